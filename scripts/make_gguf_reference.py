@@ -20,12 +20,13 @@ from safetensors.numpy import save_file
 OUT = Path(__file__).resolve().parent.parent / "tests" / "data" / "gguf"
 TYPES = gguf.GGMLQuantizationType
 HALVES = {"Q4_0": [0], "Q5_0": [0], "Q8_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}  # where a block has an f16
+LATER = {"Q5_K": [0, 2]}  # with random numbers of their own: the others stay as they are
 V, N, C, H = 257, 16, 32, 2
 
 
-def blocks(rng):
+def random_blocks(formats, rng):
     out = {}
-    for name, halves in HALVES.items():
+    for name, halves in formats.items():
         kind = TYPES[name]
         count, size = 6, gguf.GGML_QUANT_SIZES[kind][1]
         raw = rng.integers(0, 256, (count, size), dtype=np.uint8)
@@ -33,6 +34,11 @@ def blocks(rng):
             raw[:, at : at + 2] = (rng.standard_normal((count, 1)) * 0.01).astype(np.float16).view(np.uint8)
         out[f"{name}.blocks"] = raw.reshape(-1)
         out[f"{name}.values"] = dequantize(raw, kind).astype(np.float32).reshape(-1)
+    return out
+
+
+def blocks(rng):
+    out = random_blocks(HALVES, rng) | random_blocks(LATER, np.random.default_rng(18))
     x = (rng.standard_normal(64 * 32) * np.exp(rng.standard_normal(64 * 32))).astype(np.float32)
     x[:32], x[32:40] = 0, 1e-9
     # Ties between two codes: the largest of a block is 127 codes.

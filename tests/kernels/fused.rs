@@ -4,7 +4,7 @@ use crate::common::{Result, cases, some_padding};
 use crate::{packed_views, random, relative_error, same_on_any_number_of_threads};
 use candle_core::{DType, Device, Tensor};
 use candle_fused::Implementation::{self, Eager, Fused};
-use candle_fused::attention::{CausalBias, Mask, Sdpa};
+use candle_fused::attention::{CausalBias, FEW_QUERIES, Mask, Sdpa};
 use proptest::prelude::*;
 
 /// q, k and v as views of one packed projection, as `c_attn` returns them, and a padding mask.
@@ -303,6 +303,27 @@ impl Head for Tensor {
 fn the_result_does_not_depend_on_the_number_of_threads() -> Result {
     let case = Case::random((2, 3, 20), (130, 150), 1.0, 11)?;
     same_on_any_number_of_threads(|| Ok(case.run(Fused)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?))
+}
+
+#[test]
+fn a_few_queries_have_the_bits_of_a_call_of_their_own() -> Result {
+    let (t, s) = (FEW_QUERIES, 600);
+    let case = Case::random((2, 3, 20), (t, s), 1.0, 11)?;
+    let all = case.run(Fused)?;
+    for i in 0..t {
+        let keys = s - t + i + 1;
+        let alone = Case {
+            q: case.q.narrow(2, i, 1)?,
+            k: case.k.narrow(2, 0, keys)?,
+            v: case.v.narrow(2, 0, keys)?,
+            padding: None,
+            scale: case.scale,
+        };
+        let alone = alone.run(Fused)?;
+        let flat = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
+        assert_eq!(flat(&alone)?, flat(&all.narrow(1, i, 1)?)?, "query {i}");
+    }
+    Ok(())
 }
 
 #[test]

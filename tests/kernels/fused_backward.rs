@@ -6,7 +6,7 @@ use crate::{packed_views, random, relative_error as error, same_on_any_number_of
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Dropout;
 use candle_fused::Implementation::{self, Eager, Fused};
-use candle_fused::attention::{Mask, Sdpa};
+use candle_fused::attention::{Mask, Sdpa, Window};
 use proptest::prelude::*;
 
 /// q, k and v as views of one packed variable, as `c_attn` returns them, and the weights of the sum over the
@@ -135,6 +135,33 @@ fn nan_stays_in_its_row_of_the_batch() -> Result {
     let gradient = case.gradient(DType::F32, Fused)?;
     assert!(gradient[..half].iter().all(|x| x.is_finite()), "NaN reached another row of the batch");
     assert!(gradient[half..].iter().any(|x| x.is_nan()), "NaN was hidden");
+    Ok(())
+}
+
+/// A query that is NaN leaves the gradients of other queries as they are, whatever of its row a tile keeps in memory.
+#[test]
+fn a_query_of_nan_leaves_other_queries_alone() -> Result {
+    let (t, bad) = (300, 200);
+    let q = random(1, "q", 1., (1, 1, t, 8))?;
+    let (k, v) = (random(1, "k", 1., (1, 1, t, 8))?, random(1, "v", 1., (1, 1, t, 8))?);
+    for window in [Window::CAUSAL, Window::sliding(5), Window { left: Some(3), right: Some(30) }] {
+        let attention = Sdpa { window, softcap: Some(2.0), ..Sdpa::default() };
+        let gradient = |q: &Tensor| -> Result<Vec<f32>> {
+            let q = Var::from_tensor(q)?;
+            let gradients = attention.forward(&q, &k, &v, Mask::default())?.sqr()?.sum_all()?.backward()?;
+            Ok(gradients.get(&q).ok_or("no gradient")?.flatten_all()?.to_vec1()?)
+        };
+        let mut numbers: Vec<f32> = q.flatten_all()?.to_vec1()?;
+        numbers[bad * 8..(bad + 1) * 8].fill(f32::NAN);
+        let got = gradient(&Tensor::from_vec(numbers, q.shape(), &Device::Cpu)?)?;
+        for (n, (got, expected)) in got.iter().zip(gradient(&q)?).enumerate() {
+            if n / 8 == bad {
+                assert!(got.is_nan(), "{window:?}");
+            } else {
+                assert!((got - expected).abs() < 1e-6, "{window:?}, query {}: {got}", n / 8);
+            }
+        }
+    }
     Ok(())
 }
 

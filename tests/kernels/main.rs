@@ -1,16 +1,24 @@
 //! The fused kernels against the eager operations, which define them.
 
+mod caches;
 mod codes;
 #[path = "../common/mod.rs"]
 mod common;
+mod dropped;
+mod explained;
 mod extras;
 mod features;
 mod fused;
 mod fused_backward;
+mod inputs;
+mod layers;
+mod masks;
 mod merging;
+mod paged;
 mod ranges;
 mod signatures;
 mod sinks;
+mod steps;
 mod weights;
 
 use candle_core::{DType, Device, Shape, Tensor};

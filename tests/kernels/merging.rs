@@ -64,9 +64,11 @@ fn parts_that_do_not_fit_are_refused() -> Result {
         Tensor::zeros((1, 2, 3), DType::F32, &Device::Cpu)?,
     );
     let turned = lse.transpose(1, 2)?;
+    let narrow = context.narrow(3, 0, 3)?;
     for (parts, says) in [
         (&[][..], "no part"),
         (&[(&context, &lse), (&context, &turned)], "[1, 3, 2]"),
+        (&[(&context, &lse), (&narrow, &lse)], "got [1, 3, 2, 3] in f32"),
         (&[(&context, &lse), (&context.to_dtype(DType::F16)?, &lse)], "f16"),
     ] {
         let message = merge(parts).err().ok_or(says)?.to_string();

@@ -124,6 +124,21 @@ fn a_shared_prefix_and_documents_follow_the_definition() -> Result {
     same_on_any_number_of_threads(|| Ok(documents().run(DType::F32, Fused, true)?.concat()))
 }
 
+/// Ranges at both ends of the keys, and a single key.
+#[test]
+fn ranges_far_apart_and_of_one_key_follow_the_definition() -> Result {
+    for (t, s, lists) in [
+        (30, 500, vec![vec![vec![0..10, 450..460]; 30]]),
+        (3, 500, vec![vec![vec![0..10, 450..460]; 3]]),
+        (3, 1, vec![vec![vec![0..1], vec![], vec![0..1]]]),
+        (9, 1, vec![(0..9).map(|i| if i % 3 == 1 { vec![] } else { vec![0..1] }).collect()]),
+    ] {
+        let case = Case { sizes: (1, 1, 2, 8), t, s, window: Window::ALL, lists, added: false, seed: 1 };
+        case.check()?;
+    }
+    Ok(())
+}
+
 /// Keys that nobody sees may be NaN, whether their whole block is skipped or they share it with others.
 #[test]
 fn keys_that_nobody_sees_are_hidden_whatever_they_are() -> Result {
@@ -146,7 +161,8 @@ fn ranges_that_do_not_fit_are_refused() -> Result {
     let q = random(1, "q", 1., (2, 2, 3, 8))?;
     let lists =
         |rows: usize, queries: usize, end: usize| KeyRanges::new(&vec![vec![vec![0..end]; queries]; rows]);
-    for ranges in [lists(3, 3, 2)?, lists(1, 2, 2)?, lists(2, 3, 4)?] {
+    let one_too_long = KeyRanges::new(&[vec![vec![0..1], vec![0..2, 3..4], vec![1..2]]])?;
+    for ranges in [lists(3, 3, 2)?, lists(1, 2, 2)?, lists(2, 3, 4)?, one_too_long] {
         let mask = Mask { ranges: Some(&ranges), ..Mask::default() };
         let message = Sdpa::default().forward(&q, &q, &q, mask).expect_err("they do not fit").to_string();
         assert!(message.contains("3 queries in 2 rows or 1, up to key 3"), "{message}");

@@ -113,6 +113,22 @@ fn an_offset_counts_from_the_first_key() -> Result {
     Ok(())
 }
 
+/// A bias or a soft cap of 0 is none.
+#[test]
+fn zero_is_no_bias_and_no_cap() -> Result {
+    let [q, k, v] = qkv(1, (4, 20), (2, 2), 8)?;
+    for mask in [AttnMask::None, AttnMask::causal_with_offset(16), AttnMask::Mask(numbers(&[4, 20], "m")?)] {
+        let run = |max_bias, softcap| {
+            cpu_flash::flash_attn::<f32>(&q, &k, &v, 0.3, mask.clone(), max_bias, softcap)
+        };
+        let plain = run(None, None)?;
+        for (max_bias, softcap) in [(Some(0.0), None), (None, Some(0.0)), (Some(0.0), Some(0.0))] {
+            assert!(same(&run(max_bias, softcap)?, &plain)?, "{max_bias:?}, {softcap:?}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn packed_sequences_give_what_candle_nn_gives() -> Result {
     let (of_q, of_k) = (vec![5u32, 0, 17, 1, 40], vec![9u32, 3, 17, 6, 40]);
@@ -273,6 +289,16 @@ fn queries_without_keys_and_sequences_without_queries_have_their_place() -> Resu
 }
 
 #[test]
+fn no_sequence_is_refused() -> Result {
+    assert_eq!(Lengths::from_starts(&[0], &[0])?, Lengths::of_both(&[]));
+    let none = Tensor::zeros((0, 3, 8), DType::F32, &Device::Cpu)?;
+    let message = Sdpa::default().forward_varlen(&none, &none, &none, &Lengths::of_both(&[]));
+    let message = message.err().ok_or("no sequence")?.to_string();
+    assert!(message.contains("no sequence"), "{message}");
+    Ok(())
+}
+
+#[test]
 fn what_cannot_be_honored_is_refused() -> Result {
     let [q, k, v] = qkv(1, (1, 5), (3, 3), 8)?;
     let [_, k2, v2] = qkv(1, (1, 5), (2, 2), 8)?;
@@ -302,6 +328,7 @@ fn what_cannot_be_honored_is_refused() -> Result {
             "between 1e-30 and 1e30",
         ),
         (attn(&q, AttnMask::causal()), "hides 4 of 5 keys"),
+        (attn(&q, AttnMask::causal()), "pass 4 to see all"),
         (attn(&q, AttnMask::Mask(numbers(&[2, 5], "m")?)), "[1 or 1, 3 or 1, 1, 5]"),
         (attn(&q.to_dtype(DType::F64)?, AttnMask::None), "q is F64"),
         (
@@ -313,6 +340,11 @@ fn what_cannot_be_honored_is_refused() -> Result {
         (starts(&[0, 1], &[0, 4], 5), "1 queries and 4 keys in all"),
         (starts(&[0, 1], &[0, 2, 5], 5), "lengths of 1 sequences of queries and of 2"),
         (starts(&[1, 0], &[0, 5], 5), "begin with 0"),
+        (starts(&[1, 2], &[0, 5], 5), "begin with 0"),
+        (starts(&[0, 1, 0], &[0, 5, 5], 5), "never fall"),
+        (starts(&[0, 1, 1], &[0, 6, 5], 5), "never fall"),
+        (starts(&[0, 1, 1], &[0, 1, 5], 3), "a sequence of 4 keys, but max_seqlen is 3"),
+        (starts(&[0], &[0], 0), "0 queries and 0 keys in all"),
         (starts(&[], &[], 5), "begin with 0"),
         (flash::flash_attn(&q.narrow(2, 0, 0)?, &k, &v, 0.3, true), "no query"),
     ] {

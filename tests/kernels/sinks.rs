@@ -5,7 +5,7 @@ use crate::extras::{finite, flat, some_case};
 use crate::{random, relative_error};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Implementation::{Eager, Fused};
-use candle_fused::attention::{Chosen, Mask, Sdpa, Wanted, Window};
+use candle_fused::attention::{Chosen, Mask, Sdpa, Wanted, Window, quantize_rows, widen_rows};
 
 /// A sink takes its share of each row: weights, kernel and summaries agree with the definition from a sink that hardly counts to one
 /// that takes almost all, and a query that sees no key gives zeros.
@@ -129,6 +129,49 @@ fn queries_without_keys_see_the_sinks_alone() -> Result {
         assert_eq!(flat(&lse)?, [0.5, 0.5, 0.5, -2., -2., -2.], "{implementation:?}, S {s}");
         let gradients = lse.sum_all()?.backward()?;
         assert_eq!(flat(gradients.get(&sinks).ok_or("no gradient")?)?, [3., 3.]);
+    }
+    Ok(())
+}
+
+/// Keys and values in 8 bits and in halves are widened when sinks are learned.
+#[test]
+fn narrow_keys_have_gradients_of_sinks() -> Result {
+    let [q, k, _] = some_case().qkv()?;
+    let sinks = Var::new(&[0.5f32, -2., 1., 0.], &Device::Cpu)?;
+    let [codes, halves] = [quantize_rows(&k)?, k.to_dtype(DType::BF16)?];
+    for (narrow, wide) in [(&codes, widen_rows(&codes)?), (&halves, halves.to_dtype(DType::F32)?)] {
+        let gradient = |q: &Tensor, k: &Tensor, implementation| -> Result<Vec<f64>> {
+            let attention =
+                Sdpa { sinks: Some(sinks.as_tensor().clone()), implementation, ..Sdpa::default() };
+            let gradients = attention.forward(q, k, k, Mask::default())?.sqr()?.sum_all()?.backward()?;
+            flat(gradients.get(&sinks).ok_or("no gradient")?)
+        };
+        let expected = gradient(&q.to_dtype(DType::F64)?, &wide.to_dtype(DType::F64)?, Eager)?;
+        assert!(relative_error(&gradient(&q, narrow, Fused)?, &expected) < 1e-5);
+    }
+    Ok(())
+}
+
+/// One key with the score 3/4 beside a sink z has the weight `w = 1 / (1 + exp(z - 3/4))`, whose slope in z is `-w·(1 - w)`.
+#[test]
+fn weights_have_gradients_of_sinks() -> Result {
+    let (q, k) = (Tensor::new(&[[[[1.5f32]]]], &Device::Cpu)?, Tensor::new(&[[[[0.5f32]]]], &Device::Cpu)?);
+    for (implementation, z) in [(Fused, -1f32), (Fused, 2.), (Eager, 2.)] {
+        let sinks = Var::new(&[z], &Device::Cpu)?;
+        let attention = Sdpa {
+            scale: Some(1.),
+            sinks: Some(sinks.as_tensor().clone()),
+            implementation,
+            ..Sdpa::default()
+        };
+        let w = 1. / (1. + (f64::from(z) - 0.75).exp());
+        let (_, beside) = attention.forward_with_weights(&q, &k, &k, Mask::default())?;
+        for weights in [beside, attention.weights(&q, &k, Mask::default(), &Chosen::default())?] {
+            assert!((flat(&weights)?[0] - w).abs() < 1e-6);
+            let gradients = weights.sum_all()?.backward()?;
+            let slope = flat(gradients.get(&sinks).ok_or("no gradient")?)?[0];
+            assert!((slope + w * (1. - w)).abs() < 1e-6, "{implementation:?}, {z}: {slope}");
+        }
     }
     Ok(())
 }

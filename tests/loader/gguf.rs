@@ -5,9 +5,10 @@ use crate::common::{Result, assert_close, data};
 use crate::folder::{assert_says, read};
 use crate::models::load;
 use candle_core::{DType, Device, Tensor};
-use gpt2_loader::{Checkpoint, GgufType, LoadError, SaveOptions, Source, Tokenizer, save_gguf};
+use gpt2_loader::{Checkpoint, Encoding, GgufType, LoadError, SaveOptions, Source, Tokenizer, save_gguf};
 use gpt2_model::linear::BlockFormat;
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
+use safetensors::Dtype;
 use std::path::{Path, PathBuf};
 
 /// What 8 bits for the activations of each layer cost in the logits of the demo model: 0.030, measured.
@@ -23,7 +24,7 @@ fn case(name: &str) -> Result<Checkpoint> {
 }
 
 /// [`save_gguf`] in silence.
-fn save_quietly(
+pub(super) fn save_quietly(
     path: &Path,
     checkpoint: &Checkpoint,
     tokenizer: &Tokenizer,
@@ -54,6 +55,24 @@ fn blocks_hold_the_numbers_that_gguf_reads_from_them() -> Result {
         }
     }
     Ok(())
+}
+
+/// By ggml's layouts: each block of 32 has a scale of two bytes, one of 256 has scales of 12 + 4 or 16 + 2 bytes.
+#[test]
+fn the_bits_of_a_number_count_its_part_of_the_scales() {
+    for (format, bits) in [
+        (BlockFormat::Q4_0, 4.5),
+        (BlockFormat::Q5_0, 5.5),
+        (BlockFormat::Q8_0, 8.5),
+        (BlockFormat::Q4K, 4.5),
+        (BlockFormat::Q5K, 5.5),
+        (BlockFormat::Q6K, 6.5625),
+    ] {
+        assert!((Encoding::Blocks(format).bits() - bits).abs() < 1e-12, "{format:?}");
+    }
+    for (dtype, bits) in [(Dtype::U8, 8.0), (Dtype::BF16, 16.0), (Dtype::F32, 32.0)] {
+        assert!((Encoding::Plain(dtype).bits() - bits).abs() < 1e-12, "{dtype:?}");
+    }
 }
 
 #[test]
@@ -249,6 +268,8 @@ fn the_built_in_tokenizer_is_written_as_lists() -> Result {
     let config = Config { n_layer: 1, n_embd: 32, n_head: 2, n_positions: 8, ..Config::gpt2() };
     let model = Gpt2LMHeadModel::load(init::seeded(3, DType::F32, &Device::Cpu), &config)?;
     let folder = saved(&model, SaveOptions::default())?;
+    // The table has 6.4 MB, more than is read at a time.
+    assert!(parameter_bits(&folder.load()?)? == parameter_bits(&model)?, "other numbers");
     let (checkpoint, path) = (folder.open()?, folder.file("small.gguf"));
     save_quietly(&path, &checkpoint, &Tokenizer::gpt2(), GgufType::Q8_0)?;
     let tokenizer = Tokenizer::open(&Source::Gguf(path).open()?, 50257)?;

@@ -150,6 +150,22 @@ fn a_failed_pass_leaves_no_encoder_behind() -> Result {
     let after = model.forward(&next, ForwardArgs { cache: Some(&mut cache), ..Default::default() })?.logits;
     let alone = model.forward(&ids.narrow(1, 0, 5)?, ForwardArgs::default())?.logits;
     assert_close("after a failure", &after, &alone.narrow(1, 4, 1)?, TOLERANCE);
+    // A cache that held one in the text before.
+    cache.clear();
+    let whole =
+        ForwardArgs { cache: Some(&mut cache), encoder: Some(encoder(&expected)), ..Default::default() };
+    model.forward(ids, whole)?;
+    cache.clear();
+    let args = ForwardArgs {
+        cache: Some(&mut cache),
+        encoder: Some(encoder(&expected)),
+        cross_weights: &beyond,
+        ..Default::default()
+    };
+    assert!(model.forward(&next, args).is_err(), "head 7 of 3");
+    let after = model.forward(&next, ForwardArgs { cache: Some(&mut cache), ..Default::default() })?.logits;
+    let alone = model.forward(&next, ForwardArgs::default())?.logits;
+    assert_close("after another failure", &after, &alone, TOLERANCE);
     Ok(())
 }
 
@@ -329,7 +345,7 @@ fn keys_of_another_number_of_heads_than_values_are_refused_by_a_cache() -> Resul
         if heads > 1 {
             let message = message.expect_err("5 and 1 also make 6").to_string();
             assert!(
-                message.contains("one shape with 3 heads") && message.contains("[1, 5, 2, 4]"),
+                message.contains("one shape [1, 3, T, 4]") && message.contains("[1, 5, 2, 4]"),
                 "{message}"
             );
             assert!(cache.is_empty());

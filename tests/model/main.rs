@@ -12,9 +12,13 @@ mod generate;
 mod gpt_bigcode;
 mod gradients;
 mod hooks;
+mod inputs;
+mod loading;
 mod lora;
 #[path = "../common/models.rs"]
 mod models;
 mod parity;
 mod quantized;
 mod rows;
+mod search;
+mod surprises;

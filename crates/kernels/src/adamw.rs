@@ -53,8 +53,7 @@ impl AdamWStep {
                 )
             }
         }
-        let all = [parameter.as_tensor(), m, v];
-        if cpu_f32(&all) && all.iter().all(|t| t.is_contiguous()) {
+        if cpu_f32(&[parameter, m, v]) {
             let gradient = gradient.contiguous()?;
             m.inplace_op2(&gradient, &Moment { step: *self, second: false })?;
             v.inplace_op2(&gradient, &Moment { step: *self, second: true })?;

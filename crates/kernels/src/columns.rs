@@ -70,6 +70,15 @@ mod tests {
     }
 
     #[test]
+    fn without_rows_the_sums_are_zeros_and_without_columns_there_are_none() -> Result<()> {
+        for (rows, width) in [(0, 5), (3, 0)] {
+            let sums = column_sums(&Tensor::zeros((rows, width), DType::F32, &Device::Cpu)?)?;
+            assert_eq!(sums.to_vec1::<f32>()?, vec![0.0; width]);
+        }
+        Ok(())
+    }
+
+    #[test]
     fn halves_are_not_added_up_in_halves() -> Result<()> {
         for dtype in [DType::F16, DType::BF16] {
             let sums = column_sums(&Tensor::ones((4096, 2), dtype, &Device::Cpu)?)?;

@@ -78,7 +78,7 @@ impl Dropout {
 
     /// Multiplies rows of `columns` elements by their factors.
     fn scale(&self, out: &mut [f32], columns: usize) -> Result<()> {
-        if columns == 0 || out.is_empty() {
+        if columns == 0 {
             return Ok(());
         }
         if u32::try_from(out.len() / columns).is_err() {
@@ -203,9 +203,13 @@ mod tests {
         assert_ne!(a, mask(1, 3, (8, 103)));
         assert_ne!(a[0], a[1]);
         // Part of a row, or fewer rows, draw the same mask as within the whole tensor.
-        let mut part = vec![1.0; 50];
-        Dropout::new(0.5, 1, 2).unwrap().scale_row(3, 20, &mut part);
-        assert_eq!(part, a[3][20..70]);
+        for first in 16..24 {
+            for len in [0, 1, 2, 3, 4, 5, 50] {
+                let mut part = vec![1.0; len];
+                Dropout::new(0.5, 1, 2).unwrap().scale_row(3, first, &mut part);
+                assert_eq!(part, a[3][first..first + len], "{len} from {first} on");
+            }
+        }
         assert_eq!(mask(1, 2, (2, 103)), a[..2]);
     }
 

@@ -52,9 +52,9 @@ impl<'a> Epilogue<'a> {
     pub fn apply(self, y: Tensor) -> Result<Tensor> {
         match self {
             Self::None => Ok(y),
-            Self::Activation(activation) => activation.forward(&y),
+            Self::Activation(activation) => activation.run(&y),
             Self::Residual(residual) => residual + y,
-            Self::Gated(activation, gate) => activation.forward(gate)? * y,
+            Self::Gated(activation, gate) => activation.run(gate)? * y,
         }
     }
 }

@@ -1,16 +1,17 @@
-//! The functions of `candle-flash-attn`, but for the one on paged caches, with the same arguments, for any device and dtype,
-//! differentiable: a model written for that crate runs here with another `use`.
+//! The functions of `candle-flash-attn`, with the same arguments, for any device and dtype, differentiable: a model written for
+//! that crate runs here with another `use`.
 //!
 //! Tensors are (B, S, H, D), or (all positions, H, D) for sequences of several lengths, in and out. Heads may share keys
 //! and values. A window is unlimited where it is `None`; a causal one is aligned at the bottom right, and where there are
 //! more queries than keys, the first queries see no key and get zeros.
 //!
-//! Differences: the width of a head may be anything; `k` and `v` in another dtype are converted to that of `q`; slopes lie
-//! on any device. On the CPU the fused kernels run, on GPUs plain operations.
+//! Differences: the width of a head and the size of a page may be anything; `k` and `v` in another dtype are converted to that of
+//! `q`; slopes lie on any device. On the CPU the fused kernels run, on GPUs plain operations.
 //! [`Sdpa`] offers more: weights, summaries, dropout, padding.
 
-use crate::attention::{Lengths, Mask, Sdpa, Window};
+use crate::attention::{KeyRanges, Lengths, Mask, Pages, Sdpa, Window};
 use candle_core::{DType, Result, Tensor};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// `window_size_right` of an attention that is causal or not.
@@ -288,4 +289,84 @@ pub fn flash_attn_varlen_alibi_windowed_softcap(
     let window = Window { left: window_size_left, right: window_size_right };
     let lengths = lengths([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k])?;
     sdpa(softmax_scale, window, alibi_slopes, softcap)?.forward_varlen(q, k, v, &lengths)
+}
+
+/// Attention within each of several sequences whose keys and values lie in pages, in a window, with a soft cap (`None` or 0 is
+/// none). Row n of `block_table` lists the pages of sequence n, whose number of keys is that between `seqlens_k`. On the CPU, pages
+/// are read in place.
+///
+/// `mm_prefix_ranges` has ranges of positions, start and end, for each sequence: a query inside a range sees all keys of the range,
+/// in addition to those of its window. A range whose start is not below its end counts as none.
+///
+/// # Shapes
+/// `q` (all queries, H, D), `k` and `v` (pages, `page_block_size`, key heads, D), `seqlens_q` and `seqlens_k` u32 (sequences + 1),
+/// `block_table` u32 or i32 (sequences, most pages), `mm_prefix_ranges` i32 (sequences, most ranges, 2) -> (all queries, H, D)
+///
+/// # Errors
+/// When the shapes do not fit each other or the lengths, a page is not in the pool, or a sequence is longer than announced.
+#[allow(clippy::too_many_arguments)] // those of candle-flash-attn
+pub fn flash_attn_varlen_paged_windowed(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    seqlens_q: &Tensor,
+    seqlens_k: &Tensor,
+    block_table: &Tensor,
+    mm_prefix_ranges: Option<&Tensor>,
+    max_seqlen_q: usize,
+    max_seqlen_k: usize,
+    softmax_scale: f32,
+    window_size_left: Option<usize>,
+    window_size_right: Option<usize>,
+    page_block_size: usize,
+    softcap: Option<f32>,
+) -> Result<Tensor> {
+    let window = Window { left: window_size_left, right: window_size_right };
+    let lengths = lengths([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k])?;
+    let (queries, keys) = lengths.split();
+    if !matches!(block_table.dtype(), DType::U32 | DType::I32) {
+        candle_core::bail!("attention: a block table is u32 or i32, got {}", block_table.dtype().as_str())
+    }
+    let tables = block_table.to_dtype(DType::U32)?.to_vec2::<u32>()?;
+    if tables.len() != queries.len() || k.dims4()?.1 != page_block_size {
+        candle_core::bail!(
+            "attention: {} sequences with pages of {page_block_size} positions need a block table of as many rows and pools (pages, \
+             {page_block_size}, key heads, D), got a table {:?} and k {:?}",
+            queries.len(),
+            block_table.dims(),
+            k.dims()
+        )
+    }
+    let pages: Vec<_> = tables.iter().zip(keys).map(|(table, &len)| Pages { k, v, table, len }).collect();
+    let Some(prefixes) = mm_prefix_ranges else {
+        return sdpa(softmax_scale, window, None, softcap.unwrap_or(0.0))?
+            .forward_varlen_paged(q, queries, &pages);
+    };
+    let (of, _, ends) = prefixes.dims3()?;
+    if (of, ends, prefixes.dtype()) != (queries.len(), 2, DType::I32) {
+        candle_core::bail!(
+            "attention: mm_prefix_ranges must be i32 ({}, most ranges, 2), got {} {:?}",
+            queries.len(),
+            prefixes.dtype().as_str(),
+            prefixes.dims()
+        )
+    }
+    let prefixes = prefixes.to_vec3::<i32>()?;
+    let of_sequence = |((&t, &s), prefixes): (_, &Vec<_>)| seen_with_prefixes(window, t, s, prefixes);
+    let ranges: Vec<_> = queries.iter().zip(keys).zip(&prefixes).map(of_sequence).collect::<Result<_>>()?;
+    let all = sdpa(softmax_scale, Window::ALL, None, softcap.unwrap_or(0.0))?;
+    all.forward_varlen_paged_in(q, queries, &pages, Some(&ranges))
+}
+
+/// What each of T queries sees of S keys: by the window, and of the prefixes, start and end, that its position lies in.
+fn seen_with_prefixes(window: Window, t: usize, s: usize, prefixes: &[Vec<i32>]) -> Result<KeyRanges> {
+    let at = |position: i32| usize::try_from(position).unwrap_or(0).min(s);
+    let prefixes: Vec<Range<usize>> = prefixes.iter().map(|range| at(range[0])..at(range[1])).collect();
+    let of_query = |i: usize| {
+        // A query before the first key lies in no prefix.
+        let own =
+            |range: &&Range<usize>| (s + i).checked_sub(t).is_some_and(|position| range.contains(&position));
+        prefixes.iter().filter(own).cloned().chain([window.keys(i, t, s)]).collect()
+    };
+    KeyRanges::new(&[(0..t).map(of_query).collect()])
 }

@@ -233,10 +233,58 @@ mod tests {
     #[test]
     fn the_tests_run_on_the_instruction_set_that_the_environment_names() {
         let named = Isa::from_environment().expect("a set of this machine");
+        let name = std::env::var(ENVIRONMENT_VARIABLE).ok().filter(|name| !name.is_empty());
+        assert_eq!(named.map(Isa::as_str), name.as_deref());
         assert_eq!(Isa::current(), named.unwrap_or_else(Isa::best));
+        Isa::current().hold().expect("it is that already");
         for other in Isa::available().into_iter().filter(|isa| *isa != Isa::current()) {
             let message = other.hold().expect_err("the tests run already").to_string();
             assert!(message.contains(Isa::current().as_str()), "{message}");
+        }
+    }
+
+    /// The variable is read once for a process, so each name needs a process of its own.
+    #[test]
+    fn a_name_in_the_environment_is_obeyed_or_refused() {
+        let run = |name: &str| {
+            let test = "isa::tests::the_tests_run_on_the_instruction_set_that_the_environment_names";
+            let mut tests = std::process::Command::new(std::env::current_exe().expect("this program"));
+            let output =
+                tests.args(["--exact", test]).env(ENVIRONMENT_VARIABLE, name).output().expect("it runs");
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        for name in Isa::available().into_iter().map(Isa::as_str).chain([""]) {
+            let output = run(name);
+            assert!(output.contains("1 passed"), "{name}: {output}");
+        }
+        let missing = ALL.into_iter().filter(|isa| isa.arch().is_none()).map(Isa::as_str);
+        for name in missing.chain(["sse9"]) {
+            let output = run(name);
+            assert!(output.contains("1 failed") && output.contains("GPT2_ISA: instruction set"), "{output}");
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn products_of_bytes_use_what_the_set_has() {
+        let has = |isa: Isa| isa.arch().is_some();
+        let avx2 = if has(Isa::Avx2) { ByteProducts::Avx2 } else { ByteProducts::Portable };
+        let vnni = if has(Isa::AvxVnni) { ByteProducts::AvxVnni } else { ByteProducts::Portable };
+        for (isa, expected) in [
+            (Isa::Portable, ByteProducts::Portable),
+            (Isa::Neon, ByteProducts::Portable),
+            (Isa::Avx2, avx2),
+            (Isa::AvxVnni, vnni),
+        ] {
+            assert_eq!(isa.byte_products(), expected, "{isa:?}");
+        }
+        for isa in [Isa::Avx512, Isa::Amx] {
+            #[cfg(feature = "x86-v4")]
+            if has(isa) && is_x86_feature_detected!("avx512vnni") {
+                assert_eq!(isa.byte_products(), ByteProducts::Avx512Vnni, "{isa:?}");
+                continue;
+            }
+            assert_eq!(isa.byte_products(), avx2, "{isa:?}");
         }
     }
 

@@ -262,6 +262,8 @@ mod tests {
             }
         }
         assert!(Size::of(layout(isize::MAX as usize - 63)).is_none());
+        let aligned = |align| Size::of(Layout::from_size_align(1 << 17, align).unwrap());
+        assert!(aligned(64).is_some() && aligned(128).is_none());
     }
 
     /// Random requests, each block filled with a number of its own that must still be there when it is freed.

@@ -19,13 +19,18 @@ pub(crate) fn wide(x: &Tensor) -> Result<Tensor> {
     x.to_dtype(DType::F64)
 }
 
-/// The largest difference, relative to the largest expected value, which is f64.
+/// The largest difference, relative to the largest expected value, which is f64; NaN if there is a NaN.
 pub(crate) fn error(got: &Tensor, expected: &Tensor) -> Result<f64> {
     assert_eq!(got.dims(), expected.dims());
     if expected.elem_count() == 0 {
         return Ok(0.0);
     }
-    let difference = (wide(got)? - expected)?.abs()?.max_all()?.to_scalar::<f64>()?;
+    let difference = (wide(got)? - expected)?.abs()?;
+    // `max_all` ignores NaN; a sum does not.
+    if difference.sum_all()?.to_scalar::<f64>()?.is_nan() {
+        return Ok(f64::NAN);
+    }
+    let difference = difference.max_all()?.to_scalar::<f64>()?;
     Ok(difference / expected.abs()?.max_all()?.to_scalar::<f64>()?.max(1e-30))
 }
 

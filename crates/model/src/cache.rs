@@ -2,44 +2,9 @@
 
 use crate::Config;
 use candle_core::{DType, Device, Result, Tensor, TensorId};
-use candle_fused::attention::{HeadLayout, SCALE_BYTES, quantize_rows, widen_rows};
-
-/// What a cache holds keys and values in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum CacheDType {
-    /// Numbers: f64, f32, f16 or bf16.
-    Plain(DType),
-    /// 8 bits a number, and one scale in f32 for each head and position (`candle_fused::attention::quantize_rows`), under a
-    /// model in f32 on the CPU. llama.cpp's type of this name has a scale in f16 for each 32 numbers.
-    Q8_0,
-}
-
-impl From<DType> for CacheDType {
-    fn from(dtype: DType) -> Self {
-        Self::Plain(dtype)
-    }
-}
-
-impl CacheDType {
-    /// The name in lower case.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Plain(dtype) => dtype.as_str(),
-            Self::Q8_0 => "q8_0",
-        }
-    }
-
-    /// The bytes of a key or a value of D numbers.
-    #[must_use]
-    pub fn bytes_of(self, d: usize) -> usize {
-        match self {
-            Self::Plain(dtype) => d * dtype.size_in_bytes(),
-            Self::Q8_0 => d + SCALE_BYTES,
-        }
-    }
-}
+use candle_fused::attention::{HeadLayout, widen_rows};
+pub use candle_fused::cache::CacheDType;
+use candle_fused::cache::RowCache;
 
 /// Keys and values of all layers for up to `capacity` positions.
 ///
@@ -58,8 +23,8 @@ pub struct KvCache {
 /// The cache of one layer, for a [`CausalSelfAttention`](crate::CausalSelfAttention) on its own.
 #[derive(Debug)]
 pub struct LayerCache {
-    kv: Tensor, // (B, 2·key heads, capacity, D): keys, then values; (.., D + 4) in u8 if they are quantized
-    len: usize,
+    /// (B, 2·key heads, S, D): keys, then values
+    kv: RowCache,
     encoder: Option<EncoderKeys>,
 }
 
@@ -142,12 +107,8 @@ impl KvCache {
     /// When a row does not exist, or the device cannot allocate the copy.
     pub fn with_rows(&self, rows: &[u32]) -> Result<Self> {
         let copy = |layer: &LayerCache| {
-            let batch = layer.kv.dim(0)?;
-            if let Some(row) = rows.iter().find(|&&row| row as usize >= batch) {
-                candle_core::bail!("KvCache: row {row} does not exist; the cache has rows 0 to {}", batch - 1)
-            }
-            let kv = layer.kv.index_select(&Tensor::new(rows, layer.kv.device())?, 0)?;
-            Ok(LayerCache { kv, len: layer.len, encoder: None })
+            let kv = layer.kv.with_texts(rows).map_err(|e| e.context("KvCache: rows of the copy"))?;
+            Result::Ok(LayerCache { kv, encoder: None })
         };
         let layers = self.layers.iter().map(copy).collect::<Result<_>>()?;
         Ok(Self { layers, capacity: self.capacity, len: self.len, has_encoder: false })
@@ -159,14 +120,21 @@ impl KvCache {
         if !self.has_encoder {
             self.layers.iter_mut().for_each(|layer| layer.encoder = None);
         }
-        let held = self.layers.first().map_or(batch, |l| l.kv.dims()[0]);
+        let held = self.layers.first().map_or(batch, |layer| layer.kv.batch());
         if held != batch || self.layers.len() != n_layer {
             candle_core::bail!(
                 "KvCache: made for a batch of {held} and {} layers, got a batch of {batch} and {n_layer} layers",
                 self.layers.len()
             )
         }
-        check_fits(self.len, t, self.capacity)
+        if self.len + t > self.capacity {
+            candle_core::bail!(
+                "KvCache: {} positions are held and {t} more do not fit the capacity of {}; start a new cache or shorten the text",
+                self.len,
+                self.capacity
+            )
+        }
+        Ok(())
     }
 
     pub(crate) fn advance(&mut self, t: usize) {
@@ -207,30 +175,20 @@ impl LayerCache {
         dtype: impl Into<CacheDType>,
         device: &Device,
     ) -> Result<Self> {
-        let (dtype, width) = match dtype.into() {
-            CacheDType::Plain(dtype @ (DType::F64 | DType::F32 | DType::F16 | DType::BF16)) => {
-                (dtype, heads.dim)
-            }
-            CacheDType::Q8_0 if device.is_cpu() => (DType::U8, CacheDType::Q8_0.bytes_of(heads.dim)),
-            CacheDType::Q8_0 => candle_core::bail!("KvCache: q8_0 is for the CPU; on a GPU, use f16 or bf16"),
-            CacheDType::Plain(dtype) => {
-                candle_core::bail!("KvCache: expected f32, f16, bf16, f64 or q8_0, got {}", dtype.as_str())
-            }
-        };
-        let shape = (batch, 2 * heads.key_heads, capacity, width);
-        Ok(Self { kv: Tensor::zeros(shape, dtype, device)?, len: 0, encoder: None })
+        let kv = RowCache::new([batch, 2 * heads.key_heads, capacity, heads.dim], dtype, device)?;
+        Ok(Self { kv, encoder: None })
     }
 
     /// S, the number of positions held.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.len
+        self.kv.len()
     }
 
     /// Whether the cache is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.kv.is_empty()
     }
 
     /// Forgets everything but keeps the memory.
@@ -238,23 +196,8 @@ impl LayerCache {
         self.truncate(0);
     }
 
-    /// `x` (.., D) as the cache holds it: contiguous, without a gradient.
-    fn stored(&self, x: &Tensor) -> Result<Tensor> {
-        let x = x.detach();
-        if self.kv.dtype() != DType::U8 {
-            return x.to_dtype(self.kv.dtype())?.contiguous();
-        }
-        if x.dtype() != DType::F32 {
-            candle_core::bail!(
-                "KvCache: q8_0 is for a model in f32, got keys and values in {}",
-                x.dtype().as_str()
-            )
-        }
-        quantize_rows(&x).map_err(|e| e.context("KvCache in q8_0"))
-    }
-
     fn truncate(&mut self, len: usize) {
-        self.len = len;
+        self.kv.truncate(len);
         if len == 0 {
             self.encoder = None;
         }
@@ -292,7 +235,8 @@ impl LayerCache {
             return Ok((k.clone(), v.clone()));
         }
         let (k, v) = make()?;
-        let (k, v) = (self.stored(&k)?, self.stored(&v)?);
+        let held = self.kv.dtype();
+        let (k, v) = (held.rows(&k)?, held.rows(&v)?);
         let encoder = EncoderKeys { hidden_states: hidden_states.id(), k: k.clone(), v: v.clone() };
         self.encoder = Some(encoder);
         Ok((k, v))
@@ -306,10 +250,13 @@ impl LayerCache {
     /// # Errors
     /// When there is no room for T more, a shape does not fit, or a number to quantize is not finite.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
-        let heads = self.kv.dim(1)? / 2;
-        if k.dims() != v.dims() || k.dim(1)? != heads {
+        let heads = self.kv.heads() / 2;
+        let (b, _, _, d) = k.dims4()?;
+        if k.dims() != v.dims() || k.dim(1)? != heads || b != self.kv.batch() || d != self.kv.width() {
             candle_core::bail!(
-                "LayerCache: k and v must be of one shape with {heads} heads, got {:?} and {:?}",
+                "LayerCache: k and v must be of one shape [{}, {heads}, T, {}], got {:?} and {:?}",
+                self.kv.batch(),
+                self.kv.width(),
                 k.dims(),
                 v.dims()
             )
@@ -319,24 +266,8 @@ impl LayerCache {
 
     /// Like [`append`](Self::append), for keys and values in one: `kv` (B, 2·key heads, T, D) -> k, v: views
     pub(crate) fn append_packed(&mut self, kv: &Tensor) -> Result<(Tensor, Tensor)> {
-        let (capacity, t) = (self.kv.dim(2)?, kv.dim(2)?);
-        check_fits(self.len, t, capacity)?;
-        let kv = self.stored(kv)?;
-        self.kv.slice_set(&kv, 2, self.len)?;
-        self.len += t;
-        split_kv(&self.kv.narrow(2, 0, self.len)?) // of (B, 2·key heads, S, D)
+        split_kv(&self.kv.append(kv)?) // of (B, 2·key heads, S, D)
     }
-}
-
-/// Fails if the cache would grow beyond its capacity.
-fn check_fits(held: usize, more: usize, capacity: usize) -> Result<()> {
-    if held + more > capacity {
-        candle_core::bail!(
-            "KvCache: {held} positions are held and {more} more do not fit the capacity of {capacity}; \
-             start a new cache or shorten the text"
-        )
-    }
-    Ok(())
 }
 
 /// The numbers that a cache holds in `x`, in a model's dtype: (.., D)

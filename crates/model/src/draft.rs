@@ -81,7 +81,7 @@ impl Draft for ModelDraft {
         self.read.truncate(held.min(text.len().saturating_sub(1)));
         self.cache.truncate(self.read.len());
         let mut guess = text.to_vec();
-        while guess.len() < text.len() + count && guess.len() <= self.cache.capacity() {
+        while guess.len() - text.len() < count && guess.len() <= self.cache.capacity() {
             let input = Tensor::new(&guess[self.read.len()..], self.model.transformer.wte.device())?;
             let args = ForwardArgs {
                 cache: Some(&mut self.cache),
@@ -106,4 +106,67 @@ pub struct Drafted {
     pub proposed: usize,
     /// Those of them that became part of the text.
     pub accepted: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, Generation, Sampling, init};
+    use candle_core::Device;
+
+    #[test]
+    fn a_lookup_goes_on_as_after_the_latest_of_the_longest_matches() -> Result<()> {
+        let sampler = Sampler::new(Sampling::greedy(), 1);
+        for (longest, text, count, expected) in [
+            (3, &[1, 2, 3, 9, 8, 1, 2, 3][..], 5, &[9, 8, 1, 2, 3][..]),
+            (3, &[1, 2, 3, 9, 8, 1, 2, 3], 2, &[9, 8]),
+            // The longest match comes before a later, shorter one.
+            (3, &[1, 2, 3, 9, 2, 3, 8, 1, 2, 3], 1, &[9]),
+            (2, &[1, 2, 3, 9, 2, 3, 8, 1, 2, 3], 1, &[8]),
+            (1, &[4, 3, 9, 3, 8, 3], 1, &[8]),
+            // No two last tokens occurred before, but the last one did.
+            (3, &[5, 7, 6, 7], 3, &[6, 7]),
+            // A match may reach into the last tokens themselves.
+            (3, &[7, 7], 3, &[7]),
+            (3, &[1, 2, 3], 3, &[]),
+            (3, &[1], 3, &[]),
+            (3, &[], 3, &[]),
+            (0, &[7, 7], 3, &[]),
+        ] {
+            let found = LookupDraft { longest }.propose(text, count, &sampler)?;
+            assert_eq!(found, expected, "{longest} of {text:?}");
+        }
+        assert_eq!(LookupDraft::default().longest, 3);
+        Ok(())
+    }
+
+    #[test]
+    fn a_model_guesses_what_it_would_generate_up_to_its_last_position() -> Result<()> {
+        let config = Config {
+            vocab_size: 37,
+            n_positions: 12,
+            n_embd: 16,
+            n_layer: 2,
+            n_head: 2,
+            initializer_range: 0.3,
+            ..Config::gpt2()
+        };
+        let model = Gpt2LMHeadModel::load(init::seeded(7, DType::F32, &Device::Cpu), &config)?;
+        let prompt = vec![3, 1, 4];
+        let mut generation = Generation::new(&model, std::slice::from_ref(&prompt), Sampling::greedy(), 10)?;
+        generation.by_ref().try_for_each(|step| step.map(drop))?;
+        let text = generation.texts()[0].clone(); // 13 tokens, of which the model reads 12
+        let mut draft = ModelDraft::new(model.clone())?;
+        let sampler = Sampler::new(Sampling::greedy(), 3);
+        // The same text twice, a shorter one, and texts that end where the positions do.
+        for (length, count, guesses) in
+            [(5, 3, 3), (5, 3, 3), (9, 2, 2), (3, 4, 4), (11, 3, 2), (12, 3, 1), (13, 3, 0), (4, 1, 1)]
+        {
+            let guess = draft.propose(&text[..length], count, &sampler)?;
+            assert_eq!(guess, text[length..length + guesses], "{count} after {length}");
+        }
+        assert_eq!(draft.propose(&[9, 9, 9, 9], 2, &sampler)?.len(), 2, "another text");
+        assert_eq!(draft.propose(&text[..5], 3, &sampler)?, text[5..8]);
+        Ok(())
+    }
 }

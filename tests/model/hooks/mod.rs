@@ -4,10 +4,13 @@ pub(crate) mod interventions;
 mod reference;
 
 use crate::common::{Result, assert_close, max_abs, some_ids};
+use crate::inputs::batch;
 use crate::models::random_model;
 use candle_core::{DType, Device, Tensor};
-use gpt2_model::hooks::{At, Chain, Hooks, KnockOut, Point, Recorder, on};
-use gpt2_model::{Chosen, ChosenWeights, ForwardArgs, Gpt2LMHeadModel, KvCache};
+use gpt2_model::hooks::{
+    At, Chain, Head, Hooks, Intervention, Interventions, KnockOut, Point, Recorder, WeightRows, on,
+};
+use gpt2_model::{Chosen, ChosenWeights, ForwardArgs, Gpt2LMHeadModel, KvCache, Training};
 
 const LAYERS: usize = 2;
 
@@ -21,10 +24,6 @@ pub(crate) fn hooked(hooks: &dyn Hooks) -> ForwardArgs<'_> {
 
 fn bits(x: &Tensor) -> Result<Vec<u32>> {
     Ok(x.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
-}
-
-fn batch(t: usize) -> Result<Tensor> {
-    Ok(Tensor::cat(&[some_ids(t, 1)?, some_ids(t, 2)?], 0)?)
 }
 
 #[test]
@@ -150,6 +149,104 @@ fn a_value_of_another_shape_is_refused_with_the_point() -> Result {
         assert!(err.contains(&point.to_string()), "{err}");
     }
     assert_eq!(Point::Z(3).to_string(), "blocks.3.attn.hook_z");
+    let wide = on([Point::MlpOut(1)], |_, x| Ok(Some(x.to_dtype(DType::F64)?)));
+    let err = model.forward(&ids, hooked(&wide)).err().ok_or("it was taken")?.to_string();
+    assert!(err.contains("the value is F32 [1, 6, 8], but its replacement is F64 [1, 6, 8]"), "{err}");
+    Ok(())
+}
+
+/// What is computed from a value that was put back is what the fused code computes, with dropout and without.
+#[test]
+fn every_value_that_is_put_back_changes_nothing() -> Result {
+    let (model, ids) = (random_model(3, 8, 40)?, batch(12)?);
+    for training in [None, Some(Training { seed: 1, step: 2 })] {
+        let args = || ForwardArgs { training, ..Default::default() };
+        let plain = model.forward(&ids, args())?.logits;
+        for point in every_point() {
+            // Weights that are put in place of others are not dropped.
+            if training.is_some() && matches!(point, Point::Scores(_) | Point::Pattern(_)) {
+                continue;
+            }
+            let same = on([point], |_, x| Ok(Some(x.copy()?)));
+            let logits = model.forward(&ids, ForwardArgs { hooks: Some(&same), ..args() })?.logits;
+            assert_close(&format!("{point}, {training:?}"), &logits, &plain, 1e-5);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn twice_the_deviation_of_a_layer_norm_is_half_the_normalized_stream() -> Result {
+    let (model, ids) = (random_model(3, 8, 40)?, batch(6)?);
+    let plain = model.forward(&ids, ForwardArgs::default())?.logits;
+    let scaled = |point, factor: f64| {
+        let scale = on([point], move |_, x| Ok(Some((x * factor)?)));
+        model.forward(&ids, hooked(&scale)).map(|output| output.logits)
+    };
+    for (scale, normalized) in [
+        (Point::Ln1Scale(1), Point::Ln1Normalized(1)),
+        (Point::Ln2Scale(0), Point::Ln2Normalized(0)),
+        (Point::LnFinalScale, Point::LnFinalNormalized),
+    ] {
+        let (twice, half) = (scaled(scale, 2.0)?, scaled(normalized, 0.5)?);
+        assert_close(&scale.to_string(), &twice, &half, 1e-5);
+        assert!(crate::common::relative_error(&twice, &plain)? > 1e-3, "{scale} changes nothing");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_head_whose_result_is_0_is_ablated() -> Result {
+    let (model, ids) = (random_model(3, 8, 40)?, batch(6)?);
+    let without = on([Point::Result(1)], |_, x| {
+        let first = x.narrow(2, 0, 1)?.zeros_like()?;
+        Ok(Some(Tensor::cat(&[first, x.narrow(2, 1, 2)?], 2)?))
+    });
+    let ablated = Interventions::new([Intervention::ZeroAblate(Head { layer: 1, head: 0 })], model.config())?;
+    let expected = model.forward(&ids, hooked(&ablated))?.logits;
+    assert_close("logits", &model.forward(&ids, hooked(&without))?.logits, &expected, 1e-5);
+    let plain = model.forward(&ids, ForwardArgs::default())?.logits;
+    assert!(crate::common::relative_error(&expected, &plain)? > 1e-3, "the head does nothing");
+    Ok(())
+}
+
+#[test]
+fn a_recorder_holds_the_latest_pass() -> Result {
+    let model = random_model(2, 4, 20)?;
+    let recorder = Recorder::new([Point::ResidPre(1), Point::Z(0)]);
+    assert!(recorder.value(Point::Z(0)).expect_err("no pass").to_string().contains("blocks.0.attn.hook_z"));
+    for t in [5, 3, 6] {
+        model.forward(&some_ids(t, t)?, hooked(&recorder))?;
+        assert_eq!(recorder.value(Point::ResidPre(1))?.dims(), [1, t, 8]);
+        assert_eq!(recorder.value(Point::Z(0))?.dims(), [1, t, 2, 4]);
+    }
+    Ok(())
+}
+
+#[test]
+fn rows_of_weights_over_a_cache_are_those_of_one_pass() -> Result {
+    let (model, ids) = (random_model(3, 8, 40)?, batch(8)?);
+    let rows = WeightRows::new([1]);
+    let mut cache = KvCache::new(model.config(), 2, 8, DType::F32, &Device::Cpu)?;
+    // A text whose rows the next one replaces.
+    for (text, chunks) in [(batch(5)?, &[5][..]), (ids.clone(), &[5, 1, 2])] {
+        cache.clear();
+        let mut start = 0;
+        for &len in chunks {
+            let args = ForwardArgs { cache: Some(&mut cache), ..hooked(&rows) };
+            model.forward(&text.narrow(1, start, len)?, args)?;
+            start += len;
+        }
+    }
+    let whole = &attentions(&model, &ids)?[1]; // (B, H, T, T)
+    for (row, t) in [(0, 8), (1, 8), (1, 3), (0, 1)] {
+        let expected = whole.get(row)?.narrow(1, 8 - t, t)?.narrow(2, 8 - t, t)?;
+        assert_close(&format!("{t} of row {row}"), &rows.weights(1, row, t)?, &expected, 1e-5);
+    }
+    for (layer, t) in [(1, 0), (1, 9), (0, 8)] {
+        let error = rows.weights(layer, 0, t).expect_err("not seen").to_string();
+        assert!(error.contains(&format!("layer {layer}: {t} positions were not all seen")), "{error}");
+    }
     Ok(())
 }
 

@@ -11,6 +11,7 @@ use super::sdpa::{Code, Sdpa};
 use super::summary::Summary;
 use crate::cpu_op::OnCpu;
 use crate::element::accumulator;
+use crate::explain::note;
 use candle_core::{DType, Result, Tensor};
 
 /// The result of attention.
@@ -91,22 +92,19 @@ impl Sdpa {
         wanted: Wanted,
         rows_before: usize,
     ) -> Result<Attended> {
-        self.check(q, k, v, mask)?;
-        let (b, h, t, d) = q.dims4()?;
+        let inputs = Inputs::from_tensors(q, k, v, mask);
+        self.check(&inputs, mask)?;
         if k.dim(2)? == 0 {
             return self.without_keys(q, v, wanted);
         }
-        let dropout = self.weight_dropout(h, t, d, rows_before);
-        let rows = rows_before + b * self.layer_heads(h) * t;
-        if dropout.is_some() && u32::try_from(rows).is_err() {
-            candle_core::bail!("attention: dropout on {rows} rows of weights, expected fewer than 2^32")
-        }
-        let inputs = Inputs::from_tensors(q, k, v, mask);
+        let dropout = self.checked_dropout(q, rows_before)?;
+        let (_, h, t, _) = q.dims4()?;
         let code = match self.choose(&inputs, dropout)? {
             Code::Gpu(_) if wanted.lse => Code::Eager,
             code => code,
         };
         let in_place = matches!(code, Code::Cpu) && inputs.has_narrow_keys() && !self.learns_sinks();
+        note(|| self.explained(&inputs, &code, in_place));
         let as_read = |x: &Tensor| if in_place { Ok(x.clone()) } else { codes::to_dtype(x, q.dtype()) };
         let (k, v) = (&as_read(k)?, &as_read(v)?);
         let chosen_weights = || {
@@ -118,10 +116,7 @@ impl Sdpa {
             Code::Cpu => {
                 let rules = ScoreRules::new(self, mask, q, k.dim(2)?)?;
                 let op = CpuAttention::new(rules, dropout, wanted);
-                let rows = op.summaries();
-                let (context, lse) = op.run([q, k, v], mask.added, self.sinks.as_ref())?;
-                let summary = rows.get().map(|rows| Summary::from_rows(rows, b, h, t)).transpose()?;
-                Ok(Attended { context, weights: chosen_weights()?, summary, lse })
+                Ok(Attended { weights: chosen_weights()?, ..self.run(op, [q, k, v], mask)? })
             }
             Code::Gpu(kernel) => Ok(Attended {
                 context: kernel([q, k, v], mask)?,
@@ -142,6 +137,26 @@ impl Sdpa {
                 })
             }
         }
+    }
+
+    /// What the CPU's kernels compute, without weights.
+    pub(super) fn run(&self, op: CpuAttention, qkv: [&Tensor; 3], mask: Mask) -> Result<Attended> {
+        let (b, h, t, _) = qkv[0].dims4()?;
+        let rows = op.summaries();
+        let (context, lse) = op.run(qkv, mask.added, self.sinks.as_ref())?;
+        let summary = rows.get().map(|rows| Summary::from_rows(rows, b, h, t)).transpose()?;
+        Ok(Attended { context, weights: vec![], summary, lse })
+    }
+
+    /// The dropout on the weights of `q` (B, H, T, D), if it drops any, after rows of its mask that belong to other sequences.
+    pub(super) fn checked_dropout(&self, q: &Tensor, rows_before: usize) -> Result<Option<WeightDropout>> {
+        let (b, h, t, d) = q.dims4()?;
+        let dropout = self.weight_dropout(h, t, d, rows_before);
+        let rows = rows_before + b * self.layer_heads(h) * t;
+        if dropout.is_some() && u32::try_from(rows).is_err() {
+            candle_core::bail!("attention: dropout on {rows} rows of weights, expected fewer than 2^32")
+        }
+        Ok(dropout)
     }
 
     /// The log-sums of queries without keys, in f32 or wider: the sinks, or -inf.
@@ -179,12 +194,12 @@ impl Sdpa {
     /// # Errors
     /// When the shapes do not fit each other, the options or the mask, or a chosen head or query does not exist.
     pub fn weights(&self, q: &Tensor, k: &Tensor, mask: Mask, chosen: &Chosen) -> Result<Tensor> {
-        self.check(q, k, k, mask)?;
+        self.check(&Inputs::from_tensors(q, k, k, mask), mask)?;
         let (_, h, t, d) = q.dims4()?;
         self.weights_under(q, k, mask, chosen, self.weight_dropout(h, t, d, 0).as_ref())
     }
 
-    fn weights_under(
+    pub(super) fn weights_under(
         &self,
         q: &Tensor,
         k: &Tensor,
@@ -224,7 +239,7 @@ impl Sdpa {
     /// # Errors
     /// When the shapes do not fit each other, the options or the mask.
     pub fn scores(&self, q: &Tensor, k: &Tensor, mask: Mask) -> Result<Tensor> {
-        self.check(q, k, k, mask)?;
+        self.check(&Inputs::from_tensors(q, k, k, mask), mask)?;
         let rows = Chosen::default().resolve(q.dim(1)?, q.dim(2)?)?;
         eager::Scores::new(self, q, &codes::to_dtype(k, q.dtype())?, mask, &rows)?.masked()
     }

@@ -97,6 +97,9 @@ pub(super) fn log_sums(x: &Tensor, visible: &Tensor, dim: impl Dim) -> Result<Te
 
 /// The softmax of `scores` over the visible keys; zeros if no key is visible. Both have one shape.
 pub(super) fn softmax(scores: &Tensor, visible: &Tensor) -> Result<Tensor> {
+    if scores.elem_count() == 0 {
+        return Ok(scores.clone());
+    }
     let scores = lowest_where_hidden(scores, visible)?;
     let weights = candle_nn::ops::softmax(&scores, D::Minus1)?;
     // If a row sees no key, or only scores of -inf, its weight is spread over hidden keys.
@@ -107,7 +110,7 @@ pub(super) fn softmax(scores: &Tensor, visible: &Tensor) -> Result<Tensor> {
 pub(super) fn dropped(weights: &Tensor, dropout: &WeightDropout, rows: &Rows) -> Result<Tensor> {
     let (batch, _, _, s) = weights.dims4()?;
     let mut factors = vec![1f32; weights.elem_count()];
-    let mut rest = factors.chunks_exact_mut(s);
+    let mut rest = factors.chunks_exact_mut(s.max(1));
     for b in 0..batch {
         for &h in &rows.heads {
             for (&i, factors) in rows.queries.iter().zip(&mut rest) {
@@ -124,7 +127,7 @@ pub(super) fn dropped(weights: &Tensor, dropout: &WeightDropout, rows: &Rows) ->
 /// `weights` (B, H, T, S), `v` (B, key heads, S, D) -> (B, T, H, D)
 pub(super) fn context(weights: &Tensor, v: &Tensor, dtype: DType) -> Result<Tensor> {
     let (heads, key_heads) = (weights.dim(1)?, v.dim(1)?);
-    if key_heads == 0 || !heads.is_multiple_of(key_heads) {
+    if !heads.is_multiple_of(key_heads) {
         candle_core::bail!("attention: weights {:?} do not fit values {:?}", weights.dims(), v.dims())
     }
     let places: Vec<usize> = (0..heads).map(|head| head * key_heads / heads).collect();

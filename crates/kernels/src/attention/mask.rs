@@ -51,9 +51,8 @@ impl Mask<'_> {
         })
     }
 
-    /// Fails if the masks do not fit `q` (B, H, T, D) and S keys.
-    pub(super) fn check(&self, q: &Tensor, s: usize) -> Result<()> {
-        let (b, h, t, _) = q.dims4()?;
+    /// Fails if the masks do not fit scores (B, H, T, S).
+    pub(super) fn check(&self, (b, h, t, s): (usize, usize, usize, usize)) -> Result<()> {
         if let Some(p) = self.padding
             && (p.dims() != [b, s] || p.dtype() != DType::U8)
         {

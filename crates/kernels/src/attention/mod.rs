@@ -16,6 +16,7 @@ mod mask;
 mod merge;
 #[cfg(feature = "metal")]
 mod metal;
+mod paged;
 mod polarity;
 mod ranges;
 mod request;
@@ -31,6 +32,7 @@ pub use cpu::FEW_QUERIES;
 pub use heads::HeadLayout;
 pub use mask::{Hidden, Mask};
 pub use merge::merge;
+pub use paged::Pages;
 pub use polarity::{added_from_hidden, added_from_visible, padding_from_hidden, padding_from_visible};
 pub use ranges::KeyRanges;
 pub use request::{Chosen, Inputs, Wanted};

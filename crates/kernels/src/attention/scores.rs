@@ -113,7 +113,7 @@ fn not_hidden(mask: Mask, rows: &Rows, s: usize, device: &Device) -> Result<Tens
     let (heads, queries) = (rows.heads.len(), rows.queries.len());
     let mut visible = vec![1u8; heads * queries * s];
     let places = rows.heads.iter().flat_map(|&h| rows.queries.iter().map(move |&i| (h, i)));
-    for ((h, i), row) in places.zip(visible.chunks_exact_mut(s.max(1))) {
+    for ((h, i), row) in places.zip(visible.chunks_exact_mut(s)) {
         hidden.of(h, i).iter().for_each(|hidden| row[hidden.key] = 0);
     }
     Tensor::from_vec(visible, (1, heads, queries, s), device)
@@ -278,7 +278,8 @@ impl ScoreRules {
     pub(super) fn sink(&self, head: usize, base: Base) -> Option<f32> {
         let sink = self.sinks.as_ref().map(|sinks| sinks[head]).filter(|sink| *sink != f32::NEG_INFINITY)?;
         // In base 2, the lowest finite number would become -inf.
-        Some((sink * base.unit()).max(f32::MIN))
+        let in_base = sink * base.unit();
+        Some(if in_base < f32::MIN { f32::MIN } else { in_base })
     }
 
     /// The softmax of a row of products. Hidden keys get exactly 0, even if another score is NaN.
@@ -288,17 +289,14 @@ impl ScoreRules {
         scores[..first].fill(f32::NEG_INFINITY);
         self.finish(simd, Base::E, query, first, &mut scores[first..]);
         let sink = self.sink(query.h, Base::E).unwrap_or(f32::NEG_INFINITY);
+        // NaN and inf make all of the row NaN.
+        let is_low = |x: f32| x < f32::INFINITY;
+        let all_low = scores.iter().fold(is_low(sink), |all, x| all & is_low(*x));
+        let keys = 0..scores.len();
+        let hidden: Vec<usize> =
+            if all_low { vec![] } else { keys.filter(|key| scores[*key] == f32::NEG_INFINITY).collect() };
         SoftmaxRow { scores, sink }.with_simd(simd);
-        if scores.first().is_some_and(|x| x.is_nan()) {
-            let mut visible = vec![0.0; scores.len()];
-            visible[..first].fill(f32::NEG_INFINITY);
-            self.mask.hide(query, self.keys, 0, &mut visible);
-            for (weight, visible) in scores.iter_mut().zip(visible) {
-                if visible < 0.0 {
-                    *weight = 0.0;
-                }
-            }
-        }
+        hidden.into_iter().for_each(|key| scores[key] = 0.0);
     }
 }
 

@@ -1,6 +1,7 @@
 //! [`Sdpa`]: attention's options, and which code computes an attention with them.
 
 use super::codes::extra;
+use super::cpu::FEW_QUERIES;
 #[cfg(feature = "cuda")]
 use super::cuda::Kernels;
 use super::heads::{HeadLayout, WeightDropout};
@@ -11,6 +12,7 @@ use super::request::Inputs;
 use super::window::{CausalBias, Window};
 use crate::dispatch::Implementation;
 use crate::dropout::Dropout;
+use crate::explain::{Explained, ours};
 use candle_core::{DType, Device, Layout, Result, Tensor};
 use std::sync::Arc;
 
@@ -149,6 +151,36 @@ impl Sdpa {
         }
     }
 
+    /// What runs for a call, and why it is not faster code; keys and values may be read in place in another dtype.
+    pub(super) fn explained(&self, inputs: &Inputs, code: &Code, in_place: bool) -> Explained {
+        let [q, k, v] = inputs.dtypes.map(|dtype| dtype.as_str());
+        let dims = inputs.layouts.each_ref().map(Layout::dims);
+        let slower_because = match code {
+            Code::Gpu(_) => None,
+            Code::Cpu if in_place || [k, v] == [q, q] => None,
+            Code::Cpu => Some(format!("keys in {k} and values in {v} are converted to {q} in each call")),
+            Code::Eager if inputs.is_empty() => Some("there is nothing to compute".to_owned()),
+            Code::Eager => Some(match (self.implementation, &inputs.device) {
+                (Implementation::Eager, _) => "the caller chose plain operations".to_owned(),
+                (Implementation::Auto, device) if !device.is_cpu() => {
+                    "on a GPU, fused kernels run only where Implementation::Fused asks for them".to_owned()
+                }
+                (_, device) if !device.is_cpu() => {
+                    "the GPU's kernels are for plain causal attention, or this build has none".to_owned()
+                }
+                _ => format!("there is no kernel for {q}"),
+            }),
+        };
+        let code = match code {
+            Code::Cpu if dims[0].get(2).is_some_and(|t| *t <= FEW_QUERIES) => ours("fused, key by key"),
+            Code::Cpu => ours("fused, in tiles"),
+            Code::Gpu(_) => "fused, on the GPU".to_owned(),
+            Code::Eager => "plain operations".to_owned(),
+        };
+        let inputs = format!("q {q} {:?}, k {k} {:?}", dims[0], dims[1]);
+        Explained { operation: "attention", inputs, code, slower_because }
+    }
+
     /// The factor on the scores of heads of width `d`.
     #[must_use]
     pub fn scale_for(&self, d: usize) -> f64 {
@@ -174,25 +206,29 @@ impl Sdpa {
     }
 
     /// Fails if the shapes do not fit each other or the options, naming every shape in the message.
-    pub(super) fn check(&self, q: &Tensor, k: &Tensor, v: &Tensor, mask: Mask) -> Result<()> {
-        let (b, h, t, d) = q.dims4()?;
-        let (kb, kh, s, kd) = k.dims4()?;
-        let (vb, vh, vs, _) = v.dims4()?;
+    pub(super) fn check(&self, inputs: &Inputs, mask: Mask) -> Result<()> {
+        let [of_q, of_k, of_v] = inputs.layouts.each_ref().map(Layout::shape);
+        let (b, h, t, d) = of_q.dims4()?;
+        let (kb, kh, s, kd) = of_k.dims4()?;
+        let (vb, vh, vs, _) = of_v.dims4()?;
+        if t == 0 || h == 0 {
+            candle_core::bail!("attention: no query, q is {:?}", of_q.dims())
+        }
         let shared = kh > 0 && h.is_multiple_of(kh);
         // Quantized rows are wider than their numbers.
-        let [in_k, in_v] = [k, v].map(|x| extra(x.dtype()));
+        let [_, in_k, in_v] = inputs.dtypes.map(extra);
         if (kb, kd) != (b, d + in_k) || (vb, vh, vs) != (b, kh, s) || !shared {
             candle_core::bail!(
                 "attention: q {:?} needs k of shape [{b}, key heads, S, {}] and v of [{b}, key heads, S, Dv{}] with a number of \
                  key heads that divides {h}, got k {:?}, v {:?}",
-                q.dims(),
+                of_q.dims(),
                 d + in_k,
                 if in_v > 0 { format!(" + {in_v}") } else { String::new() },
-                k.dims(),
-                v.dims()
+                of_k.dims(),
+                of_v.dims()
             )
         }
-        Inputs::from_tensors(q, k, v, mask).check_codes()?;
+        inputs.check_codes()?;
         if let Some(cap) = self.softcap.filter(|cap| !(1e-30..=1e30).contains(cap)) {
             candle_core::bail!(
                 "attention: a soft cap of {cap} is not between 1e-30 and 1e30; pass None for no cap"
@@ -213,15 +249,12 @@ impl Sdpa {
         if let Some(heads) = self.heads.filter(other) {
             candle_core::bail!(
                 "attention: q {:?} and k {:?} do not have {} and {} heads of width {}",
-                q.dims(),
-                k.dims(),
+                of_q.dims(),
+                of_k.dims(),
                 heads.heads,
                 heads.key_heads,
                 heads.dim
             )
-        }
-        if t == 0 || h == 0 {
-            candle_core::bail!("attention: no query, q is {:?}", q.dims())
         }
         if let Some(bias) = self.bias.as_ref().filter(|bias| bias.positions() < s) {
             candle_core::bail!(
@@ -229,6 +262,6 @@ impl Sdpa {
                 bias.positions()
             )
         }
-        mask.check(q, s)
+        mask.check((b, h, t, s))
     }
 }

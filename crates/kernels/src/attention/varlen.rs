@@ -61,6 +61,11 @@ impl Lengths {
         };
         Self::new(&lengths(queries)?, &lengths(keys)?)
     }
+
+    /// Those of queries, and those of keys.
+    pub(crate) fn split(&self) -> (&[usize], &[usize]) {
+        (&self.queries, &self.keys)
+    }
 }
 
 impl Sdpa {

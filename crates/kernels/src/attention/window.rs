@@ -201,6 +201,28 @@ mod tests {
         }
     }
 
+    /// Among 9 queries of 9 keys, one sees the most that any can.
+    #[test]
+    fn the_most_keys_are_those_of_the_query_that_sees_the_most() {
+        let window = |left, right| Window { left, right };
+        for (window, most) in [
+            (Window::CAUSAL, 9),
+            (Window::ALL, 9),
+            (Window::sliding(3), 3),
+            (Window::sliding(1), 1),
+            (Window::sliding(0), 1),
+            (Window::sliding(20), 9),
+            (window(Some(2), Some(3)), 6),
+            (window(None, Some(3)), 9),
+            (window(Some(3), None), 9),
+            (window(Some(usize::MAX), Some(1)), 9),
+        ] {
+            assert_eq!(window.most_keys(9), most, "{window:?}");
+            assert_eq!((0..9).map(|i| window.keys(i, 9, 9).len()).max(), Some(most), "{window:?}");
+            assert_eq!(window.is_causal(), (0..9).all(|i| window.keys(i, 9, 9).end == i + 1), "{window:?}");
+        }
+    }
+
     /// Of a long triangle the eager path makes the rows that it reads.
     #[test]
     fn a_long_triangle_gives_what_a_short_one_gives_and_is_never_made() -> Result<()> {

@@ -13,8 +13,9 @@ mod tests;
 use crate::cpu_op::OnCpu;
 use crate::dispatch::{Dispatch, cpu_product};
 use crate::epilogue::{Epilogue, Join};
+use crate::explain::{Explained, no_kernel, note, ours, shown};
 use crate::gpu;
-use candle_core::{D, Result, Tensor};
+use candle_core::{D, DType, Result, Tensor};
 use few_rows::FEW_ROWS;
 pub(crate) use plain::matmul;
 use plain::{Linear, LinearOnto, RowProducts};
@@ -60,9 +61,11 @@ pub fn linear(
     let (flat, shape) = flatten(x, n_in, n_out)?;
     check_join(epilogue, &shape)?;
     if let Some(y) = gpu::linear(dispatch, &flat, weight, bias, epilogue)? {
+        note(|| explained(x, weight, "fused, on the GPU".to_owned(), None));
         return y.reshape(shape);
     }
     let has_kernel = cpu_product(&[x, weight, bias]) && rows_are_contiguous(weight);
+    note(|| not_packed(x, weight, has_kernel));
     if let Epilogue::Residual(residual) = epilogue
         && has_kernel
         && cpu_product(&[residual, x])
@@ -94,10 +97,34 @@ pub fn linear_transposed(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let (n_out, n_in) = weight.dims2()?;
     let (flat, shape) = flatten(x, n_in, n_out)?;
     let few = flat.dim(0)? <= FEW_ROWS && !x.track_op() && !weight.track_op();
-    if few && cpu_product(&[x, weight]) && weight.is_contiguous() {
+    let has_kernel = few && cpu_product(&[x, weight]) && weight.is_contiguous();
+    let transposed = weight.t()?;
+    note(|| not_packed(x, &transposed, has_kernel));
+    if has_kernel {
         return flat.apply_op2_no_bwd(weight, &OnCpu(RowProducts))?.reshape(shape);
     }
-    flat.matmul(&weight.t()?)?.reshape(shape)
+    flat.matmul(&transposed)?.reshape(shape)
+}
+
+/// A product with a weight (in, out) that is not packed.
+fn not_packed(x: &Tensor, weight: &Tensor, has_kernel: bool) -> Explained {
+    let halves_too = [DType::F32, DType::F16, DType::BF16];
+    let why = no_kernel(&[x, weight], &halves_too).unwrap_or_else(|| {
+        if weight.track_op() {
+            "the weight learns, so that it is not packed".to_owned()
+        } else if x.device().is_cpu() && !cpu_product(&[x, weight]) {
+            "this build of Candle multiplies by MKL or Accelerate".to_owned()
+        } else {
+            "the weight is not packed: Weight::pack and nn::Linear pack it once".to_owned()
+        }
+    });
+    let code = if has_kernel { ours("plain weight") } else { "Candle's matmul".to_owned() };
+    explained(x, weight, code, Some(why))
+}
+
+fn explained(x: &Tensor, weight: &Tensor, code: String, slower_because: Option<String>) -> Explained {
+    let inputs = format!("{}, {}", shown("x", x), shown("W", weight));
+    Explained { operation: "linear", inputs, code, slower_because }
 }
 
 /// Whether each row is contiguous: true of a whole matrix, or of some of its columns.

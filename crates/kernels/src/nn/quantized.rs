@@ -76,6 +76,7 @@ impl Linear {
             GgmlDType::Q5_0 => BlockFormat::Q5_0,
             GgmlDType::Q8_0 => BlockFormat::Q8_0,
             GgmlDType::Q4K => BlockFormat::Q4K,
+            GgmlDType::Q5K => BlockFormat::Q5K,
             GgmlDType::Q6K => BlockFormat::Q6K,
             GgmlDType::F32 => return Self::new(weight.dequantize(&device)?, bias),
             GgmlDType::F16 => return Self::new(weight.dequantize_f16(&device)?, bias),

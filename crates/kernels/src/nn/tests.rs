@@ -151,6 +151,7 @@ fn a_ggml_weight_is_multiplied_as_candle_does() -> Result<()> {
         (GgmlDType::Q5_0, 2e-2),
         (GgmlDType::Q8_0, 2e-2),
         (GgmlDType::Q4K, 2e-2),
+        (GgmlDType::Q5K, 2e-2),
         (GgmlDType::Q6K, 2e-2),
         (GgmlDType::F16, 1e-5),
         (GgmlDType::F32, 1e-5),

@@ -10,8 +10,9 @@ mod tests;
 use crate::cpu_op::OnCpu;
 use crate::dispatch::{Dispatch, cpu_f32, cpu_floats};
 use crate::element::accumulator;
+use crate::explain::{Explained, no_kernel, note, ours, shown};
 use crate::gpu;
-use candle_core::{D, Result, Tensor};
+use candle_core::{D, DType, Result, Tensor};
 use rows::Norm;
 
 /// Layer norm of each row of `x`, in f32 or wider; returns the dtype of `x`; differentiable.
@@ -36,14 +37,17 @@ pub fn layer_norm(
     dispatch: Dispatch,
 ) -> Result<Tensor> {
     check("layer_norm", x, weight, bias)?;
-    if let Some(y) = (Norm { eps, centered: true }).run(x, weight, bias)? {
+    let norm = Norm { eps, centered: true };
+    if let Some(y) = norm.run(x, weight, bias)? {
         return Ok(y);
     }
     if let Some(bias) = bias
         && let Some(y) = gpu::layer_norm(dispatch, x, weight, bias, eps)?
     {
+        note(|| norm.explained(x, "fused, on the GPU".to_owned(), None));
         return Ok(y);
     }
+    note(|| norm.not_fused(x, weight, bias));
     let wide = x.to_dtype(accumulator(x.dtype()))?;
     let centered = wide.broadcast_sub(&wide.mean_keepdim(D::Minus1)?)?;
     scaled(&centered, weight, bias, eps)?.to_dtype(x.dtype())
@@ -72,9 +76,11 @@ pub fn layer_norm(
 /// When the last dimension of `x` is not that of `weight`.
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     check("rms_norm", x, weight, None)?;
-    if let Some(y) = (Norm { eps, centered: false }).run(x, weight, None)? {
+    let norm = Norm { eps, centered: false };
+    if let Some(y) = norm.run(x, weight, None)? {
         return Ok(y);
     }
+    note(|| norm.not_fused(x, weight, None));
     scaled(&x.to_dtype(accumulator(x.dtype()))?, weight, None, eps)?.to_dtype(x.dtype())
 }
 
@@ -84,14 +90,32 @@ impl Norm {
         let all = [x, weight, bias.unwrap_or(weight)];
         let learns = all.iter().any(|t| t.track_op());
         // The backward pass is for f32.
-        if x.elem_count() == 0 || !(cpu_f32(&all) || cpu_floats(&all) && !learns) {
+        let has_kernel = x.elem_count() > 0 && (cpu_f32(&all) || cpu_floats(&all) && !learns);
+        if !has_kernel {
             return Ok(None);
         }
+        note(|| self.explained(x, ours("one pass"), None));
         let (x, weight) = (x.contiguous()?, weight.contiguous()?);
         Ok(Some(match bias {
             Some(bias) => x.apply_op3(&weight, &bias.contiguous()?, OnCpu(self))?,
             None => x.apply_op2(&weight, OnCpu(self))?,
         }))
+    }
+
+    /// What plain operations compute.
+    fn not_fused(self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Explained {
+        let halves_too = [DType::F32, DType::F16, DType::BF16];
+        let why = no_kernel(&[x, weight, bias.unwrap_or(weight)], &halves_too);
+        let why = why.unwrap_or_else(|| match x.elem_count() {
+            0 => "there is nothing to compute".to_owned(),
+            _ => format!("there is no gradient for {}", x.dtype().as_str()),
+        });
+        self.explained(x, "plain operations".to_owned(), Some(why))
+    }
+
+    fn explained(self, x: &Tensor, code: String, slower_because: Option<String>) -> Explained {
+        let operation = if self.centered { "layer_norm" } else { "rms_norm" };
+        Explained { operation, inputs: shown("x", x), code, slower_because }
     }
 }
 

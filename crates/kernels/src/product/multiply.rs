@@ -42,9 +42,13 @@ pub(crate) fn new_product<X: Stored, E: Stored>(
 
 /// `out += a·b`, or `out = a·b` if `onto` is false, for factors that both change: `out` is row-major.
 pub(crate) fn multiply(out: &mut [f32], onto: bool, a: Matrix, b: Matrix) {
+    multiply_on(Isa::current(), out, onto, a, b);
+}
+
+/// [`multiply`] on an instruction set; where `gemm` computes it, that takes the fastest.
+pub(super) fn multiply_on(isa: Isa, out: &mut [f32], onto: bool, a: Matrix, b: Matrix) {
     let ([m, k], [depth, n]) = (a.shape, b.shape);
     assert!(k == depth && m.checked_mul(n) == Some(out.len()) && a.is_whole() && b.is_whole());
-    let isa = Isa::current();
     if !isa.gemm_is_as_fast() {
         let b = Panels::pack(b.data, (k, n), b.strides.into());
         let finish = Finish { onto, ..Finish::NOTHING };
@@ -138,7 +142,7 @@ fn tasks(rows: usize, strips: usize, height: usize, threads: usize) -> Vec<(Rang
     let mut tasks = vec![];
     for block in 0..blocks {
         let rows = block * height..((block + 1) * height).min(rows);
-        let parts = if block + divided < blocks { 1 } else { parts.max(1) };
+        let parts = if block + divided < blocks { 1 } else { parts };
         tasks.extend((0..parts).map(|i| (rows.clone(), strips * i / parts..strips * (i + 1) / parts)));
     }
     tasks

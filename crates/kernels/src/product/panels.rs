@@ -307,8 +307,8 @@ mod tests {
     #[test]
     fn every_stride_is_read_as_it_is() {
         let data: Vec<f32> = (1..3000u16).map(f32::from).collect();
-        for (row, column) in [(0, 0), (0, 1), (0, 2), (1, 0), (3, 5), (40, 1), (1, 40)] {
-            for (depth, width) in [(8, 64), (7, 20)] {
+        for (row, column) in [(0, 0), (0, 1), (0, 2), (1, 0), (2, 1), (2, 3), (3, 5), (40, 1), (1, 40)] {
+            for (depth, width) in [(8, 64), (7, 20), (40, 20)] {
                 let packed = Panels::pack(&data, (depth, width), (row, column));
                 for c in 0..width {
                     let mut got = vec![0.0; depth];

@@ -1,7 +1,7 @@
-use super::multiply::product;
+use super::multiply::{multiply_on, product};
 use super::panels::Stored;
 use super::rows::Rows;
-use super::{Finish, Matrix, Panels, multiply};
+use super::{Finish, Matrix, Panels};
 use crate::activation::Activation;
 use crate::epilogue::Join;
 use crate::isa::Isa;
@@ -31,17 +31,17 @@ fn definition(x: &[f64], w: &[f64], depth: usize) -> Vec<f64> {
     out
 }
 
-fn run<E: Stored>(
+fn run<E: Stored, O: Stored>(
     isa: Isa,
     x: &[E],
     w: &Panels<E>,
     columns: std::ops::Range<usize>,
-    finish: Finish<f32>,
-    before: Option<&[f32]>,
-) -> Vec<f32> {
+    finish: Finish<O>,
+    before: Option<&[O]>,
+) -> Vec<O> {
     let rows = x.len() / w.depth();
     let count = rows * columns.len();
-    let mut out = before.map_or_else(|| vec![f32::NAN; count], <[f32]>::to_vec);
+    let mut out = before.map_or_else(|| vec![O::from_f32(f32::NAN); count], <[O]>::to_vec);
     // SAFETY: `out` holds `count` numbers.
     unsafe {
         product(isa, &Rows { data: x, depth: w.depth() }, rows, w, columns, finish, out.as_mut_ptr());
@@ -57,6 +57,7 @@ fn check<E: Stored>(isa: Isa) {
         (3, 130, 200),
         (5, 17, 33),
         (7, 300, 64),
+        (8, 40, 130),
         (13, 65, 31),
         (14, 64, 128),
         (15, 257, 70),
@@ -115,12 +116,12 @@ fn the_bits_depend_neither_on_threads_nor_on_the_other_rows() {
         let (rows, depth, width) = (150, 608, 300);
         let (x, w) = (numbers::<E>(rows * depth, 1), numbers::<E>(depth * width, 2));
         let packed = Panels::pack(&w, (depth, width), (width, 1));
-        let all =
-            |threads: usize| pool(threads).install(|| run(isa, &x, &packed, 0..width, Finish::NOTHING, None));
+        let of = |x: &[E]| run::<E, f32>(isa, x, &packed, 0..width, Finish::NOTHING, None);
+        let all = |threads: usize| pool(threads).install(|| of(&x));
         let one = all(1);
         assert!([2, 7, 16].into_iter().all(|threads| all(threads) == one), "{isa:?}");
         for (x, expected) in x.chunks(depth).zip(one.chunks(width)) {
-            assert_eq!(run(isa, x, &packed, 0..width, Finish::NOTHING, None), expected, "{isa:?}");
+            assert_eq!(of(x), expected, "{isa:?}");
         }
     }
     for isa in Isa::available() {
@@ -145,22 +146,90 @@ fn factors_may_be_transposed() {
         (Matrix::new(&a, m, k), Matrix::new(&b_t, n, k).t()),
         (Matrix::new(&a_t, k, m).t(), Matrix::new(&b_t, n, k).t()),
     ] {
-        for onto in [false, true] {
+        for (isa, onto) in Isa::available().into_iter().flat_map(|isa| [(isa, false), (isa, true)]) {
             let mut out = vec![if onto { 1.0 } else { f32::NAN }; m * n];
-            multiply(&mut out, onto, a, b);
+            multiply_on(isa, &mut out, onto, a, b);
             for (got, expected) in out.iter().zip(&expected) {
                 let expected = expected + f64::from(u8::from(onto));
-                assert!((f64::from(*got) - expected).abs() < 2e-5, "{got}, not {expected}");
+                assert!((f64::from(*got) - expected).abs() < 2e-5, "{isa:?}: {got}, not {expected}");
             }
         }
     }
 }
 
+/// A result in a half is that in f32, rounded once, up to the end of each row.
+#[test]
+fn halves_are_rounded_once_on_every_instruction_set() {
+    fn check<E: Stored>(isa: Isa) {
+        let (rows, depth, width) = (19, 30, 37);
+        let (x, w) = (numbers::<E>(rows * depth, 1), numbers::<E>(depth * width, 2));
+        let (bias, residual) = (numbers::<f32>(width, 3), numbers::<E>(rows * width, 4));
+        let wide: Vec<f32> = residual.iter().map(|x| x.to_f32()).collect();
+        let packed = Panels::pack(&w, (depth, width), (width, 1));
+        let finish = Finish { bias: Some(&bias), join: Some(Join::Add(&residual[..])), ..Finish::NOTHING };
+        let in_f32 = Finish { bias: Some(&bias), join: Some(Join::Add(&wide[..])), ..Finish::NOTHING };
+        let got: Vec<E> = run(isa, &x, &packed, 0..width, finish, None);
+        let expected: Vec<f32> = run(isa, &x, &packed, 0..width, in_f32, None);
+        for (got, expected) in got.iter().zip(&expected) {
+            assert!(
+                got.to_f32().to_bits() == E::from_f32(*expected).to_f32().to_bits(),
+                "{isa:?}: {expected}"
+            );
+        }
+    }
+    for isa in Isa::available() {
+        check::<f16>(isa);
+        check::<bf16>(isa);
+    }
+}
+
+#[test]
+fn portable_code_runs_where_an_instruction_set_is_missing() {
+    let (rows, depth, width) = (3, 64, 40);
+    let packed = Panels::pack(&numbers::<bf16>(depth * width, 2), (depth, width), (width, 1));
+    let x = numbers::<bf16>(rows * depth, 1);
+    let run = |isa| run::<bf16, f32>(isa, &x, &packed, 0..width, Finish::NOTHING, None);
+    for isa in [Isa::Neon, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx] {
+        assert!(isa.arch().is_some() || run(isa) == run(Isa::Portable), "{isa:?}");
+    }
+}
+
+#[test]
+fn a_matrix_is_whole_if_its_last_number_is_in_the_slice() {
+    let data = [0.0; 12];
+    for (shape, strides, whole) in [
+        ([3, 4], [4, 1], true),
+        ([3, 4], [1, 3], true),
+        ([3, 4], [5, 1], false),
+        ([4, 3], [1, 4], true),
+        ([4, 4], [3, 1], false),
+        ([2, 6], [7, 1], false),
+        ([1, 12], [99, 1], true),
+        ([1, 13], [0, 1], false),
+        ([12, 1], [1, 99], true),
+        ([13, 1], [1, 0], false),
+        ([9, 9], [0, 0], true),
+        ([0, 5], [99, 99], true),
+        ([5, 0], [99, 99], true),
+        ([3, 2], [usize::MAX, 1], false),
+        ([2, 2], [usize::MAX, 1], false),
+    ] {
+        assert_eq!(Matrix { data: &data, shape, strides }.is_whole(), whole, "{shape:?}, {strides:?}");
+    }
+    assert!(!Matrix::new(&data[..11], 3, 4).is_whole());
+}
+
 #[test]
 fn no_rows_and_no_depth_are_no_work() {
     let packed = Panels::pack(&numbers::<f32>(12, 1), (3, 4), (4, 1));
-    assert!(run(Isa::best(), &[], &packed, 0..4, Finish::NOTHING, None).is_empty());
-    let mut out = vec![1.0; 6];
-    multiply(&mut out, false, Matrix::new(&[], 2, 0), Matrix::new(&[], 0, 3));
-    assert_eq!(out, [0.0; 6]);
+    for isa in Isa::available() {
+        assert!(run::<f32, f32>(isa, &[], &packed, 0..4, Finish::NOTHING, None).is_empty());
+        // What an earlier product leaves in the working memory does not count.
+        run::<f32, f32>(isa, &[1.0; 6], &packed, 0..4, Finish::NOTHING, None);
+        for (onto, expected) in [(false, 0.0), (true, 1.0)] {
+            let mut out = vec![1.0; 6];
+            multiply_on(isa, &mut out, onto, Matrix::new(&[], 2, 0), Matrix::new(&[], 0, 3));
+            assert_eq!(out, [expected; 6], "{isa:?}");
+        }
+    }
 }

@@ -39,7 +39,24 @@ fn encode(format: BlockFormat, x: &[f32], out: &mut [u8]) {
             let fifth = (0..32).fold(0, |bits, i| bits | u32::from(codes[i] >> 4) << i);
             out[2..6].copy_from_slice(&fifth.to_le_bytes());
         }
-        BlockFormat::Q4K => q4_k(x, out),
+        BlockFormat::Q4K => {
+            let codes = with_minima(x, 15.0, out);
+            for (codes, out) in codes.chunks_exact(64).zip(out[16..].chunks_exact_mut(32)) {
+                put_nibbles(codes, out);
+            }
+        }
+        BlockFormat::Q5K => {
+            let codes = with_minima(x, 31.0, out);
+            let (fifth, low) = out[16..].split_at_mut(32);
+            for (codes, out) in codes.chunks_exact(64).zip(low.chunks_exact_mut(32)) {
+                put_nibbles(codes, out);
+            }
+            for (part, codes) in codes.chunks_exact(32).enumerate() {
+                for (bits, code) in fifth.iter_mut().zip(codes) {
+                    *bits |= (code >> 4) << part;
+                }
+            }
+        }
         BlockFormat::Q6K => q6_k(x, out),
     }
 }
@@ -89,22 +106,22 @@ fn symmetric(x: &[f32], half: f32, codes: &mut [u8]) -> f32 {
 const STEPS: i16 = 20;
 const STEP: f32 = 0.1;
 
-/// The scale and the minimum of `scale·code − minimum`, with codes 0 to 15, that a search around the range of the weights
+/// The scale and the minimum of `scale·code − minimum`, with codes 0 to `most`, that a search around the range of the weights
 /// finds to have the least squared error. The minimum is not negative.
-fn affine(x: &[f32]) -> (f32, f32) {
+fn affine(x: &[f32], most: f32) -> (f32, f32) {
     let low = x.iter().fold(0f32, |low, x| low.min(*x));
     let high = x.iter().fold(low, |high, x| high.max(*x));
     if high <= low {
         return (0.0, -low);
     }
-    let mut best = ((high - low) / 15.0, -low);
-    let mut least = affine_error(x, best);
+    let mut best = ((high - low) / most, -low);
+    let mut least = affine_error(x, best, most);
     for step in -STEPS..=STEPS {
-        let inverse = (15.0 + STEP * f32::from(step)) / (high - low);
+        let inverse = (most + STEP * f32::from(step)) / (high - low);
         // The line through the points (code, weight) with the least squared error.
         let (mut n, mut sc, mut scc, mut sx, mut scx) = (0.0, 0.0, 0.0, 0.0, 0.0);
         for x in x {
-            let code = ((x - low) * inverse).round_ties_even().clamp(0.0, 15.0);
+            let code = ((x - low) * inverse).round_ties_even().clamp(0.0, most);
             n += 1.0;
             sc += code;
             scc += code * code;
@@ -119,7 +136,7 @@ fn affine(x: &[f32]) -> (f32, f32) {
         if min < 0.0 {
             (scale, min) = (scx / scc, 0.0);
         }
-        let error = affine_error(x, (scale, min));
+        let error = affine_error(x, (scale, min), most);
         if scale > 0.0 && error < least {
             (best, least) = ((scale, min), error);
         }
@@ -127,19 +144,20 @@ fn affine(x: &[f32]) -> (f32, f32) {
     best
 }
 
-fn affine_code(x: f32, (scale, min): (f32, f32)) -> f32 {
-    if scale == 0.0 { 0.0 } else { ((x + min) / scale).round_ties_even().clamp(0.0, 15.0) }
+fn affine_code(x: f32, (scale, min): (f32, f32), most: f32) -> f32 {
+    if scale == 0.0 { 0.0 } else { ((x + min) / scale).round_ties_even().clamp(0.0, most) }
 }
 
-fn affine_error(x: &[f32], line: (f32, f32)) -> f32 {
-    x.iter().map(|x| (line.0 * affine_code(*x, line) - line.1 - x).powi(2)).sum()
+fn affine_error(x: &[f32], line: (f32, f32), most: f32) -> f32 {
+    x.iter().map(|x| (line.0 * affine_code(*x, line, most) - line.1 - x).powi(2)).sum()
 }
 
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // limited to 63 and to 15
-fn q4_k(x: &[f32], out: &mut [u8]) {
+/// Writes the scales and minima of a block of `Q4_K` or `Q5_K`, and returns its codes, 0 to `most`.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // limited to 63 and to `most`
+fn with_minima(x: &[f32], most: f32, out: &mut [u8]) -> [u8; 256] {
     let mut lines = [(0.0, 0.0); 8];
     for (line, x) in lines.iter_mut().zip(x.chunks_exact(32)) {
-        *line = affine(x);
+        *line = affine(x, most);
     }
     let sixth = |most: f32| f16::from_f32(most / 63.0).to_f32();
     let scale = sixth(lines.iter().fold(0.0, |most, line| line.0.max(most)));
@@ -152,13 +170,11 @@ fn q4_k(x: &[f32], out: &mut [u8]) {
     for (i, (line, x)) in lines.iter().zip(x.chunks_exact(32)).enumerate() {
         let (s, m) = (part(line.0, scale), part(line.1, min));
         for (code, x) in codes[i * 32..].iter_mut().zip(x) {
-            *code = affine_code(*x, (s * scale, m * min)) as u8;
+            *code = affine_code(*x, (s * scale, m * min), most) as u8;
         }
         put_six_bits(&mut out[4..16], i, s as u8, m as u8);
     }
-    for (codes, out) in codes.chunks_exact(64).zip(out[16..].chunks_exact_mut(32)) {
-        put_nibbles(codes, out);
-    }
+    codes
 }
 
 /// The inverse of [`six_bits`](super::format::six_bits); the parts come in order.
@@ -191,9 +207,10 @@ fn centered(x: &[f32]) -> f32 {
             cc += code * code;
             cx += code * x;
         }
-        if cc > 0.0 && error(cx / cc) < least {
-            best = cx / cc;
-            least = error(best);
+        let scale = cx / cc;
+        let found = error(scale);
+        if found < least {
+            (best, least) = (scale, found);
         }
     }
     best
@@ -242,13 +259,44 @@ mod tests {
             let x: Vec<f32> = values(32, 1 + 97 * salt).iter().map(|x| x.powi(3)).collect();
             let low = x.iter().fold(0f32, |low, x| low.min(*x));
             let high = x.iter().fold(low, |high, x| high.max(*x));
-            found += affine_error(&x, affine(&x));
-            plain += affine_error(&x, ((high - low) / 15.0, -low));
+            found += affine_error(&x, affine(&x, 15.0), 15.0);
+            plain += affine_error(&x, ((high - low) / 15.0, -low), 15.0);
             let centered_error = |scale: f32| -> f32 {
                 x.iter().map(|x| (scale * centered_code(*x, scale) - x).powi(2)).sum()
             };
             assert!(centered_error(centered(&x)) <= centered_error(largest(&x) / -32.0));
+            for sign in [1.0, -1.0] {
+                check_all_steps(&x.iter().map(|x| sign * x).collect::<Vec<_>>());
+                check_all_steps(&x.iter().map(|x| sign * (1.0 + x / 2.0)).collect::<Vec<_>>());
+            }
         }
         assert!(found < 0.93 * plain, "{found} of {plain}");
+    }
+
+    /// What is found is no worse than any of the steps before their least squares, and the minimum is not negative.
+    fn check_all_steps(x: &[f32]) {
+        let low = x.iter().fold(0f32, |low, x| low.min(*x));
+        let high = x.iter().fold(low, |high, x| high.max(*x));
+        let centered_error =
+            |scale: f32| -> f32 { x.iter().map(|x| (scale * centered_code(*x, scale) - x).powi(2)).sum() };
+        let (lines, scale) = ([15.0, 31.0].map(|most| (affine(x, most), most)), centered(x));
+        for step in (-20i16..=20).map(|step| f32::from(step) / 10.0) {
+            for (line, most) in lines {
+                let error = affine_error(x, ((high - low) / (most + step), -low), most);
+                assert!(affine_error(x, line, most) <= 1.0001 * error, "step {step}: {line:?}");
+                assert!(line.1 >= 0.0, "{line:?}");
+            }
+            let error = centered_error(largest(x) / (-32.0 + step));
+            assert!(centered_error(scale) <= 1.0001 * error, "step {step}: {scale}");
+        }
+    }
+
+    /// The weight of the largest magnitude has code 0; of two, the first.
+    #[test]
+    fn of_two_largest_magnitudes_the_first_counts() {
+        assert_eq!((largest(&[0.5, -2.0, 2.0, 1.0]), largest(&[2.0, -2.0])), (-2.0, 2.0));
+        let mut codes = [9; 4];
+        assert!((symmetric(&[-2.0, 2.0, 0.0, 1.0], 8.0, &mut codes) - 0.25).abs() < 1e-7);
+        assert_eq!(codes, [0, 15, 8, 12]);
     }
 }

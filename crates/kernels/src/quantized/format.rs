@@ -1,13 +1,14 @@
 //! [`BlockFormat`]: how GGUF files hold quantized weights, in blocks that share a scale.
 //!
-//! The layouts are those of ggml's `block_q8_0`, `block_q4_0`, `block_q5_0`, `block_q4_K` and `block_q6_K`.
+//! The layouts are those of ggml's `block_q8_0`, `block_q4_0`, `block_q5_0`, `block_q4_K`, `block_q5_K` and `block_q6_K`.
 
 use candle_core::Result;
 use half::f16;
 use std::fmt;
 use std::str::FromStr;
 
-/// A format of quantized weights. Each weight is `scale·(code − offset)`, or `scale·code − minimum` in [`Q4K`](Self::Q4K).
+/// A format of quantized weights. Each weight is `scale·(code − offset)`, or `scale·code − minimum` in [`Q4K`](Self::Q4K) and
+/// [`Q5K`](Self::Q5K).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BlockFormat {
@@ -19,13 +20,15 @@ pub enum BlockFormat {
     Q8_0,
     /// 4 bits, blocks of 256 in eight parts, each with a scale and a minimum of 6 bits: 4.5 bits a weight.
     Q4K,
+    /// 5 bits, blocks of 256 in eight parts, each with a scale and a minimum of 6 bits: 5.5 bits a weight.
+    Q5K,
     /// 6 bits, blocks of 256 in sixteen parts, each with a scale of 8 bits: 6.5625 bits a weight.
     Q6K,
 }
 
 impl BlockFormat {
     /// Every format.
-    pub const ALL: &[Self] = &[Self::Q4_0, Self::Q5_0, Self::Q8_0, Self::Q4K, Self::Q6K];
+    pub const ALL: &[Self] = &[Self::Q4_0, Self::Q5_0, Self::Q8_0, Self::Q4K, Self::Q5K, Self::Q6K];
 
     /// The name in lower case, as llama.cpp writes it: `q8_0`, `q4_K`.
     #[must_use]
@@ -35,6 +38,7 @@ impl BlockFormat {
             Self::Q5_0 => "q5_0",
             Self::Q8_0 => "q8_0",
             Self::Q4K => "q4_K",
+            Self::Q5K => "q5_K",
             Self::Q6K => "q6_K",
         }
     }
@@ -44,7 +48,7 @@ impl BlockFormat {
     pub fn block_len(self) -> usize {
         match self {
             Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => 32,
-            Self::Q4K | Self::Q6K => 256,
+            Self::Q4K | Self::Q5K | Self::Q6K => 256,
         }
     }
 
@@ -56,6 +60,7 @@ impl BlockFormat {
             Self::Q5_0 => 22,
             Self::Q8_0 => 34,
             Self::Q4K => 144,
+            Self::Q5K => 176,
             Self::Q6K => 210,
         }
     }
@@ -104,7 +109,7 @@ impl BlockFormat {
     /// How many weights share a scale.
     pub(super) fn part(self) -> usize {
         match self {
-            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::Q4K => 32,
+            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::Q4K | Self::Q5K => 32,
             Self::Q6K => 16,
         }
     }
@@ -113,7 +118,7 @@ impl BlockFormat {
     pub(super) fn offset(self) -> f32 {
         match self {
             Self::Q4_0 => 8.0,
-            Self::Q5_0 | Self::Q8_0 | Self::Q6K => 128.0,
+            Self::Q5_0 | Self::Q8_0 | Self::Q5K | Self::Q6K => 128.0,
             Self::Q4K => 0.0,
         }
     }
@@ -122,7 +127,7 @@ impl BlockFormat {
     fn scale(self, block: &[u8], i: usize) -> f32 {
         match self {
             Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => half_at(block, 0),
-            Self::Q4K => half_at(block, 0) * f32::from(six_bits(block, i).0),
+            Self::Q4K | Self::Q5K => half_at(block, 0) * f32::from(six_bits(block, i).0),
             Self::Q6K => half_at(block, 208) * f32::from(block[192 + i].cast_signed()),
         }
     }
@@ -130,7 +135,7 @@ impl BlockFormat {
     /// Subtracted from every weight of part `i`.
     fn minimum(self, block: &[u8], i: usize) -> f32 {
         match self {
-            Self::Q4K => half_at(block, 2) * f32::from(six_bits(block, i).1),
+            Self::Q4K | Self::Q5K => half_at(block, 2) * f32::from(six_bits(block, i).1),
             Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::Q6K => 0.0,
         }
     }
@@ -157,6 +162,17 @@ impl BlockFormat {
                     nibbles(codes, out);
                 }
             }
+            Self::Q5K => {
+                let (fifth, low) = (&block[16..48], &block[48..176]);
+                for (out, codes) in out.chunks_exact_mut(64).zip(low.chunks_exact(32)) {
+                    nibbles(codes, out);
+                }
+                for (part, out) in out.chunks_exact_mut(32).enumerate() {
+                    for (out, bits) in out.iter_mut().zip(fifth) {
+                        *out = (*out | (bits >> part & 1) << 4) + 128;
+                    }
+                }
+            }
             Self::Q6K => {
                 for (half, out) in out.chunks_exact_mut(128).enumerate() {
                     let (low, high) = (&block[half * 64..][..64], &block[128 + half * 32..][..32]);
@@ -181,7 +197,7 @@ fn nibbles(bytes: &[u8], out: &mut [u8]) {
     }
 }
 
-/// The scale and the minimum of part `i` of a block of `Q4_K`, before they are scaled themselves.
+/// The scale and the minimum of part `i` of a block of `Q4_K` or `Q5_K`, before they are scaled themselves.
 pub(super) fn six_bits(block: &[u8], i: usize) -> (u8, u8) {
     let packed = &block[4..16];
     if i < 4 {

@@ -39,7 +39,11 @@ macro_rules! with_code {
                 $body
             }
             BlockFormat::Q4K => {
-                type $code = $crate::quantized::panels::ScaledNibbles;
+                type $code = $crate::quantized::panels::WithMinima<true>;
+                $body
+            }
+            BlockFormat::Q5K => {
+                type $code = $crate::quantized::panels::WithMinima<false>;
                 $body
             }
         }
@@ -218,9 +222,9 @@ pub(super) struct Nibbles;
 #[derive(Clone, Copy)]
 pub(super) struct ScaledBytes;
 
-/// 4 bits, a scale and a minimum of 8 bits, each with a shared factor in f16: `Q4_K`.
+/// 4 bits or 8, a scale and a minimum of 8 bits, each with a shared factor in f16: `Q4_K` and `Q5_K`.
 #[derive(Clone, Copy)]
-pub(super) struct ScaledNibbles;
+pub(super) struct WithMinima<const NIBBLES: bool>;
 
 impl Code for Bytes {
     const NIBBLES: bool = false;
@@ -275,9 +279,9 @@ impl Code for ScaledBytes {
     }
 }
 
-impl Code for ScaledNibbles {
-    const NIBBLES: bool = true;
-    const OFFSET: i32 = 0;
+impl<const NIBBLES: bool> Code for WithMinima<NIBBLES> {
+    const NIBBLES: bool = NIBBLES;
+    const OFFSET: i32 = if NIBBLES { 0 } else { 128 };
     const MINIMA: bool = true;
 
     fn scales_len(blocks: usize) -> usize {

@@ -30,6 +30,7 @@ pub(super) unsafe fn few<V: Vectors, C: Code, const R: usize>(
     stride: usize,
 ) {
     const STEP: usize = 4;
+    const { assert!(C::NIBBLES || C::OFFSET == 128, "the offset that `start` and `dot` take off bytes") };
     let depth = blocks * BLOCK;
     let part = BLOCK / C::PARTS;
     assert!(x.codes.len() >= R * depth && x.scales.len() >= R * blocks && x.sums.len() >= R * blocks * SUMS);

@@ -3,6 +3,7 @@
 use crate::activation::Activation;
 use crate::cpu_op::{CpuOp, Input, OnCpu};
 use crate::epilogue::{Epilogue, Join};
+use crate::explain::{Explained, note, ours, shown};
 use crate::frozen::{Frozen, Then, WeightDType};
 use crate::linear::{check_join, flatten, matmul};
 use crate::product::{Matrix, multiply};
@@ -37,6 +38,7 @@ impl Product {
         check_join(epilogue, &shape)?;
         let joined = epilogue.join().map(|join| *join.get());
         self.check(x, joined)?;
+        note(|| self.explained(x));
         let learns = |tensor: &Tensor| tensor.track_op();
         if learns(x) || self.bias.as_ref().is_some_and(learns) || joined.is_some_and(learns) {
             let bias = self.bias.take_if(|bias| learns(bias));
@@ -69,7 +71,18 @@ impl Product {
             )
         }
         self.check(&x, None)?;
+        note(|| self.explained(&x));
         x.contiguous()?.apply_op3(&u.contiguous()?, &b.contiguous()?, OnCpu(self))?.reshape(shape)
+    }
+
+    fn explained(&self, x: &Tensor) -> Explained {
+        let shape = [self.weight.shape().0, self.columns.len()];
+        Explained {
+            operation: "linear",
+            inputs: format!("{}, W {} {shape:?}", shown("x", x), self.weight.dtype()),
+            code: ours("packed weight"),
+            slower_because: None,
+        }
     }
 
     /// Fails if a tensor is not on the CPU in a dtype that the weight multiplies.

@@ -10,26 +10,26 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Types that this crate reads, and their numbers.
-const KNOWN: [(u32, Encoding); 9] = [
+const KNOWN: [(u32, Encoding); 10] = [
     (0, Encoding::Plain(Dtype::F32)),
     (1, Encoding::Plain(Dtype::F16)),
     (2, Encoding::Blocks(BlockFormat::Q4_0)),
     (6, Encoding::Blocks(BlockFormat::Q5_0)),
     (8, Encoding::Blocks(BlockFormat::Q8_0)),
     (12, Encoding::Blocks(BlockFormat::Q4K)),
+    (13, Encoding::Blocks(BlockFormat::Q5K)),
     (14, Encoding::Blocks(BlockFormat::Q6K)),
     (28, Encoding::Plain(Dtype::F64)),
     (30, Encoding::Plain(Dtype::BF16)),
 ];
 
 /// The names of the types that it does not read.
-const UNKNOWN: [(u32, &str); 24] = [
+const UNKNOWN: [(u32, &str); 23] = [
     (3, "Q4_1"),
     (7, "Q5_1"),
     (9, "Q8_1"),
     (10, "Q2_K"),
     (11, "Q3_K"),
-    (13, "Q5_K"),
     (15, "Q8_K"),
     (16, "IQ2_XXS"),
     (17, "IQ2_XS"),
@@ -238,6 +238,16 @@ mod tests {
                 );
             }
         }
+        // An eighth of GPT-2 medium's blocks is three.
+        let medium = Config { n_layer: 24, ..gpt2.clone() };
+        for layer in 0..24 {
+            let more = [0, 1, 2, 5, 8, 11, 14, 17, 20, 21, 22, 23].contains(&layer);
+            let found = type_of(&medium, GgufType::Q4KM, &format!("h.{layer}.mlp.c_proj.weight"));
+            assert_eq!(found, if more { "Q6_K" } else { "Q4_K" }, "{layer}");
+        }
+        let untied = Config { tie_word_embeddings: false, ..gpt2.clone() };
+        assert_eq!(type_of(&untied, GgufType::Q4_0, "wte.weight"), "Q4_0");
+        assert_eq!(type_of(&untied, GgufType::Q4_0, "lm_head.weight"), "Q6_K");
         assert_eq!(type_of(&gpt2, GgufType::Q4KM, "h.0.mlp.c_fc.weight"), "Q4_K");
         assert_eq!(type_of(&gpt2, GgufType::Q4_0, "wte.weight"), "Q6_K");
         assert_eq!(type_of(&gpt2, GgufType::Q8_0, "wte.weight"), "Q8_0");

@@ -47,6 +47,8 @@ use std::sync::{Arc, OnceLock};
 pub(super) struct CpuAttention {
     rules: ScoreRules,
     dropout: Option<WeightDropout>,
+    /// The pages of k and v, if these are pools (pages, page size, key heads, D): only for B = 1 and without a backward pass.
+    pages: Option<Vec<u32>>,
     /// (B, H, T), which the forward pass saves for the backward pass.
     log_sums: OnceLock<Vec<LogSum>>,
     summarize: bool,
@@ -67,6 +69,7 @@ impl CpuAttention {
         Self {
             rules,
             dropout,
+            pages: None,
             log_sums: OnceLock::new(),
             summarize,
             with_log_sums,
@@ -74,6 +77,11 @@ impl CpuAttention {
             of_sinks: None,
             summaries: Arc::default(),
         }
+    }
+
+    /// The same for k and v that are pools, which hold a sequence in these pages.
+    pub(super) fn in_pages(self, pages: &[u32]) -> Self {
+        Self { pages: Some(pages.to_vec()), ..self }
     }
 
     /// The context (B, T, H, Dv) in the dtype of q, and the log-sums (B, H, T) if they are wanted. `added` and `sinks`
@@ -113,7 +121,11 @@ impl CpuAttention {
         &self,
         [q, k, v]: [Input; 3],
     ) -> Result<(CpuStorage, Shape)> {
-        let (q, k, v) = (Heads::<E>::of(q)?, Heads::<K>::of(k)?, Heads::of(v)?);
+        let of_keys = |x| match &self.pages {
+            None => Heads::<K>::of(x),
+            Some(pages) => Heads::in_pages(x, pages, self.rules.keys),
+        };
+        let (q, k, v) = (Heads::<E>::of(q)?, of_keys(k)?, of_keys(v)?);
         let problem = Problem { q, k, v, rules: &self.rules, dropout: self.dropout };
         let [b, h, t, d] = problem.context_dims();
         let mut out = Vec::with_capacity(b * t * h * d);

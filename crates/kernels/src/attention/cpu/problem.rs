@@ -78,12 +78,24 @@ impl RowElement for u8 {
     }
 }
 
-/// A tensor (B, H, T, D) with any strides; (B, H, T, D + 4) in memory if its rows are codes.
+/// A tensor (B, H, T, D) with any strides; (B, H, T, D + 4) in memory if its rows are codes. Or the pages of a sequence: T is then
+/// the sequence's length.
 #[derive(Clone, Copy)]
 pub(super) struct Heads<'a, E> {
     data: &'a [E],
     strides: [usize; 4],
     pub(super) dims: [usize; 4],
+    pages: Option<InPages<'a>>,
+}
+
+/// Where the rows of a sequence lie.
+#[derive(Clone, Copy)]
+struct InPages<'a> {
+    table: &'a [u32],
+    /// Positions in a page.
+    size: u32,
+    /// From one page to the next, in elements.
+    stride: usize,
 }
 
 impl<'a, E: RowElement> Heads<'a, E> {
@@ -111,7 +123,29 @@ impl<'a, E: RowElement> Heads<'a, E> {
                 "attention: a layout of {stored:?} with strides {strides:?} is outside its data"
             )
         }
-        Ok(Self { data, strides, dims })
+        Ok(Self { data, strides, dims, pages: None })
+    }
+
+    /// The `len` rows of a sequence in the pages of `table`: from a pool (pages, page size, H, D) to (1, H, len, D).
+    pub(super) fn in_pages(pool: Input<'a>, table: &'a [u32], len: usize) -> Result<Self>
+    where
+        E: WithDType,
+    {
+        let Self { data, strides: [stride, position, head, number], dims: [pages, size, h, d], .. } =
+            Self::of(pool)?;
+        let used =
+            table.get(..len.div_ceil(size)).filter(|used| used.iter().all(|page| (*page as usize) < pages));
+        let (Some(table @ [_, ..]), Ok(_), Ok(size)) = (used, u32::try_from(len), u32::try_from(size)) else {
+            candle_core::bail!(
+                "attention: {len} positions are not in pages {table:?} of {pages}, {size} positions each"
+            )
+        };
+        Ok(Self {
+            data,
+            strides: [0, head, position, number],
+            dims: [1, h, len, d],
+            pages: Some(InPages { table, size, stride }),
+        })
     }
 
     /// Row `i` of a head as f32: borrowed in place if memory holds it that way, otherwise copied into `scratch` (D).
@@ -121,7 +155,14 @@ impl<'a, E: RowElement> Heads<'a, E> {
         'a: 'b,
     {
         let [sb, sh, st, sd] = self.strides;
-        let start = head.b * sb + head.h * sh + i * st;
+        let start = match self.pages {
+            None => head.b * sb + head.h * sh + i * st,
+            #[allow(clippy::cast_possible_truncation)] // `in_pages` has checked the length
+            Some(InPages { table, size, stride }) => {
+                let (page, position) = (i as u32 / size, i as u32 % size);
+                table[page as usize] as usize * stride + head.h * sh + position as usize * st
+            }
+        };
         let d = self.dims[3];
         if sd == 1 {
             return E::read(&self.data[start..start + d + E::EXTRA], scratch);
@@ -277,5 +318,45 @@ impl<E: Element> SharedOutput<E> {
             // SAFETY: (b, h, i) is inside the summaries, and this row is the caller's own.
             unsafe { summaries.add((b * heads + h) * t + i).write(find()) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each layout with the numbers that it reaches, and with one less.
+    #[test]
+    fn a_layout_stays_inside_its_data() {
+        let data = [0f32; 200];
+        for (dims, strides, offset, reach) in [
+            ([2, 3, 4, 5], [60, 20, 5, 1], 0, 120),
+            ([2, 3, 4, 5], [60, 20, 5, 1], 10, 130),
+            ([1, 1, 4, 5], [0, 0, 10, 2], 1, 1 + 3 * 10 + 4 * 2 + 1),
+            ([9, 3, 4, 5], [0, 20, 5, 1], 0, 60),
+            ([1, 1, 1, 1], [7, 7, 7, 7], 199, 200),
+        ] {
+            let layout = Layout::new(dims.to_vec().into(), strides.to_vec(), offset);
+            assert!(Heads::new(&data[..reach], &layout).is_ok_and(|heads| heads.dims == dims), "{layout:?}");
+            assert!(Heads::new(&data[..reach - 1], &layout).is_err(), "{layout:?}");
+        }
+        for (dims, strides, offset) in [
+            ([2, 3, 0, 5], [0; 4], 0),
+            ([0, 3, 4, 5], [0; 4], 0),
+            ([1, 1, 1, 1], [1; 4], 201),
+            ([1 << 32, 1 << 32, 1, 1], [0; 4], 0), // more rows than can be counted
+        ] {
+            let layout = Layout::new(dims.to_vec().into(), strides.to_vec(), offset);
+            assert!(Heads::new(&data[..], &layout).is_err(), "{layout:?}");
+        }
+        assert!(Heads::new(&data[..], &Layout::contiguous((4, 5))).is_err());
+    }
+
+    #[test]
+    fn a_row_of_codes_has_room_for_its_scale() {
+        let data = [0u8; 10];
+        let heads = |width: usize| Heads::new(&data[..], &Layout::contiguous((1, 1, 2, width)));
+        assert!(heads(5).is_ok_and(|heads| heads.dims == [1, 1, 2, 1]));
+        assert!(heads(4).is_err() && heads(6).is_err());
     }
 }

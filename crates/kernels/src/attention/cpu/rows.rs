@@ -85,20 +85,13 @@ impl Partial {
         (log_sum, if problem.rules.sink(head, Base::Two).is_some() { self.sum * factor } else { 1.0 })
     }
 
-    /// Whether some key is visible: otherwise no value may be touched, not even with the weight 0.
-    #[allow(clippy::float_cmp)] // exactly 0 if not
-    #[inline(always)]
-    fn sees_any(&self) -> bool {
-        self.sum != 0.0
-    }
-
-    /// Merges the spans of the n-th head of a query.
-    #[allow(clippy::float_cmp)] // exactly 0 if a span saw no key; a maximum equals one of its inputs
+    /// Merges the spans of the n-th head of a query, but for those that saw no key, whose context may be NaN.
+    #[allow(clippy::float_cmp)] // exactly 0 if a span saw no key
     pub(super) fn merge(spans: &[Vec<Self>], n: usize) -> Self {
         let spans = || spans.iter().map(|heads| &heads[n]);
         let max = spans().fold(f32::NEG_INFINITY, |max, span| max.max(span.max));
         let seen = || spans().filter(|span| span.sum != 0.0);
-        let part = |span: &Self| if span.max == max { span.sum } else { span.sum * (span.max - max).exp2() };
+        let part = |span: &Self| span.sum * (span.max - max).exp2();
         let sum: f32 = seen().map(part).sum();
         let mut context = vec![0.0; spans().next().map_or(0, |span| span.context.len())];
         for span in seen() {
@@ -227,17 +220,14 @@ impl<E: Element, K: RowElement> Span<'_, E, K> {
             let rows = streams(&v, of_keys, group.map(|j| self.keys.start + j), &mut scratch);
             for (partials, weights) in partials.chunks_mut(2).zip(weights.chunks(2 * SPAN)) {
                 let (first, second) = weights.split_at(SPAN);
+                let of_first = group.map(|j| first[j]);
                 match partials {
-                    [a, b] if a.sees_any() && b.sees_any() => {
-                        let factors = [group.map(|j| first[j]), group.map(|j| second[j])];
+                    [a, b] => {
+                        let factors = [of_first, group.map(|j| second[j])];
                         add_scaled_to(simd, [&mut a.context, &mut b.context], factors, rows);
                     }
                     some => {
-                        for (partial, weights) in some.iter_mut().zip(weights.chunks_exact(SPAN)) {
-                            if partial.sees_any() {
-                                add_scaled(simd, &mut partial.context, group.map(|j| weights[j]), rows);
-                            }
-                        }
+                        some.iter_mut().for_each(|a| add_scaled(simd, &mut a.context, of_first, rows));
                     }
                 }
             }
@@ -245,9 +235,7 @@ impl<E: Element, K: RowElement> Span<'_, E, K> {
         for j in rest {
             let row = v.row(of_keys, self.keys.start + j, &mut scratch[0]);
             for (partial, weights) in partials.iter_mut().zip(weights.chunks_exact(SPAN)) {
-                if partial.sees_any() {
-                    add_scaled(simd, &mut partial.context, [weights[*j]], [row]);
-                }
+                add_scaled(simd, &mut partial.context, [weights[*j]], [row]);
             }
         }
         partials

@@ -92,7 +92,7 @@ impl RunningSummary {
 
     /// The numbers of a query with the sum `Σ p = sum`, where `factor` is `1 / Z`, and the log-sum `log_sum`.
     pub(super) fn finish(&self, sum: f32, factor: f32, log_sum: LogSum) -> RowSummary {
-        if sum == 0.0 || factor == 0.0 {
+        if factor == 0.0 {
             return RowSummary::default();
         }
         let entropy = factor * (sum * -factor.ln() - LN_2 * self.exponents);

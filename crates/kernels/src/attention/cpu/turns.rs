@@ -127,3 +127,90 @@ impl Drop for Turn<'_> {
         self.own.store(usize::MAX, Ordering::Release);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+    use std::sync::atomic::AtomicBool;
+
+    /// Which numbers a head adds to, and that it follows the nearest earlier head with the same ones.
+    #[test]
+    fn a_head_follows_the_nearest_one_with_the_same_numbers() {
+        let (batch, heads, t, s) = (2, 3, 4, 5);
+        for (of_b, of_h) in [(1, 1), (1, heads), (batch, 1), (batch, heads)] {
+            let mut gradient = AddedGradient::new([of_b, of_h, t, s], batch, heads);
+            let sums = gradient.sums();
+            let places: Vec<HeadAt> =
+                (0..batch).flat_map(|b| (0..heads).map(move |h| HeadAt { b, h })).collect();
+            let slice = |at: &HeadAt| (at.b.min(of_b - 1), at.h.min(of_h - 1));
+            for (n, place) in places.iter().enumerate() {
+                // SAFETY: each head once, and none goes through a tile.
+                let turn = unsafe { sums.line_up(*place) };
+                let (b, h) = slice(place);
+                assert_eq!(turn.first, (b * of_h + h) * t * s);
+                let expected = places[..n].iter().rposition(|earlier| slice(earlier) == (b, h));
+                let found = turn.before.map(|before| sums.done.iter().position(|x| std::ptr::eq(x, before)));
+                assert_eq!(found, expected.map(Some), "{of_b}, {of_h}, head {n}");
+            }
+        }
+    }
+
+    /// Three heads go through many tiles on threads of their own.
+    #[test]
+    fn a_head_enters_a_tile_after_the_one_before_it_has_left() {
+        let tiles = 2000;
+        let mut gradient = AddedGradient::new([1, 1, tiles, 1], 1, 3);
+        let sums = &gradient.sums();
+        let left: Vec<Vec<AtomicBool>> =
+            (0..3).map(|_| (0..tiles).map(|_| AtomicBool::new(false)).collect()).collect();
+        let left = &left;
+        thread::scope(|scope| {
+            for h in 0..3 {
+                scope.spawn(move || {
+                    // SAFETY: each head once, through the same tiles.
+                    let mut turn = unsafe { sums.line_up(HeadAt { b: 0, h }) };
+                    for tile in 0..tiles {
+                        turn.wait();
+                        assert!(h == 0 || left[h - 1][tile].load(Ordering::Relaxed), "head {h}, tile {tile}");
+                        // SAFETY: the head has waited for the tile and not left it.
+                        unsafe { turn.add(tile, 0, &[1.0]) };
+                        left[h][tile].store(true, Ordering::Relaxed);
+                        turn.leave();
+                    }
+                });
+            }
+        });
+        assert_eq!(gradient.into_numbers(), vec![3.0; tiles]);
+    }
+
+    #[test]
+    fn a_head_that_panics_lets_the_next_one_in_after_those_before_it() {
+        let mut gradient = AddedGradient::new([1, 1, 1, 1], 1, 3);
+        let sums = &gradient.sums();
+        let first_is_through = &AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                // SAFETY: each head once, through one tile.
+                let mut turn = unsafe { sums.line_up(HeadAt { b: 0, h: 0 }) };
+                turn.wait();
+                first_is_through.store(true, Ordering::Relaxed);
+                turn.leave();
+            });
+            scope.spawn(move || {
+                let panics = || {
+                    // SAFETY: as above.
+                    let _turn = unsafe { sums.line_up(HeadAt { b: 0, h: 1 }) };
+                    resume_unwind(Box::new(()));
+                };
+                assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
+            });
+            scope.spawn(move || {
+                // SAFETY: as above.
+                let turn = unsafe { sums.line_up(HeadAt { b: 0, h: 2 }) };
+                turn.wait();
+                assert!(first_is_through.load(Ordering::Relaxed));
+            });
+        });
+    }
+}

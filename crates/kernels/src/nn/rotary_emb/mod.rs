@@ -13,8 +13,9 @@ pub use scaling::{RopeScaling, RotaryTables};
 use crate::cpu_op::{CpuOp, Input, OnCpu};
 use crate::dispatch::has_cpu_kernels;
 use crate::element::Element;
+use crate::explain::{Explained, no_kernel, note, ours, shown};
 use crate::isa;
-use candle_core::{CpuStorage, D, Result, Shape, Tensor, WithDType};
+use candle_core::{CpuStorage, D, DType, Result, Shape, Tensor, WithDType};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -100,7 +101,14 @@ fn run(x: &Tensor, cos: &Tensor, sin: &Tensor, rope: Rope) -> Result<Tensor> {
     }
     let tables = |table: &Tensor| table.narrow(D::Minus2, 0, t)?.contiguous(); // (T, w) or (B, T, w)
     let (cos, sin) = (tables(cos)?, tables(sin)?);
-    if x.device().is_cpu() && has_cpu_kernels(x.dtype()) {
+    let has_kernel = x.device().is_cpu() && has_cpu_kernels(x.dtype());
+    note(|| Explained {
+        operation: "rope",
+        inputs: shown("x", x),
+        code: if has_kernel { ours("one pass") } else { "plain operations".to_owned() },
+        slower_because: no_kernel(&[x], &[DType::F32, DType::F16, DType::BF16]),
+    });
+    if has_kernel {
         return x.contiguous()?.apply_op3(&cos.detach(), &sin.detach(), OnCpu(rope));
     }
     rope.plain(x, &cos, &sin)

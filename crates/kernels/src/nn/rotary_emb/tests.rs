@@ -46,6 +46,8 @@ fn every_layout_is_candles() -> Result<()> {
             function(&x.narrow(0, 1, 1)?, &other_cos, &other_sin)?,
         ];
         near(function(&x, &both_cos, &both_sin)?, Tensor::cat(&rows, 0)?)?;
+        let plain = function(&wide(&x)?, &wide(&both_cos)?, &wide(&both_sin)?)?;
+        near(function(&x, &both_cos, &both_sin)?, plain)?;
     }
     Ok(())
 }
@@ -117,6 +119,51 @@ fn frequencies_are_those_of_transformers() {
     assert_eq!(halved, [0.5, 0.05]);
 }
 
+/// In a context that no pair turns through once, all but the first are divided; in one through which all turn more than once,
+/// the share that is divided ends at the last of the channels, not of the pairs.
+#[test]
+fn yarn_stays_within_the_pairs() {
+    let (w, theta, factor) = (4, 100f64, 4.);
+    let check = |fast: f64, original: usize, share: fn(f64) -> f64| {
+        let (found, _) = RopeScaling::Yarn { factor, fast, slow: 1., original }.frequencies(w, theta);
+        for (i, found) in (0..4u8).map(f64::from).zip(found) {
+            let expected = theta.powf(-i / 4.) * (share(i) / factor + 1. - share(i));
+            assert!((found - expected).abs() < 1e-12, "pair {i} of {original}: {found}, not {expected}");
+        }
+    };
+    check(32., 4, |i| if i > 0. { 1. } else { 0. });
+    check(1e5, 1_000_000, |i| i / 7.); // by formula, the last would be pair 11
+}
+
+/// One position of several heads, and no channels that turn.
+#[test]
+fn the_smallest_shapes_are_those_of_f64() -> Result<()> {
+    let (cos, sin) = angles(1, 4)?;
+    for (function, shape) in [
+        (rope as Function, (2, 3, 1, 8)),
+        (rope_i, (2, 3, 1, 8)),
+        (rope_thd, (2, 1, 3, 8)),
+        (rope_thd, (2, 1, 1, 8)),
+    ] {
+        let x = numbers(shape, 1)?;
+        let expected = function(&wide(&x)?, &wide(&cos)?, &wide(&sin)?)?;
+        assert!(error(&function(&x, &cos, &sin)?, &expected)? < 1e-6, "{shape:?}");
+        let none = cos.narrow(1, 0, 0)?;
+        for width in [0, 1, 8] {
+            let x = x.narrow(3, 0, width)?;
+            let y = function(&x, &none, &none)?;
+            assert_eq!(
+                (y.dims(), y.flatten_all()?.to_vec1::<f32>()?),
+                (x.dims(), x.flatten_all()?.to_vec1()?)
+            );
+        }
+        for nothing in [x.narrow(1, 0, 0)?, x.narrow(2, 0, 0)?] {
+            assert_eq!(function(&nothing, &cos, &sin)?.dims(), nothing.dims());
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn what_does_not_fit_is_refused() -> Result<()> {
     let says = |result: Result<Tensor>, part: &str| {
@@ -130,10 +177,32 @@ fn what_does_not_fit_is_refused() -> Result<()> {
     says(rope(&x.narrow(2, 0, 4)?, &cos, &sin.narrow(1, 0, 3)?), "[4, 3]");
     says(rope(&x.narrow(2, 0, 4)?.to_dtype(DType::F16)?, &cos, &sin), "f16");
     says(
+        rope(&x.narrow(2, 0, 4)?, &cos, &sin.to_dtype(DType::F16)?),
+        "rope: x is f32, but cos and sin are f32 and f16",
+    );
+    says(rope(&x.narrow(2, 0, 4)?, &cos.flatten_all()?, &sin.flatten_all()?), "got [16]");
+    let table = |shape: (usize, usize, usize)| numbers(shape, 2);
+    for shape in [(2, 5, 4), (1, 4, 4), (1, 5, 5)] {
+        says(rope(&x, &table(shape)?, &table(shape)?), "or [1, 5 or more, up to 4]");
+    }
+    assert!(rope(&x, &table((1, 5, 4))?, &table((1, 5, 4))?).is_ok());
+    says(
         RotaryTables::new(7, 4, THETA, RopeScaling::None, DType::F32, &Device::Cpu).map(|t| t.cos),
         "7 channels",
     );
+    for (dim, theta, scaling) in [
+        (0, THETA, RopeScaling::None),
+        (8, f64::NAN, RopeScaling::None),
+        (8, -2., RopeScaling::None),
+        (8, THETA, RopeScaling::Linear(0.)),
+        (8, THETA, RopeScaling::Linear(-1.)),
+        (8, THETA, RopeScaling::Linear(f64::INFINITY)),
+    ] {
+        let tables = RotaryTables::new(dim, 4, theta, scaling, DType::F32, &Device::Cpu);
+        says(tables.map(|t| t.cos), "make no frequencies");
+    }
     let tables = RotaryTables::new(8, 4, THETA, RopeScaling::None, DType::F32, &Device::Cpu)?;
+    says(tables.at(usize::MAX, 2).map(|(cos, _)| cos), "2 positions from");
     says(tables.at(3, 2).map(|(cos, _)| cos), "2 positions from 3");
     Ok(())
 }

@@ -1,0 +1,152 @@
+//! [`RowCache`]: keys or values, appended in place.
+
+use super::dtype::CacheDType;
+use candle_core::{Device, Result, Tensor};
+
+/// The rows of some heads for up to `capacity` positions, in one tensor (B, heads, capacity, D) that is allocated once: a new token
+/// costs its own row and no copy of the past, and each head's rows are read in memory order.
+#[derive(Debug)]
+pub struct RowCache {
+    /// (B, heads, capacity, D); (.., D + 4) in u8 if its rows are quantized
+    rows: Tensor,
+    dtype: CacheDType,
+    /// D
+    width: usize,
+    len: usize,
+}
+
+impl RowCache {
+    /// An empty cache of these sizes: B texts, heads in each, the capacity, and D numbers in a row.
+    ///
+    /// # Errors
+    /// When the device cannot allocate it, or this dtype is not available there.
+    pub fn new(sizes: [usize; 4], dtype: impl Into<CacheDType>, device: &Device) -> Result<Self> {
+        let dtype = dtype.into();
+        Ok(Self { rows: dtype.zeros(sizes, device)?, dtype, width: sizes[3], len: 0 })
+    }
+
+    /// S, the positions held.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no position is held.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The positions that can be held.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.rows.dims()[2]
+    }
+
+    /// B, the number of texts.
+    #[must_use]
+    pub fn batch(&self) -> usize {
+        self.rows.dims()[0]
+    }
+
+    /// How many heads each text has.
+    #[must_use]
+    pub fn heads(&self) -> usize {
+        self.rows.dims()[1]
+    }
+
+    /// D, the numbers of a row.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// What the rows are held in.
+    #[must_use]
+    pub fn dtype(&self) -> CacheDType {
+        self.dtype
+    }
+
+    /// Writes the rows of T new positions and returns those of all S held. Earlier views see what is written later.
+    ///
+    /// # Shapes
+    /// `x` (B, heads, T, D) -> a view (B, heads, S, D), or (B, heads, S, D + 4) of quantized rows
+    ///
+    /// # Errors
+    /// When there is no room for T more, the shape does not fit, or a number to quantize is not finite; the cache is then as before.
+    pub fn append(&mut self, x: &Tensor) -> Result<Tensor> {
+        let x = self.to_append(x)?;
+        self.write(&x)
+    }
+
+    /// `x` (B, heads, T, D) as this cache holds it.
+    pub(super) fn to_append(&self, x: &Tensor) -> Result<Tensor> {
+        let rows = self.dtype.rows(x)?;
+        let ((b, heads, _, width), (of_b, of_heads, _, of_width)) = (rows.dims4()?, self.rows.dims4()?);
+        if (b, heads, width) != (of_b, of_heads, of_width) || !x.device().same_device(self.rows.device()) {
+            candle_core::bail!(
+                "cache: rows {:?} on {:?} do not fit a cache of {} (B, heads, capacity, width) {:?} on {:?}",
+                x.dims(),
+                x.device().location(),
+                self.dtype.as_str(),
+                self.rows.dims(),
+                self.rows.device().location()
+            )
+        }
+        Ok(rows)
+    }
+
+    /// Appends what [`to_append`](Self::to_append) made.
+    pub(super) fn write(&mut self, x: &Tensor) -> Result<Tensor> {
+        let (t, capacity) = (x.dim(2)?, self.capacity());
+        if t > capacity - self.len {
+            candle_core::bail!(
+                "cache: {} positions are held and {t} more do not fit the capacity of {capacity}; start a new cache or shorten \
+                 the text",
+                self.len
+            )
+        }
+        self.rows.slice_set(x, 2, self.len)?;
+        self.len += t;
+        self.rows()
+    }
+
+    /// The rows of all positions held: a view (B, heads, S, D), or (.., D + 4) of quantized rows.
+    ///
+    /// # Errors
+    /// Never for a cache that was made here.
+    pub fn rows(&self) -> Result<Tensor> {
+        self.rows.narrow(2, 0, self.len)
+    }
+
+    /// The rows of the last `count` positions held, or of all if there are fewer: a view.
+    pub(super) fn last(&self, count: usize) -> Result<Tensor> {
+        let count = count.min(self.len);
+        self.rows.narrow(2, self.len - count, count)
+    }
+
+    /// Forgets all but the first `len` positions, and keeps the memory.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// A cache of the same rows that goes its own way from here on, with memory of its own.
+    ///
+    /// # Errors
+    /// When the device cannot allocate it.
+    pub fn fork(&self) -> Result<Self> {
+        Ok(Self { rows: self.rows.force_contiguous()?, ..*self })
+    }
+
+    /// A copy whose text i is text `texts[i]` of this cache, as a search over several texts needs.
+    ///
+    /// # Errors
+    /// When a text does not exist, or the device cannot allocate the copy.
+    pub fn with_texts(&self, texts: &[u32]) -> Result<Self> {
+        if let Some(text) = texts.iter().find(|&&text| text as usize >= self.batch()) {
+            candle_core::bail!("cache: text {text} does not exist; there are {}", self.batch())
+        }
+        let rows = self.rows.index_select(&Tensor::new(texts, self.rows.device())?, 0)?;
+        Ok(Self { rows, ..*self })
+    }
+}

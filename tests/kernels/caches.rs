@@ -1,0 +1,412 @@
+//! Caches of keys and values against the keys and values themselves.
+
+use crate::common::Result;
+use crate::random;
+use candle_core::{DType, Device, Tensor};
+use candle_fused::attention::{HeadLayout, Mask, Sdpa, Window, widen_rows};
+use candle_fused::cache::{CacheDType, KvCache, PagedCache, RowCache, SequenceId};
+use std::collections::BTreeSet;
+
+const DTYPES: [CacheDType; 4] = [
+    CacheDType::Plain(DType::F32),
+    CacheDType::Plain(DType::F16),
+    CacheDType::Plain(DType::BF16),
+    CacheDType::Q8_0,
+];
+
+fn bits(x: &Tensor) -> Result<Vec<u32>> {
+    let x = if x.dtype() == DType::U8 { widen_rows(x)? } else { x.to_dtype(DType::F32)? };
+    Ok(x.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
+}
+
+/// Keys or values of positions `from..to` of a text: (B, 2, T, width)
+fn rows(name: &str, b: usize, from: usize, to: usize, width: usize) -> Result<Tensor> {
+    Ok(random(5, name, 1., (b, 2, 400, width))?.narrow(2, from, to - from)?)
+}
+
+#[test]
+fn a_cache_returns_what_was_appended() -> Result {
+    for dtype in DTYPES {
+        let mut cache = KvCache::new(40, dtype);
+        let mut at = 0;
+        for t in [7, 1, 1, 12, 3] {
+            let (k, v) = (rows("k", 2, at, at + t, 16)?, rows("v", 2, at, at + t, 9)?);
+            let (k, v) = cache.append(&k, &v)?;
+            at += t;
+            for (name, width, got) in [("k", 16, k), ("v", 9, v)] {
+                assert_eq!(
+                    bits(&got)?,
+                    bits(&dtype.rows(&rows(name, 2, 0, at, width)?)?)?,
+                    "{dtype:?}, {at} {name}"
+                );
+            }
+            assert_eq!(cache.len(), at);
+        }
+        let mut fork = cache.fork()?;
+        cache.rewind(5)?;
+        let (k, _) = cache.append(&rows("other", 2, 0, 4, 16)?, &rows("v", 2, 5, 9, 9)?)?;
+        let expected = Tensor::cat(&[rows("k", 2, 0, 5, 16)?, rows("other", 2, 0, 4, 16)?], 2)?;
+        assert_eq!(bits(&k)?, bits(&dtype.rows(&expected)?)?);
+        // The fork has its own memory.
+        let (k, _) = fork.append(&rows("k", 2, 24, 25, 16)?, &rows("v", 2, 24, 25, 9)?)?;
+        assert_eq!(bits(&k)?, bits(&dtype.rows(&rows("k", 2, 0, 25, 16)?)?)?);
+        fork.reset();
+        assert!(fork.is_empty() && cache.current_seq_len() == 9);
+    }
+    Ok(())
+}
+
+#[test]
+fn what_does_not_fit_leaves_the_cache_as_it_was() -> Result {
+    let mut cache = KvCache::new(6, CacheDType::Q8_0);
+    let (k, v) = (rows("k", 1, 0, 4, 8)?, rows("v", 1, 0, 4, 8)?);
+    cache.append(&k, &v)?;
+    let nan = (&v * f64::NAN)?;
+    let mut refused = |k: &Tensor, v: &Tensor, expected: &str| {
+        let message = cache.append(k, v).expect_err(expected).to_string();
+        assert!(message.contains(expected), "{message}");
+        assert_eq!(cache.len(), 4);
+    };
+    refused(&k, &v, "4 positions are held and 4 more do not fit the capacity of 6");
+    refused(&k.narrow(2, 0, 2)?, &nan.narrow(2, 0, 2)?, "NaN");
+    refused(&k.narrow(2, 0, 2)?, &v.narrow(2, 0, 1)?, "as many texts, heads and positions");
+    refused(
+        &rows("k", 1, 0, 1, 9)?,
+        &rows("v", 1, 0, 1, 8)?,
+        "[1, 2, 1, 9] on Cpu do not fit a cache of q8_0",
+    );
+    refused(&rows("k", 2, 0, 1, 8)?, &rows("v", 2, 0, 1, 8)?, "[2, 2, 1, 8] on Cpu do not fit");
+    refused(
+        &k.narrow(2, 0, 1)?.to_dtype(DType::F16)?,
+        &v.narrow(2, 0, 1)?,
+        "q8_0 takes keys and values in f32, got f16",
+    );
+    assert!(cache.rewind(5).expect_err("there are 4").to_string().contains("there are 4"));
+    let (got, _) = cache.append(&rows("k", 1, 4, 6, 8)?, &rows("v", 1, 4, 6, 8)?)?;
+    assert_eq!(bits(&got)?, bits(&CacheDType::Q8_0.rows(&rows("k", 1, 0, 6, 8)?)?)?);
+    assert!(KvCache::new(4, DType::U32).append(&k, &v).is_err());
+    for capacity in [usize::MAX, usize::MAX / 64] {
+        let message = KvCache::new(capacity, DType::F32).append(&k, &v).expect_err("too large").to_string();
+        assert!(
+            message.contains("more than any memory") && message.contains(&capacity.to_string()),
+            "{message}"
+        );
+    }
+    // What an empty cache refuses does not settle its shapes.
+    let mut cache = KvCache::new(4, CacheDType::Q8_0);
+    assert!(
+        cache.append(&k, &nan).is_err()
+            && cache.append(&rows("k", 1, 0, 5, 8)?, &rows("v", 1, 0, 5, 8)?).is_err()
+    );
+    cache.append(&rows("k", 3, 0, 4, 6)?, &rows("v", 3, 0, 4, 5)?)?;
+    assert!(KvCache::new(4, DType::F32).rewind(1).is_err());
+    Ok(())
+}
+
+/// Whatever a window forgets, its queries get what they get from a whole cache.
+#[test]
+fn a_window_forgets_what_no_query_sees() -> Result {
+    for (window, capacity) in [(1, 1), (1, 3), (5, 5), (5, 6), (5, 12), (8, 40)] {
+        for dtype in DTYPES {
+            let sdpa = Sdpa { window: Window::sliding(window), ..Sdpa::default() };
+            let (mut cache, mut whole) =
+                (KvCache::sliding(window, capacity, dtype)?, KvCache::new(200, dtype));
+            let mut at = 0;
+            for t in [3, 1, 1, 1, 1, 1, 7, 1, 2, 30, 1, 1, 1, 5, 0, 41, 1] {
+                let part = |name| rows(name, 1, at, at + t, 8);
+                let (k, v) = (part("k")?, part("v")?);
+                at += t;
+                let (got, expected) = (cache.append(&k, &v)?, whole.append(&k, &v)?);
+                assert_eq!(cache.len(), at);
+                assert!(
+                    got.0.dim(2)? <= capacity.max(window - 1 + t),
+                    "{window} of {capacity}, {t}: {:?}",
+                    got.0
+                );
+                if t > 0 {
+                    let q = rows("q", 1, at - t, at, 8)?;
+                    let [got, expected] =
+                        [got, expected].map(|(k, v)| sdpa.forward(&q, &k, &v, Mask::default()));
+                    let (got, expected) = (bits(&got?)?, bits(&expected?)?);
+                    // Sums begin at other keys, and are taken in other blocks.
+                    for (a, b) in got.iter().zip(&expected) {
+                        let (a, b) = (f32::from_bits(*a), f32::from_bits(*b));
+                        assert!((a - b).abs() < 2e-6, "{window} of {capacity} at {at}, {dtype:?}: {a} {b}");
+                    }
+                }
+            }
+        }
+    }
+    assert!(KvCache::sliding(0, 5, DType::F32).is_err() && KvCache::sliding(6, 5, DType::F32).is_err());
+    Ok(())
+}
+
+#[test]
+fn a_window_goes_back_as_far_as_it_remembers() -> Result {
+    let mut cache = KvCache::sliding(4, 10, DType::F32)?;
+    let push = |cache: &mut KvCache, from: usize, to: usize| -> Result<Tensor> {
+        Ok(cache.append(&rows("k", 1, from, to, 8)?, &rows("v", 1, from, to, 8)?)?.0)
+    };
+    push(&mut cache, 0, 10)?;
+    push(&mut cache, 10, 12)?; // positions 7 to 11 are held
+    // The query of position 10 sees 7 to 10, that of position 9 would see 6.
+    let message = cache.rewind(9).expect_err("6 is forgotten").to_string();
+    assert!(message.contains("back to 9") && message.contains("the first 7 are forgotten"), "{message}");
+    cache.rewind(10)?;
+    let k = push(&mut cache, 10, 11)?;
+    assert_eq!(bits(&k)?, bits(&rows("k", 1, 7, 11, 8)?)?);
+    assert!(cache.rewind(usize::MAX).is_err());
+    cache.reset();
+    cache.rewind(0)?;
+    assert_eq!(bits(&push(&mut cache, 3, 5)?)?, bits(&rows("k", 1, 3, 5, 8)?)?);
+    Ok(())
+}
+
+#[test]
+fn texts_of_a_batch_can_be_chosen_again() -> Result {
+    let mut cache = RowCache::new([3, 2, 10, 8], DType::F32, &Device::Cpu)?;
+    cache.append(&rows("k", 3, 0, 4, 8)?)?;
+    let chosen = cache.with_texts(&[2, 2, 0])?;
+    let expected =
+        rows("k", 3, 0, 4, 8)?.contiguous()?.index_select(&Tensor::new(&[2u32, 2, 0], &Device::Cpu)?, 0)?;
+    assert_eq!(bits(&chosen.rows()?)?, bits(&expected)?);
+    assert!(cache.with_texts(&[3]).expect_err("there are 3").to_string().contains("text 3"));
+    Ok(())
+}
+
+/// A text as a schedule knows it: its rows in each layer, from `forgotten` on.
+#[derive(Clone)]
+struct Text {
+    id: SequenceId,
+    /// Which rows of the table of all numbers its positions have.
+    rows: Vec<u32>,
+    forgotten: usize,
+    /// The shortest that it may go back to.
+    shortest: usize,
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % n
+    }
+}
+
+/// A thousand schedules of texts that begin, grow, fork, go back, forget and end: each text keeps its own keys, and pages are free
+/// exactly if no text has them.
+#[test]
+fn texts_in_pages_keep_their_own_keys() -> Result {
+    const LAYERS: usize = 2;
+    let heads = HeadLayout::grouped(4, 2, 4);
+    let numbers = random(1, "numbers", 1., (1000, 2, 4))?;
+    let of_layer = |rows: &[u32], layer: usize, is_value: bool| -> candle_core::Result<Tensor> {
+        let rows = numbers.index_select(&Tensor::new(rows, &Device::Cpu)?, 0)?; // (T, key heads, D)
+        rows + (2 * layer + usize::from(is_value)) as f64
+    };
+    for schedule in 0..1000 {
+        let mut random = Random(schedule);
+        let (pages, size) = (3 + random.below(12), 1 + random.below(5));
+        let dtype = DTYPES[random.below(4)];
+        let mut cache = PagedCache::new(LAYERS, heads, pages, size, dtype, &Device::Cpu)?;
+        let mut texts: Vec<Text> = vec![];
+        for step in 0..30 {
+            let chosen = random.below(texts.len().max(1));
+            match (random.below(10), texts.get(chosen).cloned()) {
+                (0, _) | (_, None) => {
+                    texts.push(Text { id: cache.add(), rows: vec![], forgotten: 0, shortest: 0 })
+                }
+                (1, Some(text)) => texts.push(Text { id: cache.fork(text.id)?, ..text }),
+                (2, Some(text)) => {
+                    cache.remove(text.id)?;
+                    texts.remove(chosen);
+                    assert!(cache.len(text.id).is_err() && cache.remove(text.id).is_err());
+                }
+                (3, Some(text)) => {
+                    let len = random.below(text.rows.len() + 1);
+                    assert_eq!(cache.rewind(text.id, len).is_ok(), len >= text.shortest);
+                    if len >= text.shortest {
+                        texts[chosen].rows.truncate(len);
+                    }
+                }
+                (4, Some(text)) => {
+                    let position = random.below(text.rows.len() + 1);
+                    cache.forget_before(text.id, position)?;
+                    let forgotten = text.forgotten.max(position / size * size);
+                    if forgotten > text.forgotten {
+                        texts[chosen].shortest = text.rows.len();
+                    }
+                    texts[chosen].forgotten = forgotten;
+                    assert!(cache.forget_before(text.id, text.rows.len() + 1).is_err());
+                }
+                (_, Some(text)) => {
+                    let t = random.below(7);
+                    let free = cache.free_pages();
+                    if let Err(e) = cache.grow(text.id, t) {
+                        assert!(e.to_string().contains(&format!("{free} of {pages} are free")), "{e}");
+                        assert_eq!((cache.free_pages(), cache.len(text.id)?), (free, text.rows.len()));
+                        continue;
+                    }
+                    let new: Vec<u32> = (0..t).map(|_| random.below(1000) as u32).collect();
+                    texts[chosen].rows.extend(&new);
+                    for layer in 0..LAYERS {
+                        cache.write(
+                            layer,
+                            text.id,
+                            &of_layer(&new, layer, false)?,
+                            &of_layer(&new, layer, true)?,
+                        )?;
+                    }
+                }
+            }
+            let mut used = BTreeSet::new();
+            for text in &texts {
+                assert_eq!(cache.len(text.id)?, text.rows.len());
+                let held = &text.rows[text.forgotten..];
+                used.extend(cache.pages(0, text.id)?.table.iter().copied());
+                for layer in 0..LAYERS {
+                    let pages = cache.pages(layer, text.id)?;
+                    assert_eq!((pages.len, pages.table.len()), (held.len(), held.len().div_ceil(size)));
+                    if held.is_empty() {
+                        continue;
+                    }
+                    for (is_value, got) in pages.gather()?.iter().enumerate() {
+                        let expected = dtype.rows(&of_layer(held, layer, is_value == 1)?)?.transpose(0, 1)?;
+                        assert_eq!(
+                            bits(got)?,
+                            bits(&expected)?,
+                            "schedule {schedule}, step {step}, layer {layer}"
+                        );
+                    }
+                }
+            }
+            assert_eq!(cache.free_pages(), pages - used.len(), "schedule {schedule}, step {step}");
+        }
+    }
+    Ok(())
+}
+
+/// Decoding several texts in pages at once gives what each gives in a cache of its own.
+#[test]
+fn texts_decoded_together_get_what_each_gets_alone() -> Result {
+    let heads = HeadLayout::grouped(6, 2, 16);
+    for dtype in DTYPES {
+        let mut cache = PagedCache::new(1, heads, 40, 16, dtype, &Device::Cpu)?;
+        let (a, b) = (cache.add(), cache.add());
+        let mut alone = [KvCache::new(300, dtype), KvCache::new(300, dtype)];
+        let at = |n: usize| n * 170;
+        // A prompt of each, then tokens of both.
+        let mut lengths = [0, 0];
+        for queries in [[50, 33], [1, 1], [1, 1], [3, 1], [0, 1]] {
+            let (mut q, mut expected) = (vec![], vec![]);
+            for (n, (&t, text)) in queries.iter().zip([a, b]).enumerate() {
+                let from = at(n) + lengths[n];
+                let [k, v] = ["k", "v"].map(|name| rows(name, 1, from, from + t, 16));
+                let (k, v) = (k?, v?);
+                cache.grow(text, t)?;
+                let by_position = |x: &Tensor| x.squeeze(0)?.transpose(0, 1);
+                cache.write(0, text, &by_position(&k)?, &by_position(&v)?)?;
+                lengths[n] += t;
+                let of_q = random(6, "q", 1., (1, 6, 400, 16))?.narrow(2, from, t)?;
+                q.push(by_position(&of_q)?);
+                let (k, v) = alone[n].append(&k, &v)?;
+                if t > 0 {
+                    let context = Sdpa::default().forward(&of_q, &k, &v, Mask::default())?;
+                    expected.extend(bits(&context)?);
+                }
+            }
+            let pages = [cache.pages(0, a)?, cache.pages(0, b)?];
+            let got = Sdpa::default().forward_varlen_paged(&Tensor::cat(&q, 0)?, &queries, &pages)?;
+            assert_eq!(bits(&got)?, expected, "{dtype:?}, {queries:?}");
+        }
+    }
+    Ok(())
+}
+
+/// A page that two sequences have is written by neither, but for what it made itself since.
+#[test]
+fn no_write_reaches_a_page_of_another_sequence() -> Result {
+    let heads = HeadLayout::all(1, 2);
+    let mut cache = PagedCache::new(1, heads, 20, 4, DType::F32, &Device::Cpu)?;
+    let rows = |t: usize, number: f32| Tensor::full(number, (t, 1, 2), &Device::Cpu);
+    let write = |cache: &PagedCache, id, t, number| cache.write(0, id, &rows(t, number)?, &rows(t, number)?);
+    let numbers = |cache: &PagedCache, id| -> Result<Vec<f32>> {
+        let [k, _] = cache.pages(0, id)?.gather()?;
+        Ok(k.narrow(3, 0, 1)?.flatten_all()?.to_vec1()?)
+    };
+    let a = cache.add();
+    cache.grow(a, 8)?;
+    write(&cache, a, 8, 1.)?;
+    let b = cache.fork(a)?;
+    let refused = |cache: &PagedCache, id, t| {
+        let message = write(cache, id, t, 9.).expect_err("shared").to_string();
+        assert!(message.contains(&format!("share the last {t} positions")), "{message}");
+    };
+    refused(&cache, b, 1);
+    cache.grow(b, 1)?;
+    write(&cache, b, 1, 2.)?;
+    refused(&cache, b, 3);
+    cache.rewind(b, 6)?;
+    refused(&cache, b, 1);
+    cache.grow(b, 3)?; // copies the page of positions 4 and 5
+    write(&cache, b, 3, 3.)?;
+    assert_eq!(numbers(&cache, a)?, [1.; 8]);
+    assert_eq!(numbers(&cache, b)?, [1., 1., 1., 1., 1., 1., 3., 3., 3.]);
+    // Room that was made before the fork belongs to both.
+    cache.grow(a, 2)?;
+    let c = cache.fork(a)?;
+    refused(&cache, a, 2);
+    refused(&cache, c, 2);
+    cache.remove(c)?;
+    write(&cache, a, 2, 4.)?;
+    assert_eq!(numbers(&cache, a)?, [1., 1., 1., 1., 1., 1., 1., 1., 4., 4.]);
+    let other = PagedCache::new(1, heads, 20, 4, DType::F32, &Device::Cpu)?.add();
+    assert!(cache.len(other).is_err(), "a sequence of another cache");
+    Ok(())
+}
+
+#[test]
+fn a_sequence_that_forgot_does_not_go_back() -> Result {
+    let mut cache = PagedCache::new(1, HeadLayout::all(1, 2), 20, 4, DType::F32, &Device::Cpu)?;
+    let id = cache.add();
+    cache.grow(id, 20)?;
+    cache.forget_before(id, 3)?; // frees no page
+    cache.rewind(id, 18)?;
+    cache.forget_before(id, 9)?;
+    cache.grow(id, 2)?;
+    cache.rewind(id, 18)?;
+    let message = cache.rewind(id, 17).expect_err("its query may see position 8").to_string();
+    assert!(message.contains("the first 8 were forgotten when there were 18"), "{message}");
+    Ok(())
+}
+
+#[test]
+fn a_paged_cache_refuses_what_it_does_not_have() -> Result {
+    let heads = HeadLayout::all(2, 8);
+    let new = |pages, size, dtype| PagedCache::new(1, heads, pages, size, dtype, &Device::Cpu);
+    assert!(
+        new(0, 4, DType::F32).is_err()
+            && new(4, 0, DType::F32).is_err()
+            && new(4, 4, DType::U32).is_err()
+            && new(4, usize::MAX, DType::F32).is_err()
+    );
+    let mut cache = new(4, 4, DType::F32)?;
+    let text = cache.add();
+    cache.grow(text, 5)?;
+    let x = |t: usize, heads: usize, d: usize| Tensor::zeros((t, heads, d), DType::F32, &Device::Cpu);
+    let refused = |result: candle_core::Result<()>, expected: &str| {
+        let message = result.expect_err(expected).to_string();
+        assert!(message.contains(expected), "{message}");
+    };
+    refused(cache.write(1, text, &x(1, 2, 8)?, &x(1, 2, 8)?), "there is no layer 1");
+    refused(cache.write(0, text, &x(6, 2, 8)?, &x(6, 2, 8)?), "up to 5 positions");
+    refused(cache.write(0, text, &x(1, 3, 8)?, &x(1, 2, 8)?), "[1, 3, 8]");
+    refused(cache.write(0, text, &x(1, 2, 8)?, &x(1, 2, 9)?), "[1, 2, 9]");
+    refused(cache.write(0, text, &x(1, 2, 8)?, &x(2, 2, 8)?), "[2, 2, 8]");
+    refused(cache.grow(text, usize::MAX), "too many");
+    refused(cache.grow(text, 12), "need 3 pages of 4 positions, and 2 of 4 are free");
+    cache.grow(text, 11)?;
+    assert_eq!((cache.free_pages(), cache.total_pages(), cache.page_size()), (0, 4, 4));
+    Ok(())
+}
