@@ -10,7 +10,7 @@ use common::{Result, data, relative_error};
 use gpt2_circuits::{Circuit, Circuits, Composition};
 use gpt2_model::candle_nn::{VarBuilder, VarMap};
 use gpt2_model::hooks::Head;
-use gpt2_model::{Config, Gpt2LMHeadModel};
+use gpt2_model::{Config, Embedding, Gpt2LMHeadModel, LmHead};
 use models::load;
 use std::collections::HashMap;
 
@@ -136,10 +136,34 @@ fn the_largest_entries_of_a_long_table_are_those_of_all_its_rows() -> Result {
     let mut all: Vec<(f64, usize)> = all.into_iter().zip(0..).collect();
     all.sort_by(|a, b| b.0.total_cmp(&a.0));
     for count in [1, 2, 3, 50, 1000] {
-        let found = circuits.largest_entries(head, Circuit::Ov, count, &mut |_, _| {})?;
+        let mut done = vec![];
+        let found =
+            circuits.largest_entries(head, Circuit::Ov, count, &mut |rows, of| done.push((rows, of)))?;
+        assert_eq!(done, [(256, 700), (512, 700), (700, 700)]);
         let found: Vec<_> = found.iter().map(|e| (e.from as usize * 700) + e.to as usize).collect();
         assert_eq!(found, all[..count].iter().map(|(_, at)| *at).collect::<Vec<_>>(), "{count}");
     }
+    Ok(())
+}
+
+/// The sum of the eigenvalues is the trace of the table, also where the table has more rows than are added up at a time.
+#[test]
+fn the_eigenvalues_of_a_large_vocabulary_sum_to_the_trace() -> Result {
+    let config =
+        Config { vocab_size: 5000, n_embd: 8, n_head: 2, n_layer: 1, n_positions: 8, ..Config::gpt2() };
+    let vb = gpt2_model::init::seeded(3, DType::F64, &Device::Cpu);
+    let circuits = Circuits::new(&Gpt2LMHeadModel::load(vb, &config)?)?;
+    let head = Head { layer: 0, head: 1 };
+    let (mut trace, mut size) = (0.0, 0.0);
+    for first in (0..5000u32).step_by(500) {
+        let tokens: Vec<u32> = (first..first + 500).collect();
+        let rows = circuits.rows(head, Circuit::Ov, &tokens)?.narrow(1, first as usize, 500)?;
+        let diagonal = (rows * Tensor::eye(500, DType::F64, &Device::Cpu)?)?;
+        trace += diagonal.sum_all()?.to_scalar::<f64>()?;
+        size += diagonal.abs()?.sum_all()?.to_scalar::<f64>()?;
+    }
+    let sum: f64 = circuits.token_eigenvalues(head)?.iter().map(|value| value.re).sum();
+    assert!((sum - trace).abs() < 1e-10 * size, "{sum}, not {trace}");
     Ok(())
 }
 
@@ -150,6 +174,21 @@ fn heads_and_tokens_that_are_not_there_are_refused() -> Result {
     assert!(error.contains("layers 0 to 2"), "{error}");
     let none = circuits.largest_entries(Head { layer: 0, head: 0 }, Circuit::Ov, 0, &mut |_, _| {})?;
     assert!(none.is_empty());
+    assert_eq!(
+        (circuits.layers(), circuits.heads(2), circuits.heads(3), circuits.vocab_size()),
+        (3, 3, 0, 53)
+    );
+    let error = circuits.stream_eigenvalues(Head { layer: 0, head: 3 }).expect_err("no head 3").to_string();
+    assert!(error.contains("of 3 heads"), "{error}");
+    // The first of all tokens in their order.
+    let direction = Tensor::from_iter((0..24).map(|i| f64::from(i * 7 % 11) - 5.0), &Device::Cpu)?;
+    for reads in [false, true] {
+        let all = circuits.tokens_of(&direction, reads, 53)?;
+        assert!(all.is_sorted_by(|a, b| a.1 >= b.1) && all.len() == 53);
+        for count in [0, 1, 5] {
+            assert_eq!(circuits.tokens_of(&direction, reads, count)?, all[..count]);
+        }
+    }
     let error =
         circuits.rows(Head { layer: 0, head: 0 }, Circuit::Qk, &[53]).expect_err("53 tokens").to_string();
     assert!(error.contains("0..53"), "{error}");
@@ -165,5 +204,15 @@ fn weights_that_are_not_finite_are_refused_by_name() -> Result {
     attn.c_attn = gpt2_model::Conv1D::new((weight * f64::NAN)?, bias)?;
     let error = Circuits::new(&model).expect_err("NaN").to_string();
     assert!(error.contains("head 1.0") && error.contains("not finite"), "{error}");
+    let table =
+        |model: &Gpt2LMHeadModel| -> Result<Tensor> { Ok((model.transformer.wte.weight()? * f64::NAN)?) };
+    let mut model = load("circuits/model", DType::F32)?;
+    model.lm_head = LmHead::new(table(&model)?)?;
+    let error = Circuits::new(&model).expect_err("NaN").to_string();
+    assert!(error.contains("the unembedding are not finite"), "{error}");
+    let mut model = load("circuits/model", DType::F32)?;
+    model.transformer.wte = Embedding::new(table(&model)?)?;
+    let error = Circuits::new(&model).expect_err("NaN").to_string();
+    assert!(error.contains("the embedding are not finite"), "{error}");
     Ok(())
 }

@@ -71,9 +71,175 @@ fn a_new_adapter_can_be_saved_and_loaded_again() -> Result {
         assert_eq!(update.a().to_vec2::<f32>()?, before.a().to_vec2::<f32>()?);
         assert!((update.scaling() - before.scaling()).abs() < 1e-12);
     }
-    let other = AdapterConfig::new(&LoraOptions::new(3), None, true);
-    let error = save_adapter(dir.path(), &adapter, &other, &model).expect_err("another target");
-    assert_says("other", &error.to_string(), &["h.0.attn.c_attn"]);
+    let json: Value = serde_json::from_slice(&std::fs::read(dir.path().join("adapter_config.json"))?)?;
+    for (field, value) in [
+        ("peft_type", json!("LORA")),
+        ("task_type", json!("CAUSAL_LM")),
+        ("base_model_name_or_path", json!("gpt2")),
+        ("inference_mode", json!(true)),
+        ("init_lora_weights", json!(true)),
+        ("fan_in_fan_out", json!(true)),
+        ("r", json!(3)),
+    ] {
+        assert_eq!(json[field], value, "{field}");
+    }
+    Ok(())
+}
+
+#[test]
+fn an_adapter_that_its_config_does_not_describe_is_not_saved() -> Result {
+    let (model, dir) = (model()?, tempfile::tempdir()?);
+    let options = LoraOptions { target_modules: vec!["c_fc".into()], lora_alpha: 6.0, ..LoraOptions::new(3) };
+    let adapter = Adapter::new(&model, &options, 1, &Device::Cpu)?;
+    let config = |options: &LoraOptions| AdapterConfig::new(options, None, true);
+    let other = LoraOptions { target_modules: vec!["c_attn".into()], ..options.clone() };
+    let scaling = LoraOptions { lora_alpha: 6.001, ..options.clone() };
+    let rank = LoraOptions { r: 6, lora_alpha: 12.0, ..options.clone() }; // with the same scaling
+    for (what, options, layer) in [
+        ("target", other, "h.0.attn.c_attn"),
+        ("scaling", scaling, "h.0.mlp.c_fc"),
+        ("rank", rank, "h.0.mlp.c_fc"),
+    ] {
+        let error = save_adapter(dir.path(), &adapter, &config(&options), &model).expect_err(what);
+        assert_says(what, &error.to_string(), &[&format!("the adapter's update of {layer} is not")]);
+    }
+    let mut whole = config(&options);
+    whole.modules_to_save = Some(vec!["ln_f".into()]);
+    let error = save_adapter(dir.path(), &adapter, &whole, &model).expect_err("no ln_f").to_string();
+    assert_says("whole", &error, &["modules_to_save names other parameters"]);
+    assert!(std::fs::read_dir(dir.path())?.next().is_none(), "something was written");
+    let inside = dir.path().join("not/there/yet");
+    save_adapter(&inside, &adapter, &config(&options), &model)?;
+    assert_eq!(open(&inside)?.updates.len(), 2);
+    Ok(())
+}
+
+/// The layers with an update by PEFT's rules, for a config with these fields.
+fn targets(fields: &[(&str, Value)]) -> Result<Vec<String>> {
+    let set = |config: &mut Value| fields.iter().for_each(|(field, value)| config[*field] = value.clone());
+    // Of a file without tensors, each one is missing.
+    let dir = changed(set, Tensors::clear)?;
+    let audit = AdapterCheckpoint::open(&AdapterFiles::directory(dir.path())?)?.audit(&model()?)?;
+    let layer = |name: &str| {
+        let name = name.strip_prefix("base_model.model.transformer.h.")?;
+        Some(name.strip_suffix(".lora_A.weight")?.to_string())
+    };
+    Ok(audit.missing.iter().filter_map(|(name, _)| layer(name)).collect())
+}
+
+#[test]
+fn the_layers_with_an_update_are_those_that_peft_chooses() -> Result {
+    let all = ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"];
+    let of = |block: usize| all.map(|layer| format!("{block}.{layer}")).to_vec();
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_string()).collect::<Vec<_>>();
+    let target = |value: Value| ("target_modules", value);
+    let c_attn = || target(json!(["c_attn"]));
+    for (fields, expected) in [
+        (vec![target(json!("all-linear"))], [of(0), of(1)].concat()),
+        (vec![target(json!("ALL-LINEAR")), ("layers_to_transform", json!([1]))], of(1)),
+        // A pattern for the whole name says the block itself.
+        (
+            vec![target(json!(r".*\.attn\.c_attn")), ("layers_to_transform", json!([1]))],
+            names(&["0.attn.c_attn", "1.attn.c_attn"]),
+        ),
+        (vec![target(json!(r"attn\.c_attn|.*\.1\.mlp\.c_fc"))], names(&["1.mlp.c_fc"])),
+        // So does a whole name.
+        (
+            vec![target(json!(["transformer.h.0.attn.c_attn"])), ("layers_to_transform", json!([1]))],
+            names(&["0.attn.c_attn"]),
+        ),
+        (vec![target(json!(["attn.c_proj"]))], names(&["0.attn.c_proj", "1.attn.c_proj"])),
+        (vec![c_attn(), ("layers_to_transform", json!([]))], names(&["0.attn.c_attn", "1.attn.c_attn"])),
+        (vec![c_attn(), ("layers_to_transform", json!([1, 7]))], names(&["1.attn.c_attn"])),
+        (
+            vec![c_attn(), ("layers_to_transform", json!(1)), ("layers_pattern", json!(["x", "", "h"]))],
+            names(&["1.attn.c_attn"]),
+        ),
+        (
+            vec![c_attn(), ("layers_to_transform", json!(0)), ("layers_pattern", json!(""))],
+            names(&["0.attn.c_attn"]),
+        ),
+        (
+            vec![target(json!("all-linear")), ("exclude_modules", json!(r".*\.c_proj|.*\.h\.0\..*"))],
+            names(&["1.attn.c_attn", "1.mlp.c_fc"]),
+        ),
+        (
+            vec![target(json!("all-linear")), ("modules_to_save", json!(["mlp", "attn.c_proj"]))],
+            names(&["0.attn.c_attn", "1.attn.c_attn"]),
+        ),
+    ] {
+        let mut found = targets(&fields)?;
+        found.sort_unstable();
+        assert_eq!(found, expected, "{fields:?}");
+    }
+    for (what, fields) in [
+        ("the end of a name", vec![target(json!(["proj"]))]),
+        (
+            "another list",
+            vec![c_attn(), ("layers_to_transform", json!(0)), ("layers_pattern", json!("layers"))],
+        ),
+    ] {
+        let error = targets(&fields).expect_err(what).to_string();
+        assert_says(what, &error, &["names no layer of the model"]);
+    }
+    Ok(())
+}
+
+#[test]
+fn fields_that_a_config_leaves_out_have_pefts_values() -> Result {
+    // 8 for the rank and for alpha, as in this file.
+    let optional =
+        ["r", "lora_alpha", "lora_dropout", "bias", "init_lora_weights", "use_rslora", "fan_in_fan_out"];
+    let less = |config: &mut Value| {
+        let fields = config.as_object_mut().expect("an object");
+        optional.iter().for_each(|field| drop(fields.remove(*field)));
+    };
+    let dir = changed(less, |_| {})?;
+    let (found, expected) = (open(dir.path())?, open(&data("lora/default"))?);
+    for (layer, update) in &expected.updates {
+        assert_eq!(found.updates[layer].rank(), 8);
+        assert!((found.updates[layer].scaling() - update.scaling()).abs() < 1e-12);
+    }
+    Ok(())
+}
+
+/// PEFT leaves `transformer.` out if it wraps a `GPT2Model`.
+#[test]
+fn an_adapter_of_a_bare_model_is_loaded_by_its_names() -> Result {
+    for case in ["default", "whole_modules"] {
+        let (from, dir) = (data("lora").join(case), tempfile::tempdir()?);
+        std::fs::copy(from.join("adapter_config.json"), dir.path().join("adapter_config.json"))?;
+        let tensors = read(&from.join("adapter_model.safetensors"))?;
+        let bare: Tensors = tensors
+            .into_iter()
+            .map(|(name, tensor)| (name.replace("model.transformer.", "model."), tensor))
+            .collect();
+        std::fs::write(dir.path().join("adapter_model.safetensors"), serialized(&bare)?)?;
+        let (found, expected) = (open(dir.path())?, open(&from)?);
+        assert!(found.updates.keys().eq(expected.updates.keys()) && found.updates.len() == 2);
+        assert!(found.replaced.keys().eq(expected.replaced.keys()));
+        for (layer, update) in &expected.updates {
+            assert_eq!(found.updates[layer].b().to_vec2::<f32>()?, update.b().to_vec2::<f32>()?);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_updates_of_a_file_are_read_without_a_model() -> Result {
+    let expected = open(&data("lora/ranks"))?;
+    let checkpoint = AdapterCheckpoint::open(&AdapterFiles::directory(&data("lora/ranks"))?)?;
+    let updates = checkpoint.updates()?;
+    assert!(updates.keys().eq(expected.updates.keys()) && updates.len() == 8);
+    for (layer, update) in &expected.updates {
+        assert_eq!(updates[layer].a().to_vec2::<f32>()?, update.a().to_vec2::<f32>()?, "{layer}");
+        assert!((updates[layer].scaling() - update.scaling()).abs() < 1e-12, "{layer}");
+    }
+    assert!(checkpoint.not_finite()?.is_empty());
+    let half = changed(|_| {}, |tensors| drop(tensors.remove(&A.replace("lora_A", "lora_B"))))?;
+    let half = AdapterCheckpoint::open(&AdapterFiles::directory(half.path())?)?;
+    let error = half.updates().expect_err("half a pair").to_string();
+    assert_says("half", &error, &["h.0.attn.c_attn.lora_B.weight is missing"]);
     Ok(())
 }
 
@@ -97,6 +263,7 @@ fn what_is_not_supported_is_refused_by_name() -> Result {
         ("rank_pattern", json!({"c_attn": "x"}), &["rank_pattern", "adapter_config.json"]),
         ("r", json!(-1), &["r: ", "-1"]),
         ("r", json!(0), &["r is 0"]),
+        ("rank_pattern", json!({"h.1.attn.c_attn": 0}), &["the rank of transformer.h.1.attn.c_attn is 0"]),
         ("lora_dropout", json!(1.5), &["lora_dropout is 1.5"]),
     ] {
         let dir = changed(|config| config[field] = value.clone(), |_| {})?;

@@ -4,7 +4,7 @@ use super::odd;
 use crate::common::{Result, data};
 use crate::folder::{Folder, Raw, assert_says, read, zeros};
 use candle_core::{DType, Device};
-use gpt2_loader::{Audit, LoadError, TensorInfo};
+use gpt2_loader::{Advice, Audit, LoadError, TensorInfo};
 use safetensors::Dtype;
 
 /// The names of tensors as saved.
@@ -197,5 +197,76 @@ fn findings_name_the_flags_that_change_the_scores() -> Result {
         assert!(found.contains(says) && !found.contains("; "), "{field}: {found}");
         folder.set_config(field, (!value).into())?;
     }
+    Ok(())
+}
+
+/// What the finding about something says, and the advice.
+fn finding(folder: &Folder, about: &str) -> Result<(String, Advice)> {
+    let findings = folder.open()?.findings();
+    let found = findings.into_iter().find(|finding| finding.about == about).ok_or("a finding")?;
+    Ok((found.found, found.advice))
+}
+
+#[test]
+fn findings_say_which_tables_are_saved_and_what_that_means() -> Result {
+    let (wte, head) = ("transformer.wte.weight", "lm_head.weight");
+    for (tied, names, says, advice) in [
+        (true, &[wte][..], "lm_head is wte (tie_word_embeddings)", Advice::Nothing),
+        (true, &[wte, head], "tied, and both wte and lm_head are saved", Advice::UsedAsSaved),
+        (true, &[head], "tied, and saved as lm_head only", Advice::FilledFromHead),
+        (false, &[wte, head], "lm_head is a separate table", Advice::Nothing),
+        (false, &[wte], "not tied, and there is no lm_head", Advice::TieInConfig),
+    ] {
+        let mut tensors = odd()?;
+        let table = tensors.remove(wte).ok_or("a table")?;
+        tensors.extend(names.iter().map(|name| ((*name).to_string(), table.clone())));
+        let folder = Folder::with_tensors("odd", &tensors)?;
+        folder.set_config("tie_word_embeddings", tied.into())?;
+        assert_eq!(finding(&folder, "tying")?, (says.to_string(), advice));
+    }
+    Ok(())
+}
+
+#[test]
+fn findings_count_the_names_with_a_prefix_and_the_dtypes() -> Result {
+    let mut tensors = odd()?;
+    let all = tensors.len();
+    let with = |n: usize| format!("`transformer.` before {n} of {all} names");
+    let folder = Folder::with_tensors("odd", &tensors)?;
+    assert_eq!(finding(&folder, "prefix")?, (with(all), Advice::ReadWithoutPrefix));
+    assert_eq!(finding(&folder, "dtypes")?.0, format!("{all} in F32"));
+    assert_eq!(finding(&folder, "mask buffers")?, ("none saved".to_string(), Advice::Nothing));
+    let bias = tensors.remove("transformer.ln_f.bias").ok_or("a bias")?;
+    tensors.insert("ln_f.bias".into(), bias);
+    assert_eq!(finding(&Folder::with_tensors("odd", &tensors)?, "prefix")?.0, with(all - 1));
+    let bare = tensors.into_iter().map(|(name, tensor)| (name.replace("transformer.", ""), tensor)).collect();
+    let none = "no `transformer.` before any name".to_string();
+    assert_eq!(finding(&Folder::with_tensors("odd", &bare)?, "prefix")?, (none, Advice::Nothing));
+    Ok(())
+}
+
+#[test]
+fn a_clean_audit_says_so_and_damaged_numbers_are_no_misfit() -> Result {
+    let mut audit = Folder::of("odd")?.audit()?;
+    assert_says(
+        "clean",
+        &audit.to_string(),
+        &["every tensor that config.json calls for is there, and no other"],
+    );
+    audit.not_finite.push(("transformer.ln_f.bias".into(), 2));
+    assert!(!audit.is_clean());
+    let damaged = audit.to_string();
+    let parts = [
+        "the weights are damaged",
+        "not finite  transformer.ln_f.bias: 2 of its numbers",
+        "fetch the weights",
+    ];
+    assert_says("damaged", &damaged, &parts);
+    assert!(!damaged.contains("belong together"), "{damaged}");
+    let folder = Folder::of("odd")?;
+    folder.set_config("n_layer", 1.into())?;
+    let misfit = folder.audit()?.to_string();
+    assert_says("misfit", &misfit, &["the weights do not fit config.json", "belong together"]);
+    assert!(!misfit.contains("not finite"), "{misfit}");
     Ok(())
 }

@@ -85,7 +85,7 @@ fn a_list_is_no_config() -> Result {
     for content in ["[]", "[101, 77, 48, 2, 3]"] {
         let folder = Folder::of("odd")?;
         folder.write("config.json", content)?;
-        assert_says(content, &folder.refusal(content), &["config.json", "expected a GPT-2 config"]);
+        assert_says(content, &folder.refusal(content), &["config.json: a list; expected a GPT-2 config"]);
     }
     Ok(())
 }

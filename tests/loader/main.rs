@@ -10,6 +10,8 @@ mod folder;
 mod fuzz_corpus;
 mod gguf;
 mod gguf_damage;
+mod gguf_parts;
+mod gguf_written;
 mod halves;
 mod kinds;
 #[path = "../common/models.rs"]
@@ -21,6 +23,7 @@ mod pickle;
 mod pickles;
 mod round_trip;
 mod tokenizer;
+mod tokenizer_limits;
 mod tokenizer_shape;
 mod tokenizer_text;
 mod weights;

@@ -3,7 +3,7 @@
 use super::weights::wrong_files;
 use super::{assert_damaged, parameter_bits};
 use crate::common::{Result, data};
-use crate::folder::Folder;
+use crate::folder::{Folder, assert_says};
 use crate::models::load;
 use crate::pickles::{BIN, entries, with_pickle, zip};
 use candle_core::DType;
@@ -198,5 +198,57 @@ fn a_size_that_contradicts_the_others_is_an_error() -> Result {
             }
         }
     }
+    Ok(())
+}
+
+/// A field of 0 says that the size follows the data; one of 2^32 - 1 that it stands in a field for large files.
+#[test]
+fn a_size_that_stands_elsewhere_is_no_contradiction() -> Result {
+    let whole = zip(&entries("pickle")?)?;
+    let expected = parameter_bits(&load("untied", DType::F32)?)?;
+    for name in ["pytorch_model/data.pkl", "pytorch_model/data/7"] {
+        let local = whole.windows(name.len()).position(|w| w == name.as_bytes()).ok_or("there")? - 30;
+        for size in [0, u32::MAX] {
+            let mut bytes = whole.clone();
+            bytes[local + 18..local + 22].copy_from_slice(&size.to_le_bytes());
+            bytes[local + 22..local + 26].copy_from_slice(&size.to_le_bytes());
+            let folder = Folder::of("pickle")?;
+            folder.write(BIN, bytes)?;
+            assert!(parameter_bits(&folder.load()?)? == expected, "{name}: {size}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_pickle_may_be_anywhere_in_the_archive() -> Result {
+    let expected = parameter_bits(&load("untied", DType::F32)?)?;
+    let mut backwards = entries("pickle")?;
+    backwards.reverse();
+    let mut at_the_root = backwards.clone();
+    for (name, _) in &mut at_the_root {
+        *name = name.replace("pytorch_model/", "");
+    }
+    assert!(at_the_root.iter().any(|(name, _)| name == "data.pkl"));
+    for (what, entries) in [("the last", backwards), ("without a folder", at_the_root)] {
+        let folder = Folder::of("pickle")?;
+        folder.write(BIN, zip(&entries)?)?;
+        assert!(parameter_bits(&folder.load()?)? == expected, "{what}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_pickle_has_at_most_four_mebibytes() -> Result {
+    let pickle = entries("pickle")?.swap_remove(0).1;
+    assert!(pickle.starts_with(b"\x80\x02"));
+    // `X` puts a text below all other objects, where nothing asks for it.
+    let of_len = |len: usize| {
+        let text = len - pickle.len() - 5;
+        [b"\x80\x02X", &(text as u32).to_le_bytes()[..], &vec![b' '; text], &pickle[2..]].concat()
+    };
+    with_pickle(&of_len(4 << 20))?.load()?;
+    let message = with_pickle(&of_len((4 << 20) + 1))?.refusal("a byte more");
+    assert_says("a byte more", &message, &["data.pkl has more than 4194304 bytes"]);
     Ok(())
 }

@@ -6,7 +6,7 @@ use crate::folder::{Folder, assert_says, read};
 use crate::models::load;
 use crate::other_layer::other_layer;
 use candle_core::{DType, Device};
-use gpt2_loader::{SaveOptions, Source, Tokenizer, check_savable, save};
+use gpt2_loader::{Checkpoint, SaveOptions, Source, Tokenizer, check_savable, save};
 use gpt2_model::Gpt2LMHeadModel;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeSet;
@@ -221,6 +221,27 @@ fn a_refused_save_leaves_the_folder_as_it_was() -> Result {
     assert!(err.contains("GPT-2"), "{err}");
     assert!(std::fs::read(folder.file("model.safetensors"))? == before, "the weights were replaced");
     assert!(folder.load().is_ok(), "weights and config no longer belong together");
+    Ok(())
+}
+
+#[test]
+fn a_folder_that_is_not_there_is_made() -> Result {
+    let (model, folder) = (load("odd", DType::F32)?, Folder::empty()?);
+    let inside = folder.file("not/there/yet");
+    save(&inside, &model, None, SaveOptions::default())?;
+    let again = Checkpoint::open(&Source::directory(inside).open()?)?;
+    assert_eq!(parameter_bits(&again.load_model(DType::F32, &Device::Cpu)?)?, parameter_bits(&model)?);
+    Ok(())
+}
+
+#[test]
+fn a_tensor_is_given_in_its_own_shape_alone() -> Result {
+    let vb = Folder::of("odd")?.open()?.var_builder(DType::F32, &Device::Cpu)?;
+    assert_eq!(vb.get((101, 48), "wte.weight")?.dims(), [101, 48]);
+    let error = vb.get((48, 101), "wte.weight").expect_err("its transpose").to_string();
+    assert_says("transpose", &error, &["wte.weight: expected shape [48, 101], found [101, 48]"]);
+    let error = vb.get(48, "x.weight").expect_err("no such tensor").to_string();
+    assert_says("absent", &error, &["x.weight: no such tensor in the checkpoint"]);
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 /// A tokenizer.json of a byte-level BPE, as transformers writes it.
-fn whole() -> Result<Value> {
+pub(super) fn whole() -> Result<Value> {
     Ok(serde_json::from_str(&Tokenizer::train(&"the cat sat on the mat\n".repeat(20), 270)?.to_json()?)?)
 }
 
@@ -17,7 +17,7 @@ fn open(folder: &Folder) -> std::result::Result<Tokenizer, LoadError> {
 }
 
 /// Opens `file`, which must be refused quickly; returns the message.
-fn refusal(what: &str, file: &Value) -> Result<String> {
+pub(super) fn refusal(what: &str, file: &Value) -> Result<String> {
     let folder = with_tokenizer(file)?;
     let start = Instant::now();
     let Err(error) = open(&folder) else { return Err(format!("{what}: opened").into()) };
@@ -28,13 +28,13 @@ fn refusal(what: &str, file: &Value) -> Result<String> {
     Ok(error.to_string())
 }
 
-fn part(name: &str, value: Value) -> Result<Value> {
+pub(super) fn part(name: &str, value: Value) -> Result<Value> {
     let mut file = whole()?;
     file[name] = value;
     Ok(file)
 }
 
-fn model(changes: &[(&str, Value)]) -> Result<Value> {
+pub(super) fn model(changes: &[(&str, Value)]) -> Result<Value> {
     let mut file = whole()?;
     for (name, value) in changes {
         file["model"][*name] = value.clone();
@@ -42,19 +42,19 @@ fn model(changes: &[(&str, Value)]) -> Result<Value> {
     Ok(file)
 }
 
-fn template(single: Value, special_tokens: Value) -> Value {
+pub(super) fn template(single: Value, special_tokens: Value) -> Value {
     json!({"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": special_tokens})
 }
 
-fn sequence(pretokenizers: &[Value]) -> Result<Value> {
+pub(super) fn sequence(pretokenizers: &[Value]) -> Result<Value> {
     part("pre_tokenizer", json!({"type": "Sequence", "pretokenizers": pretokenizers}))
 }
 
-fn split(pattern: Value) -> Value {
+pub(super) fn split(pattern: Value) -> Value {
     json!({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false})
 }
 
-fn added(content: &str) -> Value {
+pub(super) fn added(content: &str) -> Value {
     json!({"id": 270, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
            "normalized": false, "special": false})
 }

@@ -3,12 +3,13 @@
 use super::assert_damaged;
 use crate::common::{Result, data};
 use crate::folder::{Folder, assert_says, read, serialized, zeros};
-use gpt2_loader::LoadError;
+use gpt2_loader::{Bytes, Checkpoint, Files, Header, LoadError, Source, TokenizerFiles, WeightFiles};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use safetensors::Dtype;
 use serde_json::json;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 
 /// Content that can end up in a file when something went wrong, and a part of the remedy.
 pub(super) fn wrong_files(whole: &[u8]) -> Vec<(&'static str, Vec<u8>, &'static str)> {
@@ -234,5 +235,69 @@ fn a_file_that_shrinks_before_its_data_is_read_is_named_with_the_tensor() -> Res
         &format!("{error}: {cause}"),
         &["model.safetensors", "weight", "fetch it again"],
     );
+    Ok(())
+}
+
+/// The checkpoint of `odd`'s config and of a header alone.
+fn of_header(bytes: &[u8], file_len: Option<u64>) -> std::result::Result<Checkpoint, LoadError> {
+    let config = data("odd").join("config.json");
+    let json = Bytes::open(&config)?;
+    let header = Header { path: "far/model.safetensors".into(), bytes: bytes.to_vec(), file_len };
+    let weights = WeightFiles::Headers(vec![header]);
+    Checkpoint::open(&Files::new("far".into(), (config, json), weights, TokenizerFiles::Absent))
+}
+
+#[test]
+fn a_header_without_its_data_is_audited_and_no_more() -> Result {
+    let whole = std::fs::read(data("odd").join("model.safetensors"))?;
+    let (end, len) = (8 + usize::try_from(u64::from_le_bytes(whole[..8].try_into()?))?, whole.len() as u64);
+    for (bytes, file_len) in
+        [(&whole[..end], Some(len)), (&whole[..end], None), (&whole[..end + 9], Some(len))]
+    {
+        let checkpoint = of_header(bytes, file_len)?;
+        assert!(checkpoint.audit().is_clean(), "{}", checkpoint.audit());
+        assert_eq!(checkpoint.not_finite(&mut |_, _| panic!("there is nothing to read"))?, None);
+        assert!(checkpoint.load_model(candle_core::DType::F32, &candle_core::Device::Cpu).is_err());
+    }
+    let empty = with_header("{}", 0);
+    assert_eq!(of_header(&empty, Some(10))?.tensors().count(), 0);
+    let describes = |len: u64, found: u64| format!("its header describes {len} bytes, the file has {found}");
+    for (what, bytes, file_len, says) in [
+        ("cut", &whole[..end - 1], None, format!("its header should be {} bytes long", end - 8)),
+        ("seven bytes", &whole[..7], None, "it is shorter than the length of a header".into()),
+        ("of 2^64 bytes", &[255; 100], None, format!("its header should be {} bytes long", u64::MAX)),
+        ("a byte more", &whole[..end], Some(len + 1), describes(len, len + 1)),
+        ("a byte less", &whole[..end], Some(len - 1), describes(len, len - 1)),
+        ("no tensor but data", &empty, Some(11), describes(10, 11)),
+    ] {
+        let error = of_header(bytes, file_len).expect_err(what);
+        assert!(matches!(error, LoadError::Damaged { .. }), "{what}: {error:?}");
+        assert_says(what, &error.to_string(), &["far/model.safetensors", &says]);
+    }
+    Ok(())
+}
+
+#[test]
+fn every_file_that_a_model_is_read_from_is_listed() -> Result {
+    let listed = |folder: &Folder| -> Result<Vec<String>> {
+        let paths = Source::directory(folder.path()).open()?.paths()?;
+        let name =
+            |path: &Path| -> Result<String> { Ok(path.strip_prefix(folder.path())?.display().to_string()) };
+        let mut names = paths.iter().map(|path| name(path)).collect::<Result<Vec<_>>>()?;
+        names.sort();
+        Ok(names)
+    };
+    assert_eq!(listed(&Folder::of("odd")?)?, ["config.json", "model.safetensors"]);
+    assert_eq!(listed(&Folder::of("pickle")?)?, ["config.json", "pytorch_model.bin"]);
+    let folder = sharded()?;
+    folder.write("vocab.json", "{}")?;
+    folder.write("merges.txt", "")?;
+    let shards =
+        ["a.safetensors", "b.safetensors", "config.json", "merges.txt", "model.safetensors.index.json"];
+    assert_eq!(listed(&folder)?, [&shards[..], &["vocab.json"]].concat());
+    folder.write("tokenizer.json", "{}")?;
+    assert_eq!(listed(&folder)?, [&shards[..3], &shards[4..], &["tokenizer.json"]].concat());
+    let gguf = data("gguf").join("tiny.gguf");
+    assert_eq!(Source::Gguf(gguf.clone()).open()?.paths()?, [gguf]);
     Ok(())
 }

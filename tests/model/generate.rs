@@ -2,10 +2,11 @@
 
 use crate::common::{Result, data};
 use crate::models::{load, random_model};
-use candle_core::DType;
+use candle_core::{DType, Tensor};
 use gpt2_model::beams::{BeamSearch, Hypothesis};
 use gpt2_model::config::TokenIds;
 use gpt2_model::draft::{Draft, LookupDraft, ModelDraft};
+use gpt2_model::hooks::{At, Point, on};
 use gpt2_model::{Config, Generation, Gpt2LMHeadModel, LmHead, Sampler, Sampling};
 
 fn generate(
@@ -108,6 +109,12 @@ fn the_whole_context_can_be_used_and_not_more() -> Result {
     let err =
         Generation::new(&model, &[prompt], Sampling::greedy(), 7).expect_err("7 do not fit").to_string();
     assert!(err.contains("n_positions = 8") && err.contains("at most 6"), "{err}");
+    let whole = [vec![1; 8]];
+    assert_eq!(generate(&model, &whole, &Sampling::greedy(), 1)?[0].len(), 1);
+    assert!(generate(&model, &whole, &Sampling::greedy(), 0)?[0].is_empty());
+    let err =
+        Generation::new(&model, &[vec![1; 9]], Sampling::greedy(), 1).expect_err("9 tokens").to_string();
+    assert!(err.contains("a prompt of 9 tokens and 1 new ones") && err.contains("at most 0"), "{err}");
     Ok(())
 }
 
@@ -198,7 +205,7 @@ fn a_draft_changes_no_token() -> Result {
 #[test]
 fn a_draft_that_cannot_be_exact_is_refused() -> Result {
     let model = random_model(2, 4, 16)?;
-    let of = |model, prompts: &[Vec<u32>]| -> Result<String> {
+    let of = |model: &Gpt2LMHeadModel, prompts: &[Vec<u32>]| -> Result<String> {
         let generation = Generation::new(model, prompts, Sampling::greedy(), 4)?;
         Ok(generation.with_draft(LookupDraft::default()).expect_err("refused").to_string())
     };
@@ -207,6 +214,65 @@ fn a_draft_that_cannot_be_exact_is_refused() -> Result {
         Config { attn_implementation: candle_fused::Implementation::Eager, ..model.config().clone() };
     let vb = gpt2_model::init::seeded(7, DType::F32, &candle_core::Device::Cpu);
     assert!(of(&Gpt2LMHeadModel::load(vb, &config)?, &[vec![1]])?.contains("fused attention"));
+    let vb = gpt2_model::init::seeded(7, DType::F64, &candle_core::Device::Cpu);
+    assert!(of(&Gpt2LMHeadModel::load(vb, model.config())?, &[vec![1]])?.contains("in f64 the text could"));
+    Ok(())
+}
+
+/// Logits after some position are not finite: a draft that guesses beyond it gets the tokens before it and the same error.
+#[test]
+fn a_text_ends_with_the_same_error_with_a_draft_and_without() -> Result {
+    let model = random_model(3, 5, 60)?;
+    let prompt = vec![1, 2, 3];
+    let plain = generate(&model, std::slice::from_ref(&prompt), &Sampling::greedy(), 30)?;
+    let text = [&prompt[..], &plain[0]].concat();
+    for broken in [2, 3, 4, 5, 10, 11, 12] {
+        let breaks = on([Point::Logits], move |at: At, x: &Tensor| {
+            // The last position of a pass over the prompt, of which there are no other logits.
+            let first = if at.past == 0 { 2 } else { at.past };
+            let factors = (0..x.dim(1)?).map(|i| if first + i >= broken { f32::NAN } else { 1.0 });
+            Ok(Some(x.broadcast_mul(&Tensor::from_iter(factors, x.device())?.reshape((1, (), 1))?)?))
+        });
+        for draft in [None, Some(text.clone())] {
+            let begun = Generation::new(&model, std::slice::from_ref(&prompt), Sampling::greedy(), 30)?;
+            let mut generation = begun.with_hooks(&breaks);
+            if let Some(text) = draft {
+                generation = generation.with_draft(Known(text))?;
+            }
+            let found: Vec<_> = generation.by_ref().collect();
+            assert_eq!(found.len(), broken - 1, "tokens, and an error");
+            let error = found[broken - 2].as_ref().expect_err("not finite").to_string();
+            assert!(error.contains("the logit of token 0 is NaN"), "{error}");
+            assert!(found[..broken - 2].iter().all(|step| step.is_ok()) && generation.next().is_none());
+            assert_eq!(generation.texts()[0], text[..=broken]);
+        }
+    }
+    Ok(())
+}
+
+/// Guesses right as far as it is asked.
+#[derive(Debug)]
+struct Known(Vec<u32>);
+
+impl Draft for Known {
+    fn propose(&mut self, text: &[u32], count: usize, _: &Sampler) -> candle_core::Result<Vec<u32>> {
+        Ok(self.0[text.len()..].iter().copied().take(count).collect())
+    }
+}
+
+#[test]
+fn a_text_that_has_begun_keeps_its_cache_and_a_row_may_be_ended() -> Result {
+    let model = random_model(2, 4, 16)?;
+    let prompts = [vec![1, 2], vec![3, 4]];
+    let mut generation = Generation::new(&model, &prompts, Sampling::greedy(), 6)?;
+    let first = generation.next().ok_or("a step")??;
+    assert!(first.iter().all(Option::is_some));
+    generation.end(0);
+    let second = generation.next().ok_or("a step")??;
+    assert!(second[0].is_none() && second[1].is_some());
+    assert_eq!(generation.texts().iter().map(Vec::len).collect::<Vec<_>>(), [3, 4]);
+    let error = generation.with_cache_dtype(DType::F16).expect_err("it has begun").to_string();
+    assert!(error.contains("before the first token"), "{error}");
     Ok(())
 }
 

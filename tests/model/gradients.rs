@@ -8,7 +8,7 @@ use gpt2_loader::{Checkpoint, Source};
 use gpt2_model::Implementation;
 use gpt2_model::mask::position_ids;
 use gpt2_model::training::{
-    Training, TrainingBatch, add_gradients, check_gradients, cross_entropy, variables_of,
+    GradientCheck, Training, TrainingBatch, add_gradients, check_gradients, cross_entropy, variables_of,
 };
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
 use gpt2_train::{AdamW, AdamWParams};
@@ -218,6 +218,14 @@ fn a_variable_that_learns_nothing_is_named() -> Result {
     assert_eq!(check.missing, ["unused"]);
     assert_eq!(check.zero, ["zero"]);
     assert_eq!(check.not_finite, ["wild"]);
+    let GradientCheck { missing, zero, not_finite } = check;
+    for one in [
+        GradientCheck { missing, ..GradientCheck::default() },
+        GradientCheck { zero, ..GradientCheck::default() },
+        GradientCheck { not_finite, ..GradientCheck::default() },
+    ] {
+        assert!(!one.is_clean(), "{one:?}");
+    }
     Ok(())
 }
 

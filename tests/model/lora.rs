@@ -1,13 +1,15 @@
 //! Adapters: the logits and gradients that PEFT computes (tests/data/lora), on every kind of weight, merged or not.
 
 use crate::common::{Result, assert_close, data, reference};
+use crate::models::load;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use gpt2_loader::{AdapterCheckpoint, AdapterFiles, Checkpoint, Source};
 use gpt2_model::linear::BlockFormat;
 use gpt2_model::lora::{Adapter, LoraOptions, Update};
+use gpt2_model::parameters::Values;
 use gpt2_model::training::{Training, TrainingBatch};
-use gpt2_model::{ForwardArgs, Gpt2LMHeadModel, Implementation, KvCache};
+use gpt2_model::{Conv1D, ForwardArgs, Gpt2LMHeadModel, Implementation, KvCache, init};
 use std::collections::HashMap;
 
 const TOLERANCE: f64 = 3e-5;
@@ -269,5 +271,117 @@ fn the_norm_of_an_update_is_that_of_its_product() -> Result {
         let whole = delta.sqr()?.sum_all()?.to_scalar::<f32>()?.sqrt();
         assert!((f64::from(whole) - update.norm()?).abs() < 1e-4 * f64::from(whole));
     }
+    Ok(())
+}
+
+fn named(model: &Gpt2LMHeadModel) -> Result<Vec<(String, Vec<f32>)>> {
+    let numbers = |(name, values): (String, Values)| Ok((name, values.tensor()?.flatten_all()?.to_vec1()?));
+    model.named_parameters().into_iter().map(numbers).collect()
+}
+
+/// Every parameter of a model can be replaced, and no other changes.
+#[test]
+fn an_adapter_replaces_each_parameter_by_its_name() -> Result {
+    for case in ["lora/base", "lora/bigcode_base", "cross", "untied"] {
+        let model = load(case, DType::F32)?;
+        let before = named(&model)?;
+        for (name, values) in model.named_parameters() {
+            let replaced = [(name.clone(), (values.tensor()? + 1.0)?)].into();
+            let adapter = Adapter { replaced, ..Adapter::default() };
+            assert_eq!(adapter.parameter_count(), values.shape().iter().product::<usize>() as u64);
+            let changed = model.clone().with_adapter("a", &adapter, 1.0)?;
+            let mut expected = before.clone();
+            if name == "wte.weight" && model.is_tied() {
+                // The head keeps the model's own table.
+                let table = before.iter().find(|(held, _)| *held == name).ok_or("a table")?.1.clone();
+                expected.push(("lm_head.weight".into(), table));
+            }
+            let own = expected.iter_mut().find(|(held, _)| *held == name).ok_or("a parameter")?;
+            own.1.iter_mut().for_each(|x| *x += 1.0);
+            assert!(named(&changed)? == expected, "{case}: {name}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn an_adapter_that_does_not_fit_is_refused_by_its_part() -> Result {
+    let model = base("base", DType::F32)?; // C = 12
+    let tensor = |shape: (usize, usize)| Tensor::ones(shape, DType::F32, &Device::Cpu);
+    let update = |n_in, n_out| Update::new(tensor((2, n_in))?, tensor((n_out, 2))?, 1.0, 0.0);
+    let updating = |layer: &str, update: Update| Adapter {
+        updates: [(layer.to_owned(), update)].into(),
+        ..Adapter::default()
+    };
+    let replacing = |name: &str, value: Tensor| Adapter {
+        replaced: [(name.to_owned(), value)].into(),
+        ..Adapter::default()
+    };
+    let c_attn = "h.1.attn.c_attn";
+    let refused = |model: &Gpt2LMHeadModel, adapter: &Adapter, weight: f64, part: &str| {
+        let error = model.clone().with_adapter("a", adapter, weight).map_err(|e| e.to_string());
+        assert!(error.as_ref().is_err_and(|e| e.contains(part)), "{error:?} does not say {part:?}");
+    };
+    let fits = updating(c_attn, update(12, 36)?);
+    let adapted = model.clone().with_adapter("b", &fits, -0.5)?;
+    refused(&model, &fits, f64::INFINITY, "its weight is inf, expected a finite number");
+    refused(
+        &model,
+        &updating(c_attn, update(12, 35)?),
+        1.0,
+        "its update is (12, 35) (in, out), the layer (12, 36)",
+    );
+    refused(&model, &updating("h.2.attn.c_attn", update(12, 36)?), 1.0, "no linear layer h.2.attn.c_attn");
+    let bias = Tensor::ones(12, DType::F32, &Device::Cpu)?;
+    let norm = replacing("ln_f.bias", bias.clone());
+    refused(&model, &norm, 0.5, "but it replaces ln_f.bias, which cannot be weighted; use 1");
+    refused(&model, &replacing("h.0.x.weight", bias.clone()), 1.0, "the model has no parameter h.0.x.weight");
+    refused(&model, &replacing("wpe.weight", bias), 1.0, "wpe.weight is [12], in the model");
+    let weight = replacing("h.1.attn.c_attn.weight", tensor((12, 36))?);
+    refused(&adapted, &weight, 1.0, "has an adapter already, behind which weight cannot be replaced");
+
+    let bound = |r, target_modules: &[&str]| {
+        let target_modules = target_modules.iter().map(|name| (*name).to_owned()).collect();
+        let options = LoraOptions { target_modules, ..LoraOptions::new(r) };
+        Adapter::new(model.config(), &options, 1, &Device::Cpu).map_err(|e| e.to_string())
+    };
+    assert!(bound(1, &["c_attn"]).is_ok() && bound(12, &["c_attn"]).is_ok());
+    for (r, targets, part) in [
+        (0, &["c_attn"][..], "r is 0, expected 1 to 12, the narrower side of h.0.attn.c_attn"),
+        (13, &["c_attn"], "r is 13, expected 1 to 12"),
+        (2, &[], "target_modules is empty"),
+    ] {
+        let error = bound(r, targets);
+        assert!(error.as_ref().is_err_and(|e| e.contains(part)), "{error:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn an_update_whose_factors_do_not_fit_is_refused() -> Result {
+    let ones = |shape: (usize, usize)| Tensor::ones(shape, DType::F32, &Device::Cpu);
+    let half = ones((4, 2))?.to_dtype(DType::F16)?;
+    for (a, b, scaling, dropout, part) in [
+        (ones((2, 6))?, ones((4, 3))?, 1.0, 0.0, "A is [2, 6] and B [4, 3]; expected (r, in) and (out, r)"),
+        (ones((0, 6))?, ones((4, 0))?, 1.0, 0.0, "A is [0, 6] and B [4, 0]"),
+        (ones((2, 6))?, half, 1.0, 0.0, "A is F32 and B F16"),
+        (ones((2, 6))?, ones((4, 2))?, f64::NAN, 0.0, "the scaling is NaN"),
+        (ones((2, 6))?, ones((4, 2))?, 1.0, 1.0, "the rate is 1"),
+    ] {
+        let error = Update::new(a, b, scaling, dropout).expect_err(part).to_string();
+        assert!(error.contains(part), "{error}");
+    }
+    let update = Update::new(ones((2, 6))?, ones((4, 2))?, 3.0, 0.25)?;
+    assert_eq!((update.rank(), update.shape()), (2, (6, 4)));
+    assert!((update.clone().times(-2.0).scaling() + 6.0).abs() < 1e-12);
+    let layer = Conv1D::load(init::seeded(1, DType::F32, &Device::Cpu), 6, 4, 0.02)?;
+    let last = (1 << 20) - 1;
+    let adapted = layer.with_update("a", update.clone(), last)?;
+    let error = layer.with_update("a", update.clone(), last + 1).expect_err("2^20").to_string();
+    assert!(error.contains("the stream is 1048576, expected less than 1048576"), "{error}");
+    let error = adapted.with_update("b", update.clone(), 7).expect_err("another stream").to_string();
+    assert!(error.contains("share a stream, which is 1048575"), "{error}");
+    assert_eq!(adapted.with_update("b", update, last)?.updates().len(), 2);
+    assert!(adapted.without_updates().updates().is_empty());
     Ok(())
 }

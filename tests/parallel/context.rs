@@ -3,7 +3,7 @@
 use crate::threads::on_threads;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_fused::Dropout;
-use candle_fused::attention::{Mask, Sdpa};
+use candle_fused::attention::{Mask, Sdpa, Window};
 use gpt2_parallel::{Alone, ContextParallel, Group};
 use std::sync::Arc;
 
@@ -110,7 +110,17 @@ fn what_cannot_be_shared_out_is_refused() -> Result<()> {
         assert!(dropped.contains("dropout"), "{dropped}");
     }
     let alone = ContextParallel::new(Arc::new(Alone));
-    let context = alone.forward(&case.attention, q, k, v)?;
-    assert_eq!(difference(&context, &case.context)?.0, 0);
+    for dropout in [None, Some(Dropout::new(0.0, 1, 2)?)] {
+        let attention = Sdpa { dropout, ..case.attention.clone() };
+        let context = alone.forward(&attention, q, k, v)?;
+        assert_eq!(difference(&context, &case.context)?.0, 0);
+    }
+    let both_ways = Sdpa { window: Window::ALL, ..case.attention.clone() };
+    let error = alone.forward(&both_ways, q, k, v).expect_err("later keys").to_string();
+    assert!(error.contains("lets a query see later keys"), "{error}");
+    let error = alone.forward(&case.attention, q, k, &v.narrow(2, 0, 15)?).expect_err("fewer").to_string();
+    assert!(error.contains("q has 16 positions, k 16 and v 15"), "{error}");
+    assert!(alone.positions(0, 1).is_err(), "two runs");
+    assert_eq!(alone.positions(0, 5)?, [0..2, 2..5]);
     Ok(())
 }

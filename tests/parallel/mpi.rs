@@ -96,9 +96,12 @@ fn rank_2_does_something_else() {
     end_at_error(&*group, done);
 }
 
-/// What a process says that is one of two, by the variables of a launcher, and cannot meet the other.
-fn refusal(variables: &[(&str, &str)]) -> (i32, String) {
+/// How a process ends that joins the others by these variables, and by none of a launcher that runs the tests.
+fn joined_by(variables: &[(&str, &str)]) -> (i32, String) {
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
+    for of_launcher in ["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "PMI_RANK", "GPT2_MPI"] {
+        command.env_remove(of_launcher);
+    }
     ended(command.envs(variables.iter().copied()), "mpi::this_rank_joins")
 }
 
@@ -108,7 +111,7 @@ fn a_library_of_another_mpi_than_the_launchers_is_refused() {
         return;
     }
     let library = ["libmpi.so.40", "libmpi.40.dylib"][usize::from(cfg!(target_os = "macos"))];
-    let (code, text) = refusal(&[("PMI_SIZE", "2"), ("PMI_RANK", "0"), ("GPT2_MPI", library)]);
+    let (code, text) = joined_by(&[("PMI_SIZE", "2"), ("PMI_RANK", "0"), ("GPT2_MPI", library)]);
     assert_ne!(code, 0, "{text}");
     assert!(text.contains("MPICH's mpiexec started 2 processes, but Open MPI"), "{text}");
 }
@@ -116,15 +119,21 @@ fn a_library_of_another_mpi_than_the_launchers_is_refused() {
 #[test]
 fn a_library_that_is_not_there_is_refused() {
     let launched = [("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_RANK", "0")];
-    let (code, text) = refusal(&[launched[0], launched[1], ("GPT2_MPI", "/nowhere/libmpi.so")]);
+    let (code, text) = joined_by(&[launched[0], launched[1], ("GPT2_MPI", "/nowhere/libmpi.so")]);
     assert!(code != 0 && text.contains("error: /nowhere/libmpi.so: "), "{text}");
     // A library, but not of MPI.
     let library = "libm.so.6";
-    let (code, text) = refusal(&[launched[0], launched[1], ("GPT2_MPI", library)]);
+    let (code, text) = joined_by(&[launched[0], launched[1], ("GPT2_MPI", library)]);
     assert!(
         code != 0 && text.contains("libm.so.6: has no function MPI_Get_library_version; set GPT2_MPI"),
         "{text}"
     );
+}
+
+#[test]
+fn a_process_that_a_launcher_started_alone_needs_no_library() {
+    let (code, text) = joined_by(&[("PMI_SIZE", "1"), ("PMI_RANK", "0"), ("GPT2_MPI", "/nowhere/libmpi.so")]);
+    assert!(code == 0 && text.contains("1 passed"), "{text}");
 }
 
 #[test]

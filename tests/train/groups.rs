@@ -120,6 +120,31 @@ fn a_run_goes_on_with_another_number_of_ranks() -> Result {
     Ok(())
 }
 
+/// The ranks exchange such a model in two stretches.
+#[test]
+fn a_model_larger_than_one_exchange_gives_the_bytes_of_one_process() -> Result {
+    let config = Config { vocab_size: 420_000, n_layer: 1, ..config() };
+    let mut options = options(3, false);
+    (options.steps, options.eval_every) = (2, 2);
+    let begun = || Trainer::new(&config, data(150)?, options.clone(), &Device::Cpu);
+    let whole = ran(begun()?, None)?;
+    let folder = tempfile::tempdir()?;
+    let state = folder.path().join("state");
+    for stopped in on_threads(3, |group| ran(begun()?.in_group(group)?, Some((1, &state)))) {
+        assert_eq!(stopped?.norms, whole.norms[..1]);
+    }
+    for outcome in on_threads(2, |group| {
+        let mut trainer = begun()?.in_group(group)?;
+        trainer.resume(&state)?;
+        ran(trainer, None)
+    }) {
+        let outcome = outcome?;
+        assert!(outcome.weights == whole.weights && outcome.losses == whole.losses);
+        assert_eq!(outcome.norms, whole.norms[1..]);
+    }
+    Ok(())
+}
+
 /// Every rank hears which rank differs, and in what.
 #[test]
 fn a_rank_with_another_run_is_named() -> Result {

@@ -5,6 +5,7 @@ mod common;
 mod groups;
 #[path = "../common/other_layer.rs"]
 mod other_layer;
+mod runs;
 #[path = "../common/threads.rs"]
 mod threads;
 mod training;

@@ -157,21 +157,27 @@ mod tests {
 
     #[test]
     fn mask_buffers_are_not_counted_among_the_dtypes() {
-        let info = |name: &str, dtype| TensorInfo {
+        let info = |name: &str, dtype, shape: &[usize]| TensorInfo {
             name: name.into(),
             dtype: Encoding::Plain(dtype),
-            shape: vec![2],
+            shape: shape.to_vec(),
             file: "a".into(),
         };
-        let weights = [info("h.0.ln_1.weight", Dtype::F16), info("h.0.ln_1.bias", Dtype::F16)];
-        let buffers = [info("h.0.attn.bias", Dtype::U8), info("h.0.attn.masked_bias", Dtype::F32)];
+        let weights = [info("h.0.ln_1.weight", Dtype::F16, &[2]), info("h.0.ln_1.bias", Dtype::F16, &[2])];
+        let triangle = [1, 1, 1000, 1000];
+        let buffers = [
+            info("h.0.attn.bias", Dtype::U8, &triangle),
+            info("h.0.attn.masked_bias", Dtype::F32, &[]),
+            info("h.1.attn.bias", Dtype::F32, &triangle),
+        ];
         let all: Vec<_> = weights.iter().chain(&buffers).map(|info| (info.name.as_str(), info)).collect();
         let Finding { found, advice, .. } = dtypes(&all, &buffers);
         assert_eq!((&*found, advice), ("2 in F16", Advice::Converted { mixed: false }));
-        assert_eq!(mask_buffers(&buffers).found, "2 in F32, U8, 0.0 MB");
+        // A million numbers in one byte and a million in four.
+        assert_eq!(mask_buffers(&buffers).found, "3 in F32, U8, 5.0 MB");
 
         let Finding { found, advice, .. } = dtypes(&all, &[]);
-        assert_eq!(found, "2 in F16, 1 in F32, 1 in U8");
+        assert_eq!(found, "2 in F16, 2 in F32, 1 in U8");
         assert!(advice.to_string().starts_with("mixed"), "{advice}");
     }
 }

@@ -165,16 +165,19 @@ mod tests {
         Tensor::new(&[[3u32, 1, 4, 1, 5]], &Device::Cpu)
     }
 
-    /// `name` with its first number replaced.
-    fn with(name: &str, value: f32, dtype: DType) -> Result<Gpt2LMHeadModel> {
-        let (mut variables, model) = model(dtype)?;
-        let (_, values) = model.named_parameters().into_iter().find(|(n, _)| n == name).expect("a parameter");
-        let tensor = values.tensor()?;
-        let shape = tensor.shape().clone();
-        let mut numbers: Vec<f32> = tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
+    /// Replaces the first number of `name`.
+    fn damage(variables: &VarMap, name: &str, value: f32, dtype: DType) -> Result<()> {
+        let variables = variables.data().lock().expect("not poisoned");
+        let mut numbers: Vec<f32> = variables[name].to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
         numbers[0] = value;
-        let tensor = Tensor::from_vec(numbers, shape, &Device::Cpu)?.to_dtype(dtype)?;
-        variables.set_one(name, tensor)?;
+        let shape = variables[name].shape();
+        variables[name].set(&Tensor::from_vec(numbers, shape, &Device::Cpu)?.to_dtype(dtype)?)
+    }
+
+    /// A model with one number replaced.
+    fn with(name: &str, value: f32, dtype: DType) -> Result<Gpt2LMHeadModel> {
+        let (variables, model) = model(dtype)?;
+        damage(&variables, name, value, dtype)?;
         Ok(model)
     }
 
@@ -229,6 +232,28 @@ mod tests {
         assert_eq!((found.point, found.parameter.as_deref()), (Point::MlpOut(1), None));
         assert!(found.to_string().contains("f16"), "{found}");
         assert_eq!(model.first_not_finite(&ids()?, None)?, None);
+        Ok(())
+    }
+
+    /// Of several damaged parameters, the one that the named place follows.
+    #[test]
+    fn a_parameter_that_comes_into_play_later_is_not_blamed() -> Result<()> {
+        let (variables, model) = model(DType::F32)?;
+        // The embedding's first row is of a token that is not in the text.
+        for name in ["wte.weight", "h.1.mlp.c_fc.weight", "ln_f.weight"] {
+            damage(&variables, name, f32::NAN, DType::F32)?;
+        }
+        let found = model.first_not_finite(&ids()?, None)?.expect("a NaN");
+        assert_eq!(
+            (found.point, found.parameter.as_deref()),
+            (Point::MlpOut(1), Some("h.1.mlp.c_fc.weight"))
+        );
+        // A head of its own, before which nothing is damaged.
+        let (_, mut model) = self::model(DType::F32)?;
+        let table = model.lm_head.weight()?;
+        model.lm_head = crate::LmHead::new((table * f64::NAN)?)?;
+        let found = model.first_not_finite(&ids()?, None)?.expect("a NaN");
+        assert_eq!((found.point, found.parameter.as_deref()), (Point::Logits, Some("lm_head.weight")));
         Ok(())
     }
 }

@@ -84,7 +84,7 @@ impl<'a> Generation<'a> {
         Ok(Self {
             model,
             texts: prompts.to_vec(),
-            ended: vec![max_new_tokens == 0; prompts.len()],
+            ended: vec![false; prompts.len()],
             width,
             steps_left: max_new_tokens,
             samplers: lengths.iter().map(|&length| Sampler::new(sampling.clone(), length)).collect(),

@@ -130,4 +130,28 @@ mod tests {
         }
         Ok(())
     }
+
+    #[test]
+    fn streams_are_fnv_1a_of_the_names() {
+        // Values that its authors publish.
+        assert_eq!(fnv1a(""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(fnv1a("a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(fnv1a("foobar"), 0x8594_4171_f739_67e8);
+    }
+
+    #[test]
+    fn a_variable_that_is_asked_for_again_is_the_same() -> Result<()> {
+        let variables = VarMap::new();
+        let vb = seeded_variables(1, &variables, DType::F32, &Device::Cpu);
+        let normal = Init::Randn { mean: 0., stdev: 1. };
+        let first = vb.get_with_hints((2, 3), "x", normal)?;
+        assert_eq!(vb.get_with_hints((2, 3), "x", normal)?.id(), first.id());
+        let error = vb.get_with_hints((3, 2), "x", normal).expect_err("another shape").to_string();
+        assert!(error.contains("x: expected shape [3, 2], the variable has [2, 3]"), "{error}");
+        assert_eq!(variables.all_vars().len(), 1);
+        let constant = seeded(1, DType::F32, &Device::Cpu).get_with_hints((2, 3), "x", normal)?;
+        assert_eq!(constant.to_vec2::<f32>()?, first.to_vec2::<f32>()?);
+        assert!(!constant.is_variable() && first.is_variable());
+        Ok(())
+    }
 }

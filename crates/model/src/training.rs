@@ -210,3 +210,29 @@ pub fn check_gradients(variables: &[(String, Var)], loss: &Tensor) -> Result<Gra
     }
     Ok(check)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_place_of_a_model_drops_numbers_of_its_own() {
+        let sites = [
+            Site::Embeddings,
+            Site::Weights,
+            Site::Attention,
+            Site::Mlp,
+            Site::CrossWeights,
+            Site::CrossAttention,
+        ];
+        let of_layer = |layer| {
+            // The linear layers of a block with cross-attention.
+            let lora = (0..7).map(move |nth| place(layer, Site::Lora, nth));
+            sites.iter().map(move |site| place(layer, *site, 0)).chain(lora)
+        };
+        let places: HashSet<u32> = (0..1024).flat_map(of_layer).collect();
+        assert_eq!(places.len(), 1024 * 13);
+        assert!(places.iter().all(|place| *place < 1 << 20));
+    }
+}

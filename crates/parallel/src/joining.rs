@@ -95,4 +95,10 @@ mod tests {
         assert!(of(&[("SLURM_STEP_NUM_TASKS", "8"), ("SLURM_PROCID", "5")]).is_some_and(|l| l.size == 8));
         assert_eq!(of(&[("PMI_SIZE", "many"), ("PMI_RANK", "0")]), None);
     }
+
+    #[test]
+    fn the_defaults_are_auto_and_ten_minutes() {
+        let joining = Joining::new(Choice::default());
+        assert_eq!((joining.choice, joining.timeout.as_secs()), (Choice::Auto, 600));
+    }
 }

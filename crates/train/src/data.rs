@@ -293,4 +293,58 @@ mod tests {
         // Five standard deviations of 1000 draws.
         assert!((230..=370).contains(&count(0.3)));
     }
+
+    #[test]
+    fn at_least_one_document_is_learned_and_one_held_back() -> Result<()> {
+        let document = |first: u32| Document::new(vec![first, first + 1, first + 2], 2);
+        let split = |count: u32, part: f64| {
+            let all = (0..count).map(|i| document(10 * i)).collect::<Result<_>>()?;
+            Dataset::from_documents(all, part)
+        };
+        for (count, part, learned) in
+            [(2, 0.0, 1), (2, 0.5, 1), (2, 1.0, 1), (10, 0.0, 9), (10, 0.3, 7), (10, 1.0, 1)]
+        {
+            let data = split(count, part)?;
+            // The last id of each.
+            let all: Vec<u32> = (0..count).map(|i| 10 * i + 2).collect();
+            assert_eq!((data.train(), data.validation()), all.split_at(learned), "{count} {part}");
+            assert!(data.check(1, 10 * count as usize).is_ok());
+            let least = all[all.len() - 1] as usize;
+            assert!(
+                matches!(data.check(1, least), Err(TrainError::Vocabulary { id, .. }) if id as usize == least)
+            );
+        }
+        assert!(split(1, 0.5).is_err() && split(0, 0.5).is_err());
+        for part in [-0.1, 1.1, f64::NAN] {
+            assert!(split(3, part).is_err() && Dataset::split(vec![1, 2, 3], part).is_err(), "{part}");
+        }
+        let text = Dataset::split(vec![5, 3, 5, 4], 0.5)?;
+        assert!(text.check(1, 6).is_ok() && text.check(1, 5).is_err(), "there are tokens 0 to 4");
+        let text = Dataset::split(vec![3, 3, 4, 5], 0.5)?;
+        assert!(text.check(1, 5).is_err(), "of the part for validation");
+        Ok(())
+    }
+
+    #[test]
+    fn the_fingerprint_is_fnv_1a_and_tells_data_apart() -> Result<()> {
+        // Without data there is only the position of the split: the published value of a single byte 0.
+        assert_eq!(Dataset::default().fingerprint(), 0xaf63_bd4c_8601_b7df);
+        let documents = |parts: &[(&[u32], usize)]| {
+            let all = parts.iter().map(|(ids, from)| Document::new(ids.to_vec(), *from));
+            Ok::<_, TrainError>(Dataset::from_documents(all.collect::<Result<_>>()?, 0.5)?.fingerprint())
+        };
+        let found = [
+            Dataset::split(vec![1, 2, 3, 4], 0.5)?.fingerprint(),
+            Dataset::split(vec![1, 2, 3, 4], 0.25)?.fingerprint(),
+            Dataset::split(vec![2, 1, 3, 4], 0.5)?.fingerprint(),
+            documents(&[(&[1, 2, 3], 1), (&[4, 5, 6], 1)])?,
+            documents(&[(&[1, 2, 3], 2), (&[4, 5, 6], 1)])?,
+            documents(&[(&[9, 2, 3], 1), (&[4, 5, 6], 1)])?,
+            documents(&[(&[1, 2, 3], 1), (&[9, 5, 6], 1)])?,
+        ];
+        for (i, one) in found.iter().enumerate() {
+            assert!(!found[..i].contains(one), "{i}");
+        }
+        Ok(())
+    }
 }

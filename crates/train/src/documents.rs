@@ -184,6 +184,10 @@ mod tests {
         assert_eq!(parts.starts.to_vec2::<u32>()?, [[0, 0, 0, 3, 3, 5], [0; 6], [0; 6]]);
         // 12, 13, 21, 22; 37, 38; 42 to 47.
         assert_eq!(parts.learned.to_vec1::<u32>()?, [1, 2, 3, 4, 10, 11, 12, 13, 14, 15, 16, 17]);
+        // Two that fill a row to its end, and one more.
+        let documents = [document(0, 4, 1), document(0, 4, 1), document(0, 2, 1)];
+        assert_eq!(in_order(&documents, 6), [vec![0, 1], vec![2]]);
+        assert!(in_order(&[], 6).is_empty());
         Ok(())
     }
 

@@ -388,4 +388,15 @@ mod tests {
         // Chunks of 2 and 1, 1, and 2, 2 and 1 numbers.
         assert_eq!(shares.over_variables(&[1., 2., 3., 4., 5., 6.]), [3., 3., 15.]);
     }
+
+    /// A whole gradient is freed once it is added; a part leaves it to the other pieces.
+    #[test]
+    fn a_gradient_is_taken_out_whole_and_stays_for_its_parts() -> Result<()> {
+        let mut gradients = BTreeMap::from([(4, Tensor::new(&[1f32, 2., 3.], &Device::Cpu)?)]);
+        let piece = |part| Piece { variable: 4, part };
+        assert_eq!(piece(1..3).take(&mut gradients)?.to_vec1::<f32>()?, [2., 3.]);
+        assert_eq!(piece(0..3).take(&mut gradients)?.to_vec1::<f32>()?, [1., 2., 3.]);
+        assert!(gradients.is_empty());
+        Ok(())
+    }
 }

@@ -214,4 +214,52 @@ mod tests {
         }
         Ok(())
     }
+
+    /// Numbers by name, and the gradient of `Σ factor·x`.
+    fn of_factors(factors: &[(&str, f32)]) -> Result<(Vec<(String, Var)>, GradStore)> {
+        let mut variables = vec![];
+        let mut loss = Tensor::zeros(1, DType::F32, &Device::Cpu)?;
+        for (name, factor) in factors {
+            let var = Var::from_tensor(&Tensor::new(&[1f32], &Device::Cpu)?)?;
+            loss = (loss + (var.as_tensor() * f64::from(*factor))?)?;
+            variables.push((name.to_string(), var));
+        }
+        Ok((variables, loss.sum_all()?.backward()?))
+    }
+
+    #[test]
+    fn the_order_of_the_variables_changes_no_bit_of_the_norm() -> Result<()> {
+        for order in [[("a", 1e8), ("b", 1.), ("c", 1.)], [("c", 1.), ("b", 1.), ("a", 1e8)]] {
+            let (variables, gradients) = of_factors(&order)?;
+            let mut optimizer = AdamW::new(variables, AdamWParams::default())?;
+            // By name: 1e16 + 1 is 1e16 in f64, and 1 + 1 + 1e16 is not.
+            assert_eq!(optimizer.step(&gradients, 0.1, 1.0)?.to_bits(), 1e8f64.to_bits());
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn what_the_optimizer_cannot_do_changes_nothing() -> Result<()> {
+        let (mut variables, _) = of_factors(&[("a", 1.), ("b", 1.)])?;
+        variables.push(("a".into(), Var::zeros(2, DType::F32, &Device::Cpu)?));
+        let error = AdamW::new(variables, AdamWParams::default()).expect_err("two of a name").to_string();
+        assert!(error.contains("called a;"), "{error}");
+
+        for (factor, part) in [(f32::NAN, "is NaN; nothing was changed"), (f32::INFINITY, "is inf;")] {
+            let (variables, gradients) = of_factors(&[("a", 1.), ("b", factor)])?;
+            let mut optimizer = AdamW::new(variables.clone(), AdamWParams::default())?;
+            let error = optimizer.step(&gradients, 0.1, 1.0).expect_err(part).to_string();
+            assert!(error.contains(part) && optimizer.steps() == 0, "{error}");
+            assert_eq!(variables[0].1.to_vec1::<f32>()?, [1.0]);
+        }
+        let ((variables, _), (_, of_others)) = (of_factors(&[("a", 1.)])?, of_factors(&[("a", 1.)])?);
+        let mut optimizer = AdamW::new(variables, AdamWParams::default())?;
+        let error = optimizer.step(&of_others, 0.1, 1.0).expect_err("no gradient").to_string();
+        assert!(error.contains("a has no gradient"), "{error}");
+        let mut state = optimizer.state();
+        state.remove("v.a");
+        let error = optimizer.restore(&state, 3).expect_err("half of a state").to_string();
+        assert!(error.contains("lacks v.a") && optimizer.steps() == 0, "{error}");
+        Ok(())
+    }
 }

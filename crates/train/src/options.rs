@@ -186,8 +186,41 @@ mod tests {
         let schedule = CosineSchedule { peak: 1.0, floor: 0.1, warmup: 10, total: 110 };
         assert!((schedule.rate(0) - 0.1).abs() < 1e-12);
         assert!((schedule.rate(9) - 1.0).abs() < 1e-12);
+        assert!((schedule.rate(10) - 1.0).abs() < 1e-12, "the fall begins at the peak");
         assert!((schedule.rate(60) - 0.55).abs() < 1e-12, "half way down");
         assert!((schedule.rate(110) - 0.1).abs() < 1e-12);
         assert!((schedule.rate(10_000) - 0.1).abs() < 1e-12);
+    }
+
+    #[test]
+    fn the_defaults_are_those_that_the_fields_name() -> std::result::Result<(), Box<dyn std::error::Error>> {
+        let expected = serde_json::json!({
+            "steps": 7, "batch": 8, "accumulate": 1, "window": null, "lr": 1e-3, "warmup": 100,
+            "weight_decay": 0.1, "clip": 1.0, "repeat_fraction": 0.0, "recompute": false,
+            "eval_every": 100, "seed": 0, "model": null,
+        });
+        assert_eq!(serde_json::to_value(TrainOptions::new(7))?, expected);
+        assert_eq!(TrainOptions::new(7).dropout, None);
+        Ok(())
+    }
+
+    #[test]
+    fn a_window_is_one_token_to_the_whole_context() {
+        let window = |window| TrainOptions { window, ..TrainOptions::new(1) }.window_for(16).ok();
+        assert_eq!([None, Some(1), Some(16)].map(window), [Some(16), Some(1), Some(16)]);
+        assert_eq!([Some(0), Some(17)].map(window), [None, None]);
+    }
+
+    #[test]
+    fn limits_of_the_options_are_allowed() {
+        let options = TrainOptions {
+            lr: 0.0,
+            weight_decay: 0.0,
+            clip: 0.0,
+            dropout: Some(0.0),
+            repeat_fraction: 1.0,
+            ..TrainOptions::new(1)
+        };
+        assert!(options.check().is_ok());
     }
 }

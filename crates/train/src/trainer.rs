@@ -107,12 +107,12 @@ impl Trainer {
                 "an adapter is trained on a frozen model in f32: load it in that dtype, and not as variables";
             return Err(candle_core::Error::msg(reason).into());
         }
-        options.check()?;
+        let window = checked_window(&options, &data, base.config())?;
         let device = base.transformer.wte.device().clone();
         let base = options.dropout.map_or_else(|| base.clone(), |rate| base.clone().with_dropout(rate));
         let adapter = Adapter::new(base.config(), lora, options.seed, &device)?;
         let model = base.clone().with_adapter(ADAPTER, &adapter, 1.0)?;
-        let mut trainer = Self::from_trainable(model, data, options, &device)?;
+        let mut trainer = Self::from_trainable(model, data, window, options, &device)?;
         trainer.settings.lora = Some(lora.clone());
         trainer.settings.base = Some(base.fingerprint()?);
         trainer.tuned = Some(Tuned { base, adapter, lora: lora.clone() });
@@ -126,15 +126,13 @@ impl Trainer {
         options: TrainOptions,
         device: &Device,
     ) -> Result<Self> {
-        options.check()?;
+        let window = checked_window(&options, &data, &config)?;
         if let Some(rate) = options.dropout {
             (config.attn_pdrop, config.resid_pdrop, config.embd_pdrop) = (rate, rate, rate);
         }
-        let window = options.window_for(config.n_positions)?;
-        data.check(window, config.vocab_size)?;
         let vb = init::seeded_variables(options.seed, &VarMap::new(), DType::F32, device);
         let model = Gpt2LMHeadModel::load(vb, &Config { tie_word_embeddings: tied, ..config.clone() })?;
-        let mut trainer = Self::from_trainable(model, data, options, device)?;
+        let mut trainer = Self::from_trainable(model, data, window, options, device)?;
         // A state holds the config as it was given.
         trainer.settings.config = config;
         Ok(trainer)
@@ -144,6 +142,7 @@ impl Trainer {
     fn from_trainable(
         model: Gpt2LMHeadModel,
         data: Dataset,
+        window: usize,
         options: TrainOptions,
         device: &Device,
     ) -> Result<Self> {
@@ -152,11 +151,6 @@ impl Trainer {
             let reason = "add_cross_attention: the data have no encoder's hidden states, without which the parameters of \
                           cross-attention get no gradient; use Gpt2LMHeadModel::loss with an encoder";
             return Err(candle_core::Error::msg(reason).into());
-        }
-        let window = options.window_for(config.n_positions)?;
-        data.check(window, config.vocab_size)?;
-        if data.documents.is_some() && options.repeat_fraction > 0.0 {
-            return Err(TrainError::option("repeat_fraction", options.repeat_fraction, "0 with documents"));
         }
         let mut variables = model.named_variables()?;
         variables.sort_unstable_by(|a, b| a.0.cmp(&b.0));
@@ -312,6 +306,17 @@ impl std::fmt::Debug for Trainer {
         let mut trainer = f.debug_struct("Trainer");
         trainer.field("settings", &self.settings).field("steps", &self.steps()).finish_non_exhaustive()
     }
+}
+
+/// Tokens per sequence, once a model with this config is found to be trainable on these data with these options.
+fn checked_window(options: &TrainOptions, data: &Dataset, config: &Config) -> Result<usize> {
+    options.check()?;
+    let window = options.window_for(config.n_positions)?;
+    data.check(window, config.vocab_size)?;
+    if data.documents.is_some() && options.repeat_fraction > 0.0 {
+        return Err(TrainError::option("repeat_fraction", options.repeat_fraction, "0 with documents"));
+    }
+    Ok(window)
 }
 
 /// An optimizer of this rank's pieces.

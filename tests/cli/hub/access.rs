@@ -98,7 +98,7 @@ fn a_token_is_found_as_python_finds_it_and_goes_to_the_hub_alone() -> Result {
 fn a_token_that_is_refused_or_no_token_is_said_to_be() -> Result {
     let setup = Setup::with(At::Api, Fault::Status(401, vec![("x-error-message", "Invalid token")]), None)?;
     setup.run_with(&[("HF_TOKEN", "hf_old")], &FORWARD)?.refused(1, &["Invalid token", "HF_TOKEN"]);
-    setup.run_with(&[("HF_TOKEN", "two words")], &FORWARD)?.refused(1, &["token", "HF_TOKEN"]);
+    setup.run_with(&[("HF_TOKEN", "two words")], &FORWARD)?.refused(1, &["no token has", "HF_TOKEN"]);
     Ok(())
 }
 
@@ -122,9 +122,25 @@ fn a_model_a_revision_or_a_file_that_is_not_there_is_named() -> Result {
     let parts =
         ["no model.safetensors, model.safetensors.index.json, pytorch_model.bin", "it has: README.md"];
     run(&["--model", "gpt2"])?.refused(1, &parts);
+    // The list of files is asked for where it was not needed to find the commit.
+    let by_commit = |parts: &[&str]| -> Result {
+        let cache = Folder::empty()?;
+        run(&["--model", "gpt2", "--revision", COMMIT, "--cache-dir", &cache.dir()])?.refused(1, parts);
+        Ok(())
+    };
+    by_commit(&parts)?;
     setup.server.state().files.remove("config.json");
     let cache = Folder::empty()?.dir();
-    run(&["--model", "gpt2", "--cache-dir", &cache])?.refused(1, &["no config.json", "tokenizer.json"]);
+    let parts = ["no config.json", "it has: README.md, tokenizer.json"];
+    run(&["--model", "gpt2", "--cache-dir", &cache])?.refused(1, &parts);
+    by_commit(&parts)
+}
+
+#[test]
+fn a_server_that_does_not_say_what_is_missing_is_understood() -> Result {
+    let setup = Setup::with(At::Api, Fault::Status(404, vec![]), None)?;
+    setup.forward()?.refused(1, &[MODEL, "no such model, or it is private"]);
+    setup.run(&[&FORWARD[..], &["--revision", "v9"]].concat())?.refused(1, &["no revision \"v9\""]);
     Ok(())
 }
 

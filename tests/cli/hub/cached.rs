@@ -43,6 +43,9 @@ fn what_python_cached_is_used_without_a_request() -> Result {
         let setup = Setup::new()?;
         as_python(setup.cache.path(), folder, &[])?;
         setup.works_offline()?;
+        // It is not hashed again.
+        let record = setup.cache.path().join(folder).join(".gpt2-verified").join(COMMIT);
+        assert!(record.join("model.safetensors").exists(), "{folder}");
         setup.works()?;
         assert!(setup.server.state().seen.is_empty(), "{folder}: {:?}", setup.server.state().seen);
     }
@@ -146,9 +149,11 @@ fn a_damaged_part_is_not_built_upon_for_ever() -> Result {
     let partial = setup.blob(&format!("{}.incomplete", sha256_of(&weights)));
     std::fs::create_dir_all(partial.parent().ok_or("a folder")?)?;
     for content in [vec![0; 1_000_000], vec![0; weights.len()], vec![0; weights.len() + 5], weights.clone()] {
+        let (whole, before) = (content == weights, setup.fetches().len());
         std::fs::write(&partial, content)?;
         setup.works()?;
         assert!(!partial.exists());
+        assert_eq!(setup.fetches().len() == before, whole, "a whole one needs no more than its hash");
         std::fs::remove_dir_all(setup.repo().join("snapshots"))?;
         std::fs::remove_file(setup.blob(&sha256_of(&weights)))?;
     }
@@ -247,6 +252,28 @@ fn a_cache_that_has_the_files_need_not_keep_the_branch() -> Result {
 }
 
 #[test]
+#[cfg(unix)]
+fn a_branch_that_cannot_be_kept_is_an_error_once_a_file_was_fetched() -> Result {
+    let setup = Setup::new()?;
+    as_python(setup.cache.path(), REPO, &["model.safetensors"])?;
+    let refs = setup.repo().join("refs");
+    std::fs::remove_dir_all(&refs)?;
+    std::fs::write(&refs, "a file where a folder should be: nobody can write there")?;
+    setup.forward()?.refused(1, &[&refs.display().to_string(), "the cache cannot be written to"]);
+    assert_eq!(setup.fetches().len(), 1);
+    setup.works()?;
+    Ok(())
+}
+
+#[test]
+fn a_commit_is_no_branch_to_be_kept() -> Result {
+    let setup = Setup::new()?;
+    setup.run(&["forward", "--model", "gpt2", "--revision", COMMIT, "O Romeo"])?.succeeded();
+    assert!(!setup.repo().join("refs").exists());
+    Ok(())
+}
+
+#[test]
 fn models_lists_names_pins_and_what_is_cached() -> Result {
     let setup = Setup::new()?;
     let run = setup.run(&["models"])?.succeeded();
@@ -258,6 +285,29 @@ fn models_lists_names_pins_and_what_is_cached() -> Result {
     let report: Value = serde_json::from_str(&setup.run(&["models", "--json"])?.succeeded().stdout)?;
     assert_eq!(report["cached"][0]["id"], MODEL);
     assert_eq!(report["pins"][0]["size"], 548_105_171);
+
+    // What is no commit, or is empty, is not listed; models and branches are in order.
+    let snapshots = setup.repo().join("snapshots");
+    std::fs::create_dir(snapshots.join("f".repeat(40)))?;
+    std::fs::create_dir(snapshots.join("main"))?;
+    std::fs::write(snapshots.join("main/config.json"), "{}")?;
+    std::fs::create_dir_all(setup.repo().join("refs/pr"))?;
+    std::fs::write(setup.repo().join("refs/pr/1"), COMMIT)?;
+    std::fs::write(setup.repo().join("refs/old"), "f".repeat(40))?;
+    let others = ["e", "c", "a", "d", "b"];
+    for name in others {
+        let folder = setup.cache.path().join(format!("models--{name}--model/snapshots/{COMMIT}/sub"));
+        std::fs::create_dir_all(&folder)?;
+        std::fs::write(folder.join("weights.bin"), [0; 300])?;
+    }
+    let report: Value = serde_json::from_str(&setup.run(&["models", "--json"])?.succeeded().stdout)?;
+    let ids: Vec<_> = list(&report["cached"]).iter().map(|model| model["id"].as_str()).collect();
+    let expected = ["a/model", "b/model", "c/model", "d/model", "e/model", MODEL].map(Some);
+    assert_eq!(ids, expected);
+    let model = &report["cached"][5];
+    let size: usize = repository().iter().filter(|(name, _)| name != "README.md").map(|(_, f)| f.len()).sum();
+    assert_eq!((&model["size"], &model["refs"]), (&size.into(), &serde_json::json!(["main", "pr/1"])));
+    assert_eq!((&report["cached"][0]["size"], &model["commit"]), (&300.into(), &COMMIT.into()));
     Ok(())
 }
 

@@ -45,6 +45,7 @@ fn ranges(setup: &Setup) -> Vec<Option<String>> {
 fn assert_resumed(setup: &Setup) {
     let ranges = ranges(setup);
     assert_eq!(ranges.len(), 2, "{ranges:?}");
+    assert_eq!(ranges[0], None, "the whole file needs no range");
     assert!(ranges[1].as_ref().is_some_and(|range| range != "bytes=0-"), "began anew: {ranges:?}");
 }
 
@@ -138,6 +139,7 @@ fn a_bare_404_is_not_taken_for_a_missing_file() -> Result {
     for name in ["config.json", "model.safetensors", "tokenizer.json"] {
         once(At::Head(name), Fault::Status(404, vec![]))?;
     }
+    once(At::Get("config.json"), Fault::Status(404, vec![]))?;
     always(At::Head("model.safetensors"), Fault::Status(404, vec![]), &["refused", "404"])?;
     Ok(())
 }
@@ -181,6 +183,9 @@ fn a_server_that_always_fails_is_an_error() -> Result {
     always(At::Api, Fault::Status(500, vec![]), &["the server failed", "500"])?;
     always(At::Storage, Fault::Status(503, vec![]), &["the server failed", "503", "/storage/"])?;
     always(At::Storage, Fault::Status(403, vec![]), &["refused", "403", "proxy"])?;
+    let run = Setup::with(At::Head("config.json"), Fault::Status(500, vec![]), None)?.forward()?;
+    run.refused(1, &["the server failed", "500", "try again later"]);
+    assert!(!run.stderr.contains("HF_TOKEN"), "a token does not help: {}", run.stderr);
     Ok(())
 }
 
@@ -211,7 +216,9 @@ fn one_wrong_byte_is_noticed() -> Result {
     for at in [At::Storage, At::Get("config.json"), At::Get("tokenizer.json")] {
         once(at, Fault::Flip)?;
     }
-    always(At::Storage, Fault::Flip, &["model.safetensors", "expected sha256", "found", "it is not used"])?;
+    let parts = ["model.safetensors", "expected sha256", "found", "it is not used"];
+    let setup = always(At::Storage, Fault::Flip, &parts)?;
+    assert_eq!(setup.fetches().len(), 3 + 1, "three tries, and the one that worked");
     always(At::Get("config.json"), Fault::Flip, &["config.json", "expected git blob sha1"])?;
     Ok(())
 }

@@ -72,10 +72,82 @@ fn a_header_that_is_damaged_is_refused() -> Result {
     let mut long = files[1].1.clone();
     long[..8].copy_from_slice(&u64::MAX.to_le_bytes());
     let page = format!("<html>{}</html>", " ".repeat(200_000)).into_bytes();
-    for (weights, part) in [(cut, "describes 1919360 bytes"), (long, "header"), (page, "header")] {
+    for (weights, part) in
+        [(cut, "describes 1919360 bytes"), (long, "header"), (page, "header"), (vec![], "the file is empty")]
+    {
         let setup = Setup::serving([files[0].clone(), ("model.safetensors".into(), weights)])?;
         setup.run(&["inspect", "gpt2"])?.refused(1, &["model.safetensors", "damaged", part]);
     }
+    Ok(())
+}
+
+#[test]
+fn a_header_longer_than_the_first_request_takes_a_second_one() -> Result {
+    let files = repository();
+    let whole = &files[1].1;
+    let end = 8 + usize::try_from(u64::from_le_bytes(whole[..8].try_into()?))?;
+    // JSON may end with spaces.
+    let long_end = end + 20_000;
+    let mut long = [&((long_end - 8) as u64).to_le_bytes(), &whole[8..end]].concat();
+    long.resize(long_end, b' ');
+    long.extend(&whole[end..]);
+    for fault in [None, Some(Fault::NoRanges)] {
+        let setup = Setup::serving([files[0].clone(), ("model.safetensors".into(), long.clone())])?;
+        if let Some(fault) = fault {
+            setup.server.fault(At::Storage, fault, None);
+        }
+        let run = setup.run(&["inspect", "gpt2"])?.succeeded();
+        assert_says("stdout", &run.stdout, &["every tensor that config.json calls for is there"]);
+        assert_says("stderr", &run.stderr, &[&format!("headers, {long_end} bytes")]);
+        let ranges: Vec<_> = setup.fetches().into_iter().map(|seen| seen.range).collect();
+        let second = format!("bytes=16384-{}", long_end - 1);
+        assert_eq!(ranges, [Some("bytes=0-16383".to_string()), Some(second)]);
+    }
+    Ok(())
+}
+
+/// vocab.json and merges.txt with the content of tokenizer.json.
+fn vocab_and_merges() -> Result<[(String, Vec<u8>); 2]> {
+    let json: Value = serde_json::from_slice(&repository()[2].1)?;
+    let mut merges = "#version: 0.2\n".to_string();
+    for pair in json["model"]["merges"].as_array().ok_or("merges")? {
+        let [a, b] = [0, 1].map(|i| pair[i].as_str().unwrap_or_default());
+        merges += &format!("{a} {b}\n");
+    }
+    let vocab = json["model"]["vocab"].to_string();
+    Ok([("vocab.json".into(), vocab.into_bytes()), ("merges.txt".into(), merges.into_bytes())])
+}
+
+#[test]
+fn a_tokenizer_in_two_files_serves_too() -> Result {
+    let ([vocab, merges], files) = (vocab_and_merges()?, repository());
+    let setup = Setup::serving([files[0].clone(), files[1].clone(), vocab, merges])?;
+    setup.works()?;
+    setup.works_offline()?;
+    // Python does not always note which files are absent.
+    std::fs::remove_dir_all(setup.repo().join(".no_exist"))?;
+    setup.works_offline()
+}
+
+#[test]
+fn half_a_tokenizer_is_none() -> Result {
+    let ([vocab, merges], files) = (vocab_and_merges()?, repository());
+    for half in [vocab, merges] {
+        let setup = Setup::serving([files[0].clone(), files[1].clone(), half])?;
+        setup.run(&["forward", "--model", "gpt2", "--ids", "1,2"])?.succeeded();
+        setup.run(&["forward", "--model", "gpt2", "O Romeo"])?.refused(1, &["no tokenizer here"]);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_tokenizer_that_is_not_there_is_looked_for_once() -> Result {
+    let setup = Setup::serving(repository().into_iter().take(2))?;
+    let ids = ["forward", "--model", "gpt2", "--ids", "1,2"];
+    setup.run(&ids)?.succeeded();
+    let before = setup.server.state().seen.len();
+    setup.run(&ids)?.succeeded();
+    assert_eq!(setup.server.state().seen.len(), before, "a request");
     Ok(())
 }
 

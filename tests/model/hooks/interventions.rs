@@ -8,7 +8,7 @@ use gpt2_model::analysis::{Contrast, Metric, Parts, activation_patching};
 use gpt2_model::hooks::{
     Chain, Head, Hooks, Intervention, Interventions, KnockOut, Patch, Place, Point, Recorder,
 };
-use gpt2_model::{ForwardArgs, Generation, Gpt2LMHeadModel, KvCache, Sampling};
+use gpt2_model::{ForwardArgs, Generation, Gpt2LMHeadModel, KvCache, MeanOver, Sampling};
 use std::collections::HashMap;
 
 /// The same as in `parity`.
@@ -138,6 +138,7 @@ fn generation_keeps_the_interventions() -> Result {
             Intervention::MeanAblate(head(0, 1)),
             knock_out(None, None, 6, 2),
             knock_out(Some(1), None, 9, 3),
+            knock_out(None, None, 7, 1), // the first position that is not in the prompt
         ],
         model.config(),
     )?
@@ -167,8 +168,30 @@ fn what_the_model_has_not_is_refused_with_what_it_has() -> Result {
     let refused = |one: Intervention| {
         Interventions::new([one], model.config()).expect_err("it is not there").to_string()
     };
-    let vector = Tensor::zeros(7, DType::F32, &Device::Cpu)?;
+    let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &Device::Cpu);
+    let vector = zeros(&[7])?;
+    let add =
+        |layer, position, vector: &Tensor| Intervention::Add { layer, position, vector: vector.clone() };
+    let place = |place, position, from| Intervention::Patch(Patch { place, position, from });
+    let head_at = |position, from| place(Place::Head(head(0, 1)), position, from);
+    let (width, stream) = (zeros(&[24])?, zeros(&[1, 5, 24])?);
     for (one, said) in [
+        (Intervention::Temperature(head(0, 0), 0.0), "the temperature is 0, expected a number above 0"),
+        (Intervention::Temperature(head(0, 0), -1.0), "the temperature is -1"),
+        (Intervention::Temperature(head(0, 0), f64::INFINITY), "the temperature is inf"),
+        (Intervention::Temperature(head(0, 0), 1e-320), "expected a number above 0"),
+        (add(2, None, &width), "layer 2: the model has layers 0 to 1"),
+        (add(1, Some(40), &width), "position 40: the model has positions 0 to 39"),
+        (add(1, None, &vector), "vector for layer 1: expected 24 numbers (n_embd), got [7]"),
+        (
+            place(Place::Stream(0), Some(5), stream.clone()),
+            "patch of 0 at position 5: the other text has positions 0 to 4",
+        ),
+        (place(Place::Mlp(2), None, stream.clone()), "layer 2: the model has layers 0 to 1"),
+        (place(Place::Attention(0), None, zeros(&[5, 24])?), "value of [B, T, [24]], got [5, 24]"),
+        (place(Place::Attention(0), None, zeros(&[1, 5, 23])?), "value of [B, T, [24]], got [1, 5, 23]"),
+        (head_at(None, zeros(&[1, 5, 2, 8])?), "value of [B, T, [3, 8]], got [1, 5, 2, 8]"),
+        (head_at(None, stream.clone()), "value of [B, T, [3, 8]], got [1, 5, 24]"),
         (Intervention::ZeroAblate(head(0, 3)), "head 3 of layer 0: the model has heads 0 to 2"),
         (Intervention::Scale(head(2, 0), 1.0), "layer 2: the model has layers 0 to 1"),
         (Intervention::Scale(head(1, 0), f64::NAN), "finite"),
@@ -181,10 +204,22 @@ fn what_the_model_has_not_is_refused_with_what_it_has() -> Result {
         let err = refused(one);
         assert!(err.contains(said), "{err} does not say {said}");
     }
-    let z = Tensor::zeros((1, 5, 3, 8), DType::F32, &Device::Cpu)?;
-    let patch = Interventions::new([patch(head(0, 1), z)], model.config())?;
-    let err = model.forward(&some_ids(6, 0)?, hooked(&patch)).expect_err("shorter").to_string();
-    assert!(err.contains("0.1") && err.contains("[1, 5, 3, 8]"), "{err}");
+    // The last positions that there are.
+    let last = [
+        add(1, Some(39), &width),
+        place(Place::Stream(0), Some(4), stream),
+        knock_out(None, None, 39, 39),
+        Intervention::Temperature(head(1, 2), 1e-300),
+    ];
+    assert_eq!(Interventions::new(last, model.config())?.iter().count(), 4);
+    // Values of another length, and of another number of rows than 1 and the batch's.
+    for (from, rows) in [(1, 1), (2, 3)] {
+        let z = zeros(&[from, 6 - usize::from(rows == 1), 3, 8])?;
+        let patch = Interventions::new([patch(head(0, 1), z.clone())], model.config())?;
+        let ids = Tensor::cat(&vec![some_ids(6, 0)?; rows], 0)?;
+        let err = model.forward(&ids, hooked(&patch)).expect_err("another shape").to_string();
+        assert!(err.contains("0.1") && err.contains(&format!("{:?}", z.dims())), "{err}");
+    }
     Ok(())
 }
 
@@ -358,5 +393,19 @@ fn a_silenced_head_may_attend_to_anything() -> Result {
     // A patch from a shorter text leaves a text that grows alone from its end on.
     assert_eq!(at(Place::Head(one), None)?.silences(one, t + 1), None);
     assert_eq!(Intervention::MeanAblate(one).silences(one, t), Some("mean-ablated"));
+    // Means that are fixed are a vector or another run's values, and are still called means.
+    let means = || {
+        Interventions::new([Intervention::ZeroAblate(other), Intervention::MeanAblate(one)], model.config())
+    };
+    let text = std::slice::from_ref(&ids);
+    for fixed in [
+        means()?.with_means_of(&model, &ids)?,
+        means()?.with_means_over(&model, text, MeanOver::AllPositions)?,
+        means()?.with_means_over(&model, text, MeanOver::EachPosition)?,
+    ] {
+        assert_eq!((fixed.silence(one, t), fixed.silence(other, t)), (Some("mean-ablated"), Some("ablated")));
+    }
+    let error = means()?.with_means_over(&model, &[], MeanOver::AllPositions).expect_err("no text");
+    assert!(error.to_string().contains("no text to take the mean over"), "{error}");
     Ok(())
 }

@@ -185,6 +185,9 @@ mod tests {
         for other in ["http://hub.example/", "https://hub.example:8443/", "https://cdn.hub.example/"] {
             assert!(!hub.is_origin_of(&uri(other)), "{other}");
         }
+        let plain = Endpoint::parse("http://hub.example").unwrap();
+        assert!(plain.is_origin_of(&uri("http://hub.example:80/")));
+        assert!(!plain.is_origin_of(&uri("http://hub.example:443/")));
     }
 
     #[test]

@@ -327,6 +327,22 @@ mod tests {
     }
 
     #[test]
+    #[cfg(unix)]
+    fn a_link_leads_from_any_folder_of_a_snapshot_to_the_blob() {
+        let cache = tempfile::tempdir().unwrap();
+        let commit = "a".repeat(40);
+        let repo = Repo::new(cache.path(), &ModelId::parse("gpt2").unwrap(), &commit);
+        let digest = Digest::parse(&"b".repeat(40)).unwrap();
+        super::make_parent(&repo.blob(&digest)).unwrap();
+        std::fs::write(repo.blob(&digest), "content").unwrap();
+        for name in ["model.bin", "onnx/model.bin", "onnx/small/model.bin"] {
+            repo.link(&commit, name, &digest).unwrap();
+            assert_eq!(std::fs::read_to_string(repo.pointer(&commit, name)).unwrap(), "content", "{name}");
+            assert_eq!(repo.digest(&commit, name), Some(digest.clone()), "{name}");
+        }
+    }
+
+    #[test]
     fn a_commit_is_forty_hexadecimal_digits() {
         assert!(is_commit(&"0a".repeat(20)));
         for other in

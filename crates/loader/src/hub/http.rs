@@ -260,6 +260,7 @@ mod tests {
     fn a_limit_that_is_used_up_says_for_how_long() {
         assert_eq!(used_up("\"api\";r=0;t=55"), Some(Duration::from_secs(55)));
         assert_eq!(used_up("\"api\";r=3;t=55, \"pages\"; r=0; t=7"), Some(Duration::from_secs(7)));
+        assert_eq!(used_up("\"api\";r=0;t=7, \"pages\";r=0;t=9"), Some(Duration::from_secs(9)));
         assert_eq!(used_up("\"api\";r=3;t=55"), None);
         assert_eq!(used_up("nonsense"), None);
     }

@@ -399,7 +399,10 @@ mod tests {
             "byte 0 of data.pkl: cut short: 3 of 4294967295 bytes are there",
         );
         assert_refused(b"\x80\x02\x8a\xff\x01", "byte 2 of data.pkl: cut short: 1 of 255 bytes are there");
-        assert_refused(&[&b"\x8a\xff"[..], &[1; 255]].concat(), "an integer of 255 bytes");
+        for len in [9, 255] {
+            let long = [&[LONG1, len][..], &[1; 255][..usize::from(len)]].concat();
+            assert_refused(&long, &format!("an integer of {len} bytes; a size has at most 8"));
+        }
     }
 
     #[test]

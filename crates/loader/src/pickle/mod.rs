@@ -230,6 +230,7 @@ mod tests {
             (&[1, 3], &[99, 1]),
             (&[1], &[99]),
             (&[], &[]),
+            (&[2; 8], &[128, 64, 32, 16, 8, 4, 2, 1]),
         ] {
             let read = contiguous(&tuple(shape)?, &tuple(strides)?)?;
             assert_eq!(read.len(), shape.len());
@@ -248,6 +249,8 @@ mod tests {
             assert!(refused.contains("is not contiguous; save it again"), "{shape:?} {strides:?}: {refused}");
         }
         assert!(contiguous(&tuple(&[2, 3])?, &tuple(&[1])?).is_err());
+        let nine = contiguous(&tuple(&[1; 9])?, &tuple(&[1; 9])?).expect_err("nine dimensions");
+        assert_eq!(nine, "expected a tuple of at most 8 sizes");
         Ok(())
     }
 }

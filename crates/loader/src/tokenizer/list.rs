@@ -92,9 +92,8 @@ fn check_plain(json: &Value) -> Result<(), String> {
     if !nothing(&json["normalizer"]) {
         return Err(format!("normalizer is {}", json["normalizer"]["type"]));
     }
-    let is_gpt2s = split["type"] == "ByteLevel"
-        && split["add_prefix_space"] == false
-        && split["use_regex"].as_bool().unwrap_or(true);
+    let is_gpt2s =
+        split["type"] == "ByteLevel" && split["add_prefix_space"] == false && split["use_regex"] == true;
     if !is_gpt2s {
         return Err(format!("pre_tokenizer is {split}; expected GPT-2's ByteLevel"));
     }

@@ -104,7 +104,7 @@ pub fn direct_attribution(
     hooks: Option<&dyn Hooks>,
 ) -> Result<DirectAttribution> {
     let (b, t) = input_ids.dims2()?;
-    if b != 1 || t == 0 {
+    if b != 1 {
         candle_core::bail!("input_ids {:?}: expected one text of shape [1, T]", input_ids.dims())
     }
     let blocks = &model.transformer.h;

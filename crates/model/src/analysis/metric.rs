@@ -51,12 +51,6 @@ impl Metric {
             Self::LogitDifference { answer, against } => vec![answer, against],
         }
     }
-
-    /// The metric of the last of each row's logits, as numbers: (B, T, V) -> B
-    pub(super) fn at_end(self, logits: &Tensor) -> Result<Vec<f64>> {
-        let t = logits.dim(1)?;
-        wide(&self.of(&logits.narrow(1, t - 1, 1)?)?.flatten_all()?)?.to_vec1()
-    }
 }
 
 /// f64 on the CPU: some GPUs have no f64.

@@ -143,7 +143,7 @@ impl Contrast<'_> {
     /// T, if the texts fit each other.
     pub(super) fn check(&self) -> Result<usize> {
         let ((b, t), other) = (self.clean.dims2()?, self.corrupt.dims2()?);
-        if b != 1 || other != (b, t) || t == 0 {
+        if b != 1 || other != (b, t) {
             candle_core::bail!(
                 "patching: the clean text is {:?} and the corrupted one {:?}, expected [1, T] each, of the same length",
                 self.clean.dims(),
@@ -293,7 +293,7 @@ impl Branches<'_> {
         let hooks = PassHooks { hooks: self.hooks, past: t - 1, ..PassHooks::default() };
         let normed = transformer.ln_f.forward_hooked(&last, Point::LN_F, hooks)?;
         let logits = hooks.pass(Point::Logits, self.model.lm_head.forward(&normed)?)?;
-        self.metric.at_end(&logits)
+        wide(&self.metric.of(&logits)?.flatten_all()?)?.to_vec1() // (copies, 1, V) -> copies
     }
 
     fn block(&self, layer: usize, x: &Tensor, change: Option<&ByRow>) -> Result<Tensor> {

@@ -233,6 +233,10 @@ mod tests {
         assert_eq!(texts.copies(13).collect::<Vec<_>>(), [8, 3]);
         assert_eq!(texts.copies(6).collect::<Vec<_>>(), [1]);
         assert!((texts.copies_per_query() - 1.5).abs() < 1e-12);
+        // A single query: it sees itself and the one before, which are the same token.
+        let two = RepeatedTokens::random(None, (1, 2), 1, 100, 1);
+        assert!((two.copies_per_query() - 1.0).abs() < 1e-12);
+        assert!(chance_scores(&two).iter().all(|score| (score - 0.5).abs() < 1e-12));
         for (back, expected) in [
             (1, [1.0, 0.0, 0.0]),
             (5, [0.0, 1.0, 0.0]),

@@ -32,10 +32,10 @@ pub fn surprises(
     with_summaries: bool,
     hooks: Option<&dyn Hooks>,
 ) -> Result<Surprises> {
-    let longest = texts.iter().map(|ids| ids.len()).max().unwrap_or(0);
-    if texts.iter().any(|ids| ids.is_empty()) || longest == 0 {
+    let lengths = || texts.iter().map(|ids| ids.len());
+    let (Some(1..), Some(longest)) = (lengths().min(), lengths().max()) else {
         candle_core::bail!("surprises: expected texts of at least one token each")
-    }
+    };
     let device = model.transformer.wte.device();
     let filled =
         |ids: &&[u32]| ids.iter().copied().chain(std::iter::repeat_n(0, longest - ids.len())).collect();
@@ -170,6 +170,40 @@ mod tests {
         assert_eq!((comparison.tokens, comparison.agreeing), (2, 1));
         let broken = Tensor::new(&[[f64::NAN, 0.0]], &Device::Cpu)?;
         assert!(comparison.add([&broken, &broken], &Tensor::new(&[0u32], &Device::Cpu)?).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn rows_are_the_same_all_at_once_and_one_by_one() -> Result<()> {
+        // More than are compared at a time.
+        let (t, v) = (300, 5);
+        let logits = |salt: usize| {
+            let numbers = (0..t * v).map(|i| ((i * 7919 + salt * 31) % 1009) as f32 / 500.0);
+            Tensor::from_iter(numbers, &Device::Cpu)?.reshape((t, v))
+        };
+        let (a, b) = (logits(1)?, logits(2)?);
+        let targets = Tensor::from_iter((0..300u32).map(|i| i * i % 5), &Device::Cpu)?;
+        let (mut whole, mut parts) = (Comparison::default(), Comparison::default());
+        whole.add([&a, &b], &targets)?;
+        for row in 0..t {
+            let part = |x: &Tensor| x.narrow(0, row, 1);
+            parts.add([&part(&a)?, &part(&b)?], &part(&targets)?)?;
+        }
+        assert_eq!((whole.tokens, whole.agreeing), (300, parts.agreeing));
+        assert_eq!(parts.tokens, 300);
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-4 * b.abs(), "{a}, not {b}");
+        near(whole.divergence, parts.divergence);
+        near(whole.largest_difference, parts.largest_difference);
+        near(whole.surprise[0], parts.surprise[0]);
+        near(whole.agreement(), parts.agreeing as f64 / 300.0);
+        for (logits, targets) in [
+            ([&a, &b.narrow(0, 0, 299)?], &targets),
+            ([&a, &b.narrow(1, 0, 4)?], &targets),
+            ([&a, &b], &targets.narrow(0, 0, 299)?),
+        ] {
+            let error = whole.add(logits, targets).expect_err("shapes").to_string();
+            assert!(error.contains("comparison: logits [300, 5]"), "{error}");
+        }
         Ok(())
     }
 }

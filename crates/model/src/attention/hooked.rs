@@ -54,8 +54,8 @@ impl HeadInputs {
     pub(super) fn replace(&self, qkv: Qkv, layout: &QkvLayout, c_attn: &Conv1D) -> Result<Qkv> {
         let Qkv { mut q, mut kv } = qkv;
         if let Some(inputs) = &self.q {
-            let all = layout.project_heads(c_attn, inputs, Part::Query)?; // (B, T, H, D)
-            q = all.narrow(1, all.dim(1)? - q.dim(1)?, q.dim(1)?)?;
+            // For all positions: under hooks, no pass computes the last query alone.
+            q = layout.project_heads(c_attn, inputs, Part::Query)?; // (B, T, H, D)
         }
         if self.k.is_some() || self.v.is_some() {
             let part = |inputs: &Option<Tensor>, part: Part| match inputs {

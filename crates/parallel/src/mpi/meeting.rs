@@ -188,3 +188,26 @@ impl Drop for Watch {
         self.shared.1.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_others_wait_half_as_long_again_and_two_seconds() {
+        assert_eq!(patience(Duration::from_secs(4)), Duration::from_secs(8));
+        assert_eq!(patience(Duration::MAX), Duration::MAX);
+    }
+
+    #[test]
+    fn waiting_ends_with_the_answer_or_with_the_time() {
+        let mut asked = 0;
+        let third = waited(Duration::from_mins(1), || {
+            asked += 1;
+            Ok(asked == 3)
+        });
+        assert!(third.is_ok_and(|yes| yes) && asked == 3);
+        assert!(waited(Duration::ZERO, || Ok(false)).is_ok_and(|yes| !yes));
+        assert!(waited(Duration::ZERO, || Err(Error::OtherThread)).is_err());
+    }
+}

@@ -217,3 +217,29 @@ impl Drop for Mpi {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_all_turns_are_the_whole_in_its_order() {
+        let lengths = [5, 0, 3, 7];
+        assert_eq!(starts(&lengths), [0, 5, 5, 8]);
+        let whole: Vec<u8> = (0..15).collect();
+        for most in [1, 2, 3, 7, 100] {
+            let mut found = vec![0; 15];
+            for turn in 0..7usize.div_ceil(most) {
+                let parts = turns(&lengths, turn, most);
+                assert!(parts.iter().all(|length| *length <= most));
+                let mut bucket = vec![];
+                for (start, (length, part)) in starts(&lengths).into_iter().zip(lengths.iter().zip(&parts)) {
+                    let from = (turn * most).min(*length);
+                    bucket.extend_from_slice(&whole[start + from..][..*part]);
+                }
+                place(&bucket, &parts, turn * most, &mut found, &starts(&lengths));
+            }
+            assert_eq!(found, whole, "{most} at most");
+        }
+    }
+}
