@@ -215,7 +215,7 @@ fn texts_in_pages_keep_their_own_keys() -> Result {
             let chosen = random.below(texts.len().max(1));
             match (random.below(10), texts.get(chosen).cloned()) {
                 (0, _) | (_, None) => {
-                    texts.push(Text { id: cache.add(), rows: vec![], forgotten: 0, shortest: 0 })
+                    texts.push(Text { id: cache.add(), rows: vec![], forgotten: 0, shortest: 0 });
                 }
                 (1, Some(text)) => texts.push(Text { id: cache.fork(text.id)?, ..text }),
                 (2, Some(text)) => {
@@ -248,7 +248,9 @@ fn texts_in_pages_keep_their_own_keys() -> Result {
                         assert_eq!((cache.free_pages(), cache.len(text.id)?), (free, text.rows.len()));
                         continue;
                     }
-                    let new: Vec<u32> = (0..t).map(|_| random.below(1000) as u32).collect();
+                    let new: Vec<u32> = (0..t)
+                        .map(|_| u32::try_from(random.below(1000)))
+                        .collect::<std::result::Result<_, _>>()?;
                     texts[chosen].rows.extend(&new);
                     for layer in 0..LAYERS {
                         cache.write(

@@ -6,7 +6,7 @@ use candle_core::{D, DType, Device, Module, Tensor, Var};
 use candle_fused::WeightLayout::{InOut, OutIn};
 use candle_fused::nn::{self, Embedding, LayerNorm, Linear, RmsNorm, hold_weights_in};
 use candle_fused::{BlockFormat, Dispatch, Epilogue, Implementation, Weight, WeightDType};
-use candle_nn::{LayerNormConfig, VarBuilder, VarMap};
+use candle_nn::{Conv1dConfig, LayerNormConfig, VarBuilder, VarMap};
 
 fn numbers(name: &str, shape: &[usize]) -> Result<Tensor> {
     Ok(random(5, name, 1., shape)?)
@@ -304,5 +304,81 @@ fn a_single_number_beyond_f16_is_not_quantized() -> Result {
     let read = |_: usize, _: &mut [u8]| Ok(());
     refused(Weight::read_blocks(BlockFormat::Q8_0, (0, 3), InOut, read), "the 0 inputs");
     refused(Weight::read_blocks(BlockFormat::Q8_0, (32, 0), InOut, read), "no outputs");
+    Ok(())
+}
+
+/// Against Candle's own in f64, for kernels of one to five positions in all of its options.
+#[test]
+fn a_convolution_is_candles() -> Result {
+    for (n_in, n_out, len, padding, stride, dilation, l) in [
+        (3, 5, 1, 0, 1, 1, 7),
+        (80, 16, 3, 1, 1, 1, 20),
+        (16, 16, 3, 1, 2, 1, 20),
+        (16, 16, 3, 1, 2, 1, 21),
+        (4, 6, 5, 4, 3, 2, 13),
+        (4, 6, 5, 0, 7, 1, 5),
+        (2, 3, 2, 0, 1, 5, 6),
+    ] {
+        let config = Conv1dConfig { padding, stride, dilation, ..Conv1dConfig::default() };
+        let (w, b, x) =
+            (numbers("w", &[n_out, n_in, len])?, numbers("b", &[n_out])?, numbers("x", &[2, n_in, l])?);
+        let candles = |x: &Tensor| -> Result<Tensor> {
+            Ok(candle_nn::Conv1d::new(wide(&w)?, Some(wide(&b)?), config).forward(&wide(x)?)?)
+        };
+        for (dtype, tolerance) in DTYPES {
+            let of = |x: &Tensor| x.to_dtype(dtype);
+            let (w, b, x) = (of(&w)?, of(&b)?, of(&x)?);
+            let expected = candle_nn::Conv1d::new(wide(&w)?, Some(wide(&b)?), config).forward(&wide(&x)?)?;
+            let got = nn::Conv1d::new(w, Some(b), config)?.forward(&x)?;
+            assert_eq!(got.dtype(), dtype);
+            assert_close(&format!("{config:?}, {dtype:?}"), &wide(&got)?, &expected, tolerance);
+        }
+        let conv = nn::Conv1d::new(w.clone(), Some(b.clone()), config)?;
+        let residual = numbers("residual", candles(&x)?.dims())?;
+        let got = conv.forward_with(&x, Epilogue::Residual(&residual))?;
+        assert_close(
+            &format!("{config:?}, residual"),
+            &wide(&got)?,
+            &(candles(&x)? + wide(&residual)?)?,
+            1e-6,
+        );
+        // The gradient of x, and of a weight that learns.
+        let (of_x, of_w) = (Var::from_tensor(&x)?, Var::from_tensor(&w)?);
+        let ours = conv.forward(&of_x)?.mul(&residual)?.sum_all()?.backward()?;
+        let learns = nn::Conv1d::new(of_w.as_tensor().clone(), Some(b.clone()), config)?;
+        let plain = learns.forward(&of_x)?.mul(&residual)?.sum_all()?.backward()?;
+        let gradient = |of: &candle_core::backprop::GradStore| of.get(&of_x).cloned().ok_or("no gradient");
+        assert_close(&format!("{config:?}, gradient"), &gradient(&ours)?, &gradient(&plain)?, 1e-5);
+        assert!(plain.get(&of_w).is_some());
+    }
+    Ok(())
+}
+
+#[test]
+fn a_convolution_that_does_not_fit_is_refused() -> Result {
+    let config = Conv1dConfig::default();
+    let new = |bias: usize, config| {
+        nn::Conv1d::new(numbers("w", &[4, 3, 5]).expect("w"), numbers("b", &[bias]).ok(), config)
+    };
+    refused(new(5, config), "4 outputs need a bias of [4], got [5]");
+    refused(new(4, Conv1dConfig { stride: 0, ..config }), "stride 0");
+    let conv = new(4, config)?;
+    refused(
+        conv.forward(&numbers("x", &[1, 3, 4])?),
+        "4 positions with 0 of padding at each end are shorter than a window of 5",
+    );
+    refused(conv.forward(&numbers("x", &[1, 2, 9])?), "x [1, 2, 9] is not (B, 3, L)");
+    // In groups, it is Candle's.
+    let groups = Conv1dConfig { groups: 2, padding: 1, ..config };
+    let (w, x) = (numbers("w", &[4, 3, 3])?, numbers("x", &[1, 6, 9])?);
+    let expected = candle_nn::Conv1d::new(w.clone(), None, groups).forward(&x)?;
+    assert_close("groups", &nn::Conv1d::new(w, None, groups)?.forward(&x)?, &expected, 1e-6);
+    let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
+    let conv = nn::conv1d(3, 4, 5, config, vb.clone())?;
+    assert_eq!((conv.forward(&numbers("x", &[1, 3, 9])?)?.dims(), conv.config()), (&[1, 4, 5][..], &config));
+    assert_eq!(
+        nn::conv1d_no_bias(3, 4, 5, config, vb)?.forward(&numbers("x", &[2, 3, 5])?)?.dims(),
+        [2, 4, 1]
+    );
     Ok(())
 }

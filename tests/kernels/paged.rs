@@ -26,7 +26,7 @@ fn pool(rows: &Tensor, table: &[u32], pages: usize, size: usize) -> candle_core:
 
 /// `n` different pages of `pages`, in an order of their own.
 fn shuffled(n: usize, pages: usize, seed: u64) -> Vec<u32> {
-    let mut all: Vec<u32> = (0..pages as u32).collect();
+    let mut all: Vec<u32> = (0..u32::MAX).take(pages).collect();
     let mut state = seed;
     for i in (1..all.len()).rev() {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -229,9 +229,11 @@ fn definition(
             let score = |j: &usize| scale * q.iter().zip(&k[*j][h / group]).map(|(a, b)| a * b).sum::<f64>();
             let weights: Vec<f64> = seen.iter().map(|j| score(j).exp()).collect();
             let sum: f64 = weights.iter().sum();
-            for c in 0..v[0][0].len() {
-                out.push(seen.iter().zip(&weights).map(|(j, w)| w / sum * v[*j][h / group][c]).sum());
+            let mut context = vec![0.0; v[0][0].len()];
+            for (j, weight) in seen.iter().zip(&weights) {
+                context.iter_mut().zip(&v[*j][h / group]).for_each(|(out, v)| *out += weight / sum * v);
             }
+            out.extend(context);
         }
     }
     Ok(out)
@@ -255,7 +257,7 @@ fn the_function_of_flash_attention_computes_its_definition() -> Result {
         for (x, pool) in [(&k, &pool_k), (&v, &pool_v)] {
             for (page, first) in table.iter().zip((0..s).step_by(size)) {
                 let part = x.narrow(0, first, size.min(s - first))?.unsqueeze(0)?;
-                pool.narrow(0, *page as usize, 1)?.slice_set(&part, 1, 0)?;
+                pool.narrow(0, usize::try_from(*page)?, 1)?.slice_set(&part, 1, 0)?;
             }
         }
         rows.push((k, v));
@@ -263,14 +265,15 @@ fn the_function_of_flash_attention_computes_its_definition() -> Result {
     let starts = |lengths: [usize; 3]| {
         let mut sum = 0;
         let ends = lengths.map(|n| {
-            sum += n as u32;
+            sum += u32::try_from(n).expect("a short text");
             sum
         });
         Tensor::new(&[0, ends[0], ends[1], ends[2]], &Device::Cpu)
     };
     let table = Tensor::new(&tables, &Device::Cpu)?;
-    let ranges = [[[3i32, 20], [60, 64]], [[0, 0], [0, 0]], [[30, 33], [9, 4]]];
-    let prefixes = Tensor::new(&ranges, &Device::Cpu)?;
+    let ranges = [[[3usize, 20], [60, 64]], [[0, 0], [0, 0]], [[30, 33], [9, 4]]];
+    let prefixes =
+        Tensor::new(&[[[3i32, 20], [60, 64]], [[0, 0], [0, 0]], [[30, 33], [9, 4]]], &Device::Cpu)?;
     for (prefixed, window) in [(false, None), (true, None), (true, Some(10))] {
         let got = flash_attn_varlen_paged_windowed(
             &q,
@@ -292,9 +295,8 @@ fn the_function_of_flash_attention_computes_its_definition() -> Result {
         let mut first = 0;
         for (n, (k, v)) in rows.iter().enumerate().filter(|(n, _)| queries[*n] > 0) {
             let together = |position: usize, key: usize| {
-                let both = |&[start, end]: &[i32; 2]| {
-                    [position, key].iter().all(|at| (start..end).contains(&(*at as i32)))
-                };
+                let both =
+                    |&[start, end]: &[usize; 2]| [position, key].iter().all(|at| (start..end).contains(at));
                 prefixed && ranges[n].iter().any(both)
             };
             let sees = |position: usize, key: usize| {

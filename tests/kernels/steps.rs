@@ -136,7 +136,7 @@ fn squares_are_summed_over_chunks_in_f64() -> Result {
     let values: Vec<f64> = x.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
     let sum = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>();
     let near = |got: f64, expected: f64| {
-        assert!((got - expected).abs() <= 1e-12 * expected, "{got}, not {expected}")
+        assert!((got - expected).abs() <= 1e-12 * expected, "{got}, not {expected}");
     };
     let chunks = squares_of_chunks(&x)?;
     assert_eq!(chunks.len(), values.len().div_ceil(CHUNK));

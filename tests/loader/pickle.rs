@@ -245,7 +245,8 @@ fn a_pickle_has_at_most_four_mebibytes() -> Result {
     // `X` puts a text below all other objects, where nothing asks for it.
     let of_len = |len: usize| {
         let text = len - pickle.len() - 5;
-        [b"\x80\x02X", &(text as u32).to_le_bytes()[..], &vec![b' '; text], &pickle[2..]].concat()
+        let size = u32::try_from(text).expect("a few mebibytes").to_le_bytes();
+        [b"\x80\x02X", &size[..], &vec![b' '; text], &pickle[2..]].concat()
     };
     with_pickle(&of_len(4 << 20))?.load()?;
     let message = with_pickle(&of_len((4 << 20) + 1))?.refusal("a byte more");

@@ -18,17 +18,20 @@ fn log_probabilities(model: &Gpt2LMHeadModel, text: &[u32], penalty: f64) -> Res
     Ok(logits.iter().enumerate().map(penalized).collect())
 }
 
+/// A score or a sum of log-probabilities, and the tokens after the prompt.
+type Scored = (f64, Vec<u32>);
+
 /// The texts that end, with their scores, the best first; and the smallest difference of two that decided something.
 fn expected(
     search: &BeamSearch,
     model: &Gpt2LMHeadModel,
     prompt: &[u32],
     most: usize,
-) -> Result<(Vec<(f64, Vec<u32>)>, f64)> {
+) -> Result<(Vec<Scored>, f64)> {
     let beams = search.num_beams;
     let mut gap = f64::INFINITY;
-    let mut running: Vec<(f64, Vec<u32>)> = vec![(0.0, vec![])];
-    let mut ended: Vec<(f64, Vec<u32>)> = vec![];
+    let mut running: Vec<Scored> = vec![(0.0, vec![])];
+    let mut ended: Vec<Scored> = vec![];
     for length in 1..=most {
         let mut all = vec![];
         for (before, ids) in &running {

@@ -8,6 +8,7 @@ use crate::common::data;
 use crate::folder::assert_says;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::fmt::Write;
 
 #[test]
 fn a_model_of_the_hub_is_inspected_by_its_header_alone() -> Result {
@@ -112,7 +113,7 @@ fn vocab_and_merges() -> Result<[(String, Vec<u8>); 2]> {
     let mut merges = "#version: 0.2\n".to_string();
     for pair in json["model"]["merges"].as_array().ok_or("merges")? {
         let [a, b] = [0, 1].map(|i| pair[i].as_str().unwrap_or_default());
-        merges += &format!("{a} {b}\n");
+        writeln!(merges, "{a} {b}")?;
     }
     let vocab = json["model"]["vocab"].to_string();
     Ok([("vocab.json".into(), vocab.into_bytes()), ("merges.txt".into(), merges.into_bytes())])

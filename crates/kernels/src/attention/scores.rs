@@ -296,7 +296,9 @@ impl ScoreRules {
         let hidden: Vec<usize> =
             if all_low { vec![] } else { keys.filter(|key| scores[*key] == f32::NEG_INFINITY).collect() };
         SoftmaxRow { scores, sink }.with_simd(simd);
-        hidden.into_iter().for_each(|key| scores[key] = 0.0);
+        for key in hidden {
+            scores[key] = 0.0;
+        }
     }
 }
 

@@ -178,7 +178,9 @@ impl PagedCache {
             }
         }
         let mut new = self.free.split_off(left);
-        new.iter().for_each(|&page| self.users[page as usize] = 1);
+        for &page in &new {
+            self.users[page as usize] = 1;
+        }
         if let Some((from, _)) = copy {
             self.release(&[from]);
         }

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`Linear`], [`linear`], [`linear_no_bias`], [`linear_b`] | an [`Epilogue`](crate::Epilogue) in the same pass; weights in half precision or quantized blocks under activations in f32 |
 //! | [`QMatMul`] | that of `candle_core::quantized`: products in 8 bits, the same bits on every instruction set |
+//! | [`Conv1d`], [`conv1d`], [`conv1d_no_bias`] | an epilogue, such as Whisper's GELU, in the same pass |
 //! | [`Embedding`], [`embedding`] | one table for tokens and logits: [`Embedding::as_linear`] |
 //! | [`LayerNorm`], [`layer_norm`], [`layer_norm_no_bias`], [`RmsNorm`], [`rms_norm`] | gradients for x, weight and bias; sums in f32 |
 //! | [`rotary_emb`] | gradients, any strides, heads that turn in part, the angles of Llama 3 and of YaRN |
@@ -17,6 +18,7 @@
 //! Constructors that can fail return a `Result`, where those of `candle_nn` report the error at the first forward pass:
 //! `Linear::new(weight, bias)?`. `Linear::weight` is a [`Weight`](crate::Weight), and `Embedding::embeddings` a copy.
 
+mod conv;
 mod embedding;
 mod hold;
 mod linear;
@@ -26,6 +28,7 @@ pub mod rotary_emb;
 #[cfg(test)]
 mod tests;
 
+pub use conv::{Conv1d, conv1d, conv1d_no_bias};
 pub use embedding::{Embedding, embedding};
 pub use hold::hold_weights_in;
 pub use linear::{Linear, linear, linear_b, linear_no_bias};

@@ -227,7 +227,9 @@ impl<E: Element, K: RowElement> Span<'_, E, K> {
                         add_scaled_to(simd, [&mut a.context, &mut b.context], factors, rows);
                     }
                     some => {
-                        some.iter_mut().for_each(|a| add_scaled(simd, &mut a.context, of_first, rows));
+                        for one in some {
+                            add_scaled(simd, &mut one.context, of_first, rows);
+                        }
                     }
                 }
             }

@@ -170,12 +170,12 @@ mod tests {
                 scope.spawn(move || {
                     // SAFETY: each head once, through the same tiles.
                     let mut turn = unsafe { sums.line_up(HeadAt { b: 0, h }) };
-                    for tile in 0..tiles {
+                    for (tile, own) in left[h].iter().enumerate() {
                         turn.wait();
                         assert!(h == 0 || left[h - 1][tile].load(Ordering::Relaxed), "head {h}, tile {tile}");
                         // SAFETY: the head has waited for the tile and not left it.
                         unsafe { turn.add(tile, 0, &[1.0]) };
-                        left[h][tile].store(true, Ordering::Relaxed);
+                        own.store(true, Ordering::Relaxed);
                         turn.leave();
                     }
                 });
