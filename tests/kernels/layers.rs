@@ -342,14 +342,38 @@ fn a_convolution_is_candles() -> Result {
             &(candles(&x)? + wide(&residual)?)?,
             1e-6,
         );
-        // The gradient of x, and of a weight that learns.
+        // The gradient of x: each product of the sum, back to the position that it came from.
         let (of_x, of_w) = (Var::from_tensor(&x)?, Var::from_tensor(&w)?);
-        let ours = conv.forward(&of_x)?.mul(&residual)?.sum_all()?.backward()?;
         let learns = nn::Conv1d::new(of_w.as_tensor().clone(), Some(b.clone()), config)?;
-        let plain = learns.forward(&of_x)?.mul(&residual)?.sum_all()?.backward()?;
-        let gradient = |of: &candle_core::backprop::GradStore| of.get(&of_x).cloned().ok_or("no gradient");
-        assert_close(&format!("{config:?}, gradient"), &gradient(&ours)?, &gradient(&plain)?, 1e-5);
-        assert!(plain.get(&of_w).is_some());
+        let gradients = |conv: &nn::Conv1d| conv.forward(&of_x)?.mul(&residual)?.sum_all()?.backward();
+        let numbers =
+            |x: &Tensor| wide(x)?.to_vec3::<f64>().map_err(Into::<Box<dyn std::error::Error>>::into);
+        let (d_y, weights, of) = (numbers(&residual)?, numbers(&w)?, numbers(&x)?);
+        let (mut d_x, mut d_w) = (vec![0.0; x.elem_count()], vec![0.0; w.elem_count()]);
+        for (n, d_y) in d_y.iter().flatten().enumerate() {
+            for (window, d_y) in d_y.iter().enumerate() {
+                for (i, taps) in weights[n % n_out].iter().enumerate() {
+                    for (tap, weight) in taps.iter().enumerate() {
+                        let position = window * stride + tap * dilation;
+                        if (padding..padding + l).contains(&position) {
+                            d_x[(n / n_out * n_in + i) * l + position - padding] += d_y * weight;
+                            d_w[(n % n_out * n_in + i) * len + tap] +=
+                                d_y * of[n / n_out][i][position - padding];
+                        }
+                    }
+                }
+            }
+        }
+        let close = |what: &str, got: Option<&Tensor>, expected: &[f64]| -> Result {
+            let got = got.ok_or("no gradient")?;
+            let expected = Tensor::from_slice(expected, got.dims(), &Device::Cpu)?;
+            assert_close(&format!("{config:?}, {what}"), &wide(got)?, &expected, 1e-5);
+            Ok(())
+        };
+        close("x under a packed weight", gradients(&conv)?.get(&of_x), &d_x)?;
+        let both = gradients(&learns)?;
+        close("x", both.get(&of_x), &d_x)?;
+        close("weight", both.get(&of_w), &d_w)?;
     }
     Ok(())
 }
@@ -365,14 +389,16 @@ fn a_convolution_that_does_not_fit_is_refused() -> Result {
     let conv = new(4, config)?;
     refused(
         conv.forward(&numbers("x", &[1, 3, 4])?),
-        "4 positions with 0 of padding at each end are shorter than a window of 5",
+        "x [1, 3, 4] is not (B, 3, L), where L and 0 of padding at each end hold a window of 5",
     );
     refused(conv.forward(&numbers("x", &[1, 2, 9])?), "x [1, 2, 9] is not (B, 3, L)");
     // In groups, it is Candle's.
     let groups = Conv1dConfig { groups: 2, padding: 1, ..config };
-    let (w, x) = (numbers("w", &[4, 3, 3])?, numbers("x", &[1, 6, 9])?);
-    let expected = candle_nn::Conv1d::new(w.clone(), None, groups).forward(&x)?;
-    assert_close("groups", &nn::Conv1d::new(w, None, groups)?.forward(&x)?, &expected, 1e-6);
+    let (w, x) = (numbers("w", &[4, 3, 3])?.t()?, numbers("x", &[1, 6, 9])?); // strided
+    let expected = candle_nn::Conv1d::new(w.contiguous()?, None, groups).forward(&x)?;
+    let conv = nn::Conv1d::new(w, None, groups)?;
+    assert_close("groups", &conv.forward(&x)?, &expected, 1e-6);
+    refused(conv.forward(&x.narrow(2, 0, 0)?), "x [1, 6, 0] is not (B, 6, L)");
     let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
     let conv = nn::conv1d(3, 4, 5, config, vb.clone())?;
     assert_eq!((conv.forward(&numbers("x", &[1, 3, 9])?)?.dims(), conv.config()), (&[1, 4, 5][..], &config));

@@ -16,7 +16,8 @@ thread_local! {
 pub struct Explained {
     /// What was computed: `linear`, `attention`, `layer_norm`, `rms_norm`, `rope`, `activation`.
     pub operation: &'static str,
-    /// The dtypes and shapes that went in, such as `x f32 [1, 128, 768], W q8_0 [768, 2304]`.
+    /// The dtypes and shapes that the code read, such as `x f32 [1, 128, 768], W q8_0 [768, 2304]`: halves that meet a quantized weight
+    /// are f32 there.
     pub inputs: String,
     /// The code that ran.
     pub code: String,
@@ -30,7 +31,7 @@ pub struct Explanation(pub Vec<Explained>);
 
 /// Runs something, and says which code each linear layer, attention, norm, rotary embedding and activation of this crate took on
 /// this thread. The forward passes of a model run their operations on the thread that calls them. Candle's own operations, which a
-/// model calls itself, are not listed: an operation missing from the list is one to replace next.
+/// model calls itself, are not listed, nor are embeddings, dropout, losses and convolutions in groups.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -90,7 +91,7 @@ pub(crate) fn ours(what: impl fmt::Display) -> String {
 pub(crate) fn no_kernel(tensors: &[&Tensor], dtypes: &[DType]) -> Option<String> {
     let first = tensors.first()?;
     if let Some(other) = tensors.iter().find(|x| !x.device().is_cpu()) {
-        return Some(format!("{:?}: our kernels are for the CPU", other.device().location()));
+        return Some(format!("on {:?}, Candle's own operations run by default", other.device().location()));
     }
     if let Some(other) = tensors.iter().find(|x| x.dtype() != first.dtype()) {
         return Some(format!("{} and {} do not go together", first.dtype().as_str(), other.dtype().as_str()));

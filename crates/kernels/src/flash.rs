@@ -10,7 +10,7 @@
 //! [`Sdpa`] offers more: weights, summaries, dropout, padding.
 
 use crate::attention::{KeyRanges, Lengths, Mask, Pages, Sdpa, Window};
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -327,7 +327,8 @@ pub fn flash_attn_varlen_paged_windowed(
     if !matches!(block_table.dtype(), DType::U32 | DType::I32) {
         candle_core::bail!("attention: a block table is u32 or i32, got {}", block_table.dtype().as_str())
     }
-    let tables = block_table.to_dtype(DType::U32)?.to_vec2::<u32>()?;
+    // Candle converts i32 to u32 on the CPU alone.
+    let tables = block_table.to_device(&Device::Cpu)?.to_dtype(DType::U32)?.to_vec2::<u32>()?;
     if tables.len() != queries.len() || k.dims4()?.1 != page_block_size {
         candle_core::bail!(
             "attention: {} sequences with pages of {page_block_size} positions need a block table of as many rows and pools (pages, \

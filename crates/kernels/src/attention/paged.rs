@@ -87,21 +87,21 @@ impl Pages<'_> {
     /// # Errors
     /// When the table does not fit the pools or the length.
     pub fn gather(&self) -> Result<[Tensor; 2]> {
+        Ok([self.gather_from(self.k)?, self.gather_from(self.v)?])
+    }
+
+    fn gather_from(&self, pool: &Tensor) -> Result<Tensor> {
         let used = self.used()?;
-        let table = Tensor::new(used, self.k.device())?;
-        let gathered = |pool: &Tensor| {
-            let pages = if pool.is_contiguous() {
-                pool.index_select(&table, 0)?
-            } else if used.is_empty() {
-                pool.narrow(0, 0, 0)?
-            } else {
-                let page = |page: &u32| pool.narrow(0, *page as usize, 1);
-                Tensor::cat(&used.iter().map(page).collect::<Result<Vec<_>>>()?, 0)?
-            };
-            let rows = pages.flatten(0, 1)?; // (positions, key heads, D)
-            rows.narrow(0, 0, self.len)?.transpose(0, 1)?.unsqueeze(0)
+        let pages = if pool.is_contiguous() {
+            pool.index_select(&Tensor::new(used, pool.device())?, 0)?
+        } else if used.is_empty() {
+            pool.narrow(0, 0, 0)?
+        } else {
+            let page = |page: &u32| pool.narrow(0, *page as usize, 1);
+            Tensor::cat(&used.iter().map(page).collect::<Result<Vec<_>>>()?, 0)?
         };
-        Ok([gathered(self.k)?, gathered(self.v)?])
+        let rows = pages.flatten(0, 1)?; // (positions, key heads, D)
+        rows.narrow(0, 0, self.len)?.transpose(0, 1)?.unsqueeze(0)
     }
 }
 
@@ -154,7 +154,7 @@ impl Sdpa {
         if wanted.weights.is_empty() {
             return Ok(attended);
         }
-        let [k, _] = pages.gather()?;
+        let k = pages.gather_from(pages.k)?;
         let of = |chosen| self.weights_under(q, &k, mask, chosen, dropout.as_ref());
         Ok(Attended { weights: wanted.weights.iter().map(of).collect::<Result<_>>()?, ..attended })
     }

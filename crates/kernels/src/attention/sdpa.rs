@@ -166,7 +166,7 @@ impl Sdpa {
                     "on a GPU, fused kernels run only where Implementation::Fused asks for them".to_owned()
                 }
                 (_, device) if !device.is_cpu() => {
-                    "the GPU's kernels are for plain causal attention, or this build has none".to_owned()
+                    "the GPU's kernels are for plain causal attention without log-sums, or this build has none".to_owned()
                 }
                 _ => format!("there is no kernel for {q}"),
             }),

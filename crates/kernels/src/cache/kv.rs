@@ -47,7 +47,7 @@ impl KvCache {
 
     /// An empty cache for texts of any length, whose queries see the last `window` keys, themselves among them
     /// ([`Window::sliding`](crate::attention::Window::sliding)). It holds up to `capacity` positions: with room for twice the window,
-    /// each key is copied about once.
+    /// each key moves about once.
     ///
     /// # Errors
     /// When the capacity is below the window, or the window is 0.
@@ -83,7 +83,8 @@ impl KvCache {
         self.rows.as_ref().map_or(0, |[keys, _]| keys.len())
     }
 
-    /// Writes the keys and values of T new positions and returns those of all S held: views, which see what is written later. With
+    /// Writes the keys and values of T new positions, which are not views of this cache, and returns those of all S held: views, which
+    /// see what is written later. With
     /// a window, S counts the last positions only, and a chunk beyond the capacity gives copies.
     ///
     /// # Shapes
@@ -167,8 +168,8 @@ impl KvCache {
 struct Slid {
     /// The last rows of before and the new ones, which may be more than there is room for.
     all: Tensor,
-    /// Those that the next query sees.
-    next: Tensor,
+    /// Those that the next query sees, if not all of them have room.
+    next: Option<Tensor>,
 }
 
 impl Slid {
@@ -177,16 +178,16 @@ impl Slid {
         let all = Tensor::cat(&[&rows.last(before)?, x], 2)?;
         let count = all.dim(2)?;
         let next = before.min(count);
-        Ok(Self { next: all.narrow(2, count - next, next)?.force_contiguous()?, all })
+        let fits = count <= rows.capacity();
+        let next = (!fits).then(|| all.narrow(2, count - next, next)?.force_contiguous()).transpose()?;
+        Ok(Self { all, next })
     }
 
     /// The rows that the new queries see.
     fn write(self, rows: &mut RowCache) -> Result<Tensor> {
         rows.truncate(0);
-        if self.all.dim(2)? <= rows.capacity() {
-            return rows.write(&self.all);
-        }
-        rows.write(&self.next)?;
+        let Some(next) = self.next else { return rows.write(&self.all) };
+        rows.write(&next)?;
         Ok(self.all)
     }
 }

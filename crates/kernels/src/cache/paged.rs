@@ -125,7 +125,7 @@ impl PagedCache {
     }
 
     /// Begins a sequence with all that another one has so far, in the same pages. Either may go on: a page that both have is copied for
-    /// the first that writes to it.
+    /// the first that grows into it.
     ///
     /// # Errors
     /// When there is no such sequence.

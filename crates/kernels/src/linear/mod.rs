@@ -110,10 +110,10 @@ pub fn linear_transposed(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
 fn not_packed(x: &Tensor, weight: &Tensor, has_kernel: bool) -> Explained {
     let halves_too = [DType::F32, DType::F16, DType::BF16];
     let why = no_kernel(&[x, weight], &halves_too).unwrap_or_else(|| {
-        if weight.track_op() {
-            "the weight learns, so that it is not packed".to_owned()
-        } else if x.device().is_cpu() && !cpu_product(&[x, weight]) {
+        if !cpu_product(&[x, weight]) {
             "this build of Candle multiplies by MKL or Accelerate".to_owned()
+        } else if weight.track_op() {
+            "the weight learns, so that it is not packed".to_owned()
         } else {
             "the weight is not packed: Weight::pack and nn::Linear pack it once".to_owned()
         }

@@ -5,9 +5,10 @@ use crate::epilogue::Epilogue;
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Conv1dConfig, VarBuilder};
 
-/// `candle_nn::Conv1d` on our products: each position's window is a row, which a packed weight multiplies.
+/// `candle_nn::Conv1d` on our products: each position's window is a row, which the weight multiplies; packed if it does not learn.
+/// The gradients are those of the product: those of candle-core 0.11's convolution are wrong in batches of more than one.
 ///
-/// A weight that learns, groups, other dtypes than f32, f16 and bf16, and GPUs take Candle's own convolution.
+/// Groups take Candle's convolution, with Candle's gradients.
 ///
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor};
@@ -32,15 +33,27 @@ pub struct Conv1d {
 #[derive(Debug, Clone)]
 enum Kernel {
     /// From windows (k·in) to outputs: position by position, each with all inputs.
-    Windows {
+    Fixed {
         layer: Linear,
         len: usize,
     },
-    Candles(candle_nn::Conv1d),
+    /// The weight (out, in, k), a variable or made of one.
+    Learns {
+        weight: Tensor,
+        bias: Option<Tensor>,
+    },
+    Groups(candle_nn::Conv1d),
+}
+
+/// A weight (out, in, k) as a layer from windows to outputs.
+fn of_windows(weight: &Tensor, bias: Option<&Tensor>) -> Result<Linear> {
+    let (n_out, n_in, len) = weight.dims3()?;
+    let rows = weight.transpose(1, 2)?.contiguous()?.reshape((n_out, len * n_in))?;
+    Linear::new(rows, bias.cloned())
 }
 
 impl Conv1d {
-    /// Packs the weight if it does not learn and there are no groups.
+    /// Packs the weight if it does not learn, and there are no groups.
     ///
     /// # Shapes
     /// `weight` (out, in / groups, k), `bias` (out)
@@ -48,7 +61,7 @@ impl Conv1d {
     /// # Errors
     /// When the weight or the bias has another shape, or the stride, the dilation or the groups are 0.
     pub fn new(weight: Tensor, bias: Option<Tensor>, config: Conv1dConfig) -> Result<Self> {
-        let (n_out, n_in, len) = weight.dims3()?;
+        let (n_out, _, len) = weight.dims3()?;
         if config.stride == 0 || config.dilation == 0 || config.groups == 0 || len == 0 {
             candle_core::bail!(
                 "conv1d: stride {}, dilation {}, {} groups and a kernel of {len} positions, expected at least 1 of each",
@@ -60,14 +73,15 @@ impl Conv1d {
         if let Some(bias) = bias.as_ref().filter(|bias| bias.dims() != [n_out]) {
             candle_core::bail!("conv1d: {n_out} outputs need a bias of [{n_out}], got {:?}", bias.dims())
         }
-        if config.groups == 1 && !weight.track_op() {
-            let rows = weight.transpose(1, 2)?.contiguous()?.reshape((n_out, len * n_in))?;
-            let layer = Linear::new(rows, bias.clone())?;
-            if layer.weight().is_frozen() {
-                return Ok(Self { kernel: Kernel::Windows { layer, len }, config });
-            }
-        }
-        Ok(Self { kernel: Kernel::Candles(candle_nn::Conv1d::new(weight, bias, config)), config })
+        let kernel = if config.groups > 1 {
+            // Candle's convolution takes a strided weight for a contiguous one.
+            Kernel::Groups(candle_nn::Conv1d::new(weight.contiguous()?, bias, config))
+        } else if weight.track_op() {
+            Kernel::Learns { weight, bias }
+        } else {
+            Kernel::Fixed { layer: of_windows(&weight, bias.as_ref())?, len }
+        };
+        Ok(Self { kernel, config })
     }
 
     /// Padding, stride, dilation and groups.
@@ -76,41 +90,45 @@ impl Conv1d {
         &self.config
     }
 
-    /// The convolution, then `epilogue`, in the pass of the product where the weight is packed; differentiable in `x`.
+    /// The convolution, then `epilogue`, in the pass of the product where the weight is packed; differentiable in all tensors that are
+    /// not packed.
     ///
     /// # Shapes
     /// `x` (B, in, L), a residual or gate (B, out, L') -> (B, out, L') with L' = (L + 2·padding − dilation·(k − 1) − 1) / stride + 1.
     /// The result may be a view of (B, L', out).
     ///
     /// # Errors
-    /// When a shape does not fit, or the text is shorter than one window.
+    /// When a shape does not fit, or L with its padding is shorter than one window.
     pub fn forward_with(&self, x: &Tensor, epilogue: Epilogue) -> Result<Tensor> {
-        let (layer, len) = match &self.kernel {
-            Kernel::Windows { layer, len } => (layer, *len),
-            Kernel::Candles(conv) => return epilogue.apply(conv.forward(x)?),
+        let (n_in, len) = match &self.kernel {
+            Kernel::Fixed { layer, len } => (layer.weight().shape().0 / len, *len),
+            Kernel::Learns { weight, .. } => (weight.dim(1)?, weight.dim(2)?),
+            Kernel::Groups(conv) => (conv.weight().dim(1)? * self.config.groups, conv.weight().dim(2)?),
         };
-        let n_in = layer.weight().shape().0 / len;
-        if x.dims3()?.1 != n_in {
-            candle_core::bail!("conv1d: x {:?} is not (B, {n_in}, L)", x.dims())
-        }
-        let windows = self.windows(x, len)?;
-        let by_position = |x: &Tensor| x.transpose(1, 2);
-        let joined = epilogue.join().map(|join| join.try_map(by_position)).transpose()?;
-        let epilogue = joined.as_ref().map_or(epilogue, Epilogue::of_join);
-        by_position(&layer.forward_with(&windows, epilogue)?)
-    }
-
-    /// The windows of `x` (B, in, L), one position after another: (B, L', k·in)
-    fn windows(&self, x: &Tensor, len: usize) -> Result<Tensor> {
-        let (b, n_in, l) = x.dims3()?;
+        let (_, of_x, l) = x.dims3()?;
         let Conv1dConfig { padding, stride, dilation, .. } = self.config;
         let reach = dilation.saturating_mul(len - 1).saturating_add(1);
-        let Some(rest) = l.saturating_add(padding.saturating_mul(2)).checked_sub(reach) else {
+        let rest = l.saturating_add(padding.saturating_mul(2)).checked_sub(reach);
+        let (Some(rest), true) = (rest, of_x == n_in) else {
             candle_core::bail!(
-                "conv1d: {l} positions with {padding} of padding at each end are shorter than a window of {reach}"
+                "conv1d: x {:?} is not (B, {n_in}, L), where L and {padding} of padding at each end hold a window of {reach} positions",
+                x.dims()
             )
         };
-        let count = rest / stride + 1;
+        let windows = || self.windows(x, len, rest / stride + 1);
+        match &self.kernel {
+            Kernel::Fixed { layer, .. } => by_position(layer, &windows()?, epilogue),
+            Kernel::Learns { weight, bias } => {
+                by_position(&of_windows(weight, bias.as_ref())?, &windows()?, epilogue)
+            }
+            Kernel::Groups(conv) => epilogue.apply(conv.forward(x)?),
+        }
+    }
+
+    /// `count` windows of `x` (B, in, L), one position after another: (B, count, k·in)
+    fn windows(&self, x: &Tensor, len: usize, count: usize) -> Result<Tensor> {
+        let (b, n_in, _) = x.dims3()?;
+        let Conv1dConfig { padding, stride, dilation, .. } = self.config;
         // Each tap takes `stride` positions for each window, and keeps the first of them.
         let x = x.transpose(1, 2)?.contiguous()?.pad_with_zeros(1, padding, padding + stride - 1)?;
         let tap = |i: usize| {
@@ -122,6 +140,13 @@ impl Conv1d {
         };
         Tensor::cat(&(0..len).map(tap).collect::<Result<Vec<_>>>()?, 2)
     }
+}
+
+/// A layer on windows (B, L', k·in), with a residual or gate (B, out, L'): -> (B, out, L')
+fn by_position(layer: &Linear, windows: &Tensor, epilogue: Epilogue) -> Result<Tensor> {
+    let turned = epilogue.join().map(|join| join.try_map(|x: &Tensor| x.transpose(1, 2))).transpose()?;
+    let epilogue = turned.as_ref().map_or(epilogue, Epilogue::of_join);
+    layer.forward_with(windows, epilogue)?.transpose(1, 2)
 }
 
 impl Module for Conv1d {

@@ -4,8 +4,8 @@ use super::format::BlockFormat;
 use half::f16;
 
 impl BlockFormat {
-    /// These weights in whole blocks. `Q8_0`'s bytes are those of the Python package `gguf`; 4- and 6-bit scales are those of the
-    /// least squared error that a search finds.
+    /// These weights in whole blocks. `Q8_0`'s bytes are those of the Python package `gguf`; the scales of `Q4_K`, `Q5_K` and
+    /// `Q6_K` are those of the least squared error that a search finds.
     ///
     /// # Panics
     /// When the weights do not fill whole blocks.
