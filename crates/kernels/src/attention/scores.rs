@@ -289,12 +289,13 @@ impl ScoreRules {
         scores[..first].fill(f32::NEG_INFINITY);
         self.finish(simd, Base::E, query, first, &mut scores[first..]);
         let sink = self.sink(query.h, Base::E).unwrap_or(f32::NEG_INFINITY);
-        // NaN and inf make all of the row NaN.
-        let is_low = |x: f32| x < f32::INFINITY;
-        let all_low = scores.iter().fold(is_low(sink), |all, x| all & is_low(*x));
+        // NaN and inf make all of the row NaN. Two questions, since valgrind errs where one comparison asks both.
+        let (nan, inf) = scores.iter().fold((sink.is_nan(), sink == f32::INFINITY), |(nan, inf), x| {
+            (nan || x.is_nan(), inf || *x == f32::INFINITY)
+        });
         let keys = 0..scores.len();
-        let hidden: Vec<usize> =
-            if all_low { vec![] } else { keys.filter(|key| scores[*key] == f32::NEG_INFINITY).collect() };
+        let is_hidden = |key: &usize| scores[*key] == f32::NEG_INFINITY;
+        let hidden: Vec<usize> = if nan || inf { keys.filter(is_hidden).collect() } else { vec![] };
         SoftmaxRow { scores, sink }.with_simd(simd);
         for key in hidden {
             scores[key] = 0.0;
