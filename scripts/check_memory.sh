@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests of the kernels with `unsafe` under valgrind: an index outside its buffer, or a number that was
-# never written, ends them with an error. Takes a minute or two.
+# never written, ends them with an error. Takes eight minutes.
 #
 # valgrind does not know AVX-512, so this runs the AVX2 and the portable code. With a nightly toolchain, the address
 # sanitizer can run whatever the processor has:

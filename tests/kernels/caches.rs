@@ -1,6 +1,6 @@
 //! Caches of keys and values against the keys and values themselves.
 
-use crate::common::Result;
+use crate::common::{Result, cases};
 use crate::random;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::attention::{HeadLayout, Mask, Sdpa, Window, widen_rows};
@@ -205,7 +205,7 @@ fn texts_in_pages_keep_their_own_keys() -> Result {
         let rows = numbers.index_select(&Tensor::new(rows, &Device::Cpu)?, 0)?; // (T, key heads, D)
         rows + (2 * layer + usize::from(is_value)) as f64
     };
-    for schedule in 0..1000 {
+    for schedule in 0..u64::from(cases(1000)) {
         let mut random = Random(schedule);
         let (pages, size) = (3 + random.below(12), 1 + random.below(5));
         let dtype = DTYPES[random.below(4)];
