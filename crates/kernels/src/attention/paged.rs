@@ -15,7 +15,7 @@ use candle_core::{Layout, Result, Tensor};
 ///
 /// Position `i` of the sequence is row `i % page size` of page `table[i / page size]`. On the CPU, kernels read pages in place, in
 /// the dtypes that [`Sdpa::forward`] reads in place, and compute the same bits as for the same keys one after another. Everything
-/// else (gradients, other dtypes, chosen weights, plain operations, GPUs) gathers a sequence's pages first.
+/// else (gradients, other dtypes, plain operations, GPUs) gathers a sequence's pages first; chosen weights gather its keys.
 /// [`PagedCache`](crate::cache::PagedCache) hands out pages.
 ///
 /// ```

@@ -47,7 +47,7 @@ impl KvCache {
 
     /// An empty cache for texts of any length, whose queries see the last `window` keys, themselves among them
     /// ([`Window::sliding`](crate::attention::Window::sliding)). It holds up to `capacity` positions: with room for twice the window,
-    /// each key moves about once.
+    /// the last keys move to its beginning once in a window of tokens.
     ///
     /// # Errors
     /// When the capacity is below the window, or the window is 0.
@@ -84,8 +84,7 @@ impl KvCache {
     }
 
     /// Writes the keys and values of T new positions, which are not views of this cache, and returns those of all S held: views, which
-    /// see what is written later. With
-    /// a window, S counts the last positions only, and a chunk beyond the capacity gives copies.
+    /// see what is written later. With a window, S counts the last positions only, and a chunk beyond the capacity gives copies.
     ///
     /// # Shapes
     /// `k` (B, key heads, T, D), `v` (B, key heads, T, Dv) -> (B, key heads, S, D), (B, key heads, S, Dv); (.., D + 4) and
