@@ -1,9 +1,9 @@
 //! Caches of keys and values against the keys and values themselves.
 
 use crate::common::{Result, cases};
-use crate::random;
+use crate::{Random, bits, random};
 use candle_core::{DType, Device, Tensor};
-use candle_fused::attention::{HeadLayout, Mask, Sdpa, Window, widen_rows};
+use candle_fused::attention::{HeadLayout, Mask, Sdpa, Window};
 use candle_fused::cache::{CacheDType, KvCache, PagedCache, RowCache, SequenceId};
 use std::collections::BTreeSet;
 
@@ -13,11 +13,6 @@ const DTYPES: [CacheDType; 4] = [
     CacheDType::Plain(DType::BF16),
     CacheDType::Q8_0,
 ];
-
-fn bits(x: &Tensor) -> Result<Vec<u32>> {
-    let x = if x.dtype() == DType::U8 { widen_rows(x)? } else { x.to_dtype(DType::F32)? };
-    Ok(x.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
-}
 
 /// Keys or values of positions `from..to` of a text: (B, 2, T, width)
 fn rows(name: &str, b: usize, from: usize, to: usize, width: usize) -> Result<Tensor> {
@@ -183,15 +178,6 @@ struct Text {
     forgotten: usize,
     /// The shortest that it may go back to.
     shortest: usize,
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % n
-    }
 }
 
 /// A thousand schedules of texts that begin, grow, fork, go back, forget and end: each text keeps its own keys, and pages are free

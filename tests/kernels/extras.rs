@@ -342,3 +342,19 @@ fn all_is_what_pytorch_computes() -> Result {
     }
     Ok(())
 }
+
+/// A view would keep the memory of the context.
+#[test]
+fn log_sums_that_do_not_learn_have_memory_of_their_own() -> Result {
+    let q = random(1, "q", 1., (2, 3, 5, 8))?;
+    let wanted = Wanted { lse: true, ..Wanted::default() };
+    let of = |q: &Tensor| -> Result<Tensor> {
+        let attended =
+            Sdpa { implementation: Fused, ..Sdpa::default() }.attend(q, q, q, Mask::default(), wanted)?;
+        Ok(attended.lse.ok_or("log-sums")?)
+    };
+    assert_eq!(of(&q)?.layout().start_offset(), 0);
+    let learned = Var::from_tensor(&q)?;
+    assert_eq!(flat(&of(&learned)?)?, flat(&of(&q)?)?);
+    Ok(())
+}

@@ -22,6 +22,7 @@ mod steps;
 mod weights;
 
 use candle_core::{DType, Device, Shape, Tensor};
+use candle_fused::attention::widen_rows;
 use common::{Result, largest};
 
 /// q (B, H, T, D), k and v (B, H, S, D) as strided views of one packed projection (B, S, 3, H, D), as `c_attn` returns it; q
@@ -56,4 +57,20 @@ fn same_on_any_number_of_threads(numbers: impl Fn() -> Result<Vec<f64>> + Sync) 
         assert_eq!(bits(threads)?, one, "{threads} threads");
     }
     Ok(())
+}
+
+/// The numbers as f32, to the bit; 8-bit rows widened.
+fn bits(x: &Tensor) -> Result<Vec<u32>> {
+    let x = if x.dtype() == DType::U8 { widen_rows(x)? } else { x.to_dtype(DType::F32)? };
+    Ok(x.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
+}
+
+/// Numbers for schedules, the same for each seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % n
+    }
 }

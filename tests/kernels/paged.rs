@@ -1,7 +1,7 @@
 //! Keys and values in pages: the same bits as for the same keys one after another.
 
 use crate::common::{Result, cases, largest};
-use crate::random;
+use crate::{Random, bits, random};
 use candle_core::{DType, Device, IndexOp, Tensor, Var};
 use candle_fused::attention::{Lengths, Mask, Pages, Sdpa, Wanted, Window, quantize_rows};
 use candle_fused::flash::flash_attn_varlen_paged_windowed;
@@ -27,18 +27,12 @@ fn pool(rows: &Tensor, table: &[u32], pages: usize, size: usize) -> candle_core:
 /// `n` different pages of `pages`, in an order of their own.
 fn shuffled(n: usize, pages: usize, seed: u64) -> Vec<u32> {
     let mut all: Vec<u32> = (0..u32::MAX).take(pages).collect();
-    let mut state = seed;
+    let mut random = Random(seed);
     for i in (1..all.len()).rev() {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        all.swap(i, (state >> 33) as usize % (i + 1));
+        all.swap(i, random.below(i + 1));
     }
     all.truncate(n);
     all
-}
-
-fn bits(x: &Tensor) -> Result<Vec<u32>> {
-    let x: Vec<f32> = x.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
-    Ok(x.into_iter().map(f32::to_bits).collect())
 }
 
 #[derive(Debug, Clone)]
@@ -341,6 +335,9 @@ fn pages_that_do_not_hold_the_text_are_refused() -> Result {
     let nothing =
         Sdpa::default().forward_paged(&q, Pages { table: &[], len: 0, ..pages }, Mask::default())?;
     assert_eq!(nothing.flatten_all()?.to_vec1::<f32>()?, [0.0; 64]);
+    // Without queries, no rows.
+    let none = Tensor::zeros((0, 4, 16), DType::F32, &Device::Cpu)?;
+    assert_eq!(Sdpa::default().forward_varlen_paged(&none, &[0], &[pages])?.dims(), [0, 4, 16]);
     let sizes =
         Sdpa::default().forward_varlen_paged(&q.squeeze(0)?, &[3], &[pages]).expect_err("4 rows").to_string();
     assert!(sizes.contains("3 queries of 1"), "{sizes}");

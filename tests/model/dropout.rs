@@ -102,6 +102,19 @@ fn each_rate_alone_changes_the_result_and_so_does_the_step() -> Result {
 }
 
 /// Normal numbers, (B, H, T, D) each.
+/// The rate that a model is given later is the one it is built with.
+#[test]
+fn a_model_can_be_given_another_rate() -> Result {
+    let (none, some) = (config(Implementation::Auto, 0.0), config(Implementation::Auto, 0.3));
+    let given = model(&none)?.1.with_dropout(0.3);
+    let rates = |config: &Config| [config.attn_pdrop, config.resid_pdrop, config.embd_pdrop];
+    assert_eq!(rates(given.config()).map(f64::to_bits), rates(&some).map(f64::to_bits));
+    let args = ForwardArgs { training: Some(TRAINING), ..Default::default() };
+    let dropped = given.forward(&ids(2, 60)?, args)?.logits;
+    assert!(max_abs_diff(&dropped, &logits(&some, Some(TRAINING))?)? <= 0.0);
+    Ok(())
+}
+
 fn random_qkv() -> Result<[Tensor; 3]> {
     let vb = init::seeded(1, DType::F32, &Device::Cpu);
     let normal = candle_nn::Init::Randn { mean: 0., stdev: 1. };

@@ -1,7 +1,8 @@
 //! [`explain`]: which code each operation of a run took, and what keeps it from a faster one.
 
+use crate::dispatch::has_cpu_kernels;
 use crate::isa::Isa;
-use candle_core::{DType, Result, Tensor};
+use candle_core::{Result, Tensor};
 use std::cell::RefCell;
 use std::fmt;
 
@@ -88,7 +89,7 @@ pub(crate) fn ours(what: impl fmt::Display) -> String {
 }
 
 /// Why the CPU's kernels do not compute tensors of one dtype, if they do not.
-pub(crate) fn no_kernel(tensors: &[&Tensor], dtypes: &[DType]) -> Option<String> {
+pub(crate) fn no_kernel(tensors: &[&Tensor]) -> Option<String> {
     let first = tensors.first()?;
     if let Some(other) = tensors.iter().find(|x| !x.device().is_cpu()) {
         return Some(format!("on {:?}, Candle's own operations run by default", other.device().location()));
@@ -96,7 +97,7 @@ pub(crate) fn no_kernel(tensors: &[&Tensor], dtypes: &[DType]) -> Option<String>
     if let Some(other) = tensors.iter().find(|x| x.dtype() != first.dtype()) {
         return Some(format!("{} and {} do not go together", first.dtype().as_str(), other.dtype().as_str()));
     }
-    (!dtypes.contains(&first.dtype())).then(|| format!("there is no kernel for {}", first.dtype().as_str()))
+    (!has_cpu_kernels(first.dtype())).then(|| format!("there is no kernel for {}", first.dtype().as_str()))
 }
 
 impl fmt::Display for Explanation {

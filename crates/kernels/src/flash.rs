@@ -339,9 +339,9 @@ pub fn flash_attn_varlen_paged_windowed(
         )
     }
     let pages: Vec<_> = tables.iter().zip(keys).map(|(table, &len)| Pages { k, v, table, len }).collect();
+    let sdpa = sdpa(softmax_scale, window, None, softcap.unwrap_or(0.0))?;
     let Some(prefixes) = mm_prefix_ranges else {
-        return sdpa(softmax_scale, window, None, softcap.unwrap_or(0.0))?
-            .forward_varlen_paged(q, queries, &pages);
+        return sdpa.forward_varlen_paged(q, queries, &pages);
     };
     let (of, _, ends) = prefixes.dims3()?;
     if (of, ends, prefixes.dtype()) != (queries.len(), 2, DType::I32) {
@@ -355,19 +355,27 @@ pub fn flash_attn_varlen_paged_windowed(
     let prefixes = prefixes.to_vec3::<i32>()?;
     let of_sequence = |((&t, &s), prefixes): (_, &Vec<_>)| seen_with_prefixes(window, t, s, prefixes);
     let ranges: Vec<_> = queries.iter().zip(keys).zip(&prefixes).map(of_sequence).collect::<Result<_>>()?;
-    let all = sdpa(softmax_scale, Window::ALL, None, softcap.unwrap_or(0.0))?;
-    all.forward_varlen_paged_in(q, queries, &pages, Some(&ranges))
+    sdpa.forward_varlen_paged_in(q, queries, &pages, &ranges)
 }
 
-/// What each of T queries sees of S keys: by the window, and of the prefixes, start and end, that its position lies in.
-fn seen_with_prefixes(window: Window, t: usize, s: usize, prefixes: &[Vec<i32>]) -> Result<KeyRanges> {
+/// What each of T queries sees of S keys: by the window, and of the prefixes, start and end, that its position lies in. `None` if
+/// no query lies in a prefix, so that the window says it all.
+fn seen_with_prefixes(
+    window: Window,
+    t: usize,
+    s: usize,
+    prefixes: &[Vec<i32>],
+) -> Result<Option<KeyRanges>> {
     let at = |position: i32| usize::try_from(position).unwrap_or(0).min(s);
     let prefixes: Vec<Range<usize>> = prefixes.iter().map(|range| at(range[0])..at(range[1])).collect();
+    if !prefixes.iter().any(|range| !range.is_empty() && range.end + t > s) {
+        return Ok(None);
+    }
     let of_query = |i: usize| {
         // A query before the first key lies in no prefix.
         let own =
             |range: &&Range<usize>| (s + i).checked_sub(t).is_some_and(|position| range.contains(&position));
         prefixes.iter().filter(own).cloned().chain([window.keys(i, t, s)]).collect()
     };
-    KeyRanges::new(&[(0..t).map(of_query).collect()])
+    KeyRanges::new(&[(0..t).map(of_query).collect()]).map(Some)
 }

@@ -55,7 +55,7 @@ impl Activation {
             let has_kernel = x.device().is_cpu() && has_cpu_kernels(x.dtype());
             let why = match x.dtype() {
                 DType::F16 | DType::BF16 if has_kernel => "it is converted to f32 and back".to_owned(),
-                _ => no_kernel(&[x], &[DType::F32]).unwrap_or_else(|| {
+                _ => no_kernel(&[x]).unwrap_or_else(|| {
                     "an Epilogue computes it in the pass of the product before it".to_owned()
                 }),
             };

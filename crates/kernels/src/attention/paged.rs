@@ -8,6 +8,7 @@ use super::ranges::KeyRanges;
 use super::request::{Inputs, Wanted};
 use super::scores::ScoreRules;
 use super::sdpa::{Code, Sdpa};
+use super::window::Window;
 use crate::explain::note;
 use candle_core::{Layout, Result, Tensor};
 
@@ -168,16 +169,17 @@ impl Sdpa {
     /// # Errors
     /// When the shapes do not fit each other or the lengths, or a table its pools.
     pub fn forward_varlen_paged(&self, q: &Tensor, queries: &[usize], pages: &[Pages]) -> Result<Tensor> {
-        self.forward_varlen_paged_in(q, queries, pages, None)
+        self.forward_varlen_paged_in(q, queries, pages, &[])
     }
 
-    /// [`forward_varlen_paged`](Self::forward_varlen_paged), where sequence n also sees by `ranges[n]` alone, if there are ranges.
+    /// [`forward_varlen_paged`](Self::forward_varlen_paged), where sequence n sees what `ranges[n]` lists instead of the window, if there
+    /// is such a list.
     pub(crate) fn forward_varlen_paged_in(
         &self,
         q: &Tensor,
         queries: &[usize],
         pages: &[Pages],
-        ranges: Option<&[KeyRanges]>,
+        ranges: &[Option<KeyRanges>],
     ) -> Result<Tensor> {
         let (all, heads, _) = q.dims3()?;
         let sum = queries.iter().fold(0usize, |sum, n| sum.saturating_add(*n));
@@ -189,12 +191,15 @@ impl Sdpa {
                 pages.len()
             )
         };
+        let everywhere = Sdpa { window: Window::ALL, ..self.clone() };
         let (mut contexts, mut first) = (vec![], 0);
         for (n, (&t, &pages)) in queries.iter().zip(pages).enumerate().filter(|(_, (t, _))| **t > 0) {
             let part = q.narrow(0, first, t)?.transpose(0, 1)?.unsqueeze(0)?; // (1, H, T, D)
-            let mask = Mask { ranges: ranges.map(|ranges| &ranges[n]), ..Mask::default() };
+            let ranges = ranges.get(n).and_then(Option::as_ref);
+            let sdpa = if ranges.is_some() { &everywhere } else { self };
+            let mask = Mask { ranges, ..Mask::default() };
             let before = first * self.layer_heads(heads);
-            let attended = self.attend_paged_after(&part, pages, mask, Wanted::default(), before)?;
+            let attended = sdpa.attend_paged_after(&part, pages, mask, Wanted::default(), before)?;
             contexts.push(attended.context.squeeze(0)?); // (T, H, Dv)
             first += t;
         }

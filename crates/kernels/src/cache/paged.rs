@@ -140,9 +140,8 @@ impl PagedCache {
     /// # Errors
     /// When there is no such sequence.
     pub fn remove(&mut self, sequence: SequenceId) -> Result<()> {
-        self.sequence(sequence)?;
-        let pages = self.sequences.remove(&sequence).map_or(vec![], |sequence| sequence.table);
-        self.release(&pages);
+        let Some(removed) = self.sequences.remove(&sequence) else { return Err(unknown(sequence)) };
+        self.release(&removed.table);
         Ok(())
     }
 
@@ -176,18 +175,16 @@ impl PagedCache {
                 let page = pool.narrow(0, from as usize, 1)?.force_contiguous()?;
                 pool.slice_set(&page, 0, to as usize)?;
             }
+            self.release(&[from]); // which others have: it is not free now
         }
         let mut new = self.free.split_off(left);
         for &page in &new {
             self.users[page as usize] = 1;
         }
-        if let Some((from, _)) = copy {
-            self.release(&[from]);
-        }
-        let copy = copy.and_then(|_| new.pop());
         let sequence = self.sequence_mut(id)?;
-        if let Some(copy) = copy {
-            sequence.table[at] = copy;
+        if copy.is_some() {
+            sequence.table.truncate(at);
+            new.reverse(); // the copy first
         }
         sequence.table.extend(new);
         sequence.held = held;
@@ -221,7 +218,7 @@ impl PagedCache {
             }
         }
         let first = (sequence.held - t) / size;
-        let written = &sequence.table[first.min(sequence.table.len())..];
+        let written = &sequence.table[first..];
         if t > 0 && written.iter().any(|&page| self.users[page as usize] > 1) {
             candle_core::bail!(
                 "cache: other sequences share the last {t} positions of this one; grow it before each write, and fork it after"
@@ -315,17 +312,11 @@ impl PagedCache {
     }
 
     fn sequence(&self, id: SequenceId) -> Result<&Sequence> {
-        match self.sequences.get(&id) {
-            Some(sequence) => Ok(sequence),
-            None => candle_core::bail!("cache: {id:?} is not a sequence of this cache, or was removed"),
-        }
+        self.sequences.get(&id).ok_or_else(|| unknown(id))
     }
 
     fn sequence_mut(&mut self, id: SequenceId) -> Result<&mut Sequence> {
-        match self.sequences.get_mut(&id) {
-            Some(sequence) => Ok(sequence),
-            None => candle_core::bail!("cache: {id:?} is not a sequence of this cache, or was removed"),
-        }
+        self.sequences.get_mut(&id).ok_or_else(|| unknown(id))
     }
 
     fn layer(&self, layer: usize) -> Result<&[Tensor; 2]> {
@@ -334,4 +325,8 @@ impl PagedCache {
             None => candle_core::bail!("cache: there is no layer {layer}; there are {}", self.layers.len()),
         }
     }
+}
+
+fn unknown(id: SequenceId) -> candle_core::Error {
+    candle_core::Error::msg(format!("cache: {id:?} is not a sequence of this cache, or was removed")).bt()
 }

@@ -15,7 +15,7 @@ use crate::dispatch::{Dispatch, cpu_product};
 use crate::epilogue::{Epilogue, Join};
 use crate::explain::{Explained, no_kernel, note, ours, shown};
 use crate::gpu;
-use candle_core::{D, DType, Result, Tensor};
+use candle_core::{D, Result, Tensor};
 use few_rows::FEW_ROWS;
 pub(crate) use plain::matmul;
 use plain::{Linear, LinearOnto, RowProducts};
@@ -108,8 +108,7 @@ pub fn linear_transposed(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
 
 /// A product with a weight (in, out) that is not packed.
 fn not_packed(x: &Tensor, weight: &Tensor, has_kernel: bool) -> Explained {
-    let halves_too = [DType::F32, DType::F16, DType::BF16];
-    let why = no_kernel(&[x, weight], &halves_too).unwrap_or_else(|| {
+    let why = no_kernel(&[x, weight]).unwrap_or_else(|| {
         if !cpu_product(&[x, weight]) {
             "this build of Candle multiplies by MKL or Accelerate".to_owned()
         } else if weight.track_op() {

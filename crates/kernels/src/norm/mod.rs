@@ -12,7 +12,7 @@ use crate::dispatch::{Dispatch, cpu_f32, cpu_floats};
 use crate::element::accumulator;
 use crate::explain::{Explained, no_kernel, note, ours, shown};
 use crate::gpu;
-use candle_core::{D, DType, Result, Tensor};
+use candle_core::{D, Result, Tensor};
 use rows::Norm;
 
 /// Layer norm of each row of `x`, in f32 or wider; returns the dtype of `x`; differentiable.
@@ -104,8 +104,7 @@ impl Norm {
 
     /// What plain operations compute.
     fn not_fused(self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Explained {
-        let halves_too = [DType::F32, DType::F16, DType::BF16];
-        let why = no_kernel(&[x, weight, bias.unwrap_or(weight)], &halves_too);
+        let why = no_kernel(&[x, weight, bias.unwrap_or(weight)]);
         let why = why.unwrap_or_else(|| match x.elem_count() {
             0 => "there is nothing to compute".to_owned(),
             _ => format!("there is no gradient for {}", x.dtype().as_str()),

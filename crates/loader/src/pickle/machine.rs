@@ -390,6 +390,8 @@ mod tests {
         }
         assert_refused(&[&b"cm\nf\n".repeat(99)[..], b")", &b"R\x85".repeat(99)].concat(), "more than 64");
         assert_refused(&[b")", &b"Q\x85".repeat(99)[..]].concat(), "more than 64");
+        // Each tuple holds the one before and an empty one.
+        assert_refused(&[b")", &b")\x86".repeat(99)[..], b"."].concat(), "more than 64");
     }
 
     #[test]

@@ -108,7 +108,7 @@ impl CpuAttention {
         }
         let (context, log_sums) = split(&out, q)?;
         // A view would keep the memory of the context.
-        let log_sums = if log_sums.track_op() { log_sums } else { log_sums.copy()? };
+        let log_sums = if log_sums.track_op() { log_sums } else { log_sums.force_contiguous()? };
         Ok((context, Some(log_sums)))
     }
 
