@@ -101,7 +101,6 @@ fn each_rate_alone_changes_the_result_and_so_does_the_step() -> Result {
     Ok(())
 }
 
-/// Normal numbers, (B, H, T, D) each.
 /// The rate that a model is given later is the one it is built with.
 #[test]
 fn a_model_can_be_given_another_rate() -> Result {
@@ -115,6 +114,7 @@ fn a_model_can_be_given_another_rate() -> Result {
     Ok(())
 }
 
+/// Normal numbers, (B, H, T, D) each.
 fn random_qkv() -> Result<[Tensor; 3]> {
     let vb = init::seeded(1, DType::F32, &Device::Cpu);
     let normal = candle_nn::Init::Randn { mean: 0., stdev: 1. };

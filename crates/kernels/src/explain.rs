@@ -88,7 +88,7 @@ pub(crate) fn ours(what: impl fmt::Display) -> String {
     format!("{what}, {}", Isa::current().as_str())
 }
 
-/// Why the CPU's kernels do not compute tensors of one dtype, if they do not.
+/// Why no kernel of the CPU computes these tensors, which need one dtype; `None` if one does.
 pub(crate) fn no_kernel(tensors: &[&Tensor]) -> Option<String> {
     let first = tensors.first()?;
     if let Some(other) = tensors.iter().find(|x| !x.device().is_cpu()) {

@@ -277,6 +277,7 @@ mod tests {
             (state >> 33) as usize % n
         };
         let footprint = |n: usize| Size::of(layout(n)).map_or(0, Size::bytes);
+        // SAFETY: the block is in use and holds `size` bytes.
         let fill = |(block, size, byte): &(*mut u8, usize, u8)| unsafe { block.write_bytes(*byte, *size) };
         let check = |(block, size, byte): &(*mut u8, usize, u8)| {
             // SAFETY: the block is in use.

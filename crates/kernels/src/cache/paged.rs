@@ -175,7 +175,7 @@ impl PagedCache {
                 let page = pool.narrow(0, from as usize, 1)?.force_contiguous()?;
                 pool.slice_set(&page, 0, to as usize)?;
             }
-            self.release(&[from]); // which others have: it is not free now
+            self.release(&[from]); // others still have it, so it does not become free
         }
         let mut new = self.free.split_off(left);
         for &page in &new {
