@@ -91,6 +91,10 @@ fn patch_says_what_does_not_fit() -> Result {
     run(CLEAN, CORRUPT, &["--answer", " fairest", "--against", " king"])?
         .refused(1, &["--answer", "expected one"]);
     run(CLEAN, CLEAN, &TOKENS)?.refused(1, &["nothing to bring back"]);
+    run("", CORRUPT, &TOKENS)?.refused(1, &["the clean prompt is empty"]);
+    let long = "日".repeat(4000);
+    run(CLEAN, &long, &TOKENS)?
+        .refused(1, &["the corrupted prompt has 4000 characters", "n_positions = 256", "shorten"]);
     run(CLEAN, CORRUPT, &[&TOKENS[..], &["--picture", "x.gif"]].concat())?.refused(1, &["x.gif", ".svg"]);
     gpt2(&["patch", CLEAN])?.refused(2, &["CORRUPT"]);
     let folder = Folder::empty()?;

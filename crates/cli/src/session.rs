@@ -13,7 +13,7 @@ use anyhow::{Context, anyhow, bail};
 use candle_core::{DType, Device, Tensor};
 use candle_fused::{BlockFormat, Implementation};
 use gpt2_loader::{
-    AdapterFiles, Checkpoint, EmbeddedFiles, Files, Hub, LoadError, ModelId, Source, Tokenizer,
+    AdapterFiles, Checkpoint, EmbeddedFiles, Files, Hub, HubError, LoadError, ModelId, Source, Tokenizer,
 };
 use gpt2_model::{CacheDType, Gpt2LMHeadModel};
 use gpt2_view::visible_token;
@@ -178,10 +178,18 @@ pub(crate) fn files_by(
             Ok(files)
         }
         Model::Hub(id) => {
-            let files = fetch(hub::settings(args)?, id, hub::revision(args));
-            let files = files.with_context(|| {
-                format!("there is no folder {model}, so it was taken for a model of the Hub")
-            })?;
+            let files = match fetch(hub::settings(args)?, id, hub::revision(args)) {
+                Err(LoadError::Hub(HubError::FileNotFound { found, .. }))
+                    if found.split(", ").any(|file| file == "adapter_config.json") =>
+                {
+                    bail!(
+                        "{model}: is a LoRA adapter, not a model; give its model, as in --model gpt2 --adapter {model}"
+                    )
+                }
+                files => files.with_context(|| {
+                    format!("there is no folder {model}, so it was taken for a model of the Hub")
+                })?,
+            };
             note(&format!("model: {}", files.name));
             Ok(files)
         }

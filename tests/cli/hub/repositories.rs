@@ -203,6 +203,14 @@ fn an_adapter_of_other_content_is_refused() -> Result {
     Ok(())
 }
 
+#[test]
+fn an_adapter_given_as_the_model_is_named_as_one() -> Result {
+    let (setup, _) = adapter()?;
+    let run = setup.run(&["forward", "--model", MODEL, "--ids", "1,2,3", "--timeout", "2"])?;
+    run.refused(1, &["is a LoRA adapter, not a model", &format!("--adapter {MODEL}")]);
+    Ok(())
+}
+
 /// A Hub with a GGUF file, and its bytes.
 fn gguf() -> Result<(Setup, Vec<u8>)> {
     let mut bytes = std::fs::read(data("gguf").join("tiny.gguf"))?;

@@ -214,7 +214,8 @@ impl Sdpa {
         if t == 0 || h == 0 {
             candle_core::bail!("attention: no query, q is {:?}", of_q.dims())
         }
-        let shared = kh > 0 && h.is_multiple_of(kh);
+        // No number but 0, which h is not, is a multiple of 0.
+        let shared = h.is_multiple_of(kh);
         // Quantized rows are wider than their numbers.
         let [_, in_k, in_v] = inputs.dtypes.map(extra);
         if (kb, kd) != (b, d + in_k) || (vb, vh, vs) != (b, kh, s) || !shared {

@@ -8,7 +8,7 @@ use crate::output::{self, note};
 use crate::outputs::Outputs;
 use crate::picture::{About, HeadMap, PictureArgs, head_maps};
 use crate::progress::with_bar;
-use crate::prompt::{encode, single_token};
+use crate::prompt::{Prompt, single_token};
 use crate::provenance::Provenance;
 use crate::session::Session;
 use crate::study::StudyArgs;
@@ -208,16 +208,8 @@ fn check_edges(session: &Session, t: usize) -> anyhow::Result<()> {
 
 /// The tokens of both prompts, which must have the same number.
 fn prompts(args: &PatchArgs, session: &Session) -> anyhow::Result<(Vec<u32>, Vec<u32>)> {
-    let (tokenizer, n) = (session.tokenizer()?, session.model.config().n_positions);
-    let ids = |text: &str, what: &str| -> anyhow::Result<Vec<u32>> {
-        tokenizer.check_length(text, n)?;
-        Ok(encode(tokenizer, text, what)?)
-    };
-    let (clean, corrupt) =
-        (ids(&args.clean, "the clean prompt")?, ids(&args.corrupt, "the corrupted prompt")?);
-    if clean.is_empty() || clean.len() > n {
-        bail!("the clean prompt has {} tokens, expected 1 to the model's n_positions = {n}", clean.len());
-    }
+    let clean = Prompt::new(session, &args.clean, "the clean prompt")?.ids;
+    let corrupt = Prompt::new(session, &args.corrupt, "the corrupted prompt")?.ids;
     if clean.len() != corrupt.len() {
         let spelled = |ids: &[u32]| {
             session.shown(ids).iter().map(|token| visible_token(token)).collect::<Vec<_>>().join(" ")
