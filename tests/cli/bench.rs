@@ -83,7 +83,7 @@ fn an_instruction_set_is_held_or_refused_by_name() -> Result {
     let held = json(&["bench", "core", "-t8", "-r1", "--json", "--isa", "portable"])?;
     assert_eq!(held["isa"], "portable");
     gpt2(&["bench", "core", "--isa", "sse9"])?
-        .refused(2, &["sse9", "portable, neon, avx2, avx-vnni, avx512, amx"]);
+        .refused(2, &["sse9", "portable, simd128, neon, avx2, avx-vnni, avx512, amx"]);
     let other = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
     gpt2(&["bench", "core", "-t8", "--isa", other])?.refused(1, &[other, "choose one of portable"]);
     Ok(())

@@ -18,6 +18,8 @@ const ENVIRONMENT_VARIABLE: &str = "GPT2_ISA";
 pub enum Isa {
     /// What every processor of the target has.
     Portable,
+    /// 128-bit vectors of WebAssembly. They multiply and add in two steps, each of which rounds.
+    Simd128,
     /// 128-bit vectors of Arm processors.
     Neon,
     /// 256-bit vectors with FMA and F16C.
@@ -33,7 +35,8 @@ pub enum Isa {
 }
 
 /// Slowest first, as in [`Isa`].
-const ALL: [Isa; 6] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx];
+const ALL: [Isa; 7] =
+    [Isa::Portable, Isa::Simd128, Isa::Neon, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx];
 
 /// The choice for the whole process.
 static CHOSEN: OnceLock<Isa> = OnceLock::new();
@@ -57,6 +60,7 @@ impl Isa {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Portable => "portable",
+            Self::Simd128 => "simd128",
             Self::Neon => "neon",
             Self::Avx2 => "avx2",
             Self::AvxVnni => "avx-vnni",
@@ -146,6 +150,8 @@ impl Isa {
             }
             #[cfg(amx)]
             Self::Amx => Self::Avx512.arch().filter(|_| tiles_are_available()),
+            #[cfg(target_arch = "wasm32")]
+            Self::Simd128 => pulp::wasm::Simd128::try_new().map(Arch::Simd128),
             #[cfg(target_arch = "aarch64")]
             Self::Neon => pulp::aarch64::Neon::try_new().map(Arch::Neon),
             #[allow(unreachable_patterns)] // which are left depends on the target

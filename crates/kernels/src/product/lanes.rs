@@ -7,6 +7,8 @@ use super::tile::{Tile, compute};
 use half::f16;
 #[cfg(target_arch = "aarch64")]
 use pulp::aarch64::Neon;
+#[cfg(target_arch = "wasm32")]
+use pulp::wasm::Simd128;
 #[cfg(target_arch = "x86_64")]
 use pulp::x86::V3;
 #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
@@ -60,6 +62,9 @@ pub(crate) fn dispatch<K: Kernel>(arch: Arch, kernel: K) -> K::Output {
         #[cfg(target_arch = "aarch64")]
         // SAFETY: the token is all that it takes.
         Arch::Neon(simd) => unsafe { simd.run(kernel) },
+        #[cfg(target_arch = "wasm32")]
+        // SAFETY: as above.
+        Arch::Simd128(simd) => unsafe { simd.run(kernel) },
         // SAFETY: every processor has this.
         _ => unsafe { Scalar.run(kernel) },
     }
@@ -117,6 +122,26 @@ impl Lanes for Neon {
     tiles! {
         Neon: 1 x 1 => 4, 2 x 1 => 4, 3 x 1 => 4, 4 x 1 => 4, 5 x 1 => 4, 6 x 1 => 4, 2 x 2 => 8, 1 x 4 => 16,
     }
+}
+
+#[cfg(target_arch = "wasm32")]
+impl Halves for Simd128 {}
+
+#[cfg(target_arch = "wasm32")]
+impl Lanes for Simd128 {
+    // 3·4 sums, a vector of weights and one of a row, out of the 16 registers that engines have on x86-64.
+    const ROWS: usize = 3;
+
+    fn panels(_: usize) -> usize {
+        1
+    }
+
+    #[target_feature(enable = "simd128")]
+    unsafe fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.with(self)
+    }
+
+    tiles! { Simd128: #[target_feature(enable = "simd128")] 1 x 1 => 4, 2 x 1 => 4, 3 x 1 => 4 }
 }
 
 #[cfg(target_arch = "x86_64")]
