@@ -32,6 +32,8 @@ if [ -d "$(rustc --print target-libdir --target aarch64-apple-darwin)" ]; then
 else
     printf '\nSKIPPED Metal: no standard library for it; run: rustup target add aarch64-apple-darwin\n' >&2
 fi
+# The model for the browser, which the tests of the live page run: six minutes once, then seconds.
+step scripts/web.sh
 step "$cargo" test --release
 # Some of them run the command, which the tests have built.
 step scripts/check_tools.py

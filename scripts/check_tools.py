@@ -80,6 +80,7 @@ TOOLS = {
     "mutants.py": Short("--self-test", needs=("tree_sitter", "tree_sitter_rust"), install=INSTALL),
     "parallel_model.py": Short(""),
     "tools/stand_ins.py": Short("scripts/make_reference.py --help"),
+    "web.sh": WHOLE,
 }
 
 

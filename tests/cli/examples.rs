@@ -25,6 +25,11 @@ const REPLACED: &[(&str, &str, &str)] = &[
         "gpt2-help verify ",
         "half a minute, which `bench` takes once: here its options are read",
     ),
+    (
+        "gpt2 live ",
+        "gpt2-help live ",
+        "needs the module for the browser: `live` writes the page, and tests/web runs it",
+    ),
     ("--device cuda", "--device cpu", "needs a GPU"),
     ("--isa avx2", "--isa portable", "needs AVX2"),
     ("gpt2 bench", "gpt2 bench --runs 1", "up to a minute"),
@@ -65,6 +70,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("cargo run --release --example walkthrough", "scripts/check.sh runs it"),
     ("cargo run --release --manifest-path examples/Cargo.toml", "scripts/check.sh runs it"),
     ("scripts/cuda/", "scripts/check.sh runs it where the toolkit is"),
+    ("scripts/web.sh", "scripts/check.sh runs it"),
     ("scripts/check-gpu.sh", "scripts/gpu/selftest runs it with stand-ins"),
     ("srun ", "needs Slurm: the page says that it was not tried"),
 ];

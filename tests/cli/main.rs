@@ -24,6 +24,7 @@ mod hostile;
 mod hub;
 mod inspect;
 mod interventions;
+mod live;
 mod lora;
 #[path = "../common/models.rs"]
 mod models;

@@ -47,7 +47,7 @@ fn no_text_becomes_anything_but_text() -> Result {
         assert_eq!(page.texts("#text [role=option]")?, shown);
         assert_eq!(page.text("#title")?, tokens[2]);
         assert_eq!(page.text("#caption")?, visible_text(&provenance.caption));
-        let facts = "JSON.parse(document.getElementById('header').textContent).provenance";
+        let facts = "JSON.parse(document.querySelector('script.header').textContent).provenance";
         assert_eq!(page.get(facts)?, provenance.facts);
         for position in 0..t {
             page.get(&format!("document.getElementById('word-{position}').click()"))?;

@@ -1,4 +1,4 @@
-//! Values on the command line that clap cannot parse by itself, counts in words, the ids with the highest values, and heads' numbers.
+//! Values on the command line that clap cannot parse by itself, counts in words, and heads' numbers.
 
 use candle_core::Tensor;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -146,20 +146,6 @@ pub(crate) fn select_heads(
         );
     }
     Ok(chosen)
-}
-
-/// The ids of a vocabulary's `k` highest numbers, highest first; equal numbers are in the order of their ids.
-#[allow(clippy::cast_possible_truncation)] // ids are u32
-pub(crate) fn highest(numbers: &[f32], k: usize) -> Vec<u32> {
-    let higher =
-        |a: &u32, b: &u32| numbers[*b as usize].total_cmp(&numbers[*a as usize]).then_with(|| a.cmp(b));
-    let mut ids: Vec<u32> = (0..numbers.len() as u32).collect();
-    if ids.len() > k {
-        ids.select_nth_unstable_by(k, higher);
-        ids.truncate(k);
-    }
-    ids.sort_unstable_by(higher);
-    ids
 }
 
 /// What `of` makes of each layer, head and its numbers in two tensors (L, H) of f64, layer by layer.

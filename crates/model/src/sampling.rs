@@ -72,15 +72,30 @@ impl Sampling {
     /// The next token after `text`, given the logits at its end. `place` counts the tokens after the prompt.
     fn choose(&self, logits: &mut [f32], text: &[u32], place: usize) -> Result<u32> {
         penalize(logits, text, self.repetition_penalty);
-        if let Some(i) = logits.iter().position(|l| !l.is_finite()) {
-            candle_core::bail!("the logit of token {i} is {}, so no token can be chosen", logits[i])
-        }
+        check_finite(logits)?;
         if self.temperature == 0.0 {
-            let best =
-                logits.iter().enumerate().fold(0, |best, (i, l)| if *l > logits[best] { i } else { best });
-            return id(best);
+            return id(most_probable(logits).0);
         }
         self.draw(&self.keep(logits), place)
+    }
+
+    /// The tokens to draw from after a text, given the logits (V) at its end, and their probabilities among these, the most
+    /// probable first; of equal ones, the lower id first. The repetition penalty plays no part.
+    ///
+    /// # Errors
+    /// When a value is meaningless or a logit is not finite.
+    pub fn probabilities(&self, logits: &[f32]) -> Result<Vec<(u32, f64)>> {
+        self.validate()?;
+        check_finite(logits)?;
+        let mut kept = if self.temperature == 0.0 { vec![most_probable(logits)] } else { self.keep(logits) };
+        kept.sort_unstable_by(descending);
+        let highest = highest(&kept);
+        let weights: Vec<f64> = match kept[..] {
+            [_] => vec![1.0],
+            _ => kept.iter().map(|&(_, logit)| self.weight(logit, highest)).collect(),
+        };
+        let total: f64 = weights.iter().sum();
+        kept.iter().zip(weights).map(|(&(token, _), weight)| Ok((id(token)?, weight / total))).collect()
     }
 
     /// Draws one of the tokens that are kept, in proportion to their probabilities: the first to arrive, where token i arrives
@@ -170,6 +185,19 @@ impl Sampling {
     }
 }
 
+fn check_finite(logits: &[f32]) -> Result<()> {
+    if let Some(i) = logits.iter().position(|l| !l.is_finite()) {
+        candle_core::bail!("the logit of token {i} is {}, so no token can be chosen", logits[i])
+    }
+    Ok(())
+}
+
+/// The token with the highest logit, and the logit; of equal ones, the lower token.
+fn most_probable(logits: &[f32]) -> (usize, f32) {
+    let first = (0, logits.first().copied().unwrap_or(f32::NEG_INFINITY));
+    logits.iter().copied().enumerate().fold(first, |best, one| if one.1 > best.1 { one } else { best })
+}
+
 pub(crate) fn check_penalty(repetition_penalty: f64) -> Result<()> {
     #[allow(clippy::cast_possible_truncation)] // logits are f32, so they are divided in f32
     let penalty = repetition_penalty as f32;
@@ -210,7 +238,9 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    pub(crate) fn new(sampling: Sampling, prompt: usize) -> Self {
+    /// Draws after a prompt of `prompt` tokens.
+    #[must_use]
+    pub fn new(sampling: Sampling, prompt: usize) -> Self {
         Self { sampling, prompt }
     }
 

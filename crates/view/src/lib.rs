@@ -25,7 +25,7 @@
 //! | `terminal` | [`Style`], and the escape sequences that color a cell |
 //! | `palette` | the colors of weights |
 //! | `rows` | weights as rows of numbers without the hidden keys; [`keep_largest`]: the largest weights of each row |
-//! | `html` | [`PageWriter`]: every head in one page for a browser, which needs no network; [`page_fragment`] |
+//! | `html` | [`PageWriter`]: every head in one page for a browser, which needs no network; [`page_fragment`]; [`LivePage`]: a page whose data comes while it is open |
 //! | `picture` | as PNG, SVG or PDF ([`PictureFormat`]): in a [`Frame`] with a title and a width: one head ([`head_picture`]), all ([`HeadGrid`]), rollout ([`rollout_picture`]), matrices of signed numbers ([`NumberMap`], [`number_maps`]), a training run ([`loss_curve`]) |
 //! | `provenance` | [`Provenance`]: how a file was made, recorded in every file |
 //! | `export` | [`AttentionJson`], [`write_json_lines`], and [`write_square_json`] for BertViz and CircuitsVis |
@@ -69,7 +69,7 @@ pub use first_look::{FirstLook, Link};
 pub use focus::{FOCUS_THRESHOLD, Focus, Looks, Share};
 pub use gpt2_files::{write_any_safetensors, write_safetensors};
 pub use heatmap::heatmap;
-pub use html::{HeadNumbers, NextToken, PageHeader, PageWriter, page_fragment};
+pub use html::{HeadNumbers, LivePage, NextToken, PageHeader, PageWriter, page_fragment};
 pub use picture::{
     Frame, HeadGrid, NumberMap, PictureFormat, PictureWidth, head_picture, loss_curve, number_maps,
     rollout_picture,

@@ -10,6 +10,7 @@ mod generate;
 mod heads;
 mod inspect;
 mod lens;
+mod live;
 mod merge;
 mod patch;
 mod quantize;
@@ -65,6 +66,8 @@ macro_rules! commands {
 commands! {
     /// Show what each token attends to
     Attention(attention::AttentionArgs) => attention::run,
+    /// Write a page that runs the demo model in the browser: type, and its attention follows
+    Live(live::LiveArgs) => live::run,
     /// Score each head on repeated random tokens: previous-token, duplicate-token and induction heads
     Heads(heads::HeadsArgs) => heads::run,
     /// Show what the model would predict after each block (the logit lens)

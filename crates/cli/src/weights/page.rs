@@ -3,8 +3,8 @@
 use super::subject::Subject;
 use crate::output::note;
 use anyhow::{Context, anyhow};
-use candle_core::{DType, Device, Result, Tensor};
-use gpt2_model::CausalSelfAttention;
+use candle_core::Tensor;
+use gpt2_model::analysis::{head_vectors, value_norms};
 use gpt2_view::{PageHeader, PageWriter};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -70,7 +70,7 @@ impl Page {
             self.writer.value_norms(run, layer, subject.heads, &value_norms(attn, subject.heads, v)?)?;
         }
         if let (true, Some(q), Some(k)) = (self.options.neurons, &values.q, &values.k) {
-            let of = |x: &Tensor| vectors(x, subject.heads, attn.n_head());
+            let of = |x: &Tensor| head_vectors(x, subject.heads, attn.n_head());
             #[allow(clippy::cast_possible_truncation)] // a picture
             let scale = attn.scale() as f32;
             self.writer.vectors(run, layer, subject.heads, &of(q)?, &of(k)?, scale)?;
@@ -85,34 +85,6 @@ pub(crate) struct LayerValues {
     pub(crate) q: Option<Tensor>,
     pub(crate) k: Option<Tensor>,
     pub(crate) v: Option<Tensor>,
-}
-
-/// The norm of what each key adds to the residual stream at weight 1, `‖v_j·W_O‖`, of some heads: (heads, S) in f32.
-///
-/// `v` (1, S, key heads, D)
-pub(super) fn value_norms(attn: &CausalSelfAttention, heads: &[usize], v: &Tensor) -> Result<Tensor> {
-    let v = v.squeeze(0)?.to_device(&Device::Cpu)?.to_dtype(DType::F32)?; // (S, key heads, D)
-    let d = attn.heads().dim;
-    let output = attn.c_proj.weight()?.to_device(&Device::Cpu)?.to_dtype(DType::F32)?; // (H·D, C)
-    let norms = heads.iter().map(|&head| {
-        let o = output.narrow(0, head * d, d)?; // (D, C)
-        let gram = o.matmul(&o.t()?)?; // (D, D)
-        let v = of_head(&v, head, attn.n_head())?; // (S, D)
-        // Rounding may take a square of 0 a little below it.
-        (v.matmul(&gram)? * &v)?.sum(1)?.relu()?.sqrt()
-    });
-    Tensor::stack(&norms.collect::<Result<Vec<_>>>()?, 0)
-}
-
-/// The queries or keys of some heads, (heads, T, D) in f32, from (1, T, heads or key heads, D).
-pub(super) fn vectors(x: &Tensor, heads: &[usize], all: usize) -> Result<Tensor> {
-    let x = x.squeeze(0)?.to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
-    Tensor::stack(&heads.iter().map(|&head| of_head(&x, head, all)).collect::<Result<Vec<_>>>()?, 0)
-}
-
-/// One head of `all`, which may share keys and values: (S, key heads, D) -> (S, D)
-fn of_head(x: &Tensor, head: usize, all: usize) -> Result<Tensor> {
-    x.narrow(1, head * x.dim(1)? / all, 1)?.squeeze(1)?.contiguous()
 }
 
 /// How long to wait for a launcher to fail. One that is still running by then is the browser's own process.

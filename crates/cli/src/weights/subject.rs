@@ -4,8 +4,8 @@ use crate::changes::Changes;
 use crate::finite::FiniteArgs;
 use crate::provenance::Provenance;
 use crate::session::Session;
-use crate::values::highest;
 use candle_core::{DType, Device, Module, Tensor};
+use gpt2_model::analysis::most_likely;
 use gpt2_model::hooks::Head;
 use gpt2_view::{LikelyJson, NextToken, Silenced};
 use rayon::prelude::*;
@@ -86,11 +86,12 @@ pub(crate) fn predictions(
             .logits(&hidden.narrow(0, from, CHUNK.min(t - from))?)?
             .par_iter()
             .enumerate()
-            .map(|(i, row)| most_likely(row, ids.get(first + from + i + 1).copied().or(last)))
+            .map(|(i, row)| most_likely(row, LIKELY, ids.get(first + from + i + 1).copied().or(last)))
             .collect();
-        all.extend(likely.into_iter().map(|(likely, actual)| {
-            let (ids, probabilities): (Vec<u32>, Vec<f32>) = likely.into_iter().unzip();
-            NextToken { likely: session.shown(&ids).into_iter().zip(probabilities).collect(), actual }
+        all.extend(likely.into_iter().map(|likely| {
+            let (ids, probabilities): (Vec<u32>, Vec<f32>) = likely.first.into_iter().unzip();
+            let shown = session.shown(&ids).into_iter().zip(probabilities).collect();
+            NextToken { likely: shown, actual: likely.actual }
         }));
     }
     Ok(all)
@@ -99,21 +100,9 @@ pub(crate) fn predictions(
 /// The most probable tokens after a position, from its input of the output projection, (1, C).
 pub(crate) fn next_tokens(subject: &Subject, hidden: &Tensor) -> anyhow::Result<Vec<LikelyJson>> {
     let row = subject.logits(hidden)?.concat();
-    let likely = most_likely(&row, None).0.into_iter();
+    let likely = most_likely(&row, LIKELY, None).first.into_iter();
     let token = |id: u32| subject.session.labels(&[id]).concat();
     Ok(likely.map(|(id, probability)| LikelyJson { id, token: token(id), probability }).collect())
-}
-
-/// The most probable ids, and the probability of the token that really follows; empty if the logits are not finite.
-#[allow(clippy::cast_possible_truncation)] // f32 is what is shown
-pub(super) fn most_likely(logits: &[f32], actual: Option<u32>) -> (Vec<(u32, f32)>, Option<f32>) {
-    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let total: f64 = logits.iter().map(|&l| (f64::from(l) - largest).exp()).sum();
-    if !total.is_finite() {
-        return (vec![], None);
-    }
-    let probability = |id: u32| ((f64::from(logits[id as usize]) - largest).exp() / total) as f32;
-    (highest(logits, LIKELY).into_iter().map(|id| (id, probability(id))).collect(), actual.map(probability))
 }
 
 /// The most probable token after each position, and its probability, if the residual stream after a block were the last:
@@ -129,7 +118,7 @@ pub(crate) fn likely_by_layer(
     for from in (0..t).step_by(CHUNK) {
         let rows = hidden.narrow(0, from, CHUNK.min(t - from))?;
         let rows = if normed { rows } else { model.transformer.ln_f.forward(&rows)? };
-        let best = |row: &Vec<f32>| most_likely(row, None).0.first().copied().unwrap_or((0, f32::NAN));
+        let best = |row: &Vec<f32>| most_likely(row, 1, None).first.first().copied().unwrap_or((0, f32::NAN));
         let (ids, likely): (Vec<u32>, Vec<f32>) = subject.logits(&rows)?.par_iter().map(best).unzip();
         all.extend(subject.session.shown(&ids).into_iter().zip(likely));
     }

@@ -11,6 +11,8 @@
 //! | [`edge_attribution`] | which head feeds which, to first order |
 //! | [`Comparison`] | how far the predictions of two models lie apart |
 //! | [`surprises`] | how surprising each token of many texts is |
+//! | [`value_norms`] | how much each key adds to the residual stream |
+//! | [`most_likely`] | which tokens come next |
 //! | [`ablation_effects`] | how ablating each head changes a token's probability, through everything that reads it |
 
 mod attribution;
@@ -26,5 +28,8 @@ pub use metric::Metric;
 pub use patching::{
     Ablation, AblationEffects, Contrast, Parts, Patched, ablation_effects, activation_patching,
 };
-pub use patterns::{HeadScores, RepeatedTokens, Score, attention_rollout, chance_scores, head_scores};
-pub use predictions::{Comparison, Surprises, surprises};
+pub use patterns::{
+    HeadScores, RepeatedTokens, Score, attention_rollout, chance_scores, head_scores, head_vectors,
+    value_norms,
+};
+pub use predictions::{Comparison, Likely, Surprises, highest, most_likely, surprises};

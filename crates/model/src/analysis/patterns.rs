@@ -2,8 +2,8 @@
 
 use super::metric::wide;
 use crate::hooks::{Chain, Hooks, Point, on};
-use crate::{ForwardArgs, Gpt2Model};
-use candle_core::{D, DType, Result, Tensor};
+use crate::{CausalSelfAttention, ForwardArgs, Gpt2Model};
+use candle_core::{D, DType, Device, Result, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::cell::RefCell;
@@ -217,6 +217,45 @@ pub fn attention_rollout(attentions: &[Tensor]) -> Result<Vec<Tensor>> {
         rollout.push(next);
     }
     Ok(rollout)
+}
+
+/// The norm of what each key adds to the residual stream at weight 1, `‖v_j·W_O‖` (Kobayashi et al. 2020, "Attention is Not Only
+/// a Weight"), of some heads: (heads, S) in f32 on the CPU.
+///
+/// # Shapes
+/// `v` (1, S, key heads, D), as [`Point::V`] has it
+///
+/// # Errors
+/// When a shape differs, or there is no such head.
+pub fn value_norms(attn: &CausalSelfAttention, heads: &[usize], v: &Tensor) -> Result<Tensor> {
+    let v = v.squeeze(0)?.to_device(&Device::Cpu)?.to_dtype(DType::F32)?; // (S, key heads, D)
+    let d = attn.heads().dim;
+    let output = attn.c_proj.weight()?.to_device(&Device::Cpu)?.to_dtype(DType::F32)?; // (H·D, C)
+    let norms = heads.iter().map(|&head| {
+        let o = output.narrow(0, head * d, d)?; // (D, C)
+        let gram = o.matmul(&o.t()?)?; // (D, D)
+        let v = of_head(&v, head, attn.n_head())?; // (S, D)
+        // Rounding may take a square of 0 a little below it.
+        (v.matmul(&gram)? * &v)?.sum(1)?.relu()?.sqrt()
+    });
+    Tensor::stack(&norms.collect::<Result<Vec<_>>>()?, 0)
+}
+
+/// Queries or keys of some heads of `all`, which may share keys: (heads, T, D) in f32 on the CPU.
+///
+/// # Shapes
+/// `x` (1, T, heads or key heads, D), as [`Point::Q`] and [`Point::K`] have it
+///
+/// # Errors
+/// When the shape differs, or there is no such head.
+pub fn head_vectors(x: &Tensor, heads: &[usize], all: usize) -> Result<Tensor> {
+    let x = x.squeeze(0)?.to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
+    Tensor::stack(&heads.iter().map(|&head| of_head(&x, head, all)).collect::<Result<Vec<_>>>()?, 0)
+}
+
+/// One head of `all`: (S, key heads, D) -> (S, D)
+fn of_head(x: &Tensor, head: usize, all: usize) -> Result<Tensor> {
+    x.narrow(1, head * x.dim(1)? / all, 1)?.squeeze(1)?.contiguous()
 }
 
 #[cfg(test)]

@@ -149,6 +149,49 @@ impl Comparison {
     }
 }
 
+/// The places of the `k` largest numbers, the largest first; of equal ones, the earlier first.
+#[must_use]
+pub fn highest(numbers: &[f32], k: usize) -> Vec<u32> {
+    let higher =
+        |a: &u32, b: &u32| numbers[*b as usize].total_cmp(&numbers[*a as usize]).then_with(|| a.cmp(b));
+    #[allow(clippy::cast_possible_truncation)] // ids are u32
+    let mut ids: Vec<u32> = (0..numbers.len() as u32).collect();
+    if ids.len() > k {
+        ids.select_nth_unstable_by(k, higher);
+        ids.truncate(k);
+    }
+    ids.sort_unstable_by(higher);
+    ids
+}
+
+/// The most probable next tokens.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Likely {
+    /// Ids and their probabilities, the most probable first; none if a logit is not finite.
+    pub first: Vec<(u32, f32)>,
+    /// The probability of the token that was asked for.
+    pub actual: Option<f32>,
+}
+
+/// The `k` most probable tokens, and the probability of `actual`, given the logits (V): their softmax, in f64.
+///
+/// # Panics
+/// When `actual` is V or above.
+#[must_use]
+#[allow(clippy::cast_possible_truncation)] // f32 is what is shown
+pub fn most_likely(logits: &[f32], k: usize, actual: Option<u32>) -> Likely {
+    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let total: f64 = logits.iter().map(|&l| (f64::from(l) - largest).exp()).sum();
+    if !total.is_finite() {
+        return Likely::default();
+    }
+    let probability = |id: u32| ((f64::from(logits[id as usize]) - largest).exp() / total) as f32;
+    Likely {
+        first: highest(logits, k).into_iter().map(|id| (id, probability(id))).collect(),
+        actual: actual.map(probability),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -201,3 +201,28 @@ fn parts_are_above_0_and_at_most_1_and_penalties_finite() {
     assert!(Sampling { top_k: Some(1), ..Sampling::default() }.validate().is_ok());
     assert_eq!(Sampling::default().seed, 0);
 }
+
+#[test]
+fn the_probabilities_are_those_that_draws_follow() -> Result<()> {
+    let logits = [2.0, 3.0, 1.0, 3.0f32];
+    // exp(2), exp(3), exp(1), exp(3) over their sum: 0.147, 0.399, 0.054, 0.399
+    let of = |sampling: Sampling| sampling.probabilities(&logits);
+    let near = |found: &[(u32, f64)], expected: &[(u32, f64)]| {
+        assert_eq!(found.len(), expected.len(), "{found:?}");
+        for ((id, p), (expected_id, expected)) in found.iter().zip(expected) {
+            assert!(id == expected_id && (p - expected).abs() < 1e-3, "{found:?}");
+        }
+    };
+    near(&of(Sampling::default())?, &[(1, 0.399), (3, 0.399), (0, 0.147), (2, 0.054)]);
+    near(&of(Sampling { top_k: Some(3), ..Sampling::default() })?, &[(1, 0.422), (3, 0.422), (0, 0.155)]);
+    near(&of(Sampling { top_p: Some(0.3), ..Sampling::default() })?, &[(1, 1.0)]);
+    // At half the temperature, squares of them.
+    near(
+        &of(Sampling { temperature: 0.5, top_k: Some(3), ..Sampling::default() })?,
+        &[(1, 0.468), (3, 0.468), (0, 0.063)],
+    );
+    near(&of(Sampling::greedy())?, &[(1, 1.0)]);
+    assert!(Sampling::default().probabilities(&[0.0, f32::NAN]).is_err());
+    assert!(of(Sampling { top_k: Some(0), ..Sampling::default() }).is_err());
+    Ok(())
+}

@@ -12,9 +12,9 @@ use std::io::Write;
 const LARGEST: f32 = 32767.0;
 
 #[derive(Serialize)]
-struct OfRun<'a, D: Serialize + ?Sized> {
-    run: usize,
-    data: &'a D,
+pub(super) struct OfRun<'a, D: Serialize + ?Sized> {
+    pub(super) run: usize,
+    pub(super) data: &'a D,
 }
 
 #[derive(Serialize)]
@@ -79,7 +79,7 @@ impl<W: Write> PageWriter<W> {
             candle_core::bail!("page: {} predictions for {} queries", predictions.len(), self.queries)
         }
         self.check_next(predictions)?;
-        self.json("class=\"predictions\"", &OfRun { run, data: predictions })
+        self.json("predictions", &OfRun { run, data: predictions })
     }
 
     /// A number of each head: the page's heads can be sorted and colored by it.
@@ -101,7 +101,7 @@ impl<W: Write> PageWriter<W> {
             signed: numbers.signed,
             values: &numbers.values,
         };
-        self.json("class=\"numbers\"", &entry)
+        self.json("numbers", &entry)
     }
 
     /// The logit lens: what the model would predict if `layer` were its last block. Call it once for each block, in
@@ -123,7 +123,7 @@ impl<W: Write> PageWriter<W> {
         }
         let likely =
             likely.iter().map(|(token, p)| (visible_token(token), (p * 1e5).round() / 1e5)).collect();
-        self.json("class=\"lens\"", &LensEntry { run, layer, likely })
+        self.json("lens", &LensEntry { run, layer, likely })
     }
 
     /// A map beside the heads, listed below them: attention rollout up to a block, or a mean of heads.
@@ -149,9 +149,8 @@ impl<W: Write> PageWriter<W> {
         let (name, meaning, levels) = (visible_text(name), visible_text(meaning), codes.levels);
         self.maps[run].push(name.clone());
         self.room = self.room.saturating_sub(codes.text.len());
-        self.json("class=\"map\"", &MapEntry { run, name, meaning, levels })?;
-        writeln!(self.out, "<script type=\"text/plain\" class=\"map-weights\">{}</script>", codes.text)?;
-        Ok(())
+        self.json("map", &MapEntry { run, name, meaning, levels })?;
+        self.block("map-weights", "text/plain", &codes.text)
     }
 
     /// The norms of what each key contributes at weight 1, `‖v_j W_O‖`: the page can then show weight times norm.
@@ -182,7 +181,7 @@ impl<W: Write> PageWriter<W> {
             let bytes: Vec<u8> = norms.iter().flat_map(|n| n.to_le_bytes()).collect();
             entries.push(NormsEntry { run, layer, head, norms: BASE64_STANDARD.encode(bytes) });
         }
-        self.json("class=\"norms\"", &entries)
+        self.json("norms", &entries)
     }
 
     /// The queries and keys of heads: the page then shows `q_d · k_d · scale` of a cell for each dimension d.
@@ -226,7 +225,7 @@ impl<W: Write> PageWriter<W> {
             let ((q_unit, q), (k_unit, k)) = (small(q), small(k));
             entries.push(VectorsEntry { run, layer, head, scale, width, units: [q_unit, k_unit], q, k });
         }
-        self.json("class=\"vectors\"", &entries)
+        self.json("vectors", &entries)
     }
 }
 

@@ -1,12 +1,13 @@
 //! Attention as a page for a browser: one file that needs no network and no other files.
 //!
-//! `page.html` is the frame, `style.css` its style, and `js/` its script, in files that share one scope and are
+//! `page.html` is the frame, `style.css` its style, and `js/` its script, in files that share the scope of one function and are
 //! joined in the order below. All three go into the page unchanged; tokens, numbers and weights follow as data
-//! that the script reads, so no part of a prompt ever becomes markup.
+//! that the script reads, so no part of a prompt ever becomes markup. A [live page](LivePage) calls that function for each new text.
 
 mod codes;
 mod extras;
 mod header;
+mod live;
 mod study;
 
 use crate::focus::{Focus, Places};
@@ -17,7 +18,9 @@ use crate::text::{has_shape, visible_text, visible_token};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use candle_core::{Error, Result, Tensor};
 use codes::{COARSE, Codes, FINE, encode};
+use extras::OfRun;
 pub use header::{HeadNumbers, NextToken, PageHeader};
+pub use live::LivePage;
 use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::Value;
@@ -28,26 +31,35 @@ use study::{Studied, Study};
 
 const FRAME: &str = include_str!("page.html");
 const STYLE: &str = include_str!("style.css");
-const SCRIPT: &str = concat!(
-    include_str!("js/data.js"),
-    include_str!("js/weights.js"),
-    include_str!("js/state.js"),
-    include_str!("js/link.js"),
-    include_str!("js/raster.js"),
-    include_str!("js/numbers.js"),
-    include_str!("js/overview.js"),
-    include_str!("js/axes.js"),
-    include_str!("js/map.js"),
-    include_str!("js/lines.js"),
-    include_str!("js/token.js"),
-    include_str!("js/search.js"),
-    include_str!("js/neurons.js"),
-    include_str!("js/steps.js"),
-    include_str!("js/save.js"),
-    include_str!("js/words.js"),
-    include_str!("js/guide.js"),
-    include_str!("js/main.js"),
-);
+/// The function `showPage`, which draws the blocks of data that it gets.
+macro_rules! show {
+    () => {
+        concat!(
+            "function showPage(blocks, signal, choices) {\n",
+            include_str!("js/data.js"),
+            include_str!("js/weights.js"),
+            include_str!("js/state.js"),
+            include_str!("js/link.js"),
+            include_str!("js/raster.js"),
+            include_str!("js/numbers.js"),
+            include_str!("js/overview.js"),
+            include_str!("js/axes.js"),
+            include_str!("js/map.js"),
+            include_str!("js/lines.js"),
+            include_str!("js/token.js"),
+            include_str!("js/search.js"),
+            include_str!("js/neurons.js"),
+            include_str!("js/steps.js"),
+            include_str!("js/save.js"),
+            include_str!("js/words.js"),
+            include_str!("js/guide.js"),
+            include_str!("js/main.js"),
+            "}\n",
+        )
+    };
+}
+const SHOW: &str = show!();
+const SCRIPT: &str = concat!(show!(), include_str!("js/start.js"));
 
 /// Pages of up to this many weights give each 16 bits, larger ones 8. The data of the former takes 1.4 MB at most.
 const FEW: usize = 525_000;
@@ -65,6 +77,8 @@ const ROOM: usize = 28_000_000;
 #[derive(Debug)]
 pub struct PageWriter<W> {
     out: W,
+    /// Whether the frame and the script are written around the data.
+    is_whole: bool,
     queries: usize,
     keys: usize,
     /// How many heads each run has, and the layers and heads of each run so far.
@@ -123,6 +137,25 @@ impl<W: Write> PageWriter<W> {
     /// When there is no query, more queries than tokens, no head, more than two runs, a prompt without a token or
     /// longer than the text, another number of ids than of tokens, or `out` cannot be written to.
     pub fn new(mut out: W, header: &PageHeader) -> Result<Self> {
+        let policy = format!(
+            "script-src 'sha256-{}'; style-src 'sha256-{}'; trusted-types 'none'",
+            hash(SCRIPT),
+            hash(STYLE)
+        );
+        write_frame(&mut out, &policy, STYLE, "")?;
+        Self::begin(out, header, true)
+    }
+
+    /// Starts the data of a page that is open already: a line for each block, its kind, a tab, and the block. A [`LivePage`]
+    /// shows it.
+    ///
+    /// # Errors
+    /// As those of [`new`](Self::new).
+    pub fn data(out: W, header: &PageHeader) -> Result<Self> {
+        Self::begin(out, header, false)
+    }
+
+    fn begin(out: W, header: &PageHeader, is_whole: bool) -> Result<Self> {
         let (queries, keys, announced) = (header.queries, header.tokens.len(), header.heads);
         check(queries, keys, "page")?;
         if announced == 0 {
@@ -138,9 +171,6 @@ impl<W: Write> PageWriter<W> {
         if !header.ids.is_empty() && header.ids.len() != keys {
             candle_core::bail!("page: {} ids for {keys} tokens", header.ids.len())
         }
-        let head = between("", "{{data}}");
-        let head = head.replace("{{script-hash}}", &hash(SCRIPT)).replace("{{style-hash}}", &hash(STYLE));
-        out.write_all(head.replace("{{style}}", STYLE).as_bytes())?;
         let seen = queries * (keys - queries) + queries * (queries + 1) / 2;
         let values = announced.saturating_mul(runs).saturating_mul(seen);
         let levels: &[u16] = if values <= FEW { &[FINE] } else { &COARSE };
@@ -153,6 +183,7 @@ impl<W: Write> PageWriter<W> {
         };
         let mut page = Self {
             out,
+            is_whole,
             queries,
             keys,
             announced,
@@ -178,7 +209,7 @@ impl<W: Write> PageWriter<W> {
             palette: ANCHORS,
             provenance: &header.provenance.facts,
         };
-        page.json("id=\"header\"", &header)?;
+        page.json("header", &header)?;
         Ok(page)
     }
 
@@ -249,10 +280,10 @@ impl<W: Write> PageWriter<W> {
             summary,
         };
         let entries = heads.iter().zip(&summaries).zip(&written).map(entry).collect();
-        self.json("class=\"layer\"", &LayerEntry { layer, heads: entries, run })?;
+        self.json("layer", &LayerEntry { layer, heads: entries, run })?;
         for (&head, (studied, codes)) in heads.iter().zip(written) {
             self.room = self.room.saturating_sub(codes.text.len());
-            writeln!(self.out, "<script type=\"text/plain\" class=\"weights\">{}</script>", codes.text)?;
+            self.block("weights", "text/plain", &codes.text)?;
             self.study.note(run, (layer, head), &studied, codes)?;
         }
         Ok(())
@@ -286,15 +317,15 @@ impl<W: Write> PageWriter<W> {
             candle_core::bail!("page: {} predictions for {} queries", predictions.len(), self.queries)
         }
         self.check_next(predictions)?;
-        self.json("id=\"predictions\"", &predictions)?;
+        self.json("predictions", &OfRun { run: 0, data: predictions })?;
         if self.written.len() > 1 {
-            self.json("id=\"changes\"", &self.study.changes())?;
-            self.json("id=\"largest\"", &self.study.largest())?;
+            self.json("changes", &self.study.changes())?;
+            self.json("largest", &self.study.largest())?;
         }
-        self.json("id=\"opens\"", &self.study.opens())?;
-        self.out.write_all(between("{{data}}", "{{script}}").as_bytes())?;
-        self.out.write_all(SCRIPT.as_bytes())?;
-        self.out.write_all(between("{{script}}", "").as_bytes())?;
+        self.json("opens", &self.study.opens())?;
+        if self.is_whole {
+            write_end(&mut self.out, SCRIPT)?;
+        }
         self.out.flush()?;
         Ok(self.out)
     }
@@ -327,9 +358,9 @@ impl<W: Write> PageWriter<W> {
         self.written.iter().map(|run| self.announced - run.len()).sum()
     }
 
-    /// A script element that holds data. No string can end it, or change the order in which an editor shows it: `<` and
+    /// A block of data as JSON. No string can end its element, or change the order in which an editor shows it: `<` and
     /// all characters without a visible shape are written as escapes.
-    fn json(&mut self, attribute: &str, value: &impl Serialize) -> Result<()> {
+    fn json(&mut self, kind: &str, value: &impl Serialize) -> Result<()> {
         let json = serde_json::to_string(value).map_err(Error::wrap)?;
         let mut text = String::with_capacity(json.len());
         for c in json.chars() {
@@ -339,9 +370,31 @@ impl<W: Write> PageWriter<W> {
                 text.push(c);
             }
         }
-        writeln!(self.out, "<script type=\"application/json\" {attribute}>{text}</script>")?;
+        self.block(kind, "application/json", &text)
+    }
+
+    /// A block of data that the page's script asks for by its kind.
+    fn block(&mut self, kind: &str, mime: &str, text: &str) -> Result<()> {
+        if self.is_whole {
+            writeln!(self.out, "<script type=\"{mime}\" class=\"{kind}\">{text}</script>")?;
+        } else {
+            writeln!(self.out, "{kind}\t{text}")?;
+        }
         Ok(())
     }
+}
+
+/// The frame up to its data: the policy, of which this is the part that differs; the style; and what stands above the page.
+fn write_frame(out: &mut impl Write, policy: &str, style: &str, bar: &str) -> Result<()> {
+    let head = between("", "{{data}}").replace("{{policy}}", policy).replace("{{style}}", style);
+    Ok(out.write_all(head.replace("{{bar}}", bar).as_bytes())?)
+}
+
+/// What follows the data.
+fn write_end(out: &mut impl Write, script: &str) -> Result<()> {
+    out.write_all(between("{{data}}", "{{script}}").as_bytes())?;
+    out.write_all(script.as_bytes())?;
+    Ok(out.write_all(between("{{script}}", "").as_bytes())?)
 }
 
 /// The part of the frame between two placeholders; an empty one stands for its start or its end.

@@ -27,9 +27,10 @@ fn page_by(
     String::from_utf8(page.finish(predictions)?).map_err(Error::wrap)
 }
 
-/// The JSON between `start` and the end of its element.
-fn data(page: &str, start: &str) -> Value {
-    let (_, rest) = page.split_once(&format!("<script type=\"application/json\" {start}>")).expect(start);
+/// The first block of a kind.
+fn data(page: &str, kind: &str) -> Value {
+    let start = format!("<script type=\"application/json\" class=\"{kind}\">");
+    let (_, rest) = page.split_once(&start).expect(kind);
     serde_json::from_str(rest.split_once("</script>").expect("an end").0).expect("JSON")
 }
 
@@ -45,10 +46,10 @@ fn the_frame_is_filled() -> Result<()> {
     assert!(!page.contains("{{"), "a place that nothing fills");
     assert_eq!(page.matches(SCRIPT).count(), 1);
     assert!(page.contains(&format!("'sha256-{}'", hash(SCRIPT))) && page.contains(&hash(STYLE)));
-    assert_eq!(data(&page, "id=\"header\"")["tokens"], json!(["a", "·b"]));
-    assert_eq!(data(&page, "class=\"layer\"")["heads"][0]["head"], 7);
+    assert_eq!(data(&page, "header")["tokens"], json!(["a", "·b"]));
+    assert_eq!(data(&page, "layer")["heads"][0]["head"], 7);
     assert_eq!(page.matches("class=\"weights\"").count(), 2);
-    assert_eq!(data(&page, "id=\"predictions\""), json!([]));
+    assert_eq!(data(&page, "predictions")["data"], json!([]));
     Ok(())
 }
 
@@ -58,10 +59,10 @@ fn a_page_says_what_made_it() -> Result<()> {
         json!({ "model": "gpt2", "ids": [1, 2], "ablate": ["0.1"], "seed": null, "emoji": "👍\u{feff}" });
     let made = Provenance { caption: "f32 on cpu; ablate 0.1".to_owned(), facts: facts.clone() };
     let page = page_by("model", &["a", " b"], &[], &made)?;
-    let header = data(&page, "id=\"header\"");
+    let header = data(&page, "header");
     assert_eq!((&header["caption"], &header["provenance"]), (&json!("f32 on cpu; ablate 0.1"), &facts));
     assert!(page.contains("<p id=\"caption\" hidden>") && !page.contains('\u{feff}'));
-    let unknown = data(&self::page("model", &["a", " b"], &[])?, "id=\"header\"");
+    let unknown = data(&self::page("model", &["a", " b"], &[])?, "header");
     assert_eq!((&unknown["caption"], &unknown["provenance"]), (&json!(""), &Value::Null));
     assert_eq!(page_by("model", &["a", " b"], &[], &made)?, page, "the same bytes");
     Ok(())
@@ -78,11 +79,11 @@ fn no_string_becomes_markup() -> Result<()> {
     assert_eq!(tags(&dirty), tags(&clean), "text opened an element");
     assert!(!dirty.contains(['\0', '\u{2028}', '\u{202e}']));
     let shown = "</script><img·src=x·onerror=alert(1)><!--<script>\\u{2028}\\u{202e}␀";
-    let header = data(&dirty, "id=\"header\"");
+    let header = data(&dirty, "header");
     assert_eq!(header["tokens"][0], shown);
     assert_eq!(header["caption"], visible_text(hostile));
     assert_eq!(header["provenance"], made.facts, "a script reads the facts as they were given");
-    let predictions = data(&dirty, "id=\"predictions\"");
+    let predictions = &data(&dirty, "predictions")["data"];
     assert_eq!(predictions[0]["likely"][0], json!([shown, 0.5]));
     assert_eq!(predictions[1]["actual"], 0.25);
     assert_eq!(header["next"], shown);
@@ -232,9 +233,9 @@ fn a_comparison_opens_on_the_head_that_changes_most_unless_it_is_silenced() -> R
             page.layer_of_run(1, 5, &[7, 8], changed)?;
             page.layer(5, &[7, 8], &first)?;
             let page = String::from_utf8(page.finish(&[])?).map_err(Error::wrap)?;
-            let opened = data(&page, "id=\"opens\"");
+            let opened = data(&page, "opens");
             assert_eq!(opened.as_str().unwrap_or_default(), opens, "{silenced:?} {top:?}");
-            let changes = data(&page, "id=\"changes\"");
+            let changes = data(&page, "changes");
             let of = |name: &str| changes[name].as_f64().expect("a change");
             let moved =
                 if std::ptr::eq(changed, &raw const second) { [0.1 / 4.0, 0.4 / 4.0] } else { [0.0; 2] };
@@ -262,7 +263,7 @@ fn a_token_that_follows_has_a_name() -> Result<()> {
         match next {
             None => says(page, "does not name that token"),
             Some(_) => {
-                assert_eq!(data(&String::from_utf8(page?).expect("text"), "id=\"header\"")["next"], "·c");
+                assert_eq!(data(&String::from_utf8(page?).expect("text"), "header")["next"], "·c");
             }
         }
     }
@@ -288,19 +289,19 @@ fn extras_come_back_as_they_were_given() -> Result<()> {
     let q = Tensor::new(&[[[1f32, -2.], [0., 0.5]]], &Device::Cpu)?;
     page.vectors(0, 2, &[5], &q, &q, 0.125)?;
     let page = String::from_utf8(page.finish(&[])?).map_err(Error::wrap)?;
-    assert_eq!(data(&page, "id=\"header\"")["texts"], json!(["a", " b"]));
+    assert_eq!(data(&page, "header")["texts"], json!(["a", " b"]));
     assert_eq!(
-        data(&page, "class=\"numbers\""),
+        data(&page, "numbers"),
         json!({ "name": "<b>", "meaning": "m", "signed": true, "values": [-0.5] })
     );
-    let likely = &data(&page, "class=\"lens\"")["likely"];
+    let likely = &data(&page, "lens")["likely"];
     assert!(likely[0][0] == "·x" && (likely[0][1].as_f64().expect("p") - 0.12346).abs() < 1e-6, "{likely}");
-    assert_eq!(data(&page, "class=\"map\"")["name"], "rollout");
+    assert_eq!(data(&page, "map")["name"], "rollout");
     let bytes = |text: &Value| BASE64_STANDARD.decode(text.as_str().expect("text")).expect("base64");
-    let norms = bytes(&data(&page, "class=\"norms\"")[0]["norms"]);
+    let norms = bytes(&data(&page, "norms")[0]["norms"]);
     let norms: Vec<_> = norms.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
     assert_eq!(norms, [0.5, 3.25]);
-    let vectors = &data(&page, "class=\"vectors\"")[0];
+    let vectors = &data(&page, "vectors")[0];
     let unit = vectors["units"][0].as_f64().expect("a unit");
     let codes = bytes(&vectors["q"]);
     let back: Vec<_> =

@@ -1,13 +1,15 @@
-// The file's data: tokens, heads with their summaries, predictions, and what a page may have beside them.
+// The page's data: tokens, heads with their summaries, predictions, and what a page may have beside them.
 //
-// Weights are in script elements that the browser does not run, one per head and run: base64 of deflate of codes.
-// The page decodes a head when it has to draw it and forgets it when others come; only its text stays.
+// `blocks(kind)` has the blocks of a kind, whose `textContent` is JSON as a rule; `signal` ends the page's listeners when
+// another page takes its place; `choices` are those of the page before, if they are not in the address. Weights are base64 of deflate of codes, one block per head and run. The page decodes a head when
+// it has to draw it and forgets it when others come; only its text stays.
 
 const byId = (id) => document.getElementById(id);
-const read = (node) => JSON.parse(node.textContent);
-const data = (kind) => [...document.querySelectorAll(`script.${kind}`)];
+const read = (block) => JSON.parse(block.textContent);
+/// What a page has one block of.
+const readOne = (kind) => read(blocks(kind)[0]);
 
-const { title, caption, tokens, texts, queries, top: kept, palette, prompt, next: afterLast, kinds, ...about } = read(byId("header"));
+const { title, caption, tokens, texts, queries, top: kept, palette, prompt, next: afterLast, kinds, ...about } = readOne("header");
 /// The token after a position: the last one's is that which the model never read, or null.
 const tokenAfter = (position) => tokens[position + 1] ?? afterLast;
 /// The names of the runs. A page of one run needs no name for it.
@@ -18,8 +20,7 @@ const offset = tokens.length - queries;
 
 /// The predictions of each run, one per query; an empty list for a run without.
 const predictions = runs.map(() => []);
-predictions[0] = read(byId("predictions"));
-for (const { run, data: ofRun } of data("predictions").map(read)) predictions[run] = ofRun;
+for (const { run, data } of blocks("predictions").map(read)) predictions[run] = data;
 
 /// The heads in the first run's order: { layer, head, name, index, runs: [{ block, levels, summary, kind, silenced }] }.
 const heads = [];
@@ -28,10 +29,10 @@ const maps = [];
 /// All that can be chosen: a map's index follows those of the heads.
 let sources = [];
 {
-  const blocks = data("weights");
-  const written = data("layer").flatMap((node) => {
-    const { layer, run, heads } = read(node);
-    return heads.map((head) => ({ layer, run, ...head, block: blocks.shift() }));
+  const weights = [...blocks("weights")];
+  const written = blocks("layer").flatMap((block) => {
+    const { layer, run, heads } = read(block);
+    return heads.map((head) => ({ layer, run, ...head, block: weights.shift() }));
   });
   const known = new Map();
   for (const { run, layer, head, ...rest } of written.sort((a, b) => a.run - b.run)) {
@@ -42,11 +43,11 @@ let sources = [];
     }
     known.get(name).runs[run] = rest;
   }
-  const mapBlocks = data("map-weights");
-  for (const { run, name: label, meaning, levels } of data("map").map(read)) {
+  const mapWeights = [...blocks("map-weights")];
+  for (const { run, name: label, meaning, levels } of blocks("map").map(read)) {
     let map = maps.find((other) => other.label === label && !other.runs[run]);
     if (!map) maps.push((map = { layer: null, label, meaning, name: `m${maps.length}`, runs: [] }));
-    map.runs[run] = { block: mapBlocks.shift(), levels };
+    map.runs[run] = { block: mapWeights.shift(), levels };
   }
   sources = [...heads, ...maps];
   for (const [index, source] of sources.entries()) source.index = index;
@@ -73,12 +74,12 @@ function fromBase64(text) {
 function lazily(kind) {
   let known = null;
   return (source, run) => {
-    known ??= new Map(data(kind).flatMap(read).map((one) => [`${one.run} ${one.layer}.${one.head}`, one]));
+    known ??= new Map(blocks(kind).flatMap(read).map((one) => [`${one.run} ${one.layer}.${one.head}`, one]));
     return known.get(`${run} ${source.name}`);
   };
 }
-const hasNorms = data("norms").length > 0;
-const hasVectors = data("vectors").length > 0;
+const hasNorms = blocks("norms").length > 0;
+const hasVectors = blocks("vectors").length > 0;
 const packedNorms = lazily("norms");
 const packedVectors = lazily("vectors");
 

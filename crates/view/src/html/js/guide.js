@@ -73,5 +73,5 @@ guide.addEventListener("keydown", (event) => {
   closeGuide();
 });
 // Pictures of the page leave it out by their address.
-guide.hidden = hasSeenGuide() || location.hash.includes("guide=off");
+guide.hidden = hasSeenGuide() || (choices ?? location.hash).includes("guide=off");
 showGuide();

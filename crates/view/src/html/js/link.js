@@ -1,4 +1,4 @@
-// The choices in the address, so that a link or a reload restores them.
+// The choices as text: in the address, so that a link or a reload restores them, and for a page that takes the place of this one.
 
 /// What has a fixed set of values, and those; the views add theirs.
 const ALLOWED = {
@@ -17,7 +17,8 @@ function rememberSoon() {
   timer = setTimeout(remember, 400);
 }
 
-function remember() {
+/// The choices, in the form of an address.
+function choiceText() {
   const choice = new URLSearchParams({ head: chosen().map((index) => sources[index].name).join(" ") });
   if (state.token !== null) choice.set("token", state.token);
   for (const key of Object.keys(ALLOWED)) if (state[key] !== null && state[key] !== DEFAULT[key]) choice.set(key, state[key]);
@@ -27,16 +28,21 @@ function remember() {
   if (state.step !== null) choice.set("step", state.step);
   // The visible part in cells, so that another window shows the same part.
   if (!isWhole()) choice.set("place", [viewport.key, viewport.query, cellsIn(plot.width)].map((n) => n.toFixed(2)).join(" "));
+  return choice.toString();
+}
+
+function remember() {
+  if (signal?.aborted) return;
   try {
-    history.replaceState(null, "", `#${choice}`);
+    history.replaceState(null, "", `#${choiceText()}`);
   } catch {
     // A frame of a notebook has no address of its own.
   }
 }
 
-/// The part of the address that is valid for this page. Addresses can come from anywhere.
-function remembered() {
-  const choice = new URLSearchParams(location.hash.slice(1));
+/// The part of some choices, those in the address as a rule, that is valid for this page. They can come from anywhere.
+function remembered(text = location.hash.slice(1)) {
+  const choice = new URLSearchParams(text);
   const change = {};
   const names = (choice.get("head") ?? "").split(" ");
   const indices = sources.filter(({ name }) => names.includes(name)).map(({ index }) => index);

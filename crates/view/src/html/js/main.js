@@ -4,7 +4,7 @@
 
 const toggleTheme = () => update({ theme: isDark() ? "light" : "dark" });
 byId("theme").addEventListener("click", toggleTheme);
-systemDark.addEventListener("change", () => changed(["theme"]));
+systemDark.addEventListener("change", () => changed(["theme"]), { signal });
 
 // --- the runs --------------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ addEventListener("keydown", (event) => {
   if (typing || help.open || event.ctrlKey || event.metaKey || event.altKey || !KEYS[event.key]) return;
   event.preventDefault();
   KEYS[event.key]();
-});
+}, { signal });
 
 // --- start -----------------------------------------------------------------------------------------
 
@@ -129,8 +129,10 @@ on("theme", () => {
 });
 // Listeners run in the order in which they came; the colors go first.
 listeners.unshift(listeners.pop());
-addEventListener("hashchange", () => update(remembered()));
-Object.assign(state, remembered());
+addEventListener("hashchange", () => update(remembered()), { signal });
+Object.assign(state, remembered(choices));
 // For the first drawing, everything has changed.
 changed(Object.keys(state));
-loadHead().then(() => performance.mark("ready"));
+const ready = loadHead().then(() => performance.mark("ready"));
+// For the page of another text, which takes the place of this one.
+return { ready, state, on, sources, chosen, choiceText };

@@ -16,9 +16,9 @@ function inRun(source, key) {
 }
 
 /// How much each head changed at least; without an entry, or null, it is unknown.
-const changes = compared ? read(byId("changes")) : {};
+const changes = compared ? readOne("changes") : {};
 /// The largest change of a weight in any head: the small maps' colors end there, so that small changes show.
-const largestChange = (compared && read(byId("largest"))) || 1;
+const largestChange = (compared && readOne("largest")) || 1;
 const changeOf = (source) => changes[source.name] ?? NaN;
 
 /// The numbers that heads can be sorted and colored by: `of` a source, NaN if unknown; `signed()` if 0 is the middle.
@@ -39,7 +39,7 @@ const metrics = [
       const [label, meaning] = METRICS[key] ?? [key.replaceAll("_", " "), ""];
       return { key, label, meaning, signed: showsChange, of: (source) => inRun(source, key), summary: true };
     }),
-  ...data("numbers").map(read).map(({ name, meaning, signed, values }, n) => ({
+  ...blocks("numbers").map(read).map(({ name, meaning, signed, values }, n) => ({
     key: `n${n}`,
     label: name,
     meaning,

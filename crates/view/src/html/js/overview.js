@@ -227,12 +227,15 @@ async function partsOf(source) {
 const smallEnd = (weighted) => (weighted ? largestNorm() : 1) * (showsChange() ? largestChange : 1);
 
 async function drawWaiting() {
+  // All sizes before any canvas changes: each question after a change would lay out the page anew.
+  const sizes = new Map([...waiting].map((option) => [option, [option.firstChild.clientWidth, option.firstChild.clientHeight]]));
   for (const option of waiting) {
     waiting.delete(option);
     const parts = await partsOf(sourceOf(option));
     const sheet = { signed: showsChange(), unit: smallEnd(!!parts[0].norms) };
     const canvas = option.firstChild;
-    if (!fitCanvas(canvas, canvas.clientWidth, canvas.clientHeight)) continue;
+    const [across, down] = sizes.get(option) ?? [canvas.clientWidth, canvas.clientHeight];
+    if (!fitCanvas(canvas, across, down)) continue;
     const { width, height } = canvas;
     const context = canvas.getContext("2d");
     context.setTransform(1, 0, 0, 1, 0, 0);

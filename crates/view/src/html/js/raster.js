@@ -128,12 +128,12 @@ function thumbnail(parts, { signed, unit }, width, height) {
   for (let i = 0; i < queries; i++) rows[Math.floor((i * height) / queries)] += 1;
   for (const { weights, factor, norms } of parts) {
     const { codes, levels } = weights;
-    const table = tables(levels).numbers.map((number) => factor * number);
+    const { numbers } = tables(levels);
     for (let i = 0; i < queries; i++) {
       const line = Math.floor((i * height) / queries) * width;
       const start = rowStart(i);
       for (let j = state.first ? 0 : 1; j < rowLength(i); j++) {
-        const number = table[codes[start + j]];
+        const number = factor * numbers[codes[start + j]];
         mass[line + column[j]] += norms ? number * norms[j] : number;
       }
     }

@@ -230,7 +230,7 @@ for (const [id, run] of Object.entries({ copy: copyValue, png: savePng, svg: sav
 }
 addEventListener("pointerdown", (event) => {
   if (!saveMenu.contains(event.target)) saveMenu.open = false;
-});
+}, { signal });
 saveMenu.addEventListener("keydown", (event) => {
   if (event.key !== "Escape" || !saveMenu.open) return;
   event.stopPropagation();

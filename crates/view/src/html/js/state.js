@@ -1,7 +1,7 @@
 // The user's choices, in one place: views read them, and hear when they change.
 
 /// The head that the page opens on: the one that changed most, or the most focused one.
-const opens = read(byId("opens"));
+const opens = readOne("opens");
 
 const state = {
   head: Math.max(0, heads.findIndex(({ name }) => name === opens)), // index into `sources`
@@ -33,6 +33,7 @@ const listeners = [];
 const on = (keys, run) => listeners.push({ keys: keys.split(" "), run });
 
 function changed(keys) {
+  if (signal?.aborted) return;
   for (const { keys: wanted, run } of listeners) if (wanted.some((key) => keys.includes(key))) run();
 }
 

@@ -115,7 +115,7 @@ function showPredictions(query) {
   showLens(query, shown);
 }
 
-const afterBlocks = data("lens").map(read);
+const afterBlocks = blocks("lens").map(read);
 /// The model's guess after each block, had it been the last.
 function showLens(query, shown) {
   const section = byId("lens").parentElement;
@@ -247,7 +247,7 @@ const wide = matchMedia("(min-width: 1151px)");
 const forecasts = ["next", "next-second", "lens"].map((id) => byId(id).parentElement);
 const placeForecasts = () => byId(showsBoth() && wide.matches ? "below" : "token-lists").append(...forecasts);
 on("run", placeForecasts);
-wide.addEventListener("change", placeForecasts);
+wide.addEventListener("change", placeForecasts, { signal });
 
 byId("previous").addEventListener("click", () => stepToken(-1));
 byId("following").addEventListener("click", () => stepToken(1));

@@ -64,7 +64,8 @@ class Weights {
   }
 }
 
-const known = new Map();
+/// The tables of numbers, which the pages of other texts share.
+const known = (showPage.tables ??= new Map());
 /// The number and the error that each code stands for.
 function tables(levels) {
   if (!known.has(levels)) {

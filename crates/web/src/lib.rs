@@ -1,0 +1,20 @@
+//! GPT-2 inside a page: the model runs where the reader types, compiled to WebAssembly.
+//!
+//! | file | content |
+//! |---|---|
+//! | `live` | [`Live`]: a model and its tokenizer; a [`Look`] at a text gives the data of its page and the next token |
+//! | `page` | [`LiveFile`]: the page as one file, with the module and the model in it |
+//! | `module` | what the page's worker calls, in builds for WebAssembly |
+
+mod live;
+#[cfg(target_family = "wasm")]
+mod module;
+mod page;
+
+pub use live::{Draw, Live, Look, Next, Shown};
+pub use page::LiveFile;
+
+// Runs the README's example as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -1,0 +1,296 @@
+//! A model and its tokenizer, and what a page shows of a text.
+
+use anyhow::{Context, bail};
+use candle_core::{DType, Device, Module, Tensor};
+use gpt2_loader::{Checkpoint, EmbeddedFiles, Files, Source, Tokenizer};
+use gpt2_model::analysis::{most_likely, value_norms};
+use gpt2_model::hooks::{Chain, Head, Hooks, Intervention, Interventions, Point, on};
+use gpt2_model::{ForwardArgs, Gpt2LMHeadModel, ModelOutput, Sampler, Sampling};
+use gpt2_view::{NextToken, PageHeader, PageWriter, Provenance, Silenced, visible_token};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::cell::RefCell;
+
+/// How many next tokens the page lists for each position.
+const LISTED: usize = 5;
+/// How many of the tokens to draw from are named.
+const NAMED: usize = 8;
+
+/// The demo model.
+const DEMO: EmbeddedFiles = EmbeddedFiles {
+    name: "tiny-shakespeare (built in)",
+    config: gpt2_demo::CONFIG,
+    weights: gpt2_demo::WEIGHTS,
+    weights_sha256: gpt2_demo::WEIGHTS_SHA256,
+    tokenizer: gpt2_demo::TOKENIZER,
+};
+
+/// A model that answers what a page asks.
+#[derive(Debug)]
+pub struct Live {
+    name: String,
+    model: Gpt2LMHeadModel,
+    tokenizer: Tokenizer,
+}
+
+/// What to look at.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Look {
+    /// The text, unless `ids` are given.
+    pub text: String,
+    /// The tokens of a text that the model continued, which its letters may not give back.
+    pub ids: Vec<u32>,
+    /// How many of the tokens are the prompt, if the model drew the others.
+    pub prompt: Option<usize>,
+    /// Interventions, as on the command line without dashes: `ablate 0.3`, `block 3:1`.
+    pub changes: Vec<String>,
+    /// Whether the plain run stands beside the one with interventions.
+    pub compare: bool,
+    /// How the next token is drawn.
+    pub draw: Draw,
+}
+
+/// How to draw the next token: see [`Sampling`].
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Draw {
+    /// Divides the logits; 0 always takes the most probable token.
+    pub temperature: f64,
+    /// Keeps the k most probable tokens.
+    pub top_k: Option<usize>,
+    /// Keeps the fewest tokens whose probabilities sum to p.
+    pub top_p: Option<f64>,
+    /// The same seed draws the same text.
+    pub seed: u64,
+}
+
+impl Default for Draw {
+    fn default() -> Self {
+        let Sampling { temperature, top_k, top_p, seed, .. } = Sampling::default();
+        Self { temperature, top_k, top_p, seed }
+    }
+}
+
+/// What a page shows of a text.
+#[derive(Debug, Clone, Serialize)]
+pub struct Shown {
+    /// The text's tokens.
+    pub ids: Vec<u32>,
+    /// The text: as it was given, or that of `ids`.
+    pub text: String,
+    /// The characters that the vocabulary cannot spell, if there are any.
+    pub left_out: Option<String>,
+    /// The next token; none where the context is full.
+    pub next: Option<Next>,
+    /// The data for the page: a line for each block, as [`PageWriter::data`] writes it.
+    #[serde(skip)]
+    pub page: String,
+}
+
+/// The next token, and what it was drawn from.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Next {
+    /// Its id.
+    pub id: u32,
+    /// Its text in a form that shows all of it: [`visible_token`].
+    pub token: String,
+    /// Whether the text ends with it.
+    pub is_end: bool,
+    /// The most probable of the tokens that it was drawn from, and their probabilities among these.
+    pub from: Vec<(String, f64)>,
+    /// How many tokens it was drawn from.
+    pub count: usize,
+}
+
+impl Live {
+    /// The demo model.
+    ///
+    /// # Errors
+    /// When it does not load.
+    pub fn demo() -> anyhow::Result<Self> {
+        Self::open(&Source::Embedded(DEMO).open()?)
+    }
+
+    /// A model from its files; its weights stay as they are in the file, and activations are f32.
+    ///
+    /// # Errors
+    /// When the files are not those of a GPT-2 with a tokenizer.
+    pub fn open(files: &Files) -> anyhow::Result<Self> {
+        let checkpoint = Checkpoint::open(files)?;
+        let tokenizer = Tokenizer::open(files, checkpoint.config().vocab_size)?;
+        let model = checkpoint.load_model(DType::F32, &Device::Cpu)?;
+        Ok(Self { name: checkpoint.name().to_owned(), model, tokenizer })
+    }
+
+    /// Runs the model over a text.
+    ///
+    /// # Errors
+    /// When the text is empty or longer than the model's context, an intervention is none or does not fit the model, or the
+    /// values to draw by are meaningless.
+    pub fn look(&self, look: &Look) -> anyhow::Result<Shown> {
+        let (ids, left_out) = self.ids(look)?;
+        let changes = self.changes(look)?;
+        let names = look.changes.join(", ");
+        let runs = if look.compare && !changes.is_empty() { vec!["plain", &names] } else { vec![] };
+        let provenance = self.provenance(&ids, look);
+        let (tokens, config) = (self.tokenizer.spelled(&ids), self.model.config());
+        let mut header = PageHeader::new(&self.name, &tokens, config.n_layer * config.n_head, &provenance);
+        (header.ids, header.runs, header.silenced) = (&ids, &runs, self.silenced(&changes, ids.len()));
+        let mut page = PageWriter::data(vec![], &header)?;
+        let plain = match runs.len() {
+            2 => Some(self.run(&mut page, 0, &ids, &Interventions::default())?),
+            _ => None,
+        };
+        let run = usize::from(plain.is_some());
+        let output = self.run(&mut page, run, &ids, &changes)?;
+        for (run, output) in plain.iter().chain([&output]).enumerate() {
+            self.lens(&mut page, run, output)?;
+        }
+        let (predictions, last) = self.predictions(&ids, &output)?;
+        let first = match &plain {
+            Some(plain) => {
+                page.predictions(run, &predictions)?;
+                self.predictions(&ids, plain)?.0
+            }
+            None => predictions,
+        };
+        let next = if ids.len() < config.n_positions { Some(self.next(&ids, last, look)?) } else { None };
+        let text = if look.ids.is_empty() { look.text.clone() } else { self.tokenizer.decode(&ids) };
+        Ok(Shown { page: String::from_utf8(page.finish(&first)?)?, ids, text, left_out, next })
+    }
+
+    /// The tokens, and the characters that the vocabulary cannot spell.
+    fn ids(&self, look: &Look) -> anyhow::Result<(Vec<u32>, Option<String>)> {
+        let (n, v) = (self.model.config().n_positions, self.model.config().vocab_size);
+        let (ids, left_out) = if look.ids.is_empty() {
+            self.tokenizer.check_length(&look.text, n)?;
+            let left_out = self.tokenizer.unspellable(&look.text)?;
+            let left_out = (!left_out.is_empty()).then(|| left_out.to_string());
+            (self.tokenizer.encode(&look.text)?, left_out)
+        } else {
+            (look.ids.clone(), None)
+        };
+        if ids.is_empty() {
+            bail!("type a few words");
+        }
+        if ids.len() > n {
+            bail!("the text has {} tokens, but the model reads {n}: shorten it", ids.len());
+        }
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= v) {
+            bail!("there is no token {id}; the vocabulary has {v}");
+        }
+        Ok((ids, left_out))
+    }
+
+    fn changes(&self, look: &Look) -> anyhow::Result<Interventions> {
+        let config = self.model.config();
+        let mut list = vec![];
+        for text in &look.changes {
+            let one = text.parse::<Intervention>().with_context(|| text.clone())?;
+            Interventions::new([one.clone()], config).with_context(|| text.clone())?;
+            list.push(one);
+        }
+        Ok(Interventions::new(list, config)?)
+    }
+
+    fn silenced(&self, changes: &Interventions, t: usize) -> Silenced {
+        let (mut all, config) = (Silenced::default(), self.model.config());
+        for layer in 0..config.n_layer {
+            for head in 0..config.n_head {
+                if let Some(how) = changes.silence(Head { layer, head }, t) {
+                    all.insert(layer, head, how);
+                }
+            }
+        }
+        all
+    }
+
+    fn provenance(&self, ids: &[u32], look: &Look) -> Provenance {
+        let under =
+            if look.changes.is_empty() { String::new() } else { format!("; {}", look.changes.join(", ")) };
+        let caption = format!("f32 in this browser, fused attention{under}");
+        let facts = json!({
+            "gpt2": env!("CARGO_PKG_VERSION"), "model": self.name, "dtype": "f32", "device": "cpu",
+            "implementation": "fused", "ids": ids, "interventions": look.changes,
+        });
+        Provenance { caption, facts }
+    }
+
+    /// Runs the transformer under `changes` and writes the weights of every head.
+    fn run(
+        &self,
+        page: &mut PageWriter<Vec<u8>>,
+        run: usize,
+        ids: &[u32],
+        changes: &Interventions,
+    ) -> anyhow::Result<ModelOutput> {
+        let layers = 0..self.model.config().n_layer;
+        let heads: Vec<usize> = (0..self.model.config().n_head).collect();
+        let state = RefCell::new((page, None));
+        let points: Vec<_> = layers.flat_map(|layer| [Point::V(layer), Point::Pattern(layer)]).collect();
+        let reader = on(points, |at, value| {
+            let (page, v) = &mut *state.borrow_mut();
+            match at.point {
+                Point::V(_) => *v = Some(value.clone()),
+                Point::Pattern(layer) => {
+                    page.layer_of_run(run, layer, &heads, &value.squeeze(0)?)?;
+                    if let Some(v) = v.take() {
+                        let norms = value_norms(&self.model.transformer.h[layer].attn, &heads, &v)?;
+                        page.value_norms(run, layer, &heads, &norms)?;
+                    }
+                }
+                _ => {}
+            }
+            Ok(None)
+        });
+        let hooks: [&dyn Hooks; 2] = [changes, &reader];
+        let args =
+            ForwardArgs { hooks: Some(&Chain(&hooks)), output_hidden_states: true, ..ForwardArgs::default() };
+        Ok(self.model.transform(&Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?, args)?)
+    }
+
+    /// What the model predicts after each token, and the logits after the last.
+    fn predictions(&self, ids: &[u32], output: &ModelOutput) -> anyhow::Result<(Vec<NextToken>, Vec<f32>)> {
+        let logits = self.model.lm_head.forward(&output.last_hidden_state.squeeze(0)?)?; // (T, V)
+        let mut rows = logits.to_vec2::<f32>()?;
+        let all = rows.iter().enumerate().map(|(i, row)| {
+            let likely = most_likely(row, LISTED, ids.get(i + 1).copied());
+            let (ids, probabilities): (Vec<u32>, Vec<f32>) = likely.first.into_iter().unzip();
+            let shown = self.tokenizer.spelled(&ids).into_iter().zip(probabilities).collect();
+            NextToken { likely: shown, actual: likely.actual }
+        });
+        let all = all.collect();
+        Ok((all, rows.pop().context("a text without tokens")?))
+    }
+
+    /// The most probable token after each block.
+    fn lens(&self, page: &mut PageWriter<Vec<u8>>, run: usize, output: &ModelOutput) -> anyhow::Result<()> {
+        let last = self.model.config().n_layer - 1;
+        for (layer, hidden) in output.hidden_states.iter().skip(1).enumerate() {
+            let hidden = hidden.squeeze(0)?; // (T, C)
+            // The last one is normalized already.
+            let rows = if layer == last { hidden } else { self.model.transformer.ln_f.forward(&hidden)? };
+            let rows = self.model.lm_head.forward(&rows)?.to_vec2::<f32>()?;
+            let best = rows.iter().map(|row| most_likely(row, 1, None).first.first().copied());
+            let (ids, likely): (Vec<u32>, Vec<f32>) = best.map(|best| best.unwrap_or((0, f32::NAN))).unzip();
+            let likely: Vec<_> = self.tokenizer.spelled(&ids).into_iter().zip(likely).collect();
+            page.lens(run, layer, &likely)?;
+        }
+        Ok(())
+    }
+
+    fn next(&self, ids: &[u32], mut logits: Vec<f32>, look: &Look) -> anyhow::Result<Next> {
+        let Draw { temperature, top_k, top_p, seed } = look.draw;
+        let sampling = Sampling { temperature, top_k, top_p, seed, ..Sampling::default() };
+        sampling.validate()?;
+        let mut from = sampling.probabilities(&logits)?;
+        let id = Sampler::new(sampling, look.prompt.unwrap_or(ids.len())).choose(&mut logits, ids)?;
+        let count = from.len();
+        from.truncate(NAMED);
+        let name = |id: u32| visible_token(&self.tokenizer.spelled(&[id]).concat());
+        let is_end = self.model.config().is_eos(id);
+        let from = from.into_iter().map(|(id, p)| (name(id), p)).collect();
+        Ok(Next { id, token: name(id), is_end, from, count })
+    }
+}

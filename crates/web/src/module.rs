@@ -1,0 +1,37 @@
+//! What the page's worker calls.
+
+use crate::{Live, Look};
+use wasm_bindgen::prelude::*;
+
+/// A model in the worker.
+#[wasm_bindgen]
+#[derive(Debug)]
+pub struct Model(Live);
+
+#[wasm_bindgen]
+impl Model {
+    /// The demo model.
+    ///
+    /// # Errors
+    /// When it does not load.
+    #[wasm_bindgen(constructor)]
+    pub fn new() -> Result<Self, JsError> {
+        Live::demo().map(Self).map_err(thrown)
+    }
+
+    /// What a page shows of a text: a first line of JSON, [`Shown`](crate::Shown), then the lines of the page's data. `look` is a
+    /// [`Look`] as JSON.
+    ///
+    /// # Errors
+    /// As those of [`Live::look`].
+    pub fn look(&self, look: &str) -> Result<String, JsError> {
+        let look: Look = serde_json::from_str(look).map_err(|e| thrown(e.into()))?;
+        let shown = self.0.look(&look).map_err(thrown)?;
+        let first = serde_json::to_string(&shown).map_err(|e| thrown(e.into()))?;
+        Ok(format!("{first}\n{}", shown.page))
+    }
+}
+
+fn thrown(error: anyhow::Error) -> JsError {
+    JsError::new(&format!("{error:#}"))
+}

@@ -1,0 +1,8 @@
+//! The model of the live page, and the page in a browser.
+
+#[path = "../common/browser.rs"]
+mod browser;
+#[path = "../common/mod.rs"]
+mod common;
+mod model;
+mod page;

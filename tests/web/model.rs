@@ -1,0 +1,186 @@
+//! What the model of the live page answers is what the libraries compute.
+
+use crate::common::Result;
+use candle_core::{DType, Device, Module, Tensor};
+use gpt2_loader::{Checkpoint, EmbeddedFiles, Source, Tokenizer};
+use gpt2_model::{ForwardArgs, Generation, Gpt2LMHeadModel, Sampling};
+use gpt2_web::{Draw, Live, Look};
+use serde_json::Value;
+
+/// The demo model, loaded as any other.
+fn demo() -> Result<(Gpt2LMHeadModel, Tokenizer)> {
+    let files = Source::Embedded(EmbeddedFiles {
+        name: "demo",
+        config: gpt2_demo::CONFIG,
+        weights: gpt2_demo::WEIGHTS,
+        weights_sha256: gpt2_demo::WEIGHTS_SHA256,
+        tokenizer: gpt2_demo::TOKENIZER,
+    })
+    .open()?;
+    let checkpoint = Checkpoint::open(&files)?;
+    let tokenizer = Tokenizer::open(&files, checkpoint.config().vocab_size)?;
+    Ok((checkpoint.load_model(DType::F32, &Device::Cpu)?, tokenizer))
+}
+
+fn look(text: &str) -> Look {
+    Look { text: text.to_owned(), ..Look::default() }
+}
+
+/// The JSON of each block of a kind.
+fn blocks(page: &str, kind: &str) -> Result<Vec<Value>> {
+    let lines = page.lines().filter_map(|line| line.split_once('\t')).filter(|(of, _)| *of == kind);
+    Ok(lines.map(|(_, json)| serde_json::from_str(json)).collect::<serde_json::Result<_>>()?)
+}
+
+const TEXT: &str = "O Romeo, Romeo! wherefore art thou Romeo?";
+
+#[test]
+fn ids_predictions_and_the_lens_are_the_models() -> Result {
+    let (live, (model, tokenizer)) = (Live::demo()?, demo()?);
+    let shown = live.look(&look(TEXT))?;
+    assert_eq!((&shown.ids, &*shown.text), (&tokenizer.encode(TEXT)?, TEXT));
+    let args = ForwardArgs { output_hidden_states: true, ..ForwardArgs::default() };
+    let output = model.transform(&Tensor::new(&shown.ids[..], &Device::Cpu)?.unsqueeze(0)?, args)?;
+    let logits = model.lm_head.forward(&output.last_hidden_state.squeeze(0)?)?;
+    let probabilities = candle_nn::ops::softmax_last_dim(&logits)?.to_vec2::<f32>()?;
+    let predictions = &blocks(&shown.page, "predictions")?[0]["data"];
+    for (i, row) in probabilities.iter().enumerate() {
+        let (best, p) = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).ok_or("a vocabulary")?;
+        let [token, likely] = [0, 1].map(|part| &predictions[i]["likely"][0][part]);
+        let spelled = tokenizer.spelled(&[u32::try_from(best)?]).concat();
+        assert_eq!(token.as_str(), Some(&*gpt2_view::visible_token(&spelled)), "position {i}");
+        assert!((likely.as_f64().ok_or("a number")? - f64::from(*p)).abs() < 1e-6);
+        let actual = predictions[i]["actual"].as_f64();
+        let expected = shown.ids.get(i + 1).map(|&id| f64::from(row[id as usize]));
+        assert!(actual.zip(expected).map_or(actual == expected, |(a, b)| (a - b).abs() < 1e-6));
+    }
+    let lens = blocks(&shown.page, "lens")?;
+    assert_eq!(lens.len(), model.config().n_layer);
+    for (layer, of_layer) in lens.iter().enumerate() {
+        let hidden = output.hidden_states[layer + 1].squeeze(0)?;
+        // The last one is normalized already.
+        let rows = if layer + 1 == lens.len() { hidden } else { model.transformer.ln_f.forward(&hidden)? };
+        let rows = candle_nn::ops::softmax_last_dim(&model.lm_head.forward(&rows)?)?.to_vec2::<f32>()?;
+        for (row, likely) in rows.iter().zip(of_layer["likely"].as_array().ok_or("a list")?) {
+            let p = f64::from(row.iter().copied().fold(0.0, f32::max));
+            assert!((likely[1].as_f64().ok_or("a number")? - p).abs() < 2e-5, "layer {layer}: {likely} {p}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_text_drawn_token_by_token_is_that_of_generate() -> Result {
+    let (live, (model, tokenizer)) = (Live::demo()?, demo()?);
+    let draws = [
+        Draw { temperature: 0.0, ..Draw::default() },
+        Draw { seed: 1, ..Draw::default() },
+        Draw { temperature: 0.7, top_k: Some(20), seed: 2, ..Draw::default() },
+        Draw { temperature: 1.3, top_p: Some(0.9), seed: 1 << 40, ..Draw::default() },
+    ];
+    for (prompt, draw) in ["ROMEO:", "To be, or not", "My lord", "日本"].into_iter().zip(draws) {
+        let ids = tokenizer.encode(prompt)?;
+        let Draw { temperature, top_k, top_p, seed } = draw;
+        let sampling = Sampling { temperature, top_k, top_p, seed, ..Sampling::default() };
+        let mut generation = Generation::new(&model, std::slice::from_ref(&ids), sampling, 20)?;
+        while generation.next().transpose()?.is_some() {}
+        let mut look = Look { draw, prompt: Some(ids.len()), ..look(prompt) };
+        let mut text = ids;
+        for _ in 0..20 {
+            let next = live.look(&look)?.next.ok_or("room for a token")?;
+            let total: f64 = next.from.iter().map(|(_, p)| p).sum();
+            assert!(total <= 1.0 + 1e-9 && next.from.iter().any(|(_, p)| *p > 0.0), "{next:?}");
+            text.push(next.id);
+            look.ids.clone_from(&text);
+        }
+        assert_eq!(text, generation.texts()[0], "{prompt}");
+        assert_eq!(live.look(&look)?.text, tokenizer.decode(&text));
+    }
+    Ok(())
+}
+
+#[test]
+fn changes_act_and_stand_beside_the_plain_run() -> Result {
+    let live = Live::demo()?;
+    let changed = Look { changes: vec!["ablate 0.3".into(), "block 5:1".into()], ..look(TEXT) };
+    let plain = live.look(&look(TEXT))?;
+    let alone = live.look(&changed)?;
+    let both = live.look(&Look { compare: true, ..changed })?;
+    let weights = |page: &str, run: usize| -> Result<Vec<String>> {
+        let layers = blocks(page, "layer")?;
+        let runs = layers.iter().flat_map(|layer| vec![layer["run"].as_u64(); 4]);
+        let codes = page.lines().filter_map(|line| line.strip_prefix("weights\t"));
+        Ok(runs.zip(codes).filter(|(of, _)| *of == Some(run as u64)).map(|(_, code)| code.into()).collect())
+    };
+    assert_eq!(weights(&both.page, 0)?, weights(&plain.page, 0)?);
+    assert_eq!(weights(&both.page, 1)?, weights(&alone.page, 0)?);
+    assert_ne!(weights(&plain.page, 0)?, weights(&alone.page, 0)?);
+    assert_eq!(
+        blocks(&both.page, "header")?[0]["runs"],
+        serde_json::json!(["plain", "ablate 0.3, block 5:1"])
+    );
+    assert_eq!(blocks(&plain.page, "header")?[0]["runs"], serde_json::json!([]));
+    let silenced = &blocks(&alone.page, "layer")?[0]["heads"][3]["silenced"];
+    assert_eq!(silenced, "ablated");
+    // Without a change, there is nothing to compare with.
+    let none = live.look(&Look { compare: true, ..look(TEXT) })?;
+    assert_eq!(none.page, plain.page);
+    Ok(())
+}
+
+#[test]
+fn what_does_not_fit_is_refused_by_name() -> Result {
+    let live = Live::demo()?;
+    let refused = |look: Look, part: &str| {
+        let error = format!("{:#}", live.look(&look).expect_err(part));
+        assert!(error.contains(part), "{error}");
+    };
+    refused(look(""), "type a few words");
+    refused(look(&"O Romeo ".repeat(200)), "256");
+    refused(look(&"日".repeat(100_000)), "256");
+    refused(Look { ids: vec![1, 5000], ..Look::default() }, "5000");
+    refused(Look { ids: vec![1; 257], ..Look::default() }, "257 tokens");
+    for (change, part) in
+        [("ablate 9.9", "9"), ("ablate x", "ablate x"), ("nothing", "nothing"), ("scale 0.3=NaN", "scale")]
+    {
+        refused(Look { changes: vec![change.into()], ..look(TEXT) }, part);
+    }
+    for draw in [
+        Draw { temperature: f64::NAN, ..Draw::default() },
+        Draw { temperature: -1.0, ..Draw::default() },
+        Draw { top_k: Some(0), ..Draw::default() },
+        Draw { top_p: Some(0.0), ..Draw::default() },
+    ] {
+        refused(Look { draw, ..look(TEXT) }, "expected");
+    }
+    // A full context has no next token, and the page all the same.
+    let full = live.look(&Look { ids: vec![1; 256], ..Look::default() })?;
+    assert_eq!((full.next, full.ids.len()), (None, 256));
+    Ok(())
+}
+
+#[test]
+fn any_text_has_a_page() -> Result {
+    let live = Live::demo()?;
+    let hostile = [
+        "</script><script>alert(1)</script>",
+        "\0\u{1b}]0;x\u{7}",
+        "👩‍👩‍👧 e\u{301} \u{202e}",
+        "\t\r\n  ",
+        "<!--",
+        "￾",
+    ];
+    for text in hostile {
+        let shown = live.look(&look(text))?;
+        assert!(!shown.page.contains('<') && !shown.page.contains('\0'), "{text:?}");
+        for line in shown.page.lines() {
+            let (kind, block) = line.split_once('\t').ok_or("a kind")?;
+            assert!(kind.ends_with("weights") || serde_json::from_str::<Value>(block).is_ok(), "{kind}");
+        }
+        assert_eq!(
+            blocks(&shown.page, "header")?[0]["texts"].as_array().map(Vec::len),
+            Some(shown.ids.len())
+        );
+    }
+    Ok(())
+}
