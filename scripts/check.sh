@@ -16,8 +16,12 @@ step "$cargo" fmt --manifest-path examples/Cargo.toml --check
 step scripts/check_circles.py
 step scripts/check_paths.py
 step "$cargo" clippy --release --workspace --all-targets -- -D warnings
-# A build without the Hub must not build any of its crates.
-step "$cargo" clippy --release -p gpt2-cli --no-default-features --features x86-v4 -- -D warnings
+# The model for the browser, which the tests of the live page run: six minutes once, then seconds.
+step scripts/web.sh
+step env RUSTFLAGS="-C target-feature=+simd128" "$cargo" clippy --profile web -p gpt2-web --lib \
+    --target wasm32-unknown-unknown --target-dir target/web -- -D warnings
+# A build without the Hub must not build any of its crates. This one has the module for the browser inside.
+step "$cargo" clippy --release -p gpt2-cli --no-default-features --features x86-v4,live -- -D warnings
 # GPUs that this machine does not have: check our Rust code against Candle's GPU side, and compile our own kernels.
 step scripts/cuda/check.sh types
 if [ -n "${CI:-}" ] || [ -x target/cuda/toolkit/bin/nvcc ]; then
@@ -32,8 +36,6 @@ if [ -d "$(rustc --print target-libdir --target aarch64-apple-darwin)" ]; then
 else
     printf '\nSKIPPED Metal: no standard library for it; run: rustup target add aarch64-apple-darwin\n' >&2
 fi
-# The model for the browser, which the tests of the live page run: six minutes once, then seconds.
-step scripts/web.sh
 step "$cargo" test --release
 # Some of them run the command, which the tests have built.
 step scripts/check_tools.py

@@ -82,14 +82,23 @@ fn a_text_drawn_token_by_token_is_that_of_generate() -> Result {
         let ids = tokenizer.encode(prompt)?;
         let Draw { temperature, top_k, top_p, seed } = draw;
         let sampling = Sampling { temperature, top_k, top_p, seed, ..Sampling::default() };
-        let mut generation = Generation::new(&model, std::slice::from_ref(&ids), sampling, 20)?;
+        let mut generation = Generation::new(&model, std::slice::from_ref(&ids), sampling.clone(), 20)?;
         while generation.next().transpose()?.is_some() {}
         let mut look = Look { draw, prompt: Some(ids.len()), ..look(prompt) };
         let mut text = ids;
         for _ in 0..20 {
             let next = live.look(&look)?.next.ok_or("room for a token")?;
-            let total: f64 = next.from.iter().map(|(_, p)| p).sum();
-            assert!(total <= 1.0 + 1e-9 && next.from.iter().any(|(_, p)| *p > 0.0), "{next:?}");
+            let input = Tensor::new(&text[..], &Device::Cpu)?.unsqueeze(0)?;
+            let logits = model.forward(&input, ForwardArgs::default())?.logits.squeeze(0)?;
+            let from = sampling.probabilities(&logits.get(text.len() - 1)?.to_vec1::<f32>()?)?;
+            assert_eq!(next.count, from.len());
+            assert_eq!(next.from.len(), from.len().min(8));
+            for ((token, p), (id, expected)) in next.from.iter().zip(&from) {
+                assert_eq!(*token, gpt2_view::visible_token(&tokenizer.spelled(&[*id]).concat()));
+                assert!((p - expected).abs() < 1e-6, "{token}: {p}, {expected}");
+            }
+            assert_eq!(next.place, from.iter().take(8).position(|(id, _)| *id == next.id));
+            assert_eq!(next.is_end, model.config().is_eos(next.id));
             text.push(next.id);
             look.ids.clone_from(&text);
         }
@@ -140,9 +149,13 @@ fn what_does_not_fit_is_refused_by_name() -> Result {
     refused(look(&"日".repeat(100_000)), "256");
     refused(Look { ids: vec![1, 5000], ..Look::default() }, "5000");
     refused(Look { ids: vec![1; 257], ..Look::default() }, "257 tokens");
-    for (change, part) in
-        [("ablate 9.9", "9"), ("ablate x", "ablate x"), ("nothing", "nothing"), ("scale 0.3=NaN", "scale")]
-    {
+    for (change, part) in [
+        ("ablate 9.9", "layers 0 to 3"),
+        ("ablate 3.9", "heads 0 to 3"),
+        ("ablate x", "LAYER.HEAD"),
+        ("nothing", "expected"),
+        ("scale 0.3=NaN", "LAYER.HEAD=FACTOR"),
+    ] {
         refused(Look { changes: vec![change.into()], ..look(TEXT) }, part);
     }
     for draw in [
@@ -153,6 +166,13 @@ fn what_does_not_fit_is_refused_by_name() -> Result {
     ] {
         refused(Look { draw, ..look(TEXT) }, "expected");
     }
+    // With and without room for another token, which would be drawn from numbers that are not finite.
+    for length in [5, 256] {
+        let ids = vec![1; length];
+        refused(Look { ids, changes: vec!["scale 0.1=1e39".into()], ..Look::default() }, "not finite");
+    }
+    refused(Look { prompt: Some(0), ..look(TEXT) }, "a prompt of 0 tokens");
+    refused(Look { prompt: Some(15), ..look(TEXT) }, "a prompt of 15 tokens");
     // A full context has no next token, and the page all the same.
     let full = live.look(&Look { ids: vec![1; 256], ..Look::default() })?;
     assert_eq!((full.next, full.ids.len()), (None, 256));
@@ -168,7 +188,7 @@ fn any_text_has_a_page() -> Result {
         "👩‍👩‍👧 e\u{301} \u{202e}",
         "\t\r\n  ",
         "<!--",
-        "￾",
+        "\u{fffe}",
     ];
     for text in hostile {
         let shown = live.look(&look(text))?;

@@ -44,7 +44,7 @@ fn settled(page: &Browser) -> Result {
     page.until("document.getElementById('live').dataset.state !== 'asked'")
 }
 
-/// What the page's parts should show: the tokens, and the words and numbers of the heads.
+/// What the page's parts should show: the number of tokens, and the kind of each head.
 fn expected(look: &Look) -> Result<(usize, Vec<String>)> {
     let shown = Live::demo()?.look(look)?;
     let layers = shown.page.lines().filter_map(|line| line.strip_prefix("layer\t"));
@@ -102,6 +102,7 @@ fn the_chosen_head_stays_and_is_switched_off_and_on() -> Result {
         let changed = Look { changes: vec!["ablate 0.3".into()], ..look("O Romeo, Romeo! wherefore") };
         let (_, kinds) = expected(&changed)?;
         let shown = page.texts("#overview small")?;
+        assert_eq!(shown.len(), kinds.len());
         assert!(shown.iter().zip(&kinds).all(|(shown, kind)| shown.starts_with(kind)), "{shown:?}");
         page.click("#live-changes button")?;
         settled(page)?;
@@ -112,6 +113,34 @@ fn the_chosen_head_stays_and_is_switched_off_and_on() -> Result {
         page.click("#live-cut")?;
         settled(page)?;
         assert_eq!(page.texts("#live-changes button")?, ["block 3:1 ✕"]);
+        assert_eq!(page.text("#live-cut")?, "Join 3 → 1", "the cell stays chosen");
+        page.click("#live-cut")?;
+        settled(page)?;
+        assert_eq!(page.texts("#live-changes button")?, [""; 0]);
+        Ok(())
+    })
+}
+
+#[test]
+fn fields_take_their_own_keys_and_refuse_what_is_no_value() -> Result {
+    open("O Romeo, Romeo", |page| {
+        page.head("0.3")?;
+        page.get("document.getElementById('live-factor').select()")?;
+        page.keys("0.75")?;
+        assert_eq!(page.get("document.getElementById('live-factor').value")?, "0.75");
+        page.click("#live-scale")?;
+        settled(page)?;
+        assert_eq!(page.texts("#live-changes button")?, ["scale 0.3=0.75 ✕"]);
+        page.get("document.getElementById('live-top-k').focus()")?;
+        page.keys("0")?;
+        let status = page.text("#live-status")?;
+        assert!(status.starts_with("top-k: "), "{status}");
+        // What somebody searches stays while the text changes.
+        page.get("document.getElementById('live-top-k').value = ''")?;
+        page.click("#search")?;
+        page.keys("rome")?;
+        enter(page, "O Romeo, Romeo, Romeo")?;
+        assert_eq!(page.text("#found")?, "3 found");
         Ok(())
     })
 }
@@ -130,8 +159,8 @@ fn tokens_are_drawn_as_generate_draws_them() -> Result {
             text = live.look(&look)?;
             assert_eq!(page.get("document.getElementById('live-text').value")?, *text.text);
         }
-        let drawn = page.texts("#live-from .drawn")?;
-        assert!(drawn.len() <= 1, "{drawn:?}");
+        let next = text.next.ok_or("a token")?;
+        assert_eq!(page.texts("#live-from .drawn span")?, [&*next.token]);
         // A run goes on until it is stopped.
         page.click("#live-run")?;
         page.until("document.getElementById('live-text').value.length > 60")?;
@@ -150,7 +179,8 @@ fn what_the_model_cannot_read_is_said_and_the_page_stays() -> Result {
             assert!(status.contains(says), "{status}");
             assert_eq!(page.text("#about")?, "3 tokens, 16 heads");
         }
-        for text in ["\u{0}\u{1b}[31m", "</textarea><script>alert(1)</script>", "\u{202e}x", "￾ ", "👩‍👩‍👧"]
+        for text in
+            ["\u{0}\u{1b}[31m", "</textarea><script>alert(1)</script>", "\u{202e}x", "\u{fffe} ", "👩‍👩‍👧"]
         {
             enter(page, text)?;
             let (tokens, _) = expected(&look(text))?;
@@ -162,6 +192,10 @@ fn what_the_model_cannot_read_is_said_and_the_page_stays() -> Result {
             );
         }
         assert_eq!(page.get("document.querySelectorAll('main').length")?, 1);
+        // After a text that was refused, there is nothing to continue.
+        enter(page, "")?;
+        page.click("#live-next")?;
+        assert_eq!(page.get("document.getElementById('live-text').value")?, "");
         Ok(())
     })
 }

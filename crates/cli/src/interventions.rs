@@ -134,7 +134,7 @@ fn kind(kind: &'static str) -> impl Fn(&str) -> Result<Intervention, ParseError>
 }
 
 /// The same of interventions on heads, also `L.*` for all heads of a layer.
-fn on_heads(what: &'static str) -> impl Fn(&str) -> Result<OnHeads, String> + Clone {
+pub(crate) fn on_heads(what: &'static str) -> impl Fn(&str) -> Result<OnHeads, String> + Clone {
     move |s| {
         let (place, rest) = s.split_at(s.find('=').unwrap_or(s.len()));
         let layer = place.trim_end().strip_suffix(".*");

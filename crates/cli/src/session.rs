@@ -12,9 +12,7 @@ use crate::values::one_of;
 use anyhow::{Context, anyhow, bail};
 use candle_core::{DType, Device, Tensor};
 use candle_fused::{BlockFormat, Implementation};
-use gpt2_loader::{
-    AdapterFiles, Checkpoint, EmbeddedFiles, Files, Hub, HubError, LoadError, ModelId, Source, Tokenizer,
-};
+use gpt2_loader::{AdapterFiles, Checkpoint, Files, Hub, HubError, LoadError, ModelId, Source, Tokenizer};
 use gpt2_model::{CacheDType, Gpt2LMHeadModel};
 use gpt2_view::visible_token;
 use serde::{Serialize, Serializer};
@@ -106,15 +104,6 @@ pub(crate) fn quantize(
     Ok(Some(format))
 }
 
-/// The demo model.
-pub(crate) const DEMO: EmbeddedFiles = EmbeddedFiles {
-    name: "tiny-shakespeare (built in)",
-    config: gpt2_demo::CONFIG,
-    weights: gpt2_demo::WEIGHTS,
-    weights_sha256: gpt2_demo::WEIGHTS_SHA256,
-    tokenizer: gpt2_demo::TOKENIZER,
-};
-
 /// A loaded model with its tokenizer and files.
 pub(crate) struct Session {
     pub(crate) name: String,
@@ -164,7 +153,7 @@ pub(crate) fn files_by(
         } else if Path::new(DEMO_NAME).is_dir() {
             note("model: demo, the built-in one; for the folder of that name, give ./demo");
         }
-        return Ok(Source::Embedded(DEMO).open()?);
+        return Ok(Source::Embedded(gpt2_web::DEMO).open()?);
     };
     match hub::resolve(model, args)? {
         Model::Folder(dir) => Source::directory(&dir).open().map_err(|error| no_model(error, &dir)),
@@ -179,8 +168,8 @@ pub(crate) fn files_by(
         }
         Model::Hub(id) => {
             let files = match fetch(hub::settings(args)?, id, hub::revision(args)) {
-                Err(LoadError::Hub(HubError::FileNotFound { found, .. }))
-                    if found.split(", ").any(|file| file == "adapter_config.json") =>
+                Err(LoadError::Hub(HubError::FileNotFound { file, found, .. }))
+                    if file == "config.json" && found.split(", ").any(|one| one == "adapter_config.json") =>
                 {
                     bail!(
                         "{model}: is a LoRA adapter, not a model; give its model, as in --model gpt2 --adapter {model}"

@@ -11,7 +11,7 @@ mod live;
 mod module;
 mod page;
 
-pub use live::{Draw, Live, Look, Next, Shown};
+pub use live::{DEMO, Draw, Live, Look, Next, Shown};
 pub use page::LiveFile;
 
 // Runs the README's example as a test.

@@ -4,9 +4,10 @@ use anyhow::{Context, bail};
 use candle_core::{DType, Device, Module, Tensor};
 use gpt2_loader::{Checkpoint, EmbeddedFiles, Files, Source, Tokenizer};
 use gpt2_model::analysis::{most_likely, value_norms};
-use gpt2_model::hooks::{Chain, Head, Hooks, Intervention, Interventions, Point, on};
-use gpt2_model::{ForwardArgs, Gpt2LMHeadModel, ModelOutput, Sampler, Sampling};
-use gpt2_view::{NextToken, PageHeader, PageWriter, Provenance, Silenced, visible_token};
+use gpt2_model::finite::all_finite;
+use gpt2_model::hooks::{Chain, Hooks, Intervention, Interventions, Point, on};
+use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, ModelOutput, Sampler, Sampling};
+use gpt2_view::{NextToken, PageHeader, PageWriter, Provenance, visible_token};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::cell::RefCell;
@@ -16,8 +17,8 @@ const LISTED: usize = 5;
 /// How many of the tokens to draw from are named.
 const NAMED: usize = 8;
 
-/// The demo model.
-const DEMO: EmbeddedFiles = EmbeddedFiles {
+/// The files of the demo model.
+pub const DEMO: EmbeddedFiles = EmbeddedFiles {
     name: "tiny-shakespeare (built in)",
     config: gpt2_demo::CONFIG,
     weights: gpt2_demo::WEIGHTS,
@@ -41,7 +42,7 @@ pub struct Look {
     pub text: String,
     /// The tokens of a text that the model continued, which its letters may not give back.
     pub ids: Vec<u32>,
-    /// How many of the tokens are the prompt, if the model drew the others.
+    /// How many of the tokens are the prompt, if the model drew the others: at least one, and all at most.
     pub prompt: Option<usize>,
     /// Interventions, as on the command line without dashes: `ablate 0.3`, `block 3:1`.
     pub changes: Vec<String>,
@@ -55,11 +56,11 @@ pub struct Look {
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Draw {
-    /// Divides the logits; 0 always takes the most probable token.
+    /// Divides the logits, at least 0; 0 always takes the most probable token.
     pub temperature: f64,
-    /// Keeps the k most probable tokens.
+    /// Keeps the k most probable tokens, at least 1.
     pub top_k: Option<usize>,
-    /// Keeps the fewest tokens whose probabilities sum to p.
+    /// Keeps the fewest tokens whose probabilities sum to p, above 0 and at most 1.
     pub top_p: Option<f64>,
     /// The same seed draws the same text.
     pub seed: u64,
@@ -99,8 +100,19 @@ pub struct Next {
     pub is_end: bool,
     /// The most probable of the tokens that it was drawn from, and their probabilities among these.
     pub from: Vec<(String, f64)>,
+    /// Its place in that list; none if it is not among the most probable.
+    pub place: Option<usize>,
     /// How many tokens it was drawn from.
     pub count: usize,
+}
+
+impl Draw {
+    fn sampling(self) -> anyhow::Result<Sampling> {
+        let Self { temperature, top_k, top_p, seed } = self;
+        let sampling = Sampling { temperature, top_k, top_p, seed, ..Sampling::default() };
+        sampling.validate()?;
+        Ok(sampling)
+    }
 }
 
 impl Live {
@@ -112,31 +124,41 @@ impl Live {
         Self::open(&Source::Embedded(DEMO).open()?)
     }
 
-    /// A model from its files; its weights stay as they are in the file, and activations are f32.
-    ///
-    /// # Errors
-    /// When the files are not those of a GPT-2 with a tokenizer.
-    pub fn open(files: &Files) -> anyhow::Result<Self> {
+    fn open(files: &Files) -> anyhow::Result<Self> {
         let checkpoint = Checkpoint::open(files)?;
         let tokenizer = Tokenizer::open(files, checkpoint.config().vocab_size)?;
         let model = checkpoint.load_model(DType::F32, &Device::Cpu)?;
         Ok(Self { name: checkpoint.name().to_owned(), model, tokenizer })
     }
 
+    /// The model's config.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        self.model.config()
+    }
+
     /// Runs the model over a text.
     ///
     /// # Errors
-    /// When the text is empty or longer than the model's context, an intervention is none or does not fit the model, or the
-    /// values to draw by are meaningless.
+    /// When the text is empty or longer than the model's context, an id is none of the vocabulary's, an intervention is none or
+    /// does not fit the model, the values to draw by are meaningless, or a result is not finite.
     pub fn look(&self, look: &Look) -> anyhow::Result<Shown> {
+        let sampling = look.draw.sampling()?;
         let (ids, left_out) = self.ids(look)?;
+        let prompt = look.prompt.unwrap_or(ids.len());
+        if !(1..=ids.len()).contains(&prompt) {
+            bail!("a prompt of {prompt} tokens in a text of {}", ids.len());
+        }
         let changes = self.changes(look)?;
         let names = look.changes.join(", ");
         let runs = if look.compare && !changes.is_empty() { vec!["plain", &names] } else { vec![] };
         let provenance = self.provenance(&ids, look);
         let (tokens, config) = (self.tokenizer.spelled(&ids), self.model.config());
         let mut header = PageHeader::new(&self.name, &tokens, config.n_layer * config.n_head, &provenance);
-        (header.ids, header.runs, header.silenced) = (&ids, &runs, self.silenced(&changes, ids.len()));
+        (header.ids, header.runs) = (&ids, &runs);
+        for (head, how) in changes.silenced(config, ids.len()) {
+            header.silenced.insert(head.layer, head.head, how);
+        }
         let mut page = PageWriter::data(vec![], &header)?;
         let plain = match runs.len() {
             2 => Some(self.run(&mut page, 0, &ids, &Interventions::default())?),
@@ -155,7 +177,11 @@ impl Live {
             }
             None => predictions,
         };
-        let next = if ids.len() < config.n_positions { Some(self.next(&ids, last, look)?) } else { None };
+        let next = if ids.len() < config.n_positions {
+            Some(self.next(&ids, last, sampling, prompt)?)
+        } else {
+            None
+        };
         let text = if look.ids.is_empty() { look.text.clone() } else { self.tokenizer.decode(&ids) };
         Ok(Shown { page: String::from_utf8(page.finish(&first)?)?, ids, text, left_out, next })
     }
@@ -172,7 +198,7 @@ impl Live {
             (look.ids.clone(), None)
         };
         if ids.is_empty() {
-            bail!("type a few words");
+            bail!("the text is empty: type a few words");
         }
         if ids.len() > n {
             bail!("the text has {} tokens, but the model reads {n}: shorten it", ids.len());
@@ -194,22 +220,11 @@ impl Live {
         Ok(Interventions::new(list, config)?)
     }
 
-    fn silenced(&self, changes: &Interventions, t: usize) -> Silenced {
-        let (mut all, config) = (Silenced::default(), self.model.config());
-        for layer in 0..config.n_layer {
-            for head in 0..config.n_head {
-                if let Some(how) = changes.silence(Head { layer, head }, t) {
-                    all.insert(layer, head, how);
-                }
-            }
-        }
-        all
-    }
-
     fn provenance(&self, ids: &[u32], look: &Look) -> Provenance {
         let under =
             if look.changes.is_empty() { String::new() } else { format!("; {}", look.changes.join(", ")) };
-        let caption = format!("f32 in this browser, fused attention{under}");
+        let place = if cfg!(target_family = "wasm") { "in this browser" } else { "on cpu" };
+        let caption = format!("f32 {place}, fused attention{under}");
         let facts = json!({
             "gpt2": env!("CARGO_PKG_VERSION"), "model": self.name, "dtype": "f32", "device": "cpu",
             "implementation": "fused", "ids": ids, "interventions": look.changes,
@@ -253,10 +268,13 @@ impl Live {
     /// What the model predicts after each token, and the logits after the last.
     fn predictions(&self, ids: &[u32], output: &ModelOutput) -> anyhow::Result<(Vec<NextToken>, Vec<f32>)> {
         let logits = self.model.lm_head.forward(&output.last_hidden_state.squeeze(0)?)?; // (T, V)
+        if !all_finite(&logits)? {
+            bail!("the results are not finite numbers: undo a change, or weaken it");
+        }
         let mut rows = logits.to_vec2::<f32>()?;
         let all = rows.iter().enumerate().map(|(i, row)| {
             let likely = most_likely(row, LISTED, ids.get(i + 1).copied());
-            let (ids, probabilities): (Vec<u32>, Vec<f32>) = likely.first.into_iter().unzip();
+            let (ids, probabilities): (Vec<u32>, Vec<f32>) = likely.tokens.into_iter().unzip();
             let shown = self.tokenizer.spelled(&ids).into_iter().zip(probabilities).collect();
             NextToken { likely: shown, actual: likely.actual }
         });
@@ -272,7 +290,7 @@ impl Live {
             // The last one is normalized already.
             let rows = if layer == last { hidden } else { self.model.transformer.ln_f.forward(&hidden)? };
             let rows = self.model.lm_head.forward(&rows)?.to_vec2::<f32>()?;
-            let best = rows.iter().map(|row| most_likely(row, 1, None).first.first().copied());
+            let best = rows.iter().map(|row| most_likely(row, 1, None).tokens.first().copied());
             let (ids, likely): (Vec<u32>, Vec<f32>) = best.map(|best| best.unwrap_or((0, f32::NAN))).unzip();
             let likely: Vec<_> = self.tokenizer.spelled(&ids).into_iter().zip(likely).collect();
             page.lens(run, layer, &likely)?;
@@ -280,17 +298,21 @@ impl Live {
         Ok(())
     }
 
-    fn next(&self, ids: &[u32], mut logits: Vec<f32>, look: &Look) -> anyhow::Result<Next> {
-        let Draw { temperature, top_k, top_p, seed } = look.draw;
-        let sampling = Sampling { temperature, top_k, top_p, seed, ..Sampling::default() };
-        sampling.validate()?;
+    fn next(
+        &self,
+        ids: &[u32],
+        mut logits: Vec<f32>,
+        sampling: Sampling,
+        prompt: usize,
+    ) -> anyhow::Result<Next> {
         let mut from = sampling.probabilities(&logits)?;
-        let id = Sampler::new(sampling, look.prompt.unwrap_or(ids.len())).choose(&mut logits, ids)?;
+        let id = Sampler::new(sampling, prompt).choose(&mut logits, ids)?;
         let count = from.len();
         from.truncate(NAMED);
+        let place = from.iter().position(|(other, _)| *other == id);
         let name = |id: u32| visible_token(&self.tokenizer.spelled(&[id]).concat());
         let is_end = self.model.config().is_eos(id);
         let from = from.into_iter().map(|(id, p)| (name(id), p)).collect();
-        Ok(Next { id, token: name(id), is_end, from, count })
+        Ok(Next { id, token: name(id), is_end, from, place, count })
     }
 }

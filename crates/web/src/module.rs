@@ -23,7 +23,7 @@ impl Model {
     /// [`Look`] as JSON.
     ///
     /// # Errors
-    /// As those of [`Live::look`].
+    /// As those of [`Live::look`], and when `look` is not the JSON of a [`Look`].
     pub fn look(&self, look: &str) -> Result<String, JsError> {
         let look: Look = serde_json::from_str(look).map_err(|e| thrown(e.into()))?;
         let shown = self.0.look(&look).map_err(thrown)?;

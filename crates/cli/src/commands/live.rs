@@ -1,11 +1,13 @@
 //! `gpt2 live`: a page with the model in it.
 
 use crate::inputs::Inputs;
+use crate::interventions::{OnHeads, on_heads};
+use crate::output::note;
 use crate::outputs::Outputs;
 use crate::weights::open;
-use anyhow::{Context, bail};
+use anyhow::Context;
 use gpt2_web::{Live, LiveFile, Look};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// The files that `scripts/web.sh` writes.
 const MODULE: &str = "gpt2_web_bg.wasm";
@@ -14,7 +16,7 @@ const GLUE: &str = "gpt2_web.js";
 #[derive(Debug, clap::Args)]
 #[command(long_about = "\
 Write a page that runs the demo model in the browser: type, and its attention follows. It is one file of some 6 MB that fetches \
-nothing. Its numbers are those of gpt2 attention and gpt2 generate")]
+nothing. Its numbers are those of gpt2 attention and gpt2 generate, up to the last digits")]
 #[command(after_help = "\
 Examples:
   gpt2 live --open                                    # type, and watch
@@ -34,9 +36,9 @@ pub(crate) struct LiveArgs {
     /// Let --out replace an existing file
     #[arg(long)]
     pub(crate) overwrite: bool,
-    /// Switch off heads from the start: LAYER.HEAD, counted from 0, as in 0.3 (repeatable)
-    #[arg(long, value_name = "L.H")]
-    pub(crate) ablate: Vec<String>,
+    /// Switch off heads from the start: LAYER.HEAD, counted from 0, as in 0.3; '0.*' is the whole layer (repeatable)
+    #[arg(long, value_name = "L.H", value_delimiter = ',', value_parser = on_heads("ablate"))]
+    pub(crate) ablate: Vec<OnHeads>,
     /// The folder of the browser's module, as scripts/web.sh writes it [default: the module in this binary, if it was built
     /// with the feature live]
     #[arg(long, value_name = "DIR")]
@@ -55,19 +57,25 @@ pub(crate) fn run(args: &LiveArgs) -> anyhow::Result<()> {
         }
     }
     outputs.check(&inputs)?;
-    let changes = args.ablate.iter().map(|head| format!("ablate {head}")).collect();
-    let first = Look { text: args.text.clone(), changes, ..Look::default() };
+    let live = Live::demo()?;
+    let mut first = Look { text: args.text.clone(), ..Look::default() };
     // What the page could not show is refused here.
-    Live::demo()?.look(&first)?;
+    if let Some(left_out) = live.look(&first)?.left_out {
+        note(&format!("the vocabulary cannot spell these characters, left out: {left_out}"));
+    }
+    for heads in &args.ablate {
+        first.changes.extend(heads.each(live.config().n_head).iter().map(ToString::to_string));
+        live.look(&first).with_context(|| heads.text.clone())?;
+    }
     let mut page = vec![];
     match &args.module {
         Some(folder) => {
-            let read = |name: &str| {
-                std::fs::read(folder.join(name)).with_context(|| {
-                    format!("--module {}: {name}; scripts/web.sh writes such a folder", folder.display())
-                })
+            let unreadable = |name: &str| {
+                format!("--module {}: cannot read {name}; scripts/web.sh writes it", folder.display())
             };
-            let (module, glue) = (read(MODULE)?, String::from_utf8(read(GLUE)?)?);
+            let read = |name: &str| std::fs::read(folder.join(name)).with_context(|| unreadable(name));
+            let module = read(MODULE)?;
+            let glue = String::from_utf8(read(GLUE)?).with_context(|| unreadable(GLUE))?;
             LiveFile { module: &module, glue: &glue }.write(&first, &mut page)?;
         }
         None => built_in()?.write(&first, &mut page)?,
@@ -90,8 +98,8 @@ fn built_in() -> anyhow::Result<LiveFile<'static>> {
 
 #[cfg(not(feature = "live"))]
 fn built_in() -> anyhow::Result<LiveFile<'static>> {
-    bail!(
-        "this build has no module for the browser: run scripts/web.sh, then give --module {}, or build with --features live",
-        Path::new("target/web/page").display()
+    anyhow::bail!(
+        "this build has no module for the browser: in a checkout of the repository, run scripts/web.sh, then give --module \
+         target/web/page, or build with --features live"
     )
 }

@@ -44,13 +44,12 @@ impl Subject<'_> {
 
     /// The chosen heads whose output the run does not use.
     pub(crate) fn silenced(&self) -> Silenced {
+        let config = self.session.model.config();
+        let chosen = |head: &Head| self.layers.contains(&head.layer) && self.heads.contains(&head.head);
         let mut all = Silenced::default();
-        for &layer in self.layers {
-            for &head in self.heads {
-                if let Some(how) = self.changes.list.silence(Head { layer, head }, self.ids.len()) {
-                    all.insert(layer, head, how);
-                }
-            }
+        for (head, how) in self.changes.list.silenced(config, self.ids.len()).filter(|(head, _)| chosen(head))
+        {
+            all.insert(head.layer, head.head, how);
         }
         all
     }
@@ -89,7 +88,7 @@ pub(crate) fn predictions(
             .map(|(i, row)| most_likely(row, LIKELY, ids.get(first + from + i + 1).copied().or(last)))
             .collect();
         all.extend(likely.into_iter().map(|likely| {
-            let (ids, probabilities): (Vec<u32>, Vec<f32>) = likely.first.into_iter().unzip();
+            let (ids, probabilities): (Vec<u32>, Vec<f32>) = likely.tokens.into_iter().unzip();
             let shown = session.shown(&ids).into_iter().zip(probabilities).collect();
             NextToken { likely: shown, actual: likely.actual }
         }));
@@ -100,7 +99,7 @@ pub(crate) fn predictions(
 /// The most probable tokens after a position, from its input of the output projection, (1, C).
 pub(crate) fn next_tokens(subject: &Subject, hidden: &Tensor) -> anyhow::Result<Vec<LikelyJson>> {
     let row = subject.logits(hidden)?.concat();
-    let likely = most_likely(&row, LIKELY, None).first.into_iter();
+    let likely = most_likely(&row, LIKELY, None).tokens.into_iter();
     let token = |id: u32| subject.session.labels(&[id]).concat();
     Ok(likely.map(|(id, probability)| LikelyJson { id, token: token(id), probability }).collect())
 }
@@ -118,7 +117,8 @@ pub(crate) fn likely_by_layer(
     for from in (0..t).step_by(CHUNK) {
         let rows = hidden.narrow(0, from, CHUNK.min(t - from))?;
         let rows = if normed { rows } else { model.transformer.ln_f.forward(&rows)? };
-        let best = |row: &Vec<f32>| most_likely(row, 1, None).first.first().copied().unwrap_or((0, f32::NAN));
+        let best =
+            |row: &Vec<f32>| most_likely(row, 1, None).tokens.first().copied().unwrap_or((0, f32::NAN));
         let (ids, likely): (Vec<u32>, Vec<f32>) = subject.logits(&rows)?.par_iter().map(best).unzip();
         all.extend(subject.session.shown(&ids).into_iter().zip(likely));
     }

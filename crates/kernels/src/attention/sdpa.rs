@@ -214,7 +214,7 @@ impl Sdpa {
         if t == 0 || h == 0 {
             candle_core::bail!("attention: no query, q is {:?}", of_q.dims())
         }
-        // No number but 0, which h is not, is a multiple of 0.
+        // False for no key heads: only 0, which h is not, is a multiple of 0.
         let shared = h.is_multiple_of(kh);
         // Quantized rows are wider than their numbers.
         let [_, in_k, in_v] = inputs.dtypes.map(extra);

@@ -12,7 +12,7 @@
 //! | [`Comparison`] | how far the predictions of two models lie apart |
 //! | [`surprises`] | how surprising each token of many texts is |
 //! | [`value_norms`] | how much each key adds to the residual stream |
-//! | [`most_likely`] | which tokens come next |
+//! | [`most_likely`] | which tokens are most likely to come next |
 //! | [`ablation_effects`] | how ablating each head changes a token's probability, through everything that reads it |
 
 mod attribution;

@@ -220,13 +220,13 @@ pub fn attention_rollout(attentions: &[Tensor]) -> Result<Vec<Tensor>> {
 }
 
 /// The norm of what each key adds to the residual stream at weight 1, `‖v_j·W_O‖` (Kobayashi et al. 2020, "Attention is Not Only
-/// a Weight"), of some heads: (heads, S) in f32 on the CPU.
+/// a Weight"), of some heads: (heads, S) in f32 on the CPU. That of a NaN is 0.
 ///
 /// # Shapes
 /// `v` (1, S, key heads, D), as [`Point::V`] has it
 ///
 /// # Errors
-/// When a shape differs, or there is no such head.
+/// When a shape differs, `heads` is empty, or the layer has no such head.
 pub fn value_norms(attn: &CausalSelfAttention, heads: &[usize], v: &Tensor) -> Result<Tensor> {
     let v = v.squeeze(0)?.to_device(&Device::Cpu)?.to_dtype(DType::F32)?; // (S, key heads, D)
     let d = attn.heads().dim;
@@ -241,21 +241,21 @@ pub fn value_norms(attn: &CausalSelfAttention, heads: &[usize], v: &Tensor) -> R
     Tensor::stack(&norms.collect::<Result<Vec<_>>>()?, 0)
 }
 
-/// Queries or keys of some heads of `all`, which may share keys: (heads, T, D) in f32 on the CPU.
+/// The queries or keys of some of a layer's `n_head` heads, which may share keys: (heads, T, D) in f32 on the CPU.
 ///
 /// # Shapes
 /// `x` (1, T, heads or key heads, D), as [`Point::Q`] and [`Point::K`] have it
 ///
 /// # Errors
-/// When the shape differs, or there is no such head.
-pub fn head_vectors(x: &Tensor, heads: &[usize], all: usize) -> Result<Tensor> {
+/// When the shape differs, `heads` is empty, or the layer has no such head.
+pub fn head_vectors(x: &Tensor, heads: &[usize], n_head: usize) -> Result<Tensor> {
     let x = x.squeeze(0)?.to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
-    Tensor::stack(&heads.iter().map(|&head| of_head(&x, head, all)).collect::<Result<Vec<_>>>()?, 0)
+    Tensor::stack(&heads.iter().map(|&head| of_head(&x, head, n_head)).collect::<Result<Vec<_>>>()?, 0)
 }
 
-/// One head of `all`: (S, key heads, D) -> (S, D)
-fn of_head(x: &Tensor, head: usize, all: usize) -> Result<Tensor> {
-    x.narrow(1, head * x.dim(1)? / all, 1)?.squeeze(1)?.contiguous()
+/// One head of `n_head`: (S, key heads, D) -> (S, D)
+fn of_head(x: &Tensor, head: usize, n_head: usize) -> Result<Tensor> {
+    x.narrow(1, head * x.dim(1)? / n_head, 1)?.squeeze(1)?.contiguous()
 }
 
 #[cfg(test)]

@@ -149,7 +149,7 @@ impl Comparison {
     }
 }
 
-/// The places of the `k` largest numbers, the largest first; of equal ones, the earlier first.
+/// The places of the `k` largest numbers, the largest first; of equal ones, the earlier first. A NaN counts as larger than all numbers.
 #[must_use]
 pub fn highest(numbers: &[f32], k: usize) -> Vec<u32> {
     let higher =
@@ -167,8 +167,8 @@ pub fn highest(numbers: &[f32], k: usize) -> Vec<u32> {
 /// The most probable next tokens.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Likely {
-    /// Ids and their probabilities, the most probable first; none if a logit is not finite.
-    pub first: Vec<(u32, f32)>,
+    /// Ids and their probabilities, the most probable first; none if a logit is NaN or infinity, or all are -infinity.
+    pub tokens: Vec<(u32, f32)>,
     /// The probability of the token that was asked for.
     pub actual: Option<f32>,
 }
@@ -187,7 +187,7 @@ pub fn most_likely(logits: &[f32], k: usize, actual: Option<u32>) -> Likely {
     }
     let probability = |id: u32| ((f64::from(logits[id as usize]) - largest).exp() / total) as f32;
     Likely {
-        first: highest(logits, k).into_iter().map(|id| (id, probability(id))).collect(),
+        tokens: highest(logits, k).into_iter().map(|id| (id, probability(id))).collect(),
         actual: actual.map(probability),
     }
 }

@@ -70,6 +70,13 @@ impl Interventions {
         })
     }
 
+    /// The heads of a model that the list silences in a text of `tokens` tokens, each with how: see [`silence`](Self::silence).
+    pub fn silenced(&self, config: &Config, tokens: usize) -> impl Iterator<Item = (Head, &'static str)> {
+        let heads =
+            (0..config.n_layer).flat_map(|layer| (0..config.n_head).map(move |head| Head { layer, head }));
+        heads.filter_map(move |head| Some((head, self.silence(head, tokens)?)))
+    }
+
     /// The interventions at a point, each with its index in the list.
     fn at_point(&self, point: Point) -> impl Iterator<Item = (usize, &Intervention)> {
         self.list.iter().enumerate().filter(move |(_, one)| one.point() == Some(point))

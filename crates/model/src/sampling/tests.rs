@@ -222,6 +222,20 @@ fn the_probabilities_are_those_that_draws_follow() -> Result<()> {
         &[(1, 0.468), (3, 0.468), (0, 0.063)],
     );
     near(&of(Sampling::greedy())?, &[(1, 1.0)]);
+    // Of two that are equally probable, greedy decoding takes the first, and both are drawn as often.
+    let sampling = Sampling { top_k: Some(3), ..Sampling::default() };
+    let (sampler, text, mut counts) = (Sampler::new(sampling.clone(), 0), vec![0; 4000], [0.0; 4]);
+    for place in 0..text.len() {
+        counts[sampler.choose(&mut logits.clone(), &text[..place])? as usize] += 1.0 / text.len() as f64;
+    }
+    for (id, p) in of(sampling)? {
+        // Five standard deviations.
+        assert!(
+            (counts[id as usize] - p).abs() < 5.0 * (p * (1.0 - p) / text.len() as f64).sqrt(),
+            "{counts:?}"
+        );
+    }
+    assert!(counts[2] < f64::MIN_POSITIVE, "{counts:?}");
     assert!(Sampling::default().probabilities(&[0.0, f32::NAN]).is_err());
     assert!(of(Sampling { top_k: Some(0), ..Sampling::default() }).is_err());
     Ok(())

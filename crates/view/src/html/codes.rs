@@ -27,8 +27,9 @@ pub(super) struct Codes {
     pub(super) levels: u16,
     /// How many keys the first query sees; each sees one more than the one before.
     first: usize,
-    /// Base64 of deflate, with zlib's header and checksum, of the codes, row after row:
-    /// one byte each, or all high bytes and then all low ones.
+    /// Whether the bytes of the codes are compressed: by deflate, with zlib's header and checksum.
+    packed: bool,
+    /// Base64 of the codes, row after row: one byte each, or all high bytes and then all low ones.
     pub(super) text: String,
 }
 
@@ -75,8 +76,10 @@ impl CodeRow {
 impl Codes {
     /// The codes again, one row a query.
     pub(super) fn rows(&self) -> Result<Vec<CodeRow>> {
-        let packed = BASE64_STANDARD.decode(&self.text).map_err(Error::wrap)?;
-        let bytes = miniz_oxide::inflate::decompress_to_vec_zlib(&packed).map_err(Error::wrap)?;
+        let mut bytes = BASE64_STANDARD.decode(&self.text).map_err(Error::wrap)?;
+        if self.packed {
+            bytes = miniz_oxide::inflate::decompress_to_vec_zlib(&bytes).map_err(Error::wrap)?;
+        }
         let codes: Vec<u16> = if self.levels == FINE {
             let (high, low) = bytes.split_at(bytes.len() / 2);
             high.iter().zip(low).map(|(&high, &low)| u16::from_be_bytes([high, low])).collect()
@@ -92,21 +95,23 @@ impl Codes {
     }
 }
 
-/// The codes of a head, with the first of `levels` whose text has at most `room` bytes, otherwise with the last.
+/// The codes of a head, with the first of `levels` whose text has at most `room` bytes, otherwise with the last; compressed, if
+/// `packed`.
 ///
 /// # Shapes
 /// `weights` (T, S), T at most S; query i has the keys 0 to S - T + i
 ///
 /// # Errors
 /// When a weight is negative or above 1, and so cannot be a share of a query's attention. NaN is allowed.
-pub(super) fn encode(weights: &Tensor, levels: &[u16], room: usize) -> Result<Codes> {
+pub(super) fn encode(weights: &Tensor, levels: &[u16], room: usize, packed: bool) -> Result<Codes> {
     let (t, s) = weights.dims2()?;
     let weights = weights.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
     let first = s - t + 1;
-    let mut codes = Codes { levels: FINE, first, text: String::new() };
+    let mut codes = Codes { levels: FINE, first, packed, text: String::new() };
     for &levels in levels {
-        codes =
-            Codes { levels, first, text: BASE64_STANDARD.encode(deflate(&bytes(&weights, t, s, levels)?)?) };
+        let bytes = bytes(&weights, t, s, levels)?;
+        let text = BASE64_STANDARD.encode(if packed { deflate(&bytes)? } else { bytes });
+        codes = Codes { levels, first, packed, text };
         if codes.text.len() <= room {
             break;
         }
@@ -186,7 +191,8 @@ mod tests {
         weights.extend((1..60).map(|i| 0.5f32.powi(i)));
         let row = Tensor::new(weights.clone(), &Device::Cpu)?.unsqueeze(0)?; // (1, S)
         for levels in [FINE, 254, 126, 62] {
-            let codes = encode(&row, &[levels], usize::MAX)?;
+            let codes = encode(&row, &[levels], usize::MAX, true)?;
+            assert_eq!(decode(&codes), decode(&encode(&row, &[levels], usize::MAX, false)?));
             let mut worst = 0f64;
             for (&weight, got) in weights.iter().zip(decode(&codes)) {
                 let (error, bound) = ((got - f64::from(weight)).abs(), error_bound(weight.into(), levels));
@@ -204,7 +210,7 @@ mod tests {
     fn only_what_a_query_sees_is_kept() -> Result<()> {
         let weights = Tensor::new(&[[0.25f32, 0.75, 7.], [0.5, f32::NAN, 0.]], &Device::Cpu)?; // (2, 3)
         for levels in [FINE, 254] {
-            let back = decode(&encode(&weights, &[levels], usize::MAX)?);
+            let back = decode(&encode(&weights, &[levels], usize::MAX, true)?);
             assert_eq!(back.len(), 5);
             assert!((back[1] - 0.75).abs() < 0.003 && back[3].is_nan() && back[4] == 0.0, "{back:?}");
         }
@@ -215,9 +221,9 @@ mod tests {
     fn a_head_too_large_has_fewer_levels() -> Result<()> {
         let weights: Vec<f32> = (0..4096u16).map(|i| f32::from(i % 97) / 97.0).collect();
         let weights = Tensor::new(weights, &Device::Cpu)?.unsqueeze(0)?;
-        let levels = |room| -> Result<u16> { Ok(encode(&weights, &COARSE, room)?.levels) };
+        let levels = |room| -> Result<u16> { Ok(encode(&weights, &COARSE, room, true)?.levels) };
         assert_eq!([levels(usize::MAX)?, levels(0)?], [254, 62]);
-        let full = encode(&weights, &COARSE, usize::MAX)?.text.len();
+        let full = encode(&weights, &COARSE, usize::MAX, true)?.text.len();
         assert_eq!([levels(full)?, levels(full - 1)?], [254, 126]);
         Ok(())
     }
@@ -226,7 +232,7 @@ mod tests {
     fn what_is_not_a_weight_is_refused() {
         for wrong in [-0.1f32, 1.1, f32::INFINITY] {
             let weights = Tensor::new(&[[wrong]], &Device::Cpu).expect("a tensor");
-            let err = encode(&weights, &[FINE], usize::MAX).expect_err("refused").to_string();
+            let err = encode(&weights, &[FINE], usize::MAX, true).expect_err("refused").to_string();
             assert!(err.contains("between 0 and 1"), "{err}");
         }
         assert_eq!(code(1.0 + f32::EPSILON, FINE).expect("one"), FINE);

@@ -1,7 +1,7 @@
 //! What a page can show beside weights: numbers of heads, the lens, further maps, value norms, queries and keys.
 
 use super::codes::encode;
-use super::{HeadNumbers, NextToken, PageWriter};
+use super::{HeadNumbers, NextToken, OfRun, PageWriter};
 use crate::text::{visible_text, visible_token};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use candle_core::{DType, Device, Result, Tensor};
@@ -10,12 +10,6 @@ use std::io::Write;
 
 /// Vectors are whole numbers of 16 bits, and this stands for the largest value of a head.
 const LARGEST: f32 = 32767.0;
-
-#[derive(Serialize)]
-pub(super) struct OfRun<'a, D: Serialize + ?Sized> {
-    pub(super) run: usize,
-    pub(super) data: &'a D,
-}
 
 #[derive(Serialize)]
 struct NumbersEntry<'a> {
@@ -145,7 +139,7 @@ impl<W: Write> PageWriter<W> {
                 self.keys
             )
         }
-        let codes = encode(weights, self.levels, self.share())?;
+        let codes = encode(weights, self.levels, self.share(), self.is_whole)?;
         let (name, meaning, levels) = (visible_text(name), visible_text(meaning), codes.levels);
         self.maps[run].push(name.clone());
         self.room = self.room.saturating_sub(codes.text.len());

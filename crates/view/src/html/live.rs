@@ -1,17 +1,20 @@
 //! The frame of a page whose data comes while it is open.
 
-use super::{SHOW, STYLE, hash, write_end, write_frame};
+use super::frame::{SHOW, STYLE, hash, write_end, write_frame};
 use crate::text::has_shape;
 use candle_core::Result;
 use std::io::Write;
 
 /// A page that shows the data of [`PageWriter::data`](super::PageWriter::data), and other data later: each time, its script calls
-/// `showPage(blocks, signal, choices)`.
+/// `showPage(blocks, signal, choices)`. `blocks(kind)` gives a list of `{ textContent }`; `signal` ends the listeners of a page
+/// whose place another takes; `choices` are those of the page before, as its `choiceText()` gave them. The result has `ready`, a
+/// promise, and what the script may ask of the page.
 ///
-/// It may run one worker and WebAssembly, both from its own data, and fetches nothing.
+/// The page may run a worker and WebAssembly, both from its own data, and fetches nothing. All fields but the data are trusted:
+/// they are not escaped.
 #[derive(Debug, Clone, Copy)]
 pub struct LivePage<'a> {
-    /// Markup above the page: trusted, as it is not escaped.
+    /// Markup above the page.
     pub bar: &'a str,
     /// Added to the page's own style.
     pub style: &'a str,
@@ -27,7 +30,8 @@ impl LivePage<'_> {
     /// Writes the whole file.
     ///
     /// # Errors
-    /// When data has `<`, which could end its element, or a character without a visible shape, or `out` cannot be written to.
+    /// When data has `<`, which could end its element, a control character or one without a visible shape, or `out` cannot be
+    /// written to.
     pub fn write(&self, out: &mut impl Write) -> Result<()> {
         let (script, style) = (format!("{SHOW}{}", self.script), format!("{STYLE}{}", self.style));
         let policy = format!(
@@ -38,7 +42,9 @@ impl LivePage<'_> {
         );
         write_frame(out, &policy, &style, self.bar)?;
         for (kind, text) in self.data {
-            if let Some(bad) = text.chars().find(|&c| c == '<' || !c.is_ascii() && !has_shape(c)) {
+            if let Some(bad) =
+                text.chars().find(|&c| c == '<' || c.is_ascii_control() || !c.is_ascii() && !has_shape(c))
+            {
                 candle_core::bail!("page: data of the kind {kind:?} holds {bad:?}; write it in base64")
             }
             writeln!(out, "<script type=\"text/plain\" class=\"{kind}\">{text}</script>")?;

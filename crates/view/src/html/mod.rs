@@ -6,6 +6,7 @@
 
 mod codes;
 mod extras;
+mod frame;
 mod header;
 mod live;
 mod study;
@@ -15,51 +16,17 @@ use crate::palette::{ANCHORS, Rgb};
 use crate::rows::{check, keep_largest};
 use crate::summary::{HeadSummary, summarize};
 use crate::text::{has_shape, visible_text, visible_token};
-use base64::{Engine, prelude::BASE64_STANDARD};
 use candle_core::{Error, Result, Tensor};
 use codes::{COARSE, Codes, FINE, encode};
-use extras::OfRun;
+use frame::{SCRIPT, STYLE, hash, write_end, write_frame};
 pub use header::{HeadNumbers, NextToken, PageHeader};
 pub use live::LivePage;
 use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::io::Write;
 use study::{Studied, Study};
-
-const FRAME: &str = include_str!("page.html");
-const STYLE: &str = include_str!("style.css");
-/// The function `showPage`, which draws the blocks of data that it gets.
-macro_rules! show {
-    () => {
-        concat!(
-            "function showPage(blocks, signal, choices) {\n",
-            include_str!("js/data.js"),
-            include_str!("js/weights.js"),
-            include_str!("js/state.js"),
-            include_str!("js/link.js"),
-            include_str!("js/raster.js"),
-            include_str!("js/numbers.js"),
-            include_str!("js/overview.js"),
-            include_str!("js/axes.js"),
-            include_str!("js/map.js"),
-            include_str!("js/lines.js"),
-            include_str!("js/token.js"),
-            include_str!("js/search.js"),
-            include_str!("js/neurons.js"),
-            include_str!("js/steps.js"),
-            include_str!("js/save.js"),
-            include_str!("js/words.js"),
-            include_str!("js/guide.js"),
-            include_str!("js/main.js"),
-            "}\n",
-        )
-    };
-}
-const SHOW: &str = show!();
-const SCRIPT: &str = concat!(show!(), include_str!("js/start.js"));
 
 /// Pages of up to this many weights give each 16 bits, larger ones 8. The data of the former takes 1.4 MB at most.
 const FEW: usize = 525_000;
@@ -103,6 +70,8 @@ struct Header<'a> {
     /// The tokens as they are, for the search: the page never shows these.
     texts: &'a [String],
     queries: usize,
+    /// Whether the weights are compressed.
+    packed: bool,
     top: Option<usize>,
     runs: Vec<String>,
     prompt: Option<usize>,
@@ -111,6 +80,12 @@ struct Header<'a> {
     kinds: BTreeMap<Focus, &'static str>,
     palette: [Rgb; ANCHORS.len()],
     provenance: &'a Value,
+}
+
+#[derive(Serialize)]
+struct OfRun<'a, D: Serialize + ?Sized> {
+    run: usize,
+    data: &'a D,
 }
 
 #[derive(Serialize)]
@@ -147,7 +122,7 @@ impl<W: Write> PageWriter<W> {
     }
 
     /// Starts the data of a page that is open already: a line for each block, its kind, a tab, and the block. A [`LivePage`]
-    /// shows it.
+    /// shows it. Weights are not compressed, so that they are drawn at once.
     ///
     /// # Errors
     /// As those of [`new`](Self::new).
@@ -201,6 +176,7 @@ impl<W: Write> PageWriter<W> {
             tokens: header.tokens.iter().map(|token| visible_token(token)).collect(),
             texts: header.tokens,
             queries,
+            packed: is_whole,
             top: header.top,
             runs: header.runs.iter().map(|run| visible_text(run)).collect(),
             prompt: header.prompt,
@@ -269,7 +245,7 @@ impl<W: Write> PageWriter<W> {
             .into_par_iter()
             .map(|i| {
                 let studied = self.study.head(&weights.get(i)?, &summaries[i])?;
-                Ok((studied, encode(&kept.get(i)?, self.levels, share)?))
+                Ok((studied, encode(&kept.get(i)?, self.levels, share, self.is_whole)?))
             })
             .collect::<Result<_>>()?;
         let entry = |((&head, summary), (studied, codes)): ((&usize, _), &(Studied, Codes))| HeadEntry {
@@ -382,30 +358,6 @@ impl<W: Write> PageWriter<W> {
         }
         Ok(())
     }
-}
-
-/// The frame up to its data: the policy, of which this is the part that differs; the style; and what stands above the page.
-fn write_frame(out: &mut impl Write, policy: &str, style: &str, bar: &str) -> Result<()> {
-    let head = between("", "{{data}}").replace("{{policy}}", policy).replace("{{style}}", style);
-    Ok(out.write_all(head.replace("{{bar}}", bar).as_bytes())?)
-}
-
-/// What follows the data.
-fn write_end(out: &mut impl Write, script: &str) -> Result<()> {
-    out.write_all(between("{{data}}", "{{script}}").as_bytes())?;
-    out.write_all(script.as_bytes())?;
-    Ok(out.write_all(between("{{script}}", "").as_bytes())?)
-}
-
-/// The part of the frame between two placeholders; an empty one stands for its start or its end.
-fn between(from: &str, to: &str) -> &'static str {
-    let rest = FRAME.split_once(from).filter(|_| !from.is_empty()).map_or(FRAME, |(_, rest)| rest);
-    rest.split_once(to).filter(|_| !to.is_empty()).map_or(rest, |(part, _)| part)
-}
-
-/// The hash by which a content security policy names a script or a style.
-fn hash(text: &str) -> String {
-    BASE64_STANDARD.encode(Sha256::digest(text))
 }
 
 /// A page as an element to put into another document, such as a notebook: an `iframe` that holds the whole page and

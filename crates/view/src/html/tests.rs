@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::provenance::Provenance;
+use base64::{Engine, prelude::BASE64_STANDARD};
 use candle_core::{DType, Device};
 use serde_json::json;
 use std::slice;

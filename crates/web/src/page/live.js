@@ -1,44 +1,63 @@
 // The bar above the page: the text goes to the model in the worker, and the page is drawn from its answer.
 
-const part = (id) => document.getElementById(id);
+const byId = (id) => document.getElementById(id);
+const nextFrame = () => new Promise(requestAnimationFrame);
 
 // --- the page, drawn anew for each answer ----------------------------------------------------------
 
 /// What `showPage` fills. An answer gets fresh copies.
-const PARTS = ["body > header", "#guide", "main", "#help"].map((which) => document.querySelector(which));
-const empty = PARTS.map((part) => part.cloneNode(true));
-for (const part of PARTS) part.hidden = true;
-/// The parts on the page, and those of the answer before, which cover them until they are drawn.
-let present = PARTS;
+const FILLED = ["body > header", "#guide", "main"].map((which) => document.querySelector(which));
+const empty = FILLED.map((part) => part.cloneNode(true));
+for (const part of FILLED) part.hidden = true;
+/// Those on the page, and those of the answer before, which cover them until they are drawn.
+let present = FILLED;
 let leaving = [];
+/// What scrolls inside the page.
+const SCROLLED = ["overview", "token", "scroller", "text", "below"];
 
 let page = null;
 let ending = new AbortController();
-/// The model's last answer, and the question that it belongs to.
+/// The model's last answer, and the page's data that came with it.
 let shown = null;
+let drawn = "";
+/// When the reader asked for it.
+let shownAt = 0;
 
-/// Draws the lines of an answer: each is a kind, a tab, and a block of that kind.
+/// A click whose press and release fall on two pages would be lost.
+let isPressed = false;
+addEventListener("pointerdown", () => (isPressed = true), true);
+for (const end of ["pointerup", "pointercancel", "blur"]) addEventListener(end, () => (isPressed = false), true);
+
+/// Draws the data of an answer: each line is a kind, a tab, and a block of that kind.
 async function draw(lines, tokens) {
   const blocks = new Map();
-  for (const line of lines) {
+  for (const line of lines.split("\n")) {
     const tab = line.indexOf("\t");
     const kind = line.slice(0, tab);
     if (!blocks.has(kind)) blocks.set(kind, []);
     blocks.get(kind).push({ textContent: line.slice(tab + 1) });
   }
   const choices = page ? choicesFor(tokens) : undefined;
+  const pinned = page?.state.pinned;
+  const sought = byId("search").value;
   const focused = document.activeElement?.id;
+  const scrolled = SCROLLED.map((id) => byId(id).scrollTop);
   ending.abort();
   ending = new AbortController();
   const { signal } = ending;
-  replaceParts();
+  replaceParts(scrolled);
   page = showPage((kind) => blocks.get(kind) ?? [], signal, choices);
   page.on("head more pinned", showButtons);
-  if (focused && document.activeElement?.id !== focused) part(focused)?.focus({ preventScroll: true });
-  await page.ready;
-  for (let frame = 0; frame < 6 && !signal.aborted && !document.querySelector("#overview [data-drawn]"); frame++) {
-    await new Promise(requestAnimationFrame);
+  if (pinned && pinned.query < tokens) page.update({ cell: pinned, pinned });
+  if (sought) {
+    byId("search").value = sought;
+    byId("search").dispatchEvent(new Event("input"));
   }
+  for (const [i, id] of SCROLLED.entries()) byId(id).scrollTop = scrolled[i];
+  if (focused && document.activeElement?.id !== focused) byId(focused)?.focus({ preventScroll: true });
+  await page.ready;
+  const isBlank = () => byId("overview").querySelector("[role=option]:not([data-drawn])");
+  for (let frame = 0; frame < 6 && !signal.aborted && isBlank(); frame++) await nextFrame();
   if (signal.aborted) return;
   for (const old of leaving) old.remove();
   leaving = [];
@@ -46,20 +65,27 @@ async function draw(lines, tokens) {
 
 /// Puts empty parts in the place of the present ones. These stay on top, where they are, until the new ones are drawn: the
 /// page would flicker without them. An id then means the new part, which comes first.
-function replaceParts() {
+function replaceParts(scrolled) {
   const places = present.map((part) => part.getBoundingClientRect());
   const isCovered = leaving.length > 0;
   const fresh = empty.map((part) => part.cloneNode(true));
   for (const [i, part] of present.entries()) {
     part.before(fresh[i]);
-    if (part.hidden || part.localName === "dialog" || isCovered) {
+    if (part.hidden || isCovered) {
       part.remove();
       continue;
     }
     const { left, top, width, height } = places[i];
     part.classList.add("leaving");
+    part.inert = true;
+    // Radio buttons of one name would switch those of the new part off.
+    for (const radio of part.querySelectorAll("[type=radio]")) radio.removeAttribute("name");
     Object.assign(part.style, { left: `${left}px`, top: `${top}px`, width: `${width}px`, height: `${height}px` });
     document.body.append(part);
+    for (const [n, id] of SCROLLED.entries()) {
+      const inside = part.querySelector(`#${id}`);
+      if (inside) inside.scrollTop = scrolled[n];
+    }
     leaving.push(part);
   }
   present = fresh;
@@ -68,15 +94,14 @@ function replaceParts() {
 /// The reader's choices for a text that follows the one on the page. The last token stays the last one.
 function choicesFor(tokens) {
   const choices = new URLSearchParams(page.choiceText());
-  const last = shown.ids.length - 1;
-  if (+choices.get("token") === last || +choices.get("token") >= tokens) choices.delete("token");
-  choices.set("guide", "off");
+  const token = choices.get("token");
+  if (token !== "none" && (+token === shown.ids.length - 1 || +token >= tokens)) choices.delete("token");
+  choices.set("guide", byId("guide").hidden ? "off" : parseInt(byId("guide-step").textContent, 10) - 1);
   return choices.toString();
 }
 
 // --- the worker ------------------------------------------------------------------------------------
 
-const policy = globalThis.trustedTypes?.createPolicy("gpt2-live", { createScriptURL: (url) => url });
 const textOf = (kind) => document.querySelector(`script.${kind}`).textContent;
 
 function bytesOf(kind) {
@@ -87,6 +112,10 @@ function bytesOf(kind) {
   return bytes;
 }
 
+/// The address of the worker's script, which is part of this file.
+const workerUrl = URL.createObjectURL(new Blob([bytesOf("worker")], { type: "text/javascript" }));
+const policy = globalThis.trustedTypes?.createPolicy("gpt2-live", { createScriptURL: () => workerUrl });
+
 let worker = null;
 let isReady = false;
 let isBusy = false;
@@ -96,10 +125,9 @@ let waiting = null;
 let asked = null;
 
 async function start() {
-  const url = URL.createObjectURL(new Blob([bytesOf("worker")], { type: "text/javascript" }));
-  worker = new Worker(policy ? policy.createScriptURL(url) : url);
+  worker = new Worker(policy ? policy.createScriptURL("") : workerUrl);
   worker.onmessage = ({ data }) => answered(data);
-  worker.onerror = (event) => stopped(event.message);
+  worker.onerror = (event) => stopped(event.message ?? "its script did not load");
   const packed = new Blob([bytesOf("module")]).stream().pipeThrough(new DecompressionStream("deflate"));
   const module = await new Response(packed).arrayBuffer();
   worker.postMessage({ module }, [module]);
@@ -107,7 +135,7 @@ async function start() {
 
 function ask(look) {
   waiting = { ...look, at: performance.now() };
-  part("live").dataset.state = "asked";
+  byId("live").dataset.state = "asked";
   if (isReady && !isBusy) send();
 }
 
@@ -123,132 +151,159 @@ async function answered({ ready, answer, error, stopped: isDead }) {
   const question = asked;
   if (ready) {
     isReady = true;
-    for (const id of ["live-text", "live-next", "live-run"]) part(id).disabled = false;
+    for (const id of ["live-text", "live-next", "live-run"]) byId(id).disabled = false;
   }
   // The worker goes on while this answer is drawn.
   if (waiting) send();
   if (error) {
     halt();
     tell(error, true);
+    settle("refused");
   } else if (!ready) {
     await receive(answer, question);
   }
-  // For programs that drive this page: whether it shows what was asked last.
-  if (!isBusy && !waiting) part("live").dataset.state = error ? "refused" : "shown";
 }
 
-/// The module cannot go on: it starts anew, and the question that broke it is not asked again.
+/// Notes what became of the newest question, also for programs that drive this page.
+function settle(state) {
+  if (!isBusy && !waiting) byId("live").dataset.state = state;
+}
+
+/// The module cannot go on: it starts anew. The question that broke it is not asked again.
 function stopped(error) {
   worker.terminate();
   halt();
   const again = isReady;
-  [isReady, isBusy, waiting] = [false, false, null];
+  [isReady, isBusy] = [false, false];
+  settle("refused");
   tell(again ? `The model stopped (${error}) and starts anew: change the text.` : `The model did not start: ${error}`, true);
   if (again) start().catch((failed) => tell(`The model did not start: ${failed.message}`, true));
 }
 
-async function receive(answer, { ids, at }) {
-  const [first, ...lines] = answer.trimEnd().split("\n");
-  const next = JSON.parse(first);
-  const drawn = draw(lines, next.ids.length);
-  shown = next;
-  if (ids.length > 0 && now.ids.length > 0) part("live-text").value = next.text;
+async function receive(answer, question) {
+  const end = answer.indexOf("\n");
+  const [next, lines] = [JSON.parse(answer.slice(0, end)), answer.slice(end + 1).trimEnd()];
+  while (isPressed) await nextFrame();
+  // The answer to a later question may be on the page by now.
+  if (question.at < shownAt) return;
+  shownAt = question.at;
+  // The tokens to draw from change nothing on the page.
+  const drawing = lines === drawn ? null : draw(lines, next.ids.length);
+  [shown, drawn] = [next, lines];
+  if (question.ids.length > 0 && wanted.ids.length > 0) putText(next.text);
   showButtons();
   showDraw();
-  await drawn;
+  await drawing;
+  if (question !== asked) return;
+  settle("shown");
   const left = next.left_out ? `; the vocabulary cannot spell ${next.left_out}` : "";
-  tell(`${next.ids.length} token${next.ids.length === 1 ? "" : "s"}, ${Math.round(performance.now() - at)} ms${left}`, false);
-  if (now.runs) drawNext();
+  const count = `${next.ids.length} token${next.ids.length === 1 ? "" : "s"}`;
+  tell(`${count}, ${Math.round(performance.now() - question.at)} ms${left}`, false);
+  if (wanted.runs || wanted.another) drawNext();
 }
 
 function tell(text, isWrong) {
-  part("live-status").textContent = text;
-  part("live-status").classList.toggle("wrong", isWrong);
+  // Numbers that change with every letter are not read aloud.
+  byId("live-status").setAttribute("aria-live", isWrong ? "polite" : "off");
+  byId("live-status").textContent = text;
+  byId("live-status").classList.toggle("wrong", isWrong);
 }
 
 // --- the question ----------------------------------------------------------------------------------
 
-/// What the reader has set, besides the fields: the tokens of a continued text, how many are its prompt, the changes, and
-/// whether tokens are drawn one after another.
-const now = { ids: [], prompt: null, changes: [], runs: false, ...JSON.parse(new TextDecoder().decode(bytesOf("first"))) };
-part("live-text").value = now.text;
+/// What the reader has set, besides the fields: the tokens of a continued text, how many are its prompt, the changes, whether
+/// tokens are drawn one after another, and whether one more is wanted once the page has its answer.
+const first = JSON.parse(new TextDecoder().decode(bytesOf("first")));
+const wanted = { ids: [], prompt: null, changes: first.changes, runs: false, another: false };
+byId("live-text").value = first.text;
 
-const numberIn = (id) => (part(id).value === "" || !part(id).validity.valid ? null : +part(id).value);
-
-function look() {
-  const [temperature, p] = ["live-temperature", "live-top-p"].map((id) => +part(id).value);
-  const draw = { temperature, top_k: numberIn("live-top-k"), top_p: p < 1 ? p : null, seed: numberIn("live-seed") ?? 0 };
-  const { ids, prompt, changes } = now;
-  return { text: part("live-text").value, ids, prompt, changes, compare: part("live-compare").checked, draw };
+/// The text of a drawn token, beside which the reader's caret stays where it is.
+function putText(text) {
+  const field = byId("live-text");
+  const { selectionStart, selectionEnd } = field;
+  field.value = text;
+  if (document.activeElement === field) field.setSelectionRange(selectionStart, selectionEnd);
 }
 
-const askAnew = () => ask(look());
+const numberIn = (id) => (byId(id).value === "" ? null : +byId(id).value);
 
-/// Whether the answer on the page is the newest question's.
-const isCurrent = () => shown && !isBusy && !waiting;
+function askAnew() {
+  const wrong = document.querySelector("#live input:invalid");
+  if (wrong) return tell(`${wrong.dataset.name}: ${wrong.validationMessage}`, true);
+  const [temperature, p] = ["live-temperature", "live-top-p"].map((id) => +byId(id).value);
+  const draw = { temperature, top_k: numberIn("live-top-k"), top_p: p < 1 ? p : null, seed: numberIn("live-seed") ?? 0 };
+  const { ids, prompt, changes } = wanted;
+  ask({ text: byId("live-text").value, ids, prompt, changes, compare: byId("live-compare").checked, draw });
+}
 
+/// Draws a token after the newest text: at once, or when its answer is there.
 function drawNext() {
-  if (!isCurrent()) return;
+  const { state } = byId("live").dataset;
+  wanted.another = state === "asked" && !wanted.runs;
+  if (state === "asked") return;
+  if (state === "refused") return halt();
   if (!shown.next) {
     halt();
-    return tell("The model's context is full: shorten the text.", true);
+    return tell("The model's context is full: shorten the text.", false);
   }
-  now.prompt ??= shown.ids.length;
-  now.ids = [...shown.ids, shown.next.id];
+  wanted.prompt ??= shown.ids.length;
+  wanted.ids = [...shown.ids, shown.next.id];
   if (shown.next.is_end) halt();
   askAnew();
 }
 
 function halt() {
-  now.runs = false;
-  part("live-run").textContent = "Run";
+  [wanted.runs, wanted.another] = [false, false];
+  byId("live-run").textContent = "Run";
 }
 
-part("live-text").addEventListener("input", () => {
+byId("live-text").addEventListener("input", () => {
   halt();
-  [now.ids, now.prompt] = [[], null];
+  [wanted.ids, wanted.prompt] = [[], null];
   askAnew();
 });
-part("live-text").addEventListener("keydown", (event) => {
+byId("live-text").addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
   event.preventDefault();
-  drawNext();
-});
-part("live-next").addEventListener("click", () => {
   halt();
   drawNext();
 });
-part("live-run").addEventListener("click", () => {
-  if (now.runs) return halt();
-  now.runs = true;
-  part("live-run").textContent = "Stop";
+byId("live-next").addEventListener("click", () => {
+  halt();
+  drawNext();
+});
+byId("live-run").addEventListener("click", () => {
+  if (wanted.runs) return halt();
+  wanted.runs = true;
+  byId("live-run").textContent = "Stop";
   drawNext();
 });
 for (const id of ["live-temperature", "live-top-k", "live-top-p", "live-seed"]) {
-  part(id).addEventListener("input", () => {
-    if (part(`${id}-shown`)) part(`${id}-shown`).textContent = part(id).value;
+  byId(id).addEventListener("input", () => {
+    if (byId(`${id}-shown`)) byId(`${id}-shown`).textContent = byId(id).value;
     askAnew();
   });
 }
-part("live-compare").addEventListener("change", askAnew);
+byId("live-compare").addEventListener("change", askAnew);
 
 /// The tokens to draw from; the one that comes next is marked.
 function showDraw() {
   const { next } = shown;
-  const one = ([token, p]) => {
+  const item = (text, p) => {
     const [item, word] = ["li", "span"].map((tag) => document.createElement(tag));
-    word.textContent = token;
-    item.append(word, ` ${(100 * p).toFixed(p < 0.0995 ? 1 : 0)} %`);
-    item.classList.toggle("drawn", token === next.token);
+    word.textContent = text;
+    item.append(word, p === null ? "" : ` ${(100 * p).toFixed(p < 0.0995 ? 1 : 0)} %`);
     return item;
   };
-  const items = next ? next.from.map(one) : [];
-  if (next && next.count > next.from.length) {
-    const more = document.createElement("li");
-    more.textContent = `and ${next.count - next.from.length} more`;
-    items.push(more);
+  const items = next ? next.from.map(([token, p]) => item(token, p)) : [];
+  if (next) {
+    if (next.count > items.length) items.push(item(`and ${next.count - items.length} more`, null));
+    if (next.place === null) items.unshift(item(next.token, null));
+    const drawn = items[next.place ?? 0];
+    drawn.classList.add("drawn");
+    drawn.setAttribute("aria-current", "true");
   }
-  part("live-from").replaceChildren(...items);
+  byId("live-from").replaceChildren(...items);
 }
 
 // --- changes ---------------------------------------------------------------------------------------
@@ -260,58 +315,71 @@ const chosenHeads = () => page.chosen().map((index) => page.sources[index]).filt
 const cutOf = ({ query, key }) => `block ${query}:${key}`;
 
 function showButtons() {
+  if (!page) return;
   const heads = chosenHeads();
   const named = heads.length === 1 ? `head ${heads[0]}` : `${heads.length} heads`;
-  const isOff = heads.length > 0 && heads.every((head) => now.changes.includes(`ablate ${head}`));
-  part("live-ablate").hidden = part("live-scaling").hidden = heads.length === 0;
-  part("live-ablate").textContent = isOff ? `Switch on ${named}` : `Switch off ${named}`;
-  part("live-scale").textContent = `Scale ${named} by`;
+  const isOff = heads.length > 0 && heads.every((head) => wanted.changes.includes(`ablate ${head}`));
+  byId("live-ablate").hidden = byId("live-scaling").hidden = heads.length === 0;
+  byId("live-ablate").textContent = isOff ? `Switch on ${named}` : `Switch off ${named}`;
+  byId("live-scale").textContent = `Scale ${named} by`;
   const { pinned } = page.state;
-  part("live-cut").hidden = !pinned;
-  if (pinned) part("live-cut").textContent = now.changes.includes(cutOf(pinned)) ? `Join ${pinned.query} → ${pinned.key}` : `Cut ${pinned.query} → ${pinned.key}`;
-  part("live-beside").hidden = now.changes.length === 0;
+  byId("live-cut").hidden = !pinned;
+  if (pinned) {
+    const verb = wanted.changes.includes(cutOf(pinned)) ? "Join" : "Cut";
+    byId("live-cut").textContent = `${verb} ${pinned.query} → ${pinned.key}`;
+  }
+  byId("live-beside").hidden = wanted.changes.length === 0;
 }
 
-/// Adds changes, or takes them back if all are there; those of the same heads in another way go.
-function toggle(changes, others = []) {
-  const isThere = changes.every((change) => now.changes.includes(change));
-  now.changes = now.changes.filter((change) => !changes.includes(change) && !others.some((start) => change.startsWith(start)));
-  if (!isThere) now.changes.push(...changes);
+/// Takes some changes out and puts others in.
+function change(taken, put) {
+  wanted.changes = [...wanted.changes.filter((one) => !taken(one)), ...put];
   showChanges();
   showButtons();
   askAnew();
 }
 
+/// Whether a change ablates or scales one of some heads.
+const isOf = (heads) => (one) => heads.some((head) => one === `ablate ${head}` || one.startsWith(`scale ${head}=`));
+
 function showChanges() {
-  const one = (change) => {
+  const one = (text) => {
     const [item, button] = ["li", "button"].map((tag) => document.createElement(tag));
     button.type = "button";
-    button.textContent = `${change} ✕`;
+    button.textContent = `${text} ✕`;
     button.title = "Undo this change";
-    button.addEventListener("click", () => toggle([change]));
+    button.setAttribute("aria-label", `Undo ${text}`);
+    button.addEventListener("click", () => {
+      change((other) => other === text, []);
+      byId("live-text").focus({ preventScroll: true });
+    });
     item.append(button);
     return item;
   };
-  part("live-changes").replaceChildren(...now.changes.map(one));
+  byId("live-changes").replaceChildren(...wanted.changes.map(one));
 }
 
-/// Changes of the chosen heads, and the beginnings of others that they replace.
-function ofHeads(change) {
+byId("live-ablate").addEventListener("click", () => {
   const heads = chosenHeads();
-  return [heads.map(change), heads.flatMap((head) => [`ablate ${head}`, `scale ${head}=`])];
-}
-part("live-ablate").addEventListener("click", () => toggle(...ofHeads((head) => `ablate ${head}`)));
-part("live-scale").addEventListener("click", () => {
-  const factor = numberIn("live-factor");
-  if (factor !== null) toggle(...ofHeads((head) => `scale ${head}=${factor}`));
+  const isOff = heads.every((head) => wanted.changes.includes(`ablate ${head}`));
+  change(isOf(heads), isOff ? [] : heads.map((head) => `ablate ${head}`));
 });
-part("live-cut").addEventListener("click", () => page.state.pinned && toggle([cutOf(page.state.pinned)]));
+byId("live-scale").addEventListener("click", () => {
+  const [heads, factor] = [chosenHeads(), numberIn("live-factor")];
+  if (factor === null) return tell("Give a factor to scale by.", true);
+  change(isOf(heads), heads.map((head) => `scale ${head}=${factor}`));
+});
+byId("live-cut").addEventListener("click", () => {
+  if (!page.state.pinned) return;
+  const cut = cutOf(page.state.pinned);
+  change((one) => one === cut, wanted.changes.includes(cut) ? [] : [cut]);
+});
 
 // --- start -----------------------------------------------------------------------------------------
 
 showChanges();
 if (!globalThis.WebAssembly || !globalThis.DecompressionStream) {
-  tell("This browser is too old for the model: it needs WebAssembly with SIMD, as of 2021.", true);
+  tell("This browser is too old for the model.", true);
 } else {
   askAnew();
   start().catch((error) => tell(`The model did not start: ${error.message}`, true));

@@ -5,6 +5,7 @@ let model = null;
 /// Browsers compile a function well once it has run a few dozen times: these runs, between questions, spare the reader the slow ones.
 const WARM = JSON.stringify({ text: "O Romeo, Romeo! wherefore art thou" });
 let warmings = 40;
+let isWarming = false;
 
 function warmUp() {
   if (warmings-- <= 0) return;
@@ -18,12 +19,13 @@ onmessage = async ({ data: { module, look } }) => {
       await wasm_bindgen({ module_or_path: module });
       model = new wasm_bindgen.Model();
       postMessage({ ready: true });
-    } else {
-      postMessage({ answer: model.look(look) });
-      if (warmings === 40) setTimeout(warmUp);
+      return;
     }
+    postMessage({ answer: model.look(look) });
+    if (!isWarming) setTimeout(warmUp);
+    isWarming = true;
   } catch (error) {
-    // After a panic, nothing in the module can be relied on.
-    postMessage({ error: String(error?.message ?? error), stopped: error instanceof WebAssembly.RuntimeError || !model });
+    // What the model refuses is a plain error. After any other, such as a panic, nothing in the module can be relied on.
+    postMessage({ error: String(error?.message ?? error), stopped: !model || error?.constructor !== Error });
   }
 };

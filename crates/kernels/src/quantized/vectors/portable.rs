@@ -75,7 +75,7 @@ pub(in crate::quantized) trait Vectors: Copy + Send + Sync + 'static {
     unsafe fn load_i8(from: *const i8) -> Self::Floats;
     /// `a·b`, rounded.
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
-    /// `a·b + c`, rounded once.
+    /// `a·b + c`, rounded once; on WebAssembly, twice.
     unsafe fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     /// Starts to read the cache line at `from`. Any address will do.
     #[inline(always)]

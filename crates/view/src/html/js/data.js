@@ -1,15 +1,16 @@
 // The page's data: tokens, heads with their summaries, predictions, and what a page may have beside them.
 //
 // `blocks(kind)` has the blocks of a kind, whose `textContent` is JSON as a rule; `signal` ends the page's listeners when
-// another page takes its place; `choices` are those of the page before, if they are not in the address. Weights are base64 of deflate of codes, one block per head and run. The page decodes a head when
-// it has to draw it and forgets it when others come; only its text stays.
+// another page takes its place; `choices` are those of the page before, if they are not in the address. Weights are base64
+// of codes, compressed unless the page is live, one block per head and run. The page decodes a head when it has to draw it and forgets it when others
+// come; only its text stays.
 
 const byId = (id) => document.getElementById(id);
 const read = (block) => JSON.parse(block.textContent);
 /// What a page has one block of.
 const readOne = (kind) => read(blocks(kind)[0]);
 
-const { title, caption, tokens, texts, queries, top: kept, palette, prompt, next: afterLast, kinds, ...about } = readOne("header");
+const { title, caption, tokens, texts, queries, packed, top: kept, palette, prompt, next: afterLast, kinds, ...about } = readOne("header");
 /// The token after a position: the last one's is that which the model never read, or null.
 const tokenAfter = (position) => tokens[position + 1] ?? afterLast;
 /// The names of the runs. A page of one run needs no name for it.
@@ -70,7 +71,7 @@ function fromBase64(text) {
   return bytes;
 }
 
-/// A function that reads elements of a kind, a list of heads each, when it is first asked for one of them.
+/// A function that reads blocks of a kind, a list of heads each, when it is first asked for one of them.
 function lazily(kind) {
   let known = null;
   return (source, run) => {

@@ -73,5 +73,7 @@ guide.addEventListener("keydown", (event) => {
   closeGuide();
 });
 // Pictures of the page leave it out by their address.
-guide.hidden = hasSeenGuide() || (choices ?? location.hash).includes("guide=off");
+const wantedStep = new URLSearchParams(choices ?? location.hash.slice(1)).get("guide");
+guide.hidden = hasSeenGuide() || wantedStep === "off";
+guideStep = Math.min(Math.max(0, parseInt(wantedStep, 10) || 0), GUIDE.length - 1);
 showGuide();

@@ -20,7 +20,7 @@ function rememberSoon() {
 /// The choices, in the form of an address.
 function choiceText() {
   const choice = new URLSearchParams({ head: chosen().map((index) => sources[index].name).join(" ") });
-  if (state.token !== null) choice.set("token", state.token);
+  choice.set("token", state.token ?? "none");
   for (const key of Object.keys(ALLOWED)) if (state[key] !== null && state[key] !== DEFAULT[key]) choice.set(key, state[key]);
   for (const key of ["view", "scale", "sort"]) choice.set(key, state[key]);
   if (state.weighted) choice.set("norms", "yes");
@@ -53,6 +53,7 @@ function remembered(text = location.hash.slice(1)) {
   };
   const token = whole("token", 0, tokens.length - 1);
   if (token !== undefined) change.token = token;
+  if (choice.get("token") === "none") change.token = null;
   for (const [key, values] of Object.entries(ALLOWED)) {
     if (values.includes(choice.get(key))) change[key] = choice.get(key);
   }

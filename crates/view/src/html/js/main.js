@@ -17,7 +17,7 @@ const RUN_MEANINGS = {
 };
 const runButtons = ALLOWED.run.map((value) => {
   const [label, button, name] = ["label", "input", "span"].map((tag) => document.createElement(tag));
-  Object.assign(button, { type: "radio", name: "run", value });
+  Object.assign(button, { type: "radio", name: "run", id: `run-${value}`, value });
   button.addEventListener("change", () => update({ run: value }));
   name.textContent = RUNS[value];
   label.title = `${RUN_MEANINGS[value]} (r)`;
@@ -104,7 +104,9 @@ const KEYS = {
   Escape: () => update({ token: null, cell: null, pinned: null }),
 };
 addEventListener("keydown", (event) => {
-  const typing = event.target.matches?.("input[type=search], select, textarea");
+  // Keys that compose a letter belong to it.
+  if (event.isComposing) return;
+  const typing = event.target.matches?.("input:not([type=range], [type=checkbox], [type=radio]), select, textarea");
   if (typing && event.key === "Escape") return event.target.blur();
   if (typing || help.open || event.ctrlKey || event.metaKey || event.altKey || !KEYS[event.key]) return;
   event.preventDefault();
@@ -135,4 +137,8 @@ Object.assign(state, remembered(choices));
 changed(Object.keys(state));
 const ready = loadHead().then(() => performance.mark("ready"));
 // For the page of another text, which takes the place of this one.
-return { ready, state, on, sources, chosen, choiceText };
+if (choices !== undefined) {
+  drawEarly();
+  rememberSoon();
+}
+return { ready, state, update, on, sources, chosen, choiceText };

@@ -297,11 +297,12 @@ map.addEventListener(
   { passive: false },
 );
 
+const wheelHint = byId("wheel-hint");
 let hinting = 0;
 function hintAtWheel() {
-  byId("wheel-hint").hidden = false;
+  wheelHint.hidden = false;
   clearTimeout(hinting);
-  hinting = setTimeout(() => (byId("wheel-hint").hidden = true), 1500);
+  hinting = setTimeout(() => (wheelHint.hidden = true), 1500);
 }
 
 /// Pins a cell, and chooses its query as the token that the other views show.

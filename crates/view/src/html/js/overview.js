@@ -17,6 +17,7 @@ function describe(source) {
 const options = sources.map((source) => {
   const option = document.createElement("div");
   option.setAttribute("role", "option");
+  option.id = `head-${source.index}`;
   option.dataset.head = source.index;
   const [word, name] = [document.createElement("small"), document.createElement("span")];
   if (source.layer === null) name.textContent = source.label;
@@ -186,10 +187,13 @@ function showView() {
 // --- drawing heads as they come into view ----------------------------------------------------------
 
 const waiting = new Set();
+/// Those that are drawn before they are seen to be on the screen.
+const early = new Set();
 let drawing = false;
 const seen = new IntersectionObserver(
   (entries) => {
     for (const { target, isIntersecting } of entries) {
+      if (early.delete(target)) continue;
       if (isIntersecting) waiting.add(target);
       else waiting.delete(target);
     }
@@ -204,6 +208,15 @@ function redrawThumbnails() {
     seen.unobserve(option);
     seen.observe(option);
   }
+}
+
+/// Draws the first ones without a look at the screen, for a page that takes the place of another.
+function drawEarly() {
+  for (const option of options.slice(0, 48)) {
+    early.add(option);
+    waiting.add(option);
+  }
+  drawThumbnails();
 }
 
 /// Draws a few at a time: decoding runs beside the script, and the page stays responsive in between.
@@ -230,6 +243,7 @@ async function drawWaiting() {
   // All sizes before any canvas changes: each question after a change would lay out the page anew.
   const sizes = new Map([...waiting].map((option) => [option, [option.firstChild.clientWidth, option.firstChild.clientHeight]]));
   for (const option of waiting) {
+    if (signal?.aborted) return;
     waiting.delete(option);
     const parts = await partsOf(sourceOf(option));
     const sheet = { signed: showsChange(), unit: smallEnd(!!parts[0].norms) };

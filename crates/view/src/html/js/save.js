@@ -12,11 +12,12 @@ function offer(name, content, type) {
   tellSaved(`saved ${name}`);
 }
 
+const saved = byId("saved");
 let telling = 0;
 function tellSaved(text) {
-  byId("saved").textContent = text;
+  saved.textContent = text;
   clearTimeout(telling);
-  telling = setTimeout(() => (byId("saved").textContent = ""), 4000);
+  telling = setTimeout(() => (saved.textContent = ""), 4000);
 }
 
 /// A file's name: title, heads and run, in characters that every system allows.

@@ -77,9 +77,11 @@ function tables(levels) {
 }
 
 async function decode({ block, levels }) {
-  const packed = new Blob([fromBase64(block.textContent)]);
-  const stream = packed.stream().pipeThrough(new DecompressionStream("deflate"));
-  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  let bytes = fromBase64(block.textContent);
+  if (packed) {
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  }
   if (levels < 256) return new Weights(bytes, levels);
   // Two bytes per code: all high bytes, then all low ones.
   const codes = new Uint16Array(bytes.length / 2);
