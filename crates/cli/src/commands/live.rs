@@ -78,7 +78,12 @@ pub(crate) fn run(args: &LiveArgs) -> anyhow::Result<()> {
             let glue = String::from_utf8(read(GLUE)?).with_context(|| unreadable(GLUE))?;
             LiveFile { module: &module, glue: &glue }.write(&first, &mut page)?;
         }
-        None => built_in()?.write(&first, &mut page)?,
+        None => BUILT_IN
+            .context(
+                "this build has no module for the browser: in a checkout of the repository, run scripts/web.sh, then give --module \
+                 target/web/page, or build with --features live",
+            )?
+            .write(&first, &mut page)?,
     }
     if let Some(path) = &args.out {
         outputs.stage_bytes(path, &page)?;
@@ -89,17 +94,10 @@ pub(crate) fn run(args: &LiveArgs) -> anyhow::Result<()> {
 
 /// The module in this binary.
 #[cfg(feature = "live")]
-fn built_in() -> anyhow::Result<LiveFile<'static>> {
-    Ok(LiveFile {
-        module: include_bytes!("../../../../target/web/page/gpt2_web_bg.wasm"),
-        glue: include_str!("../../../../target/web/page/gpt2_web.js"),
-    })
-}
+const BUILT_IN: Option<LiveFile<'static>> = Some(LiveFile {
+    module: include_bytes!("../../../../target/web/page/gpt2_web_bg.wasm"),
+    glue: include_str!("../../../../target/web/page/gpt2_web.js"),
+});
 
 #[cfg(not(feature = "live"))]
-fn built_in() -> anyhow::Result<LiveFile<'static>> {
-    anyhow::bail!(
-        "this build has no module for the browser: in a checkout of the repository, run scripts/web.sh, then give --module \
-         target/web/page, or build with --features live"
-    )
-}
+const BUILT_IN: Option<LiveFile<'static>> = None;
