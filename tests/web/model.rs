@@ -2,21 +2,14 @@
 
 use crate::common::Result;
 use candle_core::{DType, Device, Module, Tensor};
-use gpt2_loader::{Checkpoint, EmbeddedFiles, Source, Tokenizer};
+use gpt2_loader::{Checkpoint, Source, Tokenizer};
 use gpt2_model::{ForwardArgs, Generation, Gpt2LMHeadModel, Sampling};
-use gpt2_web::{Draw, Live, Look};
+use gpt2_web::{DEMO, Draw, Live, Look};
 use serde_json::Value;
 
 /// The demo model, loaded as any other.
 fn demo() -> Result<(Gpt2LMHeadModel, Tokenizer)> {
-    let files = Source::Embedded(EmbeddedFiles {
-        name: "demo",
-        config: gpt2_demo::CONFIG,
-        weights: gpt2_demo::WEIGHTS,
-        weights_sha256: gpt2_demo::WEIGHTS_SHA256,
-        tokenizer: gpt2_demo::TOKENIZER,
-    })
-    .open()?;
+    let files = Source::Embedded(DEMO).open()?;
     let checkpoint = Checkpoint::open(&files)?;
     let tokenizer = Tokenizer::open(&files, checkpoint.config().vocab_size)?;
     Ok((checkpoint.load_model(DType::F32, &Device::Cpu)?, tokenizer))

@@ -342,7 +342,7 @@ impl Others {
 }
 
 /// The interventions on single heads, which the model has; an error names the option as typed.
-fn on_heads<'a>(
+pub(crate) fn on_heads<'a>(
     given: impl Iterator<Item = &'a OnHeads>,
     config: &Config,
 ) -> anyhow::Result<Vec<Intervention>> {

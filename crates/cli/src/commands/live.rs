@@ -1,5 +1,6 @@
 //! `gpt2 live`: a page with the model in it.
 
+use crate::changes;
 use crate::inputs::Inputs;
 use crate::interventions::{OnHeads, on_heads};
 use crate::output::note;
@@ -16,7 +17,8 @@ const GLUE: &str = "gpt2_web.js";
 #[derive(Debug, clap::Args)]
 #[command(long_about = "\
 Write a page that runs the demo model in the browser: type, and its attention follows. It is one file of some 6 MB that fetches \
-nothing. Its numbers are those of gpt2 attention and gpt2 generate, up to the last digits")]
+nothing. Its numbers are those of gpt2 attention and gpt2 generate, up to the last digits. Most builds have no module for the browser: \
+scripts/web.sh builds it, for --module")]
 #[command(after_help = "\
 Examples:
   gpt2 live --open                                    # type, and watch
@@ -58,14 +60,12 @@ pub(crate) fn run(args: &LiveArgs) -> anyhow::Result<()> {
     }
     outputs.check(&inputs)?;
     let live = Live::demo()?;
-    let mut first = Look { text: args.text.clone(), ..Look::default() };
+    let changes = changes::on_heads(args.ablate.iter(), live.config())?;
+    let changes = changes.iter().map(ToString::to_string).collect();
+    let first = Look { text: args.text.clone(), changes, ..Look::default() };
     // What the page could not show is refused here.
     if let Some(left_out) = live.look(&first)?.left_out {
         note(&format!("the vocabulary cannot spell these characters, left out: {left_out}"));
-    }
-    for heads in &args.ablate {
-        first.changes.extend(heads.each(live.config().n_head).iter().map(ToString::to_string));
-        live.look(&first).with_context(|| heads.text.clone())?;
     }
     let mut page = vec![];
     match &args.module {

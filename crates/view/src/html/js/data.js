@@ -2,8 +2,8 @@
 //
 // `blocks(kind)` has the blocks of a kind, whose `textContent` is JSON as a rule; `signal` ends the page's listeners when
 // another page takes its place; `choices` are those of the page before, if they are not in the address. Weights are base64
-// of codes, compressed unless the page is live, one block per head and run. The page decodes a head when it has to draw it and forgets it when others
-// come; only its text stays.
+// of codes, compressed unless the page is live, one block per head and run. The page decodes a head when it has to draw it
+// and forgets it when others come; only its text stays.
 
 const byId = (id) => document.getElementById(id);
 const read = (block) => JSON.parse(block.textContent);
