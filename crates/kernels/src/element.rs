@@ -21,7 +21,6 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
     /// The same memory as f32, if it holds f32.
     fn as_f32s(slice: &[Self]) -> Option<&[f32]>;
     /// The same memory as bf16, if it holds bf16.
-    #[cfg(amx)]
     fn as_bf16s(_: &[Self]) -> Option<&[bf16]> {
         None
     }
@@ -66,7 +65,6 @@ macro_rules! half_element {
                 None
             }
             $(
-                #[cfg(amx)]
                 fn as_bf16s(slice: &[Self]) -> Option<&[bf16]> {
                     $as_bf16s(slice)
                 }

@@ -27,7 +27,8 @@ pub enum Isa {
     Avx2,
     /// The same with AVX-VNNI, whose products of bytes quantized layers use; everything else runs as on AVX2.
     AvxVnni,
-    /// 512-bit vectors; compiled only with the feature `x86-v4`.
+    /// 512-bit vectors; compiled only with the feature `x86-v4`. Quantized layers use AVX512-VNNI where the processor has it.
+    /// Products of bf16 matrices use AVX512-BF16 on AMD's processors that have it; subnormal numbers then count as 0.
     Avx512,
     /// Intel's tile registers for products of bf16 matrices, where subnormal numbers count as 0, and AVX-512 for everything
     /// else; Linux only, with the feature `x86-v4`. The first question for the instruction set asks Linux to let this process
@@ -175,6 +176,16 @@ impl Isa {
         }
     }
 
+    /// Whether products of bf16 matrices multiply pairs of numbers: with AVX512-BF16 where that is fast. Intel's `vdpbf16ps` does
+    /// half as many operations a second as multiply-adds in f32, AMD's twice as many.
+    pub(crate) fn has_pairs(self) -> bool {
+        match self {
+            #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
+            Self::Avx512 => self.arch().is_some() && is_x86_feature_detected!("avx512bf16") && made_by_amd(),
+            _ => false,
+        }
+    }
+
     /// Whether products of bf16 matrices run in tile registers.
     #[cfg(amx)]
     pub(crate) fn has_tiles(self) -> bool {
@@ -202,6 +213,18 @@ impl FromStr for Isa {
 /// The vectors of the instruction set of [`Isa::current`].
 pub(crate) fn arch() -> Arch {
     Isa::current().arch().unwrap_or(Arch::Scalar)
+}
+
+/// Asked once: a virtual machine takes ten microseconds to answer.
+#[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
+fn made_by_amd() -> bool {
+    use std::arch::x86_64::{__cpuid, CpuidResult};
+    use std::sync::LazyLock;
+    static ANSWER: LazyLock<bool> = LazyLock::new(|| {
+        let CpuidResult { ebx, ecx, edx, .. } = __cpuid(0);
+        [ebx, edx, ecx].map(u32::to_le_bytes).as_flattened() == b"AuthenticAMD"
+    });
+    *ANSWER
 }
 
 /// Whether the processor has AMX for bf16, and the system lets this process use it: Linux grants the tiles on request.

@@ -118,28 +118,48 @@ pub fn fma_gflops() -> f64 {
     flops as f64 / seconds / 1e9
 }
 
-/// bf16 operations per second, in units of 10⁹, for products of tiles that stay in registers, with all threads of the
-/// current rayon pool busy. `None` if the kernels do not use AMX; they then compute in f32.
+/// bf16 operations per second, in units of 10⁹, for products that stay in registers, with all threads of the current rayon
+/// pool busy: of AMX's tiles, or of AVX512-BF16's pairs. `None` if the kernels use neither; they then compute in f32.
 #[must_use]
+#[allow(unsafe_code)]
 pub fn bf16_gflops() -> Option<f64> {
+    // SAFETY: only an instruction set that is available becomes the current one.
     #[cfg(amx)]
     if isa::Isa::current().has_tiles() {
-        return Some(amx_gflops());
+        return Some(gflops(|| unsafe { crate::product::amx::multiply(200_000) }));
+    }
+    // SAFETY: as above.
+    #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
+    if isa::Isa::current().has_pairs() {
+        return Some(gflops(|| unsafe { multiply_pairs(4_000_000) }));
     }
     None
 }
 
-#[cfg(amx)]
-#[allow(unsafe_code)]
-fn amx_gflops() -> f64 {
-    const STEPS: usize = 200_000;
-    // SAFETY: only an instruction set that is available becomes the current one.
-    let multiply = || unsafe { crate::product::amx::multiply(STEPS) };
+/// The speed of something that returns its number of operations.
+#[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
+fn gflops(multiply: impl Fn() -> usize + Sync) -> f64 {
     let operations = multiply() * rayon::current_num_threads();
     let seconds = best_of(|| {
         rayon::broadcast(|_| multiply());
     });
     operations as f64 / seconds / 1e9
+}
+
+/// Multiplies pairs of bf16 numbers, `steps` times [`ACCUMULATORS`] vectors of them; returns the number of operations.
+#[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn multiply_pairs(steps: usize) -> usize {
+    use std::arch::x86_64::{__m512bh, _mm512_dpbf16_ps, _mm512_setzero_ps};
+    let mut sums = [_mm512_setzero_ps(); ACCUMULATORS];
+    let x: __m512bh = pulp::cast(black_box([1.0f32; 16]));
+    for _ in 0..steps {
+        for sum in &mut sums {
+            *sum = _mm512_dpbf16_ps(*sum, x, x);
+        }
+    }
+    black_box(sums);
+    steps * ACCUMULATORS * 4 * 16
 }
 
 /// Bytes read from memory per second, in units of 10⁹, by all threads of the current rayon pool. Takes 512 MB of

@@ -1,7 +1,7 @@
 //! Code that is compiled once for each instruction set, with functions of their own for loops that need every register,
 //! which `pulp` does not offer.
 
-use super::panels::{Halves, Stored};
+use super::panels::{Factor, Halves, Pair};
 use super::tile::{Tile, compute};
 #[cfg(target_arch = "x86_64")]
 use half::f16;
@@ -44,7 +44,12 @@ pub(crate) trait Lanes: Halves {
 
     /// The function that computes tiles of up to [`ROWS`](Self::ROWS) rows by [`panels`](Self::panels) panels. It is called
     /// through a pointer, because the compiler keeps all sums of a tile in registers only if nothing else is around it.
-    fn tile<E: Stored>(rows: usize, panels: usize) -> TileFunction<Self, E>;
+    fn tile<E: Factor>(rows: usize, panels: usize) -> TileFunction<Self, E>;
+
+    /// The same for pairs of bf16, where [`Isa::has_pairs`](crate::isa::Isa::has_pairs).
+    fn pair_tile(rows: usize, panels: usize) -> TileFunction<Self, Pair> {
+        Self::tile(rows, panels)
+    }
 }
 
 /// Computes a [`Tile`], under whose conditions it may be called.
@@ -71,19 +76,30 @@ pub(crate) fn dispatch<K: Kernel>(arch: Arch, kernel: K) -> K::Output {
 }
 
 /// [`Lanes::tile`] for the shapes listed: for each number of rows and panels, a tile of that many rows and vectors. The
-/// attributes are those of the function that computes it.
+/// attribute is that of the function that computes it; another one, after `pairs`, makes [`Lanes::pair_tile`].
 macro_rules! tiles {
-    ($simd:ty: $(#[$attribute:meta])? $($rows:literal x $panels:literal => $vectors:literal),* $(,)?) => {
-        fn tile<E: Stored>(rows: usize, panels: usize) -> TileFunction<Self, E> {
-            $(#[$attribute])?
-            unsafe fn tile<E: Stored, const M: usize, const N: usize>(simd: $simd, tile: Tile<E>) {
-                // SAFETY: passed on.
-                unsafe { compute::<_, E, M, N>(simd, tile) };
-            }
-            match (rows, panels) {
-                $(($rows, $panels) => tile::<E, $rows, $vectors>,)*
-                _ => unreachable!("no tile of {rows} rows by {panels} panels"),
-            }
+    (@choose $simd:ty, $factor:ty, $shape:expr, ($(#[$attribute:meta])?)
+        $($rows:literal x $panels:literal => $vectors:literal),* $(,)?) => {{
+        $(#[$attribute])?
+        unsafe fn tile<E: Factor, const M: usize, const N: usize>(simd: $simd, tile: Tile<E>) {
+            // SAFETY: passed on.
+            unsafe { compute::<_, E, M, N>(simd, tile) };
+        }
+        match $shape {
+            $(($rows, $panels) => tile::<$factor, $rows, $vectors>,)*
+            (rows, panels) => unreachable!("no tile of {rows} rows by {panels} panels"),
+        }
+    }};
+    ($simd:ty: #[$attribute:meta] pairs #[$pairs:meta] $($shapes:tt)*) => {
+        tiles! { $simd: #[$attribute] $($shapes)* }
+
+        fn pair_tile(rows: usize, panels: usize) -> TileFunction<Self, Pair> {
+            tiles!(@choose $simd, Pair, (rows, panels), (#[$pairs]) $($shapes)*)
+        }
+    };
+    ($simd:ty: $(#[$attribute:meta])? $($rows:literal $($shapes:tt)*)?) => {
+        fn tile<E: Factor>(rows: usize, panels: usize) -> TileFunction<Self, E> {
+            tiles!(@choose $simd, E, (rows, panels), ($(#[$attribute])?) $($rows $($shapes)*)?)
         }
     };
 }
@@ -198,6 +214,13 @@ impl Halves for V4 {
             _mm256_storeu_si256(to.cast(), rounded);
         }
     }
+
+    #[inline(always)]
+    unsafe fn dot_pairs(self, x: Self::f32s, w: Self::f32s, sum: Self::f32s) -> Self::f32s {
+        use std::arch::x86_64::_mm512_dpbf16_ps;
+        // SAFETY: the caller has looked for AVX512-BF16.
+        pulp::cast(unsafe { _mm512_dpbf16_ps(pulp::cast(sum), pulp::cast(x), pulp::cast(w)) })
+    }
 }
 
 #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
@@ -219,6 +242,8 @@ impl Lanes for V4 {
     tiles! {
         V4: #[target_feature(
             enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt"
+        )] pairs #[target_feature(
+            enable = "avx512bf16,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt"
         )]
         1 x 2 => 2, 2 x 2 => 2, 3 x 2 => 2, 4 x 2 => 2, 5 x 2 => 2, 6 x 2 => 2, 7 x 2 => 2, 8 x 2 => 2,
         9 x 2 => 2, 10 x 2 => 2, 11 x 2 => 2, 12 x 2 => 2, 13 x 2 => 2, 14 x 2 => 2,

@@ -4,7 +4,7 @@ use super::finish::{Destination, Finish};
 use super::lanes::{Kernel, Lanes, dispatch};
 use super::panels::{PANEL, Panels, STRIP, Stored};
 use super::rows::{Matrix, Rows, Source};
-use super::sums::{PackedRows, Scratch, Sums};
+use super::sums::{PackedPairs, PackedRows, Scratch, Sums};
 use crate::isa::Isa;
 use crate::team;
 use pulp::Arch;
@@ -108,11 +108,16 @@ pub(super) unsafe fn product<X: Source, E: Stored, O: Stored>(
     if let Some(tiles) = super::amx::Tiles::new(isa, x, rows, w) {
         return share_out(arch, rows, &columns, &tiles, &result);
     }
+    if isa.has_pairs()
+        && let Some(pairs) = PackedPairs::new(arch, x, rows, w)
+    {
+        return share_out(arch, rows, &columns, &pairs, &result);
+    }
     share_out(arch, rows, &columns, &PackedRows::new(arch, x, rows, w), &result);
 }
 
 /// Computes all rows of some columns on all threads.
-fn share_out<O: Stored>(
+pub(super) fn share_out<O: Stored>(
     arch: Arch,
     rows: usize,
     columns: &Range<usize>,

@@ -47,6 +47,18 @@ pub(crate) trait Halves: Simd {
         unsafe { rounded.as_ptr().copy_to_nonoverlapping(to, Self::F32_LANES) };
     }
 
+    /// `sum + x·w` for vectors of pairs of bf16 numbers, each pair as the bits of an f32: the products of both.
+    ///
+    /// # Safety
+    /// The code is compiled for the instruction that this uses, and the processor has it.
+    #[inline(always)]
+    unsafe fn dot_pairs(self, x: Self::f32s, w: Self::f32s, sum: Self::f32s) -> Self::f32s {
+        let (x, w) = (self.transmute_u32s_f32s(x), self.transmute_u32s_f32s(w));
+        let odd = |pairs| self.transmute_f32s_u32s(self.and_u32s(pairs, self.splat_u32s(0xffff_0000)));
+        let even = |pairs| self.transmute_f32s_u32s(self.wrapping_dyn_shl_u32s(pairs, self.splat_u32s(16)));
+        self.mul_add_e_f32s(even(x), even(w), self.mul_add_e_f32s(odd(x), odd(w), sum))
+    }
+
     /// Starts to read the cache line at `from` into the second-level cache. Any address will do.
     #[inline(always)]
     fn fetch(self, from: *const u8) {
@@ -60,8 +72,45 @@ pub(crate) trait Halves: Simd {
     }
 }
 
+/// What a tile multiplies with numbers of its rows: numbers of a panel, or [`Pair`]s of them.
+pub(crate) trait Factor: Copy + 'static {
+    /// Vector `i` of row `k` of a panel, in f32.
+    ///
+    /// # Safety
+    /// The panel has that row.
+    unsafe fn vector<S: Halves>(simd: S, panel: *const Self, k: usize, i: usize) -> S::f32s;
+
+    /// `sum + x·w`.
+    ///
+    /// # Safety
+    /// As for [`Halves::dot_pairs`], if these are pairs.
+    #[inline(always)]
+    unsafe fn mul_add<S: Halves>(simd: S, x: S::f32s, w: S::f32s, sum: S::f32s) -> S::f32s {
+        simd.mul_add_e_f32s(x, w, sum)
+    }
+}
+
+/// Two numbers of a column of a panel of bf16, that of the even row in the lower half.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Pair(u32);
+
+impl Factor for Pair {
+    #[inline(always)]
+    unsafe fn vector<S: Halves>(_: S, panel: *const Self, k: usize, i: usize) -> S::f32s {
+        // SAFETY: the caller's row has PANEL pairs; every bit pattern is a vector of floats.
+        unsafe { panel.add(k * PANEL + i * S::F32_LANES).cast::<S::f32s>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add<S: Halves>(simd: S, x: S::f32s, w: S::f32s, sum: S::f32s) -> S::f32s {
+        // SAFETY: passed on.
+        unsafe { simd.dot_pairs(x, w, sum) }
+    }
+}
+
 /// A dtype that panels hold: one row after the other, unless it says otherwise.
-pub(crate) trait Stored: Element {
+pub(crate) trait Stored: Element + Factor {
     /// Where a panel holds the number of row `k` and column `c`.
     fn place(k: usize, c: usize) -> usize {
         k * PANEL + c
@@ -74,12 +123,6 @@ pub(crate) trait Stored: Element {
         out[PANEL..].write_copy_of_slice(odd);
     }
 
-    /// Vector `i` of row `k` of a panel, in f32.
-    ///
-    /// # Safety
-    /// The panel has that row.
-    unsafe fn vector<S: Halves>(simd: S, panel: *const Self, k: usize, i: usize) -> S::f32s;
-
     /// Writes a vector, rounded.
     ///
     /// # Safety
@@ -87,13 +130,15 @@ pub(crate) trait Stored: Element {
     unsafe fn write<S: Halves>(simd: S, vector: S::f32s, to: *mut Self);
 }
 
-impl Stored for f32 {
+impl Factor for f32 {
     #[inline(always)]
     unsafe fn vector<S: Halves>(_: S, panel: *const Self, k: usize, i: usize) -> S::f32s {
         // SAFETY: the caller's row has PANEL numbers; every bit pattern is a vector of floats.
         unsafe { panel.add(k * PANEL + i * S::F32_LANES).cast::<S::f32s>().read_unaligned() }
     }
+}
 
+impl Stored for f32 {
     #[inline(always)]
     unsafe fn write<S: Halves>(_: S, vector: S::f32s, to: *mut Self) {
         // SAFETY: there is room for the vector.
@@ -101,17 +146,33 @@ impl Stored for f32 {
     }
 }
 
-impl Stored for f16 {
+impl Factor for f16 {
     #[inline(always)]
     unsafe fn vector<S: Halves>(simd: S, panel: *const Self, k: usize, i: usize) -> S::f32s {
         // SAFETY: as above.
         unsafe { simd.read_f16s(panel.add(k * PANEL + i * S::F32_LANES)) }
     }
+}
 
+impl Stored for f16 {
     #[inline(always)]
     unsafe fn write<S: Halves>(simd: S, vector: S::f32s, to: *mut Self) {
         // SAFETY: passed on.
         unsafe { simd.write_f16s(vector, to) };
+    }
+}
+
+impl Factor for bf16 {
+    #[inline(always)]
+    unsafe fn vector<S: Halves>(simd: S, panel: *const Self, k: usize, i: usize) -> S::f32s {
+        // SAFETY: the caller's row and the other one of its pair have 2·PANEL numbers, because depths are even.
+        let pairs =
+            unsafe { panel.add(k / 2 * 2 * PANEL + 2 * i * S::F32_LANES).cast::<S::u32s>().read_unaligned() };
+        simd.transmute_f32s_u32s(if k.is_multiple_of(2) {
+            simd.wrapping_dyn_shl_u32s(pairs, simd.splat_u32s(16))
+        } else {
+            simd.and_u32s(pairs, simd.splat_u32s(0xffff_0000))
+        })
     }
 }
 
@@ -127,18 +188,6 @@ impl Stored for bf16 {
         for (out, (even, odd)) in out.as_chunks_mut::<2>().0.iter_mut().zip(even.iter().zip(odd)) {
             *out = [MaybeUninit::new(*even), MaybeUninit::new(*odd)];
         }
-    }
-
-    #[inline(always)]
-    unsafe fn vector<S: Halves>(simd: S, panel: *const Self, k: usize, i: usize) -> S::f32s {
-        // SAFETY: the caller's row and the other one of its pair have 2·PANEL numbers, because depths are even.
-        let pairs =
-            unsafe { panel.add(k / 2 * 2 * PANEL + 2 * i * S::F32_LANES).cast::<S::u32s>().read_unaligned() };
-        simd.transmute_f32s_u32s(if k.is_multiple_of(2) {
-            simd.wrapping_dyn_shl_u32s(pairs, simd.splat_u32s(16))
-        } else {
-            simd.and_u32s(pairs, simd.splat_u32s(0xffff_0000))
-        })
     }
 
     #[inline(always)]
@@ -271,6 +320,15 @@ fn read_block<E: Stored>(
         }
     }
     block
+}
+
+impl Panels<bf16> {
+    /// The panels from number `panel` on, in pairs of rows.
+    pub(super) fn pairs(&self, panel: usize) -> &[Pair] {
+        let numbers = self.starting_at(panel).as_chunks::<2>().0;
+        // SAFETY: two bf16 numbers that start at a multiple of 4 bytes make a pair: panels begin at cache lines.
+        unsafe { numbers.align_to::<Pair>().1 }
+    }
 }
 
 #[cfg(test)]

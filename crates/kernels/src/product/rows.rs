@@ -5,7 +5,6 @@
 //! order.
 
 use crate::element::Element;
-#[cfg(amx)]
 use half::bf16;
 use std::mem::MaybeUninit;
 
@@ -15,7 +14,6 @@ pub(crate) const STEP: usize = 16;
 /// Where the left factor comes from.
 pub(crate) trait Source: Sync {
     /// The rows as they are, one after the other, if they are bf16.
-    #[cfg(amx)]
     fn as_bf16s(&self) -> Option<&[bf16]> {
         None
     }
@@ -34,7 +32,6 @@ pub(crate) struct Rows<'a, E> {
 }
 
 impl<E: Element> Source for Rows<'_, E> {
-    #[cfg(amx)]
     fn as_bf16s(&self) -> Option<&[bf16]> {
         E::as_bf16s(self.data)
     }
@@ -48,6 +45,29 @@ impl<E: Element> Source for Rows<'_, E> {
 
     fn copy_rest(&self, row: usize, first: usize, out: &mut [f32]) {
         E::widen(&self.data[row * self.depth + first..][..out.len()], out);
+    }
+}
+
+/// Rows of `depth` pairs of bf16 numbers, each pair as the bits of an f32.
+pub(super) struct Pairs<'a> {
+    pub(super) data: &'a [bf16],
+    pub(super) depth: usize,
+}
+
+impl Source for Pairs<'_> {
+    #[inline(always)]
+    fn line(&self, row: usize, first: usize) -> [f32; STEP] {
+        let mut line = [0.0; STEP];
+        self.copy_rest(row, first, &mut line);
+        line
+    }
+
+    #[inline(always)]
+    fn copy_rest(&self, row: usize, first: usize, out: &mut [f32]) {
+        let from = &self.data[2 * (row * self.depth + first)..][..2 * out.len()];
+        for (out, [even, odd]) in out.iter_mut().zip(from.as_chunks::<2>().0) {
+            *out = f32::from_bits(u32::from(odd.to_bits()) << 16 | u32::from(even.to_bits()));
+        }
     }
 }
 

@@ -1,13 +1,15 @@
-//! The sums of a strip of panels; [`PackedRows`] computes them in vectors.
+//! The sums of a strip of panels; [`PackedRows`] and [`PackedPairs`] compute them in vectors.
 
 use super::finish::Part;
-use super::lanes::{Kernel, Lanes, dispatch};
-use super::panels::{PANEL, Panels, Stored};
-use super::rows::{self, Source};
+use super::lanes::{Kernel, Lanes, TileFunction, dispatch};
+use super::panels::{Factor, PANEL, Panels, Stored};
+use super::rows::{self, Pairs, Source};
 use super::tile::{Ahead, FETCHED, Tile};
 use crate::memory::room;
 use crate::team;
+use half::bf16;
 use pulp::Arch;
+use std::any::Any;
 use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -50,9 +52,23 @@ pub(super) trait Sums: Sync {
 
 /// The left factor packed, and the right one.
 pub(super) struct PackedRows<'a, E> {
-    x: Vec<f32>,
-    group: usize,
+    x: Packed,
     w: &'a Panels<E>,
+}
+
+/// Two factors in bf16, whose numbers are multiplied in pairs.
+pub(super) struct PackedPairs<'a> {
+    x: Packed,
+    w: &'a Panels<bf16>,
+}
+
+/// Packed rows.
+struct Packed {
+    data: Vec<f32>,
+    /// The most rows of a tile.
+    group: usize,
+    /// The numbers of a row, or their pairs.
+    depth: usize,
 }
 
 thread_local! {
@@ -63,10 +79,10 @@ thread_local! {
 /// How many packed numbers stay for the next product: new memory costs a system call and a fault for each page.
 const KEPT: usize = 4 << 20;
 
-impl<'a, E: Stored> PackedRows<'a, E> {
+impl Packed {
     /// Packs the rows of `x` on all threads.
-    pub(super) fn new<X: Source>(arch: Arch, x: &X, rows: usize, w: &'a Panels<E>) -> Self {
-        let (depth, group) = (w.depth(), dispatch(arch, Group));
+    fn new<X: Source>(arch: Arch, x: &X, rows: usize, depth: usize) -> Self {
+        let group = dispatch(arch, Group);
         let per_row = rows::packed_len(depth);
         // Another product of this thread may begin while this one waits for its tasks: it finds no memory, and makes its own.
         let mut memory = MEMORY.take();
@@ -85,15 +101,25 @@ impl<'a, E: Stored> PackedRows<'a, E> {
         });
         // SAFETY: `pack` has written all numbers of all rows.
         unsafe { memory.set_len(rows * per_row) };
-        Self { x: memory, group, w }
+        Self { data: memory, group, depth }
+    }
+
+    /// The bytes of a row.
+    fn row_bytes(&self) -> usize {
+        rows::packed_len(self.depth) * size_of::<f32>()
+    }
+
+    /// The rows from number `row` on, the first of a group.
+    fn starting_at(&self, row: usize) -> &[f32] {
+        &self.data[row * rows::packed_len(self.depth)..]
     }
 }
 
-impl<E> Drop for PackedRows<'_, E> {
+impl Drop for Packed {
     fn drop(&mut self) {
-        if self.x.capacity() <= KEPT {
-            self.x.clear();
-            MEMORY.set(std::mem::take(&mut self.x));
+        if self.data.capacity() <= KEPT {
+            self.data.clear();
+            MEMORY.set(std::mem::take(&mut self.data));
         }
     }
 }
@@ -131,13 +157,19 @@ impl<X: Source> Kernel for Pack<'_, X> {
     }
 }
 
+impl<'a, E: Stored> PackedRows<'a, E> {
+    pub(super) fn new<X: Source>(arch: Arch, x: &X, rows: usize, w: &'a Panels<E>) -> Self {
+        Self { x: Packed::new(arch, x, rows, w.depth()), w }
+    }
+}
+
 impl<E: Stored> Sums for PackedRows<'_, E> {
     fn group(&self) -> usize {
-        self.group
+        self.x.group
     }
 
     fn row_bytes(&self) -> usize {
-        rows::packed_len(self.w.depth()) * size_of::<f32>()
+        self.x.row_bytes()
     }
 
     fn panels<S: Lanes>(&self, rows: usize) -> usize {
@@ -154,7 +186,7 @@ impl<E: Stored> Sums for PackedRows<'_, E> {
         mut out: Part<O>,
     ) {
         let (from, depth) = (self.w.starting_at(panels.start), self.w.rows());
-        let x = &self.x[rows.start * rows::packed_len(self.w.depth())..];
+        let x = self.x.starting_at(rows.start);
         let count = panels.len();
         let sums = room(&mut scratch.sums, rows.len() * count * PANEL);
         if depth == 0 {
@@ -170,10 +202,52 @@ impl<E: Stored> Sums for PackedRows<'_, E> {
         if many && E::as_f32s(&[]).is_none() {
             let wide = room(&mut scratch.wide, panels.len());
             widen(simd, strip, wide);
-            sum(simd, x, rows.len(), Strip { panels: &*wide, count, depth }, next, sums, out);
+            sum(simd, S::tile, x, rows.len(), Strip { panels: &*wide, count, depth }, next, sums, out);
         } else {
-            sum(simd, x, rows.len(), strip, next, sums, out);
+            sum(simd, S::tile, x, rows.len(), strip, next, sums, out);
         }
+    }
+}
+
+impl<'a> PackedPairs<'a> {
+    /// The factors, if they are bf16 and of a depth that suits.
+    pub(super) fn new<E: Stored>(arch: Arch, x: &impl Source, rows: usize, w: &'a Panels<E>) -> Option<Self> {
+        let (data, w) = (x.as_bf16s()?, (w as &dyn Any).downcast_ref::<Panels<bf16>>()?);
+        // A tile takes two pairs at a time.
+        let depth = w.depth() / 2;
+        let suits = depth > 0 && w.depth().is_multiple_of(4);
+        suits.then(|| Self { x: Packed::new(arch, &Pairs { data, depth }, rows, depth), w })
+    }
+}
+
+impl Sums for PackedPairs<'_> {
+    fn group(&self) -> usize {
+        self.x.group
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.x.row_bytes()
+    }
+
+    fn panels<S: Lanes>(&self, rows: usize) -> usize {
+        S::panels(rows.min(S::ROWS))
+    }
+
+    #[inline(always)]
+    fn sum<S: Lanes, O: Stored>(
+        &self,
+        simd: S,
+        rows: Range<usize>,
+        panels: Range<usize>,
+        scratch: &mut Scratch,
+        out: Part<O>,
+    ) {
+        let (count, depth) = (panels.len(), self.x.depth);
+        let sums = room(&mut scratch.sums, rows.len() * count * PANEL);
+        let (panels, later) = self.w.pairs(panels.start).split_at(count * depth * PANEL);
+        let next = Ahead::new(later, if rows.len() > S::ROWS { panels.len() } else { 0 });
+        let strip = Strip { panels, count, depth };
+        sum(simd, S::pair_tile, self.x.starting_at(rows.start), rows.len(), strip, next, sums, out);
     }
 }
 
@@ -188,8 +262,10 @@ struct Strip<'a, E> {
 
 /// `out = x·W` for packed rows and one strip. Meanwhile, `next` is read ahead.
 #[inline(always)]
-fn sum<S: Lanes, E: Stored, O: Stored>(
+#[allow(clippy::too_many_arguments)]
+fn sum<S: Lanes, E: Factor, O: Stored>(
     simd: S,
+    tile: impl Fn(usize, usize) -> TileFunction<S, E>,
     x: &[f32],
     rows: usize,
     Strip { panels, count, depth }: Strip<E>,
@@ -200,8 +276,7 @@ fn sum<S: Lanes, E: Stored, O: Stored>(
     let packed = rows::packed_len(depth);
     let (stride, panel) = (count * PANEL, depth * PANEL);
     assert!(x.len() >= rows * packed && sums.len() >= rows * stride && panels.len() >= count * depth * PANEL);
-    let (whole, last) =
-        (S::tile::<E>(S::ROWS.min(rows), count), S::tile::<E>((rows - 1) % S::ROWS + 1, count));
+    let (whole, last) = (tile(S::ROWS.min(rows), count), tile((rows - 1) % S::ROWS + 1, count));
     for k in (0..depth).step_by(DEPTH) {
         let panels = panels[k * PANEL..].as_ptr();
         let steps = DEPTH.min(depth - k);

@@ -1,6 +1,8 @@
-use super::multiply::{multiply_on, product};
+use super::finish::Destination;
+use super::multiply::{multiply_on, product, share_out};
 use super::panels::Stored;
 use super::rows::Rows;
+use super::sums::PackedPairs;
 use super::{Finish, Matrix, Panels};
 use crate::activation::Activation;
 use crate::epilogue::Join;
@@ -106,6 +108,38 @@ fn every_instruction_set_gives_what_f64_gives() {
         check::<f32>(isa);
         check::<f16>(isa);
         check::<bf16>(isa);
+    }
+}
+
+/// Pairs of bf16, on every instruction set that can multiply them; most do it in steps, for this test alone.
+#[test]
+fn pairs_give_what_f64_gives() {
+    #[cfg(target_arch = "x86_64")]
+    let has = |isa: Isa| isa < Isa::Avx512 || is_x86_feature_detected!("avx512bf16");
+    #[cfg(not(target_arch = "x86_64"))]
+    let has = |_: Isa| true;
+    for isa in Isa::available().into_iter().filter(|isa| has(*isa)) {
+        let arch = isa.arch().expect("it is available");
+        for (rows, depth, width) in [(1, 768, 96), (2, 4, 65), (5, 40, 33), (13, 516, 31), (97, 768, 130)] {
+            let (x, w) = (numbers::<bf16>(rows * depth, 1), numbers::<bf16>(depth * width, 2));
+            let packed = Panels::pack(&w, (depth, width), (width, 1));
+            let x = Rows { data: &x, depth };
+            let pairs = PackedPairs::new(arch, &x, rows, &packed).expect("the depth suits");
+            let mut out = vec![f32::NAN; rows * width];
+            let result = Destination::new(Finish::NOTHING, rows, width, out.as_mut_ptr());
+            share_out(arch, rows, &(0..width), &pairs, &result);
+            let expected = definition(&wide(x.data), &wide(&w), depth);
+            let scale = expected.iter().fold(1f64, |most, x| most.max(x.abs()));
+            for (got, expected) in out.iter().zip(&expected) {
+                let error = (f64::from(*got) - expected).abs();
+                assert!(error <= 1e-6 * scale, "{}, {rows} x {depth} x {width}: {error:e}", isa.as_str());
+            }
+        }
+    }
+    for depth in [1, 2, 3, 6] {
+        let packed = Panels::pack(&numbers::<bf16>(depth * 16, 1), (depth, 16), (16, 1));
+        let x = Rows { data: &numbers::<bf16>(depth, 2), depth };
+        assert!(PackedPairs::new(pulp::Arch::Scalar, &x, 1, &packed).is_none(), "depth {depth}");
     }
 }
 

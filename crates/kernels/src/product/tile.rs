@@ -1,6 +1,6 @@
 //! The innermost loop of a matrix product: a tile of the result whose sums stay in registers.
 
-use super::panels::{Halves, PANEL, Stored};
+use super::panels::{Factor, Halves, PANEL};
 use super::rows::STEP;
 use std::ops::Range;
 
@@ -8,7 +8,8 @@ use std::ops::Range;
 ///
 /// For a tile of M rows and P panels, `rows` holds the group of M rows from some k on, see
 /// [`rows`](super::rows); `panels` points to the same row k of the first panel, the others are `panel` numbers apart; each
-/// has `depth` rows from there on; `depth` is even. `out` has M rows of P·[`PANEL`] numbers, `stride` apart.
+/// has `depth` rows from there on; `depth` is even. Where the panels hold [`Pair`](super::panels::Pair)s, so do the rows, and k
+/// counts them. `out` has M rows of P·[`PANEL`] numbers, `stride` apart.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile<E> {
     pub(crate) rows: *const f32,
@@ -36,9 +37,9 @@ pub(crate) const FETCHED: usize = 32;
 /// Computes a tile of M rows and N vectors.
 ///
 /// # Safety
-/// `tile` is what [`Tile`] says, for M rows and N vectors.
+/// `tile` is what [`Tile`] says, for M rows and N vectors. For pairs, the code is compiled for what [`Halves::dot_pairs`] needs.
 #[inline(always)]
-pub(super) unsafe fn compute<S: Halves, E: Stored, const M: usize, const N: usize>(simd: S, tile: Tile<E>) {
+pub(super) unsafe fn compute<S: Halves, E: Factor, const M: usize, const N: usize>(simd: S, tile: Tile<E>) {
     let Tile { rows, panels, panel, depth, out, stride, add, next } = tile;
     let per_panel = PANEL / S::F32_LANES;
     let mut sums = [[simd.splat_f32s(0.0); N]; M];
@@ -61,7 +62,8 @@ pub(super) unsafe fn compute<S: Halves, E: Stored, const M: usize, const N: usiz
                     // SAFETY: the caller guarantees the group of rows.
                     let x = simd.splat_f32s(unsafe { *rows.add(first * M + m * STEP + k) });
                     for (sum, weights) in sums.iter_mut().zip(weights) {
-                        *sum = simd.mul_add_e_f32s(x, weights, *sum);
+                        // SAFETY: the caller is compiled for pairs, if these are pairs.
+                        *sum = unsafe { E::mul_add(simd, x, weights, *sum) };
                     }
                 }
             }

@@ -26,7 +26,7 @@ struct Machine {
     threads: usize,
     isa: &'static str,
     fma_gflops: f64,
-    /// Of products in tile registers, where there are some.
+    /// Of products of bf16, where the processor has instructions for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     bf16_gflops: Option<f64>,
     read_gb_s: f64,
@@ -127,7 +127,7 @@ fn machine(args: &BenchArgs) -> anyhow::Result<()> {
         writeln!(out, "{threads} threads, {isa}")?;
         writeln!(out, "f32 multiply-adds in registers: {fma_gflops:.0} GFLOP/s")?;
         if let Some(bf16_gflops) = bf16_gflops {
-            writeln!(out, "bf16 products in tile registers: {bf16_gflops:.0} GFLOP/s")?;
+            writeln!(out, "bf16 products in registers: {bf16_gflops:.0} GFLOP/s")?;
         }
         writeln!(out, "reading from memory: {read_gb_s:.1} GB/s")?;
     }

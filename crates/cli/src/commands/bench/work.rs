@@ -67,8 +67,8 @@ pub(super) fn bytes_of_a_weight(checkpoint: &Checkpoint) -> f64 {
 
 /// The most operations that the products of a target can do. Attention and training compute in f32.
 fn peak(what: BenchTarget, dtype: DType) -> f64 {
-    let in_tiles = dtype == DType::BF16 && matches!(what, BenchTarget::Block | BenchTarget::Forward);
-    in_tiles.then(measure::bf16_gflops).flatten().unwrap_or_else(measure::fma_gflops)
+    let in_bf16 = dtype == DType::BF16 && matches!(what, BenchTarget::Block | BenchTarget::Forward);
+    in_bf16.then(measure::bf16_gflops).flatten().unwrap_or_else(measure::fma_gflops)
 }
 
 /// The bytes that decoding a token reads: all weights but the position embedding, and the keys and values of the tokens
