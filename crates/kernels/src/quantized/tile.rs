@@ -6,8 +6,9 @@ use super::vectors::{Vectors, Wide, Work};
 use crate::product::panels::PANEL;
 use std::marker::PhantomData;
 
-/// How far ahead a few rows fetch weights from memory.
-const AHEAD: usize = 2048;
+/// How many bytes ahead a few rows fetch weights from memory, into the second-level cache: AMD's first level takes too few lines at a
+/// time to keep memory busy.
+const AHEAD: usize = 8192;
 
 /// A panel of weights.
 #[derive(Clone, Copy)]
@@ -42,10 +43,11 @@ pub(super) unsafe fn few<V: Vectors, C: Code, const R: usize>(
         let mut group = codes.as_ptr();
         for block in 0..blocks {
             for p in 0..C::PARTS {
-                let mut dots = [V::ints(0); R];
+                let (mut dots, mut others) = ([V::ints(0); R], [V::ints(0); R]);
                 for r in 0..R {
                     let sum = part_sum::<C>(&x.sums, r * blocks + block, p);
                     dots[r] = if C::NIBBLES { V::ints(-C::OFFSET * sum) } else { V::start(sum) };
+                    others[r] = if C::NIBBLES { V::ints(0) } else { V::start(0) };
                 }
                 let from = x.codes.as_ptr().add(block * BLOCK + p * part);
                 let mut k = 0;
@@ -57,16 +59,22 @@ pub(super) unsafe fn few<V: Vectors, C: Code, const R: usize>(
                         let (low, high) = V::nibbles(bytes);
                         for r in 0..R {
                             dots[r] = V::dot_nibbles(dots[r], low, four::<V>(from.add(r * depth + k)));
-                            dots[r] =
-                                V::dot_nibbles(dots[r], high, four::<V>(from.add(r * depth + k + STEP)));
+                            let high_sums = if R == 1 { &mut others[r] } else { &mut dots[r] };
+                            *high_sums =
+                                V::dot_nibbles(*high_sums, high, four::<V>(from.add(r * depth + k + STEP)));
                         }
                         k += 2 * STEP;
                     } else {
                         for r in 0..R {
-                            dots[r] = V::dot(dots[r], bytes, four::<V>(from.add(r * depth + k)));
+                            let sums =
+                                if R == 1 && k / STEP % 2 == 1 { &mut others[r] } else { &mut dots[r] };
+                            *sums = V::dot(*sums, bytes, four::<V>(from.add(r * depth + k)));
                         }
                         k += STEP;
                     }
+                }
+                if R == 1 {
+                    dots[0] = V::add(dots[0], others[0]);
                 }
                 let scale = C::scale::<V>(scales.as_ptr(), block, p, blocks);
                 for r in 0..R {

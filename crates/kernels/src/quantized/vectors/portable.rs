@@ -61,6 +61,8 @@ pub(in crate::quantized) trait Vectors: Copy + Send + Sync + 'static {
         // SAFETY: passed on.
         unsafe { Self::dot(sums, codes, x) }
     }
+    /// `a + b`
+    unsafe fn add(a: Self::Ints, b: Self::Ints) -> Self::Ints;
     /// Each sum as a float: exact below 2²⁴.
     unsafe fn floats(sums: Self::Ints) -> Self::Floats;
     /// The same number for each output.
@@ -77,7 +79,7 @@ pub(in crate::quantized) trait Vectors: Copy + Send + Sync + 'static {
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a·b + c`, rounded once; on WebAssembly, twice.
     unsafe fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
-    /// Starts to read the cache line at `from`. Any address will do.
+    /// Starts to read the cache line at `from` into the second-level cache. Any address will do.
     #[inline(always)]
     unsafe fn fetch(_from: *const u8) {}
 }
@@ -155,6 +157,11 @@ impl Vectors for Portable {
             }
         }
         sums
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: [i32; 16], b: [i32; 16]) -> [i32; 16] {
+        std::array::from_fn(|i| a[i] + b[i])
     }
 
     #[inline(always)]

@@ -60,6 +60,11 @@ macro_rules! halves_of_512 {
         }
 
         #[inline(always)]
+        unsafe fn add(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+            unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
+        }
+
+        #[inline(always)]
         unsafe fn floats([a, b]: [__m256i; 2]) -> [__m256; 2] {
             unsafe { [_mm256_cvtepi32_ps(a), _mm256_cvtepi32_ps(b)] }
         }
@@ -111,7 +116,7 @@ macro_rules! halves_of_512 {
 
         #[inline(always)]
         unsafe fn fetch(from: *const u8) {
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) };
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) };
         }
     };
 }
@@ -267,6 +272,11 @@ impl Vectors for Avx512Vnni {
     }
 
     #[inline(always)]
+    unsafe fn add(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
     unsafe fn floats(sums: __m512i) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(sums) }
     }
@@ -308,6 +318,6 @@ impl Vectors for Avx512Vnni {
 
     #[inline(always)]
     unsafe fn fetch(from: *const u8) {
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) };
     }
 }
