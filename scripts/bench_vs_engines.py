@@ -63,7 +63,7 @@ def parse() -> argparse.Namespace:
     add("--quick", action="store_true", help="tiny sizes: the numbers mean nothing")
     add("--plan", action="store_true", help="print rows, engines and commands, and run nothing")
     add("--binary", type=Path, default=ROOT / "target/release/gpt2", metavar="PATH", help="the gpt2 to time")
-    add("--plot", type=Path, metavar="FILE", help="write a PNG with the ratios as bars")
+    add("--plot", type=Path, metavar="FILE", help="write the ratios as bars: PNG, SVG or PDF")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON document")
     form.add_argument("--markdown", action="store_true", help="print tables for docs/benchmarks.md")

@@ -1,6 +1,7 @@
 """The plan, the tables and the picture."""
 
 from pathlib import Path
+from textwrap import fill
 
 from bench.report import amount, table
 
@@ -116,6 +117,7 @@ def draw(report: dict, file: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rcParams["svg.fonttype"] = "none"
     from matplotlib import pyplot
 
     rows = list(dict.fromkeys(label(cell["row"]) for cell in report["cells"]))
@@ -129,11 +131,11 @@ def draw(report: dict, file: Path) -> None:
         cells = [cell for cell in report["cells"] if label(cell["row"]) == row][::-1]
         ratios = [cell["ratio"] for cell in cells]
         names = [f"{cell['column']} (ours: {cell['beside']})" for cell in cells]
-        bars = axis.barh(names, ratios, color=["tab:green" if ratio <= 1 else "tab:red" for ratio in ratios])
+        bars = axis.barh(names, ratios, color=["tab:blue" if ratio <= 1 else "tab:orange" for ratio in ratios])
         axis.bar_label(bars, [shown_ratio(cell, report) for cell in cells], padding=2, fontsize=8)
         axis.axvline(1, color="gray", linewidth=1)
         axis.set_xlim(0, 1.2 * max(1.0, *ratios))
-        axis.set_title(row, fontsize=10)
+        axis.set_title(fill(row, 36), fontsize=10)
         axis.tick_params(labelsize=8)
     machine = report["machine"]
     about = f"ours / theirs, fastest runs, less is better; {machine['cpu']}, {report['threads']} threads, {machine['date']}"

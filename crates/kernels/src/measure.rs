@@ -109,13 +109,11 @@ fn best_of(work: impl Fn()) -> f64 {
 #[must_use]
 pub fn fma_gflops() -> f64 {
     const STEPS: usize = 4_000_000;
-    let threads = rayon::current_num_threads();
     let arch = isa::arch();
-    let flops = arch.dispatch(Lanes) * ACCUMULATORS * STEPS * 2 * threads;
-    let seconds = best_of(|| {
-        rayon::broadcast(|_| black_box(arch.dispatch(Multiply { steps: STEPS })));
-    });
-    flops as f64 / seconds / 1e9
+    gflops(|| {
+        black_box(arch.dispatch(Multiply { steps: STEPS }));
+        arch.dispatch(Lanes) * ACCUMULATORS * STEPS * 2
+    })
 }
 
 /// bf16 operations per second, in units of 10⁹, for products that stay in registers, with all threads of the current rayon
@@ -123,21 +121,20 @@ pub fn fma_gflops() -> f64 {
 #[must_use]
 #[allow(unsafe_code)]
 pub fn bf16_gflops() -> Option<f64> {
-    // SAFETY: only an instruction set that is available becomes the current one.
     #[cfg(amx)]
     if isa::Isa::current().has_tiles() {
+        // SAFETY: `has_tiles` has looked.
         return Some(gflops(|| unsafe { crate::product::amx::multiply(200_000) }));
     }
-    // SAFETY: as above.
     #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
     if isa::Isa::current().has_pairs() {
+        // SAFETY: `has_pairs` has looked for AVX512-BF16.
         return Some(gflops(|| unsafe { multiply_pairs(4_000_000) }));
     }
     None
 }
 
 /// The speed of something that returns its number of operations.
-#[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
 fn gflops(multiply: impl Fn() -> usize + Sync) -> f64 {
     let operations = multiply() * rayon::current_num_threads();
     let seconds = best_of(|| {

@@ -46,7 +46,7 @@ pub(crate) trait Lanes: Halves {
     /// through a pointer, because the compiler keeps all sums of a tile in registers only if nothing else is around it.
     fn tile<E: Factor>(rows: usize, panels: usize) -> TileFunction<Self, E>;
 
-    /// The same for pairs of bf16, where [`Isa::has_pairs`](crate::isa::Isa::has_pairs).
+    /// The same for pairs of bf16. On AVX-512, its functions need AVX512-BF16.
     fn pair_tile(rows: usize, panels: usize) -> TileFunction<Self, Pair> {
         Self::tile(rows, panels)
     }

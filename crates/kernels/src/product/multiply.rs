@@ -104,20 +104,26 @@ pub(super) unsafe fn product<X: Source, E: Stored, O: Stored>(
     assert!(columns.start.is_multiple_of(PANEL * STRIP) && columns.end <= w.width());
     let arch = isa.arch().unwrap_or(Arch::Scalar);
     let result = Destination::new(finish, rows, columns.len(), out);
-    #[cfg(amx)]
-    if let Some(tiles) = super::amx::Tiles::new(isa, x, rows, w) {
-        return share_out(arch, rows, &columns, &tiles, &result);
+    // SAFETY: the caller guarantees the result, and `has_pairs` has looked for AVX512-BF16.
+    unsafe {
+        #[cfg(amx)]
+        if let Some(tiles) = super::amx::Tiles::new(isa, x, rows, w) {
+            return share_out(arch, rows, &columns, &tiles, &result);
+        }
+        if isa.has_pairs()
+            && let Some(pairs) = PackedPairs::new(arch, x, rows, w)
+        {
+            return share_out(arch, rows, &columns, &pairs, &result);
+        }
+        share_out(arch, rows, &columns, &PackedRows::new(arch, x, rows, w), &result);
     }
-    if isa.has_pairs()
-        && let Some(pairs) = PackedPairs::new(arch, x, rows, w)
-    {
-        return share_out(arch, rows, &columns, &pairs, &result);
-    }
-    share_out(arch, rows, &columns, &PackedRows::new(arch, x, rows, w), &result);
 }
 
 /// Computes all rows of some columns on all threads.
-pub(super) fn share_out<O: Stored>(
+///
+/// # Safety
+/// The result has room for these rows and columns, and holds numbers there if it is added to.
+pub(super) unsafe fn share_out<O: Stored>(
     arch: Arch,
     rows: usize,
     columns: &Range<usize>,
@@ -181,7 +187,7 @@ impl<T: Sums, O: Stored> Kernel for Task<'_, T, O> {
                 break;
             }
             let first = columns.start / PANEL + start;
-            // SAFETY: the caller of `product` guarantees the room; no other task writes these columns of these rows.
+            // SAFETY: the caller of `share_out` guarantees the room; no other task writes these columns of these rows.
             let out = unsafe { result.part(rows.clone(), part) };
             sums.sum(simd, rows.clone(), first..first + panels, scratch, out);
         }

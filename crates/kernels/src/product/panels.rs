@@ -19,7 +19,7 @@ pub(crate) const STRIP: usize = 4;
 /// How many rows are packed at a time: reading down the columns of a transposed matrix then uses whole cache lines.
 const BLOCK: usize = 16;
 
-/// An instruction set, with what `pulp` does not offer: vectors of f16, and reading ahead.
+/// An instruction set, with what `pulp` does not offer: vectors of f16, products of pairs of bf16, and reading ahead.
 pub(crate) trait Halves: Simd {
     /// Reads a vector of f16 numbers.
     ///
@@ -47,7 +47,8 @@ pub(crate) trait Halves: Simd {
         unsafe { rounded.as_ptr().copy_to_nonoverlapping(to, Self::F32_LANES) };
     }
 
-    /// `sum + x·w` for vectors of pairs of bf16 numbers, each pair as the bits of an f32: the products of both.
+    /// Adds to each sum the two products of a pair of bf16 numbers in `x` and one in `w`. The vectors hold a pair as the bits of
+    /// an f32.
     ///
     /// # Safety
     /// The code is compiled for the instruction that this uses, and the processor has it.
@@ -74,7 +75,7 @@ pub(crate) trait Halves: Simd {
 
 /// What a tile multiplies with numbers of its rows: numbers of a panel, or [`Pair`]s of them.
 pub(crate) trait Factor: Copy + 'static {
-    /// Vector `i` of row `k` of a panel, in f32.
+    /// Vector `i` of row `k` of a panel: numbers in f32, or pairs as they are.
     ///
     /// # Safety
     /// The panel has that row.
@@ -326,8 +327,8 @@ impl Panels<bf16> {
     /// The panels from number `panel` on, in pairs of rows.
     pub(super) fn pairs(&self, panel: usize) -> &[Pair] {
         let numbers = self.starting_at(panel).as_chunks::<2>().0;
-        // SAFETY: two bf16 numbers that start at a multiple of 4 bytes make a pair: panels begin at cache lines.
-        unsafe { numbers.align_to::<Pair>().1 }
+        // SAFETY: two bf16 numbers have the size of a pair, and panels begin at cache lines, so they are aligned for one.
+        unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), numbers.len()) }
     }
 }
 

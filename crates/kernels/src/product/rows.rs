@@ -1,4 +1,4 @@
-//! The left factor of a matrix product, as the tiles read it: in f32, in groups of rows that share a tile.
+//! The left factor of a matrix product, as the tiles read it: in f32, or pairs of bf16 as the bits of f32, in groups of rows that share a tile.
 //!
 //! A group of M rows holds [`STEP`] numbers of each row, then the next STEP of each, and so on: number k of row m is at
 //! `k / STEP · STEP · M + m · STEP + k % STEP`. Copying whole cache lines makes this, and a tile walks through it in

@@ -14,8 +14,8 @@ use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// How many rows of a panel a tile sums over before it adds to earlier sums: long chains of additions lose digits, and 256
-/// rows of a panel fit the first-level cache of every processor.
+/// How many rows of a panel, of numbers or of pairs, a tile sums over before it adds to earlier sums: long chains of additions lose
+/// digits, and 256 rows of a panel fit the first-level cache of every processor.
 pub(super) const DEPTH: usize = 256;
 
 /// A thread's working memory, which stays for the next product.
@@ -67,7 +67,7 @@ struct Packed {
     data: Vec<f32>,
     /// The most rows of a tile.
     group: usize,
-    /// The numbers of a row, or their pairs.
+    /// How many numbers a row has, or pairs of them.
     depth: usize,
 }
 
@@ -197,21 +197,30 @@ impl<E: Stored> Sums for PackedRows<'_, E> {
         let many = rows.len() > S::ROWS;
         // A few rows leave no time to fetch what comes after their panels.
         let next = Ahead::new(later, if many { panels.len() } else { 0 });
-        let strip = Strip { panels, count, depth };
+        let strip = Strip { panels, count, depth, tile: S::tile };
         // Many rows share one conversion of the halves.
         if many && E::as_f32s(&[]).is_none() {
             let wide = room(&mut scratch.wide, panels.len());
             widen(simd, strip, wide);
-            sum(simd, S::tile, x, rows.len(), Strip { panels: &*wide, count, depth }, next, sums, out);
+            let strip = Strip { panels: &*wide, count, depth, tile: S::tile };
+            sum(simd, x, rows.len(), strip, next, sums, out);
         } else {
-            sum(simd, S::tile, x, rows.len(), strip, next, sums, out);
+            sum(simd, x, rows.len(), strip, next, sums, out);
         }
     }
 }
 
 impl<'a> PackedPairs<'a> {
     /// The factors, if they are bf16 and of a depth that suits.
-    pub(super) fn new<E: Stored>(arch: Arch, x: &impl Source, rows: usize, w: &'a Panels<E>) -> Option<Self> {
+    ///
+    /// # Safety
+    /// If `arch` is AVX-512, the processor has AVX512-BF16.
+    pub(super) unsafe fn new<E: Stored>(
+        arch: Arch,
+        x: &impl Source,
+        rows: usize,
+        w: &'a Panels<E>,
+    ) -> Option<Self> {
         let (data, w) = (x.as_bf16s()?, (w as &dyn Any).downcast_ref::<Panels<bf16>>()?);
         // A tile takes two pairs at a time.
         let depth = w.depth() / 2;
@@ -246,29 +255,29 @@ impl Sums for PackedPairs<'_> {
         let sums = room(&mut scratch.sums, rows.len() * count * PANEL);
         let (panels, later) = self.w.pairs(panels.start).split_at(count * depth * PANEL);
         let next = Ahead::new(later, if rows.len() > S::ROWS { panels.len() } else { 0 });
-        let strip = Strip { panels, count, depth };
-        sum(simd, S::pair_tile, self.x.starting_at(rows.start), rows.len(), strip, next, sums, out);
+        let strip = Strip { panels, count, depth, tile: S::pair_tile };
+        sum(simd, self.x.starting_at(rows.start), rows.len(), strip, next, sums, out);
     }
 }
 
 /// A strip of panels, one after the other.
 #[derive(Clone, Copy)]
-struct Strip<'a, E> {
+struct Strip<'a, S, E> {
     panels: &'a [E],
     count: usize,
     /// The rows of each panel: even.
     depth: usize,
+    /// The function for a number of rows and of panels.
+    tile: fn(usize, usize) -> TileFunction<S, E>,
 }
 
 /// `out = x·W` for packed rows and one strip. Meanwhile, `next` is read ahead.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
 fn sum<S: Lanes, E: Factor, O: Stored>(
     simd: S,
-    tile: impl Fn(usize, usize) -> TileFunction<S, E>,
     x: &[f32],
     rows: usize,
-    Strip { panels, count, depth }: Strip<E>,
+    Strip { panels, count, depth, tile }: Strip<S, E>,
     mut next: Ahead,
     sums: &mut [f32],
     mut out: Part<O>,
@@ -284,7 +293,8 @@ fn sum<S: Lanes, E: Factor, O: Stored>(
             let count = S::ROWS.min(rows - first);
             let sums = &mut sums[first * stride..(first + count) * stride];
             let next = next.next(steps * FETCHED).unwrap_or(panels.cast());
-            // SAFETY: the lengths above cover the group of `count` rows, each panel's rows from k on, and the sums.
+            // SAFETY: the lengths above cover the group of `count` rows, each panel's rows from k on, and the sums. Pairs exist
+            // only where the processor multiplies them, see `PackedPairs::new`.
             unsafe {
                 let rows = x.as_ptr().add(first * packed + k * count);
                 let out = sums.as_mut_ptr();
@@ -301,7 +311,7 @@ fn sum<S: Lanes, E: Factor, O: Stored>(
 
 /// Panels in f32.
 #[inline(always)]
-fn widen<S: Lanes, E: Stored>(simd: S, Strip { panels, count, depth }: Strip<E>, out: &mut [f32]) {
+fn widen<S: Lanes, E: Stored>(simd: S, Strip { panels, count, depth, .. }: Strip<S, E>, out: &mut [f32]) {
     let per_panel = depth * PANEL;
     assert!(panels.len() >= count * per_panel && out.len() >= count * per_panel);
     for (from, out) in panels.chunks_exact(per_panel).zip(out.chunks_exact_mut(per_panel)).take(count) {

@@ -111,7 +111,7 @@ fn every_instruction_set_gives_what_f64_gives() {
     }
 }
 
-/// Pairs of bf16, on every instruction set that can multiply them; most do it in steps, for this test alone.
+/// Only AVX-512 has an instruction for pairs of bf16. The others compute the same in several, and only here.
 #[test]
 fn pairs_give_what_f64_gives() {
     #[cfg(target_arch = "x86_64")]
@@ -124,10 +124,12 @@ fn pairs_give_what_f64_gives() {
             let (x, w) = (numbers::<bf16>(rows * depth, 1), numbers::<bf16>(depth * width, 2));
             let packed = Panels::pack(&w, (depth, width), (width, 1));
             let x = Rows { data: &x, depth };
-            let pairs = PackedPairs::new(arch, &x, rows, &packed).expect("the depth suits");
+            // SAFETY: `has` has looked.
+            let pairs = unsafe { PackedPairs::new(arch, &x, rows, &packed) }.expect("the depth suits");
             let mut out = vec![f32::NAN; rows * width];
             let result = Destination::new(Finish::NOTHING, rows, width, out.as_mut_ptr());
-            share_out(arch, rows, &(0..width), &pairs, &result);
+            // SAFETY: `out` has the rows and columns.
+            unsafe { share_out(arch, rows, &(0..width), &pairs, &result) };
             let expected = definition(&wide(x.data), &wide(&w), depth);
             let scale = expected.iter().fold(1f64, |most, x| most.max(x.abs()));
             for (got, expected) in out.iter().zip(&expected) {
@@ -139,7 +141,28 @@ fn pairs_give_what_f64_gives() {
     for depth in [1, 2, 3, 6] {
         let packed = Panels::pack(&numbers::<bf16>(depth * 16, 1), (depth, 16), (16, 1));
         let x = Rows { data: &numbers::<bf16>(depth, 2), depth };
-        assert!(PackedPairs::new(pulp::Arch::Scalar, &x, 1, &packed).is_none(), "depth {depth}");
+        // SAFETY: portable code needs nothing.
+        let pairs = unsafe { PackedPairs::new(pulp::Arch::Scalar, &x, 1, &packed) };
+        assert!(pairs.is_none(), "depth {depth}");
+    }
+}
+
+/// The least number of bf16 times the largest: 2⁻⁵ or so, or 0 where the processor multiplies bf16 itself.
+#[test]
+fn subnormal_bf16s_count_as_0_where_the_processor_multiplies_them() {
+    for isa in Isa::available() {
+        let (x, w) = (vec![bf16::from_bits(1); 64], vec![bf16::MAX; 64 * 16]);
+        let packed = Panels::pack(&w, (64, 16), (16, 1));
+        let got = run::<_, f32>(isa, &x, &packed, 0..16, Finish::NOTHING, None);
+        #[cfg(amx)]
+        let in_bf16 = isa.has_pairs() || isa.has_tiles();
+        #[cfg(not(amx))]
+        let in_bf16 = isa.has_pairs();
+        let expected = if in_bf16 { 0.0 } else { 64.0 * x[0].to_f32() * bf16::MAX.to_f32() };
+        assert!(
+            got.iter().all(|y| (y - expected).abs() <= 1e-5 * expected),
+            "{isa:?}: {got:?}, not {expected}"
+        );
     }
 }
 

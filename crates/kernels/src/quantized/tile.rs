@@ -6,8 +6,8 @@ use super::vectors::{Vectors, Wide, Work};
 use crate::product::panels::PANEL;
 use std::marker::PhantomData;
 
-/// How many bytes ahead a few rows fetch weights from memory, into the second-level cache: AMD's first level takes too few lines at a
-/// time to keep memory busy.
+/// How many bytes ahead a few rows fetch weights from memory, into the second-level cache. On AMD's Zen 4, the first level takes too
+/// few lines at a time to keep memory busy; Intel's processors have not been asked.
 const AHEAD: usize = 8192;
 
 /// A panel of weights.
@@ -43,11 +43,11 @@ pub(super) unsafe fn few<V: Vectors, C: Code, const R: usize>(
         let mut group = codes.as_ptr();
         for block in 0..blocks {
             for p in 0..C::PARTS {
+                // A single row has two chains of sums, since each addition waits for the one before. More rows have enough.
                 let (mut dots, mut others) = ([V::ints(0); R], [V::ints(0); R]);
                 for r in 0..R {
                     let sum = part_sum::<C>(&x.sums, r * blocks + block, p);
                     dots[r] = if C::NIBBLES { V::ints(-C::OFFSET * sum) } else { V::start(sum) };
-                    others[r] = if C::NIBBLES { V::ints(0) } else { V::start(0) };
                 }
                 let from = x.codes.as_ptr().add(block * BLOCK + p * part);
                 let mut k = 0;
