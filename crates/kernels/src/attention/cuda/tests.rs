@@ -153,7 +153,7 @@ impl Case {
         let past = self.s - self.t;
         let all = (0..if self.masked { self.t } else { 0 }).flat_map(|query| {
             let keys = (0..=past + query).filter(move |key| (query * 31 + key * 17) % 11 == 3);
-            keys.map(move |key| Hidden { head: (key % 3 > 0).then_some(key % 3 - 1), query, key })
+            keys.map(move |key| Hidden { head: (key % 3).checked_sub(1), query, key })
         });
         all.filter(|x| x.head.is_none_or(|head| head < self.h)).collect()
     }
