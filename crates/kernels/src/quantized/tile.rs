@@ -6,8 +6,8 @@ use super::vectors::{Vectors, Wide, Work};
 use crate::product::panels::PANEL;
 use std::marker::PhantomData;
 
-/// How many bytes ahead a few rows fetch weights from memory, into the second-level cache. On AMD's Zen 4, the first level takes too
-/// few lines at a time to keep memory busy; Intel's processors have not been asked.
+/// How many bytes ahead a few rows fetch weights from memory, into the second-level cache: on AMD's Zen 4, a token in `q4_0` takes 0.8 of
+/// the time that it takes with 2048 bytes into the first. Not measured on Intel.
 const AHEAD: usize = 8192;
 
 /// A panel of weights.
