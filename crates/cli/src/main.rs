@@ -50,7 +50,12 @@ use weights::NoBrowser;
 #[global_allocator]
 static ALLOCATOR: KeepLarge<MiMalloc> = KeepLarge::new(MiMalloc);
 
+/// The allocator's option `mi_option_purge_delay`, which its crate does not name: milliseconds until it gives free pages back, or
+/// -1 for never.
+const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
+
 fn main() -> ExitCode {
+    keep_small();
     let matches = help::full(Args::command()).try_get_matches().unwrap_or_else(|error| answer(error));
     let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     if args.quiet {
@@ -77,6 +82,14 @@ fn main() -> ExitCode {
             }
         },
     }
+}
+
+/// Has the allocator keep the pages of blocks that [`KeepLarge`] leaves to it. Given back, the system would clear them again for
+/// the next pass.
+#[allow(unsafe_code)]
+fn keep_small() {
+    // SAFETY: sets a number, before other threads begin.
+    unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, -1) };
 }
 
 /// Ends the program where the arguments ask for help or are wrong.
