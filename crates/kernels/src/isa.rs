@@ -54,6 +54,13 @@ pub(crate) enum ByteProducts {
     AvxVnni,
     #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
     Avx512Vnni,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    /// With the processor's `dotprod`.
+    #[cfg(target_arch = "aarch64")]
+    NeonDot,
+    #[cfg(target_arch = "wasm32")]
+    Simd128,
 }
 
 impl Isa {
@@ -172,6 +179,12 @@ impl Isa {
             Self::AvxVnni if self.arch().is_some() => ByteProducts::AvxVnni,
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 | Self::Avx512 | Self::Amx if Self::Avx2.arch().is_some() => ByteProducts::Avx2,
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon if std::arch::is_aarch64_feature_detected!("dotprod") => ByteProducts::NeonDot,
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => ByteProducts::Neon,
+            #[cfg(target_arch = "wasm32")]
+            Self::Simd128 if self.arch().is_some() => ByteProducts::Simd128,
             _ => ByteProducts::Portable,
         }
     }

@@ -31,7 +31,7 @@ pub(super) unsafe fn few<V: Vectors, C: Code, const R: usize>(
     stride: usize,
 ) {
     const STEP: usize = 4;
-    const { assert!(C::NIBBLES || C::OFFSET == 128, "the offset that `start` and `dot` take off bytes") };
+    const { assert!(C::NIBBLES || C::OFFSET == 128, "the offset that `start` takes off bytes") };
     let depth = blocks * BLOCK;
     let part = BLOCK / C::PARTS;
     assert!(x.codes.len() >= R * depth && x.scales.len() >= R * blocks && x.sums.len() >= R * blocks * SUMS);
@@ -152,8 +152,8 @@ pub(super) unsafe fn widen<V: Vectors, C: Code>(codes: &[u8], out: &mut [u8]) {
             let bytes = V::bytes(group.as_ptr());
             if C::NIBBLES {
                 let (low, high) = V::nibbles(bytes);
-                V::widen(low, out.as_mut_ptr());
-                V::widen(high, out.as_mut_ptr().add(per_group));
+                V::widen_nibbles(low, out.as_mut_ptr());
+                V::widen_nibbles(high, out.as_mut_ptr().add(per_group));
             } else {
                 V::widen(bytes, out.as_mut_ptr());
             }
@@ -231,7 +231,8 @@ impl<C: Code, X: Wide, const R: usize, const P: usize> Work for TileWork<'_, C, 
                     let mut dots = [[V::ints(0); P]; R];
                     for r in 0..R {
                         let sum = part_sum::<C>(&x.sums, (first + r) * blocks + block, p);
-                        dots[r] = [V::ints(-C::OFFSET * sum); P];
+                        dots[r] =
+                            [if C::NIBBLES { V::ints(-C::OFFSET * sum) } else { V::start_wide(sum) }; P];
                     }
                     for _ in 0..steps {
                         let mut w = [V::bytes(codes); P];

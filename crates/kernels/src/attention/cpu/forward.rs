@@ -139,7 +139,7 @@ mod tests {
         run(problem, |run| run.with_simd(simd))
     }
 
-    /// The same by AVX2's vectors, and portable ones of 1, 4, 8 and 16 numbers.
+    /// The same by the processor's vectors, and portable ones of 1, 4, 8 and 16 numbers.
     fn run_on_others<K: RowElement>(problem: &Problem<f32, K>) -> Vec<Vec<f32>> {
         let mut others = vec![
             run_on(problem, pulp::Scalar),
@@ -149,6 +149,8 @@ mod tests {
         ];
         #[cfg(target_arch = "x86_64")]
         others.extend(pulp::x86::V3::try_new().map(|avx2| run_on(problem, avx2)));
+        #[cfg(target_arch = "aarch64")]
+        others.extend(pulp::aarch64::Neon::try_new().map(|neon| run_on(problem, neon)));
         others
     }
 

@@ -1,6 +1,10 @@
 //! The instruction sets that multiply codes, each in a file of its own.
 
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
+#[cfg(target_arch = "wasm32")]
+mod wasm;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -20,6 +24,12 @@ pub(super) fn dispatch<W: Work>(isa: Isa, work: W) -> W::Output {
             ByteProducts::AvxVnni => x86::AvxVnni::call(work),
             #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
             ByteProducts::Avx512Vnni => x86::Avx512Vnni::call(work),
+            #[cfg(target_arch = "aarch64")]
+            ByteProducts::Neon => neon::Neon::call(work),
+            #[cfg(target_arch = "aarch64")]
+            ByteProducts::NeonDot => neon::NeonDot::call(work),
+            #[cfg(target_arch = "wasm32")]
+            ByteProducts::Simd128 => wasm::Simd128::call(work),
         }
     }
 }

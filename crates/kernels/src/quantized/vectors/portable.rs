@@ -39,11 +39,23 @@ pub(in crate::quantized) trait Vectors: Copy + Send + Sync + 'static {
     /// Writes 64 codes as numbers of [`Wide`](Self::Wide)'s size, in the order in which [`dot_wide`](Self::dot_wide) reads
     /// them.
     unsafe fn widen(bytes: Self::Bytes, out: *mut u8);
+    /// The same for codes below 16.
+    #[inline(always)]
+    unsafe fn widen_nibbles(bytes: Self::Bytes, out: *mut u8) {
+        // SAFETY: passed on.
+        unsafe { Self::widen(bytes, out) };
+    }
     /// The same number for each output.
     unsafe fn ints(x: i32) -> Self::Ints;
-    /// What [`dot`](Self::dot) adds to, for codes with an offset of 128 and four-byte groups whose inputs sum to `sum`.
+    /// What [`dot`](Self::dot) adds to, for codes with an offset of 128 and inputs that sum to `sum`.
     #[inline(always)]
     unsafe fn start(sum: i32) -> Self::Ints {
+        // SAFETY: passed on.
+        unsafe { Self::ints(-128 * sum) }
+    }
+    /// The same for codes that [`widen`](Self::widen) wrote.
+    #[inline(always)]
+    unsafe fn start_wide(sum: i32) -> Self::Ints {
         // SAFETY: passed on.
         unsafe { Self::ints(-128 * sum) }
     }
@@ -55,7 +67,8 @@ pub(in crate::quantized) trait Vectors: Copy + Send + Sync + 'static {
         // SAFETY: passed on.
         unsafe { Self::dot(sums, codes, x) }
     }
-    /// `sums + Σ code·x` over the inputs of a step of 64 bytes as [`widen`](Self::widen) writes them.
+    /// `sums + Σ (code − 128)·x` over the inputs of a step of 64 bytes as [`widen`](Self::widen) writes them, if the sums are from
+    /// [`start_wide`](Self::start_wide); `sums + Σ code·x` for codes from [`widen_nibbles`](Self::widen_nibbles).
     #[inline(always)]
     unsafe fn dot_wide(sums: Self::Ints, codes: Self::Bytes, x: Self::Ints) -> Self::Ints {
         // SAFETY: passed on.
@@ -100,7 +113,7 @@ impl Wide for i8 {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "wasm32"))]
 #[allow(clippy::cast_possible_truncation)] // -127 to 127
 impl Wide for i16 {
     #[inline(always)]

@@ -1,0 +1,245 @@
+//! The vectors of AArch64: NEON, without and with the products of `dotprod`.
+//!
+//! Both multiply bytes with a sign. Codes with an offset of 128 get theirs by turning the highest bit over, which takes off 128.
+//! Rust's intrinsics for `sdot` are unstable, so that it is written in assembly.
+//!
+//! SAFETY of every block here: the conditions of [`Vectors`], which its callers meet.
+
+use super::portable::{Vectors, Work};
+use half::f16;
+#[allow(clippy::wildcard_imports)] // forty intrinsics
+use std::arch::aarch64::*;
+use std::arch::asm;
+
+/// Four 128-bit vectors.
+#[derive(Clone, Copy)]
+pub(super) struct Neon;
+
+/// Four 128-bit vectors, with `sdot`.
+#[derive(Clone, Copy)]
+pub(super) struct NeonDot;
+
+/// The codes without their offset of 128, as bytes with a sign.
+#[inline(always)]
+unsafe fn signed(codes: uint8x16_t) -> int8x16_t {
+    unsafe { vreinterpretq_s8_u8(veorq_u8(codes, vdupq_n_u8(128))) }
+}
+
+/// An array of the values for i from 0 to 3. A closure would be compiled without the set's features.
+macro_rules! each {
+    ($i:ident => $value:expr) => {
+        [
+            {
+                let $i = 0;
+                $value
+            },
+            {
+                let $i = 1;
+                $value
+            },
+            {
+                let $i = 2;
+                $value
+            },
+            {
+                let $i = 3;
+                $value
+            },
+        ]
+    };
+}
+
+/// What the two sets share.
+macro_rules! vectors_of_16_bytes {
+    () => {
+        type Bytes = [uint8x16_t; 4];
+        type Ints = [int32x4_t; 4];
+        type Floats = [float32x4_t; 4];
+        type Wide = i8;
+        const PANELS: usize = 1;
+
+        #[inline(always)]
+        unsafe fn bytes(from: *const u8) -> [uint8x16_t; 4] {
+            unsafe { each!(i => vld1q_u8(from.add(16 * i))) }
+        }
+
+        #[inline(always)]
+        unsafe fn nibbles(bytes: [uint8x16_t; 4]) -> ([uint8x16_t; 4], [uint8x16_t; 4]) {
+            unsafe {
+                let mask = vdupq_n_u8(15);
+                (each!(i => vandq_u8(bytes[i], mask)), each!(i => vshrq_n_u8::<4>(bytes[i])))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn widen(bytes: [uint8x16_t; 4], out: *mut u8) {
+            for (i, codes) in bytes.into_iter().enumerate() {
+                unsafe { vst1q_s8(out.cast::<i8>().add(16 * i), signed(codes)) };
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn widen_nibbles(bytes: [uint8x16_t; 4], out: *mut u8) {
+            for (i, codes) in bytes.into_iter().enumerate() {
+                unsafe { vst1q_u8(out.add(16 * i), codes) };
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn ints(x: i32) -> [int32x4_t; 4] {
+            unsafe { [vdupq_n_s32(x); 4] }
+        }
+
+        #[inline(always)]
+        unsafe fn start(_: i32) -> [int32x4_t; 4] {
+            unsafe { Self::ints(0) }
+        }
+
+        #[inline(always)]
+        unsafe fn start_wide(_: i32) -> [int32x4_t; 4] {
+            unsafe { Self::ints(0) }
+        }
+
+        #[inline(always)]
+        unsafe fn dot(sums: [int32x4_t; 4], codes: [uint8x16_t; 4], x: [int32x4_t; 4]) -> [int32x4_t; 4] {
+            unsafe { each!(i => Self::dot_signed(sums[i], signed(codes[i]), vreinterpretq_s8_s32(x[i]))) }
+        }
+
+        #[inline(always)]
+        unsafe fn dot_nibbles(
+            sums: [int32x4_t; 4],
+            codes: [uint8x16_t; 4],
+            x: [int32x4_t; 4],
+        ) -> [int32x4_t; 4] {
+            unsafe { Self::dot_wide(sums, codes, x) }
+        }
+
+        #[inline(always)]
+        unsafe fn dot_wide(
+            sums: [int32x4_t; 4],
+            codes: [uint8x16_t; 4],
+            x: [int32x4_t; 4],
+        ) -> [int32x4_t; 4] {
+            unsafe { each!(i => Self::dot_signed(sums[i], vreinterpretq_s8_u8(codes[i]), vreinterpretq_s8_s32(x[i]))) }
+        }
+
+        #[inline(always)]
+        unsafe fn add(a: [int32x4_t; 4], b: [int32x4_t; 4]) -> [int32x4_t; 4] {
+            unsafe { each!(i => vaddq_s32(a[i], b[i])) }
+        }
+
+        #[inline(always)]
+        unsafe fn floats(sums: [int32x4_t; 4]) -> [float32x4_t; 4] {
+            unsafe { each!(i => vcvtq_f32_s32(sums[i])) }
+        }
+
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> [float32x4_t; 4] {
+            unsafe { [vdupq_n_f32(x); 4] }
+        }
+
+        #[inline(always)]
+        unsafe fn load(from: *const f32) -> [float32x4_t; 4] {
+            unsafe { each!(i => vld1q_f32(from.add(4 * i))) }
+        }
+
+        #[inline(always)]
+        unsafe fn store(x: [float32x4_t; 4], to: *mut f32) {
+            for (i, x) in x.into_iter().enumerate() {
+                unsafe { vst1q_f32(to.add(4 * i), x) };
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn load_f16(from: *const f16) -> [float32x4_t; 4] {
+            unsafe { each!(i => { let halves = vld1_u16(from.cast::<u16>().add(4 * i));
+                let wide: float32x4_t;
+                asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) wide, in(vreg) halves, options(pure, nomem, nostack, preserves_flags));
+                wide }) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_i8(from: *const i8) -> [float32x4_t; 4] {
+            unsafe {
+                let x = vld1q_s8(from);
+                let (low, high) = (vmovl_s8(vget_low_s8(x)), vmovl_high_s8(x));
+                [
+                    vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+                    vcvtq_f32_s32(vmovl_high_s16(low)),
+                    vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+                    vcvtq_f32_s32(vmovl_high_s16(high)),
+                ]
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn mul(a: [float32x4_t; 4], b: [float32x4_t; 4]) -> [float32x4_t; 4] {
+            unsafe { each!(i => vmulq_f32(a[i], b[i])) }
+        }
+
+        #[inline(always)]
+        unsafe fn mul_add(
+            a: [float32x4_t; 4],
+            b: [float32x4_t; 4],
+            c: [float32x4_t; 4],
+        ) -> [float32x4_t; 4] {
+            unsafe { each!(i => vfmaq_f32(c[i], a[i], b[i])) }
+        }
+
+        #[inline(always)]
+        unsafe fn fetch(from: *const u8) {
+            unsafe { asm!("prfm pldl2keep, [{0}]", in(reg) from, options(nostack, preserves_flags, readonly)) };
+        }
+    };
+}
+
+impl Neon {
+    /// `sums + Σ codes·x` over 4 inputs.
+    #[inline(always)]
+    unsafe fn dot_signed(sums: int32x4_t, codes: int8x16_t, x: int8x16_t) -> int32x4_t {
+        unsafe {
+            // Two products of at most 2⁷·127 fit 16 bits.
+            let low = vmull_s8(vget_low_s8(codes), vget_low_s8(x));
+            vpadalq_s16(sums, vpaddq_s16(low, vmull_high_s8(codes, x)))
+        }
+    }
+}
+
+impl NeonDot {
+    /// `sums + Σ codes·x` over 4 inputs.
+    #[inline(always)]
+    unsafe fn dot_signed(mut sums: int32x4_t, codes: int8x16_t, x: int8x16_t) -> int32x4_t {
+        unsafe {
+            asm!(
+                "sdot {0:v}.4s, {1:v}.16b, {2:v}.16b",
+                inout(vreg) sums, in(vreg) codes, in(vreg) x,
+                options(pure, nomem, nostack, preserves_flags)
+            );
+        }
+        sums
+    }
+}
+
+impl Vectors for Neon {
+    // 4·4 sums, 4 vectors of codes, 1 of a row and 2 of products, out of 32 registers.
+    const ROWS: usize = 4;
+    vectors_of_16_bytes!();
+
+    #[inline(never)]
+    #[target_feature(enable = "neon")]
+    unsafe fn call<W: Work>(work: W) -> W::Output {
+        unsafe { work.run::<Self>() }
+    }
+}
+
+impl Vectors for NeonDot {
+    // 6·4 sums, 4 vectors of codes and 1 of a row, out of 32 registers.
+    const ROWS: usize = 6;
+    vectors_of_16_bytes!();
+
+    #[inline(never)]
+    #[target_feature(enable = "neon,dotprod")]
+    unsafe fn call<W: Work>(work: W) -> W::Output {
+        unsafe { work.run::<Self>() }
+    }
+}
