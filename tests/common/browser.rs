@@ -196,10 +196,22 @@ impl Browser {
 
     /// A real click in the middle of an element.
     pub(crate) fn click(&self, css: &str) -> Result {
+        self.on_element(css, "click", &json!({}))
+    }
+
+    /// Chooses files in a field for files.
+    pub(crate) fn choose(&self, css: &str, files: &[&Path]) -> Result {
+        let path = |path: &&Path| Ok(path.canonicalize()?.display().to_string());
+        let paths: Vec<_> = files.iter().map(path).collect::<Result<_>>()?;
+        self.on_element(css, "value", &json!({ "text": paths.join("\n") }))
+    }
+
+    /// A command of the standard for the first element that `css` selects.
+    fn on_element(&self, css: &str, command: &str, body: &Value) -> Result {
         let found = self.command("/element", &json!({ "using": "css selector", "value": css }))?;
         // An object with one entry, whose name the standard fixes.
         let id = found.as_object().and_then(|one| one.values().next()?.as_str()).ok_or("an element")?;
-        self.command(&format!("/element/{id}/click"), &json!({}))?;
+        self.command(&format!("/element/{id}/{command}"), body)?;
         Ok(())
     }
 

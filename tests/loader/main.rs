@@ -13,6 +13,7 @@ mod gguf_damage;
 mod gguf_parts;
 mod gguf_written;
 mod halves;
+mod in_memory;
 mod kinds;
 #[path = "../common/models.rs"]
 mod models;

@@ -2,10 +2,12 @@
 
 use crate::browser::{Browser, browse};
 use crate::common::Result;
+use gpt2_loader::{Checkpoint, Files, GgufType, Source, Tokenizer, save_gguf};
 use gpt2_web::{Live, LiveFile, Look};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Opens the page on a text. Without the module for the browser, this fails under CI, and elsewhere says that it was skipped.
 fn open(text: &str, test: impl FnOnce(&Browser) -> Result) -> Result {
@@ -46,7 +48,11 @@ fn settled(page: &Browser) -> Result {
 
 /// What the page's parts should show: the number of tokens, and the kind of each head.
 fn expected(look: &Look) -> Result<(usize, Vec<String>)> {
-    let shown = Live::demo()?.look(look)?;
+    expected_of(&Live::demo()?, look)
+}
+
+fn expected_of(live: &Live, look: &Look) -> Result<(usize, Vec<String>)> {
+    let shown = live.look(look)?;
     let layers = shown.page.lines().filter_map(|line| line.strip_prefix("layer\t"));
     let mut kinds = vec![];
     for layer in layers {
@@ -197,5 +203,72 @@ fn what_the_model_cannot_read_is_said_and_the_page_stays() -> Result {
         page.click("#live-next")?;
         assert_eq!(page.get("document.getElementById('live-text').value")?, "");
         Ok(())
+    })
+}
+
+/// A model from files on disk, as a browser hands them over.
+fn opened(name: &str, files: &[&Path]) -> Result<Live> {
+    let content = |path: &&Path| -> Result<(String, Vec<u8>)> {
+        let name = path.file_name().ok_or("a name")?.to_string_lossy().into_owned();
+        Ok((name, std::fs::read(path)?))
+    };
+    let files: BTreeMap<_, _> = files.iter().map(content).collect::<Result<_>>()?;
+    Ok(Live::open(&Files::in_memory(name, files)?)?)
+}
+
+#[test]
+fn a_model_of_the_readers_own_runs_in_the_page() -> Result {
+    const TEXT: &str = "O Romeo, Romeo! wherefore art thou Romeo?";
+    let folder = tempfile::tempdir()?;
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-shakespeare");
+    let gguf = folder.path().join("small.gguf");
+    let files = Source::directory(&source).open()?;
+    let checkpoint = Checkpoint::open(&files)?;
+    let tokenizer = Tokenizer::open(&files, checkpoint.config().vocab_size)?;
+    save_gguf(&gguf, &checkpoint, &tokenizer, GgufType::Q8_0, &mut |_, _, _| {})?;
+    let names = ["config.json", "model.safetensors", "tokenizer.json"];
+    let parts: Vec<PathBuf> = names.iter().map(|name| source.join(name)).collect();
+    let parts: Vec<&Path> = parts.iter().map(PathBuf::as_path).collect();
+    let damaged = folder.path().join("damaged.gguf");
+    let whole = std::fs::read(&gguf)?;
+    std::fs::write(&damaged, &whole[..whole.len() / 2])?;
+
+    open(TEXT, |page| {
+        let shows = |live: &Live, caption: &str| -> Result {
+            let (tokens, kinds) = expected_of(live, &look(TEXT))?;
+            assert_eq!(page.text("#about")?, format!("{tokens} tokens, 16 heads"));
+            assert_eq!(page.texts("#overview small")?, kinds);
+            assert_eq!(page.text("#caption")?, caption);
+            let status = page.text("#live-status")?;
+            assert!(status.starts_with(&format!("{tokens} tokens, ")), "{status}");
+            Ok(())
+        };
+        page.click("#live-ablate")?;
+        settled(page)?;
+        page.choose("#live-files", &[&gguf])?;
+        settled(page)?;
+        let quantized = opened("small.gguf", &[&gguf])?;
+        shows(&quantized, "f32 in this browser, weights in q8_0, fused attention")?;
+        assert_eq!(page.texts("#live-changes button")?, [""; 0], "changes of the model before");
+        // What cannot be read is said, and the model stays.
+        for (files, says) in [
+            (&[&*damaged][..], "damaged.gguf: damaged or not a GGUF file"),
+            (&[&gguf, &damaged], "your files: weights in several files"),
+            (&parts[..1], "config.json: no weights here"),
+            (&parts[1..2], "model.safetensors: no config.json here"),
+            (&parts[..2], "your files: no tokenizer here"),
+        ] {
+            page.choose("#live-files", files)?;
+            settled(page)?;
+            let status = page.text("#live-status")?;
+            assert!(status.starts_with(says), "{status}");
+            enter(page, TEXT)?;
+            shows(&quantized, "f32 in this browser, weights in q8_0, fused attention")?;
+        }
+        page.choose("#live-files", &parts)?;
+        settled(page)?;
+        shows(&opened("your files", &parts)?, "f32 in this browser, fused attention")?;
+        page.click("#live-next")?;
+        settled(page)
     })
 }

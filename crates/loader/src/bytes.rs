@@ -18,7 +18,7 @@ pub enum Bytes {
     /// Part of the binary.
     Embedded(&'static [u8]),
     /// In memory.
-    InMemory(Arc<[u8]>),
+    InMemory(Arc<Vec<u8>>),
 }
 
 /// An open file and a memory map of it, whose pages are read when they are used.

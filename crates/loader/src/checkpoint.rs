@@ -50,7 +50,7 @@ impl Checkpoint {
         let stored = match &files.weight_files {
             WeightFiles::Safetensors(path, bytes) => named(safetensors_file::read(path, bytes)?),
             WeightFiles::Index(path) => named(safetensors_file::read_index(path)?),
-            WeightFiles::Pickle(path) => named(pickle::read(path)?),
+            WeightFiles::Pickle(path, bytes) => named(pickle::read(path, bytes)?),
             WeightFiles::Headers(headers) => {
                 let tensors = headers.iter().map(safetensors_file::read_header);
                 named(tensors.collect::<Result<Vec<_>, _>>()?.concat())

@@ -51,6 +51,15 @@ pub enum LoadError {
         /// The folder.
         dir: PathBuf,
     },
+    /// Weights in several files that are in memory.
+    #[error(
+        "{name}: weights in several files, which only a folder on disk may have; expected one model.safetensors, \
+         pytorch_model.bin or GGUF file"
+    )]
+    SeveralFiles {
+        /// The source.
+        name: String,
+    },
     /// A folder without a tokenizer for a vocabulary that is not GPT-2's.
     #[error(
         "{name}: no tokenizer here; expected tokenizer.json, or vocab.json with merges.txt (a vocabulary of \

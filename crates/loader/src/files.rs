@@ -64,8 +64,12 @@ impl Files {
     /// # Errors
     /// When the file cannot be read, is damaged, or is not a GPT-2.
     pub fn open_gguf(path: &Path) -> Result<Self, LoadError> {
-        let bytes = Bytes::open(path)?;
-        let config = Bytes::InMemory(gguf::config(path, &bytes)?.into());
+        Self::of_gguf(path, Bytes::open(path)?)
+    }
+
+    /// The same from the content of the file.
+    pub(crate) fn of_gguf(path: &Path, bytes: Bytes) -> Result<Self, LoadError> {
+        let config = Bytes::InMemory(Arc::new(gguf::config(path, &bytes)?));
         Ok(Self::new(
             path.display().to_string(),
             (path.to_path_buf(), config),
@@ -81,7 +85,7 @@ impl Files {
     pub fn paths(&self) -> Result<Vec<PathBuf>, LoadError> {
         let mut paths = vec![self.config.0.clone()];
         match &self.weight_files {
-            WeightFiles::Safetensors(path, _) | WeightFiles::Pickle(path) => paths.push(path.clone()),
+            WeightFiles::Safetensors(path, _) | WeightFiles::Pickle(path, _) => paths.push(path.clone()),
             WeightFiles::Index(path) => {
                 paths.push(path.clone());
                 let index = Index::open(path)?;
@@ -92,7 +96,9 @@ impl Files {
         }
         match &self.tokenizer {
             TokenizerFiles::Json(path, _) => paths.push(path.clone()),
-            TokenizerFiles::VocabMerges(vocab, merges) => paths.extend([vocab.clone(), merges.clone()]),
+            TokenizerFiles::VocabMerges { vocab, merges } => {
+                paths.extend([vocab.0.clone(), merges.0.clone()]);
+            }
             TokenizerFiles::Absent | TokenizerFiles::Unreachable(_) | TokenizerFiles::Gguf(..) => {}
         }
         Ok(paths)
@@ -108,7 +114,7 @@ pub enum WeightFiles {
     /// `model.safetensors.index.json`, which names the shards beside it.
     Index(PathBuf),
     /// `pytorch_model.bin`, a zip with a pickle.
-    Pickle(PathBuf),
+    Pickle(PathBuf, Bytes),
     /// A GGUF file, which also holds the config and the tokenizer.
     Gguf(PathBuf, Bytes),
     /// Headers of safetensors files without their data: enough for an audit, not enough for a model.
@@ -117,16 +123,16 @@ pub enum WeightFiles {
 
 impl WeightFiles {
     /// The file at `path`, which has one of the names in [`WEIGHTS`].
-    pub(crate) fn open(path: PathBuf) -> Result<Self, LoadError> {
+    pub(crate) fn of(
+        path: PathBuf,
+        open: impl FnOnce(&Path) -> Result<Bytes, LoadError>,
+    ) -> Result<Self, LoadError> {
         let is = |name: &str| path.file_name() == Some(name.as_ref());
-        if is(SAFETENSORS) {
-            let bytes = Bytes::open(&path)?;
-            Ok(Self::Safetensors(path, bytes))
-        } else if is(INDEX) {
-            Ok(Self::Index(path))
-        } else {
-            Ok(Self::Pickle(path))
+        if is(INDEX) {
+            return Ok(Self::Index(path));
         }
+        let bytes = open(&path)?;
+        Ok(if is(SAFETENSORS) { Self::Safetensors(path, bytes) } else { Self::Pickle(path, bytes) })
     }
 }
 
@@ -137,18 +143,16 @@ pub enum TokenizerFiles {
     /// tokenizer.json
     Json(PathBuf, Bytes),
     /// vocab.json and merges.txt
-    VocabMerges(PathBuf, PathBuf),
+    VocabMerges {
+        /// vocab.json
+        vocab: (PathBuf, Bytes),
+        /// merges.txt
+        merges: (PathBuf, Bytes),
+    },
     /// A GGUF file, which may hold one.
     Gguf(PathBuf, Bytes),
     /// None of them.
     Absent,
     /// The Hub may have one, but fetching it failed for this reason.
     Unreachable(Arc<LoadError>),
-}
-
-impl TokenizerFiles {
-    /// The tokenizer.json at `path`.
-    pub(crate) fn open_json(path: &Path) -> Result<Self, LoadError> {
-        Ok(Self::Json(path.to_path_buf(), Bytes::open(path)?))
-    }
 }

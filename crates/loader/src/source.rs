@@ -2,11 +2,12 @@
 
 use crate::bytes::Bytes;
 use crate::error::LoadError;
-use crate::files::{CONFIG, MERGES, SAFETENSORS, TOKENIZER, VOCAB, WEIGHTS};
+use crate::files::{CONFIG, INDEX, MERGES, SAFETENSORS, TOKENIZER, VOCAB, WEIGHTS};
 use crate::files::{Files, TokenizerFiles, WeightFiles};
 use crate::hub::{Hub, ModelId};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Where a model is.
 #[derive(Debug, Clone)]
@@ -71,6 +72,32 @@ impl Source {
     }
 }
 
+impl Files {
+    /// The files of a model that are in memory, by their names: one GGUF file, or those of a folder in the layout of
+    /// transformers' `save_pretrained`. Other files are left out. `name` is the model's name in messages.
+    ///
+    /// # Errors
+    /// When the config or the weights are missing, half a tokenizer is, the weights are in several files, or a GGUF file is
+    /// damaged or not a GPT-2.
+    pub fn in_memory(name: &str, mut files: BTreeMap<String, Vec<u8>>) -> Result<Self, LoadError> {
+        let is_gguf =
+            |name: &String| Path::new(name).extension().is_some_and(|it| it.eq_ignore_ascii_case("gguf"));
+        let of_gguf: Vec<_> = files.extract_if(.., |name, _| is_gguf(name)).collect();
+        let has = |name: &str| files.contains_key(name);
+        if of_gguf.len() > 1 || (of_gguf.is_empty() && has(INDEX) && !has(SAFETENSORS)) {
+            return Err(LoadError::SeveralFiles { name: name.to_owned() });
+        }
+        let in_memory = |content| Bytes::InMemory(Arc::new(content));
+        if let Some((file, content)) = of_gguf.into_iter().next() {
+            return Self::of_gguf(Path::new(&file), in_memory(content));
+        }
+        let dir = Path::new(name);
+        let files: BTreeMap<_, _> =
+            files.into_iter().map(|(name, content)| (dir.join(name), in_memory(content))).collect();
+        choose(dir, |name| files.contains_key(&dir.join(name)), |path| Ok(files[path].clone()))
+    }
+}
+
 fn open_embedded(files: &EmbeddedFiles) -> Files {
     let file = |name: &str, content| (Path::new(files.name).join(name), Bytes::Embedded(content));
     let (weights, content) = file(SAFETENSORS, files.weights);
@@ -96,20 +123,34 @@ fn open_directory(dir: &Path) -> Result<Files, LoadError> {
         Ok(_) => {}
     }
     // A broken link counts as existing: opening it then fails with an error that names it.
-    let find = |name: &str| Some(dir.join(name)).filter(|p| p.symlink_metadata().is_ok());
-    let config = find(CONFIG).ok_or_else(|| LoadError::NoConfig { dir: dir.to_path_buf() })?;
-    let weights = WEIGHTS.into_iter().find_map(find);
+    let has = |name: &str| dir.join(name).symlink_metadata().is_ok();
+    choose(dir, has, |path| Ok(Bytes::open(path)?))
+}
+
+/// The files of the model in a folder.
+fn choose(
+    dir: &Path,
+    has: impl Fn(&str) -> bool,
+    open: impl Fn(&Path) -> Result<Bytes, LoadError>,
+) -> Result<Files, LoadError> {
+    let file = |name: &str| open(&dir.join(name)).map(|bytes| (dir.join(name), bytes));
+    if !has(CONFIG) {
+        return Err(LoadError::NoConfig { dir: dir.to_path_buf() });
+    }
+    let weights = WEIGHTS.into_iter().find(|name| has(name));
     let weights = weights.ok_or_else(|| LoadError::NoWeights { dir: dir.to_path_buf() })?;
-    let weights = WeightFiles::open(weights)?;
-    let tokenizer = match (find(TOKENIZER), find(VOCAB), find(MERGES)) {
-        (Some(path), _, _) => TokenizerFiles::open_json(&path)?,
-        (None, Some(vocab), Some(merges)) => TokenizerFiles::VocabMerges(vocab, merges),
-        (None, None, None) => TokenizerFiles::Absent,
-        (None, vocab, _) => {
-            let missing = if vocab.is_some() { MERGES } else { VOCAB };
+    let weights = WeightFiles::of(dir.join(weights), &open)?;
+    let tokenizer = match (has(TOKENIZER), has(VOCAB), has(MERGES)) {
+        (true, _, _) => {
+            let (path, bytes) = file(TOKENIZER)?;
+            TokenizerFiles::Json(path, bytes)
+        }
+        (false, true, true) => TokenizerFiles::VocabMerges { vocab: file(VOCAB)?, merges: file(MERGES)? },
+        (false, false, false) => TokenizerFiles::Absent,
+        (false, vocab, _) => {
+            let missing = if vocab { MERGES } else { VOCAB };
             return Err(LoadError::HalfTokenizer { dir: dir.to_path_buf(), missing });
         }
     };
-    let json = Bytes::open(&config)?;
-    Ok(Files::new(dir.display().to_string(), (config, json), weights, tokenizer))
+    Ok(Files::new(dir.display().to_string(), file(CONFIG)?, weights, tokenizer))
 }

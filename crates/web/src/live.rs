@@ -6,6 +6,7 @@ use gpt2_loader::{Checkpoint, EmbeddedFiles, Files, Source, Tokenizer};
 use gpt2_model::analysis::{most_likely, value_norms};
 use gpt2_model::finite::all_finite;
 use gpt2_model::hooks::{Chain, Hooks, Intervention, Interventions, Point, on};
+use gpt2_model::linear::BlockFormat;
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, ModelOutput, Sampler, Sampling};
 use gpt2_view::{NextToken, PageHeader, PageWriter, Provenance, visible_token};
 use serde::{Deserialize, Serialize};
@@ -30,6 +31,8 @@ pub const DEMO: EmbeddedFiles = EmbeddedFiles {
 #[derive(Debug)]
 pub struct Live {
     name: String,
+    /// The formats of quantized weights.
+    formats: Vec<&'static str>,
     model: Gpt2LMHeadModel,
     tokenizer: Tokenizer,
 }
@@ -124,11 +127,22 @@ impl Live {
         Self::open(&Source::Embedded(DEMO).open()?)
     }
 
-    fn open(files: &Files) -> anyhow::Result<Self> {
+    /// A model of the reader's own, checked as the command checks it.
+    ///
+    /// # Errors
+    /// When a file is damaged, something is missing, the tensors do not fit the config, or there is no tokenizer.
+    pub fn open(files: &Files) -> anyhow::Result<Self> {
         let checkpoint = Checkpoint::open(files)?;
         let tokenizer = Tokenizer::open(files, checkpoint.config().vocab_size)?;
         let model = checkpoint.load_model(DType::F32, &Device::Cpu)?;
-        Ok(Self { name: checkpoint.name().to_owned(), model, tokenizer })
+        let formats = checkpoint.formats().into_iter().map(BlockFormat::as_str).collect();
+        Ok(Self { name: checkpoint.name().to_owned(), formats, model, tokenizer })
+    }
+
+    /// The model's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The model's config.
@@ -224,7 +238,12 @@ impl Live {
         let under =
             if look.changes.is_empty() { String::new() } else { format!("; {}", look.changes.join(", ")) };
         let place = if cfg!(target_family = "wasm") { "in this browser" } else { "on cpu" };
-        let caption = format!("f32 {place}, fused attention{under}");
+        let weights = if self.formats.is_empty() {
+            String::new()
+        } else {
+            format!(", weights in {}", self.formats.join(", "))
+        };
+        let caption = format!("f32 {place}{weights}, fused attention{under}");
         let facts = json!({
             "gpt2": env!("CARGO_PKG_VERSION"), "model": self.name, "dtype": "f32", "device": "cpu",
             "implementation": "fused", "ids": ids, "interventions": look.changes,

@@ -1,6 +1,8 @@
 //! What the page's worker calls.
 
 use crate::{Live, Look};
+use gpt2_loader::Files;
+use std::collections::BTreeMap;
 use wasm_bindgen::prelude::*;
 
 /// A model in the worker.
@@ -19,6 +21,21 @@ impl Model {
         Live::demo().map(Self).map_err(thrown)
     }
 
+    /// A model of the reader's own.
+    ///
+    /// # Errors
+    /// As those of [`Files::in_memory`] and [`Live::open`].
+    pub fn open(name: &str, dropped: Dropped) -> Result<Self, JsError> {
+        let open = || Live::open(&Files::in_memory(name, dropped.0)?);
+        open().map(Self).map_err(thrown)
+    }
+
+    /// The model's name.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.0.name().to_owned()
+    }
+
     /// What a page shows of a text: a first line of JSON, [`Shown`](crate::Shown), then the lines of the page's data. `look` is a
     /// [`Look`] as JSON.
     ///
@@ -29,6 +46,26 @@ impl Model {
         let shown = self.0.look(&look).map_err(thrown)?;
         let first = serde_json::to_string(&shown).map_err(|e| thrown(e.into()))?;
         Ok(format!("{first}\n{}", shown.page))
+    }
+}
+
+/// Files that the reader dropped on the page, by their names.
+#[wasm_bindgen]
+#[derive(Debug, Default)]
+pub struct Dropped(BTreeMap<String, Vec<u8>>);
+
+#[wasm_bindgen]
+impl Dropped {
+    /// None yet.
+    #[wasm_bindgen(constructor)]
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a file.
+    pub fn add(&mut self, name: String, content: Vec<u8>) {
+        self.0.insert(name, content);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Folder, assert_names, parts};
 use gpt2_loader::{Bytes, Files, LoadError, Tokenizer, TokenizerFiles, WeightFiles};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 const TEXTS: [&str; 7] = [
     "",
@@ -40,9 +40,9 @@ pub(super) fn json(data: &[u8]) {
 /// vocab.json and merges.txt
 pub(super) fn vocab_merges(data: &[u8]) {
     let ([vocab], merges) = parts(data);
-    let mut folder = Folder::new();
+    let file = |name: &str, data: &[u8]| (name.into(), Bytes::InMemory(Arc::new(data.to_vec())));
     let files =
-        TokenizerFiles::VocabMerges(folder.write("vocab.json", vocab), folder.write("merges.txt", merges));
+        TokenizerFiles::VocabMerges { vocab: file("vocab.json", vocab), merges: file("merges.txt", merges) };
     match open(files) {
         Err(error) if error.to_string().contains("merges.txt") => assert_names(&error, "merges.txt"),
         Err(error) => assert_names(&error, "vocab.json"),

@@ -103,7 +103,7 @@ impl AdapterCheckpoint {
             return Err(LoadError::Adapter { name: files.config.display().to_string(), reason });
         }
         let stored = if files.weights.extension().is_some_and(|end| end == "bin") {
-            pickle::read(&files.weights)?
+            pickle::read(&files.weights, &Bytes::open(&files.weights)?)?
         } else {
             safetensors_file::read(&files.weights, &Bytes::open(&files.weights)?)?
         };

@@ -127,7 +127,7 @@ impl Fetch<'_> {
         let json = Bytes::open(&config)?;
         let names = match &weight_files {
             WeightFiles::Safetensors(..) => vec![SAFETENSORS.to_string()],
-            WeightFiles::Pickle(_) => vec![PICKLE.to_string()],
+            WeightFiles::Pickle(..) => vec![PICKLE.to_string()],
             WeightFiles::Index(path) => Index::open(path)?.shards().map(str::to_string).collect(),
             WeightFiles::Headers(_) | WeightFiles::Gguf(..) => vec![],
         };
@@ -168,7 +168,7 @@ impl Fetch<'_> {
                 self.required(commit, shard)?;
             }
         }
-        WeightFiles::open(path)
+        WeightFiles::of(path, |path| Ok(Bytes::open(path)?))
     }
 
     /// Fetches the tokenizer. If only that is unavailable, the model can still be used with token ids.
@@ -185,13 +185,21 @@ impl Fetch<'_> {
         let cached = |name| self.repo.has_file(commit, name);
         let has_both = cached(VOCAB) && cached(MERGES);
         if cached(TOKENIZER) || (!has_both && self.is_listed(commit, TOKENIZER)?) {
-            return TokenizerFiles::open_json(&self.required(commit, TOKENIZER)?);
+            let (path, bytes) = self.opened(commit, TOKENIZER)?;
+            return Ok(TokenizerFiles::Json(path, bytes));
         }
         if has_both || (self.is_listed(commit, VOCAB)? && self.is_listed(commit, MERGES)?) {
-            let (vocab, merges) = (self.required(commit, VOCAB)?, self.required(commit, MERGES)?);
-            return Ok(TokenizerFiles::VocabMerges(vocab, merges));
+            let (vocab, merges) = (self.opened(commit, VOCAB)?, self.opened(commit, MERGES)?);
+            return Ok(TokenizerFiles::VocabMerges { vocab, merges });
         }
         Ok(TokenizerFiles::Absent)
+    }
+
+    /// A file that the commit must have, and its content.
+    fn opened(&self, commit: &str, name: &str) -> Result<(PathBuf, Bytes), LoadError> {
+        let path = self.required(commit, name)?;
+        let bytes = Bytes::open(&path)?;
+        Ok((path, bytes))
     }
 
     /// The header of a safetensors file, without its data; adds the bytes that came to `bytes_read`.

@@ -31,9 +31,8 @@ const LOCAL_SIZES: usize = 18;
 const MOST_DIMENSIONS: usize = 8;
 
 /// Every tensor of the state dictionary; reads only the pickle.
-pub(crate) fn read(path: &Path) -> Result<Vec<Stored>, LoadError> {
-    let bytes = Bytes::open(path)?;
-    read_archive(path, &bytes).map_err(|reason| LoadError::damaged(path, FORMAT, &bytes, reason))
+pub(crate) fn read(path: &Path, bytes: &Bytes) -> Result<Vec<Stored>, LoadError> {
+    read_archive(path, bytes).map_err(|reason| LoadError::damaged(path, FORMAT, bytes, reason))
 }
 
 fn read_archive(path: &Path, bytes: &Bytes) -> Result<Vec<Stored>, String> {

@@ -16,7 +16,7 @@ use crate::gguf::{self, Vocabulary};
 use guard::guarded;
 use shape::{Model, Shape, check_added_size};
 use spelling::Spelling;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tiktoken_rs::CoreBPE;
 use tokenizers::models::TrainerWrapper;
@@ -64,7 +64,7 @@ impl Tokenizer {
     pub fn open(files: &Files, vocab_size: usize) -> Result<Self, LoadError> {
         match &files.tokenizer {
             TokenizerFiles::Json(path, bytes) => Self::from_json(path, bytes),
-            TokenizerFiles::VocabMerges(vocab, merges) => Self::from_vocab_merges(vocab, merges),
+            TokenizerFiles::VocabMerges { vocab, merges } => Self::from_vocab_merges(vocab, merges),
             TokenizerFiles::Gguf(path, bytes) => match Self::from_gguf(path, bytes)? {
                 Some(tokenizer) => Ok(tokenizer),
                 None if vocab_size == GPT2_VOCAB_SIZE => Ok(Self::gpt2()),
@@ -103,10 +103,12 @@ impl Tokenizer {
         Ok(Self { name, kind: Kind::HuggingFace(Box::new(tokenizer)), spelling })
     }
 
-    fn from_vocab_merges(vocab: &Path, merges: &Path) -> Result<Self, LoadError> {
-        let (vocab_bytes, merges_bytes) = (Bytes::open(vocab)?, Bytes::open(merges)?);
-        let tokens = guarded(&vocab.display().to_string(), || Vocab::from_json(&vocab_bytes))?;
-        let pairs = guarded(&merges.display().to_string(), || Shape::merges(&merges_bytes))?;
+    fn from_vocab_merges(
+        (vocab, vocab_bytes): &(PathBuf, Bytes),
+        (merges, merges_bytes): &(PathBuf, Bytes),
+    ) -> Result<Self, LoadError> {
+        let tokens = guarded(&vocab.display().to_string(), || Vocab::from_json(vocab_bytes))?;
+        let pairs = guarded(&merges.display().to_string(), || Shape::merges(merges_bytes))?;
         let spelling = Spelling::of_byte_level(tokens.0.keys()).with_token(END_OF_TEXT);
         let name = format!("{} and merges.txt", vocab.display());
         let tokenizer = guarded(&name, || {

@@ -145,13 +145,17 @@ function send() {
   worker.postMessage({ look: JSON.stringify(look) });
 }
 
-async function answered({ ready, answer, error, stopped: isDead }) {
+async function answered({ ready, answer, opened, error, stopped: isDead }) {
   isBusy = false;
   if (isDead) return stopped(error);
+  if (opened) {
+    forget();
+    return askAnew();
+  }
   const question = asked;
   if (ready) {
     isReady = true;
-    for (const id of ["live-text", "live-next", "live-run"]) byId(id).disabled = false;
+    for (const id of ["live-text", "live-next", "live-run", "live-open"]) byId(id).disabled = false;
   }
   // The worker goes on while this answer is drawn.
   if (waiting) send();
@@ -174,6 +178,8 @@ function stopped(error) {
   worker.terminate();
   halt();
   const again = isReady;
+  // The model that starts is the one in the page.
+  forget();
   [isReady, isBusy] = [false, false];
   settle("refused");
   tell(again ? `The model stopped (${error}) and starts anew: change the text.` : `The model did not start: ${error}`, true);
@@ -201,6 +207,63 @@ async function receive(answer, question) {
   tell(`${count}, ${Math.round(performance.now() - question.at)} ms${left}`, false);
   if (wanted.runs || wanted.another) drawNext();
 }
+
+// --- a model of the reader's own -------------------------------------------------------------------
+
+/// What was set for another model.
+function forget() {
+  [wanted.ids, wanted.prompt, wanted.changes] = [[], null, []];
+  showChanges();
+}
+
+const sizeOf = (bytes) => (bytes < 1e6 ? `${Math.ceil(bytes / 1e3)} kB` : `${Math.round(bytes / 1e6)} MB`);
+
+/// Asks the worker to read a model. What is asked meanwhile waits.
+function openModel(name, files) {
+  if (!isReady || isBusy || files.length === 0) return;
+  halt();
+  const known = files.filter(({ name }) => /\.(gguf|json|safetensors|txt|bin)$/i.test(name));
+  const sizes = known.reduce((sum, { file }) => sum + file.size, 0);
+  tell(`Reading ${name}, ${sizeOf(sizes)} …`, false);
+  byId("live").dataset.state = "asked";
+  isBusy = true;
+  worker.postMessage({ model: { name, files: known } });
+}
+
+byId("live-open").addEventListener("click", () => byId("live-files").click());
+byId("live-files").addEventListener("change", () => {
+  const files = [...byId("live-files").files].map((file) => ({ name: file.name, file }));
+  openModel(files.length === 1 ? files[0].name : "your files", files);
+  byId("live-files").value = "";
+});
+
+/// The files of a dropped folder, without those of folders inside.
+async function filesIn(folder) {
+  const reader = folder.createReader();
+  const entries = [];
+  for (let part = null; part?.length !== 0; entries.push(...part)) {
+    part = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
+  }
+  const file = (entry) => new Promise((resolve, reject) => entry.file(resolve, reject));
+  return Promise.all(entries.filter((entry) => entry.isFile).map(async (entry) => ({ name: entry.name, file: await file(entry) })));
+}
+
+addEventListener("dragover", (event) => {
+  if (event.dataTransfer.types.includes("Files")) event.preventDefault();
+});
+addEventListener("drop", async (event) => {
+  const items = [...event.dataTransfer.items].filter(({ kind }) => kind === "file");
+  if (items.length === 0) return;
+  event.preventDefault();
+  const folder = items.length === 1 ? items[0].webkitGetAsEntry() : null;
+  const files = items.map((item) => item.getAsFile()).map((file) => ({ name: file.name, file }));
+  try {
+    if (folder?.isDirectory) openModel(folder.name, await filesIn(folder));
+    else openModel(files.length === 1 ? files[0].name : "your files", files);
+  } catch (error) {
+    tell(`The folder cannot be read: ${error.message}`, true);
+  }
+});
 
 function tell(text, isWrong) {
   // Numbers that change with every letter are not read aloud.

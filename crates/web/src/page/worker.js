@@ -13,7 +13,19 @@ function warmUp() {
   setTimeout(warmUp);
 }
 
-onmessage = async ({ data: { module, look } }) => {
+/// A model from files; the one before stays if this fails.
+async function open({ name, files }) {
+  // What is compiled by now is compiled well, and another model may know none of these words.
+  warmings = 0;
+  const dropped = new wasm_bindgen.Dropped();
+  for (const { name, file } of files) dropped.add(name, new Uint8Array(await file.arrayBuffer()));
+  const opened = wasm_bindgen.Model.open(name, dropped);
+  model.free();
+  model = opened;
+  postMessage({ opened: model.name() });
+}
+
+onmessage = async ({ data: { module, look, model: chosen } }) => {
   try {
     if (module) {
       await wasm_bindgen({ module_or_path: module });
@@ -21,11 +33,14 @@ onmessage = async ({ data: { module, look } }) => {
       postMessage({ ready: true });
       return;
     }
+    if (chosen) return await open(chosen);
     postMessage({ answer: model.look(look) });
     if (!isWarming) setTimeout(warmUp);
     isWarming = true;
   } catch (error) {
-    // What the model refuses is a plain error. After any other, such as a panic, nothing in the module can be relied on.
-    postMessage({ error: String(error?.message ?? error), stopped: !model || error?.constructor !== Error });
+    // What the model refuses is a plain error, and a file that cannot be read is the browser's. After any other, such as a panic,
+    // nothing in the module can be relied on.
+    const isPlain = error?.constructor === Error || error instanceof DOMException;
+    postMessage({ error: String(error?.message ?? error), stopped: !model || !isPlain });
   }
 };
