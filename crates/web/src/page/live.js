@@ -218,13 +218,17 @@ function forget() {
 
 const sizeOf = (bytes) => (bytes < 1e6 ? `${Math.ceil(bytes / 1e3)} kB` : `${Math.round(bytes / 1e6)} MB`);
 
+/// The bytes that a browser reads at once.
+const LARGEST = 2e9;
+
 /// Asks the worker to read a model. What is asked meanwhile waits.
 function openModel(name, files) {
   if (!isReady || isBusy || files.length === 0) return;
   halt();
   const known = files.filter(({ name }) => /\.(gguf|json|safetensors|txt|bin)$/i.test(name));
-  const sizes = known.reduce((sum, { file }) => sum + file.size, 0);
-  tell(`Reading ${name}, ${sizeOf(sizes)} …`, false);
+  const size = known.reduce((sum, { file }) => sum + file.size, 0);
+  if (size > LARGEST) return tell(`${name} has ${sizeOf(size)}, and a page reads models of up to 2 GB: quantize it with gpt2 quantize.`, true);
+  tell(`Reading ${name}, ${sizeOf(size)} …`, false);
   byId("live").dataset.state = "asked";
   isBusy = true;
   worker.postMessage({ model: { name, files: known } });
