@@ -64,9 +64,10 @@ fn what_is_missing_in_memory_is_named() -> Result {
         let error = Files::in_memory("dropped", with(names)).expect_err("not a model").to_string();
         assert_says(&format!("{names:?}"), &error, says);
     }
-    // An index beside the whole file is not read.
-    let both = with(&["config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"]);
-    Checkpoint::open(&Files::in_memory("dropped", both)?)?;
+    // As on disk, what lies beside the whole file is not read.
+    let beside = ["model.safetensors.index.json", "tokenizer.json", "a.gguf", "b.gguf"];
+    let all_of_them = with(&[&["config.json", "model.safetensors"], &beside[..]].concat());
+    Checkpoint::open(&Files::in_memory("dropped", all_of_them)?)?;
     let mut damaged = with(&["config.json", "model.safetensors"]);
     damaged.entry("model.safetensors".into()).or_default().truncate(1000);
     let error = Checkpoint::open(&Files::in_memory("dropped", damaged)?).expect_err("half a file");

@@ -262,13 +262,19 @@ fn a_model_of_the_readers_own_runs_in_the_page() -> Result {
             settled(page)?;
             let status = page.text("#live-status")?;
             assert!(status.starts_with(says), "{status}");
+            page.click("#live-next")?;
+            settled(page)?;
+            assert_ne!(page.get("document.getElementById('live-text').value")?, TEXT, "a token is drawn");
             enter(page, TEXT)?;
             shows(&quantized, "f32 in this browser, weights in q8_0, fused attention")?;
         }
         page.choose("#live-files", &parts)?;
         settled(page)?;
         shows(&opened("your files", &parts)?, "f32 in this browser, fused attention")?;
-        page.click("#live-next")?;
-        settled(page)
+        // A model that is chosen while another question is on its way is opened after it.
+        page.get("(() => { const t = document.getElementById('live-text'); t.dispatchEvent(new Event('input')) })()")?;
+        page.choose("#live-files", &[&gguf])?;
+        settled(page)?;
+        shows(&quantized, "f32 in this browser, weights in q8_0, fused attention")
     })
 }

@@ -51,7 +51,7 @@ use weights::NoBrowser;
 static ALLOCATOR: KeepLarge<MiMalloc> = KeepLarge::new(MiMalloc);
 
 /// The allocator's option `mi_option_purge_delay`, which its crate does not name: milliseconds until it gives free pages back, or
-/// -1 for never.
+/// -1 for never. It is the same number in versions 2 and 3.
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
 fn main() -> ExitCode {
@@ -84,12 +84,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Has the allocator keep the pages of blocks that [`KeepLarge`] leaves to it. Given back, the system would clear them again for
-/// the next pass.
+/// Has the allocator keep the pages of blocks that [`KeepLarge`] leaves to it, unless `MIMALLOC_PURGE_DELAY` says otherwise. If they
+/// were given back, the system would clear them for the next pass.
 #[allow(unsafe_code)]
 fn keep_small() {
     // SAFETY: sets a number, before other threads begin.
-    unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, -1) };
+    unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, -1) };
 }
 
 /// Ends the program where the arguments ask for help or are wrong.

@@ -180,9 +180,13 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 | Self::Avx512 | Self::Amx if Self::Avx2.arch().is_some() => ByteProducts::Avx2,
             #[cfg(target_arch = "aarch64")]
-            Self::Neon if std::arch::is_aarch64_feature_detected!("dotprod") => ByteProducts::NeonDot,
-            #[cfg(target_arch = "aarch64")]
-            Self::Neon => ByteProducts::Neon,
+            Self::Neon if self.arch().is_some() => {
+                if std::arch::is_aarch64_feature_detected!("dotprod") {
+                    ByteProducts::NeonDot
+                } else {
+                    ByteProducts::Neon
+                }
+            }
             #[cfg(target_arch = "wasm32")]
             Self::Simd128 if self.arch().is_some() => ByteProducts::Simd128,
             _ => ByteProducts::Portable,

@@ -53,7 +53,7 @@ pub enum LoadError {
     },
     /// Weights in several files that are in memory.
     #[error(
-        "{name}: weights in several files, which only a folder on disk may have; expected one model.safetensors, \
+        "{name}: weights in several files, which are not read from memory; expected one model.safetensors, \
          pytorch_model.bin or GGUF file"
     )]
     SeveralFiles {

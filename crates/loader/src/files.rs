@@ -32,7 +32,7 @@ pub const FILE_NAMES: [&str; 7] = [CONFIG, SAFETENSORS, INDEX, PICKLE, TOKENIZER
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Files {
-    /// The model's name in messages: its folder, or its embedded name.
+    /// The model's name in messages: its folder, its GGUF file, or its embedded name.
     pub name: String,
     /// config.json: where it is and what it holds.
     pub config: (PathBuf, Bytes),
@@ -78,7 +78,7 @@ impl Files {
         ))
     }
 
-    /// Every file on disk that the model is read from, shards included.
+    /// The path of every file that the model is read from, shards included. Files in memory have no such place on disk.
     ///
     /// # Errors
     /// When an index of shards is damaged.

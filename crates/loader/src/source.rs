@@ -2,7 +2,7 @@
 
 use crate::bytes::Bytes;
 use crate::error::LoadError;
-use crate::files::{CONFIG, INDEX, MERGES, SAFETENSORS, TOKENIZER, VOCAB, WEIGHTS};
+use crate::files::{CONFIG, INDEX, MERGES, PICKLE, SAFETENSORS, TOKENIZER, VOCAB, WEIGHTS};
 use crate::files::{Files, TokenizerFiles, WeightFiles};
 use crate::hub::{Hub, ModelId};
 use std::collections::BTreeMap;
@@ -60,8 +60,8 @@ impl Source {
     /// as tokenizer.json first, then as vocab.json and merges.txt.
     ///
     /// # Errors
-    /// When the folder, its config or its weights are missing, or half a tokenizer is; for a model on the Hub,
-    /// when [`Hub::open`] fails.
+    /// When the folder, its config or its weights are missing or cannot be opened, or half a tokenizer is missing; for a model
+    /// on the Hub, when [`Hub::open`] fails.
     pub fn open(&self) -> Result<Files, LoadError> {
         match self {
             Self::Directory(dir) => open_directory(dir),
@@ -73,8 +73,8 @@ impl Source {
 }
 
 impl Files {
-    /// The files of a model that are in memory, by their names: one GGUF file, or those of a folder in the layout of
-    /// transformers' `save_pretrained`. Other files are left out. `name` is the model's name in messages.
+    /// The files of a model that are in memory, by their names: those of a folder in the layout of transformers'
+    /// `save_pretrained`, or one GGUF file. Other files are left out. `name` stands for the folder in messages.
     ///
     /// # Errors
     /// When the config or the weights are missing, half a tokenizer is, the weights are in several files, or a GGUF file is
@@ -82,9 +82,14 @@ impl Files {
     pub fn in_memory(name: &str, mut files: BTreeMap<String, Vec<u8>>) -> Result<Self, LoadError> {
         let is_gguf =
             |name: &String| Path::new(name).extension().is_some_and(|it| it.eq_ignore_ascii_case("gguf"));
-        let of_gguf: Vec<_> = files.extract_if(.., |name, _| is_gguf(name)).collect();
+        let mut of_gguf: Vec<_> = files.extract_if(.., |name, _| is_gguf(name)).collect();
+        let has_shards = files.remove(INDEX).is_some();
         let has = |name: &str| files.contains_key(name);
-        if of_gguf.len() > 1 || (of_gguf.is_empty() && has(INDEX) && !has(SAFETENSORS)) {
+        // As on disk, a folder with a config has its weights in other files.
+        if has(CONFIG) {
+            of_gguf.clear();
+        }
+        if of_gguf.len() > 1 || (has_shards && !has(SAFETENSORS) && !has(PICKLE)) {
             return Err(LoadError::SeveralFiles { name: name.to_owned() });
         }
         let in_memory = |content| Bytes::InMemory(Arc::new(content));

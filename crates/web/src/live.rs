@@ -139,12 +139,6 @@ impl Live {
         Ok(Self { name: checkpoint.name().to_owned(), formats, model, tokenizer })
     }
 
-    /// The model's name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// The model's config.
     #[must_use]
     pub fn config(&self) -> &Config {

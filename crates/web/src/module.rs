@@ -25,15 +25,9 @@ impl Model {
     ///
     /// # Errors
     /// As those of [`Files::in_memory`] and [`Live::open`].
-    pub fn open(name: &str, dropped: Dropped) -> Result<Self, JsError> {
-        let open = || Live::open(&Files::in_memory(name, dropped.0)?);
+    pub fn open(name: &str, files: ModelFiles) -> Result<Self, JsError> {
+        let open = || Live::open(&Files::in_memory(name, files.0)?);
         open().map(Self).map_err(thrown)
-    }
-
-    /// The model's name.
-    #[must_use]
-    pub fn name(&self) -> String {
-        self.0.name().to_owned()
     }
 
     /// What a page shows of a text: a first line of JSON, [`Shown`](crate::Shown), then the lines of the page's data. `look` is a
@@ -49,13 +43,13 @@ impl Model {
     }
 }
 
-/// Files that the reader dropped on the page, by their names.
+/// The files of a model, by their names.
 #[wasm_bindgen]
 #[derive(Debug, Default)]
-pub struct Dropped(BTreeMap<String, Vec<u8>>);
+pub struct ModelFiles(BTreeMap<String, Vec<u8>>);
 
 #[wasm_bindgen]
-impl Dropped {
+impl ModelFiles {
     /// None yet.
     #[wasm_bindgen(constructor)]
     #[must_use]

@@ -2,7 +2,8 @@
 //!
 //! Both are codes with scales, see [`super::activations`] and [`super::panels`]. The sum over a block of 32 inputs, or half of
 //! one, is exact in integers and in f32; the blocks' sums, times their scales, are added in order, each with one rounding. So
-//! the result has the same bits on every instruction set and for any number of rows and threads.
+//! the result has the same bits on every instruction set and for any number of rows and threads. WebAssembly, which has no fused
+//! multiply-add, rounds twice.
 
 use super::activations::Activations;
 use super::format::BlockFormat;

@@ -133,33 +133,59 @@ async function start() {
   worker.postMessage({ module }, [module]);
 }
 
+/// The model that the worker has not been asked to open yet.
+let chosen = null;
+/// Whether the model in the worker is the reader's own.
+let isOwn = false;
+/// Why the last one did not open, until it has been told.
+let trouble = "";
+/// What became of the last question that was answered.
+let outcome = "asked";
+
 function ask(look) {
   waiting = { ...look, at: performance.now() };
-  byId("live").dataset.state = "asked";
-  if (isReady && !isBusy) send();
+  goOn();
 }
 
-function send() {
-  [asked, waiting, isBusy] = [waiting, null, true];
+/// Gives the worker its next task.
+function goOn() {
+  if (!waiting && !chosen) return;
+  byId("live").dataset.state = "asked";
+  if (!isReady || isBusy) return;
+  isBusy = true;
+  if (chosen) {
+    worker.postMessage({ model: chosen });
+    [chosen, asked] = [null, null];
+    return;
+  }
+  [asked, waiting] = [waiting, null];
   const { at, ...look } = asked;
   worker.postMessage({ look: JSON.stringify(look) });
 }
 
-async function answered({ ready, answer, opened, error, stopped: isDead }) {
+async function answered({ ready, answer, error, opened, failed, stopped: isDead }) {
   isBusy = false;
   if (isDead) return stopped(error);
-  if (opened) {
-    forget();
-    return askAnew();
-  }
   const question = asked;
   if (ready) {
     isReady = true;
     for (const id of ["live-text", "live-next", "live-run", "live-open"]) byId(id).disabled = false;
   }
+  if (opened) {
+    [isOwn, waiting] = [true, null];
+    forget();
+    askAnew();
+    // A field that holds no value keeps the question back.
+    if (!isBusy) settle("refused");
+    return;
+  }
   // The worker goes on while this answer is drawn.
-  if (waiting) send();
-  if (error) {
+  goOn();
+  if (failed) {
+    trouble = failed;
+    tell(trouble, true);
+    settle(outcome);
+  } else if (error) {
     halt();
     tell(error, true);
     settle("refused");
@@ -170,19 +196,26 @@ async function answered({ ready, answer, opened, error, stopped: isDead }) {
 
 /// Notes what became of the newest question, also for programs that drive this page.
 function settle(state) {
-  if (!isBusy && !waiting) byId("live").dataset.state = state;
+  outcome = state;
+  if (!isBusy && !waiting && !chosen) byId("live").dataset.state = state;
 }
 
-/// The module cannot go on: it starts anew. The question that broke it is not asked again.
+/// The module cannot go on: it starts anew, with the model that is in the page. The question that broke it is not asked again.
 function stopped(error) {
   worker.terminate();
   halt();
   const again = isReady;
-  // The model that starts is the one in the page.
-  forget();
-  [isReady, isBusy] = [false, false];
+  [isReady, isBusy, chosen] = [false, false, null];
+  if (isOwn) {
+    [isOwn, waiting] = [false, null];
+    forget();
+    tell(`The model stopped (${error}). The one that came with the page starts instead: change the text.`, true);
+  } else if (again) {
+    tell(`The model stopped (${error}) and starts anew: change the text.`, true);
+  } else {
+    tell(`The model did not start: ${error}`, true);
+  }
   settle("refused");
-  tell(again ? `The model stopped (${error}) and starts anew: change the text.` : `The model did not start: ${error}`, true);
   if (again) start().catch((failed) => tell(`The model did not start: ${failed.message}`, true));
 }
 
@@ -204,7 +237,9 @@ async function receive(answer, question) {
   settle("shown");
   const left = next.left_out ? `; the vocabulary cannot spell ${next.left_out}` : "";
   const count = `${next.ids.length} token${next.ids.length === 1 ? "" : "s"}`;
-  tell(`${count}, ${Math.round(performance.now() - question.at)} ms${left}`, false);
+  if (trouble) tell(trouble, true);
+  else tell(`${count}, ${Math.round(performance.now() - question.at)} ms${left}`, false);
+  trouble = "";
   if (wanted.runs || wanted.another) drawNext();
 }
 
@@ -214,30 +249,32 @@ async function receive(answer, question) {
 function forget() {
   [wanted.ids, wanted.prompt, wanted.changes] = [[], null, []];
   showChanges();
+  showButtons();
 }
 
-const sizeOf = (bytes) => (bytes < 1e6 ? `${Math.ceil(bytes / 1e3)} kB` : `${Math.round(bytes / 1e6)} MB`);
+/// The most bytes that are read. The module has 4 GB for the files, the model that comes of them, and the one before.
+const LARGEST = 1.5e9;
+const READ = /^(config\.json|model\.safetensors(\.index\.json)?|pytorch_model\.bin|tokenizer\.json|vocab\.json|merges\.txt|.*\.gguf)$/i;
 
-/// The bytes that a browser reads at once.
-const LARGEST = 2e9;
-
-/// Asks the worker to read a model. What is asked meanwhile waits.
-function openModel(name, files) {
-  if (!isReady || isBusy || files.length === 0) return;
+/// Opens a model from files, in a folder or by themselves. The model before stays if that fails.
+function openModel(files, folder = null) {
+  const has = (name) => files.some((file) => file.name === name);
+  const isNeeded = ({ name }) =>
+    READ.test(name) && !(has("config.json") && /\.gguf$/i.test(name)) && !(has("model.safetensors") && name === "pytorch_model.bin");
+  const needed = files.filter(isNeeded).map((file) => ({ name: file.name, file }));
+  const name = folder ?? (files.length === 1 ? files[0].name : "your files");
+  const size = needed.reduce((sum, { file }) => sum + file.size, 0);
+  const megabytes = `${(size / 1e6).toFixed(size < 1e7 ? 1 : 0)} MB`;
   halt();
-  const known = files.filter(({ name }) => /\.(gguf|json|safetensors|txt|bin)$/i.test(name));
-  const size = known.reduce((sum, { file }) => sum + file.size, 0);
-  if (size > LARGEST) return tell(`${name} has ${sizeOf(size)}, and a page reads models of up to 2 GB: quantize it with gpt2 quantize.`, true);
-  tell(`Reading ${name}, ${sizeOf(size)} …`, false);
-  byId("live").dataset.state = "asked";
-  isBusy = true;
-  worker.postMessage({ model: { name, files: known } });
+  if (size > LARGEST) return tell(`${name} is ${megabytes}; a page reads up to 1500 MB: make it smaller with gpt2 quantize.`, true);
+  tell(`Reading ${name}, ${megabytes} …`, false);
+  chosen = { name, files: needed };
+  goOn();
 }
 
 byId("live-open").addEventListener("click", () => byId("live-files").click());
 byId("live-files").addEventListener("change", () => {
-  const files = [...byId("live-files").files].map((file) => ({ name: file.name, file }));
-  openModel(files.length === 1 ? files[0].name : "your files", files);
+  if (byId("live-files").files.length > 0) openModel([...byId("live-files").files]);
   byId("live-files").value = "";
 });
 
@@ -249,7 +286,7 @@ async function filesIn(folder) {
     part = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
   }
   const file = (entry) => new Promise((resolve, reject) => entry.file(resolve, reject));
-  return Promise.all(entries.filter((entry) => entry.isFile).map(async (entry) => ({ name: entry.name, file: await file(entry) })));
+  return Promise.all(entries.filter((entry) => entry.isFile).map(file));
 }
 
 addEventListener("dragover", (event) => {
@@ -259,13 +296,13 @@ addEventListener("drop", async (event) => {
   const items = [...event.dataTransfer.items].filter(({ kind }) => kind === "file");
   if (items.length === 0) return;
   event.preventDefault();
-  const folder = items.length === 1 ? items[0].webkitGetAsEntry() : null;
-  const files = items.map((item) => item.getAsFile()).map((file) => ({ name: file.name, file }));
+  // Both must be asked for before this function waits.
+  const [folders, files] = [items.map((item) => item.webkitGetAsEntry()), items.map((item) => item.getAsFile())];
   try {
-    if (folder?.isDirectory) openModel(folder.name, await filesIn(folder));
-    else openModel(files.length === 1 ? files[0].name : "your files", files);
+    if (items.length === 1 && folders[0]?.isDirectory) openModel(await filesIn(folders[0]), folders[0].name);
+    else openModel(files.filter((file) => file !== null));
   } catch (error) {
-    tell(`The folder cannot be read: ${error.message}`, true);
+    tell(`What was dropped cannot be read: ${error.message}`, true);
   }
 });
 

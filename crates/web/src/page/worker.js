@@ -13,17 +13,32 @@ function warmUp() {
   setTimeout(warmUp);
 }
 
-/// A model from files; the one before stays if this fails.
+/// Opens a model from files. The one before stays if that fails.
 async function open({ name, files }) {
-  // What is compiled by now is compiled well, and another model may know none of these words.
-  warmings = 0;
-  const dropped = new wasm_bindgen.Dropped();
-  for (const { name, file } of files) dropped.add(name, new Uint8Array(await file.arrayBuffer()));
-  const opened = wasm_bindgen.Model.open(name, dropped);
+  const read = new wasm_bindgen.ModelFiles();
+  try {
+    for (const { name, file } of files) read.add(name, new Uint8Array(await file.arrayBuffer()));
+  } catch (error) {
+    if (error instanceof WebAssembly.RuntimeError) throw error;
+    read.free();
+    return postMessage({ failed: `${name}: ${error.message}` });
+  }
+  let opened;
+  try {
+    opened = wasm_bindgen.Model.open(name, read);
+  } catch (error) {
+    if (!isPlain(error)) throw error;
+    return postMessage({ failed: error.message });
+  }
   model.free();
   model = opened;
-  postMessage({ opened: model.name() });
+  // Another model may not know these words, and takes longer.
+  warmings = 0;
+  postMessage({ opened: true });
 }
+
+/// What the model refuses is a plain error. After any other, such as a panic, nothing in the module can be relied on.
+const isPlain = (error) => error?.constructor === Error;
 
 onmessage = async ({ data: { module, look, model: chosen } }) => {
   try {
@@ -38,9 +53,6 @@ onmessage = async ({ data: { module, look, model: chosen } }) => {
     if (!isWarming) setTimeout(warmUp);
     isWarming = true;
   } catch (error) {
-    // What the model refuses is a plain error, and a file that cannot be read is the browser's. After any other, such as a panic,
-    // nothing in the module can be relied on.
-    const isPlain = error?.constructor === Error || error instanceof DOMException;
-    postMessage({ error: String(error?.message ?? error), stopped: !model || !isPlain });
+    postMessage({ error: String(error?.message ?? error), stopped: !model || !isPlain(error) });
   }
 };

@@ -1,7 +1,7 @@
 //! The vectors of AArch64: NEON, without and with the products of `dotprod`.
 //!
-//! Both multiply bytes with a sign. Codes with an offset of 128 get theirs by turning the highest bit over, which takes off 128.
-//! Rust's intrinsics for `sdot` are unstable, so that it is written in assembly.
+//! Both multiply bytes with a sign. Flipping the highest bit of a code subtracts its offset of 128. What Rust has no stable
+//! intrinsics for is written in assembly: `sdot`, `fcvtl` and `prfm`.
 //!
 //! SAFETY of every block here: the conditions of [`Vectors`], which its callers meet.
 
@@ -154,7 +154,7 @@ macro_rules! vectors_of_16_bytes {
         unsafe fn load_f16(from: *const f16) -> [float32x4_t; 4] {
             unsafe { each!(i => { let halves = vld1_u16(from.cast::<u16>().add(4 * i));
                 let wide: float32x4_t;
-                asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) wide, in(vreg) halves, options(pure, nomem, nostack, preserves_flags));
+                asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) wide, in(vreg) halves, options(pure, nomem, nostack));
                 wide }) }
         }
 

@@ -23,7 +23,7 @@ pub(in crate::quantized) trait Vectors: Copy + Send + Sync + 'static {
     type Ints: Copy;
     /// 16 f32
     type Floats: Copy;
-    /// How the codes of many rows are held: i8, or i16 where products of bytes need more than one instruction.
+    /// How the codes of many rows are held: i8, or i16 where that takes fewer instructions.
     type Wide: Wide;
     /// The most rows of a tile.
     const ROWS: usize;
