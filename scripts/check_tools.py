@@ -41,6 +41,7 @@ HELP = Short("--help")
 # The gate runs these whole.
 WHOLE = None
 TOOLS = {
+    "arm.sh": HELP,
     "bench_attention.py": HELP,
     "bench_circuits.py": Short("--dry-run --rounds 1 --tokens 8"),
     "bench_models.py": HELP,
