@@ -197,3 +197,36 @@ fn any_text_has_a_page() -> Result {
     }
     Ok(())
 }
+
+/// What is kept from one look to the next never shows: each answer is that of a model that was asked nothing before.
+#[test]
+fn an_answer_does_not_depend_on_the_questions_before() -> Result {
+    let live = Live::demo()?;
+    let changes = |changes: &[&str]| changes.iter().map(|&one| one.to_owned()).collect::<Vec<_>>();
+    let texts = [
+        "O Romeo",
+        "O Romeo, Romeo",
+        "O Romeo, Romeo! wherefore",
+        "O Juliet, Romeo! wherefore",
+        "O",
+        TEXT,
+        TEXT,
+    ];
+    for (i, text) in texts.iter().enumerate() {
+        for (changes, compare) in [
+            (changes(&[]), false),
+            (changes(&["ablate 0.3"]), false),
+            (changes(&["ablate 0.3"]), true),
+            (changes(&["mean-ablate 1.1"]), true),
+        ] {
+            let look = Look { changes, compare, ..look(text) };
+            let (got, expected) = (live.look(&look)?, Live::demo()?.look(&look)?);
+            assert!(got.page == expected.page, "text {i}, {:?}", look.changes);
+            assert_eq!(got.next, expected.next, "text {i}");
+        }
+    }
+    // A refused question leaves nothing behind that a later one would show.
+    assert!(live.look(&Look { changes: changes(&["scale 0.1=1e39"]), ..look(TEXT) }).is_err());
+    assert!(live.look(&look(TEXT))?.page == Live::demo()?.look(&look(TEXT))?.page);
+    Ok(())
+}

@@ -2,10 +2,12 @@
 //!
 //! | file | content |
 //! |---|---|
+//! | `kept` | what came of hidden states that are as they were |
 //! | `live` | [`Live`]: a model and its tokenizer; a [`Look`] at a text gives the data of its page and the next token |
 //! | `page` | [`LiveFile`]: the page as one file, with the module and the model in it |
 //! | `module` | what the page's worker calls, in builds for WebAssembly |
 
+mod kept;
 mod live;
 #[cfg(target_family = "wasm")]
 mod module;

@@ -1,5 +1,6 @@
 //! A model and its tokenizer, and what a page shows of a text.
 
+use crate::kept::{Kept, Row, put, stale};
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Module, Tensor};
 use gpt2_loader::{Checkpoint, EmbeddedFiles, Files, Source, Tokenizer};
@@ -12,6 +13,7 @@ use gpt2_view::{NextToken, PageHeader, PageWriter, Provenance, visible_token};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::cell::RefCell;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How many next tokens the page lists for each position.
 const LISTED: usize = 5;
@@ -35,6 +37,7 @@ pub struct Live {
     formats: Vec<&'static str>,
     model: Gpt2LMHeadModel,
     tokenizer: Tokenizer,
+    kept: Mutex<Kept>,
 }
 
 /// What to look at.
@@ -136,7 +139,7 @@ impl Live {
         let tokenizer = Tokenizer::open(files, checkpoint.config().vocab_size)?;
         let model = checkpoint.load_model(DType::F32, &Device::Cpu)?;
         let formats = checkpoint.formats().into_iter().map(BlockFormat::as_str).collect();
-        Ok(Self { name: checkpoint.name().to_owned(), formats, model, tokenizer })
+        Ok(Self { name: checkpoint.name().to_owned(), formats, model, tokenizer, kept: Mutex::default() })
     }
 
     /// The model's config.
@@ -177,11 +180,11 @@ impl Live {
         for (run, output) in plain.iter().chain([&output]).enumerate() {
             self.lens(&mut page, run, output)?;
         }
-        let (predictions, last) = self.predictions(&ids, &output)?;
+        let (predictions, last) = self.predictions(run, &ids, &output)?;
         let first = match &plain {
             Some(plain) => {
                 page.predictions(run, &predictions)?;
-                self.predictions(&ids, plain)?.0
+                self.predictions(0, &ids, plain)?.0
             }
             None => predictions,
         };
@@ -278,33 +281,69 @@ impl Live {
         Ok(self.model.transform(&Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?, args)?)
     }
 
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        // Each row of it is whole at any time.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The logits of some rows of normalized hidden states (T, C).
+    fn logits(&self, hidden: &Tensor, rows: &[usize]) -> anyhow::Result<Tensor> {
+        let rows: Vec<u32> = rows.iter().map(|&row| u32::try_from(row)).collect::<Result<_, _>>()?;
+        let hidden = hidden.index_select(&Tensor::new(rows, &Device::Cpu)?, 0)?;
+        Ok(self.model.lm_head.forward(&hidden)?) // (rows, V)
+    }
+
     /// What the model predicts after each token, and the logits after the last.
-    fn predictions(&self, ids: &[u32], output: &ModelOutput) -> anyhow::Result<(Vec<NextToken>, Vec<f32>)> {
-        let logits = self.model.lm_head.forward(&output.last_hidden_state.squeeze(0)?)?; // (T, V)
+    fn predictions(
+        &self,
+        run: usize,
+        ids: &[u32],
+        output: &ModelOutput,
+    ) -> anyhow::Result<(Vec<NextToken>, Vec<f32>)> {
+        let hidden = output.last_hidden_state.squeeze(0)?; // (T, C)
+        let now: Vec<_> =
+            hidden.to_vec2::<f32>()?.into_iter().zip((1..).map(|i| ids.get(i).copied())).collect();
+        let mut kept = self.kept();
+        let kept = kept.predictions.entry(run).or_default();
+        let mut rows = stale(kept, &now);
+        // The next token is drawn from the last row.
+        if rows.last() != Some(&(ids.len() - 1)) {
+            rows.push(ids.len() - 1);
+        }
+        let logits = self.logits(&hidden, &rows)?;
         if !all_finite(&logits)? {
             bail!("the results are not finite numbers: undo a change, or weaken it");
         }
-        let mut rows = logits.to_vec2::<f32>()?;
-        let all = rows.iter().enumerate().map(|(i, row)| {
-            let likely = most_likely(row, LISTED, ids.get(i + 1).copied());
+        let mut logits = logits.to_vec2::<f32>()?;
+        for (&i, row) in rows.iter().zip(&logits) {
+            let likely = most_likely(row, LISTED, now[i].1);
             let (ids, probabilities): (Vec<u32>, Vec<f32>) = likely.tokens.into_iter().unzip();
             let shown = self.tokenizer.spelled(&ids).into_iter().zip(probabilities).collect();
-            NextToken { likely: shown, actual: likely.actual }
-        });
-        let all = all.collect();
-        Ok((all, rows.pop().context("a text without tokens")?))
+            let found = NextToken { likely: shown, actual: likely.actual };
+            put(kept, i, Row { of: now[i].clone(), found });
+        }
+        let all = kept.iter().map(|row| row.found.clone()).collect();
+        Ok((all, logits.pop().context("a text without tokens")?))
     }
 
     /// The most probable token after each block.
     fn lens(&self, page: &mut PageWriter<Vec<u8>>, run: usize, output: &ModelOutput) -> anyhow::Result<()> {
         let last = self.model.config().n_layer - 1;
+        let mut kept = self.kept();
         for (layer, hidden) in output.hidden_states.iter().skip(1).enumerate() {
             let hidden = hidden.squeeze(0)?; // (T, C)
             // The last one is normalized already.
-            let rows = if layer == last { hidden } else { self.model.transformer.ln_f.forward(&hidden)? };
-            let rows = self.model.lm_head.forward(&rows)?.to_vec2::<f32>()?;
-            let best = rows.iter().map(|row| most_likely(row, 1, None).tokens.first().copied());
-            let (ids, likely): (Vec<u32>, Vec<f32>) = best.map(|best| best.unwrap_or((0, f32::NAN))).unzip();
+            let hidden = if layer == last { hidden } else { self.model.transformer.ln_f.forward(&hidden)? };
+            let now = hidden.to_vec2::<f32>()?;
+            let kept = kept.lens.entry((run, layer)).or_default();
+            let rows = stale(kept, &now);
+            if !rows.is_empty() {
+                for (&i, row) in rows.iter().zip(self.logits(&hidden, &rows)?.to_vec2::<f32>()?) {
+                    let best = most_likely(&row, 1, None).tokens.first().copied();
+                    put(kept, i, Row { of: now[i].clone(), found: best.unwrap_or((0, f32::NAN)) });
+                }
+            }
+            let (ids, likely): (Vec<u32>, Vec<f32>) = kept.iter().map(|row| row.found).unzip();
             let likely: Vec<_> = self.tokenizer.spelled(&ids).into_iter().zip(likely).collect();
             page.lens(run, layer, &likely)?;
         }

@@ -1,0 +1,35 @@
+//! What came of hidden states, kept for the next look: a text that goes on changes few of them, and each costs a product with the
+//! whole vocabulary.
+
+use gpt2_view::NextToken;
+use std::collections::HashMap;
+
+/// The rows of the last look.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    /// By run: the predictions after each token, which also depend on the token that follows.
+    pub(crate) predictions: HashMap<usize, Vec<Row<(Vec<f32>, Option<u32>), NextToken>>>,
+    /// By run and layer: the most probable token and its probability.
+    pub(crate) lens: HashMap<(usize, usize), Vec<Row<Vec<f32>, (u32, f32)>>>,
+}
+
+/// What was found at a position, and of what.
+#[derive(Debug)]
+pub(crate) struct Row<O, F> {
+    pub(crate) of: O,
+    pub(crate) found: F,
+}
+
+/// The positions where `now` is not what it was. Forgets positions beyond the last.
+pub(crate) fn stale<O: PartialEq, F>(kept: &mut Vec<Row<O, F>>, now: &[O]) -> Vec<usize> {
+    kept.truncate(now.len());
+    (0..now.len()).filter(|&i| kept.get(i).is_none_or(|row| row.of != now[i])).collect()
+}
+
+/// Puts a row to its place: one that is there, or the next.
+pub(crate) fn put<O, F>(kept: &mut Vec<Row<O, F>>, position: usize, row: Row<O, F>) {
+    match kept.get_mut(position) {
+        Some(place) => *place = row,
+        None => kept.push(row),
+    }
+}
