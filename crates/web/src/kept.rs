@@ -8,10 +8,16 @@ use std::collections::HashMap;
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     /// By run: the predictions after each token, which also depend on the token that follows.
-    pub(crate) predictions: HashMap<usize, Vec<Row<(Vec<f32>, Option<u32>), NextToken>>>,
+    pub(crate) predictions: HashMap<usize, Predictions>,
     /// By run and layer: the most probable token and its probability.
-    pub(crate) lens: HashMap<(usize, usize), Vec<Row<Vec<f32>, (u32, f32)>>>,
+    pub(crate) lens: HashMap<(usize, usize), Lens>,
 }
+
+type Predictions = Rows<(Vec<f32>, Option<u32>), NextToken>;
+type Lens = Rows<Vec<f32>, (u32, f32)>;
+
+/// One for each position.
+type Rows<O, F> = Vec<Row<O, F>>;
 
 /// What was found at a position, and of what.
 #[derive(Debug)]
@@ -21,13 +27,13 @@ pub(crate) struct Row<O, F> {
 }
 
 /// The positions where `now` is not what it was. Forgets positions beyond the last.
-pub(crate) fn stale<O: PartialEq, F>(kept: &mut Vec<Row<O, F>>, now: &[O]) -> Vec<usize> {
+pub(crate) fn stale<O: PartialEq, F>(kept: &mut Rows<O, F>, now: &[O]) -> Vec<usize> {
     kept.truncate(now.len());
     (0..now.len()).filter(|&i| kept.get(i).is_none_or(|row| row.of != now[i])).collect()
 }
 
 /// Puts a row to its place: one that is there, or the next.
-pub(crate) fn put<O, F>(kept: &mut Vec<Row<O, F>>, position: usize, row: Row<O, F>) {
+pub(crate) fn put<O, F>(kept: &mut Rows<O, F>, position: usize, row: Row<O, F>) {
     match kept.get_mut(position) {
         Some(place) => *place = row,
         None => kept.push(row),

@@ -1,4 +1,4 @@
-//! The vectors of AArch64: NEON, without and with the products of `dotprod`.
+//! The vectors of Arm: NEON, without and with the products of `dotprod`.
 //!
 //! Both multiply bytes with a sign. Flipping the highest bit of a code subtracts its offset of 128. What Rust has no stable
 //! intrinsics for is written in assembly: `sdot`, `fcvtl` and `prfm`.
