@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests of the kernels, the model and the loader on Arm, in QEMU: NEON without and with `dotprod`. QEMU says nothing about
-# speed. The build takes eight minutes once, the tests two. The gate does not run it.
+# Runs the tests of the kernels, the model and the loader on Arm, in QEMU; those inside the kernels' crate also without `dotprod`. QEMU
+# says nothing about speed. The build takes eight minutes once, the tests two. The gate does not run it.
 #
 #   apt-get install qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 #   scripts/arm.sh

@@ -271,6 +271,12 @@ fn a_model_of_the_readers_own_runs_in_the_page() -> Result {
         page.choose("#live-files", &parts)?;
         settled(page)?;
         shows(&opened("your files", &parts)?, "f32 in this browser, fused attention")?;
+        // What was said of one model does not hide that the next one opened.
+        page.choose("#live-files", &[&damaged])?;
+        settled(page)?;
+        page.choose("#live-files", &parts)?;
+        settled(page)?;
+        shows(&opened("your files", &parts)?, "f32 in this browser, fused attention")?;
         // A model that is chosen while another question is on its way is opened after it.
         page.get("(() => { const t = document.getElementById('live-text'); t.dispatchEvent(new Event('input')) })()")?;
         page.choose("#live-files", &[&gguf])?;

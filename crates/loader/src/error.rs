@@ -53,8 +53,8 @@ pub enum LoadError {
     },
     /// Weights in several files that are in memory.
     #[error(
-        "{name}: weights in several files, which are not read from memory; expected one model.safetensors, \
-         pytorch_model.bin or GGUF file"
+        "{name}: weights in several files; expected one model.safetensors, pytorch_model.bin or GGUF file (shards are read \
+         from a folder on disk only)"
     )]
     SeveralFiles {
         /// The source.

@@ -74,7 +74,7 @@ impl Source {
 
 impl Files {
     /// The files of a model that are in memory, by their names: those of a folder in the layout of transformers'
-    /// `save_pretrained`, or one GGUF file. Other files are left out. `name` stands for the folder in messages.
+    /// `save_pretrained`, or one GGUF file. Other files are left out, shards among them. `name` stands for the folder in messages.
     ///
     /// # Errors
     /// When the config or the weights are missing, half a tokenizer is, the weights are in several files, or a GGUF file is
@@ -89,7 +89,8 @@ impl Files {
         if has(CONFIG) {
             of_gguf.clear();
         }
-        if of_gguf.len() > 1 || (has_shards && !has(SAFETENSORS) && !has(PICKLE)) {
+        let has_whole = has(SAFETENSORS) || has(PICKLE) || !of_gguf.is_empty();
+        if of_gguf.len() > 1 || (has_shards && !has_whole) {
             return Err(LoadError::SeveralFiles { name: name.to_owned() });
         }
         let in_memory = |content| Bytes::InMemory(Arc::new(content));

@@ -4,7 +4,7 @@
 use gpt2_view::NextToken;
 use std::collections::HashMap;
 
-/// The rows of the last look.
+/// The rows of the last looks, of which each run has its own.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     /// By run: the predictions after each token, which also depend on the token that follows.

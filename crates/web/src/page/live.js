@@ -137,10 +137,12 @@ async function start() {
 let chosen = null;
 /// Whether the model in the worker is the reader's own.
 let isOwn = false;
-/// Why the last one did not open, until it has been told.
+/// What went wrong with a model, if an answer that is on its way would hide it.
 let trouble = "";
 /// What became of the last question that was answered.
-let outcome = "asked";
+let outcome = "refused";
+/// Whether no model runs here.
+let isDown = false;
 
 function ask(look) {
   waiting = { ...look, at: performance.now() };
@@ -149,7 +151,7 @@ function ask(look) {
 
 /// Gives the worker its next task.
 function goOn() {
-  if (!waiting && !chosen) return;
+  if (isDown || (!waiting && !chosen)) return;
   byId("live").dataset.state = "asked";
   if (!isReady || isBusy) return;
   isBusy = true;
@@ -172,21 +174,27 @@ async function answered({ ready, answer, error, opened, failed, stopped: isDead 
     for (const id of ["live-text", "live-next", "live-run", "live-open"]) byId(id).disabled = false;
   }
   if (opened) {
-    [isOwn, waiting] = [true, null];
+    [isOwn, waiting, trouble] = [true, null, ""];
     forget();
     askAnew();
+    goOn();
     // A field that holds no value keeps the question back.
-    if (!isBusy) settle("refused");
+    if (!isBusy) {
+      halt();
+      settle("refused");
+    }
     return;
   }
   // The worker goes on while this answer is drawn.
   goOn();
   if (failed) {
-    trouble = failed;
-    tell(trouble, true);
+    halt();
+    trouble = isBusy ? failed : "";
+    tell(failed, true);
     settle(outcome);
   } else if (error) {
     halt();
+    trouble = "";
     tell(error, true);
     settle("refused");
   } else if (!ready) {
@@ -205,7 +213,7 @@ function stopped(error) {
   worker.terminate();
   halt();
   const again = isReady;
-  [isReady, isBusy, chosen] = [false, false, null];
+  [isReady, isBusy, isDown, trouble] = [false, false, !again, ""];
   if (isOwn) {
     [isOwn, waiting] = [false, null];
     forget();
@@ -216,7 +224,14 @@ function stopped(error) {
     tell(`The model did not start: ${error}`, true);
   }
   settle("refused");
-  if (again) start().catch((failed) => tell(`The model did not start: ${failed.message}`, true));
+  if (again) startOrTell();
+}
+
+function startOrTell() {
+  start().catch((error) => {
+    isDown = true;
+    tell(`The model did not start: ${error.message}`, true);
+  });
 }
 
 async function receive(answer, question) {
@@ -233,8 +248,10 @@ async function receive(answer, question) {
   showButtons();
   showDraw();
   await drawing;
-  if (question !== asked) return;
+  if (asked !== question && asked !== null) return;
   settle("shown");
+  // What is said of a model stays.
+  if (asked === null) return;
   const left = next.left_out ? `; the vocabulary cannot spell ${next.left_out}` : "";
   const count = `${next.ids.length} token${next.ids.length === 1 ? "" : "s"}`;
   if (trouble) tell(trouble, true);
@@ -265,8 +282,14 @@ function openModel(files, folder = null) {
   const name = folder ?? (files.length === 1 ? files[0].name : "your files");
   const size = needed.reduce((sum, { file }) => sum + file.size, 0);
   const megabytes = `${(size / 1e6).toFixed(size < 1e7 ? 1 : 0)} MB`;
+  if (isDown) return;
   halt();
-  if (size > LARGEST) return tell(`${name} is ${megabytes}; a page reads up to 1500 MB: make it smaller with gpt2 quantize.`, true);
+  if (size > LARGEST) {
+    const why = `${name}: ${megabytes}, but a page reads up to 1500 MB: make the model smaller with gpt2 quantize.`;
+    trouble = byId("live").dataset.state === "asked" ? why : "";
+    return tell(why, true);
+  }
+  trouble = "";
   tell(`Reading ${name}, ${megabytes} …`, false);
   chosen = { name, files: needed };
   goOn();
@@ -483,8 +506,9 @@ byId("live-cut").addEventListener("click", () => {
 
 showChanges();
 if (!globalThis.WebAssembly || !globalThis.DecompressionStream) {
+  isDown = true;
   tell("This browser is too old for the model.", true);
 } else {
   askAnew();
-  start().catch((error) => tell(`The model did not start: ${error.message}`, true));
+  startOrTell();
 }

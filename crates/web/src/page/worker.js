@@ -3,25 +3,30 @@
 let model = null;
 
 /// Browsers compile a function well once it has run a few dozen times: these runs, between questions, spare the reader the slow ones.
-const WARM = JSON.stringify({ text: "O Romeo, Romeo! wherefore art thou" });
+/// The texts have nothing in common that the model would remember.
+const WARM = ["O Romeo, Romeo! wherefore art thou", "My lord, to be, or not to be"].map((text) => JSON.stringify({ text }));
 let warmings = 40;
 let isWarming = false;
 
 function warmUp() {
   if (warmings-- <= 0) return;
-  model.look(WARM);
+  model.look(WARM[warmings % 2]);
   setTimeout(warmUp);
 }
 
-/// Opens a model from files. The one before stays if that fails.
+/// Opens a model from files. The one before stays if that fails, unless the module breaks.
 async function open({ name, files }) {
   const read = new wasm_bindgen.ModelFiles();
+  let last = name;
   try {
-    for (const { name, file } of files) read.add(name, new Uint8Array(await file.arrayBuffer()));
+    for (const { name, file } of files) {
+      last = name;
+      read.add(name, new Uint8Array(await file.arrayBuffer()));
+    }
   } catch (error) {
     if (error instanceof WebAssembly.RuntimeError) throw error;
     read.free();
-    return postMessage({ failed: `${name}: ${error.message}` });
+    return postMessage({ failed: `${last}: ${error.message}` });
   }
   let opened;
   try {
