@@ -1,10 +1,10 @@
-//! What came of hidden states, kept for the next look: a text that goes on changes few of them, and each costs a product with the
-//! whole vocabulary.
+//! Results for hidden states, kept for the next look: when a text goes on, few of its hidden states change, and each costs a product
+//! with the whole vocabulary.
 
 use gpt2_view::NextToken;
 use std::collections::HashMap;
 
-/// The rows of the last looks, of which each run has its own.
+/// The rows of the last look at each run.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     /// By run: the predictions after each token, which also depend on the token that follows.

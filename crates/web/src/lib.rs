@@ -2,7 +2,7 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `kept` | what came of hidden states that are as they were |
+//! | `kept` | results for hidden states, used again while these stay the same |
 //! | `live` | [`Live`]: a model and its tokenizer; a [`Look`] at a text gives the data of its page and the next token |
 //! | `page` | [`LiveFile`]: the page as one file, with the module and the model in it |
 //! | `module` | what the page's worker calls, in builds for WebAssembly |

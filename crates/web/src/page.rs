@@ -2,6 +2,7 @@
 
 use crate::Look;
 use base64::{Engine, prelude::BASE64_STANDARD};
+use gpt2_loader::FILE_NAMES;
 use gpt2_view::LivePage;
 use miniz_oxide::deflate::compress_to_vec_zlib;
 use serde_json::json;
@@ -32,7 +33,7 @@ impl LiveFile<'_> {
     pub fn write(&self, first: &Look, out: &mut impl Write) -> anyhow::Result<()> {
         let module = BASE64_STANDARD.encode(compress_to_vec_zlib(self.module, LEVEL));
         let worker = BASE64_STANDARD.encode(format!("{}\n{WORKER}", self.glue));
-        let first = json!({ "text": first.text, "changes": first.changes });
+        let first = json!({ "text": first.text, "changes": first.changes, "files": FILE_NAMES });
         let first = BASE64_STANDARD.encode(first.to_string());
         let page = LivePage {
             bar: BAR,

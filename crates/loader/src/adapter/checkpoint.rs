@@ -102,11 +102,9 @@ impl AdapterCheckpoint {
         if let Some(reason) = config.problem() {
             return Err(LoadError::Adapter { name: files.config.display().to_string(), reason });
         }
-        let stored = if files.weights.extension().is_some_and(|end| end == "bin") {
-            pickle::read(&files.weights, &Bytes::open(&files.weights)?)?
-        } else {
-            safetensors_file::read(&files.weights, &Bytes::open(&files.weights)?)?
-        };
+        let is_pickle = files.weights.extension().is_some_and(|end| end == "bin");
+        let read = if is_pickle { pickle::read } else { safetensors_file::read };
+        let stored = read(&files.weights, &Bytes::open(&files.weights)?)?;
         let (mut tensors, mut foreign) = (BTreeMap::new(), vec![]);
         for tensor in stored {
             match tensor.info.name.strip_prefix(PEFT_PREFIX) {

@@ -271,18 +271,18 @@ function forget() {
 
 /// The most bytes that are read. The module has 4 GB for the files, the model that comes of them, and the one before.
 const LARGEST = 1.5e9;
-const READ = /^(config\.json|model\.safetensors(\.index\.json)?|pytorch_model\.bin|tokenizer\.json|vocab\.json|merges\.txt|.*\.gguf)$/i;
 
 /// Opens a model from files, in a folder or by themselves. The model before stays if that fails.
 function openModel(files, folder = null) {
+  if (isDown) return;
+  const isGguf = (name) => /\.gguf$/i.test(name);
   const has = (name) => files.some((file) => file.name === name);
   const isNeeded = ({ name }) =>
-    READ.test(name) && !(has("config.json") && /\.gguf$/i.test(name)) && !(has("model.safetensors") && name === "pytorch_model.bin");
+    isGguf(name) ? !has("config.json") : first.files.includes(name) && !(name === "pytorch_model.bin" && has("model.safetensors"));
   const needed = files.filter(isNeeded).map((file) => ({ name: file.name, file }));
   const name = folder ?? (files.length === 1 ? files[0].name : "your files");
   const size = needed.reduce((sum, { file }) => sum + file.size, 0);
   const megabytes = `${(size / 1e6).toFixed(size < 1e7 ? 1 : 0)} MB`;
-  if (isDown) return;
   halt();
   if (size > LARGEST) {
     const why = `${name}: ${megabytes}, but a page reads up to 1500 MB: make the model smaller with gpt2 quantize.`;
