@@ -18,6 +18,11 @@ const PATIENCE: Duration = Duration::from_micros(100);
 /// Calls `task` with each number below `tasks`, on this thread and on as many others as rayon's pool has; returns when all
 /// calls have ended. While another caller uses the helpers, rayon's threads share the work.
 pub(crate) fn for_each(tasks: usize, task: impl Fn(usize) + Sync) {
+    share_out(tasks, &task);
+}
+
+/// [`for_each`], compiled once for all tasks.
+fn share_out(tasks: usize, task: &(dyn Fn(usize) + Sync)) {
     let next = AtomicUsize::new(0);
     let work = || {
         loop {

@@ -118,7 +118,8 @@ impl<C: Code> Work for ShareOut<'_, C> {
             let chunk = panels.div_ceil(threads * TASKS_PER_THREAD).min(MOST_PANELS);
             team::for_each(panels.div_ceil(chunk), |i| {
                 let panels = i * chunk..((i + 1) * chunk).min(panels);
-                in_scratch(|scratch| dispatch(isa, Few { shared, x: &x, panels, scratch }));
+                // SAFETY: this runs on the instruction set, so the processor has it.
+                in_scratch(|scratch| unsafe { V::call(Few { shared, x: &x, panels, scratch }) });
             });
             return;
         }
@@ -132,9 +133,8 @@ impl<C: Code> Work for ShareOut<'_, C> {
             let rows = block * height..((block + 1) * height).min(rows);
             let strips = strips * part / parts..strips * (part + 1) / parts;
             let panels = strips.start * V::PANELS..(strips.end * V::PANELS).min(panels);
-            in_scratch(|scratch| {
-                dispatch(isa, Many { shared, x: &x, rows, panels, scratch });
-            });
+            // SAFETY: as above.
+            in_scratch(|scratch| unsafe { V::call(Many { shared, x: &x, rows, panels, scratch }) });
         });
     }
 }

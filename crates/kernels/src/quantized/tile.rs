@@ -184,18 +184,17 @@ pub(super) unsafe fn tile<V: Vectors, C: Code, X: Wide>(
     sums: &mut [f32],
 ) {
     macro_rules! of_rows {
-        ($($rows:literal)*) => {
-            match (rows, V::PANELS) {
-                $(
-                    ($rows, 1) => V::call(TileWork::<C, X, $rows, 1> { x, first, strip, sums, code: PhantomData }),
-                    ($rows, 4) => V::call(TileWork::<C, X, $rows, 4> { x, first, strip, sums, code: PhantomData }),
-                )*
-                _ => unreachable!("no tile of {rows} rows by {} panels", V::PANELS),
+        ($panels:literal: $($rows:literal)*) => {
+            match rows {
+                $($rows => V::call(TileWork::<C, X, $rows, $panels> { x, first, strip, sums, code: PhantomData }),)*
+                _ => unreachable!("no tile of {rows} rows"),
             }
         };
     }
+    const { assert!(V::ROWS <= 6 && (V::PANELS == 1 || V::PANELS == 4)) };
+    // Only the tiles of the instruction set are compiled.
     // SAFETY: passed on.
-    unsafe { of_rows!(1 2 3 4 5 6) }
+    unsafe { if const { V::PANELS == 1 } { of_rows!(1: 1 2 3 4 5 6) } else { of_rows!(4: 1 2 3 4 5 6) } }
 }
 
 /// Adds the sums of R rows, from `first` on, and P panels. Runs in a function of its own, because the compiler keeps all sums

@@ -20,22 +20,22 @@ use super::blocks::{
     Blocks, KEYS, NARROW_SCORES, NARROW_SUMS, QUERIES, Strides, WIDE_SCORES, WIDE_SUMS, add_rows, outer,
 };
 use super::pack::{panels, rows};
-use super::problem::{HeadAt, Heads, LogSum, Problem};
+use super::problem::{LogSum, Problem};
+use super::read::{HeadAt, Heads};
 use super::turns::{AddedSums, Turn};
 use crate::attention::scores::{Base, slopes_of_cap};
-use crate::element::Element;
 use crate::streams::dots;
 use crate::vector::exp2;
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
 /// The backward pass of one head.
-pub(super) struct HeadBackward<'a, E> {
-    pub(super) problem: &'a Problem<'a, E>,
+pub(super) struct HeadBackward<'a> {
+    pub(super) problem: &'a Problem<'a>,
     /// (B, H, T, Dv)
-    pub(super) context: Heads<'a, E>,
+    pub(super) context: Heads<'a>,
     /// (B, H, T, Dv)
-    pub(super) grad: Heads<'a, E>,
+    pub(super) grad: Heads<'a>,
     pub(super) head: HeadAt,
     /// (T)
     pub(super) log_sums: &'a [LogSum],
@@ -54,7 +54,7 @@ pub(super) struct HeadGradients {
     pub(super) sink: f64,
 }
 
-impl<E: Element> WithSimd for HeadBackward<'_, E> {
+impl WithSimd for HeadBackward<'_> {
     type Output = HeadGradients;
 
     #[inline(always)]
@@ -64,28 +64,29 @@ impl<E: Element> WithSimd for HeadBackward<'_, E> {
 }
 
 /// [`HeadBackward`] in a function compiled for the instruction set.
-struct Vectorized<'a, E>(HeadBackward<'a, E>);
+struct Vectorized<'a>(HeadBackward<'a>);
 
-impl<E: Element> WithSimd for Vectorized<'_, E> {
+impl WithSimd for Vectorized<'_> {
     type Output = HeadGradients;
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> Self::Output {
-        match Blocks::of::<S>() {
-            Blocks::Wide => self.0.run::<
+        if const { Blocks::are_wide::<S>() } {
+            self.0.run::<
                 S,
                 { WIDE_SCORES.rows },
                 { WIDE_SCORES.vectors },
                 { WIDE_SUMS.rows },
                 { WIDE_SUMS.vectors },
-            >(simd),
-            Blocks::Narrow => self.0.run::<
+            >(simd)
+        } else {
+            self.0.run::<
                 S,
                 { NARROW_SCORES.rows },
                 { NARROW_SCORES.vectors },
                 { NARROW_SUMS.rows },
                 { NARROW_SUMS.vectors },
-            >(simd),
+            >(simd)
         }
     }
 }
@@ -129,7 +130,7 @@ struct TileRange {
     keys: usize,
 }
 
-impl<E: Element> HeadBackward<'_, E> {
+impl HeadBackward<'_> {
     /// A block of scores has `M` rows by `N` vectors; a block of row sums has `CM` by `CN`.
     #[inline(always)]
     fn run<S: Simd, const M: usize, const N: usize, const CM: usize, const CN: usize>(
@@ -143,8 +144,8 @@ impl<E: Element> HeadBackward<'_, E> {
         let ([_, _, t, d], [_, _, s, dv]) = (q.dims, v.dims);
         let [width, value_width] = [d, dv].map(|d| d.next_multiple_of(S::F32_LANES));
         let (panel, head, of_keys) = (N * S::F32_LANES, self.head, self.problem.key_head(self.head));
-        let context = rows(&self.context, head, value_width);
-        let grads = rows(&self.grad, head, value_width);
+        let context = rows(simd, &self.context, head, value_width);
+        let grads = rows(simd, &self.grad, head, value_width);
         let mut deltas = Vec::with_capacity(t);
         for (g, o) in grads.chunks_exact(value_width).zip(context.chunks_exact(value_width)) {
             deltas.push(dots(simd, g, [o])[0]);
@@ -160,12 +161,12 @@ impl<E: Element> HeadBackward<'_, E> {
         let mut memory = Memory {
             width,
             value_width,
-            query_groups: panels(q, head, M, self.problem.query_factor()),
-            grad_groups: panels(&self.grad, head, M, 1.0),
-            key_panels: panels(k, of_keys, panel, 1.0),
-            value_panels: panels(v, of_keys, panel, 1.0),
-            queries: rows(q, head, width),
-            keys: rows(k, of_keys, width),
+            query_groups: panels(simd, q, head, M, self.problem.query_factor()),
+            grad_groups: panels(simd, &self.grad, head, M, 1.0),
+            key_panels: panels(simd, k, of_keys, panel, 1.0),
+            value_panels: panels(simd, v, of_keys, panel, 1.0),
+            queries: rows(simd, q, head, width),
+            keys: rows(simd, k, of_keys, width),
             deltas,
             grads,
             dq: vec![0.0; t.next_multiple_of(QUERIES) * width],

@@ -41,8 +41,14 @@ pub(super) enum Blocks {
 }
 
 impl Blocks {
+    /// Whether an instruction set has the registers for wide blocks. Code that asks in a `const` block is compiled for its own
+    /// blocks alone.
+    pub(super) const fn are_wide<S: Simd>() -> bool {
+        S::REGISTER_COUNT >= 32
+    }
+
     pub(super) fn of<S: Simd>() -> Self {
-        if S::REGISTER_COUNT >= 32 { Self::Wide } else { Self::Narrow }
+        if Self::are_wide::<S>() { Self::Wide } else { Self::Narrow }
     }
 
     fn scores(self) -> BlockSize {

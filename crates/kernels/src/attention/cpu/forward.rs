@@ -2,38 +2,31 @@
 
 use super::blocks::{Blocks, FEW_QUERIES, QUERIES};
 use super::pack::{PackSizes, PackedHead};
-use super::problem::{HeadAt, LogSum, Problem, RowElement, SharedOutput};
+use super::problem::{Problem, SharedOutput};
+use super::read::HeadAt;
 use super::rows::{Partial, Span};
 use super::tile::{QueryTile, Scratch, TileTask};
 use super::weights::SummaryOfRow;
 use crate::attention::heads::Query;
-use crate::attention::summary::RowSummary;
-use crate::element::Element;
 use crate::team;
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
-use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// With this many heads per thread, the last heads to finish are a small part of the whole.
 const HEADS_PER_THREAD: usize = 4;
 
-/// A forward pass over all queries: [`CpuAttention`](super::CpuAttention)'s work.
-pub(super) struct Forward<'a, E, K = E> {
-    pub(super) problem: &'a Problem<'a, E, K>,
-    /// (B, T, H, Dv); the pass writes every number.
-    pub(super) out: &'a mut [MaybeUninit<E>],
-    pub(super) log_sums: &'a mut [LogSum],
-    /// (B, H, T)
-    pub(super) summaries: Option<&'a mut [RowSummary]>,
+/// A forward pass over all queries: [`CpuAttention`](super::CpuAttention)'s work. It writes every row of `out`.
+pub(super) struct Forward<'a> {
+    pub(super) problem: &'a Problem<'a>,
+    pub(super) out: &'a SharedOutput,
 }
 
-impl<E: Element, K: RowElement> WithSimd for Forward<'_, E, K> {
+impl WithSimd for Forward<'_> {
     type Output = ();
 
     fn with_simd<S: Simd>(self, simd: S) {
-        let (d, [_, _, t, dv]) = (self.problem.q.dims[3], self.problem.context_dims());
-        let out = SharedOutput::new(self.problem, self.out, self.log_sums, self.summaries);
+        let (d, [_, _, t, dv], out) = (self.problem.q.dims[3], self.problem.context_dims(), self.out);
         if t <= FEW_QUERIES {
             let queries = Span::queries(self.problem);
             let spans = Span::count(self.problem);
@@ -49,7 +42,7 @@ impl<E: Element, K: RowElement> WithSimd for Forward<'_, E, K> {
                     unsafe { out.write(query, &row.context, share, log_sum) };
                 }
             }
-            if out.summaries.is_some() {
+            if out.summarizes() {
                 let heads = self.problem.heads().into_iter();
                 let rows = heads.flat_map(|head| (0..t).map(move |i| head.query(i)));
                 // SAFETY: each query is written once.
@@ -82,7 +75,7 @@ impl<E: Element, K: RowElement> WithSimd for Forward<'_, E, K> {
         } else {
             let pack = |n| {
                 let mut packed = PackedHead::default();
-                packed.pack(k, v, of_keys(n), sizes, largest_weight);
+                packed.pack(simd, [k, v], of_keys(n), sizes, largest_weight);
                 packed
             };
             (0..batch * key_heads).into_par_iter().map(pack).collect()
@@ -95,7 +88,7 @@ impl<E: Element, K: RowElement> WithSimd for Forward<'_, E, K> {
             let mut run = |packed: &PackedHead, head, tile| {
                 let (problem, first) = (self.problem, tile * QUERIES);
                 let rows = QUERIES.min(t - first);
-                let tile = QueryTile { problem, packed, head, first, rows, width, out: &out };
+                let tile = QueryTile { problem, packed, head, first, rows, width, out };
                 simd.vectorize(TileTask { tile, scratch: &mut scratch });
             };
             loop {
@@ -104,7 +97,7 @@ impl<E: Element, K: RowElement> WithSimd for Forward<'_, E, K> {
                     return;
                 }
                 if whole_heads {
-                    own.pack(k, v, of_keys(task), sizes, largest_weight);
+                    own.pack(simd, [k, v], of_keys(task), sizes, largest_weight);
                     // All heads take a tile in turn, so that the keys they share are still in the cache.
                     for tile in 0..tiles {
                         heads[task * group..(task + 1) * group]
@@ -124,23 +117,26 @@ impl<E: Element, K: RowElement> WithSimd for Forward<'_, E, K> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::problem::Heads;
+    use super::super::problem::LogSum;
+    use super::super::read::{Elements, Heads};
     use super::*;
     use crate::attention::heads::{HeadLayout, WeightDropout};
     use crate::attention::scores::ScoreRules;
+    use crate::attention::summary::RowSummary;
     use crate::attention::{Mask, Sdpa, Window, quantize_rows, widen_rows};
     use crate::dropout::Dropout;
     use crate::isa;
     use crate::test_numbers::{numbers, values};
     use candle_core::{Layout, Result, Tensor};
+    use std::mem::MaybeUninit;
 
     /// The context, followed by the numbers of the summaries.
-    fn run_on<S: Simd, K: RowElement>(problem: &Problem<f32, K>, simd: S) -> Vec<f32> {
+    fn run_on<S: Simd>(problem: &Problem, simd: S) -> Vec<f32> {
         run(problem, |run| run.with_simd(simd))
     }
 
     /// The same by the processor's vectors, and portable ones of 1, 4, 8 and 16 numbers.
-    fn run_on_others<K: RowElement>(problem: &Problem<f32, K>) -> Vec<Vec<f32>> {
+    fn run_on_others(problem: &Problem) -> Vec<Vec<f32>> {
         let mut others = vec![
             run_on(problem, pulp::Scalar),
             run_on(problem, pulp::Scalar128b),
@@ -154,12 +150,13 @@ mod tests {
         others
     }
 
-    fn run<K: RowElement>(problem: &Problem<f32, K>, dispatch: impl Fn(Forward<f32, K>)) -> Vec<f32> {
+    fn run(problem: &Problem, dispatch: impl Fn(Forward)) -> Vec<f32> {
         let [b, h, t, dv] = problem.context_dims();
         let mut out = vec![MaybeUninit::new(f32::NAN); b * h * t * dv];
         let mut log_sums = vec![LogSum::default(); b * h * t];
         let mut found = vec![RowSummary::default(); log_sums.len()];
-        dispatch(Forward { problem, out: &mut out, log_sums: &mut log_sums, summaries: Some(&mut found) });
+        let shared = SharedOutput::new(problem, &mut out, &mut log_sums, Some(&mut found));
+        dispatch(Forward { problem, out: &shared });
         // A distance sums over up to 200 tokens.
         let numbers = found.iter().flat_map(|row| {
             [row.entropy, row.mean_distance / 200.0, row.on_self, row.on_previous, row.on_first, row.max]
@@ -197,9 +194,9 @@ mod tests {
             let rules = ScoreRules::new(&sdpa, mask, &q, s)?;
             let of_q: Vec<f32> = q.flatten_all()?.to_vec1()?;
             let problem = Problem {
-                q: Heads::new(&of_q, q.layout())?,
-                k: Heads::new(&k, &of_keys(d))?,
-                v: Heads::new(&v, &of_keys(dv))?,
+                q: Heads::new(Elements::F32(&of_q), q.layout())?,
+                k: Heads::new(Elements::F32(&k), &of_keys(d))?,
+                v: Heads::new(Elements::F32(&v), &of_keys(dv))?,
                 rules: &rules,
                 dropout: Some(WeightDropout::new(Dropout::new(0.2, 1, 2)?, HeadLayout::all(h, d), t, 0)),
             };
@@ -225,16 +222,18 @@ mod tests {
             let (k, v) = (k?, v?);
             let rules = ScoreRules::new(&Sdpa::default(), Mask::default(), &q, s)?;
             let of_q: Vec<f32> = q.flatten_all()?.to_vec1()?;
-            let q = Heads::new(&of_q, q.layout())?;
+            let q = Heads::new(Elements::F32(&of_q), q.layout())?;
             let [wide_k, wide_v] = [widen_rows(&k)?, widen_rows(&v)?];
             let (codes_k, codes_v): (Vec<u8>, Vec<u8>) =
                 (k.flatten_all()?.to_vec1()?, v.flatten_all()?.to_vec1()?);
             let (of_k, of_v): (Vec<f32>, Vec<f32>) =
                 (wide_k.flatten_all()?.to_vec1()?, wide_v.flatten_all()?.to_vec1()?);
             let (rules, dropout) = (&rules, None);
-            let (k, v) = (Heads::new(&codes_k, k.layout())?, Heads::new(&codes_v, v.layout())?);
+            let of_codes = |x, like: &Tensor| Heads::new(Elements::Codes(x), like.layout());
+            let (k, v) = (of_codes(&codes_k, &k)?, of_codes(&codes_v, &v)?);
             let problem = Problem { q, k, v, rules, dropout };
-            let (k, v) = (Heads::new(&of_k, wide_k.layout())?, Heads::new(&of_v, wide_v.layout())?);
+            let of_numbers = |x, like: &Tensor| Heads::new(Elements::F32(x), like.layout());
+            let (k, v) = (of_numbers(&of_k, &wide_k)?, of_numbers(&of_v, &wide_v)?);
             let expected = run(&Problem { q, k, v, rules, dropout }, |run| isa::arch().dispatch(run));
             let mut all = run_on_others(&problem);
             all.push(run(&problem, |run| isa::arch().dispatch(run)));

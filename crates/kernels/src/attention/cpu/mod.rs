@@ -15,6 +15,7 @@ mod carry;
 mod forward;
 mod pack;
 mod problem;
+mod read;
 mod rows;
 mod summary;
 mod tile;
@@ -27,7 +28,8 @@ pub(super) use weights::CpuWeights;
 use self::backward::{HeadBackward, HeadGradients};
 use self::carry::{Returned, carry};
 use self::forward::Forward;
-use self::problem::{HeadAt, Heads, LogSum, Problem, RowElement};
+use self::problem::{LogSum, Problem, SharedOutput};
+use self::read::{HeadAt, Heads};
 use self::turns::AddedGradient;
 use crate::attention::heads::WeightDropout;
 use crate::attention::request::Wanted;
@@ -117,24 +119,21 @@ impl CpuAttention {
         self.summaries.clone()
     }
 
-    fn compute<E: Element + WithDType, K: RowElement + WithDType>(
-        &self,
-        [q, k, v]: [Input; 3],
-    ) -> Result<(CpuStorage, Shape)> {
+    fn compute<E: Element + WithDType>(&self, [q, k, v]: [Input; 3]) -> Result<(CpuStorage, Shape)> {
         let of_keys = |x| match &self.pages {
-            None => Heads::<K>::of(x),
+            None => Heads::of(x),
             Some(pages) => Heads::in_pages(x, pages, self.rules.keys),
         };
-        let (q, k, v) = (Heads::<E>::of(q)?, of_keys(k)?, of_keys(v)?);
+        let (q, k, v) = (Heads::of(q)?, of_keys(k)?, of_keys(v)?);
         let problem = Problem { q, k, v, rules: &self.rules, dropout: self.dropout };
         let [b, h, t, d] = problem.context_dims();
-        let mut out = Vec::with_capacity(b * t * h * d);
+        let mut out = Vec::<E>::with_capacity(b * t * h * d);
         let mut log_sums = vec![LogSum::default(); b * h * t];
         let mut summaries = vec![RowSummary::default(); if self.summarize { b * h * t } else { 0 }];
         let uninit = &mut out.spare_capacity_mut()[..b * t * h * d];
         let wanted = self.summarize.then_some(summaries.as_mut_slice());
-        let log = &mut log_sums;
-        isa::arch().dispatch(Forward { problem: &problem, out: uninit, log_sums: log, summaries: wanted });
+        let shared = SharedOutput::new(&problem, uninit, &mut log_sums, wanted);
+        isa::arch().dispatch(Forward { problem: &problem, out: &shared });
         // SAFETY: `Forward` has written every row.
         unsafe { out.set_len(b * t * h * d) };
         let flat = self.with_log_sums.then(|| {
@@ -164,12 +163,11 @@ impl CpuOp<3> for CpuAttention {
     fn forward(&self, inputs: [Input; 3]) -> Result<(CpuStorage, Shape)> {
         use DType::{BF16, F16, F32, U8};
         match inputs.map(|x| x.storage.dtype()) {
-            [F32, F32, F32] => self.compute::<f32, f32>(inputs),
-            [F16, F16, F16] => self.compute::<f16, f16>(inputs),
-            [BF16, BF16, BF16] => self.compute::<bf16, bf16>(inputs),
-            [F32, F16, F16] => self.compute::<f32, f16>(inputs),
-            [F32, BF16, BF16] => self.compute::<f32, bf16>(inputs),
-            [F32, U8, U8] => self.compute::<f32, u8>(inputs),
+            [F32, F32, F32] | [F32, F16, F16] | [F32, BF16, BF16] | [F32, U8, U8] => {
+                self.compute::<f32>(inputs)
+            }
+            [F16, F16, F16] => self.compute::<f16>(inputs),
+            [BF16, BF16, BF16] => self.compute::<bf16>(inputs),
             _ => candle_core::bail!(
                 "attention: q, k and v must be all f32, all f16 or all bf16, or q f32 and k and v halves of one \
                  dtype or quantized"
@@ -221,7 +219,7 @@ impl CpuAttention {
     ) -> Result<[Tensor; 3]> {
         let (context, grad) = (context.transpose(1, 2)?, grad.transpose(1, 2)?); // (B, H, T, Dv)
         let guards = [q, k, v, &context, &grad].map(|x| x.storage_and_layout());
-        let view = |i: usize| Heads::<E>::of(Input::new(&guards[i].0, guards[i].1)?);
+        let view = |i: usize| Heads::of(Input::new(&guards[i].0, guards[i].1)?);
         let (context_view, grad_view) = (view(3)?, view(4)?);
         let (rules, dropout) = (&self.rules, self.dropout);
         let problem = Problem { q: view(0)?, k: view(1)?, v: view(2)?, rules, dropout };

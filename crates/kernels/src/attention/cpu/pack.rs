@@ -1,7 +1,8 @@
 //! Rows of one head, laid out in f32 for the micro-kernels.
 
 use super::blocks::{HEADROOM, NARROW_SCORES};
-use super::problem::{HeadAt, Heads, RowElement};
+use super::read::{HeadAt, Heads};
+use pulp::Simd;
 use std::ops::Range;
 
 /// The number of rows transposed at a time, so that their columns are written in pieces of cache lines.
@@ -10,27 +11,28 @@ const GROUP: usize = 8;
 const NARROW_GROUP: usize = NARROW_SCORES.rows;
 
 /// Panels of `panel` rows, depth-major and times `factor`: `out[p][d][r]`; rows beyond the last are 0.
-pub(super) fn panels<E: RowElement>(x: &Heads<E>, head: HeadAt, panel: usize, factor: f32) -> Vec<f32> {
+pub(super) fn panels<S: Simd>(simd: S, x: &Heads, head: HeadAt, panel: usize, factor: f32) -> Vec<f32> {
     let mut out = vec![];
-    panels_into(&mut out, x, head, panel, factor);
+    panels_into(simd, &mut out, x, head, panel, factor);
     out
 }
 
-fn panels_into<E: RowElement>(out: &mut Vec<f32>, x: &Heads<E>, head: HeadAt, panel: usize, factor: f32) {
+fn panels_into<S: Simd>(simd: S, out: &mut Vec<f32>, x: &Heads, head: HeadAt, panel: usize, factor: f32) {
     let [_, _, s, d] = x.dims;
     // Everything beyond the last row stays 0, even in memory that held another head before.
     out.resize(s.div_ceil(panel) * d * panel, 0.0);
     let mut scratch = vec![];
     for (p, out) in out.chunks_exact_mut(d * panel).enumerate() {
         let rows = p * panel..s.min((p + 1) * panel);
-        transpose(x, head, rows, factor, (out, panel), &mut scratch);
+        transpose(simd, x, head, rows, factor, (out, panel), &mut scratch);
     }
 }
 
 /// Some rows of a head, depth-major and times `factor`: `out[d·stride + r]`. `scratch` is memory to reuse.
 #[inline(always)]
-pub(super) fn transpose<E: RowElement>(
-    x: &Heads<E>,
+pub(super) fn transpose<S: Simd>(
+    simd: S,
+    x: &Heads,
     head: HeadAt,
     rows: Range<usize>,
     factor: f32,
@@ -44,7 +46,7 @@ pub(super) fn transpose<E: RowElement>(
         let mut lines = scratch.chunks_exact_mut(d);
         let mut group: [&[f32]; GROUP] = [&[]; GROUP];
         for (i, row) in group.iter_mut().enumerate() {
-            *row = &x.row(head, first + i.min(count - 1), lines.next().unwrap_or_default())[..d];
+            *row = &x.row(simd, head, first + i.min(count - 1), lines.next().unwrap_or_default())[..d];
         }
         let out = &mut out[first - rows.start..];
         match count {
@@ -67,20 +69,20 @@ fn put<const N: usize>(rows: &[&[f32]; GROUP], count: usize, factor: f32, out: &
 }
 
 /// Rows of `width` floats; columns beyond D are 0.
-pub(super) fn rows<E: RowElement>(x: &Heads<E>, head: HeadAt, width: usize) -> Vec<f32> {
+pub(super) fn rows<S: Simd>(simd: S, x: &Heads, head: HeadAt, width: usize) -> Vec<f32> {
     let mut out = vec![];
-    blocks_into(&mut out, x, head, width, width);
+    blocks_into(simd, &mut out, x, head, width, width);
     out
 }
 
 /// Rows of `width` floats in blocks of `columns`, the last one perhaps narrower. Columns beyond D are 0.
-fn blocks_into<E: RowElement>(out: &mut Vec<f32>, x: &Heads<E>, head: HeadAt, width: usize, columns: usize) {
+fn blocks_into<S: Simd>(simd: S, out: &mut Vec<f32>, x: &Heads, head: HeadAt, width: usize, columns: usize) {
     let [_, _, s, d] = x.dims;
     let mut scratch = vec![0.0; d];
     // Everything beyond column D stays 0, as above.
     out.resize(s * width, 0.0);
     for j in 0..s {
-        let row = x.row(head, j, &mut scratch);
+        let row = x.row(simd, head, j, &mut scratch);
         for (first, part) in (0..d).step_by(columns).zip(row.chunks(columns)) {
             let at = first * s + j * columns.min(width - first);
             out[at..at + part.len()].copy_from_slice(part);
@@ -115,16 +117,16 @@ pub(super) struct PackedHead {
 
 impl PackedHead {
     /// Reuses the memory of the previous head, which has the same shape.
-    pub(super) fn pack<E: RowElement>(
+    pub(super) fn pack<S: Simd>(
         &mut self,
-        k: &Heads<E>,
-        v: &Heads<E>,
+        simd: S,
+        [k, v]: [&Heads; 2],
         head: HeadAt,
         sizes: PackSizes,
         largest_weight: f32,
     ) {
-        panels_into(&mut self.keys, k, head, sizes.panel, 1.0);
-        blocks_into(&mut self.values, v, head, sizes.width, sizes.columns);
+        panels_into(simd, &mut self.keys, k, head, sizes.panel, 1.0);
+        blocks_into(simd, &mut self.values, v, head, sizes.width, sizes.columns);
         let largest = f32::MAX / (2 * k.dims[2]) as f32 / HEADROOM.exp2() / largest_weight;
         // NaN compares as false.
         let small = |row: &[f32]| row.iter().fold(true, |all, x| all & (x.abs() <= largest));

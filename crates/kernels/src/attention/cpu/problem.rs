@@ -1,188 +1,22 @@
 //! What a pass reads and writes: views of q, k and v, the settings of all their queries, and the output that threads share.
 
-use crate::attention::codes::{self, SCALE_BYTES};
+use super::read::{HeadAt, Heads};
 use crate::attention::heads::{Query, WeightDropout};
 use crate::attention::scores::{Base, ScoreRules};
 use crate::attention::summary::RowSummary;
-use crate::cpu_op::Input;
 use crate::element::Element;
-use candle_core::{Layout, Result, WithDType};
 use std::mem::MaybeUninit;
 
-/// A head of a row of the batch.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct HeadAt {
-    pub(super) b: usize,
-    pub(super) h: usize,
-}
-
-impl HeadAt {
-    /// Query `i` of the head.
-    #[inline(always)]
-    pub(super) fn query(self, i: usize) -> Query {
-        Query { b: self.b, h: self.h, i }
-    }
-}
-
-/// An element of a row in memory: a number, or a byte of a row of codes and their scale.
-pub(super) trait RowElement: Copy + Send + Sync + 'static {
-    /// How many elements a row has besides its numbers.
-    const EXTRA: usize;
-
-    /// The numbers of a row: in place if memory holds them as f32, otherwise in `scratch`.
-    fn read<'a>(row: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32];
-
-    /// Fills `out` from the row at the start of `data`, whose elements lie `stride` apart.
-    fn gather(data: &[Self], stride: usize, out: &mut [f32]);
-}
-
-// Inlined so that widening is compiled for its caller's instruction set.
-impl<E: Element> RowElement for E {
-    const EXTRA: usize = 0;
-
-    #[inline(always)]
-    fn read<'a>(row: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32] {
-        if let Some(row) = E::as_f32s(row) {
-            return row;
-        }
-        let out = &mut scratch[..row.len()];
-        E::widen(row, out);
-        out
-    }
-
-    #[inline(always)]
-    fn gather(data: &[Self], stride: usize, out: &mut [f32]) {
-        for (c, x) in out.iter_mut().enumerate() {
-            *x = data[c * stride].to_f32();
-        }
-    }
-}
-
-/// Codes and a scale.
-impl RowElement for u8 {
-    const EXTRA: usize = SCALE_BYTES;
-
-    #[inline(always)]
-    fn read<'a>(row: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32] {
-        let out = &mut scratch[..row.len() - SCALE_BYTES];
-        codes::widen(row, out);
-        out
-    }
-
-    #[inline(always)]
-    fn gather(data: &[Self], stride: usize, out: &mut [f32]) {
-        let scale = std::array::from_fn(|i| data[(out.len() + i) * stride]);
-        for (c, x) in out.iter_mut().enumerate() {
-            *x = codes::number(data[c * stride], scale);
-        }
-    }
-}
-
-/// A tensor (B, H, T, D) with any strides; (B, H, T, D + 4) in memory if its rows are codes. Or the pages of a sequence: T is then
-/// the sequence's length.
-#[derive(Clone, Copy)]
-pub(super) struct Heads<'a, E> {
-    data: &'a [E],
-    strides: [usize; 4],
-    pub(super) dims: [usize; 4],
-    pages: Option<InPages<'a>>,
-}
-
-/// Where the rows of a sequence lie.
-#[derive(Clone, Copy)]
-struct InPages<'a> {
-    table: &'a [u32],
-    /// Positions in a page.
-    size: u32,
-    /// From one page to the next, in elements.
-    stride: usize,
-}
-
-impl<'a, E: RowElement> Heads<'a, E> {
-    pub(super) fn of(Input { storage, layout }: Input<'a>) -> Result<Self>
-    where
-        E: WithDType,
-    {
-        Self::new(storage.as_slice()?, layout)
-    }
-
-    /// # Errors
-    /// When the layout is not of rank 4 or reaches beyond `data`.
-    pub(super) fn new(data: &'a [E], layout: &Layout) -> Result<Self> {
-        let (b, h, t, width) = layout.shape().dims4()?;
-        let stored = [b, h, t, width];
-        let dims = [b, h, t, width.saturating_sub(E::EXTRA)];
-        let mut strides = [0; 4];
-        strides.copy_from_slice(layout.stride());
-        let data = data.get(layout.start_offset()..).unwrap_or_default();
-        let end: usize = stored.iter().zip(&strides).map(|(n, s)| n.saturating_sub(1) * s).sum();
-        // A dimension of stride 0 can make the count arbitrarily large.
-        let count = stored.iter().try_fold(1usize, |count, n| count.checked_mul(*n));
-        if dims.contains(&0) || end >= data.len() || count.is_none() {
-            candle_core::bail!(
-                "attention: a layout of {stored:?} with strides {strides:?} is outside its data"
-            )
-        }
-        Ok(Self { data, strides, dims, pages: None })
-    }
-
-    /// The `len` rows of a sequence in the pages of `table`: from a pool (pages, page size, H, D) to (1, H, len, D).
-    pub(super) fn in_pages(pool: Input<'a>, table: &'a [u32], len: usize) -> Result<Self>
-    where
-        E: WithDType,
-    {
-        let Self { data, strides: [stride, position, head, number], dims: [pages, size, h, d], .. } =
-            Self::of(pool)?;
-        let used =
-            table.get(..len.div_ceil(size)).filter(|used| used.iter().all(|page| (*page as usize) < pages));
-        let (Some(table @ [_, ..]), Ok(_), Ok(size)) = (used, u32::try_from(len), u32::try_from(size)) else {
-            candle_core::bail!(
-                "attention: {len} positions are not in pages {table:?} of {pages}, {size} positions each"
-            )
-        };
-        Ok(Self {
-            data,
-            strides: [0, head, position, number],
-            dims: [1, h, len, d],
-            pages: Some(InPages { table, size, stride }),
-        })
-    }
-
-    /// Row `i` of a head as f32: borrowed in place if memory holds it that way, otherwise copied into `scratch` (D).
-    #[inline(always)]
-    pub(super) fn row<'b>(&self, head: HeadAt, i: usize, scratch: &'b mut [f32]) -> &'b [f32]
-    where
-        'a: 'b,
-    {
-        let [sb, sh, st, sd] = self.strides;
-        let start = match self.pages {
-            None => head.b * sb + head.h * sh + i * st,
-            #[allow(clippy::cast_possible_truncation)] // `in_pages` has checked the length
-            Some(InPages { table, size, stride }) => {
-                let (page, position) = (i as u32 / size, i as u32 % size);
-                table[page as usize] as usize * stride + head.h * sh + position as usize * st
-            }
-        };
-        let d = self.dims[3];
-        if sd == 1 {
-            return E::read(&self.data[start..start + d + E::EXTRA], scratch);
-        }
-        let out = &mut scratch[..d];
-        E::gather(&self.data[start..], sd, out);
-        out
-    }
-}
-
 /// q (B, H, T, D) against k (B, key heads, S, D) and v (B, key heads, S, Dv), which may be of another dtype, or codes.
-pub(super) struct Problem<'a, E, K = E> {
-    pub(super) q: Heads<'a, E>,
-    pub(super) k: Heads<'a, K>,
-    pub(super) v: Heads<'a, K>,
+pub(super) struct Problem<'a> {
+    pub(super) q: Heads<'a>,
+    pub(super) k: Heads<'a>,
+    pub(super) v: Heads<'a>,
     pub(super) rules: &'a ScoreRules,
     pub(super) dropout: Option<WeightDropout>,
 }
 
-impl<E, K> Problem<'_, E, K> {
+impl Problem<'_> {
     /// All heads of all rows of the batch.
     pub(super) fn heads(&self) -> Vec<HeadAt> {
         let [b, h, ..] = self.q.dims;
@@ -261,21 +95,23 @@ impl LogSum {
 
 /// What a forward pass writes: the context (B, T, H, Dv), the log-sums (B, H, T) and, if wanted, the summaries (B, H, T).
 /// Several threads write to it, each its own rows.
-pub(super) struct SharedOutput<E> {
-    pub(super) context: *mut E,
-    pub(super) log_sums: *mut LogSum,
-    pub(super) summaries: Option<*mut RowSummary>,
+pub(super) struct SharedOutput {
+    context: *mut (),
+    /// [`write_row`] for the context's dtype.
+    write_row: unsafe fn(*mut (), usize, &[f32], f32),
+    log_sums: *mut LogSum,
+    summaries: Option<*mut RowSummary>,
     /// B, H, T and Dv.
-    pub(super) dims: [usize; 4],
+    dims: [usize; 4],
 }
 
 // SAFETY: `write` and `write_summary` are the only accesses, and their callers write each row once.
-unsafe impl<E: Send> Sync for SharedOutput<E> {}
+unsafe impl Sync for SharedOutput {}
 
-impl<E: Element> SharedOutput<E> {
+impl SharedOutput {
     /// What a pass over `problem` writes to.
-    pub(super) fn new<K>(
-        problem: &Problem<E, K>,
+    pub(super) fn new<E: Element>(
+        problem: &Problem,
         context: &mut [MaybeUninit<E>],
         log_sums: &mut [LogSum],
         summaries: Option<&mut [RowSummary]>,
@@ -285,32 +121,36 @@ impl<E: Element> SharedOutput<E> {
         assert!(summaries.as_ref().is_none_or(|all| all.len() == log_sums.len()));
         Self {
             context: context.as_mut_ptr().cast(),
+            write_row: write_row::<E>,
             log_sums: log_sums.as_mut_ptr(),
             summaries: summaries.map(<[RowSummary]>::as_mut_ptr),
             dims,
         }
     }
 
+    /// Whether summaries are wanted.
+    pub(super) fn summarizes(&self) -> bool {
+        self.summaries.is_some()
+    }
+
     /// Writes `row · factor` and the row's log-sum.
     ///
     /// # Safety
-    /// No two calls name the same query.
+    /// No two calls name the same query, and the memory given to [`new`](Self::new) is still borrowed.
     pub(super) unsafe fn write(&self, Query { b, h, i }: Query, row: &[f32], factor: f32, log_sum: LogSum) {
         let [batch, heads, t, d] = self.dims;
         assert!(b < batch && h < heads && i < t);
-        // SAFETY: (b, h, i) is inside the log-sums, and this row is the caller's own.
-        unsafe { self.log_sums.add((b * heads + h) * t + i).write(log_sum) };
-        let start = ((b * t + i) * heads + h) * d;
-        for (c, x) in row[..d].iter().enumerate() {
-            // SAFETY: (b, i, h, c) is inside the output, and this row is the caller's own.
-            unsafe { self.context.add(start + c).write(E::from_f32(x * factor)) };
+        // SAFETY: (b, h, i) is inside the log-sums, and (b, i, h, ..) inside the context; both are the caller's own.
+        unsafe {
+            self.log_sums.add((b * heads + h) * t + i).write(log_sum);
+            (self.write_row)(self.context, ((b * t + i) * heads + h) * d, &row[..d], factor);
         }
     }
 
     /// Writes the row's summary, if summaries are wanted.
     ///
     /// # Safety
-    /// No two calls name the same query.
+    /// As for [`write`](Self::write).
     pub(super) unsafe fn write_summary(&self, Query { b, h, i }: Query, find: impl FnOnce() -> RowSummary) {
         let [batch, heads, t, _] = self.dims;
         assert!(b < batch && h < heads && i < t);
@@ -321,42 +161,13 @@ impl<E: Element> SharedOutput<E> {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Each layout with the numbers that it reaches, and with one less.
-    #[test]
-    fn a_layout_stays_inside_its_data() {
-        let data = [0f32; 200];
-        for (dims, strides, offset, reach) in [
-            ([2, 3, 4, 5], [60, 20, 5, 1], 0, 120),
-            ([2, 3, 4, 5], [60, 20, 5, 1], 10, 130),
-            ([1, 1, 4, 5], [0, 0, 10, 2], 1, 1 + 3 * 10 + 4 * 2 + 1),
-            ([9, 3, 4, 5], [0, 20, 5, 1], 0, 60),
-            ([1, 1, 1, 1], [7, 7, 7, 7], 199, 200),
-        ] {
-            let layout = Layout::new(dims.to_vec().into(), strides.to_vec(), offset);
-            assert!(Heads::new(&data[..reach], &layout).is_ok_and(|heads| heads.dims == dims), "{layout:?}");
-            assert!(Heads::new(&data[..reach - 1], &layout).is_err(), "{layout:?}");
-        }
-        for (dims, strides, offset) in [
-            ([2, 3, 0, 5], [0; 4], 0),
-            ([0, 3, 4, 5], [0; 4], 0),
-            ([1, 1, 1, 1], [1; 4], 201),
-            ([1 << 32, 1 << 32, 1, 1], [0; 4], 0), // more rows than can be counted
-        ] {
-            let layout = Layout::new(dims.to_vec().into(), strides.to_vec(), offset);
-            assert!(Heads::new(&data[..], &layout).is_err(), "{layout:?}");
-        }
-        assert!(Heads::new(&data[..], &Layout::contiguous((4, 5))).is_err());
-    }
-
-    #[test]
-    fn a_row_of_codes_has_room_for_its_scale() {
-        let data = [0u8; 10];
-        let heads = |width: usize| Heads::new(&data[..], &Layout::contiguous((1, 1, 2, width)));
-        assert!(heads(5).is_ok_and(|heads| heads.dims == [1, 1, 2, 1]));
-        assert!(heads(4).is_err() && heads(6).is_err());
+/// `out[start + c] = row[c]·factor`
+///
+/// # Safety
+/// `out` points to numbers of type `E`, at least `start + row.len()` of them, and nobody else uses those that are written.
+unsafe fn write_row<E: Element>(out: *mut (), start: usize, row: &[f32], factor: f32) {
+    for (c, x) in row.iter().enumerate() {
+        // SAFETY: the caller guarantees it.
+        unsafe { out.cast::<E>().add(start + c).write(E::from_f32(x * factor)) };
     }
 }

@@ -6,10 +6,10 @@
 //! in order. A long past therefore keeps all threads busy, and the result does not depend on how many
 //! there are.
 
-use super::problem::{HeadAt, Heads, LogSum, Problem, RowElement};
+use super::problem::{LogSum, Problem};
+use super::read::{HeadAt, Heads};
 use crate::attention::heads::Query;
 use crate::attention::scores::Base;
-use crate::element::Element;
 use crate::streams::{add_scaled, add_scaled_to, dots, dots_of};
 use crate::vector::exp2;
 use pulp::{Simd, WithSimd};
@@ -32,15 +32,15 @@ pub(super) struct QueryOfHeads {
 }
 
 /// A query and a span of the keys: the work of one task.
-pub(super) struct Span<'a, E, K> {
-    problem: &'a Problem<'a, E, K>,
+pub(super) struct Span<'a> {
+    problem: &'a Problem<'a>,
     query: QueryOfHeads,
     keys: Range<usize>,
 }
 
-impl<'a, E: Element, K: RowElement> Span<'a, E, K> {
+impl<'a> Span<'a> {
     /// All queries.
-    pub(super) fn queries(problem: &Problem<E, K>) -> Vec<QueryOfHeads> {
+    pub(super) fn queries(problem: &Problem) -> Vec<QueryOfHeads> {
         let ([b, h, t, _], group) = (problem.q.dims, problem.group());
         let firsts = (0..h).filter(|h| (h % group).is_multiple_of(HEADS));
         let heads: Vec<_> =
@@ -56,12 +56,12 @@ impl<'a, E: Element, K: RowElement> Span<'a, E, K> {
     }
 
     /// How many spans each query has.
-    pub(super) fn count(problem: &Problem<E, K>) -> usize {
+    pub(super) fn count(problem: &Problem) -> usize {
         problem.rules.most_keys().div_ceil(SPAN)
     }
 
     /// The n-th span of a query; empty if the query sees none of its keys.
-    pub(super) fn new(problem: &'a Problem<'a, E, K>, query: QueryOfHeads, n: usize) -> Self {
+    pub(super) fn new(problem: &'a Problem<'a>, query: QueryOfHeads, n: usize) -> Self {
         let seen = problem.rules.keys_of(query.i);
         let at = |n: usize| (seen.start + n * SPAN).min(seen.end);
         Self { problem, query, keys: at(n)..at(n + 1) }
@@ -80,7 +80,7 @@ pub(super) struct Partial {
 
 impl Partial {
     /// The log-sum of all keys of a query and its head's sink, and the share of the context that the sink leaves.
-    pub(super) fn finish<E, K>(&self, problem: &Problem<E, K>, head: usize) -> (LogSum, f32) {
+    pub(super) fn finish(&self, problem: &Problem, head: usize) -> (LogSum, f32) {
         let (log_sum, factor) = problem.finish_row(head, self.max, self.sum);
         (log_sum, if problem.rules.sink(head, Base::Two).is_some() { self.sum * factor } else { 1.0 })
     }
@@ -106,17 +106,18 @@ impl Partial {
 
 /// Rows of a head.
 #[inline(always)]
-fn streams<'a, 'b: 'a, E: RowElement>(
-    x: &Heads<'b, E>,
+fn streams<'a, 'b: 'a, S: Simd>(
+    simd: S,
+    x: &Heads<'b>,
     head: HeadAt,
     rows: [usize; STREAMS],
     scratch: &'a mut [Vec<f32>; STREAMS],
 ) -> [&'a [f32]; STREAMS] {
     let ([i, j, k, l], [p, q, r, s]) = (rows, scratch);
-    [x.row(head, i, p), x.row(head, j, q), x.row(head, k, r), x.row(head, l, s)]
+    [x.row(simd, head, i, p), x.row(simd, head, j, q), x.row(simd, head, k, r), x.row(simd, head, l, s)]
 }
 
-impl<E: Element, K: RowElement> WithSimd for Span<'_, E, K> {
+impl WithSimd for Span<'_> {
     /// One for each head.
     type Output = Vec<Partial>;
 
@@ -135,7 +136,7 @@ impl<E: Element, K: RowElement> WithSimd for Span<'_, E, K> {
     }
 }
 
-impl<E: Element, K: RowElement> Span<'_, E, K> {
+impl Span<'_> {
     /// For heads that see the same keys.
     #[inline(always)]
     fn of_heads<S: Simd>(&self, simd: S, heads: Range<usize>) -> Vec<Partial> {
@@ -147,7 +148,7 @@ impl<E: Element, K: RowElement> Span<'_, E, K> {
         let factor = self.problem.query_factor();
         let mut queries = Vec::with_capacity(heads.len() * d);
         for h in heads.clone() {
-            queries.extend(q.row(HeadAt { b, h }, i, &mut scratch[0]).iter().map(|x| x * factor));
+            queries.extend(q.row(simd, HeadAt { b, h }, i, &mut scratch[0]).iter().map(|x| x * factor));
         }
 
         // A hidden key keeps the score -inf, and so does everything beyond the span.
@@ -162,7 +163,7 @@ impl<E: Element, K: RowElement> Span<'_, E, K> {
         let seen: Vec<usize> = (0..self.keys.len()).filter(|j| all || sees(j)).collect();
         let (groups, rest) = seen.as_chunks::<STREAMS>();
         for group in groups {
-            let rows = streams(&k, of_keys, group.map(|j| self.keys.start + j), &mut scratch);
+            let rows = streams(simd, &k, of_keys, group.map(|j| self.keys.start + j), &mut scratch);
             for (queries, weights) in queries.chunks(2 * d).zip(weights.chunks_mut(2 * SPAN)) {
                 let (query, second) = queries.split_at(d);
                 if second.is_empty() {
@@ -180,7 +181,7 @@ impl<E: Element, K: RowElement> Span<'_, E, K> {
             }
         }
         for j in rest {
-            let row = k.row(of_keys, self.keys.start + j, &mut scratch[0]);
+            let row = k.row(simd, of_keys, self.keys.start + j, &mut scratch[0]);
             for (query, weights) in queries.chunks_exact(d).zip(weights.chunks_exact_mut(SPAN)) {
                 [weights[*j]] = dots(simd, query, [row]);
             }
@@ -217,7 +218,7 @@ impl<E: Element, K: RowElement> Span<'_, E, K> {
             partials.push(partial);
         }
         for group in groups {
-            let rows = streams(&v, of_keys, group.map(|j| self.keys.start + j), &mut scratch);
+            let rows = streams(simd, &v, of_keys, group.map(|j| self.keys.start + j), &mut scratch);
             for (partials, weights) in partials.chunks_mut(2).zip(weights.chunks(2 * SPAN)) {
                 let (first, second) = weights.split_at(SPAN);
                 let of_first = group.map(|j| first[j]);
@@ -235,7 +236,7 @@ impl<E: Element, K: RowElement> Span<'_, E, K> {
             }
         }
         for j in rest {
-            let row = v.row(of_keys, self.keys.start + j, &mut scratch[0]);
+            let row = v.row(simd, of_keys, self.keys.start + j, &mut scratch[0]);
             for (partial, weights) in partials.iter_mut().zip(weights.chunks_exact(SPAN)) {
                 add_scaled(simd, &mut partial.context, [weights[*j]], [row]);
             }

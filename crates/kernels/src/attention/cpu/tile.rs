@@ -6,12 +6,12 @@ use super::blocks::{
     outer,
 };
 use super::pack::{PackedHead, transpose};
-use super::problem::{HeadAt, Problem, RowElement, SharedOutput};
+use super::problem::{Problem, SharedOutput};
+use super::read::HeadAt;
 use super::rows::{Partial, QueryOfHeads, Span};
 use super::summary::{Moments, RunningSummary};
 use super::weights::SummaryOfRow;
 use crate::attention::scores::Base;
-use crate::element::Element;
 use crate::vector::exp2;
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
@@ -46,8 +46,8 @@ impl Scratch {
 }
 
 /// Queries `first..first + rows` of a head.
-pub(super) struct QueryTile<'a, E, K> {
-    pub(super) problem: &'a Problem<'a, E, K>,
+pub(super) struct QueryTile<'a> {
+    pub(super) problem: &'a Problem<'a>,
     pub(super) packed: &'a PackedHead,
     pub(super) head: HeadAt,
     pub(super) first: usize,
@@ -55,16 +55,16 @@ pub(super) struct QueryTile<'a, E, K> {
     pub(super) rows: usize,
     /// Dv, padded to whole vectors.
     pub(super) width: usize,
-    pub(super) out: &'a SharedOutput<E>,
+    pub(super) out: &'a SharedOutput,
 }
 
 /// A tile, from q to the output, and its thread's memory.
-pub(super) struct TileTask<'a, E, K> {
-    pub(super) tile: QueryTile<'a, E, K>,
+pub(super) struct TileTask<'a> {
+    pub(super) tile: QueryTile<'a>,
     pub(super) scratch: &'a mut Scratch,
 }
 
-impl<E: Element, K: RowElement> WithSimd for TileTask<'_, E, K> {
+impl WithSimd for TileTask<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -72,7 +72,7 @@ impl<E: Element, K: RowElement> WithSimd for TileTask<'_, E, K> {
         let Self { tile, scratch } = self;
         if !tile.packed.summable {
             tile.run_row_by_row(simd);
-        } else if tile.out.summaries.is_some() {
+        } else if tile.out.summarizes() {
             tile.run::<S, true>(simd, scratch);
         } else {
             tile.run::<S, false>(simd, scratch);
@@ -80,7 +80,7 @@ impl<E: Element, K: RowElement> WithSimd for TileTask<'_, E, K> {
     }
 }
 
-impl<E: Element, K: RowElement> QueryTile<'_, E, K> {
+impl QueryTile<'_> {
     /// For values that a tile cannot sum.
     #[inline(always)]
     fn run_row_by_row<S: Simd>(&self, simd: S) {
@@ -103,7 +103,7 @@ impl<E: Element, K: RowElement> QueryTile<'_, E, K> {
 
     #[inline(always)]
     fn run<S: Simd, const SUMMARY: bool>(&self, simd: S, scratch: &mut Scratch) {
-        self.load_queries(Blocks::of::<S>().rows(), scratch);
+        self.load_queries(simd, Blocks::of::<S>().rows(), scratch);
         self.sum::<S, SUMMARY>(simd, scratch);
         for r in 0..self.rows {
             let sum = scratch.sum[r];
@@ -120,12 +120,13 @@ impl<E: Element, K: RowElement> QueryTile<'_, E, K> {
 
     /// The queries times the rules' factor, depth-major in groups of `group` rows.
     #[inline(always)]
-    fn load_queries(&self, group: usize, scratch: &mut Scratch) {
+    fn load_queries<S: Simd>(&self, simd: S, group: usize, scratch: &mut Scratch) {
         let q = &self.problem.q;
         for (i, out) in scratch.queries.chunks_exact_mut(group * q.dims[3]).enumerate() {
             let rows = (i * group).min(self.rows)..((i + 1) * group).min(self.rows);
             let rows = self.first + rows.start..self.first + rows.end;
             transpose(
+                simd,
                 q,
                 self.head,
                 rows,
@@ -174,15 +175,12 @@ impl<E: Element, K: RowElement> QueryTile<'_, E, K> {
 
     #[inline(always)]
     fn scores<S: Simd>(&self, simd: S, scratch: &mut Scratch, start: usize, keys: usize) {
-        match Blocks::of::<S>() {
-            Blocks::Wide => {
-                self.scores_in::<S, { WIDE_SCORES.rows }, { WIDE_SCORES.vectors }>(
-                    simd, scratch, start, keys,
-                );
-            }
-            Blocks::Narrow => self.scores_in::<S, { NARROW_SCORES.rows }, { NARROW_SCORES.vectors }>(
+        if const { Blocks::are_wide::<S>() } {
+            self.scores_in::<S, { WIDE_SCORES.rows }, { WIDE_SCORES.vectors }>(simd, scratch, start, keys);
+        } else {
+            self.scores_in::<S, { NARROW_SCORES.rows }, { NARROW_SCORES.vectors }>(
                 simd, scratch, start, keys,
-            ),
+            );
         }
     }
 
@@ -292,12 +290,10 @@ impl<E: Element, K: RowElement> QueryTile<'_, E, K> {
 
     #[inline(always)]
     fn context<S: Simd>(&self, simd: S, scratch: &mut Scratch, start: usize, keys: usize) {
-        match Blocks::of::<S>() {
-            Blocks::Wide => {
-                self.context_in::<S, { WIDE_SUMS.rows }, { WIDE_SUMS.vectors }>(simd, scratch, start, keys);
-            }
-            Blocks::Narrow => self
-                .context_in::<S, { NARROW_SUMS.rows }, { NARROW_SUMS.vectors }>(simd, scratch, start, keys),
+        if const { Blocks::are_wide::<S>() } {
+            self.context_in::<S, { WIDE_SUMS.rows }, { WIDE_SUMS.vectors }>(simd, scratch, start, keys);
+        } else {
+            self.context_in::<S, { NARROW_SUMS.rows }, { NARROW_SUMS.vectors }>(simd, scratch, start, keys);
         }
     }
 

@@ -3,7 +3,7 @@
 //! Heads that share numbers add to them in turn, tile by tile: head n follows head n - 1 at the distance of a tile, and every
 //! sum has the same order for any number of threads, without memory for more than the sums.
 
-use super::problem::HeadAt;
+use super::read::HeadAt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 

@@ -3,19 +3,18 @@
 
 use super::blocks::{Blocks, FEW_QUERIES, NARROW_SCORES, QUERIES, WIDE_SCORES, outer};
 use super::pack::{panels, transpose};
-use super::problem::{HeadAt, Heads, Problem, RowElement};
+use super::problem::Problem;
+use super::read::{HeadAt, Heads};
 use crate::attention::heads::Query;
 use crate::attention::request::Rows;
 use crate::attention::scores::{Base, ScoreRules};
 use crate::attention::summary::RowSummary;
 use crate::cpu_op::{CpuOp, Input};
-use crate::element::Element;
 use crate::isa;
 use crate::streams::dots;
 use crate::vector::{chunked, with_slices};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, Device, Result, Shape, Tensor};
-use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
@@ -33,9 +32,9 @@ impl CpuOp<2> for CpuWeights {
 
     fn forward(&self, [q, k]: [Input; 2]) -> Result<(CpuStorage, Shape)> {
         match [q, k].map(|x| x.storage.dtype()) {
-            [DType::F32, DType::F32] => Ok(self.run::<f32>(Heads::of(q)?, Heads::of(k)?)),
-            [DType::F16, DType::F16] => Ok(self.run::<f16>(Heads::of(q)?, Heads::of(k)?)),
-            [DType::BF16, DType::BF16] => Ok(self.run::<bf16>(Heads::of(q)?, Heads::of(k)?)),
+            [DType::F32, DType::F32] | [DType::F16, DType::F16] | [DType::BF16, DType::BF16] => {
+                Ok(self.run(Heads::of(q)?, Heads::of(k)?))
+            }
             _ => candle_core::bail!("attention weights: q and k must be both f32, both f16 or both bf16"),
         }
     }
@@ -58,7 +57,7 @@ impl CpuWeights {
         self.rows.queries.iter().map(|&i| self.rules.keys_of(i))
     }
 
-    fn run<E: Element>(&self, q: Heads<E>, k: Heads<E>) -> (CpuStorage, Shape) {
+    fn run(&self, q: Heads, k: Heads) -> (CpuStorage, Shape) {
         let [b, h, t, _] = q.dims;
         let s = k.dims[2];
         let fill = |i: usize, out: &mut [MaybeUninit<f32>]| {
@@ -75,9 +74,9 @@ impl CpuWeights {
 }
 
 /// One head's queries and keys.
-struct HeadInputs<'a, E, K = E> {
-    q: Heads<'a, E>,
-    k: Heads<'a, K>,
+struct HeadInputs<'a> {
+    q: Heads<'a>,
+    k: Heads<'a>,
     /// The head's place in q.
     of_queries: HeadAt,
     /// Its place in k.
@@ -100,14 +99,14 @@ impl ChosenRows<'_> {
 }
 
 /// All weights of a head.
-struct AllRows<'a, E> {
-    head: &'a HeadInputs<'a, E>,
+struct AllRows<'a> {
+    head: &'a HeadInputs<'a>,
     rows: ChosenRows<'a>,
     /// (queries, S)
     out: &'a mut [MaybeUninit<f32>],
 }
 
-impl<E: Element> WithSimd for AllRows<'_, E> {
+impl WithSimd for AllRows<'_> {
     type Output = ();
 
     fn with_simd<S: Simd>(self, simd: S) {
@@ -122,7 +121,7 @@ impl<E: Element> WithSimd for AllRows<'_, E> {
             return;
         }
         let blocks = Blocks::of::<S>();
-        let keys = panels(&head.k, head.of_keys, blocks.panel::<S>(), 1.0);
+        let keys = panels(simd, &head.k, head.of_keys, blocks.panel::<S>(), 1.0);
         let factor = head.rules.query_factor(Base::E);
         out.par_chunks_mut(QUERIES * s).enumerate().for_each(|(i, out)| {
             let first = i * QUERIES;
@@ -131,7 +130,7 @@ impl<E: Element> WithSimd for AllRows<'_, E> {
             for (g, group) in queries.chunks_exact_mut(blocks.rows() * d).enumerate() {
                 let here = (g * blocks.rows()).min(count)..((g + 1) * blocks.rows()).min(count);
                 let here = first + here.start..first + here.end;
-                transpose(&head.q, head.of_queries, here, factor, (group, blocks.rows()), &mut scratch);
+                transpose(simd, &head.q, head.of_queries, here, factor, (group, blocks.rows()), &mut scratch);
             }
             simd.vectorize(TileOfRows { head, rows, first, queries: &queries, keys: &keys, out });
         });
@@ -150,15 +149,15 @@ fn written<'a>(row: &'a mut [MaybeUninit<f32>], scores: &[f32], seen: usize) -> 
 }
 
 /// The weights of a query, row `i` of the head, computed from the keys in place.
-struct OneRow<'a, E, K> {
-    head: &'a HeadInputs<'a, E, K>,
+struct OneRow<'a> {
+    head: &'a HeadInputs<'a>,
     query: Query,
     i: usize,
     /// Up to the last key that the query sees.
     out: &'a mut [f32],
 }
 
-impl<E: Element, K: RowElement> WithSimd for OneRow<'_, E, K> {
+impl WithSimd for OneRow<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -166,26 +165,27 @@ impl<E: Element, K: RowElement> WithSimd for OneRow<'_, E, K> {
         let &HeadInputs { q, k, of_queries, of_keys, rules } = self.head;
         let factor = rules.query_factor(Base::E);
         let (mut first, mut second) = (vec![0.0; q.dims[3]], vec![0.0; q.dims[3]]);
-        let mut query = q.row(of_queries, self.i, &mut first).to_vec();
+        let mut query = q.row(simd, of_queries, self.i, &mut first).to_vec();
         for x in &mut query {
             *x *= factor;
         }
         let (pairs, rest) = self.out.as_chunks_mut::<2>();
         let last = 2 * pairs.len();
         for (j, pair) in pairs.iter_mut().enumerate() {
-            let keys = [k.row(of_keys, 2 * j, &mut first), k.row(of_keys, 2 * j + 1, &mut second)];
+            let keys =
+                [k.row(simd, of_keys, 2 * j, &mut first), k.row(simd, of_keys, 2 * j + 1, &mut second)];
             *pair = dots(simd, &query, keys);
         }
         for x in rest {
-            [*x] = dots(simd, &query, [k.row(of_keys, last, &mut first)]);
+            [*x] = dots(simd, &query, [k.row(simd, of_keys, last, &mut first)]);
         }
         rules.softmax(simd, self.query, self.out);
     }
 }
 
 /// The weights of up to [`QUERIES`] queries, starting at `first`.
-struct TileOfRows<'a, E> {
-    head: &'a HeadInputs<'a, E>,
+struct TileOfRows<'a> {
+    head: &'a HeadInputs<'a>,
     rows: ChosenRows<'a>,
     first: usize,
     /// Scaled, depth-major in groups of a block's rows.
@@ -196,19 +196,20 @@ struct TileOfRows<'a, E> {
     out: &'a mut [MaybeUninit<f32>],
 }
 
-impl<E: Element> WithSimd for TileOfRows<'_, E> {
+impl WithSimd for TileOfRows<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        match Blocks::of::<S>() {
-            Blocks::Wide => self.run::<S, { WIDE_SCORES.rows }, { WIDE_SCORES.vectors }>(simd),
-            Blocks::Narrow => self.run::<S, { NARROW_SCORES.rows }, { NARROW_SCORES.vectors }>(simd),
+        if const { Blocks::are_wide::<S>() } {
+            self.run::<S, { WIDE_SCORES.rows }, { WIDE_SCORES.vectors }>(simd)
+        } else {
+            self.run::<S, { NARROW_SCORES.rows }, { NARROW_SCORES.vectors }>(simd)
         }
     }
 }
 
-impl<E: Element> TileOfRows<'_, E> {
+impl TileOfRows<'_> {
     #[inline(always)]
     fn run<S: Simd, const M: usize, const N: usize>(self, simd: S) {
         let ([_, _, s, d], rules) = (self.head.k.dims, self.head.rules);
@@ -242,12 +243,12 @@ impl<E: Element> TileOfRows<'_, E> {
 }
 
 /// The summary of a query, computed from its weights: for queries that no tile summarizes as it goes.
-pub(super) struct SummaryOfRow<'a, E, K> {
-    pub(super) problem: &'a Problem<'a, E, K>,
+pub(super) struct SummaryOfRow<'a> {
+    pub(super) problem: &'a Problem<'a>,
     pub(super) query: Query,
 }
 
-impl<E: Element, K: RowElement> WithSimd for SummaryOfRow<'_, E, K> {
+impl WithSimd for SummaryOfRow<'_> {
     type Output = RowSummary;
 
     #[inline(always)]
