@@ -54,6 +54,7 @@ examples=(--release --locked --manifest-path examples/Cargo.toml --target-dir ta
 step "$cargo" clippy "${examples[@]}" -- -D warnings
 step "$cargo" test "${examples[@]}" --quiet
 step "$cargo" run "${examples[@]}" --quiet --bin models -- --tiny --rounds 1
+step "$cargo" run "${examples[@]}" --quiet --bin gpt_oss
 # Build the libraries without optimization, since they only run a small program: three minutes once, then seconds.
 step scripts/check_packages.sh
 

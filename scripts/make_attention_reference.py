@@ -6,6 +6,7 @@
 
 Shared keys, windows and masks by scaled_dot_product_attention; soft cap, ALiBi, sinks and log-sums by flex_attention, which has
 no gradient on a CPU, so their gradients come from the same formula in plain operations, held to flex_attention's result here.
+gpt-oss's attention is transformers' own.
 Everything is seeded, in f64 where PyTorch allows it, and stored in f32.
 """
 
@@ -132,6 +133,34 @@ def write_extras() -> None:
     save_file(tensors, FOLDER / "extras.safetensors", {"left": str(left), "right": str(right)})
 
 
+def write_gpt_oss() -> None:
+    """Two layers of transformers' GptOssAttention, one with a window and one without, on the same hidden states."""
+    from transformers import GptOssConfig
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention, GptOssRotaryEmbedding
+
+    rope = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+    rope |= {"original_max_position_embeddings": 4096, "rope_theta": 150000.0}
+    config = GptOssConfig(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_hidden_layers=2, sliding_window=7,
+        max_position_embeddings=131072, rope_parameters=rope, layer_types=["sliding_attention", "full_attention"],
+        attention_bias=True, attn_implementation="eager",
+    )  # fmt: skip
+    b, t = 2, 23
+    x = torch.randn(b, t, config.hidden_size)
+    tensors = {"x": x}
+    tables = GptOssRotaryEmbedding(config)(x, torch.arange(t)[None])
+    for n in range(config.num_hidden_layers):
+        layer = GptOssAttention(config, n)
+        for parameter in layer.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+        sees = visible(t, t, None if layer.sliding_window is None else layer.sliding_window - 1, 0)
+        mask = torch.zeros(t, t).masked_fill(~sees, float("-inf"))
+        with torch.no_grad():
+            tensors[f"layers.{n}.out"], _ = layer(x, tables, mask[None, None])
+        tensors |= {f"layers.{n}.self_attn.{name}": value for name, value in layer.state_dict().items()}
+    save_file({name: x.contiguous() for name, x in tensors.items()}, FOLDER / "gpt_oss.safetensors")
+
+
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.manual_seed(20)
@@ -140,6 +169,7 @@ def main() -> None:
     for case in CASES:
         write(case)
     write_extras()
+    write_gpt_oss()
 
 
 if __name__ == "__main__":

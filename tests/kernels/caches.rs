@@ -98,6 +98,51 @@ fn what_does_not_fit_leaves_the_cache_as_it_was() -> Result {
     Ok(())
 }
 
+#[test]
+fn an_empty_cache_takes_rows_of_other_shapes() -> Result {
+    let mut cache = KvCache::new(8, DType::F32);
+    assert!(cache.k()?.is_none() && cache.v()?.is_none());
+    cache.append(&rows("k", 1, 0, 5, 16)?, &rows("v", 1, 0, 5, 9)?)?;
+    cache.reset();
+    for (b, width) in [(3, 16), (3, 12), (1, 16)] {
+        let k = rows("k", b, 0, 4, width)?;
+        cache.append(&k, &rows("v", b, 0, 4, 9)?)?;
+        let of_cache = cache.k()?.ok_or("it holds keys")?;
+        assert_eq!((bits(&of_cache)?, cache.len()), (bits(&k)?, 4));
+        assert!(cache.append(&rows("k", 2, 4, 5, width)?, &rows("v", 2, 4, 5, 9)?).is_err());
+        cache.reset();
+    }
+    Ok(())
+}
+
+#[test]
+fn a_clone_goes_its_own_way_and_rows_are_read_without_appending() -> Result {
+    let mut cache = KvCache::new(8, CacheDType::Q8_0);
+    let mut empty = cache.clone();
+    cache.append(&rows("k", 2, 0, 4, 16)?, &rows("v", 2, 0, 4, 9)?)?;
+    let mut clone = cache.clone();
+    clone.rewind(2)?;
+    clone.append(&rows("other", 2, 0, 2, 16)?, &rows("other", 2, 0, 2, 9)?)?;
+    empty.append(&rows("other", 2, 0, 1, 16)?, &rows("other", 2, 0, 1, 9)?)?;
+    let [k, v] = [cache.k()?, cache.v()?].map(|rows| rows.ok_or("it holds rows"));
+    assert_eq!(bits(&k?)?, bits(&CacheDType::Q8_0.rows(&rows("k", 2, 0, 4, 16)?)?)?);
+    assert_eq!(bits(&v?)?, bits(&CacheDType::Q8_0.rows(&rows("v", 2, 0, 4, 9)?)?)?);
+    Ok(())
+}
+
+/// The columns of numbers can be cut, those of codes cannot: the scale of a row comes last.
+#[test]
+fn a_part_of_a_row_of_codes_is_refused() -> Result {
+    let q = random(1, "q", 1., (1, 2, 3, 16))?;
+    let mut cache = RowCache::new([1, 2, 9, 16], CacheDType::Q8_0, q.device())?;
+    let k = cache.append(&rows("k", 1, 0, 7, 16)?)?;
+    let attend = |v: &Tensor| Sdpa::default().forward(&q, &k, v, Mask::default());
+    assert_eq!(attend(&k)?.dims(), [1, 3, 2, 16]);
+    let message = attend(&k.narrow(3, 0, 12)?).expect_err("a part of each row").to_string();
+    assert!(message.contains("whole rows of codes") && message.contains("widen_rows"), "{message}");
+    Ok(())
+}
+
 /// Whatever a window forgets, its queries get what they get from a whole cache.
 #[test]
 fn a_window_forgets_what_no_query_sees() -> Result {

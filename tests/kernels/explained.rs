@@ -34,6 +34,19 @@ fn each_operation_says_what_ran_and_why() -> Result {
     let (_, blocks) = explain(|| quantized.forward(&x, None, Epilogue::None))?;
     assert_eq!((blocks.0[0].inputs.as_str(), only(&blocks).2), ("x f32 [2, 64], W q8_0 [64, 32]", ""));
 
+    let (w, row) = (zeros(&[64, 64], DType::F32)?, zeros(&[2, 64], DType::F32)?);
+    for (epilogue, shown) in [
+        (Epilogue::Activation(Activation::Gelu), ", then Gelu"),
+        (Epilogue::Residual(&row), ", then a residual"),
+        (Epilogue::Gated(Activation::Silu, &row), ", then a gate of Silu"),
+    ] {
+        for weight in [Weight::pack(&w, WeightLayout::InOut)?, Weight::plain(w.clone(), WeightLayout::InOut)?]
+        {
+            let (_, explanation) = explain(|| weight.forward(&x, None, epilogue))?;
+            assert!(explanation.0[0].inputs.ends_with(shown), "{explanation}");
+        }
+    }
+
     let of_attention = |q: DType, k: DType, implementation| {
         let (q, k) = (zeros(&[1, 2, 9, 8], q)?, zeros(&[1, 2, 9, 8], k)?);
         explain(|| Sdpa { implementation, ..Sdpa::default() }.forward(&q, &k, &k, Mask::default()))
@@ -54,6 +67,15 @@ fn each_operation_says_what_ran_and_why() -> Result {
         let (_, explanation) = of_attention(q, k, implementation)?;
         let (what, ran, because) = only(&explanation);
         assert!(what == "attention" && ran.starts_with(code), "{explanation}");
+        assert!(because.contains(why) && because.is_empty() == why.is_empty(), "{explanation}");
+    }
+
+    let heads = zeros(&[1, 2, 9, 8], DType::F32)?;
+    let bias = zeros(&[9, 9, 2], DType::F32)?.permute((2, 0, 1))?.unsqueeze(0)?; // as a table of relative positions gives it
+    for (added, why) in [(bias.contiguous()?, ""), (bias, "not contiguous")] {
+        let mask = Mask { added: Some(&added), ..Mask::default() };
+        let (_, explanation) = explain(|| Sdpa::default().forward(&heads, &heads, &heads, mask))?;
+        let because = only(&explanation).2;
         assert!(because.contains(why) && because.is_empty() == why.is_empty(), "{explanation}");
     }
 

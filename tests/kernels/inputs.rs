@@ -1,17 +1,12 @@
 //! What attention accepts: dtypes that differ, tensors without numbers, a single key; what it refuses, and what it knows of a call.
 
 use crate::common::{Result, max_abs};
-use crate::random;
+use crate::{distance, random};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Implementation::{Eager, Fused};
 use candle_fused::attention::{
     CausalBias, Chosen, HeadLayout, Hidden, Inputs, KeyRanges, Mask, Sdpa, Wanted, Window, causal_bias,
 };
-
-fn distance(a: &Tensor, b: &Tensor) -> Result<f32> {
-    assert_eq!(a.dims(), b.dims());
-    max_abs(&(a.to_dtype(DType::F32)? - b.to_dtype(DType::F32)?)?)
-}
 
 #[test]
 fn a_call_is_described_with_and_without_its_tensors() -> Result {

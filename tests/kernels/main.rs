@@ -11,6 +11,7 @@ mod features;
 mod fused;
 mod fused_backward;
 mod inputs;
+mod latent;
 mod layers;
 mod masks;
 mod merging;
@@ -23,7 +24,7 @@ mod weights;
 
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_fused::attention::widen_rows;
-use common::{Result, largest};
+use common::{Result, largest, max_abs};
 
 /// q (B, H, T, D), k and v (B, H, S, D) as strided views of one packed projection (B, S, 3, H, D), as `c_attn` returns it; q
 /// cut to the last T positions.
@@ -37,6 +38,12 @@ fn packed_views(packed: &Tensor, t: usize) -> candle_core::Result<[Tensor; 3]> {
 fn random(seed: u64, name: &str, stdev: f64, shape: impl Into<Shape>) -> candle_core::Result<Tensor> {
     let vb = gpt2_model::init::seeded(seed, DType::F32, &Device::Cpu);
     vb.get_with_hints(shape.into(), name, candle_nn::Init::Randn { mean: 0., stdev })
+}
+
+/// The largest difference.
+fn distance(a: &Tensor, b: &Tensor) -> Result<f32> {
+    assert_eq!(a.dims(), b.dims());
+    max_abs(&(a.to_dtype(DType::F32)? - b.to_dtype(DType::F32)?)?)
 }
 
 /// The largest difference, relative to the largest value.

@@ -1,7 +1,7 @@
 //! Masks: which are refused, and that what they hide leaves no trace, whatever its numbers are.
 
 use crate::common::{Result, max_abs};
-use crate::random;
+use crate::{distance, random};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Implementation::{Eager, Fused};
 use candle_fused::attention::{Attended, Chosen, Hidden, KeyRanges, Mask, Sdpa, Wanted, Window};
@@ -42,11 +42,6 @@ fn with_rows(x: &Tensor, rows: std::ops::Range<usize>, number: f32) -> Result<Te
     let there =
         Tensor::from_iter(there, x.device())?.reshape((1, 1, x.dim(2)?, 1))?.broadcast_as(x.shape())?;
     Ok(there.where_cond(&Tensor::full(number, x.shape(), x.device())?, x)?)
-}
-
-fn distance(a: &Tensor, b: &Tensor) -> Result<f32> {
-    assert_eq!(a.dims(), b.dims());
-    max_abs(&(a - b)?)
 }
 
 #[test]
@@ -222,13 +217,13 @@ fn masks_that_do_not_fit_are_refused_by_name() -> Result {
     for (shape, dtype) in [
         (&[3, 1, 4, 5][..], DType::F32),
         (&[1, 2, 4, 5], DType::F32),
-        (&[1, 1, 1, 5], DType::F32),
+        (&[1, 1, 2, 5], DType::F32),
         (&[1, 1, 4, 1], DType::F32),
         (&[4, 5], DType::F32),
         (&[1, 1, 4, 5], DType::U8),
     ] {
         let added = zeros(shape, dtype)?;
-        refused(Mask { added: Some(&added), ..Mask::default() }, "floats [2 or 1, 3 or 1, 4, 5]")?;
+        refused(Mask { added: Some(&added), ..Mask::default() }, "floats [2 or 1, 3 or 1, 4 or 1, 5]")?;
     }
     let last = [Hidden { head: Some(2), query: 3, key: 4 }];
     assert_eq!(messages(Mask { hidden: &last, ..Mask::default() }), [None, None, None]);

@@ -1,7 +1,7 @@
 //! `flash` and `cpu_flash`: the functions that Candle's authors know give what theirs give, and what theirs refuse.
 
-use crate::common::{Result, max_abs};
-use crate::random;
+use crate::common::Result;
+use crate::{distance, random};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Implementation::{Eager, Fused};
 use candle_fused::attention::{Chosen, Lengths, Mask, Sdpa, Wanted, Window};
@@ -21,11 +21,6 @@ fn qkv(b: usize, (t, s): (usize, usize), (h, key_heads): (usize, usize), d: usiz
         numbers(&[b, s, key_heads, d], "k")?,
         numbers(&[b, s, key_heads, d], "v")?,
     ])
-}
-
-fn distance(a: &Tensor, b: &Tensor) -> Result<f32> {
-    assert_eq!(a.dims(), b.dims());
-    max_abs(&(a.to_dtype(DType::F32)? - b.to_dtype(DType::F32)?)?)
 }
 
 /// Whether all numbers are equal, or 0.
@@ -329,7 +324,7 @@ fn what_cannot_be_honored_is_refused() -> Result {
         ),
         (attn(&q, AttnMask::causal()), "hides 4 of 5 keys"),
         (attn(&q, AttnMask::causal()), "pass 4 to see all"),
-        (attn(&q, AttnMask::Mask(numbers(&[2, 5], "m")?)), "[1 or 1, 3 or 1, 1, 5]"),
+        (attn(&q, AttnMask::Mask(numbers(&[2, 5], "m")?)), "[1 or 1, 3 or 1, 1 or 1, 5]"),
         (attn(&q.to_dtype(DType::F64)?, AttnMask::None), "q is F64"),
         (
             cpu_flash::flash_attn::<f32>(&q, &k, &v, 0.3, AttnMask::causal_with_offset(9), Some(8.0), None),

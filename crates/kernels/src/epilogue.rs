@@ -45,6 +45,16 @@ impl<'a> Epilogue<'a> {
         }
     }
 
+    /// What [`explain`](crate::explain()) shows of it.
+    pub(crate) fn shown(self) -> String {
+        match self {
+            Self::None => String::new(),
+            Self::Activation(activation) => format!(", then {activation:?}"),
+            Self::Residual(_) => ", then a residual".to_owned(),
+            Self::Gated(activation, _) => format!(", then a gate of {activation:?}"),
+        }
+    }
+
     /// Applies it to `y`, which is `x·W + b`, in a separate pass: for layers without a kernel that fuses it.
     ///
     /// # Errors

@@ -17,8 +17,8 @@ thread_local! {
 pub struct Explained {
     /// What was computed: `linear`, `attention`, `layer_norm`, `rms_norm`, `rope`, `activation`.
     pub operation: &'static str,
-    /// The dtypes and shapes that the code read, such as `x f32 [1, 128, 768], W q8_0 [768, 2304]`: halves that meet a quantized weight
-    /// are f32 there.
+    /// The dtypes and shapes that the code read, such as `x f32 [1, 128, 768], W q8_0 [768, 2304], then Gelu`: W is (in, out), whichever
+    /// way its checkpoint stores it, and halves that meet a quantized weight are f32 there.
     pub inputs: String,
     /// The code that ran.
     pub code: String,

@@ -39,10 +39,28 @@ const SIZES: usize = (usize::BITS - SMALLEST) as usize * STEPS;
 /// again soon.
 const PART_FOR_ROOM: usize = 24;
 
+/// Zeros of at least this many bytes come from memory that nobody has touched: its pages are cleared when they are first used, so
+/// that a cache costs what is written to it.
+const UNTOUCHED: usize = 1 << 20;
+/// How many blocks can be such memory.
+const MOST_UNTOUCHED: usize = 256;
+/// The alignment for which common allocators have untouched memory.
+const COMMON_ALIGN: usize = 16;
+
+/// Memory for a block of zeros: more than the block, which starts at the first multiple of 64.
+#[derive(Debug, Clone, Copy)]
+struct Untouched {
+    block: *mut u8,
+    memory: *mut u8,
+    layout: Layout,
+}
+
 /// Free blocks by size: the first of each list; each block holds the address of the next.
 #[derive(Debug)]
 struct Kept {
     first: [*mut u8; SIZES],
+    /// Blocks, free or in use, that lie in other memory.
+    untouched: [Option<Untouched>; MOST_UNTOUCHED],
     /// The bytes of the blocks in the lists.
     bytes: usize,
     /// The bytes of large blocks in use.
@@ -118,8 +136,14 @@ impl Kept {
                 let bytes = power + list % STEPS * (power / STEPS);
                 let Ok(layout) = Layout::from_size_align(bytes, 64) else { break };
                 let Some(block) = self.take(Size { list, layout }) else { break };
-                // SAFETY: the block came from `inner` with this layout, and nobody uses it.
-                unsafe { inner.dealloc(block, layout) };
+                let other =
+                    self.untouched.iter_mut().find(|other| other.is_some_and(|other| other.block == block));
+                let (memory, layout) = match other.and_then(Option::take) {
+                    Some(other) => (other.memory, other.layout),
+                    None => (block, layout),
+                };
+                // SAFETY: the memory came from `inner` with this layout, and nobody uses it.
+                unsafe { inner.dealloc(memory, layout) };
             }
         }
     }
@@ -129,7 +153,9 @@ impl<A> KeepLarge<A> {
     /// Takes memory from `inner`.
     #[must_use]
     pub const fn new(inner: A) -> Self {
-        Self { inner, kept: Mutex::new(Kept { first: [null_mut(); SIZES], bytes: 0, used: 0, most: 0 }) }
+        let untouched = [None; MOST_UNTOUCHED];
+        let kept = Kept { first: [null_mut(); SIZES], untouched, bytes: 0, used: 0, most: 0 };
+        Self { inner, kept: Mutex::new(kept) }
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
@@ -161,6 +187,27 @@ impl<A: GlobalAlloc> KeepLarge<A> {
         kept.most = kept.most.max(kept.used);
         (block, true)
     }
+
+    /// A new block of zeros, untouched if that is possible.
+    fn zeros(&self, size: Layout) -> *mut u8 {
+        let larger = Layout::from_size_align(size.size().saturating_add(size.align()), COMMON_ALIGN);
+        let mut kept = self.kept();
+        let free = kept.untouched.iter_mut().find(|other| other.is_none());
+        let (Ok(layout), Some(free)) = (larger, free.filter(|_| size.size() >= UNTOUCHED)) else {
+            drop(kept);
+            // SAFETY: the size is not 0.
+            return unsafe { self.inner.alloc_zeroed(size) };
+        };
+        // SAFETY: as above.
+        let memory = unsafe { self.inner.alloc_zeroed(layout) };
+        if memory.is_null() {
+            return memory;
+        }
+        // SAFETY: the memory has room for the block from its first multiple of the alignment on.
+        let block = unsafe { memory.add(memory.align_offset(size.align())) };
+        *free = Some(Untouched { block, memory, layout });
+        block
+    }
 }
 
 // SAFETY: large requests get blocks of `inner` that are at least as large and as aligned, and each is handed out once until it is
@@ -173,10 +220,11 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for KeepLarge<A> {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as above.
-        let new = |layout| unsafe { self.inner.alloc_zeroed(layout) };
-        let Some(size) = Size::of(layout) else { return new(layout) };
-        let (block, is_new) = self.get(size, new);
+        let Some(size) = Size::of(layout) else {
+            // SAFETY: the caller's layout has a size.
+            return unsafe { self.inner.alloc_zeroed(layout) };
+        };
+        let (block, is_new) = self.get(size, |layout| self.zeros(layout));
         if !is_new {
             // SAFETY: the block has the room that was asked for.
             unsafe { block.write_bytes(0, layout.size()) };
@@ -219,10 +267,12 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for KeepLarge<A> {
 mod tests {
     use super::*;
     use std::alloc::System;
+    use std::collections::HashMap;
 
-    /// The system's allocator, which counts the large blocks that it gave out, and their bytes.
+    /// The system's allocator, which counts the large blocks that it gave out, and their bytes. Each must come back as it was
+    /// asked for.
     #[derive(Default)]
-    struct Counted(Mutex<(usize, usize)>);
+    struct Counted(Mutex<(usize, usize)>, Mutex<HashMap<usize, Layout>>);
 
     // SAFETY: passed on.
     unsafe impl GlobalAlloc for Counted {
@@ -232,10 +282,13 @@ mod tests {
                 *count = (count.0 + 1, count.1 + layout.size());
             }
             // SAFETY: passed on.
-            unsafe { System.alloc(layout) }
+            let block = unsafe { System.alloc(layout) };
+            self.1.lock().unwrap().insert(block.addr(), layout);
+            block
         }
 
         unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+            assert_eq!(self.1.lock().unwrap().remove(&block.addr()), Some(layout));
             if layout.size() >= 1 << SMALLEST {
                 self.0.lock().unwrap().1 -= layout.size();
             }
@@ -287,7 +340,7 @@ mod tests {
         for step in (0..=250u8).cycle().take(2000) {
             let grows = live.len() < 3 || (live.len() < 20 && random(2) == 0);
             if grows {
-                let size = [10, 70_000, 300_000][random(3)] + random(60_000);
+                let size = [10, 70_000, 300_000, 1 << 20][random(4)] + random(60_000);
                 let zeroed = random(4) == 0;
                 // SAFETY: the sizes are not 0.
                 let block = unsafe {
@@ -303,7 +356,7 @@ mod tests {
                 let (block, size, byte) = live.swap_remove(random(live.len()));
                 check(&(block, size, byte));
                 if random(3) == 0 {
-                    let new = 1 + random(400_000);
+                    let new = 1 + random(1_400_000);
                     // SAFETY: the block was made with this layout.
                     let block = unsafe { allocator.realloc(block, layout(size), new) };
                     check(&(block, size.min(new), byte));
@@ -322,10 +375,39 @@ mod tests {
             assert!(allocator.inner.0.lock().unwrap().1 <= most + most / PART_FOR_ROOM, "step {step}");
         }
         for (block, size, byte) in live {
+            assert!(size < 1 << SMALLEST || block.addr().is_multiple_of(64));
             check(&(block, size, byte));
             // SAFETY: as above.
             unsafe { allocator.dealloc(block, layout(size)) };
         }
+    }
+
+    /// More blocks of zeros than can be untouched, kept, given back, and used again.
+    #[test]
+    fn zeros_are_zeros_whatever_memory_they_lie_in() {
+        let allocator = KeepLarge::new(Counted::default());
+        for round in 0..3 {
+            let count = [300, 40, 270][round];
+            let blocks: Vec<*mut u8> = (0..count)
+                .map(|_| {
+                    // SAFETY: the size is not 0, and the block is as large.
+                    unsafe {
+                        let block = allocator.alloc_zeroed(layout(UNTOUCHED));
+                        assert!(block.addr().is_multiple_of(64));
+                        assert!(std::slice::from_raw_parts(block, UNTOUCHED).iter().all(|byte| *byte == 0));
+                        block.write_bytes(7, UNTOUCHED);
+                        block
+                    }
+                })
+                .collect();
+            for block in blocks {
+                // SAFETY: the block was made with this layout.
+                unsafe { allocator.dealloc(block, layout(UNTOUCHED)) };
+            }
+            allocator.kept().give_back([0, usize::MAX, 0][round], &allocator.inner);
+        }
+        assert!(allocator.inner.1.lock().unwrap().is_empty(), "all memory came back");
+        assert!(allocator.kept().untouched.iter().all(Option::is_none));
     }
 
     /// An allocator with room for `self.0` bytes of large blocks.

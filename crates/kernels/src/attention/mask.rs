@@ -14,7 +14,7 @@ pub struct Mask<'a> {
     pub padding: Option<&'a Tensor>,
     /// Single keys hidden from single queries, in every row of the batch.
     pub hidden: &'a [Hidden],
-    /// Floats (B or 1, H or 1, T, S) that are added to the scores after the scale and the soft cap, -inf to hide a key. Unlike
+    /// Floats (B or 1, H or 1, T or 1, S) that are added to the scores after the scale and the soft cap, -inf to hide a key. Unlike
     /// under padding, the value of a key hidden in this way must be finite, because 0 times infinity is NaN. They get a
     /// gradient if they need one: heads and rows that share numbers add up in place, so that it takes its own memory and a copy of v.
     pub added: Option<&'a Tensor>,
@@ -51,6 +51,15 @@ impl Mask<'_> {
         })
     }
 
+    /// What is added to the scores, as a view with a row for each of the T queries.
+    pub(super) fn added_for(&self, t: usize) -> Result<Option<Tensor>> {
+        let rows = |added: &Tensor| match *added.dims() {
+            [b, h, 1, s] => added.broadcast_as((b, h, t, s)),
+            _ => Ok(added.clone()),
+        };
+        self.added.map(rows).transpose()
+    }
+
     /// Fails if the masks do not fit scores (B, H, T, S).
     pub(super) fn check(&self, (b, h, t, s): (usize, usize, usize, usize)) -> Result<()> {
         if let Some(p) = self.padding
@@ -80,13 +89,13 @@ impl Mask<'_> {
         if let Some(added) = self.added {
             let fits = match *added.dims() {
                 [of_b, of_h, of_t, of_s] => {
-                    [1, b].contains(&of_b) && [1, h].contains(&of_h) && (of_t, of_s) == (t, s)
+                    [1, b].contains(&of_b) && [1, h].contains(&of_h) && [1, t].contains(&of_t) && of_s == s
                 }
                 _ => false,
             };
             if !fits || !added.dtype().is_float() {
                 candle_core::bail!(
-                    "attention: what is added to the scores must be floats [{b} or 1, {h} or 1, {t}, {s}], got {:?} {:?}",
+                    "attention: what is added to the scores must be floats [{b} or 1, {h} or 1, {t} or 1, {s}], got {:?} {:?}",
                     added.dtype(),
                     added.dims()
                 )

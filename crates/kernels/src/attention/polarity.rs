@@ -9,13 +9,13 @@ use candle_core::{Result, Tensor};
 /// [`Mask::padding`](super::Mask::padding) from a mask in which 0 is hidden and any other integer visible.
 ///
 /// # Shapes
-/// `mask` (B, S) -> u8 (B, S)
+/// `mask` (B, S) or (B, 1, 1, S) -> u8 (B, S)
 ///
 /// # Errors
-/// When the mask does not have rank 2 or holds floats.
+/// When the mask has another shape or holds floats.
 pub fn padding_from_visible(mask: &Tensor) -> Result<Tensor> {
-    mask.dims2()?;
-    integers(mask)?.ne(&mask.zeros_like()?)
+    let mask = of_keys(integers(mask)?)?;
+    mask.ne(&mask.zeros_like()?)
 }
 
 /// [`Mask::padding`](super::Mask::padding) from a mask in which 0 is visible and any other integer hidden.
@@ -32,20 +32,32 @@ pub fn padding_from_visible(mask: &Tensor) -> Result<Tensor> {
 /// ```
 ///
 /// # Shapes
-/// `mask` (B, S) -> u8 (B, S)
+/// `mask` (B, S) or (B, 1, 1, S) -> u8 (B, S)
 ///
 /// # Errors
-/// When the mask does not have rank 2 or holds floats.
+/// When the mask has another shape or holds floats.
 pub fn padding_from_hidden(mask: &Tensor) -> Result<Tensor> {
-    mask.dims2()?;
-    integers(mask)?.eq(&mask.zeros_like()?)
+    let mask = of_keys(integers(mask)?)?;
+    mask.eq(&mask.zeros_like()?)
+}
+
+/// A mask that is the same for all heads and queries, as (B, S).
+fn of_keys(mask: &Tensor) -> Result<Tensor> {
+    match *mask.dims() {
+        [_, _] => Ok(mask.clone()),
+        [b, 1, 1, s] => mask.reshape((b, s)),
+        _ => candle_core::bail!(
+            "a padding mask must be (B, S) or (B, 1, 1, S), got {:?}; one that differs among queries is Mask::added",
+            mask.dims()
+        ),
+    }
 }
 
 /// [`Mask::added`](super::Mask::added) from a mask in which 0 is hidden and any other integer visible: 0 where a key is
 /// visible, -inf where it is hidden.
 ///
 /// # Shapes
-/// `mask` (T, S), (B or 1, T, S) or (B or 1, H or 1, T, S) -> f32 of rank 4
+/// `mask` (T, S), (B or 1, T, S) or (B or 1, H or 1, T or 1, S) -> f32 of rank 4
 ///
 /// # Errors
 /// When the mask has another rank or holds floats.
@@ -57,7 +69,7 @@ pub fn added_from_visible(mask: &Tensor) -> Result<Tensor> {
 /// candle-transformers' `build_causal_mask`.
 ///
 /// # Shapes
-/// `mask` (T, S), (B or 1, T, S) or (B or 1, H or 1, T, S) -> f32 of rank 4
+/// `mask` (T, S), (B or 1, T, S) or (B or 1, H or 1, T or 1, S) -> f32 of rank 4
 ///
 /// # Errors
 /// When the mask has another rank or holds floats.
@@ -96,7 +108,7 @@ mod tests {
     use super::*;
     use crate::attention::{Mask, Sdpa, Window};
     use crate::test_numbers::numbers;
-    use candle_core::{DType, Device};
+    use candle_core::{DType, Device, IndexOp};
 
     /// The causal rule as a mask of either polarity, beside the rule itself.
     #[test]
@@ -120,11 +132,34 @@ mod tests {
         Ok(())
     }
 
+    /// A mask (B, 1, 1, S), as candle-transformers' encoders pass it around.
+    #[test]
+    fn one_row_of_added_numbers_serves_all_queries() -> Result<()> {
+        let (q, k) = (numbers((2, 2, 5, 8), 1)?, numbers((2, 2, 7, 8), 50)?);
+        let hidden = Tensor::new(&[[[[0u8, 0, 1, 0, 0, 1, 1]]], [[[0, 1, 0, 0, 0, 0, 0]]]], &Device::Cpu)?;
+        let full = Sdpa { window: Window::ALL, ..Sdpa::default() };
+        let padding = padding_from_hidden(&hidden)?;
+        let expected = full.forward(&q, &k, &k, Mask { padding: Some(&padding), ..Mask::default() })?;
+        let one_row = candle_core::Var::from_tensor(&added_from_hidden(&hidden)?)?;
+        let mask = Mask { added: Some(&one_row), ..Mask::default() };
+        let context = full.forward(&q, &k, &k, mask)?;
+        let difference = (&context - &expected)?.abs()?.max_all()?.to_scalar::<f32>()?;
+        assert!(difference < 1e-6, "{difference}");
+        let weights = full.weights(&q, &k, mask, &crate::attention::Chosen::default())?;
+        assert_eq!(weights.i((0, 1, 3, 2))?.to_scalar::<f32>()?, 0.0);
+        let gradients = context.sum_all()?.backward()?;
+        assert_eq!(gradients.get(&one_row).expect("it learns").dims(), [2, 1, 1, 7]);
+        Ok(())
+    }
+
     #[test]
     fn padding_is_u8_and_one_is_visible() -> Result<()> {
         let mask = Tensor::new(&[[3i64, 0, -1]], &Device::Cpu)?;
         assert_eq!(padding_from_visible(&mask)?.to_vec2::<u8>()?, [[1, 0, 1]]);
         assert_eq!(padding_from_hidden(&mask)?.to_vec2::<u8>()?, [[0, 1, 0]]);
+        let of_heads = mask.reshape((1, 1, 1, 3))?;
+        assert_eq!(padding_from_visible(&of_heads)?.to_vec2::<u8>()?, [[1, 0, 1]]);
+        assert_eq!(padding_from_hidden(&of_heads)?.to_vec2::<u8>()?, [[0, 1, 0]]);
         Ok(())
     }
 
@@ -132,6 +167,11 @@ mod tests {
     fn floats_and_other_ranks_are_refused() -> Result<()> {
         let floats = Tensor::zeros((2, 3), DType::F32, &Device::Cpu)?;
         let flat = Tensor::zeros(3, DType::U8, &Device::Cpu)?;
+        let of_queries = Tensor::zeros((1, 1, 2, 3), DType::U8, &Device::Cpu)?;
+        for padding in [padding_from_visible, padding_from_hidden] {
+            let message = padding(&of_queries).expect_err("a mask that differs among queries").to_string();
+            assert!(message.contains("Mask::added"), "{message}");
+        }
         for mask in [padding_from_visible, padding_from_hidden, added_from_visible, added_from_hidden] {
             let message = mask(&floats).expect_err("floats").to_string();
             assert!(message.contains("Mask::added"), "{message}");

@@ -332,8 +332,8 @@ pub(super) fn lanes<S: Simd>(simd: S) -> S::f32s {
 #[derive(Debug)]
 struct Added {
     numbers: Vec<f32>,
-    /// The distance between batch rows and between heads: 0 where all share.
-    strides: [usize; 2],
+    /// The distance between batch rows, between heads and between queries: 0 where all share.
+    strides: [usize; 3],
     /// S
     keys: usize,
 }
@@ -341,22 +341,24 @@ struct Added {
 impl Added {
     fn new(added: &Tensor) -> Result<Self> {
         let mut added = added.clone();
-        for dim in 0..2 {
+        for dim in 0..3 {
             if added.stride()[dim] == 0 && added.dim(dim)? > 1 {
                 added = added.narrow(dim, 0, 1)?; // a broadcast view
             }
         }
         let (b, h, queries, keys) = added.dims4()?;
         let numbers = added.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+        let of_query = if queries == 1 { 0 } else { keys };
         let of_head = if h == 1 { 0 } else { queries * keys };
         let of_row = if b == 1 { 0 } else { h * queries * keys };
-        Ok(Self { numbers, strides: [of_row, of_head], keys })
+        Ok(Self { numbers, strides: [of_row, of_head, of_query], keys })
     }
 
     /// What is added to the scores of a query, (S).
     #[inline(always)]
     fn row(&self, query: Query) -> &[f32] {
-        let start = query.b * self.strides[0] + query.h * self.strides[1] + query.i * self.keys;
+        let [of_row, of_head, of_query] = self.strides;
+        let start = query.b * of_row + query.h * of_head + query.i * of_query;
         &self.numbers[start..start + self.keys]
     }
 }

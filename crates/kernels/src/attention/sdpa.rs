@@ -157,6 +157,9 @@ impl Sdpa {
         let dims = inputs.layouts.each_ref().map(Layout::dims);
         let slower_because = match code {
             Code::Gpu(_) => None,
+            Code::Cpu if inputs.added_is_strided => {
+                Some("what is added to the scores is not contiguous, and put in order in each call".to_owned())
+            }
             Code::Cpu if in_place || [k, v] == [q, q] => None,
             Code::Cpu => Some(format!("keys in {k} and values in {v} are converted to {q} in each call")),
             Code::Eager if inputs.is_empty() => Some("there is nothing to compute".to_owned()),
@@ -177,7 +180,12 @@ impl Sdpa {
             Code::Gpu(_) => "fused, on the GPU".to_owned(),
             Code::Eager => "plain operations".to_owned(),
         };
-        let inputs = format!("q {q} {:?}, k {k} {:?}", dims[0], dims[1]);
+        let sees = match self.window {
+            Window::CAUSAL => "causal".to_owned(),
+            Window::ALL => "all keys".to_owned(),
+            Window { left, right } => format!("{left:?} keys before and {right:?} after"),
+        };
+        let inputs = format!("q {q} {:?}, k {k} {:?}, v {v} {:?}, {sees}", dims[0], dims[1], dims[2]);
         Explained { operation: "attention", inputs, code, slower_because }
     }
 

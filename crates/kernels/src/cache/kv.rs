@@ -5,7 +5,8 @@ use super::rows::RowCache;
 use candle_core::{Result, Tensor};
 
 /// The keys and values of one layer, for a batch of texts of one length, in memory that is allocated once, at the first
-/// [`append`](Self::append).
+/// [`append`](Self::append). On the CPU, room that nothing was written to costs no memory, so that the capacity can be all
+/// positions of a model. No gradient passes through a cache: train without one.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -102,7 +103,11 @@ impl KvCache {
             )
         }
         let new = |d| RowCache::new([b, heads, self.capacity, d], self.dtype, k.device());
-        let (mut rows, is_first) = match self.rows.take() {
+        // An empty cache takes rows of other shapes, in other memory.
+        let sizes = [b, heads, d];
+        let fits = |rows: &RowCache| !rows.is_empty() || [rows.batch(), rows.heads(), rows.width()] == sizes;
+        let (mut rows, is_first) = match self.rows.take().filter(|[keys, values]| fits(keys) && fits(values))
+        {
             Some(rows) => (rows, false),
             None => ([new(d)?, new(dv)?], true),
         };
@@ -129,6 +134,23 @@ impl KvCache {
         Ok(appended)
     }
 
+    /// The keys of all positions held, (B, key heads, S, D): a view. `None` before the first [`append`](Self::append). With
+    /// [`v`](Self::v), what cross-attention reads in each step after one `append`.
+    ///
+    /// # Errors
+    /// Never for a cache that was made here.
+    pub fn k(&self) -> Result<Option<Tensor>> {
+        self.rows.as_ref().map(|[keys, _]| keys.rows()).transpose()
+    }
+
+    /// The values of all positions held, (B, key heads, S, Dv): a view.
+    ///
+    /// # Errors
+    /// Never for a cache that was made here.
+    pub fn v(&self) -> Result<Option<Tensor>> {
+        self.rows.as_ref().map(|[_, values]| values.rows()).transpose()
+    }
+
     /// Forgets all but the first `len` positions, and keeps the memory.
     ///
     /// # Errors
@@ -147,7 +169,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// Forgets everything, and keeps the memory.
+    /// Forgets everything, and keeps the memory for rows of the same shapes. Others get memory of their own.
     pub fn reset(&mut self) {
         self.forgotten = 0;
         self.rows.iter_mut().flatten().for_each(|rows| rows.truncate(0));
@@ -160,6 +182,16 @@ impl KvCache {
     pub fn fork(&self) -> Result<Self> {
         let rows = self.rows.as_ref().map(|[k, v]| Result::Ok([k.fork()?, v.fork()?])).transpose()?;
         Ok(Self { rows, ..*self })
+    }
+}
+
+/// A [`fork`](KvCache::fork), for models that can be cloned.
+///
+/// # Panics
+/// When a GPU has no memory for the copy.
+impl Clone for KvCache {
+    fn clone(&self) -> Self {
+        self.fork().unwrap_or_else(|error| panic!("cache: no memory for a copy: {error}"))
     }
 }
 

@@ -61,11 +61,11 @@ pub fn linear(
     let (flat, shape) = flatten(x, n_in, n_out)?;
     check_join(epilogue, &shape)?;
     if let Some(y) = gpu::linear(dispatch, &flat, weight, bias, epilogue)? {
-        note(|| explained(x, weight, "fused, on the GPU".to_owned(), None));
+        note(|| explained(x, weight, epilogue, "fused, on the GPU".to_owned(), None));
         return y.reshape(shape);
     }
     let has_kernel = cpu_product(&[x, weight, bias]) && rows_are_contiguous(weight);
-    note(|| not_packed(x, weight, has_kernel));
+    note(|| not_packed(x, weight, epilogue, has_kernel));
     if let Epilogue::Residual(residual) = epilogue
         && has_kernel
         && cpu_product(&[residual, x])
@@ -99,7 +99,7 @@ pub fn linear_transposed(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let few = flat.dim(0)? <= FEW_ROWS && !x.track_op() && !weight.track_op();
     let has_kernel = few && cpu_product(&[x, weight]) && weight.is_contiguous();
     let transposed = weight.t()?;
-    note(|| not_packed(x, &transposed, has_kernel));
+    note(|| not_packed(x, &transposed, Epilogue::None, has_kernel));
     if has_kernel {
         return flat.apply_op2_no_bwd(weight, &OnCpu(RowProducts))?.reshape(shape);
     }
@@ -107,7 +107,7 @@ pub fn linear_transposed(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
 }
 
 /// A product with a weight (in, out) that is not packed.
-fn not_packed(x: &Tensor, weight: &Tensor, has_kernel: bool) -> Explained {
+fn not_packed(x: &Tensor, weight: &Tensor, epilogue: Epilogue, has_kernel: bool) -> Explained {
     let why = no_kernel(&[x, weight]).unwrap_or_else(|| {
         if !cpu_product(&[x, weight]) {
             "this build of Candle multiplies by MKL or Accelerate".to_owned()
@@ -118,11 +118,17 @@ fn not_packed(x: &Tensor, weight: &Tensor, has_kernel: bool) -> Explained {
         }
     });
     let code = if has_kernel { ours("plain weight") } else { "Candle's matmul".to_owned() };
-    explained(x, weight, code, Some(why))
+    explained(x, weight, epilogue, code, Some(why))
 }
 
-fn explained(x: &Tensor, weight: &Tensor, code: String, slower_because: Option<String>) -> Explained {
-    let inputs = format!("{}, {}", shown("x", x), shown("W", weight));
+fn explained(
+    x: &Tensor,
+    weight: &Tensor,
+    epilogue: Epilogue,
+    code: String,
+    slower_because: Option<String>,
+) -> Explained {
+    let inputs = format!("{}, {}{}", shown("x", x), shown("W", weight), epilogue.shown());
     Explained { operation: "linear", inputs, code, slower_because }
 }
 

@@ -47,6 +47,11 @@ impl Embedding {
         Ok(Self { table: Weight::new(embeddings, WeightLayout::OutIn)?, dtype })
     }
 
+    /// With vectors that come out in `dtype`, however `table` (C, V) is held.
+    pub(super) fn of(table: Weight, dtype: DType) -> Self {
+        Self { table, dtype }
+    }
+
     /// The table as a weight (C, V).
     #[must_use]
     pub fn weight(&self) -> &Weight {
@@ -67,7 +72,8 @@ impl Embedding {
         self.table.shape().0
     }
 
-    /// The output layer with this table as its weight, in the same memory: (.., C) -> (.., V)
+    /// The output layer with this table as its weight, in the same memory: (.., C) -> (.., V). One with a bias is
+    /// `Linear::from_weight(table.weight().clone(), Some(bias))`, in the same memory as well.
     ///
     /// # Errors
     /// Never for a table that [`new`](Self::new) took.
@@ -100,5 +106,5 @@ pub fn embedding(in_size: usize, out_size: usize, vb: VarBuilder) -> Result<Embe
     let init = Init::Randn { mean: 0., stdev: 1. };
     let embeddings = vb.get_with_hints((in_size, out_size), "weight", init)?;
     let dtype = embeddings.dtype();
-    Ok(Embedding { table: held(embeddings)?, dtype })
+    Ok(Embedding { table: held(embeddings, &vb)?, dtype })
 }

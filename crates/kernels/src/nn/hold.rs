@@ -4,6 +4,7 @@ use crate::dispatch::has_cpu_kernels;
 use crate::frozen::WeightDType;
 use crate::weight::{Weight, WeightLayout};
 use candle_core::{Result, Tensor};
+use candle_nn::VarBuilder;
 use std::cell::Cell;
 
 thread_local! {
@@ -45,8 +46,12 @@ pub fn hold_weights_in<T>(format: WeightDType, load: impl FnOnce() -> T) -> T {
     load()
 }
 
-/// A loaded weight (out, in) in the format that is set.
-pub(super) fn held(weight: Tensor) -> Result<Weight> {
+/// A loaded weight (out, in), `weight` of `vb`, in the format that is set.
+pub(super) fn held(weight: Tensor, vb: &VarBuilder) -> Result<Weight> {
+    hold(weight).map_err(|error| error.context(format!("{}.weight", vb.prefix())))
+}
+
+fn hold(weight: Tensor) -> Result<Weight> {
     let can_be_frozen = weight.device().is_cpu() && has_cpu_kernels(weight.dtype()) && !weight.track_op();
     match WANTED.get().filter(|_| can_be_frozen) {
         None => Weight::new(weight, WeightLayout::OutIn),

@@ -171,5 +171,5 @@ pub fn linear_b(in_dim: usize, out_dim: usize, bias: bool, vb: VarBuilder) -> Re
     let bound = (in_dim as f64).powf(-0.5);
     let init = Init::Uniform { lo: -bound, up: bound };
     let bias = bias.then(|| vb.get_with_hints(out_dim, "bias", init)).transpose()?;
-    Linear::from_weight(held(weight)?, bias)
+    Linear::from_weight(held(weight, &vb)?, bias)
 }

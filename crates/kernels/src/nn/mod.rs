@@ -7,7 +7,7 @@
 //! | here | what it adds to `candle_nn` |
 //! |---|---|
 //! | [`Linear`], [`linear`], [`linear_no_bias`], [`linear_b`] | an [`Epilogue`](crate::Epilogue) in the same pass; weights in half precision or quantized blocks under activations in f32 |
-//! | [`QMatMul`] | that of `candle_core::quantized`: products in 8 bits, the same bits on every instruction set |
+//! | [`QMatMul`] | that of `candle_core::quantized`: products in 8 bits, the same bits on every instruction set; Candle's own for formats that have none here |
 //! | [`Conv1d`], [`conv1d`], [`conv1d_no_bias`] | an epilogue, such as Whisper's GELU, in the same pass |
 //! | [`Embedding`], [`embedding`] | one table for tokens and logits: [`Embedding::as_linear`] |
 //! | [`LayerNorm`], [`layer_norm`], [`layer_norm_no_bias`], [`RmsNorm`], [`rms_norm`] | gradients for x, weight and bias; sums in f32 |

@@ -1,27 +1,36 @@
 //! [`QMatMul`]: the weights of GGUF files.
 
 use crate::epilogue::Epilogue;
-use crate::nn::Linear;
+use crate::explain::{Explained, note, shown};
+use crate::nn::{Embedding, Linear};
 use crate::quantized::BlockFormat;
 use crate::weight::{Weight, WeightLayout};
-use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{Module, Result, Tensor};
+use candle_core::quantized::{GgmlDType, QMatMul as Theirs, QTensor};
+use candle_core::{DType, Module, Result, Tensor};
 use std::sync::Arc;
 
-/// The product with a weight in quantized blocks, `x·Wᵀ` with W (out, in): that of `candle_core::quantized`.
+/// The product with a weight in quantized blocks, `x·Wᵀ` with W (out, in), in place of that of `candle_core::quantized`.
 ///
-/// `x`, in f32, f16 or bf16, is rounded to 8 bits in blocks of 32, and the product has the same bits on every instruction set and
-/// for any number of threads; an activation after it can differ in the last bits.
+/// `x`, in f32, f16 or bf16, is rounded to 8 bits in blocks of 32, as `candle_core` does for the formats that are not K; for those it
+/// takes blocks of 256, so that results differ by the rounding of either. The product has the same bits on every instruction set
+/// and for any number of threads; an activation after it can differ in the last bits.
 #[derive(Debug, Clone)]
-pub struct QMatMul(Linear);
+pub struct QMatMul(Kind);
+
+#[derive(Debug, Clone)]
+enum Kind {
+    Ours(Linear),
+    Candle(Theirs),
+}
 
 impl QMatMul {
-    /// Lays the blocks of a tensor out for our products; a tensor in f32, f16 or bf16 is packed in that dtype.
+    /// Lays the blocks of a tensor out for our products; a tensor in f32, f16 or bf16 is packed in that dtype. In formats that have
+    /// no product here ([`BlockFormat::try_from`] tells), and on a GPU, the product is Candle's own.
     ///
     /// # Errors
-    /// When the tensor is not (out, in) on the CPU, or its format has no product here; the error names those that have one.
+    /// When the tensor is not (out, in).
     pub fn from_qtensor(tensor: QTensor) -> Result<Self> {
-        Ok(Self(Linear::from_qtensor(&tensor, None)?))
+        Self::from_arc(Arc::new(tensor))
     }
 
     /// The same for a tensor that others hold as well.
@@ -29,22 +38,50 @@ impl QMatMul {
     /// # Errors
     /// As for [`from_qtensor`](Self::from_qtensor).
     pub fn from_arc(tensor: Arc<QTensor>) -> Result<Self> {
-        Ok(Self(Linear::from_qtensor(&tensor, None)?))
+        let is_plain = matches!(tensor.dtype(), GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16);
+        let is_ours = is_plain || (tensor.device().is_cpu() && BlockFormat::try_from(tensor.dtype()).is_ok());
+        tensor.shape().dims2()?;
+        Ok(Self(if is_ours {
+            Kind::Ours(Linear::from_qtensor(&tensor, None)?)
+        } else {
+            Kind::Candle(Theirs::from_arc(tensor)?)
+        }))
     }
 
-    /// `x·Wᵀ`, then `epilogue` in the same pass: (.., in) -> (.., out)
+    /// `x·Wᵀ`, then `epilogue`, in the same pass where the product is ours: (.., in) -> (.., out)
     ///
     /// # Errors
     /// When a shape or a device does not fit.
     pub fn forward_with(&self, x: &Tensor, epilogue: Epilogue) -> Result<Tensor> {
-        self.0.forward_with(x, epilogue)
+        let theirs = match &self.0 {
+            Kind::Ours(linear) => return linear.forward_with(x, epilogue),
+            Kind::Candle(theirs) => theirs,
+        };
+        note(|| {
+            let (format, shape) = match theirs {
+                Theirs::QTensor(weight) => (format!("{:?}", weight.dtype()), weight.shape().dims()),
+                Theirs::Tensor(weight) | Theirs::TensorF16(weight) => {
+                    (weight.dtype().as_str().to_owned(), weight.dims())
+                }
+            };
+            Explained {
+                operation: "linear",
+                inputs: format!("{}, Wᵀ {format} {shape:?}{}", shown("x", x), epilogue.shown()),
+                code: "Candle's QMatMul".to_owned(),
+                slower_because: Some(format!(
+                    "there is no product of ours for {format} on {:?}",
+                    x.device().location()
+                )),
+            }
+        });
+        epilogue.apply(theirs.forward(&x.to_dtype(DType::F32)?)?.to_dtype(x.dtype())?)
     }
 }
 
 impl Module for QMatMul {
     /// `x·Wᵀ`: (.., in) -> (.., out)
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.0.forward(x)
+        self.forward_with(x, Epilogue::None)
     }
 }
 
@@ -52,11 +89,54 @@ impl TryFrom<candle_core::quantized::QMatMul> for QMatMul {
     type Error = candle_core::Error;
 
     fn try_from(product: candle_core::quantized::QMatMul) -> Result<Self> {
-        use candle_core::quantized::QMatMul as Theirs;
         match product {
             Theirs::QTensor(tensor) => Self::from_arc(tensor),
-            Theirs::Tensor(tensor) | Theirs::TensorF16(tensor) => Ok(Self(Linear::new(tensor, None)?)),
+            Theirs::Tensor(tensor) | Theirs::TensorF16(tensor) => {
+                Ok(Self(Kind::Ours(Linear::new(tensor, None)?)))
+            }
         }
+    }
+}
+
+impl TryFrom<GgmlDType> for BlockFormat {
+    type Error = candle_core::Error;
+
+    /// # Errors
+    /// When blocks of this format have no product here; the error names those that have one.
+    fn try_from(dtype: GgmlDType) -> Result<Self> {
+        Ok(match dtype {
+            GgmlDType::Q4_0 => Self::Q4_0,
+            GgmlDType::Q5_0 => Self::Q5_0,
+            GgmlDType::Q8_0 => Self::Q8_0,
+            GgmlDType::Q4K => Self::Q4K,
+            GgmlDType::Q5K => Self::Q5K,
+            GgmlDType::Q6K => Self::Q6K,
+            other => {
+                let ours: Vec<&str> = Self::ALL.iter().map(|format| format.as_str()).collect();
+                candle_core::bail!(
+                    "linear: {other:?} has no product here, only {} do; candle_fused::nn::QMatMul and Candle's own take it",
+                    ours.join(", ")
+                )
+            }
+        })
+    }
+}
+
+impl Embedding {
+    /// The table of a GGUF file, (V, C), held as it is stored; its vectors come out in f32. Formats that have no product here are
+    /// widened to f32.
+    ///
+    /// # Errors
+    /// When the table has another shape.
+    pub fn from_qtensor(embeddings: &QTensor) -> Result<Self> {
+        let is_ours = matches!(embeddings.dtype(), GgmlDType::F16 | GgmlDType::BF16)
+            || (embeddings.device().is_cpu() && BlockFormat::try_from(embeddings.dtype()).is_ok());
+        if is_ours {
+            return Ok(Self::of(Linear::from_qtensor(embeddings, None)?.weight().clone(), DType::F32));
+        }
+        let table = embeddings.dequantize(&embeddings.device())?;
+        let width = table.dims2()?.1;
+        Self::new(table, width)
     }
 }
 
@@ -72,24 +152,12 @@ impl Linear {
         let (n_out, n_in) = weight.shape().dims2()?;
         let device = weight.device();
         let format = match weight.dtype() {
-            GgmlDType::Q4_0 => BlockFormat::Q4_0,
-            GgmlDType::Q5_0 => BlockFormat::Q5_0,
-            GgmlDType::Q8_0 => BlockFormat::Q8_0,
-            GgmlDType::Q4K => BlockFormat::Q4K,
-            GgmlDType::Q5K => BlockFormat::Q5K,
-            GgmlDType::Q6K => BlockFormat::Q6K,
             GgmlDType::F32 => return Self::new(weight.dequantize(&device)?, bias),
             GgmlDType::F16 => return Self::new(weight.dequantize_f16(&device)?, bias),
             GgmlDType::BF16 => {
-                return Self::new(weight.dequantize(&device)?.to_dtype(candle_core::DType::BF16)?, bias);
+                return Self::new(weight.dequantize(&device)?.to_dtype(DType::BF16)?, bias);
             }
-            other => {
-                let ours: Vec<&str> = BlockFormat::ALL.iter().map(|format| format.as_str()).collect();
-                candle_core::bail!(
-                    "linear: {other:?} has no product here, only {} do; keep Candle's QMatMul for this weight",
-                    ours.join(", ")
-                )
-            }
+            blocks => BlockFormat::try_from(blocks)?,
         };
         if !device.is_cpu() {
             candle_core::bail!(

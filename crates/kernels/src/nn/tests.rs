@@ -170,8 +170,8 @@ fn a_ggml_weight_is_multiplied_as_candle_does() -> Result<()> {
         }
     }
     let other = QTensor::quantize(&numbers((4, 256), 1)?, GgmlDType::Q2K)?;
-    let refused = QMatMul::from_qtensor(other).expect_err("no product").to_string();
-    assert!(refused.contains("Q2K") && refused.contains("q8_0"), "{refused}");
+    let refused = Linear::from_qtensor(&other, None).expect_err("no product").to_string();
+    assert!(refused.contains("Q2K") && refused.contains("q8_0") && refused.contains("QMatMul"), "{refused}");
     Ok(())
 }
 
@@ -202,5 +202,58 @@ fn a_model_is_held_as_it_is_wanted_while_it_loads() -> Result<()> {
     let refused = hold_weights_in(WeightDType::Plain(DType::U8), load).expect_err("no floats");
     assert!(refused.to_string().contains("u8"), "{refused}");
     assert_eq!(load()?.1.weight().dtype(), WeightDType::Plain(DType::F32));
+    Ok(())
+}
+
+/// Formats without a product of ours are multiplied by Candle's.
+#[test]
+fn every_format_of_a_gguf_file_has_a_product() -> Result<()> {
+    let (w, x, residual) = (numbers((40, 256), 1)?, numbers((3, 256), 2)?, numbers((3, 40), 3)?);
+    for format in [GgmlDType::Q4_1, GgmlDType::Q5_1, GgmlDType::Q3K, GgmlDType::Q8_0, GgmlDType::F16] {
+        let tensor = std::sync::Arc::new(QTensor::quantize(&w, format)?);
+        let widened = tensor.dequantize(&Device::Cpu)?;
+        let product = QMatMul::from_arc(tensor)?;
+        let expected = wide(&(x.matmul(&widened.t()?)? + &residual)?)?;
+        for dtype in [DType::F32, DType::BF16] {
+            let of = |t: &Tensor| t.to_dtype(dtype);
+            let got = product.forward_with(&of(&x)?, Epilogue::Residual(&of(&residual)?))?;
+            assert_eq!(got.dtype(), dtype);
+            let off = error(&got, &expected)?;
+            assert!(off < 0.02, "{format:?} under {dtype:?}: {off}");
+        }
+        let is_ours = !matches!(format, GgmlDType::Q4_1 | GgmlDType::Q5_1 | GgmlDType::Q3K);
+        let (_, explanation) = crate::explain(|| product.forward(&x))?;
+        assert_eq!(explanation.0[0].slower_because.is_none(), is_ours, "{explanation}");
+    }
+    assert!(QMatMul::from_qtensor(QTensor::quantize(&numbers(256, 1)?, GgmlDType::Q8_0)?).is_err());
+    let message = BlockFormat::try_from(GgmlDType::Q3K).expect_err("none").to_string();
+    assert!(message.contains("Q3K") && message.contains("q4_K"), "{message}");
+    Ok(())
+}
+
+#[test]
+fn a_table_of_a_gguf_file_gives_vectors_in_f32() -> Result<()> {
+    let table = numbers((9, 256), 1)?;
+    let ids = Tensor::new(&[[3u32, 8, 0]], &Device::Cpu)?;
+    for format in [GgmlDType::Q8_0, GgmlDType::Q4K, GgmlDType::Q4_1, GgmlDType::F16, GgmlDType::F32] {
+        let tensor = QTensor::quantize(&table, format)?;
+        let embedding = Embedding::from_qtensor(&tensor)?;
+        let got = embedding.forward(&ids)?;
+        assert_eq!((got.dtype(), got.dims()), (DType::F32, &[1, 3, 256][..]));
+        let expected = tensor.dequantize(&Device::Cpu)?.index_select(&ids.flatten_all()?, 0)?;
+        assert!(error(&got.squeeze(0)?, &wide(&expected)?)? < 1e-6, "{format:?}");
+        assert_eq!(embedding.as_linear()?.forward(&got)?.dims(), [1, 3, 9]);
+    }
+    let message = Embedding::new(table, 256)?.forward(&Tensor::new(&[9u32], &Device::Cpu)?);
+    assert!(message.expect_err("there are 9").to_string().contains("no id 9 in a table of 9"));
+    Ok(())
+}
+
+#[test]
+fn a_weight_that_cannot_be_held_is_named() -> Result<()> {
+    let vb = VarBuilder::zeros(DType::F32, &Device::Cpu).pp("layers").pp(3).pp("up");
+    let q4_k = WeightDType::Blocks(BlockFormat::Q4K);
+    let message = hold_weights_in(q4_k, || super::linear(192, 8, vb)).expect_err("192 inputs").to_string();
+    assert!(message.contains("layers.3.up.weight") && message.contains("192"), "{message}");
     Ok(())
 }

@@ -376,8 +376,8 @@ impl Weight {
                 let below = |id: i64| u32::try_from(id).ok().filter(|id| (*id as usize) < n_out);
                 let ids = ids.to_dtype(DType::I64)?.to_vec1::<i64>()?.into_iter();
                 let ids = ids.map(|id| {
-                    below(id)
-                        .ok_or_else(|| candle_core::Error::msg(format!("weight: column {id} of {n_out}")))
+                    let message = || format!("embedding: there is no id {id} in a table of {n_out}");
+                    below(id).ok_or_else(|| candle_core::Error::msg(message()))
                 });
                 let ids = ids.collect::<Result<Vec<u32>>>()?;
                 operation::tensor(weight.outputs(&ids), (ids.len(), n_in))

@@ -38,7 +38,7 @@ impl Product {
         check_join(epilogue, &shape)?;
         let joined = epilogue.join().map(|join| *join.get());
         self.check(x, joined)?;
-        note(|| self.explained(x));
+        note(|| self.explained(x, epilogue));
         let learns = |tensor: &Tensor| tensor.track_op();
         if learns(x) || self.bias.as_ref().is_some_and(learns) || joined.is_some_and(learns) {
             let bias = self.bias.take_if(|bias| learns(bias));
@@ -71,15 +71,15 @@ impl Product {
             )
         }
         self.check(&x, None)?;
-        note(|| self.explained(&x));
+        note(|| self.explained(&x, Epilogue::None));
         x.contiguous()?.apply_op3(&u.contiguous()?, &b.contiguous()?, OnCpu(self))?.reshape(shape)
     }
 
-    fn explained(&self, x: &Tensor) -> Explained {
+    fn explained(&self, x: &Tensor, epilogue: Epilogue) -> Explained {
         let shape = [self.weight.shape().0, self.columns.len()];
         Explained {
             operation: "linear",
-            inputs: format!("{}, W {} {shape:?}", shown("x", x), self.weight.dtype()),
+            inputs: format!("{}, W {} {shape:?}{}", shown("x", x), self.weight.dtype(), epilogue.shown()),
             code: ours("packed weight"),
             slower_because: None,
         }
@@ -95,10 +95,12 @@ impl Product {
             WeightDType::Plain(dtype) if dtype == x.dtype() => dtype,
             _ => DType::F32,
         };
-        let fits = |t: &&Tensor| t.dtype() == expected && t.device().is_cpu();
-        match [Some(x), self.bias.as_ref(), joined].into_iter().flatten().find(|t| !fits(t)) {
-            Some(other) => candle_core::bail!(
-                "linear: a weight in {weight} multiplies {} on the CPU, got {} on {:?}",
+        let fits = |t: &Tensor| t.dtype() == expected && t.device().is_cpu();
+        let tensors = [("x", Some(x)), ("a bias", self.bias.as_ref()), ("a residual or gate", joined)];
+        let mut tensors = tensors.into_iter().filter_map(|(name, t)| Some((name, t?)));
+        match tensors.find(|(_, t)| !fits(t)) {
+            Some((name, other)) => candle_core::bail!(
+                "linear: with a weight in {weight}, x and what joins it are {} on the CPU, got {name} in {} on {:?}",
                 expected.as_str(),
                 other.dtype().as_str(),
                 other.device().location()

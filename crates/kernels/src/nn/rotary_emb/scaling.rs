@@ -22,7 +22,7 @@ pub enum RopeScaling {
         /// `original_max_position_embeddings`
         original: usize,
     },
-    /// YaRN (Peng et al. 2023, §3.2 and §3.4): as above, by how often a pair turns, and both tables times `0.1·ln(factor) + 1`.
+    /// YaRN (Peng et al. 2023, §3.2 and §3.4): as above, by how often a pair turns, and both tables times a factor.
     Yarn {
         /// `factor`
         factor: f64,
@@ -32,6 +32,11 @@ pub enum RopeScaling {
         slow: f64,
         /// `original_max_position_embeddings`
         original: usize,
+        /// `truncate`, usually true: the first and the last pair between the two are rounded to whole pairs. gpt-oss's is false.
+        truncate: bool,
+        /// `attention_factor`, that of both tables; without one, `0.1·ln(factor) + 1`. DeepSeek's is
+        /// `(0.1·mscale·ln(factor) + 1) / (0.1·mscale_all_dim·ln(factor) + 1)`.
+        attention_factor: Option<f64>,
     },
 }
 
@@ -50,17 +55,19 @@ impl RopeScaling {
                 });
                 (scaled.collect(), 1.)
             }
-            Self::Yarn { factor, fast, slow, original } => {
+            Self::Yarn { factor, fast, slow, original, truncate, attention_factor } => {
                 // The pair that turns so often within the original context.
                 let pair = |turns: f64| w as f64 * (original as f64 / (turns * 2. * PI)).ln() / theta.ln();
-                let first = pair(fast).floor().max(0.);
-                let last = pair(slow).ceil().min(2. * w as f64 - 1.);
+                let (first, last) = (pair(fast), pair(slow));
+                let (first, last) = if truncate { (first.floor(), last.ceil()) } else { (first, last) };
+                let (first, last) = (first.max(0.), last.min(2. * w as f64 - 1.));
                 let width = if last > first { last - first } else { 1e-3 };
                 let scaled = plain.iter().enumerate().map(|(i, f)| {
                     let share = ((i as f64 - first) / width).clamp(0., 1.);
                     f / factor * share + f * (1. - share)
                 });
-                (scaled.collect(), if factor > 1. { 0.1 * factor.ln() + 1. } else { 1. })
+                let usual = if factor > 1. { 0.1 * factor.ln() + 1. } else { 1. };
+                (scaled.collect(), attention_factor.unwrap_or(usual))
             }
         }
     }

@@ -85,7 +85,14 @@ fn values_and_gradients_are_those_of_f64() -> Result<()> {
 #[test]
 fn frequencies_are_those_of_transformers() {
     let llama3 = RopeScaling::Llama3 { factor: 32., low: 1., high: 4., original: 8192 };
-    let yarn = RopeScaling::Yarn { factor: 4., fast: 32., slow: 1., original: 32768 };
+    let yarn = RopeScaling::Yarn {
+        factor: 4.,
+        fast: 32.,
+        slow: 1.,
+        original: 32768,
+        truncate: true,
+        attention_factor: None,
+    };
     let of_llama = [
         1.0,
         0.193_922_758,
@@ -115,6 +122,15 @@ fn frequencies_are_those_of_transformers() {
             assert!((found - expected).abs() < 2e-6 * expected, "{scaling:?}: {found}, not {expected}");
         }
     }
+    let deepseek = RopeScaling::Yarn {
+        factor: 4.,
+        fast: 32.,
+        slow: 1.,
+        original: 32768,
+        truncate: true,
+        attention_factor: Some(0.75),
+    };
+    assert_eq!(deepseek.frequencies(32, 1e6), (yarn.frequencies(32, 1e6).0, 0.75));
     let (halved, _) = RopeScaling::Linear(2.).frequencies(2, 100.);
     assert_eq!(halved, [0.5, 0.05]);
 }
@@ -125,7 +141,9 @@ fn frequencies_are_those_of_transformers() {
 fn yarn_stays_within_the_pairs() {
     let (w, theta, factor) = (4, 100f64, 4.);
     let check = |fast: f64, original: usize, share: fn(f64) -> f64| {
-        let (found, _) = RopeScaling::Yarn { factor, fast, slow: 1., original }.frequencies(w, theta);
+        let (found, _) =
+            RopeScaling::Yarn { factor, fast, slow: 1., original, truncate: true, attention_factor: None }
+                .frequencies(w, theta);
         for (i, found) in (0..4u8).map(f64::from).zip(found) {
             let expected = theta.powf(-i / 4.) * (share(i) / factor + 1. - share(i));
             assert!((found - expected).abs() < 1e-12, "pair {i} of {original}: {found}, not {expected}");
