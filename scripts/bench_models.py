@@ -1,26 +1,28 @@
 #!/usr/bin/env python3
-"""Time candle-transformers' models, the same models on candle-fused, and PyTorch, in turn, with random weights of one shape.
+"""Time candle-transformers' models, the same on candle-fused, PyTorch and llama.cpp, in turn, with random weights of one shape.
 
     cargo build --release --manifest-path examples/Cargo.toml --target-dir target/examples --bin models [--features x86-v4]
-    pip install -r scripts/requirements.txt
+    pip install -r scripts/requirements-engines.txt          llama.cpp is left out where llama-cpp-python is missing
     python scripts/bench_models.py llama bert               the table: fastest and median of three rounds
     python scripts/bench_models.py bert --tokens 32,128,512 --batch 1,16
     python scripts/bench_models.py llama --isa avx2 --threads 1
     python scripts/bench_models.py --help
 
 A round runs one process for candle and ours in f32, which take turns and whose results must agree; one for each other way
-of holding our weights; one for candle and ours in bf16; and one for PyTorch (transformers, eager mode, SDPA, inference
-mode). Each process does untimed passes first. A number is the fastest of all rounds, with the median of the rounds' medians
+of holding our weights; one for candle and ours in bf16; one for PyTorch (transformers, eager mode, SDPA, inference mode);
+and, for Llama, two for each quantized file: candle-transformers' quantized model, and llama.cpp, for one row. Each process does untimed passes first. A number is the fastest of all rounds, with the median of the rounds' medians
 beside it; both candle and ours use the allocator that keeps large memory. `peak` is the most memory that a process with that
 side alone held.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -43,6 +45,8 @@ SIDES = {
     "candle bf16": (["--dtype", "bf16"], "theirs"),
     "ours bf16": (["--dtype", "bf16"], "ours"),
 }
+# Quantized files of Llama alone: candle-transformers' model of each, and llama.cpp.
+FILES = ("q8_0", "q4_0")
 
 
 def arguments() -> argparse.Namespace:
@@ -63,12 +67,13 @@ def arguments() -> argparse.Namespace:
 
 
 def answers(command: list[str], environment: dict[str, str]) -> tuple[list[dict], int]:
-    """The lines of JSON that a process prints, and the most memory that it held."""
+    """The lines of JSON that a process prints, and the most memory that it held. Its notes are passed on."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     with process.stdout, process.stderr:
         # The errors are few lines: they fit the pipe.
         out, errors = process.stdout.read(), process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
+    sys.stderr.writelines(f"{line}\n" for line in errors.splitlines() if line.startswith("note: "))
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
         shown = " ".join(word if len(word) < 60 else ".." for word in command)
@@ -89,7 +94,57 @@ def torch_side(given: argparse.Namespace, model: str, environment: dict[str, str
     return answers([sys.executable, __file__, "--worker", json.dumps(work)], environment)
 
 
+def file_sides(given: argparse.Namespace, form: str, folder: Path, environment: dict[str, str], left_out: set[str]) -> dict:
+    """Column: its lines and its peak, of one quantized file, for one row: candle-transformers' model stops at more.
+
+    The first process writes the file, so its peak is not the model's.
+    """
+    wanted = [column for column in (f"candle {form}", f"llama.cpp {form}") if column not in left_out]
+    if not wanted or "1" not in given.batch.split(","):
+        return {}
+    found = {}
+    path = folder / f"{form}.gguf"
+    one_row = argparse.Namespace(**{**vars(given), "batch": "1"})
+    options = ["--gguf", str(path), "--hold", form]
+    if not path.exists():
+        shortest = argparse.Namespace(**{**vars(one_row), "tokens": "1", "runs": 1})
+        ours(shortest, "llama", options, environment)
+    if wanted[0].startswith("candle"):
+        lines, peak = ours(one_row, "llama", options, environment)
+        found[wanted[0]] = ([{"what": line["what"], "side": line["quantized"]} for line in lines], peak)
+    if wanted[-1].startswith("llama.cpp") and importlib.util.find_spec("llama_cpp"):
+        vocabulary = answers([str(BINARY), "llama", "--config", *(["--tiny"] if given.tiny else [])], environment)[0][0]["vocab_size"]
+        work = dict(engine=form, folder=str(folder), tokens=given.tokens, runs=given.runs, threads=given.threads)
+        work |= dict(vocabulary=vocabulary, isa=given.isa or "")
+        found[wanted[-1]] = answers([sys.executable, __file__, "--worker", json.dumps(work)], environment)
+    return found
+
+
+def timed(run, runs: int) -> dict:
+    took = []
+    for _ in range(runs + 1):
+        start = time.perf_counter()
+        run()
+        took.append(1e3 * (time.perf_counter() - start))
+    return {"min_ms": min(took[1:]), "median_ms": statistics.median(took[1:])}
+
+
+def llama_worker(work: dict) -> None:
+    from engines.llama_side import Engine
+
+    engine = Engine(Path(work["folder"]), work["engine"], work["threads"])
+    if note := work["isa"] and engine.beyond(work["isa"]):
+        print(f"note: {note}", file=sys.stderr)
+        return
+    for t in map(int, work["tokens"].split(",")):
+        ids = [(7919 * i + 1) % work["vocabulary"] for i in range(t)]
+        print(json.dumps({"what": f"1 x {t}", "side": timed(lambda: engine.prefill(ids, 64), work["runs"])}))
+        print(json.dumps({"what": f"a token after 1 x {t}", "side": timed(lambda: engine.step(7), work["runs"])}))
+
+
 def worker(work: dict) -> None:
+    if "engine" in work:
+        return llama_worker(work)
     import torch
     import transformers
 
@@ -101,14 +156,6 @@ def worker(work: dict) -> None:
     encoder = work["model"] in ENCODERS
     make = transformers.AutoModel if encoder else transformers.AutoModelForCausalLM
     net = make.from_config(config, attn_implementation="sdpa").eval()
-
-    def timed(run, runs: int) -> dict:
-        took = []
-        for _ in range(runs + 1):
-            start = time.perf_counter()
-            run()
-            took.append(1e3 * (time.perf_counter() - start))
-        return {"min_ms": min(took[1:]), "median_ms": statistics.median(took[1:])}
 
     with torch.inference_mode():
         for batch in map(int, work["batch"].split(",")):
@@ -149,6 +196,11 @@ def main() -> None:
     environment = {**os.environ, **ISAS.get(given.isa, {}), "RAYON_NUM_THREADS": str(given.threads), "RUST_BACKTRACE": "0",
                    "OMP_NUM_THREADS": str(given.threads)}  # fmt: skip
     left_out = {name.strip() for name in given.without.split(";")}
+    with tempfile.TemporaryDirectory() as folder:
+        run(given, environment, left_out, Path(folder))
+
+
+def run(given: argparse.Namespace, environment: dict[str, str], left_out: set[str], folder: Path) -> None:
     record = []
     for model in given.models:
         rows: dict[str, dict[str, list[dict]]] = {}
@@ -169,6 +221,12 @@ def main() -> None:
             if number == 0 and "candle f32" not in left_out:
                 _, peaks["candle f32"] = ours(given, model, ["--dtype", "f32", "--only", "theirs"], environment)
                 _, peaks["ours f32"] = ours(given, model, ["--dtype", "f32", "--only", "ours"], environment)
+            for form in FILES if model == "llama" else ():
+                for column, (lines, peak) in file_sides(given, form, folder, environment, left_out).items():
+                    peaks[column] = peak
+                    for line in lines:
+                        rows.setdefault(line["what"], {}).setdefault(column, []).append(line["side"])
+                        record.append({"model": model, "what": line["what"], "column": column, "round": number, **line["side"]})
             if "PyTorch" not in left_out and model in TORCH:
                 found, peaks["PyTorch"] = torch_side(given, model, environment)
                 for line in found:

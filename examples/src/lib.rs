@@ -1,5 +1,6 @@
 //! What the examples share: random weights that two models can hold together, and their times.
 
+pub mod gguf;
 pub mod models;
 
 // As candle-transformers calls it.

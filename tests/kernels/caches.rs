@@ -3,7 +3,8 @@
 use crate::common::{Result, cases};
 use crate::{Random, bits, random};
 use candle_core::{DType, Device, Tensor};
-use candle_fused::attention::{HeadLayout, Mask, Sdpa, Window};
+use candle_fused::Implementation;
+use candle_fused::attention::{Chosen, HeadLayout, Mask, Sdpa, Window, widen_rows};
 use candle_fused::cache::{CacheDType, KvCache, PagedCache, RowCache, SequenceId};
 use std::collections::BTreeSet;
 
@@ -104,14 +105,19 @@ fn an_empty_cache_takes_rows_of_other_shapes() -> Result {
     assert!(cache.k()?.is_none() && cache.v()?.is_none());
     cache.append(&rows("k", 1, 0, 5, 16)?, &rows("v", 1, 0, 5, 9)?)?;
     cache.reset();
-    for (b, width) in [(3, 16), (3, 12), (1, 16)] {
-        let k = rows("k", b, 0, 4, width)?;
-        cache.append(&k, &rows("v", b, 0, 4, 9)?)?;
-        let of_cache = cache.k()?.ok_or("it holds keys")?;
-        assert_eq!((bits(&of_cache)?, cache.len()), (bits(&k)?, 4));
-        assert!(cache.append(&rows("k", 2, 4, 5, width)?, &rows("v", 2, 4, 5, 9)?).is_err());
+    for (b, width, of_values) in [(3, 16, 9), (3, 12, 9), (1, 16, 16), (1, 16, 9)] {
+        let (k, v) = (rows("k", b, 0, 4, width)?, rows("v", b, 0, 4, of_values)?);
+        cache.append(&k, &v)?;
+        let [of_k, of_v] = [cache.k()?, cache.v()?].map(|rows| rows.ok_or("it holds rows"));
+        assert_eq!((bits(&of_k?)?, bits(&of_v?)?, cache.len()), (bits(&k)?, bits(&v)?, 4));
+        assert!(cache.append(&rows("k", 2, 4, 5, width)?, &rows("v", 2, 4, 5, of_values)?).is_err());
         cache.reset();
     }
+    // Rows of the same shapes get the same memory.
+    let (before, _) = cache.append(&rows("k", 1, 0, 4, 16)?, &rows("v", 1, 0, 4, 9)?)?;
+    cache.reset();
+    cache.append(&rows("other", 1, 0, 4, 16)?, &rows("v", 1, 0, 4, 9)?)?;
+    assert_eq!(bits(&before)?, bits(&rows("other", 1, 0, 4, 16)?)?);
     Ok(())
 }
 
@@ -138,8 +144,16 @@ fn a_part_of_a_row_of_codes_is_refused() -> Result {
     let k = cache.append(&rows("k", 1, 0, 7, 16)?)?;
     let attend = |v: &Tensor| Sdpa::default().forward(&q, &k, v, Mask::default());
     assert_eq!(attend(&k)?.dims(), [1, 3, 2, 16]);
-    let message = attend(&k.narrow(3, 0, 12)?).expect_err("a part of each row").to_string();
-    assert!(message.contains("whole rows of codes") && message.contains("widen_rows"), "{message}");
+    let cut = k.narrow(3, 0, 12)?;
+    let weights = Sdpa::default().weights(&q.narrow(3, 0, 8)?, &cut, Mask::default(), &Chosen::default());
+    let eager = Sdpa { implementation: Implementation::Eager, ..Sdpa::default() };
+    for result in [attend(&cut), weights, eager.forward(&q, &k, &cut, Mask::default()), widen_rows(&cut)] {
+        let message = result.expect_err("a part of each row").to_string();
+        assert!(
+            message.contains("part of a row has no scale") && message.contains("widen_rows"),
+            "{message}"
+        );
+    }
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use crate::common::Result;
 use candle_core::{DType, Device, Module, Tensor, Var};
-use candle_fused::attention::{Mask, Sdpa};
+use candle_fused::attention::{Mask, Sdpa, Window};
 use candle_fused::nn::rotary_emb::rope;
 use candle_fused::nn::{Linear, RmsNorm};
 use candle_fused::{
@@ -72,11 +72,22 @@ fn each_operation_says_what_ran_and_why() -> Result {
 
     let heads = zeros(&[1, 2, 9, 8], DType::F32)?;
     let bias = zeros(&[9, 9, 2], DType::F32)?.permute((2, 0, 1))?.unsqueeze(0)?; // as a table of relative positions gives it
-    for (added, why) in [(bias.contiguous()?, ""), (bias, "not contiguous")] {
+    let shared = zeros(&[1, 2, 1, 9], DType::F32)?.broadcast_as((1, 2, 9, 9))?;
+    for (added, why) in [(bias.contiguous()?, ""), (shared, ""), (bias, "not contiguous")] {
         let mask = Mask { added: Some(&added), ..Mask::default() };
         let (_, explanation) = explain(|| Sdpa::default().forward(&heads, &heads, &heads, mask))?;
         let because = only(&explanation).2;
         assert!(because.contains(why) && because.is_empty() == why.is_empty(), "{explanation}");
+    }
+    for (window, shown) in [
+        (Window::CAUSAL, "causal"),
+        (Window::ALL, "all keys"),
+        (Window::sliding(4), "a window of 4 keys"),
+        (Window { left: None, right: Some(3) }, "all keys before and 3 after"),
+    ] {
+        let sdpa = Sdpa { window, ..Sdpa::default() };
+        let (_, explanation) = explain(|| sdpa.forward(&heads, &heads, &heads, Mask::default()))?;
+        assert!(explanation.0[0].inputs.ends_with(&format!(", {shown}")), "{explanation}");
     }
 
     let norm = RmsNorm::new(zeros(&[64], DType::F32)?, 1e-6);

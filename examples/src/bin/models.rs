@@ -7,14 +7,17 @@
 //! ```
 
 use anyhow::{Context, Result, ensure};
+use candle_core::quantized::GgmlDType;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::nn::hold_weights_in;
 use candle_fused::{BlockFormat, Isa, KeepLarge, WeightDType};
+use candle_nn::VarBuilder;
 use clap::Parser;
 use models_on_candle_fused::models::{Model, ours, theirs};
-use models_on_candle_fused::{Times, random_weights, relative_difference};
+use models_on_candle_fused::{Times, gguf, random_weights, relative_difference};
 use serde_json::{Value, json};
 use std::alloc::System;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 #[global_allocator]
@@ -44,6 +47,10 @@ struct Args {
     /// Only one of the two models: ours or theirs, to see its memory
     #[arg(long, value_parser = ["ours", "theirs"])]
     only: Option<String>,
+    /// Instead: candle-transformers' quantized Llama of this GGUF file, which is written first, in the format of --hold, if it is
+    /// not there
+    #[arg(long, value_name = "FILE")]
+    gguf: Option<PathBuf>,
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// A line of JSON for each measurement
@@ -266,6 +273,13 @@ fn main() -> Result<()> {
         let config = config(name, args.tiny);
         let vb = random_weights(dtype, args.only.is_none());
         let mut models = vec![];
+        let vocab = config["vocab_size"].as_u64().context("vocab_size")?;
+        if let Some(path) = &args.gguf {
+            ensure!(name == "llama", "--gguf is for llama");
+            let mut models = [("quantized", of_file(path, hold, &config, &vb)?)];
+            Case { name, args: &args, vocab, tolerance: f32::INFINITY }.run(&mut models)?;
+            continue;
+        }
         if args.only.as_deref() != Some("theirs") {
             let load = || ours::load(name, &config, vb.clone());
             models.push(("ours", hold.map_or_else(load, |hold| hold_weights_in(hold, load))?));
@@ -279,10 +293,27 @@ fn main() -> Result<()> {
             (DType::F32, None) => 1e-4,
             _ => 0.1,
         };
-        let vocab = config["vocab_size"].as_u64().context("vocab_size")?;
         Case { name, args: &args, vocab, tolerance }.run(&mut models)?;
     }
     Ok(())
+}
+
+/// candle-transformers' quantized model of a file, which is written if it is not there.
+fn of_file(
+    path: &Path,
+    hold: Option<WeightDType>,
+    config: &Value,
+    vb: &VarBuilder,
+) -> Result<Box<dyn Model>> {
+    if !path.exists() {
+        let format = match hold {
+            Some(WeightDType::Blocks(BlockFormat::Q8_0)) => GgmlDType::Q8_0,
+            Some(WeightDType::Blocks(BlockFormat::Q4_0)) => GgmlDType::Q4_0,
+            _ => anyhow::bail!("--gguf writes q8_0 or q4_0: say which by --hold"),
+        };
+        gguf::write_llama(path, config, format, vb)?;
+    }
+    gguf::load_llama(path)
 }
 
 /// A dtype or a format of blocks by its name.

@@ -106,7 +106,7 @@ impl Sdpa {
             code => code,
         };
         let in_place = matches!(code, Code::Cpu) && inputs.has_narrow_keys() && !self.learns_sinks();
-        note(|| self.explained(&inputs, &code, in_place));
+        note(|| self.explained(&inputs, mask, &code, in_place));
         let as_read = |x: &Tensor| if in_place { Ok(x.clone()) } else { codes::to_dtype(x, q.dtype()) };
         let (k, v) = (&as_read(k)?, &as_read(v)?);
         let chosen_weights = || {

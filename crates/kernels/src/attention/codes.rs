@@ -6,7 +6,7 @@
 
 use crate::isa;
 use crate::vector::with_slices;
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Layout, Result, Tensor};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
@@ -85,6 +85,7 @@ pub fn widen_rows(codes: &Tensor) -> Result<Tensor> {
             codes.device().location()
         )
     }
+    check_whole(codes.layout())?;
     let d = width - SCALE_BYTES;
     let rows = codes.flatten_all()?.to_vec1::<u8>()?;
     let mut out = vec![0.0; rows.len() / width * d];
@@ -108,6 +109,22 @@ pub(super) fn widen(row: &[u8], out: &mut [f32]) {
 #[inline(always)]
 pub(super) fn number(code: u8, scale: [u8; SCALE_BYTES]) -> f32 {
     f32::from(code.cast_signed()) * f32::from_le_bytes(scale)
+}
+
+/// Fails if rows of codes seem to be cut: the last bytes of a part of a row would be taken for its scale. Rows that are whole start at
+/// multiples of their width, unless other rows lie between them.
+pub(super) fn check_whole(layout: &Layout) -> Result<()> {
+    let (dims, strides) = (layout.dims(), layout.stride());
+    let ([.., width], [.., 1]) = (dims, strides) else { return Ok(()) };
+    let starts = dims.iter().zip(strides).rev().skip(1).filter(|(n, _)| **n > 1).map(|(_, stride)| *stride);
+    if starts.chain([layout.start_offset()]).any(|start| !start.is_multiple_of((*width).max(1))) {
+        candle_core::bail!(
+            "quantized rows {dims:?} with strides {strides:?} from {} on do not lie one after another: part of a row has no scale. \
+             widen_rows gives numbers that can be cut; make rows that are whole contiguous",
+            layout.start_offset()
+        )
+    }
+    Ok(())
 }
 
 /// What a call reads: `x` in another dtype, or the numbers of its codes.

@@ -3,7 +3,7 @@
 
 use super::heads::Query;
 use super::ranges::KeyRanges;
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Layout, Result, Tensor};
 use std::ops::Range;
 
 /// Restricts what each query sees, in addition to its [`Window`](super::Window). Every mask has the same polarity: 1
@@ -16,7 +16,8 @@ pub struct Mask<'a> {
     pub hidden: &'a [Hidden],
     /// Floats (B or 1, H or 1, T or 1, S) that are added to the scores after the scale and the soft cap, -inf to hide a key. Unlike
     /// under padding, the value of a key hidden in this way must be finite, because 0 times infinity is NaN. They get a
-    /// gradient if they need one: heads and rows that share numbers add up in place, so that it takes its own memory and a copy of v.
+    /// gradient if they need one: heads and rows that share numbers add up in place, so that it takes its own memory and a copy of v;
+    /// if queries share them, a (T, S) tensor for each head as well.
     pub added: Option<&'a Tensor>,
     /// The first key that each query may see, u32 (B, T): with the first token of its document, documents that share a row do
     /// not attend across each other.
@@ -58,6 +59,15 @@ impl Mask<'_> {
             _ => Ok(added.clone()),
         };
         self.added.map(rows).transpose()
+    }
+
+    /// Whether what is added does not lie in order, apart from rows that share numbers.
+    pub(super) fn added_is_strided(&self) -> bool {
+        self.added.is_some_and(|added| {
+            let (dims, strides) = (added.dims(), added.stride());
+            let own = dims.iter().zip(strides).map(|(n, stride)| if *stride == 0 { 1 } else { *n });
+            !Layout::new(own.collect::<Vec<_>>().into(), strides.to_vec(), 0).is_contiguous()
+        })
     }
 
     /// Fails if the masks do not fit scores (B, H, T, S).

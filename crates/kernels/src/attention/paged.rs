@@ -1,7 +1,7 @@
 //! Attention over keys and values in pages, which a table lists: PagedAttention of Kwon et al. 2023.
 
 use super::attend::Attended;
-use super::codes::extra;
+use super::codes::{check_whole, extra};
 use super::cpu::CpuAttention;
 use super::mask::Mask;
 use super::ranges::KeyRanges;
@@ -10,7 +10,7 @@ use super::scores::ScoreRules;
 use super::sdpa::{Code, Sdpa};
 use super::window::Window;
 use crate::explain::note;
-use candle_core::{Layout, Result, Tensor};
+use candle_core::{DType, Layout, Result, Tensor};
 
 /// The keys and values of one sequence: pages of two pools, which many sequences share.
 ///
@@ -93,6 +93,9 @@ impl Pages<'_> {
 
     fn gather_from(&self, pool: &Tensor) -> Result<Tensor> {
         let used = self.used()?;
+        if pool.dtype() == DType::U8 {
+            check_whole(pool.layout())?;
+        }
         let pages = if pool.is_contiguous() {
             pool.index_select(&Tensor::new(used, pool.device())?, 0)?
         } else if used.is_empty() {
@@ -150,7 +153,7 @@ impl Sdpa {
         let dropout = self.checked_dropout(q, rows_before)?;
         let added = mask.added_for(q.dim(2)?)?;
         let mask = Mask { added: added.as_ref(), ..mask };
-        note(|| self.explained(&inputs, &Code::Cpu, true));
+        note(|| self.explained(&inputs, mask, &Code::Cpu, true));
         let rules = ScoreRules::new(self, mask, q, pages.len)?;
         let op = CpuAttention::new(rules, dropout, wanted).in_pages(table);
         let attended = self.run(op, [q, pages.k, pages.v], mask)?;

@@ -44,8 +44,6 @@ pub struct Inputs {
     pub ranges: bool,
     /// Whether something is added to the scores.
     pub added: bool,
-    /// Whether they do not lie in the order of their indices.
-    pub added_is_strided: bool,
     /// Whether what is added needs a gradient.
     pub added_gradient: bool,
 }
@@ -65,7 +63,6 @@ impl Inputs {
             first: false,
             ranges: false,
             added: false,
-            added_is_strided: false,
             added_gradient: false,
         }
     }
@@ -84,7 +81,6 @@ impl Inputs {
             first: mask.first.is_some(),
             ranges: mask.ranges.is_some(),
             added: mask.added.is_some(),
-            added_is_strided: mask.added.is_some_and(|added| !added.is_contiguous()),
             added_gradient: mask.added.is_some_and(Tensor::track_op),
         }
     }

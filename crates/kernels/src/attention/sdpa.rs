@@ -152,16 +152,19 @@ impl Sdpa {
     }
 
     /// What runs for a call, and why it is not faster code; keys and values may be read in place in another dtype.
-    pub(super) fn explained(&self, inputs: &Inputs, code: &Code, in_place: bool) -> Explained {
+    pub(super) fn explained(&self, inputs: &Inputs, mask: Mask, code: &Code, in_place: bool) -> Explained {
         let [q, k, v] = inputs.dtypes.map(|dtype| dtype.as_str());
         let dims = inputs.layouts.each_ref().map(Layout::dims);
         let slower_because = match code {
             Code::Gpu(_) => None,
-            Code::Cpu if inputs.added_is_strided => {
-                Some("what is added to the scores is not contiguous, and put in order in each call".to_owned())
+            Code::Cpu => {
+                let converted = (!in_place && [k, v] != [q, q])
+                    .then(|| format!("keys in {k} and values in {v} are converted to {q} in each call"));
+                let put_in_order = mask
+                    .added_is_strided()
+                    .then(|| "what is added to the scores is not contiguous, and put in order in each call".to_owned());
+                converted.into_iter().chain(put_in_order).reduce(|a, b| format!("{a}; {b}"))
             }
-            Code::Cpu if in_place || [k, v] == [q, q] => None,
-            Code::Cpu => Some(format!("keys in {k} and values in {v} are converted to {q} in each call")),
             Code::Eager if inputs.is_empty() => Some("there is nothing to compute".to_owned()),
             Code::Eager => Some(match (self.implementation, &inputs.device) {
                 (Implementation::Eager, _) => "the caller chose plain operations".to_owned(),
@@ -183,7 +186,11 @@ impl Sdpa {
         let sees = match self.window {
             Window::CAUSAL => "causal".to_owned(),
             Window::ALL => "all keys".to_owned(),
-            Window { left, right } => format!("{left:?} keys before and {right:?} after"),
+            Window { left: Some(left), right: Some(0) } => format!("a window of {} keys", left + 1),
+            Window { left, right } => {
+                let count = |side: Option<usize>| side.map_or_else(|| "all".to_owned(), |n| n.to_string());
+                format!("{} keys before and {} after", count(left), count(right))
+            }
         };
         let inputs = format!("q {q} {:?}, k {k} {:?}, v {v} {:?}, {sees}", dims[0], dims[1], dims[2]);
         Explained { operation: "attention", inputs, code, slower_because }

@@ -2,6 +2,8 @@
 
 use crate::attention::{SCALE_BYTES, quantize_rows};
 use candle_core::{DType, Device, Result, Tensor};
+use half::vec::HalfBitsVecExt;
+use half::{bf16, f16};
 
 /// What a cache holds keys and values in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +66,18 @@ impl CacheDType {
         if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
             candle_core::bail!("cache: {:?} in {} is more than any memory", [a, b, c, d], self.as_str())
         }
-        Tensor::zeros((a, b, c, width), dtype, device)
+        let shape = (a, b, c, width);
+        // The bits of 0 as integers come from memory that nobody has touched; `Tensor::zeros` writes each half.
+        let zero_bits = || vec![0u16; a * b * c * width];
+        match dtype {
+            DType::F16 if device.is_cpu() => {
+                Tensor::from_vec(zero_bits().reinterpret_into::<f16>(), shape, device)
+            }
+            DType::BF16 if device.is_cpu() => {
+                Tensor::from_vec(zero_bits().reinterpret_into::<bf16>(), shape, device)
+            }
+            _ => Tensor::zeros(shape, dtype, device),
+        }
     }
 
     /// `x` (.., D) as a cache holds it: contiguous, without a gradient.

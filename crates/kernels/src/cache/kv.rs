@@ -104,10 +104,12 @@ impl KvCache {
         }
         let new = |d| RowCache::new([b, heads, self.capacity, d], self.dtype, k.device());
         // An empty cache takes rows of other shapes, in other memory.
-        let sizes = [b, heads, d];
-        let fits = |rows: &RowCache| !rows.is_empty() || [rows.batch(), rows.heads(), rows.width()] == sizes;
-        let (mut rows, is_first) = match self.rows.take().filter(|[keys, values]| fits(keys) && fits(values))
-        {
+        let is_empty = self.is_empty();
+        let sizes = [[b, heads, d], [b, heads, dv]];
+        let fits = |rows: &[RowCache; 2]| {
+            !is_empty || rows.iter().zip(sizes).all(|(rows, of)| rows.has(of, k.device()))
+        };
+        let (mut rows, is_first) = match self.rows.take().filter(fits) {
             Some(rows) => (rows, false),
             None => ([new(d)?, new(dv)?], true),
         };
@@ -185,7 +187,7 @@ impl KvCache {
     }
 }
 
-/// A [`fork`](KvCache::fork), for models that can be cloned.
+/// The same as [`fork`](KvCache::fork), for models that can be cloned.
 ///
 /// # Panics
 /// When a GPU has no memory for the copy.

@@ -96,6 +96,11 @@ impl RowCache {
         Ok(rows)
     }
 
+    /// Whether it is for rows of B texts, these heads and D numbers on this device.
+    pub(super) fn has(&self, [b, heads, d]: [usize; 3], device: &Device) -> bool {
+        (self.batch(), self.heads(), self.width) == (b, heads, d) && self.rows.device().same_device(device)
+    }
+
     /// Appends what [`to_append`](Self::to_append) made.
     pub(super) fn write(&mut self, x: &Tensor) -> Result<Tensor> {
         let (t, capacity) = (x.dim(2)?, self.capacity());
@@ -135,7 +140,17 @@ impl RowCache {
     /// # Errors
     /// When the device cannot allocate it.
     pub fn fork(&self) -> Result<Self> {
-        Ok(Self { rows: self.rows.force_contiguous()?, ..*self })
+        self.of_rows(&self.rows()?)
+    }
+
+    /// A cache like this one that holds these rows, (B', heads, S, D), or (.., D + 4) of quantized rows, in memory of its own.
+    fn of_rows(&self, rows: &Tensor) -> Result<Self> {
+        let sizes = [rows.dim(0)?, self.heads(), self.capacity(), self.width];
+        let copy = Self::new(sizes, self.dtype, self.rows.device())?;
+        if self.len > 0 {
+            copy.rows.slice_set(&rows.contiguous()?, 2, 0)?;
+        }
+        Ok(Self { len: self.len, ..copy })
     }
 
     /// A copy whose text i is text `texts[i]` of this cache, as a search over several texts needs.
@@ -146,7 +161,7 @@ impl RowCache {
         if let Some(text) = texts.iter().find(|&&text| text as usize >= self.batch()) {
             candle_core::bail!("cache: text {text} does not exist; there are {}", self.batch())
         }
-        let rows = self.rows.index_select(&Tensor::new(texts, self.rows.device())?, 0)?;
-        Ok(Self { rows, ..*self })
+        let texts = Tensor::new(texts, self.rows.device())?;
+        self.of_rows(&self.rows()?.contiguous()?.index_select(&texts, 0)?)
     }
 }

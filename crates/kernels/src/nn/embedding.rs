@@ -85,7 +85,11 @@ impl Embedding {
 impl Module for Embedding {
     /// `ids`, integers of any shape (..) -> (.., C), in the dtype in which the table was given or loaded
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        let vectors = self.table.columns(&ids.flatten_all()?)?.to_dtype(self.dtype)?; // (n, C)
+        let of_table = |error: candle_core::Error| {
+            let (width, count) = self.table.shape();
+            error.context(format!("embedding: an id is not in a table of {count} vectors of {width} numbers"))
+        };
+        let vectors = self.table.columns(&ids.flatten_all()?).map_err(of_table)?.to_dtype(self.dtype)?; // (n, C)
         vectors.reshape([ids.dims(), &[self.hidden_size()]].concat())
     }
 }

@@ -48,7 +48,7 @@ pub fn hold_weights_in<T>(format: WeightDType, load: impl FnOnce() -> T) -> T {
 
 /// A loaded weight (out, in), `weight` of `vb`, in the format that is set.
 pub(super) fn held(weight: Tensor, vb: &VarBuilder) -> Result<Weight> {
-    hold(weight).map_err(|error| error.context(format!("{}.weight", vb.prefix())))
+    hold(weight).map_err(|error| error.context(vb.pp("weight").prefix()))
 }
 
 fn hold(weight: Tensor) -> Result<Weight> {

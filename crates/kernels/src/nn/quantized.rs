@@ -2,6 +2,7 @@
 
 use crate::epilogue::Epilogue;
 use crate::explain::{Explained, note, shown};
+use crate::linear::linear_transposed;
 use crate::nn::{Embedding, Linear};
 use crate::quantized::BlockFormat;
 use crate::weight::{Weight, WeightLayout};
@@ -11,9 +12,9 @@ use std::sync::Arc;
 
 /// The product with a weight in quantized blocks, `x·Wᵀ` with W (out, in), in place of that of `candle_core::quantized`.
 ///
-/// `x`, in f32, f16 or bf16, is rounded to 8 bits in blocks of 32, as `candle_core` does for the formats that are not K; for those it
-/// takes blocks of 256, so that results differ by the rounding of either. The product has the same bits on every instruction set
-/// and for any number of threads; an activation after it can differ in the last bits.
+/// Ours round `x`, in f32, f16 or bf16, to 8 bits in blocks of 32, and have the same bits on every instruction set and for any number
+/// of threads; an activation after them can differ in the last bits. Candle's take blocks of 256 for the K formats, so that results
+/// differ by the rounding of either.
 #[derive(Debug, Clone)]
 pub struct QMatMul(Kind);
 
@@ -24,8 +25,8 @@ enum Kind {
 }
 
 impl QMatMul {
-    /// Lays the blocks of a tensor out for our products; a tensor in f32, f16 or bf16 is packed in that dtype. In formats that have
-    /// no product here ([`BlockFormat::try_from`] tells), and on a GPU, the product is Candle's own.
+    /// Lays the blocks of a tensor out for our products; a tensor in f32, f16 or bf16 is packed in that dtype. Blocks that
+    /// have no product here ([`BlockFormat::try_from`] tells), and tensors on a GPU, are left to Candle's own.
     ///
     /// # Errors
     /// When the tensor is not (out, in).
@@ -39,7 +40,7 @@ impl QMatMul {
     /// As for [`from_qtensor`](Self::from_qtensor).
     pub fn from_arc(tensor: Arc<QTensor>) -> Result<Self> {
         let is_plain = matches!(tensor.dtype(), GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16);
-        let is_ours = is_plain || (tensor.device().is_cpu() && BlockFormat::try_from(tensor.dtype()).is_ok());
+        let is_ours = tensor.device().is_cpu() && (is_plain || BlockFormat::try_from(tensor.dtype()).is_ok());
         tensor.shape().dims2()?;
         Ok(Self(if is_ours {
             Kind::Ours(Linear::from_qtensor(&tensor, None)?)
@@ -48,7 +49,8 @@ impl QMatMul {
         }))
     }
 
-    /// `x·Wᵀ`, then `epilogue`, in the same pass where the product is ours: (.., in) -> (.., out)
+    /// `x·Wᵀ`, then `epilogue`, in the same pass where the product is ours; differentiable in `x` and what `epilogue` holds:
+    /// (.., in) -> (.., out)
     ///
     /// # Errors
     /// When a shape or a device does not fit.
@@ -74,7 +76,17 @@ impl QMatMul {
                 )),
             }
         });
-        epilogue.apply(theirs.forward(&x.to_dtype(DType::F32)?)?.to_dtype(x.dtype())?)
+        let wide = epilogue.join().map(|join| join.try_map(|t| t.to_dtype(DType::F32))).transpose()?;
+        let epilogue = wide.as_ref().map_or(epilogue, Epilogue::of_join);
+        let in_f32 = x.to_dtype(DType::F32)?.contiguous()?;
+        let y = match theirs {
+            // Candle's passes no gradient on.
+            Theirs::QTensor(weight) if x.track_op() => {
+                linear_transposed(&in_f32, &weight.dequantize(x.device())?)?
+            }
+            theirs => theirs.forward(&in_f32)?,
+        };
+        epilogue.apply(y)?.to_dtype(x.dtype())
     }
 }
 
@@ -114,7 +126,7 @@ impl TryFrom<GgmlDType> for BlockFormat {
             other => {
                 let ours: Vec<&str> = Self::ALL.iter().map(|format| format.as_str()).collect();
                 candle_core::bail!(
-                    "linear: {other:?} has no product here, only {} do; candle_fused::nn::QMatMul and Candle's own take it",
+                    "{other:?} is not a format of blocks with a product here, only {} are; candle_fused::nn::QMatMul takes every format",
                     ours.join(", ")
                 )
             }
@@ -123,14 +135,15 @@ impl TryFrom<GgmlDType> for BlockFormat {
 }
 
 impl Embedding {
-    /// The table of a GGUF file, (V, C), held as it is stored; its vectors come out in f32. Formats that have no product here are
-    /// widened to f32.
+    /// The table of a GGUF file, (V, C), held as it is stored; its vectors come out in f32. Formats that have no product here, and
+    /// tables on a GPU, are widened to f32.
     ///
     /// # Errors
     /// When the table has another shape.
     pub fn from_qtensor(embeddings: &QTensor) -> Result<Self> {
-        let is_ours = matches!(embeddings.dtype(), GgmlDType::F16 | GgmlDType::BF16)
-            || (embeddings.device().is_cpu() && BlockFormat::try_from(embeddings.dtype()).is_ok());
+        let is_half = matches!(embeddings.dtype(), GgmlDType::F16 | GgmlDType::BF16);
+        let is_ours =
+            embeddings.device().is_cpu() && (is_half || BlockFormat::try_from(embeddings.dtype()).is_ok());
         if is_ours {
             return Ok(Self::of(Linear::from_qtensor(embeddings, None)?.weight().clone(), DType::F32));
         }

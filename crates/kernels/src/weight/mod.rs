@@ -376,7 +376,7 @@ impl Weight {
                 let below = |id: i64| u32::try_from(id).ok().filter(|id| (*id as usize) < n_out);
                 let ids = ids.to_dtype(DType::I64)?.to_vec1::<i64>()?.into_iter();
                 let ids = ids.map(|id| {
-                    let message = || format!("embedding: there is no id {id} in a table of {n_out}");
+                    let message = || format!("weight: there is no column {id}, only {n_out}");
                     below(id).ok_or_else(|| candle_core::Error::msg(message()))
                 });
                 let ids = ids.collect::<Result<Vec<u32>>>()?;

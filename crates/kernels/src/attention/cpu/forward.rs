@@ -16,10 +16,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// With this many heads per thread, the last heads to finish are a small part of the whole.
 const HEADS_PER_THREAD: usize = 4;
 
-/// A forward pass over all queries: [`CpuAttention`](super::CpuAttention)'s work. It writes every row of `out`.
+/// A forward pass over all queries: [`CpuAttention`](super::CpuAttention)'s work. It writes every row of `out`, which is
+/// for this pass alone.
 pub(super) struct Forward<'a> {
     pub(super) problem: &'a Problem<'a>,
-    pub(super) out: &'a SharedOutput,
+    pub(super) out: &'a SharedOutput<'a>,
 }
 
 impl WithSimd for Forward<'_> {

@@ -5,6 +5,7 @@ use crate::attention::heads::{Query, WeightDropout};
 use crate::attention::scores::{Base, ScoreRules};
 use crate::attention::summary::RowSummary;
 use crate::element::Element;
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
 /// q (B, H, T, D) against k (B, key heads, S, D) and v (B, key heads, S, Dv), which may be of another dtype, or codes.
@@ -94,8 +95,8 @@ impl LogSum {
 }
 
 /// What a forward pass writes: the context (B, T, H, Dv), the log-sums (B, H, T) and, if wanted, the summaries (B, H, T).
-/// Several threads write to it, each its own rows.
-pub(super) struct SharedOutput {
+/// Several threads of one pass write to it, each its own rows.
+pub(super) struct SharedOutput<'a> {
     context: *mut (),
     /// [`write_row`] for the context's dtype.
     write_row: unsafe fn(*mut (), usize, &[f32], f32),
@@ -103,18 +104,19 @@ pub(super) struct SharedOutput {
     summaries: Option<*mut RowSummary>,
     /// B, H, T and Dv.
     dims: [usize; 4],
+    memory: PhantomData<&'a mut ()>,
 }
 
 // SAFETY: `write` and `write_summary` are the only accesses, and their callers write each row once.
-unsafe impl Sync for SharedOutput {}
+unsafe impl Sync for SharedOutput<'_> {}
 
-impl SharedOutput {
+impl<'a> SharedOutput<'a> {
     /// What a pass over `problem` writes to.
     pub(super) fn new<E: Element>(
         problem: &Problem,
-        context: &mut [MaybeUninit<E>],
-        log_sums: &mut [LogSum],
-        summaries: Option<&mut [RowSummary]>,
+        context: &'a mut [MaybeUninit<E>],
+        log_sums: &'a mut [LogSum],
+        summaries: Option<&'a mut [RowSummary]>,
     ) -> Self {
         let dims = problem.context_dims();
         assert!(context.len() == dims.iter().product::<usize>() && log_sums.len() * dims[3] == context.len());
@@ -125,6 +127,7 @@ impl SharedOutput {
             log_sums: log_sums.as_mut_ptr(),
             summaries: summaries.map(<[RowSummary]>::as_mut_ptr),
             dims,
+            memory: PhantomData,
         }
     }
 
@@ -136,7 +139,7 @@ impl SharedOutput {
     /// Writes `row · factor` and the row's log-sum.
     ///
     /// # Safety
-    /// No two calls name the same query, and the memory given to [`new`](Self::new) is still borrowed.
+    /// No two calls name the same query.
     pub(super) unsafe fn write(&self, Query { b, h, i }: Query, row: &[f32], factor: f32, log_sum: LogSum) {
         let [batch, heads, t, d] = self.dims;
         assert!(b < batch && h < heads && i < t);

@@ -103,16 +103,8 @@ impl<'a> Heads<'a> {
                 "attention: a layout of {stored:?} with strides {strides:?} is outside its data"
             )
         }
-        // A part of a row of codes would take other codes for its scale.
-        let is_cut = |(n, s): (&usize, &usize)| *n > 1 && !s.is_multiple_of(width);
-        if matches!(elements, Elements::Codes(_))
-            && strides[3] == 1
-            && stored[..3].iter().zip(&strides).any(is_cut)
-        {
-            candle_core::bail!(
-                "attention: {stored:?} with strides {strides:?} is not whole rows of codes, each with its scale; widen_rows \
-                 gives numbers that can be cut"
-            )
+        if matches!(elements, Elements::Codes(_)) {
+            codes::check_whole(layout)?;
         }
         Ok(Self { elements, offset, strides, dims, pages: None })
     }
@@ -188,7 +180,7 @@ impl WithSimd for Widen<'_> {
             Elements::F16(x) => widen(&x[start..], stride, out),
             Elements::BF16(x) => widen(&x[start..], stride, out),
             Elements::Codes(x) if stride == 1 => {
-                codes::widen(&x[start..start + out.len() + SCALE_BYTES], out)
+                codes::widen(&x[start..start + out.len() + SCALE_BYTES], out);
             }
             Elements::Codes(x) => {
                 let at = |i: usize| x[start + i * stride];

@@ -55,7 +55,7 @@ pub(super) struct QueryTile<'a> {
     pub(super) rows: usize,
     /// Dv, padded to whole vectors.
     pub(super) width: usize,
-    pub(super) out: &'a SharedOutput,
+    pub(super) out: &'a SharedOutput<'a>,
 }
 
 /// A tile, from q to the output, and its thread's memory.

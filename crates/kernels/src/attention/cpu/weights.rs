@@ -202,9 +202,9 @@ impl WithSimd for TileOfRows<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         if const { Blocks::are_wide::<S>() } {
-            self.run::<S, { WIDE_SCORES.rows }, { WIDE_SCORES.vectors }>(simd)
+            self.run::<S, { WIDE_SCORES.rows }, { WIDE_SCORES.vectors }>(simd);
         } else {
-            self.run::<S, { NARROW_SCORES.rows }, { NARROW_SCORES.vectors }>(simd)
+            self.run::<S, { NARROW_SCORES.rows }, { NARROW_SCORES.vectors }>(simd);
         }
     }
 }
