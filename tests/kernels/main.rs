@@ -17,6 +17,7 @@ mod masks;
 mod merging;
 mod paged;
 mod ranges;
+mod schedules;
 mod signatures;
 mod sinks;
 mod steps;
