@@ -10,9 +10,9 @@
 
 A round runs one process for candle and ours in f32, which take turns and whose results must agree; one for each other way
 of holding our weights; one for candle and ours in bf16; one for PyTorch (transformers, eager mode, SDPA, inference mode);
-and, for Llama, two for each quantized file: candle-transformers' quantized model, and llama.cpp, for one row. Each process does untimed passes first. A number is the fastest of all rounds, with the median of the rounds' medians
-beside it; both candle and ours use the allocator that keeps large memory. `peak` is the most memory that a process with that
-side alone held.
+and, for one row of Llama, two for each quantized file: candle-transformers' quantized model, and llama.cpp. Each process
+does untimed passes first. A number is the fastest of all rounds, with the median of the rounds' medians beside it; both
+candle and ours use the allocator that keeps large memory. `peak` is the most memory that a process with that side alone held.
 """
 
 import argparse
@@ -95,10 +95,7 @@ def torch_side(given: argparse.Namespace, model: str, environment: dict[str, str
 
 
 def file_sides(given: argparse.Namespace, form: str, folder: Path, environment: dict[str, str], left_out: set[str]) -> dict:
-    """Column: its lines and its peak, of one quantized file, for one row: candle-transformers' model stops at more.
-
-    The first process writes the file, so its peak is not the model's.
-    """
+    """Column: its lines and its peak, of one quantized file, for one row: candle-transformers' model stops at more."""
     wanted = [column for column in (f"candle {form}", f"llama.cpp {form}") if column not in left_out]
     if not wanted or "1" not in given.batch.split(","):
         return {}
@@ -106,7 +103,7 @@ def file_sides(given: argparse.Namespace, form: str, folder: Path, environment: 
     path = folder / f"{form}.gguf"
     one_row = argparse.Namespace(**{**vars(given), "batch": "1"})
     options = ["--gguf", str(path), "--hold", form]
-    if not path.exists():
+    if not path.exists():  # in a process of its own, whose peak is not the model's
         shortest = argparse.Namespace(**{**vars(one_row), "tokens": "1", "runs": 1})
         ours(shortest, "llama", options, environment)
     if wanted[0].startswith("candle"):

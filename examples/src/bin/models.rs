@@ -272,7 +272,6 @@ fn main() -> Result<()> {
     for name in names {
         let config = config(name, args.tiny);
         let vb = random_weights(dtype, args.only.is_none());
-        let mut models = vec![];
         let vocab = config["vocab_size"].as_u64().context("vocab_size")?;
         if let Some(path) = &args.gguf {
             ensure!(name == "llama", "--gguf is for llama");
@@ -280,6 +279,7 @@ fn main() -> Result<()> {
             Case { name, args: &args, vocab, tolerance: f32::INFINITY }.run(&mut models)?;
             continue;
         }
+        let mut models = vec![];
         if args.only.as_deref() != Some("theirs") {
             let load = || ours::load(name, &config, vb.clone());
             models.push(("ours", hold.map_or_else(load, |hold| hold_weights_in(hold, load))?));

@@ -99,8 +99,6 @@ impl Sdpa {
         }
         let dropout = self.checked_dropout(q, rows_before)?;
         let (_, h, t, _) = q.dims4()?;
-        let added = mask.added_for(t)?;
-        let mask = Mask { added: added.as_ref(), ..mask };
         let code = match self.choose(&inputs, dropout)? {
             Code::Gpu(_) if wanted.lse => Code::Eager,
             code => code,
@@ -198,8 +196,6 @@ impl Sdpa {
     pub fn weights(&self, q: &Tensor, k: &Tensor, mask: Mask, chosen: &Chosen) -> Result<Tensor> {
         self.check(&Inputs::from_tensors(q, k, k, mask), mask)?;
         let (_, h, t, d) = q.dims4()?;
-        let added = mask.added_for(t)?;
-        let mask = Mask { added: added.as_ref(), ..mask };
         self.weights_under(q, k, mask, chosen, self.weight_dropout(h, t, d, 0).as_ref())
     }
 
@@ -244,8 +240,6 @@ impl Sdpa {
     /// When the shapes do not fit each other, the options or the mask.
     pub fn scores(&self, q: &Tensor, k: &Tensor, mask: Mask) -> Result<Tensor> {
         self.check(&Inputs::from_tensors(q, k, k, mask), mask)?;
-        let added = mask.added_for(q.dim(2)?)?;
-        let mask = Mask { added: added.as_ref(), ..mask };
         let rows = Chosen::default().resolve(q.dim(1)?, q.dim(2)?)?;
         eager::Scores::new(self, q, &codes::to_dtype(k, q.dtype())?, mask, &rows)?.masked()
     }

@@ -52,15 +52,6 @@ impl Mask<'_> {
         })
     }
 
-    /// What is added to the scores, as a view with a row for each of the T queries.
-    pub(super) fn added_for(&self, t: usize) -> Result<Option<Tensor>> {
-        let rows = |added: &Tensor| match *added.dims() {
-            [b, h, 1, s] => added.broadcast_as((b, h, t, s)),
-            _ => Ok(added.clone()),
-        };
-        self.added.map(rows).transpose()
-    }
-
     /// Whether what is added does not lie in order, apart from rows that share numbers.
     pub(super) fn added_is_strided(&self) -> bool {
         self.added.is_some_and(|added| {

@@ -151,8 +151,6 @@ impl Sdpa {
             return self.attend_after(q, &k, &v, mask, wanted, rows_before);
         }
         let dropout = self.checked_dropout(q, rows_before)?;
-        let added = mask.added_for(q.dim(2)?)?;
-        let mask = Mask { added: added.as_ref(), ..mask };
         note(|| self.explained(&inputs, mask, &Code::Cpu, true));
         let rules = ScoreRules::new(self, mask, q, pages.len)?;
         let op = CpuAttention::new(rules, dropout, wanted).in_pages(table);

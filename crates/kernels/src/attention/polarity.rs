@@ -106,7 +106,7 @@ fn added(visible: &Tensor) -> Result<Tensor> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::{Mask, Sdpa, Window};
+    use crate::attention::{Chosen, Mask, Sdpa, Window};
     use crate::test_numbers::numbers;
     use candle_core::{DType, Device, IndexOp};
 
@@ -145,8 +145,14 @@ mod tests {
         let context = full.forward(&q, &k, &k, mask)?;
         let difference = (&context - &expected)?.abs()?.max_all()?.to_scalar::<f32>()?;
         assert!(difference < 1e-6, "{difference}");
-        let weights = full.weights(&q, &k, mask, &crate::attention::Chosen::default())?;
-        assert_eq!(weights.i((0, 1, 3, 2))?.to_scalar::<f32>()?.to_bits(), 0);
+        let fixed = one_row.as_detached_tensor();
+        for mask in [mask, Mask { added: Some(&fixed), ..Mask::default() }] {
+            let weights = full.weights(&q, &k, mask, &Chosen::default())?;
+            assert_eq!(weights.i((0, 1, 3, 2))?.to_scalar::<f32>()?.to_bits(), 0);
+            assert!(weights.i((1, 1, 3, 2))?.to_scalar::<f32>()? > 0.0);
+            let scores = full.scores(&q, &k, mask)?;
+            assert_eq!(scores.i((1, 0, 4, 1))?.to_scalar::<f32>()?.to_bits(), f32::NEG_INFINITY.to_bits());
+        }
         let gradients = context.sum_all()?.backward()?;
         assert_eq!(gradients.get(&one_row).expect("it learns").dims(), [2, 1, 1, 7]);
         Ok(())

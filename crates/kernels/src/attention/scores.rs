@@ -65,8 +65,11 @@ fn scores(sdpa: &Sdpa, q: &Tensor, k: &Tensor, mask: Mask, rows: &Rows) -> Resul
         scores = scores.broadcast_add(&there(distances)?.broadcast_mul(&there(slopes)?)?)?;
     }
     if let Some(added) = mask.added {
-        let added = if added.dim(1)? == 1 { added.clone() } else { select(added, 1, &rows.heads)? };
-        scores = scores.broadcast_add(&select(&added, 2, &rows.queries)?.to_dtype(wide)?)?;
+        let of = |added: &Tensor, dim, places: &[usize]| {
+            if added.dim(dim)? == 1 { Ok(added.clone()) } else { select(added, dim, places) }
+        };
+        let added = of(&of(added, 1, &rows.heads)?, 2, &rows.queries)?;
+        scores = scores.broadcast_add(&added.to_dtype(wide)?)?;
     }
     Ok(scores)
 }

@@ -5,8 +5,8 @@ use super::rows::RowCache;
 use candle_core::{Result, Tensor};
 
 /// The keys and values of one layer, for a batch of texts of one length, in memory that is allocated once, at the first
-/// [`append`](Self::append). On the CPU, room that nothing was written to costs no memory, so that the capacity can be all
-/// positions of a model. No gradient passes through a cache: train without one.
+/// [`append`](Self::append). On the CPU, room that nothing was written to takes no memory of a new cache, so that the
+/// capacity can be all positions of a model. No gradient passes through a cache: train without one.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};

@@ -97,7 +97,9 @@ impl CpuAttention {
         let with_log_sums = self.with_log_sums;
         let mut v = v.clone();
         if let Some(added) = added.filter(|added| added.track_op()) {
-            let (carrier, returned) = carry(&v, added)?;
+            let (b, h, _, s) = added.dims4()?;
+            let added = added.broadcast_as((b, h, q.dim(2)?, s))?; // a gradient for each query
+            let (carrier, returned) = carry(&v, &added)?;
             (v, self.of_added) = (carrier, Some((returned, added.dims4()?.into())));
         }
         if let Some(sinks) = sinks.filter(|sinks| sinks.track_op()) {
