@@ -1,12 +1,13 @@
 //! `gpt2 live`: the page as a file, and that its model computes what the command computes.
 
 use crate::common::Result;
-use crate::folder::Folder;
+use crate::folder::{Folder, read, serialized};
 use crate::{Run, gpt2};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use gpt2_web::{Live, Look};
 use miniz_oxide::inflate::decompress_to_vec_zlib;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// A stand-in for the module: the page is written around it, and nothing here runs it.
 fn folder() -> Result<Folder> {
@@ -35,7 +36,7 @@ fn the_page_is_one_file_that_may_run_its_own_code_alone() -> Result {
     }
     assert!(!policy.contains("unsafe-inline") && !policy.contains("'unsafe-eval'"), "{policy}");
     assert!(!page.contains("alert(1)"), "the text is data in base64");
-    assert_eq!(page.matches("<script").count(), 4, "three blocks of data, and the page's own script");
+    assert_eq!(page.matches("<script").count(), 5, "four blocks of data, and the page's own script");
     Ok(())
 }
 
@@ -53,11 +54,125 @@ fn what_the_page_could_not_show_is_refused_before_it_is_written() -> Result {
     live(&folder, &["--out", &out])?.succeeded();
     live(&folder, &["--out", &out])?.refused(1, &["already exists", "--overwrite"]);
     let empty = Folder::empty()?;
-    live(&empty, &["--out", &empty.at("x.html")])?
-        .refused(1, &["--module", "gpt2_web_bg.wasm", "scripts/web.sh"]);
+    live(&empty, &["--out", &empty.at("x.html")])?.refused(1, &["gpt2_web_bg.wasm", "scripts/web.sh"]);
     if cfg!(not(feature = "live")) {
         gpt2(&["live", "--out", &empty.at("x.html")])?.refused(1, &["scripts/web.sh", "--features live"]);
     }
+    Ok(())
+}
+
+/// What a page holds in base64.
+fn block(page: &str, kind: &str) -> Result<Vec<u8>> {
+    let start = page.split_once(&format!("class=\"{kind}\">")).ok_or_else(|| kind.to_owned())?.1;
+    Ok(BASE64_STANDARD.decode(start.split_once('<').ok_or("an end")?.0)?)
+}
+
+/// The files as they are, or one file in 8 bits.
+#[test]
+fn a_model_comes_with_the_page() -> Result {
+    let folder = folder()?;
+    let out = folder.at("live.html");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-shakespeare").canonicalize()?;
+    let path = model.display().to_string();
+    let run = live(&folder, &["--out", &out, "--model", &path])?.succeeded();
+    assert!(run.stderr.contains("the page has"), "{}", run.stderr);
+    let page = std::fs::read_to_string(&out)?;
+    let first: serde_json::Value = serde_json::from_slice(&block(&page, "first")?)?;
+    let names = ["model.safetensors", "config.json", "tokenizer.json"];
+    assert_eq!(first["model"]["files"], serde_json::json!(names));
+    for (i, name) in names.iter().enumerate() {
+        assert!(block(&page, &format!("file-{i}"))? == std::fs::read(model.join(name))?, "{name}");
+    }
+
+    let gguf = folder.at("small.gguf");
+    gpt2(&["quantize", &path, "--to", "q8_0", "--out", &gguf])?.succeeded();
+    for args in [&["--model", &path, "--quantize", "q8_0"][..], &["--model", &gguf]] {
+        live(&folder, &[&["--out", &out, "--overwrite"], args].concat())?.succeeded();
+        let page = std::fs::read_to_string(&out)?;
+        assert!(block(&page, "file-0")? == std::fs::read(&gguf)?, "{args:?}");
+        assert!(block(&page, "file-1").is_err());
+    }
+
+    for (args, says) in [
+        (&["--model", &*gguf, "--quantize", "q8_0"][..], "--quantize"),
+        (&["--quantize", "q8_0"], "--model"),
+        (&["--model", "no/such/model"], "no/such/model"),
+        (&["--model", &gguf, "--out", &gguf, "--overwrite"], "small.gguf"),
+    ] {
+        let elsewhere = folder.at("x.html");
+        let out = if args.contains(&"--out") { &[][..] } else { &["--out", &elsewhere] };
+        let run = live(&folder, &[args, out].concat())?;
+        assert!(run.code != 0 && run.stderr.contains(says), "{args:?}: {}", run.stderr);
+    }
+    let mut tensors = read(&model.join("model.safetensors"))?;
+    let sharded = Folder::empty()?;
+    for name in ["config.json", "tokenizer.json"] {
+        sharded.write(name, std::fs::read(model.join(name))?)?;
+    }
+    let second = tensors.split_off("transformer.h.2");
+    let mut index = serde_json::Map::new();
+    for (file, part) in [("1.safetensors", &tensors), ("2.safetensors", &second)] {
+        sharded.write(file, serialized(part)?)?;
+        index.extend(part.keys().map(|name| (name.clone(), file.into())));
+    }
+    sharded.write("model.safetensors.index.json", serde_json::json!({ "weight_map": index }).to_string())?;
+    live(&folder, &["--out", &folder.at("x.html"), "--model", &sharded.dir()])?
+        .refused(1, &["several files", "gpt2 quantize"]);
+    live(&folder, &["--out", &folder.at("x.html"), "--model", &sharded.dir(), "--quantize", "q8_0"])?
+        .succeeded();
+    Ok(())
+}
+
+/// The page opens on what the command would have shown, and draws as it drew.
+#[test]
+fn the_pages_of_other_commands_may_be_alive() -> Result {
+    let folder = folder()?;
+    let (out, module) = (folder.at("live.html"), format!("--live={}", folder.at("")));
+    let first = |args: &[&str]| -> Result<serde_json::Value> {
+        gpt2(&[args, &[&*module, "--html", &out, "--overwrite"]].concat())?.succeeded();
+        Ok(serde_json::from_slice(&block(&std::fs::read_to_string(&out)?, "first")?)?)
+    };
+    let changes = ["--ablate", "0.3", "--scale", "1.1=0.5", "--block", "3:1", "--compare"];
+    let shown = first(&[&["attention", "O Romeo, Romeo"], &changes[..]].concat())?;
+    assert_eq!((shown["text"].as_str(), &shown["ids"]), (Some("O Romeo, Romeo"), &serde_json::json!([])));
+    assert_eq!(shown["changes"], serde_json::json!(["ablate 0.3", "scale 1.1=0.5", "block 3:1"]));
+    assert_eq!(first(&["attention", "--ids", "47,788"])?["ids"], serde_json::json!([47, 788]));
+    let shown = first(&["generate", "ROMEO:", "-n", "5", "--seed", "7", "--temperature", "0.5"])?;
+    let (ids, prompt) = (shown["ids"].as_array().ok_or("ids")?, shown["prompt"].as_u64().ok_or("a prompt")?);
+    assert_eq!(ids.len() as u64, prompt + 5);
+    let draw = serde_json::json!({ "temperature": 0.5, "top_k": 40, "top_p": null, "seed": 7 });
+    assert_eq!(shown["draw"], draw);
+    assert_eq!(first(&["generate", "ROMEO:", "-n", "1", "--greedy"])?["draw"]["temperature"], 0.0);
+
+    std::fs::remove_file(&out)?;
+    let vector = folder.at("v.npy");
+    candle_core::Tensor::zeros(128, candle_core::DType::F32, &candle_core::Device::Cpu)?
+        .write_npy(&vector)?;
+    let add = format!("1={vector}");
+    for (args, code, says) in [
+        (&["attention", "O", &module][..], 2, "--html"),
+        (&["attention", "O", &module, "--html", &out, "--layer", "0"], 2, "--layer"),
+        (&["attention", "O", &module, "--html", &out, "--json"], 2, "--json"),
+        (
+            &["attention", "O", &module, "--html", &out, "--quantize", "q8_0"],
+            1,
+            "--quantize: not with --live",
+        ),
+        (
+            &["attention", "O", &module, "--html", &out, "--add", &add],
+            1,
+            "--live: a page cannot hold `add 1`",
+        ),
+        (&["attention", "O", &module, "--html", &folder.at("gpt2_web.js"), "--overwrite"], 1, "the module"),
+        (
+            &["generate", "O", "-n", "1", &module, "--html", &out, "--min-p", "0.1"],
+            1,
+            "--min-p: not with --live",
+        ),
+    ] {
+        gpt2(args)?.refused(code, &[says]);
+    }
+    assert!(!std::fs::exists(&out)?);
     Ok(())
 }
 

@@ -1,147 +1,76 @@
-//! A headless Chromium and a page in it.
+//! A headless browser and a page in it.
 
 #![allow(dead_code)] // each package uses a part of it
 
+#[path = "drivers.rs"]
+mod drivers;
+
 use crate::common::Result;
+use drivers::{Ask, Chromium, Driver, Firefox};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::Write;
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Runs one browser at a time: with two at once, each test would wait because of the other.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// chromedriver, on a port that it chooses.
-struct Driver {
-    process: Child,
-    port: u16,
-    /// Read until the port is known; stays open as long as the driver may write to it.
-    _stdout: BufReader<ChildStdout>,
-}
-
-impl Driver {
-    /// The driver takes a free IPv4 port and then the same port number on IPv6. If another test's server holds that,
-    /// the driver ends, and this starts it again.
-    fn start() -> Result<Self> {
-        for _ in 0..10 {
-            if let Some(driver) = Self::try_start()? {
-                return Ok(driver);
-            }
-        }
-        Err("chromedriver ended ten times before it named its port".into())
-    }
-
-    fn try_start() -> Result<Option<Self>> {
-        let mut process = Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).spawn()?;
-        let mut stdout = BufReader::new(process.stdout.take().ok_or("a pipe")?);
-        let mut line = String::new();
-        loop {
-            line.clear();
-            if stdout.read_line(&mut line)? == 0 {
-                process.wait()?;
-                return Ok(None);
-            }
-            if let Some((_, port)) = line.rsplit_once("successfully on port ") {
-                let port = port.trim().trim_end_matches('.').parse()?;
-                return Ok(Some(Self { process, port, _stdout: stdout }));
-            }
-        }
-    }
-
-    /// The value that the driver answers a request with (the W3C's `WebDriver`).
-    fn request(&self, method: &str, path: &str, body: &Value) -> Result<Value> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
-        let (body, port) = (body.to_string(), self.port);
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nHost: localhost:{port}\r\nConnection: close\r\n\
-             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
-            body.len()
-        )?;
-        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
-        // The driver always keeps the connection open, so the length tells where to stop.
-        let mut reader = BufReader::new(stream);
-        let mut length = 0;
-        loop {
-            let mut line = String::new();
-            reader.read_line(&mut line)?;
-            if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
-                length = value.trim().parse()?;
-            }
-            if line.trim().is_empty() {
-                break;
-            }
-        }
-        let mut content = vec![0; length];
-        reader.read_exact(&mut content)?;
-        let value = serde_json::from_slice::<Value>(&content)?["value"].take();
-        match value.get("error").zip(value.get("message")) {
-            Some((error, message)) => Err(format!("{method} {path}: {error}: {message}").into()),
-            None => Ok(value),
-        }
-    }
-}
-
-impl Drop for Driver {
-    /// Ends the browser, also after a failed assertion: it must not outlive the test.
-    fn drop(&mut self) {
-        let _ = self.request("GET", "/shutdown", &json!({}));
-        let end = Instant::now() + Duration::from_secs(5);
-        while Instant::now() < end && matches!(self.process.try_wait(), Ok(None)) {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
 /// An open page.
 pub(crate) struct Browser {
-    driver: Driver,
-    session: String,
+    driver: Box<dyn Driver>,
 }
 
-/// Opens `page` in a window of 1400 x 900 and runs `test` on it. The page must not log or fetch anything.
-///
-/// Without Chromium, this fails under CI, and elsewhere says that it was skipped.
+/// Whether a program runs here. Without it, this fails under CI, and elsewhere says that the page was skipped.
+fn is_there(program: &str, package: &str) -> Result<bool> {
+    if Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success()) {
+        return Ok(true);
+    }
+    let remedy = format!("{program} is needed; run: apt-get install {package}");
+    if std::env::var_os("CI").is_some() {
+        return Err(remedy.into());
+    }
+    // Bypass the capture of output: a test that did not run must not look like one that did.
+    writeln!(std::io::stderr(), "SKIPPED a page in a browser: {remedy}")?;
+    Ok(false)
+}
+
+/// Opens `page` in Chromium, in a window of 1400 x 900, and runs `test` on it. The page must not log or fetch anything.
 pub(crate) fn browse(page: &Path, test: impl FnOnce(&Browser) -> Result) -> Result {
-    let there = |name| Command::new(name).arg("--version").output().is_ok_and(|o| o.status.success());
-    if !there("chromium") || !there("chromedriver") {
-        let remedy = "chromium and chromedriver are needed; run: apt-get install chromium chromium-driver";
-        if std::env::var_os("CI").is_some() {
-            return Err(remedy.into());
-        }
-        // Bypass the capture of output: a test that did not run must not look like one that did.
-        writeln!(std::io::stderr(), "SKIPPED a page in Chromium: {remedy}")?;
+    if !is_there("chromium", "chromium")? || !is_there("chromedriver", "chromium-driver")? {
         return Ok(());
     }
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let browser = Browser::open(page)?;
+    let browser = Browser::open(Box::new(Chromium::start()?), page)?;
     test(&browser)?;
-    assert_eq!(browser.get("performance.getEntriesByType('resource').length")?, 0, "a request");
+    browser.fetched_nothing()?;
     assert_eq!(browser.log()?, json!([]), "the console");
     Ok(())
 }
 
+/// The same in Firefox, which does not tell what the page logs.
+pub(crate) fn browse_in_firefox(page: &Path, test: impl FnOnce(&Browser) -> Result) -> Result {
+    if !is_there("firefox-esr", "firefox-esr")? {
+        return Ok(());
+    }
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let browser = Browser::open(Box::new(Firefox::start()?), page)?;
+    test(&browser)?;
+    browser.fetched_nothing()
+}
+
 impl Browser {
-    fn open(page: &Path) -> Result<Self> {
-        let driver = Driver::start()?;
-        // No sandbox, since CI's containers run as root.
-        let args = ["--headless=new", "--no-sandbox", "--window-size=1400,900", "--hide-scrollbars"];
-        let capabilities = json!({
-            "goog:chromeOptions": { "args": args },
-            "goog:loggingPrefs": { "browser": "ALL" },
-        });
-        let wanted = json!({ "capabilities": { "alwaysMatch": capabilities } });
-        let session = driver.request("POST", "/session", &wanted)?;
-        let session = session["sessionId"].as_str().ok_or("a session")?.to_owned();
-        let browser = Self { driver, session };
-        browser.command("/url", &json!({ "url": format!("file://{}", page.display()) }))?;
+    fn open(driver: Box<dyn Driver>, page: &Path) -> Result<Self> {
+        let browser = Self { driver };
+        browser.ask(Ask::Navigate, json!({ "url": format!("file://{}", page.display()) }))?;
         browser.until("performance.getEntriesByName('ready').length > 0")?;
         Ok(browser)
+    }
+
+    fn fetched_nothing(&self) -> Result {
+        assert_eq!(self.get("performance.getEntriesByType('resource').length")?, 0, "a request");
+        Ok(())
     }
 
     /// Milliseconds from the start of navigation until the page responds.
@@ -150,24 +79,23 @@ impl Browser {
         Ok(ready.as_f64().ok_or("a time")?)
     }
 
-    /// A command of the standard, or one of Chromium's own, such as `/se/log` and `/goog/cdp/execute`.
-    fn command(&self, path: &str, body: &Value) -> Result<Value> {
-        self.driver.request("POST", &format!("/session/{}{path}", self.session), body)
+    fn ask(&self, what: Ask, body: Value) -> Result<Value> {
+        self.driver.ask(what, None, body)
     }
 
-    /// The console's messages since the last call.
+    /// The console's messages since the last call, in Chromium.
     pub(crate) fn log(&self) -> Result<Value> {
-        self.command("/se/log", &json!({ "type": "browser" }))
+        self.driver.own("/se/log", &json!({ "type": "browser" }))
     }
 
-    /// A command of the `DevTools` protocol.
+    /// A command of the `DevTools` protocol, in Chromium.
     pub(crate) fn devtools(&self, command: &str, params: &Value) -> Result<Value> {
-        self.command("/goog/cdp/execute", &json!({ "cmd": command, "params": params }))
+        self.driver.own("/goog/cdp/execute", &json!({ "cmd": command, "params": params }))
     }
 
     /// The value of an expression.
     pub(crate) fn get(&self, expression: &str) -> Result<Value> {
-        self.command("/execute/sync", &json!({ "script": format!("return {expression}"), "args": [] }))
+        self.ask(Ask::Execute, json!({ "script": format!("return {expression}"), "args": [] }))
     }
 
     /// The text of the first element that `css` selects.
@@ -196,29 +124,33 @@ impl Browser {
 
     /// A real click in the middle of an element.
     pub(crate) fn click(&self, css: &str) -> Result {
-        self.on_element(css, "click", &json!({}))
+        self.on_element(Ask::Click, css, json!({}))
     }
 
     /// Chooses files in a field for files.
     pub(crate) fn choose(&self, css: &str, files: &[&Path]) -> Result {
         let path = |path: &&Path| Ok(path.canonicalize()?.display().to_string());
         let paths: Vec<_> = files.iter().map(path).collect::<Result<_>>()?;
-        self.on_element(css, "value", &json!({ "text": paths.join("\n") }))
+        self.on_element(Ask::Type, css, json!({ "text": paths.join("\n") }))
     }
 
-    /// A command of the standard for the first element that `css` selects.
-    fn on_element(&self, css: &str, command: &str, body: &Value) -> Result {
-        let found = self.command("/element", &json!({ "using": "css selector", "value": css }))?;
+    fn find(&self, css: &str) -> Result<Value> {
+        self.ask(Ask::Find, json!({ "using": "css selector", "value": css }))
+    }
+
+    /// A command for the first element that `css` selects.
+    fn on_element(&self, what: Ask, css: &str, body: Value) -> Result {
+        let found = self.find(css)?;
         // An object with one entry, whose name the standard fixes.
         let id = found.as_object().and_then(|one| one.values().next()?.as_str()).ok_or("an element")?;
-        self.command(&format!("/element/{id}/{command}"), body)?;
+        self.driver.ask(what, Some(id), body)?;
         Ok(())
     }
 
     /// Goes on inside a frame.
     pub(crate) fn frame(&self, css: &str) -> Result {
-        let found = self.command("/element", &json!({ "using": "css selector", "value": css }))?;
-        self.command("/frame", &json!({ "id": found }))?;
+        let found = self.find(css)?;
+        self.ask(Ask::Frame, json!({ "id": found }))?;
         Ok(())
     }
 
@@ -231,7 +163,7 @@ impl Browser {
 
     /// Input from one device.
     fn act(&self, input: &Value) -> Result {
-        self.command("/actions", &json!({ "actions": [input] }))?;
+        self.ask(Ask::Act, json!({ "actions": [input] }))?;
         Ok(())
     }
 

@@ -6,3 +6,5 @@ mod browser;
 mod common;
 mod model;
 mod page;
+mod values;
+mod way;

@@ -1,16 +1,17 @@
 //! The live page in a browser: the model runs in it, and shows the numbers that it has elsewhere.
 
-use crate::browser::{Browser, browse};
+use crate::browser::{Browser, browse, browse_in_firefox};
 use crate::common::Result;
 use gpt2_loader::{Checkpoint, Files, GgufType, Source, Tokenizer, save_gguf};
-use gpt2_web::{Live, LiveFile, Look};
+use gpt2_web::{Along, Live, LiveFile, Look};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Opens the page on a text. Without the module for the browser, this fails under CI, and elsewhere says that it was skipped.
-fn open(text: &str, test: impl FnOnce(&Browser) -> Result) -> Result {
+/// The module for the browser and the script that loads it. Without them, this fails under CI, and elsewhere says that the test
+/// was skipped.
+pub(crate) fn built() -> Result<Option<(Vec<u8>, String)>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/web/page");
     let Ok(module) = std::fs::read(folder.join("gpt2_web_bg.wasm")) else {
         let remedy = "the module for the browser is needed; run: scripts/web.sh";
@@ -19,17 +20,29 @@ fn open(text: &str, test: impl FnOnce(&Browser) -> Result) -> Result {
         }
         // Bypass the capture of output: a test that did not run must not look like one that did.
         writeln!(std::io::stderr(), "SKIPPED the live page: {remedy}")?;
-        return Ok(());
+        return Ok(None);
     };
-    let glue = std::fs::read_to_string(folder.join("gpt2_web.js"))?;
+    Ok(Some((module, std::fs::read_to_string(folder.join("gpt2_web.js"))?)))
+}
+
+/// Opens the page on a text in Chromium, then in Firefox.
+fn open(text: &str, test: impl Fn(&Browser) -> Result) -> Result {
+    open_on(None, text, test)
+}
+
+/// The same with a model of its own in the page.
+fn open_on(model: Option<&Files>, text: &str, test: impl Fn(&Browser) -> Result) -> Result {
+    let Some((module, glue)) = built()? else { return Ok(()) };
     let mut file = tempfile::Builder::new().suffix(".html").tempfile()?;
     let first = Look { text: text.to_owned(), ..Look::default() };
-    LiveFile { module: &module, glue: &glue }.write(&first, &mut file)?;
+    LiveFile { module: &module, glue: &glue, model }.write(&first, &mut file)?;
     file.flush()?;
-    browse(file.path(), |page| {
+    let test = |page: &Browser| {
         page.get("document.getElementById('guide-close').click()")?;
         test(page)
-    })
+    };
+    browse(file.path(), test)?;
+    browse_in_firefox(file.path(), test)
 }
 
 /// Types a text as a whole and waits for its page.
@@ -206,6 +219,181 @@ fn what_the_model_cannot_read_is_said_and_the_page_stays() -> Result {
     })
 }
 
+/// Texts that nobody would type: of emoji, controls, markup, and letters of every script.
+pub(crate) fn odd_texts(count: usize) -> Vec<String> {
+    const PIECES: [&str; 24] = [
+        "O Romeo",
+        "<script>alert(1)</script>",
+        "</textarea>",
+        "&lt;",
+        "\u{0}",
+        "\u{1b}[31m",
+        "\u{7f}",
+        "\u{202e}",
+        "\u{200d}",
+        "👩‍👩‍👧",
+        "🏳️‍🌈",
+        "日本語",
+        "العربية",
+        "e\u{301}",
+        "\u{fffe}",
+        "\u{10ffff}",
+        "\n",
+        "\t",
+        "\r\n",
+        "  ",
+        "'\"`${x}",
+        "%s%n",
+        "\\u0000",
+        "<|endoftext|>",
+    ];
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut below = |n: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        usize::try_from(state % n as u64).unwrap_or_default()
+    };
+    let text = |_| {
+        let pieces = 1 + below(9);
+        let piece = |_| match below(3) {
+            0 => {
+                char::from_u32(u32::try_from(below(0x11_0000)).unwrap_or_default()).unwrap_or('x').to_string()
+            }
+            _ => PIECES[below(PIECES.len())].to_owned(),
+        };
+        (0..pieces).map(piece).collect()
+    };
+    (0..count).map(text).collect()
+}
+
+/// Each text is shown, or refused with a message; the page goes on, and nothing in a text becomes a part of it.
+fn survives(count: usize) -> Result {
+    open("O Romeo", |page| {
+        let live = Live::demo()?;
+        for (i, text) in odd_texts(count).iter().enumerate() {
+            enter(page, text)?;
+            // A field for text makes one line end of every kind.
+            let typed = page.get("document.getElementById('live-text').value")?;
+            let typed = typed.as_str().ok_or("a text")?;
+            match live.look(&look(typed)) {
+                Ok(shown) => {
+                    let about = page.text("#about")?;
+                    assert!(
+                        about.starts_with(&format!("{} token", shown.ids.len())),
+                        "{i} {text:?}: {about}"
+                    );
+                }
+                Err(error) => assert_eq!(page.text("#live-status")?, error.to_string(), "{i} {text:?}"),
+            }
+        }
+        assert_eq!(page.get("document.querySelectorAll('main, #live').length")?, 2);
+        enter(page, "O Romeo, Romeo")?;
+        assert_eq!(page.text("#about")?, "6 tokens, 16 heads");
+        Ok(())
+    })
+}
+
+#[test]
+fn odd_texts_are_shown() -> Result {
+    survives(40)
+}
+
+#[test]
+#[ignore = "takes minutes: cargo test --release --workspace --test web -- --ignored"]
+fn a_thousand_odd_texts_are_shown() -> Result {
+    survives(1000)
+}
+
+/// The way of a token follows the chosen head and token, from the mouse and from the keyboard.
+#[test]
+fn the_way_of_a_token_follows_what_is_chosen() -> Result {
+    const TEXT: &str = "O Romeo, Romeo! wherefore art thou Romeo?";
+    open(TEXT, |page| {
+        page.head("1.1")?;
+        page.click("#live-way")?;
+        page.until("document.querySelectorAll('#way-stages li').length >= 20")?;
+        let list = "#way [data-stage=pattern] li .number";
+        let shows = |along: Along| -> Result {
+            let stages =
+                Live::demo()?.look(&Look { along: Some(along), ..look(TEXT) })?.way.ok_or("a way")?;
+            let Along { layer, head, token } = along;
+            page.until(&format!(
+                "document.getElementById('way-of').textContent.startsWith('Token {token} ') && document.getElementById('way-of').textContent.includes('head {layer}.{head}.')"
+            ))?;
+            let weights = &stages.iter().find(|stage| stage.name == "pattern").ok_or("weights")?.values;
+            let mut shares: Vec<String> = weights.iter().map(|w| format!("{:.1} %", 100.0 * w)).collect();
+            if weights.len() > 8 {
+                let mut order: Vec<usize> = (0..weights.len()).collect();
+                order.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]));
+                shares = order.iter().take(8).map(|&n| shares[n].clone()).collect();
+            }
+            assert_eq!(page.texts(list)?, shares);
+            Ok(())
+        };
+        page.click("#way [data-stage=pattern] summary")?;
+        shows(Along { layer: 1, head: 1, token: 13 })?;
+        page.head("0.3")?;
+        shows(Along { layer: 0, head: 3, token: 13 })?;
+        page.get("(() => { const menu = document.getElementById('way-token'); menu.value = 5; menu.dispatchEvent(new Event('change')) })()")?;
+        shows(Along { layer: 0, head: 3, token: 5 })?;
+        // The arrows go from stage to stage, and Enter opens one.
+        page.get("document.querySelector('#way [data-stage=wte] summary').focus()")?;
+        page.keys("\u{e015}\u{e015}\u{e007}")?;
+        page.until("document.querySelector('#way [data-stage=resid_pre]').open")?;
+        let facts = page.text("#way [data-stage=resid_pre] .facts")?;
+        assert!(facts.starts_with("128 numbers, length "), "{facts}");
+        assert_eq!(page.text("#way [data-stage=scores] code")?, "q · kⱼ / √32,  −∞ for j > i");
+        let columns = page.text("#way [data-stage=k] p")?;
+        assert!(columns.contains("columns 224 to 255 of c_attn"), "{columns}");
+        page.click("#way-close")?;
+        assert_eq!(page.get("document.activeElement.id")?, "live-way");
+        Ok(())
+    })
+}
+
+/// Each lesson sets up what it talks about, and sees what the reader changes.
+#[test]
+fn the_lessons_follow_the_reader() -> Result {
+    open("O Romeo", |page| {
+        page.click("#live-lessons")?;
+        let set = |id: &str, value: &str, event: &str| {
+            page.get(&format!(
+                "(() => {{ const field = document.getElementById('{id}'); field.value = {value:?}; field.dispatchEvent(new Event('{event}')) }})()"
+            ))
+        };
+        let steps: [(&str, &dyn Fn() -> Result); 10] = [
+            ("O Romeo, wherefore art thou Romeo?", &|| set("live-text", "xylophone", "input").map(drop)),
+            ("O Romeo, Romeo! wherefore art thou Romeo?", &|| page.click("#text span:nth-child(3)")),
+            ("To be, or not to be", &|| set("live-text", "To be, or not to be that", "input").map(drop)),
+            ("To be, or not to be", &|| page.click("#live-changes button")),
+            ("O Romeo, Romeo! wherefore art thou Romeo?", &|| set("sort", "kind", "change").map(drop)),
+            ("O Romeo, Romeo! wherefore art thou Romeo?", &|| page.click("#live-ablate")),
+            ("gold kite moth lamp gold kite moth", &|| {
+                set("live-text", "gold kite moth king gold kite moth", "input").map(drop)
+            }),
+            ("gold kite moth lamp gold kite moth", &|| page.click("#live-changes button")),
+            ("O Romeo, Romeo! wherefore art thou", &|| page.click("#way [data-stage=mlp_out] summary")),
+            ("ROMEO:", &|| set("live-temperature", "0", "input").map(drop)),
+        ];
+        for (n, (text, step)) in steps.into_iter().enumerate() {
+            page.until(&format!("document.getElementById('lesson-choice').value === '{n}'"))?;
+            page.until("document.getElementById('live').dataset.lesson === 'ready'")?;
+            assert_eq!(page.get("document.getElementById('live-text').value")?, text);
+            assert_eq!(page.get("document.getElementById('lesson-done').hidden")?, true, "lesson {n}");
+            step()?;
+            page.until(&format!("{n} < 10 && !document.getElementById('lesson-done').hidden"))?;
+            page.click("#lesson-next")?;
+        }
+        assert_eq!(page.get("document.getElementById('lesson').hidden")?, true, "the end");
+        page.click("#live-lessons")?;
+        set("lesson-language", "de", "change")?;
+        let task = page.text("#lesson-task")?;
+        assert!(task.starts_with("Hänge oben"), "{task}");
+        Ok(())
+    })
+}
+
 /// A model from files on disk, as a browser hands them over.
 fn opened(name: &str, files: &[&Path]) -> Result<Live> {
     let content = |path: &&Path| -> Result<(String, Vec<u8>)> {
@@ -216,16 +404,50 @@ fn opened(name: &str, files: &[&Path]) -> Result<Live> {
     Ok(Live::open(&Files::in_memory(name, files)?)?)
 }
 
+/// The folder of the demo model.
+pub(crate) fn demo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-shakespeare")
+}
+
+/// Writes the demo model in 8 bits.
+pub(crate) fn write_quantized(path: &Path) -> Result {
+    let files = Source::directory(demo()).open()?;
+    let checkpoint = Checkpoint::open(&files)?;
+    let tokenizer = Tokenizer::open(&files, checkpoint.config().vocab_size)?;
+    Ok(save_gguf(path, &checkpoint, &tokenizer, GgufType::Q8_0, &mut |_, _, _| {})?)
+}
+
+/// A page may come with another model than the demo model: one GGUF file, or the files of a folder.
+#[test]
+fn the_page_opens_on_the_model_that_is_in_it() -> Result {
+    const TEXT: &str = "O Romeo, Romeo!";
+    let folder = tempfile::tempdir()?;
+    let gguf = folder.path().join("small.gguf");
+    write_quantized(&gguf)?;
+    for (files, caption) in [
+        (Files::open_gguf(&gguf)?, "f32 in this browser, weights in q8_0, fused attention"),
+        (Source::directory(demo()).open()?, "f32 in this browser, fused attention"),
+    ] {
+        open_on(Some(&files), TEXT, |page| {
+            let (tokens, kinds) = expected_of(&Live::open(&files)?, &look(TEXT))?;
+            assert_eq!(page.text("#about")?, format!("{tokens} tokens, 16 heads"));
+            assert_eq!((page.texts("#overview small")?, &*page.text("#caption")?), (kinds, caption));
+            page.click("#live-next")?;
+            settled(page)?;
+            assert_ne!(page.get("document.getElementById('live-text').value")?, TEXT, "a token is drawn");
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_model_of_the_readers_own_runs_in_the_page() -> Result {
     const TEXT: &str = "O Romeo, Romeo! wherefore art thou Romeo?";
     let folder = tempfile::tempdir()?;
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-shakespeare");
+    let source = demo();
     let gguf = folder.path().join("small.gguf");
-    let files = Source::directory(&source).open()?;
-    let checkpoint = Checkpoint::open(&files)?;
-    let tokenizer = Tokenizer::open(&files, checkpoint.config().vocab_size)?;
-    save_gguf(&gguf, &checkpoint, &tokenizer, GgufType::Q8_0, &mut |_, _, _| {})?;
+    write_quantized(&gguf)?;
     let names = ["config.json", "model.safetensors", "tokenizer.json"];
     let parts: Vec<PathBuf> = names.iter().map(|name| source.join(name)).collect();
     let parts: Vec<&Path> = parts.iter().map(PathBuf::as_path).collect();

@@ -289,6 +289,20 @@ impl<'a> Prepared<'a> {
 }
 
 impl Changes {
+    /// The interventions as a page with a model reads them; refuses those that text cannot hold.
+    pub(crate) fn for_page(&self) -> anyhow::Result<Vec<String>> {
+        let one = |one: &Intervention| {
+            let text = one.to_string();
+            let is_whole = text.parse::<Intervention>().is_ok() && self.sources.is_empty();
+            if is_whole {
+                Ok(text)
+            } else {
+                Err(anyhow!("--live: a page cannot hold `{text}`; leave it out"))
+            }
+        };
+        self.list.iter().map(one).collect()
+    }
+
     /// Adds to mean ablations what their means are taken over.
     fn say_means(&mut self, over: &str) {
         for text in self.texts.iter_mut().filter(|text| text.starts_with("mean-ablate")) {

@@ -17,6 +17,7 @@ mod help;
 mod hub;
 mod inputs;
 mod interventions;
+mod live_page;
 mod output;
 mod outputs;
 mod parallel;

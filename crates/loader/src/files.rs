@@ -78,6 +78,27 @@ impl Files {
         ))
     }
 
+    /// The files by their names, as [`Files::in_memory`] takes them; `None` for a model whose weights are in several files.
+    #[must_use]
+    pub fn contents(&self) -> Option<Vec<(String, &Bytes)>> {
+        let mut contents = match &self.weight_files {
+            WeightFiles::Gguf(path, bytes) => return Some(vec![named(path, bytes)]),
+            WeightFiles::Safetensors(path, bytes) | WeightFiles::Pickle(path, bytes) => {
+                vec![named(path, bytes)]
+            }
+            WeightFiles::Index(_) | WeightFiles::Headers(_) => return None,
+        };
+        contents.push(named(&self.config.0, &self.config.1));
+        match &self.tokenizer {
+            TokenizerFiles::Json(path, bytes) => contents.push(named(path, bytes)),
+            TokenizerFiles::VocabMerges { vocab, merges } => {
+                contents.extend([vocab, merges].map(|(path, bytes)| named(path, bytes)));
+            }
+            TokenizerFiles::Gguf(..) | TokenizerFiles::Absent | TokenizerFiles::Unreachable(_) => {}
+        }
+        Some(contents)
+    }
+
     /// The path of every file that the model is read from, shards included. Files in memory have no such place on disk.
     ///
     /// # Errors
@@ -103,6 +124,11 @@ impl Files {
         }
         Ok(paths)
     }
+}
+
+/// A file by the name that it has in its folder.
+fn named<'a>(path: &Path, bytes: &'a Bytes) -> (String, &'a Bytes) {
+    (path.file_name().unwrap_or_default().to_string_lossy().into_owned(), bytes)
 }
 
 /// The files that hold the parameters.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `kept` | results for hidden states, used again while these stay the same |
 //! | `live` | [`Live`]: a model and its tokenizer; a [`Look`] at a text gives the data of its page and the next token |
+//! | `way` | [`Along`]: which token to follow through the model, and what each [`Stage`] computes for it |
 //! | `page` | [`LiveFile`]: the page as one file, with the module and the model in it |
 //! | `module` | what the page's worker calls, in builds for WebAssembly |
 
@@ -12,9 +13,11 @@ mod live;
 #[cfg(target_family = "wasm")]
 mod module;
 mod page;
+mod way;
 
 pub use live::{DEMO, Draw, Live, Look, Next, Shown};
 pub use page::LiveFile;
+pub use way::{Along, STAGES, Stage};
 
 // Runs the README's example as a test.
 #[cfg(doctest)]

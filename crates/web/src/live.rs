@@ -1,6 +1,7 @@
 //! A model and its tokenizer, and what a page shows of a text.
 
 use crate::kept::{Kept, Row, put, stale};
+use crate::way::{Along, Likely, Stage};
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Module, Tensor};
 use gpt2_loader::{Checkpoint, EmbeddedFiles, Files, Source, Tokenizer};
@@ -56,10 +57,12 @@ pub struct Look {
     pub compare: bool,
     /// How the next token is drawn.
     pub draw: Draw,
+    /// The token whose way through the model is wanted.
+    pub along: Option<Along>,
 }
 
 /// How to draw the next token: see [`Sampling`].
-#[derive(Debug, Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Draw {
     /// Divides the logits, at least 0; 0 always takes the most probable token.
@@ -90,6 +93,8 @@ pub struct Shown {
     pub left_out: Option<String>,
     /// The next token; none where the context is full.
     pub next: Option<Next>,
+    /// The way of the token that was asked for, a stage after the other.
+    pub way: Option<Vec<Stage>>,
     /// The data for the page: a line for each block, as [`PageWriter::data`] writes it.
     #[serde(skip)]
     pub page: String,
@@ -152,13 +157,17 @@ impl Live {
     ///
     /// # Errors
     /// When the text is empty or longer than the model's context, an id is none of the vocabulary's, an intervention is none or
-    /// does not fit the model, the values to draw by are meaningless, or a result is not finite.
+    /// does not fit the model, the values to draw by are meaningless, there is no such layer, head or token to follow, or a result
+    /// is not finite.
     pub fn look(&self, look: &Look) -> anyhow::Result<Shown> {
         let sampling = look.draw.sampling()?;
         let (ids, left_out) = self.ids(look)?;
         let prompt = look.prompt.unwrap_or(ids.len());
         if !(1..=ids.len()).contains(&prompt) {
             bail!("a prompt of {prompt} tokens in a text of {}", ids.len());
+        }
+        if let Some(along) = &look.along {
+            along.check(self.model.config(), ids.len())?;
         }
         let changes = self.changes(look)?;
         let names = look.changes.join(", ");
@@ -171,12 +180,13 @@ impl Live {
             header.silenced.insert(head.layer, head.head, how);
         }
         let mut page = PageWriter::data(vec![], &header)?;
+        let (recorder, none) = (Along::recorder(look.along.as_ref()), Interventions::default());
         let plain = match runs.len() {
-            2 => Some(self.run(&mut page, 0, &ids, &Interventions::default())?),
+            2 => Some(self.run(&mut page, 0, &ids, &none, &none)?),
             _ => None,
         };
         let run = usize::from(plain.is_some());
-        let output = self.run(&mut page, run, &ids, &changes)?;
+        let output = self.run(&mut page, run, &ids, &changes, &recorder)?;
         for (run, output) in plain.iter().chain([&output]).enumerate() {
             self.lens(&mut page, run, output)?;
         }
@@ -189,12 +199,20 @@ impl Live {
             None => predictions,
         };
         let next = if ids.len() < config.n_positions {
-            Some(self.next(&ids, last, sampling, prompt)?)
+            Some(self.next(&ids, last, sampling.clone(), prompt)?)
         } else {
             None
         };
         let text = if look.ids.is_empty() { look.text.clone() } else { self.tokenizer.decode(&ids) };
-        Ok(Shown { page: String::from_utf8(page.finish(&first)?)?, ids, text, left_out, next })
+        let way = match &look.along {
+            Some(along) => {
+                let next = self.after(along.token, &output, &sampling)?;
+                let attention = &self.model.transformer.h[along.layer].attn;
+                Some(along.stages(attention, &recorder, &self.tokenizer.spelled(&ids), next)?)
+            }
+            None => None,
+        };
+        Ok(Shown { page: String::from_utf8(page.finish(&first)?)?, ids, text, left_out, next, way })
     }
 
     /// The tokens, and the characters that the vocabulary cannot spell.
@@ -255,6 +273,7 @@ impl Live {
         run: usize,
         ids: &[u32],
         changes: &Interventions,
+        recorder: &dyn Hooks,
     ) -> anyhow::Result<ModelOutput> {
         let layers = 0..self.model.config().n_layer;
         let heads: Vec<usize> = (0..self.model.config().n_head).collect();
@@ -275,7 +294,7 @@ impl Live {
             }
             Ok(None)
         });
-        let hooks: [&dyn Hooks; 2] = [changes, &reader];
+        let hooks: [&dyn Hooks; 3] = [changes, &reader, recorder];
         let args =
             ForwardArgs { hooks: Some(&Chain(&hooks)), output_hidden_states: true, ..ForwardArgs::default() };
         Ok(self.model.transform(&Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?, args)?)
@@ -348,6 +367,20 @@ impl Live {
             page.lens(run, layer, &likely)?;
         }
         Ok(())
+    }
+
+    /// The most probable tokens after one of the text.
+    fn after(&self, token: usize, output: &ModelOutput, sampling: &Sampling) -> anyhow::Result<Likely> {
+        let hidden = output.last_hidden_state.squeeze(0)?; // (T, C)
+        let logits: Vec<f32> = self.logits(&hidden, &[token])?.flatten_all()?.to_vec1()?;
+        let name = |id: u32| visible_token(&self.tokenizer.spelled(&[id]).concat());
+        let likely = most_likely(&logits, NAMED, None).tokens;
+        let mut from = sampling.probabilities(&logits)?;
+        from.truncate(NAMED);
+        #[allow(clippy::cast_possible_truncation)] // f32 is what is shown
+        let probabilities = from.into_iter().map(|(id, p)| (name(id), p as f32)).collect();
+        let logits_of = likely.into_iter().map(|(id, _)| (name(id), logits[id as usize])).collect();
+        Ok(Likely { logits: logits_of, probabilities, vocabulary: logits.len() })
     }
 
     fn next(

@@ -1,8 +1,9 @@
 //! The live page as one file.
 
 use crate::Look;
+use anyhow::{Context, ensure};
 use base64::{Engine, prelude::BASE64_STANDARD};
-use gpt2_loader::FILE_NAMES;
+use gpt2_loader::{FILE_NAMES, Files};
 use gpt2_view::LivePage;
 use miniz_oxide::deflate::compress_to_vec_zlib;
 use serde_json::json;
@@ -10,11 +11,26 @@ use std::io::Write;
 
 const BAR: &str = include_str!("page/bar.html");
 const STYLE: &str = include_str!("page/live.css");
-const SCRIPT: &str = include_str!("page/live.js");
+const SCRIPT: &str = concat!(
+    include_str!("page/drawing.js"),
+    include_str!("page/answers.js"),
+    include_str!("page/own_model.js"),
+    include_str!("page/settings.js"),
+    include_str!("page/changes.js"),
+    include_str!("page/way.js"),
+    include_str!("page/lessons.js"),
+    include_str!("page/start.js"),
+);
+/// The lessons and what the page says of the way of a token, by language.
+const TEXTS: [(&str, &str); 2] =
+    [("en", include_str!("page/texts/en.json")), ("de", include_str!("page/texts/de.json"))];
 const WORKER: &str = include_str!("page/worker.js");
 
 /// The most effort that deflate knows.
 const LEVEL: u8 = 10;
+
+/// The most bytes of a file of the model: as text, four thirds of them must fit the longest string of Chromium, of 2^29 letters.
+const LARGEST: usize = 400_000_000;
 
 /// A page with the model in it: one file that fetches nothing.
 #[derive(Debug, Clone, Copy)]
@@ -23,25 +39,59 @@ pub struct LiveFile<'a> {
     pub module: &'a [u8],
     /// The script that loads it, as wasm-bindgen makes it for `no-modules`.
     pub glue: &'a str,
+    /// The model that the page opens on; the demo model if there is none.
+    pub model: Option<&'a Files>,
 }
 
 impl LiveFile<'_> {
-    /// Writes the page, which opens on the text and the changes of `first`.
+    /// Writes the page, which opens on `first`; the plain run stands beside one with changes.
     ///
     /// # Errors
-    /// When `out` cannot be written to.
+    /// When `out` cannot be written to, or the model's weights are in several files or too large for a page.
     pub fn write(&self, first: &Look, out: &mut impl Write) -> anyhow::Result<()> {
         let module = BASE64_STANDARD.encode(compress_to_vec_zlib(self.module, LEVEL));
         let worker = BASE64_STANDARD.encode(format!("{}\n{WORKER}", self.glue));
-        let first = json!({ "text": first.text, "changes": first.changes, "files": FILE_NAMES });
+        let files = self.model.map(parts).transpose()?.unwrap_or_default();
+        let model = self.model.map(|model| {
+            json!({ "name": model.name, "files": files.iter().map(|file| &file.name).collect::<Vec<_>>() })
+        });
+        let Look { text, ids, prompt, changes, draw, compare: _, along: _ } = first;
+        let first = json!({
+            "text": text, "ids": ids, "prompt": prompt, "changes": changes, "draw": draw, "files": FILE_NAMES, "model": model,
+        });
         let first = BASE64_STANDARD.encode(first.to_string());
-        let page = LivePage {
-            bar: BAR,
-            style: STYLE,
-            script: SCRIPT,
-            trusted_types: "gpt2-live",
-            data: &[("first", &first), ("worker", &worker), ("module", &module)],
-        };
+        let texts: Vec<String> = TEXTS.iter().map(|(code, text)| format!("\"{code}\":{text}")).collect();
+        let texts = BASE64_STANDARD.encode(format!("{{{}}}", texts.join(",")));
+        let mut data = vec![("first", &*first), ("texts", &texts), ("worker", &worker), ("module", &module)];
+        data.extend(files.iter().map(|file| (&*file.kind, &*file.content)));
+        let page =
+            LivePage { bar: BAR, style: STYLE, script: SCRIPT, trusted_types: "gpt2-live", data: &data };
         Ok(page.write(out)?)
     }
+}
+
+/// A file of the model, in base64.
+struct Part {
+    name: String,
+    /// The kind of its block in the page.
+    kind: String,
+    content: String,
+}
+
+/// The files of the model as blocks of the page.
+fn parts(model: &Files) -> anyhow::Result<Vec<Part>> {
+    const REMEDY: &str = "gpt2 quantize makes one GGUF file of it";
+    let contents = model
+        .contents()
+        .with_context(|| format!("{}: its weights are in several files; {REMEDY}", model.name))?;
+    let part = |(i, (name, bytes)): (usize, (String, &gpt2_loader::Bytes))| {
+        ensure!(
+            bytes.len() <= LARGEST,
+            "{name} has {} MB, and a page holds files of up to {} MB; {REMEDY}, several times smaller",
+            bytes.len() / 1_000_000,
+            LARGEST / 1_000_000
+        );
+        Ok(Part { name, kind: format!("file-{i}"), content: BASE64_STANDARD.encode(&bytes[..]) })
+    };
+    contents.into_iter().enumerate().map(part).collect()
 }

@@ -1,29 +1,30 @@
 //! `gpt2 live`: a page with the model in it.
 
+use super::quantize::types;
 use crate::changes;
-use crate::inputs::Inputs;
+use crate::hub::{self, HubArgs};
+use crate::inputs::{DEMO_NAME, Inputs};
 use crate::interventions::{OnHeads, on_heads};
-use crate::output::note;
+use crate::live_page::{self, Module};
 use crate::outputs::Outputs;
-use crate::weights::open;
-use anyhow::Context;
-use gpt2_web::{Live, LiveFile, Look};
+use crate::progress::bar;
+use crate::session::{self, MODEL};
+use anyhow::bail;
+use gpt2_loader::{Checkpoint, Files, GgufType, Source, Tokenizer, save_gguf};
+use gpt2_web::{DEMO, Look};
 use std::path::PathBuf;
-
-/// The files that `scripts/web.sh` writes.
-const MODULE: &str = "gpt2_web_bg.wasm";
-const GLUE: &str = "gpt2_web.js";
 
 #[derive(Debug, clap::Args)]
 #[command(long_about = "\
-Write a page that runs the demo model in the browser: type, and its attention follows. It is one file of some 6 MB that fetches \
-nothing. Its numbers are those of gpt2 attention and gpt2 generate, up to the last digits. Most builds have no module for the browser: \
+Write a page that runs a model in the browser: type, and its attention follows. It is one file that fetches nothing, of some 6 MB \
+with the demo model, or of four thirds of the model's size more. Its numbers are those of gpt2 attention and gpt2 generate, up to the last digits. Most builds have no module for the browser: \
 scripts/web.sh builds it, for --module")]
 #[command(after_help = "\
 Examples:
   gpt2 live --open                                    # type, and watch
   gpt2 live --out live.html \"O Romeo, Romeo\"          # the page as a file, opening on this text
-  gpt2 live --open \"O Romeo, Romeo\" --ablate 0.3      # with a head switched off, beside the plain run")]
+  gpt2 live --open \"O Romeo, Romeo\" --ablate 0.3      # with a head switched off, beside the plain run
+  gpt2 live --out gpt2.html --model gpt2 --quantize q8_0  # GPT-2 small in 8 bits: a page of 190 MB")]
 #[command(group = clap::ArgGroup::new("where").required(true).multiple(true))]
 pub(crate) struct LiveArgs {
     /// The text that the page opens on
@@ -41,10 +42,17 @@ pub(crate) struct LiveArgs {
     /// Switch off heads from the start: LAYER.HEAD, counted from 0, as in 0.3; '0.*' is the whole layer (repeatable)
     #[arg(long, value_name = "L.H", value_delimiter = ',', value_parser = on_heads("ablate"))]
     pub(crate) ablate: Vec<OnHeads>,
+    #[arg(short, long, value_name = "DIR|FILE|NAME", help = MODEL)]
+    pub(crate) model: Option<String>,
+    /// Quantize the model first, as gpt2 quantize does: a page holds files of up to 400 MB
+    #[arg(long, value_name = "TYPE", value_parser = types(), requires = "model")]
+    pub(crate) quantize: Option<GgufType>,
     /// The folder of the browser's module, as scripts/web.sh writes it [default: the module in this binary, if it was built
     /// with the feature live]
     #[arg(long, value_name = "DIR")]
     pub(crate) module: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
 }
 
 pub(crate) fn run(args: &LiveArgs) -> anyhow::Result<()> {
@@ -53,51 +61,45 @@ pub(crate) fn run(args: &LiveArgs) -> anyhow::Result<()> {
         outputs.add("--out", path);
     }
     let mut inputs = Inputs::default();
-    if let Some(folder) = &args.module {
-        for name in [MODULE, GLUE] {
-            inputs.file("the module", folder.join(name));
-        }
-    }
+    live_page::module_inputs(args.module.as_deref(), &mut inputs);
+    hub::inputs(&args.hub, &mut inputs);
     outputs.check(&inputs)?;
-    let live = Live::demo()?;
-    let changes = changes::on_heads(args.ablate.iter(), live.config())?;
+    let module = Module::open(args.module.as_deref())?;
+    let model = args.model.as_deref().filter(|model| *model != DEMO_NAME || args.quantize.is_some());
+    let model = model.map(|model| files(model, args, &mut inputs)).transpose()?;
+    outputs.check(&inputs)?;
+    let config = model.as_ref().map_or_else(|| Source::Embedded(DEMO).open(), |files| Ok(files.clone()))?;
+    let changes = changes::on_heads(args.ablate.iter(), Checkpoint::open(&config)?.config())?;
     let changes = changes.iter().map(ToString::to_string).collect();
     let first = Look { text: args.text.clone(), changes, ..Look::default() };
-    // What the page could not show is refused here.
-    if let Some(left_out) = live.look(&first)?.left_out {
-        note(&format!("the vocabulary cannot spell these characters, left out: {left_out}"));
-    }
-    let mut page = vec![];
-    match &args.module {
-        Some(folder) => {
-            let unreadable = |name: &str| {
-                format!("--module {}: cannot read {name}; scripts/web.sh writes it", folder.display())
-            };
-            let read = |name: &str| std::fs::read(folder.join(name)).with_context(|| unreadable(name));
-            let module = read(MODULE)?;
-            let glue = String::from_utf8(read(GLUE)?).with_context(|| unreadable(GLUE))?;
-            LiveFile { module: &module, glue: &glue }.write(&first, &mut page)?;
-        }
-        None => BUILT_IN
-            .context(
-                "this build has no module for the browser: in a checkout of the repository, run scripts/web.sh, then give --module \
-                 target/web/page, or build with --features live",
-            )?
-            .write(&first, &mut page)?,
-    }
-    if let Some(path) = &args.out {
-        outputs.stage_bytes(path, &page)?;
-    }
-    outputs.commit()?;
-    if args.open { open(args.out.as_deref(), &page) } else { Ok(()) }
+    let page = live_page::page(&module, model.as_ref(), &first)?;
+    live_page::deliver(&page, args.out.as_deref(), args.open, outputs)
 }
 
-/// The module in this binary.
-#[cfg(feature = "live")]
-const BUILT_IN: Option<LiveFile<'static>> = Some(LiveFile {
-    module: include_bytes!("../../../../target/web/page/gpt2_web_bg.wasm"),
-    glue: include_str!("../../../../target/web/page/gpt2_web.js"),
-});
-
-#[cfg(not(feature = "live"))]
-const BUILT_IN: Option<LiveFile<'static>> = None;
+/// The files of a model, quantized if that is wanted.
+fn files(model: &str, args: &LiveArgs, inputs: &mut Inputs) -> anyhow::Result<Files> {
+    let files = session::files(Some(model), &args.hub)?;
+    inputs.model(&files)?;
+    let Some(kind) = args.quantize else { return Ok(files) };
+    let checkpoint = Checkpoint::open(&files)?;
+    if let Some(format) = checkpoint.formats().first() {
+        bail!(
+            "--quantize: the weights of {} are quantized already ({format}); leave it out",
+            checkpoint.name()
+        );
+    }
+    let tokenizer = Tokenizer::open(&files, checkpoint.config().vocab_size)?;
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join(format!("{}.gguf", kind.as_str()));
+    let bar = bar(Some(1), "{bar:30} {pos}/{len} {msg}");
+    save_gguf(&path, &checkpoint, &tokenizer, kind, &mut |done, all, name| {
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+        bar.set_message(name.to_string());
+    })?;
+    bar.finish_and_clear();
+    let content = [("model.gguf".to_owned(), std::fs::read(&path)?)];
+    let mut quantized = Files::in_memory(checkpoint.name(), content.into())?;
+    checkpoint.name().clone_into(&mut quantized.name);
+    Ok(quantized)
+}

@@ -50,7 +50,7 @@ pub(crate) struct QuantizeArgs {
 }
 
 /// What a GGUF file is written as.
-fn types() -> impl TypedValueParser<Value = GgufType> {
+pub(super) fn types() -> impl TypedValueParser<Value = GgufType> {
     let names = GgufType::ALL.iter().map(|kind| PossibleValue::new(kind.as_str()).help(kind.about()));
     PossibleValuesParser::new(names).try_map(|name| name.parse::<GgufType>())
 }

@@ -60,22 +60,28 @@ impl Tokenizer {
     ///
     /// # Errors
     /// When a file is damaged or has a part that GPT-2's family does not use, or when there is no file and the
-    /// vocabulary is not GPT-2's.
+    /// vocabulary is not GPT-2's. Builds for the browser do not have that one either.
     pub fn open(files: &Files, vocab_size: usize) -> Result<Self, LoadError> {
         match &files.tokenizer {
             TokenizerFiles::Json(path, bytes) => Self::from_json(path, bytes),
             TokenizerFiles::VocabMerges { vocab, merges } => Self::from_vocab_merges(vocab, merges),
             TokenizerFiles::Gguf(path, bytes) => match Self::from_gguf(path, bytes)? {
                 Some(tokenizer) => Ok(tokenizer),
-                None if vocab_size == GPT2_VOCAB_SIZE => Ok(Self::gpt2()),
-                None => Err(LoadError::NoTokenizer { name: files.name.clone(), vocab_size }),
+                None => Self::without_files(&files.name, vocab_size),
             },
             TokenizerFiles::Unreachable(reason) => {
                 Err(LoadError::TokenizerUnreachable { name: files.name.clone(), reason: Arc::clone(reason) })
             }
-            TokenizerFiles::Absent if vocab_size == GPT2_VOCAB_SIZE => Ok(Self::gpt2()),
-            TokenizerFiles::Absent => Err(LoadError::NoTokenizer { name: files.name.clone(), vocab_size }),
+            TokenizerFiles::Absent => Self::without_files(&files.name, vocab_size),
         }
+    }
+
+    /// GPT-2's own vocabulary, if it has the right size. A module for the browser is a tenth smaller without it.
+    fn without_files(name: &str, vocab_size: usize) -> Result<Self, LoadError> {
+        if vocab_size == GPT2_VOCAB_SIZE && !cfg!(target_family = "wasm") {
+            return Ok(Self::gpt2());
+        }
+        Err(LoadError::NoTokenizer { name: name.to_owned(), vocab_size })
     }
 
     /// GPT-2's own vocabulary of 50257 tokens, which needs no file.

@@ -14,8 +14,8 @@ function warmUp() {
   setTimeout(warmUp);
 }
 
-/// Opens a model from files. The one before stays if that fails, unless the module breaks.
-async function open({ name, files }) {
+/// The model of some files.
+async function opened({ name, files }) {
   const read = new wasm_bindgen.ModelFiles();
   let last = name;
   try {
@@ -26,17 +26,22 @@ async function open({ name, files }) {
   } catch (error) {
     if (error instanceof WebAssembly.RuntimeError) throw error;
     read.free();
-    return postMessage({ failed: `${last}: ${error.message}` });
+    throw new Error(`${last}: ${error.message}`);
   }
-  let opened;
+  return wasm_bindgen.Model.open(name, read);
+}
+
+/// Puts another model in the place of the present one, which stays if that fails, unless the module breaks.
+async function exchange(chosen) {
+  let other;
   try {
-    opened = wasm_bindgen.Model.open(name, read);
+    other = await opened(chosen);
   } catch (error) {
     if (!isPlain(error)) throw error;
     return postMessage({ failed: error.message });
   }
   model.free();
-  model = opened;
+  model = other;
   // Another model may not know these words, and takes longer.
   warmings = 0;
   postMessage({ opened: true });
@@ -49,11 +54,12 @@ onmessage = async ({ data: { module, look, model: chosen } }) => {
   try {
     if (module) {
       await wasm_bindgen({ module_or_path: module });
-      model = new wasm_bindgen.Model();
+      model = chosen ? await opened(chosen) : new wasm_bindgen.Model();
+      if (chosen) warmings = 0;
       postMessage({ ready: true });
       return;
     }
-    if (chosen) return await open(chosen);
+    if (chosen) return await exchange(chosen);
     postMessage({ answer: model.look(look) });
     if (!isWarming) setTimeout(warmUp);
     isWarming = true;

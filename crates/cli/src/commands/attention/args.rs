@@ -1,5 +1,6 @@
 //! The options of `gpt2 attention`.
 
+use crate::live_page::LiveArg;
 use crate::output::ColorArg;
 use crate::picture::PictureArgs;
 use crate::points::PointArgs;
@@ -17,12 +18,16 @@ use std::path::PathBuf;
 #[command(group = clap::ArgGroup::new("exports").arg("export"))]
 #[command(group = clap::ArgGroup::new("files").args(["export", "picture", "html"]).multiple(true))]
 #[command(mut_arg("export_point", |arg| arg.help_heading("Files")))]
+#[command(mut_arg("live", |arg| arg.conflicts_with_all([
+    "layer", "head", "export", "picture", "json", "top", "with", "rollout", "effect", "fragment", "texts",
+])))]
 #[command(mut_arg("texts", |arg| arg.conflicts_with_all(["page", "picture", "provenance", "rollout", "effects"])))]
 #[command(after_help = "\
 Examples:
   gpt2 attention \"O Romeo, Romeo\"   # what the heads do
   gpt2 attention \"O Romeo, Romeo\" --layer 0-1 --head 2   # chosen heads, token by token
   gpt2 attention \"O Romeo, Romeo\" --open   # every head in the browser
+  gpt2 attention \"O Romeo, Romeo\" --live=target/web/page --html live.html   # a page that follows what you type
   gpt2 attention \"O Romeo, Romeo\" --ablate 0.3   # the same without head 3 of layer 0
   gpt2 attention \"O Romeo, Romeo\" --open --compare --ablate 0.3 --with effect,lens   # both, and the difference
   gpt2 attention \"The capital of France is\" --effect --target \" Paris\" --model gpt2   # which heads matter
@@ -64,6 +69,8 @@ pub(crate) struct AttentionArgs {
     /// Keep only the K largest weights of each row of the page, for very long prompts
     #[arg(long, value_name = "K", requires = "page", value_parser = clap::value_parser!(u16).range(1..), help_heading = "Page for a browser")]
     pub(crate) top: Option<u16>,
+    #[command(flatten)]
+    pub(crate) live: LiveArg,
     /// What else the page shows: effect (what --effect shows), scores (what gpt2 heads shows), rollout and lens
     /// (rollout and predictions after each block), neurons (products of queries and keys, of a few heads)
     #[arg(

@@ -10,6 +10,7 @@ mod views;
 pub(super) use args::AttentionArgs;
 
 use crate::changes::{Changes, Reads, holds_one_run};
+use crate::live_page;
 use crate::output;
 use crate::outputs::Outputs;
 use crate::points::Points;
@@ -24,6 +25,7 @@ use args::WithArg;
 use gpt2_model::hooks::Chain;
 use gpt2_model::{ForwardArgs, ModelOutput};
 use gpt2_view::page_fragment;
+use gpt2_web::Look;
 use scene::Scene;
 use std::io::Write;
 use views::{Shown, Views};
@@ -33,7 +35,9 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     check_compare(args)?;
     let text = args.prompt.read()?;
     let outputs = outputs(args)?;
-    let session = args.study.session_for(args.prompt.inputs(), &outputs)?;
+    let mut inputs = args.prompt.inputs();
+    args.live.inputs(&mut inputs);
+    let session = args.study.session_for(inputs, &outputs)?;
     let config = session.model.config();
     let (layers, heads) = select_heads(&args.layer, &args.head, config)?;
     let chosen = Chosen { layers: &layers, heads: &heads };
@@ -48,6 +52,9 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     }
     let prompt = args.prompt.one.encode(text, &session)?;
     let changes = args.study.interventions.build(&session, Reads::Whole(&prompt.ids))?;
+    if args.live.live.is_some() {
+        return write_live(args, &session, &prompt, &changes, outputs);
+    }
     with_scene(args, &session, &points, chosen, &prompt, &changes, |scene| {
         if let Some(ablation) = args.effect {
             effect::show_effect(scene, ablation, outputs)
@@ -153,6 +160,21 @@ fn show(scene: &Scene, mut outputs: Outputs) -> anyhow::Result<()> {
     outputs.commit()?;
     open(args.html.as_deref(), &page)?;
     print()
+}
+
+/// Writes and opens the page with the model in it.
+fn write_live(
+    args: &AttentionArgs,
+    session: &Session,
+    prompt: &Prompt,
+    changes: &Changes,
+    outputs: Outputs,
+) -> anyhow::Result<()> {
+    let ids = if prompt.text.is_none() { prompt.ids.clone() } else { vec![] };
+    let text = prompt.text.clone().unwrap_or_default();
+    let first = Look { text, ids, changes: changes.for_page()?, ..Look::default() };
+    let page = args.live.page(&args.study.model, session, &first)?;
+    live_page::deliver(&page, args.html.as_deref(), args.open, outputs)
 }
 
 /// The result of one of many texts.

@@ -2,6 +2,7 @@
 
 use super::draft::DraftKind;
 use crate::interventions::InterventionArgs;
+use crate::live_page::LiveArg;
 use crate::session::{CACHES, ModelArgs};
 use crate::texts::PromptsArgs;
 use crate::values::{HeadRange, IndexRange, above_0, at_least_0, one_of, part};
@@ -14,10 +15,11 @@ const ATTENTION: &str = "Attention to the steps";
 
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("texts", |arg| arg.visible_alias("prompts").conflicts_with_all([
-    "beams", "draft", "pages", "written", "InterventionArgs",
+    "beams", "draft", "page", "written", "InterventionArgs",
 ])))]
 #[command(group = clap::ArgGroup::new("searched").arg("beams"))]
-#[command(group = clap::ArgGroup::new("pages").args(["html", "open"]).multiple(true))]
+#[command(group = clap::ArgGroup::new("page").args(["html", "open"]).multiple(true))]
+#[command(mut_arg("live", |arg| arg.help_heading(ATTENTION).conflicts_with_all(["layer", "head", "export", "top"])))]
 #[command(group = clap::ArgGroup::new("written").args(["export", "html"]).multiple(true))]
 #[command(group = clap::ArgGroup::new("weights").args(["export", "html", "open"]).multiple(true))]
 #[command(after_help = "\
@@ -64,7 +66,7 @@ pub(crate) struct GenerateArgs {
     pub(crate) greedy: bool,
     /// Search for the most probable text with N beams, as transformers does, and print the best
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000), help_heading = BEAMS, conflicts_with_all = [
-        "temperature", "top_k", "top_p", "min_p", "typical_p", "greedy", "stop", "draft", "kv", "pages", "written",
+        "temperature", "top_k", "top_p", "min_p", "typical_p", "greedy", "stop", "draft", "kv", "page", "written",
         "InterventionArgs",
     ])]
     pub(crate) beams: Option<u16>,
@@ -84,7 +86,7 @@ pub(crate) struct GenerateArgs {
     /// Let something faster guess the next tokens, and check up to three guesses in each pass. The text stays the same.
     /// This saves time with a large model; a small one, such as the demo model, is faster alone. q4_0 and q8_0 are the same weights, quantized. lookup repeats what followed these words before. Any other name is a
     /// model of the same vocabulary
-    #[arg(long, value_name = "GUESS", conflicts_with_all = ["pages", "written", "InterventionArgs"])]
+    #[arg(long, value_name = "GUESS", conflicts_with_all = ["page", "written", "InterventionArgs"])]
     pub(super) draft: Option<DraftKind>,
     /// Write the attention weights of the prompt and of each new token: .safetensors, .npy, .jsonl or .json. Each
     /// step is a row, as computed from the cache
@@ -96,6 +98,8 @@ pub(crate) struct GenerateArgs {
     /// Open that page in the browser. Without --html, it is a temporary file
     #[arg(long, help_heading = ATTENTION)]
     pub(crate) open: bool,
+    #[command(flatten)]
+    pub(crate) live: LiveArg,
     /// Layers of --export, --html and --open, such as 1 or 0-3 (repeatable) [default: all]
     #[arg(short, long, value_name = "L", value_delimiter = ',', requires = "weights", help_heading = ATTENTION)]
     pub(crate) layer: Vec<IndexRange>,
@@ -103,7 +107,7 @@ pub(crate) struct GenerateArgs {
     #[arg(short = 'H', long, value_name = "H", value_delimiter = ',', requires = "weights", help_heading = ATTENTION)]
     pub(crate) head: Vec<HeadRange>,
     /// Keep only the K largest weights of each row in the page
-    #[arg(long, value_name = "K", requires = "pages", value_parser = clap::value_parser!(u16).range(1..), help_heading = ATTENTION)]
+    #[arg(long, value_name = "K", requires = "page", value_parser = clap::value_parser!(u16).range(1..), help_heading = ATTENTION)]
     pub(crate) top: Option<u16>,
     /// Let --export and --html replace existing files
     #[arg(long, requires = "written", help_heading = ATTENTION)]

@@ -29,6 +29,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let outputs = recorded::outputs(args)?;
     let mut inputs = args.prompt.inputs();
     args.interventions.inputs(&mut inputs);
+    args.live.inputs(&mut inputs);
     let session = args.model.session_for(inputs, &outputs)?;
     if let Some(path) = &args.prompt.texts {
         return many::run(args, &session, path);

@@ -3,6 +3,7 @@
 use super::args::GenerateArgs;
 use crate::changes::Changes;
 use crate::finite::FiniteArgs;
+use crate::live_page;
 use crate::outputs::Outputs;
 use crate::provenance::Provenance;
 use crate::session::Session;
@@ -10,6 +11,7 @@ use crate::values::select_heads;
 use crate::weights::{Export, Format, LayerValues, Page, PageOptions, Subject, open, predictions};
 use gpt2_model::hooks::WeightRows;
 use gpt2_model::{ForwardArgs, KvCache};
+use gpt2_web::{Draw, Look};
 
 /// The rows of weights that generation leaves, of the chosen layers and heads; none without an option that asks for them.
 pub(super) struct Recorded {
@@ -28,6 +30,7 @@ pub(super) struct Text<'a> {
 }
 
 pub(super) fn outputs(args: &GenerateArgs) -> anyhow::Result<Outputs> {
+    check_live(args)?;
     let mut outputs = Outputs::new(args.overwrite);
     if let Some(path) = &args.export {
         Format::of(path)?;
@@ -43,13 +46,17 @@ impl Recorded {
     pub(super) fn new(args: &GenerateArgs, session: &Session) -> anyhow::Result<Self> {
         let config = session.model.config();
         let (layers, heads) = select_heads(&args.layer, &args.head, config)?;
-        let wanted = args.export.is_some() || args.html.is_some() || args.open;
+        let is_paged = (args.html.is_some() || args.open) && args.live.live.is_none();
+        let wanted = args.export.is_some() || is_paged;
         let rows = WeightRows::new(layers.iter().copied().filter(|_| wanted));
         Ok(Self { rows, layers, heads })
     }
 
     /// Writes the files, and opens the page.
     pub(super) fn write(self, args: &GenerateArgs, text: &Text, mut outputs: Outputs) -> anyhow::Result<()> {
+        if args.live.live.is_some() {
+            return write_live(args, text, outputs);
+        }
         let paged = args.html.is_some() || args.open;
         if !paged && args.export.is_none() {
             return Ok(());
@@ -111,4 +118,37 @@ impl Recorded {
         outputs.commit()?;
         if args.open { open(args.html.as_deref(), &page) } else { Ok(()) }
     }
+}
+
+/// Refuses ways to draw that a page with the model in it does not have.
+fn check_live(args: &GenerateArgs) -> anyhow::Result<()> {
+    let given = [
+        ("--min-p", args.min_p.is_some()),
+        ("--typical-p", args.typical_p.is_some()),
+        ("--repetition-penalty", args.repetition_penalty.to_bits() != 1f64.to_bits()),
+        ("--kv", args.kv.is_some()),
+    ];
+    match given.iter().find(|(_, given)| *given && args.live.live.is_some()) {
+        Some((option, _)) => {
+            anyhow::bail!(
+                "{option}: not with --live: the page draws by temperature, top-k and top-p; leave it out"
+            )
+        }
+        None => Ok(()),
+    }
+}
+
+/// Writes and opens the page with the model in it, which goes on where the text ends.
+fn write_live(args: &GenerateArgs, text: &Text, outputs: Outputs) -> anyhow::Result<()> {
+    let temperature = if args.greedy { 0.0 } else { args.temperature };
+    let top_k = Some(args.top_k).filter(|&k| k > 0);
+    let first = Look {
+        ids: [text.prompt, text.new].concat(),
+        prompt: Some(text.prompt.len()),
+        changes: text.changes.for_page()?,
+        draw: Draw { temperature, top_k, top_p: args.top_p, seed: args.model.run.seed },
+        ..Look::default()
+    };
+    let page = args.live.page(&args.model, text.session, &first)?;
+    live_page::deliver(&page, args.html.as_deref(), args.open, outputs)
 }

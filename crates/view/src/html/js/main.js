@@ -141,4 +141,4 @@ if (choices !== undefined) {
   drawEarly();
   rememberSoon();
 }
-return { ready, state, update, on, sources, chosen, choiceText };
+return { ready, state, update, on, sources, tokens, chosen, choiceText };

@@ -216,7 +216,8 @@ function drawEarly() {
     early.add(option);
     waiting.add(option);
   }
-  drawThumbnails();
+  // Then the page is laid out once, for them and the map.
+  requestAnimationFrame(drawThumbnails);
 }
 
 /// Draws a few at a time: decoding runs beside the script, and the page stays responsive in between.
@@ -330,12 +331,13 @@ on("run", () => state.sort !== "layer" && arrange());
 on("head more", markHead);
 on("head more run", showSummary);
 /// Scrolls the list alone: scrollIntoView would scroll the page as well, and the notebook around its frame.
-on("head sort", () => {
+function revealHead() {
   const option = options[state.head];
   const list = option.parentElement;
   const { offsetTop: top, offsetHeight } = option;
   if (top < list.scrollTop || top + offsetHeight > list.scrollTop + list.clientHeight) {
     list.scrollTop = top - (list.clientHeight - offsetHeight) / 2;
   }
-});
+}
+on("head sort", () => requestAnimationFrame(revealHead));
 on("scale first run weighted theme tint", redrawThumbnails);

@@ -5,13 +5,20 @@ const SHADES = 1024;
 const NOT_A_NUMBER = SHADES;
 const LEFT_OUT = SHADES + 1;
 
-/// The color of each shade, as a canvas's bytes: viridis by the square root of the weight.
-const colors = new Uint32Array(SHADES + 2);
-for (let shade = 0; shade < SHADES; shade++) {
-  colors[shade] = pixel(...mix((shade / (SHADES - 1)) ** 0.75));
+/// The color of each shade, as a canvas's bytes: the anchors by the square root of the weight. The pages of other texts share them.
+const painted = (showPage.painted ??= new Map());
+function shadesOf(anchors) {
+  const name = anchors.join();
+  if (!painted.has(name)) {
+    const table = new Uint32Array(SHADES + 2);
+    for (let shade = 0; shade < SHADES; shade++) table[shade] = pixel(...mix((shade / (SHADES - 1)) ** 0.75, anchors));
+    table[NOT_A_NUMBER] = pixel(255, 0, 144);
+    table[LEFT_OUT] = pixel(128, 128, 128, 70);
+    painted.set(name, table);
+  }
+  return painted.get(name);
 }
-colors[NOT_A_NUMBER] = pixel(255, 0, 144);
-colors[LEFT_OUT] = pixel(128, 128, 128, 70);
+const colors = shadesOf(palette);
 
 const systemDark = matchMedia("(prefers-color-scheme: dark)");
 const isDark = () => (state.theme ?? (systemDark.matches ? "dark" : "light")) === "dark";
@@ -21,14 +28,9 @@ const isDark = () => (state.theme ?? (systemDark.matches ? "dark" : "light")) ==
 const LESS = { light: [[247, 247, 247], [146, 197, 222], [67, 147, 195], [5, 48, 97]], dark: [[27, 28, 33], [20, 70, 120], [67, 147, 195], [178, 222, 245]] };
 const MORE = { light: [[247, 247, 247], [244, 165, 130], [214, 96, 77], [103, 0, 31]], dark: [[27, 28, 33], [122, 40, 20], [224, 105, 75], [255, 215, 190]] };
 /// The color of each shade of a number below 0, and above.
-const [lessColors, moreColors] = [new Uint32Array(SHADES + 2), new Uint32Array(SHADES + 2)];
+let [lessColors, moreColors] = [colors, colors];
 function paintSigns() {
-  for (const [table, anchors] of [[lessColors, LESS], [moreColors, MORE]]) {
-    for (let shade = 0; shade < SHADES; shade++) {
-      table[shade] = pixel(...mix((shade / (SHADES - 1)) ** 0.75, anchors[isDark() ? "dark" : "light"]));
-    }
-    table.set(colors.subarray(SHADES), SHADES);
-  }
+  [lessColors, moreColors] = [LESS, MORE].map((anchors) => shadesOf(anchors[isDark() ? "dark" : "light"]));
 }
 
 function mix(t, anchors = palette) {

@@ -1,0 +1,167 @@
+// The worker that holds the model: what it is asked, and what becomes of its answers.
+
+const textOf = (kind) => document.querySelector(`script.${kind}`).textContent;
+
+function bytesOf(kind) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(textOf(kind));
+  const binary = atob(textOf(kind));
+  const bytes = new Uint8Array(binary.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = binary.charCodeAt(i);
+  return bytes;
+}
+
+/// The address of the worker's script, which is part of this file.
+const workerUrl = URL.createObjectURL(new Blob([bytesOf("worker")], { type: "text/javascript" }));
+const policy = globalThis.trustedTypes?.createPolicy("gpt2-live", { createScriptURL: () => workerUrl });
+
+let worker = null;
+let isReady = false;
+let isBusy = false;
+/// The newest question that the worker has not been asked yet.
+let waiting = null;
+/// The question that the worker was asked last, and when the reader asked it.
+let asked = null;
+
+/// The model that the page came with, if it is not the demo model.
+const brought = () =>
+  first.model && { name: first.model.name, files: first.model.files.map((name, i) => ({ name, file: new Blob([bytesOf(`file-${i}`)]) })) };
+
+async function start() {
+  worker = new Worker(policy ? policy.createScriptURL("") : workerUrl);
+  worker.onmessage = ({ data }) => answered(data);
+  worker.onerror = (event) => stopped(event.message ?? "its script did not load");
+  const packed = new Blob([bytesOf("module")]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const module = await new Response(packed).arrayBuffer();
+  worker.postMessage({ module, model: brought() }, [module]);
+}
+
+/// The model that the worker has not been asked to open yet.
+let chosen = null;
+/// Whether the model in the worker is the reader's own.
+let isOwn = false;
+/// What went wrong with a model, if an answer that is on its way would hide it.
+let trouble = "";
+/// What became of the last question that was answered.
+let outcome = "refused";
+/// Whether no model runs here.
+let isDown = false;
+
+function ask(look) {
+  waiting = { ...look, at: performance.now() };
+  goOn();
+}
+
+/// Gives the worker its next task.
+function goOn() {
+  if (isDown || (!waiting && !chosen)) return;
+  byId("live").dataset.state = "asked";
+  if (!isReady || isBusy) return;
+  isBusy = true;
+  if (chosen) {
+    worker.postMessage({ model: chosen });
+    [chosen, asked] = [null, null];
+    return;
+  }
+  [asked, waiting] = [waiting, null];
+  const { at, ...look } = asked;
+  worker.postMessage({ look: JSON.stringify(look) });
+}
+
+async function answered({ ready, answer, error, opened, failed, stopped: isDead }) {
+  isBusy = false;
+  if (isDead) return stopped(error);
+  const question = asked;
+  if (ready) {
+    isReady = true;
+    for (const id of ["live-text", "live-next", "live-run", "live-open"]) byId(id).disabled = false;
+  }
+  if (opened) {
+    [isOwn, waiting, trouble] = [true, null, ""];
+    forget();
+    askAnew();
+    goOn();
+    // A field that holds no value keeps the question back.
+    if (!isBusy) {
+      halt();
+      settle("refused");
+    }
+    return;
+  }
+  // The worker goes on while this answer is drawn.
+  goOn();
+  if (failed) {
+    halt();
+    trouble = isBusy ? failed : "";
+    tell(failed, true);
+    settle(outcome);
+  } else if (error) {
+    halt();
+    trouble = "";
+    tell(error, true);
+    settle("refused");
+  } else if (!ready) {
+    await receive(answer, question);
+  }
+}
+
+/// Notes what became of the newest question, also for programs that drive this page.
+function settle(state) {
+  outcome = state;
+  if (!isBusy && !waiting && !chosen) byId("live").dataset.state = state;
+}
+
+/// The module cannot go on: it starts anew, with the model that is in the page. The question that broke it is not asked again.
+function stopped(error) {
+  worker.terminate();
+  halt();
+  const again = isReady;
+  [isReady, isBusy, isDown, trouble] = [false, false, !again, ""];
+  if (isOwn) {
+    [isOwn, waiting] = [false, null];
+    forget();
+    tell(`The model stopped (${error}). The one that came with the page starts instead: change the text.`, true);
+  } else if (again) {
+    tell(`The model stopped (${error}) and starts anew: change the text.`, true);
+  } else {
+    tell(`The model did not start: ${error}`, true);
+  }
+  settle("refused");
+  if (again) startOrTell();
+}
+
+function startOrTell() {
+  start().catch((error) => {
+    isDown = true;
+    tell(`The model did not start: ${error.message}`, true);
+  });
+}
+
+async function receive(answer, question) {
+  const end = answer.indexOf("\n");
+  const [next, lines] = [JSON.parse(answer.slice(0, end)), answer.slice(end + 1).trimEnd()];
+  while (isPressed) await nextFrame();
+  // The answer to a later question may be on the page by now.
+  if (question.at < shownAt) return;
+  shownAt = question.at;
+  // The tokens to draw from change nothing on the page.
+  const drawing = lines === drawn ? null : draw(lines, next.ids.length);
+  [shown, drawn] = [next, lines];
+  if (question.ids.length > 0 && wanted.ids.length > 0) putText(next.text);
+  showButtons();
+  showDraw();
+  if (page) showWay(next, question);
+  await drawing;
+  if (asked !== question && asked !== null) return;
+  settle("shown");
+  setUp();
+  followLesson();
+  followChoice();
+  // What is said of a model stays.
+  if (asked === null) return;
+  const left = next.left_out ? `; the vocabulary cannot spell ${next.left_out}` : "";
+  const count = `${next.ids.length} token${next.ids.length === 1 ? "" : "s"}`;
+  if (trouble) tell(trouble, true);
+  else tell(`${count}, ${Math.round(performance.now() - question.at)} ms${left}`, false);
+  trouble = "";
+  if (wanted.runs || wanted.another) drawNext();
+}

@@ -1,0 +1,102 @@
+// The text and the fields of the bar, from which a question to the model is made.
+
+/// What the reader has set, besides the fields: the tokens of a continued text, how many are its prompt, the changes, whether
+/// tokens are drawn one after another, and whether one more is wanted once the page has its answer.
+const first = JSON.parse(new TextDecoder().decode(bytesOf("first")));
+const wanted = { ids: first.ids, prompt: first.prompt, changes: first.changes, runs: false, another: false };
+byId("live-text").value = first.text;
+for (const [name, value] of Object.entries(first.draw)) {
+  const id = `live-${name.replace("_", "-")}`;
+  if (value !== null) byId(id).value = value;
+  if (byId(`${id}-shown`)) byId(`${id}-shown`).textContent = byId(id).value;
+}
+
+/// The text of a drawn token, beside which the reader's caret stays where it is.
+function putText(text) {
+  const field = byId("live-text");
+  const { selectionStart, selectionEnd } = field;
+  field.value = text;
+  if (document.activeElement === field) field.setSelectionRange(selectionStart, selectionEnd);
+}
+
+const numberIn = (id) => (byId(id).value === "" ? null : +byId(id).value);
+
+function askAnew() {
+  const wrong = document.querySelector("#live input:invalid");
+  if (wrong) return tell(`${wrong.dataset.name}: ${wrong.validationMessage}`, true);
+  const [temperature, p] = ["live-temperature", "live-top-p"].map((id) => +byId(id).value);
+  const draw = { temperature, top_k: numberIn("live-top-k"), top_p: p < 1 ? p : null, seed: numberIn("live-seed") ?? 0 };
+  const { ids, prompt, changes } = wanted;
+  ask({ text: byId("live-text").value, ids, prompt, changes, compare: byId("live-compare").checked, draw, along: along() });
+  followLesson();
+}
+
+/// Draws a token after the newest text: at once, or when its answer is there.
+function drawNext() {
+  const { state } = byId("live").dataset;
+  wanted.another = state === "asked" && !wanted.runs;
+  if (state === "asked") return;
+  if (state === "refused") return halt();
+  if (!shown.next) {
+    halt();
+    return tell("The model's context is full: shorten the text.", false);
+  }
+  wanted.prompt ??= shown.ids.length;
+  wanted.ids = [...shown.ids, shown.next.id];
+  if (shown.next.is_end) halt();
+  askAnew();
+}
+
+function halt() {
+  [wanted.runs, wanted.another] = [false, false];
+  byId("live-run").textContent = "Run";
+}
+
+byId("live-text").addEventListener("input", () => {
+  halt();
+  [wanted.ids, wanted.prompt] = [[], null];
+  askAnew();
+});
+byId("live-text").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+  event.preventDefault();
+  halt();
+  drawNext();
+});
+byId("live-next").addEventListener("click", () => {
+  halt();
+  drawNext();
+});
+byId("live-run").addEventListener("click", () => {
+  if (wanted.runs) return halt();
+  wanted.runs = true;
+  byId("live-run").textContent = "Stop";
+  drawNext();
+});
+for (const id of ["live-temperature", "live-top-k", "live-top-p", "live-seed"]) {
+  byId(id).addEventListener("input", () => {
+    if (byId(`${id}-shown`)) byId(`${id}-shown`).textContent = byId(id).value;
+    askAnew();
+  });
+}
+byId("live-compare").addEventListener("change", askAnew);
+
+/// The tokens to draw from; the one that comes next is marked.
+function showDraw() {
+  const { next } = shown;
+  const item = (text, p) => {
+    const [item, word] = ["li", "span"].map((tag) => document.createElement(tag));
+    word.textContent = text;
+    item.append(word, p === null ? "" : ` ${(100 * p).toFixed(p < 0.0995 ? 1 : 0)} %`);
+    return item;
+  };
+  const items = next ? next.from.map(([token, p]) => item(token, p)) : [];
+  if (next) {
+    if (next.count > items.length) items.push(item(`and ${next.count - items.length} more`, null));
+    if (next.place === null) items.unshift(item(next.token, null));
+    const drawn = items[next.place ?? 0];
+    drawn.classList.add("drawn");
+    drawn.setAttribute("aria-current", "true");
+  }
+  byId("live-from").replaceChildren(...items);
+}

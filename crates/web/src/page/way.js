@@ -1,0 +1,237 @@
+// The way of one token through the model: a stage after the other, with its formula, its shape and its numbers.
+
+/// How each stage is computed. D is the width of a head.
+const FORMULAS = {
+  wte: () => "wte[id]",
+  wpe: () => "wpe[position]",
+  resid_pre: ({ layer }) => (layer === 0 ? "x = wte[id] + wpe[position]" : `x, after block ${layer - 1}`),
+  ln_1: () => "(x − mean) / √(variance + ε) · γ + β",
+  q: () => "ln_1 · W_q + b_q",
+  k: () => "ln_1 · W_k + b_k",
+  v: () => "ln_1 · W_v + b_v",
+  scores: ({ stage, D }) => {
+    const isRoot = Math.abs(stage.scale - D ** -0.5) < 1e-6;
+    return `q · kⱼ ${isRoot ? `/ √${D}` : `· ${+stage.scale.toPrecision(4)}`},  −∞ for j > i`;
+  },
+  pattern: () => "wⱼ = exp(scoreⱼ) / Σ exp(score)",
+  z: () => "z = Σⱼ wⱼ · vⱼ",
+  merged: () => "all heads' z, side by side",
+  attn_out: () => "c_proj: merged · W + b",
+  resid_mid: () => "x + attention",
+  ln_2: () => "(x − mean) / √(variance + ε) · γ + β",
+  mlp_post: () => "gelu(ln_2 · W_fc + b_fc)",
+  mlp_out: () => "c_proj: neurons · W + b",
+  resid_post: () => "x + MLP",
+  ln_f: () => "the same, after all blocks",
+  logits: () => "ln_f · wteᵀ",
+  probabilities: () => "softmax(logits / temperature)",
+};
+/// The stages that are the residual stream itself, and those that join it.
+const STREAM = ["resid_pre", "resid_mid", "resid_post", "ln_f"];
+const JOINS = ["wpe", "attn_out", "mlp_out"];
+/// The stages whose numbers belong to tokens.
+const BY_TOKEN = ["scores", "pattern", "logits", "probabilities"];
+
+const make = (tag, className = "", text = "") => Object.assign(document.createElement(tag), { className, textContent: text });
+const rounded = (x) => (x === null ? "−∞" : x.toFixed(Math.abs(x) < 10 ? 3 : 1).replace("-", "−"));
+
+/// The parts of each stage on the page, by its name.
+const stageParts = new Map();
+
+const isWayOpen = () => !byId("way").hidden;
+
+/// What to follow: the chosen head and token. Null while the way is closed.
+function along() {
+  if (!isWayOpen() || !page) return null;
+  const { layer, head } = page.sources.find(({ index, layer }) => layer !== null && index === page.state.head) ?? page.sources[0];
+  return { layer, head, token: page.state.token ?? shown.ids.length - 1 };
+}
+
+function makeStage(name) {
+  const item = make("li", STREAM.includes(name) ? "stream" : JOINS.includes(name) ? "joins" : "branch");
+  const details = make("details");
+  const summary = make("summary");
+  const [title, shape, formula] = [make("b", "", name), make("span", "shape"), make("code")];
+  const [strip, bars] = [make("canvas", "strip"), make("canvas", "bars")];
+  const [sentence, facts] = [make("p"), make("p", "facts")];
+  const list = make("ol");
+  bars.setAttribute("role", "img");
+  strip.setAttribute("aria-hidden", "true");
+  summary.append(title, shape, formula, strip);
+  details.append(summary, sentence, bars, list, facts);
+  details.dataset.stage = name;
+  item.append(details);
+  byId("way-stages").append(item);
+  const parts = { item, details, title, shape, formula, strip, bars, sentence, facts, list, stage: null };
+  details.addEventListener("toggle", () => {
+    if (parts.stage) drawStage(parts);
+    followLesson();
+  });
+  bars.addEventListener("pointermove", (event) => {
+    const { values, tokens } = parts.stage;
+    const n = Math.min(values.length - 1, Math.floor((event.offsetX / bars.clientWidth) * values.length));
+    bars.title = `${tokens[n] ?? `dimension ${n}`}: ${rounded(values[n])}`;
+  });
+  stageParts.set(name, parts);
+}
+
+/// Draws the way that came with an answer.
+function showWay({ way }, question) {
+  if (!way || !isWayOpen()) return;
+  const { layer, head, token } = question.along;
+  const D = way.find(({ name }) => name === "q").values.length;
+  byId("way-of").textContent = texts.way.of.replace("TOKEN", `${token} ${page.tokens[token]}`).replace("HEAD", `${layer}.${head}`).replace("LAYER", layer);
+  chooseIn("way-layer", layer);
+  chooseIn("way-head", head);
+  chooseIn("way-token", token);
+  for (const stage of way) {
+    if (!stageParts.has(stage.name)) makeStage(stage.name);
+    const parts = stageParts.get(stage.name);
+    parts.stage = stage;
+    parts.shape.textContent = `(${stage.shape.join(", ")})`;
+    parts.formula.textContent = FORMULAS[stage.name]({ stage, layer, D });
+    parts.details.title = stage.point;
+    parts.sentence.textContent = texts.way.stages[stage.name] + (stage.columns ? ` ${texts.way.columns.replace("FROM", stage.columns[0]).replace("TO", stage.columns[1] - 1)}` : "");
+    drawStage(parts);
+  }
+}
+
+function drawStage({ stage, details, strip, bars, list, facts }) {
+  const { values, tokens, own } = stage;
+  const numbers = values.filter((x) => x !== null);
+  const largest = Math.max(...numbers.map(Math.abs), 1e-12);
+  drawStrip(strip, values, largest);
+  if (!details.open) return;
+  const isListed = BY_TOKEN.includes(stage.name);
+  bars.hidden = isListed && values.length <= 8;
+  if (!bars.hidden) drawBars(bars, values, largest, own);
+  const mean = numbers.reduce((sum, x) => sum + x, 0) / numbers.length;
+  const length = Math.hypot(...numbers);
+  facts.textContent = isListed ? "" : texts.way.facts.replace("COUNT", values.length).replace("LENGTH", rounded(length)).replace("MEAN", rounded(mean)).replace("LARGEST", rounded(largest));
+  const order = [...values.keys()].filter((n) => values[n] !== null);
+  if (values.length > 8) order.sort((a, b) => values[b] - values[a]);
+  const hidden = stage.name === "scores" ? values.length - numbers.length : 0;
+  const lines = isListed ? order.slice(0, 8).map((n) => lineOf(stage, n, largest)) : [];
+  if (hidden > 0) lines.push(make("li", "", texts.way.hidden.replace("COUNT", hidden)));
+  list.replaceChildren(...lines);
+}
+
+/// A token with its number and a bar.
+function lineOf({ name, values, tokens }, n, largest) {
+  const line = make("li");
+  const share = make("span", "share");
+  const part = name === "scores" || name === "logits" ? Math.abs(values[n]) / largest : values[n];
+  share.style.width = `${100 * part}%`;
+  share.style.background = values[n] < 0 ? "var(--less)" : "var(--out)";
+  const number = BY_TOKEN.indexOf(name) % 2 === 1 ? `${(100 * values[n]).toFixed(1)} %` : rounded(values[n]);
+  line.append(share, make("span", "position", name === "scores" || name === "pattern" ? n : ""), make("span", "word", tokens[n]), make("span", "number", number));
+  return line;
+}
+
+/// A canvas of its size on the screen, and its width and height in CSS pixels.
+function prepared(canvas) {
+  const { clientWidth: width, clientHeight: height } = canvas;
+  [canvas.width, canvas.height] = [Math.round(width * devicePixelRatio), Math.round(height * devicePixelRatio)];
+  const context = canvas.getContext("2d");
+  context.scale(devicePixelRatio, devicePixelRatio);
+  return { context, width, height };
+}
+
+const colorOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
+
+/// Each number as a color, from less to more.
+function drawStrip(canvas, values, largest) {
+  const { context, width, height } = prepared(canvas);
+  const [less, more] = [colorOf("--less"), colorOf("--more")];
+  const step = width / values.length;
+  for (const [n, x] of values.entries()) {
+    context.globalAlpha = x === null ? 0 : Math.sqrt(Math.abs(x) / largest);
+    context.fillStyle = x < 0 ? less : more;
+    context.fillRect(n * step, 0, Math.max(step, 0.5), height);
+  }
+}
+
+/// Each number as a bar, up or down; those of the chosen head on a ground of their own.
+function drawBars(canvas, values, largest, own) {
+  const { context, width, height } = prepared(canvas);
+  const [less, more, line] = [colorOf("--less"), colorOf("--more"), colorOf("--line")];
+  const step = width / values.length;
+  const [top, bottom] = [Math.max(...values), -Math.min(...values, 0)].map((x) => Math.max(x, 0));
+  const zero = (top / (top + bottom || 1)) * height;
+  const unit = height / (top + bottom || 1);
+  context.fillStyle = line;
+  if (own) {
+    context.globalAlpha = 0.5;
+    context.fillRect(own[0] * step, 0, (own[1] - own[0]) * step, height);
+    context.globalAlpha = 1;
+  }
+  context.fillRect(0, zero, width, 1);
+  for (const [n, x] of values.entries()) {
+    if (x === null) continue;
+    context.fillStyle = x < 0 ? less : more;
+    context.fillRect(n * step, Math.min(zero, zero - x * unit), Math.max(step - (step > 3 ? 1 : 0), 0.6), Math.abs(x * unit));
+  }
+  canvas.setAttribute("aria-label", `${values.length} numbers, from ${rounded(-bottom)} to ${rounded(top)}`);
+}
+
+// --- what to follow --------------------------------------------------------------------------------
+
+/// Fills a menu with choices, of which the index is the value.
+function fillMenu(id, choices) {
+  const menu = byId(id);
+  if (menu.length === choices.length && choices.every((text, n) => menu[n].textContent === text)) return;
+  menu.replaceChildren(...choices.map((text, n) => Object.assign(make("option", "", text), { value: n })));
+}
+
+function chooseIn(id, index) {
+  if (id === "way-token") fillMenu(id, page.tokens.map((token, n) => `${n} ${token}`));
+  else {
+    const key = id.slice("way-".length);
+    const count = 1 + Math.max(...page.sources.map((source) => source[key] ?? 0));
+    fillMenu(id, Array.from({ length: count }, (_, n) => `${n}`));
+  }
+  byId(id).value = index;
+}
+
+for (const id of ["way-layer", "way-head", "way-token"]) {
+  byId(id).addEventListener("change", () => {
+    const [layer, head, token] = ["way-layer", "way-head", "way-token"].map((id) => +byId(id).value);
+    const { index } = page.sources.find((source) => source.layer === layer && source.head === head);
+    page.update({ head: index, more: [], token });
+  });
+}
+
+/// The way of another token or head, once the reader has chosen it.
+function followChoice() {
+  const now = along();
+  if (now && asked && JSON.stringify(now) !== JSON.stringify(asked.along)) askAnew();
+}
+
+function toggleWay(isOpen = !isWayOpen()) {
+  byId("way").hidden = !isOpen;
+  byId("live-way").setAttribute("aria-expanded", isOpen);
+  document.body.classList.toggle("with-way", isOpen);
+  if (isOpen) askAnew();
+}
+
+byId("live-way").addEventListener("click", () => toggleWay());
+byId("way-close").addEventListener("click", () => {
+  toggleWay(false);
+  byId("live-way").focus({ preventScroll: true });
+});
+byId("way-all").addEventListener("click", () => {
+  const all = [...stageParts.values()].map(({ details }) => details);
+  const isOpen = all.some(({ open }) => !open);
+  for (const details of all) details.open = isOpen;
+});
+// The arrows go from stage to stage.
+byId("way-stages").addEventListener("keydown", (event) => {
+  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (!step || event.target.tagName !== "SUMMARY") return;
+  event.preventDefault();
+  const all = [...byId("way-stages").querySelectorAll("summary")];
+  all[all.indexOf(event.target) + step]?.focus();
+});
+addEventListener("resize", () => {
+  if (isWayOpen()) for (const parts of stageParts.values()) drawStage(parts);
+});

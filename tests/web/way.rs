@@ -1,0 +1,258 @@
+//! The way of one token is what the model computes, and the lessons say what is so.
+
+use crate::common::Result;
+use candle_core::{DType, Device, Module, Tensor};
+use gpt2_loader::{Checkpoint, Source};
+use gpt2_model::hooks::{Point, Recorder};
+use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
+use gpt2_web::{Along, DEMO, Live, Look, STAGES, Stage};
+use serde_json::Value;
+
+const TEXT: &str = "O Romeo, Romeo! wherefore art thou Romeo?";
+
+fn demo() -> Result<Gpt2LMHeadModel> {
+    Ok(Checkpoint::open(&Source::Embedded(DEMO).open()?)?.load_model(DType::F32, &Device::Cpu)?)
+}
+
+fn way(along: Along, changes: &[&str]) -> Result<Vec<Stage>> {
+    let changes = changes.iter().map(|&change| change.to_owned()).collect();
+    let look = Look { text: TEXT.to_owned(), changes, along: Some(along), ..Look::default() };
+    Ok(Live::demo()?.look(&look)?.way.ok_or("a way")?)
+}
+
+fn stage<'a>(way: &'a [Stage], name: &str) -> Result<&'a Stage> {
+    Ok(way.iter().find(|stage| stage.name == name).ok_or_else(|| name.to_owned())?)
+}
+
+/// Whether two lists agree to the last digits of f32.
+fn close(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-4 * b.abs().max(1.0))
+}
+
+/// Each stage follows from the ones before by the formula that the page shows, in the layer's own weights.
+#[test]
+fn each_stage_follows_from_the_ones_before() -> Result {
+    let model = demo()?;
+    for (layer, head, token) in [(0, 3, 5), (1, 1, 13), (3, 0, 0)] {
+        let way = way(Along { layer, head, token }, &[])?;
+        assert_eq!(way.iter().map(|stage| stage.name).collect::<Vec<_>>(), STAGES);
+        let at = |name: &str| -> Result<Vec<f32>> { Ok(stage(&way, name)?.values.clone()) };
+        let row =
+            |values: Vec<f32>| -> Result<Tensor> { Ok(Tensor::new(values, &Device::Cpu)?.unsqueeze(0)?) };
+        let list = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
+        let sum = |a: &str, b: &str| -> Result<Vec<f32>> {
+            Ok(at(a)?.iter().zip(at(b)?).map(|(a, b)| a + b).collect())
+        };
+        let block = &model.transformer.h[layer];
+        if layer == 0 {
+            assert!(close(&at("resid_pre")?, &sum("wte", "wpe")?));
+        }
+        assert!(close(&at("ln_1")?, &list(&block.ln_1.forward(&row(at("resid_pre")?)?)?)?));
+        let qkv = list(&block.attn.c_attn.forward(&row(at("ln_1")?)?)?)?;
+        for name in ["q", "k", "v"] {
+            let (from, to) = stage(&way, name)?.columns.ok_or("columns")?;
+            assert!(close(&at(name)?, &qkv[from..to]), "{name}: {from} to {to}");
+        }
+        let (scores, pattern) = (at("scores")?, at("pattern")?);
+        assert_eq!((scores.len(), pattern.len()), (14, 14));
+        assert!(scores[token + 1..].iter().all(|&score| score == f32::NEG_INFINITY), "the triangle");
+        let product: f32 = at("q")?.iter().zip(at("k")?).map(|(q, k)| q * k).sum();
+        assert!((scores[token] - product / 32f32.sqrt()).abs() < 1e-4, "of the token and itself");
+        let total: f32 = scores.iter().map(|score| score.exp()).sum();
+        assert!(close(&pattern, &scores.iter().map(|score| score.exp() / total).collect::<Vec<_>>()));
+        let (from, to) = stage(&way, "merged")?.own.ok_or("a part")?;
+        assert_eq!(at("merged")?[from..to], at("z")?);
+        assert!(close(&at("attn_out")?, &list(&block.attn.c_proj.forward(&row(at("merged")?)?)?)?));
+        assert!(close(&at("resid_mid")?, &sum("resid_pre", "attn_out")?));
+        assert!(close(&at("ln_2")?, &list(&block.ln_2.forward(&row(at("resid_mid")?)?)?)?));
+        assert!(close(&at("mlp_out")?, &list(&block.mlp.c_proj.forward(&row(at("mlp_post")?)?)?)?));
+        assert!(close(&at("resid_post")?, &sum("resid_mid", "mlp_out")?));
+        let logits = list(&model.lm_head.forward(&row(at("ln_f")?)?)?)?;
+        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        assert!((at("logits")?[0] - largest).abs() < 1e-4);
+        let total: f32 = logits.iter().map(|logit| (logit - largest).exp()).sum();
+        assert!((at("probabilities")?[0] - total.recip()).abs() < 1e-5);
+    }
+    Ok(())
+}
+
+/// The context is the mean of the values by the weights: those of all tokens, as the model's own hooks see them.
+#[test]
+fn the_context_is_the_mean_of_the_values() -> Result {
+    let (layer, head, token) = (1, 2, 11);
+    let way = way(Along { layer, head, token }, &["ablate 0.3"])?;
+    let recorder = Recorder::new([Point::V(layer)]);
+    let ids = Live::demo()?.look(&Look { text: TEXT.to_owned(), ..Look::default() })?.ids;
+    let changes = gpt2_model::hooks::Interventions::new(["ablate 0.3".parse()?], demo()?.config())?;
+    let hooks = gpt2_model::hooks::Chain(&[&changes, &recorder]);
+    let args = ForwardArgs { hooks: Some(&hooks), ..ForwardArgs::default() };
+    demo()?.transform(&Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?, args)?;
+    let v = recorder.value(Point::V(layer))?.squeeze(0)?.narrow(1, head, 1)?.squeeze(1)?.to_vec2::<f32>()?;
+    let mut mean = vec![0.0; v[0].len()];
+    for (weight, row) in stage(&way, "pattern")?.values.iter().zip(&v) {
+        for (sum, x) in mean.iter_mut().zip(row) {
+            *sum += weight * x;
+        }
+    }
+    assert!(close(&stage(&way, "z")?.values, &mean));
+    Ok(())
+}
+
+#[test]
+fn a_way_that_the_model_does_not_have_is_refused() -> Result {
+    let live = Live::demo()?;
+    for (along, says) in [
+        (Along { layer: 4, head: 0, token: 0 }, "there is no layer 4: they are 0 to 3"),
+        (Along { layer: 0, head: 4, token: 0 }, "there is no head 4: they are 0 to 3"),
+        (Along { layer: 0, head: 0, token: 3 }, "there is no token 3: they are 0 to 2"),
+    ] {
+        let look = Look { text: "O Romeo".into(), along: Some(along), ..Look::default() };
+        assert_eq!(live.look(&look).err().map(|error| error.to_string()).as_deref(), Some(says));
+    }
+    Ok(())
+}
+
+/// The texts of the page, by language.
+fn texts(language: &str) -> Result<Value> {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/page/texts");
+    Ok(serde_json::from_str(&std::fs::read_to_string(folder.join(format!("{language}.json")))?)?)
+}
+
+/// What a text has, with its words left out: names, kinds, and how many parts.
+fn outline(value: &Value) -> Value {
+    match value {
+        Value::String(_) => Value::Null,
+        Value::Array(all) => all.iter().map(outline).collect(),
+        Value::Object(all) => all
+            .iter()
+            .map(|(name, of)| {
+                (name.clone(), if name == "state" || name == "watch" { of.clone() } else { outline(of) })
+            })
+            .collect(),
+        other => other.clone(),
+    }
+}
+
+/// Every language has the same lessons, set up in the same way, and a sentence for every stage.
+#[test]
+fn the_languages_say_the_same() -> Result {
+    let (english, german) = (texts("en")?, texts("de")?);
+    assert_eq!(outline(&english), outline(&german));
+    assert_eq!(english["lessons"].as_array().map(Vec::len), Some(10));
+    let mut stages: Vec<_> = english["way"]["stages"].as_object().ok_or("stages")?.keys().collect();
+    let mut expected = STAGES.to_vec();
+    stages.sort();
+    expected.sort_unstable();
+    assert_eq!(stages, expected);
+    for of in [&english, &german] {
+        for (key, names) in [
+            ("of", &["TOKEN", "HEAD", "LAYER"][..]),
+            ("facts", &["COUNT", "LENGTH", "MEAN", "LARGEST"]),
+            ("hidden", &["COUNT"]),
+        ] {
+            let text = of["way"][key].as_str().ok_or("a text")?;
+            assert!(names.iter().all(|name| text.contains(name)), "{text}");
+        }
+    }
+    Ok(())
+}
+
+/// What a lesson shows.
+fn lesson(number: usize, changes: Option<&[&str]>) -> Result<(Look, Value)> {
+    let texts = texts("en")?;
+    let state = &texts["lessons"][number - 1]["state"];
+    let given = state["changes"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let given: Vec<_> = given.iter().filter_map(Value::as_str).collect();
+    let look = Look {
+        text: state["text"].as_str().ok_or("a text")?.to_owned(),
+        changes: changes.unwrap_or(&given).iter().map(|&change| change.to_owned()).collect(),
+        ..Look::default()
+    };
+    Ok((look, state.clone()))
+}
+
+/// The row of a head's map for a token.
+fn row(look: &Look, (layer, head): (usize, usize), token: usize) -> Result<Vec<f32>> {
+    let look = Look { along: Some(Along { layer, head, token }), ..look.clone() };
+    let way = Live::demo()?.look(&look)?.way.ok_or("a way")?;
+    Ok(stage(&way, "pattern")?.values[..=token].to_vec())
+}
+
+fn entropy(row: &[f32]) -> f32 {
+    -row.iter().filter(|&&w| w > 0.0).map(|w| w * w.ln()).sum::<f32>()
+}
+
+/// What the model expects after the last token: its name and its probability.
+fn expects(look: &Look) -> Result<Vec<(String, f64)>> {
+    Ok(Live::demo()?.look(look)?.next.ok_or("a next token")?.from)
+}
+
+/// Each lesson's claims, with the numbers that it names.
+#[test]
+fn the_lessons_say_what_is_so() -> Result {
+    let live = Live::demo()?;
+    // 1: the vocabulary, and words of two tokens.
+    assert_eq!(demo()?.config().vocab_size, 1024);
+    let count = |text: &str| -> Result<usize> {
+        Ok(live.look(&Look { text: text.to_owned(), ..Look::default() })?.ids.len())
+    };
+    assert_eq!((count(" wherefore")?, count(" Romeo")?), (2, 2));
+    assert!(count(" xylophone")? > 4, "{}", count(" xylophone")?);
+    // 3: rows stay when the text goes on.
+    let (look, _) = lesson(3, None)?;
+    let longer = Look { text: format!("{} that", look.text), ..look.clone() };
+    let (a, b) = (row(&look, (0, 2), 6)?, row(&longer, (0, 2), 6)?);
+    assert!(close(&a, &b));
+    // 4: without the division, every row is at least as concentrated, and in the mean by far.
+    let (undivided, _) = lesson(4, None)?;
+    let (divided, _) = lesson(4, Some(&[]))?;
+    let mut means = [0.0; 2];
+    for token in 1..7 {
+        for (mean, look) in means.iter_mut().zip([&divided, &undivided]) {
+            *mean += entropy(&row(look, (0, 2), token)?) / 6.0;
+        }
+    }
+    assert!(means[1] < 0.6 * means[0], "{means:?}");
+    assert!((32f64.sqrt().recip() - 0.1768).abs() < 5e-5);
+    // 6: head 0.3 looks back one token.
+    let (look, _) = lesson(6, None)?;
+    for token in 1..14 {
+        assert!(row(&look, (0, 3), token)?[token - 1] > 0.95, "token {token}");
+    }
+    // 7: induction.
+    let (look, _) = lesson(7, None)?;
+    assert!(row(&look, (1, 2), 13)?[5] > 0.95);
+    let (token, p) = expects(&look)?.swap_remove(0);
+    assert_eq!(token, "·l");
+    assert!((0.6..0.7).contains(&p), "{p}");
+    let king = Look { text: look.text.replace("lamp", "king"), ..look };
+    let of_king = live.look(&Look { text: " king".into(), ..Look::default() })?.ids;
+    let likely = live.look(&king)?.next.ok_or("a token")?.from;
+    let first = live.look(&Look { ids: vec![of_king[0]], ..Look::default() })?.text;
+    assert!(likely[0].0.trim_start_matches('·') == first.trim(), "{likely:?} {first}");
+    // 8: it needs head 0.3, and not 3.2.
+    let (without, _) = lesson(8, None)?;
+    assert!(expects(&without)?.iter().take(5).all(|(token, _)| token != "·l"));
+    let (other, _) = lesson(8, Some(&["ablate 3.2"]))?;
+    let likely = expects(&other)?;
+    assert!(likely[0].0 == "·l" && likely[0].1 > 5.0 * likely[1].1, "{likely:?}");
+    // 9: the stream grows from block to block.
+    let (look, _) = lesson(9, None)?;
+    let token = live.look(&look)?.ids.len() - 1;
+    let mut lengths = vec![];
+    for layer in 0..4 {
+        let look = Look { along: Some(Along { layer, head: 3, token }), ..look.clone() };
+        let way = live.look(&look)?.way.ok_or("a way")?;
+        lengths.push(stage(&way, "resid_post")?.values.iter().map(|x| x * x).sum::<f32>().sqrt());
+        let neurons = &stage(&way, "mlp_post")?.values;
+        let largest = neurons.iter().copied().fold(0.0, f32::max);
+        let small = neurons.iter().filter(|x| x.abs() < 0.1 * largest).count();
+        assert!(2 * small > neurons.len(), "layer {layer}: {small} of {}", neurons.len());
+    }
+    assert!(lengths.is_sorted(), "{lengths:?}");
+    // 10: at temperature 0, one token is left.
+    let (mut look, _) = lesson(10, None)?;
+    look.draw.temperature = 0.0;
+    assert_eq!(expects(&look)?.len(), 1);
+    Ok(())
+}
