@@ -59,7 +59,7 @@ fn each_run_and_the_difference_show_the_tensors_numbers() -> Result {
         // The lists and the predictions follow.
         switch(page, "second")?;
         assert!(page.text("#next")?.contains("50.0 %"));
-        assert_eq!(page.text("#token-lists section:nth-child(3) h3")?, "predicted next, ablate <1.3>");
+        assert_eq!(page.text("#token-lists section:nth-child(1) h3")?, "predicted next, ablate <1.3>");
         switch(page, "both")?;
         assert_eq!(
             page.texts(".lists section:not([hidden]) h3")?.len(),

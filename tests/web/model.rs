@@ -96,6 +96,11 @@ fn a_text_drawn_token_by_token_is_that_of_generate() -> Result {
             look.ids.clone_from(&text);
         }
         assert_eq!(text, generation.texts()[0], "{prompt}");
+        // At once, or from the middle on.
+        for ids in [vec![], text[..text.len() - 15].to_vec()] {
+            let count = if ids.is_empty() { 20 } else { 15 };
+            assert_eq!(live.go_on(&Look { ids, ..look.clone() }, count)?, text, "{prompt}");
+        }
         assert_eq!(live.look(&look)?.text, tokenizer.decode(&text));
     }
     Ok(())

@@ -59,6 +59,12 @@ fn settled(page: &Browser) -> Result {
     page.until("document.getElementById('live').dataset.state !== 'asked'")
 }
 
+/// The kind under each small map, without a number.
+fn labels(page: &Browser) -> Result<Vec<String>> {
+    let labels = page.texts("#overview small")?;
+    Ok(labels.iter().map(|label| label.split(' ').next().unwrap_or_default().to_owned()).collect())
+}
+
 /// What the page's parts should show: the number of tokens, and the kind of each head.
 fn expected(look: &Look) -> Result<(usize, Vec<String>)> {
     expected_of(&Live::demo()?, look)
@@ -86,7 +92,7 @@ fn the_page_follows_the_text() -> Result {
         let follows = |text: &str| -> Result {
             let (tokens, kinds) = expected(&look(text))?;
             assert_eq!(page.text("#about")?, format!("{tokens} tokens, 16 heads"), "{text:?}");
-            assert_eq!(page.texts("#overview small")?, kinds, "{text:?}");
+            assert_eq!(labels(page)?, kinds, "{text:?}");
             Ok(())
         };
         follows("O Romeo, Romeo")?;
@@ -120,7 +126,7 @@ fn the_chosen_head_stays_and_is_switched_off_and_on() -> Result {
         assert_eq!(page.text("#caption")?, "f32 in this browser, fused attention; ablate 0.3");
         let changed = Look { changes: vec!["ablate 0.3".into()], ..look("O Romeo, Romeo! wherefore") };
         let (_, kinds) = expected(&changed)?;
-        let shown = page.texts("#overview small")?;
+        let shown = labels(page)?;
         assert_eq!(shown.len(), kinds.len());
         assert!(shown.iter().zip(&kinds).all(|(shown, kind)| shown.starts_with(kind)), "{shown:?}");
         page.click("#live-changes button")?;
@@ -184,7 +190,11 @@ fn tokens_are_drawn_as_generate_draws_them() -> Result {
         page.click("#live-run")?;
         page.until("document.getElementById('live-text').value.length > 60")?;
         page.click("#live-run")?;
-        assert_eq!(page.text("#live-run")?, "Run");
+        assert_eq!(page.text("#live-run")?, "Generate");
+        page.click("#live-prompt")?;
+        settled(page)?;
+        assert_eq!(page.get("document.getElementById('live-text').value")?, "ROMEO:");
+        assert_eq!(page.get("document.getElementById('live-prompt').hidden")?, true);
         Ok(())
     })
 }
@@ -314,10 +324,9 @@ fn the_way_of_a_token_follows_what_is_chosen() -> Result {
         page.click("#live-way")?;
         page.until("document.querySelectorAll('#way-stages li').length >= 20")?;
         let list = "#way [data-stage=pattern] li .number";
-        let shows = |along: Along| -> Result {
-            let stages =
-                Live::demo()?.look(&Look { along: Some(along), ..look(TEXT) })?.way.ok_or("a way")?;
-            let Along { layer, head, token } = along;
+        let shows = |layer: usize, head: usize, token: usize| -> Result {
+            let along = Some(Along { layer, head, token: Some(token) });
+            let stages = Live::demo()?.look(&Look { along, ..look(TEXT) })?.way.ok_or("a way")?.stages;
             page.until(&format!(
                 "document.getElementById('way-of').textContent.startsWith('Token {token} ') && document.getElementById('way-of').textContent.includes('head {layer}.{head}.')"
             ))?;
@@ -327,22 +336,27 @@ fn the_way_of_a_token_follows_what_is_chosen() -> Result {
                 let mut order: Vec<usize> = (0..weights.len()).collect();
                 order.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]));
                 shares = order.iter().take(8).map(|&n| shares[n].clone()).collect();
+                assert_eq!(
+                    page.text("#way [data-stage=pattern] li:last-child")?,
+                    format!("and {} more", weights.len() - 8)
+                );
             }
             assert_eq!(page.texts(list)?, shares);
             Ok(())
         };
         page.click("#way [data-stage=pattern] summary")?;
-        shows(Along { layer: 1, head: 1, token: 13 })?;
+        shows(1, 1, 13)?;
         page.head("0.3")?;
-        shows(Along { layer: 0, head: 3, token: 13 })?;
+        shows(0, 3, 13)?;
         page.get("(() => { const menu = document.getElementById('way-token'); menu.value = 5; menu.dispatchEvent(new Event('change')) })()")?;
-        shows(Along { layer: 0, head: 3, token: 5 })?;
+        shows(0, 3, 5)?;
         // The arrows go from stage to stage, and Enter opens one.
         page.get("document.querySelector('#way [data-stage=wte] summary').focus()")?;
         page.keys("\u{e015}\u{e015}\u{e007}")?;
         page.until("document.querySelector('#way [data-stage=resid_pre]').open")?;
+        page.until("document.querySelector('#way [data-stage=resid_pre] .facts').textContent !== ''")?;
         let facts = page.text("#way [data-stage=resid_pre] .facts")?;
-        assert!(facts.starts_with("128 numbers, length "), "{facts}");
+        assert!(facts.starts_with("128 numbers, length (norm) "), "{facts}");
         assert_eq!(page.text("#way [data-stage=scores] code")?, "q · kⱼ / √32,  −∞ for j > i");
         let columns = page.text("#way [data-stage=k] p")?;
         assert!(columns.contains("columns 224 to 255 of c_attn"), "{columns}");
@@ -363,7 +377,9 @@ fn the_lessons_follow_the_reader() -> Result {
             ))
         };
         let steps: [(&str, &dyn Fn() -> Result); 10] = [
-            ("O Romeo, wherefore art thou Romeo?", &|| set("live-text", "xylophone", "input").map(drop)),
+            ("O Romeo, wherefore art thou Romeo?", &|| {
+                set("live-text", "O Romeo, wherefore art thou Romeo? xylophone", "input").map(drop)
+            }),
             ("O Romeo, Romeo! wherefore art thou Romeo?", &|| page.click("#text span:nth-child(3)")),
             ("To be, or not to be", &|| set("live-text", "To be, or not to be that", "input").map(drop)),
             ("To be, or not to be", &|| page.click("#live-changes button")),
@@ -372,8 +388,17 @@ fn the_lessons_follow_the_reader() -> Result {
             ("gold kite moth lamp gold kite moth", &|| {
                 set("live-text", "gold kite moth king gold kite moth", "input").map(drop)
             }),
-            ("gold kite moth lamp gold kite moth", &|| page.click("#live-changes button")),
-            ("O Romeo, Romeo! wherefore art thou", &|| page.click("#way [data-stage=mlp_out] summary")),
+            ("gold kite moth lamp gold kite moth", &|| {
+                page.click("#live-changes button")?;
+                settled(page)?;
+                assert_eq!(page.get("document.getElementById('lesson-done').hidden")?, true, "half done");
+                page.head("3.2")?;
+                page.click("#live-ablate")
+            }),
+            ("O Romeo, Romeo! wherefore art thou", &|| {
+                page.click("#way [data-stage=mlp_out] summary")?;
+                page.click("#way [data-stage=resid_post] summary")
+            }),
             ("ROMEO:", &|| set("live-temperature", "0", "input").map(drop)),
         ];
         for (n, (text, step)) in steps.into_iter().enumerate() {
@@ -431,7 +456,7 @@ fn the_page_opens_on_the_model_that_is_in_it() -> Result {
         open_on(Some(&files), TEXT, |page| {
             let (tokens, kinds) = expected_of(&Live::open(&files)?, &look(TEXT))?;
             assert_eq!(page.text("#about")?, format!("{tokens} tokens, 16 heads"));
-            assert_eq!((page.texts("#overview small")?, &*page.text("#caption")?), (kinds, caption));
+            assert_eq!((labels(page)?, &*page.text("#caption")?), (kinds, caption));
             page.click("#live-next")?;
             settled(page)?;
             assert_ne!(page.get("document.getElementById('live-text').value")?, TEXT, "a token is drawn");
@@ -459,7 +484,7 @@ fn a_model_of_the_readers_own_runs_in_the_page() -> Result {
         let shows = |live: &Live, caption: &str| -> Result {
             let (tokens, kinds) = expected_of(live, &look(TEXT))?;
             assert_eq!(page.text("#about")?, format!("{tokens} tokens, 16 heads"));
-            assert_eq!(page.texts("#overview small")?, kinds);
+            assert_eq!(labels(page)?, kinds);
             assert_eq!(page.text("#caption")?, caption);
             let status = page.text("#live-status")?;
             assert!(status.starts_with(&format!("{tokens} tokens, ")), "{status}");

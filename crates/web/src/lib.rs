@@ -15,9 +15,9 @@ mod module;
 mod page;
 mod way;
 
-pub use live::{DEMO, Draw, Live, Look, Next, Shown};
+pub use live::{DEMO, Draw, Effect, Live, Look, Next, Shown};
 pub use page::LiveFile;
-pub use way::{Along, STAGES, Stage};
+pub use way::{Along, STAGES, Stage, Way};
 
 // Runs the README's example as a test.
 #[cfg(doctest)]

@@ -1,7 +1,7 @@
 //! A model and its tokenizer, and what a page shows of a text.
 
 use crate::kept::{Kept, Row, put, stale};
-use crate::way::{Along, Likely, Stage};
+use crate::way::{Along, Likely, Way};
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Module, Tensor};
 use gpt2_loader::{Checkpoint, EmbeddedFiles, Files, Source, Tokenizer};
@@ -9,7 +9,7 @@ use gpt2_model::analysis::{most_likely, value_norms};
 use gpt2_model::finite::all_finite;
 use gpt2_model::hooks::{Chain, Hooks, Intervention, Interventions, Point, on};
 use gpt2_model::linear::BlockFormat;
-use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, ModelOutput, Sampler, Sampling};
+use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, KvCache, ModelOutput, Sampler, Sampling};
 use gpt2_view::{NextToken, PageHeader, PageWriter, Provenance, visible_token};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -93,11 +93,24 @@ pub struct Shown {
     pub left_out: Option<String>,
     /// The next token; none where the context is full.
     pub next: Option<Next>,
-    /// The way of the token that was asked for, a stage after the other.
-    pub way: Option<Vec<Stage>>,
+    /// What the changes do to the prediction after the text, if the plain run stands beside.
+    pub effect: Option<Effect>,
+    /// The way of the token that was asked for.
+    pub way: Option<Way>,
     /// The data for the page: a line for each block, as [`PageWriter::data`] writes it.
     #[serde(skip)]
     pub page: String,
+}
+
+/// What changes do to a prediction.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Effect {
+    /// The token that the plain run finds most probable, as [`Next::token`].
+    pub token: String,
+    /// Its probability in the plain run.
+    pub plain: f32,
+    /// Its probability under the changes.
+    pub changed: f32,
 }
 
 /// The next token, and what it was drawn from.
@@ -107,6 +120,8 @@ pub struct Next {
     pub id: u32,
     /// Its text in a form that shows all of it: [`visible_token`].
     pub token: String,
+    /// The probability to draw it with.
+    pub p: f64,
     /// Whether the text ends with it.
     pub is_end: bool,
     /// The most probable of the tokens that it was drawn from, and their probabilities among these.
@@ -157,7 +172,7 @@ impl Live {
     ///
     /// # Errors
     /// When the text is empty or longer than the model's context, an id is none of the vocabulary's, an intervention is none or
-    /// does not fit the model, the values to draw by are meaningless, there is no such layer, head or token to follow, or a result
+    /// does not fit the model, the values to draw by are meaningless, there is no such layer or head to follow, or a result
     /// is not finite.
     pub fn look(&self, look: &Look) -> anyhow::Result<Shown> {
         let sampling = look.draw.sampling()?;
@@ -167,7 +182,7 @@ impl Live {
             bail!("a prompt of {prompt} tokens in a text of {}", ids.len());
         }
         if let Some(along) = &look.along {
-            along.check(self.model.config(), ids.len())?;
+            along.check(self.model.config())?;
         }
         let changes = self.changes(look)?;
         let names = look.changes.join(", ");
@@ -191,12 +206,13 @@ impl Live {
             self.lens(&mut page, run, output)?;
         }
         let (predictions, last) = self.predictions(run, &ids, &output)?;
-        let first = match &plain {
+        let (first, effect) = match &plain {
             Some(plain) => {
                 page.predictions(run, &predictions)?;
-                self.predictions(0, &ids, plain)?.0
+                let (of_plain, before) = self.predictions(0, &ids, plain)?;
+                (of_plain, self.effect(&before, &last))
             }
-            None => predictions,
+            None => (predictions, None),
         };
         let next = if ids.len() < config.n_positions {
             Some(self.next(&ids, last, sampling.clone(), prompt)?)
@@ -206,13 +222,39 @@ impl Live {
         let text = if look.ids.is_empty() { look.text.clone() } else { self.tokenizer.decode(&ids) };
         let way = match &look.along {
             Some(along) => {
-                let next = self.after(along.token, &output, &sampling)?;
+                let next = self.after(along.token(ids.len()), &output, &sampling)?;
                 let attention = &self.model.transformer.h[along.layer].attn;
-                Some(along.stages(attention, &recorder, &self.tokenizer.spelled(&ids), next)?)
+                Some(along.way(attention, &recorder, &self.tokenizer.spelled(&ids), next)?)
             }
             None => None,
         };
-        Ok(Shown { page: String::from_utf8(page.finish(&first)?)?, ids, text, left_out, next, way })
+        Ok(Shown { page: String::from_utf8(page.finish(&first)?)?, ids, text, left_out, next, effect, way })
+    }
+
+    /// The tokens of a text and up to `count` more, which are drawn as [`Live::look`] would draw them one by one, but through a
+    /// cache: a large model draws many in the time of one picture. Fewer come where the text ends or the context is full.
+    ///
+    /// # Errors
+    /// As those of [`Live::look`].
+    pub fn go_on(&self, look: &Look, count: usize) -> anyhow::Result<Vec<u32>> {
+        let (mut ids, _) = self.ids(look)?;
+        let config = self.model.config();
+        let sampler = Sampler::new(look.draw.sampling()?, look.prompt.unwrap_or(ids.len()));
+        let changes = self.changes(look)?;
+        let room = config.n_positions.min(ids.len() + count);
+        let mut cache = KvCache::new(config, 1, room, DType::F32, &Device::Cpu)?;
+        while ids.len() < room {
+            let new = Tensor::new(&ids[cache.len()..], &Device::Cpu)?.unsqueeze(0)?;
+            let (cache, hooks) = (Some(&mut cache), Some(&changes as &dyn Hooks));
+            let args = ForwardArgs { cache, hooks, last_logits_only: true, ..ForwardArgs::default() };
+            let mut logits = self.model.forward(&new, args)?.logits.flatten_all()?.to_vec1()?;
+            let id = sampler.choose(&mut logits, &ids)?;
+            ids.push(id);
+            if config.is_eos(id) {
+                break;
+            }
+        }
+        Ok(ids)
     }
 
     /// The tokens, and the characters that the vocabulary cannot spell.
@@ -369,11 +411,23 @@ impl Live {
         Ok(())
     }
 
+    /// A token's text in a form that shows all of it.
+    fn name(&self, id: u32) -> String {
+        visible_token(&self.tokenizer.spelled(&[id]).concat())
+    }
+
+    /// What changes do to the most probable token, given the logits (V) of both runs.
+    fn effect(&self, plain: &[f32], changed: &[f32]) -> Option<Effect> {
+        let &(id, of_plain) = most_likely(plain, 1, None).tokens.first()?;
+        let changed = most_likely(changed, 0, Some(id)).actual?;
+        Some(Effect { token: self.name(id), plain: of_plain, changed })
+    }
+
     /// The most probable tokens after one of the text.
     fn after(&self, token: usize, output: &ModelOutput, sampling: &Sampling) -> anyhow::Result<Likely> {
         let hidden = output.last_hidden_state.squeeze(0)?; // (T, C)
         let logits: Vec<f32> = self.logits(&hidden, &[token])?.flatten_all()?.to_vec1()?;
-        let name = |id: u32| visible_token(&self.tokenizer.spelled(&[id]).concat());
+        let name = |id| self.name(id);
         let likely = most_likely(&logits, NAMED, None).tokens;
         let mut from = sampling.probabilities(&logits)?;
         from.truncate(NAMED);
@@ -393,11 +447,13 @@ impl Live {
         let mut from = sampling.probabilities(&logits)?;
         let id = Sampler::new(sampling, prompt).choose(&mut logits, ids)?;
         let count = from.len();
-        from.truncate(NAMED);
         let place = from.iter().position(|(other, _)| *other == id);
-        let name = |id: u32| visible_token(&self.tokenizer.spelled(&[id]).concat());
+        let p = place.map_or(0.0, |place| from[place].1);
+        let place = place.filter(|&place| place < NAMED);
+        from.truncate(NAMED);
+        let name = |id| self.name(id);
         let is_end = self.model.config().is_eos(id);
         let from = from.into_iter().map(|(id, p)| (name(id), p)).collect();
-        Ok(Next { id, token: name(id), is_end, from, place, count })
+        Ok(Next { id, token: name(id), p, is_end, from, place, count })
     }
 }

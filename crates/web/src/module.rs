@@ -36,10 +36,17 @@ impl Model {
     /// # Errors
     /// As those of [`Live::look`], and when `look` is not the JSON of a [`Look`].
     pub fn look(&self, look: &str) -> Result<String, JsError> {
-        let look: Look = serde_json::from_str(look).map_err(|e| thrown(e.into()))?;
-        let shown = self.0.look(&look).map_err(thrown)?;
+        let shown = self.0.look(&parsed(look)?).map_err(thrown)?;
         let first = serde_json::to_string(&shown).map_err(|e| thrown(e.into()))?;
         Ok(format!("{first}\n{}", shown.page))
+    }
+
+    /// The tokens of a text and up to `count` drawn ones. `look` is a [`Look`] as JSON.
+    ///
+    /// # Errors
+    /// As those of [`Live::go_on`], and when `look` is not the JSON of a [`Look`].
+    pub fn go_on(&self, look: &str, count: usize) -> Result<Vec<u32>, JsError> {
+        self.0.go_on(&parsed(look)?, count).map_err(thrown)
     }
 }
 
@@ -61,6 +68,10 @@ impl ModelFiles {
     pub fn add(&mut self, name: String, content: Vec<u8>) {
         self.0.insert(name, content);
     }
+}
+
+fn parsed(look: &str) -> Result<Look, JsError> {
+    serde_json::from_str(look).map_err(|e| thrown(e.into()))
 }
 
 fn thrown(error: anyhow::Error) -> JsError {

@@ -13,8 +13,17 @@ pub struct Along {
     pub layer: usize,
     /// The head of its attention.
     pub head: usize,
-    /// The token's position.
+    /// The token's position; the last one if there is none, or the text is shorter.
+    pub token: Option<usize>,
+}
+
+/// The way of a token.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Way {
+    /// Its position.
     pub token: usize,
+    /// The stages, in the order of [`STAGES`].
+    pub stages: Vec<Stage>,
 }
 
 /// What a stage computes for the token.
@@ -39,7 +48,7 @@ pub struct Stage {
 }
 
 /// The stages, in the order of the forward pass.
-pub const STAGES: [&str; 20] = [
+pub const STAGES: [&str; 21] = [
     "wte",
     "wpe",
     "resid_pre",
@@ -50,6 +59,7 @@ pub const STAGES: [&str; 20] = [
     "scores",
     "pattern",
     "z",
+    "result",
     "merged",
     "attn_out",
     "resid_mid",
@@ -104,6 +114,7 @@ impl Along {
             (Point::Scores(l), Part::Map),
             (Point::Pattern(l), Part::Map),
             (Point::Z(l), Part::Head),
+            (Point::Result(l), Part::Head),
             (Point::Z(l), Part::Merged),
             (Point::AttnOut(l), Part::Row),
             (Point::ResidMid(l), Part::Row),
@@ -116,36 +127,38 @@ impl Along {
         STAGES.into_iter().zip(points).map(|(name, (point, part))| (name, point, part)).collect()
     }
 
-    /// Refuses what the model or the text does not have.
-    pub(crate) fn check(&self, config: &Config, tokens: usize) -> anyhow::Result<()> {
-        let limits = [
-            ("layer", self.layer, config.n_layer),
-            ("head", self.head, config.n_head),
-            ("token", self.token, tokens),
-        ];
+    /// The token's position in a text of some tokens, at least one.
+    pub(crate) fn token(&self, tokens: usize) -> usize {
+        self.token.unwrap_or(tokens).min(tokens - 1)
+    }
+
+    /// Refuses what the model does not have.
+    pub(crate) fn check(&self, config: &Config) -> anyhow::Result<()> {
+        let limits = [("layer", self.layer, config.n_layer), ("head", self.head, config.n_head)];
         match limits.iter().find(|(_, at, count)| at >= count) {
             Some((what, at, count)) => anyhow::bail!("there is no {what} {at}: they are 0 to {}", count - 1),
             None => Ok(()),
         }
     }
 
-    /// The stages, from what `recorder` has read. `tokens` are those of the text.
-    pub(crate) fn stages(
+    /// The way, from what `recorder` has read. `tokens` are those of the text.
+    pub(crate) fn way(
         &self,
         attention: &CausalSelfAttention,
         recorder: &Recorder,
         tokens: &[String],
         next: Likely,
-    ) -> candle_core::Result<Vec<Stage>> {
+    ) -> candle_core::Result<Way> {
+        let token = self.token(tokens.len());
         let mut stages = vec![];
         for (name, point, part) in self.points() {
             let value = recorder.value(point)?.squeeze(0)?;
             let mut shape = value.dims().to_vec();
             let row = match part {
-                Part::Row => value.get(self.token)?,
-                Part::Head => value.get(self.token)?.get(self.head_of(&shape))?,
-                Part::Merged => value.get(self.token)?.flatten_all()?,
-                Part::Map => value.get(self.head)?.get(self.token)?,
+                Part::Row => value.get(token)?,
+                Part::Head => value.get(token)?.get(self.head_of(&shape))?,
+                Part::Merged => value.get(token)?.flatten_all()?,
+                Part::Map => value.get(self.head)?.get(token)?,
             };
             let own = match part {
                 Part::Merged => Some((self.head * shape[2], (self.head + 1) * shape[2])),
@@ -167,7 +180,7 @@ impl Along {
             let shape = shape.clone();
             stages.push(Stage { name, shape, point, values, tokens, own: None, columns: None, scale: None });
         }
-        Ok(stages)
+        Ok(Way { token, stages })
     }
 
     /// The head of keys or values that this head of queries reads, in (T, heads, D).

@@ -41,6 +41,8 @@ let chosen = null;
 let isOwn = false;
 /// What went wrong with a model, if an answer that is on its way would hide it.
 let trouble = "";
+/// How long the last answer took, in milliseconds.
+let took = 0;
 /// What became of the last question that was answered.
 let outcome = "refused";
 /// Whether no model runs here.
@@ -63,8 +65,8 @@ function goOn() {
     return;
   }
   [asked, waiting] = [waiting, null];
-  const { at, ...look } = asked;
-  worker.postMessage({ look: JSON.stringify(look) });
+  const { at, more, ...look } = asked;
+  worker.postMessage({ look: JSON.stringify(look), more });
 }
 
 async function answered({ ready, answer, error, opened, failed, stopped: isDead }) {
@@ -146,7 +148,14 @@ async function receive(answer, question) {
   // The tokens to draw from change nothing on the page.
   const drawing = lines === drawn ? null : draw(lines, next.ids.length);
   [shown, drawn] = [next, lines];
-  if (question.ids.length > 0 && wanted.ids.length > 0) putText(next.text);
+  const isOwnText = question.ids.length > 0 && wanted.ids.length > 0;
+  if (isOwnText) {
+    putText(next.text);
+    // The text has ended, or the context is full.
+    if (next.ids.length < question.ids.length + question.more) halt();
+    wanted.ids = next.ids;
+  }
+  took = performance.now() - question.at;
   showButtons();
   showDraw();
   if (page) showWay(next, question);
@@ -161,7 +170,7 @@ async function receive(answer, question) {
   const left = next.left_out ? `; the vocabulary cannot spell ${next.left_out}` : "";
   const count = `${next.ids.length} token${next.ids.length === 1 ? "" : "s"}`;
   if (trouble) tell(trouble, true);
-  else tell(`${count}, ${Math.round(performance.now() - question.at)} ms${left}`, false);
+  else tell(`${count}, ${Math.round(took)} ms${left}`, false);
   trouble = "";
   if (wanted.runs || wanted.another) drawNext();
 }

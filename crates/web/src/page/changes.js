@@ -20,8 +20,15 @@ function showButtons() {
     const verb = wanted.changes.includes(cutOf(pinned)) ? "Join" : "Cut";
     byId("live-cut").textContent = `${verb} ${pinned.query} → ${pinned.key}`;
   }
+  byId("live-factor").value = factor;
   byId("live-beside").hidden = wanted.changes.length === 0;
+  const { effect } = shown;
+  byId("live-effect").textContent = effect ? `next ${effect.token}: ${percent(effect.plain)} → ${percent(effect.changed)}` : "";
 }
+
+const percent = (p) => `${(100 * p).toFixed(p < 0.0995 ? 1 : 0)} %`;
+/// What the chosen heads would be multiplied by, as typed.
+let factor = "0.5";
 
 /// Takes some changes out and puts others in.
 function change(taken, put) {
@@ -43,7 +50,8 @@ function showChanges() {
     button.setAttribute("aria-label", `Undo ${text}`);
     button.addEventListener("click", () => {
       change((other) => other === text, []);
-      byId("live-text").focus({ preventScroll: true });
+      const next = byId("live-changes").querySelector("button") ?? byId("live-ablate");
+      (next.hidden ? byId("live-text") : next).focus({ preventScroll: true });
     });
     item.append(button);
     return item;
@@ -51,18 +59,29 @@ function showChanges() {
   byId("live-changes").replaceChildren(...wanted.changes.map(one));
 }
 
-byId("live-ablate").addEventListener("click", () => {
+function switchHeads() {
   const heads = chosenHeads();
   const isOff = heads.every((head) => wanted.changes.includes(`ablate ${head}`));
   change(isOf(heads), isOff ? [] : heads.map((head) => `ablate ${head}`));
-});
-byId("live-scale").addEventListener("click", () => {
-  const [heads, factor] = [chosenHeads(), numberIn("live-factor")];
-  if (factor === null) return tell("Give a factor to scale by.", true);
-  change(isOf(heads), heads.map((head) => `scale ${head}=${factor}`));
-});
-byId("live-cut").addEventListener("click", () => {
+}
+
+function scaleHeads() {
+  if (factor === "") return tell("Give a factor to scale by.", true);
+  const heads = chosenHeads();
+  change(isOf(heads), heads.map((head) => `scale ${head}=${+factor}`));
+}
+
+function cutLink() {
   if (!page.state.pinned) return;
   const cut = cutOf(page.state.pinned);
   change((one) => one === cut, wanted.changes.includes(cut) ? [] : [cut]);
+}
+
+// Each answer has buttons of its own.
+document.addEventListener("click", ({ target }) => {
+  const run = { "live-ablate": switchHeads, "live-scale": scaleHeads, "live-cut": cutLink }[target.id];
+  run?.();
+});
+document.addEventListener("input", ({ target }) => {
+  if (target.id === "live-factor") factor = target.value;
 });

@@ -3,6 +3,9 @@
 const byId = (id) => document.getElementById(id);
 const nextFrame = () => new Promise(requestAnimationFrame);
 
+// The buttons for the chosen heads stand above their map.
+document.querySelector("#tools").after(byId("live-heads"));
+
 /// What `showPage` fills. An answer gets fresh copies.
 const FILLED = ["body > header", "#guide", "main"].map((which) => document.querySelector(which));
 const empty = FILLED.map((part) => part.cloneNode(true));
@@ -11,7 +14,7 @@ for (const part of FILLED) part.hidden = true;
 let present = FILLED;
 let leaving = [];
 /// What scrolls inside the page.
-const SCROLLED = ["overview", "token", "scroller", "text", "below"];
+const SCROLLED = ["overview", "token", "scroller", "text"];
 
 let page = null;
 let ending = new AbortController();

@@ -19,19 +19,21 @@ let language = firstLanguage();
 let texts = languages[language];
 /// The lesson on the page; null while they are closed.
 let lesson = null;
-/// What the lesson has set up; null until that is on the page.
+/// The choices that the lesson has set up; null until they are on the page.
 let before = null;
 
-/// What a lesson may ask the reader to change.
-const PARTS = {
-  text: () => byId("live-text").value,
-  token: () => page.state.token,
-  head: () => page.state.head,
-  sort: () => page.state.sort,
-  changes: () => wanted.changes.join(),
-  drawn: () => wanted.prompt,
-  temperature: () => byId("live-temperature").value,
-  stage: () => [...document.querySelectorAll("#way details[open]")].map(({ dataset }) => dataset.stage).join(),
+/// Whether the reader has done what a lesson asks for.
+const GOALS = {
+  longer: (_, { text }) => byId("live-text").value.startsWith(text) && byId("live-text").value.trim().length > text.length,
+  replaced: (_, { text }) => {
+    const [old, present] = [text, byId("live-text").value].map((words) => words.trim().split(/\s+/));
+    return old.length === present.length && old.filter((word, n) => word !== present[n]).length === 1;
+  },
+  token: () => page.state.token !== before.token,
+  sort: (sort) => page.state.sort === sort,
+  changes: (changes) => wanted.changes.join() === changes.join(),
+  stages: (names) => names.every((name) => stageParts.get(name)?.details.open),
+  temperature: (temperature) => byId("live-temperature").value === temperature,
 };
 
 /// Sets up a lesson and shows it.
@@ -55,22 +57,22 @@ function openLesson(number) {
 /// Chooses what the lesson talks about, once its text is on the page.
 function setUp() {
   if (lesson === null || before !== null || byId("live").dataset.state !== "shown") return;
-  const { head, token, sort = "layer", stages = [] } = texts.lessons[lesson].state;
+  const { head, token = shown.ids.length - 1, sort = "layer", stages = [] } = texts.lessons[lesson].state;
   const source = page.sources.find(({ name }) => name === head);
-  page.update({ ...(source ? { head: source.index, more: [] } : {}), ...(token === undefined ? {} : { token }), sort });
+  page.update({ ...(source ? { head: source.index, more: [] } : {}), token, sort, cell: null, pinned: null });
   for (const [name, { details }] of stageParts) details.open = stages.includes(name);
   // The stages come with the next answer, and what they show is no change of the reader's.
   if (isWayOpen() && stageParts.size === 0) return;
-  before = Object.fromEntries(Object.entries(PARTS).map(([name, read]) => [name, read()]));
+  before = { token: page.state.token };
   // For programs that drive this page.
   byId("live").dataset.lesson = "ready";
 }
 
-/// Notes what the reader has changed.
+/// Notes when the reader has done what the lesson asks for, and it is on the page.
 function followLesson() {
-  if (lesson === null || !page) return;
-  const { watch } = texts.lessons[lesson];
-  if (before !== null && PARTS[watch]() !== before[watch]) byId("lesson-done").hidden = false;
+  if (lesson === null || before === null || byId("live").dataset.state !== "shown") return;
+  const { goal, state } = texts.lessons[lesson];
+  if (Object.entries(goal).every(([name, wanted]) => GOALS[name](wanted, state))) byId("lesson-done").hidden = false;
 }
 
 function showLesson() {

@@ -21,13 +21,14 @@ function putText(text) {
 
 const numberIn = (id) => (byId(id).value === "" ? null : +byId(id).value);
 
-function askAnew() {
-  const wrong = document.querySelector("#live input:invalid");
+/// `more` tokens are drawn before the picture.
+function askAnew(more = 0) {
+  const wrong = document.querySelector("#live input:invalid, #live-factor:invalid");
   if (wrong) return tell(`${wrong.dataset.name}: ${wrong.validationMessage}`, true);
   const [temperature, p] = ["live-temperature", "live-top-p"].map((id) => +byId(id).value);
   const draw = { temperature, top_k: numberIn("live-top-k"), top_p: p < 1 ? p : null, seed: numberIn("live-seed") ?? 0 };
   const { ids, prompt, changes } = wanted;
-  ask({ text: byId("live-text").value, ids, prompt, changes, compare: byId("live-compare").checked, draw, along: along() });
+  ask({ more, text: byId("live-text").value, ids, prompt, changes, compare: byId("live-compare").checked, draw, along: along() });
   followLesson();
 }
 
@@ -44,12 +45,17 @@ function drawNext() {
   wanted.prompt ??= shown.ids.length;
   wanted.ids = [...shown.ids, shown.next.id];
   if (shown.next.is_end) halt();
-  askAnew();
+  // A large model draws many tokens in the time of one picture.
+  askAnew(wanted.runs && took > SLOW ? MORE : 0);
 }
+
+/// The milliseconds of an answer above which a run shows every eighth token only.
+const SLOW = 150;
+const MORE = 7;
 
 function halt() {
   [wanted.runs, wanted.another] = [false, false];
-  byId("live-run").textContent = "Run";
+  byId("live-run").textContent = "Generate";
 }
 
 byId("live-text").addEventListener("input", () => {
@@ -67,6 +73,13 @@ byId("live-next").addEventListener("click", () => {
   halt();
   drawNext();
 });
+byId("live-prompt").addEventListener("click", () => {
+  halt();
+  const ids = wanted.ids.slice(0, wanted.prompt);
+  [wanted.ids, wanted.prompt] = [ids, null];
+  askAnew();
+  byId("live-next").focus({ preventScroll: true });
+});
 byId("live-run").addEventListener("click", () => {
   if (wanted.runs) return halt();
   wanted.runs = true;
@@ -79,21 +92,22 @@ for (const id of ["live-temperature", "live-top-k", "live-top-p", "live-seed"]) 
     askAnew();
   });
 }
-byId("live-compare").addEventListener("change", askAnew);
+byId("live-compare").addEventListener("change", () => askAnew());
 
 /// The tokens to draw from; the one that comes next is marked.
 function showDraw() {
   const { next } = shown;
+  byId("live-prompt").hidden = wanted.prompt === null;
   const item = (text, p) => {
     const [item, word] = ["li", "span"].map((tag) => document.createElement(tag));
     word.textContent = text;
-    item.append(word, p === null ? "" : ` ${(100 * p).toFixed(p < 0.0995 ? 1 : 0)} %`);
+    item.append(word, p === null ? "" : ` ${percent(p)}`);
     return item;
   };
   const items = next ? next.from.map(([token, p]) => item(token, p)) : [];
   if (next) {
     if (next.count > items.length) items.push(item(`and ${next.count - items.length} more`, null));
-    if (next.place === null) items.unshift(item(next.token, null));
+    if (next.place === null) items.unshift(item(next.token, next.p));
     const drawn = items[next.place ?? 0];
     drawn.classList.add("drawn");
     drawn.setAttribute("aria-current", "true");

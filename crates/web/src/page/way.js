@@ -13,10 +13,11 @@ const FORMULAS = {
     const isRoot = Math.abs(stage.scale - D ** -0.5) < 1e-6;
     return `q · kⱼ ${isRoot ? `/ √${D}` : `· ${+stage.scale.toPrecision(4)}`},  −∞ for j > i`;
   },
-  pattern: () => "wⱼ = exp(scoreⱼ) / Σ exp(score)",
+  pattern: () => "wⱼ = exp(scoreⱼ) / Σₖ exp(scoreₖ)",
   z: () => "z = Σⱼ wⱼ · vⱼ",
+  result: ({ head }) => `z · W_proj, rows of head ${head}`,
   merged: () => "all heads' z, side by side",
-  attn_out: () => "c_proj: merged · W + b",
+  attn_out: () => "c_proj: merged · W_proj + b",
   resid_mid: () => "x + attention",
   ln_2: () => "(x − mean) / √(variance + ε) · γ + β",
   mlp_post: () => "gelu(ln_2 · W_fc + b_fc)",
@@ -44,7 +45,8 @@ const isWayOpen = () => !byId("way").hidden;
 function along() {
   if (!isWayOpen() || !page) return null;
   const { layer, head } = page.sources.find(({ index, layer }) => layer !== null && index === page.state.head) ?? page.sources[0];
-  return { layer, head, token: page.state.token ?? shown.ids.length - 1 };
+  const { token } = page.state;
+  return { layer, head, token: token === shown.ids.length - 1 ? null : token };
 }
 
 function makeStage(name) {
@@ -60,11 +62,14 @@ function makeStage(name) {
   summary.append(title, shape, formula, strip);
   details.append(summary, sentence, bars, list, facts);
   details.dataset.stage = name;
+  const gap = make("li", "gap");
+  gap.hidden = true;
   item.append(details);
-  byId("way-stages").append(item);
-  const parts = { item, details, title, shape, formula, strip, bars, sentence, facts, list, stage: null };
+  byId("way-stages").append(gap, item);
+  const parts = { gap, details, title, shape, formula, strip, bars, sentence, facts, list, stage: null };
   details.addEventListener("toggle", () => {
     if (parts.stage) drawStage(parts);
+    if (details.open && details.contains(document.activeElement)) details.scrollIntoView({ block: "nearest" });
     followLesson();
   });
   bars.addEventListener("pointermove", (event) => {
@@ -76,28 +81,40 @@ function makeStage(name) {
 }
 
 /// Draws the way that came with an answer.
-function showWay({ way }, question) {
+function showWay({ way }, { along, changes }) {
   if (!way || !isWayOpen()) return;
-  const { layer, head, token } = question.along;
-  const D = way.find(({ name }) => name === "q").values.length;
+  const { layer, head } = along;
+  const { token, stages } = way;
+  const D = stages.find(({ name }) => name === "q").values.length;
   byId("way-of").textContent = texts.way.of.replace("TOKEN", `${token} ${page.tokens[token]}`).replace("HEAD", `${layer}.${head}`).replace("LAYER", layer);
+  byId("way-changed").textContent = changes.length > 0 ? texts.way.changed.replace("CHANGES", changes.join(", ")) : "";
   chooseIn("way-layer", layer);
   chooseIn("way-head", head);
   chooseIn("way-token", token);
-  for (const stage of way) {
+  for (const stage of stages) {
     if (!stageParts.has(stage.name)) makeStage(stage.name);
     const parts = stageParts.get(stage.name);
     parts.stage = stage;
     parts.shape.textContent = `(${stage.shape.join(", ")})`;
-    parts.formula.textContent = FORMULAS[stage.name]({ stage, layer, D });
+    parts.formula.textContent = parts.formula.title = FORMULAS[stage.name]({ stage, layer, head, D });
     parts.details.title = stage.point;
     parts.sentence.textContent = texts.way.stages[stage.name] + (stage.columns ? ` ${texts.way.columns.replace("FROM", stage.columns[0]).replace("TO", stage.columns[1] - 1)}` : "");
     drawStage(parts);
   }
+  const last = 1 + Math.max(...page.sources.map(({ layer }) => layer ?? 0));
+  showGap("resid_pre", 0, layer);
+  showGap("ln_f", layer + 1, last);
+}
+
+/// Where blocks are left out before a stage: a break in the line, with their numbers.
+function showGap(name, from, end) {
+  const { gap } = stageParts.get(name);
+  gap.hidden = from >= end;
+  gap.textContent = `⋮ ${end - from === 1 ? texts.way.block.replace("FROM", from) : texts.way.blocks.replace("FROM", from).replace("TO", end - 1)}`;
 }
 
 function drawStage({ stage, details, strip, bars, list, facts }) {
-  const { values, tokens, own } = stage;
+  const { values, own } = stage;
   const numbers = values.filter((x) => x !== null);
   const largest = Math.max(...numbers.map(Math.abs), 1e-12);
   drawStrip(strip, values, largest);
@@ -111,20 +128,21 @@ function drawStage({ stage, details, strip, bars, list, facts }) {
   const order = [...values.keys()].filter((n) => values[n] !== null);
   if (values.length > 8) order.sort((a, b) => values[b] - values[a]);
   const hidden = stage.name === "scores" ? values.length - numbers.length : 0;
-  const lines = isListed ? order.slice(0, 8).map((n) => lineOf(stage, n, largest)) : [];
+  const lines = isListed ? order.slice(0, 8).map((n) => lineOf(stage, n)) : [];
+  if (isListed && order.length > 8) lines.push(make("li", "", texts.way.more.replace("COUNT", order.length - 8)));
   if (hidden > 0) lines.push(make("li", "", texts.way.hidden.replace("COUNT", hidden)));
   list.replaceChildren(...lines);
 }
 
-/// A token with its number and a bar.
-function lineOf({ name, values, tokens }, n, largest) {
+/// A token with its number, and a bar if that is a share.
+function lineOf({ name, values, tokens }, n) {
   const line = make("li");
+  const isShare = name === "pattern" || name === "probabilities";
   const share = make("span", "share");
-  const part = name === "scores" || name === "logits" ? Math.abs(values[n]) / largest : values[n];
-  share.style.width = `${100 * part}%`;
-  share.style.background = values[n] < 0 ? "var(--less)" : "var(--out)";
-  const number = BY_TOKEN.indexOf(name) % 2 === 1 ? `${(100 * values[n]).toFixed(1)} %` : rounded(values[n]);
-  line.append(share, make("span", "position", name === "scores" || name === "pattern" ? n : ""), make("span", "word", tokens[n]), make("span", "number", number));
+  if (isShare) share.style.width = `${100 * values[n]}%`;
+  const position = name === "scores" || name === "pattern" ? n : "";
+  const number = isShare ? `${(100 * values[n]).toFixed(1)} %` : rounded(values[n]);
+  line.append(share, make("span", "position", position), make("span", "word", tokens[n]), make("span", "number", number));
   return line;
 }
 
@@ -211,13 +229,22 @@ function toggleWay(isOpen = !isWayOpen()) {
   byId("way").hidden = !isOpen;
   byId("live-way").setAttribute("aria-expanded", isOpen);
   document.body.classList.toggle("with-way", isOpen);
-  if (isOpen) askAnew();
+  if (!isOpen) return;
+  byId("way").scrollTop = 0;
+  byId("way-title").focus({ preventScroll: innerWidth > 1150 });
+  askAnew();
 }
 
 byId("live-way").addEventListener("click", () => toggleWay());
-byId("way-close").addEventListener("click", () => {
+function closeWay() {
   toggleWay(false);
   byId("live-way").focus({ preventScroll: true });
+}
+byId("way-close").addEventListener("click", closeWay);
+byId("way").addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  event.stopPropagation();
+  closeWay();
 });
 byId("way-all").addEventListener("click", () => {
   const all = [...stageParts.values()].map(({ details }) => details);

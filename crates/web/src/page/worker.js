@@ -50,7 +50,14 @@ async function exchange(chosen) {
 /// What the model refuses is a plain error. After any other, such as a panic, nothing in the module can be relied on.
 const isPlain = (error) => error?.constructor === Error;
 
-onmessage = async ({ data: { module, look, model: chosen } }) => {
+/// Draws tokens before the model is asked for a picture.
+function goneOn(look, more) {
+  if (more === 0) return look;
+  const ids = [...model.go_on(look, more)];
+  return JSON.stringify({ ...JSON.parse(look), ids });
+}
+
+onmessage = async ({ data: { module, look, more, model: chosen } }) => {
   try {
     if (module) {
       await wasm_bindgen({ module_or_path: module });
@@ -60,7 +67,7 @@ onmessage = async ({ data: { module, look, model: chosen } }) => {
       return;
     }
     if (chosen) return await exchange(chosen);
-    postMessage({ answer: model.look(look) });
+    postMessage({ answer: model.look(goneOn(look, more)) });
     if (!isWarming) setTimeout(warmUp);
     isWarming = true;
   } catch (error) {

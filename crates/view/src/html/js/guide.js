@@ -13,6 +13,8 @@ const GUIDE = [
     : ["tools", "Lines draws the same weights between words. Colors by row show weak weights; hide the first token if it takes most of them."],
   ["finder", "Find marks text on the map. Keys lists what the keyboard does. Guide brings this back."],
 ];
+// What stands above the page may have a step of its own, after the map's.
+for (const part of document.querySelectorAll("[data-guide]")) GUIDE.splice(2, 0, [part.id, part.dataset.guide]);
 const SEEN = "gpt2-view guide";
 const guide = byId("guide");
 let guideStep = 0;

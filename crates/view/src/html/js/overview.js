@@ -74,6 +74,13 @@ function arrange() {
   markHead();
 }
 
+/// The kind of a head, with its mean weight there: several heads may be of one kind, some more than others.
+function labelOfKind(head) {
+  const kind = kindOf(head).split(" ").at(-1);
+  const share = showsChange() ? NaN : inRun(head, `on_${kind}`);
+  return Number.isFinite(share) ? `${kind} ${share.toFixed(2).replace(/^0/, "")}` : kind;
+}
+
 /// The numbers and colors of the heads.
 function writeNumbers() {
   const [sorted, tint] = [metricOf(state.sort), metricOf(state.tint)];
@@ -85,7 +92,7 @@ function writeNumbers() {
     const lines = sorted ? [`${head.name} ${metricText(sorted, head)}`] : state.sort === "layer" ? [] : [head.name];
     const silenced = silencedIn(head);
     option.classList.toggle("silenced", !!silenced);
-    option.children[1].textContent = silenced ? markOf(head) : kindOf(head).split(" ").at(-1);
+    option.children[1].textContent = silenced ? markOf(head) : labelOfKind(head);
     if (tint && tint !== sorted) {
       // ".53": a small map has little room, and the leading 0 says nothing.
       lines.push(Number.isNaN(tint.of(head)) ? "" : metricText(tint, head).replace(/^([+−]?)0\.(?=\d)/, "$1."));
@@ -181,7 +188,8 @@ for (const list of [overview, others]) {
 function showView() {
   const { left, top } = byId("view").getBoundingClientRect();
   if (left > 0 || innerWidth > 760) return;
-  scrollTo({ top: top + scrollY, behavior: calm.matches ? "auto" : "smooth" });
+  // The guide stays on top.
+  scrollTo({ top: top + scrollY - byId("guide").getBoundingClientRect().height, behavior: calm.matches ? "auto" : "smooth" });
 }
 
 // --- drawing heads as they come into view ----------------------------------------------------------

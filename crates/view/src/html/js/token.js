@@ -68,7 +68,11 @@ const fromTo = ({ query, key }, write) => beside.map((sheet) => write(sheet.valu
 /// Why a list is empty, which has nothing but the first token if `onlyFirst`.
 function noneShown(onlyFirst) {
   if (!state.first && onlyFirst) return "The first token is hidden.";
-  if (current.signed) return chosen().every((index) => changeOf(sources[index]) === 0) ? "This head did not change." : "Nothing changed here.";
+  if (current.signed && chosen().every((index) => changeOf(sources[index]) === 0)) {
+    const isUnused = chosen().every((index) => silencedIn(sources[index]));
+    return isUnused ? "This head looks where it looked, but its output is not used." : "This head did not change.";
+  }
+  if (current.signed) return "Nothing changed here.";
   return kept === null ? "There is none." : `None${state.first ? "" : " but the hidden first token"} is among the ${kept} largest of its row.`;
 }
 
@@ -83,7 +87,7 @@ function showToken() {
   const { token } = state;
   byId("token-title").textContent = token === null ? "No token chosen" : `Token ${token}`;
   byId("token-word").textContent = token === null ? "" : tokens[token];
-  byId("token-lists").hidden = byId("below").hidden = token === null;
+  byId("token-lists").hidden = token === null;
   if (token === null || !current) return;
   const query = token - offset;
   byId("outgoing").parentElement.firstChild.textContent = showsChange() ? "attention changed to" : "attends to";
@@ -242,12 +246,9 @@ function showValue() {
   );
 }
 
-/// Beside two maps, the predictions of both runs stand below them, if the window is wide.
-const wide = matchMedia("(min-width: 1151px)");
+/// With two runs, what they predict comes first.
 const forecasts = ["next", "next-second", "lens"].map((id) => byId(id).parentElement);
-const placeForecasts = () => byId(showsBoth() && wide.matches ? "below" : "token-lists").append(...forecasts);
-on("run", placeForecasts);
-wide.addEventListener("change", placeForecasts, { signal });
+on("run", () => byId("token-lists")[compared ? "prepend" : "append"](...forecasts));
 
 byId("previous").addEventListener("click", () => stepToken(-1));
 byId("following").addEventListener("click", () => stepToken(1));

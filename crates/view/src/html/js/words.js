@@ -6,8 +6,8 @@ function mapWords() {
   const words = [];
   const kind = all.length === 1 ? kindOf(all[0]) : "";
   const silenced = all.map(silencedIn).find(Boolean);
-  if (silenced) words.push(`${silenced[0].toUpperCase()}${silenced.slice(1)}: the run replaces the output of this head.`);
-  if (kind in kinds) words.push(`Looks most at: ${kinds[kind]} (${kind}).`);
+  if (silenced) words.push(`${silenced[0].toUpperCase()}${silenced.slice(1)}: wherever this head looks, the run does not use its output.`);
+  if (kind in kinds) words.push(`Typical of it: ${kinds[kind]} (${kind}).`);
   if (all.length === 1 && all[0].meaning) words.push(`${all[0].meaning}.`);
   if (all.length > 1) words.push("The mean of these heads.");
   if (state.view === "lines") return [...words, "A line goes from a token (left) to one that it attends to (right): the thicker, the more weight."];
