@@ -3,6 +3,7 @@
 use crate::browser::{Browser, browse, browse_in_firefox};
 use crate::common::Result;
 use gpt2_loader::{Checkpoint, Files, GgufType, Source, Tokenizer, save_gguf};
+use gpt2_view::page_fragment;
 use gpt2_web::{Along, Live, LiveFile, Look};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -417,6 +418,29 @@ fn the_lessons_follow_the_reader() -> Result {
         assert!(task.starts_with("Hänge oben"), "{task}");
         Ok(())
     })
+}
+
+/// In the sandboxed frame of a notebook, the model runs as well.
+#[test]
+fn the_page_runs_in_a_frame_of_a_notebook() -> Result {
+    let Some((module, glue)) = built()? else { return Ok(()) };
+    let mut page = vec![];
+    LiveFile { module: &module, glue: &glue, model: None }.write(&look("O Romeo, Romeo"), &mut page)?;
+    let mut file = tempfile::Builder::new().suffix(".html").tempfile()?;
+    write!(file, "<!doctype html><title>A notebook</title>{}", page_fragment(&page, 800))?;
+    writeln!(file, "<script>performance.mark('ready')</script>")?;
+    file.flush()?;
+    let test = |page: &Browser| {
+        page.frame("iframe")?;
+        page.until("document.getElementById('live').dataset.state === 'shown'")?;
+        assert_eq!(page.text("#about")?, "6 tokens, 16 heads");
+        page.click("#live-next")?;
+        settled(page)?;
+        assert_eq!(page.text("#about")?, "7 tokens, 16 heads");
+        Ok(())
+    };
+    browse(file.path(), test)?;
+    browse_in_firefox(file.path(), test)
 }
 
 /// A model from files on disk, as a browser hands them over.

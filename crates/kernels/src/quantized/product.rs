@@ -8,7 +8,7 @@
 use super::activations::Activations;
 use super::format::BlockFormat;
 use super::panels::{BlockPanels, Code, GROUP, with_code};
-use super::tile::{PanelParts, WideStrip, few, tile, widen};
+use super::tile::{PanelParts, WideStrip, few, tile, wide_scales_len, widen, widen_scales};
 use super::vectors::{Vectors, Wide, Work, dispatch};
 use crate::isa::Isa;
 use crate::memory::room;
@@ -148,6 +148,7 @@ thread_local! {
 struct Scratch {
     sums: Vec<f32>,
     codes: Vec<u8>,
+    scales: Vec<f32>,
 }
 
 /// Runs `work` with this thread's working memory, outside of code for an instruction set: a closure within it would be
@@ -214,15 +215,21 @@ impl<C: Code, X: Wide> Work for Many<'_, C, X> {
         let width = V::PANELS * PANEL;
         let sums = room(&mut scratch.sums, rows.len() * width);
         let wide = room(&mut scratch.codes, V::PANELS * wide_len);
+        let scales_len = wide_scales_len::<C>(blocks);
+        let scales = room(&mut scratch.scales, V::PANELS * scales_len);
         for first in panels.clone().step_by(V::PANELS) {
             let strip = first..(first + V::PANELS).min(panels.end);
             sums.fill(0.0);
-            for (i, wide) in strip.clone().zip(wide.chunks_exact_mut(wide_len)) {
-                // SAFETY: as the caller of `run` guarantees.
-                unsafe { widen::<V, C>(shared.panel(i).codes, wide) };
-            }
             // Panels beyond the last give sums that nobody reads.
-            let scales = std::array::from_fn(|i| shared.panel((first + i).min(strip.end - 1)).scales);
+            let widened = wide.chunks_exact_mut(wide_len).zip(scales.chunks_exact_mut(scales_len));
+            for (i, (wide, scales)) in strip.clone().zip(widened) {
+                let panel = shared.panel(i);
+                // SAFETY: as the caller of `run` guarantees.
+                unsafe {
+                    widen::<V, C>(panel.codes, wide);
+                    widen_scales::<V, C>(panel.scales, blocks, scales);
+                }
+            }
             for (row, sums) in rows.clone().step_by(V::ROWS).zip(sums.chunks_mut(V::ROWS * width)) {
                 let strip = WideStrip { wide, wide_len, scales, blocks };
                 // SAFETY: as above.

@@ -161,13 +161,42 @@ pub(super) unsafe fn widen<V: Vectors, C: Code>(codes: &[u8], out: &mut [u8]) {
     }
 }
 
-/// The panels of a tile, their codes widened.
+/// How many numbers the scales and minima of a panel of `blocks` blocks take in f32.
+pub(super) const fn wide_scales_len<C: Code>(blocks: usize) -> usize {
+    blocks * (C::PARTS + C::MINIMA as usize) * PANEL
+}
+
+/// Writes the scales of a panel in f32, the parts of each block, then its minima: every tile of the panel reads them.
+///
+/// # Safety
+/// The processor has the instruction set.
+#[inline(always)]
+pub(super) unsafe fn widen_scales<V: Vectors, C: Code>(scales: &[u8], blocks: usize, out: &mut [f32]) {
+    assert!(scales.len() >= C::scales_len(blocks) && out.len() >= wide_scales_len::<C>(blocks));
+    let mut out = out.as_mut_ptr();
+    for block in 0..blocks {
+        // SAFETY: the lengths above cover what is read and written; the rest is the caller's promise.
+        unsafe {
+            for p in 0..C::PARTS {
+                V::store(C::scale::<V>(scales.as_ptr(), block, p, blocks), out);
+                out = out.add(PANEL);
+            }
+            if C::MINIMA {
+                V::store(C::minimum::<V>(scales.as_ptr(), block, blocks), out);
+                out = out.add(PANEL);
+            }
+        }
+    }
+}
+
+/// The panels of a tile, widened.
 #[derive(Clone, Copy)]
 pub(super) struct WideStrip<'a> {
     /// Their codes, each panel's in `wide_len` bytes.
     pub(super) wide: &'a [u8],
     pub(super) wide_len: usize,
-    pub(super) scales: [&'a [u8]; 4],
+    /// Their scales, each panel's in [`wide_scales_len`] numbers.
+    pub(super) scales: &'a [f32],
     pub(super) blocks: usize,
 }
 
@@ -221,11 +250,13 @@ impl<C: Code, X: Wide, const R: usize, const P: usize> Work for TileWork<'_, C, 
         assert!(x.codes.len() >= (first + R) * depth && x.scales.len() >= (first + R) * blocks);
         assert!(x.sums.len() >= (first + R) * blocks * SUMS && sums.len() >= R * P * PANEL);
         assert!(wide_len >= depth / X::STEP * GROUP && wide.len() >= P * wide_len);
-        assert!(scales.iter().all(|scales| scales.len() >= C::scales_len(blocks)));
+        let scales_len = wide_scales_len::<C>(blocks);
+        assert!(scales.len() >= P * scales_len);
         // SAFETY: the lengths above cover what is read and written; the rest is the caller's promise.
         unsafe {
             let mut codes = wide.as_ptr();
             let mut from = x.codes.as_ptr().add(first * depth);
+            let mut scales = scales.as_ptr();
             for block in 0..blocks {
                 for p in 0..C::PARTS {
                     let mut dots = [[V::ints(0); P]; R];
@@ -249,23 +280,25 @@ impl<C: Code, X: Wide, const R: usize, const P: usize> Work for TileWork<'_, C, 
                         from = from.add(X::STEP);
                     }
                     for i in 0..P {
-                        let scale = C::scale::<V>(scales[i].as_ptr(), block, p, blocks);
+                        let scale = V::load(scales.add(i * scales_len));
                         for r in 0..R {
                             let scale = V::mul(scale, V::splat(scale_of(x, (first + r) * blocks + block)));
                             let sum = sums.as_mut_ptr().add((r * P + i) * PANEL);
                             V::store(V::mul_add(V::floats(dots[r][i]), scale, V::load(sum)), sum);
                         }
                     }
+                    scales = scales.add(PANEL);
                 }
                 if C::MINIMA {
                     for i in 0..P {
-                        let min = C::minimum::<V>(scales[i].as_ptr(), block, blocks);
+                        let min = V::load(scales.add(i * scales_len));
                         for r in 0..R {
                             let total = V::splat(minus_total(x, (first + r) * blocks + block));
                             let sum = sums.as_mut_ptr().add((r * P + i) * PANEL);
                             V::store(V::mul_add(min, total, V::load(sum)), sum);
                         }
                     }
+                    scales = scales.add(PANEL);
                 }
             }
         }

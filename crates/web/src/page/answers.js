@@ -26,13 +26,11 @@ let asked = null;
 const brought = () =>
   first.model && { name: first.model.name, files: first.model.files.map((name, i) => ({ name, file: new Blob([bytesOf(`file-${i}`)]) })) };
 
-async function start() {
+function start() {
   worker = new Worker(policy ? policy.createScriptURL("") : workerUrl);
   worker.onmessage = ({ data }) => answered(data);
   worker.onerror = (event) => stopped(event.message ?? "its script did not load");
-  const packed = new Blob([bytesOf("module")]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const module = await new Response(packed).arrayBuffer();
-  worker.postMessage({ module, model: brought() }, [module]);
+  worker.postMessage({ module: new Blob([bytesOf("module")]), model: brought() });
 }
 
 /// The model that the worker has not been asked to open yet.
@@ -132,10 +130,12 @@ function stopped(error) {
 }
 
 function startOrTell() {
-  start().catch((error) => {
+  try {
+    start();
+  } catch (error) {
     isDown = true;
     tell(`The model did not start: ${error.message}`, true);
-  });
+  }
 }
 
 async function receive(answer, question) {

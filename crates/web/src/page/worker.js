@@ -60,7 +60,10 @@ function goneOn(look, more) {
 onmessage = async ({ data: { module, look, more, model: chosen } }) => {
   try {
     if (module) {
-      await wasm_bindgen({ module_or_path: module });
+      // It is compiled while it is unpacked.
+      const unpacked = module.stream().pipeThrough(new DecompressionStream("deflate"));
+      const headers = { "Content-Type": "application/wasm" };
+      await wasm_bindgen({ module_or_path: new Response(unpacked, { headers }) });
       model = chosen ? await opened(chosen) : new wasm_bindgen.Model();
       if (chosen) warmings = 0;
       postMessage({ ready: true });

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 #[command(group = clap::ArgGroup::new("files").args(["export", "picture", "html"]).multiple(true))]
 #[command(mut_arg("export_point", |arg| arg.help_heading("Files")))]
 #[command(mut_arg("live", |arg| arg.conflicts_with_all([
-    "layer", "head", "export", "picture", "json", "top", "with", "rollout", "effect", "fragment", "texts",
+    "layer", "head", "export", "picture", "json", "top", "with", "rollout", "effect", "texts",
 ])))]
 #[command(mut_arg("texts", |arg| arg.conflicts_with_all(["page", "picture", "provenance", "rollout", "effects"])))]
 #[command(after_help = "\

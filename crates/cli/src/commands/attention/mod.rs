@@ -174,6 +174,9 @@ fn write_live(
     let text = prompt.text.clone().unwrap_or_default();
     let first = Look { text, ids, changes: changes.for_page()?, ..Look::default() };
     let page = args.live.page(&args.study.model, session, &first)?;
+    if let Some(height) = args.fragment {
+        writeln!(output::stdout(), "{}", page_fragment(&page, height))?;
+    }
     live_page::deliver(&page, args.html.as_deref(), args.open, outputs)
 }
 

@@ -5,6 +5,13 @@ const SHADES = 1024;
 const NOT_A_NUMBER = SHADES;
 const LEFT_OUT = SHADES + 1;
 
+/// The bytes of a word, lowest first, depend on the machine.
+const isLittle = new Uint8Array(new Uint32Array([1]).buffer)[0] === 1;
+function pixel(red, green, blue, alpha = 255) {
+  const bytes = isLittle ? [alpha, blue, green, red] : [red, green, blue, alpha];
+  return bytes.reduce((word, byte) => word * 256 + byte);
+}
+
 /// The color of each shade, as a canvas's bytes: the anchors by the square root of the weight. The pages of other texts share them.
 const painted = (showPage.painted ??= new Map());
 function shadesOf(anchors) {
@@ -48,11 +55,6 @@ function colorAt(t, signed) {
 const wantsBlack = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 * blue > 140;
 const gradient = (signed) =>
   `linear-gradient(to right, ${Array.from({ length: 17 }, (_, n) => `rgb(${colorAt(signed ? n / 8 - 1 : n / 16, signed)})`)})`;
-
-function pixel(red, green, blue, alpha = 255) {
-  // Build it from bytes, since the byte order of a word depends on the machine.
-  return new Uint32Array(new Uint8Array([red, green, blue, alpha]).buffer)[0];
-}
 
 /// The factor that turns a code of row `i` into a shade, by the chosen scale.
 function gain(weights, i) {
