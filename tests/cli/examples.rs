@@ -270,6 +270,13 @@ impl World {
             let line = |i| format!("{{\"prompt\": \"O {i}\", \"completion\": \" Romeo {i}\"}}\n");
             std::fs::write(path("chats.jsonl"), (0..20).map(line).collect::<String>())?;
         }
+        if words.iter().any(|word| word == "--live=target/web/page") {
+            // A stand-in for the module for the browser, which tests/web runs.
+            std::fs::create_dir_all(path("target/web/page"))?;
+            for name in ["gpt2_web_bg.wasm", "gpt2_web.js"] {
+                std::fs::write(path("target/web/page").join(name), "a stand-in")?;
+            }
+        }
         if named("texts/") {
             std::fs::create_dir(path("texts"))?;
             std::fs::write(path("texts/a.txt"), "O Romeo, Romeo")?;

@@ -153,7 +153,7 @@ fn tips_name_what_the_user_meant() -> Result {
         ("train my.jsonl", "gpt2 train --jsonl my.jsonl --out DIR", "-- "),
         ("train --out y", "--text <FILE>|--jsonl <FILE>", "tip"),
         ("train --json", "--metrics FILE.jsonl", "--jsonl\n"),
-        ("models --model gpt2", "gpt2 attention, heads, lens and ", "verify"),
+        ("models --model gpt2", "gpt2 attention, live, heads and ", "verify"),
     ] {
         let run = gpt2(&line.split(' ').collect::<Vec<_>>())?;
         run.refused(2, &[says]);

@@ -19,8 +19,8 @@ const GLUE: &str = "gpt2_web.js";
 /// A page that has a model in it, in the place of one that only shows what the command computed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LiveArg {
-    /// Put the model into the page, which then follows what the reader types, as that of gpt2 live does. Most builds need DIR,
-    /// the browser's module: scripts/web.sh writes target/web/page
+    /// Put the model into the page, as gpt2 live does: the page then follows what is typed. Most builds need DIR, the module for
+    /// the browser: scripts/web.sh writes target/web/page
     #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, default_missing_value = "", requires = "page",
           value_parser = |folder: &str| Ok::<_, String>(PathBuf::from(folder)), help_heading = "Page for a browser")]
     pub(crate) live: Option<PathBuf>,
@@ -37,18 +37,24 @@ impl LiveArg {
         module_inputs(self.module(), inputs);
     }
 
-    /// The page that opens on `first`, with the model of a session.
-    pub(crate) fn page(&self, model: &ModelArgs, session: &Session, first: &Look) -> anyhow::Result<Vec<u8>> {
+    /// The module, if a live page is wanted. Refuses a model that such a page does not run.
+    pub(crate) fn open(&self, model: &ModelArgs) -> anyhow::Result<Option<Module>> {
+        if self.live.is_none() {
+            return Ok(None);
+        }
         let given = [
-            ("--adapter", !session.adapters.is_empty(), "gpt2 merge writes a model with the adapter in it"),
+            (
+                "--adapter",
+                !model.adapters.list.is_empty(),
+                "gpt2 merge writes a model with the adapter in it",
+            ),
             ("--quantize", model.quantize.is_some(), "gpt2 quantize writes a model in fewer bits"),
             ("--dtype", model.dtype != DType::F32, "the page computes in f32"),
         ];
         if let Some((option, _, remedy)) = given.iter().find(|(_, given, _)| *given) {
             bail!("{option}: not with --live: {remedy}");
         }
-        let is_demo = model.model.as_deref().is_none_or(|name| name == DEMO_NAME);
-        page(&Module::open(self.module())?, (!is_demo).then_some(&session.files), first)
+        Module::open(self.module()).map(Some)
     }
 }
 
@@ -79,20 +85,35 @@ impl Module {
 
 /// Adds the files of a module to what no output may replace.
 pub(crate) fn module_inputs(folder: Option<&Path>, inputs: &mut Inputs) {
-    for name in folder.iter().flat_map(|_| [WASM, GLUE]) {
-        inputs.file("the module", folder.unwrap_or(Path::new("")).join(name));
+    if let Some(folder) = folder {
+        for name in [WASM, GLUE] {
+            inputs.file("the module", folder.join(name));
+        }
     }
+}
+
+/// The page of a session's model that opens on `first`.
+pub(crate) fn page_of(
+    module: &Module,
+    model: &ModelArgs,
+    session: &Session,
+    first: &Look,
+) -> anyhow::Result<Vec<u8>> {
+    let is_demo = model.model.as_deref().is_none_or(|name| name == DEMO_NAME);
+    page(module, (!is_demo).then_some(&session.files), first)
 }
 
 /// The page that opens on `first`; on the demo model if there is no other.
 pub(crate) fn page(module: &Module, model: Option<&Files>, first: &Look) -> anyhow::Result<Vec<u8>> {
+    let file = LiveFile { module: &module.wasm, glue: &module.glue, model };
+    file.check()?;
     let live = model.map_or_else(Live::demo, Live::open)?;
     // A text that the page could not show is refused here.
     if let Some(left_out) = live.look(first)?.left_out {
         note(&format!("the vocabulary cannot spell these characters, left out: {left_out}"));
     }
     let mut page = vec![];
-    LiveFile { module: &module.wasm, glue: &module.glue, model }.write(first, &mut page)?;
+    file.write(first, &mut page)?;
     if model.is_some() {
         note(&format!("the page has {} MB", page.len() / 1_000_000));
     }

@@ -25,6 +25,7 @@ use hooked::{hooked_qkv, replaced_weights};
 pub use qkv::HeadWeights;
 pub(crate) use qkv::last_position;
 use qkv::{Qkv, QkvLayout};
+use std::ops::Range;
 
 /// GPT-2's attention block.
 ///
@@ -210,6 +211,13 @@ impl CausalSelfAttention {
     #[must_use]
     pub fn qkv_order(&self) -> QkvOrder {
         self.layout.order
+    }
+
+    /// The columns of `c_attn` that compute the query, key and value of a head, counted from 0; heads that share keys and values
+    /// share their columns.
+    #[must_use]
+    pub fn columns(&self, head: usize) -> [Range<usize>; 3] {
+        self.layout.columns(head)
     }
 
     /// The layer, counted from 0.

@@ -89,6 +89,8 @@ pub struct Shown {
     pub ids: Vec<u32>,
     /// The text: as it was given, or that of `ids`.
     pub text: String,
+    /// Whether its last token is the end of a text.
+    pub ends: bool,
     /// The characters that the vocabulary cannot spell, if there are any.
     pub left_out: Option<String>,
     /// The next token; none where the context is full.
@@ -156,7 +158,10 @@ impl Live {
     /// When a file is damaged, something is missing, the tensors do not fit the config, or there is no tokenizer.
     pub fn open(files: &Files) -> anyhow::Result<Self> {
         let checkpoint = Checkpoint::open(files)?;
-        let tokenizer = Tokenizer::open(files, checkpoint.config().vocab_size)?;
+        // GPT-2's own vocabulary would make the module for the browser a tenth larger.
+        let tokenizer = Tokenizer::from_files(files)?.with_context(|| {
+            format!("{}: no tokenizer here; add its tokenizer.json, or vocab.json and merges.txt", files.name)
+        })?;
         let model = checkpoint.load_model(DType::F32, &Device::Cpu)?;
         let formats = checkpoint.formats().into_iter().map(BlockFormat::as_str).collect();
         Ok(Self { name: checkpoint.name().to_owned(), formats, model, tokenizer, kept: Mutex::default() })
@@ -184,7 +189,7 @@ impl Live {
         if let Some(along) = &look.along {
             along.check(self.model.config())?;
         }
-        let changes = self.changes(look)?;
+        let changes = self.changes(look, ids.len())?;
         let names = look.changes.join(", ");
         let runs = if look.compare && !changes.is_empty() { vec!["plain", &names] } else { vec![] };
         let provenance = self.provenance(&ids, look);
@@ -223,12 +228,23 @@ impl Live {
         let way = match &look.along {
             Some(along) => {
                 let next = self.after(along.token(ids.len()), &output, &sampling)?;
-                let attention = &self.model.transformer.h[along.layer].attn;
-                Some(along.way(attention, &recorder, &self.tokenizer.spelled(&ids), next)?)
+                let block = &self.model.transformer.h[along.layer];
+                let activation = self.model.config().activation_function;
+                Some(along.way(block, activation, &recorder, ids.len(), next)?)
             }
             None => None,
         };
-        Ok(Shown { page: String::from_utf8(page.finish(&first)?)?, ids, text, left_out, next, effect, way })
+        let ends = ids.last().is_some_and(|&id| self.model.config().is_eos(id));
+        Ok(Shown {
+            ends,
+            page: String::from_utf8(page.finish(&first)?)?,
+            ids,
+            text,
+            left_out,
+            next,
+            effect,
+            way,
+        })
     }
 
     /// The tokens of a text and up to `count` more, which are drawn as [`Live::look`] would draw them one by one, but through a
@@ -240,7 +256,7 @@ impl Live {
         let (mut ids, _) = self.ids(look)?;
         let config = self.model.config();
         let sampler = Sampler::new(look.draw.sampling()?, look.prompt.unwrap_or(ids.len()));
-        let changes = self.changes(look)?;
+        let changes = self.changes(look, ids.len())?;
         let room = config.n_positions.min(ids.len() + count);
         let mut cache = KvCache::new(config, 1, room, DType::F32, &Device::Cpu)?;
         while ids.len() < room {
@@ -280,12 +296,18 @@ impl Live {
         Ok((ids, left_out))
     }
 
-    fn changes(&self, look: &Look) -> anyhow::Result<Interventions> {
+    /// The interventions, on a text of some tokens.
+    fn changes(&self, look: &Look, tokens: usize) -> anyhow::Result<Interventions> {
         let config = self.model.config();
         let mut list = vec![];
         for text in &look.changes {
             let one = text.parse::<Intervention>().with_context(|| text.clone())?;
             Interventions::new([one.clone()], config).with_context(|| text.clone())?;
+            if let Intervention::KnockOut(_, cut) = &one
+                && cut.query >= tokens
+            {
+                bail!("{text}: the text has no token {}: undo this change, or type more", cut.query);
+            }
             list.push(one);
         }
         Ok(Interventions::new(list, config)?)

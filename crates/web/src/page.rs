@@ -1,9 +1,9 @@
 //! The live page as one file.
 
 use crate::Look;
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
-use gpt2_loader::{FILE_NAMES, Files};
+use gpt2_loader::{Bytes, FILE_NAMES, Files};
 use gpt2_view::LivePage;
 use miniz_oxide::deflate::compress_to_vec_zlib;
 use serde_json::json;
@@ -44,10 +44,18 @@ pub struct LiveFile<'a> {
 }
 
 impl LiveFile<'_> {
-    /// Writes the page, which opens on `first`; the plain run stands beside one with changes.
+    /// Refuses a model that a page cannot hold.
     ///
     /// # Errors
-    /// When `out` cannot be written to, or the model's weights are in several files or too large for a page.
+    /// When its weights are in several files, or a file is too large.
+    pub fn check(&self) -> anyhow::Result<()> {
+        self.model.map_or(Ok(()), |model| contents(model).map(drop))
+    }
+
+    /// Writes the page, which opens on `first`: on its text, changes and ways to draw. The plain run stands beside one with changes.
+    ///
+    /// # Errors
+    /// Those of [`LiveFile::check`], and when `out` cannot be written to.
     pub fn write(&self, first: &Look, out: &mut impl Write) -> anyhow::Result<()> {
         let module = BASE64_STANDARD.encode(compress_to_vec_zlib(self.module, LEVEL));
         let worker = BASE64_STANDARD.encode(format!("{}\n{WORKER}", self.glue));
@@ -78,20 +86,28 @@ struct Part {
     content: String,
 }
 
-/// The files of the model as blocks of the page.
-fn parts(model: &Files) -> anyhow::Result<Vec<Part>> {
-    const REMEDY: &str = "gpt2 quantize makes one GGUF file of it";
+/// The files of a model that a page can hold, by their names.
+fn contents(model: &Files) -> anyhow::Result<Vec<(String, &Bytes)>> {
+    const REMEDY: &str = "gpt2 quantize makes one GGUF file of it, several times smaller";
     let contents = model
         .contents()
         .with_context(|| format!("{}: its weights are in several files; {REMEDY}", model.name))?;
-    let part = |(i, (name, bytes)): (usize, (String, &gpt2_loader::Bytes))| {
-        ensure!(
-            bytes.len() <= LARGEST,
-            "{name} has {} MB, and a page holds files of up to {} MB; {REMEDY}, several times smaller",
+    if let Some((name, bytes)) = contents.iter().find(|(_, bytes)| bytes.len() > LARGEST) {
+        bail!(
+            "{name} has {} MB, and a page holds files of up to {} MB; {REMEDY}",
             bytes.len() / 1_000_000,
             LARGEST / 1_000_000
         );
-        Ok(Part { name, kind: format!("file-{i}"), content: BASE64_STANDARD.encode(&bytes[..]) })
+    }
+    Ok(contents)
+}
+
+/// The files of the model as blocks of the page.
+fn parts(model: &Files) -> anyhow::Result<Vec<Part>> {
+    let part = |(i, (name, bytes)): (usize, (String, &Bytes))| Part {
+        name,
+        kind: format!("file-{i}"),
+        content: BASE64_STANDARD.encode(&bytes[..]),
     };
-    contents.into_iter().enumerate().map(part).collect()
+    Ok(contents(model)?.into_iter().enumerate().map(part).collect())
 }

@@ -1,9 +1,10 @@
 //! The way of one token through the model: what each stage of one block computes for it, by one head.
 
-use gpt2_model::config::QkvOrder;
+use gpt2_model::config::Activation;
 use gpt2_model::hooks::{Point, Recorder};
-use gpt2_model::{CausalSelfAttention, Config, HeadLayout};
+use gpt2_model::{Block, Config};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// Which token to follow, and through which head. All count from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,27 +23,30 @@ pub struct Along {
 pub struct Way {
     /// Its position.
     pub token: usize,
+    /// The MLP's activation function.
+    pub activation: Activation,
     /// The stages, in the order of [`STAGES`].
     pub stages: Vec<Stage>,
 }
 
 /// What a stage computes for the token.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Stage {
     /// Its name: one of [`STAGES`].
     pub name: &'static str,
     /// The shape of the whole tensor, of all tokens.
     pub shape: Vec<usize>,
-    /// Where TransformerLens finds it; empty if it has no name there.
-    pub point: String,
-    /// The token's part. For a score that the triangle hides, -inf, which is null in JSON.
+    /// Its name in TransformerLens.
+    pub point: Option<String>,
+    /// The token's part; of scores and weights, those of the tokens that it sees. The score of a link that is cut is -inf, which is
+    /// null in JSON.
     pub values: Vec<f32>,
-    /// What each value belongs to, where that is a token.
+    /// Of next tokens: which.
     pub tokens: Vec<String>,
-    /// Of all heads' values, those of the chosen head: from, and up to.
-    pub own: Option<(usize, usize)>,
-    /// Of queries, keys and values: the columns of `c_attn` that compute them, from and up to.
-    pub columns: Option<(usize, usize)>,
+    /// Of all heads' values: those of the chosen head.
+    pub own: Option<Range<usize>>,
+    /// Of queries, keys and values: the columns of `c_attn` that compute them.
+    pub columns: Option<Range<usize>>,
     /// Of scores: what the products are multiplied by.
     pub scale: Option<f64>,
 }
@@ -141,62 +145,49 @@ impl Along {
         }
     }
 
-    /// The way, from what `recorder` has read. `tokens` are those of the text.
+    /// The way through a block, from what `recorder` has read in a text of some tokens.
     pub(crate) fn way(
         &self,
-        attention: &CausalSelfAttention,
+        block: &Block,
+        activation: Activation,
         recorder: &Recorder,
-        tokens: &[String],
+        tokens: usize,
         next: Likely,
     ) -> candle_core::Result<Way> {
-        let token = self.token(tokens.len());
+        let token = self.token(tokens);
+        let [q, k, v] = block.attn.columns(self.head);
         let mut stages = vec![];
         for (name, point, part) in self.points() {
             let value = recorder.value(point)?.squeeze(0)?;
-            let mut shape = value.dims().to_vec();
+            let mut stage = Stage { name, shape: value.dims().to_vec(), ..Stage::default() };
             let row = match part {
                 Part::Row => value.get(token)?,
-                Part::Head => value.get(token)?.get(self.head_of(&shape))?,
+                Part::Head => value.get(token)?.get(self.head.min(stage.shape[1] - 1))?,
                 Part::Merged => value.get(token)?.flatten_all()?,
-                Part::Map => value.get(self.head)?.get(token)?,
+                Part::Map => value.get(self.head)?.get(token)?.narrow(0, 0, token + 1)?,
             };
-            let own = match part {
-                Part::Merged => Some((self.head * shape[2], (self.head + 1) * shape[2])),
-                _ => None,
-            };
+            stage.values = row.to_vec1()?;
+            stage.point = Some(point.to_string());
             if let Part::Merged = part {
-                shape = vec![shape[0], shape[1] * shape[2]];
+                let [tokens, heads, dim] = stage.shape[..] else { candle_core::bail!("{point}: (T, H, D)") };
+                (stage.shape, stage.point) = (vec![tokens, heads * dim], None);
+                stage.own = Some(self.head * dim..(self.head + 1) * dim);
             }
-            let tokens = if let Part::Map = part { tokens.to_vec() } else { vec![] };
-            let point = if own.is_none() { point.to_string() } else { String::new() };
-            let columns = self.columns(name, attention);
-            let scale = (name == "scores").then(|| attention.scale());
-            stages.push(Stage { name, shape, point, values: row.to_vec1()?, tokens, own, columns, scale });
+            match name {
+                "q" => stage.columns = Some(q.clone()),
+                "k" => stage.columns = Some(k.clone()),
+                "v" => stage.columns = Some(v.clone()),
+                "scores" => stage.scale = Some(block.attn.scale()),
+                _ => {}
+            }
+            stages.push(stage);
         }
-        let shape = vec![tokens.len(), next.vocabulary];
-        let ends = [(Point::Logits.to_string(), next.logits), (String::new(), next.probabilities)];
+        let ends = [(Some(Point::Logits.to_string()), next.logits), (None, next.probabilities)];
         for (name, (point, listed)) in STAGES[stages.len()..].iter().zip(ends) {
-            let (tokens, values) = listed.into_iter().unzip();
-            let shape = shape.clone();
-            stages.push(Stage { name, shape, point, values, tokens, own: None, columns: None, scale: None });
+            let (tokens_of, values) = listed.into_iter().unzip();
+            let shape = vec![tokens, next.vocabulary];
+            stages.push(Stage { name, shape, point, values, tokens: tokens_of, ..Stage::default() });
         }
-        Ok(Way { token, stages })
-    }
-
-    /// The head of keys or values that this head of queries reads, in (T, heads, D).
-    fn head_of(&self, shape: &[usize]) -> usize {
-        self.head.min(shape[1] - 1)
-    }
-
-    /// The columns of `c_attn` that compute the queries, keys or values of the head.
-    fn columns(&self, name: &str, attention: &CausalSelfAttention) -> Option<(usize, usize)> {
-        let part = ["q", "k", "v"].iter().position(|part| *part == name)?;
-        let HeadLayout { heads, key_heads, dim, .. } = attention.heads();
-        let key_head = self.head.min(key_heads - 1);
-        let at = match attention.qkv_order() {
-            QkvOrder::HeadByHead => 3 * self.head + part,
-            QkvOrder::SideBySide => [self.head, heads + key_head, heads + key_heads + key_head][part],
-        };
-        Some((at * dim, (at + 1) * dim))
+        Ok(Way { token, activation, stages })
     }
 }

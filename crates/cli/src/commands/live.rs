@@ -68,8 +68,8 @@ pub(crate) fn run(args: &LiveArgs) -> anyhow::Result<()> {
     let model = args.model.as_deref().filter(|model| *model != DEMO_NAME || args.quantize.is_some());
     let model = model.map(|model| files(model, args, &mut inputs)).transpose()?;
     outputs.check(&inputs)?;
-    let config = model.as_ref().map_or_else(|| Source::Embedded(DEMO).open(), |files| Ok(files.clone()))?;
-    let changes = changes::on_heads(args.ablate.iter(), Checkpoint::open(&config)?.config())?;
+    let files = model.as_ref().map_or_else(|| Source::Embedded(DEMO).open(), |files| Ok(files.clone()))?;
+    let changes = changes::on_heads(args.ablate.iter(), Checkpoint::open(&files)?.config())?;
     let changes = changes.iter().map(ToString::to_string).collect();
     let first = Look { text: args.text.clone(), changes, ..Look::default() };
     let page = live_page::page(&module, model.as_ref(), &first)?;

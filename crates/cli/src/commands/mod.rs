@@ -66,7 +66,7 @@ macro_rules! commands {
 commands! {
     /// Show what each token attends to
     Attention(attention::AttentionArgs) => attention::run,
-    /// Write a page that runs the demo model in the browser: type, and its attention follows
+    /// Write a page that runs a model in the browser: type, and its attention follows
     Live(live::LiveArgs) => live::run,
     /// Score each head on repeated random tokens: previous-token, duplicate-token and induction heads
     Heads(heads::HeadsArgs) => heads::run,

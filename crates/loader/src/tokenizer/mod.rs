@@ -60,28 +60,29 @@ impl Tokenizer {
     ///
     /// # Errors
     /// When a file is damaged or has a part that GPT-2's family does not use, or when there is no file and the
-    /// vocabulary is not GPT-2's. Builds for the browser do not have that one either.
+    /// vocabulary is not GPT-2's.
     pub fn open(files: &Files, vocab_size: usize) -> Result<Self, LoadError> {
-        match &files.tokenizer {
-            TokenizerFiles::Json(path, bytes) => Self::from_json(path, bytes),
-            TokenizerFiles::VocabMerges { vocab, merges } => Self::from_vocab_merges(vocab, merges),
-            TokenizerFiles::Gguf(path, bytes) => match Self::from_gguf(path, bytes)? {
-                Some(tokenizer) => Ok(tokenizer),
-                None => Self::without_files(&files.name, vocab_size),
-            },
-            TokenizerFiles::Unreachable(reason) => {
-                Err(LoadError::TokenizerUnreachable { name: files.name.clone(), reason: Arc::clone(reason) })
-            }
-            TokenizerFiles::Absent => Self::without_files(&files.name, vocab_size),
+        match Self::from_files(files)? {
+            Some(tokenizer) => Ok(tokenizer),
+            None if vocab_size == GPT2_VOCAB_SIZE => Ok(Self::gpt2()),
+            None => Err(LoadError::NoTokenizer { name: files.name.clone(), vocab_size }),
         }
     }
 
-    /// GPT-2's own vocabulary, if it has the right size. A module for the browser is a tenth smaller without it.
-    fn without_files(name: &str, vocab_size: usize) -> Result<Self, LoadError> {
-        if vocab_size == GPT2_VOCAB_SIZE && !cfg!(target_family = "wasm") {
-            return Ok(Self::gpt2());
+    /// The tokenizer that a model's files hold; `None` if they have none.
+    ///
+    /// # Errors
+    /// When a file is damaged, cannot be had, or has a part that GPT-2's family does not use.
+    pub fn from_files(files: &Files) -> Result<Option<Self>, LoadError> {
+        match &files.tokenizer {
+            TokenizerFiles::Json(path, bytes) => Self::from_json(path, bytes).map(Some),
+            TokenizerFiles::VocabMerges { vocab, merges } => Self::from_vocab_merges(vocab, merges).map(Some),
+            TokenizerFiles::Gguf(path, bytes) => Self::from_gguf(path, bytes),
+            TokenizerFiles::Unreachable(reason) => {
+                Err(LoadError::TokenizerUnreachable { name: files.name.clone(), reason: Arc::clone(reason) })
+            }
+            TokenizerFiles::Absent => Ok(None),
         }
-        Err(LoadError::NoTokenizer { name: name.to_owned(), vocab_size })
     }
 
     /// GPT-2's own vocabulary of 50257 tokens, which needs no file.

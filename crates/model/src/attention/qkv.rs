@@ -5,6 +5,7 @@ use crate::linear::Epilogue;
 use crate::{Conv1D, Pass};
 use candle_core::{Result, Tensor};
 use candle_fused::attention::HeadLayout;
+use std::ops::Range;
 
 /// One of the three things that a head computes from what it reads.
 #[derive(Debug, Clone, Copy)]
@@ -78,6 +79,16 @@ impl QkvLayout {
             (QkvOrder::SideBySide, Part::Key) => self.heads.query_width() + head * d,
             (QkvOrder::SideBySide, Part::Value) => self.heads.query_width() + (key_heads + head) * d,
         }
+    }
+
+    /// The columns of `c_attn` that compute a head's query, key and value.
+    pub(super) fn columns(&self, head: usize) -> [Range<usize>; 3] {
+        let HeadLayout { heads, key_heads, dim, .. } = self.heads;
+        let key_head = head * key_heads / heads;
+        [(Part::Query, head), (Part::Key, key_head), (Part::Value, key_head)].map(|(part, head)| {
+            let first = self.first_column(part, head);
+            first..first + dim
+        })
     }
 
     /// The weights of every head; copies.

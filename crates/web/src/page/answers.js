@@ -39,8 +39,12 @@ let chosen = null;
 let isOwn = false;
 /// What went wrong with a model, if an answer that is on its way would hide it.
 let trouble = "";
-/// How long the last answer took, in milliseconds.
-let took = 0;
+/// The milliseconds of a picture above which a run draws several tokens for each.
+const SLOW = 150;
+/// Whether the last one took longer.
+let isSlow = false;
+/// Whether the page still shows another model than the worker has.
+let isOther = false;
 /// What became of the last question that was answered.
 let outcome = "refused";
 /// Whether no model runs here.
@@ -67,7 +71,7 @@ function goOn() {
   worker.postMessage({ look: JSON.stringify(look), more });
 }
 
-async function answered({ ready, answer, error, opened, failed, stopped: isDead }) {
+async function answered({ ready, answer, took, error, opened, failed, stopped: isDead }) {
   isBusy = false;
   if (isDead) return stopped(error);
   const question = asked;
@@ -76,7 +80,7 @@ async function answered({ ready, answer, error, opened, failed, stopped: isDead 
     for (const id of ["live-text", "live-next", "live-run", "live-open"]) byId(id).disabled = false;
   }
   if (opened) {
-    [isOwn, waiting, trouble] = [true, null, ""];
+    [isOwn, waiting, trouble, isOther] = [true, null, "", true];
     forget();
     askAnew();
     goOn();
@@ -100,7 +104,7 @@ async function answered({ ready, answer, error, opened, failed, stopped: isDead 
     tell(error, true);
     settle("refused");
   } else if (!ready) {
-    await receive(answer, question);
+    await receive(answer, question, took);
   }
 }
 
@@ -117,11 +121,11 @@ function stopped(error) {
   const again = isReady;
   [isReady, isBusy, isDown, trouble] = [false, false, !again, ""];
   if (isOwn) {
-    [isOwn, waiting] = [false, null];
+    [isOwn, waiting, isOther] = [false, null, true];
     forget();
     tell(`The model stopped (${error}). The one that came with the page starts instead: change the text.`, true);
   } else if (again) {
-    tell(`The model stopped (${error}) and starts anew: change the text.`, true);
+    tell(`The model stopped (${error}) and is started again: change the text.`, true);
   } else {
     tell(`The model did not start: ${error}`, true);
   }
@@ -138,27 +142,27 @@ function startOrTell() {
   }
 }
 
-async function receive(answer, question) {
+async function receive(answer, question, took) {
   const end = answer.indexOf("\n");
   const [next, lines] = [JSON.parse(answer.slice(0, end)), answer.slice(end + 1).trimEnd()];
   while (isPressed) await nextFrame();
   // The answer to a later question may be on the page by now.
   if (question.at < shownAt) return;
   shownAt = question.at;
+  isOther = false;
   // The tokens to draw from change nothing on the page.
   const drawing = lines === drawn ? null : draw(lines, next.ids.length);
   [shown, drawn] = [next, lines];
-  const isOwnText = question.ids.length > 0 && wanted.ids.length > 0;
-  if (isOwnText) {
+  // Unless the reader has typed since, or taken tokens back.
+  if (question.ids.length > 0 && question.ids === wanted.ids) {
     putText(next.text);
-    // The text has ended, or the context is full.
-    if (next.ids.length < question.ids.length + question.more) halt();
+    if (next.ends) halt();
     wanted.ids = next.ids;
   }
-  took = performance.now() - question.at;
+  isSlow = took > SLOW;
   showButtons();
   showDraw();
-  if (page) showWay(next, question);
+  showWay(next, question, asked === question);
   await drawing;
   if (asked !== question && asked !== null) return;
   settle("shown");
@@ -170,7 +174,7 @@ async function receive(answer, question) {
   const left = next.left_out ? `; the vocabulary cannot spell ${next.left_out}` : "";
   const count = `${next.ids.length} token${next.ids.length === 1 ? "" : "s"}`;
   if (trouble) tell(trouble, true);
-  else tell(`${count}, ${Math.round(took)} ms${left}`, false);
+  else tell(`${count}, ${Math.round(performance.now() - question.at)} ms${left}`, false);
   trouble = "";
   if (wanted.runs || wanted.another) drawNext();
 }

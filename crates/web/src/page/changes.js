@@ -43,9 +43,8 @@ const isOf = (heads) => (one) => heads.some((head) => one === `ablate ${head}` |
 
 function showChanges() {
   const one = (text) => {
-    const [item, button] = ["li", "button"].map((tag) => document.createElement(tag));
+    const [item, button] = [make("li"), make("button", "", `${text} ✕`)];
     button.type = "button";
-    button.textContent = `${text} ✕`;
     button.title = "Undo this change";
     button.setAttribute("aria-label", `Undo ${text}`);
     button.addEventListener("click", () => {
@@ -66,7 +65,7 @@ function switchHeads() {
 }
 
 function scaleHeads() {
-  if (factor === "") return tell("Give a factor to scale by.", true);
+  if (factor === "" || !byId("live-factor").validity.valid) return tell("Give a factor to scale by, a number.", true);
   const heads = chosenHeads();
   change(isOf(heads), heads.map((head) => `scale ${head}=${+factor}`));
 }

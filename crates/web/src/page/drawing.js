@@ -2,6 +2,7 @@
 
 const byId = (id) => document.getElementById(id);
 const nextFrame = () => new Promise(requestAnimationFrame);
+const make = (tag, className = "", text = "") => Object.assign(document.createElement(tag), { className, textContent: text });
 
 // The buttons for the chosen heads stand above their map.
 document.querySelector("#tools").after(byId("live-heads"));
@@ -52,6 +53,7 @@ async function draw(lines, tokens) {
   page.on("head more pinned", showButtons);
   page.on("head token", followChoice);
   page.on("head token sort", followLesson);
+  page.on("theme", redrawWay);
   if (pinned && pinned.query < tokens) page.update({ cell: pinned, pinned });
   if (sought) {
     byId("search").value = sought;
@@ -86,6 +88,8 @@ function replaceParts(scrolled, isMuch) {
     const { left, top, width, height } = places[i];
     part.classList.add("leaving");
     part.inert = true;
+    // The guide's step is that of the new part.
+    for (const guided of part.querySelectorAll("[data-guide]")) delete guided.dataset.guide;
     // Radio buttons of one name would switch those of the new part off.
     for (const radio of part.querySelectorAll("[type=radio]")) radio.removeAttribute("name");
     Object.assign(part.style, { left: `${left}px`, top: `${top}px`, width: `${width}px`, height: `${height}px` });

@@ -29,12 +29,21 @@ const GOALS = {
     const [old, present] = [text, byId("live-text").value].map((words) => words.trim().split(/\s+/));
     return old.length === present.length && old.filter((word, n) => word !== present[n]).length === 1;
   },
-  token: () => page.state.token !== before.token,
+  token: (_, { text }) => page.state.token !== before.token && byId("live-text").value === text,
   sort: (sort) => page.state.sort === sort,
   changes: (changes) => wanted.changes.join() === changes.join(),
   stages: (names) => names.every((name) => stageParts.get(name)?.details.open),
   temperature: (temperature) => byId("live-temperature").value === temperature,
 };
+
+/// Lessons speak of the demo model.
+function showLessonsButton() {
+  byId("live-lessons").hidden = isOwn || first.model !== null;
+  if (lesson !== null && byId("live-lessons").hidden) closeLessons();
+}
+
+/// The changes that lessons have set up.
+let setChanges = [];
 
 /// Sets up a lesson and shows it.
 function openLesson(number) {
@@ -43,7 +52,10 @@ function openLesson(number) {
   byId("live").dataset.lesson = "begins";
   const { text, changes = [], temperature = 1, stages } = texts.lessons[lesson].state;
   halt();
-  [wanted.ids, wanted.prompt, wanted.changes] = [[], null, [...changes]];
+  [wanted.ids, wanted.prompt, wanted.changes, setChanges] = [[], null, [...changes], changes];
+  byId("live-compare").checked = true;
+  byId("live-top-k").value = "";
+  byId("live-top-p").value = byId("live-top-p-shown").textContent = 1;
   byId("live-text").value = text;
   byId("live-temperature").value = temperature;
   byId("live-temperature-shown").textContent = temperature;
@@ -51,6 +63,10 @@ function openLesson(number) {
   if (!byId("guide").hidden) byId("guide-close").click();
   toggleWay(Boolean(stages));
   showLesson();
+  byId("lesson-done").hidden = true;
+  // A button that no longer works cannot keep the focus.
+  if (document.activeElement === byId("lesson-back") && lesson === 0) byId("lesson-next").focus();
+  byId("lesson-back").disabled = lesson === 0;
   if (!stages) askAnew();
 }
 
@@ -79,23 +95,22 @@ function showLesson() {
   const { lessons, words } = texts;
   const { title, paragraphs, task, done } = lessons[lesson];
   byId("lesson").hidden = false;
-  byId("lesson").lang = language;
   byId("live-lessons").setAttribute("aria-expanded", "true");
   byId("lesson-text").replaceChildren(...paragraphs.map((text) => make("p", "", text)));
   byId("lesson-task").textContent = task;
   byId("lesson-done").textContent = `✓ ${done}`;
-  byId("lesson-done").hidden = true;
   byId("lesson-choice").replaceChildren(...lessons.map(({ title }, n) => Object.assign(make("option", "", `${n + 1}. ${title}`), { value: n })));
   byId("lesson-choice").value = lesson;
   byId("lesson-choice").title = title;
   byId("lesson-back").textContent = words.back;
   byId("lesson-next").textContent = lesson === lessons.length - 1 ? words.end : words.next;
   byId("lesson-again").textContent = words.again;
-  byId("lesson-back").disabled = lesson === 0;
 }
 
 function closeLessons() {
   lesson = null;
+  if (setChanges.length > 0) change((one) => setChanges.includes(one), []);
+  setChanges = [];
   byId("lesson").hidden = true;
   byId("live-lessons").setAttribute("aria-expanded", "false");
   byId("live-lessons").focus({ preventScroll: true });
@@ -108,10 +123,17 @@ byId("lesson-again").addEventListener("click", () => openLesson(lesson));
 byId("lesson-next").addEventListener("click", () => (lesson === texts.lessons.length - 1 ? closeLessons() : openLesson(lesson + 1)));
 byId("lesson-choice").addEventListener("change", () => openLesson(+byId("lesson-choice").value));
 for (const [code, { name }] of Object.entries(languages)) byId("lesson-language").append(Object.assign(make("option", "", name), { value: code, lang: code }));
+function setLanguage(code) {
+  language = code;
+  texts = languages[code];
+  for (const id of ["lesson", "way"]) byId(id).lang = code;
+}
+
+setLanguage(language);
+showLessonsButton();
 byId("lesson-language").value = language;
 byId("lesson-language").addEventListener("change", () => {
-  language = byId("lesson-language").value;
-  texts = languages[language];
+  setLanguage(byId("lesson-language").value);
   try {
     localStorage.setItem(LANGUAGE, language);
   } catch {

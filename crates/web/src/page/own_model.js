@@ -2,6 +2,7 @@
 
 /// What was set for another model.
 function forget() {
+  showLessonsButton();
   [wanted.ids, wanted.prompt, wanted.changes] = [[], null, []];
   showChanges();
   showButtons();

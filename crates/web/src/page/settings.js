@@ -6,9 +6,14 @@ const first = JSON.parse(new TextDecoder().decode(bytesOf("first")));
 const wanted = { ids: first.ids, prompt: first.prompt, changes: first.changes, runs: false, another: false };
 byId("live-text").value = first.text;
 for (const [name, value] of Object.entries(first.draw)) {
-  const id = `live-${name.replace("_", "-")}`;
-  if (value !== null) byId(id).value = value;
-  if (byId(`${id}-shown`)) byId(`${id}-shown`).textContent = byId(id).value;
+  const field = byId(`live-${name.replace("_", "-")}`);
+  if (value === null) continue;
+  // What a command was asked for may lie between the steps of a slider, or beyond its ends.
+  field.value = value;
+  if (+field.value !== value) [field.step, field.min, field.max] = ["any", Math.min(field.min, value), Math.max(field.max, value)];
+  field.value = value;
+  const output = byId(`${field.id}-shown`);
+  if (output) output.textContent = field.value;
 }
 
 /// The text of a drawn token, beside which the reader's caret stays where it is.
@@ -21,15 +26,21 @@ function putText(text) {
 
 const numberIn = (id) => (byId(id).value === "" ? null : +byId(id).value);
 
+/// Whether a field keeps the question back.
+let isHeld = false;
+
 /// `more` tokens are drawn before the picture.
 function askAnew(more = 0) {
-  const wrong = document.querySelector("#live input:invalid, #live-factor:invalid");
-  if (wrong) return tell(`${wrong.dataset.name}: ${wrong.validationMessage}`, true);
+  const wrong = document.querySelector("#live input:invalid");
+  isHeld = wrong !== null;
+  if (isHeld) {
+    halt();
+    return tell(`${wrong.dataset.name}: ${wrong.validationMessage}`, true);
+  }
   const [temperature, p] = ["live-temperature", "live-top-p"].map((id) => +byId(id).value);
   const draw = { temperature, top_k: numberIn("live-top-k"), top_p: p < 1 ? p : null, seed: numberIn("live-seed") ?? 0 };
   const { ids, prompt, changes } = wanted;
   ask({ more, text: byId("live-text").value, ids, prompt, changes, compare: byId("live-compare").checked, draw, along: along() });
-  followLesson();
 }
 
 /// Draws a token after the newest text: at once, or when its answer is there.
@@ -37,7 +48,7 @@ function drawNext() {
   const { state } = byId("live").dataset;
   wanted.another = state === "asked" && !wanted.runs;
   if (state === "asked") return;
-  if (state === "refused") return halt();
+  if (state === "refused" || isHeld || !shown) return halt();
   if (!shown.next) {
     halt();
     return tell("The model's context is full: shorten the text.", false);
@@ -46,11 +57,10 @@ function drawNext() {
   wanted.ids = [...shown.ids, shown.next.id];
   if (shown.next.is_end) halt();
   // A large model draws many tokens in the time of one picture.
-  askAnew(wanted.runs && took > SLOW ? MORE : 0);
+  askAnew(wanted.runs && isSlow ? MORE : 0);
 }
 
-/// The milliseconds of an answer above which a run shows every eighth token only.
-const SLOW = 150;
+/// How many tokens a slow run draws beyond the one that the page has named.
 const MORE = 7;
 
 function halt() {
@@ -99,9 +109,8 @@ function showDraw() {
   const { next } = shown;
   byId("live-prompt").hidden = wanted.prompt === null;
   const item = (text, p) => {
-    const [item, word] = ["li", "span"].map((tag) => document.createElement(tag));
-    word.textContent = text;
-    item.append(word, p === null ? "" : ` ${percent(p)}`);
+    const item = make("li");
+    item.append(make("span", "", text), p === null ? "" : ` ${percent(p)}`);
     return item;
   };
   const items = next ? next.from.map(([token, p]) => item(token, p)) : [];

@@ -1,6 +1,6 @@
 // The keys that a page without a model does not have, and the start.
 
-const LIVE_KEYS = { o: switchHeads, w: () => toggleWay(), n: () => byId("live-next").click() };
+const LIVE_KEYS = { o: switchHeads, w: switchWay, n: () => byId("live-next").click() };
 addEventListener("keydown", (event) => {
   const isTyping = event.target.matches?.("input:not([type=range], [type=checkbox], [type=radio]), select, textarea");
   if (isTyping || event.isComposing || event.ctrlKey || event.metaKey || event.altKey || byId("help").open || !page) return;

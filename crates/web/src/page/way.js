@@ -20,7 +20,7 @@ const FORMULAS = {
   attn_out: () => "c_proj: merged · W_proj + b",
   resid_mid: () => "x + attention",
   ln_2: () => "(x − mean) / √(variance + ε) · γ + β",
-  mlp_post: () => "gelu(ln_2 · W_fc + b_fc)",
+  mlp_post: ({ activation }) => `${activation}(ln_2 · W_fc + b_fc)`,
   mlp_out: () => "c_proj: neurons · W + b",
   resid_post: () => "x + MLP",
   ln_f: () => "the same, after all blocks",
@@ -33,7 +33,8 @@ const JOINS = ["wpe", "attn_out", "mlp_out"];
 /// The stages whose numbers belong to tokens.
 const BY_TOKEN = ["scores", "pattern", "logits", "probabilities"];
 
-const make = (tag, className = "", text = "") => Object.assign(document.createElement(tag), { className, textContent: text });
+/// A text with values in the place of its words in capitals.
+const fill = (text, values) => text.replace(/[A-Z]{2,}/g, (word) => values[word] ?? word);
 const rounded = (x) => (x === null ? "−∞" : x.toFixed(Math.abs(x) < 10 ? 3 : 1).replace("-", "−"));
 
 /// The parts of each stage on the page, by its name.
@@ -43,7 +44,7 @@ const isWayOpen = () => !byId("way").hidden;
 
 /// What to follow: the chosen head and token. Null while the way is closed.
 function along() {
-  if (!isWayOpen() || !page) return null;
+  if (!isWayOpen() || !page || isOther) return null;
   const { layer, head } = page.sources.find(({ index, layer }) => layer !== null && index === page.state.head) ?? page.sources[0];
   const { token } = page.state;
   return { layer, head, token: token === shown.ids.length - 1 ? null : token };
@@ -73,32 +74,37 @@ function makeStage(name) {
     followLesson();
   });
   bars.addEventListener("pointermove", (event) => {
-    const { values, tokens } = parts.stage;
+    const { values } = parts.stage;
     const n = Math.min(values.length - 1, Math.floor((event.offsetX / bars.clientWidth) * values.length));
-    bars.title = `${tokens[n] ?? `dimension ${n}`}: ${rounded(values[n])}`;
+    bars.title = `${tokenOf(parts.stage, n)}: ${rounded(values[n])}`;
   });
   stageParts.set(name, parts);
 }
 
-/// Draws the way that came with an answer.
-function showWay({ way }, { along, changes }) {
+/// Draws the way that came with an answer. Only the newest sets the menus, which the reader may have in hand.
+function showWay({ way }, { along, changes }, isNewest) {
   if (!way || !isWayOpen()) return;
   const { layer, head } = along;
-  const { token, stages } = way;
+  const { token, stages, activation } = way;
   const D = stages.find(({ name }) => name === "q").values.length;
-  byId("way-of").textContent = texts.way.of.replace("TOKEN", `${token} ${page.tokens[token]}`).replace("HEAD", `${layer}.${head}`).replace("LAYER", layer);
-  byId("way-changed").textContent = changes.length > 0 ? texts.way.changed.replace("CHANGES", changes.join(", ")) : "";
-  chooseIn("way-layer", layer);
-  chooseIn("way-head", head);
-  chooseIn("way-token", token);
+  byId("way-of").textContent = fill(texts.way.of, { TOKEN: `${token} ${page.tokens[token]}`, HEAD: `${layer}.${head}`, LAYER: layer });
+  byId("way-changed").textContent = changes.length > 0 ? fill(texts.way.changed, { CHANGES: changes.join(", ") }) : "";
+  if (isNewest) {
+    chooseIn("way-layer", layer);
+    chooseIn("way-head", head);
+    chooseIn("way-token", token);
+  }
   for (const stage of stages) {
     if (!stageParts.has(stage.name)) makeStage(stage.name);
     const parts = stageParts.get(stage.name);
     parts.stage = stage;
     parts.shape.textContent = `(${stage.shape.join(", ")})`;
-    parts.formula.textContent = parts.formula.title = FORMULAS[stage.name]({ stage, layer, head, D });
-    parts.details.title = stage.point;
-    parts.sentence.textContent = texts.way.stages[stage.name] + (stage.columns ? ` ${texts.way.columns.replace("FROM", stage.columns[0]).replace("TO", stage.columns[1] - 1)}` : "");
+    parts.formula.textContent = parts.formula.title = FORMULAS[stage.name]({ stage, layer, head, D, activation });
+    parts.details.title = stage.point ?? "";
+    parts.later = shown.ids.length - 1 - token;
+    const { columns } = stage;
+    const more = columns ? fill(texts.way.columns, { FROM: columns.start, TO: columns.end - 1 }) : "";
+    parts.sentence.textContent = `${texts.way.stages[stage.name]} ${more}`;
     drawStage(parts);
   }
   const last = 1 + Math.max(...page.sources.map(({ layer }) => layer ?? 0));
@@ -110,10 +116,10 @@ function showWay({ way }, { along, changes }) {
 function showGap(name, from, end) {
   const { gap } = stageParts.get(name);
   gap.hidden = from >= end;
-  gap.textContent = `⋮ ${end - from === 1 ? texts.way.block.replace("FROM", from) : texts.way.blocks.replace("FROM", from).replace("TO", end - 1)}`;
+  gap.textContent = `⋮ ${fill(end - from === 1 ? texts.way.block : texts.way.blocks, { FROM: from, TO: end - 1 })}`;
 }
 
-function drawStage({ stage, details, strip, bars, list, facts }) {
+function drawStage({ stage, later, details, strip, bars, list, facts }) {
   const { values, own } = stage;
   const numbers = values.filter((x) => x !== null);
   const largest = Math.max(...numbers.map(Math.abs), 1e-12);
@@ -124,27 +130,31 @@ function drawStage({ stage, details, strip, bars, list, facts }) {
   if (!bars.hidden) drawBars(bars, values, largest, own);
   const mean = numbers.reduce((sum, x) => sum + x, 0) / numbers.length;
   const length = Math.hypot(...numbers);
-  facts.textContent = isListed ? "" : texts.way.facts.replace("COUNT", values.length).replace("LENGTH", rounded(length)).replace("MEAN", rounded(mean)).replace("LARGEST", rounded(largest));
-  const order = [...values.keys()].filter((n) => values[n] !== null);
-  if (values.length > 8) order.sort((a, b) => values[b] - values[a]);
-  const hidden = stage.name === "scores" ? values.length - numbers.length : 0;
+  const told = { COUNT: values.length, LENGTH: rounded(length), MEAN: rounded(mean), LARGEST: rounded(largest) };
+  facts.textContent = isListed ? "" : fill(texts.way.facts, told);
+  const order = [...values.keys()];
+  if (values.length > 8) order.sort((a, b) => (values[b] ?? -Infinity) - (values[a] ?? -Infinity));
   const lines = isListed ? order.slice(0, 8).map((n) => lineOf(stage, n)) : [];
-  if (isListed && order.length > 8) lines.push(make("li", "", texts.way.more.replace("COUNT", order.length - 8)));
-  if (hidden > 0) lines.push(make("li", "", texts.way.hidden.replace("COUNT", hidden)));
+  if (isListed && order.length > 8) lines.push(make("li", "", fill(texts.way.more, { COUNT: order.length - 8 })));
+  if (stage.name === "scores" && later > 0) lines.push(make("li", "", fill(texts.way.hidden, { COUNT: later })));
   list.replaceChildren(...lines);
 }
 
 /// A token with its number, and a bar if that is a share.
-function lineOf({ name, values, tokens }, n) {
+function lineOf(stage, n) {
+  const { name, values } = stage;
   const line = make("li");
   const isShare = name === "pattern" || name === "probabilities";
   const share = make("span", "share");
   if (isShare) share.style.width = `${100 * values[n]}%`;
   const position = name === "scores" || name === "pattern" ? n : "";
   const number = isShare ? `${(100 * values[n]).toFixed(1)} %` : rounded(values[n]);
-  line.append(share, make("span", "position", position), make("span", "word", tokens[n]), make("span", "number", number));
+  line.append(share, make("span", "position", position), make("span", "word", tokenOf(stage, n)), make("span", "number", number));
   return line;
 }
+
+/// What a value belongs to: a token of the text, or of the vocabulary, or a dimension.
+const tokenOf = ({ name, tokens }, n) => tokens[n] ?? (BY_TOKEN.includes(name) ? page.tokens[n] : `dimension ${n}`);
 
 /// A canvas of its size on the screen, and its width and height in CSS pixels.
 function prepared(canvas) {
@@ -180,7 +190,7 @@ function drawBars(canvas, values, largest, own) {
   context.fillStyle = line;
   if (own) {
     context.globalAlpha = 0.5;
-    context.fillRect(own[0] * step, 0, (own[1] - own[0]) * step, height);
+    context.fillRect(own.start * step, 0, (own.end - own.start) * step, height);
     context.globalAlpha = 1;
   }
   context.fillRect(0, zero, width, 1);
@@ -225,17 +235,23 @@ function followChoice() {
   if (now && asked && JSON.stringify(now) !== JSON.stringify(asked.along)) askAnew();
 }
 
-function toggleWay(isOpen = !isWayOpen()) {
+function toggleWay(isOpen) {
   byId("way").hidden = !isOpen;
   byId("live-way").setAttribute("aria-expanded", isOpen);
   document.body.classList.toggle("with-way", isOpen);
   if (!isOpen) return;
   byId("way").scrollTop = 0;
-  byId("way-title").focus({ preventScroll: innerWidth > 1150 });
   askAnew();
 }
 
-byId("live-way").addEventListener("click", () => toggleWay());
+/// From the button and the key, the focus goes into the way, and back.
+function switchWay() {
+  if (isWayOpen()) return closeWay();
+  toggleWay(true);
+  byId("way-title").focus({ preventScroll: innerWidth > 1150 });
+}
+
+byId("live-way").addEventListener("click", switchWay);
 function closeWay() {
   toggleWay(false);
   byId("live-way").focus({ preventScroll: true });
@@ -259,6 +275,7 @@ byId("way-stages").addEventListener("keydown", (event) => {
   const all = [...byId("way-stages").querySelectorAll("summary")];
   all[all.indexOf(event.target) + step]?.focus();
 });
-addEventListener("resize", () => {
+function redrawWay() {
   if (isWayOpen()) for (const parts of stageParts.values()) drawStage(parts);
-});
+}
+addEventListener("resize", redrawWay);

@@ -70,7 +70,9 @@ onmessage = async ({ data: { module, look, more, model: chosen } }) => {
       return;
     }
     if (chosen) return await exchange(chosen);
-    postMessage({ answer: model.look(goneOn(look, more)) });
+    const question = goneOn(look, more);
+    const start = performance.now();
+    postMessage({ answer: model.look(question), took: performance.now() - start });
     if (!isWarming) setTimeout(warmUp);
     isWarming = true;
   } catch (error) {

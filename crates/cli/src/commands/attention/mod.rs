@@ -10,7 +10,7 @@ mod views;
 pub(super) use args::AttentionArgs;
 
 use crate::changes::{Changes, Reads, holds_one_run};
-use crate::live_page;
+use crate::live_page::{self, Module};
 use crate::output;
 use crate::outputs::Outputs;
 use crate::points::Points;
@@ -37,6 +37,7 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     let outputs = outputs(args)?;
     let mut inputs = args.prompt.inputs();
     args.live.inputs(&mut inputs);
+    let live = args.live.open(&args.study.model)?;
     let session = args.study.session_for(inputs, &outputs)?;
     let config = session.model.config();
     let (layers, heads) = select_heads(&args.layer, &args.head, config)?;
@@ -52,8 +53,8 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     }
     let prompt = args.prompt.one.encode(text, &session)?;
     let changes = args.study.interventions.build(&session, Reads::Whole(&prompt.ids))?;
-    if args.live.live.is_some() {
-        return write_live(args, &session, &prompt, &changes, outputs);
+    if let Some(module) = live {
+        return write_live(args, &module, &session, &prompt, &changes, outputs);
     }
     with_scene(args, &session, &points, chosen, &prompt, &changes, |scene| {
         if let Some(ablation) = args.effect {
@@ -165,6 +166,7 @@ fn show(scene: &Scene, mut outputs: Outputs) -> anyhow::Result<()> {
 /// Writes and opens the page with the model in it.
 fn write_live(
     args: &AttentionArgs,
+    module: &Module,
     session: &Session,
     prompt: &Prompt,
     changes: &Changes,
@@ -173,7 +175,7 @@ fn write_live(
     let ids = if prompt.text.is_none() { prompt.ids.clone() } else { vec![] };
     let text = prompt.text.clone().unwrap_or_default();
     let first = Look { text, ids, changes: changes.for_page()?, ..Look::default() };
-    let page = args.live.page(&args.study.model, session, &first)?;
+    let page = live_page::page_of(module, &args.study.model, session, &first)?;
     if let Some(height) = args.fragment {
         writeln!(output::stdout(), "{}", page_fragment(&page, height))?;
     }

@@ -19,7 +19,7 @@ use anyhow::Context;
 use continuation::Continuation;
 use gpt2_model::CacheDType;
 use gpt2_model::hooks::{Chain, Hooks};
-use recorded::{Recorded, Text};
+use recorded::{Alive, Recorded, Text};
 use report::{Report, generation, new_tokens};
 use std::io::Write;
 use std::time::Instant;
@@ -30,6 +30,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let mut inputs = args.prompt.inputs();
     args.interventions.inputs(&mut inputs);
     args.live.inputs(&mut inputs);
+    let module = args.live.open(&args.model)?;
     let session = args.model.session_for(inputs, &outputs)?;
     if let Some(path) = &args.prompt.texts {
         return many::run(args, &session, path);
@@ -41,6 +42,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     }
     let prompts = std::slice::from_ref(&prompt.ids);
     let changes = args.interventions.build(&session, Reads::Growing(&prompt.ids))?;
+    let live = module.map(|module| anyhow::Ok(Alive { module, changes: changes.for_page()? })).transpose()?;
     let mut made_by = Provenance::new(&session, &prompt.ids)?.under(&changes);
     made_by.kv = args.kv.map(CacheDType::as_str);
     let mut generation = generation(args, &session, prompts, max_new_tokens)?;
@@ -48,7 +50,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         generation.check_draft().context("--draft")?;
         generation = generation.with_draft(draft.open(&session, &args.model.hub)?)?;
     }
-    let recorded = Recorded::new(args, &session)?;
+    let recorded = Recorded::new(args, &session, live)?;
     let hooks: [&dyn Hooks; 2] = [&changes.list, &recorded.rows];
     let chain = Chain(&hooks);
     let mut generation = generation.with_hooks(&chain);

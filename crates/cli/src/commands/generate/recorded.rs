@@ -3,7 +3,7 @@
 use super::args::GenerateArgs;
 use crate::changes::Changes;
 use crate::finite::FiniteArgs;
-use crate::live_page;
+use crate::live_page::{self, Module};
 use crate::outputs::Outputs;
 use crate::provenance::Provenance;
 use crate::session::Session;
@@ -18,6 +18,14 @@ pub(super) struct Recorded {
     pub(super) rows: WeightRows,
     layers: Vec<usize>,
     heads: Vec<usize>,
+    live: Option<Alive>,
+}
+
+/// What a page with the model in it needs.
+pub(super) struct Alive {
+    pub(super) module: Module,
+    /// The interventions, as the page reads them.
+    pub(super) changes: Vec<String>,
 }
 
 /// A generated text.
@@ -43,19 +51,19 @@ pub(super) fn outputs(args: &GenerateArgs) -> anyhow::Result<Outputs> {
 }
 
 impl Recorded {
-    pub(super) fn new(args: &GenerateArgs, session: &Session) -> anyhow::Result<Self> {
+    pub(super) fn new(args: &GenerateArgs, session: &Session, live: Option<Alive>) -> anyhow::Result<Self> {
         let config = session.model.config();
         let (layers, heads) = select_heads(&args.layer, &args.head, config)?;
-        let is_paged = (args.html.is_some() || args.open) && args.live.live.is_none();
+        let is_paged = (args.html.is_some() || args.open) && live.is_none();
         let wanted = args.export.is_some() || is_paged;
         let rows = WeightRows::new(layers.iter().copied().filter(|_| wanted));
-        Ok(Self { rows, layers, heads })
+        Ok(Self { rows, layers, heads, live })
     }
 
     /// Writes the files, and opens the page.
     pub(super) fn write(self, args: &GenerateArgs, text: &Text, mut outputs: Outputs) -> anyhow::Result<()> {
-        if args.live.live.is_some() {
-            return write_live(args, text, outputs);
+        if let Some(live) = self.live {
+            return write_live(args, live, text, outputs);
         }
         let paged = args.html.is_some() || args.open;
         if !paged && args.export.is_none() {
@@ -120,6 +128,9 @@ impl Recorded {
     }
 }
 
+/// The largest number below which JavaScript has all whole ones.
+const SAFE: u64 = (1 << 53) - 1;
+
 /// Refuses ways to draw that a page with the model in it does not have.
 fn check_live(args: &GenerateArgs) -> anyhow::Result<()> {
     let given = [
@@ -127,11 +138,12 @@ fn check_live(args: &GenerateArgs) -> anyhow::Result<()> {
         ("--typical-p", args.typical_p.is_some()),
         ("--repetition-penalty", args.repetition_penalty.to_bits() != 1f64.to_bits()),
         ("--kv", args.kv.is_some()),
+        ("--seed", args.model.run.seed > SAFE),
     ];
     match given.iter().find(|(_, given)| *given && args.live.live.is_some()) {
         Some((option, _)) => {
             anyhow::bail!(
-                "{option}: not with --live: the page draws by temperature, top-k and top-p; leave it out"
+                "{option}: not with --live: the page draws by temperature, top-k, top-p and a seed below 2^53; leave it out"
             )
         }
         None => Ok(()),
@@ -139,16 +151,16 @@ fn check_live(args: &GenerateArgs) -> anyhow::Result<()> {
 }
 
 /// Writes and opens the page with the model in it, which goes on where the text ends.
-fn write_live(args: &GenerateArgs, text: &Text, outputs: Outputs) -> anyhow::Result<()> {
+fn write_live(args: &GenerateArgs, live: Alive, text: &Text, outputs: Outputs) -> anyhow::Result<()> {
     let temperature = if args.greedy { 0.0 } else { args.temperature };
     let top_k = Some(args.top_k).filter(|&k| k > 0);
     let first = Look {
         ids: [text.prompt, text.new].concat(),
         prompt: Some(text.prompt.len()),
-        changes: text.changes.for_page()?,
+        changes: live.changes,
         draw: Draw { temperature, top_k, top_p: args.top_p, seed: args.model.run.seed },
         ..Look::default()
     };
-    let page = args.live.page(&args.model, text.session, &first)?;
+    let page = live_page::page_of(&live.module, &args.model, text.session, &first)?;
     live_page::deliver(&page, args.html.as_deref(), args.open, outputs)
 }

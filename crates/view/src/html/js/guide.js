@@ -1,4 +1,4 @@
-// A guide for a first visit: five steps, each beside the part of the page that it speaks of.
+// A guide for a first visit: steps, each beside the part of the page that it speaks of.
 
 const GUIDE = [
   ["heads", compared
