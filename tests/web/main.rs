@@ -4,7 +4,9 @@
 mod browser;
 #[path = "../common/mod.rs"]
 mod common;
+mod learning;
 mod model;
+mod own_model;
 mod page;
 mod values;
 mod way;

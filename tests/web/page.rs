@@ -2,13 +2,12 @@
 
 use crate::browser::{Browser, browse, browse_in_firefox};
 use crate::common::Result;
-use gpt2_loader::{Checkpoint, Files, GgufType, Source, Tokenizer, save_gguf};
+use gpt2_loader::Files;
 use gpt2_view::page_fragment;
-use gpt2_web::{Along, Live, LiveFile, Look};
+use gpt2_web::{Live, LiveFile, Look};
 use serde_json::Value;
-use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The module for the browser and the script that loads it. Without them, this fails under CI, and elsewhere says that the test
 /// was skipped.
@@ -27,12 +26,12 @@ pub(crate) fn built() -> Result<Option<(Vec<u8>, String)>> {
 }
 
 /// Opens the page on a text in Chromium, then in Firefox.
-fn open(text: &str, test: impl Fn(&Browser) -> Result) -> Result {
+pub(crate) fn open(text: &str, test: impl Fn(&Browser) -> Result) -> Result {
     open_on(None, text, test)
 }
 
 /// The same with a model of its own in the page.
-fn open_on(model: Option<&Files>, text: &str, test: impl Fn(&Browser) -> Result) -> Result {
+pub(crate) fn open_on(model: Option<&Files>, text: &str, test: impl Fn(&Browser) -> Result) -> Result {
     let Some((module, glue)) = built()? else { return Ok(()) };
     let mut file = tempfile::Builder::new().suffix(".html").tempfile()?;
     let first = Look { text: text.to_owned(), ..Look::default() };
@@ -47,7 +46,7 @@ fn open_on(model: Option<&Files>, text: &str, test: impl Fn(&Browser) -> Result)
 }
 
 /// Types a text as a whole and waits for its page.
-fn enter(page: &Browser, text: &str) -> Result {
+pub(crate) fn enter(page: &Browser, text: &str) -> Result {
     page.get(&format!(
         "(() => {{ const t = document.getElementById('live-text'); t.value = {}; t.dispatchEvent(new Event('input')) }})()",
         serde_json::to_string(text)?
@@ -56,12 +55,12 @@ fn enter(page: &Browser, text: &str) -> Result {
 }
 
 /// Waits until the page belongs to the last question.
-fn settled(page: &Browser) -> Result {
+pub(crate) fn settled(page: &Browser) -> Result {
     page.until("document.getElementById('live').dataset.state !== 'asked'")
 }
 
 /// The kind under each small map, without a number.
-fn labels(page: &Browser) -> Result<Vec<String>> {
+pub(crate) fn labels(page: &Browser) -> Result<Vec<String>> {
     let labels = page.texts("#overview small")?;
     Ok(labels.iter().map(|label| label.split(' ').next().unwrap_or_default().to_owned()).collect())
 }
@@ -71,7 +70,7 @@ fn expected(look: &Look) -> Result<(usize, Vec<String>)> {
     expected_of(&Live::demo()?, look)
 }
 
-fn expected_of(live: &Live, look: &Look) -> Result<(usize, Vec<String>)> {
+pub(crate) fn expected_of(live: &Live, look: &Look) -> Result<(usize, Vec<String>)> {
     let shown = live.look(look)?;
     let layers = shown.page.lines().filter_map(|line| line.strip_prefix("layer\t"));
     let mut kinds = vec![];
@@ -83,7 +82,7 @@ fn expected_of(live: &Live, look: &Look) -> Result<(usize, Vec<String>)> {
     Ok((shown.ids.len(), kinds))
 }
 
-fn look(text: &str) -> Look {
+pub(crate) fn look(text: &str) -> Look {
     Look { text: text.to_owned(), ..Look::default() }
 }
 
@@ -316,111 +315,6 @@ fn a_thousand_odd_texts_are_shown() -> Result {
     survives(1000)
 }
 
-/// The way of a token follows the chosen head and token, from the mouse and from the keyboard.
-#[test]
-fn the_way_of_a_token_follows_what_is_chosen() -> Result {
-    const TEXT: &str = "O Romeo, Romeo! wherefore art thou Romeo?";
-    open(TEXT, |page| {
-        page.head("1.1")?;
-        page.click("#live-way")?;
-        page.until("document.querySelectorAll('#way-stages li').length >= 20")?;
-        let list = "#way [data-stage=pattern] li .number";
-        let shows = |layer: usize, head: usize, token: usize| -> Result {
-            let along = Some(Along { layer, head, token: Some(token) });
-            let stages = Live::demo()?.look(&Look { along, ..look(TEXT) })?.way.ok_or("a way")?.stages;
-            page.until(&format!(
-                "document.getElementById('way-of').textContent.startsWith('Token {token} ') && document.getElementById('way-of').textContent.includes('head {layer}.{head}.')"
-            ))?;
-            let weights = &stages.iter().find(|stage| stage.name == "pattern").ok_or("weights")?.values;
-            let mut shares: Vec<String> = weights.iter().map(|w| format!("{:.1} %", 100.0 * w)).collect();
-            if weights.len() > 8 {
-                let mut order: Vec<usize> = (0..weights.len()).collect();
-                order.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]));
-                shares = order.iter().take(8).map(|&n| shares[n].clone()).collect();
-                assert_eq!(
-                    page.text("#way [data-stage=pattern] li:last-child")?,
-                    format!("and {} more", weights.len() - 8)
-                );
-            }
-            assert_eq!(page.texts(list)?, shares);
-            Ok(())
-        };
-        page.click("#way [data-stage=pattern] summary")?;
-        shows(1, 1, 13)?;
-        page.head("0.3")?;
-        shows(0, 3, 13)?;
-        page.get("(() => { const menu = document.getElementById('way-token'); menu.value = 5; menu.dispatchEvent(new Event('change')) })()")?;
-        shows(0, 3, 5)?;
-        // The arrows go from stage to stage, and Enter opens one.
-        page.get("document.querySelector('#way [data-stage=wte] summary').focus()")?;
-        page.keys("\u{e015}\u{e015}\u{e007}")?;
-        page.until("document.querySelector('#way [data-stage=resid_pre]').open")?;
-        page.until("document.querySelector('#way [data-stage=resid_pre] .facts').textContent !== ''")?;
-        let facts = page.text("#way [data-stage=resid_pre] .facts")?;
-        assert!(facts.starts_with("128 numbers, length (norm) "), "{facts}");
-        assert_eq!(page.text("#way [data-stage=scores] code")?, "q · kⱼ / √32,  −∞ for j > i");
-        let columns = page.text("#way [data-stage=k] p")?;
-        assert!(columns.contains("columns 224 to 255 of c_attn"), "{columns}");
-        page.click("#way-close")?;
-        assert_eq!(page.get("document.activeElement.id")?, "live-way");
-        Ok(())
-    })
-}
-
-/// Each lesson sets up what it talks about, and sees what the reader changes.
-#[test]
-fn the_lessons_follow_the_reader() -> Result {
-    open("O Romeo", |page| {
-        page.click("#live-lessons")?;
-        let set = |id: &str, value: &str, event: &str| {
-            page.get(&format!(
-                "(() => {{ const field = document.getElementById('{id}'); field.value = {value:?}; field.dispatchEvent(new Event('{event}')) }})()"
-            ))
-        };
-        let steps: [(&str, &dyn Fn() -> Result); 10] = [
-            ("O Romeo, wherefore art thou Romeo?", &|| {
-                set("live-text", "O Romeo, wherefore art thou Romeo? xylophone", "input").map(drop)
-            }),
-            ("O Romeo, Romeo! wherefore art thou Romeo?", &|| page.click("#text span:nth-child(3)")),
-            ("To be, or not to be", &|| set("live-text", "To be, or not to be that", "input").map(drop)),
-            ("To be, or not to be", &|| page.click("#live-changes button")),
-            ("O Romeo, Romeo! wherefore art thou Romeo?", &|| set("sort", "kind", "change").map(drop)),
-            ("O Romeo, Romeo! wherefore art thou Romeo?", &|| page.click("#live-ablate")),
-            ("gold kite moth lamp gold kite moth", &|| {
-                set("live-text", "gold kite moth king gold kite moth", "input").map(drop)
-            }),
-            ("gold kite moth lamp gold kite moth", &|| {
-                page.click("#live-changes button")?;
-                settled(page)?;
-                assert_eq!(page.get("document.getElementById('lesson-done').hidden")?, true, "half done");
-                page.head("3.2")?;
-                page.click("#live-ablate")
-            }),
-            ("O Romeo, Romeo! wherefore art thou", &|| {
-                page.click("#way [data-stage=mlp_out] summary")?;
-                page.click("#way [data-stage=resid_post] summary")
-            }),
-            ("ROMEO:", &|| set("live-temperature", "0", "input").map(drop)),
-        ];
-        for (n, (text, step)) in steps.into_iter().enumerate() {
-            page.until(&format!("document.getElementById('lesson-choice').value === '{n}'"))?;
-            page.until("document.getElementById('live').dataset.lesson === 'ready'")?;
-            assert_eq!(page.get("document.getElementById('live-text').value")?, text);
-            assert_eq!(page.get("document.getElementById('lesson-done').hidden")?, true, "lesson {n}");
-            step()?;
-            page.until("!document.getElementById('lesson-done').hidden")
-                .map_err(|error| format!("{n}: {error}"))?;
-            page.click("#lesson-next")?;
-        }
-        assert_eq!(page.get("document.getElementById('lesson').hidden")?, true, "the end");
-        page.click("#live-lessons")?;
-        set("lesson-language", "de", "change")?;
-        let task = page.text("#lesson-task")?;
-        assert!(task.starts_with("Hänge oben"), "{task}");
-        Ok(())
-    })
-}
-
 /// In the sandboxed frame of a notebook, the model runs as well.
 #[test]
 fn the_page_runs_in_a_frame_of_a_notebook() -> Result {
@@ -444,95 +338,6 @@ fn the_page_runs_in_a_frame_of_a_notebook() -> Result {
     browse_in_firefox(file.path(), test)
 }
 
-/// A model from files on disk, as a browser hands them over.
-fn opened(name: &str, files: &[&Path]) -> Result<Live> {
-    let content = |path: &&Path| -> Result<(String, Vec<u8>)> {
-        let name = path.file_name().ok_or("a name")?.to_string_lossy().into_owned();
-        Ok((name, std::fs::read(path)?))
-    };
-    let files: BTreeMap<_, _> = files.iter().map(content).collect::<Result<_>>()?;
-    Ok(Live::open(&Files::in_memory(name, files)?)?)
-}
-
-/// The folder of the demo model.
-pub(crate) fn demo() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-shakespeare")
-}
-
-/// Writes the demo model in 8 bits.
-pub(crate) fn write_quantized(path: &Path) -> Result {
-    let files = Source::directory(demo()).open()?;
-    let checkpoint = Checkpoint::open(&files)?;
-    let tokenizer = Tokenizer::open(&files, checkpoint.config().vocab_size)?;
-    Ok(save_gguf(path, &checkpoint, &tokenizer, GgufType::Q8_0, &mut |_, _, _| {})?)
-}
-
-/// A page may come with another model than the demo model: one GGUF file, or the files of a folder.
-#[test]
-fn the_page_opens_on_the_model_that_is_in_it() -> Result {
-    const TEXT: &str = "O Romeo, Romeo!";
-    let folder = tempfile::tempdir()?;
-    let gguf = folder.path().join("small.gguf");
-    write_quantized(&gguf)?;
-    for (files, caption) in [
-        (Files::open_gguf(&gguf)?, "f32 in this browser, weights in q8_0, fused attention"),
-        (Source::directory(demo()).open()?, "f32 in this browser, fused attention"),
-    ] {
-        open_on(Some(&files), TEXT, |page| {
-            let (tokens, kinds) = expected_of(&Live::open(&files)?, &look(TEXT))?;
-            assert_eq!(page.text("#about")?, format!("{tokens} tokens, 16 heads"));
-            assert_eq!((labels(page)?, &*page.text("#caption")?), (kinds, caption));
-            assert_ne!(page.text("#title")?, "tiny-shakespeare (built in)");
-            assert_eq!(
-                page.get("document.getElementById('live-lessons').hidden")?,
-                true,
-                "of the demo model"
-            );
-            page.click("#live-next")?;
-            settled(page)?;
-            assert_ne!(page.get("document.getElementById('live-text').value")?, TEXT, "a token is drawn");
-            Ok(())
-        })?;
-    }
-    Ok(())
-}
-
-/// The demo model's first block alone, as the files of a folder.
-fn one_block(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut config: Value = serde_json::from_slice(&std::fs::read(demo().join("config.json"))?)?;
-    config["n_layer"] = 1.into();
-    let mut tensors =
-        candle_core::safetensors::load(demo().join("model.safetensors"), &candle_core::Device::Cpu)?;
-    tensors.retain(|name, _| !(1..4).any(|layer| name.contains(&format!("h.{layer}."))));
-    let paths = ["config.json", "model.safetensors", "tokenizer.json"].map(|name| folder.join(name));
-    std::fs::write(&paths[0], config.to_string())?;
-    candle_core::safetensors::save(&tensors, &paths[1])?;
-    std::fs::copy(demo().join("tokenizer.json"), &paths[2])?;
-    Ok(paths.to_vec())
-}
-
-/// Another model may lack the head that the way of a token is open on, or a change that is set.
-#[test]
-fn a_smaller_model_takes_the_place_of_a_larger_one() -> Result {
-    const TEXT: &str = "O Romeo, Romeo!";
-    let folder = tempfile::tempdir()?;
-    let paths = one_block(folder.path())?;
-    let paths: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
-    open(TEXT, |page| {
-        page.head("3.3")?;
-        page.click("#live-way")?;
-        page.until("document.querySelectorAll('#way-stages details').length > 0")?;
-        page.click("#live-ablate")?;
-        settled(page)?;
-        page.choose("#live-files", &paths)?;
-        page.until("document.getElementById('about').textContent === '7 tokens, 4 heads'")?;
-        page.until("document.getElementById('way-of').textContent.includes('head 0.')")?;
-        assert_eq!(page.texts("#live-changes button")?, [""; 0]);
-        assert_eq!(page.get("document.getElementById('live-status').classList.contains('wrong')")?, false);
-        Ok(())
-    })
-}
-
 /// What stands in the text field stays there, whatever comes of questions that were asked before.
 #[test]
 fn what_is_typed_or_taken_back_stays() -> Result {
@@ -553,71 +358,5 @@ fn what_is_typed_or_taken_back_stays() -> Result {
         settled(page)?;
         assert_eq!(text()?, "My lord");
         Ok(())
-    })
-}
-
-#[test]
-fn a_model_of_the_readers_own_runs_in_the_page() -> Result {
-    const TEXT: &str = "O Romeo, Romeo! wherefore art thou Romeo?";
-    let folder = tempfile::tempdir()?;
-    let source = demo();
-    let gguf = folder.path().join("small.gguf");
-    write_quantized(&gguf)?;
-    let names = ["config.json", "model.safetensors", "tokenizer.json"];
-    let parts: Vec<PathBuf> = names.iter().map(|name| source.join(name)).collect();
-    let parts: Vec<&Path> = parts.iter().map(PathBuf::as_path).collect();
-    let damaged = folder.path().join("damaged.gguf");
-    let whole = std::fs::read(&gguf)?;
-    std::fs::write(&damaged, &whole[..whole.len() / 2])?;
-
-    open(TEXT, |page| {
-        let shows = |live: &Live, caption: &str| -> Result {
-            let (tokens, kinds) = expected_of(live, &look(TEXT))?;
-            assert_eq!(page.text("#about")?, format!("{tokens} tokens, 16 heads"));
-            assert_eq!(labels(page)?, kinds);
-            assert_eq!(page.text("#caption")?, caption);
-            let status = page.text("#live-status")?;
-            assert!(status.starts_with(&format!("{tokens} tokens, ")), "{status}");
-            Ok(())
-        };
-        page.click("#live-ablate")?;
-        settled(page)?;
-        page.choose("#live-files", &[&gguf])?;
-        settled(page)?;
-        let quantized = opened("small.gguf", &[&gguf])?;
-        shows(&quantized, "f32 in this browser, weights in q8_0, fused attention")?;
-        assert_eq!(page.texts("#live-changes button")?, [""; 0], "changes of the model before");
-        // What cannot be read is said, and the model stays.
-        for (files, says) in [
-            (&[&*damaged][..], "damaged.gguf: damaged or not a GGUF file"),
-            (&[&gguf, &damaged], "your files: weights in several files"),
-            (&parts[..1], "config.json: no weights here"),
-            (&parts[1..2], "model.safetensors: no config.json here"),
-            (&parts[..2], "your files: no tokenizer here"),
-        ] {
-            page.choose("#live-files", files)?;
-            settled(page)?;
-            let status = page.text("#live-status")?;
-            assert!(status.starts_with(says), "{status}");
-            page.click("#live-next")?;
-            settled(page)?;
-            assert_ne!(page.get("document.getElementById('live-text').value")?, TEXT, "a token is drawn");
-            enter(page, TEXT)?;
-            shows(&quantized, "f32 in this browser, weights in q8_0, fused attention")?;
-        }
-        page.choose("#live-files", &parts)?;
-        settled(page)?;
-        shows(&opened("your files", &parts)?, "f32 in this browser, fused attention")?;
-        // What was said of one model does not hide that the next one opened.
-        page.choose("#live-files", &[&damaged])?;
-        settled(page)?;
-        page.choose("#live-files", &parts)?;
-        settled(page)?;
-        shows(&opened("your files", &parts)?, "f32 in this browser, fused attention")?;
-        // A model that is chosen while another question is on its way is opened after it.
-        page.get("(() => { const t = document.getElementById('live-text'); t.dispatchEvent(new Event('input')) })()")?;
-        page.choose("#live-files", &[&gguf])?;
-        settled(page)?;
-        shows(&quantized, "f32 in this browser, weights in q8_0, fused attention")
     })
 }

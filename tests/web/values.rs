@@ -2,7 +2,8 @@
 
 use crate::browser::{Browser, browse, browse_in_firefox};
 use crate::common::Result;
-use crate::page::{built, odd_texts, write_quantized};
+use crate::own_model::{demo, write_quantized};
+use crate::page::{built, odd_texts};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use gpt2_loader::Files;
 use gpt2_web::{Live, Look};
@@ -181,7 +182,7 @@ fn the_module_refuses_the_files_that_the_library_refuses() -> Result {
     let folder = tempfile::tempdir()?;
     let gguf = folder.path().join("small.gguf");
     write_quantized(&gguf)?;
-    let files = std::fs::read_dir(crate::page::demo())?;
+    let files = std::fs::read_dir(demo())?;
     let mut contents: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     for file in files {
         let path = file?.path();

@@ -167,6 +167,10 @@ fn outline(value: &Value) -> Value {
     }
 }
 
+/// Words in capitals that stand for values, and one that is a word.
+const VALUES: [&str; 11] =
+    ["TOKEN", "HEAD", "LAYER", "COUNT", "LENGTH", "MEAN", "LARGEST", "FROM", "TO", "CHANGES", "MLP"];
+
 /// Every language has the same lessons, set up in the same way, and a sentence for every stage.
 #[test]
 fn the_languages_say_the_same() -> Result {
@@ -178,9 +182,6 @@ fn the_languages_say_the_same() -> Result {
     stages.sort();
     expected.sort_unstable();
     assert_eq!(stages, expected);
-    // Words in capitals stand for values.
-    const VALUES: [&str; 11] =
-        ["TOKEN", "HEAD", "LAYER", "COUNT", "LENGTH", "MEAN", "LARGEST", "FROM", "TO", "CHANGES", "MLP"];
     let capitals = |text: &str| -> Vec<String> {
         let words = text.split(|c: char| !c.is_ascii_uppercase());
         let mut words: Vec<_> = words.filter(|word| word.len() > 1).map(str::to_owned).collect();

@@ -1,0 +1,107 @@
+//! What a page asks a model, and what it gets.
+
+use crate::way::{Along, Way};
+use gpt2_model::Sampling;
+use serde::{Deserialize, Serialize};
+
+/// What to look at.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Look {
+    /// The text, unless `ids` are given.
+    pub text: String,
+    /// The tokens of a text that the model continued, which its letters may not give back.
+    pub ids: Vec<u32>,
+    /// How many of the tokens are the prompt, if the model drew the others: at least one, and all at most.
+    pub prompt: Option<usize>,
+    /// Interventions, as on the command line without dashes: `ablate 0.3`, `block 3:1`.
+    pub changes: Vec<String>,
+    /// Whether the plain run stands beside the one with interventions.
+    pub compare: bool,
+    /// How the next token is drawn.
+    pub draw: Draw,
+    /// The token whose way through the model is wanted.
+    pub along: Option<Along>,
+}
+
+/// How to draw the next token: see [`Sampling`].
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Draw {
+    /// Divides the logits, at least 0; 0 always takes the most probable token.
+    pub temperature: f64,
+    /// Keeps the k most probable tokens, at least 1.
+    pub top_k: Option<usize>,
+    /// Keeps the fewest tokens whose probabilities sum to p, above 0 and at most 1.
+    pub top_p: Option<f64>,
+    /// The same seed draws the same text.
+    pub seed: u64,
+}
+
+impl Default for Draw {
+    fn default() -> Self {
+        let Sampling { temperature, top_k, top_p, seed, .. } = Sampling::default();
+        Self { temperature, top_k, top_p, seed }
+    }
+}
+
+/// What a page shows of a text.
+#[derive(Debug, Clone, Serialize)]
+pub struct Shown {
+    /// The text's tokens.
+    pub ids: Vec<u32>,
+    /// The text: as it was given, or that of `ids`.
+    pub text: String,
+    /// Whether its last token is the end of a text.
+    pub ends: bool,
+    /// The characters that the vocabulary cannot spell, if there are any.
+    pub left_out: Option<String>,
+    /// The next token; none where the context is full.
+    pub next: Option<Next>,
+    /// What the changes do to the prediction after the text, if the plain run stands beside.
+    pub effect: Option<Effect>,
+    /// The way of the token that was asked for.
+    pub way: Option<Way>,
+    /// The data for the page: a line for each block, as [`gpt2_view::PageWriter::data`] writes it.
+    #[serde(skip)]
+    pub page: String,
+}
+
+/// What changes do to a prediction.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Effect {
+    /// The token that the plain run finds most probable, as [`Next::token`].
+    pub token: String,
+    /// Its probability in the plain run.
+    pub plain: f32,
+    /// Its probability under the changes.
+    pub changed: f32,
+}
+
+/// The next token, and what it was drawn from.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Next {
+    /// Its id.
+    pub id: u32,
+    /// Its text in a form that shows all of it: [`gpt2_view::visible_token`].
+    pub token: String,
+    /// The probability to draw it with.
+    pub p: f64,
+    /// Whether the text ends with it.
+    pub is_end: bool,
+    /// The most probable of the tokens that it was drawn from, and their probabilities among these.
+    pub from: Vec<(String, f64)>,
+    /// Its place in that list; none if it is not among the most probable.
+    pub place: Option<usize>,
+    /// How many tokens it was drawn from.
+    pub count: usize,
+}
+
+impl Draw {
+    pub(crate) fn sampling(self) -> anyhow::Result<Sampling> {
+        let Self { temperature, top_k, top_p, seed } = self;
+        let sampling = Sampling { temperature, top_k, top_p, seed, ..Sampling::default() };
+        sampling.validate()?;
+        Ok(sampling)
+    }
+}

@@ -1,0 +1,110 @@
+//! The way of a token, and the lessons, in the page.
+
+use crate::common::Result;
+use crate::page::{look, open, settled};
+use gpt2_web::{Along, Live, Look};
+
+/// The way of a token follows the chosen head and token, from the mouse and from the keyboard.
+#[test]
+fn the_way_of_a_token_follows_what_is_chosen() -> Result {
+    const TEXT: &str = "O Romeo, Romeo! wherefore art thou Romeo?";
+    open(TEXT, |page| {
+        page.head("1.1")?;
+        page.click("#live-way")?;
+        page.until("document.querySelectorAll('#way-stages li').length >= 20")?;
+        let list = "#way [data-stage=pattern] li .number";
+        let shows = |layer: usize, head: usize, token: usize| -> Result {
+            let along = Some(Along { layer, head, token: Some(token) });
+            let stages = Live::demo()?.look(&Look { along, ..look(TEXT) })?.way.ok_or("a way")?.stages;
+            page.until(&format!(
+                "document.getElementById('way-of').textContent.startsWith('Token {token} ') && document.getElementById('way-of').textContent.includes('head {layer}.{head}.')"
+            ))?;
+            let weights = &stages.iter().find(|stage| stage.name == "pattern").ok_or("weights")?.values;
+            let mut shares: Vec<String> = weights.iter().map(|w| format!("{:.1} %", 100.0 * w)).collect();
+            if weights.len() > 8 {
+                let mut order: Vec<usize> = (0..weights.len()).collect();
+                order.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]));
+                shares = order.iter().take(8).map(|&n| shares[n].clone()).collect();
+                assert_eq!(
+                    page.text("#way [data-stage=pattern] li:last-child")?,
+                    format!("and {} more", weights.len() - 8)
+                );
+            }
+            assert_eq!(page.texts(list)?, shares);
+            Ok(())
+        };
+        page.click("#way [data-stage=pattern] summary")?;
+        shows(1, 1, 13)?;
+        page.head("0.3")?;
+        shows(0, 3, 13)?;
+        page.get("(() => { const menu = document.getElementById('way-token'); menu.value = 5; menu.dispatchEvent(new Event('change')) })()")?;
+        shows(0, 3, 5)?;
+        // The arrows go from stage to stage, and Enter opens one.
+        page.get("document.querySelector('#way [data-stage=wte] summary').focus()")?;
+        page.keys("\u{e015}\u{e015}\u{e007}")?;
+        page.until("document.querySelector('#way [data-stage=resid_pre]').open")?;
+        page.until("document.querySelector('#way [data-stage=resid_pre] .facts').textContent !== ''")?;
+        let facts = page.text("#way [data-stage=resid_pre] .facts")?;
+        assert!(facts.starts_with("128 numbers, length (norm) "), "{facts}");
+        assert_eq!(page.text("#way [data-stage=scores] code")?, "q · kⱼ / √32,  −∞ for j > i");
+        let columns = page.text("#way [data-stage=k] p")?;
+        assert!(columns.contains("columns 224 to 255 of c_attn"), "{columns}");
+        page.click("#way-close")?;
+        assert_eq!(page.get("document.activeElement.id")?, "live-way");
+        Ok(())
+    })
+}
+
+/// Each lesson sets up what it talks about, and sees what the reader changes.
+#[test]
+fn the_lessons_follow_the_reader() -> Result {
+    open("O Romeo", |page| {
+        page.click("#live-lessons")?;
+        let set = |id: &str, value: &str, event: &str| {
+            page.get(&format!(
+                "(() => {{ const field = document.getElementById('{id}'); field.value = {value:?}; field.dispatchEvent(new Event('{event}')) }})()"
+            ))
+        };
+        let steps: [(&str, &dyn Fn() -> Result); 10] = [
+            ("O Romeo, wherefore art thou Romeo?", &|| {
+                set("live-text", "O Romeo, wherefore art thou Romeo? xylophone", "input").map(drop)
+            }),
+            ("O Romeo, Romeo! wherefore art thou Romeo?", &|| page.click("#text span:nth-child(3)")),
+            ("To be, or not to be", &|| set("live-text", "To be, or not to be that", "input").map(drop)),
+            ("To be, or not to be", &|| page.click("#live-changes button")),
+            ("O Romeo, Romeo! wherefore art thou Romeo?", &|| set("sort", "kind", "change").map(drop)),
+            ("O Romeo, Romeo! wherefore art thou Romeo?", &|| page.click("#live-ablate")),
+            ("gold kite moth lamp gold kite moth", &|| {
+                set("live-text", "gold kite moth king gold kite moth", "input").map(drop)
+            }),
+            ("gold kite moth lamp gold kite moth", &|| {
+                page.click("#live-changes button")?;
+                settled(page)?;
+                assert_eq!(page.get("document.getElementById('lesson-done').hidden")?, true, "half done");
+                page.head("3.2")?;
+                page.click("#live-ablate")
+            }),
+            ("O Romeo, Romeo! wherefore art thou", &|| {
+                page.click("#way [data-stage=mlp_out] summary")?;
+                page.click("#way [data-stage=resid_post] summary")
+            }),
+            ("ROMEO:", &|| set("live-temperature", "0", "input").map(drop)),
+        ];
+        for (n, (text, step)) in steps.into_iter().enumerate() {
+            page.until(&format!("document.getElementById('lesson-choice').value === '{n}'"))?;
+            page.until("document.getElementById('live').dataset.lesson === 'ready'")?;
+            assert_eq!(page.get("document.getElementById('live-text').value")?, text);
+            assert_eq!(page.get("document.getElementById('lesson-done').hidden")?, true, "lesson {n}");
+            step()?;
+            page.until("!document.getElementById('lesson-done').hidden")
+                .map_err(|error| format!("{n}: {error}"))?;
+            page.click("#lesson-next")?;
+        }
+        assert_eq!(page.get("document.getElementById('lesson').hidden")?, true, "the end");
+        page.click("#live-lessons")?;
+        set("lesson-language", "de", "change")?;
+        let task = page.text("#lesson-task")?;
+        assert!(task.starts_with("Hänge oben"), "{task}");
+        Ok(())
+    })
+}
