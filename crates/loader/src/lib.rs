@@ -50,7 +50,7 @@ pub use gguf::GgufType;
 pub use hub::{Hub, HubError, ModelId, Remedy};
 pub use safetensors_file::Header;
 pub use save::{SaveOptions, check_savable, save};
-pub use save_gguf::save_gguf;
+pub use save_gguf::{save_gguf, to_gguf};
 pub use source::{EmbeddedFiles, Source};
 pub use stored::{Encoding, TensorInfo};
 pub use tokenizer::{TextStream, Tokenizer, Unspellable};

@@ -12,7 +12,7 @@ use gpt2_model::Config;
 use gpt2_model::config::TokenIds;
 use half::f16;
 use rayon::prelude::*;
-use std::io::{BufWriter, Seek, Write};
+use std::io::{BufWriter, Cursor, Seek, Write};
 use std::path::Path;
 
 /// Called before each tensor with the number of tensors done, the number of all, and its name; and once at the end.
@@ -31,32 +31,40 @@ pub fn save_gguf(
     kind: GgufType,
     progress: &mut Progress,
 ) -> Result<(), LoadError> {
-    let refused = |reason: String| LoadError::Gguf { name: checkpoint.name().to_string(), reason };
-    checkpoint.check()?;
-    let config = checkpoint.config();
-    // The head of a model that is meant to be tied may be another table.
-    let config = Config { tie_word_embeddings: checkpoint.is_tied()?, ..config.clone() };
-    if config.is_bigcode() || config.add_cross_attention {
-        let what = if config.is_bigcode() { "gpt_bigcode" } else { "cross-attention" };
-        return Err(refused(format!("GGUF files of {what} are not supported; save it as safetensors")));
-    }
-    let plan = plan(&config, kind).map_err(refused)?;
-    let list = tokenizer.list()?;
-    let head = header(&config, &list, kind, &plan).map_err(refused)?;
-
-    let mut file = BufWriter::new(std::fs::File::create(path).map_err(LoadError::io(path))?);
-    file.write_all(&head).map_err(LoadError::io(path))?;
-    let mut sums = vec![];
-    for (i, tensor) in plan.iter().enumerate() {
-        progress(i, plan.len(), &tensor.source);
-        let stored = checkpoint.tensor(&tensor.source, DType::F32, &Device::Cpu)?;
-        let data = encode(tensor, &stored, checkpoint.name())?;
-        sums.push(crc32fast::hash(&data));
-        file.write_all(&data).and_then(|()| pad(&mut file)).map_err(LoadError::io(path))?;
-    }
+    let create = || std::fs::File::create(path).map(BufWriter::new);
+    let (file, written) = Written::new(create, path, checkpoint, tokenizer, kind, progress)?;
     file.into_inner().map_err(std::io::IntoInnerError::into_error).map_err(LoadError::io(path))?;
-    progress(plan.len(), plan.len(), "reading it back");
-    check(path, &config, &list, plan.iter().zip(sums))
+    progress(written.plan.len(), written.plan.len(), "reading it back");
+    written.check(&Files::open_gguf(path)?)
+}
+
+/// The same in memory: the model as the one file `model.gguf`, under its name.
+///
+/// # Errors
+/// Those of [`save_gguf`].
+pub fn to_gguf(
+    checkpoint: &Checkpoint,
+    tokenizer: &Tokenizer,
+    kind: GgufType,
+    progress: &mut Progress,
+) -> Result<Files, LoadError> {
+    const NAME: &str = "model.gguf";
+    let create = || Ok(Cursor::new(vec![]));
+    let (bytes, written) = Written::new(create, Path::new(NAME), checkpoint, tokenizer, kind, progress)?;
+    let content = [(NAME.to_owned(), bytes.into_inner())];
+    let mut files = Files::in_memory(checkpoint.name(), content.into())?;
+    checkpoint.name().clone_into(&mut files.name);
+    written.check(&files)?;
+    Ok(files)
+}
+
+/// What was written to a file, to compare what is read back with it.
+struct Written {
+    config: Config,
+    list: List,
+    plan: Vec<Planned>,
+    /// The checksum of each tensor.
+    sums: Vec<u32>,
 }
 
 /// Zeros up to the next multiple of the alignment.
@@ -65,43 +73,73 @@ fn pad(file: &mut (impl Write + Seek)) -> std::io::Result<()> {
     file.write_all(&vec![0; at.next_multiple_of(ALIGNMENT) - at])
 }
 
-/// Compares the file with what was written to it: the config, the tokenizer, and the tensors with their checksums.
-fn check<'a>(
-    path: &Path,
-    config: &Config,
-    list: &List,
-    tensors: impl Iterator<Item = (&'a Planned, u32)>,
-) -> Result<(), LoadError> {
-    let name = path.display().to_string();
-    let differs = |what: &str| LoadError::Gguf {
-        name: name.clone(),
-        reason: format!("{what} is not read back as it was written"),
-    };
-    let files = Files::open_gguf(path)?;
-    let written = Checkpoint::open(&files)?;
-    written.check()?;
-    let sizes = |c: &Config| (c.vocab_size, c.n_positions, c.n_embd, c.n_layer, c.n_head, c.inner_dim());
-    if sizes(written.config()) != sizes(config)
-        || written.config().tie_word_embeddings != config.tie_word_embeddings
-    {
-        return Err(differs("the config"));
-    }
-    for (tensor, sum) in tensors {
-        let same = written.stored(&tensor.source).is_some_and(|stored| {
-            let data = stored.bytes.get(stored.range.clone());
-            stored.info.dtype == tensor.encoding && data.is_some_and(|data| crc32fast::hash(data) == sum)
-        });
-        if !same {
-            return Err(differs(&tensor.name));
+impl Written {
+    /// Writes the file that `create` makes once the model is known to fit one; `path` names it in errors.
+    fn new<W: Write + Seek>(
+        create: impl FnOnce() -> std::io::Result<W>,
+        path: &Path,
+        checkpoint: &Checkpoint,
+        tokenizer: &Tokenizer,
+        kind: GgufType,
+        progress: &mut Progress,
+    ) -> Result<(W, Self), LoadError> {
+        let refused = |reason: String| LoadError::Gguf { name: checkpoint.name().to_string(), reason };
+        checkpoint.check()?;
+        let config = checkpoint.config();
+        // The head of a model that is meant to be tied may be another table.
+        let config = Config { tie_word_embeddings: checkpoint.is_tied()?, ..config.clone() };
+        if config.is_bigcode() || config.add_cross_attention {
+            let what = if config.is_bigcode() { "gpt_bigcode" } else { "cross-attention" };
+            return Err(refused(format!("GGUF files of {what} are not supported; save it as safetensors")));
         }
+        let plan = plan(&config, kind).map_err(refused)?;
+        let list = tokenizer.list()?;
+        let head = header(&config, &list, kind, &plan).map_err(refused)?;
+        let mut out = create().map_err(LoadError::io(path))?;
+        out.write_all(&head).map_err(LoadError::io(path))?;
+        let mut sums = vec![];
+        for (i, tensor) in plan.iter().enumerate() {
+            progress(i, plan.len(), &tensor.source);
+            let stored = checkpoint.tensor(&tensor.source, DType::F32, &Device::Cpu)?;
+            let data = encode(tensor, &stored, checkpoint.name())?;
+            sums.push(crc32fast::hash(&data));
+            out.write_all(&data).and_then(|()| pad(&mut out)).map_err(LoadError::io(path))?;
+        }
+        Ok((out, Self { config, list, plan, sums }))
     }
-    let again = Tokenizer::open(&files, config.vocab_size)?.list()?;
-    let tokens = list.tokens.iter().zip(&again.tokens);
-    let same_tokens = tokens.filter(|(token, _)| token.is_some()).all(|(token, again)| token == again);
-    if !same_tokens || again.merges != list.merges {
-        return Err(differs("the tokenizer"));
+
+    /// Compares a file with what was written to it: the config, the tokenizer, and the tensors with their checksums.
+    fn check(&self, files: &Files) -> Result<(), LoadError> {
+        let Self { config, list, plan, sums } = self;
+        let differs = |what: &str| LoadError::Gguf {
+            name: files.name.clone(),
+            reason: format!("{what} is not read back as it was written"),
+        };
+        let written = Checkpoint::open(files)?;
+        written.check()?;
+        let sizes = |c: &Config| (c.vocab_size, c.n_positions, c.n_embd, c.n_layer, c.n_head, c.inner_dim());
+        if sizes(written.config()) != sizes(config)
+            || written.config().tie_word_embeddings != config.tie_word_embeddings
+        {
+            return Err(differs("the config"));
+        }
+        for (tensor, sum) in plan.iter().zip(sums) {
+            let same = written.stored(&tensor.source).is_some_and(|stored| {
+                let data = stored.bytes.get(stored.range.clone());
+                stored.info.dtype == tensor.encoding && data.is_some_and(|data| crc32fast::hash(data) == *sum)
+            });
+            if !same {
+                return Err(differs(&tensor.name));
+            }
+        }
+        let again = Tokenizer::open(files, config.vocab_size)?.list()?;
+        let tokens = list.tokens.iter().zip(&again.tokens);
+        let same_tokens = tokens.filter(|(token, _)| token.is_some()).all(|(token, again)| token == again);
+        if !same_tokens || again.merges != list.merges {
+            return Err(differs("the tokenizer"));
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// A tensor as the file holds it.

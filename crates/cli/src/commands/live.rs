@@ -10,7 +10,7 @@ use crate::outputs::Outputs;
 use crate::progress::bar;
 use crate::session::{self, MODEL};
 use anyhow::bail;
-use gpt2_loader::{Checkpoint, Files, GgufType, Source, Tokenizer, save_gguf};
+use gpt2_loader::{Checkpoint, Files, GgufType, Source, Tokenizer, to_gguf};
 use gpt2_web::{DEMO, Look};
 use std::path::PathBuf;
 
@@ -89,17 +89,12 @@ fn files(model: &str, args: &LiveArgs, inputs: &mut Inputs) -> anyhow::Result<Fi
         );
     }
     let tokenizer = Tokenizer::open(&files, checkpoint.config().vocab_size)?;
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join(format!("{}.gguf", kind.as_str()));
     let bar = bar(Some(1), "{bar:30} {pos}/{len} {msg}");
-    save_gguf(&path, &checkpoint, &tokenizer, kind, &mut |done, all, name| {
+    let quantized = to_gguf(&checkpoint, &tokenizer, kind, &mut |done, all, name| {
         bar.set_length(all as u64);
         bar.set_position(done as u64);
         bar.set_message(name.to_string());
     })?;
     bar.finish_and_clear();
-    let content = [("model.gguf".to_owned(), std::fs::read(&path)?)];
-    let mut quantized = Files::in_memory(checkpoint.name(), content.into())?;
-    checkpoint.name().clone_into(&mut quantized.name);
     Ok(quantized)
 }
