@@ -38,7 +38,7 @@ pub fn save_gguf(
     written.check(&Files::open_gguf(path)?)
 }
 
-/// The same in memory: the model as the one file `model.gguf`, under its name.
+/// The same in memory: a file of the model's name and the type, such as `gpt2-q8_0.gguf`.
 ///
 /// # Errors
 /// Those of [`save_gguf`].
@@ -48,12 +48,11 @@ pub fn to_gguf(
     kind: GgufType,
     progress: &mut Progress,
 ) -> Result<Files, LoadError> {
-    const NAME: &str = "model.gguf";
+    let base = Path::new(checkpoint.name()).file_name().unwrap_or_default().to_string_lossy();
+    let name = format!("{base}-{}.gguf", kind.as_str());
     let create = || Ok(Cursor::new(vec![]));
-    let (bytes, written) = Written::new(create, Path::new(NAME), checkpoint, tokenizer, kind, progress)?;
-    let content = [(NAME.to_owned(), bytes.into_inner())];
-    let mut files = Files::in_memory(checkpoint.name(), content.into())?;
-    checkpoint.name().clone_into(&mut files.name);
+    let (bytes, written) = Written::new(create, Path::new(&name), checkpoint, tokenizer, kind, progress)?;
+    let files = Files::in_memory(checkpoint.name(), [(name, bytes.into_inner())].into())?;
     written.check(&files)?;
     Ok(files)
 }
