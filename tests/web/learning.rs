@@ -1,7 +1,7 @@
 //! The way of a token, and the lessons, in the page.
 
 use crate::common::Result;
-use crate::page::{look, open, settled};
+use crate::page::{look, open, put, settled};
 use gpt2_web::{Along, Live, Look};
 
 /// The way of a token follows the chosen head and token, from the mouse and from the keyboard.
@@ -37,7 +37,7 @@ fn the_way_of_a_token_follows_what_is_chosen() -> Result {
         shows(1, 1, 13)?;
         page.head("0.3")?;
         shows(0, 3, 13)?;
-        page.get("(() => { const menu = document.getElementById('way-token'); menu.value = 5; menu.dispatchEvent(new Event('change')) })()")?;
+        put(page, "way-token", "5", "change")?;
         shows(0, 3, 5)?;
         // The arrows go from stage to stage, and Enter opens one.
         page.get("document.querySelector('#way [data-stage=wte] summary').focus()")?;
@@ -60,22 +60,17 @@ fn the_way_of_a_token_follows_what_is_chosen() -> Result {
 fn the_lessons_follow_the_reader() -> Result {
     open("O Romeo", |page| {
         page.click("#live-lessons")?;
-        let set = |id: &str, value: &str, event: &str| {
-            page.get(&format!(
-                "(() => {{ const field = document.getElementById('{id}'); field.value = {value:?}; field.dispatchEvent(new Event('{event}')) }})()"
-            ))
-        };
         let steps: [(&str, &dyn Fn() -> Result); 10] = [
             ("O Romeo, wherefore art thou Romeo?", &|| {
-                set("live-text", "O Romeo, wherefore art thou Romeo? xylophone", "input").map(drop)
+                put(page, "live-text", "O Romeo, wherefore art thou Romeo? xylophone", "input")
             }),
             ("O Romeo, Romeo! wherefore art thou Romeo?", &|| page.click("#text span:nth-child(3)")),
-            ("To be, or not to be", &|| set("live-text", "To be, or not to be that", "input").map(drop)),
+            ("To be, or not to be", &|| put(page, "live-text", "To be, or not to be that", "input")),
             ("To be, or not to be", &|| page.click("#live-changes button")),
-            ("O Romeo, Romeo! wherefore art thou Romeo?", &|| set("sort", "kind", "change").map(drop)),
+            ("O Romeo, Romeo! wherefore art thou Romeo?", &|| put(page, "sort", "kind", "change")),
             ("O Romeo, Romeo! wherefore art thou Romeo?", &|| page.click("#live-ablate")),
             ("gold kite moth lamp gold kite moth", &|| {
-                set("live-text", "gold kite moth king gold kite moth", "input").map(drop)
+                put(page, "live-text", "gold kite moth king gold kite moth", "input")
             }),
             ("gold kite moth lamp gold kite moth", &|| {
                 page.click("#live-changes button")?;
@@ -88,7 +83,7 @@ fn the_lessons_follow_the_reader() -> Result {
                 page.click("#way [data-stage=mlp_out] summary")?;
                 page.click("#way [data-stage=resid_post] summary")
             }),
-            ("ROMEO:", &|| set("live-temperature", "0", "input").map(drop)),
+            ("ROMEO:", &|| put(page, "live-temperature", "0", "input")),
         ];
         for (n, (text, step)) in steps.into_iter().enumerate() {
             page.until(&format!("document.getElementById('lesson-choice').value === '{n}'"))?;
@@ -102,7 +97,7 @@ fn the_lessons_follow_the_reader() -> Result {
         }
         assert_eq!(page.get("document.getElementById('lesson').hidden")?, true, "the end");
         page.click("#live-lessons")?;
-        set("lesson-language", "de", "change")?;
+        put(page, "lesson-language", "de", "change")?;
         let task = page.text("#lesson-task")?;
         assert!(task.starts_with("Hänge oben"), "{task}");
         Ok(())

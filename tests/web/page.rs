@@ -47,11 +47,17 @@ pub(crate) fn open_on(model: Option<&Files>, text: &str, test: impl Fn(&Browser)
 
 /// Types a text as a whole and waits for its page.
 pub(crate) fn enter(page: &Browser, text: &str) -> Result {
-    page.get(&format!(
-        "(() => {{ const t = document.getElementById('live-text'); t.value = {}; t.dispatchEvent(new Event('input')) }})()",
-        serde_json::to_string(text)?
-    ))?;
+    put(page, "live-text", text, "input")?;
     settled(page)
+}
+
+/// Puts a value into a field, which hears of an event.
+pub(crate) fn put(page: &Browser, id: &str, value: &str, event: &str) -> Result {
+    let value = serde_json::to_string(value)?;
+    page.get(&format!(
+        "(() => {{ const field = document.getElementById('{id}'); field.value = {value}; field.dispatchEvent(new Event('{event}')) }})()"
+    ))?;
+    Ok(())
 }
 
 /// Waits until the page belongs to the last question.
@@ -343,18 +349,18 @@ fn the_page_runs_in_a_frame_of_a_notebook() -> Result {
 fn what_is_typed_or_taken_back_stays() -> Result {
     open("ROMEO:", |page| {
         let text = || page.get("document.getElementById('live-text').value");
-        page.get("(() => { const k = document.getElementById('live-top-k'); k.value = 0; k.dispatchEvent(new Event('input')) })()")?;
-        page.get("(() => { const t = document.getElementById('live-text'); t.value = 'My lord'; t.dispatchEvent(new Event('input')) })()")?;
+        put(page, "live-top-k", "0", "input")?;
+        put(page, "live-text", "My lord", "input")?;
         page.click("#live-next")?;
         assert_eq!(text()?, "My lord");
-        page.get("(() => { const k = document.getElementById('live-top-k'); k.value = ''; k.dispatchEvent(new Event('input')) })()")?;
+        put(page, "live-top-k", "", "input")?;
         settled(page)?;
         assert_eq!(text()?, "My lord");
         // In one go, so that an answer is on its way when the tokens are taken back.
-        page.get("(() => { document.getElementById('live-run').click() })()")?;
+        page.get("document.getElementById('live-run').click()")?;
         page.until("document.getElementById('live-text').value.length > 20")?;
-        page.get("(() => { document.getElementById('live-prompt').click() })()")?;
-        page.get("(() => { const t = document.getElementById('live-temperature'); t.value = 0.5; t.dispatchEvent(new Event('input')) })()")?;
+        page.get("document.getElementById('live-prompt').click()")?;
+        put(page, "live-temperature", "0.5", "input")?;
         settled(page)?;
         assert_eq!(text()?, "My lord");
         Ok(())

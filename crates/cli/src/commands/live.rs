@@ -1,13 +1,12 @@
 //! `gpt2 live`: a page with the model in it.
 
-use super::quantize::types;
+use super::quantize::{types, with_bar};
 use crate::changes;
 use crate::hub::{self, HubArgs};
 use crate::inputs::{DEMO_NAME, Inputs};
 use crate::interventions::{OnHeads, on_heads};
 use crate::live_page::{self, Module};
 use crate::outputs::Outputs;
-use crate::progress::bar;
 use crate::session::{self, MODEL};
 use anyhow::bail;
 use gpt2_loader::{Checkpoint, Files, GgufType, Source, Tokenizer, to_gguf};
@@ -16,8 +15,9 @@ use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 #[command(long_about = "\
-Write a page that runs a model in the browser: type, and its attention follows. It is one file that fetches nothing, of some 6 MB \
-with the demo model, or of four thirds of the model's size more. Its numbers are those of gpt2 attention and gpt2 generate, up to the last digits. Most builds have no module for the browser: \
+Write a page that runs a model in the browser: type, and its attention follows. It is one file, and fetches nothing. With the demo \
+model it has 5 MB; another model adds four thirds of its size. Its numbers are those of gpt2 attention and gpt2 generate, up to the \
+last digits. Most builds have no module for the browser: \
 scripts/web.sh builds it, for --module")]
 #[command(after_help = "\
 Examples:
@@ -89,12 +89,5 @@ fn files(model: &str, args: &LiveArgs, inputs: &mut Inputs) -> anyhow::Result<Fi
         );
     }
     let tokenizer = Tokenizer::open(&files, checkpoint.config().vocab_size)?;
-    let bar = bar(Some(1), "{bar:30} {pos}/{len} {msg}");
-    let quantized = to_gguf(&checkpoint, &tokenizer, kind, &mut |done, all, name| {
-        bar.set_length(all as u64);
-        bar.set_position(done as u64);
-        bar.set_message(name.to_string());
-    })?;
-    bar.finish_and_clear();
-    Ok(quantized)
+    Ok(with_bar(|progress| to_gguf(&checkpoint, &tokenizer, kind, progress))?)
 }

@@ -98,6 +98,18 @@ fn because(kind: GgufType, width: usize) -> String {
     format!("; {need} rows whose length is a multiple of {LARGE_BLOCK}; {instead}")
 }
 
+/// Runs `work`, which tells how many tensors are done, how many there are, and the name of the next.
+pub(super) fn with_bar<T>(work: impl FnOnce(&mut dyn FnMut(usize, usize, &str)) -> T) -> T {
+    let bar = bar(Some(1), "{bar:30} {pos}/{len} {msg}");
+    let result = work(&mut |done, all, name| {
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+        bar.set_message(name.to_string());
+    });
+    bar.finish_and_clear();
+    result
+}
+
 pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
     let out = &args.out;
     if !out.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf")) {
@@ -124,19 +136,13 @@ pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
         );
     }
     let tokenizer = Tokenizer::open(&files, checkpoint.config().vocab_size)?;
-    let bar = bar(Some(1), "{bar:30} {pos}/{len} {msg}");
     let (mut bytes, mut weights) = (0, BTreeMap::new());
     outputs.stage(out, |temporary| {
-        save_gguf(temporary, &checkpoint, &tokenizer, kind, &mut |done, all, name| {
-            bar.set_length(all as u64);
-            bar.set_position(done as u64);
-            bar.set_message(name.to_string());
-        })?;
+        with_bar(|progress| save_gguf(temporary, &checkpoint, &tokenizer, kind, progress))?;
         bytes = std::fs::metadata(temporary)?.len();
         weights = weights_of(temporary)?;
         anyhow::Ok(())
     })?;
-    bar.finish_and_clear();
     let parameters = checkpoint.audit().parameter_count;
     let bits_per_parameter = 8.0 * bytes as f64 / parameters as f64;
     let report = Report {

@@ -10,8 +10,7 @@ document.querySelector("#tools").after(byId("live-heads"));
 /// What `showPage` fills. An answer gets fresh copies.
 const FILLED = ["body > header", "#guide", "main"].map((which) => document.querySelector(which));
 const empty = FILLED.map((part) => part.cloneNode(true));
-// Laid out while the model starts, which takes as long.
-for (const part of FILLED) part.classList.add("unseen");
+for (const part of FILLED) part.hidden = true;
 /// Those on the page, and those of the answer before, which cover them until they are drawn.
 let present = FILLED;
 let leaving = [];
@@ -81,7 +80,7 @@ function replaceParts(scrolled, isMuch) {
   const fresh = empty.map((part) => part.cloneNode(true));
   for (const [i, part] of present.entries()) {
     part.before(fresh[i]);
-    if (!isMuch || part.classList.contains("unseen") || isCovered) {
+    if (!isMuch || part.hidden || isCovered) {
       part.remove();
       continue;
     }
