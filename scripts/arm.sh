@@ -39,7 +39,7 @@ on() {
 # how much QEMU takes; one that takes more than six minutes there; the emulated GPU, which no processor changes.
 kernels=(--skip a_name_in_the_environment --skip the_bits_depend_neither --skip _emulated)
 # Candle's own quantized products use dotprod without asking whether it is there.
-on cortex-a72 kernels candle_fused "${kernels[@]}" --skip a_ggml_weight_is_multiplied_as_candle_does
+on cortex-a72 kernels candle_fused "${kernels[@]}" --skip a_ggml_weight_is_multiplied --skip every_format_of_a_gguf_file
 on max kernels candle_fused "${kernels[@]}"
 on max kernels kernels --skip _emulated --skip asking_for_rows_takes_memory
 on max model gpt2_model

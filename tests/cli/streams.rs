@@ -67,7 +67,7 @@ fn an_empty_prompt_is_refused_wherever_it_comes_from() -> Result {
 fn a_prompt_that_cannot_be_read_is_named() -> Result {
     let folder = Folder::empty()?;
     folder.write("latin1.txt", b"caf\xe9")?;
-    for (file, reason) in [("nowhere.txt", "No such file"), ("latin1.txt", "UTF-8"), ("", "directory")] {
+    for (file, reason) in [("nowhere.txt", "os error 2"), ("latin1.txt", "UTF-8"), ("", "folder")] {
         let path = folder.at(file);
         gpt2(&["forward", "--file", &path])?.refused(1, &["cannot read the prompt from", &path, reason]);
     }

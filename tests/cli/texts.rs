@@ -160,7 +160,7 @@ fn a_line_that_is_no_text_is_refused_with_its_number() -> Result {
         gpt2(&[command, "--texts", &txt, "My lord"])?.refused(2, &["--texts", "[PROMPT]"]);
         gpt2(&[command, "--field", "a", "My lord"])?.refused(2, &["--field"]);
         gpt2(&[command, "--texts", &folder.at("")])?.refused(1, &["folder"]);
-        gpt2(&[command, "--texts", &folder.at("nowhere")])?.refused(1, &["nowhere", "No such file"]);
+        gpt2(&[command, "--texts", &folder.at("nowhere")])?.refused(1, &["nowhere", "os error 2"]);
     }
     gpt2(&["attention", "--texts", &txt, "--export", &folder.at("w.npy")])?
         .refused(1, &["--texts", ".safetensors"]);

@@ -293,7 +293,7 @@ fn texts_and_folders_that_are_not_there_are_named() -> Result {
     folder.write("text.txt", text())?;
     folder.write("latin1.txt", b"caf\xe9")?;
     folder.write("empty.txt", "")?;
-    for (text, reason) in [("nowhere.txt", "No such file"), ("latin1.txt", "UTF-8")] {
+    for (text, reason) in [("nowhere.txt", "os error 2"), ("latin1.txt", "UTF-8")] {
         let run = gpt2(&["train", "--text", &folder.at(text), "--out", &folder.at("out")])?;
         run.refused(1, &["cannot read the text from", &folder.at(text), reason]);
         assert!(!folder.file("out").exists(), "a folder was made for nothing");

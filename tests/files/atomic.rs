@@ -39,6 +39,8 @@ fn a_failing_writer_leaves_the_old_file_and_nothing_else() -> Result {
     Ok(())
 }
 
+// On Windows, a file that is open stays until it is closed.
+#[cfg(unix)]
 #[test]
 fn a_writer_that_removes_the_temporary_file_is_an_error() -> Result {
     let folder = Folder::empty()?;
@@ -54,7 +56,7 @@ fn a_missing_folder_is_named() -> Result {
     let folder = Folder::empty()?;
     let path = folder.file("nowhere").join("x");
     let error = write_bytes(&path, b"x").expect_err("nowhere").to_string();
-    assert!(error.contains("nowhere/x") && error.contains("no folder"), "{error}");
+    assert!(error.contains(&path.display().to_string()) && error.contains("no folder"), "{error}");
     Ok(())
 }
 
@@ -155,6 +157,8 @@ mod unix {
 }
 
 /// Files that a killed process left are removed, but not those of a running one, nor files with similar names.
+// On Windows, where a lock keeps its own process from writing, temporary files have none and stay.
+#[cfg(unix)]
 #[test]
 fn abandoned_temporary_files_are_removed_by_the_next_write_into_the_folder() -> Result {
     let folder = Folder::empty()?;

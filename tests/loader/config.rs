@@ -53,7 +53,7 @@ fn a_link_that_leads_nowhere_is_named() -> Result {
         let folder = Folder::of("odd")?;
         std::fs::remove_file(folder.file(name))?;
         std::os::unix::fs::symlink(folder.file("gone"), folder.file(name))?;
-        assert_says(name, &folder.refusal(name), &[&folder.at(name), "No such file"]);
+        assert_says(name, &folder.refusal(name), &[&folder.at(name), "os error 2"]);
     }
     Ok(())
 }

@@ -188,8 +188,15 @@ fn saving_over_a_checkpoint_replaces_it_while_it_is_in_use() -> Result {
     let folder = Folder::of("odd")?;
     let open = folder.open()?; // its file is mapped
     let other = load("untied", DType::F32)?;
-    save(folder.path(), &other, None, SaveOptions::default())?;
-    assert_eq!(logit_bits(&folder.load()?)?, logit_bits(&other)?);
+    let saved = save(folder.path(), &other, None, SaveOptions::default());
+    if cfg!(windows) {
+        // It refuses to replace a file that is mapped.
+        let error = saved.expect_err("it is in use").to_string();
+        assert_says("a file in use", &error, &["model.safetensors", "other programs"]);
+    } else {
+        saved?;
+        assert_eq!(logit_bits(&folder.load()?)?, logit_bits(&other)?);
+    }
     let before = open.load_model(DType::F32, &Device::Cpu)?;
     assert_eq!(logit_bits(&before)?, logit_bits(&load("odd", DType::F32)?)?);
     Ok(())
@@ -252,7 +259,7 @@ fn a_folder_that_cannot_be_made_is_named() -> Result {
     let err = save(&inside_a_file, &load("odd", DType::F32)?, None, SaveOptions::default())
         .expect_err("a file is no folder")
         .to_string();
-    assert!(err.contains("config.json/model"), "{err}");
+    assert!(err.contains(&inside_a_file.display().to_string()), "{err}");
     Ok(())
 }
 

@@ -110,19 +110,21 @@ fn canonical(dir: impl AsRef<Path>) -> Option<PathBuf> {
 
 /// Identifies a file, regardless of its name.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Identity(#[cfg(unix)] (u64, u64), #[cfg(not(unix))] PathBuf);
+pub(crate) struct Identity(u64, u64);
 
 impl Identity {
     /// The identity of the file that `path` leads to; `None` if it does not exist. Does not open it: it may be a pipe.
     #[cfg(unix)]
     pub(crate) fn of(path: &Path) -> Option<Self> {
         use std::os::unix::fs::MetadataExt;
-        std::fs::metadata(path).ok().map(|meta| Self((meta.dev(), meta.ino())))
+        std::fs::metadata(path).ok().map(|meta| Self(meta.dev(), meta.ino()))
     }
 
     /// The identity of the file that `path` leads to; `None` if it does not exist.
-    #[cfg(not(unix))]
+    #[cfg(windows)]
     pub(crate) fn of(path: &Path) -> Option<Self> {
-        std::fs::canonicalize(path).ok().map(Self)
+        let handle = winapi_util::Handle::from_path_any(path).ok()?;
+        let file = winapi_util::file::information(handle).ok()?;
+        Some(Self(file.volume_serial_number(), file.file_index()))
     }
 }

@@ -83,8 +83,12 @@ pub(crate) fn read_file(what: &str, path: &Path, limit: u64) -> anyhow::Result<S
 
 /// Opens the file or the pipe at `path`. Opening a named pipe waits until another program opens it to write: a note says so.
 pub(crate) fn open_text(path: &Path) -> std::io::Result<File> {
+    let kind = std::fs::metadata(path)?.file_type();
+    if kind.is_dir() {
+        return Err(std::io::Error::other("it is a folder, expected a file"));
+    }
     #[cfg(unix)]
-    if std::os::unix::fs::FileTypeExt::is_fifo(&std::fs::metadata(path)?.file_type()) {
+    if std::os::unix::fs::FileTypeExt::is_fifo(&kind) {
         return open_pipe(path);
     }
     File::open(path)

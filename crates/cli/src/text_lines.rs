@@ -26,11 +26,7 @@ pub(crate) fn open(path: &Path) -> anyhow::Result<Box<dyn Read>> {
     if path == Path::new(STDIN) {
         return Ok(Box::new(std::io::stdin()));
     }
-    let failed = || format!("cannot read {}", path.display());
-    let file = open_text(path).with_context(failed)?;
-    if file.metadata().with_context(failed)?.is_dir() {
-        bail!("cannot read {}: it is a folder, expected a file", path.display());
-    }
+    let file = open_text(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(Box::new(file))
 }
 

@@ -101,11 +101,17 @@ impl Staged {
     /// # Errors
     /// When the system refuses to rename it.
     pub fn commit(self) -> Result<(), Error> {
-        let failed = Error::at(&self.path);
-        match self.file.persist(&self.target) {
-            Ok(_) => Ok(()),
-            Err(e) => Err(failed(e.error)),
-        }
+        let Err(failed) = self.file.persist(&self.target) else { return Ok(()) };
+        let reason = match failed.error {
+            e if cfg!(windows) && e.kind() == io::ErrorKind::PermissionDenied => io::Error::new(
+                e.kind(),
+                format!(
+                    "{e}: it cannot be replaced; close other programs that have it open, or choose another name"
+                ),
+            ),
+            e => e,
+        };
+        Err(Error::at(&self.path)(reason))
     }
 }
 

@@ -21,7 +21,8 @@ pub enum Isa {
     /// 128-bit vectors of WebAssembly. They multiply and add in two steps, each of which rounds, so that exact GELU loses digits
     /// far below 0.
     Simd128,
-    /// 128-bit vectors of Arm processors.
+    /// 128-bit vectors of Arm processors. Quantized layers use `dotprod` and `i8mm` where the processor has them, products of
+    /// bf16 matrices `bf16`; subnormal numbers then count as 0.
     Neon,
     /// 256-bit vectors with FMA and F16C.
     Avx2,
@@ -59,6 +60,9 @@ pub(crate) enum ByteProducts {
     /// With the processor's `dotprod`.
     #[cfg(target_arch = "aarch64")]
     NeonDot,
+    /// With `i8mm`, too.
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm,
     #[cfg(target_arch = "wasm32")]
     Simd128,
 }
@@ -181,10 +185,11 @@ impl Isa {
             Self::Avx2 | Self::Avx512 | Self::Amx if Self::Avx2.arch().is_some() => ByteProducts::Avx2,
             #[cfg(target_arch = "aarch64")]
             Self::Neon if self.arch().is_some() => {
-                if std::arch::is_aarch64_feature_detected!("dotprod") {
-                    ByteProducts::NeonDot
-                } else {
-                    ByteProducts::Neon
+                use std::arch::is_aarch64_feature_detected as has;
+                match (has!("dotprod"), has!("i8mm")) {
+                    (true, true) => ByteProducts::NeonI8mm,
+                    (true, false) => ByteProducts::NeonDot,
+                    (false, _) => ByteProducts::Neon,
                 }
             }
             #[cfg(target_arch = "wasm32")]
@@ -193,12 +198,15 @@ impl Isa {
         }
     }
 
-    /// Whether products of bf16 matrices multiply pairs of numbers: with AVX512-BF16 where that is fast. Intel's `vdpbf16ps` does
-    /// half as many operations a second as multiply-adds in f32, AMD's twice as many.
+    /// Whether products of bf16 matrices multiply pairs of numbers: with AVX512-BF16 where that is fast, and with Arm's `bf16`.
+    /// Intel's `vdpbf16ps` does half as many operations a second as multiply-adds in f32, AMD's twice as many; Arm's `bfdot` has
+    /// not been measured.
     pub(crate) fn has_pairs(self) -> bool {
         match self {
             #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
             Self::Avx512 => self.arch().is_some() && is_x86_feature_detected!("avx512bf16") && made_by_amd(),
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => self.arch().is_some() && std::arch::is_aarch64_feature_detected!("bf16"),
             _ => false,
         }
     }
@@ -333,6 +341,21 @@ mod tests {
             }
             assert_eq!(isa.byte_products(), avx2, "{isa:?}");
         }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[test]
+    fn products_use_what_the_processor_has() {
+        use std::arch::is_aarch64_feature_detected as has;
+        let expected = match (has!("dotprod"), has!("i8mm")) {
+            (true, true) => ByteProducts::NeonI8mm,
+            (true, false) => ByteProducts::NeonDot,
+            _ => ByteProducts::Neon,
+        };
+        assert_eq!(Isa::Neon.byte_products(), expected);
+        assert_eq!(Isa::Neon.has_pairs(), has!("bf16"));
+        assert_eq!(Isa::Portable.byte_products(), ByteProducts::Portable);
+        assert!(!Isa::Portable.has_pairs());
     }
 
     #[test]

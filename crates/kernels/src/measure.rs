@@ -117,7 +117,7 @@ pub fn fma_gflops() -> f64 {
 }
 
 /// bf16 operations per second, in units of 10⁹, for products that stay in registers, with all threads of the current rayon
-/// pool busy: of AMX's tiles, or of AVX512-BF16's pairs. `None` if the kernels use neither; they then compute in f32.
+/// pool busy: of AMX's tiles, or of pairs with AVX512-BF16 or Arm's `bf16`. `None` if the kernels use neither; they then compute in f32.
 #[must_use]
 #[allow(unsafe_code)]
 pub fn bf16_gflops() -> Option<f64> {
@@ -126,9 +126,9 @@ pub fn bf16_gflops() -> Option<f64> {
         // SAFETY: `has_tiles` has looked.
         return Some(gflops(|| unsafe { crate::product::amx::multiply(200_000) }));
     }
-    #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
+    #[cfg(any(target_arch = "aarch64", all(target_arch = "x86_64", feature = "x86-v4")))]
     if isa::Isa::current().has_pairs() {
-        // SAFETY: `has_pairs` has looked for AVX512-BF16.
+        // SAFETY: `has_pairs` has looked for the instruction.
         return Some(gflops(|| unsafe { multiply_pairs(4_000_000) }));
     }
     None
@@ -157,6 +157,28 @@ fn multiply_pairs(steps: usize) -> usize {
     }
     black_box(sums);
     steps * ACCUMULATORS * 4 * 16
+}
+
+/// The same on Arm, with 128-bit vectors.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon,bf16")]
+#[allow(unsafe_code)]
+fn multiply_pairs(steps: usize) -> usize {
+    use std::arch::aarch64::{vdupq_n_f32, vdupq_n_u16};
+    let (mut sums, x) = ([vdupq_n_f32(0.0); ACCUMULATORS], vdupq_n_u16(black_box(0x3f80)));
+    for _ in 0..steps {
+        for sum in &mut sums {
+            // SAFETY: the instruction reads and writes registers alone.
+            unsafe {
+                std::arch::asm!(
+                    "bfdot {0:v}.4s, {1:v}.8h, {1:v}.8h",
+                    inout(vreg) *sum, in(vreg) x, options(pure, nomem, nostack)
+                );
+            }
+        }
+    }
+    black_box(sums);
+    steps * ACCUMULATORS * 4 * 4
 }
 
 /// Bytes read from memory per second, in units of 10⁹, by all threads of the current rayon pool. Takes 512 MB of

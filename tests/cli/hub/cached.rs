@@ -12,6 +12,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Writes the repository under `folder` in the layout of Python's `huggingface_hub`.
+#[cfg(unix)]
 fn as_python(cache: &Path, folder: &str, skip: &[&str]) -> Result {
     let repo = cache.join(folder);
     let snapshot = repo.join("snapshots").join(COMMIT);

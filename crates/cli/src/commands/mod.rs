@@ -28,6 +28,7 @@ use std::process::{ExitCode, Termination};
 #[derive(Debug, Parser)]
 #[command(
     name = "gpt2",
+    bin_name = "gpt2", // on Windows, too, where the file is gpt2.exe
     version,
     propagate_version = true,
     after_help = "\

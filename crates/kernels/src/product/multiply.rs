@@ -104,7 +104,7 @@ pub(super) unsafe fn product<X: Source, E: Stored, O: Stored>(
     assert!(columns.start.is_multiple_of(PANEL * STRIP) && columns.end <= w.width());
     let arch = isa.arch().unwrap_or(Arch::Scalar);
     let result = Destination::new(finish, rows, columns.len(), out);
-    // SAFETY: the caller guarantees the result, and `has_pairs` has looked for AVX512-BF16.
+    // SAFETY: the caller guarantees the result, and `has_pairs` has looked for the instruction.
     unsafe {
         #[cfg(amx)]
         if let Some(tiles) = super::amx::Tiles::new(isa, x, rows, w) {

@@ -214,7 +214,7 @@ impl<'a> PackedPairs<'a> {
     /// The factors, if they are bf16 and of a depth that suits.
     ///
     /// # Safety
-    /// If `arch` is AVX-512, the processor has AVX512-BF16.
+    /// If `arch` is AVX-512, the processor has AVX512-BF16; if it is NEON, `bf16`.
     pub(super) unsafe fn new<E: Stored>(
         arch: Arch,
         x: &impl Source,

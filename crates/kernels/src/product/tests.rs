@@ -111,12 +111,14 @@ fn every_instruction_set_gives_what_f64_gives() {
     }
 }
 
-/// Only AVX-512 has an instruction for pairs of bf16. The others compute the same in several, and only here.
+/// Only AVX-512 and NEON have an instruction for pairs of bf16. The others compute the same in several, and only here.
 #[test]
 fn pairs_give_what_f64_gives() {
     #[cfg(target_arch = "x86_64")]
     let has = |isa: Isa| isa < Isa::Avx512 || is_x86_feature_detected!("avx512bf16");
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    let has = |isa: Isa| isa < Isa::Neon || std::arch::is_aarch64_feature_detected!("bf16");
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let has = |_: Isa| true;
     for isa in Isa::available().into_iter().filter(|isa| has(*isa)) {
         let arch = isa.arch().expect("it is available");

@@ -2,7 +2,7 @@
 
 use super::activations::{Activations, BLOCK, SUMS};
 use super::panels::{Code, GROUP};
-use super::vectors::{Vectors, Wide, Work};
+use super::vectors::{Steps, Vectors, Wide, Work};
 use crate::product::panels::PANEL;
 use std::marker::PhantomData;
 
@@ -144,19 +144,18 @@ unsafe fn minus_total<X>(x: &Activations<X>, block: usize) -> f32 {
 /// The processor has the instruction set.
 #[inline(always)]
 pub(super) unsafe fn widen<V: Vectors, C: Code>(codes: &[u8], out: &mut [u8]) {
-    let per_group = GROUP * size_of::<V::Wide>();
-    let count = if C::NIBBLES { 2 } else { 1 };
-    for (group, out) in codes.chunks_exact(GROUP).zip(out.chunks_exact_mut(count * per_group)) {
-        // SAFETY: a group has 64 codes, and there is room for them.
+    let per_pair = if C::NIBBLES { GROUP } else { 2 * GROUP };
+    let wide_pair = 2 * GROUP * size_of::<V::Wide>();
+    for (codes, out) in codes.chunks_exact(per_pair).zip(out.chunks_exact_mut(wide_pair)) {
+        let (codes, out) = (codes.as_ptr(), out.as_mut_ptr());
+        // SAFETY: a group has 64 codes, and there is room for two groups.
         unsafe {
-            let bytes = V::bytes(group.as_ptr());
-            if C::NIBBLES {
-                let (low, high) = V::nibbles(bytes);
-                V::widen_nibbles(low, out.as_mut_ptr());
-                V::widen_nibbles(high, out.as_mut_ptr().add(per_group));
+            let pair = if C::NIBBLES {
+                V::nibbles(V::bytes(codes)).into()
             } else {
-                V::widen(bytes, out.as_mut_ptr());
-            }
+                [V::bytes(codes), V::bytes(codes.add(GROUP))]
+            };
+            V::widen_pair(pair, C::NIBBLES, out);
         }
     }
 }
@@ -246,7 +245,7 @@ impl<C: Code, X: Wide, const R: usize, const P: usize> Work for TileWork<'_, C, 
         let Self { x, first, strip: WideStrip { wide, wide_len, scales, blocks }, sums, .. } = self;
         let depth = blocks * BLOCK;
         let part = BLOCK / C::PARTS;
-        let steps = part / X::STEP;
+        let count = part / X::STEP;
         assert!(x.codes.len() >= (first + R) * depth && x.scales.len() >= (first + R) * blocks);
         assert!(x.sums.len() >= (first + R) * blocks * SUMS && sums.len() >= R * P * PANEL);
         assert!(wide_len >= depth / X::STEP * GROUP && wide.len() >= P * wide_len);
@@ -265,20 +264,10 @@ impl<C: Code, X: Wide, const R: usize, const P: usize> Work for TileWork<'_, C, 
                         dots[r] =
                             [if C::NIBBLES { V::ints(-C::OFFSET * sum) } else { V::start_wide(sum) }; P];
                     }
-                    for _ in 0..steps {
-                        let mut w = [V::bytes(codes); P];
-                        for i in 1..P {
-                            w[i] = V::bytes(codes.add(i * wide_len));
-                        }
-                        codes = codes.add(GROUP);
-                        for r in 0..R {
-                            let x = four::<V>(from.add(r * depth).cast());
-                            for i in 0..P {
-                                dots[r][i] = V::dot_wide(dots[r][i], w[i], x);
-                            }
-                        }
-                        from = from.add(X::STEP);
-                    }
+                    let steps = Steps { codes, panel: wide_len, x: from.cast(), row: depth * size_of::<X>() };
+                    dots = V::dot_steps(dots, steps, count);
+                    codes = codes.add(count * GROUP);
+                    from = from.add(part);
                     for i in 0..P {
                         let scale = V::load(scales.add(i * scales_len));
                         for r in 0..R {

@@ -186,8 +186,9 @@ impl Repo {
     pub(crate) fn link(&self, commit: &str, name: &str, digest: &Digest) -> Result<(), HubError> {
         let pointer = self.pointer(commit, name);
         make_parent(&pointer)?;
-        let up = "../".repeat(2 + name.matches('/').count());
-        let target = Path::new(&up).join("blobs").join(digest.as_str());
+        // Joined piece by piece: in a link, Windows follows only its own separators.
+        let up = 2 + name.matches('/').count();
+        let target: PathBuf = std::iter::repeat_n("..", up).chain(["blobs", digest.as_str()]).collect();
         let dir = pointer.parent().unwrap_or(Path::new("."));
         // Create it beside the file, then rename it: another process sees the old file or the new one.
         let made = tempfile::Builder::new().prefix(".gpt2-").make_in(dir, |path| symlink(&target, path));
@@ -280,7 +281,9 @@ fn symlink(target: &Path, link: &Path) -> io::Result<()> {
 
 #[cfg(windows)]
 fn symlink(target: &Path, link: &Path) -> io::Result<()> {
-    std::os::windows::fs::symlink_file(target, link)
+    std::os::windows::fs::symlink_file(target, link)?;
+    // Wine says that it made one, and makes none.
+    link.symlink_metadata().map(drop)
 }
 
 #[cfg(test)]

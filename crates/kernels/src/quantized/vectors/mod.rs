@@ -8,7 +8,7 @@ mod wasm;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(super) use portable::{Portable, Vectors, Wide, Work};
+pub(super) use portable::{Portable, Steps, Vectors, Wide, Work};
 
 use crate::isa::{ByteProducts, Isa};
 
@@ -28,6 +28,8 @@ pub(super) fn dispatch<W: Work>(isa: Isa, work: W) -> W::Output {
             ByteProducts::Neon => neon::Neon::call(work),
             #[cfg(target_arch = "aarch64")]
             ByteProducts::NeonDot => neon::NeonDot::call(work),
+            #[cfg(target_arch = "aarch64")]
+            ByteProducts::NeonI8mm => neon::NeonI8mm::call(work),
             #[cfg(target_arch = "wasm32")]
             ByteProducts::Simd128 => wasm::Simd128::call(work),
         }

@@ -1,11 +1,11 @@
-//! The vectors of Arm: NEON, without and with the products of `dotprod`.
+//! The vectors of Arm: NEON, alone, with the products of `dotprod`, and with those of `i8mm`.
 //!
-//! Both multiply bytes with a sign. Flipping the highest bit of a code subtracts its offset of 128. What Rust has no stable
-//! intrinsics for is written in assembly: `sdot`, `fcvtl` and `prfm`.
+//! All multiply bytes with a sign. Flipping the highest bit of a code subtracts its offset of 128. What Rust has no stable
+//! intrinsics for is written in assembly: `sdot`, `smmla`, `fcvtl` and `prfm`.
 //!
 //! SAFETY of every block here: the conditions of [`Vectors`], which its callers meet.
 
-use super::portable::{Vectors, Work};
+use super::portable::{Steps, Vectors, Work};
 use half::f16;
 #[allow(clippy::wildcard_imports)] // forty intrinsics
 use std::arch::aarch64::*;
@@ -24,6 +24,10 @@ pub(super) struct NeonDot;
 unsafe fn signed(codes: uint8x16_t) -> int8x16_t {
     unsafe { vreinterpretq_s8_u8(veorq_u8(codes, vdupq_n_u8(128))) }
 }
+
+/// Four 128-bit vectors, with `smmla` for many rows and `sdot` for few.
+#[derive(Clone, Copy)]
+pub(super) struct NeonI8mm;
 
 /// An array of the values for i from 0 to 3. A closure would be compiled without the set's features.
 macro_rules! each {
@@ -49,7 +53,7 @@ macro_rules! each {
     };
 }
 
-/// What the two sets share.
+/// What the three sets share.
 macro_rules! vectors_of_16_bytes {
     () => {
         type Bytes = [uint8x16_t; 4];
@@ -241,5 +245,95 @@ impl Vectors for NeonDot {
     #[target_feature(enable = "neon,dotprod")]
     unsafe fn call<W: Work>(work: W) -> W::Output {
         unsafe { work.run::<Self>() }
+    }
+}
+
+/// `sums + x·wᵀ` for a matrix x of 2 rows of 8 bytes and one w of 2 columns of 8: the first row's sums, then the second's.
+#[inline(always)]
+unsafe fn multiply_two_by_two(mut sums: int32x4_t, x: int8x16_t, w: int8x16_t) -> int32x4_t {
+    unsafe {
+        asm!(
+            "smmla {0:v}.4s, {1:v}.16b, {2:v}.16b",
+            inout(vreg) sums, in(vreg) x, in(vreg) w,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sums
+}
+
+impl NeonI8mm {
+    #[inline(always)]
+    unsafe fn dot_signed(sums: int32x4_t, codes: int8x16_t, x: int8x16_t) -> int32x4_t {
+        unsafe { NeonDot::dot_signed(sums, codes, x) }
+    }
+}
+
+impl Vectors for NeonI8mm {
+    // 3·8 sums of two rows and two outputs each, 3 pairs of rows and a vector of codes, out of 32 registers.
+    const ROWS: usize = 6;
+    vectors_of_16_bytes!();
+
+    #[inline(never)]
+    #[target_feature(enable = "neon,dotprod,i8mm")]
+    unsafe fn call<W: Work>(work: W) -> W::Output {
+        unsafe { work.run::<Self>() }
+    }
+
+    /// 8 inputs of two outputs in each vector.
+    #[inline(always)]
+    unsafe fn widen_pair([a, b]: [[uint8x16_t; 4]; 2], nibbles: bool, out: *mut u8) {
+        for (i, (a, b)) in a.into_iter().zip(b).enumerate() {
+            unsafe {
+                let [a, b] = if nibbles {
+                    [vreinterpretq_s32_u8(a), vreinterpretq_s32_u8(b)]
+                } else {
+                    [vreinterpretq_s32_s8(signed(a)), vreinterpretq_s32_s8(signed(b))]
+                };
+                let out = out.add(32 * i).cast::<i32>();
+                vst1q_s32(out, vzip1q_s32(a, b));
+                vst1q_s32(out.add(4), vzip2q_s32(a, b));
+            }
+        }
+    }
+
+    #[inline(always)]
+    #[allow(clippy::needless_range_loop)] // several arrays have the index
+    unsafe fn dot_steps<const R: usize, const P: usize>(
+        mut sums: [[[int32x4_t; 4]; P]; R],
+        Steps { mut codes, mut x, row, .. }: Steps,
+        count: usize,
+    ) -> [[[int32x4_t; 4]; P]; R] {
+        // Other tiles are compiled, but never run.
+        assert!(P == Self::PANELS && R <= Self::ROWS);
+        let pairs = R.div_ceil(2);
+        unsafe {
+            let mut squares = [[vdupq_n_s32(0); 8]; Self::ROWS / 2];
+            for _ in 0..count / 2 {
+                let mut rows = [vdupq_n_s8(0); Self::ROWS / 2];
+                for p in 0..pairs {
+                    let first = x.add(2 * p * row).cast::<i8>();
+                    // The last row of an odd number is its own partner.
+                    let second = if 2 * p + 1 < R { first.add(row) } else { first };
+                    rows[p] = vcombine_s8(vld1_s8(first), vld1_s8(second));
+                }
+                for i in 0..8 {
+                    let w = vld1q_s8(codes.add(16 * i).cast());
+                    for p in 0..pairs {
+                        squares[p][i] = multiply_two_by_two(squares[p][i], rows[p], w);
+                    }
+                }
+                codes = codes.add(128);
+                x = x.add(8);
+            }
+            for r in 0..R {
+                for i in 0..4 {
+                    let a = vreinterpretq_s64_s32(squares[r / 2][2 * i]);
+                    let b = vreinterpretq_s64_s32(squares[r / 2][2 * i + 1]);
+                    let of_row = if r % 2 == 0 { vtrn1q_s64(a, b) } else { vtrn2q_s64(a, b) };
+                    sums[r][0][i] = vaddq_s32(sums[r][0][i], vreinterpretq_s32_s64(of_row));
+                }
+            }
+        }
+        sums
     }
 }

@@ -45,6 +45,21 @@ pub(in crate::quantized) trait Vectors: Copy + Send + Sync + 'static {
         // SAFETY: passed on.
         unsafe { Self::widen(bytes, out) };
     }
+    /// Writes two times 64 codes, below 16 if they are `nibbles`, in the order in which [`dot_steps`](Self::dot_steps) reads them.
+    #[inline(always)]
+    unsafe fn widen_pair([a, b]: [Self::Bytes; 2], nibbles: bool, out: *mut u8) {
+        // SAFETY: passed on.
+        unsafe {
+            let second = out.add(64 * size_of::<Self::Wide>());
+            if nibbles {
+                Self::widen_nibbles(a, out);
+                Self::widen_nibbles(b, second);
+            } else {
+                Self::widen(a, out);
+                Self::widen(b, second);
+            }
+        }
+    }
     /// The same number for each output.
     unsafe fn ints(x: i32) -> Self::Ints;
     /// What [`dot`](Self::dot) adds to, for codes with an offset of 128 and inputs that sum to `sum`.
@@ -67,12 +82,39 @@ pub(in crate::quantized) trait Vectors: Copy + Send + Sync + 'static {
         // SAFETY: passed on.
         unsafe { Self::dot(sums, codes, x) }
     }
-    /// `sums + Σ (code − 128)·x` over the inputs of a step of 64 bytes as [`widen`](Self::widen) writes them, if the sums are from
+    /// `sums + Σ (code − 128)·x` over the inputs of a step of 64 bytes from [`widen`](Self::widen), if the sums are from
     /// [`start_wide`](Self::start_wide); `sums + Σ code·x` for codes from [`widen_nibbles`](Self::widen_nibbles).
     #[inline(always)]
     unsafe fn dot_wide(sums: Self::Ints, codes: Self::Bytes, x: Self::Ints) -> Self::Ints {
         // SAFETY: passed on.
         unsafe { Self::dot(sums, codes, x) }
+    }
+    /// [`dot_wide`](Self::dot_wide) over `count` steps, an even number, for R rows and P panels.
+    #[inline(always)]
+    #[allow(clippy::needless_range_loop)] // several arrays have the index
+    unsafe fn dot_steps<const R: usize, const P: usize>(
+        mut sums: [[Self::Ints; P]; R],
+        Steps { mut codes, panel, mut x, row }: Steps,
+        count: usize,
+    ) -> [[Self::Ints; P]; R] {
+        // SAFETY: passed on.
+        unsafe {
+            for _ in 0..count {
+                let mut w = [Self::bytes(codes); P];
+                for i in 1..P {
+                    w[i] = Self::bytes(codes.add(i * panel));
+                }
+                codes = codes.add(64);
+                for r in 0..R {
+                    let x = Self::ints(x.add(r * row).cast::<i32>().read_unaligned());
+                    for i in 0..P {
+                        sums[r][i] = Self::dot_wide(sums[r][i], w[i], x);
+                    }
+                }
+                x = x.add(4);
+            }
+        }
+        sums
     }
     /// `a + b`
     unsafe fn add(a: Self::Ints, b: Self::Ints) -> Self::Ints;
@@ -95,6 +137,19 @@ pub(in crate::quantized) trait Vectors: Copy + Send + Sync + 'static {
     /// Starts to read the cache line at `from` into the second-level cache. Any address will do.
     #[inline(always)]
     unsafe fn fetch(_from: *const u8) {}
+}
+
+/// Where the steps of a tile begin.
+#[derive(Clone, Copy)]
+pub(in crate::quantized) struct Steps {
+    /// 64 bytes for each step of the first panel, from [`Vectors::widen_pair`].
+    pub(in crate::quantized) codes: *const u8,
+    /// How many bytes further the next panel begins.
+    pub(in crate::quantized) panel: usize,
+    /// 4 bytes for each step of the first row.
+    pub(in crate::quantized) x: *const u8,
+    /// How many bytes further the next row begins.
+    pub(in crate::quantized) row: usize,
 }
 
 /// A code of an activation.

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Builds the command for other machines: for each target a wheel for `pip install` and an archive, both with the module for the
+# live page; starts what it built, in an emulator where it has to; and writes SHA256SUMS. All go to target/dist/out. Twelve
+# minutes a target, once.
+#
+#   apt-get install qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-mingw-w64-x86-64 wine64
+#   scripts/release.sh [TARGET...]
+#
+# Without targets: Linux on x86-64 and on Arm, for glibc since 2.17, and Windows; on macOS, macOS.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+case ${1:-} in
+    -h | --help) sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "$0"; exit ;;
+    -*) echo "error: $1: expected targets, such as x86_64-unknown-linux-gnu" >&2; exit 2 ;;
+esac
+case $(uname) in
+    Darwin) default=(aarch64-apple-darwin) ;;
+    *) default=(x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu x86_64-pc-windows-gnu) ;;
+esac
+[ $# -gt 0 ] || set -- "${default[@]}"
+out=$PWD/target/dist/out
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -1)
+
+# The same bytes for the same commit: no date and no folder of this machine.
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+export SOURCE_DATE_EPOCH TZ=UTC
+registry=${CARGO_HOME:-$HOME/.cargo}
+export RUSTFLAGS="--remap-path-prefix=$registry=cargo --remap-path-prefix=$PWD=gpt2"
+export CFLAGS="-ffile-prefix-map=$registry=cargo -ffile-prefix-map=$PWD=gpt2"
+
+tools=$PWD/target/dist/tools
+[ -x "$tools/bin/maturin" ] || { python3 -m venv "$tools" && "$tools/bin/pip" install --quiet maturin==1.16.0 ziglang==0.17.1; }
+export PATH=$tools/bin:$PATH
+RUSTFLAGS='' scripts/web.sh >/dev/null
+rm -rf "$out"
+mkdir -p "$out"
+
+# Runs the command that was built for a target.
+on() {
+    local target=$1 binary=$2
+    shift 2
+    case $target in
+        "$(rustc -vV | sed -n 's/^host: //p')") "$binary" "$@" ;;
+        aarch64-*-linux-*) QEMU_LD_PREFIX=/usr/aarch64-linux-gnu qemu-aarch64-static "$binary" "$@" ;;
+        *-windows-*) scripts/wine.sh "$binary" "$@" ;;
+        *) echo "error: nothing here runs $target" >&2; return 3 ;;
+    esac
+}
+
+for target; do
+    printf '\n== %s\n' "$target"
+    [ -d "$(rustc --print target-libdir --target "$target")" ] || rustup target add "$target"
+    options=()
+    case $target in
+        *-linux-gnu) options=(--zig --compatibility manylinux2014) ;;
+        *-darwin) options=(--features metal,accelerate) ;;
+    esac
+    maturin build --manifest-path crates/cli/Cargo.toml --target "$target" --target-dir target/dist/build "${options[@]}" --out "$out"
+    case $target in *-windows-*) exe=.exe ;; *) exe= ;; esac
+    binary=$PWD/target/dist/build/$target/dist/gpt2$exe
+
+    name=gpt2-$version-$target
+    folder=target/dist/$name
+    rm -rf "$folder"
+    mkdir -p "$folder/completions" "$folder/man"
+    cp "$binary" README.md LICENSE-* CHANGELOG.md "$folder"
+    wheel=$(ls -t "$out"/*.whl | head -1)
+    # maturin lists in it what the binary was built from.
+    python3 -c 'import sys, zipfile
+wheel = zipfile.ZipFile(sys.argv[1])
+[name] = [name for name in wheel.namelist() if "/sboms/" in name and "gpt2" in name]
+sys.stdout.buffer.write(wheel.read(name))' "$wheel" >"$folder/sbom.cyclonedx.json"
+    for shell in bash zsh fish powershell; do on "$target" "$binary" completions $shell >"$folder/completions/gpt2.$shell"; done
+    on "$target" "$binary" man >"$folder/man/gpt2.1"
+    for command in $(on "$target" "$binary" help | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p'); do
+        [ "$command" = help ] || on "$target" "$binary" man "$command" >"$folder/man/gpt2-$command.1"
+    done
+    on "$target" "$binary" attention "O Romeo" | sed -n 1p
+    on "$target" "$binary" verify | tail -2 | sed -n 1p
+    on "$target" "$binary" live --out "$folder/live.html"
+    case $target in *-linux-gnu) echo "needs $(LC_ALL=C readelf -V "$binary" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)" ;; esac
+    case $target in *-windows-*) suffix=zip ;; *) suffix=tar.gz ;; esac
+    scripts/archive.py "$folder" "$out/$name.$suffix"
+done
+(cd "$out" && sha256sum -- * | tee SHA256SUMS)
+ls -l "$out"
