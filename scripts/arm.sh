@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Runs the tests of the kernels, the model and the loader on Arm, in QEMU; those inside the kernels' crate also without `dotprod`. QEMU
-# says nothing about speed. The build takes eight minutes once, the tests two. The gate does not run it.
+# Builds for Arm and runs tests in QEMU, which says nothing about speed: those of the kernels, the model and the loader, and those
+# of the command that write results. The build takes eight minutes once, the tests four. With `all`, also the kernels' on more
+# processors, all of the command's that can run there, and `gpt2 verify` on each processor: an hour.
 #
 #   apt-get install qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross
-#   scripts/arm.sh
+#   scripts/arm.sh [all]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 case ${1:-} in
-    '') ;;
+    '' | all) ;;
     -h | --help) sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "$0"; exit ;;
-    *) echo "error: $1: this takes no arguments" >&2; exit 2 ;;
+    *) echo "error: $1: expected all, or nothing" >&2; exit 2 ;;
 esac
 for tool in qemu-aarch64-static aarch64-linux-gnu-gcc; do
     command -v $tool >/dev/null ||
@@ -17,13 +18,15 @@ for tool in qemu-aarch64-static aarch64-linux-gnu-gcc; do
 done
 cargo=${CARGO:-cargo}
 target=aarch64-unknown-linux-gnu
+unset RUST_BACKTRACE # with it, the command starts itself again, which takes more than QEMU
 
 [ -d "$(rustc --print target-libdir --target $target)" ] || rustup target add $target
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc QEMU_LD_PREFIX=/usr/aarch64-linux-gnu PROPTEST_CASES=4
+export GPT2_TEST_RUNNER=qemu-aarch64-static
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 "$cargo" test --release --target $target --target-dir target/arm --workspace --lib --test kernels --test model --test loader \
-    --no-run 2>"$log" || { cat "$log" >&2; exit 1; }
+    --test cli --no-run 2>"$log" || { cat "$log" >&2; exit 1; }
 
 # Runs a package's tests on a processor.
 on() {
@@ -35,14 +38,25 @@ on() {
     (cd "crates/$package" && QEMU_CPU=$processor qemu-aarch64-static "$OLDPWD/$binary" --quiet "$@")
 }
 
-# Left out: tests that start a program of their own, which would need QEMU, too; one that asks Linux how much memory it takes, and is told
-# how much QEMU takes; one that takes more than six minutes there; the emulated GPU, which no processor changes.
+# Left out: tests that start a program of their own, which would need QEMU, too; those that ask Linux how much memory they take, and
+# are told how much QEMU takes; one that takes more than six minutes there; the emulated GPU, which no processor changes.
 kernels=(--skip a_name_in_the_environment --skip the_bits_depend_neither --skip _emulated)
 # Candle's own quantized products use dotprod without asking whether it is there.
-on cortex-a72 kernels candle_fused "${kernels[@]}" --skip a_ggml_weight_is_multiplied --skip every_format_of_a_gguf_file
+candles=(--skip a_ggml_weight_is_multiplied --skip every_format_of_a_gguf_file)
+on cortex-a72 kernels candle_fused "${kernels[@]}" "${candles[@]}"
 on max kernels candle_fused "${kernels[@]}"
 on max kernels kernels --skip _emulated --skip asking_for_rows_takes_memory
 on max model gpt2_model
 on max model model
 on max loader gpt2_loader --skip a_caught_panic_prints_nothing
 on max loader loader
+on max cli cli attention:: forward:: generate:: quantize::
+[ "${1:-}" = all ] || exit 0
+
+on a64fx kernels candle_fused "${kernels[@]}" "${candles[@]}"
+on neoverse-n1 kernels candle_fused "${kernels[@]}"
+for processor in cortex-a72 a64fx neoverse-n1 max; do
+    printf '\n-- gpt2 verify on %s\n' $processor
+    QEMU_CPU=$processor qemu-aarch64-static target/arm/$target/release/gpt2 verify
+done
+on max cli cli

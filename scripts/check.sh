@@ -46,6 +46,21 @@ for isa in "${lower[@]}"; do
     # The emulated GPU runs on no instruction set in particular.
     step env GPT2_ISA="$isa" "$cargo" test --release --lib --test kernels --test model -- --skip _emulated
 done
+# With what a debug build of another crate checks; optimized.
+checks=() ours=profile.release others='profile.release.package."*"'
+for check in debug-assertions overflow-checks; do checks+=(--config "$ours.$check=true" --config "$others.$check=false"); done
+step "$cargo" test --release --workspace --lib "${checks[@]}" -- --quiet
+# Other machines, in emulators: eight minutes each once.
+for other in arm:qemu-aarch64-static windows:x86_64-w64-mingw32-gcc; do
+    if command -v "${other#*:}" >/dev/null; then
+        step "scripts/${other%:*}.sh"
+    elif [ -n "${CI:-}" ]; then
+        echo "error: no ${other#*:}; scripts/${other%:*}.sh -h says what to install" >&2
+        exit 1
+    else
+        printf '\nSKIPPED %s: scripts/%s.sh -h says what to install\n' "${other%:*}" "${other%:*}" >&2
+    fi
+done
 # The walkthrough is for reading, and no test runs it.
 step "$cargo" run --release --quiet --example walkthrough >/dev/null
 RUSTDOCFLAGS="-D warnings" step "$cargo" doc --release --no-deps --workspace

@@ -41,6 +41,7 @@ HELP = Short("--help")
 # The gate runs these whole.
 WHOLE = None
 TOOLS = {
+    "archive.py": HELP,
     "arm.sh": HELP,
     "bench_attention.py": HELP,
     "bench_circuits.py": Short("--dry-run --rounds 1 --tokens 8"),
@@ -80,8 +81,11 @@ TOOLS = {
     "make_seed_constants.py": HELP,
     "mutants.py": Short("--self-test", needs=("tree_sitter", "tree_sitter_rust"), install=INSTALL),
     "parallel_model.py": Short(""),
+    "release.sh": HELP,
     "tools/stand_ins.py": Short("scripts/make_reference.py --help"),
     "web.sh": WHOLE,
+    "windows.sh": HELP,
+    "wine.sh": HELP,
 }
 
 

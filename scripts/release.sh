@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the command for other machines: for each target a wheel for `pip install` and an archive, both with the module for the
-# live page; starts what it built, in an emulator where it has to; and writes SHA256SUMS. All go to target/dist/out. Twelve
-# minutes a target, once.
+# live page; starts what it built, in an emulator where it has to; and writes SHA256SUMS. All go to target/dist/out. Five
+# minutes a target.
 #
 #   apt-get install qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-mingw-w64-x86-64 wine64
 #   scripts/release.sh [TARGET...]
@@ -19,6 +19,7 @@ case $(uname) in
 esac
 [ $# -gt 0 ] || set -- "${default[@]}"
 out=$PWD/target/dist/out
+unset RUST_BACKTRACE # with it, the command starts itself again, which takes more than an emulator
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -1)
 
 # The same bytes for the same commit: no date and no folder of this machine.
@@ -32,7 +33,6 @@ tools=$PWD/target/dist/tools
 [ -x "$tools/bin/maturin" ] || { python3 -m venv "$tools" && "$tools/bin/pip" install --quiet maturin==1.16.0 ziglang==0.17.1; }
 export PATH=$tools/bin:$PATH
 RUSTFLAGS='' scripts/web.sh >/dev/null
-rm -rf "$out"
 mkdir -p "$out"
 
 # Runs the command that was built for a target.
@@ -50,7 +50,7 @@ on() {
 for target; do
     printf '\n== %s\n' "$target"
     [ -d "$(rustc --print target-libdir --target "$target")" ] || rustup target add "$target"
-    options=()
+    options=() started=$(mktemp)
     case $target in
         *-linux-gnu) options=(--zig --compatibility manylinux2014) ;;
         *-darwin) options=(--features metal,accelerate) ;;
@@ -64,23 +64,28 @@ for target; do
     rm -rf "$folder"
     mkdir -p "$folder/completions" "$folder/man"
     cp "$binary" README.md LICENSE-* CHANGELOG.md "$folder"
-    wheel=$(ls -t "$out"/*.whl | head -1)
+    wheel=$(find "$out" -name '*.whl' -newer "$started")
     # maturin lists in it what the binary was built from.
     python3 -c 'import sys, zipfile
 wheel = zipfile.ZipFile(sys.argv[1])
 [name] = [name for name in wheel.namelist() if "/sboms/" in name and "gpt2" in name]
 sys.stdout.buffer.write(wheel.read(name))' "$wheel" >"$folder/sbom.cyclonedx.json"
-    for shell in bash zsh fish powershell; do on "$target" "$binary" completions $shell >"$folder/completions/gpt2.$shell"; done
+    for file in bash:gpt2.bash zsh:_gpt2 fish:gpt2.fish powershell:_gpt2.ps1; do
+        on "$target" "$binary" completions "${file%:*}" >"$folder/completions/${file#*:}"
+    done
     on "$target" "$binary" man >"$folder/man/gpt2.1"
     for command in $(on "$target" "$binary" help | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p'); do
         [ "$command" = help ] || on "$target" "$binary" man "$command" >"$folder/man/gpt2-$command.1"
     done
-    on "$target" "$binary" attention "O Romeo" | sed -n 1p
-    on "$target" "$binary" verify | tail -2 | sed -n 1p
-    on "$target" "$binary" live --out "$folder/live.html"
+    echo "starts:"
+    on "$target" "$binary" --quiet attention "O Romeo" | grep 'fused attention'
+    on "$target" "$binary" --quiet verify | grep 'paths within'
+    on "$target" "$binary" --quiet live --out target/dist/live.html
     case $target in *-linux-gnu) echo "needs $(LC_ALL=C readelf -V "$binary" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)" ;; esac
     case $target in *-windows-*) suffix=zip ;; *) suffix=tar.gz ;; esac
     scripts/archive.py "$folder" "$out/$name.$suffix"
+    rm "$started"
 done
-(cd "$out" && sha256sum -- * | tee SHA256SUMS)
-ls -l "$out"
+sum=(sha256sum)
+command -v sha256sum >/dev/null || sum=(shasum -a 256)
+(cd "$out" && rm -f SHA256SUMS && "${sum[@]}" -- * >SHA256SUMS && ls -l)

@@ -33,16 +33,22 @@ pub(crate) fn apply(options: &ArgMatches) -> anyhow::Result<()> {
     if threads.is_none() && !silence {
         return Ok(());
     }
-    let program = std::env::current_exe().context("cannot find this program to start it again")?;
-    let mut again = std::process::Command::new(program);
-    again.args(std::env::args_os().skip(1));
-    if let Some(threads) = threads {
-        again.env(THREADS, threads);
-    }
-    if silence {
-        again.env(BACKTRACE, "0");
-    }
-    Err(replace(again)).context("cannot start this program again")
+    let failed = match std::env::current_exe() {
+        Ok(program) => {
+            let mut again = std::process::Command::new(program);
+            again.args(std::env::args_os().skip(1));
+            if let Some(threads) = &threads {
+                again.env(THREADS, threads);
+            }
+            if silence {
+                again.env(BACKTRACE, "0");
+            }
+            replace(again)
+        }
+        Err(error) => error,
+    };
+    // Without /proc, say, only errors are longer.
+    if threads.is_none() { Ok(()) } else { Err(failed).context("cannot start this program again") }
 }
 
 /// Refuses a number of threads that the environment gives and `--threads` would refuse.

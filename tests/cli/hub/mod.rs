@@ -117,6 +117,12 @@ impl Setup {
         self.repo().join("blobs").join(hash)
     }
 
+    /// Where a file's content is: its blob, or the file itself where there are no links.
+    fn content(&self, name: &str, hash: &str) -> PathBuf {
+        let pointer = self.pointer(name);
+        if pointer.is_symlink() { self.blob(hash) } else { pointer }
+    }
+
     /// The requests for the content of large files.
     fn fetches(&self) -> Vec<Seen> {
         self.server.state().seen.iter().filter(|seen| seen.path.starts_with("/storage/")).cloned().collect()
