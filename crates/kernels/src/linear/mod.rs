@@ -18,7 +18,7 @@ use crate::gpu;
 use candle_core::{D, Result, Tensor};
 use few_rows::FEW_ROWS;
 pub(crate) use plain::matmul;
-use plain::{Linear, LinearOnto, RowProducts};
+use plain::{Linear, LinearOnto, RowProducts, candles_matmul};
 
 /// `x·W + b`, then `epilogue`; differentiable.
 ///
@@ -78,7 +78,7 @@ pub fn linear(
     let y = if has_kernel {
         flat.apply_op3(weight, &bias.contiguous()?, OnCpu(Linear))?.reshape(shape)?
     } else {
-        flat.matmul(&weight.contiguous()?)?.broadcast_add(bias)?.reshape(shape)?
+        candles_matmul(&flat, &weight.contiguous()?)?.broadcast_add(bias)?.reshape(shape)?
     };
     match epilogue {
         Epilogue::Activation(activation) => activation.forward_in_place(y), // no other tensor shares its memory
@@ -103,7 +103,7 @@ pub fn linear_transposed(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     if has_kernel {
         return flat.apply_op2_no_bwd(weight, &OnCpu(RowProducts))?.reshape(shape);
     }
-    flat.matmul(&transposed)?.reshape(shape)
+    candles_matmul(&flat, &transposed)?.reshape(shape)
 }
 
 /// A product with a weight (in, out) that is not packed.

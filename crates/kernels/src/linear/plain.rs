@@ -146,13 +146,21 @@ fn add_product<E: Element>(x: &[f32], weight: WeightRows<E>, out: &mut [f32]) {
     multiply(out, true, Matrix::new(x, rows, depth), weight);
 }
 
+/// `a·b` as Candle computes it; on Arm, f16 in f32: with `fp16`, Candle would add up in f16.
+pub(super) fn candles_matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    if cfg!(target_arch = "aarch64") && a.dtype() == DType::F16 && a.device().is_cpu() {
+        return a.to_dtype(DType::F32)?.matmul(&b.to_dtype(DType::F32)?)?.to_dtype(DType::F16);
+    }
+    a.matmul(b)
+}
+
 /// `a·b`, without a graph. In f32 on the CPU, with [`multiply`].
 ///
 /// # Shapes
 /// `a` (M, K), `b` (K, N) -> (M, N)
 pub(crate) fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if !cpu_f32(&[a, b]) || !cpu_product(&[a, b]) {
-        return a.matmul(b);
+        return candles_matmul(a, b);
     }
     let (m, n) = (a.dims2()?.0, b.dims2()?.1);
     let guards = [a, b].map(Tensor::storage_and_layout);
