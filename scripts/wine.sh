@@ -11,6 +11,8 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 wine=$(command -v /usr/lib/wine/wine64 || command -v wine64 || true)
 [ -n "$wine" ] || { echo "error: no wine64; run: apt-get install wine64 gcc-mingw-w64-x86-64" >&2; exit 3; }
 export WINEPREFIX=$root/target/wine WINEDEBUG=${WINEDEBUG:--all}
+# Debian's package of that name alone does not put it on the path.
+[ ! -x /usr/lib/wine/wineserver64 ] || export WINESERVER=/usr/lib/wine/wineserver64
 
 prng=$WINEPREFIX/drive_c/windows/system32/bcryptprimitives.dll
 if [ ! -e "$prng" ]; then

@@ -67,7 +67,6 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("cargo test --release", "this is one of those tests"),
     ("cargo build --release --features cuda", "scripts/check.sh lints it; building needs CUDA"),
     ("cargo install gpt2-cli", "the package's build"),
-    ("pip install target/dist/out/", "scripts/release.sh builds the wheel; a fresh environment took it by hand"),
     ("cargo run --release --example walkthrough", "scripts/check.sh runs it"),
     ("cargo run --release --manifest-path examples/Cargo.toml", "scripts/check.sh runs it"),
     ("scripts/cuda/", "scripts/check.sh runs it where the toolkit is"),

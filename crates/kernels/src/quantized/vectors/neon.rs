@@ -289,9 +289,9 @@ impl Vectors for NeonI8mm {
                 } else {
                     [vreinterpretq_s32_s8(signed(a)), vreinterpretq_s32_s8(signed(b))]
                 };
-                let out = out.add(32 * i).cast::<i32>();
-                vst1q_s32(out, vzip1q_s32(a, b));
-                vst1q_s32(out.add(4), vzip2q_s32(a, b));
+                let out = out.add(32 * i);
+                vst1q_u8(out, vreinterpretq_u8_s32(vzip1q_s32(a, b)));
+                vst1q_u8(out.add(16), vreinterpretq_u8_s32(vzip2q_s32(a, b)));
             }
         }
     }
