@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the command for other machines: for each target a wheel for `pip install` and an archive, both with the module for the
 # live page; starts what it built, in an emulator where it has to; and writes SHA256SUMS. All go to target/dist/out. Five
-# minutes a target.
+# minutes a target, and a quarter of an hour for `verify` in QEMU.
 #
 #   apt-get install qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-mingw-w64-x86-64 wine64
 #   scripts/release.sh [TARGET...]
