@@ -38,8 +38,15 @@ def main() -> None:
     parser.add_argument("archive", type=Path)
     args = parser.parse_args()
     files = sorted(path for path in args.folder.rglob("*") if path.is_file())
+    if not files:
+        parser.error(f"{args.folder}: expected a folder with files")
+    if not args.archive.name.endswith((".tar.gz", ".zip")):
+        parser.error(f"{args.archive}: expected a name that ends with .tar.gz or .zip")
+    date = os.environ.get("SOURCE_DATE_EPOCH", "")
+    if not date.isdecimal():
+        parser.error(f"SOURCE_DATE_EPOCH: expected seconds since 1970, found {date!r}")
     pack = pack_zip if args.archive.suffix == ".zip" else pack_tar
-    pack(files, args.folder.parent, args.archive, int(os.environ["SOURCE_DATE_EPOCH"]))
+    pack(files, args.folder.parent, args.archive, int(date))
 
 
 if __name__ == "__main__":

@@ -11,18 +11,34 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 case ${1:-} in
     -h | --help) sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "$0"; exit ;;
-    -*) echo "error: $1: expected targets, such as x86_64-unknown-linux-gnu" >&2; exit 2 ;;
 esac
 case $(uname) in
     Darwin) default=(aarch64-apple-darwin) ;;
     *) default=(x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu x86_64-pc-windows-gnu) ;;
 esac
 [ $# -gt 0 ] || set -- "${default[@]}"
+host=$(rustc -vV | sed -n 's/^host: //p')
+for target; do
+    case $target in
+        "$host") needs=() ;;
+        aarch64-unknown-linux-gnu) needs=(qemu-aarch64-static aarch64-linux-gnu-gcc) ;;
+        x86_64-pc-windows-gnu) needs=(x86_64-w64-mingw32-gcc scripts/wine.sh) ;;
+        *) echo "error: $target: nothing here runs it; expected $host, or one of ${default[*]}" >&2; exit 2 ;;
+    esac
+    for tool in "${needs[@]}"; do
+        command -v "$tool" >/dev/null || { echo "error: no $tool; scripts/release.sh -h says what to install" >&2; exit 3; }
+    done
+done
 out=$PWD/target/dist/out
 unset RUST_BACKTRACE # with it, the command starts itself again, which takes more than an emulator
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -1)
+case ${GITHUB_REF:-} in
+    "refs/tags/v$version" | refs/heads/* | '') ;;
+    *) echo "error: $GITHUB_REF: Cargo.toml has version $version" >&2; exit 2 ;;
+esac
+[ -z "$(git status --porcelain)" ] || echo "note: there are changes that no commit has" >&2
 
-# The same bytes for the same commit: no date and no folder of this machine.
+# The same bytes for the same commit in the same folder, and no date.
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH TZ=UTC
 registry=${CARGO_HOME:-$HOME/.cargo}
@@ -30,9 +46,11 @@ export RUSTFLAGS="--remap-path-prefix=$registry=cargo --remap-path-prefix=$PWD=g
 export CFLAGS="-ffile-prefix-map=$registry=cargo -ffile-prefix-map=$PWD=gpt2"
 
 tools=$PWD/target/dist/tools
-[ -x "$tools/bin/maturin" ] || { python3 -m venv "$tools" && "$tools/bin/pip" install --quiet maturin==1.16.0 ziglang==0.17.1; }
+[ -x "$tools/bin/pip" ] || python3 -m venv "$tools"
+"$tools/bin/pip" install --quiet --require-hashes --no-deps -r scripts/requirements-release.txt
 export PATH=$tools/bin:$PATH
-RUSTFLAGS='' scripts/web.sh >/dev/null
+scripts/web.sh >/dev/null
+rm -rf "$out"
 mkdir -p "$out"
 
 # Runs the command that was built for a target.
@@ -40,10 +58,9 @@ on() {
     local target=$1 binary=$2
     shift 2
     case $target in
-        "$(rustc -vV | sed -n 's/^host: //p')") "$binary" "$@" ;;
-        aarch64-*-linux-*) QEMU_LD_PREFIX=/usr/aarch64-linux-gnu qemu-aarch64-static "$binary" "$@" ;;
+        "$host") "$binary" "$@" ;;
+        *-linux-*) QEMU_LD_PREFIX=/usr/aarch64-linux-gnu qemu-aarch64-static "$binary" "$@" ;;
         *-windows-*) scripts/wine.sh "$binary" "$@" ;;
-        *) echo "error: nothing here runs $target" >&2; return 3 ;;
     esac
 }
 
@@ -53,7 +70,7 @@ for target; do
     options=() started=$(mktemp)
     case $target in
         *-linux-gnu) options=(--zig --compatibility manylinux2014) ;;
-        *-darwin) options=(--features metal,accelerate) ;;
+        *-darwin) options=(--features live,metal,accelerate) ;;
     esac
     maturin build --manifest-path crates/cli/Cargo.toml --target "$target" --target-dir target/dist/build "${options[@]}" --out "$out"
     case $target in *-windows-*) exe=.exe ;; *) exe= ;; esac
@@ -74,13 +91,15 @@ sys.stdout.buffer.write(wheel.read(name))' "$wheel" >"$folder/sbom.cyclonedx.jso
         on "$target" "$binary" completions "${file%:*}" >"$folder/completions/${file#*:}"
     done
     on "$target" "$binary" man >"$folder/man/gpt2.1"
-    for command in $(on "$target" "$binary" help | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p'); do
+    commands=$(on "$target" "$binary" help | sed -n '/^Commands:/,/^$/s/^  \([a-z-]*\) .*/\1/p')
+    [ -n "$commands" ]
+    for command in $commands; do
         [ "$command" = help ] || on "$target" "$binary" man "$command" >"$folder/man/gpt2-$command.1"
     done
     echo "starts:"
     on "$target" "$binary" --quiet attention "O Romeo" | grep 'fused attention'
     on "$target" "$binary" --quiet verify | grep 'paths within'
-    on "$target" "$binary" --quiet live --out target/dist/live.html
+    on "$target" "$binary" --quiet live --overwrite --out target/dist/live.html
     case $target in *-linux-gnu) echo "needs $(LC_ALL=C readelf -V "$binary" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)" ;; esac
     case $target in *-windows-*) suffix=zip ;; *) suffix=tar.gz ;; esac
     scripts/archive.py "$folder" "$out/$name.$suffix"

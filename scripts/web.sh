@@ -16,7 +16,9 @@ if [ "$("$bindgen" --version 2>/dev/null)" != "wasm-bindgen $version" ]; then
     "$cargo" install --debug --root target/web/tools --target-dir target/web/tools/build \
         wasm-bindgen-cli --version "$version"
 fi
-RUSTFLAGS="-C target-feature=+simd128" "$cargo" rustc --profile web -p gpt2-web --lib --crate-type cdylib \
+# Visitors of a page need not know where it was built.
+flags=$(printf '%s\037' -Ctarget-feature=+simd128 "--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo" "--remap-path-prefix=$PWD=gpt2")
+CARGO_ENCODED_RUSTFLAGS=${flags%?} "$cargo" rustc --profile web -p gpt2-web --lib --crate-type cdylib \
     --target wasm32-unknown-unknown --target-dir target/web
 "$bindgen" --target no-modules --no-typescript --remove-name-section --remove-producers-section --out-dir target/web/page \
     target/web/wasm32-unknown-unknown/web/gpt2_web.wasm

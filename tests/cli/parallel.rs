@@ -10,6 +10,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 /// Long enough for anything that must end within seconds.
+#[cfg(target_os = "linux")]
 const SECONDS: Duration = Duration::from_secs(20);
 
 /// A folder with a text, and the runs that train on it.
@@ -45,6 +46,7 @@ impl Runs {
         Ok([std::fs::read(self.folder.file(out).join("model.safetensors"))?, metrics])
     }
 
+    #[cfg(target_os = "linux")]
     fn has_state(&self, out: &str) -> bool {
         self.folder.file(out).join("training-state.safetensors").exists()
     }

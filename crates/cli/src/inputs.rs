@@ -120,7 +120,7 @@ impl Identity {
         std::fs::metadata(path).ok().map(|meta| Self(meta.dev(), meta.ino()))
     }
 
-    /// The identity of the file that `path` leads to; `None` if it does not exist.
+    /// The identity of the file that `path` leads to; `None` if it does not exist or cannot be opened.
     #[cfg(windows)]
     pub(crate) fn of(path: &Path) -> Option<Self> {
         let handle = winapi_util::Handle::from_path_any(path).ok()?;

@@ -103,7 +103,8 @@ impl Staged {
     pub fn commit(self) -> Result<(), Error> {
         let Err(failed) = self.file.persist(&self.target) else { return Ok(()) };
         let reason = match failed.error {
-            e if cfg!(windows) && e.kind() == io::ErrorKind::PermissionDenied => io::Error::new(
+            // Denied, a sharing violation, a file that is mapped to memory.
+            e if cfg!(windows) && matches!(e.raw_os_error(), Some(5 | 32 | 1224)) => io::Error::new(
                 e.kind(),
                 format!(
                     "{e}: it cannot be replaced; close other programs that have it open, or choose another name"

@@ -41,6 +41,8 @@ mod linear_cross_entropy;
 #[doc(hidden)]
 pub mod measure;
 mod memory;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 pub mod nn;
 mod norm;
 mod product;

@@ -168,13 +168,8 @@ fn multiply_pairs(steps: usize) -> usize {
     let (mut sums, x) = ([vdupq_n_f32(0.0); ACCUMULATORS], vdupq_n_u16(black_box(0x3f80)));
     for _ in 0..steps {
         for sum in &mut sums {
-            // SAFETY: the instruction reads and writes registers alone.
-            unsafe {
-                std::arch::asm!(
-                    "bfdot {0:v}.4s, {1:v}.8h, {1:v}.8h",
-                    inout(vreg) *sum, in(vreg) x, options(pure, nomem, nostack)
-                );
-            }
+            // SAFETY: the caller has looked for `bf16`.
+            *sum = unsafe { crate::neon::bfdot(*sum, x, x) };
         }
     }
     black_box(sums);

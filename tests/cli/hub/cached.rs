@@ -235,8 +235,11 @@ fn a_copy_without_links_is_verified_and_kept() -> Result {
     setup.works_offline()?;
     // The program notices that the file has changed.
     std::fs::write(setup.pointer("model.safetensors"), damaged_weights())?;
-    let run = setup.run(&["verify-cache", "gpt2", "--offline"])?;
-    assert_eq!(run.code, 1, "{run:?}");
+    for _ in 0..2 {
+        let run = setup.run(&["verify-cache", "gpt2", "--offline"])?;
+        assert_eq!(run.code, 1, "{run:?}");
+        setup.run(&FORWARD_OFFLINE)?.refused(1, &["model.safetensors"]);
+    }
     setup.works()?;
     Ok(())
 }

@@ -148,7 +148,8 @@ fn add_product<E: Element>(x: &[f32], weight: WeightRows<E>, out: &mut [f32]) {
 
 /// `a·b` as Candle computes it; on Arm, f16 in f32: with `fp16`, Candle would add up in f16.
 pub(super) fn candles_matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    if cfg!(target_arch = "aarch64") && a.dtype() == DType::F16 && a.device().is_cpu() {
+    if cfg!(target_arch = "aarch64") && [a, b].iter().all(|x| x.dtype() == DType::F16 && x.device().is_cpu())
+    {
         return a.to_dtype(DType::F32)?.matmul(&b.to_dtype(DType::F32)?)?.to_dtype(DType::F16);
     }
     a.matmul(b)

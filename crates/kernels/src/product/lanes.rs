@@ -3,6 +3,8 @@
 
 use super::panels::{Factor, Halves, Pair};
 use super::tile::{Tile, compute};
+#[cfg(target_arch = "aarch64")]
+use crate::neon;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use half::f16;
 #[cfg(target_arch = "aarch64")]
@@ -121,46 +123,24 @@ impl Lanes for Scalar {
     tiles! { Scalar: 1 x 1 => 16, 2 x 1 => 16 }
 }
 
-/// Rust has no stable intrinsics for these instructions. All but `bfdot` are part of every processor's NEON.
 #[cfg(target_arch = "aarch64")]
 impl Halves for Neon {
     #[inline(always)]
     unsafe fn read_f16s(self, from: *const f16) -> Self::f32s {
-        use std::arch::aarch64::{float32x4_t, vld1_u16};
-        let wide: float32x4_t;
-        // SAFETY: 4 numbers are readable.
-        unsafe {
-            let halves = vld1_u16(from.cast());
-            std::arch::asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) wide, in(vreg) halves, options(pure, nomem, nostack));
-        }
-        pulp::cast(wide)
+        // SAFETY: the caller's promise.
+        pulp::cast(unsafe { neon::read_f16s(from.cast()) })
     }
 
     #[inline(always)]
     unsafe fn write_f16s(self, vector: Self::f32s, to: *mut f16) {
-        use std::arch::aarch64::{float32x4_t, uint16x4_t, vst1_u16};
-        let (wide, halves): (float32x4_t, uint16x4_t) = (pulp::cast(vector), pulp::cast([0u16; 4]));
-        let mut halves = halves;
-        // SAFETY: there is room for 4 numbers.
-        unsafe {
-            std::arch::asm!("fcvtn {0:v}.4h, {1:v}.4s", inout(vreg) halves, in(vreg) wide, options(pure, nomem, nostack));
-            vst1_u16(to.cast(), halves);
-        }
+        // SAFETY: the caller's promise.
+        unsafe { neon::write_f16s(pulp::cast(vector), to.cast()) };
     }
 
     #[inline(always)]
     unsafe fn dot_pairs(self, x: Self::f32s, w: Self::f32s, sum: Self::f32s) -> Self::f32s {
-        use std::arch::aarch64::float32x4_t;
-        let (x, w, mut sum): (float32x4_t, float32x4_t, float32x4_t) =
-            (pulp::cast(x), pulp::cast(w), pulp::cast(sum));
         // SAFETY: the caller has looked for `bf16`.
-        unsafe {
-            std::arch::asm!(
-                "bfdot {0:v}.4s, {1:v}.8h, {2:v}.8h",
-                inout(vreg) sum, in(vreg) x, in(vreg) w, options(pure, nomem, nostack)
-            );
-        }
-        pulp::cast(sum)
+        pulp::cast(unsafe { neon::bfdot(pulp::cast(sum), pulp::cast(x), pulp::cast(w)) })
     }
 }
 

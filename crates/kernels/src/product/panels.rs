@@ -69,10 +69,7 @@ pub(crate) trait Halves: Simd {
             std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(from.cast());
         }
         #[cfg(target_arch = "aarch64")]
-        // SAFETY: as above.
-        unsafe {
-            std::arch::asm!("prfm pldl2keep, [{0}]", in(reg) from, options(nostack, preserves_flags, readonly));
-        }
+        crate::neon::fetch(from);
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let _ = from;
     }

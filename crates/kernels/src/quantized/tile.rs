@@ -242,6 +242,7 @@ impl<C: Code, X: Wide, const R: usize, const P: usize> Work for TileWork<'_, C, 
     #[allow(clippy::needless_range_loop)] // several arrays have the index
     unsafe fn run<V: Vectors>(self) {
         const { assert!(C::NIBBLES || C::OFFSET == 128, "the offset that `start_wide` takes off bytes") };
+        const { assert!((BLOCK / C::PARTS / X::STEP).is_multiple_of(2), "`dot_steps` may take two at a time") };
         let Self { x, first, strip: WideStrip { wide, wide_len, scales, blocks }, sums, .. } = self;
         let depth = blocks * BLOCK;
         let part = BLOCK / C::PARTS;

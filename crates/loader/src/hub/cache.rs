@@ -144,9 +144,12 @@ impl Repo {
         self.root.join(".gpt2-verified").join(commit).join(name)
     }
 
-    /// Forgets that the file was verified: it is hashed again before it is next used.
-    pub(crate) fn forget(&self, commit: &str, name: &str) {
-        let _ = std::fs::remove_file(self.record(commit, name));
+    /// Forgets that the file was verified, but not its hash: it is hashed again before it is next used.
+    pub(crate) fn forget(&self, commit: &str, name: &str, digest: &Digest) {
+        let record = self.record(commit, name);
+        if record.exists() && atomic::write_bytes(&record, digest.as_str().as_bytes()).is_err() {
+            let _ = std::fs::remove_file(record);
+        }
     }
 
     /// Removes the pointer of a file and the blob that it points to, so that nobody trusts it.

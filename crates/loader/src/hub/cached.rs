@@ -84,7 +84,7 @@ impl Fetch<'_> {
             self.repo.set_verified(commit, name, &digest, before);
             return Ok(FileState::Good);
         }
-        self.repo.forget(commit, name);
+        self.repo.forget(commit, name, &digest);
         if !repair {
             return Ok(FileState::Bad);
         }

@@ -1,15 +1,14 @@
 //! The vectors of Arm: NEON, alone, with the products of `dotprod`, and with those of `i8mm`.
 //!
-//! All multiply bytes with a sign. Flipping the highest bit of a code subtracts its offset of 128. What Rust has no stable
-//! intrinsics for is written in assembly: `sdot`, `smmla`, `fcvtl` and `prfm`.
+//! All multiply bytes with a sign. Flipping the highest bit of a code subtracts its offset of 128.
 //!
 //! SAFETY of every block here: the conditions of [`Vectors`], which its callers meet.
 
 use super::portable::{Steps, Vectors, Work};
+use crate::neon;
 use half::f16;
 #[allow(clippy::wildcard_imports)] // forty intrinsics
 use std::arch::aarch64::*;
-use std::arch::asm;
 
 /// Four 128-bit vectors.
 #[derive(Clone, Copy)]
@@ -19,15 +18,15 @@ pub(super) struct Neon;
 #[derive(Clone, Copy)]
 pub(super) struct NeonDot;
 
+/// Four 128-bit vectors, with `smmla` for many rows and `sdot` for few.
+#[derive(Clone, Copy)]
+pub(super) struct NeonI8mm;
+
 /// The codes without their offset of 128, as bytes with a sign.
 #[inline(always)]
 unsafe fn signed(codes: uint8x16_t) -> int8x16_t {
     unsafe { vreinterpretq_s8_u8(veorq_u8(codes, vdupq_n_u8(128))) }
 }
-
-/// Four 128-bit vectors, with `smmla` for many rows and `sdot` for few.
-#[derive(Clone, Copy)]
-pub(super) struct NeonI8mm;
 
 /// An array of the values for i from 0 to 3. A closure would be compiled without the set's features.
 macro_rules! each {
@@ -156,10 +155,7 @@ macro_rules! vectors_of_16_bytes {
 
         #[inline(always)]
         unsafe fn load_f16(from: *const f16) -> [float32x4_t; 4] {
-            unsafe { each!(i => { let halves = vld1_u16(from.cast::<u16>().add(4 * i));
-                let wide: float32x4_t;
-                asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) wide, in(vreg) halves, options(pure, nomem, nostack));
-                wide }) }
+            unsafe { each!(i => neon::read_f16s(from.cast::<u16>().add(4 * i))) }
         }
 
         #[inline(always)]
@@ -192,7 +188,7 @@ macro_rules! vectors_of_16_bytes {
 
         #[inline(always)]
         unsafe fn fetch(from: *const u8) {
-            unsafe { asm!("prfm pldl2keep, [{0}]", in(reg) from, options(nostack, preserves_flags, readonly)) };
+            neon::fetch(from);
         }
     };
 }
@@ -212,15 +208,8 @@ impl Neon {
 impl NeonDot {
     /// `sums + Σ codes·x` over 4 inputs.
     #[inline(always)]
-    unsafe fn dot_signed(mut sums: int32x4_t, codes: int8x16_t, x: int8x16_t) -> int32x4_t {
-        unsafe {
-            asm!(
-                "sdot {0:v}.4s, {1:v}.16b, {2:v}.16b",
-                inout(vreg) sums, in(vreg) codes, in(vreg) x,
-                options(pure, nomem, nostack, preserves_flags)
-            );
-        }
-        sums
+    unsafe fn dot_signed(sums: int32x4_t, codes: int8x16_t, x: int8x16_t) -> int32x4_t {
+        unsafe { neon::sdot(sums, codes, x) }
     }
 }
 
@@ -246,19 +235,6 @@ impl Vectors for NeonDot {
     unsafe fn call<W: Work>(work: W) -> W::Output {
         unsafe { work.run::<Self>() }
     }
-}
-
-/// `sums + x·wᵀ` for a matrix x of 2 rows of 8 bytes and one w of 2 columns of 8: the first row's sums, then the second's.
-#[inline(always)]
-unsafe fn multiply_two_by_two(mut sums: int32x4_t, x: int8x16_t, w: int8x16_t) -> int32x4_t {
-    unsafe {
-        asm!(
-            "smmla {0:v}.4s, {1:v}.16b, {2:v}.16b",
-            inout(vreg) sums, in(vreg) x, in(vreg) w,
-            options(pure, nomem, nostack, preserves_flags)
-        );
-    }
-    sums
 }
 
 impl NeonI8mm {
@@ -303,7 +279,7 @@ impl Vectors for NeonI8mm {
         Steps { mut codes, mut x, row, .. }: Steps,
         count: usize,
     ) -> [[[int32x4_t; 4]; P]; R] {
-        // Other tiles are compiled, but never run.
+        // Not a `const` assertion, which would also hold for tiles that `tile` never takes.
         assert!(P == Self::PANELS && R <= Self::ROWS);
         let pairs = R.div_ceil(2);
         unsafe {
@@ -319,7 +295,7 @@ impl Vectors for NeonI8mm {
                 for i in 0..8 {
                     let w = vld1q_s8(codes.add(16 * i).cast());
                     for p in 0..pairs {
-                        squares[p][i] = multiply_two_by_two(squares[p][i], rows[p], w);
+                        squares[p][i] = neon::smmla(squares[p][i], rows[p], w);
                     }
                 }
                 codes = codes.add(128);
