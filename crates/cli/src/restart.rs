@@ -85,6 +85,8 @@ fn replace(mut command: std::process::Command) -> std::io::Error {
 /// Returns only where it fails.
 #[cfg(not(unix))]
 fn replace(mut command: std::process::Command) -> std::io::Error {
+    // Ctrl-C reaches both: the child decides what it does.
+    let _ = ctrlc::set_handler(|| {});
     match command.status() {
         Ok(status) => std::process::exit(status.code().unwrap_or(1)),
         Err(error) => error,
