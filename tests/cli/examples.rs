@@ -71,6 +71,9 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("cargo run --release --manifest-path examples/Cargo.toml", "scripts/check.sh runs it"),
     ("scripts/cuda/", "scripts/check.sh runs it where the toolkit is"),
     ("scripts/web.sh", "scripts/check.sh runs it"),
+    ("pip install gpt2_candle", "takes a wheel that scripts/release.sh wrote"),
+    ("pip install ziglang", "for the next line"),
+    ("cargo-zigbuild check", "type-checks for macOS by hand"),
     ("scripts/check-gpu.sh", "scripts/gpu/selftest runs it with stand-ins"),
     ("srun ", "needs Slurm: the page says that it was not tried"),
 ];
