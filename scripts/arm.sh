@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds for Arm and runs tests in QEMU, which says nothing about speed: those of the kernels, the model and the loader, and those
-# of the command that write results. The build takes six minutes once, the tests five. With `all`, also the kernels' on more
+# of the command that write results. The build takes six minutes once, the tests four. With `all`, also the kernels' on more
 # processors, all of the command's that can run there, and `gpt2 verify` on each processor: more than two hours.
 #
 #   apt-get install qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross
@@ -25,7 +25,7 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc QEMU_
 export GPT2_TEST_RUNNER=qemu-aarch64-static
 log=$(mktemp) ran=$(mktemp)
 trap 'rm -f "$log" "$ran"' EXIT
-# Only the kernels are optimized in full: the rest compiles in three quarters of the time.
+# Only the kernels are optimized in full: the rest compiles sooner.
 CARGO_PROFILE_RELEASE_OPT_LEVEL=1 "$cargo" test --release --config profile.release.package.candle-fused.opt-level=3 \
     --target $target --target-dir target/arm -p candle-fused -p gpt2-model -p gpt2-loader -p gpt2-cli \
     --lib --test kernels --test model --test loader --test cli --no-run 2>"$log" || { cat "$log" >&2; exit 1; }
@@ -38,7 +38,7 @@ on() {
     [ -n "$binary" ] || { echo "error: cargo named no tests $name" >&2; exit 1; }
     printf '\n-- %s on %s\n' "$name" "$processor"
     (cd "crates/$package" && QEMU_CPU=$processor qemu-aarch64-static "$OLDPWD/$binary" --quiet "$@") | tee "$ran"
-    ! grep -q '^running 0 tests' "$ran" || { echo "error: no test is named ${!#}" >&2; exit 1; }
+    ! grep -q '^running 0 tests' "$ran" || { echo "error: no test was left to run" >&2; exit 1; }
 }
 
 # Left out: tests that start a program of their own, which would need QEMU, too; those that ask Linux how much memory they take, and

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the command for other machines: for each target a wheel for `pip install` and an archive, both with the module for the
 # live page; starts what it built, in an emulator where it has to; and writes SHA256SUMS. All go to target/dist/out. Five
-# minutes a target, and a quarter of an hour for `verify` in QEMU.
+# minutes a target, and half an hour for `verify` in QEMU.
 #
 #   apt-get install qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-mingw-w64-x86-64 wine64
 #   scripts/release.sh [TARGET...]
@@ -20,12 +20,12 @@ esac
 host=$(rustc -vV | sed -n 's/^host: //p')
 for target; do
     case $target in
-        "$host") needs=() ;;
-        aarch64-unknown-linux-gnu) needs=(qemu-aarch64-static aarch64-linux-gnu-gcc) ;;
-        x86_64-pc-windows-gnu) needs=(x86_64-w64-mingw32-gcc scripts/wine.sh) ;;
+        "$host") needs='' ;;
+        aarch64-unknown-linux-gnu) needs='qemu-aarch64-static aarch64-linux-gnu-gcc' ;;
+        x86_64-pc-windows-gnu) needs='x86_64-w64-mingw32-gcc scripts/wine.sh' ;;
         *) echo "error: $target: nothing here runs it; expected $host, or one of ${default[*]}" >&2; exit 2 ;;
     esac
-    for tool in "${needs[@]}"; do
+    for tool in $needs; do
         command -v "$tool" >/dev/null || { echo "error: no $tool; scripts/release.sh -h says what to install" >&2; exit 3; }
     done
 done
@@ -33,8 +33,8 @@ out=$PWD/target/dist/out
 unset RUST_BACKTRACE # with it, the command starts itself again, which takes more than an emulator
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -1)
 case ${GITHUB_REF:-} in
-    "refs/tags/v$version" | refs/heads/* | '') ;;
-    *) echo "error: $GITHUB_REF: Cargo.toml has version $version" >&2; exit 2 ;;
+    "refs/tags/v$version") ;;
+    refs/tags/*) echo "error: $GITHUB_REF: Cargo.toml has version $version; tag v$version, or change it" >&2; exit 2 ;;
 esac
 [ -z "$(git status --porcelain)" ] || echo "note: there are changes that no commit has" >&2
 
@@ -92,7 +92,7 @@ sys.stdout.buffer.write(wheel.read(name))' "$wheel" >"$folder/sbom.cyclonedx.jso
     done
     on "$target" "$binary" man >"$folder/man/gpt2.1"
     commands=$(on "$target" "$binary" help | sed -n '/^Commands:/,/^$/s/^  \([a-z-]*\) .*/\1/p')
-    [ -n "$commands" ]
+    [ -n "$commands" ] || { echo "error: help lists no commands" >&2; exit 1; }
     for command in $commands; do
         [ "$command" = help ] || on "$target" "$binary" man "$command" >"$folder/man/gpt2-$command.1"
     done

@@ -24,7 +24,7 @@ build=(--release --target $target --target-dir target/windows -p gpt2-files -p g
 
 [ -d "$(rustc --print target-libdir --target $target)" ] || rustup target add $target
 export CARGO_TARGET_X86_64_PC_WINDOWS_GNU_RUNNER=$PWD/scripts/wine.sh
-export CARGO_PROFILE_RELEASE_OPT_LEVEL=1 # compiles in half the time
+export CARGO_PROFILE_RELEASE_OPT_LEVEL=1 # compiles sooner
 "$cargo" test "${build[@]}" --test files --test loader -- --quiet
 # A filter that names no test would pass.
 "$cargo" test "${build[@]}" --test cli -- --list >"$list"
