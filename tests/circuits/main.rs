@@ -110,7 +110,10 @@ fn compositions_are_those_of_transformer_lens() -> Result {
     let (circuits, expected) = (circuits()?, reference("circuits.safetensors")?);
     for (kind, name) in Composition::ALL.iter().zip(["Q", "K", "V"]) {
         let mut done = vec![];
-        let scores = circuits.composition(*kind, &mut |pairs, of| done.push((pairs, of)))?;
+        let scores = circuits.composition(*kind, &mut |pairs, of| {
+            done.push((pairs, of));
+            Ok(())
+        })?;
         assert_near(name, &scores, &expected[&format!("composition/{name}")])?;
         assert_eq!(done, [(1, 3), (2, 3), (3, 3)]);
     }

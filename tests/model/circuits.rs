@@ -64,8 +64,10 @@ fn patching_and_its_estimates_are_those_of_transformer_lens() -> Result {
         let contrast = Contrast { clean, corrupt, metric, hooks: None };
         let mut calls = vec![];
         let parts = PARTS.map(|(parts, _)| parts);
-        let patched =
-            activation_patching(&model, &contrast, &parts, &mut |done, total| calls.push((done, total)))?;
+        let patched = activation_patching(&model, &contrast, &parts, &mut |done, total| {
+            calls.push((done, total));
+            Ok(())
+        })?;
         let scalar = |name: &str| expected[name].to_scalar::<f64>();
         assert!((patched.clean - scalar("metric/clean")?).abs() < 100.0 * tolerance);
         assert!((patched.corrupt - scalar("metric/corrupt")?).abs() < 100.0 * tolerance);
@@ -100,7 +102,7 @@ fn a_whole_layer_is_patched_at_all_positions_at_once() -> Result {
     let (clean, corrupt, metric) = (&expected["ids/clean"], &expected["ids/corrupt"], difference(&expected)?);
     let contrast = Contrast { clean, corrupt, metric, hooks: None };
     let parts = [Parts::Attention, Parts::Mlps];
-    let maps = activation_patching(&model, &contrast, &parts, &mut |_, _| {})?.maps;
+    let maps = activation_patching(&model, &contrast, &parts, &mut |_, _| Ok(()))?.maps;
     let points: [fn(usize) -> Point; 2] = [Point::AttnOut, Point::MlpOut];
     for (map, point) in maps.iter().zip(points) {
         for (layer, found) in map.to_vec1::<f64>()?.into_iter().enumerate() {
@@ -145,8 +147,10 @@ fn patching_under_interventions_is_that_of_the_changed_model() -> Result {
     let run = |model: &Gpt2LMHeadModel, hooks: Option<&dyn Hooks>| -> Result<(Vec<Tensor>, Tensor)> {
         let contrast = Contrast { clean, corrupt, metric: difference(&expected)?, hooks };
         let maps =
-            activation_patching(model, &contrast, &[Parts::Streams, Parts::MlpsByPosition], &mut |_, _| {})?
-                .maps;
+            activation_patching(model, &contrast, &[Parts::Streams, Parts::MlpsByPosition], &mut |_, _| {
+                Ok(())
+            })?
+            .maps;
         Ok((maps, attribution_patching(model, &contrast)?.streams))
     };
     let ((hooked, estimate), (maps, of_changed)) = (run(&model, Some(&changes))?, run(&changed, None)?);
@@ -259,7 +263,7 @@ fn texts_that_do_not_fit_and_tokens_that_are_not_there_are_refused() -> Result {
     let metric = Metric::LogitDifference { answer: 1, against: 53 };
     let contrast = Contrast { clean, corrupt: &expected["ids/corrupt"], metric, hooks: None };
     let error =
-        activation_patching(&model, &contrast, &[Parts::Heads], &mut |_, _| {}).expect_err("53 tokens");
+        activation_patching(&model, &contrast, &[Parts::Heads], &mut |_, _| Ok(())).expect_err("53 tokens");
     assert!(error.to_string().contains("target 53"), "{error}");
     let none = EdgeGradients::Integrated { steps: 0 };
     let contrast = Contrast { metric: difference(&expected)?, ..contrast };

@@ -62,7 +62,7 @@ fn texts_and_tokens_that_do_not_fit_an_analysis_are_refused() -> Result {
     ] {
         let contrast = Contrast { clean, corrupt, metric, hooks: None };
         assert_refused(attribution_patching(&model, &contrast), part);
-        assert_refused(activation_patching(&model, &contrast, &[Parts::Mlps], &mut |_, _| {}), part);
+        assert_refused(activation_patching(&model, &contrast, &[Parts::Mlps], &mut |_, _| Ok(())), part);
     }
     let direct = |ids: &Tensor, metric| direct_attribution(&model, ids, metric, Centering::Centered, None);
     assert_refused(direct(&none, metric), "at least one token");

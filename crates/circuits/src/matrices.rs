@@ -132,7 +132,7 @@ impl Circuits {
     /// `‖W_V·W_O·R‖ / (‖W_V·W_O‖·‖R‖)`, with R of the later head as [`Composition`] says. 0 to 1; two random matrices have about
     /// `1 / √C`.
     ///
-    /// Calls `progress` with the number of pairs of layers done and their total.
+    /// Calls `progress` with the number of pairs of layers done and their total; its error ends the work.
     ///
     /// # Shapes
     /// -> f64 (L, H, L, H): the layer and head that write, then those that read. A pair that does not lead to a later layer is
@@ -140,7 +140,11 @@ impl Circuits {
     ///
     /// # Errors
     /// When layers have different numbers of heads.
-    pub fn composition(&self, kind: Composition, progress: &mut dyn FnMut(usize, usize)) -> Result<Tensor> {
+    pub fn composition(
+        &self,
+        kind: Composition,
+        progress: &mut dyn FnMut(usize, usize) -> Result<()>,
+    ) -> Result<Tensor> {
         let (layers, heads) = (self.layers(), self.heads(0));
         let readers = (0..layers).map(|layer| self.reader(layer, kind)).collect::<Result<Vec<_>>>()?;
         let (mut done, total) = (0, layers * layers.saturating_sub(1) / 2);
@@ -154,7 +158,7 @@ impl Circuits {
             for (layer, reader) in readers.iter().enumerate() {
                 of_writer.push(if layer > writer {
                     done += 1;
-                    progress(done, total);
+                    progress(done, total)?;
                     reader.scores(&values, &outputs, &written)?
                 } else {
                     Tensor::zeros((heads, heads), DType::F64, &Device::Cpu)?

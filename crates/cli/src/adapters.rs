@@ -1,12 +1,13 @@
 //! `--adapter`: adapters found, checked and put on a model.
 
 use crate::hub::{self, HubArgs};
-use crate::inputs::{DEMO_NAME, Inputs};
+use crate::inputs::Inputs;
 use crate::output::note;
 use anyhow::{Context, bail};
 use gpt2_loader::hub::MAIN;
 use gpt2_loader::{AdapterCheckpoint, AdapterFiles, ModelId};
 use gpt2_model::Gpt2LMHeadModel;
+use gpt2_session::DEMO_NAME;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;

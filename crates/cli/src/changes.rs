@@ -1,13 +1,14 @@
 //! The interventions of a run, built from the options with what they need from files and other prompts.
 
 use crate::inputs::Inputs;
-use crate::interventions::{At, InterventionArgs, OnHeads, vector};
+use crate::interventions::{InterventionArgs, OnHeads, vector};
 use crate::prompt::{encode_within, read_file};
 use crate::session::Session;
 use crate::values::count;
 use anyhow::{Context, anyhow, bail};
 use gpt2_model::hooks::{Intervention, Interventions, Patch, Recorder};
 use gpt2_model::{Config, ForwardArgs, MeanOver};
+use gpt2_session::{At, check_effective};
 use serde::Serialize;
 use std::cell::OnceCell;
 use std::hash::{Hash, Hasher};
@@ -390,24 +391,6 @@ fn checked(all: Vec<Intervention>, config: &Config) -> anyhow::Result<Interventi
         Interventions::new(vec![one.clone()], config).with_context(|| format!("--{one}"))?;
     }
     Ok(Interventions::new(all, config)?)
-}
-
-/// Refuses changes of a head's output that another one undoes: an ablation, or a patch of all positions, leaves nothing of them.
-fn check_effective(all: &[Intervention]) -> anyhow::Result<()> {
-    let is_patch = |one: &Intervention| matches!(one, Intervention::Patch(Patch { position: None, .. }));
-    for last in all.iter().filter(|one| is_patch(one) || matches!(one, Intervention::ZeroAblate(_))) {
-        let undone = all.iter().find(|one| match one {
-            Intervention::MeanAblate(_) | Intervention::Scale(..) | Intervention::Temperature(..) => true,
-            Intervention::ZeroAblate(_) => is_patch(last),
-            _ => false,
-        } && one.head() == last.head());
-        if let Some(undone) = undone {
-            bail!(
-                "`{undone}` changes nothing beside `{last}`, which replaces the head's whole output: leave one of them out"
-            );
-        }
-    }
-    Ok(())
 }
 
 /// The first option that was given, of some with the number of their values.

@@ -2,10 +2,8 @@
 
 use anyhow::bail;
 use gpt2_loader::{AdapterFiles, FILE_NAMES, Files, WeightFiles};
+use gpt2_session::DEMO_NAME;
 use std::path::{Path, PathBuf};
-
-/// The name of the built-in demo model, which is no path.
-pub(crate) const DEMO_NAME: &str = "demo";
 
 #[derive(Debug, Default)]
 pub(crate) struct Inputs {

@@ -2,7 +2,8 @@
 
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
-use gpt2_model::hooks::{Head, Intervention, ParseError, Place};
+use gpt2_model::hooks::{Intervention, ParseError, Place};
+use gpt2_session::At;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -35,7 +36,7 @@ pub(crate) struct InterventionArgs {
     /// Replace a part with its value in a run over --from-prompt. L.H is a head's output, L the residual stream
     /// before block L, L.attn and L.mlp what the block's attention and MLP add. @POS replaces one position, else all
     /// are. A head's other changes come first
-    #[arg(long, value_name = "PLACE[@POS]", value_delimiter = ',', requires = "from_prompt", value_parser = at::<Place>)]
+    #[arg(long, value_name = "PLACE[@POS]", value_delimiter = ',', requires = "from_prompt", value_parser = At::<Place>::from_str)]
     pub(crate) patch: Vec<At<Place>>,
     /// The prompt for --patch. It needs as many tokens as the prompt, unless each --patch names a position
     #[arg(long, value_name = "TEXT", requires = "patch")]
@@ -45,44 +46,18 @@ pub(crate) struct InterventionArgs {
     pub(crate) add: Vec<Steer>,
 }
 
-/// An intervention on one head, or the same on every head of a layer.
+/// Interventions on heads, with their option, as the user typed them.
 #[derive(Debug, Clone)]
 pub(crate) struct OnHeads {
-    /// On head 0 for a whole layer.
-    one: Intervention,
-    is_layer: bool,
-    /// With its option, as the user typed it.
+    of: gpt2_session::OnHeads,
     pub(crate) text: String,
 }
 
 impl OnHeads {
     /// The interventions on single heads, in a model of `count` heads a layer.
     pub(crate) fn each(&self, count: usize) -> Vec<Intervention> {
-        match self.one.head() {
-            Some(Head { layer, .. }) if self.is_layer => {
-                (0..count).map(|head| on_head(&self.one, Head { layer, head })).collect()
-            }
-            _ => vec![self.one.clone()],
-        }
+        self.of.each(count)
     }
-}
-
-/// The same intervention on another head.
-fn on_head(one: &Intervention, head: Head) -> Intervention {
-    match one {
-        Intervention::ZeroAblate(_) => Intervention::ZeroAblate(head),
-        Intervention::MeanAblate(_) => Intervention::MeanAblate(head),
-        Intervention::Scale(_, factor) => Intervention::Scale(head, *factor),
-        Intervention::Temperature(_, temperature) => Intervention::Temperature(head, *temperature),
-        other => other.clone(),
-    }
-}
-
-/// A place, at one position or at all.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct At<P> {
-    pub(crate) place: P,
-    pub(crate) position: Option<usize>,
 }
 
 /// A vector to add to the residual stream.
@@ -108,24 +83,12 @@ impl FromStr for Steer {
             None => (rest, Some(1.0)),
         };
         let scale = scale.ok_or_else(expected)?;
-        let at = at::<usize>(place).map_err(|_| expected())?;
+        let at = place.parse::<At<usize>>().map_err(|_| expected())?;
         if file.is_empty() {
             return Err(expected());
         }
         Ok(Self { at, file: file.into(), scale, text: s.to_owned() })
     }
-}
-
-/// `PLACE` or `PLACE@POS`
-fn at<P: FromStr<Err: ToString>>(s: &str) -> Result<At<P>, String> {
-    let (place, position) = match s.split_once('@') {
-        Some((place, position)) => {
-            let position = position.trim().parse().map_err(|_| format!("`{position}` is not a position"))?;
-            (place, Some(position))
-        }
-        None => (s, None),
-    };
-    Ok(At { place: place.trim().parse().map_err(|e: P::Err| e.to_string())?, position })
 }
 
 /// Parses what comes after the kind of an intervention.
@@ -136,15 +99,12 @@ fn kind(kind: &'static str) -> impl Fn(&str) -> Result<Intervention, ParseError>
 /// The same of interventions on heads, also `L.*` for all heads of a layer.
 pub(crate) fn on_heads(what: &'static str) -> impl Fn(&str) -> Result<OnHeads, String> + Clone {
     move |s| {
-        let (place, rest) = s.split_at(s.find('=').unwrap_or(s.len()));
-        let layer = place.trim_end().strip_suffix(".*");
-        let text = layer.map_or_else(|| s.to_owned(), |layer| format!("{layer}.0{rest}"));
-        let one = kind(what)(&text).map_err(|error| {
+        let of = gpt2_session::OnHeads::parse(what, s).map_err(|error| {
             let value = if matches!(what, "scale" | "temperature") { "=0.5" } else { "" };
             format!("{error}; several: 5.0{value},5.1{value}; all heads of a layer: '5.*{value}'")
         })?;
         let option = if what == "temperature" { "attention-temperature" } else { what };
-        Ok(OnHeads { one, is_layer: layer.is_some(), text: format!("--{option} {}", s.trim()) })
+        Ok(OnHeads { of, text: format!("--{option} {}", s.trim()) })
     }
 }
 
@@ -202,6 +162,7 @@ fn check_length(path: &Path) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpt2_model::hooks::Head;
 
     #[test]
     fn a_vector_has_a_layer_a_file_and_perhaps_a_position_and_a_scale() {
@@ -247,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_patch_has_a_place_and_perhaps_a_position() {
-        let parsed = |s: &str| at::<Place>(s);
+        let parsed = |s: &str| s.parse::<At<Place>>();
         assert_eq!(parsed("2@7"), Ok(At { place: Place::Stream(2), position: Some(7) }));
         assert_eq!(parsed("2.1"), Ok(At { place: Place::Head(Head { layer: 2, head: 1 }), position: None }));
         assert!(parsed("2.1@x").is_err_and(|e| e.contains("not a position")));

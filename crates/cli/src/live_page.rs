@@ -1,6 +1,6 @@
 //! Pages with a model in them, for `gpt2 live` and for the commands whose page may be one.
 
-use crate::inputs::{DEMO_NAME, Inputs};
+use crate::inputs::Inputs;
 use crate::output::note;
 use crate::outputs::Outputs;
 use crate::session::{ModelArgs, Session};
@@ -8,6 +8,7 @@ use crate::weights::open;
 use anyhow::{Context, bail};
 use candle_core::DType;
 use gpt2_loader::Files;
+use gpt2_session::DEMO_NAME;
 use gpt2_web::{Live, LiveFile, Look};
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};

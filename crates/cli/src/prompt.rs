@@ -5,10 +5,10 @@ use crate::output::note;
 #[cfg(unix)]
 use crate::progress::is_stop_asked;
 use crate::session::Session;
-use crate::values::count;
 use anyhow::{Context, bail};
 use clap::error::ErrorKind;
 use gpt2_loader::{LoadError, Tokenizer};
+use gpt2_session::Encoded;
 use std::fs::File;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -196,13 +196,7 @@ impl Prompt {
 /// The ids of `text`, with a note about the characters that the vocabulary cannot spell; the note calls the text
 /// `what`.
 pub(crate) fn encode(tokenizer: &Tokenizer, text: &str, what: &str) -> Result<Vec<u32>, LoadError> {
-    let ids = tokenizer.encode(text)?;
-    let left_out = tokenizer.unspellable(text)?;
-    if !left_out.is_empty() {
-        let (total, s) = (left_out.total(), if left_out.total() == 1 { "" } else { "s" });
-        note(&format!("the vocabulary cannot spell {total} character{s} of {what}, left out: {left_out}"));
-    }
-    Ok(ids)
+    Ok(told(gpt2_session::encode(tokenizer, text, what)?))
 }
 
 /// Like [`encode`], for a text that must fit a context of `n` tokens.
@@ -212,24 +206,14 @@ pub(crate) fn encode_within(
     what: &str,
     n: usize,
 ) -> anyhow::Result<Vec<u32>> {
-    // Tokenizing takes a hundred times the text's memory, so a text far too long is cut first.
-    let most = match tokenizer.check_length(text, n) {
-        Err(LoadError::PromptTooLong { most, .. }) => text.floor_char_boundary(most),
-        checked => checked.map(|()| text.len())?,
-    };
-    let is_whole = most == text.len();
-    let ids = if is_whole { encode(tokenizer, text, what)? } else { tokenizer.encode(&text[..most])? };
-    if is_whole && ids.len() <= n {
-        return Ok(ids);
+    Ok(told(gpt2_session::encode_within(tokenizer, text, what, n)?))
+}
+
+fn told(encoded: Encoded) -> Vec<u32> {
+    if let Some(text) = &encoded.note {
+        note(text);
     }
-    let characters = |text: &str| count(text.chars().count(), "character");
-    let has = if is_whole { count(ids.len(), "token") } else { characters(text) };
-    // The last token that fits may be a part of a character.
-    let read = tokenizer.decode(&ids[..ids.len().min(n)]);
-    let first = characters(read.trim_end_matches('\u{fffd}'));
-    bail!(
-        "{what} has {has}, but the model reads n_positions = {n} tokens, which is about the first {first} of it: shorten it"
-    )
+    encoded.ids
 }
 
 /// The id of the single token that spells `text`, which the option `what` gives.

@@ -3,8 +3,8 @@
 use crate::adapters::{self, AdapterArgs, Used};
 use crate::device::RunArgs;
 
-use crate::hub::{self, HubArgs, Model};
-use crate::inputs::{DEMO_NAME, Inputs};
+use crate::hub::{self, HubArgs};
+use crate::inputs::Inputs;
 
 use crate::output::note;
 use crate::outputs::Outputs;
@@ -14,6 +14,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_fused::{BlockFormat, Implementation};
 use gpt2_loader::{AdapterFiles, Checkpoint, Files, Hub, HubError, LoadError, ModelId, Source, Tokenizer};
 use gpt2_model::{CacheDType, Gpt2LMHeadModel};
+use gpt2_session::{DEMO_NAME, Named};
 use gpt2_view::visible_token;
 use serde::{Serialize, Serializer};
 use std::cell::OnceCell;
@@ -156,9 +157,9 @@ pub(crate) fn files_by(
         return Ok(Source::Embedded(gpt2_web::DEMO).open()?);
     };
     match hub::resolve(model, args)? {
-        Model::Folder(dir) => Source::directory(&dir).open().map_err(|error| no_model(error, &dir)),
-        Model::Gguf(path) => Ok(Source::Gguf(path).open()?),
-        Model::HubGguf(id, file) => {
+        Named::Folder(dir) => Source::directory(&dir).open().map_err(|error| no_model(error, &dir)),
+        Named::Gguf(path) => Ok(Source::Gguf(path).open()?),
+        Named::HubGguf(id, file) => {
             let snapshot = hub::settings(args)?.open_gguf(&id, hub::revision(args), &file);
             let files = snapshot
                 .with_context(|| format!("there is no file {model}, so it was taken for one of the Hub"))?
@@ -166,7 +167,7 @@ pub(crate) fn files_by(
             note(&format!("model: {}", files.name));
             Ok(files)
         }
-        Model::Hub(id) => {
+        Named::Hub(id) => {
             let files = match fetch(hub::settings(args)?, id, hub::revision(args)) {
                 Err(LoadError::Hub(HubError::FileNotFound { file, found, .. }))
                     if file == "config.json" && found.split(", ").any(|one| one == "adapter_config.json") =>

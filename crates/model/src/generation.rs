@@ -19,6 +19,14 @@ use std::collections::VecDeque;
 #[derive(Debug)]
 pub struct Generation<'a> {
     model: &'a Gpt2LMHeadModel,
+    hooks: Option<&'a dyn Hooks>,
+    checks: Option<Checks<'a>>,
+    at: Paused,
+}
+
+/// A generation between two steps, without its model and its hooks: see [`Generation::pause`].
+#[derive(Debug)]
+pub struct Paused {
     texts: Vec<Vec<u32>>,
     ended: Vec<bool>,
     lengths: Vec<usize>,
@@ -27,8 +35,6 @@ pub struct Generation<'a> {
     samplers: Vec<Sampler>,
     cache: KvCache,
     next_input: Tensor,
-    hooks: Option<&'a dyn Hooks>,
-    checks: Option<Checks<'a>>,
     failed: bool,
 }
 
@@ -81,8 +87,7 @@ impl<'a> Generation<'a> {
             .iter()
             .flat_map(|p| std::iter::repeat_n(0, width - p.len()).chain(p.iter().copied()))
             .collect();
-        Ok(Self {
-            model,
+        let at = Paused {
             texts: prompts.to_vec(),
             ended: vec![false; prompts.len()],
             width,
@@ -91,10 +96,22 @@ impl<'a> Generation<'a> {
             cache: KvCache::new(model.config(), prompts.len(), capacity, dtype, device)?,
             next_input: Tensor::from_vec(padded, (prompts.len(), width), device)?,
             lengths,
-            hooks: None,
-            checks: None,
             failed: false,
-        })
+        };
+        Ok(Self::resume(model, at))
+    }
+
+    /// Goes on with a generation that was paused, by the same model; its hooks are given anew.
+    #[must_use]
+    pub fn resume(model: &'a Gpt2LMHeadModel, at: Paused) -> Self {
+        Self { model, hooks: None, checks: None, at }
+    }
+
+    /// Sets a generation aside between two steps, so that a caller can keep it without borrowing the model. A draft is let go:
+    /// without it, the same tokens follow.
+    #[must_use]
+    pub fn pause(self) -> Paused {
+        self.at
     }
 
     /// Keeps keys and values in `dtype`, and rounds them: f16 or bf16 under a model in f32 takes half the memory, and
@@ -105,18 +122,19 @@ impl<'a> Generation<'a> {
     /// f32, or when generation has begun.
     pub fn with_cache_dtype(self, dtype: impl Into<CacheDType>) -> Result<Self> {
         let dtype = dtype.into();
-        if !self.cache.is_empty() {
+        if !self.at.cache.is_empty() {
             candle_core::bail!(
                 "the cache holds keys and values already; choose its dtype before the first token"
             )
         }
-        let (model, capacity) = (self.model, self.cache.capacity());
+        let (model, capacity) = (self.model, self.at.cache.capacity());
         let of_model = model.transformer.dtype();
         if dtype == CacheDType::Q8_0 && of_model != DType::F32 {
             candle_core::bail!("a cache in q8_0 is for a model in f32, got one in {}", of_model.as_str())
         }
-        let (rows, device) = (self.texts.len(), model.transformer.wte.device());
-        Ok(Self { cache: KvCache::new(model.config(), rows, capacity, dtype, device)?, ..self })
+        let (rows, device) = (self.at.texts.len(), model.transformer.wte.device());
+        let cache = KvCache::new(model.config(), rows, capacity, dtype, device)?;
+        Ok(Self { at: Paused { cache, ..self.at }, ..self })
     }
 
     /// Adds hooks to every pass: the first pass over the prompts, then one pass per new token.
@@ -143,7 +161,7 @@ impl<'a> Generation<'a> {
     /// For several prompts, and where a position's bits depend on the others of its pass: on a GPU, with eager attention, in
     /// f64, and in builds with `mkl` or `accelerate`.
     pub fn check_draft(&self) -> Result<()> {
-        let (transformer, rows) = (&self.model.transformer, self.texts.len());
+        let (transformer, rows) = (&self.model.transformer, self.at.texts.len());
         let device = transformer.wte.device();
         let cause = if rows != 1 {
             format!("it guesses for one prompt, got {rows}")
@@ -172,53 +190,53 @@ impl<'a> Generation<'a> {
     /// # Panics
     /// When there is no such row.
     pub fn end(&mut self, row: usize) {
-        self.ended[row] = true;
+        self.at.ended[row] = true;
     }
 
     /// Each row's text so far: the prompt and the generated tokens.
     #[must_use]
     pub fn texts(&self) -> &[Vec<u32>] {
-        &self.texts
+        &self.at.texts
     }
 
     fn step(&mut self) -> Result<Vec<Option<u32>>> {
-        let t = self.next_input.dim(1)?;
-        let s = self.cache.len() + t;
+        let t = self.at.next_input.dim(1)?;
+        let s = self.at.cache.len() + t;
         // Rows grow with each step, but the padding stays the same.
-        let grown: Vec<usize> = self.lengths.iter().map(|l| l + s - self.width).collect();
-        let padded = self.lengths.iter().any(|&l| l != self.width);
-        let mask = if padded { Some(left_padding(&grown, s, self.next_input.device())?) } else { None };
+        let grown: Vec<usize> = self.at.lengths.iter().map(|l| l + s - self.at.width).collect();
+        let padded = self.at.lengths.iter().any(|&l| l != self.at.width);
+        let mask = if padded { Some(left_padding(&grown, s, self.at.next_input.device())?) } else { None };
         let positions =
             mask.as_ref().map(|m| position_ids(m)?.narrow(1, s - t, t)?.contiguous()).transpose()?;
         let args = ForwardArgs {
             position_ids: positions.as_ref(),
             attention_mask: mask.as_ref(),
-            cache: Some(&mut self.cache),
+            cache: Some(&mut self.at.cache),
             last_logits_only: true,
             hooks: self.hooks,
             ..ForwardArgs::default()
         };
-        let logits = self.model.forward(&self.next_input, args)?.logits; // (B, 1, V)
+        let logits = self.model.forward(&self.at.next_input, args)?.logits; // (B, 1, V)
         let mut rows = logits.squeeze(1)?.to_dtype(DType::F32)?.to_vec2::<f32>()?;
 
         let mut chosen = Vec::with_capacity(rows.len());
         for (i, logits) in rows.iter_mut().enumerate() {
-            if self.ended[i] {
+            if self.at.ended[i] {
                 chosen.push(None);
                 continue;
             }
-            let token = self.samplers[i].choose(logits, &self.texts[i])?;
+            let token = self.at.samplers[i].choose(logits, &self.at.texts[i])?;
             self.push(i, token);
             chosen.push(Some(token));
         }
         let input: Vec<u32> = chosen.iter().map(|c| c.unwrap_or(0)).collect();
-        self.next_input = Tensor::new(input, self.next_input.device())?.unsqueeze(D::Minus1)?;
+        self.at.next_input = Tensor::new(input, self.at.next_input.device())?.unsqueeze(D::Minus1)?;
         Ok(chosen)
     }
 
     fn push(&mut self, row: usize, token: u32) {
-        self.texts[row].push(token);
-        self.ended[row] = self.model.config().is_eos(token);
+        self.at.texts[row].push(token);
+        self.at.ended[row] = self.model.config().is_eos(token);
     }
 
     /// The next token of the only row, if a draft guesses: from the last pass, or from another one.
@@ -235,10 +253,10 @@ impl<'a> Generation<'a> {
 
     /// The logits after what the cache lacks of `text` and after each token of `guess`: (1 or T, V)
     fn logits_after(&mut self, text: &[u32], guess: &[u32]) -> Result<Tensor> {
-        let input = [&text[self.cache.len()..], guess].concat();
-        let input = Tensor::new(input, self.next_input.device())?.unsqueeze(0)?; // (1, T)
+        let input = [&text[self.at.cache.len()..], guess].concat();
+        let input = Tensor::new(input, self.at.next_input.device())?.unsqueeze(0)?; // (1, T)
         let args = ForwardArgs {
-            cache: Some(&mut self.cache),
+            cache: Some(&mut self.at.cache),
             last_logits_only: guess.is_empty(),
             hooks: self.hooks,
             ..ForwardArgs::default()
@@ -248,18 +266,18 @@ impl<'a> Generation<'a> {
 
     /// One pass over the tokens that the cache lacks and what the draft guesses comes after them.
     fn check(&mut self, checks: &mut Checks) -> Result<()> {
-        let mut text = self.texts[0].clone();
+        let mut text = self.at.texts[0].clone();
         let vocabulary = self.model.config().vocab_size;
         // A pass over the prompt takes other kernels than one over a few tokens: it is the same with a draft as without.
-        let most = if self.cache.is_empty() { 0 } else { (self.steps_left - 1).min(FEW_QUERIES - 1) };
+        let most = if self.at.cache.is_empty() { 0 } else { (self.at.steps_left - 1).min(FEW_QUERIES - 1) };
         let guess = if most == 0 {
             vec![]
         } else {
-            checks.draft.propose(&text, most, &self.samplers[0]).map_err(|e| e.context("the draft"))?
+            checks.draft.propose(&text, most, &self.at.samplers[0]).map_err(|e| e.context("the draft"))?
         };
         let known = |&token: &u32| (token as usize) < vocabulary;
         let guess: Vec<u32> = guess.into_iter().take(most).take_while(known).collect();
-        if !self.cache.is_empty() {
+        if !self.at.cache.is_empty() {
             checks.drafted.passes += 1;
             checks.drafted.proposed += guess.len();
         }
@@ -268,7 +286,7 @@ impl<'a> Generation<'a> {
             Err(_) if !guess.is_empty() => self.logits_after(&text, &[])?,
             logits => logits?,
         };
-        let sampler = &self.samplers[0];
+        let sampler = &self.at.samplers[0];
         for (i, mut logits) in logits.to_dtype(DType::F32)?.to_vec2::<f32>()?.into_iter().enumerate() {
             let token = match sampler.choose(&mut logits, &text) {
                 Ok(token) => token,
@@ -285,7 +303,7 @@ impl<'a> Generation<'a> {
             }
         }
         // The model has not read the last token, and what it read of wrong guesses goes.
-        self.cache.truncate(text.len() - 1);
+        self.at.cache.truncate(text.len() - 1);
         Ok(())
     }
 }
@@ -294,7 +312,7 @@ impl Iterator for Generation<'_> {
     type Item = Result<Vec<Option<u32>>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.failed || self.steps_left == 0 || self.ended.iter().all(|&ended| ended) {
+        if self.at.failed || self.at.steps_left == 0 || self.at.ended.iter().all(|&ended| ended) {
             return None;
         }
         let step = match self.checks.take() {
@@ -305,8 +323,8 @@ impl Iterator for Generation<'_> {
                 token.map(|token| vec![Some(token)])
             }
         };
-        self.steps_left -= 1;
-        self.failed = step.is_err();
+        self.at.steps_left -= 1;
+        self.at.failed = step.is_err();
         Some(step)
     }
 }

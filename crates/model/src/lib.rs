@@ -72,7 +72,7 @@ pub use conv1d::Conv1D;
 pub use cross_attention::CrossAttention;
 pub use embedding::Embedding;
 pub use forward::{CausalLMOutput, ChosenWeights, ForwardArgs, ModelOutput};
-pub use generation::Generation;
+pub use generation::{Generation, Paused};
 pub use layer_norm::LayerNorm;
 pub use lm::Gpt2LMHeadModel;
 pub use lm_head::LmHead;

@@ -337,7 +337,7 @@ fn the_shortest_texts_are_patched_by_position() -> Result {
         let (clean, corrupt) = (some_ids(t, 1)?, some_ids(t, 4)?);
         let contrast = Contrast { clean: &clean, corrupt: &corrupt, metric, hooks: None };
         let parts = [Parts::Heads, Parts::HeadsByPosition, Parts::Streams];
-        let patched = activation_patching(&model, &contrast, &parts, &mut |_, _| {})?;
+        let patched = activation_patching(&model, &contrast, &parts, &mut |_, _| Ok(()))?;
         let [heads, by_position, streams] = &patched.maps[..] else { return Err("three maps".into()) };
         assert_eq!((by_position.dims(), streams.dims()), (&[2, 3, t][..], &[2, t][..]));
         if t == 1 {

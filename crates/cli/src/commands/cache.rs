@@ -40,7 +40,7 @@ struct Downloaded<'a> {
 }
 
 pub(crate) fn download(args: &DownloadArgs) -> anyhow::Result<()> {
-    let id = hub::model_id(&args.model)?;
+    let id = gpt2_session::model_id(&args.model)?;
     let snapshot = hub::settings(&args.hub)?.download(&id, hub::revision(&args.hub))?;
     if args.json {
         let report = Downloaded { model: id.to_string(), commit: &snapshot.commit, folder: &snapshot.dir };
@@ -81,7 +81,7 @@ pub(crate) fn models(args: &ModelsArgs) -> anyhow::Result<()> {
     let hub = hub::settings(&args.hub)?;
     let report = Models {
         names: ModelId::aliases().map(|(name, id)| Name { name, id: id.to_string() }).collect(),
-        pins: hub::pins()?,
+        pins: gpt2_session::pins()?,
         cache: &hub.cache_dir,
         cached: hub.cached()?,
     };
@@ -159,7 +159,7 @@ impl<'a> Verified<'a> {
 }
 
 pub(crate) fn verify(args: &VerifyCacheArgs) -> anyhow::Result<ExitCode> {
-    let id = hub::model_id(&args.model)?;
+    let id = gpt2_session::model_id(&args.model)?;
     let checks = hub::settings(&args.hub)?.verify(&id, hub::revision(&args.hub), args.repair)?;
     let rows: Vec<_> = checks.iter().map(Verified::of).collect();
     if args.json {

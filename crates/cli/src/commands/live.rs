@@ -3,13 +3,14 @@
 use super::quantize::{types, with_bar};
 use crate::changes;
 use crate::hub::{self, HubArgs};
-use crate::inputs::{DEMO_NAME, Inputs};
+use crate::inputs::Inputs;
 use crate::interventions::{OnHeads, on_heads};
 use crate::live_page::{self, Module};
 use crate::outputs::Outputs;
 use crate::session::{self, MODEL};
 use anyhow::bail;
 use gpt2_loader::{Checkpoint, Files, GgufType, Source, Tokenizer, to_gguf};
+use gpt2_session::DEMO_NAME;
 use gpt2_web::{DEMO, Look};
 use std::path::PathBuf;
 

@@ -16,6 +16,7 @@ use crate::gguf::{self, Vocabulary};
 use guard::guarded;
 use shape::{Model, Shape, check_added_size};
 use spelling::Spelling;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tiktoken_rs::CoreBPE;
@@ -219,6 +220,38 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// Where each token of `text` lies in it: its first character, and the one after its last. Tokens that share a character both
+    /// have it. The tokens are those of [`encode`](Self::encode).
+    ///
+    /// # Errors
+    /// When the tokenizer fails on the text.
+    pub fn offsets(&self, text: &str) -> Result<Vec<(usize, usize)>, LoadError> {
+        guarded(&self.name, || match &self.kind {
+            Kind::HuggingFace(t) => t
+                .encode_char_offsets(text, true)
+                .map(|encoding| encoding.get_offsets().to_vec())
+                .map_err(|e| e.to_string()),
+            Kind::Gpt2(bpe) => {
+                let (ids, _) = bpe.encode(text, &bpe.special_tokens()).map_err(|e| format!("{e:?}"))?;
+                // The character that each byte belongs to.
+                let of_byte: Vec<usize> = text
+                    .chars()
+                    .enumerate()
+                    .flat_map(|(i, c)| std::iter::repeat_n(i, c.len_utf8()))
+                    .collect();
+                let mut from = 0;
+                let spans = ids.iter().map(|id| {
+                    let bytes = bpe.decode_bytes(&[*id]).map_err(|e| format!("{e:?}"))?.len();
+                    let (start, end) = (from, from + bytes);
+                    from = end;
+                    let span = of_byte.get(start).zip(of_byte.get(end - 1));
+                    span.map(|(first, last)| (*first, last + 1)).ok_or("tokens beyond the text".to_owned())
+                });
+                spans.collect()
+            }
+        })
+    }
+
     /// Whether none of `ids` comes from the text itself: some tokenizers put tokens around it.
     fn has_nothing_of(&self, text: &str, ids: &[u32]) -> Result<bool, LoadError> {
         match &self.kind {
@@ -341,8 +374,8 @@ fn byte_level(bpe: BPE, special: &[&str]) -> tokenizers::Result<tokenizers::Toke
 /// Text from ids that arrive one by one. A character whose bytes are spread over several tokens comes out complete
 /// with the last of them.
 #[derive(Debug)]
-pub struct TextStream<'a> {
-    tokenizer: &'a Tokenizer,
+pub struct TextStream<T> {
+    tokenizer: T,
     /// The ids since the last whole character.
     pending: Vec<u32>,
     /// How many bytes of their text have been returned.
@@ -352,12 +385,18 @@ pub struct TextStream<'a> {
 impl Tokenizer {
     /// A decoder that takes ids one by one.
     #[must_use]
-    pub fn stream(&self) -> TextStream<'_> {
-        TextStream { tokenizer: self, pending: vec![], written: 0 }
+    pub fn stream(&self) -> TextStream<&Self> {
+        TextStream::new(self)
     }
 }
 
-impl TextStream<'_> {
+impl<T: Deref<Target = Tokenizer>> TextStream<T> {
+    /// The same with a tokenizer that it owns or shares: an `Arc`, say.
+    #[must_use]
+    pub fn new(tokenizer: T) -> Self {
+        Self { tokenizer, pending: vec![], written: 0 }
+    }
+
     /// The text that `id` completes; empty while a character is unfinished.
     pub fn push(&mut self, id: u32) -> String {
         self.pending.push(id);

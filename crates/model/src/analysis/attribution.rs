@@ -1,6 +1,6 @@
 //! Attribution patching, of parts of the model and of edges between heads: activation patching to first order.
 
-use super::metric::wide;
+use super::metric::{Metric, wide};
 use super::patching::Contrast;
 use crate::Gpt2LMHeadModel;
 use crate::hooks::{At, Chain, Hooks, Point, Recorder, on};
@@ -89,6 +89,27 @@ impl Gradients {
         let gradient = self.store.get(zeros).map_or_else(|| value.zeros_like(), |g| Ok(g.clone()))?;
         Ok((value.clone(), gradient))
     }
+}
+
+/// The values at `points` in a run over a text, and there the gradients of the metric of its last position: a pair for each point,
+/// in order.
+///
+/// # Shapes
+/// (1, T, ..) each: see [`Point::shape`]
+///
+/// # Errors
+/// As for [`activation_patching`](super::activation_patching), and when the pass does not reach a point.
+pub fn gradients(
+    model: &Gpt2LMHeadModel,
+    input_ids: &Tensor,
+    metric: Metric,
+    points: &[Point],
+    hooks: Option<&dyn Hooks>,
+) -> Result<Vec<(Tensor, Tensor)>> {
+    let contrast = Contrast { clean: input_ids, corrupt: input_ids, metric, hooks };
+    contrast.check()?;
+    let found = gradients_under(model, &contrast, input_ids, &Chain(&[]), points.to_vec())?;
+    points.iter().map(|&point| found.of(point)).collect()
 }
 
 /// The metric's gradients in a run over `ids` under the contrast's hooks, then `before`, then taps at `points`.

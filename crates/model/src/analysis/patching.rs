@@ -59,7 +59,7 @@ pub struct Patched {
 /// brings the metric back towards the clean run's carries what the texts differ in.
 ///
 /// The layers below a part run once, and several parts run at a time. `progress` is called with the number of runs done
-/// and their total.
+/// and their total; its error ends the work.
 ///
 /// # Errors
 /// When the texts are not (1, T) each, with ids below V and T at most N, for an answer that is not below V, and for the errors
@@ -68,7 +68,7 @@ pub fn activation_patching(
     model: &Gpt2LMHeadModel,
     contrast: &Contrast,
     parts: &[Parts],
-    progress: &mut dyn FnMut(usize, usize),
+    progress: &mut dyn FnMut(usize, usize) -> Result<()>,
 ) -> Result<Patched> {
     let t = contrast.check()?;
     let config = model.config();
@@ -99,7 +99,7 @@ pub fn activation_patching(
     };
     let (corrupt, found) = branches.run(contrast.corrupt, of_layer, &mut |more| {
         done += more;
-        progress(done, total);
+        progress(done, total)
     })?;
     let mut values: Vec<Vec<f64>> = vec![vec![]; parts.len()];
     for of_layer in found {
@@ -223,7 +223,7 @@ pub fn ablation_effects(
         };
         (0..heads).map(ablated).collect()
     };
-    let (plain, found) = Branches { model, metric, hooks }.run(input_ids, of_layer, &mut |_| {})?;
+    let (plain, found) = Branches { model, metric, hooks }.run(input_ids, of_layer, &mut |_| Ok(()))?;
     let change: Vec<f64> = found.into_iter().flatten().map(|ablated| ablated - plain).collect();
     Ok(AblationEffects { plain, change: Tensor::from_vec(change, (layers, heads), &Device::Cpu)? })
 }
@@ -249,7 +249,7 @@ impl Branches<'_> {
         &self,
         input_ids: &Tensor,
         changes: impl Fn(usize) -> Result<Vec<Interventions>>,
-        done: &mut dyn FnMut(usize),
+        done: &mut dyn FnMut(usize) -> Result<()>,
     ) -> Result<(f64, Vec<Vec<f64>>)> {
         let mut x = self.model.transformer.embedded(
             input_ids,
@@ -266,7 +266,7 @@ impl Branches<'_> {
                 let change = ByRow(some);
                 let copies = self.block(layer, &copies, Some(&change))?;
                 of_layer.extend(self.finish(layer + 1, copies)?);
-                done(some.len());
+                done(some.len())?;
             }
             found.push(of_layer);
             x = self.block(layer, &x, None)?;

@@ -114,7 +114,12 @@ fn overview(args: &CircuitsArgs, circuits: &Circuits, provenance: Provenance) ->
     let (mut compositions, mut written) = (vec![], vec![]);
     let asked = |kind: &Composition| args.composition.is_empty() || args.composition.contains(kind);
     for &(reads, kind) in COMPOSITIONS.iter().filter(|(_, kind)| asked(kind)) {
-        let scores = with_bar("pairs of layers", |progress| circuits.composition(kind, progress))?;
+        let scores = with_bar("pairs of layers", |progress| {
+            circuits.composition(kind, &mut |done, all| {
+                progress(done, all);
+                Ok(())
+            })
+        })?;
         let count = heads.len();
         for (i, score) in scores.flatten_all()?.to_vec1::<f64>()?.into_iter().enumerate() {
             let name = |i: usize| format!("{}.{}", heads[i].layer, heads[i].head);

@@ -1,8 +1,7 @@
 //! `--texts`: continues many prompts, several in each pass.
 
 use super::args::GenerateArgs;
-use super::continuation::Continuation;
-use super::report::{Report, generation, new_tokens};
+use super::report::{Report, continuation, generation, new_tokens};
 use crate::output::{self, note};
 use crate::prompt::Prompt;
 use crate::provenance::Provenance;
@@ -85,7 +84,7 @@ fn complete(args: &GenerateArgs, session: &Session, rows: Vec<Row>) -> anyhow::R
     let prompts: Vec<_> = rows.iter().map(|row| row.prompt.ids.clone()).collect();
     let most = rows.iter().map(|row| row.new).max().unwrap_or(0);
     let mut generation = generation(args, session, &prompts, most)?;
-    let found = rows.iter().map(|row| Continuation::new(session, &row.prompt, &args.stop));
+    let found = rows.iter().map(|row| continuation(session, &row.prompt, &args.stop));
     let mut found = found.collect::<anyhow::Result<Vec<_>>>()?;
     let together = || match (rows.first(), rows.last()) {
         (Some(first), Some(last)) if first.line != last.line => {

@@ -2,7 +2,6 @@
 
 mod args;
 mod beams;
-mod continuation;
 mod draft;
 mod many;
 mod recorded;
@@ -16,11 +15,10 @@ use crate::session::Session;
 use crate::values::{count, pace};
 use crate::{finite, output};
 use anyhow::Context;
-use continuation::Continuation;
 use gpt2_model::CacheDType;
 use gpt2_model::hooks::{Chain, Hooks};
 use recorded::{Alive, Recorded, Text};
-use report::{Report, generation, new_tokens};
+use report::{Report, continuation, generation, new_tokens};
 use std::io::Write;
 use std::time::Instant;
 
@@ -57,7 +55,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     // Only the text goes to stdout.
     output::note(&made_by.first_line());
     let mut printer = Printer::new(prompt.text.as_deref(), args.json)?;
-    let mut continuation = Continuation::new(&session, &prompt, &args.stop)?;
+    let mut continuation = continuation(&session, &prompt, &args.stop)?;
     let start = Instant::now();
     for step in generation.by_ref() {
         let step = match step {

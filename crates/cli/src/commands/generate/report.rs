@@ -1,19 +1,20 @@
 //! What the command reports of a prompt, and the settings that its text depends on.
 
 use super::args::GenerateArgs;
-use super::continuation::Continuation;
 use super::draft;
 use crate::prompt::Prompt;
 use crate::provenance::Provenance;
 use crate::session::Session;
+use gpt2_loader::Tokenizer;
 use gpt2_model::{Generation, Sampling};
+use gpt2_session::Continuation;
 use serde::Serialize;
 
 /// The default of `--max-new-tokens` if the context has room.
 const DEFAULT_NEW_TOKENS: usize = 100;
 
 #[derive(Serialize)]
-pub(super) struct Report<'a> {
+pub(super) struct Report {
     provenance: Provenance,
     sampling: Draw,
     model: String,
@@ -25,7 +26,7 @@ pub(super) struct Report<'a> {
     stopped_at_eos: bool,
     /// The stop string that ended the text.
     #[serde(skip_serializing_if = "Option::is_none")]
-    stopped_at: Option<&'a str>,
+    stopped_at: Option<String>,
     /// `None` for one of many texts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) seconds: Option<f64>,
@@ -36,13 +37,13 @@ pub(super) struct Report<'a> {
     pub(super) draft: Option<draft::Report>,
 }
 
-impl<'a> Report<'a> {
+impl Report {
     pub(super) fn new(
         args: &GenerateArgs,
         session: &Session,
         provenance: Provenance,
         prompt: Prompt,
-        found: Continuation<'a>,
+        found: Continuation<&Tokenizer>,
         max_new_tokens: usize,
     ) -> Self {
         let Sampling { temperature, top_k, top_p, min_p, typical_p, repetition_penalty, seed } =
@@ -62,7 +63,7 @@ impl<'a> Report<'a> {
             model: session.name.clone(),
             prompt_ids: prompt.ids,
             stopped_at_eos: found.is_at_end(),
-            stopped_at: found.stopped_at(),
+            stopped_at: found.stopped_at().map(str::to_owned),
             text: prompt.text.map(|_| found.text),
             ids: found.ids,
             seconds: None,
@@ -105,6 +106,16 @@ pub(super) fn sampling(args: &GenerateArgs) -> Sampling {
 pub(super) fn new_tokens(args: &GenerateArgs, session: &Session, prompt: &Prompt) -> usize {
     let room = session.model.config().n_positions + 1 - prompt.ids.len();
     args.max_new_tokens.unwrap_or(DEFAULT_NEW_TOKENS.min(room))
+}
+
+/// What will follow a prompt: text, or ids after a prompt of ids.
+pub(super) fn continuation<'a>(
+    session: &'a Session,
+    prompt: &Prompt,
+    stops: &[String],
+) -> anyhow::Result<Continuation<&'a Tokenizer>> {
+    let tokenizer = prompt.text.as_ref().map(|_| session.tokenizer()).transpose()?;
+    Ok(Continuation::new(session.model.config(), tokenizer, stops))
 }
 
 pub(super) fn generation<'a>(

@@ -92,8 +92,12 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
         hooks: (!changes.list.is_empty()).then_some(&changes.list as &dyn Hooks),
     };
     let parts = parts(args);
-    let patched =
-        with_bar("runs", |progress| activation_patching(&session.model, &contrast, &parts, progress))?;
+    let patched = with_bar("runs", |progress| {
+        activation_patching(&session.model, &contrast, &parts, &mut |done, all| {
+            progress(done, all);
+            Ok(())
+        })
+    })?;
     let difference = patched.clean - patched.corrupt;
     let number = |x: f64| Tensor::new(x, &Device::Cpu);
     args.study.finite.check(&session, &clean_ids, contrast.hooks, [&number(patched.clean)?])?;

@@ -9,7 +9,6 @@ mod tests;
 
 pub(super) use args::TrainArgs;
 
-use crate::inputs::DEMO_NAME;
 use crate::output::{self, note};
 use crate::outputs::NewFolder;
 use crate::prompt::{encode, read_file};
@@ -21,6 +20,7 @@ use gpt2_loader::{Checkpoint, Files, Tokenizer, check_savable};
 use gpt2_model::config::TokenIds;
 use gpt2_model::{Config, Gpt2LMHeadModel};
 use gpt2_parallel::Group;
+use gpt2_session::DEMO_NAME;
 use gpt2_train::{Dataset, TrainError, TrainOptions, Trainer};
 use gpt2_view::visible_text;
 use progress::Progress;

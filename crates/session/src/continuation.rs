@@ -1,31 +1,37 @@
-//! What follows a prompt: its tokens as text, up to the end token or the first of the strings of `--stop`.
+//! What follows a prompt: its tokens as text, up to the end token or the first of some stop strings.
 
-use crate::prompt::Prompt;
-use crate::session::Session;
-use gpt2_loader::TextStream;
+use gpt2_loader::{TextStream, Tokenizer};
+use gpt2_model::Config;
+use std::ops::Deref;
 
-/// The text after a prompt, or the ids after a prompt of ids.
-pub(super) struct Continuation<'a> {
-    session: &'a Session,
+/// The text after a prompt, or the ids after a prompt of ids. `T` leads to the tokenizer.
+#[derive(Debug)]
+pub struct Continuation<T> {
+    /// The tokens that end a text.
+    ends: Vec<u32>,
     /// `None` for ids.
-    stream: Option<TextStream<'a>>,
-    until: Until<'a>,
+    stream: Option<TextStream<T>>,
+    until: Until,
     /// The generated ids, including the end token.
-    pub(super) ids: Vec<u32>,
-    pub(super) text: String,
+    pub ids: Vec<u32>,
+    /// Their text without the end token, or the ids with commas between them.
+    pub text: String,
 }
 
-impl<'a> Continuation<'a> {
-    pub(super) fn new(session: &'a Session, prompt: &Prompt, stops: &'a [String]) -> anyhow::Result<Self> {
-        let stream = prompt.text.as_ref().map(|_| anyhow::Ok(session.tokenizer()?.stream())).transpose()?;
-        Ok(Self { session, stream, until: Until::new(stops), ids: vec![], text: String::new() })
+impl<T: Deref<Target = Tokenizer>> Continuation<T> {
+    /// A continuation as text with a tokenizer, and as ids without one; it ends before the first of `stops`.
+    #[must_use]
+    pub fn new(config: &Config, tokenizer: Option<T>, stops: &[String]) -> Self {
+        let ends = config.eos_token_id.as_ref().map(|ids| ids.as_slice().to_vec()).unwrap_or_default();
+        let stream = tokenizer.map(TextStream::new);
+        Self { ends, stream, until: Until::new(stops.to_vec()), ids: vec![], text: String::new() }
     }
 
     /// Adds a token; what it adds to the text.
-    pub(super) fn push(&mut self, id: u32) -> String {
+    pub fn push(&mut self, id: u32) -> String {
         let first = self.ids.is_empty();
         self.ids.push(id);
-        if self.session.model.config().is_eos(id) {
+        if self.ends.contains(&id) {
             return String::new();
         }
         let piece = match &mut self.stream {
@@ -37,7 +43,7 @@ impl<'a> Continuation<'a> {
     }
 
     /// What is left of the text when no more tokens come.
-    pub(super) fn finish(&mut self) -> String {
+    pub fn finish(&mut self) -> String {
         let Some(stream) = self.stream.take() else { return String::new() };
         let rest = self.until.push(&stream.finish()) + &self.until.finish();
         self.text.push_str(&rest);
@@ -45,27 +51,35 @@ impl<'a> Continuation<'a> {
     }
 
     /// The stop string that ended the text.
-    pub(super) fn stopped_at(&self) -> Option<&'a str> {
-        self.until.found
+    #[must_use]
+    pub fn stopped_at(&self) -> Option<&str> {
+        self.until.found()
     }
 
-    pub(super) fn is_at_end(&self) -> bool {
-        self.ids.last().is_some_and(|&id| self.session.model.config().is_eos(id))
+    /// Whether the last token is one that ends a text.
+    #[must_use]
+    pub fn is_at_end(&self) -> bool {
+        self.ids.last().is_some_and(|id| self.ends.contains(id))
     }
 }
 
 /// A text that arrives in pieces, up to the first stop string.
-struct Until<'a> {
-    stops: &'a [String],
+#[derive(Debug)]
+struct Until {
+    stops: Vec<String>,
     /// What may be the beginning of a stop string.
     held: String,
-    /// The stop string that ended the text.
-    found: Option<&'a str>,
+    /// Which of them ended the text.
+    found: Option<usize>,
 }
 
-impl<'a> Until<'a> {
-    fn new(stops: &'a [String]) -> Self {
+impl Until {
+    fn new(stops: Vec<String>) -> Self {
         Self { stops, held: String::new(), found: None }
+    }
+
+    fn found(&self) -> Option<&str> {
+        self.found.map(|i| self.stops[i].as_str())
     }
 
     /// What `piece` adds to the text for certain.
@@ -76,9 +90,9 @@ impl<'a> Until<'a> {
         // Character by character, so that the stop string that ends first ends the text.
         for c in piece.chars() {
             self.held.push(c);
-            let ends = self.stops.iter().filter(|stop| self.held.ends_with(stop.as_str()));
-            if let Some(stop) = ends.max_by_key(|stop| stop.len()) {
-                self.found = Some(stop);
+            let ends = self.stops.iter().enumerate().filter(|(_, stop)| self.held.ends_with(stop.as_str()));
+            if let Some((i, stop)) = ends.max_by_key(|(_, stop)| stop.len()) {
+                self.found = Some(i);
                 self.held.truncate(self.held.len() - stop.len());
                 return std::mem::take(&mut self.held);
             }
@@ -114,18 +128,18 @@ mod tests {
         ] {
             let characters: Vec<String> = text.chars().map(String::from).collect();
             for size in 1..=text.len().max(1) {
-                let mut until = Until::new(&stops);
+                let mut until = Until::new(stops.to_vec());
                 let mut got: String =
                     characters.chunks(size).map(|piece| until.push(&piece.concat())).collect();
                 got.push_str(&until.finish());
-                assert_eq!((got.as_str(), until.found), (expected, found), "{text:?} by {size}");
+                assert_eq!((got.as_str(), until.found()), (expected, found), "{text:?} by {size}");
             }
         }
         let stops = ["abc", "b"].map(String::from);
         for pieces in [&["abc"][..], &["ab", "c"], &["a", "b", "c"]] {
-            let mut until = Until::new(&stops);
+            let mut until = Until::new(stops.to_vec());
             let got: String = pieces.iter().map(|piece| until.push(piece)).collect();
-            assert_eq!((got.as_str(), until.found), ("a", Some("b")), "the one that ends first");
+            assert_eq!((got.as_str(), until.found()), ("a", Some("b")), "the one that ends first");
         }
     }
 }

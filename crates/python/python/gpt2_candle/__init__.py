@@ -1,0 +1,34 @@
+"""GPT-2 for people who look into it.
+
+Start with :meth:`Model.load`::
+
+    from gpt2_candle import Model
+
+    model = Model.load()                     # the demo model inside the package; or "gpt2", a folder, a GGUF file
+    logits, cache = model.run_with_cache("O Romeo, Romeo!")
+    cache["blocks.0.attn.hook_pattern"]      # (1, heads, tokens, tokens), a NumPy array
+    model.attention("O Romeo, Romeo!")       # in a notebook: every head, token by token
+
+Letters in shapes: B texts, T tokens, S positions that are attended to, L layers, H heads, D the width of a head, C that of the
+residual stream, V the vocabulary.
+"""
+
+from ._model import Model
+from ._results import Attention, Cache, Continuation, Effects, Hook, Map, Maps, Output, Scores
+from ._tokenizer import Tokenizer
+from ._native import VERSION as __version__
+
+__all__ = [
+    "Attention",
+    "Cache",
+    "Continuation",
+    "Effects",
+    "Hook",
+    "Map",
+    "Maps",
+    "Model",
+    "Output",
+    "Scores",
+    "Tokenizer",
+    "__version__",
+]

@@ -1,0 +1,81 @@
+"""Hook points by name, and Python functions as hooks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Union
+
+import numpy as np
+
+from . import _native
+from ._inputs import array_of
+from ._results import Hook
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    HookFunction = Callable[[NDArray[np.floating[Any]], Hook], Any]
+
+Names = Union[str, Sequence[str], "Callable[[str], bool]", None]
+
+# TransformerLens computes these only where its config asks for them.
+_ON_REQUEST = ("hook_attn_in", "hook_q_input", "hook_k_input", "hook_v_input", "hook_mlp_in", "attn.hook_result")
+
+
+class Points:
+    """The hook points of a model."""
+
+    def __init__(self, layers: int) -> None:
+        self.shapes: dict[str, str] = {}
+        """The shape of the value at each point."""
+        self.spellings: dict[str, str] = {}
+        """From every name of a point to the one it is called by."""
+        for shape, names in _native.point_names(layers):
+            self.shapes[names[0]] = shape
+            self.spellings.update(dict.fromkeys(names, names[0]))
+
+    def find(self, names: Names) -> list[str]:
+        """The points that ``names`` asks for: a name, the start of names, several, or a function that says which.
+
+        ``None`` is all points that TransformerLens caches by default.
+        """
+        if names is None:
+            return [name for name in self.shapes if not name.endswith(_ON_REQUEST) and name != "hook_logits"]
+        if callable(names):
+            return [name for name in self.shapes if names(name)]
+        several = [names] if isinstance(names, str) else list(names)
+        found: dict[str, None] = {}
+        for one in several:
+            if not isinstance(one, str):
+                raise TypeError(f"a hook point's name is a string, got {one!r}")
+            exact = self.spellings.get(one)
+            matching = [exact] if exact else [name for name in self.shapes if name.startswith(one)]
+            if not matching or not one:
+                raise ValueError(f"there is no hook point {one!r}; model.hook_points lists them")
+            found.update(dict.fromkeys(matching))
+        return list(found)
+
+    def hooks(self, fwd_hooks: Iterable[tuple[Names, HookFunction]]) -> list[tuple[str, Any]]:
+        """Functions at points, as the native half calls them."""
+        found: list[tuple[str, Any]] = []
+        for names, function in fwd_hooks:
+            if not callable(function):
+                raise TypeError(f"the hook at {names!r} is no function: {function!r}")
+            for name in self.find(names):
+                parts = name.split(".")
+                layer = int(parts[1]) if parts[0] == "blocks" else None
+                found.append((name, functools.partial(_call, function, Hook(name, layer))))
+        return found
+
+
+def _call(function: HookFunction, hook: Hook, array: _native.Array) -> _native.Array | None:
+    value = np.asarray(array)
+    result = function(value, hook)
+    if result is None:
+        return None
+    if result is value:
+        return array
+    if hasattr(result, "detach"):  # a torch tensor
+        result = result.detach()
+    return array_of(np.asarray(result), f"the hook at {hook.name}", dtype=value.dtype.name, shape=value.shape)

@@ -1,0 +1,148 @@
+"""What callers give, in the form that the native half takes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, Union
+
+import numpy as np
+
+from . import _native
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+Ids = Sequence[int]
+Text = Union[str, Ids, "NDArray[np.integer[Any]]"]
+Texts = Union[Text, Sequence[str], Sequence[Ids]]
+
+
+class Changes(TypedDict, total=False):
+    """Interventions: what changes while the model runs. The command has options of the same names.
+
+    A head is ``"layer.head"``, both counted from 0, and ``"0.*"`` is every head of layer 0.
+    """
+
+    ablate: str | Sequence[str]
+    """Heads whose outputs become 0."""
+    mean_ablate: str | Sequence[str]
+    """Heads whose outputs become their mean over the text, or over the texts of ``mean_of``."""
+    mean_of: Sequence[str] | Sequence[Ids]
+    """The texts over which means are taken. If all are as long as the text, each position has a mean of its own."""
+    scale: Mapping[str, float]
+    """Heads and the factors on their outputs."""
+    attention_temperature: Mapping[str, float]
+    """Heads and the temperatures, above 0, that divide their scores before the softmax."""
+    block: str | Sequence[str]
+    """Pairs of positions: ``"7:4"`` stops position 7 from attending to 4; ``"3.2/7:4"`` in layer 3, head 2 alone."""
+    patch: str | Sequence[str]
+    """Places that get their values of a run over ``from_prompt``: ``"5.1"`` a head, ``"5"`` the residual stream before block 5,
+    ``"5.attn"`` and ``"5.mlp"`` what its halves add. ``"5.1@3"`` patches position 3 alone."""
+    from_prompt: Text
+    """The text that patched values come from."""
+    add: Mapping[int | str, ArrayLike]
+    """Layers, or ``"layer@position"``, and the vectors (C) to add to the residual stream before their blocks."""
+
+
+_ON_HEADS = {"ablate": "ablate", "mean_ablate": "mean-ablate", "scale": "scale", "attention_temperature": "temperature"}
+
+
+def ids_of(model: _native.Model, text: Text, what: str = "the text") -> list[int]:
+    """The tokens of one text."""
+    if isinstance(text, str):
+        ids, note = model.encode(text, True)
+        if note is not None:
+            warnings.warn(note, stacklevel=4)
+        if not ids:
+            raise ValueError(f"{what} is empty: give at least one token")
+        return ids
+    ids = _integers(text, what)
+    if not ids:
+        raise ValueError(f"{what} is empty: give at least one token")
+    return ids
+
+
+def rows_of(model: _native.Model, texts: Texts) -> list[list[int]]:
+    """The tokens of one text or several."""
+    if isinstance(texts, str):
+        return [ids_of(model, texts)]
+    if isinstance(texts, np.ndarray) and texts.ndim == 2:
+        return [_integers(row, "the text") for row in texts]
+    if hasattr(texts, "tolist") and not isinstance(texts, np.ndarray):
+        return rows_of(model, np.asarray(texts))
+    several = list(texts)
+    if not several:
+        raise ValueError("there is no text: give a string, ids, or a list of either")
+    if all(isinstance(one, (int, np.integer)) for one in several):
+        return [_integers(several, "the text")]
+    return [ids_of(model, one, f"text {i}") for i, one in enumerate(several)]  # type: ignore[arg-type]
+
+
+def _integers(ids: Iterable[Any], what: str) -> list[int]:
+    found: list[int] = []
+    for one in ids:
+        if isinstance(one, bool) or not isinstance(one, (int, np.integer)):
+            raise TypeError(f"{what}: expected a string or token ids (integers), got {type(one).__name__} {one!r}")
+        if not 0 <= one < 2**32:
+            raise ValueError(f"{what}: there is no token {one}")
+        found.append(int(one))
+    return found
+
+
+def changes_of(model: _native.Model, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Interventions for the native half."""
+    unknown = sorted(set(given) - set(Changes.__annotations__))
+    if unknown:
+        known = ", ".join(Changes.__annotations__)
+        raise TypeError(f"there is no intervention {unknown[0]!r}; there are {known}")
+    heads: list[tuple[str, str]] = []
+    for name, kind in _ON_HEADS.items():
+        value = given.get(name, ())
+        if name in ("ablate", "mean_ablate"):
+            heads.extend((kind, text) for text in _texts(name, value))
+        elif isinstance(value, Mapping):
+            heads.extend((kind, f"{head}={float(number)!r}") for head, number in value.items())
+        elif value != ():
+            raise TypeError(f'{name}: expected a mapping of heads to numbers, such as {{"3.2": 0.5}}')
+    add = given.get("add", {})
+    if not isinstance(add, Mapping):
+        raise TypeError("add: expected a mapping of layers to vectors, such as {5: vector}")
+    means = given.get("mean_of")
+    if means is not None and not given.get("mean_ablate"):
+        raise TypeError("mean_of: says over which texts mean_ablate takes its means; give mean_ablate too")
+    prompt = given.get("from_prompt")
+    if prompt is not None and not given.get("patch"):
+        raise TypeError("from_prompt: is the text that patch takes values from; give patch too")
+    return {
+        "heads": heads,
+        "block": _texts("block", given.get("block", ())),
+        "patch": _texts("patch", given.get("patch", ())),
+        "from_prompt": None if prompt is None else ids_of(model, prompt, "from_prompt"),
+        "mean_of": None if means is None else [ids_of(model, one, f"mean_of, text {i}") for i, one in enumerate(means)],
+        "add": [(str(place), array_of(np.asarray(vector), f"add {place}", dtype="float32")) for place, vector in add.items()],
+    }
+
+
+def _texts(name: str, value: Any) -> list[str]:
+    several = [value] if isinstance(value, str) else list(value)
+    for one in several:
+        if not isinstance(one, str):
+            raise TypeError(f"{name}: expected text such as {'7:4' if name == 'block' else '0.3'!r}, got {one!r}")
+    return several
+
+
+_DTYPES = ("float16", "float32", "float64", "uint32")
+
+
+def array_of(values: Any, what: str, *, dtype: str | None = None, shape: Sequence[int] | None = None) -> _native.Array:
+    """A copy of numbers for the native half."""
+    values = np.asarray(values)
+    if values.dtype.kind not in "fiub":
+        raise TypeError(f"{what}: expected numbers, got an array of {values.dtype}")
+    if shape is not None and values.shape != tuple(shape):
+        raise ValueError(f"{what}: expected an array of shape {tuple(shape)}, got {values.shape}")
+    name = dtype or (values.dtype.name if values.dtype.name in _DTYPES else "float32")
+    array = _native.Array.zeros(list(values.shape), name)
+    np.asarray(array)[...] = values
+    return array

@@ -1,0 +1,650 @@
+"""The model."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from . import _native
+from ._hooks import Names, Points
+from ._inputs import Changes, Text, Texts, array_of, changes_of, ids_of, rows_of
+from ._progress import Downloads
+from ._results import Attention, Cache, Continuation, Effects, Map, Maps, Output, Scores
+from ._tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from typing_extensions import Unpack
+
+    from ._hooks import HookFunction
+
+    Floats = NDArray[np.floating[Any]]
+
+DType = Literal["f32", "f16", "bf16", "f64"]
+Parts = Literal["heads", "heads_by_position", "streams", "attention", "attention_by_position", "mlps", "mlps_by_position"]
+
+os.register_at_fork(after_in_child=_native.forked) if hasattr(os, "register_at_fork") else None
+
+_threads: int | None = None
+
+
+def _set_threads(threads: int | None) -> None:
+    """The thread pool starts with the first model, and has its size from then on."""
+    global _threads
+    if threads is None:
+        _threads = _threads or int(os.environ.get("RAYON_NUM_THREADS") or 0)
+        return
+    if isinstance(threads, bool) or not isinstance(threads, int):
+        raise TypeError(f"threads: expected a number, got {threads!r}")
+    if not 1 <= threads <= 1024:
+        raise ValueError(f"threads is {threads}, expected 1 to 1024")
+    if _threads is not None and _threads != threads:
+        was = f"{_threads} threads" if _threads else "a thread for each core"
+        raise RuntimeError(f"threads={threads}: the first model started {was}, for the whole process; give threads= there")
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
+    _threads = threads
+
+
+class Model:
+    """A GPT-2 with its tokenizer. :meth:`load` makes one.
+
+    Nothing changes a model, so any number of threads may use it at once; the interpreter's lock is released while it runs. It cannot
+    be pickled, and a process that is forked after a model was loaded cannot use it.
+    """
+
+    def __init__(self, native: _native.Model) -> None:
+        self._native = native
+        self._facts: dict[str, Any] = json.loads(native.facts())
+        for note in self._facts["notes"]:
+            warnings.warn(note, stacklevel=3)
+        self._points = Points(self._facts["config"]["n_layer"])
+
+    @classmethod
+    def load(
+        cls,
+        name: str | os.PathLike[str] | None = None,
+        *,
+        dtype: DType = "f32",
+        quantize: Literal["q8_0", "q4_0"] | None = None,
+        adapter: str | os.PathLike[str] | Mapping[str, float] | None = None,
+        threads: int | None = None,
+        device: str = "cpu",
+        implementation: Literal["auto", "fused", "eager"] = "auto",
+        revision: str | None = None,
+        offline: bool = False,
+        cache_dir: str | os.PathLike[str] | None = None,
+        endpoint: str | None = None,
+        timeout: int | None = None,
+        progress: bool = True,
+    ) -> Model:
+        """Loads a model.
+
+        Args:
+            name: A folder as transformers writes it, a GGUF file, a model on the Hugging Face Hub (``"gpt2"``, ``"owner/name"``,
+                ``"owner/name/FILE.gguf"``), or ``None`` for the demo model inside the package, a small GPT-2 trained on Shakespeare.
+            dtype: The precision of the activations. With ``"f32"``, weights stay as they are in the file: f16, bf16 or quantized.
+            quantize: Quantizes the weights as they load, to 8.5 or 4.5 bits each.
+            adapter: A LoRA adapter in PEFT's format, as a folder or a name on the Hub, or several with their weights.
+            threads: CPU threads, for all models of this process; only the first model can say. All cores if there is no number.
+            device: ``"cpu"``; ``"cuda:0"`` or ``"metal"`` in a package that was built for them.
+            implementation: ``"fused"`` kernels without a (T, T) tensor, ``"eager"`` plain operations.
+            revision: A branch, tag or commit of a model on the Hub.
+            offline: Makes no request. ``HF_HUB_OFFLINE`` says so too; ``HF_HOME``, ``HF_HUB_CACHE``, ``HF_TOKEN`` and
+                ``HF_ENDPOINT`` mean what they do for ``huggingface_hub``, and the cache is shared with it.
+            cache_dir: The folder for downloaded models.
+            endpoint: The address of the Hub or of a mirror.
+            timeout: The seconds without data after which a request fails; 30 if there is no number.
+            progress: Shows the progress of a download: as tqdm's bar, if tqdm is installed.
+
+        Raises:
+            FileNotFoundError: if there is no such folder, file or model.
+            ValueError: if a file is damaged or does not fit its config, or an argument has no meaning.
+            ConnectionError, TimeoutError, PermissionError, OSError: if the Hub does not give the model.
+            RuntimeError: if ``threads`` differs from what the first model said, or this process was forked.
+        """
+        _set_threads(threads)
+        adapters = adapter if isinstance(adapter, Mapping) else {} if adapter is None else {os.fspath(adapter): 1.0}
+        return cls(
+            _native.Model.load(
+                {
+                    "name": None if name is None else os.fspath(name),
+                    "dtype": dtype,
+                    "quantize": quantize,
+                    "adapters": [(os.fspath(one), float(weight)) for one, weight in adapters.items()],
+                    "device": device,
+                    "implementation": implementation,
+                    "revision": revision,
+                    "offline": bool(offline),
+                    "cache_dir": None if cache_dir is None else os.fspath(cache_dir),
+                    "endpoint": endpoint,
+                    "timeout": timeout,
+                    "progress": Downloads() if progress else None,
+                }
+            )
+        )
+
+    # What the model is.
+
+    @property
+    def name(self) -> str:
+        """The model's folder, file or name, with its commit on the Hub."""
+        return str(self._facts["name"])
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The fields of config.json, by their names there."""
+        return dict(self._facts["config"])
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What the model was made from: name, commit, dtype, device, formats of quantized weights, adapters."""
+        return {name: value for name, value in self._facts.items() if name not in ("config", "notes")}
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            ValueError: if the model came without one.
+        """
+        if not self._facts["has_tokenizer"]:
+            raise ValueError(f"{self.name}: has no tokenizer here; give token ids instead of text")
+        return Tokenizer(self._native)
+
+    @property
+    def hook_points(self) -> Mapping[str, str]:
+        """The names of all hook points, as in TransformerLens, each with the shape of the value there."""
+        return dict(self._points.shapes)
+
+    @property
+    def parameters(self) -> Mapping[str, tuple[int, ...]]:
+        """The names and shapes of all parameters, as in the checkpoint."""
+        return {name: tuple(shape) for name, shape in self._native.parameters()}
+
+    def parameter(self, name: str) -> Floats:
+        """A copy of a parameter, in f32 if it is quantized: ``model.parameter("h.0.attn.c_attn.weight")``."""
+        return np.asarray(self._native.parameter(name))
+
+    def __repr__(self) -> str:
+        config, facts = self._facts["config"], self._facts
+        weights = f", weights in {', '.join(facts['quantized'])}" if facts["quantized"] else ""
+        size = f"{config['n_layer']} layers of {config['n_head']} heads, width {config['n_embd']}"
+        return f"Model({self.name}: {size}; {facts['dtype']} on {facts['device']}{weights})"
+
+    def __reduce__(self) -> Any:
+        return self._native.__reduce__()
+
+    # Passes.
+
+    def __call__(
+        self,
+        text: Texts,
+        *,
+        loss: bool = False,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+        last_logits_only: bool = False,
+        **changes: Unpack[Changes],
+    ) -> Output:
+        """Runs the model over a text, ids, or a list of either; shorter texts are padded on the left.
+
+        Args:
+            text: One text or several, as strings or token ids.
+            loss: Also computes the mean surprise of each token but the first, in nats.
+            output_hidden_states: Also returns the L + 1 hidden states, as transformers does.
+            output_attentions: Also returns the attention weights of each layer.
+            last_logits_only: Computes the logits of the last position only, (B, 1, V).
+            **changes: Interventions: see :class:`~gpt2_candle._inputs.Changes`.
+
+        Raises:
+            ValueError: for an empty text, one longer than the model's context, or an id or intervention that the model lacks.
+            TypeError: for what is neither text nor ids.
+        """
+        rows = rows_of(self._native, text)
+        found = self._run(
+            rows, changes, logits="last" if last_logits_only else "all", loss=loss, hidden_states=output_hidden_states,
+            attentions=output_attentions,
+        )
+        return Output(
+            ids=rows,
+            logits=np.asarray(found["logits"][0]),
+            loss=float(np.asarray(found["loss"][0])) if loss else None,
+            hidden_states=tuple(map(np.asarray, found["hidden_states"])),
+            attentions=tuple(map(np.asarray, found["attentions"])),
+        )
+
+    def run_with_cache(
+        self, text: Texts, names: Names = None, *, last_logits_only: bool = False, **changes: Unpack[Changes]
+    ) -> tuple[Floats, Cache]:
+        """Runs the model and returns the logits (B, T, V) and the values at hook points.
+
+        Args:
+            text: One text or several, as strings or token ids.
+            names: The points: a name or the start of names (``"blocks.3."``), a list, or a function that says for each name whether
+                it is wanted. ``None`` is what TransformerLens caches by default.
+            last_logits_only: Computes the logits of the last position only.
+            **changes: Interventions.
+
+        Returns:
+            The logits, and the values by name. No array is a copy: ``resid_post`` of a layer and ``resid_pre`` of the next are the same
+            memory.
+        """
+        points = self._points.find(names)
+        found = self._run(rows_of(self._native, text), changes, points=points, logits="last" if last_logits_only else "all")
+        values = {name: np.asarray(found[name][0]) for name in points}
+        return np.asarray(found["logits"][0]), Cache(values, self._points.spellings)
+
+    def run_with_hooks(
+        self, text: Texts, fwd_hooks: Iterable[tuple[Names, HookFunction]] = (), *, last_logits_only: bool = False, **changes: Unpack[Changes]
+    ) -> Floats:
+        """Runs the model with Python functions at hook points, and returns the logits (B, T, V).
+
+        Args:
+            text: One text or several, as strings or token ids.
+            fwd_hooks: Pairs of a point (or what :meth:`run_with_cache` takes as names) and a function ``fn(value, hook)``. It gets the
+                value as an array of its own, and ``hook.name`` and ``hook.layer``. What it returns replaces the value; if it returns
+                ``None``, what it wrote into the array does. Functions at the same point are called in order, after interventions.
+            last_logits_only: Computes the logits of the last position only.
+            **changes: Interventions.
+
+        Raises:
+            ValueError: for a point that the model lacks, or a replacement of another shape. What a function raises comes out as it is.
+        """
+        hooks = self._points.hooks(fwd_hooks)
+        found = self._run(rows_of(self._native, text), changes, hooks=hooks, logits="last" if last_logits_only else "all")
+        return np.asarray(found["logits"][0])
+
+    def _run(
+        self,
+        rows: list[list[int]],
+        changes: Mapping[str, Any],
+        *,
+        hooks: Sequence[tuple[str, Any]] = (),
+        points: Sequence[str] = (),
+        logits: str = "all",
+        loss: bool = False,
+        hidden_states: bool = False,
+        attentions: bool = False,
+    ) -> dict[str, list[_native.Array]]:
+        return self._native.run(
+            {
+                "rows": rows,
+                "changes": changes_of(self._native, changes),
+                "hooks": list(hooks),
+                "points": list(points),
+                "logits": logits,
+                "loss": bool(loss),
+                "hidden_states": bool(hidden_states),
+                "attentions": bool(attentions),
+            }
+        )
+
+    def grad(self, text: Text, names: Names, answer: str | int, against: str | int | None = None, **changes: Unpack[Changes]) -> dict[str, tuple[Floats, Floats]]:
+        """How a prediction depends on the values at hook points.
+
+        Args:
+            text: The text.
+            names: The points, as for :meth:`run_with_cache`.
+            answer: The token whose log-probability after the text is the metric.
+            against: Makes the metric the logit of ``answer`` less that of this token.
+            **changes: Interventions.
+
+        Returns:
+            For each point, its value and the metric's gradient, of the same shape.
+        """
+        points = self._points.find(names)
+        pair = self._answer(answer, against)
+        found = self._native.gradients(ids_of(self._native, text), pair, points, changes_of(self._native, changes))
+        return {name: (np.asarray(value), np.asarray(gradient)) for name, (value, gradient) in zip(points, found)}
+
+    def _answer(self, answer: str | int, against: str | int | None) -> tuple[int, int | None]:
+        return self._token(answer, "answer"), None if against is None else self._token(against, "against")
+
+    def _token(self, token: str | int, what: str) -> int:
+        if isinstance(token, str):
+            return self.tokenizer.token_to_id(token)
+        if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
+            raise TypeError(f"{what}: expected a token as text or as its id, got {token!r}")
+        if not 0 <= token < self._facts["config"]["vocab_size"]:
+            raise ValueError(f"{what}: there is no token {token}; the vocabulary has {self._facts['config']['vocab_size']}")
+        return int(token)
+
+    # Analyses.
+
+    def lens(self, text: Text, position: int = -1, *, k: int = 5, **changes: Unpack[Changes]) -> list[list[tuple[str, float]]]:
+        """The logit lens: what each layer's residual stream would predict (nostalgebraist 2020).
+
+        Returns:
+            For the stream before the first block and after each, the ``k`` most probable tokens and their probabilities.
+        """
+        rows = []
+        for logits in self.lens_logits(text, position, **changes):
+            shifted = np.exp(logits.astype(np.float64) - logits.max())
+            shares = shifted / shifted.sum()
+            best = np.argsort(-shares, kind="stable")[:k]
+            rows.append(list(zip(self._native.tokens(best.tolist()), shares[best].tolist())))
+        return rows
+
+    def lens_logits(self, text: Text, position: int = -1, **changes: Unpack[Changes]) -> Floats:
+        """The same as logits, (L + 1, V). The last row holds the model's own."""
+        ids = ids_of(self._native, text)
+        return np.asarray(self._native.lens(ids, _position(position, len(ids)), changes_of(self._native, changes)))
+
+    def head_scores(self, *, length: int | None = None, repeats: int = 4, texts: int = 10, seed: int = 0, **changes: Unpack[Changes]) -> Scores:
+        """Which heads look at the previous token, at earlier copies of a token, or after them (induction heads: Olsson et al. 2022), on
+        repeated random tokens.
+
+        Args:
+            length: How many tokens are repeated; 25, or what the model's context has room for.
+            repeats: How often.
+            texts: How many such texts.
+            seed: The same seed draws the same texts.
+            **changes: Interventions.
+
+        Returns:
+            ``previous_token``, ``duplicate_token`` and ``induction``, (L, H) each from 0 to 1, and their standard errors.
+        """
+        if length is None:
+            length = min((self._facts["config"]["n_positions"] - 1) // repeats, 25)
+        found = self._native.head_scores(length, repeats, texts, seed, changes_of(self._native, changes))
+        return Scores({name: self._map(name, values, unit="mean weight") for name, values in found.items()})
+
+    def effects(self, text: Text, answer: str | int, against: str | int | None = None, *, mean: bool = False, **changes: Unpack[Changes]) -> Effects:
+        """What ablating each head changes in a prediction, through everything that reads it.
+
+        Args:
+            text: The text.
+            answer: The token whose log-probability is measured.
+            against: Measures the logit of ``answer`` less that of this token.
+            mean: Ablates to the head's mean over the text, not to 0.
+            **changes: Interventions in every run.
+
+        Returns:
+            ``change`` (L, H): below 0, the head helped. ``plain`` is the metric without an ablation.
+        """
+        found = self._native.effects(ids_of(self._native, text), self._answer(answer, against), mean, changes_of(self._native, changes))
+        return Effects({"change": self._map("effect", found["change"], unit="nats")}, {"plain": _number(found["plain"])})
+
+    def direct(self, text: Text, answer: str | int, against: str | int | None = None, *, raw: bool = False, **changes: Unpack[Changes]) -> Effects:
+        """Direct logit attribution: what each part adds to the logit of ``answer``, or to its difference to that of ``against``.
+
+        Args:
+            text: The text.
+            answer: The token.
+            against: The token to compare it with.
+            raw: Takes the unembedding as it is, where TransformerLens centers it over the vocabulary.
+            **changes: Interventions.
+
+        Returns:
+            ``heads`` (L, H), ``attention_biases`` and ``mlps`` (L), and as numbers ``embed``, ``pos_embed``, ``final_bias``, ``total``.
+        """
+        found = self._native.direct(ids_of(self._native, text), self._answer(answer, against), raw, changes_of(self._native, changes))
+        arrays = {name: np.asarray(value) for name, value in found.items()}
+        maps = {name: self._map(name, value, unit="logit") for name, value in arrays.items() if value.ndim}
+        return Effects(maps, {name: float(value) for name, value in arrays.items() if not value.ndim})
+
+    def patching(
+        self,
+        clean: Text,
+        corrupt: Text,
+        answer: str | int,
+        against: str | int | None = None,
+        *,
+        parts: Parts | Sequence[Parts] = "heads",
+        progress: Callable[[int, int], None] | None = None,
+        **changes: Unpack[Changes],
+    ) -> Effects:
+        """Activation patching: runs the corrupted text with each part replaced by its value in the clean one (Wang et al. 2022).
+
+        Args:
+            clean: The text that the model should get right.
+            corrupt: A text of the same length that differs in what matters.
+            answer: The token whose log-probability is measured.
+            against: Measures the logit of ``answer`` less that of this token.
+            parts: Which parts, one at a time: ``heads`` (L, H), ``heads_by_position`` (L, H, T), ``streams`` (L, T), ``attention``
+                (L), ``attention_by_position`` (L, T), ``mlps`` (L), ``mlps_by_position`` (L, T); several run together.
+            progress: Called with the number of runs done and their total.
+            **changes: Interventions in every run.
+
+        Returns:
+            A map of the metric for each of ``parts``; ``clean`` and ``corrupt`` are the metric of both texts.
+        """
+        several = [parts] if isinstance(parts, str) else list(parts)
+        good, bad, maps = self._native.patch(
+            ids_of(self._native, clean, "clean"),
+            ids_of(self._native, corrupt, "corrupt"),
+            self._answer(answer, against),
+            [str(one) for one in several],
+            changes_of(self._native, changes),
+            progress,
+        )
+        named = {name: self._map(name, values, unit="metric") for name, values in zip(several, maps)}
+        return Effects(named, {"clean": good, "corrupt": bad})
+
+    def attribution(self, clean: Text, corrupt: Text, answer: str | int, against: str | int | None = None, **changes: Unpack[Changes]) -> Effects:
+        """Attribution patching: what :meth:`patching` measures, to first order, from two passes and one gradient (Nanda 2023).
+
+        Returns:
+            ``heads`` (L, H, T), ``streams``, ``attention`` and ``mlps`` (L, T).
+        """
+        found = self._native.attribution(
+            ids_of(self._native, clean, "clean"), ids_of(self._native, corrupt, "corrupt"), self._answer(answer, against), changes_of(self._native, changes)
+        )
+        return Effects({name: self._map(name, values, unit="metric") for name, values in found.items()})
+
+    def edges(self, clean: Text, corrupt: Text, answer: str | int, against: str | int | None = None, *, steps: int | None = None, **changes: Unpack[Changes]) -> Floats:
+        """What each edge between two heads carries, to first order: EAP (Syed et al. 2023), or EAP-IG with ``steps`` (Hanna et al. 2024).
+
+        Returns:
+            (3, L, H, L, H): for queries, keys and values, the sender's layer and head, then the receiver's.
+        """
+        return np.asarray(
+            self._native.edges(
+                ids_of(self._native, clean, "clean"), ids_of(self._native, corrupt, "corrupt"), self._answer(answer, against), steps,
+                changes_of(self._native, changes),
+            )
+        )
+
+    def rollout(self, text: Text, **changes: Unpack[Changes]) -> Floats:
+        """Attention rollout (Abnar & Zuidema 2020), (L, T, T): how much of each token reaches each position after each layer."""
+        return np.asarray(self._native.rollout(ids_of(self._native, text), changes_of(self._native, changes)))
+
+    def copying_scores(self) -> Map:
+        """Whether each head's OV circuit raises the logits of the tokens that it attends to, from -1 to 1 (Elhage et al. 2021)."""
+        return self._map("copying", self._native.copying_scores(), unit="share")
+
+    def composition(self, kind: Literal["q", "k", "v"]) -> Floats:
+        """How much each head's queries, keys or values read what each earlier head writes, (L, H, L, H) (Elhage et al. 2021)."""
+        return np.asarray(self._native.composition(kind))
+
+    def circuit(self, head: str, kind: Literal["qk", "ov"], tokens: Text) -> Floats:
+        """Rows (tokens, V) of a head's circuit: ``qk``, the scores of every key's token for these queries' tokens; ``ov``, what attending
+        to these tokens adds to every logit.
+
+        Args:
+            head: ``"layer.head"``.
+            kind: ``qk`` or ``ov``.
+            tokens: A text or ids.
+        """
+        layer, dot, number = head.partition(".")
+        if not (dot and layer.isdecimal() and number.isdecimal()):
+            raise ValueError(f"head {head!r}: expected LAYER.HEAD, such as 5.1")
+        if kind not in ("qk", "ov"):
+            raise ValueError(f"kind {kind!r}: expected qk or ov")
+        return np.asarray(self._native.circuit(int(layer), int(number), kind == "qk", ids_of(self._native, tokens, "tokens")))
+
+    def score(self, texts: Texts) -> list[NDArray[np.float64]]:
+        """How surprising each token of each text is but the first, given those before it, in nats."""
+        return [np.asarray(nats) for nats in self._native.surprises(rows_of(self._native, texts))]
+
+    # Looking.
+
+    def attention(self, text: Text, *, compare: bool = False, **changes: Unpack[Changes]) -> Attention:
+        """The attention of every head over a text. In a notebook it shows as a page: all heads on one sheet, each token by token.
+
+        Args:
+            text: The text.
+            compare: Puts the plain run beside the one with interventions.
+            **changes: Interventions.
+        """
+        ids = ids_of(self._native, text)
+        asked = changes_of(self._native, changes)
+        found = self._run([ids], changes, logits="none", attentions=True)
+        weights = np.concatenate([np.asarray(layer) for layer in found["attentions"]])
+        said = [f"{name}={value!r}" for name, value in changes.items()]
+
+        def draw(path: str, head: Floats | None) -> bytes:
+            which = weights if head is None else head
+            return self._native.picture(path, self.name, ids, said, array_of(which, "weights", dtype="float32"))
+
+        return Attention(
+            text=text if isinstance(text, str) else "",
+            tokens=self._native.tokens(ids),
+            ids=ids,
+            weights=weights,
+            interventions=said,
+            page=lambda: self._native.page(ids, asked, compare),
+            draw=draw,
+        )
+
+    def _map(self, name: str, values: Any, *, unit: str) -> Map:
+        def draw(path: str, one: Map) -> bytes:
+            rows, columns = one.labels()
+            numbers = np.atleast_2d(np.asarray(one.values, dtype=np.float32))
+            if numbers.ndim != 2:
+                raise ValueError(f"{one.name}: has {numbers.ndim} axes, and a picture has two; take a part of it")
+            of = {"name": one.name, "unit": one.unit, "row_axis": one.rows, "column_axis": one.columns, "rows": rows}
+            return self._native.maps(path, self.name, [], [{**of, "columns": columns, "values": array_of(numbers, one.name)}])
+
+        return Map(name.replace("_", " "), np.asarray(values), unit=unit, draw=draw)
+
+    # Writing.
+
+    def generate(
+        self,
+        prompt: Texts,
+        *,
+        max_new_tokens: int = 50,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        typical_p: float | None = None,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
+        stop: str | Sequence[str] = (),
+        kv: Literal["f32", "f16", "bf16", "q8_0"] | None = None,
+        fwd_hooks: Iterable[tuple[Names, HookFunction]] = (),
+        **changes: Unpack[Changes],
+    ) -> Any:
+        """Continues a prompt, or several at once. The same seed gives the same text, whatever else is in the batch.
+
+        Args:
+            prompt: One text or several, as strings or token ids.
+            max_new_tokens: The most tokens to add.
+            temperature: Divides the logits; 0 always takes the most probable token.
+            top_k, top_p, min_p, typical_p: Which tokens to draw from, as in transformers.
+            repetition_penalty: Above 1, tokens of the text become less probable.
+            seed: The same seed draws the same text.
+            stop: The text ends before the first of these strings.
+            kv: The precision of the cached keys and values.
+            fwd_hooks: Functions at hook points, as for :meth:`run_with_hooks`; each pass has the new positions alone.
+            **changes: Interventions.
+
+        Returns:
+            A :class:`Continuation`, or a list of them for a list of prompts.
+        """
+        rows = rows_of(self._native, prompt)
+        running = self._generation(
+            rows, max_new_tokens, temperature, top_k, top_p, min_p, typical_p, repetition_penalty, seed, stop, kv, fwd_hooks, changes
+        )
+        while running.step() is not None:
+            pass
+        running.finish()
+        found = [Continuation(text, ids, stopped_at) for ids, text, stopped_at in running.found()]
+        return found[0] if _is_one(prompt) else found
+
+    def stream(
+        self,
+        prompt: Text,
+        *,
+        max_new_tokens: int = 50,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        typical_p: float | None = None,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
+        stop: str | Sequence[str] = (),
+        kv: Literal["f32", "f16", "bf16", "q8_0"] | None = None,
+        fwd_hooks: Iterable[tuple[Names, HookFunction]] = (),
+        **changes: Unpack[Changes],
+    ) -> Iterator[str]:
+        """Like :meth:`generate`, for one prompt: gives the text piece by piece, as it comes."""
+        rows = [ids_of(self._native, prompt)]
+        running = self._generation(
+            rows, max_new_tokens, temperature, top_k, top_p, min_p, typical_p, repetition_penalty, seed, stop, kv, fwd_hooks, changes
+        )
+        while (step := running.step()) is not None:
+            if step[0]:
+                yield step[0]
+        yield from filter(None, running.finish())
+
+    def _generation(
+        self,
+        rows: list[list[int]],
+        max_new_tokens: int,
+        temperature: float,
+        top_k: int | None,
+        top_p: float | None,
+        min_p: float | None,
+        typical_p: float | None,
+        repetition_penalty: float,
+        seed: int,
+        stop: str | Sequence[str],
+        kv: str | None,
+        fwd_hooks: Iterable[tuple[Names, HookFunction]],
+        changes: Mapping[str, Any],
+    ) -> _native.Generation:
+        return self._native.generate(
+            {
+                "rows": rows,
+                "max_new_tokens": max_new_tokens,
+                "temperature": temperature,
+                "top_k": top_k,
+                "top_p": top_p,
+                "min_p": min_p,
+                "typical_p": typical_p,
+                "repetition_penalty": repetition_penalty,
+                "seed": seed,
+                "kv": kv,
+                "stops": [stop] if isinstance(stop, str) else list(stop),
+                "changes": changes_of(self._native, changes),
+                "hooks": self._points.hooks(fwd_hooks),
+            }
+        )
+
+
+def _position(position: int, t: int) -> int:
+    if not -t <= position < t:
+        raise ValueError(f"position {position}: the text has positions 0 to {t - 1}")
+    return position % t
+
+
+def _number(array: _native.Array) -> float:
+    return float(np.asarray(array))
+
+
+def _is_one(texts: Texts) -> bool:
+    if isinstance(texts, str):
+        return True
+    if isinstance(texts, np.ndarray):
+        return texts.ndim == 1
+    return all(isinstance(one, (int, np.integer)) for one in texts)

@@ -1,0 +1,343 @@
+//! The published analyses, as arrays.
+
+use crate::array::Array;
+use crate::changes::Changes;
+use crate::error::Failed;
+use crate::guard::{Raised, compute};
+use crate::model::Model;
+use crate::run::point;
+use candle_core::{Device, Tensor};
+use gpt2_circuits::{Circuit, Circuits, Composition};
+use gpt2_model::analysis::{
+    Ablation, Centering, Contrast, EdgeGradients, Metric, Parts, RepeatedTokens, ablation_effects,
+    activation_patching, attention_rollout, attribution_patching, direct_attribution, edge_attribution,
+    gradients, head_scores, logit_lens, surprises,
+};
+use gpt2_model::hooks::{Head, Hooks};
+use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
+use pyo3::prelude::*;
+use std::collections::BTreeMap;
+
+/// The answer, and the token to compare it with. Without it, the metric is the log-probability of the answer.
+#[derive(Debug, Clone, Copy, FromPyObject)]
+pub(crate) struct Answer(u32, Option<u32>);
+
+impl Answer {
+    fn metric(self) -> Metric {
+        match self.1 {
+            Some(against) => Metric::LogitDifference { answer: self.0, against },
+            None => Metric::LogProb(self.0),
+        }
+    }
+}
+
+type Arrays = BTreeMap<&'static str, Array>;
+
+fn ids(model: &Gpt2LMHeadModel, ids: &[u32]) -> candle_core::Result<Tensor> {
+    Tensor::new(ids, model.transformer.wte.device())?.unsqueeze(0)
+}
+
+fn number(x: f64) -> candle_core::Result<Array> {
+    Array::new(&Tensor::new(x, &Device::Cpu)?)
+}
+
+#[pymethods]
+impl Model {
+    /// The values at points, and the metric's gradients there.
+    fn gradients(
+        &self,
+        py: Python<'_>,
+        text: Vec<u32>,
+        answer: Answer,
+        points: Vec<String>,
+        changes: Changes,
+    ) -> PyResult<Vec<(Array, Array)>> {
+        compute(py, &Raised::default(), || {
+            let model = &self.loaded.model;
+            let found = points
+                .iter()
+                .map(|name| point(name, model.config().n_layer))
+                .collect::<Result<Vec<_>, _>>()?;
+            let changes = changes.build(model, &[text.len()])?;
+            let hooks: Option<&dyn Hooks> = if changes.is_empty() { None } else { Some(&changes) };
+            let pairs = gradients(model, &ids(model, &text)?, answer.metric(), &found, hooks)?;
+            let array = |(value, gradient): &(Tensor, Tensor)| {
+                Ok((Array::copy_of(value)?, Array::copy_of(gradient)?))
+            };
+            Ok(pairs.iter().map(array).collect::<candle_core::Result<Vec<_>>>()?)
+        })
+    }
+
+    /// Logits (L + 1, V) at a position, as each layer's residual stream would give them.
+    fn lens(&self, py: Python<'_>, text: Vec<u32>, position: usize, changes: Changes) -> PyResult<Array> {
+        compute(py, &Raised::default(), || {
+            let model = &self.loaded.model;
+            let changes = changes.build(model, &[text.len()])?;
+            Ok(Array::new(&logit_lens(model, &ids(model, &text)?, position, Some(&changes))?.squeeze(1)?)?)
+        })
+    }
+
+    /// Scores of heads on repeated random tokens: (L, H) for each kind, and their standard errors.
+    fn head_scores(
+        &self,
+        py: Python<'_>,
+        length: usize,
+        repeats: usize,
+        rows: usize,
+        seed: u64,
+        changes: Changes,
+    ) -> PyResult<Arrays> {
+        compute(py, &Raised::default(), || {
+            let model = &self.loaded.model;
+            let config = model.config();
+            let bos = config.bos_token_id.filter(|&id| (id as usize) < config.vocab_size);
+            let texts = RepeatedTokens::random(bos, (length, repeats), rows, config.vocab_size, seed);
+            let changes = changes.build(model, &[])?;
+            let found = head_scores(&model.transformer, &texts, Some(&changes))?;
+            let mut arrays = Arrays::new();
+            for (name, error, kind) in [
+                ("previous_token", "previous_token_error", 0),
+                ("duplicate_token", "duplicate_token_error", 1),
+                ("induction", "induction_error", 2),
+            ] {
+                let of = |of: fn(&gpt2_model::analysis::Score) -> f64| {
+                    let all = found
+                        .iter()
+                        .flatten()
+                        .map(|head| of([&head.previous_token, &head.duplicate_token, &head.induction][kind]));
+                    Array::new(&Tensor::from_vec(
+                        all.collect(),
+                        (config.n_layer, config.n_head),
+                        &Device::Cpu,
+                    )?)
+                };
+                arrays.insert(name, of(|score| score.mean)?);
+                arrays.insert(error, of(|score| score.standard_error)?);
+            }
+            Ok(arrays)
+        })
+    }
+
+    /// How ablating each head changes the metric (L, H), and the metric without.
+    fn effects(
+        &self,
+        py: Python<'_>,
+        text: Vec<u32>,
+        answer: Answer,
+        mean: bool,
+        changes: Changes,
+    ) -> PyResult<Arrays> {
+        compute(py, &Raised::default(), || {
+            let model = &self.loaded.model;
+            let changes = changes.build(model, &[text.len()])?;
+            let hooks: Option<&dyn Hooks> = if changes.is_empty() { None } else { Some(&changes) };
+            let ablation = if mean { Ablation::Mean } else { Ablation::Zero };
+            let found = ablation_effects(model, &ids(model, &text)?, answer.metric(), ablation, hooks)?;
+            Ok(Arrays::from([("plain", number(found.plain)?), ("change", Array::new(&found.change)?)]))
+        })
+    }
+
+    /// What each part adds directly to a logit, or to a difference of two.
+    fn direct(
+        &self,
+        py: Python<'_>,
+        text: Vec<u32>,
+        answer: Answer,
+        raw: bool,
+        changes: Changes,
+    ) -> PyResult<Arrays> {
+        compute(py, &Raised::default(), || {
+            let model = &self.loaded.model;
+            let metric = match answer {
+                Answer(answer, Some(against)) => Metric::LogitDifference { answer, against },
+                Answer(answer, None) => Metric::Logit(answer),
+            };
+            let centering = if raw { Centering::Raw } else { Centering::default() };
+            let changes = changes.build(model, &[text.len()])?;
+            let found = direct_attribution(model, &ids(model, &text)?, metric, centering, Some(&changes))?;
+            Ok(Arrays::from([
+                ("heads", Array::new(&found.heads)?),
+                ("attention_biases", Array::new(&found.attention_biases)?),
+                ("mlps", Array::new(&found.mlps)?),
+                ("embed", number(found.embed)?),
+                ("pos_embed", number(found.pos_embed)?),
+                ("final_bias", number(found.final_bias)?),
+                ("interventions", number(found.interventions)?),
+                ("total", number(found.total)?),
+            ]))
+        })
+    }
+
+    /// Activation patching of `parts`: the metric of both runs, and a map for each of the parts.
+    #[allow(clippy::too_many_arguments)] // Python names them
+    fn patch(
+        &self,
+        py: Python<'_>,
+        clean: Vec<u32>,
+        corrupt: Vec<u32>,
+        answer: Answer,
+        parts: Vec<String>,
+        changes: Changes,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<(f64, f64, Vec<Array>)> {
+        let raised = Raised::default();
+        compute(py, &raised, || {
+            let model = &self.loaded.model;
+            let of = |name: &String| PARTS.iter().find(|(known, _)| known == name).map(|(_, parts)| *parts);
+            let parts = parts.iter().map(|name| {
+                of(name).ok_or_else(|| {
+                    Failed::value(format!(
+                        "parts {name:?}: expected some of {}",
+                        PARTS.map(|(name, _)| name).join(", ")
+                    ))
+                })
+            });
+            let parts = parts.collect::<Result<Vec<_>, _>>()?;
+            let changes = changes.build(model, &[clean.len(), corrupt.len()])?;
+            let hooks: Option<&dyn Hooks> = if changes.is_empty() { None } else { Some(&changes) };
+            let (clean, corrupt) = (ids(model, &clean)?, ids(model, &corrupt)?);
+            let contrast = Contrast { clean: &clean, corrupt: &corrupt, metric: answer.metric(), hooks };
+            let found = activation_patching(model, &contrast, &parts, &mut |done, all| {
+                raised.check_signals()?;
+                match &progress {
+                    Some(progress) => raised.attached(|py| progress.call1(py, (done, all)).map(drop)),
+                    None => Ok(()),
+                }
+            })?;
+            let maps = found.maps.iter().map(Array::new).collect::<candle_core::Result<Vec<_>>>()?;
+            Ok((found.clean, found.corrupt, maps))
+        })
+    }
+
+    /// Attribution patching: an estimate for each head, stream, attention block and MLP at each position.
+    fn attribution(
+        &self,
+        py: Python<'_>,
+        clean: Vec<u32>,
+        corrupt: Vec<u32>,
+        answer: Answer,
+        changes: Changes,
+    ) -> PyResult<Arrays> {
+        compute(py, &Raised::default(), || {
+            let model = &self.loaded.model;
+            let changes = changes.build(model, &[clean.len(), corrupt.len()])?;
+            let hooks: Option<&dyn Hooks> = if changes.is_empty() { None } else { Some(&changes) };
+            let (clean, corrupt) = (ids(model, &clean)?, ids(model, &corrupt)?);
+            let contrast = Contrast { clean: &clean, corrupt: &corrupt, metric: answer.metric(), hooks };
+            let found = attribution_patching(model, &contrast)?;
+            Ok(Arrays::from([
+                ("heads", Array::new(&found.heads)?),
+                ("streams", Array::new(&found.streams)?),
+                ("attention", Array::new(&found.attention)?),
+                ("mlps", Array::new(&found.mlps)?),
+            ]))
+        })
+    }
+
+    /// Edges between heads (3, L, H, L, H): EAP, or EAP-IG with a number of steps.
+    #[allow(clippy::too_many_arguments)] // Python names them
+    fn edges(
+        &self,
+        py: Python<'_>,
+        clean: Vec<u32>,
+        corrupt: Vec<u32>,
+        answer: Answer,
+        steps: Option<usize>,
+        changes: Changes,
+    ) -> PyResult<Array> {
+        compute(py, &Raised::default(), || {
+            let model = &self.loaded.model;
+            let changes = changes.build(model, &[clean.len(), corrupt.len()])?;
+            let hooks: Option<&dyn Hooks> = if changes.is_empty() { None } else { Some(&changes) };
+            let (clean, corrupt) = (ids(model, &clean)?, ids(model, &corrupt)?);
+            let contrast = Contrast { clean: &clean, corrupt: &corrupt, metric: answer.metric(), hooks };
+            let gradients = steps.map_or(EdgeGradients::Corrupt, |steps| EdgeGradients::Integrated { steps });
+            Ok(Array::new(&edge_attribution(model, &contrast, gradients)?)?)
+        })
+    }
+
+    /// Attention rollout, (L, T, T).
+    fn rollout(&self, py: Python<'_>, text: Vec<u32>, changes: Changes) -> PyResult<Array> {
+        compute(py, &Raised::default(), || {
+            let model = &self.loaded.model;
+            let changes = changes.build(model, &[text.len()])?;
+            let args =
+                ForwardArgs { output_attentions: true, hooks: Some(&changes), ..ForwardArgs::default() };
+            let output = model.transform(&ids(model, &text)?, args)?;
+            let layers = attention_rollout(&output.attentions)?;
+            Ok(Array::new(&Tensor::stack(&layers, 0)?.squeeze(1)?)?)
+        })
+    }
+
+    /// For each token of each text but the first, its surprise in nats.
+    fn surprises(&self, py: Python<'_>, texts: Vec<Vec<u32>>) -> PyResult<Vec<Vec<f64>>> {
+        let raised = Raised::default();
+        compute(py, &raised, || {
+            let mut all = vec![];
+            // A few texts at a time, so that Ctrl-C need not wait for all.
+            for some in texts.chunks(AT_ONCE) {
+                raised.check_signals()?;
+                let some: Vec<&[u32]> = some.iter().map(Vec::as_slice).collect();
+                all.extend(surprises(&self.loaded.model, &some, false, None)?.nats);
+            }
+            Ok(all)
+        })
+    }
+
+    /// Each head's copying score, (L, H).
+    fn copying_scores(&self, py: Python<'_>) -> PyResult<Array> {
+        compute(py, &Raised::default(), || {
+            let config = self.config_of();
+            let circuits = Circuits::new(&self.loaded.model)?;
+            let heads = (0..config.n_layer)
+                .flat_map(|layer| (0..config.n_head).map(move |head| Head { layer, head }));
+            let scores =
+                heads.map(|head| circuits.copying_score(head)).collect::<candle_core::Result<Vec<_>>>()?;
+            Ok(Array::new(&Tensor::from_vec(scores, (config.n_layer, config.n_head), &Device::Cpu)?)?)
+        })
+    }
+
+    /// Composition of every pair of heads, (L, H, L, H): `q`, `k` or `v`.
+    fn composition(&self, py: Python<'_>, kind: &str) -> PyResult<Array> {
+        let kind = match kind {
+            "q" => Composition::Q,
+            "k" => Composition::K,
+            "v" => Composition::V,
+            other => return Err(Failed::value(format!("kind {other:?}: expected q, k or v")).into()),
+        };
+        let raised = Raised::default();
+        compute(py, &raised, || {
+            let circuits = Circuits::new(&self.loaded.model)?;
+            Ok(Array::new(&circuits.composition(kind, &mut |_, _| raised.check_signals())?)?)
+        })
+    }
+
+    /// Rows of a head's QK or OV circuit, (tokens, V).
+    fn circuit(
+        &self,
+        py: Python<'_>,
+        layer: usize,
+        head: usize,
+        qk: bool,
+        tokens: Vec<u32>,
+    ) -> PyResult<Array> {
+        compute(py, &Raised::default(), || {
+            let circuits = Circuits::new(&self.loaded.model)?;
+            let circuit = if qk { Circuit::Qk } else { Circuit::Ov };
+            Ok(Array::new(&circuits.rows(Head { layer, head }, circuit, &tokens)?)?)
+        })
+    }
+}
+
+/// How many texts run at a time.
+const AT_ONCE: usize = 8;
+
+const PARTS: [(&str, Parts); 7] = [
+    ("heads", Parts::Heads),
+    ("heads_by_position", Parts::HeadsByPosition),
+    ("streams", Parts::Streams),
+    ("attention", Parts::Attention),
+    ("attention_by_position", Parts::AttentionByPosition),
+    ("mlps", Parts::Mlps),
+    ("mlps_by_position", Parts::MlpsByPosition),
+];

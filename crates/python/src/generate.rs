@@ -1,0 +1,158 @@
+//! Generation, a step at a time.
+
+use crate::changes::Changes;
+use crate::error::Failed;
+use crate::guard::{Raised, compute};
+use crate::hooks::PyHooks;
+use crate::load::Loaded;
+use crate::model::Model;
+use crate::run::point;
+use candle_core::{DType, Tensor};
+use gpt2_loader::Tokenizer;
+use gpt2_model::hooks::{Chain, Hooks, Interventions, Point};
+use gpt2_model::{CacheDType, Generation as Running, Paused, Sampling};
+use gpt2_session::Continuation;
+use pyo3::prelude::*;
+use std::sync::{Arc, Mutex};
+
+/// What to continue, and how.
+#[derive(Debug, FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Request {
+    rows: Vec<Vec<u32>>,
+    max_new_tokens: usize,
+    temperature: f64,
+    top_k: Option<usize>,
+    top_p: Option<f64>,
+    min_p: Option<f64>,
+    typical_p: Option<f64>,
+    repetition_penalty: f64,
+    seed: u64,
+    kv: Option<String>,
+    stops: Vec<String>,
+    changes: Changes,
+    hooks: Vec<(String, Py<PyAny>)>,
+}
+
+/// A generation that goes on with each step. Only one thread uses it at a time.
+#[pyclass(frozen, module = "gpt2_candle._native")]
+pub(crate) struct Generation {
+    loaded: Arc<Loaded>,
+    changes: Interventions,
+    hooks: Vec<(Point, Py<PyAny>)>,
+    at: Mutex<Option<State>>,
+}
+
+/// A generation between two steps.
+struct State {
+    paused: Paused,
+    /// What each row has got.
+    found: Vec<Continuation<Arc<Tokenizer>>>,
+}
+
+#[pymethods]
+impl Model {
+    fn generate(&self, py: Python<'_>, request: Request) -> PyResult<Generation> {
+        let layers = self.config_of().n_layer;
+        let hooks =
+            request.hooks.iter().map(|(name, function)| Ok((point(name, layers)?, function.clone_ref(py))));
+        let hooks = hooks.collect::<Result<Vec<_>, Failed>>()?;
+        compute(py, &Raised::default(), || {
+            let model = &self.loaded.model;
+            let lengths: Vec<usize> = request.rows.iter().map(Vec::len).collect();
+            let mut changes = request.changes.build(model, &lengths)?;
+            if let ([only], false) = (&request.rows[..], changes.is_empty()) {
+                // The text grows, but means are still taken over the prompt.
+                let ids = Tensor::new(&only[..], model.transformer.wte.device())?.unsqueeze(0)?;
+                changes = changes.with_means_of(model, &ids)?;
+            }
+            let Request { temperature, top_k, top_p, min_p, typical_p, repetition_penalty, seed, .. } =
+                request;
+            let sampling = Sampling { temperature, top_k, top_p, min_p, typical_p, repetition_penalty, seed };
+            let mut running = Running::new(model, &request.rows, sampling, request.max_new_tokens)?;
+            if let Some(kv) = request.kv.as_deref() {
+                running = running.with_cache_dtype(cache(kv)?)?;
+            }
+            let follow = |_: &Vec<u32>| {
+                Continuation::new(model.config(), self.loaded.tokenizer.clone(), &request.stops)
+            };
+            let found = request.rows.iter().map(follow).collect();
+            let at = Mutex::new(Some(State { paused: running.pause(), found }));
+            Ok(Generation { loaded: Arc::clone(&self.loaded), changes, hooks, at })
+        })
+    }
+}
+
+fn cache(name: &str) -> Result<CacheDType, Failed> {
+    Ok(match name {
+        "f32" => CacheDType::Plain(DType::F32),
+        "f16" => CacheDType::Plain(DType::F16),
+        "bf16" => CacheDType::Plain(DType::BF16),
+        "q8_0" => CacheDType::Q8_0,
+        other => return Err(Failed::value(format!("kv {other:?}: expected one of f32, f16, bf16, q8_0"))),
+    })
+}
+
+#[pymethods]
+impl Generation {
+    /// What the next step adds to the text of each row, `None` for one that has ended; `None` at the end.
+    fn step(&self, py: Python<'_>) -> PyResult<Option<Vec<Option<String>>>> {
+        py.check_signals()?;
+        let hooks = self.hooks.iter().map(|(point, function)| (*point, function.clone_ref(py))).collect();
+        let raised = Raised::default();
+        compute(py, &raised, || {
+            let Some(mut state) = self.at.lock().ok().and_then(|mut at| at.take()) else {
+                return Err(Failed::Runtime(
+                    "this generation failed before, or another thread is in it".to_owned(),
+                ));
+            };
+            let functions = PyHooks { list: hooks, raised: &raised };
+            let mut all: Vec<&dyn Hooks> = vec![];
+            if !self.changes.is_empty() {
+                all.push(&self.changes);
+            }
+            if !functions.list.is_empty() {
+                all.push(&functions);
+            }
+            let chain = Chain(&all);
+            let mut running = Running::resume(&self.loaded.model, state.paused);
+            if !all.is_empty() {
+                running = running.with_hooks(&chain);
+            }
+            let pieces = match running.next().transpose()? {
+                None => None,
+                Some(step) => {
+                    let mut pieces = vec![];
+                    for (row, (found, id)) in state.found.iter_mut().zip(step).enumerate() {
+                        pieces.push(id.map(|id| found.push(id)));
+                        if found.stopped_at().is_some() {
+                            running.end(row);
+                        }
+                    }
+                    Some(pieces)
+                }
+            };
+            state.paused = running.pause();
+            if let Ok(mut at) = self.at.lock() {
+                *at = Some(state);
+            }
+            Ok(pieces)
+        })
+    }
+
+    /// What is left of the text of each row when no more tokens come.
+    fn finish(&self) -> Vec<String> {
+        let mut at = self.at.lock().ok();
+        let found = at.iter_mut().filter_map(|at| at.as_mut()).flat_map(|state| &mut state.found);
+        found.map(Continuation::finish).collect()
+    }
+
+    /// The new ids of each row, their text, and the stop string that ended it.
+    fn found(&self) -> Vec<(Vec<u32>, String, Option<String>)> {
+        let at = self.at.lock().ok();
+        let found = at.iter().filter_map(|at| at.as_ref()).flat_map(|state| &state.found);
+        found
+            .map(|found| (found.ids.clone(), found.text.clone(), found.stopped_at().map(str::to_owned)))
+            .collect()
+    }
+}

@@ -1,0 +1,75 @@
+//! What every call into the libraries goes through: the interpreter is let go meanwhile, a forked process is refused, Ctrl-C and
+//! exceptions of Python's code come back as they are.
+
+use crate::error::Failed;
+use gpt2_model::hooks::{self, Point};
+use pyo3::prelude::*;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether this process has started threads.
+static STARTED: AtomicBool = AtomicBool::new(false);
+/// Whether it is a child that a process with threads forked.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// For `os.register_at_fork`: threads do not live on in a child.
+#[pyfunction]
+pub(crate) fn forked() {
+    if STARTED.load(Ordering::SeqCst) {
+        FORKED.store(true, Ordering::SeqCst);
+    }
+}
+
+/// The hook points of a model with this number of layers: each with its shape and all its names, the first the one it is called by.
+#[pyfunction]
+pub(crate) fn point_names(layers: usize) -> Vec<(&'static str, Vec<String>)> {
+    Point::of_model(layers).map(|point| (point.shape(), point.names())).collect()
+}
+
+/// Runs work without the interpreter.
+pub(crate) fn compute<T: Send>(
+    py: Python<'_>,
+    raised: &Raised,
+    work: impl FnOnce() -> Result<T, Failed> + Send,
+) -> PyResult<T> {
+    if FORKED.load(Ordering::SeqCst) {
+        return Err(Failed::Runtime(
+            "this process was forked from one in which gpt2_candle had started its threads, which a fork does not copy; start \
+             processes with multiprocessing's \"spawn\" or \"forkserver\", or load the first model after the fork"
+                .to_owned(),
+        )
+        .into());
+    }
+    STARTED.store(true, Ordering::SeqCst);
+    let result = py.detach(work);
+    match raised.take() {
+        Some(error) => Err(error),
+        None => Ok(result?),
+    }
+}
+
+/// The exception that ended a call, raised by a hook, a callback or a signal.
+#[derive(Debug, Default)]
+pub(crate) struct Raised(Mutex<Option<PyErr>>);
+
+impl Raised {
+    fn take(&self) -> Option<PyErr> {
+        self.0.lock().ok()?.take()
+    }
+
+    /// Calls Python; its exception ends the work, and comes back from [`compute`].
+    pub(crate) fn attached<T>(&self, call: impl FnOnce(Python<'_>) -> PyResult<T>) -> candle_core::Result<T> {
+        Python::attach(|py| call(py)).map_err(|error| {
+            let text = error.to_string();
+            if let Ok(mut raised) = self.0.lock() {
+                raised.get_or_insert(error);
+            }
+            hooks::error(text)
+        })
+    }
+
+    /// Ends the work after Ctrl-C.
+    pub(crate) fn check_signals(&self) -> candle_core::Result<()> {
+        self.attached(|py| py.check_signals())
+    }
+}

@@ -1,0 +1,29 @@
+//! The native half of the Python package `gpt2_candle`. It hands the libraries' functions to Python and holds no logic of its own; the
+//! Python half (`python/gpt2_candle`) gives them their names, defaults and types.
+
+mod analyses;
+mod array;
+mod changes;
+mod error;
+mod generate;
+mod guard;
+mod hooks;
+mod load;
+mod look;
+mod model;
+mod run;
+
+#[pyo3::pymodule]
+mod _native {
+    #[pymodule_export]
+    use crate::array::Array;
+    #[pymodule_export]
+    use crate::generate::Generation;
+    #[pymodule_export]
+    use crate::guard::{forked, point_names};
+    #[pymodule_export]
+    use crate::model::Model;
+
+    #[pymodule_export]
+    const VERSION: &str = env!("CARGO_PKG_VERSION");
+}

@@ -1,0 +1,204 @@
+//! A model by its name, loaded.
+
+use crate::error::Failed;
+use crate::guard::Raised;
+use anyhow::{Context, anyhow, bail};
+use candle_core::utils::{cuda_is_available, metal_is_available};
+use candle_core::{DType, Device};
+use candle_fused::{BlockFormat, Implementation};
+use gpt2_loader::hub::{Event, MAIN};
+use gpt2_loader::{AdapterCheckpoint, AdapterFiles, Checkpoint, Files, ModelId, Source, Tokenizer};
+use gpt2_model::Gpt2LMHeadModel;
+use gpt2_session::{DEMO_NAME, HubOptions, Named};
+use pyo3::prelude::*;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What to load, and how: see `gpt2_candle.Model.load`.
+#[derive(Debug, FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Request {
+    name: Option<String>,
+    dtype: String,
+    quantize: Option<String>,
+    adapters: Vec<(String, f64)>,
+    device: String,
+    implementation: String,
+    revision: Option<String>,
+    offline: bool,
+    cache_dir: Option<PathBuf>,
+    endpoint: Option<String>,
+    timeout: Option<u64>,
+    /// Called with the kind of an event of the Hub, a file and two numbers.
+    progress: Option<Py<PyAny>>,
+}
+
+/// A model that is ready to run.
+pub(crate) struct Loaded {
+    pub(crate) name: String,
+    pub(crate) model: Gpt2LMHeadModel,
+    pub(crate) tokenizer: Option<Arc<Tokenizer>>,
+    pub(crate) formats: Vec<BlockFormat>,
+    pub(crate) adapters: Vec<String>,
+    pub(crate) commit: Option<String>,
+    /// What a reader should know of the choices that were made.
+    pub(crate) notes: Vec<String>,
+}
+
+impl Request {
+    pub(crate) fn load(self, raised: &Arc<Raised>) -> Result<Loaded, Failed> {
+        Ok(self.open(raised)?)
+    }
+
+    fn open(self, raised: &Arc<Raised>) -> anyhow::Result<Loaded> {
+        let mut notes = vec![];
+        let dtype = one_of("dtype", &self.dtype, &DTYPES)?;
+        let implementation = one_of("implementation", &self.implementation, &IMPLEMENTATIONS)?;
+        let quantize =
+            self.quantize.as_deref().map(|format| one_of("quantize", format, &FORMATS)).transpose()?;
+        let device = device(&self.device)?;
+        if quantize.is_some() && (dtype != DType::F32 || !device.is_cpu()) {
+            bail!("quantize: quantized layers compute in f32 on the CPU; leave dtype and device out");
+        }
+        let files = self.files(raised, &mut notes)?;
+        let checkpoint = Checkpoint::open(&files)?.with_implementation(implementation);
+        let known = checkpoint.formats();
+        if let (Some(_), Some(format)) = (quantize, known.first()) {
+            bail!(
+                "quantize: the weights of {} are quantized already ({format}); leave it out",
+                checkpoint.name()
+            );
+        }
+        let (mut model, formats) = match quantize {
+            Some(format) => (checkpoint.load_quantized(format)?, vec![format]),
+            None => {
+                let stay = dtype == DType::F32 && device.is_cpu();
+                (checkpoint.load_model(dtype, &device)?, if stay { known } else { vec![] })
+            }
+        };
+        // Ids need no tokenizer: that there is none is an error where a text needs one.
+        let tokenizer = Tokenizer::open(&files, model.config().vocab_size).ok().map(Arc::new);
+        let mut adapters = vec![];
+        for (source, weight) in &self.adapters {
+            let files = self.adapter(raised, source)?;
+            let adapter = AdapterCheckpoint::open(&files)?.load(model.config())?;
+            model = model.with_adapter(&files.name, &adapter, *weight)?;
+            adapters.push(files.name);
+        }
+        let name = checkpoint.name().to_owned();
+        Ok(Loaded { name, model, tokenizer, formats, adapters, commit: files.commit, notes })
+    }
+
+    fn files(&self, raised: &Arc<Raised>, notes: &mut Vec<String>) -> anyhow::Result<Files> {
+        let Some(name) = self.name.as_deref().filter(|name| *name != DEMO_NAME) else {
+            if self.revision.is_some() {
+                bail!("revision is for models of the Hub; the built-in demo model has no revisions");
+            }
+            return Ok(Source::Embedded(gpt2_web::DEMO).open()?);
+        };
+        let named = Named::find(name);
+        named.check_revision("revision", self.revision.as_deref())?;
+        notes.extend(named.note());
+        match named {
+            Named::Folder(dir) => Source::directory(&dir).open().map_err(|error| no_model(error, &dir)),
+            Named::Gguf(path) => Ok(Source::Gguf(path).open()?),
+            Named::HubGguf(id, file) => {
+                let options = self.options();
+                let snapshot = self.hub(raised)?.open_gguf(&id, options.revision(), &file);
+                Ok(snapshot
+                    .with_context(|| format!("there is no file {name}, so it was taken for one of the Hub"))?
+                    .files)
+            }
+            Named::Hub(id) => {
+                let source = Source::hub(self.hub(raised)?, id, self.options().revision());
+                source.open().with_context(|| {
+                    format!("there is no folder {name}, so it was taken for a model of the Hub")
+                })
+            }
+        }
+    }
+
+    fn adapter(&self, raised: &Arc<Raised>, source: &str) -> anyhow::Result<AdapterFiles> {
+        let dir = Path::new(source);
+        match ModelId::parse(source).filter(|_| source.contains('/') && !dir.exists()) {
+            None => Ok(AdapterFiles::directory(dir)?),
+            Some(id) => self.hub(raised)?.open_adapter(&id, MAIN).with_context(|| {
+                format!("there is no folder {source}, so it was taken for an adapter on the Hub")
+            }),
+        }
+    }
+
+    fn options(&self) -> HubOptions {
+        HubOptions {
+            revision: self.revision.clone(),
+            offline: self.offline,
+            cache_dir: self.cache_dir.clone(),
+            endpoint: self.endpoint.clone(),
+            timeout: self.timeout,
+        }
+    }
+
+    fn hub(&self, raised: &Arc<Raised>) -> anyhow::Result<gpt2_loader::Hub> {
+        let mut hub = self.options().hub()?;
+        if let Some(progress) = &self.progress {
+            let progress = Python::attach(|py| progress.clone_ref(py));
+            let raised = Arc::clone(raised);
+            hub.progress = Some(Arc::new(move |event| {
+                let (kind, file, number, total) = match event {
+                    Event::Waiting { file } => ("waiting", *file, 0, None),
+                    Event::Fetching { file, size, have } => ("fetching", *file, *have, *size),
+                    Event::Received { file, bytes } => ("received", *file, *bytes, None),
+                    Event::Fetched { file } => ("fetched", *file, 0, None),
+                    Event::Verifying { file, size } => ("verifying", *file, *size, None),
+                    _ => return,
+                };
+                // An exception of the callback comes up when the model is loaded.
+                let _ = raised.attached(|py| progress.call1(py, (kind, file, number, total)).map(drop));
+            }));
+        }
+        Ok(hub)
+    }
+}
+
+const DTYPES: [(&str, DType); 4] =
+    [("f32", DType::F32), ("f16", DType::F16), ("bf16", DType::BF16), ("f64", DType::F64)];
+const FORMATS: [(&str, BlockFormat); 2] = [("q8_0", BlockFormat::Q8_0), ("q4_0", BlockFormat::Q4_0)];
+const IMPLEMENTATIONS: [(&str, Implementation); 3] =
+    [("auto", Implementation::Auto), ("fused", Implementation::Fused), ("eager", Implementation::Eager)];
+
+fn one_of<T: Copy>(what: &str, name: &str, choices: &[(&str, T)]) -> anyhow::Result<T> {
+    choices.iter().find(|(known, _)| *known == name).map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<_> = choices.iter().map(|(name, _)| *name).collect();
+        anyhow!("{what} {name:?}: expected one of {}", names.join(", "))
+    })
+}
+
+fn device(name: &str) -> anyhow::Result<Device> {
+    let (kind, ordinal) = name.split_once(':').unwrap_or((name, "0"));
+    let ordinal: usize =
+        ordinal.parse().with_context(|| format!("device {name:?}: expected a number after the colon"))?;
+    match kind {
+        "cpu" if !name.contains(':') => Ok(Device::Cpu),
+        "cuda" if !cuda_is_available() => bail!("device {name:?}: this package was built without CUDA"),
+        "cuda" => candle_fused::open_cuda(ordinal)
+            .with_context(|| format!("device {name:?}: this GPU does not respond")),
+        "metal" if !metal_is_available() => bail!("device {name:?}: this package was built without Metal"),
+        "metal" => {
+            Device::new_metal(ordinal).with_context(|| format!("device {name:?}: this GPU does not respond"))
+        }
+        _ => bail!("device {name:?}: expected cpu, cuda, cuda:N, metal or metal:N"),
+    }
+}
+
+/// Why a folder is no model, with what a caller of Python can do.
+fn no_model(error: gpt2_loader::LoadError, dir: &Path) -> anyhow::Error {
+    match error {
+        gpt2_loader::LoadError::NoConfig { .. } if AdapterFiles::is_in(dir) => {
+            anyhow!(
+                "{0}: is a LoRA adapter, not a model; load its model with adapter={0:?}",
+                dir.display().to_string()
+            )
+        }
+        other => other.into(),
+    }
+}

@@ -1,0 +1,120 @@
+//! The model as Python holds it.
+
+use crate::array::Array;
+use crate::error::Failed;
+use crate::guard::{Raised, compute};
+use crate::load::{Loaded, Request};
+use gpt2_loader::Tokenizer;
+use gpt2_model::Config;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use serde_json::json;
+use std::sync::Arc;
+
+/// A model with its tokenizer. Nothing changes it, so any number of threads may use it at once.
+#[pyclass(frozen, module = "gpt2_candle._native")]
+pub(crate) struct Model {
+    pub(crate) loaded: Arc<Loaded>,
+}
+
+impl Model {
+    pub(crate) fn config_of(&self) -> &Config {
+        self.loaded.model.config()
+    }
+}
+
+impl Loaded {
+    pub(crate) fn tokenizer(&self) -> Result<&Tokenizer, Failed> {
+        self.tokenizer.as_deref().ok_or_else(|| {
+            Failed::value(format!("{}: has no tokenizer here; give token ids instead of text", self.name))
+        })
+    }
+}
+
+#[pymethods]
+impl Model {
+    #[staticmethod]
+    fn load(py: Python<'_>, request: Request) -> PyResult<Self> {
+        let raised = Arc::new(Raised::default());
+        let loaded = compute(py, &raised, || request.load(&raised))?;
+        Ok(Self { loaded: Arc::new(loaded) })
+    }
+
+    /// The model's facts as JSON.
+    fn facts(&self) -> Result<String, Failed> {
+        let Loaded { name, model, tokenizer, formats, adapters, commit, notes } = &*self.loaded;
+        let config = serde_json::to_value(model.config()).map_err(anyhow::Error::from)?;
+        let formats: Vec<_> = formats.iter().map(|format| format.as_str()).collect();
+        let facts = json!({
+            "name": name, "config": config, "dtype": model.transformer.dtype().as_str(), "quantized": formats, "adapters": adapters,
+            "commit": commit, "notes": notes, "has_tokenizer": tokenizer.is_some(),
+            "device": crate::look::device_name(model.transformer.wte.device()),
+            "vocabulary": tokenizer.as_deref().map(Tokenizer::vocab_size),
+            "end_of_text": tokenizer.as_deref().and_then(Tokenizer::end_of_text),
+        });
+        Ok(facts.to_string())
+    }
+
+    /// The ids of a text, and a note of the characters that the vocabulary cannot spell. With `whole`, it must fit the model.
+    fn encode(&self, py: Python<'_>, text: &str, whole: bool) -> PyResult<(Vec<u32>, Option<String>)> {
+        compute(py, &Raised::default(), || {
+            let (tokenizer, n) = (self.loaded.tokenizer()?, self.config_of().n_positions);
+            let encoded = if whole {
+                gpt2_session::encode_within(tokenizer, text, "the text", n)?
+            } else {
+                gpt2_session::encode(tokenizer, text, "the text")?
+            };
+            Ok((encoded.ids, encoded.note))
+        })
+    }
+
+    /// Where each token of a text lies in it, in characters.
+    fn offsets(&self, text: &str) -> Result<Vec<(usize, usize)>, Failed> {
+        Ok(self.loaded.tokenizer()?.offsets(text)?)
+    }
+
+    fn decode(&self, ids: Vec<u32>) -> Result<String, Failed> {
+        Ok(self.loaded.tokenizer()?.decode(&ids))
+    }
+
+    /// The text of each token; its number if there is no tokenizer.
+    fn tokens(&self, ids: Vec<u32>) -> Vec<String> {
+        match &self.loaded.tokenizer {
+            Some(tokenizer) => tokenizer.tokens(&ids),
+            None => ids.iter().map(u32::to_string).collect(),
+        }
+    }
+
+    /// The same for a reader: a part of a character as its bytes.
+    fn spelled(&self, ids: Vec<u32>) -> Vec<String> {
+        match &self.loaded.tokenizer {
+            Some(tokenizer) => tokenizer.spelled(&ids),
+            None => ids.iter().map(u32::to_string).collect(),
+        }
+    }
+
+    /// Names and shapes of all parameters.
+    fn parameters(&self) -> Vec<(String, Vec<usize>)> {
+        self.loaded.model.named_parameters().into_iter().map(|(name, value)| (name, value.shape())).collect()
+    }
+
+    /// A copy of a parameter, in f32 if it is quantized.
+    fn parameter(&self, py: Python<'_>, name: &str) -> PyResult<Array> {
+        compute(py, &Raised::default(), || {
+            let all = self.loaded.model.named_parameters();
+            let Some((_, values)) = all.into_iter().find(|(known, _)| known == name) else {
+                return Err(Failed::value(format!(
+                    "there is no parameter {name:?}; parameters() lists them"
+                )));
+            };
+            Ok(Array::copy_of(&values.tensor()?)?)
+        })
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(PyTypeError::new_err(
+            "a model cannot be pickled: its weights are mapped from their file, and a copy in each process would be as large; load it \
+             by name in the process that needs it",
+        ))
+    }
+}

@@ -1,0 +1,179 @@
+//! Forward passes: logits, loss, hidden states, attention weights, the values at hook points.
+
+use crate::array::Array;
+use crate::changes::Changes;
+use crate::error::Failed;
+use crate::guard::{Raised, compute};
+use crate::hooks::PyHooks;
+use crate::model::Model;
+use anyhow::anyhow;
+use candle_core::{DType, Tensor};
+use gpt2_model::hooks::{Chain, Hooks, Point, Recorder};
+use gpt2_model::mask::{left_padding, position_ids};
+use gpt2_model::training::cross_entropy;
+use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
+use pyo3::prelude::*;
+use std::collections::BTreeMap;
+
+/// What to run, and what to return.
+#[derive(Debug, FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Run {
+    /// The ids of each row. Shorter ones are padded on the left.
+    rows: Vec<Vec<u32>>,
+    changes: Changes,
+    /// Points and the functions that read and change their values.
+    hooks: Vec<(String, Py<PyAny>)>,
+    /// The points whose values to return.
+    points: Vec<String>,
+    /// `all`, `last` or `none`.
+    logits: String,
+    loss: bool,
+    hidden_states: bool,
+    attentions: bool,
+}
+
+/// What a run returns: one array for each name, or one for each layer.
+type Found = BTreeMap<String, Vec<Array>>;
+
+/// Rows of ids as a batch, padded on the left.
+pub(crate) struct Batch {
+    pub(crate) ids: Tensor,
+    /// u8 (B, T), if a row is shorter than others.
+    mask: Option<Tensor>,
+    positions: Option<Tensor>,
+}
+
+impl Batch {
+    pub(crate) fn new(model: &Gpt2LMHeadModel, rows: &[Vec<u32>]) -> Result<Self, Failed> {
+        let device = model.transformer.wte.device();
+        let lengths: Vec<usize> = rows.iter().map(Vec::len).collect();
+        let width = lengths.iter().copied().max().unwrap_or(0);
+        if rows.is_empty() || lengths.contains(&0) {
+            return Err(Failed::value("a text is empty: give at least one token"));
+        }
+        let padded =
+            rows.iter().flat_map(|row| std::iter::repeat_n(0, width - row.len()).chain(row.iter().copied()));
+        let ids = Tensor::from_vec(padded.collect(), (rows.len(), width), device)?;
+        if lengths.iter().all(|&t| t == width) {
+            return Ok(Self { ids, mask: None, positions: None });
+        }
+        let mask = left_padding(&lengths, width, device)?;
+        let positions = position_ids(&mask)?;
+        Ok(Self { ids, mask: Some(mask), positions: Some(positions) })
+    }
+
+    pub(crate) fn args<'a>(&'a self, hooks: &'a dyn Hooks) -> ForwardArgs<'a> {
+        ForwardArgs {
+            attention_mask: self.mask.as_ref(),
+            position_ids: self.positions.as_ref(),
+            hooks: Some(hooks),
+            ..ForwardArgs::default()
+        }
+    }
+}
+
+pub(crate) fn point(name: &str, layers: usize) -> Result<Point, Failed> {
+    let point: Point = name.parse().map_err(|error| anyhow!("{name:?}: {error}"))?;
+    match point.layer() {
+        Some(layer) if layer >= layers => {
+            Err(Failed::value(format!("{name}: the model has layers 0 to {}", layers - 1)))
+        }
+        _ => Ok(point),
+    }
+}
+
+fn run(
+    model: &Gpt2LMHeadModel,
+    asked: &Run,
+    hooks: Vec<(Point, Py<PyAny>)>,
+    raised: &Raised,
+) -> Result<Found, Failed> {
+    let layers = model.config().n_layer;
+    let lengths: Vec<usize> = asked.rows.iter().map(Vec::len).collect();
+    let changes = asked.changes.build(model, &lengths)?;
+    let points = asked.points.iter().map(|name| point(name, layers)).collect::<Result<Vec<_>, _>>()?;
+    let recorder = Recorder::new(points.iter().copied());
+    let functions = PyHooks { list: hooks, raised };
+    let mut all: Vec<&dyn Hooks> = vec![];
+    if !changes.is_empty() {
+        all.push(&changes);
+    }
+    if !functions.list.is_empty() {
+        all.push(&functions);
+    }
+    if !points.is_empty() {
+        all.push(&recorder);
+    }
+    let chain = Chain(&all);
+    let batch = Batch::new(model, &asked.rows)?;
+    let args = ForwardArgs {
+        hooks: if all.is_empty() { None } else { Some(&chain) },
+        output_hidden_states: asked.hidden_states,
+        output_attentions: asked.attentions,
+        last_logits_only: asked.logits == "last" && !asked.loss,
+        ..batch.args(&chain)
+    };
+    let mut found = Found::new();
+    let mut add = |name: &str, values: &[Tensor]| -> Result<(), Failed> {
+        let arrays = values.iter().map(Array::new).collect::<candle_core::Result<Vec<_>>>()?;
+        found.insert(name.to_owned(), arrays);
+        Ok(())
+    };
+    let transformer = if asked.logits == "none" && !asked.loss {
+        model.transform(&batch.ids, args)?
+    } else {
+        let output = model.forward(&batch.ids, args)?;
+        if asked.loss {
+            add("loss", &[loss(&output.logits, &asked.rows)?])?;
+        }
+        match asked.logits.as_str() {
+            "all" => add("logits", &[output.logits])?,
+            "last" => {
+                let t = output.logits.dim(1)?;
+                add("logits", &[output.logits.narrow(1, t - 1, 1)?])?;
+            }
+            _ => {}
+        }
+        output.transformer
+    };
+    add("hidden_states", &transformer.hidden_states)?;
+    add("attentions", &transformer.attentions)?;
+    for (name, point) in asked.points.iter().zip(points) {
+        let value = recorder.value(point)?;
+        // The positions' rows are those of the model's own table.
+        let value = if point == Point::PosEmbed { value.copy()? } else { value };
+        add(name, &[value])?;
+    }
+    Ok(found)
+}
+
+/// The mean cross-entropy in nats of predicting each token of each row from those before it.
+fn loss(logits: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor, Failed> {
+    let width = logits.dim(1)?;
+    let (mut sum, mut count) = (0.0, 0);
+    for (i, row) in rows.iter().enumerate().filter(|(_, row)| row.len() > 1) {
+        let (first, n) = (width - row.len(), row.len() - 1);
+        let targets = Tensor::new(&row[1..], logits.device())?.unsqueeze(0)?;
+        let mean = cross_entropy(&logits.narrow(0, i, 1)?.narrow(1, first, n)?, &targets)?;
+        sum += mean.to_dtype(DType::F64)?.to_scalar::<f64>()? * n as f64;
+        count += n;
+    }
+    if count == 0 {
+        return Err(Failed::value("loss: a text of one token predicts nothing; give two or more"));
+    }
+    Ok(Tensor::new(sum / count as f64, &candle_core::Device::Cpu)?)
+}
+
+#[pymethods]
+impl Model {
+    /// A pass over some texts; see `Run`.
+    fn run(&self, py: Python<'_>, asked: Run) -> PyResult<Found> {
+        let raised = Raised::default();
+        let layers = self.config_of().n_layer;
+        let hooks =
+            asked.hooks.iter().map(|(name, function)| Ok((point(name, layers)?, function.clone_ref(py))));
+        let hooks = hooks.collect::<Result<Vec<_>, Failed>>()?;
+        compute(py, &raised, || run(&self.loaded.model, &asked, hooks, &raised))
+    }
+}

@@ -1,0 +1,19 @@
+//! What a user names, as what the libraries take: a model, the Hub as this machine is set up for it, a text, heads and places of
+//! interventions. The command and the Python package share it; it prints nothing, and returns notes for them to show.
+
+mod continuation;
+mod hub;
+mod interventions;
+mod named;
+mod text;
+
+pub use continuation::Continuation;
+pub use hub::{HubOptions, pins};
+pub use interventions::{At, OnHeads, check_effective};
+pub use named::{DEMO_NAME, Named, model_id};
+pub use text::{Encoded, encode, encode_within};
+
+// Runs the README's example as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -1,0 +1,79 @@
+//! A model by the name that a user gives.
+
+use anyhow::{Context, bail};
+use gpt2_loader::ModelId;
+use std::path::{Path, PathBuf};
+
+/// The name of the built-in demo model, which is no path.
+pub const DEMO_NAME: &str = "demo";
+
+/// What the name of a model leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Named {
+    /// A folder as transformers writes it, which may not be there.
+    Folder(PathBuf),
+    /// A GGUF file.
+    Gguf(PathBuf),
+    /// A model on the Hub.
+    Hub(ModelId),
+    /// A GGUF file of a model on the Hub.
+    HubGguf(ModelId, String),
+}
+
+impl Named {
+    /// A folder or a GGUF file if one of that name exists, otherwise a model on the Hub if it can be its name.
+    #[must_use]
+    pub fn find(text: &str) -> Self {
+        let path = Path::new(text);
+        let is_gguf = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
+        if is_gguf && !path.is_dir() {
+            let of_hub = text.rsplit_once('/').and_then(|(id, file)| Some((ModelId::parse(id)?, file)));
+            return match of_hub.filter(|_| path.symlink_metadata().is_err()) {
+                Some((id, file)) => Self::HubGguf(id, file.to_string()),
+                None => Self::Gguf(text.into()),
+            };
+        }
+        let id = ModelId::parse(text);
+        // A file of that name, such as this program itself, is not a model.
+        if path.is_dir() || (id.is_none() && path.exists()) {
+            return Self::Folder(text.into());
+        }
+        id.map_or_else(|| Self::Folder(text.into()), Self::Hub)
+    }
+
+    /// What a reader should know of the choice: that a model on the Hub has the name of this folder.
+    #[must_use]
+    pub fn note(&self) -> Option<String> {
+        let Self::Folder(folder) = self else { return None };
+        let text = folder.to_str()?;
+        let id = ModelId::parse(text).filter(|_| folder.is_dir())?;
+        Some(format!("model: the folder {text}; for {id} from the Hub, run this where no such folder exists"))
+    }
+
+    /// Refuses a revision of what has none; `given` names the revision in the error.
+    ///
+    /// # Errors
+    /// When there is a revision and the model is not one of the Hub.
+    pub fn check_revision(&self, given: &str, revision: Option<&str>) -> anyhow::Result<()> {
+        let what = match self {
+            Self::Hub(_) | Self::HubGguf(..) => return Ok(()),
+            Self::Folder(path) => format!("the folder {}", path.display()),
+            Self::Gguf(path) => format!("the file {}", path.display()),
+        };
+        match revision {
+            Some(_) => bail!("{given} is for models of the Hub; {what} has no revisions"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The id of a model on the Hub.
+///
+/// # Errors
+/// When the text is no name of a model there.
+pub fn model_id(text: &str) -> anyhow::Result<ModelId> {
+    ModelId::parse(text).with_context(|| {
+        let names: Vec<_> = ModelId::aliases().map(|(alias, _)| alias).collect();
+        format!("{text:?} is not the name of a model; expected owner/name or one of {}", names.join(", "))
+    })
+}
