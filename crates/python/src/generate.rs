@@ -11,7 +11,7 @@ use candle_core::{DType, Tensor};
 use gpt2_loader::Tokenizer;
 use gpt2_model::hooks::{Chain, Hooks, Interventions, Point};
 use gpt2_model::{CacheDType, Generation as Running, Paused, Sampling};
-use gpt2_session::Continuation;
+use gpt2_session::{Continuation, new_tokens};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
 
@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex};
 #[pyo3(from_item_all)]
 pub(crate) struct Request {
     rows: Vec<Vec<u32>>,
-    max_new_tokens: usize,
+    max_new_tokens: Option<usize>,
     temperature: f64,
     top_k: Option<usize>,
     top_p: Option<f64>,
@@ -69,7 +69,9 @@ impl Model {
             let Request { temperature, top_k, top_p, min_p, typical_p, repetition_penalty, seed, .. } =
                 request;
             let sampling = Sampling { temperature, top_k, top_p, min_p, typical_p, repetition_penalty, seed };
-            let mut running = Running::new(model, &request.rows, sampling, request.max_new_tokens)?;
+            let longest = lengths.iter().copied().max().unwrap_or(0);
+            let most = new_tokens(request.max_new_tokens, model.config(), longest);
+            let mut running = Running::new(model, &request.rows, sampling, most)?;
             if let Some(kv) = request.kv.as_deref() {
                 running = running.with_cache_dtype(cache(kv)?)?;
             }

@@ -59,7 +59,7 @@ impl Raised {
 
     /// Calls Python; its exception ends the work, and comes back from [`compute`].
     pub(crate) fn attached<T>(&self, call: impl FnOnce(Python<'_>) -> PyResult<T>) -> candle_core::Result<T> {
-        Python::attach(|py| call(py)).map_err(|error| {
+        Python::attach(call).map_err(|error| {
             let text = error.to_string();
             if let Ok(mut raised) = self.0.lock() {
                 raised.get_or_insert(error);
@@ -70,6 +70,8 @@ impl Raised {
 
     /// Ends the work after Ctrl-C.
     pub(crate) fn check_signals(&self) -> candle_core::Result<()> {
+        #[allow(clippy::redundant_closure_for_method_calls)]
+        // the method is not general enough in its lifetime
         self.attached(|py| py.check_signals())
     }
 }

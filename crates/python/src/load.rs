@@ -69,12 +69,11 @@ impl Request {
                 checkpoint.name()
             );
         }
-        let (mut model, formats) = match quantize {
-            Some(format) => (checkpoint.load_quantized(format)?, vec![format]),
-            None => {
-                let stay = dtype == DType::F32 && device.is_cpu();
-                (checkpoint.load_model(dtype, &device)?, if stay { known } else { vec![] })
-            }
+        let (mut model, formats) = if let Some(format) = quantize {
+            (checkpoint.load_quantized(format)?, vec![format])
+        } else {
+            let stay = dtype == DType::F32 && device.is_cpu();
+            (checkpoint.load_model(dtype, &device)?, if stay { known } else { vec![] })
         };
         // Ids need no tokenizer: that there is none is an error where a text needs one.
         let tokenizer = Tokenizer::open(&files, model.config().vocab_size).ok().map(Arc::new);

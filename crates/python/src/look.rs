@@ -13,7 +13,7 @@ use gpt2_model::hooks::{Chain, Hooks, Interventions, Point, on};
 use gpt2_model::{ForwardArgs, ModelOutput};
 use gpt2_view::{
     Frame, HeadGrid, NextToken, NumberMap, PageHeader, PageWriter, PictureFormat, Provenance, head_picture,
-    number_maps,
+    number_maps, page_fragment,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -43,7 +43,8 @@ impl Loaded {
         let formats: Vec<_> = self.formats.iter().map(|format| format.as_str()).collect();
         let weights =
             if formats.is_empty() { String::new() } else { format!(", weights in {}", formats.join(", ")) };
-        let adapters: String = self.adapters.iter().map(|name| format!(", adapter {name}")).collect();
+        let adapters: Vec<_> = self.adapters.iter().map(|name| format!(", adapter {name}")).collect();
+        let adapters = adapters.concat();
         let under = if changes.is_empty() { String::new() } else { format!("; {}", changes.join(", ")) };
         let facts = json!({
             "gpt2": env!("CARGO_PKG_VERSION"), "from": "Python", "model": self.name, "commit": self.commit, "dtype": dtype, "device": device,
@@ -161,6 +162,12 @@ impl Model {
             }
             self.loaded.page(&ids, &changes, compare)
         })
+    }
+
+    /// The page as an element for a notebook.
+    #[staticmethod]
+    fn fragment(page: &str, height: u32) -> String {
+        page_fragment(page.as_bytes(), height)
     }
 
     /// A picture of weights (L, H, T, T) or, of a single head, (T, T). The format goes by the ending of `path`.

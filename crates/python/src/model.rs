@@ -111,6 +111,7 @@ impl Model {
         })
     }
 
+    #[allow(clippy::unused_self)] // Python calls it on an object
     fn __reduce__(&self) -> PyResult<()> {
         Err(PyTypeError::new_err(
             "a model cannot be pickled: its weights are mapped from their file, and a copy in each process would be as large; load it \

@@ -4,6 +4,17 @@ use gpt2_loader::{TextStream, Tokenizer};
 use gpt2_model::Config;
 use std::ops::Deref;
 
+/// How many tokens follow a prompt where a user does not say, if the context has room.
+const NEW_TOKENS: usize = 100;
+
+/// How many tokens to generate at most after a prompt of `prompt` tokens: as many as were asked for, or else 100, or as the context
+/// has room for.
+#[must_use]
+pub fn new_tokens(asked: Option<usize>, config: &Config, prompt: usize) -> usize {
+    // The last new token is never fed back to the model.
+    asked.unwrap_or(NEW_TOKENS.min((config.n_positions + 1).saturating_sub(prompt)))
+}
+
 /// The text after a prompt, or the ids after a prompt of ids. `T` leads to the tokenizer.
 #[derive(Debug)]
 pub struct Continuation<T> {

@@ -7,7 +7,7 @@ mod interventions;
 mod named;
 mod text;
 
-pub use continuation::Continuation;
+pub use continuation::{Continuation, new_tokens};
 pub use hub::{HubOptions, pins};
 pub use interventions::{At, OnHeads, check_effective};
 pub use named::{DEMO_NAME, Named, model_id};

@@ -71,6 +71,8 @@ def rows_of(model: _native.Model, texts: Texts) -> list[list[int]]:
         return [_integers(row, "the text") for row in texts]
     if hasattr(texts, "tolist") and not isinstance(texts, np.ndarray):
         return rows_of(model, np.asarray(texts))
+    if not isinstance(texts, Iterable):
+        raise TypeError(f"expected text or token ids, got {texts!r}")
     several = list(texts)
     if not several:
         raise ValueError("there is no text: give a string, ids, or a list of either")
@@ -124,8 +126,17 @@ def changes_of(model: _native.Model, given: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
+def count(number: Any, what: str) -> int:
+    """A number that counts something."""
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+        raise TypeError(f"{what}: expected a whole number, got {number!r}")
+    if not 0 <= number < 2**63:
+        raise ValueError(f"{what} is {number}, expected a number of at least 0")
+    return int(number)
+
+
 def _texts(name: str, value: Any) -> list[str]:
-    several = [value] if isinstance(value, str) else list(value)
+    several = [value] if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
     for one in several:
         if not isinstance(one, str):
             raise TypeError(f"{name}: expected text such as {'7:4' if name == 'block' else '0.3'!r}, got {one!r}")

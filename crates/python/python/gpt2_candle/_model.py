@@ -13,7 +13,7 @@ import numpy as np
 
 from . import _native
 from ._hooks import Names, Points
-from ._inputs import Changes, Text, Texts, array_of, changes_of, ids_of, rows_of
+from ._inputs import Changes, Text, Texts, array_of, changes_of, count, ids_of, rows_of
 from ._progress import Downloads
 from ._results import Attention, Cache, Continuation, Effects, Map, Maps, Output, Scores
 from ._tokenizer import Tokenizer
@@ -530,9 +530,9 @@ class Model:
         self,
         prompt: Texts,
         *,
-        max_new_tokens: int = 50,
+        max_new_tokens: int | None = None,
         temperature: float = 1.0,
-        top_k: int | None = None,
+        top_k: int | None = 40,
         top_p: float | None = None,
         min_p: float | None = None,
         typical_p: float | None = None,
@@ -547,9 +547,9 @@ class Model:
 
         Args:
             prompt: One text or several, as strings or token ids.
-            max_new_tokens: The most tokens to add.
+            max_new_tokens: The most tokens to add; 100, or as many as the context has room for, if there is no number.
             temperature: Divides the logits; 0 always takes the most probable token.
-            top_k, top_p, min_p, typical_p: Which tokens to draw from, as in transformers.
+            top_k, top_p, min_p, typical_p: Which tokens to draw from, as in transformers; ``top_k=None`` is all of them.
             repetition_penalty: Above 1, tokens of the text become less probable.
             seed: The same seed draws the same text.
             stop: The text ends before the first of these strings.
@@ -574,9 +574,9 @@ class Model:
         self,
         prompt: Text,
         *,
-        max_new_tokens: int = 50,
+        max_new_tokens: int | None = None,
         temperature: float = 1.0,
-        top_k: int | None = None,
+        top_k: int | None = 40,
         top_p: float | None = None,
         min_p: float | None = None,
         typical_p: float | None = None,
@@ -600,7 +600,7 @@ class Model:
     def _generation(
         self,
         rows: list[list[int]],
-        max_new_tokens: int,
+        max_new_tokens: int | None,
         temperature: float,
         top_k: int | None,
         top_p: float | None,
@@ -616,14 +616,14 @@ class Model:
         return self._native.generate(
             {
                 "rows": rows,
-                "max_new_tokens": max_new_tokens,
+                "max_new_tokens": None if max_new_tokens is None else count(max_new_tokens, "max_new_tokens"),
                 "temperature": temperature,
-                "top_k": top_k,
+                "top_k": None if top_k is None else count(top_k, "top_k"),
                 "top_p": top_p,
                 "min_p": min_p,
                 "typical_p": typical_p,
                 "repetition_penalty": repetition_penalty,
-                "seed": seed,
+                "seed": count(seed, "seed"),
                 "kv": kv,
                 "stops": [stop] if isinstance(stop, str) else list(stop),
                 "changes": changes_of(self._native, changes),

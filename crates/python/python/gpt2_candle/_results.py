@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import _native
+
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
@@ -249,8 +251,7 @@ class Attention:
         Path(path).write_bytes(self.draw(str(path), weights))
 
     def _repr_html_(self) -> str:
-        page = html.escape(self.page(), quote=True)
-        return f'<iframe srcdoc="{page}" style="width:100%;height:720px;border:0" title="attention"></iframe>'
+        return _native.Model.fragment(self.page(), 720)
 
     def __repr__(self) -> str:
         layers, heads, t = self.weights.shape[:3]

@@ -10,9 +10,6 @@ use gpt2_model::{Generation, Sampling};
 use gpt2_session::Continuation;
 use serde::Serialize;
 
-/// The default of `--max-new-tokens` if the context has room.
-const DEFAULT_NEW_TOKENS: usize = 100;
-
 #[derive(Serialize)]
 pub(super) struct Report {
     provenance: Provenance,
@@ -102,10 +99,9 @@ pub(super) fn sampling(args: &GenerateArgs) -> Sampling {
     Sampling { repetition_penalty: args.repetition_penalty, seed: args.model.run.seed, ..base }
 }
 
-/// How many tokens to generate at most: as many as were asked for, or else as the context has room for.
+/// How many tokens to generate at most.
 pub(super) fn new_tokens(args: &GenerateArgs, session: &Session, prompt: &Prompt) -> usize {
-    let room = session.model.config().n_positions + 1 - prompt.ids.len();
-    args.max_new_tokens.unwrap_or(DEFAULT_NEW_TOKENS.min(room))
+    gpt2_session::new_tokens(args.max_new_tokens, session.model.config(), prompt.ids.len())
 }
 
 /// What will follow a prompt: text, or ids after a prompt of ids.

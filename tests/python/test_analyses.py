@@ -1,0 +1,124 @@
+"""Interventions, analyses and generation: against the command's JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import CLEAN, CORRUPT, TEXT, heads
+
+from gpt2_candle import Model
+
+SHAPE = (4, 4)
+
+
+@pytest.mark.parametrize(
+    "changes,options",
+    [
+        ({"ablate": "0.3"}, ["--ablate", "0.3"]),
+        ({"ablate": ["1.*", "0.2"]}, ["--ablate", "1.*,0.2"]),
+        ({"mean_ablate": ["2.0"]}, ["--mean-ablate", "2.0"]),
+        ({"scale": {"0.2": 0.5, "3.*": -1}}, ["--scale", "0.2=0.5,3.*=-1"]),
+        ({"attention_temperature": {"1.0": 0.5}}, ["--attention-temperature", "1.0=0.5"]),
+        ({"block": ["7:4", "3.2/5:1"]}, ["--block", "7:4,3.2/5:1"]),
+        ({"patch": ["1.2@3", "2.mlp@1"], "from_prompt": CORRUPT}, ["--patch", "1.2@3,2.mlp@1", "--from-prompt", CORRUPT]),
+        ({"ablate": "0.0", "block": "4:0"}, ["--ablate", "0.0", "--block", "4:0"]),
+    ],
+)
+def test_interventions_are_those_of_the_command(model: Model, gpt2: Any, changes: Any, options: list[str]) -> None:
+    report = gpt2("forward", TEXT, *options)
+    assert np.isclose(np.exp(model(TEXT, loss=True, **changes).loss), report["perplexity"], rtol=1e-6)
+    assert model(TEXT, **changes).logits[0, -1].argmax() == report["next"][0]["id"]
+    assert np.abs(model(TEXT, **changes).logits - model(TEXT).logits).max() > 1e-3, "nothing was changed"
+
+
+def test_means_over_texts_and_vectors_are_those_of_the_command(model: Model, gpt2: Any, tmp_path: Any) -> None:
+    texts = ["O Juliet", "the king", "Speak, speak"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    report = gpt2("forward", TEXT, "--mean-ablate", "0.2", "--mean-of", str(tmp_path / "texts.txt"))
+    assert np.isclose(np.exp(model(TEXT, loss=True, mean_ablate="0.2", mean_of=texts).loss), report["perplexity"], rtol=1e-6)
+    vector = np.random.default_rng(0).standard_normal(128).astype(np.float32)
+    np.save(tmp_path / "v.npy", vector)
+    report = gpt2("forward", TEXT, "--add", f"1@3={tmp_path / 'v.npy'}*2")
+    assert np.isclose(np.exp(model(TEXT, loss=True, add={"1@3": 2 * vector}).loss), report["perplexity"], rtol=1e-6)
+
+
+def test_the_lens_and_effects_are_those_of_the_command(model: Model, gpt2: Any) -> None:
+    report = gpt2("lens", TEXT)
+    for mine, theirs in zip(model.lens(TEXT, k=1), report["layers"]):
+        assert mine[0][0] == theirs[0]["token"]
+        assert np.isclose(mine[0][1], theirs[0]["probability"], rtol=1e-5)
+    report = gpt2("attention", TEXT, "--effect", "--target", " thou")
+    effects = model.effects(TEXT, " thou")
+    np.testing.assert_allclose(effects.change, heads(report["heads"], lambda head: head["change"], SHAPE), rtol=1e-6, atol=1e-9)
+    assert np.isclose(effects.plain, report["value"])
+    direct = model.direct(TEXT, " thou")
+    np.testing.assert_allclose(direct.heads, heads(report["heads"], lambda head: head["direct"], SHAPE), rtol=1e-6, atol=1e-9)
+
+
+def test_heads_and_circuits_are_those_of_the_command(model: Model, gpt2: Any) -> None:
+    report, scores = gpt2("heads"), model.head_scores()
+    for name in ("previous_token", "duplicate_token", "induction"):
+        expected = heads(report["heads"], lambda head, name=name: head[name]["mean"], SHAPE)  # type: ignore[misc]
+        np.testing.assert_allclose(scores[name].values, expected, rtol=1e-6)
+    report = gpt2("circuits")
+    expected = heads(report["heads"], lambda head: head["copying"], SHAPE)
+    np.testing.assert_allclose(model.copying_scores().values, expected, rtol=1e-6)
+
+
+def test_patching_is_that_of_the_command(model: Model, gpt2: Any) -> None:
+    report = gpt2("patch", CLEAN, CORRUPT, "--answer", " Romeo"[:5], "--against", " the")
+    found = model.patching(CLEAN, CORRUPT, " Rome", " the")
+    assert np.isclose(found.clean, report["clean"]["metric"]) if isinstance(report["clean"], dict) else True
+    estimate = model.attribution(CLEAN, CORRUPT, " Rome", " the")
+    assert estimate["heads"].values.shape[:2] == SHAPE
+
+
+def test_a_continuation_is_that_of_the_command(model: Model, gpt2: Any) -> None:
+    report = gpt2("generate", "ROMEO:", "--seed", "7", "--max-new-tokens", "24", "--top-p", "0.9")
+    options: Any = {"seed": 7, "max_new_tokens": 24, "top_p": 0.9}
+    found = model.generate("ROMEO:", **options)
+    assert (found.ids, found.text) == (report["ids"], report["text"])
+    assert "".join(model.stream("ROMEO:", **options)) == found.text
+    both = model.generate(["JULIET:", "ROMEO:"], **options)
+    assert both[1].text == found.text
+    stop = found.text[5:8]
+    stopped = model.generate("ROMEO:", stop=stop, **options)
+    report = gpt2("generate", "ROMEO:", "--seed", "7", "--max-new-tokens", "24", "--top-p", "0.9", "--stop", stop)
+    assert (stopped.text, stopped.stopped_at, stopped.ids) == (report["text"], stop, report["ids"])
+    assert "".join(model.stream("ROMEO:", stop=stop, **options)) == stopped.text
+    greedy = model.generate("ROMEO:", temperature=0, max_new_tokens=8)
+    assert greedy.ids == gpt2("generate", "ROMEO:", "--greedy", "--max-new-tokens", "8")["ids"]
+
+
+def test_hooks_act_on_generated_tokens(model: Model) -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def ablate(value: Any, hook: Any) -> Any:
+        shapes.append(value.shape)
+        value[:, :, 3] = 0
+        return value
+
+    found = model.generate("ROMEO:", temperature=0, max_new_tokens=6, fwd_hooks=[("blocks.0.attn.hook_z", ablate)])
+    assert found.ids == model.generate("ROMEO:", temperature=0, max_new_tokens=6, ablate="0.3").ids
+    assert [shape[1] for shape in shapes][1:] == [1] * (len(shapes) - 1)
+
+
+def test_surprises_are_those_of_a_pass(model: Model) -> None:
+    [nats] = model.score(TEXT)
+    logits = model(TEXT).logits[0].astype(np.float64)
+    log_sums = np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)) + logits.max(-1)
+    ids = model.tokenizer.encode(TEXT)
+    expected = [log_sums[i] - logits[i, ids[i + 1]] for i in range(len(ids) - 1)]
+    np.testing.assert_allclose(nats, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_rollout_goes_from_layer_to_layer(model: Model) -> None:
+    rollout = model.rollout(TEXT)
+    weights = model.attention(TEXT).weights.astype(np.float64).mean(1)
+    expected = np.eye(weights.shape[-1])
+    for layer in range(4):
+        mixed = 0.5 * weights[layer] + 0.5 * np.eye(weights.shape[-1])
+        expected = mixed @ expected
+        np.testing.assert_allclose(rollout[layer], expected, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,299 @@
+"""What goes wrong: an exception of Python's own kinds each, and never the end of the process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import TEXT
+
+from gpt2_candle import Model
+
+Z = "blocks.0.attn.hook_z"
+
+
+@pytest.mark.parametrize(
+    "arguments,kind,says",
+    [
+        ({"name": "no/such/folder/at/all"}, FileNotFoundError, "no/such/folder"),
+        ({"name": "missing.gguf"}, FileNotFoundError, "missing.gguf"),
+        ({"dtype": "f8"}, ValueError, "f32, f16, bf16, f64"),
+        ({"quantize": "q2"}, ValueError, "q8_0, q4_0"),
+        ({"quantize": "q8_0", "dtype": "f16"}, ValueError, "compute in f32"),
+        ({"device": "tpu"}, ValueError, "expected cpu"),
+        ({"device": "cuda"}, ValueError, "without CUDA"),
+        ({"revision": "main"}, ValueError, "no revisions"),
+        ({"adapter": "no-such-adapter"}, (FileNotFoundError, ValueError, OSError), "no-such-adapter"),
+        ({"threads": 0}, ValueError, "1 to 1024"),
+        ({"threads": "two"}, TypeError, "a number"),
+        ({"threads": 77}, RuntimeError, "first model"),
+        ({"name": "owner/name", "offline": True, "cache_dir": "/nonexistent"}, FileNotFoundError, "owner/name"),
+    ],
+)
+def test_loading(arguments: Any, kind: Any, says: str) -> None:
+    with pytest.raises(kind, match=says):
+        Model.load(**arguments)
+
+
+@pytest.mark.parametrize(
+    "text,kind,says",
+    [
+        ("", ValueError, "empty"),
+        ([], ValueError, "no text"),
+        ([[]], ValueError, "empty"),
+        ([1.5], TypeError, "float"),
+        ([True], TypeError, "bool"),
+        ([-1], ValueError, "no token -1"),
+        ([5000], ValueError, "5000"),
+        ([2**40], ValueError, "no token"),
+        (None, TypeError, "expected text or token ids"),
+        (["a", ""], ValueError, "text 1 is empty"),
+        ("word " * 5000, ValueError, "n_positions"),
+        ([1] * 300, ValueError, "n_positions"),
+    ],
+)
+def test_texts(model: Model, text: Any, kind: Any, says: str) -> None:
+    with pytest.raises(kind, match=says):
+        model(text)
+
+
+@pytest.mark.parametrize(
+    "changes,kind,says",
+    [
+        ({"ablat": "0.3"}, TypeError, "there is no intervention 'ablat'"),
+        ({"ablate": "9.0"}, ValueError, "layers 0 to 3"),
+        ({"ablate": "0"}, ValueError, "LAYER.HEAD"),
+        ({"ablate": 3}, TypeError, "expected text"),
+        ({"ablate": [3]}, TypeError, "expected text"),
+        ({"scale": "0.3=2"}, TypeError, "mapping"),
+        ({"scale": {"0.3": float("nan")}}, ValueError, "FACTOR"),
+        ({"attention_temperature": {"0.3": 0}}, ValueError, "above 0"),
+        ({"block": "4:7"}, ValueError, "attends to positions"),
+        ({"block": "99:1"}, ValueError, "positions 0 to"),
+        ({"patch": "0.1"}, ValueError, "from_prompt"),
+        ({"from_prompt": "a"}, TypeError, "give patch too"),
+        ({"patch": "0.1", "from_prompt": "O"}, ValueError, "make them equal"),
+        ({"mean_of": ["a"]}, TypeError, "mean_ablate too"),
+        ({"add": {0: [1.0, 2.0]}}, ValueError, "128 numbers"),
+        ({"add": {0: np.full(128, np.nan)}}, ValueError, "NaN"),
+        ({"add": {"x": np.zeros(128)}}, ValueError, "expected a layer"),
+        ({"add": {0: ["a"]}}, TypeError, "numbers"),
+        ({"ablate": "0.3", "scale": {"0.3": 2}}, ValueError, "changes nothing"),
+    ],
+)
+def test_interventions(model: Model, changes: Any, kind: Any, says: str) -> None:
+    with pytest.raises(kind, match=says):
+        model(TEXT, **changes)
+
+
+def test_points_and_hooks(model: Model) -> None:
+    for names, kind, says in (("blocks.9.", ValueError, "no hook point"), ("", ValueError, "no hook point"), ([3], TypeError, "string")):
+        with pytest.raises(kind, match=says):
+            model.run_with_cache(TEXT, names)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="no function"):
+        model.run_with_hooks(TEXT, [(Z, 3)])  # type: ignore[list-item]
+    for returned, kind, says in (
+        (np.zeros(3), ValueError, r"expected an array of shape \(1, 10, 4, 32\), got \(3,\)"),
+        ("z", TypeError, "numbers"),
+        (np.array(["z"]), TypeError, "numbers"),
+    ):
+        with pytest.raises(kind, match=says):
+            model.run_with_hooks(TEXT, [(Z, lambda value, hook, returned=returned: returned)])  # type: ignore[misc]
+
+
+def test_an_exception_of_a_hook_comes_out_as_it_is(model: Model) -> None:
+    class Mine(Exception):
+        pass
+
+    def fails(value: Any, hook: Any) -> None:
+        raise Mine("of my own")
+
+    with pytest.raises(Mine, match="of my own"):
+        model.run_with_hooks(TEXT, [(Z, fails)])
+    with pytest.raises(KeyboardInterrupt):
+        model.run_with_hooks(TEXT, [(Z, lambda value, hook: (_ for _ in ()).throw(KeyboardInterrupt()))])
+    with pytest.raises(Mine):
+        model.patching("O Romeo", "O Juliet"[:2] + "Romeo", " thou", " the", progress=lambda done, all: fails(0, 0))
+    assert model(TEXT).logits.shape[1] == 10, "the model works on"
+
+
+def test_a_hook_may_read_keep_and_run(model: Model) -> None:
+    plain = model(TEXT).logits
+    kept: list[Any] = []
+
+    def keeps(value: Any, hook: Any) -> Any:
+        value[:] = 0
+        kept.append(value)
+        return value
+
+    def reads(value: Any, hook: Any) -> None:
+        kept.append(value)
+        model(TEXT)  # another run inside
+        gc.collect()
+
+    np.testing.assert_array_equal(model.run_with_hooks(TEXT, [(None, reads)]), plain)
+    assert len(kept) > 70
+    kept.clear()
+    ablated = model.run_with_hooks(TEXT, [(Z, keeps)])
+    np.testing.assert_array_equal(ablated, model(TEXT, ablate="0.*").logits)
+    kept[0][:] = 7
+    np.testing.assert_array_equal(model(TEXT).logits, plain)
+    # What is not finite is passed on, as numpy does.
+    broken = model.run_with_hooks(TEXT, [(Z, lambda value, hook: np.full_like(value, np.nan))])
+    assert np.isnan(broken).all(-1).any()
+
+
+def test_arrays_outlive_their_model_and_are_not_copied() -> None:
+    model = Model.load()
+    logits, cache = model.run_with_cache(TEXT)
+    before = {name: value.copy() for name, value in cache.items()}
+    post, pre = cache["resid_post", 0], cache["resid_pre", 1]
+    assert post.__array_interface__["data"] == pre.__array_interface__["data"]
+    assert all(value.base is not None and not value.flags.owndata for value in cache.values())
+    q, k = cache["q", 0], cache["k", 0]
+    distance = k.__array_interface__["data"][0] - q.__array_interface__["data"][0]
+    assert distance == 128 * 4, "queries and keys lie in the one output of c_attn"
+    del model
+    gc.collect()
+    for name, value in cache.items():
+        np.testing.assert_array_equal(value, before[name])
+    cache["hook_pos_embed"][:] = 0
+    np.testing.assert_array_equal(Model.load()(TEXT).logits, logits)
+
+
+def test_torch_reads_without_a_copy(model: Model) -> None:
+    torch = pytest.importorskip("torch")
+    logits = model(TEXT).logits
+    tensor = torch.from_dlpack(logits)
+    assert tensor.data_ptr() == logits.__array_interface__["data"][0]
+    given = model.run_with_hooks(TEXT, [(Z, lambda value, hook: torch.from_numpy(value) * 0)])
+    np.testing.assert_array_equal(given, model(TEXT, ablate="0.*").logits)
+    np.testing.assert_array_equal(model(torch.tensor([1, 2, 3])).logits, model([1, 2, 3]).logits)
+
+
+def test_many_threads_use_one_model(model: Model) -> None:
+    texts = [TEXT, "O Romeo", "the king is dead", "Speak"]
+    expected = {text: model(text).logits for text in texts}
+    wrong: list[str] = []
+
+    def work(text: str) -> None:
+        for _ in range(10):
+            found = model.run_with_hooks(text, [(Z, lambda value, hook: value)])
+            if not np.array_equal(found, expected[text]):
+                wrong.append(text)
+
+    threads = [threading.Thread(target=work, args=(text,)) for text in texts * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_generation_is_one_thread_s(model: Model) -> None:
+    stream = model.stream("ROMEO:", max_new_tokens=5)
+    next(stream)
+    stream.close()
+    with pytest.raises(ValueError, match="top_k"):
+        model.generate("ROMEO:", top_k=0)
+    with pytest.raises(ValueError, match="n_positions"):
+        model.generate("ROMEO:", max_new_tokens=10_000)
+    with pytest.raises(ValueError, match="max_new_tokens is -1"):
+        model.generate("ROMEO:", max_new_tokens=-1)
+    with pytest.raises(TypeError, match="max_new_tokens"):
+        model.generate("ROMEO:", max_new_tokens=1.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="kv"):
+        model.generate("ROMEO:", kv="f8")  # type: ignore[arg-type]
+
+
+def run(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_process_is_told() -> None:
+    found = run(
+        """
+        import os
+        from gpt2_candle import Model
+        model = Model.load()
+        model("O Romeo")
+        child = os.fork()
+        if child == 0:
+            try:
+                model("O Romeo")
+            except RuntimeError as error:
+                assert "spawn" in str(error), error
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        model("O Romeo")
+        # A child of a process that has not loaded a model may.
+        """
+    )
+    assert found.returncode == 0, found.stderr
+    found = run(
+        """
+        import os
+        from gpt2_candle import Model
+        child = os.fork()
+        if child == 0:
+            Model.load()("O Romeo")
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        """
+    )
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are Unix's")
+def test_ctrl_c_ends_long_work() -> None:
+    code = textwrap.dedent(
+        """
+        from gpt2_candle import Model
+        model = Model.load()
+        print("ready", flush=True)
+        while True:
+            for _ in model.stream("ROMEO:", max_new_tokens=200):
+                pass
+        """
+    )
+    started = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert started.stdout is not None and started.stdout.readline() == "ready\n"
+    started.send_signal(signal.SIGINT)
+    _, stderr = started.communicate(timeout=60)
+    assert "KeyboardInterrupt" in stderr
+    assert started.returncode in (1, 130, -signal.SIGINT)
+
+
+def test_threads_are_set_with_the_first_model() -> None:
+    found = run(
+        """
+        import os
+        from gpt2_candle import Model
+        a = Model.load(threads=1)
+        assert len(os.listdir("/proc/self/task")) <= 3 if os.path.isdir("/proc/self/task") else True
+        Model.load(threads=1)
+        try:
+            Model.load(threads=2)
+        except RuntimeError as error:
+            assert "1 threads" in str(error) or "1 thread" in str(error), error
+        else:
+            raise SystemExit("two threads were promised")
+        """
+    )
+    assert found.returncode == 0, found.stderr
+
+
+def test_a_folder_that_cannot_be_written_to_keeps_nothing(model: Model, tmp_path: Path) -> None:
+    with pytest.raises((FileNotFoundError, NotADirectoryError)):
+        model.attention(TEXT).save(tmp_path / "missing" / "page.html")
