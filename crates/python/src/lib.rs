@@ -5,6 +5,7 @@ mod analyses;
 mod array;
 mod changes;
 mod error;
+mod files;
 mod generate;
 mod guard;
 mod hooks;
@@ -12,6 +13,7 @@ mod load;
 mod look;
 mod model;
 mod run;
+mod train;
 
 #[pyo3::pymodule]
 mod _native {

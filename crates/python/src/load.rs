@@ -2,6 +2,7 @@
 
 use crate::error::Failed;
 use crate::guard::Raised;
+use crate::train::TrainedAdapter;
 use anyhow::{Context, anyhow, bail};
 use candle_core::utils::{cuda_is_available, metal_is_available};
 use candle_core::{DType, Device};
@@ -43,6 +44,10 @@ pub(crate) struct Loaded {
     pub(crate) commit: Option<String>,
     /// What a reader should know of the choices that were made.
     pub(crate) notes: Vec<String>,
+    /// What it was loaded from; none for one that was trained here.
+    pub(crate) files: Option<Files>,
+    /// The adapter that was trained on it.
+    pub(crate) trained: Option<TrainedAdapter>,
 }
 
 impl Request {
@@ -85,7 +90,18 @@ impl Request {
             adapters.push(files.name);
         }
         let name = checkpoint.name().to_owned();
-        Ok(Loaded { name, model, tokenizer, formats, adapters, commit: files.commit, notes })
+        let commit = files.commit.clone();
+        Ok(Loaded {
+            name,
+            model,
+            tokenizer,
+            formats,
+            adapters,
+            commit,
+            notes,
+            files: Some(files),
+            trained: None,
+        })
     }
 
     fn files(&self, raised: &Arc<Raised>, notes: &mut Vec<String>) -> anyhow::Result<Files> {

@@ -42,7 +42,7 @@ impl Model {
 
     /// The model's facts as JSON.
     fn facts(&self) -> Result<String, Failed> {
-        let Loaded { name, model, tokenizer, formats, adapters, commit, notes } = &*self.loaded;
+        let Loaded { name, model, tokenizer, formats, adapters, commit, notes, .. } = &*self.loaded;
         let config = serde_json::to_value(model.config()).map_err(anyhow::Error::from)?;
         let formats: Vec<_> = formats.iter().map(|format| format.as_str()).collect();
         let facts = json!({

@@ -6,12 +6,14 @@ mod hub;
 mod interventions;
 mod named;
 mod text;
+mod training;
 
 pub use continuation::{Continuation, new_tokens};
 pub use hub::{HubOptions, pins};
 pub use interventions::{At, OnHeads, check_effective};
 pub use named::{DEMO_NAME, Named, model_id};
 pub use text::{Encoded, encode, encode_within};
+pub use training::{Example, NewModel, documents};
 
 // Runs the README's example as a test.
 #[cfg(doctest)]

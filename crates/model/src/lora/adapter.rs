@@ -66,6 +66,14 @@ fn is_named(path: &str, name: &str) -> bool {
 }
 
 impl Adapter {
+    /// The same numbers, which no longer learn.
+    #[must_use]
+    pub fn detach(&self) -> Self {
+        let updates = self.updates.iter().map(|(name, update)| (name.clone(), update.detach())).collect();
+        let replaced = self.replaced.iter().map(|(name, tensor)| (name.clone(), tensor.detach())).collect();
+        Self { updates, replaced }
+    }
+
     /// A new adapter of a model with this config, whose numbers are variables in f32: A uniform within `±1/sqrt(in)` from
     /// the seed, as in PEFT, and B 0, so that at first the adapter changes nothing.
     ///

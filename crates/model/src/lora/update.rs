@@ -42,6 +42,12 @@ impl Update {
         Ok(Self { a, b, scaling, dropout })
     }
 
+    /// The same numbers, which no longer learn.
+    #[must_use]
+    pub fn detach(&self) -> Self {
+        Self { a: self.a.detach(), b: self.b.detach(), ..self.clone() }
+    }
+
     /// `lora_A`, (r, in).
     #[must_use]
     pub fn a(&self) -> &Tensor {

@@ -13,22 +13,30 @@ Letters in shapes: B texts, T tokens, S positions that are attended to, L layers
 residual stream, V the vocabulary.
 """
 
+from ._inputs import Changes
 from ._model import Model
-from ._results import Attention, Cache, Continuation, Effects, Hook, Map, Maps, Output, Scores
+from ._results import Attention, Cache, Comparison, Continuation, Effects, Map, Maps, Output, Scores
 from ._tokenizer import Tokenizer
+from ._train import LoRA, Training, train
+from ._types import Hook
 from ._native import VERSION as __version__
 
 __all__ = [
     "Attention",
     "Cache",
+    "Changes",
+    "Comparison",
     "Continuation",
     "Effects",
     "Hook",
+    "LoRA",
     "Map",
     "Maps",
     "Model",
     "Output",
     "Scores",
     "Tokenizer",
+    "Training",
     "__version__",
+    "train",
 ]

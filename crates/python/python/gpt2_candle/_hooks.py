@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Union
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from . import _native
 from ._inputs import array_of
-from ._results import Hook
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    HookFunction = Callable[[NDArray[np.floating[Any]], Hook], Any]
-
-Names = Union[str, Sequence[str], "Callable[[str], bool]", None]
+from ._types import Hook, HookFunction, Names
 
 # TransformerLens computes these only where its config asks for them.
 _ON_REQUEST = ("hook_attn_in", "hook_q_input", "hook_k_input", "hook_v_input", "hook_mlp_in", "attn.hook_result")

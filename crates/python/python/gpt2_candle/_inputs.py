@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, Union
+from typing import Any, TypedDict
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from . import _native
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
-
-Ids = Sequence[int]
-Text = Union[str, Ids, "NDArray[np.integer[Any]]"]
-Texts = Union[Text, Sequence[str], Sequence[Ids]]
+from ._types import Text, Texts
 
 
 class Changes(TypedDict, total=False):
@@ -28,7 +23,7 @@ class Changes(TypedDict, total=False):
     """Heads whose outputs become 0."""
     mean_ablate: str | Sequence[str]
     """Heads whose outputs become their mean over the text, or over the texts of ``mean_of``."""
-    mean_of: Sequence[str] | Sequence[Ids]
+    mean_of: Sequence[str] | Sequence[Sequence[int]]
     """The texts over which means are taken. If all are as long as the text, each position has a mean of its own."""
     scale: Mapping[str, float]
     """Heads and the factors on their outputs."""
@@ -73,22 +68,23 @@ def rows_of(model: _native.Model, texts: Texts) -> list[list[int]]:
         return rows_of(model, np.asarray(texts))
     if not isinstance(texts, Iterable):
         raise TypeError(f"expected text or token ids, got {texts!r}")
-    several = list(texts)
+    several: list[Any] = list(texts)
     if not several:
         raise ValueError("there is no text: give a string, ids, or a list of either")
     if all(isinstance(one, (int, np.integer)) for one in several):
         return [_integers(several, "the text")]
-    return [ids_of(model, one, f"text {i}") for i, one in enumerate(several)]  # type: ignore[arg-type]
+    return [ids_of(model, one, f"text {i}") for i, one in enumerate(several)]
 
 
 def _integers(ids: Iterable[Any], what: str) -> list[int]:
     found: list[int] = []
+    one: Any
     for one in ids:
         if isinstance(one, bool) or not isinstance(one, (int, np.integer)):
             raise TypeError(f"{what}: expected a string or token ids (integers), got {type(one).__name__} {one!r}")
-        if not 0 <= one < 2**32:
+        found.append(int(one))  # pyright: ignore[reportUnknownArgumentType]
+        if not 0 <= found[-1] < 2**32:
             raise ValueError(f"{what}: there is no token {one}")
-        found.append(int(one))
     return found
 
 
@@ -100,16 +96,13 @@ def changes_of(model: _native.Model, given: Mapping[str, Any]) -> dict[str, Any]
         raise TypeError(f"there is no intervention {unknown[0]!r}; there are {known}")
     heads: list[tuple[str, str]] = []
     for name, kind in _ON_HEADS.items():
-        value = given.get(name, ())
+        value: Any = given.get(name, ())
         if name in ("ablate", "mean_ablate"):
             heads.extend((kind, text) for text in _texts(name, value))
-        elif isinstance(value, Mapping):
-            heads.extend((kind, f"{head}={float(number)!r}") for head, number in value.items())
-        elif value != ():
-            raise TypeError(f'{name}: expected a mapping of heads to numbers, such as {{"3.2": 0.5}}')
-    add = given.get("add", {})
-    if not isinstance(add, Mapping):
-        raise TypeError("add: expected a mapping of layers to vectors, such as {5: vector}")
+        else:
+            numbers = _mapping(value or {}, f'{name}: expected a mapping of heads to numbers, such as {{"3.2": 0.5}}')
+            heads.extend((kind, f"{head}={float(number)!r}") for head, number in numbers.items())
+    add = _mapping(given.get("add", {}), "add: expected a mapping of layers to vectors, such as {5: vector}")
     means = given.get("mean_of")
     if means is not None and not given.get("mean_ablate"):
         raise TypeError("mean_of: says over which texts mean_ablate takes its means; give mean_ablate too")
@@ -126,17 +119,24 @@ def changes_of(model: _native.Model, given: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-def count(number: Any, what: str) -> int:
+def _mapping(value: Any, expected: str) -> dict[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(expected)
+    return dict(value)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def count(number: Any, what: str, at_least: int = 0) -> int:
     """A number that counts something."""
     if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
         raise TypeError(f"{what}: expected a whole number, got {number!r}")
-    if not 0 <= number < 2**63:
-        raise ValueError(f"{what} is {number}, expected a number of at least 0")
-    return int(number)
+    found = int(number)  # pyright: ignore[reportUnknownArgumentType]
+    if not at_least <= found < 2**63:
+        raise ValueError(f"{what} is {found}, expected a number of at least {at_least}")
+    return found
 
 
 def _texts(name: str, value: Any) -> list[str]:
-    several = [value] if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
+    several: list[Any] = [value] if isinstance(value, str) or not hasattr(value, "__iter__") else list(value)
     for one in several:
         if not isinstance(one, str):
             raise TypeError(f"{name}: expected text such as {'7:4' if name == 'block' else '0.3'!r}, got {one!r}")

@@ -12,24 +12,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from . import _native
-from ._hooks import Names, Points
-from ._inputs import Changes, Text, Texts, array_of, changes_of, count, ids_of, rows_of
+from ._hooks import Points
+from ._inputs import Changes, array_of, changes_of, count, ids_of, rows_of
 from ._progress import Downloads
-from ._results import Attention, Cache, Continuation, Effects, Map, Maps, Output, Scores
+from ._results import Attention, Cache, Comparison, Continuation, Effects, Map, Output, Scores
 from ._tokenizer import Tokenizer
+from ._types import DType, Floats, HookFunction, KvDType, Names, Parts, Text, Texts
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from ._hooks import HookFunction
-
-    Floats = NDArray[np.floating[Any]]
-
-DType = Literal["f32", "f16", "bf16", "f64"]
-Parts = Literal["heads", "heads_by_position", "streams", "attention", "attention_by_position", "mlps", "mlps_by_position"]
-
-os.register_at_fork(after_in_child=_native.forked) if hasattr(os, "register_at_fork") else None
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_native.forked)
 
 _threads: int | None = None
 
@@ -323,7 +317,7 @@ class Model:
         Returns:
             For the stream before the first block and after each, the ``k`` most probable tokens and their probabilities.
         """
-        rows = []
+        rows: list[list[tuple[str, float]]] = []
         for logits in self.lens_logits(text, position, **changes):
             shifted = np.exp(logits.astype(np.float64) - logits.max())
             shares = shifted / shifted.sum()
@@ -350,8 +344,8 @@ class Model:
         Returns:
             ``previous_token``, ``duplicate_token`` and ``induction``, (L, H) each from 0 to 1, and their standard errors.
         """
-        if length is None:
-            length = min((self._facts["config"]["n_positions"] - 1) // repeats, 25)
+        room: int = (self._facts["config"]["n_positions"] - 1) // max(repeats, 1)
+        length = min(room, 25) if length is None else length
         found = self._native.head_scores(length, repeats, texts, seed, changes_of(self._native, changes))
         return Scores({name: self._map(name, values, unit="mean weight") for name, values in found.items()})
 
@@ -424,7 +418,7 @@ class Model:
             changes_of(self._native, changes),
             progress,
         )
-        named = {name: self._map(name, values, unit="metric") for name, values in zip(several, maps)}
+        named: dict[str, Map] = {name: self._map(name, values, unit="metric") for name, values in zip(several, maps)}
         return Effects(named, {"clean": good, "corrupt": bad})
 
     def attribution(self, clean: Text, corrupt: Text, answer: str | int, against: str | int | None = None, **changes: Unpack[Changes]) -> Effects:
@@ -479,7 +473,7 @@ class Model:
             raise ValueError(f"kind {kind!r}: expected qk or ov")
         return np.asarray(self._native.circuit(int(layer), int(number), kind == "qk", ids_of(self._native, tokens, "tokens")))
 
-    def score(self, texts: Texts) -> list[NDArray[np.float64]]:
+    def score(self, texts: Texts) -> list[Floats]:
         """How surprising each token of each text is but the first, given those before it, in nats."""
         return [np.asarray(nats) for nats in self._native.surprises(rows_of(self._native, texts))]
 
@@ -513,6 +507,48 @@ class Model:
             draw=draw,
         )
 
+    # Files.
+
+    def save(self, folder: str | os.PathLike[str], *, dtype: Literal["f32", "f16", "bf16"] | None = None, overwrite: bool = False) -> None:
+        """Writes config.json, model.safetensors and tokenizer.json into a folder, which transformers loads. Adapters are merged into the
+        weights.
+
+        Raises:
+            ValueError: if the folder holds a model already, or the one that is loaded, or the weights are quantized.
+        """
+        self._native.save(os.fspath(folder), dtype, overwrite)
+
+    def save_adapter(self, folder: str | os.PathLike[str], *, base: str | None = None, overwrite: bool = False) -> None:
+        """Writes the adapter that was trained on the model, which PEFT loads.
+
+        Args:
+            folder: Where to.
+            base: The name of the model that it belongs to, for the adapter's config.
+            overwrite: Replaces an adapter that is there.
+        """
+        self._native.save_adapter(os.fspath(folder), base, overwrite)
+
+    def quantize(self, path: str | os.PathLike[str], *, to: Literal["q8_0", "q4_0", "q4_k_m", "f16"] = "q8_0", overwrite: bool = False) -> None:
+        """Writes the model as a GGUF file with its tokenizer, which llama.cpp and :meth:`load` read.
+
+        Args:
+            path: A name that ends in ``.gguf``. The file appears whole or not at all.
+            to: The type of the weights: 8.5 bits each, 4.5, 4.5 to 8.5, or 16.
+            overwrite: Replaces a file that is there.
+        """
+        self._native.quantize(os.fspath(path), to, overwrite)
+
+    def compare(self, other: Model, text: Text, *, window: int | None = None) -> Comparison:
+        """How two models predict a text, which may be longer than their contexts: it is cut into windows.
+
+        Args:
+            other: Another model with the same vocabulary.
+            text: The text.
+            window: Tokens in a window; as many as both models read, if there is no number.
+        """
+        ids = self.tokenizer.encode(text) if isinstance(text, str) else rows_of(self._native, text)[0]
+        return Comparison(*self._native.compare(other._native, ids, window))
+
     def _map(self, name: str, values: Any, *, unit: str) -> Map:
         def draw(path: str, one: Map) -> bytes:
             rows, columns = one.labels()
@@ -539,10 +575,10 @@ class Model:
         repetition_penalty: float = 1.0,
         seed: int = 0,
         stop: str | Sequence[str] = (),
-        kv: Literal["f32", "f16", "bf16", "q8_0"] | None = None,
+        kv: KvDType | None = None,
         fwd_hooks: Iterable[tuple[Names, HookFunction]] = (),
         **changes: Unpack[Changes],
-    ) -> Any:
+    ) -> Continuation | list[Continuation]:
         """Continues a prompt, or several at once. The same seed gives the same text, whatever else is in the batch.
 
         Args:
@@ -583,7 +619,7 @@ class Model:
         repetition_penalty: float = 1.0,
         seed: int = 0,
         stop: str | Sequence[str] = (),
-        kv: Literal["f32", "f16", "bf16", "q8_0"] | None = None,
+        kv: KvDType | None = None,
         fwd_hooks: Iterable[tuple[Names, HookFunction]] = (),
         **changes: Unpack[Changes],
     ) -> Iterator[str]:

@@ -11,25 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _native
+from ._types import Floats
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
     import pandas
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.floating[Any]]
-
-
-@dataclass(frozen=True)
-class Hook:
-    """What a hook learns about the value that it gets."""
-
-    name: str
-    """The point's name, as in TransformerLens: ``"blocks.3.attn.hook_z"``."""
-    layer: int | None
-    """The layer, counted from 0; ``None`` outside the blocks."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +56,7 @@ class Cache(Mapping[str, "Floats"]):
         self._spellings = spellings
 
     def __getitem__(self, name: str | tuple[str, int] | tuple[str, int, str]) -> Floats:
-        asked = name if isinstance(name, str) else _full_name(*name)
+        asked = name if isinstance(name, str) else _full_name(name[0], name[1], "" if len(name) == 2 else name[2])
         found = self._values.get(self._spellings.get(asked, asked))
         if found is None:
             known = ", ".join(list(self._values)[:4])
@@ -123,7 +111,7 @@ class Map:
     """Their labels; numbers if there are none."""
     draw: Callable[[str, Map], bytes] | None = field(default=None, repr=False)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
         return np.array(self.values, dtype=dtype, copy=copy) if copy else np.asarray(self.values, dtype=dtype)
 
     def labels(self) -> tuple[list[str], list[str]]:
@@ -196,12 +184,12 @@ class Maps(Mapping[str, Map]):
         """A row for each number of each map, if pandas is installed."""
         import pandas
 
-        tables = []
+        rows: list[tuple[str, str, str, float]] = []
         for name, one in self._maps.items():
-            long = one.to_pandas().stack().rename("value").reset_index()
-            long.insert(0, "map", name)
-            tables.append(long)
-        return pandas.concat(tables, ignore_index=True)
+            of_rows, of_columns = one.labels()
+            for row, numbers in zip(of_rows, np.atleast_2d(one.values)):
+                rows.extend((name, row, column, float(number)) for column, number in zip(of_columns, numbers))
+        return pandas.DataFrame(rows, columns=["map", "row", "column", "value"])
 
     def _repr_html_(self) -> str:
         return "".join(f"<div>{one._repr_svg_() or html.escape(repr(one))}</div>" for one in self._maps.values())
@@ -236,7 +224,8 @@ class Attention:
 
     def head(self, layer: int, head: int) -> Floats:
         """The weights of one head, (T, T)."""
-        return self.weights[layer, head]
+        found: Floats = self.weights[layer, head]
+        return found
 
     def save(self, path: str | os.PathLike[str], *, layer: int | None = None, head: int | None = None) -> None:
         """Writes the page (``.html``), or a picture of all heads or of one (``.svg``, ``.pdf``, ``.png``)."""
@@ -259,6 +248,23 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """How far the predictions of two models lie apart over a text."""
+
+    tokens: int
+    """How many tokens were predicted."""
+    perplexity: float
+    """That of the model."""
+    other_perplexity: float
+    """That of the other one."""
+    mean_kl_divergence: float
+    """In nats a token: of the other's predictions from the model's."""
+    top_1_agreement: float
+    """How often both find the same token most probable, from 0 to 1."""
+    largest_logit_difference: float
+
+
+@dataclass(frozen=True)
 class Continuation:
     """What the model wrote after a prompt."""
 
@@ -273,5 +279,5 @@ class Continuation:
         return self.text
 
 
-def _shape(values: NDArray[Any]) -> str:
+def _shape(values: Floats) -> str:
     return str(tuple(values.shape))

@@ -17,10 +17,9 @@ use anyhow::{anyhow, bail};
 use args::{unsaved, worded};
 use candle_core::{DType, Device};
 use gpt2_loader::{Checkpoint, Files, Tokenizer, check_savable};
-use gpt2_model::config::TokenIds;
 use gpt2_model::{Config, Gpt2LMHeadModel};
 use gpt2_parallel::Group;
-use gpt2_session::DEMO_NAME;
+use gpt2_session::{DEMO_NAME, NewModel, documents};
 use gpt2_train::{Dataset, TrainError, TrainOptions, Trainer};
 use gpt2_view::visible_text;
 use progress::Progress;
@@ -59,7 +58,10 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     let options = options(args);
     let window = options.window_for(config.n_positions).map_err(worded)?;
     let data = match &examples {
-        Some(examples) => Dataset::from_documents(jsonl::documents(examples, &tokenizer)?, args.val_fraction),
+        Some(examples) => Dataset::from_documents(
+            documents(examples, &tokenizer, &mut |text| note(&text))?,
+            args.val_fraction,
+        ),
         None => Dataset::split(encode(&tokenizer, &text, "the training text")?, args.val_fraction),
     };
     let data = data.map_err(worded)?;
@@ -204,29 +206,7 @@ fn begin(
     } else {
         Tokenizer::train(text, args.vocab_size as usize)?
     };
-    Ok((config(args, &tokenizer)?, tokenizer, None))
-}
-
-fn config(args: &TrainArgs, tokenizer: &Tokenizer) -> anyhow::Result<Config> {
-    let end = tokenizer.end_of_text();
-    let config = Config {
-        vocab_size: tokenizer.vocab_size(),
-        attn_implementation: args.implementation,
-        n_positions: args.n_positions,
-        n_embd: args.n_embd,
-        n_layer: args.n_layer,
-        n_head: args.n_head,
-        // With GPT-2's 0.02, a narrow model starts with scores near 0 and takes long to leave uniform
-        // attention, so keep the scale that 0.02 gives at GPT-2 small's width.
-        initializer_range: 0.02 * (768.0 / args.n_embd as f64).sqrt(),
-        // Unless --dropout sets them.
-        resid_pdrop: 0.0,
-        embd_pdrop: 0.0,
-        attn_pdrop: 0.0,
-        bos_token_id: end,
-        eos_token_id: end.map(TokenIds::One),
-        ..Config::gpt2()
-    };
-    config.validate()?;
-    Ok(config)
+    let (n_positions, n_embd, n_layer, n_head) = (args.n_positions, args.n_embd, args.n_layer, args.n_head);
+    let size = NewModel { n_positions, n_embd, n_layer, n_head };
+    Ok((size.config(&tokenizer, args.implementation)?, tokenizer, None))
 }

@@ -1,0 +1,159 @@
+"""Training: a new model, a model to fine-tune, or an adapter."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import _native
+from ._inputs import count
+from ._model import Model
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """The settings of a new adapter (Hu et al. 2021). Names and defaults are PEFT's."""
+
+    r: int = 8
+    """The rank of each update."""
+    alpha: float = 8.0
+    """Updates are multiplied by ``alpha / r``."""
+    dropout: float = 0.0
+    """The probability of dropping a number of a layer's input on the way through its update."""
+    targets: Sequence[str] = ("c_attn",)
+    """The layers that get an update, by the ends of their names: ``attn.c_proj``, ``mlp.c_fc``."""
+    rslora: bool = False
+    """Multiplies by ``alpha / sqrt(r)`` instead."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a run has made."""
+
+    model: Model
+    """The trained model: :meth:`Model.save` or :meth:`Model.save_adapter` writes it."""
+    losses: list[float]
+    """The mean loss of each step, in nats a token."""
+    validation: list[tuple[int, float]]
+    """Steps, and the mean loss on what was held back."""
+    finished: bool
+    """Whether all steps ran."""
+
+    def __repr__(self) -> str:
+        loss = f", loss {self.losses[0]:.3f} -> {self.losses[-1]:.3f}" if self.losses else ""
+        held = f", validation {self.validation[-1][1]:.3f}" if self.validation else ""
+        return f"Training({len(self.losses)} steps{loss}{held})"
+
+
+def train(
+    data: str | Iterable[str | Mapping[str, str]],
+    *,
+    model: Model | None = None,
+    lora: LoRA | int | None = None,
+    steps: int = 1000,
+    batch: int = 8,
+    accumulate: int = 1,
+    window: int | None = None,
+    lr: float = 1e-3,
+    warmup: int = 100,
+    weight_decay: float = 0.1,
+    clip: float = 1.0,
+    dropout: float | None = None,
+    repeat_fraction: float = 0.0,
+    recompute: bool = False,
+    eval_every: int = 100,
+    val_fraction: float = 0.1,
+    seed: int = 0,
+    callback: Callable[[int, float, float | None], Any] | None = None,
+    vocab_size: int = 1024,
+    n_positions: int = 256,
+    n_embd: int = 128,
+    n_layer: int = 4,
+    n_head: int = 4,
+) -> Training:
+    """Trains a new GPT-2, fine-tunes one, or trains an adapter on one. The same seed gives the same weights.
+
+    Args:
+        data: One text; or several, each learned by itself up to the end of text; or ``{"prompt": .., "completion": ..}``, of which the
+            completion is learned.
+        model: The model to start from, which stays as it is; ``None`` for a new one with a new vocabulary.
+        lora: Trains an adapter with these settings, or of this rank, and leaves the model's weights as they are.
+        steps: Steps of the optimizer (AdamW).
+        batch: Texts in a batch.
+        accumulate: Batches whose gradients are summed for a step.
+        window: Tokens of a text; as many as the model reads, if there is no number.
+        lr: The highest learning rate, after ``warmup`` steps; a cosine then brings it down to a tenth.
+        warmup: Steps of linear warm-up.
+        weight_decay: Of matrices and embeddings.
+        clip: The largest norm of all gradients together; 0 is off.
+        dropout: On embeddings, attention weights and residuals; the model's own rates, if there is no number.
+        repeat_fraction: The part of the texts that are random tokens repeated instead, which teach heads induction.
+        recompute: Runs each block again in the backward pass: less memory, more time, the same numbers.
+        eval_every: Steps between validations.
+        val_fraction: The part of the data that is held back for them.
+        seed: Of initial weights, order and dropout.
+        callback: Called after each step with its number, its loss, and the validation's loss where there is one. ``False`` stops the
+            run. So does Ctrl-C, which raises KeyboardInterrupt.
+        vocab_size, n_positions, n_embd, n_layer, n_head: The size of a new model.
+
+    Raises:
+        ValueError: for too little data, or an option without a meaning.
+    """
+    text, examples = (data, []) if isinstance(data, str) else (None, [_example(one) for one in data])
+    rank = LoRA(r=count(lora, "lora")) if isinstance(lora, int) and not isinstance(lora, bool) else lora
+    if rank is not None and not isinstance(rank, LoRA):
+        raise TypeError(f"lora: expected LoRA(..) or a rank, got {lora!r}")
+    if rank is not None and model is None:
+        raise TypeError("lora: an adapter is trained on a model; give model=")
+    if model is not None and not isinstance(model, Model):
+        raise TypeError(f"model: expected a Model, got {model!r}; Model.load opens one by its name")
+    native, losses, validation, finished = _native.Model.train(
+        model._native if model is not None else None,
+        {
+            "text": text,
+            "examples": examples,
+            "new": (vocab_size, n_positions, n_embd, n_layer, n_head),
+            "lora": None
+            if rank is None
+            else {
+                "r": count(rank.r, "r"),
+                "alpha": float(rank.alpha),
+                "dropout": float(rank.dropout),
+                "targets": list(rank.targets),
+                "rslora": bool(rank.rslora),
+            },
+            "steps": count(steps, "steps", at_least=1),
+            "batch": count(batch, "batch", at_least=1),
+            "accumulate": count(accumulate, "accumulate", at_least=1),
+            "window": window,
+            "lr": float(lr),
+            "warmup": count(warmup, "warmup"),
+            "weight_decay": float(weight_decay),
+            "clip": float(clip),
+            "dropout": dropout,
+            "repeat_fraction": float(repeat_fraction),
+            "recompute": bool(recompute),
+            "eval_every": count(eval_every, "eval_every", at_least=1),
+            "val_fraction": float(val_fraction),
+            "seed": count(seed, "seed"),
+            "callback": callback,
+        },
+    )
+    trained = Model(native)
+    if not finished and callback is None:
+        warnings.warn("the run stopped early", stacklevel=2)
+    return Training(trained, losses, validation, finished)
+
+
+def _example(one: Any) -> tuple[str, str]:
+    if isinstance(one, str):
+        return "", one
+    if isinstance(one, Mapping):
+        prompt, completion = (one.get(name) for name in ("prompt", "completion"))  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(prompt, str) and isinstance(completion, str):
+            if not completion:
+                raise ValueError("an example has an empty completion, so there is nothing to learn")
+            return prompt, completion
+    raise TypeError(f'expected a text or {{"prompt": .., "completion": ..}}, got {one!r}')

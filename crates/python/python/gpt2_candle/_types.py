@@ -1,0 +1,36 @@
+"""The types of arguments and results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Union
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating[Any]]
+"""An array of floats, in the model's precision."""
+
+
+@dataclass(frozen=True)
+class Hook:
+    """What a hook learns about the value that it gets."""
+
+    name: str
+    """The point's name, as in TransformerLens: ``"blocks.3.attn.hook_z"``."""
+    layer: int | None
+    """The layer, counted from 0; ``None`` outside the blocks."""
+
+
+Ids = Union[Sequence[int], NDArray[np.integer[Any]]]
+Text = Union[str, Ids]
+"""One text: a string or token ids."""
+Texts = Union[Text, Sequence[str], Sequence[Sequence[int]]]
+"""One text or several."""
+Names = Union[str, Sequence[str], Callable[[str], bool], None]
+"""Hook points: a name or the start of names, several, a function that says which, or the usual ones."""
+HookFunction = Callable[[Floats, Hook], Any]
+DType = Literal["f32", "f16", "bf16", "f64"]
+KvDType = Literal["f32", "f16", "bf16", "q8_0"]
+Parts = Literal["heads", "heads_by_position", "streams", "attention", "attention_by_position", "mlps", "mlps_by_position"]

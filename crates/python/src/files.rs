@@ -1,0 +1,201 @@
+//! Models written to files, and compared.
+
+use crate::error::Failed;
+use crate::guard::{Raised, compute};
+use crate::load::Loaded;
+use crate::model::Model;
+use anyhow::{Context, bail};
+use candle_core::{DType, Tensor};
+use gpt2_files::atomic;
+use gpt2_loader::{
+    AdapterConfig, Checkpoint, GgufType, SaveOptions, WeightFiles, save, save_adapter, save_gguf,
+};
+use gpt2_model::ForwardArgs;
+use gpt2_model::analysis::Comparison;
+use gpt2_model::finite::all_finite;
+use pyo3::prelude::*;
+use std::path::{Path, PathBuf};
+
+impl Loaded {
+    /// Refuses to write `path` if it is there, unless the caller allows it, and always if the model reads it.
+    fn check_output(&self, path: &Path, overwrite: bool) -> anyhow::Result<()> {
+        let place = std::fs::canonicalize(path);
+        if let (Ok(place), Some(files)) = (&place, &self.files) {
+            for input in files.paths()? {
+                if std::fs::canonicalize(&input).is_ok_and(|input| input == *place) {
+                    bail!("{}: is a file of the model that is loaded; choose another name", path.display());
+                }
+            }
+        }
+        if path.symlink_metadata().is_ok() && !overwrite {
+            bail!(
+                "{}: is there already; choose another name, or replace it with overwrite=True",
+                path.display()
+            );
+        }
+        Ok(())
+    }
+
+    /// Refuses a folder whose files the model reads.
+    fn check_folder(&self, folder: &Path) -> anyhow::Result<()> {
+        let Some(files) = &self.files else { return Ok(()) };
+        // A GGUF file stands alone; other files in a folder belong together.
+        if matches!(files.weight_files, WeightFiles::Gguf(..)) {
+            return Ok(());
+        }
+        let Ok(place) = std::fs::canonicalize(folder) else { return Ok(()) };
+        for input in files.paths()? {
+            if std::fs::canonicalize(&input).is_ok_and(|input| input.parent() == Some(&place)) {
+                bail!("{}: holds the model that is loaded; choose another folder", folder.display());
+            }
+        }
+        Ok(())
+    }
+}
+
+#[pymethods]
+impl Model {
+    /// Writes the model, with its adapters merged, as transformers does.
+    fn save(&self, py: Python<'_>, folder: PathBuf, dtype: Option<&str>, overwrite: bool) -> PyResult<()> {
+        let dtype = match dtype {
+            None => None,
+            Some("f32") => Some(DType::F32),
+            Some("f16") => Some(DType::F16),
+            Some("bf16") => Some(DType::BF16),
+            Some(other) => {
+                return Err(Failed::value(format!("dtype {other:?}: expected f32, f16 or bf16")).into());
+            }
+        };
+        compute(py, &Raised::default(), || {
+            let of = &self.loaded;
+            if let Some(format) = of.formats.first() {
+                return Err(Failed::value(format!(
+                    "{}: its weights are quantized ({}); load the original to save it",
+                    of.name,
+                    format.as_str()
+                )));
+            }
+            of.check_folder(&folder)?;
+            for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+                of.check_output(&folder.join(name), overwrite)?;
+            }
+            let model = of.model.clone().merged()?;
+            // GPT-2's own vocabulary, which is in the package, has no file to save.
+            let tokenizer = of.tokenizer.as_deref().filter(|tokenizer| tokenizer.to_json().is_ok());
+            Ok(save(&folder, &model, tokenizer, SaveOptions::default().with_dtype(dtype))?)
+        })
+    }
+
+    /// Writes the adapter that was trained on the model, as PEFT does.
+    fn save_adapter(
+        &self,
+        py: Python<'_>,
+        folder: PathBuf,
+        base: Option<String>,
+        overwrite: bool,
+    ) -> PyResult<()> {
+        compute(py, &Raised::default(), || {
+            let Some((adapter, options)) = &self.loaded.trained else {
+                return Err(Failed::value("no adapter was trained on this model; train one with lora="));
+            };
+            for name in ["adapter_config.json", "adapter_model.safetensors"] {
+                self.loaded.check_output(&folder.join(name), overwrite)?;
+            }
+            let config = self.config_of();
+            let fan_in_fan_out = config.weight_layout() == gpt2_model::linear::WeightLayout::InOut;
+            Ok(save_adapter(&folder, adapter, &AdapterConfig::new(options, base, fan_in_fan_out), config)?)
+        })
+    }
+
+    /// Writes the model as a GGUF file.
+    fn quantize(&self, py: Python<'_>, path: PathBuf, to: &str, overwrite: bool) -> PyResult<()> {
+        let raised = Raised::default();
+        compute(py, &raised, || {
+            let kind: GgufType = to.parse().map_err(|_| {
+                let names: Vec<_> = GgufType::ALL.iter().map(|kind| kind.as_str()).collect();
+                Failed::value(format!("to {to:?}: expected one of {}", names.join(", ")))
+            })?;
+            if !path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf")) {
+                return Err(Failed::value(format!("{}: expected a name that ends in .gguf", path.display())));
+            }
+            let of = &self.loaded;
+            let Some(files) = of.files.as_ref().filter(|_| of.adapters.is_empty()) else {
+                return Err(Failed::value(
+                    "only a model that was loaded without adapters is quantized: save it first, and load that",
+                ));
+            };
+            of.check_output(&path, overwrite)?;
+            let checkpoint = Checkpoint::open(files)?;
+            if let Some(format) = checkpoint.formats().first() {
+                return Err(Failed::value(format!(
+                    "{}: is quantized already ({format}), and quantizing it again would lose more precision; start from the original",
+                    of.name
+                )));
+            }
+            let tokenizer = of.tokenizer()?;
+            let written = atomic::write(&path, |temporary| {
+                save_gguf(temporary, &checkpoint, tokenizer, kind, &mut |_, _, _| {})
+                    .map_err(std::io::Error::other)
+            });
+            Ok(written.with_context(|| path.display().to_string())?)
+        })
+    }
+
+    /// How far the predictions of two models lie apart: perplexities, mean KL divergence, agreement, largest difference of logits.
+    fn compare(
+        &self,
+        py: Python<'_>,
+        other: &Bound<'_, Self>,
+        text: Vec<u32>,
+        window: Option<usize>,
+    ) -> PyResult<Compared> {
+        let other = std::sync::Arc::clone(&other.get().loaded);
+        let raised = Raised::default();
+        compute(py, &raised, || {
+            let pair = [&self.loaded.model, &other.model];
+            let [a, b] = pair.map(gpt2_model::Gpt2LMHeadModel::config);
+            if a.vocab_size != b.vocab_size {
+                return Err(Failed::value(format!(
+                    "the models have vocabularies of {} and {} tokens; compare two models with one vocabulary",
+                    a.vocab_size, b.vocab_size
+                )));
+            }
+            let context = a.n_positions.min(b.n_positions);
+            let window = window.unwrap_or(context);
+            if text.len() < 2 || !(2..=context).contains(&window) {
+                return Err(Failed::value(format!(
+                    "a text of {} tokens in windows of {window}: expected at least 2 tokens, and windows of 2 to {context}",
+                    text.len()
+                )));
+            }
+            let mut comparison = Comparison::default();
+            for part in text.chunks(window).filter(|part| part.len() > 1) {
+                raised.check_signals()?;
+                let mut logits = vec![];
+                for model in pair {
+                    let ids =
+                        Tensor::new(&part[..part.len() - 1], model.transformer.wte.device())?.unsqueeze(0)?; // (1, T)
+                    let found = model.forward(&ids, ForwardArgs::default())?.logits.squeeze(0)?; // (T, V)
+                    if !all_finite(&found)? {
+                        return Err(Failed::value("the results are not finite numbers"));
+                    }
+                    logits.push(found.to_device(&candle_core::Device::Cpu)?);
+                }
+                let targets = Tensor::new(&part[1..], &candle_core::Device::Cpu)?;
+                comparison.add([&logits[0], &logits[1]], &targets)?;
+            }
+            let [mine, theirs] = comparison.perplexity();
+            Ok((
+                comparison.tokens,
+                mine,
+                theirs,
+                comparison.mean_divergence(),
+                comparison.agreement(),
+                comparison.largest_difference,
+            ))
+        })
+    }
+}
+
+/// The number of tokens, both perplexities, the mean divergence, the agreement, and the largest difference of logits.
+type Compared = (usize, f64, f64, f64, f64, f64);
