@@ -39,6 +39,12 @@ fi
 step "$cargo" test --release
 # Some of them run the command, which the tests have built.
 step scripts/check_tools.py
+# The Python package against the same command. Without its tools, the script exits with 3.
+step scripts/python.sh || {
+    status=$?
+    [ "$status" = 3 ] && [ -z "${CI:-}" ] || exit "$status"
+    printf '\nSKIPPED the Python package\n' >&2
+}
 # The same code on the instruction sets that this machine would not choose.
 case $(uname -m) in x86_64) lower=(portable avx2) ;; *) lower=(portable) ;; esac
 if grep -qs amx_bf16 /proc/cpuinfo; then lower+=(avx512); fi

@@ -81,6 +81,7 @@ TOOLS = {
     "make_seed_constants.py": HELP,
     "mutants.py": Short("--self-test", needs=("tree_sitter", "tree_sitter_rust"), install=INSTALL),
     "parallel_model.py": Short(""),
+    "python.sh": HELP,
     "release.sh": HELP,
     "tools/stand_ins.py": Short("scripts/make_reference.py --help"),
     "web.sh": WHOLE,

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the command for other machines: for each target a wheel for `pip install` and an archive, both with the module for the
-# live page; starts what it built, in an emulator where it has to; and writes SHA256SUMS. All go to target/dist/out. Five
+# Builds for other machines: for each target a wheel, with the Python package and the command, and an archive with the command, both
+# with the module for the live page; starts what it built, in an emulator where it has to; and writes SHA256SUMS. All go to target/dist/out. Five
 # minutes a target, and half an hour for `verify` in QEMU.
 #
 #   apt-get install qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-mingw-w64-x86-64 wine64
@@ -72,7 +72,8 @@ for target; do
         *-linux-gnu) options=(--zig --compatibility manylinux2014) ;;
         *-darwin) options=(--features live,metal,accelerate) ;;
     esac
-    maturin build --manifest-path crates/cli/Cargo.toml --target "$target" --target-dir target/dist/build "${options[@]}" --out "$out"
+    # First the command, in a wheel of its own that nobody gets, then the package with the command inside.
+    maturin build --manifest-path crates/cli/Cargo.toml --target "$target" --target-dir target/dist/build "${options[@]}" --out target/dist/command
     case $target in *-windows-*) exe=.exe ;; *) exe= ;; esac
     binary=$PWD/target/dist/build/$target/dist/gpt2$exe
 
@@ -81,7 +82,7 @@ for target; do
     rm -rf "$folder"
     mkdir -p "$folder/completions" "$folder/man"
     cp "$binary" README.md LICENSE-* CHANGELOG.md "$folder"
-    wheel=$(find "$out" -name '*.whl' -newer "$started")
+    wheel=$(find target/dist/command -name '*.whl' -newer "$started")
     # maturin lists in it what the binary was built from.
     python3 -c 'import sys, zipfile
 wheel = zipfile.ZipFile(sys.argv[1])
@@ -103,6 +104,17 @@ sys.stdout.buffer.write(wheel.read(name))' "$wheel" >"$folder/sbom.cyclonedx.jso
     case $target in *-linux-gnu) echo "needs $(LC_ALL=C readelf -V "$binary" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)" ;; esac
     case $target in *-windows-*) suffix=zip ;; *) suffix=tar.gz ;; esac
     scripts/archive.py "$folder" "$out/$name.$suffix"
+
+    # The package, and the command in its wheel.
+    touch "$started"
+    maturin build --manifest-path crates/python/Cargo.toml --target "$target" --target-dir target/dist/build "${options[@]/live,/}" --out target/dist/package
+    wheel=$(find target/dist/package -name '*.whl' -newer "$started")
+    rm -rf target/dist/wheel
+    wheel unpack --dest target/dist/wheel "$wheel"
+    unpacked=$(echo target/dist/wheel/*)
+    mkdir -p "$unpacked/gpt2_candle-$version.data/scripts"
+    cp "$binary" "$unpacked/gpt2_candle-$version.data/scripts"
+    wheel pack --dest-dir "$out" "$unpacked"
     rm "$started"
 done
 sum=(sha256sum)
