@@ -115,6 +115,13 @@ sys.stdout.buffer.write(wheel.read(name))' "$wheel" >"$folder/sbom.cyclonedx.jso
     mkdir -p "$unpacked/gpt2_candle-$version.data/scripts"
     cp "$binary" "$unpacked/gpt2_candle-$version.data/scripts"
     wheel pack --dest-dir "$out" "$unpacked"
+    if [ "$target" = "$host" ]; then # elsewhere there is no Python to start it with
+        rm -rf target/dist/fresh
+        python3 -m venv target/dist/fresh
+        target/dist/fresh/bin/pip install --quiet "$(find "$out" -name '*.whl' -newer "$wheel")"
+        target/dist/fresh/bin/gpt2 --quiet attention "O Romeo" | grep 'fused attention'
+        target/dist/fresh/bin/python -c 'from gpt2_candle import Model; print(Model.load().attention("O Romeo"))'
+    fi
     rm "$started"
 done
 sum=(sha256sum)

@@ -6,6 +6,8 @@ use gpt2_model::hooks::{self, Point};
 use pyo3::prelude::*;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
 /// Whether this process has started threads.
 static STARTED: AtomicBool = AtomicBool::new(false);
@@ -41,11 +43,42 @@ pub(crate) fn compute<T: Send>(
         .into());
     }
     STARTED.store(true, Ordering::SeqCst);
-    let result = py.detach(work);
+    // A hook that runs a model is in the pool already, and must not wait for it.
+    let result = if rayon::current_thread_index().is_some() {
+        py.detach(work)
+    } else {
+        py.detach(|| in_pool(raised, work))
+    };
     match raised.take() {
         Some(error) => Err(error),
         None => Ok(result?),
     }
+}
+
+/// How often to look whether Ctrl-C was pressed.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Runs work on a thread of the pool that the kernels use: from outside, each product would have to get in. Meanwhile this thread
+/// hears signals, which Python tells its main thread alone.
+fn in_pool<T: Send>(raised: &Raised, work: impl FnOnce() -> Result<T, Failed> + Send) -> Result<T, Failed> {
+    let (send, receive) = mpsc::channel();
+    rayon::in_place_scope(|scope| {
+        // A panic drops the sender, and the scope passes it on.
+        scope.spawn(move |_| drop(send.send(work())));
+        loop {
+            match receive.recv_timeout(LOOK) {
+                Ok(result) => return result,
+                Err(RecvTimeoutError::Timeout) => {
+                    // What it raises ends the work at its next look.
+                    #[allow(clippy::redundant_closure_for_method_calls)] // not general enough in its lifetime
+                    let _ = raised.attached(|py| py.check_signals());
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Failed::Runtime("the work ended without a result".to_owned()));
+                }
+            }
+        }
+    })
 }
 
 /// The exception that ended a call, raised by a hook, a callback or a signal.
@@ -70,8 +103,9 @@ impl Raised {
 
     /// Ends the work after Ctrl-C.
     pub(crate) fn check_signals(&self) -> candle_core::Result<()> {
-        #[allow(clippy::redundant_closure_for_method_calls)]
-        // the method is not general enough in its lifetime
-        self.attached(|py| py.check_signals())
+        match self.0.lock() {
+            Ok(raised) if raised.is_none() => Ok(()),
+            _ => Err(hooks::error("interrupted")),
+        }
     }
 }

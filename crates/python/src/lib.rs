@@ -15,6 +15,13 @@ mod model;
 mod run;
 mod train;
 
+use candle_fused::KeepLarge;
+use mimalloc::MiMalloc;
+
+/// Keeps the pages of activations from one pass to the next, as the command does.
+#[global_allocator]
+static ALLOCATOR: KeepLarge<MiMalloc> = KeepLarge::new(MiMalloc);
+
 #[pyo3::pymodule]
 mod _native {
     #[pymodule_export]

@@ -1,0 +1,260 @@
+#!/usr/bin/env python3
+"""Times the Python package beside TransformerLens: the same model, the same number of threads, in turn.
+
+    scripts/bench_python.py --model FOLDER --side lens2=/venv2/bin/python --side lens4=/venv4/bin/python [--threads 1]
+
+FOLDER is a GPT-2 as transformers writes it; random weights do. `ours` is this Python, with the package on PYTHONPATH (scripts/python.sh builds it); a
+side named lens2 runs TransformerLens 2's HookedTransformer without processing of the weights, lens4 the bridge of TransformerLens 4.
+Prints the fastest run of each side, and its ratio to the fastest of each other; the medians stand in parentheses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# What each run does, and how many tokens it takes.
+TASKS = {
+    "import": "import of the package",
+    "load": "load the model",
+    "cache 64": "run_with_cache, all usual points, 64 tokens",
+    "cache 512": "run_with_cache, all usual points, 512 tokens",
+    "plain 64": "a pass over 64 tokens",
+    "hooks 64": "the same with a hook a layer that writes to z",
+    "attribution 64": "attribution patching of all heads, 64 tokens",
+    "generate 64": "64 tokens after 16, with a hook",
+    "memory 1024": "peak memory of run_with_cache at 1,024 tokens, less that before, MB",
+}
+FRESH = ("import", "load", "memory 1024")
+
+
+def peak_mb() -> float:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
+class Ours:
+    def __init__(self, model: str, threads: int) -> None:
+        from gpt2_candle import Model
+
+        self.model = Model.load(model, threads=threads)
+
+    def task(self, name: str, ids: Callable[[int, int], list[int]]) -> Callable[[], Any]:
+        model = self.model
+        kind, _, t = name.partition(" ")
+
+        def silence(value: Any, hook: Any) -> Any:
+            value[:, :, 0] = 0
+            return value
+
+        if kind in ("cache", "memory"):
+            return lambda: model.run_with_cache(ids(int(t), 0))
+        if kind == "plain":
+            return lambda: model(ids(64, 0))
+        if kind == "hooks":
+            hooks = [(f"blocks.{layer}.attn.hook_z", silence) for layer in range(model.config["n_layer"])]
+            return lambda: model.run_with_hooks(ids(64, 0), hooks)
+        if kind == "attribution":
+            return lambda: model.attribution(ids(64, 0), ids(64, 1), 11, 12)
+        hooks = [("blocks.0.attn.hook_z", silence)]
+        return lambda: model.generate(ids(16, 0), max_new_tokens=64, temperature=0, fwd_hooks=hooks)
+
+
+class Lens:
+    def __init__(self, model: str, threads: int, version: int) -> None:
+        import torch
+        from transformers import GPT2LMHeadModel
+
+        torch.set_num_threads(threads)
+        self.torch = torch
+        hf = GPT2LMHeadModel.from_pretrained(model)
+        if version == 4:
+            from transformer_lens.model_bridge import TransformerBridge
+
+            self.model = TransformerBridge.boot_transformers(model, hf_model=hf, device="cpu")
+        else:
+            from transformer_lens import HookedTransformer, HookedTransformerConfig
+            from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights
+
+            config = hf.config
+            cfg = HookedTransformerConfig(
+                n_layers=config.n_layer, d_model=config.n_embd, d_head=config.n_embd // config.n_head, n_heads=config.n_head,
+                d_mlp=4 * config.n_embd, n_ctx=config.n_positions, d_vocab=config.vocab_size, act_fn=config.activation_function,
+                eps=config.layer_norm_epsilon, normalization_type="LN", device="cpu",
+            )
+            self.model = HookedTransformer(cfg)
+            processing = dict(fold_ln=False, center_writing_weights=False, center_unembed=False, fold_value_biases=False)
+            self.model.load_and_process_state_dict(convert_gpt2_weights(hf, cfg), **processing)
+        self.model.eval()
+        self.layers = hf.config.n_layer
+        self.heads = hf.config.n_head
+
+    def task(self, name: str, ids: Callable[[int, int], list[int]]) -> Callable[[], Any]:
+        torch, model = self.torch, self.model
+        kind, _, t = name.partition(" ")
+
+        def tokens(t: int, seed: int) -> Any:
+            return torch.tensor([ids(t, seed)])
+
+        def silence(value: Any, hook: Any) -> Any:
+            value[:, :, 0] = 0
+            return value
+
+        def without_gradient(run: Callable[[], Any]) -> Callable[[], Any]:
+            def inner() -> Any:
+                with torch.no_grad():
+                    return run()
+
+            return inner
+
+        if kind in ("cache", "memory"):
+            return without_gradient(lambda: model.run_with_cache(tokens(int(t), 0)))
+        if kind == "plain":
+            return without_gradient(lambda: model(tokens(64, 0)))
+        if kind == "hooks":
+            hooks = [(f"blocks.{layer}.attn.hook_z", silence) for layer in range(self.layers)]
+            return without_gradient(lambda: model.run_with_hooks(tokens(64, 0), fwd_hooks=hooks))
+        if kind == "attribution":
+            return lambda: self.attribution(tokens(64, 0), tokens(64, 1))
+        hooks = [("blocks.0.attn.hook_z", silence)]
+
+        def generate() -> Any:
+            with model.hooks(fwd_hooks=hooks):
+                return model.generate(tokens(16, 0), max_new_tokens=64, do_sample=False, stop_at_eos=False, verbose=False)
+
+        return without_gradient(generate)
+
+    def attribution(self, clean: Any, corrupt: Any) -> Any:
+        """As in Nanda's demo of attribution patching: the clean run's z, and the gradient in the corrupted run."""
+        torch, model = self.torch, self.model
+        names = [f"blocks.{layer}.attn.hook_z" for layer in range(self.layers)]
+        wanted = lambda name: name in names  # noqa: E731
+        with torch.no_grad():
+            _, cache = model.run_with_cache(clean, names_filter=wanted)
+        values: dict[str, Any] = {}
+
+        def keep(value: Any, hook: Any) -> None:
+            value.retain_grad()
+            values[hook.name] = value
+
+        logits = model.run_with_hooks(corrupt, fwd_hooks=[(name, keep) for name in names])
+        (logits[0, -1, 11] - logits[0, -1, 12]).backward()
+        found = []
+        for name, value in zip(names, values.values()):
+            found.append(((cache[name] - value.detach()) * value.grad).view(*value.shape[:2], self.heads, -1).sum(-1))
+        model.zero_grad()
+        return found
+
+
+def side(kind: str, model: str, threads: int) -> None:
+    """Runs what the lines of standard input ask for; a line of JSON each with the seconds, or MB."""
+    if kind == "ours":
+        os.environ["RAYON_NUM_THREADS"] = str(threads)
+    start = time.perf_counter()
+    if kind == "ours":
+        import gpt2_candle  # noqa: F401
+    else:
+        import torch
+
+        torch.set_num_threads(threads)
+        import transformer_lens  # noqa: F401
+    imported = time.perf_counter() - start
+    start = time.perf_counter()
+    runner: Any = Ours(model, threads) if kind == "ours" else Lens(model, threads, int(kind[-1]))
+    loaded = time.perf_counter() - start
+    vocabulary = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
+
+    def ids(t: int, seed: int) -> list[int]:
+        return [(7919 * (i + 1) + 104729 * seed) % (vocabulary - 1) for i in range(t)]
+
+    ready: dict[str, Callable[[], Any]] = {}
+    for line in sys.stdin:
+        name = line.strip()
+        if name in ("import", "load"):
+            found = imported if name == "import" else loaded
+        elif name.startswith("memory"):
+            run = runner.task(name, ids)
+            before = peak_mb()
+            kept = run()
+            found = peak_mb() - before
+            del kept
+        else:
+            if name not in ready:
+                ready[name] = runner.task(name, ids)
+                ready[name]()  # not timed
+            start = time.perf_counter()
+            kept = ready[name]()
+            found = time.perf_counter() - start
+            del kept
+        print(json.dumps(found), flush=True)
+
+
+class Side:
+    def __init__(self, name: str, python: str, options: argparse.Namespace) -> None:
+        self.command = [python, __file__, "--as-side", name, "--model", options.model, "--threads", str(options.threads)]
+        self.process: subprocess.Popen[str] | None = None
+
+    def run(self, task: str) -> float:
+        if self.process is None:
+            variables = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": self.command[-1]}
+            self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=variables)
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(task + "\n")
+        self.process.stdin.flush()
+        while line := self.process.stdout.readline():
+            try:
+                return float(json.loads(line))
+            except (ValueError, TypeError):
+                continue  # what a library prints
+        raise RuntimeError(f"{' '.join(self.command)}: ended; run it, and type {task!r}, to see why")
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, metavar="FOLDER", help="a GPT-2 as transformers writes it")
+    parser.add_argument("--side", action="append", default=[], metavar="NAME=PYTHON", help="lens2 or lens4, and a Python that has it")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--task", action="append", metavar="NAME", help=f"one of {', '.join(TASKS)}; repeatable")
+    parser.add_argument("--as-side", metavar="NAME", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.as_side:
+        side(options.as_side, options.model, options.threads)
+        return
+    pythons = {"ours": sys.executable, **dict(one.split("=", 1) for one in options.side)}
+    sides = {name: Side(name, python, options) for name, python in pythons.items()}
+    for task in options.task or TASKS:
+        found: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(options.rounds if task not in FRESH else min(options.rounds, 3)):
+            for name, one in sides.items():
+                if task in FRESH:
+                    one.end()
+                found[name].append(one.run(task))
+        fastest = {name: min(values) for name, values in found.items()}
+        middle = {name: statistics.median(values) for name, values in found.items()}
+        unit, scale = ("MB", 1) if task.startswith("memory") else ("ms", 1e3)
+        print(f"{task}: {TASKS[task]}")
+        for name in sides:
+            ratio = f"   ours takes {fastest['ours'] / fastest[name]:.2f} ({middle['ours'] / middle[name]:.2f})" if name != "ours" else ""
+            print(f"  {name:6} {scale * fastest[name]:9.1f} {unit} ({scale * middle[name]:.1f}){ratio}", flush=True)
+    for one in sides.values():
+        one.end()
+
+
+if __name__ == "__main__":
+    main()
