@@ -36,10 +36,12 @@ TASKS = {
 FRESH = ("import", "load", "memory 1024")
 
 
-def peak_mb() -> float:
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+def status_mb(name: str) -> float:
+    """A line of /proc/self/status, such as VmRSS, in MB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) / 1e3
+    raise RuntimeError(f"/proc/self/status has no {name}")
 
 
 class Ours:
@@ -94,6 +96,7 @@ class Lens:
             self.model = HookedTransformer(cfg)
             processing = dict(fold_ln=False, center_writing_weights=False, center_unembed=False, fold_value_biases=False)
             self.model.load_and_process_state_dict(convert_gpt2_weights(hf, cfg), **processing)
+            self.model.tokenizer = ends_only()  # `generate` wants one, though it gets ids
         self.model.eval()
         self.layers = hf.config.n_layer
         self.heads = hf.config.n_head
@@ -142,9 +145,10 @@ class Lens:
             _, cache = model.run_with_cache(clean, names_filter=wanted)
         values: dict[str, Any] = {}
 
-        def keep(value: Any, hook: Any) -> None:
+        def keep(value: Any, hook: Any) -> Any:
             value.retain_grad()
             values[hook.name] = value
+            return value  # the bridge passes on another view otherwise
 
         logits = model.run_with_hooks(corrupt, fwd_hooks=[(name, keep) for name in names])
         (logits[0, -1, 11] - logits[0, -1, 12]).backward()
@@ -153,6 +157,16 @@ class Lens:
             found.append(((cache[name] - value.detach()) * value.grad).view(*value.shape[:2], self.heads, -1).sum(-1))
         model.zero_grad()
         return found
+
+
+def ends_only() -> Any:
+    """A tokenizer that knows where texts end, and nothing else."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    end = "<|endoftext|>"
+    words = Tokenizer(models.BPE(vocab={end: 0}, merges=[]))
+    return PreTrainedTokenizerFast(tokenizer_object=words, bos_token=end, eos_token=end, pad_token=end)
 
 
 def side(kind: str, model: str, threads: int) -> None:
@@ -183,9 +197,10 @@ def side(kind: str, model: str, threads: int) -> None:
             found = imported if name == "import" else loaded
         elif name.startswith("memory"):
             run = runner.task(name, ids)
-            before = peak_mb()
+            Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+            before = status_mb("VmRSS")
             kept = run()
-            found = peak_mb() - before
+            found = status_mb("VmHWM") - before
             del kept
         else:
             if name not in ready:

@@ -10,13 +10,13 @@ mod qkv;
 
 use crate::cache::{numbers, split_kv};
 pub use crate::config::QkvOrder;
-use crate::hooks::Point;
+use crate::hooks::{KnockOut, Point};
 use crate::loading::Loading;
 use crate::parameters::Visitor;
 use crate::training::{Site, Training, dropout};
 use crate::{Config, Conv1D, Pass};
 use candle_core::{Module, Result, Tensor};
-use candle_fused::attention::{Attended, Sdpa};
+use candle_fused::attention::{Attended, Hidden, Mask, Sdpa};
 pub use candle_fused::attention::{CausalBias, Chosen, HeadLayout};
 use candle_fused::{Dropout, Implementation};
 use candle_nn::VarBuilder;
@@ -60,6 +60,15 @@ pub struct CausalSelfAttention {
     layer_idx: usize,
     attn_pdrop: f64,
     resid_pdrop: f64,
+}
+
+/// What [`CausalSelfAttention::pattern`] computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PatternOf {
+    /// Before the softmax, -inf where attention is masked.
+    Scores,
+    /// After it.
+    Weights,
 }
 
 impl CausalSelfAttention {
@@ -137,6 +146,38 @@ impl CausalSelfAttention {
         let mut pass = Pass { weights: &[Chosen::default()], output_summary: false, ..pass };
         let mut attended = self.attend(x, &HeadInputs::default(), &mut pass)?;
         Ok((self.project(&attended.context, pass.training)?, attended.weights.remove(0)))
+    }
+
+    /// The scores, or the weights after the softmax, of queries and keys as hooks see them at [`Point::Q`] and [`Point::K`] in a pass
+    /// over whole texts: what they see at [`Point::Scores`] and [`Point::Pattern`], bit by bit. `padding` is u8 (B, T), 1 = visible.
+    ///
+    /// [`Point::Q`]: crate::hooks::Point::Q
+    /// [`Point::K`]: crate::hooks::Point::K
+    /// [`Point::Scores`]: crate::hooks::Point::Scores
+    /// [`Point::Pattern`]: crate::hooks::Point::Pattern
+    ///
+    /// # Shapes
+    /// `q` (B, T, H, D), `k` (B, T, key heads, D) -> (B, H, T, T)
+    ///
+    /// # Errors
+    /// When a shape does not fit.
+    pub fn pattern(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        padding: Option<&Tensor>,
+        knocked_out: &[KnockOut],
+        kind: PatternOf,
+    ) -> Result<Tensor> {
+        let (q, k) = (q.transpose(1, 2)?, k.transpose(1, 2)?); // (B, H, T, D), (B, key heads, T, D)
+        let hidden = |&KnockOut { head, query, key }: &KnockOut| Hidden { head, query, key };
+        let hidden: Vec<Hidden> = knocked_out.iter().map(hidden).collect();
+        let mask = Mask { padding, hidden: &hidden, ..Mask::default() };
+        let sdpa = self.sdpa(None)?;
+        match kind {
+            PatternOf::Scores => sdpa.scores(&q, &k, mask),
+            PatternOf::Weights => sdpa.weights(&q, &k, mask, &Chosen::default()),
+        }
     }
 
     /// The options of GPT-2's attention.

@@ -25,7 +25,7 @@ static ALLOCATOR: KeepLarge<MiMalloc> = KeepLarge::new(MiMalloc);
 #[pyo3::pymodule]
 mod _native {
     #[pymodule_export]
-    use crate::array::Array;
+    use crate::array::{Array, Pattern};
     #[pymodule_export]
     use crate::generate::Generation;
     #[pymodule_export]

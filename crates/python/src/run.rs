@@ -1,19 +1,22 @@
 //! Forward passes: logits, loss, hidden states, attention weights, the values at hook points.
 
-use crate::array::Array;
+use crate::array::{Array, Pattern};
 use crate::changes::Changes;
 use crate::error::Failed;
 use crate::guard::{Raised, compute};
 use crate::hooks::PyHooks;
+use crate::load::Loaded;
 use crate::model::Model;
 use anyhow::anyhow;
 use candle_core::{DType, Tensor};
+use gpt2_model::attention::PatternOf;
 use gpt2_model::hooks::{Chain, Hooks, Point, Recorder};
 use gpt2_model::mask::{left_padding, position_ids};
 use gpt2_model::training::cross_entropy;
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// What to run, and what to return.
 #[derive(Debug, FromPyObject)]
@@ -33,8 +36,15 @@ pub(crate) struct Run {
     attentions: bool,
 }
 
-/// What a run returns: one array for each name, or one for each layer.
-type Found = BTreeMap<String, Vec<Array>>;
+/// A result: there already, or computed when it is asked for.
+#[derive(IntoPyObject)]
+pub(crate) enum Value {
+    There(Array),
+    Later(Pattern),
+}
+
+/// What a run returns: one value for each name, or one for each layer.
+type Found = BTreeMap<String, Vec<Value>>;
 
 /// Rows of ids as a batch, padded on the left.
 pub(crate) struct Batch {
@@ -84,17 +94,28 @@ pub(crate) fn point(name: &str, layers: usize) -> Result<Point, Failed> {
 }
 
 fn run(
-    model: &Gpt2LMHeadModel,
+    loaded: &Arc<Loaded>,
     asked: &Run,
     hooks: Vec<(Point, Py<PyAny>)>,
     raised: &Raised,
 ) -> Result<Found, Failed> {
+    let model = &loaded.model;
     let layers = model.config().n_layer;
     let lengths: Vec<usize> = asked.rows.iter().map(Vec::len).collect();
     let changes = asked.changes.build(model, &lengths)?;
     let points = asked.points.iter().map(|name| point(name, layers)).collect::<Result<Vec<_>, _>>()?;
-    let recorder = Recorder::new(points.iter().copied());
     let functions = PyHooks { list: hooks, raised };
+    // (T, T) numbers take far more memory than what they are computed from, and are seldom all looked at.
+    let later = |point: &Point| match *point {
+        Point::Scores(layer) if functions.list.is_empty() => Some((layer, PatternOf::Scores)),
+        Point::Pattern(layer) if functions.list.is_empty() => Some((layer, PatternOf::Weights)),
+        _ => None,
+    };
+    let recorded = points.iter().flat_map(|point| match later(point) {
+        Some((layer, _)) => vec![Point::Q(layer), Point::K(layer)],
+        None => vec![*point],
+    });
+    let recorder = Recorder::new(recorded);
     let mut all: Vec<&dyn Hooks> = vec![];
     if !changes.is_empty() {
         all.push(&changes);
@@ -116,8 +137,8 @@ fn run(
     };
     let mut found = Found::new();
     let mut add = |name: &str, values: &[Tensor]| -> Result<(), Failed> {
-        let arrays = values.iter().map(Array::new).collect::<candle_core::Result<Vec<_>>>()?;
-        found.insert(name.to_owned(), arrays);
+        let there = |value| Ok(Value::There(Array::new(value)?));
+        found.insert(name.to_owned(), values.iter().map(there).collect::<candle_core::Result<Vec<_>>>()?);
         Ok(())
     };
     let transformer = if asked.logits == "none" && !asked.loss {
@@ -139,11 +160,19 @@ fn run(
     };
     add("hidden_states", &transformer.hidden_states)?;
     add("attentions", &transformer.attentions)?;
-    for (name, point) in asked.points.iter().zip(points) {
-        let value = recorder.value(point)?;
+    for (name, point) in asked.points.iter().zip(&points).filter(|(_, point)| later(point).is_none()) {
+        let value = recorder.value(*point)?;
         // The positions' rows are those of the model's own table.
-        let value = if point == Point::PosEmbed { value.copy()? } else { value };
+        let value = if *point == Point::PosEmbed { value.copy()? } else { value };
         add(name, &[value])?;
+    }
+    for (name, point) in asked.points.iter().zip(&points) {
+        let Some((layer, kind)) = later(point) else { continue };
+        let (q, k) = (recorder.value(Point::Q(layer))?, recorder.value(Point::K(layer))?);
+        let (padding, knocked_out) = (batch.mask.clone(), changes.knocked_out(layer));
+        let loaded = Arc::clone(loaded);
+        let pattern = Value::Later(Pattern { loaded, layer, kind, q, k, padding, knocked_out });
+        found.insert(name.clone(), vec![pattern]);
     }
     Ok(found)
 }
@@ -174,6 +203,6 @@ impl Model {
         let hooks =
             asked.hooks.iter().map(|(name, function)| Ok((point(name, layers)?, function.clone_ref(py))));
         let hooks = hooks.collect::<Result<Vec<_>, Failed>>()?;
-        compute(py, &raised, || run(&self.loaded.model, &asked, hooks, &raised))
+        compute(py, &raised, || run(&self.loaded, &asked, hooks, &raised))
     }
 }

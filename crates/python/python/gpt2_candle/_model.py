@@ -227,12 +227,11 @@ class Model:
 
         Returns:
             The logits, and the values by name. No array is a copy: ``resid_post`` of a layer and ``resid_pre`` of the next are the same
-            memory.
+            memory. Attention patterns and scores, (B, H, T, T), are computed from the cached queries and keys when you read them.
         """
         points = self._points.find(names)
         found = self._run(rows_of(self._native, text), changes, points=points, logits="last" if last_logits_only else "all")
-        values = {name: np.asarray(found[name][0]) for name in points}
-        return np.asarray(found["logits"][0]), Cache(values, self._points.spellings)
+        return np.asarray(found["logits"][0]), Cache({name: found[name][0] for name in points}, self._points.spellings)
 
     def run_with_hooks(
         self, text: Texts, fwd_hooks: Iterable[tuple[Names, HookFunction]] = (), *, last_logits_only: bool = False, **changes: Unpack[Changes]
@@ -265,7 +264,7 @@ class Model:
         loss: bool = False,
         hidden_states: bool = False,
         attentions: bool = False,
-    ) -> dict[str, list[_native.Array]]:
+    ) -> dict[str, list[Any]]:
         return self._native.run(
             {
                 "rows": rows,

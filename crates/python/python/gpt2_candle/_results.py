@@ -51,13 +51,18 @@ class Cache(Mapping[str, "Floats"]):
     its short form ``cache["pattern", 0]``.
     """
 
-    def __init__(self, values: dict[str, Floats], spellings: Mapping[str, str]) -> None:
-        self._values = values
+    def __init__(self, values: Mapping[str, _native.Array | _native.Pattern], spellings: Mapping[str, str]) -> None:
+        self._values: dict[str, Floats | _native.Pattern] = {
+            name: value if isinstance(value, _native.Pattern) else np.asarray(value) for name, value in values.items()
+        }
         self._spellings = spellings
 
     def __getitem__(self, name: str | tuple[str, int] | tuple[str, int, str]) -> Floats:
         asked = name if isinstance(name, str) else _full_name(name[0], name[1], "" if len(name) == 2 else name[2])
-        found = self._values.get(self._spellings.get(asked, asked))
+        called = self._spellings.get(asked, asked)
+        found = self._values.get(called)
+        if isinstance(found, _native.Pattern):
+            found = self._values[called] = np.asarray(found.array())
         if found is None:
             known = ", ".join(list(self._values)[:4])
             raise KeyError(f"{asked!r} is not in the cache, which has {len(self._values)} values: {known}, ...")
@@ -75,7 +80,7 @@ class Cache(Mapping[str, "Floats"]):
     def stack(self, name: str, kind: str = "") -> Floats:
         """A copy of the values of all layers, (L, B, ..): ``cache.stack("pattern")``."""
         asked = _full_name(name, 0, kind).split(".", 2)[2]
-        layers = [value for key, value in self._values.items() if key.startswith("blocks.") and key.split(".", 2)[2] == asked]
+        layers = [self[key] for key in self._values if key.startswith("blocks.") and key.split(".", 2)[2] == asked]
         if not layers:
             raise KeyError(f"no layer's {asked!r} is in the cache")
         return np.stack(layers)
