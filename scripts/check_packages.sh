@@ -24,7 +24,7 @@ else
 fi
 
 rm -rf target/package "$work/new"
-"${CARGO:-cargo}" package --workspace --no-verify --allow-dirty --offline --quiet --target-dir target
+"${CARGO:-cargo}" package --workspace --exclude gpt2-python --no-verify --allow-dirty --offline --quiet --target-dir target
 mkdir -p "$work/new" "$work/packages"
 for package in target/package/*.crate; do
     tar -xzmf "$package" -C "$work/new" # -m: cargo goes by the times of files

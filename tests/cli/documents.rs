@@ -6,10 +6,6 @@
 
 use super::command;
 use crate::common::Result;
-use crate::folder::{Folder, assert_says};
-use std::io::Write;
-use std::path::Path;
-use std::process::Command;
 
 const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
 

@@ -1,11 +1,7 @@
 //! Tensors that NumPy reads in place, through its array interface.
 
 use crate::error::Failed;
-use crate::guard::{Raised, compute};
-use crate::load::Loaded;
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Storage, Tensor};
-use gpt2_model::attention::PatternOf;
-use gpt2_model::hooks::KnockOut;
 use half::f16;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -78,31 +74,6 @@ impl Array {
             DType::F16 => same(a, b, f16::to_bits),
             dtype => candle_core::bail!("hooks see floats, not {dtype:?}"),
         }
-    }
-}
-
-/// The scores or the weights of a layer's attention, computed from its queries and keys when they are asked for.
-#[pyclass(frozen, module = "gpt2_candle._native")]
-pub(crate) struct Pattern {
-    pub(crate) loaded: Arc<Loaded>,
-    pub(crate) layer: usize,
-    pub(crate) kind: PatternOf,
-    /// (B, T, H, D)
-    pub(crate) q: Tensor,
-    /// (B, T, key heads, D)
-    pub(crate) k: Tensor,
-    pub(crate) padding: Option<Tensor>,
-    pub(crate) knocked_out: Vec<KnockOut>,
-}
-
-#[pymethods]
-impl Pattern {
-    fn array(&self, py: Python<'_>) -> PyResult<Array> {
-        compute(py, &Raised::default(), || {
-            let Self { loaded, layer, kind, q, k, padding, knocked_out } = self;
-            let attn = &loaded.model.transformer.h[*layer].attn;
-            Ok(Array::new(&attn.pattern(q, k, padding.as_ref(), knocked_out, *kind)?)?)
-        })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::error::Failed;
 use crate::guard::{Raised, compute};
-use crate::load::Loaded;
+use crate::loaded::Loaded;
 use crate::model::Model;
 use anyhow::{Context, bail};
 use candle_core::{DType, Tensor};

@@ -4,7 +4,7 @@ use crate::changes::Changes;
 use crate::error::Failed;
 use crate::guard::{Raised, compute};
 use crate::hooks::PyHooks;
-use crate::load::Loaded;
+use crate::loaded::Loaded;
 use crate::model::Model;
 use crate::run::point;
 use candle_core::{DType, Tensor};

@@ -10,8 +10,10 @@ mod generate;
 mod guard;
 mod hooks;
 mod load;
+mod loaded;
 mod look;
 mod model;
+mod pattern;
 mod run;
 mod train;
 
@@ -25,13 +27,16 @@ static ALLOCATOR: KeepLarge<MiMalloc> = KeepLarge::new(MiMalloc);
 #[pyo3::pymodule]
 mod _native {
     #[pymodule_export]
-    use crate::array::{Array, Pattern};
+    use crate::array::Array;
     #[pymodule_export]
     use crate::generate::Generation;
     #[pymodule_export]
     use crate::guard::{forked, point_names};
     #[pymodule_export]
     use crate::model::Model;
+
+    #[pymodule_export]
+    use crate::pattern::Pattern;
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -2,14 +2,13 @@
 
 use crate::error::Failed;
 use crate::guard::Raised;
-use crate::train::TrainedAdapter;
+use crate::loaded::Loaded;
 use anyhow::{Context, anyhow, bail};
 use candle_core::utils::{cuda_is_available, metal_is_available};
 use candle_core::{DType, Device};
 use candle_fused::{BlockFormat, Implementation};
 use gpt2_loader::hub::{Event, MAIN};
 use gpt2_loader::{AdapterCheckpoint, AdapterFiles, Checkpoint, Files, ModelId, Source, Tokenizer};
-use gpt2_model::Gpt2LMHeadModel;
 use gpt2_session::{DEMO_NAME, HubOptions, Named};
 use pyo3::prelude::*;
 use std::path::{Path, PathBuf};
@@ -32,22 +31,6 @@ pub(crate) struct Request {
     timeout: Option<u64>,
     /// Called with the kind of an event of the Hub, a file and two numbers.
     progress: Option<Py<PyAny>>,
-}
-
-/// A model that is ready to run.
-pub(crate) struct Loaded {
-    pub(crate) name: String,
-    pub(crate) model: Gpt2LMHeadModel,
-    pub(crate) tokenizer: Option<Arc<Tokenizer>>,
-    pub(crate) formats: Vec<BlockFormat>,
-    pub(crate) adapters: Vec<String>,
-    pub(crate) commit: Option<String>,
-    /// What a reader should know of the choices that were made.
-    pub(crate) notes: Vec<String>,
-    /// What it was loaded from; none for one that was trained here.
-    pub(crate) files: Option<Files>,
-    /// The adapter that was trained on it.
-    pub(crate) trained: Option<TrainedAdapter>,
 }
 
 impl Request {

@@ -4,20 +4,19 @@ use crate::array::Array;
 use crate::changes::Changes;
 use crate::error::Failed;
 use crate::guard::{Raised, compute};
-use crate::load::Loaded;
+use crate::loaded::Loaded;
 use crate::model::Model;
-use candle_core::{DType, Device, DeviceLocation, Tensor};
+use candle_core::{DType, Device, Tensor};
 use gpt2_model::analysis::{most_likely, value_norms};
 use gpt2_model::finite::all_finite;
 use gpt2_model::hooks::{Chain, Hooks, Interventions, Point, on};
 use gpt2_model::{ForwardArgs, ModelOutput};
 use gpt2_view::{
-    Frame, HeadGrid, NextToken, NumberMap, PageHeader, PageWriter, PictureFormat, Provenance, head_picture,
-    number_maps, page_fragment,
+    Frame, HeadGrid, NextToken, NumberMap, PageHeader, PageWriter, PictureFormat, head_picture, number_maps,
+    page_fragment,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use serde_json::json;
 use std::cell::RefCell;
 use std::path::Path;
 
@@ -26,40 +25,7 @@ const LISTED: usize = 5;
 /// How many positions' logits are in memory at a time.
 const CHUNK: usize = 64;
 
-/// `cpu`, `cuda:0` or `metal:0`
-pub(crate) fn device_name(device: &Device) -> String {
-    match device.location() {
-        DeviceLocation::Cpu => "cpu".to_owned(),
-        DeviceLocation::Cuda { gpu_id } => format!("cuda:{gpu_id}"),
-        DeviceLocation::Metal { gpu_id } => format!("metal:{gpu_id}"),
-    }
-}
-
 impl Loaded {
-    /// How a result was made: a line for a reader, and the facts.
-    pub(crate) fn provenance(&self, ids: &[u32], changes: &[String]) -> Provenance {
-        let (dtype, device) =
-            (self.model.transformer.dtype().as_str(), device_name(self.model.transformer.wte.device()));
-        let formats: Vec<_> = self.formats.iter().map(|format| format.as_str()).collect();
-        let weights =
-            if formats.is_empty() { String::new() } else { format!(", weights in {}", formats.join(", ")) };
-        let adapters: Vec<_> = self.adapters.iter().map(|name| format!(", adapter {name}")).collect();
-        let adapters = adapters.concat();
-        let under = if changes.is_empty() { String::new() } else { format!("; {}", changes.join(", ")) };
-        let facts = json!({
-            "gpt2": env!("CARGO_PKG_VERSION"), "from": "Python", "model": self.name, "commit": self.commit, "dtype": dtype, "device": device,
-            "quantized": formats, "adapters": self.adapters, "ids": ids, "interventions": changes,
-        });
-        Provenance { caption: format!("{dtype} on {device}{weights}{adapters}{under}"), facts }
-    }
-
-    fn labels(&self, ids: &[u32]) -> Vec<String> {
-        match &self.tokenizer {
-            Some(tokenizer) => tokenizer.spelled(ids),
-            None => ids.iter().map(u32::to_string).collect(),
-        }
-    }
-
     /// The page of a text: of one run, or of the plain run beside one with interventions.
     fn page(&self, ids: &[u32], changes: &Interventions, compare: bool) -> Result<String, Failed> {
         let config = self.model.config();

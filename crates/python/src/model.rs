@@ -3,7 +3,8 @@
 use crate::array::Array;
 use crate::error::Failed;
 use crate::guard::{Raised, compute};
-use crate::load::{Loaded, Request};
+use crate::load::Request;
+use crate::loaded::Loaded;
 use gpt2_loader::Tokenizer;
 use gpt2_model::Config;
 use pyo3::exceptions::PyTypeError;
@@ -20,14 +21,6 @@ pub(crate) struct Model {
 impl Model {
     pub(crate) fn config_of(&self) -> &Config {
         self.loaded.model.config()
-    }
-}
-
-impl Loaded {
-    pub(crate) fn tokenizer(&self) -> Result<&Tokenizer, Failed> {
-        self.tokenizer.as_deref().ok_or_else(|| {
-            Failed::value(format!("{}: has no tokenizer here; give token ids instead of text", self.name))
-        })
     }
 }
 
@@ -48,7 +41,7 @@ impl Model {
         let facts = json!({
             "name": name, "config": config, "dtype": model.transformer.dtype().as_str(), "quantized": formats, "adapters": adapters,
             "commit": commit, "notes": notes, "has_tokenizer": tokenizer.is_some(),
-            "device": crate::look::device_name(model.transformer.wte.device()),
+            "device": crate::loaded::device_name(model.transformer.wte.device()),
             "vocabulary": tokenizer.as_deref().map(Tokenizer::vocab_size),
             "end_of_text": tokenizer.as_deref().and_then(Tokenizer::end_of_text),
         });

@@ -1,12 +1,13 @@
 //! Forward passes: logits, loss, hidden states, attention weights, the values at hook points.
 
-use crate::array::{Array, Pattern};
+use crate::array::Array;
 use crate::changes::Changes;
 use crate::error::Failed;
 use crate::guard::{Raised, compute};
 use crate::hooks::PyHooks;
-use crate::load::Loaded;
+use crate::loaded::Loaded;
 use crate::model::Model;
+use crate::pattern::Pattern;
 use anyhow::anyhow;
 use candle_core::{DType, Tensor};
 use gpt2_model::attention::PatternOf;

@@ -2,7 +2,7 @@
 
 use crate::error::Failed;
 use crate::guard::{Raised, compute};
-use crate::load::Loaded;
+use crate::loaded::{Loaded, TrainedAdapter};
 use crate::model::Model;
 use anyhow::{Context, anyhow};
 use candle_core::{DType, Device};
@@ -166,9 +166,6 @@ impl Request {
         Ok(if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     }
 }
-
-/// An adapter that was trained, and its settings.
-pub(crate) type TrainedAdapter = (gpt2_model::lora::Adapter, LoraOptions);
 
 /// The trained weights as a model of their own, which learns no more.
 fn trained(
