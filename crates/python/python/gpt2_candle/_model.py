@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from . import _native
+from ._analyses import Analyses
 from ._hooks import Points
 from ._inputs import Changes, array_of, changes_of, count, ids_of, rows_of
 from ._progress import Downloads
-from ._results import Attention, Cache, Comparison, Continuation, Effects, Map, Output, Scores
-from ._tokenizer import Tokenizer
-from ._types import DType, Floats, HookFunction, KvDType, Names, Parts, Text, Texts
+from ._results import Attention, Cache, Comparison, Continuation, Output
+from ._types import DType, Floats, HookFunction, KvDType, Names, Text, Texts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -45,7 +43,7 @@ def _set_threads(threads: int | None) -> None:
     _threads = threads
 
 
-class Model:
+class Model(Analyses):
     """A GPT-2 with its tokenizer. :meth:`load` makes one.
 
     Nothing changes a model, so any number of threads may use it at once; the interpreter's lock is released while it runs. It cannot
@@ -53,8 +51,7 @@ class Model:
     """
 
     def __init__(self, native: _native.Model) -> None:
-        self._native = native
-        self._facts: dict[str, Any] = json.loads(native.facts())
+        super().__init__(native)
         for note in self._facts["notes"]:
             warnings.warn(note, stacklevel=3)
         self._points = Points(self._facts["config"]["n_layer"])
@@ -126,11 +123,6 @@ class Model:
     # What the model is.
 
     @property
-    def name(self) -> str:
-        """The model's folder, file or name, with its commit on the Hub."""
-        return str(self._facts["name"])
-
-    @property
     def config(self) -> Mapping[str, Any]:
         """The fields of config.json, by their names there."""
         return dict(self._facts["config"])
@@ -140,17 +132,6 @@ class Model:
         """What the model was made from: name, commit, dtype, device, formats of quantized weights, adapters."""
         return {name: value for name, value in self._facts.items() if name not in ("config", "notes")}
 
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer.
-
-        Raises:
-            ValueError: if the model came without one.
-        """
-        if not self._facts["has_tokenizer"]:
-            raise ValueError(f"{self.name}: has no tokenizer here; give token ids instead of text")
-        return Tokenizer(self._native)
-
     @property
     def hook_points(self) -> Mapping[str, str]:
         """The names of all hook points, as in TransformerLens, each with the shape of the value there."""
@@ -159,11 +140,11 @@ class Model:
     @property
     def parameters(self) -> Mapping[str, tuple[int, ...]]:
         """The names and shapes of all parameters, as in the checkpoint."""
-        return {name: tuple(shape) for name, shape in self._native.parameters()}
+        return {name: tuple(shape) for name, shape in self._own.parameters()}
 
     def parameter(self, name: str) -> Floats:
         """A copy of a parameter, in f32 if it is quantized: ``model.parameter("h.0.attn.c_attn.weight")``."""
-        return np.asarray(self._native.parameter(name))
+        return np.asarray(self._own.parameter(name))
 
     def __repr__(self) -> str:
         config, facts = self._facts["config"], self._facts
@@ -172,7 +153,7 @@ class Model:
         return f"Model({self.name}: {size}; {facts['dtype']} on {facts['device']}{weights})"
 
     def __reduce__(self) -> Any:
-        return self._native.__reduce__()
+        return self._own.__reduce__()
 
     # Passes.
 
@@ -200,7 +181,7 @@ class Model:
             ValueError: for an empty text, one longer than the model's context, or an id or intervention that the model lacks.
             TypeError: for what is neither text nor ids.
         """
-        rows = rows_of(self._native, text)
+        rows = rows_of(self._own, text)
         found = self._run(
             rows, changes, logits="last" if last_logits_only else "all", loss=loss, hidden_states=output_hidden_states,
             attentions=output_attentions,
@@ -230,7 +211,7 @@ class Model:
             memory. Attention patterns and scores, (B, H, T, T), are computed from the cached queries and keys when you read them.
         """
         points = self._points.find(names)
-        found = self._run(rows_of(self._native, text), changes, points=points, logits="last" if last_logits_only else "all")
+        found = self._run(rows_of(self._own, text), changes, points=points, logits="last" if last_logits_only else "all")
         return np.asarray(found["logits"][0]), Cache({name: found[name][0] for name in points}, self._points.spellings)
 
     def run_with_hooks(
@@ -250,7 +231,7 @@ class Model:
             ValueError: for a point that the model lacks, or a replacement of another shape. What a function raises comes out as it is.
         """
         hooks = self._points.hooks(fwd_hooks)
-        found = self._run(rows_of(self._native, text), changes, hooks=hooks, logits="last" if last_logits_only else "all")
+        found = self._run(rows_of(self._own, text), changes, hooks=hooks, logits="last" if last_logits_only else "all")
         return np.asarray(found["logits"][0])
 
     def _run(
@@ -265,10 +246,10 @@ class Model:
         hidden_states: bool = False,
         attentions: bool = False,
     ) -> dict[str, list[Any]]:
-        return self._native.run(
+        return self._own.run(
             {
                 "rows": rows,
-                "changes": changes_of(self._native, changes),
+                "changes": changes_of(self._own, changes),
                 "hooks": list(hooks),
                 "points": list(points),
                 "logits": logits,
@@ -293,188 +274,8 @@ class Model:
         """
         points = self._points.find(names)
         pair = self._answer(answer, against)
-        found = self._native.gradients(ids_of(self._native, text), pair, points, changes_of(self._native, changes))
+        found = self._own.gradients(ids_of(self._own, text), pair, points, changes_of(self._own, changes))
         return {name: (np.asarray(value), np.asarray(gradient)) for name, (value, gradient) in zip(points, found)}
-
-    def _answer(self, answer: str | int, against: str | int | None) -> tuple[int, int | None]:
-        return self._token(answer, "answer"), None if against is None else self._token(against, "against")
-
-    def _token(self, token: str | int, what: str) -> int:
-        if isinstance(token, str):
-            return self.tokenizer.token_to_id(token)
-        if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
-            raise TypeError(f"{what}: expected a token as text or as its id, got {token!r}")
-        if not 0 <= token < self._facts["config"]["vocab_size"]:
-            raise ValueError(f"{what}: there is no token {token}; the vocabulary has {self._facts['config']['vocab_size']}")
-        return int(token)
-
-    # Analyses.
-
-    def lens(self, text: Text, position: int = -1, *, k: int = 5, **changes: Unpack[Changes]) -> list[list[tuple[str, float]]]:
-        """The logit lens: what each layer's residual stream would predict (nostalgebraist 2020).
-
-        Returns:
-            For the stream before the first block and after each, the ``k`` most probable tokens and their probabilities.
-        """
-        rows: list[list[tuple[str, float]]] = []
-        for logits in self.lens_logits(text, position, **changes):
-            shifted = np.exp(logits.astype(np.float64) - logits.max())
-            shares = shifted / shifted.sum()
-            best = np.argsort(-shares, kind="stable")[:k]
-            rows.append(list(zip(self._native.tokens(best.tolist()), shares[best].tolist())))
-        return rows
-
-    def lens_logits(self, text: Text, position: int = -1, **changes: Unpack[Changes]) -> Floats:
-        """The same as logits, (L + 1, V). The last row holds the model's own."""
-        ids = ids_of(self._native, text)
-        return np.asarray(self._native.lens(ids, _position(position, len(ids)), changes_of(self._native, changes)))
-
-    def head_scores(self, *, length: int | None = None, repeats: int = 4, texts: int = 10, seed: int = 0, **changes: Unpack[Changes]) -> Scores:
-        """Which heads look at the previous token, at earlier copies of a token, or after them (induction heads: Olsson et al. 2022), on
-        repeated random tokens.
-
-        Args:
-            length: How many tokens are repeated; 25, or what the model's context has room for.
-            repeats: How often.
-            texts: How many such texts.
-            seed: The same seed draws the same texts.
-            **changes: Interventions.
-
-        Returns:
-            ``previous_token``, ``duplicate_token`` and ``induction``, (L, H) each from 0 to 1, and their standard errors.
-        """
-        room: int = (self._facts["config"]["n_positions"] - 1) // max(repeats, 1)
-        length = min(room, 25) if length is None else length
-        found = self._native.head_scores(length, repeats, texts, seed, changes_of(self._native, changes))
-        return Scores({name: self._map(name, values, unit="mean weight") for name, values in found.items()})
-
-    def effects(self, text: Text, answer: str | int, against: str | int | None = None, *, mean: bool = False, **changes: Unpack[Changes]) -> Effects:
-        """What ablating each head changes in a prediction, through everything that reads it.
-
-        Args:
-            text: The text.
-            answer: The token whose log-probability is measured.
-            against: Measures the logit of ``answer`` less that of this token.
-            mean: Ablates to the head's mean over the text, not to 0.
-            **changes: Interventions in every run.
-
-        Returns:
-            ``change`` (L, H): below 0, the head helped. ``plain`` is the metric without an ablation.
-        """
-        found = self._native.effects(ids_of(self._native, text), self._answer(answer, against), mean, changes_of(self._native, changes))
-        return Effects({"change": self._map("effect", found["change"], unit="nats")}, {"plain": _number(found["plain"])})
-
-    def direct(self, text: Text, answer: str | int, against: str | int | None = None, *, raw: bool = False, **changes: Unpack[Changes]) -> Effects:
-        """Direct logit attribution: what each part adds to the logit of ``answer``, or to its difference to that of ``against``.
-
-        Args:
-            text: The text.
-            answer: The token.
-            against: The token to compare it with.
-            raw: Takes the unembedding as it is, where TransformerLens centers it over the vocabulary.
-            **changes: Interventions.
-
-        Returns:
-            ``heads`` (L, H), ``attention_biases`` and ``mlps`` (L), and as numbers ``embed``, ``pos_embed``, ``final_bias``, ``total``.
-        """
-        found = self._native.direct(ids_of(self._native, text), self._answer(answer, against), raw, changes_of(self._native, changes))
-        arrays = {name: np.asarray(value) for name, value in found.items()}
-        maps = {name: self._map(name, value, unit="logit") for name, value in arrays.items() if value.ndim}
-        return Effects(maps, {name: float(value) for name, value in arrays.items() if not value.ndim})
-
-    def patching(
-        self,
-        clean: Text,
-        corrupt: Text,
-        answer: str | int,
-        against: str | int | None = None,
-        *,
-        parts: Parts | Sequence[Parts] = "heads",
-        progress: Callable[[int, int], None] | None = None,
-        **changes: Unpack[Changes],
-    ) -> Effects:
-        """Activation patching: runs the corrupted text with each part replaced by its value in the clean one (Wang et al. 2022).
-
-        Args:
-            clean: The text that the model should get right.
-            corrupt: A text of the same length that differs in what matters.
-            answer: The token whose log-probability is measured.
-            against: Measures the logit of ``answer`` less that of this token.
-            parts: Which parts, one at a time: ``heads`` (L, H), ``heads_by_position`` (L, H, T), ``streams`` (L, T), ``attention``
-                (L), ``attention_by_position`` (L, T), ``mlps`` (L), ``mlps_by_position`` (L, T); several run together.
-            progress: Called with the number of runs done and their total.
-            **changes: Interventions in every run.
-
-        Returns:
-            A map of the metric for each of ``parts``; ``clean`` and ``corrupt`` are the metric of both texts.
-        """
-        several = [parts] if isinstance(parts, str) else list(parts)
-        good, bad, maps = self._native.patch(
-            ids_of(self._native, clean, "clean"),
-            ids_of(self._native, corrupt, "corrupt"),
-            self._answer(answer, against),
-            [str(one) for one in several],
-            changes_of(self._native, changes),
-            progress,
-        )
-        named: dict[str, Map] = {name: self._map(name, values, unit="metric") for name, values in zip(several, maps)}
-        return Effects(named, {"clean": good, "corrupt": bad})
-
-    def attribution(self, clean: Text, corrupt: Text, answer: str | int, against: str | int | None = None, **changes: Unpack[Changes]) -> Effects:
-        """Attribution patching: what :meth:`patching` measures, to first order, from two passes and one gradient (Nanda 2023).
-
-        Returns:
-            ``heads`` (L, H, T), ``streams``, ``attention`` and ``mlps`` (L, T).
-        """
-        found = self._native.attribution(
-            ids_of(self._native, clean, "clean"), ids_of(self._native, corrupt, "corrupt"), self._answer(answer, against), changes_of(self._native, changes)
-        )
-        return Effects({name: self._map(name, values, unit="metric") for name, values in found.items()})
-
-    def edges(self, clean: Text, corrupt: Text, answer: str | int, against: str | int | None = None, *, steps: int | None = None, **changes: Unpack[Changes]) -> Floats:
-        """What each edge between two heads carries, to first order: EAP (Syed et al. 2023), or EAP-IG with ``steps`` (Hanna et al. 2024).
-
-        Returns:
-            (3, L, H, L, H): for queries, keys and values, the sender's layer and head, then the receiver's.
-        """
-        return np.asarray(
-            self._native.edges(
-                ids_of(self._native, clean, "clean"), ids_of(self._native, corrupt, "corrupt"), self._answer(answer, against), steps,
-                changes_of(self._native, changes),
-            )
-        )
-
-    def rollout(self, text: Text, **changes: Unpack[Changes]) -> Floats:
-        """Attention rollout (Abnar & Zuidema 2020), (L, T, T): how much of each token reaches each position after each layer."""
-        return np.asarray(self._native.rollout(ids_of(self._native, text), changes_of(self._native, changes)))
-
-    def copying_scores(self) -> Map:
-        """Whether each head's OV circuit raises the logits of the tokens that it attends to, from -1 to 1 (Elhage et al. 2021)."""
-        return self._map("copying", self._native.copying_scores(), unit="share")
-
-    def composition(self, kind: Literal["q", "k", "v"]) -> Floats:
-        """How much each head's queries, keys or values read what each earlier head writes, (L, H, L, H) (Elhage et al. 2021)."""
-        return np.asarray(self._native.composition(kind))
-
-    def circuit(self, head: str, kind: Literal["qk", "ov"], tokens: Text) -> Floats:
-        """Rows (tokens, V) of a head's circuit: ``qk``, the scores of every key's token for these queries' tokens; ``ov``, what attending
-        to these tokens adds to every logit.
-
-        Args:
-            head: ``"layer.head"``.
-            kind: ``qk`` or ``ov``.
-            tokens: A text or ids.
-        """
-        layer, dot, number = head.partition(".")
-        if not (dot and layer.isdecimal() and number.isdecimal()):
-            raise ValueError(f"head {head!r}: expected LAYER.HEAD, such as 5.1")
-        if kind not in ("qk", "ov"):
-            raise ValueError(f"kind {kind!r}: expected qk or ov")
-        return np.asarray(self._native.circuit(int(layer), int(number), kind == "qk", ids_of(self._native, tokens, "tokens")))
-
-    def score(self, texts: Texts) -> list[Floats]:
-        """How surprising each token of each text is but the first, given those before it, in nats."""
-        return [np.asarray(nats) for nats in self._native.surprises(rows_of(self._native, texts))]
 
     # Looking.
 
@@ -486,23 +287,23 @@ class Model:
             compare: Puts the plain run beside the one with interventions.
             **changes: Interventions.
         """
-        ids = ids_of(self._native, text)
-        asked = changes_of(self._native, changes)
+        ids = ids_of(self._own, text)
+        asked = changes_of(self._own, changes)
         found = self._run([ids], changes, logits="none", attentions=True)
         weights = np.concatenate([np.asarray(layer) for layer in found["attentions"]])
         said = [f"{name}={value!r}" for name, value in changes.items()]
 
         def draw(path: str, head: Floats | None) -> bytes:
             which = weights if head is None else head
-            return self._native.picture(path, self.name, ids, said, array_of(which, "weights", dtype="float32"))
+            return self._own.picture(path, self.name, ids, said, array_of(which, "weights", dtype="float32"))
 
         return Attention(
             text=text if isinstance(text, str) else "",
-            tokens=self._native.tokens(ids),
+            tokens=self._own.tokens(ids),
             ids=ids,
             weights=weights,
             interventions=said,
-            page=lambda: self._native.page(ids, asked, compare),
+            page=lambda: self._own.page(ids, asked, compare),
             draw=draw,
         )
 
@@ -515,7 +316,7 @@ class Model:
         Raises:
             ValueError: if the folder holds a model already, or the one that is loaded, or the weights are quantized.
         """
-        self._native.save(os.fspath(folder), dtype, overwrite)
+        self._own.save(os.fspath(folder), dtype, overwrite)
 
     def save_adapter(self, folder: str | os.PathLike[str], *, base: str | None = None, overwrite: bool = False) -> None:
         """Writes the adapter that was trained on the model, which PEFT loads.
@@ -525,7 +326,7 @@ class Model:
             base: The name of the model that it belongs to, for the adapter's config.
             overwrite: Replaces an adapter that is there.
         """
-        self._native.save_adapter(os.fspath(folder), base, overwrite)
+        self._own.save_adapter(os.fspath(folder), base, overwrite)
 
     def quantize(self, path: str | os.PathLike[str], *, to: Literal["q8_0", "q4_0", "q4_k_m", "f16"] = "q8_0", overwrite: bool = False) -> None:
         """Writes the model as a GGUF file with its tokenizer, which llama.cpp and :meth:`load` read.
@@ -535,7 +336,7 @@ class Model:
             to: The type of the weights: 8.5 bits each, 4.5, 4.5 to 8.5, or 16.
             overwrite: Replaces a file that is there.
         """
-        self._native.quantize(os.fspath(path), to, overwrite)
+        self._own.quantize(os.fspath(path), to, overwrite)
 
     def compare(self, other: Model, text: Text, *, window: int | None = None) -> Comparison:
         """How two models predict a text, which may be longer than their contexts: it is cut into windows.
@@ -545,19 +346,8 @@ class Model:
             text: The text.
             window: Tokens in a window; as many as both models read, if there is no number.
         """
-        ids = self.tokenizer.encode(text) if isinstance(text, str) else rows_of(self._native, text)[0]
-        return Comparison(*self._native.compare(other._native, ids, window))
-
-    def _map(self, name: str, values: Any, *, unit: str) -> Map:
-        def draw(path: str, one: Map) -> bytes:
-            rows, columns = one.labels()
-            numbers = np.atleast_2d(np.asarray(one.values, dtype=np.float32))
-            if numbers.ndim != 2:
-                raise ValueError(f"{one.name}: has {numbers.ndim} axes, and a picture has two; take a part of it")
-            of = {"name": one.name, "unit": one.unit, "row_axis": one.rows, "column_axis": one.columns, "rows": rows}
-            return self._native.maps(path, self.name, [], [{**of, "columns": columns, "values": array_of(numbers, one.name)}])
-
-        return Map(name.replace("_", " "), np.asarray(values), unit=unit, draw=draw)
+        ids = self.tokenizer.encode(text) if isinstance(text, str) else rows_of(self._own, text)[0]
+        return Comparison(*self._own.compare(other._own, ids, window))
 
     # Writing.
 
@@ -595,7 +385,7 @@ class Model:
         Returns:
             A :class:`Continuation`, or a list of them for a list of prompts.
         """
-        rows = rows_of(self._native, prompt)
+        rows = rows_of(self._own, prompt)
         running = self._generation(
             rows, max_new_tokens, temperature, top_k, top_p, min_p, typical_p, repetition_penalty, seed, stop, kv, fwd_hooks, changes
         )
@@ -623,7 +413,7 @@ class Model:
         **changes: Unpack[Changes],
     ) -> Iterator[str]:
         """Like :meth:`generate`, for one prompt: gives the text piece by piece, as it comes."""
-        rows = [ids_of(self._native, prompt)]
+        rows = [ids_of(self._own, prompt)]
         running = self._generation(
             rows, max_new_tokens, temperature, top_k, top_p, min_p, typical_p, repetition_penalty, seed, stop, kv, fwd_hooks, changes
         )
@@ -648,7 +438,7 @@ class Model:
         fwd_hooks: Iterable[tuple[Names, HookFunction]],
         changes: Mapping[str, Any],
     ) -> _native.Generation:
-        return self._native.generate(
+        return self._own.generate(
             {
                 "rows": rows,
                 "max_new_tokens": None if max_new_tokens is None else count(max_new_tokens, "max_new_tokens"),
@@ -661,20 +451,10 @@ class Model:
                 "seed": count(seed, "seed"),
                 "kv": kv,
                 "stops": [stop] if isinstance(stop, str) else list(stop),
-                "changes": changes_of(self._native, changes),
+                "changes": changes_of(self._own, changes),
                 "hooks": self._points.hooks(fwd_hooks),
             }
         )
-
-
-def _position(position: int, t: int) -> int:
-    if not -t <= position < t:
-        raise ValueError(f"position {position}: the text has positions 0 to {t - 1}")
-    return position % t
-
-
-def _number(array: _native.Array) -> float:
-    return float(np.asarray(array))
 
 
 def _is_one(texts: Texts) -> bool:

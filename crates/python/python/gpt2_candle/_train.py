@@ -110,7 +110,7 @@ def train(
     if model is not None and not isinstance(model, Model):
         raise TypeError(f"model: expected a Model, got {model!r}; Model.load opens one by its name")
     native, losses, validation, finished = _native.Model.train(
-        model._native if model is not None else None,
+        model._own if model is not None else None,
         {
             "text": text,
             "examples": examples,

@@ -1,0 +1,241 @@
+"""Published analyses of a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from . import _native
+from ._inputs import Changes, array_of, changes_of, ids_of, rows_of
+from ._results import Effects, Map, Scores
+from ._tokenizer import Tokenizer
+from ._types import Floats, Parts, Text, Texts
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class Analyses:
+    """What :class:`Model` can say about texts and heads. Each method names its paper."""
+
+    def __init__(self, native: _native.Model) -> None:
+        self._own = native
+        self._facts: dict[str, Any] = json.loads(native.facts())
+
+    @property
+    def name(self) -> str:
+        """The model's folder, file or name, with its commit on the Hub."""
+        return str(self._facts["name"])
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            ValueError: if the model came without one.
+        """
+        if not self._facts["has_tokenizer"]:
+            raise ValueError(f"{self.name}: has no tokenizer here; give token ids instead of text")
+        return Tokenizer(self._own)
+
+    def lens(self, text: Text, position: int = -1, *, k: int = 5, **changes: Unpack[Changes]) -> list[list[tuple[str, float]]]:
+        """The logit lens: what each layer's residual stream would predict (nostalgebraist 2020).
+
+        Returns:
+            For the stream before the first block and after each, the ``k`` most probable tokens and their probabilities.
+        """
+        rows: list[list[tuple[str, float]]] = []
+        for logits in self.lens_logits(text, position, **changes):
+            shifted = np.exp(logits.astype(np.float64) - logits.max())
+            shares = shifted / shifted.sum()
+            best = np.argsort(-shares, kind="stable")[:k]
+            rows.append(list(zip(self._own.tokens(best.tolist()), shares[best].tolist())))
+        return rows
+
+    def lens_logits(self, text: Text, position: int = -1, **changes: Unpack[Changes]) -> Floats:
+        """The same as logits, (L + 1, V). The last row holds the model's own."""
+        ids = ids_of(self._own, text)
+        return np.asarray(self._own.lens(ids, _position(position, len(ids)), changes_of(self._own, changes)))
+
+    def head_scores(self, *, length: int | None = None, repeats: int = 4, texts: int = 10, seed: int = 0, **changes: Unpack[Changes]) -> Scores:
+        """Which heads look at the previous token, at earlier copies of a token, or after them (induction heads: Olsson et al. 2022), on
+        repeated random tokens.
+
+        Args:
+            length: How many tokens are repeated; 25, or what the model's context has room for.
+            repeats: How often.
+            texts: How many such texts.
+            seed: The same seed draws the same texts.
+            **changes: Interventions.
+
+        Returns:
+            ``previous_token``, ``duplicate_token`` and ``induction``, (L, H) each from 0 to 1, and their standard errors.
+        """
+        room: int = (self._facts["config"]["n_positions"] - 1) // max(repeats, 1)
+        length = min(room, 25) if length is None else length
+        found = self._own.head_scores(length, repeats, texts, seed, changes_of(self._own, changes))
+        return Scores({name: self._map(name, values, unit="mean weight") for name, values in found.items()})
+
+    def effects(self, text: Text, answer: str | int, against: str | int | None = None, *, mean: bool = False, **changes: Unpack[Changes]) -> Effects:
+        """What ablating each head changes in a prediction, through everything that reads it.
+
+        Args:
+            text: The text.
+            answer: The token whose log-probability is measured.
+            against: Measures the logit of ``answer`` less that of this token.
+            mean: Ablates to the head's mean over the text, not to 0.
+            **changes: Interventions in every run.
+
+        Returns:
+            ``change`` (L, H): below 0, the head helped. ``plain`` is the metric without an ablation.
+        """
+        found = self._own.effects(ids_of(self._own, text), self._answer(answer, against), mean, changes_of(self._own, changes))
+        return Effects({"change": self._map("effect", found["change"], unit="nats")}, {"plain": _number(found["plain"])})
+
+    def direct(self, text: Text, answer: str | int, against: str | int | None = None, *, raw: bool = False, **changes: Unpack[Changes]) -> Effects:
+        """Direct logit attribution: what each part adds to the logit of ``answer``, or to its difference to that of ``against``.
+
+        Args:
+            text: The text.
+            answer: The token.
+            against: The token to compare it with.
+            raw: Takes the unembedding as it is, where TransformerLens centers it over the vocabulary.
+            **changes: Interventions.
+
+        Returns:
+            ``heads`` (L, H), ``attention_biases`` and ``mlps`` (L), and as numbers ``embed``, ``pos_embed``, ``final_bias``, ``total``.
+        """
+        found = self._own.direct(ids_of(self._own, text), self._answer(answer, against), raw, changes_of(self._own, changes))
+        arrays = {name: np.asarray(value) for name, value in found.items()}
+        maps = {name: self._map(name, value, unit="logit") for name, value in arrays.items() if value.ndim}
+        return Effects(maps, {name: float(value) for name, value in arrays.items() if not value.ndim})
+
+    def patching(
+        self,
+        clean: Text,
+        corrupt: Text,
+        answer: str | int,
+        against: str | int | None = None,
+        *,
+        parts: Parts | Sequence[Parts] = "heads",
+        progress: Callable[[int, int], None] | None = None,
+        **changes: Unpack[Changes],
+    ) -> Effects:
+        """Activation patching: runs the corrupted text with each part replaced by its value in the clean one (Wang et al. 2022).
+
+        Args:
+            clean: The text that the model should get right.
+            corrupt: A text of the same length that differs in what matters.
+            answer: The token whose log-probability is measured.
+            against: Measures the logit of ``answer`` less that of this token.
+            parts: Which parts, one at a time: ``heads`` (L, H), ``heads_by_position`` (L, H, T), ``streams`` (L, T), ``attention``
+                (L), ``attention_by_position`` (L, T), ``mlps`` (L), ``mlps_by_position`` (L, T); several run together.
+            progress: Called with the number of runs done and their total.
+            **changes: Interventions in every run.
+
+        Returns:
+            A map of the metric for each of ``parts``; ``clean`` and ``corrupt`` are the metric of both texts.
+        """
+        several = [parts] if isinstance(parts, str) else list(parts)
+        good, bad, maps = self._own.patch(
+            ids_of(self._own, clean, "clean"),
+            ids_of(self._own, corrupt, "corrupt"),
+            self._answer(answer, against),
+            [str(one) for one in several],
+            changes_of(self._own, changes),
+            progress,
+        )
+        named: dict[str, Map] = {name: self._map(name, values, unit="metric") for name, values in zip(several, maps)}
+        return Effects(named, {"clean": good, "corrupt": bad})
+
+    def attribution(self, clean: Text, corrupt: Text, answer: str | int, against: str | int | None = None, **changes: Unpack[Changes]) -> Effects:
+        """Attribution patching: what :meth:`patching` measures, to first order, from two passes and one gradient (Nanda 2023).
+
+        Returns:
+            ``heads`` (L, H, T), ``streams``, ``attention`` and ``mlps`` (L, T).
+        """
+        found = self._own.attribution(
+            ids_of(self._own, clean, "clean"), ids_of(self._own, corrupt, "corrupt"), self._answer(answer, against), changes_of(self._own, changes)
+        )
+        return Effects({name: self._map(name, values, unit="metric") for name, values in found.items()})
+
+    def edges(self, clean: Text, corrupt: Text, answer: str | int, against: str | int | None = None, *, steps: int | None = None, **changes: Unpack[Changes]) -> Floats:
+        """What each edge between two heads carries, to first order: EAP (Syed et al. 2023), or EAP-IG with ``steps`` (Hanna et al. 2024).
+
+        Returns:
+            (3, L, H, L, H): for queries, keys and values, the sender's layer and head, then the receiver's.
+        """
+        return np.asarray(
+            self._own.edges(
+                ids_of(self._own, clean, "clean"), ids_of(self._own, corrupt, "corrupt"), self._answer(answer, against), steps,
+                changes_of(self._own, changes),
+            )
+        )
+
+    def rollout(self, text: Text, **changes: Unpack[Changes]) -> Floats:
+        """Attention rollout (Abnar & Zuidema 2020), (L, T, T): how much of each token reaches each position after each layer."""
+        return np.asarray(self._own.rollout(ids_of(self._own, text), changes_of(self._own, changes)))
+
+    def copying_scores(self) -> Map:
+        """Whether each head's OV circuit raises the logits of the tokens that it attends to, from -1 to 1 (Elhage et al. 2021)."""
+        return self._map("copying", self._own.copying_scores(), unit="share")
+
+    def composition(self, kind: Literal["q", "k", "v"]) -> Floats:
+        """How much each head's queries, keys or values read what each earlier head writes, (L, H, L, H) (Elhage et al. 2021)."""
+        return np.asarray(self._own.composition(kind))
+
+    def circuit(self, head: str, kind: Literal["qk", "ov"], tokens: Text) -> Floats:
+        """Rows (tokens, V) of a head's circuit: ``qk``, the scores of every key's token for these queries' tokens; ``ov``, what attending
+        to these tokens adds to every logit.
+
+        Args:
+            head: ``"layer.head"``.
+            kind: ``qk`` or ``ov``.
+            tokens: A text or ids.
+        """
+        layer, dot, number = head.partition(".")
+        if not (dot and layer.isdecimal() and number.isdecimal()):
+            raise ValueError(f"head {head!r}: expected LAYER.HEAD, such as 5.1")
+        if kind not in ("qk", "ov"):
+            raise ValueError(f"kind {kind!r}: expected qk or ov")
+        return np.asarray(self._own.circuit(int(layer), int(number), kind == "qk", ids_of(self._own, tokens, "tokens")))
+
+    def score(self, texts: Texts) -> list[Floats]:
+        """How surprising each token of each text is but the first, given those before it, in nats."""
+        return [np.asarray(nats) for nats in self._own.surprises(rows_of(self._own, texts))]
+
+    def _answer(self, answer: str | int, against: str | int | None) -> tuple[int, int | None]:
+        return self._token(answer, "answer"), None if against is None else self._token(against, "against")
+
+    def _token(self, token: str | int, what: str) -> int:
+        if isinstance(token, str):
+            return self.tokenizer.token_to_id(token)
+        if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
+            raise TypeError(f"{what}: expected a token as text or as its id, got {token!r}")
+        if not 0 <= token < self._facts["config"]["vocab_size"]:
+            raise ValueError(f"{what}: there is no token {token}; the vocabulary has {self._facts['config']['vocab_size']}")
+        return int(token)
+
+    def _map(self, name: str, values: Any, *, unit: str) -> Map:
+        def draw(path: str, one: Map) -> bytes:
+            rows, columns = one.labels()
+            numbers = np.atleast_2d(np.asarray(one.values, dtype=np.float32))
+            if numbers.ndim != 2:
+                raise ValueError(f"{one.name}: has {numbers.ndim} axes, and a picture has two; take a part of it")
+            of = {"name": one.name, "unit": one.unit, "row_axis": one.rows, "column_axis": one.columns, "rows": rows}
+            return self._own.maps(path, self.name, [], [{**of, "columns": columns, "values": array_of(numbers, one.name)}])
+
+        return Map(name.replace("_", " "), np.asarray(values), unit=unit, draw=draw)
+
+
+def _position(position: int, t: int) -> int:
+    if not -t <= position < t:
+        raise ValueError(f"position {position}: the text has positions 0 to {t - 1}")
+    return position % t
+
+
+def _number(array: _native.Array) -> float:
+    return float(np.asarray(array))
