@@ -75,7 +75,7 @@ def test_the_introduction_of_transformerlens() -> None:
     names: dict[str, Any] = {}
     for cell in cells(ROOT / "docs/notebooks/transformerlens_demo.ipynb"):
         shown(cell, names)
-    assert names["loss"](names["logits"]) == pytest.approx(names["model"](names["text"], loss=True).loss, rel=1e-5)
+    assert names["ablated"] != names["original"]
     assert names["induction"].max() > 0.8, "the demo model has induction heads"
 
 

@@ -165,6 +165,7 @@ class Model(Analyses):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
         last_logits_only: bool = False,
+        fwd_hooks: Iterable[tuple[Names, HookFunction]] = (),
         **changes: Unpack[Changes],
     ) -> Output:
         """Runs the model over a text, ids, or a list of either; shorter texts are padded on the left.
@@ -175,6 +176,7 @@ class Model(Analyses):
             output_hidden_states: Also returns the L + 1 hidden states, as transformers does.
             output_attentions: Also returns the attention weights of each layer.
             last_logits_only: Computes the logits of the last position only, (B, 1, V).
+            fwd_hooks: Functions at hook points, as for :meth:`run_with_hooks`.
             **changes: Interventions: see :class:`~gpt2_candle._inputs.Changes`.
 
         Raises:
@@ -183,7 +185,12 @@ class Model(Analyses):
         """
         rows = rows_of(self._own, text)
         found = self._run(
-            rows, changes, logits="last" if last_logits_only else "all", loss=loss, hidden_states=output_hidden_states,
+            rows,
+            changes,
+            hooks=self._points.hooks(fwd_hooks),
+            logits="last" if last_logits_only else "all",
+            loss=loss,
+            hidden_states=output_hidden_states,
             attentions=output_attentions,
         )
         return Output(
