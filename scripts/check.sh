@@ -30,8 +30,8 @@ else
     printf '\nSKIPPED nvcc on our kernels: no toolkit; run: scripts/cuda/toolkit.sh\n' >&2
 fi
 if [ -d "$(rustc --print target-libdir --target aarch64-apple-darwin)" ]; then
-    # Leave out the command, which needs a C compiler for macOS and has no Metal code of its own.
-    step "$cargo" clippy --release --workspace --exclude gpt2-cli --no-default-features --features metal,accelerate \
+    # Leave out the command and the Python package, which need a C compiler for macOS and have no Metal code of their own.
+    step "$cargo" clippy --release --workspace --exclude gpt2-cli --exclude gpt2-python --no-default-features --features metal,accelerate \
         --target aarch64-apple-darwin --target-dir target/metal-check -- -D warnings
 else
     printf '\nSKIPPED Metal: no standard library for it; run: rustup target add aarch64-apple-darwin\n' >&2

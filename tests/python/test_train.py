@@ -79,7 +79,7 @@ def test_a_callback_stops_and_raises(model: Model) -> None:
     with pytest.raises(ZeroDivisionError):
         train(TEXT, callback=lambda *step: 1 / 0, **SMALL)
     for data, changes, kind, says in (
-        ("", {}, ValueError, ""),
+        ("", {}, ValueError, "too short"),
         (["only one"], {}, ValueError, "at least 2"),
         ([3], {}, TypeError, "prompt"),
         ([{"prompt": "a", "completion": ""}], {}, ValueError, "empty completion"),
