@@ -11,6 +11,7 @@ Prints the fastest run of each side, and its ratio to the fastest of each other;
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import statistics
@@ -174,13 +175,7 @@ def side(kind: str, model: str, threads: int) -> None:
     if kind == "ours":
         os.environ["RAYON_NUM_THREADS"] = str(threads)
     start = time.perf_counter()
-    if kind == "ours":
-        import gpt2_candle  # noqa: F401
-    else:
-        import torch
-
-        torch.set_num_threads(threads)
-        import transformer_lens  # noqa: F401
+    importlib.import_module("gpt2_candle" if kind == "ours" else "transformer_lens")
     imported = time.perf_counter() - start
     start = time.perf_counter()
     runner: Any = Ours(model, threads) if kind == "ours" else Lens(model, threads, int(kind[-1]))
@@ -199,17 +194,16 @@ def side(kind: str, model: str, threads: int) -> None:
             run = runner.task(name, ids)
             Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
             before = status_mb("VmRSS")
-            kept = run()
+            run()
             found = status_mb("VmHWM") - before
-            del kept
         else:
             if name not in ready:
                 ready[name] = runner.task(name, ids)
                 ready[name]()  # not timed
             start = time.perf_counter()
-            kept = ready[name]()
+            results = [ready[name]()]
             found = time.perf_counter() - start
-            del kept
+            results.clear()  # not timed
         print(json.dumps(found), flush=True)
 
 

@@ -57,6 +57,47 @@ def test_the_lens_and_effects_are_those_of_the_command(model: Model, gpt2: Any) 
     np.testing.assert_allclose(direct.heads, heads(report["heads"], lambda head: head["direct"], SHAPE), rtol=1e-6, atol=1e-9)
 
 
+def test_means_are_those_of_the_text_in_every_run(model: Model, gpt2: Any) -> None:
+    # The runs that patch or ablate are many at a time: a mean over all of them would be another number.
+    report = gpt2("attention", TEXT, "--effect", "--target", " thou", "--mean-ablate", "2.0")
+    expected = heads(report["heads"], lambda head: head["change"], SHAPE)
+    np.testing.assert_allclose(model.effects(TEXT, " thou", mean_ablate="2.0").change, expected, rtol=1e-5, atol=1e-7)
+    plain = model.patching(CLEAN, CORRUPT, " thou", " the", parts="streams")
+    under = model.patching(CLEAN, CORRUPT, " thou", " the", parts="streams", mean_ablate="2.0")
+    assert under.clean == pytest.approx(difference(model, CLEAN, mean_ablate="2.0"), rel=1e-4)
+    assert under.clean != plain.clean
+    # A generated text grows, and its new tokens are ablated too.
+    others = [[1, 2, 4], [5, 6, 7]]
+    seen: list[Any] = []
+    options: Any = {"max_new_tokens": 3, "temperature": 0, "mean_ablate": "0.0", "mean_of": others}
+    model.generate([1, 2, 3], fwd_hooks=[("blocks.0.attn.hook_z", lambda value, hook: seen.append(value[:, :, 0].copy()))], **options)
+    for value in seen[1:]:
+        np.testing.assert_array_equal(value[0, 0], seen[0][0, 0])
+    assert model.head_scores(texts=2, mean_ablate="0.0", mean_of=others).induction.shape == SHAPE
+    one, same = model(TEXT, mean_ablate="0.2", mean_of="the king").logits, model(TEXT, mean_ablate="0.2", mean_of=["the king"]).logits
+    np.testing.assert_array_equal(one, same)
+
+
+def difference(model: Model, text: str, **changes: Any) -> float:
+    """The logit of " thou" less that of " the" after a text."""
+    logits = model(text, **changes).logits[0, -1]
+    thou, the = (model.tokenizer.token_to_id(word) for word in (" thou", " the"))
+    return float(logits[thou] - logits[the])
+
+
+def test_maps_have_their_axes(model: Model) -> None:
+    found = model.attribution(CLEAN, CORRUPT, " thou", " the")
+    assert found["heads"].axes == ("layer", "head", "position") and found["streams"].axes == ("layer", "position")
+    place, number = found["heads"].top(1)[0]
+    layer, head, position = map(int, place.split("."))
+    assert number == found["heads"].values[layer, head, position] and abs(number) == np.abs(found["heads"].values).max()
+    assert "layer by head by position" in repr(found) and "<svg" in found._repr_html_()
+    with pytest.raises(ValueError, match="draw a part"):
+        found["heads"].save("heads.svg")
+    mlps = model.direct(TEXT, " thou")["mlps"]
+    assert mlps.axes == ("layer",) and len(mlps.top(9)) == 4 and "<svg" in mlps._repr_html_()
+
+
 def test_heads_and_circuits_are_those_of_the_command(model: Model, gpt2: Any) -> None:
     report, scores = gpt2("heads"), model.head_scores()
     for name in ("previous_token", "duplicate_token", "induction"):

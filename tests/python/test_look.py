@@ -38,7 +38,7 @@ def test_two_runs_stand_beside_each_other(model: Model) -> None:
     found = model.attention(TEXT, compare=True, ablate="0.3")
     assert '"plain"' in found.page() and "ablate 0.3" in found.page()
     with pytest.raises(ValueError, match="nothing to compare"):
-        model.attention(TEXT, compare=True).page()
+        model.attention(TEXT, compare=True)
 
 
 def test_a_map_is_a_table_and_a_picture(model: Model, tmp_path: Path) -> None:
@@ -52,5 +52,6 @@ def test_a_map_is_a_table_and_a_picture(model: Model, tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.asarray(one), effects.change)
     pandas = pytest.importorskip("pandas")
     table = one.to_pandas()
-    assert isinstance(table, pandas.DataFrame) and table.loc["0", "2"] == one.values[0, 2]
+    assert isinstance(table, pandas.DataFrame) and table.loc[0, 2] == one.values[0, 2]
+    assert table.index.name == "layer" and table.columns.name == "head"
     assert len(effects.to_pandas()) == 16

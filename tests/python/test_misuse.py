@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextvars
+import copy
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import TEXT
+from conftest import DATA, TEXT
 
 from gpt2_candle import Model
 
@@ -85,6 +88,7 @@ def test_texts(model: Model, text: Any, kind: Any, says: str) -> None:
         ({"mean_of": ["a"]}, TypeError, "mean_ablate too"),
         ({"add": {0: [1.0, 2.0]}}, ValueError, "128 numbers"),
         ({"add": {0: np.full(128, np.nan)}}, ValueError, "NaN"),
+        ({"mean_ablate": "0.1", "mean_of": []}, ValueError, "no text"),
         ({"add": {"x": np.zeros(128)}}, ValueError, "expected a layer"),
         ({"add": {0: ["a"]}}, TypeError, "numbers"),
         ({"ablate": "0.3", "scale": {"0.3": 2}}, ValueError, "changes nothing"),
@@ -93,6 +97,52 @@ def test_texts(model: Model, text: Any, kind: Any, says: str) -> None:
 def test_interventions(model: Model, changes: Any, kind: Any, says: str) -> None:
     with pytest.raises(kind, match=says):
         model(TEXT, **changes)
+
+
+def test_positions_and_means_of_several_texts_are_refused(model: Model) -> None:
+    several = ["O Romeo", TEXT]
+    for changes in ({"add": {"1@1": np.ones(128)}}, {"block": "1:0"}, {"patch": "1.mlp@1", "from_prompt": TEXT}, {"patch": "1.mlp", "from_prompt": TEXT}):
+        with pytest.raises(ValueError, match="differ in length"):
+            model(several, **changes)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="mean_of"):
+        model(several, mean_ablate="0.1")
+    with pytest.raises(ValueError, match="mean_of"):
+        model.head_scores(mean_ablate="0.1")
+    with pytest.raises(ValueError, match="leave the position out"):
+        model.head_scores(block="3:1")
+    same = [TEXT, TEXT]
+    np.testing.assert_allclose(model(same, block="3:1").logits[1], model(TEXT, block="3:1").logits[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_cache_answers_to_short_names(model: Model) -> None:
+    _, cache = model.run_with_cache(TEXT)
+    np.testing.assert_array_equal(cache["embed"], cache["hook_embed"])
+    np.testing.assert_array_equal(cache["pattern", -1], cache["blocks.3.attn.hook_pattern"])
+    assert ("pattern", 0) in cache and "pattern" not in cache and ("pattern", 9) not in cache and "logits" not in cache
+    before = cache["pattern", 1].copy()
+    _, fresh = model.run_with_cache(TEXT)
+    fresh["q", 1][...] = 0
+    np.testing.assert_array_equal(fresh["pattern", 1], before)
+    again = pickle.loads(pickle.dumps(fresh))
+    np.testing.assert_array_equal(again["pattern", 2], cache["pattern", 2])
+    assert copy.deepcopy(model) is model and copy.copy(model) is model
+    assert pickle.loads(pickle.dumps(model.effects(TEXT, " thou")))["change"].top(1)
+
+
+def test_hooks_know_their_layer_as_in_transformerlens(model: Model) -> None:
+    layers: list[int] = []
+
+    def note(value: Any, hook: Any) -> None:
+        assert hook.layer == hook.layer()
+        layers.append(hook.layer())
+
+    model.run_with_hooks(TEXT, [(lambda name: name.endswith("hook_z"), note)])
+    assert layers == [0, 1, 2, 3]
+    model.run_with_hooks(TEXT, [("blocks.1.attn.", lambda value, hook: layers.append(hook.layer))])
+    assert layers[4:] == [1] * (len(layers) - 4) and len(layers) > 8
+    for wrong in ("blocks.1", "blocks.0.hook_resid", "hook"):
+        with pytest.raises(ValueError, match="no hook point"):
+            model.run_with_hooks(TEXT, [(wrong, note)])
 
 
 def test_points_and_hooks(model: Model) -> None:
@@ -199,6 +249,70 @@ def test_many_threads_use_one_model(model: Model) -> None:
     assert not wrong
 
 
+def test_hooks_may_wait_for_one_another() -> None:
+    # A hook that holds a lock and runs a model must not be given another thread's hook to run meanwhile.
+    found = run(
+        """
+        import threading
+        from gpt2_candle import Model
+        model = Model.load(threads=1)
+        lock, meeting, point = threading.Lock(), threading.Barrier(3), "blocks.0.attn.hook_z"
+        def holds(value, hook):
+            with lock:
+                model("O Romeo")
+        def meets(value, hook):
+            meeting.wait(timeout=60)
+        def starts(value, hook):
+            inner = threading.Thread(target=lambda: model("O Romeo"))
+            inner.start()
+            inner.join(60)
+            assert not inner.is_alive()
+        for hook in (holds, meets):
+            threads = [threading.Thread(target=lambda: [model.run_with_hooks("O", [(point, hook)]) for _ in range(3)]) for _ in range(3)]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join()
+        model.run_with_hooks("O", [(point, starts)])
+        print("done")
+        """
+    )
+    assert found.stdout == "done\n", found.stderr
+
+
+def test_a_model_inside_itself_without_end_is_an_error(model: Model) -> None:
+    def again(value: Any, hook: Any) -> None:
+        model.run_with_hooks([1, 2, 3], [(Z, again)])
+
+    with pytest.raises(RecursionError, match="inside one another"):
+        model.run_with_hooks([1, 2, 3], [(Z, again)])
+    assert model(TEXT).logits.shape[1] == 10
+
+
+def test_hooks_run_where_they_are_called(model: Model) -> None:
+    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
+    variable.set(3)
+    seen: list[Any] = []
+    model.run_with_hooks(TEXT, [(Z, lambda value, hook: seen.append((variable.get(), threading.current_thread())))])
+    assert seen == [(3, threading.current_thread())]
+    with np.errstate(all="raise"), pytest.raises(FloatingPointError):
+        model.run_with_hooks(TEXT, [(Z, lambda value, hook: value / np.zeros_like(value))])
+
+
+def test_a_damaged_tokenizer_is_named(model: Model, tmp_path: Path) -> None:
+    model.save(tmp_path / "one")
+    (tmp_path / "one/tokenizer.json").write_text('{"broken')
+    with pytest.warns(UserWarning, match="tokenizer.json"):
+        damaged = Model.load(tmp_path / "one")
+    with pytest.raises(ValueError, match="tokenizer.json"):
+        damaged("O Romeo")
+    assert damaged([1, 2]).logits.shape == (1, 2, 1024)
+    # A model that has no tokenizer takes the other's away.
+    other = Model.load(DATA / "odd")
+    with pytest.raises(ValueError, match="is there already"):
+        other.save(tmp_path / "one")
+    other.save(tmp_path / "one", overwrite=True)
+    assert not (tmp_path / "one/tokenizer.json").exists()
+
+
 def test_a_generation_is_one_thread_s(model: Model) -> None:
     stream = model.stream("ROMEO:", max_new_tokens=5)
     next(stream)
@@ -211,6 +325,16 @@ def test_a_generation_is_one_thread_s(model: Model) -> None:
         model.generate("ROMEO:", max_new_tokens=-1)
     with pytest.raises(TypeError, match="max_new_tokens"):
         model.generate("ROMEO:", max_new_tokens=1.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="empty string"):
+        model.generate("ROMEO:", stop="")
+    assert model.generate("ROMEO:", stop=None, max_new_tokens=1).ids
+    prompts = np.array(["ROMEO:", "JULIET:"])
+    assert len(model.generate(prompts, max_new_tokens=1)) == 2  # type: ignore[call-overload]
+    assert len(model.generate((one for one in prompts), max_new_tokens=1)) == 2  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="one text"):
+        model.compare(model, ["a", "b"])
+    with pytest.raises(TypeError, match="Model.load"):
+        model.compare("demo", "O Romeo")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="kv"):
         model.generate("ROMEO:", kv="f8")  # type: ignore[arg-type]
 

@@ -85,6 +85,7 @@ def test_a_callback_stops_and_raises(model: Model) -> None:
         ([{"prompt": "a", "completion": ""}], {}, ValueError, "empty completion"),
         (TEXT, {"steps": 0}, ValueError, "steps is 0"),
         (TEXT, {"lora": 4}, TypeError, "model="),
+        (TEXT, {"steps": 2**40}, ValueError, "at most"),
         (TEXT, {"model": "gpt2"}, TypeError, "Model.load"),
         (TEXT, {"n_head": 3}, ValueError, "n_embd"),
         (TEXT, {"lr": float("nan")}, ValueError, "lr"),

@@ -1,7 +1,7 @@
 //! The published analyses, as arrays.
 
 use crate::array::Array;
-use crate::changes::Changes;
+use crate::changes::{Changes, Reads};
 use crate::error::Failed;
 use crate::guard::{Raised, compute};
 use crate::model::Model;
@@ -58,7 +58,7 @@ impl Model {
                 .iter()
                 .map(|name| point(name, model.config().n_layer))
                 .collect::<Result<Vec<_>, _>>()?;
-            let changes = changes.build(model, &[text.len()])?;
+            let changes = changes.build(model, Reads::Branches(&text))?;
             let hooks: Option<&dyn Hooks> = if changes.is_empty() { None } else { Some(&changes) };
             let pairs = gradients(model, &ids(model, &text)?, answer.metric(), &found, hooks)?;
             let array = |(value, gradient): &(Tensor, Tensor)| {
@@ -72,7 +72,7 @@ impl Model {
     fn lens(&self, py: Python<'_>, text: Vec<u32>, position: usize, changes: Changes) -> PyResult<Array> {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
-            let changes = changes.build(model, &[text.len()])?;
+            let changes = changes.build(model, Reads::Branches(&text))?;
             Ok(Array::new(&logit_lens(model, &ids(model, &text)?, position, Some(&changes))?.squeeze(1)?)?)
         })
     }
@@ -92,7 +92,7 @@ impl Model {
             let config = model.config();
             let bos = config.bos_token_id.filter(|&id| (id as usize) < config.vocab_size);
             let texts = RepeatedTokens::random(bos, (length, repeats), rows, config.vocab_size, seed);
-            let changes = changes.build(model, &[])?;
+            let changes = changes.build(model, Reads::Others)?;
             let found = head_scores(&model.transformer, &texts, Some(&changes))?;
             let mut arrays = Arrays::new();
             for (name, error, kind) in [
@@ -129,7 +129,7 @@ impl Model {
     ) -> PyResult<Arrays> {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
-            let changes = changes.build(model, &[text.len()])?;
+            let changes = changes.build(model, Reads::Branches(&text))?;
             let hooks: Option<&dyn Hooks> = if changes.is_empty() { None } else { Some(&changes) };
             let ablation = if mean { Ablation::Mean } else { Ablation::Zero };
             let found = ablation_effects(model, &ids(model, &text)?, answer.metric(), ablation, hooks)?;
@@ -153,7 +153,7 @@ impl Model {
                 Answer(answer, None) => Metric::Logit(answer),
             };
             let centering = if raw { Centering::Raw } else { Centering::default() };
-            let changes = changes.build(model, &[text.len()])?;
+            let changes = changes.build(model, Reads::Branches(&text))?;
             let found = direct_attribution(model, &ids(model, &text)?, metric, centering, Some(&changes))?;
             Ok(Arrays::from([
                 ("heads", Array::new(&found.heads)?),
@@ -193,7 +193,7 @@ impl Model {
                 })
             });
             let parts = parts.collect::<Result<Vec<_>, _>>()?;
-            let changes = changes.build(model, &[clean.len(), corrupt.len()])?;
+            let changes = changes.build(model, Reads::Branches(&clean))?;
             let hooks: Option<&dyn Hooks> = if changes.is_empty() { None } else { Some(&changes) };
             let (clean, corrupt) = (ids(model, &clean)?, ids(model, &corrupt)?);
             let contrast = Contrast { clean: &clean, corrupt: &corrupt, metric: answer.metric(), hooks };
@@ -220,7 +220,7 @@ impl Model {
     ) -> PyResult<Arrays> {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
-            let changes = changes.build(model, &[clean.len(), corrupt.len()])?;
+            let changes = changes.build(model, Reads::Branches(&clean))?;
             let hooks: Option<&dyn Hooks> = if changes.is_empty() { None } else { Some(&changes) };
             let (clean, corrupt) = (ids(model, &clean)?, ids(model, &corrupt)?);
             let contrast = Contrast { clean: &clean, corrupt: &corrupt, metric: answer.metric(), hooks };
@@ -247,7 +247,7 @@ impl Model {
     ) -> PyResult<Array> {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
-            let changes = changes.build(model, &[clean.len(), corrupt.len()])?;
+            let changes = changes.build(model, Reads::Branches(&clean))?;
             let hooks: Option<&dyn Hooks> = if changes.is_empty() { None } else { Some(&changes) };
             let (clean, corrupt) = (ids(model, &clean)?, ids(model, &corrupt)?);
             let contrast = Contrast { clean: &clean, corrupt: &corrupt, metric: answer.metric(), hooks };
@@ -260,7 +260,7 @@ impl Model {
     fn rollout(&self, py: Python<'_>, text: Vec<u32>, changes: Changes) -> PyResult<Array> {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
-            let changes = changes.build(model, &[text.len()])?;
+            let changes = changes.build(model, Reads::Branches(&text))?;
             let args =
                 ForwardArgs { output_attentions: true, hooks: Some(&changes), ..ForwardArgs::default() };
             let output = model.transform(&ids(model, &text)?, args)?;

@@ -27,13 +27,37 @@ pub(crate) struct Changes {
     add: Vec<(String, Py<Array>)>,
 }
 
+/// What a run reads, on which some interventions depend.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Reads<'a> {
+    /// Whole texts, in one pass.
+    Whole(&'a [Vec<u32>]),
+    /// Texts that grow: means are taken over what is there first.
+    Growing(&'a [Vec<u32>]),
+    /// Many runs over a text and others of its length: means are taken over this one.
+    Branches(&'a [u32]),
+    /// Texts that the caller does not know.
+    Others,
+}
+
+impl Reads<'_> {
+    fn lengths(self) -> Vec<usize> {
+        match self {
+            Self::Whole(rows) | Self::Growing(rows) => rows.iter().map(Vec::len).collect(),
+            Self::Branches(ids) => vec![ids.len()],
+            Self::Others => vec![],
+        }
+    }
+}
+
 impl Changes {
-    /// The interventions of a run over rows of `lengths` tokens, checked against the model.
-    pub(crate) fn build(&self, model: &Gpt2LMHeadModel, lengths: &[usize]) -> Result<Interventions, Failed> {
-        Ok(self.checked(model, lengths)?)
+    /// The interventions of a run, checked against the model.
+    pub(crate) fn build(&self, model: &Gpt2LMHeadModel, reads: Reads) -> Result<Interventions, Failed> {
+        Ok(self.checked(model, reads)?)
     }
 
-    fn checked(&self, model: &Gpt2LMHeadModel, lengths: &[usize]) -> anyhow::Result<Interventions> {
+    fn checked(&self, model: &Gpt2LMHeadModel, reads: Reads) -> anyhow::Result<Interventions> {
+        let lengths = reads.lengths();
         let config = model.config();
         let mut all = vec![];
         for (kind, text) in &self.heads {
@@ -42,13 +66,17 @@ impl Changes {
             Interventions::new(each.clone(), config).with_context(|| format!("{kind} {text}"))?;
             all.extend(each);
         }
-        let shortest = lengths.iter().copied().min().unwrap_or(0);
-        let check_position = |text: &str, position: usize| match shortest {
-            0 => bail!(
-                "{text}: names a position of a text, but this runs on several texts; leave the position out"
-            ),
-            t if position >= t => bail!("{text}: the text has positions 0 to {}", t - 1),
-            _ => Ok(()),
+        // A row that is padded has its positions elsewhere than the others.
+        let one_length = lengths.first().copied().filter(|t| lengths.iter().all(|other| other == t));
+        let check_position = |text: &str, position: usize| match one_length {
+            None if lengths.is_empty() => {
+                bail!(
+                    "{text}: names a position of a text, but this runs on texts of its own; leave the position out"
+                )
+            }
+            None => bail!("{text}: names a position, but the texts differ in length; run them one by one"),
+            Some(t) if position >= t => bail!("{text}: the text has positions 0 to {}", t - 1),
+            Some(_) => Ok(()),
         };
         for text in &self.block {
             let one: Intervention =
@@ -58,7 +86,7 @@ impl Changes {
             }
             all.push(one);
         }
-        all.extend(self.patches(model, shortest)?);
+        all.extend(self.patches(model, &check_position, one_length)?);
         for (text, vector) in &self.add {
             let at: At<usize> = text.parse().map_err(|_| {
                 anyhow::anyhow!(
@@ -78,14 +106,35 @@ impl Changes {
         for one in &all {
             Interventions::new([one.clone()], config).with_context(|| one.to_string())?;
         }
+        let takes_means = all.iter().any(|one| matches!(one, Intervention::MeanAblate(_)));
         let list = Interventions::new(all, config)?;
-        match &self.mean_of {
-            Some(texts) => means(list, model, texts, lengths),
+        if let Some(texts) = &self.mean_of {
+            return means(list, model, texts, reads);
+        }
+        let own = match reads {
+            _ if !takes_means => None,
+            Reads::Branches(ids) => Some(ids),
+            Reads::Whole([_]) => None, // the pass itself takes them
+            Reads::Growing([ids]) => Some(&ids[..]),
+            _ => bail!(
+                "mean_ablate: this runs on several texts; give the texts to take means over with mean_of"
+            ),
+        };
+        match own {
+            Some(ids) => {
+                let ids = Tensor::new(ids, model.transformer.wte.device())?.unsqueeze(0)?;
+                Ok(list.with_means_of(model, &ids)?)
+            }
             None => Ok(list),
         }
     }
 
-    fn patches(&self, model: &Gpt2LMHeadModel, t: usize) -> anyhow::Result<Vec<Intervention>> {
+    fn patches(
+        &self,
+        model: &Gpt2LMHeadModel,
+        check_position: &dyn Fn(&str, usize) -> anyhow::Result<()>,
+        one_length: Option<usize>,
+    ) -> anyhow::Result<Vec<Intervention>> {
         let Some(ids) = &self.from_prompt else {
             return match self.patch.first() {
                 Some(text) => bail!("patch {text}: needs from_prompt, the text that the values come from"),
@@ -98,19 +147,22 @@ impl Changes {
             if at.place.layer() >= layers {
                 bail!("patch {text}: the model has layers 0 to {}", layers - 1);
             }
-            match at.position {
-                None if ids.len() != t => bail!(
+            match (at.position, one_length) {
+                (None, Some(t)) if ids.len() == t => {}
+                (None, Some(t)) => bail!(
                     "patch {text}: from_prompt has {} tokens and the text {t}: make them equal, or patch single positions, as in \
                      {text}@0",
                     ids.len()
                 ),
-                Some(position) if position >= t.min(ids.len()) => bail!(
-                    "patch {text}: the text has positions 0 to {} and from_prompt 0 to {}",
-                    t.saturating_sub(1),
-                    ids.len().saturating_sub(1)
-                ),
-                _ => Ok(at),
+                (None, None) => bail!("patch {text}: the texts differ in length from one another; run them one by one"),
+                (Some(position), _) => {
+                    check_position(&format!("patch {text}"), position)?;
+                    if position >= ids.len() {
+                        bail!("patch {text}: from_prompt has positions 0 to {}", ids.len().saturating_sub(1));
+                    }
+                }
             }
+            Ok(at)
         });
         let places = parsed.collect::<anyhow::Result<Vec<_>>>()?;
         let recorder = Recorder::new(places.iter().map(|at| at.place.point()));
@@ -124,12 +176,12 @@ impl Changes {
     }
 }
 
-/// Fixes the means of mean ablations: of each position if all texts are as long as every row, else of all positions.
+/// Fixes the means of mean ablations: of each position if all texts are as long as every row of a single pass, else of all positions.
 fn means(
     list: Interventions,
     model: &Gpt2LMHeadModel,
     texts: &[Vec<u32>],
-    lengths: &[usize],
+    reads: Reads,
 ) -> anyhow::Result<Interventions> {
     if texts.is_empty() {
         bail!("mean_of: holds no text");
@@ -137,7 +189,10 @@ fn means(
     let device = model.transformer.wte.device();
     let tensor = |ids: &Vec<u32>| Tensor::new(&ids[..], device)?.unsqueeze(0);
     let tensors = texts.iter().map(tensor).collect::<candle_core::Result<Vec<_>>>()?;
-    let alike = lengths.iter().all(|&t| texts.iter().all(|ids| ids.len() == t));
-    let over = if alike { MeanOver::EachPosition } else { MeanOver::AllPositions };
+    let alike = |&t: &usize| texts.iter().all(|ids| ids.len() == t);
+    let over = match reads {
+        Reads::Whole(_) | Reads::Branches(_) if reads.lengths().iter().all(alike) => MeanOver::EachPosition,
+        _ => MeanOver::AllPositions,
+    };
     Ok(list.with_means_over(model, &tensors, over)?)
 }

@@ -110,6 +110,8 @@ fn message(error: &anyhow::Error) -> String {
             Some(error) => plain(error),
             None => cause.to_string(),
         };
+        // Errors that hold one of Candle's have its backtrace in their text.
+        let text = text.split("\n   0: ").next().unwrap_or_default().trim_end().to_owned();
         // Some errors pass on the text of their cause.
         if !lines.iter().any(|line| line.contains(&text)) {
             lines.push(text);

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use candle_core::{DType, Tensor};
 use gpt2_files::atomic;
 use gpt2_loader::{
-    AdapterConfig, Checkpoint, GgufType, SaveOptions, WeightFiles, save, save_adapter, save_gguf,
+    AdapterConfig, Checkpoint, FILE_NAMES, GgufType, SaveOptions, WeightFiles, save, save_adapter, save_gguf,
 };
 use gpt2_model::ForwardArgs;
 use gpt2_model::analysis::Comparison;
@@ -76,13 +76,29 @@ impl Model {
                 )));
             }
             of.check_folder(&folder)?;
-            for name in ["config.json", "model.safetensors", "tokenizer.json"] {
-                of.check_output(&folder.join(name), overwrite)?;
+            let others = FILE_NAMES
+                .iter()
+                .map(|name| folder.join(name))
+                .filter(|path| path.symlink_metadata().is_ok());
+            let others: Vec<PathBuf> = others.collect();
+            for path in &others {
+                of.check_output(path, overwrite)?;
             }
             let model = of.model.clone().merged()?;
             // GPT-2's own vocabulary, which is in the package, has no file to save.
             let tokenizer = of.tokenizer.as_deref().filter(|tokenizer| tokenizer.to_json().is_ok());
-            Ok(save(&folder, &model, tokenizer, SaveOptions::default().with_dtype(dtype))?)
+            save(&folder, &model, tokenizer, SaveOptions::default().with_dtype(dtype))?;
+            // What is left of another model would become part of this one.
+            let own = |path: &Path| {
+                let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+                name == "config.json"
+                    || name == "model.safetensors"
+                    || (name == "tokenizer.json" && tokenizer.is_some())
+            };
+            for path in others.iter().filter(|path| !own(path)) {
+                std::fs::remove_file(path).with_context(|| path.display().to_string())?;
+            }
+            Ok(())
         })
     }
 
@@ -125,6 +141,14 @@ impl Model {
                 ));
             };
             of.check_output(&path, overwrite)?;
+            if let Some(folder) =
+                path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir())
+            {
+                let none = std::io::Error::from(std::io::ErrorKind::NotFound);
+                return Err(anyhow::Error::from(none)
+                    .context(format!("there is no folder {}", folder.display()))
+                    .into());
+            }
             let checkpoint = Checkpoint::open(files)?;
             if let Some(format) = checkpoint.formats().first() {
                 return Err(Failed::value(format!(

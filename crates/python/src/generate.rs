@@ -1,13 +1,13 @@
 //! Generation, a step at a time.
 
-use crate::changes::Changes;
+use crate::changes::{Changes, Reads};
 use crate::error::Failed;
-use crate::guard::{Raised, compute};
+use crate::guard::{Raised, compute, compute_in_pool};
 use crate::hooks::PyHooks;
 use crate::loaded::Loaded;
 use crate::model::Model;
 use crate::run::point;
-use candle_core::{DType, Tensor};
+use candle_core::DType;
 use gpt2_loader::Tokenizer;
 use gpt2_model::hooks::{Chain, Hooks, Interventions, Point};
 use gpt2_model::{CacheDType, Generation as Running, Paused, Sampling};
@@ -60,12 +60,7 @@ impl Model {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
             let lengths: Vec<usize> = request.rows.iter().map(Vec::len).collect();
-            let mut changes = request.changes.build(model, &lengths)?;
-            if let ([only], false) = (&request.rows[..], changes.is_empty()) {
-                // The text grows, but means are still taken over the prompt.
-                let ids = Tensor::new(&only[..], model.transformer.wte.device())?.unsqueeze(0)?;
-                changes = changes.with_means_of(model, &ids)?;
-            }
+            let changes = request.changes.build(model, Reads::Growing(&request.rows))?;
             let Request { temperature, top_k, top_p, min_p, typical_p, repetition_penalty, seed, .. } =
                 request;
             let sampling = Sampling { temperature, top_k, top_p, min_p, typical_p, repetition_penalty, seed };
@@ -100,9 +95,10 @@ impl Generation {
     /// What the next step adds to the text of each row, `None` for one that has ended; `None` at the end.
     fn step(&self, py: Python<'_>) -> PyResult<Option<Vec<Option<String>>>> {
         py.check_signals()?;
+        let calls_python = !self.hooks.is_empty();
         let hooks = self.hooks.iter().map(|(point, function)| (*point, function.clone_ref(py))).collect();
         let raised = Raised::default();
-        compute(py, &raised, || {
+        let work = || {
             let Some(mut state) = self.at.lock().ok().and_then(|mut at| at.take()) else {
                 return Err(Failed::Runtime(
                     "this generation failed before, or another thread is in it".to_owned(),
@@ -139,7 +135,8 @@ impl Generation {
                 *at = Some(state);
             }
             Ok(pieces)
-        })
+        };
+        if calls_python { compute(py, &raised, work) } else { compute_in_pool(py, &raised, work) }
     }
 
     /// What is left of the text of each row when no more tokens come.

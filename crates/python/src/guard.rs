@@ -3,7 +3,9 @@
 
 use crate::error::Failed;
 use gpt2_model::hooks::{self, Point};
+use pyo3::exceptions::PyRecursionError;
 use pyo3::prelude::*;
+use std::cell::Cell;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -28,8 +30,33 @@ pub(crate) fn point_names(layers: usize) -> Vec<(&'static str, Vec<String>)> {
     Point::of_model(layers).map(|point| (point.shape(), point.names())).collect()
 }
 
-/// Runs work without the interpreter.
+thread_local! {
+    /// How many runs there are inside one another, by hooks that run a model.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+}
+/// How many runs there may be inside one another: each takes a part of the thread's stack.
+const DEEPEST: usize = 16;
+
+/// Runs work without the interpreter, on this thread, so that Python's functions are called where they would be without us.
 pub(crate) fn compute<T: Send>(
+    py: Python<'_>,
+    raised: &Raised,
+    work: impl FnOnce() -> Result<T, Failed> + Send,
+) -> PyResult<T> {
+    start(py, raised, work)
+}
+
+/// The same for work that is short and calls no Python, on a thread of the pool that the kernels use: from outside, each product would
+/// have to get in.
+pub(crate) fn compute_in_pool<T: Send>(
+    py: Python<'_>,
+    raised: &Raised,
+    work: impl FnOnce() -> Result<T, Failed> + Send,
+) -> PyResult<T> {
+    start(py, raised, || in_pool(raised, work))
+}
+
+fn start<T: Send>(
     py: Python<'_>,
     raised: &Raised,
     work: impl FnOnce() -> Result<T, Failed> + Send,
@@ -43,12 +70,15 @@ pub(crate) fn compute<T: Send>(
         .into());
     }
     STARTED.store(true, Ordering::SeqCst);
-    // A hook that runs a model is in the pool already, and must not wait for it.
-    let result = if rayon::current_thread_index().is_some() {
-        py.detach(work)
-    } else {
-        py.detach(|| in_pool(raised, work))
-    };
+    let depth = DEPTH.get();
+    if depth >= DEEPEST {
+        return Err(PyRecursionError::new_err(format!(
+            "hooks run the model inside one another, {depth} deep"
+        )));
+    }
+    DEPTH.set(depth + 1);
+    let result = py.detach(work);
+    DEPTH.set(depth);
     match raised.take() {
         Some(error) => Err(error),
         None => Ok(result?),
@@ -58,8 +88,7 @@ pub(crate) fn compute<T: Send>(
 /// How often to look whether Ctrl-C was pressed.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Runs work on a thread of the pool that the kernels use: from outside, each product would have to get in. Meanwhile this thread
-/// hears signals, which Python tells its main thread alone.
+/// Meanwhile, this thread hears signals, which Python tells its main thread alone.
 fn in_pool<T: Send>(raised: &Raised, work: impl FnOnce() -> Result<T, Failed> + Send) -> Result<T, Failed> {
     let (send, receive) = mpsc::channel();
     rayon::in_place_scope(|scope| {
@@ -101,11 +130,12 @@ impl Raised {
         })
     }
 
-    /// Ends the work after Ctrl-C.
+    /// Ends the work after Ctrl-C. Python tells signals to its main thread; others learn of them through it.
     pub(crate) fn check_signals(&self) -> candle_core::Result<()> {
-        match self.0.lock() {
-            Ok(raised) if raised.is_none() => Ok(()),
-            _ => Err(hooks::error("interrupted")),
+        if self.0.lock().is_ok_and(|raised| raised.is_some()) {
+            return Err(hooks::error("interrupted"));
         }
+        #[allow(clippy::redundant_closure_for_method_calls)] // not general enough in its lifetime
+        self.attached(|py| py.check_signals())
     }
 }

@@ -8,7 +8,9 @@ use candle_core::utils::{cuda_is_available, metal_is_available};
 use candle_core::{DType, Device};
 use candle_fused::{BlockFormat, Implementation};
 use gpt2_loader::hub::{Event, MAIN};
-use gpt2_loader::{AdapterCheckpoint, AdapterFiles, Checkpoint, Files, ModelId, Source, Tokenizer};
+use gpt2_loader::{
+    AdapterCheckpoint, AdapterFiles, Checkpoint, Files, LoadError, ModelId, Source, Tokenizer,
+};
 use gpt2_session::{DEMO_NAME, HubOptions, Named};
 use pyo3::prelude::*;
 use std::path::{Path, PathBuf};
@@ -63,8 +65,15 @@ impl Request {
             let stay = dtype == DType::F32 && device.is_cpu();
             (checkpoint.load_model(dtype, &device)?, if stay { known } else { vec![] })
         };
-        // Ids need no tokenizer: that there is none is an error where a text needs one.
-        let tokenizer = Tokenizer::open(&files, model.config().vocab_size).ok().map(Arc::new);
+        // Ids need no tokenizer: that there is none, or a damaged one, is an error where a text needs it.
+        let (tokenizer, no_tokenizer) = match Tokenizer::open(&files, model.config().vocab_size) {
+            Ok(tokenizer) => (Some(Arc::new(tokenizer)), None),
+            Err(LoadError::NoTokenizer { .. }) => (None, None),
+            Err(error) => {
+                notes.push(format!("{error}; until it is mended, give token ids instead of text"));
+                (None, Some(error.to_string()))
+            }
+        };
         let mut adapters = vec![];
         for (source, weight) in &self.adapters {
             let files = self.adapter(raised, source)?;
@@ -78,6 +87,7 @@ impl Request {
             name,
             model,
             tokenizer,
+            no_tokenizer,
             formats,
             adapters,
             commit,
@@ -189,9 +199,9 @@ fn device(name: &str) -> anyhow::Result<Device> {
 }
 
 /// Why a folder is no model, with what a caller of Python can do.
-fn no_model(error: gpt2_loader::LoadError, dir: &Path) -> anyhow::Error {
+fn no_model(error: LoadError, dir: &Path) -> anyhow::Error {
     match error {
-        gpt2_loader::LoadError::NoConfig { .. } if AdapterFiles::is_in(dir) => {
+        LoadError::NoConfig { .. } if AdapterFiles::is_in(dir) => {
             anyhow!(
                 "{0}: is a LoRA adapter, not a model; load its model with adapter={0:?}",
                 dir.display().to_string()

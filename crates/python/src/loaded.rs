@@ -15,6 +15,8 @@ pub(crate) struct Loaded {
     pub(crate) name: String,
     pub(crate) model: Gpt2LMHeadModel,
     pub(crate) tokenizer: Option<Arc<Tokenizer>>,
+    /// Why there is no tokenizer, if it is damaged.
+    pub(crate) no_tokenizer: Option<String>,
     pub(crate) formats: Vec<BlockFormat>,
     pub(crate) adapters: Vec<String>,
     pub(crate) commit: Option<String>,
@@ -32,7 +34,8 @@ pub(crate) type TrainedAdapter = (Adapter, LoraOptions);
 impl Loaded {
     pub(crate) fn tokenizer(&self) -> Result<&Tokenizer, Failed> {
         self.tokenizer.as_deref().ok_or_else(|| {
-            Failed::value(format!("{}: has no tokenizer here; give token ids instead of text", self.name))
+            let why = self.no_tokenizer.as_deref().unwrap_or("has no tokenizer here");
+            Failed::value(format!("{}: {why}; give token ids instead of text", self.name))
         })
     }
 

@@ -1,7 +1,7 @@
 //! Attention to look at: the page with every head, and pictures.
 
 use crate::array::Array;
-use crate::changes::Changes;
+use crate::changes::{Changes, Reads};
 use crate::error::Failed;
 use crate::guard::{Raised, compute};
 use crate::loaded::Loaded;
@@ -120,7 +120,7 @@ impl Model {
     /// The page as HTML.
     fn page(&self, py: Python<'_>, ids: Vec<u32>, changes: Changes, compare: bool) -> PyResult<String> {
         compute(py, &Raised::default(), || {
-            let changes = changes.build(&self.loaded.model, &[ids.len()])?;
+            let changes = changes.build(&self.loaded.model, Reads::Whole(std::slice::from_ref(&ids)))?;
             if compare && changes.is_empty() {
                 return Err(Failed::value(
                     "compare: there is nothing to compare the plain run with; add an intervention, such as ablate=[\"0.3\"]",

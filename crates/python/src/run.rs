@@ -1,9 +1,9 @@
 //! Forward passes: logits, loss, hidden states, attention weights, the values at hook points.
 
 use crate::array::Array;
-use crate::changes::Changes;
+use crate::changes::{Changes, Reads};
 use crate::error::Failed;
-use crate::guard::{Raised, compute};
+use crate::guard::{Raised, compute, compute_in_pool};
 use crate::hooks::PyHooks;
 use crate::loaded::Loaded;
 use crate::model::Model;
@@ -102,8 +102,7 @@ fn run(
 ) -> Result<Found, Failed> {
     let model = &loaded.model;
     let layers = model.config().n_layer;
-    let lengths: Vec<usize> = asked.rows.iter().map(Vec::len).collect();
-    let changes = asked.changes.build(model, &lengths)?;
+    let changes = asked.changes.build(model, Reads::Whole(&asked.rows))?;
     let points = asked.points.iter().map(|name| point(name, layers)).collect::<Result<Vec<_>, _>>()?;
     let functions = PyHooks { list: hooks, raised };
     // (T, T) numbers take far more memory than what they are computed from, and are seldom all looked at.
@@ -169,7 +168,12 @@ fn run(
     }
     for (name, point) in asked.points.iter().zip(&points) {
         let Some((layer, kind)) = later(point) else { continue };
-        let (q, k) = (recorder.value(Point::Q(layer))?, recorder.value(Point::K(layer))?);
+        // Python may write to what it has.
+        let own = |point: Point| match (points.contains(&point), recorder.value(point)?) {
+            (true, value) => value.copy(),
+            (false, value) => Ok(value),
+        };
+        let (q, k) = (own(Point::Q(layer))?, own(Point::K(layer))?);
         let (padding, knocked_out) = (batch.mask.clone(), changes.knocked_out(layer));
         let loaded = Arc::clone(loaded);
         let pattern = Value::Later(Pattern { loaded, layer, kind, q, k, padding, knocked_out });
@@ -204,6 +208,8 @@ impl Model {
         let hooks =
             asked.hooks.iter().map(|(name, function)| Ok((point(name, layers)?, function.clone_ref(py))));
         let hooks = hooks.collect::<Result<Vec<_>, Failed>>()?;
-        compute(py, &raised, || run(&self.loaded, &asked, hooks, &raised))
+        let calls_python = !hooks.is_empty();
+        let work = || run(&self.loaded, &asked, hooks, &raised);
+        if calls_python { compute(py, &raised, work) } else { compute_in_pool(py, &raised, work) }
     }
 }

@@ -4,7 +4,7 @@ use crate::error::Failed;
 use crate::guard::{Raised, compute};
 use crate::loaded::{Loaded, TrainedAdapter};
 use crate::model::Model;
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use candle_core::{DType, Device};
 use candle_fused::Implementation;
 use candle_nn::VarBuilder;
@@ -110,6 +110,19 @@ impl Request {
     fn run(&self, base: Option<&Loaded>, raised: &Raised) -> anyhow::Result<Trained> {
         let mut notes = vec![];
         let (tokenizer, mut trainer) = if let Some(base) = base {
+            if !base.adapters.is_empty() {
+                bail!(
+                    "{}: has adapters, and only a model without them is trained: save it, which merges them, and load that",
+                    base.name
+                );
+            }
+            if let (Some(format), None) = (base.formats.first(), &self.lora) {
+                let format = format.as_str();
+                bail!(
+                    "{}: is quantized ({format}) and cannot be trained; load the original, or train an adapter with lora=",
+                    base.name
+                );
+            }
             let tokenizer =
                 base.tokenizer.clone().with_context(|| format!("{}: has no tokenizer here", base.name))?;
             let (data, options) = (self.data(&tokenizer, &mut notes)?, self.options(Some(&base.name)));
@@ -138,6 +151,7 @@ impl Request {
             name,
             model,
             tokenizer: Some(tokenizer),
+            no_tokenizer: None,
             formats,
             adapters,
             commit: None,

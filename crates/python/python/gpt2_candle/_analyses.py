@@ -9,13 +9,24 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from . import _native
-from ._inputs import Changes, array_of, changes_of, ids_of, rows_of
+from ._inputs import Changes, array_of, changes_of, count, ids_of, maybe, rows_of
 from ._results import Effects, Map, Scores
 from ._tokenizer import Tokenizer
 from ._types import Floats, Parts, Text, Texts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+AXES: dict[str, tuple[str, ...]] = {
+    "heads": ("layer", "head"),
+    "heads_by_position": ("layer", "head", "position"),
+    "streams": ("layer", "position"),
+    "attention": ("layer",),
+    "attention_by_position": ("layer", "position"),
+    "mlps": ("layer",),
+    "mlps_by_position": ("layer", "position"),
+}
 
 
 class Analyses:
@@ -76,7 +87,8 @@ class Analyses:
         """
         room: int = (self._facts["config"]["n_positions"] - 1) // max(repeats, 1)
         length = min(room, 25) if length is None else length
-        found = self._own.head_scores(length, repeats, texts, seed, changes_of(self._own, changes))
+        found = self._own.head_scores(
+            count(length, "length", 1), count(repeats, "repeats", 2), count(texts, "texts", 1), count(seed, "seed"), changes_of(self._own, changes))
         return Scores({name: self._map(name, values, unit="mean weight") for name, values in found.items()})
 
     def effects(self, text: Text, answer: str | int, against: str | int | None = None, *, mean: bool = False, **changes: Unpack[Changes]) -> Effects:
@@ -106,11 +118,12 @@ class Analyses:
             **changes: Interventions.
 
         Returns:
-            ``heads`` (L, H), ``attention_biases`` and ``mlps`` (L), and as numbers ``embed``, ``pos_embed``, ``final_bias``, ``total``.
+            ``heads`` (L, H), ``attention_biases`` and ``mlps`` (L), and as numbers ``embed``, ``pos_embed``, ``final_bias``,
+            ``interventions`` (what added vectors and patched streams bring in) and their sum, ``total``.
         """
         found = self._own.direct(ids_of(self._own, text), self._answer(answer, against), raw, changes_of(self._own, changes))
         arrays = {name: np.asarray(value) for name, value in found.items()}
-        maps = {name: self._map(name, value, unit="logit") for name, value in arrays.items() if value.ndim}
+        maps = {name: self._map(name, value, ("layer", "head")[: value.ndim], unit="logit") for name, value in arrays.items() if value.ndim}
         return Effects(maps, {name: float(value) for name, value in arrays.items() if not value.ndim})
 
     def patching(
@@ -148,7 +161,7 @@ class Analyses:
             changes_of(self._own, changes),
             progress,
         )
-        named: dict[str, Map] = {name: self._map(name, values, unit="metric") for name, values in zip(several, maps)}
+        named: dict[str, Map] = {name: self._map(name, values, AXES[name], unit="metric") for name, values in zip(several, maps)}
         return Effects(named, {"clean": good, "corrupt": bad})
 
     def attribution(self, clean: Text, corrupt: Text, answer: str | int, against: str | int | None = None, **changes: Unpack[Changes]) -> Effects:
@@ -160,7 +173,8 @@ class Analyses:
         found = self._own.attribution(
             ids_of(self._own, clean, "clean"), ids_of(self._own, corrupt, "corrupt"), self._answer(answer, against), changes_of(self._own, changes)
         )
-        return Effects({name: self._map(name, values, unit="metric") for name, values in found.items()})
+        by_position = {"heads": "heads_by_position", "attention": "attention_by_position", "mlps": "mlps_by_position"}
+        return Effects({name: self._map(name, values, AXES[by_position.get(name, name)], unit="metric") for name, values in found.items()})
 
     def edges(self, clean: Text, corrupt: Text, answer: str | int, against: str | int | None = None, *, steps: int | None = None, **changes: Unpack[Changes]) -> Floats:
         """What each edge between two heads carries, to first order: EAP (Syed et al. 2023), or EAP-IG with ``steps`` (Hanna et al. 2024).
@@ -170,7 +184,7 @@ class Analyses:
         """
         return np.asarray(
             self._own.edges(
-                ids_of(self._own, clean, "clean"), ids_of(self._own, corrupt, "corrupt"), self._answer(answer, against), steps,
+                ids_of(self._own, clean, "clean"), ids_of(self._own, corrupt, "corrupt"), self._answer(answer, against), maybe(steps, "steps", 1),
                 changes_of(self._own, changes),
             )
         )
@@ -205,7 +219,7 @@ class Analyses:
 
     def score(self, texts: Texts) -> list[Floats]:
         """How surprising each token of each text is but the first, given those before it, in nats."""
-        return [np.asarray(nats) for nats in self._own.surprises(rows_of(self._own, texts))]
+        return [np.asarray(nats) for nats in self._own.surprises(rows_of(self._own, texts)[0])]
 
     def _answer(self, answer: str | int, against: str | int | None) -> tuple[int, int | None]:
         return self._token(answer, "answer"), None if against is None else self._token(against, "against")
@@ -219,16 +233,19 @@ class Analyses:
             raise ValueError(f"{what}: there is no token {token}; the vocabulary has {self._facts['config']['vocab_size']}")
         return int(token)
 
-    def _map(self, name: str, values: Any, *, unit: str) -> Map:
+    def _map(self, name: str, values: Any, axes: tuple[str, ...] = ("layer", "head"), *, unit: str) -> Map:
         def draw(path: str, one: Map) -> bytes:
-            rows, columns = one.labels()
+            if one.values.ndim > 2:
+                raise ValueError(f"{one.name}: has {one.values.ndim} axes, and a picture has two; draw a part of it")
+            # One axis is a row of its own.
             numbers = np.atleast_2d(np.asarray(one.values, dtype=np.float32))
-            if numbers.ndim != 2:
-                raise ValueError(f"{one.name}: has {numbers.ndim} axes, and a picture has two; take a part of it")
-            of = {"name": one.name, "unit": one.unit, "row_axis": one.rows, "column_axis": one.columns, "rows": rows}
-            return self._own.maps(path, self.name, [], [{**of, "columns": columns, "values": array_of(numbers, one.name)}])
+            row, column = ("", one.axes[0]) if one.values.ndim == 1 else one.axes
+            rows, columns = ([str(i) for i in range(n)] for n in numbers.shape)
+            rows = rows if row else [""]
+            of = {"name": one.name, "unit": one.unit, "row_axis": row, "column_axis": column, "rows": rows, "columns": columns}
+            return self._own.maps(path, self.name, [], [{**of, "values": array_of(numbers, one.name)}])
 
-        return Map(name.replace("_", " "), np.asarray(values), unit=unit, draw=draw)
+        return Map(name.replace("_", " "), np.asarray(values), axes, unit, draw)
 
 
 def _position(position: int, t: int) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import _native
 from ._inputs import array_of
-from ._types import Hook, HookFunction, Names
+from ._types import Hook, HookFunction, LayerIndex, Names
 
 # TransformerLens computes these only where its config asks for them.
 _ON_REQUEST = ("hook_attn_in", "hook_q_input", "hook_k_input", "hook_v_input", "hook_mlp_in", "attn.hook_result")
@@ -29,12 +29,12 @@ class Points:
             self.spellings.update(dict.fromkeys(names, names[0]))
 
     def find(self, names: Names) -> list[str]:
-        """The points that ``names`` asks for: a name, the start of names, several, or a function that says which.
+        """The points that ``names`` asks for: a name, the start of names up to a dot, several, or a function that says which.
 
         ``None`` is all points that TransformerLens caches by default.
         """
         if names is None:
-            return [name for name in self.shapes if not name.endswith(_ON_REQUEST) and name != "hook_logits"]
+            return [name for name in self.shapes if not name.endswith(_ON_REQUEST) and name != "logits"]
         if callable(names):
             return [name for name in self.shapes if names(name)]
         several = [names] if isinstance(names, str) else list(names)
@@ -43,8 +43,8 @@ class Points:
             if not isinstance(one, str):
                 raise TypeError(f"a hook point's name is a string, got {one!r}")
             exact = self.spellings.get(one)
-            matching = [exact] if exact else [name for name in self.shapes if name.startswith(one)]
-            if not matching or not one:
+            matching = [exact] if exact else [name for name in self.shapes if one.endswith(".") and name.startswith(one)]
+            if not matching:
                 raise ValueError(f"there is no hook point {one!r}; model.hook_points lists them")
             found.update(dict.fromkeys(matching))
         return list(found)
@@ -58,7 +58,7 @@ class Points:
             for name in self.find(names):
                 parts = name.split(".")
                 layer = int(parts[1]) if parts[0] == "blocks" else None
-                found.append((name, functools.partial(_call, function, Hook(name, layer))))
+                found.append((name, functools.partial(_call, function, Hook(name, None if layer is None else LayerIndex(layer)))))
         return found
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from . import _native
-from ._types import Text, Texts
+from ._types import HookFunction, KvDType, Names, Text, Texts
 
 
 class Changes(TypedDict, total=False):
@@ -40,6 +40,22 @@ class Changes(TypedDict, total=False):
     """Layers, or ``"layer@position"``, and the vectors (C) to add to the residual stream before their blocks."""
 
 
+class Options(Changes, total=False):
+    """What :meth:`Model.generate` and :meth:`Model.stream` take besides the prompt."""
+
+    max_new_tokens: int | None
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    typical_p: float | None
+    repetition_penalty: float
+    seed: int
+    stop: str | Sequence[str] | None
+    kv: KvDType | None
+    fwd_hooks: Iterable[tuple[Names, HookFunction]]
+
+
 _ON_HEADS = {"ablate": "ablate", "mean_ablate": "mean-ablate", "scale": "scale", "attention_temperature": "temperature"}
 
 
@@ -52,28 +68,28 @@ def ids_of(model: _native.Model, text: Text, what: str = "the text") -> list[int
         if not ids:
             raise ValueError(f"{what} is empty: give at least one token")
         return ids
+    if not hasattr(text, "__iter__"):
+        raise TypeError(f"{what}: expected text or token ids, got {text!r}")
     ids = _integers(text, what)
     if not ids:
         raise ValueError(f"{what} is empty: give at least one token")
     return ids
 
 
-def rows_of(model: _native.Model, texts: Texts) -> list[list[int]]:
-    """The tokens of one text or several."""
+def rows_of(model: _native.Model, texts: Texts) -> tuple[list[list[int]], bool]:
+    """The tokens of one text or several, and whether it was one."""
     if isinstance(texts, str):
-        return [ids_of(model, texts)]
-    if isinstance(texts, np.ndarray) and texts.ndim == 2:
-        return [_integers(row, "the text") for row in texts]
-    if hasattr(texts, "tolist") and not isinstance(texts, np.ndarray):
-        return rows_of(model, np.asarray(texts))
+        return [ids_of(model, texts)], True
+    if hasattr(texts, "tolist"):  # an array or a tensor
+        texts = np.asarray(texts).tolist()
     if not isinstance(texts, Iterable):
         raise TypeError(f"expected text or token ids, got {texts!r}")
     several: list[Any] = list(texts)
     if not several:
         raise ValueError("there is no text: give a string, ids, or a list of either")
-    if all(isinstance(one, (int, np.integer)) for one in several):
-        return [_integers(several, "the text")]
-    return [ids_of(model, one, f"text {i}") for i, one in enumerate(several)]
+    if not any(isinstance(one, str) or hasattr(one, "__iter__") for one in several):
+        return [_integers(several, "the text")], True
+    return [ids_of(model, one, f"text {i}") for i, one in enumerate(several)], False
 
 
 def _integers(ids: Iterable[Any], what: str) -> list[int]:
@@ -104,6 +120,7 @@ def changes_of(model: _native.Model, given: Mapping[str, Any]) -> dict[str, Any]
             heads.extend((kind, f"{head}={float(number)!r}") for head, number in numbers.items())
     add = _mapping(given.get("add", {}), "add: expected a mapping of layers to vectors, such as {5: vector}")
     means = given.get("mean_of")
+    means = [means] if isinstance(means, str) else means
     if means is not None and not given.get("mean_ablate"):
         raise TypeError("mean_of: says over which texts mean_ablate takes its means; give mean_ablate too")
     prompt = given.get("from_prompt")
@@ -125,14 +142,20 @@ def _mapping(value: Any, expected: str) -> dict[Any, Any]:
     return dict(value)  # pyright: ignore[reportUnknownArgumentType]
 
 
-def count(number: Any, what: str, at_least: int = 0) -> int:
+def count(number: Any, what: str, at_least: int = 0, at_most: int = 2**63 - 1) -> int:
     """A number that counts something."""
     if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
         raise TypeError(f"{what}: expected a whole number, got {number!r}")
     found = int(number)  # pyright: ignore[reportUnknownArgumentType]
-    if not at_least <= found < 2**63:
-        raise ValueError(f"{what} is {found}, expected a number of at least {at_least}")
+    if not at_least <= found <= at_most:
+        most = "" if at_most == 2**63 - 1 else f" and at most {at_most}"
+        raise ValueError(f"{what} is {found}, expected a number of at least {at_least}{most}")
     return found
+
+
+def maybe(number: Any, what: str, at_least: int = 0) -> int | None:
+    """The same, if there is one."""
+    return None if number is None else count(number, what, at_least)
 
 
 def _texts(name: str, value: Any) -> list[str]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from . import _native
 from ._analyses import Analyses
 from ._hooks import Points
-from ._inputs import Changes, array_of, changes_of, count, ids_of, rows_of
+from ._inputs import Changes, Options, array_of, changes_of, count, ids_of, maybe, rows_of
 from ._progress import Downloads
 from ._results import Attention, Cache, Comparison, Continuation, Output
-from ._types import DType, Floats, HookFunction, KvDType, Names, Text, Texts
+from ._types import DType, Floats, HookFunction, Names, Text, Texts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -114,7 +114,7 @@ class Model(Analyses):
                     "offline": bool(offline),
                     "cache_dir": None if cache_dir is None else os.fspath(cache_dir),
                     "endpoint": endpoint,
-                    "timeout": timeout,
+                    "timeout": maybe(timeout, "timeout", 1),
                     "progress": Downloads() if progress else None,
                 }
             )
@@ -152,6 +152,12 @@ class Model(Analyses):
         size = f"{config['n_layer']} layers of {config['n_head']} heads, width {config['n_embd']}"
         return f"Model({self.name}: {size}; {facts['dtype']} on {facts['device']}{weights})"
 
+    def __copy__(self) -> Model:
+        return self  # nothing changes it
+
+    def __deepcopy__(self, memo: Any) -> Model:
+        return self
+
     def __reduce__(self) -> Any:
         return self._own.__reduce__()
 
@@ -183,7 +189,7 @@ class Model(Analyses):
             ValueError: for an empty text, one longer than the model's context, or an id or intervention that the model lacks.
             TypeError: for what is neither text nor ids.
         """
-        rows = rows_of(self._own, text)
+        rows, _ = rows_of(self._own, text)
         found = self._run(
             rows,
             changes,
@@ -208,7 +214,7 @@ class Model(Analyses):
 
         Args:
             text: One text or several, as strings or token ids.
-            names: The points: a name or the start of names (``"blocks.3."``), a list, or a function that says for each name whether
+            names: The points: a name or the start of names up to a dot (``"blocks.3."``), a list, or a function that says for each name whether
                 it is wanted. ``None`` is what TransformerLens caches by default.
             last_logits_only: Computes the logits of the last position only.
             **changes: Interventions.
@@ -218,7 +224,7 @@ class Model(Analyses):
             memory. Attention patterns and scores, (B, H, T, T), are computed from the cached queries and keys when you read them.
         """
         points = self._points.find(names)
-        found = self._run(rows_of(self._own, text), changes, points=points, logits="last" if last_logits_only else "all")
+        found = self._run(rows_of(self._own, text)[0], changes, points=points, logits="last" if last_logits_only else "all")
         return np.asarray(found["logits"][0]), Cache({name: found[name][0] for name in points}, self._points.spellings)
 
     def run_with_hooks(
@@ -238,7 +244,7 @@ class Model(Analyses):
             ValueError: for a point that the model lacks, or a replacement of another shape. What a function raises comes out as it is.
         """
         hooks = self._points.hooks(fwd_hooks)
-        found = self._run(rows_of(self._own, text), changes, hooks=hooks, logits="last" if last_logits_only else "all")
+        found = self._run(rows_of(self._own, text)[0], changes, hooks=hooks, logits="last" if last_logits_only else "all")
         return np.asarray(found["logits"][0])
 
     def _run(
@@ -277,7 +283,8 @@ class Model(Analyses):
             **changes: Interventions.
 
         Returns:
-            For each point, its value and the metric's gradient, of the same shape.
+            For each point, its value and the metric's gradient, of the same shape. After the last block, only the last position is
+            computed: there T is 1.
         """
         points = self._points.find(names)
         pair = self._answer(answer, against)
@@ -293,7 +300,12 @@ class Model(Analyses):
             text: The text.
             compare: Puts the plain run beside the one with interventions.
             **changes: Interventions.
+
+        Raises:
+            ValueError: for ``compare`` without an intervention.
         """
+        if compare and not changes:
+            raise ValueError('compare: there is nothing to compare the plain run with; add an intervention, such as ablate="0.3"')
         ids = ids_of(self._own, text)
         asked = changes_of(self._own, changes)
         found = self._run([ids], changes, logits="none", attentions=True)
@@ -353,120 +365,96 @@ class Model(Analyses):
             text: The text.
             window: Tokens in a window; as many as both models read, if there is no number.
         """
-        ids = self.tokenizer.encode(text) if isinstance(text, str) else rows_of(self._own, text)[0]
-        return Comparison(*self._own.compare(other._own, ids, window))
+        if not isinstance(other, Model):
+            raise TypeError(f"other: expected a Model, got {other!r}; Model.load opens one by its name")
+        if isinstance(text, str):
+            ids = self.tokenizer.encode(text)
+        else:
+            rows, is_one = rows_of(self._own, text)
+            if not is_one:
+                raise TypeError("text: expected one text, got several; compare them one by one")
+            [ids] = rows
+        return Comparison(*self._own.compare(other._own, ids, maybe(window, "window")))
 
     # Writing.
 
-    def generate(
-        self,
-        prompt: Texts,
-        *,
-        max_new_tokens: int | None = None,
-        temperature: float = 1.0,
-        top_k: int | None = 40,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        typical_p: float | None = None,
-        repetition_penalty: float = 1.0,
-        seed: int = 0,
-        stop: str | Sequence[str] = (),
-        kv: KvDType | None = None,
-        fwd_hooks: Iterable[tuple[Names, HookFunction]] = (),
-        **changes: Unpack[Changes],
-    ) -> Continuation | list[Continuation]:
+    @overload
+    def generate(self, prompt: str, **options: Unpack[Options]) -> Continuation: ...
+
+    @overload
+    def generate(self, prompt: list[str] | list[list[int]], **options: Unpack[Options]) -> list[Continuation]: ...
+
+    @overload
+    def generate(self, prompt: Texts, **options: Unpack[Options]) -> Continuation | list[Continuation]: ...
+
+    def generate(self, prompt: Texts, **options: Unpack[Options]) -> Continuation | list[Continuation]:
         """Continues a prompt, or several at once. The same seed gives the same text, whatever else is in the batch.
 
         Args:
             prompt: One text or several, as strings or token ids.
+            **options: All of them are optional, and interventions are among them:
+
+        Options:
             max_new_tokens: The most tokens to add; 100, or as many as the context has room for, if there is no number.
-            temperature: Divides the logits; 0 always takes the most probable token.
-            top_k, top_p, min_p, typical_p: Which tokens to draw from, as in transformers; ``top_k=None`` is all of them.
-            repetition_penalty: Above 1, tokens of the text become less probable.
-            seed: The same seed draws the same text.
+            temperature: 1; divides the logits: 0 always takes the most probable token.
+            top_k, top_p, min_p, typical_p: Which tokens to draw from, as in transformers. ``top_k`` is 40; ``None`` is all of them.
+            repetition_penalty: 1; above 1, tokens of the text become less probable.
+            seed: 0; the same seed draws the same text.
             stop: The text ends before the first of these strings.
             kv: The precision of the cached keys and values.
             fwd_hooks: Functions at hook points, as for :meth:`run_with_hooks`; each pass has the new positions alone.
-            **changes: Interventions.
+            Interventions, as for a pass.
 
         Returns:
             A :class:`Continuation`, or a list of them for a list of prompts.
         """
-        rows = rows_of(self._own, prompt)
-        running = self._generation(
-            rows, max_new_tokens, temperature, top_k, top_p, min_p, typical_p, repetition_penalty, seed, stop, kv, fwd_hooks, changes
-        )
+        rows, is_one = rows_of(self._own, prompt)
+        running = self._generation(rows, options)
         while running.step() is not None:
             pass
         running.finish()
         found = [Continuation(text, ids, stopped_at) for ids, text, stopped_at in running.found()]
-        return found[0] if _is_one(prompt) else found
+        return found[0] if is_one else found
 
-    def stream(
-        self,
-        prompt: Text,
-        *,
-        max_new_tokens: int | None = None,
-        temperature: float = 1.0,
-        top_k: int | None = 40,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        typical_p: float | None = None,
-        repetition_penalty: float = 1.0,
-        seed: int = 0,
-        stop: str | Sequence[str] = (),
-        kv: KvDType | None = None,
-        fwd_hooks: Iterable[tuple[Names, HookFunction]] = (),
-        **changes: Unpack[Changes],
-    ) -> Iterator[str]:
+    def stream(self, prompt: Text, **options: Unpack[Options]) -> Iterator[str]:
         """Like :meth:`generate`, for one prompt: gives the text piece by piece, as it comes."""
-        rows = [ids_of(self._own, prompt)]
-        running = self._generation(
-            rows, max_new_tokens, temperature, top_k, top_p, min_p, typical_p, repetition_penalty, seed, stop, kv, fwd_hooks, changes
-        )
-        while (step := running.step()) is not None:
-            if step[0]:
-                yield step[0]
-        yield from filter(None, running.finish())
+        running = self._generation([ids_of(self._own, prompt)], options)
 
-    def _generation(
-        self,
-        rows: list[list[int]],
-        max_new_tokens: int | None,
-        temperature: float,
-        top_k: int | None,
-        top_p: float | None,
-        min_p: float | None,
-        typical_p: float | None,
-        repetition_penalty: float,
-        seed: int,
-        stop: str | Sequence[str],
-        kv: str | None,
-        fwd_hooks: Iterable[tuple[Names, HookFunction]],
-        changes: Mapping[str, Any],
-    ) -> _native.Generation:
+        def pieces() -> Iterator[str]:
+            while (step := running.step()) is not None:
+                if step[0]:
+                    yield step[0]
+            yield from filter(None, running.finish())
+
+        return pieces()
+
+    def _generation(self, rows: list[list[int]], options: Mapping[str, Any]) -> _native.Generation:
+        given = dict(options)
+        top_k = given.pop("top_k", 40)
         return self._own.generate(
             {
                 "rows": rows,
-                "max_new_tokens": None if max_new_tokens is None else count(max_new_tokens, "max_new_tokens"),
-                "temperature": temperature,
-                "top_k": None if top_k is None else count(top_k, "top_k"),
-                "top_p": top_p,
-                "min_p": min_p,
-                "typical_p": typical_p,
-                "repetition_penalty": repetition_penalty,
-                "seed": count(seed, "seed"),
-                "kv": kv,
-                "stops": [stop] if isinstance(stop, str) else list(stop),
-                "changes": changes_of(self._own, changes),
-                "hooks": self._points.hooks(fwd_hooks),
+                "max_new_tokens": maybe(given.pop("max_new_tokens", None), "max_new_tokens"),
+                "temperature": given.pop("temperature", 1.0),
+                "top_k": maybe(top_k, "top_k"),
+                "top_p": given.pop("top_p", None),
+                "min_p": given.pop("min_p", None),
+                "typical_p": given.pop("typical_p", None),
+                "repetition_penalty": given.pop("repetition_penalty", 1.0),
+                "seed": count(given.pop("seed", 0), "seed"),
+                "kv": given.pop("kv", None),
+                "stops": _stops(given.pop("stop", None)),
+                "hooks": self._points.hooks(given.pop("fwd_hooks", ())),
+                "changes": changes_of(self._own, given),
             }
         )
 
 
-def _is_one(texts: Texts) -> bool:
-    if isinstance(texts, str):
-        return True
-    if isinstance(texts, np.ndarray):
-        return texts.ndim == 1
-    return all(isinstance(one, (int, np.integer)) for one in texts)
+def _stops(stop: str | Sequence[str] | None) -> list[str]:
+    several = [] if stop is None else [stop] if isinstance(stop, str) else list(stop)
+    for one in several:
+        if not isinstance(one, str):
+            raise TypeError(f"stop: expected strings, got {one!r}")
+        if not one:
+            raise ValueError("stop: an empty string would end every text before it begins")
+    return several

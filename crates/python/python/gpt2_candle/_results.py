@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,15 +51,14 @@ class Cache(Mapping[str, "Floats"]):
     its short form ``cache["pattern", 0]``.
     """
 
-    def __init__(self, values: Mapping[str, _native.Array | _native.Pattern], spellings: Mapping[str, str]) -> None:
+    def __init__(self, values: Mapping[str, Floats | _native.Array | _native.Pattern], spellings: Mapping[str, str]) -> None:
         self._values: dict[str, Floats | _native.Pattern] = {
             name: value if isinstance(value, _native.Pattern) else np.asarray(value) for name, value in values.items()
         }
         self._spellings = spellings
 
     def __getitem__(self, name: str | tuple[str, int] | tuple[str, int, str]) -> Floats:
-        asked = name if isinstance(name, str) else _full_name(name[0], name[1], "" if len(name) == 2 else name[2])
-        called = self._spellings.get(asked, asked)
+        asked, called = self._called(name)
         found = self._values.get(called)
         if isinstance(found, _native.Pattern):
             found = self._values[called] = np.asarray(found.array())
@@ -68,6 +67,15 @@ class Cache(Mapping[str, "Floats"]):
             raise KeyError(f"{asked!r} is not in the cache, which has {len(self._values)} values: {known}, ...")
         return found
 
+    def _called(self, name: Any) -> tuple[str, str]:
+        """A name as it was asked for, and as the value is called here."""
+        if isinstance(name, str):
+            asked = name if name in self._spellings else f"hook_{name}"
+            return name, self._spellings.get(asked, name)
+        layers = 1 + max((int(key.split(".")[1]) for key in self._values if key.startswith("blocks.")), default=0)
+        asked = _full_name(name[0], name[1] + layers if name[1] < 0 else name[1], "" if len(name) == 2 else name[2])
+        return asked, self._spellings.get(asked, asked)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 
@@ -75,7 +83,10 @@ class Cache(Mapping[str, "Floats"]):
         return len(self._values)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._spellings.get(name, name) in self._values
+        return isinstance(name, (str, tuple)) and self._called(name)[1] in self._values
+
+    def __reduce__(self) -> Any:
+        return Cache, (dict(self), dict(self._spellings))
 
     def stack(self, name: str, kind: str = "") -> Floats:
         """A copy of the values of all layers, (L, B, ..): ``cache.stack("pattern")``."""
@@ -101,59 +112,58 @@ def _full_name(name: str, layer: int, kind: str = "") -> str:
 
 @dataclass(frozen=True)
 class Map:
-    """Numbers of a model in rows and columns, such as a layer's heads."""
+    """Numbers of a model's parts, such as one for each head."""
 
     name: str
     values: Floats
-    """The numbers; the first axis is that of the rows."""
-    rows: str = "layer"
-    """What the rows are: ``layer`` or ``head``."""
-    columns: str = "head"
+    axes: tuple[str, ...] = ("layer", "head")
+    """What each axis of the numbers counts: ``layer``, ``head``, ``position``."""
     unit: str = ""
     """What a number is, in what unit."""
-    row_labels: Sequence[str] = ()
-    column_labels: Sequence[str] = ()
-    """Their labels; numbers if there are none."""
-    draw: Callable[[str, Map], bytes] | None = field(default=None, repr=False)
+    draw: Callable[[str, Map], bytes] | None = field(default=None, repr=False, compare=False)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
-        return np.array(self.values, dtype=dtype, copy=copy) if copy else np.asarray(self.values, dtype=dtype)
+        return np.array(self.values, dtype=dtype) if copy else np.asarray(self.values, dtype=dtype)
 
-    def labels(self) -> tuple[list[str], list[str]]:
-        """The labels of rows and columns."""
-        values = np.atleast_2d(self.values)
-        rows = list(self.row_labels) or [str(i) for i in range(values.shape[0])]
-        columns = list(self.column_labels) or [str(i) for i in range(values.shape[1])]
-        return rows, columns
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "draw": None}  # what draws belongs to the model
 
     def top(self, count: int = 5) -> list[tuple[str, float]]:
-        """The numbers farthest from 0, largest first, each with its row and column: ``("5.1", -0.31)``."""
-        values = np.atleast_2d(self.values)
-        rows, columns = self.labels()
-        order = np.argsort(-np.abs(values), axis=None, kind="stable")[:count]
-        places = (divmod(int(i), values.shape[1]) for i in order)
-        return [(f"{rows[row]}.{columns[column]}", float(values[row, column])) for row, column in places]
+        """The numbers farthest from 0, largest first, each with its place: ``("5.1", -0.31)`` for layer 5, head 1."""
+        order = np.argsort(-np.abs(self.values), axis=None, kind="stable")[:count]
+        places = (np.unravel_index(int(i), self.values.shape) for i in order)
+        return [(".".join(str(int(i)) for i in place), float(self.values[place])) for place in places]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A table, if pandas is installed."""
+        """A table, if pandas is installed: a row for each number of the first axis, a column for each of the others."""
         import pandas
 
-        rows, columns = self.labels()
-        index = pandas.Index(rows, name=self.rows)
-        return pandas.DataFrame(np.atleast_2d(self.values), index=index, columns=pandas.Index(columns, name=self.columns))
+        first, *others = self.axes
+        flat = np.asarray(self.values).reshape(self.values.shape[0], -1)
+        if len(others) > 1:
+            columns: Any = pandas.MultiIndex.from_product([range(n) for n in self.values.shape[1:]], names=others)
+        else:
+            columns = pandas.RangeIndex(flat.shape[1], name=others[0]) if others else [self.name]
+        return pandas.DataFrame(flat, index=pandas.RangeIndex(flat.shape[0], name=first), columns=columns)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Draws the map into a file: ``.svg``, ``.pdf`` or ``.png``."""
+        """Draws the map into a file, which it replaces: ``.svg``, ``.pdf`` or ``.png``.
+
+        Raises:
+            ValueError: for a map of three axes: a picture has two, so draw a part of it.
+        """
         if self.draw is None:
             raise ValueError("this map belongs to no model that could draw it")
         Path(path).write_bytes(self.draw(str(path), self))
 
-    def _repr_svg_(self) -> str | None:
-        return self.draw("map.svg", self).decode() if self.draw else None
+    def _repr_html_(self) -> str:
+        if self.draw is None or self.values.ndim > 2:
+            return html.escape(repr(self))
+        return self.draw("map.svg", self).decode()
 
     def __repr__(self) -> str:
         top = ", ".join(f"{place} {number:+.3g}" for place, number in self.top(3))
-        return f"Map({self.name}, {self.rows} by {self.columns} {_shape(np.asarray(self.values))}; {top})"
+        return f"Map({self.name}, {' by '.join(self.axes)} {_shape(np.asarray(self.values))}; {top})"
 
 
 class Maps(Mapping[str, Map]):
@@ -189,15 +199,13 @@ class Maps(Mapping[str, Map]):
         """A row for each number of each map, if pandas is installed."""
         import pandas
 
-        rows: list[tuple[str, str, str, float]] = []
+        rows: list[tuple[str, str, float]] = []
         for name, one in self._maps.items():
-            of_rows, of_columns = one.labels()
-            for row, numbers in zip(of_rows, np.atleast_2d(one.values)):
-                rows.extend((name, row, column, float(number)) for column, number in zip(of_columns, numbers))
-        return pandas.DataFrame(rows, columns=["map", "row", "column", "value"])
+            rows.extend((name, ".".join(map(str, place)), float(number)) for place, number in np.ndenumerate(one.values))
+        return pandas.DataFrame(rows, columns=["map", "place", "value"])
 
     def _repr_html_(self) -> str:
-        return "".join(f"<div>{one._repr_svg_() or html.escape(repr(one))}</div>" for one in self._maps.values())
+        return "".join(f"<div>{one._repr_html_()}</div>" for one in self._maps.values())
 
     def __repr__(self) -> str:
         numbers = "".join(f", {name} {value:.4g}" for name, value in self.numbers.items())

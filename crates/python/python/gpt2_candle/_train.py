@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from . import _native
-from ._inputs import count
+from ._inputs import count, maybe
 from ._model import Model
 
 
@@ -67,11 +66,11 @@ def train(
     val_fraction: float = 0.1,
     seed: int = 0,
     callback: Callable[[int, float, float | None], Any] | None = None,
-    vocab_size: int = 1024,
-    n_positions: int = 256,
-    n_embd: int = 128,
-    n_layer: int = 4,
-    n_head: int = 4,
+    vocab_size: int | None = None,
+    n_positions: int | None = None,
+    n_embd: int | None = None,
+    n_layer: int | None = None,
+    n_head: int | None = None,
 ) -> Training:
     """Trains a new GPT-2, fine-tunes one, or trains an adapter on one. The same seed gives the same weights.
 
@@ -96,55 +95,58 @@ def train(
         seed: Of initial weights, order and dropout.
         callback: Called after each step with its number, its loss, and the validation's loss where there is one. ``False`` stops the
             run. So does Ctrl-C, which raises KeyboardInterrupt.
-        vocab_size, n_positions, n_embd, n_layer, n_head: The size of a new model.
+        vocab_size, n_positions, n_embd, n_layer, n_head: The size of a new model: 1024, 256, 128, 4 and 4.
 
     Raises:
         ValueError: for too little data, or an option without a meaning.
     """
     text, examples = (data, []) if isinstance(data, str) else (None, [_example(one) for one in data])
-    rank = LoRA(r=count(lora, "lora")) if isinstance(lora, int) and not isinstance(lora, bool) else lora
+    rank = LoRA(r=count(lora, "lora", 1)) if isinstance(lora, int) and not isinstance(lora, bool) else lora
     if rank is not None and not isinstance(rank, LoRA):
         raise TypeError(f"lora: expected LoRA(..) or a rank, got {lora!r}")
     if rank is not None and model is None:
         raise TypeError("lora: an adapter is trained on a model; give model=")
     if model is not None and not isinstance(model, Model):
         raise TypeError(f"model: expected a Model, got {model!r}; Model.load opens one by its name")
+    size = {"vocab_size": vocab_size, "n_positions": n_positions, "n_embd": n_embd, "n_layer": n_layer, "n_head": n_head}
+    given = [name for name, number in size.items() if number is not None]
+    if model is not None and given:
+        raise TypeError(f"{given[0]}: is the size of a new model; leave it out, or leave model= out")
+    defaults = (1024, 256, 128, 4, 4)
+    new = tuple(default if size[name] is None else count(size[name], name, 1) for name, default in zip(size, defaults))
     native, losses, validation, finished = _native.Model.train(
         model._own if model is not None else None,
         {
             "text": text,
             "examples": examples,
-            "new": (vocab_size, n_positions, n_embd, n_layer, n_head),
+            "new": new,
             "lora": None
             if rank is None
             else {
-                "r": count(rank.r, "r"),
+                "r": count(rank.r, "r", 1),
                 "alpha": float(rank.alpha),
                 "dropout": float(rank.dropout),
                 "targets": list(rank.targets),
                 "rslora": bool(rank.rslora),
             },
-            "steps": count(steps, "steps", at_least=1),
-            "batch": count(batch, "batch", at_least=1),
-            "accumulate": count(accumulate, "accumulate", at_least=1),
-            "window": window,
+            "steps": count(steps, "steps", 1, 2**32 - 1),
+            "batch": count(batch, "batch", 1, 2**16 - 1),
+            "accumulate": count(accumulate, "accumulate", 1, 2**16 - 1),
+            "window": maybe(window, "window", 1),
             "lr": float(lr),
-            "warmup": count(warmup, "warmup"),
+            "warmup": count(warmup, "warmup", 0, 2**32 - 1),
             "weight_decay": float(weight_decay),
             "clip": float(clip),
             "dropout": dropout,
             "repeat_fraction": float(repeat_fraction),
             "recompute": bool(recompute),
-            "eval_every": count(eval_every, "eval_every", at_least=1),
+            "eval_every": count(eval_every, "eval_every", 1, 2**32 - 1),
             "val_fraction": float(val_fraction),
             "seed": count(seed, "seed"),
             "callback": callback,
         },
     )
-    trained = Model(native)
-    if not finished and callback is None:
-        warnings.warn("the run stopped early", stacklevel=2)
-    return Training(trained, losses, validation, finished)
+    return Training(Model(native), losses, validation, finished)
 
 
 def _example(one: Any) -> tuple[str, str]:

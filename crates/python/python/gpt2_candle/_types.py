@@ -13,13 +13,20 @@ Floats = NDArray[np.floating[Any]]
 """An array of floats, in the model's precision."""
 
 
+class LayerIndex(int):
+    """A layer's number. Calling it gives it, too, since TransformerLens writes ``hook.layer()``."""
+
+    def __call__(self) -> int:
+        return int(self)
+
+
 @dataclass(frozen=True)
 class Hook:
     """What a hook learns about the value that it gets."""
 
     name: str
     """The point's name, as in TransformerLens: ``"blocks.3.attn.hook_z"``."""
-    layer: int | None
+    layer: LayerIndex | None
     """The layer, counted from 0; ``None`` outside the blocks."""
 
 
@@ -29,7 +36,7 @@ Text = Union[str, Ids]
 Texts = Union[Text, Sequence[str], Sequence[Sequence[int]]]
 """One text or several."""
 Names = Union[str, Sequence[str], Callable[[str], bool], None]
-"""Hook points: a name or the start of names, several, a function that says which, or the usual ones."""
+"""Hook points: a name, the start of names up to a dot, several, a function that says which, or the usual ones."""
 HookFunction = Callable[[Floats, Hook], Any]
 DType = Literal["f32", "f16", "bf16", "f64"]
 KvDType = Literal["f32", "f16", "bf16", "q8_0"]
