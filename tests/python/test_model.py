@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import sys
+import typing
 import warnings
 
 import numpy as np
@@ -110,3 +112,9 @@ def test_a_character_that_the_vocabulary_lacks_is_named(model: Model) -> None:
 def test_a_model_is_not_pickled(model: Model) -> None:
     with pytest.raises(TypeError, match="load it by name"):
         pickle.dumps(model)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="typing has no Unpack")
+def test_types_can_be_asked_for() -> None:
+    for method in (Model.__call__, Model.generate, Model.effects, Model.load):
+        assert "return" in typing.get_type_hints(method)

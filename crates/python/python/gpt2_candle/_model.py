@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -17,7 +18,9 @@ from ._progress import Downloads
 from ._results import Attention, Cache, Comparison, Continuation, Output
 from ._types import DType, Floats, HookFunction, Names, Text, Texts
 
-if TYPE_CHECKING:
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+elif TYPE_CHECKING:
     from typing_extensions import Unpack
 
 if hasattr(os, "register_at_fork"):
