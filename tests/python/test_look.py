@@ -36,6 +36,7 @@ def test_attention_is_a_page_and_pictures(model: Model, tmp_path: Path) -> None:
 
 def test_two_runs_stand_beside_each_other(model: Model) -> None:
     found = model.attention(TEXT, compare=True, ablate="0.3")
+    assert found.interventions == ["ablate 0.3"]
     assert '"plain"' in found.page() and "ablate 0.3" in found.page()
     with pytest.raises(ValueError, match="nothing to compare"):
         model.attention(TEXT, compare=True)

@@ -13,7 +13,7 @@ use gpt2_model::analysis::{
     activation_patching, attention_rollout, attribution_patching, direct_attribution, edge_attribution,
     gradients, head_scores, logit_lens, surprises,
 };
-use gpt2_model::hooks::{Head, Hooks};
+use gpt2_model::hooks::{Head, Hooks, Interventions};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
@@ -29,6 +29,34 @@ impl Answer {
             None => Metric::LogProb(self.0),
         }
     }
+}
+
+/// A clean and a corrupted text, and what is measured of them.
+#[derive(Debug, FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Pair {
+    clean: Vec<u32>,
+    corrupt: Vec<u32>,
+    answer: Answer,
+    changes: Changes,
+}
+
+impl Pair {
+    fn measured<T>(
+        &self,
+        model: &Gpt2LMHeadModel,
+        work: impl FnOnce(&Contrast) -> candle_core::Result<T>,
+    ) -> Result<T, Failed> {
+        let changes = self.changes.build(model, Reads::Branches(&self.clean))?;
+        let (clean, corrupt) = (ids(model, &self.clean)?, ids(model, &self.corrupt)?);
+        let metric = self.answer.metric();
+        Ok(work(&Contrast { clean: &clean, corrupt: &corrupt, metric, hooks: hooks(&changes) })?)
+    }
+}
+
+/// Interventions as hooks; without any, the model keeps its fused code.
+fn hooks(changes: &Interventions) -> Option<&dyn Hooks> {
+    if changes.is_empty() { None } else { Some(changes) }
 }
 
 type Arrays = BTreeMap<&'static str, Array>;
@@ -59,8 +87,7 @@ impl Model {
                 .map(|name| point(name, model.config().n_layer))
                 .collect::<Result<Vec<_>, _>>()?;
             let changes = changes.build(model, Reads::Branches(&text))?;
-            let hooks: Option<&dyn Hooks> = if changes.is_empty() { None } else { Some(&changes) };
-            let pairs = gradients(model, &ids(model, &text)?, answer.metric(), &found, hooks)?;
+            let pairs = gradients(model, &ids(model, &text)?, answer.metric(), &found, hooks(&changes))?;
             let array = |(value, gradient): &(Tensor, Tensor)| {
                 Ok((Array::copy_of(value)?, Array::copy_of(gradient)?))
             };
@@ -73,7 +100,7 @@ impl Model {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
             let changes = changes.build(model, Reads::Branches(&text))?;
-            Ok(Array::new(&logit_lens(model, &ids(model, &text)?, position, Some(&changes))?.squeeze(1)?)?)
+            Ok(Array::new(&logit_lens(model, &ids(model, &text)?, position, hooks(&changes))?.squeeze(1)?)?)
         })
     }
 
@@ -93,7 +120,7 @@ impl Model {
             let bos = config.bos_token_id.filter(|&id| (id as usize) < config.vocab_size);
             let texts = RepeatedTokens::random(bos, (length, repeats), rows, config.vocab_size, seed);
             let changes = changes.build(model, Reads::Others)?;
-            let found = head_scores(&model.transformer, &texts, Some(&changes))?;
+            let found = head_scores(&model.transformer, &texts, hooks(&changes))?;
             let mut arrays = Arrays::new();
             for (name, error, kind) in [
                 ("previous_token", "previous_token_error", 0),
@@ -130,9 +157,9 @@ impl Model {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
             let changes = changes.build(model, Reads::Branches(&text))?;
-            let hooks: Option<&dyn Hooks> = if changes.is_empty() { None } else { Some(&changes) };
             let ablation = if mean { Ablation::Mean } else { Ablation::Zero };
-            let found = ablation_effects(model, &ids(model, &text)?, answer.metric(), ablation, hooks)?;
+            let found =
+                ablation_effects(model, &ids(model, &text)?, answer.metric(), ablation, hooks(&changes))?;
             Ok(Arrays::from([("plain", number(found.plain)?), ("change", Array::new(&found.change)?)]))
         })
     }
@@ -154,7 +181,7 @@ impl Model {
             };
             let centering = if raw { Centering::Raw } else { Centering::default() };
             let changes = changes.build(model, Reads::Branches(&text))?;
-            let found = direct_attribution(model, &ids(model, &text)?, metric, centering, Some(&changes))?;
+            let found = direct_attribution(model, &ids(model, &text)?, metric, centering, hooks(&changes))?;
             Ok(Arrays::from([
                 ("heads", Array::new(&found.heads)?),
                 ("attention_biases", Array::new(&found.attention_biases)?),
@@ -169,15 +196,11 @@ impl Model {
     }
 
     /// Activation patching of `parts`: the metric of both runs, and a map for each of the parts.
-    #[allow(clippy::too_many_arguments)] // Python names them
     fn patch(
         &self,
         py: Python<'_>,
-        clean: Vec<u32>,
-        corrupt: Vec<u32>,
-        answer: Answer,
+        pair: Pair,
         parts: Vec<String>,
-        changes: Changes,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<(f64, f64, Vec<Array>)> {
         let raised = Raised::default();
@@ -193,16 +216,14 @@ impl Model {
                 })
             });
             let parts = parts.collect::<Result<Vec<_>, _>>()?;
-            let changes = changes.build(model, Reads::Branches(&clean))?;
-            let hooks: Option<&dyn Hooks> = if changes.is_empty() { None } else { Some(&changes) };
-            let (clean, corrupt) = (ids(model, &clean)?, ids(model, &corrupt)?);
-            let contrast = Contrast { clean: &clean, corrupt: &corrupt, metric: answer.metric(), hooks };
-            let found = activation_patching(model, &contrast, &parts, &mut |done, all| {
-                raised.check_signals()?;
-                match &progress {
-                    Some(progress) => raised.attached(|py| progress.call1(py, (done, all)).map(drop)),
-                    None => Ok(()),
-                }
+            let found = pair.measured(model, |contrast| {
+                activation_patching(model, contrast, &parts, &mut |done, all| {
+                    raised.check_signals()?;
+                    match &progress {
+                        Some(progress) => raised.attached(|py| progress.call1(py, (done, all)).map(drop)),
+                        None => Ok(()),
+                    }
+                })
             })?;
             let maps = found.maps.iter().map(Array::new).collect::<candle_core::Result<Vec<_>>>()?;
             Ok((found.clean, found.corrupt, maps))
@@ -210,21 +231,10 @@ impl Model {
     }
 
     /// Attribution patching: an estimate for each head, stream, attention block and MLP at each position.
-    fn attribution(
-        &self,
-        py: Python<'_>,
-        clean: Vec<u32>,
-        corrupt: Vec<u32>,
-        answer: Answer,
-        changes: Changes,
-    ) -> PyResult<Arrays> {
+    fn attribution(&self, py: Python<'_>, pair: Pair) -> PyResult<Arrays> {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
-            let changes = changes.build(model, Reads::Branches(&clean))?;
-            let hooks: Option<&dyn Hooks> = if changes.is_empty() { None } else { Some(&changes) };
-            let (clean, corrupt) = (ids(model, &clean)?, ids(model, &corrupt)?);
-            let contrast = Contrast { clean: &clean, corrupt: &corrupt, metric: answer.metric(), hooks };
-            let found = attribution_patching(model, &contrast)?;
+            let found = pair.measured(model, |contrast| attribution_patching(model, contrast))?;
             Ok(Arrays::from([
                 ("heads", Array::new(&found.heads)?),
                 ("streams", Array::new(&found.streams)?),
@@ -235,24 +245,12 @@ impl Model {
     }
 
     /// Edges between heads (3, L, H, L, H): EAP, or EAP-IG with a number of steps.
-    #[allow(clippy::too_many_arguments)] // Python names them
-    fn edges(
-        &self,
-        py: Python<'_>,
-        clean: Vec<u32>,
-        corrupt: Vec<u32>,
-        answer: Answer,
-        steps: Option<usize>,
-        changes: Changes,
-    ) -> PyResult<Array> {
+    fn edges(&self, py: Python<'_>, pair: Pair, steps: Option<usize>) -> PyResult<Array> {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
-            let changes = changes.build(model, Reads::Branches(&clean))?;
-            let hooks: Option<&dyn Hooks> = if changes.is_empty() { None } else { Some(&changes) };
-            let (clean, corrupt) = (ids(model, &clean)?, ids(model, &corrupt)?);
-            let contrast = Contrast { clean: &clean, corrupt: &corrupt, metric: answer.metric(), hooks };
             let gradients = steps.map_or(EdgeGradients::Corrupt, |steps| EdgeGradients::Integrated { steps });
-            Ok(Array::new(&edge_attribution(model, &contrast, gradients)?)?)
+            let found = pair.measured(model, |contrast| edge_attribution(model, contrast, gradients))?;
+            Ok(Array::new(&found)?)
         })
     }
 
@@ -262,7 +260,7 @@ impl Model {
             let model = &self.loaded.model;
             let changes = changes.build(model, Reads::Branches(&text))?;
             let args =
-                ForwardArgs { output_attentions: true, hooks: Some(&changes), ..ForwardArgs::default() };
+                ForwardArgs { output_attentions: true, hooks: hooks(&changes), ..ForwardArgs::default() };
             let output = model.transform(&ids(model, &text)?, args)?;
             let layers = attention_rollout(&output.attentions)?;
             Ok(Array::new(&Tensor::stack(&layers, 0)?.squeeze(1)?)?)

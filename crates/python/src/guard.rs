@@ -37,26 +37,29 @@ thread_local! {
 /// How many runs there may be inside one another: each takes a part of the thread's stack.
 const DEEPEST: usize = 16;
 
+/// A run that is under way on this thread, even where it panics.
+struct Deeper;
+
+impl Deeper {
+    fn new() -> PyResult<Self> {
+        let depth = DEPTH.get();
+        if depth >= DEEPEST {
+            let text = format!("hooks run the model inside one another, {depth} deep");
+            return Err(PyRecursionError::new_err(text));
+        }
+        DEPTH.set(depth + 1);
+        Ok(Self)
+    }
+}
+
+impl Drop for Deeper {
+    fn drop(&mut self) {
+        DEPTH.set(DEPTH.get() - 1);
+    }
+}
+
 /// Runs work without the interpreter, on this thread, so that Python's functions are called where they would be without us.
 pub(crate) fn compute<T: Send>(
-    py: Python<'_>,
-    raised: &Raised,
-    work: impl FnOnce() -> Result<T, Failed> + Send,
-) -> PyResult<T> {
-    start(py, raised, work)
-}
-
-/// The same for work that is short and calls no Python, on a thread of the pool that the kernels use: from outside, each product would
-/// have to get in.
-pub(crate) fn compute_in_pool<T: Send>(
-    py: Python<'_>,
-    raised: &Raised,
-    work: impl FnOnce() -> Result<T, Failed> + Send,
-) -> PyResult<T> {
-    start(py, raised, || in_pool(raised, work))
-}
-
-fn start<T: Send>(
     py: Python<'_>,
     raised: &Raised,
     work: impl FnOnce() -> Result<T, Failed> + Send,
@@ -70,25 +73,28 @@ fn start<T: Send>(
         .into());
     }
     STARTED.store(true, Ordering::SeqCst);
-    let depth = DEPTH.get();
-    if depth >= DEEPEST {
-        return Err(PyRecursionError::new_err(format!(
-            "hooks run the model inside one another, {depth} deep"
-        )));
-    }
-    DEPTH.set(depth + 1);
+    let _deeper = Deeper::new()?;
     let result = py.detach(work);
-    DEPTH.set(depth);
     match raised.take() {
         Some(error) => Err(error),
         None => Ok(result?),
     }
 }
 
+/// The same for work that is short and calls no Python, on a thread of the pool that the kernels use: from outside, each product would
+/// have to get in.
+pub(crate) fn compute_in_pool<T: Send>(
+    py: Python<'_>,
+    raised: &Raised,
+    work: impl FnOnce() -> Result<T, Failed> + Send,
+) -> PyResult<T> {
+    compute(py, raised, || in_pool(raised, work))
+}
+
 /// How often to look whether Ctrl-C was pressed.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Meanwhile, this thread hears signals, which Python tells its main thread alone.
+/// Runs work in the pool. This thread hears signals meanwhile, which Python tells its main thread alone.
 fn in_pool<T: Send>(raised: &Raised, work: impl FnOnce() -> Result<T, Failed> + Send) -> Result<T, Failed> {
     let (send, receive) = mpsc::channel();
     rayon::in_place_scope(|scope| {

@@ -117,6 +117,14 @@ impl Loaded {
 
 #[pymethods]
 impl Model {
+    /// The interventions of a run over a text, as the command writes them.
+    fn said(&self, py: Python<'_>, ids: Vec<u32>, changes: Changes) -> PyResult<Vec<String>> {
+        compute(py, &Raised::default(), || {
+            let changes = changes.build(&self.loaded.model, Reads::Whole(std::slice::from_ref(&ids)))?;
+            Ok(changes.iter().map(ToString::to_string).collect())
+        })
+    }
+
     /// The page as HTML.
     fn page(&self, py: Python<'_>, ids: Vec<u32>, changes: Changes, compare: bool) -> PyResult<String> {
         compute(py, &Raised::default(), || {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -156,14 +156,8 @@ class Analyses:
             A map of the metric for each of ``parts``; ``clean`` and ``corrupt`` are the metric of both texts.
         """
         several = [parts] if isinstance(parts, str) else list(parts)
-        good, bad, maps = self._own.patch(
-            ids_of(self._own, clean, "clean"),
-            ids_of(self._own, corrupt, "corrupt"),
-            self._answer(answer, against),
-            [str(one) for one in several],
-            changes_of(self._own, changes),
-            progress,
-        )
+        pair = self._pair(clean, corrupt, answer, against, changes)
+        good, bad, maps = self._own.patch(pair, [str(one) for one in several], progress)
         named: dict[str, Map] = {name: self._map(name, values, AXES[name], unit="metric") for name, values in zip(several, maps)}
         return Effects(named, {"clean": good, "corrupt": bad})
 
@@ -173,9 +167,7 @@ class Analyses:
         Returns:
             ``heads`` (L, H, T), ``streams``, ``attention`` and ``mlps`` (L, T).
         """
-        found = self._own.attribution(
-            ids_of(self._own, clean, "clean"), ids_of(self._own, corrupt, "corrupt"), self._answer(answer, against), changes_of(self._own, changes)
-        )
+        found = self._own.attribution(self._pair(clean, corrupt, answer, against, changes))
         by_position = {"heads": "heads_by_position", "attention": "attention_by_position", "mlps": "mlps_by_position"}
         return Effects({name: self._map(name, values, AXES[by_position.get(name, name)], unit="metric") for name, values in found.items()})
 
@@ -185,12 +177,8 @@ class Analyses:
         Returns:
             (3, L, H, L, H): for queries, keys and values, the sender's layer and head, then the receiver's.
         """
-        return np.asarray(
-            self._own.edges(
-                ids_of(self._own, clean, "clean"), ids_of(self._own, corrupt, "corrupt"), self._answer(answer, against), maybe(steps, "steps", 1),
-                changes_of(self._own, changes),
-            )
-        )
+        pair = self._pair(clean, corrupt, answer, against, changes)
+        return np.asarray(self._own.edges(pair, maybe(steps, "steps", 1)))
 
     def rollout(self, text: Text, **changes: Unpack[Changes]) -> Floats:
         """Attention rollout (Abnar & Zuidema 2020), (L, T, T): how much of each token reaches each position after each layer."""
@@ -223,6 +211,14 @@ class Analyses:
     def score(self, texts: Texts) -> list[Floats]:
         """How surprising each token of each text is but the first, given those before it, in nats."""
         return [np.asarray(nats) for nats in self._own.surprises(rows_of(self._own, texts)[0])]
+
+    def _pair(self, clean: Text, corrupt: Text, answer: str | int, against: str | int | None, changes: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "clean": ids_of(self._own, clean, "clean"),
+            "corrupt": ids_of(self._own, corrupt, "corrupt"),
+            "answer": self._answer(answer, against),
+            "changes": changes_of(self._own, changes),
+        }
 
     def _answer(self, answer: str | int, against: str | int | None) -> tuple[int, int | None]:
         return self._token(answer, "answer"), None if against is None else self._token(against, "against")

@@ -33,7 +33,8 @@ def _set_threads(threads: int | None) -> None:
     """The thread pool starts with the first model, and has its size from then on."""
     global _threads
     if threads is None:
-        _threads = _threads or int(os.environ.get("RAYON_NUM_THREADS") or 0)
+        given = os.environ.get("RAYON_NUM_THREADS", "")
+        _threads = _threads or (int(given) if given.isdecimal() else 0)
         return
     if isinstance(threads, bool) or not isinstance(threads, int):
         raise TypeError(f"threads: expected a number, got {threads!r}")
@@ -313,7 +314,7 @@ class Model(Analyses):
         asked = changes_of(self._own, changes)
         found = self._run([ids], changes, logits="none", attentions=True)
         weights = np.concatenate([np.asarray(layer) for layer in found["attentions"]])
-        said = [f"{name}={value!r}" for name, value in changes.items()]
+        said = self._own.said(ids, asked)
 
         def draw(path: str, head: Floats | None) -> bytes:
             which = weights if head is None else head
