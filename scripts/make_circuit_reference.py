@@ -45,7 +45,7 @@ def main() -> None:
 
     run(args.nnsight, "-c", MODEL)
     facts = {}
-    stages = (("lens", args.tl2), ("weights", args.tl2), ("bridge", args.tl4), ("checks", args.nnsight))
+    stages = (("lens", args.tl2), ("weights", args.tl2), ("discovery", args.tl2), ("bridge", args.tl4), ("checks", args.nnsight))
     with tempfile.TemporaryDirectory() as temporary:
         for stage, python in stages:
             path = Path(temporary) / f"{stage}.json"

@@ -5,6 +5,8 @@ mod common;
 #[path = "../common/models.rs"]
 mod models;
 
+mod discovery;
+
 use candle_core::{DType, Device, Tensor};
 use common::{Result, data, relative_error};
 use gpt2_circuits::{Circuit, Circuits, Composition};

@@ -109,8 +109,8 @@ fn effects_are_the_librarys_largest_first() -> Result {
     let (model, input) = model()?;
     let ids = comma_separated(&nine_ids());
     let changes = Interventions::new([Intervention::ZeroAblate(Head { layer: 0, head: 1 })], model.config())?;
-    let difference = Metric::LogitDifference { answer: 17, against: 3 };
-    let (log_prob, logit) = (Metric::LogProb(17), Metric::Logit(17));
+    let difference = &Metric::difference(17, 3);
+    let (log_prob, logit) = (&Metric::LogProb(17), &Metric::Logit(17));
     let (zero, centered) = (Ablation::Zero, Centering::Centered);
     for (flags, ablation, metric, logit, centering, hooks) in [
         (&["--effect"][..], zero, log_prob, logit, centered, None),

@@ -100,12 +100,12 @@ fn effects_and_attribution_are_those_of_transformers() -> Result {
     let (model, expected) = (load("odd", DType::F32)?, expected()?);
     let ids = expected["input_ids"].narrow(0, 0, 1)?;
     for (name, ablation) in [("zero_effects", Ablation::Zero), ("mean_effects", Ablation::Mean)] {
-        let effects = ablation_effects(&model, &ids, Metric::LogProb(TARGET), ablation, None)?;
+        let effects = ablation_effects(&model, &ids, &Metric::LogProb(TARGET), ablation, None)?;
         let error = max_abs(&(&effects.change.to_dtype(DType::F32)? - &expected[name])?)?;
         assert!(error < 5e-5, "{name}: {error:e}");
         assert!(max_abs(&expected[name])? > 0.1);
     }
-    let direct = direct_attribution(&model, &ids, Metric::Logit(TARGET), Centering::Raw, None)?;
+    let direct = direct_attribution(&model, &ids, &Metric::Logit(TARGET), Centering::Raw, None)?;
     let error = max_abs(&(direct.heads.to_dtype(DType::F32)? - &expected["direct_logit_attribution"])?)?;
     assert!(error < 2e-5, "{error:e}");
     Ok(())
@@ -125,7 +125,7 @@ fn effects_are_those_of_a_pass_a_head() -> Result {
         let ids = some_ids(t, 4)?;
         let plain = log_prob(&model, &ids, &Interventions::default())?;
         for ablation in [Ablation::Zero, Ablation::Mean] {
-            let effects = ablation_effects(&model, &ids, Metric::LogProb(TARGET), ablation, None)?;
+            let effects = ablation_effects(&model, &ids, &Metric::LogProb(TARGET), ablation, None)?;
             assert!((effects.plain - f64::from(plain)).abs() < 1e-5);
             for (layer, changes) in effects.change.to_vec2::<f64>()?.into_iter().enumerate() {
                 for (head, change) in changes.into_iter().enumerate() {
@@ -142,11 +142,11 @@ fn effects_are_those_of_a_pass_a_head() -> Result {
         }
     }
     let (ids, batch) = (some_ids(3, 4)?, Tensor::cat(&[some_ids(3, 4)?, some_ids(3, 5)?], 0)?);
-    let err = ablation_effects(&model, &ids, Metric::LogProb(37), Ablation::Zero, None)
+    let err = ablation_effects(&model, &ids, &Metric::LogProb(37), Ablation::Zero, None)
         .expect_err("no such token")
         .to_string();
     assert!(err.contains("37"), "{err}");
-    let err = direct_attribution(&model, &batch, Metric::Logit(1), Centering::Raw, None)
+    let err = direct_attribution(&model, &batch, &Metric::Logit(1), Centering::Raw, None)
         .expect_err("two texts")
         .to_string();
     assert!(err.contains("[2, 3]"), "{err}");

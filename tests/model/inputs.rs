@@ -78,7 +78,7 @@ fn ids_that_are_none_or_too_many_are_refused() -> Result {
     run(&Tensor::new(&[[36i64, 0]], &Device::Cpu)?)?;
     // The way of the analyses and of recomputed gradients.
     let effects = |t| -> Result<candle_core::Result<_>> {
-        Ok(ablation_effects(&model, &some_ids(t, 1)?, Metric::Logit(1), Ablation::Zero, None))
+        Ok(ablation_effects(&model, &some_ids(t, 1)?, &Metric::Logit(1), Ablation::Zero, None))
     };
     effects(8)??;
     assert_refused(effects(9)?, "9 tokens, expected 1 to the model's n_positions = 8");

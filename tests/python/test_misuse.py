@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import copy
 import gc
+import json
 import os
 import pickle
 import signal
@@ -12,6 +13,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -397,6 +400,59 @@ def test_ctrl_c_ends_long_work() -> None:
     _, stderr = started.communicate(timeout=60)
     assert "KeyboardInterrupt" in stderr
     assert started.returncode in (1, 130, -signal.SIGINT)
+
+
+class SlowHub(BaseHTTPRequestHandler):
+    """A Hub whose files take minutes."""
+
+    sending = threading.Event()
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("x-repo-commit", "a" * 40)
+        self.send_header("x-linked-etag", f'"{"b" * 64}"')
+        self.send_header("x-linked-size", "1000000")
+        self.send_header("Content-Length", "1000000")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/api/"):
+            body = json.dumps({"sha": "a" * 40}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            return
+        self.do_HEAD()
+        for _ in range(2000):
+            self.wfile.write(bytes(500))
+            self.sending.set()
+            time.sleep(0.1)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are Unix's")
+@pytest.mark.parametrize("progress", [False, True])
+def test_ctrl_c_ends_a_download(tmp_path: Path, progress: bool) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), SlowHub)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    SlowHub.sending.clear()
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    code = f"from gpt2_candle import Model; Model.load('a/b', endpoint={endpoint!r}, cache_dir={str(tmp_path)!r}, progress={progress})"
+    started = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    try:
+        assert SlowHub.sending.wait(60)
+        started.send_signal(signal.SIGINT)
+        _, stderr = started.communicate(timeout=30)
+    finally:
+        started.kill()
+        server.shutdown()
+    assert "KeyboardInterrupt" in stderr
+    [partial] = tmp_path.rglob("*.incomplete")
+    assert 0 < partial.stat().st_size < 1_000_000
 
 
 def test_threads_are_set_with_the_first_model() -> None:

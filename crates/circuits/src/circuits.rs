@@ -137,12 +137,20 @@ impl Circuits {
 
 /// Processed in f64, kept in `dtype`.
 fn matrices(head: &HeadWeights, norm: &LayerNorm, dtype: DType) -> Result<Matrices> {
-    let wide = |x: &Tensor| x.to_device(&Device::Cpu)?.to_dtype(DType::F64);
-    let gamma = wide(&norm.weight)?.unsqueeze(1)?; // (C, 1)
-    // A column that reads the same of all channels reads nothing of what layer norm has centered.
-    let reads = |w: &Tensor| centered(&wide(w)?.broadcast_mul(&gamma)?, 0)?.to_dtype(dtype);
+    let reads = |w: &Tensor| folded(w, norm)?.to_dtype(dtype);
     let o = centered(&wide(&head.o)?, 1)?.to_dtype(dtype)?;
     Ok(Matrices { q: reads(&head.q)?, k: reads(&head.k)?, v: reads(&head.v)?, o })
+}
+
+/// Weights (C, D) that read what `norm` makes of the stream, multiplied by its γ and without each column's mean, in f64 on the CPU: a
+/// column that reads the same of all channels reads nothing of what layer norm has centered.
+pub(crate) fn folded(w: &Tensor, norm: &LayerNorm) -> Result<Tensor> {
+    let gamma = wide(&norm.weight)?.unsqueeze(1)?; // (C, 1)
+    centered(&wide(w)?.broadcast_mul(&gamma)?, 0)
+}
+
+fn wide(x: &Tensor) -> Result<Tensor> {
+    x.to_device(&Device::Cpu)?.to_dtype(DType::F64)
 }
 
 /// Refuses NaN and infinity, on which no decomposition ends.

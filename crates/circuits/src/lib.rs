@@ -16,6 +16,7 @@
 
 mod by_token;
 mod circuits;
+pub mod discovery;
 mod matrices;
 
 pub use by_token::Entry;

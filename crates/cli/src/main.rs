@@ -20,6 +20,7 @@ mod interventions;
 mod live_page;
 mod output;
 mod outputs;
+mod pairs;
 mod parallel;
 mod picture;
 mod points;

@@ -4,6 +4,7 @@ use crate::output::{is_quiet, note};
 use gpt2_loader::hub::{Event, Progress};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -44,7 +45,7 @@ pub(crate) fn downloads() -> Progress {
     // The bar, and the error of the last failed try.
     let state: Mutex<(Option<ProgressBar>, String)> = Mutex::default();
     Arc::new(move |event| {
-        let Ok(mut state) = state.lock() else { return };
+        let Ok(mut state) = state.lock() else { return ControlFlow::Continue(()) };
         let (bar, failure) = &mut *state;
         let say = |bar: &Option<ProgressBar>, text: String| match bar {
             Some(bar) => bar.suspend(|| note(&text)),
@@ -89,6 +90,7 @@ pub(crate) fn downloads() -> Progress {
             }
             _ => {}
         }
+        ControlFlow::Continue(())
     })
 }
 

@@ -64,8 +64,8 @@ impl TextLines {
         Ok(Self { path: path.to_path_buf(), reader, field, number: 0, read: 0 })
     }
 
-    /// The next line that holds more than white space; none at the end.
-    pub(crate) fn next(&mut self) -> anyhow::Result<Option<TextLine>> {
+    /// The next line that holds more than white space, and its number; none at the end.
+    pub(crate) fn next_line(&mut self) -> anyhow::Result<Option<(u64, String)>> {
         loop {
             self.number += 1;
             let (number, place) = (self.number, place(&self.path, Some(self.number)));
@@ -78,21 +78,27 @@ impl TextLines {
             let bytes = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
             let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
             let line = read_limited(bytes, LONGEST - 2).with_context(|| place.clone())?;
-            if line.trim().is_empty() {
-                continue;
+            if !line.trim().is_empty() {
+                return Ok(Some((number, line)));
             }
-            let (content, input) = if let Some(field) = &self.field {
-                content_of(&line, field, &place)?
-            } else {
-                if number == 1 && holds_fields(&line) {
-                    note(&format!(
-                        "{place}: is an object of JSON, and read as plain text; --field text reads its field"
-                    ));
-                }
-                (Content::Text(line), Map::new())
-            };
-            return Ok(Some(TextLine { number, content, input }));
         }
+    }
+
+    /// The text of the next such line.
+    pub(crate) fn next(&mut self) -> anyhow::Result<Option<TextLine>> {
+        let Some((number, line)) = self.next_line()? else { return Ok(None) };
+        let place = place(&self.path, Some(number));
+        let (content, input) = if let Some(field) = &self.field {
+            content_of(&line, field, &place)?
+        } else {
+            if number == 1 && holds_fields(&line) {
+                note(&format!(
+                    "{place}: is an object of JSON, and read as plain text; --field text reads its field"
+                ));
+            }
+            (Content::Text(line), Map::new())
+        };
+        Ok(Some(TextLine { number, content, input }))
     }
 }
 

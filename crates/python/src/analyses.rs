@@ -7,11 +7,12 @@ use crate::guard::{Raised, compute};
 use crate::model::Model;
 use crate::run::point;
 use candle_core::{Device, Tensor};
+use gpt2_circuits::discovery::{self, EdgeGradients, Study};
 use gpt2_circuits::{Circuit, Circuits, Composition};
 use gpt2_model::analysis::{
-    Ablation, Centering, Contrast, EdgeGradients, Metric, Parts, RepeatedTokens, ablation_effects,
-    activation_patching, attention_rollout, attribution_patching, direct_attribution, edge_attribution,
-    gradients, head_scores, logit_lens, surprises,
+    Ablation, Centering, Contrast, Metric, Parts, RepeatedTokens, ablation_effects, activation_patching,
+    attention_rollout, attribution_patching, direct_attribution, gradients, head_scores, logit_lens,
+    surprises,
 };
 use gpt2_model::hooks::{Head, Hooks, Interventions};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
@@ -25,7 +26,7 @@ pub(crate) struct Answer(u32, Option<u32>);
 impl Answer {
     fn metric(self) -> Metric {
         match self.1 {
-            Some(against) => Metric::LogitDifference { answer: self.0, against },
+            Some(against) => Metric::difference(self.0, against),
             None => Metric::LogProb(self.0),
         }
     }
@@ -50,7 +51,7 @@ impl Pair {
         let changes = self.changes.build(model, Reads::Branches(&self.clean))?;
         let (clean, corrupt) = (ids(model, &self.clean)?, ids(model, &self.corrupt)?);
         let metric = self.answer.metric();
-        Ok(work(&Contrast { clean: &clean, corrupt: &corrupt, metric, hooks: hooks(&changes) })?)
+        Ok(work(&Contrast { clean: &clean, corrupt: &corrupt, metric: &metric, hooks: hooks(&changes) })?)
     }
 }
 
@@ -87,7 +88,7 @@ impl Model {
                 .map(|name| point(name, model.config().n_layer))
                 .collect::<Result<Vec<_>, _>>()?;
             let changes = changes.build(model, Reads::Branches(&text))?;
-            let pairs = gradients(model, &ids(model, &text)?, answer.metric(), &found, hooks(&changes))?;
+            let pairs = gradients(model, &ids(model, &text)?, &answer.metric(), &found, hooks(&changes))?;
             let array = |(value, gradient): &(Tensor, Tensor)| {
                 Ok((Array::copy_of(value)?, Array::copy_of(gradient)?))
             };
@@ -159,7 +160,7 @@ impl Model {
             let changes = changes.build(model, Reads::Branches(&text))?;
             let ablation = if mean { Ablation::Mean } else { Ablation::Zero };
             let found =
-                ablation_effects(model, &ids(model, &text)?, answer.metric(), ablation, hooks(&changes))?;
+                ablation_effects(model, &ids(model, &text)?, &answer.metric(), ablation, hooks(&changes))?;
             Ok(Arrays::from([("plain", number(found.plain)?), ("change", Array::new(&found.change)?)]))
         })
     }
@@ -176,12 +177,12 @@ impl Model {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
             let metric = match answer {
-                Answer(answer, Some(against)) => Metric::LogitDifference { answer, against },
+                Answer(answer, Some(against)) => Metric::difference(answer, against),
                 Answer(answer, None) => Metric::Logit(answer),
             };
             let centering = if raw { Centering::Raw } else { Centering::default() };
             let changes = changes.build(model, Reads::Branches(&text))?;
-            let found = direct_attribution(model, &ids(model, &text)?, metric, centering, hooks(&changes))?;
+            let found = direct_attribution(model, &ids(model, &text)?, &metric, centering, hooks(&changes))?;
             Ok(Arrays::from([
                 ("heads", Array::new(&found.heads)?),
                 ("attention_biases", Array::new(&found.attention_biases)?),
@@ -246,11 +247,19 @@ impl Model {
 
     /// Edges between heads (3, L, H, L, H): EAP, or EAP-IG with a number of steps.
     fn edges(&self, py: Python<'_>, pair: Pair, steps: Option<usize>) -> PyResult<Array> {
-        compute(py, &Raised::default(), || {
+        let raised = Raised::default();
+        compute(py, &raised, || {
             let model = &self.loaded.model;
             let gradients = steps.map_or(EdgeGradients::Corrupt, |steps| EdgeGradients::Integrated { steps });
-            let found = pair.measured(model, |contrast| edge_attribution(model, contrast, gradients))?;
-            Ok(Array::new(&found)?)
+            let changes = pair.changes.build(model, Reads::Branches(&pair.clean))?;
+            let pairs =
+                [discovery::Pair { metric: pair.answer.metric(), clean: pair.clean, corrupt: pair.corrupt }];
+            let mut study = Study::new(model, &pairs)?;
+            if let Some(hooks) = hooks(&changes) {
+                study = study.with_hooks(hooks);
+            }
+            let scores = study.edge_scores(gradients, &mut |_, _| raised.check_signals())?;
+            Ok(Array::new(&scores.between_heads()?)?)
         })
     }
 

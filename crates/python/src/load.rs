@@ -13,6 +13,7 @@ use gpt2_loader::{
 };
 use gpt2_session::{DEMO_NAME, HubOptions, Named};
 use pyo3::prelude::*;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -148,22 +149,24 @@ impl Request {
 
     fn hub(&self, raised: &Arc<Raised>) -> anyhow::Result<gpt2_loader::Hub> {
         let mut hub = self.options().hub()?;
-        if let Some(progress) = &self.progress {
-            let progress = Python::attach(|py| progress.clone_ref(py));
-            let raised = Arc::clone(raised);
-            hub.progress = Some(Arc::new(move |event| {
-                let (kind, file, number, total) = match event {
-                    Event::Waiting { file } => ("waiting", *file, 0, None),
-                    Event::Fetching { file, size, have } => ("fetching", *file, *have, *size),
-                    Event::Received { file, bytes } => ("received", *file, *bytes, None),
-                    Event::Fetched { file } => ("fetched", *file, 0, None),
-                    Event::Verifying { file, size } => ("verifying", *file, *size, None),
-                    _ => return,
-                };
-                // An exception of the callback comes up when the model is loaded.
-                let _ = raised.attached(|py| progress.call1(py, (kind, file, number, total)).map(drop));
-            }));
-        }
+        let progress = self.progress.as_ref().map(|progress| Python::attach(|py| progress.clone_ref(py)));
+        let raised = Arc::clone(raised);
+        hub.progress = Some(Arc::new(move |event| {
+            let told = match event {
+                Event::Waiting { file } => Some(("waiting", *file, 0, None)),
+                Event::Fetching { file, size, have } => Some(("fetching", *file, *have, *size)),
+                Event::Received { file, bytes } => Some(("received", *file, *bytes, None)),
+                Event::Fetched { file } => Some(("fetched", *file, 0, None)),
+                Event::Verifying { file, size } => Some(("verifying", *file, *size, None)),
+                _ => None,
+            };
+            let heard = raised.check_signals().and_then(|()| match progress.as_ref().zip(told) {
+                Some((progress, told)) => raised.attached(|py| progress.call1(py, told).map(drop)),
+                None => Ok(()),
+            });
+            // The exception comes up when the model is loaded.
+            if heard.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        }));
         Ok(hub)
     }
 }

@@ -5,6 +5,8 @@ mod continuation;
 mod hub;
 mod interventions;
 mod named;
+mod pairs;
+mod tasks;
 mod text;
 mod training;
 
@@ -12,6 +14,8 @@ pub use continuation::{Continuation, new_tokens};
 pub use hub::{HubOptions, pins};
 pub use interventions::{At, OnHeads, check_effective};
 pub use named::{DEMO_NAME, Named, model_id};
+pub use pairs::pair;
+pub use tasks::{Answer, Task, TaskPair, Text};
 pub use text::{Encoded, encode, encode_within};
 pub use training::{Example, NewModel, documents};
 

@@ -332,10 +332,10 @@ fn a_vector_is_added_at_the_last_position_and_at_the_only_one() -> Result {
 #[test]
 fn the_shortest_texts_are_patched_by_position() -> Result {
     let model = random_model(3, 4, 12)?;
-    let metric = Metric::LogitDifference { answer: 3, against: 4 };
+    let metric = Metric::difference(3, 4);
     for t in [1, 2] {
         let (clean, corrupt) = (some_ids(t, 1)?, some_ids(t, 4)?);
-        let contrast = Contrast { clean: &clean, corrupt: &corrupt, metric, hooks: None };
+        let contrast = Contrast { clean: &clean, corrupt: &corrupt, metric: &metric, hooks: None };
         let parts = [Parts::Heads, Parts::HeadsByPosition, Parts::Streams];
         let patched = activation_patching(&model, &contrast, &parts, &mut |_, _| Ok(()))?;
         let [heads, by_position, streams] = &patched.maps[..] else { return Err("three maps".into()) };

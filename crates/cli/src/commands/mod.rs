@@ -5,6 +5,7 @@ mod bench;
 mod cache;
 mod circuits;
 mod compare;
+mod discover;
 mod forward;
 mod generate;
 mod heads;
@@ -12,6 +13,7 @@ mod inspect;
 mod lens;
 mod live;
 mod merge;
+mod pairs;
 mod patch;
 mod quantize;
 mod score;
@@ -75,6 +77,10 @@ commands! {
     Lens(lens::LensArgs) => lens::run,
     /// Find the parts that carry the difference between two prompts (activation and attribution patching)
     Patch(patch::PatchArgs) => patch::run,
+    /// Find the edges between heads and MLPs that a task needs, and how faithful that circuit is
+    Discover(discover::DiscoverArgs) => discover::run,
+    /// Write pairs of prompts for patch and discover: tasks that papers on circuits use
+    Pairs(pairs::PairsCommandArgs) => pairs::run,
     /// Show what the weights of heads do by token, and how heads feed one another
     Circuits(circuits::CircuitsArgs) => circuits::run,
     /// Show the next token's probabilities and how surprising each token of the prompt is

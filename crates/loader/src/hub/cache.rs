@@ -212,7 +212,7 @@ impl Repo {
         &self,
         digest: &Digest,
         patience: Duration,
-        waiting: impl FnOnce(),
+        waiting: impl FnOnce() -> Result<(), HubError>,
     ) -> Result<Lock, HubError> {
         make_parent(&self.blob(digest))?;
         let path = self.locks.join(format!("{}.lock", digest.as_str()));
@@ -231,7 +231,7 @@ impl Repo {
                 Err(TryLockError::WouldBlock) => {}
             }
             if let Some(waiting) = waiting.take() {
-                waiting();
+                waiting()?;
             }
             let bytes = self.bytes_of(digest);
             if bytes != seen.0 {
@@ -304,7 +304,13 @@ mod tests {
         let digest = Digest::parse(&"a".repeat(40)).unwrap();
         let held = repo.lock(&digest, Duration::ZERO, || panic!("nobody to wait for")).unwrap();
         let mut waited = false;
-        let error = repo.lock(&digest, Duration::from_millis(300), || waited = true).err().unwrap();
+        let error = repo
+            .lock(&digest, Duration::from_millis(300), || {
+                waited = true;
+                Ok(())
+            })
+            .err()
+            .unwrap();
         assert!(matches!(error, HubError::Locked { .. }) && waited, "{error}");
         drop(held);
         repo.lock(&digest, Duration::ZERO, || panic!("nobody to wait for")).unwrap();
@@ -327,7 +333,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(220));
             drop(held);
         });
-        let lock = repo.lock(&digest, patience, || {});
+        let lock = repo.lock(&digest, patience, || Ok(()));
         download.join().unwrap();
         assert!(lock.is_ok() && begun.elapsed() > patience, "{:?}", lock.err());
     }

@@ -229,7 +229,7 @@ impl<'a> Client<'a> {
         if delay > LONGEST_WAIT {
             return Err(*error);
         }
-        self.hub.tell(&Event::Retrying { error: &error, wait: delay });
+        self.hub.tell(&Event::Retrying { error: &error, wait: delay })?;
         std::thread::sleep(delay);
         Ok(())
     }

@@ -16,6 +16,9 @@ pub enum HubError {
         /// The model.
         model: String,
     },
+    /// The caller's [`Progress`](super::Progress) ended the download.
+    #[error("the download was stopped; the next one goes on from there")]
+    Stopped,
     /// An endpoint that is not the address of a Hub.
     #[error("{endpoint}: not a Hub's address: {reason}")]
     Endpoint {

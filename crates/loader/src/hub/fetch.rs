@@ -204,7 +204,7 @@ impl<'a> Fetch<'a> {
     /// Whether the file at `path` exists and has this content.
     pub(super) fn hashes_to(&self, path: &Path, name: &str, digest: &Digest) -> Result<bool, LoadError> {
         let Ok(meta) = std::fs::metadata(path) else { return Ok(false) };
-        self.hub.tell(&Event::Verifying { file: name, size: meta.len() });
+        self.hub.tell(&Event::Verifying { file: name, size: meta.len() })?;
         let found = digest.of_file(path).map_err(LoadError::io(path))?;
         Ok(found == digest.as_str())
     }
@@ -251,7 +251,7 @@ impl<'a> Fetch<'a> {
             self.repo.link(commit, name, digest)?;
         }
         self.repo.set_verified(commit, name, digest, self.repo.stamp(commit, name, digest));
-        self.hub.tell(&Event::Fetched { file: name });
+        self.hub.tell(&Event::Fetched { file: name })?;
         Ok(())
     }
 }

@@ -34,6 +34,7 @@ pub use model_id::ModelId;
 use crate::error::LoadError;
 use crate::files::Files;
 use std::fmt;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,8 +60,9 @@ pub struct Hub {
     pub progress: Option<Progress>,
 }
 
-/// Called for each [`Event`], on the thread that does the work.
-pub type Progress = Arc<dyn Fn(&Event<'_>) + Send + Sync>;
+/// Called for each [`Event`], on the thread that does the work. `Break` ends the download with [`HubError::Stopped`]; what has
+/// arrived stays, and the next download goes on from there.
+pub type Progress = Arc<dyn Fn(&Event<'_>) -> ControlFlow<()> + Send + Sync>;
 
 /// The address of the Hugging Face Hub.
 pub const ENDPOINT: &str = "https://huggingface.co";
@@ -224,9 +226,10 @@ impl Hub {
     }
 
     #[cfg(feature = "hub")]
-    fn tell(&self, event: &Event<'_>) {
-        if let Some(progress) = &self.progress {
-            progress(event);
+    fn tell(&self, event: &Event<'_>) -> Result<(), HubError> {
+        match &self.progress {
+            Some(progress) if progress(event).is_break() => Err(HubError::Stopped),
+            _ => Ok(()),
         }
     }
 }

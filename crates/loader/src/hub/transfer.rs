@@ -131,7 +131,7 @@ impl Transfer<'_> {
             partial.cut(0)?;
         }
         partial.file.seek(SeekFrom::Start(start)).map_err(|e| self.write_error(partial, e))?;
-        self.client.hub.tell(&Event::Fetching { file: self.name, size: total, have: start });
+        self.client.hub.tell(&Event::Fetching { file: self.name, size: total, have: start })?;
 
         let follower = total
             .map(|total| Follower::start(&partial.path, &self.announced.digest, total))
@@ -158,7 +158,7 @@ impl Transfer<'_> {
             if let Some(follower) = &follower {
                 follower.written(partial.len);
             }
-            self.client.hub.tell(&Event::Received { file: self.name, bytes: partial.len });
+            self.client.hub.tell(&Event::Received { file: self.name, bytes: partial.len })?;
             first.clear();
         }
         if let Some(total) = total.filter(|&total| partial.len < total) {

@@ -99,7 +99,7 @@ impl DirectAttribution {
 pub fn direct_attribution(
     model: &Gpt2LMHeadModel,
     input_ids: &Tensor,
-    metric: Metric,
+    metric: &Metric,
     centering: Centering,
     hooks: Option<&dyn Hooks>,
 ) -> Result<DirectAttribution> {
@@ -184,18 +184,17 @@ fn constant_values(block: &Block) -> Result<Vec<Tensor>> {
 }
 
 /// The direction of the metric in the output of `ln_f`, (C) in f64.
-fn unembedding(model: &Gpt2LMHeadModel, metric: Metric, centering: Centering) -> Result<Tensor> {
+fn unembedding(model: &Gpt2LMHeadModel, metric: &Metric, centering: Centering) -> Result<Tensor> {
     let (head, v) = (&model.lm_head, model.config().vocab_size);
-    let row = |token: u32| {
-        if token as usize >= v {
-            candle_core::bail!("target {token} is not in 0..{v} (vocab_size)")
-        }
-        wide(&head.direction(token)?)
+    metric.check(v)?;
+    let row = |token: u32| wide(&head.direction(token)?);
+    let mean = |tokens: &[u32]| {
+        Tensor::stack(&tokens.iter().map(|&token| row(token)).collect::<Result<Vec<_>>>()?, 0)?.mean(0)
     };
     match (metric, centering) {
-        (Metric::LogitDifference { answer, against }, _) => row(answer)? - row(against)?,
-        (Metric::Logit(token), Centering::Raw) => row(token),
-        (Metric::Logit(token), Centering::Centered) => row(token)? - mean_row(&head.weight()?)?,
+        (Metric::LogitDifference { answers, against }, _) => mean(answers)? - mean(against)?,
+        (Metric::Logit(token), Centering::Raw) => row(*token),
+        (Metric::Logit(token), Centering::Centered) => row(*token)? - mean_row(&head.weight()?)?,
         (Metric::LogProb(_), _) => {
             candle_core::bail!("direct attribution: a log-probability is no sum of shares; take a logit")
         }

@@ -4,52 +4,69 @@ use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::ops::log_softmax;
 
 /// What to measure of the prediction after a text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Metric {
     /// The log-probability of a token, in nats.
     LogProb(u32),
     /// The logit of a token.
     Logit(u32),
-    /// The logit of `answer` less that of `against`: how much more the model expects the one than the other (Wang et al. 2022,
-    /// "Interpretability in the Wild"). In nats, it is the logarithm of the ratio of their probabilities.
+    /// The mean logit of `answers` less that of `against`: how much more the model expects the ones than the others (Wang et al.
+    /// 2022, "Interpretability in the Wild"). With one of each, it is in nats the logarithm of the ratio of their probabilities.
     LogitDifference {
-        /// The token that the model should expect.
-        answer: u32,
-        /// The token to compare it with.
-        against: u32,
+        /// The tokens that the model should expect, at least one.
+        answers: Vec<u32>,
+        /// The tokens to compare them with, at least one.
+        against: Vec<u32>,
     },
 }
 
 impl Metric {
+    /// The logit of one token less that of another.
+    #[must_use]
+    pub fn difference(answer: u32, against: u32) -> Self {
+        Self::LogitDifference { answers: vec![answer], against: vec![against] }
+    }
+
     /// The metric of each row of logits, in f32 or wider; differentiable.
     ///
     /// # Shapes
     /// `logits` (.., V) -> (..)
     ///
     /// # Errors
-    /// When a token is not below V.
-    pub fn of(self, logits: &Tensor) -> Result<Tensor> {
+    /// When a token is not below V, or there is no answer.
+    pub fn of(&self, logits: &Tensor) -> Result<Tensor> {
         let v = logits.dim(D::Minus1)?;
-        for token in self.tokens() {
-            if token as usize >= v {
-                candle_core::bail!("target {token} is not in 0..{v} (vocab_size)")
-            }
-        }
+        self.check(v)?;
         let logits = logits.to_dtype(candle_fused::accumulator(logits.dtype()))?;
         let of = |x: &Tensor, token: u32| x.narrow(D::Minus1, token as usize, 1)?.squeeze(D::Minus1);
+        let mean = |tokens: &[u32]| {
+            let all = tokens.iter().map(|&token| of(&logits, token)).collect::<Result<Vec<_>>>()?;
+            if let [only] = &all[..] { Ok(only.clone()) } else { Tensor::stack(&all, 0)?.mean(0) }
+        };
         match self {
-            Self::LogProb(token) => of(&log_softmax(&logits, D::Minus1)?, token),
-            Self::Logit(token) => of(&logits, token),
-            Self::LogitDifference { answer, against } => of(&logits, answer)? - of(&logits, against)?,
+            Self::LogProb(token) => of(&log_softmax(&logits, D::Minus1)?, *token),
+            Self::Logit(token) => of(&logits, *token),
+            Self::LogitDifference { answers, against } => mean(answers)? - mean(against)?,
         }
     }
 
-    fn tokens(self) -> Vec<u32> {
-        match self {
-            Self::LogProb(token) | Self::Logit(token) => vec![token],
-            Self::LogitDifference { answer, against } => vec![answer, against],
+    /// Refuses tokens that are not below V, answers that are on both sides, and a side without any.
+    ///
+    /// # Errors
+    /// As it says.
+    pub fn check(&self, v: usize) -> Result<()> {
+        let (answers, against) = match self {
+            Self::LogProb(token) | Self::Logit(token) => (std::slice::from_ref(token), &[][..]),
+            Self::LogitDifference { answers, against } if answers.is_empty() || against.is_empty() => {
+                candle_core::bail!("a logit difference needs at least one right and one wrong answer")
+            }
+            Self::LogitDifference { answers, against } => (&answers[..], &against[..]),
+        };
+        if let Some(token) = answers.iter().chain(against).find(|&&token| token as usize >= v) {
+            candle_core::bail!("target {token} is not in 0..{v} (vocab_size)")
         }
+        Ok(())
     }
 }
 

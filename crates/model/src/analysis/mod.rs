@@ -9,7 +9,6 @@
 //! | [`activation_patching`] | which parts of a run carry what makes two texts differ |
 //! | [`attribution_patching`] | the same of every part at once, to first order |
 //! | [`gradients`] | how a prediction depends on the values at hook points |
-//! | [`edge_attribution`] | which head feeds which, to first order |
 //! | [`Comparison`] | how far the predictions of two models lie apart |
 //! | [`surprises`] | how surprising each token of many texts is |
 //! | [`value_norms`] | how much each key adds to the residual stream |
@@ -23,7 +22,7 @@ mod patching;
 mod patterns;
 mod predictions;
 
-pub use attribution::{Attribution, EdgeGradients, attribution_patching, edge_attribution, gradients};
+pub use attribution::{Attribution, Gradients, Taps, attribution_patching, gradients};
 pub use logits::{Centering, DirectAttribution, direct_attribution, logit_lens};
 pub use metric::Metric;
 pub use patching::{

@@ -35,7 +35,7 @@ pub struct Contrast<'a> {
     /// (1, T)
     pub corrupt: &'a Tensor,
     /// What to measure after the last token.
-    pub metric: Metric,
+    pub metric: &'a Metric,
     /// Hooks for every run of either text, such as [`Interventions`] with fixed means. They must treat the rows of a
     /// batch alike and apart.
     pub hooks: Option<&'a dyn Hooks>,
@@ -203,7 +203,7 @@ pub struct AblationEffects {
 pub fn ablation_effects(
     model: &Gpt2LMHeadModel,
     input_ids: &Tensor,
-    metric: Metric,
+    metric: &Metric,
     ablation: Ablation,
     hooks: Option<&dyn Hooks>,
 ) -> Result<AblationEffects> {
@@ -235,7 +235,7 @@ const POSITIONS: usize = 1024;
 /// A text, whose copies run from some layer on, each with its own change. The layers below run once.
 struct Branches<'a> {
     model: &'a Gpt2LMHeadModel,
-    metric: Metric,
+    metric: &'a Metric,
     /// Hooks for the text itself and all of its copies.
     hooks: Option<&'a dyn Hooks>,
 }

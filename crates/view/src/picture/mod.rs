@@ -4,6 +4,7 @@
 mod curve;
 mod format;
 mod frame;
+mod graph;
 mod grid;
 mod guides;
 mod head;
@@ -18,6 +19,7 @@ mod svg;
 pub use curve::loss_curve;
 pub use format::PictureFormat;
 pub use frame::{Frame, PictureWidth};
+pub use graph::{Graph, Link as GraphLink, Node as GraphNode};
 pub use grid::HeadGrid;
 pub use head::{head_picture, rollout_picture};
 pub use number_map::{NumberMap, number_maps};

@@ -111,15 +111,15 @@ impl Effects {
         }
         let (metric, logit) = match against {
             Some(against) => {
-                let difference = Metric::LogitDifference { answer: target, against };
-                (difference, difference)
+                let difference = Metric::difference(target, against);
+                (difference.clone(), difference)
             }
             None => (Metric::LogProb(target), Metric::Logit(target)),
         };
         let centering = if scene.args.raw { Centering::Raw } else { Centering::Centered };
         let hooks = (!hooks.is_empty()).then_some(&hooks as &dyn gpt2_model::hooks::Hooks);
-        let total = ablation_effects(&session.model, ids, metric, ablation, hooks)?;
-        let direct = direct_attribution(&session.model, ids, logit, centering, hooks)?;
+        let total = ablation_effects(&session.model, ids, &metric, ablation, hooks)?;
+        let direct = direct_attribution(&session.model, ids, &logit, centering, hooks)?;
         let value = Tensor::new(total.plain, &Device::Cpu)?;
         scene.subject.check_finite([&value, &total.change, &direct.heads, &direct.mlps])?;
         Ok(Self { target, against, total, direct })

@@ -99,8 +99,8 @@ impl Bench<'_> {
             ids.narrow(1, 0, self.tokens)?.contiguous()?,
             ids.narrow(1, self.tokens, self.tokens)?.contiguous()?,
         );
-        let metric = Metric::LogitDifference { answer: 0, against: 1 };
-        let contrast = Contrast { clean: &clean, corrupt: &corrupt, metric, hooks: None };
+        let metric = Metric::difference(0, 1);
+        let contrast = Contrast { clean: &clean, corrupt: &corrupt, metric: &metric, hooks: None };
         self.time(|_| {
             attribution_patching(&model, &contrast)?;
             Ok(())

@@ -1,6 +1,7 @@
 //! What `gpt2 patch` reports, and how it prints that.
 
 use crate::output::{self, note};
+use crate::pairs::Mean;
 use crate::provenance::Provenance;
 use crate::session::Label;
 use gpt2_view::Align::{Left, Right};
@@ -34,11 +35,8 @@ pub(super) struct Report {
     pub(super) heads_by_position: Option<Vec<Vec<Vec<f64>>>>,
     /// The estimates of the same.
     pub(super) heads_by_position_estimated: Vec<Vec<Vec<f64>>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) edges: Option<Vec<Edge>>,
-    /// How many runs between the prompts the edges' gradients are the mean of; 0: those of the corrupted run.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) edge_steps: Option<u16>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) paths: Vec<PathPatch>,
 }
 
 #[derive(Clone, Serialize)]
@@ -58,36 +56,49 @@ pub(super) struct LayerPatch {
     pub(super) mlp: f64,
 }
 
-/// An edge between two heads, largest size first.
+/// How much of the difference the clean run loses along paths.
 #[derive(Serialize)]
-pub(super) struct Edge {
-    /// What of the receiving head reads: `q`, `k` or `v`.
-    pub(super) reads: &'static str,
-    pub(super) from: String,
-    pub(super) to: String,
-    pub(super) estimated: f64,
+pub(super) struct PathPatch {
+    /// As on the command line.
+    pub(super) path: String,
+    pub(super) freeze: &'static str,
+    pub(super) lost: Mean,
 }
 
 /// How many parts of a kind to print; JSON has all.
-const SHOWN: usize = 10;
+pub(super) const SHOWN: usize = 10;
 
 /// Below this correlation, the estimates say little of the exact numbers.
 const AGREEING: f64 = 0.5;
 
-/// How well the estimates of the heads agree with the exact numbers, with a warning if they do not; `None` for a single head.
-pub(super) fn agreement(report: &Report) -> Option<String> {
-    let heads = report.heads.len();
-    let found = match report.correlation {
+/// How well the estimates of all heads agree with the exact numbers, with a warning if they do not; `None` for a single head.
+pub(super) fn agreement(heads: usize, correlation: Option<f64>) -> Option<String> {
+    let found = match correlation {
         Some(correlation) => format!("correlate with the exact numbers by {correlation:.2}"),
         None if heads > 1 => "do not vary together with the exact numbers".to_owned(),
         None => return None,
     };
     let agree = format!("the estimates of all {heads} heads, from one backward pass, {found}");
-    if report.correlation.is_some_and(|correlation| correlation >= AGREEING) {
+    if correlation.is_some_and(|correlation| correlation >= AGREEING) {
         return Some(agree);
     }
-    let edges = if report.edges.is_some() { ", nor on the edges, which are estimates too" } else { "" };
-    Some(format!("warning: {agree}: do not rely on them{edges}"))
+    Some(format!("warning: {agree}: do not rely on them"))
+}
+
+/// What paths lose.
+pub(super) fn print_paths(out: &mut impl Write, paths: &[PathPatch]) -> anyhow::Result<()> {
+    let Some(first) = paths.first() else { return Ok(()) };
+    let frozen = match first.freeze {
+        "nothing" => "nothing frozen between them",
+        "heads" => "with other heads as in the clean run",
+        _ => "with all else as in the clean run",
+    };
+    writeln!(out, "\nwhat the clean run loses when readers hear the corrupted senders, {frozen}:\n")?;
+    let mut table = Table::new(&[("path", Left), ("lost", Left)]);
+    for PathPatch { path, lost, .. } in paths {
+        table.row(vec![path.clone(), lost.to_string()]);
+    }
+    Ok(write!(out, "{}", table.render())?)
 }
 
 pub(super) fn print(report: &Report) -> anyhow::Result<()> {
@@ -110,7 +121,7 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
         table.row(vec![format!("{layer}.{head}"), format!("{exact:+.3}"), format!("{estimated:+.3}")]);
     }
     writeln!(out, "{}", table.render())?;
-    if let Some(agreement) = agreement(report) {
+    if let Some(agreement) = agreement(report.heads.len(), report.correlation) {
         writeln!(out, "{agreement}\n")?;
     }
     writeln!(out, "what the attention and the MLP of each layer bring back (exact):\n")?;
@@ -125,19 +136,7 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
         writeln!(out, "\nthe heads that matter most, at the positions that matter most to them:\n")?;
         write!(out, "{}", by_position(report, shares, &sorted))?;
     }
-    if let Some(edges) = &report.edges {
-        let gradients = match report.edge_steps {
-            None | Some(0) => "the gradients of the corrupted run".to_owned(),
-            Some(1) => "the gradients of one run between the prompts".to_owned(),
-            Some(steps) => format!("the mean of the gradients over {steps} runs between the prompts"),
-        };
-        writeln!(out, "\nedges between heads by the size of their estimates, from {gradients}:\n")?;
-        let mut table = Table::new(&[("from", Right), ("to", Right), ("reads", Left), ("estimated", Right)]);
-        for Edge { reads, from, to, estimated } in edges.iter().take(SHOWN) {
-            table.row(vec![from.clone(), to.clone(), (*reads).to_owned(), format!("{estimated:+.3}")]);
-        }
-        write!(out, "{}", table.render())?;
-    }
+    print_paths(&mut out, &report.paths)?;
     let rest = report.heads.len().saturating_sub(SHOWN);
     if rest > 0 {
         note(&format!("{SHOWN} of {} heads; --json has all, also by position", report.heads.len()));

@@ -1,0 +1,292 @@
+//! A task on a model: scores of all edges, and how faithful a circuit is.
+
+use super::circuit_run::CircuitRun;
+use super::edge_set::EdgeSet;
+use super::graph::{Graph, Reader};
+use super::pairs::{Batch, Pair};
+use super::reader_weights::ReaderWeights;
+use super::scores::{EdgeGradients, EdgeScores};
+use super::written::{Written, f64_of, wide};
+use candle_core::{Result, Tensor};
+use gpt2_model::analysis::Taps;
+use gpt2_model::hooks::{Chain, Head, Hooks, Point, Recorder, on};
+use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
+
+/// What stands in for writers along edges that a circuit does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Replacement {
+    /// What they add in the run over the corrupted text.
+    #[default]
+    Corrupted,
+    /// The mean of that over all pairs and positions, one vector for each writer.
+    Mean,
+    /// Nothing.
+    Zero,
+}
+
+/// A model and the pairs of a task.
+///
+/// ```
+/// use candle_core::{DType, Device};
+/// use gpt2_circuits::discovery::{EdgeGradients, Pair, Replacement, Study};
+/// use gpt2_model::analysis::Metric;
+/// use gpt2_model::{Config, Gpt2LMHeadModel, init};
+///
+/// # fn main() -> candle_core::Result<()> {
+/// # let config = Config { n_layer: 2, n_head: 2, n_embd: 8, n_positions: 16, vocab_size: 11, ..Config::gpt2() };
+/// # let model = Gpt2LMHeadModel::load(init::seeded(1, DType::F32, &Device::Cpu), &config)?;
+/// let pairs = [Pair { clean: vec![3, 1, 3], corrupt: vec![2, 1, 3], metric: Metric::difference(1, 5) }];
+/// let study = Study::new(&model, &pairs)?;
+/// let scores = study.edge_scores(EdgeGradients::Integrated { steps: 5 }, &mut |_, _| Ok(()))?;
+/// let circuit = scores.greedy(10).connected();
+/// let metrics = study.measure(&[&circuit], Replacement::Corrupted, &mut |_, _| Ok(()))?;
+/// println!("with {} edges: {:?}", circuit.len(), metrics[0]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Study<'a> {
+    model: &'a Gpt2LMHeadModel,
+    graph: Graph,
+    pairs: &'a [Pair],
+    batches: Vec<Batch<'a>>,
+    hooks: Option<&'a dyn Hooks>,
+}
+
+/// Called with the number of runs done and their total; its error ends the work.
+pub type Progress<'a> = dyn FnMut(usize, usize) -> Result<()> + 'a;
+
+/// Bytes that the values of all writers of a batch may take.
+const BATCH_BYTES: usize = 256 << 20;
+/// Positions that run together at most.
+const POSITIONS: usize = 1024;
+
+impl<'a> Study<'a> {
+    /// A study of these pairs. Pairs of the same length run together.
+    ///
+    /// # Errors
+    /// When there is no pair, for a pair whose texts have other lengths than 1 to N or differ in length, whose ids are not below V, or
+    /// that lacks an answer, with its place counted from 0; and for a model that [`Graph::of`] refuses.
+    pub fn new(model: &'a Gpt2LMHeadModel, pairs: &'a [Pair]) -> Result<Self> {
+        let config = model.config();
+        let graph = Graph::of(config)?;
+        if pairs.is_empty() {
+            candle_core::bail!("a study needs at least one pair of texts")
+        }
+        for (place, pair) in pairs.iter().enumerate() {
+            pair.check(config).or_else(|error| candle_core::bail!("pair {place}: {error}"))?;
+        }
+        let of_a_position = graph.writer_count() * config.n_embd * 4;
+        let positions = (BATCH_BYTES / of_a_position).clamp(1, POSITIONS);
+        let batches = Batch::of(pairs, positions, model.transformer.ln_f.weight.device())?;
+        Ok(Self { model, graph, pairs, batches, hooks: None })
+    }
+
+    /// Hooks for every run, such as [`Interventions`](gpt2_model::hooks::Interventions) with fixed means. They must treat the rows
+    /// of a batch alike and apart.
+    #[must_use]
+    pub fn with_hooks(mut self, hooks: &'a dyn Hooks) -> Self {
+        self.hooks = Some(hooks);
+        self
+    }
+
+    /// The model's graph.
+    #[must_use]
+    pub fn graph(&self) -> Graph {
+        self.graph
+    }
+
+    /// The pairs.
+    #[must_use]
+    pub fn pairs(&self) -> &'a [Pair] {
+        self.pairs
+    }
+
+    /// The hooks of every run.
+    #[must_use]
+    pub fn hooks(&self) -> Option<&'a dyn Hooks> {
+        self.hooks
+    }
+
+    pub(super) fn batches(&self) -> &[Batch<'a>] {
+        &self.batches
+    }
+
+    /// The metric of each pair's clean text, and of its corrupted one.
+    ///
+    /// # Errors
+    /// For those of the hooks.
+    pub fn plain(&self) -> Result<(Vec<f64>, Vec<f64>)> {
+        let (mut clean, mut corrupt) = (vec![0.0; self.pairs.len()], vec![0.0; self.pairs.len()]);
+        for batch in &self.batches {
+            for (ids, all) in [(&batch.clean, &mut clean), (&batch.corrupt, &mut corrupt)] {
+                batch.put(&self.logits(ids, &Chain(&[]))?, all)?;
+            }
+        }
+        Ok((clean, corrupt))
+    }
+
+    /// Scores all edges from two forward passes, and one forward and one backward pass for each step of the gradients.
+    ///
+    /// # Errors
+    /// For those of `progress` and of the hooks, and for gradients of 0 steps. An operation without a gradient, as in a linear layer
+    /// of one's own, counts as one on which the metric does not depend.
+    pub fn edge_scores(&self, gradients: EdgeGradients, progress: &mut Progress) -> Result<EdgeScores> {
+        let shares = gradients.shares()?;
+        let weights = ReaderWeights::of(self.model)?;
+        let mut sums = vec![0.0; self.graph.reader_count() * self.graph.writer_count()];
+        let (mut done, total) = (0, self.batches.len() * (2 + shares.len()));
+        let mut step = |runs: usize| {
+            done += runs;
+            progress(done, total)
+        };
+        for batch in &self.batches {
+            let (clean, from) = self.written_and_embedded(&batch.clean)?;
+            let (corrupt, to) = self.written_and_embedded(&batch.corrupt)?;
+            step(2)?;
+            let change = clean.zip(&corrupt, |a, b| a - b)?.stacked(self.graph.writer_count())?; // (W, B·T·C)
+            drop((clean, corrupt));
+            for share in &shares {
+                let mixed = (&to + ((&from - &to)? * *share)?)?;
+                let mix = on([Point::Embed], |_, _| Ok(Some(mixed.clone())));
+                self.add_scores(batch, &mix, &weights, &change, 1.0 / shares.len() as f64, &mut sums)?;
+                step(1)?;
+            }
+        }
+        let count = self.pairs.len() as f64;
+        Ok(EdgeScores::new(self.graph, sums.into_iter().map(|sum| sum / count).collect()))
+    }
+
+    /// Adds the scores of one gradient run over a batch, times `factor`, to `sums` (readers, writers).
+    fn add_scores(
+        &self,
+        batch: &Batch,
+        before: &dyn Hooks,
+        weights: &[ReaderWeights],
+        change: &Tensor,
+        factor: f64,
+        sums: &mut [f64],
+    ) -> Result<()> {
+        let (layers, all) = (self.graph.layers(), self.graph.writer_count());
+        let kinds: [fn(usize) -> Point; 4] = [Point::Q, Point::K, Point::V, Point::MlpIn];
+        let points =
+            kinds.iter().flat_map(|kind| (0..layers).map(kind)).chain([Point::ResidPost(layers - 1)]);
+        let norms = Recorder::new(
+            (0..layers).flat_map(|layer| [Point::Ln1Scale(layer), Point::Ln1Normalized(layer)]),
+        );
+        let taps = Taps::new(points);
+        let logits = self.logits(&batch.clean, &Chain(&[before, &norms, &taps]))?;
+        let gradients = taps.gradients(&batch.metrics(&logits)?.sum_all()?)?;
+        let mut add = |first: Reader, gradient: &Tensor| -> Result<()> {
+            let count = self.graph.writers_before(first);
+            let change = change.narrow(0, 0, count)?; // (W, B·T·C)
+            let found = f64_of(&gradient.matmul(&change.t()?)?)?.to_vec2::<f64>()?; // (R, W)
+            let first = self.graph.reader_index(first);
+            for (row, found) in sums.chunks_mut(all).skip(first).zip(found) {
+                row.iter_mut().zip(found).for_each(|(sum, found)| *sum += factor * found);
+            }
+            Ok(())
+        };
+        for (layer, weights) in weights.iter().enumerate() {
+            let head = Head { layer, head: 0 };
+            for (part, (reader, point)) in [Reader::Query(head), Reader::Key(head), Reader::Value(head)]
+                .into_iter()
+                .zip(kinds)
+                .enumerate()
+            {
+                let scale = wide(&norms.value(Point::Ln1Scale(layer))?)?;
+                let normalized = wide(&norms.value(Point::Ln1Normalized(layer))?)?;
+                let gradient = wide(&gradients.of(point(layer))?.1)?;
+                add(reader, &weights.at_input(part, &gradient, &scale, &normalized)?)?;
+            }
+            let gradient = wide(&gradients.of(Point::MlpIn(layer))?.1)?;
+            add(Reader::Mlp(layer), &gradient.flatten_all()?.unsqueeze(0)?)?;
+        }
+        let gradient = wide(&gradients.of(Point::ResidPost(layers - 1))?.1)?;
+        add(Reader::Logits, &gradient.flatten_all()?.unsqueeze(0)?)
+    }
+
+    /// The metric of each pair's clean text in a model that has a circuit's edges alone, for each circuit. Along other edges, readers
+    /// get the replacement of what the writer adds. With all edges, it is that of the clean run, and with none and the corrupted
+    /// run's values that of the corrupted run.
+    ///
+    /// # Errors
+    /// When a circuit is one of another model's, and for those of `progress` and of the hooks.
+    pub fn measure(
+        &self,
+        circuits: &[&EdgeSet],
+        replacement: Replacement,
+        progress: &mut Progress,
+    ) -> Result<Vec<Vec<f64>>> {
+        if circuits.iter().any(|circuit| circuit.graph() != self.graph) {
+            candle_core::bail!("a circuit belongs to a model with another number of layers or heads")
+        }
+        let fixed = match replacement {
+            Replacement::Corrupted => None,
+            Replacement::Mean => Some(self.means()?),
+            Replacement::Zero => Some(self.zeros()?),
+        };
+        let mut metrics = vec![vec![0.0; self.pairs.len()]; circuits.len()];
+        let (mut done, total) = (0, self.batches.len() * circuits.len());
+        for batch in &self.batches {
+            let corrupt = || self.written(&batch.corrupt);
+            let other = fixed.clone().map_or_else(corrupt, Ok)?;
+            let streams = other.streams(self.model)?;
+            for (circuit, metrics) in circuits.iter().zip(&mut metrics) {
+                let run = CircuitRun::new(circuit, &other, &streams);
+                batch.put(&self.logits(&batch.clean, &run)?, metrics)?;
+                done += 1;
+                progress(done, total)?;
+            }
+        }
+        Ok(metrics)
+    }
+
+    fn zeros(&self) -> Result<Written> {
+        let (transformer, c) = (&self.model.transformer, self.model.config().n_embd);
+        let dtype = candle_fused::accumulator(transformer.dtype());
+        let zeros = |shape: &[usize]| Tensor::zeros(shape, dtype, transformer.ln_f.weight.device());
+        let (heads, one) = (zeros(&[1, 1, self.graph.heads(), c])?, zeros(&[1, 1, c])?);
+        let layers = self.graph.layers();
+        Ok(Written { embed: one.clone(), heads: vec![heads; layers], mlps: vec![one; layers] })
+    }
+
+    /// The mean of what each writer adds in the corrupted runs.
+    fn means(&self) -> Result<Written> {
+        let mut sum: Option<Written> = None;
+        let mut count = 0;
+        for batch in &self.batches {
+            let of_batch = self.written(&batch.corrupt)?.map(|x| x.sum_keepdim((0, 1)))?;
+            count += batch.corrupt.elem_count();
+            sum = Some(match sum {
+                None => of_batch,
+                Some(sum) => sum.zip(&of_batch, |a, b| a + b)?,
+            });
+        }
+        match sum {
+            Some(sum) => sum.map(|x| x / count as f64),
+            None => candle_core::bail!("a study needs at least one pair of texts"),
+        }
+    }
+
+    /// What each writer adds in a run over `ids` (B, T).
+    pub(super) fn written(&self, ids: &Tensor) -> Result<Written> {
+        Written::record(self.graph, |hooks| self.logits(ids, hooks).map(drop))
+    }
+
+    /// The same, and the embeddings of the tokens, (B, T, C).
+    fn written_and_embedded(&self, ids: &Tensor) -> Result<(Written, Tensor)> {
+        let embedded = Recorder::new([Point::Embed]);
+        let written =
+            Written::record(self.graph, |hooks| self.logits(ids, &Chain(&[&embedded, hooks])).map(drop))?;
+        Ok((written, embedded.value(Point::Embed)?))
+    }
+
+    /// The last position's logits, (B, 1, V), with hooks that come after the study's own.
+    pub(super) fn logits(&self, ids: &Tensor, hooks: &dyn Hooks) -> Result<Tensor> {
+        let all: Vec<&dyn Hooks> = self.hooks.into_iter().chain([hooks]).collect();
+        let chain = Chain(&all);
+        let args = ForwardArgs { hooks: Some(&chain), last_logits_only: true, ..Default::default() };
+        Ok(self.model.forward(ids, args)?.logits)
+    }
+}

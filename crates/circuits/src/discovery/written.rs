@@ -1,0 +1,108 @@
+//! What each writer adds to the residual stream in a run, or what stands in its place.
+
+use super::graph::{Graph, Reader, Writer};
+use candle_core::{DType, Device, Result, Tensor};
+use gpt2_model::Gpt2LMHeadModel;
+use gpt2_model::hooks::{Head, Hooks, Point, Recorder};
+
+/// The value of each writer, in f32 or wider. A batch or a length of 1 serves all.
+#[derive(Debug, Clone)]
+pub(super) struct Written {
+    /// (B, T, C)
+    pub(super) embed: Tensor,
+    /// (B, T, H, C) of each layer.
+    pub(super) heads: Vec<Tensor>,
+    /// (B, T, C) of each layer.
+    pub(super) mlps: Vec<Tensor>,
+}
+
+impl Written {
+    /// That of a run under the hooks that it gets.
+    pub(super) fn record(graph: Graph, run: impl FnOnce(&dyn Hooks) -> Result<()>) -> Result<Self> {
+        let of_layers = (0..graph.layers()).flat_map(|layer| [Point::Result(layer), Point::MlpOut(layer)]);
+        let recorder = Recorder::new(of_layers.chain([Point::ResidPre(0)]));
+        run(&recorder)?;
+        let value = |point: Point| wide(&recorder.value(point)?);
+        Ok(Self {
+            embed: value(Point::ResidPre(0))?,
+            heads: (0..graph.layers()).map(|layer| value(Point::Result(layer))).collect::<Result<_>>()?,
+            mlps: (0..graph.layers()).map(|layer| value(Point::MlpOut(layer))).collect::<Result<_>>()?,
+        })
+    }
+
+    /// What `change` makes of each value.
+    pub(super) fn map(&self, change: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        let all = |values: &[Tensor]| values.iter().map(&change).collect::<Result<Vec<_>>>();
+        Ok(Self { embed: change(&self.embed)?, heads: all(&self.heads)?, mlps: all(&self.mlps)? })
+    }
+
+    /// What `join` makes of each value and its counterpart.
+    pub(super) fn zip(
+        &self,
+        other: &Self,
+        join: impl Fn(&Tensor, &Tensor) -> Result<Tensor>,
+    ) -> Result<Self> {
+        let all =
+            |a: &[Tensor], b: &[Tensor]| a.iter().zip(b).map(|(a, b)| join(a, b)).collect::<Result<Vec<_>>>();
+        Ok(Self {
+            embed: join(&self.embed, &other.embed)?,
+            heads: all(&self.heads, &other.heads)?,
+            mlps: all(&self.mlps, &other.mlps)?,
+        })
+    }
+
+    /// (B, T, C)
+    pub(super) fn of(&self, writer: Writer) -> Result<Tensor> {
+        match writer {
+            Writer::Embed => Ok(self.embed.clone()),
+            Writer::Head(Head { layer, head }) => self.heads[layer].narrow(2, head, 1)?.squeeze(2),
+            Writer::Mlp(layer) => Ok(self.mlps[layer].clone()),
+        }
+    }
+
+    /// The residual stream that the writers make together with `c_proj`'s biases, (B, T, C) at each [`stream`].
+    pub(super) fn streams(&self, model: &Gpt2LMHeadModel) -> Result<Vec<Tensor>> {
+        let mut streams = vec![self.embed.clone()];
+        let mut x = self.embed.clone();
+        for (block, (heads, mlp)) in model.transformer.h.iter().zip(self.heads.iter().zip(&self.mlps)) {
+            x = x.broadcast_add(&heads.sum(2)?)?;
+            if let Some(bias) = block.attn.c_proj.bias() {
+                x = x.broadcast_add(&wide(bias)?)?;
+            }
+            streams.push(x.clone());
+            x = x.broadcast_add(mlp)?;
+            streams.push(x.clone());
+        }
+        Ok(streams)
+    }
+
+    /// Those of the first `count` writers, (`count`, B·T·C)
+    pub(super) fn stacked(&self, count: usize) -> Result<Tensor> {
+        let mut rows = vec![self.embed.flatten_all()?.unsqueeze(0)?];
+        for (heads, mlp) in self.heads.iter().zip(&self.mlps) {
+            let h = heads.dim(2)?;
+            rows.push(heads.permute((2, 0, 1, 3))?.reshape((h, ()))?); // (H, B·T·C)
+            rows.push(mlp.flatten_all()?.unsqueeze(0)?);
+        }
+        Tensor::cat(&rows, 0)?.narrow(0, 0, count)
+    }
+}
+
+/// Which of the streams a reader reads: before each layer's attention, before its MLP, and so on; the last is before `ln_f`.
+pub(super) fn stream(graph: Graph, reader: Reader) -> usize {
+    match reader {
+        Reader::Query(head) | Reader::Key(head) | Reader::Value(head) => 2 * head.layer,
+        Reader::Mlp(layer) => 2 * layer + 1,
+        Reader::Logits => 2 * graph.layers(),
+    }
+}
+
+/// In f32 or wider.
+pub(super) fn wide(x: &Tensor) -> Result<Tensor> {
+    x.to_dtype(candle_fused::accumulator(x.dtype()))
+}
+
+/// f64 on the CPU.
+pub(super) fn f64_of(x: &Tensor) -> Result<Tensor> {
+    x.to_device(&Device::Cpu)?.to_dtype(DType::F64)
+}

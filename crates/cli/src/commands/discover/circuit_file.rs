@@ -1,0 +1,52 @@
+//! A circuit in a file: as JSON, and as a graph for Graphviz.
+
+use super::report::{Report, ScoredEdge};
+use gpt2_circuits::discovery::Reader;
+use serde_json::json;
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+/// The circuit's edges with what made them.
+pub(super) fn json(report: &Report) -> anyhow::Result<Vec<u8>> {
+    let circuit = json!({
+        "edges": report.circuit.edges,
+        "faithfulness": report.circuit.faithfulness,
+        "settings": report.settings,
+        "provenance": report.provenance,
+    });
+    let mut bytes = serde_json::to_vec_pretty(&circuit)?;
+    bytes.push(b'\n');
+    Ok(bytes)
+}
+
+/// A graph in Graphviz's language: edges are as thick as their scores are large, and dashed where they are below 0.
+pub(super) fn dot(edges: &[ScoredEdge]) -> String {
+    let largest = edges.iter().map(|edge| edge.score.abs()).fold(f64::MIN_POSITIVE, f64::max);
+    let mut text =
+        String::from("digraph circuit {\n  rankdir=BT;\n  node [shape=box, fontname=\"sans-serif\"];\n");
+    let parts = |edge: &ScoredEdge| [edge.edge.from.to_string(), part(edge.edge.to).0];
+    for part in edges.iter().flat_map(parts).collect::<BTreeSet<String>>() {
+        let _ = writeln!(text, "  \"{part}\";");
+    }
+    for ScoredEdge { edge, score } in edges {
+        let (part, reads) = part(edge.to);
+        let style = if *score < 0.0 { ", style=dashed" } else { "" };
+        let width = 0.3 + 4.0 * score.abs() / largest;
+        let _ = writeln!(
+            text,
+            "  \"{}\" -> \"{part}\" [label=\"{reads}\", penwidth={width:.2}, tooltip=\"{score:+.4}\"{style}];",
+            edge.from
+        );
+    }
+    text + "}\n"
+}
+
+/// The part of the model that reads, and what of it if it is a head.
+fn part(reader: Reader) -> (String, &'static str) {
+    match reader {
+        Reader::Query(head) => (head.to_string(), "q"),
+        Reader::Key(head) => (head.to_string(), "k"),
+        Reader::Value(head) => (head.to_string(), "v"),
+        Reader::Mlp(_) | Reader::Logits => (reader.to_string(), ""),
+    }
+}

@@ -1,0 +1,298 @@
+//! `gpt2 discover`: the edges that a task needs, and how faithful the circuit is that they make.
+
+mod circuit_file;
+mod picture;
+mod report;
+
+use crate::changes::Reads;
+use crate::finite::explain;
+use crate::output::{self, note};
+use crate::outputs::Outputs;
+use crate::pairs::{Mean, PairsArgs};
+use crate::picture::{About, PictureArgs};
+use crate::progress::with_bar;
+use crate::provenance::Provenance;
+use crate::session::Session;
+use crate::study::StudyArgs;
+use crate::values::{count, fraction, one_of};
+use anyhow::bail;
+use gpt2_circuits::discovery::{Edge, EdgeGradients, EdgeScores, EdgeSet, Replacement, Study};
+use report::{Circuit, EachPair, Point, Report, ScoredEdge, Without};
+use serde_json::json;
+use std::path::PathBuf;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+An edge leads from what a head, an MLP or the embeddings add to the residual stream to what a later head's queries, keys or values,
+an MLP or the logits read of it. Each edge gets a score: the change of what it carries between the prompts, times the gradient
+(EAP-IG, Hanna et al. 2024). Circuits of growing size are then run by themselves: along all other edges, readers get the corrupted
+run's values. Faithfulness says how much of the logit difference stays: 0 is as without any edge, 1 as with all. Beside it stands
+that of as many random edges.
+
+Examples:
+  gpt2 discover \" lord fair which king come out of lord\" \" king fair which lord come out of lord\" --answer \" fair\" --against \" come\"
+  gpt2 pairs induction --count 20 | gpt2 discover --pairs - --edges 50 --out circuit.json --picture circuit.svg
+  gpt2 pairs ioi --model gpt2 | gpt2 discover --model gpt2 --pairs -")]
+pub(crate) struct DiscoverArgs {
+    #[command(flatten)]
+    pairs: PairsArgs,
+    /// Take gradients over STEPS runs between the prompts (integrated gradients), or with 0 those of the clean run alone (EAP)
+    #[arg(long, default_value_t = 5, value_name = "STEPS", value_parser = clap::value_parser!(u16).range(0..=100))]
+    steps: u16,
+    /// How to choose edges: greedy goes from the logits on, each time by the best edge into the circuit; rank takes the best of all
+    #[arg(long, default_value = "greedy", value_name = "HOW", value_parser = one_of(CHOICES))]
+    choose: Choice,
+    /// What stands in for the other edges: the corrupted run's values, their mean over all pairs and positions, or zero
+    #[arg(long, default_value = "corrupted", value_name = "WHAT", value_parser = one_of(REPLACEMENTS))]
+    replace: Replacement,
+    /// The circuit's number of edges [default: the smallest with the faithfulness of --faithfulness]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    edges: Option<u32>,
+    /// The faithfulness to look for
+    #[arg(long, default_value_t = 0.9, value_name = "SHARE", value_parser = fraction, conflicts_with = "edges")]
+    faithfulness: f64,
+    /// How many circuits of random edges to compare each circuit with
+    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1000))]
+    random: u16,
+    /// Write the circuit as JSON: its edges with their scores
+    #[arg(short, long, value_name = "FILE", help_heading = "Files")]
+    out: Option<PathBuf>,
+    /// Write the circuit as a graph for Graphviz
+    #[arg(long, value_name = "FILE", help_heading = "Files")]
+    dot: Option<PathBuf>,
+    #[command(flatten)]
+    picture: PictureArgs,
+    /// Let --out, --dot and --picture replace existing files
+    #[arg(long, help_heading = "Files")]
+    overwrite: bool,
+    #[command(flatten)]
+    study: StudyArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Choice {
+    Greedy,
+    Rank,
+}
+
+const CHOICES: &[(&str, Choice)] = &[("greedy", Choice::Greedy), ("rank", Choice::Rank)];
+const REPLACEMENTS: &[(&str, Replacement)] =
+    &[("corrupted", Replacement::Corrupted), ("mean", Replacement::Mean), ("zero", Replacement::Zero)];
+/// The sizes of circuits in the curve, as shares of all edges: those of the MIB benchmark (Mueller et al. 2025).
+const SHARES: [f64; 10] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0];
+
+pub(crate) fn run(args: &DiscoverArgs) -> anyhow::Result<()> {
+    let mut outputs = Outputs::new(args.overwrite);
+    for (flag, path) in [("--out", &args.out), ("--dot", &args.dot)] {
+        if let Some(path) = path {
+            outputs.add(flag, path);
+        }
+    }
+    args.picture.add(&mut outputs)?;
+    let session = args.study.session_for(args.pairs.inputs(), &outputs)?;
+    let pairs = args.pairs.read(&session)?;
+    let changes = args.study.interventions.build(&session, Reads::Others("pairs of prompts"))?;
+    let mut study = Study::new(&session.model, &pairs)?;
+    if !changes.list.is_empty() {
+        study = study.with_hooks(&changes.list);
+    }
+    let search = Search::new(args, &session, &study)?;
+    let curve = search.curve()?;
+    let circuit = search.chosen(&curve)?;
+    let provenance = Provenance::of_tokens(&session, pairs[0].clean.len())?.under(&changes);
+    let settings = json!({
+        "pairs": pairs.len(), "steps": args.steps, "choose": name(CHOICES, args.choose),
+        "replace": name(REPLACEMENTS, args.replace), "seed": args.study.model.run.seed,
+    });
+    let title = format!("{}: a circuit of {}", session.name, count(circuit.edges.len(), "edge"));
+    let about = About { title, made_by: &provenance, settings: settings.clone() };
+    args.picture.draw(&mut outputs, &about, |frame| picture::draw(frame, study.graph(), &circuit.edges))?;
+    let report = Report {
+        provenance,
+        settings,
+        pairs: pairs.len(),
+        clean_difference: Mean::of(&search.clean),
+        corrupt_difference: Mean::of(&search.corrupt),
+        all_edges: study.graph().edge_count(),
+        area: report::area(&curve),
+        distance: report::distance(&curve),
+        curve,
+        circuit,
+    };
+    if let Some(path) = &args.out {
+        outputs.stage_bytes(path, &circuit_file::json(&report)?)?;
+    }
+    if let Some(path) = &args.dot {
+        outputs.stage_bytes(path, circuit_file::dot(&report.circuit.edges).as_bytes())?;
+    }
+    outputs.commit_after(|| output::report(args.study.json, &report, report::print))
+}
+
+/// The name of a choice on the command line.
+fn name<T: PartialEq>(choices: &[(&'static str, T)], choice: T) -> &'static str {
+    choices.iter().find(|(_, other)| *other == choice).map_or("", |(name, _)| name)
+}
+
+/// Scores of all edges, and what circuits are compared with.
+struct Search<'a> {
+    args: &'a DiscoverArgs,
+    study: &'a Study<'a>,
+    scores: EdgeScores,
+    /// The metric of each pair with all edges, after the corrupted prompt, and without any edge.
+    clean: Vec<f64>,
+    corrupt: Vec<f64>,
+    none: Vec<f64>,
+}
+
+impl<'a> Search<'a> {
+    fn new(args: &'a DiscoverArgs, session: &Session, study: &'a Study<'a>) -> anyhow::Result<Self> {
+        let (clean, corrupt) = study.plain()?;
+        let none = study.measure(&[&EdgeSet::empty(study.graph())], args.replace, &mut |_, _| Ok(()))?;
+        let none = none.into_iter().next().unwrap_or_default();
+        let gradients = match usize::from(args.steps) {
+            0 => EdgeGradients::Clean,
+            steps => EdgeGradients::Integrated { steps },
+        };
+        let scores = with_bar("runs", |progress| {
+            study.edge_scores(gradients, &mut |done, all| {
+                progress(done, all);
+                Ok(())
+            })
+        })?;
+        let numbers = clean.iter().chain(&corrupt).chain(&none).copied();
+        if !numbers.chain(scores.sorted().into_iter().map(|(_, score)| score)).all(f64::is_finite) {
+            let ids = session.input_ids(&study.pairs()[0].clean)?;
+            bail!("{}", explain(&session.model, &ids, study.hooks()))
+        }
+        let search = Self { args, study, scores, clean, corrupt, none };
+        let difference = mean(&search.clean) - mean(&search.none);
+        if difference.abs() < 1e-6 {
+            bail!(
+                "the logit difference is {:.4} with all edges and without any, so there is nothing to look for: choose prompts and answers \
+                 that tell the two apart",
+                mean(&search.clean)
+            );
+        }
+        if difference < 0.0 {
+            note(
+                "the clean prompts make the correct answers less likely than the corrupted ones do: swap them, if the model should get \
+                 the clean ones right",
+            );
+        }
+        Ok(search)
+    }
+
+    /// How much of the difference circuits keep, and the metric of each pair in them.
+    fn measured(&self, circuits: &[&EdgeSet]) -> anyhow::Result<Vec<(f64, Vec<f64>)>> {
+        let found = with_bar("runs of circuits", |progress| {
+            self.study.measure(circuits, self.args.replace, &mut |done, all| {
+                progress(done, all);
+                Ok(())
+            })
+        })?;
+        let (all, none) = (mean(&self.clean), mean(&self.none));
+        Ok(found.into_iter().map(|each| ((mean(&each) - none) / (all - none), each)).collect())
+    }
+
+    /// The circuit of `count` edges, without those that lie on no way from the embeddings to the logits.
+    fn best(&self, count: usize) -> EdgeSet {
+        let chosen = match self.args.choose {
+            Choice::Greedy => self.scores.greedy(count),
+            Choice::Rank => self.scores.ranked(count),
+        };
+        chosen.connected()
+    }
+
+    /// Circuits of as many random edges.
+    fn random(&self, count: usize) -> Vec<EdgeSet> {
+        let seeds = (0..self.args.random).map(|i| self.args.study.model.run.seed.wrapping_add(u64::from(i)));
+        seeds.map(|seed| EdgeSet::random(self.study.graph(), count, seed)).collect()
+    }
+
+    /// Circuits of growing size, each beside random ones.
+    fn curve(&self) -> anyhow::Result<Vec<Point>> {
+        let total = self.study.graph().edge_count();
+        let mut counts: Vec<usize> =
+            SHARES.map(|share| ((share * total as f64).round() as usize).max(1)).to_vec();
+        counts.dedup();
+        let mut circuits = vec![];
+        for &count in &counts {
+            circuits.push(self.best(count));
+            // All edges are always the same ones.
+            circuits.extend(if count < total { self.random(count) } else { vec![] });
+        }
+        let found = self.measured(&circuits.iter().collect::<Vec<_>>())?;
+        let (mut found, mut circuits) = (found.into_iter(), circuits.iter());
+        let mut curve = vec![];
+        for edges in counts {
+            let connected = circuits.next().map_or(0, EdgeSet::len);
+            let faithfulness = found.next().map_or(f64::NAN, |(share, _)| share);
+            let draws = if edges < total { usize::from(self.args.random) } else { 0 };
+            let random: Vec<f64> = found.by_ref().take(draws).map(|(share, _)| share).collect();
+            circuits.by_ref().take(draws).for_each(drop);
+            let random = (!random.is_empty()).then(|| Mean::of(&random));
+            curve.push(Point { edges, share: edges as f64 / total as f64, connected, faithfulness, random });
+        }
+        Ok(curve)
+    }
+
+    /// The size that was asked for, or the smallest that is as faithful as was asked for.
+    fn size(&self, curve: &[Point]) -> anyhow::Result<usize> {
+        if let Some(edges) = self.args.edges {
+            return Ok((edges as usize).min(self.study.graph().edge_count()));
+        }
+        let wanted = self.args.faithfulness;
+        let above = curve.iter().position(|point| point.faithfulness >= wanted);
+        let Some(above) = above else {
+            bail!("no circuit has a faithfulness of {wanted}; choose a smaller one, or a size with --edges");
+        };
+        let below = above.checked_sub(1).map_or(0, |below| curve[below].edges);
+        // The sizes between two of the curve, halved until they meet.
+        let (mut low, mut high) = (below, curve[above].edges);
+        while low + 1 < high {
+            let middle = low.midpoint(high);
+            let circuit = self.best(middle);
+            if self.measured(&[&circuit])?[0].0 >= wanted { high = middle } else { low = middle }
+        }
+        Ok(high)
+    }
+
+    /// The circuit, and what there is to say of it.
+    fn chosen(&self, curve: &[Point]) -> anyhow::Result<Circuit> {
+        let size = self.size(curve)?;
+        let circuit = self.best(size);
+        if circuit.is_empty() {
+            bail!(
+                "no way from the embeddings to the logits has all its edges among the best {size}: give --choose greedy, or more with \
+                 --edges"
+            );
+        }
+        let parts = circuit.parts();
+        let without: Vec<EdgeSet> = parts.iter().map(|&part| circuit.without(part)).collect();
+        let random = self.random(circuit.len());
+        let rest = circuit.complement();
+        let all: Vec<&EdgeSet> = [&circuit, &rest].into_iter().chain(&random).chain(&without).collect();
+        let mut found = self.measured(&all)?.into_iter();
+        let mut next = || found.next().unwrap_or((f64::NAN, vec![]));
+        let ((faithfulness, each), (rest, _)) = (next(), next());
+        let random: Vec<f64> = random.iter().map(|_| next().0).collect();
+        let without =
+            parts.iter().map(|part| Without { part: part.to_string(), faithfulness: next().0 }).collect();
+        let scored = |edge: Edge| ScoredEdge { edge, score: self.scores.of(edge) };
+        let mut edges: Vec<ScoredEdge> = circuit.iter().map(scored).collect();
+        edges.sort_by(|a, b| b.score.abs().total_cmp(&a.score.abs()));
+        let each = self.clean.iter().zip(&self.corrupt).zip(each);
+        Ok(Circuit {
+            faithfulness,
+            rest,
+            random: (!random.is_empty()).then(|| Mean::of(&random)),
+            without,
+            edges,
+            each: each.map(|((&clean, &corrupt), circuit)| EachPair { clean, corrupt, circuit }).collect(),
+        })
+    }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}

@@ -1,0 +1,71 @@
+//! `--path`: what senders tell readers.
+
+use super::PatchArgs;
+use super::report::PathPatch;
+use crate::pairs::Mean;
+use crate::progress::with_bar;
+use crate::session::Session;
+use gpt2_circuits::discovery::{Pair, Paths, Reader, Study, Writer};
+use gpt2_model::hooks::Hooks;
+use std::str::FromStr;
+
+/// Senders and readers, as the user typed them.
+#[derive(Debug, Clone)]
+pub(crate) struct PathsText {
+    senders: Vec<Writer>,
+    receivers: Vec<Reader>,
+    text: String,
+}
+
+impl FromStr for PathsText {
+    type Err = String;
+
+    /// `0.1,0.2->3.2.q,logits`
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (senders, receivers) =
+            text.split_once("->").ok_or("expected senders and readers, such as 0.3->1.2.k,1.0.k")?;
+        Ok(Self {
+            senders: senders.split(',').map(|one| one.trim().parse()).collect::<Result<_, _>>()?,
+            receivers: receivers.split(',').map(|one| one.trim().parse()).collect::<Result<_, _>>()?,
+            text: text.to_owned(),
+        })
+    }
+}
+
+/// How much of the mean difference between clean and corrupted prompts the clean ones lose along each path.
+pub(super) fn measure(
+    args: &PatchArgs,
+    session: &Session,
+    pairs: &[Pair],
+    hooks: Option<&dyn Hooks>,
+) -> anyhow::Result<Vec<PathPatch>> {
+    if args.paths.is_empty() {
+        return Ok(vec![]);
+    }
+    let mut study = Study::new(&session.model, pairs)?;
+    if let Some(hooks) = hooks {
+        study = study.with_hooks(hooks);
+    }
+    let all = args.paths.iter().map(|PathsText { senders, receivers, .. }| Paths {
+        senders: senders.clone(),
+        receivers: receivers.clone(),
+        freeze: args.freeze,
+    });
+    let all: Vec<Paths> = all.collect();
+    let (clean, corrupt) = study.plain()?;
+    let difference = Mean::of(&clean).mean - Mean::of(&corrupt).mean;
+    let found = with_bar("paths", |progress| {
+        study.path_patching(&all, &mut |done, all| {
+            progress(done, all);
+            Ok(())
+        })
+    })?;
+    let freeze =
+        super::FREEZES.iter().find(|(_, freeze)| *freeze == args.freeze).map_or("", |(name, _)| name);
+    let lost = |(path, metrics): (&PathsText, Vec<f64>)| {
+        let lost: Vec<f64> =
+            clean.iter().zip(metrics).map(|(clean, patched)| (clean - patched) / difference).collect();
+        PathPatch { path: path.text.clone(), freeze, lost: Mean::of(&lost) }
+    };
+    Ok(args.paths.iter().zip(found).map(lost).collect())
+}

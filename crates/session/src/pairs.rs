@@ -1,0 +1,107 @@
+//! Data sets of pairs: a line of JSON each, as ids and a metric.
+
+use anyhow::{Context, anyhow, bail};
+use gpt2_circuits::discovery::Pair;
+use gpt2_loader::Tokenizer;
+use gpt2_model::Config;
+use gpt2_model::analysis::Metric;
+use serde_json::{Map, Value};
+
+const EXAMPLE: &str = r#"{"clean": "…", "corrupted": "…", "correct": " Mary", "incorrect": " John"}"#;
+
+/// A pair of texts from a line of JSON: `clean` and `corrupted` are texts or lists of ids, `correct` and `incorrect` a token's text,
+/// its id, or a list of either. Other names are left alone.
+///
+/// # Errors
+/// When it is not such an object, a text or an answer is not of this vocabulary, an answer is not one token, an answer is both right
+/// and wrong, or for what [`Pair::check`] refuses.
+pub fn pair(line: &str, tokenizer: Option<&Tokenizer>, config: &Config) -> anyhow::Result<Pair> {
+    let value: Value = serde_json::from_str(line).with_context(|| format!("not JSON; expected {EXAMPLE}"))?;
+    let Value::Object(fields) = value else { bail!("not an object; expected {EXAMPLE}") };
+    let (answers, against) =
+        (tokens(&fields, "correct", tokenizer)?, tokens(&fields, "incorrect", tokenizer)?);
+    if let Some(id) = answers.iter().find(|id| against.contains(id)) {
+        bail!("token {id} is both a correct and an incorrect answer");
+    }
+    let pair = Pair {
+        clean: text(&fields, "clean", tokenizer)?,
+        corrupt: text(&fields, "corrupted", tokenizer)?,
+        metric: Metric::LogitDifference { answers, against },
+    };
+    if pair.clean.len() != pair.corrupt.len()
+        && let Some(tokenizer) = tokenizer
+    {
+        bail!(
+            "the clean text has {} tokens and the corrupted one {}, so their positions do not correspond; reword one of them:\n  {}\n  {}",
+            pair.clean.len(),
+            pair.corrupt.len(),
+            spelled(&pair.clean, tokenizer),
+            spelled(&pair.corrupt, tokenizer)
+        );
+    }
+    pair.check(config)?;
+    Ok(pair)
+}
+
+fn field<'a>(fields: &'a Map<String, Value>, name: &str) -> anyhow::Result<&'a Value> {
+    fields.get(name).with_context(|| format!("no {name:?}; expected {EXAMPLE}"))
+}
+
+/// The ids of a text, or ids as they are.
+fn text(fields: &Map<String, Value>, name: &str, tokenizer: Option<&Tokenizer>) -> anyhow::Result<Vec<u32>> {
+    match field(fields, name)? {
+        Value::String(text) => encoded(known(tokenizer)?, name, text),
+        Value::Array(ids) => ids.iter().map(|id| self::id(id, name)).collect(),
+        _ => bail!("{name:?} is neither a text nor a list of ids"),
+    }
+}
+
+/// The ids of one answer, or of several.
+fn tokens(
+    fields: &Map<String, Value>,
+    name: &str,
+    tokenizer: Option<&Tokenizer>,
+) -> anyhow::Result<Vec<u32>> {
+    let one = |answer: &Value| match answer {
+        Value::String(text) => token(known(tokenizer)?, name, text),
+        other => id(other, name),
+    };
+    match field(fields, name)? {
+        Value::Array(all) if all.is_empty() => bail!("{name:?} is an empty list: give at least one answer"),
+        Value::Array(all) => all.iter().map(one).collect(),
+        only => Ok(vec![one(only)?]),
+    }
+}
+
+fn id(value: &Value, name: &str) -> anyhow::Result<u32> {
+    let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+    id.with_context(|| format!("{name:?} holds {value}, expected a text or an id"))
+}
+
+fn known(tokenizer: Option<&Tokenizer>) -> anyhow::Result<&Tokenizer> {
+    tokenizer.context("the model has no tokenizer: give ids instead of text")
+}
+
+/// The single token that spells `text`.
+fn token(tokenizer: &Tokenizer, name: &str, text: &str) -> anyhow::Result<u32> {
+    let ids = encoded(tokenizer, name, text)?;
+    match ids[..] {
+        [id] => Ok(id),
+        _ => bail!(
+            "{name:?} {text:?} is {} tokens ({}), expected one; a word inside a text begins with its space",
+            ids.len(),
+            spelled(&ids, tokenizer)
+        ),
+    }
+}
+
+/// The ids of a text that the vocabulary spells as it is.
+fn encoded(tokenizer: &Tokenizer, name: &str, text: &str) -> anyhow::Result<Vec<u32>> {
+    let found = crate::encode(tokenizer, text, name)?;
+    found.note.map_or(Ok(found.ids), |note| Err(anyhow!("{note}")))
+}
+
+/// Tokens as a reader tells them apart.
+pub(crate) fn spelled(ids: &[u32], tokenizer: &Tokenizer) -> String {
+    tokenizer.spelled(ids).iter().map(|token| format!("{token:?}")).collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,288 @@
+//! Tasks that papers on circuits use, as pairs of texts in a model's own vocabulary.
+
+use crate::pairs::spelled;
+use anyhow::bail;
+use gpt2_loader::Tokenizer;
+use rand::Rng;
+use rand::seq::IndexedRandom;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng;
+use serde::Serialize;
+use std::fmt::Write;
+
+/// A kind of task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Task {
+    /// Who gets it: of two names, the one that is not repeated. The corrupted text has three other names (Wang et al. 2022,
+    /// "Interpretability in the Wild", arXiv 2211.00593).
+    Ioi,
+    /// A year later than the one in the text; the corrupted text has the year 01, after which every year will do (Hanna et al. 2023,
+    /// "How does GPT-2 compute greater-than?", arXiv 2305.00586).
+    GreaterThan,
+    /// What followed a token earlier; the corrupted text has another token there (Olsson et al. 2022, "In-context Learning and
+    /// Induction Heads", arXiv 2209.11895). Random tokens, so that any vocabulary will do.
+    Induction,
+    /// She or he, by the name; the corrupted text has a name of the other kind (Mathwin et al. 2023, "Identifying a Preliminary Circuit
+    /// for Predicting Gendered Pronouns in GPT-2 Small").
+    Pronouns,
+}
+
+/// A text, or the ids of one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum Text {
+    /// In words.
+    Words(String),
+    /// In tokens.
+    Ids(Vec<u32>),
+}
+
+/// An answer: a token's text or its id.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum Answer {
+    /// As it is written in a text.
+    Word(String),
+    /// The token.
+    Id(u32),
+}
+
+/// A pair of a task: as JSON, a line that [`pair`](crate::pair) reads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TaskPair {
+    /// What the model should get right.
+    pub clean: Text,
+    /// A text of as many tokens, of which the answer is not true.
+    pub corrupted: Text,
+    /// The right answers to the clean text.
+    pub correct: Vec<Answer>,
+    /// The wrong ones.
+    pub incorrect: Vec<Answer>,
+}
+
+const NAMES: [&str; 30] = [
+    "Mary", "John", "Tom", "James", "Dan", "Martin", "Amy", "Sarah", "Anna", "Kate", "David", "Paul",
+    "Michael", "Robert", "Laura", "Lisa", "Emily", "Alice", "Mark", "Peter", "Simon", "Jack", "Adam", "Alex",
+    "Emma", "Rachel", "Maria", "Jane", "Steve", "Kevin",
+];
+const PLACES: [&str; 10] =
+    ["store", "park", "school", "office", "hospital", "restaurant", "garden", "station", "house", "beach"];
+const THINGS: [&str; 8] = ["drink", "book", "ring", "letter", "ball", "key", "gift", "basket"];
+/// `[A]` and `[B]` are the two names in either order, `[S]` the one that gives.
+const GIVING: [&str; 4] = [
+    "When[A] and[B] walked to the[PLACE],[S] gave a[THING] to",
+    "After[A] and[B] had met at the[PLACE],[S] handed a[THING] to",
+    "While[A] and[B] were at the[PLACE],[S] passed a[THING] to",
+    "Then[A] and[B] came back from the[PLACE], and[S] brought a[THING] to",
+];
+const EVENTS: [&str; 10] =
+    ["war", "siege", "voyage", "reign", "drought", "strike", "trial", "dispute", "famine", "journey"];
+const WOMEN: [&str; 12] =
+    ["Mary", "Anna", "Sarah", "Laura", "Lisa", "Emily", "Alice", "Emma", "Rachel", "Maria", "Jane", "Kate"];
+const MEN: [&str; 12] =
+    ["John", "Tom", "James", "David", "Paul", "Michael", "Robert", "Mark", "Peter", "Simon", "Jack", "Adam"];
+const TELLING: [&str; 4] = [
+    "Everyone could see that[NAME] was tired, because",
+    "The letter was from[NAME], and in it",
+    "Nobody had told[NAME] the news before",
+    "As soon as[NAME] reached the door,",
+];
+/// Words that a vocabulary must have, at least this many of each list.
+const ENOUGH: usize = 6;
+/// Tokens of an induction text before the repetition, and of the repetition.
+const RANDOM: usize = 12;
+
+impl Task {
+    /// `count` pairs in the words of a vocabulary. The same seed gives the same pairs.
+    ///
+    /// # Errors
+    /// When the vocabulary breaks up the words that the task needs, with those words.
+    pub fn pairs(self, tokenizer: &Tokenizer, count: usize, seed: u64) -> anyhow::Result<Vec<TaskPair>> {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let words = Words { tokenizer };
+        match self {
+            Self::Ioi => {
+                let (names, places) = (words.single("names", &NAMES)?, words.single("places", &PLACES)?);
+                let things = words.single("things", &THINGS)?;
+                (0..count).map(|_| ioi(&mut rng, &names, &places, &things)).collect()
+            }
+            Self::GreaterThan => {
+                let events = words.single("events", &EVENTS)?;
+                let years = words.years()?;
+                (0..count).map(|_| greater_than(&mut rng, &events, &years)).collect()
+            }
+            Self::Induction => (0..count).map(|_| Ok(induction(&mut rng, tokenizer.vocab_size()))).collect(),
+            Self::Pronouns => {
+                let (women, men) = (words.single("names", &WOMEN)?, words.single("names", &MEN)?);
+                words.all("pronouns", &["she", "he"])?;
+                (0..count).map(|_| pronouns(&mut rng, &women, &men)).collect()
+            }
+        }
+    }
+}
+
+/// One of a list.
+fn one<'a>(rng: &mut ChaCha8Rng, list: &[&'a str]) -> &'a str {
+    list.choose(rng).copied().unwrap_or_default()
+}
+
+/// The template with words in it; each gets a space before it.
+fn filled(template: &str, words: &[(&str, &str)]) -> String {
+    words.iter().fold(template.to_owned(), |text, (place, word)| text.replace(place, &format!(" {word}")))
+}
+
+fn ioi(rng: &mut ChaCha8Rng, names: &[&str], places: &[&str], things: &[&str]) -> anyhow::Result<TaskPair> {
+    let five: Vec<&str> = names.choose_multiple(rng, 5).copied().collect();
+    let [giver, receiver, others @ ..] = &five[..] else { bail!("too few names") };
+    let template = one(rng, &GIVING);
+    let rest = [("[PLACE]", one(rng, places)), ("[THING]", one(rng, things))];
+    let (first, second) = if rng.random() { (giver, receiver) } else { (receiver, giver) };
+    let text = |a: &str, b: &str, s: &str| {
+        filled(template, &[&[("[A]", a), ("[B]", b), ("[S]", s)], &rest[..]].concat())
+    };
+    Ok(TaskPair {
+        clean: Text::Words(text(first, second, giver)),
+        corrupted: Text::Words(text(others[0], others[1], others[2])),
+        correct: vec![Answer::Word(format!(" {receiver}"))],
+        incorrect: vec![Answer::Word(format!(" {giver}"))],
+    })
+}
+
+/// Two-digit years, and centuries that make tokens of their own with each of them.
+struct Years {
+    centuries: Vec<u32>,
+    years: Vec<String>,
+}
+
+fn greater_than(rng: &mut ChaCha8Rng, events: &[&str], years: &Years) -> anyhow::Result<TaskPair> {
+    let Some(century) = years.centuries.choose(rng) else { bail!("no century") };
+    // Neither the first nor the last, so that there are answers on both sides.
+    let at = rng.random_range(1..years.years.len() - 1);
+    let event = one(rng, events);
+    let text = |year: &str| {
+        Text::Words(format!("The {event} lasted from the year {century}{year} to the year {century}"))
+    };
+    let answers = |years: &[String]| years.iter().map(|year| Answer::Word(year.clone())).collect();
+    Ok(TaskPair {
+        clean: text(&years.years[at]),
+        corrupted: text("01"),
+        correct: answers(&years.years[at + 1..]),
+        incorrect: answers(&years.years[..=at]),
+    })
+}
+
+fn induction(rng: &mut ChaCha8Rng, vocabulary: usize) -> TaskPair {
+    let v = u32::try_from(vocabulary).unwrap_or(u32::MAX);
+    let tokens = rand::seq::index::sample(rng, v as usize, RANDOM + 1);
+    let mut tokens: Vec<u32> = tokens.into_iter().map(|id| id as u32).collect();
+    let wrong = tokens.pop().unwrap_or_default();
+    let at = rng.random_range(1..RANDOM);
+    let right = std::mem::replace(&mut tokens[at], wrong);
+    let corrupted = [&tokens[..], &tokens[..at]].concat();
+    tokens[at] = right;
+    TaskPair {
+        clean: Text::Ids([&tokens[..], &tokens[..at]].concat()),
+        corrupted: Text::Ids(corrupted),
+        correct: vec![Answer::Id(right)],
+        incorrect: vec![Answer::Id(wrong)],
+    }
+}
+
+fn pronouns(rng: &mut ChaCha8Rng, women: &[&str], men: &[&str]) -> anyhow::Result<TaskPair> {
+    let template = one(rng, &TELLING);
+    let names = [one(rng, women), one(rng, men)];
+    let answers = [" she", " he"].map(|word| vec![Answer::Word(word.to_owned())]);
+    let text = |name: &str| Text::Words(filled(template, &[("[NAME]", name)]));
+    let [she, he] = answers;
+    let is_woman = rng.random();
+    let (clean, corrupted) = if is_woman { (names[0], names[1]) } else { (names[1], names[0]) };
+    let (correct, incorrect) = if is_woman { (she, he) } else { (he, she) };
+    Ok(TaskPair { clean: text(clean), corrupted: text(corrupted), correct, incorrect })
+}
+
+/// Which words a vocabulary has as one token.
+struct Words<'a> {
+    tokenizer: &'a Tokenizer,
+}
+
+impl Words<'_> {
+    fn tokens(&self, text: &str) -> anyhow::Result<Vec<u32>> {
+        Ok(self.tokenizer.encode(text)?)
+    }
+
+    /// Those words that are one token with a space before them.
+    fn single<'a>(&self, what: &str, words: &[&'a str]) -> anyhow::Result<Vec<&'a str>> {
+        let mut found = vec![];
+        for word in words {
+            if self.tokens(&format!(" {word}"))?.len() == 1 {
+                found.push(*word);
+            }
+        }
+        if found.len() < ENOUGH {
+            bail!(
+                "this vocabulary has {} of the task's {} {what} as one token, and {ENOUGH} are needed: it breaks{}; `induction` works with any vocabulary",
+                found.len(),
+                words.len(),
+                self.broken(words)?
+            );
+        }
+        Ok(found)
+    }
+
+    /// Refuses words that are not one token.
+    fn all(&self, what: &str, words: &[&str]) -> anyhow::Result<()> {
+        let broken = self.broken(words)?;
+        if broken.is_empty() { Ok(()) } else { bail!("this vocabulary breaks the task's {what}:{broken}") }
+    }
+
+    /// A few of the words that are not one token, with their parts.
+    fn broken(&self, words: &[&str]) -> anyhow::Result<String> {
+        const SHOWN: usize = 5;
+        let (mut text, mut count) = (String::new(), 0);
+        for word in words {
+            let ids = self.tokens(&format!(" {word}"))?;
+            if ids.len() == 1 {
+                continue;
+            }
+            if count < SHOWN {
+                let comma = if count == 0 { "" } else { "," };
+                write!(text, "{comma} {word} into {}", spelled(&ids, self.tokenizer))?;
+            }
+            count += 1;
+        }
+        if count > SHOWN {
+            write!(text, " and {} more", count - SHOWN)?;
+        }
+        Ok(text)
+    }
+
+    fn years(&self) -> anyhow::Result<Years> {
+        let all: Vec<String> = (1..100).map(|year| format!("{year:02}")).collect();
+        let mut years = vec![];
+        for year in all {
+            if self.tokens(&year)?.len() == 1 {
+                years.push(year);
+            }
+        }
+        let mut centuries = vec![];
+        for century in 11..19u32 {
+            let of_century = self.tokens(&format!(" {century}"))?;
+            let mut splits = of_century.len() == 1;
+            for year in &years {
+                splits = splits
+                    && self.tokens(&format!(" {century}{year}"))?
+                        == [of_century.clone(), self.tokens(year)?].concat();
+            }
+            if splits {
+                centuries.push(century);
+            }
+        }
+        if centuries.is_empty() || years.len() < ENOUGH || years[0] != "01" {
+            bail!(
+                "this vocabulary does not write years as a century and two digits: 1732 is {}; `induction` works with any vocabulary",
+                spelled(&self.tokens(" 1732")?, self.tokenizer)
+            );
+        }
+        Ok(Years { centuries, years })
+    }
+}

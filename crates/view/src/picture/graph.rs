@@ -1,0 +1,188 @@
+//! A graph whose nodes have places of their own, such as a circuit: a row for each layer, a column for each head.
+
+use super::frame::Frame;
+use super::letters::Letters;
+use super::scene::{Anchor, FAINT, GREY, INK, Mark, Scene, Style, WHITE};
+use crate::palette::Rgb;
+use candle_core::Result;
+
+/// Okabe and Ito's blue and vermilion (2008), which color-blind people can tell apart.
+const ABOVE: Rgb = (0, 114, 178);
+const BELOW: Rgb = (213, 94, 0);
+/// The room of a node.
+const WIDE: f32 = 84.0;
+const NARROW: f32 = 34.0;
+const HIGH: f32 = 84.0;
+const BOX: (f32, f32) = (54.0, 24.0);
+const MARGIN: f32 = 30.0;
+/// The line below the graph that says what its lines mean.
+const KEY: f32 = 40.0;
+/// The widths of the lines of the smallest and of the largest weight.
+const LINES: (f32, f32) = (0.6, 5.0);
+
+/// A node of a [`Graph`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Node {
+    /// What to write on it.
+    pub label: String,
+    /// Its column, from the left.
+    pub column: f32,
+    /// Its row, from the bottom.
+    pub row: f32,
+}
+
+/// A line of a [`Graph`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Link {
+    /// The node where it begins.
+    pub from: usize,
+    /// The node where it ends.
+    pub to: usize,
+    /// Where on that node: -1 is its left end, 1 its right end.
+    pub side: f32,
+    /// How thick it is, and by its sign in which color.
+    pub weight: f64,
+}
+
+/// Nodes at their places, and lines between them. Nodes without a line are faint.
+///
+/// ```
+/// use gpt2_view::{Frame, Graph, GraphLink, GraphNode, PictureFormat, Provenance};
+///
+/// # fn main() -> candle_core::Result<()> {
+/// let node = |label: &str, row| GraphNode { label: label.to_owned(), column: 0.0, row };
+/// let graph = Graph {
+///     nodes: vec![node("embed", 0.0), node("logits", 1.0)],
+///     links: vec![GraphLink { from: 0, to: 1, side: 0.0, weight: 0.5 }],
+///     key: "thick: a large score",
+/// };
+/// let provenance = Provenance { caption: "f32 on cpu".to_owned(), facts: serde_json::Value::Null };
+/// let svg = graph.draw(&Frame::new(PictureFormat::Svg, "an edge", &provenance))?;
+/// assert!(svg.starts_with(b"<svg"));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct Graph<'a> {
+    /// The nodes.
+    pub nodes: Vec<Node>,
+    /// The lines, by the places of their nodes.
+    pub links: Vec<Link>,
+    /// What the lines mean.
+    pub key: &'a str,
+}
+
+impl Graph<'_> {
+    /// The graph as a picture: the bytes of a file.
+    ///
+    /// # Errors
+    /// When a line leads to no node, a weight is not finite, or the picture is too large.
+    pub fn draw(&self, frame: &Frame) -> Result<Vec<u8>> {
+        frame.write(1, |_, room| self.scene(room))
+    }
+
+    fn scene(&self, room: Option<f32>) -> Result<Scene> {
+        if let Some(link) = self.links.iter().find(|link| link.from.max(link.to) >= self.nodes.len()) {
+            candle_core::bail!("graph: there is no node {}", link.from.max(link.to))
+        }
+        if self.links.iter().any(|link| !link.weight.is_finite()) {
+            candle_core::bail!("graph: a weight is not a finite number")
+        }
+        let most = |of: fn(&Node) -> f32| self.nodes.iter().map(of).fold(0.0, f32::max);
+        let (columns, rows) = (most(|node| node.column) + 1.0, most(|node| node.row) + 1.0);
+        let wide = room.map_or(WIDE, |room| ((room - 2.0 * MARGIN) / columns).clamp(NARROW, WIDE));
+        let size = (columns * wide + 2.0 * MARGIN, rows * HIGH + MARGIN + KEY);
+        let mut scene = Scene::new(Letters::new()?, size, "")?;
+        let place = |node: &Node| {
+            (MARGIN + (node.column + 0.5) * wide, rows * HIGH + MARGIN / 2.0 - (node.row + 0.5) * HIGH)
+        };
+        let half = (BOX.0.min(wide - 4.0) / 2.0, BOX.1 / 2.0);
+        let largest = self.links.iter().map(|link| link.weight.abs()).fold(f64::MIN_POSITIVE, f64::max);
+        let mut links: Vec<&Link> = self.links.iter().collect();
+        // The thickest come last, above the others.
+        links.sort_by(|a, b| a.weight.abs().total_cmp(&b.weight.abs()));
+        for link in links {
+            let (from, to) = (place(&self.nodes[link.from]), place(&self.nodes[link.to]));
+            let ends = [(from.0, from.1 - half.1), (to.0 + 0.8 * link.side * half.0, to.1 + half.1)];
+            let share = (link.weight.abs() / largest) as f32;
+            let color = if link.weight < 0.0 { BELOW } else { ABOVE };
+            scene.line(ends, LINES.0 + share * (LINES.1 - LINES.0), color);
+        }
+        for (i, node) in self.nodes.iter().enumerate() {
+            let (x, y) = place(node);
+            let has_links = self.links.iter().any(|link| link.from == i || link.to == i);
+            let color = if has_links { INK } else { FAINT };
+            if has_links {
+                for (grown, color) in [(1.0, INK), (0.0, WHITE)] {
+                    let (width, height) = (2.0 * (half.0 + grown), 2.0 * (half.1 + grown));
+                    scene.marks.push(Mark::Box {
+                        x: x - width / 2.0,
+                        y: y - height / 2.0,
+                        width,
+                        height,
+                        color,
+                    });
+                }
+            }
+            let style = Style::new(if wide < WIDE { 11.0 } else { 14.0 }, color).anchor(Anchor::Middle);
+            scene.text(&node.label, (x, y + 5.0), style);
+        }
+        scene.text(self.key, (MARGIN, size.1 - 14.0), Style::new(14.0, GREY));
+        Ok(scene)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::picture::PictureFormat;
+    use crate::picture::png::tests::provenance;
+    use serde_json::Value;
+
+    fn graph(weights: &[f64]) -> Graph<'static> {
+        let node = |i: usize| Node { label: format!("node {i}"), column: i as f32, row: i as f32 };
+        let link = |(i, &weight): (usize, &f64)| Link { from: i, to: i + 1, side: 0.0, weight };
+        Graph {
+            nodes: (0..weights.len() + 2).map(node).collect(),
+            links: weights.iter().enumerate().map(link).collect(),
+            key: "what the lines mean",
+        }
+    }
+
+    fn svg(graph: &Graph) -> Result<String> {
+        let provenance = provenance("what made it", Value::Null);
+        let bytes = graph.draw(&Frame::new(PictureFormat::Svg, "a title", &provenance))?;
+        Ok(String::from_utf8(bytes).expect("UTF-8"))
+    }
+
+    #[test]
+    fn a_line_has_the_color_of_its_sign_and_the_width_of_its_size() -> Result<()> {
+        let scene = graph(&[2.0, -1.0, 0.0]).scene(None)?;
+        let lines: Vec<(f32, Rgb)> = scene
+            .marks
+            .iter()
+            .filter_map(|mark| match mark {
+                Mark::Line { width, color, .. } => Some((*width, *color)),
+                _ => None,
+            })
+            .collect();
+        let middle = f32::midpoint(LINES.0, LINES.1);
+        // The thickest last.
+        assert_eq!(lines, [(LINES.0, ABOVE), (middle, BELOW), (LINES.1, ABOVE)]);
+        // Three lines touch four nodes; the fifth is faint.
+        let boxes = scene.marks.iter().filter(|mark| matches!(mark, Mark::Box { .. })).count();
+        assert_eq!(boxes, 2 * 4);
+        let svg = svg(&graph(&[1.0]))?;
+        assert!(svg.contains("node 0") && svg.contains("what the lines mean"));
+        Ok(())
+    }
+
+    #[test]
+    fn what_cannot_be_drawn_is_refused() {
+        let mut wrong = graph(&[1.0]);
+        wrong.links[0].to = 9;
+        assert!(svg(&wrong).expect_err("no node").to_string().contains("no node 9"));
+        assert!(svg(&graph(&[f64::NAN])).expect_err("NaN").to_string().contains("finite"));
+        assert!(svg(&graph(&vec![1.0; 400])).is_err(), "larger than viewers open");
+    }
+}

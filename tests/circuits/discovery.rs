@@ -1,0 +1,270 @@
+//! Edges, circuits and paths of a task, compared in f64 with what TransformerLens' hooks compute (tests/data/circuits).
+
+use crate::common::{Result, relative_error};
+use crate::models::load;
+use crate::reference;
+use candle_core::{DType, Tensor};
+use gpt2_circuits::discovery::{
+    Edge, EdgeGradients, EdgeScores, EdgeSet, Freeze, Graph, Pair, Paths, Replacement, Study,
+};
+use gpt2_model::Gpt2LMHeadModel;
+use gpt2_model::analysis::Metric;
+use std::collections::HashMap;
+
+const PAIRS: usize = 5;
+
+fn ids(tensor: &Tensor) -> Result<Vec<u32>> {
+    Ok(tensor.to_dtype(DType::U32)?.to_vec1()?)
+}
+
+fn pairs(data: &HashMap<String, Tensor>) -> Result<Vec<Pair>> {
+    let pair = |i: usize| {
+        let of = |name: &str| ids(&data[&format!("{i}/{name}")]);
+        let metric = Metric::LogitDifference { answers: of("answers")?, against: of("against")? };
+        Ok(Pair { clean: of("clean")?, corrupt: of("corrupt")?, metric })
+    };
+    (0..PAIRS).map(pair).collect()
+}
+
+/// The metric of each pair under a name.
+fn metrics(data: &HashMap<String, Tensor>, name: &str) -> Result<Vec<f64>> {
+    (0..PAIRS).map(|i| Ok(data[&format!("{i}/{name}")].to_scalar()?)).collect()
+}
+
+#[track_caller]
+fn assert_near(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let largest = expected.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+    let error = found.iter().zip(expected).fold(0.0, |most: f64, (a, b)| most.max((a - b).abs())) / largest;
+    assert!(error < tolerance, "{what}: {error:e}");
+}
+
+/// In f64, the largest error that we have seen is 2e-15 of the largest value; f32 keeps five digits.
+const PRECISIONS: [(DType, f64); 2] = [(DType::F64, 1e-13), (DType::F32, 2e-5)];
+
+fn model(dtype: DType) -> Result<Gpt2LMHeadModel> {
+    load("circuits/model", dtype)
+}
+
+fn scores(study: &Study, gradients: EdgeGradients) -> Result<EdgeScores> {
+    Ok(study.edge_scores(gradients, &mut |_, _| Ok(()))?)
+}
+
+#[test]
+fn scores_of_all_edges_are_those_of_transformer_lens() -> Result {
+    let data = reference("discovery.safetensors")?;
+    let pairs = pairs(&data)?;
+    for (dtype, tolerance) in PRECISIONS {
+        let model = model(dtype)?;
+        let study = Study::new(&model, &pairs)?;
+        let graph = study.graph();
+        for (name, gradients) in [
+            ("clean", EdgeGradients::Clean),
+            ("corrupt", EdgeGradients::Corrupt),
+            ("integrated", EdgeGradients::Integrated { steps: 5 }),
+        ] {
+            let found = scores(&study, gradients)?;
+            let expected: Vec<Vec<f64>> = data[&format!("scores/{name}")].to_vec2()?;
+            let all = graph.readers().zip(&expected).flat_map(|(to, row)| {
+                graph
+                    .writers()
+                    .zip(row)
+                    .take(graph.writers_before(to))
+                    .map(move |(from, x)| (Edge { from, to }, *x))
+            });
+            let (edges, expected): (Vec<_>, Vec<_>) = all.unzip();
+            assert_eq!(edges.len(), graph.edge_count());
+            let found: Vec<_> = edges.iter().map(|&edge| found.of(edge)).collect();
+            assert_near(name, &found, &expected, tolerance);
+        }
+    }
+    Ok(())
+}
+
+/// Those between heads, beside what TransformerLens says of them by itself.
+#[test]
+fn edges_between_heads_are_those_of_transformer_lens() -> Result {
+    let data = reference("patching.safetensors")?;
+    let first =
+        |name: &str| Ok::<_, Box<dyn std::error::Error>>(ids(&data[&format!("ids/{name}")].flatten_all()?)?);
+    let metric = Metric::difference(first("answer")?[0], first("against")?[0]);
+    let pairs = [Pair { clean: first("clean")?, corrupt: first("corrupt")?, metric }];
+    for (dtype, tolerance) in PRECISIONS {
+        let model = model(dtype)?;
+        let study = Study::new(&model, &pairs)?;
+        for (name, gradients) in
+            [("eap", EdgeGradients::Corrupt), ("eap-ig", EdgeGradients::Integrated { steps: 5 })]
+        {
+            let error = relative_error(&scores(&study, gradients)?.between_heads()?, &data[name])?;
+            assert!(error < tolerance, "{name}: {error:e}");
+        }
+    }
+    Ok(())
+}
+
+fn edges(graph: Graph, rows: &Tensor) -> Result<EdgeSet> {
+    let rows: Vec<Vec<i64>> = rows.to_vec2()?;
+    let of_row = |(to, row): (_, &Vec<i64>)| -> Vec<Edge> {
+        graph.writers().zip(row).filter(|(_, has)| **has == 1).map(|(from, _)| Edge { from, to }).collect()
+    };
+    Ok(EdgeSet::of(graph, graph.readers().zip(&rows).flat_map(of_row))?)
+}
+
+#[test]
+fn a_circuit_predicts_what_its_run_predicts_in_transformer_lens() -> Result {
+    let data = reference("discovery.safetensors")?;
+    let pairs = pairs(&data)?;
+    for (dtype, tolerance) in PRECISIONS {
+        let model = model(dtype)?;
+        let study = Study::new(&model, &pairs)?;
+        let circuits = (0..3).map(|i| edges(study.graph(), &data[&format!("edges/{i}")]));
+        let circuits = circuits.collect::<Result<Vec<_>>>()?;
+        let all: Vec<&EdgeSet> = circuits.iter().collect();
+        for (name, replacement) in
+            [("corrupted", Replacement::Corrupted), ("mean", Replacement::Mean), ("zero", Replacement::Zero)]
+        {
+            let found = study.measure(&all, replacement, &mut |_, _| Ok(()))?;
+            for (i, found) in found.iter().enumerate() {
+                let name = format!("circuit {i} {name}");
+                assert_near(&name, found, &metrics(&data, &name)?, tolerance);
+            }
+        }
+        let (clean, corrupt) = study.plain()?;
+        let (full, none) = (EdgeSet::all(study.graph()), EdgeSet::empty(study.graph()));
+        let mut calls = vec![];
+        let found = study.measure(&[&full, &none], Replacement::Corrupted, &mut |done, total| {
+            calls.push((done, total));
+            Ok(())
+        })?;
+        assert_near("all edges", &found[0], &clean, tolerance);
+        assert_near("no edge", &found[1], &corrupt, tolerance);
+        assert_eq!(calls, [(1, 4), (2, 4), (3, 4), (4, 4)]); // two lengths
+        // What does not lie on a way from the embeddings to the logits makes no difference.
+        let connected = circuits[2].connected();
+        assert!(connected.len() < circuits[2].len());
+        let found = study.measure(&[&circuits[2], &connected], Replacement::Mean, &mut |_, _| Ok(()))?;
+        assert_near("connected", &found[0], &found[1], tolerance);
+    }
+    Ok(())
+}
+
+#[test]
+fn paths_carry_what_three_runs_of_transformer_lens_say() -> Result {
+    let data = reference("discovery.safetensors")?;
+    let pairs = pairs(&data)?;
+    let all = [
+        (["0.1"].as_slice(), ["2.0.q", "2.1.v", "1.mlp"].as_slice()),
+        (&["embed", "1.mlp"], &["logits", "2.2.k"]),
+    ];
+    let mut names = vec![];
+    let mut paths = vec![];
+    for (i, (senders, receivers)) in all.iter().enumerate() {
+        for (name, freeze) in [("all", Freeze::All), ("heads", Freeze::Heads), ("nothing", Freeze::Nothing)] {
+            names.push(format!("path {i} {name}"));
+            paths.push(Paths {
+                senders: senders.iter().map(|text| text.parse()).collect::<std::result::Result<_, _>>()?,
+                receivers: receivers
+                    .iter()
+                    .map(|text| text.parse())
+                    .collect::<std::result::Result<_, _>>()?,
+                freeze,
+            });
+        }
+    }
+    for (dtype, tolerance) in PRECISIONS {
+        let model = model(dtype)?;
+        let found = Study::new(&model, &pairs)?.path_patching(&paths, &mut |_, _| Ok(()))?;
+        for (name, found) in names.iter().zip(&found) {
+            assert_near(name, found, &metrics(&data, name)?, tolerance);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_largest_circuits_of_either_kind_are_the_whole_model() -> Result {
+    let data = reference("discovery.safetensors")?;
+    let (model, pairs) = (model(DType::F64)?, pairs(&data)?);
+    let study = Study::new(&model, &pairs)?;
+    let scores = scores(&study, EdgeGradients::Clean)?;
+    let all = EdgeSet::all(study.graph());
+    assert_eq!(scores.ranked(usize::MAX), all);
+    assert_eq!(scores.greedy(usize::MAX), all);
+    let sorted = scores.sorted();
+    for count in [0, 1, 7, 40] {
+        assert_eq!(
+            scores.ranked(count),
+            EdgeSet::of(study.graph(), sorted.iter().take(count).map(|(edge, _)| *edge))?
+        );
+        let greedy = scores.greedy(count);
+        assert_eq!(greedy.len(), count);
+        // Each part that is written to is heard by another one, or by the logits.
+        for edge in greedy.iter() {
+            let heard = |part| greedy.iter().any(|other| other.from == part);
+            let part = match edge.to.to_string().rsplit_once('.') {
+                Some((part, "q" | "k" | "v")) => Some(part.parse()?),
+                Some(_) => Some(edge.to.to_string().parse()?),
+                None => None,
+            };
+            assert!(part.is_none_or(heard), "{edge}");
+        }
+    }
+    let first = scores.greedy(1).iter().next().expect("an edge");
+    let into_logits = |edge: &&(Edge, f64)| edge.0.to.to_string() == "logits";
+    assert_eq!(Some(first), sorted.iter().find(into_logits).map(|(edge, _)| *edge));
+    Ok(())
+}
+
+#[test]
+fn wrong_pairs_circuits_and_paths_are_refused() -> Result {
+    let model = model(DType::F32)?;
+    let good = Pair { clean: vec![1, 2, 3], corrupt: vec![1, 4, 3], metric: Metric::difference(5, 6) };
+    let cases = [
+        (
+            Pair { corrupt: vec![1, 2], ..good.clone() },
+            "pair 1: the clean text has 3 tokens and the corrupted one 2",
+        ),
+        (Pair { clean: vec![], corrupt: vec![], ..good.clone() }, "0 tokens, expected 1 to 128"),
+        (Pair { clean: vec![1; 129], corrupt: vec![1; 129], ..good.clone() }, "129 tokens"),
+        (Pair { clean: vec![1, 53, 3], ..good.clone() }, "token 53 is not in 0..53"),
+        (Pair { metric: Metric::difference(5, 53), ..good.clone() }, "target 53 is not in 0..53"),
+        (
+            Pair { metric: Metric::LogitDifference { answers: vec![5], against: vec![] }, ..good.clone() },
+            "at least one right and one wrong answer",
+        ),
+    ];
+    for (pair, says) in cases {
+        let error = Study::new(&model, &[good.clone(), pair]).map(drop).expect_err(says).to_string();
+        assert!(error.contains(says), "{error}");
+    }
+    assert!(
+        Study::new(&model, &[]).map(drop).expect_err("no pair").to_string().contains("at least one pair")
+    );
+    let pairs = [good];
+    let study = Study::new(&model, &pairs)?;
+    let none = study.edge_scores(EdgeGradients::Integrated { steps: 0 }, &mut |_, _| Ok(()));
+    assert!(none.map(drop).expect_err("no step").to_string().contains("at least one step"));
+    let shared = load("bigcode", DType::F32)?;
+    let error = Study::new(&shared, &pairs).map(drop).expect_err("shared keys").to_string();
+    assert!(error.contains("heads that share keys and values are not supported"), "{error}");
+    let other = Graph::of(&gpt2_model::Config::gpt2())?;
+    let error = study.measure(&[&EdgeSet::all(other)], Replacement::Zero, &mut |_, _| Ok(()));
+    assert!(error.expect_err("another model").to_string().contains("another number of layers"));
+    for (senders, receivers, says) in [
+        ("2.0", "1.0.q", "no receiver comes after the sender 2.0"),
+        ("3.0", "logits", "layers 0 to 2"),
+        ("0.0", "1.3.q", "of 3 heads"),
+    ] {
+        let paths = Paths {
+            senders: vec![senders.parse()?],
+            receivers: vec![receivers.parse()?],
+            freeze: Freeze::All,
+        };
+        let error = study.path_patching(&[paths], &mut |_, _| Ok(())).expect_err(says).to_string();
+        assert!(error.contains(says), "{error}");
+    }
+    let stop = study
+        .measure(&[&EdgeSet::all(study.graph())], Replacement::Zero, &mut |_, _| candle_core::bail!("stop"));
+    assert!(stop.expect_err("stopped").to_string().contains("stop"));
+    Ok(())
+}
