@@ -15,8 +15,8 @@ const NARROW: f32 = 34.0;
 const HIGH: f32 = 84.0;
 const BOX: (f32, f32) = (54.0, 24.0);
 const MARGIN: f32 = 30.0;
-/// The line below the graph that says what its lines mean.
-const KEY: f32 = 40.0;
+/// A line of the text below the graph.
+const KEY: f32 = 20.0;
 /// The widths of the lines of the smallest and of the largest weight.
 const LINES: (f32, f32) = (0.6, 5.0);
 
@@ -54,7 +54,7 @@ pub struct Link {
 /// let graph = Graph {
 ///     nodes: vec![node("embed", 0.0), node("logits", 1.0)],
 ///     links: vec![GraphLink { from: 0, to: 1, side: 0.0, weight: 0.5 }],
-///     key: "thick: a large score",
+///     key: &["thick: a large score"],
 /// };
 /// let provenance = Provenance { caption: "f32 on cpu".to_owned(), facts: serde_json::Value::Null };
 /// let svg = graph.draw(&Frame::new(PictureFormat::Svg, "an edge", &provenance))?;
@@ -68,8 +68,8 @@ pub struct Graph<'a> {
     pub nodes: Vec<Node>,
     /// The lines, by the places of their nodes.
     pub links: Vec<Link>,
-    /// What the lines mean.
-    pub key: &'a str,
+    /// What the lines mean, a line of text each.
+    pub key: &'a [&'a str],
 }
 
 impl Graph<'_> {
@@ -91,7 +91,7 @@ impl Graph<'_> {
         let most = |of: fn(&Node) -> f32| self.nodes.iter().map(of).fold(0.0, f32::max);
         let (columns, rows) = (most(|node| node.column) + 1.0, most(|node| node.row) + 1.0);
         let wide = room.map_or(WIDE, |room| ((room - 2.0 * MARGIN) / columns).clamp(NARROW, WIDE));
-        let size = (columns * wide + 2.0 * MARGIN, rows * HIGH + MARGIN + KEY);
+        let size = (columns * wide + 2.0 * MARGIN, rows * HIGH + MARGIN + self.key.len() as f32 * KEY);
         let mut scene = Scene::new(Letters::new()?, size, "")?;
         let place = |node: &Node| {
             (MARGIN + (node.column + 0.5) * wide, rows * HIGH + MARGIN / 2.0 - (node.row + 0.5) * HIGH)
@@ -127,7 +127,9 @@ impl Graph<'_> {
             let style = Style::new(if wide < WIDE { 11.0 } else { 14.0 }, color).anchor(Anchor::Middle);
             scene.text(&node.label, (x, y + 5.0), style);
         }
-        scene.text(self.key, (MARGIN, size.1 - 14.0), Style::new(14.0, GREY));
+        for (i, line) in self.key.iter().rev().enumerate() {
+            scene.text(*line, (MARGIN, size.1 - 10.0 - i as f32 * KEY), Style::new(14.0, GREY));
+        }
         Ok(scene)
     }
 }
@@ -145,7 +147,7 @@ mod tests {
         Graph {
             nodes: (0..weights.len() + 2).map(node).collect(),
             links: weights.iter().enumerate().map(link).collect(),
-            key: "what the lines mean",
+            key: &["what the lines mean"],
         }
     }
 

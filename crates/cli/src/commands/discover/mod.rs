@@ -20,6 +20,7 @@ use gpt2_circuits::discovery::{Edge, EdgeGradients, EdgeScores, EdgeSet, Replace
 use report::{Circuit, EachPair, Point, Report, ScoredEdge, Without};
 use serde_json::json;
 use std::path::PathBuf;
+use std::time::Instant;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -54,6 +55,9 @@ pub(crate) struct DiscoverArgs {
     /// How many circuits of random edges to compare each circuit with
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1000))]
     random: u16,
+    /// Also run the circuit without each of its heads and MLPs: those without which it keeps as much are not needed
+    #[arg(long)]
+    minimal: bool,
     /// Write the circuit as JSON: its edges with their scores
     #[arg(short, long, value_name = "FILE", help_heading = "Files")]
     out: Option<PathBuf>,
@@ -153,12 +157,18 @@ impl<'a> Search<'a> {
             0 => EdgeGradients::Clean,
             steps => EdgeGradients::Integrated { steps },
         };
+        let start = Instant::now();
         let scores = with_bar("runs", |progress| {
             study.edge_scores(gradients, &mut |done, all| {
                 progress(done, all);
                 Ok(())
             })
         })?;
+        note(&format!(
+            "scored {} edges in {:.1} s",
+            study.graph().edge_count(),
+            start.elapsed().as_secs_f64()
+        ));
         let numbers = clean.iter().chain(&corrupt).chain(&none).copied();
         if !numbers.chain(scores.sorted().into_iter().map(|(_, score)| score)).all(f64::is_finite) {
             let ids = session.input_ids(&study.pairs()[0].clean)?;
@@ -184,12 +194,16 @@ impl<'a> Search<'a> {
 
     /// How much of the difference circuits keep, and the metric of each pair in them.
     fn measured(&self, circuits: &[&EdgeSet]) -> anyhow::Result<Vec<(f64, Vec<f64>)>> {
+        let start = Instant::now();
         let found = with_bar("runs of circuits", |progress| {
             self.study.measure(circuits, self.args.replace, &mut |done, all| {
                 progress(done, all);
                 Ok(())
             })
         })?;
+        if circuits.len() > 1 {
+            note(&format!("ran {} circuits in {:.1} s", circuits.len(), start.elapsed().as_secs_f64()));
+        }
         let (all, none) = (mean(&self.clean), mean(&self.none));
         Ok(found.into_iter().map(|each| ((mean(&each) - none) / (all - none), each)).collect())
     }
@@ -267,7 +281,7 @@ impl<'a> Search<'a> {
                  --edges"
             );
         }
-        let parts = circuit.parts();
+        let parts = if self.args.minimal { circuit.parts() } else { vec![] };
         let without: Vec<EdgeSet> = parts.iter().map(|&part| circuit.without(part)).collect();
         let random = self.random(circuit.len());
         let rest = circuit.complement();

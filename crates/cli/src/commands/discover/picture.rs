@@ -5,8 +5,10 @@ use gpt2_circuits::discovery::{Graph, Reader, Writer};
 use gpt2_model::hooks::Head;
 use gpt2_view::{Frame, GraphLink, GraphNode};
 
-const KEY: &str = "thick: a large score; blue: helps the right answer, orange: hinders; a head reads queries at its left end, keys in \
-                   the middle, values at its right end";
+const KEY: [&str; 2] = [
+    "thick: a large score; blue helps the right answer, orange hinders",
+    "a head reads queries at its left end, keys in the middle, values at its right end",
+];
 
 /// # Errors
 /// When the circuit has an edge that is not the model's, or the picture cannot be drawn.
@@ -32,7 +34,7 @@ pub(super) fn draw(frame: &Frame, graph: Graph, edges: &[ScoredEdge]) -> candle_
         Some(GraphLink { from: index(from)?, to: to?, side, weight: edge.score })
     };
     let links = edges.iter().filter_map(link).collect();
-    gpt2_view::Graph { nodes, links, key: KEY }.draw(frame)
+    gpt2_view::Graph { nodes, links, key: &KEY }.draw(frame)
 }
 
 /// Between the first head and the last.

@@ -48,6 +48,7 @@ pub(super) struct Circuit {
     /// That of as many random edges.
     pub(super) random: Option<Mean>,
     /// That of the circuit without each of its heads and MLPs: where it does not fall, the part is not needed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) without: Vec<Without>,
     /// Largest size of scores first.
     pub(super) edges: Vec<ScoredEdge>,
@@ -146,23 +147,20 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
     for ScoredEdge { edge, score } in circuit.edges.iter().take(SHOWN) {
         table.row(vec![edge.from.to_string(), edge.to.to_string(), format!("{score:+.4}")]);
     }
-    writeln!(out, "{}", table.render())?;
+    write!(out, "{}", table.render())?;
     let mut without: Vec<&Without> = circuit.without.iter().collect();
     without.sort_by(|a, b| a.faithfulness.total_cmp(&b.faithfulness));
-    writeln!(out, "what it keeps without one of its heads or MLPs:\n")?;
-    let mut table = Table::new(&[("without", Right), ("faithfulness", Right)]);
-    for Without { part, faithfulness } in without.iter().take(SHOWN) {
-        table.row(vec![part.clone(), format!("{faithfulness:+.3}")]);
+    if !without.is_empty() {
+        writeln!(out, "\nwhat it keeps without one of its heads or MLPs:\n")?;
+        let mut table = Table::new(&[("without", Right), ("faithfulness", Right)]);
+        for Without { part, faithfulness } in without.iter().take(SHOWN) {
+            table.row(vec![part.clone(), format!("{faithfulness:+.3}")]);
+        }
+        write!(out, "{}", table.render())?;
     }
-    write!(out, "{}", table.render())?;
-    if circuit.edges.len() > SHOWN || circuit.without.len() > SHOWN {
-        note(&format!(
-            "shown: {} of {} and {} of {}; --json has all",
-            SHOWN.min(circuit.edges.len()),
-            count(circuit.edges.len(), "edge"),
-            SHOWN.min(circuit.without.len()),
-            count(circuit.without.len(), "part")
-        ));
+    let rest = circuit.edges.len().saturating_sub(SHOWN);
+    if rest > 0 {
+        note(&format!("{SHOWN} of {} edges; --json has all", circuit.edges.len()));
     }
     Ok(())
 }
