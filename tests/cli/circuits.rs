@@ -32,23 +32,20 @@ fn patching_finds_the_induction_heads_of_the_demo_model() -> Result {
     // Where the prompts differ in what comes before the copy, head 0.3 carries everything, into the keys of induction heads.
     let (clean, corrupt) = (CLEAN, " king fair which lord come out of lord");
     let answers = ["--answer", " fair", "--against", " come"];
-    let report = json(&[&["patch", clean, corrupt, "--edges=5", "--json"][..], &answers].concat())?;
+    let report = json(&[&["patch", clean, corrupt, "--json"][..], &answers].concat())?;
     assert!(number(&report["heads"][3]["exact"]) > 0.9, "{}", report["heads"][3]);
-    let edge = &report["edges"][0];
-    assert_eq!((&edge["from"], &edge["reads"]), (&"0.3".into(), &"k".into()), "{edge}");
     let run = gpt2(&[&["patch", CLEAN, CORRUPT][..], &TOKENS].concat())?.succeeded();
     assert_says("stdout", &run.stdout, &["1.0", "correlate", "corrupted", "\u{b7}fair"]);
     Ok(())
 }
 
-/// The terminal shows what attention and MLPs of each layer bring back, warns of estimates that mislead, and ranks edges alike
-/// however they are asked for.
+/// The terminal shows what attention and MLPs of each layer bring back, and warns of estimates that mislead.
 #[test]
-fn patch_shows_layers_warns_of_estimates_and_says_what_edges_are_ranked_by() -> Result {
+fn patch_shows_layers_and_warns_of_estimates() -> Result {
     let args =
         ["patch", CLEAN, " king fair which lord come out of lord", "--answer", " fair", "--against", " come"];
-    let report = json(&[&args[..], &["--edges", "--json"]].concat())?;
-    let run = gpt2(&[&args[..], &["--edges"]].concat())?.succeeded();
+    let report = json(&[&args[..], &["--json"]].concat())?;
+    let run = gpt2(&args)?.succeeded();
     let lines: Vec<Vec<&str>> = run.stdout.lines().map(words).collect();
     for layer in list(&report["layers"]) {
         let row = vec![
@@ -62,18 +59,7 @@ fn patch_shows_layers_warns_of_estimates_and_says_what_edges_are_ranked_by() -> 
     assert!(
         number(&report["layers"][0]["attention"]) > 0.9 && number(&report["layers"][3]["attention"]) < 0.3
     );
-    assert_says("stdout", &run.stdout, &["warning: ", "by -0.02: do not rely on them, nor on the edges"]);
-    assert_says(
-        "stdout",
-        &run.stdout,
-        &["by the size of their estimates", "over 5 runs between the prompts"],
-    );
-    assert_eq!(run.stdout, gpt2(&[&args[..], &["--edges=5"]].concat())?.succeeded().stdout);
-    let size = |edge: &Value| number(&edge["estimated"]).abs();
-    assert!(list(&report["edges"]).is_sorted_by(|a, b| size(a) >= size(b)));
-    assert_eq!((&report["edge_steps"], &report["edges"][0]["reads"]), (&5.into(), &"k".into()));
-    let run = gpt2(&[&args[..], &["--edges=0"]].concat())?.succeeded();
-    assert_says("stdout", &run.stdout, &["from the gradients of the corrupted run"]);
+    assert_says("stdout", &run.stdout, &["warning: ", "by -0.02: do not rely on them"]);
     let run = gpt2(&[&args[..], &["--json"]].concat())?.succeeded();
     assert_says("stderr", &run.stderr, &["warning: ", "do not rely on them"]);
     // Estimates that agree get no warning.

@@ -44,6 +44,7 @@ const REPLACED: &[(&str, &str, &str)] = &[
     ("owner/name/FILE.gguf", "openai-community/gpt2/FILE.gguf", "the test's Hub has one model"),
     ("--adapter owner/name", "--adapter plays", "the test's Hub has one model"),
     ("distilgpt2 --revision 2290a62682d06624634c1f46a6ad5be0f47f38aa", "gpt2 --revision COMMIT", "the same"),
+    ("pairs ioi", "pairs induction", "the model in GPT-2's place spells names in several tokens"),
     ("circuits 5.1", "circuits 3.1", "the model in GPT-2's place has 4 layers"),
     ("\" Paris\"", "\" king\"", "the model in GPT-2's place spells it in three tokens"),
     ("John gave", "king gave", "the model in GPT-2's place spells names in several tokens"),

@@ -11,6 +11,7 @@ mod browser;
 mod circuits;
 #[path = "../common/mod.rs"]
 mod common;
+mod discover;
 mod documents;
 mod errors;
 #[cfg(target_os = "linux")]
