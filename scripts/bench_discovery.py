@@ -25,7 +25,7 @@ from bench.processes import run, write_gpt2
 SCRIPT = Path(__file__).resolve()
 STEPS = 5
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-VOCABULARY = 50257
+DEMO = SCRIPT.parent.parent / "models/tiny-shakespeare"
 
 
 def main() -> None:
@@ -37,14 +37,15 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="pairs that EAP-IG takes at a time")
     parser.add_argument("--gpt2", default="target/release/gpt2", help="the binary")
     parser.add_argument("--eap-ig", metavar="FOLDER", help="a checkout of EAP-IG; without it, our side alone")
+    parser.add_argument("--dry-run", action="store_true", help="our side alone, with the demo model: does the command run?")
     parser.add_argument("--theirs", nargs=2, metavar=("MODEL", "PAIRS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.theirs:
         return theirs(args, *args.theirs)
     with tempfile.TemporaryDirectory() as scratch:
-        model = write_gpt2(Path(scratch) / "small")
+        model, vocabulary = (DEMO, 1024) if args.dry_run else (write_gpt2(Path(scratch) / "small"), 50257)
         pairs = Path(scratch) / "pairs.jsonl"
-        pairs.write_text("".join(json.dumps(pair) + "\n" for pair in random_pairs(args.pairs, args.tokens)))
+        pairs.write_text("".join(json.dumps(pair) + "\n" for pair in random_pairs(args.pairs, args.tokens, vocabulary)))
         # Ten circuits of the curve, and one more that is as large as the chosen one with its complement.
         ours = [args.gpt2, "discover", "--model", model, "--pairs", pairs, "--steps", STEPS, "--edges", 100, "--random", 0]
         ours += ["--threads", args.threads, "--json"]
@@ -60,17 +61,17 @@ def main() -> None:
         print("memory                " + "".join(f"  {peak:6.2f} GB" for peak in peaks))
 
 
-def random_pairs(count: int, tokens: int) -> list[dict]:
+def random_pairs(count: int, tokens: int, vocabulary: int) -> list[dict]:
     import random
 
     draw = random.Random(1)
     found = []
     for _ in range(count):
-        clean = [draw.randrange(VOCABULARY) for _ in range(tokens)]
+        clean = [draw.randrange(vocabulary) for _ in range(tokens)]
         corrupted = list(clean)
         for place in (2, tokens // 2):
-            corrupted[place] = draw.randrange(VOCABULARY)
-        correct, incorrect = draw.sample(range(VOCABULARY), 2)
+            corrupted[place] = draw.randrange(vocabulary)
+        correct, incorrect = draw.sample(range(vocabulary), 2)
         found.append({"clean": clean, "corrupted": corrupted, "correct": correct, "incorrect": incorrect})
     return found
 
@@ -79,7 +80,7 @@ def times(command: list) -> tuple[float, float, float]:
     """Seconds of the scores and of the circuits, and the most memory in GB."""
     done = run("sh", "-c", '"$@" 2>&1', "sh", *command)  # both say their times on stderr
     scores = re.search(r"scored \d+ edges in ([\d.]+) s", done.stdout)
-    circuits = re.search(r"ran 10 circuits in ([\d.]+) s", done.stdout)
+    circuits = re.search(r"ran (?:10|9) circuits in ([\d.]+) s", done.stdout)
     return float(scores[1]), float(circuits[1]), done.peak_bytes / 1e9
 
 
