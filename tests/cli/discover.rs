@@ -47,13 +47,24 @@ fn pairs_are_those_of_their_seed_and_refuse_vocabularies_that_break_their_words(
 fn the_induction_circuit_of_the_demo_model_is_found() -> Result {
     let folder = Folder::empty()?;
     let (out, dot, svg) = (folder.at("c.json"), folder.at("c.dot"), folder.at("c.svg"));
-    let args = ["discover", CLEAN, " king fair which lord come out of lord", "--answer", " fair", "--against", " come"];
+    let args = [
+        "discover",
+        CLEAN,
+        " king fair which lord come out of lord",
+        "--answer",
+        " fair",
+        "--against",
+        " come",
+    ];
     let files = ["--out", &out, "--dot", &dot, "--picture", &svg];
     let report = json(&[&args[..], &files, &["--minimal", "--json"]].concat())?;
     let circuit = &report["circuit"];
     let edges = list(&circuit["edges"]);
-    let first: Vec<String> =
-        edges.iter().take(2).map(|edge| format!("{} {}", edge["from"], edge["to"]).replace('"', "")).collect();
+    let first: Vec<String> = edges
+        .iter()
+        .take(2)
+        .map(|edge| format!("{} {}", edge["from"], edge["to"]).replace('"', ""))
+        .collect();
     assert_eq!(first, ["embed 0.3.v", "0.3 0.mlp"]);
     assert!(number(&circuit["faithfulness"]) >= 0.9 && edges.len() < 60, "{} edges", edges.len());
     assert!(number(&circuit["random"]["mean"]).abs() < 0.1 && number(&circuit["rest"]).abs() < 0.1);
@@ -69,8 +80,16 @@ fn the_induction_circuit_of_the_demo_model_is_found() -> Result {
     // The files hold the same circuit.
     let saved: Value = serde_json::from_str(&std::fs::read_to_string(&out)?)?;
     assert_eq!((&saved["edges"], &saved["provenance"]), (&circuit["edges"], &report["provenance"]));
-    assert_says("the graph", &std::fs::read_to_string(&dot)?, &["digraph", "\"0.3\" -> \"0.mlp\"", "label=\"v\""]);
-    assert_says("the picture", &std::fs::read_to_string(&svg)?, &["0.mlp", "logits", "helps the right answer"]);
+    assert_says(
+        "the graph",
+        &std::fs::read_to_string(&dot)?,
+        &["digraph", "\"0.3\" -> \"0.mlp\"", "label=\"v\""],
+    );
+    assert_says(
+        "the picture",
+        &std::fs::read_to_string(&svg)?,
+        &["0.mlp", "logits", "helps the right answer"],
+    );
     let run = gpt2(&args)?.succeeded();
     assert_says("stdout", &run.stdout, &["faithfulness", "random", "0.3.v", "of 479 keep"]);
     Ok(())
@@ -80,7 +99,8 @@ fn the_induction_circuit_of_the_demo_model_is_found() -> Result {
 fn circuits_over_many_pairs_are_as_large_as_asked_for() -> Result {
     let folder = Folder::empty()?;
     let pairs = induction(&folder, "4")?;
-    for more in [&["--choose", "rank"][..], &["--replace", "mean"], &["--replace", "zero"], &["--steps", "0"]] {
+    for more in [&["--choose", "rank"][..], &["--replace", "mean"], &["--replace", "zero"], &["--steps", "0"]]
+    {
         let args = ["discover", "--pairs", &pairs, "--edges", "100", "--random", "1", "--json"];
         let report = json(&[&args[..], more].concat())?;
         let edges = list(&report["circuit"]["edges"]).len();
@@ -134,7 +154,8 @@ fn patching_many_pairs_shows_shares_and_paths() -> Result {
     assert!(number(&mlp["mean"]) > 0.9 && number(&mlp["error"]) > 0.0, "{mlp}");
     let run = gpt2(&args)?.succeeded();
     assert_says("stdout", &run.stdout, &["over 5 pairs", " ± ", "what the clean run loses", "embed->0.mlp"]);
-    let clean = [&["patch", CLEAN, " king fair which lord come out of lord"][..], &["--answer", " fair"]].concat();
+    let clean =
+        [&["patch", CLEAN, " king fair which lord come out of lord"][..], &["--answer", " fair"]].concat();
     let path = ["--against", " come", "--path", "0.3->1.0.k,1.1.k,1.2.k", "--json"];
     let lost = |freeze: &str| -> Result<f64> {
         let report = json(&[&clean[..], &path, &["--freeze", freeze]].concat())?;
@@ -187,7 +208,9 @@ fn wrong_pairs_say_their_line_and_what_is_wrong() -> Result {
     std::fs::write(&path, good.to_string())?;
     gpt2(&["discover", "--pairs", &path, "--out", &path, "--overwrite"])?
         .refused(1, &["the file of pairs", "which this run reads"]);
-    for (path, says) in [("0.3", "senders and readers"), ("0.3->1.2", "reads nothing"), ("x->logits", "writes nothing")] {
+    for (path, says) in
+        [("0.3", "senders and readers"), ("0.3->1.2", "reads nothing"), ("x->logits", "writes nothing")]
+    {
         gpt2(&[&["patch", CLEAN, CORRUPT][..], &TOKENS, &["--path", path]].concat())?.refused(2, &[says]);
     }
     gpt2(&[&["patch", CLEAN, CORRUPT][..], &TOKENS, &["--path", "2.0->1.0.q"]].concat())?

@@ -10,6 +10,7 @@
 mod adapters;
 mod changes;
 mod commands;
+mod corpus;
 mod device;
 mod exports;
 mod finite;
@@ -37,6 +38,7 @@ mod texts;
 mod tips;
 mod values;
 mod weights;
+mod windows;
 
 use anyhow::Context;
 use candle_fused::KeepLarge;

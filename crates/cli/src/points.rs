@@ -60,9 +60,15 @@ pub(crate) struct Points(Vec<(String, Point)>);
 impl PointArgs {
     /// The points in this model, once each.
     pub(crate) fn of(&self, session: &Session) -> anyhow::Result<Points> {
-        let layers = session.model.config().n_layer;
+        Ok(Points(PointName::all("--export-point", &self.export_point, session.model.config().n_layer)?))
+    }
+}
+
+impl PointName {
+    /// The points that names of the option `flag` mean in a model, once each.
+    pub(crate) fn all(flag: &str, names: &[Self], layers: usize) -> anyhow::Result<Vec<(String, Point)>> {
         let mut all: Vec<(String, Point)> = vec![];
-        for PointName(name) in &self.export_point {
+        for Self(name) in names {
             let names = match name.strip_prefix(EVERY_LAYER) {
                 Some(rest) => (0..layers).map(|layer| format!("blocks.{layer}.{rest}")).collect(),
                 None => vec![name.clone()],
@@ -70,14 +76,14 @@ impl PointArgs {
             for name in names {
                 let point: Point = name.parse()?;
                 if point.layer().is_some_and(|layer| layer >= layers) {
-                    bail!("--export-point {name}: the model has layers 0 to {}", layers - 1);
+                    bail!("{flag} {name}: the model has layers 0 to {}", layers - 1);
                 }
                 if all.iter().all(|(other, _)| *other != name) {
                     all.push((name, point));
                 }
             }
         }
-        Ok(Points(all))
+        Ok(all)
     }
 }
 

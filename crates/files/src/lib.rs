@@ -2,6 +2,7 @@
 //!
 //! [`atomic`] fills a temporary file and renames it: a reader sees the old file or the new one, never half of one.
 //! [`write_safetensors`] writes the same bytes for the same tensors, and [`TensorSpool`] collects them one at a time.
+//! [`StoreWriter`] and [`Store`] keep the values of many tokens in shards.
 //! [`open_regular`] and [`read_text`] refuse pipes and devices, which may never end.
 //!
 //! ```
@@ -17,10 +18,12 @@
 pub mod atomic;
 mod safetensors;
 mod spool;
+mod store;
 
 pub use candle_core;
 pub use safetensors::{write_any_safetensors, write_safetensors};
 pub use spool::TensorSpool;
+pub use store::{Shard, Store, StoreIndex, StoreWriter};
 
 use std::fs::File;
 use std::io::{self, Read};

@@ -16,6 +16,7 @@ mod merge;
 mod pairs;
 mod patch;
 mod quantize;
+mod record;
 mod score;
 mod shell;
 mod train;
@@ -101,6 +102,8 @@ commands! {
     Compare(compare::CompareArgs) => compare::run,
     /// Measure how well a model predicts each document of a corpus
     Score(score::ScoreArgs) => score::run,
+    /// Write the values at hook points over a corpus to a folder, for dictionaries and probes
+    Record(record::RecordArgs) => record::run,
     /// Train a new GPT-2 on a text file, or fine-tune an existing one
     Train(train::TrainArgs) => train::run,
     /// Add LoRA adapters to a model's weights

@@ -1,7 +1,7 @@
 //! The file of scores. It grows under another name, section by section, and gets its own at the end; a resumed run
 //! continues with the first incomplete section.
 
-use super::corpus::Document;
+use crate::corpus::Document;
 use crate::output::note;
 use anyhow::{Context, bail};
 use gpt2_files::open_regular;

@@ -1,11 +1,11 @@
 //! `gpt2 score`: how well a model predicts each document of a corpus, on one process or on many.
 
-mod corpus;
 mod lines;
 mod scores;
 mod section;
 
 use crate::changes::Prepared;
+use crate::corpus::{By, ByArg, Corpus, Document};
 use crate::inputs::Inputs;
 use crate::interventions::InterventionArgs;
 use crate::output::{self, note};
@@ -18,7 +18,6 @@ use crate::text_lines::STDIN;
 use crate::values::count;
 use anyhow::{Context, bail};
 use candle_fused::Isa;
-use corpus::{By, ByArg, Corpus, Document};
 use gpt2_files::atomic;
 use gpt2_loader::Tokenizer;
 use gpt2_parallel::{Fact, Group};

@@ -1,11 +1,12 @@
 //! The scores of a section of the corpus, computed by all ranks together.
 
-use super::corpus::Document;
-use super::scores::{Part, Window, batches, windows};
+use super::scores::Part;
 use crate::changes::{Prepared, Reads};
+use crate::corpus::Document;
 use crate::finite;
 use crate::progress::Stop;
 use crate::session::Session;
+use crate::windows::{Window, batches, windows};
 use anyhow::{Context, bail};
 use candle_core::Tensor;
 use gpt2_loader::Tokenizer;

@@ -23,7 +23,7 @@ pub(crate) enum ByArg {
 /// What a document is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase", tag = "by")]
-pub(super) enum By {
+pub(crate) enum By {
     /// A whole file.
     Document,
     /// A line that is not blank.
@@ -34,7 +34,7 @@ pub(super) enum By {
 
 impl By {
     /// What the options say, or else the name of the corpus.
-    pub(super) fn new(by: Option<ByArg>, field: Option<&str>, corpus: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn new(by: Option<ByArg>, field: Option<&str>, corpus: &Path) -> anyhow::Result<Self> {
         let is_json = field.is_some() || is_json_lines(corpus);
         match by.unwrap_or(if is_json { ByArg::Json } else { ByArg::Document }) {
             ByArg::Json => Ok(Self::Json { field: field.unwrap_or(FIELD).to_owned() }),
@@ -59,46 +59,46 @@ const BYTES: usize = 1 << 17;
 
 /// A text with its place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Document {
-    pub(super) file: String,
+pub(crate) struct Document {
+    pub(crate) file: String,
     /// The line, from 1; none for a whole file.
-    pub(super) line: Option<u64>,
+    pub(crate) line: Option<u64>,
     /// The other fields of a line of JSON.
-    pub(super) input: Map<String, Value>,
-    pub(super) text: String,
+    pub(crate) input: Map<String, Value>,
+    pub(crate) text: String,
 }
 
 impl Document {
     /// What errors call it.
-    pub(super) fn place(&self) -> String {
+    pub(crate) fn place(&self) -> String {
         place(Path::new(&self.file), self.line)
     }
 
     /// Of the text.
-    pub(super) fn hash(&self) -> String {
+    pub(crate) fn hash(&self) -> String {
         let mut hash = DefaultHasher::new();
         self.text.hash(&mut hash);
         format!("{:016x}", hash.finish())
     }
 }
 
-pub(super) struct Corpus {
+pub(crate) struct Corpus {
     /// Those that are not begun.
-    pub(super) files: VecDeque<PathBuf>,
+    pub(crate) files: VecDeque<PathBuf>,
     by: By,
     /// The file whose lines are being read.
     lines: Option<(PathBuf, TextLines)>,
     /// The size of all files, where it is known.
-    pub(super) bytes: Option<u64>,
+    pub(crate) bytes: Option<u64>,
     /// How many files of a folder are no documents, by the end of their names.
-    pub(super) other_files: usize,
+    pub(crate) other_files: usize,
     /// How much of it has been read, without the file whose lines are being read.
     read: u64,
 }
 
 impl Corpus {
     /// Finds the files; reads none yet.
-    pub(super) fn open(path: &Path, by: By) -> anyhow::Result<Self> {
+    pub(crate) fn open(path: &Path, by: By) -> anyhow::Result<Self> {
         let files = [path.to_path_buf()].into();
         let mut corpus = Self { files, by, lines: None, bytes: None, other_files: 0, read: 0 };
         if path == Path::new(STDIN) {
@@ -130,17 +130,17 @@ impl Corpus {
     }
 
     /// How the names of a folder's documents end.
-    pub(super) fn extension(&self) -> &'static str {
+    pub(crate) fn extension(&self) -> &'static str {
         self.by.extension()
     }
 
     /// How many bytes have been read.
-    pub(super) fn read(&self) -> u64 {
+    pub(crate) fn read(&self) -> u64 {
         self.read + self.lines.as_ref().map_or(0, |(_, lines)| lines.read)
     }
 
     /// The next documents; none at the end.
-    pub(super) fn section(&mut self) -> anyhow::Result<Vec<Document>> {
+    pub(crate) fn section(&mut self) -> anyhow::Result<Vec<Document>> {
         let (mut section, mut bytes) = (vec![], 0);
         while section.len() < DOCUMENTS && bytes < BYTES {
             let Some(document) = self.next()? else { break };

@@ -1,0 +1,399 @@
+//! Values of many tokens in a folder: shards of a bounded size, and an index that says what they hold.
+//!
+//! ```text
+//! FOLDER/store.json          what the shards hold, what made them, and, once all are there, how many tokens each has
+//! FOLDER/00000.safetensors   values by name (tokens, ..), ids, documents, positions (tokens)
+//! FOLDER/00001.safetensors   and so on
+//! ```
+//!
+//! A shard is there whole or not at all, so that a run which was interrupted goes on with those that are missing.
+
+use crate::{Error, atomic, open_regular, read_text, write_safetensors};
+use ::safetensors::tensor::Metadata;
+use candle_core::{Device, Result, Tensor};
+use rand::seq::SliceRandom;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+/// The index of a store.
+const INDEX: &str = "store.json";
+/// Far more than an index takes.
+const LONGEST_INDEX: u64 = 1 << 28;
+
+/// What a store holds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StoreIndex {
+    /// The names of the values.
+    pub values: Vec<String>,
+    /// What made the store, for whoever made it.
+    pub facts: serde_json::Value,
+    /// The number of tokens of each shard; `None` while shards are missing.
+    pub shards: Option<Vec<usize>>,
+}
+
+/// A shard: values of tokens, one after another.
+#[derive(Debug, Clone)]
+pub struct Shard {
+    /// The value of each name, (tokens, ..), in the order of the index.
+    pub values: Vec<Tensor>,
+    /// The tokens, u32 (tokens).
+    pub ids: Tensor,
+    /// The document that each token is of, counted from 0, u32 (tokens).
+    pub documents: Tensor,
+    /// Where in its document it stands, counted from 0, u32 (tokens).
+    pub positions: Tensor,
+}
+
+/// Writes a store.
+#[derive(Debug)]
+pub struct StoreWriter {
+    folder: PathBuf,
+    index: StoreIndex,
+}
+
+impl StoreWriter {
+    /// Starts a store in a folder, which is made if it is missing, or goes on with one of the same index.
+    ///
+    /// # Errors
+    /// When the folder holds a store of another index, or cannot be written to.
+    pub fn new(folder: &Path, values: Vec<String>, facts: serde_json::Value) -> Result<Self> {
+        let index = StoreIndex { values, facts, shards: None };
+        std::fs::create_dir_all(folder).map_err(|e| candle_core::Error::from(e).with_path(folder))?;
+        if folder.join(INDEX).exists() {
+            let found = read_index(folder)?;
+            if (&found.values, &found.facts) != (&index.values, &index.facts) {
+                candle_core::bail!("{}: holds values that were made otherwise", folder.display())
+            }
+            return Ok(Self { folder: folder.to_path_buf(), index: found });
+        }
+        let writer = Self { folder: folder.to_path_buf(), index };
+        writer.write_index()?;
+        Ok(writer)
+    }
+
+    /// Whether all shards are there.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.index.shards.is_some()
+    }
+
+    /// The metadata that a shard was written with; `None` if it is not there, or not whole.
+    #[must_use]
+    pub fn metadata(&self, number: usize) -> Option<HashMap<String, String>> {
+        header(&shard_path(&self.folder, number)).ok().flatten()
+    }
+
+    /// Writes a shard, whole or not at all.
+    ///
+    /// # Errors
+    /// When there is not a value for each name, the values have other numbers of tokens, one is NaN or infinite, or the disk is full.
+    pub fn add(&self, number: usize, shard: &Shard, metadata: &[(&str, String)]) -> Result<()> {
+        let tokens = shard.ids.dims1()?;
+        let mut tensors: Vec<(&str, &Tensor)> = vec![];
+        if shard.values.len() != self.index.values.len() {
+            candle_core::bail!(
+                "shard {number}: {} values for {} names",
+                shard.values.len(),
+                self.index.values.len()
+            )
+        }
+        tensors.extend(self.index.values.iter().map(String::as_str).zip(&shard.values));
+        tensors.extend([
+            ("ids", &shard.ids),
+            ("documents", &shard.documents),
+            ("positions", &shard.positions),
+        ]);
+        if let Some((name, tensor)) =
+            tensors.iter().find(|(_, tensor)| tensor.dims().first() != Some(&tokens))
+        {
+            candle_core::bail!("shard {number}: {name} is {:?}, expected {tokens} tokens", tensor.dims())
+        }
+        let path = shard_path(&self.folder, number);
+        atomic::write(&path, |temporary| write_safetensors(temporary, &tensors, metadata)).map_err(candle)
+    }
+
+    /// Says that all shards are there, with the number of tokens of each.
+    ///
+    /// # Errors
+    /// When one is missing, or the index cannot be written.
+    pub fn finish(mut self, shards: Vec<usize>) -> Result<()> {
+        if let Some(number) = (0..shards.len()).find(|&number| self.metadata(number).is_none()) {
+            candle_core::bail!("{}: shard {number} is missing", self.folder.display())
+        }
+        self.index.shards = Some(shards);
+        self.write_index()
+    }
+
+    fn write_index(&self) -> Result<()> {
+        let mut bytes = serde_json::to_vec_pretty(&self.index).map_err(candle_core::Error::wrap)?;
+        bytes.push(b'\n');
+        atomic::write_bytes(&self.folder.join(INDEX), &bytes).map_err(candle)
+    }
+}
+
+/// Reads a store.
+///
+/// ```no_run
+/// # fn main() -> candle_core::Result<()> {
+/// let store = gpt2_files::Store::open("activations".as_ref())?;
+/// for batch in store.shuffled(&store.index().values[0], 4096, 7)? {
+///     let batch = batch?; // (4096, ..), in an order that the seed decides
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Store {
+    folder: PathBuf,
+    index: StoreIndex,
+    shards: Vec<usize>,
+}
+
+/// How many shards [`Store::shuffled`] mixes at a time: more mix better, and take more memory.
+const MIXED: usize = 4;
+
+impl Store {
+    /// Opens a store whose shards are all there.
+    ///
+    /// # Errors
+    /// When the folder holds none, or one with shards missing.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let index = read_index(folder)?;
+        let Some(shards) = index.shards.clone() else {
+            candle_core::bail!(
+                "{}: shards are missing: the run that writes them has not finished",
+                folder.display()
+            )
+        };
+        Ok(Self { folder: folder.to_path_buf(), index, shards })
+    }
+
+    /// What the store holds.
+    #[must_use]
+    pub fn index(&self) -> &StoreIndex {
+        &self.index
+    }
+
+    /// The number of shards.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Whether there is no shard.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.shards.is_empty()
+    }
+
+    /// The number of tokens in all shards.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.shards.iter().sum()
+    }
+
+    /// A shard, on the CPU.
+    ///
+    /// # Errors
+    /// When there is none of this number, or it is damaged.
+    pub fn shard(&self, number: usize) -> Result<Shard> {
+        let Some(&tokens) = self.shards.get(number) else {
+            candle_core::bail!(
+                "{}: there is no shard {number}, expected 0 to {}",
+                self.folder.display(),
+                self.shards.len()
+            )
+        };
+        let path = shard_path(&self.folder, number);
+        let damaged = |reason: String| {
+            candle_core::Error::Msg(format!(
+                "{}: {reason}; remove it, and record the same again to have it back",
+                path.display()
+            ))
+        };
+        let mut found: HashMap<String, Tensor> = candle_core::safetensors::load(&path, &Device::Cpu)
+            .map_err(|error| damaged(error.to_string()))?;
+        let mut take = |name: &str| match found.remove(name) {
+            Some(tensor) if tensor.dims().first() == Some(&tokens) => Ok(tensor),
+            Some(tensor) => Err(damaged(format!("{name} is {:?}, expected {tokens} tokens", tensor.dims()))),
+            None => Err(damaged(format!("has no {name}"))),
+        };
+        Ok(Shard {
+            values: self.index.values.iter().map(|name| take(name)).collect::<Result<_>>()?,
+            ids: take("ids")?,
+            documents: take("documents")?,
+            positions: take("positions")?,
+        })
+    }
+
+    /// The rows of a value in an order that the seed decides, `rows` at a time; the last batch may have fewer. The shards come in a
+    /// random order, and the rows of a few of them are mixed.
+    ///
+    /// # Errors
+    /// When the store has no value of this name, or `rows` is 0. The batches give those of damaged shards.
+    pub fn shuffled(
+        &self,
+        value: &str,
+        rows: usize,
+        seed: u64,
+    ) -> Result<impl Iterator<Item = Result<Tensor>>> {
+        let Some(place) = self.index.values.iter().position(|name| name == value) else {
+            candle_core::bail!("there is no {value}: the store has {}", self.index.values.join(", "))
+        };
+        if rows == 0 {
+            candle_core::bail!("a batch needs at least one row")
+        }
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut order: Vec<usize> = (0..self.len()).collect();
+        order.shuffle(&mut rng);
+        let mut groups = order.chunks(MIXED).map(<[usize]>::to_vec).collect::<Vec<_>>().into_iter();
+        // Rows that wait, mixed.
+        let mut waiting: Option<Tensor> = None;
+        Ok(std::iter::from_fn(move || {
+            let mut next = || -> Result<Option<Tensor>> {
+                while waiting.as_ref().map_or(Ok(0), |rows| rows.dim(0))? < rows {
+                    let Some(group) = groups.next() else { break };
+                    let mut all: Vec<Tensor> = waiting.take().into_iter().collect();
+                    for shard in group {
+                        all.push(self.shard(shard)?.values.swap_remove(place));
+                    }
+                    let all = Tensor::cat(&all, 0)?;
+                    let count = u32::try_from(all.dim(0)?).map_err(candle_core::Error::wrap)?;
+                    let mut order: Vec<u32> = (0..count).collect();
+                    order.shuffle(&mut rng);
+                    waiting = Some(all.index_select(&Tensor::new(order, &Device::Cpu)?, 0)?);
+                }
+                let Some(all) = waiting.take() else { return Ok(None) };
+                let count = all.dim(0)?;
+                if count == 0 {
+                    return Ok(None);
+                }
+                let taken = rows.min(count);
+                waiting = (taken < count).then(|| all.narrow(0, taken, count - taken)).transpose()?;
+                all.narrow(0, 0, taken).map(Some)
+            };
+            next().transpose()
+        }))
+    }
+}
+
+fn shard_path(folder: &Path, number: usize) -> PathBuf {
+    folder.join(format!("{number:05}.safetensors"))
+}
+
+/// The metadata of a whole safetensors file; `None` if it ends early.
+fn header(path: &Path) -> io::Result<Option<HashMap<String, String>>> {
+    let mut file = open_regular(path)?;
+    let size = file.metadata()?.len();
+    let mut start = [0; 8];
+    file.read_exact(&mut start)?;
+    let length = u64::from_le_bytes(start);
+    if length > size {
+        return Ok(None);
+    }
+    let mut bytes = vec![];
+    file.take(length).read_to_end(&mut bytes)?;
+    let Ok(metadata) = serde_json::from_slice::<Metadata>(&bytes) else { return Ok(None) };
+    let whole = 8 + length + metadata.data_len() as u64;
+    Ok((whole == size).then(|| metadata.metadata().clone().unwrap_or_default()))
+}
+
+fn read_index(folder: &Path) -> Result<StoreIndex> {
+    let path = folder.join(INDEX);
+    let text = read_text(&path, LONGEST_INDEX).map_err(|e| candle(Error::at(&path)(e)))?;
+    serde_json::from_str(&text).map_err(|error| {
+        candle_core::Error::Msg(format!("{}: is not the index of a store: {error}", path.display()))
+    })
+}
+
+fn candle(error: Error) -> candle_core::Error {
+    candle_core::Error::Msg(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn shard(first: u32, tokens: u32) -> Result<Shard> {
+        let ids = Tensor::arange(first, first + tokens, &Device::Cpu)?;
+        let value = ids.to_dtype(candle_core::DType::F32)?.unsqueeze(1)?;
+        Ok(Shard { values: vec![value], documents: ids.zeros_like()?, positions: ids.clone(), ids })
+    }
+
+    fn store(folder: &Path, shards: u32) -> Result<StoreWriter> {
+        let writer = StoreWriter::new(folder, vec!["x".to_owned()], json!({ "model": "m" }))?;
+        for number in 0..shards {
+            writer.add(number as usize, &shard(10 * number, 10)?, &[("tokens", "10".to_owned())])?;
+        }
+        Ok(writer)
+    }
+
+    #[test]
+    fn what_is_written_is_read_once_each_in_the_order_of_the_seed() -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        store(folder.path(), 11)?.finish(vec![10; 11])?;
+        let store = Store::open(folder.path())?;
+        assert_eq!((store.len(), store.tokens(), &store.index().facts["model"]), (11, 110, &json!("m")));
+        assert_eq!(store.shard(3)?.ids.to_vec1::<u32>()?, (30..40).collect::<Vec<_>>());
+        let rows = |seed: u64| -> Result<Vec<f32>> {
+            let mut all = vec![];
+            for batch in store.shuffled("x", 7, seed)? {
+                let batch = batch?.flatten_all()?.to_vec1::<f32>()?;
+                assert!(batch.len() == 7 || all.len() + batch.len() == 110);
+                all.extend(batch);
+            }
+            Ok(all)
+        };
+        let (once, other) = (rows(1)?, rows(2)?);
+        assert_eq!(once, rows(1)?);
+        assert_ne!(once, other);
+        for mut rows in [once, other] {
+            assert!(!rows.is_sorted());
+            rows.sort_by(f32::total_cmp);
+            assert_eq!(rows, (0..110u16).map(f32::from).collect::<Vec<_>>());
+        }
+        assert!(
+            store.shuffled("y", 7, 1).map(drop).expect_err("no y").to_string().contains("the store has x")
+        );
+        assert!(store.shuffled("x", 0, 1).map(drop).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_missing_or_damaged_is_named() -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path();
+        assert!(Store::open(path).expect_err("no index").to_string().contains("store.json"));
+        let writer = store(path, 2)?;
+        assert!(Store::open(path).expect_err("unfinished").to_string().contains("shards are missing"));
+        assert!(!writer.is_finished() && writer.metadata(2).is_none());
+        assert_eq!(writer.metadata(1).expect("shard 1")["tokens"], "10");
+        let other = StoreWriter::new(path, vec!["x".to_owned()], json!({ "model": "n" }));
+        assert!(other.expect_err("another model").to_string().contains("made otherwise"));
+        assert!(
+            store(path, 0)?
+                .finish(vec![10; 3])
+                .expect_err("2 shards")
+                .to_string()
+                .contains("shard 2 is missing")
+        );
+        writer.finish(vec![10, 10])?;
+        assert!(store(path, 0)?.is_finished());
+        let shard = path.join("00001.safetensors");
+        let bytes = std::fs::read(&shard)?;
+        for (damaged, says) in [(&bytes[..bytes.len() - 1], "00001"), (&b"x"[..], "record the same again")] {
+            std::fs::write(&shard, damaged)?;
+            assert!(store(path, 0)?.metadata(1).is_none());
+            let error = Store::open(path)?.shard(1).expect_err(says).to_string();
+            assert!(error.contains(says), "{error}");
+        }
+        std::fs::write(path.join("store.json"), "{}")?;
+        assert!(Store::open(path).expect_err("no index").to_string().contains("not the index"));
+        Ok(())
+    }
+}
