@@ -3,12 +3,13 @@
 use crate::common::{Result, relative_error};
 use crate::models::load;
 use crate::reference;
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use gpt2_circuits::discovery::{
-    Edge, EdgeGradients, EdgeScores, EdgeSet, Freeze, Graph, Pair, Paths, Replacement, Study,
+    Edge, EdgeGradients, EdgeScores, EdgeSet, Freeze, Graph, Pair, Paths, Reader, Replacement, Study,
 };
 use gpt2_model::Gpt2LMHeadModel;
 use gpt2_model::analysis::Metric;
+use gpt2_model::hooks::{Head, Intervention, Interventions};
 use std::collections::HashMap;
 
 const PAIRS: usize = 5;
@@ -74,7 +75,7 @@ fn scores_of_all_edges_are_those_of_transformer_lens() -> Result {
             });
             let (edges, expected): (Vec<_>, Vec<_>) = all.unzip();
             assert_eq!(edges.len(), graph.edge_count());
-            let found: Vec<_> = edges.iter().map(|&edge| found.of(edge)).collect();
+            let found: Vec<_> = edges.iter().map(|&edge| found.of(edge).expect("an edge")).collect();
             assert_near(name, &found, &expected, tolerance);
         }
     }
@@ -129,7 +130,7 @@ fn a_circuit_predicts_what_its_run_predicts_in_transformer_lens() -> Result {
                 assert_near(&name, found, &metrics(&data, &name)?, tolerance);
             }
         }
-        let (clean, corrupt) = study.plain()?;
+        let (clean, corrupt) = study.plain(&mut |_, _| Ok(()))?;
         let (full, none) = (EdgeSet::all(study.graph()), EdgeSet::empty(study.graph()));
         let mut calls = vec![];
         let found = study.measure(&[&full, &none], Replacement::Corrupted, &mut |done, total| {
@@ -139,11 +140,14 @@ fn a_circuit_predicts_what_its_run_predicts_in_transformer_lens() -> Result {
         assert_near("all edges", &found[0], &clean, tolerance);
         assert_near("no edge", &found[1], &corrupt, tolerance);
         assert_eq!(calls, [(1, 4), (2, 4), (3, 4), (4, 4)]); // two lengths
-        // What does not lie on a way from the embeddings to the logits makes no difference.
-        let connected = circuits[2].connected();
-        assert!(connected.len() < circuits[2].len());
-        let found = study.measure(&[&circuits[2], &connected], Replacement::Mean, &mut |_, _| Ok(()))?;
-        assert_near("connected", &found[0], &found[1], tolerance);
+        // What is left out of a connected circuit makes no difference.
+        for replacement in [Replacement::Corrupted, Replacement::Mean, Replacement::Zero] {
+            let sparse = EdgeSet::random(study.graph(), 40, 5);
+            let connected = sparse.connected(replacement);
+            assert!(connected.len() < sparse.len());
+            let found = study.measure(&[&sparse, &connected], replacement, &mut |_, _| Ok(()))?;
+            assert_near("connected", &found[0], &found[1], tolerance);
+        }
     }
     Ok(())
 }
@@ -178,6 +182,42 @@ fn paths_carry_what_three_runs_of_transformer_lens_say() -> Result {
             assert_near(name, found, &metrics(&data, name)?, tolerance);
         }
     }
+    Ok(())
+}
+
+/// Interventions on heads hold in every run; changes of the stream beside its writers are refused.
+#[test]
+fn interventions_on_heads_count_and_others_are_refused() -> Result {
+    let data = reference("discovery.safetensors")?;
+    let (model, pairs) = (model(DType::F64)?, pairs(&data)?);
+    let head = Head { layer: 1, head: 1 };
+    let changed = |change: Intervention| Interventions::new([change], model.config());
+    let hot = changed(Intervention::Temperature(head, 1e9))?;
+    let study = Study::new(&model, &pairs)?.with_hooks(&hot)?;
+    let (plain, found) =
+        (scores(&Study::new(&model, &pairs)?, EdgeGradients::Clean)?, scores(&study, EdgeGradients::Clean)?);
+    let largest = |scores: &EdgeScores, to: Reader| {
+        let all = study.graph().writers().filter_map(|from| scores.of(Edge { from, to }));
+        all.fold(0.0, |most: f64, score| most.max(score.abs()))
+    };
+    // With nearly equal attention to all keys, queries and keys no longer matter; values do.
+    for to in [Reader::Query(head), Reader::Key(head)] {
+        assert!(largest(&found, to) < 1e-8 * largest(&plain, to), "{to}");
+    }
+    assert!(largest(&found, Reader::Value(head)) > 1e-3 * largest(&plain, Reader::Value(head)));
+    let off = changed(Intervention::ZeroAblate(head))?;
+    let study = Study::new(&model, &pairs)?.with_hooks(&off)?;
+    let found = scores(&study, EdgeGradients::Integrated { steps: 2 })?;
+    assert_eq!(largest(&found, Reader::Value(head)), 0.0);
+    let (clean, _) = study.plain(&mut |_, _| Ok(()))?;
+    let all = study.measure(&[&EdgeSet::all(study.graph())], Replacement::Mean, &mut |_, _| Ok(()))?;
+    assert_near("all edges", &all[0], &clean, 1e-13);
+    let vector = Tensor::ones(24, DType::F64, &Device::Cpu)?;
+    let steer = |layer| changed(Intervention::Add { layer, position: None, vector: vector.clone() });
+    let study = |hooks: &Interventions| Study::new(&model, &pairs)?.with_hooks(hooks).map(drop);
+    study(&steer(0)?)?;
+    let error = study(&steer(1)?).expect_err("a change of the stream").to_string();
+    assert!(error.contains("blocks.1.hook_resid_pre") && error.contains("no edge carries it"), "{error}");
     Ok(())
 }
 
@@ -232,6 +272,17 @@ fn wrong_pairs_circuits_and_paths_are_refused() -> Result {
             Pair { metric: Metric::LogitDifference { answers: vec![5], against: vec![] }, ..good.clone() },
             "at least one right and one wrong answer",
         ),
+        (
+            Pair { metric: Metric::difference(5, 5), ..good.clone() },
+            "token 5 is both a right and a wrong answer",
+        ),
+        (
+            Pair {
+                metric: Metric::LogitDifference { answers: vec![5, 7, 5], against: vec![6] },
+                ..good.clone()
+            },
+            "token 5 is an answer twice",
+        ),
     ];
     for (pair, says) in cases {
         let error = Study::new(&model, &[good.clone(), pair]).map(drop).expect_err(says).to_string();
@@ -252,8 +303,8 @@ fn wrong_pairs_circuits_and_paths_are_refused() -> Result {
     assert!(error.expect_err("another model").to_string().contains("another number of layers"));
     for (senders, receivers, says) in [
         ("2.0", "1.0.q", "no receiver comes after the sender 2.0"),
-        ("3.0", "logits", "layers 0 to 2"),
-        ("0.0", "1.3.q", "of 3 heads"),
+        ("3.0", "logits", "no sender 3.0: the model has layers 0 to 2"),
+        ("0.0", "1.3.q", "no receiver 1.3.q: the model has layers 0 to 2 of 3 heads"),
     ] {
         let paths = Paths {
             senders: vec![senders.parse()?],

@@ -187,7 +187,8 @@ fn wrong_pairs_say_their_line_and_what_is_wrong() -> Result {
         (with("clean", value!(7)), "neither a text nor a list"),
         (with("correct", value!(" fairest")), "expected one; a word inside a text begins with its space"),
         (with("correct", value!([])), "empty list"),
-        (with("correct", value!([5, 6])), "both a correct and an incorrect answer"),
+        (with("correct", value!([5, 6])), "both a right and a wrong answer"),
+        (with("correct", value!([5, 7, 5])), "an answer twice"),
         (with("correct", value!(1024)), "1024 is not in 0..1024"),
     ] {
         std::fs::write(&path, format!("{good}\n{line}\n"))?;

@@ -45,6 +45,7 @@ mod pictures;
 mod points;
 mod provenance;
 mod quantize;
+mod record;
 mod score;
 mod score_resume;
 mod streams;

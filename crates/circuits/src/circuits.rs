@@ -138,18 +138,19 @@ impl Circuits {
 /// Processed in f64, kept in `dtype`.
 fn matrices(head: &HeadWeights, norm: &LayerNorm, dtype: DType) -> Result<Matrices> {
     let reads = |w: &Tensor| folded(w, norm)?.to_dtype(dtype);
-    let o = centered(&wide(&head.o)?, 1)?.to_dtype(dtype)?;
+    let o = centered(&f64_of(&head.o)?, 1)?.to_dtype(dtype)?;
     Ok(Matrices { q: reads(&head.q)?, k: reads(&head.k)?, v: reads(&head.v)?, o })
 }
 
 /// Weights (C, D) that read what `norm` makes of the stream, multiplied by its γ and without each column's mean, in f64 on the CPU: a
 /// column that reads the same of all channels reads nothing of what layer norm has centered.
 pub(crate) fn folded(w: &Tensor, norm: &LayerNorm) -> Result<Tensor> {
-    let gamma = wide(&norm.weight)?.unsqueeze(1)?; // (C, 1)
-    centered(&wide(w)?.broadcast_mul(&gamma)?, 0)
+    let gamma = f64_of(&norm.weight)?.unsqueeze(1)?; // (C, 1)
+    centered(&f64_of(w)?.broadcast_mul(&gamma)?, 0)
 }
 
-fn wide(x: &Tensor) -> Result<Tensor> {
+/// f64 on the CPU.
+pub(crate) fn f64_of(x: &Tensor) -> Result<Tensor> {
     x.to_device(&Device::Cpu)?.to_dtype(DType::F64)
 }
 

@@ -8,6 +8,8 @@ use anyhow::{Context, bail};
 use gpt2_circuits::discovery::Pair;
 use gpt2_model::analysis::Metric;
 use gpt2_view::visible_token;
+use serde_json::json;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 /// Two prompts, or many pairs of them.
@@ -69,17 +71,35 @@ impl PairsArgs {
             let one = self.one().context("no pair of prompts")?;
             return Ok(vec![one.pair(session)?]);
         };
-        let (tokenizer, config) = (session.tokenizer().ok(), session.model.config());
+        let (tokenizer, config) = (|| Ok(session.tokenizer()?), session.model.config());
         let mut lines = TextLines::open(path, None)?;
         let mut pairs = vec![];
         while let Some((number, line)) = lines.next_line()? {
-            let pair = gpt2_session::pair(&line, tokenizer, config);
+            let pair = gpt2_session::pair(&line, &tokenizer, config);
             pairs.push(pair.with_context(|| place(path, Some(number)))?);
         }
         if pairs.is_empty() {
             bail!("{}: holds no pair; `gpt2 pairs` writes some", place(path, None));
         }
         Ok(pairs)
+    }
+
+    /// Where the pairs come from, for what a run writes.
+    pub(crate) fn facts(&self, pairs: &[Pair]) -> serde_json::Value {
+        let mut hash = DefaultHasher::new();
+        for Pair { clean, corrupt, metric } in pairs {
+            (clean, corrupt).hash(&mut hash);
+            if let Metric::LogitDifference { answers, against } = metric {
+                (answers, against).hash(&mut hash);
+            }
+        }
+        let fingerprint = format!("{:016x}", hash.finish());
+        match self.one() {
+            Some(OnePair { answer, against, .. }) => {
+                json!({ "pairs": 1, "answer": answer, "against": against, "fingerprint": fingerprint })
+            }
+            None => json!({ "pairs": pairs.len(), "pairs_of": self.pairs, "fingerprint": fingerprint }),
+        }
     }
 }
 

@@ -14,6 +14,11 @@ pub(crate) fn one_of<T: Copy + Send + Sync>(
     })
 }
 
+/// The name of a choice.
+pub(crate) fn name_of<T: PartialEq>(choices: &[(&'static str, T)], choice: &T) -> &'static str {
+    choices.iter().find(|(_, other)| other == choice).map_or("", |(name, _)| name)
+}
+
 fn number(s: &str, fits: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {
     s.parse().ok().filter(|x| fits(*x)).ok_or_else(|| format!("expected {expected}"))
 }

@@ -256,7 +256,7 @@ impl Model {
                 [discovery::Pair { metric: pair.answer.metric(), clean: pair.clean, corrupt: pair.corrupt }];
             let mut study = Study::new(model, &pairs)?;
             if let Some(hooks) = hooks(&changes) {
-                study = study.with_hooks(hooks);
+                study = study.with_hooks(hooks)?;
             }
             let scores = study.edge_scores(gradients, &mut |_, _| raised.check_signals())?;
             Ok(Array::new(&scores.between_heads()?)?)

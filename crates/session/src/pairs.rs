@@ -10,26 +10,32 @@ use serde_json::{Map, Value};
 const EXAMPLE: &str = r#"{"clean": "…", "corrupted": "…", "correct": " Mary", "incorrect": " John"}"#;
 
 /// A pair of texts from a line of JSON: `clean` and `corrupted` are texts or lists of ids, `correct` and `incorrect` a token's text,
-/// its id, or a list of either. Other names are left alone.
+/// its id, or a list of either. Other names are left alone. `tokenizer` is asked only where there is text.
 ///
 /// # Errors
 /// When it is not such an object, a text or an answer is not of this vocabulary, an answer is not one token, an answer is both right
 /// and wrong, or for what [`Pair::check`] refuses.
-pub fn pair(line: &str, tokenizer: Option<&Tokenizer>, config: &Config) -> anyhow::Result<Pair> {
-    let value: Value = serde_json::from_str(line).with_context(|| format!("not JSON; expected {EXAMPLE}"))?;
+pub fn pair<'a>(
+    line: &str,
+    tokenizer: &dyn Fn() -> anyhow::Result<&'a Tokenizer>,
+    config: &Config,
+) -> anyhow::Result<Pair> {
+    let value: Value = serde_json::from_str(line).map_err(|error| {
+        // The parser sees one line, and calls it line 1.
+        let text = error.to_string();
+        let reason = text.rsplit_once(" at line ").map_or(text.as_str(), |(reason, _)| reason);
+        anyhow!("not JSON: {reason}; expected {EXAMPLE}")
+    })?;
     let Value::Object(fields) = value else { bail!("not an object; expected {EXAMPLE}") };
     let (answers, against) =
         (tokens(&fields, "correct", tokenizer)?, tokens(&fields, "incorrect", tokenizer)?);
-    if let Some(id) = answers.iter().find(|id| against.contains(id)) {
-        bail!("token {id} is both a correct and an incorrect answer");
-    }
     let pair = Pair {
         clean: text(&fields, "clean", tokenizer)?,
         corrupt: text(&fields, "corrupted", tokenizer)?,
         metric: Metric::LogitDifference { answers, against },
     };
     if pair.clean.len() != pair.corrupt.len()
-        && let Some(tokenizer) = tokenizer
+        && let Ok(tokenizer) = tokenizer()
     {
         bail!(
             "the clean text has {} tokens and the corrupted one {}, so their positions do not correspond; reword one of them:\n  {}\n  {}",
@@ -48,22 +54,26 @@ fn field<'a>(fields: &'a Map<String, Value>, name: &str) -> anyhow::Result<&'a V
 }
 
 /// The ids of a text, or ids as they are.
-fn text(fields: &Map<String, Value>, name: &str, tokenizer: Option<&Tokenizer>) -> anyhow::Result<Vec<u32>> {
+fn text<'a>(
+    fields: &Map<String, Value>,
+    name: &str,
+    tokenizer: &dyn Fn() -> anyhow::Result<&'a Tokenizer>,
+) -> anyhow::Result<Vec<u32>> {
     match field(fields, name)? {
-        Value::String(text) => encoded(known(tokenizer)?, name, text),
+        Value::String(text) => encoded(tokenizer()?, name, text),
         Value::Array(ids) => ids.iter().map(|id| self::id(id, name)).collect(),
         _ => bail!("{name:?} is neither a text nor a list of ids"),
     }
 }
 
 /// The ids of one answer, or of several.
-fn tokens(
+fn tokens<'a>(
     fields: &Map<String, Value>,
     name: &str,
-    tokenizer: Option<&Tokenizer>,
+    tokenizer: &dyn Fn() -> anyhow::Result<&'a Tokenizer>,
 ) -> anyhow::Result<Vec<u32>> {
     let one = |answer: &Value| match answer {
-        Value::String(text) => token(known(tokenizer)?, name, text),
+        Value::String(text) => token(tokenizer()?, name, text),
         other => id(other, name),
     };
     match field(fields, name)? {
@@ -76,10 +86,6 @@ fn tokens(
 fn id(value: &Value, name: &str) -> anyhow::Result<u32> {
     let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
     id.with_context(|| format!("{name:?} holds {value}, expected a text or an id"))
-}
-
-fn known(tokenizer: Option<&Tokenizer>) -> anyhow::Result<&Tokenizer> {
-    tokenizer.context("the model has no tokenizer: give ids instead of text")
 }
 
 /// The single token that spells `text`.

@@ -4,7 +4,7 @@ use crate::pairs::spelled;
 use anyhow::bail;
 use gpt2_loader::Tokenizer;
 use rand::Rng;
-use rand::seq::IndexedRandom;
+use rand::seq::{IndexedRandom, SliceRandom};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use serde::Serialize;
@@ -20,7 +20,7 @@ pub enum Task {
     /// "How does GPT-2 compute greater-than?", arXiv 2305.00586).
     GreaterThan,
     /// What followed a token earlier; the corrupted text has another token there (Olsson et al. 2022, "In-context Learning and
-    /// Induction Heads", arXiv 2209.11895). Random tokens, so that any vocabulary will do.
+    /// Induction Heads", arXiv 2209.11895). Random tokens, so that any vocabulary of 14 tokens will do.
     Induction,
     /// She or he, by the name; the corrupted text has a name of the other kind (Mathwin et al. 2023, "Identifying a Preliminary Circuit
     /// for Predicting Gendered Pronouns in GPT-2 Small").
@@ -96,7 +96,7 @@ impl Task {
     /// `count` pairs in the words of a vocabulary. The same seed gives the same pairs.
     ///
     /// # Errors
-    /// When the vocabulary breaks up the words that the task needs, with those words.
+    /// When the vocabulary breaks up the words that the task needs, with those words, or has too few tokens.
     pub fn pairs(self, tokenizer: &Tokenizer, count: usize, seed: u64) -> anyhow::Result<Vec<TaskPair>> {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let words = Words { tokenizer };
@@ -108,10 +108,10 @@ impl Task {
             }
             Self::GreaterThan => {
                 let events = words.single("events", &EVENTS)?;
-                let years = words.years()?;
-                (0..count).map(|_| greater_than(&mut rng, &events, &years)).collect()
+                let centuries = words.centuries()?;
+                (0..count).map(|_| greater_than(&mut rng, &events, &centuries)).collect()
             }
-            Self::Induction => (0..count).map(|_| Ok(induction(&mut rng, tokenizer.vocab_size()))).collect(),
+            Self::Induction => (0..count).map(|_| induction(&mut rng, tokenizer)).collect(),
             Self::Pronouns => {
                 let (women, men) = (words.single("names", &WOMEN)?, words.single("names", &MEN)?);
                 words.all("pronouns", &["she", "he"])?;
@@ -148,44 +148,47 @@ fn ioi(rng: &mut ChaCha8Rng, names: &[&str], places: &[&str], things: &[&str]) -
     })
 }
 
-/// Two-digit years, and centuries that make tokens of their own with each of them.
-struct Years {
-    centuries: Vec<u32>,
+/// A century, and its years that are written as its token and one more.
+struct Century {
+    century: u32,
     years: Vec<String>,
 }
 
-fn greater_than(rng: &mut ChaCha8Rng, events: &[&str], years: &Years) -> anyhow::Result<TaskPair> {
-    let Some(century) = years.centuries.choose(rng) else { bail!("no century") };
+fn greater_than(rng: &mut ChaCha8Rng, events: &[&str], centuries: &[Century]) -> anyhow::Result<TaskPair> {
+    let Some(Century { century, years }) = centuries.choose(rng) else { bail!("no century") };
     // Neither the first nor the last, so that there are answers on both sides.
-    let at = rng.random_range(1..years.years.len() - 1);
+    let at = rng.random_range(1..years.len() - 1);
     let event = one(rng, events);
     let text = |year: &str| {
         Text::Words(format!("The {event} lasted from the year {century}{year} to the year {century}"))
     };
     let answers = |years: &[String]| years.iter().map(|year| Answer::Word(year.clone())).collect();
     Ok(TaskPair {
-        clean: text(&years.years[at]),
+        clean: text(&years[at]),
         corrupted: text("01"),
-        correct: answers(&years.years[at + 1..]),
-        incorrect: answers(&years.years[..=at]),
+        correct: answers(&years[at + 1..]),
+        incorrect: answers(&years[..=at]),
     })
 }
 
-fn induction(rng: &mut ChaCha8Rng, vocabulary: usize) -> TaskPair {
-    let v = u32::try_from(vocabulary).unwrap_or(u32::MAX);
-    let tokens = rand::seq::index::sample(rng, v as usize, RANDOM + 1);
-    let mut tokens: Vec<u32> = tokens.into_iter().map(|id| id as u32).collect();
-    let wrong = tokens.pop().unwrap_or_default();
-    let at = rng.random_range(1..RANDOM);
-    let right = std::mem::replace(&mut tokens[at], wrong);
-    let corrupted = [&tokens[..], &tokens[..at]].concat();
-    tokens[at] = right;
-    TaskPair {
-        clean: Text::Ids([&tokens[..], &tokens[..at]].concat()),
-        corrupted: Text::Ids(corrupted),
-        correct: vec![Answer::Id(right)],
-        incorrect: vec![Answer::Id(wrong)],
+fn induction(rng: &mut ChaCha8Rng, tokenizer: &Tokenizer) -> anyhow::Result<TaskPair> {
+    let v = u32::try_from(tokenizer.vocab_size())?;
+    let mut ids: Vec<u32> = (0..v).filter(|id| Some(*id) != tokenizer.end_of_text()).collect();
+    if ids.len() <= RANDOM {
+        bail!("this vocabulary has {} tokens, and {} are needed", ids.len(), RANDOM + 1);
     }
+    let (tokens, _) = ids.partial_shuffle(rng, RANDOM + 1);
+    let (tokens, wrong) = (tokens[..RANDOM].to_vec(), tokens[RANDOM]);
+    let at = rng.random_range(1..RANDOM);
+    let mut other = tokens.clone();
+    other[at] = wrong;
+    // It begins again, up to the token before.
+    Ok(TaskPair {
+        clean: Text::Ids([&tokens[..], &tokens[..at]].concat()),
+        corrupted: Text::Ids([&other[..], &tokens[..at]].concat()),
+        correct: vec![Answer::Id(tokens[at])],
+        incorrect: vec![Answer::Id(wrong)],
+    })
 }
 
 fn pronouns(rng: &mut ChaCha8Rng, women: &[&str], men: &[&str]) -> anyhow::Result<TaskPair> {
@@ -256,33 +259,29 @@ impl Words<'_> {
         Ok(text)
     }
 
-    fn years(&self) -> anyhow::Result<Years> {
-        let all: Vec<String> = (1..100).map(|year| format!("{year:02}")).collect();
-        let mut years = vec![];
-        for year in all {
-            if self.tokens(&year)?.len() == 1 {
-                years.push(year);
-            }
-        }
+    /// The centuries that begin years of two tokens, the year 01 among them.
+    fn centuries(&self) -> anyhow::Result<Vec<Century>> {
         let mut centuries = vec![];
         for century in 11..19u32 {
-            let of_century = self.tokens(&format!(" {century}"))?;
-            let mut splits = of_century.len() == 1;
-            for year in &years {
-                splits = splits
-                    && self.tokens(&format!(" {century}{year}"))?
-                        == [of_century.clone(), self.tokens(year)?].concat();
+            let first = self.tokens(&format!(" {century}"))?;
+            let mut years = vec![];
+            for year in (1..100).map(|year| format!("{year:02}")) {
+                let (second, both) = (self.tokens(&year)?, self.tokens(&format!(" {century}{year}"))?);
+                if second.len() == 1 && both == [first.clone(), second].concat() {
+                    years.push(year);
+                }
             }
-            if splits {
-                centuries.push(century);
+            if first.len() == 1 && years.len() >= ENOUGH && years[0] == "01" {
+                centuries.push(Century { century, years });
             }
         }
-        if centuries.is_empty() || years.len() < ENOUGH || years[0] != "01" {
+        if centuries.is_empty() {
             bail!(
-                "this vocabulary does not write years as a century and two digits: 1732 is {}; `induction` works with any vocabulary",
+                "this vocabulary does not write years as a century and two digits: it breaks 1732 into {}; `induction` works with any \
+                 vocabulary",
                 spelled(&self.tokens(" 1732")?, self.tokenizer)
             );
         }
-        Ok(Years { centuries, years })
+        Ok(centuries)
     }
 }

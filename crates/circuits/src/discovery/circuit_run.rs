@@ -4,7 +4,7 @@ use super::edge_set::EdgeSet;
 use super::graph::Reader;
 use super::written::{Written, stream, wide};
 use candle_core::{Device, Result, Tensor};
-use gpt2_model::hooks::{At, Head, Hooks, Point};
+use gpt2_model::hooks::{At, Hooks, Point};
 use std::cell::RefCell;
 
 /// Hooks of a run with a circuit's edges.
@@ -81,23 +81,12 @@ impl<'a> CircuitRun<'a> {
         };
         Ok(Some(base.reshape(x.shape())?.to_dtype(x.dtype())?))
     }
-
-    /// All heads of a layer, as readers.
-    fn heads(&self, layer: usize, kind: fn(Head) -> Reader) -> Vec<Reader> {
-        (0..self.edges.graph().heads()).map(|head| kind(Head { layer, head })).collect()
-    }
 }
 
 impl Hooks for CircuitRun<'_> {
     fn wants(&self, point: Point) -> bool {
-        let last = self.edges.graph().layers() - 1;
-        match point {
-            Point::ResidPre(layer) => layer == 0,
-            Point::ResidPost(layer) => layer == last,
-            Point::Result(_) | Point::MlpOut(_) | Point::MlpIn(_) => true,
-            Point::QInput(_) | Point::KInput(_) | Point::VInput(_) => true,
-            _ => false,
-        }
+        let writes = matches!(point, Point::ResidPre(0) | Point::Result(_) | Point::MlpOut(_));
+        writes || !self.edges.graph().readers_at(point).is_empty()
     }
 
     fn at(&self, at: At, x: &Tensor) -> Result<Option<Tensor>> {
@@ -108,12 +97,7 @@ impl Hooks for CircuitRun<'_> {
             }
             Point::Result(layer) => self.write(x, &self.other.heads[layer])?,
             Point::MlpOut(layer) => self.write(x, &self.other.mlps[layer])?,
-            Point::QInput(layer) => return self.read(&self.heads(layer, Reader::Query), x),
-            Point::KInput(layer) => return self.read(&self.heads(layer, Reader::Key), x),
-            Point::VInput(layer) => return self.read(&self.heads(layer, Reader::Value), x),
-            Point::MlpIn(layer) => return self.read(&[Reader::Mlp(layer)], x),
-            Point::ResidPost(_) => return self.read(&[Reader::Logits], x),
-            _ => {}
+            point => return self.read(&self.edges.graph().readers_at(point), x),
         }
         Ok(None)
     }

@@ -6,6 +6,18 @@ use rand::seq::IndexedRandom;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
+/// What stands in for writers along edges that a circuit does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Replacement {
+    /// What they add in the run over the corrupted text.
+    #[default]
+    Corrupted,
+    /// The mean of that over all pairs and positions, one vector for each writer.
+    Mean,
+    /// Nothing.
+    Zero,
+}
+
 /// A set of edges.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EdgeSet {
@@ -61,12 +73,12 @@ impl EdgeSet {
     /// Whether an edge is in the set.
     #[must_use]
     pub fn contains(&self, edge: Edge) -> bool {
-        self.has[self.index(edge)]
+        self.graph.check(edge).is_ok() && self.has[self.index(edge)]
     }
 
     /// The edges, in the graph's order.
     pub fn iter(&self) -> impl Iterator<Item = Edge> {
-        self.graph.edges().filter(|&edge| self.contains(edge))
+        self.graph.edges().filter(|&edge| self.has[self.index(edge)])
     }
 
     /// How many edges there are.
@@ -113,14 +125,19 @@ impl EdgeSet {
         rest
     }
 
-    /// The edges on a way from the embeddings to the logits: no other one makes a difference.
+    /// The edges that make a difference: those on a way to the logits that begins at the embeddings, or, where something else than
+    /// the corrupted run's values stands in, at a part that no edge leads to: it still computes from what stands in, and differs from it.
     #[must_use]
-    pub fn connected(&self) -> Self {
+    pub fn connected(&self, replacement: Replacement) -> Self {
         let mut rest = self.clone();
         loop {
             let (mut fed, mut heard) =
                 (vec![false; self.graph.writer_count()], vec![false; self.graph.writer_count()]);
-            fed[0] = true;
+            if replacement == Replacement::Corrupted {
+                fed[0] = true;
+            } else {
+                fed.fill(true);
+            }
             for edge in rest.iter() {
                 heard[self.graph.writer_index(edge.from)] = true;
                 if let Some(part) = edge.to.part() {
@@ -171,11 +188,19 @@ mod tests {
     fn only_ways_from_the_embeddings_to_the_logits_are_connected() {
         let ways = ["embed->0.1.v", "0.1->1.0.q", "1.0->logits", "embed->logits"];
         let dead = ["0.0->1.0.k", "0.mlp->logits", "embed->0.0.v", "embed->1.1.q", "0.1->1.mlp"];
-        let connected = set(&[&ways[..], &dead[..1], &dead[2..3]].concat()).connected();
+        let connected = set(&[&ways[..], &dead[..1], &dead[2..3]].concat()).connected(Replacement::Corrupted);
         // 0.0 is fed by its values and heard by 1.0's keys.
         assert_eq!(connected, set(&[&ways[..], &dead[..1], &dead[2..3]].concat()));
-        assert_eq!(set(&[&ways[..], &dead[1..2], &dead[3..]].concat()).connected(), set(&ways));
-        assert!(set(&["embed->0.1.v", "0.1->1.0.q"]).connected().is_empty());
+        assert_eq!(
+            set(&[&ways[..], &dead[1..2], &dead[3..]].concat()).connected(Replacement::Corrupted),
+            set(&ways)
+        );
+        assert!(set(&["embed->0.1.v", "0.1->1.0.q"]).connected(Replacement::Corrupted).is_empty());
+        // A head that reads nothing still adds something else than its mean, or than zero.
+        assert_eq!(
+            set(&["0.mlp->logits", "0.1->1.0.q"]).connected(Replacement::Zero),
+            set(&["0.mlp->logits"])
+        );
     }
 
     #[test]

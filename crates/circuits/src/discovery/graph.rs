@@ -2,7 +2,7 @@
 
 use candle_core::Result;
 use gpt2_model::Config;
-use gpt2_model::hooks::Head;
+use gpt2_model::hooks::{Head, Point};
 use std::fmt;
 use std::str::FromStr;
 
@@ -47,7 +47,7 @@ impl Reader {
 ///
 /// ```
 /// use gpt2_circuits::discovery::{Edge, Reader, Writer};
-/// use gpt2_model::hooks::Head;
+/// use gpt2_model::hooks::{Head, Point};
 ///
 /// let edge = Edge { from: Writer::Head(Head { layer: 0, head: 1 }), to: Reader::Query(Head { layer: 3, head: 2 }) };
 /// assert_eq!(edge.to_string(), "0.1->3.2.q");
@@ -128,6 +128,21 @@ impl Graph {
     #[must_use]
     pub fn edge_count(self) -> usize {
         self.readers().map(|reader| self.writers_before(reader)).sum()
+    }
+
+    /// What reads the stream at a hook point, by head; nothing at other points.
+    pub(super) fn readers_at(self, point: Point) -> Vec<Reader> {
+        let heads = |layer: usize, kind: fn(Head) -> Reader| {
+            (0..self.heads).map(|head| kind(Head { layer, head })).collect()
+        };
+        match point {
+            Point::QInput(layer) => heads(layer, Reader::Query),
+            Point::KInput(layer) => heads(layer, Reader::Key),
+            Point::VInput(layer) => heads(layer, Reader::Value),
+            Point::MlpIn(layer) => vec![Reader::Mlp(layer)],
+            Point::ResidPost(layer) if layer + 1 == self.layers => vec![Reader::Logits],
+            _ => vec![],
+        }
     }
 
     /// How many writers come before a reader: the first ones of [`writers`](Self::writers).

@@ -22,9 +22,9 @@ mod scores;
 mod study;
 mod written;
 
-pub use edge_set::EdgeSet;
+pub use edge_set::{EdgeSet, Replacement};
 pub use graph::{Edge, Graph, Reader, Writer};
 pub use pairs::Pair;
 pub use paths::{Freeze, Paths};
 pub use scores::{EdgeGradients, EdgeScores};
-pub use study::{Progress, Replacement, Study};
+pub use study::{Progress, Study};

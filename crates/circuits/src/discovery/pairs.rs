@@ -1,6 +1,6 @@
 //! Pairs of texts that differ in what a task is about.
 
-use super::written::f64_of;
+use crate::circuits::f64_of;
 use candle_core::{Device, Result, Tensor};
 use gpt2_model::Config;
 use gpt2_model::analysis::Metric;

@@ -64,11 +64,15 @@ impl Study<'_> {
 
     fn check_paths(&self, Paths { senders, receivers, .. }: &Paths) -> Result<()> {
         let graph = self.graph();
-        for &to in receivers {
-            graph.check(Edge { from: Writer::Embed, to })?;
+        let has = format!("the model has layers 0 to {} of {} heads", graph.layers() - 1, graph.heads());
+        if let Some(to) = receivers.iter().find(|&&to| graph.check(Edge { from: Writer::Embed, to }).is_err())
+        {
+            candle_core::bail!("there is no receiver {to}: {has}")
         }
         for &from in senders {
-            graph.check(Edge { from, to: Reader::Logits })?;
+            if graph.check(Edge { from, to: Reader::Logits }).is_err() {
+                candle_core::bail!("there is no sender {from}: {has}")
+            }
             if !receivers.iter().any(|&to| graph.check(Edge { from, to }).is_ok()) {
                 candle_core::bail!("path patching: no receiver comes after the sender {from}")
             }
@@ -149,31 +153,13 @@ struct Receiving<'a> {
     streams: Vec<Tensor>,
 }
 
-impl Receiving<'_> {
-    /// The readers at a point, by head.
-    fn readers(&self, point: Point) -> Vec<Reader> {
-        let graph = self.study.graph();
-        let heads = |layer: usize, kind: fn(Head) -> Reader| {
-            (0..graph.heads()).map(|head| kind(Head { layer, head })).collect()
-        };
-        match point {
-            Point::QInput(layer) => heads(layer, Reader::Query),
-            Point::KInput(layer) => heads(layer, Reader::Key),
-            Point::VInput(layer) => heads(layer, Reader::Value),
-            Point::MlpIn(layer) => vec![Reader::Mlp(layer)],
-            Point::ResidPost(layer) if layer + 1 == graph.layers() => vec![Reader::Logits],
-            _ => vec![],
-        }
-    }
-}
-
 impl Hooks for Receiving<'_> {
     fn wants(&self, point: Point) -> bool {
-        self.readers(point).iter().any(|reader| self.paths.receivers.contains(reader))
+        self.study.graph().readers_at(point).iter().any(|reader| self.paths.receivers.contains(reader))
     }
 
     fn at(&self, at: At, x: &Tensor) -> Result<Option<Tensor>> {
-        let readers = self.readers(at.point);
+        let readers = self.study.graph().readers_at(at.point);
         let Some(&first) = readers.first() else { return Ok(None) };
         let sent = &self.streams[stream(self.study.graph(), first)]; // (B, T, C)
         if x.rank() == 3 {

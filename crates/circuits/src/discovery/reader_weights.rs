@@ -1,6 +1,5 @@
 //! From the gradient at a layer's queries, keys or values to that at what each head reads.
 
-use super::written::wide;
 use crate::circuits::folded;
 use candle_core::{D, Result, Tensor};
 use gpt2_model::{Block, Gpt2LMHeadModel};
@@ -51,6 +50,6 @@ impl ReaderWeights {
         let projected = normalized.broadcast_matmul(&weights.transpose(1, 2)?.contiguous()?)?; // (H, B·T, D)
         let along = ((&scaled * projected)?.sum_keepdim(D::Minus1)? / c as f64)?; // (H, B·T, 1)
         let all = scaled.matmul(weights)?; // (H, B·T, C)
-        wide(&(all - normalized.broadcast_mul(&along)?)?)?.reshape((h, b * t * c))
+        (all - normalized.broadcast_mul(&along)?)?.reshape((h, b * t * c))
     }
 }

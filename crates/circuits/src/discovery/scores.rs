@@ -59,9 +59,14 @@ impl EdgeScores {
         self.graph
     }
 
-    /// The score of an edge.
+    /// The score of an edge; `None` if the model has no such edge.
     #[must_use]
-    pub fn of(&self, Edge { from, to }: Edge) -> f64 {
+    pub fn of(&self, edge: Edge) -> Option<f64> {
+        self.graph.check(edge).ok().map(|()| self.score(edge))
+    }
+
+    /// The score of an edge of the graph.
+    fn score(&self, Edge { from, to }: Edge) -> f64 {
         self.values[self.graph.reader_index(to) * self.graph.writer_count() + self.graph.writer_index(from)]
     }
 
@@ -75,7 +80,7 @@ impl EdgeScores {
         let all = || (0..layers).flat_map(move |layer| (0..heads).map(move |head| Head { layer, head }));
         let parts: [fn(Head) -> Reader; 3] = [Reader::Query, Reader::Key, Reader::Value];
         let of = |part: fn(Head) -> Reader, from: Head, to: Head| {
-            if from.layer < to.layer { self.of(Edge { from: Writer::Head(from), to: part(to) }) } else { 0.0 }
+            self.of(Edge { from: Writer::Head(from), to: part(to) }).unwrap_or(0.0)
         };
         let values = parts
             .iter()
@@ -86,7 +91,7 @@ impl EdgeScores {
     /// All edges with their scores, those of the largest size first; in the graph's order where sizes are equal.
     #[must_use]
     pub fn sorted(&self) -> Vec<(Edge, f64)> {
-        let mut all: Vec<_> = self.graph.edges().map(|edge| (edge, self.of(edge))).collect();
+        let mut all: Vec<_> = self.graph.edges().map(|edge| (edge, self.score(edge))).collect();
         all.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
         all
     }
@@ -109,7 +114,7 @@ impl EdgeScores {
         let into = |open: &mut BinaryHeap<Candidate>, reader: Reader| {
             for from in self.graph.writers().take(self.graph.writers_before(reader)) {
                 let edge = Edge { from, to: reader };
-                open.push(Candidate { size: self.of(edge).abs(), edge });
+                open.push(Candidate { size: self.score(edge).abs(), edge });
             }
         };
         into(&mut open, Reader::Logits);

@@ -1,28 +1,17 @@
 //! A task on a model: scores of all edges, and how faithful a circuit is.
 
 use super::circuit_run::CircuitRun;
-use super::edge_set::EdgeSet;
+use super::edge_set::{EdgeSet, Replacement};
 use super::graph::{Graph, Reader};
 use super::pairs::{Batch, Pair};
 use super::reader_weights::ReaderWeights;
 use super::scores::{EdgeGradients, EdgeScores};
-use super::written::{Written, f64_of, wide};
+use super::written::{Written, wide};
+use crate::circuits::f64_of;
 use candle_core::{Result, Tensor};
 use gpt2_model::analysis::Taps;
 use gpt2_model::hooks::{Chain, Head, Hooks, Point, Recorder, on};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
-
-/// What stands in for writers along edges that a circuit does not have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Replacement {
-    /// What they add in the run over the corrupted text.
-    #[default]
-    Corrupted,
-    /// The mean of that over all pairs and positions, one vector for each writer.
-    Mean,
-    /// Nothing.
-    Zero,
-}
 
 /// A model and the pairs of a task.
 ///
@@ -38,7 +27,7 @@ pub enum Replacement {
 /// let pairs = [Pair { clean: vec![3, 1, 3], corrupt: vec![2, 1, 3], metric: Metric::difference(1, 5) }];
 /// let study = Study::new(&model, &pairs)?;
 /// let scores = study.edge_scores(EdgeGradients::Integrated { steps: 5 }, &mut |_, _| Ok(()))?;
-/// let circuit = scores.greedy(10).connected();
+/// let circuit = scores.greedy(10).connected(Replacement::Corrupted);
 /// let metrics = study.measure(&[&circuit], Replacement::Corrupted, &mut |_, _| Ok(()))?;
 /// println!("with {} edges: {:?}", circuit.len(), metrics[0]);
 /// # Ok(())
@@ -82,12 +71,32 @@ impl<'a> Study<'a> {
         Ok(Self { model, graph, pairs, batches, hooks: None })
     }
 
-    /// Hooks for every run, such as [`Interventions`](gpt2_model::hooks::Interventions) with fixed means. They must treat the rows
-    /// of a batch alike and apart.
-    #[must_use]
-    pub fn with_hooks(mut self, hooks: &'a dyn Hooks) -> Self {
+    /// Hooks for every run, such as [`Interventions`](gpt2_model::hooks::Interventions) on heads, with fixed means. They must treat
+    /// the rows of a batch alike and apart.
+    ///
+    /// # Errors
+    /// When they want a point where the stream changes by what no writer adds, or what a reader reads by itself: the stream behind
+    /// the first block's start, what attention adds, the inputs of heads and MLPs, and `ln_1`'s points.
+    pub fn with_hooks(mut self, hooks: &'a dyn Hooks) -> Result<Self> {
+        let refused = |point: &Point| match *point {
+            Point::ResidPre(layer) => layer > 0,
+            Point::AttnIn(_) | Point::QInput(_) | Point::KInput(_) | Point::VInput(_) | Point::MlpIn(_) => {
+                true
+            }
+            Point::Ln1Scale(_) | Point::Ln1Normalized(_) | Point::Ln1(_) => true,
+            Point::AttnOut(_) | Point::ResidMid(_) | Point::ResidPost(_) => true,
+            _ => false,
+        };
+        if let Some(point) =
+            Point::of_model(self.graph.layers()).filter(refused).find(|&point| hooks.wants(point))
+        {
+            candle_core::bail!(
+                "a change at {point} is not what a head, an MLP or the embeddings add, so no edge carries it; change heads' outputs, \
+                 MLPs' outputs or the embeddings instead"
+            )
+        }
         self.hooks = Some(hooks);
-        self
+        Ok(self)
     }
 
     /// The model's graph.
@@ -115,13 +124,14 @@ impl<'a> Study<'a> {
     /// The metric of each pair's clean text, and of its corrupted one.
     ///
     /// # Errors
-    /// For those of the hooks.
-    pub fn plain(&self) -> Result<(Vec<f64>, Vec<f64>)> {
+    /// For those of `progress` and of the hooks.
+    pub fn plain(&self, progress: &mut Progress) -> Result<(Vec<f64>, Vec<f64>)> {
         let (mut clean, mut corrupt) = (vec![0.0; self.pairs.len()], vec![0.0; self.pairs.len()]);
-        for batch in &self.batches {
+        for (done, batch) in self.batches.iter().enumerate() {
             for (ids, all) in [(&batch.clean, &mut clean), (&batch.corrupt, &mut corrupt)] {
                 batch.put(&self.logits(ids, &Chain(&[]))?, all)?;
             }
+            progress(done + 1, self.batches.len())?;
         }
         Ok((clean, corrupt))
     }
@@ -175,7 +185,8 @@ impl<'a> Study<'a> {
             (0..layers).flat_map(|layer| [Point::Ln1Scale(layer), Point::Ln1Normalized(layer)]),
         );
         let taps = Taps::new(points);
-        let logits = self.logits(&batch.clean, &Chain(&[before, &norms, &taps]))?;
+        // Before the study's own: a temperature belongs to what comes after the queries.
+        let logits = self.logits_between(&batch.clean, &Chain(&[before, &norms, &taps]), &Chain(&[]))?;
         let gradients = taps.gradients(&batch.metrics(&logits)?.sum_all()?)?;
         let mut add = |first: Reader, gradient: &Tensor| -> Result<()> {
             let count = self.graph.writers_before(first);
@@ -221,13 +232,19 @@ impl<'a> Study<'a> {
         if circuits.iter().any(|circuit| circuit.graph() != self.graph) {
             candle_core::bail!("a circuit belongs to a model with another number of layers or heads")
         }
+        let mut metrics = vec![vec![0.0; self.pairs.len()]; circuits.len()];
+        let (mut done, mut total) = (0, self.batches.len() * circuits.len());
         let fixed = match replacement {
             Replacement::Corrupted => None,
-            Replacement::Mean => Some(self.means()?),
+            Replacement::Mean => {
+                total += self.batches.len();
+                Some(self.means(&mut |runs| {
+                    done += runs;
+                    progress(done, total)
+                })?)
+            }
             Replacement::Zero => Some(self.zeros()?),
         };
-        let mut metrics = vec![vec![0.0; self.pairs.len()]; circuits.len()];
-        let (mut done, total) = (0, self.batches.len() * circuits.len());
         for batch in &self.batches {
             let corrupt = || self.written(&batch.corrupt);
             let other = fixed.clone().map_or_else(corrupt, Ok)?;
@@ -252,7 +269,7 @@ impl<'a> Study<'a> {
     }
 
     /// The mean of what each writer adds in the corrupted runs.
-    fn means(&self) -> Result<Written> {
+    fn means(&self, step: &mut dyn FnMut(usize) -> Result<()>) -> Result<Written> {
         let mut sum: Option<Written> = None;
         let mut count = 0;
         for batch in &self.batches {
@@ -262,6 +279,7 @@ impl<'a> Study<'a> {
                 None => of_batch,
                 Some(sum) => sum.zip(&of_batch, |a, b| a + b)?,
             });
+            step(1)?;
         }
         match sum {
             Some(sum) => sum.map(|x| x / count as f64),
@@ -284,7 +302,12 @@ impl<'a> Study<'a> {
 
     /// The last position's logits, (B, 1, V), with hooks that come after the study's own.
     pub(super) fn logits(&self, ids: &Tensor, hooks: &dyn Hooks) -> Result<Tensor> {
-        let all: Vec<&dyn Hooks> = self.hooks.into_iter().chain([hooks]).collect();
+        self.logits_between(ids, &Chain(&[]), hooks)
+    }
+
+    /// The same with hooks before and after them.
+    fn logits_between(&self, ids: &Tensor, before: &dyn Hooks, after: &dyn Hooks) -> Result<Tensor> {
+        let all: Vec<&dyn Hooks> = [before].into_iter().chain(self.hooks).chain([after]).collect();
         let chain = Chain(&all);
         let args = ForwardArgs { hooks: Some(&chain), last_logits_only: true, ..Default::default() };
         Ok(self.model.forward(ids, args)?.logits)

@@ -1,7 +1,7 @@
 //! What each writer adds to the residual stream in a run, or what stands in its place.
 
 use super::graph::{Graph, Reader, Writer};
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{Result, Tensor};
 use gpt2_model::Gpt2LMHeadModel;
 use gpt2_model::hooks::{Head, Hooks, Point, Recorder};
 
@@ -100,9 +100,4 @@ pub(super) fn stream(graph: Graph, reader: Reader) -> usize {
 /// In f32 or wider.
 pub(super) fn wide(x: &Tensor) -> Result<Tensor> {
     x.to_dtype(candle_fused::accumulator(x.dtype()))
-}
-
-/// f64 on the CPU.
-pub(super) fn f64_of(x: &Tensor) -> Result<Tensor> {
-    x.to_device(&Device::Cpu)?.to_dtype(DType::F64)
 }

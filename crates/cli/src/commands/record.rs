@@ -40,7 +40,7 @@ must see the same DIR.
 Examples:
   gpt2 record notes.txt --points blocks.2.hook_resid_post --out activations
   gpt2 record texts/ --points blocks.1.attn.hook_z,blocks.1.hook_mlp_out --store f16 --out heads --model gpt2
-  gpt2 record texts/ --points blocks.2.hook_resid_post --out activations --resume   # go on after Ctrl-C
+  gpt2 record notes.txt --points blocks.2.hook_resid_post --out activations --resume   # go on after Ctrl-C
   mpirun -n 4 gpt2 record texts/ --points blocks.2.hook_resid_post --out shared   # on four processes")]
 pub(crate) struct RecordArgs {
     /// A text, JSON lines (.jsonl), a folder of .txt files (with its subfolders), or - for standard input
@@ -143,14 +143,16 @@ fn record(args: &RecordArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
         remedy: "start every rank with the same command and the same model",
     };
     group.agree(|| anyhow::Ok(facts.as_object().into_iter().flatten().map(fact).collect()))?;
+    let writer = || {
+        StoreWriter::new(&args.out, recording.names.clone(), facts.clone())
+            .context("--out: name another folder, or give the options of the earlier run")
+    };
     // One rank makes the folder, and all of them see it.
     if leads {
-        StoreWriter::new(&args.out, recording.names.clone(), facts.clone())?;
+        writer()?;
     }
     group.any(false)?;
-    let writer = StoreWriter::new(&args.out, recording.names.clone(), facts).context(
-        "--out: it cannot be gone on with; name another folder, or give the options of the earlier run",
-    )?;
+    let writer = writer()?;
     let stop = Stop::listen()?;
     let bar = bar(
         corpus.as_ref().and_then(|corpus| corpus.bytes),

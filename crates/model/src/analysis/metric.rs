@@ -51,7 +51,7 @@ impl Metric {
         }
     }
 
-    /// Refuses tokens that are not below V, answers that are on both sides, and a side without any.
+    /// Refuses tokens that are not below V, a token that is an answer twice, and a side without any answer.
     ///
     /// # Errors
     /// As it says.
@@ -65,6 +65,16 @@ impl Metric {
         };
         if let Some(token) = answers.iter().chain(against).find(|&&token| token as usize >= v) {
             candle_core::bail!("target {token} is not in 0..{v} (vocab_size)")
+        }
+        if let Some(token) = answers.iter().find(|token| against.contains(token)) {
+            candle_core::bail!("token {token} is both a right and a wrong answer")
+        }
+        for side in [answers, against] {
+            if let Some(token) =
+                side.iter().enumerate().find_map(|(i, token)| side[..i].contains(token).then_some(token))
+            {
+                candle_core::bail!("token {token} is an answer twice")
+            }
         }
         Ok(())
     }

@@ -5,7 +5,6 @@ mod picture;
 mod report;
 
 use crate::changes::Reads;
-use crate::finite::explain;
 use crate::output::{self, note};
 use crate::outputs::Outputs;
 use crate::pairs::{Mean, PairsArgs};
@@ -14,9 +13,10 @@ use crate::progress::with_bar;
 use crate::provenance::Provenance;
 use crate::session::Session;
 use crate::study::StudyArgs;
-use crate::values::{count, fraction, one_of};
-use anyhow::bail;
-use gpt2_circuits::discovery::{Edge, EdgeGradients, EdgeScores, EdgeSet, Replacement, Study};
+use crate::values::{count, fraction, name_of, one_of};
+use anyhow::{Context, bail};
+use candle_core::{Device, Tensor};
+use gpt2_circuits::discovery::{Edge, EdgeGradients, EdgeScores, EdgeSet, Progress, Replacement, Study};
 use report::{Circuit, EachPair, Point, Report, ScoredEdge, Without};
 use serde_json::json;
 use std::path::PathBuf;
@@ -46,13 +46,15 @@ pub(crate) struct DiscoverArgs {
     /// What stands in for the other edges: the corrupted run's values, their mean over all pairs and positions, or zero
     #[arg(long, default_value = "corrupted", value_name = "WHAT", value_parser = one_of(REPLACEMENTS))]
     replace: Replacement,
-    /// The circuit's number of edges [default: the smallest with the faithfulness of --faithfulness]
+    /// How many edges to choose, of which those that make no difference are then left out [default: a number at which the
+    /// circuit reaches --faithfulness, found by halving]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     edges: Option<u32>,
     /// The faithfulness to look for
     #[arg(long, default_value_t = 0.9, value_name = "SHARE", value_parser = fraction, conflicts_with = "edges")]
     faithfulness: f64,
-    /// How many circuits of random edges to compare each circuit with
+    /// How many circuits of as many random edges to compare each circuit with; few random edges hardly ever make a way through
+    /// the model
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1000))]
     random: u16,
     /// Also run the circuit without each of its heads and MLPs: those without which it keeps as much are not needed
@@ -98,16 +100,28 @@ pub(crate) fn run(args: &DiscoverArgs) -> anyhow::Result<()> {
     let changes = args.study.interventions.build(&session, Reads::Others("pairs of prompts"))?;
     let mut study = Study::new(&session.model, &pairs)?;
     if !changes.list.is_empty() {
-        study = study.with_hooks(&changes.list);
+        study = study.with_hooks(&changes.list)?;
     }
     let search = Search::new(args, &session, &study)?;
     let curve = search.curve()?;
     let circuit = search.chosen(&curve)?;
-    let provenance = Provenance::of_tokens(&session, pairs[0].clean.len())?.under(&changes);
-    let settings = json!({
-        "pairs": pairs.len(), "steps": args.steps, "choose": name(CHOICES, args.choose),
-        "replace": name(REPLACEMENTS, args.replace), "seed": args.study.model.run.seed,
-    });
+    let mut provenance = Provenance::of_tokens(&session, pairs[0].clean.len())?.under(&changes);
+    if let [pair] = &pairs[..] {
+        provenance.ids.clone_from(&pair.clean);
+        provenance.corrupt_ids.clone_from(&pair.corrupt);
+    }
+    let mut settings = args.pairs.facts(&pairs);
+    for (name, value) in [
+        ("steps", json!(args.steps)),
+        ("choose", json!(name_of(CHOICES, &args.choose))),
+        ("replace", json!(name_of(REPLACEMENTS, &args.replace))),
+        ("edges", json!(args.edges)),
+        ("faithfulness", json!(args.edges.is_none().then_some(args.faithfulness))),
+        ("random", json!(args.random)),
+        ("seed", json!(args.study.model.run.seed)),
+    ] {
+        settings[name] = value;
+    }
     let title = format!("{}: a circuit of {}", session.name, count(circuit.edges.len(), "edge"));
     let about = About { title, made_by: &provenance, settings: settings.clone() };
     args.picture.draw(&mut outputs, &about, |frame| picture::draw(frame, study.graph(), &circuit.edges))?;
@@ -117,6 +131,7 @@ pub(crate) fn run(args: &DiscoverArgs) -> anyhow::Result<()> {
         pairs: pairs.len(),
         clean_difference: Mean::of(&search.clean),
         corrupt_difference: Mean::of(&search.corrupt),
+        without_edges: Mean::of(&search.none),
         all_edges: study.graph().edge_count(),
         area: report::area(&curve),
         distance: report::distance(&curve),
@@ -132,11 +147,6 @@ pub(crate) fn run(args: &DiscoverArgs) -> anyhow::Result<()> {
     outputs.commit_after(|| output::report(args.study.json, &report, report::print))
 }
 
-/// The name of a choice on the command line.
-fn name<T: PartialEq>(choices: &[(&'static str, T)], choice: T) -> &'static str {
-    choices.iter().find(|(_, other)| *other == choice).map_or("", |(name, _)| name)
-}
-
 /// Scores of all edges, and what circuits are compared with.
 struct Search<'a> {
     args: &'a DiscoverArgs,
@@ -150,29 +160,51 @@ struct Search<'a> {
 
 impl<'a> Search<'a> {
     fn new(args: &'a DiscoverArgs, session: &Session, study: &'a Study<'a>) -> anyhow::Result<Self> {
-        let (clean, corrupt) = study.plain()?;
-        let none = study.measure(&[&EdgeSet::empty(study.graph())], args.replace, &mut |_, _| Ok(()))?;
-        let none = none.into_iter().next().unwrap_or_default();
+        let bar = |steps: &str, work: &mut dyn FnMut(&mut Progress) -> candle_core::Result<()>| {
+            with_bar(steps, |progress| {
+                work(&mut |done, all| {
+                    progress(done, all);
+                    Ok(())
+                })
+            })
+        };
+        let (mut clean, mut corrupt, mut none) = (vec![], vec![], vec![]);
+        bar("runs", &mut |progress| {
+            (clean, corrupt) = study.plain(progress)?;
+            none = study.measure(&[&EdgeSet::empty(study.graph())], args.replace, progress)?.swap_remove(0);
+            Ok(())
+        })?;
+        for (place, pair) in study.pairs().iter().enumerate() {
+            for (ids, metric) in [(&pair.clean, clean[place]), (&pair.corrupt, corrupt[place])] {
+                let ids = session.input_ids(ids)?;
+                args.study.finite.check(
+                    session,
+                    &ids,
+                    study.hooks(),
+                    [&Tensor::new(metric, &Device::Cpu)?],
+                )?;
+            }
+        }
         let gradients = match usize::from(args.steps) {
             0 => EdgeGradients::Clean,
             steps => EdgeGradients::Integrated { steps },
         };
         let start = Instant::now();
-        let scores = with_bar("runs", |progress| {
-            study.edge_scores(gradients, &mut |done, all| {
-                progress(done, all);
-                Ok(())
-            })
+        let mut scores = None;
+        bar("runs", &mut |progress| {
+            scores = Some(study.edge_scores(gradients, progress)?);
+            Ok(())
         })?;
+        let scores = scores.context("no scores")?;
         note(&format!(
-            "scored {} edges in {:.1} s",
-            study.graph().edge_count(),
+            "scored {} in {:.1} s",
+            count(study.graph().edge_count(), "edge"),
             start.elapsed().as_secs_f64()
         ));
-        let numbers = clean.iter().chain(&corrupt).chain(&none).copied();
-        if !numbers.chain(scores.sorted().into_iter().map(|(_, score)| score)).all(f64::is_finite) {
-            let ids = session.input_ids(&study.pairs()[0].clean)?;
-            bail!("{}", explain(&session.model, &ids, study.hooks()))
+        if !args.study.finite.allow_nonfinite && scores.sorted().iter().any(|(_, score)| !score.is_finite()) {
+            bail!(
+                "a score is not finite: the gradients exceed the range of the dtype; --allow-nonfinite goes on anyway"
+            );
         }
         let search = Self { args, study, scores, clean, corrupt, none };
         let difference = mean(&search.clean) - mean(&search.none);
@@ -183,7 +215,7 @@ impl<'a> Search<'a> {
                 mean(&search.clean)
             );
         }
-        if difference < 0.0 {
+        if mean(&search.clean) < mean(&search.corrupt) {
             note(
                 "the clean prompts make the correct answers less likely than the corrupted ones do: swap them, if the model should get \
                  the clean ones right",
@@ -214,7 +246,7 @@ impl<'a> Search<'a> {
             Choice::Greedy => self.scores.greedy(count),
             Choice::Rank => self.scores.ranked(count),
         };
-        chosen.connected()
+        chosen.connected(self.args.replace)
     }
 
     /// Circuits of as many random edges.
@@ -229,28 +261,29 @@ impl<'a> Search<'a> {
         let mut counts: Vec<usize> =
             SHARES.map(|share| ((share * total as f64).round() as usize).max(1)).to_vec();
         counts.dedup();
-        let mut circuits = vec![];
+        let (mut circuits, mut draws) = (vec![], vec![]);
         for &count in &counts {
-            circuits.push(self.best(count));
+            let best = self.best(count);
             // All edges are always the same ones.
-            circuits.extend(if count < total { self.random(count) } else { vec![] });
+            let random = if count < total { self.random(best.len()) } else { vec![] };
+            draws.push(random.len());
+            circuits.push(best);
+            circuits.extend(random);
         }
         let found = self.measured(&circuits.iter().collect::<Vec<_>>())?;
-        let (mut found, mut circuits) = (found.into_iter(), circuits.iter());
+        let mut found = circuits.iter().zip(found);
         let mut curve = vec![];
-        for edges in counts {
-            let connected = circuits.next().map_or(0, EdgeSet::len);
-            let faithfulness = found.next().map_or(f64::NAN, |(share, _)| share);
-            let draws = if edges < total { usize::from(self.args.random) } else { 0 };
-            let random: Vec<f64> = found.by_ref().take(draws).map(|(share, _)| share).collect();
-            circuits.by_ref().take(draws).for_each(drop);
+        for (edges, draws) in counts.into_iter().zip(draws) {
+            let Some((circuit, (faithfulness, _))) = found.next() else { break };
+            let random: Vec<f64> = found.by_ref().take(draws).map(|(_, (share, _))| share).collect();
             let random = (!random.is_empty()).then(|| Mean::of(&random));
-            curve.push(Point { edges, share: edges as f64 / total as f64, connected, faithfulness, random });
+            let share = edges as f64 / total as f64;
+            curve.push(Point { edges, share, connected: circuit.len(), faithfulness, random });
         }
         Ok(curve)
     }
 
-    /// The size that was asked for, or the smallest that is as faithful as was asked for.
+    /// The size that was asked for, or one at which circuits become as faithful as was asked for.
     fn size(&self, curve: &[Point]) -> anyhow::Result<usize> {
         if let Some(edges) = self.args.edges {
             return Ok((edges as usize).min(self.study.graph().edge_count()));
@@ -292,7 +325,7 @@ impl<'a> Search<'a> {
         let random: Vec<f64> = random.iter().map(|_| next().0).collect();
         let without =
             parts.iter().map(|part| Without { part: part.to_string(), faithfulness: next().0 }).collect();
-        let scored = |edge: Edge| ScoredEdge { edge, score: self.scores.of(edge) };
+        let scored = |edge: Edge| ScoredEdge { edge, score: self.scores.of(edge).unwrap_or(f64::NAN) };
         let mut edges: Vec<ScoredEdge> = circuit.iter().map(scored).collect();
         edges.sort_by(|a, b| b.score.abs().total_cmp(&a.score.abs()));
         let each = self.clean.iter().zip(&self.corrupt).zip(each);
@@ -308,5 +341,5 @@ impl<'a> Search<'a> {
 }
 
 fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len() as f64
+    Mean::of(values).mean
 }

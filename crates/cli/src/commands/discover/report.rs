@@ -19,11 +19,14 @@ pub(super) struct Report {
     /// The logit difference after the clean prompts, and after the corrupted ones.
     pub(super) clean_difference: Mean,
     pub(super) corrupt_difference: Mean,
+    /// That of the clean prompts in a model without any edge: after the corrupted ones, if their values stand in.
+    pub(super) without_edges: Mean,
     pub(super) all_edges: usize,
     pub(super) curve: Vec<Point>,
-    /// The area under the curve of faithfulness over the share of edges (CPR of the MIB benchmark).
+    /// The area under the curve of faithfulness over the share of edges, from no edge on, chosen by the size of their scores: much
+    /// as CPR of the MIB benchmark, which chooses by the scores themselves.
     pub(super) area: f64,
-    /// The area between that curve and 1 (CMD).
+    /// The area between that curve and 1: much as its CMD.
     pub(super) distance: f64,
     pub(super) circuit: Circuit,
 }
@@ -115,6 +118,13 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
         report.clean_difference,
         report.corrupt_difference
     )?;
+    if report.settings["replace"] != "corrupted" {
+        writeln!(
+            out,
+            "without any edge, it is {}: faithfulness goes from there to the clean prompts'\n",
+            report.without_edges
+        )?;
+    }
     writeln!(out, "how much of the difference the best edges keep, if they are all that the model has:\n")?;
     let mut table = Table::new(&[
         ("edges", Right),
@@ -149,18 +159,19 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
     }
     write!(out, "{}", table.render())?;
     let mut without: Vec<&Without> = circuit.without.iter().collect();
-    without.sort_by(|a, b| a.faithfulness.total_cmp(&b.faithfulness));
+    without.sort_by(|a, b| b.faithfulness.total_cmp(&a.faithfulness));
     if !without.is_empty() {
-        writeln!(out, "\nwhat it keeps without one of its heads or MLPs:\n")?;
+        writeln!(out, "\nwhat it keeps without one of its heads or MLPs, the least needed first:\n")?;
         let mut table = Table::new(&[("without", Right), ("faithfulness", Right)]);
         for Without { part, faithfulness } in without.iter().take(SHOWN) {
             table.row(vec![part.clone(), format!("{faithfulness:+.3}")]);
         }
         write!(out, "{}", table.render())?;
     }
-    let rest = circuit.edges.len().saturating_sub(SHOWN);
-    if rest > 0 {
-        note(&format!("{SHOWN} of {} edges; --json has all", circuit.edges.len()));
+    for (all, what) in [(circuit.edges.len(), "edges"), (circuit.without.len(), "heads and MLPs")] {
+        if all > SHOWN {
+            note(&format!("{SHOWN} of {all} {what}; --json has all"));
+        }
     }
     Ok(())
 }

@@ -18,12 +18,12 @@ use gpt2_model::hooks::Hooks;
 use gpt2_view::Align::{Left, Right};
 use gpt2_view::Table;
 use serde::Serialize;
-use serde_json::json;
 use std::io::Write;
 
 #[derive(Serialize)]
 struct Report {
     provenance: Provenance,
+    settings: serde_json::Value,
     pairs: usize,
     clean_difference: Mean,
     corrupt_difference: Mean,
@@ -103,10 +103,11 @@ pub(super) fn run(
         mlp: share(&|pair| pair.mlps[layer]),
     };
     let provenance = Provenance::of_tokens(session, pairs[0].clean.len())?.under(&changes);
+    let settings = args.pairs.facts(pairs);
     let about = About {
         title: format!("{}: patching over {} pairs", session.name, pairs.len()),
         made_by: &provenance,
-        settings: json!({ "pairs": pairs.len() }),
+        settings: settings.clone(),
     };
     let exact: Vec<f64> = heads.iter().map(|head| head.exact.mean).collect();
     let exact = Tensor::from_vec(exact, (layers, count), &Device::Cpu)?;
@@ -116,6 +117,7 @@ pub(super) fn run(
     })?;
     let report = Report {
         provenance,
+        settings,
         pairs: pairs.len(),
         clean_difference: clean,
         corrupt_difference: corrupt,

@@ -52,7 +52,7 @@ pub(crate) struct PatchArgs {
     #[arg(long = "path", value_name = "SENDERS->READERS", value_parser = PathsText::from_str)]
     pub(crate) paths: Vec<PathsText>,
     /// What stays as in the clean run between the senders and the readers of --path: all, heads alone, or nothing
-    #[arg(long, default_value = "all", value_name = "WHAT", value_parser = one_of(FREEZES))]
+    #[arg(long, default_value = "all", value_name = "WHAT", requires = "paths", value_parser = one_of(FREEZES))]
     pub(crate) freeze: Freeze,
     #[command(flatten)]
     pub(crate) picture: PictureArgs,
@@ -174,8 +174,8 @@ fn warn(args: &PatchArgs, agreement: Option<&str>) {
 fn check_difference(clean: f64, difference: f64) -> anyhow::Result<()> {
     if difference.abs() < 1e-6 {
         bail!(
-            "the logit difference is {clean:.4} after either prompt, so there is nothing to bring back: choose prompts, --answer \
-             and --against that tell the two apart"
+            "the logit difference is {clean:.4} after either prompt, so there is nothing to bring back: choose prompts and answers \
+             that tell the two apart"
         );
     }
     if clean < 0.0 {

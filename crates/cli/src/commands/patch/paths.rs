@@ -5,6 +5,7 @@ use super::report::PathPatch;
 use crate::pairs::Mean;
 use crate::progress::with_bar;
 use crate::session::Session;
+use crate::values::name_of;
 use gpt2_circuits::discovery::{Pair, Paths, Reader, Study, Writer};
 use gpt2_model::hooks::Hooks;
 use std::str::FromStr;
@@ -44,7 +45,7 @@ pub(super) fn measure(
     }
     let mut study = Study::new(&session.model, pairs)?;
     if let Some(hooks) = hooks {
-        study = study.with_hooks(hooks);
+        study = study.with_hooks(hooks)?;
     }
     let all = args.paths.iter().map(|PathsText { senders, receivers, .. }| Paths {
         senders: senders.clone(),
@@ -52,7 +53,7 @@ pub(super) fn measure(
         freeze: args.freeze,
     });
     let all: Vec<Paths> = all.collect();
-    let (clean, corrupt) = study.plain()?;
+    let (clean, corrupt) = study.plain(&mut |_, _| Ok(()))?;
     let difference = Mean::of(&clean).mean - Mean::of(&corrupt).mean;
     let found = with_bar("paths", |progress| {
         study.path_patching(&all, &mut |done, all| {
@@ -60,8 +61,7 @@ pub(super) fn measure(
             Ok(())
         })
     })?;
-    let freeze =
-        super::FREEZES.iter().find(|(_, freeze)| *freeze == args.freeze).map_or("", |(name, _)| name);
+    let freeze = name_of(super::FREEZES, &args.freeze);
     let lost = |(path, metrics): (&PathsText, Vec<f64>)| {
         let lost: Vec<f64> =
             clean.iter().zip(metrics).map(|(clean, patched)| (clean - patched) / difference).collect();
