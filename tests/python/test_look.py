@@ -49,6 +49,9 @@ def test_a_map_is_a_table_and_a_picture(model: Model, tmp_path: Path) -> None:
     one.save(tmp_path / "effects.svg")
     assert (tmp_path / "effects.svg").read_bytes().startswith(b"<svg")
     assert "<svg" in effects._repr_html_()
+    model.effects(TEXT, " thou", scale={"1.0": 0.5})["change"].save(tmp_path / "scaled.svg")
+    scaled = (tmp_path / "scaled.svg").read_text()
+    assert "scale 1.0=0.5" in scaled and str(model.tokenizer.encode(TEXT)[1]) in scaled
     assert "0.2" in repr(one) and "plain" in repr(effects)
     np.testing.assert_array_equal(np.asarray(one), effects.change)
     pandas = pytest.importorskip("pandas")

@@ -179,10 +179,11 @@ impl Model {
         path: &str,
         title: &str,
         ids: Vec<u32>,
+        changes: Vec<String>,
         maps: Vec<Map>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let bytes = compute(py, &Raised::default(), || {
-            let provenance = self.loaded.provenance(&ids, &[]);
+            let provenance = self.loaded.provenance(&ids, &changes);
             let frame = Frame::new(PictureFormat::from_path(Path::new(path))?, title, &provenance);
             let named = maps.iter().map(|map| {
                 let (row_axis, column_axis) = (map.row_axis.as_str(), map.column_axis.as_str());

@@ -107,8 +107,9 @@ class Analyses:
         Returns:
             ``change`` (L, H): below 0, the head helped. ``plain`` is the metric without an ablation.
         """
-        found = self._own.effects(ids_of(self._own, text), self._answer(answer, against), mean, changes_of(self._own, changes))
-        return Effects({"change": self._map("effect", found["change"], unit="nats")}, {"plain": _number(found["plain"])})
+        ids, asked = ids_of(self._own, text), changes_of(self._own, changes)
+        found = self._own.effects(ids, self._answer(answer, against), mean, asked)
+        return Effects({"change": self._map("effect", found["change"], unit="nats", ids=ids, changes=asked)}, {"plain": _number(found["plain"])})
 
     def direct(self, text: Text, answer: str | int, against: str | int | None = None, *, raw: bool = False, **changes: Unpack[Changes]) -> Effects:
         """Direct logit attribution: what each part adds to the logit of ``answer``, or to its difference to that of ``against``.
@@ -124,9 +125,10 @@ class Analyses:
             ``heads`` (L, H), ``attention_biases`` and ``mlps`` (L), and as numbers ``embed``, ``pos_embed``, ``final_bias``,
             ``interventions`` (what added vectors and patched streams bring in) and their sum, ``total``.
         """
-        found = self._own.direct(ids_of(self._own, text), self._answer(answer, against), raw, changes_of(self._own, changes))
+        ids, asked = ids_of(self._own, text), changes_of(self._own, changes)
+        found = self._own.direct(ids, self._answer(answer, against), raw, asked)
         arrays = {name: np.asarray(value) for name, value in found.items()}
-        maps = {name: self._map(name, value, ("layer", "head")[: value.ndim], unit="logit") for name, value in arrays.items() if value.ndim}
+        maps = {name: self._map(name, value, ("layer", "head")[: value.ndim], unit="logit", ids=ids, changes=asked) for name, value in arrays.items() if value.ndim}
         return Effects(maps, {name: float(value) for name, value in arrays.items() if not value.ndim})
 
     def patching(
@@ -158,7 +160,7 @@ class Analyses:
         several = [parts] if isinstance(parts, str) else list(parts)
         pair = self._pair(clean, corrupt, answer, against, changes)
         good, bad, maps = self._own.patch(pair, [str(one) for one in several], progress)
-        named: dict[str, Map] = {name: self._map(name, values, AXES[name], unit="metric") for name, values in zip(several, maps)}
+        named: dict[str, Map] = {name: self._map(name, values, AXES[name], unit="metric", ids=pair["clean"], changes=pair["changes"]) for name, values in zip(several, maps)}
         return Effects(named, {"clean": good, "corrupt": bad})
 
     def attribution(self, clean: Text, corrupt: Text, answer: str | int, against: str | int | None = None, **changes: Unpack[Changes]) -> Effects:
@@ -167,9 +169,10 @@ class Analyses:
         Returns:
             ``heads`` (L, H, T), ``streams``, ``attention`` and ``mlps`` (L, T).
         """
-        found = self._own.attribution(self._pair(clean, corrupt, answer, against, changes))
+        pair = self._pair(clean, corrupt, answer, against, changes)
+        found = self._own.attribution(pair)
         by_position = {"heads": "heads_by_position", "attention": "attention_by_position", "mlps": "mlps_by_position"}
-        return Effects({name: self._map(name, values, AXES[by_position.get(name, name)], unit="metric") for name, values in found.items()})
+        return Effects({name: self._map(name, values, AXES[by_position.get(name, name)], unit="metric", ids=pair["clean"], changes=pair["changes"]) for name, values in found.items()})
 
     def edges(self, clean: Text, corrupt: Text, answer: str | int, against: str | int | None = None, *, steps: int | None = None, **changes: Unpack[Changes]) -> Floats:
         """What each edge between two heads carries, to first order: EAP (Syed et al. 2023), or EAP-IG with ``steps`` (Hanna et al. 2024).
@@ -232,7 +235,20 @@ class Analyses:
             raise ValueError(f"{what}: there is no token {token}; the vocabulary has {self._facts['config']['vocab_size']}")
         return int(token)
 
-    def _map(self, name: str, values: Any, axes: tuple[str, ...] = ("layer", "head"), *, unit: str) -> Map:
+    def _map(
+        self,
+        name: str,
+        values: Any,
+        axes: tuple[str, ...] = ("layer", "head"),
+        *,
+        unit: str,
+        ids: list[int] | None = None,
+        changes: dict[str, Any] | None = None,
+    ) -> Map:
+        """A map whose pictures say what made it: a text, if it is of one, and interventions."""
+        read = ids or []
+        said = self._own.said(read, changes) if changes else []
+
         def draw(path: str, one: Map) -> bytes:
             if one.values.ndim > 2:
                 raise ValueError(f"{one.name}: has {one.values.ndim} axes, and a picture has two; draw a part of it")
@@ -242,7 +258,7 @@ class Analyses:
             rows, columns = ([str(i) for i in range(n)] for n in numbers.shape)
             rows = rows if row else [""]
             of = {"name": one.name, "unit": one.unit, "row_axis": row, "column_axis": column, "rows": rows, "columns": columns}
-            return self._own.maps(path, self.name, [], [{**of, "values": array_of(numbers, one.name)}])
+            return self._own.maps(path, self.name, read, said, [{**of, "values": array_of(numbers, one.name)}])
 
         return Map(name.replace("_", " "), np.asarray(values), axes, unit, draw)
 
