@@ -115,7 +115,7 @@ impl Task {
             Self::Pronouns => {
                 let (women, men) = (words.single("names", &WOMEN)?, words.single("names", &MEN)?);
                 words.all("pronouns", &["she", "he"])?;
-                (0..count).map(|_| pronouns(&mut rng, &women, &men)).collect()
+                Ok((0..count).map(|_| pronouns(&mut rng, &women, &men)).collect())
             }
         }
     }
@@ -191,7 +191,7 @@ fn induction(rng: &mut ChaCha8Rng, tokenizer: &Tokenizer) -> anyhow::Result<Task
     })
 }
 
-fn pronouns(rng: &mut ChaCha8Rng, women: &[&str], men: &[&str]) -> anyhow::Result<TaskPair> {
+fn pronouns(rng: &mut ChaCha8Rng, women: &[&str], men: &[&str]) -> TaskPair {
     let template = one(rng, &TELLING);
     let names = [one(rng, women), one(rng, men)];
     let answers = [" she", " he"].map(|word| vec![Answer::Word(word.to_owned())]);
@@ -200,7 +200,7 @@ fn pronouns(rng: &mut ChaCha8Rng, women: &[&str], men: &[&str]) -> anyhow::Resul
     let is_woman = rng.random();
     let (clean, corrupted) = if is_woman { (names[0], names[1]) } else { (names[1], names[0]) };
     let (correct, incorrect) = if is_woman { (she, he) } else { (he, she) };
-    Ok(TaskPair { clean: text(clean), corrupted: text(corrupted), correct, incorrect })
+    TaskPair { clean: text(clean), corrupted: text(corrupted), correct, incorrect }
 }
 
 /// Which words a vocabulary has as one token.
@@ -283,5 +283,89 @@ impl Words<'_> {
             );
         }
         Ok(centuries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pair;
+    use gpt2_model::Config;
+    use gpt2_model::analysis::Metric;
+
+    /// Each pair as `pair` reads its line with GPT-2's vocabulary.
+    fn read(
+        task: Task,
+        count: usize,
+        seed: u64,
+    ) -> anyhow::Result<Vec<(TaskPair, gpt2_circuits::discovery::Pair)>> {
+        let tokenizer = Tokenizer::gpt2();
+        let pairs = task.pairs(&tokenizer, count, seed)?.into_iter();
+        pairs
+            .map(|of| {
+                Ok((of.clone(), pair(&serde_json::to_string(&of)?, &|| Ok(&tokenizer), &Config::gpt2())?))
+            })
+            .collect()
+    }
+
+    #[test]
+    fn every_task_has_pairs_in_gpt2s_vocabulary_that_differ_by_seed() -> anyhow::Result<()> {
+        for task in [Task::Ioi, Task::GreaterThan, Task::Induction, Task::Pronouns] {
+            let (once, other) = (read(task, 60, 0)?, read(task, 60, 1)?);
+            assert!(
+                once.iter().map(|(of, _)| of).eq(read(task, 60, 0)?.iter().map(|(of, _)| of)),
+                "{task:?}"
+            );
+            assert_ne!(once[0].0, other[0].0, "{task:?}");
+            for (text, pair) in once.iter().chain(&other) {
+                assert_ne!(pair.clean, pair.corrupt, "{text:?}");
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn the_answers_are_those_of_the_task() -> anyhow::Result<()> {
+        for (text, pair) in read(Task::Ioi, 100, 3)? {
+            let (Text::Words(clean), Text::Words(corrupted)) = (&text.clean, &text.corrupted) else {
+                panic!("words")
+            };
+            let ([Answer::Word(right)], [Answer::Word(wrong)]) = (&text.correct[..], &text.incorrect[..])
+            else {
+                panic!("{text:?}")
+            };
+            // The one who gives is named twice, the one who gets it once, and neither in the corrupted text.
+            let times = |of: &str, name: &str| of.matches(name).count();
+            assert_eq!((times(clean, wrong), times(clean, right)), (2, 1), "{clean}");
+            assert_eq!((times(corrupted, wrong), times(corrupted, right)), (0, 0), "{corrupted}");
+            // Three names differ, and nothing else.
+            assert_eq!(pair.clean.iter().zip(&pair.corrupt).filter(|(a, b)| a != b).count(), 3);
+        }
+        let mut centuries = vec![];
+        for (text, pair) in read(Task::GreaterThan, 200, 3)? {
+            let Text::Words(clean) = &text.clean else { panic!("words") };
+            let year = clean.split("year ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a year");
+            let (century, year) = (&year[..2], year[2..].parse::<u32>()?);
+            centuries.push(century.to_owned());
+            let number = |answer: &Answer| match answer {
+                Answer::Word(word) => word.parse::<u32>().expect("a year"),
+                Answer::Id(id) => *id,
+            };
+            assert!(text.correct.iter().all(|answer| number(answer) > year), "{text:?}");
+            assert!(text.incorrect.iter().all(|answer| number(answer) <= year), "{text:?}");
+            assert!(
+                matches!(&pair.metric, Metric::LogitDifference { answers, against } if answers.len() + against.len() > 50)
+            );
+        }
+        centuries.sort();
+        centuries.dedup();
+        assert!(centuries.len() > 4, "{centuries:?}");
+        for (text, _) in read(Task::Pronouns, 50, 3)? {
+            let Text::Words(clean) = &text.clean else { panic!("words") };
+            let is_woman = WOMEN.iter().any(|name| clean.contains(&format!(" {name}")));
+            let expected = if is_woman { " she" } else { " he" };
+            assert_eq!(text.correct, [Answer::Word(expected.to_owned())], "{clean}");
+        }
+        Ok(())
     }
 }

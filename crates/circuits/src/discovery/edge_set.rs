@@ -152,7 +152,9 @@ impl EdgeSet {
             if dead.is_empty() {
                 return rest;
             }
-            dead.into_iter().for_each(|edge| rest.set(edge, false));
+            for edge in dead {
+                rest.set(edge, false);
+            }
         }
     }
 

@@ -269,7 +269,7 @@ impl FromStr for Writer {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let other = || Some(mlp(text).map(Self::Mlp).or_else(|| head(text).map(Self::Head))?);
+        let other = || mlp(text).map(Self::Mlp).or_else(|| head(text).map(Self::Head));
         let found = if text == "embed" { Some(Self::Embed) } else { other() };
         found.ok_or_else(|| {
             format!("{text:?} writes nothing: expected a head, such as 3.2, an MLP, such as 3.mlp, or embed")

@@ -80,11 +80,17 @@ impl<'a> Study<'a> {
     pub fn with_hooks(mut self, hooks: &'a dyn Hooks) -> Result<Self> {
         let refused = |point: &Point| match *point {
             Point::ResidPre(layer) => layer > 0,
-            Point::AttnIn(_) | Point::QInput(_) | Point::KInput(_) | Point::VInput(_) | Point::MlpIn(_) => {
-                true
-            }
-            Point::Ln1Scale(_) | Point::Ln1Normalized(_) | Point::Ln1(_) => true,
-            Point::AttnOut(_) | Point::ResidMid(_) | Point::ResidPost(_) => true,
+            Point::AttnIn(_)
+            | Point::QInput(_)
+            | Point::KInput(_)
+            | Point::VInput(_)
+            | Point::MlpIn(_)
+            | Point::Ln1Scale(_)
+            | Point::Ln1Normalized(_)
+            | Point::Ln1(_)
+            | Point::AttnOut(_)
+            | Point::ResidMid(_)
+            | Point::ResidPost(_) => true,
             _ => false,
         };
         if let Some(point) =

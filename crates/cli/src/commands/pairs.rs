@@ -72,15 +72,11 @@ pub(crate) fn run(args: &PairsCommandArgs) -> anyhow::Result<()> {
         serde_json::to_writer(&mut lines, pair)?;
         lines.push(b'\n');
     }
-    match &args.out {
-        Some(path) => {
-            outputs.stage_bytes(path, &lines)?;
-            outputs.commit()
-        }
-        None => {
-            let mut out = output::stdout();
-            out.write_all(&lines)?;
-            Ok(out.flush()?)
-        }
+    if let Some(path) = &args.out {
+        outputs.stage_bytes(path, &lines)?;
+        return outputs.commit();
     }
+    let mut out = output::stdout();
+    out.write_all(&lines)?;
+    Ok(out.flush()?)
 }

@@ -104,6 +104,7 @@ impl Graph<'_> {
         for link in links {
             let (from, to) = (place(&self.nodes[link.from]), place(&self.nodes[link.to]));
             let ends = [(from.0, from.1 - half.1), (to.0 + 0.8 * link.side * half.0, to.1 + half.1)];
+            #[allow(clippy::cast_possible_truncation)] // from 0 to 1
             let share = (link.weight.abs() / largest) as f32;
             let color = if link.weight < 0.0 { BELOW } else { ABOVE };
             scene.line(ends, LINES.0 + share * (LINES.1 - LINES.0), color);

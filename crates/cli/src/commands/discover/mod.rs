@@ -84,8 +84,8 @@ enum Choice {
 const CHOICES: &[(&str, Choice)] = &[("greedy", Choice::Greedy), ("rank", Choice::Rank)];
 const REPLACEMENTS: &[(&str, Replacement)] =
     &[("corrupted", Replacement::Corrupted), ("mean", Replacement::Mean), ("zero", Replacement::Zero)];
-/// The sizes of circuits in the curve, as shares of all edges: those of the MIB benchmark (Mueller et al. 2025).
-const SHARES: [f64; 10] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0];
+/// The sizes of circuits in the curve, in thousandths of all edges: those of the MIB benchmark (Mueller et al. 2025).
+const THOUSANDTHS: [usize; 10] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
 
 pub(crate) fn run(args: &DiscoverArgs) -> anyhow::Result<()> {
     let mut outputs = Outputs::new(args.overwrite);
@@ -258,8 +258,7 @@ impl<'a> Search<'a> {
     /// Circuits of growing size, each beside random ones.
     fn curve(&self) -> anyhow::Result<Vec<Point>> {
         let total = self.study.graph().edge_count();
-        let mut counts: Vec<usize> =
-            SHARES.map(|share| ((share * total as f64).round() as usize).max(1)).to_vec();
+        let mut counts: Vec<usize> = THOUSANDTHS.map(|share| (share * total).div_ceil(1000)).to_vec();
         counts.dedup();
         let (mut circuits, mut draws) = (vec![], vec![]);
         for &count in &counts {

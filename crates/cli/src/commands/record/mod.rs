@@ -1,7 +1,10 @@
 //! `gpt2 record`: the values at hook points over a corpus, in a folder of shards, on one process or on many.
 
-use crate::changes::{Prepared, Reads};
-use crate::corpus::{By, ByArg, Corpus, Document};
+mod run;
+mod texts;
+
+use crate::changes::Prepared;
+use crate::corpus::{By, ByArg, Corpus};
 use crate::inputs::Inputs;
 use crate::interventions::InterventionArgs;
 use crate::output::{self, note};
@@ -13,21 +16,19 @@ use crate::provenance::Provenance;
 use crate::session::{ModelArgs, Session};
 use crate::text_lines::STDIN;
 use crate::values::{count, one_of};
-use crate::windows::{Window, batches, windows};
 use anyhow::{Context, bail};
-use candle_core::{DType, Device, Tensor};
-use gpt2_files::{Shard, StoreWriter};
-use gpt2_loader::Tokenizer;
-use gpt2_model::hooks::{Hooks, Point};
+use candle_core::DType;
+use gpt2_files::StoreWriter;
+use gpt2_model::hooks::Point;
 use gpt2_parallel::{Fact, Group};
-use indicatif::ProgressBar;
+use run::Run;
 use serde::Serialize;
-use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
+use texts::{Pending, ShardTexts, next_section};
 
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("timeout", |arg| arg.help(TIMEOUT)))]
@@ -159,7 +160,7 @@ fn record(args: &RecordArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
         "{bar:30} {bytes} of {total_bytes}, {eta} left{msg}",
     );
     let mut pending = Pending::new(args.shard_tokens as usize);
-    let mut run =
+    let run =
         Run { group, session: &session, recording: &recording, writer: &writer, stop: &stop, bar: &bar };
     let (mut tokens, started): (Vec<usize>, _) = (vec![], Instant::now());
     let mut ended = false;
@@ -282,211 +283,6 @@ fn facts(
         fingerprint: format!("{:016x}", hash.finish()),
         isa: candle_fused::Isa::current().as_str(),
     })?)
-}
-
-/// The next documents, on every rank; none at the end.
-fn next_section(group: &dyn Group, corpus: Option<&mut Corpus>) -> anyhow::Result<Vec<Document>> {
-    let section = corpus.map_or(Ok(vec![]), Corpus::section)?;
-    if group.size() == 1 {
-        return Ok(section);
-    }
-    Ok(serde_json::from_slice(&group.broadcast_bytes(serde_json::to_vec(&section)?)?)?)
-}
-
-/// A window of a document, with the first token that `--bos` adds.
-struct Text {
-    document: u32,
-    /// The position of its first token in the document.
-    first: u32,
-    ids: Vec<u32>,
-}
-
-/// The windows of a shard.
-struct ShardTexts {
-    texts: Vec<Text>,
-    /// How many tokens stand before each window that are not its document's.
-    added: usize,
-}
-
-/// The metadata of a shard that tells texts apart.
-const HASH: &str = "texts";
-
-impl ShardTexts {
-    fn hash(&self) -> String {
-        let mut hash = DefaultHasher::new();
-        self.texts.iter().for_each(|text| (text.document, text.first, &text.ids).hash(&mut hash));
-        format!("{:016x}", hash.finish())
-    }
-
-    fn tokens(&self) -> usize {
-        self.texts.iter().map(|text| text.ids.len() - self.added).sum()
-    }
-}
-
-/// What is recorded in none of the shards yet.
-struct Pending {
-    texts: VecDeque<Text>,
-    shards: VecDeque<ShardTexts>,
-    shard_tokens: usize,
-    added: usize,
-    documents: usize,
-    empty: usize,
-}
-
-impl Pending {
-    fn new(shard_tokens: usize) -> Self {
-        Self {
-            texts: VecDeque::new(),
-            shards: VecDeque::new(),
-            shard_tokens,
-            added: 0,
-            documents: 0,
-            empty: 0,
-        }
-    }
-
-    fn add(
-        &mut self,
-        recording: &Recording,
-        session: &Session,
-        section: Vec<Document>,
-    ) -> anyhow::Result<()> {
-        let (tokenizer, v): (&Tokenizer, usize) = (session.tokenizer()?, session.model.config().vocab_size);
-        self.added = usize::from(recording.bos.is_some());
-        let length = (recording.window - self.added).min(self.shard_tokens);
-        for document in section {
-            let place = || document.place();
-            let ids = tokenizer.encode(&document.text).with_context(place)?;
-            if let Some(id) = ids.iter().find(|id| **id as usize >= v) {
-                bail!("{}: the tokenizer gives id {id}, the model has {v} tokens", place());
-            }
-            let number = u32::try_from(self.documents).context("more documents than a store can count")?;
-            for (i, window) in ids.chunks(length).enumerate() {
-                let first = u32::try_from(i * length).with_context(place)?;
-                let ids = recording.bos.into_iter().chain(window.iter().copied()).collect();
-                self.texts.push_back(Text { document: number, first, ids });
-            }
-            self.documents += 1;
-            self.empty += usize::from(ids.is_empty());
-        }
-        Ok(())
-    }
-
-    /// The next shards, one for each rank; fewer at the end.
-    fn round(&mut self, ranks: usize, ended: bool) -> Option<Vec<ShardTexts>> {
-        while self.shards.len() < ranks
-            && let Some(shard) = self.take(ended)
-        {
-            self.shards.push_back(shard);
-        }
-        let is_ready = self.shards.len() == ranks || (ended && !self.shards.is_empty());
-        is_ready.then(|| self.shards.drain(..).collect())
-    }
-
-    /// The windows of the next shard, if there are enough of them, or no more come.
-    fn take(&mut self, ended: bool) -> Option<ShardTexts> {
-        let (mut tokens, mut count) = (0, 0);
-        for text in &self.texts {
-            let more = text.ids.len() - self.added;
-            if tokens + more > self.shard_tokens {
-                break;
-            }
-            tokens += more;
-            count += 1;
-        }
-        let is_full = count < self.texts.len();
-        (count > 0 && (is_full || ended))
-            .then(|| ShardTexts { texts: self.texts.drain(..count).collect(), added: self.added })
-    }
-}
-
-/// What writes shards.
-struct Run<'a> {
-    group: &'a dyn Group,
-    session: &'a Session,
-    recording: &'a Recording<'a>,
-    writer: &'a StoreWriter,
-    stop: &'a Stop,
-    bar: &'a ProgressBar,
-}
-
-impl Run<'_> {
-    /// Writes this rank's shard of a round that begins with shard `first`; false if this process is alone and was asked to stop.
-    fn round(&mut self, first: usize, round: &[ShardTexts]) -> anyhow::Result<bool> {
-        match round.get(self.group.rank()) {
-            Some(shard) => self.shard(first + self.group.rank(), shard),
-            None => Ok(true),
-        }
-    }
-
-    fn shard(&mut self, number: usize, shard: &ShardTexts) -> anyhow::Result<bool> {
-        let hash = shard.hash();
-        if let Some(found) = self.writer.metadata(number) {
-            if found.get(HASH) != Some(&hash) {
-                bail!(
-                    "shard {number} was recorded from other texts: the corpus has changed; name another folder with --out"
-                );
-            }
-            return Ok(true);
-        }
-        let Some(values) = self.values(shard)? else { return Ok(false) };
-        let of_tokens = |of: &dyn Fn(&Text, usize) -> u32| {
-            let all =
-                shard.texts.iter().flat_map(|text| (shard.added..text.ids.len()).map(move |i| of(text, i)));
-            let all: Vec<u32> = all.collect();
-            let count = all.len();
-            Tensor::from_vec(all, count, &Device::Cpu)
-        };
-        let shard = Shard {
-            values,
-            ids: of_tokens(&|text, i| text.ids[i])?,
-            documents: of_tokens(&|text, _| text.document)?,
-            positions: of_tokens(&|text, i| text.first + (i - shard.added) as u32)?,
-        };
-        let remedy =
-            if self.recording.store == DType::F16 { "; --store f32 holds larger numbers" } else { "" };
-        self.writer
-            .add(number, &shard, &[(HASH, hash)])
-            .with_context(|| format!("shard {number}{remedy}"))?;
-        Ok(true)
-    }
-
-    /// The values of all tokens of a shard, in order, on the CPU; `None` if it was asked to stop.
-    fn values(&self, shard: &ShardTexts) -> anyhow::Result<Option<Vec<Tensor>>> {
-        let Recording { changes, points, store, .. } = self.recording;
-        let lengths: Vec<usize> = shard.texts.iter().map(|text| text.ids.len()).collect();
-        let windows: Vec<Window> = windows(&lengths, usize::MAX, usize::MAX);
-        // Of each window and point, (tokens, ..).
-        let mut found: Vec<Vec<Tensor>> = vec![vec![]; windows.len()];
-        for batch in batches(&windows, |a, b| changes.treat_alike(a, b)) {
-            if self.stop.is_asked() && self.group.size() == 1 {
-                return Ok(None);
-            }
-            self.bar.tick();
-            let longest = batch.iter().map(|&i| lengths[i]).max().unwrap_or(0);
-            let filled = |&i: &usize| {
-                let ids = &shard.texts[windows[i].document].ids;
-                ids.iter().copied().chain(std::iter::repeat_n(0, longest - ids.len())).collect::<Vec<u32>>()
-            };
-            let rows: Vec<Vec<u32>> = batch.iter().map(filled).collect();
-            let list = changes.of(Reads::Whole(&shard.texts[windows[batch[0]].document].ids))?.list;
-            let hooks = (!list.is_empty()).then_some(&list as &dyn Hooks);
-            let input = Tensor::new(rows, &self.session.device)?;
-            for value in self.session.model.values_at(&input, points, hooks)? {
-                let value = value.to_device(&Device::Cpu)?.to_dtype(*store)?;
-                for (row, &i) in batch.iter().enumerate() {
-                    // What a text was filled up with comes behind it, and changes nothing before.
-                    let own = value.get(row)?.narrow(0, shard.added, lengths[i] - shard.added)?;
-                    found[windows[i].document].push(own);
-                }
-            }
-        }
-        let all = (0..points.len()).map(|point| {
-            let of_point: Vec<&Tensor> = found.iter().map(|of_window| &of_window[point]).collect();
-            Tensor::cat(&of_point, 0)
-        });
-        Ok(Some(all.collect::<candle_core::Result<_>>()?))
-    }
 }
 
 fn print(total: &Total) -> anyhow::Result<()> {
