@@ -19,7 +19,20 @@ fn corpus(folder: &Folder) -> Result<String> {
 }
 
 fn record(corpus: &str, out: &str, more: &[&str]) -> Result<Run> {
-    let args = ["record", corpus, "--by", "line", "--points", POINTS, "--shard-tokens", "60", "--out", out];
+    let args = [
+        "record",
+        corpus,
+        "--by",
+        "line",
+        "--points",
+        POINTS,
+        "--window",
+        "60",
+        "--shard-tokens",
+        "60",
+        "--out",
+        out,
+    ];
     gpt2(&[&args[..], more].concat())
 }
 
@@ -100,9 +113,12 @@ fn a_run_goes_on_where_it_stopped_and_refuses_what_does_not_fit() -> Result {
     record(&corpus, &part, &["--resume"])?.succeeded();
     assert!(files(&part)? == expected, "other bytes");
     record(&corpus, &part, &["--resume", "--store", "f16"])?
-        .refused(1, &["made otherwise", "another folder"]);
+        .refused(1, &["made otherwise: store is \"f32\" there, \"f16\" here", "another folder"]);
     std::fs::write(&corpus, TEXT.replace("night", "day"))?;
     record(&corpus, &part, &["--resume"])?.refused(1, &["shard", "other texts", "another folder"]);
+    // A corpus that ends before the last shard.
+    std::fs::write(&corpus, TEXT.repeat(3))?;
+    record(&corpus, &whole, &["--resume"])?.refused(1, &["shard", "another folder"]);
     std::fs::write(folder.at("file"), "x")?;
     record(&corpus, &folder.at("file"), &[])?.refused(1, &["is a file", "name a folder"]);
     record(&corpus, &folder.at(""), &[])?.refused(1, &["holds other files"]);
@@ -118,7 +134,13 @@ fn a_run_goes_on_where_it_stopped_and_refuses_what_does_not_fit() -> Result {
     refused(&["--points", "ln_final.hook_out", "--window", "9999"], 1, &["n_positions = 256"])?;
     refused(&["--points", "ln_final.hook_out", "--ablate", "9.0"], 1, &["layer 9"])?;
     refused(&["--points", "ln_final.hook_out", "--block", "1:0"], 1, &["do not fit windows"])?;
+    refused(
+        &["--points", "ln_final.hook_out", "--shard-tokens", "10"],
+        1,
+        &["a window of 256 tokens does not fit"],
+    )?;
     refused(&[], 2, &["--points"])?;
+    record(&corpus, "-", &[])?.refused(1, &["--out -", "./-"]);
     Ok(())
 }
 
@@ -165,6 +187,9 @@ fn what_is_not_finite_is_not_stored() -> Result {
     let more = ["--scale", "1.*=1000000", "--store", "f16"];
     record(&corpus, &out, &more)?.refused(1, &["shard 0", "blocks.1.attn.hook_z", "--store f32"]);
     assert!(Store::open(Path::new(&out)).is_err());
+    // A run that has left no shard is in nobody's way.
+    record(&corpus, &out, &more[..2])?.succeeded();
+    Store::open(Path::new(&out))?;
     Ok(())
 }
 
@@ -177,8 +202,20 @@ fn ranks_share_the_shards() -> Result {
     let expected = files(&alone)?;
     for n in [2, 3] {
         let out = folder.at(&format!("by {n}"));
-        let args =
-            ["record", &corpus, "--by", "line", "--points", POINTS, "--shard-tokens", "60", "--out", &out];
+        let args = [
+            "record",
+            &corpus,
+            "--by",
+            "line",
+            "--points",
+            POINTS,
+            "--window",
+            "60",
+            "--shard-tokens",
+            "60",
+            "--out",
+            &out,
+        ];
         let Some(launcher) = mpirun(n, GPT2) else { return Ok(()) };
         let run = Run::of(launched(launcher, &args))?.succeeded();
         assert_says("stdout", &run.stdout, &["12 documents"]);

@@ -107,8 +107,7 @@ impl Corpus {
         let found = std::fs::metadata(path);
         if found.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
             bail!(
-                "{}: no such file or folder; name a file or a folder of texts, or pipe a text in, as in: \
-                 echo \"TEXT\" | gpt2 score -",
+                "{}: no such file or folder; name a file or a folder of texts, or - for a text from a pipe",
                 path.display()
             );
         }

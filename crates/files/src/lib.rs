@@ -23,7 +23,7 @@ mod store;
 pub use candle_core;
 pub use safetensors::{write_any_safetensors, write_safetensors};
 pub use spool::TensorSpool;
-pub use store::{Shard, Store, StoreIndex, StoreWriter};
+pub use store::{INDEX, Shard, Store, StoreIndex, StoreWriter};
 
 use std::fs::File;
 use std::io::{self, Read};

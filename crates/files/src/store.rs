@@ -19,8 +19,10 @@ use std::collections::HashMap;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// The index of a store.
-const INDEX: &str = "store.json";
+/// The name of a store's index.
+pub const INDEX: &str = "store.json";
+/// The longest header of a safetensors file that readers accept.
+const LONGEST_HEADER: u64 = 100_000_000;
 /// Far more than an index takes.
 const LONGEST_INDEX: u64 = 1 << 28;
 
@@ -59,26 +61,26 @@ impl StoreWriter {
     /// Starts a store in a folder, which is made if it is missing, or goes on with one of the same index.
     ///
     /// # Errors
-    /// When the folder holds a store of another index, or cannot be written to.
+    /// When the folder holds shards of another index, which the error says, or cannot be written to.
     pub fn new(folder: &Path, values: Vec<String>, facts: serde_json::Value) -> Result<Self> {
         let index = StoreIndex { values, facts, shards: None };
         std::fs::create_dir_all(folder).map_err(|e| candle_core::Error::from(e).with_path(folder))?;
         if folder.join(INDEX).exists() {
             let found = read_index(folder)?;
-            if (&found.values, &found.facts) != (&index.values, &index.facts) {
-                candle_core::bail!("{}: holds values that were made otherwise", folder.display())
+            let Some(difference) = difference(&found, &index) else {
+                return Ok(Self { folder: folder.to_path_buf(), index: found });
+            };
+            // One that holds nothing yet can be of other values.
+            if has_shards(folder) {
+                candle_core::bail!(
+                    "{}: holds values that were made otherwise: {difference}; name another folder, or make the same again",
+                    folder.display()
+                )
             }
-            return Ok(Self { folder: folder.to_path_buf(), index: found });
         }
         let writer = Self { folder: folder.to_path_buf(), index };
         writer.write_index()?;
         Ok(writer)
-    }
-
-    /// Whether all shards are there.
-    #[must_use]
-    pub fn is_finished(&self) -> bool {
-        self.index.shards.is_some()
     }
 
     /// The metadata that a shard was written with; `None` if it is not there, or not whole.
@@ -90,7 +92,7 @@ impl StoreWriter {
     /// Writes a shard, whole or not at all.
     ///
     /// # Errors
-    /// When there is not a value for each name, the values have other numbers of tokens, one is NaN or infinite, or the disk is full.
+    /// When there is not a value for each name, a value has another number of tokens, one is NaN or infinite, or the disk is full.
     pub fn add(&self, number: usize, shard: &Shard, metadata: &[(&str, String)]) -> Result<()> {
         let tokens = shard.ids.dims1()?;
         let mut tensors: Vec<(&str, &Tensor)> = vec![];
@@ -119,10 +121,17 @@ impl StoreWriter {
     /// Says that all shards are there, with the number of tokens of each.
     ///
     /// # Errors
-    /// When one is missing, or the index cannot be written.
+    /// When one is missing, there is one more, or the index cannot be written.
     pub fn finish(mut self, shards: Vec<usize>) -> Result<()> {
         if let Some(number) = (0..shards.len()).find(|&number| self.metadata(number).is_none()) {
             candle_core::bail!("{}: shard {number} is missing", self.folder.display())
+        }
+        let beyond = shard_path(&self.folder, shards.len());
+        if beyond.exists() {
+            candle_core::bail!(
+                "{}: is of a longer corpus than this one, which ends before it; name another folder",
+                beyond.display()
+            )
         }
         self.index.shards = Some(shards);
         self.write_index()
@@ -281,6 +290,31 @@ impl Store {
     }
 }
 
+/// What the second index has otherwise than the first.
+fn difference(first: &StoreIndex, second: &StoreIndex) -> Option<String> {
+    if (&first.values, &first.facts) == (&second.values, &second.facts) {
+        return None;
+    }
+    if first.values != second.values {
+        return Some(format!("{} there, {} here", first.values.join(", "), second.values.join(", ")));
+    }
+    let facts = |index: &StoreIndex| index.facts.as_object().cloned().unwrap_or_default();
+    let (first, second) = (facts(first), facts(second));
+    let Some(name) = first.keys().chain(second.keys()).find(|name| first.get(*name) != second.get(*name))
+    else {
+        return Some("what made them is told otherwise".to_owned());
+    };
+    let shown = |facts: &serde_json::Map<String, serde_json::Value>| {
+        facts.get(name).map_or_else(|| "missing".to_owned(), ToString::to_string)
+    };
+    Some(format!("{name} is {} there, {} here", shown(&first), shown(&second)))
+}
+
+fn has_shards(folder: &Path) -> bool {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.into_iter().any(|entry| entry.path().extension().is_some_and(|end| end == "safetensors"))
+}
+
 fn shard_path(folder: &Path, number: usize) -> PathBuf {
     folder.join(format!("{number:05}.safetensors"))
 }
@@ -292,14 +326,14 @@ fn header(path: &Path) -> io::Result<Option<HashMap<String, String>>> {
     let mut start = [0; 8];
     file.read_exact(&mut start)?;
     let length = u64::from_le_bytes(start);
-    if length > size {
+    if length > size.min(LONGEST_HEADER) {
         return Ok(None);
     }
     let mut bytes = vec![];
     file.take(length).read_to_end(&mut bytes)?;
     let Ok(metadata) = serde_json::from_slice::<Metadata>(&bytes) else { return Ok(None) };
-    let whole = 8 + length + metadata.data_len() as u64;
-    Ok((whole == size).then(|| metadata.metadata().clone().unwrap_or_default()))
+    let whole = (8 + length).checked_add(metadata.data_len() as u64);
+    Ok((whole == Some(size)).then(|| metadata.metadata().clone().unwrap_or_default()))
 }
 
 fn read_index(folder: &Path) -> Result<StoreIndex> {
@@ -371,10 +405,13 @@ mod tests {
         assert!(Store::open(path).expect_err("no index").to_string().contains("store.json"));
         let writer = store(path, 2)?;
         assert!(Store::open(path).expect_err("unfinished").to_string().contains("shards are missing"));
-        assert!(!writer.is_finished() && writer.metadata(2).is_none());
+        assert!(writer.metadata(2).is_none());
         assert_eq!(writer.metadata(1).expect("shard 1")["tokens"], "10");
         let other = StoreWriter::new(path, vec!["x".to_owned()], json!({ "model": "n" }));
-        assert!(other.expect_err("another model").to_string().contains("made otherwise"));
+        let error = other.expect_err("another model").to_string();
+        assert!(error.contains("made otherwise: model is \"m\" there, \"n\" here"), "{error}");
+        let short = store(path, 0)?.finish(vec![10]);
+        assert!(short.expect_err("one more").to_string().contains("longer corpus"));
         assert!(
             store(path, 0)?
                 .finish(vec![10; 3])
@@ -383,7 +420,6 @@ mod tests {
                 .contains("shard 2 is missing")
         );
         writer.finish(vec![10, 10])?;
-        assert!(store(path, 0)?.is_finished());
         let shard = path.join("00001.safetensors");
         let bytes = std::fs::read(&shard)?;
         for (damaged, says) in [(&bytes[..bytes.len() - 1], "00001"), (&b"x"[..], "record the same again")] {

@@ -86,7 +86,7 @@ impl Gpt2LMHeadModel {
         let all: Vec<&dyn Hooks> = hooks.into_iter().chain([&reading as &dyn Hooks]).collect();
         let chain = Chain(&all);
         let passed = self.forward(input_ids, ForwardArgs { hooks: Some(&chain), ..ForwardArgs::default() });
-        if reading.left.get() > 0 {
+        if reading.left.get() > 0 || points.is_empty() {
             passed?;
         }
         points.iter().map(|&point| reading.recorder.value(point)).collect()

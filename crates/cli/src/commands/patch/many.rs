@@ -1,7 +1,8 @@
 //! Patching over many pairs: means with their standard errors.
 
-use super::report::{self, PathPatch, SHOWN};
-use super::{PatchArgs, check_difference, correlation, paths, warn};
+use super::args::PatchArgs;
+use super::paths;
+use super::report::{self, PathPatch, SHOWN, check_difference, correlation, warn};
 use crate::changes::Reads;
 use crate::output::{self, note};
 use crate::outputs::Outputs;
@@ -124,10 +125,10 @@ pub(super) fn run(
         correlation: correlation(&heads, |head| (head.exact.mean, head.estimated.mean)),
         heads,
         layers: (0..layers).map(of_layer).collect(),
-        paths: paths::measure(args, session, pairs, hooks)?,
+        paths: paths::measure(&args.paths, args.freeze, session, pairs, hooks)?,
         each,
     };
-    warn(args, report::agreement(report.heads.len(), report.correlation).as_deref());
+    warn(args.study.json, report::agreement(report.heads.len(), report.correlation).as_deref());
     outputs.commit_after(|| output::report(args.study.json, &report, print))
 }
 

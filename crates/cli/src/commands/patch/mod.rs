@@ -1,70 +1,28 @@
 //! `gpt2 patch`: which parts of the model carry the difference between two prompts, or between the prompts of many pairs.
 
+mod args;
 mod many;
 mod paths;
 mod report;
 
 use crate::changes::Reads;
-use crate::output::{self, note};
+use crate::output;
 use crate::outputs::Outputs;
-use crate::pairs::{OnePair, PairsArgs};
-use crate::picture::{About, HeadMap, PictureArgs, head_maps};
+use crate::pairs::OnePair;
+use crate::picture::{About, HeadMap, head_maps};
 use crate::progress::with_bar;
 use crate::provenance::Provenance;
 use crate::session::Session;
-use crate::study::StudyArgs;
-use crate::values::{one_of, pairs_by_head};
-use anyhow::{Context, bail};
+use crate::values::pairs_by_head;
+use anyhow::Context;
+pub(crate) use args::PatchArgs;
 use candle_core::{Device, Tensor};
-use gpt2_circuits::discovery::{Freeze, Pair};
+use gpt2_circuits::discovery::Pair;
 use gpt2_model::analysis::{Contrast, Parts, activation_patching, attribution_patching};
 use gpt2_model::hooks::Hooks;
 use gpt2_view::{Frame, NumberMap, visible_token};
-use paths::PathsText;
-use report::{HeadPatch, LayerPatch, Report};
+use report::{HeadPatch, LayerPatch, Report, check_difference, correlation, warn};
 use serde_json::json;
-use std::str::FromStr;
-
-#[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Both prompts need the same number of tokens. One part of the corrupted run at a time is replaced by the clean run's. The
-part's number says how far that moves the logit difference: 0 is no change, 1 is all the way to the clean run. Exact numbers
-take a run for each part. Estimates (attribution patching) take one forward and one backward pass for all parts. The picture
-shows the heads by layer, or with --by-position each head at each position. With --pairs, numbers are means over all pairs with
-their standard errors, as shares of the mean difference; --json has each pair.
-
-Examples:
-  gpt2 patch \" fair king and fair\" \" fair lord and fair\" --answer \" king\" --against \" lord\"
-  gpt2 patch \"When Mary and John went to the store, John gave a drink to\" \\
-    \"When Mary and John went to the store, Mary gave a drink to\" --answer \" Mary\" --against \" John\" --model gpt2
-  gpt2 patch \" fair king and fair\" \" fair lord and fair\" --answer \" king\" --against \" lord\" --by-position --picture patch.svg
-  gpt2 patch \" fair king and fair\" \" fair lord and fair\" --answer \" king\" --against \" lord\" --path \"0.3->1.0.k,1.2.k\"
-  gpt2 pairs induction | gpt2 patch --pairs -")]
-pub(crate) struct PatchArgs {
-    #[command(flatten)]
-    pub(crate) pairs: PairsArgs,
-    /// Also patch each head at each position: a run for each
-    #[arg(long, conflicts_with = "pairs")]
-    pub(crate) by_position: bool,
-    /// Also patch paths: what heads (0.3), MLPs (0.mlp) or the embeddings (embed) tell readers (1.2.q, 1.2.k, 1.2.v, 1.mlp,
-    /// logits), as in 0.3->1.2.k,1.0.k. The number says how much of the difference the clean run loses when the readers hear the
-    /// corrupted senders. Repeatable
-    #[arg(long = "path", value_name = "SENDERS->READERS", value_parser = PathsText::from_str)]
-    pub(crate) paths: Vec<PathsText>,
-    /// What stays as in the clean run between the senders and the readers of --path: all, heads alone, or nothing
-    #[arg(long, default_value = "all", value_name = "WHAT", requires = "paths", value_parser = one_of(FREEZES))]
-    pub(crate) freeze: Freeze,
-    #[command(flatten)]
-    pub(crate) picture: PictureArgs,
-    /// Let --picture replace an existing file
-    #[arg(long, requires = "drawn", help_heading = "Files")]
-    pub(crate) overwrite: bool,
-    #[command(flatten)]
-    pub(crate) study: StudyArgs,
-}
-
-pub(crate) const FREEZES: &[(&str, Freeze)] =
-    &[("all", Freeze::All), ("heads", Freeze::Heads), ("nothing", Freeze::Nothing)];
 
 pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
     let mut outputs = Outputs::new(args.overwrite);
@@ -106,7 +64,7 @@ fn run_one(
     let estimate = attribution_patching(&session.model, &contrast)?;
     let numbers = patched.maps.iter().chain([&estimate.heads]);
     args.study.finite.check(session, &corrupt_ids, contrast.hooks, numbers)?;
-    let paths = paths::measure(args, session, std::slice::from_ref(pair), hooks)?;
+    let paths = paths::measure(&args.paths, args.freeze, session, std::slice::from_ref(pair), hooks)?;
 
     let share = |map: &Tensor| map.affine(1.0 / difference, -patched.corrupt / difference);
     let optional =
@@ -157,34 +115,8 @@ fn run_one(
         heads_by_position_estimated: (estimate.heads / difference)?.to_vec3()?,
         paths,
     };
-    warn(args, report::agreement(report.heads.len(), report.correlation).as_deref());
+    warn(args.study.json, report::agreement(report.heads.len(), report.correlation).as_deref());
     outputs.commit_after(|| output::report(args.study.json, &report, report::print))
-}
-
-/// Tells a reader of JSON when the estimates mislead; the terminal's reader sees it among the results.
-fn warn(args: &PatchArgs, agreement: Option<&str>) {
-    agreement
-        .filter(|text| args.study.json && text.starts_with("warning"))
-        .iter()
-        .for_each(|text| note(text));
-}
-
-/// Refuses prompts that give nothing to bring back, and notes where the clean one gives the wrong answer. `clean` is its logit
-/// difference, `difference` how much larger it is than the corrupted prompt's.
-fn check_difference(clean: f64, difference: f64) -> anyhow::Result<()> {
-    if difference.abs() < 1e-6 {
-        bail!(
-            "the logit difference is {clean:.4} after either prompt, so there is nothing to bring back: choose prompts and answers \
-             that tell the two apart"
-        );
-    }
-    if clean < 0.0 {
-        note(
-            "the clean prompt makes the right answer less likely than the wrong one: swap the prompts or the answers, if the model \
-             should get the clean one right",
-        );
-    }
-    Ok(())
 }
 
 /// What to patch: the terminal shows no more than a few positions, JSON all.
@@ -201,20 +133,6 @@ fn parts(args: &PatchArgs) -> Vec<Parts> {
 fn layers(attention: &Tensor, mlps: &Tensor) -> anyhow::Result<Vec<LayerPatch>> {
     let both = attention.to_vec1()?.into_iter().zip(mlps.to_vec1()?).enumerate();
     Ok(both.map(|(layer, (attention, mlp))| LayerPatch { layer, attention, mlp }).collect())
-}
-
-/// Pearson's correlation of exact and estimated numbers; `None` if either does not vary.
-fn correlation<T>(heads: &[T], both: impl Fn(&T) -> (f64, f64)) -> Option<f64> {
-    let n = heads.len() as f64;
-    let (exact, estimated): (Vec<f64>, Vec<f64>) = heads.iter().map(both).unzip();
-    let off = |values: Vec<f64>| -> Vec<f64> {
-        let mean = values.iter().sum::<f64>() / n;
-        values.into_iter().map(|x| x - mean).collect()
-    };
-    let (exact, estimated) = (off(exact), off(estimated));
-    let sum = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
-    let spread = (sum(&exact, &exact) * sum(&estimated, &estimated)).sqrt();
-    (spread > 0.0).then(|| sum(&exact, &estimated) / spread)
 }
 
 /// The heads by layer, or each head by position.

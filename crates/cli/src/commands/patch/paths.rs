@@ -1,14 +1,16 @@
 //! `--path`: what senders tell readers.
 
-use super::PatchArgs;
 use super::report::PathPatch;
 use crate::pairs::Mean;
 use crate::progress::with_bar;
 use crate::session::Session;
 use crate::values::name_of;
-use gpt2_circuits::discovery::{Pair, Paths, Reader, Study, Writer};
+use gpt2_circuits::discovery::{Freeze, Pair, Paths, Reader, Study, Writer};
 use gpt2_model::hooks::Hooks;
 use std::str::FromStr;
+
+pub(super) const FREEZES: &[(&str, Freeze)] =
+    &[("all", Freeze::All), ("heads", Freeze::Heads), ("nothing", Freeze::Nothing)];
 
 /// Senders and readers, as the user typed them.
 #[derive(Debug, Clone)]
@@ -35,22 +37,23 @@ impl FromStr for PathsText {
 
 /// How much of the mean difference between clean and corrupted prompts the clean ones lose along each path.
 pub(super) fn measure(
-    args: &PatchArgs,
+    paths: &[PathsText],
+    freeze: Freeze,
     session: &Session,
     pairs: &[Pair],
     hooks: Option<&dyn Hooks>,
 ) -> anyhow::Result<Vec<PathPatch>> {
-    if args.paths.is_empty() {
+    if paths.is_empty() {
         return Ok(vec![]);
     }
     let mut study = Study::new(&session.model, pairs)?;
     if let Some(hooks) = hooks {
         study = study.with_hooks(hooks)?;
     }
-    let all = args.paths.iter().map(|PathsText { senders, receivers, .. }| Paths {
+    let all = paths.iter().map(|PathsText { senders, receivers, .. }| Paths {
         senders: senders.clone(),
         receivers: receivers.clone(),
-        freeze: args.freeze,
+        freeze,
     });
     let all: Vec<Paths> = all.collect();
     let (clean, corrupt) = study.plain(&mut |_, _| Ok(()))?;
@@ -61,11 +64,11 @@ pub(super) fn measure(
             Ok(())
         })
     })?;
-    let freeze = name_of(super::FREEZES, &args.freeze);
+    let freeze = name_of(FREEZES, &freeze);
     let lost = |(path, metrics): (&PathsText, Vec<f64>)| {
         let lost: Vec<f64> =
             clean.iter().zip(metrics).map(|(clean, patched)| (clean - patched) / difference).collect();
         PathPatch { path: path.text.clone(), freeze, lost: Mean::of(&lost) }
     };
-    Ok(args.paths.iter().zip(found).map(lost).collect())
+    Ok(paths.iter().zip(found).map(lost).collect())
 }

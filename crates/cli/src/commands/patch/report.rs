@@ -4,6 +4,7 @@ use crate::output::{self, note};
 use crate::pairs::Mean;
 use crate::provenance::Provenance;
 use crate::session::Label;
+use anyhow::bail;
 use gpt2_view::Align::{Left, Right};
 use gpt2_view::{Table, visible_token};
 use serde::Serialize;
@@ -71,6 +72,20 @@ pub(super) const SHOWN: usize = 10;
 /// Below this correlation, the estimates say little of the exact numbers.
 const AGREEING: f64 = 0.5;
 
+/// Pearson's correlation of exact and estimated numbers; `None` if either does not vary.
+pub(super) fn correlation<T>(heads: &[T], both: impl Fn(&T) -> (f64, f64)) -> Option<f64> {
+    let n = heads.len() as f64;
+    let (exact, estimated): (Vec<f64>, Vec<f64>) = heads.iter().map(both).unzip();
+    let off = |values: Vec<f64>| -> Vec<f64> {
+        let mean = values.iter().sum::<f64>() / n;
+        values.into_iter().map(|x| x - mean).collect()
+    };
+    let (exact, estimated) = (off(exact), off(estimated));
+    let sum = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
+    let spread = (sum(&exact, &exact) * sum(&estimated, &estimated)).sqrt();
+    (spread > 0.0).then(|| sum(&exact, &estimated) / spread)
+}
+
 /// How well the estimates of all heads agree with the exact numbers, with a warning if they do not; `None` for a single head.
 pub(super) fn agreement(heads: usize, correlation: Option<f64>) -> Option<String> {
     let found = match correlation {
@@ -83,6 +98,29 @@ pub(super) fn agreement(heads: usize, correlation: Option<f64>) -> Option<String
         return Some(agree);
     }
     Some(format!("warning: {agree}: do not rely on them"))
+}
+
+/// Tells a reader of JSON when the estimates mislead; the terminal's reader sees it among the results.
+pub(super) fn warn(json: bool, agreement: Option<&str>) {
+    agreement.filter(|text| json && text.starts_with("warning")).iter().for_each(|text| note(text));
+}
+
+/// Refuses prompts that give nothing to bring back, and notes where the clean one gives the wrong answer. `clean` is its logit
+/// difference, `difference` how much larger it is than the corrupted prompt's.
+pub(super) fn check_difference(clean: f64, difference: f64) -> anyhow::Result<()> {
+    if difference.abs() < 1e-6 {
+        bail!(
+            "the logit difference is {clean:.4} after either prompt, so there is nothing to bring back: choose prompts and answers \
+             that tell the two apart"
+        );
+    }
+    if clean < 0.0 {
+        note(
+            "the clean prompt makes the right answer less likely than the wrong one: swap the prompts or the answers, if the model \
+             should get the clean one right",
+        );
+    }
+    Ok(())
 }
 
 /// What paths lose.

@@ -1,6 +1,6 @@
 //! The passes over the windows of a shard, and the shard that they fill.
 
-use super::Recording;
+use super::recording::Recording;
 use super::texts::{ShardTexts, Text};
 use crate::changes::Reads;
 use crate::progress::Stop;
@@ -9,6 +9,7 @@ use crate::windows::{Window, batches, windows};
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
 use gpt2_files::{Shard, StoreWriter};
+use gpt2_model::finite::all_finite;
 use gpt2_model::hooks::Hooks;
 use gpt2_parallel::Group;
 use indicatif::ProgressBar;
@@ -26,26 +27,106 @@ pub(super) struct Run<'a> {
     pub(super) bar: &'a ProgressBar,
 }
 
+/// A shard that this rank computes: its batches, and the values of each point and window so far.
+struct Filling<'a> {
+    number: usize,
+    shard: &'a ShardTexts,
+    windows: Vec<Window>,
+    batches: Vec<Vec<usize>>,
+    found: Vec<Vec<Option<Tensor>>>,
+}
+
 impl Run<'_> {
-    /// Writes this rank's shard of a round that begins with shard `first`; false if this process is alone and was asked to stop.
-    pub(super) fn round(&self, first: usize, round: &[ShardTexts]) -> anyhow::Result<bool> {
-        match round.get(self.group.rank()) {
-            Some(shard) => self.shard(first + self.group.rank(), shard),
-            None => Ok(true),
+    /// Computes the shards of a round, one on each rank, that begins with shard `first`, but for those that are there: the number of
+    /// tokens that all ranks have computed. `None` if one was asked to stop. The ranks meet after every batch, so that none waits
+    /// for long.
+    pub(super) fn round(&self, first: usize, round: &[ShardTexts]) -> anyhow::Result<Option<usize>> {
+        // Every rank knows how many batches the longest of these shards has.
+        let (mut steps, mut tokens, mut own) = (0, 0, None);
+        for (rank, shard) in round.iter().enumerate() {
+            let filling = self.filling(first + rank, shard)?;
+            let Some(filling) = filling else { continue };
+            steps = steps.max(filling.batches.len());
+            tokens += shard.tokens();
+            if rank == self.group.rank() {
+                own = Some(filling);
+            }
         }
+        for step in 0..steps {
+            if self.group.any(self.stop.is_asked())? {
+                return Ok(None);
+            }
+            self.bar.tick();
+            if let Some(filling) = &mut own
+                && step < filling.batches.len()
+            {
+                self.batch(filling, step)?;
+            }
+        }
+        if let Some(filling) = own {
+            self.write(filling)?;
+        }
+        // Before the next round looks which shards are there.
+        Ok((!self.group.any(false)?).then_some(tokens))
     }
 
-    fn shard(&self, number: usize, shard: &ShardTexts) -> anyhow::Result<bool> {
-        let hash = shard.hash();
+    /// A shard to compute; `None` if it is there.
+    fn filling<'a>(&self, number: usize, shard: &'a ShardTexts) -> anyhow::Result<Option<Filling<'a>>> {
         if let Some(found) = self.writer.metadata(number) {
-            if found.get(HASH) != Some(&hash) {
+            if found.get(HASH) != Some(&shard.hash()) {
                 bail!(
                     "shard {number} was recorded from other texts: the corpus has changed; name another folder with --out"
                 );
             }
-            return Ok(true);
+            return Ok(None);
         }
-        let Some(values) = self.values(shard)? else { return Ok(false) };
+        let Recording { changes, points, .. } = self.recording;
+        let lengths: Vec<usize> = shard.texts.iter().map(|text| text.ids.len()).collect();
+        // Each text is a window, and has its place.
+        let windows = windows(&lengths, usize::MAX, usize::MAX);
+        let batches = batches(&windows, |a, b| changes.treat_alike(a, b));
+        let found = vec![vec![None; windows.len()]; points.len()];
+        Ok(Some(Filling { number, shard, windows, batches, found }))
+    }
+
+    /// Runs one batch of a shard's windows.
+    fn batch(&self, filling: &mut Filling, step: usize) -> anyhow::Result<()> {
+        let Recording { changes, points, store, .. } = self.recording;
+        let Filling { shard, windows, batches, found, .. } = filling;
+        let texts: Vec<&Text> = batches[step].iter().map(|&i| &shard.texts[windows[i].document]).collect();
+        let longest = texts.iter().map(|text| text.ids.len()).max().unwrap_or(0);
+        let filled = |text: &&Text| {
+            let rest = std::iter::repeat_n(0, longest - text.ids.len());
+            text.ids.iter().copied().chain(rest).collect::<Vec<u32>>()
+        };
+        let rows: Vec<Vec<u32>> = texts.iter().map(filled).collect();
+        let list = changes.of(Reads::Whole(&texts[0].ids))?.list;
+        let hooks = (!list.is_empty()).then_some(&list as &dyn Hooks);
+        let input = Tensor::new(rows, &self.session.device)?;
+        let values = self.session.model.values_at(&input, points, hooks)?;
+        for (value, found) in values.into_iter().zip(found) {
+            let value = value.to_device(&Device::Cpu)?.to_dtype(*store)?;
+            for (row, (&i, text)) in batches[step].iter().zip(&texts).enumerate() {
+                // What a text was filled up with comes behind it, and changes nothing before.
+                let own = value.get(row)?.narrow(0, shard.added, text.ids.len() - shard.added)?;
+                found[windows[i].document] = Some(own);
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, Filling { number, shard, found, .. }: Filling) -> anyhow::Result<()> {
+        let mut values = vec![];
+        for (name, found) in self.recording.names.iter().zip(found) {
+            let all: Vec<Tensor> = found.into_iter().flatten().collect();
+            let all = Tensor::cat(&all, 0)?;
+            if !all_finite(&all)? {
+                let half = self.recording.store == DType::F16;
+                let remedy = if half { "; --store f32 holds larger numbers" } else { "" };
+                bail!("shard {number}: {name} holds NaN or infinity{remedy}");
+            }
+            values.push(all);
+        }
         let of_tokens = |of: &dyn Fn(&Text, usize) -> u32| {
             let all =
                 shard.texts.iter().flat_map(|text| (shard.added..text.ids.len()).map(move |i| of(text, i)));
@@ -55,54 +136,12 @@ impl Run<'_> {
         };
         #[allow(clippy::cast_possible_truncation)] // within a window
         let position = |text: &Text, i: usize| text.first + (i - shard.added) as u32;
-        let shard = Shard {
+        let filled = Shard {
             values,
             ids: of_tokens(&|text, i| text.ids[i])?,
             documents: of_tokens(&|text, _| text.document)?,
             positions: of_tokens(&position)?,
         };
-        let remedy =
-            if self.recording.store == DType::F16 { "; --store f32 holds larger numbers" } else { "" };
-        self.writer
-            .add(number, &shard, &[(HASH, hash)])
-            .with_context(|| format!("shard {number}{remedy}"))?;
-        Ok(true)
-    }
-
-    /// The values of all tokens of a shard, in order, on the CPU; `None` if it was asked to stop.
-    fn values(&self, shard: &ShardTexts) -> anyhow::Result<Option<Vec<Tensor>>> {
-        let Recording { changes, points, store, .. } = self.recording;
-        let lengths: Vec<usize> = shard.texts.iter().map(|text| text.ids.len()).collect();
-        let windows: Vec<Window> = windows(&lengths, usize::MAX, usize::MAX);
-        // Of each window and point, (tokens, ..).
-        let mut found: Vec<Vec<Tensor>> = vec![vec![]; windows.len()];
-        for batch in batches(&windows, |a, b| changes.treat_alike(a, b)) {
-            if self.stop.is_asked() && self.group.size() == 1 {
-                return Ok(None);
-            }
-            self.bar.tick();
-            let longest = batch.iter().map(|&i| lengths[i]).max().unwrap_or(0);
-            let filled = |&i: &usize| {
-                let ids = &shard.texts[windows[i].document].ids;
-                ids.iter().copied().chain(std::iter::repeat_n(0, longest - ids.len())).collect::<Vec<u32>>()
-            };
-            let rows: Vec<Vec<u32>> = batch.iter().map(filled).collect();
-            let list = changes.of(Reads::Whole(&shard.texts[windows[batch[0]].document].ids))?.list;
-            let hooks = (!list.is_empty()).then_some(&list as &dyn Hooks);
-            let input = Tensor::new(rows, &self.session.device)?;
-            for value in self.session.model.values_at(&input, points, hooks)? {
-                let value = value.to_device(&Device::Cpu)?.to_dtype(*store)?;
-                for (row, &i) in batch.iter().enumerate() {
-                    // What a text was filled up with comes behind it, and changes nothing before.
-                    let own = value.get(row)?.narrow(0, shard.added, lengths[i] - shard.added)?;
-                    found[windows[i].document].push(own);
-                }
-            }
-        }
-        let all = (0..points.len()).map(|point| {
-            let of_point: Vec<&Tensor> = found.iter().map(|of_window| &of_window[point]).collect();
-            Tensor::cat(&of_point, 0)
-        });
-        Ok(Some(all.collect::<candle_core::Result<_>>()?))
+        self.writer.add(number, &filled, &[(HASH, shard.hash())]).with_context(|| format!("shard {number}"))
     }
 }

@@ -1,6 +1,6 @@
 //! The corpus as windows, and which of them make a shard: the same for any number of processes.
 
-use super::Recording;
+use super::recording::Recording;
 use crate::corpus::{Corpus, Document};
 use crate::session::Session;
 use anyhow::{Context, bail};
@@ -47,10 +47,10 @@ impl ShardTexts {
 
 /// What is recorded in none of the shards yet.
 pub(super) struct Pending {
-    pub(super) texts: VecDeque<Text>,
+    texts: VecDeque<Text>,
     shards: VecDeque<ShardTexts>,
     shard_tokens: usize,
-    pub(super) added: usize,
+    added: usize,
     pub(super) documents: usize,
     pub(super) empty: usize,
 }
@@ -75,7 +75,7 @@ impl Pending {
     ) -> anyhow::Result<()> {
         let (tokenizer, v): (&Tokenizer, usize) = (session.tokenizer()?, session.model.config().vocab_size);
         self.added = usize::from(recording.bos.is_some());
-        let length = (recording.window - self.added).min(self.shard_tokens);
+        let length = recording.window - self.added;
         for document in section {
             let place = || document.place();
             let ids = tokenizer.encode(&document.text).with_context(place)?;
