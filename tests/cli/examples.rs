@@ -77,6 +77,10 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("cargo-zigbuild check", "type-checks for macOS by hand"),
     ("scripts/check-gpu.sh", "scripts/gpu/selftest runs it with stand-ins"),
     ("srun ", "needs Slurm: the page says that it was not tried"),
+    ("import json", "needs safetensors for Python, which the gate has not; run by hand"),
+    ("from safetensors.numpy import", "the same"),
+    ("for number in range(len(json.load(", "the same"),
+    ("values = load_file(", "the same"),
 ];
 
 /// Programs that stand in for those that a test cannot start: a browser, a launcher whose options differ between
