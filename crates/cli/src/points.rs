@@ -7,10 +7,12 @@ use gpt2_model::hooks::{Point, Recorder};
 use std::str::FromStr;
 
 #[derive(Debug, clap::Args)]
+// A group, because clap forgets a required argument that conflicts with a given one.
+#[command(group = clap::ArgGroup::new("exported").arg("export"))]
 pub(crate) struct PointArgs {
     /// Add a hook's value to what --export holds: blocks.1.attn.hook_z, or blocks.* for every layer (all names: gpt2
     /// inspect --points)
-    #[arg(long, value_name = "POINT", value_delimiter = ',', requires = "export")]
+    #[arg(long, value_name = "POINT", value_delimiter = ',', requires = "exported")]
     pub(crate) export_point: Vec<PointName>,
 }
 

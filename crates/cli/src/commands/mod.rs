@@ -125,8 +125,22 @@ mod tests {
     use clap::{Arg, Error};
 
     /// Values of which each option takes one.
-    const VALUES: [&str; 12] =
-        ["1", "0.5", "f32", "q8_0", "0", "0.1", "0.1=2", "1:0", "1=v.npy", "x.png", "auto", "document"];
+    const VALUES: [&str; 14] = [
+        "1",
+        "0.5",
+        "f32",
+        "q8_0",
+        "0",
+        "0.1",
+        "0.1=2",
+        "1:0",
+        "1=v.npy",
+        "x.png",
+        "auto",
+        "document",
+        "hook_embed",
+        "0.3->1.2.k",
+    ];
 
     fn parse(command: &clap::Command, options: &[String]) -> Result<(), Error> {
         let words = [command.get_name().to_string()].into_iter().chain(options.iter().cloned());

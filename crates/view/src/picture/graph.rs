@@ -169,7 +169,7 @@ mod tests {
                 _ => None,
             })
             .collect();
-        let middle = f32::midpoint(LINES.0, LINES.1);
+        let middle = LINES.0 + 0.5 * (LINES.1 - LINES.0);
         // The thickest last.
         assert_eq!(lines, [(LINES.0, ABOVE), (middle, BELOW), (LINES.1, ABOVE)]);
         // Three lines touch four nodes; the fifth is faint.

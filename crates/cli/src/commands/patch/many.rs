@@ -87,7 +87,7 @@ pub(super) fn run(
     let mean = |of: &dyn Fn(&OfPair) -> f64| Mean::of(&each.iter().map(of).collect::<Vec<_>>());
     let (clean, corrupt) = (mean(&|pair| pair.clean), mean(&|pair| pair.corrupt));
     let difference = clean.mean - corrupt.mean;
-    check_difference(clean.mean, difference)?;
+    check_difference(clean.mean, difference, ["the right answer", "the wrong one"])?;
     let share = |of: &dyn Fn(&OfPair) -> f64| mean(&|pair| of(pair) / difference);
     let (layers, count) = (session.model.config().n_layer, session.model.config().n_head);
     let of_head = |(layer, head): (usize, usize)| HeadMeans {

@@ -60,7 +60,7 @@ fn run_one(
     let number = |x: f64| Tensor::new(x, &Device::Cpu);
     args.study.finite.check(session, &clean_ids, contrast.hooks, [&number(patched.clean)?])?;
     args.study.finite.check(session, &corrupt_ids, contrast.hooks, [&number(patched.corrupt)?])?;
-    check_difference(patched.clean, difference)?;
+    check_difference(patched.clean, difference, [&visible_token(one.answer), &visible_token(one.against)])?;
     let estimate = attribution_patching(&session.model, &contrast)?;
     let numbers = patched.maps.iter().chain([&estimate.heads]);
     args.study.finite.check(session, &corrupt_ids, contrast.hooks, numbers)?;

@@ -106,8 +106,8 @@ pub(super) fn warn(json: bool, agreement: Option<&str>) {
 }
 
 /// Refuses prompts that give nothing to bring back, and notes where the clean one gives the wrong answer. `clean` is its logit
-/// difference, `difference` how much larger it is than the corrupted prompt's.
-pub(super) fn check_difference(clean: f64, difference: f64) -> anyhow::Result<()> {
+/// difference, `difference` how much larger it is than the corrupted prompt's; `right` and `wrong` name the answers.
+pub(super) fn check_difference(clean: f64, difference: f64, [right, wrong]: [&str; 2]) -> anyhow::Result<()> {
     if difference.abs() < 1e-6 {
         bail!(
             "the logit difference is {clean:.4} after either prompt, so there is nothing to bring back: choose prompts and answers \
@@ -115,10 +115,10 @@ pub(super) fn check_difference(clean: f64, difference: f64) -> anyhow::Result<()
         );
     }
     if clean < 0.0 {
-        note(
-            "the clean prompt makes the right answer less likely than the wrong one: swap the prompts or the answers, if the model \
-             should get the clean one right",
-        );
+        note(&format!(
+            "the clean prompt makes {right} less likely than {wrong}: swap the prompts or the answers, if the model should get the \
+             clean one right"
+        ));
     }
     Ok(())
 }
