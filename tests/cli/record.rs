@@ -18,22 +18,13 @@ fn corpus(folder: &Folder) -> Result<String> {
     Ok(path)
 }
 
+fn args<'a>(corpus: &'a str, out: &'a str) -> Vec<&'a str> {
+    let sizes = ["--window", "60", "--shard-tokens", "60"];
+    [&["record", corpus, "--by", "line", "--points", POINTS, "--out", out][..], &sizes].concat()
+}
+
 fn record(corpus: &str, out: &str, more: &[&str]) -> Result<Run> {
-    let args = [
-        "record",
-        corpus,
-        "--by",
-        "line",
-        "--points",
-        POINTS,
-        "--window",
-        "60",
-        "--shard-tokens",
-        "60",
-        "--out",
-        out,
-    ];
-    gpt2(&[&args[..], more].concat())
+    gpt2(&[&args(corpus, out)[..], more].concat())
 }
 
 /// The bytes of each file.
@@ -202,22 +193,8 @@ fn ranks_share_the_shards() -> Result {
     let expected = files(&alone)?;
     for n in [2, 3] {
         let out = folder.at(&format!("by {n}"));
-        let args = [
-            "record",
-            &corpus,
-            "--by",
-            "line",
-            "--points",
-            POINTS,
-            "--window",
-            "60",
-            "--shard-tokens",
-            "60",
-            "--out",
-            &out,
-        ];
         let Some(launcher) = mpirun(n, GPT2) else { return Ok(()) };
-        let run = Run::of(launched(launcher, &args))?.succeeded();
+        let run = Run::of(launched(launcher, &args(&corpus, &out)))?.succeeded();
         assert_says("stdout", &run.stdout, &["12 documents"]);
         assert!(files(&out)? == expected, "{n} ranks: other bytes");
     }

@@ -36,6 +36,19 @@ pub(crate) fn with_bar<T, E>(
     result
 }
 
+/// The same for the libraries' work, which a progress may end with an error; this one does not.
+pub(crate) fn with_progress<T>(
+    steps: &str,
+    work: impl FnOnce(&mut dyn FnMut(usize, usize) -> candle_core::Result<()>) -> candle_core::Result<T>,
+) -> candle_core::Result<T> {
+    with_bar(steps, |progress| {
+        work(&mut |done, all| {
+            progress(done, all);
+            Ok(())
+        })
+    })
+}
+
 fn styled(bar: ProgressBar, template: &str) -> ProgressBar {
     bar.with_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

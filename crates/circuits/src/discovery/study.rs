@@ -160,7 +160,7 @@ impl<'a> Study<'a> {
             let (clean, from) = self.written_and_embedded(&batch.clean)?;
             let (corrupt, to) = self.written_and_embedded(&batch.corrupt)?;
             step(2)?;
-            let change = clean.zip(&corrupt, |a, b| a - b)?.stacked(self.graph.writer_count())?; // (W, B·T·C)
+            let change = clean.zip(&corrupt, |a, b| a - b)?.stacked()?; // (W, B·T·C)
             drop((clean, corrupt));
             for share in &shares {
                 let mixed = (&to + ((&from - &to)? * *share)?)?;

@@ -76,15 +76,15 @@ impl Written {
         Ok(streams)
     }
 
-    /// Those of the first `count` writers, (`count`, B·T·C)
-    pub(super) fn stacked(&self, count: usize) -> Result<Tensor> {
+    /// Those of all writers, (W, B·T·C)
+    pub(super) fn stacked(&self) -> Result<Tensor> {
         let mut rows = vec![self.embed.flatten_all()?.unsqueeze(0)?];
         for (heads, mlp) in self.heads.iter().zip(&self.mlps) {
             let h = heads.dim(2)?;
             rows.push(heads.permute((2, 0, 1, 3))?.reshape((h, ()))?); // (H, B·T·C)
             rows.push(mlp.flatten_all()?.unsqueeze(0)?);
         }
-        Tensor::cat(&rows, 0)?.narrow(0, 0, count)
+        Tensor::cat(&rows, 0)
     }
 }
 

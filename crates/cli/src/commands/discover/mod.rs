@@ -9,14 +9,14 @@ use crate::output::{self, note};
 use crate::outputs::Outputs;
 use crate::pairs::{Mean, PairsArgs};
 use crate::picture::{About, PictureArgs};
-use crate::progress::with_bar;
+use crate::progress::with_progress;
 use crate::provenance::Provenance;
 use crate::session::Session;
 use crate::study::StudyArgs;
 use crate::values::{count, fraction, name_of, one_of};
 use anyhow::{Context, bail};
 use candle_core::{Device, Tensor};
-use gpt2_circuits::discovery::{Edge, EdgeGradients, EdgeScores, EdgeSet, Progress, Replacement, Study};
+use gpt2_circuits::discovery::{Edge, EdgeGradients, EdgeScores, EdgeSet, Replacement, Study};
 use report::{Circuit, EachPair, Point, Report, ScoredEdge, Without};
 use serde_json::json;
 use std::path::PathBuf;
@@ -160,20 +160,10 @@ struct Search<'a> {
 
 impl<'a> Search<'a> {
     fn new(args: &'a DiscoverArgs, session: &Session, study: &'a Study<'a>) -> anyhow::Result<Self> {
-        let bar = |steps: &str, work: &mut dyn FnMut(&mut Progress) -> candle_core::Result<()>| {
-            with_bar(steps, |progress| {
-                work(&mut |done, all| {
-                    progress(done, all);
-                    Ok(())
-                })
-            })
-        };
-        let (mut clean, mut corrupt, mut none) = (vec![], vec![], vec![]);
-        bar("runs", &mut |progress| {
-            (clean, corrupt) = study.plain(progress)?;
-            none = study.measure(&[&EdgeSet::empty(study.graph())], args.replace, progress)?.swap_remove(0);
-            Ok(())
-        })?;
+        let (clean, corrupt) = with_progress("runs", |progress| study.plain(progress))?;
+        let nothing = EdgeSet::empty(study.graph());
+        let none = with_progress("runs", |progress| study.measure(&[&nothing], args.replace, progress))?;
+        let none = none.into_iter().next().context("no run without edges")?;
         for (place, pair) in study.pairs().iter().enumerate() {
             for (ids, metric) in [(&pair.clean, clean[place]), (&pair.corrupt, corrupt[place])] {
                 let ids = session.input_ids(ids)?;
@@ -190,12 +180,7 @@ impl<'a> Search<'a> {
             steps => EdgeGradients::Integrated { steps },
         };
         let start = Instant::now();
-        let mut scores = None;
-        bar("runs", &mut |progress| {
-            scores = Some(study.edge_scores(gradients, progress)?);
-            Ok(())
-        })?;
-        let scores = scores.context("no scores")?;
+        let scores = with_progress("runs", |progress| study.edge_scores(gradients, progress))?;
         note(&format!(
             "scored {} in {:.1} s",
             count(study.graph().edge_count(), "edge"),
@@ -227,12 +212,13 @@ impl<'a> Search<'a> {
     /// How much of the difference circuits keep, and the metric of each pair in them.
     fn measured(&self, circuits: &[&EdgeSet]) -> anyhow::Result<Vec<(f64, Vec<f64>)>> {
         let start = Instant::now();
-        let found = with_bar("runs of circuits", |progress| {
-            self.study.measure(circuits, self.args.replace, &mut |done, all| {
-                progress(done, all);
-                Ok(())
-            })
+        let found = with_progress("runs of circuits", |progress| {
+            self.study.measure(circuits, self.args.replace, progress)
         })?;
+        if !self.args.study.finite.allow_nonfinite && !found.iter().flatten().all(|metric| metric.is_finite())
+        {
+            bail!("a circuit's logit difference is not finite; --allow-nonfinite goes on anyway");
+        }
         if circuits.len() > 1 {
             note(&format!("ran {} circuits in {:.1} s", circuits.len(), start.elapsed().as_secs_f64()));
         }

@@ -10,7 +10,7 @@ use crate::output;
 use crate::outputs::Outputs;
 use crate::pairs::OnePair;
 use crate::picture::{About, HeadMap, head_maps};
-use crate::progress::with_bar;
+use crate::progress::with_progress;
 use crate::provenance::Provenance;
 use crate::session::Session;
 use crate::values::pairs_by_head;
@@ -50,12 +50,8 @@ fn run_one(
     let hooks = (!changes.list.is_empty()).then_some(&changes.list as &dyn Hooks);
     let contrast = Contrast { clean: &clean_ids, corrupt: &corrupt_ids, metric, hooks };
     let parts = parts(args);
-    let patched = with_bar("runs", |progress| {
-        activation_patching(&session.model, &contrast, &parts, &mut |done, all| {
-            progress(done, all);
-            Ok(())
-        })
-    })?;
+    let patched =
+        with_progress("runs", |progress| activation_patching(&session.model, &contrast, &parts, progress))?;
     let difference = patched.clean - patched.corrupt;
     let number = |x: f64| Tensor::new(x, &Device::Cpu);
     args.study.finite.check(session, &clean_ids, contrast.hooks, [&number(patched.clean)?])?;

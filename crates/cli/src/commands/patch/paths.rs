@@ -2,9 +2,10 @@
 
 use super::report::PathPatch;
 use crate::pairs::Mean;
-use crate::progress::with_bar;
+use crate::progress::with_progress;
 use crate::session::Session;
 use crate::values::name_of;
+use anyhow::bail;
 use gpt2_circuits::discovery::{Freeze, Pair, Paths, Reader, Study, Writer};
 use gpt2_model::hooks::Hooks;
 use std::str::FromStr;
@@ -56,14 +57,12 @@ pub(super) fn measure(
         freeze,
     });
     let all: Vec<Paths> = all.collect();
-    let (clean, corrupt) = study.plain(&mut |_, _| Ok(()))?;
+    let (clean, corrupt) = with_progress("runs", |progress| study.plain(progress))?;
     let difference = Mean::of(&clean).mean - Mean::of(&corrupt).mean;
-    let found = with_bar("paths", |progress| {
-        study.path_patching(&all, &mut |done, all| {
-            progress(done, all);
-            Ok(())
-        })
-    })?;
+    let found = with_progress("paths", |progress| study.path_patching(&all, progress))?;
+    if !found.iter().flatten().all(|metric| metric.is_finite()) {
+        bail!("--path: the logit difference of a path is not finite");
+    }
     let freeze = name_of(FREEZES, &freeze);
     let lost = |(path, metrics): (&PathsText, Vec<f64>)| {
         let lost: Vec<f64> =
