@@ -5,7 +5,7 @@
 //! the loopback interface. What takes a GPU, another model or minutes is changed first, by [`REPLACED`]. The blocks marked
 //! `console` belong to `documents`, which also compares what is printed.
 
-use crate::common::Result;
+use crate::common::{Result, data};
 use crate::documents::words;
 use crate::hub::server::{COMMIT, Server};
 use crate::{DEMO, Run, command, copy_demo, launched, stdout};
@@ -32,6 +32,7 @@ const REPLACED: &[(&str, &str, &str)] = &[
     ),
     ("--device cuda", "--device cpu", "needs a GPU"),
     ("--isa avx2", "--isa portable", "needs AVX2"),
+    ("gpt2 train-features activations", "gpt2 train-features activations --batch 16", "the text is short"),
     ("gpt2 bench", "gpt2 bench --runs 1", "up to a minute"),
     ("--tokens 1024", "--tokens 8", "up to a minute"),
     ("--tokens 900", "--tokens 8", "up to a minute"),
@@ -303,6 +304,12 @@ impl World {
         for (name, format) in [("gpt2-q8_0.gguf", "q8_0"), ("gpt2-q4_0.gguf", "q4_0")] {
             if named(name) && !made(name) {
                 self.shell(&format!("gpt2 quantize --to {format} --out {name}"))?.succeeded();
+            }
+        }
+        if named("sae") {
+            std::fs::create_dir(path("sae"))?;
+            for name in ["cfg.json", "sae_weights.safetensors"] {
+                std::fs::copy(data("features/demo").join(name), path("sae").join(name))?;
             }
         }
         for name in ["poems", "plays"] {

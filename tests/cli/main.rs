@@ -16,6 +16,7 @@ mod documents;
 mod errors;
 #[cfg(target_os = "linux")]
 mod examples;
+mod features;
 mod files;
 mod first_visit;
 #[path = "../common/folder.rs"]
@@ -51,6 +52,7 @@ mod score_resume;
 mod streams;
 mod texts;
 mod train;
+mod train_features;
 
 use crate::common::{Result, data};
 use crate::folder::assert_says;

@@ -5,6 +5,7 @@ mod audit;
 #[path = "../common/mod.rs"]
 mod common;
 mod config;
+mod dictionary;
 #[path = "../common/folder.rs"]
 mod folder;
 mod fuzz_corpus;

@@ -2,6 +2,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod dictionary;
 mod groups;
 #[path = "../common/other_layer.rs"]
 mod other_layer;

@@ -17,6 +17,7 @@
 mod by_token;
 mod circuits;
 pub mod discovery;
+pub mod features;
 mod matrices;
 
 pub use by_token::Entry;

@@ -6,13 +6,15 @@ use crate::prompt::{encode_within, read_file};
 use crate::session::Session;
 use crate::values::count;
 use anyhow::{Context, anyhow, bail};
-use gpt2_model::hooks::{Intervention, Interventions, Patch, Recorder};
+use gpt2_loader::DictionaryCheckpoint;
+use gpt2_model::hooks::{Activity, FeatureChange, Intervention, Interventions, Patch, Recorder};
 use gpt2_model::{Config, ForwardArgs, MeanOver};
 use gpt2_session::{At, check_effective};
 use serde::Serialize;
 use std::cell::OnceCell;
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The text that a run reads, on which some interventions depend.
 #[derive(Debug, Clone, Copy)]
@@ -71,6 +73,9 @@ impl InterventionArgs {
         if let Some(path) = &self.mean_of {
             inputs.file("the texts of --mean-of", path);
         }
+        for path in self.dictionary.iter().flat_map(|folder| DictionaryCheckpoint::paths_in(folder)) {
+            inputs.file("a file of --dictionary", path);
+        }
     }
 
     /// The interventions of a run, checked against the model.
@@ -81,8 +86,14 @@ impl InterventionArgs {
 
     /// Those interventions that need no prompt and no tokenizer, for a model that is in training.
     pub(crate) fn for_training(&self, config: &Config) -> anyhow::Result<Changes> {
-        let others = [self.patch.len(), self.block.len(), self.mean_ablate.len()];
-        if let Some(option) = first_given(["--patch", "--block", "--mean-ablate"].into_iter().zip(others)) {
+        let others = [
+            self.patch.len(),
+            self.block.len(),
+            self.mean_ablate.len(),
+            usize::from(self.dictionary.is_some()),
+        ];
+        let names = ["--patch", "--block", "--mean-ablate", "--dictionary"];
+        if let Some(option) = first_given(names.into_iter().zip(others)) {
             bail!("{option}: is not for training; use --ablate, --scale, --attention-temperature or --add");
         }
         let lists = [&self.ablate, &self.scale, &self.attention_temperature];
@@ -97,12 +108,35 @@ impl InterventionArgs {
     /// Whether they name positions of a text, or take means over it.
     pub(crate) fn need_whole_texts(&self) -> bool {
         let positions = !self.patch.is_empty() || !self.block.is_empty();
-        positions || self.add.iter().any(|steer| steer.at.position.is_some()) || self.take_own_means()
+        let steers = self.add.iter().any(|steer| steer.at.position.is_some());
+        let features = self.features().any(|(at, _)| at.position.is_some());
+        positions || steers || features || self.take_own_means()
     }
 
     /// Whether they take means over the text that a run reads.
     pub(crate) fn take_own_means(&self) -> bool {
         !self.mean_ablate.is_empty() && self.mean_of.is_none()
+    }
+
+    /// The changed features, and what their activations become.
+    fn features(&self) -> impl Iterator<Item = (At<u32>, Activity)> {
+        let ablated = self.ablate_feature.iter().map(|at| (*at, Activity::Times(0.0)));
+        let scaled = self.scale_feature.iter().map(|(at, factor)| (*at, Activity::Times(*factor)));
+        ablated.chain(scaled).chain(self.set_feature.iter().map(|(at, to)| (*at, Activity::Set(*to))))
+    }
+
+    /// The changes of features, with the dictionary read.
+    fn feature_changes(&self) -> anyhow::Result<Vec<Intervention>> {
+        let Some(folder) = self.dictionary.as_ref().filter(|_| self.features().next().is_some()) else {
+            return Ok(vec![]);
+        };
+        let checkpoint = DictionaryCheckpoint::open(folder)?;
+        let (dictionary, point) = (Arc::new(checkpoint.load()?), checkpoint.config().hook);
+        let change = |(At { place: feature, position }, to)| {
+            let dictionary = Arc::clone(&dictionary);
+            Intervention::Feature(FeatureChange { dictionary, point, feature, to, position })
+        };
+        Ok(self.features().map(change).collect())
     }
 
     /// Refuses what does not fit the text that a run reads.
@@ -117,6 +151,12 @@ impl InterventionArgs {
             if steer.at.position.is_some_and(|position| position >= t) {
                 bail!("--add {}: the prompt has positions 0 to {last}", steer.text);
             }
+        }
+        if let Some((at, _)) =
+            self.features().find(|(at, _)| at.position.is_some_and(|position| position >= t))
+        {
+            let position = at.position.unwrap_or_default();
+            bail!("feature {}@{position}: the prompt has positions 0 to {last}", at.place);
         }
         for block in &self.block {
             if let Intervention::KnockOut(_, pair) = block
@@ -231,6 +271,11 @@ impl<'a> Prepared<'a> {
             sources.from_prompt = Some(ids);
         }
         args.add_vectors(&mut all, &mut texts)?;
+        for change in args.feature_changes()? {
+            let folder = args.dictionary.as_deref().unwrap_or(Path::new("")).display();
+            texts.push(format!("{change}, a feature of {folder}"));
+            all.push(change);
+        }
         check_effective(&all)?;
         let list = checked(all, config)?;
         let others = args.mean_of.as_ref().map(|file| Others::read(session, file)).transpose()?;
@@ -282,6 +327,10 @@ impl<'a> Prepared<'a> {
         for one in self.plain.list.iter() {
             if let Intervention::Add { vector, .. } = one {
                 vector.to_vec1::<f32>()?.iter().for_each(|number| number.to_bits().hash(hasher));
+            }
+            if let Intervention::Feature(change) = one {
+                let w_dec = change.dictionary.w_dec().flatten_all()?.to_vec1::<f32>()?;
+                w_dec.iter().map(|number| number.to_bits()).collect::<Vec<_>>().hash(hasher);
             }
         }
         self.others.as_ref().map(|others| &others.texts).hash(hasher);

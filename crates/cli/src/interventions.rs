@@ -44,6 +44,19 @@ pub(crate) struct InterventionArgs {
     /// Add a vector to the residual stream before block L (steering). FILE.npy holds n_embd numbers
     #[arg(long, value_name = "L[@POS]=FILE.npy[*SCALE]", value_parser = Steer::from_str)]
     pub(crate) add: Vec<Steer>,
+    /// A sparse autoencoder for --ablate-feature, --scale-feature and --set-feature: a folder as SAELens or gpt2 train-features
+    /// writes it
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) dictionary: Option<PathBuf>,
+    /// Take what features of --dictionary add out of the value that it reads: N, counted from 0; N@POS at one position
+    #[arg(long, value_name = "N[@POS]", value_delimiter = ',', requires = "dictionary", value_parser = At::<u32>::from_str)]
+    pub(crate) ablate_feature: Vec<At<u32>>,
+    /// Multiply the activations of features by a factor
+    #[arg(long, value_name = "N[@POS]=FACTOR", value_delimiter = ',', requires = "dictionary", value_parser = feature_number)]
+    pub(crate) scale_feature: Vec<(At<u32>, f64)>,
+    /// Give features an activation, whether they fire or not
+    #[arg(long, value_name = "N[@POS]=NUMBER", value_delimiter = ',', requires = "dictionary", value_parser = feature_number)]
+    pub(crate) set_feature: Vec<(At<u32>, f64)>,
 }
 
 /// Interventions on heads, with their option, as the user typed them.
@@ -89,6 +102,15 @@ impl FromStr for Steer {
         }
         Ok(Self { at, file: file.into(), scale, text: s.to_owned() })
     }
+}
+
+/// `12=0.5`, `12@3=0.5`
+fn feature_number(s: &str) -> Result<(At<u32>, f64), String> {
+    let parsed = s.split_once('=').and_then(|(feature, number)| {
+        let number = number.trim().parse().ok().filter(|x: &f64| x.is_finite())?;
+        Some((feature.parse().ok()?, number))
+    });
+    parsed.ok_or_else(|| "expected N=NUMBER or N@POS=NUMBER, such as 12=0.5".to_owned())
 }
 
 /// Parses what comes after the kind of an intervention.

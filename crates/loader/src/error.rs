@@ -131,6 +131,14 @@ pub enum LoadError {
     /// Tensors of an adapter that are missing, left over, of another shape or not finite.
     #[error("{0}")]
     AdapterAudit(Box<AdapterAudit>),
+    /// A dictionary of features that this project does not support, or that is damaged.
+    #[error("{name}: {reason}")]
+    Dictionary {
+        /// The dictionary, or the file of it that is at fault.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// A model with a number that a file cannot hold.
     #[error("{parameter} holds {}{}", short(*value), because(*value, *most, format, remedy))]
     NotSavable {

@@ -21,6 +21,7 @@ mod adapter;
 mod audit;
 mod bytes;
 mod checkpoint;
+mod dictionary;
 mod doctor;
 mod error;
 mod files;
@@ -43,6 +44,9 @@ pub use bytes::Bytes;
 pub use candle_core;
 pub use candle_nn;
 pub use checkpoint::Checkpoint;
+pub use dictionary::{
+    Architecture, DictionaryCheckpoint, DictionaryConfig, NewDictionary, Normalization, save_dictionary,
+};
 pub use doctor::{Advice, Finding};
 pub use error::LoadError;
 pub use files::{FILE_NAMES, Files, TokenizerFiles, WeightFiles};

@@ -35,6 +35,7 @@ pub mod cache;
 pub mod config;
 pub mod conv1d;
 mod cross_attention;
+pub mod dictionary;
 pub mod draft;
 mod embedding;
 pub mod finite;

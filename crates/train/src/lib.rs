@@ -38,6 +38,7 @@
 //! writes a line per step. For a loop of your own, use [`AdamW`], [`CosineSchedule`] and [`gpt2_model::training`].
 
 mod data;
+mod dictionary;
 mod documents;
 mod error;
 mod exchange;
@@ -49,6 +50,7 @@ mod trainer;
 
 pub use candle_core;
 pub use data::Dataset;
+pub use dictionary::{DictionaryOptions, DictionaryStep, DictionaryTrainer, Sparsity};
 pub use documents::Document;
 pub use error::{BoxError, Result, TrainError};
 pub use gpt2_model;

@@ -6,6 +6,7 @@ mod cache;
 mod circuits;
 mod compare;
 mod discover;
+mod features;
 mod forward;
 mod generate;
 mod heads;
@@ -20,6 +21,7 @@ mod record;
 mod score;
 mod shell;
 mod train;
+mod train_features;
 mod verify;
 
 use crate::help;
@@ -82,6 +84,8 @@ commands! {
     Discover(discover::DiscoverArgs) => discover::run,
     /// Write pairs of prompts for patch and discover: tasks that papers on circuits use
     Pairs(pairs::PairsCommandArgs) => pairs::run,
+    /// Show which features of a sparse autoencoder or transcoder fire in a text, and what they do
+    Features(features::FeaturesArgs) => features::run,
     /// Show what the weights of heads do by token, and how heads feed one another
     Circuits(circuits::CircuitsArgs) => circuits::run,
     /// Show the next token's probabilities and how surprising each token of the prompt is
@@ -106,6 +110,8 @@ commands! {
     Record(record::RecordArgs) => record::run,
     /// Train a new GPT-2 on a text file, or fine-tune an existing one
     Train(train::TrainArgs) => train::run,
+    /// Train a sparse autoencoder on values that record wrote
+    TrainFeatures(train_features::TrainFeaturesArgs) => train_features::run,
     /// Add LoRA adapters to a model's weights
     Merge(merge::MergeArgs) => merge::run,
     /// Time attention, a block, the whole model, decoding or a training step, and measure the machine

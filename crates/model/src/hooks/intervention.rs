@@ -2,7 +2,9 @@
 
 use super::hook::{At, KnockOut};
 use super::point::Point;
-use candle_core::{Result, Tensor};
+use crate::dictionary::Dictionary;
+use candle_core::{DType, Device, Result, Tensor};
+use std::sync::Arc;
 
 /// A head of a layer, both counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -62,6 +64,31 @@ pub struct Patch {
     pub from: Tensor,
 }
 
+/// Another activation for a feature: the value changes by the difference times the feature's row of `W_dec`, so that what the dictionary
+/// does not explain stays as it is. Gradients take the difference for a constant.
+#[derive(Debug, Clone)]
+pub struct FeatureChange {
+    /// The dictionary, which is no transcoder.
+    pub dictionary: Arc<Dictionary>,
+    /// The value that it reads, (B, T, ..).
+    pub point: Point,
+    /// The feature, counted from 0.
+    pub feature: u32,
+    /// What its activation becomes.
+    pub to: Activity,
+    /// The position, or all.
+    pub position: Option<usize>,
+}
+
+/// What an activation becomes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Activity {
+    /// Itself times a factor: 0 ablates the feature.
+    Times(f64),
+    /// A number, whether the feature fires or not.
+    Set(f64),
+}
+
 /// A change to one head, to attention or to the residual stream. Changes to a head apply to its context z, before `c_proj`, at
 /// every position, unless they say otherwise.
 #[derive(Debug, Clone)]
@@ -90,6 +117,8 @@ pub enum Intervention {
         /// (C)
         vector: Tensor,
     },
+    /// A feature of a dictionary gets another activation where the dictionary reads the stream, or what is added to it.
+    Feature(FeatureChange),
     /// The head's scores are divided by a temperature above 0 before the softmax: below 1, its attention gets sharper. The
     /// fused kernels stay in use.
     Temperature(Head, f64),
@@ -110,6 +139,7 @@ impl Intervention {
             | Self::Scale(head, _) => Some(Point::Z(head.layer)),
             Self::Patch(patch) => Some(patch.place.point()),
             Self::Add { layer, .. } => Some(Point::ResidPre(*layer)),
+            Self::Feature(change) => Some(change.point),
             Self::Temperature(head, _) => Some(Point::Q(head.layer)),
             Self::KnockOut(..) => None,
         }
@@ -125,7 +155,7 @@ impl Intervention {
             | Self::Scale(head, _)
             | Self::Temperature(head, _)
             | Self::Patch(Patch { place: Place::Head(head), .. }) => Some(*head),
-            Self::Patch(_) | Self::Add { .. } | Self::KnockOut(..) => None,
+            Self::Patch(_) | Self::Add { .. } | Self::Feature(_) | Self::KnockOut(..) => None,
         }
     }
 
@@ -177,8 +207,33 @@ impl Intervention {
                     Some(position) => replaced(x, at.past, *position, |row| row.broadcast_add(&vector)),
                 }
             }
+            Self::Feature(change) => change.on(at, x),
             Self::KnockOut(..) => Ok(x.clone()),
         }
+    }
+}
+
+impl FeatureChange {
+    /// `x` (B, T, C), with the feature's other activation.
+    #[allow(clippy::cast_possible_truncation)] // activations are in f32
+    fn on(&self, at: At, x: &Tensor) -> Result<Tensor> {
+        let (b, t, c) = x.dims3()?;
+        let rows = x.detach().to_device(&Device::Cpu)?.to_dtype(DType::F32)?.reshape((b * t, c))?;
+        let code = self.dictionary.encode(&rows)?;
+        let change = |row: usize| {
+            if self.position.is_some_and(|position| position != at.past + row % t) {
+                return 0.0;
+            }
+            let value = f64::from(code.value(row, self.feature));
+            let to = match self.to {
+                Activity::Times(factor) => value * factor,
+                Activity::Set(to) => to,
+            };
+            ((to - value) * f64::from(self.dictionary.factor(&code, row, self.feature))) as f32
+        };
+        let changes = Tensor::from_iter((0..b * t).map(change), &Device::Cpu)?.reshape((b, t, 1))?;
+        let direction = self.dictionary.w_dec().get(self.feature as usize)?; // (C)
+        x + changes.broadcast_mul(&direction)?.to_dtype(x.dtype())?.to_device(x.device())?
     }
 }
 

@@ -1,7 +1,7 @@
 //! A list of interventions, as hooks.
 
 use super::hook::{At, Hooks, KnockOut};
-use super::intervention::{Head, Intervention, MEAN_ABLATED, Patch, Place};
+use super::intervention::{Activity, FeatureChange, Head, Intervention, MEAN_ABLATED, Patch, Place};
 use super::point::Point;
 use crate::Config;
 use candle_core::{Result, Tensor};
@@ -119,6 +119,7 @@ fn check(one: &Intervention, config: &Config) -> Result<()> {
         Intervention::KnockOut(layer, pair) => (*layer, pair.head),
         Intervention::Patch(patch) => (Some(patch.place.layer()), one.head().map(|head| head.head)),
         Intervention::Add { layer, .. } => (Some(*layer), None),
+        Intervention::Feature(change) => (change.point.layer(), None),
         _ => (one.head().map(|head| head.layer), one.head().map(|head| head.head)),
     };
     if let Some(layer) = layer.filter(|&layer| layer >= layers) {
@@ -151,6 +152,7 @@ fn check(one: &Intervention, config: &Config) -> Result<()> {
             check_position(*position, positions)
         }
         Intervention::Patch(patch) => check_patch(patch, config),
+        Intervention::Feature(change) => check_feature(change, config),
         Intervention::KnockOut(_, KnockOut { query, .. }) if *query >= positions => {
             candle_core::bail!("position {query}: the model has positions 0 to {}", positions - 1)
         }
@@ -169,6 +171,28 @@ fn check_position(position: Option<usize>, positions: usize) -> Result<()> {
         }
         None => Ok(()),
     }
+}
+
+fn check_feature(change: &FeatureChange, config: &Config) -> Result<()> {
+    let FeatureChange { dictionary, point, feature, to, position } = change;
+    let (Activity::Times(number) | Activity::Set(number)) = to;
+    if !number.is_finite() {
+        candle_core::bail!("feature {feature}: {number} is not a finite number")
+    }
+    if *feature as usize >= dictionary.features() {
+        candle_core::bail!(
+            "feature {feature}: the dictionary has features 0 to {}",
+            dictionary.features() - 1
+        )
+    }
+    if dictionary.is_transcoder() {
+        candle_core::bail!("feature {feature}: a transcoder's features cannot be changed")
+    }
+    if matches!(point, Point::Q(_) | Point::Z(_)) {
+        candle_core::bail!("feature {feature}: features of heads ({point}) cannot be changed")
+    }
+    point.check_width(dictionary.d(), config)?;
+    check_position(*position, config.n_positions)
 }
 
 fn check_patch(Patch { place, position, from }: &Patch, config: &Config) -> Result<()> {

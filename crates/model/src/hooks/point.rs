@@ -1,5 +1,7 @@
 //! The points where hooks read and change values, and their names in TransformerLens.
 
+use crate::Config;
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -199,6 +201,38 @@ impl Point {
             Scores(_) | Pattern(_) => "(B, H, T, S)",
             MlpPre(_) | MlpPost(_) => "(B, T, n_inner)",
             Logits => "(B, T, V)",
+        }
+    }
+
+    /// How many numbers a position's value has, all heads together; `None` where that is no vector, or not of one length.
+    #[must_use]
+    pub fn width(&self, config: &Config) -> Option<usize> {
+        match self {
+            Q(_) | Z(_) => Some(config.n_head * config.head_dim()),
+            MlpPre(_) | MlpPost(_) => Some(config.inner_dim()),
+            Embed | PosEmbed | ResidPre(_) | Ln1Normalized(_) | Ln1(_) | AttnOut(_) | ResidMid(_)
+            | MlpIn(_) | Ln2Normalized(_) | Ln2(_) | MlpOut(_) | ResidPost(_) => Some(config.n_embd),
+            _ => None,
+        }
+    }
+
+    /// Refuses a model whose value here is not a vector of `width` numbers for each position, all heads together.
+    ///
+    /// # Errors
+    /// As it says, or when the model has no such layer.
+    pub fn check_width(&self, width: usize, config: &Config) -> candle_core::Result<()> {
+        if let Some(layer) = self.layer().filter(|&layer| layer >= config.n_layer) {
+            candle_core::bail!(
+                "{self}: there is no layer {layer}; the model has layers 0 to {}",
+                config.n_layer - 1
+            )
+        }
+        match self.width(config) {
+            Some(found) if found == width => Ok(()),
+            Some(found) => candle_core::bail!(
+                "the dictionary is for {width} numbers at {self}, where this model has {found}: it belongs to another model"
+            ),
+            None => candle_core::bail!("{self} is no vector for each position, as a dictionary needs"),
         }
     }
 

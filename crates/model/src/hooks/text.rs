@@ -2,7 +2,7 @@
 //! `block 3.2/7:4`.
 
 use super::hook::KnockOut;
-use super::intervention::{Head, Intervention, Patch, Place};
+use super::intervention::{Activity, FeatureChange, Head, Intervention, Patch, Place};
 use super::point::ParseError;
 use std::fmt;
 use std::str::FromStr;
@@ -79,6 +79,14 @@ impl fmt::Display for Intervention {
             Self::Add { layer, position, .. } => {
                 write!(f, "add {layer}")?;
                 position.map_or(Ok(()), |position| write!(f, "@{position}"))
+            }
+            Self::Feature(FeatureChange { point, feature, to, position, .. }) => {
+                let at = position.map_or_else(String::new, |position| format!("@{position}"));
+                match to {
+                    Activity::Times(0.0) => write!(f, "ablate-feature {feature}{at} of {point}"),
+                    Activity::Times(factor) => write!(f, "scale-feature {feature}{at}={factor} of {point}"),
+                    Activity::Set(to) => write!(f, "set-feature {feature}{at}={to} of {point}"),
+                }
             }
             Self::KnockOut(layer, KnockOut { head, query, key }) => {
                 f.write_str("block ")?;

@@ -1,0 +1,444 @@
+//! [`Dictionary`]: a sparse autoencoder or transcoder, which writes a model's values as few of many features.
+//!
+//! `f = select(x·W_enc + b_enc)`, and `x̂ = f·W_dec + b_dec`, where few of f's numbers are not 0: Bricken et al. 2023, "Towards
+//! Monosemanticity". How they are selected: ReLU; gated (Rajamanoharan et al. 2024, "Improving Dictionary Learning with Gated
+//! Sparse Autoencoders"); a threshold for each feature (JumpReLU, Rajamanoharan et al. 2024, "Jumping Ahead"); the largest
+//! k (Gao et al. 2024, "Scaling and evaluating sparse autoencoders"). A transcoder (Dunefsky et al. 2024, "Transcoders Find
+//! Interpretable LLM Feature Circuits") predicts another value than it reads: an MLP's output from its input.
+//!
+//! Names and meanings of tensors and settings are those of [SAELens](https://github.com/decoderesearch/SAELens) 6.
+//!
+//! ```
+//! use candle_core::{Device, Tensor};
+//! use gpt2_model::dictionary::{Dictionary, DictionaryTensors, Scaling, Selection};
+//!
+//! # fn main() -> candle_core::Result<()> {
+//! # let d = &Device::Cpu;
+//! let tensors = DictionaryTensors {
+//!     w_enc: Tensor::new(&[[1f32, -1., 0.], [0., 0., 1.]], d)?, // (2, 3)
+//!     b_enc: Tensor::new(&[0f32, 0., -1.], d)?,
+//!     w_dec: Tensor::new(&[[1f32, 0.], [-1., 0.], [0., 1.]], d)?, // (3, 2)
+//!     b_dec: Tensor::new(&[0f32, 0.5], d)?,
+//!     skip: None,
+//! };
+//! let dictionary = Dictionary::new(tensors, Selection::Relu)?;
+//! let x = Tensor::new(&[[2f32, 0.], [-3., 4.]], d)?;
+//! let code = dictionary.encode(&x)?;
+//! assert_eq!((code.value(0, 0), code.value(1, 1), code.value(1, 2)), (2.0, 3.0, 3.0));
+//! assert_eq!(dictionary.decode(&code, &x)?.to_vec2::<f32>()?, [[2.0, 0.5], [-3.0, 3.5]]);
+//! # Ok(())
+//! # }
+//! ```
+
+mod code;
+
+pub use code::{Code, Fired};
+
+use candle_core::{D, DType, Device, Layout, Result, Storage, Tensor};
+use candle_fused::{Activation, Epilogue, Weight, WeightLayout};
+use code::Taken;
+use rayon::prelude::*;
+
+/// Above this share of features that fire, decoding multiplies whole matrices: reading the rows of `W_dec` one by one would take
+/// longer. Dictionaries that were trained are far below.
+const DENSE: f64 = 1.0 / 64.0;
+/// What SAELens adds to a standard deviation.
+const EPSILON: f64 = 1e-5;
+
+/// How a dictionary selects the features that fire, from `pre = x·W_enc + b_enc`.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Selection {
+    /// Those above 0.
+    Relu,
+    /// Those with `pre` above 0, where `b_enc` is `b_gate`; their activation is `max(0, x·W_enc·exp(r_mag) + b_mag)`.
+    Gated {
+        /// `r_mag`, (features)
+        r_mag: Tensor,
+        /// `b_mag`, (features)
+        b_mag: Tensor,
+    },
+    /// Those above 0 and above a threshold of their own, (features).
+    JumpRelu(Tensor),
+    /// The k largest that are above 0.
+    TopK {
+        /// How many.
+        k: usize,
+        /// Whether `pre` is multiplied by the norm of the feature's row of `W_dec` first, and the activation divided by it last.
+        by_norm: bool,
+        /// Whether size counts, not sign: activations may be negative.
+        absolute: bool,
+    },
+}
+
+/// How a dictionary normalizes what it reads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Scaling {
+    /// Not at all.
+    #[default]
+    None,
+    /// Each position's mean becomes 0 and its standard deviation (of n - 1) 1.
+    LayerNorm,
+    /// Each position's norm becomes √d.
+    ConstantNorm,
+}
+
+/// The tensors of a dictionary, in f32.
+#[derive(Debug, Clone)]
+pub struct DictionaryTensors {
+    /// `W_enc`, (d, features)
+    pub w_enc: Tensor,
+    /// `b_enc`, or `b_gate`, (features)
+    pub b_enc: Tensor,
+    /// `W_dec`, (features, d out)
+    pub w_dec: Tensor,
+    /// `b_dec`, (d out)
+    pub b_dec: Tensor,
+    /// `W_skip` of a transcoder, (d out, d)
+    pub skip: Option<Tensor>,
+}
+
+/// A sparse autoencoder or transcoder. It computes in f32 on the CPU.
+#[derive(Debug, Clone)]
+pub struct Dictionary {
+    encoder: Weight,
+    b_enc: Tensor,
+    selection: Selection,
+    /// The norms of `W_dec`'s rows, if the selection asks for them.
+    norms: Option<Vec<f32>>,
+    w_dec: Tensor,
+    decoder: Weight,
+    b_dec: Tensor,
+    skip: Option<Tensor>,
+    scaling: Scaling,
+    subtracts_b_dec: bool,
+    centers: bool,
+    transcodes: bool,
+}
+
+impl Dictionary {
+    /// A dictionary that encodes `x` as it is: see [`with_scaling`](Self::with_scaling) and
+    /// [`subtracting_b_dec`](Self::subtracting_b_dec).
+    ///
+    /// # Errors
+    /// When the tensors are not in f32 on the CPU, their shapes do not fit each other, or k is 0 or larger than the number of
+    /// features.
+    pub fn new(tensors: DictionaryTensors, selection: Selection) -> Result<Self> {
+        let DictionaryTensors { w_enc, b_enc, w_dec, b_dec, skip } = tensors;
+        let (d, features) = w_enc.dims2()?;
+        let (of_decoder, d_out) = w_dec.dims2()?;
+        if of_decoder != features {
+            candle_core::bail!("Dictionary: W_enc has {features} features, W_dec {of_decoder}")
+        }
+        let mut wanted = vec![("W_enc", &w_enc, vec![d, features]), ("W_dec", &w_dec, vec![features, d_out])];
+        wanted.extend([("b_enc", &b_enc, vec![features]), ("b_dec", &b_dec, vec![d_out])]);
+        wanted.extend(skip.iter().map(|skip| ("W_skip", skip, vec![d_out, d])));
+        match &selection {
+            Selection::Gated { r_mag, b_mag } => {
+                wanted.extend([("r_mag", r_mag, vec![features]), ("b_mag", b_mag, vec![features])]);
+            }
+            Selection::JumpRelu(threshold) => wanted.push(("threshold", threshold, vec![features])),
+            Selection::TopK { k, .. } if *k == 0 || *k > features => {
+                candle_core::bail!("Dictionary: k is {k}, expected 1 to {features}, the number of features")
+            }
+            Selection::Relu | Selection::TopK { .. } => {}
+        }
+        for (name, tensor, shape) in wanted {
+            if tensor.dims() != shape || tensor.dtype() != DType::F32 || !tensor.device().is_cpu() {
+                candle_core::bail!(
+                    "Dictionary: {name} is {:?} {:?}, expected {shape:?} in f32 on the CPU",
+                    tensor.dtype(),
+                    tensor.dims()
+                )
+            }
+        }
+        let w_dec = w_dec.contiguous()?;
+        let norms = match &selection {
+            Selection::TopK { by_norm: true, .. } => {
+                let norms: Vec<f32> = w_dec.sqr()?.sum(1)?.sqrt()?.to_vec1()?;
+                if let Some(feature) = norms.iter().position(|norm| *norm == 0.0) {
+                    candle_core::bail!(
+                        "Dictionary: W_dec's row {feature} is 0, but activations are divided by its norm"
+                    )
+                }
+                Some(norms)
+            }
+            _ => None,
+        };
+        Ok(Self {
+            encoder: Weight::pack(&w_enc, WeightLayout::InOut)?,
+            b_enc,
+            selection,
+            norms,
+            decoder: Weight::plain(w_dec.clone(), WeightLayout::InOut)?,
+            w_dec,
+            b_dec,
+            transcodes: skip.is_some(),
+            skip,
+            scaling: Scaling::None,
+            subtracts_b_dec: false,
+            centers: false,
+        })
+    }
+
+    /// The same dictionary, normalizing what it reads. The reconstruction gets the scale back, that of a transcoder does not.
+    #[must_use]
+    pub fn with_scaling(self, scaling: Scaling) -> Self {
+        Self { scaling, ..self }
+    }
+
+    /// The same dictionary, subtracting `b_dec` from what it encodes (`apply_b_dec_to_input`).
+    ///
+    /// # Errors
+    /// When `b_dec` is not as wide as the input.
+    pub fn subtracting_b_dec(self) -> Result<Self> {
+        if self.d_out() != self.d() {
+            candle_core::bail!(
+                "Dictionary: b_dec has {} numbers, but the input that it is to be subtracted from has {}",
+                self.d_out(),
+                self.d()
+            )
+        }
+        Ok(Self { subtracts_b_dec: true, ..self })
+    }
+
+    /// The same dictionary for a model whose stream has mean 0 at each position (TransformerLens' `center_writing_weights`): it
+    /// takes each position's mean off first, and adds it to the reconstruction. The model's layer norms ignore it.
+    #[must_use]
+    pub fn centering(self) -> Self {
+        Self { centers: true, ..self }
+    }
+
+    /// The same dictionary, predicting another value than it reads.
+    #[must_use]
+    pub fn transcoding(self) -> Self {
+        Self { transcodes: true, ..self }
+    }
+
+    /// Whether it predicts another value than it reads.
+    #[must_use]
+    pub fn is_transcoder(&self) -> bool {
+        self.transcodes
+    }
+
+    /// The width of what it reads.
+    #[must_use]
+    pub fn d(&self) -> usize {
+        self.encoder.shape().0
+    }
+
+    /// The width of what it reconstructs.
+    #[must_use]
+    pub fn d_out(&self) -> usize {
+        self.b_dec.elem_count()
+    }
+
+    /// The number of features.
+    #[must_use]
+    pub fn features(&self) -> usize {
+        self.encoder.shape().1
+    }
+
+    /// `W_dec`: what each feature adds for each unit of its activation, (features, d out).
+    #[must_use]
+    pub fn w_dec(&self) -> &Tensor {
+        &self.w_dec
+    }
+
+    /// Which features fire on some values.
+    ///
+    /// # Shapes
+    /// `x` (.., d) in f32 on the CPU
+    ///
+    /// # Errors
+    /// When `x` has another width, dtype or device.
+    pub fn encode(&self, x: &Tensor) -> Result<Code> {
+        let (rows, taken) = self.normalized(x)?; // (positions, d)
+        let rows = if self.subtracts_b_dec { rows.broadcast_sub(&self.b_dec)? } else { rows };
+        let (bias, epilogue) = match self.selection {
+            // Both of its sums need the product alone.
+            Selection::Gated { .. } => (None, Epilogue::None),
+            Selection::Relu | Selection::JumpRelu(_) => {
+                (Some(&self.b_enc), Epilogue::Activation(Activation::Relu))
+            }
+            Selection::TopK { .. } => (Some(&self.b_enc), Epilogue::None),
+        };
+        let pre = self.encoder.forward(&rows, bias, epilogue)?; // (positions, features)
+        Ok(Code::new(self.features(), self.selected(&pre)?, taken))
+    }
+
+    /// The reconstruction `f·W_dec + b_dec`, with what normalization took; of a transcoder, its prediction.
+    ///
+    /// # Shapes
+    /// `x` (.., d), the values that were encoded, in the order of `code`'s rows -> (.., d out)
+    ///
+    /// # Errors
+    /// When `code` is of another dictionary, or `x` has another number of positions.
+    pub fn decode(&self, code: &Code, x: &Tensor) -> Result<Tensor> {
+        let mut dims = x.dims().to_vec();
+        let positions = dims.iter().rev().skip(1).product::<usize>();
+        if (code.features(), code.rows()) != (self.features(), positions) {
+            candle_core::bail!(
+                "Dictionary::decode: a code of {} positions and {} features, expected {positions} and {}",
+                code.rows(),
+                code.features(),
+                self.features()
+            )
+        }
+        let mut y = self.sums(code)?.broadcast_add(&self.b_dec)?; // (positions, d out)
+        if self.undoes() {
+            let column = |of: fn(&Taken) -> f32| {
+                Tensor::from_iter(code.taken.iter().map(of), &Device::Cpu)?.unsqueeze(1) // (positions, 1)
+            };
+            y = y
+                .broadcast_mul(&column(|taken| taken.scale)?)?
+                .broadcast_add(&column(|taken| taken.shift)?)?;
+        }
+        if let Some(skip) = &self.skip {
+            y = (y + x.reshape((positions, self.d()))?.matmul(&skip.t()?)?)?;
+        }
+        if let Some(last) = dims.last_mut() {
+            *last = self.d_out();
+        }
+        y.reshape(dims)
+    }
+
+    /// What a feature with this activation at a position of `code` adds to the reconstruction: a factor of its row of `W_dec`.
+    #[must_use]
+    pub fn factor(&self, code: &Code, row: usize, feature: u32) -> f32 {
+        let of_norm = self.norms.as_ref().map_or(1.0, |norms| 1.0 / norms[feature as usize]);
+        let of_row = code.taken.get(row).filter(|_| self.undoes()).map_or(1.0, |taken| taken.scale);
+        of_norm * of_row
+    }
+
+    /// Whether the output gets back what normalization took.
+    fn undoes(&self) -> bool {
+        !self.transcodes && (self.centers || self.scaling != Scaling::None)
+    }
+
+    /// The values to encode, normalized, (positions, d), and what that took.
+    fn normalized(&self, x: &Tensor) -> Result<(Tensor, Vec<Taken>)> {
+        let d = self.d();
+        if x.dim(D::Minus1)? != d || x.dtype() != DType::F32 || !x.device().is_cpu() {
+            candle_core::bail!(
+                "Dictionary: expected values [.., {d}] in f32 on the CPU, got {:?} {:?}",
+                x.dtype(),
+                x.dims()
+            )
+        }
+        let mut rows: Vec<f32> = x.flatten_all()?.to_vec1()?;
+        let taken: Vec<Taken> = rows.par_chunks_mut(d).map(|row| self.normalize(row)).collect();
+        Ok((Tensor::from_vec(rows, (taken.len(), d), &Device::Cpu)?, taken))
+    }
+
+    /// Normalizes a position. Sums are in f64.
+    #[allow(clippy::cast_possible_truncation)] // back to f32
+    fn normalize(&self, row: &mut [f32]) -> Taken {
+        let narrow = |x: f64| x as f32;
+        let n = row.len() as f64;
+        let mean = || row.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
+        let squares = |mean: f64| row.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>();
+        let first = if self.centers { mean() } else { 0.0 };
+        // SAELens divides by the standard deviation plus ε, and multiplies by the standard deviation.
+        let (shift, divisor, scale) = match self.scaling {
+            Scaling::None => (first, 1.0, 1.0),
+            Scaling::LayerNorm => {
+                let mean = mean();
+                let deviation = (squares(mean) / (n - 1.0)).sqrt();
+                (mean, deviation + EPSILON, deviation)
+            }
+            Scaling::ConstantNorm => {
+                let norm = squares(first).sqrt() / n.sqrt();
+                (first, norm, norm)
+            }
+        };
+        for x in row {
+            *x = narrow((f64::from(*x) - shift) / divisor);
+        }
+        Taken { shift: narrow(shift), scale: narrow(scale) }
+    }
+
+    /// The features that fire at each position, by number.
+    fn selected(&self, pre: &Tensor) -> Result<Vec<Vec<Fired>>> {
+        let features = self.features();
+        let pre = pre.contiguous()?;
+        let (storage, layout) = pre.storage_and_layout();
+        let rows = slice(&storage, layout)?.par_chunks(features);
+        let positive = |feature: u32, value: f32| (value > 0.0).then_some(Fired { feature, value });
+        Ok(match &self.selection {
+            Selection::Relu => {
+                rows.map(|row| (0..).zip(row).filter_map(|(i, &x)| positive(i, x)).collect()).collect()
+            }
+            Selection::JumpRelu(threshold) => {
+                let threshold: Vec<f32> = threshold.to_vec1()?;
+                let fires = |(i, (&x, &least)): (u32, (&f32, &f32))| positive(i, x).filter(|_| x > least);
+                rows.map(|row| (0..).zip(row.iter().zip(&threshold)).filter_map(fires).collect()).collect()
+            }
+            Selection::Gated { r_mag, b_mag } => {
+                let gate: Vec<f32> = self.b_enc.to_vec1()?;
+                let (scale, b_mag): (Vec<f32>, Vec<f32>) = (r_mag.exp()?.to_vec1()?, b_mag.to_vec1()?);
+                let of_row = |row: &[f32]| {
+                    let parts = row.iter().zip(&gate).zip(scale.iter().zip(&b_mag));
+                    let fires = (0..).zip(parts).filter_map(|(i, ((x, gate), (scale, b_mag)))| {
+                        positive(i, x * scale + b_mag).filter(|_| x + gate > 0.0)
+                    });
+                    fires.collect()
+                };
+                rows.map(of_row).collect()
+            }
+            &Selection::TopK { k, absolute, .. } => {
+                rows.map(|row| largest(row, self.norms.as_deref(), k, absolute)).collect()
+            }
+        })
+    }
+
+    /// `f·W_dec`, (positions, d out)
+    fn sums(&self, code: &Code) -> Result<Tensor> {
+        let (rows, d) = (code.rows(), self.d_out());
+        if code.fired() as f64 > DENSE * (rows * self.features()) as f64 {
+            let mut dense = code.dense()?;
+            if let Some(norms) = &self.norms {
+                dense = dense.broadcast_div(&Tensor::from_slice(norms, norms.len(), &Device::Cpu)?)?;
+            }
+            return self.decoder.forward(&dense, None, Epilogue::None);
+        }
+        let (storage, layout) = self.w_dec.storage_and_layout();
+        let w_dec = slice(&storage, layout)?;
+        let mut sums = vec![0f32; rows * d];
+        sums.par_chunks_mut(d).enumerate().for_each(|(row, sum)| {
+            for &Fired { feature, value } in code.row(row) {
+                let value = self.norms.as_ref().map_or(value, |norms| value / norms[feature as usize]);
+                let direction = &w_dec[feature as usize * d..][..d];
+                for (sum, x) in sum.iter_mut().zip(direction) {
+                    *sum += value * x;
+                }
+            }
+        });
+        Tensor::from_vec(sums, (rows, d), &Device::Cpu)
+    }
+}
+
+/// The numbers of a contiguous tensor in f32 on the CPU.
+fn slice<'a>(storage: &'a Storage, layout: &Layout) -> Result<&'a [f32]> {
+    match (storage, layout.contiguous_offsets()) {
+        (Storage::Cpu(storage), Some((start, end))) => Ok(&storage.as_slice::<f32>()?[start..end]),
+        _ => candle_core::bail!("Dictionary: expected a contiguous tensor on the CPU, got {layout:?}"),
+    }
+}
+
+/// The k largest of a row, by number; of equal ones, the first.
+fn largest(row: &[f32], norms: Option<&[f32]>, k: usize, absolute: bool) -> Vec<Fired> {
+    let value = |i: usize| norms.map_or(row[i], |norms| row[i] * norms[i]);
+    let size = |i: usize| if absolute { value(i).abs() } else { value(i) };
+    let mut order: Vec<u32> = (0..).take(row.len()).collect();
+    if k < row.len() {
+        order.select_nth_unstable_by(k - 1, |&a, &b| {
+            size(b as usize).total_cmp(&size(a as usize)).then(a.cmp(&b))
+        });
+        order.truncate(k);
+    }
+    order.sort_unstable();
+    let fired = order.into_iter().map(|feature| Fired { feature, value: value(feature as usize) });
+    fired.filter(|one| if absolute { one.value != 0.0 } else { one.value > 0.0 }).collect()
+}

@@ -1,0 +1,303 @@
+//! [`DictionaryTrainer`]: trains a sparse autoencoder on a model's values.
+//!
+//! The loss is the squared error of what is rebuilt, over the variance of the values. Features fire by TopK (Gao et al. 2024,
+//! "Scaling and evaluating sparse autoencoders") or above a threshold that learns, with a quadratic penalty on how many fire
+//! (Rajamanoharan et al. 2024, "Jumping Ahead"). Features that have been silent for long rebuild what the others miss, in a loss
+//! of its own (Gao et al., "`AuxK`"), so that they come back. Rows of `W_dec` keep norm 1.
+
+use crate::optimizer::{AdamW, AdamWParams};
+use candle_core::{D, DType, Device, Result, Tensor, Var};
+use gpt2_model::dictionary::{DictionaryTensors, Selection};
+use gpt2_model::linear::{Epilogue, Weight, WeightLayout};
+use rand::SeedableRng;
+use rand::seq::index::sample;
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, StandardNormal};
+
+/// The share of the loss of silent features in the whole (Gao et al.).
+const SILENT_SHARE: f64 = 1.0 / 32.0;
+/// The share of the penalty on how many features fire.
+const PENALTY: f64 = 1.0;
+/// How far from its threshold a sum teaches it (Rajamanoharan et al.'s ε, for values of norm √d).
+const BANDWIDTH: f64 = 0.05;
+/// Every threshold at the start.
+const FIRST_THRESHOLD: f64 = 0.05;
+
+/// How few features fire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Sparsity {
+    /// The k largest of each position.
+    TopK,
+    /// Those above a threshold of their own, about k of each position.
+    JumpRelu,
+}
+
+/// The settings of a [`DictionaryTrainer`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct DictionaryOptions {
+    /// The number of features.
+    pub features: usize,
+    /// How few of them fire.
+    pub sparsity: Sparsity,
+    /// How many fire at a position.
+    pub k: usize,
+    /// The largest learning rate. It rises over the first twentieth of the steps, and falls to 0 over the last fifth.
+    pub lr: f64,
+    /// The number of steps.
+    pub steps: usize,
+    /// After how many positions without firing a feature counts as silent.
+    pub silent_after: usize,
+    /// Decides the weights at the start.
+    pub seed: u64,
+}
+
+impl DictionaryOptions {
+    /// The usual settings.
+    #[must_use]
+    pub fn new(features: usize, k: usize, steps: usize) -> Self {
+        let sparsity = Sparsity::TopK;
+        Self { features, sparsity, k, lr: 1e-3, steps, silent_after: 100_000, seed: 0 }
+    }
+
+    /// The learning rate of a step, counted from 0.
+    fn lr_at(&self, step: usize) -> f64 {
+        let (done, all) = ((step + 1) as f64, self.steps as f64);
+        let (rising, falling) = (done / (all / 20.0), (all - done + 1.0) / (all / 5.0));
+        self.lr * rising.min(falling).min(1.0)
+    }
+}
+
+/// What a step found, before it changed anything.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct DictionaryStep {
+    /// The share of the values' variance that was not rebuilt.
+    pub unexplained: f64,
+    /// How many features fired at a position, on average.
+    pub l0: f64,
+    /// How many features have been silent for long.
+    pub silent: usize,
+}
+
+/// Trains a dictionary in f32 on the CPU.
+#[derive(Debug)]
+pub struct DictionaryTrainer {
+    options: DictionaryOptions,
+    w_enc: Var,
+    b_enc: Var,
+    w_dec: Var,
+    b_dec: Var,
+    /// The logarithms of the thresholds.
+    log_threshold: Option<Var>,
+    optimizer: AdamW,
+    /// Makes the values' mean norm √d.
+    scale: f64,
+    /// For how many positions each feature has been silent.
+    silent: Vec<usize>,
+    step: usize,
+}
+
+impl DictionaryTrainer {
+    /// A trainer for values like `sample`, which decide the scale and the first `b_dec`. Rows of `W_dec` begin in random directions,
+    /// and columns of `W_enc` as those rows.
+    ///
+    /// # Shapes
+    /// `sample` (positions, d)
+    ///
+    /// # Errors
+    /// When `sample` is empty, 0 everywhere or not finite, or an option is 0, or k is larger than the number of features.
+    pub fn new(sample: &Tensor, options: DictionaryOptions) -> Result<Self> {
+        let DictionaryOptions { features, k, steps, silent_after, .. } = options;
+        if k == 0 || k > features || steps == 0 || silent_after == 0 {
+            candle_core::bail!(
+                "a dictionary of {features} features, of which {k} fire, in {steps} steps: expected 1 or more of each, and no more that fire than there are"
+            )
+        }
+        let (positions, d) = sample.dims2()?;
+        if positions == 0 {
+            candle_core::bail!("a dictionary needs values to learn from, got none")
+        }
+        let sample = sample.to_dtype(DType::F32)?;
+        let norm = sample.to_dtype(DType::F64)?.sqr()?.sum(1)?.sqrt()?.mean_all()?.to_scalar::<f64>()?;
+        let scale = (d as f64).sqrt() / norm;
+        if !scale.is_finite() || scale == 0.0 {
+            candle_core::bail!("the values' mean norm is {norm}, expected a number above 0")
+        }
+        let mut rng = ChaCha8Rng::seed_from_u64(options.seed);
+        let drawn: Vec<f32> = (0..features * d).map(|_| StandardNormal.sample(&mut rng)).collect();
+        let w_dec = unit_rows(&Tensor::from_vec(drawn, (features, d), &Device::Cpu)?)?;
+        // A mean of few rows is as good as one of all.
+        let rows = sample.index_select(&chosen(&mut rng, positions, 4096)?, 0)?;
+        let zeros = || Var::zeros(features, DType::F32, &Device::Cpu);
+        let log_threshold = match options.sparsity {
+            Sparsity::TopK => None,
+            Sparsity::JumpRelu => Some(Var::from_tensor(&(zeros()?.as_tensor() + FIRST_THRESHOLD.ln())?)?),
+        };
+        let (w_enc, b_enc) = (Var::from_tensor(&w_dec.t()?.contiguous()?)?, zeros()?);
+        let (w_dec, b_dec) = (Var::from_tensor(&w_dec)?, Var::from_tensor(&(rows.mean(0)? * scale)?)?);
+        let mut variables = vec![("W_enc", &w_enc), ("b_enc", &b_enc), ("W_dec", &w_dec), ("b_dec", &b_dec)];
+        variables.extend(log_threshold.iter().map(|threshold| ("log_threshold", threshold)));
+        let variables = variables.into_iter().map(|(name, var)| (name.to_owned(), var.clone()));
+        let params = AdamWParams { weight_decay: 0.0, max_grad_norm: Some(1.0), ..AdamWParams::default() };
+        let optimizer = AdamW::new(variables, params)?;
+        let silent = vec![0; features];
+        Ok(Self { options, w_enc, b_enc, w_dec, b_dec, log_threshold, optimizer, scale, silent, step: 0 })
+    }
+
+    /// Learns from a batch.
+    ///
+    /// # Shapes
+    /// `x` (positions, d)
+    ///
+    /// # Errors
+    /// When `x` has another width, or a gradient is not finite.
+    pub fn step(&mut self, x: &Tensor) -> Result<DictionaryStep> {
+        let x = (x.to_dtype(DType::F32)? * self.scale)?;
+        let (positions, d) = x.dims2()?;
+        let variance = x.broadcast_sub(&x.mean_keepdim(0)?)?.sqr()?.mean_all()?.to_scalar::<f32>()?;
+        let pre = product(&x.broadcast_sub(self.b_dec.as_tensor())?, &self.w_enc, Some(&self.b_enc))?; // (positions, F)
+        let fires = self.fires(&pre)?; // 1 where a feature fires
+        let (acts, penalty) = match &self.log_threshold {
+            None => ((pre.relu()? * &fires)?, None),
+            Some(log_threshold) => {
+                let (acts, l0) = jump(&pre, &fires, &log_threshold.as_tensor().exp()?)?;
+                let over = ((l0 / self.options.k as f64)? - 1.0)?;
+                (acts, Some((over.sqr()? * PENALTY)?))
+            }
+        };
+        let rebuilt = product(&acts, &self.w_dec, Some(&self.b_dec))?;
+        let missed = (&x - rebuilt)?;
+        let unexplained = (missed.sqr()?.mean_all()? / f64::from(variance))?;
+        let mut loss = unexplained.clone();
+        if let Some(penalty) = penalty {
+            loss = (loss + penalty)?;
+        }
+        let silent = self.count(&fires, positions)?;
+        if silent > 0
+            && let Some(of_silent) = self.silent_loss(&pre, &missed.detach(), silent.min(d / 2).max(1))?
+        {
+            loss = (loss + (of_silent * SILENT_SHARE)?)?;
+        }
+        let l0 = f64::from(fires.sum_all()?.to_scalar::<f32>()?) / positions as f64;
+        let unexplained = f64::from(unexplained.to_scalar::<f32>()?);
+        let gradients = loss.backward()?;
+        self.optimizer.step(&gradients, self.options.lr_at(self.step), 1.0)?;
+        self.w_dec.set(&unit_rows(self.w_dec.as_tensor())?)?;
+        self.step += 1;
+        Ok(DictionaryStep { unexplained, l0, silent })
+    }
+
+    /// The dictionary so far, for values as they are: the scale is folded into the weights. It subtracts `b_dec` from its input.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn dictionary(&self) -> Result<(DictionaryTensors, Selection)> {
+        let tensors = DictionaryTensors {
+            w_enc: (self.w_enc.as_tensor().detach() * self.scale)?,
+            b_enc: self.b_enc.as_tensor().detach().copy()?,
+            w_dec: (self.w_dec.as_tensor().detach() / self.scale)?,
+            b_dec: (self.b_dec.as_tensor().detach() / self.scale)?,
+            skip: None,
+        };
+        let selection = match &self.log_threshold {
+            None => Selection::TopK { k: self.options.k, by_norm: false, absolute: false },
+            Some(log_threshold) => Selection::JumpRelu(log_threshold.as_tensor().detach().exp()?),
+        };
+        Ok((tensors, selection))
+    }
+
+    /// 1 where a feature fires, else 0.
+    fn fires(&self, pre: &Tensor) -> Result<Tensor> {
+        match &self.log_threshold {
+            None => largest(&pre.detach().relu()?, self.options.k),
+            Some(log_threshold) => {
+                let threshold = log_threshold.as_tensor().detach().exp()?;
+                pre.detach().broadcast_gt(&threshold)?.to_dtype(DType::F32)
+            }
+        }
+    }
+
+    /// Counts for how long each feature has been silent: the number of those that have been for long.
+    fn count(&mut self, fires: &Tensor, positions: usize) -> Result<usize> {
+        let fired: Vec<f32> = fires.max(0)?.to_vec1()?;
+        for (silent, fired) in self.silent.iter_mut().zip(fired) {
+            *silent = if fired > 0.0 { 0 } else { *silent + positions };
+        }
+        Ok(self.silent.iter().filter(|&&silent| silent >= self.options.silent_after).count())
+    }
+
+    /// The share of what was missed that the strongest silent features do not rebuild.
+    fn silent_loss(&self, pre: &Tensor, missed: &Tensor, k: usize) -> Result<Option<Tensor>> {
+        let is_silent = |&silent: &usize| if silent >= self.options.silent_after { 1f32 } else { 0.0 };
+        let silent = Tensor::from_iter(self.silent.iter().map(is_silent), &Device::Cpu)?;
+        // Only the order counts, so that sums below 0 take part.
+        let lowest = pre.detach().min_all()?;
+        let order = pre.detach().broadcast_sub(&lowest)?.broadcast_add(&Tensor::new(1f32, &Device::Cpu)?)?;
+        let chosen = largest(&order.broadcast_mul(&silent)?, k)?;
+        let rebuilt = product(&(pre.relu()? * chosen)?, &self.w_dec, None)?;
+        let all = missed.sqr()?.mean_all()?.to_scalar::<f32>()?;
+        if all == 0.0 {
+            return Ok(None);
+        }
+        Ok(Some(((missed - rebuilt)?.sqr()?.mean_all()? / f64::from(all))?))
+    }
+}
+
+/// `max(pre, 0)` of the features that fire, and how many fire at a position. Thresholds learn from the sums that are within the
+/// bandwidth of them, as if a rectangle stood there for the step's slope (Rajamanoharan et al., equations 11 and 12).
+fn jump(pre: &Tensor, fires: &Tensor, threshold: &Tensor) -> Result<(Tensor, Tensor)> {
+    let apart = pre.detach().broadcast_sub(&threshold.detach())?;
+    let near = apart.abs()?.lt(BANDWIDTH / 2.0)?.to_dtype(DType::F32)?; // (positions, F)
+    // 0 with the threshold's gradient.
+    let learns = (threshold - threshold.detach())?;
+    let of_acts = near.broadcast_mul(&(threshold.detach() / BANDWIDTH)?)?.broadcast_mul(&learns)?;
+    let acts = ((pre.relu()? * fires)? - of_acts)?;
+    let of_count = (near / BANDWIDTH)?.broadcast_mul(&learns)?;
+    let count = (fires - of_count)?.sum(D::Minus1)?.mean_all()?;
+    Ok((acts, count))
+}
+
+/// `x·W + b`, with the same bits for any number of threads.
+fn product(x: &Tensor, weight: &Var, bias: Option<&Var>) -> Result<Tensor> {
+    let weight = Weight::plain(weight.as_tensor().clone(), WeightLayout::InOut)?;
+    weight.forward(x, bias.map(Var::as_tensor), Epilogue::None)
+}
+
+/// 1 at the k largest numbers of each row that are above 0, else 0; of equal ones, at the first.
+fn largest(x: &Tensor, k: usize) -> Result<Tensor> {
+    let (rows, columns) = x.dims2()?;
+    let x: Vec<f32> = x.flatten_all()?.to_vec1()?;
+    let mut chosen = vec![0f32; x.len()];
+    let mut order: Vec<usize> = vec![];
+    for (row, chosen) in x.chunks(columns).zip(chosen.chunks_mut(columns)) {
+        order.clear();
+        order.extend((0..columns).filter(|&i| row[i] > 0.0));
+        if order.len() > k {
+            order.select_nth_unstable_by(k, |&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
+            order.truncate(k);
+        }
+        for &i in &order {
+            chosen[i] = 1.0;
+        }
+    }
+    Tensor::from_vec(chosen, (rows, columns), &Device::Cpu)
+}
+
+/// The rows divided by their norms.
+fn unit_rows(x: &Tensor) -> Result<Tensor> {
+    x.broadcast_div(&x.sqr()?.sum_keepdim(1)?.sqrt()?)
+}
+
+/// At most `count` of `all` rows, in order.
+fn chosen(rng: &mut ChaCha8Rng, all: usize, count: usize) -> Result<Tensor> {
+    let mut rows: Vec<usize> = sample(rng, all, count.min(all)).into_vec();
+    rows.sort_unstable();
+    let rows: Vec<u32> = rows
+        .into_iter()
+        .map(u32::try_from)
+        .collect::<std::result::Result<_, _>>()
+        .map_err(candle_core::Error::wrap)?;
+    Tensor::new(rows, &Device::Cpu)
+}

@@ -1,0 +1,167 @@
+//! Dictionaries learn the directions that values are made of.
+
+use crate::common::Result;
+use candle_core::{D, Device, Tensor};
+use gpt2_model::dictionary::{Dictionary, Selection};
+use gpt2_train::{DictionaryOptions, DictionaryTrainer, Sparsity};
+use rand::seq::index::sample;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, StandardNormal};
+
+const D_MODEL: usize = 16;
+const TRUE_FEATURES: usize = 24;
+const ACTIVE: usize = 2;
+const BATCH: usize = 256;
+
+/// Values that are sums of a few of [`TRUE_FEATURES`] directions, moved by a constant.
+struct Planted {
+    rng: ChaCha8Rng,
+    /// (features, d), rows of norm 1
+    directions: Tensor,
+}
+
+impl Planted {
+    fn new() -> Result<Self> {
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        let drawn: Vec<f32> = (0..TRUE_FEATURES * D_MODEL).map(|_| StandardNormal.sample(&mut rng)).collect();
+        let drawn = Tensor::from_vec(drawn, (TRUE_FEATURES, D_MODEL), &Device::Cpu)?;
+        let directions = drawn.broadcast_div(&drawn.sqr()?.sum_keepdim(1)?.sqrt()?)?;
+        Ok(Self { rng, directions })
+    }
+
+    /// (`BATCH`, d)
+    fn batch(&mut self) -> Result<Tensor> {
+        let mut acts = vec![0f32; BATCH * TRUE_FEATURES];
+        for row in acts.chunks_mut(TRUE_FEATURES) {
+            for feature in sample(&mut self.rng, TRUE_FEATURES, ACTIVE) {
+                row[feature] = self.rng.random_range(1.0..2.0);
+            }
+        }
+        let acts = Tensor::from_vec(acts, (BATCH, TRUE_FEATURES), &Device::Cpu)?;
+        Ok(((acts.matmul(&self.directions)? * 7.0)? + 3.0)?)
+    }
+}
+
+fn options(sparsity: Sparsity) -> DictionaryOptions {
+    let mut options = DictionaryOptions::new(2 * TRUE_FEATURES, ACTIVE, 1500);
+    (options.sparsity, options.lr, options.silent_after) = (sparsity, 3e-3, 20 * BATCH);
+    options
+}
+
+/// Trains on planted values, and rebuilds others: how much of their variance is explained, how many features fire, and for each planted
+/// direction the cosine with the most similar row of `W_dec`.
+fn learned(sparsity: Sparsity) -> Result<(f64, f64, Vec<f32>)> {
+    let mut planted = Planted::new()?;
+    let options = options(sparsity);
+    let mut trainer = DictionaryTrainer::new(&planted.batch()?, options)?;
+    for _ in 0..options.steps {
+        trainer.step(&planted.batch()?)?;
+    }
+    let (tensors, selection) = trainer.dictionary()?;
+    let dictionary = Dictionary::new(tensors, selection)?.subtracting_b_dec()?;
+    let x = planted.batch()?;
+    let code = dictionary.encode(&x)?;
+    let missed = (&x - dictionary.decode(&code, &x)?)?.sqr()?.sum_all()?.to_scalar::<f32>()?;
+    let all = x.broadcast_sub(&x.mean_keepdim(0)?)?.sqr()?.sum_all()?.to_scalar::<f32>()?;
+    let rows = dictionary.w_dec();
+    let rows = rows.broadcast_div(&rows.sqr()?.sum_keepdim(1)?.sqrt()?)?;
+    let cosines = planted.directions.matmul(&rows.t()?)?.max(D::Minus1)?.to_vec1()?;
+    Ok((1.0 - f64::from(missed / all), code.mean_fired(), cosines))
+}
+
+#[test]
+fn topk_finds_planted_directions() -> Result {
+    let (explained, fired, cosines) = learned(Sparsity::TopK)?;
+    assert!(explained > 0.97, "{explained}");
+    assert!(fired <= ACTIVE as f64, "{fired}");
+    let found = cosines.iter().filter(|&&cosine| cosine > 0.95).count();
+    assert!(found >= TRUE_FEATURES - 2, "{cosines:?}");
+    Ok(())
+}
+
+#[test]
+fn jumprelu_finds_planted_directions_and_keeps_to_its_number() -> Result {
+    let (explained, fired, cosines) = learned(Sparsity::JumpRelu)?;
+    assert!(explained > 0.9, "{explained}");
+    assert!((fired / ACTIVE as f64 - 1.0).abs() < 0.5, "{fired}");
+    let found = cosines.iter().filter(|&&cosine| cosine > 0.9).count();
+    assert!(found >= TRUE_FEATURES - 4, "{cosines:?}");
+    Ok(())
+}
+
+/// The scale is folded into the weights: what the trainer rebuilds in its units is what the dictionary rebuilds as it is.
+#[test]
+fn a_step_reports_what_the_dictionary_before_it_does() -> Result {
+    for sparsity in [Sparsity::TopK, Sparsity::JumpRelu] {
+        let mut planted = Planted::new()?;
+        let mut trainer = DictionaryTrainer::new(&planted.batch()?, options(sparsity))?;
+        for _ in 0..30 {
+            trainer.step(&planted.batch()?)?;
+        }
+        let (tensors, selection) = trainer.dictionary()?;
+        assert_eq!(matches!(selection, Selection::TopK { .. }), sparsity == Sparsity::TopK);
+        let dictionary = Dictionary::new(tensors, selection)?.subtracting_b_dec()?;
+        let x = planted.batch()?;
+        let code = dictionary.encode(&x)?;
+        let missed = (&x - dictionary.decode(&code, &x)?)?.sqr()?.mean_all()?.to_scalar::<f32>()?;
+        let all = x.broadcast_sub(&x.mean_keepdim(0)?)?.sqr()?.mean_all()?.to_scalar::<f32>()?;
+        let step = trainer.step(&x)?;
+        assert!(
+            (step.unexplained - f64::from(missed / all)).abs() < 1e-4,
+            "{} {}",
+            step.unexplained,
+            missed / all
+        );
+        assert!((step.l0 - code.mean_fired()).abs() < 0.02, "{} {}", step.l0, code.mean_fired());
+    }
+    Ok(())
+}
+
+#[test]
+fn silent_features_come_back() -> Result {
+    let mut planted = Planted::new()?;
+    let mut options = options(Sparsity::TopK);
+    // Many more features than there are directions, so that most are silent at first.
+    (options.features, options.silent_after) = (400, 4 * BATCH);
+    let mut trainer = DictionaryTrainer::new(&planted.batch()?, options)?;
+    let mut silent = vec![];
+    for _ in 0..options.steps {
+        silent.push(trainer.step(&planted.batch()?)?.silent);
+    }
+    let most = silent.iter().max().copied().unwrap_or(0);
+    options.silent_after = usize::MAX;
+    let mut alone = DictionaryTrainer::new(&planted.batch()?, options)?;
+    for _ in 0..options.steps {
+        alone.step(&planted.batch()?)?;
+    }
+    let fired = |trainer: &DictionaryTrainer, planted: &mut Planted| -> Result<usize> {
+        let (tensors, selection) = trainer.dictionary()?;
+        let dictionary = Dictionary::new(tensors, selection)?.subtracting_b_dec()?;
+        let code = dictionary.encode(&planted.batch()?)?;
+        let mut all: Vec<u32> = code.iter().flatten().map(|one| one.feature).collect();
+        all.sort_unstable();
+        all.dedup();
+        Ok(all.len())
+    };
+    let (revived, left) = (fired(&trainer, &mut planted)?, fired(&alone, &mut planted)?);
+    assert!(
+        most > 0 && revived > left,
+        "{most} silent at most; {revived} fire, {left} without their own loss"
+    );
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_learned_is_refused() -> Result {
+    let x = Planted::new()?.batch()?;
+    let refused = |x: &Tensor, options: DictionaryOptions, says: &str| {
+        let error = DictionaryTrainer::new(x, options).expect_err(says).to_string();
+        assert!(error.contains(says), "{error}");
+    };
+    refused(&x, DictionaryOptions::new(8, 9, 10), "9 fire");
+    refused(&x, DictionaryOptions::new(8, 0, 10), "0 fire");
+    refused(&x.zeros_like()?, DictionaryOptions::new(8, 2, 10), "mean norm is 0");
+    refused(&x.narrow(0, 0, 0)?, DictionaryOptions::new(8, 2, 10), "got none");
+    Ok(())
+}
