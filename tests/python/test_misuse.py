@@ -382,6 +382,15 @@ def test_a_forked_process_is_told() -> None:
     assert found.returncode == 0, found.stderr
 
 
+def interruptible(code: str, **options: Any) -> subprocess.Popen[str]:
+    """A Python that Ctrl-C reaches, though it may be ignored here: a shell ignores it in what runs in the background."""
+
+    def heed() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    return subprocess.Popen([sys.executable, "-c", code], preexec_fn=heed, **options)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are Unix's")
 def test_ctrl_c_ends_long_work() -> None:
     code = textwrap.dedent(
@@ -394,10 +403,13 @@ def test_ctrl_c_ends_long_work() -> None:
                 pass
         """
     )
-    started = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert started.stdout is not None and started.stdout.readline() == "ready\n"
-    started.send_signal(signal.SIGINT)
-    _, stderr = started.communicate(timeout=60)
+    started = interruptible(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert started.stdout is not None and started.stdout.readline() == "ready\n"
+        started.send_signal(signal.SIGINT)
+        _, stderr = started.communicate(timeout=60)
+    finally:
+        started.kill()
     assert "KeyboardInterrupt" in stderr
     assert started.returncode in (1, 130, -signal.SIGINT)
 
@@ -442,7 +454,7 @@ def test_ctrl_c_ends_a_download(tmp_path: Path, progress: bool) -> None:
     SlowHub.sending.clear()
     endpoint = f"http://127.0.0.1:{server.server_port}"
     code = f"from gpt2_candle import Model; Model.load('a/b', endpoint={endpoint!r}, cache_dir={str(tmp_path)!r}, progress={progress})"
-    started = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    started = interruptible(code, stderr=subprocess.PIPE, text=True)
     try:
         assert SlowHub.sending.wait(60)
         started.send_signal(signal.SIGINT)

@@ -119,40 +119,6 @@ fn a_step_reports_what_the_dictionary_before_it_does() -> Result {
 }
 
 #[test]
-fn silent_features_come_back() -> Result {
-    let mut planted = Planted::new()?;
-    let mut options = options(Sparsity::TopK);
-    // Many more features than there are directions, so that most are silent at first.
-    (options.features, options.silent_after) = (400, 4 * BATCH);
-    let mut trainer = DictionaryTrainer::new(&planted.batch()?, options)?;
-    let mut silent = vec![];
-    for _ in 0..options.steps {
-        silent.push(trainer.step(&planted.batch()?)?.silent);
-    }
-    let most = silent.iter().max().copied().unwrap_or(0);
-    options.silent_after = usize::MAX;
-    let mut alone = DictionaryTrainer::new(&planted.batch()?, options)?;
-    for _ in 0..options.steps {
-        alone.step(&planted.batch()?)?;
-    }
-    let fired = |trainer: &DictionaryTrainer, planted: &mut Planted| -> Result<usize> {
-        let (tensors, selection) = trainer.dictionary()?;
-        let dictionary = Dictionary::new(tensors, selection)?.subtracting_b_dec()?;
-        let code = dictionary.encode(&planted.batch()?)?;
-        let mut all: Vec<u32> = code.iter().flatten().map(|one| one.feature).collect();
-        all.sort_unstable();
-        all.dedup();
-        Ok(all.len())
-    };
-    let (revived, left) = (fired(&trainer, &mut planted)?, fired(&alone, &mut planted)?);
-    assert!(
-        most > 0 && revived > left,
-        "{most} silent at most; {revived} fire, {left} without their own loss"
-    );
-    Ok(())
-}
-
-#[test]
 fn what_cannot_be_learned_is_refused() -> Result {
     let x = Planted::new()?.batch()?;
     let refused = |x: &Tensor, options: DictionaryOptions, says: &str| {

@@ -179,10 +179,12 @@ impl InterventionArgs {
                 "--mean-ablate: this command runs on {what}; give the texts to take the mean over with --mean-of FILE"
             );
         }
-        match self.add.iter().find(|steer| steer.at.position.is_some()) {
-            Some(steer) => bail!(
-                "--add {}: names a position, but this command runs on {what}; leave @POS out",
-                steer.text
+        if let Some(steer) = self.add.iter().find(|steer| steer.at.position.is_some()) {
+            bail!("--add {}: names a position, but this command runs on {what}; leave @POS out", steer.text);
+        }
+        match self.features().find_map(|(at, _)| Some((at.place, at.position?))) {
+            Some((feature, position)) => bail!(
+                "feature {feature}@{position}: names a position, but this command runs on {what}; leave @POS out"
             ),
             None => Ok(()),
         }

@@ -236,7 +236,8 @@ impl DictionaryTrainer {
         let lowest = pre.detach().min_all()?;
         let order = pre.detach().broadcast_sub(&lowest)?.broadcast_add(&Tensor::new(1f32, &Device::Cpu)?)?;
         let chosen = largest(&order.broadcast_mul(&silent)?, k)?;
-        let rebuilt = product(&(pre.relu()? * chosen)?, &self.w_dec, None)?;
+        // Without ReLU, whose gradient would leave silent what is below 0.
+        let rebuilt = product(&(pre * chosen)?, &self.w_dec, None)?;
         let all = missed.sqr()?.mean_all()?.to_scalar::<f32>()?;
         if all == 0.0 {
             return Ok(None);
@@ -300,4 +301,32 @@ fn chosen(rng: &mut ChaCha8Rng, all: usize, count: usize) -> Result<Tensor> {
         .collect::<std::result::Result<_, _>>()
         .map_err(candle_core::Error::wrap)?;
     Tensor::new(rows, &Device::Cpu)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of 32 features, 28 cannot fire at first, and the values have more directions than the other four.
+    #[test]
+    fn silent_features_come_back() -> Result<()> {
+        let firing = |silent_after: usize| -> Result<usize> {
+            let mut rng = ChaCha8Rng::seed_from_u64(5);
+            let mut batch = || {
+                let drawn: Vec<f32> = (0..64 * 16).map(|_| StandardNormal.sample(&mut rng)).collect();
+                Tensor::from_vec(drawn, (64, 16), &Device::Cpu)
+            };
+            let options = DictionaryOptions { silent_after, lr: 0.02, ..DictionaryOptions::new(32, 2, 400) };
+            let mut trainer = DictionaryTrainer::new(&batch()?, options)?;
+            let bias: Vec<f32> = (0..32).map(|feature| if feature < 4 { 0.0 } else { -5.0 }).collect();
+            trainer.b_enc.set(&Tensor::new(bias, &Device::Cpu)?)?;
+            for _ in 0..options.steps {
+                trainer.step(&batch()?)?;
+            }
+            Ok(trainer.silent.iter().filter(|&&silent| silent < 640).count())
+        };
+        let (revived, left) = (firing(640)?, firing(usize::MAX)?);
+        assert!(left <= 4 && revived >= 12, "{revived} of 32 fire, {left} without their own loss");
+        Ok(())
+    }
 }

@@ -131,7 +131,7 @@ mod tests {
     use clap::{Arg, Error};
 
     /// Values of which each option takes one.
-    const VALUES: [&str; 14] = [
+    const VALUES: [&str; 15] = [
         "1",
         "0.5",
         "f32",
@@ -139,6 +139,7 @@ mod tests {
         "0",
         "0.1",
         "0.1=2",
+        "1=2",
         "1:0",
         "1=v.npy",
         "x.png",

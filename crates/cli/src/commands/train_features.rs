@@ -105,7 +105,6 @@ pub(crate) fn run(args: &TrainFeaturesArgs) -> anyhow::Result<ExitCode> {
     for path in DictionaryCheckpoint::paths_in(&args.out) {
         outputs.add("--out", &path);
     }
-    outputs.check(&inputs)?;
 
     let rows = args.batch as usize;
     let first = batches(&store, &name, rows, args.seed)?.next().context("the store is empty")??;
@@ -123,6 +122,7 @@ pub(crate) fn run(args: &TrainFeaturesArgs) -> anyhow::Result<ExitCode> {
     options.silent_after = args.silent_after as usize;
     let mut trainer = DictionaryTrainer::new(&first, options)?;
     let _folder = NewFolder::make(&args.out).context("--out")?;
+    outputs.check(&inputs)?;
     let stop = Stop::listen()?;
     let found = train(args, &store, &name, &mut trainer, &stop, steps)?;
     let (tensors, selection) = trainer.dictionary()?;

@@ -66,6 +66,10 @@ pub(crate) struct BenchArgs {
     pub(crate) model: ModelArgs,
 }
 
+/// The autoencoder of `bench features`: its features for each number of a value, and how many of them fire.
+pub(super) const FEATURES_OF_ONE: usize = 32;
+pub(super) const FIRING: usize = 32;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BenchTarget {
     /// Attention alone, on q, k and v as c_attn returns them
@@ -82,6 +86,8 @@ pub(crate) enum BenchTarget {
     Train,
     /// Attribution patching of all parts between two texts
     Attribution,
+    /// A TopK autoencoder with 32 features for each number of the stream, of which 32 fire: the features, and what they rebuild
+    Features,
     /// The most that processor and memory can do; no model
     Machine,
 }

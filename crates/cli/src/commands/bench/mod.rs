@@ -67,6 +67,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         BenchTarget::Generate => bench.generate()?,
         BenchTarget::Train => bench.train()?,
         BenchTarget::Attribution => bench.attribution()?,
+        BenchTarget::Features => bench.features()?,
         BenchTarget::Machine => return machine(args),
     };
     let mut ratios: Vec<f64> = times.iter().zip(&plain).map(|(asked, plain)| asked / plain).collect();

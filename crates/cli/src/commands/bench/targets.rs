@@ -1,14 +1,16 @@
 //! The work of each target.
 
+use super::args::{FEATURES_OF_ONE, FIRING};
 use super::setup::Bench;
 use super::timing::{copies_beyond_the_cache, time_runs};
 use crate::qkv;
 use anyhow::bail;
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use candle_fused::attention::Mask;
 use candle_fused::measure::Stopwatch;
 use candle_nn::VarMap;
 use gpt2_model::analysis::{Contrast, Metric, attribution_patching};
+use gpt2_model::dictionary::{Dictionary, DictionaryTensors, Selection};
 use gpt2_model::hooks::{Hooks, Point, Recorder};
 use gpt2_model::lora::{Adapter, LoraOptions};
 use gpt2_model::training::TrainingBatch;
@@ -103,6 +105,24 @@ impl Bench<'_> {
         let contrast = Contrast { clean: &clean, corrupt: &corrupt, metric: &metric, hooks: None };
         self.time(|_| {
             attribution_patching(&model, &contrast)?;
+            Ok(())
+        })
+    }
+
+    pub(super) fn features(&self) -> anyhow::Result<Vec<f64>> {
+        if !self.device.is_cpu() || self.dtype != DType::F32 {
+            bail!("bench features runs in f32 on the CPU: leave --dtype out, and give --device cpu");
+        }
+        let (c, count) = (self.config.n_embd, FEATURES_OF_ONE * self.config.n_embd);
+        let w_dec = self.random(&[count, c])?;
+        let zeros = |n: usize| Tensor::zeros(n, DType::F32, &self.device);
+        let w_enc = w_dec.t()?.contiguous()?;
+        let tensors = DictionaryTensors { w_enc, b_enc: zeros(count)?, w_dec, b_dec: zeros(c)?, skip: None };
+        let selection = Selection::TopK { k: FIRING, by_norm: false, absolute: false };
+        let dictionary = Dictionary::new(tensors, selection)?;
+        let x = self.random(&[self.batch * self.tokens, c])?;
+        self.time(|_| {
+            dictionary.decode(&dictionary.encode(&x)?, &x)?;
             Ok(())
         })
     }

@@ -1,6 +1,6 @@
 //! How much a timed run computes or reads, and how much of the machine's limit that is.
 
-use super::args::{BenchArgs, BenchTarget};
+use super::args::{BenchArgs, BenchTarget, FEATURES_OF_ONE, FIRING};
 use candle_core::DType;
 use candle_fused::measure;
 use gpt2_loader::{Checkpoint, Encoding, TensorInfo};
@@ -106,6 +106,7 @@ fn operations(args: &BenchArgs, config: &Config) -> f64 {
     b * match args.what {
         BenchTarget::Core => core,
         BenchTarget::Block => block,
+        BenchTarget::Features => 2.0 * t * c * (FEATURES_OF_ONE as f64 * c + FIRING as f64),
         // A frozen weight gets no gradient.
         BenchTarget::Train if args.lora.is_some() => 2.0 * (l * (block + mlp) + 2.0 * t * c * v) + l * core,
         BenchTarget::Train => 3.0 * (l * (block + mlp) + 2.0 * t * c * v),
