@@ -107,8 +107,9 @@ fn what_cannot_be_trained_is_refused_by_name() -> Result {
     train(&folder, "out", &["--point", "blocks.3.hook_resid_post"])?.refused(1, &["the store has", POINT]);
     let one = ["--point", POINT];
     train(&folder, "out", &[&one[..], &["-k", "65"]].concat())?.refused(1, &["64 features", "65 fire"]);
-    train(&folder, "out", &[&one[..], &["--batch", "60000"]].concat())?
-        .refused(1, &["--batch 60000", "smaller batches"]);
+    let (store, out) = (folder.at("store"), folder.at("out"));
+    let large = ["train-features", &store, "--out", &out, "--batch", "60000"];
+    gpt2(&[&large[..], &one].concat())?.refused(1, &["--batch 60000", "smaller batches"]);
     assert!(!std::path::Path::new(&folder.at("out")).exists(), "a refused run leaves no folder");
     train(&folder, "store", &one)?.refused(1, &["--out"]);
     train(&folder, "out", &[&one[..], &["-k", "4"]].concat())?.succeeded();

@@ -20,8 +20,10 @@ const SILENT_SHARE: f64 = 1.0 / 32.0;
 const PENALTY: f64 = 1.0;
 /// How far from its threshold a sum teaches it (Rajamanoharan et al.'s ε, for values of norm √d).
 const BANDWIDTH: f64 = 0.05;
-/// Every threshold at the start.
-const FIRST_THRESHOLD: f64 = 0.05;
+/// How much faster than the other numbers the logarithms of thresholds learn.
+const HASTE: f64 = 10.0;
+/// How many positions decide the thresholds at the start.
+const POSITIONS: usize = 256;
 
 /// How few features fire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,7 +91,7 @@ pub struct DictionaryTrainer {
     b_enc: Var,
     w_dec: Var,
     b_dec: Var,
-    /// The logarithms of the thresholds.
+    /// The logarithms of the thresholds, divided by [`HASTE`].
     log_threshold: Option<Var>,
     optimizer: AdamW,
     /// Makes the values' mean norm √d.
@@ -100,7 +102,7 @@ pub struct DictionaryTrainer {
 }
 
 impl DictionaryTrainer {
-    /// A trainer for values like `sample`, which decide the scale and the first `b_dec`. Rows of `W_dec` begin in random directions,
+    /// A trainer for values like `sample`, which decide the scale, the first `b_dec` and the first thresholds. Rows of `W_dec` begin in random directions,
     /// and columns of `W_enc` as those rows.
     ///
     /// # Shapes
@@ -131,12 +133,17 @@ impl DictionaryTrainer {
         // A mean of few rows is as good as one of all.
         let rows = sample.index_select(&chosen(&mut rng, positions, 4096)?, 0)?;
         let zeros = || Var::zeros(features, DType::F32, &Device::Cpu);
-        let log_threshold = match options.sparsity {
-            Sparsity::TopK => None,
-            Sparsity::JumpRelu => Some(Var::from_tensor(&(zeros()?.as_tensor() + FIRST_THRESHOLD.ln())?)?),
-        };
         let (w_enc, b_enc) = (Var::from_tensor(&w_dec.t()?.contiguous()?)?, zeros()?);
         let (w_dec, b_dec) = (Var::from_tensor(&w_dec)?, Var::from_tensor(&(rows.mean(0)? * scale)?)?);
+        let log_threshold = match options.sparsity {
+            Sparsity::TopK => None,
+            Sparsity::JumpRelu => {
+                let rows = (rows.narrow(0, 0, rows.dim(0)?.min(POSITIONS))? * scale)?;
+                let pre = product(&rows.broadcast_sub(b_dec.as_tensor())?, &w_enc, None)?;
+                let first = f64::from(exceeded(&pre, k)?.max(f32::EPSILON));
+                Some(Var::from_tensor(&(zeros()?.as_tensor() + first.ln() / HASTE)?)?)
+            }
+        };
         let mut variables = vec![("W_enc", &w_enc), ("b_enc", &b_enc), ("W_dec", &w_dec), ("b_dec", &b_dec)];
         variables.extend(log_threshold.iter().map(|threshold| ("log_threshold", threshold)));
         let variables = variables.into_iter().map(|(name, var)| (name.to_owned(), var.clone()));
@@ -162,7 +169,7 @@ impl DictionaryTrainer {
         let (acts, penalty) = match &self.log_threshold {
             None => ((pre.relu()? * &fires)?, None),
             Some(log_threshold) => {
-                let (acts, l0) = jump(&pre, &fires, &log_threshold.as_tensor().exp()?)?;
+                let (acts, l0) = jump(&pre, &fires, &threshold(log_threshold.as_tensor())?)?;
                 let over = ((l0 / self.options.k as f64)? - 1.0)?;
                 (acts, Some((over.sqr()? * PENALTY)?))
             }
@@ -203,7 +210,7 @@ impl DictionaryTrainer {
         };
         let selection = match &self.log_threshold {
             None => Selection::TopK { k: self.options.k, by_norm: false, absolute: false },
-            Some(log_threshold) => Selection::JumpRelu(log_threshold.as_tensor().detach().exp()?),
+            Some(log_threshold) => Selection::JumpRelu(threshold(&log_threshold.as_tensor().detach())?),
         };
         Ok((tensors, selection))
     }
@@ -213,7 +220,7 @@ impl DictionaryTrainer {
         match &self.log_threshold {
             None => largest(&pre.detach().relu()?, self.options.k),
             Some(log_threshold) => {
-                let threshold = log_threshold.as_tensor().detach().exp()?;
+                let threshold = threshold(&log_threshold.as_tensor().detach())?;
                 pre.detach().broadcast_gt(&threshold)?.to_dtype(DType::F32)
             }
         }
@@ -260,6 +267,11 @@ fn jump(pre: &Tensor, fires: &Tensor, threshold: &Tensor) -> Result<(Tensor, Ten
     Ok((acts, count))
 }
 
+/// The thresholds.
+fn threshold(log: &Tensor) -> Result<Tensor> {
+    (log * HASTE)?.exp()
+}
+
 /// `x·W + b`, with the same bits for any number of threads.
 fn product(x: &Tensor, weight: &Var, bias: Option<&Var>) -> Result<Tensor> {
     let weight = Weight::plain(weight.as_tensor().clone(), WeightLayout::InOut)?;
@@ -284,6 +296,14 @@ fn largest(x: &Tensor, k: usize) -> Result<Tensor> {
         }
     }
     Tensor::from_vec(chosen, (rows, columns), &Device::Cpu)
+}
+
+/// The number that k of each row exceed, on average.
+fn exceeded(x: &Tensor, k: usize) -> Result<f32> {
+    let mut all: Vec<f32> = x.flatten_all()?.to_vec1()?;
+    let at = (k * x.dim(0)?).min(all.len() - 1);
+    let (_, found, _) = all.select_nth_unstable_by(at, |a, b| b.total_cmp(a));
+    Ok(*found)
 }
 
 /// The rows divided by their norms.
