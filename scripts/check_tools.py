@@ -65,6 +65,7 @@ TOOLS = {
     "circuit_reference_discovery.py": HELP,
     "circuit_reference_lens.py": HELP,
     "circuit_reference_weights.py": HELP,
+    "feature_reference.py": HELP,
     "compare_with_peft.py": HELP,
     "compare_with_transformers.py": HELP,
     "cuda/bugs.py": Short("--list"),

@@ -6,6 +6,7 @@
 
 use super::command;
 use crate::common::Result;
+use std::path::Path;
 
 const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
 
@@ -101,8 +102,14 @@ fn every_command_prints_what_the_page_shows() -> Result {
         assert!(steps.len() >= at_least, "{} commands in {name}", steps.len());
         Ok(steps.into_iter().map(|step| (name.to_owned(), step)).collect())
     };
-    let all = [page("tutorial.md", 8)?, page("circuits.md", 6)?].concat();
+    let all = [page("tutorial.md", 8)?, page("circuits.md", 6)?, page("features.md", 4)?].concat();
     let folder = tempfile::tempdir()?;
+    let dictionary = "models/tiny-shakespeare-features";
+    std::fs::create_dir_all(folder.path().join(dictionary))?;
+    for name in ["cfg.json", "sae_weights.safetensors"] {
+        let from = Path::new(DOCS).parent().ok_or("a root")?.join(dictionary).join(name);
+        std::fs::copy(from, folder.path().join(dictionary).join(name))?;
+    }
     for (page, Step { command: line, expected }) in &all {
         let words = words(line);
         assert_eq!(words[0], "gpt2", "{line}");

@@ -18,6 +18,9 @@ pub(crate) const MERGES: &str = "merges.txt";
 pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
 pub(crate) const ADAPTER_SAFETENSORS: &str = "adapter_model.safetensors";
 pub(crate) const ADAPTER_PICKLE: &str = "adapter_model.bin";
+/// The settings of a dictionary of features, and its tensors.
+pub(crate) const DICTIONARY_CONFIG: &str = "cfg.json";
+pub(crate) const DICTIONARY_SAFETENSORS: &str = "sae_weights.safetensors";
 
 /// The files that hold the parameters, or say which files do; the first that exists is used.
 pub(crate) const WEIGHTS: [&str; 3] = [SAFETENSORS, INDEX, PICKLE];

@@ -20,6 +20,7 @@ pub use save::{NewDictionary, save_dictionary};
 
 use crate::bytes::Bytes;
 use crate::error::LoadError;
+use crate::files::{DICTIONARY_CONFIG as CONFIG, DICTIONARY_SAFETENSORS as WEIGHTS};
 use crate::safetensors_file;
 use crate::stored::{Stored, not_finite};
 use candle_core::{DType, Device, Tensor};
@@ -30,10 +31,6 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// The settings.
-const CONFIG: &str = "cfg.json";
-/// The tensors.
-const WEIGHTS: &str = "sae_weights.safetensors";
 /// Old files have it; SAELens ignores it where it is 1.
 const SCALING_FACTOR: &str = "scaling_factor";
 

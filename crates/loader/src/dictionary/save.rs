@@ -1,7 +1,7 @@
 //! Writes a dictionary in SAELens' files.
 
-use super::{CONFIG, WEIGHTS};
 use crate::error::LoadError;
+use crate::files::{DICTIONARY_CONFIG as CONFIG, DICTIONARY_SAFETENSORS as WEIGHTS};
 use candle_core::Tensor;
 use gpt2_files::{atomic, write_safetensors};
 use gpt2_model::dictionary::{DictionaryTensors, Selection};

@@ -42,6 +42,10 @@ use rayon::prelude::*;
 /// Above this share of features that fire, decoding multiplies whole matrices: reading the rows of `W_dec` one by one would take
 /// longer. Dictionaries that were trained are far below.
 const DENSE: f64 = 1.0 / 64.0;
+/// How many sums of a row have their largest found first.
+const PART: usize = 64;
+/// How many positions to encode at a time: their sums stay in memory that is used again.
+const ROWS: usize = 256;
 /// What SAELens adds to a standard deviation.
 const EPSILON: f64 = 1e-5;
 
@@ -264,8 +268,13 @@ impl Dictionary {
             }
             Selection::TopK { .. } => (Some(&self.b_enc), Epilogue::None),
         };
-        let pre = self.encoder.forward(&rows, bias, epilogue)?; // (positions, features)
-        Ok(Code::new(self.features(), self.selected(&pre)?, taken))
+        let mut fired = Vec::with_capacity(taken.len());
+        for first in (0..taken.len()).step_by(ROWS) {
+            let rows = rows.narrow(0, first, ROWS.min(taken.len() - first))?;
+            let pre = self.encoder.forward(&rows, bias, epilogue)?; // (rows, features)
+            fired.extend(self.selected(&pre)?);
+        }
+        Ok(Code::new(self.features(), fired, taken))
     }
 
     /// The reconstruction `f·W_dec + b_dec`, with what normalization took; of a transcoder, its prediction.
@@ -431,14 +440,58 @@ fn slice<'a>(storage: &'a Storage, layout: &Layout) -> Result<&'a [f32]> {
 fn largest(row: &[f32], norms: Option<&[f32]>, k: usize, absolute: bool) -> Vec<Fired> {
     let value = |i: usize| norms.map_or(row[i], |norms| row[i] * norms[i]);
     let size = |i: usize| if absolute { value(i).abs() } else { value(i) };
-    let mut order: Vec<u32> = (0..).take(row.len()).collect();
-    if k < row.len() {
+    let sizes: Vec<f32> = (0..row.len()).map(size).collect();
+    // Each part's largest: the k-th of them is no larger than the k-th of all.
+    let mut least = f32::NEG_INFINITY;
+    if row.len() >= 2 * k * PART {
+        let mut tops: Vec<f32> =
+            sizes.chunks(PART).map(|part| part.iter().copied().fold(least, f32::max)).collect();
+        least = *tops.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1;
+    }
+    let mut order: Vec<u32> = (0..).zip(&sizes).filter(|(_, size)| **size >= least).map(|(i, _)| i).collect();
+    if k < order.len() {
         order.select_nth_unstable_by(k - 1, |&a, &b| {
-            size(b as usize).total_cmp(&size(a as usize)).then(a.cmp(&b))
+            sizes[b as usize].total_cmp(&sizes[a as usize]).then(a.cmp(&b))
         });
         order.truncate(k);
+        order.sort_unstable();
     }
-    order.sort_unstable();
     let fired = order.into_iter().map(|feature| Fired { feature, value: value(feature as usize) });
     fired.filter(|one| if absolute { one.value != 0.0 } else { one.value > 0.0 }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    /// A row long enough to be looked through by parts, with equal numbers, and one that is sorted whole.
+    #[test]
+    fn the_largest_are_those_of_a_sorted_row() {
+        let mut rng = ChaCha8Rng::seed_from_u64(9);
+        for (length, k) in [(4096, 8), (4096, 32), (100, 8), (5, 5)] {
+            // Multiples of 1/16, so that many are equal.
+            let row: Vec<f32> = (0..length).map(|_| f32::from(rng.random_range(-99i8..99)) / 16.0).collect();
+            let norms: Vec<f32> = (0..length).map(|_| f32::from(rng.random_range(1u8..4))).collect();
+            for (norms, absolute) in [(None, false), (None, true), (Some(&norms[..]), false)] {
+                let value = |i: usize| norms.map_or(row[i], |norms| row[i] * norms[i]);
+                let size = |i: usize| if absolute { value(i).abs() } else { value(i) };
+                let mut order: Vec<usize> = (0..length).collect();
+                order.sort_by(|&a, &b| size(b).total_cmp(&size(a)).then(a.cmp(&b)));
+                order.truncate(k);
+                order.sort_unstable();
+                let expected: Vec<(usize, f32)> = order.into_iter().map(|i| (i, value(i))).collect();
+                let expected: Vec<_> = expected
+                    .into_iter()
+                    .filter(|(_, x)| if absolute { *x != 0.0 } else { *x > 0.0 })
+                    .collect();
+                let found: Vec<(usize, f32)> = largest(&row, norms, k, absolute)
+                    .iter()
+                    .map(|one| (one.feature as usize, one.value))
+                    .collect();
+                assert_eq!(found, expected, "{length} {k} {absolute}");
+            }
+        }
+    }
 }
