@@ -32,6 +32,7 @@ const REPLACED: &[(&str, &str, &str)] = &[
     ),
     ("--device cuda", "--device cpu", "needs a GPU"),
     ("--isa avx2", "--isa portable", "needs AVX2"),
+    ("--batch 2048 --out sae-new", "--out sae-new", "the text is short"),
     ("gpt2 train-features activations", "gpt2 train-features activations --batch 16", "the text is short"),
     ("gpt2 bench", "gpt2 bench --runs 1", "up to a minute"),
     ("--tokens 1024", "--tokens 8", "up to a minute"),
