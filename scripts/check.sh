@@ -53,7 +53,7 @@ for isa in "${lower[@]}"; do
     # The emulated GPU runs on no instruction set in particular.
     step env GPT2_ISA="$isa" "$cargo" test --release --lib --test kernels --test model -- --skip _emulated
 done
-# The libraries with debug assertions and overflow checks, still optimized. Their dependencies stay as they are, and are not built again.
+# The libraries (not the Python package) with debug assertions and overflow checks, still optimized. Their dependencies stay as they are, and are not built again.
 checks=() ours=profile.release others='profile.release.package."*"'
 for check in debug-assertions overflow-checks; do checks+=(--config "$ours.$check=true" --config "$others.$check=false"); done
 step "$cargo" test --release --lib "${checks[@]}" -- --quiet
@@ -65,7 +65,7 @@ for other in "arm.sh kernels" "windows.sh types"; do
         printf '\nSKIPPED scripts/%s\n' "$other" >&2
     }
 done
-printf '\nLEFT OUT: the rest on Arm and Windows, a quarter of an hour; run: scripts/arm.sh; scripts/windows.sh\n'
+printf '\nLEFT OUT: the rest on Arm and Windows, a quarter of an hour (scripts/arm.sh, scripts/windows.sh), and lints of examples/\n'
 # The walkthrough is for reading, and no test runs it.
 step "$cargo" run --release --quiet --example walkthrough >/dev/null
 RUSTDOCFLAGS="-D warnings" step "$cargo" doc --release --no-deps --workspace

@@ -14,7 +14,8 @@ case ${1:-} in
     -h | --help) sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "$0"; exit ;;
     *) echo "error: $1: expected types, all, or nothing" >&2; exit 2 ;;
 esac
-{ command -v x86_64-w64-mingw32-gcc && { command -v /usr/lib/wine/wine64 || command -v wine64; }; } >/dev/null ||
+wine() { [ "${1:-}" = types ] || command -v /usr/lib/wine/wine64 || command -v wine64; }
+{ command -v x86_64-w64-mingw32-gcc && wine "$@"; } >/dev/null ||
     { echo "error: no GCC for Windows, or no Wine; run: apt-get install wine64 gcc-mingw-w64-x86-64" >&2; exit 3; }
 cargo=${CARGO:-cargo}
 list=$(mktemp)

@@ -181,6 +181,23 @@ fn changed_features_change_the_stream_by_their_direction() -> Result {
         &added(&|value| 2.0 * value)?,
         1e-5,
     );
+    // Two at once: both from what fires before either is changed.
+    let other = report["tokens"][1]["strongest"][1]["feature"].to_string();
+    let both = with("--ablate-feature", &format!("{number},{other}"))?;
+    let mut adds: Vec<String> = vec![];
+    for (feature, file) in [(&number, "a.npy"), (&other, "b.npy")] {
+        let vector = folder.at(file);
+        weights["W_dec"].get(feature.parse()?)?.write_npy(&vector)?;
+        let report = json(&["--feature", feature])?;
+        for one in report["details"][0]["fires"].as_array().ok_or("a list")? {
+            adds.extend([
+                "--add".to_owned(),
+                format!("1@{}={vector}*-{}", one["position"], one["activation"]),
+            ]);
+        }
+    }
+    let adds: Vec<&str> = adds.iter().map(String::as_str).collect();
+    assert_close("both", &both, &logits(&folder, &adds)?, 1e-5);
     let plain = logits(&folder, &[])?;
     assert!(relative_error(&with("--ablate-feature", &number)?, &plain)? > 1e-3);
     // At one position, and where it does not fire.
@@ -222,6 +239,8 @@ fn changes_that_do_not_fit_are_refused_by_name() -> Result {
     forward(&["--ablate-feature", "7@300"])?.refused(1, &["7@300", "positions 0 to"]);
     forward(&["--scale-feature", "7"])?.refused(2, &["12=0.5"]);
     gpt2(&["forward", TEXT, "--ablate-feature", "7"])?.refused(2, &["--dictionary"]);
+    forward(&[])?.refused(2, &["--ablate-feature"]);
+    forward(&["--ablate-feature", "7", "--set-feature", "7@1=2"])?.refused(1, &["feature 7", "twice"]);
     let transcoder = data("features/transcoder").display().to_string();
     gpt2(&["forward", TEXT, "--dictionary", &transcoder, "--ablate-feature", "7"])?
         .refused(1, &["transcoder"]);

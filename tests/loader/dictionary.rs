@@ -76,7 +76,7 @@ fn few_features_are_decoded_like_many() -> Result {
     let dictionary = DictionaryCheckpoint::open(&data("features").join("demo"))?.load()?;
     let x = Tensor::randn(0f32, 1.0, (1, 128), &Device::Cpu)?;
     let code = dictionary.encode(&x)?;
-    assert_eq!(code.fired(), 4);
+    assert_eq!(code.count_fired(), 4);
     let dense = code.dense()?.matmul(dictionary.w_dec())?;
     let mut sum = vec![0f64; 128];
     let rows = dictionary.w_dec().to_vec2::<f32>()?;
@@ -133,6 +133,9 @@ fn what_is_not_supported_is_refused_by_name() -> Result {
     refused("topk", "k", json!(41), &["k is 41", "1 to 40"])?;
     refused("standard", "metadata", json!({}), &["hook_name is missing"])?;
     refused("standard", "metadata", json!({ "hook_name": "blocks.1.hook_nothing" }), &["hook_nothing"])?;
+    refused("jumprelu", "activation_fn", json!("topk"), &["activation_fn is topk", "jumprelu"])?;
+    let centered = json!({ "center_writing_weights": true });
+    refused("transcoder", "model_from_pretrained_kwargs", centered, &["center_writing_weights"])?;
     refused("transcoder", "apply_b_dec_to_input", json!(true), &["apply_b_dec_to_input"])
 }
 
@@ -186,6 +189,44 @@ fn folders_and_files_that_are_no_dictionary_are_refused() -> Result {
     std::fs::write(&weights, bytes)?;
     let error = load(folder.path()).expect_err("a list").to_string();
     assert_says("folder", &error, &["cfg.json"]);
+    Ok(())
+}
+
+/// What a feature adds for each unit of its activation: the reconstruction with it alone, less that without any.
+#[test]
+fn a_feature_adds_its_direction() -> Result {
+    for name in ["standard", "topk_rescaled", "abstopk", "transcoder"] {
+        let dictionary = DictionaryCheckpoint::open(&data("features").join(name))?.load()?;
+        let x = Tensor::randn(0f32, 2.0, (1, dictionary.d()), &Device::Cpu)?;
+        let code = dictionary.encode(&x)?;
+        let mut sum = dictionary.decode(&code, &x)?.squeeze(0)?;
+        for one in code.row(0) {
+            sum = (sum - (dictionary.direction(one.feature)? * f64::from(one.value))?)?;
+        }
+        let b_dec = candle_core::safetensors::load(
+            data("features").join(name).join("sae_weights.safetensors"),
+            &Device::Cpu,
+        )?;
+        let apart = (sum - &b_dec["b_dec"])?.abs()?.max_all()?.to_scalar::<f32>()?;
+        assert!(apart < 1e-4, "{name}: {apart}");
+    }
+    Ok(())
+}
+
+#[test]
+fn doubts_are_said() -> Result {
+    let remarks = |name: &str| {
+        Ok::<_, gpt2_loader::LoadError>(
+            DictionaryCheckpoint::open(&data("features").join(name))?.config().remarks.concat(),
+        )
+    };
+    assert_says(
+        "folded",
+        &remarks("expected_average_only_in")?,
+        &["expected_average_only_in", "another scale"],
+    );
+    assert_says("normalized", &remarks("transcoder")?, &["ln2.hook_normalized", "ln2.hook_out"]);
+    assert_eq!(remarks("standard")?, "");
     Ok(())
 }
 

@@ -95,7 +95,8 @@ fn jumprelu_finds_planted_directions_and_keeps_to_its_number() -> Result {
 fn a_step_reports_what_the_dictionary_before_it_does() -> Result {
     for sparsity in [Sparsity::TopK, Sparsity::JumpRelu] {
         let mut planted = Planted::new()?;
-        let mut trainer = DictionaryTrainer::new(&planted.batch()?, options(sparsity))?;
+        let sample = planted.batch()?;
+        let mut trainer = DictionaryTrainer::new(&sample, options(sparsity))?;
         for _ in 0..30 {
             trainer.step(&planted.batch()?)?;
         }
@@ -105,7 +106,7 @@ fn a_step_reports_what_the_dictionary_before_it_does() -> Result {
         let x = planted.batch()?;
         let code = dictionary.encode(&x)?;
         let missed = (&x - dictionary.decode(&code, &x)?)?.sqr()?.mean_all()?.to_scalar::<f32>()?;
-        let all = x.broadcast_sub(&x.mean_keepdim(0)?)?.sqr()?.mean_all()?.to_scalar::<f32>()?;
+        let all = sample.broadcast_sub(&sample.mean_keepdim(0)?)?.sqr()?.mean_all()?.to_scalar::<f32>()?;
         let step = trainer.step(&x)?;
         assert!(
             (step.unexplained - f64::from(missed / all)).abs() < 1e-4,
@@ -128,6 +129,7 @@ fn what_cannot_be_learned_is_refused() -> Result {
     refused(&x, DictionaryOptions::new(8, 9, 10), "9 fire");
     refused(&x, DictionaryOptions::new(8, 0, 10), "0 fire");
     refused(&x.zeros_like()?, DictionaryOptions::new(8, 2, 10), "mean norm is 0");
+    refused(&x.ones_like()?, DictionaryOptions::new(8, 2, 10), "the same at all 256 positions");
     refused(&x.narrow(0, 0, 0)?, DictionaryOptions::new(8, 2, 10), "got none");
     Ok(())
 }

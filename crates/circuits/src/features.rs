@@ -169,8 +169,8 @@ impl Features {
         Ok(Losses { clean: loss(None)?, rebuilt: loss(Some(false))?, zeroed: loss(Some(true))? })
     }
 
-    /// What each feature that fires adds to the metric of a text's last position, to first order: its activation times its row of
-    /// `W_dec` times the metric's gradient (attribution patching against zero; Marks et al. 2024, "Sparse Feature Circuits"). The
+    /// What each feature that fires adds to the metric of a text's last position, to first order: what it adds to the value times the
+    /// metric's gradient there (attribution patching against zero; Marks et al. 2024, "Sparse Feature Circuits"). The
     /// largest effects of either sign come first.
     ///
     /// # Shapes
@@ -212,58 +212,54 @@ impl Features {
         Ok(all)
     }
 
-    /// What a feature adds to the residual stream for each unit of its activation, (C) in f32: its row of `W_dec`, through the
-    /// weights that follow where it is not in the stream itself.
+    /// What a feature adds to the residual stream for each unit of its activation, (C) in f32: [`Dictionary::direction`], through the
+    /// weights that follow where it is not in the stream itself. `None` where what the dictionary rebuilds does not go into the stream
+    /// by one product.
     ///
     /// # Errors
-    /// When there is no such feature, or what the dictionary rebuilds does not go into the stream by one product.
-    pub fn direction(&self, model: &Gpt2LMHeadModel, feature: u32) -> Result<Tensor> {
-        if feature as usize >= self.dictionary.features() {
-            candle_core::bail!(
-                "there is no feature {feature}: the dictionary has {}",
-                self.dictionary.features()
-            )
-        }
-        let row = self.dictionary.w_dec().narrow(0, feature as usize, 1)?; // (1, d out)
+    /// When there is no such feature, or a layer cannot produce a dense weight.
+    pub fn direction(&self, model: &Gpt2LMHeadModel, feature: u32) -> Result<Option<Tensor>> {
+        let row = self.dictionary.direction(feature)?; // (d out)
         let through = |layer: usize, weight: fn(&Block) -> Result<Tensor>| -> Result<Tensor> {
             let weight =
                 weight(&model.transformer.h[layer])?.to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
-            row.matmul(&weight)?.squeeze(0)
+            row.unsqueeze(0)?.matmul(&weight)?.squeeze(0)
         };
         match self.hook_out {
-            Point::Z(layer) => through(layer, |block| block.attn.c_proj.weight()),
-            Point::MlpPost(layer) => through(layer, |block| block.mlp.c_proj.weight()),
+            Point::Z(layer) => through(layer, |block| block.attn.c_proj.weight()).map(Some),
+            Point::MlpPost(layer) => through(layer, |block| block.mlp.c_proj.weight()).map(Some),
             Point::Embed
             | Point::PosEmbed
             | Point::ResidPre(_)
             | Point::ResidMid(_)
             | Point::ResidPost(_)
             | Point::AttnOut(_)
-            | Point::MlpOut(_) => row.squeeze(0),
-            other => candle_core::bail!(
-                "{other} is not added to the residual stream, so its features have no direction there"
-            ),
+            | Point::MlpOut(_) => Ok(Some(row)),
+            _ => Ok(None),
         }
     }
 }
 
 impl FeatureRun {
-    /// How much of the value's variance around its mean the dictionary explains, over all positions: 1 at best.
+    /// How much of the value's variance around its mean the dictionary explains, over all positions: 1 at best. `None` if the value is
+    /// the same at all of them.
     ///
     /// # Errors
     /// When the device fails.
-    pub fn explained_variance(&self) -> Result<f64> {
+    pub fn explained_variance(&self) -> Result<Option<f64>> {
         let sum = |x: &Tensor| x.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar::<f64>();
         let target = self.target.to_dtype(DType::F64)?;
         let all = sum(&target.broadcast_sub(&target.mean_keepdim(0)?)?)?;
-        Ok(1.0 - sum(&(&self.target - &self.rebuilt)?)? / all)
+        let missed = sum(&(&self.target - &self.rebuilt)?)?;
+        Ok((all > 0.0).then(|| 1.0 - missed / all))
     }
 }
 
 impl Losses {
-    /// The share of the loss that zeros would cost and that what is rebuilt keeps: 1 at best.
+    /// The share of the loss that zeros would cost and that what is rebuilt keeps: 1 at best. `None` if zeros cost nothing.
     #[must_use]
-    pub fn recovered(&self) -> f64 {
-        (self.zeroed - self.rebuilt) / (self.zeroed - self.clean)
+    pub fn recovered(&self) -> Option<f64> {
+        let share = (self.zeroed - self.rebuilt) / (self.zeroed - self.clean);
+        share.is_finite().then_some(share)
     }
 }

@@ -7,14 +7,13 @@ use crate::session::Session;
 use crate::values::count;
 use anyhow::{Context, anyhow, bail};
 use gpt2_loader::DictionaryCheckpoint;
-use gpt2_model::hooks::{Activity, FeatureChange, Intervention, Interventions, Patch, Recorder};
+use gpt2_model::hooks::{Intervention, Interventions, Patch, Recorder};
 use gpt2_model::{Config, ForwardArgs, MeanOver};
 use gpt2_session::{At, check_effective};
 use serde::Serialize;
 use std::cell::OnceCell;
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// The text that a run reads, on which some interventions depend.
 #[derive(Debug, Clone, Copy)]
@@ -116,27 +115,6 @@ impl InterventionArgs {
     /// Whether they take means over the text that a run reads.
     pub(crate) fn take_own_means(&self) -> bool {
         !self.mean_ablate.is_empty() && self.mean_of.is_none()
-    }
-
-    /// The changed features, and what their activations become.
-    fn features(&self) -> impl Iterator<Item = (At<u32>, Activity)> {
-        let ablated = self.ablate_feature.iter().map(|at| (*at, Activity::Times(0.0)));
-        let scaled = self.scale_feature.iter().map(|(at, factor)| (*at, Activity::Times(*factor)));
-        ablated.chain(scaled).chain(self.set_feature.iter().map(|(at, to)| (*at, Activity::Set(*to))))
-    }
-
-    /// The changes of features, with the dictionary read.
-    fn feature_changes(&self) -> anyhow::Result<Vec<Intervention>> {
-        let Some(folder) = self.dictionary.as_ref().filter(|_| self.features().next().is_some()) else {
-            return Ok(vec![]);
-        };
-        let checkpoint = DictionaryCheckpoint::open(folder)?;
-        let (dictionary, point) = (Arc::new(checkpoint.load()?), checkpoint.config().hook);
-        let change = |(At { place: feature, position }, to)| {
-            let dictionary = Arc::clone(&dictionary);
-            Intervention::Feature(FeatureChange { dictionary, point, feature, to, position })
-        };
-        Ok(self.features().map(change).collect())
     }
 
     /// Refuses what does not fit the text that a run reads.
@@ -330,11 +308,8 @@ impl<'a> Prepared<'a> {
             if let Intervention::Add { vector, .. } = one {
                 vector.to_vec1::<f32>()?.iter().for_each(|number| number.to_bits().hash(hasher));
             }
-            if let Intervention::Feature(change) = one {
-                let w_dec = change.dictionary.w_dec().flatten_all()?.to_vec1::<f32>()?;
-                w_dec.iter().map(|number| number.to_bits()).collect::<Vec<_>>().hash(hasher);
-            }
         }
+        self.args.hash_dictionary(hasher)?;
         self.others.as_ref().map(|others| &others.texts).hash(hasher);
         Ok(())
     }

@@ -11,6 +11,7 @@ use std::str::FromStr;
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Interventions")]
+#[command(group = clap::ArgGroup::new("changed_features").args(["ablate_feature", "scale_feature", "set_feature"]).multiple(true))]
 pub(crate) struct InterventionArgs {
     /// Set the outputs of heads to 0: LAYER.HEAD, counted from 0, as in 0.3; '0.*' is the whole layer. All
     /// interventions are repeatable
@@ -46,7 +47,7 @@ pub(crate) struct InterventionArgs {
     pub(crate) add: Vec<Steer>,
     /// A sparse autoencoder for --ablate-feature, --scale-feature and --set-feature: a folder as SAELens or gpt2 train-features
     /// writes it
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "FOLDER", requires = "changed_features")]
     pub(crate) dictionary: Option<PathBuf>,
     /// Take what features of --dictionary add out of the value that it reads: N, counted from 0; N@POS at one position
     #[arg(long, value_name = "N[@POS]", value_delimiter = ',', requires = "dictionary", value_parser = At::<u32>::from_str)]

@@ -13,6 +13,7 @@ mod commands;
 mod corpus;
 mod device;
 mod exports;
+mod feature_changes;
 mod finite;
 mod help;
 mod hub;

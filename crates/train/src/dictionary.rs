@@ -1,9 +1,9 @@
 //! [`DictionaryTrainer`]: trains a sparse autoencoder on a model's values.
 //!
-//! The loss is the squared error of what is rebuilt, over the variance of the values. Features fire by TopK (Gao et al. 2024,
+//! The loss is the squared error of what is rebuilt, over the variance of the first values. Features fire by TopK (Gao et al. 2024,
 //! "Scaling and evaluating sparse autoencoders") or above a threshold that learns, with a quadratic penalty on how many fire
 //! (Rajamanoharan et al. 2024, "Jumping Ahead"). Features that have been silent for long rebuild what the others miss, in a loss
-//! of its own (Gao et al., "`AuxK`"), so that they come back. Rows of `W_dec` keep norm 1.
+//! of its own (Gao et al., "`AuxK`"), so that they come back. In training, rows of `W_dec` keep norm 1.
 
 use crate::optimizer::{AdamW, AdamWParams};
 use candle_core::{D, DType, Device, Result, Tensor, Var};
@@ -16,12 +16,10 @@ use rand_distr::{Distribution, StandardNormal};
 
 /// The share of the loss of silent features in the whole (Gao et al.).
 const SILENT_SHARE: f64 = 1.0 / 32.0;
-/// The share of the penalty on how many features fire.
-const PENALTY: f64 = 1.0;
 /// How far from its threshold a sum teaches it (Rajamanoharan et al.'s ε, for values of norm √d).
 const BANDWIDTH: f64 = 0.05;
 /// How much faster than the other numbers the logarithms of thresholds learn.
-const HASTE: f64 = 10.0;
+const THRESHOLD_LR_FACTOR: f64 = 10.0;
 /// How many positions decide the thresholds at the start.
 const POSITIONS: usize = 256;
 
@@ -91,11 +89,13 @@ pub struct DictionaryTrainer {
     b_enc: Var,
     w_dec: Var,
     b_dec: Var,
-    /// The logarithms of the thresholds, divided by [`HASTE`].
+    /// The logarithms of the thresholds, divided by [`THRESHOLD_LR_FACTOR`].
     log_threshold: Option<Var>,
     optimizer: AdamW,
     /// Makes the values' mean norm √d.
     scale: f64,
+    /// Of the sample's numbers over its positions, scaled.
+    variance: f64,
     /// For how many positions each feature has been silent.
     silent: Vec<usize>,
     step: usize,
@@ -109,7 +109,7 @@ impl DictionaryTrainer {
     /// `sample` (positions, d)
     ///
     /// # Errors
-    /// When `sample` is empty, 0 everywhere or not finite, or an option is 0, or k is larger than the number of features.
+    /// When `sample` is empty, the same at all positions or not finite, or an option is 0, or k is larger than the number of features.
     pub fn new(sample: &Tensor, options: DictionaryOptions) -> Result<Self> {
         let DictionaryOptions { features, k, steps, silent_after, .. } = options;
         if k == 0 || k > features || steps == 0 || silent_after == 0 {
@@ -127,6 +127,12 @@ impl DictionaryTrainer {
         if !scale.is_finite() || scale == 0.0 {
             candle_core::bail!("the values' mean norm is {norm}, expected a number above 0")
         }
+        let variance = scaled_variance(&sample, scale)?;
+        if variance == 0.0 {
+            candle_core::bail!(
+                "the values are the same at all {positions} positions: there is nothing to learn"
+            )
+        }
         let mut rng = ChaCha8Rng::seed_from_u64(options.seed);
         let drawn: Vec<f32> = (0..features * d).map(|_| StandardNormal.sample(&mut rng)).collect();
         let w_dec = unit_rows(&Tensor::from_vec(drawn, (features, d), &Device::Cpu)?)?;
@@ -141,7 +147,7 @@ impl DictionaryTrainer {
                 let rows = (rows.narrow(0, 0, rows.dim(0)?.min(POSITIONS))? * scale)?;
                 let pre = product(&rows.broadcast_sub(b_dec.as_tensor())?, &w_enc, None)?;
                 let first = f64::from(exceeded(&pre, k)?.max(f32::EPSILON));
-                Some(Var::from_tensor(&(zeros()?.as_tensor() + first.ln() / HASTE)?)?)
+                Some(Var::from_tensor(&(zeros()?.as_tensor() + first.ln() / THRESHOLD_LR_FACTOR)?)?)
             }
         };
         let mut variables = vec![("W_enc", &w_enc), ("b_enc", &b_enc), ("W_dec", &w_dec), ("b_dec", &b_dec)];
@@ -150,7 +156,19 @@ impl DictionaryTrainer {
         let params = AdamWParams { weight_decay: 0.0, max_grad_norm: Some(1.0), ..AdamWParams::default() };
         let optimizer = AdamW::new(variables, params)?;
         let silent = vec![0; features];
-        Ok(Self { options, w_enc, b_enc, w_dec, b_dec, log_threshold, optimizer, scale, silent, step: 0 })
+        Ok(Self {
+            options,
+            w_enc,
+            b_enc,
+            w_dec,
+            b_dec,
+            log_threshold,
+            optimizer,
+            scale,
+            variance,
+            silent,
+            step: 0,
+        })
     }
 
     /// Learns from a batch.
@@ -163,7 +181,6 @@ impl DictionaryTrainer {
     pub fn step(&mut self, x: &Tensor) -> Result<DictionaryStep> {
         let x = (x.to_dtype(DType::F32)? * self.scale)?;
         let (positions, d) = x.dims2()?;
-        let variance = x.broadcast_sub(&x.mean_keepdim(0)?)?.sqr()?.mean_all()?.to_scalar::<f32>()?;
         let pre = product(&x.broadcast_sub(self.b_dec.as_tensor())?, &self.w_enc, Some(&self.b_enc))?; // (positions, F)
         let fires = self.fires(&pre)?; // 1 where a feature fires
         let (acts, penalty) = match &self.log_threshold {
@@ -171,12 +188,12 @@ impl DictionaryTrainer {
             Some(log_threshold) => {
                 let (acts, l0) = jump(&pre, &fires, &threshold(log_threshold.as_tensor())?)?;
                 let over = ((l0 / self.options.k as f64)? - 1.0)?;
-                (acts, Some((over.sqr()? * PENALTY)?))
+                (acts, Some(over.sqr()?))
             }
         };
         let rebuilt = product(&acts, &self.w_dec, Some(&self.b_dec))?;
         let missed = (&x - rebuilt)?;
-        let unexplained = (missed.sqr()?.mean_all()? / f64::from(variance))?;
+        let unexplained = (missed.sqr()?.mean_all()? / self.variance)?;
         let mut loss = unexplained.clone();
         if let Some(penalty) = penalty {
             loss = (loss + penalty)?;
@@ -269,7 +286,7 @@ fn jump(pre: &Tensor, fires: &Tensor, threshold: &Tensor) -> Result<(Tensor, Ten
 
 /// The thresholds.
 fn threshold(log: &Tensor) -> Result<Tensor> {
-    (log * HASTE)?.exp()
+    (log * THRESHOLD_LR_FACTOR)?.exp()
 }
 
 /// `x·W + b`, with the same bits for any number of threads.
@@ -304,6 +321,13 @@ fn exceeded(x: &Tensor, k: usize) -> Result<f32> {
     let at = (k * x.dim(0)?).min(all.len() - 1);
     let (_, found, _) = all.select_nth_unstable_by(at, |a, b| b.total_cmp(a));
     Ok(*found)
+}
+
+/// The mean over numbers of the variance over positions, after scaling.
+fn scaled_variance(x: &Tensor, scale: f64) -> Result<f64> {
+    let x = x.to_dtype(DType::F64)?;
+    let apart = x.broadcast_sub(&x.mean_keepdim(0)?)?;
+    Ok(apart.sqr()?.mean_all()?.to_scalar::<f64>()? * scale * scale)
 }
 
 /// The rows divided by their norms.

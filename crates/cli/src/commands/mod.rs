@@ -114,7 +114,7 @@ commands! {
     TrainFeatures(train_features::TrainFeaturesArgs) => train_features::run,
     /// Add LoRA adapters to a model's weights
     Merge(merge::MergeArgs) => merge::run,
-    /// Time attention, a block, the whole model, decoding or a training step, and measure the machine
+    /// Time attention, a block, the whole model, decoding, a training step or features, and measure the machine
     Bench(bench::BenchArgs) => bench::run,
     /// Check how this build computes attention and logits on this device against plain operations in f64
     Verify(verify::VerifyArgs) => verify::run,

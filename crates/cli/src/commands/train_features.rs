@@ -5,7 +5,7 @@ use crate::inputs::Inputs;
 use crate::output::{self, note};
 use crate::outputs::{NewFolder, Outputs};
 use crate::progress::{Stop, bar};
-use crate::values::{above_0, count, one_of};
+use crate::values::{above_0, count, name_of, one_of};
 use anyhow::{Context, bail};
 use candle_core::Tensor;
 use gpt2_files::{INDEX, Store};
@@ -15,7 +15,7 @@ use gpt2_train::{DictionaryOptions, DictionaryStep, DictionaryTrainer, Sparsity}
 use serde::Serialize;
 use serde_json::json;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
@@ -95,6 +95,9 @@ struct Report {
 }
 
 pub(crate) fn run(args: &TrainFeaturesArgs) -> anyhow::Result<ExitCode> {
+    if args.out == Path::new("-") {
+        bail!("--out -: expected the name of a folder; ./- is one");
+    }
     let store = Store::open(&args.store)?;
     let (name, point) = point(args, &store)?;
     let mut inputs = Inputs::default();
@@ -124,10 +127,18 @@ pub(crate) fn run(args: &TrainFeaturesArgs) -> anyhow::Result<ExitCode> {
     let _folder = NewFolder::make(&args.out).context("--out")?;
     outputs.check(&inputs)?;
     let stop = Stop::listen()?;
-    let found = train(args, &store, &name, &mut trainer, &stop, steps)?;
+    let mut found = vec![];
+    let trained = train(args, &store, &name, &mut trainer, &stop, &mut found);
+    if found.is_empty() {
+        trained?;
+        bail!("{}: no batch of {rows} tokens came", args.store.display());
+    }
     let (tensors, selection) = trainer.dictionary()?;
     let about = about(args, &store, point, &found);
     save_dictionary(&args.out, &tensors, &selection, &about)?;
+    trained.with_context(|| {
+        format!("stopped after {} of {steps} steps; what was learned before is saved", found.len())
+    })?;
 
     let last = &found[found.len().saturating_sub(LAST)..];
     let mean = |of: fn(&DictionaryStep) -> f64| last.iter().map(of).sum::<f64>() / last.len().max(1) as f64;
@@ -179,11 +190,11 @@ fn train(
     name: &str,
     trainer: &mut DictionaryTrainer,
     stop: &Stop,
-    steps: usize,
-) -> anyhow::Result<Vec<DictionaryStep>> {
+    found: &mut Vec<DictionaryStep>,
+) -> anyhow::Result<()> {
+    let steps = store.tokens() / args.batch as usize * args.epochs as usize;
     let bar = bar(Some(steps as u64), "{bar:30} step {pos}/{len}, {eta} left{msg}");
     let rows = args.batch as usize;
-    let mut found = vec![];
     for epoch in 0..u64::from(args.epochs) {
         for batch in batches(store, name, rows, args.seed.wrapping_add(epoch))? {
             let batch = batch?;
@@ -197,18 +208,18 @@ fn train(
             found.push(step);
             if stop.is_asked() {
                 bar.finish_and_clear();
-                return Ok(found);
+                return Ok(());
             }
         }
     }
     bar.finish_and_clear();
-    Ok(found)
+    Ok(())
 }
 
 /// What `cfg.json` says besides sizes.
 fn about(args: &TrainFeaturesArgs, store: &Store, point: Point, found: &[DictionaryStep]) -> NewDictionary {
     let facts = &store.index().facts;
-    let TrainFeaturesArgs { epochs, batch, lr, silent_after, seed, .. } = args;
+    let TrainFeaturesArgs { sparsity, k, epochs, batch, lr, silent_after, seed, .. } = args;
     NewDictionary {
         hook: point,
         model_name: facts["provenance"]["model"].as_str().map(str::to_owned),
@@ -217,7 +228,7 @@ fn about(args: &TrainFeaturesArgs, store: &Store, point: Point, found: &[Diction
         made_by: json!({
             "gpt2": env!("CARGO_PKG_VERSION"),
             "store": facts,
-            "training": { "epochs": epochs, "batch": batch, "lr": lr, "silent_after": silent_after, "seed": seed, "steps": found.len() },
+            "training": { "sparsity": name_of(SPARSITIES, sparsity), "k": k, "epochs": epochs, "batch": batch, "lr": lr, "silent_after": silent_after, "seed": seed, "steps": found.len() },
         }),
     }
 }

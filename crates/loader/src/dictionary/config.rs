@@ -106,8 +106,11 @@ pub struct DictionaryConfig {
     pub centered: bool,
     /// The model on which it was trained.
     pub model_name: Option<String>,
-    /// Whether the texts on which it was trained began with the end-of-text token.
-    pub prepend_bos: Option<bool>,
+    /// Whether the texts on which it was trained began with the end-of-text token; old files that do not say are taken to mean yes,
+    /// as in SAELens.
+    pub prepend_bos: bool,
+    /// What a user should know: where the file leaves in doubt what it means.
+    pub remarks: Vec<String>,
 }
 
 /// The JSON object, whose settings older files call otherwise, and newer ones put into `metadata`.
@@ -118,7 +121,8 @@ impl Settings<'_> {
     fn get(&self, names: &[&str]) -> Option<&Value> {
         let metadata = self.0.get("metadata").and_then(Value::as_object);
         let maps = || std::iter::once(self.0).chain(metadata);
-        names.iter().find_map(|name| maps().find_map(|map| map.get(*name))).filter(|value| !value.is_null())
+        let of = |name: &&str| maps().find_map(|map| map.get(*name).filter(|value| !value.is_null()));
+        names.iter().find_map(of)
     }
 
     fn size(&self, name: &str) -> Result<usize, String> {
@@ -169,7 +173,10 @@ impl Settings<'_> {
         };
         let architecture = match (architecture, function) {
             (Architecture::Standard | Architecture::TopK, "topk") => Architecture::TopK,
-            (other, "relu" | "topk") => other,
+            (other, "relu") | (other @ Architecture::AbsTopK, "topk") => other,
+            (other, "topk") => {
+                return Err(format!("its activation_fn is topk, which does not go with {other}"));
+            }
             (_, other) => return Err(format!("its activation_fn is {other}; supported are relu and topk")),
         };
         if !matches!(architecture, Architecture::TopK | Architecture::AbsTopK) {
@@ -179,6 +186,34 @@ impl Settings<'_> {
             || Err(format!("k is missing, which {architecture} needs")),
             |k| Ok((architecture, Some(k))),
         )
+    }
+
+    fn centered(&self) -> Result<bool, String> {
+        let kwargs = self.get(&["model_from_pretrained_kwargs"]);
+        match kwargs.and_then(|kwargs| kwargs.get("center_writing_weights")) {
+            None | Some(Value::Null) => Ok(false),
+            Some(value) => {
+                value.as_bool().ok_or_else(|| "center_writing_weights is neither true nor false".into())
+            }
+        }
+    }
+
+    fn remarks(&self, hook: Point) -> Vec<String> {
+        let mut remarks = vec![];
+        let names = ["expected_average_only_in", "covariance_whitening"];
+        let given = self.get(&["normalize_activations"]).and_then(Value::as_str).unwrap_or_default();
+        if names.contains(&given) {
+            remarks.push(format!(
+                "cfg.json says {given}, so it may not be folded into the weights: then activations are on another scale"
+            ));
+        }
+        if matches!(hook, Point::Ln1Normalized(_) | Point::Ln2Normalized(_)) {
+            remarks.push(format!(
+                "{hook} is read before the layer norm's weight and bias; if TransformerLens 2 had it after them in training, write \
+                 ln1.hook_out or ln2.hook_out into cfg.json"
+            ));
+        }
+        remarks
     }
 
     fn normalization(&self) -> Result<Normalization, String> {
@@ -228,9 +263,14 @@ impl DictionaryConfig {
         if is_transcoder && apply_b_dec_to_input {
             return Err("apply_b_dec_to_input: a transcoder's b_dec belongs to its output alone".into());
         }
-        let kwargs = settings.get(&["model_from_pretrained_kwargs"]);
-        let centered =
-            kwargs.and_then(|kwargs| kwargs.get("center_writing_weights")).and_then(Value::as_bool);
+        let centered = match settings.centered()? {
+            true if is_transcoder => {
+                return Err(
+                    "center_writing_weights: transcoders of a centered model are not supported".into()
+                );
+            }
+            centered => centered,
+        };
         Ok(Self {
             architecture,
             d_in,
@@ -242,9 +282,10 @@ impl DictionaryConfig {
             rescale_acts_by_decoder_norm: settings.flag("rescale_acts_by_decoder_norm", false)?,
             apply_b_dec_to_input,
             normalization: settings.normalization()?,
-            centered: centered.unwrap_or(false),
+            centered,
             model_name: settings.text(&["model_name"])?.map(str::to_owned),
-            prepend_bos: settings.get(&["prepend_bos"]).and_then(Value::as_bool),
+            prepend_bos: settings.flag("prepend_bos", !json.contains_key("metadata"))?,
+            remarks: settings.remarks(hook),
         })
     }
 }

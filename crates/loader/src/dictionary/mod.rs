@@ -210,6 +210,9 @@ impl DictionaryCheckpoint {
 
 /// Whether a value's mean is 0 at each position in a model whose weights that write to the residual stream are centered.
 fn has_mean_zero(point: Point) -> bool {
-    use Point::{AttnOut, Embed, MlpIn, MlpOut, ResidMid, ResidPost, ResidPre};
-    matches!(point, Embed | ResidPre(_) | AttnOut(_) | ResidMid(_) | MlpIn(_) | MlpOut(_) | ResidPost(_))
+    use Point::{AttnOut, Embed, MlpIn, MlpOut, PosEmbed, ResidMid, ResidPost, ResidPre};
+    matches!(
+        point,
+        Embed | PosEmbed | ResidPre(_) | AttnOut(_) | ResidMid(_) | MlpIn(_) | MlpOut(_) | ResidPost(_)
+    )
 }

@@ -86,6 +86,13 @@ pub fn save_dictionary(
     let contiguous = contiguous.map_err(failed)?;
     let named: Vec<(&str, &Tensor)> = named.iter().map(|(name, _)| *name).zip(&contiguous).collect();
     std::fs::create_dir_all(dir).map_err(LoadError::io(dir))?;
+    // Without its settings, a folder is no dictionary: two that are mixed could look like one.
+    match std::fs::remove_file(dir.join(CONFIG)) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(LoadError::io(&dir.join(CONFIG))(error));
+        }
+        _ => {}
+    }
     atomic::write(&dir.join(WEIGHTS), |temporary| {
         write_safetensors(temporary, &named, &[("format", "pt".to_owned())])
     })?;

@@ -81,7 +81,7 @@ impl Code {
 
     /// How many features fire, over all positions.
     #[must_use]
-    pub fn fired(&self) -> usize {
+    pub fn count_fired(&self) -> usize {
         self.fired.len()
     }
 
@@ -91,7 +91,7 @@ impl Code {
     /// -> (positions, features) in f32
     ///
     /// # Errors
-    /// When it does not fit in memory.
+    /// When the device fails.
     pub fn dense(&self) -> Result<Tensor> {
         let mut all = vec![0f32; self.rows() * self.features];
         for (row, fired) in self.iter().enumerate() {

@@ -31,19 +31,19 @@
 //! ```
 
 mod code;
+mod largest;
 
 pub use code::{Code, Fired};
 
 use candle_core::{D, DType, Device, Layout, Result, Storage, Tensor};
 use candle_fused::{Activation, Epilogue, Weight, WeightLayout};
 use code::Taken;
+use largest::largest;
 use rayon::prelude::*;
 
 /// Above this share of features that fire, decoding multiplies whole matrices: reading the rows of `W_dec` one by one would take
 /// longer. Dictionaries that were trained are far below.
 const DENSE: f64 = 1.0 / 64.0;
-/// How many sums of a row have their largest found first.
-const PART: usize = 64;
 /// How many positions to encode at a time: their sums stay in memory that is used again.
 const ROWS: usize = 256;
 /// What SAELens adds to a standard deviation.
@@ -244,7 +244,7 @@ impl Dictionary {
         self.encoder.shape().1
     }
 
-    /// `W_dec`: what each feature adds for each unit of its activation, (features, d out).
+    /// `W_dec`, (features, d out)
     #[must_use]
     pub fn w_dec(&self) -> &Tensor {
         &self.w_dec
@@ -321,6 +321,22 @@ impl Dictionary {
         of_norm * of_row
     }
 
+    /// What a feature adds to the reconstruction for each unit of its activation, the scale of normalization aside, (d out): its row of
+    /// `W_dec`, divided by its norm if the selection multiplies by that.
+    ///
+    /// # Errors
+    /// When there is no such feature.
+    pub fn direction(&self, feature: u32) -> Result<Tensor> {
+        if feature as usize >= self.features() {
+            candle_core::bail!("there is no feature {feature}: the dictionary has {}", self.features())
+        }
+        let row = self.w_dec.get(feature as usize)?;
+        match &self.norms {
+            Some(norms) => row / f64::from(norms[feature as usize]),
+            None => Ok(row),
+        }
+    }
+
     /// Whether the output gets back what normalization took.
     fn undoes(&self) -> bool {
         !self.transcodes && (self.centers || self.scaling != Scaling::None)
@@ -348,18 +364,18 @@ impl Dictionary {
         let n = row.len() as f64;
         let mean = || row.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
         let squares = |mean: f64| row.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>();
-        let first = if self.centers { mean() } else { 0.0 };
+        let taken_first = if self.centers { mean() } else { 0.0 };
         // SAELens divides by the standard deviation plus ε, and multiplies by the standard deviation.
         let (shift, divisor, scale) = match self.scaling {
-            Scaling::None => (first, 1.0, 1.0),
+            Scaling::None => (taken_first, 1.0, 1.0),
             Scaling::LayerNorm => {
                 let mean = mean();
                 let deviation = (squares(mean) / (n - 1.0)).sqrt();
                 (mean, deviation + EPSILON, deviation)
             }
             Scaling::ConstantNorm => {
-                let norm = squares(first).sqrt() / n.sqrt();
-                (first, norm, norm)
+                let norm = squares(taken_first).sqrt() / n.sqrt();
+                (taken_first, norm, norm)
             }
         };
         for x in row {
@@ -405,7 +421,7 @@ impl Dictionary {
     /// `f·W_dec`, (positions, d out)
     fn sums(&self, code: &Code) -> Result<Tensor> {
         let (rows, d) = (code.rows(), self.d_out());
-        if code.fired() as f64 > DENSE * (rows * self.features()) as f64 {
+        if code.count_fired() as f64 > DENSE * (rows * self.features()) as f64 {
             let mut dense = code.dense()?;
             if let Some(norms) = &self.norms {
                 dense = dense.broadcast_div(&Tensor::from_slice(norms, norms.len(), &Device::Cpu)?)?;
@@ -433,65 +449,5 @@ fn slice<'a>(storage: &'a Storage, layout: &Layout) -> Result<&'a [f32]> {
     match (storage, layout.contiguous_offsets()) {
         (Storage::Cpu(storage), Some((start, end))) => Ok(&storage.as_slice::<f32>()?[start..end]),
         _ => candle_core::bail!("Dictionary: expected a contiguous tensor on the CPU, got {layout:?}"),
-    }
-}
-
-/// The k largest of a row, by number; of equal ones, the first.
-fn largest(row: &[f32], norms: Option<&[f32]>, k: usize, absolute: bool) -> Vec<Fired> {
-    let value = |i: usize| norms.map_or(row[i], |norms| row[i] * norms[i]);
-    let size = |i: usize| if absolute { value(i).abs() } else { value(i) };
-    let sizes: Vec<f32> = (0..row.len()).map(size).collect();
-    // Each part's largest: the k-th of them is no larger than the k-th of all.
-    let mut least = f32::NEG_INFINITY;
-    if row.len() >= 2 * k * PART {
-        let mut tops: Vec<f32> =
-            sizes.chunks(PART).map(|part| part.iter().copied().fold(least, f32::max)).collect();
-        least = *tops.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1;
-    }
-    let mut order: Vec<u32> = (0..).zip(&sizes).filter(|(_, size)| **size >= least).map(|(i, _)| i).collect();
-    if k < order.len() {
-        order.select_nth_unstable_by(k - 1, |&a, &b| {
-            sizes[b as usize].total_cmp(&sizes[a as usize]).then(a.cmp(&b))
-        });
-        order.truncate(k);
-        order.sort_unstable();
-    }
-    let fired = order.into_iter().map(|feature| Fired { feature, value: value(feature as usize) });
-    fired.filter(|one| if absolute { one.value != 0.0 } else { one.value > 0.0 }).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use rand::{Rng, SeedableRng};
-    use rand_chacha::ChaCha8Rng;
-
-    /// A row long enough to be looked through by parts, with equal numbers, and one that is sorted whole.
-    #[test]
-    fn the_largest_are_those_of_a_sorted_row() {
-        let mut rng = ChaCha8Rng::seed_from_u64(9);
-        for (length, k) in [(4096, 8), (4096, 32), (100, 8), (5, 5)] {
-            // Multiples of 1/16, so that many are equal.
-            let row: Vec<f32> = (0..length).map(|_| f32::from(rng.random_range(-99i8..99)) / 16.0).collect();
-            let norms: Vec<f32> = (0..length).map(|_| f32::from(rng.random_range(1u8..4))).collect();
-            for (norms, absolute) in [(None, false), (None, true), (Some(&norms[..]), false)] {
-                let value = |i: usize| norms.map_or(row[i], |norms| row[i] * norms[i]);
-                let size = |i: usize| if absolute { value(i).abs() } else { value(i) };
-                let mut order: Vec<usize> = (0..length).collect();
-                order.sort_by(|&a, &b| size(b).total_cmp(&size(a)).then(a.cmp(&b)));
-                order.truncate(k);
-                order.sort_unstable();
-                let expected: Vec<(usize, f32)> = order.into_iter().map(|i| (i, value(i))).collect();
-                let expected: Vec<_> = expected
-                    .into_iter()
-                    .filter(|(_, x)| if absolute { *x != 0.0 } else { *x > 0.0 })
-                    .collect();
-                let found: Vec<(usize, f32)> = largest(&row, norms, k, absolute)
-                    .iter()
-                    .map(|one| (one.feature as usize, one.value))
-                    .collect();
-                assert_eq!(found, expected, "{length} {k} {absolute}");
-            }
-        }
     }
 }

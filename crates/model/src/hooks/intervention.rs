@@ -65,7 +65,8 @@ pub struct Patch {
 }
 
 /// Another activation for a feature: the value changes by the difference times the feature's row of `W_dec`, so that what the dictionary
-/// does not explain stays as it is. Gradients take the difference for a constant.
+/// does not explain stays as it is. Changes of one dictionary that follow each other in a list take activations from the same value.
+/// Gradients take the difference for a constant.
 #[derive(Debug, Clone)]
 pub struct FeatureChange {
     /// The dictionary, which is no transcoder.
@@ -207,33 +208,39 @@ impl Intervention {
                     Some(position) => replaced(x, at.past, *position, |row| row.broadcast_add(&vector)),
                 }
             }
-            Self::Feature(change) => change.on(at, x),
+            Self::Feature(change) => FeatureChange::all_on(&[change], at, x),
             Self::KnockOut(..) => Ok(x.clone()),
         }
     }
 }
 
 impl FeatureChange {
-    /// `x` (B, T, C), with the feature's other activation.
+    /// `x` (B, T, C), with other activations for features of one dictionary, which all read `x` as it is.
     #[allow(clippy::cast_possible_truncation)] // activations are in f32
-    fn on(&self, at: At, x: &Tensor) -> Result<Tensor> {
+    pub(super) fn all_on(changes: &[&Self], at: At, x: &Tensor) -> Result<Tensor> {
+        let Some(dictionary) = changes.first().map(|change| &change.dictionary) else { return Ok(x.clone()) };
         let (b, t, c) = x.dims3()?;
         let rows = x.detach().to_device(&Device::Cpu)?.to_dtype(DType::F32)?.reshape((b * t, c))?;
-        let code = self.dictionary.encode(&rows)?;
-        let change = |row: usize| {
-            if self.position.is_some_and(|position| position != at.past + row % t) {
-                return 0.0;
-            }
-            let value = f64::from(code.value(row, self.feature));
-            let to = match self.to {
-                Activity::Times(factor) => value * factor,
-                Activity::Set(to) => to,
+        let code = dictionary.encode(&rows)?;
+        let mut sum = rows.zeros_like()?; // (B·T, C)
+        for change in changes {
+            let feature = change.feature;
+            let difference = |row: usize| {
+                if change.position.is_some_and(|position| position != at.past + row % t) {
+                    return 0.0;
+                }
+                let value = f64::from(code.value(row, feature));
+                let to = match change.to {
+                    Activity::Times(factor) => value * factor,
+                    Activity::Set(to) => to,
+                };
+                ((to - value) * f64::from(dictionary.factor(&code, row, feature))) as f32
             };
-            ((to - value) * f64::from(self.dictionary.factor(&code, row, self.feature))) as f32
-        };
-        let changes = Tensor::from_iter((0..b * t).map(change), &Device::Cpu)?.reshape((b, t, 1))?;
-        let direction = self.dictionary.w_dec().get(self.feature as usize)?; // (C)
-        x + changes.broadcast_mul(&direction)?.to_dtype(x.dtype())?.to_device(x.device())?
+            let differences = Tensor::from_iter((0..b * t).map(difference), &Device::Cpu)?.unsqueeze(1)?;
+            let direction = dictionary.w_dec().get(feature as usize)?; // (C)
+            sum = (sum + differences.broadcast_mul(&direction)?)?;
+        }
+        x + sum.reshape((b, t, c))?.to_dtype(x.dtype())?.to_device(x.device())?
     }
 }
 

@@ -6,6 +6,7 @@ use super::point::Point;
 use crate::Config;
 use candle_core::{Result, Tensor};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// Interventions, checked against a model's config: [`Hooks`] for [`ForwardArgs::hooks`](crate::ForwardArgs::hooks).
 ///
@@ -92,9 +93,21 @@ impl Interventions {
     ) -> Result<Option<Tensor>> {
         if x.rank() == 3 {
             let mut x = x.clone();
-            for (i, one) in self.at_point(at.point) {
+            let mut left = self.at_point(at.point).peekable();
+            while let Some((i, one)) = left.next() {
                 meet(i, &x)?;
-                x = one.changed(at, &x)?;
+                let Intervention::Feature(first) = one else {
+                    x = one.changed(at, &x)?;
+                    continue;
+                };
+                let mut together = vec![first];
+                while let Some((i, Intervention::Feature(next))) = left.next_if(|(_, one)| {
+                    matches!(one, Intervention::Feature(next) if Arc::ptr_eq(&next.dictionary, &first.dictionary))
+                }) {
+                    meet(i, &x)?;
+                    together.push(next);
+                }
+                x = FeatureChange::all_on(&together, at, &x)?;
             }
             return Ok(Some(x));
         }

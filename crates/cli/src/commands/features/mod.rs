@@ -13,6 +13,7 @@ use crate::study::StudyArgs;
 use crate::texts::{Job, PromptsArgs, Ran};
 use anyhow::{Context, bail};
 use candle_core::Tensor;
+use clap::{Arg, value_parser};
 use gpt2_circuits::Circuits;
 use gpt2_circuits::features::{FeatureRun, Features};
 use gpt2_loader::DictionaryCheckpoint;
@@ -23,8 +24,10 @@ use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("aimed").arg("target"))]
-#[command(mut_arg("dictionary", |arg| {
-    arg.required(true).help_heading(None).help("The folder of the dictionary: a sparse autoencoder or transcoder of SAELens or gpt2 train-features")
+// Without a change of features, too.
+#[command(mut_arg("dictionary", |_| {
+    let help = "The folder of the dictionary: a sparse autoencoder or transcoder of SAELens or gpt2 train-features";
+    Arg::new("dictionary").long("dictionary").value_name("FOLDER").required(true).value_parser(value_parser!(PathBuf)).help(help)
 }))]
 #[command(after_help = "\
 A dictionary is a folder as SAELens writes it, with cfg.json and sae_weights.safetensors. Its settings say which value it reads.
@@ -41,7 +44,7 @@ pub(crate) struct FeaturesArgs {
     #[command(flatten)]
     pub(crate) prompt: PromptsArgs,
     /// How many features to show for each token, or effects in all
-    #[arg(short = 'k', long, default_value_t = 5, value_name = "K", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(short = 'k', long, default_value_t = 5, value_name = "K", value_parser = value_parser!(u16).range(1..))]
     pub(crate) top_k: u16,
     /// Show where these features fire, and which tokens they make likelier, instead of the strongest at each token
     #[arg(long, value_name = "N", value_delimiter = ',')]
@@ -88,7 +91,8 @@ pub(crate) fn run(args: &FeaturesArgs) -> anyhow::Result<()> {
     let dictionary = checkpoint.load()?;
     let features = Features::new(&dictionary, config.hook, config.hook_out, session.model.config())
         .with_context(|| folder.display().to_string())?;
-    if config.prepend_bos == Some(true) {
+    config.remarks.iter().for_each(|remark| note(remark));
+    if config.prepend_bos {
         note(
             "the dictionary was trained on texts that begin with the end-of-text token, and may explain the first tokens badly",
         );
@@ -144,7 +148,7 @@ fn promoted(
         Ok(found.into_iter().map(|(id, logit)| (session.label(id), logit)).collect())
     };
     let of = |&feature: &u32| -> anyhow::Result<Option<Promoted>> {
-        let Ok(direction) = features.direction(&session.model, feature) else { return Ok(None) };
+        let Some(direction) = features.direction(&session.model, feature)? else { return Ok(None) };
         let negative = tokens(&direction.neg()?)?.into_iter().map(|(label, logit)| (label, -logit)).collect();
         Ok(Some(Promoted { likelier: tokens(&direction)?, less_likely: negative }))
     };
@@ -201,11 +205,11 @@ impl Run<'_> {
         let losses = losses.transpose()?;
         Ok(Quality {
             l0: found.code.mean_fired(),
-            explained_variance: several.then(|| found.explained_variance()).transpose()?,
+            explained_variance: if several { found.explained_variance()? } else { None },
             loss: losses.map(|losses| losses.clean),
             loss_rebuilt: losses.map(|losses| losses.rebuilt),
             loss_zeroed: losses.map(|losses| losses.zeroed),
-            loss_recovered: losses.map(|losses| losses.recovered()),
+            loss_recovered: losses.and_then(|losses| losses.recovered()),
         })
     }
 

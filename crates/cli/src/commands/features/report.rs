@@ -78,7 +78,8 @@ pub(super) struct Fires {
     pub(super) activation: f32,
 }
 
-/// Tokens with what a unit of the feature's activation adds to their logits, layer norm's scale aside.
+/// Tokens with what a unit of the feature's activation adds to their logits, the scale of `ln_f`, and that of a dictionary that
+/// normalizes, aside.
 #[derive(Clone, Serialize)]
 pub(super) struct Promoted {
     pub(super) likelier: Vec<(Label, f64)>,
@@ -129,11 +130,13 @@ fn quality(quality: &Quality) -> String {
     if let Some(explained) = quality.explained_variance {
         parts.push(format!("explained variance {explained:.3}"));
     }
-    if let (Some(clean), Some(rebuilt), Some(zeroed), Some(recovered)) =
-        (quality.loss, quality.loss_rebuilt, quality.loss_zeroed, quality.loss_recovered)
+    if let (Some(clean), Some(rebuilt), Some(zeroed)) =
+        (quality.loss, quality.loss_rebuilt, quality.loss_zeroed)
     {
+        let recovered = quality.loss_recovered.map(|share| format!(": {share:.3} recovered"));
         parts.push(format!(
-            "loss {clean:.3}, rebuilt {rebuilt:.3}, zeroed {zeroed:.3} nats: {recovered:.3} recovered"
+            "loss {clean:.3}, rebuilt {rebuilt:.3}, zeroed {zeroed:.3} nats{}",
+            recovered.unwrap_or_default()
         ));
     }
     parts.join("; ")

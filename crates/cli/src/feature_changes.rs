@@ -1,0 +1,54 @@
+//! The features that `--ablate-feature`, `--scale-feature` and `--set-feature` change.
+
+use crate::interventions::InterventionArgs;
+use anyhow::{Context, bail};
+use gpt2_loader::DictionaryCheckpoint;
+use gpt2_model::hooks::{Activity, FeatureChange, Intervention};
+use gpt2_session::At;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+impl InterventionArgs {
+    /// The changed features, and what their activations become.
+    pub(crate) fn features(&self) -> impl Iterator<Item = (At<u32>, Activity)> {
+        let ablated = self.ablate_feature.iter().map(|at| (*at, Activity::Times(0.0)));
+        let scaled = self.scale_feature.iter().map(|(at, factor)| (*at, Activity::Times(*factor)));
+        ablated.chain(scaled).chain(self.set_feature.iter().map(|(at, to)| (*at, Activity::Set(*to))))
+    }
+
+    /// The changes of features, with the dictionary read.
+    pub(crate) fn feature_changes(&self) -> anyhow::Result<Vec<Intervention>> {
+        let all: Vec<(At<u32>, Activity)> = self.features().collect();
+        let Some(folder) = self.dictionary.as_ref().filter(|_| !all.is_empty()) else { return Ok(vec![]) };
+        for (i, (one, _)) in all.iter().enumerate() {
+            let meets = |(other, _): &(At<u32>, Activity)| {
+                let apart = one.position.zip(other.position).is_some_and(|(a, b)| a != b);
+                one.place == other.place && !apart
+            };
+            if all[..i].iter().any(meets) {
+                bail!(
+                    "feature {}: is changed twice at one position; leave one of the changes out",
+                    one.place
+                );
+            }
+        }
+        let checkpoint = DictionaryCheckpoint::open(folder)?;
+        let (dictionary, point) = (Arc::new(checkpoint.load()?), checkpoint.config().hook);
+        let change = |(At { place: feature, position }, to)| {
+            let dictionary = Arc::clone(&dictionary);
+            Intervention::Feature(FeatureChange { dictionary, point, feature, to, position })
+        };
+        Ok(all.into_iter().map(change).collect())
+    }
+
+    /// Hashes the files of the dictionary, if a feature of it is changed.
+    pub(crate) fn hash_dictionary(&self, hasher: &mut impl Hasher) -> anyhow::Result<()> {
+        let Some(folder) = self.dictionary.as_ref().filter(|_| self.features().next().is_some()) else {
+            return Ok(());
+        };
+        for path in DictionaryCheckpoint::paths_in(folder) {
+            std::fs::read(&path).with_context(|| path.display().to_string())?.hash(hasher);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,66 @@
+//! The largest numbers of a row.
+
+use super::code::Fired;
+
+/// How many numbers of a row have their largest found first.
+const PART: usize = 64;
+
+/// The k largest of a row, by number; of equal ones, the first.
+pub(super) fn largest(row: &[f32], norms: Option<&[f32]>, k: usize, absolute: bool) -> Vec<Fired> {
+    let value = |i: usize| norms.map_or(row[i], |norms| row[i] * norms[i]);
+    let size = |i: usize| if absolute { value(i).abs() } else { value(i) };
+    let sizes: Vec<f32> = (0..row.len()).map(size).collect();
+    // Each part's largest: the k-th of them is no larger than the k-th of all.
+    let mut least = f32::NEG_INFINITY;
+    if row.len() >= 2 * k * PART {
+        let mut tops: Vec<f32> =
+            sizes.chunks(PART).map(|part| part.iter().copied().fold(least, f32::max)).collect();
+        least = *tops.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1;
+    }
+    let mut order: Vec<u32> = (0..).zip(&sizes).filter(|(_, size)| **size >= least).map(|(i, _)| i).collect();
+    if k < order.len() {
+        order.select_nth_unstable_by(k - 1, |&a, &b| {
+            sizes[b as usize].total_cmp(&sizes[a as usize]).then(a.cmp(&b))
+        });
+        order.truncate(k);
+        order.sort_unstable();
+    }
+    let fired = order.into_iter().map(|feature| Fired { feature, value: value(feature as usize) });
+    fired.filter(|one| if absolute { one.value != 0.0 } else { one.value > 0.0 }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    /// A row long enough to be looked through by parts, with equal numbers, and one that is sorted whole.
+    #[test]
+    fn the_largest_are_those_of_a_sorted_row() {
+        let mut rng = ChaCha8Rng::seed_from_u64(9);
+        for (length, k) in [(4096, 8), (4096, 32), (100, 8), (5, 5)] {
+            // Multiples of 1/16, so that many are equal.
+            let row: Vec<f32> = (0..length).map(|_| f32::from(rng.random_range(-99i8..99)) / 16.0).collect();
+            let norms: Vec<f32> = (0..length).map(|_| f32::from(rng.random_range(1u8..4))).collect();
+            for (norms, absolute) in [(None, false), (None, true), (Some(&norms[..]), false)] {
+                let value = |i: usize| norms.map_or(row[i], |norms| row[i] * norms[i]);
+                let size = |i: usize| if absolute { value(i).abs() } else { value(i) };
+                let mut order: Vec<usize> = (0..length).collect();
+                order.sort_by(|&a, &b| size(b).total_cmp(&size(a)).then(a.cmp(&b)));
+                order.truncate(k);
+                order.sort_unstable();
+                let expected: Vec<(usize, f32)> = order.into_iter().map(|i| (i, value(i))).collect();
+                let expected: Vec<_> = expected
+                    .into_iter()
+                    .filter(|(_, x)| if absolute { *x != 0.0 } else { *x > 0.0 })
+                    .collect();
+                let found: Vec<(usize, f32)> = largest(&row, norms, k, absolute)
+                    .iter()
+                    .map(|one| (one.feature as usize, one.value))
+                    .collect();
+                assert_eq!(found, expected, "{length} {k} {absolute}");
+            }
+        }
+    }
+}
