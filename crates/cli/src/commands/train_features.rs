@@ -56,7 +56,7 @@ pub(crate) struct TrainFeaturesArgs {
     /// The largest learning rate
     #[arg(long, default_value_t = 1e-3, value_name = "RATE", value_parser = above_0)]
     pub(crate) lr: f64,
-    /// Revive features that have not fired for so many tokens
+    /// Revive features that have not fired for N tokens
     #[arg(long, default_value_t = 100_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) silent_after: u32,
     /// Seed of the weights at the start and of the order of tokens
@@ -74,7 +74,7 @@ pub(crate) struct TrainFeaturesArgs {
 
 const SPARSITIES: &[(&str, Sparsity)] = &[("topk", Sparsity::TopK), ("jumprelu", Sparsity::JumpRelu)];
 
-/// How many numbers a value has for each feature, if nobody says otherwise.
+/// How many features to learn for each number of a value, if nobody says otherwise.
 const FEATURES_OF_ONE: usize = 8;
 /// Steps over which the last figures are averaged.
 const LAST: usize = 20;
@@ -128,7 +128,7 @@ pub(crate) fn run(args: &TrainFeaturesArgs) -> anyhow::Result<ExitCode> {
     outputs.check(&inputs)?;
     let stop = Stop::listen()?;
     let mut found = vec![];
-    let trained = train(args, &store, &name, &mut trainer, &stop, &mut found);
+    let trained = train(args, &store, &name, &mut trainer, &stop, steps, &mut found);
     if found.is_empty() {
         trained?;
         bail!("{}: no batch of {rows} tokens came", args.store.display());
@@ -190,9 +190,9 @@ fn train(
     name: &str,
     trainer: &mut DictionaryTrainer,
     stop: &Stop,
+    steps: usize,
     found: &mut Vec<DictionaryStep>,
 ) -> anyhow::Result<()> {
-    let steps = store.tokens() / args.batch as usize * args.epochs as usize;
     let bar = bar(Some(steps as u64), "{bar:30} step {pos}/{len}, {eta} left{msg}");
     let rows = args.batch as usize;
     for epoch in 0..u64::from(args.epochs) {

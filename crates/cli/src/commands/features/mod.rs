@@ -237,7 +237,10 @@ impl Run<'_> {
     ) -> anyhow::Result<Option<Attributed>> {
         let Some((metric, target, against)) = &self.metric else { return Ok(None) };
         let all = self.features.attribution(&self.session.model, ids, metric, Some(&changes.list))?;
-        let total = all.iter().map(|one| one.effect).sum();
+        let total: f64 = all.iter().map(|one| one.effect).sum();
+        if !total.is_finite() {
+            bail!("the effects of features are not finite: the gradient of the logit overflows");
+        }
         let effect = |one: &gpt2_circuits::features::Attribution| OfFeature {
             position: one.position,
             token: labels[one.position].clone(),
