@@ -134,7 +134,9 @@ fn what_does_not_fit_is_refused_by_name() -> Result {
     features(&["--feature", "96"])?.refused(1, &["--feature 96", "0 to 95"]);
     let other = data("features/standard").display().to_string();
     gpt2(&["features", TEXT, "--dictionary", &other])?.refused(1, &["12 numbers", "128", "another model"]);
-    gpt2(&["features", TEXT, "--dictionary", "no/such"])?.refused(1, &["no/such", "no such folder"]);
+    gpt2(&["features", TEXT, "--dictionary", "./no/such"])?.refused(1, &["no/such", "no such folder"]);
+    gpt2(&["features", TEXT, "--dictionary", "no/such", "--offline"])?
+        .refused(1, &["there is no folder no/such", "on the Hub"]);
     features(&["--target", " and", "--against", " and"])?.refused(1, &["the same token"]);
     let weights = format!("{}/sae_weights.safetensors", dictionary());
     features(&["--export", &weights, "--overwrite"])?.refused(1, &["a file of --dictionary"]);

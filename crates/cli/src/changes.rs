@@ -72,8 +72,10 @@ impl InterventionArgs {
         if let Some(path) = &self.mean_of {
             inputs.file("the texts of --mean-of", path);
         }
-        for path in self.dictionary.iter().flat_map(|folder| DictionaryCheckpoint::paths_in(folder)) {
-            inputs.file("a file of --dictionary", path);
+        if let Some(source) = &self.dictionary {
+            for path in DictionaryCheckpoint::paths_in(source.as_ref()) {
+                inputs.file("a file of --dictionary", path);
+            }
         }
     }
 
@@ -251,9 +253,10 @@ impl<'a> Prepared<'a> {
             sources.from_prompt = Some(ids);
         }
         args.add_vectors(&mut all, &mut texts)?;
-        for change in args.feature_changes()? {
-            let folder = args.dictionary.as_deref().unwrap_or(Path::new("")).display();
-            texts.push(format!("{change}, a feature of {folder}"));
+        for change in args.feature_changes(session)? {
+            let name = args.dictionary.as_deref().map(|source| session.dictionary(source)).transpose()?;
+            let name = name.map_or("", |opened| opened.found.checkpoint.name());
+            texts.push(format!("{change}, a feature of {name}"));
             all.push(change);
         }
         check_effective(&all)?;
@@ -309,7 +312,7 @@ impl<'a> Prepared<'a> {
                 vector.to_vec1::<f32>()?.iter().for_each(|number| number.to_bits().hash(hasher));
             }
         }
-        self.args.hash_dictionary(hasher)?;
+        self.args.hash_dictionary(self.session, hasher)?;
         self.others.as_ref().map(|others| &others.texts).hash(hasher);
         Ok(())
     }

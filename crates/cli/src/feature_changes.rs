@@ -1,11 +1,11 @@
 //! The features that `--ablate-feature`, `--scale-feature` and `--set-feature` change.
 
 use crate::interventions::InterventionArgs;
-use anyhow::{Context, bail};
-use gpt2_loader::DictionaryCheckpoint;
+use crate::session::Session;
+use anyhow::bail;
 use gpt2_model::hooks::{Activity, FeatureChange, Intervention};
 use gpt2_session::At;
-use std::hash::{Hash, Hasher};
+use std::hash::Hasher;
 use std::sync::Arc;
 
 impl InterventionArgs {
@@ -17,9 +17,9 @@ impl InterventionArgs {
     }
 
     /// The changes of features, with the dictionary read.
-    pub(crate) fn feature_changes(&self) -> anyhow::Result<Vec<Intervention>> {
+    pub(crate) fn feature_changes(&self, session: &Session) -> anyhow::Result<Vec<Intervention>> {
         let all: Vec<(At<u32>, Activity)> = self.features().collect();
-        let Some(folder) = self.dictionary.as_ref().filter(|_| !all.is_empty()) else { return Ok(vec![]) };
+        let Some(source) = self.dictionary.as_ref().filter(|_| !all.is_empty()) else { return Ok(vec![]) };
         for (i, (one, _)) in all.iter().enumerate() {
             let meets = |(other, _): &(At<u32>, Activity)| {
                 let apart = one.position.zip(other.position).is_some_and(|(a, b)| a != b);
@@ -32,23 +32,20 @@ impl InterventionArgs {
                 );
             }
         }
-        let checkpoint = DictionaryCheckpoint::open(folder)?;
-        let (dictionary, point) = (Arc::new(checkpoint.load()?), checkpoint.config().hook);
+        let opened = session.dictionary(source)?;
+        let point = opened.found.checkpoint.config().hook;
         let change = |(At { place: feature, position }, to)| {
-            let dictionary = Arc::clone(&dictionary);
+            let dictionary = Arc::clone(&opened.dictionary);
             Intervention::Feature(FeatureChange { dictionary, point, feature, to, position })
         };
         Ok(all.into_iter().map(change).collect())
     }
 
-    /// Hashes the files of the dictionary, if a feature of it is changed.
-    pub(crate) fn hash_dictionary(&self, hasher: &mut impl Hasher) -> anyhow::Result<()> {
-        let Some(folder) = self.dictionary.as_ref().filter(|_| self.features().next().is_some()) else {
-            return Ok(());
-        };
-        for path in DictionaryCheckpoint::paths_in(folder) {
-            std::fs::read(&path).with_context(|| path.display().to_string())?.hash(hasher);
+    /// Hashes the dictionary, if a feature of it is changed.
+    pub(crate) fn hash_dictionary(&self, session: &Session, hasher: &mut impl Hasher) -> anyhow::Result<()> {
+        match self.dictionary.as_ref().filter(|_| self.features().next().is_some()) {
+            Some(source) => session.dictionary(source)?.hash(hasher),
+            None => Ok(()),
         }
-        Ok(())
     }
 }

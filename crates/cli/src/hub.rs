@@ -11,7 +11,7 @@ use gpt2_session::{HubOptions, Named};
 use std::path::PathBuf;
 
 /// Where to find models that are given by name rather than as a folder.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Hugging Face Hub")]
 pub(crate) struct HubArgs {
     /// Branch, tag or commit of a model on the Hub [default: main]

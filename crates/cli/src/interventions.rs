@@ -46,9 +46,9 @@ pub(crate) struct InterventionArgs {
     #[arg(long, value_name = "L[@POS]=FILE.npy[*SCALE]", value_parser = Steer::from_str)]
     pub(crate) add: Vec<Steer>,
     /// A sparse autoencoder for --ablate-feature, --scale-feature and --set-feature: a folder as SAELens or gpt2 train-features
-    /// writes it
-    #[arg(long, value_name = "FOLDER", requires = "changed_features")]
-    pub(crate) dictionary: Option<PathBuf>,
+    /// writes it, or owner/name/FOLDER on the Hub
+    #[arg(long, value_name = "DIR|NAME", requires = "changed_features")]
+    pub(crate) dictionary: Option<String>,
     /// Take what features of --dictionary add out of the value that it reads: N, counted from 0; N@POS at one position
     #[arg(long, value_name = "N[@POS]", value_delimiter = ',', requires = "dictionary", value_parser = At::<u32>::from_str)]
     pub(crate) ablate_feature: Vec<At<u32>>,

@@ -12,6 +12,7 @@ mod changes;
 mod commands;
 mod corpus;
 mod device;
+mod dictionaries;
 mod exports;
 mod feature_changes;
 mod finite;

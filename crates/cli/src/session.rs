@@ -2,6 +2,7 @@
 
 use crate::adapters::{self, AdapterArgs, Used};
 use crate::device::RunArgs;
+use crate::dictionaries::{self, Opened};
 
 use crate::hub::{self, HubArgs};
 use crate::inputs::Inputs;
@@ -115,6 +116,8 @@ pub(crate) struct Session {
     pub(crate) device: Device,
     pub(crate) files: Files,
     tokenizer: OnceCell<Tokenizer>,
+    hub: HubArgs,
+    dictionary: OnceCell<Opened>,
 }
 
 /// A token: in JSON as its text, on a terminal in a form that shows all of it.
@@ -229,7 +232,8 @@ impl ModelArgs {
                 "the model has cross-attention, but no command gives it an encoder: cross-attention is skipped",
             );
         }
-        Ok(Session { name, model, formats, adapters, device, files, tokenizer })
+        let (hub, dictionary) = (self.hub.clone(), OnceCell::new());
+        Ok(Session { name, model, formats, adapters, device, files, tokenizer, hub, dictionary })
     }
 
     /// The model, and the formats of the weights that stay quantized.
@@ -267,6 +271,15 @@ impl Session {
         }
         let tokenizer = Tokenizer::open(&self.files, self.model.config().vocab_size)?;
         Ok(self.tokenizer.get_or_init(|| tokenizer))
+    }
+
+    /// The dictionary of features that `--dictionary` names, read on first use.
+    pub(crate) fn dictionary(&self, source: &str) -> anyhow::Result<&Opened> {
+        if let Some(opened) = self.dictionary.get() {
+            return Ok(opened);
+        }
+        let opened = dictionaries::find(source, &self.hub)?.load()?;
+        Ok(self.dictionary.get_or_init(|| opened))
     }
 
     /// A label for each id: its text, or its number if there is no tokenizer.

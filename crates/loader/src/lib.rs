@@ -45,7 +45,8 @@ pub use candle_core;
 pub use candle_nn;
 pub use checkpoint::Checkpoint;
 pub use dictionary::{
-    Architecture, DictionaryCheckpoint, DictionaryConfig, NewDictionary, Normalization, save_dictionary,
+    Architecture, DictionaryCheckpoint, DictionaryConfig, DictionaryOrigin, NewDictionary, Normalization,
+    save_dictionary,
 };
 pub use doctor::{Advice, Finding};
 pub use error::LoadError;

@@ -13,7 +13,7 @@ mod training;
 pub use continuation::{Continuation, new_tokens};
 pub use hub::{HubOptions, pins};
 pub use interventions::{At, OnHeads, check_effective};
-pub use named::{DEMO_NAME, Named, model_id};
+pub use named::{DEMO_NAME, Named, NamedDictionary, model_id};
 pub use pairs::pair;
 pub use tasks::{Answer, Task, TaskPair, Text};
 pub use text::{Encoded, encode, encode_within};

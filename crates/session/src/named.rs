@@ -67,6 +67,32 @@ impl Named {
     }
 }
 
+/// What the name of a dictionary of features leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NamedDictionary {
+    /// A folder, which may not be there.
+    Folder(PathBuf),
+    /// A folder of a repository on the Hub, "" for its root.
+    Hub(ModelId, String),
+}
+
+impl NamedDictionary {
+    /// A folder if one of that name exists, otherwise `owner/name` or `owner/name/FOLDER` on the Hub if it can be that.
+    #[must_use]
+    pub fn find(text: &str) -> Self {
+        let inside = || {
+            let mut parts = text.split('/');
+            let id = ModelId::parse(&format!("{}/{}", parts.next()?, parts.next()?))?;
+            let rest: Vec<&str> = parts.collect();
+            let plain = |part: &&str| !matches!(*part, "" | "." | "..") && !part.contains('\\');
+            rest.iter().all(plain).then(|| Self::Hub(id, rest.join("/")))
+        };
+        let path = Path::new(text);
+        if path.symlink_metadata().is_ok() { None } else { inside() }
+            .unwrap_or_else(|| Self::Folder(path.into()))
+    }
+}
+
 /// The id of a model on the Hub.
 ///
 /// # Errors
@@ -76,4 +102,22 @@ pub fn model_id(text: &str) -> anyhow::Result<ModelId> {
         let names: Vec<_> = ModelId::aliases().map(|(alias, _)| alias).collect();
         format!("{text:?} is not the name of a model; expected owner/name or one of {}", names.join(", "))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dictionary_is_a_folder_here_or_one_in_a_repository() {
+        let found = |text: &str| match NamedDictionary::find(text) {
+            NamedDictionary::Hub(id, folder) => format!("{id}: {folder}"),
+            NamedDictionary::Folder(folder) => folder.display().to_string(),
+        };
+        assert_eq!(found("who/saes/blocks.8.hook_resid_pre"), "who/saes: blocks.8.hook_resid_pre");
+        assert_eq!((found("who/saes"), found("who/saes/a/b")), ("who/saes: ".into(), "who/saes: a/b".into()));
+        for folder in ["sae", "who/saes/../x", "who/saes/", "./sae/x", "/tmp/sae/x", "src"] {
+            assert_eq!(found(folder), folder);
+        }
+    }
 }

@@ -211,6 +211,47 @@ fn an_adapter_given_as_the_model_is_named_as_one() -> Result {
     Ok(())
 }
 
+/// A Hub with a dictionary of the demo model's features in a folder, and its weights.
+fn dictionary() -> Result<(Setup, Vec<u8>)> {
+    let read = |name: &str| std::fs::read(data("features/demo").join(name));
+    let weights = read("sae_weights.safetensors")?;
+    let files = [
+        ("blocks.1/resid/cfg.json".into(), read("cfg.json")?),
+        ("blocks.1/resid/sae_weights.safetensors".into(), weights.clone()),
+    ];
+    Ok((Setup::serving(files)?, weights))
+}
+
+fn run_features(setup: &Setup, folder: &str, more: &[&str]) -> Result<Run> {
+    let source = format!("{MODEL}/{folder}");
+    let args = ["features", "O Romeo", "--dictionary", &source, "--json", "--timeout", "2"];
+    setup.run(&[&args[..], more].concat())
+}
+
+#[test]
+fn a_dictionary_is_fetched_verified_and_then_cached() -> Result {
+    let (setup, weights) = dictionary()?;
+    let report: Value =
+        serde_json::from_str(&run_features(&setup, "blocks.1/resid", &[])?.succeeded().stdout)?;
+    assert_eq!(report["dictionary"]["commit"], COMMIT);
+    let hash = report["dictionary"]["weights"].as_str().ok_or("no hash")?;
+    assert!([git_sha1_of(&weights), sha256_of(&weights)].contains(&hash.to_string()), "{hash}");
+    let before = setup.server.state().seen.len();
+    let more = ["--offline", "--ablate-feature", "3"];
+    let again = run_features(&setup, "blocks.1/resid", &more)?.succeeded();
+    assert_eq!(setup.server.state().seen.len(), before, "a request");
+    let name = format!("a feature of {MODEL}@{}/blocks.1/resid", &COMMIT[..12]);
+    assert_says("provenance", &again.stdout, &[&name]);
+
+    let (setup, _) = dictionary()?;
+    setup.server.fault(At::Get("sae_weights.safetensors"), Fault::Flip, None);
+    run_features(&setup, "blocks.1/resid", &[])?.refused(1, &["sae_weights.safetensors", "expected"]);
+    let (setup, _) = dictionary()?;
+    run_features(&setup, "blocks.2", &[])?.refused(1, &["blocks.2/cfg.json", "blocks.1/resid/cfg.json"]);
+    run_features(&setup, "blocks.1/resid", &["--offline"])?.refused(1, &["there is no folder", "dictionary"]);
+    Ok(())
+}
+
 /// A Hub with a GGUF file, and its bytes.
 fn gguf() -> Result<(Setup, Vec<u8>)> {
     let mut bytes = std::fs::read(data("gguf").join("tiny.gguf"))?;

@@ -37,9 +37,21 @@ const SCALING_FACTOR: &str = "scaling_factor";
 /// A dictionary: its settings and its tensors' headers. The data is read when it is loaded.
 #[derive(Debug, Clone)]
 pub struct DictionaryCheckpoint {
-    folder: PathBuf,
+    /// Its name in messages.
+    name: String,
+    pub(crate) origin: Option<DictionaryOrigin>,
     config: DictionaryConfig,
     tensors: BTreeMap<String, Stored>,
+}
+
+/// Where on the Hub a dictionary came from.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct DictionaryOrigin {
+    /// The commit.
+    pub commit: String,
+    /// The hash of the weights that the Hub announced and the file has.
+    pub weights: Option<String>,
 }
 
 impl DictionaryCheckpoint {
@@ -49,10 +61,15 @@ impl DictionaryCheckpoint {
     /// When a file is missing or damaged, the settings ask for something that is not supported, or the tensors are not those
     /// that they call for.
     pub fn open(folder: &Path) -> Result<Self, LoadError> {
-        let refused = |reason: String| LoadError::Dictionary { name: folder.display().to_string(), reason };
-        for name in [CONFIG, WEIGHTS] {
-            if folder.join(name).symlink_metadata().is_err() {
-                let what = if folder.is_dir() { format!("no {name} here") } else { "no such folder".into() };
+        Self::open_named(folder, folder.display().to_string())
+    }
+
+    /// The same under another name.
+    pub(crate) fn open_named(folder: &Path, name: String) -> Result<Self, LoadError> {
+        let refused = |reason: String| LoadError::Dictionary { name: name.clone(), reason };
+        for file in [CONFIG, WEIGHTS] {
+            if folder.join(file).symlink_metadata().is_err() {
+                let what = if folder.is_dir() { format!("no {file} here") } else { "no such folder".into() };
                 return Err(refused(format!(
                     "{what}; expected a dictionary as SAELens writes it: a folder with {CONFIG} and {WEIGHTS}"
                 )));
@@ -67,9 +84,21 @@ impl DictionaryCheckpoint {
         let path = folder.join(WEIGHTS);
         let stored = safetensors_file::read(&path, &Bytes::open(&path)?)?;
         let tensors = stored.into_iter().map(|tensor| (tensor.info.name.clone(), tensor)).collect();
-        let checkpoint = Self { folder: folder.to_path_buf(), config, tensors };
+        let checkpoint = Self { name, origin: None, config, tensors };
         let problems = checkpoint.problems();
         if problems.is_empty() { Ok(checkpoint) } else { Err(checkpoint.damaged(&problems)) }
+    }
+
+    /// The name in messages: the folder, or the repository at its commit with the folder in it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where on the Hub it came from; `None` for a folder.
+    #[must_use]
+    pub fn origin(&self) -> Option<&DictionaryOrigin> {
+        self.origin.as_ref()
     }
 
     /// The settings.
@@ -89,7 +118,7 @@ impl DictionaryCheckpoint {
     /// # Errors
     /// When a file cannot be read, or a number is not finite.
     pub fn load(&self) -> Result<Dictionary, LoadError> {
-        let failed = |source| LoadError::Tensor { name: self.folder.display().to_string(), source };
+        let failed = |source| LoadError::Tensor { name: self.name.clone(), source };
         let mut problems = String::new();
         let mut tensors: BTreeMap<&str, Tensor> = BTreeMap::new();
         for (name, stored) in &self.tensors {
@@ -199,7 +228,7 @@ impl DictionaryCheckpoint {
     fn damaged(&self, problems: &str) -> LoadError {
         let architecture = self.config.architecture;
         LoadError::Dictionary {
-            name: self.folder.join(WEIGHTS).display().to_string(),
+            name: format!("{}/{WEIGHTS}", self.name),
             reason: format!(
                 "its tensors are not those of the {architecture} dictionary that {CONFIG} describes{problems}\n\
                  fetch or write the folder again"

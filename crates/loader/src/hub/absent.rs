@@ -2,6 +2,7 @@
 
 use super::{CachedModel, FileCheck, Headers, Hub, HubError, ModelId, Snapshot};
 use crate::adapter::AdapterFiles;
+use crate::dictionary::DictionaryCheckpoint;
 use crate::error::LoadError;
 use std::fmt::Display;
 
@@ -22,6 +23,10 @@ impl Hub {
 
     pub fn open_adapter(&self, adapter: &ModelId, _: &str) -> Result<AdapterFiles, LoadError> {
         no_hub(adapter)
+    }
+
+    pub fn open_dictionary(&self, id: &ModelId, _: &str, _: &str) -> Result<DictionaryCheckpoint, LoadError> {
+        no_hub(id)
     }
 
     pub fn headers(&self, model: &ModelId, _: &str) -> Result<Headers, LoadError> {

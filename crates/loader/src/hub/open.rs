@@ -5,10 +5,11 @@ use super::fetch::{Ask, Fetch};
 use super::{Headers, Hub, ModelId, Snapshot};
 use crate::adapter::AdapterFiles;
 use crate::bytes::Bytes;
+use crate::dictionary::{DictionaryCheckpoint, DictionaryOrigin};
 use crate::error::LoadError;
 use crate::files::{
-    ADAPTER_CONFIG, ADAPTERS, CONFIG, Files, INDEX, MERGES, PICKLE, SAFETENSORS, TOKENIZER, TokenizerFiles,
-    VOCAB, WEIGHTS, WeightFiles,
+    ADAPTER_CONFIG, ADAPTERS, CONFIG, DICTIONARY_CONFIG, DICTIONARY_SAFETENSORS, Files, INDEX, MERGES,
+    PICKLE, SAFETENSORS, TOKENIZER, TokenizerFiles, VOCAB, WEIGHTS, WeightFiles,
 };
 use crate::safetensors_file::{Header, Index};
 use std::collections::BTreeMap;
@@ -72,6 +73,32 @@ impl Hub {
             commit: Some(commit.clone()),
             ..AdapterFiles::new(fetch.label(&commit), config, weights)
         })
+    }
+
+    /// A dictionary of features in a folder of a repository, "" for its root; cached as by [`open`](Self::open).
+    ///
+    /// # Errors
+    /// When a file is neither cached nor available, its content differs from what the Hub announced, or it is not a dictionary.
+    pub fn open_dictionary(
+        &self,
+        repository: &ModelId,
+        revision: &str,
+        folder: &str,
+    ) -> Result<DictionaryCheckpoint, LoadError> {
+        let fetch = Fetch::new(self, repository, revision, Ask::WhereNeeded)?;
+        let commit = fetch.commit()?;
+        let inside = |name: &str| if folder.is_empty() { name.into() } else { format!("{folder}/{name}") };
+        let weights = inside(DICTIONARY_SAFETENSORS);
+        for name in [&inside(DICTIONARY_CONFIG), &weights] {
+            fetch.required(&commit, name)?;
+        }
+        fetch.keep_commit(&commit)?;
+        let name = [&fetch.label(&commit), folder].join("/");
+        let path = fetch.repo.snapshot(&commit).join(folder);
+        let mut checkpoint = DictionaryCheckpoint::open_named(&path, name.trim_end_matches('/').into())?;
+        let weights = fetch.repo.digest(&commit, &weights).map(|digest| digest.as_str().to_string());
+        checkpoint.origin = Some(DictionaryOrigin { commit, weights });
+        Ok(checkpoint)
     }
 
     /// Reads a model's config and the headers of its weight files. Asks the Hub for nothing that is cached.

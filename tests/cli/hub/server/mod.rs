@@ -206,7 +206,7 @@ impl State {
             ["api", ..] | [] => Some(At::Api),
             ["storage", ..] => Some(At::Storage),
             // The answer is a redirect to the cache above.
-            [_, _, "resolve", _, file] if self.is_small(file) => None,
+            [_, _, "resolve", _, file @ ..] if self.is_small(&file.join("/")) => None,
             [.., file] => Some(of_file(file)),
         };
         let due = |planned: &&mut Planned| Some(planned.at) == at && planned.left != Some(0);
@@ -286,15 +286,16 @@ impl State {
             _ => {}
         }
         match rest {
-            ["revision", revision] | ["resolve", revision, _] if !is_known(revision) => {
+            ["revision", revision] | ["resolve", revision, ..] if !is_known(revision) => {
                 refusal(404, "RevisionNotFound", "Invalid rev id")
             }
             ["revision", _] => self.commit(),
-            ["resolve", _, name] if self.is_small(name) => {
+            ["resolve", _, name @ ..] if self.is_small(&name.join("/")) => {
+                let name = name.join("/");
                 redirect(&format!("/api/resolve-cache/models/{MODEL}/{COMMIT}/{name}"))
             }
-            ["resolve", _, name] | [_, name] => {
-                let Some(content) = self.files.get(*name) else {
+            ["resolve", _, name @ ..] | [_, name @ ..] => {
+                let Some(content) = self.files.get(&name.join("/")) else {
                     return refusal(404, "EntryNotFound", "Entry not found");
                 };
                 if content.bytes.len() >= LARGE {
@@ -363,6 +364,6 @@ fn whole(bytes: Bytes) -> BoxBody<Bytes, std::io::Error> {
 
 fn known(file: &str) -> &'static str {
     let names = "config.json model.safetensors tokenizer.json model.safetensors.index.json pytorch_model.bin \
-                 adapter_model.safetensors";
+                 adapter_model.safetensors sae_weights.safetensors";
     names.split(' ').find(|name| *name == file).unwrap_or("another")
 }

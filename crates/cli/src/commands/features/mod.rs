@@ -3,6 +3,7 @@
 mod report;
 
 use crate::changes::Changes;
+use crate::dictionaries::{self, Found, Opened};
 use crate::exports;
 use crate::output::note;
 use crate::outputs::Outputs;
@@ -16,7 +17,6 @@ use candle_core::Tensor;
 use clap::{Arg, value_parser};
 use gpt2_circuits::Circuits;
 use gpt2_circuits::features::{FeatureRun, Features};
-use gpt2_loader::DictionaryCheckpoint;
 use gpt2_model::analysis::Metric;
 use gpt2_model::dictionary::Fired;
 use report::{About, Active, Attributed, Detail, OfFeature, Place, Promoted, Quality, Report, print};
@@ -26,8 +26,8 @@ use std::path::PathBuf;
 #[command(group = clap::ArgGroup::new("aimed").arg("target"))]
 // Without a change of features, too.
 #[command(mut_arg("dictionary", |_| {
-    let help = "The folder of the dictionary: a sparse autoencoder or transcoder of SAELens or gpt2 train-features";
-    Arg::new("dictionary").long("dictionary").value_name("FOLDER").required(true).value_parser(value_parser!(PathBuf)).help(help)
+    let help = "A sparse autoencoder or transcoder of SAELens or gpt2 train-features: a folder, or owner/name/FOLDER on the Hub";
+    Arg::new("dictionary").long("dictionary").value_name("DIR|NAME").required(true).help(help)
 }))]
 #[command(after_help = "\
 A dictionary is a folder as SAELens writes it, with cfg.json and sae_weights.safetensors. Its settings say which value it reads.
@@ -83,14 +83,14 @@ pub(crate) fn run(args: &FeaturesArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.export {
         exports::add_to(&mut outputs, path)?;
     }
-    let folder =
-        args.study.interventions.dictionary.as_ref().context("features needs --dictionary FOLDER")?;
-    let checkpoint = DictionaryCheckpoint::open(folder)?;
+    let source = args.study.interventions.dictionary.as_ref().context("features needs --dictionary")?;
+    // Refused before the model is fetched and read.
+    dictionaries::find(source, &args.study.model.hub)?;
     let session = args.study.session_for(args.prompt.inputs(), &outputs)?;
+    let Opened { found: Found { checkpoint, .. }, dictionary } = session.dictionary(source)?;
     let config = checkpoint.config();
-    let dictionary = checkpoint.load()?;
-    let features = Features::new(&dictionary, config.hook, config.hook_out, session.model.config())
-        .with_context(|| folder.display().to_string())?;
+    let features = Features::new(dictionary, config.hook, config.hook_out, session.model.config())
+        .with_context(|| checkpoint.name().to_string())?;
     config.remarks.iter().for_each(|remark| note(remark));
     if config.prepend_bos {
         note(
@@ -98,7 +98,8 @@ pub(crate) fn run(args: &FeaturesArgs) -> anyhow::Result<()> {
         );
     }
     let about = About {
-        folder: folder.display().to_string(),
+        name: checkpoint.name().to_string(),
+        origin: checkpoint.origin().cloned(),
         architecture: config.architecture.to_string(),
         hook: config.hook.to_string(),
         hook_out: (config.hook_out != config.hook).then(|| config.hook_out.to_string()),

@@ -3,6 +3,7 @@
 use crate::output;
 use crate::provenance::Provenance;
 use crate::session::Label;
+use gpt2_loader::DictionaryOrigin;
 use gpt2_view::Align::{Left, Right};
 use gpt2_view::Table;
 use serde::Serialize;
@@ -24,7 +25,10 @@ pub(super) struct Report {
 /// Which dictionary it is.
 #[derive(Clone, Serialize)]
 pub(super) struct About {
-    pub(super) folder: String,
+    /// The folder, or the repository on the Hub with the folder in it.
+    pub(super) name: String,
+    #[serde(flatten)]
+    pub(super) origin: Option<DictionaryOrigin>,
     pub(super) architecture: String,
     /// The value that it reads.
     pub(super) hook: String,
@@ -108,10 +112,10 @@ pub(super) struct OfFeature {
 pub(super) fn print(report: &Report) -> anyhow::Result<()> {
     let mut out = output::stdout();
     writeln!(out, "{}", report.provenance.first_line())?;
-    let About { folder, architecture, hook, hook_out, features } = &report.dictionary;
+    let About { name, architecture, hook, hook_out, features, .. } = &report.dictionary;
     let reads =
         hook_out.as_ref().map_or_else(|| hook.clone(), |hook_out| format!("{hook}, predicts {hook_out}"));
-    writeln!(out, "{folder}: {architecture}, {features} features of {reads}")?;
+    writeln!(out, "{name}: {architecture}, {features} features of {reads}")?;
     writeln!(out, "{}\n", quality(&report.quality))?;
     if report.details.is_empty() && report.effects.is_none() {
         strongest(&mut out, report)?;
