@@ -129,6 +129,134 @@ fn a_feature_shows_where_it_fires_and_what_it_makes_likelier() -> Result {
     Ok(())
 }
 
+/// All pairs add up to the score, and one of them is recomputed from the weights as they are in the file.
+#[test]
+fn pairs_of_features_add_up_to_a_score() -> Result {
+    let folder = Folder::empty()?;
+    let export = folder.at("run.safetensors");
+    let points = "blocks.1.attn.hook_attn_scores,blocks.1.attn.hook_pattern,blocks.1.ln1.hook_scale";
+    gpt2(&["forward", TEXT, "--export", &export, "--export-point", points])?.succeeded();
+    let of = |path: &str| candle_core::safetensors::load(path, &Device::Cpu);
+    let run = of(&export)?;
+    let (head, query, key) = (2, 4, 1);
+    let report = json(&["--attention", "1.2/4:1", "-k", "60000"])?;
+    let found = &report["attention"];
+    let number = |value: &Value| value.as_f64().ok_or("a number");
+    let at = |name: &str| -> Result<f64> {
+        Ok(run[name].squeeze(0)?.get(head)?.get(query)?.get(key)?.to_scalar::<f32>()?.into())
+    };
+    let score = at("blocks.1.attn.hook_attn_scores")?;
+    assert!((number(&found["score"])? - score).abs() < 1e-5 * score.abs());
+    assert!((number(&found["weight"])? - at("blocks.1.attn.hook_pattern")?).abs() < 1e-6);
+    let pairs = found["pairs"].as_array().ok_or("pairs")?;
+    let sum: f64 = pairs.iter().filter_map(|pair| pair["score"].as_f64()).sum();
+    assert!((sum - score).abs() < 1e-4 * score.abs().max(1.0), "{sum} {score}");
+
+    let pair = pairs.iter().find(|pair| pair["query"].is_object() && pair["key"].is_object());
+    let pair = pair.ok_or("a pair of features")?;
+    let model =
+        of(&format!("{}/../../models/tiny-shakespeare/model.safetensors", env!("CARGO_MANIFEST_DIR")))?;
+    let tensor = |end: &str| -> Result<Tensor> {
+        let found = model.iter().find(|(name, _)| name.ends_with(&format!("h.1.{end}")));
+        Ok(found.ok_or(end.to_owned())?.1.to_dtype(DType::F64)?)
+    };
+    let (gamma, c_attn) = (tensor("ln_1.weight")?, tensor("attn.c_attn.weight")?); // (C), (C, 3C)
+    let (c, d) = (c_attn.dim(0)?, c_attn.dim(0)? / 4);
+    let w_dec = of(&format!("{}/sae_weights.safetensors", dictionary()))?["W_dec"].clone();
+    let part = |side: &Value, position: usize, column: usize| -> Result<Tensor> {
+        let feature = usize::try_from(side["feature"].as_u64().ok_or("a feature")?)?;
+        let direction = w_dec.get(feature)?.to_dtype(DType::F64)?;
+        let centered = direction.broadcast_sub(&direction.mean_all()?)?;
+        let scale = run["blocks.1.ln1.hook_scale"].flatten_all()?.get(position)?.to_scalar::<f32>()?;
+        let factor = number(&side["activation"])? / f64::from(scale);
+        let weight = c_attn.narrow(1, column * c + head * d, d)?.contiguous()?;
+        Ok((centered * &gamma)?.unsqueeze(0)?.matmul(&weight)?.affine(factor, 0.0)?)
+    };
+    let (q, k) = (part(&pair["query"], query, 0)?, part(&pair["key"], key, 1)?);
+    let expected = (q * k)?.sum_all()?.to_scalar::<f64>()? / (d as f64).sqrt();
+    let got = number(&pair["score"])?;
+    assert!((got - expected).abs() < 1e-4 * expected.abs().max(1e-2), "{got} {expected}");
+
+    features(&["--attention", "0.1/4:1"])?.refused(1, &["--attention", "blocks.0.hook_resid_pre"]);
+    features(&["--attention", "1.9/4:1"])?.refused(1, &["1.9", "heads 0 to 3"]);
+    features(&["--attention", "1.1/400:1"])?.refused(1, &["400", "positions"]);
+    features(&["--attention", "1.1"])?.refused(2, &["1.1", "QUERY:KEY"]);
+    Ok(())
+}
+
+/// Over a store of three documents: the same counts and strongest tokens as in the activations of each text.
+#[test]
+fn a_store_says_how_often_a_feature_fires_and_where_most() -> Result {
+    let folder = Folder::empty()?;
+    let texts = ["O Romeo, Romeo", "To be, or not to be, that is the question", "What say you, my lord?"];
+    std::fs::write(folder.at("texts.txt"), texts.join("\n"))?;
+    let store = folder.at("store");
+    let point = "blocks.1.hook_resid_pre";
+    gpt2(&["record", &folder.at("texts.txt"), "--by", "line", "--points", point, "--out", &store])?
+        .succeeded();
+    let over = |more: &[&str]| -> Result<Value> {
+        let args = ["features", "--store", &store, "--dictionary", &dictionary(), "--json", "-k", "3"];
+        Ok(serde_json::from_str(&gpt2(&[&args[..], more].concat())?.succeeded().stdout)?)
+    };
+    let (mut all, mut total): (Vec<(usize, usize, Vec<f32>)>, usize) = (vec![], 0);
+    for (document, text) in texts.iter().enumerate() {
+        let export = folder.at(&format!("{document}.safetensors"));
+        gpt2(&["features", text, "--dictionary", &dictionary(), "--export", &export])?.succeeded();
+        let found = candle_core::safetensors::load(&export, &Device::Cpu)?["features"].to_vec2::<f32>()?;
+        total += found.len();
+        all.extend(found.into_iter().enumerate().map(|(position, row)| (document, position, row)));
+    }
+    let summary = over(&[])?;
+    assert_eq!(summary["tokens"].as_u64(), Some(total as u64));
+    let fired = |feature: usize| all.iter().filter(|(_, _, row)| row[feature] != 0.0).count();
+    let silent = (0..96).filter(|&feature| fired(feature) == 0).count();
+    assert_eq!(summary["silent"].as_u64(), Some(silent as u64));
+    let most = summary["features"][0]["feature"].as_u64().ok_or("a feature")?;
+    assert_eq!(fired(most as usize), (0..96).map(fired).max().ok_or("features")?);
+
+    let report = over(&["--feature", &most.to_string()])?;
+    let one = &report["features"][0];
+    let share = one["share"].as_f64().ok_or("a share")?;
+    assert!((share - fired(most as usize) as f64 / total as f64).abs() < 1e-9, "{share}");
+    assert!(one["promoted"]["likelier"][0][0].is_string());
+    // No two peaks of one document, which are all short.
+    let mut best: Vec<(f32, usize, usize)> = vec![];
+    for document in 0..texts.len() {
+        let of = |(at, position, row): &(usize, usize, Vec<f32>)| {
+            (*at == document && row[most as usize] != 0.0).then_some((
+                row[most as usize],
+                document,
+                *position,
+            ))
+        };
+        best.extend(all.iter().filter_map(of).max_by(|a, b| a.0.total_cmp(&b.0)));
+    }
+    best.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let strongest = one["strongest"].as_array().ok_or("a list")?;
+    assert_eq!(strongest.len(), best.len());
+    for (found, (activation, document, position)) in strongest.iter().zip(best) {
+        let of = |name: &str| found[name].as_f64().ok_or(name.to_owned());
+        assert!((of("activation")? - f64::from(activation)).abs() < 1e-4, "{found}");
+        assert_eq!((of("document")?, of("position")?), (document as f64, position as f64));
+        let text = |name: &str| found[name].as_str().unwrap_or_default().to_owned();
+        let around = [text("before"), text("token"), text("after")].concat();
+        assert!(texts[document].contains(&around), "{around}");
+    }
+
+    let other = models_features();
+    gpt2(&["features", "--store", &store, "--dictionary", &other])?
+        .refused(1, &["has no blocks.2.hook_resid_post", point]);
+    gpt2(&["features", "--store", &folder.at("none"), "--dictionary", &dictionary()])?.refused(1, &["none"]);
+    gpt2(&["features", "--store", &store, "--dictionary", &dictionary(), "--target", " and"])?
+        .refused(2, &["--store", "--target"]);
+    Ok(())
+}
+
+/// The dictionary that ships beside the code.
+fn models_features() -> String {
+    format!("{}/../../models/tiny-shakespeare-features", env!("CARGO_MANIFEST_DIR"))
+}
+
 #[test]
 fn what_does_not_fit_is_refused_by_name() -> Result {
     features(&["--feature", "96"])?.refused(1, &["--feature 96", "0 to 95"]);

@@ -1,5 +1,6 @@
 //! `gpt2 features`: which features of a sparse autoencoder or transcoder fire in a text, and what they do.
 
+mod over_store;
 mod report;
 
 use crate::changes::Changes;
@@ -16,11 +17,16 @@ use anyhow::{Context, bail};
 use candle_core::Tensor;
 use clap::{Arg, value_parser};
 use gpt2_circuits::Circuits;
-use gpt2_circuits::features::{FeatureRun, Features};
+use gpt2_circuits::features::{FeatureRun, Features, PartPair};
 use gpt2_model::analysis::Metric;
 use gpt2_model::dictionary::Fired;
-use report::{About, Active, Attributed, Detail, OfFeature, Place, Promoted, Quality, Report, print};
+use gpt2_model::hooks::{Head, Hooks, Intervention, KnockOut};
+use report::{
+    About, Active, Attention, Attributed, Detail, OfFeature, Pair, Place, Promoted, Quality, Report, Side,
+    print,
+};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("aimed").arg("target"))]
@@ -33,16 +39,23 @@ use std::path::PathBuf;
 A dictionary is a folder as SAELens writes it, with cfg.json and sae_weights.safetensors. Its settings say which value it reads.
 Explained variance says how much of that value it rebuilds. Loss recovered says how much of what zeros there would cost the
 prediction it keeps. With --target, the effect of a feature is how much of the token's logit would go with it, to first order.
-With --texts, results come one after another, with --json as lines of JSON, and --export holds LINE/NAME for each text.
+With --attention, the pairs are what a feature at the query and one at the key add to the score before softmax; their sum is the score.
+With --store, it is about all tokens of a corpus that gpt2 record wrote: the features that fire most often, or, for each of --feature,
+the K places where it fires most, each with the text around it. With --texts, results come one after another, with --json as lines of JSON, and --export holds LINE/NAME for each text.
 
 Examples:
   gpt2 features \"O Romeo, Romeo\" --dictionary sae
   gpt2 features \"O Romeo, Romeo\" --dictionary sae --feature 7,12   # where they fire, and what they say
   gpt2 features \"To be, or not to\" --dictionary sae --target \" be\" --against \" the\"
+  gpt2 features \"To be, or not to\" --dictionary sae --attention 1.3/5:1   # why a head attends there
+  gpt2 features --store activations --dictionary sae --feature 7,12   # where they fire most in a corpus
   gpt2 features --texts prompts.txt --dictionary sae --json   # many texts, one a line")]
 pub(crate) struct FeaturesArgs {
     #[command(flatten)]
     pub(crate) prompt: PromptsArgs,
+    /// Instead of a prompt, read values that gpt2 record wrote: how often features fire, and where most
+    #[arg(long, value_name = "DIR", conflicts_with_all = NOT_OVER_A_STORE)]
+    pub(crate) store: Option<PathBuf>,
     /// How many features to show for each token, or effects in all
     #[arg(short = 'k', long, default_value_t = 5, value_name = "K", value_parser = value_parser!(u16).range(1..))]
     pub(crate) top_k: u16,
@@ -55,15 +68,66 @@ pub(crate) struct FeaturesArgs {
     /// Measure the logit of --target minus that of this token
     #[arg(long, value_name = "TOKEN", requires = "aimed")]
     pub(crate) against: Option<String>,
+    /// Split a head's score of position KEY for position QUERY by pairs of features: L.H/QUERY:KEY, as in 3.2/7:4, a head of the
+    /// layer that reads the dictionary's stream
+    #[arg(long, value_name = "L.H/QUERY:KEY", value_parser = HeadPair::from_str)]
+    pub(crate) attention: Option<HeadPair>,
     /// Write all activations as `features` (tokens, features), and what is read and rebuilt, to a .safetensors file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Files")]
     pub(crate) export: Option<PathBuf>,
     /// Let --export replace an existing file
-    #[arg(long, requires = "export")]
+    #[arg(long, requires = "export", help_heading = "Files")]
     pub(crate) overwrite: bool,
     #[command(flatten)]
     pub(crate) study: StudyArgs,
 }
+
+/// A head and two positions.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HeadPair {
+    head: Head,
+    query: usize,
+    key: usize,
+}
+
+impl FromStr for HeadPair {
+    type Err = String;
+
+    /// As what `--block` takes, of one head.
+    fn from_str(s: &str) -> Result<Self, String> {
+        let parsed = format!("block {s}").parse::<Intervention>();
+        match parsed {
+            Ok(Intervention::KnockOut(Some(layer), KnockOut { head: Some(head), query, key })) => {
+                Ok(Self { head: Head { layer, head }, query, key })
+            }
+            _ => Err("expected LAYER.HEAD/QUERY:KEY, such as 3.2/7:4".into()),
+        }
+    }
+}
+
+/// The options that are about a run of the model.
+const NOT_OVER_A_STORE: [&str; 20] = [
+    "prompt",
+    "file",
+    "ids",
+    "texts",
+    "field",
+    "target",
+    "against",
+    "attention",
+    "export",
+    "overwrite",
+    "ablate",
+    "mean_ablate",
+    "scale",
+    "attention_temperature",
+    "block",
+    "patch",
+    "add",
+    "ablate_feature",
+    "scale_feature",
+    "set_feature",
+];
 
 /// What all texts of a run share.
 struct Run<'a> {
@@ -78,33 +142,23 @@ struct Run<'a> {
 }
 
 pub(crate) fn run(args: &FeaturesArgs) -> anyhow::Result<()> {
+    if let Some(store) = &args.store {
+        return over_store::run(args, store);
+    }
     let text = args.prompt.read()?;
     let mut outputs = Outputs::new(args.overwrite);
     if let Some(path) = &args.export {
         exports::add_to(&mut outputs, path)?;
     }
-    let source = args.study.interventions.dictionary.as_ref().context("features needs --dictionary")?;
-    // Refused before the model is fetched and read.
-    dictionaries::find(source, &args.study.model.hub)?;
+    let source = args.dictionary()?;
     let session = args.study.session_for(args.prompt.inputs(), &outputs)?;
-    let Opened { found: Found { checkpoint, .. }, dictionary } = session.dictionary(source)?;
-    let config = checkpoint.config();
-    let features = Features::new(dictionary, config.hook, config.hook_out, session.model.config())
-        .with_context(|| checkpoint.name().to_string())?;
-    config.remarks.iter().for_each(|remark| note(remark));
+    let (about, features) = opened(&session, source)?;
+    let config = session.dictionary(source)?.found.checkpoint.config();
     if config.prepend_bos {
         note(
             "the dictionary was trained on texts that begin with the end-of-text token, and may explain the first tokens badly",
         );
     }
-    let about = About {
-        name: checkpoint.name().to_string(),
-        origin: checkpoint.origin().cloned(),
-        architecture: config.architecture.to_string(),
-        hook: config.hook.to_string(),
-        hook_out: (config.hook_out != config.hook).then(|| config.hook_out.to_string()),
-        features: dictionary.features(),
-    };
     let run = Run {
         args,
         session: &session,
@@ -116,6 +170,33 @@ pub(crate) fn run(args: &FeaturesArgs) -> anyhow::Result<()> {
     let (prompts, study, export) = (&args.prompt, &args.study, args.export.as_deref());
     let job = Job { prompts, study, session: &session, chosen: None, export, outputs };
     job.run(text, |prompt, changes| run.on(prompt, changes), print)
+}
+
+impl FeaturesArgs {
+    /// The name of the dictionary, which is refused before a model is fetched and read.
+    fn dictionary(&self) -> anyhow::Result<&str> {
+        let source = self.study.interventions.dictionary.as_ref().context("features needs --dictionary")?;
+        dictionaries::find(source, &self.study.model.hub)?;
+        Ok(source)
+    }
+}
+
+/// The dictionary, at its places in the model.
+fn opened(session: &Session, source: &str) -> anyhow::Result<(About, Features)> {
+    let Opened { found: Found { checkpoint, .. }, dictionary } = session.dictionary(source)?;
+    let config = checkpoint.config();
+    config.remarks.iter().for_each(|remark| note(remark));
+    let features = Features::new(dictionary, config.hook, config.hook_out, session.model.config())
+        .with_context(|| checkpoint.name().to_string())?;
+    let about = About {
+        name: checkpoint.name().to_string(),
+        origin: checkpoint.origin().cloned(),
+        architecture: config.architecture.to_string(),
+        hook: config.hook.to_string(),
+        hook_out: (config.hook_out != config.hook).then(|| config.hook_out.to_string()),
+        features: dictionary.features(),
+    };
+    Ok((about, features))
 }
 
 /// What `--target` and `--against` ask for.
@@ -172,6 +253,7 @@ impl Run<'_> {
             quality: self.quality(&found, &prompt.ids, changes)?,
             details: self.details(&found, &labels),
             effects: self.effects(&ids, &labels, changes)?,
+            attention: self.attention(&ids, &labels, changes)?,
             tokens,
         };
         let tensors = if self.args.export.is_some() {
@@ -228,6 +310,32 @@ impl Run<'_> {
             }
         };
         self.args.feature.iter().zip(&self.promoted).map(of).collect()
+    }
+
+    fn attention(
+        &self,
+        ids: &Tensor,
+        labels: &[Label],
+        changes: &Changes,
+    ) -> anyhow::Result<Option<Attention>> {
+        let Some(HeadPair { head, query, key }) = self.args.attention else { return Ok(None) };
+        let (model, hooks) = (&self.session.model, Some(&changes.list as &dyn Hooks));
+        let found = self.features.attention(model, ids, head, (query, key), hooks).context("--attention")?;
+        let active = |one: Fired| Active { feature: one.feature, activation: one.value };
+        let pair = |one: &PartPair| Pair {
+            query: one.query.map(active),
+            key: one.key.map(active),
+            score: one.score,
+        };
+        let side = |position: usize| Side { position, token: labels[position].clone() };
+        Ok(Some(Attention {
+            head: head.to_string(),
+            query: side(query),
+            key: side(key),
+            weight: found.weight,
+            score: found.score,
+            pairs: found.pairs.iter().take(self.args.top_k.into()).map(pair).collect(),
+        }))
     }
 
     fn effects(

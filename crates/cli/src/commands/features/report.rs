@@ -7,6 +7,7 @@ use gpt2_loader::DictionaryOrigin;
 use gpt2_view::Align::{Left, Right};
 use gpt2_view::Table;
 use serde::Serialize;
+use std::fmt::{self, Display};
 use std::io::Write;
 
 #[derive(Serialize)]
@@ -20,6 +21,8 @@ pub(super) struct Report {
     pub(super) details: Vec<Detail>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) effects: Option<Attributed>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) attention: Option<Attention>,
 }
 
 /// Which dictionary it is.
@@ -36,6 +39,14 @@ pub(super) struct About {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) hook_out: Option<String>,
     pub(super) features: usize,
+}
+
+impl Display for About {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, architecture, hook, hook_out, features, .. } = self;
+        write!(f, "{name}: {architecture}, {features} features of {hook}")?;
+        hook_out.iter().try_for_each(|hook_out| write!(f, ", predicts {hook_out}"))
+    }
 }
 
 /// How well the dictionary rebuilds the value. Losses are means in nats; a single token has none.
@@ -109,22 +120,48 @@ pub(super) struct OfFeature {
     pub(super) effect: f64,
 }
 
+/// A head's score of a key for a query, before softmax, by pairs of features.
+#[derive(Serialize)]
+pub(super) struct Attention {
+    pub(super) head: String,
+    pub(super) query: Side,
+    pub(super) key: Side,
+    pub(super) weight: f64,
+    pub(super) score: f64,
+    /// The largest.
+    pub(super) pairs: Vec<Pair>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Side {
+    pub(super) position: usize,
+    pub(super) token: Label,
+}
+
+/// No feature stands for all that is none.
+#[derive(Serialize)]
+pub(super) struct Pair {
+    pub(super) query: Option<Active>,
+    pub(super) key: Option<Active>,
+    pub(super) score: f64,
+}
+
 pub(super) fn print(report: &Report) -> anyhow::Result<()> {
     let mut out = output::stdout();
     writeln!(out, "{}", report.provenance.first_line())?;
-    let About { name, architecture, hook, hook_out, features, .. } = &report.dictionary;
-    let reads =
-        hook_out.as_ref().map_or_else(|| hook.clone(), |hook_out| format!("{hook}, predicts {hook_out}"));
-    writeln!(out, "{name}: {architecture}, {features} features of {reads}")?;
+    writeln!(out, "{}", report.dictionary)?;
     writeln!(out, "{}\n", quality(&report.quality))?;
-    if report.details.is_empty() && report.effects.is_none() {
+    if report.details.is_empty() && report.effects.is_none() && report.attention.is_none() {
         strongest(&mut out, report)?;
     }
     for detail in &report.details {
         print_detail(&mut out, detail)?;
     }
-    match &report.effects {
-        Some(effects) => print_effects(&mut out, effects),
+    if let Some(effects) = &report.effects {
+        print_effects(&mut out, effects)?;
+    }
+    match &report.attention {
+        Some(attention) => print_attention(&mut out, attention),
         None => Ok(()),
     }
 }
@@ -168,9 +205,9 @@ fn strongest(out: &mut impl Write, report: &Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn print_detail(out: &mut impl Write, detail: &Detail) -> anyhow::Result<()> {
-    writeln!(out, "feature {}", detail.feature)?;
-    match &detail.promoted {
+/// The tokens that a feature speaks for and against.
+pub(super) fn print_promoted(out: &mut impl Write, promoted: Option<&Promoted>) -> anyhow::Result<()> {
+    match promoted {
         Some(promoted) => {
             let list = |tokens: &[(Label, f64)]| {
                 let each = tokens.iter().map(|(token, logit)| format!("{token} {logit:+.2}"));
@@ -181,6 +218,12 @@ fn print_detail(out: &mut impl Write, detail: &Detail) -> anyhow::Result<()> {
         }
         None => writeln!(out, "  what it adds does not go straight into the residual stream")?,
     }
+    Ok(())
+}
+
+fn print_detail(out: &mut impl Write, detail: &Detail) -> anyhow::Result<()> {
+    writeln!(out, "feature {}", detail.feature)?;
+    print_promoted(out, detail.promoted.as_ref())?;
     if detail.fires.is_empty() {
         writeln!(out, "  fires nowhere in this text\n")?;
         return Ok(());
@@ -210,6 +253,33 @@ fn print_effects(out: &mut impl Write, effects: &Attributed) -> anyhow::Result<(
             format!("{:.3}", one.activation),
             format!("{:+.3}", one.effect),
         ]);
+    }
+    write!(out, "{}", table.render())?;
+    Ok(())
+}
+
+fn print_attention(out: &mut impl Write, attention: &Attention) -> anyhow::Result<()> {
+    let Attention { head, query, key, weight, score, pairs } = attention;
+    writeln!(
+        out,
+        "head {head} gives {weight:.3} of its attention from {} at {} to {} at {}; its score before softmax is {score:+.3}, mostly\n",
+        query.token, query.position, key.token, key.position
+    )?;
+    let columns = [
+        ("query's feature", Right),
+        ("activation", Right),
+        ("key's feature", Right),
+        ("activation", Right),
+        ("score", Right),
+    ];
+    let mut table = Table::new(&columns);
+    let side = |active: &Option<Active>| match active {
+        Some(Active { feature, activation }) => [feature.to_string(), format!("{activation:.3}")],
+        None => ["the rest".into(), String::new()],
+    };
+    for one in pairs {
+        let [query, key] = [side(&one.query), side(&one.key)];
+        table.row([&query[..], &key[..], &[format!("{:+.3}", one.score)]].concat());
     }
     write!(out, "{}", table.render())?;
     Ok(())

@@ -18,6 +18,12 @@
 //! # }
 //! ```
 
+mod attention;
+mod tally;
+
+pub use attention::{AttentionPairs, PartPair};
+pub use tally::{Around, Peak, Tally, Tokens, Use};
+
 use candle_core::{DType, Device, Result, Tensor};
 use gpt2_model::analysis::{Metric, gradients, surprises};
 use gpt2_model::dictionary::{Code, Dictionary, Fired};

@@ -1,0 +1,195 @@
+//! [`Tally`]: what features do over many tokens.
+
+use candle_core::{DType, Device, Result, Tensor};
+use gpt2_model::dictionary::Dictionary;
+
+/// How many rows to encode at a time: their f64 copies should stay small.
+const ROWS: usize = 1024;
+
+/// How often each feature of a dictionary fires over many tokens, and where it fires most. Takes any number of tokens.
+#[derive(Debug)]
+pub struct Tally<'a> {
+    dictionary: &'a Dictionary,
+    keep: usize,
+    around: Around,
+    tokens: usize,
+    uses: Vec<Use>,
+    /// Of the value's numbers: sums and sums of squares; and the squared error of what is rebuilt.
+    sums: Option<[Tensor; 2]>,
+    missed: f64,
+}
+
+/// How many tokens of its document to keep around a peak. Peaks of a feature are at least both together apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Around {
+    /// Before it.
+    pub before: usize,
+    /// After it.
+    pub after: usize,
+}
+
+/// What a feature does.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Use {
+    /// At how many tokens it fires.
+    pub fired: u64,
+    /// The sum of its activations.
+    pub sum: f64,
+    /// Where it fires most, the strongest first.
+    pub peaks: Vec<Peak>,
+}
+
+/// A token at which a feature fires.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Peak {
+    /// The feature's activation.
+    pub activation: f32,
+    /// The document, counted from 0.
+    pub document: u32,
+    /// Where in its document the token stands, counted from 0.
+    pub position: u32,
+    /// The tokens before it.
+    pub before: Vec<u32>,
+    /// The token.
+    pub id: u32,
+    /// The tokens after it.
+    pub after: Vec<u32>,
+}
+
+/// Tokens one after another, and where in which document each stands.
+#[derive(Debug, Clone, Copy)]
+pub struct Tokens<'a> {
+    /// The tokens.
+    pub ids: &'a [u32],
+    /// The document of each.
+    pub documents: &'a [u32],
+    /// Where in its document each stands.
+    pub positions: &'a [u32],
+}
+
+impl<'a> Tally<'a> {
+    /// Of no token yet. Keeps the `keep` strongest peaks of each feature.
+    #[must_use]
+    pub fn new(dictionary: &'a Dictionary, keep: usize, around: Around) -> Self {
+        let uses = vec![Use::default(); dictionary.features()];
+        Self { dictionary, keep, around, tokens: 0, uses, sums: None, missed: 0.0 }
+    }
+
+    /// Adds tokens with the values that the dictionary reads, and those that it should rebuild, where they are known.
+    ///
+    /// # Shapes
+    /// `read` (tokens, ..) of width d, `target` (tokens, ..) of width d out
+    ///
+    /// # Errors
+    /// When there is not a value for each token, or one has another width than the dictionary.
+    pub fn add(&mut self, tokens: Tokens, read: &Tensor, target: Option<&Tensor>) -> Result<()> {
+        let count = tokens.ids.len();
+        let rows =
+            [Some(read), target].into_iter().flatten().map(|x| x.dim(0)).collect::<Result<Vec<_>>>()?;
+        let others = [tokens.documents.len(), tokens.positions.len()];
+        if others.iter().chain(&rows).any(|&rows| rows != count) {
+            candle_core::bail!(
+                "{count} tokens, but {} documents, {} positions and values of {rows:?} tokens",
+                others[0],
+                others[1]
+            )
+        }
+        for start in (0..count).step_by(ROWS) {
+            let rows = ROWS.min(count - start);
+            let of = |x: &Tensor| {
+                x.narrow(0, start, rows)?.flatten_from(1)?.to_device(&Device::Cpu)?.to_dtype(DType::F32)
+            };
+            let read = of(read)?;
+            let code = self.dictionary.encode(&read)?;
+            for (row, fired) in code.iter().enumerate() {
+                for one in fired {
+                    let found = &mut self.uses[one.feature as usize];
+                    found.fired += 1;
+                    found.sum += f64::from(one.value);
+                    found.meet(one.value, tokens, start + row, self.keep, self.around);
+                }
+            }
+            if let Some(target) = target {
+                let rebuilt = self.dictionary.decode(&code, &read)?;
+                self.compare(&of(target)?, &rebuilt)?;
+            }
+        }
+        self.tokens += count;
+        Ok(())
+    }
+
+    fn compare(&mut self, target: &Tensor, rebuilt: &Tensor) -> Result<()> {
+        let target = target.to_dtype(DType::F64)?;
+        let error = (&target - rebuilt.to_dtype(DType::F64)?)?;
+        self.missed += error.sqr()?.sum_all()?.to_scalar::<f64>()?;
+        let [sum, squares] = [target.sum(0)?, target.sqr()?.sum(0)?];
+        self.sums = Some(match self.sums.take() {
+            None => [sum, squares],
+            Some([a, b]) => [(a + sum)?, (b + squares)?],
+        });
+        Ok(())
+    }
+
+    /// The number of tokens.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// What each feature does, in order.
+    #[must_use]
+    pub fn uses(&self) -> &[Use] {
+        &self.uses
+    }
+
+    /// L0: how many features fire at a token, on average.
+    #[must_use]
+    pub fn mean_fired(&self) -> f64 {
+        self.uses.iter().map(|one| one.fired).sum::<u64>() as f64 / self.tokens.max(1) as f64
+    }
+
+    /// How much of the value's variance around its mean the dictionary explains, over all tokens: 1 at best. `None` if nothing was
+    /// compared, or the value is the same everywhere.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn explained_variance(&self) -> Result<Option<f64>> {
+        let Some([sum, squares]) = &self.sums else { return Ok(None) };
+        let all = (squares - (sum.sqr()? / self.tokens as f64)?)?.sum_all()?.to_scalar::<f64>()?;
+        Ok((all > 0.0).then(|| 1.0 - self.missed / all))
+    }
+}
+
+impl Use {
+    /// Takes a token among the peaks if it is one of the strongest so far.
+    fn meet(&mut self, activation: f32, tokens: Tokens, at: usize, keep: usize, around: Around) {
+        let weaker = |peak: &Peak| peak.activation.abs() < activation.abs();
+        if keep == 0 || (self.peaks.len() == keep && !self.peaks.last().is_some_and(weaker)) {
+            return;
+        }
+        let Tokens { ids, documents, positions } = tokens;
+        let (document, position) = (documents[at], positions[at]);
+        let near = |peak: &Peak| {
+            peak.document == document
+                && (peak.position.abs_diff(position) as usize) < around.before + around.after
+        };
+        // One of those that are near each other is enough.
+        if self.peaks.iter().any(|peak| near(peak) && !weaker(peak)) {
+            return;
+        }
+        self.peaks.retain(|peak| !near(peak));
+        let place = self.peaks.iter().take_while(|peak| !weaker(peak)).count();
+        let follows = |&i: &usize| {
+            let apart = i64::from(positions[i]) - i64::from(position);
+            documents[i] == document && apart == i as i64 - at as i64
+        };
+        let mut before: Vec<u32> =
+            (0..at).rev().take(around.before).take_while(follows).map(|i| ids[i]).collect();
+        before.reverse();
+        let after = (at + 1..ids.len()).take(around.after).take_while(follows).map(|i| ids[i]).collect();
+        self.peaks.insert(place, Peak { activation, document, position, before, id: ids[at], after });
+        self.peaks.truncate(keep);
+    }
+}
