@@ -90,8 +90,68 @@ fn the_induction_circuit_of_the_demo_model_is_found() -> Result {
         &std::fs::read_to_string(&svg)?,
         &["0.mlp", "logits", "helps the right answer"],
     );
+    // As an intervention it gives what was measured.
+    let corrupt = args[2];
+    let answers =
+        json(&["forward", "--json", "-k", "60000", CLEAN, "--circuit", &out, "--from-prompt", corrupt])?;
+    let probability = |token: &str| {
+        let found = list(&answers["next"]).iter().find(|one| one["token"] == token);
+        number(&found.unwrap_or_else(|| panic!("no {token}"))["probability"])
+    };
+    let difference = (probability(" fair") / probability(" come")).ln();
+    let measured = number(&circuit["each"][0]["circuit"]);
+    assert!((difference - measured).abs() < 1e-3 * measured.abs(), "{difference} {measured}");
     let run = gpt2(&args)?.succeeded();
     assert_says("stdout", &run.stdout, &["faithfulness", "random", "0.3.v", "of 479 keep"]);
+    Ok(())
+}
+
+#[test]
+fn a_circuit_is_an_intervention_of_other_commands_too() -> Result {
+    let folder = Folder::empty()?;
+    let (all, few, texts) = (folder.at("all.json"), folder.at("few.json"), folder.at("texts.txt"));
+    let pairs = induction(&folder, "2")?;
+    for (edges, out) in [("479", &all), ("30", &few)] {
+        gpt2(&[
+            "discover", "--pairs", &pairs, "--edges", edges, "--choose", "rank", "--random", "1", "--out",
+            out,
+        ])?
+        .succeeded();
+    }
+    std::fs::write(&texts, "To be, or not to be\nWhat say you, my lord?\n")?;
+    let perplexity = |more: &[&str]| -> Result<f64> {
+        let report = json(&[&["score", &texts, "--by", "line", "--json"][..], more].concat())?;
+        Ok(number(&report["perplexity"]))
+    };
+    let (plain, whole, zero) =
+        (perplexity(&[])?, perplexity(&["--circuit", &all])?, perplexity(&["--circuit", &few])?);
+    assert!((whole / plain - 1.0).abs() < 1e-4, "{whole} {plain}");
+    let mean = perplexity(&["--circuit", &few, "--mean-of", &texts])?;
+    assert!(zero > 2.0 * plain && mean > 1.2 * plain && (mean - zero).abs() > 1.0, "{plain} {zero} {mean}");
+    // With a cache and without: each token is the likeliest after those before it.
+    let mean_of = ["--circuit", &few, "--mean-of", &texts];
+    let generated =
+        json(&[&["generate", "My lord", "--greedy", "-n", "3", "--json"][..], &mean_of].concat())?;
+    let of = |name: &str| list(&generated[name]).iter().map(ToString::to_string).collect::<Vec<_>>();
+    for known in 1..3 {
+        let ids = [&of("prompt_ids")[..], &of("ids")[..known]].concat().join(",");
+        let next = json(&[&["forward", "--ids", &ids, "--json", "-k", "1"][..], &mean_of].concat())?;
+        assert_eq!(next["next"][0]["id"].to_string(), of("ids")[known]);
+    }
+
+    let forward = |more: &[&str]| gpt2(&[&["forward", "My lord", "--circuit"][..], more].concat());
+    forward(&[&few, "--from-prompt", "My lord, what"])?.refused(1, &["--from-prompt has", "make them equal"]);
+    forward(&[&few, "--from-prompt", "My king", "--mean-of", &texts])?.refused(1, &["not both"]);
+    forward(&[&few, "--patch", "1", "--from-prompt", "My king"])?
+        .refused(1, &["--circuit", "no edge carries"]);
+    gpt2(&["score", &texts, "--circuit", &few, "--from-prompt", "My king"])?
+        .refused(1, &["--from-prompt has 2 tokens"]);
+    forward(&[&texts])?.refused(1, &["texts.txt", "is not a circuit", "gpt2 discover"]);
+    std::fs::write(&texts, value!({"edges": [{"from": "0.9", "to": "logits"}]}).to_string())?;
+    forward(&[&texts])?.refused(1, &["texts.txt", "0.9"]);
+    std::fs::write(&texts, value!({"edges": []}).to_string())?;
+    forward(&[&texts])?.refused(1, &["has no edge"]);
+    gpt2(&["generate", "My lord", "--circuit", &few, "--from-prompt", "My king"])?.refused(1, &["grows"]);
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! The interventions of a run, built from the options with what they need from files and other prompts.
 
+use crate::circuit;
 use crate::inputs::Inputs;
 use crate::interventions::{InterventionArgs, OnHeads, vector};
 use crate::prompt::{encode_within, read_file};
@@ -72,6 +73,9 @@ impl InterventionArgs {
         if let Some(path) = &self.mean_of {
             inputs.file("the texts of --mean-of", path);
         }
+        if let Some(path) = &self.circuit {
+            inputs.file("the circuit", path);
+        }
         if let Some(source) = &self.dictionary {
             for path in DictionaryCheckpoint::paths_in(source.as_ref()) {
                 inputs.file("a file of --dictionary", path);
@@ -92,8 +96,9 @@ impl InterventionArgs {
             self.block.len(),
             self.mean_ablate.len(),
             usize::from(self.dictionary.is_some()),
+            usize::from(self.circuit.is_some()),
         ];
-        let names = ["--patch", "--block", "--mean-ablate", "--dictionary"];
+        let names = ["--patch", "--block", "--mean-ablate", "--dictionary", "--circuit"];
         if let Some(option) = first_given(names.into_iter().zip(others)) {
             bail!("{option}: is not for training; use --ablate, --scale, --attention-temperature or --add");
         }
@@ -108,7 +113,7 @@ impl InterventionArgs {
 
     /// Whether they name positions of a text, or take means over it.
     pub(crate) fn need_whole_texts(&self) -> bool {
-        let positions = !self.patch.is_empty() || !self.block.is_empty();
+        let positions = self.from_prompt.is_some() || !self.block.is_empty();
         let steers = self.add.iter().any(|steer| steer.at.position.is_some());
         let features = self.features().any(|(at, _)| at.position.is_some());
         positions || steers || features || self.take_own_means()
@@ -154,6 +159,11 @@ impl InterventionArgs {
         if let Some(option) = given {
             bail!("{option}: names positions of a prompt, but this command runs on {what}; leave it out");
         }
+        if self.from_prompt.is_some() {
+            bail!(
+                "--circuit: stands beside another prompt, but this command runs on {what}; give --mean-of in place of --from-prompt"
+            );
+        }
         if self.take_own_means() {
             bail!(
                 "--mean-ablate: this command runs on {what}; give the texts to take the mean over with --mean-of FILE"
@@ -184,10 +194,13 @@ impl InterventionArgs {
     fn check_lengths(&self, other: &[u32], reads: Reads) -> anyhow::Result<()> {
         let (Reads::Whole(ids) | Reads::Growing(ids)) = reads else { return Ok(()) };
         let (t, from) = (ids.len(), other.len());
-        if t != from && self.patch.iter().any(|patch| patch.position.is_none()) {
-            bail!(
-                "--from-prompt has {from} tokens and the prompt {t}: make them equal, or patch single positions (--patch PLACE@POS)"
-            );
+        if self.circuit.is_some() && matches!(reads, Reads::Growing(_)) {
+            bail!("--circuit: the text grows beyond --from-prompt; give --mean-of FILE in its place");
+        }
+        if t != from && (self.circuit.is_some() || self.patch.iter().any(|patch| patch.position.is_none())) {
+            let or =
+                if self.circuit.is_some() { "" } else { ", or patch single positions (--patch PLACE@POS)" };
+            bail!("--from-prompt has {from} tokens and the prompt {t}: make them equal{or}");
         }
         let mut positions = self.patch.iter().filter_map(|patch| patch.position);
         if let Some(position) = positions.find(|&p| p >= t.min(from)) {
@@ -260,8 +273,19 @@ impl<'a> Prepared<'a> {
             all.push(change);
         }
         check_effective(&all)?;
+        let mut others = args.mean_of.as_ref().map(|file| Others::read(session, file)).transpose()?;
+        if let Some(others) = others.as_mut().filter(|_| args.mean_ablate.is_empty()) {
+            others.length = None; // a circuit takes one mean over all positions
+        }
+        // Last, so that edges carry what the others make of heads and MLPs.
+        if let Some(path) = &args.circuit {
+            let other = sources.from_prompt.as_deref();
+            let means = others.as_ref().map(|others| &others.texts[..]);
+            let circuit = circuit::intervention(session, path, other, means, &checked(all.clone(), config)?)?;
+            texts.push(circuit.to_string());
+            all.push(circuit);
+        }
         let list = checked(all, config)?;
-        let others = args.mean_of.as_ref().map(|file| Others::read(session, file)).transpose()?;
         Ok(Self { args, session, plain: Changes { list, texts, sources }, others })
     }
 
@@ -313,6 +337,9 @@ impl<'a> Prepared<'a> {
             }
         }
         self.args.hash_dictionary(self.session, hasher)?;
+        if let Some(path) = &self.args.circuit {
+            std::fs::read(path).with_context(|| path.display().to_string())?.hash(hasher);
+        }
         self.others.as_ref().map(|others| &others.texts).hash(hasher);
         Ok(())
     }

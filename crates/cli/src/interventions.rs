@@ -11,6 +11,8 @@ use std::str::FromStr;
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Interventions")]
+#[command(group = clap::ArgGroup::new("other_run").args(["patch", "circuit"]).multiple(true))]
+#[command(group = clap::ArgGroup::new("takes_means").args(["mean_ablate", "circuit"]).multiple(true))]
 #[command(group = clap::ArgGroup::new("changed_features").args(["ablate_feature", "scale_feature", "set_feature"]).multiple(true))]
 pub(crate) struct InterventionArgs {
     /// Set the outputs of heads to 0: LAYER.HEAD, counted from 0, as in 0.3; '0.*' is the whole layer. All
@@ -20,9 +22,9 @@ pub(crate) struct InterventionArgs {
     /// Set the outputs of heads to their mean over the prompt, or over the texts of --mean-of
     #[arg(long, value_name = "L.H", value_delimiter = ',', value_parser = on_heads("mean-ablate"))]
     pub(crate) mean_ablate: Vec<OnHeads>,
-    /// Take the means of --mean-ablate over these texts, one a line. If all are as long as the prompt, each position
-    /// has a mean of its own (Wang et al.)
-    #[arg(long, value_name = "FILE", requires = "mean_ablate")]
+    /// Take the means of --mean-ablate and --circuit over these texts, one a line. If all are as long as the prompt, each
+    /// position of --mean-ablate has a mean of its own (Wang et al.)
+    #[arg(long, value_name = "FILE", requires = "takes_means")]
     pub(crate) mean_of: Option<PathBuf>,
     /// Multiply the outputs of heads by a factor
     #[arg(long, value_name = "L.H=FACTOR", value_delimiter = ',', value_parser = on_heads("scale"))]
@@ -39,24 +41,33 @@ pub(crate) struct InterventionArgs {
     /// are. A head's other changes come first
     #[arg(long, value_name = "PLACE[@POS]", value_delimiter = ',', requires = "from_prompt", value_parser = At::<Place>::from_str)]
     pub(crate) patch: Vec<At<Place>>,
-    /// The prompt for --patch. It needs as many tokens as the prompt, unless each --patch names a position
-    #[arg(long, value_name = "TEXT", requires = "patch")]
+    /// The prompt for --patch and --circuit. It needs as many tokens as the prompt, unless each --patch names a position
+    #[arg(long, value_name = "TEXT", requires = "other_run")]
     pub(crate) from_prompt: Option<String>,
     /// Add a vector to the residual stream before block L (steering). FILE.npy holds n_embd numbers
     #[arg(long, value_name = "L[@POS]=FILE.npy[*SCALE]", value_parser = Steer::from_str)]
     pub(crate) add: Vec<Steer>,
+    /// Run only the edges of a circuit that gpt2 discover wrote. What other edges carry is the value of a run over
+    /// --from-prompt, the mean over the texts of --mean-of, or nothing
+    #[arg(long, value_name = "FILE")]
+    pub(crate) circuit: Option<PathBuf>,
     /// A sparse autoencoder for --ablate-feature, --scale-feature and --set-feature: a folder as SAELens or gpt2 train-features
     /// writes it, or owner/name/FOLDER on the Hub
-    #[arg(long, value_name = "DIR|NAME", requires = "changed_features")]
+    #[arg(
+        long,
+        value_name = "DIR|NAME",
+        requires = "changed_features",
+        help_heading = "Interventions on features"
+    )]
     pub(crate) dictionary: Option<String>,
     /// Take what features of --dictionary add out of the value that it reads: N, counted from 0; N@POS at one position
-    #[arg(long, value_name = "N[@POS]", value_delimiter = ',', requires = "dictionary", value_parser = At::<u32>::from_str)]
+    #[arg(long, value_name = "N[@POS]", value_delimiter = ',', help_heading = "Interventions on features", requires = "dictionary", value_parser = At::<u32>::from_str)]
     pub(crate) ablate_feature: Vec<At<u32>>,
     /// Multiply the activations of features by a factor
-    #[arg(long, value_name = "N[@POS]=FACTOR", value_delimiter = ',', requires = "dictionary", value_parser = feature_number)]
+    #[arg(long, value_name = "N[@POS]=FACTOR", value_delimiter = ',', help_heading = "Interventions on features", requires = "dictionary", value_parser = feature_number)]
     pub(crate) scale_feature: Vec<(At<u32>, f64)>,
     /// Give features an activation, whether they fire or not
-    #[arg(long, value_name = "N[@POS]=NUMBER", value_delimiter = ',', requires = "dictionary", value_parser = feature_number)]
+    #[arg(long, value_name = "N[@POS]=NUMBER", value_delimiter = ',', help_heading = "Interventions on features", requires = "dictionary", value_parser = feature_number)]
     pub(crate) set_feature: Vec<(At<u32>, f64)>,
 }
 

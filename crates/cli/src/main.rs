@@ -9,6 +9,7 @@
 
 mod adapters;
 mod changes;
+mod circuit;
 mod commands;
 mod corpus;
 mod device;

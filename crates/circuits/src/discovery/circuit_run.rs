@@ -1,40 +1,92 @@
 //! A run that has some edges of the model alone: what a reader gets from other writers is replaced.
 
 use super::edge_set::EdgeSet;
-use super::graph::Reader;
+use super::graph::{Graph, Reader};
 use super::written::{Written, stream, wide};
 use candle_core::{Device, Result, Tensor};
+use gpt2_model::Gpt2LMHeadModel;
 use gpt2_model::hooks::{At, Hooks, Point};
-use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, ThreadId};
 
-/// Hooks of a run with a circuit's edges.
+/// Hooks under which the model has a circuit's edges alone: along all others, readers get what stands in for the writers.
+///
+/// They take down what writers add from the start of a pass to its end, for each thread apart. With a cache, `Rest::Text` does not work.
 #[derive(Debug)]
-pub(super) struct CircuitRun<'a> {
-    edges: &'a EdgeSet,
+pub struct CircuitRun {
+    edges: EdgeSet,
     /// What takes the place of writers along other edges.
-    other: &'a Written,
+    other: Written,
     /// The streams that these make: see [`Written::streams`].
-    streams: &'a [Tensor],
-    /// How much more each writer adds in this run, in the order of the graph: (B, T, C), of those that have written so far.
-    more: RefCell<Vec<Tensor>>,
+    streams: Vec<Tensor>,
+    /// How much more each writer adds in a thread's run, in the order of the graph: (B, T, C), of those that have written so far.
+    more: Mutex<HashMap<ThreadId, Vec<Tensor>>>,
 }
 
-impl<'a> CircuitRun<'a> {
-    pub(super) fn new(edges: &'a EdgeSet, other: &'a Written, streams: &'a [Tensor]) -> Self {
-        Self { edges, other, streams, more: RefCell::default() }
+/// What stands in for writers along edges that a circuit lacks, where there is no pair of texts.
+#[derive(Debug, Clone, Copy)]
+pub enum Rest<'a> {
+    /// Nothing.
+    Zero,
+    /// What they add in a run over another text, (1, T), of as many tokens as the runs' own.
+    Text(&'a Tensor),
+    /// The mean of what they add over all positions of texts, (B, T) each.
+    MeanOf(&'a [Tensor]),
+}
+
+impl CircuitRun {
+    /// Hooks for runs of a model with a circuit alone.
+    ///
+    /// # Errors
+    /// When the circuit is of a model with another number of layers or heads, `Rest::MeanOf` has no text, or a run over a text fails.
+    pub fn new(model: &Gpt2LMHeadModel, circuit: &EdgeSet, rest: Rest) -> Result<Self> {
+        let graph = Graph::of(model.config())?;
+        if circuit.graph() != graph {
+            candle_core::bail!("the circuit belongs to a model with another number of layers or heads")
+        }
+        let other = match rest {
+            Rest::Zero => Written::zeros(model, graph)?,
+            Rest::Text(ids) => Written::of_run(model, graph, ids)?,
+            Rest::MeanOf(texts) => {
+                let runs =
+                    texts.iter().map(|ids| Ok((Written::of_run(model, graph, ids)?, ids.elem_count())));
+                Written::mean(runs)?
+            }
+        };
+        let streams = other.streams(model)?;
+        Ok(Self::with(circuit, &other, &streams))
+    }
+
+    /// The same, with values that stand in, and their streams.
+    pub(super) fn with(circuit: &EdgeSet, other: &Written, streams: &[Tensor]) -> Self {
+        Self {
+            edges: circuit.clone(),
+            other: other.clone(),
+            streams: streams.to_vec(),
+            more: Mutex::default(),
+        }
+    }
+
+    /// Does something with what this thread's run has written so far.
+    fn with_more<T>(&self, act: impl FnOnce(&mut Vec<Tensor>) -> T) -> T {
+        let mut all = self.more.lock().unwrap_or_else(PoisonError::into_inner);
+        act(all.entry(thread::current().id()).or_default())
     }
 
     /// Takes down what a writer, or all heads of a layer, add.
     fn write(&self, value: &Tensor, other: &Tensor) -> Result<()> {
-        let more = wide(value)?.broadcast_sub(other)?;
-        let mut all = self.more.borrow_mut();
-        if more.rank() == 4 {
-            for head in 0..more.dim(2)? {
-                all.push(more.narrow(2, head, 1)?.squeeze(2)?);
-            }
-        } else {
-            all.push(more);
+        let (t, known) = (value.dim(1)?, other.dim(1)?);
+        if known != 1 && known != t {
+            candle_core::bail!("the other text of a circuit has {known} tokens, and this one {t}")
         }
+        let more = wide(value)?.broadcast_sub(other)?;
+        let more = if more.rank() == 4 {
+            (0..more.dim(2)?).map(|head| more.narrow(2, head, 1)?.squeeze(2)).collect::<Result<Vec<_>>>()?
+        } else {
+            vec![more]
+        };
+        self.with_more(|all| all.extend(more));
         Ok(())
     }
 
@@ -65,8 +117,8 @@ impl<'a> CircuitRun<'a> {
         let base = if writers.is_empty() {
             base.contiguous()?
         } else {
-            let all = self.more.borrow();
-            let more = writers.iter().map(|&writer| &all[writer]).collect::<Vec<_>>();
+            let more: Vec<Tensor> =
+                self.with_more(|all| writers.iter().map(|&writer| all[writer].clone()).collect());
             let more = Tensor::stack(&more, 0)?.reshape((writers.len(), b * t * c))?;
             let factor = |(&reader, &writer): (&Reader, &usize)| {
                 if self.edges.reads(reader, writer) == has { factor } else { 0.0 }
@@ -83,7 +135,7 @@ impl<'a> CircuitRun<'a> {
     }
 }
 
-impl Hooks for CircuitRun<'_> {
+impl Hooks for CircuitRun {
     fn wants(&self, point: Point) -> bool {
         let writes = matches!(point, Point::ResidPre(0) | Point::Result(_) | Point::MlpOut(_));
         writes || !self.edges.graph().readers_at(point).is_empty()
@@ -92,12 +144,20 @@ impl Hooks for CircuitRun<'_> {
     fn at(&self, at: At, x: &Tensor) -> Result<Option<Tensor>> {
         match at.point {
             Point::ResidPre(_) => {
-                self.more.borrow_mut().clear();
+                self.with_more(Vec::clear);
                 self.write(x, &self.other.embed)?;
             }
             Point::Result(layer) => self.write(x, &self.other.heads[layer])?,
             Point::MlpOut(layer) => self.write(x, &self.other.mlps[layer])?,
-            point => return self.read(&self.edges.graph().readers_at(point), x),
+            point => {
+                let readers = self.edges.graph().readers_at(point);
+                let read = self.read(&readers, x)?;
+                // The last reader.
+                if readers.contains(&Reader::Logits) {
+                    self.with_more(std::mem::take);
+                }
+                return Ok(read);
+            }
         }
         Ok(None)
     }

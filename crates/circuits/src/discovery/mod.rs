@@ -10,6 +10,7 @@
 //! | [`Study::edge_scores`] | how much each edge matters to a task, to first order |
 //! | [`EdgeScores::ranked`], [`EdgeScores::greedy`] | which circuit of a given size that makes |
 //! | [`Study::measure`] | what the model predicts if it has the edges of a circuit alone |
+//! | [`CircuitRun`] | hooks for any run with a circuit's edges alone |
 //! | [`Study::path_patching`] | what a sender tells a receiver along the paths between them |
 
 mod circuit_run;
@@ -22,9 +23,10 @@ mod scores;
 mod study;
 mod written;
 
+pub use circuit_run::{CircuitRun, Rest};
 pub use edge_set::{EdgeSet, Replacement};
 pub use graph::{Edge, Graph, Reader, Writer};
 pub use pairs::Pair;
 pub use paths::{Freeze, Paths};
 pub use scores::{EdgeGradients, EdgeScores};
-pub use study::{Progress, Study};
+pub use study::{Progress, Study, check_carried};

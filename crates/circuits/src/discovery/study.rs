@@ -78,29 +78,7 @@ impl<'a> Study<'a> {
     /// When they want a point where the stream changes by what no writer adds, or what a reader reads by itself: the stream behind
     /// the first block's start, what attention adds, the inputs of heads and MLPs, and `ln_1`'s points.
     pub fn with_hooks(mut self, hooks: &'a dyn Hooks) -> Result<Self> {
-        let refused = |point: &Point| match *point {
-            Point::ResidPre(layer) => layer > 0,
-            Point::AttnIn(_)
-            | Point::QInput(_)
-            | Point::KInput(_)
-            | Point::VInput(_)
-            | Point::MlpIn(_)
-            | Point::Ln1Scale(_)
-            | Point::Ln1Normalized(_)
-            | Point::Ln1(_)
-            | Point::AttnOut(_)
-            | Point::ResidMid(_)
-            | Point::ResidPost(_) => true,
-            _ => false,
-        };
-        if let Some(point) =
-            Point::of_model(self.graph.layers()).filter(refused).find(|&point| hooks.wants(point))
-        {
-            candle_core::bail!(
-                "a change at {point} is not what a head, an MLP or the embeddings add, so no edge carries it; change heads' outputs, \
-                 MLPs' outputs or the embeddings instead"
-            )
-        }
+        check_carried(hooks, self.graph.layers())?;
         self.hooks = Some(hooks);
         Ok(self)
     }
@@ -249,14 +227,14 @@ impl<'a> Study<'a> {
                     progress(done, total)
                 })?)
             }
-            Replacement::Zero => Some(self.zeros()?),
+            Replacement::Zero => Some(Written::zeros(self.model, self.graph)?),
         };
         for batch in &self.batches {
             let corrupt = || self.written(&batch.corrupt);
             let other = fixed.clone().map_or_else(corrupt, Ok)?;
             let streams = other.streams(self.model)?;
             for (circuit, metrics) in circuits.iter().zip(&mut metrics) {
-                let run = CircuitRun::new(circuit, &other, &streams);
+                let run = CircuitRun::with(circuit, &other, &streams);
                 batch.put(&self.logits(&batch.clean, &run)?, metrics)?;
                 done += 1;
                 progress(done, total)?;
@@ -265,32 +243,13 @@ impl<'a> Study<'a> {
         Ok(metrics)
     }
 
-    fn zeros(&self) -> Result<Written> {
-        let (transformer, c) = (&self.model.transformer, self.model.config().n_embd);
-        let dtype = candle_fused::accumulator(transformer.dtype());
-        let zeros = |shape: &[usize]| Tensor::zeros(shape, dtype, transformer.ln_f.weight.device());
-        let (heads, one) = (zeros(&[1, 1, self.graph.heads(), c])?, zeros(&[1, 1, c])?);
-        let layers = self.graph.layers();
-        Ok(Written { embed: one.clone(), heads: vec![heads; layers], mlps: vec![one; layers] })
-    }
-
     /// The mean of what each writer adds in the corrupted runs.
     fn means(&self, step: &mut dyn FnMut(usize) -> Result<()>) -> Result<Written> {
-        let mut sum: Option<Written> = None;
-        let mut count = 0;
-        for batch in &self.batches {
-            let of_batch = self.written(&batch.corrupt)?.map(|x| x.sum_keepdim((0, 1)))?;
-            count += batch.corrupt.elem_count();
-            sum = Some(match sum {
-                None => of_batch,
-                Some(sum) => sum.zip(&of_batch, |a, b| a + b)?,
-            });
+        Written::mean(self.batches.iter().map(|batch| {
+            let written = self.written(&batch.corrupt)?;
             step(1)?;
-        }
-        match sum {
-            Some(sum) => sum.map(|x| x / count as f64),
-            None => candle_core::bail!("a study needs at least one pair of texts"),
-        }
+            Ok((written, batch.corrupt.elem_count()))
+        }))
     }
 
     /// What each writer adds in a run over `ids` (B, T).
@@ -318,4 +277,34 @@ impl<'a> Study<'a> {
         let args = ForwardArgs { hooks: Some(&chain), last_logits_only: true, ..Default::default() };
         Ok(self.model.forward(ids, args)?.logits)
     }
+}
+
+/// Refuses hooks at points where the stream changes by what no writer adds, or what a reader reads by itself: no edge of a model of
+/// this many layers carries that.
+///
+/// # Errors
+/// When the hooks want such a point.
+pub fn check_carried(hooks: &dyn Hooks, layers: usize) -> Result<()> {
+    let refused = |point: &Point| match *point {
+        Point::ResidPre(layer) => layer > 0,
+        Point::AttnIn(_)
+        | Point::QInput(_)
+        | Point::KInput(_)
+        | Point::VInput(_)
+        | Point::MlpIn(_)
+        | Point::Ln1Scale(_)
+        | Point::Ln1Normalized(_)
+        | Point::Ln1(_)
+        | Point::AttnOut(_)
+        | Point::ResidMid(_)
+        | Point::ResidPost(_) => true,
+        _ => false,
+    };
+    if let Some(point) = Point::of_model(layers).filter(refused).find(|&point| hooks.wants(point)) {
+        candle_core::bail!(
+            "a change at {point} is not what a head, an MLP or the embeddings add, so no edge carries it; change heads' outputs, \
+                 MLPs' outputs or the embeddings instead"
+        )
+    }
+    Ok(())
 }

@@ -2,8 +2,8 @@
 
 use super::graph::{Graph, Reader, Writer};
 use candle_core::{Result, Tensor};
-use gpt2_model::Gpt2LMHeadModel;
 use gpt2_model::hooks::{Head, Hooks, Point, Recorder};
+use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 
 /// The value of each writer, in f32 or wider. A batch or a length of 1 serves all.
 #[derive(Debug, Clone)]
@@ -28,6 +28,43 @@ impl Written {
             heads: (0..graph.layers()).map(|layer| value(Point::Result(layer))).collect::<Result<_>>()?,
             mlps: (0..graph.layers()).map(|layer| value(Point::MlpOut(layer))).collect::<Result<_>>()?,
         })
+    }
+
+    /// That of a plain run over `ids`, (B, T).
+    pub(super) fn of_run(model: &Gpt2LMHeadModel, graph: Graph, ids: &Tensor) -> Result<Self> {
+        Self::record(graph, |hooks| {
+            let args = ForwardArgs { hooks: Some(hooks), ..Default::default() };
+            model.transformer.forward(ids, args).map(drop)
+        })
+    }
+
+    /// Zeros, which serve any batch and length.
+    pub(super) fn zeros(model: &Gpt2LMHeadModel, graph: Graph) -> Result<Self> {
+        let (transformer, c) = (&model.transformer, model.config().n_embd);
+        let dtype = candle_fused::accumulator(transformer.dtype());
+        let zeros = |shape: &[usize]| Tensor::zeros(shape, dtype, transformer.ln_f.weight.device());
+        let (heads, one) = (zeros(&[1, 1, graph.heads(), c])?, zeros(&[1, 1, c])?);
+        let layers = graph.layers();
+        Ok(Self { embed: one.clone(), heads: vec![heads; layers], mlps: vec![one; layers] })
+    }
+
+    /// The mean over all positions of runs, each with the number of its positions: one vector for each writer.
+    pub(super) fn mean(runs: impl IntoIterator<Item = Result<(Self, usize)>>) -> Result<Self> {
+        let mut sum: Option<Self> = None;
+        let mut count = 0;
+        for run in runs {
+            let (run, positions) = run?;
+            let of_run = run.map(|x| x.sum_keepdim((0, 1)))?;
+            count += positions;
+            sum = Some(match sum {
+                None => of_run,
+                Some(sum) => sum.zip(&of_run, |a, b| a + b)?,
+            });
+        }
+        match sum {
+            Some(sum) => sum.map(|x| x / count as f64),
+            None => candle_core::bail!("a mean needs at least one text"),
+        }
     }
 
     /// What `change` makes of each value.

@@ -1,6 +1,6 @@
 //! A change to heads, attention or the residual stream, as data.
 
-use super::hook::{At, KnockOut};
+use super::hook::{At, Hooks, KnockOut};
 use super::point::Point;
 use crate::dictionary::Dictionary;
 use candle_core::{DType, Device, Result, Tensor};
@@ -81,6 +81,21 @@ pub struct FeatureChange {
     pub position: Option<usize>,
 }
 
+/// Hooks of one's own among interventions, such as a run with a circuit's edges alone. Their values are whole: all heads at once.
+#[derive(Clone)]
+pub struct OwnHooks {
+    /// What they are called.
+    pub name: String,
+    /// The hooks. Several runs may call them at once, each on a thread of its own.
+    pub hooks: Arc<dyn Hooks + Send + Sync>,
+}
+
+impl std::fmt::Debug for OwnHooks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OwnHooks").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
 /// What an activation becomes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activity {
@@ -123,6 +138,8 @@ pub enum Intervention {
     /// The head's scores are divided by a temperature above 0 before the softmax: below 1, its attention gets sharper. The
     /// fused kernels stay in use.
     Temperature(Head, f64),
+    /// Whatever hooks of one's own do.
+    Own(OwnHooks),
     /// Knocks out attention between two positions, in one layer or in all.
     KnockOut(Option<usize>, KnockOut),
 }
@@ -131,19 +148,21 @@ pub enum Intervention {
 pub(super) const MEAN_ABLATED: &str = "mean-ablated";
 
 impl Intervention {
-    /// Where it acts; `None` for a knock-out, which acts inside attention.
-    pub(crate) fn point(&self) -> Option<Point> {
-        match self {
+    /// Whether it acts at a point. A knock-out acts inside attention, at none.
+    pub(crate) fn acts_at(&self, point: Point) -> bool {
+        let only = match self {
             Self::ZeroAblate(head)
             | Self::MeanAblate(head)
             | Self::Replace(head, _)
-            | Self::Scale(head, _) => Some(Point::Z(head.layer)),
-            Self::Patch(patch) => Some(patch.place.point()),
-            Self::Add { layer, .. } => Some(Point::ResidPre(*layer)),
-            Self::Feature(change) => Some(change.point),
-            Self::Temperature(head, _) => Some(Point::Q(head.layer)),
-            Self::KnockOut(..) => None,
-        }
+            | Self::Scale(head, _) => Point::Z(head.layer),
+            Self::Patch(patch) => patch.place.point(),
+            Self::Add { layer, .. } => Point::ResidPre(*layer),
+            Self::Feature(change) => change.point,
+            Self::Temperature(head, _) => Point::Q(head.layer),
+            Self::Own(own) => return own.hooks.wants(point),
+            Self::KnockOut(..) => return false,
+        };
+        only == point
     }
 
     /// The head, if it changes a single one.
@@ -156,7 +175,7 @@ impl Intervention {
             | Self::Scale(head, _)
             | Self::Temperature(head, _)
             | Self::Patch(Patch { place: Place::Head(head), .. }) => Some(*head),
-            Self::Patch(_) | Self::Add { .. } | Self::Feature(_) | Self::KnockOut(..) => None,
+            Self::Patch(_) | Self::Add { .. } | Self::Feature(_) | Self::Own(_) | Self::KnockOut(..) => None,
         }
     }
 
@@ -209,6 +228,7 @@ impl Intervention {
                 }
             }
             Self::Feature(change) => FeatureChange::all_on(&[change], at, x),
+            Self::Own(own) => Ok(own.hooks.at(at, x)?.unwrap_or_else(|| x.clone())),
             Self::KnockOut(..) => Ok(x.clone()),
         }
     }

@@ -80,7 +80,7 @@ impl Interventions {
 
     /// The interventions at a point, each with its index in the list.
     fn at_point(&self, point: Point) -> impl Iterator<Item = (usize, &Intervention)> {
-        self.list.iter().enumerate().filter(move |(_, one)| one.point() == Some(point))
+        self.list.iter().enumerate().filter(move |(_, one)| one.acts_at(point))
     }
 
     /// The value at a point after the interventions there. Calls `meet` before each of them, with its index and the value
@@ -111,18 +111,32 @@ impl Interventions {
             }
             return Ok(Some(x));
         }
-        let heads = x.dim(2)?;
-        let mut parts = (0..heads).map(|head| x.narrow(2, head, 1)).collect::<Result<Vec<_>>>()?; // (B, T, 1, D)
+        // Heads apart, as long as one of them changes alone.
+        let (mut whole, mut parts): (Tensor, Vec<Tensor>) = (x.clone(), vec![]);
         for (i, one) in self.at_point(at.point) {
-            let Some(Head { layer, head }) = one.head() else { continue };
+            let Some(Head { layer, head }) = one.head() else {
+                whole = joined(whole, &mut parts)?;
+                meet(i, &whole)?;
+                whole = one.changed(at, &whole)?;
+                continue;
+            };
+            let heads = whole.dim(2)?;
+            if parts.is_empty() {
+                parts = (0..heads).map(|head| whole.narrow(2, head, 1)).collect::<Result<_>>()?; // (B, T, 1, D)
+            }
             let Some(part) = parts.get_mut(head) else {
                 candle_core::bail!("head {head} of layer {layer}: the model has heads 0 to {}", heads - 1)
             };
             meet(i, part)?;
             *part = one.changed(at, part)?;
         }
-        Ok(Some(Tensor::cat(&parts, 2)?))
+        joined(whole, &mut parts).map(Some)
     }
+}
+
+/// The heads together again, if they are apart.
+fn joined(whole: Tensor, parts: &mut Vec<Tensor>) -> Result<Tensor> {
+    if parts.is_empty() { Ok(whole) } else { Tensor::cat(&std::mem::take(parts), 2) }
 }
 
 fn check(one: &Intervention, config: &Config) -> Result<()> {
@@ -238,10 +252,11 @@ impl Hooks for Interventions {
     }
 
     fn knocked_out(&self, layer: usize) -> Vec<KnockOut> {
-        let pair = |one: &Intervention| match one {
-            Intervention::KnockOut(only, pair) if only.is_none_or(|only| only == layer) => Some(*pair),
-            _ => None,
+        let pairs = |one: &Intervention| match one {
+            Intervention::KnockOut(only, pair) if only.is_none_or(|only| only == layer) => vec![*pair],
+            Intervention::Own(own) => own.hooks.knocked_out(layer),
+            _ => vec![],
         };
-        self.list.iter().filter_map(pair).collect()
+        self.list.iter().flat_map(pairs).collect()
     }
 }

@@ -62,7 +62,7 @@ impl FromStr for Place {
 }
 
 /// `ablate 5.1`, `mean-ablate 5.1`, `scale 3.2=0.5`, `temperature 3.2=0.5` and `block 3.2/7:4`, which [`Intervention`]'s
-/// `FromStr` parses; also `replace 5.1`, `patch 5.1@3` and `add 5@3`, which cannot be parsed because text cannot hold their
+/// `FromStr` parses; also `replace 5.1`, `patch 5.1@3`, `add 5@3` and names of hooks, which cannot be parsed because text cannot hold their
 /// tensors.
 impl fmt::Display for Intervention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -88,6 +88,7 @@ impl fmt::Display for Intervention {
                     Activity::Set(to) => write!(f, "set-feature {feature}{at}={to} of {point}"),
                 }
             }
+            Self::Own(own) => f.write_str(&own.name),
             Self::KnockOut(layer, KnockOut { head, query, key }) => {
                 f.write_str("block ")?;
                 match (layer, head) {

@@ -48,8 +48,9 @@ Examples:
   gpt2 features \"O Romeo, Romeo\" --dictionary sae --feature 7,12   # where they fire, and what they say
   gpt2 features \"To be, or not to\" --dictionary sae --target \" be\" --against \" the\"
   gpt2 features \"To be, or not to\" --dictionary sae --attention 1.3/5:1   # why a head attends there
-  gpt2 features --store activations --dictionary sae --feature 7,12   # where they fire most in a corpus
-  gpt2 features --texts prompts.txt --dictionary sae --json   # many texts, one a line")]
+  gpt2 features --texts prompts.txt --dictionary sae --json   # many texts, one a line
+  gpt2 record notes.txt --points blocks.1.hook_resid_pre --out activations
+  gpt2 features --store activations --dictionary sae --feature 7,12   # where they fire most in a corpus")]
 pub(crate) struct FeaturesArgs {
     #[command(flatten)]
     pub(crate) prompt: PromptsArgs,
@@ -106,7 +107,7 @@ impl FromStr for HeadPair {
 }
 
 /// The options that are about a run of the model.
-const NOT_OVER_A_STORE: [&str; 20] = [
+const NOT_OVER_A_STORE: [&str; 21] = [
     "prompt",
     "file",
     "ids",
@@ -123,6 +124,7 @@ const NOT_OVER_A_STORE: [&str; 20] = [
     "attention_temperature",
     "block",
     "patch",
+    "circuit",
     "add",
     "ablate_feature",
     "scale_feature",

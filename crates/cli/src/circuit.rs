@@ -1,0 +1,87 @@
+//! `--circuit`: the edges that `gpt2 discover` wrote, as an intervention.
+
+use crate::output::note;
+use crate::prompt::read_file;
+use crate::session::Session;
+use crate::values::count;
+use anyhow::{Context, bail};
+use gpt2_circuits::discovery::{CircuitRun, Edge, EdgeSet, Graph, Rest, check_carried};
+use gpt2_model::hooks::{Intervention, Interventions, OwnHooks};
+use serde::Deserialize;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What is read of a circuit's file.
+#[derive(Deserialize)]
+struct CircuitFile {
+    edges: Vec<Ends>,
+}
+
+#[derive(Deserialize)]
+struct Ends {
+    from: String,
+    to: String,
+}
+
+/// Far more than all edges of GPT-2 XL take.
+const LONGEST: u64 = 1 << 30;
+
+/// The edges of the circuit in a file, in a model with this graph.
+pub(crate) fn read(path: &Path, graph: Graph) -> anyhow::Result<EdgeSet> {
+    let name = || path.display().to_string();
+    let text = read_file("the circuit", path, LONGEST)?;
+    let file: CircuitFile = serde_json::from_str(&text).with_context(|| {
+        format!("{}: is not a circuit; gpt2 discover --out FILE.json writes one", path.display())
+    })?;
+    let edge = |Ends { from, to }: &Ends| format!("{from}->{to}").parse::<Edge>();
+    let edges = file
+        .edges
+        .iter()
+        .map(edge)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(anyhow::Error::msg)
+        .with_context(name)?;
+    let circuit = EdgeSet::of(graph, edges).with_context(name)?;
+    if circuit.is_empty() {
+        bail!("{}: has no edge", path.display());
+    }
+    Ok(circuit)
+}
+
+/// Runs with the edges of the circuit in a file alone. Other edges carry the values of a run over another text, or else means
+/// over texts, or else nothing. `others` are the interventions beside it.
+pub(crate) fn intervention(
+    session: &Session,
+    path: &Path,
+    other: Option<&[u32]>,
+    means: Option<&[Vec<u32>]>,
+    others: &Interventions,
+) -> anyhow::Result<Intervention> {
+    let model = &session.model;
+    let graph = Graph::of(model.config())?;
+    let circuit = read(path, graph)?;
+    check_carried(others, graph.layers()).context("--circuit")?;
+    let (rest, said) = match (other, means) {
+        (Some(_), Some(_)) => bail!("--circuit: takes --from-prompt or --mean-of, not both"),
+        (Some(ids), None) => (vec![session.input_ids(ids)?], "a prompt".to_owned()),
+        (None, Some(texts)) => {
+            let ids = texts.iter().map(|ids| session.input_ids(ids)).collect::<anyhow::Result<_>>()?;
+            (ids, format!("the mean over {}", count(texts.len(), "text")))
+        }
+        (None, None) => {
+            note(
+                "--circuit: other edges carry nothing; give --from-prompt or --mean-of for values of other texts",
+            );
+            (vec![], "nothing".to_owned())
+        }
+    };
+    let rest = match (&rest[..], other) {
+        ([], _) => Rest::Zero,
+        ([ids], Some(_)) => Rest::Text(ids),
+        (texts, _) => Rest::MeanOf(texts),
+    };
+    let name =
+        format!("circuit of {} in {}, the rest from {said}", count(circuit.len(), "edge"), path.display());
+    let hooks = Arc::new(CircuitRun::new(model, &circuit, rest)?);
+    Ok(Intervention::Own(OwnHooks { name, hooks }))
+}
