@@ -252,6 +252,36 @@ fn a_store_says_how_often_a_feature_fires_and_where_most() -> Result {
     Ok(())
 }
 
+#[test]
+fn a_page_shows_the_features_of_each_token() -> Result {
+    let folder = Folder::empty()?;
+    let page = folder.at("page.html");
+    let run =
+        |more: &[&str]| gpt2(&[&["attention", TEXT, "--html", &page, "--overwrite"][..], more].concat());
+    run(&["--with", "features", "--dictionary", &dictionary(), "--ablate", "0.1", "--compare"])?.succeeded();
+    let text = std::fs::read_to_string(&page)?;
+    let found: Vec<Value> = text
+        .split("data-kind=\"features\"")
+        .skip(1)
+        .filter_map(|rest| serde_json::from_str(rest.split_once('>')?.1.split_once("</script")?.0).ok())
+        .collect();
+    assert_eq!(found.len(), 2, "a block for each run");
+    let report = json(&["-k", "4"])?;
+    for (shown, place) in found[0]["tokens"]
+        .as_array()
+        .ok_or("tokens")?
+        .iter()
+        .zip(report["tokens"].as_array().ok_or("tokens")?)
+    {
+        assert_eq!(shown[0][0], place["strongest"][0]["feature"]);
+    }
+    assert_ne!(found[0]["tokens"], found[1]["tokens"]);
+    run(&["--with", "features"])?.refused(1, &["--with features", "--dictionary"]);
+    run(&["--with", "lens", "--dictionary", &dictionary()])?
+        .refused(1, &["--dictionary", "nothing here uses it"]);
+    Ok(())
+}
+
 /// The dictionary that ships beside the code.
 fn models_features() -> String {
     format!("{}/../../models/tiny-shakespeare-features", env!("CARGO_MANIFEST_DIR"))

@@ -235,6 +235,48 @@ fn the_lens_is_listed_block_by_block() -> Result {
 }
 
 #[test]
+fn features_color_the_text_and_are_listed_for_a_token() -> Result {
+    open(|page, _| {
+        page.click("#word-7")?;
+        assert_eq!(page.texts("#features .word")?, ["feature 7", "feature 1"]);
+        assert_eq!(page.texts("#features .number")?, ["3.00", "0.50"]);
+        let strength =
+            |i: usize| format!("document.getElementById('word-{i}').style.getPropertyValue('--strength')");
+        page.click("#features li:first-child button")?;
+        assert_eq!(page.get(&strength(4))?, "1");
+        assert_eq!(page.get(&strength(5))?, "0.2");
+        page.click("#features li:nth-child(2) button")?;
+        // Feature 1 fires at tokens 1, 4, 7, and so on, all alike.
+        assert_eq!((page.get(&strength(4))?, page.get(&strength(5))?), ("1".into(), "0".into()));
+        // A second click gives the text its attention back.
+        page.click("#features li:nth-child(2) button")?;
+        assert_eq!(page.get("document.querySelectorAll('#features [aria-pressed=true]').length")?, 0);
+        assert_eq!(page.get(&strength(12))?, "0");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_circuit_is_drawn_between_heads_and_listed_for_the_chosen_one() -> Result {
+    open(|page, _| {
+        assert_eq!(page.get("document.querySelectorAll('#overview line').length")?, 1);
+        page.click("#head-1")?; // layer 0, head 1
+        assert_eq!(page.texts("#edges .word")?, ["embed → v", "→ 1.0.k"]);
+        assert_eq!(page.get("document.querySelectorAll('#overview line.chosen').length")?, 1);
+        // An edge leads on to its head.
+        page.click("#edges li:nth-child(2) button")?;
+        page.until("document.getElementById('head-title').textContent === 'Layer 1, head 0'")?;
+        assert_eq!(page.texts("#edges .word")?, ["0.1 → k", "→ 2.mlp", "→ logits"]);
+        page.click("#head-2")?;
+        assert_eq!(page.text("#edges")?, "The circuit does not have this head.");
+        let outside =
+            "[...document.querySelectorAll('#overview .outside')].map((one) => one.id).includes('head-2')";
+        assert_eq!(page.get(outside)?, true);
+        Ok(())
+    })
+}
+
+#[test]
 fn colors_theme_and_place_are_in_the_link() -> Result {
     open(|page, _| {
         assert_eq!(

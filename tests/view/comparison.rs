@@ -63,8 +63,8 @@ fn each_run_and_the_difference_show_the_tensors_numbers() -> Result {
         switch(page, "both")?;
         assert_eq!(
             page.texts(".lists section:not([hidden]) h3")?.len(),
-            5,
-            "two lists of predictions, and the lens"
+            7,
+            "two lists of predictions, the lens, features and edges"
         );
         Ok(())
     })

@@ -170,10 +170,23 @@ impl Everything {
                 page.lens(run, layer, &(0..t).map(guess).collect::<Vec<_>>())?;
             }
             page.map(run, "rollout", "All layers multiplied", &self.rollout)?;
+            // Feature 7 fires everywhere, others at every third token; the second run halves them.
+            let fires = |i: usize| {
+                let half = 1.0 / (1 + run) as f32;
+                vec![(7, half * (1 + i % 5) as f32), ((i % 3) as u32, 0.5 * half)]
+            };
+            page.features(run, "a dictionary", &(0..t).map(fires).collect::<Vec<_>>())?;
             if run == 1 {
                 page.predictions(run, &next(2))?;
             }
         }
+        let edge = |from: &str, to: &str| (from.to_owned(), to.to_owned());
+        page.circuit(&[
+            edge("embed", "0.1.v"),
+            edge("0.1", "1.0.k"),
+            edge("1.0", "2.mlp"),
+            edge("1.0", "logits"),
+        ])?;
         page.head_numbers(&HeadNumbers {
             name: "effect".to_owned(),
             meaning: "How much the loss rises without the head".to_owned(),

@@ -27,6 +27,13 @@ struct LensEntry {
 }
 
 #[derive(Serialize)]
+struct FeaturesEntry<'a> {
+    run: usize,
+    name: String,
+    tokens: &'a [Vec<(u32, f32)>],
+}
+
+#[derive(Serialize)]
 struct MapEntry {
     run: usize,
     name: String,
@@ -118,6 +125,34 @@ impl<W: Write> PageWriter<W> {
         let likely =
             likely.iter().map(|(token, p)| (visible_token(token), (p * 1e5).round() / 1e5)).collect();
         self.json("lens", &LensEntry { run, layer, likely })
+    }
+
+    /// Features of a dictionary that fire: the page lists those of the chosen token, and colors the text by one of them.
+    ///
+    /// # Shapes
+    /// `tokens` S: of each key's token, the features with their activations, the strongest first
+    ///
+    /// # Errors
+    /// When there is no such run, their number is wrong, an activation is not finite, or the page cannot be written to.
+    pub fn features(&mut self, run: usize, name: &str, tokens: &[Vec<(u32, f32)>]) -> Result<()> {
+        self.check_run(run)?;
+        if tokens.len() != self.keys {
+            candle_core::bail!("page: features of {} tokens for {} keys", tokens.len(), self.keys)
+        }
+        if let Some((feature, value)) = tokens.iter().flatten().find(|(_, value)| !value.is_finite()) {
+            candle_core::bail!("page: feature {feature} has activation {value}")
+        }
+        self.json("features", &FeaturesEntry { run, name: visible_text(name), tokens })
+    }
+
+    /// The edges of a circuit, each from and to a part of the model as `gpt2 discover` writes them: `0.3` and `1.2.k`. The page draws
+    /// those between heads, and lists those of the chosen head.
+    ///
+    /// # Errors
+    /// When the page cannot be written to.
+    pub fn circuit(&mut self, edges: &[(String, String)]) -> Result<()> {
+        let shown: Vec<_> = edges.iter().map(|(from, to)| (visible_text(from), visible_text(to))).collect();
+        self.json("circuit", &shown)
     }
 
     /// A map beside the heads, listed below them: attention rollout up to a block, or a mean of heads.

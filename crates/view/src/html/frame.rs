@@ -23,6 +23,8 @@ macro_rules! show {
             include_str!("js/map.js"),
             include_str!("js/lines.js"),
             include_str!("js/token.js"),
+            include_str!("js/features.js"),
+            include_str!("js/circuit.js"),
             include_str!("js/search.js"),
             include_str!("js/neurons.js"),
             include_str!("js/steps.js"),

@@ -154,6 +154,8 @@ fn what_a_comparison_and_its_extras_need_is_checked() -> Result<()> {
     says(page.predictions(1, slice::from_ref(&next)), "1 predictions for 2 queries");
     says(page.head_numbers(&numbers(3)), "3 values of \"effect\" for 2 heads");
     says(page.lens(1, 0, slice::from_ref(&guess)), "1 tokens for 2 queries");
+    says(page.features(0, "", &[vec![]]), "features of 1 tokens for 3 keys");
+    says(page.features(0, "", &[vec![], vec![], vec![(1, f32::NAN)]]), "feature 1 has activation NaN");
     says(page.map(0, "rollout", "", &zeros(&[3, 3])?), "[3, 3]");
     says(page.map(0, "rollout", "", &(zeros(&[2, 3])? - 1.0)?), "between 0 and 1");
     says(page.value_norms(0, 0, &[0, 1], &zeros(&[2, 2])?), "[2, 2]");
@@ -286,6 +288,8 @@ fn extras_come_back_as_they_were_given() -> Result<()> {
     })?;
     page.lens(0, 2, &[(" x".to_owned(), 0.123_456_7), ("y".to_owned(), 1.0)])?;
     page.map(0, "rollout", "", &weights.get(0)?)?;
+    page.features(0, "<d>", &[vec![(3, 0.5)], vec![]])?;
+    page.circuit(&[("0.1".into(), "<x>".into())])?;
     page.value_norms(0, 2, &[5], &Tensor::new(&[[0.5f32, 3.25]], &Device::Cpu)?)?;
     let q = Tensor::new(&[[[1f32, -2.], [0., 0.5]]], &Device::Cpu)?;
     page.vectors(0, 2, &[5], &q, &q, 0.125)?;
@@ -298,6 +302,8 @@ fn extras_come_back_as_they_were_given() -> Result<()> {
     let likely = &data(&page, "lens")["likely"];
     assert!(likely[0][0] == "·x" && (likely[0][1].as_f64().expect("p") - 0.12346).abs() < 1e-6, "{likely}");
     assert_eq!(data(&page, "map")["name"], "rollout");
+    assert_eq!(data(&page, "features"), json!({ "run": 0, "name": "<d>", "tokens": [[[3, 0.5]], []] }));
+    assert_eq!(data(&page, "circuit"), json!([["0.1", "<x>"]]));
     let bytes = |text: &Value| BASE64_STANDARD.decode(text.as_str().expect("text")).expect("base64");
     let norms = bytes(&data(&page, "norms")[0]["norms"]);
     let norms: Vec<_> = norms.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();

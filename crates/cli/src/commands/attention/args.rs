@@ -72,13 +72,15 @@ pub(crate) struct AttentionArgs {
     #[command(flatten)]
     pub(crate) live: LiveArg,
     /// What else the page shows: effect (what --effect shows), scores (what gpt2 heads shows), rollout and lens
-    /// (rollout and predictions after each block), neurons (products of queries and keys, of a few heads)
+    /// (rollout and predictions after each block), features (those of --dictionary that fire at each token), neurons
+    /// (products of queries and keys, of a few heads)
     #[arg(
         long,
         value_name = "WHAT",
         value_enum,
         value_delimiter = ',',
         requires = "page",
+        group = "changed_features",
         help_heading = "Page for a browser"
     )]
     pub(crate) with: Vec<WithArg>,
@@ -120,5 +122,6 @@ pub(crate) enum WithArg {
     Scores,
     Rollout,
     Lens,
+    Features,
     Neurons,
 }

@@ -32,6 +32,7 @@ use views::{Shown, Views};
 
 pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     check_effects(args)?;
+    check_features(args)?;
     check_compare(args)?;
     let text = args.prompt.read()?;
     let outputs = outputs(args)?;
@@ -102,6 +103,20 @@ fn check_effects(args: &AttentionArgs) -> anyhow::Result<()> {
         Some((option, _)) => bail!("{option}: only for --effect, and for a page --with effect"),
         None => Ok(()),
     }
+}
+
+/// Refuses `--with features` without a dictionary, and a dictionary for nothing.
+fn check_features(args: &AttentionArgs) -> anyhow::Result<()> {
+    let (interventions, shows) = (&args.study.interventions, args.with.contains(&WithArg::Features));
+    if shows && interventions.dictionary.is_none() {
+        bail!("--with features: needs --dictionary, whose features the page shows");
+    }
+    if !shows && interventions.dictionary.is_some() && interventions.features().next().is_none() {
+        bail!(
+            "--dictionary: nothing here uses it; add --with features or an option such as --ablate-feature"
+        );
+    }
+    Ok(())
 }
 
 /// Refuses a comparison that no output would show, and outputs that hold one run.

@@ -5,13 +5,21 @@ use super::effect::{self, Effects};
 use super::json::{MOST_LINKED, run_json};
 use super::scene::Scene;
 use crate::changes::nothing_to_compare;
+use crate::circuit;
 use crate::weights::{Page, PageOptions, likely_by_layer, predictions};
+use anyhow::Context;
 use candle_core::Tensor;
 use gpt2_circuits::Circuits;
+use gpt2_circuits::discovery::Graph;
+use gpt2_circuits::features::Features;
 use gpt2_model::analysis::{Ablation, HeadScores, RepeatedTokens, head_scores};
+use gpt2_model::dictionary::Fired;
 use gpt2_model::hooks::{Head, Interventions, Point};
 use gpt2_model::{ForwardArgs, ModelOutput};
 use gpt2_view::{FirstLook, HeadNumbers, LayerJson, RunJson, Silenced, visible_token};
+
+/// How many features of a token the page keeps.
+const FEATURES: usize = 32;
 
 /// The page, into which the layers of the run under interventions go one at a time.
 pub(super) struct Looked {
@@ -79,8 +87,15 @@ impl Looked {
                         lens_of_run(&mut self.page, scene, run, output)?;
                     }
                 }
+                WithArg::Features => self.features(scene)?,
                 WithArg::Neurons => {} // with the layers
             }
+        }
+        if let Some(path) = &scene.args.study.interventions.circuit {
+            let circuit = circuit::read(path, Graph::of(scene.subject.session.model.config())?)?;
+            let edges: Vec<_> =
+                circuit.iter().map(|edge| (edge.from.to_string(), edge.to.to_string())).collect();
+            self.page.writer.circuit(&edges)?;
         }
         let subject = scene.subject;
         let of = |output: &ModelOutput| predictions(&subject, &output.last_hidden_state.squeeze(0)?, None);
@@ -147,6 +162,33 @@ impl Looked {
         let meaning = "Whether the weights raise the logits of the tokens attended to, -1 to 1";
         let copying = |Head { layer, head }: Head| copying[layer][head];
         Ok(self.page.writer.head_numbers(&signed("copying", meaning.to_owned(), scene, copying))?)
+    }
+
+    /// The strongest features of each token, in each run.
+    fn features(&mut self, scene: &Scene) -> anyhow::Result<()> {
+        let subject = scene.subject;
+        let Some(source) = &scene.args.study.interventions.dictionary else { return Ok(()) };
+        let found = &subject.session.dictionary(source)?;
+        let config = found.found.checkpoint.config();
+        let model = &subject.session.model;
+        let features = Features::new(&found.dictionary, config.hook, config.hook_out, model.config())
+            .with_context(|| found.found.checkpoint.name().to_string())?;
+        let ids = subject.session.input_ids(subject.ids)?;
+        let plain = Interventions::default();
+        let runs = [(0, &plain), (self.run, &subject.changes.list)];
+        for (run, changes) in &runs[usize::from(self.run == 0)..] {
+            let code = features.run(model, &ids, Some(*changes))?.code;
+            let strongest = |fired: &[Fired]| {
+                let mut all: Vec<(u32, f32)> = fired.iter().map(|one| (one.feature, one.value)).collect();
+                all.sort_by(|(_, a), (_, b)| b.abs().total_cmp(&a.abs()));
+                all.truncate(FEATURES);
+                all
+            };
+            let tokens: Vec<_> = code.iter().map(strongest).collect();
+            let name = format!("{}, {}", found.found.checkpoint.name(), config.hook);
+            self.page.writer.features(*run, &name, &tokens)?;
+        }
+        Ok(())
     }
 
     fn rollout(&mut self, scene: &Scene) -> anyhow::Result<()> {

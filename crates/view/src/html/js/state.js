@@ -9,6 +9,7 @@ const state = {
   run: compared ? "both" : "first",
   weighted: false, // whether weights are multiplied by the norms of the values
   token: tokens.length - 1, // the chosen position; null for none
+  feature: null, // the feature that colors the text; null for attention
   cell: null, // { query, key } under the pointer or the cursor
   pinned: null, // the cell that was clicked: shown again when the pointer leaves
   view: "map",

@@ -10,15 +10,18 @@ function stepToken(steps) {
   chooseToken(Math.min(Math.max(from + steps, 0), shownKeys() - 1));
 }
 
-/// A line of a list: a bar, a token and a number. With a position, it is a button that chooses that token.
-function entry({ text, position, number, exactly, share, color }) {
+/// A line of a list: a bar, a token and a number. With something to do, it is a button; with a position, one that chooses that token.
+function entry({ text, position, number, exactly, share, color, choose }) {
   const item = document.createElement("li");
-  const body = document.createElement(position === undefined ? "div" : "button");
-  if (position !== undefined) {
+  const act = choose ?? (position === undefined ? null : () => chooseToken(position));
+  const body = document.createElement(act ? "button" : "div");
+  if (act) {
     body.type = "button";
+    body.addEventListener("click", act);
+  }
+  if (position !== undefined) {
     body.dataset.position = position;
     body.title = "Choose this token";
-    body.addEventListener("click", () => chooseToken(position));
   }
   const part = (name, content) => {
     const node = document.createElement("span");
@@ -170,10 +173,11 @@ const tints = [];
 function tintText() {
   if (!current) return;
   const query = (state.token ?? -1) - offset;
+  const fires = state.feature === null ? null : firesAt(state.feature);
   for (const [position, word] of words.entries()) {
-    const seen = query >= 0 && position < rowLength(query);
-    const strong = seen ? String(Math.round(25 * strength(current, query, position)) / 25) : "0";
-    const tint = seen ? `${strong} ${tone(current, query, position, "out")}` : "0 out";
+    const seen = fires !== null || (query >= 0 && position < rowLength(query));
+    const strong = seen ? String(Math.round(25 * (fires?.[position] ?? strength(current, query, position))) / 25) : "0";
+    const tint = seen ? `${strong} ${fires ? "next-bar" : tone(current, query, position, "out")}` : "0 out";
     // Most words stay as they are from one step to the next, and styles of a thousand words take a while.
     if (strong === "0" ? tints[position] === "0" : tints[position] === tint) continue;
     tints[position] = strong === "0" ? "0" : tint;
@@ -253,7 +257,7 @@ on("run", () => byId("token-lists")[compared ? "prepend" : "append"](...forecast
 byId("previous").addEventListener("click", () => stepToken(-1));
 byId("following").addEventListener("click", () => stepToken(1));
 on("weights token first step", showToken);
-on("weights token scale first", tintText);
+on("weights token scale first feature run", tintText);
 on("token", markWord);
 on("weights cell view", showValue);
 on("found", () => {
