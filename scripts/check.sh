@@ -54,8 +54,10 @@ for isa in "${lower[@]}"; do
     step env GPT2_ISA="$isa" "$cargo" test --release --lib --test kernels --test model -- --skip _emulated
 done
 # The libraries (not the Python package) with debug assertions and overflow checks, still optimized. Their dependencies stay as they are, and are not built again.
+# The kernels, which take longest to compile, are optimized less.
 checks=() ours=profile.release others='profile.release.package."*"'
 for check in debug-assertions overflow-checks; do checks+=(--config "$ours.$check=true" --config "$others.$check=false"); done
+checks+=(--config "$ours.package.candle-fused.opt-level=1")
 step "$cargo" test --release --lib "${checks[@]}" -- --quiet
 # Other machines, in emulators. Without its tools, a script exits with 3.
 for other in "arm.sh kernels" "windows.sh types"; do

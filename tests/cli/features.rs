@@ -261,9 +261,9 @@ fn a_page_shows_the_features_of_each_token() -> Result {
     run(&["--with", "features", "--dictionary", &dictionary(), "--ablate", "0.1", "--compare"])?.succeeded();
     let text = std::fs::read_to_string(&page)?;
     let found: Vec<Value> = text
-        .split("data-kind=\"features\"")
+        .split("class=\"features\">")
         .skip(1)
-        .filter_map(|rest| serde_json::from_str(rest.split_once('>')?.1.split_once("</script")?.0).ok())
+        .filter_map(|rest| serde_json::from_str(rest.split_once("</script")?.0).ok())
         .collect();
     assert_eq!(found.len(), 2, "a block for each run");
     let report = json(&["-k", "4"])?;
