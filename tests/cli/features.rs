@@ -211,23 +211,19 @@ fn a_store_says_how_often_a_feature_fires_and_where_most() -> Result {
     let fired = |feature: usize| all.iter().filter(|(_, _, row)| row[feature] != 0.0).count();
     let silent = (0..96).filter(|&feature| fired(feature) == 0).count();
     assert_eq!(summary["silent"].as_u64(), Some(silent as u64));
-    let most = summary["features"][0]["feature"].as_u64().ok_or("a feature")?;
-    assert_eq!(fired(most as usize), (0..96).map(fired).max().ok_or("features")?);
+    let most = usize::try_from(summary["features"][0]["feature"].as_u64().ok_or("a feature")?)?;
+    assert_eq!(fired(most), (0..96).map(fired).max().ok_or("features")?);
 
     let report = over(&["--feature", &most.to_string()])?;
     let one = &report["features"][0];
     let share = one["share"].as_f64().ok_or("a share")?;
-    assert!((share - fired(most as usize) as f64 / total as f64).abs() < 1e-9, "{share}");
+    assert!((share - fired(most) as f64 / total as f64).abs() < 1e-9, "{share}");
     assert!(one["promoted"]["likelier"][0][0].is_string());
     // No two peaks of one document, which are all short.
     let mut best: Vec<(f32, usize, usize)> = vec![];
     for document in 0..texts.len() {
         let of = |(at, position, row): &(usize, usize, Vec<f32>)| {
-            (*at == document && row[most as usize] != 0.0).then_some((
-                row[most as usize],
-                document,
-                *position,
-            ))
+            (*at == document && row[most] != 0.0).then_some((row[most], document, *position))
         };
         best.extend(all.iter().filter_map(of).max_by(|a, b| a.0.total_cmp(&b.0)));
     }

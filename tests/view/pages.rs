@@ -173,7 +173,7 @@ impl Everything {
             // Feature 7 fires everywhere, others at every third token; the second run halves them.
             let fires = |i: usize| {
                 let half = 1.0 / (1 + run) as f32;
-                vec![(7, half * (1 + i % 5) as f32), ((i % 3) as u32, 0.5 * half)]
+                vec![(7, half * (1 + i % 5) as f32), ([0, 1, 2][i % 3], 0.5 * half)]
             };
             page.features(run, "a dictionary", &(0..t).map(fires).collect::<Vec<_>>())?;
             if run == 1 {

@@ -1,6 +1,6 @@
 //! Attention of a head by pairs of features.
 
-use super::{Features, rows};
+use super::run::{Features, rows};
 use crate::circuits::{f64_of, folded};
 use candle_core::{Device, Result, Tensor};
 use gpt2_model::Gpt2LMHeadModel;

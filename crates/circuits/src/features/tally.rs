@@ -181,10 +181,9 @@ impl Use {
         }
         self.peaks.retain(|peak| !near(peak));
         let place = self.peaks.iter().take_while(|peak| !weaker(peak)).count();
-        let follows = |&i: &usize| {
-            let apart = i64::from(positions[i]) - i64::from(position);
-            documents[i] == document && apart == i as i64 - at as i64
-        };
+        // At the same distance in the document as here.
+        let follows =
+            |&i: &usize| documents[i] == document && positions[i] as usize + at == position as usize + i;
         let mut before: Vec<u32> =
             (0..at).rev().take(around.before).take_while(follows).map(|i| ids[i]).collect();
         before.reverse();

@@ -1,7 +1,8 @@
 //! `gpt2 features --store`: what features do over the tokens that `gpt2 record` wrote.
 
+use super::args::FeaturesArgs;
+use super::opened::{opened, promoted};
 use super::report::{About, Promoted, print_promoted};
-use super::{FeaturesArgs, opened, promoted};
 use crate::inputs::Inputs;
 use crate::output::{self, note};
 use crate::outputs::Outputs;

@@ -1,0 +1,247 @@
+//! [`Features`]: a dictionary at its places in a model, and what it finds there.
+
+use candle_core::{DType, Device, Result, Tensor};
+use gpt2_model::analysis::{Metric, gradients, surprises};
+use gpt2_model::dictionary::{Code, Dictionary, Fired};
+use gpt2_model::hooks::{At, Chain, Hooks, Point};
+use gpt2_model::{Block, Config, Gpt2LMHeadModel};
+use std::cell::RefCell;
+
+/// A dictionary and the places in a model that it belongs to.
+#[derive(Debug, Clone)]
+pub struct Features {
+    pub(super) dictionary: Dictionary,
+    pub(super) hook: Point,
+    pub(super) hook_out: Point,
+}
+
+/// A text's values, and the features in them.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct FeatureRun {
+    /// The features that fire; rows are positions.
+    pub code: Code,
+    /// The value that the dictionary should have rebuilt, (positions, d out) in f32.
+    pub target: Tensor,
+    /// What it rebuilt, in the same shape.
+    pub rebuilt: Tensor,
+}
+
+/// The mean loss of a text's tokens in nats, in runs of which two replace the value that a dictionary rebuilds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Losses {
+    /// As it is.
+    pub clean: f64,
+    /// With what the dictionary rebuilds.
+    pub rebuilt: f64,
+    /// With zeros.
+    pub zeroed: f64,
+}
+
+/// What a feature adds to a prediction.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Attribution {
+    /// The position, counted from 0.
+    pub position: usize,
+    /// The feature and its activation there.
+    pub fired: Fired,
+    /// About how much of the metric would go with it.
+    pub effect: f64,
+}
+
+/// Puts what a dictionary rebuilds, or zeros, in place of the value.
+struct Replaced<'a> {
+    of: &'a Features,
+    by_zeros: bool,
+    /// What the dictionary read.
+    read: RefCell<Option<Tensor>>,
+}
+
+impl Hooks for Replaced<'_> {
+    fn wants(&self, point: Point) -> bool {
+        point == self.of.hook || point == self.of.hook_out
+    }
+
+    fn at(&self, at: At, value: &Tensor) -> Result<Option<Tensor>> {
+        if at.point == self.of.hook {
+            *self.read.borrow_mut() = Some(rows(value)?);
+        }
+        if at.point != self.of.hook_out {
+            return Ok(None);
+        }
+        if self.by_zeros {
+            return value.zeros_like().map(Some);
+        }
+        let read = self.read.borrow();
+        let Some(read) = read.as_ref() else {
+            candle_core::bail!(
+                "{} comes after {}, which is predicted from it",
+                self.of.hook,
+                self.of.hook_out
+            )
+        };
+        let rebuilt = self.of.dictionary.decode(&self.of.dictionary.encode(read)?, read)?;
+        rebuilt.reshape(value.dims())?.to_dtype(value.dtype())?.to_device(value.device()).map(Some)
+    }
+}
+
+/// A value as rows for a dictionary, (positions, width): the heads of a position are one row.
+pub(super) fn rows(value: &Tensor) -> Result<Tensor> {
+    let positions = value.dim(0)? * value.dim(1)?;
+    value.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.reshape((positions, ()))
+}
+
+impl Features {
+    /// A dictionary that reads `hook` and rebuilds `hook_out`, the same value but for transcoders.
+    ///
+    /// # Errors
+    /// When the model has no such layer, or a value there has another width than the dictionary, or none for each position.
+    pub fn new(dictionary: &Dictionary, hook: Point, hook_out: Point, config: &Config) -> Result<Self> {
+        hook.check_width(dictionary.d(), config)?;
+        hook_out.check_width(dictionary.d_out(), config)?;
+        Ok(Self { dictionary: dictionary.clone(), hook, hook_out })
+    }
+
+    /// The dictionary.
+    #[must_use]
+    pub fn dictionary(&self) -> &Dictionary {
+        &self.dictionary
+    }
+
+    /// Runs the model over texts, no further than the dictionary's values. `hooks` come first at each point.
+    ///
+    /// # Shapes
+    /// `input_ids` (B, T); rows are the positions of the first text, then those of the second, and so on
+    ///
+    /// # Errors
+    /// As for [`Gpt2LMHeadModel::values_at`].
+    pub fn run(
+        &self,
+        model: &Gpt2LMHeadModel,
+        input_ids: &Tensor,
+        hooks: Option<&dyn Hooks>,
+    ) -> Result<FeatureRun> {
+        let found = model.values_at(input_ids, &[self.hook, self.hook_out], hooks)?;
+        let (read, target) = (rows(&found[0])?, rows(&found[1])?);
+        let code = self.dictionary.encode(&read)?;
+        let rebuilt = self.dictionary.decode(&code, &read)?;
+        Ok(FeatureRun { code, target, rebuilt })
+    }
+
+    /// The mean loss of a text's tokens, with the value as it is, rebuilt, and zeroed.
+    ///
+    /// # Shapes
+    /// `ids` of at least two tokens
+    ///
+    /// # Errors
+    /// When the text is shorter or longer than the model takes, or a hook fails.
+    pub fn losses(&self, model: &Gpt2LMHeadModel, ids: &[u32], hooks: Option<&dyn Hooks>) -> Result<Losses> {
+        if ids.len() < 2 {
+            candle_core::bail!("a loss needs a text of at least two tokens, got {}", ids.len())
+        }
+        let loss = |by_zeros: Option<bool>| -> Result<f64> {
+            let replaced = by_zeros.map(|by_zeros| Replaced { of: self, by_zeros, read: RefCell::default() });
+            let all: Vec<&dyn Hooks> =
+                hooks.into_iter().chain(replaced.as_ref().map(|replaced| replaced as &dyn Hooks)).collect();
+            let found = surprises(model, &[ids], false, Some(&Chain(&all)))?;
+            Ok(found.nats.iter().flatten().sum::<f64>() / (ids.len() - 1) as f64)
+        };
+        Ok(Losses { clean: loss(None)?, rebuilt: loss(Some(false))?, zeroed: loss(Some(true))? })
+    }
+
+    /// What each feature that fires adds to the metric of a text's last position, to first order: what it adds to the value times the
+    /// metric's gradient there (attribution patching against zero; Marks et al. 2024, "Sparse Feature Circuits"). The
+    /// largest effects of either sign come first.
+    ///
+    /// # Shapes
+    /// `input_ids` (1, T)
+    ///
+    /// # Errors
+    /// As for [`gradients`].
+    pub fn attribution(
+        &self,
+        model: &Gpt2LMHeadModel,
+        input_ids: &Tensor,
+        metric: &Metric,
+        hooks: Option<&dyn Hooks>,
+    ) -> Result<Vec<Attribution>> {
+        let code = self.run(model, input_ids, hooks)?.code;
+        let found = gradients(model, input_ids, metric, &[self.hook_out], hooks)?;
+        let gradient = rows(&found[0].1)?.to_vec2::<f32>()?; // (T, d out)
+        let w_dec = self.dictionary.w_dec();
+        let mut all = vec![];
+        for (position, fired) in code.iter().enumerate() {
+            let ids: Vec<u32> = fired.iter().map(|one| one.feature).collect();
+            if ids.is_empty() {
+                continue;
+            }
+            let directions = w_dec.index_select(&Tensor::new(ids, &Device::Cpu)?, 0)?.to_vec2::<f32>()?;
+            for (one, direction) in fired.iter().zip(&directions) {
+                let slope: f64 = direction
+                    .iter()
+                    .zip(&gradient[position])
+                    .map(|(x, g)| f64::from(*x) * f64::from(*g))
+                    .sum();
+                let factor = self.dictionary.factor(&code, position, one.feature);
+                let effect = f64::from(one.value) * f64::from(factor) * slope;
+                all.push(Attribution { position, fired: *one, effect });
+            }
+        }
+        let place = |one: &Attribution| (one.position, one.fired.feature);
+        all.sort_by(|a, b| b.effect.abs().total_cmp(&a.effect.abs()).then(place(a).cmp(&place(b))));
+        Ok(all)
+    }
+
+    /// What a feature adds to the residual stream for each unit of its activation, (C) in f32: [`Dictionary::direction`], through the
+    /// weights that follow where it is not in the stream itself. `None` where what the dictionary rebuilds does not go into the stream
+    /// by one product.
+    ///
+    /// # Errors
+    /// When there is no such feature, or a layer cannot produce a dense weight.
+    pub fn direction(&self, model: &Gpt2LMHeadModel, feature: u32) -> Result<Option<Tensor>> {
+        let row = self.dictionary.direction(feature)?; // (d out)
+        let through = |layer: usize, weight: fn(&Block) -> Result<Tensor>| -> Result<Tensor> {
+            let weight =
+                weight(&model.transformer.h[layer])?.to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
+            row.unsqueeze(0)?.matmul(&weight)?.squeeze(0)
+        };
+        match self.hook_out {
+            Point::Z(layer) => through(layer, |block| block.attn.c_proj.weight()).map(Some),
+            Point::MlpPost(layer) => through(layer, |block| block.mlp.c_proj.weight()).map(Some),
+            Point::Embed
+            | Point::PosEmbed
+            | Point::ResidPre(_)
+            | Point::ResidMid(_)
+            | Point::ResidPost(_)
+            | Point::AttnOut(_)
+            | Point::MlpOut(_) => Ok(Some(row)),
+            _ => Ok(None),
+        }
+    }
+}
+
+impl FeatureRun {
+    /// How much of the value's variance around its mean the dictionary explains, over all positions: 1 at best. `None` if the value is
+    /// the same at all of them.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn explained_variance(&self) -> Result<Option<f64>> {
+        let sum = |x: &Tensor| x.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar::<f64>();
+        let target = self.target.to_dtype(DType::F64)?;
+        let all = sum(&target.broadcast_sub(&target.mean_keepdim(0)?)?)?;
+        let missed = sum(&(&self.target - &self.rebuilt)?)?;
+        Ok((all > 0.0).then(|| 1.0 - missed / all))
+    }
+}
+
+impl Losses {
+    /// The share of the loss that zeros would cost and that what is rebuilt keeps: 1 at best. `None` if zeros cost nothing.
+    #[must_use]
+    pub fn recovered(&self) -> Option<f64> {
+        let share = (self.zeroed - self.rebuilt) / (self.zeroed - self.clean);
+        share.is_finite().then_some(share)
+    }
+}
