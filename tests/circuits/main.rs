@@ -6,6 +6,7 @@ mod common;
 mod models;
 
 mod discovery;
+mod features;
 
 use candle_core::{DType, Device, Tensor};
 use common::{Result, data, relative_error};

@@ -139,6 +139,56 @@ fn a_circuit_is_an_intervention_of_other_commands_too() -> Result {
         assert_eq!(next["next"][0]["id"].to_string(), of("ids")[known]);
     }
 
+    // Other interventions act in the run over the other text, too, as when the circuit was measured.
+    let found = json(&[
+        "discover",
+        CLEAN,
+        CORRUPT,
+        "--answer",
+        " fair",
+        "--against",
+        " king",
+        "--ablate",
+        "1.2",
+        "--out",
+        &few,
+        "--overwrite",
+        "--json",
+    ])?;
+    let run = [
+        "forward",
+        CLEAN,
+        "--circuit",
+        &few,
+        "--from-prompt",
+        CORRUPT,
+        "--ablate",
+        "1.2",
+        "--json",
+        "-k",
+        "60000",
+    ];
+    let next = json(&run)?["next"].clone();
+    let probability = |token: &str| {
+        number(
+            &list(&next).iter().find(|one| one["token"] == token).unwrap_or_else(|| panic!("no {token}"))["probability"],
+        )
+    };
+    let measured = number(&found["circuit"]["each"][0]["circuit"]);
+    let difference = (probability(" fair") / probability(" king")).ln();
+    assert!((difference - measured).abs() < 1e-3 * measured.abs(), "{difference} {measured}");
+
+    // Where the stream itself is looked at or changed, no reader would notice.
+    for more in [
+        &["attention", "My lord", "--effect"][..],
+        &["lens", "My lord"],
+        &["patch", CLEAN, CORRUPT, "--answer", " fair", "--against", " king"],
+        &["discover", CLEAN, CORRUPT, "--answer", " fair", "--against", " king"],
+        &["features", "My lord", "--dictionary", "sae"],
+    ] {
+        gpt2(&[more, &["--circuit", &few]].concat())?.refused(1, &["--circuit: is not for", "forward"]);
+    }
+
     let forward = |more: &[&str]| gpt2(&[&["forward", "My lord", "--circuit"][..], more].concat());
     forward(&[&few, "--from-prompt", "My lord, what"])?.refused(1, &["--from-prompt has", "make them equal"]);
     forward(&[&few, "--from-prompt", "My king", "--mean-of", &texts])?.refused(1, &["not both"]);

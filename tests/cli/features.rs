@@ -180,6 +180,9 @@ fn pairs_of_features_add_up_to_a_score() -> Result {
     features(&["--attention", "0.1/4:1"])?.refused(1, &["--attention", "blocks.0.hook_resid_pre"]);
     features(&["--attention", "1.9/4:1"])?.refused(1, &["1.9", "heads 0 to 3"]);
     features(&["--attention", "1.1/400:1"])?.refused(1, &["400", "positions"]);
+    features(&["--attention", "1.1/4:1", "--attention-temperature", "1.1=0.5"])?
+        .refused(1, &["hook_q", "leave it out"]);
+    features(&["--attention", "1.1/4:1", "--block", "4:1"])?.refused(1, &["knocked out"]);
     features(&["--attention", "1.1"])?.refused(2, &["1.1", "QUERY:KEY"]);
     Ok(())
 }
@@ -191,7 +194,7 @@ fn a_store_says_how_often_a_feature_fires_and_where_most() -> Result {
     let texts = ["O Romeo, Romeo", "To be, or not to be, that is the question", "What say you, my lord?"];
     std::fs::write(folder.at("texts.txt"), texts.join("\n"))?;
     let store = folder.at("store");
-    let point = "blocks.1.hook_resid_pre";
+    let point = "blocks.1.hook_in"; // another name of blocks.1.hook_resid_pre
     gpt2(&["record", &folder.at("texts.txt"), "--by", "line", "--points", point, "--out", &store])?
         .succeeded();
     let over = |more: &[&str]| -> Result<Value> {

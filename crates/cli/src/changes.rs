@@ -111,6 +111,16 @@ impl InterventionArgs {
         Ok(Changes { list: checked(all, config)?, texts, sources: Sources::default() })
     }
 
+    /// Refuses a circuit in a command that changes or shows the stream, which no reader of a circuit gets as it is.
+    pub(crate) fn no_circuit(&self, what: &str) -> anyhow::Result<()> {
+        match self.circuit {
+            Some(_) => bail!(
+                "--circuit: is not for {what}; it works in forward, attention, heads, generate, score and record"
+            ),
+            None => Ok(()),
+        }
+    }
+
     /// Whether they name positions of a text, or take means over it.
     pub(crate) fn need_whole_texts(&self) -> bool {
         let positions = self.from_prompt.is_some() || !self.block.is_empty();
@@ -160,9 +170,7 @@ impl InterventionArgs {
             bail!("{option}: names positions of a prompt, but this command runs on {what}; leave it out");
         }
         if self.from_prompt.is_some() {
-            bail!(
-                "--circuit: stands beside another prompt, but this command runs on {what}; give --mean-of in place of --from-prompt"
-            );
+            bail!("--from-prompt: this command runs on {what}; for --circuit, use --mean-of");
         }
         if self.take_own_means() {
             bail!(

@@ -5,8 +5,8 @@ use crate::prompt::read_file;
 use crate::session::Session;
 use crate::values::count;
 use anyhow::{Context, bail};
-use gpt2_circuits::discovery::{CircuitRun, Edge, EdgeSet, Graph, Rest, check_carried};
-use gpt2_model::hooks::{Intervention, Interventions, OwnHooks};
+use gpt2_circuits::discovery::{CircuitRun, Edge, EdgeSet, Graph, Rest};
+use gpt2_model::hooks::{CustomHooks, Intervention, Interventions};
 use serde::Deserialize;
 use std::path::Path;
 use std::sync::Arc;
@@ -58,9 +58,8 @@ pub(crate) fn intervention(
     others: &Interventions,
 ) -> anyhow::Result<Intervention> {
     let model = &session.model;
-    let graph = Graph::of(model.config())?;
+    let graph = Graph::of(model.config()).context("--circuit")?;
     let circuit = read(path, graph)?;
-    check_carried(others, graph.layers()).context("--circuit")?;
     let (rest, said) = match (other, means) {
         (Some(_), Some(_)) => bail!("--circuit: takes --from-prompt or --mean-of, not both"),
         (Some(ids), None) => (vec![session.input_ids(ids)?], "a prompt".to_owned()),
@@ -70,7 +69,7 @@ pub(crate) fn intervention(
         }
         (None, None) => {
             note(
-                "--circuit: other edges carry nothing; give --from-prompt or --mean-of for values of other texts",
+                "--circuit: edges outside the circuit carry zeros; for other values, give --from-prompt or --mean-of",
             );
             (vec![], "nothing".to_owned())
         }
@@ -82,6 +81,6 @@ pub(crate) fn intervention(
     };
     let name =
         format!("circuit of {} in {}, the rest from {said}", count(circuit.len(), "edge"), path.display());
-    let hooks = Arc::new(CircuitRun::new(model, &circuit, rest)?);
-    Ok(Intervention::Own(OwnHooks { name, hooks }))
+    let hooks = Arc::new(CircuitRun::new(model, &circuit, rest, Some(others)).context("--circuit")?);
+    Ok(Intervention::Custom(CustomHooks { name, hooks }))
 }

@@ -1,18 +1,21 @@
 //! A run that has some edges of the model alone: what a reader gets from other writers is replaced.
 
+use super::carried::check_carried;
 use super::edge_set::EdgeSet;
-use super::graph::{Graph, Reader};
+use super::graph::{Graph, Reader, Writer};
 use super::written::{Written, stream, wide};
 use candle_core::{Device, Result, Tensor};
 use gpt2_model::Gpt2LMHeadModel;
-use gpt2_model::hooks::{At, Hooks, Point};
+use gpt2_model::hooks::{At, Head, Hooks, Point};
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 
 /// Hooks under which the model has a circuit's edges alone: along all others, readers get what stands in for the writers.
 ///
-/// They take down what writers add from the start of a pass to its end, for each thread apart. With a cache, `Rest::Text` does not work.
+/// They record what each writer adds during a pass, separately for each thread, and need passes from the embeddings on, one after
+/// another. Hooks that come later at the stream, or at what attention or an MLP adds, may change nothing: see [`check_carried`](super::check_carried).
+/// `Rest::Text` works without a cache and without padding.
 #[derive(Debug)]
 pub struct CircuitRun {
     edges: EdgeSet,
@@ -20,6 +23,8 @@ pub struct CircuitRun {
     other: Written,
     /// The streams that these make: see [`Written::streams`].
     streams: Vec<Tensor>,
+    /// Whether these are values of one text.
+    of_text: bool,
     /// How much more each writer adds in a thread's run, in the order of the graph: (B, T, C), of those that have written so far.
     more: Mutex<HashMap<ThreadId, Vec<Tensor>>>,
 }
@@ -40,45 +45,51 @@ impl CircuitRun {
     ///
     /// # Errors
     /// When the circuit is of a model with another number of layers or heads, `Rest::MeanOf` has no text, or a run over a text fails.
-    pub fn new(model: &Gpt2LMHeadModel, circuit: &EdgeSet, rest: Rest) -> Result<Self> {
+    /// When `hooks`, which come first in the runs over the rest's texts, are not carried by edges.
+    pub fn new(
+        model: &Gpt2LMHeadModel,
+        circuit: &EdgeSet,
+        rest: Rest,
+        hooks: Option<&dyn Hooks>,
+    ) -> Result<Self> {
         let graph = Graph::of(model.config())?;
         if circuit.graph() != graph {
             candle_core::bail!("the circuit belongs to a model with another number of layers or heads")
         }
+        hooks.map_or(Ok(()), |hooks| check_carried(hooks, graph.layers()))?;
+        let of_run = |ids: &Tensor| Written::of_run(model, graph, ids, hooks);
         let other = match rest {
             Rest::Zero => Written::zeros(model, graph)?,
-            Rest::Text(ids) => Written::of_run(model, graph, ids)?,
+            Rest::Text(ids) => of_run(ids)?,
             Rest::MeanOf(texts) => {
-                let runs =
-                    texts.iter().map(|ids| Ok((Written::of_run(model, graph, ids)?, ids.elem_count())));
-                Written::mean(runs)?
+                Written::mean(texts.iter().map(|ids| Ok((of_run(ids)?, ids.elem_count()))))?
             }
         };
         let streams = other.streams(model)?;
-        Ok(Self::with(circuit, &other, &streams))
+        let of_text = matches!(rest, Rest::Text(_));
+        Ok(Self { of_text, ..Self::with(circuit, &other, &streams) })
     }
 
     /// The same, with values that stand in, and their streams.
     pub(super) fn with(circuit: &EdgeSet, other: &Written, streams: &[Tensor]) -> Self {
-        Self {
-            edges: circuit.clone(),
-            other: other.clone(),
-            streams: streams.to_vec(),
-            more: Mutex::default(),
-        }
+        let (other, streams) = (other.clone(), streams.to_vec());
+        Self { edges: circuit.clone(), other, streams, of_text: false, more: Mutex::default() }
     }
 
-    /// Does something with what this thread's run has written so far.
+    /// Calls `act` with what this thread has recorded.
     fn with_more<T>(&self, act: impl FnOnce(&mut Vec<Tensor>) -> T) -> T {
         let mut all = self.more.lock().unwrap_or_else(PoisonError::into_inner);
         act(all.entry(thread::current().id()).or_default())
     }
 
-    /// Takes down what a writer, or all heads of a layer, add.
-    fn write(&self, value: &Tensor, other: &Tensor) -> Result<()> {
+    /// Records what a writer, or all heads of a layer, add; `first` is its place in the order of the graph.
+    fn write(&self, at: At, first: usize, value: &Tensor, other: &Tensor) -> Result<()> {
         let (t, known) = (value.dim(1)?, other.dim(1)?);
-        if known != 1 && known != t {
-            candle_core::bail!("the other text of a circuit has {known} tokens, and this one {t}")
+        if self.of_text && (at.cached || at.padding.is_some() || known != t) {
+            candle_core::bail!(
+                "what stands in for the rest of a circuit is of a text of {known} tokens: it serves whole texts of as many, without \
+                 a cache or padding, and got {t} tokens"
+            )
         }
         let more = wide(value)?.broadcast_sub(other)?;
         let more = if more.rank() == 4 {
@@ -86,8 +97,14 @@ impl CircuitRun {
         } else {
             vec![more]
         };
-        self.with_more(|all| all.extend(more));
-        Ok(())
+        self.with_more(|all| {
+            let fits = all.first().is_none_or(|before| before.dims() == more[0].dims());
+            if all.len() != first || !fits {
+                candle_core::bail!("the hooks of a circuit need whole passes of a batch, one after another")
+            }
+            all.extend(more);
+            Ok(())
+        })
     }
 
     /// What readers of the same stream get instead of `x`, (B, T, R, C) or (B, T, C) for one: `None` if they get it from all
@@ -118,7 +135,11 @@ impl CircuitRun {
             base.contiguous()?
         } else {
             let more: Vec<Tensor> =
-                self.with_more(|all| writers.iter().map(|&writer| all[writer].clone()).collect());
+                self.with_more(|all| writers.iter().filter_map(|&writer| all.get(writer).cloned()).collect());
+            let is_whole = more.len() == writers.len() && more[0].dims() == [b, t, c];
+            if !is_whole {
+                candle_core::bail!("the hooks of a circuit need whole passes of a batch, one after another")
+            }
             let more = Tensor::stack(&more, 0)?.reshape((writers.len(), b * t * c))?;
             let factor = |(&reader, &writer): (&Reader, &usize)| {
                 if self.edges.reads(reader, writer) == has { factor } else { 0.0 }
@@ -145,10 +166,16 @@ impl Hooks for CircuitRun {
         match at.point {
             Point::ResidPre(_) => {
                 self.with_more(Vec::clear);
-                self.write(x, &self.other.embed)?;
+                self.write(at, 0, x, &self.other.embed)?;
             }
-            Point::Result(layer) => self.write(x, &self.other.heads[layer])?,
-            Point::MlpOut(layer) => self.write(x, &self.other.mlps[layer])?,
+            Point::Result(layer) => {
+                let first = self.edges.graph().writer_index(Writer::Head(Head { layer, head: 0 }));
+                self.write(at, first, x, &self.other.heads[layer])?;
+            }
+            Point::MlpOut(layer) => {
+                let first = self.edges.graph().writer_index(Writer::Mlp(layer));
+                self.write(at, first, x, &self.other.mlps[layer])?;
+            }
             point => {
                 let readers = self.edges.graph().readers_at(point);
                 let read = self.read(&readers, x)?;

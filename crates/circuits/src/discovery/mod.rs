@@ -13,6 +13,7 @@
 //! | [`CircuitRun`] | hooks for any run with a circuit's edges alone |
 //! | [`Study::path_patching`] | what a sender tells a receiver along the paths between them |
 
+mod carried;
 mod circuit_run;
 mod edge_set;
 mod graph;
@@ -23,10 +24,11 @@ mod scores;
 mod study;
 mod written;
 
+pub use carried::check_carried;
 pub use circuit_run::{CircuitRun, Rest};
 pub use edge_set::{EdgeSet, Replacement};
 pub use graph::{Edge, Graph, Reader, Writer};
 pub use pairs::Pair;
 pub use paths::{Freeze, Paths};
 pub use scores::{EdgeGradients, EdgeScores};
-pub use study::{Progress, Study, check_carried};
+pub use study::{Progress, Study};

@@ -2,7 +2,7 @@
 
 use super::graph::{Graph, Reader, Writer};
 use candle_core::{Result, Tensor};
-use gpt2_model::hooks::{Head, Hooks, Point, Recorder};
+use gpt2_model::hooks::{Chain, Head, Hooks, Point, Recorder};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 
 /// The value of each writer, in f32 or wider. A batch or a length of 1 serves all.
@@ -30,10 +30,16 @@ impl Written {
         })
     }
 
-    /// That of a plain run over `ids`, (B, T).
-    pub(super) fn of_run(model: &Gpt2LMHeadModel, graph: Graph, ids: &Tensor) -> Result<Self> {
+    /// That of a run over `ids`, (B, T), in which `before` come first.
+    pub(super) fn of_run(
+        model: &Gpt2LMHeadModel,
+        graph: Graph,
+        ids: &Tensor,
+        before: Option<&dyn Hooks>,
+    ) -> Result<Self> {
         Self::record(graph, |hooks| {
-            let args = ForwardArgs { hooks: Some(hooks), ..Default::default() };
+            let all: Vec<&dyn Hooks> = before.into_iter().chain([hooks]).collect();
+            let args = ForwardArgs { hooks: Some(&Chain(&all)), ..Default::default() };
             model.transformer.forward(ids, args).map(drop)
         })
     }

@@ -43,7 +43,7 @@ impl Features {
     ///
     /// # Errors
     /// When the dictionary does not rebuild the stream that the head's layer reads, the model lacks the head, the text has no such
-    /// position, or the key comes after the query.
+    /// position, hooks change what the head reads or computes, or the key comes after the query.
     pub fn attention(
         &self,
         model: &Gpt2LMHeadModel,
@@ -72,6 +72,23 @@ impl Features {
                 t.saturating_sub(1)
             )
         }
+        let changes = |point: &Point| hooks.is_some_and(|hooks| hooks.wants(*point));
+        let of_layer = [
+            Point::AttnIn,
+            Point::QInput,
+            Point::KInput,
+            Point::Ln1Scale,
+            Point::Ln1Normalized,
+            Point::Ln1,
+            Point::Q,
+            Point::K,
+            Point::Scores,
+        ];
+        if let Some(point) = of_layer.map(|of| of(layer)).iter().find(|point| changes(point)) {
+            candle_core::bail!(
+                "head {head}: a change at {point} makes its score something else than a product of features; leave it out"
+            )
+        }
         let points = [
             self.hook,
             Point::Ln1Scale(layer),
@@ -88,7 +105,8 @@ impl Features {
         let pair = |x: &Tensor| f64_of(x)?.get(0)?.get(number)?.get(query)?.get(key)?.to_scalar::<f64>();
         let parts = |position: usize, all: &Tensor, weight: &Tensor| -> Result<(Vec<Fired>, Tensor)> {
             let all = at(all, position)?; // (H, D)
-            let all = all.get(number.min(all.dim(0)? - 1))?.unsqueeze(0)?;
+            // Heads may share keys.
+            let all = all.get(number * all.dim(0)? / heads)?.unsqueeze(0)?;
             let scale = at(&found[1], position)?.squeeze(0)?.to_scalar::<f64>()?;
             let fired = code.row(position).to_vec();
             if fired.is_empty() {
@@ -107,8 +125,14 @@ impl Features {
                 pairs.push(PartPair { query: queries.get(i).copied(), key: keys.get(j).copied(), score });
             }
         }
+        let score = pair(&found[4])?;
+        if !score.is_finite() {
+            candle_core::bail!(
+                "head {head}: the score of key {key} for query {query} is {score}: attention there is knocked out"
+            )
+        }
         pairs.sort_by(|a, b| b.score.abs().total_cmp(&a.score.abs()));
-        Ok(AttentionPairs { weight: pair(&found[5])?, score: pair(&found[4])?, pairs })
+        Ok(AttentionPairs { weight: pair(&found[5])?, score, pairs })
     }
 
     /// What each feature that fires at a position adds to the value, (fired, d out) in f64.

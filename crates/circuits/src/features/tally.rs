@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use gpt2_model::dictionary::Dictionary;
+use gpt2_model::finite::all_finite;
 
 /// How many rows to encode at a time: their f64 copies should stay small.
 const ROWS: usize = 1024;
@@ -19,7 +20,8 @@ pub struct Tally<'a> {
     missed: f64,
 }
 
-/// How many tokens of its document to keep around a peak. Peaks of a feature are at least both together apart.
+/// How many tokens of its document to keep around a peak. Documents are cut into stretches of both together; of each stretch, the
+/// strongest token counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Around {
     /// Before it.
@@ -83,7 +85,7 @@ impl<'a> Tally<'a> {
     /// `read` (tokens, ..) of width d, `target` (tokens, ..) of width d out
     ///
     /// # Errors
-    /// When there is not a value for each token, or one has another width than the dictionary.
+    /// When there is not a value for each token, or one has another width than the dictionary or is not finite.
     pub fn add(&mut self, tokens: Tokens, read: &Tensor, target: Option<&Tensor>) -> Result<()> {
         let count = tokens.ids.len();
         let rows =
@@ -102,13 +104,16 @@ impl<'a> Tally<'a> {
                 x.narrow(0, start, rows)?.flatten_from(1)?.to_device(&Device::Cpu)?.to_dtype(DType::F32)
             };
             let read = of(read)?;
+            if !all_finite(&read)? {
+                candle_core::bail!("a value of tokens {start} to {} is NaN or infinite", start + rows - 1)
+            }
             let code = self.dictionary.encode(&read)?;
             for (row, fired) in code.iter().enumerate() {
                 for one in fired {
                     let found = &mut self.uses[one.feature as usize];
                     found.fired += 1;
                     found.sum += f64::from(one.value);
-                    found.meet(one.value, tokens, start + row, self.keep, self.around);
+                    found.offer(one.value, tokens, start + row, self.keep, self.around);
                 }
             }
             if let Some(target) = target {
@@ -164,18 +169,15 @@ impl<'a> Tally<'a> {
 
 impl Use {
     /// Takes a token among the peaks if it is one of the strongest so far.
-    fn meet(&mut self, activation: f32, tokens: Tokens, at: usize, keep: usize, around: Around) {
+    fn offer(&mut self, activation: f32, tokens: Tokens, at: usize, keep: usize, around: Around) {
         let weaker = |peak: &Peak| peak.activation.abs() < activation.abs();
         if keep == 0 || (self.peaks.len() == keep && !self.peaks.last().is_some_and(weaker)) {
             return;
         }
         let Tokens { ids, documents, positions } = tokens;
         let (document, position) = (documents[at], positions[at]);
-        let near = |peak: &Peak| {
-            peak.document == document
-                && (peak.position.abs_diff(position) as usize) < around.before + around.after
-        };
-        // One of those that are near each other is enough.
+        let stretch = |position: u32| position as usize / (around.before + around.after).max(1);
+        let near = |peak: &Peak| peak.document == document && stretch(peak.position) == stretch(position);
         if self.peaks.iter().any(|peak| near(peak) && !weaker(peak)) {
             return;
         }

@@ -75,6 +75,7 @@ struct Candidate {
 }
 
 pub(crate) fn run(args: &LensArgs) -> anyhow::Result<()> {
+    args.study.interventions.no_circuit("lens")?;
     let text = args.prompt.read()?;
     let mut outputs = Outputs::new(args.overwrite);
     if let Some(path) = &args.export {

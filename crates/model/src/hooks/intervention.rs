@@ -81,18 +81,18 @@ pub struct FeatureChange {
     pub position: Option<usize>,
 }
 
-/// Hooks of one's own among interventions, such as a run with a circuit's edges alone. Their values are whole: all heads at once.
+/// Custom hooks among interventions, such as a run with a circuit's edges alone. They get whole values: all heads at once.
 #[derive(Clone)]
-pub struct OwnHooks {
+pub struct CustomHooks {
     /// What they are called.
     pub name: String,
     /// The hooks. Several runs may call them at once, each on a thread of its own.
     pub hooks: Arc<dyn Hooks + Send + Sync>,
 }
 
-impl std::fmt::Debug for OwnHooks {
+impl std::fmt::Debug for CustomHooks {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("OwnHooks").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("CustomHooks").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
@@ -138,8 +138,8 @@ pub enum Intervention {
     /// The head's scores are divided by a temperature above 0 before the softmax: below 1, its attention gets sharper. The
     /// fused kernels stay in use.
     Temperature(Head, f64),
-    /// Whatever hooks of one's own do.
-    Own(OwnHooks),
+    /// Whatever custom hooks do.
+    Custom(CustomHooks),
     /// Knocks out attention between two positions, in one layer or in all.
     KnockOut(Option<usize>, KnockOut),
 }
@@ -159,7 +159,7 @@ impl Intervention {
             Self::Add { layer, .. } => Point::ResidPre(*layer),
             Self::Feature(change) => change.point,
             Self::Temperature(head, _) => Point::Q(head.layer),
-            Self::Own(own) => return own.hooks.wants(point),
+            Self::Custom(custom) => return custom.hooks.wants(point),
             Self::KnockOut(..) => return false,
         };
         only == point
@@ -175,7 +175,9 @@ impl Intervention {
             | Self::Scale(head, _)
             | Self::Temperature(head, _)
             | Self::Patch(Patch { place: Place::Head(head), .. }) => Some(*head),
-            Self::Patch(_) | Self::Add { .. } | Self::Feature(_) | Self::Own(_) | Self::KnockOut(..) => None,
+            Self::Patch(_) | Self::Add { .. } | Self::Feature(_) | Self::Custom(_) | Self::KnockOut(..) => {
+                None
+            }
         }
     }
 
@@ -203,7 +205,7 @@ impl Intervention {
         }
     }
 
-    /// The value at its point after the change: q or z (B, T, 1, D) of its head, or a stream (B, T, C).
+    /// The value at its point after the change: q or z (B, T, 1, D) of its head, a stream (B, T, C), or for custom hooks the whole value.
     pub(super) fn changed(&self, at: At, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::ZeroAblate(_) => x.zeros_like(),
@@ -228,7 +230,7 @@ impl Intervention {
                 }
             }
             Self::Feature(change) => FeatureChange::all_on(&[change], at, x),
-            Self::Own(own) => Ok(own.hooks.at(at, x)?.unwrap_or_else(|| x.clone())),
+            Self::Custom(custom) => Ok(custom.hooks.at(at, x)?.unwrap_or_else(|| x.clone())),
             Self::KnockOut(..) => Ok(x.clone()),
         }
     }

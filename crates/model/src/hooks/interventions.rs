@@ -84,7 +84,7 @@ impl Interventions {
     }
 
     /// The value at a point after the interventions there. Calls `meet` before each of them, with its index and the value
-    /// that it is about to change: q or z (B, T, 1, D) of its head, or a stream (B, T, C).
+    /// that it is about to change: q or z (B, T, 1, D) of its head, a stream (B, T, C), or for custom hooks the whole value.
     pub(crate) fn change(
         &self,
         at: At,
@@ -254,7 +254,7 @@ impl Hooks for Interventions {
     fn knocked_out(&self, layer: usize) -> Vec<KnockOut> {
         let pairs = |one: &Intervention| match one {
             Intervention::KnockOut(only, pair) if only.is_none_or(|only| only == layer) => vec![*pair],
-            Intervention::Own(own) => own.hooks.knocked_out(layer),
+            Intervention::Custom(custom) => custom.hooks.knocked_out(layer),
             _ => vec![],
         };
         self.list.iter().flat_map(pairs).collect()

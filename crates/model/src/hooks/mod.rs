@@ -35,7 +35,7 @@ mod text;
 pub(crate) use hook::PassHooks;
 pub use hook::{At, Chain, Hooks, KnockOut, error, on};
 pub(crate) use intervention::mean;
-pub use intervention::{Activity, FeatureChange, Head, Intervention, OwnHooks, Patch, Place};
+pub use intervention::{Activity, CustomHooks, FeatureChange, Head, Intervention, Patch, Place};
 pub use interventions::Interventions;
 pub use point::{ParseError, Point};
 pub use recorder::{Recorder, WeightRows};

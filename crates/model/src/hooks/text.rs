@@ -88,7 +88,7 @@ impl fmt::Display for Intervention {
                     Activity::Set(to) => write!(f, "set-feature {feature}{at}={to} of {point}"),
                 }
             }
-            Self::Own(own) => f.write_str(&own.name),
+            Self::Custom(custom) => f.write_str(&custom.name),
             Self::KnockOut(layer, KnockOut { head, query, key }) => {
                 f.write_str("block ")?;
                 match (layer, head) {

@@ -32,6 +32,10 @@ use views::{Shown, Views};
 
 pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     check_effects(args)?;
+    let with = |what| args.with.contains(&what);
+    if args.effect.is_some() || with(WithArg::Effect) || with(WithArg::Lens) || with(WithArg::Features) {
+        args.study.interventions.no_circuit("effects, the lens or features")?;
+    }
     check_features(args)?;
     check_compare(args)?;
     let text = args.prompt.read()?;

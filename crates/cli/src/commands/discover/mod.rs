@@ -88,6 +88,7 @@ const REPLACEMENTS: &[(&str, Replacement)] =
 const THOUSANDTHS: [usize; 10] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
 
 pub(crate) fn run(args: &DiscoverArgs) -> anyhow::Result<()> {
+    args.study.interventions.no_circuit("discover")?;
     let mut outputs = Outputs::new(args.overwrite);
     for (flag, path) in [("--out", &args.out), ("--dot", &args.dot)] {
         if let Some(path) = path {

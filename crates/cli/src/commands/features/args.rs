@@ -20,9 +20,10 @@ use std::str::FromStr;
 A dictionary is a folder as SAELens writes it, with cfg.json and sae_weights.safetensors. Its settings say which value it reads.
 Explained variance says how much of that value it rebuilds. Loss recovered says how much of what zeros there would cost the
 prediction it keeps. With --target, the effect of a feature is how much of the token's logit would go with it, to first order.
-With --attention, the pairs are what a feature at the query and one at the key add to the score before softmax; their sum is the score.
-With --store, it is about all tokens of a corpus that gpt2 record wrote: the features that fire most often, or, for each of --feature,
-the K places where it fires most, each with the text around it. With --texts, results come one after another, with --json as lines of JSON, and --export holds LINE/NAME for each text.
+With --attention, a pair is what a feature at the query and one at the key add to the score before softmax; all pairs add up to it.
+With --store, it covers a whole corpus that gpt2 record wrote: the features that fire most often, or, for each of --feature, the K
+places where it fires most, each with the text around it. With --texts, results come one after another, with --json as lines of
+JSON, and --export holds LINE/NAME for each text.
 
 Examples:
   gpt2 features \"O Romeo, Romeo\" --dictionary sae
@@ -38,7 +39,7 @@ pub(crate) struct FeaturesArgs {
     /// Instead of a prompt, read values that gpt2 record wrote: how often features fire, and where most
     #[arg(long, value_name = "DIR", conflicts_with_all = NOT_OVER_A_STORE)]
     pub(crate) store: Option<PathBuf>,
-    /// How many features to show for each token, or effects in all
+    /// How many features to show for each token, or how many effects, pairs or places
     #[arg(short = 'k', long, default_value_t = 5, value_name = "K", value_parser = value_parser!(u16).range(1..))]
     pub(crate) top_k: u16,
     /// Show where these features fire, and which tokens they make likelier, instead of the strongest at each token

@@ -40,6 +40,7 @@ struct Run<'a> {
 }
 
 pub(crate) fn run(args: &FeaturesArgs) -> anyhow::Result<()> {
+    args.study.interventions.no_circuit("features")?;
     if let Some(store) = &args.store {
         return over_store::run(args, store);
     }

@@ -12,6 +12,7 @@ use crate::values::count;
 use anyhow::{Context, bail};
 use gpt2_circuits::features::{Around, Peak, Tally, Tokens};
 use gpt2_files::{INDEX, Shard, Store};
+use gpt2_model::hooks::Point;
 use gpt2_view::Align::{Left, Right};
 use gpt2_view::{Table, visible_text};
 use serde::Serialize;
@@ -76,7 +77,21 @@ pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<()> {
         ));
     }
     let names = &store.index().values;
-    let place = |hook: &str| names.iter().position(|name| name == hook);
+    // A point has several names.
+    let place = |hook: &str| {
+        let is_it = |name: &String| {
+            let (name, hook) = (name.parse::<Point>(), hook.parse::<Point>());
+            name.ok().zip(hook.ok()).is_some_and(|(name, hook)| name == hook)
+        };
+        names.iter().position(is_it)
+    };
+    let bos = session.dictionary(source)?.found.checkpoint.config().prepend_bos;
+    if facts["bos"].as_bool().is_some_and(|has| has != bos) {
+        let (with, without) = if bos { ("with", "without") } else { ("without", "with") };
+        note(&format!(
+            "the dictionary was trained on texts {with} the first token of record --bos, the store was recorded {without}"
+        ));
+    }
     let read = place(&dictionary.hook).with_context(|| {
         let hook = &dictionary.hook;
         format!("{}: has no {hook}, which the dictionary reads; it has {}", path.display(), names.join(", "))
@@ -149,8 +164,8 @@ fn of_feature(session: &Session, tally: &Tally, feature: u32, promoted: Option<P
         document: peak.document,
         position: peak.position,
         token: session.label(peak.id),
-        before: session.labels(&peak.before).concat(),
-        after: session.labels(&peak.after).concat(),
+        before: text(session, &peak.before),
+        after: text(session, &peak.after),
     };
     OfFeature {
         feature,
@@ -158,6 +173,14 @@ fn of_feature(session: &Session, tally: &Tally, feature: u32, promoted: Option<P
         mean: (found.fired > 0).then(|| found.sum / found.fired as f64),
         promoted,
         strongest: found.peaks.iter().map(place).collect(),
+    }
+}
+
+/// What tokens say together; parts of a character at the ends are left out.
+fn text(session: &Session, ids: &[u32]) -> String {
+    match session.tokenizer() {
+        Ok(tokenizer) => tokenizer.decode(ids).trim_matches(char::REPLACEMENT_CHARACTER).to_owned(),
+        Err(_) => ids.iter().map(|id| format!(" {id} ")).collect(),
     }
 }
 

@@ -161,7 +161,12 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
         print_effects(&mut out, effects)?;
     }
     match &report.attention {
-        Some(attention) => print_attention(&mut out, attention),
+        Some(attention) => {
+            if report.effects.is_some() {
+                writeln!(out)?;
+            }
+            print_attention(&mut out, attention)
+        }
         None => Ok(()),
     }
 }

@@ -25,6 +25,7 @@ use report::{HeadPatch, LayerPatch, Report, check_difference, correlation, warn}
 use serde_json::json;
 
 pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
+    args.study.interventions.no_circuit("patch")?;
     let mut outputs = Outputs::new(args.overwrite);
     args.picture.add(&mut outputs)?;
     let session = args.study.session_for(args.pairs.inputs(), &outputs)?;

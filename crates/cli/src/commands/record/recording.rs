@@ -52,7 +52,7 @@ impl<'a> Recording<'a> {
                 args.shard_tokens
             );
         }
-        if bos.is_some() && args.interventions.mean_of.is_some() {
+        if bos.is_some() && !args.interventions.mean_ablate.is_empty() {
             bail!("--bos: it would move the positions of the means of --mean-of; leave one of them out");
         }
         let changes = Prepared::new(&args.interventions, session)?;
