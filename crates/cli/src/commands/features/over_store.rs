@@ -180,7 +180,7 @@ fn of_feature(session: &Session, tally: &Tally, feature: u32, promoted: Option<P
 fn text(session: &Session, ids: &[u32]) -> String {
     match session.tokenizer() {
         Ok(tokenizer) => tokenizer.decode(ids).trim_matches(char::REPLACEMENT_CHARACTER).to_owned(),
-        Err(_) => ids.iter().map(|id| format!(" {id} ")).collect(),
+        Err(_) => format!(" {} ", ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")),
     }
 }
 
