@@ -3,8 +3,10 @@
 use crate::hub::{self, HubArgs};
 use crate::output::note;
 use anyhow::Context;
+use gpt2_circuits::features::Features;
 use gpt2_loader::DictionaryCheckpoint;
 use gpt2_loader::hub::MAIN;
+use gpt2_model::Config;
 use gpt2_model::dictionary::Dictionary;
 use gpt2_session::NamedDictionary;
 use std::hash::{Hash, Hasher};
@@ -48,6 +50,13 @@ impl Found {
 }
 
 impl Opened {
+    /// The dictionary at its places in a model of this config.
+    pub(crate) fn features(&self, config: &Config) -> anyhow::Result<Features> {
+        let checkpoint = &self.found.checkpoint;
+        let (hook, hook_out) = (checkpoint.config().hook, checkpoint.config().hook_out);
+        Features::new(&self.dictionary, hook, hook_out, config).with_context(|| checkpoint.name().to_string())
+    }
+
     /// Hashes what is in its files, or where on the Hub they are.
     pub(crate) fn hash(&self, hasher: &mut impl Hasher) -> anyhow::Result<()> {
         self.found.checkpoint.name().hash(hasher);

@@ -11,6 +11,8 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 
+const PASSES: &str = "the hooks of a circuit need whole passes of a batch, one after another";
+
 /// Hooks under which the model has a circuit's edges alone: along all others, readers get what stands in for the writers.
 ///
 /// They record what each writer adds during a pass, separately for each thread, and need passes from the embeddings on, one after
@@ -44,8 +46,8 @@ impl CircuitRun {
     /// Hooks for runs of a model with a circuit alone.
     ///
     /// # Errors
-    /// When the circuit is of a model with another number of layers or heads, `Rest::MeanOf` has no text, or a run over a text fails.
-    /// When `hooks`, which come first in the runs over the rest's texts, are not carried by edges.
+    /// When the circuit is of a model with another number of layers or heads, `Rest::MeanOf` has no text, or a run over a text fails;
+    /// and when no edge carries what `hooks` change, which come first in the runs over the rest's texts.
     pub fn new(
         model: &Gpt2LMHeadModel,
         circuit: &EdgeSet,
@@ -100,7 +102,7 @@ impl CircuitRun {
         self.with_more(|all| {
             let fits = all.first().is_none_or(|before| before.dims() == more[0].dims());
             if all.len() != first || !fits {
-                candle_core::bail!("the hooks of a circuit need whole passes of a batch, one after another")
+                candle_core::bail!("{PASSES}")
             }
             all.extend(more);
             Ok(())
@@ -138,7 +140,7 @@ impl CircuitRun {
                 self.with_more(|all| writers.iter().filter_map(|&writer| all.get(writer).cloned()).collect());
             let is_whole = more.len() == writers.len() && more[0].dims() == [b, t, c];
             if !is_whole {
-                candle_core::bail!("the hooks of a circuit need whole passes of a batch, one after another")
+                candle_core::bail!("{PASSES}")
             }
             let more = Tensor::stack(&more, 0)?.reshape((writers.len(), b * t * c))?;
             let factor = |(&reader, &writer): (&Reader, &usize)| {

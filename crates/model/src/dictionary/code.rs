@@ -61,6 +61,15 @@ impl Code {
         }
     }
 
+    /// The features that fire most at a position, `count` at most, the strongest first.
+    #[must_use]
+    pub fn strongest(&self, row: usize, count: usize) -> Vec<Fired> {
+        let mut fired = self.row(row).to_vec();
+        fired.sort_by(|a, b| b.value.abs().total_cmp(&a.value.abs()).then(a.feature.cmp(&b.feature)));
+        fired.truncate(count);
+        fired
+    }
+
     /// Each position's features, in order.
     pub fn iter(&self) -> impl Iterator<Item = &[Fired]> {
         (0..self.rows()).map(|row| self.row(row))

@@ -7,13 +7,10 @@ use super::scene::Scene;
 use crate::changes::nothing_to_compare;
 use crate::circuit;
 use crate::weights::{Page, PageOptions, likely_by_layer, predictions};
-use anyhow::Context;
 use candle_core::Tensor;
 use gpt2_circuits::Circuits;
 use gpt2_circuits::discovery::Graph;
-use gpt2_circuits::features::Features;
 use gpt2_model::analysis::{Ablation, HeadScores, RepeatedTokens, head_scores};
-use gpt2_model::dictionary::Fired;
 use gpt2_model::hooks::{Head, Interventions, Point};
 use gpt2_model::{ForwardArgs, ModelOutput};
 use gpt2_view::{FirstLook, HeadNumbers, LayerJson, RunJson, Silenced, visible_token};
@@ -168,24 +165,19 @@ impl Looked {
     fn features(&mut self, scene: &Scene) -> anyhow::Result<()> {
         let subject = scene.subject;
         let Some(source) = &scene.args.study.interventions.dictionary else { return Ok(()) };
-        let found = &subject.session.dictionary(source)?;
-        let config = found.found.checkpoint.config();
+        let opened = subject.session.dictionary(source)?;
+        let checkpoint = &opened.found.checkpoint;
+        let name = format!("{}, {}", checkpoint.name(), checkpoint.config().hook);
         let model = &subject.session.model;
-        let features = Features::new(&found.dictionary, config.hook, config.hook_out, model.config())
-            .with_context(|| found.found.checkpoint.name().to_string())?;
+        let features = opened.features(model.config())?;
         let ids = subject.session.input_ids(subject.ids)?;
         let plain = Interventions::default();
         let runs = [(0, &plain), (self.run, &subject.changes.list)];
         for (run, changes) in &runs[usize::from(self.run == 0)..] {
             let code = features.run(model, &ids, Some(*changes))?.code;
-            let strongest = |fired: &[Fired]| {
-                let mut all: Vec<(u32, f32)> = fired.iter().map(|one| (one.feature, one.value)).collect();
-                all.sort_by(|(_, a), (_, b)| b.abs().total_cmp(&a.abs()));
-                all.truncate(FEATURES);
-                all
-            };
-            let tokens: Vec<_> = code.iter().map(strongest).collect();
-            let name = format!("{}, {}", found.found.checkpoint.name(), config.hook);
+            let strongest =
+                |row| code.strongest(row, FEATURES).into_iter().map(|one| (one.feature, one.value));
+            let tokens: Vec<Vec<_>> = (0..code.rows()).map(|row| strongest(row).collect()).collect();
             self.page.writer.features(*run, &name, &tokens)?;
         }
         Ok(())

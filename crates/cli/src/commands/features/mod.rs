@@ -115,15 +115,12 @@ impl Run<'_> {
 
     /// The strongest features at a position.
     fn place(&self, found: &FeatureRun, position: usize, token: &Label) -> Place {
-        let fired = found.code.row(position);
-        let mut strongest: Vec<Fired> = fired.to_vec();
-        strongest.sort_by(|a, b| b.value.abs().total_cmp(&a.value.abs()).then(a.feature.cmp(&b.feature)));
-        strongest.truncate(self.args.top_k.into());
+        let strongest = found.code.strongest(position, self.args.top_k.into());
         let active = |one: Fired| Active { feature: one.feature, activation: one.value };
         Place {
             position,
             token: token.clone(),
-            fired: fired.len(),
+            fired: found.code.row(position).len(),
             strongest: strongest.into_iter().map(active).collect(),
         }
     }

@@ -2,28 +2,27 @@
 
 use super::args::FeaturesArgs;
 use super::report::{About, Promoted};
-use crate::dictionaries::{Found, Opened};
 use crate::output::note;
 use crate::session::{Label, Session};
-use anyhow::{Context, bail};
+use anyhow::bail;
 use candle_core::Tensor;
 use gpt2_circuits::Circuits;
 use gpt2_circuits::features::Features;
 
 /// The dictionary, at its places in the model.
 pub(super) fn opened(session: &Session, source: &str) -> anyhow::Result<(About, Features)> {
-    let Opened { found: Found { checkpoint, .. }, dictionary } = session.dictionary(source)?;
+    let opened = session.dictionary(source)?;
+    let checkpoint = &opened.found.checkpoint;
     let config = checkpoint.config();
     config.remarks.iter().for_each(|remark| note(remark));
-    let features = Features::new(dictionary, config.hook, config.hook_out, session.model.config())
-        .with_context(|| checkpoint.name().to_string())?;
+    let features = opened.features(session.model.config())?;
     let about = About {
         name: checkpoint.name().to_string(),
         origin: checkpoint.origin().cloned(),
         architecture: config.architecture.to_string(),
         hook: config.hook.to_string(),
         hook_out: (config.hook_out != config.hook).then(|| config.hook_out.to_string()),
-        features: dictionary.features(),
+        features: opened.dictionary.features(),
     };
     Ok((about, features))
 }
