@@ -8,6 +8,9 @@ use super::command;
 use crate::common::Result;
 use std::path::Path;
 
+/// The pages of `docs` whose `console` blocks are run, and how many commands each has at least.
+pub(crate) const PAGES: [(&str, usize); 3] = [("tutorial.md", 8), ("circuits.md", 6), ("features.md", 4)];
+
 const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
 
 /// A command and the lines that it should print.
@@ -97,12 +100,12 @@ fn matches(found: &[&str], expected: &[String]) -> bool {
 
 #[test]
 fn every_command_prints_what_the_page_shows() -> Result {
-    let page = |name: &str, at_least: usize| -> Result<Vec<(String, Step)>> {
-        let steps = steps(&std::fs::read_to_string(format!("{DOCS}/{name}"))?);
-        assert!(steps.len() >= at_least, "{} commands in {name}", steps.len());
-        Ok(steps.into_iter().map(|step| (name.to_owned(), step)).collect())
-    };
-    let all = [page("tutorial.md", 8)?, page("circuits.md", 6)?, page("features.md", 4)?].concat();
+    let mut all = vec![];
+    for (page, at_least) in PAGES {
+        let steps = steps(&std::fs::read_to_string(format!("{DOCS}/{page}"))?);
+        assert!(steps.len() >= at_least, "{} commands in {page}", steps.len());
+        all.extend(steps.into_iter().map(|step| (page, step)));
+    }
     let folder = tempfile::tempdir()?;
     let dictionary = "models/tiny-shakespeare-features";
     std::fs::create_dir_all(folder.path().join(dictionary))?;

@@ -6,7 +6,7 @@
 //! `console` belong to `documents`, which also compares what is printed.
 
 use crate::common::{Result, data};
-use crate::documents::words;
+use crate::documents::{PAGES, words};
 use crate::hub::server::{COMMIT, Server};
 use crate::{DEMO, Run, command, copy_demo, launched, stdout};
 use std::path::{Path, PathBuf};
@@ -176,7 +176,7 @@ fn of_page(path: &Path, blocks: &mut Vec<Block>) -> Result {
         let (kind, content) = block.split_once('\n').unwrap_or((block, ""));
         match kind {
             // `documents` runs these, and rustdoc compiles those in Rust.
-            "console" if ["docs/tutorial.md", "docs/circuits.md"].contains(&page.as_str()) => {}
+            "console" if PAGES.iter().any(|(name, _)| page == format!("docs/{name}")) => {}
             "rust" | "rust,no_run" => {}
             // `tests/python/test_documents.py` runs these.
             "python" => assert!(
