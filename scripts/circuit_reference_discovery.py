@@ -101,27 +101,77 @@ def written(model, ids: Tensor) -> dict:
     return found
 
 
-def edge_scores(model, clean: Tensor, corrupt: Tensor, answers, shares: list[float]) -> Tensor:
-    """(readers, writers): the change of a writer, clean less corrupted, times the mean gradient at the reader."""
+def values_at(model, ids: Tensor, names: list[str]) -> dict[str, Tensor]:
+    with torch.no_grad():
+        return dict(model.run_with_cache(ids, names_filter=lambda name: name in names)[1])
+
+
+def fixed_pattern(model, clean: Tensor, reader, other: Tensor) -> Tensor:
+    """A head's pattern (T, T) in a run over the clean text in which its queries or keys read `other` (T, C)."""
+    layer, head, part = reader
+
+    def read(value, hook):
+        new = value.clone()
+        new[0, :, head] = other
+        return new
+
+    found = {}
+    keep = (f"blocks.{layer}.attn.hook_pattern", lambda value, hook: found.update({"pattern": value[0, head]}))
+    with torch.no_grad():
+        model.run_with_hooks(clean, fwd_hooks=[(f"blocks.{layer}.hook_{part}_input", read), keep])
+    return found["pattern"]
+
+
+def edge_scores(model, clean: Tensor, corrupt: Tensor, answers, runs: list[tuple[str, float]], qk_fix: bool = False) -> Tensor:
+    """(readers, writers): the change of a writer, clean less corrupted, times the mean gradient at the reader. A run names a hook
+    and how far its value is on the way from the corrupted to the clean text's."""
     values = [written(model, ids) for ids in (clean, corrupt)]
+    hooked_at = [values_at(model, ids, [name for name, _ in runs]) for ids in (clean, corrupt)]
     scores = torch.zeros(len(READERS), len(WRITERS))
-    for share in shares:
+    patterns = [torch.zeros(HEADS, clean.shape[1], clean.shape[1]) for _ in range(LAYERS)]
+    for name, share in runs:
         inputs: dict = {}
 
         def tap(reader, x):
             inputs[reader] = torch.zeros_like(x, requires_grad=True)
             return x + inputs[reader]
 
-        embedded = [model.W_E[ids] for ids in (clean, corrupt)]
-        mixed = embedded[1] + share * (embedded[0] - embedded[1])
-        mix = [("hook_embed", lambda value, hook: mixed)]
-        logits = model.run_with_hooks(corrupt, fwd_hooks=[*mix, *reader_hooks(tap)])
-        gradients = torch.autograd.grad(metric(logits, answers), [inputs[reader] for reader in READERS], allow_unused=True)
-        for row, (reader, gradient) in enumerate(zip(READERS, gradients)):
+        def tap_pattern(layer):
+            def hook(value, hook):
+                inputs[layer] = torch.zeros_like(value[0], requires_grad=True)
+                return value + inputs[layer]
+
+            return hook
+
+        mixed = hooked_at[1][name] + share * (hooked_at[0][name] - hooked_at[1][name])
+        mix = [(name, lambda value, hook: mixed)]
+        taps = reader_hooks(tap) + [(f"blocks.{layer}.attn.hook_pattern", tap_pattern(layer)) for layer in range(LAYERS)]
+        logits = model.run_with_hooks(clean, fwd_hooks=[*mix, *taps])
+        wanted = [*READERS, *range(LAYERS)]
+        found = torch.autograd.grad(metric(logits, answers), [inputs[key] for key in wanted], allow_unused=True)
+        gradients = dict(zip(wanted, found))
+        for layer in range(LAYERS):
+            if gradients[layer] is not None:
+                patterns[layer] += gradients[layer] / len(runs)
+        for row, reader in enumerate(READERS):
+            if qk_fix and reader[-1] in ("q", "k"):
+                continue
             for column in range(before(reader)):
                 change = values[0][WRITERS[column]] - values[1][WRITERS[column]]
-                if gradient is not None:
-                    scores[row, column] += (change * gradient).sum() / len(shares)
+                if gradients[reader] is not None:
+                    scores[row, column] += (change * gradients[reader]).sum() / len(runs)
+    if qk_fix:
+        names = [f"blocks.{layer}.hook_resid_pre" for layer in range(LAYERS)]
+        streams = values_at(model, clean, names)
+        for row, reader in enumerate(READERS):
+            if reader[-1] not in ("q", "k"):
+                continue
+            stream = streams[names[reader[0]]][0]
+            plain = fixed_pattern(model, clean, reader, stream)
+            for column in range(before(reader)):
+                change = values[0][WRITERS[column]] - values[1][WRITERS[column]]
+                pattern = fixed_pattern(model, clean, reader, stream - change)
+                scores[row, column] = (patterns[reader[0]][reader[1]] * (plain - pattern)).sum()
     return scores
 
 
@@ -181,8 +231,18 @@ def main() -> None:
         drawn = torch.rand(legal.shape, generator=base.generator(200 + i)) < density
         stored[f"edges/{i}"] = (drawn & legal).long()
     steps = [k / EAP_IG_STEPS for k in range(1, EAP_IG_STEPS + 1)]
-    for name, shares in (("clean", [1.0]), ("corrupt", [0.0]), ("integrated", steps)):
-        scores = [edge_scores(model, *pair, answers, shares) for pair, answers in zip(all_pairs, ANSWERS)]
+    groups = [f"blocks.{layer}.{name}" for layer in range(LAYERS) for name in ("attn.hook_z", "hook_mlp_out")]
+    inputs = [("hook_embed", share) for share in steps]
+    activations = [(name, share) for name in ["hook_embed", *groups] for share in steps]
+    for name, runs, qk_fix in (
+        ("clean", [("hook_embed", 1.0)], False),
+        ("corrupt", [("hook_embed", 0.0)], False),
+        ("integrated", inputs, False),
+        ("activations", activations, False),
+        ("clean fixed", [("hook_embed", 1.0)], True),
+        ("integrated fixed", inputs, True),
+    ):
+        scores = [edge_scores(model, *pair, answers, runs, qk_fix) for pair, answers in zip(all_pairs, ANSWERS)]
         stored[f"scores/{name}"] = torch.stack(scores).mean(0)
     for i, ((clean, corrupt), answers) in enumerate(zip(all_pairs, ANSWERS)):
         stored |= {f"{i}/clean": clean[0], f"{i}/corrupt": corrupt[0]}

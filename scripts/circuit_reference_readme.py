@@ -196,7 +196,9 @@ TransformerLens: {processing}; between circuits.safetensors and its definitions,
 Five pairs of prompts of two lengths: `I/clean`, `I/corrupt`, `I/answers`, `I/against`; the metric is the mean logit of the answers
 less that of the others. Writers: the embeddings, then each layer's heads and its MLP; readers: each layer's queries, keys and values of
 its heads and its MLP, then the logits. `scores/NAME` (readers, writers): clean less corrupted, times the gradient in the clean run, in the
-corrupted one, or the mean over 5 runs at k/5; the mean over all pairs. `edges/N` (readers, writers), 1 where a circuit has an edge. `I/circuit N WHAT`: the
+corrupted one, or the mean over 5 runs at k/5 of the embeddings (`integrated`) or of each group of writers in turn (`activations`); the
+mean over all pairs. With `fixed`, edges into queries and keys have the gradient at the pattern times its change when the head reads the
+stream less the writer's change. `edges/N` (readers, writers), 1 where a circuit has an edge. `I/circuit N WHAT`: the
 metric of a run in which each reader's input is added up from what the writers add in this run, or from the corrupted run, from the means
 over all corrupted runs and positions, or from zeros where the circuit lacks the edge. `I/path N FREEZE`: Wang et al.'s three runs for the senders
 and receivers in `circuit_reference_discovery.py`.

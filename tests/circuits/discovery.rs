@@ -5,7 +5,8 @@ use crate::models::load;
 use crate::reference;
 use candle_core::{DType, Device, Tensor};
 use gpt2_circuits::discovery::{
-    Edge, EdgeGradients, EdgeScores, EdgeSet, Freeze, Graph, Pair, Paths, Reader, Replacement, Study,
+    Edge, EdgeGradients, EdgeScores, EdgeScoring, EdgeSet, Freeze, Graph, Pair, Paths, Reader, Replacement,
+    Study,
 };
 use gpt2_model::Gpt2LMHeadModel;
 use gpt2_model::analysis::Metric;
@@ -47,8 +48,8 @@ fn model(dtype: DType) -> Result<Gpt2LMHeadModel> {
     load("circuits/model", dtype)
 }
 
-fn scores(study: &Study, gradients: EdgeGradients) -> Result<EdgeScores> {
-    Ok(study.edge_scores(gradients, &mut |_, _| Ok(()))?)
+fn scores(study: &Study, scoring: impl Into<EdgeScoring>) -> Result<EdgeScores> {
+    Ok(study.edge_scores(scoring, &mut |_, _| Ok(()))?)
 }
 
 #[test]
@@ -59,12 +60,16 @@ fn scores_of_all_edges_are_those_of_transformer_lens() -> Result {
         let model = model(dtype)?;
         let study = Study::new(&model, &pairs)?;
         let graph = study.graph();
-        for (name, gradients) in [
-            ("clean", EdgeGradients::Clean),
-            ("corrupt", EdgeGradients::Corrupt),
-            ("integrated", EdgeGradients::Integrated { steps: 5 }),
+        let (clean, integrated) = (EdgeGradients::Clean, EdgeGradients::Integrated { steps: 5 });
+        for (name, scoring) in [
+            ("clean", clean.into()),
+            ("corrupt", EdgeGradients::Corrupt.into()),
+            ("integrated", integrated.into()),
+            ("activations", EdgeGradients::IntegratedActivations { steps: 5 }.into()),
+            ("clean fixed", EdgeScoring { gradients: clean, qk_fix: true }),
+            ("integrated fixed", EdgeScoring { gradients: integrated, qk_fix: true }),
         ] {
-            let found = scores(&study, gradients)?;
+            let found = scores(&study, scoring)?;
             let expected: Vec<Vec<f64>> = data[&format!("scores/{name}")].to_vec2()?;
             let all = graph.readers().zip(&expected).flat_map(|(to, row)| {
                 graph
@@ -204,6 +209,9 @@ fn interventions_on_heads_count_and_others_are_refused() -> Result {
         assert!(largest(&found, to) < 1e-8 * largest(&plain, to), "{to}");
     }
     assert!(largest(&found, Reader::Value(head)) > 1e-3 * largest(&plain, Reader::Value(head)));
+    let fixed = EdgeScoring { gradients: EdgeGradients::Clean, qk_fix: true };
+    let error = scores(&study, fixed).expect_err("other scores").to_string();
+    assert!(error.contains("the QK fix computes attention again"), "{error}");
     let off = changed(Intervention::ZeroAblate(head))?;
     let study = Study::new(&model, &pairs)?.with_hooks(&off)?;
     let found = scores(&study, EdgeGradients::Integrated { steps: 2 })?;

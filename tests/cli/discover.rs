@@ -209,8 +209,13 @@ fn a_circuit_is_an_intervention_of_other_commands_too() -> Result {
 fn circuits_over_many_pairs_are_as_large_as_asked_for() -> Result {
     let folder = Folder::empty()?;
     let pairs = induction(&folder, "4")?;
-    for more in [&["--choose", "rank"][..], &["--replace", "mean"], &["--replace", "zero"], &["--steps", "0"]]
-    {
+    for more in [
+        &["--choose", "rank"][..],
+        &["--replace", "mean"],
+        &["--replace", "zero"],
+        &["--steps", "0"],
+        &["--steps", "1", "--integrate", "activations", "--qk-fix"],
+    ] {
         let args = ["discover", "--pairs", &pairs, "--edges", "100", "--random", "1", "--json"];
         let report = json(&[&args[..], more].concat())?;
         let edges = list(&report["circuit"]["edges"]).len();
@@ -220,6 +225,10 @@ fn circuits_over_many_pairs_are_as_large_as_asked_for() -> Result {
         assert!(points.iter().all(|point| number(&point["connected"]) <= number(&point["edges"])));
         assert!(number(&report["clean_difference"]["error"]) > 0.0);
     }
+    let no_step = ["discover", "--pairs", &pairs, "--steps", "0", "--integrate", "activations"];
+    gpt2(&no_step)?.refused(1, &["--integrate activations needs --steps"]);
+    let hot = ["discover", "--pairs", &pairs, "--qk-fix", "--attention-temperature", "1.2=2"];
+    gpt2(&hot)?.refused(1, &["blocks.1.attn.hook_attn_scores", "QK fix"]);
     // From a pipe, and the same numbers twice.
     let text = std::fs::read_to_string(&pairs)?;
     let piped = || gpt2_with_pipe(&["discover", "--pairs", "-", "--json"], &text);

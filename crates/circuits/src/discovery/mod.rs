@@ -21,6 +21,7 @@ mod pairs;
 mod paths;
 mod reader_weights;
 mod scores;
+mod scoring;
 mod study;
 mod written;
 
@@ -30,5 +31,5 @@ pub use edge_set::{EdgeSet, Replacement};
 pub use graph::{Edge, Graph, Reader, Writer};
 pub use pairs::Pair;
 pub use paths::{Freeze, Paths};
-pub use scores::{EdgeGradients, EdgeScores};
+pub use scores::{EdgeGradients, EdgeScores, EdgeScoring};
 pub use study::{Progress, Study};

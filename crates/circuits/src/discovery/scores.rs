@@ -1,4 +1,4 @@
-//! How much each edge matters, to first order: edge attribution patching.
+//! How much each edge matters: edge attribution patching.
 
 use super::edge_set::EdgeSet;
 use super::graph::{Edge, Graph, Reader, Writer};
@@ -22,24 +22,36 @@ pub enum EdgeGradients {
         /// At least 1; 5 in the paper.
         steps: usize,
     },
+    /// The mean over `steps` runs over the clean text for each of the embeddings, the heads of a layer and an MLP, in which what
+    /// these add leads from the corrupted run's to the clean one's, at `k / steps` for k = 1 to `steps`; (1 + 2L)·`steps` runs in all
+    /// (EAP-IG on activations, as in the paper's code; the idea is that of Marks et al. 2024, "Sparse Feature Circuits", arXiv
+    /// 2403.19647).
+    IntegratedActivations {
+        /// At least 1.
+        steps: usize,
+    },
 }
 
-impl EdgeGradients {
-    /// How far each run is on the way from the corrupted to the clean text.
-    pub(super) fn shares(self) -> Result<Vec<f64>> {
-        match self {
-            Self::Clean => Ok(vec![1.0]),
-            Self::Corrupt => Ok(vec![0.0]),
-            Self::Integrated { steps: 0 } => {
-                candle_core::bail!("integrated gradients need at least one step")
-            }
-            Self::Integrated { steps } => Ok((1..=steps).map(|k| k as f64 / steps as f64).collect()),
-        }
+/// How to score edges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EdgeScoring {
+    /// Where to take the gradients.
+    pub gradients: EdgeGradients,
+    /// Whether attention is computed again for each edge into queries and keys: the score is then the gradient at the attention
+    /// weights times their change, where attention that one key has to itself would otherwise hide an edge (the QK fix of AtP*:
+    /// Kramár et al. 2024, "AtP*: An efficient and scalable method for localizing LLM behaviour to components", arXiv 2403.00745).
+    pub qk_fix: bool,
+}
+
+impl From<EdgeGradients> for EdgeScoring {
+    /// Without the QK fix.
+    fn from(gradients: EdgeGradients) -> Self {
+        Self { gradients, qk_fix: false }
     }
 }
 
 /// A score for each edge: the mean over all pairs of the change of what the writer adds, clean less corrupted, times the gradient
-/// at what the reader reads. Above 0, the edge helps the right answer.
+/// at what the reader reads, or what [`EdgeScoring`] says instead. Above 0, the edge helps the right answer.
 #[derive(Debug, Clone)]
 pub struct EdgeScores {
     graph: Graph,

@@ -3,15 +3,11 @@
 use super::carried::check_carried;
 use super::circuit_run::CircuitRun;
 use super::edge_set::{EdgeSet, Replacement};
-use super::graph::{Graph, Reader};
+use super::graph::Graph;
 use super::pairs::{Batch, Pair};
-use super::reader_weights::ReaderWeights;
-use super::scores::{EdgeGradients, EdgeScores};
-use super::written::{Written, wide};
-use crate::circuits::f64_of;
+use super::written::Written;
 use candle_core::{Result, Tensor};
-use gpt2_model::analysis::Taps;
-use gpt2_model::hooks::{Chain, Head, Hooks, Point, Recorder, on};
+use gpt2_model::hooks::{Chain, Hooks};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 
 /// A model and the pairs of a task.
@@ -36,7 +32,7 @@ use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 /// ```
 #[derive(Debug)]
 pub struct Study<'a> {
-    model: &'a Gpt2LMHeadModel,
+    pub(super) model: &'a Gpt2LMHeadModel,
     graph: Graph,
     pairs: &'a [Pair],
     batches: Vec<Batch<'a>>,
@@ -121,87 +117,6 @@ impl<'a> Study<'a> {
         Ok((clean, corrupt))
     }
 
-    /// Scores all edges from two forward passes, and one forward and one backward pass for each step of the gradients.
-    ///
-    /// # Errors
-    /// For those of `progress` and of the hooks, and for gradients of 0 steps. An operation without a gradient, as in a linear layer
-    /// of one's own, counts as one on which the metric does not depend.
-    pub fn edge_scores(&self, gradients: EdgeGradients, progress: &mut Progress) -> Result<EdgeScores> {
-        let shares = gradients.shares()?;
-        let weights = ReaderWeights::of(self.model)?;
-        let mut sums = vec![0.0; self.graph.reader_count() * self.graph.writer_count()];
-        let (mut done, total) = (0, self.batches.len() * (2 + shares.len()));
-        let mut step = |runs: usize| {
-            done += runs;
-            progress(done, total)
-        };
-        for batch in &self.batches {
-            let (clean, from) = self.written_and_embedded(&batch.clean)?;
-            let (corrupt, to) = self.written_and_embedded(&batch.corrupt)?;
-            step(2)?;
-            let change = clean.zip(&corrupt, |a, b| a - b)?.stacked()?; // (W, B·T·C)
-            drop((clean, corrupt));
-            for share in &shares {
-                let mixed = (&to + ((&from - &to)? * *share)?)?;
-                let mix = on([Point::Embed], |_, _| Ok(Some(mixed.clone())));
-                self.add_scores(batch, &mix, &weights, &change, 1.0 / shares.len() as f64, &mut sums)?;
-                step(1)?;
-            }
-        }
-        let count = self.pairs.len() as f64;
-        Ok(EdgeScores::new(self.graph, sums.into_iter().map(|sum| sum / count).collect()))
-    }
-
-    /// Adds the scores of one gradient run over a batch, times `factor`, to `sums` (readers, writers).
-    fn add_scores(
-        &self,
-        batch: &Batch,
-        before: &dyn Hooks,
-        weights: &[ReaderWeights],
-        change: &Tensor,
-        factor: f64,
-        sums: &mut [f64],
-    ) -> Result<()> {
-        let (layers, all) = (self.graph.layers(), self.graph.writer_count());
-        let kinds: [fn(usize) -> Point; 4] = [Point::Q, Point::K, Point::V, Point::MlpIn];
-        let points =
-            kinds.iter().flat_map(|kind| (0..layers).map(kind)).chain([Point::ResidPost(layers - 1)]);
-        let norms = Recorder::new(
-            (0..layers).flat_map(|layer| [Point::Ln1Scale(layer), Point::Ln1Normalized(layer)]),
-        );
-        let taps = Taps::new(points);
-        // Before the study's own: a temperature belongs to what comes after the queries.
-        let logits = self.logits_between(&batch.clean, &Chain(&[before, &norms, &taps]), &Chain(&[]))?;
-        let gradients = taps.gradients(&batch.metrics(&logits)?.sum_all()?)?;
-        let mut add = |first: Reader, gradient: &Tensor| -> Result<()> {
-            let count = self.graph.writers_before(first);
-            let change = change.narrow(0, 0, count)?; // (W, B·T·C)
-            let found = f64_of(&gradient.matmul(&change.t()?)?)?.to_vec2::<f64>()?; // (R, W)
-            let first = self.graph.reader_index(first);
-            for (row, found) in sums.chunks_mut(all).skip(first).zip(found) {
-                row.iter_mut().zip(found).for_each(|(sum, found)| *sum += factor * found);
-            }
-            Ok(())
-        };
-        for (layer, weights) in weights.iter().enumerate() {
-            let head = Head { layer, head: 0 };
-            for (part, (reader, point)) in [Reader::Query(head), Reader::Key(head), Reader::Value(head)]
-                .into_iter()
-                .zip(kinds)
-                .enumerate()
-            {
-                let scale = wide(&norms.value(Point::Ln1Scale(layer))?)?;
-                let normalized = wide(&norms.value(Point::Ln1Normalized(layer))?)?;
-                let gradient = wide(&gradients.of(point(layer))?.1)?;
-                add(reader, &weights.at_input(part, &gradient, &scale, &normalized)?)?;
-            }
-            let gradient = wide(&gradients.of(Point::MlpIn(layer))?.1)?;
-            add(Reader::Mlp(layer), &gradient.flatten_all()?.unsqueeze(0)?)?;
-        }
-        let gradient = wide(&gradients.of(Point::ResidPost(layers - 1))?.1)?;
-        add(Reader::Logits, &gradient.flatten_all()?.unsqueeze(0)?)
-    }
-
     /// The metric of each pair's clean text in a model that has a circuit's edges alone, for each circuit. Along other edges, readers
     /// get the replacement of what the writer adds. With all edges, it is that of the clean run, and with none and the corrupted
     /// run's values that of the corrupted run.
@@ -258,21 +173,18 @@ impl<'a> Study<'a> {
         Written::record(self.graph, |hooks| self.logits(ids, hooks).map(drop))
     }
 
-    /// The same, and the embeddings of the tokens, (B, T, C).
-    fn written_and_embedded(&self, ids: &Tensor) -> Result<(Written, Tensor)> {
-        let embedded = Recorder::new([Point::Embed]);
-        let written =
-            Written::record(self.graph, |hooks| self.logits(ids, &Chain(&[&embedded, hooks])).map(drop))?;
-        Ok((written, embedded.value(Point::Embed)?))
-    }
-
     /// The last position's logits, (B, 1, V), with hooks that come after the study's own.
     pub(super) fn logits(&self, ids: &Tensor, hooks: &dyn Hooks) -> Result<Tensor> {
         self.logits_between(ids, &Chain(&[]), hooks)
     }
 
     /// The same with hooks before and after them.
-    fn logits_between(&self, ids: &Tensor, before: &dyn Hooks, after: &dyn Hooks) -> Result<Tensor> {
+    pub(super) fn logits_between(
+        &self,
+        ids: &Tensor,
+        before: &dyn Hooks,
+        after: &dyn Hooks,
+    ) -> Result<Tensor> {
         let all: Vec<&dyn Hooks> = [before].into_iter().chain(self.hooks).chain([after]).collect();
         let chain = Chain(&all);
         let args = ForwardArgs { hooks: Some(&chain), last_logits_only: true, ..Default::default() };

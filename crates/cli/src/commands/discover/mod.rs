@@ -16,7 +16,7 @@ use crate::study::StudyArgs;
 use crate::values::{count, fraction, name_of, one_of};
 use anyhow::{Context, bail};
 use candle_core::{Device, Tensor};
-use gpt2_circuits::discovery::{Edge, EdgeGradients, EdgeScores, EdgeSet, Replacement, Study};
+use gpt2_circuits::discovery::{Edge, EdgeGradients, EdgeScores, EdgeScoring, EdgeSet, Replacement, Study};
 use report::{Circuit, EachPair, Point, Report, ScoredEdge, Without};
 use serde_json::json;
 use std::path::PathBuf;
@@ -40,6 +40,14 @@ pub(crate) struct DiscoverArgs {
     /// Take gradients over STEPS runs between the prompts (integrated gradients), or with 0 those of the clean run alone (EAP)
     #[arg(long, default_value_t = 5, value_name = "STEPS", value_parser = clap::value_parser!(u16).range(0..=100))]
     steps: u16,
+    /// What leads from the corrupted to the clean prompt in these runs: the inputs, or the activations of the embeddings and of each
+    /// layer's heads and MLP, one after the other, which takes STEPS runs for each
+    #[arg(long, default_value = "inputs", value_name = "WHAT", value_parser = one_of(INTEGRALS))]
+    integrate: Integral,
+    /// Compute attention again for each edge into queries and keys, for heads whose softmax is decided and has no gradient (the QK
+    /// fix of AtP*, Kramár et al. 2024)
+    #[arg(long)]
+    qk_fix: bool,
     /// How to choose edges: greedy goes from the logits on, each time by the best edge into the circuit; rank takes the best of all
     #[arg(long, default_value = "greedy", value_name = "HOW", value_parser = one_of(CHOICES))]
     choose: Choice,
@@ -76,11 +84,19 @@ pub(crate) struct DiscoverArgs {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Integral {
+    Inputs,
+    Activations,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Choice {
     Greedy,
     Rank,
 }
 
+const INTEGRALS: &[(&str, Integral)] =
+    &[("inputs", Integral::Inputs), ("activations", Integral::Activations)];
 const CHOICES: &[(&str, Choice)] = &[("greedy", Choice::Greedy), ("rank", Choice::Rank)];
 const REPLACEMENTS: &[(&str, Replacement)] =
     &[("corrupted", Replacement::Corrupted), ("mean", Replacement::Mean), ("zero", Replacement::Zero)];
@@ -114,6 +130,8 @@ pub(crate) fn run(args: &DiscoverArgs) -> anyhow::Result<()> {
     let mut settings = args.pairs.facts(&pairs);
     for (name, value) in [
         ("steps", json!(args.steps)),
+        ("integrate", json!(name_of(INTEGRALS, &args.integrate))),
+        ("qk_fix", json!(args.qk_fix)),
         ("choose", json!(name_of(CHOICES, &args.choose))),
         ("replace", json!(name_of(REPLACEMENTS, &args.replace))),
         ("edges", json!(args.edges)),
@@ -176,12 +194,19 @@ impl<'a> Search<'a> {
                 )?;
             }
         }
-        let gradients = match usize::from(args.steps) {
-            0 => EdgeGradients::Clean,
-            steps => EdgeGradients::Integrated { steps },
+        let gradients = match (usize::from(args.steps), args.integrate) {
+            (0, Integral::Inputs) => EdgeGradients::Clean,
+            (0, Integral::Activations) => {
+                bail!(
+                    "--integrate activations needs --steps of at least 1: 0 takes the clean run's gradients alone"
+                )
+            }
+            (steps, Integral::Inputs) => EdgeGradients::Integrated { steps },
+            (steps, Integral::Activations) => EdgeGradients::IntegratedActivations { steps },
         };
+        let scoring = EdgeScoring { gradients, qk_fix: args.qk_fix };
         let start = Instant::now();
-        let scores = with_progress("runs", |progress| study.edge_scores(gradients, progress))?;
+        let scores = with_progress("runs", |progress| study.edge_scores(scoring, progress))?;
         note(&format!(
             "scored {} in {:.1} s",
             count(study.graph().edge_count(), "edge"),
