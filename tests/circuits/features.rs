@@ -1,8 +1,15 @@
-//! What features do over many tokens.
+//! What features do over many tokens, and what becomes of a run in which they are changed.
 
-use candle_core::{Device, Result, Tensor};
+use crate::common::assert_close;
+use crate::models::load;
+use candle_core::{DType, Device, Result, Tensor};
 use gpt2_circuits::features::{Around, Peak, Tally, Tokens};
 use gpt2_model::dictionary::{Dictionary, DictionaryTensors, Selection};
+use gpt2_model::hooks::{
+    Activity, Chain, FeatureChange, FeatureSite, Hooks, Intervention, Interventions, Point, Recorder, on,
+};
+use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
+use std::sync::Arc;
 
 /// A dictionary whose features are the numbers that are above 0.
 fn numbers() -> Result<Dictionary> {
@@ -77,5 +84,73 @@ fn values_that_are_not_one_for_each_token_are_refused() -> Result<()> {
     assert!(tally.add(tokens, &nan, None).expect_err("NaN").to_string().contains("NaN"));
     tally.add(tokens, &right, None)?;
     assert_eq!((tally.tokens(), tally.explained_variance()?), (2, None));
+    Ok(())
+}
+
+/// Of 40 features, with random weights.
+fn random(d: usize, d_out: usize) -> Result<Dictionary> {
+    let drawn = |shape: (usize, usize)| Tensor::randn(0f32, 0.5, shape, &Device::Cpu);
+    let zeros = |n: usize| Tensor::zeros(n, DType::F32, &Device::Cpu);
+    let tensors = DictionaryTensors {
+        w_enc: drawn((d, 40))?,
+        b_enc: zeros(40)?,
+        w_dec: drawn((40, d_out))?,
+        b_dec: zeros(d_out)?,
+        skip: None,
+    };
+    let dictionary = Dictionary::new(tensors, Selection::Relu)?;
+    Ok(if d == d_out { dictionary } else { dictionary.transcoding() })
+}
+
+fn logits(model: &Gpt2LMHeadModel, ids: &Tensor, hooks: &dyn Hooks) -> Result<Tensor> {
+    Ok(model.forward(ids, ForwardArgs { hooks: Some(hooks), ..ForwardArgs::default() })?.logits)
+}
+
+/// Of a transcoder, what it predicts changes; of heads, all of them together.
+#[test]
+fn features_of_transcoders_and_heads_change_what_they_rebuild() -> Result<()> {
+    let model = load("circuits/model", DType::F32).expect("a model");
+    let ids = Tensor::new(&[[1u32, 5, 9, 2], [7, 7, 3, 30]], &Device::Cpu)?;
+    let (c, hidden) = (model.config().n_embd, 4 * model.config().n_embd);
+    for (hook, hook_out, d, d_out) in [
+        (Point::MlpPost(1), Point::MlpOut(1), hidden, c),
+        (Point::Ln2Normalized(0), Point::MlpPost(1), c, hidden),
+        (Point::Z(1), Point::Z(1), c, c),
+        (Point::ResidPre(2), Point::ResidPre(2), c, c),
+    ] {
+        let dictionary = random(d, d_out)?;
+        // Feature 3 goes, and feature 8 gets an activation at one position.
+        let site = Arc::new(FeatureSite::new(dictionary.clone(), hook, hook_out));
+        let change = |feature, to, position| {
+            Intervention::Feature(FeatureChange { site: Arc::clone(&site), feature, to, position })
+        };
+        let list = [change(3, Activity::Times(0.0), None), change(8, Activity::Set(2.0), Some(2))];
+        let changed = Interventions::new(list, model.config())?;
+
+        let recorder = Recorder::new([hook]);
+        let plain = logits(&model, &ids, &recorder)?;
+        let code = dictionary.encode(&recorder.value(hook)?.reshape((8, d))?)?;
+        let row = |row: usize| -> Result<Tensor> {
+            let of = |feature: u32, difference: f32| {
+                dictionary.w_dec().get(feature as usize)? * f64::from(difference)
+            };
+            let sum = of(3, -code.value(row, 3))?;
+            if row % 4 == 2 { sum + of(8, 2.0 - code.value(row, 8))? } else { Ok(sum) }
+        };
+        let difference = Tensor::stack(&(0..8).map(row).collect::<Result<Vec<_>>>()?, 0)?;
+        let add = on([hook_out], |_, x| Ok(Some((x + difference.reshape(x.shape())?)?)));
+        let expected = logits(&model, &ids, &add)?;
+        // Twice: nothing is left of the first run.
+        for _ in 0..2 {
+            let found = logits(&model, &ids, &Chain(&[&changed]))?;
+            assert_close(&hook.to_string(), &found, &expected, 1e-5);
+        }
+        let apart = (plain - expected)?.abs()?.max_all()?.to_scalar::<f32>()?;
+        assert!(apart > 1e-2, "{hook}: {apart}");
+    }
+    let site = Arc::new(FeatureSite::new(random(c, hidden)?, Point::MlpOut(1), Point::MlpPost(1)));
+    let change = FeatureChange { site, feature: 3, to: Activity::Set(1.0), position: None };
+    let error = Interventions::new([Intervention::Feature(change)], model.config()).expect_err("an order");
+    assert!(error.to_string().contains("blocks.1.mlp.hook_post, which comes before"), "{error}");
     Ok(())
 }

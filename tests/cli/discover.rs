@@ -197,6 +197,10 @@ fn a_circuit_is_an_intervention_of_other_commands_too() -> Result {
     gpt2(&["score", &texts, "--circuit", &few, "--from-prompt", "My king"])?
         .refused(1, &["--from-prompt has 2 tokens"]);
     forward(&[&texts])?.refused(1, &["texts.txt", "is not a circuit", "gpt2 discover"]);
+    let edge = value!({"from": "1.0", "to": "logits"});
+    std::fs::write(&texts, value!({"edges": [edge], "provenance": {"model": "gpt2"}}).to_string())?;
+    let run = forward(&[&texts])?.succeeded();
+    assert_says("stderr", &run.stderr, &["texts.txt was found in gpt2, and this is tiny-shakespeare"]);
     std::fs::write(&texts, value!({"edges": [{"from": "0.9", "to": "logits"}]}).to_string())?;
     forward(&[&texts])?.refused(1, &["texts.txt", "0.9"]);
     std::fs::write(&texts, value!({"edges": []}).to_string())?;
@@ -228,7 +232,7 @@ fn circuits_over_many_pairs_are_as_large_as_asked_for() -> Result {
     let no_step = ["discover", "--pairs", &pairs, "--steps", "0", "--integrate", "activations"];
     gpt2(&no_step)?.refused(1, &["--integrate activations needs --steps"]);
     let hot = ["discover", "--pairs", &pairs, "--qk-fix", "--attention-temperature", "1.2=2"];
-    gpt2(&hot)?.refused(1, &["blocks.1.attn.hook_attn_scores", "QK fix"]);
+    gpt2(&hot)?.refused(1, &["blocks.1.attn.hook_q", "QK fix"]);
     // From a pipe, and the same numbers twice.
     let text = std::fs::read_to_string(&pairs)?;
     let piped = || gpt2_with_pipe(&["discover", "--pairs", "-", "--json"], &text);

@@ -32,7 +32,9 @@ const REPLACED: &[(&str, &str, &str)] = &[
     ),
     ("--device cuda", "--device cpu", "needs a GPU"),
     ("--isa avx2", "--isa portable", "needs AVX2"),
-    ("--batch 2048 --out sae-new", "--out sae-new", "the text is short"),
+    ("--batch 2048 --out", "--out", "the text is short"),
+    ("--accumulate 4 --batch 256", "--accumulate 4", "the text is short"),
+    ("--batch 256 --accumulate 8", "--accumulate 8", "the text is short"),
     ("gpt2 train-features activations", "gpt2 train-features activations --batch 16", "the text is short"),
     ("gpt2 bench", "gpt2 bench --runs 1", "up to a minute"),
     ("--tokens 1024", "--tokens 8", "up to a minute"),
@@ -306,6 +308,11 @@ impl World {
             if named(name) && !made(name) {
                 self.shell(&format!("gpt2 quantize --to {format} --out {name}"))?.succeeded();
             }
+        }
+        if named("activations") && !made("activations") {
+            std::fs::write(path("recorded.txt"), TEXT)?;
+            let record = "gpt2 record recorded.txt --points blocks.2.hook_resid_post --out activations";
+            self.shell(record)?.succeeded();
         }
         if named("sae") {
             std::fs::create_dir(path("sae"))?;

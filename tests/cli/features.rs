@@ -2,7 +2,7 @@
 
 use super::{Run, gpt2};
 use crate::common::{Result, assert_close, data, relative_error};
-use crate::folder::Folder;
+use crate::folder::{Folder, assert_says};
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
@@ -402,6 +402,34 @@ fn changes_that_do_not_fit_are_refused_by_name() -> Result {
     forward(&["--ablate-feature", "7", "--set-feature", "7@1=2"])?.refused(1, &["feature 7", "twice"]);
     let transcoder = data("features/transcoder").display().to_string();
     gpt2(&["forward", TEXT, "--dictionary", &transcoder, "--ablate-feature", "7"])?
-        .refused(1, &["transcoder"]);
+        .refused(1, &["12", "128"]);
+    Ok(())
+}
+
+/// A transcoder of the demo model: its own MLP's prediction loses a feature.
+#[test]
+fn features_of_transcoders_are_changed_where_they_predict() -> Result {
+    let (folder, from) = (Folder::empty()?, dictionary());
+    let transcoder = folder.at("transcoder");
+    std::fs::create_dir(&transcoder)?;
+    std::fs::copy(
+        format!("{from}/sae_weights.safetensors"),
+        format!("{transcoder}/sae_weights.safetensors"),
+    )?;
+    let mut config: Value = serde_json::from_slice(&std::fs::read(format!("{from}/cfg.json"))?)?;
+    config["architecture"] = "transcoder".into();
+    config["apply_b_dec_to_input"] = false.into();
+    config["d_out"] = 128.into();
+    config["metadata"]["hook_name"] = "blocks.1.hook_mlp_in".into();
+    config["metadata"]["hook_name_out"] = "blocks.1.hook_mlp_out".into();
+    std::fs::write(format!("{transcoder}/cfg.json"), config.to_string())?;
+    let report: Value = serde_json::from_str(
+        &gpt2(&["features", TEXT, "--dictionary", &transcoder, "--json"])?.succeeded().stdout,
+    )?;
+    let feature = report["tokens"][1]["strongest"][0]["feature"].to_string();
+    let change = ["--dictionary", &transcoder, "--ablate-feature", &feature];
+    let run = gpt2(&[&["forward", TEXT][..], &change].concat())?.succeeded();
+    assert_says("stdout", &run.stdout, &["ablate-feature", "of blocks.1.hook_mlp_in"]);
+    assert!(relative_error(&logits(&folder, &change)?, &logits(&folder, &[])?)? > 1e-3);
     Ok(())
 }

@@ -1,8 +1,9 @@
 //! `gpt2 train-features`: a dictionary of what `gpt2 record` wrote.
 
-use super::{Run, gpt2};
+use super::{GPT2, Run, gpt2, launched};
 use crate::common::{Result, assert_close};
 use crate::folder::Folder;
+use crate::mpirun::mpirun;
 use candle_core::{Device, Tensor};
 use serde_json::Value;
 
@@ -82,6 +83,54 @@ fn the_same_seed_gives_the_same_bytes_on_any_number_of_threads() -> Result {
     Ok(())
 }
 
+/// Of a store, and of a text that the model reads meanwhile.
+#[test]
+fn any_number_of_processes_writes_the_same_bytes() -> Result {
+    let folder = world(POINT)?;
+    let (text, window) = (folder.at("text.txt"), ["--point", POINT, "--window", "16", "--bos"]);
+    let live = [&[text.as_str()][..], &window].concat();
+    let jumps = [&live[..], &["--sparsity", "jumprelu"]].concat();
+    let store = folder.at("store");
+    for (source, how) in [(vec![store.as_str()], "topk"), (live, "topk"), (jumps, "jumprelu")] {
+        let args = |out: &str| -> Vec<String> {
+            let out = folder.at(out);
+            let usual =
+                ["--features", "64", "-k", "4", "--batch", "16", "--accumulate", "3", "--silent-after"];
+            let all = [&["train-features"][..], &source, &usual, &["100", "--overwrite", "--out", &out]];
+            all.concat().into_iter().map(str::to_owned).collect()
+        };
+        let alone = args("one");
+        gpt2(&alone.iter().map(String::as_str).collect::<Vec<_>>())?.succeeded();
+        let config: Value = serde_json::from_slice(&bytes(&folder, "one")?[0])?;
+        assert_eq!((&config["architecture"], &config["metadata"]["hook_name"]), (&how.into(), &POINT.into()));
+        for n in [2, 3] {
+            let Some(launcher) = mpirun(n, GPT2) else { return Ok(()) };
+            Run::of(launched(launcher, &args("many")))?.succeeded();
+            assert!(bytes(&folder, "many")? == bytes(&folder, "one")?, "{source:?}: {n} ranks");
+        }
+    }
+    Ok(())
+}
+
+/// As much of the variance as what is recorded first.
+#[test]
+fn a_text_teaches_as_much_as_a_store() -> Result {
+    let folder = world(POINT)?;
+    let explained = |source: &str, more: &[&str]| -> Result<f64> {
+        let (source, out) = (folder.at(source), folder.at("out"));
+        let usual =
+            ["--features", "64", "-k", "4", "--batch", "32", "--epochs", "12", "--overwrite", "--json"];
+        let args = [&["train-features", &source, "--out", &out][..], &usual, more].concat();
+        let report: Value = serde_json::from_str(&gpt2(&args)?.succeeded().stdout)?;
+        Ok(report["explained_variance"].as_f64().ok_or("a number")?)
+    };
+    let (live, recorded) = (explained("text.txt", &["--point", POINT])?, explained("store", &[])?);
+    assert!(live > 0.8 && (live - recorded).abs() < 0.05, "{live}, recorded {recorded}");
+    let config: Value = serde_json::from_slice(&bytes(&folder, "out")?[0])?;
+    assert!(config["made_by"]["store"].is_object() && config["made_by"]["text"].is_null());
+    Ok(())
+}
+
 /// Heads are one row of a dictionary.
 #[test]
 fn values_of_heads_have_dictionaries_too() -> Result {
@@ -115,6 +164,15 @@ fn what_cannot_be_trained_is_refused_by_name() -> Result {
     train(&folder, "out", &[&one[..], &["-k", "4"]].concat())?.succeeded();
     train(&folder, "out", &[&one[..], &["-k", "4"]].concat())?.refused(1, &["--overwrite"]);
     let text = folder.at("text.txt");
-    gpt2(&["train-features", &text, "--out", &folder.at("new")])?.refused(1, &["text.txt"]);
+    let new = folder.at("new");
+    let live = |more: &[&str]| gpt2(&[&["train-features", &text, "--out", &new][..], more].concat());
+    live(&[])?.refused(1, &["text.txt", "is no folder that gpt2 record wrote", "--point"]);
+    live(&["--point", "blocks.9.hook_resid_post"])?.refused(1, &["blocks.9.hook_resid_post"]);
+    live(&["--point", "blocks.1.attn.hook_pattern"])?.refused(1, &["a value for each pair of tokens"]);
+    live(&["--point", POINT, "--window", "300"])?.refused(1, &["--window 300", "n_positions = 256"]);
+    live(&["--point", POINT, "--accumulate", "900"])?.refused(1, &["windows", "--accumulate 900"]);
+    train(&folder, "new", &[&one[..], &["--bos"]].concat())?.refused(1, &["--bos: is for a text"]);
+    gpt2(&["train-features", &folder.at("none"), "--out", &new])?.refused(1, &["none", "no such file"]);
+    assert!(!std::path::Path::new(&new).exists(), "a refused run leaves no folder");
     Ok(())
 }

@@ -136,6 +136,8 @@ fn what_is_not_supported_is_refused_by_name() -> Result {
     refused("jumprelu", "activation_fn", json!("topk"), &["activation_fn is topk", "jumprelu"])?;
     let centered = json!({ "center_writing_weights": true });
     refused("transcoder", "model_from_pretrained_kwargs", centered, &["center_writing_weights"])?;
+    let folded = json!({ "hook_name": "blocks.1.attn.hook_z", "model_from_pretrained_kwargs": { "fold_value_biases": true } });
+    refused("standard", "metadata", folded, &["fold_value_biases", "blocks.1.attn.hook_z"])?;
     refused("transcoder", "apply_b_dec_to_input", json!(true), &["apply_b_dec_to_input"])
 }
 

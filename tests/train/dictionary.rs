@@ -56,7 +56,7 @@ fn learned(sparsity: Sparsity) -> Result<(f64, f64, Vec<f32>)> {
     let options = options(sparsity);
     let mut trainer = DictionaryTrainer::new(&planted.batch()?, options)?;
     for _ in 0..options.steps {
-        trainer.step(&planted.batch()?)?;
+        trainer.step(&[planted.batch()?])?;
     }
     let (tensors, selection) = trainer.dictionary()?;
     let dictionary = Dictionary::new(tensors, selection)?.subtracting_b_dec()?;
@@ -98,7 +98,7 @@ fn a_step_reports_what_the_dictionary_before_it_does() -> Result {
         let sample = planted.batch()?;
         let mut trainer = DictionaryTrainer::new(&sample, options(sparsity))?;
         for _ in 0..30 {
-            trainer.step(&planted.batch()?)?;
+            trainer.step(&[planted.batch()?])?;
         }
         let (tensors, selection) = trainer.dictionary()?;
         assert_eq!(matches!(selection, Selection::TopK { .. }), sparsity == Sparsity::TopK);
@@ -107,7 +107,7 @@ fn a_step_reports_what_the_dictionary_before_it_does() -> Result {
         let code = dictionary.encode(&x)?;
         let missed = (&x - dictionary.decode(&code, &x)?)?.sqr()?.mean_all()?.to_scalar::<f32>()?;
         let all = sample.broadcast_sub(&sample.mean_keepdim(0)?)?.sqr()?.mean_all()?.to_scalar::<f32>()?;
-        let step = trainer.step(&x)?;
+        let step = trainer.step(&[x])?;
         assert!(
             (step.unexplained - f64::from(missed / all)).abs() < 1e-4,
             "{} {}",

@@ -15,6 +15,13 @@ use std::sync::Arc;
 #[derive(Deserialize)]
 struct CircuitFile {
     edges: Vec<Ends>,
+    provenance: Option<FoundIn>,
+}
+
+/// Where `gpt2 discover` found it.
+#[derive(Deserialize)]
+struct FoundIn {
+    model: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -26,8 +33,15 @@ struct Ends {
 /// Far more than all edges of GPT-2 XL take.
 const LONGEST: u64 = 1 << 30;
 
-/// The edges of the circuit in a file, in a model with this graph.
-pub(crate) fn read(path: &Path, graph: Graph) -> anyhow::Result<EdgeSet> {
+/// A circuit in a file.
+pub(crate) struct Circuit {
+    pub(crate) edges: EdgeSet,
+    /// The model that it was found in, if the file says so.
+    found_in: Option<String>,
+}
+
+/// The circuit in a file, for a model with this graph.
+pub(crate) fn read(path: &Path, graph: Graph) -> anyhow::Result<Circuit> {
     let name = || path.display().to_string();
     let text = read_file("the circuit", path, LONGEST)?;
     let file: CircuitFile = serde_json::from_str(&text).with_context(|| {
@@ -41,11 +55,11 @@ pub(crate) fn read(path: &Path, graph: Graph) -> anyhow::Result<EdgeSet> {
         .collect::<Result<Vec<_>, _>>()
         .map_err(anyhow::Error::msg)
         .with_context(name)?;
-    let circuit = EdgeSet::of(graph, edges).with_context(name)?;
-    if circuit.is_empty() {
+    let edges = EdgeSet::of(graph, edges).with_context(name)?;
+    if edges.is_empty() {
         bail!("{}: has no edge", path.display());
     }
-    Ok(circuit)
+    Ok(Circuit { edges, found_in: file.provenance.and_then(|found_in| found_in.model) })
 }
 
 /// Runs with the edges of the circuit in a file alone. Other edges carry the values of a run over another text, or else means
@@ -59,7 +73,10 @@ pub(crate) fn intervention(
 ) -> anyhow::Result<Intervention> {
     let model = &session.model;
     let graph = Graph::of(model.config()).context("--circuit")?;
-    let circuit = read(path, graph)?;
+    let Circuit { edges, found_in } = read(path, graph)?;
+    if let Some(other) = found_in.filter(|other| *other != session.name) {
+        note(&format!("--circuit: {} was found in {other}, and this is {}", path.display(), session.name));
+    }
     let (rest, said) = match (other, means) {
         (Some(_), Some(_)) => bail!("--circuit: takes --from-prompt or --mean-of, not both"),
         (Some(ids), None) => (vec![session.input_ids(ids)?], "a prompt".to_owned()),
@@ -80,7 +97,7 @@ pub(crate) fn intervention(
         (texts, _) => Rest::MeanOf(texts),
     };
     let name =
-        format!("circuit of {} in {}, the rest from {said}", count(circuit.len(), "edge"), path.display());
-    let hooks = Arc::new(CircuitRun::new(model, &circuit, rest, Some(others)).context("--circuit")?);
+        format!("circuit of {} in {}, the rest from {said}", count(edges.len(), "edge"), path.display());
+    let hooks = Arc::new(CircuitRun::new(model, &edges, rest, Some(others)).context("--circuit")?);
     Ok(Intervention::Custom(CustomHooks { name, hooks }))
 }

@@ -2,11 +2,13 @@
 
 use crate::output::note;
 use crate::prompt::read_limited;
+use crate::session::Session;
 use crate::text_lines::{
     Content, FIELD, LONGEST, STDIN, TextLine, TextLines, holds_fields, is_json_lines, open, place,
 };
 use anyhow::{Context, bail};
 use clap::ValueEnum;
+use gpt2_parallel::Group;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::VecDeque;
@@ -74,12 +76,30 @@ impl Document {
         place(Path::new(&self.file), self.line)
     }
 
+    /// The tokens of the text.
+    pub(crate) fn ids(&self, session: &Session) -> anyhow::Result<Vec<u32>> {
+        let ids = session.tokenizer()?.encode(&self.text).with_context(|| self.place())?;
+        let v = session.model.config().vocab_size;
+        if let Some(id) = ids.iter().find(|id| **id as usize >= v) {
+            bail!("{}: the tokenizer gives id {id}, the model has {v} tokens", self.place());
+        }
+        Ok(ids)
+    }
+
     /// Of the text.
     pub(crate) fn hash(&self) -> String {
         let mut hash = DefaultHasher::new();
         self.text.hash(&mut hash);
         format!("{:016x}", hash.finish())
     }
+}
+
+/// Gives every rank the documents of rank 0.
+pub(crate) fn shared(group: &dyn Group, section: Vec<Document>) -> anyhow::Result<Vec<Document>> {
+    if group.size() == 1 {
+        return Ok(section);
+    }
+    Ok(serde_json::from_slice(&group.broadcast_bytes(serde_json::to_vec(&section)?)?)?)
 }
 
 pub(crate) struct Corpus {

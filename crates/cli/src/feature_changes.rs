@@ -3,7 +3,7 @@
 use crate::interventions::InterventionArgs;
 use crate::session::Session;
 use anyhow::bail;
-use gpt2_model::hooks::{Activity, FeatureChange, Intervention};
+use gpt2_model::hooks::{Activity, FeatureChange, FeatureSite, Intervention};
 use gpt2_session::At;
 use std::hash::Hasher;
 use std::sync::Arc;
@@ -33,10 +33,11 @@ impl InterventionArgs {
             }
         }
         let opened = session.dictionary(source)?;
-        let point = opened.found.checkpoint.config().hook;
+        let config = opened.found.checkpoint.config();
+        let dictionary = opened.dictionary.as_ref().clone();
+        let site = Arc::new(FeatureSite::new(dictionary, config.hook, config.hook_out));
         let change = |(At { place: feature, position }, to)| {
-            let dictionary = Arc::clone(&opened.dictionary);
-            Intervention::Feature(FeatureChange { dictionary, point, feature, to, position })
+            Intervention::Feature(FeatureChange { site: Arc::clone(&site), feature, to, position })
         };
         Ok(all.into_iter().map(change).collect())
     }

@@ -41,6 +41,7 @@ mod texts;
 mod tips;
 mod values;
 mod weights;
+mod window_values;
 mod windows;
 
 use anyhow::Context;

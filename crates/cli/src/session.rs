@@ -3,10 +3,8 @@
 use crate::adapters::{self, AdapterArgs, Used};
 use crate::device::RunArgs;
 use crate::dictionaries::{self, Opened};
-
 use crate::hub::{self, HubArgs};
 use crate::inputs::Inputs;
-
 use crate::output::note;
 use crate::outputs::Outputs;
 use crate::values::one_of;

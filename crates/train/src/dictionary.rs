@@ -5,14 +5,19 @@
 //! (Rajamanoharan et al. 2024, "Jumping Ahead"). Features that have been silent for long rebuild what the others miss, in a loss
 //! of its own (Gao et al., "`AuxK`"), so that they come back. In training, rows of `W_dec` keep norm 1.
 
-use crate::optimizer::{AdamW, AdamWParams};
-use candle_core::{D, DType, Device, Result, Tensor, Var};
+use crate::error::{Result, TrainError};
+use crate::optimizer::AdamWParams;
+use crate::sharded::{ShardedAdamW, facts_of_program, setting};
+use candle_core::backprop::GradStore;
+use candle_core::{D, DType, Device, Result as CandleResult, Tensor, Var};
 use gpt2_model::dictionary::{DictionaryTensors, Selection};
 use gpt2_model::linear::{Epilogue, Weight, WeightLayout};
+use gpt2_parallel::Group;
 use rand::SeedableRng;
 use rand::seq::index::sample;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
+use std::sync::Arc;
 
 /// The share of the loss of silent features in the whole (Gao et al.).
 const SILENT_SHARE: f64 = 1.0 / 32.0;
@@ -91,14 +96,22 @@ pub struct DictionaryTrainer {
     b_dec: Var,
     /// The logarithms of the thresholds, divided by [`THRESHOLD_LR_FACTOR`].
     log_threshold: Option<Var>,
-    optimizer: AdamW,
+    adam: ShardedAdamW,
     /// Makes the values' mean norm √d.
     scale: f64,
     /// Of the sample's numbers over its positions, scaled.
     variance: f64,
     /// For how many positions each feature has been silent.
     silent: Vec<usize>,
-    step: usize,
+}
+
+/// What a batch says, before a step changes anything.
+struct OfBatch {
+    positions: usize,
+    unexplained: f32,
+    l0: f64,
+    /// Whether each feature fired: 0 or 1.
+    fired: Vec<u8>,
 }
 
 impl DictionaryTrainer {
@@ -113,25 +126,27 @@ impl DictionaryTrainer {
     pub fn new(sample: &Tensor, options: DictionaryOptions) -> Result<Self> {
         let DictionaryOptions { features, k, steps, silent_after, .. } = options;
         if k == 0 || k > features || steps == 0 || silent_after == 0 {
-            candle_core::bail!(
+            return Err(TrainError::other(format!(
                 "a dictionary of {features} features, of which {k} fire, in {steps} steps: expected 1 or more of each, and no more that fire than there are"
-            )
+            )));
         }
         let (positions, d) = sample.dims2()?;
         if positions == 0 {
-            candle_core::bail!("a dictionary needs values to learn from, got none")
+            return Err(TrainError::other("a dictionary needs values to learn from, got none"));
         }
         let sample = sample.to_dtype(DType::F32)?;
         let norm = sample.to_dtype(DType::F64)?.sqr()?.sum(1)?.sqrt()?.mean_all()?.to_scalar::<f64>()?;
         let scale = (d as f64).sqrt() / norm;
         if !scale.is_finite() || scale == 0.0 {
-            candle_core::bail!("the values' mean norm is {norm}, expected a number above 0")
+            return Err(TrainError::other(format!(
+                "the values' mean norm is {norm}, expected a number above 0"
+            )));
         }
         let variance = scaled_variance(&sample, scale)?;
         if variance == 0.0 {
-            candle_core::bail!(
+            return Err(TrainError::other(format!(
                 "the values are the same at all {positions} positions: there is nothing to learn"
-            )
+            )));
         }
         let mut rng = ChaCha8Rng::seed_from_u64(options.seed);
         let drawn: Vec<f32> = (0..features * d).map(|_| StandardNormal.sample(&mut rng)).collect();
@@ -154,31 +169,69 @@ impl DictionaryTrainer {
         variables.extend(log_threshold.iter().map(|threshold| ("log_threshold", threshold)));
         let variables = variables.into_iter().map(|(name, var)| (name.to_owned(), var.clone()));
         let params = AdamWParams { weight_decay: 0.0, max_grad_norm: Some(1.0), ..AdamWParams::default() };
-        let optimizer = AdamW::new(variables, params)?;
+        let adam = ShardedAdamW::new(variables.collect(), params, &Device::Cpu)?;
         let silent = vec![0; features];
-        Ok(Self {
-            options,
-            w_enc,
-            b_enc,
-            w_dec,
-            b_dec,
-            log_threshold,
-            optimizer,
-            scale,
-            variance,
-            silent,
-            step: 0,
+        Ok(Self { options, w_enc, b_enc, w_dec, b_dec, log_threshold, adam, scale, variance, silent })
+    }
+
+    /// Shares the batches of each step out over the processes of a group, each of which has a trainer of the same sample and options,
+    /// which `settings` describe in the user's words. The dictionary is that of one process, bit for bit. After an error on one rank,
+    /// the others may wait for it: end the job with [`Group::abort`].
+    ///
+    /// # Errors
+    /// When a rank has other settings than rank 0, another version or instruction set, or a step was already taken.
+    pub fn in_group(mut self, group: Arc<dyn Group>, settings: &serde_json::Value) -> Result<Self> {
+        if self.adam.optimizer.steps() > 0 {
+            return Err(TrainError::other("join the group before the first step"));
+        }
+        group.agree(|| {
+            let settings = settings.as_object().into_iter().flatten();
+            let settings = settings.map(|(name, value)| setting(name, value));
+            Result::Ok(facts_of_program().into_iter().chain(settings).collect())
+        })?;
+        self.adam.join(group)?;
+        Ok(self)
+    }
+
+    /// Takes a step along the mean of the gradients of these batches. In a group, every rank gives as many, the one in place i being rank
+    /// (i modulo the number of ranks)'s to compute; it does not matter what the others give there.
+    ///
+    /// # Shapes
+    /// `batches`: (positions, d) each
+    ///
+    /// # Errors
+    /// When there is no batch, one has another width, a gradient is not finite, or a rank does not answer.
+    pub fn step(&mut self, batches: &[Tensor]) -> Result<DictionaryStep> {
+        if batches.is_empty() {
+            return Err(TrainError::other("a step needs at least one batch"));
+        }
+        let group = self.adam.group();
+        let mut sums = self.adam.sums();
+        let mut found = vec![];
+        for round in batches.chunks(group.size()) {
+            let mine = round.get(group.rank()).map(|x| self.gradients(x)).transpose()?;
+            let bytes = mine.as_ref().map_or_else(Vec::new, |(of_batch, _)| of_batch.to_bytes());
+            found.extend(group.gather_bytes(&bytes)?.iter().filter_map(|bytes| OfBatch::from_bytes(bytes)));
+            let gradients = mine.map(|(_, gradients)| self.adam.in_order(gradients)).transpose()?;
+            sums.add(gradients, round.len())?;
+        }
+        let sums = sums.rows()?;
+        for of_batch in &found {
+            self.silent = of_batch.silent_after(&self.silent);
+        }
+        let step = usize::try_from(self.adam.optimizer.steps()).map_err(TrainError::other)?;
+        self.adam.step(&sums, self.options.lr_at(step), 1.0 / batches.len() as f64)?;
+        self.w_dec.set(&unit_rows(self.w_dec.as_tensor())?)?;
+        let mean = |of: fn(&OfBatch) -> f64| found.iter().map(of).sum::<f64>() / found.len() as f64;
+        Ok(DictionaryStep {
+            unexplained: mean(|batch| batch.unexplained.into()),
+            l0: mean(|batch| batch.l0),
+            silent: self.is_silent(&self.silent).filter(|&silent| silent).count(),
         })
     }
 
-    /// Learns from a batch.
-    ///
-    /// # Shapes
-    /// `x` (positions, d)
-    ///
-    /// # Errors
-    /// When `x` has another width, or a gradient is not finite.
-    pub fn step(&mut self, x: &Tensor) -> Result<DictionaryStep> {
+    /// The gradients of a batch (positions, d).
+    fn gradients(&self, x: &Tensor) -> Result<(OfBatch, GradStore)> {
         let x = (x.to_dtype(DType::F32)? * self.scale)?;
         let (positions, d) = x.dims2()?;
         let pre = product(&x.broadcast_sub(self.b_dec.as_tensor())?, &self.w_enc, Some(&self.b_enc))?; // (positions, F)
@@ -198,26 +251,35 @@ impl DictionaryTrainer {
         if let Some(penalty) = penalty {
             loss = (loss + penalty)?;
         }
-        let silent = self.count(&fires, positions)?;
-        if silent > 0
-            && let Some(of_silent) = self.silent_loss(&pre, &missed.detach(), silent.min(d / 2).max(1))?
+        let of_batch = OfBatch {
+            positions,
+            unexplained: unexplained.to_scalar()?,
+            l0: f64::from(fires.sum_all()?.to_scalar::<f32>()?) / positions as f64,
+            fired: fires.max(0)?.to_dtype(DType::U8)?.to_vec1()?,
+        };
+        // A feature that fires here is not silent, whatever other batches of the step say.
+        let silent: Vec<bool> = self.is_silent(&of_batch.silent_after(&self.silent)).collect();
+        let count = silent.iter().filter(|&&silent| silent).count();
+        if count > 0
+            && let Some(of_silent) =
+                self.silent_loss(&pre, &missed.detach(), &silent, count.min(d / 2).max(1))?
         {
             loss = (loss + (of_silent * SILENT_SHARE)?)?;
         }
-        let l0 = f64::from(fires.sum_all()?.to_scalar::<f32>()?) / positions as f64;
-        let unexplained = f64::from(unexplained.to_scalar::<f32>()?);
-        let gradients = loss.backward()?;
-        self.optimizer.step(&gradients, self.options.lr_at(self.step), 1.0)?;
-        self.w_dec.set(&unit_rows(self.w_dec.as_tensor())?)?;
-        self.step += 1;
-        Ok(DictionaryStep { unexplained, l0, silent })
+        Ok((of_batch, loss.backward()?))
+    }
+
+    /// The processes that share the work.
+    #[must_use]
+    pub fn group(&self) -> &dyn Group {
+        self.adam.group()
     }
 
     /// The dictionary so far, for values as they are: the scale is folded into the weights. It subtracts `b_dec` from its input.
     ///
     /// # Errors
     /// When the device fails.
-    pub fn dictionary(&self) -> Result<(DictionaryTensors, Selection)> {
+    pub fn dictionary(&self) -> CandleResult<(DictionaryTensors, Selection)> {
         let tensors = DictionaryTensors {
             w_enc: (self.w_enc.as_tensor().detach() * self.scale)?,
             b_enc: self.b_enc.as_tensor().detach().copy()?,
@@ -233,7 +295,7 @@ impl DictionaryTrainer {
     }
 
     /// 1 where a feature fires, else 0.
-    fn fires(&self, pre: &Tensor) -> Result<Tensor> {
+    fn fires(&self, pre: &Tensor) -> CandleResult<Tensor> {
         match &self.log_threshold {
             None => largest(&pre.detach().relu()?, self.options.k),
             Some(log_threshold) => {
@@ -243,19 +305,21 @@ impl DictionaryTrainer {
         }
     }
 
-    /// Counts for how long each feature has been silent: the number of those that have been for long.
-    fn count(&mut self, fires: &Tensor, positions: usize) -> Result<usize> {
-        let fired: Vec<f32> = fires.max(0)?.to_vec1()?;
-        for (silent, fired) in self.silent.iter_mut().zip(fired) {
-            *silent = if fired > 0.0 { 0 } else { *silent + positions };
-        }
-        Ok(self.silent.iter().filter(|&&silent| silent >= self.options.silent_after).count())
+    /// Which features have been silent for long, given for how many positions each has been.
+    fn is_silent<'a>(&'a self, silent: &'a [usize]) -> impl Iterator<Item = bool> + 'a {
+        silent.iter().map(|&positions| positions >= self.options.silent_after)
     }
 
     /// The share of what was missed that the strongest silent features do not rebuild.
-    fn silent_loss(&self, pre: &Tensor, missed: &Tensor, k: usize) -> Result<Option<Tensor>> {
-        let is_silent = |&silent: &usize| if silent >= self.options.silent_after { 1f32 } else { 0.0 };
-        let silent = Tensor::from_iter(self.silent.iter().map(is_silent), &Device::Cpu)?;
+    fn silent_loss(
+        &self,
+        pre: &Tensor,
+        missed: &Tensor,
+        silent: &[bool],
+        k: usize,
+    ) -> CandleResult<Option<Tensor>> {
+        let factor = |&silent: &bool| if silent { 1f32 } else { 0.0 };
+        let silent = Tensor::from_iter(silent.iter().map(factor), &Device::Cpu)?;
         // Only the order counts, so that sums below 0 take part.
         let lowest = pre.detach().min_all()?;
         let order = pre.detach().broadcast_sub(&lowest)?.broadcast_add(&Tensor::new(1f32, &Device::Cpu)?)?;
@@ -270,9 +334,32 @@ impl DictionaryTrainer {
     }
 }
 
+impl OfBatch {
+    /// For how many positions each feature has been silent behind this batch, given that before it.
+    fn silent_after(&self, before: &[usize]) -> Vec<usize> {
+        let silent = before.iter().zip(&self.fired);
+        silent.map(|(&silent, &fired)| if fired > 0 { 0 } else { silent + self.positions }).collect()
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let numbers = [self.positions as f64, self.unexplained.into(), self.l0];
+        [bytemuck::cast_slice(&numbers), &self.fired[..]].concat()
+    }
+
+    /// `None` for the bytes of a rank that had no batch.
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (numbers, fired) = bytes.split_at_checked(3 * size_of::<f64>())?;
+        let numbers: [f64; 3] = bytemuck::pod_read_unaligned(numbers);
+        let [positions, unexplained, l0] = numbers;
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // as they were written
+        let (positions, unexplained) = (positions as usize, unexplained as f32);
+        Some(Self { positions, unexplained, l0, fired: fired.to_vec() })
+    }
+}
+
 /// `max(pre, 0)` of the features that fire, and how many fire at a position. Thresholds learn from the sums that are within the
 /// bandwidth of them, as if a rectangle stood there for the step's slope (Rajamanoharan et al., equations 11 and 12).
-fn jump(pre: &Tensor, fires: &Tensor, threshold: &Tensor) -> Result<(Tensor, Tensor)> {
+fn jump(pre: &Tensor, fires: &Tensor, threshold: &Tensor) -> CandleResult<(Tensor, Tensor)> {
     let apart = pre.detach().broadcast_sub(&threshold.detach())?;
     let near = apart.abs()?.lt(BANDWIDTH / 2.0)?.to_dtype(DType::F32)?; // (positions, F)
     // 0 with the threshold's gradient.
@@ -285,18 +372,18 @@ fn jump(pre: &Tensor, fires: &Tensor, threshold: &Tensor) -> Result<(Tensor, Ten
 }
 
 /// The thresholds.
-fn threshold(log: &Tensor) -> Result<Tensor> {
+fn threshold(log: &Tensor) -> CandleResult<Tensor> {
     (log * THRESHOLD_LR_FACTOR)?.exp()
 }
 
 /// `x·W + b`, with the same bits for any number of threads.
-fn product(x: &Tensor, weight: &Var, bias: Option<&Var>) -> Result<Tensor> {
+fn product(x: &Tensor, weight: &Var, bias: Option<&Var>) -> CandleResult<Tensor> {
     let weight = Weight::plain(weight.as_tensor().clone(), WeightLayout::InOut)?;
     weight.forward(x, bias.map(Var::as_tensor), Epilogue::None)
 }
 
 /// 1 at the k largest numbers of each row that are above 0, else 0; of equal ones, at the first.
-fn largest(x: &Tensor, k: usize) -> Result<Tensor> {
+fn largest(x: &Tensor, k: usize) -> CandleResult<Tensor> {
     let (rows, columns) = x.dims2()?;
     let x: Vec<f32> = x.flatten_all()?.to_vec1()?;
     let mut chosen = vec![0f32; x.len()];
@@ -316,7 +403,7 @@ fn largest(x: &Tensor, k: usize) -> Result<Tensor> {
 }
 
 /// The number that k of each row exceed, on average.
-fn exceeded(x: &Tensor, k: usize) -> Result<f32> {
+fn exceeded(x: &Tensor, k: usize) -> CandleResult<f32> {
     let mut all: Vec<f32> = x.flatten_all()?.to_vec1()?;
     let at = (k * x.dim(0)?).min(all.len() - 1);
     let (_, found, _) = all.select_nth_unstable_by(at, |a, b| b.total_cmp(a));
@@ -324,19 +411,19 @@ fn exceeded(x: &Tensor, k: usize) -> Result<f32> {
 }
 
 /// The mean over numbers of the variance over positions, after scaling.
-fn scaled_variance(x: &Tensor, scale: f64) -> Result<f64> {
+fn scaled_variance(x: &Tensor, scale: f64) -> CandleResult<f64> {
     let x = x.to_dtype(DType::F64)?;
     let apart = x.broadcast_sub(&x.mean_keepdim(0)?)?;
     Ok(apart.sqr()?.mean_all()?.to_scalar::<f64>()? * scale * scale)
 }
 
 /// The rows divided by their norms.
-fn unit_rows(x: &Tensor) -> Result<Tensor> {
+fn unit_rows(x: &Tensor) -> CandleResult<Tensor> {
     x.broadcast_div(&x.sqr()?.sum_keepdim(1)?.sqrt()?)
 }
 
 /// At most `count` of `all` rows, in order.
-fn chosen(rng: &mut ChaCha8Rng, all: usize, count: usize) -> Result<Tensor> {
+fn chosen(rng: &mut ChaCha8Rng, all: usize, count: usize) -> CandleResult<Tensor> {
     let mut rows: Vec<usize> = sample(rng, all, count.min(all)).into_vec();
     rows.sort_unstable();
     let rows: Vec<u32> = rows
@@ -365,7 +452,7 @@ mod tests {
             let bias: Vec<f32> = (0..32).map(|feature| if feature < 4 { 0.0 } else { -5.0 }).collect();
             trainer.b_enc.set(&Tensor::new(bias, &Device::Cpu)?)?;
             for _ in 0..options.steps {
-                trainer.step(&batch()?)?;
+                trainer.step(&[batch()?])?;
             }
             Ok(trainer.silent.iter().filter(|&&silent| silent < 640).count())
         };

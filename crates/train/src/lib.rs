@@ -45,6 +45,7 @@ mod exchange;
 mod optimizer;
 mod options;
 mod report;
+mod sharded;
 mod state;
 mod trainer;
 

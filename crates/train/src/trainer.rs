@@ -2,20 +2,19 @@
 
 use crate::data::Dataset;
 use crate::error::{Result, TrainError};
-use crate::exchange::{Exchange, Piece};
-use crate::optimizer::{AdamW, AdamWParams, ScaledStep, Slot, norm};
+use crate::optimizer::AdamWParams;
 use crate::options::{CosineSchedule, Settings, TrainOptions};
 use crate::report::{Event, StepReport, Validation};
+use crate::sharded::ShardedAdamW;
 use crate::state::History;
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
 use gpt2_model::linear::WeightDType;
 use gpt2_model::lora::{Adapter, LoraOptions};
 use gpt2_model::parameters::{Values, WPE};
 use gpt2_model::{Config, Gpt2LMHeadModel, init};
-use gpt2_parallel::{Alone, Group};
+use gpt2_parallel::Group;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 
 /// An adapter in training.
 struct Tuned {
@@ -34,14 +33,10 @@ pub struct Trainer {
     settings: Settings,
     data: Dataset,
     window: usize,
-    /// Sorted by name.
-    variables: Vec<(String, Var)>,
+    adam: ShardedAdamW,
     model: Gpt2LMHeadModel,
     /// What is trained of the model, if not all of it.
     tuned: Option<Tuned>,
-    /// Of this rank's pieces of the variables.
-    optimizer: AdamW,
-    exchange: Exchange,
     schedule: CosineSchedule,
     history: History,
     device: Device,
@@ -83,7 +78,7 @@ impl Trainer {
 
     /// Sets a variable's initial value.
     fn set(&self, name: &str, value: &Tensor) -> Result<()> {
-        match self.variables.iter().find(|(held, _)| held == name) {
+        match self.adam.variables.iter().find(|(held, _)| held == name) {
             Some((_, var)) => Ok(var.set(value)?),
             None => Err(candle_core::Error::msg(format!("the model has no variable {name}")).into()),
         }
@@ -152,8 +147,6 @@ impl Trainer {
                           cross-attention get no gradient; use Gpt2LMHeadModel::loss with an encoder";
             return Err(candle_core::Error::msg(reason).into());
         }
-        let mut variables = model.named_variables()?;
-        variables.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         let params = AdamWParams {
             beta2: 0.99,
             weight_decay: options.weight_decay,
@@ -173,17 +166,14 @@ impl Trainer {
             lora: None,
             base: None,
         };
-        let exchange = Exchange::new(Arc::new(Alone), &variables, device);
         Ok(Self {
-            optimizer: optimizer(&exchange, &variables, params)?,
-            exchange,
+            adam: ShardedAdamW::new(model.named_variables()?, params, device)?,
             schedule,
             history: History::default(),
             device: device.clone(),
             data,
             settings,
             window,
-            variables,
             model,
             tuned: None,
         })
@@ -229,18 +219,13 @@ impl Trainer {
         Ok(StepReport { step, loss, lr, grad_norm, tokens_per_s, validates })
     }
 
-    /// Steps this rank's pieces with the sums of their gradients, and collects those of the others; returns the norm of all
-    /// gradients.
-    fn optimize(&mut self, gradients: &[Tensor], lr: f64, scale: f64) -> Result<f64> {
+    /// Steps the variables with the sums of this rank's gradients; returns the norm of all gradients.
+    fn optimize(&mut self, sums: &[Tensor], lr: f64, scale: f64) -> Result<f64> {
         let step = self.steps();
-        let failed = |source| TrainError::Step { step, source };
-        let norm = norm(&self.exchange.squares(gradients)?, scale).map_err(failed)?;
-        let piece = |piece: Piece| piece.cut_var(&self.variables[piece.variable].1);
-        let own = self.exchange.own().into_iter().map(piece).collect::<Result<Vec<Var>>>()?;
-        self.optimizer.apply(&own, gradients, ScaledStep { lr, scale, norm }).map_err(failed)?;
-        let own: Vec<Tensor> = own.iter().map(Var::as_detached_tensor).collect();
-        self.exchange.gather(&own, |piece, values| piece.write(values, &self.variables[piece.variable].1))?;
-        Ok(norm)
+        self.adam.step(sums, lr, scale).map_err(|error| match error {
+            TrainError::Candle(source) => TrainError::Step { step, source },
+            other => other,
+        })
     }
 
     /// Measures the model on the validation part.
@@ -267,7 +252,7 @@ impl Trainer {
     /// The processes that share the work.
     #[must_use]
     pub fn group(&self) -> &dyn Group {
-        &*self.exchange.group
+        self.adam.group()
     }
 
     /// The data.
@@ -297,7 +282,7 @@ impl Trainer {
     /// Steps done.
     #[must_use]
     pub fn steps(&self) -> u64 {
-        self.optimizer.steps()
+        self.adam.optimizer.steps()
     }
 }
 
@@ -317,15 +302,6 @@ fn checked_window(options: &TrainOptions, data: &Dataset, config: &Config) -> Re
         return Err(TrainError::option("repeat_fraction", options.repeat_fraction, "0 with documents"));
     }
     Ok(window)
-}
-
-/// An optimizer of this rank's pieces.
-fn optimizer(exchange: &Exchange, variables: &[(String, Var)], params: AdamWParams) -> Result<AdamW> {
-    let slot = |piece: Piece| {
-        let (name, var) = &variables[piece.variable];
-        Ok(Slot::new(name, var, &piece.cut_var(var)?)?)
-    };
-    Ok(AdamW::from_slots(exchange.own().into_iter().map(slot).collect::<Result<_>>()?, params))
 }
 
 mod passes;

@@ -110,7 +110,7 @@ commands! {
     Record(record::RecordArgs) => record::run,
     /// Train a new GPT-2 on a text file, or fine-tune an existing one
     Train(train::TrainArgs) => train::run,
-    /// Train a sparse autoencoder on values that record wrote
+    /// Train a sparse autoencoder on values that record wrote, or that a model computes from a text
     TrainFeatures(train_features::TrainFeaturesArgs) => train_features::run,
     /// Add LoRA adapters to a model's weights
     Merge(merge::MergeArgs) => merge::run,

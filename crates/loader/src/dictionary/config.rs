@@ -198,6 +198,22 @@ impl Settings<'_> {
         }
     }
 
+    /// Refuses a dictionary of a value that TransformerLens had changed by rewriting the model's weights.
+    fn check_processing(&self, hook: Point) -> Result<(), String> {
+        let of_values = matches!(hook, Point::V(_) | Point::Z(_));
+        let of_scores = matches!(hook, Point::Q(_) | Point::K(_));
+        for (name, changes) in
+            [("fold_value_biases", of_values), ("refactor_factored_attn_matrices", of_values || of_scores)]
+        {
+            let kwargs = self.get(&["model_from_pretrained_kwargs"]);
+            let is_on = kwargs.and_then(|kwargs| kwargs.get(name)).and_then(Value::as_bool);
+            if changes && is_on == Some(true) {
+                return Err(format!("{name}: it was trained on another {hook} than the model has"));
+            }
+        }
+        Ok(())
+    }
+
     fn remarks(&self, hook: Point) -> Vec<String> {
         let mut remarks = vec![];
         let names = ["expected_average_only_in", "covariance_whitening"];
@@ -248,6 +264,7 @@ impl DictionaryConfig {
         if settings.get(&["hook_head_index", "hook_point_head_index"]).is_some() {
             return Err("hook_head_index: dictionaries of a single head are not supported".into());
         }
+        settings.check_processing(hook)?;
         // The layer's MLP, if it reads what goes into that.
         let hook_out = match (is_transcoder, hook_out, hook) {
             (false, ..) => hook,

@@ -1,9 +1,9 @@
 //! A change to heads, attention or the residual stream, as data.
 
+use super::features::FeatureChange;
 use super::hook::{At, Hooks, KnockOut};
 use super::point::Point;
-use crate::dictionary::Dictionary;
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{Result, Tensor};
 use std::sync::Arc;
 
 /// A head of a layer, both counted from 0.
@@ -64,23 +64,6 @@ pub struct Patch {
     pub from: Tensor,
 }
 
-/// Another activation for a feature: the value changes by the difference times the feature's row of `W_dec`, so that what the dictionary
-/// does not explain stays as it is. Changes of one dictionary that follow each other in a list take activations from the same value.
-/// Gradients take the difference for a constant.
-#[derive(Debug, Clone)]
-pub struct FeatureChange {
-    /// The dictionary, which is no transcoder.
-    pub dictionary: Arc<Dictionary>,
-    /// The value that it reads, (B, T, ..).
-    pub point: Point,
-    /// The feature, counted from 0.
-    pub feature: u32,
-    /// What its activation becomes.
-    pub to: Activity,
-    /// The position, or all.
-    pub position: Option<usize>,
-}
-
 /// Custom hooks among interventions, such as a run with a circuit's edges alone. They get whole values: all heads at once.
 #[derive(Clone)]
 pub struct CustomHooks {
@@ -94,15 +77,6 @@ impl std::fmt::Debug for CustomHooks {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CustomHooks").field("name", &self.name).finish_non_exhaustive()
     }
-}
-
-/// What an activation becomes.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Activity {
-    /// Itself times a factor: 0 ablates the feature.
-    Times(f64),
-    /// A number, whether the feature fires or not.
-    Set(f64),
 }
 
 /// A change to one head, to attention or to the residual stream. Changes to a head apply to its context z, before `c_proj`, at
@@ -133,7 +107,7 @@ pub enum Intervention {
         /// (C)
         vector: Tensor,
     },
-    /// A feature of a dictionary gets another activation where the dictionary reads the stream, or what is added to it.
+    /// A feature of a dictionary gets another activation.
     Feature(FeatureChange),
     /// The head's scores are divided by a temperature above 0 before the softmax: below 1, its attention gets sharper. The
     /// fused kernels stay in use.
@@ -157,7 +131,7 @@ impl Intervention {
             | Self::Scale(head, _) => Point::Z(head.layer),
             Self::Patch(patch) => patch.place.point(),
             Self::Add { layer, .. } => Point::ResidPre(*layer),
-            Self::Feature(change) => change.point,
+            Self::Feature(change) => return change.site.acts_at(point),
             Self::Temperature(head, _) => Point::Q(head.layer),
             Self::Custom(custom) => return custom.hooks.wants(point),
             Self::KnockOut(..) => return false,
@@ -233,36 +207,6 @@ impl Intervention {
             Self::Custom(custom) => Ok(custom.hooks.at(at, x)?.unwrap_or_else(|| x.clone())),
             Self::KnockOut(..) => Ok(x.clone()),
         }
-    }
-}
-
-impl FeatureChange {
-    /// `x` (B, T, C), with other activations for features of one dictionary, which all read `x` as it is.
-    #[allow(clippy::cast_possible_truncation)] // activations are in f32
-    pub(super) fn all_on(changes: &[&Self], at: At, x: &Tensor) -> Result<Tensor> {
-        let Some(dictionary) = changes.first().map(|change| &change.dictionary) else { return Ok(x.clone()) };
-        let (b, t, c) = x.dims3()?;
-        let rows = x.detach().to_device(&Device::Cpu)?.to_dtype(DType::F32)?.reshape((b * t, c))?;
-        let code = dictionary.encode(&rows)?;
-        let mut sum = rows.zeros_like()?; // (B·T, C)
-        for change in changes {
-            let feature = change.feature;
-            let difference = |row: usize| {
-                if change.position.is_some_and(|position| position != at.past + row % t) {
-                    return 0.0;
-                }
-                let value = f64::from(code.value(row, feature));
-                let to = match change.to {
-                    Activity::Times(factor) => value * factor,
-                    Activity::Set(to) => to,
-                };
-                ((to - value) * f64::from(dictionary.factor(&code, row, feature))) as f32
-            };
-            let differences = Tensor::from_iter((0..b * t).map(difference), &Device::Cpu)?.unsqueeze(1)?;
-            let direction = dictionary.w_dec().get(feature as usize)?; // (C)
-            sum = (sum + differences.broadcast_mul(&direction)?)?;
-        }
-        x + sum.reshape((b, t, c))?.to_dtype(x.dtype())?.to_device(x.device())?
     }
 }
 

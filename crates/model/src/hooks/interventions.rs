@@ -1,11 +1,13 @@
 //! A list of interventions, as hooks.
 
+use super::features::{Activity, FeatureChange};
 use super::hook::{At, Hooks, KnockOut};
-use super::intervention::{Activity, FeatureChange, Head, Intervention, MEAN_ABLATED, Patch, Place};
+use super::intervention::{Head, Intervention, MEAN_ABLATED, Patch, Place};
 use super::point::Point;
 use crate::Config;
 use candle_core::{Result, Tensor};
 use std::collections::BTreeSet;
+use std::iter::Peekable;
 use std::sync::Arc;
 
 /// Interventions, checked against a model's config: [`Hooks`] for [`ForwardArgs::hooks`](crate::ForwardArgs::hooks).
@@ -100,24 +102,21 @@ impl Interventions {
                     x = one.changed(at, &x)?;
                     continue;
                 };
-                let mut together = vec![first];
-                while let Some((i, Intervention::Feature(next))) = left.next_if(|(_, one)| {
-                    matches!(one, Intervention::Feature(next) if Arc::ptr_eq(&next.dictionary, &first.dictionary))
-                }) {
-                    meet(i, &x)?;
-                    together.push(next);
-                }
-                x = FeatureChange::all_on(&together, at, &x)?;
+                x = features(first, &mut left, at, &x, &mut meet)?;
             }
             return Ok(Some(x));
         }
         // Heads apart, as long as one of them changes alone.
         let (mut whole, mut parts): (Tensor, Vec<Tensor>) = (x.clone(), vec![]);
-        for (i, one) in self.at_point(at.point) {
+        let mut left = self.at_point(at.point).peekable();
+        while let Some((i, one)) = left.next() {
             let Some(Head { layer, head }) = one.head() else {
                 whole = joined(whole, &mut parts)?;
                 meet(i, &whole)?;
-                whole = one.changed(at, &whole)?;
+                whole = match one {
+                    Intervention::Feature(first) => features(first, &mut left, at, &whole, &mut meet)?,
+                    _ => one.changed(at, &whole)?,
+                };
                 continue;
             };
             let heads = whole.dim(2)?;
@@ -134,6 +133,24 @@ impl Interventions {
     }
 }
 
+/// Changes a feature, and those that follow of the same site, together.
+fn features<'a>(
+    first: &'a FeatureChange,
+    left: &mut Peekable<impl Iterator<Item = (usize, &'a Intervention)>>,
+    at: At,
+    x: &Tensor,
+    meet: &mut impl FnMut(usize, &Tensor) -> Result<()>,
+) -> Result<Tensor> {
+    let mut together = vec![first];
+    while let Some((i, Intervention::Feature(next))) = left.next_if(
+        |(_, one)| matches!(one, Intervention::Feature(next) if Arc::ptr_eq(&next.site, &first.site)),
+    ) {
+        meet(i, x)?;
+        together.push(next);
+    }
+    FeatureChange::all_on(&together, at, x)
+}
+
 /// The heads together again, if they are apart.
 fn joined(whole: Tensor, parts: &mut Vec<Tensor>) -> Result<Tensor> {
     if parts.is_empty() { Ok(whole) } else { Tensor::cat(&std::mem::take(parts), 2) }
@@ -146,7 +163,7 @@ fn check(one: &Intervention, config: &Config) -> Result<()> {
         Intervention::KnockOut(layer, pair) => (*layer, pair.head),
         Intervention::Patch(patch) => (Some(patch.place.layer()), one.head().map(|head| head.head)),
         Intervention::Add { layer, .. } => (Some(*layer), None),
-        Intervention::Feature(change) => (change.point.layer(), None),
+        Intervention::Feature(change) => (change.site.hook_out().layer(), None),
         _ => (one.head().map(|head| head.layer), one.head().map(|head| head.head)),
     };
     if let Some(layer) = layer.filter(|&layer| layer >= layers) {
@@ -201,24 +218,31 @@ fn check_position(position: Option<usize>, positions: usize) -> Result<()> {
 }
 
 fn check_feature(change: &FeatureChange, config: &Config) -> Result<()> {
-    let FeatureChange { dictionary, point, feature, to, position } = change;
+    let FeatureChange { site, feature, to, position } = change;
     let (Activity::Times(number) | Activity::Set(number)) = to;
     if !number.is_finite() {
         candle_core::bail!("feature {feature}: {number} is not a finite number")
     }
+    let dictionary = site.dictionary();
     if *feature as usize >= dictionary.features() {
         candle_core::bail!(
             "feature {feature}: the dictionary has features 0 to {}",
             dictionary.features() - 1
         )
     }
-    if dictionary.is_transcoder() {
-        candle_core::bail!("feature {feature}: a transcoder's features cannot be changed")
+    // In the order of the forward pass.
+    let place = |point: Point| match point {
+        Point::Embed | Point::PosEmbed => None,
+        _ => Point::of_model(config.n_layer).position(|other| other == point),
+    };
+    let (hook, hook_out) = (site.hook(), site.hook_out());
+    if place(hook) > place(hook_out) {
+        candle_core::bail!(
+            "feature {feature}: it would change {hook_out}, which comes before {hook}, where it fires"
+        )
     }
-    if matches!(point, Point::Q(_) | Point::Z(_)) {
-        candle_core::bail!("feature {feature}: features of heads ({point}) cannot be changed")
-    }
-    point.check_width(dictionary.d(), config)?;
+    hook.check_width(dictionary.d(), config)?;
+    hook_out.check_width(dictionary.d_out(), config)?;
     check_position(*position, config.n_positions)
 }
 

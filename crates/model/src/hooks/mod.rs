@@ -25,6 +25,7 @@
 //! `last_logits_only`, the last block still processes all positions if a hook wants one of its points; the
 //! result is the same.
 
+mod features;
 mod hook;
 mod intervention;
 mod interventions;
@@ -32,10 +33,11 @@ mod point;
 mod recorder;
 mod text;
 
+pub use features::{Activity, FeatureChange, FeatureSite};
 pub(crate) use hook::PassHooks;
 pub use hook::{At, Chain, Hooks, KnockOut, error, on};
 pub(crate) use intervention::mean;
-pub use intervention::{Activity, CustomHooks, FeatureChange, Head, Intervention, Patch, Place};
+pub use intervention::{CustomHooks, Head, Intervention, Patch, Place};
 pub use interventions::Interventions;
 pub use point::{ParseError, Point};
 pub use recorder::{Recorder, WeightRows};

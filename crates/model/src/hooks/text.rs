@@ -1,8 +1,9 @@
 //! Heads, places and interventions as text, parsed and printed in the same form: `5.1`, `5.mlp`, `scale 3.2=0.5`,
 //! `block 3.2/7:4`.
 
+use super::features::{Activity, FeatureChange};
 use super::hook::KnockOut;
-use super::intervention::{Activity, FeatureChange, Head, Intervention, Patch, Place};
+use super::intervention::{Head, Intervention, Patch, Place};
 use super::point::ParseError;
 use std::fmt;
 use std::str::FromStr;
@@ -80,7 +81,8 @@ impl fmt::Display for Intervention {
                 write!(f, "add {layer}")?;
                 position.map_or(Ok(()), |position| write!(f, "@{position}"))
             }
-            Self::Feature(FeatureChange { point, feature, to, position, .. }) => {
+            Self::Feature(FeatureChange { site, feature, to, position }) => {
+                let point = site.hook();
                 let at = position.map_or_else(String::new, |position| format!("@{position}"));
                 match to {
                     Activity::Times(0.0) => write!(f, "ablate-feature {feature}{at} of {point}"),

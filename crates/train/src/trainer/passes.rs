@@ -14,16 +14,15 @@ use candle_nn::VarBuilder;
 use gpt2_model::hooks::Hooks;
 use gpt2_model::training::{Training, TrainingBatch};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
-use std::collections::BTreeMap;
 
 impl Trainer {
     /// The mean loss of the batches of a step, and the sums of gradients of this rank's pieces. In each round, rank r computes
     /// the batch number r of those that are left.
     pub(super) fn summed_gradients(&self, step: u64) -> Result<(f32, Vec<Tensor>)> {
-        let group = &*self.exchange.group;
+        let group = self.adam.group();
         let (rank, ranks) = (group.rank() as u64, group.size() as u64);
         let mut mean = 0.0;
-        let mut sums = self.exchange.sums();
+        let mut sums = self.adam.sums();
         let batches = self.batches(step);
         let mut first = batches.start;
         while first < batches.end {
@@ -33,7 +32,7 @@ impl Trainer {
             for (number, loss) in (first..first + senders).zip(losses) {
                 mean = self.added(mean, loss, step, number)?;
             }
-            let gradients = mine.map(|(_, gradients)| self.in_order(gradients)).transpose()?;
+            let gradients = mine.map(|(_, gradients)| self.adam.in_order(gradients)).transpose()?;
             sums.add(gradients, usize::try_from(senders).map_err(TrainError::other)?)?;
             first += senders;
         }
@@ -74,15 +73,6 @@ impl Trainer {
         Ok((loss.to_scalar()?, loss.backward()?))
     }
 
-    /// The gradients of all variables by their places in the order, contiguous.
-    fn in_order(&self, mut gradients: GradStore) -> Result<BTreeMap<usize, Tensor>> {
-        let take = |(place, (name, var)): (usize, &(String, Var))| match gradients.remove(var) {
-            Some(gradient) => Ok((place, gradient.contiguous()?)),
-            None => Err(candle_core::Error::msg(format!("{name} has no gradient")).into()),
-        };
-        self.variables.iter().enumerate().map(take).collect()
-    }
-
     /// The mean loss over the validation part, in consecutive windows; tokens at the end that do not fill a window
     /// are left out; of documents, over all completions. Every rank of a group must call this together, and gets the same number.
     ///
@@ -105,7 +95,7 @@ impl Trainer {
         let model = self.frozen()?;
         let rows = self.settings.options.batch.into();
         let batches = self.data.validation_batches(BatchSize { rows, window: self.window });
-        let group = &*self.exchange.group;
+        let group = self.adam.group();
         let (rank, ranks) = (group.rank(), group.size());
         // The sum of a batch's losses, and how many there are.
         let mut mine: Vec<[f64; 2]> = vec![];
@@ -127,7 +117,7 @@ impl Trainer {
             return Ok(base.clone().with_adapter(ADAPTER, &adapter.detached(), 1.0)?);
         }
         let constant = |(name, var): &(String, Var)| (name.clone(), var.as_detached_tensor());
-        let constants = self.variables.iter().map(constant).collect();
+        let constants = self.adam.variables.iter().map(constant).collect();
         let vb = VarBuilder::from_tensors(constants, DType::F32, &self.device);
         Ok(Gpt2LMHeadModel::load(vb, self.model.config())?)
     }

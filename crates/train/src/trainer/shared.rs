@@ -1,9 +1,8 @@
 //! A trainer among the processes of a group: how it joins them, and where a run's state is while many ranks hold it.
 
-use super::{Trainer, optimizer};
+use super::Trainer;
 use crate::error::{Result, TrainError};
-use crate::exchange::Exchange;
-use crate::optimizer::AdamW;
+use crate::sharded::{facts_of_program, setting};
 use crate::state::{self, History};
 use candle_core::{Device, DeviceLocation, Tensor};
 use gpt2_parallel::{Fact, Group};
@@ -28,47 +27,33 @@ impl Trainer {
             return Err(TrainError::other(reason));
         }
         group.agree(|| self.facts())?;
-        let params = self.optimizer.params();
-        self.optimizer = AdamW::from_slots(vec![], params);
-        self.exchange = Exchange::new(group, &self.variables, &self.device);
-        self.optimizer = optimizer(&self.exchange, &self.variables, params)?;
+        self.adam.join(group)?;
         Ok(self)
     }
 
     /// What must be the same on every rank for the result to be that of one process.
     fn facts(&self) -> Result<Vec<Fact>> {
-        let fact = |what: &str, value: String, remedy| Fact { what: what.into(), value, remedy };
-        let same = "start every rank with the same command and the same files";
-        let version = env!("CARGO_PKG_VERSION").to_owned();
         let device = match self.device.location() {
             DeviceLocation::Cpu => "cpu",
             DeviceLocation::Cuda { .. } => "cuda",
             DeviceLocation::Metal { .. } => "metal",
         };
-        let libraries = format!("mkl {}, accelerate {}", cfg!(feature = "mkl"), cfg!(feature = "accelerate"));
-        // Products of two factors that change take the fastest code of the processor, whatever GPT2_ISA says.
-        let best = candle_fused::Isa::best().as_str().to_owned();
-        let isa = candle_fused::Isa::current().as_str().to_owned();
-        let mut facts = vec![
-            fact("version", version, "install the same program on every machine"),
-            fact("kind of device", device.to_owned(), "name one with --device"),
-            fact("set of libraries", libraries, "install the same program on every machine"),
-            fact("kind of processor (by its instruction set)", best, "use machines of one kind"),
-            fact("instruction set", isa, "set GPT2_ISA to the same on every rank"),
-        ];
+        let mut facts = facts_of_program();
+        let remedy = "name one with --device";
+        facts.push(Fact { what: "kind of device".into(), value: device.into(), remedy });
         let settings = serde_json::to_value(&self.settings).map_err(TrainError::other)?;
         for (name, value) in settings.as_object().into_iter().flatten() {
             // The config's fields one by one: a difference in one of twenty is hard to see.
             for (field, value) in value.as_object().into_iter().flatten() {
-                facts.push(fact(&format!("{name}.{field}"), value.to_string(), same));
+                facts.push(setting(&format!("{name}.{field}"), value));
             }
             if !value.is_object() {
                 let what = if name == "data" { "training text (by its fingerprint)" } else { name };
-                facts.push(fact(what, value.to_string(), same));
+                facts.push(setting(what, value));
             }
         }
-        let weights = self.model.fingerprint()?.to_string();
-        facts.push(fact("set of weights (by its fingerprint)", weights, same));
+        let weights = self.model.fingerprint()?;
+        facts.push(setting("set of weights (by its fingerprint)", &weights.into()));
         Ok(facts)
     }
 
@@ -78,12 +63,12 @@ impl Trainer {
     /// # Errors
     /// When the file cannot be written.
     pub fn save_state(&self, path: &Path) -> Result<()> {
-        let writes = self.exchange.group.rank() == 0;
-        let own = self.optimizer.state();
+        let writes = self.adam.exchange.group.rank() == 0;
+        let own = self.adam.optimizer.state();
         let mut moments = BTreeMap::new();
         for kind in ["m", "v"] {
-            let name = |variable: usize| format!("{kind}.{}", self.variables[variable].0);
-            for (variable, (_, var)) in self.variables.iter().enumerate().filter(|_| writes) {
+            let name = |variable: usize| format!("{kind}.{}", self.adam.variables[variable].0);
+            for (variable, (_, var)) in self.adam.variables.iter().enumerate().filter(|_| writes) {
                 let whole = own.get(&name(variable)).filter(|own| own.dims() == var.dims());
                 let whole = whole.map_or_else(
                     || Tensor::zeros(var.shape(), var.dtype(), &Device::Cpu),
@@ -91,16 +76,16 @@ impl Trainer {
                 )?;
                 moments.insert(name(variable), whole);
             }
-            let pieces = self.exchange.own();
+            let pieces = self.adam.exchange.own();
             let own: Vec<Tensor> = pieces.iter().map(|piece| own[&name(piece.variable)].clone()).collect();
-            self.exchange.gather(&own, |piece, values| {
+            self.adam.exchange.gather(&own, |piece, values| {
                 moments.get(&name(piece.variable)).map_or(Ok(()), |whole| piece.write(values, whole))
             })?;
         }
         if !writes {
             return Ok(());
         }
-        state::save(path, &self.settings, &self.variables, moments, self.steps(), &self.history)
+        state::save(path, &self.settings, &self.adam.variables, moments, self.steps(), &self.history)
     }
 
     /// Resumes from the state in a file: the run continues exactly as if it had not stopped, on any number of ranks. Rank
@@ -109,18 +94,18 @@ impl Trainer {
     /// # Errors
     /// When the file is not the state of a run with these settings.
     pub fn resume(&mut self, path: &Path) -> Result<()> {
-        let group = &*self.exchange.group;
+        let group = self.adam.group();
         let reads = group.rank() == 0;
-        let mut read = reads.then(|| state::read(path, &self.settings, &self.variables)).transpose()?;
+        let mut read = reads.then(|| state::read(path, &self.settings, &self.adam.variables)).transpose()?;
         let history = read.as_ref().map_or_else(History::default, |state| state.history.clone());
         let history = history.broadcast(group)?;
-        let pieces = self.exchange.own();
+        let pieces = self.adam.exchange.own();
         let mut moments = BTreeMap::new();
-        for (index, (name, var)) in self.variables.iter().enumerate() {
+        for (index, (name, var)) in self.adam.variables.iter().enumerate() {
             let mut value = |kind: &str| {
                 let value = read.as_mut().and_then(|state| state.tensors.remove(&format!("{kind}.{name}")));
                 // The other ranks need room for rank 0's numbers.
-                self.exchange.broadcast(&value.unwrap_or_else(|| var.as_detached_tensor()))
+                self.adam.exchange.broadcast(&value.unwrap_or_else(|| var.as_detached_tensor()))
             };
             var.set(&value("p")?.to_device(var.device())?)?;
             for kind in ["m", "v"] {
@@ -130,7 +115,7 @@ impl Trainer {
                 }
             }
         }
-        self.optimizer.restore(&moments, history.training().len() as u64)?;
+        self.adam.optimizer.restore(&moments, history.training().len() as u64)?;
         self.history = history;
         Ok(())
     }

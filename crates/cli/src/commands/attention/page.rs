@@ -91,7 +91,7 @@ impl Looked {
         if let Some(path) = &scene.args.study.interventions.circuit {
             let circuit = circuit::read(path, Graph::of(scene.subject.session.model.config())?)?;
             let edges: Vec<_> =
-                circuit.iter().map(|edge| (edge.from.to_string(), edge.to.to_string())).collect();
+                circuit.edges.iter().map(|edge| (edge.from.to_string(), edge.to.to_string())).collect();
             self.page.writer.circuit(&edges)?;
         }
         let subject = scene.subject;

@@ -5,7 +5,7 @@ mod recording;
 mod run;
 mod texts;
 
-use crate::corpus::{By, Corpus};
+use crate::corpus::{By, Corpus, shared};
 use crate::hub;
 use crate::inputs::Inputs;
 use crate::output::{self, note};
@@ -29,7 +29,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
-use texts::{Pending, ShardTexts, next_section};
+use texts::{Pending, ShardTexts};
 
 /// What every shard depends on.
 #[derive(Serialize)]
@@ -111,7 +111,7 @@ fn record(args: &RecordArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
     let (mut tokens, mut fresh, started): (Vec<usize>, _, _) = (vec![], 0, Instant::now());
     let mut ended = false;
     while !ended {
-        let section = next_section(group, corpus.as_mut())?;
+        let section = shared(group, corpus.as_mut().map_or(Ok(vec![]), Corpus::section)?)?;
         ended = section.is_empty();
         pending.add(&recording, &session, section)?;
         // A shard for each rank at a time, so that none waits for another.

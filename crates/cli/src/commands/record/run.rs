@@ -5,6 +5,7 @@ use super::texts::{ShardTexts, Text};
 use crate::changes::Reads;
 use crate::progress::Stop;
 use crate::session::Session;
+use crate::window_values::values;
 use crate::windows::{Window, batches, windows};
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
@@ -94,21 +95,12 @@ impl Run<'_> {
         let Recording { changes, points, store, .. } = self.recording;
         let Filling { shard, windows, batches, found, .. } = filling;
         let texts: Vec<&Text> = batches[step].iter().map(|&i| &shard.texts[windows[i].document]).collect();
-        let longest = texts.iter().map(|text| text.ids.len()).max().unwrap_or(0);
-        let filled = |text: &&Text| {
-            let rest = std::iter::repeat_n(0, longest - text.ids.len());
-            text.ids.iter().copied().chain(rest).collect::<Vec<u32>>()
-        };
-        let rows: Vec<Vec<u32>> = texts.iter().map(filled).collect();
         let list = changes.of(Reads::Whole(&texts[0].ids))?.list;
         let hooks = (!list.is_empty()).then_some(&list as &dyn Hooks);
-        let input = Tensor::new(rows, &self.session.device)?;
-        let values = self.session.model.values_at(&input, points, hooks)?;
-        for (value, found) in values.into_iter().zip(found) {
-            let value = value.to_device(&Device::Cpu)?.to_dtype(*store)?;
-            for (row, (&i, text)) in batches[step].iter().zip(&texts).enumerate() {
-                // What a text was filled up with comes behind it, and changes nothing before.
-                let own = value.get(row)?.narrow(0, shard.added, text.ids.len() - shard.added)?;
+        let ids: Vec<&[u32]> = texts.iter().map(|text| &text.ids[..]).collect();
+        for (values, found) in values(self.session, points, hooks, &ids)?.into_iter().zip(found) {
+            for (value, (&i, text)) in values.into_iter().zip(batches[step].iter().zip(&texts)) {
+                let own = value.narrow(0, shard.added, text.ids.len() - shard.added)?.to_dtype(*store)?;
                 found[windows[i].document] = Some(own);
             }
         }

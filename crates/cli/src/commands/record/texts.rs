@@ -1,22 +1,11 @@
 //! The corpus as windows, and which of them make a shard: the same for any number of processes.
 
 use super::recording::Recording;
-use crate::corpus::{Corpus, Document};
+use crate::corpus::Document;
 use crate::session::Session;
-use anyhow::{Context, bail};
-use gpt2_loader::Tokenizer;
-use gpt2_parallel::Group;
+use anyhow::Context;
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
-
-/// The next documents, on every rank; none at the end.
-pub(super) fn next_section(group: &dyn Group, corpus: Option<&mut Corpus>) -> anyhow::Result<Vec<Document>> {
-    let section = corpus.map_or(Ok(vec![]), Corpus::section)?;
-    if group.size() == 1 {
-        return Ok(section);
-    }
-    Ok(serde_json::from_slice(&group.broadcast_bytes(serde_json::to_vec(&section)?)?)?)
-}
 
 /// A window of a document, with the first token that `--bos` adds.
 pub(super) struct Text {
@@ -73,18 +62,13 @@ impl Pending {
         session: &Session,
         section: Vec<Document>,
     ) -> anyhow::Result<()> {
-        let (tokenizer, v): (&Tokenizer, usize) = (session.tokenizer()?, session.model.config().vocab_size);
         self.added = usize::from(recording.bos.is_some());
         let length = recording.window - self.added;
         for document in section {
-            let place = || document.place();
-            let ids = tokenizer.encode(&document.text).with_context(place)?;
-            if let Some(id) = ids.iter().find(|id| **id as usize >= v) {
-                bail!("{}: the tokenizer gives id {id}, the model has {v} tokens", place());
-            }
+            let ids = document.ids(session)?;
             let number = u32::try_from(self.documents).context("more documents than a store can count")?;
             for (i, window) in ids.chunks(length).enumerate() {
-                let first = u32::try_from(i * length).with_context(place)?;
+                let first = u32::try_from(i * length).with_context(|| document.place())?;
                 let ids = recording.bos.into_iter().chain(window.iter().copied()).collect();
                 self.texts.push_back(Text { document: number, first, ids });
             }

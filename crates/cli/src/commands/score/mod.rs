@@ -5,7 +5,7 @@ mod scores;
 mod section;
 
 use crate::changes::Prepared;
-use crate::corpus::{By, ByArg, Corpus, Document};
+use crate::corpus::{By, ByArg, Corpus, Document, shared};
 use crate::inputs::Inputs;
 use crate::interventions::InterventionArgs;
 use crate::output::{self, note};
@@ -224,7 +224,7 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
             }
             break;
         }
-        let Some(scored) = scored(group, &session, tokenizer, &reading, &section, &stop)? else { continue };
+        let Some(scored) = scored(group, &session, &reading, &section, &stop)? else { continue };
         let mut text = String::new();
         for (document, Scored { tokens, parts }) in section.iter().zip(&scored) {
             let row = row(document, *tokens, parts, session.model.config().n_head)?;
@@ -361,11 +361,7 @@ fn next_section(
             }
         }
     }
-    if group.size() == 1 {
-        return Ok(section);
-    }
-    let texts = group.broadcast_bytes(serde_json::to_vec(&section)?)?;
-    Ok(serde_json::from_slice(&texts)?)
+    shared(group, section)
 }
 
 fn row<'a>(document: &'a Document, tokens: usize, parts: &[Part], heads: usize) -> anyhow::Result<Row<'a>> {

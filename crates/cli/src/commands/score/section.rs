@@ -9,7 +9,6 @@ use crate::session::Session;
 use crate::windows::{Window, batches, windows};
 use anyhow::{Context, bail};
 use candle_core::Tensor;
-use gpt2_loader::Tokenizer;
 use gpt2_model::analysis::surprises;
 use gpt2_model::hooks::Hooks;
 use gpt2_parallel::Group;
@@ -37,7 +36,6 @@ pub(super) struct Scored {
 pub(super) fn scored(
     group: &dyn Group,
     session: &Session,
-    tokenizer: &Tokenizer,
     reading: &Reading,
     section: &[Document],
     stop: &Stop,
@@ -46,11 +44,7 @@ pub(super) fn scored(
     let mut ids: Vec<Vec<u32>> = vec![];
     for document in section {
         let place = || document.place();
-        let encoded = tokenizer.encode(&document.text).with_context(place)?;
-        if let Some(id) = encoded.iter().find(|id| **id as usize >= config.vocab_size) {
-            bail!("{}: the tokenizer gives id {id}, the model has {} tokens", place(), config.vocab_size);
-        }
-        let of_document: Vec<u32> = reading.bos.into_iter().chain(encoded).collect();
+        let of_document: Vec<u32> = reading.bos.into_iter().chain(document.ids(session)?).collect();
         if reading.whole && !of_document.is_empty() {
             if of_document.len() > reading.context {
                 bail!(

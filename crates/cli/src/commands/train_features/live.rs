@@ -1,0 +1,209 @@
+//! Values that the model computes while a dictionary learns from them.
+//!
+//! The windows of the text come in an order that the seed decides, another one in each epoch. A step has a batch of each lane, and the
+//! lanes share the windows out: lane n gets every window whose place in the order is n modulo the number of lanes. A lane mixes the
+//! tokens of many windows. So a batch depends on its lane alone, and any rank can compute it.
+
+use super::args::TrainFeaturesArgs;
+use super::values::Step;
+use crate::corpus::{By, Corpus, shared};
+use crate::points::PointName;
+use crate::progress::bar;
+use crate::provenance::Provenance;
+use crate::session::Session;
+use crate::window_values::values;
+use crate::windows::{batches, windows};
+use anyhow::{Context, bail};
+use candle_core::{Device, Tensor};
+use gpt2_model::finite::all_finite;
+use gpt2_model::hooks::Point;
+use gpt2_parallel::Group;
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_chacha::ChaCha8Rng;
+use serde_json::json;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// The tokens of how many batches a lane mixes.
+const MIXED: usize = 16;
+
+/// A model, and the windows of a text.
+pub(super) struct Live<'a> {
+    session: &'a Session,
+    pub(super) name: String,
+    pub(super) point: Point,
+    windows: Vec<Vec<u32>>,
+    /// How many tokens stand before each window that are not its text's.
+    added: usize,
+    pub(super) facts: serde_json::Value,
+}
+
+impl<'a> Live<'a> {
+    /// Reads the corpus, of which rank 0 alone has one.
+    pub(super) fn read(
+        args: &TrainFeaturesArgs,
+        session: &'a Session,
+        by: &By,
+        mut corpus: Option<Corpus>,
+        group: &dyn Group,
+    ) -> anyhow::Result<Self> {
+        let config = session.model.config();
+        let name = args.point.as_deref().context("--point")?;
+        let name: PointName = name.parse().map_err(anyhow::Error::msg)?;
+        let (name, point) = PointName::all("--point", &[name], config.n_layer)?.swap_remove(0);
+        if matches!(point, Point::Scores(_) | Point::Pattern(_)) {
+            bail!(
+                "--point {name}: has a value for each pair of tokens, not for each token; take another point"
+            );
+        }
+        let none = "--bos: the model's config names no bos_token_id; leave --bos out";
+        let bos = args.text.bos.then_some(config.bos_token_id).map(|id| id.context(none)).transpose()?;
+        let added = usize::from(bos.is_some());
+        let window = args.text.window.map_or(config.n_positions, |window| window as usize);
+        if !(1 + added..=config.n_positions).contains(&window) {
+            bail!("--window {window}: expected {} to n_positions = {}", 1 + added, config.n_positions);
+        }
+        let bar =
+            bar(corpus.as_ref().and_then(|corpus| corpus.bytes), "{bar:30} read {bytes} of {total_bytes}");
+        let mut all = vec![];
+        let mut hash = DefaultHasher::new();
+        loop {
+            let section = shared(group, corpus.as_mut().map_or(Ok(vec![]), Corpus::section)?)?;
+            if section.is_empty() {
+                break;
+            }
+            for document in section {
+                let ids = document.ids(session)?;
+                ids.hash(&mut hash);
+                let windows = ids.chunks(window - added);
+                all.extend(windows.map(|window| bos.into_iter().chain(window.iter().copied()).collect()));
+            }
+            bar.set_position(corpus.as_ref().map_or(0, Corpus::read));
+        }
+        bar.finish_and_clear();
+        let lanes = usize::from(args.accumulate);
+        if all.len() < lanes {
+            bail!(
+                "{}: has {} windows, expected one for each of --accumulate {lanes} at least; give more text, or a smaller --window",
+                args.source.display(),
+                all.len()
+            );
+        }
+        let facts = json!({
+            "provenance": Provenance::of_tokens(session, window)?,
+            "by": by,
+            "points": [&name],
+            "window": window,
+            "bos": bos.is_some(),
+            "text": format!("{:016x}", hash.finish()),
+            "fingerprint": session.model.fingerprint()?.to_string(),
+            "isa": candle_fused::Isa::current().as_str(),
+        });
+        Ok(Self { session, name, point, windows: all, added, facts })
+    }
+
+    pub(super) fn tokens(&self) -> usize {
+        self.windows.iter().map(|window| window.len() - self.added).sum()
+    }
+
+    /// Steps without end, with the batches of the lanes that are `mine`.
+    pub(super) fn steps<'b>(
+        &'b self,
+        args: &TrainFeaturesArgs,
+        mine: impl Fn(usize) -> bool,
+    ) -> Box<dyn Iterator<Item = Step> + 'b> {
+        let (all, rows, seed) = (usize::from(args.accumulate), args.batch as usize, args.model.run.seed);
+        let lane = |number| mine(number).then(|| Lane::new(self, Place { number, all, rows, seed }));
+        let mut lanes: Vec<Option<Lane>> = (0..all).map(lane).collect();
+        let mut next = |lane: &mut Option<Lane>| match lane {
+            Some(lane) => lane.next(),
+            None => Ok(Tensor::zeros((0, 0), candle_core::DType::F32, &Device::Cpu)?),
+        };
+        Box::new(std::iter::from_fn(move || Some(lanes.iter_mut().map(&mut next).collect())))
+    }
+
+    /// The values of windows, (tokens, d) together.
+    fn values(&self, chosen: &[usize]) -> anyhow::Result<Vec<Tensor>> {
+        let lengths: Vec<usize> = chosen.iter().map(|&i| self.windows[i].len()).collect();
+        let places = windows(&lengths, usize::MAX, usize::MAX);
+        let mut found: Vec<Option<Tensor>> = vec![None; chosen.len()];
+        for batch in batches(&places, |_, _| true) {
+            let texts: Vec<&[u32]> = batch.iter().map(|&i| &self.windows[chosen[i]][..]).collect();
+            for (&i, value) in batch.iter().zip(values(self.session, &[self.point], None, &texts)?.concat()) {
+                let own = value.narrow(0, self.added, value.dim(0)? - self.added)?.flatten_from(1)?;
+                if !all_finite(&own)? {
+                    bail!("{} holds NaN or infinity, from which nothing can be learned", self.name);
+                }
+                found[i] = Some(own);
+            }
+        }
+        Ok(found.into_iter().flatten().collect())
+    }
+}
+
+/// Which lane of how many, and how it deals.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    number: usize,
+    all: usize,
+    /// Tokens of a batch.
+    rows: usize,
+    seed: u64,
+}
+
+/// Every so many-th window of the order.
+struct Lane<'a, 'b> {
+    live: &'b Live<'a>,
+    place: Place,
+    /// The epoch that comes next.
+    epoch: u64,
+    /// What is left of this epoch's windows, the next one last.
+    windows: Vec<usize>,
+    /// Tokens that wait, mixed: (tokens, d).
+    waiting: Option<Tensor>,
+    rng: ChaCha8Rng,
+}
+
+impl<'a, 'b> Lane<'a, 'b> {
+    fn new(live: &'b Live<'a>, place: Place) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(place.seed);
+        // Stream 0 orders the windows.
+        rng.set_stream(1 + place.number as u64);
+        Self { live, place, epoch: 0, windows: vec![], waiting: None, rng }
+    }
+
+    fn next(&mut self) -> anyhow::Result<Tensor> {
+        let rows = self.place.rows;
+        let mut count = self.waiting.as_ref().map_or(Ok(0), |waiting| waiting.dim(0))?;
+        if count < rows {
+            let mut chosen = vec![];
+            while count < MIXED * rows {
+                let window = self.next_window();
+                count += self.live.windows[window].len() - self.live.added;
+                chosen.push(window);
+            }
+            let mut all: Vec<Tensor> = self.waiting.take().into_iter().collect();
+            all.extend(self.live.values(&chosen)?);
+            let mut order: Vec<u32> = (0..u32::try_from(count)?).collect();
+            order.shuffle(&mut self.rng);
+            self.waiting = Some(Tensor::cat(&all, 0)?.index_select(&Tensor::new(order, &Device::Cpu)?, 0)?);
+        }
+        let waiting = self.waiting.take().context("no token waits")?;
+        self.waiting = (count > rows).then(|| waiting.narrow(0, rows, count - rows)).transpose()?;
+        Ok(waiting.narrow(0, 0, rows)?)
+    }
+
+    fn next_window(&mut self) -> usize {
+        loop {
+            if let Some(window) = self.windows.pop() {
+                return window;
+            }
+            let mut rng = ChaCha8Rng::seed_from_u64(self.place.seed.wrapping_add(self.epoch));
+            let mut order: Vec<usize> = (0..self.live.windows.len()).collect();
+            order.shuffle(&mut rng);
+            self.windows = order.into_iter().skip(self.place.number).step_by(self.place.all).collect();
+            self.windows.reverse();
+            self.epoch += 1;
+        }
+    }
+}

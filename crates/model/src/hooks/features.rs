@@ -1,0 +1,128 @@
+//! Other activations for features of a dictionary.
+
+use super::hook::At;
+use super::point::Point;
+use crate::dictionary::{Code, Dictionary};
+use candle_core::{DType, Device, Result, Tensor};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, ThreadId};
+
+/// A dictionary at the places of a model where its features are changed.
+#[derive(Debug)]
+pub struct FeatureSite {
+    dictionary: Dictionary,
+    hook: Point,
+    hook_out: Point,
+    /// What a transcoder has read in each thread's pass, and not yet predicted from.
+    read: Mutex<HashMap<ThreadId, Code>>,
+}
+
+impl FeatureSite {
+    /// A dictionary that reads `hook`, and rebuilds `hook_out`: the same value, or what a transcoder predicts, which comes later.
+    #[must_use]
+    pub fn new(dictionary: Dictionary, hook: Point, hook_out: Point) -> Self {
+        Self { dictionary, hook, hook_out, read: Mutex::default() }
+    }
+
+    /// The dictionary.
+    #[must_use]
+    pub fn dictionary(&self) -> &Dictionary {
+        &self.dictionary
+    }
+
+    /// What the dictionary reads.
+    #[must_use]
+    pub fn hook(&self) -> Point {
+        self.hook
+    }
+
+    /// What it rebuilds, where its features are changed.
+    #[must_use]
+    pub fn hook_out(&self) -> Point {
+        self.hook_out
+    }
+
+    pub(super) fn acts_at(&self, point: Point) -> bool {
+        point == self.hook || point == self.hook_out
+    }
+
+    fn with_read<T>(&self, act: impl FnOnce(&mut HashMap<ThreadId, Code>) -> T) -> T {
+        act(&mut self.read.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Another activation for a feature: what its dictionary rebuilds changes by the difference times the feature's row of `W_dec`, so that what
+/// the dictionary does not explain stays as it is. Of a transcoder, the value that it predicts changes. Changes of one site that follow
+/// each other in a list take activations from the same value. Gradients take the difference for a constant.
+#[derive(Debug, Clone)]
+pub struct FeatureChange {
+    /// The dictionary, and where it is in the model.
+    pub site: Arc<FeatureSite>,
+    /// The feature, counted from 0.
+    pub feature: u32,
+    /// What its activation becomes.
+    pub to: Activity,
+    /// The position, or all.
+    pub position: Option<usize>,
+}
+
+/// What an activation becomes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Activity {
+    /// Itself times a factor: 0 ablates the feature.
+    Times(f64),
+    /// A number, whether the feature fires or not.
+    Set(f64),
+}
+
+impl FeatureChange {
+    /// `x` (B, T, ..), with other activations for features of one site, which all read the same value; heads are one row.
+    #[allow(clippy::cast_possible_truncation)] // activations are in f32
+    pub(super) fn all_on(changes: &[&Self], at: At, x: &Tensor) -> Result<Tensor> {
+        let Some(site) = changes.first().map(|change| &change.site) else { return Ok(x.clone()) };
+        let dictionary = &site.dictionary;
+        let (b, t) = (x.dim(0)?, x.dim(1)?);
+        let encoded = || {
+            let rows = x.detach().to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
+            dictionary.encode(&rows.reshape((b * t, ()))?)
+        };
+        let thread = thread::current().id();
+        if at.point != site.hook_out {
+            let code = encoded()?;
+            site.with_read(|read| read.insert(thread, code));
+            return Ok(x.clone());
+        }
+        let read = if site.hook == site.hook_out {
+            Some(encoded()?)
+        } else {
+            site.with_read(|read| read.remove(&thread)).filter(|code| code.rows() == b * t)
+        };
+        let Some(code) = read else {
+            candle_core::bail!(
+                "features of {} change {}, which did not follow in one pass",
+                site.hook,
+                site.hook_out
+            )
+        };
+        let mut sum = Tensor::zeros((b * t, dictionary.d_out()), DType::F32, &Device::Cpu)?;
+        for change in changes {
+            let feature = change.feature;
+            let difference = |row: usize| {
+                if change.position.is_some_and(|position| position != at.past + row % t) {
+                    return 0.0;
+                }
+                let value = f64::from(code.value(row, feature));
+                let to = match change.to {
+                    Activity::Times(factor) => value * factor,
+                    Activity::Set(to) => to,
+                };
+                ((to - value) * f64::from(dictionary.factor(&code, row, feature))) as f32
+            };
+            let differences = Tensor::from_iter((0..b * t).map(difference), &Device::Cpu)?.unsqueeze(1)?;
+            let direction = dictionary.w_dec().get(feature as usize)?; // (d out)
+            sum = (sum + differences.broadcast_mul(&direction)?)?;
+        }
+        x + sum.reshape(x.shape())?.to_dtype(x.dtype())?.to_device(x.device())?
+    }
+}

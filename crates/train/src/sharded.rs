@@ -1,0 +1,106 @@
+//! AdamW over the processes of a group: each rank keeps the moments of a share of the numbers, and sums their gradients.
+
+use crate::error::Result;
+use crate::exchange::{Exchange, Piece, Sums};
+use crate::optimizer::{AdamW, AdamWParams, ScaledStep, Slot, norm};
+use candle_core::backprop::GradStore;
+use candle_core::{Device, Tensor, Var};
+use gpt2_parallel::{Alone, Fact, Group};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The variables of a training run, and this rank's part in their optimizer.
+#[derive(Debug)]
+pub(crate) struct ShardedAdamW {
+    /// Sorted by name.
+    pub(crate) variables: Vec<(String, Var)>,
+    pub(crate) exchange: Exchange,
+    /// Of this rank's pieces of the variables.
+    pub(crate) optimizer: AdamW,
+    device: Device,
+}
+
+impl ShardedAdamW {
+    /// That of a process alone; `variables` are on `device`.
+    pub(crate) fn new(
+        mut variables: Vec<(String, Var)>,
+        params: AdamWParams,
+        device: &Device,
+    ) -> Result<Self> {
+        variables.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        let exchange = Exchange::new(Arc::new(Alone), &variables, device);
+        let optimizer = optimizer(&exchange, &variables, params)?;
+        Ok(Self { variables, exchange, optimizer, device: device.clone() })
+    }
+
+    /// Shares out moments and sums over a group, before the first step. The memory for all moments, which a process alone needs, is
+    /// given back here before it was touched.
+    pub(crate) fn join(&mut self, group: Arc<dyn Group>) -> Result<()> {
+        let params = self.optimizer.params();
+        self.optimizer = AdamW::from_slots(vec![], params);
+        self.exchange = Exchange::new(group, &self.variables, &self.device);
+        self.optimizer = optimizer(&self.exchange, &self.variables, params)?;
+        Ok(())
+    }
+
+    pub(crate) fn group(&self) -> &dyn Group {
+        &*self.exchange.group
+    }
+
+    /// Sums of gradients, to add to and to take a step with.
+    pub(crate) fn sums(&self) -> Sums<'_> {
+        self.exchange.sums()
+    }
+
+    /// The gradients of all variables by their places in the order, contiguous.
+    pub(crate) fn in_order(&self, mut gradients: GradStore) -> Result<BTreeMap<usize, Tensor>> {
+        let take = |(place, (name, var)): (usize, &(String, Var))| match gradients.remove(var) {
+            Some(gradient) => Ok((place, gradient.contiguous()?)),
+            None => Err(candle_core::Error::msg(format!("{name} has no gradient")).into()),
+        };
+        self.variables.iter().enumerate().map(take).collect()
+    }
+
+    /// Steps this rank's pieces along `scale` times the sums of their gradients, and collects those of the others; returns the norm
+    /// of all scaled gradients.
+    pub(crate) fn step(&mut self, sums: &[Tensor], lr: f64, scale: f64) -> Result<f64> {
+        let norm = norm(&self.exchange.squares(sums)?, scale)?;
+        let piece = |piece: Piece| piece.cut_var(&self.variables[piece.variable].1);
+        let own = self.exchange.own().into_iter().map(piece).collect::<Result<Vec<Var>>>()?;
+        self.optimizer.apply(&own, sums, ScaledStep { lr, scale, norm })?;
+        let own: Vec<Tensor> = own.iter().map(Var::as_detached_tensor).collect();
+        self.exchange.gather(&own, |piece, values| piece.write(values, &self.variables[piece.variable].1))?;
+        Ok(norm)
+    }
+}
+
+/// An optimizer of this rank's pieces.
+fn optimizer(exchange: &Exchange, variables: &[(String, Var)], params: AdamWParams) -> Result<AdamW> {
+    let slot = |piece: Piece| {
+        let (name, var) = &variables[piece.variable];
+        Ok(Slot::new(name, var, &piece.cut_var(var)?)?)
+    };
+    Ok(AdamW::from_slots(exchange.own().into_iter().map(slot).collect::<Result<_>>()?, params))
+}
+
+/// What must be the same on every rank whatever it trains, for the result to be that of one process.
+pub(crate) fn facts_of_program() -> Vec<Fact> {
+    let fact = |what: &str, value: String, remedy| Fact { what: what.into(), value, remedy };
+    let version = env!("CARGO_PKG_VERSION").to_owned();
+    let libraries = format!("mkl {}, accelerate {}", cfg!(feature = "mkl"), cfg!(feature = "accelerate"));
+    // Products of two factors that change take the fastest code of the processor, whatever GPT2_ISA says.
+    let best = candle_fused::Isa::best().as_str().to_owned();
+    let isa = candle_fused::Isa::current().as_str().to_owned();
+    vec![
+        fact("version", version, "install the same program on every machine"),
+        fact("set of libraries", libraries, "install the same program on every machine"),
+        fact("kind of processor (by its instruction set)", best, "use machines of one kind"),
+        fact("instruction set", isa, "set GPT2_ISA to the same on every rank"),
+    ]
+}
+
+/// The fact of a setting that the command and its files give.
+pub(crate) fn setting(what: &str, value: &serde_json::Value) -> Fact {
+    let remedy = "start every rank with the same command and the same files";
+    Fact { what: what.to_owned(), value: value.to_string(), remedy }
+}
