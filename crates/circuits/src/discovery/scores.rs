@@ -38,8 +38,8 @@ pub struct EdgeScoring {
     /// Where to take the gradients.
     pub gradients: EdgeGradients,
     /// Whether attention is computed again for each edge into queries and keys: the score is then the gradient at the attention
-    /// weights times their change, where attention that one key has to itself would otherwise hide an edge (the QK fix of AtP*:
-    /// Kramár et al. 2024, "AtP*: An efficient and scalable method for localizing LLM behaviour to components", arXiv 2403.00745).
+    /// weights times their change, where attention that one key has to itself would otherwise hide an edge (the QK fix of `AtP*`:
+    /// Kramár et al. 2024, "`AtP*`: An efficient and scalable method for localizing LLM behaviour to components", arXiv 2403.00745).
     pub qk_fix: bool,
 }
 

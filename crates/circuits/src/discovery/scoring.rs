@@ -92,8 +92,8 @@ impl Study<'_> {
                 self.add_gradients(batch, &mix, &weights, &changes, 1.0 / runs.len() as f64, &mut sums)?;
                 step(1)?;
             }
-            for layer in 0..fixes {
-                self.add_fixed(layer, &weights[layer], &changes, &mut sums)?;
+            for (layer, weights) in weights.iter().enumerate().take(fixes) {
+                self.add_fixed(layer, weights, &changes, &mut sums)?;
                 step(1)?;
             }
         }
@@ -133,13 +133,13 @@ impl Study<'_> {
     ) -> Result<()> {
         let layers = self.graph().layers();
         let qk_fix = !changes.streams.is_empty();
-        let parts: [(fn(Head) -> Reader, fn(usize) -> Point); 3] =
-            [(Reader::Query, Point::Q), (Reader::Key, Point::K), (Reader::Value, Point::V)];
+        let readers: [fn(Head) -> Reader; 3] = [Reader::Query, Reader::Key, Reader::Value];
+        let of_parts: [fn(usize) -> Point; 3] = [Point::Q, Point::K, Point::V];
         // Scores of queries and keys come from the gradients at attention weights, if they are fixed.
         let linear = if qk_fix { 2..3 } else { 0..3 };
         let mut points: Vec<Point> = (0..layers).map(Point::MlpIn).collect();
         points.push(Point::ResidPost(layers - 1));
-        points.extend(parts[linear.clone()].iter().flat_map(|(_, point)| (0..layers).map(point)));
+        points.extend(of_parts[linear.clone()].iter().flat_map(|point| (0..layers).map(point)));
         if qk_fix {
             points.extend((0..layers).map(Point::Pattern));
         }
@@ -155,9 +155,8 @@ impl Study<'_> {
             let scale = wide(&norms.value(Point::Ln1Scale(layer))?)?;
             let normalized = wide(&norms.value(Point::Ln1Normalized(layer))?)?;
             for part in linear.clone() {
-                let (reader, point) = parts[part];
-                let gradient = weights.at_input(part, &at(point(layer))?, &scale, &normalized)?;
-                sums.add(reader(Head { layer, head: 0 }), &gradient, &changes.written, factor)?;
+                let gradient = weights.at_input(part, &at(of_parts[part](layer))?, &scale, &normalized)?;
+                sums.add(readers[part](Head { layer, head: 0 }), &gradient, &changes.written, factor)?;
             }
             if qk_fix {
                 let gradient = (at(Point::Pattern(layer))? * factor)?;

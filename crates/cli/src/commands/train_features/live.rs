@@ -5,7 +5,6 @@
 //! tokens of many windows. So a batch depends on its lane alone, and any rank can compute it.
 
 use super::args::TrainFeaturesArgs;
-use super::values::Step;
 use crate::corpus::{By, Corpus, shared};
 use crate::points::PointName;
 use crate::progress::bar;
@@ -26,6 +25,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// The tokens of how many batches a lane mixes.
 const MIXED: usize = 16;
+
+/// The batches of a step, (tokens, d) each; in the place of one that another rank computes, any tensor.
+pub(super) type Step = anyhow::Result<Vec<Tensor>>;
 
 /// A model, and the windows of a text.
 pub(super) struct Live<'a> {

@@ -51,6 +51,35 @@ struct Report {
     silent: usize,
 }
 
+impl Report {
+    fn new(
+        args: &TrainFeaturesArgs,
+        point: &str,
+        d: usize,
+        features: usize,
+        found: &[DictionaryStep],
+    ) -> Self {
+        let last = &found[found.len().saturating_sub(LAST)..];
+        let mean =
+            |of: fn(&DictionaryStep) -> f64| last.iter().map(of).sum::<f64>() / last.len().max(1) as f64;
+        Self {
+            out: args.out.clone(),
+            point: point.to_owned(),
+            d,
+            features,
+            steps: found.len(),
+            tokens: found.len() * tokens_of_step(args),
+            explained_variance: 1.0 - mean(|step| step.unexplained),
+            l0: mean(|step| step.l0),
+            silent: last.last().map_or(0, |step| step.silent),
+        }
+    }
+}
+
+fn tokens_of_step(args: &TrainFeaturesArgs) -> usize {
+    args.batch as usize * usize::from(args.accumulate)
+}
+
 pub(crate) fn run(args: &TrainFeaturesArgs) -> anyhow::Result<ExitCode> {
     parallel::run(&args.parallel, args.model.hub.timeout, |group| train_features(args, group))
 }
@@ -99,7 +128,7 @@ fn train_features(args: &TrainFeaturesArgs, group: &Arc<dyn Group>) -> anyhow::R
         Values::Live(Live::read(args, &session, &by, corpus, &**group)?)
     };
 
-    let (rows, tokens) = (args.batch as usize * usize::from(args.accumulate), values.tokens());
+    let (rows, tokens) = (tokens_of_step(args), values.tokens());
     let steps = tokens / rows * args.epochs as usize;
     if steps == 0 {
         bail!(
@@ -141,19 +170,7 @@ fn train_features(args: &TrainFeaturesArgs, group: &Arc<dyn Group>) -> anyhow::R
         format!("stopped after {} of {steps} steps; what was learned before is saved", found.len())
     })?;
 
-    let last = &found[found.len().saturating_sub(LAST)..];
-    let mean = |of: fn(&DictionaryStep) -> f64| last.iter().map(of).sum::<f64>() / last.len().max(1) as f64;
-    let report = Report {
-        out: args.out.clone(),
-        point: name.to_owned(),
-        d,
-        features,
-        steps: found.len(),
-        tokens: found.len() * rows,
-        explained_variance: 1.0 - mean(|step| step.unexplained),
-        l0: mean(|step| step.l0),
-        silent: last.last().map_or(0, |step| step.silent),
-    };
+    let report = Report::new(args, name, d, features, &found);
     output::report(args.json, &report, print)?;
     if found.len() < steps {
         note(&format!("stopped after {} of {steps} steps; what has been learned is saved", found.len()));

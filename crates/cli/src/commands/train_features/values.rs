@@ -1,7 +1,7 @@
 //! Where the values come from that a dictionary learns from.
 
 use super::args::TrainFeaturesArgs;
-use super::live::Live;
+use super::live::{Live, Step};
 use anyhow::{Context, bail};
 use candle_core::Tensor;
 use gpt2_files::Store;
@@ -12,9 +12,6 @@ pub(super) enum Values<'a> {
     Recorded { store: Store, name: String },
     Live(Live<'a>),
 }
-
-/// The batches of a step, (tokens, d) each; in the place of one that another rank computes, any tensor.
-pub(super) type Step = anyhow::Result<Vec<Tensor>>;
 
 impl Values<'_> {
     /// Those of a store.
