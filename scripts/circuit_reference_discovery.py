@@ -23,6 +23,7 @@ READERS = [
     for layer in range(LAYERS)
     for r in [*((layer, head, part) for part in "qkv" for head in range(HEADS)), (layer, "mlp")]
 ] + ["logits"]
+CORRUPT = [("hook_embed", 0.0)]
 PARTS = [("heads", "mlps"), ("heads",), ()]
 PATHS = [([(0, 1)], [(2, 0, "q"), (2, 1, "v"), (1, "mlp")]), (["embed", (1, "mlp")], ["logits", (2, 2, "k")])]
 
@@ -106,8 +107,8 @@ def values_at(model, ids: Tensor, names: list[str]) -> dict[str, Tensor]:
         return dict(model.run_with_cache(ids, names_filter=lambda name: name in names)[1])
 
 
-def fixed_pattern(model, clean: Tensor, reader, other: Tensor) -> Tensor:
-    """A head's pattern (T, T) in a run over the clean text in which its queries or keys read `other` (T, C)."""
+def fixed_pattern(model, ids: Tensor, reader, other: Tensor) -> Tensor:
+    """A head's pattern (T, T) in a run over a text in which its queries or keys read `other` (T, C)."""
     layer, head, part = reader
 
     def read(value, hook):
@@ -118,11 +119,13 @@ def fixed_pattern(model, clean: Tensor, reader, other: Tensor) -> Tensor:
     found = {}
     keep = (f"blocks.{layer}.attn.hook_pattern", lambda value, hook: found.update({"pattern": value[0, head]}))
     with torch.no_grad():
-        model.run_with_hooks(clean, fwd_hooks=[(f"blocks.{layer}.hook_{part}_input", read), keep])
+        model.run_with_hooks(ids, fwd_hooks=[(f"blocks.{layer}.hook_{part}_input", read), keep])
     return found["pattern"]
 
 
-def edge_scores(model, clean: Tensor, corrupt: Tensor, answers, runs: list[tuple[str, float]], qk_fix: bool = False) -> Tensor:
+def edge_scores(
+    model, clean: Tensor, corrupt: Tensor, answers, runs: list[tuple[str, float]], qk_fix: bool = False
+) -> Tensor:
     """(readers, writers): the change of a writer, clean less corrupted, times the mean gradient at the reader. A run names a hook
     and how far its value is on the way from the corrupted to the clean text's."""
     values = [written(model, ids) for ids in (clean, corrupt)]
@@ -161,17 +164,19 @@ def edge_scores(model, clean: Tensor, corrupt: Tensor, answers, runs: list[tuple
                 if gradients[reader] is not None:
                     scores[row, column] += (change * gradients[reader]).sum() / len(runs)
     if qk_fix:
+        # Where the gradient is taken: in the corrupted run, an edge gets the clean one's value, and else the other way.
+        ids, sign = (corrupt, 1) if runs == CORRUPT else (clean, -1)
         names = [f"blocks.{layer}.hook_resid_pre" for layer in range(LAYERS)]
-        streams = values_at(model, clean, names)
+        streams = values_at(model, ids, names)
         for row, reader in enumerate(READERS):
             if reader[-1] not in ("q", "k"):
                 continue
             stream = streams[names[reader[0]]][0]
-            plain = fixed_pattern(model, clean, reader, stream)
+            plain = fixed_pattern(model, ids, reader, stream)
             for column in range(before(reader)):
                 change = values[0][WRITERS[column]] - values[1][WRITERS[column]]
-                pattern = fixed_pattern(model, clean, reader, stream - change)
-                scores[row, column] = (patterns[reader[0]][reader[1]] * (plain - pattern)).sum()
+                pattern = fixed_pattern(model, ids, reader, stream + sign * change)
+                scores[row, column] = sign * (patterns[reader[0]][reader[1]] * (pattern - plain)).sum()
     return scores
 
 
@@ -236,11 +241,13 @@ def main() -> None:
     activations = [(name, share) for name in ["hook_embed", *groups] for share in steps]
     for name, runs, qk_fix in (
         ("clean", [("hook_embed", 1.0)], False),
-        ("corrupt", [("hook_embed", 0.0)], False),
+        ("corrupt", CORRUPT, False),
         ("integrated", inputs, False),
         ("activations", activations, False),
         ("clean fixed", [("hook_embed", 1.0)], True),
+        ("corrupt fixed", CORRUPT, True),
         ("integrated fixed", inputs, True),
+        ("activations fixed", activations, True),
     ):
         scores = [edge_scores(model, *pair, answers, runs, qk_fix) for pair, answers in zip(all_pairs, ANSWERS)]
         stored[f"scores/{name}"] = torch.stack(scores).mean(0)

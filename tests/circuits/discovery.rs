@@ -10,7 +10,7 @@ use gpt2_circuits::discovery::{
 };
 use gpt2_model::Gpt2LMHeadModel;
 use gpt2_model::analysis::Metric;
-use gpt2_model::hooks::{Head, Intervention, Interventions};
+use gpt2_model::hooks::{Head, Intervention, Interventions, KnockOut};
 use std::collections::HashMap;
 
 const PAIRS: usize = 5;
@@ -60,16 +60,15 @@ fn scores_of_all_edges_are_those_of_transformer_lens() -> Result {
         let model = model(dtype)?;
         let study = Study::new(&model, &pairs)?;
         let graph = study.graph();
-        let (clean, integrated) = (EdgeGradients::Clean, EdgeGradients::Integrated { steps: 5 });
-        for (name, scoring) in [
-            ("clean", clean.into()),
-            ("corrupt", EdgeGradients::Corrupt.into()),
-            ("integrated", integrated.into()),
-            ("activations", EdgeGradients::IntegratedActivations { steps: 5 }.into()),
-            ("clean fixed", EdgeScoring { gradients: clean, qk_fix: true }),
-            ("integrated fixed", EdgeScoring { gradients: integrated, qk_fix: true }),
-        ] {
-            let found = scores(&study, scoring)?;
+        let kinds = [
+            ("clean", EdgeGradients::Clean),
+            ("corrupt", EdgeGradients::Corrupt),
+            ("integrated", EdgeGradients::Integrated { steps: 5 }),
+            ("activations", EdgeGradients::IntegratedActivations { steps: 5 }),
+        ];
+        for ((name, gradients), qk_fix) in kinds.iter().flat_map(|kind| [(kind, false), (kind, true)]) {
+            let name = format!("{name}{}", if qk_fix { " fixed" } else { "" });
+            let found = scores(&study, EdgeScoring { gradients: *gradients, qk_fix })?;
             let expected: Vec<Vec<f64>> = data[&format!("scores/{name}")].to_vec2()?;
             let all = graph.readers().zip(&expected).flat_map(|(to, row)| {
                 graph
@@ -81,7 +80,7 @@ fn scores_of_all_edges_are_those_of_transformer_lens() -> Result {
             let (edges, expected): (Vec<_>, Vec<_>) = all.unzip();
             assert_eq!(edges.len(), graph.edge_count());
             let found: Vec<_> = edges.iter().map(|&edge| found.of(edge).expect("an edge")).collect();
-            assert_near(name, &found, &expected, tolerance);
+            assert_near(&name, &found, &expected, tolerance);
         }
     }
     Ok(())
@@ -210,6 +209,18 @@ fn interventions_on_heads_count_and_others_are_refused() -> Result {
     }
     assert!(largest(&found, Reader::Value(head)) > 1e-3 * largest(&plain, Reader::Value(head)));
     let fixed = EdgeScoring { gradients: EdgeGradients::Clean, qk_fix: true };
+    // A position that the last one cannot attend to: nothing that its keys read matters.
+    let pairs_of_two = [Pair { clean: vec![1, 2], corrupt: vec![3, 2], metric: Metric::difference(5, 6) }];
+    let last_layer = Some(2);
+    let block = KnockOut { head: None, query: 1, key: 0 };
+    let blocked = changed(Intervention::KnockOut(last_layer, block))?;
+    let of_two = |hooks: Option<&Interventions>| -> Result<f64> {
+        let study = Study::new(&model, &pairs_of_two)?;
+        let study = if let Some(hooks) = hooks { study.with_hooks(hooks)? } else { study };
+        Ok(largest(&scores(&study, fixed)?, Reader::Key(Head { layer: 2, head: 0 })))
+    };
+    let (free, hidden) = (of_two(None)?, of_two(Some(&blocked))?);
+    assert!(free > 1e-6 && hidden < 1e-12 * free, "{hidden:e}, without the knock-out {free:e}");
     let error = scores(&study, fixed).expect_err("other scores").to_string();
     assert!(error.contains("the QK fix computes attention again"), "{error}");
     let off = changed(Intervention::ZeroAblate(head))?;

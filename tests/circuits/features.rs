@@ -120,11 +120,13 @@ fn features_of_transcoders_and_heads_change_what_they_rebuild() -> Result<()> {
     ] {
         let dictionary = random(d, d_out)?;
         // Feature 3 goes, and feature 8 gets an activation at one position.
-        let site = Arc::new(FeatureSite::new(dictionary.clone(), hook, hook_out));
+        let site = Arc::new(FeatureSite::new(Arc::new(dictionary.clone()), hook, hook_out));
         let change = |feature, to, position| {
             Intervention::Feature(FeatureChange { site: Arc::clone(&site), feature, to, position })
         };
         let list = [change(3, Activity::Times(0.0), None), change(8, Activity::Set(2.0), Some(2))];
+        let alone = list.iter().map(|one| Interventions::new([one.clone()], model.config()));
+        let alone = alone.collect::<Result<Vec<_>>>()?;
         let changed = Interventions::new(list, model.config())?;
 
         let recorder = Recorder::new([hook]);
@@ -142,13 +144,18 @@ fn features_of_transcoders_and_heads_change_what_they_rebuild() -> Result<()> {
         let expected = logits(&model, &ids, &add)?;
         // Twice: nothing is left of the first run.
         for _ in 0..2 {
-            let found = logits(&model, &ids, &Chain(&[&changed]))?;
+            let found = logits(&model, &ids, &changed)?;
+            assert_close(&hook.to_string(), &found, &expected, 1e-5);
+        }
+        if dictionary.is_transcoder() {
+            // Of the same text, in two lists: what was read serves both.
+            let found = logits(&model, &ids, &Chain(&[&alone[0], &alone[1]]))?;
             assert_close(&hook.to_string(), &found, &expected, 1e-5);
         }
         let apart = (plain - expected)?.abs()?.max_all()?.to_scalar::<f32>()?;
         assert!(apart > 1e-2, "{hook}: {apart}");
     }
-    let site = Arc::new(FeatureSite::new(random(c, hidden)?, Point::MlpOut(1), Point::MlpPost(1)));
+    let site = Arc::new(FeatureSite::new(Arc::new(random(c, hidden)?), Point::MlpOut(1), Point::MlpPost(1)));
     let change = FeatureChange { site, feature: 3, to: Activity::Set(1.0), position: None };
     let error = Interventions::new([Intervention::Feature(change)], model.config()).expect_err("an order");
     assert!(error.to_string().contains("blocks.1.mlp.hook_post, which comes before"), "{error}");

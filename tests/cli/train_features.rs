@@ -2,7 +2,7 @@
 
 use super::{GPT2, Run, gpt2, launched};
 use crate::common::{Result, assert_close};
-use crate::folder::Folder;
+use crate::folder::{Folder, assert_says};
 use crate::mpirun::mpirun;
 use candle_core::{Device, Tensor};
 use serde_json::Value;
@@ -112,6 +112,35 @@ fn any_number_of_processes_writes_the_same_bytes() -> Result {
     Ok(())
 }
 
+/// Named before any work, and without a folder.
+#[test]
+fn ranks_that_do_other_work_are_refused() -> Result {
+    let folder = world(POINT)?;
+    let (text, other) = (folder.at("other.txt"), folder.at("other"));
+    std::fs::write(&text, "JULIET:\nO, swear not by the moon, the inconstant moon!\n\n".repeat(20))?;
+    gpt2(&["record", &text, "--points", POINT, "--out", &other])?.succeeded();
+    let (store, out) = (folder.at("store"), folder.at("out"));
+    let none = folder.at("none");
+    let args = |store: &str, k: &str| -> Vec<String> {
+        let all = ["train-features", store, "--out", &out, "--features", "64", "-k", k, "--batch", "32"];
+        all.map(str::to_owned).to_vec()
+    };
+    for (second, says) in [
+        (args(&store, "5"), "rank 1 has another k than rank 0: 5, not 4"),
+        (args(&other, "4"), "rank 1 has another first values (by their fingerprint) than rank 0"),
+        (args(&none, "4"), "none"),
+    ] {
+        let Some(launcher) = mpirun(1, GPT2) else { return Ok(()) };
+        let mut command = launched(launcher, &args(&store, "4"));
+        command.args([":", "-n", "1", GPT2]).args(&second);
+        let run = Run::of(command)?;
+        assert_ne!(run.code, 0, "{run:?}");
+        assert_says("stderr", &run.stderr, &["error: rank ", says]);
+        assert!(!std::path::Path::new(&out).exists(), "{says}: a folder is left");
+    }
+    Ok(())
+}
+
 /// As much of the variance as what is recorded first.
 #[test]
 fn a_text_teaches_as_much_as_a_store() -> Result {
@@ -158,7 +187,7 @@ fn what_cannot_be_trained_is_refused_by_name() -> Result {
     train(&folder, "out", &[&one[..], &["-k", "65"]].concat())?.refused(1, &["64 features", "65 fire"]);
     let (store, out) = (folder.at("store"), folder.at("out"));
     let large = ["train-features", &store, "--out", &out, "--batch", "60000"];
-    gpt2(&[&large[..], &one].concat())?.refused(1, &["--batch 60000", "smaller batches"]);
+    gpt2(&[&large[..], &one].concat())?.refused(1, &["--batch 60000", "take smaller or fewer batches"]);
     assert!(!std::path::Path::new(&folder.at("out")).exists(), "a refused run leaves no folder");
     train(&folder, "store", &one)?.refused(1, &["--out"]);
     train(&folder, "out", &[&one[..], &["-k", "4"]].concat())?.succeeded();
@@ -168,10 +197,15 @@ fn what_cannot_be_trained_is_refused_by_name() -> Result {
     let live = |more: &[&str]| gpt2(&[&["train-features", &text, "--out", &new][..], more].concat());
     live(&[])?.refused(1, &["text.txt", "is no folder that gpt2 record wrote", "--point"]);
     live(&["--point", "blocks.9.hook_resid_post"])?.refused(1, &["blocks.9.hook_resid_post"]);
-    live(&["--point", "blocks.1.attn.hook_pattern"])?.refused(1, &["a value for each pair of tokens"]);
+    for point in ["blocks.1.attn.hook_pattern", "blocks.1.attn.hook_v", "logits"] {
+        live(&["--point", point])?.refused(1, &[point, "is no vector for each token"]);
+    }
+    live(&["--point", "blocks.*.hook_mlp_out"])?.refused(1, &["name one layer"]);
     live(&["--point", POINT, "--window", "300"])?.refused(1, &["--window 300", "n_positions = 256"]);
     live(&["--point", POINT, "--accumulate", "900"])?.refused(1, &["windows", "--accumulate 900"]);
-    train(&folder, "new", &[&one[..], &["--bos"]].concat())?.refused(1, &["--bos: is for a text"]);
+    for option in [&["--bos"][..], &["--dtype", "bf16"], &["--device", "cuda"], &["--adapter", "a"]] {
+        train(&folder, "new", &[&one[..], option].concat())?.refused(1, &[option[0], "is for a text"]);
+    }
     gpt2(&["train-features", &folder.at("none"), "--out", &new])?.refused(1, &["none", "no such file"]);
     assert!(!std::path::Path::new(&new).exists(), "a refused run leaves no folder");
     Ok(())

@@ -15,13 +15,9 @@ use std::sync::Arc;
 #[derive(Deserialize)]
 struct CircuitFile {
     edges: Vec<Ends>,
-    provenance: Option<FoundIn>,
-}
-
-/// Where `gpt2 discover` found it.
-#[derive(Deserialize)]
-struct FoundIn {
-    model: Option<String>,
+    /// What `gpt2 discover` says of itself; null in a file by hand.
+    #[serde(default)]
+    provenance: serde_json::Value,
 }
 
 #[derive(Deserialize)]
@@ -59,7 +55,7 @@ pub(crate) fn read(path: &Path, graph: Graph) -> anyhow::Result<Circuit> {
     if edges.is_empty() {
         bail!("{}: has no edge", path.display());
     }
-    Ok(Circuit { edges, found_in: file.provenance.and_then(|found_in| found_in.model) })
+    Ok(Circuit { edges, found_in: file.provenance["model"].as_str().map(str::to_owned) })
 }
 
 /// Runs with the edges of the circuit in a file alone. Other edges carry the values of a run over another text, or else means

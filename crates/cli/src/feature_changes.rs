@@ -34,7 +34,7 @@ impl InterventionArgs {
         }
         let opened = session.dictionary(source)?;
         let config = opened.found.checkpoint.config();
-        let dictionary = opened.dictionary.as_ref().clone();
+        let dictionary = Arc::clone(&opened.dictionary);
         let site = Arc::new(FeatureSite::new(dictionary, config.hook, config.hook_out));
         let change = |(At { place: feature, position }, to)| {
             Intervention::Feature(FeatureChange { site: Arc::clone(&site), feature, to, position })

@@ -7,7 +7,7 @@
 
 use crate::error::{Result, TrainError};
 use crate::optimizer::AdamWParams;
-use crate::sharded::{ShardedAdamW, facts_of_program, setting};
+use crate::sharded::{ShardedAdamW, facts_of_program, settings};
 use candle_core::backprop::GradStore;
 use candle_core::{D, DType, Device, Result as CandleResult, Tensor, Var};
 use gpt2_model::dictionary::{DictionaryTensors, Selection};
@@ -17,6 +17,7 @@ use rand::SeedableRng;
 use rand::seq::index::sample;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 /// The share of the loss of silent features in the whole (Gao et al.).
@@ -174,27 +175,45 @@ impl DictionaryTrainer {
         Ok(Self { options, w_enc, b_enc, w_dec, b_dec, log_threshold, adam, scale, variance, silent })
     }
 
-    /// Shares the batches of each step out over the processes of a group, each of which has a trainer of the same sample and options,
-    /// which `settings` describe in the user's words. The dictionary is that of one process, bit for bit. After an error on one rank,
-    /// the others may wait for it: end the job with [`Group::abort`].
+    /// Shares the batches of each step out over the processes of a group, each of which has a trainer of the same sample and options.
+    /// The dictionary is that of one process, bit for bit. `given` says in the user's words what the values depend on. After an error
+    /// on one rank, the others may wait for it: end the job with [`Group::abort`].
     ///
     /// # Errors
-    /// When a rank has other settings than rank 0, another version or instruction set, or a step was already taken.
-    pub fn in_group(mut self, group: Arc<dyn Group>, settings: &serde_json::Value) -> Result<Self> {
+    /// When a rank has other options, another sample or other facts than rank 0, another version or instruction set, or a step was
+    /// already taken.
+    pub fn in_group(mut self, group: Arc<dyn Group>, given: &serde_json::Value) -> Result<Self> {
         if self.adam.optimizer.steps() > 0 {
             return Err(TrainError::other("join the group before the first step"));
         }
         group.agree(|| {
-            let settings = settings.as_object().into_iter().flatten();
-            let settings = settings.map(|(name, value)| setting(name, value));
-            Result::Ok(facts_of_program().into_iter().chain(settings).collect())
+            let mut facts = facts_of_program();
+            facts.extend(settings(given));
+            facts.extend(settings(&self.facts()?));
+            Result::Ok(facts)
         })?;
         self.adam.join(group)?;
         Ok(self)
     }
 
-    /// Takes a step along the mean of the gradients of these batches. In a group, every rank gives as many, the one in place i being rank
-    /// (i modulo the number of ranks)'s to compute; it does not matter what the others give there.
+    /// What the result depends on besides the values of the steps.
+    fn facts(&self) -> Result<serde_json::Value> {
+        let DictionaryOptions { features, sparsity, k, lr, steps, silent_after, seed } = self.options;
+        // Of the scale, the first thresholds and the first weights.
+        let mut sample = DefaultHasher::new();
+        (self.scale.to_bits(), self.variance.to_bits()).hash(&mut sample);
+        for (_, var) in &self.adam.variables {
+            let values: Vec<f32> = var.flatten_all()?.to_vec1()?;
+            values.iter().for_each(|value| value.to_bits().hash(&mut sample));
+        }
+        Ok(serde_json::json!({
+            "features": features, "sparsity": format!("{sparsity:?}"), "k": k, "lr": lr, "steps": steps, "silent_after": silent_after,
+            "seed": seed, "first values (by their fingerprint)": format!("{:016x}", sample.finish()),
+        }))
+    }
+
+    /// Takes a step along the mean of the gradients of these batches. In a group of R ranks, every rank gives as many, and rank i mod R
+    /// computes batch i; what the others give in its place does not matter.
     ///
     /// # Shapes
     /// `batches`: (positions, d) each
@@ -216,12 +235,12 @@ impl DictionaryTrainer {
             sums.add(gradients, round.len())?;
         }
         let sums = sums.rows()?;
-        for of_batch in &found {
-            self.silent = of_batch.silent_after(&self.silent);
-        }
         let step = usize::try_from(self.adam.optimizer.steps()).map_err(TrainError::other)?;
         self.adam.step(&sums, self.options.lr_at(step), 1.0 / batches.len() as f64)?;
         self.w_dec.set(&unit_rows(self.w_dec.as_tensor())?)?;
+        for of_batch in &found {
+            self.silent = of_batch.silent_after(&self.silent);
+        }
         let mean = |of: fn(&OfBatch) -> f64| found.iter().map(of).sum::<f64>() / found.len() as f64;
         Ok(DictionaryStep {
             unexplained: mean(|batch| batch.unexplained.into()),

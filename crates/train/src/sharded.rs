@@ -104,3 +104,17 @@ pub(crate) fn setting(what: &str, value: &serde_json::Value) -> Fact {
     let remedy = "start every rank with the same command and the same files";
     Fact { what: what.to_owned(), value: value.to_string(), remedy }
 }
+
+/// The facts of settings, of those that have fields one for each: a difference in one of twenty is hard to see.
+pub(crate) fn settings(all: &serde_json::Value) -> Vec<Fact> {
+    let mut facts = vec![];
+    for (name, value) in all.as_object().into_iter().flatten() {
+        match value.as_object() {
+            Some(fields) => {
+                facts.extend(fields.iter().map(|(field, value)| setting(&format!("{name}.{field}"), value)));
+            }
+            None => facts.push(setting(name, value)),
+        }
+    }
+    facts
+}

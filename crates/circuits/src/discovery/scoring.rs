@@ -8,7 +8,6 @@ use super::study::{Progress, Study};
 use super::written::{Written, stream, wide};
 use crate::circuits::f64_of;
 use candle_core::{Result, Tensor};
-use gpt2_model::CausalSelfAttention;
 use gpt2_model::analysis::Taps;
 use gpt2_model::attention::PatternOf;
 use gpt2_model::hooks::{Chain, Head, Hooks, Point, Recorder, on};
@@ -19,6 +18,17 @@ struct MixedRun {
     at: Point,
     /// How far they are on the way from the corrupted to the clean text.
     share: f64,
+}
+
+impl MixedRun {
+    /// The values at its point, given those of the corrupted and of the clean text.
+    fn mixed(&self, from: &Tensor, to: &Tensor) -> Result<Tensor> {
+        if self.share >= 1.0 {
+            return Ok(to.clone());
+        }
+        let (wide_from, wide_to) = (wide(from)?, wide(to)?);
+        (&wide_from + ((wide_to - &wide_from)? * self.share)?)?.to_dtype(from.dtype())
+    }
 }
 
 /// What a run over one of the texts of a batch leaves.
@@ -49,7 +59,8 @@ struct Sums {
 }
 
 impl Study<'_> {
-    /// Scores all edges from two forward passes, and one forward and one backward pass for each run of the gradients.
+    /// Scores all edges from two forward passes, and one forward and one backward pass for each run of the gradients; with the QK fix,
+    /// each layer's queries, keys and attention weights are computed once more for each writer before it.
     ///
     /// # Errors
     /// For those of `progress` and of the hooks, for gradients of 0 steps, and for the QK fix under hooks that want queries, keys or
@@ -62,9 +73,7 @@ impl Study<'_> {
         let scoring = scoring.into();
         let (graph, layers) = (self.graph(), self.graph().layers());
         let runs = runs(scoring.gradients, layers)?;
-        if scoring.qk_fix {
-            self.check_qk_fix()?;
-        }
+        self.check(scoring)?;
         let weights = ReaderWeights::of(self.model)?;
         let values = vec![0.0; graph.reader_count() * graph.writer_count()];
         let mut sums = Sums { graph, values, patterns: vec![None; layers] };
@@ -87,7 +96,7 @@ impl Study<'_> {
             };
             for run in &runs {
                 let (from, to) = (corrupt.mixed.value(run.at)?, clean.mixed.value(run.at)?);
-                let mixed = (&from + ((to - &from)? * run.share)?)?;
+                let mixed = run.mixed(&from, &to)?;
                 let mix = on([run.at], |_, _| Ok(Some(mixed.clone())));
                 self.add_gradients(batch, &mix, &weights, &changes, 1.0 / runs.len() as f64, &mut sums)?;
                 step(1)?;
@@ -101,11 +110,16 @@ impl Study<'_> {
         Ok(EdgeScores::new(graph, sums.values.into_iter().map(|sum| sum / count).collect()))
     }
 
-    /// Refuses hooks behind which attention is not what queries and keys make of it.
-    fn check_qk_fix(&self) -> Result<()> {
+    /// Refuses what [`edge_scores`](Self::edge_scores) would, before any run.
+    ///
+    /// # Errors
+    /// For gradients of 0 steps, and for the QK fix under hooks behind which attention is not what queries and keys make of it.
+    pub fn check(&self, scoring: EdgeScoring) -> Result<()> {
+        runs(scoring.gradients, self.graph().layers())?;
         let points: [fn(usize) -> Point; 3] = [Point::Q, Point::K, Point::Scores];
         let mut all = points.iter().flat_map(|point| (0..self.graph().layers()).map(point));
-        match self.hooks().and_then(|hooks| all.find(|&point| hooks.wants(point))) {
+        let hooks = self.hooks().filter(|_| scoring.qk_fix);
+        match hooks.and_then(|hooks| all.find(|&point| hooks.wants(point))) {
             Some(point) => candle_core::bail!(
                 "a change at {point}: the QK fix computes attention again, which would not have it; score without the fix"
             ),
@@ -179,19 +193,24 @@ impl Study<'_> {
         changes: &Changes,
         sums: &mut Sums,
     ) -> Result<()> {
-        let Some(gradient) = sums.patterns[layer].take() else { return Ok(()) };
-        let (attention, eps) =
-            (&self.model.transformer.h[layer].attn, self.model.config().layer_norm_epsilon);
+        let Some(gradient) = sums.patterns[layer].take() else {
+            candle_core::bail!("layer {layer}: no gradient at its attention weights")
+        };
+        let attention = &self.model.transformer.h[layer].attn;
+        let eps = self.model.config().layer_norm_epsilon;
+        let knocked_out = self.hooks().map_or_else(Vec::new, |hooks| hooks.knocked_out(layer));
+        let pattern =
+            |q: &Tensor, k: &Tensor| attention.pattern(q, k, None, &knocked_out, PatternOf::Weights);
         let head = Head { layer, head: 0 };
         let (query, key) = (Reader::Query(head), Reader::Key(head));
         let x = &changes.streams[stream(self.graph(), query)]; // (B, T, C)
         let (q, k) = weights.queries_and_keys(x, eps)?;
-        let plain = pattern(attention, &q, &k)?;
+        let plain = pattern(&q, &k)?;
         for writer in 0..self.graph().writers_before(query) {
             let change = (changes.written.get(writer)?.reshape(x.shape())? * changes.sign)?;
             let (new_q, new_k) = weights.queries_and_keys(&(x + change)?, eps)?;
             for (reader, q, k) in [(query, &new_q, &k), (key, &q, &new_k)] {
-                let change = ((pattern(attention, q, k)? - &plain)? * changes.sign)?;
+                let change = ((pattern(q, k)? - &plain)? * changes.sign)?;
                 let found = f64_of(&(&gradient * change)?.sum((0, 2, 3))?)?.to_vec1::<f64>()?; // (H)
                 sums.add_to(reader, writer, found);
             }
@@ -241,9 +260,4 @@ fn runs(gradients: EdgeGradients, layers: usize) -> Result<Vec<MixedRun>> {
         candle_core::bail!("integrated gradients need at least one step")
     }
     Ok(runs)
-}
-
-/// The attention weights of queries and keys, (B, T, H, D) both -> (B, H, T, T)
-fn pattern(attention: &CausalSelfAttention, q: &Tensor, k: &Tensor) -> Result<Tensor> {
-    attention.pattern(q, k, None, &[], PatternOf::Weights)
 }

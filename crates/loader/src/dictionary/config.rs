@@ -264,7 +264,6 @@ impl DictionaryConfig {
         if settings.get(&["hook_head_index", "hook_point_head_index"]).is_some() {
             return Err("hook_head_index: dictionaries of a single head are not supported".into());
         }
-        settings.check_processing(hook)?;
         // The layer's MLP, if it reads what goes into that.
         let hook_out = match (is_transcoder, hook_out, hook) {
             (false, ..) => hook,
@@ -276,6 +275,8 @@ impl DictionaryConfig {
                 return Err("hook_name_out is missing: which value does the transcoder predict?".into());
             }
         };
+        settings.check_processing(hook)?;
+        settings.check_processing(hook_out)?;
         let apply_b_dec_to_input = settings.flag("apply_b_dec_to_input", !is_transcoder)?;
         if is_transcoder && apply_b_dec_to_input {
             return Err("apply_b_dec_to_input: a transcoder's b_dec belongs to its output alone".into());

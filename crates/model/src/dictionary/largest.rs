@@ -1,6 +1,7 @@
 //! The largest numbers of a row.
 
 use super::code::Fired;
+use std::borrow::Cow;
 
 /// How many numbers of a row have their largest found first.
 const PART: usize = 64;
@@ -9,15 +10,11 @@ const PART: usize = 64;
 pub(super) fn largest(row: &[f32], norms: Option<&[f32]>, k: usize, absolute: bool) -> Vec<Fired> {
     let value = |i: usize| norms.map_or(row[i], |norms| row[i] * norms[i]);
     let size = |i: usize| if absolute { value(i).abs() } else { value(i) };
-    let sizes: Vec<f32> = (0..row.len()).map(size).collect();
-    // Each part's largest: the k-th of them is no larger than the k-th of all.
-    let mut least = f32::NEG_INFINITY;
-    if row.len() >= 2 * k * PART {
-        let mut tops: Vec<f32> =
-            sizes.chunks(PART).map(|part| part.iter().copied().fold(least, f32::max)).collect();
-        least = *tops.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1;
-    }
-    let mut order: Vec<u32> = (0..).zip(&sizes).filter(|(_, size)| **size >= least).map(|(i, _)| i).collect();
+    let sizes: Cow<[f32]> = match norms {
+        None if !absolute => Cow::Borrowed(row),
+        _ => (0..row.len()).map(size).collect(),
+    };
+    let mut order = candidates(&sizes, k);
     if k < order.len() {
         order.select_nth_unstable_by(k - 1, |&a, &b| {
             sizes[b as usize].total_cmp(&sizes[a as usize]).then(a.cmp(&b))
@@ -27,6 +24,36 @@ pub(super) fn largest(row: &[f32], norms: Option<&[f32]>, k: usize, absolute: bo
     }
     let fired = order.into_iter().map(|feature| Fired { feature, value: value(feature as usize) });
     fired.filter(|one| if absolute { one.value != 0.0 } else { one.value > 0.0 }).collect()
+}
+
+/// Numbers among which the k largest are.
+fn candidates(sizes: &[f32], k: usize) -> Vec<u32> {
+    if sizes.len() < 2 * k * PART {
+        return (0..).zip(sizes).filter(|(_, size)| !size.is_nan()).map(|(i, _)| i).collect();
+    }
+    // The k-th of the parts' largest is no larger than the k-th of all, so that few parts hold one of these.
+    let tops: Vec<f32> = sizes.chunks(PART).map(top).collect();
+    let least = *tops.clone().select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1;
+    let mut found = vec![];
+    for ((first, part), top) in (0u32..).step_by(PART).zip(sizes.chunks(PART)).zip(tops) {
+        if top >= least {
+            found.extend((first..).zip(part).filter(|(_, size)| **size >= least).map(|(i, _)| i));
+        }
+    }
+    found
+}
+
+/// The largest number, from lanes that a processor compares at once; NaN is less than any.
+fn top(part: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let (rows, rest) = part.as_chunks::<16>();
+    for row in rows {
+        for (lane, x) in lanes.iter_mut().zip(row) {
+            *lane = larger(*lane, *x);
+        }
+    }
+    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, &b| larger(a, b))
 }
 
 #[cfg(test)]

@@ -11,17 +11,17 @@ use std::thread::{self, ThreadId};
 /// A dictionary at the places of a model where its features are changed.
 #[derive(Debug)]
 pub struct FeatureSite {
-    dictionary: Dictionary,
+    dictionary: Arc<Dictionary>,
     hook: Point,
     hook_out: Point,
-    /// What a transcoder has read in each thread's pass, and not yet predicted from.
-    read: Mutex<HashMap<ThreadId, Code>>,
+    /// What a transcoder has last read on each thread.
+    read: Mutex<HashMap<ThreadId, Arc<Code>>>,
 }
 
 impl FeatureSite {
     /// A dictionary that reads `hook`, and rebuilds `hook_out`: the same value, or what a transcoder predicts, which comes later.
     #[must_use]
-    pub fn new(dictionary: Dictionary, hook: Point, hook_out: Point) -> Self {
+    pub fn new(dictionary: Arc<Dictionary>, hook: Point, hook_out: Point) -> Self {
         Self { dictionary, hook, hook_out, read: Mutex::default() }
     }
 
@@ -47,7 +47,7 @@ impl FeatureSite {
         point == self.hook || point == self.hook_out
     }
 
-    fn with_read<T>(&self, act: impl FnOnce(&mut HashMap<ThreadId, Code>) -> T) -> T {
+    fn with_read<T>(&self, act: impl FnOnce(&mut HashMap<ThreadId, Arc<Code>>) -> T) -> T {
         act(&mut self.read.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -81,11 +81,11 @@ impl FeatureChange {
     #[allow(clippy::cast_possible_truncation)] // activations are in f32
     pub(super) fn all_on(changes: &[&Self], at: At, x: &Tensor) -> Result<Tensor> {
         let Some(site) = changes.first().map(|change| &change.site) else { return Ok(x.clone()) };
-        let dictionary = &site.dictionary;
+        let dictionary = &*site.dictionary;
         let (b, t) = (x.dim(0)?, x.dim(1)?);
         let encoded = || {
             let rows = x.detach().to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
-            dictionary.encode(&rows.reshape((b * t, ()))?)
+            dictionary.encode(&rows.reshape((b * t, ()))?).map(Arc::new)
         };
         let thread = thread::current().id();
         if at.point != site.hook_out {
@@ -96,7 +96,7 @@ impl FeatureChange {
         let read = if site.hook == site.hook_out {
             Some(encoded()?)
         } else {
-            site.with_read(|read| read.remove(&thread)).filter(|code| code.rows() == b * t)
+            site.with_read(|read| read.get(&thread).cloned()).filter(|code| code.rows() == b * t)
         };
         let Some(code) = read else {
             candle_core::bail!(

@@ -2,7 +2,7 @@
 
 use super::Trainer;
 use crate::error::{Result, TrainError};
-use crate::sharded::{facts_of_program, setting};
+use crate::sharded::{facts_of_program, setting, settings};
 use crate::state::{self, History};
 use candle_core::{Device, DeviceLocation, Tensor};
 use gpt2_parallel::{Fact, Group};
@@ -41,16 +41,11 @@ impl Trainer {
         let mut facts = facts_of_program();
         let remedy = "name one with --device";
         facts.push(Fact { what: "kind of device".into(), value: device.into(), remedy });
-        let settings = serde_json::to_value(&self.settings).map_err(TrainError::other)?;
-        for (name, value) in settings.as_object().into_iter().flatten() {
-            // The config's fields one by one: a difference in one of twenty is hard to see.
-            for (field, value) in value.as_object().into_iter().flatten() {
-                facts.push(setting(&format!("{name}.{field}"), value));
+        for mut fact in settings(&serde_json::to_value(&self.settings).map_err(TrainError::other)?) {
+            if fact.what == "data" {
+                fact.what = "training text (by its fingerprint)".to_owned();
             }
-            if !value.is_object() {
-                let what = if name == "data" { "training text (by its fingerprint)" } else { name };
-                facts.push(setting(what, value));
-            }
+            facts.push(fact);
         }
         let weights = self.model.fingerprint()?;
         facts.push(setting("set of weights (by its fingerprint)", &weights.into()));

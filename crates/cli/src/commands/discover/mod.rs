@@ -105,6 +105,7 @@ const THOUSANDTHS: [usize; 10] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
 
 pub(crate) fn run(args: &DiscoverArgs) -> anyhow::Result<()> {
     args.study.interventions.no_circuit("discover")?;
+    let scoring = args.scoring()?;
     let mut outputs = Outputs::new(args.overwrite);
     for (flag, path) in [("--out", &args.out), ("--dot", &args.dot)] {
         if let Some(path) = path {
@@ -119,7 +120,8 @@ pub(crate) fn run(args: &DiscoverArgs) -> anyhow::Result<()> {
     if !changes.list.is_empty() {
         study = study.with_hooks(&changes.list)?;
     }
-    let search = Search::new(args, &session, &study)?;
+    study.check(scoring)?;
+    let search = Search::new(args, &session, &study, scoring)?;
     let curve = search.curve()?;
     let circuit = search.chosen(&curve)?;
     let mut provenance = Provenance::of_tokens(&session, pairs[0].clean.len())?.under(&changes);
@@ -177,8 +179,29 @@ struct Search<'a> {
     none: Vec<f64>,
 }
 
+impl DiscoverArgs {
+    fn scoring(&self) -> anyhow::Result<EdgeScoring> {
+        let gradients = match (usize::from(self.steps), self.integrate) {
+            (0, Integral::Inputs) => EdgeGradients::Clean,
+            (0, Integral::Activations) => {
+                bail!(
+                    "--integrate activations needs --steps of at least 1: 0 takes the clean run's gradients alone"
+                )
+            }
+            (steps, Integral::Inputs) => EdgeGradients::Integrated { steps },
+            (steps, Integral::Activations) => EdgeGradients::IntegratedActivations { steps },
+        };
+        Ok(EdgeScoring { gradients, qk_fix: self.qk_fix })
+    }
+}
+
 impl<'a> Search<'a> {
-    fn new(args: &'a DiscoverArgs, session: &Session, study: &'a Study<'a>) -> anyhow::Result<Self> {
+    fn new(
+        args: &'a DiscoverArgs,
+        session: &Session,
+        study: &'a Study<'a>,
+        scoring: EdgeScoring,
+    ) -> anyhow::Result<Self> {
         let (clean, corrupt) = with_progress("runs", |progress| study.plain(progress))?;
         let nothing = EdgeSet::empty(study.graph());
         let none = with_progress("runs", |progress| study.measure(&[&nothing], args.replace, progress))?;
@@ -194,17 +217,6 @@ impl<'a> Search<'a> {
                 )?;
             }
         }
-        let gradients = match (usize::from(args.steps), args.integrate) {
-            (0, Integral::Inputs) => EdgeGradients::Clean,
-            (0, Integral::Activations) => {
-                bail!(
-                    "--integrate activations needs --steps of at least 1: 0 takes the clean run's gradients alone"
-                )
-            }
-            (steps, Integral::Inputs) => EdgeGradients::Integrated { steps },
-            (steps, Integral::Activations) => EdgeGradients::IntegratedActivations { steps },
-        };
-        let scoring = EdgeScoring { gradients, qk_fix: args.qk_fix };
         let start = Instant::now();
         let scores = with_progress("runs", |progress| study.edge_scores(scoring, progress))?;
         note(&format!(

@@ -83,7 +83,8 @@ fn record(args: &RecordArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
     }
     let session = args.model.session_for(inputs, &Outputs::new(false))?;
     let recording = Recording::new(args, &session)?;
-    let provenance = Provenance::of_tokens(&session, recording.window)?.under(&recording.changes.described());
+    let provenance =
+        Provenance::of_tokens(&session, recording.windowing.window)?.under(&recording.changes.described());
     note(&provenance.model_line());
     let facts = facts(args, &by, &session, &recording, provenance.clone())?;
     let fact = |(what, value): (&String, &serde_json::Value)| Fact {
@@ -189,9 +190,9 @@ fn facts(
         by,
         points: recording.names.clone(),
         store: DType::as_str(&recording.store),
-        window: recording.window,
+        window: recording.windowing.window,
         shard_tokens: args.shard_tokens,
-        bos: recording.bos.is_some(),
+        bos: recording.windowing.bos.is_some(),
         fingerprint: format!("{:016x}", hash.finish()),
         isa: candle_fused::Isa::current().as_str(),
     })?)

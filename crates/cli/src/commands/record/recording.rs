@@ -4,7 +4,8 @@ use super::args::RecordArgs;
 use crate::changes::Prepared;
 use crate::points::PointName;
 use crate::session::Session;
-use anyhow::{Context, bail};
+use crate::window_values::Windowing;
+use anyhow::bail;
 use candle_core::DType;
 use gpt2_model::hooks::Point;
 
@@ -14,8 +15,7 @@ pub(super) struct Recording<'a> {
     pub(super) points: Vec<Point>,
     /// As the user gave them, and as they stand in the shards.
     pub(super) names: Vec<String>,
-    pub(super) bos: Option<u32>,
-    pub(super) window: usize,
+    pub(super) windowing: Windowing,
     pub(super) store: DType,
 }
 
@@ -36,26 +36,18 @@ impl<'a> Recording<'a> {
                 "interventions at positions, or with means over the text, do not fit windows; take fixed means with --mean-of"
             );
         }
-        let none = "--bos: the model's config names no bos_token_id; leave --bos out";
-        let bos = if args.bos { Some(config.bos_token_id.context(none)?) } else { None };
-        let window = args.window.map_or(config.n_positions, |window| window as usize);
-        if window > config.n_positions {
-            bail!("--window {window}: the model reads n_positions = {} tokens", config.n_positions);
-        }
-        if bos.is_some() && window < 2 {
-            bail!("--window {window}: expected 2 at least, for the first token of --bos and another");
-        }
-        let own = window - usize::from(bos.is_some());
+        let windowing = Windowing::new(config, args.bos, args.window)?;
+        let own = windowing.window - windowing.added();
         if (args.shard_tokens as usize) < own {
             bail!(
                 "--shard-tokens {}: a window of {own} tokens does not fit; give more, or a smaller --window",
                 args.shard_tokens
             );
         }
-        if bos.is_some() && !args.interventions.mean_ablate.is_empty() {
+        if args.bos && !args.interventions.mean_ablate.is_empty() {
             bail!("--bos: it would move the positions of the means of --mean-of; leave one of them out");
         }
         let changes = Prepared::new(&args.interventions, session)?;
-        Ok(Self { changes, points, names, bos, window, store: args.store })
+        Ok(Self { changes, points, names, windowing, store: args.store })
     }
 }

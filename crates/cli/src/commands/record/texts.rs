@@ -62,15 +62,14 @@ impl Pending {
         session: &Session,
         section: Vec<Document>,
     ) -> anyhow::Result<()> {
-        self.added = usize::from(recording.bos.is_some());
-        let length = recording.window - self.added;
+        self.added = recording.windowing.added();
+        let length = recording.windowing.window - self.added;
         for document in section {
             let ids = document.ids(session)?;
             let number = u32::try_from(self.documents).context("more documents than a store can count")?;
-            for (i, window) in ids.chunks(length).enumerate() {
+            for (i, window) in recording.windowing.cut(&ids).enumerate() {
                 let first = u32::try_from(i * length).with_context(|| document.place())?;
-                let ids = recording.bos.into_iter().chain(window.iter().copied()).collect();
-                self.texts.push_back(Text { document: number, first, ids });
+                self.texts.push_back(Text { document: number, first, ids: window });
             }
             self.documents += 1;
             self.empty += usize::from(ids.is_empty());

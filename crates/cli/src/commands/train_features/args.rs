@@ -13,7 +13,7 @@ use std::path::PathBuf;
 The folder that it writes is a dictionary in SAELens' form, which gpt2 features and SAELens read. Ctrl-C saves what has been
 learned. The same seed gives the same files, on any number of threads and processes. --features, --k and --lr matter most: more
 features that fire explain more, and say less each. Of a text, the model computes the values while the dictionary learns, in windows in a
-random order; values that are recorded first are read faster, and more than once.
+random order. A store is faster to read again, and every process must see it; rank 0 alone reads a text.
 
 Examples:
   gpt2 record notes.txt --points blocks.2.hook_resid_post --out activations
@@ -28,7 +28,7 @@ pub(crate) struct TrainFeaturesArgs {
     /// The folder for cfg.json and sae_weights.safetensors
     #[arg(short, long, value_name = "DIR")]
     pub(super) out: PathBuf,
-    /// The value to learn from, if the store has several, or of the model that reads a text
+    /// The value to learn from; needed with a text, or if the store has several
     #[arg(long, value_name = "POINT")]
     pub(super) point: Option<String>,
     /// How many features to learn [default: 8 for each number of a value]

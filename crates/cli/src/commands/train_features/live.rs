@@ -10,7 +10,7 @@ use crate::points::PointName;
 use crate::progress::bar;
 use crate::provenance::Provenance;
 use crate::session::Session;
-use crate::window_values::values;
+use crate::window_values::{Windowing, values};
 use crate::windows::{batches, windows};
 use anyhow::{Context, bail};
 use candle_core::{Device, Tensor};
@@ -23,7 +23,7 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::json;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// The tokens of how many batches a lane mixes.
+/// The tokens of how many batches are mixed at a time, over all lanes together, unless they have fewer than two each.
 const MIXED: usize = 16;
 
 /// The batches of a step, (tokens, d) each; in the place of one that another rank computes, any tensor.
@@ -50,21 +50,13 @@ impl<'a> Live<'a> {
         group: &dyn Group,
     ) -> anyhow::Result<Self> {
         let config = session.model.config();
-        let name = args.point.as_deref().context("--point")?;
+        let name = args.point.as_deref().context("a text needs --point")?;
         let name: PointName = name.parse().map_err(anyhow::Error::msg)?;
-        let (name, point) = PointName::all("--point", &[name], config.n_layer)?.swap_remove(0);
-        if matches!(point, Point::Scores(_) | Point::Pattern(_)) {
-            bail!(
-                "--point {name}: has a value for each pair of tokens, not for each token; take another point"
-            );
-        }
-        let none = "--bos: the model's config names no bos_token_id; leave --bos out";
-        let bos = args.text.bos.then_some(config.bos_token_id).map(|id| id.context(none)).transpose()?;
-        let added = usize::from(bos.is_some());
-        let window = args.text.window.map_or(config.n_positions, |window| window as usize);
-        if !(1 + added..=config.n_positions).contains(&window) {
-            bail!("--window {window}: expected {} to n_positions = {}", 1 + added, config.n_positions);
-        }
+        let mut points = PointName::all("--point", &[name], config.n_layer)?;
+        let Some((name, point)) = points.pop().filter(|_| points.is_empty()) else {
+            bail!("--point: a dictionary learns from one value; name one layer");
+        };
+        let windowing = Windowing::new(config, args.text.bos, args.text.window)?;
         let bar =
             bar(corpus.as_ref().and_then(|corpus| corpus.bytes), "{bar:30} read {bytes} of {total_bytes}");
         let mut all = vec![];
@@ -77,12 +69,14 @@ impl<'a> Live<'a> {
             for document in section {
                 let ids = document.ids(session)?;
                 ids.hash(&mut hash);
-                let windows = ids.chunks(window - added);
-                all.extend(windows.map(|window| bos.into_iter().chain(window.iter().copied()).collect()));
+                all.extend(windowing.cut(&ids));
             }
             bar.set_position(corpus.as_ref().map_or(0, Corpus::read));
         }
         bar.finish_and_clear();
+        if all.is_empty() {
+            bail!("{}: holds no token", args.source.display());
+        }
         let lanes = usize::from(args.accumulate);
         if all.len() < lanes {
             bail!(
@@ -92,36 +86,37 @@ impl<'a> Live<'a> {
             );
         }
         let facts = json!({
-            "provenance": Provenance::of_tokens(session, window)?,
+            "provenance": Provenance::of_tokens(session, windowing.window)?,
             "by": by,
             "points": [&name],
-            "window": window,
-            "bos": bos.is_some(),
+            "window": windowing.window,
+            "bos": args.text.bos,
             "text": format!("{:016x}", hash.finish()),
             "fingerprint": session.model.fingerprint()?.to_string(),
             "isa": candle_fused::Isa::current().as_str(),
         });
-        Ok(Self { session, name, point, windows: all, added, facts })
+        Ok(Self { session, name, point, windows: all, added: windowing.added(), facts })
     }
 
     pub(super) fn tokens(&self) -> usize {
         self.windows.iter().map(|window| window.len() - self.added).sum()
     }
 
-    /// Steps without end, with the batches of the lanes that are `mine`.
+    /// So many steps, with the batches of the lanes that are `mine`.
     pub(super) fn steps<'b>(
         &'b self,
         args: &TrainFeaturesArgs,
+        count: usize,
         mine: impl Fn(usize) -> bool,
     ) -> Box<dyn Iterator<Item = Step> + 'b> {
         let (all, rows, seed) = (usize::from(args.accumulate), args.batch as usize, args.model.run.seed);
-        let lane = |number| mine(number).then(|| Lane::new(self, Place { number, all, rows, seed }));
+        let lane = |number| mine(number).then(|| Lane::new(self, Place { number, all, rows, seed }, count));
         let mut lanes: Vec<Option<Lane>> = (0..all).map(lane).collect();
         let mut next = |lane: &mut Option<Lane>| match lane {
             Some(lane) => lane.next(),
             None => Ok(Tensor::zeros((0, 0), candle_core::DType::F32, &Device::Cpu)?),
         };
-        Box::new(std::iter::from_fn(move || Some(lanes.iter_mut().map(&mut next).collect())))
+        Box::new((0..count).map(move |_| lanes.iter_mut().map(&mut next).collect()))
     }
 
     /// The values of windows, (tokens, d) together.
@@ -163,15 +158,17 @@ struct Lane<'a, 'b> {
     windows: Vec<usize>,
     /// Tokens that wait, mixed: (tokens, d).
     waiting: Option<Tensor>,
+    /// How many batches are still to come.
+    left: usize,
     rng: ChaCha8Rng,
 }
 
 impl<'a, 'b> Lane<'a, 'b> {
-    fn new(live: &'b Live<'a>, place: Place) -> Self {
+    fn new(live: &'b Live<'a>, place: Place, batches: usize) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(place.seed);
         // Stream 0 orders the windows.
         rng.set_stream(1 + place.number as u64);
-        Self { live, place, epoch: 0, windows: vec![], waiting: None, rng }
+        Self { live, place, epoch: 0, windows: vec![], waiting: None, left: batches, rng }
     }
 
     fn next(&mut self) -> anyhow::Result<Tensor> {
@@ -179,7 +176,8 @@ impl<'a, 'b> Lane<'a, 'b> {
         let mut count = self.waiting.as_ref().map_or(Ok(0), |waiting| waiting.dim(0))?;
         if count < rows {
             let mut chosen = vec![];
-            while count < MIXED * rows {
+            let mixed = MIXED.div_ceil(self.place.all).max(2).min(self.left);
+            while count < mixed * rows {
                 let window = self.next_window();
                 count += self.live.windows[window].len() - self.live.added;
                 chosen.push(window);
@@ -190,6 +188,7 @@ impl<'a, 'b> Lane<'a, 'b> {
             order.shuffle(&mut self.rng);
             self.waiting = Some(Tensor::cat(&all, 0)?.index_select(&Tensor::new(order, &Device::Cpu)?, 0)?);
         }
+        self.left = self.left.saturating_sub(1);
         let waiting = self.waiting.take().context("no token waits")?;
         self.waiting = (count > rows).then(|| waiting.narrow(0, rows, count - rows)).transpose()?;
         Ok(waiting.narrow(0, 0, rows)?)

@@ -19,9 +19,10 @@ use args::SPARSITIES;
 pub(crate) use args::TrainFeaturesArgs;
 use gpt2_files::INDEX;
 use gpt2_loader::{DictionaryCheckpoint, NewDictionary, save_dictionary};
+use gpt2_model::Config;
 use gpt2_model::hooks::Point;
 use gpt2_parallel::Group;
-use gpt2_train::{DictionaryOptions, DictionaryStep, DictionaryTrainer};
+use gpt2_train::{DictionaryOptions, DictionaryStep, DictionaryTrainer, TrainError};
 use live::Live;
 use serde::Serialize;
 use serde_json::json;
@@ -89,50 +90,45 @@ fn train_features(args: &TrainFeaturesArgs, group: &Arc<dyn Group>) -> anyhow::R
     if args.out == Path::new("-") {
         bail!("--out -: expected the name of a folder; ./- is one");
     }
-    let is_store = args.source.join(INDEX).exists();
-    let is_stdin = args.source == Path::new(STDIN);
-    if is_stdin && group.size() > 1 {
+    if args.source == Path::new(STDIN) && group.size() > 1 {
         bail!("-: standard input keeps the other processes waiting; name a file");
     }
-    if !is_store && args.point.is_none() && (is_stdin || args.source.exists()) {
+    // Rank 0 decides, and alone reads a text; the others get it from there.
+    let is_store = group.any(leads && args.source.join(INDEX).exists())?;
+    if !is_store && args.point.is_none() && (args.source == Path::new(STDIN) || args.source.exists()) {
         bail!(
             "{}: is no folder that gpt2 record wrote; if it is a text, name the value to learn from with --point",
             args.source.display()
         );
     }
-    let mut inputs = Inputs::default();
     let by = By::new(args.text.by, args.text.field.as_deref(), &args.source)?;
-    // Rank 0 alone reads a text; the others get it from there.
     let corpus = (leads && !is_store).then(|| Corpus::open(&args.source, by.clone())).transpose()?;
-    if is_store {
-        inputs.file("the store", args.source.join(INDEX));
-        inputs.named(&args.source.display().to_string());
-    }
-    for file in corpus.iter().flat_map(|corpus| &corpus.files).filter(|_| !is_stdin) {
-        inputs.file("the text", file);
-    }
-    args.model.model.iter().for_each(|model| inputs.named(model));
-    inputs.spare_folder(&format!("--out {}", args.out.display()), &args.out)?;
-    let _folder = leads.then(|| NewFolder::make(&args.out).context("--out")).transpose()?;
+    let files = corpus.iter().flat_map(|corpus| corpus.files.iter().cloned()).collect::<Vec<_>>();
+    inputs(args, &files).spare_folder(&format!("--out {}", args.out.display()), &args.out)?;
     let mut outputs = Outputs::new(args.overwrite);
     for path in DictionaryCheckpoint::paths_in(&args.out).iter().filter(|_| leads) {
         outputs.add("--out", path);
     }
+    if args.out.is_dir() {
+        outputs.check(&inputs(args, &files))?;
+    }
     let session;
     let values = if is_store {
-        outputs.check(&inputs)?;
         Values::recorded(args)?
     } else {
-        hub::inputs(&args.model.hub, &mut inputs);
-        session = args.model.session_for(inputs, &outputs)?;
+        session = args.model.session_for(inputs(args, &files), &Outputs::new(false))?;
         Values::Live(Live::read(args, &session, &by, corpus, &**group)?)
     };
+    let (name, point) = values.point()?;
+    if point.width(&Config::gpt2()).is_none() {
+        bail!("--point {name}: is no vector for each token, as a dictionary needs; take another point");
+    }
 
     let (rows, tokens) = (tokens_of_step(args), values.tokens());
     let steps = tokens / rows * args.epochs as usize;
     if steps == 0 {
         bail!(
-            "--batch {}: {} has {}, and a step takes {rows}; take smaller batches, or more text",
+            "--batch {}: {} has {}, and a step takes {rows}; take smaller or fewer batches (--accumulate), or more text",
             args.batch,
             args.source.display(),
             count(tokens, "token")
@@ -144,34 +140,34 @@ fn train_features(args: &TrainFeaturesArgs, group: &Arc<dyn Group>) -> anyhow::R
     let mut options = DictionaryOptions::new(features, args.k as usize, steps);
     (options.sparsity, options.lr, options.seed) = (args.sparsity, args.lr, args.model.run.seed);
     options.silent_after = args.silent_after as usize;
-    let settings = settings(args, &values, steps)?;
-    let mut trainer = DictionaryTrainer::new(&sample, options)?.in_group(Arc::clone(group), &settings)?;
+    let mut trainer =
+        DictionaryTrainer::new(&sample, options)?.in_group(Arc::clone(group), &agreed(args, &values)?)?;
+    let _folder = leads.then(|| NewFolder::make(&args.out).context("--out")).transpose()?;
+    outputs.check(&inputs(args, &files))?;
     let stop = Stop::listen()?;
     let mut found = vec![];
     let trained = train(args, &values, &mut trainer, &stop, steps, &mut found);
-    if !leads {
-        trained?;
-        return Ok(if found.len() < steps { ExitCode::from(stop.code()) } else { ExitCode::SUCCESS });
+    // After a failed exchange, a rank may have some of the new weights and not the others.
+    let is_whole =
+        !trained.as_ref().is_err_and(|error| matches!(error.downcast_ref(), Some(TrainError::Group(_))));
+    if is_whole {
+        if leads && !found.is_empty() {
+            let (tensors, selection) = trainer.dictionary()?;
+            let made_by = made_by(args, &values, features, found.len());
+            save_dictionary(&args.out, &tensors, &selection, &about(values.facts(), point, made_by))?;
+        }
+        group.any(false)?; // until it is written
     }
-    if found.is_empty() {
+    if is_whole && !found.is_empty() {
+        trained.with_context(|| {
+            format!("stopped after {} of {steps} steps; what was learned before is saved", found.len())
+        })?;
+    } else {
         trained?;
-        bail!("{}: stopped before the first step; nothing was learned", args.source.display());
     }
-    let (name, point) = values.point()?;
-    let (tensors, selection) = trainer.dictionary()?;
-    let made_by = json!({
-        "gpt2": env!("CARGO_PKG_VERSION"),
-        if is_store { "store" } else { "text" }: values.facts(),
-        "training": settings["training"],
-        "steps": found.len(),
-    });
-    save_dictionary(&args.out, &tensors, &selection, &about(values.facts(), point, made_by))?;
-    trained.with_context(|| {
-        format!("stopped after {} of {steps} steps; what was learned before is saved", found.len())
-    })?;
-
-    let report = Report::new(args, name, d, features, &found);
-    output::report(args.json, &report, print)?;
+    if leads {
+        output::report(args.json, &Report::new(args, name, d, features, &found), print)?;
+    }
     if found.len() < steps {
         note(&format!("stopped after {} of {steps} steps; what has been learned is saved", found.len()));
         return Ok(ExitCode::from(stop.code()));
@@ -179,18 +175,45 @@ fn train_features(args: &TrainFeaturesArgs, group: &Arc<dyn Group>) -> anyhow::R
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the dictionary depends on: the same on every rank.
-fn settings(args: &TrainFeaturesArgs, values: &Values, steps: usize) -> anyhow::Result<serde_json::Value> {
-    let TrainFeaturesArgs { sparsity, k, epochs, batch, accumulate, lr, silent_after, .. } = args;
+/// What the run reads; `files` are those of a text.
+fn inputs(args: &TrainFeaturesArgs, files: &[PathBuf]) -> Inputs {
+    let mut inputs = Inputs::default();
+    if files.is_empty() {
+        inputs.file("the store", args.source.join(INDEX));
+        inputs.named(&args.source.display().to_string());
+    }
+    for file in files.iter().filter(|file| **file != Path::new(STDIN)) {
+        inputs.file("the text", file);
+    }
+    hub::inputs(&args.model.hub, &mut inputs);
+    args.model.model.iter().for_each(|model| inputs.named(model));
+    inputs
+}
+
+/// What the values of the steps depend on, which must be the same on every rank. Where each has its files and which GPU it takes need
+/// not be.
+fn agreed(args: &TrainFeaturesArgs, values: &Values) -> anyhow::Result<serde_json::Value> {
+    let mut facts = values.facts().clone();
+    if let Some(facts) = facts.as_object_mut() {
+        facts.remove("provenance");
+    }
     Ok(json!({
-        "point": values.point()?.0,
-        "steps": steps,
-        "values": values.facts(),
-        "training": {
-            "sparsity": name_of(SPARSITIES, sparsity), "k": k, "epochs": epochs, "batch": batch, "accumulate": accumulate, "lr": lr,
-            "silent_after": silent_after, "features": args.features, "seed": args.model.run.seed,
-        },
+        "point": values.point()?.0, "epochs": args.epochs, "batch": args.batch, "accumulate": args.accumulate, "values": facts,
     }))
+}
+
+/// For `cfg.json`.
+fn made_by(args: &TrainFeaturesArgs, values: &Values, features: usize, steps: usize) -> serde_json::Value {
+    let TrainFeaturesArgs { sparsity, k, epochs, batch, accumulate, lr, silent_after, .. } = args;
+    let from = if matches!(values, Values::Recorded { .. }) { "store" } else { "text" };
+    json!({
+        "gpt2": env!("CARGO_PKG_VERSION"),
+        from: values.facts(),
+        "training": {
+            "sparsity": name_of(SPARSITIES, sparsity), "features": features, "k": k, "epochs": epochs, "batch": batch,
+            "accumulate": accumulate, "lr": lr, "silent_after": silent_after, "seed": args.model.run.seed, "steps": steps,
+        },
+    })
 }
 
 /// Takes steps until the last one, or until someone asks to stop.
@@ -204,7 +227,12 @@ fn train(
 ) -> anyhow::Result<()> {
     let bar = bar(Some(steps as u64), "{bar:30} step {pos}/{len}, {eta} left{msg}");
     let (rank, ranks) = (trainer.group().rank(), trainer.group().size());
-    for batches in values.steps(args, move |place| place % ranks == rank).take(steps) {
+    for batches in values.steps(args, steps, move |place| place % ranks == rank) {
+        // All ranks leave together, before anything has changed.
+        if trainer.group().any(batches.is_err())? {
+            batches?;
+            bail!("another process could not read or compute its values");
+        }
         let step = trainer.step(&batches?)?;
         bar.inc(1);
         bar.set_message(format!(", explains {:.3}, L0 {:.1}", 1.0 - step.unexplained, step.l0));

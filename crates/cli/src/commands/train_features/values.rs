@@ -2,8 +2,10 @@
 
 use super::args::TrainFeaturesArgs;
 use super::live::{Live, Step};
+use crate::device::DeviceArg;
 use anyhow::{Context, bail};
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
+use candle_fused::Implementation;
 use gpt2_files::Store;
 use gpt2_model::hooks::Point;
 
@@ -17,20 +19,8 @@ impl Values<'_> {
     /// Those of a store.
     pub(super) fn recorded(args: &TrainFeaturesArgs) -> anyhow::Result<Self> {
         let store = Store::open(&args.source)?;
-        let text = &args.text;
-        for (option, is_given) in [
-            ("--model", args.model.model.is_some()),
-            ("--by", text.by.is_some()),
-            ("--field", text.field.is_some()),
-            ("--bos", text.bos),
-            ("--window", text.window.is_some()),
-        ] {
-            if is_given {
-                bail!(
-                    "{option}: is for a text, and {} has values already; leave it out",
-                    args.source.display()
-                );
-            }
+        if let Some(option) = of_a_text(args) {
+            bail!("{option}: is for a text, and {} has values already; leave it out", args.source.display());
         }
         let names = &store.index().values;
         let name = match (&args.point, &names[..]) {
@@ -45,7 +35,9 @@ impl Values<'_> {
     /// The value's name, and its point.
     pub(super) fn point(&self) -> anyhow::Result<(&str, Point)> {
         match self {
-            Self::Recorded { store: _, name } => Ok((name, name.parse()?)),
+            Self::Recorded { name, .. } => {
+                Ok((name, name.parse().with_context(|| format!("the store's {name}"))?))
+            }
             Self::Live(live) => Ok((&live.name, live.point)),
         }
     }
@@ -66,7 +58,7 @@ impl Values<'_> {
         }
     }
 
-    /// The first batch, which every rank computes.
+    /// A batch by which to choose the first weights, the same on every rank.
     pub(super) fn sample(&self, args: &TrainFeaturesArgs) -> anyhow::Result<Tensor> {
         let mut steps = match self {
             Self::Recorded { store, name } => {
@@ -74,21 +66,22 @@ impl Values<'_> {
                 let first = store.shuffled(name, rows, seed)?.next().transpose()?;
                 return Ok(first.context("the store is empty")?.flatten_from(1)?);
             }
-            Self::Live(live) => live.steps(args, |lane| lane == 0),
+            Self::Live(live) => live.steps(args, 1, |lane| lane == 0),
         };
         let first = steps.next().transpose()?.and_then(|step| step.into_iter().next());
         first.context("the text has no token")
     }
 
-    /// The steps, of which there may be more than one needs; a rank computes the batches in the places that are `mine`.
+    /// So many steps; a model computes the batches in the places that are `mine`.
     pub(super) fn steps<'a>(
         &'a self,
         args: &'a TrainFeaturesArgs,
+        count: usize,
         mine: impl Fn(usize) -> bool + 'a,
     ) -> Box<dyn Iterator<Item = Step> + 'a> {
         match self {
-            Self::Recorded { store, name } => Box::new(recorded_steps(args, store, name)),
-            Self::Live(live) => live.steps(args, mine),
+            Self::Recorded { store, name } => Box::new(recorded_steps(args, store, name).take(count)),
+            Self::Live(live) => live.steps(args, count, mine),
         }
     }
 }
@@ -122,4 +115,26 @@ fn recorded_steps<'a>(
         };
         next().transpose()
     })
+}
+
+/// An option that was given and says how a model reads a text.
+fn of_a_text(args: &TrainFeaturesArgs) -> Option<&'static str> {
+    let TrainFeaturesArgs { text, model, .. } = args;
+    let on_gpu = !matches!(model.run.device, DeviceArg::Auto | DeviceArg::Cpu);
+    [
+        ("--by", text.by.is_some()),
+        ("--field", text.field.is_some()),
+        ("--bos", text.bos),
+        ("--window", text.window.is_some()),
+        ("--model", model.model.is_some()),
+        ("--dtype", model.dtype != DType::F32),
+        ("--quantize", model.quantize.is_some()),
+        ("--impl", model.implementation != Implementation::Auto),
+        ("--adapter", !model.adapters.list.is_empty()),
+        ("--device", on_gpu),
+        ("--tf32", model.run.tf32),
+        ("--revision", model.hub.revision.is_some()),
+    ]
+    .into_iter()
+    .find_map(|(option, is_given)| is_given.then_some(option))
 }
