@@ -203,8 +203,9 @@ impl DictionaryTrainer {
         let mut sample = DefaultHasher::new();
         (self.scale.to_bits(), self.variance.to_bits()).hash(&mut sample);
         for (_, var) in &self.adam.variables {
-            let values: Vec<f32> = var.flatten_all()?.to_vec1()?;
-            values.iter().for_each(|value| value.to_bits().hash(&mut sample));
+            for value in var.flatten_all()?.to_vec1::<f32>()? {
+                value.to_bits().hash(&mut sample);
+            }
         }
         Ok(serde_json::json!({
             "features": features, "sparsity": format!("{sparsity:?}"), "k": k, "lr": lr, "steps": steps, "silent_after": silent_after,

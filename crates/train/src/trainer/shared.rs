@@ -43,7 +43,7 @@ impl Trainer {
         facts.push(Fact { what: "kind of device".into(), value: device.into(), remedy });
         for mut fact in settings(&serde_json::to_value(&self.settings).map_err(TrainError::other)?) {
             if fact.what == "data" {
-                fact.what = "training text (by its fingerprint)".to_owned();
+                fact.what = "training text (by its fingerprint)".into();
             }
             facts.push(fact);
         }
