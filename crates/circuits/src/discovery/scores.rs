@@ -16,7 +16,7 @@ pub enum EdgeGradients {
     /// In the corrupted run: how much the metric gains when the edge carries the clean run's value.
     Corrupt,
     /// The mean over `steps` runs whose token embeddings lead from the corrupted text's to the clean one's, at `k / steps` for k =
-    /// 1 to `steps` (EAP-IG: Hanna et al. 2024, "Have Faith in Faithfulness", arXiv 2403.17806). Both texts have the same
+    /// 1 to `steps` (EAP-IG: Hanna et al. 2024, "Have Faith in Faithfulness", arXiv 2403.17806; their code takes k from 0 on). Both texts have the same
     /// positions, so that only their tokens' embeddings differ.
     Integrated {
         /// At least 1; 5 in the paper.
