@@ -22,6 +22,18 @@ pub(crate) enum ByArg {
     Json,
 }
 
+/// How a corpus is cut into documents.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DocumentArgs {
+    /// What a document is: a whole file, each line that is not blank, or a field of each line of JSON [default: json
+    /// for a .jsonl file, else document]
+    #[arg(long, value_enum)]
+    pub(crate) by: Option<ByArg>,
+    /// The field of JSON lines that holds the text [default: text]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) field: Option<String>,
+}
+
 /// What a document is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase", tag = "by")]
@@ -36,10 +48,10 @@ pub(crate) enum By {
 
 impl By {
     /// What the options say, or else the name of the corpus.
-    pub(crate) fn new(by: Option<ByArg>, field: Option<&str>, corpus: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn new(DocumentArgs { by, field }: &DocumentArgs, corpus: &Path) -> anyhow::Result<Self> {
         let is_json = field.is_some() || is_json_lines(corpus);
         match by.unwrap_or(if is_json { ByArg::Json } else { ByArg::Document }) {
-            ByArg::Json => Ok(Self::Json { field: field.unwrap_or(FIELD).to_owned() }),
+            ByArg::Json => Ok(Self::Json { field: field.as_deref().unwrap_or(FIELD).to_owned() }),
             _ if field.is_some() => {
                 bail!("--field: names a field of JSON lines; leave --by out, or give --by json")
             }

@@ -5,16 +5,21 @@
 //! (Rajamanoharan et al. 2024, "Jumping Ahead"). Features that have been silent for long rebuild what the others miss, in a loss
 //! of its own (Gao et al., "`AuxK`"), so that they come back. In training, rows of `W_dec` keep norm 1.
 
+mod of_batch;
+mod operations;
+
 use crate::error::{Result, TrainError};
 use crate::optimizer::AdamWParams;
 use crate::sharded::{ShardedAdamW, facts_of_program, settings};
 use candle_core::backprop::GradStore;
-use candle_core::{D, DType, Device, Result as CandleResult, Tensor, Var};
+use candle_core::{DType, Device, Result as CandleResult, Tensor, Var};
 use gpt2_model::dictionary::{DictionaryTensors, Selection};
-use gpt2_model::linear::{Epilogue, Weight, WeightLayout};
 use gpt2_parallel::Group;
+use of_batch::OfBatch;
+use operations::{
+    THRESHOLD_LR_FACTOR, chosen, exceeded, jump, largest, product, scaled_variance, threshold, unit_rows,
+};
 use rand::SeedableRng;
-use rand::seq::index::sample;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -22,10 +27,6 @@ use std::sync::Arc;
 
 /// The share of the loss of silent features in the whole (Gao et al.).
 const SILENT_SHARE: f64 = 1.0 / 32.0;
-/// How far from its threshold a sum teaches it (Rajamanoharan et al.'s ε, for values of norm √d).
-const BANDWIDTH: f64 = 0.05;
-/// How much faster than the other numbers the logarithms of thresholds learn.
-const THRESHOLD_LR_FACTOR: f64 = 10.0;
 /// How many positions decide the thresholds at the start.
 const POSITIONS: usize = 256;
 
@@ -104,15 +105,6 @@ pub struct DictionaryTrainer {
     variance: f64,
     /// For how many positions each feature has been silent.
     silent: Vec<usize>,
-}
-
-/// What a batch says, before a step changes anything.
-struct OfBatch {
-    positions: usize,
-    unexplained: f32,
-    l0: f64,
-    /// Whether each feature fired: 0 or 1.
-    fired: Vec<u8>,
 }
 
 impl DictionaryTrainer {
@@ -352,106 +344,6 @@ impl DictionaryTrainer {
         }
         Ok(Some(((missed - rebuilt)?.sqr()?.mean_all()? / f64::from(all))?))
     }
-}
-
-impl OfBatch {
-    /// For how many positions each feature has been silent behind this batch, given that before it.
-    fn silent_after(&self, before: &[usize]) -> Vec<usize> {
-        let silent = before.iter().zip(&self.fired);
-        silent.map(|(&silent, &fired)| if fired > 0 { 0 } else { silent + self.positions }).collect()
-    }
-
-    fn to_bytes(&self) -> Vec<u8> {
-        let numbers = [self.positions as f64, self.unexplained.into(), self.l0];
-        [bytemuck::cast_slice(&numbers), &self.fired[..]].concat()
-    }
-
-    /// `None` for the bytes of a rank that had no batch.
-    fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (numbers, fired) = bytes.split_at_checked(3 * size_of::<f64>())?;
-        let numbers: [f64; 3] = bytemuck::pod_read_unaligned(numbers);
-        let [positions, unexplained, l0] = numbers;
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // as they were written
-        let (positions, unexplained) = (positions as usize, unexplained as f32);
-        Some(Self { positions, unexplained, l0, fired: fired.to_vec() })
-    }
-}
-
-/// `max(pre, 0)` of the features that fire, and how many fire at a position. Thresholds learn from the sums that are within the
-/// bandwidth of them, as if a rectangle stood there for the step's slope (Rajamanoharan et al., equations 11 and 12).
-fn jump(pre: &Tensor, fires: &Tensor, threshold: &Tensor) -> CandleResult<(Tensor, Tensor)> {
-    let apart = pre.detach().broadcast_sub(&threshold.detach())?;
-    let near = apart.abs()?.lt(BANDWIDTH / 2.0)?.to_dtype(DType::F32)?; // (positions, F)
-    // 0 with the threshold's gradient.
-    let learns = (threshold - threshold.detach())?;
-    let of_acts = near.broadcast_mul(&(threshold.detach() / BANDWIDTH)?)?.broadcast_mul(&learns)?;
-    let acts = ((pre.relu()? * fires)? - of_acts)?;
-    let of_count = (near / BANDWIDTH)?.broadcast_mul(&learns)?;
-    let count = (fires - of_count)?.sum(D::Minus1)?.mean_all()?;
-    Ok((acts, count))
-}
-
-/// The thresholds.
-fn threshold(log: &Tensor) -> CandleResult<Tensor> {
-    (log * THRESHOLD_LR_FACTOR)?.exp()
-}
-
-/// `x·W + b`, with the same bits for any number of threads.
-fn product(x: &Tensor, weight: &Var, bias: Option<&Var>) -> CandleResult<Tensor> {
-    let weight = Weight::plain(weight.as_tensor().clone(), WeightLayout::InOut)?;
-    weight.forward(x, bias.map(Var::as_tensor), Epilogue::None)
-}
-
-/// 1 at the k largest numbers of each row that are above 0, else 0; of equal ones, at the first.
-fn largest(x: &Tensor, k: usize) -> CandleResult<Tensor> {
-    let (rows, columns) = x.dims2()?;
-    let x: Vec<f32> = x.flatten_all()?.to_vec1()?;
-    let mut chosen = vec![0f32; x.len()];
-    let mut order: Vec<usize> = vec![];
-    for (row, chosen) in x.chunks(columns).zip(chosen.chunks_mut(columns)) {
-        order.clear();
-        order.extend((0..columns).filter(|&i| row[i] > 0.0));
-        if order.len() > k {
-            order.select_nth_unstable_by(k, |&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
-            order.truncate(k);
-        }
-        for &i in &order {
-            chosen[i] = 1.0;
-        }
-    }
-    Tensor::from_vec(chosen, (rows, columns), &Device::Cpu)
-}
-
-/// The number that k of each row exceed, on average.
-fn exceeded(x: &Tensor, k: usize) -> CandleResult<f32> {
-    let mut all: Vec<f32> = x.flatten_all()?.to_vec1()?;
-    let at = (k * x.dim(0)?).min(all.len() - 1);
-    let (_, found, _) = all.select_nth_unstable_by(at, |a, b| b.total_cmp(a));
-    Ok(*found)
-}
-
-/// The mean over numbers of the variance over positions, after scaling.
-fn scaled_variance(x: &Tensor, scale: f64) -> CandleResult<f64> {
-    let x = x.to_dtype(DType::F64)?;
-    let apart = x.broadcast_sub(&x.mean_keepdim(0)?)?;
-    Ok(apart.sqr()?.mean_all()?.to_scalar::<f64>()? * scale * scale)
-}
-
-/// The rows divided by their norms.
-fn unit_rows(x: &Tensor) -> CandleResult<Tensor> {
-    x.broadcast_div(&x.sqr()?.sum_keepdim(1)?.sqrt()?)
-}
-
-/// At most `count` of `all` rows, in order.
-fn chosen(rng: &mut ChaCha8Rng, all: usize, count: usize) -> CandleResult<Tensor> {
-    let mut rows: Vec<usize> = sample(rng, all, count.min(all)).into_vec();
-    rows.sort_unstable();
-    let rows: Vec<u32> = rows
-        .into_iter()
-        .map(u32::try_from)
-        .collect::<std::result::Result<_, _>>()
-        .map_err(candle_core::Error::wrap)?;
-    Tensor::new(rows, &Device::Cpu)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The options of `gpt2 record`.
 
-use crate::corpus::ByArg;
+use crate::corpus::DocumentArgs;
 use crate::interventions::InterventionArgs;
 use crate::parallel::{ParallelArgs, TIMEOUT};
 use crate::points::PointName;
@@ -38,13 +38,8 @@ pub(crate) struct RecordArgs {
     /// Tokens of a shard at most
     #[arg(long, default_value_t = 32_768, value_name = "T", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub(super) shard_tokens: u32,
-    /// What a document is: a whole file, each line that is not blank, or a field of each line of JSON [default: json
-    /// for a .jsonl file, else document]
-    #[arg(long, value_enum)]
-    pub(super) by: Option<ByArg>,
-    /// The field of JSON lines that holds the text [default: text]
-    #[arg(long, value_name = "NAME")]
-    pub(super) field: Option<String>,
+    #[command(flatten)]
+    pub(super) documents: DocumentArgs,
     /// Put the model's first token (<|endoftext|> in GPT-2) before each window
     #[arg(long)]
     pub(super) bos: bool,

@@ -67,7 +67,7 @@ pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<ExitCode> {
 fn record(args: &RecordArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
     // Rank 0 alone reads the corpus; the others get the texts from it.
     let leads = group.rank() == 0;
-    let by = By::new(args.by, args.field.as_deref(), &args.corpus)?;
+    let by = By::new(&args.documents, &args.corpus)?;
     let mut corpus = leads.then(|| Corpus::open(&args.corpus, by.clone())).transpose()?;
     let mut inputs = Inputs::default();
     for file in corpus.iter().flat_map(|corpus| &corpus.files).filter(|file| **file != Path::new(STDIN)) {

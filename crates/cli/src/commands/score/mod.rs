@@ -5,7 +5,7 @@ mod scores;
 mod section;
 
 use crate::changes::Prepared;
-use crate::corpus::{By, ByArg, Corpus, Document, shared};
+use crate::corpus::{By, Corpus, Document, DocumentArgs, shared};
 use crate::inputs::Inputs;
 use crate::interventions::InterventionArgs;
 use crate::output::{self, note};
@@ -55,13 +55,8 @@ pub(crate) struct ScoreArgs {
     /// newline at the end of a file; forward drops it)
     #[arg(value_name = "FILE|FOLDER|-")]
     pub(crate) corpus: PathBuf,
-    /// What a document is: a whole file, each line that is not blank, or a field of each line of JSON [default: json
-    /// for a .jsonl file, else document]
-    #[arg(long, value_enum)]
-    pub(crate) by: Option<ByArg>,
-    /// The field of JSON lines that holds the text [default: text]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) field: Option<String>,
+    #[command(flatten)]
+    pub(crate) documents: DocumentArgs,
     /// Write a line for each document to this file
     #[arg(long, value_name = "OUT")]
     pub(crate) jsonl: Option<PathBuf>,
@@ -182,7 +177,7 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     let group = &**group;
     // Rank 0 alone reads the corpus and writes; the others get the texts from it.
     let leads = group.rank() == 0;
-    let by = By::new(args.by, args.field.as_deref(), &args.corpus)?;
+    let by = By::new(&args.documents, &args.corpus)?;
     let mut corpus = leads.then(|| Corpus::open(&args.corpus, by.clone())).transpose()?;
     let (mut inputs, outputs) = match &corpus {
         Some(corpus) => files(args, corpus)?,

@@ -1,6 +1,6 @@
 //! The options of `gpt2 train-features`.
 
-use crate::corpus::ByArg;
+use crate::corpus::DocumentArgs;
 use crate::parallel::{ParallelArgs, TIMEOUT};
 use crate::session::ModelArgs;
 use crate::values::{above_0, one_of};
@@ -76,13 +76,8 @@ pub(super) const SPARSITIES: &[(&str, Sparsity)] =
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "A text instead of a store")]
 pub(super) struct TextArgs {
-    /// What a document is: a whole file, each line that is not blank, or a field of each line of JSON [default: json
-    /// for a .jsonl file, else document]
-    #[arg(long, value_enum)]
-    pub(super) by: Option<ByArg>,
-    /// The field of JSON lines that holds the text [default: text]
-    #[arg(long, value_name = "NAME")]
-    pub(super) field: Option<String>,
+    #[command(flatten)]
+    pub(super) documents: DocumentArgs,
     /// Put the model's first token (<|endoftext|> in GPT-2) before each window, and learn nothing from it
     #[arg(long)]
     pub(super) bos: bool,

@@ -102,7 +102,7 @@ impl<'a> Live<'a> {
         self.windows.iter().map(|window| window.len() - self.added).sum()
     }
 
-    /// So many steps, with the batches of the lanes that are `mine`.
+    /// `count` steps, with the batches of the lanes that are `mine`.
     pub(super) fn steps<'b>(
         &'b self,
         args: &TrainFeaturesArgs,

@@ -101,7 +101,7 @@ fn train_features(args: &TrainFeaturesArgs, group: &Arc<dyn Group>) -> anyhow::R
             args.source.display()
         );
     }
-    let by = By::new(args.text.by, args.text.field.as_deref(), &args.source)?;
+    let by = By::new(&args.text.documents, &args.source)?;
     let corpus = (leads && !is_store).then(|| Corpus::open(&args.source, by.clone())).transpose()?;
     let files = corpus.iter().flat_map(|corpus| corpus.files.iter().cloned()).collect::<Vec<_>>();
     inputs(args, &files).spare_folder(&format!("--out {}", args.out.display()), &args.out)?;
@@ -148,17 +148,17 @@ fn train_features(args: &TrainFeaturesArgs, group: &Arc<dyn Group>) -> anyhow::R
     let mut found = vec![];
     let trained = train(args, &values, &mut trainer, &stop, steps, &mut found);
     // After a failed exchange, a rank may have some of the new weights and not the others.
-    let is_whole =
-        !trained.as_ref().is_err_and(|error| matches!(error.downcast_ref(), Some(TrainError::Group(_))));
-    if is_whole {
-        if leads && !found.is_empty() {
-            let (tensors, selection) = trainer.dictionary()?;
-            let made_by = made_by(args, &values, features, found.len());
-            save_dictionary(&args.out, &tensors, &selection, &about(values.facts(), point, made_by))?;
-        }
+    let is_saved = !found.is_empty()
+        && !trained.as_ref().is_err_and(|error| matches!(error.downcast_ref(), Some(TrainError::Group(_))));
+    if leads && is_saved {
+        let (tensors, selection) = trainer.dictionary()?;
+        let made_by = made_by(args, &values, features, found.len());
+        save_dictionary(&args.out, &tensors, &selection, &about(values.facts(), point, made_by))?;
+    }
+    if is_saved && !trained.as_ref().is_err_and(anyhow::Error::is::<gpt2_parallel::Error>) {
         group.any(false)?; // until it is written
     }
-    if is_whole && !found.is_empty() {
+    if is_saved {
         trained.with_context(|| {
             format!("stopped after {} of {steps} steps; what was learned before is saved", found.len())
         })?;

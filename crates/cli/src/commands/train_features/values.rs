@@ -72,7 +72,7 @@ impl Values<'_> {
         first.context("the text has no token")
     }
 
-    /// So many steps; a model computes the batches in the places that are `mine`.
+    /// At most `count` steps; a model computes the batches in the places that are `mine`.
     pub(super) fn steps<'a>(
         &'a self,
         args: &'a TrainFeaturesArgs,
@@ -122,8 +122,8 @@ fn of_a_text(args: &TrainFeaturesArgs) -> Option<&'static str> {
     let TrainFeaturesArgs { text, model, .. } = args;
     let on_gpu = !matches!(model.run.device, DeviceArg::Auto | DeviceArg::Cpu);
     [
-        ("--by", text.by.is_some()),
-        ("--field", text.field.is_some()),
+        ("--by", text.documents.by.is_some()),
+        ("--field", text.documents.field.is_some()),
         ("--bos", text.bos),
         ("--window", text.window.is_some()),
         ("--model", model.model.is_some()),
