@@ -86,7 +86,8 @@ fn exchange(source: &str, exchanges: &str) -> Result<String> {
     let mut lines: Vec<String> =
         source.lines().filter(|line| !line.starts_with("//!")).map(str::to_owned).collect();
     for block in exchanges.split("\n\n") {
-        let (mut old, mut new) = (vec![], vec![]);
+        let mut old = vec![];
+        let mut new = vec![];
         for line in block.lines() {
             match line.split_once(' ').unwrap_or((line, "")) {
                 ("-", text) => old.push(text.trim()),

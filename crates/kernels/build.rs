@@ -38,7 +38,9 @@ mod cuda {
         let mut sources = files.collect::<std::io::Result<Vec<_>>>()?;
         sources.retain(|file| file.extension().is_some_and(|extension| extension == "cu"));
         std::thread::scope(|scope| {
-            let (nvcc, capabilities, out) = (&nvcc, &capabilities, &out);
+            let nvcc = &nvcc;
+            let capabilities = &capabilities;
+            let out = &out;
             let run =
                 |source| move || run(nvcc, source, capabilities, out).map_err(|error| error.to_string());
             let runs: Vec<_> = sources.iter().map(|source| scope.spawn(run(source))).collect();

@@ -37,7 +37,9 @@ pub fn write_llama(
     let size = |name: &str| -> Result<usize> {
         Ok(usize::try_from(config[name].as_u64().with_context(|| format!("config: {name}"))?)?)
     };
-    let (hidden, inner, vocab) = (size("hidden_size")?, size("intermediate_size")?, size("vocab_size")?);
+    let hidden = size("hidden_size")?;
+    let inner = size("intermediate_size")?;
+    let vocab = size("vocab_size")?;
     let (heads, key_heads, layers) =
         (size("num_attention_heads")?, size("num_key_value_heads")?, size("num_hidden_layers")?);
     let keys = hidden / heads * key_heads;

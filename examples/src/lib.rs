@@ -106,7 +106,8 @@ impl Times {
 
 /// `max |a - b| / max |b|`; an error if one of them holds NaN or infinity.
 pub fn relative_difference(a: &Tensor, b: &Tensor) -> Result<f32> {
-    let (a, b) = (a.to_dtype(DType::F32)?, b.to_dtype(DType::F32)?);
+    let a = a.to_dtype(DType::F32)?;
+    let b = b.to_dtype(DType::F32)?;
     let largest = |x: &Tensor| -> Result<f32> { Ok(x.abs()?.max_all()?.to_scalar()?) };
     let difference = (a - &b)?;
     ensure!(difference.sum_all()?.to_scalar::<f32>()?.is_finite(), "a result is not finite");

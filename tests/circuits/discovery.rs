@@ -134,7 +134,8 @@ fn a_circuit_predicts_what_its_run_predicts_in_transformer_lens() -> Result {
             }
         }
         let (clean, corrupt) = study.plain(&mut |_, _| Ok(()))?;
-        let (full, none) = (EdgeSet::all(study.graph()), EdgeSet::empty(study.graph()));
+        let full = EdgeSet::all(study.graph());
+        let none = EdgeSet::empty(study.graph());
         let mut calls = vec![];
         let found = study.measure(&[&full, &none], Replacement::Corrupted, &mut |done, total| {
             calls.push((done, total));
@@ -192,7 +193,8 @@ fn paths_carry_what_three_runs_of_transformer_lens_say() -> Result {
 #[test]
 fn interventions_on_heads_count_and_others_are_refused() -> Result {
     let data = reference("discovery.safetensors")?;
-    let (model, pairs) = (model(DType::F64)?, pairs(&data)?);
+    let model = model(DType::F64)?;
+    let pairs = pairs(&data)?;
     let head = Head { layer: 1, head: 1 };
     let changed = |change: Intervention| Interventions::new([change], model.config());
     let hot = changed(Intervention::Temperature(head, 1e9))?;
@@ -219,7 +221,8 @@ fn interventions_on_heads_count_and_others_are_refused() -> Result {
         let study = if let Some(hooks) = hooks { study.with_hooks(hooks)? } else { study };
         Ok(largest(&scores(&study, fixed)?, Reader::Key(Head { layer: 2, head: 0 })))
     };
-    let (free, hidden) = (of_two(None)?, of_two(Some(&blocked))?);
+    let free = of_two(None)?;
+    let hidden = of_two(Some(&blocked))?;
     assert!(free > 1e-6 && hidden < 1e-12 * free, "{hidden:e}, without the knock-out {free:e}");
     let error = scores(&study, fixed).expect_err("other scores").to_string();
     assert!(error.contains("the QK fix computes attention again"), "{error}");
@@ -242,7 +245,8 @@ fn interventions_on_heads_count_and_others_are_refused() -> Result {
 #[test]
 fn the_largest_circuits_of_either_kind_are_the_whole_model() -> Result {
     let data = reference("discovery.safetensors")?;
-    let (model, pairs) = (model(DType::F64)?, pairs(&data)?);
+    let model = model(DType::F64)?;
+    let pairs = pairs(&data)?;
     let study = Study::new(&model, &pairs)?;
     let scores = scores(&study, EdgeGradients::Clean)?;
     let all = EdgeSet::all(study.graph());

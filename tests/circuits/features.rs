@@ -111,7 +111,8 @@ fn logits(model: &Gpt2LMHeadModel, ids: &Tensor, hooks: &dyn Hooks) -> Result<Te
 fn features_of_transcoders_and_heads_change_what_they_rebuild() -> Result<()> {
     let model = load("circuits/model", DType::F32).expect("a model");
     let ids = Tensor::new(&[[1u32, 5, 9, 2], [7, 7, 3, 30]], &Device::Cpu)?;
-    let (c, hidden) = (model.config().n_embd, 4 * model.config().n_embd);
+    let c = model.config().n_embd;
+    let hidden = 4 * model.config().n_embd;
     for (hook, hook_out, d, d_out) in [
         (Point::MlpPost(1), Point::MlpOut(1), hidden, c),
         (Point::Ln2Normalized(0), Point::MlpPost(1), c, hidden),

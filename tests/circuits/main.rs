@@ -102,7 +102,8 @@ fn singular_vectors_make_up_the_circuit() -> Result {
             }
             Ok(Tensor::new(numbers, &Device::Cpu)?)
         };
-        let (read, written) = (column(&found.left.get(i)?, true)?, column(&found.right.get(i)?, false)?);
+        let read = column(&found.left.get(i)?, true)?;
+        let written = column(&found.right.get(i)?, false)?;
         table = (table + (read.unsqueeze(1)?.matmul(&written.unsqueeze(0)?)? * *value)?)?;
     }
     assert_near("the sum", &table, &circuits.rows(head, Circuit::Ov, &every)?)
@@ -206,7 +207,8 @@ fn heads_and_tokens_that_are_not_there_are_refused() -> Result {
 fn weights_that_are_not_finite_are_refused_by_name() -> Result {
     let mut model = load("circuits/model", DType::F32)?;
     let attn = &mut model.transformer.h[1].attn;
-    let (weight, bias) = (attn.c_attn.weight()?, attn.c_attn.bias().ok_or("a bias")?.clone());
+    let weight = attn.c_attn.weight()?;
+    let bias = attn.c_attn.bias().ok_or("a bias")?.clone();
     attn.c_attn = gpt2_model::Conv1D::new((weight * f64::NAN)?, bias)?;
     let error = Circuits::new(&model).expect_err("NaN").to_string();
     assert!(error.contains("head 1.0") && error.contains("not finite"), "{error}");

@@ -36,7 +36,9 @@ fn weights() -> Result<Tensor> {
 
 #[test]
 fn every_format_holds_the_same_weights() -> Result {
-    let (folder, expected, ids) = (Folder::empty()?, weights()?, comma_separated(&nine_ids()));
+    let folder = Folder::empty()?;
+    let expected = weights()?;
+    let ids = comma_separated(&nine_ids());
     let export = |name: &str, more: &[&str]| -> Result<String> {
         let path = folder.at(name);
         let args = ["attention", "--model", ODD, "--ids", &ids, "--export", &path];
@@ -80,7 +82,8 @@ fn a_name_without_a_known_format_is_refused_before_a_model_is_loaded() -> Result
 
 #[test]
 fn pictures_are_of_one_head_or_of_all() -> Result {
-    let (folder, ids) = (Folder::empty()?, comma_separated(&nine_ids()));
+    let folder = Folder::empty()?;
+    let ids = comma_separated(&nine_ids());
     let draw = |name: &str, more: &[&str]| -> Result<Vec<u8>> {
         let args = ["attention", "--model", ODD, "--ids", &ids, "--picture", &folder.at(name)];
         gpt2(&[&args[..], more].concat())?.succeeded();
@@ -110,8 +113,10 @@ fn effects_are_the_librarys_largest_first() -> Result {
     let ids = comma_separated(&nine_ids());
     let changes = Interventions::new([Intervention::ZeroAblate(Head { layer: 0, head: 1 })], model.config())?;
     let difference = &Metric::difference(17, 3);
-    let (log_prob, logit) = (&Metric::LogProb(17), &Metric::Logit(17));
-    let (zero, centered) = (Ablation::Zero, Centering::Centered);
+    let log_prob = &Metric::LogProb(17);
+    let logit = &Metric::Logit(17);
+    let zero = Ablation::Zero;
+    let centered = Centering::Centered;
     for (flags, ablation, metric, logit, centering, hooks) in [
         (&["--effect"][..], zero, log_prob, logit, centered, None),
         (&["--effect=mean", "--raw"], Ablation::Mean, log_prob, logit, Centering::Raw, None),
@@ -122,14 +127,16 @@ fn effects_are_the_librarys_largest_first() -> Result {
         let report = json(&[&args[..], flags].concat())?;
         let effects = ablation_effects(&model, &input, metric, ablation, hooks)?;
         let found = direct_attribution(&model, &input, logit, centering, hooks)?;
-        let (change, direct) = (effects.change.to_vec2::<f64>()?, found.heads.to_vec2::<f64>()?);
+        let change = effects.change.to_vec2::<f64>()?;
+        let direct = found.heads.to_vec2::<f64>()?;
         assert_near("value", &report["value"], effects.plain, 1e-5);
         assert_near("total", &report["direct"]["total"], found.total, 1e-4);
         assert_near("sum", &report["direct"]["sum"], found.total, 1e-4);
         let heads = list(&report["heads"]);
         assert_eq!(heads.len(), 6);
         for head in heads {
-            let (l, h) = (index(&head["layer"]), index(&head["head"]));
+            let l = index(&head["layer"]);
+            let h = index(&head["head"]);
             assert_near("change", &head["change"], change[l][h], 1e-5);
             assert_near("direct", &head["direct"], direct[l][h], 1e-5);
         }
@@ -230,7 +237,8 @@ fn a_page_may_hold_the_largest_weights_alone() -> Result {
         gpt2(&[&["attention", &text, "--html", &folder.at(name)][..], more].concat())?.succeeded();
         Ok(std::fs::metadata(folder.file(name))?.len())
     };
-    let (whole, few) = (page("whole.html", &[])?, page("few.html", &["--top", "3"])?);
+    let whole = page("whole.html", &[])?;
+    let few = page("few.html", &["--top", "3"])?;
     assert!(few < whole / 2, "{few} of {whole} bytes");
     assert_says("the page", &std::fs::read_to_string(folder.file("few.html"))?, &["\"top\":3"]);
     gpt2(&["attention", "x", "--top", "3"])?.refused(2, &["--html", "--open"]);

@@ -24,7 +24,11 @@ fn expected(ids: &[u32]) -> Result<ModelOutput> {
 /// The numbers of a head, from its full rows: means over the queries that see at least two keys.
 fn summary(rows: &[Vec<f32>]) -> [(&'static str, f64); 6] {
     let t = (rows.len() - 1) as f64;
-    let (mut entropy, mut distance, mut own, mut previous, mut first) = (0., 0., 0., 0., 0.);
+    let mut entropy = 0.;
+    let mut distance = 0.;
+    let mut own = 0.;
+    let mut previous = 0.;
+    let mut first = 0.;
     for (i, row) in rows.iter().enumerate().skip(1) {
         for (j, w) in row.iter().map(|&w| f64::from(w)).enumerate().take(i + 1) {
             entropy -= if w > 0. { w * w.ln() } else { 0. };
@@ -96,7 +100,8 @@ fn json_without_a_choice_holds_the_summaries_of_every_head() -> Result {
 
 #[test]
 fn the_export_holds_weights_and_outputs_of_the_chosen_layers_and_heads() -> Result {
-    let (folder, ids) = (Folder::empty()?, some_ids());
+    let folder = Folder::empty()?;
+    let ids = some_ids();
     let output = expected(&ids)?;
     let weights = Tensor::cat(&output.attentions, 0)?; // (2, 3, T, T)
     let outputs = Tensor::cat(&output.attention_outputs, 0)?; // (2, T, C)
@@ -188,9 +193,11 @@ struct Link {
 #[test]
 fn a_first_look_shows_the_strongest_links_and_the_head_that_links_most() -> Result {
     let text = "First Citizen: speak. Second Citizen: speak";
-    let (mut links, mut reach) = (vec![], vec![]);
+    let mut links = vec![];
+    let mut reach = vec![];
     for (name, rows) in weights_of(text)? {
-        let (mut sum, mut of_head) = (0.0, vec![]);
+        let mut sum = 0.0;
+        let mut of_head = vec![];
         for (query, row) in rows.iter().enumerate().skip(2) {
             sum += row[1..query].iter().copied().fold(0.0, f64::max);
             of_head.extend((1..query).map(|key| Link { weight: row[key], query, key, head: name.clone() }));
@@ -216,7 +223,8 @@ fn a_first_look_shows_the_strongest_links_and_the_head_that_links_most() -> Resu
     for (line, link) in shown.iter().zip(&links) {
         let words = words(line);
         let arrow = words.iter().position(|word| *word == "->").ok_or("an arrow")?;
-        let (query, key) = (link.query.to_string(), link.key.to_string());
+        let query = link.query.to_string();
+        let key = link.key.to_string();
         assert_eq!((words[0], words[arrow + 1]), (&*query, &*key), "{line}: {links:?}");
         assert!(words.contains(&link.head.as_str()), "{line}: {link:?}");
     }

@@ -40,11 +40,13 @@ fn json_has_the_documented_fields() -> Result {
         let isa = report["isa"].as_str().ok_or("isa")?;
         assert!(["portable", "neon", "avx2", "avx-vnni", "avx512", "amx"].contains(&isa), "{report}");
         let work = &report["work"];
-        let (speed, peak) = (number(work, "giga_per_s")?, number(work, "peak")?);
+        let speed = number(work, "giga_per_s")?;
+        let peak = number(work, "peak")?;
         assert!(speed > 0.0 && peak > 0.0, "{report}");
         assert!((number(work, "of_peak")? - speed / peak).abs() < 1e-9, "{report}");
         assert_eq!(work["unit"], if makes_tokens { "GB/s" } else { "GFLOP/s" });
-        let (median, min) = (number(&report, "median_ms")?, number(&report, "min_ms")?);
+        let median = number(&report, "median_ms")?;
+        let min = number(&report, "min_ms")?;
         assert!(0.0 < min && min <= median && median < 60_000.0, "{report}");
         if makes_tokens {
             let ms = number(&report, "ms_per_token")?;
@@ -128,7 +130,8 @@ fn every_path_is_checked_and_within_its_tolerance() -> Result {
     assert_eq!(report["passed"], true, "{report}");
     let mut seen = BTreeSet::new();
     for check in list(&report["checks"]) {
-        let (error, tolerance) = (number(check, "error")?, number(check, "tolerance")?);
+        let error = number(check, "error")?;
+        let tolerance = number(check, "tolerance")?;
         assert_eq!(check["passed"], error <= tolerance, "{check}");
         // A half without any error was never rounded: the computation ran in f32.
         let half = check["dtype"] != "f32";

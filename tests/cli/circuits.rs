@@ -30,7 +30,8 @@ fn patching_finds_the_induction_heads_of_the_demo_model() -> Result {
     assert!(stream(3, 7) > 0.7 && stream(3, 1) < 0.4);
     assert_eq!(list(&report["heads_by_position"]).len(), 4);
     // Where the prompts differ in what comes before the copy, head 0.3 carries everything, into the keys of induction heads.
-    let (clean, corrupt) = (CLEAN, " king fair which lord come out of lord");
+    let clean = CLEAN;
+    let corrupt = " king fair which lord come out of lord";
     let answers = ["--answer", " fair", "--against", " come"];
     let report = json(&[&["patch", clean, corrupt, "--json"][..], &answers].concat())?;
     assert!(number(&report["heads"][3]["exact"]) > 0.9, "{}", report["heads"][3]);
@@ -104,7 +105,8 @@ fn circuits_are_those_of_the_weights() -> Result {
     let scores: Vec<f64> = list(&report["compositions"]).iter().map(|pair| number(&pair["score"])).collect();
     assert!(scores.is_sorted_by(|a, b| a >= b) && scores.iter().all(|score| *score > 0.0));
     let head = json(&["circuits", "1.0", "-k", "4", "--json"])?;
-    let (qk, ov) = (list(&head["qk"]), list(&head["ov"]));
+    let qk = list(&head["qk"]);
+    let ov = list(&head["ov"]);
     assert_eq!((qk.len(), ov.len(), list(&head["eigenvalues"]).len()), (4, 4, 32));
     let of_token = json(&["circuits", "1.0", "-k", "4", "--token", " king", "--json"])?;
     assert!(list(&of_token["ov"]).iter().all(|link| link["from"] == " king"));
@@ -119,7 +121,8 @@ fn circuits_are_those_of_the_weights() -> Result {
 /// The rows from the cache, and those of one pass.
 #[test]
 fn generated_text_leaves_a_row_of_weights_a_step() -> Result {
-    let (model, ids) = (load("odd", DType::F32)?, some_ids()[..7].to_vec());
+    let model = load("odd", DType::F32)?;
+    let ids = some_ids()[..7].to_vec();
     let rows = WeightRows::new([0, 1]);
     // Rows of other lengths beside it change nothing.
     let prompts = [vec![5, 9], ids.clone()];
@@ -136,7 +139,8 @@ fn generated_text_leaves_a_row_of_weights_a_step() -> Result {
         }
     }
     let folder = Folder::empty()?;
-    let (npy, html) = (folder.at("w.npy"), folder.at("page.html"));
+    let npy = folder.at("w.npy");
+    let html = folder.at("page.html");
     let args = ["generate", "--model", ODD, "--ids", &comma_separated(&ids), "--greedy", "-n", "6"];
     gpt2(&[&args[..], &["--export", &npy, "--html", &html, "-l", "1"]].concat())?.succeeded();
     let weights = Tensor::read_npy(npy)?;

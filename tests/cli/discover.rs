@@ -18,12 +18,14 @@ fn induction(folder: &Folder, count: &str) -> Result<String> {
 #[test]
 fn pairs_are_those_of_their_seed_and_refuse_vocabularies_that_break_their_words() -> Result {
     let run = |more: &[&str]| gpt2(&[&["pairs", "induction", "-n", "3"][..], more].concat());
-    let (once, again) = (run(&[])?.succeeded().stdout, run(&["--seed", "0"])?.succeeded().stdout);
+    let once = run(&[])?.succeeded().stdout;
+    let again = run(&["--seed", "0"])?.succeeded().stdout;
     assert_eq!(once, again);
     assert_ne!(once, run(&["--seed", "1"])?.succeeded().stdout);
     for line in once.lines() {
         let pair: Value = serde_json::from_str(line)?;
-        let (clean, corrupted) = (list(&pair["clean"]), list(&pair["corrupted"]));
+        let clean = list(&pair["clean"]);
+        let corrupted = list(&pair["corrupted"]);
         let differ: Vec<usize> = (0..clean.len()).filter(|&i| clean[i] != corrupted[i]).collect();
         assert_eq!(clean.len(), corrupted.len());
         // The only difference is the token that should come again.
@@ -46,7 +48,9 @@ fn pairs_are_those_of_their_seed_and_refuse_vocabularies_that_break_their_words(
 #[test]
 fn the_induction_circuit_of_the_demo_model_is_found() -> Result {
     let folder = Folder::empty()?;
-    let (out, dot, svg) = (folder.at("c.json"), folder.at("c.dot"), folder.at("c.svg"));
+    let out = folder.at("c.json");
+    let dot = folder.at("c.dot");
+    let svg = folder.at("c.svg");
     let args = [
         "discover",
         CLEAN,
@@ -109,7 +113,9 @@ fn the_induction_circuit_of_the_demo_model_is_found() -> Result {
 #[test]
 fn a_circuit_is_an_intervention_of_other_commands_too() -> Result {
     let folder = Folder::empty()?;
-    let (all, few, texts) = (folder.at("all.json"), folder.at("few.json"), folder.at("texts.txt"));
+    let all = folder.at("all.json");
+    let few = folder.at("few.json");
+    let texts = folder.at("texts.txt");
     let pairs = induction(&folder, "2")?;
     for (edges, out) in [("479", &all), ("30", &few)] {
         gpt2(&[
@@ -248,7 +254,8 @@ fn patching_many_pairs_gives_means_with_their_errors_and_each_pair() -> Result {
         value!({"clean": clean, "corrupted": corrupt, "correct": " fair", "incorrect": [" king"]}).to_string()
     };
     // The third pair is the first one turned around.
-    let (there, back) = (pair(CLEAN, CORRUPT), pair(CORRUPT, CLEAN));
+    let there = pair(CLEAN, CORRUPT);
+    let back = pair(CORRUPT, CLEAN);
     std::fs::write(&path, format!("{there}\n\n{there}\n{back}\n"))?;
     let many = json(&["patch", "--pairs", &path, "--json"])?;
     let one = json(&[&["patch", CLEAN, CORRUPT, "--json"][..], &TOKENS].concat())?;

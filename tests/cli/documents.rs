@@ -30,7 +30,8 @@ fn steps(page: &str) -> Vec<Step> {
             _ if !inside => {}
             _ => match (line.strip_prefix("$ "), steps.last_mut()) {
                 (Some(command), _) => {
-                    let (command, expected) = (command.to_string(), vec![]);
+                    let command = command.to_string();
+                    let expected = vec![];
                     steps.push(Step { command, expected });
                 }
                 (None, Some(step)) => step.expected.push(line.to_string()),
@@ -43,7 +44,9 @@ fn steps(page: &str) -> Vec<Step> {
 
 /// The words of a command line; some are in double or single quotes.
 pub(crate) fn words(line: &str) -> Vec<String> {
-    let (mut words, mut word, mut quote) = (vec![], None::<String>, None);
+    let mut words = vec![];
+    let mut word = None::<String>;
+    let mut quote = None;
     for c in line.chars() {
         match (c, quote) {
             ('"' | '\'', None) => {
@@ -63,7 +66,8 @@ pub(crate) fn words(line: &str) -> Vec<String> {
 fn agree(found: &str, expected: &str) -> bool {
     let bare = |word: &str| word.trim_matches(['(', ')', ',', ';', '±']).trim_end_matches('x').to_string();
     let digits = |word: &str| word.split_once('.').map_or(0, |(_, part)| part.len());
-    let (a, b) = (bare(found), bare(expected));
+    let a = bare(found);
+    let b = bare(expected);
     match (a.parse::<f64>(), b.parse::<f64>()) {
         _ if found == expected => true,
         // .99 and 1.0 are also neighbors.
@@ -78,7 +82,8 @@ fn agree(found: &str, expected: &str) -> bool {
 fn lines_agree(found: &str, expected: &str) -> bool {
     let words =
         |line: &str| line.replace(" %", ".0%").split_whitespace().map(str::to_string).collect::<Vec<_>>();
-    let (found, expected) = (words(found), words(expected));
+    let found = words(found);
+    let expected = words(expected);
     let percent = |word: &str| word.strip_suffix(".0%")?.parse::<f64>().ok();
     let same = |(found, expected): (&String, &String)| match (percent(found), percent(expected)) {
         (Some(a), Some(b)) => (a - b).abs() <= 1.0,
@@ -119,7 +124,8 @@ fn every_command_prints_what_the_page_shows() -> Result {
         let args: Vec<&str> = words[1..].iter().map(String::as_str).collect();
         // The page's width.
         let output = command(&args).current_dir(folder.path()).env("COLUMNS", "80").output()?;
-        let (stdout, stderr) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
+        let stdout = String::from_utf8(output.stdout)?;
+        let stderr = String::from_utf8(output.stderr)?;
         assert!(output.status.success(), "{line}: {stderr}");
         let found: Vec<&str> = stdout.lines().collect();
         assert!(

@@ -20,7 +20,8 @@ fn models_that_are_not_there_or_not_whole() -> Result {
     };
     let mut shapes = read(&data("odd").join("model.safetensors"))?;
     shapes.insert("transformer.ln_f.bias".into(), zeros(Dtype::F32, &[47]));
-    let (config, weights) = ("config.json", "model.safetensors");
+    let config = "config.json";
+    let weights = "model.safetensors";
     for (folder, parts) in [
         (damage(config, None)?, &["no config.json", "save_pretrained"][..]),
         (damage(config, Some(b"{\"n_layer\": "))?, &[config, "line 1", "expected a GPT-2 config"]),
@@ -40,7 +41,8 @@ fn models_that_are_not_there_or_not_whole() -> Result {
         gpt2(&["bench", "forward", "-t1", "-r1", "--model", &model])?.refused(1, parts);
     }
     let folder = Folder::of("odd")?;
-    let (nowhere, file) = (folder.at("nowhere"), folder.at("config.json"));
+    let nowhere = folder.at("nowhere");
+    let file = folder.at("config.json");
     for line in ["attention --ids 1", "forward --ids 1", "generate --ids 1", "inspect"] {
         let run = gpt2(&[words(line), vec!["--model", &nowhere]].concat())?;
         run.refused(1, &[&nowhere, "no such directory", "config.json"]);
@@ -245,8 +247,11 @@ fn an_option_that_would_do_nothing_is_refused() -> Result {
 
 #[test]
 fn damaged_weights_are_named_with_their_layer_and_leave_no_file() -> Result {
-    let (folder, out) = (with_numbers(&[("h.0.mlp.c_fc.weight", f32::NAN)])?, Folder::empty()?);
-    let (model, file, picture) = (folder.dir(), out.at("w.safetensors"), out.at("w.svg"));
+    let folder = with_numbers(&[("h.0.mlp.c_fc.weight", f32::NAN)])?;
+    let out = Folder::empty()?;
+    let model = folder.dir();
+    let file = out.at("w.safetensors");
+    let picture = out.at("w.svg");
     for args in commands(&file, &picture) {
         let run = gpt2(&[&args[..], &["--model", &model]].concat())?;
         assert_eq!(run.code, 1, "{args:?}: {run:?}");
@@ -263,7 +268,8 @@ fn damaged_weights_are_named_with_their_layer_and_leave_no_file() -> Result {
 
 #[test]
 fn compare_names_the_model_that_is_not_finite() -> Result {
-    let (whole, broken) = (Folder::empty()?, Folder::empty()?);
+    let whole = Folder::empty()?;
+    let broken = Folder::empty()?;
     super::copy_demo(whole.path())?;
     super::copy_demo(broken.path())?;
     let mut tensors: Tensors = read(&broken.file("model.safetensors"))?;
@@ -272,7 +278,9 @@ fn compare_names_the_model_that_is_not_finite() -> Result {
     raw.data[..4].copy_from_slice(&f32::NAN.to_le_bytes());
     broken.write("model.safetensors", serialized(&tensors)?)?;
     broken.write("text.txt", "O Romeo, Romeo! wherefore art thou Romeo?")?;
-    let (text, whole, broken) = (broken.at("text.txt"), whole.dir(), broken.dir());
+    let text = broken.at("text.txt");
+    let whole = whole.dir();
+    let broken = broken.dir();
     for (models, role) in [([&broken, &whole], "MODEL"), ([&whole, &broken], "OTHER")] {
         let run = gpt2(&["compare", models[0], models[1], "--text", &text])?;
         run.refused(1, &[&format!("{role}, {broken}: "), "not finite", "layer 0", "h.0.mlp.c_fc.weight"]);
@@ -300,8 +308,11 @@ fn interventions_that_ask_for_too_much_are_named() -> Result {
 
 #[test]
 fn broken_models_can_be_looked_at_on_purpose() -> Result {
-    let (folder, out) = (with_numbers(&[("h.0.mlp.c_fc.weight", f32::NAN)])?, Folder::empty()?);
-    let (model, file, picture) = (folder.dir(), out.at("w.safetensors"), out.at("w.svg"));
+    let folder = with_numbers(&[("h.0.mlp.c_fc.weight", f32::NAN)])?;
+    let out = Folder::empty()?;
+    let model = folder.dir();
+    let file = out.at("w.safetensors");
+    let picture = out.at("w.svg");
     for args in commands(&file, &picture) {
         if args[0] == "generate" {
             continue; // there is no next token
@@ -323,8 +334,10 @@ fn broken_models_can_be_looked_at_on_purpose() -> Result {
 #[test]
 fn a_broken_head_that_is_ablated_is_not_shown_as_numbers() -> Result {
     // A weight of the queries of layer 0's head 0, which the intervention then ablates.
-    let (folder, out) = (with_numbers(&[("h.0.attn.c_attn.weight", f32::NAN)])?, Folder::empty()?);
-    let (model, file) = (folder.dir(), out.at("w.npy"));
+    let folder = with_numbers(&[("h.0.attn.c_attn.weight", f32::NAN)])?;
+    let out = Folder::empty()?;
+    let model = folder.dir();
+    let file = out.at("w.npy");
     let ablated = ["attention", "--model", &model, "--ids", "1,2,3", "--ablate", "0.0"];
     for more in [&[][..], &["--layer", "0"], &["--export", &file]] {
         gpt2(&[&ablated[..], more].concat())?.refused(1, &["not finite", "h.0.attn.c_attn.weight"]);

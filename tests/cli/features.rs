@@ -24,7 +24,8 @@ fn json(more: &[&str]) -> Result<Value> {
 #[test]
 fn the_features_of_a_text_are_those_of_its_values() -> Result {
     let folder = Folder::empty()?;
-    let (run, export) = (folder.at("run.safetensors"), folder.at("features.safetensors"));
+    let run = folder.at("run.safetensors");
+    let export = folder.at("features.safetensors");
     let point = "blocks.1.hook_resid_pre";
     gpt2(&["forward", TEXT, "--export", &run, "--export-point", point])?.succeeded();
     let report = json(&["--export", &export, "-k", "4"])?;
@@ -48,7 +49,8 @@ fn the_features_of_a_text_are_those_of_its_values() -> Result {
     let rebuilt = expected.matmul(&weights["W_dec"])?.broadcast_add(&weights["b_dec"])?;
     assert_close("rebuilt", &exported["rebuilt"], &rebuilt, 1e-5);
 
-    let (target, error) = (x.to_dtype(DType::F64)?, (rebuilt - &x)?.to_dtype(DType::F64)?);
+    let target = x.to_dtype(DType::F64)?;
+    let error = (rebuilt - &x)?.to_dtype(DType::F64)?;
     let sum = |x: &Tensor| x.sqr()?.sum_all()?.to_scalar::<f64>();
     let explained = 1.0 - sum(&error)? / sum(&target.broadcast_sub(&target.mean_keepdim(0)?)?)?;
     let quality = &report["quality"];
@@ -172,7 +174,8 @@ fn pairs_of_features_add_up_to_a_score() -> Result {
         let weight = c_attn.narrow(1, column * c + head * d, d)?.contiguous()?;
         Ok((centered * &gamma)?.unsqueeze(0)?.matmul(&weight)?.affine(factor, 0.0)?)
     };
-    let (q, k) = (part(&pair["query"], query, 0)?, part(&pair["key"], key, 1)?);
+    let q = part(&pair["query"], query, 0)?;
+    let k = part(&pair["key"], key, 1)?;
     let expected = (q * k)?.sum_all()?.to_scalar::<f64>()? / (d as f64).sqrt();
     let got = number(&pair["score"])?;
     assert!((got - expected).abs() < 1e-4 * expected.abs().max(1e-2), "{got} {expected}");
@@ -409,7 +412,8 @@ fn changes_that_do_not_fit_are_refused_by_name() -> Result {
 /// A transcoder of the demo model: its own MLP's prediction loses a feature.
 #[test]
 fn features_of_transcoders_are_changed_where_they_predict() -> Result {
-    let (folder, from) = (Folder::empty()?, dictionary());
+    let folder = Folder::empty()?;
+    let from = dictionary();
     let transcoder = folder.at("transcoder");
     std::fs::create_dir(&transcoder)?;
     std::fs::copy(

@@ -15,7 +15,8 @@ const IDS: [&str; 4] = ["--ids", "1,2,3", "--device", "cpu"];
 fn names_of(folder: &Folder, name: &str, elsewhere: &Folder) -> Result<Vec<PathBuf>> {
     let path = folder.file(name);
     let own = folder.path().file_name().ok_or("a name")?;
-    let (link, second) = (elsewhere.file(&format!("link-{name}")), elsewhere.file(name));
+    let link = elsewhere.file(&format!("link-{name}"));
+    let second = elsewhere.file(name);
     std::fs::hard_link(&path, &second)?;
     #[cfg(unix)]
     std::os::unix::fs::symlink(&path, &link)?;
@@ -30,7 +31,8 @@ fn no_output_replaces_a_file_of_the_model_by_any_name() -> Result {
         ("odd", &["config.json", "model.safetensors"][..]),
         ("pickle", &["config.json", "pytorch_model.bin"]),
     ] {
-        let (folder, elsewhere) = (Folder::of(from)?, Folder::empty()?);
+        let folder = Folder::of(from)?;
+        let elsewhere = Folder::empty()?;
         let model = folder.dir();
         for name in files {
             let before = std::fs::read(folder.file(name))?;
@@ -63,7 +65,8 @@ fn no_output_replaces_the_prompt_the_text_or_the_model_that_is_trained_further()
         Run::of(piped.stdin(prompt))?.refused(1, &["--html", "is the prompt"]);
     }
     folder.write("text.csv", "To be, or not to be. ".repeat(50))?;
-    let (out, metrics) = (folder.at("out"), folder.at("text.csv"));
+    let out = folder.at("out");
+    let metrics = folder.at("text.csv");
     let train = ["train", "--text", &metrics, "--steps", "1", "--n-positions", "8", "--overwrite"];
     gpt2(&[&train[..], &["--out", &out, "--metrics", &metrics]].concat())?
         .refused(1, &["--metrics", "is the text"]);
@@ -78,8 +81,10 @@ fn no_output_replaces_the_prompt_the_text_or_the_model_that_is_trained_further()
 
 #[test]
 fn nothing_is_put_into_the_hubs_cache_or_among_the_models_files() -> Result {
-    let (folder, cache) = (Folder::of("odd")?, Folder::empty()?);
-    let (model, dir) = (folder.dir(), cache.dir());
+    let folder = Folder::of("odd")?;
+    let cache = Folder::empty()?;
+    let model = folder.dir();
+    let dir = cache.dir();
     std::fs::create_dir(cache.file("blobs"))?;
     // A folder that contains a cache does not belong to it.
     let export = |path: &str| {
@@ -148,7 +153,8 @@ fn outputs_with_one_name_or_in_no_folder_are_refused_before_any_is_written() -> 
 fn a_failed_training_run_leaves_no_folder_and_no_metrics() -> Result {
     let folder = Folder::empty()?;
     folder.write("text.txt", "too short")?;
-    let (input, out) = (folder.at("text.txt"), folder.at("a/b/c"));
+    let input = folder.at("text.txt");
+    let out = folder.at("a/b/c");
     let metrics = folder.at("loss.csv");
     gpt2(&["train", "--text", &input, "--out", &out, "--metrics", &metrics])?.refused(1, &["too short"]);
     assert_eq!(folder.names()?, ["text.txt"]);
@@ -189,7 +195,8 @@ fn a_text_that_is_not_utf_8_is_refused_with_the_byte_and_the_remedy() -> Result 
 fn metrics_may_lie_in_the_new_folder_of_the_model() -> Result {
     let folder = Folder::empty()?;
     folder.write("text.txt", "To be, or not to be. ".repeat(60))?;
-    let (input, out) = (folder.at("text.txt"), folder.at("out"));
+    let input = folder.at("text.txt");
+    let out = folder.at("out");
     let metrics = folder.at("out/loss.csv");
     let size = words("--n-layer 1 --n-head 1 --n-embd 8 --n-positions 8 --vocab-size 260");
     let args = ["train", "--text", &input, "--out", &out, "--metrics", &metrics, "--steps", "2"];
@@ -217,13 +224,16 @@ fn metrics_may_lie_in_the_new_folder_of_the_model() -> Result {
 #[test]
 #[cfg(unix)]
 fn training_writes_through_no_link_into_the_hubs_cache() -> Result {
-    let (folder, cache) = (Folder::empty()?, Folder::empty()?);
+    let folder = Folder::empty()?;
+    let cache = Folder::empty()?;
     folder.write("text.txt", "To be, or not to be. ".repeat(60))?;
     std::fs::create_dir_all(cache.file("models--gpt2/blobs"))?;
     std::fs::create_dir(folder.file("out"))?;
     let blob = cache.file("models--gpt2/blobs/abc");
     std::os::unix::fs::symlink(&blob, folder.file("out/model.safetensors"))?;
-    let (input, out, dir) = (folder.at("text.txt"), folder.at("out"), cache.dir());
+    let input = folder.at("text.txt");
+    let out = folder.at("out");
+    let dir = cache.dir();
     let args = ["train", "--text", &input, "--out", &out, "--cache-dir", &dir, "--steps", "1"];
     gpt2(&args)?.refused(1, &["model.safetensors", "already"]);
     gpt2(&[&args[..], &["--overwrite"]].concat())?.refused(1, &["--out", "cache of the Hub's models"]);
@@ -234,7 +244,8 @@ fn training_writes_through_no_link_into_the_hubs_cache() -> Result {
 #[test]
 fn two_files_are_replaced_together_and_one_with_two_names_is_refused() -> Result {
     let folder = Folder::empty()?;
-    let (png, html) = (folder.at("w.png"), folder.at("w.html"));
+    let png = folder.at("w.png");
+    let html = folder.at("w.html");
     let args = ["attention", "--picture", &png, "--html", &html, "--model", ODD];
     for _ in 0..2 {
         gpt2(&[&args[..], &IDS, &["--overwrite"]].concat())?.succeeded();

@@ -73,7 +73,8 @@ fn the_page_opens_on_the_head_of_the_terminal_and_has_its_words() -> Result {
             let (_, table) = printed.split_once("first  focus\n").ok_or("a table")?;
             let rows = table.lines().skip(1).take(16).map(|line| line.split_whitespace().collect::<Vec<_>>());
             for row in rows {
-                let (name, kind) = (row[0].trim_start_matches('*'), *row.last().ok_or("a kind")?);
+                let name = row[0].trim_start_matches('*');
+                let kind = *row.last().ok_or("a kind")?;
                 let (layer, head) = name.split_once('.').ok_or("a head")?;
                 let option = format!("#overview [aria-label^=\"Layer {layer}, head {head}:\"]");
                 let silenced = row[0].starts_with('*');

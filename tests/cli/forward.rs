@@ -55,7 +55,8 @@ fn assert_agrees(
 
 #[test]
 fn json_agrees_with_the_library() -> Result {
-    let (model, ids) = (load("odd", DType::F32)?, some_ids());
+    let model = load("odd", DType::F32)?;
+    let ids = some_ids();
     for ids in [&ids[..], &ids[..2], &ids[..1]] {
         let report = json(&["forward", "--model", ODD, "--json", "--ids", &comma_separated(ids)])?;
         assert_eq!(report["model"], ODD);
@@ -69,7 +70,8 @@ fn json_agrees_with_the_library() -> Result {
 
 #[test]
 fn json_of_the_demo_model_agrees_with_the_library() -> Result {
-    let (model, tokenizer) = (demo_model()?, demo_tokenizer()?);
+    let model = demo_model()?;
+    let tokenizer = demo_tokenizer()?;
     let text = "ROMEO:\nWhat light through yonder";
     let ids = tokenizer.encode(text)?;
     let report = json(&["forward", "--json", text])?;
@@ -125,7 +127,8 @@ fn the_tables_show_what_json_holds() -> Result {
 #[test]
 fn the_export_holds_logits_and_hidden_states() -> Result {
     let folder = Folder::empty()?;
-    let (path, ids) = (folder.at("forward.safetensors"), some_ids());
+    let path = folder.at("forward.safetensors");
+    let ids = some_ids();
     let args = ["forward", "--model", ODD, "--ids", &comma_separated(&ids), "--export", &path];
     let run = gpt2(&args)?.succeeded();
     assert_says("stderr", &run.stderr, &[&path]);
@@ -169,7 +172,8 @@ fn an_export_is_f32_in_every_dtype_and_may_lie_in_the_folder_of_the_day() -> Res
 
 #[test]
 fn every_dtype_agrees_with_f32_within_its_rounding() -> Result {
-    let (model, ids) = (load("odd", DType::F32)?, some_ids());
+    let model = load("odd", DType::F32)?;
+    let ids = some_ids();
     let args = ["forward", "--model", ODD, "--json", "-k0", "--ids", &comma_separated(&ids), "--dtype"];
     for (dtype, tolerance) in [("f64", 1e-5), ("f16", 0.02), ("bf16", 0.15)] {
         let report = json(&[&args[..], &[dtype]].concat())?;

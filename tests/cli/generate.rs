@@ -33,7 +33,8 @@ fn greedy_ids_are_transformers_and_nothing_else_is_printed() -> Result {
         assert_eq!(report["model"], ODD);
         assert_eq!((&report["ids"], &report["prompt_ids"]), (&reference["new_ids"], &reference["prompt"]));
         assert_eq!((&report["text"], &report["stopped_at_eos"]), (&Value::Null, &false.into()));
-        let (seconds, speed) = (number(&report["seconds"]), number(&report["tokens_per_second"]));
+        let seconds = number(&report["seconds"]);
+        let speed = number(&report["tokens_per_second"]);
         assert!((seconds * speed - 20.0).abs() < 1e-6, "{seconds} s, {speed} tokens/s");
     }
     Ok(())
@@ -121,7 +122,8 @@ fn json_leaves_the_end_token_out_of_the_text() -> Result {
 fn the_context_is_used_to_its_end_and_not_beyond() -> Result {
     let folder = Folder::of("odd")?;
     folder.set_config("eos_token_id", Value::Null)?;
-    let (model, full) = (folder.dir(), comma_separated(&[3; 77]));
+    let model = folder.dir();
+    let full = comma_separated(&[3; 77]);
     // The model reads 77 positions and generates the 78th token from the last.
     let run = gpt2(&["generate", "--model", &model, "--ids", &full])?.succeeded();
     assert_eq!(run.stdout.trim_end().split(',').count(), 1, "{}", run.stdout);
@@ -224,7 +226,8 @@ fn beams_give_the_most_probable_texts_and_their_scores() -> Result {
         assert_eq!(one["text"], demo_tokenizer()?.decode(&ids(&one["ids"])?));
     }
     // The score is the log-probability that `forward` gives the text.
-    let (text, new) = (format!("ROMEO:{}", found[0]["text"].as_str().ok_or("text")?), ids(&found[0]["ids"])?);
+    let text = format!("ROMEO:{}", found[0]["text"].as_str().ok_or("text")?);
+    let new = ids(&found[0]["ids"])?;
     let forward = json(&["forward", &text, "--json"])?;
     let tokens = forward["tokens"].as_array().ok_or("tokens")?;
     assert_eq!(tokens[tokens.len() - 1]["id"], new[11], "the text has the same tokens");

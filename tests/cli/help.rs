@@ -53,7 +53,8 @@ fn the_short_help_has_a_dozen_options_and_says_how_to_see_the_rest() -> Result {
     let commands = commands()?;
     assert!(commands.len() > 15, "{commands:?}");
     for name in &commands {
-        let (short, long) = (help(&[name, "-h"], 100)?, help(&[name, "--help"], 100)?);
+        let short = help(&[name, "-h"], 100)?;
+        let long = help(&[name, "--help"], 100)?;
         assert!(short.lines().count() <= 45, "{name}: {} lines", short.lines().count());
         let of_short = options(&short).iter().filter(|line| !line.contains("-h, --help")).count();
         assert!(of_short <= 14, "{name} -h: {of_short} options");

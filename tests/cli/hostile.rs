@@ -132,7 +132,8 @@ fn within_seconds(mut is_true: impl FnMut() -> Result<bool>) -> Result<bool> {
 #[test]
 fn a_pipe_without_a_writer_is_named_and_its_run_can_be_stopped() -> Result {
     let folder = Folder::empty()?;
-    let (pipe, out) = (folder.at("pipe"), folder.at("out"));
+    let pipe = folder.at("pipe");
+    let out = folder.at("out");
     assert!(Command::new("mkfifo").arg(&pipe).status()?.success());
     for args in [
         &["forward", "--file", &pipe][..],

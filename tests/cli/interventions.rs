@@ -44,7 +44,8 @@ fn changed(model: &Gpt2LMHeadModel, ids: &[u32]) -> Result<(Vec<f64>, Tensor)> {
 
 #[test]
 fn the_flags_do_what_the_library_does() -> Result {
-    let (model, ids) = (load("odd", DType::F32)?, &some_ids()[..12]);
+    let model = load("odd", DType::F32)?;
+    let ids = &some_ids()[..12];
     let (log_probs, weights) = changed(&model, ids)?;
     let listed = comma_separated(ids);
     let run =
@@ -63,7 +64,8 @@ fn the_flags_do_what_the_library_does() -> Result {
 
 #[test]
 fn generate_keeps_them_and_takes_the_means_of_the_prompt() -> Result {
-    let (model, ids) = (load("odd", DType::F32)?, some_ids()[..12].to_vec());
+    let model = load("odd", DType::F32)?;
+    let ids = some_ids()[..12].to_vec();
     let input = Tensor::new(&ids[..], &Device::Cpu)?.unsqueeze(0)?;
     let changes = Interventions::new(changes(), model.config())?.with_means_of(&model, &input)?;
     let mut generation =
@@ -128,7 +130,8 @@ fn bench_says_what_asking_costs() -> Result {
 /// The flags, against the library on the same ids.
 #[test]
 fn patches_vectors_and_temperatures_do_what_the_library_does() -> Result {
-    let (model, ids) = (load("odd", DType::F32)?, &some_ids()[..12]);
+    let model = load("odd", DType::F32)?;
+    let ids = &some_ids()[..12];
     let input = Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?;
     let folder = Folder::empty()?;
     let vector: Vec<f32> = (0..48u8).map(|i| f32::from(i % 7) - 3.0).collect();

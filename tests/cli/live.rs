@@ -127,7 +127,8 @@ fn a_model_comes_with_the_page() -> Result {
 #[test]
 fn the_pages_of_other_commands_may_be_alive() -> Result {
     let folder = folder()?;
-    let (out, module) = (folder.at("live.html"), format!("--live={}", folder.at("")));
+    let out = folder.at("live.html");
+    let module = format!("--live={}", folder.at(""));
     let first = |args: &[&str]| -> Result<serde_json::Value> {
         gpt2(&[args, &[&*module, "--html", &out, "--overwrite"]].concat())?.succeeded();
         Ok(serde_json::from_slice(&block(&std::fs::read_to_string(&out)?, "first")?)?)
@@ -138,7 +139,8 @@ fn the_pages_of_other_commands_may_be_alive() -> Result {
     assert_eq!(shown["changes"], serde_json::json!(["ablate 0.3", "scale 1.1=0.5", "block 3:1"]));
     assert_eq!(first(&["attention", "--ids", "47,788"])?["ids"], serde_json::json!([47, 788]));
     let shown = first(&["generate", "ROMEO:", "-n", "5", "--seed", "7", "--temperature", "0.5"])?;
-    let (ids, prompt) = (shown["ids"].as_array().ok_or("ids")?, shown["prompt"].as_u64().ok_or("a prompt")?);
+    let ids = shown["ids"].as_array().ok_or("ids")?;
+    let prompt = shown["prompt"].as_u64().ok_or("a prompt")?;
     assert_eq!(ids.len() as u64, prompt + 5);
     let draw = serde_json::json!({ "temperature": 0.5, "top_k": 40, "top_p": null, "seed": 7 });
     assert_eq!(shown["draw"], draw);
@@ -217,7 +219,8 @@ fn the_model_of_the_page_shows_what_the_command_shows() -> Result {
             compare: true,
             ..Look::default()
         };
-        let (theirs, ours) = (blocks(&page, "\">", "</script>"), blocks(&live.look(&look)?.page, "\t", ""));
+        let theirs = blocks(&page, "\">", "</script>");
+        let ours = blocks(&live.look(&look)?.page, "\t", "");
         assert_eq!(ours.keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>(), "{text:?}");
         for (kind, blocks) in &ours {
             if kind == "weights" {

@@ -10,7 +10,8 @@ const PROMPT: &str = "O Romeo, Romeo! wherefore";
 /// Trains an adapter of the demo model into `out`, for a few steps on a text that it does not know.
 fn train(folder: &Folder, out: &str, more: &[&str]) -> Result<Run> {
     folder.write("text.txt", "the cat sat on the mat and the dog sat on the log; ".repeat(60))?;
-    let (text, out) = (folder.at("text.txt"), folder.at(out));
+    let text = folder.at("text.txt");
+    let out = folder.at(out);
     let fixed = ["train", "--model", DEMO, "--text", &text, "--out", &out, "--lora", "4"];
     let short = ["--lr", "0.02", "--warmup", "0", "--window", "24", "--batch", "2", "--eval-every", "6"];
     gpt2(&[&fixed[..], &short, more].concat())
@@ -34,7 +35,8 @@ fn an_adapter_is_trained_used_by_every_command_and_merged() -> Result {
     assert_eq!(names_in(cat.as_ref())?, files);
     assert!(std::fs::metadata(folder.file("cat/adapter_model.safetensors"))?.len() < 200_000, "kilobytes");
 
-    let (with, without) = (next(&["--model", DEMO, "--adapter", &cat])?, next(&["--model", DEMO])?);
+    let with = next(&["--model", DEMO, "--adapter", &cat])?;
+    let without = next(&["--model", DEMO])?;
     assert_ne!(with, without);
     let nothing = next(&["--model", DEMO, "--adapter", &format!("{cat}=0")])?;
     assert_eq!(nothing, without);
@@ -119,7 +121,8 @@ fn the_same_seed_gives_the_same_adapter_and_a_quantized_base_serves_too() -> Res
 fn what_cannot_be_done_with_an_adapter_is_refused() -> Result {
     let folder = Folder::empty()?;
     let cat = adapter(&folder)?;
-    let (out, misfit) = (folder.at("out"), case("lora/default"));
+    let out = folder.at("out");
+    let misfit = case("lora/default");
     gpt2(&["forward", PROMPT, "--model", DEMO, "--adapter", &misfit])?
         .refused(1, &["mis-shaped", "[8, 12]", "its config names base"]);
     // Nobody named the demo model.
@@ -203,7 +206,8 @@ fn prompts_and_completions_are_learned_and_each_alone() -> Result {
         format!("{{\"prompt\": \"The {animal} says\", \"completion\": \" {sound}!\", \"source\": {i}}}\n")
     };
     folder.write("animals.jsonl", (0..60).map(example).collect::<String>())?;
-    let (jsonl, out) = (folder.at("animals.jsonl"), folder.at("animals"));
+    let jsonl = folder.at("animals.jsonl");
+    let out = folder.at("animals");
     let train = |jsonl: &str, more: &[&str]| {
         let fixed =
             ["train", "--model", DEMO, "--jsonl", jsonl, "--out", &out, "--lora", "8", "--window", "48"];

@@ -99,7 +99,8 @@ impl Run {
     /// Fails if the process was killed by a signal or panicked.
     #[track_caller]
     fn from_output(output: Output) -> Result<Self> {
-        let (stdout, stderr) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
+        let stdout = String::from_utf8(output.stdout)?;
+        let stderr = String::from_utf8(output.stderr)?;
         let code = output.status.code().ok_or_else(|| format!("{}; stderr: {stderr}", output.status))?;
         assert!(!stderr.contains("panicked"), "{stderr}");
         Ok(Self { code, stdout, stderr })

@@ -60,7 +60,8 @@ fn the_first_look_shows_one_link_of_a_head_and_json_has_what_it_shows() -> Resul
 fn kinds_and_links_are_left_out_where_nobody_looked() -> Result {
     let folder = Folder::empty()?;
     folder.write("text.txt", "To be, or not to be, that is the question:\n".repeat(40))?;
-    let (text, model) = (folder.at("text.txt"), folder.at("model"));
+    let text = folder.at("text.txt");
+    let model = folder.at("model");
     let sizes = words("--vocab-size 300 --n-layer 1 --n-head 1 --n-embd 8 --n-positions 2049 --window 8");
     let short = words("--steps 1 --batch 1");
     gpt2(&[&["train", "--text", &text, "--out", &model][..], &sizes, &short].concat())?.succeeded();
@@ -155,7 +156,8 @@ fn forward_compares_two_runs() -> Result {
     }
     let shown = stdout(&["forward", PROMPT, "--ablate", "1.0", "--compare"])?;
     let next = &changes[0];
-    let (before, after) = (number(&next["plain"]), number(&next["changed"]));
+    let before = number(&next["plain"]);
+    let after = number(&next["changed"]);
     let row = format!("{before:.4}   {after:.4}  {:+.4}", after - before);
     let perplexity = |of: &Value| format!("{:.3}", number(&of["perplexity"]));
     let line = format!("perplexity {} plain, {} changed", perplexity(&plain), perplexity(&changed));
@@ -292,7 +294,8 @@ fn parts_of_a_character_show_their_bytes() -> Result {
     let report = json(&["attention", "日本", "--json"])?;
     assert_eq!(list(&report["tokens"])[0], json!("\u{fffd}"), "JSON keeps the tokens' text");
     let folder = Folder::empty()?;
-    let (picture, page) = (folder.at("head.svg"), folder.at("page.html"));
+    let picture = folder.at("head.svg");
+    let page = folder.at("page.html");
     gpt2(&["attention", "日本", "-H", "0.3", "--picture", &picture, "--html", &page])?.succeeded();
     assert_says("picture", &std::fs::read_to_string(&picture)?, &[">0 &lt;E6&gt;</text>"]);
     assert_says("page", &std::fs::read_to_string(&page)?, &["\\u003cE6>"]);
@@ -335,7 +338,8 @@ fn the_short_help_counts_all_that_it_leaves_out() -> Result {
         body.lines().filter(|line| line.starts_with("  -") || line.starts_with("      --")).count()
     };
     for name in ["attention", "forward", "heads", "generate", "train"] {
-        let (short, long) = (of(name, "-h")?, of(name, "--help")?);
+        let short = of(name, "-h")?;
+        let long = of(name, "--help")?;
         let left_out = options(&long) - options(&short);
         assert_says(name, &short, &[&format!("\n{left_out} more options: gpt2 {name} --help")]);
     }

@@ -68,7 +68,8 @@ fn leaves_nothing(run: &Run, folder: &Folder, out: &str, parts: &[&str]) {
 #[test]
 fn merge_writes_no_number_that_is_not_finite() -> Result {
     let folder = Folder::empty()?;
-    let (nan, large) = (model(&folder, "nan", f32::NAN)?, model(&folder, "large", 1e6)?);
+    let nan = model(&folder, "nan", f32::NAN)?;
+    let large = model(&folder, "large", 1e6)?;
     let adapter = adapter(&folder, "adapter")?;
     let merge = |more: &[&str]| gpt2(&[&["merge", "--out", &folder.at("out")], more].concat());
     let strong = format!("{adapter}=1e60");
@@ -92,7 +93,8 @@ fn merge_writes_no_number_that_is_not_finite() -> Result {
 #[test]
 fn training_and_quantizing_write_no_number_that_is_not_finite() -> Result {
     let folder = Folder::empty()?;
-    let (nan, large) = (model(&folder, "nan", f32::NAN)?, model(&folder, "large", 1e6)?);
+    let nan = model(&folder, "nan", f32::NAN)?;
+    let large = model(&folder, "large", 1e6)?;
     let out = folder.at("out");
     let run = train(&folder, &["--model", &large, "--save-dtype", "f16", "--out", &out])?;
     let says = ["--save-dtype", "h.1.mlp.c_fc.weight holds 1000000", "bf16 or f32"];

@@ -155,7 +155,8 @@ fn keys_search_sort_and_views() -> Result {
         assert!(key <= query && chosen(page)? == format!("Token {query}"));
         assert_eq!(page.get("document.getElementById('readout').tagName")?, "OUTPUT");
         // Zooming keeps the cell under the mouse in place, and moves others.
-        let (here, there) = (page.cell(26, 26, (20, 3))?, page.cell(26, 26, (22, 9))?);
+        let here = page.cell(26, 26, (20, 3))?;
+        let there = page.cell(26, 26, (22, 9))?;
         page.mouse(there, false)?;
         let other = page.text("#readout")?;
         page.mouse(here, false)?;

@@ -237,7 +237,8 @@ fn a_rank_that_does_other_work_is_named_before_any() -> Result {
 #[test]
 fn a_rank_that_lacks_a_file_leaves_no_folder() -> Result {
     let runs = Runs::new()?;
-    let (text, out) = (runs.folder.at("text.txt"), runs.folder.at("new/folder"));
+    let text = runs.folder.at("text.txt");
+    let out = runs.folder.at("new/folder");
     let new = ["train", "--text", &text, "--out", &out, "--steps", "3"].map(str::to_owned).to_vec();
     let tuned = [&new[..], &["--model", DEMO].map(str::to_owned)].concat();
     for (args, from) in [(&new, "text.txt"), (&tuned, "tiny-shakespeare")] {

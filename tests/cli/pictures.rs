@@ -202,7 +202,8 @@ fn cells_have_the_numbers_of_the_report() -> Result {
         heads.iter().map(of).collect()
     };
     let args = ["heads", "--batch", "2"];
-    let (report, svg) = (json(&[&args[..], &["--json"]].concat())?["heads"].clone(), draw(&args, &[])?);
+    let report = json(&[&args[..], &["--json"]].concat())?["heads"].clone();
+    let svg = draw(&args, &[])?;
     let found = cells(&svg, "mean weight", 16);
     assert_eq!(found.len(), 3);
     for (found, name) in found.iter().zip(["previous_token", "duplicate_token", "induction"]) {
@@ -215,12 +216,14 @@ fn cells_have_the_numbers_of_the_report() -> Result {
     );
 
     let args = ["attention", CLEAN, "--effect"];
-    let (report, svg) = (json(&[&args[..], &["--json"]].concat())?, draw(&args, &[])?);
+    let report = json(&[&args[..], &["--json"]].concat())?;
+    let svg = draw(&args, &[])?;
     let expected = by_head(&report["heads"], &|head| number(&head["change"]));
     assert_cells(&cells(&svg, "change in nats", 16)[0], &expected, 2);
 
     let args = ["lens", CLEAN, "-k", "1"];
-    let (report, svg) = (json(&[&args[..], &["--json"]].concat())?, draw(&args, &[])?);
+    let report = json(&[&args[..], &["--json"]].concat())?;
+    let svg = draw(&args, &[])?;
     let likeliest: Vec<&Value> = list(&report["layers"]).iter().map(|layer| &layer[0]).collect();
     let mut tokens: Vec<&str> = likeliest.iter().filter_map(|one| one["token"].as_str()).collect();
     tokens.sort_unstable();
@@ -231,7 +234,8 @@ fn cells_have_the_numbers_of_the_report() -> Result {
         assert_cells(&[most], &[number(&best["probability"])], 2);
     }
 
-    let (report, svg) = (json(&["circuits", "--json"])?, draw(&["circuits"], &[])?);
+    let report = json(&["circuits", "--json"])?;
+    let svg = draw(&["circuits"], &[])?;
     let found = cells(&svg, "composition score", 144);
     assert_eq!(found.len(), 3);
     let place = |name: &Value| -> Option<usize> {
@@ -241,7 +245,8 @@ fn cells_have_the_numbers_of_the_report() -> Result {
     for (found, reads) in found.iter().zip(["q", "k", "v"]) {
         let mut expected = vec![0.0; 144];
         for pair in list(&report["compositions"]).iter().filter(|pair| pair["reads"] == reads) {
-            let (from, to) = (place(&pair["from"]).ok_or("a head")?, place(&pair["to"]).ok_or("a head")?);
+            let from = place(&pair["from"]).ok_or("a head")?;
+            let to = place(&pair["to"]).ok_or("a head")?;
             expected[12 * from + to - 4] = number(&pair["score"]);
         }
         assert_cells(found, &expected, 3);

@@ -48,7 +48,8 @@ fn every_point_has_transformer_lens_value_in_every_command() -> Result {
         assert_eq!(shape(name.parse()?), value.dims(), "{name}");
     }
     let names = expected.keys().map(String::as_str).collect::<Vec<_>>().join(",");
-    let (folder, model) = (Folder::empty()?, case("circuits/model"));
+    let folder = Folder::empty()?;
+    let model = case("circuits/model");
     for command in ["forward", "attention", "lens"] {
         let path = folder.at(&format!("{command}.safetensors"));
         let run = [command, "--model", &model, "--dtype", "f64", "--ids", &ids];
@@ -71,7 +72,8 @@ fn every_point_has_transformer_lens_value_in_every_command() -> Result {
 #[test]
 fn a_star_is_every_layer_and_values_are_those_after_interventions() -> Result {
     let folder = Folder::empty()?;
-    let (plain, ablated) = (folder.file("plain.safetensors"), folder.file("ablated.safetensors"));
+    let plain = folder.file("plain.safetensors");
+    let ablated = folder.file("ablated.safetensors");
     let star = ["--export-point", "blocks.*.attn.hook_z", "--export-point", "blocks.0.attn.hook_z,logits"];
     for (path, flags) in [(&plain, &[][..]), (&ablated, &["--ablate", "1.2"])] {
         let path = path.display().to_string();
@@ -80,7 +82,8 @@ fn a_star_is_every_layer_and_values_are_those_after_interventions() -> Result {
     }
     let facts = &metadata(&ablated)?["provenance"];
     assert_says("provenance", facts, &["ablate 1.2"]);
-    let (plain, ablated) = (load(plain)?, load(ablated)?);
+    let plain = load(plain)?;
+    let ablated = load(ablated)?;
     let mut names: Vec<_> = plain.keys().map(String::as_str).collect();
     names.sort_unstable();
     let z = |layer: usize| format!("blocks.{layer}.attn.hook_z");
@@ -120,7 +123,8 @@ fn a_name_that_is_none_is_refused_with_the_nearest_and_the_way_to_all() -> Resul
 
 #[test]
 fn inspect_lists_every_point() -> Result {
-    let (report, text) = (json(&["inspect", "--points", "--json"])?, stdout(&["inspect", "--points", DEMO])?);
+    let report = json(&["inspect", "--points", "--json"])?;
+    let text = stdout(&["inspect", "--points", DEMO])?;
     assert_eq!(report["layers"], 4);
     let names: Vec<_> = list(&report["points"]).iter().filter_map(|row| row["name"].as_str()).collect();
     let expected = Point::of_model(1).map(|point| point.to_string().replace("blocks.0.", "blocks.N."));

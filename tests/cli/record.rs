@@ -41,7 +41,8 @@ fn files(folder: &str) -> Result<Vec<(String, Vec<u8>)>> {
 #[test]
 fn a_store_has_the_values_of_each_token_of_each_document() -> Result {
     let folder = Folder::empty()?;
-    let (corpus, out) = (corpus(&folder)?, folder.at("store"));
+    let corpus = corpus(&folder)?;
+    let out = folder.at("store");
     let run = record(&corpus, &out, &["--json"])?.succeeded();
     let total: serde_json::Value = serde_json::from_str(&run.stdout)?;
     let store = Store::open(Path::new(&out))?;
@@ -72,7 +73,8 @@ fn a_store_has_the_values_of_each_token_of_each_document() -> Result {
     for (i, point) in points.into_iter().enumerate() {
         let found: Vec<Tensor> =
             document.iter().map(|row| if i == 0 { row.1.clone() } else { row.2.clone() }).collect();
-        let (found, expected) = (Tensor::stack(&found, 0)?, expected[point].squeeze(0)?);
+        let found = Tensor::stack(&found, 0)?;
+        let expected = expected[point].squeeze(0)?;
         assert_eq!(found.dims(), expected.dims(), "{point}");
         let error = (found - expected)?.abs()?.flatten_all()?.max(D::Minus1)?.to_scalar::<f32>()?;
         assert!(error < 2e-5, "{point}: {error}");
@@ -80,7 +82,8 @@ fn a_store_has_the_values_of_each_token_of_each_document() -> Result {
     // Halves are what rounding makes of them.
     let half = folder.at("half");
     record(&corpus, &half, &["--store", "f16"])?.succeeded();
-    let (whole, half) = (store.shard(2)?, Store::open(Path::new(&half))?.shard(2)?);
+    let whole = store.shard(2)?;
+    let half = Store::open(Path::new(&half))?.shard(2)?;
     let rounded = whole.values[1].to_dtype(DType::F16)?;
     assert_eq!(half.values[1].dtype(), DType::F16);
     let f32s = |x: &Tensor| x.to_dtype(DType::F32)?.to_vec2::<f32>();
@@ -91,7 +94,9 @@ fn a_store_has_the_values_of_each_token_of_each_document() -> Result {
 #[test]
 fn a_run_goes_on_where_it_stopped_and_refuses_what_does_not_fit() -> Result {
     let folder = Folder::empty()?;
-    let (corpus, whole, part) = (corpus(&folder)?, folder.at("whole"), folder.at("part"));
+    let corpus = corpus(&folder)?;
+    let whole = folder.at("whole");
+    let part = folder.at("part");
     let run = record(&corpus, &whole, &[])?.succeeded();
     assert_says("stdout", &run.stdout, &["12 documents", "shards", "hook_z"]);
     record(&corpus, &part, &[])?.succeeded();
@@ -139,7 +144,8 @@ fn a_run_goes_on_where_it_stopped_and_refuses_what_does_not_fit() -> Result {
 #[test]
 fn long_documents_are_read_in_windows() -> Result {
     let folder = Folder::empty()?;
-    let (path, out) = (folder.at("long.txt"), folder.at("store"));
+    let path = folder.at("long.txt");
+    let out = folder.at("store");
     std::fs::write(&path, TEXT)?;
     let args = [
         "record",
@@ -174,7 +180,8 @@ fn long_documents_are_read_in_windows() -> Result {
 #[test]
 fn what_is_not_finite_is_not_stored() -> Result {
     let folder = Folder::empty()?;
-    let (corpus, out) = (corpus(&folder)?, folder.at("store"));
+    let corpus = corpus(&folder)?;
+    let out = folder.at("store");
     let more = ["--scale", "1.*=1000000", "--store", "f16"];
     record(&corpus, &out, &more)?.refused(1, &["shard 0", "blocks.1.attn.hook_z", "--store f32"]);
     assert!(Store::open(Path::new(&out)).is_err());
@@ -188,7 +195,8 @@ fn what_is_not_finite_is_not_stored() -> Result {
 #[test]
 fn ranks_share_the_shards() -> Result {
     let folder = Folder::empty()?;
-    let (corpus, alone) = (corpus(&folder)?, folder.at("alone"));
+    let corpus = corpus(&folder)?;
+    let alone = folder.at("alone");
     record(&corpus, &alone, &[])?.succeeded();
     let expected = files(&alone)?;
     for n in [2, 3] {

@@ -74,7 +74,10 @@ fn a_long_document_is_read_in_windows_that_overlap() -> Result {
     let mut ids = vec![0];
     ids.extend(tokenizer.encode(&std::fs::read_to_string(folder.file("long.txt"))?)?);
     assert!(ids.len() > 556, "more than three windows: {}", ids.len());
-    let (model, mut nats, mut start, mut done) = (demo_model()?, 0.0, 0, 1);
+    let model = demo_model()?;
+    let mut nats = 0.0;
+    let mut start = 0;
+    let mut done = 1;
     while done < ids.len() {
         let end = (start + 256).min(ids.len());
         let logits = logits(&model, &ids[start..end])?;
@@ -93,7 +96,8 @@ fn a_long_document_is_read_in_windows_that_overlap() -> Result {
 fn lines_are_documents_of_their_own() -> Result {
     let folder = Folder::empty()?;
     folder.write("lines.txt", "O Romeo, Romeo!\n\nTo be\r\n \nTo be")?;
-    let (text, out) = (folder.at("lines.txt"), folder.at("scores.jsonl"));
+    let text = folder.at("lines.txt");
+    let out = folder.at("scores.jsonl");
     gpt2(&["score", &text, "--by", "line", "--jsonl", &out])?.succeeded();
     let rows = rows(&folder, "scores.jsonl")?;
     let lines: Vec<_> = rows.iter().filter_map(|row| row["line"].as_u64()).collect();
@@ -118,7 +122,8 @@ fn losses(rows: &[Value]) -> Vec<(f64, u64)> {
 fn each_line_of_json_is_a_document() -> Result {
     let folder = Folder::empty()?;
     let texts = ["O Romeo, Romeo!\nwherefore art thou", "To be", "Enter a \"MESSENGER\".", "To be"];
-    let (mut lines, mut stories) = (String::new(), String::new());
+    let mut lines = String::new();
+    let mut stories = String::new();
     std::fs::create_dir(folder.file("texts"))?;
     for (i, text) in texts.iter().enumerate() {
         folder.write(&format!("texts/{i}.txt"), text)?;
@@ -209,8 +214,10 @@ fn interventions_are_those_of_forward_for_each_document() -> Result {
     )?;
     let n_embd = demo_model()?.config().n_embd;
     Tensor::new(vec![0.3f32; n_embd], &Device::Cpu)?.write_npy(folder.file("v.npy"))?;
-    let (means, at_2) = (folder.at("means.txt"), format!("1@2={}*2", folder.at("v.npy")));
-    let (path, plain) = (folder.at("texts.jsonl"), folder.at("plain.jsonl"));
+    let means = folder.at("means.txt");
+    let at_2 = format!("1@2={}*2", folder.at("v.npy"));
+    let path = folder.at("texts.jsonl");
+    let plain = folder.at("plain.jsonl");
     gpt2(&["score", &path, "--jsonl", &plain])?.succeeded();
     let plain = losses(&rows(&folder, "plain.jsonl")?);
     for (i, flags) in [
@@ -271,7 +278,8 @@ fn a_process_with_another_model_is_named() -> Result {
 #[test]
 fn any_number_of_processes_writes_the_same_scores() -> Result {
     let folder = corpus(70)?;
-    let (texts, one) = (folder.at("texts"), folder.at("one.jsonl"));
+    let texts = folder.at("texts");
+    let one = folder.at("one.jsonl");
     gpt2(&["score", &texts, "--by", "line", "--jsonl", &one, "--summaries"])?.succeeded();
     for n in [2, 3] {
         let out = folder.at(&format!("{n}.jsonl"));
@@ -287,7 +295,8 @@ fn any_number_of_processes_writes_the_same_scores() -> Result {
 #[test]
 fn what_cannot_be_scored_is_refused_with_the_reason() -> Result {
     let folder = corpus(3)?;
-    let (texts, out) = (folder.at("texts"), folder.at("scores.jsonl"));
+    let texts = folder.at("texts");
+    let out = folder.at("scores.jsonl");
     gpt2(&["score", "/nowhere"])?.refused(1, &["/nowhere"]);
     let inside = folder.at("texts/scores.jsonl");
     gpt2(&["score", &texts, "--jsonl", &inside])?.refused(1, &["--jsonl", "folder of the corpus"]);
@@ -338,7 +347,8 @@ fn a_byte_order_mark_is_no_text_and_json_is_noticed() -> Result {
     let folder = Folder::empty()?;
     folder.write("plain.txt", "To be\n")?;
     folder.write("mark.txt", "\u{feff}To be\n")?;
-    let (plain, mark) = (folder.at("plain.txt"), folder.at("mark.txt"));
+    let plain = folder.at("plain.txt");
+    let mark = folder.at("mark.txt");
     for command in [&["score"][..], &["forward", "--file"], &["forward", "--texts"]] {
         let plain = gpt2(&[command, &[&plain]].concat())?.succeeded().stdout;
         let mark = gpt2(&[command, &[&mark]].concat())?.succeeded().stdout;

@@ -15,7 +15,9 @@ fn a_run_under_other_interventions_is_not_resumed() -> Result {
         Ok(Tensor::new(vec![x; n_embd], &Device::Cpu)?.write_npy(folder.file("v.npy"))?)
     };
     vector(0.5)?;
-    let (texts, out, add) = (folder.at("texts"), folder.at("out.jsonl"), format!("1={}", folder.at("v.npy")));
+    let texts = folder.at("texts");
+    let out = folder.at("out.jsonl");
+    let add = format!("1={}", folder.at("v.npy"));
     let args = ["score", &texts, "--jsonl", &out, "--ablate", "0.3", "--add", &add];
     gpt2(&args)?.succeeded();
     let whole = std::fs::read(&out)?;
@@ -35,7 +37,9 @@ fn a_run_under_other_interventions_is_not_resumed() -> Result {
 #[cfg(unix)]
 fn a_run_that_stopped_goes_on_where_it_was() -> Result {
     let folder = corpus(400)?;
-    let (texts, whole, out) = (folder.at("texts"), folder.at("whole.jsonl"), folder.at("out.jsonl"));
+    let texts = folder.at("texts");
+    let whole = folder.at("whole.jsonl");
+    let out = folder.at("out.jsonl");
     let expected = stdout(&["score", &texts, "--by", "line", "--jsonl", &whole])?;
     let part = folder.file("out.jsonl.part");
     for (name, replaces) in [("INT", None), ("KILL", Some(std::fs::read(&whole)?)), ("KILL", Some(vec![]))] {
@@ -75,7 +79,8 @@ fn a_run_that_stopped_goes_on_where_it_was() -> Result {
 #[test]
 fn a_run_that_has_finished_says_so_when_it_is_resumed() -> Result {
     let folder = corpus(5)?;
-    let (texts, out) = (folder.at("texts"), folder.at("out.jsonl"));
+    let texts = folder.at("texts");
+    let out = folder.at("out.jsonl");
     let args = ["score", &texts, "--jsonl", &out];
     let expected = gpt2(&args)?.succeeded().stdout;
     let whole = std::fs::read_to_string(&out)?;
@@ -103,7 +108,8 @@ fn a_resumed_run_notices_texts_that_changed_and_starts_where_there_is_none() -> 
     let folder = Folder::empty()?;
     folder
         .write("p.jsonl", "{\"text\": \"O Romeo\", \"id\": \"a\"}\n{\"text\": \"My lord\", \"id\": 2}\n")?;
-    let (corpus, out) = (folder.at("p.jsonl"), folder.at("out"));
+    let corpus = folder.at("p.jsonl");
+    let out = folder.at("out");
     let run = ["score", &corpus, "--jsonl", &out, "--resume"];
     let first = gpt2(&run)?.succeeded();
     assert_says("stderr", &first.stderr, &["there is no earlier run"]);

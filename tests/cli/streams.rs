@@ -16,7 +16,8 @@ fn every_way_of_giving_it_is_the_same_prompt() -> Result {
     let folder = Folder::empty()?;
     folder.write("prompt.txt", format!("{text}\n"))?;
     folder.write("bare.txt", text)?;
-    let (file, bare) = (folder.at("prompt.txt"), folder.at("bare.txt"));
+    let file = folder.at("prompt.txt");
+    let bare = folder.at("bare.txt");
     let expected = stdout(&["forward", "--json", text])?;
     for (what, run) in [
         ("a file", gpt2(&["forward", "--json", "--file", &file])?),

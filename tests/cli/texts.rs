@@ -130,7 +130,8 @@ fn an_export_has_the_tensors_of_each_text_under_its_line() -> Result {
 #[test]
 fn a_line_that_is_no_text_is_refused_with_its_number() -> Result {
     let folder = Folder::empty()?;
-    let (txt, jsonl) = (folder.at("texts.txt"), folder.at("texts.jsonl"));
+    let txt = folder.at("texts.txt");
+    let jsonl = folder.at("texts.jsonl");
     let export = folder.at("x.safetensors");
     for command in COMMANDS {
         folder.write("texts.txt", format!("{}\nMy lord\n", "to be ".repeat(200)))?;

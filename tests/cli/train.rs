@@ -41,7 +41,8 @@ fn read_up_to(begin: &str, stderr: &mut impl BufRead) -> Result {
 /// Trains for a few steps into `out` under `folder`.
 fn train(folder: &Folder, out: &str, more: &[&str]) -> Result<Run> {
     folder.write("text.txt", text())?;
-    let (text, out) = (folder.at("text.txt"), folder.at(out));
+    let text = folder.at("text.txt");
+    let out = folder.at(out);
     gpt2(&arguments(&text, &out, &[&SHORT[..], more].concat()))
 }
 
@@ -110,7 +111,8 @@ fn the_weights_are_saved_in_the_precision_asked_for() -> Result {
 fn ctrl_c_saves_what_there_is() -> Result {
     let folder = Folder::empty()?;
     folder.write("text.txt", text())?;
-    let (text, out) = (folder.at("text.txt"), folder.at("model"));
+    let text = folder.at("text.txt");
+    let out = folder.at("model");
     let long = ["--steps", "20000", "--eval-every", "1", "--lr", "0"];
     let mut child = spawn(command(&arguments(&text, &out, &long)))?;
     let mut stderr = BufReader::new(child.stderr.take().ok_or("a pipe")?);
@@ -171,7 +173,8 @@ fn a_run_that_is_stopped_goes_on_as_if_it_had_not_been() -> Result {
 
     // Stop it once with Ctrl-C and once by force, at an arbitrary moment.
     for name in ["INT", "KILL"] {
-        let (text, out) = (folder.at("text.txt"), folder.at(name));
+        let text = folder.at("text.txt");
+        let out = folder.at(name);
         let args = arguments(&text, &out, &[&SHORT[..], &more].concat());
         let begun = [&args[..], &["--overwrite"]].concat(); // the curve of the earlier run
         let mut child = command(&begun).stderr(Stdio::piped()).spawn()?;
@@ -207,7 +210,8 @@ fn recomputing_changes_time_and_memory_and_little_else() -> Result {
         let loss = |line: &str| -> Result<f64> { Ok(number(&serde_json::from_str::<Value>(line)?["loss"])) };
         std::fs::read_to_string(&metrics)?.lines().map(loss).collect()
     };
-    let (kept, again) = (losses("kept", &[])?, losses("again", &["--recompute"])?);
+    let kept = losses("kept", &[])?;
+    let again = losses("again", &["--recompute"])?;
     assert_eq!(kept.len(), 12);
     for (a, b) in kept.iter().zip(&again) {
         assert!((a - b).abs() < 1e-3, "{a} {b}");
@@ -219,7 +223,9 @@ fn recomputing_changes_time_and_memory_and_little_else() -> Result {
 fn a_model_is_trained_further() -> Result {
     let folder = Folder::empty()?;
     train(&folder, "first", &["--steps", "20", "--lr", "0.02"])?.succeeded();
-    let (text, first, out) = (folder.at("text.txt"), folder.at("first"), folder.at("second"));
+    let text = folder.at("text.txt");
+    let first = folder.at("first");
+    let out = folder.at("second");
     let args = ["train", "--text", &text, "--model", &first, "--out", &out, "--steps", "20", "--lr", "0.02"];
     let more = ["--batch", "2", "--window", "12", "--eval-every", "20", "--warmup", "2"];
     gpt2(&[&args[..], &more].concat())?.succeeded();
@@ -247,7 +253,8 @@ fn a_model_that_is_there_is_replaced_only_where_that_is_asked_for() -> Result {
     let folder = Folder::of("odd")?;
     folder.write("text.txt", text())?;
     let before = std::fs::read(folder.file("model.safetensors"))?;
-    let (text, out) = (folder.at("text.txt"), folder.dir());
+    let text = folder.at("text.txt");
+    let out = folder.dir();
     let args = arguments(&text, &out, &["--batch", "2", "--steps", "1"]);
     gpt2(&args)?.refused(1, &["config.json", "--overwrite", &out]);
     assert_eq!(std::fs::read(folder.file("model.safetensors"))?, before);
@@ -260,7 +267,8 @@ fn a_model_that_is_there_is_replaced_only_where_that_is_asked_for() -> Result {
 fn what_cannot_be_trained_is_refused_with_the_reason() -> Result {
     let folder = Folder::empty()?;
     folder.write("text.txt", text())?;
-    let (text, out) = (folder.at("text.txt"), folder.at("model"));
+    let text = folder.at("text.txt");
+    let out = folder.at("model");
     for (more, code, parts) in [
         (&["--n-head", "3"][..], 1, &["n_embd (8)", "n_head (3)"][..]),
         (&["--n-layer", "0"], 1, &["n_layer is 0"]),

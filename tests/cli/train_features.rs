@@ -13,14 +13,16 @@ const FILES: [&str; 2] = ["cfg.json", "sae_weights.safetensors"];
 /// A folder with a store of a few hundred tokens.
 fn world(points: &str) -> Result<Folder> {
     let folder = Folder::empty()?;
-    let (text, store) = (folder.at("text.txt"), folder.at("store"));
+    let text = folder.at("text.txt");
+    let store = folder.at("store");
     std::fs::write(&text, "ROMEO:\nO, she doth teach the torches to burn bright!\n\n".repeat(20))?;
     gpt2(&["record", &text, "--points", points, "--out", &store])?.succeeded();
     Ok(folder)
 }
 
 fn train(folder: &Folder, out: &str, more: &[&str]) -> Result<Run> {
-    let (store, out) = (folder.at("store"), folder.at(out));
+    let store = folder.at("store");
+    let out = folder.at(out);
     let usual = [
         "train-features",
         &store,
@@ -87,7 +89,8 @@ fn the_same_seed_gives_the_same_bytes_on_any_number_of_threads() -> Result {
 #[test]
 fn any_number_of_processes_writes_the_same_bytes() -> Result {
     let folder = world(POINT)?;
-    let (text, window) = (folder.at("text.txt"), ["--point", POINT, "--window", "16", "--bos"]);
+    let text = folder.at("text.txt");
+    let window = ["--point", POINT, "--window", "16", "--bos"];
     let live = [&[text.as_str()][..], &window].concat();
     let jumps = [&live[..], &["--sparsity", "jumprelu"]].concat();
     let store = folder.at("store");
@@ -116,10 +119,12 @@ fn any_number_of_processes_writes_the_same_bytes() -> Result {
 #[test]
 fn ranks_that_do_other_work_are_refused() -> Result {
     let folder = world(POINT)?;
-    let (text, other) = (folder.at("other.txt"), folder.at("other"));
+    let text = folder.at("other.txt");
+    let other = folder.at("other");
     std::fs::write(&text, "JULIET:\nO, swear not by the moon, the inconstant moon!\n\n".repeat(20))?;
     gpt2(&["record", &text, "--points", POINT, "--out", &other])?.succeeded();
-    let (store, out) = (folder.at("store"), folder.at("out"));
+    let store = folder.at("store");
+    let out = folder.at("out");
     let none = folder.at("none");
     let args = |store: &str, k: &str| -> Vec<String> {
         let all = ["train-features", store, "--out", &out, "--features", "64", "-k", k, "--batch", "32"];
@@ -146,14 +151,16 @@ fn ranks_that_do_other_work_are_refused() -> Result {
 fn a_text_teaches_as_much_as_a_store() -> Result {
     let folder = world(POINT)?;
     let explained = |source: &str, more: &[&str]| -> Result<f64> {
-        let (source, out) = (folder.at(source), folder.at("out"));
+        let source = folder.at(source);
+        let out = folder.at("out");
         let usual =
             ["--features", "64", "-k", "4", "--batch", "32", "--epochs", "12", "--overwrite", "--json"];
         let args = [&["train-features", &source, "--out", &out][..], &usual, more].concat();
         let report: Value = serde_json::from_str(&gpt2(&args)?.succeeded().stdout)?;
         Ok(report["explained_variance"].as_f64().ok_or("a number")?)
     };
-    let (live, recorded) = (explained("text.txt", &["--point", POINT])?, explained("store", &[])?);
+    let live = explained("text.txt", &["--point", POINT])?;
+    let recorded = explained("store", &[])?;
     assert!(live > 0.8 && (live - recorded).abs() < 0.05, "{live}, recorded {recorded}");
     let config: Value = serde_json::from_slice(&bytes(&folder, "out")?[0])?;
     assert!(config["made_by"]["store"].is_object() && config["made_by"]["text"].is_null());
@@ -167,7 +174,8 @@ fn values_of_heads_have_dictionaries_too() -> Result {
     train(&folder, "heads", &["-k", "4"])?.succeeded();
     let config: Value = serde_json::from_slice(&bytes(&folder, "heads")?[0])?;
     assert_eq!(config["reshape_activations"], "hook_z");
-    let (export, run) = (folder.at("features.safetensors"), folder.at("run.safetensors"));
+    let export = folder.at("features.safetensors");
+    let run = folder.at("run.safetensors");
     let dictionary = folder.at("heads");
     gpt2(&["features", "O she doth", "--dictionary", &dictionary, "--feature", "3", "--export", &export])?
         .succeeded();
@@ -185,7 +193,8 @@ fn what_cannot_be_trained_is_refused_by_name() -> Result {
     train(&folder, "out", &["--point", "blocks.3.hook_resid_post"])?.refused(1, &["the store has", POINT]);
     let one = ["--point", POINT];
     train(&folder, "out", &[&one[..], &["-k", "65"]].concat())?.refused(1, &["64 features", "65 fire"]);
-    let (store, out) = (folder.at("store"), folder.at("out"));
+    let store = folder.at("store");
+    let out = folder.at("out");
     let large = ["train-features", &store, "--out", &out, "--batch", "60000"];
     gpt2(&[&large[..], &one].concat())?.refused(1, &["--batch 60000", "take smaller or fewer batches"]);
     assert!(!std::path::Path::new(&folder.at("out")).exists(), "a refused run leaves no folder");

@@ -88,7 +88,8 @@ impl Chromium {
 
     fn request(&self, method: &str, path: &str, body: &Value) -> Result<Value> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
-        let (body, port) = (body.to_string(), self.port);
+        let body = body.to_string();
+        let port = self.port;
         write!(
             stream,
             "{method} {path} HTTP/1.1\r\nHost: localhost:{port}\r\nConnection: close\r\n\
@@ -173,7 +174,8 @@ impl Firefox {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
-        let (path, until) = (profile.path().join("MarionetteActivePort"), Instant::now() + PATIENCE);
+        let path = profile.path().join("MarionetteActivePort");
+        let until = Instant::now() + PATIENCE;
         let mut browser = None;
         while browser.is_none() {
             if Instant::now() > until {
@@ -193,7 +195,8 @@ impl Firefox {
 
     fn receive(&self) -> Result<Value> {
         let mut stream = &self.stream;
-        let (mut length, mut byte) = (0, [0]);
+        let mut length = 0;
+        let mut byte = [0];
         loop {
             stream.read_exact(&mut byte)?;
             match byte[0] {

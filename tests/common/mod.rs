@@ -23,7 +23,8 @@ pub(crate) fn relative_error(got: &Tensor, expected: &Tensor) -> Result<f64> {
     if got.dims() != expected.dims() {
         return Err(format!("shape {:?}, expected {:?}", got.dims(), expected.dims()).into());
     }
-    let (got, expected) = (got.to_dtype(DType::F64)?, expected.to_dtype(DType::F64)?);
+    let got = got.to_dtype(DType::F64)?;
+    let expected = expected.to_dtype(DType::F64)?;
     let largest = |x: &Tensor| x.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>();
     let difference = (got - &expected)?;
     // `max` ignores NaN; a sum does not.

@@ -18,7 +18,8 @@ pub(crate) fn entries(case: &str) -> Result<Entries> {
     let central = zip.windows(4).enumerate().filter(|(_, w)| w == b"PK\x01\x02");
     let entries = central.map(|(at, _)| {
         let name = String::from_utf8_lossy(&zip[at + 46..at + 46 + number(&zip, at + 28, 2)]).into_owned();
-        let (size, local) = (number(&zip, at + 20, 4), number(&zip, at + 42, 4));
+        let size = number(&zip, at + 20, 4);
+        let local = number(&zip, at + 42, 4);
         let start = local + 30 + number(&zip, local + 26, 2) + number(&zip, local + 28, 2);
         (name, zip[start..start + size].to_vec())
     });
@@ -32,9 +33,11 @@ fn crc32(data: &[u8]) -> u32 {
 
 /// An uncompressed zip of these entries with correct checksums, so that any damage is in the entries themselves.
 pub(crate) fn zip(entries: &Entries) -> Result<Vec<u8>> {
-    let (mut file, mut central) = (vec![], vec![]);
+    let mut file = vec![];
+    let mut central = vec![];
     for (name, data) in entries {
-        let (size, offset) = (u32::try_from(data.len())?, u32::try_from(file.len())?);
+        let size = u32::try_from(data.len())?;
+        let offset = u32::try_from(file.len())?;
         // Version, flags, method, time, date; checksum, sizes; lengths of the name and of nothing extra.
         let mut fields = [20u16, 0, 0, 0, 0x21].map(u16::to_le_bytes).concat();
         fields.extend([crc32(data), size, size].map(u32::to_le_bytes).concat());
@@ -45,7 +48,8 @@ pub(crate) fn zip(entries: &Entries) -> Result<Vec<u8>> {
         );
     }
     let count = u16::try_from(entries.len())?;
-    let (size, offset) = (u32::try_from(central.len())?, u32::try_from(file.len())?);
+    let size = u32::try_from(central.len())?;
+    let offset = u32::try_from(file.len())?;
     file.extend(central);
     file.extend([b"PK\x05\x06", &[0u16, 0, count, count].map(u16::to_le_bytes).concat()[..]].concat());
     file.extend([size, offset].map(u32::to_le_bytes).concat());

@@ -25,7 +25,8 @@ fn a_cache_returns_what_was_appended() -> Result {
         let mut cache = KvCache::new(40, dtype);
         let mut at = 0;
         for t in [7, 1, 1, 12, 3] {
-            let (k, v) = (rows("k", 2, at, at + t, 16)?, rows("v", 2, at, at + t, 9)?);
+            let k = rows("k", 2, at, at + t, 16)?;
+            let v = rows("v", 2, at, at + t, 9)?;
             let (k, v) = cache.append(&k, &v)?;
             at += t;
             for (name, width, got) in [("k", 16, k), ("v", 9, v)] {
@@ -54,7 +55,8 @@ fn a_cache_returns_what_was_appended() -> Result {
 #[test]
 fn what_does_not_fit_leaves_the_cache_as_it_was() -> Result {
     let mut cache = KvCache::new(6, CacheDType::Q8_0);
-    let (k, v) = (rows("k", 1, 0, 4, 8)?, rows("v", 1, 0, 4, 8)?);
+    let k = rows("k", 1, 0, 4, 8)?;
+    let v = rows("v", 1, 0, 4, 8)?;
     cache.append(&k, &v)?;
     let nan = (&v * f64::NAN)?;
     let mut refused = |k: &Tensor, v: &Tensor, expected: &str| {
@@ -105,7 +107,8 @@ fn an_empty_cache_takes_rows_of_other_shapes() -> Result {
     cache.append(&rows("k", 1, 0, 5, 16)?, &rows("v", 1, 0, 5, 9)?)?;
     cache.reset();
     for (b, width, of_values) in [(3, 16, 9), (3, 12, 9), (1, 16, 16), (1, 16, 9)] {
-        let (k, v) = (rows("k", b, 0, 4, width)?, rows("v", b, 0, 4, of_values)?);
+        let k = rows("k", b, 0, 4, width)?;
+        let v = rows("v", b, 0, 4, of_values)?;
         cache.append(&k, &v)?;
         let [of_k, of_v] = [cache.k()?, cache.v()?].map(|rows| rows.ok_or("it holds rows"));
         assert_eq!((bits(&of_k?)?, bits(&of_v?)?, cache.len()), (bits(&k)?, bits(&v)?, 4));
@@ -167,9 +170,11 @@ fn a_window_forgets_what_no_query_sees() -> Result {
             let mut at = 0;
             for t in [3, 1, 1, 1, 1, 1, 7, 1, 2, 30, 1, 1, 1, 5, 0, 41, 1] {
                 let part = |name| rows(name, 1, at, at + t, 8);
-                let (k, v) = (part("k")?, part("v")?);
+                let k = part("k")?;
+                let v = part("v")?;
                 at += t;
-                let (got, expected) = (cache.append(&k, &v)?, whole.append(&k, &v)?);
+                let got = cache.append(&k, &v)?;
+                let expected = whole.append(&k, &v)?;
                 assert_eq!(cache.len(), at);
                 assert!(
                     got.0.dim(2)? <= capacity.max(window - 1 + t),
@@ -180,10 +185,12 @@ fn a_window_forgets_what_no_query_sees() -> Result {
                     let q = rows("q", 1, at - t, at, 8)?;
                     let [got, expected] =
                         [got, expected].map(|(k, v)| sdpa.forward(&q, &k, &v, Mask::default()));
-                    let (got, expected) = (bits(&got?)?, bits(&expected?)?);
+                    let got = bits(&got?)?;
+                    let expected = bits(&expected?)?;
                     // Sums begin at other keys, and are taken in other blocks.
                     for (a, b) in got.iter().zip(&expected) {
-                        let (a, b) = (f32::from_bits(*a), f32::from_bits(*b));
+                        let a = f32::from_bits(*a);
+                        let b = f32::from_bits(*b);
                         assert!((a - b).abs() < 2e-6, "{window} of {capacity} at {at}, {dtype:?}: {a} {b}");
                     }
                 }

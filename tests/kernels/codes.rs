@@ -59,12 +59,15 @@ impl Case {
     fn by_definition(&self) -> Result<Vec<f64>> {
         let ((_, h, t, d), (_, key_heads, s, _)) = (self.q.dims4()?, self.k.dims4()?);
         let q: Vec<f64> = self.q.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
-        let (k, v) = (by_bytes(&self.k)?, by_bytes(&self.v)?);
+        let k = by_bytes(&self.k)?;
+        let v = by_bytes(&self.v)?;
         let padding = self.padding.as_ref().map(Tensor::to_vec2::<u8>).transpose()?;
         let scale = 1. / (d as f64).sqrt();
         let mut out = vec![0.0; q.len()];
         for (n, query) in q.chunks_exact(d).enumerate() {
-            let (row, head, i) = (n / (h * t), n / t % h, n % t);
+            let row = n / (h * t);
+            let head = n / t % h;
+            let i = n % t;
             let first = (row * key_heads + head * key_heads / h) * s;
             let sees = |&j: &usize| {
                 let hides =
@@ -220,7 +223,9 @@ fn everything_else_is_that_of_the_widened_rows() -> Result {
     for (t, implementation) in [(3, Fused), (40, Fused), (40, Eager)] {
         let mut case = Case::new((2, 2, 2, 16), (t, 50), 11)?;
         case.padding = Some(Tensor::new(some_padding(2, 50, 3), &Device::Cpu)?);
-        let (sdpa, mask, q) = (case.sdpa(implementation), case.mask(), &case.q);
+        let sdpa = case.sdpa(implementation);
+        let mask = case.mask();
+        let q = &case.q;
         let chosen = [Chosen { heads: Some(vec![3, 0]), queries: Some(vec![2, 1]) }, Chosen::default()];
         let wanted = Wanted { weights: &chosen, summary: true, ..Wanted::default() };
         let [k, v] = case.widened()?;
@@ -236,7 +241,8 @@ fn everything_else_is_that_of_the_widened_rows() -> Result {
         for (got, expected) in got.weights.iter().zip(&expected.weights) {
             close("weights", got, expected)?;
         }
-        let (got, expected) = (got.summary.ok_or("asked for")?, expected.summary.ok_or("asked for")?);
+        let got = got.summary.ok_or("asked for")?;
+        let expected = expected.summary.ok_or("asked for")?;
         close("entropy", &got.entropy, &expected.entropy)?;
         close("distance", &got.mean_distance, &expected.mean_distance)?;
         close("scores", &sdpa.scores(q, &case.k, mask)?, &sdpa.scores(q, &k, mask)?)?;

@@ -24,7 +24,8 @@ fn mask_rows(dropout: Dropout, first: usize, rows: usize, s: usize) -> Result<Te
 #[test]
 fn each_query_has_its_row_of_the_mask() -> Result {
     let (b, h, t, s) = (2, 3, 6, 9);
-    let (q, k) = (random(1, "q", 1., (b, h, t, 8))?, random(1, "k", 1., (b, h, s, 8))?);
+    let q = random(1, "q", 1., (b, h, t, 8))?;
+    let k = random(1, "k", 1., (b, h, s, 8))?;
     let v = random(1, "v", 1., (b, h, s, 8))?;
     let dropout = Dropout::new(0.5, 3, 4)?;
     for implementation in [Fused, Eager] {
@@ -48,7 +49,8 @@ fn each_query_has_its_row_of_the_mask() -> Result {
 /// The rows of a sequence follow those of the sequences before it.
 #[test]
 fn each_sequence_has_its_rows_of_the_mask() -> Result {
-    let (h, lengths) = (3, [5, 2, 6]);
+    let h = 3;
+    let lengths = [5, 2, 6];
     let x = random(1, "x", 1., (13, h, 8))?;
     let dropout = Dropout::new(0.5, 3, 4)?;
     for implementation in [Fused, Eager] {
@@ -118,7 +120,8 @@ fn large_values_under_a_high_rate_do_not_overflow() -> Result {
     let large = f32::MAX / (2 * s) as f32 / 130.0;
     let v = Tensor::full(large, (1, 1, s, 1), &Device::Cpu)?;
     let k = Tensor::from_iter((0..s).map(|key| if key < 192 { 0f32 } else { 7.9 }), &Device::Cpu)?;
-    let (q, k) = (Tensor::ones((1, 1, t, 1), DType::F32, &Device::Cpu)?, k.reshape((1, 1, s, 1))?);
+    let q = Tensor::ones((1, 1, t, 1), DType::F32, &Device::Cpu)?;
+    let k = k.reshape((1, 1, s, 1))?;
     let run = |dtype, implementation| -> Result<Vec<f64>> {
         let attention = Sdpa {
             scale: Some(std::f64::consts::LN_2),

@@ -34,7 +34,8 @@ fn each_operation_says_what_ran_and_why() -> Result {
     let (_, blocks) = explain(|| quantized.forward(&x, None, Epilogue::None))?;
     assert_eq!((blocks.0[0].inputs.as_str(), only(&blocks).2), ("x f32 [2, 64], W q8_0 [64, 32]", ""));
 
-    let (w, row) = (zeros(&[64, 64], DType::F32)?, zeros(&[2, 64], DType::F32)?);
+    let w = zeros(&[64, 64], DType::F32)?;
+    let row = zeros(&[2, 64], DType::F32)?;
     for (epilogue, shown) in [
         (Epilogue::Activation(Activation::Gelu), ", then Gelu"),
         (Epilogue::Residual(&row), ", then a residual"),
@@ -48,7 +49,8 @@ fn each_operation_says_what_ran_and_why() -> Result {
     }
 
     let of_attention = |q: DType, k: DType, implementation| {
-        let (q, k) = (zeros(&[1, 2, 9, 8], q)?, zeros(&[1, 2, 9, 8], k)?);
+        let q = zeros(&[1, 2, 9, 8], q)?;
+        let k = zeros(&[1, 2, 9, 8], k)?;
         explain(|| Sdpa { implementation, ..Sdpa::default() }.forward(&q, &k, &k, Mask::default()))
     };
     for (q, k, implementation, code, why) in [
@@ -96,7 +98,8 @@ fn each_operation_says_what_ran_and_why() -> Result {
     assert_eq!(only(&mixed), ("rms_norm", "plain operations", "f16 and f32 do not go together"));
     let (_, alone) = explain(|| Activation::Silu.forward(&x))?;
     assert!(only(&alone).2.contains("Epilogue"), "{alone}");
-    let (heads, table) = (zeros(&[1, 2, 3, 8], DType::F64)?, zeros(&[3, 4], DType::F64)?);
+    let heads = zeros(&[1, 2, 3, 8], DType::F64)?;
+    let table = zeros(&[3, 4], DType::F64)?;
     assert_eq!(
         only(&explain(|| rope(&heads, &table, &table))?.1),
         ("rope", "plain operations", "there is no kernel for f64")

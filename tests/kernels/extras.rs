@@ -76,7 +76,8 @@ impl Case {
     /// (B or 1, H or 1, T, S); some keys are hidden by -inf, from some queries all.
     fn added(&self) -> Result<Option<Tensor>> {
         let Some([rows, heads]) = self.added else { return Ok(None) };
-        let (b, h) = (if rows { self.b } else { 1 }, if heads { self.heads() } else { 1 });
+        let b = if rows { self.b } else { 1 };
+        let h = if heads { self.heads() } else { 1 };
         let shape = [b, h, self.t, self.s];
         let numbers = self.numbers("added", &shape)?.flatten_all()?.to_vec1::<f32>()?;
         let hidden = |n: usize| n / self.s % self.t % 7 == 3 || n % 5 == 1;
@@ -89,7 +90,9 @@ impl Case {
     fn run(&self, rounded: DType, dtype: DType, implementation: Implementation) -> Result<Named> {
         let variable = |x: Tensor| Var::from_tensor(&x.to_dtype(rounded)?.to_dtype(dtype)?);
         let [q, k, v] = self.qkv()?.map(variable);
-        let (q, k, v) = (q?, k?, v?);
+        let q = q?;
+        let k = k?;
+        let v = v?;
         // Beside halves, what else is learned is in f32.
         let wide = if dtype == DType::F64 { dtype } else { DType::F32 };
         let sinks = self.sinks()?.map(|x| Var::from_tensor(&x.to_dtype(wide)?)).transpose()?;
@@ -156,12 +159,16 @@ impl Case {
         let &Self { b, t, s, d, key_heads, group, .. } = self;
         let h = self.heads();
         let [q, k, _] = self.qkv()?;
-        let (q, k, padding) = (flat(&q)?, flat(&k)?, self.padding());
+        let q = flat(&q)?;
+        let k = flat(&k)?;
+        let padding = self.padding();
         let sinks = self.sinks()?.map(|x| flat(&x)).transpose()?;
         let added = self.added()?.map(|x| x.broadcast_as((b, h, t, s))?.contiguous()).transpose()?;
         let added = added.map(|x| flat(&x)).transpose()?;
         let row = |row: usize| {
-            let (bi, hi, i) = (row / (h * t), row / t % h, row % t);
+            let bi = row / (h * t);
+            let hi = row / t % h;
+            let i = row % t;
             let keys = self.window.keys(i, t, s).filter(|&j| !self.padded || padding[bi][j] == 1);
             let score = |j: usize| {
                 let key = &k[((bi * key_heads + hi / group) * s + j) * d..][..d];
@@ -193,7 +200,8 @@ impl Case {
             let expected = self.run(dtype, DType::F64, Eager)?;
             for ((what, got), (_, expected)) in self.run(dtype, dtype, Fused)?.iter().zip(&expected) {
                 assert_eq!(hidden(got), hidden(expected), "{what} of {self:?}");
-                let (got, expected) = (finite(got), finite(expected));
+                let got = finite(got);
+                let expected = finite(expected);
                 // Small numbers may be sums of large terms.
                 let largest = expected.iter().fold(1e-30, |a: f64, x| a.max(x.abs()));
                 let error = relative_error(&got, &expected) * largest.min(1.0);
@@ -279,7 +287,8 @@ fn passes_at_the_same_time_have_their_own_gradients() -> Result {
     let one = gradient(1.)?;
     std::thread::scope(|scope| {
         let start = |factor: f64| {
-            let (one, gradient) = (&one, &gradient);
+            let one = &one;
+            let gradient = &gradient;
             let run = move || {
                 (0..5).try_for_each(|_| {
                     let expected: Vec<f64> = one.iter().map(|x| x * factor).collect();
@@ -325,13 +334,18 @@ fn all_is_what_pytorch_computes() -> Result {
         let variable = |name: &str| -> Result<Var> { Ok(Var::from_tensor(&get(name)?.to_dtype(dtype)?)?) };
         let names = ["q", "k", "v", "added", "sinks"];
         let [q, k, v, added, sinks] = names.map(variable);
-        let (q, k, v, added, sinks) = (q?, k?, v?, added?, sinks?);
+        let q = q?;
+        let k = k?;
+        let v = v?;
+        let added = added?;
+        let sinks = sinks?;
         let window = Window { left: Some(12), right: Some(0) };
         let attention =
             Sdpa { window, sinks: Some(sinks.as_tensor().clone()), implementation, ..Sdpa::default() };
         let mask = Mask { added: Some(&added), ..Mask::default() };
         let attended = attention.attend(&q, &k, &v, mask, Wanted { lse: true, ..Wanted::default() })?;
-        let (context, lse) = (attended.context.transpose(1, 2)?, attended.lse.ok_or("log-sums")?);
+        let context = attended.context.transpose(1, 2)?;
+        let lse = attended.lse.ok_or("log-sums")?;
         let of =
             |x: &Tensor, grad: &str| -> Result<Tensor> { Ok((x * get(grad)?.to_dtype(dtype)?)?.sum_all()?) };
         let gradients = (of(&context, "grad")? + of(&lse, "lse_grad")?)?.backward()?;

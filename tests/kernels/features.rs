@@ -102,10 +102,13 @@ impl Case {
     fn run(&self, dtype: DType, implementation: Implementation) -> Result<Vec<(&'static str, Tensor)>> {
         let variables = self.qkv()?.map(|x| x.to_dtype(dtype).and_then(|x| Var::from_tensor(&x)));
         let [q, k, v] = variables;
-        let (q, k, v) = (q?, k?, v?);
+        let q = q?;
+        let k = k?;
+        let v = v?;
         let visible = (0..self.b).flat_map(|b| (0..self.s).map(move |j| u8::from(self.sees(b, j))));
         let padding = Tensor::from_iter(visible, &Device::Cpu)?.reshape((self.b, self.s))?;
-        let (hidden, added) = (self.hidden(), self.added()?);
+        let hidden = self.hidden();
+        let added = self.added()?;
         let starts = (0..self.b).flat_map(|b| (0..self.t).map(move |i| (b, i)));
         let starts = starts.map(|(b, i)| u32::try_from(self.first(b, i)));
         let starts = Tensor::new(starts.collect::<std::result::Result<Vec<_>, _>>()?, &Device::Cpu)?
@@ -158,14 +161,19 @@ impl Case {
         let h = self.heads();
         let [q, k, v] = self.qkv()?;
         let flat = |x: &Tensor| -> Result<Vec<f64>> { Ok(x.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?) };
-        let (q, k, v) = (flat(&q)?, flat(&k)?, flat(&v)?);
+        let q = flat(&q)?;
+        let k = flat(&k)?;
+        let v = flat(&v)?;
         let added = self.added()?.map(|x| x.broadcast_as((b, h, t, s))).transpose()?;
         let added = added.map(|x| flat(&x.contiguous()?)).transpose()?;
-        let (hidden, slopes) = (self.hidden(), self.slopes());
+        let hidden = self.hidden();
+        let slopes = self.slopes();
         let mut weights = vec![0.0; b * h * t * s];
         let mut context = vec![0.0; b * t * h * dv];
         for row in 0..b * h * t {
-            let (bi, hi, i) = (row / (h * t), row / t % h, row % t);
+            let bi = row / (h * t);
+            let hi = row / t % h;
+            let i = row % t;
             let position = s.cast_signed() - t.cast_signed() + i.cast_signed();
             let near =
                 |reach: Option<usize>, far: isize| reach.is_none_or(|reach| far <= reach.cast_signed());
@@ -283,10 +291,13 @@ fn what_is_added_gets_its_gradient() -> Result {
     let normal = candle_nn::Init::Randn { mean: 0., stdev: 1. };
     let vb = gpt2_model::init::seeded(1, DType::F64, &Device::Cpu);
     let numbers = |name: &str, shape: &[usize]| vb.get_with_hints(shape, name, normal);
-    let (q, k) = (numbers("q", &[2, 4, 9, 8])?, numbers("k", &[2, 2, 12, 8])?);
+    let q = numbers("q", &[2, 4, 9, 8])?;
+    let k = numbers("k", &[2, 2, 12, 8])?;
     let added = Var::from_tensor(&numbers("added", &[1, 4, 9, 12])?)?;
     let gradients = |dtype, implementation| -> Result<[Tensor; 2]> {
-        let (q, k, added_then) = (q.to_dtype(dtype)?, k.to_dtype(dtype)?, added.to_dtype(dtype)?);
+        let q = q.to_dtype(dtype)?;
+        let k = k.to_dtype(dtype)?;
+        let added_then = added.to_dtype(dtype)?;
         let mask = Mask { added: Some(&added_then), ..Mask::default() };
         let attention = Sdpa { implementation, ..Sdpa::default() };
         let wanted = Wanted { weights: &[Chosen::default()], summary: true, ..Wanted::default() };
@@ -360,7 +371,9 @@ fn context_and_gradients_are_pytorchs() -> Result {
         for (implementation, dtype, tolerance) in [(Eager, DType::F64, 1e-7), (Fused, DType::F32, 3e-6)] {
             let variable =
                 |name: &str| -> Result<Var> { Ok(Var::from_tensor(&get(name)?.to_dtype(dtype)?)?) };
-            let (q, k, v) = (variable("q")?, variable("k")?, variable("v")?);
+            let q = variable("q")?;
+            let k = variable("k")?;
+            let v = variable("v")?;
             let sdpa = Sdpa { window, softcap, slopes: slopes.clone(), implementation, ..Sdpa::default() };
             let mask = Mask { added: stored.get("added"), ..Mask::default() };
             let context = sdpa.forward(&q, &k, &v, mask)?.transpose(1, 2)?; // (B, H, T, Dv)

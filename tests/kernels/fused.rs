@@ -42,7 +42,9 @@ impl Case {
         let (b, h, t, d) = self.q.dims4()?;
         let s = self.k.dim(2)?;
         let flat = |x: &Tensor| -> Result<Vec<f64>> { Ok(x.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?) };
-        let (q, k, v) = (flat(&self.q)?, flat(&self.k)?, flat(&self.v)?);
+        let q = flat(&self.q)?;
+        let k = flat(&self.k)?;
+        let v = flat(&self.v)?;
         let row = |x: &[f64], len: usize, b: usize, h_: usize, i: usize| {
             let start = ((b * h + h_) * len + i) * d;
             x[start..start + d].to_vec()
@@ -130,13 +132,16 @@ proptest! {
                 let x = if step == 1 { x } else { x.narrow(2, s / 2, s)? };
                 Ok(if shared { x.narrow(1, 0, 1)?.broadcast_as((b, h, s, d))? } else { x })
             };
-            let (q, k, v) = (strided("q")?.narrow(2, s - t, t)?, strided("k")?, strided("v")?);
+            let q = strided("q")?.narrow(2, s - t, t)?;
+            let k = strided("k")?;
+            let v = strided("v")?;
             let case = Case { q, k, v, padding: None, scale: 0.4 };
             let plain = Case {
                 q: case.q.force_contiguous()?, k: case.k.force_contiguous()?, v: case.v.force_contiguous()?,
                 padding: None, scale: 0.4,
             };
-            let (got, expected) = (case.run(Fused)?, plain.run(Fused)?);
+            let got = case.run(Fused)?;
+            let expected = plain.run(Fused)?;
             let flat = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
             assert_eq!(flat(&got)?, flat(&expected)?);
             assert!(case.error(Fused)? <= 5e-6);
@@ -307,7 +312,8 @@ fn the_result_does_not_depend_on_the_number_of_threads() -> Result {
 
 #[test]
 fn a_few_queries_have_the_bits_of_a_call_of_their_own() -> Result {
-    let (t, s) = (FEW_QUERIES, 600);
+    let t = FEW_QUERIES;
+    let s = 600;
     let case = Case::random((2, 3, 20), (t, s), 1.0, 11)?;
     let all = case.run(Fused)?;
     for i in 0..t {

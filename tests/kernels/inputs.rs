@@ -10,7 +10,8 @@ use candle_fused::attention::{
 
 #[test]
 fn a_call_is_described_with_and_without_its_tensors() -> Result {
-    let (q, k) = (random(1, "q", 1., (2, 4, 3, 8))?, random(1, "k", 1., (2, 2, 5, 8))?);
+    let q = random(1, "q", 1., (2, 4, 3, 8))?;
+    let k = random(1, "k", 1., (2, 2, 5, 8))?;
     let alone = Inputs::new(&Device::Cpu, DType::F32, HeadLayout::grouped(4, 2, 8), 2, 3, 5);
     let plain = Inputs::from_tensors(&q, &k, &k, Mask::default());
     assert_eq!(format!("{plain:?}"), format!("{alone:?}"));
@@ -44,7 +45,9 @@ fn a_call_is_described_with_and_without_its_tensors() -> Result {
 fn keys_and_values_of_other_dtypes_are_converted() -> Result {
     use DType::{BF16, F16, F32, F64};
     let [q, k, v] = ["q", "k", "v"].map(|name| random(1, name, 1., (1, 2, 6, 8)));
-    let (q, k, v) = (q?, k?, v?);
+    let q = q?;
+    let k = k?;
+    let v = v?;
     for [of_q, of_k, of_v] in [
         [F32, F16, F16],
         [F32, F16, BF16],
@@ -83,7 +86,8 @@ fn keys_and_values_of_other_dtypes_are_converted() -> Result {
 /// Every score is then 0.
 #[test]
 fn heads_without_width_weigh_all_keys_alike() -> Result {
-    let (q, k) = (Tensor::zeros((1, 2, 3, 0), DType::F32, &Device::Cpu)?, random(1, "v", 1., (1, 2, 4, 8))?);
+    let q = Tensor::zeros((1, 2, 3, 0), DType::F32, &Device::Cpu)?;
+    let k = random(1, "v", 1., (1, 2, 4, 8))?;
     let attention = Sdpa { scale: Some(1.0), window: Window::ALL, ..Sdpa::default() };
     let none = k.narrow(3, 0, 0)?;
     assert_eq!(attention.code_for(&Inputs::from_tensors(&q, &none, &k, Mask::default()))?, Eager);
@@ -112,7 +116,8 @@ fn values_without_columns_and_batches_without_rows_give_nothing() -> Result {
 /// Of weights alone, as of weights beside a context.
 #[test]
 fn without_keys_there_are_no_weights() -> Result {
-    let (q, k) = (random(1, "q", 1., (1, 2, 3, 8))?, Tensor::zeros((1, 2, 0, 8), DType::F32, &Device::Cpu)?);
+    let q = random(1, "q", 1., (1, 2, 3, 8))?;
+    let k = Tensor::zeros((1, 2, 0, 8), DType::F32, &Device::Cpu)?;
     let ranges = KeyRanges::new(&[vec![vec![]; 3]])?;
     for implementation in [Fused, Eager] {
         let attention = Sdpa { implementation, ..Sdpa::default() };
@@ -178,7 +183,8 @@ fn a_bias_changes_nothing() -> Result {
         (Window::ALL, 9, 9),
         (Window { left: Some(1), right: Some(2) }, 5, 9),
     ] {
-        let (q, k) = (x.narrow(2, 9 - t, t)?, x.narrow(2, 0, s)?);
+        let q = x.narrow(2, 9 - t, t)?;
+        let k = x.narrow(2, 0, s)?;
         for implementation in [Fused, Eager] {
             let without = Sdpa { window, implementation, ..Sdpa::default() };
             let with = Sdpa { bias: Some(CausalBias::new(s + 1, &Device::Cpu)), ..without.clone() };
@@ -217,7 +223,8 @@ fn what_does_not_fit_is_refused_by_name() -> Result {
         }
         assert!(message.contains(&format!("got k {k:?}, v {v:?}")), "{message}");
     }
-    let (k, codes) = (zeros([2, 3, 5, 8])?, Tensor::zeros((2, 3, 5, 12), DType::U8, &Device::Cpu)?);
+    let k = zeros([2, 3, 5, 8])?;
+    let codes = Tensor::zeros((2, 3, 5, 12), DType::U8, &Device::Cpu)?;
     for message in [
         attention.weights(&q, &k, Mask::default(), &Chosen::default()).err(),
         attention.scores(&q, &k, Mask::default()).err(),

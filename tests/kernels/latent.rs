@@ -87,7 +87,8 @@ fn the_absorbed_form_is_the_expanded_one() -> Result {
 #[test]
 fn a_cache_of_latent_rows_serves_all_heads() -> Result {
     let layer = Layer::new(30)?;
-    let (rows, expected) = (layer.rows()?, layer.expanded()?.narrow(1, 29, 1)?);
+    let rows = layer.rows()?;
+    let expected = layer.expanded()?.narrow(1, 29, 1)?;
     for (dtype, most) in [(CacheDType::Plain(candle_core::DType::F32), 4e-6), (CacheDType::Q8_0, 0.03)] {
         let mut cache = RowCache::new([1, 1, 64, RANK + ROPE], dtype, rows.device())?;
         cache.append(&rows.narrow(2, 0, 29)?)?;

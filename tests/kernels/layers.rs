@@ -51,8 +51,10 @@ fn a_weight_is_frozen_where_it_has_memory_of_its_own_and_does_not_learn() -> Res
 #[test]
 fn a_weight_is_its_clones_and_no_other() -> Result {
     let w = numbers("w", &[6, 8])?;
-    let (frozen, plain) = (Weight::pack(&w, InOut)?, Weight::plain(w.clone(), InOut)?);
-    let (again, copy) = (Weight::pack(&w, InOut)?, Weight::plain(w.copy()?, InOut)?);
+    let frozen = Weight::pack(&w, InOut)?;
+    let plain = Weight::plain(w.clone(), InOut)?;
+    let again = Weight::pack(&w, InOut)?;
+    let copy = Weight::plain(w.copy()?, InOut)?;
     assert!(frozen.is(&frozen.clone()) && plain.is(&plain.clone()));
     for (a, b) in [(&frozen, &again), (&plain, &copy), (&frozen, &plain)] {
         assert!(!a.is(b) && !b.is(a));
@@ -63,7 +65,9 @@ fn a_weight_is_its_clones_and_no_other() -> Result {
 
 #[test]
 fn some_columns_are_those_of_all_in_either_layout() -> Result {
-    let (x, w, b) = (numbers("x", &[5, 6])?, numbers("w", &[6, 9])?, numbers("b", &[9])?);
+    let x = numbers("x", &[5, 6])?;
+    let w = numbers("w", &[6, 9])?;
+    let b = numbers("b", &[9])?;
     let expected = product(&x, &w, &b)?;
     let turned = w.t()?.contiguous()?;
     for weight in [
@@ -89,7 +93,10 @@ fn some_columns_are_those_of_all_in_either_layout() -> Result {
 fn a_low_rank_update_leaves_its_bias_the_gradient() -> Result {
     let w = numbers("w", &[4, 6])?;
     let [x, bias] = [numbers("x", &[2, 4])?, numbers("bias", &[6])?].map(|x| Var::from_tensor(&x));
-    let (x, bias, u, b) = (x?, bias?, numbers("u", &[2, 3])?, numbers("b", &[6, 3])?);
+    let x = x?;
+    let bias = bias?;
+    let u = numbers("u", &[2, 3])?;
+    let b = numbers("b", &[6, 3])?;
     let packed = Weight::pack(&w, InOut)?;
     let y = packed.forward_low_rank(&x, Some(&bias), &u, &b)?;
     let expected = (product(&x, &w, &bias)? + wide(&u)?.matmul(&wide(&b)?.t()?)?)?;
@@ -100,7 +107,8 @@ fn a_low_rank_update_leaves_its_bias_the_gradient() -> Result {
     assert_close("x", of(&x)?, &(expected.matmul(&wide(&w)?.t()?)? * 2.)?, 1e-5);
 
     let half = |x: &Tensor| x.to_dtype(DType::F16);
-    let (half_x, packed_half) = (Var::from_tensor(&half(&x)?)?, Weight::pack(&half(&w)?, InOut)?);
+    let half_x = Var::from_tensor(&half(&x)?)?;
+    let packed_half = Weight::pack(&half(&w)?, InOut)?;
     let y = packed_half.forward_low_rank(&half_x, Some(&half(&bias)?.detach()), &half(&u)?, &half(&b)?)?;
     assert_eq!(y.dtype(), DType::F16);
     assert_close("sum in f16", &y, &expected, 4e-3);
@@ -117,12 +125,15 @@ fn products_read_every_layout_in_every_dtype() -> Result {
     for ((dtype, tolerance), rows) in DTYPES.into_iter().flat_map(|dtype| [(dtype, 2), (dtype, 20)]) {
         let of =
             |name: &str, shape: &[usize]| -> Result<Tensor> { Ok(numbers(name, shape)?.to_dtype(dtype)?) };
-        let (x, w, b) = (of("x", &[rows, 7])?, of("w", &[7, 5])?, of("b", &[5])?);
+        let x = of("x", &[rows, 7])?;
+        let w = of("w", &[7, 5])?;
+        let b = of("b", &[5])?;
         let turned = w.t()?.contiguous()?;
         let dispatch = Dispatch::of(Implementation::Auto, &x);
         let linear = |w: &Tensor, b: &Tensor| candle_fused::linear(&x, w, Some(b), Epilogue::None, dispatch);
         let case = |what: &str| format!("{what}, {rows} rows in {dtype:?}");
-        let (some, some_b) = (w.narrow(1, 1, 3)?, b.narrow(0, 1, 3)?);
+        let some = w.narrow(1, 1, 3)?;
+        let some_b = b.narrow(0, 1, 3)?;
         assert_close(&case("columns"), &linear(&some, &some_b)?, &product(&x, &some, &some_b)?, tolerance);
         if dtype == DType::BF16 {
             continue; // the rest is Candle's product, which has no bf16 on the CPU
@@ -149,7 +160,9 @@ fn layers_that_learn_in_halves_have_the_gradients_of_f64() -> Result {
         let of = |name: &str, shape: &[usize]| -> Result<Var> {
             Ok(Var::from_tensor(&numbers(name, shape)?.to_dtype(dtype)?)?)
         };
-        let (x, w, b) = (of("x", &[20, 7])?, of("w", &[7, 5])?, of("b", &[5])?);
+        let x = of("x", &[20, 7])?;
+        let w = of("w", &[7, 5])?;
+        let b = of("b", &[5])?;
         let dispatch = Dispatch::of(Implementation::Auto, &x);
         let y = candle_fused::linear(&x, &w, Some(&b), Epilogue::None, dispatch)?;
         let factors = numbers("factors", &[20, 5])?.to_dtype(dtype)?;
@@ -169,7 +182,9 @@ fn layers_that_learn_in_halves_have_the_gradients_of_f64() -> Result {
 #[test]
 fn norms_made_here_are_candles() -> Result {
     use candle_nn::LayerNorm as Theirs;
-    let (x, w, b) = (numbers("x", &[3, 40])?, numbers("w", &[40])?, numbers("b", &[40])?);
+    let x = numbers("x", &[3, 40])?;
+    let w = numbers("w", &[40])?;
+    let b = numbers("b", &[40])?;
     let near = |ours: &LayerNorm, theirs: &Theirs| -> Result {
         assert_close("norm", &ours.forward(&x)?, &theirs.forward(&x)?, 1e-5);
         assert!(ours.weight().dims() == [40] && ours.bias().is_some() == theirs.bias().is_some());
@@ -205,7 +220,9 @@ fn norms_of_halves_learn_and_take_a_weight_in_f32() -> Result {
     for (dtype, tolerance) in DTYPES {
         let [x, w, b] = [numbers("x", &[rows, width])?, numbers("w", &[width])?, numbers("b", &[width])?]
             .map(|x| x.to_dtype(dtype));
-        let (x, w, b) = (x?, w?, b?);
+        let x = x?;
+        let w = w?;
+        let b = b?;
         for bias in [None, Some(&b)] {
             let run = |dtype: DType| -> Result<[Tensor; 2]> {
                 let x = Var::from_tensor(&x.to_dtype(dtype)?)?;
@@ -227,7 +244,8 @@ fn norms_of_halves_learn_and_take_a_weight_in_f32() -> Result {
             let expected = norm(&wide(&x)?, &wide(&w)?, bias.map(wide).transpose()?.as_ref())?;
             assert_close("mixed", &mixed, &expected, tolerance);
         }
-        let (none, empty) = (x.narrow(0, 0, 0)?, x.narrow(D::Minus1, 0, 0)?);
+        let none = x.narrow(0, 0, 0)?;
+        let empty = x.narrow(D::Minus1, 0, 0)?;
         assert_eq!(norm(&none, &w, Some(&b))?.dims(), none.dims());
         assert_eq!(norm(&empty, &w.narrow(0, 0, 0)?, None)?.dims(), empty.dims());
     }
@@ -245,7 +263,8 @@ fn what_cannot_be_frozen_is_loaded_as_it_is() -> Result {
     let wide = hold_weights_in(q8_0, || nn::linear(64, 32, wide))?;
     assert_eq!(wide.weight().dtype(), WeightDType::Plain(DType::F64));
     // The inner setting ends where it began.
-    let (vb, half) = (VarBuilder::zeros(DType::F32, &Device::Cpu), WeightDType::Plain(DType::F16));
+    let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
+    let half = WeightDType::Plain(DType::F16);
     let layers = hold_weights_in(half, || -> candle_core::Result<_> {
         let inner = hold_weights_in(q8_0, || nn::linear(64, 32, vb.pp("inner")))?;
         Ok([inner, nn::linear(64, 32, vb.pp("outer"))?])
@@ -327,7 +346,9 @@ fn a_convolution_is_candles() -> Result {
         };
         for (dtype, tolerance) in DTYPES {
             let of = |x: &Tensor| x.to_dtype(dtype);
-            let (w, b, x) = (of(&w)?, of(&b)?, of(&x)?);
+            let w = of(&w)?;
+            let b = of(&b)?;
+            let x = of(&x)?;
             let expected = candle_nn::Conv1d::new(wide(&w)?, Some(wide(&b)?), config).forward(&wide(&x)?)?;
             let got = nn::Conv1d::new(w, Some(b), config)?.forward(&x)?;
             assert_eq!(got.dtype(), dtype);
@@ -343,13 +364,17 @@ fn a_convolution_is_candles() -> Result {
             1e-6,
         );
         // The gradient of x: each product of the sum, back to the position that it came from.
-        let (of_x, of_w) = (Var::from_tensor(&x)?, Var::from_tensor(&w)?);
+        let of_x = Var::from_tensor(&x)?;
+        let of_w = Var::from_tensor(&w)?;
         let learns = nn::Conv1d::new(of_w.as_tensor().clone(), Some(b.clone()), config)?;
         let gradients = |conv: &nn::Conv1d| conv.forward(&of_x)?.mul(&residual)?.sum_all()?.backward();
         let numbers =
             |x: &Tensor| wide(x)?.to_vec3::<f64>().map_err(Into::<Box<dyn std::error::Error>>::into);
-        let (d_y, weights, of) = (numbers(&residual)?, numbers(&w)?, numbers(&x)?);
-        let (mut d_x, mut d_w) = (vec![0.0; x.elem_count()], vec![0.0; w.elem_count()]);
+        let d_y = numbers(&residual)?;
+        let weights = numbers(&w)?;
+        let of = numbers(&x)?;
+        let mut d_x = vec![0.0; x.elem_count()];
+        let mut d_w = vec![0.0; w.elem_count()];
         for (n, d_y) in d_y.iter().flatten().enumerate() {
             for (window, d_y) in d_y.iter().enumerate() {
                 for (i, taps) in weights[n % n_out].iter().enumerate() {

@@ -48,7 +48,8 @@ fn with_rows(x: &Tensor, rows: std::ops::Range<usize>, number: f32) -> Result<Te
 fn hidden_keys_and_values_may_be_any_numbers() -> Result {
     let (s, keys) = (300, 7);
     let part = |name: &str, s: usize| random(1, name, 1., (1, 2, s, 8));
-    let (k, v) = (part("k", s)?, part("v", s)?);
+    let k = part("k", s)?;
+    let v = part("v", s)?;
     let attention = Sdpa { window: Window::ALL, implementation: Fused, ..Sdpa::default() };
     for t in [3, 60] {
         let q = part("q", t)?;
@@ -62,7 +63,8 @@ fn hidden_keys_and_values_may_be_any_numbers() -> Result {
             )?;
             assert!(distance(&expected, &without)? < 1e-6, "{name}, T {t}");
             for number in [f32::NAN, f32::INFINITY] {
-                let (bad_k, bad_v) = (with_rows(&k, 0..keys, number)?, with_rows(&v, 0..keys, number)?);
+                let bad_k = with_rows(&k, 0..keys, number)?;
+                let bad_v = with_rows(&v, 0..keys, number)?;
                 for (k, v) in [(&bad_k, &v), (&k, &bad_v), (&bad_k, &bad_v)] {
                     let got = attention.forward(&q, k, v, mask)?;
                     let error = distance(&got, &expected)?;
@@ -79,13 +81,16 @@ fn hidden_keys_and_values_may_be_any_numbers() -> Result {
 fn hidden_values_may_be_any_numbers_backward() -> Result {
     let (s, keys) = (70, 7);
     let part = |name: &str, s: usize| random(1, name, 1., (1, 2, s, 8));
-    let (k, v) = (part("k", s)?, part("v", s)?);
+    let k = part("k", s)?;
+    let v = part("v", s)?;
     let attention = Sdpa { window: Window::ALL, implementation: Fused, ..Sdpa::default() };
     for t in [3, 60] {
         for (name, mask) in Hiding::new(t, s, keys)?.masks() {
             let gradients = |v: &Tensor| -> Result<[Tensor; 3]> {
                 let [q, k, v] = [&part("q", t)?, &k, v].map(Var::from_tensor);
-                let (q, k, v) = (q?, k?, v?);
+                let q = q?;
+                let k = k?;
+                let v = v?;
                 let all = attention.forward(&q, &k, &v, mask)?.sqr()?.sum_all()?.backward()?;
                 let of = |x: &Var| all.get(x).cloned().ok_or("no gradient");
                 Ok([of(&q)?, of(&k)?, of(&v)?])
@@ -106,7 +111,8 @@ fn hidden_values_may_be_any_numbers_backward() -> Result {
 fn a_query_that_sees_only_nan_is_nan() -> Result {
     let s = 60;
     let part = |name: &str, s: usize| random(1, name, 1., (1, 2, s, 8));
-    let (k, v) = (with_rows(&part("k", s)?, 50..s, f32::NAN)?, part("v", s)?);
+    let k = with_rows(&part("k", s)?, 50..s, f32::NAN)?;
+    let v = part("v", s)?;
     let attention = Sdpa { window: Window::ALL, implementation: Fused, ..Sdpa::default() };
     let all_nan =
         |x: &Tensor| -> Result<bool> { Ok(x.flatten_all()?.to_vec1::<f32>()?.iter().all(|x| x.is_nan())) };
@@ -115,7 +121,8 @@ fn a_query_that_sees_only_nan_is_nan() -> Result {
             let wanted = Wanted { weights: &[Chosen::default()], summary: true, lse: true };
             let Attended { context, weights, summary, lse, .. } =
                 attention.attend(&part("q", t)?, &k, &v, mask, wanted)?;
-            let (summary, lse) = (summary.ok_or("a summary")?, lse.ok_or("log-sums")?);
+            let summary = summary.ok_or("a summary")?;
+            let lse = lse.ok_or("log-sums")?;
             for (what, x) in [
                 ("context", &context),
                 ("log-sums", &lse),
@@ -147,9 +154,11 @@ fn weights_beside_nan_are_zero_where_nothing_is_seen() -> Result {
                 let attention = Sdpa { window, implementation, ..Sdpa::default() };
                 Ok(attention.weights(&q, &k, mask, &Chosen::default())?.flatten_all()?.to_vec1()?)
             };
-            let (got, expected) = (weights(Fused)?, weights(Eager)?);
+            let got = weights(Fused)?;
+            let expected = weights(Eager)?;
             for (n, (got, expected)) in got.iter().zip(&expected).enumerate() {
-                let (query, key) = (n / s % t, n % s);
+                let query = n / s % t;
+                let key = n % s;
                 let same = got.is_nan() == expected.is_nan() && (*got == 0.0) == (*expected == 0.0);
                 assert!(same, "T {t}, query {query}, key {key}: {got} and {expected}");
             }
@@ -182,7 +191,8 @@ fn documents_of_a_row_are_computed_as_if_alone() -> Result {
 /// By the context, the weights and the scores alike.
 #[test]
 fn masks_that_do_not_fit_are_refused_by_name() -> Result {
-    let (q, k) = (random(1, "q", 1., (2, 3, 4, 8))?, random(1, "k", 1., (2, 3, 5, 8))?);
+    let q = random(1, "q", 1., (2, 3, 4, 8))?;
+    let k = random(1, "k", 1., (2, 3, 5, 8))?;
     let attention = Sdpa::default();
     let messages = |mask: Mask| {
         [

@@ -13,7 +13,9 @@ use candle_fused::attention::{Chosen, Mask, Sdpa, Wanted, Window, merge};
 fn merged_parts_are_the_whole() -> Result {
     let case = some_case();
     let [q, k, v] = case.qkv()?.map(|x| Var::from_tensor(&x));
-    let (q, k, v) = (q?, k?, v?);
+    let q = q?;
+    let k = k?;
+    let v = v?;
     let numbers = (0..case.t * case.s).map(|n| match (n / case.s, n % case.s) {
         (i, _) if i % 7 == 3 => f32::NEG_INFINITY,
         (i, j) if i % 7 == 5 && j >= 30 => f32::NEG_INFINITY,

@@ -93,7 +93,8 @@ fn check_case(case: &Case) -> Result {
         let x = random(seed, name, 1., (1, key_heads, s, width))?;
         if of_keys == DType::U8 { quantize_rows(&x) } else { x.to_dtype(of_keys) }
     };
-    let (k, v) = (keys("k", d)?, keys("v", dv)?);
+    let k = keys("k", d)?;
+    let v = keys("v", dv)?;
     let q = random(seed, "q", 1., (1, key_heads * group, t, d))?.to_dtype(of_q)?;
     let used = s.div_ceil(size);
     let table = shuffled(used + 2, used + 3, seed);
@@ -101,7 +102,8 @@ fn check_case(case: &Case) -> Result {
         let pool = pool(rows, &table, used + 3, size)?;
         if by_head { pool.transpose(1, 2)?.contiguous()?.transpose(1, 2) } else { Ok(pool) }
     };
-    let (pool_k, pool_v) = (pool(&k)?, pool(&v)?);
+    let pool_k = pool(&k)?;
+    let pool_v = pool(&v)?;
     let pages = Pages { k: &pool_k, v: &pool_v, table: &table, len: s };
     let sdpa = Sdpa { window, softcap, ..Sdpa::default() };
     let wanted = Wanted { lse: true, summary: true, weights: &[candle_fused::attention::Chosen::default()] };
@@ -130,12 +132,19 @@ proptest! {
 
 #[test]
 fn gradients_reach_the_pools() -> Result {
-    let (s, size, table) = (7, 3, [4u32, 0, 2]);
+    let s = 7;
+    let size = 3;
+    let table = [4u32, 0, 2];
     let [k, v] = ["k", "v"].map(|name| random(1, name, 1., (1, 2, s, 5)));
-    let (k, v, q) = (k?, v?, random(1, "q", 1., (1, 4, 3, 5))?);
+    let k = k?;
+    let v = v?;
+    let q = random(1, "q", 1., (1, 4, 3, 5))?;
     let zeros = |x: &Tensor| pool(x, &table, 5, size)?.where_finite();
-    let (pool_k, pool_v) = (Var::from_tensor(&zeros(&k)?)?, Var::from_tensor(&zeros(&v)?)?);
-    let (k, v, weigh) = (Var::from_tensor(&k)?, Var::from_tensor(&v)?, random(1, "w", 1., (1, 3, 4, 5))?);
+    let pool_k = Var::from_tensor(&zeros(&k)?)?;
+    let pool_v = Var::from_tensor(&zeros(&v)?)?;
+    let k = Var::from_tensor(&k)?;
+    let v = Var::from_tensor(&v)?;
+    let weigh = random(1, "w", 1., (1, 3, 4, 5))?;
     let sdpa = Sdpa::default();
     let pages = Pages { k: &pool_k, v: &pool_v, table: &table, len: s };
     let of_pools = (sdpa.forward_paged(&q, pages, Mask::default())? * &weigh)?.sum_all()?.backward()?;
@@ -157,11 +166,14 @@ fn everything_else_is_as_for_keys_one_after_another() -> Result {
     let (s, size) = (50, 8);
     let table = shuffled(7, 9, 3);
     let x = |name| random(1, name, 1., (1, 2, s, 16));
-    let (k, v, q) = (x("k")?, x("v")?, random(1, "q", 1., (1, 4, 9, 16))?);
+    let k = x("k")?;
+    let v = x("v")?;
+    let q = random(1, "q", 1., (1, 4, 9, 16))?;
     let strided = |rows: &Tensor| -> candle_core::Result<Tensor> {
         pool(rows, &table, 9, size)?.transpose(1, 2)?.contiguous()?.transpose(1, 2)
     };
-    let (pool_k, pool_v) = (strided(&k)?, strided(&v)?);
+    let pool_k = strided(&k)?;
+    let pool_v = strided(&v)?;
     let pages = Pages { k: &pool_k, v: &pool_v, table: &table, len: s };
     let padding =
         Tensor::from_iter((0..s).map(|key| u8::from(key % 5 != 1)), &Device::Cpu)?.reshape((1, s))?;
@@ -215,7 +227,9 @@ fn definition(
 ) -> Result<Vec<f64>> {
     let rows = |x: &Tensor| x.to_dtype(DType::F64)?.to_vec3::<f64>();
     let (q, k, v) = (rows(q)?, rows(k)?, rows(v)?); // (T, H, D), (S, key heads, D), (S, key heads, Dv)
-    let (t, s, group) = (q.len(), k.len(), q[0].len() / k[0].len());
+    let t = q.len();
+    let s = k.len();
+    let group = q[0].len() / k[0].len();
     let mut out = vec![];
     for (i, q) in q.iter().enumerate() {
         for (h, q) in q.iter().enumerate() {
@@ -236,7 +250,9 @@ fn definition(
 /// Three texts, one of them without queries, and a prefix that is seen as a whole in two places.
 #[test]
 fn the_function_of_flash_attention_computes_its_definition() -> Result {
-    let (size, lengths, queries) = (32, [70usize, 40, 33], [70usize, 0, 5]);
+    let size = 32;
+    let lengths = [70usize, 40, 33];
+    let queries = [70usize, 0, 5];
     let total: usize = queries.iter().sum();
     let q = random(3, "q", 1., (total, 4, 16))?;
     let tables = [[5i32, 2, 7], [1, 6, -1], [3, 4, -1]];
@@ -247,7 +263,8 @@ fn the_function_of_flash_attention_computes_its_definition() -> Result {
     );
     for (n, (&s, table)) in lengths.iter().zip(&tables).enumerate() {
         let [k, v] = ["k", "v"].map(|name| random(n as u64, name, 1., (s, 2, 16)));
-        let (k, v) = (k?, v?);
+        let k = k?;
+        let v = v?;
         for (x, pool) in [(&k, &pool_k), (&v, &pool_v)] {
             for (page, first) in table.iter().zip((0..s).step_by(size)) {
                 let part = x.narrow(0, first, size.min(s - first))?.unsqueeze(0)?;

@@ -41,7 +41,8 @@ impl Case {
             Ok(Var::from_tensor(&random(self.seed, name, 1., shape.to_vec())?.to_dtype(dtype)?)?)
         };
         let q = variable("q", [b, key_heads * group, self.t, d])?;
-        let (k, v) = (variable("k", [b, key_heads, self.s, d])?, variable("v", [b, key_heads, self.s, d])?);
+        let k = variable("k", [b, key_heads, self.s, d])?;
+        let v = variable("v", [b, key_heads, self.s, d])?;
         let learned = variable("added", [1, 1, self.t, self.s])?;
         let ranges = KeyRanges::new(&self.lists)?;
         let added = match (by_ranges, self.added) {

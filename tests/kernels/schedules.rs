@@ -32,7 +32,8 @@ fn texts_in_pages_keep_their_own_keys() -> Result {
     };
     for schedule in 0..u64::from(cases(1000)) {
         let mut random = Random(schedule);
-        let (pages, size) = (3 + random.below(12), 1 + random.below(5));
+        let pages = 3 + random.below(12);
+        let size = 1 + random.below(5);
         let dtype = DTYPES[random.below(4)];
         let mut cache = PagedCache::new(LAYERS, heads, pages, size, dtype, &Device::Cpu)?;
         let mut texts: Vec<Text> = vec![];
@@ -120,17 +121,20 @@ fn texts_decoded_together_get_what_each_gets_alone() -> Result {
     let heads = HeadLayout::grouped(6, 2, 16);
     for dtype in DTYPES {
         let mut cache = PagedCache::new(1, heads, 40, 16, dtype, &Device::Cpu)?;
-        let (a, b) = (cache.add(), cache.add());
+        let a = cache.add();
+        let b = cache.add();
         let mut alone = [KvCache::new(300, dtype), KvCache::new(300, dtype)];
         let at = |n: usize| n * 170;
         // A prompt of each, then tokens of both.
         let mut lengths = [0, 0];
         for queries in [[50, 33], [1, 1], [1, 1], [3, 1], [0, 1]] {
-            let (mut q, mut expected) = (vec![], vec![]);
+            let mut q = vec![];
+            let mut expected = vec![];
             for (n, (&t, text)) in queries.iter().zip([a, b]).enumerate() {
                 let from = at(n) + lengths[n];
                 let [k, v] = ["k", "v"].map(|name| rows(name, 1, from, from + t, 16));
-                let (k, v) = (k?, v?);
+                let k = k?;
+                let v = v?;
                 cache.grow(text, t)?;
                 let by_position = |x: &Tensor| x.squeeze(0)?.transpose(0, 1);
                 cache.write(0, text, &by_position(&k)?, &by_position(&v)?)?;

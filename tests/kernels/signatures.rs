@@ -86,7 +86,9 @@ fn cpu_flash_computes_rows_that_candle_nn_refuses() -> Result {
         assert!(distance(&all.narrow(0, b, 1)?, &one)? < 5e-6);
     }
     let half = |x: &Tensor| x.to_dtype(DType::BF16);
-    let (q, k, v) = (half(&q)?, half(&k)?, half(&v)?);
+    let q = half(&q)?;
+    let k = half(&k)?;
+    let v = half(&v)?;
     let got = cpu_flash::flash_attn::<half::bf16>(&q, &k, &v, 0.25, AttnMask::None, None, None)?;
     assert_eq!(got.dtype(), DType::BF16);
     let wide = |x: &Tensor| x.to_dtype(DType::F32);
@@ -126,12 +128,14 @@ fn zero_is_no_bias_and_no_cap() -> Result {
 
 #[test]
 fn packed_sequences_give_what_candle_nn_gives() -> Result {
-    let (of_q, of_k) = (vec![5u32, 0, 17, 1, 40], vec![9u32, 3, 17, 6, 40]);
+    let of_q = vec![5u32, 0, 17, 1, 40];
+    let of_k = vec![9u32, 3, 17, 6, 40];
     let (all_q, all_k) = (63, 75);
     let (q, k, v) =
         (numbers(&[all_q, 6, 12], "q")?, numbers(&[all_k, 3, 12], "k")?, numbers(&[all_k, 3, 12], "v")?);
     let tensor = |x: &[u32]| Tensor::new(x, &Device::Cpu);
-    let (seqlens_q, seqlens_k) = (tensor(&of_q)?, tensor(&of_k)?);
+    let seqlens_q = tensor(&of_q)?;
+    let seqlens_k = tensor(&of_k)?;
     let slopes = Tensor::new(&[0.5f32, 0.3, 0.2, 0.1, 0.05, 0.], &Device::Cpu)?;
     let starts = |lengths: &[u32]| {
         let ends = lengths.iter().scan(0, |end, n| {
@@ -140,7 +144,8 @@ fn packed_sequences_give_what_candle_nn_gives() -> Result {
         });
         tensor(&[0].into_iter().chain(ends).collect::<Vec<u32>>())
     };
-    let (starts_q, starts_k) = (starts(&of_q)?, starts(&of_k)?);
+    let starts_q = starts(&of_q)?;
+    let starts_k = starts(&of_k)?;
     for causal in [false, true] {
         for slopes in [None, Some(&slopes)] {
             for window in [(None, None), (Some(4), Some(0)), (Some(6), Some(3)), (Some(2), None)] {
@@ -237,7 +242,8 @@ fn packed_sequences_are_computed_as_if_alone() -> Result {
             assert!(same(&one.weights[0], &alone.weights[0])?);
             let entropy =
                 |x: &candle_fused::attention::Attended| x.summary.as_ref().map(|s| s.entropy.clone());
-            let (got, expected) = (entropy(one).ok_or("a summary")?, entropy(&alone).ok_or("a summary")?);
+            let got = entropy(one).ok_or("a summary")?;
+            let expected = entropy(&alone).ok_or("a summary")?;
             assert!(same(&got, &expected)?);
             first += len;
         }
@@ -262,7 +268,8 @@ fn packed_sequences_are_computed_as_if_alone() -> Result {
 
 #[test]
 fn queries_without_keys_and_sequences_without_queries_have_their_place() -> Result {
-    let (q, none) = (numbers(&[2, 3, 4, 8], "q")?, Tensor::zeros((2, 1, 0, 8), DType::F32, &Device::Cpu)?);
+    let q = numbers(&[2, 3, 4, 8], "q")?;
+    let none = Tensor::zeros((2, 1, 0, 8), DType::F32, &Device::Cpu)?;
     for implementation in [Fused, Eager] {
         let attention = Sdpa { window: Window::ALL, implementation, ..Sdpa::default() };
         let wanted = Wanted { weights: &[Chosen::default()], summary: true, ..Wanted::default() };
@@ -272,7 +279,8 @@ fn queries_without_keys_and_sequences_without_queries_have_their_place() -> Resu
             (&[2, 4, 3, 8][..], &[2, 3, 4, 0][..])
         );
         assert!(is_zero(&attended.context)? && is_zero(&attended.summary.ok_or("a summary")?.entropy)?);
-        let (q, k) = (numbers(&[5, 3, 8], "q")?, numbers(&[9, 3, 8], "k")?);
+        let q = numbers(&[5, 3, 8], "q")?;
+        let k = numbers(&[9, 3, 8], "k")?;
         let lengths = Lengths::new(&[2, 0, 3], &[0, 4, 5])?;
         let packed = attention.attend_varlen(&q, &k, &k, &lengths, Wanted::default())?;
         let shapes: Vec<&[usize]> = packed.iter().map(|one| one.context.dims()).collect();
@@ -302,12 +310,17 @@ fn what_cannot_be_honored_is_refused() -> Result {
     let flat = |x: &Tensor| x.squeeze(0);
     let attn = |q: &Tensor, mask| cpu_flash::flash_attn::<f32>(q, &k, &v, 0.3, mask, None, None);
     let window = |left, right| {
-        let (q, k, v) = (flat(&q)?, flat(&k)?, flat(&v)?);
-        let (of_q, of_k) = (tensor(&[1])?, tensor(&[5])?);
+        let q = flat(&q)?;
+        let k = flat(&k)?;
+        let v = flat(&v)?;
+        let of_q = tensor(&[1])?;
+        let of_k = tensor(&[5])?;
         cpu_flash::flash_attn_varlen_cpu(&q, &k, &v, None, &of_q, &of_k, 1, 5, 0.3, false, left, right)
     };
     let starts = |q_starts: &[u32], k_starts: &[u32], most| {
-        let (q, k, v) = (flat(&q)?, flat(&k)?, flat(&v)?);
+        let q = flat(&q)?;
+        let k = flat(&k)?;
+        let v = flat(&v)?;
         flash::flash_attn_varlen(&q, &k, &v, &tensor(q_starts)?, &tensor(k_starts)?, 1, most, 0.3, false)
     };
     for (result, says) in [

@@ -92,7 +92,8 @@ fn sinks_join_rows_of_huge_values() -> Result {
     let [q, k, v] = some_case().qkv()?;
     let sinks = Tensor::new(&[0f32, 1., 2., 3.], &Device::Cpu)?;
     let attention = |implementation| Sdpa { sinks: Some(sinks.clone()), implementation, ..Sdpa::default() };
-    let (v, implementations) = ((v * 1e36)?, [Fused, Eager]);
+    let v = (v * 1e36)?;
+    let implementations = [Fused, Eager];
     let [got, expected] = implementations
         .map(|implementation| flat(&attention(implementation).forward(&q, &k, &v, Mask::default())?));
     let error = relative_error(&got?, &expected?);
@@ -155,7 +156,8 @@ fn narrow_keys_have_gradients_of_sinks() -> Result {
 /// One key with the score 3/4 beside a sink z has the weight `w = 1 / (1 + exp(z - 3/4))`, whose slope in z is `-w·(1 - w)`.
 #[test]
 fn weights_have_gradients_of_sinks() -> Result {
-    let (q, k) = (Tensor::new(&[[[[1.5f32]]]], &Device::Cpu)?, Tensor::new(&[[[[0.5f32]]]], &Device::Cpu)?);
+    let q = Tensor::new(&[[[[1.5f32]]]], &Device::Cpu)?;
+    let k = Tensor::new(&[[[[0.5f32]]]], &Device::Cpu)?;
     for (implementation, z) in [(Fused, -1f32), (Fused, 2.), (Eager, 2.)] {
         let sinks = Var::new(&[z], &Device::Cpu)?;
         let attention = Sdpa {

@@ -61,7 +61,8 @@ fn the_loss_of_a_weight_is_that_of_its_logits() -> Result {
     for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F16, 5e-3)] {
         let of =
             |name: &str, shape: &[usize]| -> Result<Tensor> { Ok(numbers(name, shape)?.to_dtype(dtype)?) };
-        let (x, table) = (Var::from_tensor(&of("x", &[rows, c])?)?, of("table", &[v, c])?);
+        let x = Var::from_tensor(&of("x", &[rows, c])?)?;
+        let table = of("table", &[v, c])?;
         let wide = table.to_dtype(DType::F64)?;
         let logits = x.as_detached_tensor().to_dtype(DType::F64)?.matmul(&wide.t()?)?;
         let expected = by_definition(&logits, &ids)?.iter().sum::<f64>() / rows as f64;
@@ -90,7 +91,8 @@ fn the_loss_of_a_weight_is_that_of_its_logits() -> Result {
             assert_close(&format!("{weight:?} without a gradient"), &constant, &expected, tolerance);
         }
     }
-    let (none, table) = (numbers("x", &[1, c])?.narrow(0, 0, 0)?, numbers("table", &[v, c])?);
+    let none = numbers("x", &[1, c])?.narrow(0, 0, 0)?;
+    let table = numbers("table", &[v, c])?;
     let targets = Tensor::zeros(0, DType::U32, &Device::Cpu)?;
     let dispatch = Dispatch::of(Implementation::Auto, &none);
     assert!(candle_fused::linear_cross_entropy(&none, &table, &targets, dispatch).is_err());

@@ -51,7 +51,8 @@ impl Case {
 
     fn cast(&self, dtype: DType) -> Result<Self> {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(|x| x.to_dtype(dtype));
-        let (padding, hidden) = (self.padding.clone(), self.hidden.clone());
+        let padding = self.padding.clone();
+        let hidden = self.hidden.clone();
         Ok(Self { q: q?, k: k?, v: v?, padding, hidden, dropout: self.dropout })
     }
 
@@ -136,7 +137,8 @@ proptest! {
             for dtype in [DType::F16, DType::BF16] {
                 // Both sides round the inputs.
                 let half = case.cast(dtype)?;
-                let (got, exact) = (half.weights(Fused, chosen.clone())?, half.cast(DType::F64)?);
+                let got = half.weights(Fused, chosen.clone())?;
+                let exact = half.cast(DType::F64)?;
                 let error = max_abs(&(got.to_dtype(DType::F64)? - exact.weights(Eager, chosen.clone())?)?)?;
                 assert!(got.dtype() == DType::F32 && error <= 1e-6, "{dtype:?}: {error:e}");
             }
@@ -236,7 +238,9 @@ impl Case {
     /// Only the last `n` positions.
     fn of_last(&self, n: usize) -> Result<Self> {
         let last = |x: &Tensor| x.narrow(2, x.dim(2)? - n, n);
-        let (q, k, v) = (last(&self.q)?, last(&self.k)?, last(&self.v)?);
+        let q = last(&self.q)?;
+        let k = last(&self.k)?;
+        let v = last(&self.v)?;
         Ok(Self { q, k, v, padding: None, hidden: vec![], dropout: None })
     }
 }
@@ -247,7 +251,8 @@ fn summaries_hold_for_extreme_scores() -> Result {
     let mut case = Case::random((1, 2, 16), (700, 700), 3)?;
     let ramp: Vec<f32> = (0..700).map(|j| 1.0 + j as f32 * 0.5).collect();
     case.k = case.k.broadcast_mul(&Tensor::from_vec(ramp, (1, 1, 700, 1), &Device::Cpu)?)?;
-    let (got, weights) = (case.summary(Fused)?, case.weights(Fused, Chosen::default())?);
+    let got = case.summary(Fused)?;
+    let weights = case.weights(Fused, Chosen::default())?;
     let expected = case.summary(Eager)?;
     for (name, got, expected) in numbers(&got, &expected) {
         // Scores are known to 1e3 · 2^-24, and so are the weights, which spread over few keys.
@@ -291,7 +296,8 @@ fn hidden_keys_are_hidden_forward_and_backward() -> Result {
         let gradients = context.sqr()?.sum_all()?.backward()?;
         Ok(gradients.get(&packed).ok_or("no gradient")?.to_dtype(DType::F64)?)
     };
-    let (got, expected) = (gradient(Fused, DType::F32)?, gradient(Eager, DType::F64)?);
+    let got = gradient(Fused, DType::F32)?;
+    let expected = gradient(Eager, DType::F64)?;
     let error = max_abs(&(got - &expected)?)? / max_abs(&expected)?;
     assert!(error < 5e-6, "{error:e}");
     Ok(())
@@ -311,7 +317,8 @@ fn chosen_weights_are_differentiable() -> Result {
             let gradients = weights.sqr()?.sum_all()?.backward()?;
             Ok(gradients.get(&packed).ok_or("no gradient")?.to_dtype(DType::F64)?)
         };
-        let (got, expected) = (gradient(Fused, DType::F32)?, gradient(Eager, DType::F64)?);
+        let got = gradient(Fused, DType::F32)?;
+        let expected = gradient(Eager, DType::F64)?;
         let error = max_abs(&(got - &expected)?)? / max_abs(&expected)?;
         assert!(error < 5e-6, "dropout {dropout}: {error:e}");
         assert!(max_abs(&expected)? > 0.0);

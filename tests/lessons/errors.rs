@@ -46,7 +46,8 @@ fn sizes_that_no_layer_can_have() -> Result {
         PerHeadAttention::load(seeded(), sizes, true),
         "no size may be 0, got PerHeadSizes { d_model: 4, d_k: 0",
     );
-    let (a, b) = (zeros((3, 2))?, zeros((3, 4))?);
+    let a = zeros((3, 2))?;
+    let b = zeros((3, 4))?;
     refuses(
         SelfAttention::from_parameters(&a, &a, &b),
         "W_query is [3, 2], so W_key and W_value must be, got [3, 2] and [3, 4]",

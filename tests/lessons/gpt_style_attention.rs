@@ -16,7 +16,8 @@ use gpt2_model::Config;
 
 #[test]
 fn its_classes_give_pytorchs_results() -> Result {
-    let (vb, stored) = (checkpoint()?.pp("biased"), stored()?);
+    let vb = checkpoint()?.pp("biased");
+    let stored = stored()?;
     let x = &stored["biased.x"]; // (2, 5, 3)
     let everything = SelfAttention::load(vb.clone(), 3, 4, true)?.forward(x)?;
     assert_close("SelfAttention", &everything, &stored["biased.expected.self"], 1e-6);

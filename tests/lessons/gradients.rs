@@ -59,7 +59,8 @@ fn every_parameter_of_every_variant_gets_a_gradient() -> Result {
 /// Both ways of masking and simple self-attention pass a gradient to their input: hidden scores get exactly 0.
 #[test]
 fn hidden_scores_get_no_gradient_and_visible_ones_do() -> Result {
-    let (mask, target) = (causal_mask(5, &Device::Cpu)?, normal(2, (5, 5))?);
+    let mask = causal_mask(5, &Device::Cpu)?;
+    let target = normal(2, (5, 5))?;
     let gradient = |weights: &dyn Fn(&Tensor) -> candle_core::Result<Tensor>| -> Result<Tensor> {
         let scores = Var::from_tensor(&normal(1, (5, 5))?)?;
         let gradients = (weights(&scores)? * &target)?.sum_all()?.backward()?;
@@ -81,7 +82,8 @@ fn hidden_scores_get_no_gradient_and_visible_ones_do() -> Result {
 
 #[test]
 fn the_split_layers_gradients_are_pytorchs() -> Result {
-    let (stored, variables) = (stored()?, VarMap::new());
+    let stored = stored()?;
+    let variables = VarMap::new();
     for (name, tensor) in &stored {
         if let Some(name) = name.strip_prefix("biased.")
             && !name.starts_with("expected.")

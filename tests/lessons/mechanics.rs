@@ -15,13 +15,15 @@ use gpt2_model::init;
 fn the_variance_of_a_score_is_d_and_scaled_it_is_1() -> Result {
     let n = 4096;
     for d in [4, 16, 64, 256, 1024] {
-        let (q, k) = (normal(1, (n, d))?, normal(2, (n, d))?);
+        let q = normal(1, (n, d))?;
+        let k = normal(2, (n, d))?;
         let dots = (q * k)?.sum(D::Minus1)?.to_dtype(DType::F64)?; // (n)
         let mean = dots.mean_all()?.to_scalar::<f64>()?;
         let variance = |x: &Tensor| {
             Result::Ok(x.sqr()?.mean_all()?.to_scalar::<f64>()? - x.mean_all()?.to_scalar::<f64>()?.powi(2))
         };
-        let (plain, scaled) = (variance(&dots)?, variance(&scale(&dots, d)?)?);
+        let plain = variance(&dots)?;
+        let scaled = variance(&scale(&dots, d)?)?;
         // Five standard errors. A score is a sum of d products of kurtosis 9, so its own kurtosis is 3 + 6/d, and
         // the variance of a variance is (kurtosis - 1)/n of its square.
         let error = 5. * ((2. + 6. / d as f64) / n as f64).sqrt();
@@ -35,7 +37,9 @@ fn the_variance_of_a_score_is_d_and_scaled_it_is_1() -> Result {
 /// The purpose of the scale: the gradient that a score gets through the softmax.
 #[test]
 fn without_the_scale_wide_keys_leave_the_softmax_no_gradient() -> Result {
-    let (q, k, v) = (normal(3, (64, 1024))?, normal(4, (64, 1024))?, normal(5, (64, 8))?);
+    let q = normal(3, (64, 1024))?;
+    let k = normal(4, (64, 1024))?;
+    let v = normal(5, (64, 8))?;
     let gradient = |divide: bool| -> Result<f32> {
         let scores = scores(&q, &k)?;
         let scores = candle_core::Var::from_tensor(&if divide { scale(&scores, 1024)? } else { scores })?;
@@ -43,14 +47,16 @@ fn without_the_scale_wide_keys_leave_the_softmax_no_gradient() -> Result {
         let gradients = loss.backward()?;
         Ok(gradients.get(&scores).ok_or("no gradient")?.abs()?.mean_all()?.to_scalar()?)
     };
-    let (with, without) = (gradient(true)?, gradient(false)?);
+    let with = gradient(true)?;
+    let without = gradient(false)?;
     assert!(with > 5. * without, "{with} with the scale, {without} without");
     Ok(())
 }
 
 #[test]
 fn rows_of_the_weights_are_distributions_over_the_past() -> Result {
-    let (q, k) = (normal(6, (9, 4))?, normal(7, (9, 4))?);
+    let q = normal(6, (9, 4))?;
+    let k = normal(7, (9, 4))?;
     let weights = masked_weights(&scale(&scores(&q, &k)?, 4)?, &causal_mask(9, &Device::Cpu)?)?;
     let ones = Tensor::ones(9, DType::F32, &Device::Cpu)?;
     assert_close("row sums", &weights.sum(1)?, &ones, 1e-6);
@@ -71,7 +77,8 @@ fn an_output_depends_on_no_later_word() -> Result {
     layer.w_o = None; // the document ends at Concat
     let x = normal(8, (9, 6))?;
     let changed = Tensor::cat(&[x.narrow(0, 0, 5)?, normal(9, (1, 6))?, x.narrow(0, 6, 3)?], 0)?;
-    let (before, after) = (layer.forward(&x)?.to_vec2::<f32>()?, layer.forward(&changed)?.to_vec2::<f32>()?);
+    let before = layer.forward(&x)?.to_vec2::<f32>()?;
+    let after = layer.forward(&changed)?.to_vec2::<f32>()?;
     assert_eq!(before[..5], after[..5]);
     assert!(before[5..].iter().zip(&after[5..]).all(|(a, b)| a != b), "each later word sees word 5");
     Ok(())

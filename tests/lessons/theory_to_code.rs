@@ -24,14 +24,16 @@ fn block() -> Result<CausalSelfAttention> {
 
 /// Every shape in its text and comments, in the order of its forward pass.
 fn shapes() -> Result<Vec<Printed>> {
-    let (block, x) = (block()?, stored()?["fused.x"].clone());
+    let block = block()?;
+    let x = stored()?["fused.x"].clone();
     let qkv = block.c_attn.forward(&x)?;
     let q = qkv.narrow(D::Minus1, 0, 6)?;
     let side_by_side = q.reshape((4, 12, 3, ()))?;
     let split = MultiHeadAttention::from_gpt2(&block)?;
     let [q_heads, k_heads, _] = split.qkv(&x)?;
     let one_text = q_heads.get(0)?;
-    let (one_q, one_k) = (one_text.get(0)?, k_heads.get(0)?.get(0)?);
+    let one_q = one_text.get(0)?;
+    let one_k = k_heads.get(0)?.get(0)?;
     Ok(vec![
         Printed::shape("x", &x, &[4, 12, 6]),
         Printed::shape("one text of x", &x.get(0)?, &[12, 6]),
@@ -61,7 +63,8 @@ fn every_shape_of_the_text_is_met() -> Result {
 /// The document prints no result, so this uses PyTorch's.
 #[test]
 fn its_block_gives_pytorchs_weights_and_output() -> Result {
-    let (block, stored) = (block()?, stored()?);
+    let block = block()?;
+    let stored = stored()?;
     let (output, weights) = block.forward_with_weights(&stored["fused.x"], Pass::default())?;
     assert_close("weights", &weights, &stored["fused.expected.weights"], 1e-6);
     assert_close("output", &output, &stored["fused.expected.output"], 1e-6);

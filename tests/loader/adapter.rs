@@ -28,7 +28,8 @@ fn open(dir: &Path) -> std::result::Result<Adapter, LoadError> {
 
 /// A copy of PEFT's default adapter, after a change of its config and its tensors.
 fn changed(config: impl Fn(&mut Value), tensors: impl Fn(&mut Tensors)) -> Result<tempfile::TempDir> {
-    let (from, dir) = (data("lora/default"), tempfile::tempdir()?);
+    let from = data("lora/default");
+    let dir = tempfile::tempdir()?;
     let mut json: Value = serde_json::from_slice(&std::fs::read(from.join("adapter_config.json"))?)?;
     config(&mut json);
     std::fs::write(dir.path().join("adapter_config.json"), json.to_string())?;
@@ -42,7 +43,8 @@ fn changed(config: impl Fn(&mut Value), tensors: impl Fn(&mut Tensors)) -> Resul
 fn a_saved_adapter_holds_what_pefts_file_holds() -> Result {
     for case in ["default", "every_layer", "rslora", "ranks", "whole_modules", "one_block"] {
         let checkpoint = AdapterCheckpoint::open(&AdapterFiles::directory(&data("lora").join(case))?)?;
-        let (config, model) = (checkpoint.config().clone(), model()?);
+        let config = checkpoint.config().clone();
+        let model = model()?;
         let dir = tempfile::tempdir()?;
         save_adapter(dir.path(), &checkpoint.load(&model)?, &config, &model)?;
         let peft = data("lora").join(case);
@@ -58,7 +60,8 @@ fn a_saved_adapter_holds_what_pefts_file_holds() -> Result {
 
 #[test]
 fn a_new_adapter_can_be_saved_and_loaded_again() -> Result {
-    let (model, dir) = (model()?, tempfile::tempdir()?);
+    let model = model()?;
+    let dir = tempfile::tempdir()?;
     let options =
         LoraOptions { target_modules: vec!["c_fc".into()], use_rslora: true, ..LoraOptions::new(3) };
     let adapter = Adapter::new(&model, &options, 1, &Device::Cpu)?;
@@ -88,7 +91,8 @@ fn a_new_adapter_can_be_saved_and_loaded_again() -> Result {
 
 #[test]
 fn an_adapter_that_its_config_does_not_describe_is_not_saved() -> Result {
-    let (model, dir) = (model()?, tempfile::tempdir()?);
+    let model = model()?;
+    let dir = tempfile::tempdir()?;
     let options = LoraOptions { target_modules: vec!["c_fc".into()], lora_alpha: 6.0, ..LoraOptions::new(3) };
     let adapter = Adapter::new(&model, &options, 1, &Device::Cpu)?;
     let config = |options: &LoraOptions| AdapterConfig::new(options, None, true);
@@ -197,7 +201,8 @@ fn fields_that_a_config_leaves_out_have_pefts_values() -> Result {
         }
     };
     let dir = changed(less, |_| {})?;
-    let (found, expected) = (open(dir.path())?, open(&data("lora/default"))?);
+    let found = open(dir.path())?;
+    let expected = open(&data("lora/default"))?;
     for (layer, update) in &expected.updates {
         assert_eq!(found.updates[layer].rank(), 8);
         assert!((found.updates[layer].scaling() - update.scaling()).abs() < 1e-12);
@@ -209,7 +214,8 @@ fn fields_that_a_config_leaves_out_have_pefts_values() -> Result {
 #[test]
 fn an_adapter_of_a_bare_model_is_loaded_by_its_names() -> Result {
     for case in ["default", "whole_modules"] {
-        let (from, dir) = (data("lora").join(case), tempfile::tempdir()?);
+        let from = data("lora").join(case);
+        let dir = tempfile::tempdir()?;
         std::fs::copy(from.join("adapter_config.json"), dir.path().join("adapter_config.json"))?;
         let tensors = read(&from.join("adapter_model.safetensors"))?;
         let bare: Tensors = tensors
@@ -217,7 +223,8 @@ fn an_adapter_of_a_bare_model_is_loaded_by_its_names() -> Result {
             .map(|(name, tensor)| (name.replace("model.transformer.", "model."), tensor))
             .collect();
         std::fs::write(dir.path().join("adapter_model.safetensors"), serialized(&bare)?)?;
-        let (found, expected) = (open(dir.path())?, open(&from)?);
+        let found = open(dir.path())?;
+        let expected = open(&from)?;
         assert!(found.updates.keys().eq(expected.updates.keys()) && found.updates.len() == 2);
         assert!(found.replaced.keys().eq(expected.replaced.keys()));
         for (layer, update) in &expected.updates {
@@ -349,7 +356,8 @@ fn a_folder_that_holds_no_adapter_says_what_it_holds() -> Result {
 
 #[test]
 fn an_adapter_whose_numbers_are_not_finite_is_not_saved() -> Result {
-    let (model, files) = (model()?, AdapterFiles::directory(&data("lora/default"))?);
+    let model = model()?;
+    let files = AdapterFiles::directory(&data("lora/default"))?;
     let checkpoint = AdapterCheckpoint::open(&files)?;
     let mut adapter = checkpoint.load(&model)?;
     let dir = tempfile::tempdir()?;

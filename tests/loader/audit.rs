@@ -209,7 +209,8 @@ fn finding(folder: &Folder, about: &str) -> Result<(String, Advice)> {
 
 #[test]
 fn findings_say_which_tables_are_saved_and_what_that_means() -> Result {
-    let (wte, head) = ("transformer.wte.weight", "lm_head.weight");
+    let wte = "transformer.wte.weight";
+    let head = "lm_head.weight";
     for (tied, names, says, advice) in [
         (true, &[wte][..], "lm_head is wte (tie_word_embeddings)", Advice::Nothing),
         (true, &[wte, head], "tied, and both wte and lm_head are saved", Advice::UsedAsSaved),

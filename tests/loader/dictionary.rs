@@ -95,7 +95,8 @@ fn changed(
     settings: impl FnOnce(&mut Value),
     tensors: impl FnOnce(&mut Tensors),
 ) -> Result<tempfile::TempDir> {
-    let (from, to) = (data("features").join(name), tempfile::tempdir()?);
+    let from = data("features").join(name);
+    let to = tempfile::tempdir()?;
     let mut json: Value = serde_json::from_slice(&std::fs::read(from.join("cfg.json"))?)?;
     settings(&mut json);
     std::fs::write(to.path().join("cfg.json"), json.to_string())?;
@@ -243,7 +244,8 @@ fn a_centered_dictionary_ignores_the_mean() -> Result {
     let x = Tensor::randn(0f32, 1.0, (3, 12), &Device::Cpu)?;
     let x = x.broadcast_sub(&x.mean_keepdim(1)?)?;
     let moved = (&x + 5.0)?;
-    let (code, code_moved) = (dictionary.encode(&x)?, dictionary.encode(&moved)?);
+    let code = dictionary.encode(&x)?;
+    let code_moved = dictionary.encode(&moved)?;
     assert_close("features", &code_moved.dense()?, &code.dense()?, 1e-5);
     let rebuilt = (dictionary.decode(&code, &x)? + 5.0)?;
     assert_close("rebuilt", &dictionary.decode(&code_moved, &moved)?, &rebuilt, 1e-5);

@@ -151,7 +151,8 @@ fn what_is_written_is_read_back() -> Result {
         // Unpacked, the numbers are the same, and the model computes with what it holds.
         let unpacked = written.load_model(DType::F64, &Device::Cpu)?;
         for ((name, a), (_, b)) in model.named_parameters().iter().zip(unpacked.named_parameters()) {
-            let (a, b) = (a.tensor()?, b.tensor()?.to_dtype(DType::F32)?);
+            let a = a.tensor()?;
+            let b = b.tensor()?.to_dtype(DType::F32)?;
             assert_eq!(
                 a.flatten_all()?.to_vec1::<f32>()?,
                 b.flatten_all()?.to_vec1::<f32>()?,
@@ -230,7 +231,8 @@ fn a_number_that_a_file_cannot_hold_is_not_written() -> Result {
         damaged.data[400..404].copy_from_slice(&number.to_le_bytes());
         std::fs::write(dir.path().join("model.safetensors"), crate::folder::serialized(&tensors)?)?;
         let files = Source::directory(dir.path()).open()?;
-        let (checkpoint, tokenizer) = (Checkpoint::open(&files)?, Tokenizer::open(&files, 1024)?);
+        let checkpoint = Checkpoint::open(&files)?;
+        let tokenizer = Tokenizer::open(&files, 1024)?;
         let saved = save_quietly(&dir.path().join("out.gguf"), &checkpoint, &tokenizer, kind);
         Ok(saved.expect_err("not finite").to_string())
     };
@@ -254,7 +256,8 @@ fn a_checkpoint_that_does_not_fit_its_config_is_not_written() -> Result {
     config["n_layer"] = 3.into();
     std::fs::write(dir.path().join("config.json"), config.to_string())?;
     let files = Source::directory(dir.path()).open()?;
-    let (checkpoint, tokenizer) = (Checkpoint::open(&files)?, Tokenizer::open(&files, 1024)?);
+    let checkpoint = Checkpoint::open(&files)?;
+    let tokenizer = Tokenizer::open(&files, 1024)?;
     let path = dir.path().join("out.gguf");
     let saved = save_quietly(&path, &checkpoint, &tokenizer, GgufType::F16);
     assert!(matches!(saved, Err(LoadError::Audit(_))), "{saved:?}");
@@ -270,7 +273,8 @@ fn the_built_in_tokenizer_is_written_as_lists() -> Result {
     let folder = saved(&model, SaveOptions::default())?;
     // The table has 6.4 MB, more than is read at a time.
     assert!(parameter_bits(&folder.load()?)? == parameter_bits(&model)?, "other numbers");
-    let (checkpoint, path) = (folder.open()?, folder.file("small.gguf"));
+    let checkpoint = folder.open()?;
+    let path = folder.file("small.gguf");
     save_quietly(&path, &checkpoint, &Tokenizer::gpt2(), GgufType::Q8_0)?;
     let tokenizer = Tokenizer::open(&Source::Gguf(path).open()?, 50257)?;
     for text in ["The capital of France is", " naïve café — 12345\n\n\tdone<|endoftext|>", "日本語 \u{1f600}"]

@@ -190,7 +190,8 @@ fn arrays_lie_at_most_four_deep() -> Result {
 
 #[test]
 fn a_number_of_things_that_does_not_fit_is_told_how_many_would() -> Result {
-    let (whole, huge) = (tiny()?, (1u64 << 60).to_le_bytes());
+    let whole = tiny()?;
+    let huge = (1u64 << 60).to_le_bytes();
     // The fewest bytes of a key: a length, a type and a byte; of a tensor: a length, a rank, a type and an offset.
     let keys = (whole.len() - 24) / (8 + 4 + 1);
     let tensors = (whole.len() - (position(&whole, b"token_embd.weight") - 8)) / (8 + 4 + 4 + 8);

@@ -35,7 +35,8 @@ impl Reader<'_> {
             4..=6 => self.number(4).into(),
             8 => self.text()?.into(),
             9 => {
-                let (of, len) = (self.number(4), self.number(8));
+                let of = self.number(4);
+                let len = self.number(8);
                 json!([of, (0..len).map(|_| self.value(of)).collect::<Result<Vec<_>>>()?])
             }
             other => return Err(format!("type {other}").into()),
@@ -47,10 +48,12 @@ impl Reader<'_> {
 fn keys(file: &[u8]) -> Result<Map<String, Value>> {
     let mut file = Reader(file);
     assert_eq!((file.number(4), file.number(4)), (u32::from_le_bytes(*b"GGUF").into(), 3));
-    let (_tensors, count) = (file.number(8), file.number(8));
+    let _tensors = file.number(8);
+    let count = file.number(8);
     let mut keys = Map::new();
     for _ in 0..count {
-        let (name, kind) = (file.text()?, file.number(4));
+        let name = file.text()?;
+        let kind = file.number(4);
         let value = file.value(kind)?;
         assert!(keys.insert(name.clone(), json!([kind, value])).is_none(), "{name} is there twice");
     }
@@ -238,7 +241,8 @@ fn a_tokenizer_with_a_part_that_lists_cannot_hold_is_refused_by_name() -> Result
 fn a_table_that_is_tied_is_written_once_whatever_its_names() -> Result {
     let (checkpoint, tokenizer) = demo()?;
     let plain = written(&checkpoint, &tokenizer, GgufType::F16)?;
-    let (wte, head) = ("transformer.wte.weight", "lm_head.weight");
+    let wte = "transformer.wte.weight";
+    let head = "lm_head.weight";
     let mut tensors = demo_tensors()?;
     let table = tensors[wte].clone();
     tensors.insert(head.into(), table.clone());

@@ -13,10 +13,12 @@ use safetensors::Dtype;
 
 /// The tensors of a case rounded to a half, once stored as halves and once widened to f32.
 fn rounded(case: &str, dtype: Dtype) -> Result<(Tensors, Tensors)> {
-    let (mut halves, mut wide) = (Tensors::new(), Tensors::new());
+    let mut halves = Tensors::new();
+    let mut wide = Tensors::new();
     for (name, tensor) in read(&data(case).join("model.safetensors"))? {
         let numbers = tensor.data.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]]));
-        let (mut half, mut f32s) = (vec![], vec![]);
+        let mut half = vec![];
+        let mut f32s = vec![];
         for x in numbers {
             let (bytes, x) = match dtype {
                 Dtype::F16 => (f16::from_f32(x).to_le_bytes(), f16::from_f32(x).to_f32()),

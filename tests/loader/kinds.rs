@@ -29,7 +29,8 @@ fn triangle(dtype: Dtype) -> Raw {
 fn assert_same(what: &str, folder: &Folder, case: &str, buffers: usize) -> Result {
     let audit = folder.audit()?;
     assert!(audit.is_clean(), "{what}: {audit}");
-    let (got, expected) = (folder.load()?, load(case, DType::F32)?);
+    let got = folder.load()?;
+    let expected = load(case, DType::F32)?;
     assert_eq!(audit.parameter_count, expected.config().parameter_count()?, "{what}");
     assert_eq!(audit.buffers.len(), buffers, "{what}");
     assert_eq!(got.is_tied(), expected.is_tied(), "{what}");

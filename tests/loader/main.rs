@@ -53,7 +53,8 @@ fn parameter_bits(model: &Gpt2LMHeadModel) -> Result<Vec<(String, Vec<u32>)>> {
 
 /// The logits' bits over a whole context of different ids.
 fn logit_bits(model: &Gpt2LMHeadModel) -> Result<Vec<u32>> {
-    let (n, v) = (model.config().n_positions, model.config().vocab_size);
+    let n = model.config().n_positions;
+    let v = model.config().vocab_size;
     let ids: Vec<u32> =
         (0..n).map(|i| u32::try_from((i * 7 + 3) % v)).collect::<std::result::Result<_, _>>()?;
     let ids = Tensor::from_vec(ids, (1, n), &Device::Cpu)?;
@@ -95,7 +96,8 @@ fn open_tokenizer(folder: &Folder, vocab_size: usize) -> std::result::Result<Tok
 fn assert_damaged(what: &str, folder: &Folder, file: &str, parts: &[&str]) {
     let error = folder.load().expect_err(what);
     assert!(matches!(error, LoadError::Damaged { .. }), "{what}: {error:?}");
-    let (path, message) = (folder.at(file), error.to_string());
+    let path = folder.at(file);
+    let message = error.to_string();
     let format =
         format!("damaged or not a {}", if file == pickles::BIN { "PyTorch zip file" } else { "safetensors" });
     assert_says(what, &message, &[&[path.as_str(), format.as_str()], parts].concat());

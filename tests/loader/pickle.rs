@@ -70,7 +70,8 @@ fn any_flipped_byte_of_the_pickle_is_an_error_or_a_success() -> Result {
     let mut rng = ChaCha8Rng::seed_from_u64(3);
     let (mut loaded, mut refused) = (0, 0);
     for _ in 0..600 {
-        let (at, to) = (rng.random_range(0..whole.len()), rng.random::<u8>());
+        let at = rng.random_range(0..whole.len());
+        let to = rng.random::<u8>();
         let mut pickle = whole.clone();
         pickle[at] = to;
         let folder = with_pickle(&pickle)?;
@@ -89,7 +90,8 @@ fn any_flipped_byte_of_the_archive_is_an_error_or_a_success() -> Result {
     let mut rng = ChaCha8Rng::seed_from_u64(4);
     let folder = Folder::of("pickle")?;
     for _ in 0..600 {
-        let (at, to) = (rng.random_range(0..whole.len()), rng.random::<u8>());
+        let at = rng.random_range(0..whole.len());
+        let to = rng.random::<u8>();
         let mut bytes = whole.clone();
         bytes[at] = to;
         folder.write(BIN, bytes)?;
@@ -179,7 +181,8 @@ fn a_size_that_contradicts_the_others_is_an_error() -> Result {
         let places: Vec<usize> =
             (0..whole.len()).filter(|&at| whole[at..].starts_with(name.as_bytes())).collect();
         // The name follows its local header of 30 bytes, and its 46 bytes in the directory.
-        let (local, central) = (places[0] - 30, places[places.len() - 1] - 46);
+        let local = places[0] - 30;
+        let central = places[places.len() - 1] - 46;
         assert!(whole[local..].starts_with(b"PK\x03\x04") && whole[central..].starts_with(b"PK\x01\x02"));
         assert!(whole[central + 46..].starts_with(&ends), "the last one of this name");
         for (what, at) in [

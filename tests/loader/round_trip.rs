@@ -49,7 +49,8 @@ fn gpt_bigcode_is_saved_as_transformers_saves_it() -> Result {
                 assert!(config[field] == *value || theirs.contains(&field.as_str()), "{case}: {field}");
             }
         }
-        let (model, folder) = (load(case, DType::F32)?, Folder::empty()?);
+        let model = load(case, DType::F32)?;
+        let folder = Folder::empty()?;
         let error = save(folder.path(), &model, None, SaveOptions::default().with_buffers(true));
         let error = format!("{:?}", error.expect_err("gpt_bigcode has no triangles"));
         assert!(error.contains("gpt_bigcode has no attn.bias") && folder.names()?.is_empty(), "{error}");
@@ -76,7 +77,8 @@ fn a_number_that_the_file_cannot_hold_is_refused_with_its_tensor_and_what_to_do(
         (-1e6, DType::F16, &["-1000000", "save it in bf16 or f32"]),
         (f32::MAX, DType::BF16, &["holds 3.403e38", "bf16 holds numbers up to 3.390e38", "save it in f32"]),
     ] {
-        let (model, folder) = (with_number(name, number)?, Folder::empty()?);
+        let model = with_number(name, number)?;
+        let folder = Folder::empty()?;
         let options = SaveOptions::default().with_dtype(dtype);
         let refused = save(&folder.file("out"), &model, None, options).expect_err("not finite").to_string();
         assert_says(&format!("{number} in {dtype:?}"), &refused, &[&[name], parts].concat());
@@ -84,7 +86,8 @@ fn a_number_that_the_file_cannot_hold_is_refused_with_its_tensor_and_what_to_do(
         assert_eq!(check_savable(&model, dtype).expect_err("not finite").to_string(), refused);
     }
     for (number, dtype) in [(65519.0, DType::F16), (1e6, DType::BF16), (f32::MAX, DType::F32)] {
-        let (model, folder) = (with_number(name, number)?, Folder::empty()?);
+        let model = with_number(name, number)?;
+        let folder = Folder::empty()?;
         check_savable(&model, dtype)?;
         save(folder.path(), &model, None, SaveOptions::default().with_dtype(dtype))?;
     }
@@ -99,7 +102,8 @@ fn numbers_that_are_not_finite_are_counted_by_tensor() -> Result {
         tensor.data[4..8].copy_from_slice(&number.to_le_bytes());
         tensor.data[12..16].copy_from_slice(&number.to_le_bytes());
         let folder = Folder::with_tensors("odd", &tensors)?;
-        let (mut calls, checkpoint) = (0, folder.open()?);
+        let mut calls = 0;
+        let checkpoint = folder.open()?;
         let found = checkpoint.not_finite(&mut |_, _| calls += 1)?;
         assert_eq!(calls, checkpoint.config().parameters()?.len());
         Ok(found)
@@ -233,7 +237,8 @@ fn a_refused_save_leaves_the_folder_as_it_was() -> Result {
 
 #[test]
 fn a_folder_that_is_not_there_is_made() -> Result {
-    let (model, folder) = (load("odd", DType::F32)?, Folder::empty()?);
+    let model = load("odd", DType::F32)?;
+    let folder = Folder::empty()?;
     let inside = folder.file("not/there/yet");
     save(&inside, &model, None, SaveOptions::default())?;
     let again = Checkpoint::open(&Source::directory(inside).open()?)?;

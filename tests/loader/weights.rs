@@ -96,7 +96,8 @@ fn any_flipped_byte_of_the_header_is_an_error_or_a_success() -> Result {
     let folder = Folder::of("untied")?;
     let mut rng = ChaCha8Rng::seed_from_u64(2);
     for _ in 0..400 {
-        let (at, to) = (rng.random_range(0..header_end), rng.random::<u8>());
+        let at = rng.random_range(0..header_end);
+        let to = rng.random::<u8>();
         let mut bytes = whole.clone();
         bytes[at] = to;
         folder.write("model.safetensors", bytes)?;
@@ -252,7 +253,8 @@ fn of_header(bytes: &[u8], file_len: Option<u64>) -> std::result::Result<Checkpo
 #[test]
 fn a_header_without_its_data_is_audited_and_no_more() -> Result {
     let whole = std::fs::read(data("odd").join("model.safetensors"))?;
-    let (end, len) = (8 + usize::try_from(u64::from_le_bytes(whole[..8].try_into()?))?, whole.len() as u64);
+    let end = 8 + usize::try_from(u64::from_le_bytes(whole[..8].try_into()?))?;
+    let len = whole.len() as u64;
     for (bytes, file_len) in
         [(&whole[..end], Some(len)), (&whole[..end], None), (&whole[..end + 9], Some(len))]
     {

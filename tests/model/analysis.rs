@@ -55,7 +55,8 @@ fn rollout_follows_every_path_through_the_layers() -> Result {
     let rollout = attention_rollout(&attentions)?;
     // Path by path: position i takes half of itself, and half of each head's mean.
     let mean = |layer: usize| attentions[layer].get(0)?.mean(0)?.to_vec2::<f32>();
-    let (first, second) = (mean(0)?, mean(1)?);
+    let first = mean(0)?;
+    let second = mean(1)?;
     let mixed =
         |weights: &[Vec<f32>], i: usize, j: usize| 0.5 * weights[i][j] + if i == j { 0.5 } else { 0.0 };
     let expected = (0..33 * 33).map(|n| {
@@ -72,7 +73,8 @@ fn uniform_attention_scores_chance() -> Result {
     let (mut model, _) = model()?;
     // With a score of 0 for every key, attention is uniform.
     for block in &mut model.transformer.h {
-        let (weight, bias) = (block.attn.c_attn.weight()?, block.attn.c_attn.bias().ok_or("a bias")?.clone());
+        let weight = block.attn.c_attn.weight()?;
+        let bias = block.attn.c_attn.bias().ok_or("a bias")?.clone();
         block.attn.c_attn = Conv1D::new(weight.zeros_like()?, bias.zeros_like()?)?;
     }
     let texts = RepeatedTokens::random(Some(3), (8, 3), 2, 101, 5);
@@ -97,7 +99,8 @@ fn uniform_attention_scores_chance() -> Result {
 
 #[test]
 fn effects_and_attribution_are_those_of_transformers() -> Result {
-    let (model, expected) = (load("odd", DType::F32)?, expected()?);
+    let model = load("odd", DType::F32)?;
+    let expected = expected()?;
     let ids = expected["input_ids"].narrow(0, 0, 1)?;
     for (name, ablation) in [("zero_effects", Ablation::Zero), ("mean_effects", Ablation::Mean)] {
         let effects = ablation_effects(&model, &ids, &Metric::LogProb(TARGET), ablation, None)?;
@@ -141,7 +144,8 @@ fn effects_are_those_of_a_pass_a_head() -> Result {
             }
         }
     }
-    let (ids, batch) = (some_ids(3, 4)?, Tensor::cat(&[some_ids(3, 4)?, some_ids(3, 5)?], 0)?);
+    let ids = some_ids(3, 4)?;
+    let batch = Tensor::cat(&[some_ids(3, 4)?, some_ids(3, 5)?], 0)?;
     let err = ablation_effects(&model, &ids, &Metric::LogProb(37), Ablation::Zero, None)
         .expect_err("no such token")
         .to_string();

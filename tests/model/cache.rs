@@ -41,7 +41,8 @@ fn chunks_of_any_size_equal_one_pass() -> Result {
 
 #[test]
 fn cached_steps_equal_transformers_single_pass() -> Result {
-    let (model, expected) = (load("odd", DType::F32)?, reference("odd")?);
+    let model = load("odd", DType::F32)?;
+    let expected = reference("odd")?;
     let chunks: Vec<usize> = [20].into_iter().chain([1; 57]).collect();
     let logits = in_chunks(&model, &expected["T77.input_ids"], &chunks)?;
     assert_close("T77", &logits, &expected["T77.logits"], TOLERANCE);
@@ -94,7 +95,8 @@ fn a_failed_pass_leaves_no_trace_in_the_cache() -> Result {
 fn truncating_goes_back_in_the_text() -> Result {
     let model = random_model(2, 4, 8)?;
     let mut cache = KvCache::new(model.config(), 1, 8, DType::F32, &Device::Cpu)?;
-    let (ids, other) = (some_ids(8, 0)?, some_ids(5, 9)?);
+    let ids = some_ids(8, 0)?;
+    let other = some_ids(5, 9)?;
     let mut run = |ids: &Tensor, keep: Option<usize>| {
         if let Some(len) = keep {
             cache.truncate(len);

@@ -22,7 +22,8 @@ fn cache(model: &Gpt2LMHeadModel, batch: usize, capacity: usize) -> candle_core:
 /// The logits of `ids` in chunks over a cache of 8 bits.
 fn in_chunks(model: &Gpt2LMHeadModel, ids: &Tensor, chunks: &[usize]) -> Result<Tensor> {
     let mut cache = cache(model, ids.dim(0)?, ids.dim(1)?)?;
-    let (mut logits, mut start) = (vec![], 0);
+    let mut logits = vec![];
+    let mut start = 0;
     for &len in chunks {
         let args = ForwardArgs { cache: Some(&mut cache), ..Default::default() };
         logits.push(model.forward(&ids.narrow(1, start, len)?, args)?.logits);
@@ -72,7 +73,8 @@ fn a_prompt_and_steps_equal_steps_alone() -> Result {
 #[test]
 fn going_back_copied_rows_and_a_cleared_cache_leave_no_trace() -> Result {
     let model = random_model(2, 8, 20)?;
-    let (a, b) = (some_ids(20, 0)?, some_ids(20, 5)?);
+    let a = some_ids(20, 0)?;
+    let b = some_ids(20, 5)?;
     let run = |ids: &Tensor, start, len, cache: &mut KvCache| -> Result<Tensor> {
         let args = ForwardArgs { cache: Some(cache), ..Default::default() };
         Ok(model.forward(&ids.narrow(1, start, len)?, args)?.logits)
@@ -97,7 +99,8 @@ fn going_back_copied_rows_and_a_cleared_cache_leave_no_trace() -> Result {
 
 #[test]
 fn weights_summaries_and_hooks_work_over_the_cache() -> Result {
-    let (model, ids) = (random_model(3, 8, 24)?, some_ids(24, 3)?);
+    let model = random_model(3, 8, 24)?;
+    let ids = some_ids(24, 3)?;
     let weights = [ChosenWeights { layer: 1, of: Chosen { heads: Some(vec![1]), queries: None } }];
     for len in [1, 10] {
         let mut cache = cache(&model, 1, 24)?;
@@ -179,7 +182,8 @@ fn generation_runs_and_a_draft_changes_no_token() -> Result {
 
 #[test]
 fn the_keys_of_an_encoder_are_quantized_too() -> Result {
-    let (expected, model) = (reference("cross")?, load("cross", DType::F32)?);
+    let expected = reference("cross")?;
+    let model = load("cross", DType::F32)?;
     let ids = &expected["input_ids"];
     let encoder = Encoder {
         hidden_states: &expected["encoder_hidden_states"],
@@ -187,7 +191,8 @@ fn the_keys_of_an_encoder_are_quantized_too() -> Result {
     };
     let run = |dtype: CacheDType| -> Result<Tensor> {
         let mut cache = KvCache::new(model.config(), 2, 9, dtype, &Device::Cpu)?;
-        let (mut parts, mut start) = (vec![], 0);
+        let mut parts = vec![];
+        let mut start = 0;
         for len in [4, 1, 3, 1] {
             let args = ForwardArgs { cache: Some(&mut cache), encoder: Some(encoder), ..Default::default() };
             parts.push(model.forward(&ids.narrow(1, start, len)?, args)?.logits);

@@ -60,7 +60,8 @@ fn patching_and_its_estimates_are_those_of_transformer_lens() -> Result {
     // In f32, logits of up to 20 come back within 1e-5; a sum of products of gradients loses a little more.
     for (dtype, tolerance) in [(DType::F64, TOLERANCE), (DType::F32, 5e-5)] {
         let model = model(dtype)?;
-        let (clean, corrupt) = (&expected["ids/clean"], &expected["ids/corrupt"]);
+        let clean = &expected["ids/clean"];
+        let corrupt = &expected["ids/corrupt"];
         let contrast = Contrast { clean, corrupt, metric: &metric, hooks: None };
         let mut calls = vec![];
         let parts = PARTS.map(|(parts, _)| parts);
@@ -93,8 +94,11 @@ fn patching_and_its_estimates_are_those_of_transformer_lens() -> Result {
 /// A layer's attention or MLP at all positions: the corrupted run with that point's whole value from the clean one.
 #[test]
 fn a_whole_layer_is_patched_at_all_positions_at_once() -> Result {
-    let (model, expected) = (model(DType::F64)?, reference("patching.safetensors")?);
-    let (clean, corrupt, metric) = (&expected["ids/clean"], &expected["ids/corrupt"], difference(&expected)?);
+    let model = model(DType::F64)?;
+    let expected = reference("patching.safetensors")?;
+    let clean = &expected["ids/clean"];
+    let corrupt = &expected["ids/corrupt"];
+    let metric = difference(&expected)?;
     let contrast = Contrast { clean, corrupt, metric: &metric, hooks: None };
     let parts = [Parts::Attention, Parts::Mlps];
     let maps = activation_patching(&model, &contrast, &parts, &mut |_, _| Ok(()))?.maps;
@@ -119,7 +123,8 @@ fn a_whole_layer_is_patched_at_all_positions_at_once() -> Result {
 /// Hooks act in both runs, so that a patch under an ablation is that of the ablated model.
 #[test]
 fn patching_under_interventions_is_that_of_the_changed_model() -> Result {
-    let (model, expected) = (model(DType::F64)?, reference("patching.safetensors")?);
+    let model = model(DType::F64)?;
+    let expected = reference("patching.safetensors")?;
     let changes = Interventions::new(
         [
             Intervention::ZeroAblate(Head { layer: 1, head: 0 }),
@@ -129,16 +134,19 @@ fn patching_under_interventions_is_that_of_the_changed_model() -> Result {
     )?;
     let mut changed = model.clone();
     let attn = &mut changed.transformer.h[1].attn;
-    let (w, b) = (attn.c_proj.weight()?, attn.c_proj.bias().ok_or("a bias")?.clone());
+    let w = attn.c_proj.weight()?;
+    let b = attn.c_proj.bias().ok_or("a bias")?.clone();
     let rows = Tensor::cat(&[w.narrow(0, 0, 8)?.zeros_like()?, w.narrow(0, 8, 16)?], 0)?;
     attn.c_proj = gpt2_model::Conv1D::new(rows, b)?;
     let attn = &mut changed.transformer.h[2].attn;
-    let (w, b) = (attn.c_attn.weight()?, attn.c_attn.bias().ok_or("a bias")?.clone());
+    let w = attn.c_attn.weight()?;
+    let b = attn.c_attn.bias().ok_or("a bias")?.clone();
     let doubled: Vec<f64> = (0..72).map(|i| if (8..16).contains(&i) { 2.0 } else { 1.0 }).collect();
     let doubled = Tensor::new(doubled, &Device::Cpu)?;
     attn.c_attn = gpt2_model::Conv1D::new(w.broadcast_mul(&doubled)?, (b * doubled)?)?;
 
-    let (clean, corrupt) = (&expected["ids/clean"], &expected["ids/corrupt"]);
+    let clean = &expected["ids/clean"];
+    let corrupt = &expected["ids/corrupt"];
     let run = |model: &Gpt2LMHeadModel, hooks: Option<&dyn Hooks>| -> Result<(Vec<Tensor>, Tensor)> {
         let contrast = Contrast { clean, corrupt, metric: &difference(&expected)?, hooks };
         let maps =
@@ -159,7 +167,8 @@ fn patching_under_interventions_is_that_of_the_changed_model() -> Result {
 
 #[test]
 fn direct_attribution_is_that_of_transformer_lens_and_sums_to_the_logit() -> Result {
-    let (model, expected) = (model(DType::F64)?, reference("direct.safetensors")?);
+    let model = model(DType::F64)?;
+    let expected = reference("direct.safetensors")?;
     for (family, centering) in [("centred", Centering::Centered), ("raw", Centering::Raw)] {
         for (target, metric) in
             [("answer", Metric::Logit(token(&expected, "answer")?)), ("difference", difference(&expected)?)]
@@ -215,7 +224,8 @@ fn direct_attribution_is_that_of_transformer_lens_and_sums_to_the_logit() -> Res
 
 #[test]
 fn head_scores_follow_olsson_and_have_the_rows_standard_error() -> Result {
-    let (model, expected) = (model(DType::F64)?, reference("heads.safetensors")?);
+    let model = model(DType::F64)?;
+    let expected = reference("heads.safetensors")?;
     let rows: Vec<Vec<i64>> = expected["ids"].to_vec2()?;
     let rows = rows.into_iter().map(|row| row.into_iter().map(u32::try_from).collect());
     let texts =
@@ -249,8 +259,10 @@ fn head_scores_follow_olsson_and_have_the_rows_standard_error() -> Result {
 
 #[test]
 fn texts_that_do_not_fit_and_tokens_that_are_not_there_are_refused() -> Result {
-    let (model, expected) = (model(DType::F32)?, reference("patching.safetensors")?);
-    let (clean, shorter) = (&expected["ids/clean"], expected["ids/corrupt"].narrow(1, 0, 11)?);
+    let model = model(DType::F32)?;
+    let expected = reference("patching.safetensors")?;
+    let clean = &expected["ids/clean"];
+    let shorter = expected["ids/corrupt"].narrow(1, 0, 11)?;
     let metric = difference(&expected)?;
     let contrast = Contrast { clean, corrupt: &shorter, metric: &metric, hooks: None };
     let error = attribution_patching(&model, &contrast).expect_err("other lengths").to_string();

@@ -52,7 +52,8 @@ fn cross_attention_equals_transformers_with_an_encoder_and_without() -> Result {
 fn cross_attention_gets_pytorchs_gradients_and_so_does_its_encoder() -> Result {
     let expected = reference("cross")?;
     let ids = &expected["input_ids"];
-    let (inputs, targets) = (ids.narrow(1, 0, 8)?, ids.narrow(1, 1, 8)?.contiguous()?);
+    let inputs = ids.narrow(1, 0, 8)?;
+    let targets = ids.narrow(1, 1, 8)?.contiguous()?;
     for implementation in BOTH {
         let (variables, model) = trainable("cross", implementation)?;
         let hidden_states = Var::from_tensor(&expected["encoder_hidden_states"])?;
@@ -74,8 +75,10 @@ fn cross_attention_gets_pytorchs_gradients_and_so_does_its_encoder() -> Result {
 /// Text in chunks and single tokens over a cache, which keeps the encoder's keys.
 #[test]
 fn cross_attention_over_a_cache_equals_one_pass() -> Result {
-    let (expected, model) = (reference("cross")?, load("cross", DType::F32)?);
-    let (ids, logits) = (&expected["input_ids"], &expected["logits"]);
+    let expected = reference("cross")?;
+    let model = load("cross", DType::F32)?;
+    let ids = &expected["input_ids"];
+    let logits = &expected["logits"];
     let mut cache = KvCache::new(model.config(), 2, 9, DType::F32, &Device::Cpu)?;
     // A cleared cache takes another encoder.
     for hidden_states in
@@ -113,7 +116,8 @@ fn cross_attention_over_a_cache_equals_one_pass() -> Result {
 /// The refused pass leaves neither positions nor keys behind.
 #[test]
 fn a_block_alone_refuses_another_encoder_before_it_touches_the_cache() -> Result {
-    let (expected, model) = (reference("cross")?, load("cross", DType::F32)?);
+    let expected = reference("cross")?;
+    let model = load("cross", DType::F32)?;
     let (block, x) = (&model.transformer.h[0], &expected["hidden_states.0"]); // (B, T, C)
     let mut cache = LayerCache::new(model.config(), 2, 9, DType::F32, &Device::Cpu)?;
     let other = expected["encoder_hidden_states"].copy()?;
@@ -134,7 +138,8 @@ fn a_block_alone_refuses_another_encoder_before_it_touches_the_cache() -> Result
 /// An encoder that comes in mid-text, in a pass that fails in a later layer.
 #[test]
 fn a_failed_pass_leaves_no_encoder_behind() -> Result {
-    let (expected, model) = (reference("cross")?, load("cross", DType::F32)?);
+    let expected = reference("cross")?;
+    let model = load("cross", DType::F32)?;
     let ids = &expected["input_ids"];
     let mut cache = KvCache::new(model.config(), 2, 9, DType::F32, &Device::Cpu)?;
     model.forward(&ids.narrow(1, 0, 4)?, ForwardArgs { cache: Some(&mut cache), ..Default::default() })?;
@@ -188,7 +193,8 @@ fn a_cache_in_halves_holds_the_encoder_in_halves_and_no_gradient() -> Result {
 
 #[test]
 fn chosen_weights_of_cross_attention_are_those_of_all() -> Result {
-    let (expected, model) = (reference("cross")?, load("cross", DType::F32)?);
+    let expected = reference("cross")?;
+    let model = load("cross", DType::F32)?;
     let of = Chosen { heads: Some(vec![2, 0]), queries: Some(vec![8, 3]) };
     let chosen = [ChosenWeights { layer: 1, of: of.clone() }, ChosenWeights { layer: 0, of }];
     let args = ForwardArgs {
@@ -211,14 +217,17 @@ fn chosen_weights_of_cross_attention_are_those_of_all() -> Result {
 
 #[test]
 fn dropout_of_cross_attention_is_its_own_and_the_same_each_time() -> Result {
-    let (expected, model) = (reference("cross")?, load("cross", DType::F32)?);
+    let expected = reference("cross")?;
+    let model = load("cross", DType::F32)?;
     let mut config = Config { resid_pdrop: 0., attn_pdrop: 0.5, ..model.config().clone() };
     let run = |config: &Config, step: u64| -> Result<Tensor> {
         let model = Gpt2LMHeadModel::load(init::seeded(5, DType::F32, &Device::Cpu), config)?;
-        let (training, encoder) = (Some(Training { seed: 1, step }), Some(encoder(&expected)));
+        let training = Some(Training { seed: 1, step });
+        let encoder = Some(encoder(&expected));
         let args = ForwardArgs { training, encoder, output_attentions: true, ..Default::default() };
         let output = model.forward(&expected["input_ids"], args)?.transformer;
-        let (own, cross) = (&output.attentions[0], &output.cross_attentions[0]);
+        let own = &output.attentions[0];
+        let cross = &output.cross_attentions[0];
         let dropped = |x: &Tensor| -> Result<Vec<bool>> {
             Ok(x.narrow(3, 0, 3)?.flatten_all()?.to_vec1::<f32>()?.into_iter().map(|x| x == 0.).collect())
         };
@@ -261,7 +270,8 @@ fn dropout_falls_on_what_cross_attention_adds() -> Result {
     let zeros = |x: &Tensor| -> Result<Vec<bool>> {
         Ok(x.flatten_all()?.to_vec1::<f32>()?.into_iter().map(|x| x.abs() < 1e-6).collect())
     };
-    let (cross, own) = (zeros(&(with - without)?)?, zeros(&own)?);
+    let cross = zeros(&(with - without)?)?;
+    let own = zeros(&own)?;
     let share = |zeros: &[bool]| zeros.iter().filter(|x| **x).count() as f64 / zeros.len() as f64;
     assert!((0.35..0.65).contains(&share(&cross)), "{} of the numbers are dropped", share(&cross));
     assert_ne!(cross, own);
@@ -325,7 +335,8 @@ fn an_encoder_of_padding_alone_adds_a_bias_and_no_nan() -> Result {
             model.forward(&expected["input_ids"], ForwardArgs { encoder, ..Default::default() })
         };
         let hidden_states = &expected["encoder_hidden_states"];
-        let (a, b) = (run(hidden_states)?.logits, run(&(hidden_states * 3.)?)?.logits);
+        let a = run(hidden_states)?.logits;
+        let b = run(&(hidden_states * 3.)?)?.logits;
         let row = |x: &Tensor, i: usize| x.get(i)?.flatten_all()?.to_vec1::<f32>();
         assert!(row(&a, 1)?.iter().all(|x| x.is_finite()));
         assert_eq!(row(&a, 1)?, row(&b, 1)?);

@@ -62,7 +62,8 @@ fn eager_and_fused_drop_the_same_numbers() -> Result {
     let ((eager_loss, eager), (fused_loss, fused)) = (eager?, fused?);
     assert!((eager_loss - fused_loss).abs() < 1e-5, "{eager_loss} {fused_loss}");
     for ((name, eager), (_, fused)) in eager.iter().zip(&fused) {
-        let (eager, fused) = (eager.as_ref().ok_or("a gradient")?, fused.as_ref().ok_or("a gradient")?);
+        let eager = eager.as_ref().ok_or("a gradient")?;
+        let fused = fused.as_ref().ok_or("a gradient")?;
         let error = relative_error(fused, eager)?;
         assert!(error < 1e-5, "{name}: {error:e}");
     }
@@ -104,7 +105,8 @@ fn each_rate_alone_changes_the_result_and_so_does_the_step() -> Result {
 /// The rate that a model is given later is the one it is built with.
 #[test]
 fn a_model_can_be_given_another_rate() -> Result {
-    let (none, some) = (config(Implementation::Auto, 0.0), config(Implementation::Auto, 0.3));
+    let none = config(Implementation::Auto, 0.0);
+    let some = config(Implementation::Auto, 0.3);
     let given = model(&none)?.1.with_dropout(0.3);
     let rates = |config: &Config| [config.attn_pdrop, config.resid_pdrop, config.embd_pdrop];
     assert_eq!(rates(given.config()).map(f64::to_bits), rates(&some).map(f64::to_bits));

@@ -89,7 +89,8 @@ fn a_row_ends_at_its_end_token_and_the_others_go_on() -> Result {
     let prompts = [vec![1, 2], vec![3, 4, 5]];
     let endless = generate(&model, &prompts, &Sampling::greedy(), 12)?;
     // The token that row 0 gives at step 4 becomes the end; row 1 must not give it earlier.
-    let (end, at) = (endless[0][4], endless[0].iter().position(|&x| x == endless[0][4]).ok_or("there")?);
+    let end = endless[0][4];
+    let at = endless[0].iter().position(|&x| x == endless[0][4]).ok_or("there")?;
     let config = Config { eos_token_id: Some(TokenIds::Many(vec![36, end])), ..model.config().clone() };
     model =
         Gpt2LMHeadModel::load(gpt2_model::init::seeded(7, DType::F32, &candle_core::Device::Cpu), &config)?;

@@ -56,7 +56,8 @@ fn gpt_bigcode_gets_pytorchs_gradients() -> Result {
     for case in ["bigcode", "bigcode_heads"] {
         let expected = reference(case)?;
         let ids = &expected["input_ids"]; // (2, 9)
-        let (inputs, targets) = (ids.narrow(1, 0, 8)?, ids.narrow(1, 1, 8)?.contiguous()?);
+        let inputs = ids.narrow(1, 0, 8)?;
+        let targets = ids.narrow(1, 1, 8)?.contiguous()?;
         for implementation in BOTH {
             let (variables, model) = trainable(case, implementation)?;
             let loss =
@@ -78,7 +79,8 @@ fn gpt_bigcode_gets_pytorchs_gradients() -> Result {
 fn gpt_bigcode_over_a_cache_equals_one_pass() -> Result {
     for case in ["bigcode", "bigcode_heads"] {
         let expected = reference(case)?;
-        let (ids, logits) = (&expected["input_ids"], &expected["logits"]);
+        let ids = &expected["input_ids"];
+        let logits = &expected["logits"];
         for (implementation, last_logits_only) in BOTH.into_iter().flat_map(|i| [(i, false), (i, true)]) {
             let model = load_by(case, implementation)?;
             let mut cache = KvCache::new(model.config(), 2, 9, DType::F32, &Device::Cpu)?;
@@ -137,7 +139,8 @@ fn gpt_bigcode_in_halves_and_quantized_is_off_by_rounding_only() -> Result {
 #[test]
 fn hooks_replace_the_keys_and_values_of_gpt_bigcode() -> Result {
     for (case, heads) in [("bigcode", 1), ("bigcode_heads", 3)] {
-        let (model, expected) = (load(case, DType::F32)?, reference(case)?);
+        let model = load(case, DType::F32)?;
+        let expected = reference(case)?;
         let ids = &expected["input_ids"];
         let run = |hooks: &dyn Hooks| -> Result<Tensor> {
             Ok(model.forward(ids, ForwardArgs { hooks: Some(hooks), ..Default::default() })?.logits)
@@ -165,7 +168,8 @@ fn recomputed_gradients_of_gpt_bigcode_are_those_of_the_loss() -> Result {
     for case in ["bigcode", "bigcode_heads"] {
         let (expected, (variables, model)) = (reference(case)?, trainable(case, Implementation::Auto)?);
         let ids = &expected["input_ids"];
-        let (inputs, targets) = (ids.narrow(1, 0, 8)?, ids.narrow(1, 1, 8)?.contiguous()?);
+        let inputs = ids.narrow(1, 0, 8)?;
+        let targets = ids.narrow(1, 1, 8)?.contiguous()?;
         let (_, gradients) = model.recomputed_gradients(&inputs, &targets, None)?;
         assert_gradients(case, &variables, &gradients, &expected)?;
     }

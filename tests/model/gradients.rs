@@ -51,7 +51,8 @@ pub(crate) fn assert_gradients(
 fn every_parameter_gets_pytorchs_gradient() -> Result {
     let expected = reference("gradients")?;
     let ids = &expected["input_ids"]; // (2, 7)
-    let (inputs, targets) = (ids.narrow(1, 0, 6)?, ids.narrow(1, 1, 6)?.contiguous()?);
+    let inputs = ids.narrow(1, 0, 6)?;
+    let targets = ids.narrow(1, 1, 6)?.contiguous()?;
     for implementation in [Implementation::Eager, Implementation::Fused] {
         let (variables, model) = trainable("gradients", implementation)?;
         let logits = model.forward(&inputs, ForwardArgs::default())?.logits;
@@ -77,7 +78,8 @@ fn every_parameter_gets_pytorchs_gradient_with_padding_on_either_side() -> Resul
     let padded: HashMap<String, Tensor> = padded.collect();
     let (ids, mask) = (&expected["padded.input_ids"], &expected["padded.attention_mask"]); // (3, 9)
     // The rows of the logits whose token and next token are both visible, and those next tokens.
-    let (flat_ids, seen) = (ids.flatten_all()?.to_vec1::<i64>()?, mask.flatten_all()?.to_vec1::<i64>()?);
+    let flat_ids = ids.flatten_all()?.to_vec1::<i64>()?;
+    let seen = mask.flatten_all()?.to_vec1::<i64>()?;
     let both = |i: &u32| i % 9 != 8 && (*i..=i + 1).all(|i| seen[i as usize] == 1);
     let rows: Vec<u32> = (0..3 * 9 - 1).filter(both).collect();
     assert_eq!(rows.len(), 8 + 4 + 5);
@@ -137,7 +139,8 @@ fn four_batches_summed_are_one_of_four_rows() -> Result {
     let (variables, model) = trainable("gradients", Implementation::Fused)?;
     let ids = Tensor::from_iter((0..4 * 9u32).map(|i| i * 7 % 29), &Device::Cpu)?.reshape((4, 9))?;
     let gradients = |rows: &Tensor| -> Result<GradStore> {
-        let (inputs, targets) = (rows.narrow(1, 0, 8)?, rows.narrow(1, 1, 8)?.contiguous()?);
+        let inputs = rows.narrow(1, 0, 8)?;
+        let targets = rows.narrow(1, 1, 8)?.contiguous()?;
         let logits = model.forward(&inputs, ForwardArgs::default())?.logits;
         Ok(cross_entropy(&logits, &targets)?.backward()?)
     };
@@ -147,7 +150,8 @@ fn four_batches_summed_are_one_of_four_rows() -> Result {
         add_gradients(&mut sum, gradients(&ids.narrow(0, row, 1)?)?, &model.named_variables()?)?;
     }
     for var in variables.all_vars() {
-        let (sum, whole) = (sum.get(&var).ok_or("a gradient")?, whole.get(&var).ok_or("a gradient")?);
+        let sum = sum.get(&var).ok_or("a gradient")?;
+        let whole = whole.get(&var).ok_or("a gradient")?;
         assert_close("a gradient", &(sum / 4.0)?, whole, 1e-5);
     }
     Ok(())
@@ -161,7 +165,8 @@ fn blocks_that_are_run_again_have_the_same_gradients() -> Result {
     let vb = init::seeded_variables(0, &variables, DType::F32, &Device::Cpu);
     let model = Gpt2LMHeadModel::load(vb, &config)?;
     let ids = Tensor::from_iter((0..2 * 20u32).map(|i| i * 7 % 50), &Device::Cpu)?.reshape((2, 20))?;
-    let (inputs, targets) = (ids.narrow(1, 0, 19)?, ids.narrow(1, 1, 19)?.contiguous()?);
+    let inputs = ids.narrow(1, 0, 19)?;
+    let targets = ids.narrow(1, 1, 19)?.contiguous()?;
     for training in [None, Some(Training { seed: 1, step: 2 })] {
         let logits = model.forward(&inputs, ForwardArgs { training, ..Default::default() })?.logits;
         let loss = cross_entropy(&logits, &targets)?;

@@ -28,7 +28,8 @@ pub(super) fn assert_refused<T>(result: candle_core::Result<T>, part: &str) {
 
 #[test]
 fn hooks_learn_at_every_point_what_the_pass_holds() -> Result {
-    let (model, ids) = (random_model(2, 4, 16)?, batch(8)?);
+    let model = random_model(2, 4, 16)?;
+    let ids = batch(8)?;
     let mask = left_padding(&[8, 6], 8, &Device::Cpu)?;
     let positions = position_ids(&mask)?;
     let seen = RefCell::new(vec![]);
@@ -40,7 +41,8 @@ fn hooks_learn_at_every_point_what_the_pass_holds() -> Result {
     for (cached, start, len, padded) in
         [(false, 0, 8, false), (false, 0, 8, true), (true, 0, 5, true), (true, 5, 3, true)]
     {
-        let (mask, positions) = (mask.narrow(1, 0, start + len)?, positions.narrow(1, start, len)?);
+        let mask = mask.narrow(1, 0, start + len)?;
+        let positions = positions.narrow(1, start, len)?;
         let args = ForwardArgs {
             cache: cached.then_some(&mut cache),
             attention_mask: padded.then_some(&mask),
@@ -88,7 +90,8 @@ fn ids_that_are_none_or_too_many_are_refused() -> Result {
 
 #[test]
 fn positions_are_of_each_row_or_of_all() -> Result {
-    let (model, ids) = (random_model(2, 4, 16)?, batch(5)?);
+    let model = random_model(2, 4, 16)?;
+    let ids = batch(5)?;
     let run = |positions: &Tensor| {
         model.forward(&ids, ForwardArgs { position_ids: Some(positions), ..Default::default() })
     };
@@ -188,7 +191,8 @@ fn what_covers_all_positions_is_refused_for_the_last_alone() -> Result {
 fn the_last_logits_of_a_training_pass_are_those_of_the_whole() -> Result {
     let config = Config { attn_pdrop: 0.5, resid_pdrop: 0.0, ..random_model(3, 5, 24)?.config().clone() };
     let model = Gpt2LMHeadModel::load(init::seeded(7, DType::F32, &Device::Cpu), &config)?;
-    let (ids, training) = (batch(20)?, Some(Training { seed: 1, step: 2 }));
+    let ids = batch(20)?;
+    let training = Some(Training { seed: 1, step: 2 });
     let args = || ForwardArgs { training, ..Default::default() };
     let whole = model.forward(&ids, args())?.logits.narrow(1, 19, 1)?;
     let last = model.forward(&ids, ForwardArgs { last_logits_only: true, ..args() })?.logits;

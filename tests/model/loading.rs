@@ -32,7 +32,8 @@ fn tensors(
 
 #[test]
 fn both_tables_are_found_under_either_form_of_the_names() -> Result {
-    let (model, ids) = (random_model(2, 4, 8)?, some_ids(6, 1)?);
+    let model = random_model(2, 4, 8)?;
+    let ids = some_ids(6, 1)?;
     let table = model.transformer.wte.weight()?;
     let cases = [
         (true, [Some(1.), None], Some((true, [1., 1.]))),

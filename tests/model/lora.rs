@@ -92,7 +92,8 @@ fn several_adapters_at_once_and_one_of_gpt_bigcode_equal_pefts() -> Result {
     let expected = expected()?;
     let ids = &expected["input_ids"];
     let model = base("base", DType::F32)?;
-    let (first, second) = (adapter("every_layer", &model)?, adapter("rslora", &model)?);
+    let first = adapter("every_layer", &model)?;
+    let second = adapter("rslora", &model)?;
     let both = model.with_adapter("first", &first, 1.0)?.with_adapter("second", &second, 0.5)?;
     assert_close("two", &logits(&both, ids)?, &expected["two.logits"], TOLERANCE);
     assert_close("two, merged", &logits(&both.clone().merged()?, ids)?, &expected["two.logits"], TOLERANCE);
@@ -191,7 +192,8 @@ fn assert_gradients(
 fn adapters_get_pytorchs_gradients_with_dropout_and_without_and_recomputed() -> Result {
     let expected = expected()?;
     let ids = &expected["input_ids"];
-    let (inputs, targets) = (ids.narrow(1, 0, 8)?, ids.narrow(1, 1, 8)?.contiguous()?);
+    let inputs = ids.narrow(1, 0, 8)?;
+    let targets = ids.narrow(1, 1, 8)?.contiguous()?;
     let part = |kind: &str| -> HashMap<String, Tensor> {
         let named =
             expected.iter().filter_map(|(name, x)| Some((name.strip_prefix(kind)?.into(), x.clone())));
@@ -236,7 +238,8 @@ fn adapters_get_pytorchs_gradients_with_dropout_and_without_and_recomputed() -> 
                 for tensor in [update.a(), update.b()] {
                     let [got, plain] =
                         [&recomputed, &gradients].map(|gradients| gradients.get(tensor).cloned());
-                    let (got, plain) = (got.ok_or("recomputed")?, plain.ok_or("plain")?);
+                    let got = got.ok_or("recomputed")?;
+                    let plain = plain.ok_or("plain")?;
                     assert_close("recomputed", &got, &plain, 1e-6);
                 }
             }

@@ -44,7 +44,8 @@ fn assert_all_close(case: &str, prefix: &str, output: &CausalLMOutput, expected:
 
 #[test]
 fn logits_hidden_states_and_attentions_equal_transformers() -> Result {
-    let (model, expected) = (load("odd", DType::F32)?, reference("odd")?);
+    let model = load("odd", DType::F32)?;
+    let expected = reference("odd")?;
     for t in [1, 2, 33, 77] {
         let prefix = format!("T{t}.");
         let output = everything(&model, &expected[&format!("{prefix}input_ids")])?;
@@ -66,7 +67,8 @@ fn every_config_flag_computes_what_transformers_computes() -> Result {
         "inner",
         "untied",
     ] {
-        let (model, expected) = (load(case, DType::F32)?, reference(case)?);
+        let model = load(case, DType::F32)?;
+        let expected = reference(case)?;
         assert_all_close(case, "", &everything(&model, &expected["input_ids"])?, &expected);
     }
     Ok(())
@@ -74,7 +76,8 @@ fn every_config_flag_computes_what_transformers_computes() -> Result {
 
 #[test]
 fn each_stage_of_a_block_equals_transformers() -> Result {
-    let (model, expected) = (load("odd", DType::F32)?, reference("odd")?);
+    let model = load("odd", DType::F32)?;
+    let expected = reference("odd")?;
     let stage = |name: &str| &expected[&format!("T33.{name}")];
     let block = &model.transformer.h[0];
     let x = stage("hidden_states.0");
@@ -102,7 +105,8 @@ fn each_stage_of_a_block_equals_transformers() -> Result {
 
 #[test]
 fn f64_differs_from_f32_by_rounding_only() -> Result {
-    let (model, expected) = (load("odd", DType::F64)?, reference("odd")?);
+    let model = load("odd", DType::F64)?;
+    let expected = reference("odd")?;
     let output = everything(&model, &expected["T77.input_ids"])?;
     assert_eq!(output.logits.dtype(), DType::F64);
     assert_close("logits", &output.logits, &expected["T77.logits"], 2e-6);
@@ -113,7 +117,8 @@ fn f64_differs_from_f32_by_rounding_only() -> Result {
 fn halves_are_off_by_their_own_rounding_only() -> Result {
     // Rounding each weight and activation to 11 or 8 bits, through 2 layers of 5 roundings each.
     for (dtype, tolerance) in [(DType::F16, 10. * 2f64.powi(-11)), (DType::BF16, 10. * 2f64.powi(-8))] {
-        let (model, expected) = (load("odd", dtype)?, reference("odd")?);
+        let model = load("odd", dtype)?;
+        let expected = reference("odd")?;
         let output = everything(&model, &expected["T33.input_ids"])?;
         assert_eq!((output.logits.dtype(), output.transformer.attentions[0].dtype()), (dtype, DType::F32));
         assert_close(&format!("{dtype:?}"), &output.logits, &expected["T33.logits"], tolerance);
@@ -123,7 +128,8 @@ fn halves_are_off_by_their_own_rounding_only() -> Result {
 
 #[test]
 fn the_last_logits_alone_are_the_last_of_all() -> Result {
-    let (model, expected) = (load("odd", DType::F32)?, reference("odd")?);
+    let model = load("odd", DType::F32)?;
+    let expected = reference("odd")?;
     let args = ForwardArgs { last_logits_only: true, ..Default::default() };
     let logits = model.forward(&expected["T33.input_ids"], args)?.logits;
     assert_eq!(logits.dims(), [1, 1, 101]);
@@ -133,7 +139,8 @@ fn the_last_logits_alone_are_the_last_of_all() -> Result {
 
 #[test]
 fn padded_batches_equal_transformers_where_a_token_is_visible() -> Result {
-    let (model, expected) = (load("padded", DType::F32)?, reference("padded")?);
+    let model = load("padded", DType::F32)?;
+    let expected = reference("padded")?;
     for side in ["left", "right"] {
         let part = |name: &str| &expected[&format!("{side}.{name}")];
         let args = ForwardArgs {
@@ -143,7 +150,8 @@ fn padded_batches_equal_transformers_where_a_token_is_visible() -> Result {
         };
         let logits = model.forward(part("input_ids"), args)?.logits; // (B, T, V)
         let visible = part("attention_mask").unsqueeze(2)?.to_dtype(DType::F32)?; // (B, T, 1)
-        let (got, want) = (logits.broadcast_mul(&visible)?, part("logits").broadcast_mul(&visible)?);
+        let got = logits.broadcast_mul(&visible)?;
+        let want = part("logits").broadcast_mul(&visible)?;
         assert_close(side, &got, &want, TOLERANCE);
     }
     Ok(())

@@ -55,7 +55,8 @@ fn a_token_alone_has_the_logits_of_a_batch() -> Result {
     let (_, quantized) = models()?;
     let ids = some_ids(24, 0)?;
     let both = Tensor::cat(&[&ids, &some_ids(24, 5)?], 0)?;
-    let (alone, in_batch) = (logits(&quantized, &ids)?, logits(&quantized, &both)?.narrow(0, 0, 1)?);
+    let alone = logits(&quantized, &ids)?;
+    let in_batch = logits(&quantized, &both)?.narrow(0, 0, 1)?;
     assert_eq!(bits(&alone)?, bits(&in_batch)?);
     // Attention rounds in another order, which can turn a code.
     assert_close("steps", &in_chunks(&quantized, &ids, &[1; 24])?, &alone, 0.02);
@@ -68,7 +69,8 @@ fn weights_summaries_hooks_and_interventions_work() -> Result {
     let ids = some_ids(12, 3)?;
     let weights = [ChosenWeights { layer: 1, of: Chosen { heads: Some(vec![1]), queries: None } }];
     let args = || ForwardArgs { weights: &weights, output_summaries: true, ..Default::default() };
-    let (a, b) = (plain.forward(&ids, args())?, quantized.forward(&ids, args())?);
+    let a = plain.forward(&ids, args())?;
+    let b = quantized.forward(&ids, args())?;
     assert_close("weights", &b.transformer.weights[0], &a.transformer.weights[0], 0.05);
     assert_eq!(b.transformer.summaries.len(), 2);
 

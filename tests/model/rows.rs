@@ -55,7 +55,8 @@ fn a_padded_batch_with_a_cache_equals_the_rows_alone() -> Result {
     let mut cache = KvCache::new(model.config(), 3, 9, DType::F32, &Device::Cpu)?;
     let mut last = None;
     for (start, len) in [(0, 5), (5, 3), (8, 1)] {
-        let (mask, positions) = (mask.narrow(1, 0, start + len)?, positions.narrow(1, start, len)?);
+        let mask = mask.narrow(1, 0, start + len)?;
+        let positions = positions.narrow(1, start, len)?;
         let args = ForwardArgs {
             cache: Some(&mut cache),
             attention_mask: Some(&mask),
@@ -134,7 +135,8 @@ fn padding_before_a_token_without_position_ids_is_refused_by_name() -> Result {
     refused(&ids, &mask, None);
     // A mask that also covers the cache, in any integer dtype.
     let mut cache = KvCache::new(model.config(), 3, 9, DType::F32, &Device::Cpu)?;
-    let (first, positions) = (mask.narrow(1, 0, 8)?, position_ids(&mask)?.narrow(1, 0, 8)?);
+    let first = mask.narrow(1, 0, 8)?;
+    let positions = position_ids(&mask)?.narrow(1, 0, 8)?;
     let args = ForwardArgs {
         attention_mask: Some(&first),
         position_ids: Some(&positions),
@@ -238,7 +240,9 @@ fn the_loss_of_packed_documents_is_that_of_each_alone() -> Result {
     let adapter = Adapter::new(model.config(), &options, 1, &Device::Cpu)?;
     let model = model.with_adapter("default", &adapter, 1.0)?;
     // Of each document, the second half is learned: the token after each position but the last.
-    let (mut learned, mut sum, mut count) = (vec![], None::<Tensor>, 0);
+    let mut learned = vec![];
+    let mut sum = None::<Tensor>;
+    let mut count = 0;
     for (b, row) in rows.iter().enumerate() {
         let mut start = 0;
         for document in row {
@@ -261,7 +265,8 @@ fn the_loss_of_packed_documents_is_that_of_each_alone() -> Result {
     let batch = TrainingBatch { input_ids: ids, targets, documents: Some(Documents { starts, learned }) };
     let loss = model.loss(&batch, ForwardArgs::default())?;
     assert_close("loss", &loss, &expected, 1e-5);
-    let (of_batch, alone) = (loss.backward()?, expected.backward()?);
+    let of_batch = loss.backward()?;
+    let alone = expected.backward()?;
     let (again, recomputed) = model.recomputed_gradients_of(&batch, None)?;
     assert_eq!(again.to_bits(), loss.to_scalar::<f32>()?.to_bits());
     for update in adapter.updates.values() {

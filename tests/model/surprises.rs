@@ -50,7 +50,8 @@ fn texts_that_run_together_are_as_surprising_as_each_alone() -> Result {
 #[test]
 fn texts_and_tokens_that_do_not_fit_an_analysis_are_refused() -> Result {
     let model = random_model(2, 4, 8)?;
-    let (one, other) = (some_ids(4, 1)?, some_ids(4, 2)?);
+    let one = some_ids(4, 1)?;
+    let other = some_ids(4, 2)?;
     let two = Tensor::cat(&[&one, &other], 0)?;
     let none = one.narrow(1, 0, 0)?;
     let metric = &Metric::Logit(1);

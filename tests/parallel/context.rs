@@ -39,11 +39,14 @@ impl Case {
         let factor = numbers((1, t, h, d), 4)?;
         let attention = Sdpa { scale: Some(3.0 / (d as f64).sqrt()), ..Sdpa::default() };
         let [q, k, v] = qkv.each_ref().map(Var::from_tensor);
-        let (q, k, v) = (q?, k?, v?);
+        let q = q?;
+        let k = k?;
+        let v = v?;
         let context = attention.forward(&q, &k, &v, Mask::default())?;
         let gradients = (&context * &factor)?.sum_all()?.backward()?;
         let of = |var: &Var| gradients.get(var).cloned().expect("a gradient");
-        let (context, gradients) = (context.detach(), [of(&q), of(&k), of(&v)]);
+        let context = context.detach();
+        let gradients = [of(&q), of(&k), of(&v)];
         Ok(Self { attention, qkv, factor, context, gradients })
     }
 
@@ -51,7 +54,9 @@ impl Case {
     fn shared(&self, group: Arc<dyn Group>) -> Result<(Tensor, [Tensor; 3])> {
         let parallel = ContextParallel::new(group);
         let [q, k, v] = self.qkv.each_ref().map(|x| Var::from_tensor(&parallel.split(x, 2)?));
-        let (q, k, v) = (q?, k?, v?);
+        let q = q?;
+        let k = k?;
+        let v = v?;
         let mine = parallel.forward(&self.attention, &q, &k, &v)?;
         let gradients = (&mine * parallel.split(&self.factor, 1)?)?.sum_all()?.backward()?;
         let of = |var: &Var| parallel.join(gradients.get(var).expect("a gradient"), 2);

@@ -9,7 +9,8 @@ fn byte(from: usize, to: usize, i: usize) -> u8 {
 
 /// Runs every exchange, with parts of about `length` bytes; panics where a byte is wrong.
 pub(crate) fn every_exchange(group: &dyn Group, length: usize) {
-    let (rank, size) = (group.rank(), group.size());
+    let rank = group.rank();
+    let size = group.size();
     assert!(rank < size);
     group.barrier().expect("barrier");
 

@@ -154,7 +154,8 @@ fn a_run_takes_the_steps_of_the_optimizer_at_the_rates_of_the_schedule() -> Resu
 
 #[test]
 fn a_run_begins_with_sinusoids_or_with_the_weights_of_the_model() -> Result {
-    let (new, model) = (begun(1)?, frozen(7)?);
+    let new = begun(1)?;
+    let model = frozen(7)?;
     let positions = init::sinusoids(&config(), DType::F32, &Device::Cpu)?;
     assert_eq!(bits(&new.model().transformer.wpe)?, bits(&positions)?);
     let mut tuned = Trainer::from_model(&model, data()?, options(2))?;
@@ -336,7 +337,8 @@ fn an_adapter_resumes_on_its_own_model_alone() -> Result {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("state.safetensors");
     let of = |model: &Gpt2LMHeadModel| Trainer::adapter(model, &LoraOptions::new(2), data()?, options(4));
-    let (model, other) = (frozen(7)?, frozen(8)?);
+    let model = frozen(7)?;
+    let other = frozen(8)?;
     of(&model)?.save_state(&path)?;
     of(&model)?.resume(&path)?;
     let error = of(&other)?.resume(&path).expect_err("another model").to_string();

@@ -115,7 +115,8 @@ fn weights_times_the_norms_of_values() -> Result {
         page.click("#weighted")?;
         page.until("document.getElementById('legend-end').textContent !== '1'")?;
         let (i, j) = (13, 6);
-        let (weight, norm) = (at(&all.runs[0][0].get(2)?, (i, j))?, at(&all.norms, (2, j))?);
+        let weight = at(&all.runs[0][0].get(2)?, (i, j))?;
+        let norm = at(&all.norms, (2, j))?;
         assert_cell(page, (i, j), weight * norm)?;
         let detail = page.text("#readout .detail")?;
         assert!(detail.starts_with("weight ") && detail.ends_with(&format!(" × norm {norm:.2}")), "{detail}");
@@ -130,7 +131,8 @@ fn the_neuron_view_adds_up_to_the_score() -> Result {
         page.click("#neurons summary")?;
         page.until("document.getElementById('products-sum').textContent === 'Choose a cell of the map.'")?;
         page.mouse(page.cell(T, T, (9, 4))?, true)?;
-        let (q, k) = (all.q.get(3)?.get(9)?.to_vec1::<f32>()?, all.k.get(3)?.get(4)?.to_vec1::<f32>()?);
+        let q = all.q.get(3)?.get(9)?.to_vec1::<f32>()?;
+        let k = all.k.get(3)?.get(4)?.to_vec1::<f32>()?;
         let score: f32 = q.iter().zip(&k).map(|(q, k)| 0.5 * q * k).sum();
         let shown = page.text("#products-sum")?.replace('−', "-");
         let number = shown.trim_start_matches("score: ").split(',').next().ok_or("a sum")?;
@@ -294,7 +296,8 @@ fn colors_theme_and_place_are_in_the_link() -> Result {
             "['scale=row', 'theme=', 'tint=entropy', 'as=key', 'place='].every((part) => location.hash.includes(part))",
         )?;
         let dark = "getComputedStyle(document.documentElement).colorScheme";
-        let (hash, theme) = (page.get("location.hash")?, page.get(dark)?);
+        let hash = page.get("location.hash")?;
+        let theme = page.get(dark)?;
         page.mouse(page.cell(T, T, (15, 12))?, false)?;
         let there = page.text("#readout")?;
         page.get("location.reload()")?;

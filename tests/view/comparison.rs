@@ -74,7 +74,8 @@ fn each_run_and_the_difference_show_the_tensors_numbers() -> Result {
 fn a_difference_of_weights_that_were_left_out_has_an_honest_error() -> Result {
     let all = Everything::new(T)?;
     let [first, second] = [0, 1].map(|run| all.runs[run][2].narrow(0, 0, 1));
-    let (first, second) = (first?, second?);
+    let first = first?;
+    let second = second?;
     let provenance = Provenance::default();
     let mut header = PageHeader::new("few", &all.tokens, 1, &provenance);
     (header.runs, header.top) = (&RUNS, Some(3));

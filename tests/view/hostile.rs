@@ -109,7 +109,8 @@ fn names_of_runs_numbers_and_maps_are_text() -> Result {
         page.map(run, evil, evil, &weights.get(0)?)?;
         page.lens(run, 0, &[(evil.to_owned(), 0.5), (evil.to_owned(), 0.5)])?;
     }
-    let (name, meaning) = (evil.to_owned(), evil.to_owned());
+    let name = evil.to_owned();
+    let meaning = evil.to_owned();
     page.head_numbers(&HeadNumbers { name, meaning, values: vec![1.0], signed: false })?;
     let page = page.finish(&[])?;
     show(&page, |page| {

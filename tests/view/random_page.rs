@@ -26,7 +26,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let layers = (0..12).map(|layer| pages::layer(layer, t, kind)).collect::<Result<Vec<_>, _>>()?;
     let start = Instant::now();
     pages::write(BufWriter::new(File::create(path)?), t, &layers)?;
-    let (bytes, seconds) = (std::fs::metadata(path)?.len(), start.elapsed().as_secs_f64());
+    let bytes = std::fs::metadata(path)?.len();
+    let seconds = start.elapsed().as_secs_f64();
     writeln!(std::io::stdout(), "{bytes} bytes in {seconds:.2} s")?;
     Ok(())
 }

@@ -50,7 +50,8 @@ fn agree(ours: &Value, theirs: &Value, close: f64, at: &str) {
         (Value::Array(a), Value::Array(b)) => {
             assert_eq!(a.len(), b.len(), "{at}");
             let numbers = |list: &[Value]| list.iter().filter_map(Value::as_f64).collect::<Vec<_>>();
-            let (x, y) = (numbers(a), numbers(b));
+            let x = numbers(a);
+            let y = numbers(b);
             if x.len() == a.len() && y.len() == b.len() {
                 let largest = y.iter().fold(1.0, |most: f64, y| most.max(y.abs()));
                 for (x, y) in x.iter().zip(&y) {
@@ -71,7 +72,8 @@ fn agree(ours: &Value, theirs: &Value, close: f64, at: &str) {
             }
         }
         (Value::Number(a), Value::Number(b)) => {
-            let (a, b) = (a.as_f64().unwrap_or(f64::NAN), b.as_f64().unwrap_or(f64::NAN));
+            let a = a.as_f64().unwrap_or(f64::NAN);
+            let b = b.as_f64().unwrap_or(f64::NAN);
             assert!((a - b).abs() <= close * b.abs().max(1.0), "{at}: {a} and {b}");
         }
         (Value::String(a), Value::String(b)) if at.rsplit('.').next() == Some("norms") => {
@@ -147,7 +149,8 @@ fn texts(count: usize) -> Result<Vec<String>> {
 /// Ids, weights, summaries, predictions, lens, the drawn token, and every stage of a way, for 200 texts.
 #[test]
 fn the_module_computes_what_the_library_computes() -> Result {
-    let (texts, live) = (texts(200)?, Live::demo()?);
+    let texts = texts(200)?;
+    let live = Live::demo()?;
     in_module(|page| {
         for (i, text) in texts.iter().enumerate() {
             let changes: &[&str] = [&[][..], &["ablate 0.3"], &["scale 1.2=0.5"]][i % 3];

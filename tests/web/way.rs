@@ -53,7 +53,8 @@ fn each_stage_follows_from_the_ones_before() -> Result {
             let columns = stage(&way, name)?.columns.clone().ok_or("columns")?;
             assert!(close(&at(name)?, &qkv[columns.clone()]), "{name}: {columns:?}");
         }
-        let (scores, pattern) = (at("scores")?, at("pattern")?);
+        let scores = at("scores")?;
+        let pattern = at("pattern")?;
         assert_eq!((scores.len(), pattern.len()), (token + 1, token + 1), "the triangle");
         let product: f32 = at("q")?.iter().zip(at("k")?).map(|(q, k)| q * k).sum();
         assert!((scores[token] - product / 32f32.sqrt()).abs() < 1e-4, "of the token and itself");
@@ -107,7 +108,8 @@ fn the_context_is_the_mean_of_the_values() -> Result {
 #[test]
 fn a_cut_link_has_no_score_and_no_weight() -> Result {
     let way = way(Along { layer: 2, head: 1, token: Some(3) }, &["block 3:1"])?;
-    let (scores, pattern) = (&stage(&way, "scores")?.values, &stage(&way, "pattern")?.values);
+    let scores = &stage(&way, "scores")?.values;
+    let pattern = &stage(&way, "pattern")?.values;
     assert_eq!(scores.iter().map(|score| score.is_finite()).collect::<Vec<_>>(), [true, false, true, true]);
     assert_eq!((pattern[1].to_bits(), pattern.len()), (0, 4));
     let look = Look { text: "O Romeo".into(), changes: vec!["block 3:1".into()], ..Look::default() };
@@ -174,7 +176,8 @@ const VALUES: [&str; 11] =
 /// Every language has the same lessons, set up in the same way, and a sentence for every stage.
 #[test]
 fn the_languages_say_the_same() -> Result {
-    let (english, german) = (texts("en")?, texts("de")?);
+    let english = texts("en")?;
+    let german = texts("de")?;
     assert_eq!(outline(&english), outline(&german));
     assert_eq!(english["lessons"].as_array().map(Vec::len), Some(10));
     let mut stages: Vec<_> = english["way"]["stages"].as_object().ok_or("stages")?.keys().collect();
@@ -251,7 +254,8 @@ fn the_lessons_say_what_is_so() -> Result {
     // 3: rows stay when the text goes on.
     let (look, _) = lesson(3, None)?;
     let longer = Look { text: format!("{} that", look.text), ..look.clone() };
-    let (a, b) = (row(&look, (0, 2), 6)?, row(&longer, (0, 2), 6)?);
+    let a = row(&look, (0, 2), 6)?;
+    let b = row(&longer, (0, 2), 6)?;
     assert!(close(&a, &b));
     // 4: without the division, every row is at least as concentrated, and in the mean by far.
     let (undivided, _) = lesson(4, None)?;

@@ -75,12 +75,14 @@ impl Circuits {
     pub fn singular(&self, head: Head, circuit: Circuit) -> Result<Singular> {
         let (a, b) = self.factors(head, circuit)?; // (C, D), (D, C)
         // With A = Q·R and Bᵀ = Q'·R', A·B = Q·(R·R'ᵀ)·Q'ᵀ: the values are those of a D by D matrix.
-        let (a, b) = (matrix(&a)?.qr(), matrix(&b)?.transpose().qr());
+        let a = matrix(&a)?.qr();
+        let b = matrix(&b)?.transpose().qr();
         let decomposed = SVD::try_new(a.r() * b.r().transpose(), true, true, f64::EPSILON, ITERATIONS);
         let Some(SVD { u: Some(u), v_t: Some(v), singular_values }) = decomposed else {
             candle_core::bail!("singular values of head {head}: the decomposition did not converge")
         };
-        let (left, right) = ((a.q() * u).transpose(), v * b.q().transpose());
+        let left = (a.q() * u).transpose();
+        let right = v * b.q().transpose();
         let mut order: Vec<usize> = (0..singular_values.len()).collect();
         let value = |i: usize| singular_values[i];
         order.sort_by(|&i, &j| value(j).total_cmp(&value(i)));
@@ -88,7 +90,8 @@ impl Circuits {
             let numbers = order.iter().flat_map(|&i| m.row(i).iter().copied().collect::<Vec<_>>());
             Tensor::from_iter(numbers, &Device::Cpu)?.reshape((order.len(), m.ncols()))
         };
-        let (left, right) = (rows(&left)?, rows(&right)?);
+        let left = rows(&left)?;
+        let right = rows(&right)?;
         Ok(Singular { values: order.iter().map(|&i| value(i)).collect(), left, right })
     }
 }
@@ -145,9 +148,11 @@ impl Circuits {
         kind: Composition,
         progress: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Tensor> {
-        let (layers, heads) = (self.layers(), self.heads(0));
+        let layers = self.layers();
+        let heads = self.heads(0);
         let readers = (0..layers).map(|layer| self.reader(layer, kind)).collect::<Result<Vec<_>>>()?;
-        let (mut done, total) = (0, layers * layers.saturating_sub(1) / 2);
+        let mut done = 0;
+        let total = layers * layers.saturating_sub(1) / 2;
         let mut scores = vec![];
         for writer in 0..layers {
             let values = gram(&self.stacked(writer, |head| &head.v)?)?; // (H, D, D)

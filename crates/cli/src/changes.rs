@@ -201,7 +201,8 @@ impl InterventionArgs {
     /// Refuses patches at all positions from a prompt of another length, and at a position that either lacks.
     fn check_lengths(&self, other: &[u32], reads: Reads) -> anyhow::Result<()> {
         let (Reads::Whole(ids) | Reads::Growing(ids)) = reads else { return Ok(()) };
-        let (t, from) = (ids.len(), other.len());
+        let t = ids.len();
+        let from = other.len();
         if self.circuit.is_some() && matches!(reads, Reads::Growing(_)) {
             bail!("--circuit: the text grows beyond --from-prompt; give --mean-of FILE in its place");
         }
@@ -331,7 +332,8 @@ impl<'a> Prepared<'a> {
                 None => format!("all positions of {number}"),
             };
             changes.say_means(&over);
-            let (file, texts) = (file.clone(), texts.len());
+            let file = file.clone();
+            let texts = texts.len();
             changes.sources.mean_of = Some(MeanOf { file, texts, by_position: None });
         }
         changes
@@ -390,7 +392,8 @@ impl Others {
             bail!("{}: holds no text; write one a line", path.display());
         };
         let length = Some(first).filter(|t| texts.iter().all(|ids| ids.len() == *t));
-        let (each_position, all_positions) = (OnceCell::new(), OnceCell::new());
+        let each_position = OnceCell::new();
+        let all_positions = OnceCell::new();
         Ok(Self { file: path.to_path_buf(), texts, length, each_position, all_positions })
     }
 
@@ -408,13 +411,15 @@ impl Others {
         if let Some(changes) = cell.get() {
             return Ok(changes);
         }
-        let (session, mut changes) = (prepared.session, prepared.plain.clone());
+        let session = prepared.session;
+        let mut changes = prepared.plain.clone();
         let tensors =
             self.texts.iter().map(|ids| session.input_ids(ids)).collect::<anyhow::Result<Vec<_>>>()?;
         changes.list = changes.list.with_means_over(&session.model, &tensors, over)?;
         let positions = if by_position { "each position" } else { "all positions" };
         changes.say_means(&format!("{positions} of {}", count(self.texts.len(), "text")));
-        let (file, texts) = (self.file.clone(), self.texts.len());
+        let file = self.file.clone();
+        let texts = self.texts.len();
         changes.sources.mean_of = Some(MeanOf { file, texts, by_position: Some(by_position) });
         Ok(cell.get_or_init(|| changes))
     }
@@ -464,7 +469,8 @@ fn first_given<'a>(options: impl IntoIterator<Item = (&'a str, usize)>) -> Optio
 
 /// The tokens of a text that the model can read in one pass; `what` names the text in errors.
 fn tokens(session: &Session, text: &str, what: &str) -> anyhow::Result<Vec<u32>> {
-    let (tokenizer, n) = (session.tokenizer()?, session.model.config().n_positions);
+    let tokenizer = session.tokenizer()?;
+    let n = session.model.config().n_positions;
     let ids = encode_within(tokenizer, text, what, n)?;
     if ids.is_empty() {
         bail!("{what} has no token, expected 1 to the model's n_positions = {n}");

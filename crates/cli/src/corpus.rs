@@ -172,7 +172,8 @@ impl Corpus {
 
     /// The next documents; none at the end.
     pub(crate) fn section(&mut self) -> anyhow::Result<Vec<Document>> {
-        let (mut section, mut bytes) = (vec![], 0);
+        let mut section = vec![];
+        let mut bytes = 0;
         while section.len() < DOCUMENTS && bytes < BYTES {
             let Some(document) = self.next()? else { break };
             bytes += document.text.len();
@@ -207,7 +208,8 @@ impl Corpus {
                             "{place}: begins with an object of JSON, and is read as one plain text; --by json reads lines"
                         ));
                     }
-                    let (file, input) = (path.display().to_string(), Map::new());
+                    let file = path.display().to_string();
+                    let input = Map::new();
                     return Ok(Some(Document { file, line: None, input, text }));
                 }
                 By::Line => None,

@@ -53,7 +53,8 @@ impl Opened {
     /// The dictionary at its places in a model of this config.
     pub(crate) fn features(&self, config: &Config) -> anyhow::Result<Features> {
         let checkpoint = &self.found.checkpoint;
-        let (hook, hook_out) = (checkpoint.config().hook, checkpoint.config().hook_out);
+        let hook = checkpoint.config().hook;
+        let hook_out = checkpoint.config().hook_out;
         Features::new(&self.dictionary, hook, hook_out, config).with_context(|| checkpoint.name().to_string())
     }
 

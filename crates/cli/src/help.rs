@@ -89,7 +89,8 @@ fn arranged(gpt2: Command, brief: bool, width: usize) -> Command {
         if !brief {
             return with_after_help(command, false, width, 0);
         }
-        let (name, mut hidden) = (command.get_name().to_owned(), 0);
+        let name = command.get_name().to_owned();
+        let mut hidden = 0;
         let command = command.mut_args(|arg| {
             let hide = !is_common(&name, &arg);
             hidden += usize::from(hide && !arg.is_hide_set());
@@ -192,7 +193,8 @@ fn examples(list: &str, shown: usize, width: usize) -> String {
 
 /// A command in lines that end in a backslash, broken before options.
 fn broken(command: &str, width: usize) -> String {
-    let (mut lines, mut line) = (vec![], String::new());
+    let mut lines = vec![];
+    let mut line = String::new();
     for part in command.split_inclusive(' ').fold(Vec::<String>::new(), grouped) {
         // The indentation, and the backslash.
         if !line.is_empty() && 6 + line.chars().count() + part.trim_end().chars().count() + 2 > width {

@@ -107,10 +107,14 @@ pub(crate) struct HeadMap<'a> {
 /// Maps of the same model's heads in one picture: a row for each layer.
 pub(crate) fn head_maps(frame: &Frame, maps: &[HeadMap]) -> Result<Vec<u8>> {
     let (layers, heads) = maps.first().map_or(Ok((0, 0)), |map| map.values.dims2())?;
-    let (rows, columns) = (numbers(layers), numbers(heads));
+    let rows = numbers(layers);
+    let columns = numbers(heads);
     let mut named = vec![];
     for &HeadMap { name, unit, values, end, from_zero } in maps {
-        let (row_axis, column_axis, rows, columns) = ("layer", "head", &rows[..], &columns[..]);
+        let row_axis = "layer";
+        let column_axis = "head";
+        let rows = &rows[..];
+        let columns = &columns[..];
         named.push((
             NumberMap { name, row_axis, column_axis, unit, rows, columns, end, from_zero },
             values.clone(),

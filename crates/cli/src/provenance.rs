@@ -74,7 +74,8 @@ impl Provenance {
 
     /// The provenance of runs of the session's model over `t` tokens each.
     pub(crate) fn of_tokens(session: &Session, t: usize) -> anyhow::Result<Self> {
-        let (config, dtype) = (session.model.config(), session.model.transformer.dtype());
+        let config = session.model.config();
+        let dtype = session.model.transformer.dtype();
         let implementation =
             crate::qkv::implementation_of(config, (t, t, false), dtype, &session.device)?.as_str();
         Ok(Self {
@@ -119,7 +120,8 @@ impl Provenance {
         } else {
             self.implementation
         };
-        let (interventions, intervention_sources) = (changes.texts.clone(), changes.sources.clone());
+        let interventions = changes.texts.clone();
+        let intervention_sources = changes.sources.clone();
         Self { implementation, interventions, intervention_sources, ..self }
     }
 

@@ -230,7 +230,8 @@ impl ModelArgs {
                 "the model has cross-attention, but no command gives it an encoder: cross-attention is skipped",
             );
         }
-        let (hub, dictionary) = (self.hub.clone(), OnceCell::new());
+        let hub = self.hub.clone();
+        let dictionary = OnceCell::new();
         Ok(Session { name, model, formats, adapters, device, files, tokenizer, hub, dictionary })
     }
 

@@ -155,7 +155,8 @@ impl Job<'_> {
         let changes = Prepared::new(&self.study.interventions, self.session)?;
         let mut export = self.export.map(ExportFile::new).transpose()?;
         let (mut lines, bar) = self.prompts.open(path)?;
-        let (mut printed, mut made_by) = (Ok(()), None);
+        let mut printed = Ok(());
+        let mut made_by = None;
         let unwritten = |error: anyhow::Error| match self.export {
             Some(export) => error.context(format!("{} is not written", export.display())),
             None => error,

@@ -121,7 +121,8 @@ pub(crate) fn select_heads(
     heads: &[HeadRange],
     config: &Config,
 ) -> anyhow::Result<(Vec<usize>, Vec<usize>)> {
-    let (mut in_each, mut named) = (vec![], vec![]);
+    let mut in_each = vec![];
+    let mut named = vec![];
     for range in heads {
         match range {
             HeadRange::InEach(range) => in_each.push(*range),
@@ -160,7 +161,8 @@ pub(crate) fn pairs_by_head<T>(
     of: impl Fn(usize, usize, f64, f64) -> T,
 ) -> anyhow::Result<Vec<T>> {
     let heads = a.dim(1)?;
-    let (a, b) = (a.flatten_all()?.to_vec1()?, b.flatten_all()?.to_vec1()?);
+    let a = a.flatten_all()?.to_vec1()?;
+    let b = b.flatten_all()?.to_vec1()?;
     Ok(a.into_iter().zip(b).enumerate().map(|(i, (a, b))| of(i / heads, i % heads, a, b)).collect())
 }
 

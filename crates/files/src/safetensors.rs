@@ -184,7 +184,8 @@ pub(crate) fn header<'a>(
         check(name, dtype)?;
         let start = end;
         end += shape.iter().product::<usize>() * dtype.size_in_bytes();
-        let (dtype, shape) = (dtype.into(), shape.to_vec());
+        let dtype = dtype.into();
+        let shape = shape.to_vec();
         infos.push((name.to_owned(), TensorInfo { dtype, shape, data_offsets: (start, end) }));
     }
     let metadata = metadata.iter().map(|(key, value)| (*key, value.as_str())).collect();
@@ -230,7 +231,8 @@ mod tests {
         let folder = Folder::new("round-trip")?;
         let path = folder.0.join("attention.safetensors");
         let f32s = Tensor::new(&[[1f32, 2., 3.], [4., 5., 6.]], &Device::Cpu)?;
-        let (strided, halves) = (f32s.t()?, f32s.to_dtype(DType::F16)?);
+        let strided = f32s.t()?;
+        let halves = f32s.to_dtype(DType::F16)?;
         // One row of three bytes: a tensor after this u8 tensor would start at an odd offset.
         let bytes = Tensor::new(&[7u8, 8, 9], &Device::Cpu)?;
         let (none, one) =
@@ -269,7 +271,8 @@ mod tests {
     fn the_bytes_depend_on_nothing_but_names_and_values() -> Result<()> {
         let folder = Folder::new("same-bytes")?;
         let x = Tensor::new(&[1f32, 2.], &Device::Cpu)?;
-        let (y, z) = (x.to_dtype(DType::U8)?, x.to_dtype(DType::F16)?);
+        let y = x.to_dtype(DType::U8)?;
+        let z = x.to_dtype(DType::F16)?;
         let mut tensors = [("y", &y), ("b", &x), ("z", &z), ("a", &x)];
         let mut metadata =
             ["tokens", "model", "ids", "heads", "gpt2", "layers"].map(|k| (k, format!("of {k}")));

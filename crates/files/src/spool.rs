@@ -72,7 +72,8 @@ impl TensorSpool {
             self.failed.get_or_insert_with(|| name.to_owned());
         }
         added?.map_err(|e| Error::from(e).with_path(&self.folder))?;
-        let (dtype, shape) = (tensor.dtype(), tensor.dims().to_vec());
+        let dtype = tensor.dtype();
+        let shape = tensor.dims().to_vec();
         let bytes = (tensor.elem_count() * dtype.size_in_bytes()) as u64;
         self.tensors.push(Waiting { name: name.to_owned(), dtype, shape, start: self.length, bytes });
         self.length += bytes;
@@ -128,10 +129,13 @@ mod tests {
     #[test]
     fn a_spool_writes_the_bytes_of_a_file_written_at_once() -> Result<()> {
         let folder = tempfile::tempdir()?;
-        let (whole, spooled) = (folder.path().join("whole"), folder.path().join("spooled"));
+        let whole = folder.path().join("whole");
+        let spooled = folder.path().join("spooled");
         let x = Tensor::new(&[[1f32, 2., 3.], [4., 5., 6.]], &Device::Cpu)?;
-        let (wide, halves) = (x.to_dtype(DType::F64)?, x.to_dtype(DType::F16)?);
-        let (strided, none) = (x.t()?, Tensor::zeros((0, 2), DType::F32, &Device::Cpu)?);
+        let wide = x.to_dtype(DType::F64)?;
+        let halves = x.to_dtype(DType::F16)?;
+        let strided = x.t()?;
+        let none = Tensor::zeros((0, 2), DType::F32, &Device::Cpu)?;
         let tensors = [("10/x", &x), ("9/h", &halves), ("2/x", &strided), ("w", &wide), ("none", &none)];
         let metadata = [("model", "m".to_owned()), ("gpt2", "1".to_owned())];
         write_safetensors(&whole, &tensors, &metadata)?;

@@ -299,7 +299,8 @@ fn difference(first: &StoreIndex, second: &StoreIndex) -> Option<String> {
         return Some(format!("{} there, {} here", first.values.join(", "), second.values.join(", ")));
     }
     let facts = |index: &StoreIndex| index.facts.as_object().cloned().unwrap_or_default();
-    let (first, second) = (facts(first), facts(second));
+    let first = facts(first);
+    let second = facts(second);
     let Some(name) = first.keys().chain(second.keys()).find(|name| first.get(*name) != second.get(*name))
     else {
         return Some("what made them is told otherwise".to_owned());
@@ -383,7 +384,8 @@ mod tests {
             }
             Ok(all)
         };
-        let (once, other) = (rows(1)?, rows(2)?);
+        let once = rows(1)?;
+        let other = rows(2)?;
         assert_eq!(once, rows(1)?);
         assert_ne!(once, other);
         for mut rows in [once, other] {

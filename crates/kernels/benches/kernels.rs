@@ -68,7 +68,8 @@ fn asking(c: &mut Criterion) {
         ("weights of a query", &one_query, false),
         ("all weights", &[Chosen::default()], false),
     ] {
-        let (attention, mask) = (Sdpa::default(), Mask::default());
+        let attention = Sdpa::default();
+        let mask = Mask::default();
         group.bench_function(name, |bench| {
             bench.iter(|| {
                 let attended =
@@ -83,7 +84,9 @@ fn asking(c: &mut Criterion) {
 fn products(c: &mut Criterion) {
     let mut group = c.benchmark_group("linear");
     for (rows, k, n) in [(1, C, 3 * C), (1, C, 4 * C), (1, 4 * C, C), (128, C, 3 * C), (1024, C, 3 * C)] {
-        let (x, w, b) = (done(numbers(&[rows, k])), done(numbers(&[k, n])), done(numbers(&[n])));
+        let x = done(numbers(&[rows, k]));
+        let w = done(numbers(&[k, n]));
+        let b = done(numbers(&[n]));
         group.throughput(Throughput::Elements((2 * rows * k * n) as u64));
         group.bench_function(format!("{rows} x {k} x {n}"), |bench| {
             bench.iter(|| {
@@ -103,7 +106,8 @@ fn products(c: &mut Criterion) {
             });
         });
     }
-    let (x, table) = (done(numbers(&[1, C])), done(numbers(&[V, C])));
+    let x = done(numbers(&[1, C]));
+    let table = done(numbers(&[V, C]));
     group.throughput(Throughput::Bytes((4 * V * C) as u64));
     group.bench_function("1 row onto the vocabulary", |bench| {
         bench.iter(|| done(linear_transposed(&x, &table)));
@@ -138,7 +142,8 @@ fn packed_products(c: &mut Criterion) {
 fn elementwise(c: &mut Criterion) {
     let mut group = c.benchmark_group("elementwise");
     for rows in [1, 128, 1024] {
-        let (x, weight) = (done(numbers(&[rows, C])), done(numbers(&[C])));
+        let x = done(numbers(&[rows, C]));
+        let weight = done(numbers(&[C]));
         group.throughput(Throughput::Bytes((2 * 4 * rows * C) as u64));
         group.bench_function(BenchmarkId::new("layer_norm", rows), |bench| {
             bench.iter(|| {

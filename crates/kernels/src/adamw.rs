@@ -146,12 +146,15 @@ impl InplaceOp2 for Moment {
         let gradient = contiguous::<f32>(gradient, gradient_layout)?;
         let chunks = numbers(moment, layout)?.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK));
         if self.second {
-            let (keep, add, scale) = (beta2 as f32, (1.0 - beta2) as f32, gradient_scale as f32);
+            let keep = beta2 as f32;
+            let add = (1.0 - beta2) as f32;
+            let scale = gradient_scale as f32;
             chunks.for_each(|(v, g)| {
                 v.iter_mut().zip(g).for_each(|(v, g)| *v = keep * *v + add * (g * scale) * (g * scale));
             });
         } else {
-            let (keep, add) = (beta1 as f32, ((1.0 - beta1) * gradient_scale) as f32);
+            let keep = beta1 as f32;
+            let add = ((1.0 - beta1) * gradient_scale) as f32;
             chunks.for_each(|(m, g)| m.iter_mut().zip(g).for_each(|(m, g)| *m = keep * *m + add * g));
         }
         Ok(())
@@ -174,9 +177,12 @@ impl InplaceOp3 for Update {
         v_layout: &Layout,
     ) -> Result<()> {
         let (rate, root) = self.0.corrections();
-        let (rate, root, eps) = (rate as f32, root as f32, self.0.eps as f32);
+        let rate = rate as f32;
+        let root = root as f32;
+        let eps = self.0.eps as f32;
         let keep = (1.0 - self.0.lr * self.0.weight_decay) as f32;
-        let (m, v) = (contiguous::<f32>(m, m_layout)?, contiguous::<f32>(v, v_layout)?);
+        let m = contiguous::<f32>(m, m_layout)?;
+        let v = contiguous::<f32>(v, v_layout)?;
         let moments = m.par_chunks(CHUNK).zip(v.par_chunks(CHUNK));
         numbers(p, p_layout)?.par_chunks_mut(CHUNK).zip(moments).for_each(|(p, (m, v))| {
             for (p, (m, v)) in p.iter_mut().zip(m.iter().zip(v)) {
@@ -232,7 +238,9 @@ mod tests {
             let start: Vec<f64> = (0..n).map(|i| f64::from(i % 97) / 50.0 - 1.0).collect();
             let var =
                 |x: &[f64]| Var::from_tensor(&Tensor::from_slice(x, len, &Device::Cpu)?.to_dtype(dtype)?);
-            let (p, m, v) = (var(&start)?, var(&vec![0.0; len])?, var(&vec![0.0; len])?);
+            let p = var(&start)?;
+            let m = var(&vec![0.0; len])?;
+            let v = var(&vec![0.0; len])?;
             let mut expected: Vec<[f64; 3]> = start.iter().map(|p| [*p, 0.0, 0.0]).collect();
             for step in 1..=4u32 {
                 let g: Vec<f64> = (0..n).map(|i| f64::from((i * 31 + step) % 89) / 60.0 - 0.7).collect();

@@ -56,7 +56,9 @@ pub fn flash_attn<T: WithDType>(
     let slopes = max_bias.filter(|bias| *bias > 0.0).map(|bias| slopes_of(bias, heads));
     let softcap = softcap.filter(|cap| *cap != 0.0).map(f64::from);
     let [q, k, v] = [q, k, v].map(|x| x.transpose(1, 2)); // (B, H, S, D)
-    let (q, mut k, mut v) = (q?, k?, v?);
+    let q = q?;
+    let mut k = k?;
+    let mut v = v?;
     let s = k.dim(2)?;
     let scale = Some(f64::from(softmax_scale));
     let mut sdpa = Sdpa { scale, window: Window::ALL, softcap, slopes, ..Sdpa::default() };

@@ -60,7 +60,8 @@ impl CpuOp<2> for CrossEntropy {
 
     fn forward(&self, [logits, targets]: [Input; 2]) -> Result<(CpuStorage, Shape)> {
         let v = logits.layout.dims()[1];
-        let (logits, targets) = (logits.slice::<f32>()?, targets.slice()?);
+        let logits = logits.slice::<f32>()?;
+        let targets = targets.slice()?;
         let log_sums = log_sums(logits, v);
         let sum: f64 = losses(logits, targets, &log_sums).sum();
         #[allow(clippy::cast_possible_truncation)] // the loss of f32 logits
@@ -123,7 +124,8 @@ pub(crate) fn losses(logits: &[f32], targets: &[u32], log_sums: &[LogSum]) -> im
 
 /// Turns each row of logits into its gradient, `factor · (softmax(logits) - onehot(target))`.
 pub(crate) fn to_gradients(logits: &mut [f32], targets: &[u32], log_sums: &[LogSum], factor: f32) {
-    let (arch, v) = (isa::arch(), logits.len() / targets.len());
+    let arch = isa::arch();
+    let v = logits.len() / targets.len();
     logits.par_chunks_mut(v).enumerate().for_each(|(i, row)| {
         arch.dispatch(Softmax { row: &mut *row, sum: log_sums[i], factor });
         row[targets[i] as usize] -= factor;
@@ -153,7 +155,8 @@ impl WithSimd for Row<'_> {
             highest = simd.max_f32s(highest, *x);
         }
         let max = tail.iter().fold(simd.reduce_max_f32s(highest), |a, x| a.max(*x));
-        let (scale, minus) = (simd.splat_f32s(LOG2_E), simd.splat_f32s(-max));
+        let scale = simd.splat_f32s(LOG2_E);
+        let minus = simd.splat_f32s(-max);
         let mut sum = simd.splat_f32s(0.0);
         for x in vectors {
             sum = simd.add_f32s(sum, exp2(simd, simd.mul_f32s(simd.add_f32s(*x, minus), scale)));
@@ -177,8 +180,10 @@ impl WithSimd for Softmax<'_> {
     fn with_simd<S: Simd>(self, simd: S) {
         let LogSum { max, log2 } = self.sum;
         let (vectors, tail) = S::as_mut_simd_f32s(self.row);
-        let (scale, minus) = (simd.splat_f32s(LOG2_E), simd.splat_f32s(-max));
-        let (minus_log, factor) = (simd.splat_f32s(-log2), simd.splat_f32s(self.factor));
+        let scale = simd.splat_f32s(LOG2_E);
+        let minus = simd.splat_f32s(-max);
+        let minus_log = simd.splat_f32s(-log2);
+        let factor = simd.splat_f32s(self.factor);
         for x in vectors {
             let power = simd.mul_add_e_f32s(simd.add_f32s(*x, minus), scale, minus_log);
             *x = simd.mul_f32s(factor, exp2(simd, power));

@@ -150,7 +150,8 @@ mod tests {
     #[test]
     fn every_half_becomes_its_f32() {
         for bits in 0..=u16::MAX {
-            let (f, b) = (f16::from_bits(bits), bf16::from_bits(bits));
+            let f = f16::from_bits(bits);
+            let b = bf16::from_bits(bits);
             for (got, expected) in [(f16_to_f32(bits), f.to_f32()), (bf16_to_f32(bits), b.to_f32())] {
                 let same = got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan();
                 assert!(same, "{bits:#06x}: {got}, not {expected}");

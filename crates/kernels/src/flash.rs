@@ -147,7 +147,8 @@ fn lengths(
     [seqlens_q, seqlens_k]: [&Tensor; 2],
     [max_seqlen_q, max_seqlen_k]: [usize; 2],
 ) -> Result<Lengths> {
-    let (starts_q, starts_k) = (seqlens_q.to_vec1::<u32>()?, seqlens_k.to_vec1::<u32>()?);
+    let starts_q = seqlens_q.to_vec1::<u32>()?;
+    let starts_k = seqlens_k.to_vec1::<u32>()?;
     let lengths = Lengths::from_starts(&starts_q, &starts_k)?;
     let longest =
         |starts: &[u32]| starts.windows(2).map(|pair| (pair[1] - pair[0]) as usize).max().unwrap_or(0);

@@ -127,7 +127,8 @@ impl Frozen for BlockPanels {
     }
 
     fn transposed(&self, columns: Range<usize>) -> Arc<dyn Frozen> {
-        let (n_in, n_out) = (self.depth(), columns.len());
+        let n_in = self.depth();
+        let n_out = columns.len();
         let mut data = vec![0.0; n_out * n_in];
         let rows = data.par_chunks_exact_mut(n_in).enumerate();
         rows.for_each(|(j, row)| self.output(columns.start + j, row));
@@ -140,7 +141,8 @@ pub(crate) fn pack(weight: &Tensor) -> Result<Arc<dyn Frozen>> {
     check(weight)?;
     let (storage, layout) = weight.storage_and_layout();
     let shape = layout.shape().dims2()?;
-    let (start, strides) = (layout.start_offset(), (layout.stride()[0], layout.stride()[1]));
+    let start = layout.start_offset();
+    let strides = (layout.stride()[0], layout.stride()[1]);
     Ok(match &*storage {
         Storage::Cpu(CpuStorage::F32(data)) => Arc::new(Panels::pack(&data[start..], shape, strides)),
         Storage::Cpu(CpuStorage::F16(data)) => Arc::new(Panels::pack(&data[start..], shape, strides)),
@@ -159,7 +161,8 @@ pub(crate) fn quantize(weight: &Tensor, format: BlockFormat) -> Result<Arc<dyn F
     let Storage::Cpu(CpuStorage::F32(data)) = &*storage else {
         candle_core::bail!("weight: expected f32 on the CPU")
     };
-    let (data, stride) = (&data[layout.start_offset()..], layout.stride());
+    let data = &data[layout.start_offset()..];
+    let stride = layout.stride();
     let number = |k: usize, j: usize| data[k * stride[0] + j * stride[1]];
     let limit = half::f16::MAX.to_f32(); // scales are in f16
     if !(0..n_in).into_par_iter().all(|k| (0..n_out).all(|j| number(k, j).abs() <= limit)) {

@@ -46,7 +46,8 @@ pub fn linear_cross_entropy(
         candle_core::bail!("cross-entropy: x {:?} does not end in the width of {:?}", x.dims(), weight.dims())
     }
     let targets = check_targets(&targets.flatten_all()?, rows, v)?; // (rows)
-    let (x, weight) = (x.contiguous()?.reshape((rows, c))?, weight.contiguous()?);
+    let x = x.contiguous()?.reshape((rows, c))?;
+    let weight = weight.contiguous()?;
     let wanted = [x.track_op(), weight.track_op()];
     if !on_cpu {
         let of_rows = gpu::losses_to_gradients;
@@ -83,7 +84,8 @@ fn loss_and_gradients(
     for (i, (x, targets)) in x.chunks(ROWS * c).zip(targets.chunks(ROWS)).enumerate() {
         let count = targets.len();
         let logits = &mut logits[..count * v];
-        let (x, weight) = (Matrix::new(x, count, c), Matrix::new(weight, v, c));
+        let x = Matrix::new(x, count, c);
+        let weight = Matrix::new(weight, v, c);
         multiply(logits, false, x, weight.t());
         let log_sums = log_sums(logits, v);
         sum += losses(logits, targets, &log_sums).sum::<f64>();
@@ -176,7 +178,8 @@ fn in_chunks(
     wanted: [bool; 2],
     of_rows: impl Fn(&Tensor, &Tensor, bool) -> Result<Tensor>,
 ) -> Result<(Tensor, [Option<Tensor>; 2])> {
-    let (rows, v) = (x.dim(0)?, weight.dim(0)?);
+    let rows = x.dim(0)?;
+    let v = weight.dim(0)?;
     let together = (GPU_BYTES / (v * x.dtype().size_in_bytes()).max(1)).clamp(1, rows.min(MOST_GPU_ROWS));
     in_chunks_of(together, [x, weight, targets], wanted, of_rows)
 }
@@ -188,7 +191,9 @@ fn in_chunks_of(
     of_rows: impl Fn(&Tensor, &Tensor, bool) -> Result<Tensor>,
 ) -> Result<(Tensor, [Option<Tensor>; 2])> {
     let rows = x.dim(0)?;
-    let (mut losses, mut d_x, mut d_weight) = (vec![], vec![], None::<Tensor>);
+    let mut losses = vec![];
+    let mut d_x = vec![];
+    let mut d_weight = None::<Tensor>;
     for first in (0..rows).step_by(together) {
         let count = together.min(rows - first);
         let x = x.narrow(0, first, count)?; // (count, C)
@@ -314,7 +319,8 @@ mod tests {
                 assert!(error <= 3e-6, "{rows} {v} {c}: {error}");
             }
             // If one of the two is a constant, the other gets the same gradient, and nothing else gets one.
-            let (var, constant) = (Var::from_tensor(&x)?, Var::from_tensor(&weight)?);
+            let var = Var::from_tensor(&x)?;
+            let constant = Var::from_tensor(&weight)?;
             let of_x = loss(&var, &weight.t()?.contiguous()?.t()?, &targets(rows, v)?)?.backward()?;
             let of_weight = loss(&x, &constant, &targets(rows, v)?)?;
             let both = loss(&var, &constant, &targets(rows, v)?)?.backward()?;
@@ -396,7 +402,8 @@ mod tests {
             assert!(error < 1e-6, "{error}");
             Ok(())
         };
-        let (plain_x, plain_weight) = (x.as_detached_tensor(), weight.as_detached_tensor());
+        let plain_x = x.as_detached_tensor();
+        let plain_weight = weight.as_detached_tensor();
         let inputs = [&plain_x, &plain_weight, &targets];
         for together in [1, 4, 11] {
             for wanted in [[true, true], [true, false], [false, true], [false, false]] {

@@ -165,7 +165,8 @@ fn multiply_pairs(steps: usize) -> usize {
 #[allow(unsafe_code)]
 fn multiply_pairs(steps: usize) -> usize {
     use std::arch::aarch64::{vdupq_n_f32, vdupq_n_u16};
-    let (mut sums, x) = ([vdupq_n_f32(0.0); ACCUMULATORS], vdupq_n_u16(black_box(0x3f80)));
+    let mut sums = [vdupq_n_f32(0.0); ACCUMULATORS];
+    let x = vdupq_n_u16(black_box(0x3f80));
     for _ in 0..steps {
         for sum in &mut sums {
             // SAFETY: the caller has looked for `bf16`.
@@ -214,7 +215,8 @@ impl WithSimd for Multiply {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> f32 {
         let mut sums = [simd.splat_f32s(black_box(1.0)); ACCUMULATORS];
-        let (a, b) = (simd.splat_f32s(black_box(0.5)), simd.splat_f32s(black_box(0.25)));
+        let a = simd.splat_f32s(black_box(0.5));
+        let b = simd.splat_f32s(black_box(0.25));
         for _ in 0..self.steps {
             for sum in &mut sums {
                 *sum = simd.mul_add_e_f32s(*sum, a, b);
@@ -257,7 +259,8 @@ mod tests {
     #[test]
     fn the_chains_run_every_step() {
         // x -> x/2 + 1/4 starts at 1 and halves the distance to its fixed point 1/2 in each step.
-        let (one, four) = (Multiply { steps: 1 }, Multiply { steps: 4 });
+        let one = Multiply { steps: 1 };
+        let four = Multiply { steps: 4 };
         let arch = isa::arch();
         let lanes = arch.dispatch(Lanes) as f32;
         let value = |sum: f32| (sum / lanes - 0.25) / ACCUMULATORS as f32;

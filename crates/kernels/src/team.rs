@@ -135,7 +135,8 @@ impl Team {
 
     /// Joins work forever.
     fn help(&self) {
-        let (mut idle_since, mut looks) = (Instant::now(), 0u32);
+        let mut idle_since = Instant::now();
+        let mut looks = 0u32;
         loop {
             if self.join() {
                 (idle_since, looks) = (Instant::now(), 0);

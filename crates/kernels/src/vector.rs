@@ -51,7 +51,8 @@ pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
 pub(crate) fn tanh<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     const TWICE_LOG2_E: f32 = 2.0 * std::f32::consts::LOG2_E;
     let splat = |x| simd.splat_f32s(x);
-    let (one, size) = (splat(1.0), simd.abs_f32s(x));
+    let one = splat(1.0);
+    let size = simd.abs_f32s(x);
     let squared = simd.mul_f32s(x, x);
     let above = simd.mul_add_e_f32s(
         simd.mul_add_e_f32s(splat(21.0), squared, splat(1260.0)),
@@ -81,7 +82,8 @@ pub(crate) fn parallel_map(function: &impl Function, a: Input, b: Input) -> Resu
     if shape != b.shape() {
         candle_core::bail!("shapes {shape:?} and {:?} differ", b.shape())
     }
-    let (a, b) = (a.slice()?, b.slice()?);
+    let a = a.slice()?;
+    let b = b.slice()?;
     let mut out = vec![0f32; a.len()];
     let arch = isa::arch();
     out.par_chunks_mut(CHUNK).zip(a.par_chunks(CHUNK).zip(b.par_chunks(CHUNK))).for_each(|(out, (a, b))| {

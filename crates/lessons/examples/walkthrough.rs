@@ -133,7 +133,10 @@ fn the_scale() -> Result<()> {
         let scaled = scale(&plain, d)?;
         let variance = |s: &Tensor| s.sqr()?.mean_all()?.to_scalar::<f32>();
         let best = |s: &Tensor| softmax(&s.reshape(((), 8))?)?.max(D::Minus1)?.mean_all()?.to_scalar::<f32>();
-        let (a, b, c, e) = (variance(&plain)?, variance(&scaled)?, best(&plain)?, best(&scaled)?);
+        let a = variance(&plain)?;
+        let b = variance(&scaled)?;
+        let c = best(&plain)?;
+        let e = best(&scaled)?;
         println!("  {d:>6} {a:>11.2} {b:>12.3} {c:>19.3} {e:>9.3}");
     }
     Ok(())

@@ -70,7 +70,8 @@ impl MultiHeadAttention {
     /// `scale_attn_by_inverse_layer_idx`).
     pub fn from_gpt2(block: &CausalSelfAttention) -> Result<Self> {
         let ((c, _), n_head, scale) = (block.c_attn.shape(), block.n_head(), block.scale());
-        let (weight, bias) = (block.c_attn.weight()?, bias_of(&block.c_attn)?);
+        let weight = block.c_attn.weight()?;
+        let bias = bias_of(&block.c_attn)?;
         let expected = 1. / ((c / n_head) as f64).sqrt();
         if (scale - expected).abs() > 1e-9 * expected {
             candle_core::bail!("MultiHeadAttention scales scores by {expected}; this block scales by {scale}")
@@ -107,7 +108,8 @@ impl MultiHeadAttention {
             ("c_proj.bias", or_zeros(out)?),
         ];
         let tensors: HashMap<_, _> = tensors.into_iter().map(|(name, t)| (name.to_string(), t)).collect();
-        let (dtype, device) = (out.weight().dtype(), out.weight().device());
+        let dtype = out.weight().dtype();
+        let device = out.weight().device();
         let config = Config {
             n_embd: d_out,
             n_head: self.n_head(),

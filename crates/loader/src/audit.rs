@@ -75,7 +75,8 @@ impl Audit {
             parameter_count: 0,
         };
         // A tied model's file may hold the one table under either name, or under both.
-        let (has_wte, has_head) = (tensors.contains_key(WTE), tensors.contains_key(LM_HEAD));
+        let has_wte = tensors.contains_key(WTE);
+        let has_head = tensors.contains_key(LM_HEAD);
         let is_expected = |parameter: &&Parameter| match parameter.name.as_str() {
             WTE => has_wte || !has_head || !config.tie_word_embeddings,
             _ => has_head || parameter.tied_to.is_none(),

@@ -87,7 +87,8 @@ fn savable(name: &str, tensor: candle_core::Result<Tensor>, dtype: DType) -> Res
         return Ok(saved);
     }
     let numbers = |x: &Tensor| x.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>();
-    let (before, after) = (numbers(&tensor).map_err(failed)?, numbers(&saved).map_err(failed)?);
+    let before = numbers(&tensor).map_err(failed)?;
+    let after = numbers(&saved).map_err(failed)?;
     let found = before.into_iter().zip(after).find(|(_, after)| !after.is_finite());
     let (value, _) = found.unwrap_or((f64::NAN, f64::NAN));
     let (most, remedy) = match dtype {

@@ -125,7 +125,8 @@ impl CausalSelfAttention {
         }; // (B, key heads, S, D)
 
         let knocked_out = hooks.hidden(layer, q.dim(2)?)?;
-        let (sdpa, mask) = (self.sdpa(pass.training)?, pass.mask(&knocked_out));
+        let sdpa = self.sdpa(pass.training)?;
+        let mask = pass.mask(&knocked_out);
         let mut attended = sdpa.attend(&q, &k, &v, mask, pass.wanted())?; // context (B, T, H, D)
         if let Some(weights) = replaced_weights(&sdpa, &q, &k, mask, layer, hooks)? {
             attended.context = Sdpa::context(&weights, &numbers(&v, q.dtype())?)?; // the cache may hold v in another dtype

@@ -70,7 +70,8 @@ impl BeamSearch {
         let ends = config.eos_token_id.as_ref().map_or(0, |ids| ids.as_slice().len());
         // Enough to go on even if the most probable ones end.
         let considered = self.num_beams.saturating_mul((1 + ends).max(2));
-        let (dtype, device) = (model.transformer.dtype(), model.transformer.wte.device());
+        let dtype = model.transformer.dtype();
+        let device = model.transformer.wte.device();
 
         let mut cache = KvCache::new(config, 1, capacity, dtype, device)?;
         let mut input = Tensor::new(prompt, device)?.unsqueeze(0)?; // (beams, T)

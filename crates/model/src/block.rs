@@ -74,7 +74,8 @@ impl Block {
     /// When a shape does not fit, or a hook fails.
     pub fn forward(&self, x: &Tensor, mut pass: Pass) -> Result<BlockOutput> {
         self.check(x, &pass)?;
-        let (layer, hooks) = (self.attn.layer_idx(), pass.hooks());
+        let layer = self.attn.layer_idx();
+        let hooks = pass.hooks();
         let x = hooks.pass(Point::ResidPre(layer), x.clone())?; // (B, T, C)
 
         let inputs = HeadInputs::new(&x, &self.ln_1, self.attn.heads(), layer, hooks)?;
@@ -140,7 +141,8 @@ impl Block {
 
     /// The linear layers, each with its name below the block.
     pub(crate) fn linear_layers_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut Conv1D)> {
-        let (attn, mlp) = (&mut self.attn, &mut self.mlp);
+        let attn = &mut self.attn;
+        let mlp = &mut self.mlp;
         let own = [
             ("attn.c_attn", &mut attn.c_attn),
             ("attn.c_proj", &mut attn.c_proj),

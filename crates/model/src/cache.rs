@@ -236,7 +236,8 @@ impl LayerCache {
         }
         let (k, v) = make()?;
         let held = self.kv.dtype();
-        let (k, v) = (held.rows(&k)?, held.rows(&v)?);
+        let k = held.rows(&k)?;
+        let v = held.rows(&v)?;
         let encoder = EncoderKeys { hidden_states: hidden_states.id(), k: k.clone(), v: v.clone() };
         self.encoder = Some(encoder);
         Ok((k, v))

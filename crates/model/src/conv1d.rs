@@ -251,10 +251,12 @@ mod tests {
             let values = (0..shape.0 * shape.1).map(|i| ((i * 7 % 11) as f32 - 5.0) * step);
             Tensor::from_iter(values, &Device::Cpu)?.reshape(shape)
         };
-        let (w, b) = (numbers((3, 4), 0.1)?, numbers((1, 4), 0.3)?.squeeze(0)?);
+        let w = numbers((3, 4), 0.1)?;
+        let b = numbers((1, 4), 0.3)?.squeeze(0)?;
         let dense = Conv1D::new((&w * 2.0)?, b.clone())?;
         let own = Conv1D::from_layer(Arc::new(Doubled(w, b)));
-        let (x, residual) = (numbers((5, 3), 0.2)?, numbers((5, 4), 0.5)?);
+        let x = numbers((5, 3), 0.2)?;
+        let residual = numbers((5, 4), 0.5)?;
         for (got, expected) in [
             (own.forward(&x)?, dense.forward(&x)?),
             (own.forward_gelu(&x)?, dense.forward_gelu(&x)?),

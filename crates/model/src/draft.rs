@@ -63,7 +63,8 @@ impl ModelDraft {
     /// # Errors
     /// When the device cannot allocate the cache.
     pub fn new(model: Gpt2LMHeadModel) -> Result<Self> {
-        let (dtype, device) = (model.transformer.dtype(), model.transformer.wte.device());
+        let dtype = model.transformer.dtype();
+        let device = model.transformer.wte.device();
         let cache = KvCache::new(model.config(), 1, model.config().n_positions, dtype, device)?;
         Ok(Self { model, cache, read: vec![] })
     }

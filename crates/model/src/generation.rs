@@ -82,7 +82,8 @@ impl<'a> Generation<'a> {
         }
         let width = lengths.iter().copied().max().unwrap_or(0);
         let capacity = room_for(model, width, max_new_tokens)?;
-        let (device, dtype) = (model.transformer.wte.device(), model.transformer.dtype());
+        let device = model.transformer.wte.device();
+        let dtype = model.transformer.dtype();
         let padded: Vec<u32> = prompts
             .iter()
             .flat_map(|p| std::iter::repeat_n(0, width - p.len()).chain(p.iter().copied()))
@@ -127,12 +128,14 @@ impl<'a> Generation<'a> {
                 "the cache holds keys and values already; choose its dtype before the first token"
             )
         }
-        let (model, capacity) = (self.model, self.at.cache.capacity());
+        let model = self.model;
+        let capacity = self.at.cache.capacity();
         let of_model = model.transformer.dtype();
         if dtype == CacheDType::Q8_0 && of_model != DType::F32 {
             candle_core::bail!("a cache in q8_0 is for a model in f32, got one in {}", of_model.as_str())
         }
-        let (rows, device) = (self.at.texts.len(), model.transformer.wte.device());
+        let rows = self.at.texts.len();
+        let device = model.transformer.wte.device();
         let cache = KvCache::new(model.config(), rows, capacity, dtype, device)?;
         Ok(Self { at: Paused { cache, ..self.at }, ..self })
     }
@@ -161,7 +164,8 @@ impl<'a> Generation<'a> {
     /// For several prompts, and where a position's bits depend on the others of its pass: on a GPU, with eager attention, in
     /// f64, and in builds with `mkl` or `accelerate`.
     pub fn check_draft(&self) -> Result<()> {
-        let (transformer, rows) = (&self.model.transformer, self.at.texts.len());
+        let transformer = &self.model.transformer;
+        let rows = self.at.texts.len();
         let device = transformer.wte.device();
         let cause = if rows != 1 {
             format!("it guesses for one prompt, got {rows}")

@@ -122,7 +122,8 @@ mod tests {
         let rows = sinusoids(&config, DType::F64, &Device::Cpu)?.to_vec2::<f64>()?;
         let amplitude = 0.5 * 2f64.sqrt();
         for p in [0, 1, 599] {
-            let (fast, slow) = (p as f64, p as f64 / 100.0);
+            let fast = p as f64;
+            let slow = p as f64 / 100.0;
             let expected = [fast.sin(), fast.cos(), slow.sin(), slow.cos()].map(|x| x * amplitude);
             for (got, expected) in rows[p].iter().zip(expected) {
                 assert!((got - expected).abs() < 1e-12, "position {p}: {got}, not {expected}");

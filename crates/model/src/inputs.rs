@@ -35,7 +35,8 @@ impl Inputs {
             cache.check_room(b, t, config.n_layer)?;
         }
         let past = args.cache.as_ref().map_or(0, |cache| cache.len());
-        let (s, n) = (past + t, config.n_positions);
+        let s = past + t;
+        let n = config.n_positions;
         if s > n {
             candle_core::bail!("{s} tokens are more than the model's n_positions = {n}; shorten the prompt")
         }
@@ -55,7 +56,8 @@ impl Inputs {
 
     /// The hooks, and what they learn about the pass.
     pub(crate) fn hooks<'a>(&'a self, args: &ForwardArgs<'a>) -> PassHooks<'a> {
-        let (hooks, cached) = (args.hooks, args.cache.is_some());
+        let hooks = args.hooks;
+        let cached = args.cache.is_some();
         PassHooks { hooks, past: self.past, cached, padding: self.padding.as_ref() }
     }
 
@@ -68,7 +70,9 @@ impl Inputs {
 /// The mask of the encoder's padding as u8 (B, S), if there is one; fails unless the hidden states are (B, S, C) in the dtype
 /// of the table of positions.
 fn encoder_mask(encoder: Encoder, b: usize, wpe: &Tensor) -> Result<Option<Tensor>> {
-    let (x, c, dtype) = (encoder.hidden_states, wpe.dim(1)?, wpe.dtype());
+    let x = encoder.hidden_states;
+    let c = wpe.dim(1)?;
+    let dtype = wpe.dtype();
     if !matches!(x.dims(), &[rows, _, width] if (rows, width) == (b, c)) || x.dtype() != dtype {
         candle_core::bail!(
             "the encoder's hidden states must be {dtype:?} [{b}, S, {c}], got {:?} {:?}",

@@ -48,7 +48,8 @@ impl Gpt2LMHeadModel {
         config.validate()?;
         let prefixed = vb.pp(PREFIX.trim_end_matches('.'));
         let inner = if prefixed.contains_tensor(WPE) { prefixed } else { vb.clone() };
-        let (has_wte, has_head) = (inner.contains_tensor(WTE), vb.contains_tensor(LM_HEAD));
+        let has_wte = inner.contains_tensor(WTE);
+        let has_head = vb.contains_tensor(LM_HEAD);
         let plain = |name: &str| {
             let vb = if name == LM_HEAD { &vb } else { &inner };
             embedding(vb, name, config.vocab_size, config)
@@ -77,7 +78,8 @@ impl Gpt2LMHeadModel {
     /// # Errors
     /// When the model is not in f32 on the CPU, or blocks of the format do not divide the inputs of a layer.
     pub fn quantize(mut self, format: BlockFormat) -> Result<Self> {
-        let (dtype, device) = (self.transformer.dtype(), self.transformer.wte.device());
+        let dtype = self.transformer.dtype();
+        let device = self.transformer.wte.device();
         if dtype != DType::F32 || !device.is_cpu() {
             candle_core::bail!(
                 "quantized layers compute in f32 on the CPU, and this model is in {} on {:?}; load it in f32 on the CPU",
@@ -85,7 +87,8 @@ impl Gpt2LMHeadModel {
                 device.location()
             )
         }
-        let (tied, layout) = (self.is_tied(), self.config().weight_layout());
+        let tied = self.is_tied();
+        let layout = self.config().weight_layout();
         for block in &mut self.transformer.h {
             for (_, layer) in block.linear_layers_mut() {
                 let weight = Weight::quantize(&layout.in_out(&layer.weight()?)?, layout, format)?;

@@ -49,7 +49,8 @@ impl<'a> Loading<'a> {
 
     /// A projection whose initial weights have standard deviation `stdev`.
     pub(crate) fn conv1d(&self, name: &str, (n_in, n_out): (usize, usize), stdev: f64) -> Result<Conv1D> {
-        let (vb, layout) = (self.vb.pp(name), self.config.weight_layout());
+        let vb = self.vb.pp(name);
+        let layout = self.config.weight_layout();
         let path = format!("{}.weight", vb.prefix());
         let path = path.strip_prefix(PREFIX).unwrap_or(&path);
         let given = self.weights.map(|weights| given(weights, path, (n_in, n_out))).transpose()?.flatten();

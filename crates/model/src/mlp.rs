@@ -33,7 +33,8 @@ impl Mlp {
 
     pub(crate) fn load_at(place: &Loading) -> Result<Self> {
         let config = place.config;
-        let (c, inner) = (config.n_embd, config.inner_dim());
+        let c = config.n_embd;
+        let inner = config.inner_dim();
         Ok(Self {
             c_fc: place.conv1d("c_fc", (c, inner), config.initializer_range)?,
             c_proj: place.conv1d("c_proj", (inner, c), config.residual_stdev())?,

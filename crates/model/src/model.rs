@@ -107,7 +107,9 @@ impl Gpt2Model {
         hooks: PassHooks,
     ) -> Result<Tensor> {
         let (b, t) = input_ids.dims2()?;
-        let (v, n, c) = (self.config.vocab_size, self.config.n_positions, self.config.n_embd);
+        let v = self.config.vocab_size;
+        let n = self.config.n_positions;
+        let c = self.config.n_embd;
         let input_ids = check_below("token id", input_ids, v, "vocab_size")?;
         let tokens = hooks.pass(Point::Embed, self.wte.vectors(&input_ids)?.reshape((b, t, c))?)?;
         let add = |positions: &Tensor| {
@@ -134,7 +136,8 @@ impl Gpt2Model {
         training: Option<Training>,
         hooks: PassHooks,
     ) -> Result<Tensor> {
-        let (t, n) = (input_ids.dim(1)?, self.config.n_positions);
+        let t = input_ids.dim(1)?;
+        let n = self.config.n_positions;
         if t == 0 || t > n {
             candle_core::bail!("{t} tokens, expected 1 to the model's n_positions = {n}")
         }

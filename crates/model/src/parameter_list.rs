@@ -64,7 +64,8 @@ impl Gpt2LMHeadModel {
     /// # Errors
     /// Names the first parameter that a model of this type does not have, the first that is missing, and the first of another shape or layout.
     pub fn check_layers(&self) -> Result<()> {
-        let (expected, found) = (self.checkpoint_config().parameters()?, self.named_parameters());
+        let expected = self.checkpoint_config().parameters()?;
+        let found = self.named_parameters();
         let other = found.iter().find(|(name, _)| !expected.iter().any(|p| p.name == *name));
         let missing = expected.iter().find(|p| !found.iter().any(|(name, _)| *name == p.name));
         let shape = |p: &&Parameter| found.iter().any(|(name, x)| *name == p.name && x.shape() != p.shape);

@@ -168,7 +168,9 @@ impl<'a> Visitor<'a> {
     }
 
     fn values(&mut self, name: &str, role: Role, values: &Values) {
-        let (name, shape, trainable) = (self.name(name), values.shape(), values.is_variable());
+        let name = self.name(name);
+        let shape = values.shape();
+        let trainable = values.is_variable();
         let mut seen = self.seen.borrow_mut();
         let tied_to = seen.iter().find(|(held, _)| held.is(values)).map(|(_, name)| name.clone());
         if tied_to.is_none() {

@@ -141,7 +141,8 @@ impl Sampling {
             } else {
                 logits.iter().map(|&logit| self.weight(logit, highest)).sum()
             };
-            let (mass, mut sum) = (top_p * total, 0.0);
+            let mass = top_p * total;
+            let mut sum = 0.0;
             let enough = (0..count).find(|&i| {
                 sum += self.weight(ranked.get(i).1, highest);
                 sum >= mass

@@ -113,7 +113,9 @@ impl ContextParallel {
                 attention.window
             )
         }
-        let (mine, of_k, of_v) = (q.dim(2)?, k.dim(2)?, v.dim(2)?);
+        let mine = q.dim(2)?;
+        let of_k = k.dim(2)?;
+        let of_v = v.dim(2)?;
         if (of_k, of_v) != (mine, mine) {
             candle_core::bail!(
                 "context parallelism: q has {mine} positions, k {of_k} and v {of_v}; expected as many of each"
@@ -175,7 +177,8 @@ impl Join {
         let mut start = 0;
         for row in 0..rows {
             for run in &self.runs[rank] {
-                let (first, length) = ((row * self.t + run.start) * width, run.len() * width);
+                let first = (row * self.t + run.start) * width;
+                let length = run.len() * width;
                 copy(start..start + length, first..first + length);
                 start += length;
             }
@@ -209,7 +212,8 @@ impl CustomOp1 for Join {
             )
         };
         let dims = layout.dims();
-        let (rows, width) = (dims[..self.dim].iter().product(), dims[self.dim + 1..].iter().product());
+        let rows = dims[..self.dim].iter().product();
+        let width = dims[self.dim + 1..].iter().product();
         let lengths = self.lengths(rows, width);
         let bytes: Vec<usize> = lengths.iter().map(|length| 4 * length).collect();
         let mut all = vec![0f32; lengths.iter().sum()];

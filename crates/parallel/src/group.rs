@@ -87,7 +87,8 @@ impl dyn Group + '_ {
     /// The sum, in rank order, of what all ranks have for this one. `parts` are one after the other: `lengths[r]` numbers for
     /// rank r, the same number on every rank.
     pub(crate) fn sum_own_part(&self, parts: &[f32], lengths: &[usize]) -> Result<Vec<f32>> {
-        let (length, size) = (lengths[self.rank()], self.size());
+        let length = lengths[self.rank()];
+        let size = self.size();
         let bytes: Vec<usize> = lengths.iter().map(|length| 4 * length).collect();
         let mut received = vec![0f32; length * size];
         let place = bytemuck::cast_slice_mut(&mut received);
@@ -167,7 +168,8 @@ impl dyn Group + '_ {
         let all: Vec<String> = all.iter().map(|facts| String::from_utf8_lossy(facts).into_owned()).collect();
         let Some(rank) = (1..all.len()).find(|rank| all[*rank] != all[0]) else { return Ok(()) };
         let parts = |rank: usize| all[rank].split(SEPARATOR).collect::<Vec<_>>();
-        let (first, theirs) = (parts(0), parts(rank));
+        let first = parts(0);
+        let theirs = parts(rank);
         let differs = first.iter().zip(&theirs).position(|(a, b)| a != b);
         // Names stand at even places, values at odd ones. Without a differing value, one list is longer.
         let value = differs.filter(|at| at % 2 == 1);

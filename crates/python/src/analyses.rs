@@ -49,7 +49,8 @@ impl Pair {
         work: impl FnOnce(&Contrast) -> candle_core::Result<T>,
     ) -> Result<T, Failed> {
         let changes = self.changes.build(model, Reads::Branches(&self.clean))?;
-        let (clean, corrupt) = (ids(model, &self.clean)?, ids(model, &self.corrupt)?);
+        let clean = ids(model, &self.clean)?;
+        let corrupt = ids(model, &self.corrupt)?;
         let metric = self.answer.metric();
         Ok(work(&Contrast { clean: &clean, corrupt: &corrupt, metric: &metric, hooks: hooks(&changes) })?)
     }

@@ -59,15 +59,19 @@ impl Array {
             b: &Tensor,
             bits: impl Fn(F) -> T,
         ) -> Result<bool> {
-            let (a, b) = (a.flatten_all()?, b.flatten_all()?);
+            let a = a.flatten_all()?;
+            let b = b.flatten_all()?;
             let ((a, of_a), (b, of_b)) = (a.storage_and_layout(), b.storage_and_layout());
             let (Storage::Cpu(a), Storage::Cpu(b)) = (&*a, &*b) else { return Ok(false) };
-            let (a, b) = (a.as_slice::<F>()?, b.as_slice::<F>()?);
-            let (a, b) = (&a[of_a.start_offset()..], &b[of_b.start_offset()..]);
+            let a = a.as_slice::<F>()?;
+            let b = b.as_slice::<F>()?;
+            let a = &a[of_a.start_offset()..];
+            let b = &b[of_b.start_offset()..];
             let n = of_a.shape().elem_count();
             Ok(a[..n].iter().zip(&b[..n]).all(|(a, b)| bits(*a) == bits(*b)))
         }
-        let (a, b) = (&self.tensor, &other.tensor);
+        let a = &self.tensor;
+        let b = &other.tensor;
         match a.dtype() {
             DType::F32 => same(a, b, f32::to_bits),
             DType::F64 => same(a, b, f64::to_bits),

@@ -30,7 +30,9 @@ impl Loaded {
     fn page(&self, ids: &[u32], changes: &Interventions, compare: bool) -> Result<String, Failed> {
         let config = self.model.config();
         let texts: Vec<String> = changes.iter().map(ToString::to_string).collect();
-        let (tokens, provenance, under) = (self.labels(ids), self.provenance(ids, &texts), texts.join(", "));
+        let tokens = self.labels(ids);
+        let provenance = self.provenance(ids, &texts);
+        let under = texts.join(", ");
         let mut header = PageHeader::new(&self.name, &tokens, config.n_layer * config.n_head, &provenance);
         let runs = ["plain", under.as_str()];
         header.ids = ids;
@@ -156,7 +158,8 @@ impl Model {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let weights = weights.get().tensor().clone();
         let bytes = compute(py, &Raised::default(), || {
-            let (provenance, tokens) = (self.loaded.provenance(&ids, &changes), self.loaded.labels(&ids));
+            let provenance = self.loaded.provenance(&ids, &changes);
+            let tokens = self.loaded.labels(&ids);
             let frame = Frame::new(PictureFormat::from_path(Path::new(path))?, title, &provenance);
             if weights.rank() == 2 {
                 return Ok(head_picture(&frame, &weights, &tokens, &tokens)?);
@@ -186,8 +189,10 @@ impl Model {
             let provenance = self.loaded.provenance(&ids, &changes);
             let frame = Frame::new(PictureFormat::from_path(Path::new(path))?, title, &provenance);
             let named = maps.iter().map(|map| {
-                let (row_axis, column_axis) = (map.row_axis.as_str(), map.column_axis.as_str());
-                let (rows, columns) = (&map.rows[..], &map.columns[..]);
+                let row_axis = map.row_axis.as_str();
+                let column_axis = map.column_axis.as_str();
+                let rows = &map.rows[..];
+                let columns = &map.columns[..];
                 let of = NumberMap {
                     name: &map.name,
                     row_axis,

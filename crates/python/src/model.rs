@@ -51,7 +51,8 @@ impl Model {
     /// The ids of a text, and a note of the characters that the vocabulary cannot spell. With `whole`, it must fit the model.
     fn encode(&self, py: Python<'_>, text: &str, whole: bool) -> PyResult<(Vec<u32>, Option<String>)> {
         compute(py, &Raised::default(), || {
-            let (tokenizer, n) = (self.loaded.tokenizer()?, self.config_of().n_positions);
+            let tokenizer = self.loaded.tokenizer()?;
+            let n = self.config_of().n_positions;
             let encoded = if whole {
                 gpt2_session::encode_within(tokenizer, text, "the text", n)?
             } else {

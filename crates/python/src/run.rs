@@ -173,8 +173,10 @@ fn run(
             (true, value) => value.copy(),
             (false, value) => Ok(value),
         };
-        let (q, k) = (own(Point::Q(layer))?, own(Point::K(layer))?);
-        let (padding, knocked_out) = (batch.mask.clone(), changes.knocked_out(layer));
+        let q = own(Point::Q(layer))?;
+        let k = own(Point::K(layer))?;
+        let padding = batch.mask.clone();
+        let knocked_out = changes.knocked_out(layer);
         let loaded = Arc::clone(loaded);
         let pattern = Value::Later(Pattern { loaded, layer, kind, q, k, padding, knocked_out });
         found.insert(name.clone(), vec![pattern]);
@@ -187,7 +189,8 @@ fn loss(logits: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor, Failed> {
     let width = logits.dim(1)?;
     let (mut sum, mut count) = (0.0, 0);
     for (i, row) in rows.iter().enumerate().filter(|(_, row)| row.len() > 1) {
-        let (first, n) = (width - row.len(), row.len() - 1);
+        let first = width - row.len();
+        let n = row.len() - 1;
         let targets = Tensor::new(&row[1..], logits.device())?.unsqueeze(0)?;
         let mean = cross_entropy(&logits.narrow(0, i, 1)?.narrow(1, first, n)?, &targets)?;
         sum += mean.to_dtype(DType::F64)?.to_scalar::<f64>()? * n as f64;

@@ -125,7 +125,8 @@ impl Request {
             }
             let tokenizer =
                 base.tokenizer.clone().with_context(|| format!("{}: has no tokenizer here", base.name))?;
-            let (data, options) = (self.data(&tokenizer, &mut notes)?, self.options(Some(&base.name)));
+            let data = self.data(&tokenizer, &mut notes)?;
+            let options = self.options(Some(&base.name));
             let trainer = match self.lora() {
                 Some(lora) => Trainer::adapter(&base.model, &lora, data, options)?,
                 None => Trainer::from_model(&base.model, data, options)?,

@@ -102,7 +102,8 @@ impl Task {
         let words = Words { tokenizer };
         match self {
             Self::Ioi => {
-                let (names, places) = (words.single("names", &NAMES)?, words.single("places", &PLACES)?);
+                let names = words.single("names", &NAMES)?;
+                let places = words.single("places", &PLACES)?;
                 let things = words.single("things", &THINGS)?;
                 (0..count).map(|_| ioi(&mut rng, &names, &places, &things)).collect()
             }
@@ -113,7 +114,8 @@ impl Task {
             }
             Self::Induction => (0..count).map(|_| induction(&mut rng, tokenizer)).collect(),
             Self::Pronouns => {
-                let (women, men) = (words.single("names", &WOMEN)?, words.single("names", &MEN)?);
+                let women = words.single("names", &WOMEN)?;
+                let men = words.single("names", &MEN)?;
                 words.all("pronouns", &["she", "he"])?;
                 Ok((0..count).map(|_| pronouns(&mut rng, &women, &men)).collect())
             }
@@ -241,7 +243,8 @@ impl Words<'_> {
     /// A few of the words that are not one token, with their parts.
     fn broken(&self, words: &[&str]) -> anyhow::Result<String> {
         const SHOWN: usize = 5;
-        let (mut text, mut count) = (String::new(), 0);
+        let mut text = String::new();
+        let mut count = 0;
         for word in words {
             let ids = self.tokens(&format!(" {word}"))?;
             if ids.len() == 1 {
@@ -266,7 +269,8 @@ impl Words<'_> {
             let first = self.tokens(&format!(" {century}"))?;
             let mut years = vec![];
             for year in (1..100).map(|year| format!("{year:02}")) {
-                let (second, both) = (self.tokens(&year)?, self.tokens(&format!(" {century}{year}"))?);
+                let second = self.tokens(&year)?;
+                let both = self.tokens(&format!(" {century}{year}"))?;
                 if second.len() == 1 && both == [first.clone(), second].concat() {
                     years.push(year);
                 }
@@ -311,7 +315,8 @@ mod tests {
     #[test]
     fn every_task_has_pairs_in_gpt2s_vocabulary_that_differ_by_seed() -> anyhow::Result<()> {
         for task in [Task::Ioi, Task::GreaterThan, Task::Induction, Task::Pronouns] {
-            let (once, other) = (read(task, 60, 0)?, read(task, 60, 1)?);
+            let once = read(task, 60, 0)?;
+            let other = read(task, 60, 1)?;
             assert!(
                 once.iter().map(|(of, _)| of).eq(read(task, 60, 0)?.iter().map(|(of, _)| of)),
                 "{task:?}"
@@ -345,7 +350,8 @@ mod tests {
         for (text, pair) in read(Task::GreaterThan, 200, 3)? {
             let Text::Words(clean) = &text.clean else { panic!("words") };
             let year = clean.split("year ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a year");
-            let (century, year) = (&year[..2], year[2..].parse::<u32>()?);
+            let century = &year[..2];
+            let year = year[2..].parse::<u32>()?;
             centuries.push(century.to_owned());
             let number = |answer: &Answer| match answer {
                 Answer::Word(word) => word.parse::<u32>().expect("a year"),

@@ -36,7 +36,8 @@ pub fn documents(
     let ids_of = |text: &str| if text.is_empty() { Ok(vec![]) } else { tokenizer.encode(text) };
     let mut documents = vec![];
     for (number, example) in (1..).zip(examples) {
-        let (mut ids, completion) = (ids_of(&example.prompt)?, ids_of(&example.completion)?);
+        let mut ids = ids_of(&example.prompt)?;
+        let completion = ids_of(&example.completion)?;
         // Something must precede the first id that is learned.
         if ids.is_empty() {
             ids.extend(end);

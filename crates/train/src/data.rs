@@ -65,7 +65,8 @@ impl Dataset {
         if let Some(&id) = self.train.iter().chain(&self.val).find(|id| **id as usize >= vocab_size) {
             return Err(TrainError::Vocabulary { id, vocab_size });
         }
-        let (train, validation) = (self.train.len(), self.val.len());
+        let train = self.train.len();
+        let validation = self.val.len();
         if train <= window || validation <= window {
             return Err(TrainError::TooShort { train, validation, window });
         }
@@ -128,7 +129,8 @@ impl Dataset {
 
     /// The rows of a training batch: `window` tokens each and the one after them.
     fn rows(&self, draw: Draw, size: BatchSize, repeats: Repeats) -> Vec<Cow<'_, [u32]>> {
-        let (mut rng, BatchSize { rows, window }) = (draw.rng(), size);
+        let mut rng = draw.rng();
+        let BatchSize { rows, window } = size;
         let starts: Vec<usize> = (0..rows).map(|_| rng.random_range(0..self.train.len() - window)).collect();
         let row = |start| match repeats.row(window + 1, &mut rng) {
             Some(repeated) => Cow::Owned(repeated),

@@ -70,8 +70,10 @@ impl DictionaryOptions {
 
     /// The learning rate of a step, counted from 0.
     fn lr_at(&self, step: usize) -> f64 {
-        let (done, all) = ((step + 1) as f64, self.steps as f64);
-        let (rising, falling) = (done / (all / 20.0), (all - done + 1.0) / (all / 5.0));
+        let done = (step + 1) as f64;
+        let all = self.steps as f64;
+        let rising = done / (all / 20.0);
+        let falling = (all - done + 1.0) / (all / 5.0);
         self.lr * rising.min(falling).min(1.0)
     }
 }
@@ -147,8 +149,10 @@ impl DictionaryTrainer {
         // A mean of few rows is as good as one of all.
         let rows = sample.index_select(&chosen(&mut rng, positions, 4096)?, 0)?;
         let zeros = || Var::zeros(features, DType::F32, &Device::Cpu);
-        let (w_enc, b_enc) = (Var::from_tensor(&w_dec.t()?.contiguous()?)?, zeros()?);
-        let (w_dec, b_dec) = (Var::from_tensor(&w_dec)?, Var::from_tensor(&(rows.mean(0)? * scale)?)?);
+        let w_enc = Var::from_tensor(&w_dec.t()?.contiguous()?)?;
+        let b_enc = zeros()?;
+        let w_dec = Var::from_tensor(&w_dec)?;
+        let b_dec = Var::from_tensor(&(rows.mean(0)? * scale)?)?;
         let log_threshold = match options.sparsity {
             Sparsity::TopK => None,
             Sparsity::JumpRelu => {
@@ -368,7 +372,8 @@ mod tests {
             }
             Ok(trainer.silent.iter().filter(|&&silent| silent < 640).count())
         };
-        let (revived, left) = (firing(640)?, firing(usize::MAX)?);
+        let revived = firing(640)?;
+        let left = firing(usize::MAX)?;
         assert!(left <= 4 && revived >= 12, "{revived} of 32 fire, {left} without their own loss");
         Ok(())
     }

@@ -83,11 +83,13 @@ pub(crate) struct BatchSize {
 
 /// The documents in each row of a training batch, drawn until a row is full.
 pub(crate) fn drawn(documents: &[Document], draw: Draw, size: BatchSize) -> Vec<Vec<usize>> {
-    let (mut rng, BatchSize { rows, window }) = (draw.rng(), size);
+    let mut rng = draw.rng();
+    let BatchSize { rows, window } = size;
     // What does not fit begins the next row, so that long documents are drawn as often as short ones.
     let mut held = None;
     let mut row = || {
-        let (mut row, mut left) = (vec![], window);
+        let mut row = vec![];
+        let mut left = window;
         loop {
             let i = held.take().unwrap_or_else(|| rng.random_range(0..documents.len()));
             let positions = documents[i].positions(window);
@@ -127,7 +129,10 @@ pub(crate) fn packed(
     device: &Device,
 ) -> Result<TrainingBatch> {
     let number = |n: usize| u32::try_from(n).map_err(TrainError::other);
-    let (mut inputs, mut targets, mut starts, mut learned) = (vec![], vec![], vec![], vec![]);
+    let mut inputs = vec![];
+    let mut targets = vec![];
+    let mut starts = vec![];
+    let mut learned = vec![];
     for (r, row) in rows.iter().enumerate() {
         let mut column = 0;
         for document in row.iter().map(|i| &documents[*i]) {

@@ -109,7 +109,8 @@ impl Shares {
     /// The stretches of every share that are exchanged together, so that those of all ranks fill a bucket: everything at
     /// once where no rank lacks a number.
     fn stretches(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let (ranks, largest) = (self.bounds.len() - 1, self.largest());
+        let ranks = self.bounds.len() - 1;
+        let largest = self.largest();
         let most = if self.is_undivided() { largest.max(1) } else { BUCKET / ranks };
         (0..largest).step_by(most).map(move |start| start..start + most)
     }
@@ -117,11 +118,13 @@ impl Shares {
     /// The pieces of a stretch of a rank's share, which may end before the stretch does.
     fn pieces(&self, rank: usize, stretch: &Range<usize>) -> Vec<Piece> {
         let place = |at: usize| (self.bounds[rank] + at).min(self.bounds[rank + 1]);
-        let (from, to) = (place(stretch.start), place(stretch.end));
+        let from = place(stretch.start);
+        let to = place(stretch.end);
         let first = self.starts.partition_point(|start| *start <= from).saturating_sub(1);
         let variables = (first..self.starts.len() - 1).take_while(|variable| self.starts[*variable] < to);
         let piece = |variable: usize| {
-            let (start, end) = (self.starts[variable], self.starts[variable + 1]);
+            let start = self.starts[variable];
+            let end = self.starts[variable + 1];
             Piece { variable, part: from.max(start) - start..to.min(end) - start }
         };
         variables.map(piece).filter(|piece| !piece.part.is_empty()).collect()
@@ -187,7 +190,8 @@ impl Exchange {
             return Ok(());
         }
         let pieces = self.own();
-        let (mut out, mut all) = (vec![], vec![]);
+        let mut out = vec![];
+        let mut all = vec![];
         for stretch in shares.stretches() {
             out.clear();
             for Piece { variable, part } in shares.pieces(group.rank(), &stretch) {
@@ -237,9 +241,11 @@ impl Sums<'_> {
         senders: usize,
     ) -> Result<()> {
         let Exchange { group, shares, device } = self.exchange;
-        let (rank, ranks) = (group.rank(), group.size());
+        let rank = group.rank();
+        let ranks = group.size();
         let mut before = std::mem::take(&mut self.so_far).into_iter();
-        let (mut out, mut received) = (vec![], vec![]);
+        let mut out = vec![];
+        let mut received = vec![];
         for stretch in shares.stretches() {
             out.clear();
             let mut lengths = vec![0; ranks];
@@ -256,9 +262,11 @@ impl Sums<'_> {
             from[..senders].fill(bytes_of(&own));
             from[rank] = 0;
             received.resize(from.iter().sum::<usize>() / size_of::<f32>(), 0f32);
-            let (parts, place) = (bytemuck::cast_slice(&out), bytemuck::cast_slice_mut(&mut received));
+            let parts = bytemuck::cast_slice(&out);
+            let place = bytemuck::cast_slice_mut(&mut received);
             group.all_to_all(parts, &lengths, place, &from)?;
-            let (share, mut start) = (bytes_of(&own) / size_of::<f32>(), 0);
+            let share = bytes_of(&own) / size_of::<f32>();
+            let mut start = 0;
             for piece in own {
                 let length = piece.part.len();
                 let mut others = received.chunks_exact(share).map(|values| &values[start..start + length]);
@@ -281,7 +289,8 @@ impl Sums<'_> {
     pub(crate) fn rows(self) -> Result<Vec<Tensor>> {
         let mut parts = self.so_far.into_iter().peekable();
         let row = |piece: Piece| {
-            let (mut of_piece, mut length) = (vec![], 0);
+            let mut of_piece = vec![];
+            let mut length = 0;
             while let Some(part) = parts.next_if(|part| length + part.elem_count() <= piece.part.len()) {
                 length += part.elem_count();
                 of_piece.push(part);
@@ -375,7 +384,8 @@ mod tests {
         for length in [1, CHUNK, 2 * CHUNK + 5] {
             let x = Tensor::arange(0u32, u32::try_from(length).expect("small"), &Device::Cpu)?;
             let x = (x.to_dtype(DType::F32)? / 999.0)?;
-            let (kernel, plain) = (chunk_squares(&x)?, plain_chunk_squares(&x)?);
+            let kernel = chunk_squares(&x)?;
+            let plain = plain_chunk_squares(&x)?;
             assert_eq!(kernel.len(), plain.len());
             assert!(kernel.iter().zip(&plain).all(|(a, b)| (a - b).abs() <= 1e-12 * a), "{length}");
         }

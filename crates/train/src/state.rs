@@ -144,7 +144,8 @@ pub(crate) fn read(path: &Path, settings: &Settings, variables: &[(String, Var)]
         for name in [format!("p.{name}"), format!("m.{name}"), format!("v.{name}")] {
             let value = part(&name)?;
             if (value.dims(), value.dtype()) != (var.dims(), var.dtype()) {
-                let (found, expected) = (value.dims(), var.dims());
+                let found = value.dims();
+                let expected = var.dims();
                 let reason = format!(
                     "{name} is {found:?} {:?}, expected {expected:?} {:?}",
                     value.dtype(),
@@ -175,7 +176,9 @@ fn compare(path: &Path, saved: &[u8], settings: &Settings) -> Result<()> {
         let absent = if name == "repeat_fraction" { 0.0.into() } else { serde_json::Value::Null };
         let before = saved.get(name).unwrap_or(&absent);
         if before != value {
-            let (name, before, now) = (name.clone(), before.clone(), value.clone());
+            let name = name.clone();
+            let before = before.clone();
+            let now = value.clone();
             return Err(TrainError::Setting { name, before, now });
         }
     }

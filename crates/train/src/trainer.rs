@@ -230,7 +230,8 @@ impl Trainer {
 
     /// Measures the model on the validation part.
     fn validate(&mut self) -> Result<Validation> {
-        let (step, loss) = (self.steps(), self.validation_loss()?);
+        let step = self.steps();
+        let loss = self.validation_loss()?;
         if !loss.is_finite() {
             return Err(TrainError::ValidationLoss { step, loss });
         }

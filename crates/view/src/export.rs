@@ -356,7 +356,8 @@ mod tests {
 
     #[test]
     fn squares_that_do_not_fit_their_names_are_refused() {
-        let (one, two) = (vec![weights()], vec![weights(), weights()]);
+        let one = vec![weights()];
+        let two = vec![weights(), weights()];
         for (tokens, layers, heads, weights, said) in [
             (&tokens()[..1], &[0][..], &[0, 1][..], one, "1 tokens"),
             (&tokens(), &[0], &[0], vec![weights()], "1 heads"),

@@ -331,7 +331,8 @@ mod tests {
     #[test]
     fn columns_line_up() -> Result<()> {
         let keys = NASTY.map(str::to_owned);
-        let (t, s) = (NASTY.len(), NASTY.len());
+        let t = NASTY.len();
+        let s = NASTY.len();
         let style = Style { width: 300, ..Style::default() };
         let map = heatmap(&uniform(t, s)?, &keys, &keys, &style)?;
         let widths: Vec<usize> = map.lines().skip(2).map(display_width).collect();

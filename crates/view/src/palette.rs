@@ -63,7 +63,8 @@ fn between(anchors: &[Rgb], level: f32) -> Rgb {
     let below = (place as usize).min(anchors.len() - 2);
     let part = place - below as f32;
     let mix = |from: u8, to: u8| (f32::from(from) + (f32::from(to) - f32::from(from)) * part).round() as u8;
-    let (from, to) = (anchors[below], anchors[below + 1]);
+    let from = anchors[below];
+    let to = anchors[below + 1];
     (mix(from.0, to.0), mix(from.1, to.1), mix(from.2, to.2))
 }
 
@@ -72,7 +73,8 @@ fn between(anchors: &[Rgb], level: f32) -> Rgb {
 pub(crate) fn cube(level: f32) -> (u8, Rgb) {
     let step = (level.clamp(0.0, 1.0) * (CUBE.len() - 1) as f32).round() as usize;
     let index = CUBE[step.min(CUBE.len() - 1)];
-    let (rest, shades) = (index - 16, [0, 95, 135, 175, 215, 255]);
+    let rest = index - 16;
+    let shades = [0, 95, 135, 175, 215, 255];
     let shade = |part: u8| shades[usize::from(part % 6)];
     (index, (shade(rest / 36), shade(rest / 6), shade(rest)))
 }

@@ -91,14 +91,16 @@ impl Live {
         let names = look.changes.join(", ");
         let runs = if look.compare && !changes.is_empty() { vec!["plain", &names] } else { vec![] };
         let provenance = self.provenance(&ids, look);
-        let (tokens, config) = (self.tokenizer.spelled(&ids), self.model.config());
+        let tokens = self.tokenizer.spelled(&ids);
+        let config = self.model.config();
         let mut header = PageHeader::new(&self.name, &tokens, config.n_layer * config.n_head, &provenance);
         (header.ids, header.runs) = (&ids, &runs);
         for (head, how) in changes.silenced(config, ids.len()) {
             header.silenced.insert(head.layer, head.head, how);
         }
         let mut page = PageWriter::data(vec![], &header)?;
-        let (recorder, none) = (Along::recorder(look.along.as_ref()), Interventions::default());
+        let recorder = Along::recorder(look.along.as_ref());
+        let none = Interventions::default();
         let plain = match runs.len() {
             2 => Some(self.run(&mut page, 0, &ids, &none, &none)?),
             _ => None,
@@ -159,7 +161,8 @@ impl Live {
         let mut cache = KvCache::new(config, 1, room, DType::F32, &Device::Cpu)?;
         while ids.len() < room {
             let new = Tensor::new(&ids[cache.len()..], &Device::Cpu)?.unsqueeze(0)?;
-            let (cache, hooks) = (Some(&mut cache), Some(&changes as &dyn Hooks));
+            let cache = Some(&mut cache);
+            let hooks = Some(&changes as &dyn Hooks);
             let args = ForwardArgs { cache, hooks, last_logits_only: true, ..ForwardArgs::default() };
             let mut logits = self.model.forward(&new, args)?.logits.flatten_all()?.to_vec1()?;
             let id = sampler.choose(&mut logits, &ids)?;
@@ -173,7 +176,8 @@ impl Live {
 
     /// The tokens, and the characters that the vocabulary cannot spell.
     fn ids(&self, look: &Look) -> anyhow::Result<(Vec<u32>, Option<String>)> {
-        let (n, v) = (self.model.config().n_positions, self.model.config().vocab_size);
+        let n = self.model.config().n_positions;
+        let v = self.model.config().vocab_size;
         let (ids, left_out) = if look.ids.is_empty() {
             self.tokenizer.check_length(&look.text, n)?;
             let left_out = self.tokenizer.unspellable(&look.text)?;

@@ -90,7 +90,9 @@ impl Inputs {
 
     /// By `code`, without gradients: (B, T, H, D)
     fn forward(&self, code: Code) -> Result<Tensor> {
-        let (q, k, v) = (&self.q.as_detached_tensor(), &self.k, &self.v);
+        let q = &self.q.as_detached_tensor();
+        let k = &self.k;
+        let v = &self.v;
         match code {
             Code::Ours => self.ours(q, k, v),
             Code::CandleNn => self.candle_nn(q, k, v),
@@ -114,8 +116,11 @@ impl Inputs {
                 // Only its function of packed sequences has windows.
                 let flat = |x: &Tensor, n: usize, heads: usize| x.reshape((b * n, heads, d));
                 let lengths = |n: usize| Tensor::from_vec(vec![n as u32; b], b, &Device::Cpu);
-                let (q, k, v) = (flat(q, t, h)?, flat(k, s, kh)?, flat(v, s, kh)?);
-                let (queries, keys) = (lengths(t)?, lengths(s)?);
+                let q = flat(q, t, h)?;
+                let k = flat(k, s, kh)?;
+                let v = flat(v, s, kh)?;
+                let queries = lengths(t)?;
+                let keys = lengths(s)?;
                 let context =
                     flash_attn_varlen_cpu(&q, &k, &v, None, &queries, &keys, t, s, scale, true, left, right)?;
                 return Ok(context.reshape((b, t, h, d))?);
@@ -130,7 +135,8 @@ impl Inputs {
             let x = x.transpose(1, 2)?.contiguous()?;
             if kh == h { Ok(x) } else { x.unsqueeze(2)?.expand((b, kh, h / kh, s, d))?.reshape((b, h, s, d)) }
         };
-        let (k, v) = (of_each_head(k)?, of_each_head(v)?);
+        let k = of_each_head(k)?;
+        let v = of_each_head(v)?;
         let scores = (q.transpose(1, 2)?.contiguous()?.matmul(&k.t()?)? * self.scale)?; // (B, H, T, S)
         let scores = if self.window == Window::ALL {
             scores

@@ -64,7 +64,8 @@ struct Args {
 /// The sizes of the models: published ones, with fewer layers where a layer stands for all, or small ones.
 fn config(name: &str, tiny: bool) -> Value {
     let size = |whole: usize, small: usize| if tiny { small } else { whole };
-    let (heads, key_heads) = (size(32, 8), size(8, 2));
+    let heads = size(32, 8);
+    let key_heads = size(8, 2);
     let decoder = |hidden: usize, inner: usize, vocab: usize| {
         json!({
             "vocab_size": size(vocab, 300),

@@ -186,7 +186,8 @@ impl Proxy {
         let log = Arc::clone(&asked);
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                let (hub, log) = (hub.clone(), Arc::clone(&log));
+                let hub = hub.clone();
+                let log = Arc::clone(&log);
                 // A client that goes away ends its tunnel.
                 std::thread::spawn(move || drop(tunnel(client, &hub, &log)));
             }

@@ -150,7 +150,8 @@ fn a_damaged_part_is_not_built_upon_for_ever() -> Result {
     let partial = setup.blob(&format!("{}.incomplete", sha256_of(&weights)));
     std::fs::create_dir_all(partial.parent().ok_or("a folder")?)?;
     for content in [vec![0; 1_000_000], vec![0; weights.len()], vec![0; weights.len() + 5], weights.clone()] {
-        let (whole, before) = (content == weights, setup.fetches().len());
+        let whole = content == weights;
+        let before = setup.fetches().len();
         std::fs::write(&partial, content)?;
         setup.works()?;
         assert!(!partial.exists());

@@ -121,7 +121,8 @@ fn vocab_and_merges() -> Result<[(String, Vec<u8>); 2]> {
 
 #[test]
 fn a_tokenizer_in_two_files_serves_too() -> Result {
-    let ([vocab, merges], files) = (vocab_and_merges()?, repository());
+    let [vocab, merges] = vocab_and_merges()?;
+    let files = repository();
     let setup = Setup::serving([files[0].clone(), files[1].clone(), vocab, merges])?;
     setup.works()?;
     setup.works_offline()?;
@@ -132,7 +133,8 @@ fn a_tokenizer_in_two_files_serves_too() -> Result {
 
 #[test]
 fn half_a_tokenizer_is_none() -> Result {
-    let ([vocab, merges], files) = (vocab_and_merges()?, repository());
+    let [vocab, merges] = vocab_and_merges()?;
+    let files = repository();
     for half in [vocab, merges] {
         let setup = Setup::serving([files[0].clone(), files[1].clone(), half])?;
         setup.run(&["forward", "--model", "gpt2", "--ids", "1,2"])?.succeeded();

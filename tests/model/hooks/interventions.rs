@@ -55,7 +55,8 @@ fn lists(model: &Gpt2LMHeadModel, other: &Tensor) -> Result<Vec<(&'static str, V
 
 #[test]
 fn interventions_give_what_transformers_with_forward_hooks_gives() -> Result {
-    let (model, expected) = (load("odd", DType::F32)?, expected()?);
+    let model = load("odd", DType::F32)?;
+    let expected = expected()?;
     let ids = &expected["input_ids"];
     for (name, list) in lists(&model, &expected["other_ids"])? {
         let changes = Interventions::new(list, model.config())?;
@@ -74,7 +75,8 @@ fn interventions_give_what_transformers_with_forward_hooks_gives() -> Result {
 /// Positions count from the start of the text, regardless of the cache; a mean is computed in advance.
 #[test]
 fn interventions_in_chunks_of_a_cache_are_those_of_one_pass() -> Result {
-    let (model, expected) = (load("odd", DType::F32)?, expected()?);
+    let model = load("odd", DType::F32)?;
+    let expected = expected()?;
     let ids = &expected["input_ids"];
     for (name, list) in lists(&model, &expected["other_ids"])? {
         let changes = Interventions::new(list, model.config())?;
@@ -99,7 +101,8 @@ fn interventions_in_chunks_of_a_cache_are_those_of_one_pass() -> Result {
 /// The mean leaves padding out, so that a padded row gives the same as the row without padding.
 #[test]
 fn a_mean_leaves_padding_out() -> Result {
-    let (model, ids) = (random_model(2, 4, 20)?, some_ids(6, 1)?);
+    let model = random_model(2, 4, 20)?;
+    let ids = some_ids(6, 1)?;
     let changes = Interventions::new([Intervention::MeanAblate(head(0, 1))], model.config())?;
     let alone = model.forward(&ids, hooked(&changes))?.logits;
     let mask: Vec<u8> = (0..9).map(|j| u8::from(j < 6)).collect();
@@ -122,7 +125,8 @@ fn a_token_that_is_knocked_out_everywhere_has_no_effect() -> Result {
         ids[4] = token;
         Ok(model.forward(&Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?, hooked(&changes))?.logits)
     };
-    let (one, other) = (logits(1)?.narrow(1, 5, 25)?, logits(2)?.narrow(1, 5, 25)?);
+    let one = logits(1)?.narrow(1, 5, 25)?;
+    let other = logits(2)?.narrow(1, 5, 25)?;
     assert_eq!(bits(&one)?, bits(&other)?);
     Ok(())
 }
@@ -174,7 +178,8 @@ fn what_the_model_has_not_is_refused_with_what_it_has() -> Result {
         |layer, position, vector: &Tensor| Intervention::Add { layer, position, vector: vector.clone() };
     let place = |place, position, from| Intervention::Patch(Patch { place, position, from });
     let head_at = |position, from| place(Place::Head(head(0, 1)), position, from);
-    let (width, stream) = (zeros(&[24])?, zeros(&[1, 5, 24])?);
+    let width = zeros(&[24])?;
+    let stream = zeros(&[1, 5, 24])?;
     for (one, said) in [
         (Intervention::Temperature(head(0, 0), 0.0), "the temperature is 0, expected a number above 0"),
         (Intervention::Temperature(head(0, 0), -1.0), "the temperature is -1"),
@@ -245,7 +250,8 @@ fn several_interventions_on_one_head_are_made_in_their_order_with_and_without_a_
 /// A patch from a text does not affect the tokens after that text; a patch from the same text changes nothing.
 #[test]
 fn a_patch_ends_where_the_other_text_does() -> Result {
-    let (model, ids) = (random_model(2, 4, 12)?, some_ids(8, 1)?);
+    let model = random_model(2, 4, 12)?;
+    let ids = some_ids(8, 1)?;
     let expected = model.forward(&ids, ForwardArgs::default())?.logits;
     let recorder = Recorder::new([Point::Z(1)]);
     model.forward(&ids.narrow(1, 0, 5)?, hooked(&recorder))?;
@@ -278,7 +284,8 @@ fn a_patch_replaces_its_rows_and_no_other() -> Result {
                 Ok(recorder.value(point)?)
             };
             let none = Interventions::default();
-            let (mine, theirs) = (read(&one, &none)?, read(&other, &none)?);
+            let mine = read(&one, &none)?;
+            let theirs = read(&other, &none)?;
             for position in (0..t).map(Some).chain([None]) {
                 let patch = Patch { place, position, from: theirs.clone() };
                 let changes = Interventions::new([Intervention::Patch(patch)], model.config())?;
@@ -321,7 +328,8 @@ fn a_vector_is_added_at_the_last_position_and_at_the_only_one() -> Result {
             model.forward(&ids, hooked(&Chain(&hooks)))?;
             Ok(recorder.value(Point::ResidPre(1))?.squeeze(0)?)
         };
-        let (before, after) = (stream(&Interventions::default())?, stream(&changes)?);
+        let before = stream(&Interventions::default())?;
+        let after = stream(&changes)?;
         assert_eq!(bits(&after.narrow(0, 0, t - 1)?)?, bits(&before.narrow(0, 0, t - 1)?)?);
         assert_close("last", &after.get(t - 1)?, &(before.get(t - 1)? + &vector)?, 1e-6);
     }
@@ -334,7 +342,8 @@ fn the_shortest_texts_are_patched_by_position() -> Result {
     let model = random_model(3, 4, 12)?;
     let metric = Metric::difference(3, 4);
     for t in [1, 2] {
-        let (clean, corrupt) = (some_ids(t, 1)?, some_ids(t, 4)?);
+        let clean = some_ids(t, 1)?;
+        let corrupt = some_ids(t, 4)?;
         let contrast = Contrast { clean: &clean, corrupt: &corrupt, metric: &metric, hooks: None };
         let parts = [Parts::Heads, Parts::HeadsByPosition, Parts::Streams];
         let patched = activation_patching(&model, &contrast, &parts, &mut |_, _| Ok(()))?;
@@ -357,7 +366,8 @@ fn the_shortest_texts_are_patched_by_position() -> Result {
 #[test]
 fn a_silenced_head_may_attend_to_anything() -> Result {
     let t = 7;
-    let (model, ids) = (random_model(3, 8, 40)?, some_ids(t, 1)?);
+    let model = random_model(3, 8, 40)?;
+    let ids = some_ids(t, 1)?;
     let recorder = Recorder::new([Point::Z(0), Point::AttnOut(0), Point::ResidPre(1), Point::MlpOut(0)]);
     model.forward(&ids, hooked(&recorder))?;
     let at = |place: Place, position| -> Result<Intervention> {
@@ -365,7 +375,8 @@ fn a_silenced_head_may_attend_to_anything() -> Result {
     };
     let d = model.config().head_dim();
     let zeros = Tensor::zeros(d, DType::F32, &Device::Cpu)?;
-    let (one, other) = (head(0, 1), head(0, 0));
+    let one = head(0, 1);
+    let other = head(0, 0);
     for (intervention, how) in [
         (Intervention::ZeroAblate(one), Some("ablated")),
         (Intervention::ZeroAblate(other), None),

@@ -28,7 +28,8 @@ fn bits(x: &Tensor) -> Result<Vec<u32>> {
 
 #[test]
 fn reading_every_point_changes_no_bit() -> Result {
-    let (model, ids) = (random_model(3, 8, 40)?, batch(33)?);
+    let model = random_model(3, 8, 40)?;
+    let ids = batch(33)?;
     let recorder = Recorder::new(every_point());
     let plain = model.forward(&ids, ForwardArgs::default())?.logits;
     assert_eq!(bits(&model.forward(&ids, hooked(&recorder))?.logits)?, bits(&plain)?);
@@ -56,7 +57,9 @@ fn reading_every_point_changes_no_bit() -> Result {
 /// Patching in another run's value at a point makes everything after it the same as in that run.
 #[test]
 fn replacing_the_residual_stream_continues_the_other_run() -> Result {
-    let (model, ids, other) = (random_model(3, 8, 40)?, some_ids(20, 1)?, some_ids(20, 5)?);
+    let model = random_model(3, 8, 40)?;
+    let ids = some_ids(20, 1)?;
+    let other = some_ids(20, 5)?;
     let expected = model.forward(&other, ForwardArgs::default())?.logits;
     for point in [
         Point::ResidPre(0),
@@ -83,7 +86,9 @@ fn replacing_the_residual_stream_continues_the_other_run() -> Result {
 /// Patching in q, k, v and the weights of another run gives its z; z and everything after it are then the same.
 #[test]
 fn replacing_inside_attention_gives_the_other_runs_context() -> Result {
-    let (model, ids, other) = (random_model(3, 8, 40)?, some_ids(20, 1)?, some_ids(20, 5)?);
+    let model = random_model(3, 8, 40)?;
+    let ids = some_ids(20, 1)?;
+    let other = some_ids(20, 5)?;
     let inside = [Point::Q(1), Point::K(1), Point::V(1)];
     let theirs = Recorder::new(inside.into_iter().chain([Point::Z(1), Point::AttnOut(1), Point::Pattern(1)]));
     model.forward(&other, hooked(&theirs))?;
@@ -105,7 +110,8 @@ fn replacing_inside_attention_gives_the_other_runs_context() -> Result {
 /// With hooks that act on each position separately, a prompt and steps through a cache give the same as one pass.
 #[test]
 fn hooks_with_a_cache_see_each_position_once() -> Result {
-    let (model, ids) = (random_model(2, 8, 40)?, some_ids(12, 3)?);
+    let model = random_model(2, 8, 40)?;
+    let ids = some_ids(12, 3)?;
     let seen = std::cell::RefCell::new(vec![]);
     let change = on([Point::K(0), Point::Z(1)], |at: At, x: &Tensor| {
         seen.borrow_mut().push((at.point, at.past, x.dim(1)?));
@@ -142,7 +148,8 @@ impl Hooks for KnockOuts {
 
 #[test]
 fn a_value_of_another_shape_is_refused_with_the_point() -> Result {
-    let (model, ids) = (random_model(2, 4, 20)?, some_ids(6, 3)?);
+    let model = random_model(2, 4, 20)?;
+    let ids = some_ids(6, 3)?;
     for point in every_point() {
         let wrong = on([point], |_, x| Ok(Some(x.flatten_all()?)));
         let err = model.forward(&ids, hooked(&wrong)).err().ok_or("it was taken")?.to_string();
@@ -158,7 +165,8 @@ fn a_value_of_another_shape_is_refused_with_the_point() -> Result {
 /// What is computed from a value that was put back is what the fused code computes, with dropout and without.
 #[test]
 fn every_value_that_is_put_back_changes_nothing() -> Result {
-    let (model, ids) = (random_model(3, 8, 40)?, batch(12)?);
+    let model = random_model(3, 8, 40)?;
+    let ids = batch(12)?;
     for training in [None, Some(Training { seed: 1, step: 2 })] {
         let args = || ForwardArgs { training, ..Default::default() };
         let plain = model.forward(&ids, args())?.logits;
@@ -177,7 +185,8 @@ fn every_value_that_is_put_back_changes_nothing() -> Result {
 
 #[test]
 fn twice_the_deviation_of_a_layer_norm_is_half_the_normalized_stream() -> Result {
-    let (model, ids) = (random_model(3, 8, 40)?, batch(6)?);
+    let model = random_model(3, 8, 40)?;
+    let ids = batch(6)?;
     let plain = model.forward(&ids, ForwardArgs::default())?.logits;
     let scaled = |point, factor: f64| {
         let scale = on([point], move |_, x| Ok(Some((x * factor)?)));
@@ -188,7 +197,8 @@ fn twice_the_deviation_of_a_layer_norm_is_half_the_normalized_stream() -> Result
         (Point::Ln2Scale(0), Point::Ln2Normalized(0)),
         (Point::LnFinalScale, Point::LnFinalNormalized),
     ] {
-        let (twice, half) = (scaled(scale, 2.0)?, scaled(normalized, 0.5)?);
+        let twice = scaled(scale, 2.0)?;
+        let half = scaled(normalized, 0.5)?;
         assert_close(&scale.to_string(), &twice, &half, 1e-5);
         assert!(crate::common::relative_error(&twice, &plain)? > 1e-3, "{scale} changes nothing");
     }
@@ -197,7 +207,8 @@ fn twice_the_deviation_of_a_layer_norm_is_half_the_normalized_stream() -> Result
 
 #[test]
 fn a_head_whose_result_is_0_is_ablated() -> Result {
-    let (model, ids) = (random_model(3, 8, 40)?, batch(6)?);
+    let model = random_model(3, 8, 40)?;
+    let ids = batch(6)?;
     let without = on([Point::Result(1)], |_, x| {
         let first = x.narrow(2, 0, 1)?.zeros_like()?;
         Ok(Some(Tensor::cat(&[first, x.narrow(2, 1, 2)?], 2)?))
@@ -225,7 +236,8 @@ fn a_recorder_holds_the_latest_pass() -> Result {
 
 #[test]
 fn rows_of_weights_over_a_cache_are_those_of_one_pass() -> Result {
-    let (model, ids) = (random_model(3, 8, 40)?, batch(8)?);
+    let model = random_model(3, 8, 40)?;
+    let ids = batch(8)?;
     let rows = WeightRows::new([1]);
     let mut cache = KvCache::new(model.config(), 2, 8, DType::F32, &Device::Cpu)?;
     // A text whose rows the next one replaces.
@@ -258,7 +270,8 @@ fn attentions(model: &Gpt2LMHeadModel, ids: &Tensor) -> Result<Vec<Tensor>> {
 /// The results come in the order of the requests, and the logits are the same as without requests.
 #[test]
 fn weights_and_summaries_are_asked_for_as_data() -> Result {
-    let (model, ids) = (random_model(3, 8, 40)?, batch(33)?);
+    let model = random_model(3, 8, 40)?;
+    let ids = batch(33)?;
     let all = attentions(&model, &ids)?;
     let of = |heads: &[usize], queries: &[usize]| Chosen {
         heads: Some(heads.to_vec()),

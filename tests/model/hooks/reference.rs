@@ -36,7 +36,8 @@ fn finite(scores: &Tensor) -> Result<Tensor> {
 
 #[test]
 fn every_point_has_transformer_lens_value_in_both_spellings() -> Result {
-    let (model, expected) = (model()?, reference("hooks.safetensors")?);
+    let model = model()?;
+    let expected = reference("hooks.safetensors")?;
     let recorder = Recorder::new(Point::of_model(3));
     model.forward(&expected["ids/clean"], hooked(&recorder))?;
     let mut seen = HashMap::new();
@@ -139,8 +140,10 @@ fn intervention(model: &Gpt2LMHeadModel, expected: &Tensors, key: &str) -> Resul
 
 #[test]
 fn every_intervention_gives_transformer_lens_logits() -> Result {
-    let (model, expected) = (model()?, reference("interventions.safetensors")?);
-    let (ids, plain) = (&expected["ids/clean"], &expected["plain"]);
+    let model = model()?;
+    let expected = reference("interventions.safetensors")?;
+    let ids = &expected["ids/clean"];
+    let plain = &expected["plain"];
     assert_close("plain", &model.forward(ids, ForwardArgs::default())?.logits, plain)?;
     let mut count = 0;
     for (key, logits) in &expected {
@@ -166,10 +169,12 @@ fn replacing_what_a_head_reads_is_the_same_as_replacing_what_it_computes_from_it
         (Point::VInput(1), Point::V(1), 2),
     ] {
         // Head 1 reads the other text's stream, the others their own.
-        let (mine, theirs) = (value(&model, ids, input)?, value(&model, &other, input)?);
+        let mine = value(&model, ids, input)?;
+        let theirs = value(&model, &other, input)?;
         let mixed = Tensor::cat(&[mine.narrow(2, 0, 1)?, theirs.narrow(2, 1, 1)?, mine.narrow(2, 2, 1)?], 2)?;
         let swap_input = gpt2_model::hooks::on([input], |_, _| Ok(Some(mixed.clone())));
-        let (mine, theirs) = (value(&model, ids, output)?, value(&model, &other, output)?);
+        let mine = value(&model, ids, output)?;
+        let theirs = value(&model, &other, output)?;
         let mixed_output =
             Tensor::cat(&[mine.narrow(2, 0, 1)?, theirs.narrow(2, 1, 1)?, mine.narrow(2, 2, 1)?], 2)?;
         let swap_output = gpt2_model::hooks::on([output], |_, _| Ok(Some(mixed_output.clone())));

@@ -74,7 +74,8 @@ impl CircuitRun {
 
     /// The same, with values that stand in, and their streams.
     pub(super) fn with(circuit: &EdgeSet, other: &Written, streams: &[Tensor]) -> Self {
-        let (other, streams) = (other.clone(), streams.to_vec());
+        let other = other.clone();
+        let streams = streams.to_vec();
         Self { edges: circuit.clone(), other, streams, of_text: false, more: Mutex::default() }
     }
 
@@ -86,7 +87,8 @@ impl CircuitRun {
 
     /// Records what a writer, or all heads of a layer, add; `first` is its place in the order of the graph.
     fn write(&self, at: At, first: usize, value: &Tensor, other: &Tensor) -> Result<()> {
-        let (t, known) = (value.dim(1)?, other.dim(1)?);
+        let t = value.dim(1)?;
+        let known = other.dim(1)?;
         if self.of_text && (at.cached || at.padding.is_some() || known != t) {
             candle_core::bail!(
                 "what stands in for the rest of a circuit is of a text of {known} tokens: it serves whole texts of as many, without \
@@ -118,7 +120,8 @@ impl CircuitRun {
             let of = |&writer: &usize| readers.iter().any(|&reader| self.edges.reads(reader, writer) == has);
             (0..before).filter(of).collect()
         };
-        let (kept, lost) = (wanted(true), wanted(false));
+        let kept = wanted(true);
+        let lost = wanted(false);
         if lost.is_empty() {
             return Ok(None);
         }

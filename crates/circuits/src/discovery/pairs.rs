@@ -69,7 +69,8 @@ impl<'a> Batch<'a> {
                     let ids = pairs.iter().flat_map(|pair| of(pair)).copied().collect();
                     Tensor::from_vec(ids, (pairs.len(), t), device)
                 };
-                let (clean, corrupt) = (ids(|pair| &pair.clean)?, ids(|pair| &pair.corrupt)?);
+                let clean = ids(|pair| &pair.clean)?;
+                let corrupt = ids(|pair| &pair.corrupt)?;
                 batches.push(Self { places: places.to_vec(), pairs, clean, corrupt });
             }
         }

@@ -41,9 +41,11 @@ impl Study<'_> {
     pub fn path_patching(&self, all: &[Paths], progress: &mut Progress) -> Result<Vec<Vec<f64>>> {
         all.iter().try_for_each(|paths| self.check_paths(paths))?;
         let mut metrics = vec![vec![0.0; self.pairs().len()]; all.len()];
-        let (mut done, total) = (0, self.batches().len() * all.len());
+        let mut done = 0;
+        let total = self.batches().len() * all.len();
         for batch in self.batches() {
-            let (clean, corrupt) = (self.written(&batch.clean)?, self.written(&batch.corrupt)?);
+            let clean = self.written(&batch.clean)?;
+            let corrupt = self.written(&batch.corrupt)?;
             for (paths, metrics) in all.iter().zip(&mut metrics) {
                 let sending = Sending {
                     study: self,

@@ -88,7 +88,8 @@ impl EdgeScores {
     /// # Errors
     /// When memory is short.
     pub fn between_heads(&self) -> Result<Tensor> {
-        let (layers, heads) = (self.graph.layers(), self.graph.heads());
+        let layers = self.graph.layers();
+        let heads = self.graph.heads();
         let all = || (0..layers).flat_map(move |layer| (0..heads).map(move |head| Head { layer, head }));
         let parts: [fn(Head) -> Reader; 3] = [Reader::Query, Reader::Key, Reader::Value];
         let of = |part: fn(Head) -> Reader, from: Head, to: Head| {

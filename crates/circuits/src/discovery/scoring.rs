@@ -26,7 +26,8 @@ impl MixedRun {
         if self.share >= 1.0 {
             return Ok(to.clone());
         }
-        let (wide_from, wide_to) = (wide(from)?, wide(to)?);
+        let wide_from = wide(from)?;
+        let wide_to = wide(to)?;
         (&wide_from + ((wide_to - &wide_from)? * self.share)?)?.to_dtype(from.dtype())
     }
 }
@@ -78,7 +79,8 @@ impl Study<'_> {
         let values = vec![0.0; graph.reader_count() * graph.writer_count()];
         let mut sums = Sums { graph, values, patterns: vec![None; layers] };
         let fixes = if scoring.qk_fix { layers } else { 0 };
-        let (mut done, total) = (0, self.batches().len() * (2 + runs.len() + fixes));
+        let mut done = 0;
+        let total = self.batches().len() * (2 + runs.len() + fixes);
         let mut step = |runs: usize| {
             done += runs;
             progress(done, total)
@@ -95,7 +97,8 @@ impl Study<'_> {
                 sign: if at_corrupt { 1.0 } else { -1.0 },
             };
             for run in &runs {
-                let (from, to) = (corrupt.mixed.value(run.at)?, clean.mixed.value(run.at)?);
+                let from = corrupt.mixed.value(run.at)?;
+                let to = clean.mixed.value(run.at)?;
                 let mixed = run.mixed(&from, &to)?;
                 let mix = on([run.at], |_, _| Ok(Some(mixed.clone())));
                 self.add_gradients(batch, &mix, &weights, &changes, 1.0 / runs.len() as f64, &mut sums)?;
@@ -202,7 +205,8 @@ impl Study<'_> {
         let pattern =
             |q: &Tensor, k: &Tensor| attention.pattern(q, k, None, &knocked_out, PatternOf::Weights);
         let head = Head { layer, head: 0 };
-        let (query, key) = (Reader::Query(head), Reader::Key(head));
+        let query = Reader::Query(head);
+        let key = Reader::Key(head);
         let x = &changes.streams[stream(self.graph(), query)]; // (B, T, C)
         let (q, k) = weights.queries_and_keys(x, eps)?;
         let plain = pattern(&q, &k)?;

@@ -107,7 +107,8 @@ impl<'a> Study<'a> {
     /// # Errors
     /// For those of `progress` and of the hooks.
     pub fn plain(&self, progress: &mut Progress) -> Result<(Vec<f64>, Vec<f64>)> {
-        let (mut clean, mut corrupt) = (vec![0.0; self.pairs.len()], vec![0.0; self.pairs.len()]);
+        let mut clean = vec![0.0; self.pairs.len()];
+        let mut corrupt = vec![0.0; self.pairs.len()];
         for (done, batch) in self.batches.iter().enumerate() {
             for (ids, all) in [(&batch.clean, &mut clean), (&batch.corrupt, &mut corrupt)] {
                 batch.put(&self.logits(ids, &Chain(&[]))?, all)?;
@@ -133,7 +134,8 @@ impl<'a> Study<'a> {
             candle_core::bail!("a circuit belongs to a model with another number of layers or heads")
         }
         let mut metrics = vec![vec![0.0; self.pairs.len()]; circuits.len()];
-        let (mut done, mut total) = (0, self.batches.len() * circuits.len());
+        let mut done = 0;
+        let mut total = self.batches.len() * circuits.len();
         let fixed = match replacement {
             Replacement::Corrupted => None,
             Replacement::Mean => {

@@ -46,10 +46,12 @@ impl Written {
 
     /// Zeros, which serve any batch and length.
     pub(super) fn zeros(model: &Gpt2LMHeadModel, graph: Graph) -> Result<Self> {
-        let (transformer, c) = (&model.transformer, model.config().n_embd);
+        let transformer = &model.transformer;
+        let c = model.config().n_embd;
         let dtype = candle_fused::accumulator(transformer.dtype());
         let zeros = |shape: &[usize]| Tensor::zeros(shape, dtype, transformer.ln_f.weight.device());
-        let (heads, one) = (zeros(&[1, 1, graph.heads(), c])?, zeros(&[1, 1, c])?);
+        let heads = zeros(&[1, 1, graph.heads(), c])?;
+        let one = zeros(&[1, 1, c])?;
         let layers = graph.layers();
         Ok(Self { embed: one.clone(), heads: vec![heads; layers], mlps: vec![one; layers] })
     }

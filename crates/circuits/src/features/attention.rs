@@ -53,7 +53,8 @@ impl Features {
         hooks: Option<&dyn Hooks>,
     ) -> Result<AttentionPairs> {
         let Head { layer, head: number } = head;
-        let (layers, heads) = (model.config().n_layer, model.config().n_head);
+        let layers = model.config().n_layer;
+        let heads = model.config().n_head;
         if layer >= layers || number >= heads {
             candle_core::bail!(
                 "head {head}: the model has layers 0 to {} of heads 0 to {}",

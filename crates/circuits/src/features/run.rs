@@ -124,7 +124,8 @@ impl Features {
         hooks: Option<&dyn Hooks>,
     ) -> Result<FeatureRun> {
         let found = model.values_at(input_ids, &[self.hook, self.hook_out], hooks)?;
-        let (read, target) = (rows(&found[0])?, rows(&found[1])?);
+        let read = rows(&found[0])?;
+        let target = rows(&found[1])?;
         let code = self.dictionary.encode(&read)?;
         let rebuilt = self.dictionary.decode(&code, &read)?;
         Ok(FeatureRun { code, target, rebuilt })

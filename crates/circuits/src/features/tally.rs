@@ -175,7 +175,8 @@ impl Use {
             return;
         }
         let Tokens { ids, documents, positions } = tokens;
-        let (document, position) = (documents[at], positions[at]);
+        let document = documents[at];
+        let position = positions[at];
         let stretch = |position: u32| position as usize / (around.before + around.after).max(1);
         let near = |peak: &Peak| peak.document == document && stretch(peak.position) == stretch(position);
         if self.peaks.iter().any(|peak| near(peak) && !weaker(peak)) {

@@ -114,7 +114,9 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<()> {
     }
     let session = args.study.session_for(args.prompt.inputs(), &outputs)?;
     let points = args.points.of(&session)?;
-    let (prompts, study, export) = (&args.prompt, &args.study, args.export.as_deref());
+    let prompts = &args.prompt;
+    let study = &args.study;
+    let export = args.export.as_deref();
     let job = Job { prompts, study, session: &session, chosen: None, export, outputs };
     job.run(text, |prompt, changes| forward(args, &session, &points, prompt, changes), print)
 }
@@ -150,7 +152,8 @@ fn forward(
     }
     let made_by = Provenance::new(session, &prompt.ids)?.under(changes);
     let run = one_run(args, session, prompt, &logits.squeeze(0)?)?;
-    let (mut plain, mut changed) = (None, vec![]);
+    let mut plain = None;
+    let mut changed = vec![];
     if args.compare {
         let logits = session.model.forward(&ids, gpt2_model::ForwardArgs::default())?.logits;
         let logits = logits.to_dtype(DType::F32)?;

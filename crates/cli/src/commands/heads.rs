@@ -135,13 +135,15 @@ pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<()> {
     let mut outputs = Outputs::new(args.overwrite);
     args.picture.add(&mut outputs)?;
     let session = args.study.session_for(Inputs::default(), &outputs)?;
-    let (config, seed) = (session.model.config(), args.study.model.run.seed);
+    let config = session.model.config();
+    let seed = args.study.model.run.seed;
     let bos = config.bos_token_id.filter(|&id| !args.no_bos && (id as usize) < config.vocab_size);
     if bos.is_none() && !args.no_bos {
         note("the model's config names no first token (bos_token_id): the texts begin with a random one");
     }
     let lengths = (usize::from(args.length), usize::from(args.repeats));
-    let (tokens, n) = (usize::from(bos.is_some()) + lengths.0 * lengths.1, config.n_positions);
+    let tokens = usize::from(bos.is_some()) + lengths.0 * lengths.1;
+    let n = config.n_positions;
     if tokens > n {
         bail!("{tokens} tokens in a text, but the model has n_positions = {n}: lower --length or --repeats");
     }
@@ -288,7 +290,8 @@ fn print(report: &Report) -> anyhow::Result<()> {
         // An induction head predicts what it finds by copying it.
         let copies = |row: &&&Row| row.copying.is_some_and(|copying| copying >= COPIES);
         if let (2, Some(best)) = (i, found.iter().find(copies)) {
-            let (name, copying) = (best.name(), best.copying.unwrap_or_default());
+            let name = best.name();
+            let copying = best.copying.unwrap_or_default();
             out_wrapped(&format!(
                 "the best induction head that also copies: {name} (copying {copying:+.2})"
             ))?;

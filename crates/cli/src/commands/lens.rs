@@ -84,7 +84,9 @@ pub(crate) fn run(args: &LensArgs) -> anyhow::Result<()> {
     args.picture.add(&mut outputs)?;
     let session = args.study.session_for(args.prompt.inputs(), &outputs)?;
     let points = args.points.of(&session)?;
-    let (prompts, study, export) = (&args.prompt, &args.study, args.export.as_deref());
+    let prompts = &args.prompt;
+    let study = &args.study;
+    let export = args.export.as_deref();
     let job = Job { prompts, study, session: &session, chosen: None, export, outputs };
     job.run(text, |prompt, changes| lens(args, &session, &points, prompt, changes), print)
 }

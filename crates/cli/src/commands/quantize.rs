@@ -136,7 +136,8 @@ pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
         );
     }
     let tokenizer = Tokenizer::open(&files, checkpoint.config().vocab_size)?;
-    let (mut bytes, mut weights) = (0, BTreeMap::new());
+    let mut bytes = 0;
+    let mut weights = BTreeMap::new();
     outputs.stage(out, |temporary| {
         with_bar(|progress| save_gguf(temporary, &checkpoint, &tokenizer, kind, progress))?;
         bytes = std::fs::metadata(temporary)?.len();
@@ -157,7 +158,8 @@ pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
     let width = checkpoint.config().n_embd;
     outputs.commit_after(|| {
         output::report(args.json, &report, |report| {
-            let (megabytes, file) = (report.bytes as f64 / 1e6, report.file.display());
+            let megabytes = report.bytes as f64 / 1e6;
+            let file = report.file.display();
             writeln!(
                 output::stdout(),
                 "{file}: {kind}, {megabytes:.1} MB, {bits_per_parameter:.2} bits a parameter, tokenizer included"

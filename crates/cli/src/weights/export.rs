@@ -43,7 +43,8 @@ pub(crate) struct Export {
 
 impl Export {
     pub(crate) fn new(subject: &Subject, path: &Path, provenance: bool) -> anyhow::Result<Self> {
-        let (format, mut lines) = (Format::of(path)?, vec![]);
+        let format = Format::of(path)?;
+        let mut lines = vec![];
         if format == Format::JsonLines {
             write_provenance_line(&mut lines, &subject.made_by.for_files()?)?;
         }
@@ -99,7 +100,8 @@ impl Export {
             }
             Format::JsonLines => outputs.stage_bytes(path, &self.lines),
             Format::SquareJson => {
-                let (tokens, made_by) = (subject.tokens, subject.made_by.for_files()?);
+                let tokens = subject.tokens;
+                let made_by = subject.made_by.for_files()?;
                 outputs.stage(path, |temporary| {
                     let mut out = std::io::BufWriter::new(std::fs::File::create(temporary)?);
                     let weights = self.layers.into_iter().map(Ok);

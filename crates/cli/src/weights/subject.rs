@@ -78,7 +78,8 @@ pub(crate) fn predictions(
     last: Option<u32>,
 ) -> anyhow::Result<Vec<NextToken>> {
     let Subject { session, ids, .. } = subject;
-    let (t, first) = (hidden.dim(0)?, ids.len() - hidden.dim(0)?);
+    let t = hidden.dim(0)?;
+    let first = ids.len() - hidden.dim(0)?;
     let mut all = Vec::with_capacity(t);
     for from in (0..t).step_by(CHUNK) {
         let likely: Vec<_> = subject

@@ -127,7 +127,8 @@ impl Activation {
     /// Its derivative at each number.
     #[inline(always)]
     fn derivative<S: Simd>(self, simd: S, x: S::f32s) -> S::f32s {
-        let (zero, one) = (simd.splat_f32s(0.0), simd.splat_f32s(1.0));
+        let zero = simd.splat_f32s(0.0);
+        let one = simd.splat_f32s(1.0);
         match self {
             Self::Gelu => {
                 let Normal { tail, density, .. } = normal(simd, x);

@@ -20,7 +20,8 @@ fn tail(a: f64) -> f64 {
     if a > 4.0 {
         return density(a) / (1..200).rev().fold(a, |fraction, i| a + f64::from(i) / fraction);
     }
-    let (mut term, mut sum) = (a, a);
+    let mut term = a;
+    let mut sum = a;
     for i in 1..120 {
         term *= a * a / f64::from(2 * i + 1);
         sum += term;

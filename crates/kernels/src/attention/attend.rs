@@ -106,7 +106,8 @@ impl Sdpa {
         let in_place = matches!(code, Code::Cpu) && inputs.has_narrow_keys() && !self.learns_sinks();
         note(|| self.explained(&inputs, mask, &code, in_place));
         let as_read = |x: &Tensor| if in_place { Ok(x.clone()) } else { codes::to_dtype(x, q.dtype()) };
-        let (k, v) = (&as_read(k)?, &as_read(v)?);
+        let k = &as_read(k)?;
+        let v = &as_read(v)?;
         let chosen_weights = || {
             let of = |chosen| self.weights_under(q, k, mask, chosen, dropout.as_ref());
             wanted.weights.iter().map(of).collect::<Result<_>>()

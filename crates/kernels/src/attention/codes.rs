@@ -114,7 +114,8 @@ pub(super) fn number(code: u8, scale: [u8; SCALE_BYTES]) -> f32 {
 /// Fails if rows of codes seem to be cut: the last bytes of a part of a row would be taken for its scale. Rows that are whole start at
 /// multiples of their width, unless other rows lie between them.
 pub(super) fn check_whole(layout: &Layout) -> Result<()> {
-    let (dims, strides) = (layout.dims(), layout.stride());
+    let dims = layout.dims();
+    let strides = layout.stride();
     let ([.., width], [.., 1]) = (dims, strides) else { return Ok(()) };
     let starts = dims.iter().zip(strides).rev().skip(1).filter(|(n, _)| **n > 1).map(|(_, stride)| *stride);
     if starts.chain([layout.start_offset()]).any(|start| !start.is_multiple_of((*width).max(1))) {

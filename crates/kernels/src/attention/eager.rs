@@ -126,7 +126,8 @@ pub(super) fn dropped(weights: &Tensor, dropout: &WeightDropout, rows: &Rows) ->
 ///
 /// `weights` (B, H, T, S), `v` (B, key heads, S, D) -> (B, T, H, D)
 pub(super) fn context(weights: &Tensor, v: &Tensor, dtype: DType) -> Result<Tensor> {
-    let (heads, key_heads) = (weights.dim(1)?, v.dim(1)?);
+    let heads = weights.dim(1)?;
+    let key_heads = v.dim(1)?;
     if !heads.is_multiple_of(key_heads) {
         candle_core::bail!("attention: weights {:?} do not fit values {:?}", weights.dims(), v.dims())
     }

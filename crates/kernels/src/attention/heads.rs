@@ -146,11 +146,16 @@ mod tests {
     /// Four heads split over two machines, two on each.
     #[test]
     fn heads_that_are_computed_apart_drop_what_they_drop_together() -> Result<()> {
-        let (q, k, v) = (heads_of(4, 1)?, heads_of(4, 1000)?, heads_of(4, 2000)?);
+        let q = heads_of(4, 1)?;
+        let k = heads_of(4, 1000)?;
+        let v = heads_of(4, 2000)?;
         for implementation in [Implementation::Fused, Implementation::Eager] {
             let run = |first: usize, heads: usize| {
                 let [q, k, v] = [&q, &k, &v].map(|x| x.narrow(1, first, heads));
-                let (q, k, v, mask) = (q?, k?, v?, Mask::default());
+                let q = q?;
+                let k = k?;
+                let v = v?;
+                let mask = Mask::default();
                 let attention = Sdpa {
                     heads: Some(HeadLayout::all(4, 8).part(first, heads)?),
                     dropout: Some(Dropout::new(0.5, 7, 3)?),

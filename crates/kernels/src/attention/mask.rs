@@ -55,7 +55,8 @@ impl Mask<'_> {
     /// Whether what is added does not lie in order, apart from rows that share numbers.
     pub(super) fn added_is_strided(&self) -> bool {
         self.added.is_some_and(|added| {
-            let (dims, strides) = (added.dims(), added.stride());
+            let dims = added.dims();
+            let strides = added.stride();
             let own = dims.iter().zip(strides).map(|(n, stride)| if *stride == 0 { 1 } else { *n });
             !Layout::new(own.collect::<Vec<_>>().into(), strides.to_vec(), 0).is_contiguous()
         })

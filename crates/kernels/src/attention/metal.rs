@@ -43,7 +43,9 @@ fn one(q: &Tensor, k: &Tensor, v: &Tensor, scale: f32) -> Result<Tensor> {
 /// it gets ours.
 fn many(q: &Tensor, k: &Tensor, v: &Tensor, scale: f32) -> Result<Tensor> {
     let ((b, h, t, _), s) = (q.dims4()?, k.dim(2)?);
-    let (q, k, v) = (rows(q)?, rows(k)?, rows(v)?);
+    let q = rows(q)?;
+    let k = rows(k)?;
+    let v = rows(v)?;
     if t == s {
         return candle_nn::ops::sdpa(&q, &k, &v, None, true, scale, 1.0);
     }

@@ -141,7 +141,8 @@ impl Sdpa {
         wanted: Wanted,
         rows_before: usize,
     ) -> Result<Attended> {
-        let (table, inputs) = (pages.used()?, pages.inputs(q, mask)?);
+        let table = pages.used()?;
+        let inputs = pages.inputs(q, mask)?;
         self.check(&inputs, mask)?;
         let [of_q, of_k, of_v] = inputs.dtypes;
         let learns = inputs.gradient || inputs.added_gradient || self.learns_sinks();
@@ -195,7 +196,8 @@ impl Sdpa {
             )
         };
         let everywhere = Sdpa { window: Window::ALL, ..self.clone() };
-        let (mut contexts, mut first) = (vec![], 0);
+        let mut contexts = vec![];
+        let mut first = 0;
         for (n, (&t, &pages)) in queries.iter().zip(pages).enumerate().filter(|(_, (t, _))| **t > 0) {
             let part = q.narrow(0, first, t)?.transpose(0, 1)?.unsqueeze(0)?; // (1, H, T, D)
             let ranges = ranges.get(n).and_then(Option::as_ref);

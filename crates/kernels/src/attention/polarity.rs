@@ -113,7 +113,8 @@ mod tests {
     /// The causal rule as a mask of either polarity, beside the rule itself.
     #[test]
     fn both_polarities_hide_what_they_say() -> Result<()> {
-        let (q, k) = (numbers((2, 2, 5, 8), 1)?, numbers((2, 2, 7, 8), 50)?);
+        let q = numbers((2, 2, 5, 8), 1)?;
+        let k = numbers((2, 2, 7, 8), 50)?;
         let causal = Sdpa::default().forward(&q, &k, &k, Mask::default())?;
         let visible: Vec<i64> = (0..5 * 7).map(|n| i64::from(n % 7 <= n / 7 + 2)).collect();
         let visible = Tensor::from_vec(visible, (5, 7), &Device::Cpu)?;
@@ -135,7 +136,8 @@ mod tests {
     /// A mask (B, 1, 1, S), as candle-transformers' encoders pass it around.
     #[test]
     fn one_row_of_added_numbers_serves_all_queries() -> Result<()> {
-        let (q, k) = (numbers((2, 2, 5, 8), 1)?, numbers((2, 2, 7, 8), 50)?);
+        let q = numbers((2, 2, 5, 8), 1)?;
+        let k = numbers((2, 2, 7, 8), 50)?;
         let hidden = Tensor::new(&[[[[0u8, 0, 1, 0, 0, 1, 1]]], [[[0, 1, 0, 0, 0, 0, 0]]]], &Device::Cpu)?;
         let full = Sdpa { window: Window::ALL, ..Sdpa::default() };
         let padding = padding_from_hidden(&hidden)?;

@@ -55,7 +55,8 @@ impl KeyRanges {
             let lengths: Vec<_> = rows.iter().map(Vec::len).collect();
             candle_core::bail!("attention: ranges of keys need rows of as many queries each, got {lengths:?}")
         }
-        let (mut starts, mut all) = (vec![0], Vec::<Range<usize>>::new());
+        let mut starts = vec![0];
+        let mut all = Vec::<Range<usize>>::new();
         for query in rows.iter().flatten() {
             let first = all.len();
             let mut sorted: Vec<_> = query.iter().filter(|range| !range.is_empty()).cloned().collect();
@@ -116,7 +117,8 @@ impl KeyRanges {
         let mut hidden = 0;
         for range in self.ending_after(b, i, start) {
             let at = |key: usize| key.saturating_sub(start).min(scores.len());
-            let (first, end) = (at(range.start), at(range.end));
+            let first = at(range.start);
+            let end = at(range.end);
             scores[hidden..first].fill(f32::NEG_INFINITY);
             hidden = end;
             if end == scores.len() {

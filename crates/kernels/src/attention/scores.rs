@@ -113,7 +113,8 @@ fn visible(sdpa: &Sdpa, mask: Mask, rows: &Rows, s: usize, device: &Device) -> R
 /// u8 (1, heads, queries, S): 0 if a key is hidden from a query, 1 otherwise.
 fn not_hidden(mask: Mask, rows: &Rows, s: usize, device: &Device) -> Result<Tensor> {
     let hidden = HiddenKeys::new(mask.hidden, rows.all_heads);
-    let (heads, queries) = (rows.heads.len(), rows.queries.len());
+    let heads = rows.heads.len();
+    let queries = rows.queries.len();
     let mut visible = vec![1u8; heads * queries * s];
     let places = rows.heads.iter().flat_map(|&h| rows.queries.iter().map(move |&i| (h, i)));
     for ((h, i), row) in places.zip(visible.chunks_exact_mut(s)) {
@@ -158,7 +159,8 @@ impl ScoreRules {
     /// For `q` (B, H, T, D) against S keys.
     pub(super) fn new(sdpa: &Sdpa, mask: Mask, q: &Tensor, keys: usize) -> Result<Self> {
         let (_, heads, queries, d) = q.dims4()?;
-        let (added, mask) = (mask.added.map(Added::new).transpose()?, mask.on_cpu(heads)?);
+        let added = mask.added.map(Added::new).transpose()?;
+        let mask = mask.on_cpu(heads)?;
         let numbers = |sinks: &Tensor| sinks.to_dtype(DType::F32)?.to_vec1();
         let sinks = sdpa.sinks.as_ref().map(numbers).transpose()?;
         // An operation that held the tensor would hold the graph that made it.
@@ -369,7 +371,8 @@ impl Added {
 /// `1 - tanh²`, the slope of the soft cap, from capped scores.
 #[inline(always)]
 pub(super) fn slopes_of_cap<S: Simd>(simd: S, cap: f32, capped: &[f32], slopes: &mut [f32]) {
-    let (inverse, one) = (simd.splat_f32s(1.0 / cap), simd.splat_f32s(1.0));
+    let inverse = simd.splat_f32s(1.0 / cap);
+    let one = simd.splat_f32s(1.0);
     let (slopes, slopes_tail) = S::as_mut_simd_f32s(slopes);
     let (capped, capped_tail) = S::as_simd_f32s(capped);
     for (slope, x) in slopes.iter_mut().zip(capped) {
@@ -401,7 +404,8 @@ impl WithSimd for SoftmaxRow<'_> {
         }
         let max = max.max(sink);
         let (vectors, tail) = S::as_mut_simd_f32s(scores);
-        let (minus, log2_e) = (simd.splat_f32s(-max), simd.splat_f32s(std::f32::consts::LOG2_E));
+        let minus = simd.splat_f32s(-max);
+        let log2_e = simd.splat_f32s(std::f32::consts::LOG2_E);
         let mut sum = simd.splat_f32s(0.0);
         for x in vectors.iter_mut() {
             *x = exp2(simd, simd.mul_f32s(simd.add_f32s(*x, minus), log2_e));

@@ -108,7 +108,8 @@ impl Sdpa {
         let (all_queries, heads, _) = q.dims3()?;
         let (all_keys, ..) = k.dims3()?;
         let sum = |lengths: &[usize]| lengths.iter().fold(0usize, |sum, n| sum.saturating_add(*n));
-        let (of_queries, of_keys) = (sum(&lengths.queries), sum(&lengths.keys));
+        let of_queries = sum(&lengths.queries);
+        let of_keys = sum(&lengths.keys);
         if (of_queries, of_keys, of_keys) != (all_queries, all_keys, v.dims3()?.0) {
             candle_core::bail!(
                 "attention: sequences of {of_queries} queries and {of_keys} keys in all, but q {:?}, k {:?}, v {:?}",

@@ -124,13 +124,16 @@ impl KvCache {
     /// Appends to both, or to neither.
     fn append_to(&mut self, rows: &mut [RowCache; 2], k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let [keys, values] = rows;
-        let (k, v) = (keys.to_append(k)?, values.to_append(v)?);
-        let (held, t) = (keys.len(), k.dim(2)?);
+        let k = keys.to_append(k)?;
+        let v = values.to_append(v)?;
+        let held = keys.len();
+        let t = k.dim(2)?;
         let Some(window) = self.window.filter(|_| t > self.capacity - held) else {
             return Ok((keys.write(&k)?, values.write(&v)?));
         };
         // The next query sees itself and those before it.
-        let (k, v) = (Slid::new(keys, &k, window - 1)?, Slid::new(values, &v, window - 1)?);
+        let k = Slid::new(keys, &k, window - 1)?;
+        let v = Slid::new(values, &v, window - 1)?;
         let appended = (k.write(keys)?, v.write(values)?);
         self.forgotten += held + t - keys.len();
         Ok(appended)

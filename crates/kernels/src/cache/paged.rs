@@ -150,7 +150,8 @@ impl PagedCache {
     /// # Errors
     /// When there is no such sequence, or there are not enough free pages; nothing is changed then.
     pub fn grow(&mut self, id: SequenceId, t: usize) -> Result<()> {
-        let (size, sequence) = (self.page_size, self.sequence(id)?);
+        let size = self.page_size;
+        let sequence = self.sequence(id)?;
         let Some(held) = sequence.held.checked_add(t) else {
             candle_core::bail!("cache: {t} more positions than {} are too many", sequence.held)
         };
@@ -201,8 +202,10 @@ impl PagedCache {
     /// When there is no such layer or sequence, the shapes do not fit, the sequence has fewer positions, another sequence
     /// shares them, or a number to quantize is not finite; nothing is written then.
     pub fn write(&self, layer: usize, sequence: SequenceId, k: &Tensor, v: &Tensor) -> Result<()> {
-        let (sequence, pools) = (self.sequence(sequence)?, self.layer(layer)?);
-        let (t, size) = (k.dim(0)?, self.page_size);
+        let sequence = self.sequence(sequence)?;
+        let pools = self.layer(layer)?;
+        let t = k.dim(0)?;
+        let size = self.page_size;
         let rows = [self.dtype.rows(k)?, self.dtype.rows(v)?];
         for (rows, pool) in rows.iter().zip(pools) {
             let (_, _, heads, width) = pool.dims4()?;
@@ -229,7 +232,8 @@ impl PagedCache {
             let mut done = 0;
             while done < t {
                 let position = sequence.held - t + done;
-                let (page, row) = (sequence.table[position / size] as usize, position % size);
+                let page = sequence.table[position / size] as usize;
+                let row = position % size;
                 let part = (size - row).min(t - done);
                 pool.slice_set(&rows.narrow(0, done, part)?, 0, page * size + row)?;
                 done += part;
@@ -244,7 +248,8 @@ impl PagedCache {
     /// # Errors
     /// When there is no such layer or sequence.
     pub fn pages(&self, layer: usize, sequence: SequenceId) -> Result<Pages<'_>> {
-        let (sequence, [k, v]) = (self.sequence(sequence)?, self.layer(layer)?);
+        let sequence = self.sequence(sequence)?;
+        let [k, v] = self.layer(layer)?;
         Ok(Pages { k, v, table: &sequence.table, len: sequence.held })
     }
 
@@ -254,7 +259,8 @@ impl PagedCache {
     /// When there is no such sequence, or it has fewer positions, or had more when its first ones were forgotten: its next query may
     /// see those.
     pub fn rewind(&mut self, id: SequenceId, len: usize) -> Result<()> {
-        let (size, sequence) = (self.page_size, self.sequence_mut(id)?);
+        let size = self.page_size;
+        let sequence = self.sequence_mut(id)?;
         let held = len.checked_sub(sequence.forgotten).filter(|held| *held <= sequence.held);
         let Some(held) = held.filter(|_| len >= sequence.forgotten_at) else {
             candle_core::bail!(
@@ -276,7 +282,8 @@ impl PagedCache {
     /// # Errors
     /// When there is no such sequence, or it has fewer positions.
     pub fn forget_before(&mut self, id: SequenceId, position: usize) -> Result<()> {
-        let (size, sequence) = (self.page_size, self.sequence_mut(id)?);
+        let size = self.page_size;
+        let sequence = self.sequence_mut(id)?;
         let len = sequence.forgotten + sequence.held;
         if position > len {
             candle_core::bail!("cache: a sequence of {len} positions has none before {position}")

@@ -103,7 +103,8 @@ impl RowCache {
 
     /// Appends what [`to_append`](Self::to_append) made.
     pub(super) fn write(&mut self, x: &Tensor) -> Result<Tensor> {
-        let (t, capacity) = (x.dim(2)?, self.capacity());
+        let t = x.dim(2)?;
+        let capacity = self.capacity();
         if t > capacity - self.len {
             candle_core::bail!(
                 "cache: {} positions are held and {t} more do not fit the capacity of {capacity}; start a new cache or shorten \

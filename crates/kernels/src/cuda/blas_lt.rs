@@ -43,7 +43,8 @@ pub(super) fn product(
 
 /// [`product`] of any shape, or `None` if cuBLASLt has no algorithm for it.
 fn run([x, weight, bias]: [&Tensor; 3], gelu: bool, residual: Option<&Tensor>) -> Result<Option<Tensor>> {
-    let (rows, width) = (x.dim(0)?, weight.dim(1)?);
+    let rows = x.dim(0)?;
+    let width = weight.dim(1)?;
     let out = match residual {
         Some(residual) => residual.force_contiguous()?, // a copy, to which the product is added
         None => uninitialized(x, (rows, width))?,
@@ -103,7 +104,8 @@ fn compare_gelu(device: &Device, dtype: DType) -> Result<bool> {
     };
     let x = first(ROWS, 64)?.reshape((ROWS, 64))?.to_dtype(dtype)?.broadcast_mul(&values.unsqueeze(1)?)?;
     let weight = first(64, 64)?.reshape((64, 64))?.t()?.contiguous()?.to_dtype(dtype)?; // its first row is 1
-    let (x, weight) = (x.to_device(device)?, weight.to_device(device)?);
+    let x = x.to_device(device)?;
+    let weight = weight.to_device(device)?;
     let bias = Tensor::zeros(64, dtype, device)?;
     let Some(found) = run([&x, &weight, &bias], true, None)? else { return Ok(false) };
     let found = found.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.to_vec2::<f32>()?;
@@ -135,12 +137,15 @@ impl LinearWithEpilogue {
             HANDLES.get(&device, |_| true, || CudaBlasLT::new(device.cuda_stream()).map_err(failed))?;
         let guards = [&self.x, &self.weight, &self.bias].map(Tensor::storage_and_layout);
         let [x, weight, bias] = guards.each_ref().map(|(storage, layout)| view_of::<E>(storage, layout));
-        let (x, weight, bias) = (x?, weight?, bias?);
+        let x = x?;
+        let weight = weight?;
+        let bias = bias?;
         let ((rows, depth), width) = (self.x.dims2()?, self.weight.dim(1)?);
         let [m, n, k] = [width, rows, depth].map(|size| size as u64);
         // cuBLASLt counts in columns: what it sees is outᵀ (out, rows) = Wᵀ (out, in) · xᵀ (in, rows).
         let [of_width, of_depth] = [width, depth].map(i64::try_from);
-        let (of_width, of_depth) = (of_width?, of_depth?);
+        let of_width = of_width?;
+        let of_depth = of_depth?;
         let config = MatmulConfig {
             transa: false,
             transb: false,

@@ -69,7 +69,8 @@ mod ops {
 
     impl LossesToGradients {
         fn run<E: CudaDType + DeviceRepr>(&self, logits: &mut CudaStorage, layout: &Layout) -> Result<()> {
-            let (device, rows) = (logits.device().clone(), layout.dims()[0]);
+            let device = logits.device().clone();
+            let rows = layout.dims()[0];
             if !layout.is_contiguous() || layout.start_offset() != 0 {
                 candle_core::bail!("cross-entropy: the logits must be a whole contiguous tensor")
             }

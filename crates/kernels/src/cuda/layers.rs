@@ -104,7 +104,8 @@ mod ops {
             }
         };
         let all: Vec<_> = [x, weight, bias].into_iter().chain(residual).collect();
-        let (rows, width) = (x.dim(0)?, bias.elem_count());
+        let rows = x.dim(0)?;
+        let width = bias.elem_count();
         if !fits(dispatch, &all)? || rows == 0 {
             return Ok(None);
         }
@@ -113,7 +114,8 @@ mod ops {
         }
         let Some((launch, units)) = finish_launch(x.dtype(), rows, width, gelu) else { return Ok(None) };
         #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)] // checked by `finish_launch`
-        let (units, width) = (units as i64, width as i32);
+        let units = units as i64;
+        let width = width as i32;
         let (bias, residual) =
             (aligned(bias, UNIT)?, residual.map(|residual| aligned(residual, UNIT)).transpose()?);
         let product = x.matmul(&weight.contiguous()?)?; // (rows, out); no other tensor shares its memory
@@ -138,7 +140,9 @@ mod ops {
             let device = x.0.device();
             let stream = device.cuda_stream();
             let shape = x.1.shape().clone();
-            let (x, weight, bias) = (view::<E>(x)?, view::<E>(weight)?, view::<E>(bias)?);
+            let x = view::<E>(x)?;
+            let weight = view::<E>(weight)?;
+            let bias = view::<E>(bias)?;
             // SAFETY: the kernel writes every element.
             let mut out = unsafe { device.alloc::<E>(shape.elem_count())? };
             let function = function(&stream, &self.launch)?;
@@ -177,7 +181,9 @@ mod ops {
             bias: &CudaStorage,
             bias_layout: &Layout,
         ) -> Result<(CudaStorage, Shape)> {
-            let (x, weight, bias) = ((x, x_layout), (weight, weight_layout), (bias, bias_layout));
+            let x = (x, x_layout);
+            let weight = (weight, weight_layout);
+            let bias = (bias, bias_layout);
             match x.0.dtype() {
                 DType::F16 => self.run::<f16>(x, weight, bias),
                 DType::BF16 => self.run::<bf16>(x, weight, bias),

@@ -256,7 +256,8 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for KeepLarge<A> {
         // for what is copied. A block serves every request of its size.
         unsafe {
             let new_layout = Layout::from_size_align_unchecked(new_size, layout.align());
-            let (old, new) = (Size::of(layout), Size::of(new_layout));
+            let old = Size::of(layout);
+            let new = Size::of(new_layout);
             match (old, new) {
                 (None, None) => return self.inner.realloc(block, layout, new_size),
                 (Some(old), Some(new)) if old.bytes() == new.bytes() => return block,

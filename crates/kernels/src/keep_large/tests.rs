@@ -56,7 +56,9 @@ fn sizes_hold_what_was_asked_for_and_little_more() {
 #[test]
 fn blocks_do_not_overlap_and_the_peak_is_hardly_above_what_was_used() {
     let allocator = KeepLarge::new(Counted::default());
-    let (mut live, mut used, mut most) = (vec![], 0, 0);
+    let mut live = vec![];
+    let mut used = 0;
+    let mut most = 0;
     let mut state = 1u64;
     let mut random = |n: usize| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

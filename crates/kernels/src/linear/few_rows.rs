@@ -159,7 +159,8 @@ pub(super) fn row_products<E: Element>(x: &[f32], table: &[E], depth: usize, out
     if out.is_empty() {
         return;
     }
-    let (width, arch) = (table.len() / depth, isa::arch());
+    let width = table.len() / depth;
+    let arch = isa::arch();
     // Computed as (width, rows) first, so that each task's results are contiguous.
     let rows = x.len() / depth;
     let mut products = vec![0f32; out.len()];

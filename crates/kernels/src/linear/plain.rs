@@ -51,7 +51,9 @@ impl CpuOp<3> for Linear {
         grad: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
         // Detached, so that the gradient keeps no graph for a second derivative.
-        let (x, weight, grad) = (x.detach(), weight.detach().contiguous()?, grad.detach().contiguous()?);
+        let x = x.detach();
+        let weight = weight.detach().contiguous()?;
+        let grad = grad.detach().contiguous()?;
         Ok([Some(matmul(&grad, &weight.t()?)?), Some(matmul(&x.t()?, &grad)?), Some(column_sums(&grad)?)])
     }
 }
@@ -163,7 +165,8 @@ pub(crate) fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if !cpu_f32(&[a, b]) || !cpu_product(&[a, b]) {
         return candles_matmul(a, b);
     }
-    let (m, n) = (a.dims2()?.0, b.dims2()?.1);
+    let m = a.dims2()?.0;
+    let n = b.dims2()?.1;
     let guards = [a, b].map(Tensor::storage_and_layout);
     let [a, b] = guards.each_ref().map(|(storage, layout)| match &**storage {
         Storage::Cpu(CpuStorage::F32(data)) => Ok(Matrix {
@@ -184,7 +187,8 @@ pub(super) fn in_f32<E: Element>(x: &[E]) -> Cow<'_, [f32]> {
         return Cow::Borrowed(x);
     }
     let mut wide = vec![0.0; x.len()];
-    let (arch, pairs) = (isa::arch(), wide.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)));
+    let arch = isa::arch();
+    let pairs = wide.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK));
     pairs.for_each(|(to, from)| arch.dispatch(Widen { from, to }));
     Cow::Owned(wide)
 }

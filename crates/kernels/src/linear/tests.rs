@@ -51,14 +51,18 @@ fn products_are_what_f64_gives() -> Result<()> {
 
 #[test]
 fn gradients_are_what_plain_operations_give() -> Result<()> {
-    let (x, w, b, r) = (numbers((2, 5, 6), 1)?, numbers((6, 4), 2)?, numbers(4, 3)?, numbers((2, 5, 4), 4)?);
+    let x = numbers((2, 5, 6), 1)?;
+    let w = numbers((6, 4), 2)?;
+    let b = numbers(4, 3)?;
+    let r = numbers((2, 5, 4), 4)?;
     let vars = [Var::from_tensor(&x)?, Var::from_tensor(&w)?, Var::from_tensor(&b)?, Var::from_tensor(&r)?];
     let [x, w, b, r] = &vars;
     let plain = (r.as_tensor() + x.reshape((10, 6))?.matmul(w)?.reshape((2, 5, 4))?.broadcast_add(b)?)?;
     let expected = plain.sqr()?.sum_all()?.backward()?;
     let got = linear_onto(r, x, w, b)?.sqr()?.sum_all()?.backward()?;
     for var in &vars {
-        let (got, expected) = (got.get(var).expect("a gradient"), expected.get(var).expect("a gradient"));
+        let got = got.get(var).expect("a gradient");
+        let expected = expected.get(var).expect("a gradient");
         assert!(error(got, &wide(expected)?)? <= 1e-6);
     }
     Ok(())
@@ -67,12 +71,14 @@ fn gradients_are_what_plain_operations_give() -> Result<()> {
 /// The columns of a wider weight that a block uses when it computes the last position only.
 #[test]
 fn columns_of_a_weight_get_their_gradient_and_the_others_none() -> Result<()> {
-    let (x, w) = (numbers((5, 6), 1)?, Var::from_tensor(&numbers((6, 9), 2)?)?);
+    let x = numbers((5, 6), 1)?;
+    let w = Var::from_tensor(&numbers((6, 9), 2)?)?;
     let b = numbers(4, 3)?;
     let got = linear(&x, &w.narrow(1, 3, 4)?, &b)?.sqr()?.sum_all()?.backward()?;
     let plain = x.matmul(&w.narrow(1, 3, 4)?.contiguous()?)?.broadcast_add(&b)?;
     let expected = plain.sqr()?.sum_all()?.backward()?;
-    let (got, expected) = (got.get(&w).expect("a gradient"), expected.get(&w).expect("a gradient"));
+    let got = got.get(&w).expect("a gradient");
+    let expected = expected.get(&w).expect("a gradient");
     assert!(error(got, &wide(expected)?)? <= 1e-6);
     Ok(())
 }
@@ -80,7 +86,9 @@ fn columns_of_a_weight_get_their_gradient_and_the_others_none() -> Result<()> {
 #[test]
 fn the_bits_do_not_depend_on_the_number_of_threads() -> Result<()> {
     for rows in [1, 5, 64] {
-        let (x, w, b) = (numbers((rows, 700), 1)?, numbers((700, 900), 2)?, numbers(900, 3)?);
+        let x = numbers((rows, 700), 1)?;
+        let w = numbers((700, 900), 2)?;
+        let b = numbers(900, 3)?;
         let run = |threads: usize| -> Result<Vec<Vec<f32>>> {
             pool(threads).install(|| linear(&x, &w, &b))?.to_vec2()
         };
@@ -98,8 +106,11 @@ fn halves_differ_from_f64_by_one_rounding() -> Result<()> {
     for (dtype, rounding) in [(DType::F16, 2f64.powi(-11)), (DType::BF16, 2f64.powi(-8))] {
         for (rows, k, n) in [(1, 3072, 70), (3, 100, 1030), (8, 65, 33), (9, 65, 33), (70, 300, 100)] {
             let half = |shape: &[usize], salt| numbers(shape, salt)?.to_dtype(dtype);
-            let (x, w, b) = (half(&[rows, k], 1)?, half(&[k, n], 2)?, half(&[n], 3)?);
-            let (residual, table) = (half(&[rows, n], 4)?, half(&[n, k], 5)?);
+            let x = half(&[rows, k], 1)?;
+            let w = half(&[k, n], 2)?;
+            let b = half(&[n], 3)?;
+            let residual = half(&[rows, n], 4)?;
+            let table = half(&[n, k], 5)?;
             let plain = wide(&x)?.matmul(&wide(&w)?)?.broadcast_add(&wide(&b)?)?;
             let case = format!("{dtype:?}, {rows} rows, {k} x {n}");
             assert!(error(&linear(&x, &w, &b)?, &plain)? <= 1.01 * rounding, "{case}");
@@ -123,10 +134,13 @@ fn halves_differ_from_f64_by_one_rounding() -> Result<()> {
 /// Candle on Arm would add up these 768 products in f16.
 #[test]
 fn gradients_in_f16_lose_little_more_than_their_rounding() -> Result<()> {
-    let (x, table, factor) = (numbers((200, 256), 1)?, numbers((768, 256), 2)?, numbers((200, 768), 3)?);
+    let x = numbers((200, 256), 1)?;
+    let table = numbers((768, 256), 2)?;
+    let factor = numbers((200, 768), 3)?;
     let gradients = |dtype| -> Result<[Tensor; 2]> {
         let to = |x: &Tensor| x.to_dtype(DType::F16)?.to_dtype(dtype);
-        let (x, table) = (Var::from_tensor(&to(&x)?)?, Var::from_tensor(&to(&table)?)?);
+        let x = Var::from_tensor(&to(&x)?)?;
+        let table = Var::from_tensor(&to(&table)?)?;
         let gradients = (linear_transposed(&x, &table)? * to(&factor)?)?.sum_all()?.backward()?;
         Ok([&x, &table].map(|of| gradients.get(of).expect("a gradient").clone()))
     };
@@ -139,7 +153,8 @@ fn gradients_in_f16_lose_little_more_than_their_rounding() -> Result<()> {
 
 #[test]
 fn no_rows_give_no_rows() -> Result<()> {
-    let (w, b) = (numbers((6, 4), 2)?, numbers(4, 3)?);
+    let w = numbers((6, 4), 2)?;
+    let b = numbers(4, 3)?;
     for shape in [vec![0, 6], vec![2, 0, 6]] {
         let x = Tensor::zeros(shape.clone(), DType::F32, &Device::Cpu)?;
         let mut expected = shape;
@@ -164,7 +179,8 @@ fn nan_and_infinity_come_through() -> Result<()> {
 
 #[test]
 fn shapes_that_do_not_fit_are_named() -> Result<()> {
-    let (x, w) = (numbers((2, 5), 1)?, numbers((6, 4), 2)?);
+    let x = numbers((2, 5), 1)?;
+    let w = numbers((6, 4), 2)?;
     let message = linear(&x, &w, &numbers(4, 3)?).expect_err("5 is not 6").to_string();
     assert!(message.contains("[2, 5]") && message.contains('6'), "{message}");
     let message = linear(&numbers((2, 6), 1)?, &w, &numbers(3, 3)?).expect_err("3 is not 4").to_string();
@@ -178,7 +194,8 @@ fn shapes_that_do_not_fit_are_named() -> Result<()> {
 /// The few-rows kernel has no backward pass, so it does not run if any operand is trained.
 #[test]
 fn few_rows_pass_gradients_to_whichever_operand_learns() -> Result<()> {
-    let (x, weight) = (numbers((2, 5), 1)?, numbers((4, 5), 9)?);
+    let x = numbers((2, 5), 1)?;
+    let weight = numbers((4, 5), 9)?;
     let learns = Var::from_tensor(&x)?;
     let gradients = linear_transposed(&learns, &weight)?.sum_all()?.backward()?;
     let of_x = gradients.get(&learns).expect("a gradient of x");

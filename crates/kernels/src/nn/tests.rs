@@ -16,7 +16,8 @@ fn a_linear_layer_is_candles_in_each_dtype_and_rank() -> Result<()> {
         for shape in [vec![64], vec![3, 64], vec![2, 5, 64], vec![2, 3, 5, 64]] {
             for with_bias in [true, false] {
                 let of = |shape: &[usize], salt| numbers(shape, salt)?.to_dtype(dtype);
-                let (w, x) = (of(&[33, 64], 1)?, of(&shape, 3)?);
+                let w = of(&[33, 64], 1)?;
+                let x = of(&shape, 3)?;
                 let bias = with_bias.then(|| of(&[33], 2)).transpose()?;
                 let ours = Linear::new(w.clone(), bias.clone())?;
                 assert!(ours.weight().is_frozen());
@@ -39,7 +40,9 @@ fn a_linear_layer_is_candles_in_each_dtype_and_rank() -> Result<()> {
 
 #[test]
 fn halves_meet_other_weights_in_f32() -> Result<()> {
-    let (w, x, gate) = (numbers((32, 64), 1)?, numbers((7, 64), 2)?, numbers((7, 32), 3)?);
+    let w = numbers((32, 64), 1)?;
+    let x = numbers((7, 64), 2)?;
+    let gate = numbers((7, 32), 3)?;
     let quantized = Linear::new(w.clone(), None)?.quantized(BlockFormat::Q8_0)?;
     let half = Linear::new(w.to_dtype(DType::F16)?, Some(numbers(32, 4)?.to_dtype(DType::F16)?))?;
     for layer in [quantized, half] {
@@ -62,7 +65,8 @@ fn halves_meet_other_weights_in_f32() -> Result<()> {
 
 #[test]
 fn a_weight_the_wrong_way_round_is_an_error_where_it_can_be_told() -> Result<()> {
-    let (weight, bias) = (numbers((64, 96), 1)?, numbers(64, 2)?);
+    let weight = numbers((64, 96), 1)?;
+    let bias = numbers(64, 2)?;
     let of_bias = Linear::new(weight.t()?, Some(bias)).expect_err("the bias does not fit").to_string();
     assert!(of_bias.contains("96") && of_bias.contains("transposed"), "{of_bias}");
     let layer = Linear::new(weight.t()?, None)?;
@@ -80,8 +84,10 @@ fn variables_stay_plain_and_learn() -> Result<()> {
     let vb = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
     let table = super::embedding(11, 8, vb.pp("table"))?;
     let norm = super::layer_norm(8, 1e-5, vb.pp("norm"))?;
-    let (gate, up) = (super::linear(8, 12, vb.pp("gate"))?, super::linear_no_bias(8, 12, vb.pp("up"))?);
-    let (down, rms) = (super::linear(12, 8, vb.pp("down"))?, super::rms_norm(8, 1e-6, vb.pp("rms"))?);
+    let gate = super::linear(8, 12, vb.pp("gate"))?;
+    let up = super::linear_no_bias(8, 12, vb.pp("up"))?;
+    let down = super::linear(12, 8, vb.pp("down"))?;
+    let rms = super::rms_norm(8, 1e-6, vb.pp("rms"))?;
     assert!(!gate.weight().is_frozen() && table.weight().is_variable());
     let ids = Tensor::new(&[[3u32, 10, 0], [5, 5, 1]], &Device::Cpu)?;
     let x = table.forward(&ids)?;
@@ -107,7 +113,8 @@ fn variables_stay_plain_and_learn() -> Result<()> {
     let expected = y.matmul(&get("table.weight").t()?)?.sqr()?.mean_all()?;
 
     assert!(error(&loss, &wide(&expected)?)? < 1e-5);
-    let (got, expected) = (loss.backward()?, expected.backward()?);
+    let got = loss.backward()?;
+    let expected = expected.backward()?;
     for (name, var) in map.data().lock().expect("no panic").iter() {
         let expected = expected.get(var).expect("a gradient");
         let off = error(got.get(var).expect("a gradient"), &wide(expected)?)?;
@@ -129,7 +136,8 @@ fn candles_layers_become_ours_with_the_same_results() -> Result<()> {
     let theirs = candle_nn::Embedding::new(numbers((7, 40), 1)?, 40);
     let ids = Tensor::new(&[[[0u32, 6]]], &Device::Cpu)?;
     near(Embedding::try_from(theirs.clone())?.forward(&ids)?, theirs.forward(&ids)?)?;
-    let (w, b) = (numbers(40, 3)?, numbers(40, 4)?);
+    let w = numbers(40, 3)?;
+    let b = numbers(40, 4)?;
     for theirs in [
         candle_nn::LayerNorm::new(w.clone(), b, 1e-5),
         candle_nn::LayerNorm::new_no_bias(w.clone(), 1e-5),
@@ -177,7 +185,8 @@ fn a_ggml_weight_is_multiplied_as_candle_does() -> Result<()> {
 
 #[test]
 fn a_model_is_held_as_it_is_wanted_while_it_loads() -> Result<()> {
-    let (table, x) = (numbers((50, 64), 1)?, numbers((3, 64), 2)?);
+    let table = numbers((50, 64), 1)?;
+    let x = numbers((3, 64), 2)?;
     let tensors = [("table.weight", table.clone()), ("out.weight", numbers((7, 64), 3)?)];
     let tensors = tensors.map(|(name, tensor)| (name.to_owned(), tensor)).into();
     let vb = VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
@@ -208,7 +217,9 @@ fn a_model_is_held_as_it_is_wanted_while_it_loads() -> Result<()> {
 /// Formats without a product of ours are multiplied by Candle's.
 #[test]
 fn every_format_of_a_gguf_file_has_a_product() -> Result<()> {
-    let (w, x, residual) = (numbers((40, 256), 1)?, numbers((3, 256), 2)?, numbers((3, 40), 3)?);
+    let w = numbers((40, 256), 1)?;
+    let x = numbers((3, 256), 2)?;
+    let residual = numbers((3, 40), 3)?;
     for format in [GgmlDType::Q4_1, GgmlDType::Q5_1, GgmlDType::Q3K, GgmlDType::Q8_0, GgmlDType::F16] {
         let tensor = std::sync::Arc::new(QTensor::quantize(&w, format)?);
         let widened = tensor.dequantize(&Device::Cpu)?;

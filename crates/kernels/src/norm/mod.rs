@@ -95,7 +95,8 @@ impl Norm {
             return Ok(None);
         }
         note(|| self.explained(x, ours("one pass"), None));
-        let (x, weight) = (x.contiguous()?, weight.contiguous()?);
+        let x = x.contiguous()?;
+        let weight = weight.contiguous()?;
         Ok(Some(match bias {
             Some(bias) => x.apply_op3(&weight, &bias.contiguous()?, OnCpu(self))?,
             None => x.apply_op2(&weight, OnCpu(self))?,

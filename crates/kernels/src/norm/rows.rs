@@ -27,8 +27,11 @@ impl Norm {
             _ => {}
         }
         let shape = x.shape().clone();
-        let (x, weight, bias) = (x.slice()?, weight.slice()?, bias.map(Input::slice).transpose()?);
-        let (width, arch) = (weight.len(), isa::arch());
+        let x = x.slice()?;
+        let weight = weight.slice()?;
+        let bias = bias.map(Input::slice).transpose()?;
+        let width = weight.len();
+        let arch = isa::arch();
         let row = |i: usize, out: &mut [MaybeUninit<f32>]| {
             arch.dispatch(Row { norm: self, x: &x[i * width..(i + 1) * width], weight, bias, out });
         };
@@ -51,8 +54,10 @@ impl Norm {
         let x = x.slice::<E>()?;
         let wide =
             |input: Input| Ok::<Vec<f32>, Error>(input.slice::<E>()?.iter().map(|x| x.to_f32()).collect());
-        let (weight, bias) = (wide(weight)?, bias.map(wide).transpose()?);
-        let (width, arch) = (weight.len(), isa::arch());
+        let weight = wide(weight)?;
+        let bias = bias.map(wide).transpose()?;
+        let width = weight.len();
+        let arch = isa::arch();
         let mut out = vec![E::from_f32(0.0); x.len()];
         out.par_chunks_mut(ROWS * width).zip(x.par_chunks(ROWS * width)).for_each(|(out, x)| {
             arch.dispatch(HalfRows { norm: self, x, weight: &weight, bias: bias.as_deref(), out });
@@ -65,7 +70,8 @@ impl Norm {
         let width = weight.elem_count();
         let rows = (x.elem_count() / width, width);
         // Detached, so that the gradient keeps no graph for a second derivative.
-        let (flat, grad) = (x.detach().reshape(rows)?, grad.detach().contiguous()?.reshape(rows)?);
+        let flat = x.detach().reshape(rows)?;
+        let grad = grad.detach().contiguous()?.reshape(rows)?;
         let [dx, d_weight, d_bias] = self.gradients(&flat, &weight.detach(), &grad)?;
         Ok([dx.reshape(x.shape())?, d_weight, d_bias])
     }
@@ -85,7 +91,8 @@ impl Norm {
             let chunk = ROWS * width;
             let chunks = dx.par_chunks_mut(chunk).zip(x.par_chunks(chunk).zip(grad.par_chunks(chunk)));
             let partial = chunks.map(|(dx, (x, grad))| {
-                let (mut d_weight, mut d_bias) = (vec![0f32; width], vec![0f32; width]);
+                let mut d_weight = vec![0f32; width];
+                let mut d_bias = vec![0f32; width];
                 arch.dispatch(|| {
                     let rows =
                         dx.chunks_exact_mut(width).zip(x.chunks_exact(width).zip(grad.chunks_exact(width)));
@@ -188,7 +195,8 @@ impl<E: Element> WithSimd for HalfRows<'_, E> {
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { norm, x, weight, bias, out } = self;
         let width = weight.len();
-        let (mut wide, mut y) = (vec![0.0; width], vec![0.0; width]);
+        let mut wide = vec![0.0; width];
+        let mut y = vec![0.0; width];
         for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
             E::widen(x, &mut wide);
             let (mean, factor) = norm.mean_and_factor(simd, &wide);

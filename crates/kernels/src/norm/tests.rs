@@ -31,7 +31,8 @@ fn values_and_gradients_are_those_of_f64() -> Result<()> {
                     Var::from_tensor(&numbers.to_dtype(dtype)?)
                 };
                 let x = var(6 * width, 1, vec![2, 3, width])?;
-                let (w, b) = (var(width, 2, vec![width])?, var(width, 3, vec![width])?);
+                let w = var(width, 2, vec![width])?;
+                let b = var(width, 3, vec![width])?;
                 let bias = (kind == "layer norm").then_some(b.as_tensor());
                 let y = match kind {
                     "RMS norm" => rms_norm(&x, &w, eps)?,
@@ -67,11 +68,14 @@ fn halves_are_computed_in_f32_and_rounded_once() -> Result<()> {
     for (dtype, rounding) in [(DType::F16, 2f64.powi(-11)), (DType::BF16, 2f64.powi(-8))] {
         for (rows, width) in [(1, 7), (3, 33), (20, 768)] {
             let half = |shape: &[usize], salt| numbers(shape, salt)?.to_dtype(dtype);
-            let (x, w, b) = (half(&[rows, width], 1)?, half(&[width], 2)?, half(&[width], 3)?);
+            let x = half(&[rows, width], 1)?;
+            let w = half(&[width], 2)?;
+            let b = half(&[width], 3)?;
             let layer = |x: &Tensor, w: &Tensor, b: &Tensor| {
                 layer_norm(x, w, Some(b), 1e-5, Dispatch::of(Implementation::Auto, x))
             };
-            let (wide_x, wide_w) = (wide(&x)?, wide(&w)?);
+            let wide_x = wide(&x)?;
+            let wide_w = wide(&w)?;
             for (got, expected) in [
                 (layer(&x, &w, &b)?, layer(&wide_x, &wide_w, &wide(&b)?)?),
                 (rms_norm(&x, &w, 1e-5)?, rms_norm(&wide_x, &wide_w, 1e-5)?),

@@ -39,7 +39,8 @@ impl<'a> Tiles<'a> {
         rows: usize,
         w: &'a Panels<E>,
     ) -> Option<Self> {
-        let (x, w) = (x.as_bf16s()?, (w as &dyn Any).downcast_ref::<Panels<bf16>>()?);
+        let x = x.as_bf16s()?;
+        let w = (w as &dyn Any).downcast_ref::<Panels<bf16>>()?;
         assert!(x.len() >= rows * w.depth());
         (isa.has_tiles() && w.depth() > 0 && w.depth().is_multiple_of(STEP)).then_some(Self { x, w })
     }
@@ -67,7 +68,8 @@ impl Sums for Tiles<'_> {
         scratch: &mut Scratch,
         mut out: Part<O>,
     ) {
-        let (x, strips) = (&self.x[rows.start * self.w.depth()..], self.w.starting_at(panels.start));
+        let x = &self.x[rows.start * self.w.depth()..];
+        let strips = self.w.starting_at(panels.start);
         let sums = room(&mut scratch.sums, rows.len() * PANELS * PANEL);
         // SAFETY: these factors exist only where AMX is available.
         unsafe { sum(x, rows.len(), strips, self.w.depth(), sums) };

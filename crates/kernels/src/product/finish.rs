@@ -68,7 +68,8 @@ impl<E: Stored> Part<'_, E> {
     #[inline(always)]
     pub(super) fn write<S: Lanes>(&mut self, simd: S, first: usize, sums: &[f32], stride: usize) {
         let Destination { finish: Finish { bias, activation, join, onto }, width, out } = *self.result;
-        let (rows, columns) = (sums.len() / stride, self.columns.len());
+        let rows = sums.len() / stride;
+        let columns = self.columns.len();
         assert!(stride.is_multiple_of(PANEL) && columns <= stride && first + rows <= self.rows.len());
         for (group, sums) in sums.chunks(ROWS * stride).enumerate() {
             let start = (self.rows.start + first + group * ROWS) * width + self.columns.start;

@@ -30,7 +30,8 @@ pub(crate) fn new_product<X: Stored, E: Stored>(
 ) -> Vec<X> {
     let depth = w.depth();
     assert!(x.len().is_multiple_of(depth) && !finish.onto, "a product of whole rows onto nothing");
-    let (rows, count) = (x.len() / depth, x.len() / depth * columns.len());
+    let rows = x.len() / depth;
+    let count = x.len() / depth * columns.len();
     let mut out = Vec::with_capacity(count);
     // SAFETY: there is room for `count` numbers, and the product writes all of them.
     unsafe {
@@ -47,7 +48,8 @@ pub(crate) fn multiply(out: &mut [f32], onto: bool, a: Matrix, b: Matrix) {
 
 /// [`multiply`] on an instruction set; where `gemm` computes it, that takes the fastest.
 pub(super) fn multiply_on(isa: Isa, out: &mut [f32], onto: bool, a: Matrix, b: Matrix) {
-    let ([m, k], [depth, n]) = (a.shape, b.shape);
+    let [m, k] = a.shape;
+    let [depth, n] = b.shape;
     assert!(k == depth && m.checked_mul(n) == Some(out.len()) && a.is_whole() && b.is_whole());
     if !isa.gemm_is_as_fast() {
         let b = Panels::pack(b.data, (k, n), b.strides.into());

@@ -40,7 +40,8 @@ pub(crate) trait Halves: Simd {
     /// There is room for `F32_LANES` numbers at `to`, which may hold nothing yet.
     #[inline(always)]
     unsafe fn write_f16s(self, vector: Self::f32s, to: *mut f16) {
-        let (mut wide, mut rounded) = ([0.0; 16], [f16::ZERO; 16]);
+        let mut wide = [0.0; 16];
+        let mut rounded = [f16::ZERO; 16];
         self.partial_store_f32s(&mut wide[..Self::F32_LANES], vector);
         Element::narrow(&wide[..Self::F32_LANES], &mut rounded[..Self::F32_LANES]);
         // SAFETY: the caller guarantees the room.
@@ -54,7 +55,8 @@ pub(crate) trait Halves: Simd {
     /// The code is compiled for the instruction that this uses, and the processor has it.
     #[inline(always)]
     unsafe fn dot_pairs(self, x: Self::f32s, w: Self::f32s, sum: Self::f32s) -> Self::f32s {
-        let (x, w) = (self.transmute_u32s_f32s(x), self.transmute_u32s_f32s(w));
+        let x = self.transmute_u32s_f32s(x);
+        let w = self.transmute_u32s_f32s(w);
         let odd = |pairs| self.transmute_f32s_u32s(self.and_u32s(pairs, self.splat_u32s(0xffff_0000)));
         let even = |pairs| self.transmute_f32s_u32s(self.wrapping_dyn_shl_u32s(pairs, self.splat_u32s(16)));
         self.mul_add_e_f32s(even(x), even(w), self.mul_add_e_f32s(odd(x), odd(w), sum))
@@ -195,7 +197,8 @@ impl Stored for bf16 {
 
     #[inline(always)]
     unsafe fn write<S: Halves>(simd: S, vector: S::f32s, to: *mut Self) {
-        let (mut wide, mut rounded) = ([0.0; PANEL], [bf16::ZERO; PANEL]);
+        let mut wide = [0.0; PANEL];
+        let mut rounded = [bf16::ZERO; PANEL];
         simd.partial_store_f32s(&mut wide[..S::F32_LANES], vector);
         bf16::narrow(&wide, &mut rounded);
         // SAFETY: the caller guarantees the room.

@@ -87,7 +87,8 @@ impl<'a> Matrix<'a> {
 
     /// The transpose.
     pub(crate) fn t(self) -> Self {
-        let ([rows, columns], [row, column]) = (self.shape, self.strides);
+        let [rows, columns] = self.shape;
+        let [row, column] = self.strides;
         Self { shape: [columns, rows], strides: [column, row], ..self }
     }
 

@@ -93,7 +93,8 @@ impl Packed {
         }
         let out = Shared(memory.as_mut_ptr());
         team::for_each(rows.div_ceil(group), |i| {
-            let (out, rows) = (&out, i * group..((i + 1) * group).min(rows));
+            let out = &out;
+            let rows = i * group..((i + 1) * group).min(rows);
             let len = rows.len() * per_row;
             // SAFETY: there is room for all rows, which may hold nothing yet, and each task writes its own.
             let out = unsafe { std::slice::from_raw_parts_mut(out.0.add(rows.start * per_row).cast(), len) };
@@ -185,7 +186,8 @@ impl<E: Stored> Sums for PackedRows<'_, E> {
         scratch: &mut Scratch,
         mut out: Part<O>,
     ) {
-        let (from, depth) = (self.w.starting_at(panels.start), self.w.rows());
+        let from = self.w.starting_at(panels.start);
+        let depth = self.w.rows();
         let x = self.x.starting_at(rows.start);
         let count = panels.len();
         let sums = room(&mut scratch.sums, rows.len() * count * PANEL);
@@ -221,7 +223,8 @@ impl<'a> PackedPairs<'a> {
         rows: usize,
         w: &'a Panels<E>,
     ) -> Option<Self> {
-        let (data, w) = (x.as_bf16s()?, (w as &dyn Any).downcast_ref::<Panels<bf16>>()?);
+        let data = x.as_bf16s()?;
+        let w = (w as &dyn Any).downcast_ref::<Panels<bf16>>()?;
         // A tile takes two pairs at a time.
         let depth = w.depth() / 2;
         let suits = depth > 0 && w.depth().is_multiple_of(4);
@@ -251,7 +254,8 @@ impl Sums for PackedPairs<'_> {
         scratch: &mut Scratch,
         out: Part<O>,
     ) {
-        let (count, depth) = (panels.len(), self.x.depth);
+        let count = panels.len();
+        let depth = self.x.depth;
         let sums = room(&mut scratch.sums, rows.len() * count * PANEL);
         let (panels, later) = self.w.pairs(panels.start).split_at(count * depth * PANEL);
         let next = Ahead::new(later, if rows.len() > S::ROWS { panels.len() } else { 0 });
@@ -283,9 +287,11 @@ fn sum<S: Lanes, E: Factor, O: Stored>(
     mut out: Part<O>,
 ) {
     let packed = rows::packed_len(depth);
-    let (stride, panel) = (count * PANEL, depth * PANEL);
+    let stride = count * PANEL;
+    let panel = depth * PANEL;
     assert!(x.len() >= rows * packed && sums.len() >= rows * stride && panels.len() >= count * depth * PANEL);
-    let (whole, last) = (tile(S::ROWS.min(rows), count), tile((rows - 1) % S::ROWS + 1, count));
+    let whole = tile(S::ROWS.min(rows), count);
+    let last = tile((rows - 1) % S::ROWS + 1, count);
     for k in (0..depth).step_by(DEPTH) {
         let panels = panels[k * PANEL..].as_ptr();
         let steps = DEPTH.min(depth - k);

@@ -21,7 +21,8 @@ fn wide<E: Stored>(x: &[E]) -> Vec<f64> {
 
 /// `x·W` from the definition.
 fn definition(x: &[f64], w: &[f64], depth: usize) -> Vec<f64> {
-    let (rows, width) = (x.len() / depth, w.len() / depth);
+    let rows = x.len() / depth;
+    let width = w.len() / depth;
     let mut out = vec![0.0; rows * width];
     for r in 0..rows {
         for k in 0..depth {
@@ -70,8 +71,10 @@ fn check<E: Stored>(isa: Isa) {
         (33, 544, 70),
         (150, 320, 96),
     ] {
-        let (x, w) = (numbers::<E>(rows * depth, 1), numbers::<E>(depth * width, 2));
-        let (bias, residual) = (numbers::<f32>(width, 3), numbers::<f32>(rows * width, 4));
+        let x = numbers::<E>(rows * depth, 1);
+        let w = numbers::<E>(depth * width, 2);
+        let bias = numbers::<f32>(width, 3);
+        let residual = numbers::<f32>(rows * width, 4);
         let packed = Panels::pack(&w, (depth, width), (width, 1));
         let plain = definition(&wide(&x), &wide(&w), depth);
         let case = format!("{} {}, {rows} x {depth} x {width}", isa.as_str(), std::any::type_name::<E>());
@@ -123,7 +126,8 @@ fn pairs_give_what_f64_gives() {
     for isa in Isa::available().into_iter().filter(|isa| has(*isa)) {
         let arch = isa.arch().expect("it is available");
         for (rows, depth, width) in [(1, 768, 96), (2, 4, 65), (5, 40, 33), (13, 516, 31), (97, 768, 130)] {
-            let (x, w) = (numbers::<bf16>(rows * depth, 1), numbers::<bf16>(depth * width, 2));
+            let x = numbers::<bf16>(rows * depth, 1);
+            let w = numbers::<bf16>(depth * width, 2);
             let packed = Panels::pack(&w, (depth, width), (width, 1));
             let x = Rows { data: &x, depth };
             // SAFETY: `has` has looked.
@@ -153,7 +157,8 @@ fn pairs_give_what_f64_gives() {
 #[test]
 fn subnormal_bf16s_count_as_0_where_the_processor_multiplies_them() {
     for isa in Isa::available() {
-        let (x, w) = (vec![bf16::from_bits(1); 64], vec![bf16::MAX; 64 * 16]);
+        let x = vec![bf16::from_bits(1); 64];
+        let w = vec![bf16::MAX; 64 * 16];
         let packed = Panels::pack(&w, (64, 16), (16, 1));
         let got = run::<_, f32>(isa, &x, &packed, 0..16, Finish::NOTHING, None);
         #[cfg(amx)]
@@ -173,7 +178,8 @@ fn subnormal_bf16s_count_as_0_where_the_processor_multiplies_them() {
 fn the_bits_depend_neither_on_threads_nor_on_the_other_rows() {
     fn check<E: Stored>(isa: Isa) {
         let (rows, depth, width) = (150, 608, 300);
-        let (x, w) = (numbers::<E>(rows * depth, 1), numbers::<E>(depth * width, 2));
+        let x = numbers::<E>(rows * depth, 1);
+        let w = numbers::<E>(depth * width, 2);
         let packed = Panels::pack(&w, (depth, width), (width, 1));
         let of = |x: &[E]| run::<E, f32>(isa, x, &packed, 0..width, Finish::NOTHING, None);
         let all = |threads: usize| pool(threads).install(|| of(&x));
@@ -193,11 +199,13 @@ fn the_bits_depend_neither_on_threads_nor_on_the_other_rows() {
 #[test]
 fn factors_may_be_transposed() {
     let (m, k, n) = (19, 70, 45);
-    let (a, b) = (numbers::<f32>(m * k, 1), numbers::<f32>(k * n, 2));
+    let a = numbers::<f32>(m * k, 1);
+    let b = numbers::<f32>(k * n, 2);
     let transposed = |x: &[f32], rows: usize, columns: usize| -> Vec<f32> {
         (0..rows * columns).map(|i| x[i % rows * columns + i / rows]).collect()
     };
-    let (a_t, b_t) = (transposed(&a, m, k), transposed(&b, k, n));
+    let a_t = transposed(&a, m, k);
+    let b_t = transposed(&b, k, n);
     let expected = definition(&wide(&a), &wide(&b), k);
     for (a, b) in [
         (Matrix::new(&a, m, k), Matrix::new(&b, k, n)),
@@ -221,8 +229,10 @@ fn factors_may_be_transposed() {
 fn halves_are_rounded_once_on_every_instruction_set() {
     fn check<E: Stored>(isa: Isa) {
         let (rows, depth, width) = (19, 30, 37);
-        let (x, w) = (numbers::<E>(rows * depth, 1), numbers::<E>(depth * width, 2));
-        let (bias, residual) = (numbers::<f32>(width, 3), numbers::<E>(rows * width, 4));
+        let x = numbers::<E>(rows * depth, 1);
+        let w = numbers::<E>(depth * width, 2);
+        let bias = numbers::<f32>(width, 3);
+        let residual = numbers::<E>(rows * width, 4);
         let wide: Vec<f32> = residual.iter().map(|x| x.to_f32()).collect();
         let packed = Panels::pack(&w, (depth, width), (width, 1));
         let finish = Finish { bias: Some(&bias), join: Some(Join::Add(&residual[..])), ..Finish::NOTHING };

@@ -132,7 +132,8 @@ fn affine(x: &[f32], most: f32) -> (f32, f32) {
         if spread <= 0.0 {
             continue;
         }
-        let (mut scale, mut min) = ((n * scx - sc * sx) / spread, (sc * scx - scc * sx) / spread);
+        let mut scale = (n * scx - sc * sx) / spread;
+        let mut min = (sc * scx - scc * sx) / spread;
         if min < 0.0 {
             (scale, min) = (scx / scc, 0.0);
         }
@@ -168,7 +169,8 @@ fn with_minima(x: &[f32], most: f32, out: &mut [u8]) -> [u8; 256] {
         |x: f32, unit: f32| if unit == 0.0 { 0.0 } else { (x / unit).round_ties_even().clamp(0.0, 63.0) };
     let mut codes = [0; 256];
     for (i, (line, x)) in lines.iter().zip(x.chunks_exact(32)).enumerate() {
-        let (s, m) = (part(line.0, scale), part(line.1, min));
+        let s = part(line.0, scale);
+        let m = part(line.1, min);
         for (code, x) in codes[i * 32..].iter_mut().zip(x) {
             *code = affine_code(*x, (s * scale, m * min), most) as u8;
         }
@@ -279,7 +281,8 @@ mod tests {
         let high = x.iter().fold(low, |high, x| high.max(*x));
         let centered_error =
             |scale: f32| -> f32 { x.iter().map(|x| (scale * centered_code(*x, scale) - x).powi(2)).sum() };
-        let (lines, scale) = ([15.0, 31.0].map(|most| (affine(x, most), most)), centered(x));
+        let lines = [15.0, 31.0].map(|most| (affine(x, most), most));
+        let scale = centered(x);
         for step in (-20i16..=20).map(|step| f32::from(step) / 10.0) {
             for (line, most) in lines {
                 let error = affine_error(x, ((high - low) / (most + step), -low), most);

@@ -98,7 +98,8 @@ impl BlockFormat {
             self.codes(block, &mut codes[..self.block_len()]);
             let parts = out.chunks_exact_mut(self.part()).zip(codes.chunks_exact(self.part()));
             for (i, (out, codes)) in parts.enumerate() {
-                let (scale, min) = (self.scale(block, i), self.minimum(block, i));
+                let scale = self.scale(block, i);
+                let min = self.minimum(block, i);
                 for (out, code) in out.iter_mut().zip(codes) {
                     *out = scale * (f32::from(*code) - self.offset()) - min;
                 }
@@ -163,7 +164,8 @@ impl BlockFormat {
                 }
             }
             Self::Q5K => {
-                let (fifth, low) = (&block[16..48], &block[48..176]);
+                let fifth = &block[16..48];
+                let low = &block[48..176];
                 for (out, codes) in out.chunks_exact_mut(64).zip(low.chunks_exact(32)) {
                     nibbles(codes, out);
                 }
@@ -175,7 +177,8 @@ impl BlockFormat {
             }
             Self::Q6K => {
                 for (half, out) in out.chunks_exact_mut(128).enumerate() {
-                    let (low, high) = (&block[half * 64..][..64], &block[128 + half * 32..][..32]);
+                    let low = &block[half * 64..][..64];
+                    let high = &block[128 + half * 32..][..32];
                     for (quarter, out) in out.chunks_exact_mut(32).enumerate() {
                         for (l, out) in out.iter_mut().enumerate() {
                             let low = low[quarter % 2 * 32 + l] >> (quarter / 2 * 4) & 15;
@@ -203,7 +206,9 @@ pub(super) fn six_bits(block: &[u8], i: usize) -> (u8, u8) {
     if i < 4 {
         (packed[i] & 63, packed[i + 4] & 63)
     } else {
-        let (both, scale, min) = (packed[i + 4], packed[i - 4], packed[i]);
+        let both = packed[i + 4];
+        let scale = packed[i - 4];
+        let min = packed[i];
         ((both & 15) | (scale >> 6) << 4, (both >> 4) | (min >> 6) << 4)
     }
 }

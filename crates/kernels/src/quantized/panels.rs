@@ -69,11 +69,13 @@ impl BlockPanels {
         (depth, width): (usize, usize),
         read: impl Fn(Range<usize>, &mut [u8]) -> Result<()> + Sync,
     ) -> Result<Self> {
-        let (bytes, row) = (panel_bytes(format, depth), depth / format.block_len() * format.block_bytes());
+        let bytes = panel_bytes(format, depth);
+        let row = depth / format.block_len() * format.block_bytes();
         let mut lines = Lines::zeroed(width.div_ceil(PANEL) * bytes);
         lines.as_mut_slice().par_chunks_mut(bytes).enumerate().try_for_each(|(panel, out)| {
             let outputs = panel * PANEL..((panel + 1) * PANEL).min(width);
-            let (mut rows, mut codes) = (vec![0; outputs.len() * row], vec![0; depth]);
+            let mut rows = vec![0; outputs.len() * row];
+            let mut codes = vec![0; depth];
             read(outputs, &mut rows)?;
             for (output, row) in rows.chunks_exact(row).enumerate() {
                 put_row(format, row, output, &mut codes, out);
@@ -118,7 +120,9 @@ impl BlockPanels {
 
     fn output_of<C: Code>(&self, j: usize, out: &mut [f32]) {
         assert!(j < self.width && out.len() <= self.depth);
-        let (panel, output, blocks) = (self.panel(j / PANEL), j % PANEL, self.blocks());
+        let panel = self.panel(j / PANEL);
+        let output = j % PANEL;
+        let blocks = self.blocks();
         let (codes, scales) = panel.split_at(blocks * C::CODES);
         for (i, part) in out.chunks_mut(BLOCK / C::PARTS).enumerate() {
             let block = i / C::PARTS;

@@ -126,7 +126,8 @@ impl<C: Code> Work for ShareOut<'_, C> {
         let x = Activations::<V::Wide>::new(isa, x);
         let most = (ROWS / (w.depth() * size_of::<V::Wide>()) / V::ROWS).max(4) * V::ROWS;
         let height = rows.div_ceil(rows.div_ceil(most)).next_multiple_of(V::ROWS);
-        let (blocks, strips) = (rows.div_ceil(height), panels.div_ceil(V::PANELS));
+        let blocks = rows.div_ceil(height);
+        let strips = panels.div_ceil(V::PANELS);
         let parts = (threads * TASKS_PER_THREAD).div_ceil(blocks).clamp(1, strips);
         team::for_each(blocks * parts, |i| {
             let (block, part) = (i / parts, i % parts);
@@ -177,7 +178,8 @@ impl<C: Code> Work for Few<'_, C> {
         let sums = room(&mut scratch.sums, rows * width);
         for (i, panel) in panels.clone().enumerate() {
             let panel = shared.panel(panel);
-            let (blocks, out) = (shared.w.blocks(), &mut sums[i * PANEL..]);
+            let blocks = shared.w.blocks();
+            let out = &mut sums[i * PANEL..];
             // SAFETY: as the caller of `run` guarantees; the rows and the sums are as long as needed.
             unsafe {
                 match rows {
@@ -208,7 +210,8 @@ impl<C: Code, X: Wide> Work for Many<'_, C, X> {
     #[inline(always)]
     unsafe fn run<V: Vectors>(self) {
         let Self { shared, x, rows, panels, scratch } = self;
-        let (depth, blocks) = (shared.w.depth(), shared.w.blocks());
+        let depth = shared.w.depth();
+        let blocks = shared.w.blocks();
         assert!(size_of::<X>() == size_of::<V::Wide>() && x.codes.len() >= rows.end * depth);
         let step = 4 / size_of::<X>();
         let wide_len = depth / step * GROUP;

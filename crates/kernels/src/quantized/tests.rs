@@ -37,7 +37,8 @@ fn run(isa: Isa, x: &[f32], w: &BlockPanels, finish: Finish<f32>) -> Vec<f32> {
 fn products_are_those_of_the_codes_and_scales() {
     for &format in BlockFormat::ALL {
         let (depth, width, rows) = (768, 50, 9);
-        let (w, x) = (panels(format, (depth, width)), numbers(rows * depth, 3));
+        let w = panels(format, (depth, width));
+        let x = numbers(rows * depth, 3);
         let codes = Activations::<i8>::new(Isa::Portable, &x);
         let x_at = |i: usize| f64::from(codes.codes[i]) * f64::from(codes.scales[i / 32]);
         let got = run(Isa::current(), &x, &w, Finish::NOTHING);
@@ -106,8 +107,10 @@ fn activations_are_rounded_to_the_nearest_code_on_every_instruction_set() {
 fn the_bits_are_the_same_on_every_instruction_set_for_any_threads_and_any_rows() {
     for &format in BlockFormat::ALL {
         for (depth, width) in [(256, 16), (512, 70), (768, 130)] {
-            let (w, x) = (panels(format, (depth, width)), numbers(23 * depth, 3));
-            let (bias, residual) = (numbers(width, 11), numbers(23 * width, 13));
+            let w = panels(format, (depth, width));
+            let x = numbers(23 * depth, 3);
+            let bias = numbers(width, 11);
+            let residual = numbers(23 * width, 13);
             let finish = |rows: usize| Finish {
                 bias: Some(&bias),
                 activation: None,
@@ -163,7 +166,8 @@ fn panels_hold_the_weights_of_the_blocks() {
         let data = numbers(depth * width, 7);
         let blocks: Vec<u8> = data.chunks(depth).flat_map(|row| format.quantize(row)).collect();
         let panels = packed(format, (depth, width), &blocks);
-        let (mut got, mut expected) = (vec![0.0; data.len()], vec![0.0; data.len()]);
+        let mut got = vec![0.0; data.len()];
+        let mut expected = vec![0.0; data.len()];
         format.dequantize(&blocks, &mut expected);
         got.chunks_exact_mut(depth).enumerate().for_each(|(j, row)| panels.output(j, row));
         assert_eq!(got, expected, "{format}");

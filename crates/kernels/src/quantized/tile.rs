@@ -44,7 +44,8 @@ pub(super) unsafe fn few<V: Vectors, C: Code, const R: usize>(
         for block in 0..blocks {
             for p in 0..C::PARTS {
                 // A single row has two chains of sums, since each addition waits for the one before. More rows have enough.
-                let (mut dots, mut others) = ([V::ints(0); R], [V::ints(0); R]);
+                let mut dots = [V::ints(0); R];
+                let mut others = [V::ints(0); R];
                 for r in 0..R {
                     let sum = part_sum::<C>(&x.sums, r * blocks + block, p);
                     dots[r] = if C::NIBBLES { V::ints(-C::OFFSET * sum) } else { V::start(sum) };
@@ -147,7 +148,8 @@ pub(super) unsafe fn widen<V: Vectors, C: Code>(codes: &[u8], out: &mut [u8]) {
     let per_pair = if C::NIBBLES { GROUP } else { 2 * GROUP };
     let wide_pair = 2 * GROUP * size_of::<V::Wide>();
     for (codes, out) in codes.chunks_exact(per_pair).zip(out.chunks_exact_mut(wide_pair)) {
-        let (codes, out) = (codes.as_ptr(), out.as_mut_ptr());
+        let codes = codes.as_ptr();
+        let out = out.as_mut_ptr();
         // SAFETY: a group has 64 codes, and there is room for two groups.
         unsafe {
             let pair = if C::NIBBLES {

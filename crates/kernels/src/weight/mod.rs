@@ -276,7 +276,8 @@ impl Weight {
             Kind::Plain(weight, implementation) => {
                 let axis = usize::from(self.layout == WeightLayout::InOut);
                 let weight = weight.narrow(axis, columns.start, columns.len())?;
-                let (bias, dispatch) = (bias_from(columns.start)?, Dispatch::of(*implementation, x));
+                let bias = bias_from(columns.start)?;
+                let dispatch = Dispatch::of(*implementation, x);
                 self.layout.product(x, &weight, bias.as_ref(), Epilogue::None, dispatch)
             }
         }

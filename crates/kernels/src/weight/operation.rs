@@ -33,7 +33,8 @@ impl Product {
 
     /// Runs the product on `x` (.., in), then `epilogue`; differentiable in all tensors: -> (.., `columns.len()`)
     pub(super) fn forward(mut self, x: &Tensor, epilogue: Epilogue) -> Result<Tensor> {
-        let (n_in, n_out) = (self.weight.shape().0, self.columns.len());
+        let n_in = self.weight.shape().0;
+        let n_out = self.columns.len();
         let (flat, shape) = flatten(x, n_in, n_out)?;
         check_join(epilogue, &shape)?;
         let joined = epilogue.join().map(|join| *join.get());
@@ -87,7 +88,8 @@ impl Product {
 
     /// Fails if a tensor is not on the CPU in a dtype that the weight multiplies.
     fn check(&self, x: &Tensor, joined: Option<&Tensor>) -> Result<()> {
-        let (weight, n_out) = (self.weight.dtype(), self.columns.len());
+        let weight = self.weight.dtype();
+        let n_out = self.columns.len();
         if let Some(bias) = self.bias.as_ref().filter(|bias| bias.dims() != [n_out]) {
             candle_core::bail!("linear: {n_out} outputs need a bias of [{n_out}], got {:?}", bias.dims())
         }
@@ -121,7 +123,8 @@ impl Product {
     fn gradient(&self, grad: &Tensor) -> Result<Tensor> {
         let grad = grad.contiguous()?;
         let (storage, layout) = grad.storage_and_layout();
-        let (rows, n_in) = (grad.dim(0)?, self.weight.shape().0);
+        let rows = grad.dim(0)?;
+        let n_in = self.weight.shape().0;
         let transpose = self.weight.transposed(self.columns.clone());
         let y = transpose.product(Input::new(&storage, layout)?, 0..n_in, Then::default())?;
         tensor(y, (rows, n_in))
@@ -178,7 +181,8 @@ impl CpuOp<3> for Product {
 
     fn forward(&self, [x, u, b]: [Input; 3]) -> Result<(CpuStorage, Shape)> {
         let (rows, (n_out, rank)) = (u.shape().dims2()?.0, b.shape().dims2()?);
-        let (u, b) = (u.slice()?, b.slice()?);
+        let u = u.slice()?;
+        let b = b.slice()?;
         let mut added = vec![0f32; rows * n_out];
         multiply(&mut added, false, Matrix::new(u, rows, rank), Matrix::new(b, n_out, rank).t());
         let layout = Layout::contiguous((rows, n_out));

@@ -17,7 +17,9 @@ fn each_epilogue_is_what_f64_gives_in_each_dtype() -> Result<()> {
         for (rows, k, n) in [(0, 4, 3), (1, 768, 65), (6, 33, 17), (7, 300, 1), (15, 64, 64), (40, 257, 130)]
         {
             let of = |shape: &[usize], salt| numbers(shape, salt)?.to_dtype(dtype);
-            let (x, w, b) = (of(&[rows, k], 1)?, of(&[k, n], 2)?, of(&[n], 3)?);
+            let x = of(&[rows, k], 1)?;
+            let w = of(&[k, n], 2)?;
+            let b = of(&[n], 3)?;
             let residual = of(&[rows, n], 4)?;
             let plain = wide(&x)?.matmul(&wide(&w)?)?.broadcast_add(&wide(&b)?)?;
             // x and the weight are views that are not contiguous.
@@ -46,7 +48,8 @@ fn each_epilogue_is_what_f64_gives_in_each_dtype() -> Result<()> {
 
 #[test]
 fn x_can_be_its_own_residual() -> Result<()> {
-    let (x, w) = (numbers((9, 20), 1)?, numbers((20, 20), 2)?);
+    let x = numbers((9, 20), 1)?;
+    let w = numbers((20, 20), 2)?;
     let got = Weight::pack(&w, InOut)?.forward(&x, None, Epilogue::Residual(&x))?;
     assert!(error(&got, &(wide(&x)? + wide(&x)?.matmul(&wide(&w)?)?)?)? < 1e-6);
     Ok(())
@@ -54,7 +57,9 @@ fn x_can_be_its_own_residual() -> Result<()> {
 
 #[test]
 fn some_columns_are_those_of_all() -> Result<()> {
-    let (x, w, b) = (numbers((5, 30), 1)?, numbers((30, 200), 2)?, numbers(200, 3)?);
+    let x = numbers((5, 30), 1)?;
+    let w = numbers((30, 200), 2)?;
+    let b = numbers(200, 3)?;
     let packed = Weight::pack(&w, InOut)?;
     let all = packed.forward(&x, Some(&b), Epilogue::None)?;
     for columns in [0..200, 1..200, 63..65, 64..70, 65..199, 128..200] {
@@ -76,15 +81,19 @@ fn some_columns_are_those_of_all() -> Result<()> {
 /// Whichever of x, bias and residual learns gets the gradient of a plain layer.
 #[test]
 fn gradients_are_those_of_a_plain_weight() -> Result<()> {
-    let (x, w) = (numbers((2, 3, 6), 1)?, numbers((6, 5), 2)?);
-    let (b, r) = (numbers(5, 3)?, numbers((2, 3, 5), 4)?);
+    let x = numbers((2, 3, 6), 1)?;
+    let w = numbers((6, 5), 2)?;
+    let b = numbers(5, 3)?;
+    let r = numbers((2, 3, 5), 4)?;
     let packed = Weight::pack(&w, InOut)?;
     for learns in 0..3 {
         let var = Var::from_tensor([&x, &b, &r][learns])?;
         let pick = |i: usize, constant: &Tensor| {
             if i == learns { var.as_tensor().clone() } else { constant.clone() }
         };
-        let (x, b, r) = (pick(0, &x), pick(1, &b), pick(2, &r));
+        let x = pick(0, &x);
+        let b = pick(1, &b);
+        let r = pick(2, &r);
         for epilogue in
             [Epilogue::None, GELU_TANH, Epilogue::Residual(&r), Epilogue::Gated(Activation::Silu, &r)]
         {
@@ -213,7 +222,8 @@ fn halves_have_the_bits_of_the_weight_widened_to_f32() -> Result<()> {
     for dtype in [DType::F16, DType::BF16] {
         for (rows, k, n) in [(1, 768, 65), (3, 33, 200), (15, 300, 64), (40, 257, 130)] {
             let weight = numbers((k, n), 2)?.to_dtype(dtype)?;
-            let (b, r) = (numbers(n, 3)?, numbers((rows, n), 4)?);
+            let b = numbers(n, 3)?;
+            let r = numbers((rows, n), 4)?;
             let half = Weight::pack(&weight, InOut)?;
             let wide = Weight::pack(&weight.to_dtype(DType::F32)?, InOut)?;
             let x = Var::from_tensor(&numbers((rows, k), 1)?)?;
@@ -222,7 +232,8 @@ fn halves_have_the_bits_of_the_weight_widened_to_f32() -> Result<()> {
                     [Epilogue::None, GELU_TANH, Epilogue::Residual(&r), Epilogue::Gated(Activation::Silu, &r)]
                 {
                     let [half, wide] = [&half, &wide].map(|w| w.forward(&x, Some(&b), epilogue));
-                    let (half, wide) = (half?, wide?);
+                    let half = half?;
+                    let wide = wide?;
                     assert_eq!(
                         half.to_vec2::<f32>()?,
                         wide.to_vec2::<f32>()?,
@@ -245,10 +256,13 @@ fn halves_have_the_bits_of_the_weight_widened_to_f32() -> Result<()> {
 #[test]
 fn a_low_rank_update_is_the_sum_of_its_parts() -> Result<()> {
     for (rows, n_in, n_out, rank) in [(1, 32, 5, 1), (9, 64, 70, 3), (40, 32, 130, 8)] {
-        let (weight, bias) = (numbers((n_in, n_out), 1)?, numbers(n_out, 2)?);
+        let weight = numbers((n_in, n_out), 1)?;
+        let bias = numbers(n_out, 2)?;
         let [x, u, b] =
             [(rows, n_in), (rows, rank), (n_out, rank)].map(|shape| Var::from_tensor(&numbers(shape, 3)?));
-        let (x, u, b) = (x?, u?, b?);
+        let x = x?;
+        let u = u?;
+        let b = b?;
         let factors = numbers((rows, n_out), 7)?; // so that outputs weigh differently
         let mut kinds = every_kind(&weight)?;
         kinds.push((Weight::plain(weight.clone(), InOut)?, weight));
@@ -258,7 +272,8 @@ fn a_low_rank_update_is_the_sum_of_its_parts() -> Result<()> {
             let got = weight.forward_low_rank(&x, Some(&bias), &u, &b)?;
             assert!(error(&got, &wide(&expected)?)? < 1e-5, "{weight:?}");
             let [got, expected] = [got, expected].map(|y| (y * &factors)?.sum_all()?.backward());
-            let (got, expected) = (got?, expected?);
+            let got = got?;
+            let expected = expected?;
             for var in [&x, &u, &b] {
                 let [got, expected] = [&got, &expected].map(|all| all.get(var).expect("a gradient"));
                 assert!(error(got, &wide(expected)?)? < 1e-5, "{weight:?}");
@@ -266,7 +281,9 @@ fn a_low_rank_update_is_the_sum_of_its_parts() -> Result<()> {
         }
     }
     let packed = Weight::pack(&numbers((4, 6), 1)?, InOut)?;
-    let (x, u, b) = (Var::from_tensor(&numbers((2, 4), 1)?)?, numbers((2, 3), 1)?, numbers((5, 3), 1)?);
+    let x = Var::from_tensor(&numbers((2, 4), 1)?)?;
+    let u = numbers((2, 3), 1)?;
+    let b = numbers((5, 3), 1)?;
     assert!(packed.forward_low_rank(&x, None, &u, &b).is_err(), "B has 5 rows for 6 outputs");
     Ok(())
 }
@@ -314,7 +331,8 @@ fn cross_entropies_are_those_of_the_plain_table() -> Result<()> {
 
 #[test]
 fn a_quantized_weight_multiplies_and_has_a_gradient() -> Result<()> {
-    let (weight, x) = (numbers((96, 40), 7)?, numbers((5, 96), 3)?);
+    let weight = numbers((96, 40), 7)?;
+    let x = numbers((5, 96), 3)?;
     let quantized = Weight::quantize(&weight, InOut, BlockFormat::Q8_0)?;
     let y = quantized.forward(&x, None, Epilogue::None)?;
     let some = quantized.forward_columns(&x, None, 19..33)?;

@@ -105,7 +105,8 @@ impl AdapterCheckpoint {
         let is_pickle = files.weights.extension().is_some_and(|end| end == "bin");
         let read = if is_pickle { pickle::read } else { safetensors_file::read };
         let stored = read(&files.weights, &Bytes::open(&files.weights)?)?;
-        let (mut tensors, mut foreign) = (BTreeMap::new(), vec![]);
+        let mut tensors = BTreeMap::new();
+        let mut foreign = vec![];
         for tensor in stored {
             match tensor.info.name.strip_prefix(PEFT_PREFIX) {
                 Some(name) => {
@@ -186,7 +187,8 @@ impl AdapterCheckpoint {
             if !self.tensors.contains_key(&b) {
                 return Err(failed(candle_core::Error::msg(format!("{PEFT_PREFIX}{b} is missing"))));
             }
-            let (a, b) = (self.read(&format!("{path}.lora_A.weight"))?.0, self.read(&b)?.0);
+            let a = self.read(&format!("{path}.lora_A.weight"))?.0;
+            let b = self.read(&b)?.0;
             let update = Update::new(a, b, of_config?.1, self.config.lora_dropout).map_err(failed)?;
             updates.insert(names::without_prefix(path).to_string(), update);
         }

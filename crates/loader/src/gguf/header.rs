@@ -37,7 +37,8 @@ pub(super) struct Tensor<'a> {
 impl<'a> Header<'a> {
     pub(super) fn parse(bytes: &'a [u8]) -> Result<Self, String> {
         let mut file = Cursor::new(bytes);
-        let (magic, version) = (file.u32("the magic number")?.to_le_bytes(), file.u32("the version")?);
+        let magic = file.u32("the magic number")?.to_le_bytes();
+        let version = file.u32("the version")?;
         if magic != MAGIC {
             return Err(format!("it begins with {magic:?}; expected \"GGUF\""));
         }
@@ -68,7 +69,8 @@ impl<'a> Header<'a> {
             usize::try_from(tensor_count).ok().filter(|count| *count <= most).ok_or_else(|| {
                 format!("{tensor_count} tensors do not fit the file, whose rest has room for {most}")
             })?;
-        let (mut tensors, mut names) = (vec![], BTreeSet::new());
+        let mut tensors = vec![];
+        let mut names = BTreeSet::new();
         for _ in 0..tensor_count {
             let tensor = tensor(&mut file)?;
             if !names.insert(tensor.name) {
@@ -118,7 +120,8 @@ fn tensor<'a>(file: &mut Cursor<'a>) -> Result<Tensor<'a>, String> {
         let dim = file.u64(name)?;
         dims.push(usize::try_from(dim).map_err(|_| format!("{name}: a dimension of {dim}"))?);
     }
-    let (kind, offset) = (file.u32(name)?, file.u64(name)?);
+    let kind = file.u32(name)?;
+    let offset = file.u64(name)?;
     Ok(Tensor { name, dims, kind, offset })
 }
 

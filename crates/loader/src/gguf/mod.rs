@@ -26,7 +26,8 @@ pub(crate) fn config(path: &Path, bytes: &Bytes) -> Result<Vec<u8>, LoadError> {
     let header = Header::parse(bytes).map_err(damaged)?;
     let stored = read_tensors(path, bytes, &header).map_err(damaged)?;
     let find = |name: &str| stored.iter().find(|tensor| tensor.info.name == name);
-    let (table, output) = (find("token_embd.weight"), find(GGUF_OUTPUT));
+    let table = find("token_embd.weight");
+    let output = find(GGUF_OUTPUT);
     let vocab_size = table.and_then(|table| table.info.shape.first().copied());
     let tied = output.is_none() || same_numbers(table, output);
     config_json(&header, vocab_size, tied).map_err(damaged)

@@ -105,7 +105,8 @@ pub(super) fn join(from: &Uri, location: &str) -> Option<Uri> {
     {
         return Some(uri);
     }
-    let (scheme, authority) = (from.scheme_str()?, from.authority()?);
+    let scheme = from.scheme_str()?;
+    let authority = from.authority()?;
     let path = from.path();
     let joined = if location.starts_with("//") {
         format!("{scheme}:{location}")

@@ -323,7 +323,8 @@ mod tests {
         let digest = Digest::parse(&"a".repeat(40)).unwrap();
         let held = repo.lock(&digest, Duration::ZERO, || panic!("nobody to wait for")).unwrap();
         let mut partial = File::create(held.partial(&repo, &digest)).unwrap();
-        let (patience, begun) = (Duration::from_millis(400), Instant::now());
+        let patience = Duration::from_millis(400);
+        let begun = Instant::now();
         let download = std::thread::spawn(move || {
             while begun.elapsed() < Duration::from_millis(500) {
                 partial.write_all(b"a byte more").unwrap();

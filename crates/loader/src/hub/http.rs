@@ -156,10 +156,12 @@ impl RequestContext<'_> {
             let seconds = answer.header(RETRY_AFTER.as_str())?;
             Some(Duration::from_secs(seconds.trim().parse().ok()?))
         });
-        let (status, url) = (answer.status, answer.shown());
+        let status = answer.status;
+        let url = answer.shown();
         let model = self.model.to_string();
         let has_token = self.has_token;
-        let (number, phrase) = (status.as_u16(), status.canonical_reason().unwrap_or(UNKNOWN));
+        let number = status.as_u16();
+        let phrase = status.canonical_reason().unwrap_or(UNKNOWN);
         let message = answer.header("x-error-message").unwrap_or_default().to_string();
         let code = answer.header("x-error-code").unwrap_or_default();
         let error = match (number, code) {

@@ -216,7 +216,8 @@ impl Fetch<'_> {
             return Ok(TokenizerFiles::Json(path, bytes));
         }
         if has_both || (self.is_listed(commit, VOCAB)? && self.is_listed(commit, MERGES)?) {
-            let (vocab, merges) = (self.opened(commit, VOCAB)?, self.opened(commit, MERGES)?);
+            let vocab = self.opened(commit, VOCAB)?;
+            let merges = self.opened(commit, MERGES)?;
             return Ok(TokenizerFiles::VocabMerges { vocab, merges });
         }
         Ok(TokenizerFiles::Absent)

@@ -60,7 +60,9 @@ fn read_archive(path: &Path, bytes: &Bytes) -> Result<Vec<Stored>, String> {
         return Err("the pickle holds no state dictionary".into());
     };
 
-    let (mut tensors, mut names, mut entries) = (Vec::new(), BTreeSet::new(), BTreeMap::new());
+    let mut tensors = Vec::new();
+    let mut names = BTreeSet::new();
+    let mut entries = BTreeMap::new();
     for (key, value) in state.borrow().iter() {
         let &Object::Text(name) = key else { continue };
         let Some(view) = tensor_view(value).map_err(|e| format!("tensor {name}: {e}"))? else { continue };
@@ -74,7 +76,8 @@ fn read_archive(path: &Path, bytes: &Bytes) -> Result<Vec<Stored>, String> {
         }
         let entry = Arc::clone(&entries[view.storage]);
         let range = view.range(&entry.range).map_err(failed)?;
-        let (dtype, file) = (Encoding::Plain(view.dtype), path.to_path_buf());
+        let dtype = Encoding::Plain(view.dtype);
+        let file = path.to_path_buf();
         let info = TensorInfo { name: name.into(), dtype, shape: view.shape, file };
         tensors.push(Stored { info, bytes: bytes.clone(), range, entry: Some(entry), transposed: false });
     }
@@ -149,7 +152,8 @@ fn tensor_view<'a>(value: &Object<'a>) -> Result<Option<TensorView<'a>>, String>
     match (function.module, function.name, args.items()) {
         ("torch._utils", "_rebuild_tensor_v2", [Object::Persistent(storage), offset, size, stride, ..]) => {
             let (storage, dtype) = described(storage)?;
-            let (shape, offset) = (contiguous(size, stride)?, number(offset)?);
+            let shape = contiguous(size, stride)?;
+            let offset = number(offset)?;
             Ok(Some(TensorView { storage, dtype, offset, shape }))
         }
         ("torch._utils", "_rebuild_parameter", [tensor, ..]) => tensor_view(tensor),
@@ -181,7 +185,8 @@ fn described<'a>(storage: &Tuple<'a>) -> Result<(&'a str, Dtype), String> {
 
 /// The shape of a tensor that lies in one piece.
 fn contiguous(size: &Object, stride: &Object) -> Result<Vec<usize>, String> {
-    let (shape, stride) = (numbers(size)?, numbers(stride)?);
+    let shape = numbers(size)?;
+    let stride = numbers(stride)?;
     if shape.len() != stride.len() {
         return Err("it has more dimensions than strides, or fewer".into());
     }

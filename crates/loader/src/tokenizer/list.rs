@@ -76,7 +76,8 @@ fn of_json(json: &Value) -> Result<List, String> {
 
 /// Refuses parts that change the text, or split it in another way than GPT-2's.
 fn check_plain(json: &Value) -> Result<(), String> {
-    let (model, split) = (&json["model"], &json["pre_tokenizer"]);
+    let model = &json["model"];
+    let split = &json["pre_tokenizer"];
     let nothing = |value: &Value| match value {
         Value::Null | Value::Bool(false) => true,
         Value::String(text) => text.is_empty(),

@@ -135,7 +135,8 @@ impl Tokenizer {
             let special: Vec<&str> =
                 special.iter().filter_map(|id| tokens.get(*id as usize).copied()).collect();
             check_added_size(special.iter().copied())?;
-            let (tokens, pairs) = (Vocab::from_list(&tokens)?, Merges::from_lines(merges.into_iter())?);
+            let tokens = Vocab::from_list(&tokens)?;
+            let pairs = Merges::from_lines(merges.into_iter())?;
             let longest = special.iter().max_by_key(|token| token.len()).copied().unwrap_or_default();
             let spelling = Spelling::of_byte_level(tokens.0.keys()).with_token(longest);
             let tokenizer = byte_level(Model::plain(tokens, pairs)?, &special).map_err(|e| e.to_string())?;
@@ -242,7 +243,8 @@ impl Tokenizer {
                 let mut from = 0;
                 let spans = ids.iter().map(|id| {
                     let bytes = bpe.decode_bytes(&[*id]).map_err(|e| format!("{e:?}"))?.len();
-                    let (start, end) = (from, from + bytes);
+                    let start = from;
+                    let end = from + bytes;
                     from = end;
                     let span = of_byte.get(start).zip(of_byte.get(end - 1));
                     span.map(|(first, last)| (*first, last + 1)).ok_or("tokens beyond the text".to_owned())

@@ -130,7 +130,9 @@ pub fn direct_attribution(
     let share = |x: &Tensor| -> Result<Tensor> { x.matmul(&direction)?.squeeze(1) }; // (rows, C) -> (rows)
     let one = |x: &Tensor| share(&x.unsqueeze(0)?)?.get(0)?.to_scalar::<f64>();
 
-    let (mut heads, mut biases, mut mlps) = (vec![], vec![], vec![]);
+    let mut heads = vec![];
+    let mut biases = vec![];
+    let mut mlps = vec![];
     // The stream as it would be without a change, and what hooks have made of it.
     let mut stream = (last(Point::Embed)? + last(Point::PosEmbed)?)?;
     let mut changed = stream.zeros_like()?;
@@ -141,7 +143,8 @@ pub fn direct_attribution(
     };
     for layer in layers {
         let attn = &blocks[layer].attn;
-        let (attention, mlp) = (last(Point::AttnOut(layer))?, last(Point::MlpOut(layer))?);
+        let attention = last(Point::AttnOut(layer))?;
+        let mlp = last(Point::MlpOut(layer))?;
         stream = meet(&stream, Point::ResidPre(layer))?;
         stream = meet(&(stream + &attention)?, Point::ResidMid(layer))?;
         stream = meet(&(stream + &mlp)?, Point::ResidPost(layer))?;
@@ -185,7 +188,8 @@ fn constant_values(block: &Block) -> Result<Vec<Tensor>> {
 
 /// The direction of the metric in the output of `ln_f`, (C) in f64.
 fn unembedding(model: &Gpt2LMHeadModel, metric: &Metric, centering: Centering) -> Result<Tensor> {
-    let (head, v) = (&model.lm_head, model.config().vocab_size);
+    let head = &model.lm_head;
+    let v = model.config().vocab_size;
     metric.check(v)?;
     let row = |token: u32| wide(&head.direction(token)?);
     let mean = |tokens: &[u32]| {

@@ -83,7 +83,8 @@ pub fn activation_patching(
         Parts::Streams | Parts::AttentionByPosition | Parts::MlpsByPosition => vec![layers, t],
     };
     let count = |parts: &Parts| shape(parts).iter().product::<usize>();
-    let (mut done, total) = (0, parts.iter().map(count).sum());
+    let mut done = 0;
+    let total = parts.iter().map(count).sum();
     let branches = Branches { model, metric: contrast.metric, hooks: contrast.hooks };
     // All parts of a layer run together; their results are told apart by their order.
     let of_layer = |layer: usize| -> Result<Vec<Interventions>> {

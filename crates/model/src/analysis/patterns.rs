@@ -138,7 +138,8 @@ pub fn head_scores(
             texts.length
         )
     }
-    let (layers, heads) = (model.config().n_layer, model.config().n_head);
+    let layers = model.config().n_layer;
+    let heads = model.config().n_head;
     let found: RefCell<Vec<Vec<[Vec<f64>; 3]>>> = RefCell::new(vec![vec![Default::default(); heads]; layers]);
     // Holds one layer's weights at a time, for one row.
     let reader = on((0..layers).map(Point::Pattern), |at, weights| {

@@ -200,7 +200,8 @@ mod tests {
     #[test]
     fn the_figures_are_those_of_the_distributions() -> Result<()> {
         let logs = |rows: [[f64; 2]; 2]| Tensor::new(&rows.map(|row| row.map(f64::ln)), &Device::Cpu);
-        let (p, q) = (logs([[0.5, 0.5], [0.9, 0.1]])?, logs([[0.25, 0.75], [0.8, 0.2]])?);
+        let p = logs([[0.5, 0.5], [0.9, 0.1]])?;
+        let q = logs([[0.25, 0.75], [0.8, 0.2]])?;
         let mut comparison = Comparison::default();
         comparison.add([&p, &q], &Tensor::new(&[0u32, 1], &Device::Cpu)?)?;
         let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a}, not {b}");
@@ -224,9 +225,11 @@ mod tests {
             let numbers = (0..t * v).map(|i| ((i * 7919 + salt * 31) % 1009) as f32 / 500.0);
             Tensor::from_iter(numbers, &Device::Cpu)?.reshape((t, v))
         };
-        let (a, b) = (logits(1)?, logits(2)?);
+        let a = logits(1)?;
+        let b = logits(2)?;
         let targets = Tensor::from_iter((0..300u32).map(|i| i * i % 5), &Device::Cpu)?;
-        let (mut whole, mut parts) = (Comparison::default(), Comparison::default());
+        let mut whole = Comparison::default();
+        let mut parts = Comparison::default();
         whole.add([&a, &b], &targets)?;
         for row in 0..t {
             let part = |x: &Tensor| x.narrow(0, row, 1);

@@ -50,7 +50,8 @@ impl QkvLayout {
         if last_query_only && x.dim(1)? > 1 && self.order == QkvOrder::SideBySide {
             let (b, t, _) = x.dims3()?;
             let HeadLayout { heads: h, key_heads, dim: d, .. } = self.heads;
-            let (queries, all) = (self.heads.query_width(), self.heads.packed_width());
+            let queries = self.heads.query_width();
+            let all = self.heads.packed_width();
             let q = c_attn.forward_columns(&last_position(x)?, 0..queries)?;
             let kv = c_attn.forward_columns(x, queries..all)?;
             return Ok(Qkv { q: q.reshape((b, 1, h, d))?, kv: kv.reshape((b, t, 2 * key_heads, d))? });

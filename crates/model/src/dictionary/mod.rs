@@ -420,7 +420,8 @@ impl Dictionary {
 
     /// `f·W_dec`, (positions, d out)
     fn sums(&self, code: &Code) -> Result<Tensor> {
-        let (rows, d) = (code.rows(), self.d_out());
+        let rows = code.rows();
+        let d = self.d_out();
         if code.count_fired() as f64 > DENSE * (rows * self.features()) as f64 {
             let mut dense = code.dense()?;
             if let Some(norms) = &self.norms {

@@ -217,7 +217,9 @@ impl Patch {
             Place::Head(head) => self.from.narrow(2, head.head, 1)?, // (B, T, 1, D)
             _ => self.from.clone(),
         };
-        let (b, t, other_t) = (x.dim(0)?, x.dim(1)?, from.dim(1)?);
+        let b = x.dim(0)?;
+        let t = x.dim(1)?;
+        let other_t = from.dim(1)?;
         let fits = at.cached || self.position.is_some() || at.past + t == other_t;
         if (from.dim(0)? != 1 && from.dim(0)? != b) || from.dims()[2..] != x.dims()[2..] || !fits {
             candle_core::bail!(

@@ -235,7 +235,8 @@ fn check_feature(change: &FeatureChange, config: &Config) -> Result<()> {
         Point::Embed | Point::PosEmbed => None,
         _ => Point::of_model(config.n_layer).position(|other| other == point),
     };
-    let (hook, hook_out) = (site.hook(), site.hook_out());
+    let hook = site.hook();
+    let hook_out = site.hook_out();
     if place(hook) > place(hook_out) {
         candle_core::bail!(
             "feature {feature}: it would change {hook_out}, which comes before {hook}, where it fires"

@@ -26,7 +26,8 @@ impl Gpt2LMHeadModel {
         for (parameter, value) in &adapter.replaced {
             self.replace(parameter, value).map_err(|e| e.context(format!("adapter {name}")))?;
         }
-        let (dtype, device) = (self.transformer.dtype(), self.transformer.wte.device().clone());
+        let dtype = self.transformer.dtype();
+        let device = self.transformer.wte.device().clone();
         let mut left: Vec<&str> = adapter.updates.keys().map(String::as_str).collect();
         for (i, block) in self.transformer.h.iter_mut().enumerate() {
             for (nth, (layer_name, layer)) in (0..).zip(block.linear_layers_mut()) {
@@ -60,7 +61,8 @@ impl Gpt2LMHeadModel {
     /// # Errors
     /// When an adapted weight is quantized.
     pub fn merged(mut self) -> Result<Self> {
-        let (layout, implementation) = (self.config().weight_layout(), self.config().attn_implementation);
+        let layout = self.config().weight_layout();
+        let implementation = self.config().attn_implementation;
         for (i, block) in self.transformer.h.iter_mut().enumerate() {
             for (name, layer) in block.linear_layers_mut() {
                 if layer.updates().is_empty() {

@@ -110,7 +110,8 @@ impl Update {
     /// # Errors
     /// When the device fails.
     pub fn norm(&self) -> Result<f64> {
-        let (a, b) = (self.a.detach().to_dtype(DType::F64)?, self.b.detach().to_dtype(DType::F64)?);
+        let a = self.a.detach().to_dtype(DType::F64)?;
+        let b = self.b.detach().to_dtype(DType::F64)?;
         // |B·A|² is the trace of Aᵀ·Bᵀ·B·A, which is the sum of (Bᵀ·B) ∘ (A·Aᵀ).
         let squares = (b.t()?.matmul(&b)? * a.matmul(&a.t()?)?)?.sum_all()?.to_scalar::<f64>()?;
         // `max` would turn NaN into 0.

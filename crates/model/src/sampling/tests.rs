@@ -224,7 +224,9 @@ fn the_probabilities_are_those_that_draws_follow() -> Result<()> {
     near(&of(Sampling::greedy())?, &[(1, 1.0)]);
     // Of two that are equally probable, greedy decoding takes the first, and both are drawn as often.
     let sampling = Sampling { top_k: Some(3), ..Sampling::default() };
-    let (sampler, text, mut counts) = (Sampler::new(sampling.clone(), 0), vec![0; 4000], [0.0; 4]);
+    let sampler = Sampler::new(sampling.clone(), 0);
+    let text = vec![0; 4000];
+    let mut counts = [0.0; 4];
     for place in 0..text.len() {
         counts[sampler.choose(&mut logits.clone(), &text[..place])? as usize] += 1.0 / text.len() as f64;
     }

@@ -171,7 +171,8 @@ impl Calls {
 
     /// Copies `data` from rank `root` to the others.
     pub(super) fn broadcast(&self, root: usize, data: &mut [u8]) -> Result<()> {
-        let (length, root) = (int("MPI_Bcast", data.len())?, int("MPI_Bcast", root)?);
+        let length = int("MPI_Bcast", data.len())?;
+        let root = int("MPI_Bcast", root)?;
         let Constants { world, byte, .. } = self.constants;
         // SAFETY: MPI reads or writes `length` bytes, the length of the slice.
         done("MPI_Bcast", unsafe { (self.bcast)(start_mut(data), length, byte, root, world) })
@@ -183,7 +184,8 @@ impl Calls {
         let (counts, offsets) = layout(function, lengths, all.len())?;
         let length = int(function, mine.len())?;
         let Constants { world, byte, .. } = self.constants;
-        let (from, to) = (start(mine), start_mut(all));
+        let from = start(mine);
+        let to = start_mut(all);
         // SAFETY: MPI reads the `length` bytes of `mine`, and one count and offset a rank, which `Mpi::check` has made sure of;
         // it writes at the offsets, which `layout` holds within `all`.
         let code = unsafe {
@@ -225,7 +227,8 @@ impl Calls {
     /// Sends a number.
     pub(super) fn send_number(&self, to: usize, tag: c_int, number: u64) -> Result<()> {
         let Constants { world, byte, .. } = self.constants;
-        let (to, bytes) = (int("MPI_Send", to)?, number.to_le_bytes());
+        let to = int("MPI_Send", to)?;
+        let bytes = number.to_le_bytes();
         // SAFETY: MPI reads the eight bytes, and has done so when it returns.
         done("MPI_Send", unsafe { (self.send)(start(&bytes), 8, byte, to, tag, world) })
     }
@@ -233,7 +236,8 @@ impl Calls {
     /// Receives a number.
     pub(super) fn receive_number(&self, from: usize, tag: c_int) -> Result<u64> {
         let Constants { world, byte, ignore, .. } = self.constants;
-        let (from, mut bytes) = (int("MPI_Recv", from)?, [0; 8]);
+        let from = int("MPI_Recv", from)?;
+        let mut bytes = [0; 8];
         // SAFETY: MPI writes the eight bytes, and no status.
         done("MPI_Recv", unsafe { (self.recv)(start_mut(&mut bytes), 8, byte, from, tag, world, ignore) })?;
         Ok(u64::from_le_bytes(bytes))

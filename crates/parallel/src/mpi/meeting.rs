@@ -74,7 +74,8 @@ impl Member {
 
     fn lead(&self, doing: Doing, number: u64) -> Result<u64> {
         let mut missing: Vec<usize> = (1..self.size).collect();
-        let (mut largest, mut other) = (number, None);
+        let mut largest = number;
+        let mut other = None;
         let all_here = || {
             let mut kept = vec![];
             for from in missing.drain(..) {
@@ -105,8 +106,10 @@ impl Member {
 /// Asks until the answer is yes, or the time is over. What counts is the time between two looks, a second at most: a job
 /// that was paused as a whole has lost none.
 fn waited(limit: Duration, mut ask: impl FnMut() -> Result<bool>) -> Result<bool> {
-    let (mut looks, mut sleep) = (0, Duration::from_micros(10));
-    let (mut last, mut waited) = (Instant::now(), Duration::ZERO);
+    let mut looks = 0;
+    let mut sleep = Duration::from_micros(10);
+    let mut last = Instant::now();
+    let mut waited = Duration::ZERO;
     while !ask()? {
         looks += 1;
         if looks < LOOKS {

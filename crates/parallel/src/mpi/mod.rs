@@ -47,7 +47,8 @@ impl Mpi {
             return Err(Error::WrongLibrary { launcher: launcher.name, library: calls.version().into() });
         }
         calls.start()?;
-        let (rank, size) = (calls.rank()?, calls.size()?);
+        let rank = calls.rank()?;
+        let size = calls.size()?;
         let watch = Watch::new(meeting::patience(joining.timeout), joining.on_stuck);
         let thread = std::thread::current().id();
         let member = Member { calls, rank, size, limit: joining.timeout };
@@ -144,14 +145,16 @@ impl Group for Mpi {
     fn all_gather(&self, mine: &[u8], all: &mut [u8], lengths: &[usize]) -> Result<()> {
         self.check("all_gather", lengths, all.len())?;
         if mine.len() != lengths[self.member.rank] {
-            let (found, expected) = (mine.len(), lengths[self.member.rank]);
+            let found = mine.len();
+            let expected = lengths[self.member.rank];
             return Err(Error::Size { function: "all_gather", found, expected });
         }
         self.meet(Doing::AllGather, 0)?;
         if all.len() <= BUCKET {
             return self.transfer(Doing::AllGather, |calls| calls.all_gather(mine, all, lengths));
         }
-        let (most, starts) = (BUCKET / self.member.size, starts(lengths));
+        let most = BUCKET / self.member.size;
+        let starts = starts(lengths);
         let longest = lengths.iter().copied().max().unwrap_or(0);
         let mut bucket = vec![];
         for turn in 0..longest.div_ceil(most) {
@@ -176,9 +179,11 @@ impl Group for Mpi {
             return self.transfer(Doing::AllToAll, |calls| calls.all_to_all(parts, lengths, received, from));
         }
         let (starts, from_starts) = (starts(lengths), starts(from));
-        let (mut out, mut bucket) = (vec![], vec![]);
+        let mut out = vec![];
+        let mut bucket = vec![];
         for turn in 0..longest.div_ceil(most) {
-            let (sent, taken) = (turns(lengths, turn, most), turns(from, turn, most));
+            let sent = turns(lengths, turn, most);
+            let taken = turns(from, turn, most);
             out.clear();
             for (start, length) in starts.iter().zip(&sent).filter(|(_, length)| **length > 0) {
                 out.extend_from_slice(&parts[start + turn * most..][..*length]);

@@ -20,7 +20,8 @@ impl Trainer {
     /// the batch number r of those that are left.
     pub(super) fn summed_gradients(&self, step: u64) -> Result<(f32, Vec<Tensor>)> {
         let group = self.adam.group();
-        let (rank, ranks) = (group.rank() as u64, group.size() as u64);
+        let rank = group.rank() as u64;
+        let ranks = group.size() as u64;
         let mut mean = 0.0;
         let mut sums = self.adam.sums();
         let batches = self.batches(step);
@@ -96,7 +97,8 @@ impl Trainer {
         let rows = self.settings.options.batch.into();
         let batches = self.data.validation_batches(BatchSize { rows, window: self.window });
         let group = self.adam.group();
-        let (rank, ranks) = (group.rank(), group.size());
+        let rank = group.rank();
+        let ranks = group.size();
         // The sum of a batch's losses, and how many there are.
         let mut mine: Vec<[f64; 2]> = vec![];
         for batch in batches.iter().skip(rank).step_by(ranks) {
@@ -190,9 +192,11 @@ mod tests {
     #[test]
     fn nothing_is_dropped_in_validation() -> Result<()> {
         let data = data();
-        let (with, without) = (trainer(options(2), 0.5)?, trainer(options(2), 0.0)?);
+        let with = trainer(options(2), 0.5)?;
+        let without = trainer(options(2), 0.0)?;
         let training = Some(Training { seed: 0, step: 0 });
-        let (dropped, plain) = (with.loss_of(&data.val, training)?, without.loss_of(&data.val, training)?);
+        let dropped = with.loss_of(&data.val, training)?;
+        let plain = without.loss_of(&data.val, training)?;
         assert!((dropped - plain).abs() > 1e-3, "dropout changes nothing: {dropped} {plain}");
         assert_close(with.validation_loss()?, without.validation_loss()?);
         Ok(())
@@ -207,7 +211,8 @@ mod tests {
             let mut trainer = trainer(options, 0.5)?;
             for step in 0..2 {
                 let loss = |number| trainer.loss_of(&data.train, Some(Training { seed: 5, step: number }));
-                let (first, second) = (loss(2 * step)?, loss(2 * step + 1)?);
+                let first = loss(2 * step)?;
+                let second = loss(2 * step + 1)?;
                 assert!((first - second).abs() > 1e-3, "{first} {second}");
                 let mean = trainer.step()?.loss;
                 assert_close(mean.into(), f64::midpoint(first, second));

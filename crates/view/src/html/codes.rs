@@ -45,7 +45,8 @@ impl Number {
         if code > levels {
             return Self { value: f64::NAN, error: f64::NAN };
         }
-        let (part, half) = (f64::from(code) / f64::from(levels), 0.5 / f64::from(levels));
+        let part = f64::from(code) / f64::from(levels);
+        let half = 0.5 / f64::from(levels);
         Self { value: part.powf(1.5), error: 1.5 * half * (part + half).sqrt() }
     }
 }
@@ -86,7 +87,9 @@ impl Codes {
         } else {
             bytes.into_iter().map(u16::from).collect()
         };
-        let (mut rest, mut keys, mut rows) = (&codes[..], self.first, vec![]);
+        let mut rest = &codes[..];
+        let mut keys = self.first;
+        let mut rows = vec![];
         while let Some((row, later)) = rest.split_at_checked(keys).filter(|_| !rest.is_empty()) {
             rows.push(CodeRow { codes: row.to_vec(), levels: self.levels });
             (rest, keys) = (later, keys + 1);
@@ -195,7 +198,8 @@ mod tests {
             assert_eq!(decode(&codes), decode(&encode(&row, &[levels], usize::MAX, false)?));
             let mut worst = 0f64;
             for (&weight, got) in weights.iter().zip(decode(&codes)) {
-                let (error, bound) = ((got - f64::from(weight)).abs(), error_bound(weight.into(), levels));
+                let error = (got - f64::from(weight)).abs();
+                let bound = error_bound(weight.into(), levels);
                 assert!(error <= bound * (1.0 + 1e-9), "{levels}: {weight} came back as {got}");
                 worst = worst.max(error / bound);
             }

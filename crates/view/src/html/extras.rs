@@ -175,7 +175,9 @@ impl<W: Write> PageWriter<W> {
             )
         }
         let codes = encode(weights, self.levels, self.share(), self.is_whole)?;
-        let (name, meaning, levels) = (visible_text(name), visible_text(meaning), codes.levels);
+        let name = visible_text(name);
+        let meaning = visible_text(meaning);
+        let levels = codes.levels;
         self.maps[run].push(name.clone());
         self.room = self.room.saturating_sub(codes.text.len());
         self.json("map", &MapEntry { run, name, meaning, levels })?;
@@ -237,7 +239,9 @@ impl<W: Write> PageWriter<W> {
     ) -> Result<()> {
         self.check_run(run)?;
         let width = q.dims().last().copied().unwrap_or(0);
-        let (h, t, s) = (heads.len(), self.queries, self.keys);
+        let h = heads.len();
+        let t = self.queries;
+        let s = self.keys;
         if q.dims() != [h, t, width] || k.dims() != [h, s, width] || width == 0 {
             candle_core::bail!(
                 "page: layer {layer}'s vectors have shapes {:?} and {:?} for {h} heads, {t} queries and {s} keys",
@@ -245,7 +249,8 @@ impl<W: Write> PageWriter<W> {
                 k.dims()
             )
         }
-        let (q, k) = (numbers(q)?, numbers(k)?);
+        let q = numbers(q)?;
+        let k = numbers(k)?;
         if !scale.is_finite() || q.iter().chain(&k).any(|x| !x.is_finite()) {
             candle_core::bail!("page: a query or key of layer {layer} is not finite")
         }

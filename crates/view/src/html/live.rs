@@ -33,7 +33,8 @@ impl LivePage<'_> {
     /// When data has `<`, which could end its element, a control character or one without a visible shape, or `out` cannot be
     /// written to.
     pub fn write(&self, out: &mut impl Write) -> Result<()> {
-        let (script, style) = (format!("{SHOW}{}", self.script), format!("{STYLE}{}", self.style));
+        let script = format!("{SHOW}{}", self.script);
+        let style = format!("{STYLE}{}", self.style);
         let policy = format!(
             "script-src 'sha256-{}' 'wasm-unsafe-eval'; worker-src blob:; style-src 'sha256-{}'; trusted-types {}",
             hash(&script),

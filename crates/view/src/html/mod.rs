@@ -131,7 +131,9 @@ impl<W: Write> PageWriter<W> {
     }
 
     fn begin(out: W, header: &PageHeader, is_whole: bool) -> Result<Self> {
-        let (queries, keys, announced) = (header.queries, header.tokens.len(), header.heads);
+        let queries = header.queries;
+        let keys = header.tokens.len();
+        let announced = header.heads;
         check(queries, keys, "page")?;
         if announced == 0 {
             candle_core::bail!("page: no head to show")

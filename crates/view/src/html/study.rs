@@ -44,7 +44,8 @@ pub(super) struct Studied {
 
 impl Study {
     pub(super) fn new(places: Places, silenced: Silenced, runs: usize, top: Option<usize>) -> Self {
-        let (alone, changes) = (BTreeMap::new(), BTreeMap::new());
+        let alone = BTreeMap::new();
+        let changes = BTreeMap::new();
         Self { places, silenced, last_run: runs - 1, top, most_focused: None, alone, changes, largest: 0.0 }
     }
 
@@ -104,7 +105,8 @@ impl Study {
 
 /// The largest change of a weight from one map to the other; a NaN is none.
 fn largest_change(a: &Codes, b: &Codes) -> Result<f64> {
-    let (a, b) = (a.rows()?, b.rows()?);
+    let a = a.rows()?;
+    let b = b.rows()?;
     let pairs = a.iter().zip(&b).flat_map(|(a, b)| a.numbers().zip(b.numbers()));
     Ok(pairs.fold(0.0, |most: f64, (x, y)| most.max((x.value - y.value).abs())))
 }
@@ -112,7 +114,8 @@ fn largest_change(a: &Codes, b: &Codes) -> Result<f64> {
 /// How far two maps differ at least: the mean over the queries of the total variation distance, half the sum of |a - b|.
 /// Each difference counts less its errors, since those of a whole row would add up to a change of their own.
 fn least_distance(a: &Codes, b: &Codes, top: Option<usize>) -> Result<f64> {
-    let (a, b) = (a.rows()?, b.rows()?);
+    let a = a.rows()?;
+    let b = b.rows()?;
     let error = |number: Number, left_out| if number.value == 0.0 { left_out } else { number.error };
     let mut total = 0.0;
     for (a, b) in a.iter().zip(&b) {

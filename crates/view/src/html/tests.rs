@@ -160,7 +160,8 @@ fn what_a_comparison_and_its_extras_need_is_checked() -> Result<()> {
     says(page.map(0, "rollout", "", &(zeros(&[2, 3])? - 1.0)?), "between 0 and 1");
     says(page.value_norms(0, 0, &[0, 1], &zeros(&[2, 2])?), "[2, 2]");
     says(page.value_norms(0, 0, &[0], &(zeros(&[1, 3])? - 1.0)?), "is not a norm");
-    let (q, k) = (zeros(&[2, 2, 4])?, zeros(&[2, 3, 4])?);
+    let q = zeros(&[2, 2, 4])?;
+    let k = zeros(&[2, 3, 4])?;
     says(page.vectors(0, 0, &[0, 1], &k, &q, 1.0), "[2, 3, 4]");
     says(page.vectors(0, 0, &[0, 1], &q, &(&k / 0.0)?, 1.0), "not finite");
     Ok(())
@@ -168,7 +169,8 @@ fn what_a_comparison_and_its_extras_need_is_checked() -> Result<()> {
 
 /// The beginning of a page of two runs, with one head over two tokens.
 fn two_runs() -> Result<PageWriter<Vec<u8>>> {
-    let (tokens, provenance) = (["a", "b"].map(String::from), Provenance::default());
+    let tokens = ["a", "b"].map(String::from);
+    let provenance = Provenance::default();
     let header = PageHeader { runs: &["clean", "patched"], ..PageHeader::new("m", &tokens, 1, &provenance) };
     PageWriter::new(Vec::new(), &header)
 }

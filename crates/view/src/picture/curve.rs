@@ -48,7 +48,8 @@ fn body(training: &[(u64, f32)], validation: &[(u64, f32)]) -> Result<Scene> {
         let points = points.iter().filter(|(_, loss)| loss.is_finite());
         points.map(|&(step, loss)| (step as f64, f64::from(loss))).collect()
     };
-    let (training, validation) = (finite(training), finite(validation));
+    let training = finite(training);
+    let validation = finite(validation);
     let all = || training.iter().chain(&validation);
     let Some(&(first, loss)) = all().next() else {
         candle_core::bail!("loss curve: none of the losses is a finite number")
@@ -124,11 +125,13 @@ impl Chart {
             let text = if digits == 0 && step < 1e12 { format!("{step}") } else { axis_number(step, 0) };
             scene.text(text, (x, Self::BOTTOM + 24.0), below);
         }
-        let (left, bottom) = (LEFT + 0.5, Self::BOTTOM + 0.5);
+        let left = LEFT + 0.5;
+        let bottom = Self::BOTTOM + 0.5;
         scene.line([(left, TOP), (left, bottom)], 1.0, GREY);
         scene.line([(left, bottom), (Self::RIGHT, bottom)], 1.0, GREY);
         let name = NAME.anchor(Anchor::Middle);
-        let (across, down) = (f32::midpoint(LEFT, Self::RIGHT), f32::midpoint(TOP, Self::BOTTOM));
+        let across = f32::midpoint(LEFT, Self::RIGHT);
+        let down = f32::midpoint(TOP, Self::BOTTOM);
         scene.text("optimizer steps", (across, SIZE.1 - 18.0), name);
         scene.text("loss, nats per token", (28.0, down), name.upward());
     }
@@ -153,9 +156,12 @@ impl Chart {
     /// What the colors mean, in the corner in which it hides the least: on the right if losses fall.
     fn key(scene: &mut Scene, entries: &[(&str, Rgb)], points: &[(f32, f32)], label: Option<Room>) {
         let widest = entries.iter().map(|(name, _)| scene.letters.width(name, NAME.size)).fold(0.0, f32::max);
-        let (width, height) = ((widest + 62.0).ceil(), entries.len() as f32 * LINE + 12.0);
-        let (right, left) = ((Self::RIGHT - width - 12.0).floor(), LEFT + 12.0);
-        let (upper, lower) = ((TOP + 12.0).floor(), Self::BOTTOM - height - 12.0);
+        let width = (widest + 62.0).ceil();
+        let height = entries.len() as f32 * LINE + 12.0;
+        let right = (Self::RIGHT - width - 12.0).floor();
+        let left = LEFT + 12.0;
+        let upper = (TOP + 12.0).floor();
+        let lower = Self::BOTTOM - height - 12.0;
         let corners = [(right, upper), (right, lower), (left, lower), (left, upper)];
         let hidden = |room: &Room| {
             let on_label = label.as_ref().is_some_and(|label| room.meets(label));
@@ -250,7 +256,8 @@ mod tests {
         let training: Vec<(u64, f32)> = (1..=100).map(|i| (i, 5.0 - 0.03 * i as f32)).collect();
         let validation = [(50, 4.0), (100, f32::NAN)];
         let file = curve("a run", &training, &validation)?;
-        let (train, val) = (count(&file, TRAINING), count(&file, VALIDATION));
+        let train = count(&file, TRAINING);
+        let val = count(&file, VALIDATION);
         assert!(train > 1000 && val > 50 && train > val, "{train} and {val} pixels");
         // Without one of them, its color is gone.
         assert_eq!(count(&curve("a run", &training, &[])?, VALIDATION), 0);
@@ -261,7 +268,8 @@ mod tests {
             let provenance = provenance(caption, Value::Null);
             loss_curve(&Frame::new(PictureFormat::Png, "a run", &provenance), &training, &validation)
         };
-        let (single, half) = (made_by("f32 on cpu")?, made_by("f16 on cpu")?);
+        let single = made_by("f32 on cpu")?;
+        let half = made_by("f16 on cpu")?;
         assert!(single != file && single != half, "the caption is not in the picture");
         assert!(count(&single, TRAINING) > train / 2, "the chart is still there");
         Ok(())

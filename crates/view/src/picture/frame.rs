@@ -205,7 +205,8 @@ mod tests {
 
     /// A part with a text in each corner.
     fn part(room: Option<f32>) -> Result<Scene> {
-        let (width, style) = (room.unwrap_or(400.0), Style::new(14.0, INK));
+        let width = room.unwrap_or(400.0);
+        let style = Style::new(14.0, INK);
         let mut scene = Scene::new(Letters::new()?, (width, 100.0), "")?;
         scene.text("a", (0.0, 20.0), style);
         scene.text("b", (width, 90.0), style.anchor(Anchor::End));

@@ -89,7 +89,8 @@ impl Graph<'_> {
             candle_core::bail!("graph: a weight is not a finite number")
         }
         let most = |of: fn(&Node) -> f32| self.nodes.iter().map(of).fold(0.0, f32::max);
-        let (columns, rows) = (most(|node| node.column) + 1.0, most(|node| node.row) + 1.0);
+        let columns = most(|node| node.column) + 1.0;
+        let rows = most(|node| node.row) + 1.0;
         let wide = room.map_or(WIDE, |room| ((room - 2.0 * MARGIN) / columns).clamp(NARROW, WIDE));
         let size = (columns * wide + 2.0 * MARGIN, rows * HIGH + MARGIN + self.key.len() as f32 * KEY);
         let mut scene = Scene::new(Letters::new()?, size, "")?;
@@ -102,7 +103,8 @@ impl Graph<'_> {
         // The thickest come last, above the others.
         links.sort_by(|a, b| a.weight.abs().total_cmp(&b.weight.abs()));
         for link in links {
-            let (from, to) = (place(&self.nodes[link.from]), place(&self.nodes[link.to]));
+            let from = place(&self.nodes[link.from]);
+            let to = place(&self.nodes[link.to]);
             let ends = [(from.0, from.1 - half.1), (to.0 + 0.8 * link.side * half.0, to.1 + half.1)];
             #[allow(clippy::cast_possible_truncation)] // from 0 to 1
             let share = (link.weight.abs() / largest) as f32;
@@ -115,7 +117,8 @@ impl Graph<'_> {
             let color = if has_links { INK } else { FAINT };
             if has_links {
                 for (grown, color) in [(1.0, INK), (0.0, WHITE)] {
-                    let (width, height) = (2.0 * (half.0 + grown), 2.0 * (half.1 + grown));
+                    let width = 2.0 * (half.0 + grown);
+                    let height = 2.0 * (half.1 + grown);
                     scene.marks.push(Mark::Box {
                         x: x - width / 2.0,
                         y: y - height / 2.0,

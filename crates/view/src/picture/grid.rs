@@ -88,8 +88,10 @@ impl HeadGrid {
         };
         let name = |i: usize| format!("head {}", first[i].head);
         let above = Axis::new(&letters, (first.len(), cell), room, |i| i, name);
-        let (side, gap) = (FILLED * cell, (1.0 - FILLED) * cell);
-        let (x, y) = (MARGIN + beside.beside(), above.above());
+        let side = FILLED * cell;
+        let gap = (1.0 - FILLED) * cell;
+        let x = MARGIN + beside.beside();
+        let y = above.above();
         let place = |n: usize, from: f32| from + n as f32 * cell;
         let right = place(first.len(), x);
         let tall = (place(self.rows.len(), 0.0) - gap).max(bar.least_height(&letters));
@@ -100,8 +102,10 @@ impl HeadGrid {
         above.draw_above(&mut scene, (x - gap / 2.0, y));
         for (row, (_, heads)) in self.rows.iter().enumerate() {
             for (column, Head { thumbnail, .. }) in heads.iter().enumerate() {
-                let (x, y) = (place(column, x), place(row, y));
-                let (columns, colors) = (thumbnail.columns, thumbnail.colors.clone());
+                let x = place(column, x);
+                let y = place(row, y);
+                let columns = thumbnail.columns;
+                let colors = thumbnail.colors.clone();
                 scene.cells(Cells { x, y, width: side, height: side, columns, colors });
             }
         }
@@ -123,7 +127,8 @@ impl Thumbnail {
     fn new(weights: &Tensor) -> Result<Self> {
         let rows = lower_triangle::<f32>(weights, "head grid")?;
         let (t, s) = weights.dims2()?;
-        let (height, width) = (t.min(SIDE), s.min(SIDE));
+        let height = t.min(SIDE);
+        let width = s.min(SIDE);
         let mut has_nan = false;
         let mut colors = Vec::with_capacity(height * width);
         for y in 0..height {
@@ -202,7 +207,8 @@ mod tests {
                     assert!((i + 1..4).all(|j| cell(i, j) == (255, 255, 255)));
                 }
                 // Its names stand at the middles of its sides.
-                let (layer, head) = (["layer 3", "layer 4"][n / 2], ["head 0", "head 5"][n % 2]);
+                let layer = ["layer 3", "layer 4"][n / 2];
+                let head = ["head 0", "head 5"][n % 2];
                 let middle = |name: &str| {
                     let (_, at) = texts.iter().find(|(text, _)| *text == name).expect(name);
                     (f32::midpoint(at.0, at.2), f32::midpoint(at.1, at.3))

@@ -171,7 +171,8 @@ impl ColorBar<'_> {
     /// Draws it to the right of a map of this `height` with its upper right corner at (`x`, `y`).
     pub(super) fn draw(&self, scene: &mut Scene, (x, y): (f32, f32), height: f32) {
         let height = (height - self.below()).min(TALLEST).floor();
-        let (x, steps) = (x + TO_BAR, height / 2.0);
+        let x = x + TO_BAR;
+        let steps = height / 2.0;
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // up to half of TALLEST
         let colors = (0..steps as usize).map(|i| Some((self.color)(1.0 - i as f32 / (steps - 1.0))));
         scene.cells(Cells { x, y, width: BAR_WIDTH, height, columns: 1, colors: colors.collect() });
@@ -186,7 +187,8 @@ impl ColorBar<'_> {
             }
         }
         if self.has_nan {
-            let (y, side) = (y + height + LINE, 0.75 * LINE);
+            let y = y + height + LINE;
+            let side = 0.75 * LINE;
             let colors = vec![Some(NOT_A_NUMBER)];
             scene.cells(Cells { x, y, width: BAR_WIDTH, height: side, columns: 1, colors });
             scene.text("NaN", (x + BAR_WIDTH + 8.0, y + side / 2.0 + BAR_NUMBER.to_baseline()), BAR_NUMBER);

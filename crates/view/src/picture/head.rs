@@ -64,7 +64,8 @@ fn body(
     keys: &[String],
 ) -> Result<Scene> {
     let rows = lower_triangle::<f32>(weights, "head_picture")?;
-    let (t, s) = (queries.len(), keys.len());
+    let t = queries.len();
+    let s = keys.len();
     if weights.dims() != [t, s] {
         candle_core::bail!(
             "head_picture: weights have shape {:?}, with tokens for {t} queries and {s} keys",
@@ -86,8 +87,10 @@ fn body(
         (side(cell), cell)
     };
     let top = axis(keys, 0, cell);
-    let (width, height) = (s as f32 * cell, t as f32 * cell);
-    let (x, y) = (MARGIN + AXIS_ROOM + side.beside(), AXIS_ROOM + top.above());
+    let width = s as f32 * cell;
+    let height = t as f32 * cell;
+    let x = MARGIN + AXIS_ROOM + side.beside();
+    let y = AXIS_ROOM + top.above();
     // An axis name may be longer than the weights are high or wide.
     let tall = height.max(bar.least_height(&letters));
     let wide = room.unwrap_or_else(|| {
@@ -215,7 +218,8 @@ mod tests {
         for (t, s, queries, keys, said) in
             [(2, 3, 1, 3, "[2, 3]"), (3, 2, 3, 2, "3 queries"), (1, 20_000, 1, 20_000, "too large")]
         {
-            let (queries, keys) = (tokens(queries), tokens(keys));
+            let queries = tokens(queries);
+            let keys = tokens(keys);
             for format in PictureFormat::ALL {
                 let nothing = Provenance::default();
                 let frame = Frame::new(format, "", &nothing);

@@ -28,7 +28,8 @@ impl Heading {
         content: f32,
     ) -> Self {
         let lines = |text: &str| text.lines().map(visible_text).collect::<Vec<_>>();
-        let (title, caption) = (lines(title), lines(caption));
+        let title = lines(title);
+        let caption = lines(caption);
         let widths = |lines: &[String], size: f32| {
             lines.iter().map(|line| letters.width(line, size).ceil()).fold(0.0, f32::max) + 2.0 * MARGIN
         };
@@ -39,7 +40,8 @@ impl Heading {
         };
         let few = |size: &f32| wrap(&title, *size).len() <= LINES;
         let size = TITLES.into_iter().find(few).unwrap_or(TITLES[2]);
-        let (title, caption) = (wrap(&title, size), wrap(&caption, CAPTION.size));
+        let title = wrap(&title, size);
+        let caption = wrap(&caption, CAPTION.size);
         Self { title, title_style: Style::new(size, INK), caption, width }
     }
 
@@ -59,7 +61,8 @@ impl Heading {
 
     /// Each line with its baseline.
     fn lines(&self) -> Vec<(&str, f32, Style)> {
-        let (mut lines, mut y) = (vec![], 8.0);
+        let mut lines = vec![];
+        let mut y = 8.0;
         for line in &self.title {
             y += 1.25 * self.title_style.size;
             lines.push((line.as_str(), y, self.title_style));

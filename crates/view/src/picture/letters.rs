@@ -103,7 +103,8 @@ impl Letters {
 
     /// All of `text` in lines of at most `room`, broken at spaces, and inside of a word that is longer than a line.
     pub(super) fn wrap(&self, text: &str, size: f32, room: f32) -> Vec<String> {
-        let (mut lines, mut rest) = (vec![], text.trim());
+        let mut lines = vec![];
+        let mut rest = text.trim();
         while !rest.is_empty() {
             // A letter with its marks, at least.
             let mut letters = rest.char_indices().filter(|(_, c)| c.width() != Some(0)).map(|(at, _)| at);

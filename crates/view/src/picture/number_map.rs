@@ -100,7 +100,8 @@ impl NumberMap<'_> {
     }
 
     fn body(&self, values: &Tensor, room: Option<f32>) -> Result<Scene> {
-        let (rows, columns) = (self.rows.len(), self.columns.len());
+        let rows = self.rows.len();
+        let columns = self.columns.len();
         if values.dims() != [rows, columns] || rows * columns == 0 {
             candle_core::bail!(
                 "number map: values have shape {:?}, with labels for {rows} rows and {columns} columns",
@@ -118,7 +119,8 @@ impl NumberMap<'_> {
         let letters = Letters::new()?;
         // Where the scale begins, as a share of its end.
         let start = if self.from_zero { 0.0 } else { -1.0 };
-        let (first, last) = (f64::from(start * most), f64::from(most));
+        let first = f64::from(start * most);
+        let last = f64::from(most);
         let (marks, digits) = round_numbers(first, last, 6);
         let number = |mark: f64| ((mark - first) / (last - first), axis_number(mark, digits));
         #[allow(clippy::cast_possible_truncation)] // between 0 and 1
@@ -133,7 +135,8 @@ impl NumberMap<'_> {
             Axis::new(&letters, (labels.len(), cell), room, |i| i, |i| visible_token(&labels[i]))
         };
         let side = |n: usize, largest: usize| (LONGEST / n).clamp(1, largest) as f32;
-        let (widest, tallest) = (side(columns, WIDEST), side(rows, TALLEST));
+        let widest = side(columns, WIDEST);
+        let tallest = side(rows, TALLEST);
         // Cells that are narrower than usual are lower too, as long as the map is not flat.
         let tall = |wide: f32| {
             let least = (LEAST_HEIGHT / rows as f32).min(tallest);
@@ -146,10 +149,13 @@ impl NumberMap<'_> {
             }
             None => (axis(self.rows, tallest), widest),
         };
-        let (tall, above) = (tall(wide), axis(self.columns, wide));
-        let (width, height) = (wide * columns as f32, tall * rows as f32);
+        let tall = tall(wide);
+        let above = axis(self.columns, wide);
+        let width = wide * columns as f32;
+        let height = tall * rows as f32;
         let top = if self.name.is_empty() { 0.0 } else { NAME_ROOM };
-        let (x, y) = (MARGIN + AXIS_ROOM + beside.beside(), top + AXIS_ROOM + above.above());
+        let x = MARGIN + AXIS_ROOM + beside.beside();
+        let y = top + AXIS_ROOM + above.above();
         let high = height.max(bar.least_height(&letters));
         let least = if room.is_none() { NARROWEST } else { 0.0 };
         let size = ((x + width + bar.room(&letters)).max(least), y + high + MARGIN);
@@ -178,7 +184,8 @@ impl NumberMap<'_> {
             for (i, (text, background)) in texts.into_iter().zip(colors).enumerate() {
                 let ink = if wants_black(background) { INK } else { WHITE };
                 let style = Style::new(size, ink).anchor(Anchor::Middle);
-                let (column, row) = ((i % columns) as f32, (i / columns) as f32);
+                let column = (i % columns) as f32;
+                let row = (i / columns) as f32;
                 let middle = (x + (column + 0.5) * wide, y + (row + 0.5) * tall + style.to_baseline());
                 scene.text(text, middle, style);
             }
@@ -240,7 +247,8 @@ mod tests {
 
     #[test]
     fn a_scale_from_0_has_no_numbers_below_it() -> Result<()> {
-        let (rows, columns) = (names(1), names(3));
+        let rows = names(1);
+        let columns = names(3);
         let values = Tensor::new(&[[0f32, 0.25, 0.5]], &Device::Cpu)?;
         let shown = |from_zero: bool| -> Result<Vec<String>> {
             let map = NumberMap {
@@ -255,7 +263,8 @@ mod tests {
             Ok(scene(&frame, &map, &values)?.texts().into_iter().map(|(text, _)| text.to_owned()).collect())
         };
         let negative = |texts: &[String]| texts.iter().filter(|text| text.starts_with('-')).count();
-        let (from_zero, both) = (shown(true)?, shown(false)?);
+        let from_zero = shown(true)?;
+        let both = shown(false)?;
         assert_eq!(negative(&from_zero), 0, "{from_zero:?}");
         assert!(from_zero.iter().any(|text| text == "0.0") && from_zero.iter().any(|text| text == "1.0"));
         assert!(negative(&both) > 1, "{both:?}");
@@ -264,7 +273,8 @@ mod tests {
 
     #[test]
     fn each_number_has_its_color_and_its_text() -> Result<()> {
-        let (rows, columns) = (names(2), names(3));
+        let rows = names(2);
+        let columns = names(3);
         let map = NumberMap { rows: &rows, columns: &columns, unit: "nats", ..NumberMap::default() };
         let values = Tensor::new(&[[0f32, 2., -1.], [f32::NAN, -0.004, 1.]], &Device::Cpu)?;
         let provenance = provenance("what made it", Value::Null);
@@ -277,7 +287,8 @@ mod tests {
         });
         let Cells { x, y, width, height, .. } = *cells.next().expect("cells");
         let picture = decode(&map.draw(&frame, &values)?);
-        let (wide, tall) = (width / 3.0, height / 2.0);
+        let wide = width / 3.0;
+        let tall = height / 2.0;
         let expected: [(&str, Rgb); 6] = [
             (".00", (247, 247, 247)),
             ("2.00", (103, 0, 31)),
@@ -288,7 +299,8 @@ mod tests {
         ];
         let texts = scene.texts();
         for (i, (text, color)) in expected.into_iter().enumerate() {
-            let (left, top) = (x + (i % 3) as f32 * wide, y + (i / 3) as f32 * tall);
+            let left = x + (i % 3) as f32 * wide;
+            let top = y + (i / 3) as f32 * tall;
             assert_eq!((picture.pixels)(whole(left) + 2, whole(top) + 2), color, "{text}");
             let inside = |(l, t, r, b): (f32, f32, f32, f32)| {
                 l >= left && t >= top && r <= left + wide && b <= top + tall
@@ -326,7 +338,8 @@ mod tests {
         for (r, c) in [(1, 1), (12, 12), (12, 64), (144, 20), (2, 300), (12, 1024)] {
             for value in [0.0, 1e-30, -1.0, 3.4e38, f32::NAN, f32::NEG_INFINITY] {
                 let values = Tensor::full(value, (r, c), &Device::Cpu)?;
-                let (rows, columns) = (nasty(r), nasty(c));
+                let rows = nasty(r);
+                let columns = nasty(c);
                 let short = NumberMap { rows: &rows, columns: &columns, ..NumberMap::default() };
                 let named =
                     NumberMap { name: &long, row_axis: &long, column_axis: &long, unit: &long, ..short };
@@ -345,7 +358,9 @@ mod tests {
 
     #[test]
     fn several_maps_have_their_own_names_and_colors() -> Result<()> {
-        let (rows, columns, nothing) = (names(2), names(3), Provenance::default());
+        let rows = names(2);
+        let columns = names(3);
+        let nothing = Provenance::default();
         let map = |name| NumberMap { name, rows: &rows, columns: &columns, ..NumberMap::default() };
         let values = |most: f64| Tensor::full(most, (2, 3), &Device::Cpu);
         let maps = [(map("the first"), values(1.0)?), (map("the second"), values(-40.0)?)];
@@ -373,7 +388,8 @@ mod tests {
 
     #[test]
     fn another_shape_than_the_labels_is_refused() -> Result<()> {
-        let (rows, columns) = (names(2), names(3));
+        let rows = names(2);
+        let columns = names(3);
         let map = NumberMap { rows: &rows, columns: &columns, ..NumberMap::default() };
         let values = Tensor::zeros((3, 2), DType::F32, &Device::Cpu)?;
         let nothing = Provenance::default();

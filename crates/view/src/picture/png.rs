@@ -68,7 +68,8 @@ pub(super) struct Pixels {
 
 /// `scene` on white.
 pub(super) fn draw(scene: &Scene) -> Pixels {
-    let (width, height) = (whole(scene.width), whole(scene.height));
+    let width = whole(scene.width);
+    let height = whole(scene.height);
     let mut pixels = Pixels { width, height, data: vec![255; width * height * 3] };
     for mark in &scene.marks {
         match mark {
@@ -91,10 +92,13 @@ pub(super) fn draw(scene: &Scene) -> Pixels {
 impl Cells {
     /// The cells alone, each with as many pixels as it has in a PNG: many viewers smooth images that they enlarge.
     pub(super) fn pixels(&self) -> Pixels {
-        let (columns, rows) = (self.columns.max(1), self.rows().max(1));
+        let columns = self.columns.max(1);
+        let rows = self.rows().max(1);
         let scale = |length: f32, count: usize| whole(length / count as f32).max(1);
-        let (wide, tall) = (scale(self.width, columns), scale(self.height, rows));
-        let (width, height) = (columns * wide, rows * tall);
+        let wide = scale(self.width, columns);
+        let tall = scale(self.height, rows);
+        let width = columns * wide;
+        let height = rows * tall;
         let mut data = Vec::with_capacity(width * height * 3);
         for row in self.colors.chunks_exact(columns) {
             let colors = row.iter().map(|color| color.unwrap_or(WHITE));
@@ -129,8 +133,11 @@ impl Pixels {
     }
 
     fn cells(&mut self, cells: &Cells) {
-        let (left, top) = (whole(cells.x), whole(cells.y));
-        let (width, height, rows) = (whole(cells.width), whole(cells.height), cells.rows());
+        let left = whole(cells.x);
+        let top = whole(cells.y);
+        let width = whole(cells.width);
+        let height = whole(cells.height);
+        let rows = cells.rows();
         // What a pixel stands for: a cell, or more than one where there are more cells than pixels.
         let covered = |at: usize, pixels: usize, cells: usize| {
             let first = at * cells / pixels;
@@ -162,8 +169,10 @@ impl Pixels {
             return;
         };
         // The rasterizer takes no point outside of its own picture.
-        let (left, top) = (left.floor() - 1.0, top.floor() - 1.0);
-        let (width, height) = (whole(right - left + 2.0), whole(bottom - top + 2.0));
+        let left = left.floor() - 1.0;
+        let top = top.floor() - 1.0;
+        let width = whole(right - left + 2.0);
+        let height = whole(bottom - top + 2.0);
         let mut coverage = Rasterizer::new(width, height);
         let local = |p: &Point| point(p.x - left, p.y - top);
         for outline in outlines {
@@ -172,7 +181,8 @@ impl Pixels {
             }
         }
         coverage.for_each_pixel_2d(|x, y, alpha| {
-            let (x, y) = (x as f32 + left, y as f32 + top);
+            let x = x as f32 + left;
+            let y = y as f32 + top;
             if alpha > 0.0 && x >= 0.0 && y >= 0.0 {
                 self.mix(whole(x), whole(y), color, alpha.min(1.0));
             }
@@ -194,7 +204,9 @@ impl Pixels {
 
 /// The mean of colors, in which nothing is white; `None` if all are nothing.
 fn mean<'a>(colors: impl Iterator<Item = &'a Option<Rgb>>) -> Option<Rgb> {
-    let (mut sums, mut count, mut any) = ([0usize; 3], 0, false);
+    let mut sums = [0usize; 3];
+    let mut count = 0;
+    let mut any = false;
     for color in colors {
         let (r, g, b) = color.unwrap_or(WHITE);
         sums.iter_mut().zip([r, g, b]).for_each(|(sum, part)| *sum += usize::from(part));
@@ -214,7 +226,8 @@ fn stroke(points: &[(f32, f32)], width: f32) -> Vec<Vec<Point>> {
         .map(|pair| {
             let ((x0, y0), (x1, y1)) = (pair[0], pair[1]);
             let length = (x1 - x0).hypot(y1 - y0);
-            let (across, along) = (half * (y0 - y1) / length, half * (x1 - x0) / length);
+            let across = half * (y0 - y1) / length;
+            let along = half * (x1 - x0) / length;
             vec![
                 point(x0 + across, y0 + along),
                 point(x0 - across, y0 - along),
@@ -241,7 +254,8 @@ fn circle((x, y): (f32, f32), radius: f32) -> Vec<Point> {
 /// The outlines of a line of text as closed polygons. The baseline lies on the edge of a pixel, so that the feet of
 /// letters are sharp.
 fn outlines(text: &Text, letters: &Letters) -> Vec<Vec<Point>> {
-    let (scale, size) = (text.style.size / letters.units_per_em(), text.style.size);
+    let scale = text.style.size / letters.units_per_em();
+    let size = text.style.size;
     let (x, y) = text.start();
     let (x, y) = if text.style.upward { (x.round(), y) } else { (x, y.round()) };
     let mut outlines: Vec<Vec<Point>> = vec![];
@@ -249,7 +263,8 @@ fn outlines(text: &Text, letters: &Letters) -> Vec<Vec<Point>> {
     for c in visual(&text.shown) {
         let letter = letters.letter(c);
         let place = |p: Point| {
-            let (along, above) = (pen + p.x * scale, p.y * scale);
+            let along = pen + p.x * scale;
+            let above = p.y * scale;
             if text.style.upward { point(x - above, y - along) } else { point(x + along, y - above) }
         };
         let curves = letters.outline(letter.glyph).map(|outline| outline.curves).unwrap_or_default();
@@ -280,7 +295,9 @@ fn flatten(curve: &OutlineCurve) -> (Point, Vec<Point>) {
         }
         OutlineCurve::Cubic(a, b, c, d) => {
             let at = |t: f32| {
-                let (ab, bc, cd) = (mix(a, b, t), mix(b, c, t), mix(c, d, t));
+                let ab = mix(a, b, t);
+                let bc = mix(b, c, t);
+                let cd = mix(c, d, t);
                 mix(mix(ab, bc, t), mix(bc, cd, t), t)
             };
             (a, steps.iter().map(|&t| at(t)).collect())
@@ -339,7 +356,8 @@ pub(crate) mod tests {
     #[test]
     fn a_pixel_of_many_cells_has_the_mean_of_their_colors() -> Result<()> {
         let mut scene = Scene::new(Letters::new()?, (2.0, 2.0), "")?;
-        let (black, gray) = (Some((0, 0, 0)), Some((100, 100, 100)));
+        let black = Some((0, 0, 0));
+        let gray = Some((100, 100, 100));
         let colors = [
             [black, gray, None, None],
             [gray, black, None, None],

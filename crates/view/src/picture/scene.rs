@@ -175,7 +175,8 @@ impl Text {
 impl Scene {
     /// An empty picture.
     pub(super) fn new(letters: Letters, (width, height): (f32, f32), title: &str) -> Result<Self> {
-        let (width, height) = (width.ceil(), height.ceil());
+        let width = width.ceil();
+        let height = height.ceil();
         if width > LARGEST || height > LARGEST || width * height > LARGEST_AREA {
             candle_core::bail!(
                 "a picture of {width} x {height} pixels is too large: choose fewer tokens or heads, or a smaller width"
@@ -215,7 +216,8 @@ pub(super) mod tests {
     impl Scene {
         /// The room of each text.
         pub(crate) fn texts(&self) -> Vec<(&str, Bounds)> {
-            let (up, down) = (self.letters.ascent(), self.letters.descent());
+            let up = self.letters.ascent();
+            let down = self.letters.descent();
             let bounds = |text: &Text| {
                 let ((x, y), size) = (text.start(), text.style.size);
                 if text.style.upward {

@@ -31,11 +31,17 @@ pub(super) fn write(scene: &Scene, provenance: &Provenance) -> Result<Vec<u8>> {
             }
             Mark::Line { points, width, color } => line(&mut out, points, *width, *color),
             Mark::Disc { center: (x, y), radius, color } => {
-                let (x, y, r, fill) = (Short(*x), Short(*y), Short(*radius), Hex(*color));
+                let x = Short(*x);
+                let y = Short(*y);
+                let r = Short(*radius);
+                let fill = Hex(*color);
                 writeln!(out, "<circle cx=\"{x}\" cy=\"{y}\" r=\"{r}\" fill=\"{fill}\"/>")
             }
             Mark::Ring { center: (x, y), radius, width, color } => {
-                let (x, y, r, w) = (Short(*x), Short(*y), Short(*radius), Short(*width));
+                let x = Short(*x);
+                let y = Short(*y);
+                let r = Short(*radius);
+                let w = Short(*width);
                 let stroke = Hex(*color);
                 writeln!(
                     out,
@@ -52,7 +58,8 @@ pub(super) fn write(scene: &Scene, provenance: &Provenance) -> Result<Vec<u8>> {
 }
 
 fn head(out: &mut String, scene: &Scene, provenance: &Provenance) -> fmt::Result {
-    let (width, height) = (Short(scene.width), Short(scene.height));
+    let width = Short(scene.width);
+    let height = Short(scene.height);
     write!(out, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" ")?;
     write!(out, "viewBox=\"0 0 {width} {height}\" ")?;
     // No kerning and no ligatures, as in the other formats.
@@ -61,14 +68,16 @@ fn head(out: &mut String, scene: &Scene, provenance: &Provenance) -> fmt::Result
         out,
         "style=\"font-kerning:none;font-variant-ligatures:none;white-space:pre\" xml:space=\"preserve\""
     )?;
-    let (software, facts) = (json!(SOFTWARE), json_for_xml(&provenance.facts.to_string()));
+    let software = json!(SOFTWARE);
+    let facts = json_for_xml(&provenance.facts.to_string());
     writeln!(out, ">\n<metadata>{{\"software\":{software},\"facts\":{}}}</metadata>", Escaped(&facts))?;
     writeln!(out, "<title>{}</title>", Escaped(&scene.title))?;
     rectangle(out, [0.0, 0.0, scene.width, scene.height], WHITE)
 }
 
 fn rectangle(out: &mut String, place: [f32; 4], color: Rgb) -> fmt::Result {
-    let ([x, y, width, height], fill) = (place.map(Short), Hex(color));
+    let [x, y, width, height] = place.map(Short);
+    let fill = Hex(color);
     writeln!(out, "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" fill=\"{fill}\"/>")
 }
 
@@ -77,14 +86,17 @@ fn line(out: &mut String, points: &[(f32, f32)], width: f32, color: Rgb) -> fmt:
     for (i, (x, y)) in points.iter().enumerate() {
         write!(out, "{}{},{}", if i == 0 { "" } else { " " }, Short(*x), Short(*y))?;
     }
-    let (stroke, width) = (Hex(color), Short(width));
+    let stroke = Hex(color);
+    let width = Short(width);
     writeln!(out, "\" fill=\"none\" stroke=\"{stroke}\" stroke-width=\"{width}\" stroke-linejoin=\"round\"/>")
 }
 
 /// Neighbors of one color in a row share a rectangle.
 fn rectangles(out: &mut String, cells: &Cells) -> fmt::Result {
-    let (rows, columns) = (cells.rows(), cells.columns);
-    let (width, height) = (cells.width / columns as f32, cells.height / rows as f32);
+    let rows = cells.rows();
+    let columns = cells.columns;
+    let width = cells.width / columns as f32;
+    let height = cells.height / rows as f32;
     // Crisp edges leave no seams between neighbors.
     out.push_str("<g shape-rendering=\"crispEdges\">\n");
     for (row, colors) in cells.colors.chunks_exact(columns).enumerate() {
@@ -241,7 +253,8 @@ mod tests {
         let file = std::str::from_utf8(file).expect("UTF-8");
         let forbidden = |c: char| matches!(c, '\0'..='\x08' | '\x0b'..='\x1f' | '\u{fffe}' | '\u{ffff}');
         assert!(!file.contains(forbidden), "a character that XML forbids");
-        let (mut elements, mut open) = (vec![], vec![]);
+        let mut elements = vec![];
+        let mut open = vec![];
         let mut rest = file.strip_prefix('<').expect("an element");
         loop {
             let (tag, after) = rest.split_once('>').expect("the end of a tag");
@@ -363,7 +376,8 @@ mod tests {
                 Some((part(1), part(3), part(5)))
             };
             for (i, color) in colors.into_iter().enumerate() {
-                let (column, row) = ((i % columns) as f32, (i / columns) as f32);
+                let column = (i % columns) as f32;
+                let row = (i / columns) as f32;
                 assert_eq!(
                     at(12.5 + column * 5.0, 22.5 + row * 5.0),
                     color.or(Some(WHITE)),

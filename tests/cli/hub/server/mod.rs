@@ -122,7 +122,8 @@ impl Server {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let files = files.into_iter().map(|(name, bytes)| (name, Content::from(bytes))).collect();
-        let (faults, seen) = (vec![], vec![]);
+        let faults = vec![];
+        let seen = vec![];
         let state = State { address, files, faults, seen, sent: 0, gate: None, lists: true };
         let server = Self { address, state: Arc::new(Mutex::new(state)) };
         let state = Arc::clone(&server.state);

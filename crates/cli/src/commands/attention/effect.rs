@@ -187,7 +187,8 @@ pub(super) fn show_effect(scene: &Scene, ablation: Ablation, mut outputs: Output
             (format!("the logit of {target} less that of {against}"), "change of the difference")
         }
     };
-    let (name, to) = (&scene.subject.session.name, report.ablation);
+    let name = &scene.subject.session.name;
+    let to = report.ablation;
     let about = About {
         title: format!("{name}: change of {of} with each head ablated to {to}"),
         made_by: &report.provenance,

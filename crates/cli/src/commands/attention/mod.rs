@@ -49,7 +49,9 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     let chosen = Chosen { layers: &layers, heads: &heads };
     let points = args.points.of(&session)?;
     if args.prompt.texts.is_some() {
-        let (prompts, study, export) = (&args.prompt, &args.study, args.export.as_deref());
+        let prompts = &args.prompt;
+        let study = &args.study;
+        let export = args.export.as_deref();
         let job = Job { prompts, study, session: &session, chosen: Some(chosen), export, outputs };
         let each = |prompt: &Prompt, changes: &Changes| {
             with_scene(args, &session, &points, chosen, prompt, changes, shown)
@@ -111,7 +113,8 @@ fn check_effects(args: &AttentionArgs) -> anyhow::Result<()> {
 
 /// Refuses `--with features` without a dictionary, and a dictionary for nothing.
 fn check_features(args: &AttentionArgs) -> anyhow::Result<()> {
-    let (interventions, shows) = (&args.study.interventions, args.with.contains(&WithArg::Features));
+    let interventions = &args.study.interventions;
+    let shows = args.with.contains(&WithArg::Features);
     if shows && interventions.dictionary.is_none() {
         bail!("--with features: needs --dictionary, whose features the page shows");
     }

@@ -108,7 +108,8 @@ impl Looked {
     fn effects(&mut self, scene: &Scene) -> anyhow::Result<()> {
         let found = Effects::of(scene, Ablation::Zero)?;
         let token = |id: u32| visible_token(&scene.subject.session.shown(&[id]).concat());
-        let (target, against) = (token(found.target), found.against.map(token));
+        let target = token(found.target);
+        let against = found.against.map(token);
         let of =
             against.as_ref().map_or_else(|| target.clone(), |against| format!("{target} less {against}"));
         let predicted = match &against {
@@ -122,14 +123,16 @@ impl Looked {
         let effect = format!("What ablating the head to zero adds to {predicted}: below 0, the head helps");
         let direct =
             format!("What the head's output adds directly to the logit, of {of}, past all later layers");
-        let (of_effect, of_direct) = (format!("effect on {of}"), format!("direct to {of}"));
+        let of_effect = format!("effect on {of}");
+        let of_direct = format!("direct to {of}");
         self.page.writer.head_numbers(&numbers(&of_effect, effect, &found.total.change)?)?;
         Ok(self.page.writer.head_numbers(&numbers(&of_direct, direct, &found.direct.heads)?)?)
     }
 
     /// What `gpt2 heads` prints of the plain model: its texts have other positions than the prompt.
     fn scores(&mut self, scene: &Scene) -> anyhow::Result<()> {
-        let (session, seed) = (scene.subject.session, scene.args.study.model.run.seed);
+        let session = scene.subject.session;
+        let seed = scene.args.study.model.run.seed;
         let config = session.model.config();
         let bos = config.bos_token_id.filter(|&id| (id as usize) < config.vocab_size);
         let length = ((config.n_positions - 1) / 4).min(25);

@@ -225,7 +225,8 @@ fn named(scene: &Scene, layer: usize, head: usize) -> String {
 
 /// `weights` (heads, T, T)
 fn heatmaps(scene: &Scene, layer: usize, weights: &Tensor) -> anyhow::Result<String> {
-    let (style, tokens) = (output::style(scene.args.color).with_max_cell(CELL), scene.subject.shown);
+    let style = output::style(scene.args.color).with_max_cell(CELL);
+    let tokens = scene.subject.shown;
     let mut out = String::new();
     for (i, head) in scene.subject.heads.iter().enumerate() {
         let map = heatmap(&weights.get(i)?, tokens, tokens, &style)?;

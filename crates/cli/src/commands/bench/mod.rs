@@ -119,7 +119,8 @@ fn machine(args: &BenchArgs) -> anyhow::Result<()> {
     }
     let threads = rayon::current_num_threads();
     let isa = Isa::current().as_str();
-    let (fma_gflops, read_gb_s) = (measure::fma_gflops(), measure::read_gb_s());
+    let fma_gflops = measure::fma_gflops();
+    let read_gb_s = measure::read_gb_s();
     let bf16_gflops = measure::bf16_gflops();
     if args.json {
         output::json(&Machine { threads, isa, fma_gflops, bf16_gflops, read_gb_s })?;

@@ -27,7 +27,8 @@ impl From<&Config> for Shape {
 impl std::fmt::Display for Shape {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { n_layer, n_head, n_embd, vocab_size } = self;
-        let (layers, heads) = (count(*n_layer, "layer"), count(*n_head, "head"));
+        let layers = count(*n_layer, "layer");
+        let heads = count(*n_head, "head");
         write!(f, "{layers}, {heads}, width {n_embd}, vocabulary {vocab_size}")
     }
 }

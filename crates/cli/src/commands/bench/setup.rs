@@ -24,7 +24,8 @@ pub(super) struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     pub(super) fn new(args: &'a BenchArgs) -> anyhow::Result<Self> {
-        let (implementation, hub) = (args.model.implementation, &args.model.hub);
+        let implementation = args.model.implementation;
+        let hub = &args.model.hub;
         let open = |model: &String| -> anyhow::Result<Checkpoint> {
             let files = crate::session::files(Some(model), hub)?;
             Ok(Checkpoint::open(&files)?.with_implementation(implementation))

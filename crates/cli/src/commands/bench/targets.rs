@@ -22,7 +22,8 @@ use gpt2_train::{AdamW, AdamWParams};
 
 impl Bench<'_> {
     pub(super) fn core(&self) -> anyhow::Result<Vec<f64>> {
-        let (t, heads) = (self.tokens, self.config.heads());
+        let t = self.tokens;
+        let heads = self.config.heads();
         let packed = self.random(&[self.batch, t, heads.packed_width()])?; // as c_attn returns them
         let attention = qkv::attention(&self.config);
         let inputs = copies_beyond_the_cache(&packed)?;
@@ -56,7 +57,8 @@ impl Bench<'_> {
 
     /// [`forward`](Self::forward) with weights and summaries; `plain` gets the times of alternate passes without them.
     pub(super) fn asking(&self, plain: &mut Vec<f64>) -> anyhow::Result<Vec<f64>> {
-        let (model, ids) = (self.model()?, self.ids(self.tokens)?);
+        let model = self.model()?;
+        let ids = self.ids(self.tokens)?;
         let heads = usize::from(self.args.weights_heads.unwrap_or(0));
         let all = self.config.n_layer * self.config.n_head;
         if heads > all {
@@ -82,7 +84,8 @@ impl Bench<'_> {
         };
         let mut asked = vec![];
         for run in 0..=self.args.runs {
-            let (without, with) = (pass(false)?, pass(true)?);
+            let without = pass(false)?;
+            let with = pass(true)?;
             if run > 0 {
                 plain.push(without);
                 asked.push(with);
@@ -96,7 +99,8 @@ impl Bench<'_> {
         if self.batch != 1 {
             bail!("bench attribution runs on one pair of texts: leave --batch out");
         }
-        let (model, ids) = (self.model()?, self.ids(2 * self.tokens)?);
+        let model = self.model()?;
+        let ids = self.ids(2 * self.tokens)?;
         let (clean, corrupt) = (
             ids.narrow(1, 0, self.tokens)?.contiguous()?,
             ids.narrow(1, self.tokens, self.tokens)?.contiguous()?,
@@ -113,7 +117,8 @@ impl Bench<'_> {
         if !self.device.is_cpu() || self.dtype != DType::F32 {
             bail!("bench features runs in f32 on the CPU: leave --dtype out, and give --device cpu");
         }
-        let (c, count) = (self.config.n_embd, FEATURES_OF_ONE * self.config.n_embd);
+        let c = self.config.n_embd;
+        let count = FEATURES_OF_ONE * self.config.n_embd;
         let w_dec = self.random(&[count, c])?;
         let zeros = |n: usize| Tensor::zeros(n, DType::F32, &self.device);
         let w_enc = w_dec.t()?.contiguous()?;
@@ -195,7 +200,8 @@ impl Bench<'_> {
         let mut optimizer = AdamW::new(model.named_variables()?, AdamWParams::default())?;
         let t = self.tokens;
         let ids = self.ids(t + 1)?;
-        let (inputs, targets) = (ids.narrow(1, 0, t)?, ids.narrow(1, 1, t)?);
+        let inputs = ids.narrow(1, 0, t)?;
+        let targets = ids.narrow(1, 1, t)?;
         let training = Some(Training { seed: 0, step: 0 });
         let batch = TrainingBatch::new(inputs.clone(), targets.clone());
         self.time(|_| {

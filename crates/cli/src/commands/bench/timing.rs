@@ -22,7 +22,8 @@ pub(super) fn time_runs(
     let groups = if device.is_cpu() { runs } else { runs.min(GROUPS) };
     let mut times = Vec::with_capacity(groups);
     for group in 0..groups {
-        let (first, end) = (group * runs / groups, (group + 1) * runs / groups);
+        let first = group * runs / groups;
+        let end = (group + 1) * runs / groups;
         let watch = Stopwatch::start(device)?;
         for run in first..end {
             work(run + 1)?;

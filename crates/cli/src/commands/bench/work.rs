@@ -74,7 +74,9 @@ fn peak(what: BenchTarget, dtype: DType) -> f64 {
 /// The bytes that decoding a token reads: all weights but the position embedding, and the keys and values of the tokens
 /// before it.
 fn bytes_of_a_token(args: &BenchArgs, config: &Config, numbers: Numbers) -> f64 {
-    let (c, l, v) = (config.n_embd as f64, config.n_layer as f64, config.vocab_size as f64);
+    let c = config.n_embd as f64;
+    let l = config.n_layer as f64;
+    let v = config.vocab_size as f64;
     let inner = config.n_inner.map_or(4.0 * c, |inner| inner as f64);
     let kv = keys_and_values(config);
     let weights = l * (2.0 * c * c + c * kv + 2.0 * c * inner) + v * c;
@@ -89,8 +91,11 @@ fn keys_and_values(config: &Config) -> f64 {
 
 /// The multiplications and additions of matrix products in a run. A training step counts as three forward passes.
 fn operations(args: &BenchArgs, config: &Config) -> f64 {
-    let (b, t) = (f64::from(args.batch), f64::from(args.tokens));
-    let (c, l, v) = (config.n_embd as f64, config.n_layer as f64, config.vocab_size as f64);
+    let b = f64::from(args.batch);
+    let t = f64::from(args.tokens);
+    let c = config.n_embd as f64;
+    let l = config.n_layer as f64;
+    let v = config.vocab_size as f64;
     let inner = config.n_inner.map_or(4.0 * c, |inner| inner as f64);
     let kv = keys_and_values(config);
     let core = 4.0 * c * t * (t + 1.0) / 2.0;

@@ -111,7 +111,8 @@ fn overview(args: &CircuitsArgs, circuits: &Circuits, provenance: Provenance) ->
             heads.push(OfHead { layer, head, copying });
         }
     }
-    let (mut compositions, mut written) = (vec![], vec![]);
+    let mut compositions = vec![];
+    let mut written = vec![];
     let asked = |kind: &Composition| args.composition.is_empty() || args.composition.contains(kind);
     for &(reads, kind) in COMPOSITIONS.iter().filter(|(_, kind)| asked(kind)) {
         let scores = with_bar("pairs of layers", |progress| {

@@ -11,7 +11,8 @@ use gpt2_view::{Frame, NumberMap, number_maps};
 pub(super) fn of_all(frame: &Frame, report: &Overview) -> Result<Vec<u8>> {
     let layers = report.heads.last().map_or(0, |last| last.layer + 1);
     let heads = report.heads.len() / layers.max(1);
-    let (rows, columns) = (numbers(layers), numbers(heads));
+    let rows = numbers(layers);
+    let columns = numbers(heads);
     let copying: Vec<f64> = report.heads.iter().map(|head| head.copying.unwrap_or(f64::NAN)).collect();
     let map = NumberMap {
         name: "copying",
@@ -26,14 +27,17 @@ pub(super) fn of_all(frame: &Frame, report: &Overview) -> Result<Vec<u8>> {
     let mut maps = vec![(map, Tensor::from_vec(copying, (layers, heads), &Device::Cpu)?)];
     let all: Vec<String> = report.heads.iter().map(|of| format!("{}.{}", of.layer, of.head)).collect();
     // Nothing comes before the first layer or after the last.
-    let (from, to) = (&all[..all.len() - heads], &all[heads..]);
+    let from = &all[..all.len() - heads];
+    let to = &all[heads..];
     for Written { reads, scores } in &report.written {
         let name = match *reads {
             "q" => "into queries",
             "k" => "into keys",
             _ => "into values",
         };
-        let (row_axis, column_axis, unit) = ("from head", "to head", "composition score");
+        let row_axis = "from head";
+        let column_axis = "to head";
+        let unit = "composition score";
         let map = NumberMap {
             name,
             row_axis,
@@ -55,7 +59,8 @@ pub(super) fn of_all(frame: &Frame, report: &Overview) -> Result<Vec<u8>> {
 /// The tables of QK and OV for the tokens that the report names.
 pub(super) fn of_head(frame: &Frame, report: &OneHead, circuits: &Circuits) -> Result<Vec<u8>> {
     let head = Head { layer: report.layer, head: report.head };
-    let (qk, ov) = (Named::new(&report.qk), Named::new(&report.ov));
+    let qk = Named::new(&report.qk);
+    let ov = Named::new(&report.ov);
     let looks = NumberMap {
         name: "QK: where it looks",
         row_axis: "query",

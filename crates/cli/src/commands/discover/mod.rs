@@ -260,7 +260,8 @@ impl<'a> Search<'a> {
         if circuits.len() > 1 {
             note(&format!("ran {} circuits in {:.1} s", circuits.len(), start.elapsed().as_secs_f64()));
         }
-        let (all, none) = (mean(&self.clean), mean(&self.none));
+        let all = mean(&self.clean);
+        let none = mean(&self.none);
         Ok(found.into_iter().map(|each| ((mean(&each) - none) / (all - none), each)).collect())
     }
 
@@ -284,7 +285,8 @@ impl<'a> Search<'a> {
         let total = self.study.graph().edge_count();
         let mut counts: Vec<usize> = THOUSANDTHS.map(|share| (share * total).div_ceil(1000)).to_vec();
         counts.dedup();
-        let (mut circuits, mut draws) = (vec![], vec![]);
+        let mut circuits = vec![];
+        let mut draws = vec![];
         for &count in &counts {
             let best = self.best(count);
             // All edges are always the same ones.
@@ -318,7 +320,8 @@ impl<'a> Search<'a> {
         };
         let below = above.checked_sub(1).map_or(0, |below| curve[below].edges);
         // The sizes between two of the curve, halved until they meet.
-        let (mut low, mut high) = (below, curve[above].edges);
+        let mut low = below;
+        let mut high = curve[above].edges;
         while low + 1 < high {
             let middle = low.midpoint(high);
             let circuit = self.best(middle);

@@ -22,7 +22,8 @@ pub(super) fn draw(frame: &Frame, graph: Graph, edges: &[ScoredEdge]) -> candle_
     });
     let index = |writer: Writer| graph.writers().position(|other| other == writer);
     let link = |edge: &ScoredEdge| {
-        let (from, to) = (edge.edge.from, edge.edge.to);
+        let from = edge.edge.from;
+        let to = edge.edge.to;
         let (part, side) = match to {
             Reader::Query(head) => (Some(Writer::Head(head)), -1.0),
             Reader::Key(head) => (Some(Writer::Head(head)), 0.0),

@@ -66,7 +66,9 @@ pub(crate) fn run(args: &FeaturesArgs) -> anyhow::Result<()> {
         promoted: promoted(args, &session, &features)?,
         features,
     };
-    let (prompts, study, export) = (&args.prompt, &args.study, args.export.as_deref());
+    let prompts = &args.prompt;
+    let study = &args.study;
+    let export = args.export.as_deref();
     let job = Job { prompts, study, session: &session, chosen: None, export, outputs };
     job.run(text, |prompt, changes| run.on(prompt, changes), print)
 }
@@ -162,7 +164,8 @@ impl Run<'_> {
         changes: &Changes,
     ) -> anyhow::Result<Option<Attention>> {
         let Some(HeadPair { head, query, key }) = self.args.attention else { return Ok(None) };
-        let (model, hooks) = (&self.session.model, Some(&changes.list as &dyn Hooks));
+        let model = &self.session.model;
+        let hooks = Some(&changes.list as &dyn Hooks);
         let found = self.features.attention(model, ids, head, (query, key), hooks).context("--attention")?;
         let active = |one: Fired| Active { feature: one.feature, activation: one.value };
         let pair = |one: &PartPair| Pair {

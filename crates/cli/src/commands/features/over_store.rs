@@ -80,7 +80,8 @@ pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<()> {
     // A point has several names.
     let place = |hook: &str| {
         let is_it = |name: &String| {
-            let (name, hook) = (name.parse::<Point>(), hook.parse::<Point>());
+            let name = name.parse::<Point>();
+            let hook = hook.parse::<Point>();
             name.ok().zip(hook.ok()).is_some_and(|(name, hook)| name == hook)
         };
         names.iter().position(is_it)
@@ -145,7 +146,8 @@ fn add(
     if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
         bail!("has token {id}, but the model has tokens 0 to {}: it is another model's", vocab - 1);
     }
-    let (documents, positions) = (shard.documents.to_vec1::<u32>()?, shard.positions.to_vec1::<u32>()?);
+    let documents = shard.documents.to_vec1::<u32>()?;
+    let positions = shard.positions.to_vec1::<u32>()?;
     let tokens = Tokens { ids: &ids, documents: &documents, positions: &positions };
     Ok(tally.add(tokens, &shard.values[read], target.map(|at| &shard.values[at]))?)
 }

@@ -46,7 +46,8 @@ impl DraftKind {
             Self::Model(name) => {
                 let files = files(Some(name), hub).context("--draft")?;
                 let checkpoint = Checkpoint::open(&files)?;
-                let (theirs, ours) = (checkpoint.config().vocab_size, session.model.config().vocab_size);
+                let theirs = checkpoint.config().vocab_size;
+                let ours = session.model.config().vocab_size;
                 if theirs != ours {
                     bail!(
                         "--draft: {name} has {theirs} tokens and {} has {ours}; name a model of the same vocabulary",

@@ -74,7 +74,8 @@ impl Recorded {
             anyhow::bail!("no token was generated, so there is no attention to write")
         };
         let ids = [text.prompt, read].concat();
-        let (tokens, shown) = (text.session.labels(&ids), text.session.shown(&ids));
+        let tokens = text.session.labels(&ids);
+        let shown = text.session.shown(&ids);
         let mut made_by = text.made_by.clone().of(&self.layers, &self.heads);
         made_by.ids.clone_from(&ids);
         let subject = Subject {
@@ -112,7 +113,8 @@ impl Recorded {
         }
         let Some(page) = page else { return outputs.commit() };
         // Through a cache like that of the steps, where positions beyond a patched text stay as they are.
-        let (model, device) = (&text.session.model, &text.session.device);
+        let model = &text.session.model;
+        let device = &text.session.device;
         let kv = args.kv.unwrap_or(model.transformer.dtype().into());
         let mut cache = KvCache::new(model.config(), 1, ids.len(), kv, device)?;
         let hooks = Some(&text.changes.list as &dyn gpt2_model::hooks::Hooks);

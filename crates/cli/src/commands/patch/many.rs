@@ -85,11 +85,13 @@ pub(super) fn run(
         pairs.iter().enumerate().map(of_pair).collect::<anyhow::Result<Vec<_>>>()
     })?;
     let mean = |of: &dyn Fn(&OfPair) -> f64| Mean::of(&each.iter().map(of).collect::<Vec<_>>());
-    let (clean, corrupt) = (mean(&|pair| pair.clean), mean(&|pair| pair.corrupt));
+    let clean = mean(&|pair| pair.clean);
+    let corrupt = mean(&|pair| pair.corrupt);
     let difference = clean.mean - corrupt.mean;
     check_difference(clean.mean, difference, ["the right answer", "the wrong one"])?;
     let share = |of: &dyn Fn(&OfPair) -> f64| mean(&|pair| of(pair) / difference);
-    let (layers, count) = (session.model.config().n_layer, session.model.config().n_head);
+    let layers = session.model.config().n_layer;
+    let count = session.model.config().n_head;
     let of_head = |(layer, head): (usize, usize)| HeadMeans {
         layer,
         head,
@@ -138,7 +140,8 @@ fn of_pair(
     pair: &Pair,
     hooks: Option<&dyn Hooks>,
 ) -> anyhow::Result<OfPair> {
-    let (clean, corrupt) = (session.input_ids(&pair.clean)?, session.input_ids(&pair.corrupt)?);
+    let clean = session.input_ids(&pair.clean)?;
+    let corrupt = session.input_ids(&pair.corrupt)?;
     let contrast = Contrast { clean: &clean, corrupt: &corrupt, metric: &pair.metric, hooks };
     let patched = activation_patching(&session.model, &contrast, &PARTS, &mut |_, _| Ok(()))?;
     let estimate = attribution_patching(&session.model, &contrast)?.heads.sum(2)?; // (L, H)

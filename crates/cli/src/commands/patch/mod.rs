@@ -45,7 +45,8 @@ fn run_one(
 ) -> anyhow::Result<()> {
     let Pair { clean, corrupt, metric } = pair;
     let mut changes = args.study.interventions.build(session, Reads::Whole(clean))?;
-    let (clean_ids, corrupt_ids) = (session.input_ids(clean)?, session.input_ids(corrupt)?);
+    let clean_ids = session.input_ids(clean)?;
+    let corrupt_ids = session.input_ids(corrupt)?;
     // Means over the prompt are those of the clean one, in both runs.
     changes.list = changes.list.with_means_of(&session.model, &clean_ids)?;
     let hooks = (!changes.list.is_empty()).then_some(&changes.list as &dyn Hooks);

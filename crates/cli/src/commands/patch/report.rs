@@ -80,7 +80,8 @@ pub(super) fn correlation<T>(heads: &[T], both: impl Fn(&T) -> (f64, f64)) -> Op
         let mean = values.iter().sum::<f64>() / n;
         values.into_iter().map(|x| x - mean).collect()
     };
-    let (exact, estimated) = (off(exact), off(estimated));
+    let exact = off(exact);
+    let estimated = off(estimated);
     let sum = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
     let spread = (sum(&exact, &exact) * sum(&estimated, &estimated)).sqrt();
     (spread > 0.0).then(|| sum(&exact, &estimated) / spread)
@@ -142,7 +143,8 @@ pub(super) fn print_paths(out: &mut impl Write, paths: &[PathPatch]) -> anyhow::
 pub(super) fn print(report: &Report) -> anyhow::Result<()> {
     let mut out = output::stdout();
     writeln!(out, "{}\n", report.provenance.first_line())?;
-    let (answer, against) = (visible_token(&report.answer), visible_token(&report.against));
+    let answer = visible_token(&report.answer);
+    let against = visible_token(&report.against);
     writeln!(
         out,
         "the logit of {answer} less that of {against}: {:+.3} after the clean prompt, {:+.3} after the corrupted one",

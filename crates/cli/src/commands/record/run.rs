@@ -43,7 +43,9 @@ impl Run<'_> {
     /// for long.
     pub(super) fn round(&self, first: usize, round: &[ShardTexts]) -> anyhow::Result<Option<usize>> {
         // Every rank knows how many batches the longest of these shards has.
-        let (mut steps, mut tokens, mut own) = (0, 0, None);
+        let mut steps = 0;
+        let mut tokens = 0;
+        let mut own = None;
         for (rank, shard) in round.iter().enumerate() {
             let filling = self.filling(first + rank, shard)?;
             let Some(filling) = filling else { continue };

@@ -98,7 +98,9 @@ impl Lines {
     pub(super) fn has(&mut self, section: &[Document]) -> anyhow::Result<Option<Vec<Found>>> {
         let named = self.found().display().to_string();
         let Some(before) = &mut self.before else { return Ok(None) };
-        let (mut found, mut length, mut line) = (vec![], self.length, vec![]);
+        let mut found = vec![];
+        let mut length = self.length;
+        let mut line = vec![];
         for document in section {
             line.clear();
             before.read_until(b'\n', &mut line).with_context(|| named.clone())?;
@@ -132,7 +134,8 @@ impl Lines {
                 );
             }
             let count = |name: &str| row[name].as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
-            let (tokens, predicted) = (count("tokens"), count("predicted"));
+            let tokens = count("tokens");
+            let predicted = count("predicted");
             found.push(Found { tokens, predicted, loss: row["loss"].as_f64().unwrap_or(0.0) });
             length += line.len() as u64;
         }

@@ -199,7 +199,8 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
         Some(None) => bar(None, "{bytes} scored, {elapsed}"),
         known => bar(known.flatten(), "{bar:30} {bytes} of {total_bytes}, {eta} left"),
     };
-    let (started, mut fresh) = (Instant::now(), 0);
+    let started = Instant::now();
+    let mut fresh = 0;
     loop {
         let skipped = |section: &[Document], found: Vec<Found>| {
             section.iter().zip(found).for_each(|(document, row)| total.add(document, row));
@@ -223,7 +224,9 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
         let mut text = String::new();
         for (document, Scored { tokens, parts }) in section.iter().zip(&scored) {
             let row = row(document, *tokens, parts, session.model.config().n_head)?;
-            let (tokens, predicted, loss) = (row.tokens, row.predicted, row.loss.unwrap_or(0.0));
+            let tokens = row.tokens;
+            let predicted = row.predicted;
+            let loss = row.loss.unwrap_or(0.0);
             total.add(document, Found { tokens, predicted, loss });
             text += &serde_json::to_string(&row)?;
             text.push('\n');
@@ -324,7 +327,8 @@ fn first_line(
     let mut hash = DefaultHasher::new();
     (session.model.fingerprint()?, tokenizer.to_json().ok()).hash(&mut hash);
     reading.changes.hash(&mut hash)?;
-    let (fingerprint, isa) = (format!("{:016x}", hash.finish()), Isa::current().as_str());
+    let fingerprint = format!("{:016x}", hash.finish());
+    let isa = Isa::current().as_str();
     let bos = bos.is_some();
     Ok(serde_json::to_string(&Facts { provenance, by, window, stride, bos, summaries, fingerprint, isa })?)
 }
@@ -372,7 +376,9 @@ fn row<'a>(document: &'a Document, tokens: usize, parts: &[Part], heads: usize) 
     }
     let layers = if parts.iter().any(|part| part.heads.is_empty()) { vec![] } else { layers(parts, heads) };
     let Document { file, line, input, text } = document;
-    let (line, bytes, hash) = (*line, text.len(), document.hash());
+    let line = *line;
+    let bytes = text.len();
+    let hash = document.hash();
     Ok(Row { file, line, input, bytes, hash, tokens, predicted, loss, perplexity, layers })
 }
 

@@ -25,7 +25,8 @@ pub(super) struct Part {
 impl Part {
     /// The scores of a window that is row `row` of a batch.
     pub(super) fn new(window: &Window, row: usize, surprises: &Surprises) -> anyhow::Result<Self> {
-        let (length, context) = (window.tokens.len(), window.context);
+        let length = window.tokens.len();
+        let context = window.context;
         // Nothing predicts the first token of the first window.
         let nats = &surprises.nats[row][context.saturating_sub(1)..];
         let mut heads = vec![];
@@ -70,7 +71,9 @@ impl Part {
     /// Reads the first part of `bytes`, with the numbers of `heads` heads.
     pub(super) fn take(bytes: &mut &[u8], heads: usize) -> Option<Self> {
         let mut word = || bytes.split_off(..8)?.try_into().ok();
-        let (surprise, predicted, queries) = (word()?, word()?, word()?);
+        let surprise = word()?;
+        let predicted = word()?;
+        let queries = word()?;
         let numbers = bytes.split_off(..heads * NUMBERS * 4)?.as_chunks::<4>().0;
         let numbers: Vec<f32> = numbers.iter().map(|number| f32::from_le_bytes(*number)).collect();
         Some(Self {

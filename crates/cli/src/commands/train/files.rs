@@ -99,7 +99,8 @@ pub(super) fn check(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<(
         outputs.add("--out", &args.out.join(name));
     }
     let Some(path) = &args.metrics else { return outputs.check(&inputs) };
-    let (named, format) = (format!("--metrics {}", path.display()), metrics_format(path)?);
+    let named = format!("--metrics {}", path.display());
+    let format = metrics_format(path)?;
     if path.exists() && args.resume && !is_metrics(path, format).with_context(|| named.clone())? {
         bail!("{named}: is not a table of metrics that `gpt2` wrote; choose another name");
     }
@@ -117,15 +118,19 @@ pub(super) fn draw(args: &TrainArgs, trainer: &Trainer, device: &Device) -> anyh
     #[allow(clippy::cast_possible_truncation)] // a picture
     let validation: Vec<(u64, f32)> =
         history.validation().iter().map(|&(step, loss)| (step, loss as f32)).collect();
-    let (title, made_by) = (title(&args.out), made_by(args, trainer, device));
+    let title = title(&args.out);
+    let made_by = made_by(args, trainer, device);
     let frame = Frame::new(PictureFormat::Png, &title, &made_by);
     let drawn = gpt2_view::loss_curve(&frame, &training, &validation)?;
     Ok(gpt2_files::atomic::write_bytes(&args.out.join(PICTURE), &drawn)?)
 }
 
 fn made_by(args: &TrainArgs, trainer: &Trainer, device: &Device) -> Provenance {
-    let (version, device) = (env!("CARGO_PKG_VERSION"), device_name(device));
-    let (steps, window, seed) = (args.steps, trainer.window(), args.run.seed);
+    let version = env!("CARGO_PKG_VERSION");
+    let device = device_name(device);
+    let steps = args.steps;
+    let window = trainer.window();
+    let seed = args.run.seed;
     let batches = usize::from(args.batch) * usize::from(args.accumulate);
     Provenance {
         caption: format!("f32 on {device}; {steps} steps of {batches} x {window} tokens; seed {seed}"),

@@ -33,7 +33,8 @@ impl<'a> Progress<'a> {
         tokenizer: &'a Tokenizer,
         trainer: &Trainer,
     ) -> anyhow::Result<Self> {
-        let (done, writes) = (trainer.steps(), trainer.group().rank() == 0);
+        let done = trainer.steps();
+        let writes = trainer.group().rank() == 0;
         let stop = Stop::listen()?;
         let bar = bar(Some(args.steps.into()), "{bar:30} {pos}/{len} {msg}, {eta} left").with_position(done);
         bar.reset_eta();

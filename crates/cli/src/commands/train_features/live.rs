@@ -109,7 +109,9 @@ impl<'a> Live<'a> {
         count: usize,
         mine: impl Fn(usize) -> bool,
     ) -> Box<dyn Iterator<Item = Step> + 'b> {
-        let (all, rows, seed) = (usize::from(args.accumulate), args.batch as usize, args.model.run.seed);
+        let all = usize::from(args.accumulate);
+        let rows = args.batch as usize;
+        let seed = args.model.run.seed;
         let lane = |number| mine(number).then(|| Lane::new(self, Place { number, all, rows, seed }, count));
         let mut lanes: Vec<Option<Lane>> = (0..all).map(lane).collect();
         let mut next = |lane: &mut Option<Lane>| match lane {

@@ -124,7 +124,8 @@ fn train_features(args: &TrainFeaturesArgs, group: &Arc<dyn Group>) -> anyhow::R
         bail!("--point {name}: is no vector for each token, as a dictionary needs; take another point");
     }
 
-    let (rows, tokens) = (tokens_of_step(args), values.tokens());
+    let rows = tokens_of_step(args);
+    let tokens = values.tokens();
     let steps = tokens / rows * args.epochs as usize;
     if steps == 0 {
         bail!(
@@ -226,7 +227,8 @@ fn train(
     found: &mut Vec<DictionaryStep>,
 ) -> anyhow::Result<()> {
     let bar = bar(Some(steps as u64), "{bar:30} step {pos}/{len}, {eta} left{msg}");
-    let (rank, ranks) = (trainer.group().rank(), trainer.group().size());
+    let rank = trainer.group().rank();
+    let ranks = trainer.group().size();
     for batches in values.steps(args, steps, move |place| place % ranks == rank) {
         // All ranks leave together, before anything has changed.
         if trainer.group().any(batches.is_err())? {

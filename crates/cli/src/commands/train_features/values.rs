@@ -62,7 +62,8 @@ impl Values<'_> {
     pub(super) fn sample(&self, args: &TrainFeaturesArgs) -> anyhow::Result<Tensor> {
         let mut steps = match self {
             Self::Recorded { store, name } => {
-                let (rows, seed) = (args.batch as usize, args.model.run.seed);
+                let rows = args.batch as usize;
+                let seed = args.model.run.seed;
                 let first = store.shuffled(name, rows, seed)?.next().transpose()?;
                 return Ok(first.context("the store is empty")?.flatten_from(1)?);
             }
@@ -92,7 +93,9 @@ fn recorded_steps<'a>(
     store: &'a Store,
     name: &'a str,
 ) -> impl Iterator<Item = Step> + 'a {
-    let (rows, many, seed) = (args.batch as usize, usize::from(args.accumulate), args.model.run.seed);
+    let rows = args.batch as usize;
+    let many = usize::from(args.accumulate);
+    let seed = args.model.run.seed;
     let shuffled = move |epoch| store.shuffled(name, rows, seed.wrapping_add(epoch));
     let mut epochs = (0..u64::from(args.epochs)).map(shuffled);
     let mut batches = None;

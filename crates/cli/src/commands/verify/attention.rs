@@ -64,7 +64,8 @@ impl Verify {
             let packed = vb.get_with_hints((b, s, layout.packed_width()), "qkv", normal)?;
             let grad = vb.get_with_hints((b, t, HEADS, d), "grad", normal)?.to_dtype(DType::F64)?;
             let lengths: Vec<usize> = (0..b).map(|i| s - i * s / 3).collect();
-            let (padded, masked) = (!masks.is_empty(), masks == MASKED);
+            let padded = !masks.is_empty();
+            let masked = masks == MASKED;
             // Of each query every fifth key, in head 0 or 1.
             let hidden = |query: usize| (query % 5..=s - t + query).step_by(5).map(move |key| (query, key));
             let hidden: Vec<Hidden> = (0..if masked { t } else { 0 })
@@ -139,7 +140,8 @@ impl Verify {
         attention: &Sdpa,
         mask: Mask,
     ) -> anyhow::Result<()> {
-        let (k, v) = (quantize_rows(&k)?, quantize_rows(&v)?);
+        let k = quantize_rows(&k)?;
+        let v = quantize_rows(&v)?;
         let wide = |codes: &Tensor| widen_rows(codes)?.to_dtype(DType::F64);
         let eager = Sdpa { implementation: Eager, ..attention.clone() };
         let expected = eager.forward(&q.to_dtype(DType::F64)?, &wide(&k)?, &wide(&v)?, mask)?;

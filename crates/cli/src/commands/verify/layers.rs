@@ -37,7 +37,10 @@ impl Verify {
                        implementation: Implementation|
              -> anyhow::Result<[Tensor; 4]> {
                 let to = |x: &Tensor| x.to_dtype(dtype)?.to_dtype(wide)?.to_device(device);
-                let (x, weight, bias, residual) = (to(&x)?, to(&weight)?, to(&bias)?, to(&residual)?);
+                let x = to(&x)?;
+                let weight = to(&weight)?;
+                let bias = to(&bias)?;
+                let residual = to(&residual)?;
                 let dispatch = Dispatch::of(implementation, &x);
                 Ok([
                     layer_norm(&x, &to(&scale)?, Some(&to(&shift)?), 1e-5, dispatch)?,
@@ -63,7 +66,8 @@ impl Verify {
             let run = |wide, device: &Device, implementation| -> anyhow::Result<[Tensor; 3]> {
                 let to =
                     |x: &Tensor| Var::from_tensor(&x.to_dtype(dtype)?.to_dtype(wide)?.to_device(device)?);
-                let (x, table) = (to(x)?, to(table)?);
+                let x = to(x)?;
+                let table = to(table)?;
                 let dispatch = Dispatch::of(implementation, &x);
                 let loss = linear_cross_entropy(&x, &table, &targets.to_device(device)?, dispatch)?;
                 let gradients = loss.backward()?;
@@ -119,6 +123,7 @@ impl Verify {
 /// Numbers that share a scale, rounded to 127 codes of each sign.
 fn in_8_bits(block: &[f32]) -> Vec<f64> {
     let largest = block.iter().fold(0f32, |most, x| most.max(x.abs()));
-    let (scale, inverse) = (f64::from(largest / 127.0), 127.0 / largest);
+    let scale = f64::from(largest / 127.0);
+    let inverse = 127.0 / largest;
     block.iter().map(|x| f64::from((x * inverse).round_ties_even()) * scale).collect()
 }

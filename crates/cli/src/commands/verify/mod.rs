@@ -150,7 +150,8 @@ fn relative_error(got: &Tensor, expected: &Tensor) -> anyhow::Result<f64> {
     if got.dims() != expected.dims() {
         anyhow::bail!("a path gives {:?} instead of {:?}", got.dims(), expected.dims())
     }
-    let (got, expected) = (flat(got)?, flat(expected)?);
+    let got = flat(got)?;
+    let expected = flat(expected)?;
     let largest = |values: &mut dyn Iterator<Item = f64>| {
         values.fold(0.0, |a: f64, x| if a.is_nan() || x.is_nan() { f64::NAN } else { a.max(x.abs()) })
     };
@@ -169,7 +170,8 @@ fn print(report: &Report, all: bool) -> anyhow::Result<()> {
 /// A summary and the paths that failed, or every path.
 fn text(report: &Report, all: bool) -> String {
     let Report { model, device, threads, checks, .. } = report;
-    let (model, threads) = (visible_text(model), count(*threads, "thread"));
+    let model = visible_text(model);
+    let threads = count(*threads, "thread");
     let passed = checks.iter().filter(|check| check.passed).count();
     let listed: Vec<_> = checks.iter().filter(|check| all || !check.passed).collect();
     let mut tables = vec![];
@@ -209,7 +211,8 @@ fn summary(checks: &[Check]) -> String {
     }
     for name in names {
         let group = || checks.iter().filter(|check| check.what == name);
-        let (all, passed) = (group().count(), group().filter(|check| check.passed).count());
+        let all = group().count();
+        let passed = group().filter(|check| check.passed).count();
         let largest = |dtype: DType| {
             let errors = group().filter(|check| check.dtype == dtype.as_str()).map(|check| check.error);
             errors
@@ -276,7 +279,8 @@ mod tests {
             checks: verify.checks,
         };
         // The worst error is NaN, which is more than any part of a tolerance.
-        let (some, all) = (text(&report, false), text(&report, true));
+        let some = text(&report, false);
+        let all = text(&report, true);
         let row = some.lines().nth(4).unwrap_or_default();
         assert_eq!(
             row.split_whitespace().collect::<Vec<_>>(),

@@ -61,7 +61,8 @@ impl Verify {
                 let of_last = expected.narrow(1, t - 1, 1)?;
                 check("last logits", format!("T {t}"), (t, t, false), &|| forward(true), &of_last)?;
                 for (what, size) in [("chunks", 7), ("decode", 1)] {
-                    let (case, shape) = (format!("{t} tokens, {size} at a time"), (size.min(t), t, false));
+                    let case = format!("{t} tokens, {size} at a time");
+                    let shape = (size.min(t), t, false);
                     check(what, case, shape, &|| in_chunks(&model, &ids, size), &expected)?;
                 }
                 let (case, half) =

@@ -141,7 +141,8 @@ impl HeadBackward<'_> {
         // SAFETY: each head lines up once, and which tiles it goes through depends on T, S and the window alone.
         let mut turn = self.added.map(|added| unsafe { added.line_up(self.head) });
         let Problem { q, k, v, .. } = self.problem;
-        let ([_, _, t, d], [_, _, s, dv]) = (q.dims, v.dims);
+        let [_, _, t, d] = q.dims;
+        let [_, _, s, dv] = v.dims;
         let [width, value_width] = [d, dv].map(|d| d.next_multiple_of(S::F32_LANES));
         let (panel, head, of_keys) = (N * S::F32_LANES, self.head, self.problem.key_head(self.head));
         let context = rows(simd, &self.context, head, value_width);
@@ -226,7 +227,9 @@ impl HeadBackward<'_> {
         memory: &mut Memory,
         tile: TileRange,
     ) {
-        let (panel, d, dv) = (N * S::F32_LANES, self.problem.q.dims[3], self.problem.v.dims[3]);
+        let panel = N * S::F32_LANES;
+        let d = self.problem.q.dims[3];
+        let dv = self.problem.v.dims[3];
         let TileRange { first, rows, start, keys } = tile;
         assert!(KEYS.is_multiple_of(panel) && QUERIES.is_multiple_of(M));
         let products = [
@@ -238,7 +241,8 @@ impl HeadBackward<'_> {
             assert!(panels.len() >= (start + keys).div_ceil(panel) * panel * d);
             for c in (0..keys).step_by(panel) {
                 for r in (0..rows).step_by(M) {
-                    let (before, after) = (self.seen(tile, r).start, self.seen(tile, r + M - 1).end);
+                    let before = self.seen(tile, r).start;
+                    let after = self.seen(tile, r + M - 1).end;
                     if after <= c || before >= c + panel {
                         continue;
                     }
@@ -285,7 +289,8 @@ impl HeadBackward<'_> {
                 d_scores.fill(0.0);
                 continue;
             }
-            let (query, start) = (self.head.query(tile.first + r), tile.start + seen.start);
+            let query = self.head.query(tile.first + r);
+            let start = tile.start + seen.start;
             rules.cap(simd, Base::Two, &mut weights[seen.clone()]);
             let cap = rules.cap_in(Base::Two);
             if let Some(cap) = cap {
@@ -311,7 +316,8 @@ impl HeadBackward<'_> {
                 let factors = &mut memory.factors[seen.clone()];
                 self.problem.drop_weights(query, start, factors);
             }
-            let (max, rest) = (simd.splat_f32s(log_sum.max), simd.splat_f32s(log_sum.rest));
+            let max = simd.splat_f32s(log_sum.max);
+            let rest = simd.splat_f32s(log_sum.rest);
             let delta = simd.splat_f32s(memory.deltas[tile.first + r]);
             // KEYS is a multiple of every number of lanes.
             let pairs =
@@ -341,7 +347,8 @@ impl HeadBackward<'_> {
     #[inline(always)]
     fn sums<S: Simd, const M: usize, const N: usize>(&self, simd: S, memory: &mut Memory, tile: TileRange) {
         let Memory { width, value_width, queries, keys, grads, dq, dk, dv, weights, d_scores, .. } = memory;
-        let (width, value_width) = (*width, *value_width);
+        let width = *width;
+        let value_width = *value_width;
         let TileRange { first, rows, start, keys: count } = tile;
         for c in (0..count).step_by(M) {
             // Other queries of the tile see none of these keys.
@@ -361,9 +368,11 @@ impl HeadBackward<'_> {
             }
         }
         for r in (0..rows).step_by(M) {
-            let (before, after) = (self.seen(tile, r).start, self.seen(tile, r + M - 1).end);
+            let before = self.seen(tile, r).start;
+            let after = self.seen(tile, r + M - 1).end;
             let strides = Strides { p: (KEYS, 1), v: width, out: width };
-            let (p, v) = (&d_scores[r * KEYS + before..], &keys[(start + before) * width..]);
+            let p = &d_scores[r * KEYS + before..];
+            let v = &keys[(start + before) * width..];
             let out = &mut dq[(first + r) * width..];
             add_rows::<S, M, N>(simd, after.saturating_sub(before), width, p, v, out, strides);
         }

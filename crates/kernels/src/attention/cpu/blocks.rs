@@ -211,7 +211,9 @@ pub(super) fn add_rows<S: Simd, const M: usize, const N: usize>(
         // SAFETY: the lengths above cover M rows of `depth` floats of p, `depth` rows of v and M rows of
         // `out`, each up to column c + N·lanes, or to c + lanes, which is at most `columns`.
         unsafe {
-            let (p, v, out) = (p.as_ptr(), v.as_ptr().add(c), out.as_mut_ptr().add(c));
+            let p = p.as_ptr();
+            let v = v.as_ptr().add(c);
+            let out = out.as_mut_ptr().add(c);
             if whole {
                 accumulate::<S, M, N>(simd, depth, p, v, out, strides);
             } else {

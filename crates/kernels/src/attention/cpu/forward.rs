@@ -27,7 +27,9 @@ impl WithSimd for Forward<'_> {
     type Output = ();
 
     fn with_simd<S: Simd>(self, simd: S) {
-        let (d, [_, _, t, dv], out) = (self.problem.q.dims[3], self.problem.context_dims(), self.out);
+        let d = self.problem.q.dims[3];
+        let [_, _, t, dv] = self.problem.context_dims();
+        let out = self.out;
         if t <= FEW_QUERIES {
             let queries = Span::queries(self.problem);
             let spans = Span::count(self.problem);
@@ -85,9 +87,11 @@ impl WithSimd for Forward<'_> {
         let tasks = if whole_heads { batch * key_heads } else { tiles * heads.len() };
         let next = AtomicUsize::new(0);
         (0..threads.min(tasks)).into_par_iter().with_max_len(1).for_each(|_| {
-            let (mut scratch, mut own) = (Scratch::new(d, width), PackedHead::default());
+            let mut scratch = Scratch::new(d, width);
+            let mut own = PackedHead::default();
             let mut run = |packed: &PackedHead, head, tile| {
-                let (problem, first) = (self.problem, tile * QUERIES);
+                let problem = self.problem;
+                let first = tile * QUERIES;
                 let rows = QUERIES.min(t - first);
                 let tile = QueryTile { problem, packed, head, first, rows, width, out };
                 simd.vectorize(TileTask { tile, scratch: &mut scratch });
@@ -187,7 +191,8 @@ mod tests {
         ] {
             let (b, h, key_heads) = (2, 3, 1);
             let q = numbers((b, h, t, d), 1)?;
-            let (k, v) = (values(b * key_heads * s * d, 2), values(b * key_heads * s * dv, 3));
+            let k = values(b * key_heads * s * d, 2);
+            let v = values(b * key_heads * s * dv, 3);
             let of_keys = |d: usize| Layout::contiguous((b, key_heads, s, d));
             let padding: Vec<u8> = (0..b * s).map(|i| u8::from(i % 3 != 0)).collect();
             let padding = Tensor::from_vec(padding, (b, s), q.device())?;
@@ -220,7 +225,8 @@ mod tests {
             let (b, h, key_heads) = (2, 4, 2);
             let q = numbers((b, h, t, d), 1)?;
             let [k, v] = [2, 3].map(|salt| quantize_rows(&numbers((b, key_heads, s, d), salt)?));
-            let (k, v) = (k?, v?);
+            let k = k?;
+            let v = v?;
             let rules = ScoreRules::new(&Sdpa::default(), Mask::default(), &q, s)?;
             let of_q: Vec<f32> = q.flatten_all()?.to_vec1()?;
             let q = Heads::new(Elements::F32(&of_q), q.layout())?;
@@ -229,12 +235,15 @@ mod tests {
                 (k.flatten_all()?.to_vec1()?, v.flatten_all()?.to_vec1()?);
             let (of_k, of_v): (Vec<f32>, Vec<f32>) =
                 (wide_k.flatten_all()?.to_vec1()?, wide_v.flatten_all()?.to_vec1()?);
-            let (rules, dropout) = (&rules, None);
+            let rules = &rules;
+            let dropout = None;
             let of_codes = |x, like: &Tensor| Heads::new(Elements::Codes(x), like.layout());
-            let (k, v) = (of_codes(&codes_k, &k)?, of_codes(&codes_v, &v)?);
+            let k = of_codes(&codes_k, &k)?;
+            let v = of_codes(&codes_v, &v)?;
             let problem = Problem { q, k, v, rules, dropout };
             let of_numbers = |x, like: &Tensor| Heads::new(Elements::F32(x), like.layout());
-            let (k, v) = (of_numbers(&of_k, &wide_k)?, of_numbers(&of_v, &wide_v)?);
+            let k = of_numbers(&of_k, &wide_k)?;
+            let v = of_numbers(&of_v, &wide_v)?;
             let expected = run(&Problem { q, k, v, rules, dropout }, |run| isa::arch().dispatch(run));
             let mut all = run_on_others(&problem);
             all.push(run(&problem, |run| isa::arch().dispatch(run)));

@@ -126,7 +126,9 @@ impl CpuAttention {
             None => Heads::of(x),
             Some(pages) => Heads::in_pages(x, pages, self.rules.keys),
         };
-        let (q, k, v) = (Heads::of(q)?, of_keys(k)?, of_keys(v)?);
+        let q = Heads::of(q)?;
+        let k = of_keys(k)?;
+        let v = of_keys(v)?;
         let problem = Problem { q, k, v, rules: &self.rules, dropout: self.dropout };
         let [b, h, t, d] = problem.context_dims();
         let mut out = Vec::<E>::with_capacity(b * t * h * d);
@@ -222,8 +224,10 @@ impl CpuAttention {
         let (context, grad) = (context.transpose(1, 2)?, grad.transpose(1, 2)?); // (B, H, T, Dv)
         let guards = [q, k, v, &context, &grad].map(|x| x.storage_and_layout());
         let view = |i: usize| Heads::of(Input::new(&guards[i].0, guards[i].1)?);
-        let (context_view, grad_view) = (view(3)?, view(4)?);
-        let (rules, dropout) = (&self.rules, self.dropout);
+        let context_view = view(3)?;
+        let grad_view = view(4)?;
+        let rules = &self.rules;
+        let dropout = self.dropout;
         let problem = Problem { q: view(0)?, k: view(1)?, v: view(2)?, rules, dropout };
         let [b, h, t, dv] = problem.context_dims();
         if context_view.dims != [b, h, t, dv]

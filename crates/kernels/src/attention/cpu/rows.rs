@@ -41,7 +41,8 @@ pub(super) struct Span<'a> {
 impl<'a> Span<'a> {
     /// All queries.
     pub(super) fn queries(problem: &Problem) -> Vec<QueryOfHeads> {
-        let ([b, h, t, _], group) = (problem.q.dims, problem.group());
+        let [b, h, t, _] = problem.q.dims;
+        let group = problem.group();
         let firsts = (0..h).filter(|h| (h % group).is_multiple_of(HEADS));
         let heads: Vec<_> =
             firsts.map(|first| first..(first + HEADS).min(first - first % group + group)).collect();
@@ -113,7 +114,8 @@ fn streams<'a, 'b: 'a, S: Simd>(
     rows: [usize; STREAMS],
     scratch: &'a mut [Vec<f32>; STREAMS],
 ) -> [&'a [f32]; STREAMS] {
-    let ([i, j, k, l], [p, q, r, s]) = (rows, scratch);
+    let [i, j, k, l] = rows;
+    let [p, q, r, s] = scratch;
     [x.row(simd, head, i, p), x.row(simd, head, j, q), x.row(simd, head, k, r), x.row(simd, head, l, s)]
 }
 
@@ -142,7 +144,8 @@ impl Span<'_> {
     fn of_heads<S: Simd>(&self, simd: S, heads: Range<usize>) -> Vec<Partial> {
         let &Problem { q, k, v, rules, .. } = self.problem;
         let QueryOfHeads { b, i, .. } = self.query;
-        let (d, dv) = (q.dims[3], v.dims[3]);
+        let d = q.dims[3];
+        let dv = v.dims[3];
         let of_keys = self.problem.key_head(HeadAt { b, h: heads.start });
         let mut scratch: [Vec<f32>; STREAMS] = std::array::from_fn(|_| vec![0.0; d.max(dv)]);
         let factor = self.problem.query_factor();

@@ -145,7 +145,8 @@ impl QueryTile<'_> {
         scratch.max.fill(f32::NEG_INFINITY);
         scratch.sum.fill(0.0);
         scratch.summaries.fill(RunningSummary::NOTHING);
-        let (rules, b) = (self.problem.rules, self.head.b);
+        let rules = self.problem.rules;
+        let b = self.head.b;
         let visible = rules.mask.visible(b, rules.keys);
         // From the first key that the first query sees, at the start of its panel, to the last that the last one sees.
         let of_mask = rules.mask.first_of_any(b, self.first..self.first + self.rows);
@@ -192,7 +193,8 @@ impl QueryTile<'_> {
         start: usize,
         keys: usize,
     ) {
-        let (panel, d) = (N * S::F32_LANES, self.problem.q.dims[3]);
+        let panel = N * S::F32_LANES;
+        let d = self.problem.q.dims[3];
         assert!(KEYS.is_multiple_of(panel) && QUERIES.is_multiple_of(M) && start.is_multiple_of(panel));
         assert!(scratch.queries.len() == QUERIES * d && scratch.scores.len() == QUERIES * KEYS);
         assert!(self.packed.keys.len() >= (start + keys).div_ceil(panel) * panel * d);
@@ -315,7 +317,8 @@ impl QueryTile<'_> {
                 let (before, after) =
                     (self.seen(r, start, keys).start, self.seen(r + M - 1, start, keys).end);
                 let p = &scratch.scores[r * KEYS + before..];
-                let (v, out) = (&v[(start + before) * columns..], &mut scratch.context[r * self.width + c..]);
+                let v = &v[(start + before) * columns..];
+                let out = &mut scratch.context[r * self.width + c..];
                 add_rows::<S, M, N>(simd, after.saturating_sub(before), columns, p, v, out, strides);
             }
         }

@@ -43,7 +43,8 @@ impl CpuOp<2> for CpuWeights {
     fn backward(&self, [q, k]: [&Tensor; 2], weights: &Tensor, grad: &Tensor) -> Result<[Option<Tensor>; 2]> {
         let d_scores = softmax_backward(weights, &grad.contiguous()?, &self.seen().collect::<Vec<_>>())?;
         let wide = |x: &Tensor| x.detach().to_dtype(DType::F32)?.contiguous();
-        let (q_wide, k_wide) = (wide(q)?, wide(k)?);
+        let q_wide = wide(q)?;
+        let k_wide = wide(k)?;
         let d_scores = self.rules.products_gradient(&d_scores, &q_wide, &k_wide)?; // (B, heads, queries, S)
         let dq = d_scores.matmul(&k_wide)?.to_dtype(q.dtype())?;
         let dk = d_scores.transpose(2, 3)?.contiguous()?.matmul(&q_wide)?.to_dtype(k.dtype())?;
@@ -125,7 +126,8 @@ impl WithSimd for AllRows<'_> {
         let factor = head.rules.query_factor(Base::E);
         out.par_chunks_mut(QUERIES * s).enumerate().for_each(|(i, out)| {
             let first = i * QUERIES;
-            let (mut queries, mut scratch) = (vec![0.0; QUERIES * d], vec![]);
+            let mut queries = vec![0.0; QUERIES * d];
+            let mut scratch = vec![];
             let count = out.len() / s;
             for (g, group) in queries.chunks_exact_mut(blocks.rows() * d).enumerate() {
                 let here = (g * blocks.rows()).min(count)..((g + 1) * blocks.rows()).min(count);
@@ -164,7 +166,8 @@ impl WithSimd for OneRow<'_> {
     fn with_simd<S: Simd>(self, simd: S) {
         let &HeadInputs { q, k, of_queries, of_keys, rules } = self.head;
         let factor = rules.query_factor(Base::E);
-        let (mut first, mut second) = (vec![0.0; q.dims[3]], vec![0.0; q.dims[3]]);
+        let mut first = vec![0.0; q.dims[3]];
+        let mut second = vec![0.0; q.dims[3]];
         let mut query = q.row(simd, of_queries, self.i, &mut first).to_vec();
         for x in &mut query {
             *x *= factor;
@@ -212,7 +215,8 @@ impl WithSimd for TileOfRows<'_> {
 impl TileOfRows<'_> {
     #[inline(always)]
     fn run<S: Simd, const M: usize, const N: usize>(self, simd: S) {
-        let ([_, _, s, d], rules) = (self.head.k.dims, self.head.rules);
+        let [_, _, s, d] = self.head.k.dims;
+        let rules = self.head.rules;
         let count = self.out.len() / s;
         let panel = N * S::F32_LANES;
         let stride = s.next_multiple_of(panel);
@@ -254,7 +258,8 @@ impl WithSimd for SummaryOfRow<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> RowSummary {
         let Self { problem, query } = self;
-        let (&Problem { q, k, rules, .. }, Query { b, h, i }) = (problem, query);
+        let &Problem { q, k, rules, .. } = problem;
+        let Query { b, h, i } = query;
         let mut weights = vec![0.0; rules.keys_of(i).end];
         let of_queries = HeadAt { b, h };
         let head = HeadInputs { q, k, of_queries, of_keys: problem.key_head(of_queries), rules };
@@ -272,7 +277,9 @@ fn softmax_backward(weights: &Tensor, grad: &Tensor, seen: &[Range<usize>]) -> R
         let rows = out.par_chunks_mut(s).zip(weights.par_chunks(s).zip(grad.par_chunks(s)));
         rows.enumerate().with_min_len(16).for_each(|(row, (out, (w, g)))| {
             let seen = &seen[row % seen.len()];
-            let (out, w, g) = (&mut out[seen.clone()], &w[seen.clone()], &g[seen.clone()]);
+            let out = &mut out[seen.clone()];
+            let w = &w[seen.clone()];
+            let g = &g[seen.clone()];
             let dot: f32 = w.iter().zip(g).map(|(w, g)| w * g).sum();
             for (out, (w, g)) in out.iter_mut().zip(w.iter().zip(g)) {
                 *out = w * (g - dot);

@@ -259,7 +259,8 @@ fn gradients<E: CudaDType + DeviceRepr>(
     };
 
     let BackwardPlan { shape, deltas: of_deltas, of_queries, of_keys } = saved.plan;
-    let (rows, width) = (i64::try_from(b * t * h)?, i32::try_from(d)?);
+    let rows = i64::try_from(b * t * h)?;
+    let width = i32::try_from(d)?;
     let kernel = function(&stream, of_deltas)?;
     let mut args = stream.launch_builder(&kernel);
     args.arg(grad).arg(context).arg(&mut deltas).arg(&rows).arg(&shape.queries).arg(&shape.heads).arg(&width);

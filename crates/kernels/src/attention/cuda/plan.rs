@@ -79,7 +79,8 @@ impl Masks {
             all_heads: 0,
         };
         let Some(dropout) = dropout else { return Some(none) };
-        let (words, heads) = (dropout.words(), dropout.heads());
+        let words = dropout.words();
+        let heads = dropout.heads();
         Some(Self {
             seed: words.key,
             stream: words.stream,

@@ -170,7 +170,9 @@ impl Case {
         let sizes = Tensor::from_iter((0..3 * b * s).map(size), &Device::Cpu)?.reshape((b, s, 3, 1, 1))?;
         let packed = packed.broadcast_mul(&sizes)?.to_dtype(dtype)?;
         let part = |i| packed.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2); // (B, H, S, D)
-        let (q, k, v) = (part(0)?.narrow(2, s - t, t)?, part(1)?, part(2)?);
+        let q = part(0)?.narrow(2, s - t, t)?;
+        let k = part(1)?;
+        let v = part(2)?;
         let grad = Self::numbers(b * t * h * d, 1 << 20)?.reshape((b, t, h, d))?.to_dtype(dtype)?;
         let padding =
             Tensor::from_iter((0..b * s).map(|i| u8::from(visible(i))), &Device::Cpu)?.reshape((b, s))?;
@@ -214,7 +216,8 @@ impl Case {
             let grad = grad.to_dtype(DType::F64)?;
             let seen = Tensor::from_iter((0..b * s).map(|i| f64::from(u8::from(visible(i)))), &Device::Cpu)?;
             let seen = seen.reshape((b, 1, s, 1))?;
-            let (seen_k, seen_v) = (wide_k.broadcast_mul(&seen)?, wide_v.broadcast_mul(&seen)?);
+            let seen_k = wide_k.broadcast_mul(&seen)?;
+            let seen_v = wide_v.broadcast_mul(&seen)?;
             let dp = grad.transpose(1, 2)?.contiguous()?.matmul(&seen_v.t()?.contiguous()?)?; // (B, H, T, S)
             let term = |x: &Tensor| Ok::<_, candle_core::Error>(Some(scale * largest(&dp)? * largest(x)?));
             let terms = [term(&seen_k)?, term(&wide_q)?, None];
@@ -244,7 +247,8 @@ impl Case {
     #[allow(clippy::print_stdout)] // the errors, shown with --nocapture
     fn check(&self, gradients: bool) -> Result<()> {
         for (i, error) in self.errors(gradients)?.into_iter().enumerate() {
-            let (what, tolerance) = (["context", "dq", "dk", "dv"][i], self.tolerance(i > 0));
+            let what = ["context", "dq", "dk", "dv"][i];
+            let tolerance = self.tolerance(i > 0);
             println!("{what} {:?} D {}: {error:.2e} of {tolerance:.2e}", self.dtype, self.d);
             assert!(error <= tolerance, "{what} of {self:?}: {error} > {tolerance}");
         }

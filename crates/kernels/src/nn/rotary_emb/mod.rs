@@ -100,7 +100,8 @@ fn run(x: &Tensor, cos: &Tensor, sin: &Tensor, rope: Rope) -> Result<Tensor> {
         )
     }
     let tables = |table: &Tensor| table.narrow(D::Minus2, 0, t)?.contiguous(); // (T, w) or (B, T, w)
-    let (cos, sin) = (tables(cos)?, tables(sin)?);
+    let cos = tables(cos)?;
+    let sin = tables(sin)?;
     let has_kernel = x.device().is_cpu() && has_cpu_kernels(x.dtype());
     note(|| Explained {
         operation: "rope",
@@ -117,13 +118,15 @@ fn run(x: &Tensor, cos: &Tensor, sin: &Tensor, rope: Rope) -> Result<Tensor> {
 impl Rope {
     /// By plain operations.
     fn plain(self, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
-        let (w, d) = (cos.dim(D::Minus1)?, x.dim(D::Minus1)?);
+        let w = cos.dim(D::Minus1)?;
+        let d = x.dim(D::Minus1)?;
         // (1 or B, 1, T, w), or (1 or B, T, 1, w)
         let table = |table: &Tensor| {
             let table = if table.rank() == 2 { table.unsqueeze(0)? } else { table.clone() };
             table.unsqueeze(3 - self.time)
         };
-        let (cos, sin) = (table(cos)?, table(sin)?);
+        let cos = table(cos)?;
+        let sin = table(sin)?;
         let turned = x.narrow(3, 0, 2 * w)?;
         let (first, second) = if self.neighbors {
             let pairs = turned.reshape((x.dim(0)?, x.dim(1)?, x.dim(2)?, w, 2))?;
@@ -146,14 +149,18 @@ impl Rope {
     fn compute<E: Element + WithDType>(self, [x, cos, sin]: [Input; 3]) -> Result<(CpuStorage, Shape)> {
         let shape = x.shape().clone();
         let (b, _, n, d) = shape.dims4()?;
-        let (t, of_row) = (shape.dims()[self.time], cos.shape().rank() == 3);
+        let t = shape.dims()[self.time];
+        let of_row = cos.shape().rank() == 3;
         let w = cos.shape().dims()[cos.shape().rank() - 1];
-        let (x, cos, sin) = (x.slice::<E>()?, cos.slice::<E>()?, sin.slice::<E>()?);
+        let x = x.slice::<E>()?;
+        let cos = cos.slice::<E>()?;
+        let sin = sin.slice::<E>()?;
         let mut out = vec![E::from_f32(0.0); x.len()];
         if d == 0 {
             return Ok((E::to_cpu_storage_owned(out), shape));
         }
-        let (rows, arch) = (x.len() / d, isa::arch());
+        let rows = x.len() / d;
+        let arch = isa::arch();
         // A chunk is all vectors of a position, or all positions of a head.
         let chunk = n.max(1) * d;
         out.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).enumerate().for_each(|(i, (out, x))| {
@@ -174,7 +181,10 @@ impl Rope {
     fn turn<E: Element>(self, x: &[E], cos: &[E], sin: &[E], out: &mut [E]) {
         let w = cos.len();
         let pair = |a: E, b: E, cos: E, sin: E| {
-            let (a, b, cos, sin) = (a.to_f32(), b.to_f32(), cos.to_f32(), sin.to_f32());
+            let a = a.to_f32();
+            let b = b.to_f32();
+            let cos = cos.to_f32();
+            let sin = sin.to_f32();
             (E::from_f32(a * cos - b * sin), E::from_f32(a * sin + b * cos))
         };
         let (turned, rest) = out.split_at_mut(2 * w);

@@ -59,9 +59,11 @@ impl RopeScaling {
             Self::Yarn { factor, fast, slow, original, truncate, attention_factor } => {
                 // The pair that turns so often within the original context.
                 let pair = |turns: f64| w as f64 * (original as f64 / (turns * 2. * PI)).ln() / theta.ln();
-                let (first, last) = (pair(fast), pair(slow));
+                let first = pair(fast);
+                let last = pair(slow);
                 let (first, last) = if truncate { (first.floor(), last.ceil()) } else { (first, last) };
-                let (first, last) = (first.max(0.), last.min(2. * w as f64 - 1.));
+                let first = first.max(0.);
+                let last = last.min(2. * w as f64 - 1.);
                 let width = if last > first { last - first } else { 1e-3 };
                 let scaled = plain.iter().enumerate().map(|(i, f)| {
                     let share = ((i as f64 - first) / width).clamp(0., 1.);

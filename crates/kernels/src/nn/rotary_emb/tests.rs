@@ -29,14 +29,16 @@ fn every_layout_is_candles() -> Result<()> {
     let (long_cos, long_sin) = angles(t + 4, w)?;
     near(rope(&view, &long_cos, &long_sin)?, rope_slow(&view.contiguous()?, &cos, &sin)?)?;
     // Plain operations, as on a GPU.
-    let (wide_cos, wide_sin) = (wide(&cos)?, wide(&sin)?);
+    let wide_cos = wide(&cos)?;
+    let wide_sin = wide(&sin)?;
     for function in [rope as Function, rope_i] {
         let plain = function(&wide(&view.transpose(1, 2)?)?.transpose(1, 2)?, &wide_cos, &wide_sin)?;
         assert!(plain.is_contiguous());
         near(function(&view, &cos, &sin)?, plain)?;
     }
     // Other positions in each row of the batch.
-    let (other_cos, other_sin) = (numbers((t, w), 2)?, numbers((t, w), 3)?);
+    let other_cos = numbers((t, w), 2)?;
+    let other_sin = numbers((t, w), 3)?;
     let (both_cos, both_sin) =
         (Tensor::stack(&[&cos, &other_cos], 0)?, Tensor::stack(&[&sin, &other_sin], 0)?);
     for (function, of) in [(rope as fn(&_, &_, &_) -> _, 1), (rope_i, 1), (rope_thd, 2)] {
@@ -57,7 +59,8 @@ fn every_layout_is_candles() -> Result<()> {
 fn values_and_gradients_are_those_of_f64() -> Result<()> {
     let (t, w, d) = (4, 3, 10);
     let (cos, sin) = angles(t, w)?;
-    let (by_head, by_position) = ((2, 3, t, d), (2, t, 3, d));
+    let by_head = (2, 3, t, d);
+    let by_position = (2, t, 3, d);
     for (function, shape) in [(rope as Function, by_head), (rope_i, by_head), (rope_thd, by_position)] {
         for (dtype, rounding) in [(DType::F32, 1e-6), (DType::F16, 1. / 2048.), (DType::BF16, 1. / 256.)] {
             let run = |dtype| -> Result<[Tensor; 2]> {
@@ -139,7 +142,9 @@ fn frequencies_are_those_of_transformers() {
 /// the share that is divided ends at the last of the channels, not of the pairs.
 #[test]
 fn yarn_stays_within_the_pairs() {
-    let (w, theta, factor) = (4, 100f64, 4.);
+    let w = 4;
+    let theta = 100f64;
+    let factor = 4.;
     let check = |fast: f64, original: usize, share: fn(f64) -> f64| {
         let (found, _) =
             RopeScaling::Yarn { factor, fast, slow: 1., original, truncate: true, attention_factor: None }

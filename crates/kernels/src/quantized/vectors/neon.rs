@@ -162,7 +162,8 @@ macro_rules! vectors_of_16_bytes {
         unsafe fn load_i8(from: *const i8) -> [float32x4_t; 4] {
             unsafe {
                 let x = vld1q_s8(from);
-                let (low, high) = (vmovl_s8(vget_low_s8(x)), vmovl_high_s8(x));
+                let low = vmovl_s8(vget_low_s8(x));
+                let high = vmovl_high_s8(x);
                 [
                     vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
                     vcvtq_f32_s32(vmovl_high_s16(low)),

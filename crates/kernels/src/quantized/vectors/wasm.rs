@@ -45,7 +45,8 @@ impl Vectors for Simd128 {
     unsafe fn widen(bytes: [v128; 4], out: *mut u8) {
         // Of the 4 codes of an output, the first two go to one step, the others to the next.
         for (i, codes) in bytes.into_iter().enumerate() {
-            let (even, odd) = (even(codes), odd(codes));
+            let even = even(codes);
+            let odd = odd(codes);
             // As 32-bit numbers, b0 + b2·2¹⁶ and b1 + b3·2¹⁶ become b0 + b1·2¹⁶ and b2 + b3·2¹⁶.
             let first = v128_or(v128_and(even, i32x4_splat(0xffff)), i32x4_shl(odd, 16));
             let second = v128_or(u32x4_shr(even, 16), v128_andnot(odd, i32x4_splat(0xffff)));
@@ -64,7 +65,8 @@ impl Vectors for Simd128 {
     #[inline(always)]
     unsafe fn dot(sums: [v128; 4], codes: [v128; 4], x: [v128; 4]) -> [v128; 4] {
         from_fn(|i| {
-            let (even_x, odd_x) = (i16x8_shr(i16x8_shl(x[i], 8), 8), i16x8_shr(x[i], 8));
+            let even_x = i16x8_shr(i16x8_shl(x[i], 8), 8);
+            let odd_x = i16x8_shr(x[i], 8);
             let sum = i32x4_add(sums[i], i32x4_dot_i16x8(even(codes[i]), even_x));
             i32x4_add(sum, i32x4_dot_i16x8(odd(codes[i]), odd_x))
         })

@@ -161,7 +161,8 @@ impl Vectors for Avx2 {
     #[inline(always)]
     unsafe fn dot(mut sums: [__m256i; 2], codes: [__m256i; 2], x: [__m256i; 2]) -> [__m256i; 2] {
         unsafe {
-            let (ones, offset) = (_mm256_set1_epi16(1), _mm256_set1_epi8(-128));
+            let ones = _mm256_set1_epi16(1);
+            let offset = _mm256_set1_epi8(-128);
             for i in 0..2 {
                 let codes = _mm256_xor_si256(codes[i], offset);
                 let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x[i], codes));

@@ -47,7 +47,10 @@ pub(super) fn write(scene: &Scene, provenance: &Provenance) -> Result<Vec<u8>> {
     }
     info.finish();
 
-    let (catalog, pages, page_id, content_id) = (id(), id(), id(), id());
+    let catalog = id();
+    let pages = id();
+    let page_id = id();
+    let content_id = id();
     pdf.catalog(catalog).pages(pages).viewer_preferences().display_doc_title(true);
     pdf.pages(pages).kids([page_id]).count(1);
 
@@ -130,7 +133,8 @@ impl<'a> Drawing<'a> {
     }
 
     fn circle(&mut self, (x, y): (f32, f32), radius: f32) -> &mut Content {
-        let (r, c) = (radius, radius * BEZIER);
+        let r = radius;
+        let c = radius * BEZIER;
         self.content
             .move_to(x + r, y)
             .cubic_to(x + r, y + c, x + c, y + r, x, y + r)
@@ -211,7 +215,11 @@ impl Font {
 
     /// Writes the font as `id`.
     fn write(self, pdf: &mut Pdf, letters: &Letters, id: Ref, next: &mut impl FnMut() -> Ref) -> Result<()> {
-        let (cid_font, descriptor, file, to_glyph, to_unicode) = (next(), next(), next(), next(), next());
+        let cid_font = next();
+        let descriptor = next();
+        let file = next();
+        let to_glyph = next();
+        let to_unicode = next();
         let mut glyphs = GlyphRemapper::new();
         let mut map = vec![0; 2];
         let mut unicode = UnicodeCmap::new(Name(b"Custom"), SYSTEM);
@@ -232,7 +240,8 @@ impl Font {
         font.subtype(CidFontType::Type2).base_font(FONT_NAME).system_info(SYSTEM).font_descriptor(descriptor);
         font.default_width(0.0).cid_to_gid_map_stream(to_glyph).widths().consecutive(1, widths);
         font.finish();
-        let (ascent, descent) = (letters.ascent() * EM, -letters.descent() * EM);
+        let ascent = letters.ascent() * EM;
+        let descent = -letters.descent() * EM;
         pdf.font_descriptor(descriptor)
             .name(FONT_NAME)
             .family(Str(b"DejaVu Sans"))

@@ -71,7 +71,8 @@ fn string(token: &[u8]) -> Vec<u8> {
         let hex = std::str::from_utf8(&token[1..token.len() - 1]).unwrap();
         return (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect();
     }
-    let (mut out, mut bytes) = (vec![], token[1..token.len() - 1].iter());
+    let mut out = vec![];
+    let mut bytes = token[1..token.len() - 1].iter();
     while let Some(byte) = bytes.next() {
         if *byte != b'\\' {
             out.push(*byte);
