@@ -2,7 +2,11 @@
 """Fails where a source file imports itself through others.
 
     scripts/check_circles.py [FOLDER...]     src folders of crates (default: those of the whole workspace)
+    scripts/check_circles.py --rooms [CRATE...]    rooms, arrows and floors of crates, by folder name (default: all)
     scripts/check_circles.py --self-test
+
+A room is a folder of a crate's `src`, or a file that lies directly in `src`. An arrow is an import between two rooms; it
+goes back up where both rooms reach each other. A floor is a step of the longest chain of arrows.
 
 A file imports the file that defines what it names, in `use crate::..`, `use super::..` and `use child::..`, and in paths
 such as `crate::a::b()`. The script follows re-exports to the definition. `mod x;` imports nothing, nor does `pub use
@@ -66,6 +70,51 @@ def check(sources):
     return 0
 
 
+def room(file, source):
+    inside = file.relative_to(source)
+    return inside.parent if len(inside.parts) > 1 else inside
+
+
+def back_up(ring, below):
+    """The arrows within a ring of rooms that go back up, about as few as there can be (Eades, Lin and Smyth 1993)."""
+    left, order = set(ring), []
+    while left:
+        # The room next from the top: it takes most from those left, and they take least from it.
+        top = max(sorted(left), key=lambda a: len(below[a] & left) - sum(a in below[b] for b in left))
+        order.append(top)
+        left.remove(top)
+    return [(a, b) for i, a in enumerate(order) for b in order[:i] if b in below[a]]
+
+
+def rooms(crates):
+    for crate in crates:
+        source = WORKSPACE / "crates" / crate / "src"
+        # The root of a crate only hands names on, and files of tests do not count.
+        files = {f for f in source.rglob("*.rs") if f.name not in ("tests.rs", "lib.rs")}
+        ties = {a: {b: names for b, names in taken.items() if b in files} for a, taken in imports(source).items() if a in files}
+        below = {room(file, source): set() for file in files}
+        for a, taken in ties.items():
+            below[room(a, source)] |= {room(b, source) for b in taken} - {room(a, source)}
+        back = [arrow for ring in circles(below) for arrow in back_up(ring, below)]
+        down = {a: {b for b in taken if (a, b) not in back} for a, taken in below.items()}
+        heights = {}
+
+        def height(a):
+            if a not in heights:
+                heights[a] = 1 + max(map(height, down[a]), default=0)
+            return heights[a]
+
+        floors = max(map(height, below), default=0)
+        print(f"{crate}: {len(below)} rooms, {floors} floors, {sum(map(len, below.values()))} arrows, {len(back)} back up")
+        for a, b in back:
+            names = {n for f, taken in ties.items() for g, names in taken.items() for n in names
+                     if (room(f, source), room(g, source)) == (a, b)}  # fmt: skip
+            print(f"  back up: {a} -> {b}: {', '.join(sorted(names))}")
+        for folder in [source, *(p for p in source.rglob("*") if p.is_dir())]:
+            if (count := len(list(folder.iterdir()))) > 15:
+                print(f"  {folder.relative_to(WORKSPACE)} has {count} entries")
+
+
 # For each made-up crate: what it tests, whether it has a circle, and its files.
 CASES = [
     ("a line", False, {"lib.rs": "mod a; mod b;", "a.rs": "use crate::b::B;", "b.rs": "pub struct B;"}),
@@ -98,5 +147,7 @@ def self_test():
 if __name__ == "__main__":
     if sys.argv[1:] == ["--self-test"]:
         sys.exit(self_test())
+    if sys.argv[1:2] == ["--rooms"]:
+        sys.exit(rooms(sys.argv[2:] or sorted(m.parent.name for m in WORKSPACE.glob("crates/*/Cargo.toml"))))
     everywhere = sorted(manifest.parent / "src" for folder in ("crates/*", "models") for manifest in WORKSPACE.glob(f"{folder}/Cargo.toml"))
     sys.exit(check([Path(folder) for folder in sys.argv[1:]] or everywhere))
