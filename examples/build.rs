@@ -36,7 +36,7 @@ const TESTS: &[&str] = &["cpu_flash_attn", "layer_norm", "ops"];
 fn main() -> Result<()> {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=exchanges");
-    println!("cargo::rerun-if-changed=Cargo.lock");
+    println!("cargo::rerun-if-changed=../Cargo.lock");
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::create_dir_all(out.join("tests"))?;
     let packages = packages()?;

@@ -1,102 +1,152 @@
 #!/usr/bin/env bash
-# The one gate: format, circles, lints, tests, tools, docs, packages, memory, licenses. CI runs it; run it before you commit.
+# The one gate: format, circles, lints, tests, tools, docs, packages. CI runs it; run it before you commit.
 #
-# Everything uses the release profile, so that Candle compiles only once and the README's two commands
-# and this script share the result. CARGO may name another cargo.
+#   scripts/check.sh                    the gate
+#   scripts/check.sh quick [CRATE..]    format, circles, lints, and the tests of these crates (kernels, model, cli ..), or of those
+#                                       that differ from BASE (default: HEAD): a few minutes once the gate has run
+#   scripts/check.sh all                the gate, and what it leaves out because it is slow and seldom breaks: every night
+#
+# Everything uses the release profile and one target folder, so that Candle compiles once, and the README's two commands and
+# this script share the result. CARGO may name another cargo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
+only=${1:-gate}
 
 TIMEFORMAT='took %0R s, %0U s of processor time'
 step() { printf '\n== %d:%02d  %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$*"; time "$@"; }
-
-step "$cargo" fmt --all --check
-step "$cargo" fmt --manifest-path fuzz/Cargo.toml --check
-step "$cargo" fmt --manifest-path scripts/outside/Cargo.toml --check
-step "$cargo" fmt --manifest-path examples/Cargo.toml --check
-step scripts/check_circles.py
-step scripts/check_paths.py
-step "$cargo" clippy --release --workspace --all-targets -- -D warnings
-# The model for the browser, which the tests of the live page run: six minutes once, then seconds.
-step scripts/web.sh
-step env RUSTFLAGS="-C target-feature=+simd128" "$cargo" clippy --profile web -p gpt2-web --lib \
-    --target wasm32-unknown-unknown --target-dir target/web -- -D warnings
-# A build without the Hub must not build any of its crates. This one has the module for the browser inside.
-step "$cargo" clippy --release -p gpt2-cli --no-default-features --features x86-v4,live -- -D warnings
-# GPUs that this machine does not have: check our Rust code against Candle's GPU side, and compile our own kernels.
-step scripts/cuda/check.sh types
-if [ -n "${CI:-}" ] || [ -x target/cuda/toolkit/bin/nvcc ]; then
-    step scripts/cuda/check.sh kernels
-else
-    printf '\nSKIPPED nvcc on our kernels: no toolkit; run: scripts/cuda/toolkit.sh\n' >&2
-fi
-if [ -d "$(rustc --print target-libdir --target aarch64-apple-darwin)" ]; then
-    # Leave out the command and the Python package, which need a C compiler for macOS and have no Metal code of their own.
-    step "$cargo" clippy --release --workspace --exclude gpt2-cli --exclude gpt2-python --no-default-features --features metal,accelerate \
-        --target aarch64-apple-darwin --target-dir target/metal-check -- -D warnings
-else
-    printf '\nSKIPPED Metal: no standard library for it; run: rustup target add aarch64-apple-darwin\n' >&2
-fi
-step "$cargo" test --release
-# Some of them run the command, which the tests have built.
-step scripts/check_tools.py
-# The Python package against the same command. Without its tools, the script exits with 3.
-step scripts/python.sh || {
-    status=$?
-    [ "$status" = 3 ] && [ -z "${CI:-}" ] || exit "$status"
-    printf '\nSKIPPED the Python package\n' >&2
-}
-# The same code on the instruction sets that this machine would not choose.
-case $(uname -m) in x86_64) lower=(portable avx2) ;; *) lower=(portable) ;; esac
-if grep -qs amx_bf16 /proc/cpuinfo; then lower+=(avx512); fi
-for isa in "${lower[@]}"; do
-    # The emulated GPU runs on no instruction set in particular.
-    step env GPT2_ISA="$isa" "$cargo" test --release --lib --test kernels --test model -- --skip _emulated
-done
-# The libraries (not the Python package) with debug assertions and overflow checks, still optimized. Their dependencies stay as they are, and are not built again.
-# The kernels, which take longest to compile, are optimized less.
-checks=() ours=profile.release others='profile.release.package."*"'
-for check in debug-assertions overflow-checks; do checks+=(--config "$ours.$check=true" --config "$others.$check=false"); done
-checks+=(--config "$ours.package.candle-fused.opt-level=1")
-step "$cargo" test --release --lib "${checks[@]}" -- --quiet
-# Other machines, in emulators. Without its tools, a script exits with 3.
-for other in "arm.sh kernels" "windows.sh types"; do
-    step scripts/$other || {
-        status=$?
+# Without its tools, a script exits with 3: an error under CI, elsewhere a line.
+tools() {
+    step "$@" || {
+        local status=$?
         [ "$status" = 3 ] && [ -z "${CI:-}" ] || exit "$status"
-        printf '\nSKIPPED scripts/%s\n' "$other" >&2
+        printf '\nSKIPPED %s\n' "$*" >&2
     }
-done
-printf '\nLEFT OUT: the rest on Arm and Windows, a quarter of an hour (scripts/arm.sh, scripts/windows.sh), and lints of examples/\n'
-# The walkthrough is for reading, and no test runs it.
-step "$cargo" run --release --quiet --example walkthrough >/dev/null
-RUSTDOCFLAGS="-D warnings" step "$cargo" doc --release --no-deps --workspace
-# Models of candle-transformers on our layers, and their own dependencies: four minutes once, then seconds.
-examples=(--release --locked --manifest-path examples/Cargo.toml --target-dir target/examples)
-step "$cargo" test "${examples[@]}" --quiet
-step "$cargo" run "${examples[@]}" --quiet --bin models -- --tiny --rounds 1
-step "$cargo" run "${examples[@]}" --quiet --bin gpt_oss
-# Build the libraries without optimization, since they only run a small program: three minutes once, then seconds.
-step scripts/check_packages.sh
+}
 
-if command -v valgrind >/dev/null; then
-    step scripts/check_memory.sh
-elif [ -n "${CI:-}" ]; then
-    echo "error: valgrind is not installed; run: apt-get install valgrind" >&2
-    exit 1
-else
-    echo
-    echo "SKIPPED memory checks: valgrind is not installed; run: apt-get install valgrind" >&2
-fi
+formats_and_names() {
+    step "$cargo" fmt --all --check
+    step "$cargo" fmt --manifest-path fuzz/Cargo.toml --check
+    step "$cargo" fmt --manifest-path scripts/outside/Cargo.toml --check
+    step scripts/check_circles.py
+    step scripts/check_paths.py
+}
 
-if "$cargo" deny --version >/dev/null 2>&1; then
-    # This leaves out advisories, because their database is a separate download.
+# The folders of crates/ whose sources or tests differ from BASE, and the command's where a page does.
+changed() {
+    { git diff --name-only "${BASE:-HEAD}" && git ls-files --others --exclude-standard; } |
+        sed -nE 's,^crates/([^/]+)/.*,\1,p; s,^tests/([a-z]+)/.*,\1,p; s,^(docs/.*\.md|README\.md)$,cli,p' | sort -u |
+        while read -r name; do [ ! -d "crates/$name" ] || echo "$name"; done
+}
+
+quick() {
+    local crates=("$@") selected=(-p gpt2-cli) targets=() folder package
+    [ $# -gt 0 ] || mapfile -t crates < <(changed)
+    formats_and_names
+    step "$cargo" clippy --release --workspace --all-targets -- -D warnings
+    for folder in "${crates[@]}"; do
+        [ -d "crates/$folder" ] || { echo "error: no crates/$folder; expected a folder of crates/, such as kernels" >&2; exit 2; }
+        [ "$folder" != python ] || { tools scripts/python.sh; continue; }
+        package=$(sed -n 's/^name = "\(.*\)"$/\1/p' "crates/$folder/Cargo.toml" | head -n 1)
+        selected+=(-p "$package")
+        [ ! -f "crates/$folder/src/lib.rs" ] || targets+=(--lib)
+        [ ! -f "tests/$folder/main.rs" ] || targets+=(--test "$folder")
+        [ "$folder" != cli ] || targets+=(--bin gpt2)
+    done
+    # With the command, whose features are those of the gate: otherwise Candle would be compiled again.
+    [ ${#targets[@]} = 0 ] || step "$cargo" test --release "${selected[@]}" "${targets[@]}"
+    printf '\nquick checks of %s passed after %d minutes\n' "${crates[*]:-nothing}" $((SECONDS / 60))
+}
+
+# Code for a GPU or a browser, which this machine may not have: types and lints.
+other_targets() {
+    # A build without the Hub must not build any of its crates. This one has the module for the browser inside.
+    step "$cargo" clippy --release -p gpt2-cli --no-default-features --features x86-v4,live -- -D warnings
+    # Our Rust code against Candle's GPU sides, and our own kernels through nvcc.
+    if [ "$only" = all ]; then step scripts/cuda/check.sh all-types; else step scripts/cuda/check.sh types; fi
+    if [ -n "${CI:-}" ] || [ -x target/cuda/toolkit/bin/nvcc ]; then
+        step scripts/cuda/check.sh kernels
+    else
+        printf '\nSKIPPED nvcc on our kernels: no toolkit; run: scripts/cuda/toolkit.sh\n' >&2
+    fi
+    if [ -d "$(rustc --print target-libdir --target aarch64-apple-darwin)" ]; then
+        # Only the kernels have code for Metal and for Arm; other crates pass the feature on.
+        local metal=(-p candle-fused)
+        # Leave out the command and the Python package, which need a C compiler for macOS.
+        [ "$only" != all ] || metal=(--workspace --exclude gpt2-cli --exclude gpt2-python --exclude models-on-candle-fused)
+        step "$cargo" clippy --release "${metal[@]}" --no-default-features --features metal,accelerate \
+            --target aarch64-apple-darwin --target-dir target/metal-check -- -D warnings
+    else
+        printf '\nSKIPPED Metal: no standard library for it; run: rustup target add aarch64-apple-darwin\n' >&2
+    fi
+}
+
+tests() {
+    step "$cargo" test --release
+    # Some of them run the command, which the tests have built.
+    step scripts/check_tools.py
+    # The Python package against the same command.
+    tools scripts/python.sh
+    # The same code on the instruction sets that this machine would not choose.
+    local lower=(portable) isa
+    [ "$(uname -m)" != x86_64 ] || lower+=(avx2)
+    if grep -qs amx_bf16 /proc/cpuinfo; then lower+=(avx512); fi
+    for isa in "${lower[@]}"; do
+        # The emulated GPU runs on no instruction set in particular.
+        step env GPT2_ISA="$isa" "$cargo" test --release --lib --test kernels --test model -- --skip _emulated
+    done
+    # The kernels with debug assertions and overflow checks, which the other crates have anyway. They are optimized less, since
+    # they take longest to compile, and their dependencies are not built again.
+    local checks=() ours=profile.release.package.candle-fused
+    for check in debug-assertions=true overflow-checks=true opt-level=1; do checks+=(--config "$ours.$check"); done
+    step "$cargo" test --release -p gpt2-cli -p candle-fused --lib "${checks[@]}" -- --quiet --skip _emulated
+    # The walkthrough is for reading, and no test runs it.
+    step "$cargo" run --release --quiet --example walkthrough >/dev/null
+    # Models of candle-transformers on our layers, with the features that are built already.
+    step "$cargo" test --release -p gpt2-cli -p models-on-candle-fused --lib --bins --test candle_nn --quiet
+    step target/release/models --tiny --rounds 1
+    step target/release/gpt_oss
+}
+
+pages_and_packages() {
+    RUSTDOCFLAGS="-D warnings" step "$cargo" doc --release --no-deps --workspace
+    if [ "$only" = all ]; then step scripts/check_packages.sh; else step scripts/check_packages.sh types; fi
+}
+
+# Slow, and seldom broken.
+rest() {
+    # Lints of what only a browser compiles.
+    step env RUSTFLAGS="-C target-feature=+simd128" "$cargo" clippy --profile web -p gpt2-web --lib \
+        --target wasm32-unknown-unknown --target-dir target/web -- -D warnings
+    # Other machines, in emulators.
+    tools scripts/arm.sh
+    tools scripts/windows.sh
+    tools scripts/check_memory.sh
+    # Advisories are left out, because their database is a separate download.
     step "$cargo" deny --locked check licenses bans sources
-elif [ -n "${CI:-}" ]; then
-    echo "error: cargo-deny is not installed; run: cargo install --locked cargo-deny" >&2
-    exit 1
+}
+
+case $only in
+    quick) quick "${@:2}"; exit ;;
+    gate | all) ;;
+    -h | --help) sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "$0"; exit ;;
+    *) echo "error: $only: expected quick, all, or nothing" >&2; exit 2 ;;
+esac
+formats_and_names
+step "$cargo" clippy --release --workspace --all-targets -- -D warnings
+# The model for the browser, which the tests of the live page run.
+step scripts/web.sh
+other_targets
+tests
+pages_and_packages
+if [ "$only" = all ]; then
+    rest
 else
-    echo
-    echo "SKIPPED licenses: cargo-deny is not installed; run: cargo install --locked cargo-deny" >&2
+    cat <<'END'
+
+LEFT OUT, every night and before a release (scripts/check.sh all): Arm in QEMU and Windows in Wine (scripts/arm.sh,
+scripts/windows.sh), valgrind on the kernels (scripts/check_memory.sh), licenses (cargo deny), lints of the browser's code,
+Metal's side of the crates that have no code of their own for it, and the packages' build and run with the oldest Rust.
+END
 fi
 printf '\nall checks passed after %d minutes\n' $((SECONDS / 60))

@@ -9,6 +9,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+command -v valgrind >/dev/null || { echo "error: no valgrind; run: apt-get install valgrind" >&2; exit 3; }
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 "${CARGO:-cargo}" test --release --no-run 2>"$log" || { cat "$log" >&2; exit 1; }

@@ -3,28 +3,35 @@
 # runs scripts/outside, a crate that uses them as a stranger would. The build takes nothing from this repository except
 # the packages and the lock file, so that the versions are those of the gate. It needs no network.
 #
-# The build stays in target/outside: a second run compiles only what changed. CARGO may name another cargo.
+#   scripts/check_packages.sh          builds and runs, in target/outside: a second run compiles only what changed
+#   scripts/check_packages.sh types    checks the types, with the dependencies that the lints have checked already
+#
+# CARGO may name another cargo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
 cargo=${CARGO:-cargo}
 work=target/outside
+case ${1:-} in
+    '' | types) ;;
+    *) echo "error: $1: expected types, or nothing" >&2; exit 2 ;;
+esac
 
 # The oldest Rust that the packages promise to work with.
 oldest=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
 toolchain=''
-if command -v rustup >/dev/null; then
+if [ "${1:-}" != types ] && command -v rustup >/dev/null; then
     toolchain=$(rustup toolchain list | sed -n "s/^\($oldest\(\.[0-9]*\)\?-[^ ]*\).*/\1/p" | head -n 1)
 fi
 if [ -n "$toolchain" ]; then
     echo "with Rust $oldest, the oldest that is promised"
     cargo="rustup run $toolchain cargo"
 else
-    echo "with $(rustc --version); for the oldest that is promised, run: rustup toolchain install $oldest --profile minimal" >&2
+    echo "with $(rustc --version); the oldest that is promised is $oldest" >&2
 fi
 
 rm -rf target/package "$work/new"
-"${CARGO:-cargo}" package --workspace --exclude gpt2-python --no-verify --allow-dirty --offline --quiet --target-dir target
+"${CARGO:-cargo}" package --workspace --exclude gpt2-python --exclude models-on-candle-fused --no-verify --allow-dirty --offline --quiet --target-dir target
 mkdir -p "$work/new" "$work/packages"
 for package in target/package/*.crate; do
     tar -xzmf "$package" -C "$work/new" # -m: cargo goes by the times of files
@@ -51,7 +58,10 @@ done
 rm -rf "$work/new"
 
 {
-    printf '[workspace]\nresolver = "3"\nmembers = ["*"]\n\n[profile.dev]\ndebug = false\nincremental = false\n\n[patch.crates-io]\n'
+    printf '[workspace]\nresolver = "3"\nmembers = ["*"]\n\n[profile.dev]\ndebug = false\nincremental = false\n\n'
+    # The same release profile, so that what the gate has checked of other crates need not be checked again.
+    sed -n '/^\[profile.release/,$p' "$root/Cargo.toml"
+    printf '\n[patch.crates-io]\n'
     for folder in "$work"/packages/{candle,gpt2}-*; do
         name=$(basename "$folder")
         printf '%s = { path = "%s" }\n' "${name%-*}" "$name"
@@ -61,6 +71,9 @@ cmp -s "$work/manifest" "$work/packages/Cargo.toml" || cp "$work/manifest" "$wor
 cp Cargo.lock "$work/packages/Cargo.lock"
 
 cd "$work/packages"
+if [ "${1:-}" = types ]; then
+    exec $cargo check --release --offline --quiet --workspace --target-dir "$root/target"
+fi
 # Build everything at once, with a library user's features: `x86-v4` is off.
 $cargo build --offline --quiet --workspace --no-default-features --features gpt2-cli/hub --target-dir "$root/$work/target"
 "$root/$work/target/debug/outside"

@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
 # Two checks of the feature `cuda` on any machine, without a GPU, a driver or anything installed as root.
 #
-#   scripts/cuda/check.sh types      clippy on our Rust code with Candle's CUDA side, with a stand-in for nvcc
+#   scripts/cuda/check.sh types      clippy on candle-fused with Candle's CUDA side, with a stand-in for nvcc: the other crates
+#                                    only pass the feature on
+#   scripts/cuda/check.sh all-types  the same for all crates but those without the feature
 #   scripts/cuda/check.sh kernels    a real nvcc on our kernels: for each capability no warning, no spilled register,
 #                                    tensor-core instructions where they belong, and no number beyond limits.json
-#   scripts/cuda/check.sh            both
+#   scripts/cuda/check.sh            types and kernels
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 # Use a separate target directory, because in a later real build Candle's build script would mistake the stand-in's empty
 # kernels for finished ones. Without the Hub and the tests, there is only half as much to build.
-types() {
+types() { # -p CRATE or --workspace
     NVCC=$PWD/scripts/cuda/nvcc-typecheck CUDARC_CUDA_VERSION=13000 CUDA_COMPUTE_CAP=90 \
-        "${CARGO:-cargo}" clippy --release --workspace --no-default-features --features cuda,x86-v4 \
+        "${CARGO:-cargo}" clippy --release "$@" --no-default-features --features cuda,x86-v4 \
         --target-dir target/cuda/check -- -D warnings
     echo "feature cuda type-checks: $SECONDS s"
 }
@@ -31,8 +33,9 @@ kernels() {
 }
 
 case ${1:-all} in
-    types) types ;;
+    types) types -p candle-fused ;;
+    all-types) types --workspace --exclude models-on-candle-fused ;;
     kernels) kernels ;;
-    all) types; SECONDS=0; kernels ;;
-    *) echo "usage: scripts/cuda/check.sh [types|kernels]" >&2; exit 2 ;;
+    all) types -p candle-fused; SECONDS=0; kernels ;;
+    *) echo "usage: scripts/cuda/check.sh [types|all-types|kernels]" >&2; exit 2 ;;
 esac
