@@ -59,11 +59,11 @@ const PAD: f32 = 2.0;
 pub struct NumberMap<'a> {
     /// Above the map, to tell it from others in the picture; may be empty.
     pub name: &'a str,
-    /// What the rows are.
+    /// The rows' name.
     pub row_axis: &'a str,
-    /// What the columns are.
+    /// The columns' name.
     pub column_axis: &'a str,
-    /// What the numbers are, for the color bar.
+    /// The numbers' name, for the color bar.
     pub unit: &'a str,
     /// The rows' labels, from the top.
     pub rows: &'a [String],
