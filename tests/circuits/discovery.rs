@@ -86,7 +86,6 @@ fn scores_of_all_edges_are_those_of_transformer_lens() -> Result {
     Ok(())
 }
 
-/// Those between heads, beside what TransformerLens says of them by itself.
 #[test]
 fn edges_between_heads_are_those_of_transformer_lens() -> Result {
     let data = reference("patching.safetensors")?;

@@ -1,4 +1,4 @@
-//! What features do over many tokens, and what becomes of a run in which they are changed.
+//! Features over many tokens, and runs in which they are changed.
 
 use crate::common::assert_close;
 use crate::models::load;

@@ -13,7 +13,7 @@ use gpt2_model::{ForwardArgs, ModelOutput};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// What the library computes for `odd`.
+/// The library's output for `odd`.
 fn expected(ids: &[u32]) -> Result<ModelOutput> {
     let input = Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?;
     let args =
@@ -181,7 +181,7 @@ fn weights_of(text: &str) -> Result<Vec<(String, Vec<Vec<f64>>)>> {
     Ok(heads)
 }
 
-/// What a token gives to an earlier one.
+/// The weight that a token gives to an earlier one.
 #[derive(Debug)]
 struct Link {
     weight: f64,

@@ -152,7 +152,7 @@ fn generated_text_leaves_a_row_of_weights_a_step() -> Result {
     Ok(())
 }
 
-/// What a generated text reads goes on beyond the prompts that its interventions name.
+/// A generated text goes on beyond the prompts that its interventions name.
 #[test]
 fn generated_pages_work_under_patches_and_links_cut_later() -> Result {
     let folder = Folder::empty()?;

@@ -43,7 +43,7 @@ fn pairs_are_those_of_their_seed_and_refuse_vocabularies_that_break_their_words(
     Ok(())
 }
 
-/// What carries the difference is 0.3's value, through the MLP of its layer into the keys of induction heads: the estimate of heads
+/// 0.3's value carries the difference, through the MLP of its layer into the keys of induction heads: the estimate of heads
 /// misses it, integrated gradients of edges do not.
 #[test]
 fn the_induction_circuit_of_the_demo_model_is_found() -> Result {

@@ -16,7 +16,7 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 const TRAIN: &str = "gpt2 train ";
 
-/// What stands in an example, what the test runs instead, and why.
+/// A text of an example, the text that the test runs instead, and why.
 const REPLACED: &[(&str, &str, &str)] = &[
     ("target/release/gpt2", "gpt2", "the tested binary, wherever it was built"),
     ("cargo run --release --", "gpt2", "the tested binary, wherever it was built"),

@@ -1,4 +1,4 @@
-//! What the page says to somebody who opens it for the first time: the head that it opens on, its words, its guide.
+//! Somebody who opens a page for the first time sees the head that it opens on, its words, its guide.
 
 use crate::browser::{Browser, browse};
 use crate::common::Result;

@@ -1,5 +1,4 @@
-//! How the command explains itself: help, completions, manual pages, notes on stderr, and what it says of wrong
-//! arguments.
+//! The command explains itself: by help, completions, manual pages, notes on stderr, and errors for wrong arguments.
 
 use super::{ODD, Run, command, gpt2, stdout};
 use crate::common::Result;

@@ -203,7 +203,7 @@ fn patches_take_their_values_from_the_other_prompt() -> Result {
     Ok(())
 }
 
-/// Where nothing follows the patched positions, on a head above 0.
+/// On a head above 0, no position has to follow the patched ones.
 #[test]
 fn the_last_position_and_the_only_one_are_patched_on_every_head() -> Result {
     for command in [&["forward"][..], &["attention"], &["lens"], &["generate", "-n", "2", "--greedy"]] {

@@ -61,7 +61,7 @@ fn what_the_page_could_not_show_is_refused_before_it_is_written() -> Result {
     Ok(())
 }
 
-/// What a page holds in base64.
+/// Decodes a block of a page from base64.
 fn block(page: &str, kind: &str) -> Result<Vec<u8>> {
     let start = page.split_once(&format!("class=\"{kind}\">")).ok_or_else(|| kind.to_owned())?.1;
     Ok(BASE64_STANDARD.decode(start.split_once('<').ok_or("an end")?.0)?)

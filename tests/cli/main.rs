@@ -210,7 +210,7 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("a number, not {value}"))
 }
 
-/// What a run that must succeed prints.
+/// The standard output of a run that must succeed.
 #[track_caller]
 fn stdout(args: &[&str]) -> Result<String> {
     Ok(gpt2(args)?.succeeded().stdout)

@@ -1,4 +1,4 @@
-//! What the command says to somebody who uses it for the first time: words that explain themselves, and remedies.
+//! Somebody who uses the command for the first time gets words that explain themselves, and remedies.
 
 use super::{ODD, Run, assert_near, comma_separated, command, gpt2, json, list, number, stdout, words};
 use crate::common::Result;

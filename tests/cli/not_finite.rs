@@ -115,7 +115,6 @@ fn training_and_quantizing_write_no_number_that_is_not_finite() -> Result {
     Ok(())
 }
 
-/// Where the user asks for them, exports have them.
 #[test]
 fn exports_hold_such_numbers_only_where_they_are_allowed() -> Result {
     let folder = Folder::empty()?;

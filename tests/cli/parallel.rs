@@ -255,7 +255,6 @@ fn a_rank_that_lacks_a_file_leaves_no_folder() -> Result {
     Ok(())
 }
 
-/// What a rank that a launcher's variables announce says without the launcher's library.
 #[test]
 fn a_launcher_without_its_library_is_an_error_that_says_what_to_do() -> Result {
     let runs = Runs::new()?;

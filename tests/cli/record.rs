@@ -191,7 +191,7 @@ fn what_is_not_finite_is_not_stored() -> Result {
     Ok(())
 }
 
-/// The same bytes for any number of processes.
+/// Any number of processes writes the same bytes.
 #[test]
 fn ranks_share_the_shards() -> Result {
     let folder = Folder::empty()?;

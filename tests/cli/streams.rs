@@ -1,5 +1,5 @@
-//! What comes in and goes out: the prompt as an argument, a file, a pipe or ids; what must never reach a terminal;
-//! readers that go away, and disks that are full.
+//! Input and output: the prompt as an argument, a file, a pipe or ids; characters that must never reach a terminal; readers
+//! that go away, and disks that are full.
 
 use super::{
     GPT2, ODD, Run, comma_separated, command, copy_demo, demo_tokenizer, gpt2, gpt2_with_pipe, launched,

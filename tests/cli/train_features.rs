@@ -146,7 +146,7 @@ fn ranks_that_do_other_work_are_refused() -> Result {
     Ok(())
 }
 
-/// As much of the variance as what is recorded first.
+/// A dictionary explains as much of the variance whether it learns from a text or from recorded values.
 #[test]
 fn a_text_teaches_as_much_as_a_store() -> Result {
     let folder = world(POINT)?;

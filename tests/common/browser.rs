@@ -49,7 +49,7 @@ pub(crate) fn browse(page: &Path, test: impl FnOnce(&Browser) -> Result) -> Resu
     Ok(())
 }
 
-/// The same in Firefox, which does not tell what the page logs.
+/// Opens `page` in Firefox and runs `test` on it. Firefox does not tell what the page logs.
 pub(crate) fn browse_in_firefox(page: &Path, test: impl FnOnce(&Browser) -> Result) -> Result {
     if !is_there("firefox-esr", "firefox-esr")? {
         return Ok(());
@@ -198,7 +198,7 @@ impl Browser {
         Ok((of("x")? + left + (at.1 as f64 + 0.5) * size, of("y")? + top + (at.0 as f64 + 0.5) * size))
     }
 
-    /// What the page says of a cell when the mouse is on it: query, key, weight and error.
+    /// The numbers that the page shows of the cell under the mouse: query, key, weight and error.
     pub(crate) fn value(&self) -> Result<(usize, usize, f64, f64)> {
         let positions = self.texts("#readout .position")?;
         let [query, key] = &positions[..] else { return Err(format!("positions {positions:?}").into()) };

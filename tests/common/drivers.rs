@@ -23,7 +23,7 @@ pub(super) enum Ask {
 
 /// A browser and its window.
 pub(super) trait Driver {
-    /// What the browser answers. `element` is what a click or keys go to.
+    /// Asks the browser, and returns its answer. `element` gets the click or the keys.
     fn ask(&self, what: Ask, element: Option<&str>, body: Value) -> Result<Value>;
 
     /// A command that only Chromium knows.

@@ -49,12 +49,12 @@ pub(crate) fn some_ids(t: usize, salt: usize) -> Result<Tensor> {
     Ok(Tensor::from_vec(ids, (1, t), &Device::Cpu)?)
 }
 
-/// How many cases to try a property on: `usual`, or `PROPTEST_CASES` if a slow checker asks for fewer.
+/// The number of cases to try a property on: `usual`, or `PROPTEST_CASES` if a slow checker asks for fewer.
 pub(crate) fn cases(usual: u32) -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
 }
 
-/// Which keys are visible: about half of them; in every fourth case, none in row 0.
+/// A padding mask in which about half of the keys are visible; in every fourth case, none in row 0.
 pub(crate) fn some_padding(b: usize, s: usize, seed: u64) -> Vec<Vec<u8>> {
     let bit = |i: usize, j: usize| u8::from((seed >> ((i * 7 + j * 5) % 13)) & 1 == 1);
     (0..b)

@@ -10,7 +10,7 @@ pub(crate) struct Thread {
     board: Arc<Board>,
 }
 
-/// Where the ranks leave bytes for each other.
+/// The board on which ranks leave bytes for each other.
 #[derive(Debug)]
 struct Board {
     slots: Vec<Mutex<Vec<u8>>>,

@@ -142,7 +142,7 @@ fn multi_head_attention() -> Result<Vec<Printed>> {
     Ok(all)
 }
 
-/// How many of the printed numbers are reproduced, by mechanism.
+/// Counts the printed numbers that are reproduced, by mechanism.
 pub(super) fn counts() -> Result<[(&'static str, String); 4]> {
     let count = |all: Vec<Printed>, not: usize| {
         let reproduced: usize = all.iter().map(Printed::reproduced).sum();

@@ -67,7 +67,7 @@ fn stored() -> Result<HashMap<String, Tensor>> {
     Ok(candle_core::safetensors::load(data("seeds").join("parameters.safetensors"), &Device::Cpu)?)
 }
 
-/// The same as a checkpoint.
+/// The stored parameters as a checkpoint.
 fn checkpoint() -> Result<VarBuilder<'static>> {
     Ok(VarBuilder::from_tensors(stored()?, DType::F32, &Device::Cpu))
 }

@@ -200,7 +200,7 @@ fn findings_name_the_flags_that_change_the_scores() -> Result {
     Ok(())
 }
 
-/// What the finding about something says, and the advice.
+/// The text and the advice of the finding about something.
 fn finding(folder: &Folder, about: &str) -> Result<(String, Advice)> {
     let findings = folder.open()?.findings();
     let found = findings.into_iter().find(|finding| finding.about == about).ok_or("a finding")?;

@@ -195,7 +195,7 @@ fn folders_and_files_that_are_no_dictionary_are_refused() -> Result {
     Ok(())
 }
 
-/// What a feature adds for each unit of its activation: the reconstruction with it alone, less that without any.
+/// Each unit of a feature's activation adds the feature's direction to the reconstruction.
 #[test]
 fn a_feature_adds_its_direction() -> Result {
     for name in ["standard", "topk_rescaled", "abstopk", "transcoder"] {

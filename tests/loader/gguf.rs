@@ -11,7 +11,7 @@ use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
 use safetensors::Dtype;
 use std::path::{Path, PathBuf};
 
-/// What 8 bits for the activations of each layer cost in the logits of the demo model: 0.030, measured.
+/// A bound of what 8 bits for the activations of each layer cost in the logits of the demo model: 0.030, measured.
 const OF_ACTIVATIONS: f64 = 0.05;
 
 pub(super) fn open(path: impl Into<PathBuf>) -> std::result::Result<Checkpoint, LoadError> {
@@ -244,7 +244,6 @@ fn a_number_that_a_file_cannot_hold_is_not_written() -> Result {
     Ok(())
 }
 
-/// What every other command refuses is not written.
 #[test]
 fn a_checkpoint_that_does_not_fit_its_config_is_not_written() -> Result {
     let demo = data("../../models/tiny-shakespeare");

@@ -12,7 +12,7 @@ pub(super) fn tiny() -> Result<Vec<u8>> {
     Ok(std::fs::read(data("gguf").join("tiny.gguf"))?)
 }
 
-/// Where a text first occurs.
+/// The place where a text first occurs.
 pub(super) fn position(bytes: &[u8], text: &[u8]) -> usize {
     bytes.windows(text.len()).position(|part| part == text).expect("it is there")
 }
@@ -33,7 +33,7 @@ pub(super) fn after(bytes: &[u8], text: &[u8], skip: usize, to: &[u8]) -> Vec<u8
     out
 }
 
-/// What is wrong with a file, the file, and what its error says.
+/// The name of a damage, the damaged file, and words of its error.
 type Hostile = (&'static str, Vec<u8>, &'static [&'static str]);
 
 fn hostile(whole: &[u8]) -> Vec<Hostile> {
@@ -169,7 +169,7 @@ fn an_alignment_is_a_power_of_2() -> Result {
     Ok(())
 }
 
-/// Where the header ends: after the offset of the last tensor, which is the same in all files of these tests.
+/// The end of the header: after the offset of the last tensor, which is the same in all files of these tests.
 pub(super) fn header_end(whole: &[u8]) -> usize {
     let name = b"output_norm.bias";
     position(whole, name) + name.len() + 4 + 8 + 4 + 8

@@ -1,4 +1,4 @@
-//! What a pass takes and refuses, and what its hooks learn about it.
+//! A pass takes and refuses the right inputs, and its hooks learn about them.
 
 use crate::common::{Result, assert_close, some_ids};
 use crate::gradients::trainable;

@@ -1,4 +1,4 @@
-//! How a model finds its tensors, and what a config allows.
+//! A model finds its tensors, and refuses a config that it cannot run.
 
 use crate::common::{Result, assert_close, some_ids};
 use crate::models::random_model;

@@ -45,7 +45,7 @@ fn logits(model: &Gpt2LMHeadModel, ids: &Tensor) -> Result<Tensor> {
     Ok(model.forward(ids, ForwardArgs::default())?.logits)
 }
 
-/// The same adapter in variables.
+/// Copies an adapter into variables.
 fn trainable(adapter: &Adapter) -> Result<Adapter> {
     let update = |update: &Update| {
         let [a, b] = [update.a(), update.b()].map(Var::from_tensor);

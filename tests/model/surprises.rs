@@ -1,4 +1,4 @@
-//! How surprising texts are, and what analyses refuse.
+//! Measures how surprising texts are; analyses refuse wrong inputs.
 
 use crate::common::{Result, some_ids};
 use crate::hooks::hooked;

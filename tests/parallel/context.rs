@@ -17,7 +17,7 @@ fn bits(x: &Tensor) -> Result<Vec<u32>> {
     Ok(x.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
 }
 
-/// How many numbers differ, and the largest difference over the largest number.
+/// Counts the numbers that differ, and divides the largest difference by the largest number.
 fn difference(got: &Tensor, expected: &Tensor) -> Result<(usize, f32)> {
     let differ = bits(got)?.iter().zip(&bits(expected)?).filter(|(a, b)| a != b).count();
     let largest = |x: Tensor| x.abs()?.flatten_all()?.max(0)?.to_scalar::<f32>();

@@ -1,4 +1,4 @@
-//! What every group must do.
+//! The exchanges that every group must do.
 
 use gpt2_parallel::{Error, Fact, Group};
 

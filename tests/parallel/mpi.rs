@@ -1,5 +1,5 @@
-//! The same exchanges under mpirun, and what happens when the ranks do not meet. The tests start this test binary again,
-//! once a rank, to run one of the ignored tests.
+//! Runs the exchanges of `exchanges` under mpirun, and checks what happens when the ranks do not meet. The tests start this
+//! test binary again, once a rank, to run one of the ignored tests.
 
 use crate::exchanges::every_exchange;
 use crate::mpirun::mpirun;
@@ -96,7 +96,8 @@ fn rank_2_does_something_else() {
     end_at_error(&*group, done);
 }
 
-/// How a process ends that joins the others by these variables, and by none of a launcher that runs the tests.
+/// Runs a process that joins the others by these variables, and by none of a launcher that runs the tests. Returns its exit
+/// code and its output.
 fn joined_by(variables: &[(&str, &str)]) -> (i32, String) {
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
     for of_launcher in ["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "PMI_RANK", "GPT2_MPI"] {

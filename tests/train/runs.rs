@@ -262,7 +262,7 @@ fn what_no_run_can_be_made_of_is_refused_with_the_reason() -> Result {
 
 type Tensors = HashMap<String, Tensor>;
 
-/// What a trainer says to a state after a change.
+/// Changes a state, and returns a trainer's answer to it.
 fn changed(path: &Path, change: impl FnOnce(&mut Tensors)) -> Result<gpt2_train::Result<()>> {
     let mut tensors = candle_core::safetensors::load(path, &Device::Cpu)?;
     change(&mut tensors);

@@ -1,4 +1,4 @@
-//! What a reader can choose on a page with all kinds of data: numbers, means, other maps, norms, steps, search.
+//! The choices of a reader on a page with all kinds of data: numbers, means, other maps, norms, steps, search.
 
 use crate::browser::Browser;
 use crate::common::Result;

@@ -104,7 +104,7 @@ pub(crate) fn write<W: Write>(out: W, t: usize, layers: &[Tensor]) -> Result<W> 
 pub(crate) const HEADS: usize = 4;
 pub(crate) const WIDTH: usize = 8;
 
-/// What a page of all kinds of data is made of.
+/// The data of a page that has all kinds of them.
 pub(crate) struct Everything {
     pub(crate) tokens: Vec<String>,
     /// For each run, three layers of (HEADS, T, T).

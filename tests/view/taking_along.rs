@@ -1,5 +1,5 @@
-//! What a reader takes from a page: the value, pictures, numbers, and the page itself into a notebook. And the wheel, which
-//! must not take the page away.
+//! A reader takes from a page a value, pictures, numbers, and the page itself into a notebook. The wheel must not take the
+//! page away.
 
 use crate::browser::Browser;
 use crate::common::Result;

@@ -1,4 +1,4 @@
-//! What the model of the live page answers is what the libraries compute.
+//! The model of the live page answers with the numbers that the libraries compute.
 
 use crate::common::Result;
 use candle_core::{DType, Device, Module, Tensor};
@@ -203,7 +203,7 @@ fn any_text_has_a_page() -> Result {
     Ok(())
 }
 
-/// What is kept from one look to the next never shows: each answer is that of a model that was asked nothing before.
+/// Values kept from one look to the next never show: each answer is that of a model that was asked nothing before.
 #[test]
 fn an_answer_does_not_depend_on_the_questions_before() -> Result {
     let live = Live::demo()?;

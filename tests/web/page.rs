@@ -30,7 +30,7 @@ pub(crate) fn open(text: &str, test: impl Fn(&Browser) -> Result) -> Result {
     open_on(None, text, test)
 }
 
-/// The same with a model of its own in the page.
+/// Opens the page on a text, with `model` in it if there is one, in Chromium, then in Firefox.
 pub(crate) fn open_on(model: Option<&Files>, text: &str, test: impl Fn(&Browser) -> Result) -> Result {
     let Some((module, glue)) = built()? else { return Ok(()) };
     let mut file = tempfile::Builder::new().suffix(".html").tempfile()?;
@@ -71,7 +71,7 @@ pub(crate) fn labels(page: &Browser) -> Result<Vec<String>> {
     Ok(labels.iter().map(|label| label.split(' ').next().unwrap_or_default().to_owned()).collect())
 }
 
-/// What the page's parts should show: the number of tokens, and the kind of each head.
+/// The number of tokens and the kind of each head that the page's parts should show.
 fn expected(look: &Look) -> Result<(usize, Vec<String>)> {
     expected_of(&Live::demo()?, look)
 }
@@ -344,7 +344,7 @@ fn the_page_runs_in_a_frame_of_a_notebook() -> Result {
     browse_in_firefox(file.path(), test)
 }
 
-/// What stands in the text field stays there, whatever comes of questions that were asked before.
+/// The text field keeps its text, whatever comes of questions that were asked before.
 #[test]
 fn what_is_typed_or_taken_back_stays() -> Result {
     open("ROMEO:", |page| {

@@ -154,7 +154,7 @@ fn texts(language: &str) -> Result<Value> {
     Ok(serde_json::from_str(&std::fs::read_to_string(folder.join(format!("{language}.json")))?)?)
 }
 
-/// What a text has, with its words left out: names, kinds, and how many parts.
+/// The structure of a text without its words: names, kinds, and the number of parts.
 fn outline(value: &Value) -> Value {
     match value {
         Value::String(_) => Value::Null,
@@ -210,7 +210,7 @@ fn the_languages_say_the_same() -> Result {
     Ok(())
 }
 
-/// What a lesson shows.
+/// The look that a lesson asks for, and its state; with `changes` in place of the lesson's own, if given.
 fn lesson(number: usize, changes: Option<&[&str]>) -> Result<(Look, Value)> {
     let texts = texts("en")?;
     let state = &texts["lessons"][number - 1]["state"];
@@ -235,7 +235,7 @@ fn entropy(row: &[f32]) -> f32 {
     -row.iter().filter(|&&w| w > 0.0).map(|w| w * w.ln()).sum::<f32>()
 }
 
-/// What the model expects after the last token: its name and its probability.
+/// The tokens that the model expects after the last one, with their probabilities.
 fn expects(look: &Look) -> Result<Vec<(String, f64)>> {
     Ok(Live::demo()?.look(look)?.next.ok_or("a next token")?.from)
 }

@@ -46,7 +46,7 @@ pub fn write_safetensors(
 /// each tensor of any shape, stored as it is
 ///
 /// # Errors
-/// Those of [`write_safetensors`], but for numbers.
+/// Same as [`write_safetensors`], but any number is allowed.
 pub fn write_any_safetensors(
     path: &Path,
     tensors: &[(&str, &Tensor)],
@@ -55,7 +55,7 @@ pub fn write_any_safetensors(
     write(path, tensors, metadata, Numbers::Any)
 }
 
-/// Which numbers a file may hold.
+/// The numbers that a file may hold.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Numbers {
     Finite,
@@ -93,7 +93,7 @@ pub(crate) struct Entry<'a> {
     pub(crate) shape: &'a [usize],
 }
 
-/// Where a tensor stands among the others. Wide dtypes first: each tensor then starts at a multiple of its dtype's size.
+/// The order of tensors in a file. Wide dtypes come first: each tensor then starts at a multiple of its dtype's size.
 pub(crate) fn order(name: &str, dtype: DType) -> (Reverse<Dtype>, &str) {
     (Reverse(Dtype::from(dtype)), name)
 }

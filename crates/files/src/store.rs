@@ -26,12 +26,12 @@ const LONGEST_HEADER: u64 = 100_000_000;
 /// Far more than an index takes.
 const LONGEST_INDEX: u64 = 1 << 28;
 
-/// What a store holds.
+/// The content of a store.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StoreIndex {
     /// The names of the values.
     pub values: Vec<String>,
-    /// What made the store, for whoever made it.
+    /// The facts of how the store was made, as its maker wants them.
     pub facts: serde_json::Value,
     /// The number of tokens of each shard; `None` while shards are missing.
     pub shards: Option<Vec<usize>>,
@@ -46,7 +46,7 @@ pub struct Shard {
     pub ids: Tensor,
     /// The document that each token is of, counted from 0, u32 (tokens).
     pub documents: Tensor,
-    /// Where in its document it stands, counted from 0, u32 (tokens).
+    /// The position of each token in its document, counted from 0, u32 (tokens).
     pub positions: Tensor,
 }
 
@@ -162,7 +162,7 @@ pub struct Store {
     shards: Vec<usize>,
 }
 
-/// How many shards [`Store::shuffled`] mixes at a time: more mix better, and take more memory.
+/// The number of shards that [`Store::shuffled`] mixes at a time: more mix better, and take more memory.
 const MIXED: usize = 4;
 
 impl Store {
@@ -181,7 +181,7 @@ impl Store {
         Ok(Self { folder: folder.to_path_buf(), index, shards })
     }
 
-    /// What the store holds.
+    /// The store's index.
     #[must_use]
     pub fn index(&self) -> &StoreIndex {
         &self.index
@@ -290,7 +290,7 @@ impl Store {
     }
 }
 
-/// What the second index has otherwise than the first.
+/// Tells where the second index differs from the first.
 fn difference(first: &StoreIndex, second: &StoreIndex) -> Option<String> {
     if (&first.values, &first.facts) == (&second.values, &second.facts) {
         return None;

@@ -1,15 +1,14 @@
 //! Self-attention with weights to train: `softmax(q·kᵀ/√d)·v` with `q, k, v = x·W_query, x·W_key, x·W_value`.
 //!
-//! What a word looks for, what it offers and what it says are three different things, so `x` is projected
-//! three times (Vaswani et al. 2017, §3.2.1). "Coding Attention Mechanisms" first writes the matrices as parameters
-//! (in, out), its v1, and then as linear layers (out, in), its v2; "Implementing GPT-Style Attention" has v2 with
+//! A word looks for one thing, offers a second and says a third, so `x` is projected three times (Vaswani et al.
+//! 2017, §3.2.1). "Coding Attention Mechanisms" first writes the matrices as parameters (in, out), its v1, and then as linear layers (out, in), its v2; "Implementing GPT-Style Attention" has v2 with
 //! a bias; the text on the capital of France only defines the function of q, k and v.
 
 use crate::simple::{context, softmax};
 use candle_core::{D, Module, Result, Tensor};
 use candle_nn::{Init, Linear, VarBuilder};
 
-/// How well each query matches each key, `q·kᵀ`, not yet scaled.
+/// Scores how well each query matches each key: `q·kᵀ`, not yet scaled.
 ///
 /// # Shapes
 /// `q` (.., T, d), `k` (.., S, d) -> (.., T, S)

@@ -162,7 +162,7 @@ struct Join {
 }
 
 impl Join {
-    /// How many numbers each rank has of a tensor with `rows` times T times `width`.
+    /// The length of each rank's part of a tensor of `rows` times T times `width` numbers.
     fn lengths(&self, rows: usize, width: usize) -> Vec<usize> {
         self.runs.iter().map(|runs| rows * width * (runs[0].len() + runs[1].len())).collect()
     }

@@ -1,4 +1,4 @@
-//! What goes wrong between processes.
+//! The errors between processes.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -36,11 +36,11 @@ pub enum Error {
     WrongLauncher {
         /// The launcher's name.
         launcher: &'static str,
-        /// How many processes it started.
+        /// The number of processes that it started.
         started: usize,
         /// The library's name and version.
         library: String,
-        /// How many processes the library sees.
+        /// The number of processes that the library sees.
         seen: usize,
     },
     /// The library is of another MPI than the launcher.
@@ -81,9 +81,9 @@ pub enum Error {
     Stuck {
         /// The ranks that are missing; empty if unknown.
         missing: Vec<usize>,
-        /// How long this rank waited.
+        /// The time that this rank waited.
         after: Duration,
-        /// What they should do together.
+        /// The exchange that they should take part in.
         doing: &'static str,
     },
     /// A rank wants something else than rank 0: the ranks run different programs.
@@ -93,7 +93,7 @@ pub enum Error {
     Apart {
         /// The rank.
         rank: usize,
-        /// What rank 0 waits for.
+        /// The exchange that rank 0 waits for.
         doing: &'static str,
     },
     /// A rank differs from rank 0 in something that must be the same everywhere.
@@ -101,13 +101,13 @@ pub enum Error {
     Differs {
         /// The first rank that differs.
         rank: usize,
-        /// What differs.
+        /// The name of the fact that differs.
         what: String,
         /// The value on rank 0.
         expected: String,
         /// The value on that rank.
         theirs: String,
-        /// What to do.
+        /// The advice.
         remedy: String,
     },
     /// The caller gave another length than the ranks agreed on, or a rank that there is not.
@@ -115,9 +115,9 @@ pub enum Error {
     Size {
         /// The function.
         function: &'static str,
-        /// What the caller gave: bytes, lengths or a rank.
+        /// The number that the caller gave: of bytes or lengths, or a rank.
         found: usize,
-        /// What it should have given.
+        /// The number that it should have given.
         expected: usize,
     },
 }

@@ -1,5 +1,5 @@
-//! What a program knows of the other processes, and what it can do with any group of them: exchanges of numbers and texts,
-//! made of exchanges of bytes, and the question whether all ranks do the same work.
+//! The interface to the other processes, and what any group of them can do with it: exchange numbers and texts, by
+//! exchanges of bytes, and find out whether all ranks do the same work.
 
 use crate::error::{Error, Result};
 use std::fmt::Debug;
@@ -14,7 +14,7 @@ pub trait Group: Debug + Send + Sync {
     /// This process, from 0.
     fn rank(&self) -> usize;
 
-    /// How many processes there are.
+    /// The number of processes.
     fn size(&self) -> usize;
 
     /// Copies `data` from rank `root` to all others.
@@ -101,7 +101,7 @@ impl dyn Group + '_ {
         Ok(received)
     }
 
-    /// What every rank has to say, in rank order. The lengths may differ.
+    /// Collects the bytes of every rank, in rank order. The lengths may differ.
     ///
     /// # Errors
     /// When a rank does not answer.
@@ -153,7 +153,7 @@ impl dyn Group + '_ {
     /// and collects no facts, which may cost time.
     ///
     /// # Errors
-    /// Those of `facts`, and when a rank differs; the error names the rank, the fact and both values.
+    /// When `facts` fails, or a rank differs; the error names the rank, the fact and both values.
     pub fn agree<E: From<Error>>(
         &self,
         facts: impl FnOnce() -> std::result::Result<Vec<Fact>, E>,
@@ -191,11 +191,11 @@ impl dyn Group + '_ {
 /// Something that must be the same on every rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fact {
-    /// What it is, such as "version of gpt2".
+    /// Its name, such as "version of gpt2".
     pub what: String,
     /// Its value on this rank.
     pub value: String,
-    /// What to do where ranks differ.
+    /// The advice where ranks differ.
     pub remedy: &'static str,
 }
 

@@ -16,13 +16,13 @@ pub enum Choice {
     Mpi,
 }
 
-/// How to join. [`new`](Self::new) sets the defaults; you may change every field.
+/// The options of joining. [`new`](Self::new) sets the defaults; you may change every field.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Joining {
     /// Whether to join.
     pub choice: Choice,
-    /// How long to wait for another rank: 10 minutes.
+    /// The longest wait for another rank: 10 minutes.
     pub timeout: Duration,
     /// Called, from another thread, just before this process ends because a transfer is stuck. Does nothing.
     pub on_stuck: fn(&Error),
@@ -41,11 +41,11 @@ impl Joining {
 pub struct Launcher {
     /// Its name.
     pub name: &'static str,
-    /// How many processes it started.
+    /// The number of processes that it started.
     pub size: usize,
-    /// Which of them this one is, from 0.
+    /// This process's number among them, from 0.
     pub rank: usize,
-    /// How many of them run on this machine, where the launcher tells.
+    /// The number of them that run on this machine, where the launcher tells.
     pub local_size: Option<usize>,
 }
 

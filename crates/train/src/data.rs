@@ -190,7 +190,7 @@ pub(crate) fn batch(rows: &[Cow<'_, [u32]>], device: &Device) -> candle_core::Re
 
 /// The tokens of the shortest span: one to recognize, and one to predict.
 const SHORTEST: f64 = 2.0;
-/// How often a span is new rather than a copy of an earlier one.
+/// The probability that a span is new rather than a copy of an earlier one.
 const NEW: f64 = 0.25;
 
 /// Training rows that only a model which looks back can predict: random tokens whose spans come again.

@@ -27,16 +27,16 @@ use std::sync::Arc;
 
 /// The share of the loss of silent features in the whole (Gao et al.).
 const SILENT_SHARE: f64 = 1.0 / 32.0;
-/// How many positions decide the thresholds at the start.
+/// The number of positions that decide the thresholds at the start.
 const POSITIONS: usize = 256;
 
-/// How few features fire.
+/// The rule by which few features fire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Sparsity {
-    /// The k largest of each position.
+    /// The k largest features of each position.
     TopK,
-    /// Those above a threshold of their own, about k of each position.
+    /// The features above a threshold of their own, about k of each position.
     JumpRelu,
 }
 
@@ -46,9 +46,9 @@ pub enum Sparsity {
 pub struct DictionaryOptions {
     /// The number of features.
     pub features: usize,
-    /// How few of them fire.
+    /// The rule by which few of them fire.
     pub sparsity: Sparsity,
-    /// How many fire at a position.
+    /// The number that fire at a position.
     pub k: usize,
     /// The largest learning rate. It rises over the first twentieth of the steps, and falls to 0 over the last fifth.
     pub lr: f64,
@@ -78,15 +78,15 @@ impl DictionaryOptions {
     }
 }
 
-/// What a step found, before it changed anything.
+/// The results of a step, before it changed anything.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct DictionaryStep {
     /// The share of the values' variance that was not rebuilt.
     pub unexplained: f64,
-    /// How many features fired at a position, on average.
+    /// The number of features that fired at a position, on average.
     pub l0: f64,
-    /// How many features have been silent for long.
+    /// The number of features that have been silent for long.
     pub silent: usize,
 }
 
@@ -192,7 +192,7 @@ impl DictionaryTrainer {
         Ok(self)
     }
 
-    /// What the result depends on besides the values of the steps.
+    /// Lists everything that the result depends on besides the values of the steps.
     fn facts(&self) -> Result<serde_json::Value> {
         let DictionaryOptions { features, sparsity, k, lr, steps, silent_after, seed } = self.options;
         // Of the scale, the first thresholds and the first weights.
@@ -321,7 +321,7 @@ impl DictionaryTrainer {
         }
     }
 
-    /// Which features have been silent for long, given for how many positions each has been.
+    /// Tells of each feature whether it has been silent for long, from the positions for which it has been.
     fn is_silent<'a>(&'a self, silent: &'a [usize]) -> impl Iterator<Item = bool> + 'a {
         silent.iter().map(|&positions| positions >= self.options.silent_after)
     }

@@ -39,7 +39,7 @@ impl Document {
         &self.ids[self.learn_from..]
     }
 
-    /// How many positions it takes: one less than it has ids, and at most `window`.
+    /// The number of positions that it takes: one less than it has ids, and at most `window`.
     fn positions(&self, window: usize) -> usize {
         (self.ids.len() - 1).min(window)
     }
@@ -56,7 +56,7 @@ impl Document {
     }
 }
 
-/// What decides what a training batch holds, so that a resumed run sees the same data without saving any state for it.
+/// The numbers that decide what a training batch holds: a resumed run sees the same data without saving any state for it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Draw {
     pub(crate) seed: u64,

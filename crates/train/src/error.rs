@@ -36,7 +36,7 @@ pub enum TrainError {
     Vocabulary {
         /// The first such token.
         id: u32,
-        /// How many tokens the model has.
+        /// The number of tokens that the model has.
         vocab_size: usize,
     },
     /// A part of the data is too short for one window and the token after it.
@@ -102,7 +102,7 @@ pub enum TrainError {
     DamagedState {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The reason.
         reason: BoxError,
     },
     /// A file of metrics cannot be read or written.

@@ -1,5 +1,6 @@
-//! What the ranks of a training run exchange, and who keeps what (`ZeRO` stage 1, Rajbhandari et al. 2020): the gradients of
-//! each rank's share of the numbers go to that rank, which sums them and steps the optimizer, and the new weights go back.
+//! The exchanges of a training run's ranks, which share out the optimizer's state (`ZeRO` stage 1, Rajbhandari et al.
+//! 2020): the gradients of each rank's share of the numbers go to that rank, which sums them and steps the optimizer, and
+//! the new weights go back.
 //!
 //! The variables lie one after the other in name order, and every rank's share is an equally long stretch of them. A share
 //! begins at a variable, or at a multiple of the chunks over which squares are summed, so that the bits of the norm of all
@@ -17,12 +18,12 @@ use std::sync::Arc;
 /// Numbers that a rank sends or receives at a time: 25 MB of f32.
 const BUCKET: usize = 25_000_000 / size_of::<f32>();
 
-/// Which rank keeps which numbers.
+/// The shares of numbers that the ranks keep.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Shares {
-    /// Where each rank's share begins, and the end of the last.
+    /// The start of each rank's share, and the end of the last.
     bounds: Vec<usize>,
-    /// Where each variable begins, and the end of the last.
+    /// The start of each variable, and the end of the last.
     starts: Vec<usize>,
     chunk: usize,
 }
@@ -96,12 +97,12 @@ impl Shares {
         self.starts.windows(2).map(|pair| pair[1] - pair[0])
     }
 
-    /// How many numbers a rank has.
+    /// The length of a rank's share.
     fn length(&self, rank: usize) -> usize {
         self.bounds[rank + 1] - self.bounds[rank]
     }
 
-    /// How many numbers the largest share has.
+    /// The length of the largest share.
     fn largest(&self) -> usize {
         (0..self.bounds.len() - 1).map(|rank| self.length(rank)).max().unwrap_or(0)
     }
@@ -147,7 +148,7 @@ impl Shares {
 pub(crate) struct Exchange {
     pub(crate) group: Arc<dyn Group>,
     shares: Shares,
-    /// Where the variables are, and with them a rank's sums and moments.
+    /// The device of the variables, and of a rank's sums and moments.
     device: Device,
 }
 

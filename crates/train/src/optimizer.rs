@@ -37,7 +37,7 @@ pub struct AdamW {
     slots: Vec<Slot>,
 }
 
-/// What belongs to a variable, or to a piece of one.
+/// The optimizer's state for a variable, or for a piece of one.
 #[derive(Debug)]
 pub(crate) struct Slot {
     name: String,
@@ -164,12 +164,12 @@ impl AdamW {
     }
 }
 
-/// How far a step goes.
+/// The numbers that decide how far a step goes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ScaledStep {
     /// The learning rate.
     pub(crate) lr: f64,
-    /// What gradients are multiplied by: 1 / the number of summed batches.
+    /// The factor of the gradients: 1 / the number of summed batches.
     pub(crate) scale: f64,
     /// The norm of all scaled gradients together, other optimizers' among them.
     pub(crate) norm: f64,

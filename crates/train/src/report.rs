@@ -1,4 +1,4 @@
-//! What a run reports: the events that its callback hears, and a line for each of them in a file of metrics.
+//! The reports of a run: the events that its callback hears, and a line for each of them in a file of metrics.
 
 use crate::error::{BoxError, Result, TrainError};
 use gpt2_files::{atomic, read_text};
@@ -55,7 +55,7 @@ struct Row {
     grad_norm: f64,
 }
 
-/// How lines are written.
+/// The format of the lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MetricsFormat {
@@ -86,7 +86,7 @@ pub const METRICS_HEADER: &str = "step,loss,val_loss,lr,grad_norm";
 #[derive(Debug)]
 pub struct Metrics {
     path: PathBuf,
-    /// What to write before the first new line: the header, and the lines of the steps already done.
+    /// The text before the first new line: the header, and the lines of the steps already done.
     kept: String,
     file: Option<File>,
     format: MetricsFormat,

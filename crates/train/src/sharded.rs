@@ -83,7 +83,7 @@ fn optimizer(exchange: &Exchange, variables: &[(String, Var)], params: AdamWPara
     Ok(AdamW::from_slots(exchange.own().into_iter().map(slot).collect::<Result<_>>()?, params))
 }
 
-/// What must be the same on every rank whatever it trains, for the result to be that of one process.
+/// Lists the facts that must be the same on every rank for the result to be that of one process, whatever is trained.
 pub(crate) fn facts_of_program() -> Vec<Fact> {
     let fact = |what: &str, value: String, remedy| Fact { what: what.into(), value, remedy };
     let version = env!("CARGO_PKG_VERSION").to_owned();

@@ -35,7 +35,7 @@ pub struct Trainer {
     window: usize,
     adam: ShardedAdamW,
     model: Gpt2LMHeadModel,
-    /// What is trained of the model, if not all of it.
+    /// The adapter that is trained, if the model itself is not.
     tuned: Option<Tuned>,
     schedule: CosineSchedule,
     history: History,

@@ -14,15 +14,15 @@ use std::io::{self, Write};
 /// The attention of a text, for JSON.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AttentionJson {
-    /// How it was made: the facts of a [`Provenance`](crate::Provenance). A null value leaves the field out.
+    /// The record of how it was made: the facts of a [`Provenance`](crate::Provenance). A null value leaves the field out.
     #[serde(skip_serializing_if = "Value::is_null")]
     pub provenance: Value,
     /// The S tokens that queries can attend to, as they are in the text.
     pub tokens: Vec<String>,
-    /// What the run found.
+    /// The run's results.
     #[serde(flatten)]
     pub run: RunJson,
-    /// The same of a run without interventions, if the two are compared.
+    /// The results of a run without interventions, if the two are compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plain: Option<RunJson>,
 }
@@ -65,10 +65,10 @@ pub struct LayerJson {
 pub struct HeadJson {
     /// The index of the head, from 0.
     pub head: usize,
-    /// Where it looks most, in the words of the terminal. The field is left out if nobody has looked.
+    /// Its kind, in the words of the terminal. The field is left out if the kind is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<Focus>,
-    /// What became of its output, if the run does not use it: "ablated". The field is left out if it does.
+    /// The reason why the run does not use its output, such as "ablated". The field is left out if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub silenced: Option<&'static str>,
     /// The head in five numbers, and `uniform`: the value that `on_self`, `on_previous` and `on_first` would

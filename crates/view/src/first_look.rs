@@ -12,7 +12,7 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-/// How many links to show.
+/// The number of links to show.
 const LINKS: usize = 5;
 /// The most columns that a key takes in the heat map.
 const CELL: usize = 4;
@@ -142,7 +142,7 @@ impl FirstLook {
         &self.links
     }
 
-    /// Where a head looks, besides what its summary says.
+    /// A head's shares of weight that its summary lacks.
     #[must_use]
     pub fn looks(&self, layer: usize, head: usize) -> Looks {
         self.looks.get(&(layer, head)).copied().unwrap_or(Looks::NONE)
@@ -229,8 +229,8 @@ impl FirstLook {
     }
 }
 
-/// How focused a head is: the mean over the queries of the largest weight that is neither on the query's own token nor on
-/// the first. `None` if no query has another key, or if a weight is NaN.
+/// Measures how focused a head is: the mean over the queries of the largest weight that is neither on the query's own
+/// token nor on the first. `None` if no query has another key, or if a weight is NaN.
 pub(crate) fn reach(rows: &[Vec<f32>]) -> Option<f32> {
     let most = |most: f32, &w: &f32| if most.is_nan() || w.is_nan() { f32::NAN } else { most.max(w) };
     let mut largest = vec![];

@@ -10,7 +10,7 @@ use std::fmt;
 /// It is below one half, because the first token soaks up part of every head's weight.
 pub const FOCUS_THRESHOLD: f32 = 0.3;
 
-/// Where a head looks most.
+/// A head's kind: the tokens that it looks at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -23,7 +23,7 @@ pub enum Focus {
     First,
     /// Earlier copies of the query's token.
     Duplicate,
-    /// What followed earlier copies of the query's token.
+    /// The tokens after earlier copies of the query's token.
     Induction,
     /// Punctuation and line ends (Clark et al. 2019, "What Does BERT Look at?").
     Marks,
@@ -49,7 +49,7 @@ impl Focus {
         Self::Spread,
     ];
 
-    /// What it looks at, in three words.
+    /// The tokens that it looks at, in three words.
     #[must_use]
     pub fn meaning(self) -> &'static str {
         match self {
@@ -87,7 +87,7 @@ impl fmt::Display for Focus {
 pub struct Share {
     /// The mean weight, 0 to 1.
     pub weight: f32,
-    /// The same of uniform attention, 0 to 1.
+    /// The mean weight if attention were uniform, 0 to 1.
     pub uniform: f32,
 }
 
@@ -103,8 +103,8 @@ impl Share {
     }
 }
 
-/// Where a head looks besides the token itself and the first, which have kinds of their own. Only what is recent includes
-/// the token before.
+/// A head's shares of weight besides those on the token itself and on the first, which have kinds of their own. Only
+/// `recent` includes the token before.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Looks {
@@ -120,9 +120,9 @@ pub struct Looks {
     pub evenness: f32,
 }
 
-/// How near to uniform attention a head is whose kind is [`Focus::Even`].
+/// The least evenness of a head whose kind is [`Focus::Even`]; uniform attention has 1.
 const EVEN: f32 = 0.85;
-/// How many tokens before the query are recent.
+/// The number of tokens before the query that count as recent.
 const RECENT: usize = 4;
 
 impl Looks {
@@ -161,7 +161,7 @@ impl Looks {
     }
 }
 
-/// What the kinds of heads need to know of a text.
+/// A text's copies of tokens and its punctuation, from which heads get their kinds.
 #[derive(Debug)]
 pub(crate) struct Places {
     /// The positions of the earlier copies of each token.

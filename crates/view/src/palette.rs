@@ -38,10 +38,10 @@ const SIGNED: [Rgb; 11] = [
 /// scale are uneven and repeat.
 const CUBE: [u8; 8] = [53, 54, 24, 30, 36, 77, 148, 226];
 
-/// Where a weight lies on the color scale, 0 to 1; `None` for NaN.
+/// A weight's place on the color scale, 0 to 1; `None` for NaN.
 ///
-/// This is the square root, because most weights of a long text are far below a tenth: on an even scale they
-/// would all have the same dark purple.
+/// The place is the square root of the weight, because most weights of a long text are far below a tenth: on an even
+/// scale they would all have the same dark purple.
 pub(crate) fn level(weight: f32) -> Option<f32> {
     (!weight.is_nan()).then(|| weight.clamp(0.0, 1.0).sqrt())
 }

@@ -1,4 +1,4 @@
-//! How a file was made: a line for people, facts for programs.
+//! The record of how a file was made: a line for people, facts for programs.
 
 use crate::text::visible_text;
 use serde_json::Value;
@@ -6,8 +6,8 @@ use serde_json::Value;
 /// This program, in the metadata of pictures.
 pub(crate) const SOFTWARE: &str = concat!("gpt2 ", env!("CARGO_PKG_VERSION"));
 
-/// How the numbers in a file were made. This crate knows no model: it only copies what the caller gives it into each
-/// file.
+/// The record of how the numbers in a file were made. This crate knows no model: it only copies what the caller gives it
+/// into each file.
 ///
 /// It trusts neither part: the caption is always shown as [`visible_text`], and the facts are always
 /// data, never markup.

@@ -13,7 +13,7 @@ impl Silenced {
         self.0.insert((layer, head), how);
     }
 
-    /// What became of a head; `None` if the run uses its output.
+    /// The reason why the run does not use a head's output, such as "ablated"; `None` if it does.
     #[must_use]
     pub fn how(&self, layer: usize, head: usize) -> Option<&'static str> {
         self.0.get(&(layer, head)).copied()

@@ -19,7 +19,7 @@ use serde::Serialize;
 pub struct HeadSummary {
     /// Shannon entropy of a query's weights in nats: 0 for one token, `ln n` for n equal weights.
     pub entropy: f32,
-    /// How far back a query looks, in tokens: the sum over keys of weight times distance.
+    /// The mean distance that a query looks back, in tokens: the sum over keys of weight times distance.
     pub mean_distance: f32,
     /// The weight on the query's own token.
     pub on_self: f32,

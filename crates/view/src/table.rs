@@ -111,7 +111,7 @@ pub struct HeadRow {
     pub summary: HeadSummary,
     /// Its kind.
     pub focus: Focus,
-    /// What became of its output, if the run does not use it: "ablated".
+    /// The reason why the run does not use its output, such as "ablated"; `None` if it does.
     pub silenced: Option<&'static str>,
 }
 

@@ -52,25 +52,25 @@ impl Default for Style {
 }
 
 impl Style {
-    /// The same with other colors.
+    /// Sets the colors.
     #[must_use]
     pub fn with_color(self, color: Color) -> Self {
         Self { color, ..self }
     }
 
-    /// The same for a terminal of `width` columns.
+    /// Sets the width of the terminal, in columns.
     #[must_use]
     pub fn with_width(self, width: usize) -> Self {
         Self { width, ..self }
     }
 
-    /// The same with at most `max_rows` rows of tokens in a heat map.
+    /// Limits a heat map to `max_rows` rows of tokens.
     #[must_use]
     pub fn with_max_rows(self, max_rows: usize) -> Self {
         Self { max_rows, ..self }
     }
 
-    /// The same with at most `max_cell` columns for each key of a heat map.
+    /// Limits each key of a heat map to `max_cell` columns.
     #[must_use]
     pub fn with_max_cell(self, max_cell: usize) -> Self {
         Self { max_cell: Some(max_cell), ..self }

@@ -38,8 +38,8 @@ pub fn visible_text(text: &str) -> String {
 /// Text for reading on a terminal: line ends and tabs stay, and so does everything that only changes how letters look, such
 /// as the joiners of emoji.
 ///
-/// What a terminal would act upon becomes visible, as in [`visible_text`]: all other control characters (`␛` for escape, `␍`
-/// for carriage return, `\u{9b}` for a C1 control), and the embeddings, overrides and isolates that reorder a line.
+/// Characters that a terminal would act upon become visible, as in [`visible_text`]: all other control characters (`␛` for
+/// escape, `␍` for carriage return, `\u{9b}` for a C1 control), and the embeddings, overrides and isolates that reorder a line.
 #[must_use]
 pub fn visible_lines(text: &str) -> String {
     let mut out = String::with_capacity(text.len());

@@ -1,5 +1,4 @@
-//! Which model a name means, whether the Hub gives it, and the way there: folders and names, tokens, revisions and
-//! proxies.
+//! Access to a model by its name: folders and names, tokens, revisions and proxies.
 
 use super::{At, COMMIT, FORWARD, Fault, MODEL, Result, Run, Setup};
 use crate::copy_demo;

@@ -117,7 +117,7 @@ impl Setup {
         self.repo().join("blobs").join(hash)
     }
 
-    /// Where a file's content is: its blob, or the file itself where there are no links.
+    /// The path of a file's content: its blob, or the file itself where there are no links.
     fn content(&self, name: &str, hash: &str) -> PathBuf {
         let pointer = self.pointer(name);
         if pointer.is_symlink() { self.blob(hash) } else { pointer }

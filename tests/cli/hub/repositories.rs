@@ -1,4 +1,4 @@
-//! What a repository may hold beside a model in one file: shards, pickles, a GGUF file, an adapter; and `gpt2 inspect`,
+//! Repositories with something else than a model in one file: shards, pickles, a GGUF file, an adapter; and `gpt2 inspect`,
 //! which reads headers alone.
 
 use super::server::content::{git_sha1_of, sha256_of};

@@ -11,7 +11,7 @@ use gpt2_model::hooks::{
 use gpt2_model::{ForwardArgs, Generation, Gpt2LMHeadModel, KvCache, MeanOver, Sampling};
 use std::collections::HashMap;
 
-/// The same as in `parity`.
+/// The tolerance of `parity`.
 const TOLERANCE: f64 = 3e-5;
 
 pub(crate) fn expected() -> Result<HashMap<String, Tensor>> {
@@ -362,7 +362,7 @@ fn the_shortest_texts_are_patched_by_position() -> Result {
     Ok(())
 }
 
-/// What silences a head hides what it attends to; what does not silence it, does not hide it.
+/// An intervention hides what a head attends to if it silences the head, and only then.
 #[test]
 fn a_silenced_head_may_attend_to_anything() -> Result {
     let t = 7;

@@ -162,7 +162,7 @@ fn a_value_of_another_shape_is_refused_with_the_point() -> Result {
     Ok(())
 }
 
-/// What is computed from a value that was put back is what the fused code computes, with dropout and without.
+/// A pass in which a hook puts a value back computes the same as the fused code, with dropout and without.
 #[test]
 fn every_value_that_is_put_back_changes_nothing() -> Result {
     let model = random_model(3, 8, 40)?;

@@ -35,7 +35,7 @@ type AllToAll = unsafe extern "C" fn(
     Handle,
 ) -> c_int;
 
-/// What a library's constants are.
+/// The constants of a library.
 #[derive(Debug, Clone, Copy)]
 struct Constants {
     world: Handle,
@@ -45,7 +45,7 @@ struct Constants {
     funneled: c_int,
 }
 
-/// What the versions of MPICH, and of all that keep to its ABI, contain.
+/// The names by which the version texts of MPICH, and of all that keep to its ABI, are recognized.
 const OF_MPICH: [&str; 4] = ["MPICH", "Intel(R) MPI", "MVAPICH", "CRAY"];
 const MPICH: Constants = Constants { world: 0x4400_0000, byte: 0x4c00_010d, ignore: 1, funneled: 1 };
 /// The ABI that MPI 5 fixes for all.

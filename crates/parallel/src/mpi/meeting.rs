@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 /// The tags of the two messages.
 const HERE: c_int = 1;
 const GO: c_int = 2;
-/// How often to look before sleeping, and the longest sleep.
+/// The number of looks before the first sleep.
 const LOOKS: u32 = 2000;
+/// The longest sleep between two looks.
 const LONGEST_SLEEP: Duration = Duration::from_micros(500);
 
-/// What the ranks meet for.
+/// The exchange that the ranks meet for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Doing {
     Broadcast = 1,
@@ -40,7 +41,7 @@ impl Doing {
 /// The upper byte of a message is what to do, the others are a number.
 const NUMBER: u64 = (1 << 56) - 1;
 
-/// How long all others wait where rank 0 waits for `limit`: it knows who is missing, and should say so first.
+/// The time that all others wait where rank 0 waits for `limit`: it knows who is missing, and should say so first.
 pub(super) fn patience(limit: Duration) -> Duration {
     limit.saturating_add(limit / 2).saturating_add(Duration::from_secs(2))
 }
@@ -51,7 +52,7 @@ pub(super) struct Member {
     pub(super) calls: Calls,
     pub(super) rank: usize,
     pub(super) size: usize,
-    /// How long to wait for another rank.
+    /// The longest wait for another rank.
     pub(super) limit: Duration,
 }
 
@@ -127,10 +128,10 @@ fn waited(limit: Duration, mut ask: impl FnMut() -> Result<bool>) -> Result<bool
     Ok(true)
 }
 
-/// What the thread in a transfer and the one that watches share.
+/// The state that the thread in a transfer shares with the one that watches it.
 #[derive(Debug, Default)]
 struct Watched {
-    /// How long the present transfer has taken, and what it is.
+    /// The time that the present transfer has taken, and its name.
     since: Option<(Duration, &'static str)>,
     is_over: bool,
 }

@@ -101,7 +101,7 @@ fn turns(lengths: &[usize], turn: usize, most: usize) -> Vec<usize> {
     lengths.iter().map(|length| length.saturating_sub(turn * most).min(most)).collect()
 }
 
-/// Where each of the parts begins that lie one after the other.
+/// The start of each part, where all parts lie one after the other.
 fn starts(lengths: &[usize]) -> Vec<usize> {
     let sum = |end: &mut usize, length: &usize| {
         *end += length;

@@ -1,6 +1,6 @@
-//! What a batch says, and how that travels between ranks.
+//! The results of a batch, and the bytes in which they travel between ranks.
 
-/// What a batch says, before a step changes anything.
+/// The results of a batch, before a step changes anything.
 pub(super) struct OfBatch {
     pub(super) positions: usize,
     pub(super) unexplained: f32,

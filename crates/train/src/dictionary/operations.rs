@@ -5,9 +5,10 @@ use gpt2_model::linear::{Epilogue, Weight, WeightLayout};
 use rand::seq::index::sample;
 use rand_chacha::ChaCha8Rng;
 
-/// How far from its threshold a sum teaches it (Rajamanoharan et al.'s ε, for values of norm √d).
+/// The width of the interval around a threshold in which sums teach it (Rajamanoharan et al.'s ε, for values of norm
+/// √d).
 const BANDWIDTH: f64 = 0.05;
-/// How much faster than the other numbers the logarithms of thresholds learn.
+/// The logarithms of thresholds learn so many times faster than the other numbers.
 pub(super) const THRESHOLD_LR_FACTOR: f64 = 10.0;
 
 /// `max(pre, 0)` of the features that fire, and how many fire at a position. Thresholds learn from the sums that are within the

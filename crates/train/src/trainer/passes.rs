@@ -1,7 +1,7 @@
 //! The passes through the model that a step and a validation need, shared out over the ranks.
 //!
-//! What a batch holds and what dropout drops depend on the batch's number alone, so any rank can compute any batch. The
-//! ranks add losses and gradients in the order of the batches: the bits do not depend on the number of ranks.
+//! A batch's text and the numbers that dropout drops depend on the batch's number alone, so any rank can compute any batch.
+//! The ranks add losses and gradients in the order of the batches: the bits do not depend on the number of ranks.
 
 use super::{ADAPTER, Trainer, Tuned};
 use crate::data::Repeats;
@@ -55,7 +55,7 @@ impl Trainer {
         Err(TrainError::Loss { step, loss: mean, inputs: self.batch(number)?.input_ids })
     }
 
-    /// What a batch holds.
+    /// Draws the text of a batch.
     fn batch(&self, number: u64) -> Result<TrainingBatch> {
         let TrainOptions { seed, batch, repeat_fraction: fraction, .. } = self.settings.options;
         let repeats = Repeats { fraction, vocab_size: self.model.config().vocab_size };
@@ -87,7 +87,7 @@ impl Trainer {
     /// call it together.
     ///
     /// # Errors
-    /// As for [`validation_loss`](Self::validation_loss), and errors from the hooks.
+    /// Same as [`validation_loss`](Self::validation_loss), and errors from the hooks.
     pub fn validation_loss_under(&self, hooks: &dyn Hooks) -> Result<f64> {
         self.loss_under(Some(hooks))
     }

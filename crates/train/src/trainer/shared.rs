@@ -31,7 +31,7 @@ impl Trainer {
         Ok(self)
     }
 
-    /// What must be the same on every rank for the result to be that of one process.
+    /// Lists the facts that must be the same on every rank for the result to be that of one process.
     fn facts(&self) -> Result<Vec<Fact>> {
         let device = match self.device.location() {
             DeviceLocation::Cpu => "cpu",

@@ -25,7 +25,7 @@ pub(super) const COARSE: [u16; 3] = [254, 126, 62];
 pub(super) struct Codes {
     /// The code of weight 1.
     pub(super) levels: u16,
-    /// How many keys the first query sees; each sees one more than the one before.
+    /// The number of keys that the first query sees; each query sees one more than the one before.
     first: usize,
     /// Whether the bytes of the codes are compressed: by deflate, with zlib's header and checksum.
     packed: bool,

@@ -1,4 +1,5 @@
-//! What a page can show beside weights: numbers of heads, the lens, further maps, value norms, queries and keys.
+//! Writes a page's other data: predictions, numbers of heads, the lens, features, circuits, further maps, value norms,
+//! queries and keys.
 
 use super::codes::encode;
 use super::{HeadNumbers, NextToken, OfRun, PageWriter};

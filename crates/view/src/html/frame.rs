@@ -45,7 +45,7 @@ pub(super) fn write_frame(out: &mut impl Write, policy: &str, style: &str, bar: 
     Ok(out.write_all(head.replace("{{bar}}", bar).as_bytes())?)
 }
 
-/// What follows the data.
+/// Writes the frame's part after the data, with the script.
 pub(super) fn write_end(out: &mut impl Write, script: &str) -> Result<()> {
     out.write_all(between("{{data}}", "{{script}}").as_bytes())?;
     out.write_all(script.as_bytes())?;

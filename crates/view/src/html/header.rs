@@ -1,11 +1,11 @@
-//! What a caller says of a page: its title, its text and its runs; predictions, and numbers of heads.
+//! A page's header, and the types of its data: predictions, and numbers of heads.
 
 use crate::provenance::Provenance;
 use crate::silenced::Silenced;
 use crate::text::visible_token;
 use serde::Serialize;
 
-/// What a page is about: start with [`PageHeader::new`] and change the fields that differ.
+/// The title, text and runs of a page: start with [`PageHeader::new`] and change the fields that differ.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct PageHeader<'a> {
@@ -15,25 +15,25 @@ pub struct PageHeader<'a> {
     pub tokens: &'a [String],
     /// T, the number of queries: they are the last tokens.
     pub queries: usize,
-    /// How many heads will be written, in all layers together; each run has the same number.
+    /// The number of heads to write, in all layers together; each run has the same number.
     pub heads: usize,
-    /// Their ids: tokens with the same id are copies of each other, by which heads are told apart into kinds. Without ids,
-    /// those with the same text are.
+    /// The tokens' ids: tokens with the same id are copies of each other, by which heads are told apart into kinds. Without
+    /// ids, those with the same text are.
     pub ids: &'a [u32],
     /// K, to keep only the K largest weights of each row (see [`keep_largest`](crate::keep_largest)); the page then shows no number for the
     /// others.
     pub top: Option<usize>,
     /// The names of the two runs that the page compares, such as "clean" and "ablate 3.7"; none for a single run.
     pub runs: &'a [&'a str],
-    /// How many of the tokens are the prompt, if the model wrote the others one by one. The page then has a slider
-    /// over the steps.
+    /// The number of tokens in the prompt, if the model wrote the others one by one. The page then has a slider over the
+    /// steps.
     pub prompt: Option<usize>,
     /// The token that came after the last query, if the text goes on: a generated text's last token, which the model never
     /// reads.
     pub next: Option<&'a str>,
     /// The heads whose output the last run does not use.
     pub silenced: Silenced,
-    /// How it was made: the caption goes below the title, the facts into `provenance` in the header's JSON.
+    /// The page's origin: the caption goes below the title, the facts into `provenance` in the header's JSON.
     pub provenance: &'a Provenance,
 }
 

@@ -48,8 +48,9 @@ pub struct PageWriter<W> {
     is_whole: bool,
     queries: usize,
     keys: usize,
-    /// How many heads each run has, and the layers and heads of each run so far.
+    /// The number of heads in each run.
     announced: usize,
+    /// The layers and heads that each run has so far.
     written: Vec<Vec<(usize, usize)>>,
     /// The names of each run's maps beside its heads, as the page shows them.
     maps: Vec<Vec<String>>,
@@ -125,7 +126,7 @@ impl<W: Write> PageWriter<W> {
     /// shows it. Weights are not compressed, so that they are drawn at once.
     ///
     /// # Errors
-    /// As those of [`new`](Self::new).
+    /// Same as [`new`](Self::new).
     pub fn data(out: W, header: &PageHeader) -> Result<Self> {
         Self::begin(out, header, false)
     }
@@ -208,7 +209,7 @@ impl<W: Write> PageWriter<W> {
     /// Writes heads of one layer of run 0 or 1, in any order: both runs must have the same heads in the end.
     ///
     /// # Shapes
-    /// Those of [`layer`](Self::layer)
+    /// Same as [`layer`](Self::layer)
     ///
     /// # Errors
     /// When [`layer`](Self::layer) fails, and when there is no such run.
@@ -331,7 +332,7 @@ impl<W: Write> PageWriter<W> {
         self.room / self.left().max(1) * 7 / 5
     }
 
-    /// How many heads are still to be written, in all runs.
+    /// The number of heads that are still to be written, in all runs.
     fn left(&self) -> usize {
         self.written.iter().map(|run| self.announced - run.len()).sum()
     }

@@ -1,5 +1,5 @@
-//! What the page works out from the heads that it writes: their kinds, how much they change from one run to the other, and
-//! the head that it opens on.
+//! Studies the heads of a page while it is written: finds their kinds, how much they change from one run to the other, and
+//! the head that the page opens on.
 
 use super::codes::{Codes, Number};
 use crate::first_look::reach;
@@ -36,7 +36,7 @@ struct Focused {
     reach: f32,
 }
 
-/// What a head's weights say of it.
+/// A head's kind, and how focused it is.
 pub(super) struct Studied {
     pub(super) focus: Focus,
     reach: Option<f32>,
@@ -49,7 +49,7 @@ impl Study {
         Self { places, silenced, last_run: runs - 1, top, most_focused: None, alone, changes, largest: 0.0 }
     }
 
-    /// What became of a head's output in a run that does not use it.
+    /// The reason why a run does not use a head's output, such as "ablated".
     pub(super) fn silenced(&self, run: usize, (layer, head): Name) -> Option<&'static str> {
         self.silenced.how(layer, head).filter(|_| run == self.last_run)
     }
@@ -78,7 +78,7 @@ impl Study {
         Ok(())
     }
 
-    /// How much each head changes at least; see [`least_distance`].
+    /// A lower bound of each head's change; see [`least_distance`].
     pub(super) fn changes(&self) -> BTreeMap<String, f64> {
         self.changes.iter().map(|((layer, head), change)| (format!("{layer}.{head}"), *change)).collect()
     }
@@ -111,8 +111,8 @@ fn largest_change(a: &Codes, b: &Codes) -> Result<f64> {
     Ok(pairs.fold(0.0, |most: f64, (x, y)| most.max((x.value - y.value).abs())))
 }
 
-/// How far two maps differ at least: the mean over the queries of the total variation distance, half the sum of |a - b|.
-/// Each difference counts less its errors, since those of a whole row would add up to a change of their own.
+/// A lower bound of the distance between two maps: the mean over the queries of the total variation distance, half the sum
+/// of |a - b|. Each difference counts less its errors, since those of a whole row would add up to a change of their own.
 fn least_distance(a: &Codes, b: &Codes, top: Option<usize>) -> Result<f64> {
     let a = a.rows()?;
     let b = b.rows()?;

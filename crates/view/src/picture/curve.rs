@@ -90,7 +90,7 @@ fn body(training: &[(u64, f32)], validation: &[(u64, f32)]) -> Result<Scene> {
     Ok(scene)
 }
 
-/// Where steps and losses lie.
+/// The axes: the ranges of steps and losses.
 struct Chart {
     steps: Range<f64>,
     losses: Range<f64>,
@@ -153,7 +153,7 @@ impl Chart {
         room
     }
 
-    /// What the colors mean, in the corner in which it hides the least: on the right if losses fall.
+    /// Draws the key of the colors in the corner in which it hides the least: on the right if losses fall.
     fn key(scene: &mut Scene, entries: &[(&str, Rgb)], points: &[(f32, f32)], label: Option<Room>) {
         let widest = entries.iter().map(|(name, _)| scene.letters.width(name, NAME.size)).fold(0.0, f32::max);
         let width = (widest + 62.0).ceil();
@@ -243,7 +243,7 @@ mod tests {
         Frame::new(PictureFormat::Png, title, &nothing).scene(1, |_, _| body(training, validation))
     }
 
-    /// How many pixels have this color.
+    /// The number of pixels of this color.
     fn count(file: &[u8], color: Rgb) -> usize {
         let picture = decode(file);
         assert!(picture.width == 1200 && picture.height >= 620);

@@ -23,7 +23,7 @@ pub enum PictureFormat {
     Png,
     /// Shapes and text that can be searched and edited, for browsers and drawing programs.
     Svg,
-    /// The same on one page, with its font, for print and LaTeX.
+    /// Shapes and text on one page, with its font, for print and LaTeX.
     Pdf,
 }
 

@@ -1,4 +1,4 @@
-//! What all kinds of pictures share: the file's format, a title, a width, and what made them.
+//! The frame that all kinds of pictures share: the file's format, a title, a width, and what made them.
 
 use super::format::PictureFormat;
 use super::heading::Heading;
@@ -109,7 +109,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// How wide a picture is. The height follows from what it shows.
+/// The width of a picture. The height follows from what it shows.
 ///
 /// A width in cm, mm, in or pt is for print: labels have 7 points, and a PNG 300 dots an inch. One in px is for a screen, with
 /// labels of 14 pixels.
@@ -129,7 +129,7 @@ pub struct PictureWidth {
 }
 
 impl PictureWidth {
-    /// What the letters are laid out for, with sizes that suit a screen.
+    /// The width for which the letters are laid out, with sizes that suit a screen.
     fn layout(self) -> f32 {
         if self.is_print { self.pixels / PRINT_SCALE } else { self.pixels }
     }

@@ -23,7 +23,7 @@ const LINES: (f32, f32) = (0.6, 5.0);
 /// A node of a [`Graph`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
-    /// What to write on it.
+    /// The text on it.
     pub label: String,
     /// Its column, from the left.
     pub column: f32,
@@ -38,9 +38,9 @@ pub struct Link {
     pub from: usize,
     /// The node where it ends.
     pub to: usize,
-    /// Where on that node: -1 is its left end, 1 its right end.
+    /// The place on that node: -1 is its left end, 1 its right end.
     pub side: f32,
-    /// How thick it is, and by its sign in which color.
+    /// Decides how thick the line is, and by its sign the color.
     pub weight: f64,
 }
 
@@ -68,7 +68,7 @@ pub struct Graph<'a> {
     pub nodes: Vec<Node>,
     /// The lines, by the places of their nodes.
     pub links: Vec<Link>,
-    /// What the lines mean, a line of text each.
+    /// Explains the lines, in a line of text each.
     pub key: &'a [&'a str],
 }
 

@@ -1,4 +1,4 @@
-//! What helps to read a picture: the labels of rows and columns, the color bar, and round numbers.
+//! Guides to a picture: the labels of rows and columns, the color bar, and round numbers.
 
 use super::letters::Letters;
 use super::scene::{Anchor, Cells, GREY, INK, NOT_A_NUMBER, Scene, Style};
@@ -82,12 +82,12 @@ impl Axis {
         }
     }
 
-    /// How far the labels reach to the left of their rows.
+    /// The room that the labels take to the left of their rows.
     pub(super) fn beside(&self) -> f32 {
         if self.labels.is_empty() { 0.0 } else { self.longest + self.gap }
     }
 
-    /// How far they reach above their columns.
+    /// The room that the labels take above their columns.
     pub(super) fn above(&self) -> f32 {
         if self.flat { (1.2 * self.style.size).ceil() + self.gap } else { self.beside() }
     }
@@ -130,9 +130,9 @@ const TALLEST: f32 = 400.0;
 /// A line of text.
 const LINE: f32 = 18.0;
 
-/// What the colors of a heat map mean: a bar with numbers and a name, to the right of the map.
+/// Explains the colors of a heat map: a bar with numbers and a name, to the right of the map.
 pub(super) struct ColorBar<'a> {
-    /// What the numbers are.
+    /// The name of the numbers.
     pub(super) name: String,
     /// The level on the scale of each number, 0 to 1; where two have no room, the first of them counts.
     pub(super) numbers: Vec<(f32, String)>,

@@ -39,12 +39,12 @@ pub fn head_picture(frame: &Frame, weights: &Tensor, queries: &[String], keys: &
 /// `rollout` (T, T), `tokens` T tokens -> the bytes of a file
 ///
 /// # Errors
-/// As for [`head_picture`].
+/// Same as [`head_picture`].
 pub fn rollout_picture(frame: &Frame, rollout: &Tensor, tokens: &[String]) -> Result<Vec<u8>> {
     frame.write(1, |_, room| body(room, &OF_ROLLOUT, rollout, tokens, tokens))
 }
 
-/// What rows, columns and colors are.
+/// The names of rows, columns and colors.
 struct Words {
     rows: &'static str,
     columns: &'static str,

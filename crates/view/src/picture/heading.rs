@@ -54,7 +54,7 @@ impl Heading {
         self.width
     }
 
-    /// How much room it takes at the top.
+    /// The room that the heading takes at the top.
     pub(super) fn height(&self) -> f32 {
         self.lines().last().map_or(8.0, |(_, baseline, _)| baseline + 18.0)
     }

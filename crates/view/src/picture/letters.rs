@@ -7,7 +7,8 @@ use unicode_width::UnicodeWidthChar;
 /// The family's name for programs that have it installed.
 pub(super) const FAMILY: &str = "DejaVu Sans Condensed";
 
-/// How to draw and measure text. There is no kerning, so that every format and every viewer places letters alike.
+/// Measures text and gives the outlines of its letters. There is no kerning, so that every format and every
+/// viewer places letters alike.
 #[derive(Debug)]
 pub(super) struct Letters {
     font: FontRef<'static>,
@@ -18,7 +19,7 @@ pub(super) struct Letters {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Letter {
     pub(super) glyph: GlyphId,
-    /// How far the next one is, in ems.
+    /// The distance to the next letter, in ems.
     pub(super) advance: f32,
 }
 
@@ -79,7 +80,7 @@ impl Letters {
         text.chars().map(|c| self.letter(c).advance).sum::<f32>() * size
     }
 
-    /// How many bytes of `text` have room, without halving a letter and its marks.
+    /// The number of bytes of `text` that fit into `room`, without halving a letter and its marks.
     fn fitting(&self, text: &str, size: f32, room: f32) -> usize {
         let (mut width, mut end) = (0.0, 0);
         for (at, c) in text.char_indices() {

@@ -6,7 +6,7 @@ use super::guides::{
 };
 use super::letters::Letters;
 use super::scene::{Anchor, Cells, INK, NOT_A_NUMBER, Scene, Style, WHITE};
-use crate::palette::{diverging, wants_black};
+use crate::palette::{Rgb, diverging, wants_black};
 use crate::text::{visible_text, visible_token};
 use candle_core::{DType, Result, Tensor};
 
@@ -59,11 +59,11 @@ const PAD: f32 = 2.0;
 pub struct NumberMap<'a> {
     /// Above the map, to tell it from others in the picture; may be empty.
     pub name: &'a str,
-    /// What the rows are.
+    /// The rows' name.
     pub row_axis: &'a str,
-    /// What the columns are.
+    /// The columns' name.
     pub column_axis: &'a str,
-    /// What the numbers are, for the color bar.
+    /// The numbers' name, for the color bar.
     pub unit: &'a str,
     /// The rows' labels, from the top.
     pub rows: &'a [String],
@@ -100,6 +100,30 @@ impl NumberMap<'_> {
     }
 
     fn body(&self, values: &Tensor, room: Option<f32>) -> Result<Scene> {
+        let values = self.checked(values)?;
+        let letters = Letters::new()?;
+        let scale = Scale::new(self, &values);
+        let bar = ColorBar {
+            name: visible_text(self.unit),
+            numbers: scale.numbers(),
+            color: &|level| diverging(scale.start + (1.0 - scale.start) * level),
+            has_nan: scale.has_nan,
+        };
+        let layout = self.layout(&bar, &letters, room);
+        let mut scene = Scene::new(letters, layout.size, "")?;
+        self.draw_names(&mut scene, &layout);
+        let Layout { x, y, width, height, .. } = layout;
+        let colors = values.iter().map(|value| Some(scale.color(*value))).collect();
+        scene.cells(Cells { x, y, width, height, columns: self.columns.len(), colors });
+        layout.beside.draw_beside(&mut scene, (x, y));
+        layout.above.draw_above(&mut scene, (x, y));
+        bar.draw(&mut scene, (x + width, y), layout.high);
+        self.print_numbers(&mut scene, &values, &scale, &layout);
+        Ok(scene)
+    }
+
+    /// The numbers, row after row, if there is one for each pair of labels.
+    fn checked(&self, values: &Tensor) -> Result<Vec<f32>> {
         let rows = self.rows.len();
         let columns = self.columns.len();
         if values.dims() != [rows, columns] || rows * columns == 0 {
@@ -108,31 +132,19 @@ impl NumberMap<'_> {
                 values.dims()
             )
         }
-        let values: Vec<f32> = values.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
-        let finite = || values.iter().filter(|value| value.is_finite());
-        let largest = finite().map(|value| value.abs()).fold(0.0, f32::max);
-        let most = self.end.filter(|end| end.is_finite()).unwrap_or(largest);
-        // Without any number but 0, all scales are the same.
-        let most = if most > 0.0 { most } else { 1.0 };
-        let level = |value: f32| value / most;
+        values.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
+    }
 
-        let letters = Letters::new()?;
-        // Where the scale begins, as a share of its end.
-        let start = if self.from_zero { 0.0 } else { -1.0 };
-        let first = f64::from(start * most);
-        let last = f64::from(most);
-        let (marks, digits) = round_numbers(first, last, 6);
-        let number = |mark: f64| ((mark - first) / (last - first), axis_number(mark, digits));
-        #[allow(clippy::cast_possible_truncation)] // between 0 and 1
-        let numbers = marks.into_iter().map(number).map(|(level, text)| (level as f32, text)).collect();
-        let bar = ColorBar {
-            name: visible_text(self.unit),
-            numbers,
-            color: &|level| diverging(start + (1.0 - start) * level),
-            has_nan: finite().count() < values.len(),
-        };
+    /// The height of the map's name.
+    fn top(&self) -> f32 {
+        if self.name.is_empty() { 0.0 } else { NAME_ROOM }
+    }
+
+    fn layout(&self, bar: &ColorBar, letters: &Letters, room: Option<f32>) -> Layout {
+        let rows = self.rows.len();
+        let columns = self.columns.len();
         let axis = |labels: &[String], cell: f32| {
-            Axis::new(&letters, (labels.len(), cell), room, |i| i, |i| visible_token(&labels[i]))
+            Axis::new(letters, (labels.len(), cell), room, |i| i, |i| visible_token(&labels[i]))
         };
         let side = |n: usize, largest: usize| (LONGEST / n).clamp(1, largest) as f32;
         let widest = side(columns, WIDEST);
@@ -144,7 +156,7 @@ impl NumberMap<'_> {
         };
         let (beside, wide) = match room {
             Some(room) => {
-                let room = room - MARGIN - AXIS_ROOM - bar.room(&letters);
+                let room = room - MARGIN - AXIS_ROOM - bar.room(letters);
                 Axis::filling(room, columns, |wide| axis(self.rows, tall(wide)))
             }
             None => (axis(self.rows, tallest), widest),
@@ -153,45 +165,102 @@ impl NumberMap<'_> {
         let above = axis(self.columns, wide);
         let width = wide * columns as f32;
         let height = tall * rows as f32;
-        let top = if self.name.is_empty() { 0.0 } else { NAME_ROOM };
         let x = MARGIN + AXIS_ROOM + beside.beside();
-        let y = top + AXIS_ROOM + above.above();
-        let high = height.max(bar.least_height(&letters));
+        let y = self.top() + AXIS_ROOM + above.above();
+        let high = height.max(bar.least_height(letters));
         let least = if room.is_none() { NARROWEST } else { 0.0 };
-        let size = ((x + width + bar.room(&letters)).max(least), y + high + MARGIN);
-        let mut scene = Scene::new(letters, size, "")?;
+        let size = ((x + width + bar.room(letters)).max(least), y + high + MARGIN);
+        Layout { beside, above, wide, tall, x, y, width, height, high, size }
+    }
+
+    /// Draws the names of the map and of both axes.
+    fn draw_names(&self, scene: &mut Scene, layout: &Layout) {
         let fit =
             |text: &str, style: Style, room: f32| scene.letters.cut(&visible_text(text), style.size, room);
         let name = fit(self.name, NAME, scene.width - 2.0 * MARGIN);
         let across = fit(self.column_axis, AXIS_NAME, scene.width - 2.0 * MARGIN);
-        let down = fit(self.row_axis, AXIS_NAME, high);
+        let down = fit(self.row_axis, AXIS_NAME, layout.high);
         let half = scene.letters.width(&down, AXIS_NAME.size) / 2.0;
-        let from = x.min(scene.width - MARGIN - scene.letters.width(&across, AXIS_NAME.size));
+        let from = layout.x.min(scene.width - MARGIN - scene.letters.width(&across, AXIS_NAME.size));
         scene.text(name, (MARGIN, 24.0), NAME);
-        scene.text(across, (from, top + 16.0), AXIS_NAME);
+        scene.text(across, (from, self.top() + 16.0), AXIS_NAME);
         let upward = AXIS_NAME.upward().anchor(Anchor::Middle);
-        scene.text(down, (MARGIN + 14.0, y + (height / 2.0).max(half)), upward);
-
-        let color = |value: &f32| if value.is_finite() { diverging(level(*value)) } else { NOT_A_NUMBER };
-        let colors: Vec<_> = values.iter().map(color).collect();
-        let cells = colors.iter().copied().map(Some).collect();
-        scene.cells(Cells { x, y, width, height, columns, colors: cells });
-        beside.draw_beside(&mut scene, (x, y));
-        above.draw_above(&mut scene, (x, y));
-        bar.draw(&mut scene, (x + width, y), high);
-        let digits_of = if largest > 0.0 { largest } else { 1.0 };
-        if let Some((texts, size)) = printed(&values, digits_of, (wide, tall), &scene.letters) {
-            for (i, (text, background)) in texts.into_iter().zip(colors).enumerate() {
-                let ink = if wants_black(background) { INK } else { WHITE };
-                let style = Style::new(size, ink).anchor(Anchor::Middle);
-                let column = (i % columns) as f32;
-                let row = (i / columns) as f32;
-                let middle = (x + (column + 0.5) * wide, y + (row + 0.5) * tall + style.to_baseline());
-                scene.text(text, middle, style);
-            }
-        }
-        Ok(scene)
+        scene.text(down, (MARGIN + 14.0, layout.y + (layout.height / 2.0).max(half)), upward);
     }
+
+    /// Prints each number in its cell, if they have room.
+    fn print_numbers(&self, scene: &mut Scene, values: &[f32], scale: &Scale, layout: &Layout) {
+        let Layout { x, y, wide, tall, .. } = *layout;
+        let most = if scale.largest > 0.0 { scale.largest } else { 1.0 };
+        let Some((texts, size)) = printed(values, most, (wide, tall), &scene.letters) else { return };
+        let columns = self.columns.len();
+        for (i, (text, value)) in texts.into_iter().zip(values).enumerate() {
+            let ink = if wants_black(scale.color(*value)) { INK } else { WHITE };
+            let style = Style::new(size, ink).anchor(Anchor::Middle);
+            let column = (i % columns) as f32;
+            let row = (i / columns) as f32;
+            let middle = (x + (column + 0.5) * wide, y + (row + 0.5) * tall + style.to_baseline());
+            scene.text(text, middle, style);
+        }
+    }
+}
+
+/// The scale of the colors.
+struct Scale {
+    /// The number where the scale begins, as a share of its end.
+    start: f32,
+    end: f32,
+    /// The largest number, whatever its sign.
+    largest: f32,
+    has_nan: bool,
+}
+
+impl Scale {
+    fn new(map: &NumberMap, values: &[f32]) -> Self {
+        let finite = || values.iter().filter(|value| value.is_finite());
+        let largest = finite().map(|value| value.abs()).fold(0.0, f32::max);
+        let end = map.end.filter(|end| end.is_finite()).unwrap_or(largest);
+        // Without any number but 0, all scales are the same.
+        let end = if end > 0.0 { end } else { 1.0 };
+        let start = if map.from_zero { 0.0 } else { -1.0 };
+        Self { start, end, largest, has_nan: finite().count() < values.len() }
+    }
+
+    /// Round numbers for the color bar, each with its level on it.
+    fn numbers(&self) -> Vec<(f32, String)> {
+        let first = f64::from(self.start * self.end);
+        let last = f64::from(self.end);
+        let (marks, digits) = round_numbers(first, last, 6);
+        let number = |mark: f64| {
+            #[allow(clippy::cast_possible_truncation)] // between 0 and 1
+            let level = ((mark - first) / (last - first)) as f32;
+            (level, axis_number(mark, digits))
+        };
+        marks.into_iter().map(number).collect()
+    }
+
+    fn color(&self, value: f32) -> Rgb {
+        if value.is_finite() { diverging(value / self.end) } else { NOT_A_NUMBER }
+    }
+}
+
+/// The axes of a map, and the places of its parts.
+struct Layout {
+    beside: Axis,
+    above: Axis,
+    /// The sides of a cell.
+    wide: f32,
+    tall: f32,
+    /// The upper left corner of the cells.
+    x: f32,
+    y: f32,
+    /// The sides of all cells together.
+    width: f32,
+    height: f32,
+    /// The height of the cells with the color bar beside them.
+    high: f32,
+    /// The size of the picture.
+    size: (f32, f32),
 }
 
 /// The numbers as they are printed in cells of this size, and the size of the letters; `None` if there is no room for
@@ -227,7 +296,6 @@ fn in_cell(value: f32, digits: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::palette::Rgb;
     use crate::picture::PictureFormat;
     use crate::picture::png::tests::{decode, provenance};
     use crate::picture::png::whole;

@@ -14,7 +14,7 @@ use png::{BitDepth, ColorType, Encoder, PixelDimensions, Unit};
 use serde_json::Value;
 use std::f32::consts::TAU;
 
-/// How many lines a circle has.
+/// The number of lines that stand for a circle.
 const CORNERS: usize = 32;
 
 pub(super) fn write(scene: &Scene, provenance: &Provenance) -> Result<Vec<u8>> {
@@ -284,7 +284,7 @@ fn outlines(text: &Text, letters: &Letters) -> Vec<Vec<Point>> {
     outlines
 }
 
-/// Where a curve begins, and points along the rest of it.
+/// Turns a curve into its first point and points along the rest of it.
 fn flatten(curve: &OutlineCurve) -> (Point, Vec<Point>) {
     let mix = |a: Point, b: Point, t: f32| point(a.x + (b.x - a.x) * t, a.y + (b.y - a.y) * t);
     let steps = [0.25, 0.5, 0.75, 1.0];

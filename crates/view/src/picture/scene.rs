@@ -1,4 +1,4 @@
-//! What a picture shows: marks at places, the same for every file format.
+//! The content of a picture: marks at places, the same for every file format.
 //!
 //! Places are in pixels of the PNG from the upper left corner; an edge between two pixels is a whole number.
 
@@ -10,7 +10,7 @@ pub(super) const INK: Rgb = (31, 35, 40);
 pub(super) const FAINT: Rgb = (208, 215, 222);
 pub(super) const GREY: Rgb = (101, 109, 118);
 pub(super) const WHITE: Rgb = (255, 255, 255);
-/// What is not a number.
+/// The color of NaN.
 pub(super) const NOT_A_NUMBER: Rgb = (160, 160, 160);
 
 /// The longest side of a picture: above it, viewers give up.
@@ -112,7 +112,7 @@ impl Cells {
     }
 }
 
-/// Which part of a text lies at its place.
+/// The part of a text that lies at its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Anchor {
     Start,
@@ -120,7 +120,7 @@ pub(super) enum Anchor {
     End,
 }
 
-/// How a text looks.
+/// A text's size, color and direction.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Style {
     pub(super) size: f32,
@@ -160,7 +160,7 @@ pub(super) struct Text {
 }
 
 impl Text {
-    /// Where the text begins, on the baseline.
+    /// The place where the text begins, on the baseline.
     pub(super) fn start(&self) -> (f32, f32) {
         let before = match self.style.anchor {
             Anchor::Start => 0.0,

@@ -40,14 +40,14 @@ pub(crate) enum At {
     Storage,
 }
 
-/// What goes wrong.
+/// A way in which an answer goes wrong.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Fault {
     /// This status, with these headers, instead of the answer.
     Status(u16, Vec<(&'static str, &'static str)>),
     /// A page with status 200 instead of the answer.
     Html,
-    /// The same without a Content-Length.
+    /// A page with status 200 and without a Content-Length.
     HtmlOfUnknownLength,
     /// A redirect to a page on another host.
     Elsewhere,
@@ -101,7 +101,7 @@ pub(crate) struct Server {
     state: Arc<Mutex<State>>,
 }
 
-/// What the server has, has seen, and does wrong; a test may change it at any time.
+/// The server's files, the requests so far, and the planned faults; a test may change them at any time.
 pub(crate) struct State {
     address: SocketAddr,
     pub(crate) files: BTreeMap<String, Content>,

@@ -18,9 +18,9 @@ use subsetter::GlyphRemapper;
 
 /// Points in a pixel, at CSS' 96 pixels an inch.
 const POINT: f32 = 0.75;
-/// What the page calls its font.
+/// The font's name on the page.
 const FONT: Name<'static> = Name(b"F");
-/// How far a circle's control points are from its corners' (1 is the radius), for four Bézier curves.
+/// The distance of a control point from the end of its curve, in radii, when four Bézier curves make a circle.
 const BEZIER: f32 = 0.552_285;
 
 /// Six letters that stand for this subset, as PDF asks for.
