@@ -74,7 +74,7 @@ struct Report {
     other: Side,
     tokens: usize,
     window: usize,
-    /// How far each window moves on: they do not overlap.
+    /// The tokens by which a window moves on: `window`, since windows do not overlap.
     stride: usize,
     mean_kl_divergence: f64,
     top_1_agreement: f64,
@@ -89,7 +89,7 @@ struct Side {
     formats: Vec<&'static str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     adapters: Vec<Used>,
-    /// What its keys and values are cached in, if they are.
+    /// The dtype of its cached keys and values; `None` without a cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     kv: Option<&'static str>,
     perplexity: f64,

@@ -110,7 +110,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where a number that is not finite came from, if that is why a step after `ids` failed.
+/// Explains why a step after `ids` failed: if a number was not finite, says where it first appeared.
 fn explained(error: candle_core::Error, session: &Session, ids: &[u32], changes: &Changes) -> anyhow::Error {
     let hooks = Some(&changes.list as &dyn Hooks);
     let Ok(text) = session.input_ids(ids) else { return error.into() }; // (1, T)

@@ -31,11 +31,11 @@ use std::process::ExitCode;
 use std::time::Instant;
 use texts::{Pending, ShardTexts};
 
-/// What every shard depends on.
+/// The settings that every shard depends on.
 #[derive(Serialize)]
 struct Facts<'a> {
     provenance: Provenance,
-    /// What a document is.
+    /// The unit that counts as a document.
     #[serde(flatten)]
     by: &'a By,
     points: Vec<String>,
@@ -54,7 +54,7 @@ struct Total {
     folder: PathBuf,
     points: Vec<String>,
     documents: usize,
-    /// How many of them have no token.
+    /// The number of documents without a token.
     empty: usize,
     tokens: usize,
     shards: usize,
