@@ -19,7 +19,7 @@ use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What to run, and what to return.
+/// The texts to run, and the results to return.
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Run {
@@ -44,7 +44,7 @@ pub(crate) enum Value {
     Later(Pattern),
 }
 
-/// What a run returns: one value for each name, or one for each layer.
+/// The results of a run: one value for each name, or one for each layer.
 type Found = BTreeMap<String, Vec<Value>>;
 
 /// Rows of ids as a batch, padded on the left.
