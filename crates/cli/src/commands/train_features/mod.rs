@@ -124,25 +124,12 @@ fn train_features(args: &TrainFeaturesArgs, group: &Arc<dyn Group>) -> anyhow::R
         bail!("--point {name}: is no vector for each token, as a dictionary needs; take another point");
     }
 
-    let rows = tokens_of_step(args);
-    let tokens = values.tokens();
-    let steps = tokens / rows * args.epochs as usize;
-    if steps == 0 {
-        bail!(
-            "--batch {}: {} has {}, and a step takes {rows}; take smaller or fewer batches (--accumulate), or more text",
-            args.batch,
-            args.source.display(),
-            count(tokens, "token")
-        );
-    }
+    let steps = steps_of(args, values.tokens())?;
     let sample = values.sample(args)?;
     let d = sample.dim(1)?;
     let features = args.features.map_or(FEATURES_OF_ONE * d, |features| features as usize);
-    let mut options = DictionaryOptions::new(features, args.k as usize, steps);
-    (options.sparsity, options.lr, options.seed) = (args.sparsity, args.lr, args.model.run.seed);
-    options.silent_after = args.silent_after as usize;
-    let mut trainer =
-        DictionaryTrainer::new(&sample, options)?.in_group(Arc::clone(group), &agreed(args, &values)?)?;
+    let trainer = DictionaryTrainer::new(&sample, options(args, features, steps))?;
+    let mut trainer = trainer.in_group(Arc::clone(group), &agreed(args, &values)?)?;
     let _folder = leads.then(|| NewFolder::make(&args.out).context("--out")).transpose()?;
     outputs.check(&inputs(args, &files))?;
     let stop = Stop::listen()?;
@@ -174,6 +161,28 @@ fn train_features(args: &TrainFeaturesArgs, group: &Arc<dyn Group>) -> anyhow::R
         return Ok(ExitCode::from(stop.code()));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The number of steps over all epochs. Error for fewer tokens than a step takes.
+fn steps_of(args: &TrainFeaturesArgs, tokens: usize) -> anyhow::Result<usize> {
+    let rows = tokens_of_step(args);
+    let steps = tokens / rows * args.epochs as usize;
+    if steps == 0 {
+        bail!(
+            "--batch {}: {} has {}, and a step takes {rows}; take smaller or fewer batches (--accumulate), or more text",
+            args.batch,
+            args.source.display(),
+            count(tokens, "token")
+        );
+    }
+    Ok(steps)
+}
+
+fn options(args: &TrainFeaturesArgs, features: usize, steps: usize) -> DictionaryOptions {
+    let mut options = DictionaryOptions::new(features, args.k as usize, steps);
+    (options.sparsity, options.lr, options.seed) = (args.sparsity, args.lr, args.model.run.seed);
+    options.silent_after = args.silent_after as usize;
+    options
 }
 
 /// Everything that the run reads. `files` are those of a text, empty for a store.
