@@ -101,7 +101,7 @@ pub(crate) fn base(dir: &Path) -> Option<String> {
     adapter.config().base_model_name_or_path.clone()
 }
 
-/// The model with the adapters on it, and what they are. `is_default`: nobody named the model, so an adapter that does not fit it
+/// The model with the adapters on it, and what they are. `is_default`: the user named no model, so an adapter that does not fit it
 /// says of which model it is.
 pub(crate) fn put_on(
     mut model: Gpt2LMHeadModel,

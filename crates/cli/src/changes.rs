@@ -29,15 +29,15 @@ pub(crate) enum Reads<'a> {
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Changes {
-    /// As hooks.
+    /// The interventions, as the model's hooks.
     pub(crate) list: Interventions,
-    /// As on the command line, for the output.
+    /// Each intervention as the command line spells it, for the output.
     pub(crate) texts: Vec<String>,
-    /// What the list comes from besides the command line.
+    /// The texts besides the prompt that the interventions take values from.
     pub(crate) sources: Sources,
 }
 
-/// What interventions come from besides the command line.
+/// Texts besides the prompt that interventions take values from.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Sources {
     /// The other prompt's tokens.
@@ -53,7 +53,7 @@ pub(crate) struct Sources {
 pub(crate) struct MeanOf {
     pub(crate) file: PathBuf,
     pub(crate) texts: usize,
-    /// Whether there is a mean for each position; none if that depends on the text.
+    /// Whether each position has a mean of its own; `None` if that differs from text to text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) by_position: Option<bool>,
 }
@@ -89,7 +89,8 @@ impl InterventionArgs {
         Prepared::new(self, session)?.of(reads)
     }
 
-    /// Those interventions that need no prompt and no tokenizer, for a model that is in training.
+    /// Builds the interventions for a model in training. Error for an option that does not work in training, such as
+    /// `--patch`.
     pub(crate) fn for_training(&self, config: &Config) -> anyhow::Result<Changes> {
         let others = [
             self.patch.len(),
@@ -111,7 +112,8 @@ impl InterventionArgs {
         Ok(Changes { list: checked(all, config)?, texts, sources: Sources::default() })
     }
 
-    /// Refuses a circuit in a command that changes or shows the stream, which no reader of a circuit gets as it is.
+    /// Refuses `--circuit` in a command that changes or shows the residual stream: within a circuit, no part reads that
+    /// stream as a whole.
     pub(crate) fn no_circuit(&self, what: &str) -> anyhow::Result<()> {
         match self.circuit {
             Some(_) => bail!(
@@ -121,7 +123,7 @@ impl InterventionArgs {
         }
     }
 
-    /// Whether they name positions of a text, or take means over it.
+    /// Whether the interventions name positions of a text, or take means over it.
     pub(crate) fn need_whole_texts(&self) -> bool {
         let positions = self.from_prompt.is_some() || !self.block.is_empty();
         let steers = self.add.iter().any(|steer| steer.at.position.is_some());
@@ -129,7 +131,7 @@ impl InterventionArgs {
         positions || steers || features || self.take_own_means()
     }
 
-    /// Whether they take means over the text that a run reads.
+    /// Whether the interventions take means over the text that a run reads.
     pub(crate) fn take_own_means(&self) -> bool {
         !self.mean_ablate.is_empty() && self.mean_of.is_none()
     }
@@ -252,7 +254,7 @@ pub(crate) struct Prepared<'a> {
 struct Others {
     file: PathBuf,
     texts: Vec<Vec<u32>>,
-    /// How many tokens each text has, if all have as many.
+    /// The common number of tokens of the texts; `None` if they differ in length, or if only a circuit uses the means.
     length: Option<usize>,
     each_position: OnceCell<Changes>,
     all_positions: OnceCell<Changes>,
@@ -322,7 +324,7 @@ impl<'a> Prepared<'a> {
         !self.args.take_own_means() && (length == Some(a)) == (length == Some(b))
     }
 
-    /// What all runs have in common, for the output: which positions a mean joins may differ from text to text.
+    /// The interventions that all runs share, for the output. Which positions a mean covers may differ from text to text.
     pub(crate) fn described(&self) -> Changes {
         let mut changes = self.plain.clone();
         if let Some(Others { file, texts, length, .. }) = &self.others {
@@ -370,7 +372,7 @@ impl Changes {
         self.list.iter().map(one).collect()
     }
 
-    /// Adds to mean ablations what their means are taken over.
+    /// Appends to the text of each mean ablation what its mean is taken over.
     fn say_means(&mut self, over: &str) {
         for text in self.texts.iter_mut().filter(|text| text.starts_with("mean-ablate")) {
             text.push_str(" over ");
@@ -425,7 +427,7 @@ impl Others {
     }
 }
 
-/// The interventions on single heads, which the model has; an error names the option as typed.
+/// The interventions on single heads, checked against the model; an error names the option as typed.
 pub(crate) fn on_heads<'a>(
     given: impl Iterator<Item = &'a OnHeads>,
     config: &Config,
@@ -439,7 +441,7 @@ pub(crate) fn on_heads<'a>(
     Ok(all)
 }
 
-/// Refuses an output beside `--compare` that has room for one run.
+/// Error for an output that holds one run, under `--compare`.
 pub(crate) fn holds_one_run(option: &str) -> anyhow::Error {
     anyhow!(
         "{option}: would hold the changed run alone beside --compare; write it without --compare, once with the interventions and \
@@ -447,14 +449,14 @@ pub(crate) fn holds_one_run(option: &str) -> anyhow::Error {
     )
 }
 
-/// Refuses `--compare` without an intervention.
+/// Error for `--compare` without an intervention.
 pub(crate) fn nothing_to_compare() -> anyhow::Error {
     anyhow!(
         "--compare: there is nothing to compare the plain run with; add an intervention, such as --ablate 0.3"
     )
 }
 
-/// Interventions that the model has the places for; an error names the option.
+/// Checks interventions against the model; an error names the option.
 fn checked(all: Vec<Intervention>, config: &Config) -> anyhow::Result<Interventions> {
     for one in &all {
         Interventions::new(vec![one.clone()], config).with_context(|| format!("--{one}"))?;
@@ -462,7 +464,7 @@ fn checked(all: Vec<Intervention>, config: &Config) -> anyhow::Result<Interventi
     Ok(Interventions::new(all, config)?)
 }
 
-/// The first option that was given, of some with the number of their values.
+/// The first of `options` that was given; each is a name and the number of its values.
 fn first_given<'a>(options: impl IntoIterator<Item = (&'a str, usize)>) -> Option<&'a str> {
     options.into_iter().find(|(_, given)| *given > 0).map(|(option, _)| option)
 }

@@ -11,11 +11,11 @@ use serde::Deserialize;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What is read of a circuit's file.
+/// The fields of a circuit file that are read.
 #[derive(Deserialize)]
 struct CircuitFile {
     edges: Vec<Ends>,
-    /// What `gpt2 discover` says of itself; null in a file by hand.
+    /// The provenance that `gpt2 discover` writes; null in a file written by hand.
     #[serde(default)]
     provenance: serde_json::Value,
 }
@@ -26,7 +26,7 @@ struct Ends {
     to: String,
 }
 
-/// Far more than all edges of GPT-2 XL take.
+/// The longest circuit file to read, in bytes: far more than all edges of GPT-2 XL take.
 const LONGEST: u64 = 1 << 30;
 
 /// A circuit in a file.
@@ -36,7 +36,7 @@ pub(crate) struct Circuit {
     found_in: Option<String>,
 }
 
-/// The circuit in a file, for a model with this graph.
+/// Reads a circuit file for a model with this graph.
 pub(crate) fn read(path: &Path, graph: Graph) -> anyhow::Result<Circuit> {
     let name = || path.display().to_string();
     let text = read_file("the circuit", path, LONGEST)?;
@@ -58,8 +58,8 @@ pub(crate) fn read(path: &Path, graph: Graph) -> anyhow::Result<Circuit> {
     Ok(Circuit { edges, found_in: file.provenance["model"].as_str().map(str::to_owned) })
 }
 
-/// Runs with the edges of the circuit in a file alone. Other edges carry the values of a run over another text, or else means
-/// over texts, or else nothing. `others` are the interventions beside it.
+/// An intervention that runs only the edges of the circuit file at `path`. All other edges carry the values of a run
+/// over `other`, or else the means over the texts `means`, or else zeros. `others` are the interventions beside it.
 pub(crate) fn intervention(
     session: &Session,
     path: &Path,

@@ -34,7 +34,7 @@ pub(crate) struct DocumentArgs {
     pub(crate) field: Option<String>,
 }
 
-/// What a document is.
+/// The unit of a corpus that counts as a document.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase", tag = "by")]
 pub(crate) enum By {
@@ -47,7 +47,7 @@ pub(crate) enum By {
 }
 
 impl By {
-    /// What the options say, or else the name of the corpus.
+    /// Takes the unit from the options, or else from the corpus's file name.
     pub(crate) fn new(DocumentArgs { by, field }: &DocumentArgs, corpus: &Path) -> anyhow::Result<Self> {
         let is_json = field.is_some() || is_json_lines(corpus);
         match by.unwrap_or(if is_json { ByArg::Json } else { ByArg::Document }) {
@@ -60,7 +60,7 @@ impl By {
         }
     }
 
-    /// How the names of the files end that a folder is searched for.
+    /// The extension of the files to look for in a folder.
     fn extension(&self) -> &'static str {
         if matches!(self, Self::Json { .. }) { "jsonl" } else { "txt" }
     }
@@ -83,7 +83,7 @@ pub(crate) struct Document {
 }
 
 impl Document {
-    /// What errors call it.
+    /// The document's name in errors.
     pub(crate) fn place(&self) -> String {
         place(Path::new(&self.file), self.line)
     }
@@ -98,7 +98,7 @@ impl Document {
         Ok(ids)
     }
 
-    /// Of the text.
+    /// A hash of the text.
     pub(crate) fn hash(&self) -> String {
         let mut hash = DefaultHasher::new();
         self.text.hash(&mut hash);
@@ -115,16 +115,16 @@ pub(crate) fn shared(group: &dyn Group, section: Vec<Document>) -> anyhow::Resul
 }
 
 pub(crate) struct Corpus {
-    /// Those that are not begun.
+    /// The files that are not open yet.
     pub(crate) files: VecDeque<PathBuf>,
     by: By,
     /// The file whose lines are being read.
     lines: Option<(PathBuf, TextLines)>,
     /// The size of all files, where it is known.
     pub(crate) bytes: Option<u64>,
-    /// How many files of a folder are no documents, by the end of their names.
+    /// The number of files in the folder whose names end otherwise than those of documents.
     pub(crate) other_files: usize,
-    /// How much of it has been read, without the file whose lines are being read.
+    /// The bytes read so far, without those of the file whose lines are being read.
     read: u64,
 }
 
@@ -160,12 +160,12 @@ impl Corpus {
         Ok(corpus)
     }
 
-    /// How the names of a folder's documents end.
+    /// The extension of the documents in a folder.
     pub(crate) fn extension(&self) -> &'static str {
         self.by.extension()
     }
 
-    /// How many bytes have been read.
+    /// The number of bytes read so far.
     pub(crate) fn read(&self) -> u64 {
         self.read + self.lines.as_ref().map_or(0, |(_, lines)| lines.read)
     }
@@ -226,7 +226,7 @@ struct Texts {
     files: Vec<PathBuf>,
     /// The size of `files`.
     bytes: u64,
-    /// How many other files there are.
+    /// The number of other files.
     others: usize,
 }
 

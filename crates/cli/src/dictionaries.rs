@@ -50,7 +50,7 @@ impl Found {
 }
 
 impl Opened {
-    /// The dictionary at its places in a model of this config.
+    /// The dictionary at the hook points that it reads and writes in a model of this config.
     pub(crate) fn features(&self, config: &Config) -> anyhow::Result<Features> {
         let checkpoint = &self.found.checkpoint;
         let hook = checkpoint.config().hook;

@@ -40,7 +40,7 @@ impl FiniteArgs {
     }
 }
 
-/// Where a number that is not finite first appears in a run over `ids` (B, T), and what to do about it.
+/// Says where a number that is not finite first appears in a run over `ids` (B, T), and what to do about it.
 pub(crate) fn explain(model: &Gpt2LMHeadModel, ids: &Tensor, hooks: Option<&dyn Hooks>) -> String {
     match model.first_not_finite(ids, hooks) {
         Ok(Some(found)) => describe(&found, model, ids, hooks),

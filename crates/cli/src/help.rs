@@ -1,4 +1,4 @@
-//! How help is laid out: what `-h` shows, the width, paragraphs, examples.
+//! The layout of help: what `-h` shows, the width, paragraphs, examples.
 //!
 //! Each command's `after_help` is its source: paragraphs, then `Examples:` with a command a line and what it is for after
 //! `# `. `--help` shows every option; `-h` those of [`COMMON`], so that a new option is in `--help` alone until someone
@@ -29,11 +29,11 @@ const COMMON: &[(&str, &str)] = &[
 ];
 const EVERYWHERE: [&str; 4] = ["model", "json", "picture", "help"];
 
-/// How many options each command inherits that `-h` leaves out.
+/// The number of inherited options that `-h` leaves out of each command.
 const GENERAL: usize = 2;
-/// Behind all other options.
+/// The display order of options that are listed last.
 const LAST: usize = 1000;
-/// How many examples `-h` shows.
+/// The most examples that `-h` shows.
 const FEW: usize = 4;
 /// Longer lines are hard to read, however wide the terminal is.
 const WIDEST: usize = 120;
@@ -45,12 +45,12 @@ pub(crate) fn full(gpt2: Command) -> Command {
     arranged(gpt2, false, width())
 }
 
-/// The same with the help of `-h`.
+/// The command with the help of `-h`, at the width of the terminal.
 pub(crate) fn brief(gpt2: Command) -> Command {
     arranged(gpt2, true, width())
 }
 
-/// The same for the manual.
+/// The command with its whole help, at the width of a manual page.
 pub(crate) fn for_manual(gpt2: Command) -> Command {
     arranged(gpt2, false, PAGE)
 }
@@ -126,7 +126,7 @@ fn list_values(arg: Arg) -> Arg {
     arg.help(help).hide_possible_values(true)
 }
 
-/// What an option is for, without the rest, but with its default.
+/// The first sentence of an option's help, with its default.
 fn first_sentence(help: &str) -> String {
     let Some((first, rest)) = help.split_once(". ") else { return help.to_owned() };
     let default = rest.find(" [default").map_or("", |at| &rest[at..]);

@@ -45,7 +45,7 @@ impl HubArgs {
     }
 }
 
-/// What `--model` names; a note says if a model on the Hub has the name of a folder here.
+/// The model that `--model` names. A note tells if a folder here bears the name of a model on the Hub.
 pub(crate) fn resolve(text: &str, args: &HubArgs) -> anyhow::Result<Named> {
     let named = Named::find(text);
     named.check_revision("--revision", args.revision.as_deref())?;

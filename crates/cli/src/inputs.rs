@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, Default)]
 pub(crate) struct Inputs {
-    /// What each file is, and its path.
+    /// A description of each file for errors, and its path.
     files: Vec<(&'static str, PathBuf)>,
     /// Folders of models: a new file there becomes part of the model if it has the name of a model's file.
     models: Vec<PathBuf>,
@@ -37,8 +37,8 @@ impl Inputs {
         }
     }
 
-    /// Adds a model or an adapter by what the user calls it, before its files are found: it counts if it is a folder here.
-    /// The built-in model is none.
+    /// Adds the folder of a model or an adapter by the name that the user gives, before its files are found. Does
+    /// nothing for the built-in model, or if there is no such folder.
     pub(crate) fn named(&mut self, source: &str) {
         let folder = Some(PathBuf::from(source)).filter(|dir| source != DEMO_NAME && dir.is_dir());
         self.models.extend(folder);

@@ -91,7 +91,7 @@ pub(crate) struct Steer {
     pub(crate) at: At<usize>,
     pub(crate) file: PathBuf,
     pub(crate) scale: f64,
-    /// As the user typed it.
+    /// The option's value as the user typed it.
     pub(crate) text: String,
 }
 
@@ -130,7 +130,7 @@ fn kind(kind: &'static str) -> impl Fn(&str) -> Result<Intervention, ParseError>
     move |s| format!("{kind} {s}").parse()
 }
 
-/// The same of interventions on heads, also `L.*` for all heads of a layer.
+/// Parses an intervention of the kind `what` on a head, or on all heads of a layer: `L.*`.
 pub(crate) fn on_heads(what: &'static str) -> impl Fn(&str) -> Result<OnHeads, String> + Clone {
     move |s| {
         let of = gpt2_session::OnHeads::parse(what, s).map_err(|error| {
@@ -165,7 +165,7 @@ pub(crate) fn vector(steer: &Steer) -> anyhow::Result<Tensor> {
     Ok(vector)
 }
 
-/// Far more than a header takes.
+/// The longest header to read, in bytes: far more than one takes.
 const LONGEST_HEADER: u64 = 1 << 16;
 
 /// Refuses a file that is shorter than the array that its header announces.

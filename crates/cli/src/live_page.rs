@@ -59,7 +59,7 @@ impl LiveArg {
     }
 }
 
-/// What runs the model in a browser.
+/// The WebAssembly module that runs the model in a browser.
 pub(crate) struct Module {
     wasm: Cow<'static, [u8]>,
     /// The script that loads it.

@@ -16,7 +16,7 @@ pub(crate) enum ColorArg {
 /// The width of a table for a pipe, which has no width of its own; most readers can show it.
 const PIPE_WIDTH: usize = 120;
 
-/// Where results go. A closed pipe is an error here; [`is_closed_pipe`] recognizes it.
+/// Standard output. A closed pipe is an error here; [`is_closed_pipe`] recognizes it.
 pub(crate) struct Stdout {
     out: std::io::StdoutLock<'static>,
     is_terminal: bool,

@@ -84,7 +84,7 @@ impl PairsArgs {
         Ok(pairs)
     }
 
-    /// Where the pairs come from, for what a run writes.
+    /// The source of the pairs and their fingerprint, for the outputs of a run.
     pub(crate) fn facts(&self, pairs: &[Pair]) -> serde_json::Value {
         let mut hash = DefaultHasher::new();
         for Pair { clean, corrupt, metric } in pairs {

@@ -23,7 +23,7 @@ pub(crate) struct ParallelArgs {
 
 const CHOICES: &[(&str, Choice)] = &[("auto", Choice::Auto), ("none", Choice::None), ("mpi", Choice::Mpi)];
 
-/// How long other ranks keep an error to themselves: rank 0 mostly has the same one, and says so first.
+/// The delay before a rank other than 0 prints its error: rank 0 mostly has the same one, and prints it first.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Joins the other processes, if there are any, and runs `work` with them. It waits for a process at most `timeout`

@@ -69,9 +69,9 @@ impl PictureArgs {
     }
 }
 
-/// What a picture shows, and how it was made.
+/// A picture's title, and the provenance of its numbers.
 pub(crate) struct About<'a> {
-    /// Unless the user gives another.
+    /// The title, unless the user gives another.
     pub(crate) title: String,
     pub(crate) made_by: &'a Provenance,
     /// The command's own options that shaped the numbers, for the file's metadata; null if there are none.
@@ -94,7 +94,7 @@ impl Drawn {
 pub(crate) struct HeadMap<'a> {
     /// May be empty if there is one map.
     pub(crate) name: &'a str,
-    /// What the numbers are.
+    /// The meaning of the numbers, such as "mean weight".
     pub(crate) unit: &'a str,
     /// (L, H)
     pub(crate) values: &'a Tensor,

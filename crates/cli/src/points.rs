@@ -16,9 +16,9 @@ pub(crate) struct PointArgs {
     pub(crate) export_point: Vec<PointName>,
 }
 
-/// How many names to propose for one that is unknown.
+/// The number of names to propose for an unknown one.
 const NEAREST: usize = 3;
-/// What a name begins with that means every layer, and what its parser takes in place of that.
+/// The prefix that means every layer, and the prefix that the parser gets in its place.
 const EVERY_LAYER: &str = "blocks.*.";
 const LAYER_0: &str = "blocks.0.";
 

@@ -36,7 +36,7 @@ pub(crate) fn with_bar<T, E>(
     result
 }
 
-/// The same for the libraries' work, which a progress may end with an error; this one does not.
+/// Like [`with_bar`], for library work whose progress callback returns a result. This callback never fails.
 pub(crate) fn with_progress<T>(
     steps: &str,
     work: impl FnOnce(&mut dyn FnMut(usize, usize) -> candle_core::Result<()>) -> candle_core::Result<T>,
@@ -122,13 +122,13 @@ fn progress_bar(file: &str, size: Option<u64>, have: u64) -> ProgressBar {
 
 static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// Whether somebody asked this run to stop, after [`Stop::listen`].
+/// Whether this run was asked to stop, after [`Stop::listen`].
 #[cfg(unix)]
 pub(crate) fn is_stop_asked() -> bool {
     STOP.get().is_some_and(|stop| stop.load(Ordering::SeqCst))
 }
 
-/// Whether somebody asked this run to stop.
+/// Tells whether this run was asked to stop.
 #[derive(Debug)]
 pub(crate) struct Stop {
     asked: Arc<AtomicBool>,

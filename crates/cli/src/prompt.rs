@@ -38,10 +38,10 @@ fn token_id(s: &str) -> Result<u32, String> {
 /// Far more text than any context holds, but little enough to read in full.
 const LONGEST_PROMPT: u64 = 1 << 24;
 
-/// How long a named pipe may lack a writer without a note.
+/// The time to wait for a named pipe's writer before a note.
 #[cfg(unix)]
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often to look meanwhile whether to stop.
+/// The interval at which the wait for a pipe checks whether to stop.
 #[cfg(unix)]
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -50,13 +50,13 @@ const LOOK: Duration = Duration::from_millis(100);
 pub(crate) struct Prompt {
     pub(crate) ids: Vec<u32>,
     pub(crate) tokens: Vec<String>,
-    /// The same for a reader: see [`Session::shown`].
+    /// The text of each token for display: see [`Session::shown`].
     pub(crate) shown: Vec<String>,
     /// The given text; `None` for ids.
     pub(crate) text: Option<String>,
 }
 
-/// What some programs write before a text in UTF-8; no part of it.
+/// The mark that some programs write before a text in UTF-8; it is no part of the text.
 const BYTE_ORDER_MARK: &str = "\u{feff}";
 
 /// Reads a whole text of at most `limit` bytes, without a byte order mark. It may come from a pipe.

@@ -1,4 +1,4 @@
-//! How an output was made: the same facts in the terminal's first line, in JSON and in every file.
+//! The provenance of an output: the same facts in the terminal's first line, in JSON and in every file.
 
 use crate::adapters::Used;
 use crate::changes::{Changes, Sources};
@@ -43,7 +43,7 @@ pub(crate) struct Provenance {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kv: Option<&'static str>,
     device: String,
-    /// Which attention ran; `none` for what the weights alone say.
+    /// The attention implementation that ran; `none` for results of the weights alone.
     implementation: &'static str,
     /// The prompt's tokens.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -51,7 +51,7 @@ pub(crate) struct Provenance {
     /// The tokens of the corrupted prompt, beside which `ids` are the clean one's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) corrupt_ids: Vec<u32>,
-    /// How many layers the model has, and how many heads each.
+    /// The number of layers of the model, and of heads in each.
     #[serde(skip)]
     size: (usize, usize),
     /// The chosen layers and heads, if the output is about particular ones.
@@ -61,7 +61,7 @@ pub(crate) struct Provenance {
     heads: Option<Vec<usize>>,
     /// The interventions, as on the command line; empty if there are none.
     interventions: Vec<String>,
-    /// What they come from besides the command line.
+    /// The texts besides the prompt that the interventions take values from.
     #[serde(skip_serializing_if = "Sources::is_empty")]
     intervention_sources: Sources,
 }
@@ -101,17 +101,17 @@ impl Provenance {
         })
     }
 
-    /// The provenance of what the weights alone say, on the CPU.
+    /// The provenance of results that need only the weights, on the CPU.
     pub(crate) fn of_weights(session: &Session) -> anyhow::Result<Self> {
         Ok(Self { device: "cpu".to_owned(), implementation: "none", ..Self::of_tokens(session, 1)? })
     }
 
-    /// The same, for these layers and heads only.
+    /// This provenance for the given layers and heads only.
     pub(crate) fn of(self, layers: &[usize], heads: &[usize]) -> Self {
         Self { layers: Some(layers.to_vec()), heads: Some(heads.to_vec()), ..self }
     }
 
-    /// The same, with interventions.
+    /// This provenance under the given interventions.
     pub(crate) fn under(self, changes: &Changes) -> Self {
         // On Metal, plain operations handle knocked-out keys.
         let hides = changes.list.iter().any(|one| matches!(one, Intervention::KnockOut(..)));

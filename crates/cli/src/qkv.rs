@@ -26,7 +26,8 @@ pub(crate) fn attention(config: &Config) -> Sdpa {
     }
 }
 
-/// Which attention a model of this config runs for T queries at the end of S keys, some of which may be padding.
+/// The attention implementation that a model of this config runs for T queries at the end of S keys, some of which may
+/// be padding.
 pub(crate) fn implementation_of(
     config: &Config,
     (t, s, padding): (usize, usize, bool),

@@ -1,4 +1,4 @@
-//! What to do about the loader's errors and findings, in the command's words: the library does not know the options.
+//! Advice on the loader's errors and findings, in the command's words: the library does not know the options.
 
 use gpt2_loader::{Advice, HubError, LoadError, Remedy};
 use std::error::Error;
@@ -8,7 +8,7 @@ pub(crate) fn text(error: &(dyn Error + 'static)) -> String {
     error.downcast_ref().map_or_else(|| error.to_string(), of_the_loader)
 }
 
-/// What is wrong, and what to do.
+/// The text of a loader's error, with advice.
 pub(crate) fn of_the_loader(error: &LoadError) -> String {
     match error {
         // Its reason has its own remedy.
@@ -21,7 +21,7 @@ pub(crate) fn of_the_loader(error: &LoadError) -> String {
     }
 }
 
-/// The same for an error of the Hub's.
+/// The text of an error of the Hub, with advice.
 pub(crate) fn of_the_hub(error: &HubError) -> String {
     format!("{error}{}", error.remedy().as_ref().map_or_else(String::new, words))
 }

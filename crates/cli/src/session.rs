@@ -53,7 +53,7 @@ pub(crate) struct ModelArgs {
 pub(crate) const DTYPES: &[(&str, DType)] =
     &[("f32", DType::F32), ("f16", DType::F16), ("bf16", DType::BF16), ("f64", DType::F64)];
 
-/// What keys and values are cached in, by name.
+/// The dtypes of cached keys and values, by name.
 pub(crate) const CACHES: &[(&str, CacheDType)] = &[
     ("f32", CacheDType::Plain(DType::F32)),
     ("f16", CacheDType::Plain(DType::F16)),
@@ -187,7 +187,7 @@ pub(crate) fn files_by(
     }
 }
 
-/// Why a folder is no model, with what the command knows beyond the loader.
+/// Turns the loader's error about a folder into advice for the command line.
 fn no_model(error: LoadError, dir: &Path) -> anyhow::Error {
     match error {
         LoadError::NotFound { .. } => anyhow!("{error}; or give {DEMO_NAME}, the built-in model"),
@@ -289,7 +289,8 @@ impl Session {
         }
     }
 
-    /// The same for a reader: a part of a character as its bytes.
+    /// A label for each id, for display: its text, with a part of a character as its bytes, or its number if there is
+    /// no tokenizer.
     pub(crate) fn shown(&self, ids: &[u32]) -> Vec<String> {
         match self.tokenizer() {
             Ok(tokenizer) => tokenizer.spelled(ids),

@@ -38,7 +38,7 @@ pub(crate) struct TextLines {
     field: Option<String>,
     /// The number of the last line, from 1.
     number: u64,
-    /// How many bytes have been read.
+    /// The number of bytes read so far.
     pub(crate) read: u64,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct TextLine {
     pub(crate) input: Map<String, Value>,
 }
 
-/// What a line holds.
+/// The content of a line.
 pub(crate) enum Content {
     Text(String),
     /// Token ids, in a field of JSON lines.
@@ -84,7 +84,7 @@ impl TextLines {
         }
     }
 
-    /// The text of the next such line.
+    /// The next line that holds more than white space, with its content; none at the end.
     pub(crate) fn next(&mut self) -> anyhow::Result<Option<TextLine>> {
         let Some((number, line)) = self.next_line()? else { return Ok(None) };
         let place = place(&self.path, Some(number));

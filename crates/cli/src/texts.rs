@@ -68,7 +68,7 @@ impl PromptsArgs {
     }
 }
 
-/// What runs over one prompt or many texts have in common.
+/// The arguments and files of a run over one prompt or over many texts.
 pub(crate) struct Job<'a> {
     pub(crate) prompts: &'a PromptsArgs,
     pub(crate) study: &'a StudyArgs,
@@ -85,7 +85,7 @@ pub(crate) struct Chosen<'a> {
     pub(crate) heads: &'a [usize],
 }
 
-/// What a run over one text gives.
+/// The result of a run over one text.
 pub(crate) struct Ran<R> {
     pub(crate) report: R,
     /// For the export, by name.

@@ -1,4 +1,5 @@
-//! What to try after wrong arguments. Clap proposes whatever looks a little alike, and to pass a wrong option as text.
+//! Tips after wrong arguments. Clap's own tips propose names that look only a little alike, and to pass a wrong option
+//! as text.
 
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};

@@ -52,7 +52,7 @@ pub(crate) fn count(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
-/// How long making tokens took: `0.85 s, 35.3 tokens/s`, or milliseconds alone where a speed would say little.
+/// The time that some tokens took: `0.85 s, 35.3 tokens/s`, or only milliseconds below a tenth of a second.
 pub(crate) fn pace(tokens: usize, seconds: f64) -> String {
     if seconds < 0.1 {
         return format!("{:.1} ms", 1e3 * seconds);
@@ -154,7 +154,7 @@ pub(crate) fn select_heads(
     Ok(chosen)
 }
 
-/// What `of` makes of each layer, head and its numbers in two tensors (L, H) of f64, layer by layer.
+/// Calls `of` with each layer, each head and its numbers in two tensors (L, H) of f64. Returns the results layer by layer.
 pub(crate) fn pairs_by_head<T>(
     a: &Tensor,
     b: &Tensor,

@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor};
 use gpt2_model::Config;
 use gpt2_model::hooks::{Hooks, Point};
 
-/// How a text is cut into windows.
+/// The length of the windows that a text is cut into, and the token before each.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Windowing {
     /// The token that stands before each window, with `--bos`.
@@ -29,7 +29,7 @@ impl Windowing {
         Ok(Self { bos, window })
     }
 
-    /// How many tokens stand before each window that are not its text's.
+    /// The number of extra tokens at the start of each window: 1 with `--bos`, else 0.
     pub(crate) fn added(self) -> usize {
         usize::from(self.bos.is_some())
     }

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-/// Tokens of a batch, filled up or not.
+/// The most tokens of a batch, padding included.
 const TOKENS: usize = 2048;
-/// Rows of a batch.
+/// The most rows of a batch.
 const ROWS: usize = 64;
 
 /// A part of a document that the model reads at once.
@@ -14,7 +14,7 @@ pub(crate) struct Window {
     pub(crate) document: usize,
     /// The part, in tokens.
     pub(crate) tokens: Range<usize>,
-    /// How many tokens at its start are context alone: an earlier window has predicted them.
+    /// The number of tokens at its start that are context alone: an earlier window has predicted them.
     pub(crate) context: usize,
 }
 

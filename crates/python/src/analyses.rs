@@ -337,7 +337,7 @@ impl Model {
     }
 }
 
-/// How many texts run at a time.
+/// The number of texts that run at a time.
 const AT_ONCE: usize = 8;
 
 const PARTS: [(&str, Parts); 7] = [

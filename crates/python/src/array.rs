@@ -14,15 +14,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Debug)]
 pub(crate) struct Array {
     tensor: Tensor,
-    /// Where the first number is.
+    /// The address of the first number.
     address: usize,
     type_code: &'static str,
-    /// Shared with whom wants to know when Python has let this go.
+    /// The count of a clone tells whether Python has let this go.
     alive: Arc<()>,
 }
 
 impl Array {
-    /// Takes a tensor that is nobody else's to write to. bf16, which NumPy lacks, becomes f32.
+    /// Takes a tensor that nothing else writes to. bf16, which NumPy lacks, becomes f32.
     pub(crate) fn new(tensor: &Tensor) -> Result<Self> {
         let tensor = tensor.to_device(&Device::Cpu)?.detach();
         let tensor = if tensor.dtype() == DType::BF16 { tensor.to_dtype(DType::F32)? } else { tensor };
@@ -38,7 +38,7 @@ impl Array {
         Ok(Self { address: start.0.into_inner(), tensor, type_code, alive: Arc::new(()) })
     }
 
-    /// The same numbers in memory of their own.
+    /// Copies the numbers into memory of their own.
     pub(crate) fn copy_of(tensor: &Tensor) -> Result<Self> {
         Self::new(&tensor.to_device(&Device::Cpu)?.force_contiguous()?)
     }

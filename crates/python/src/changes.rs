@@ -27,7 +27,7 @@ pub(crate) struct Changes {
     add: Vec<(String, Py<Array>)>,
 }
 
-/// What a run reads, on which some interventions depend.
+/// The text that a run reads, on which some interventions depend.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Reads<'a> {
     /// Whole texts, in one pass.

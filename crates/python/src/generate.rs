@@ -15,7 +15,7 @@ use gpt2_session::{Continuation, new_tokens};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
 
-/// What to continue, and how.
+/// The prompts to continue, and the settings.
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Request {
@@ -46,7 +46,7 @@ pub(crate) struct Generation {
 /// A generation between two steps.
 struct State {
     paused: Paused,
-    /// What each row has got.
+    /// The continuation of each row.
     found: Vec<Continuation<Arc<Tokenizer>>>,
 }
 

@@ -1,5 +1,5 @@
-//! What every call into the libraries goes through: the interpreter is let go meanwhile, a forked process is refused, Ctrl-C and
-//! exceptions of Python's code come back as they are.
+//! The guard around every call into the libraries: it releases the interpreter meanwhile, refuses a forked process, and
+//! returns Ctrl-C and exceptions of Python's code as they are.
 
 use crate::error::Failed;
 use gpt2_model::hooks::{self, Point};
@@ -31,10 +31,10 @@ pub(crate) fn point_names(layers: usize) -> Vec<(&'static str, Vec<String>)> {
 }
 
 thread_local! {
-    /// How many runs there are inside one another, by hooks that run a model.
+    /// The number of runs inside one another on this thread: hooks may run a model.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
-/// How many runs there may be inside one another: each takes a part of the thread's stack.
+/// The most runs inside one another: each takes a part of the thread's stack.
 const DEEPEST: usize = 16;
 
 /// A run that is under way on this thread, even where it panics.
@@ -81,8 +81,8 @@ pub(crate) fn compute<T: Send>(
     }
 }
 
-/// The same for work that is short and calls no Python, on a thread of the pool that the kernels use: from outside, each product would
-/// have to get in.
+/// Like [`compute`], for short work that calls no Python, on a thread of the kernels' pool: from outside, each product
+/// would have to enter the pool.
 pub(crate) fn compute_in_pool<T: Send>(
     py: Python<'_>,
     raised: &Raised,
@@ -91,7 +91,7 @@ pub(crate) fn compute_in_pool<T: Send>(
     compute(py, raised, || in_pool(raised, work))
 }
 
-/// How often to look whether Ctrl-C was pressed.
+/// The interval at which to check for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Runs work in the pool. This thread hears signals meanwhile, which Python tells its main thread alone.

@@ -15,7 +15,7 @@ pub(crate) struct PyHooks<'a> {
 }
 
 impl PyHooks<'_> {
-    /// What a function makes of a value; `None` if it leaves it as it is.
+    /// Calls a function with a value. Returns the replacement; `None` if the function leaves the value as it is.
     fn call(&self, function: &Py<PyAny>, value: &Tensor) -> Result<Option<Tensor>> {
         // The function may write to the array, return it, or keep it: it gets a copy of its own.
         let given = Array::copy_of(value)?;

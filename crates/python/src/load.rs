@@ -17,7 +17,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What to load, and how: see `gpt2_candle.Model.load`.
+/// The model to load, and the options: see `gpt2_candle.Model.load`.
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Request {

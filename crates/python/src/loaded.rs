@@ -20,9 +20,9 @@ pub(crate) struct Loaded {
     pub(crate) formats: Vec<BlockFormat>,
     pub(crate) adapters: Vec<String>,
     pub(crate) commit: Option<String>,
-    /// What a reader should know of the choices that were made.
+    /// Notes for the reader about the choices that were made.
     pub(crate) notes: Vec<String>,
-    /// What it was loaded from; none for one that was trained here.
+    /// The files that it was loaded from; none for a model that was trained here.
     pub(crate) files: Option<Files>,
     /// The adapter that was trained on it.
     pub(crate) trained: Option<TrainedAdapter>,
@@ -39,7 +39,7 @@ impl Loaded {
         })
     }
 
-    /// How a result was made: a line for a reader, and the facts.
+    /// The provenance of a result: a line for a reader, and the facts.
     pub(crate) fn provenance(&self, ids: &[u32], changes: &[String]) -> Provenance {
         let (dtype, device) =
             (self.model.transformer.dtype().as_str(), device_name(self.model.transformer.wte.device()));

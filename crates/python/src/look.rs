@@ -20,9 +20,9 @@ use pyo3::types::PyBytes;
 use std::cell::RefCell;
 use std::path::Path;
 
-/// How many next tokens the page lists for each position.
+/// The number of next tokens that the page lists for each position.
 const LISTED: usize = 5;
-/// How many positions' logits are in memory at a time.
+/// The number of positions whose logits are in memory at a time.
 const CHUNK: usize = 64;
 
 impl Loaded {
@@ -95,7 +95,7 @@ impl Loaded {
         Ok(self.model.transform(&ids, args)?)
     }
 
-    /// What the model predicts after each token.
+    /// The model's predictions after each token.
     fn predictions(&self, ids: &[u32], output: &ModelOutput) -> Result<Vec<NextToken>, Failed> {
         let hidden = output.last_hidden_state.squeeze(0)?; // (T, C)
         let mut all = vec![];

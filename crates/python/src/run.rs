@@ -19,7 +19,7 @@ use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What to run, and what to return.
+/// The texts to run, and the results to return.
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Run {
@@ -37,14 +37,14 @@ pub(crate) struct Run {
     attentions: bool,
 }
 
-/// A result: there already, or computed when it is asked for.
+/// A result: computed already, or by a later call.
 #[derive(IntoPyObject)]
 pub(crate) enum Value {
     There(Array),
     Later(Pattern),
 }
 
-/// What a run returns: one value for each name, or one for each layer.
+/// The results of a run: one value for each name, or one for each layer.
 type Found = BTreeMap<String, Vec<Value>>;
 
 /// Rows of ids as a batch, padded on the left.
@@ -136,35 +136,14 @@ fn run(
         ..batch.args(&chain)
     };
     let mut found = Found::new();
-    let mut add = |name: &str, values: &[Tensor]| -> Result<(), Failed> {
-        let there = |value| Ok(Value::There(Array::new(value)?));
-        found.insert(name.to_owned(), values.iter().map(there).collect::<candle_core::Result<Vec<_>>>()?);
-        Ok(())
-    };
-    let transformer = if asked.logits == "none" && !asked.loss {
-        model.transform(&batch.ids, args)?
-    } else {
-        let output = model.forward(&batch.ids, args)?;
-        if asked.loss {
-            add("loss", &[loss(&output.logits, &asked.rows)?])?;
-        }
-        match asked.logits.as_str() {
-            "all" => add("logits", &[output.logits])?,
-            "last" => {
-                let t = output.logits.dim(1)?;
-                add("logits", &[output.logits.narrow(1, t - 1, 1)?])?;
-            }
-            _ => {}
-        }
-        output.transformer
-    };
-    add("hidden_states", &transformer.hidden_states)?;
-    add("attentions", &transformer.attentions)?;
+    let transformer = pass(model, asked, &batch.ids, args, &mut found)?;
+    add(&mut found, "hidden_states", &transformer.hidden_states)?;
+    add(&mut found, "attentions", &transformer.attentions)?;
     for (name, point) in asked.points.iter().zip(&points).filter(|(_, point)| later(point).is_none()) {
         let value = recorder.value(*point)?;
         // The positions' rows are those of the model's own table.
         let value = if *point == Point::PosEmbed { value.copy()? } else { value };
-        add(name, &[value])?;
+        add(&mut found, name, &[value])?;
     }
     for (name, point) in asked.points.iter().zip(&points) {
         let Some((layer, kind)) = later(point) else { continue };
@@ -182,6 +161,39 @@ fn run(
         found.insert(name.clone(), vec![pattern]);
     }
     Ok(found)
+}
+
+/// Adds a result with one value, or one for each layer.
+fn add(found: &mut Found, name: &str, values: &[Tensor]) -> Result<(), Failed> {
+    let there = |value| Ok(Value::There(Array::new(value)?));
+    found.insert(name.to_owned(), values.iter().map(there).collect::<candle_core::Result<Vec<_>>>()?);
+    Ok(())
+}
+
+/// Runs the model, without its output projection if nothing needs that. Adds the loss and the logits to `found`.
+fn pass(
+    model: &Gpt2LMHeadModel,
+    asked: &Run,
+    ids: &Tensor,
+    args: ForwardArgs,
+    found: &mut Found,
+) -> Result<gpt2_model::ModelOutput, Failed> {
+    if asked.logits == "none" && !asked.loss {
+        return Ok(model.transform(ids, args)?);
+    }
+    let output = model.forward(ids, args)?;
+    if asked.loss {
+        add(found, "loss", &[loss(&output.logits, &asked.rows)?])?;
+    }
+    match asked.logits.as_str() {
+        "all" => add(found, "logits", &[output.logits])?,
+        "last" => {
+            let t = output.logits.dim(1)?;
+            add(found, "logits", &[output.logits.narrow(1, t - 1, 1)?])?;
+        }
+        _ => {}
+    }
+    Ok(output.transformer)
 }
 
 /// The mean cross-entropy in nats of predicting each token of each row from those before it.

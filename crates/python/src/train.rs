@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// What to learn, and how: see `gpt2_candle.train`.
+/// The text or examples to learn, and the settings: see `gpt2_candle.train`.
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Request {

@@ -1,14 +1,14 @@
-//! What follows a prompt: its tokens as text, up to the end token or the first of some stop strings.
+//! The continuation of a prompt: its tokens as text, up to the end token or the first of some stop strings.
 
 use gpt2_loader::{TextStream, Tokenizer};
 use gpt2_model::Config;
 use std::ops::Deref;
 
-/// How many tokens follow a prompt where a user does not say, if the context has room.
+/// The default number of new tokens, if the context has room for them.
 const NEW_TOKENS: usize = 100;
 
-/// How many tokens to generate at most after a prompt of `prompt` tokens: as many as were asked for, or else 100, or as the context
-/// has room for.
+/// The most tokens to generate after a prompt of `prompt` tokens: `asked`, or else 100, or fewer where the context has
+/// no room for 100.
 #[must_use]
 pub fn new_tokens(asked: Option<usize>, config: &Config, prompt: usize) -> usize {
     // The last new token is never fed back to the model.
@@ -38,7 +38,7 @@ impl<T: Deref<Target = Tokenizer>> Continuation<T> {
         Self { ends, stream, until: Until::new(stops.to_vec()), ids: vec![], text: String::new() }
     }
 
-    /// Adds a token; what it adds to the text.
+    /// Adds a token. Returns the text that it adds.
     pub fn push(&mut self, id: u32) -> String {
         let first = self.ids.is_empty();
         self.ids.push(id);
@@ -53,7 +53,7 @@ impl<T: Deref<Target = Tokenizer>> Continuation<T> {
         piece
     }
 
-    /// What is left of the text when no more tokens come.
+    /// Ends the text. Returns the part of it that was still held back.
     pub fn finish(&mut self) -> String {
         let Some(stream) = self.stream.take() else { return String::new() };
         let rest = self.until.push(&stream.finish()) + &self.until.finish();
@@ -78,9 +78,9 @@ impl<T: Deref<Target = Tokenizer>> Continuation<T> {
 #[derive(Debug)]
 struct Until {
     stops: Vec<String>,
-    /// What may be the beginning of a stop string.
+    /// The last characters, which may begin a stop string.
     held: String,
-    /// Which of them ended the text.
+    /// The index of the stop string that ended the text.
     found: Option<usize>,
 }
 
@@ -93,7 +93,7 @@ impl Until {
         self.found.map(|i| self.stops[i].as_str())
     }
 
-    /// What `piece` adds to the text for certain.
+    /// Adds `piece`. Returns the text that certainly belongs to no stop string.
     fn push(&mut self, piece: &str) -> String {
         if self.found.is_some() {
             return String::new();
@@ -115,7 +115,7 @@ impl Until {
         std::mem::replace(&mut self.held, rest)
     }
 
-    /// What is left when no more pieces come.
+    /// Ends the text. Returns the characters that were held back.
     fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

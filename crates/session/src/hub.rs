@@ -1,5 +1,5 @@
-//! How this machine reaches the Hub: what the caller gives comes first, then the variables that Python's `huggingface_hub` reads, in
-//! its order.
+//! Access to the Hub from this machine: the caller's options come first, then the variables that Python's
+//! `huggingface_hub` reads, in its order.
 
 use anyhow::Context;
 use gpt2_files::read_text;
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// The largest token file to read; a token has some forty characters.
 const LONGEST_TOKEN: u64 = 4096;
 
-/// What a caller may say of the Hub; the environment says the rest.
+/// The caller's options for the Hub; the environment supplies the others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HubOptions {
     /// A branch, tag or commit; `main` if there is none.

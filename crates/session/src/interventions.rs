@@ -13,7 +13,8 @@ pub struct OnHeads {
 }
 
 impl OnHeads {
-    /// What follows the kind of an intervention on a head, such as `scale`: `3.2=0.5`, or `3.*=0.5` for every head of a layer.
+    /// Parses an intervention on a head from its kind, such as `scale`, and the text that follows: `3.2=0.5`, or
+    /// `3.*=0.5` for every head of a layer.
     ///
     /// # Errors
     /// When it is neither.
@@ -37,7 +38,7 @@ impl OnHeads {
     }
 }
 
-/// The same intervention on another head.
+/// Moves an intervention to another head.
 fn on_head(one: &Intervention, head: Head) -> Intervention {
     match one {
         Intervention::ZeroAblate(_) => Intervention::ZeroAblate(head),

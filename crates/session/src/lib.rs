@@ -1,5 +1,6 @@
-//! What a user names, as what the libraries take: a model, the Hub as this machine is set up for it, a text, heads and places of
-//! interventions. The command and the Python package share it; it prints nothing, and returns notes for them to show.
+//! Turns the names that a user gives into what the libraries take: a model, the Hub as this machine is set up for it, a
+//! text, heads and places of interventions. The command and the Python package share it; it prints nothing, and returns
+//! notes for them to show.
 
 mod continuation;
 mod hub;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// The name of the built-in demo model, which is no path.
 pub const DEMO_NAME: &str = "demo";
 
-/// What the name of a model leads to.
+/// The model that a name stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Named {
     /// A folder as transformers writes it, which may not be there.
@@ -41,7 +41,7 @@ impl Named {
         id.map_or_else(|| Self::Folder(text.into()), Self::Hub)
     }
 
-    /// What a reader should know of the choice: that a model on the Hub has the name of this folder.
+    /// A note for the reader if a folder has the name of a model on the Hub.
     #[must_use]
     pub fn note(&self) -> Option<String> {
         let Self::Folder(folder) = self else { return None };
@@ -50,7 +50,7 @@ impl Named {
         Some(format!("model: the folder {text}; for {id} from the Hub, run this where no such folder exists"))
     }
 
-    /// Refuses a revision of what has none; `given` names the revision in the error.
+    /// Refuses a revision for a model that has none; `given` names the revision in the error.
     ///
     /// # Errors
     /// When there is a revision and the model is not one of the Hub.
@@ -67,7 +67,7 @@ impl Named {
     }
 }
 
-/// What the name of a dictionary of features leads to.
+/// The dictionary of features that a name stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NamedDictionary {
     /// A folder, which may not be there.

@@ -19,8 +19,9 @@ pub enum Task {
     /// A year later than the one in the text; the corrupted text has the year 01, after which every year will do (Hanna et al. 2023,
     /// "How does GPT-2 compute greater-than?", arXiv 2305.00586).
     GreaterThan,
-    /// What followed a token earlier; the corrupted text has another token there (Olsson et al. 2022, "In-context Learning and
-    /// Induction Heads", arXiv 2209.11895). Random tokens, so that any vocabulary of 14 tokens will do.
+    /// Random tokens, and their beginning once more: the answer is the token that comes next in the first round. The
+    /// corrupted text has another token in that place (Olsson et al. 2022, "In-context Learning and Induction Heads",
+    /// arXiv 2209.11895). Any vocabulary of 14 tokens will do.
     Induction,
     /// She or he, by the name; the corrupted text has a name of the other kind (Mathwin et al. 2023, "Identifying a Preliminary Circuit
     /// for Predicting Gendered Pronouns in GPT-2 Small").
@@ -41,18 +42,18 @@ pub enum Text {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum Answer {
-    /// As it is written in a text.
+    /// The token's text, with its space if it has one.
     Word(String),
-    /// The token.
+    /// The token's id.
     Id(u32),
 }
 
 /// A pair of a task: as JSON, a line that [`pair`](crate::pair) reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TaskPair {
-    /// What the model should get right.
+    /// The text that the model should get right.
     pub clean: Text,
-    /// A text of as many tokens, of which the answer is not true.
+    /// A text with the same number of tokens, which does not favor the right answers.
     pub corrupted: Text,
     /// The right answers to the clean text.
     pub correct: Vec<Answer>,
@@ -205,7 +206,7 @@ fn pronouns(rng: &mut ChaCha8Rng, women: &[&str], men: &[&str]) -> TaskPair {
     TaskPair { clean: text(clean), corrupted: text(corrupted), correct, incorrect }
 }
 
-/// Which words a vocabulary has as one token.
+/// Finds the words that a vocabulary has as one token.
 struct Words<'a> {
     tokenizer: &'a Tokenizer,
 }
@@ -215,7 +216,7 @@ impl Words<'_> {
         Ok(self.tokenizer.encode(text)?)
     }
 
-    /// Those words that are one token with a space before them.
+    /// The words that are one token with a space before them. Error if they are fewer than `ENOUGH`.
     fn single<'a>(&self, what: &str, words: &[&'a str]) -> anyhow::Result<Vec<&'a str>> {
         let mut found = vec![];
         for word in words {

@@ -8,7 +8,7 @@ use gpt2_loader::{LoadError, Tokenizer};
 pub struct Encoded {
     /// The ids.
     pub ids: Vec<u32>,
-    /// Which characters the vocabulary cannot spell, if there are any: they are left out.
+    /// A note about the characters that the vocabulary cannot spell, if there are any: they are left out.
     pub note: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What a training run starts from: examples as documents, and the config of a new model.
+//! The input of a training run: examples as documents, and the config of a new model.
 
 use anyhow::Result;
 use candle_fused::Implementation;

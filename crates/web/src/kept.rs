@@ -16,23 +16,23 @@ pub(crate) struct Kept {
 type Predictions = Rows<(Vec<f32>, Option<u32>), NextToken>;
 type Lens = Rows<Vec<f32>, (u32, f32)>;
 
-/// One for each position.
+/// One row for each position.
 type Rows<O, F> = Vec<Row<O, F>>;
 
-/// What was found at a position, and of what.
+/// A result at a position, and the input that it was computed from.
 #[derive(Debug)]
 pub(crate) struct Row<O, F> {
     pub(crate) of: O,
     pub(crate) found: F,
 }
 
-/// The positions where `now` is not what it was. Forgets positions beyond the last.
+/// The positions whose inputs differ from `now`. Forgets positions beyond the last.
 pub(crate) fn stale<O: PartialEq, F>(kept: &mut Rows<O, F>, now: &[O]) -> Vec<usize> {
     kept.truncate(now.len());
     (0..now.len()).filter(|&i| kept.get(i).is_none_or(|row| row.of != now[i])).collect()
 }
 
-/// Puts a row to its place: one that is there, or the next.
+/// Replaces the row at a position, or adds the next one.
 pub(crate) fn put<O, F>(kept: &mut Rows<O, F>, position: usize, row: Row<O, F>) {
     match kept.get_mut(position) {
         Some(place) => *place = row,

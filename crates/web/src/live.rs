@@ -16,9 +16,9 @@ use serde_json::json;
 use std::cell::RefCell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How many next tokens the page lists for each position.
+/// The number of next tokens that the page lists for each position.
 const LISTED: usize = 5;
-/// How many of the tokens to draw from are named.
+/// The most tokens to list of those that the next one is drawn from.
 const NAMED: usize = 8;
 
 /// The files of the demo model.
@@ -151,7 +151,7 @@ impl Live {
     /// cache: a large model draws many in the time of one picture. Fewer come where the text ends or the context is full.
     ///
     /// # Errors
-    /// As those of [`Live::look`].
+    /// Fails as [`Live::look`] does.
     pub fn go_on(&self, look: &Look, count: usize) -> anyhow::Result<Vec<u32>> {
         let (mut ids, _) = self.ids(look)?;
         let config = self.model.config();
@@ -278,7 +278,7 @@ impl Live {
         Ok(self.model.lm_head.forward(&hidden)?) // (rows, V)
     }
 
-    /// What the model predicts after each token, and the logits after the last.
+    /// The model's predictions after each token, and the logits after the last.
     fn predictions(
         &self,
         run: usize,
@@ -340,7 +340,7 @@ impl Live {
         visible_token(&self.tokenizer.spelled(&[id]).concat())
     }
 
-    /// What changes do to the most probable token, given the logits (V) of both runs.
+    /// The plain run's most probable token and its probability in both runs, given the logits (V) of both.
     fn effect(&self, plain: &[f32], changed: &[f32]) -> Option<Effect> {
         let &(id, of_plain) = most_likely(plain, 1, None).tokens.first()?;
         let changed = most_likely(changed, 0, Some(id)).actual?;

@@ -1,10 +1,10 @@
-//! What a page asks a model, and what it gets.
+//! A page's request to a model, and the answer.
 
 use crate::way::{Along, Way};
 use gpt2_model::Sampling;
 use serde::{Deserialize, Serialize};
 
-/// What to look at.
+/// A page's request: a text, and what to compute for it.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Look {
@@ -12,19 +12,19 @@ pub struct Look {
     pub text: String,
     /// The tokens of a text that the model continued, which its letters may not give back.
     pub ids: Vec<u32>,
-    /// How many of the tokens are the prompt, if the model drew the others: at least one, and all at most.
+    /// The number of tokens that are the prompt, from 1 to all of them; `None` if the model drew none.
     pub prompt: Option<usize>,
     /// Interventions, as on the command line without dashes: `ablate 0.3`, `block 3:1`.
     pub changes: Vec<String>,
-    /// Whether the plain run stands beside the one with interventions.
+    /// Whether to compare the run under interventions with the plain one.
     pub compare: bool,
-    /// How the next token is drawn.
+    /// The settings to draw the next token with.
     pub draw: Draw,
     /// The token whose way through the model is wanted.
     pub along: Option<Along>,
 }
 
-/// How to draw the next token: see [`Sampling`].
+/// The settings to draw the next token with: see [`Sampling`].
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Draw {
@@ -34,7 +34,7 @@ pub struct Draw {
     pub top_k: Option<usize>,
     /// Keeps the fewest tokens whose probabilities sum to p, above 0 and at most 1.
     pub top_p: Option<f64>,
-    /// The same seed draws the same text.
+    /// The seed: the same one draws the same text.
     pub seed: u64,
 }
 
@@ -45,7 +45,7 @@ impl Default for Draw {
     }
 }
 
-/// What a page shows of a text.
+/// The answer to a page's request.
 #[derive(Debug, Clone, Serialize)]
 pub struct Shown {
     /// The text's tokens.
@@ -58,16 +58,16 @@ pub struct Shown {
     pub left_out: Option<String>,
     /// The next token; none where the context is full.
     pub next: Option<Next>,
-    /// What the changes do to the prediction after the text, if the plain run stands beside.
+    /// The effect of the changes on the prediction after the text, if the plain run is compared.
     pub effect: Option<Effect>,
-    /// The way of the token that was asked for.
+    /// The way of the requested token.
     pub way: Option<Way>,
     /// The data for the page: a line for each block, as [`gpt2_view::PageWriter::data`] writes it.
     #[serde(skip)]
     pub page: String,
 }
 
-/// What changes do to a prediction.
+/// The effect of changes on a prediction.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Effect {
     /// The token that the plain run finds most probable, as [`Next::token`].
@@ -93,7 +93,7 @@ pub struct Next {
     pub from: Vec<(String, f64)>,
     /// Its place in that list; none if it is not among the most probable.
     pub place: Option<usize>,
-    /// How many tokens it was drawn from.
+    /// The number of tokens it was drawn from.
     pub count: usize,
 }
 

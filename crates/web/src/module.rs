@@ -1,4 +1,4 @@
-//! What the page's worker calls.
+//! The functions that the page's worker calls.
 
 use crate::{Live, Look};
 use gpt2_loader::Files;
@@ -24,17 +24,17 @@ impl Model {
     /// A model of the reader's own.
     ///
     /// # Errors
-    /// As those of [`Files::in_memory`] and [`Live::open`].
+    /// Fails as [`Files::in_memory`] and [`Live::open`] do.
     pub fn open(name: &str, files: ModelFiles) -> Result<Self, JsError> {
         let open = || Live::open(&Files::in_memory(name, files.0)?);
         open().map(Self).map_err(thrown)
     }
 
-    /// What a page shows of a text: a first line of JSON, [`Shown`](crate::Shown), then the lines of the page's data. `look` is a
-    /// [`Look`] as JSON.
+    /// Runs the model over a text. Returns a first line of JSON, [`Shown`](crate::Shown), then the lines of the page's
+    /// data. `look` is a [`Look`] as JSON.
     ///
     /// # Errors
-    /// As those of [`Live::look`], and when `look` is not the JSON of a [`Look`].
+    /// Fails as [`Live::look`] does, and when `look` is not the JSON of a [`Look`].
     pub fn look(&self, look: &str) -> Result<String, JsError> {
         let shown = self.0.look(&parsed(look)?).map_err(thrown)?;
         let first = serde_json::to_string(&shown).map_err(|e| thrown(e.into()))?;
@@ -44,7 +44,7 @@ impl Model {
     /// The tokens of a text and up to `count` drawn ones. `look` is a [`Look`] as JSON.
     ///
     /// # Errors
-    /// As those of [`Live::go_on`], and when `look` is not the JSON of a [`Look`].
+    /// Fails as [`Live::go_on`] does, and when `look` is not the JSON of a [`Look`].
     pub fn go_on(&self, look: &str, count: usize) -> Result<Vec<u32>, JsError> {
         self.0.go_on(&parsed(look)?, count).map_err(thrown)
     }

@@ -29,7 +29,7 @@ const WORKER: &str = include_str!("page/worker.js");
 /// The most effort that deflate knows.
 const LEVEL: u8 = 10;
 
-/// The most bytes of a file of the model: as text, four thirds of them must fit the longest string of Chromium, of 2^29 letters.
+/// The most bytes of a file of the model: its text is 4/3 the size, and must fit Chromium's longest string of 2^29 letters.
 const LARGEST: usize = 400_000_000;
 
 /// A page with the model in it: one file that fetches nothing.
@@ -52,10 +52,11 @@ impl LiveFile<'_> {
         self.model.map_or(Ok(()), |model| contents(model).map(drop))
     }
 
-    /// Writes the page, which opens on `first`: on its text, changes and ways to draw. The plain run stands beside one with changes.
+    /// Writes the page, which opens on `first`: on its text, changes and ways to draw. A run with changes is compared with the
+    /// plain one.
     ///
     /// # Errors
-    /// Those of [`LiveFile::check`], and when `out` cannot be written to.
+    /// Fails as [`LiveFile::check`] does, and when `out` cannot be written to.
     pub fn write(&self, first: &Look, out: &mut impl Write) -> anyhow::Result<()> {
         let module = BASE64_STANDARD.encode(compress_to_vec_zlib(self.module, LEVEL));
         let worker = BASE64_STANDARD.encode(format!("{}\n{WORKER}", self.glue));

@@ -6,7 +6,7 @@ use gpt2_model::{Block, Config};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// Which token to follow, and through which head. All count from 0.
+/// The token to follow, and the head to follow it through. All indices count from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Along {
@@ -29,7 +29,7 @@ pub struct Way {
     pub stages: Vec<Stage>,
 }
 
-/// What a stage computes for the token.
+/// The values that a stage computes for the token.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Stage {
     /// Its name: one of [`STAGES`].
@@ -41,13 +41,13 @@ pub struct Stage {
     /// The token's part; of scores and weights, those of the tokens that it sees. The score of a link that is cut is -inf, which is
     /// null in JSON.
     pub values: Vec<f32>,
-    /// Of next tokens: which.
+    /// The next tokens, in the stages that list them.
     pub tokens: Vec<String>,
-    /// Of all heads' values: those of the chosen head.
+    /// The chosen head's part of `values`, in the stage that has all heads'.
     pub own: Option<Range<usize>>,
-    /// Of queries, keys and values: the columns of `c_attn` that compute them.
+    /// The columns of `c_attn` that compute the query, the key or the value.
     pub columns: Option<Range<usize>>,
-    /// Of scores: what the products are multiplied by.
+    /// The factor of the products of queries and keys, in the stage of scores.
     pub scale: Option<f64>,
 }
 
@@ -82,11 +82,11 @@ pub(crate) struct Likely {
     pub(crate) logits: Vec<(String, f32)>,
     /// With the probabilities to draw them with.
     pub(crate) probabilities: Vec<(String, f32)>,
-    /// How many tokens there are.
+    /// The number of tokens in the vocabulary.
     pub(crate) vocabulary: usize,
 }
 
-/// What the values of a stage are, within the tensor of its point.
+/// The part of a point's tensor that a stage shows.
 enum Part {
     /// A row of (1, T, C).
     Row,
@@ -99,7 +99,7 @@ enum Part {
 }
 
 impl Along {
-    /// What the stages read while the model runs.
+    /// A recorder of the values that the stages show; it records nothing without a token to follow.
     pub(crate) fn recorder(along: Option<&Self>) -> Recorder {
         Recorder::new(along.iter().flat_map(|along| along.points()).map(|(_, point, _)| point))
     }

@@ -74,7 +74,7 @@ struct Report {
     other: Side,
     tokens: usize,
     window: usize,
-    /// How far each window moves on: they do not overlap.
+    /// The tokens by which a window moves on: `window`, since windows do not overlap.
     stride: usize,
     mean_kl_divergence: f64,
     top_1_agreement: f64,
@@ -89,7 +89,7 @@ struct Side {
     formats: Vec<&'static str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     adapters: Vec<Used>,
-    /// What its keys and values are cached in, if they are.
+    /// The dtype of its cached keys and values; `None` without a cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     kv: Option<&'static str>,
     perplexity: f64,
@@ -144,27 +144,7 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
         bail!("the tokenizer gives id {id}, the models have {} tokens", config.vocab_size);
     }
 
-    // Attention reads all keys and values of a window from the cache, those of the newest token as well.
-    let cache = |kv| KvCache::new(b.model.config(), 1, window.min(ids.len()), kv, &device);
-    let mut cache = args.kv_other.map(cache).transpose()?;
-    let bar = bar(Some(ids.len() as u64), "{bar:30} {pos}/{len} tokens, {eta} left");
-    let mut comparison = Comparison::default();
-    for part in ids.chunks(window).filter(|part| part.len() > 1) {
-        let inputs = Tensor::new(&part[..part.len() - 1], &device)?.unsqueeze(0)?; // (1, T)
-        let logits = |role: &str, of: &Loaded, cache: Option<&mut KvCache>| -> anyhow::Result<Tensor> {
-            let logits = of.model.forward(&inputs, ForwardArgs { cache, ..Default::default() })?.logits;
-            if !all_finite(&logits)? {
-                bail!("{role}, {}: {}", of.side.name, finite::explain(&of.model, &inputs, None))
-            }
-            Ok(logits.squeeze(0)?.to_device(&Device::Cpu)?) // (T, V)
-        };
-        let targets = Tensor::new(&part[1..], &Device::Cpu)?;
-        cache.iter_mut().for_each(KvCache::clear);
-        let pair = [&logits("MODEL", &a, None)?, &logits("OTHER", &b, cache.as_mut())?];
-        comparison.add(pair, &targets)?;
-        bar.inc(part.len() as u64);
-    }
-    bar.finish_and_clear();
+    let comparison = compared(args, [&a, &b], &ids, window, &device)?;
     [a.side.perplexity, b.side.perplexity] = comparison.perplexity();
     for (role, Side { name, perplexity, .. }) in [("MODEL", &a.side), ("OTHER", &b.side)] {
         if !perplexity.is_finite() {
@@ -184,6 +164,38 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
         largest_logit_difference: comparison.largest_difference,
     };
     output::report(args.json, &report, print)
+}
+
+/// Compares the predictions of two models over a text, window by window.
+fn compared(
+    args: &CompareArgs,
+    [a, b]: [&Loaded; 2],
+    ids: &[u32],
+    window: usize,
+    device: &Device,
+) -> anyhow::Result<Comparison> {
+    // Attention reads all keys and values of a window from the cache, those of the newest token as well.
+    let cache = |kv| KvCache::new(b.model.config(), 1, window.min(ids.len()), kv, device);
+    let mut cache = args.kv_other.map(cache).transpose()?;
+    let bar = bar(Some(ids.len() as u64), "{bar:30} {pos}/{len} tokens, {eta} left");
+    let mut comparison = Comparison::default();
+    for part in ids.chunks(window).filter(|part| part.len() > 1) {
+        let inputs = Tensor::new(&part[..part.len() - 1], device)?.unsqueeze(0)?; // (1, T)
+        let logits = |role: &str, of: &Loaded, cache: Option<&mut KvCache>| -> anyhow::Result<Tensor> {
+            let logits = of.model.forward(&inputs, ForwardArgs { cache, ..Default::default() })?.logits;
+            if !all_finite(&logits)? {
+                bail!("{role}, {}: {}", of.side.name, finite::explain(&of.model, &inputs, None))
+            }
+            Ok(logits.squeeze(0)?.to_device(&Device::Cpu)?) // (T, V)
+        };
+        let targets = Tensor::new(&part[1..], &Device::Cpu)?;
+        cache.iter_mut().for_each(KvCache::clear);
+        let pair = [&logits("MODEL", a, None)?, &logits("OTHER", b, cache.as_mut())?];
+        comparison.add(pair, &targets)?;
+        bar.inc(part.len() as u64);
+    }
+    bar.finish_and_clear();
+    Ok(comparison)
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {

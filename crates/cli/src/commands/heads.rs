@@ -96,7 +96,7 @@ impl From<Score> for Mean {
 struct Row {
     layer: usize,
     head: usize,
-    /// What became of its output, if the run does not use it: "ablated".
+    /// The intervention that silences the head, such as "ablated"; `None` if the run uses its output.
     #[serde(skip_serializing_if = "Option::is_none")]
     silenced: Option<&'static str>,
     previous_token: Mean,
@@ -128,7 +128,7 @@ const CLEARLY: f64 = 0.05;
 /// An induction head also copies if its copying score is at least this.
 const COPIES: f64 = 0.1;
 
-/// How many heads of a kind to name.
+/// The most heads of a kind to name.
 const LISTED: usize = 12;
 
 pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<()> {

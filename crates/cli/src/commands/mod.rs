@@ -130,7 +130,7 @@ mod tests {
     use clap::error::{ContextKind, ContextValue, ErrorKind};
     use clap::{Arg, Error};
 
-    /// Values of which each option takes one.
+    /// Sample values: every option takes one of these, or one of its own possible values.
     const VALUES: [&str; 15] = [
         "1",
         "0.5",
@@ -154,7 +154,7 @@ mod tests {
         command.clone().try_get_matches_from(words).map(|_| ())
     }
 
-    /// How the argument is given, with a value that it takes.
+    /// The first spelling of the argument that the command accepts, with a value if it takes one.
     fn given(command: &clap::Command, arg: &Arg) -> Option<String> {
         let named = arg.get_possible_values().into_iter().map(|value| value.get_name().to_string());
         let values: Vec<String> = named.chain(VALUES.map(str::to_string)).collect();
@@ -169,7 +169,7 @@ mod tests {
         })
     }
 
-    /// What an error says is missing: arguments, or groups of them.
+    /// The names of the arguments, or groups of them, that an error reports as missing.
     fn missing(error: &Error) -> Vec<String> {
         match error.get(ContextKind::InvalidArg) {
             Some(ContextValue::Strings(names)) if error.kind() == ErrorKind::MissingRequiredArgument => {
@@ -179,7 +179,8 @@ mod tests {
         }
     }
 
-    /// Whether an error's list of what is missing has the argument: `<--html <FILE>|--open>` has `--open`, `<L.H>` has `[L.H]`.
+    /// Whether `missing`, an error's list of missing arguments, has this one: `<--html <FILE>|--open>` has `--open`,
+    /// `<L.H>` has `[L.H]`.
     fn names(missing: &str, arg: &Arg) -> bool {
         missing.contains(arg.to_string().trim_matches(['[', ']']))
     }

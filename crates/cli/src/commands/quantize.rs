@@ -49,7 +49,7 @@ pub(crate) struct QuantizeArgs {
     pub(crate) hub: HubArgs,
 }
 
-/// What a GGUF file is written as.
+/// The parser of `--to`: takes the types of a GGUF file.
 pub(super) fn types() -> impl TypedValueParser<Value = GgufType> {
     let names = GgufType::ALL.iter().map(|kind| PossibleValue::new(kind.as_str()).help(kind.about()));
     PossibleValuesParser::new(names).try_map(|name| name.parse::<GgufType>())
@@ -64,14 +64,15 @@ struct Report<'a> {
     bytes: u64,
     parameters: u64,
     bits_per_parameter: f64,
-    /// How many tensors of weights have each format.
+    /// The number of weight tensors in each format.
     weights: BTreeMap<String, usize>,
 }
 
-/// How many numbers share the scales of a block of `q4_K` or `q6_K`.
+/// The numbers in a block of `q4_K` or `q6_K`.
 const LARGE_BLOCK: usize = 256;
 
-/// How many tensors of more than one dimension a GGUF file has in each format; positions, in f32 in every type, are not counted.
+/// Counts the tensors of more than one dimension in each format of a GGUF file. Positions, in f32 in every type, are
+/// not counted.
 fn weights_of(path: &Path) -> anyhow::Result<BTreeMap<String, usize>> {
     let written = Checkpoint::open(&Source::Gguf(path.into()).open()?)?;
     let mut weights = BTreeMap::new();
@@ -85,7 +86,7 @@ fn weights_of(path: &Path) -> anyhow::Result<BTreeMap<String, usize>> {
     Ok(weights)
 }
 
-/// Why a file has other formats than those of its type: a model `width` numbers wide may have no room for blocks.
+/// Explains formats that the file's type does not name: rows of `width` numbers may not divide into large blocks.
 fn because(kind: GgufType, width: usize) -> String {
     let (need, instead) = match kind {
         GgufType::Q4_0 => ("Q6_K needs", "the output projection got Q8_0"),

@@ -30,7 +30,7 @@ pub(crate) struct ManArgs {
 
 const NAME: &str = "gpt2";
 
-/// What every page ends with. Of the variables, `NO_COLOR` is on the pages of commands with `--color` alone.
+/// The sections at the end of every manual page. `NO_COLOR` is only on the pages of commands with `--color`.
 const ENDINGS: &str = r#".SH "EXIT STATUS"
 .TP
 0
@@ -61,7 +61,7 @@ NO_COLOR
 no colors, unless \-\-color says otherwise
 ";
 
-/// The title that the generator gives to what stands behind the options, and ours.
+/// The generator's title for the section after the options, and our title for it.
 const TITLES: (&str, &str) = (".SH EXTRA\n", ".SH \"NOTES AND EXAMPLES\"\n");
 
 pub(crate) fn completions(args: &CompletionsArgs, mut gpt2: clap::Command) -> anyhow::Result<()> {

@@ -14,14 +14,14 @@ use std::time::Duration;
 /// The most numbers in the queries and keys of all heads together: 16 bits each, in base64.
 const VECTORS: usize = 3_000_000;
 
-/// How a page shows its subject.
+/// The options of a page.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PageOptions {
     /// Keep only the largest weights of each row.
     pub(crate) top: Option<usize>,
     /// The names of two runs to compare.
     pub(crate) runs: Vec<String>,
-    /// How many of the tokens are the prompt of a generated text.
+    /// The number of tokens of a generated text that are its prompt.
     pub(crate) prompt: Option<usize>,
     /// The label of the last token of a generated text, which the model never read.
     pub(crate) next: Option<String>,
@@ -79,7 +79,7 @@ impl Page {
     }
 }
 
-/// What a layer's attention computed from, as its hook points have it, (1, T, heads, D) each.
+/// The queries, keys and values of a layer's attention at its hook points, (1, T, heads, D) each.
 #[derive(Debug, Default)]
 pub(crate) struct LayerValues {
     pub(crate) q: Option<Tensor>,
@@ -87,7 +87,7 @@ pub(crate) struct LayerValues {
     pub(crate) v: Option<Tensor>,
 }
 
-/// How long to wait for a launcher to fail. One that is still running by then is the browser's own process.
+/// The time to wait for a launcher to fail. One that is still running by then is the browser's own process.
 const LAUNCH: Duration = Duration::from_secs(3);
 
 /// Opens the page in a browser: the file at `path`, or a temporary one that is kept.

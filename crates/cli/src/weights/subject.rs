@@ -1,4 +1,5 @@
-//! What weights are about: the model, the text, and the chosen layers and heads; and what the model predicts there.
+//! The subject of attention weights: the model, the text, and the chosen layers and heads; and the model's predictions
+//! there.
 
 use crate::changes::Changes;
 use crate::finite::FiniteArgs;
@@ -10,12 +11,12 @@ use gpt2_model::hooks::Head;
 use gpt2_view::{LikelyJson, NextToken, Silenced};
 use rayon::prelude::*;
 
-/// How many next tokens the page shows for each position.
+/// The number of next tokens that the page shows for each position.
 const LIKELY: usize = 5;
-/// How many positions' logits to hold at a time.
+/// The number of positions whose logits are in memory at a time.
 const CHUNK: usize = 64;
 
-/// What weights are about.
+/// The model, text, layers and heads that attention weights belong to.
 #[derive(Clone, Copy)]
 pub(crate) struct Subject<'a> {
     pub(crate) session: &'a Session,

@@ -22,7 +22,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::io::Write;
 
-/// How many heads to print; JSON has all.
+/// The most heads to print; JSON has all.
 const SHOWN: usize = 20;
 
 #[derive(Serialize)]
@@ -31,7 +31,7 @@ struct EffectReport {
     target: Token,
     #[serde(skip_serializing_if = "Option::is_none")]
     against: Option<Token>,
-    /// What `value` and each `change` are: the target's log-probability in nats, or the difference of the logits.
+    /// The metric of `value` and of each `change`: the target's log-probability in nats, or the difference of two logits.
     metric: &'static str,
     /// After the prompt, with all heads in place.
     value: f64,
@@ -50,26 +50,26 @@ struct Token {
 struct HeadEffect {
     layer: usize,
     head: usize,
-    /// What became of its output already, if the run does not use it: "ablated".
+    /// The intervention that silences the head, such as "ablated"; `None` if the run uses its output.
     #[serde(skip_serializing_if = "Option::is_none")]
     silenced: Option<&'static str>,
-    /// How much ablating the head adds to the metric.
+    /// The change of the metric when the head is ablated.
     change: f64,
     /// The head's direct contribution to the target's logit, or to the difference.
     direct: f64,
 }
 
-/// What the other parts of the model add to the logit. With the heads', the shares sum to `total`.
+/// The direct contributions of all other parts to the logit. With those of the heads, they sum to `total`.
 #[derive(Serialize)]
 struct Direct {
-    /// Whether the logit counts less the mean of all logits, and heads without their constant parts.
+    /// Whether the mean of all logits is subtracted, and the heads' constant parts count with the biases.
     centered: bool,
     attention_biases: Vec<f64>,
     mlps: Vec<f64>,
     embed: f64,
     pos_embed: f64,
     final_bias: f64,
-    /// What interventions add to the residual stream themselves.
+    /// The direct contribution of what interventions add to the residual stream.
     interventions: f64,
     /// The sum of all shares.
     sum: f64,
@@ -77,7 +77,7 @@ struct Direct {
     total: f64,
 }
 
-/// What ablating each head does, and what each part adds directly.
+/// The effect of ablating each head, and each part's direct contribution.
 pub(super) struct Effects {
     pub(super) target: u32,
     pub(super) against: Option<u32>,

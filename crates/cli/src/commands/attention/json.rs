@@ -30,7 +30,7 @@ pub(super) fn run_json(
     Ok(RunJson { next, links: looked.map(|first| first.links().to_vec()), layers })
 }
 
-/// What the output projection reads after the last token: (1, C)
+/// The input of the output projection at the last position: (1, C)
 pub(super) fn last_hidden(scene: &Scene, output: &ModelOutput) -> anyhow::Result<Tensor> {
     Ok(output.last_hidden_state.squeeze(0)?.narrow(0, scene.subject.ids.len() - 1, 1)?)
 }

@@ -15,17 +15,17 @@ use gpt2_model::hooks::{Head, Interventions, Point};
 use gpt2_model::{ForwardArgs, ModelOutput};
 use gpt2_view::{FirstLook, HeadNumbers, LayerJson, RunJson, Silenced, visible_token};
 
-/// How many features of a token the page keeps.
+/// The most features of a token that the page keeps.
 const FEATURES: usize = 32;
 
 /// The page, into which the layers of the run under interventions go one at a time.
 pub(super) struct Looked {
     pub(super) page: Page,
-    /// Which run that is: the second of a comparison.
+    /// The index of the run under interventions: 1 in a comparison, else 0.
     pub(super) run: usize,
     /// The plain run of a comparison.
     plain: Option<ModelOutput>,
-    /// The same for JSON, if that is wanted.
+    /// The plain run of a comparison, for `--json`.
     pub(super) json: Option<RunJson>,
 }
 
@@ -72,7 +72,7 @@ impl Looked {
         Ok(Self { page, run: usize::from(args.compare), plain, json })
     }
 
-    /// The whole file; `output` is that of the run under interventions.
+    /// The whole file; `output` comes from the run under interventions.
     pub(super) fn finish(mut self, scene: &Scene, output: &ModelOutput) -> anyhow::Result<Vec<u8>> {
         for with in &scene.args.with {
             match with {
@@ -129,7 +129,8 @@ impl Looked {
         Ok(self.page.writer.head_numbers(&numbers(&of_direct, direct, &found.direct.heads)?)?)
     }
 
-    /// What `gpt2 heads` prints of the plain model: its texts have other positions than the prompt.
+    /// Adds the scores of `gpt2 heads` to the page. They are those of the plain model: interventions at positions of
+    /// the prompt do not fit their random texts.
     fn scores(&mut self, scene: &Scene) -> anyhow::Result<()> {
         let session = scene.subject.session;
         let seed = scene.args.study.model.run.seed;
@@ -215,7 +216,7 @@ pub(super) fn lens(scene: &Scene) -> bool {
     scene.args.with.contains(&WithArg::Lens)
 }
 
-/// What a page keeps of a layer besides its weights.
+/// The points whose values a page keeps for each layer, besides the weights.
 pub(super) fn kinds(scene: &Scene) -> &'static [fn(usize) -> Point] {
     if scene.args.with.contains(&WithArg::Neurons) { &[Point::Q, Point::K, Point::V] } else { &[Point::V] }
 }

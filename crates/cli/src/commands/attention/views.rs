@@ -27,7 +27,7 @@ pub(super) struct Views {
     /// Heat maps for stdout, printed after the files are written.
     pub(super) maps: Option<String>,
     pub(super) json: Option<Vec<LayerJson>>,
-    /// What the terminal shows if the user named no head, and what JSON says of every head.
+    /// The summary that the terminal shows if the user names no head; JSON has it for every head.
     pub(super) first: Option<FirstLook>,
     /// The plain run of a comparison, for JSON.
     plain: Option<RunJson>,
@@ -170,7 +170,7 @@ impl Views {
     }
 }
 
-/// What stdout gets.
+/// The result for stdout.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub(super) enum Shown {
@@ -207,7 +207,7 @@ impl Shown {
     }
 }
 
-/// What the labels of tokens in `shown` are; nothing where they are ids.
+/// The line that explains the token labels in `shown`; empty where they are ids.
 fn tokens_word(scene: &Scene, shown: &str) -> String {
     if scene.subject.session.tokenizer().is_err() {
         return String::new();
@@ -217,7 +217,7 @@ fn tokens_word(scene: &Scene, shown: &str) -> String {
     wrap(&format!("{space}tokens are words and pieces of words"), width) + "\n"
 }
 
-/// A head's name, and what became of its output if the run does not use it.
+/// A head's name, and how an intervention silences it, if one does.
 fn named(scene: &Scene, layer: usize, head: usize) -> String {
     let silenced = scene.subject.silenced().how(layer, head);
     format!("layer {layer}, head {head}{}", silenced.map(|how| format!(" ({how})")).unwrap_or_default())

@@ -66,7 +66,7 @@ pub(crate) struct BenchArgs {
     pub(crate) model: ModelArgs,
 }
 
-/// The autoencoder of `bench features`: its features for each number of a value, and how many of them fire.
+/// The autoencoder of `bench features`: its features per input dimension, and how many of them fire.
 pub(super) const FEATURES_OF_ONE: usize = 32;
 pub(super) const FIRING: usize = 32;
 

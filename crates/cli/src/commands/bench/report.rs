@@ -1,4 +1,4 @@
-//! What a timed run reports.
+//! The report of a timed run.
 
 use super::work::Work;
 use crate::output;
@@ -53,7 +53,7 @@ pub(super) struct Report {
     /// The instruction set of the CPU kernels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) isa: Option<&'static str>,
-    /// How the times were measured: by the device's own events, or by a clock.
+    /// The source of the times: the device's own events, or a clock.
     pub(super) timer: &'static str,
     pub(super) runs: u32,
     /// On a GPU, the groups of runs that were measured; a time is the mean of a group.

@@ -1,4 +1,4 @@
-//! What is to be timed: the model or its shape, the device and the sizes.
+//! The setup of a benchmark: the model or its shape, the device and the sizes.
 
 use super::args::{BenchArgs, BenchTarget};
 use super::work::{self, Numbers, Work};
@@ -80,12 +80,12 @@ impl<'a> Bench<'a> {
         (whole && !formats.is_empty()).then(|| formats.join(", "))
     }
 
-    /// What keys and values are cached in.
+    /// The dtype of the cached keys and values.
     pub(super) fn kv(&self) -> CacheDType {
         self.args.kv.unwrap_or(self.dtype.into())
     }
 
-    /// What a run of `seconds` on the CPU reads or computes.
+    /// Compares what a run of `seconds` on the CPU computes or reads with the machine's limit.
     pub(super) fn work(&self, seconds: f64) -> Option<Work> {
         let quantized = self.quantized().is_some();
         let d = self.config.heads().dim;
@@ -98,7 +98,7 @@ impl<'a> Bench<'a> {
         Work::of(self.args, &self.config, Numbers { dtype: self.dtype, quantized, weight, number }, seconds)
     }
 
-    /// Which attention runs: `--impl` if a kernel for it exists.
+    /// The attention implementation that runs: `--impl` if a kernel for it exists.
     pub(super) fn implementation(&self) -> anyhow::Result<Implementation> {
         let t = match self.args.what {
             BenchTarget::Train if self.device.is_metal() => return Ok(Implementation::Eager), // has no gradient

@@ -1,4 +1,4 @@
-//! How much a timed run computes or reads, and how much of the machine's limit that is.
+//! The operations or bytes of a timed run, and their share of the machine's limit.
 
 use super::args::{BenchArgs, BenchTarget, FEATURES_OF_ONE, FIRING};
 use candle_core::DType;
@@ -14,7 +14,7 @@ pub(super) struct Work {
     /// 10⁹ operations or bytes a second.
     pub(super) giga_per_s: f64,
     pub(super) unit: &'static str,
-    /// The most that the machine did just now.
+    /// The machine's limit, as measured just now.
     pub(super) peak: f64,
     pub(super) of_peak: f64,
 }
@@ -35,7 +35,7 @@ impl Work {
     }
 }
 
-/// What a model computes with.
+/// The dtype of the activations, and the sizes of weights, keys and values.
 #[derive(Clone, Copy)]
 pub(super) struct Numbers {
     pub(super) dtype: DType,
@@ -43,7 +43,7 @@ pub(super) struct Numbers {
     pub(super) quantized: bool,
     /// The bytes of a weight, on average.
     pub(super) weight: f64,
-    /// The bytes of a key or a value.
+    /// The bytes of one number of a cached key or value.
     pub(super) number: f64,
 }
 

@@ -61,7 +61,7 @@ pub(crate) struct CircuitsArgs {
 const COMPOSITIONS: &[(&str, Composition)] =
     &[("q", Composition::Q), ("k", Composition::K), ("v", Composition::V)];
 
-/// How many singular values to show, and how many tokens of each.
+/// The most singular values to show, and the tokens to show for each.
 const SINGULAR: usize = 5;
 const TOKENS: usize = 6;
 

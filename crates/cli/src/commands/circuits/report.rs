@@ -1,4 +1,4 @@
-//! What `gpt2 circuits` reports, and how it prints that.
+//! The reports of `gpt2 circuits`, and how they are printed.
 
 use crate::output::{self, note};
 use crate::provenance::Provenance;
@@ -13,14 +13,14 @@ use std::io::Write;
 pub(super) struct Overview {
     pub(super) provenance: Provenance,
     pub(super) heads: Vec<OfHead>,
-    /// How strongly the output of one head feeds another, strongest first.
+    /// The composition scores of pairs of heads, largest first.
     pub(super) compositions: Vec<Pair>,
     /// The scores of all pairs of heads, for the picture.
     #[serde(skip)]
     pub(super) written: Vec<Written>,
 }
 
-/// How strongly the output of each head feeds what each other one `reads`: `q`, `k` or `v`.
+/// The composition scores of all pairs of heads, for one input of the later head: `q`, `k` or `v`.
 pub(super) struct Written {
     pub(super) reads: &'static str,
     /// (L, H, L, H)
@@ -37,7 +37,7 @@ pub(super) struct OfHead {
 
 #[derive(Serialize)]
 pub(super) struct Pair {
-    /// What of the later head reads: `q`, `k` or `v`.
+    /// The input of the later head: `q`, `k` or `v`.
     pub(super) reads: &'static str,
     pub(super) from: String,
     pub(super) to: String,
@@ -69,7 +69,7 @@ pub(super) struct Link {
     pub(super) value: f64,
 }
 
-/// A singular value, and the tokens of its directions. Both signs of the two directions together mean the same.
+/// A singular value, and the tokens of its two directions. Changing the signs of both directions gives the same pair.
 #[derive(Serialize)]
 pub(super) struct Direction {
     pub(super) value: f64,

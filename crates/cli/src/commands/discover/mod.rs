@@ -168,7 +168,7 @@ pub(crate) fn run(args: &DiscoverArgs) -> anyhow::Result<()> {
     outputs.commit_after(|| output::report(args.study.json, &report, report::print))
 }
 
-/// Scores of all edges, and what circuits are compared with.
+/// Scores of all edges, and the metrics that circuits are compared with.
 struct Search<'a> {
     args: &'a DiscoverArgs,
     study: &'a Study<'a>,
@@ -247,7 +247,7 @@ impl<'a> Search<'a> {
         Ok(search)
     }
 
-    /// How much of the difference circuits keep, and the metric of each pair in them.
+    /// The faithfulness of each circuit, and the metric of each pair in it.
     fn measured(&self, circuits: &[&EdgeSet]) -> anyhow::Result<Vec<(f64, Vec<f64>)>> {
         let start = Instant::now();
         let found = with_progress("runs of circuits", |progress| {
@@ -265,7 +265,7 @@ impl<'a> Search<'a> {
         Ok(found.into_iter().map(|each| ((mean(&each) - none) / (all - none), each)).collect())
     }
 
-    /// The circuit of `count` edges, without those that lie on no way from the embeddings to the logits.
+    /// The circuit of the best `count` edges, less those that lie on no path from the embeddings to the logits.
     fn best(&self, count: usize) -> EdgeSet {
         let chosen = match self.args.choose {
             Choice::Greedy => self.scores.greedy(count),
@@ -274,7 +274,7 @@ impl<'a> Search<'a> {
         chosen.connected(self.args.replace)
     }
 
-    /// Circuits of as many random edges.
+    /// Circuits of `count` random edges each, as many as `--random` says.
     fn random(&self, count: usize) -> Vec<EdgeSet> {
         let seeds = (0..self.args.random).map(|i| self.args.study.model.run.seed.wrapping_add(u64::from(i)));
         seeds.map(|seed| EdgeSet::random(self.study.graph(), count, seed)).collect()
@@ -308,7 +308,7 @@ impl<'a> Search<'a> {
         Ok(curve)
     }
 
-    /// The size that was asked for, or one at which circuits become as faithful as was asked for.
+    /// The number of edges: `--edges`, or one at which circuits reach `--faithfulness`.
     fn size(&self, curve: &[Point]) -> anyhow::Result<usize> {
         if let Some(edges) = self.args.edges {
             return Ok((edges as usize).min(self.study.graph().edge_count()));
@@ -330,7 +330,7 @@ impl<'a> Search<'a> {
         Ok(high)
     }
 
-    /// The circuit, and what there is to say of it.
+    /// The circuit to report, with its faithfulness and that of the circuits beside it.
     fn chosen(&self, curve: &[Point]) -> anyhow::Result<Circuit> {
         let size = self.size(curve)?;
         let circuit = self.best(size);

@@ -1,4 +1,4 @@
-//! What `gpt2 discover` reports, and how it prints that.
+//! The report of `gpt2 discover`, and how it is printed.
 
 use crate::output::{self, note};
 use crate::pairs::Mean;
@@ -19,7 +19,7 @@ pub(super) struct Report {
     /// The logit difference after the clean prompts, and after the corrupted ones.
     pub(super) clean_difference: Mean,
     pub(super) corrupt_difference: Mean,
-    /// That of the clean prompts in a model without any edge: after the corrupted ones, if their values stand in.
+    /// The logit difference in a model without any edge. With `--replace corrupted`, it is that of the corrupted prompts.
     pub(super) without_edges: Mean,
     pub(super) all_edges: usize,
     pub(super) curve: Vec<Point>,
@@ -36,24 +36,24 @@ pub(super) struct Report {
 pub(super) struct Point {
     pub(super) edges: usize,
     pub(super) share: f64,
-    /// Those of them on a way from the embeddings to the logits.
+    /// The number of these edges that lie on a path from the embeddings to the logits.
     pub(super) connected: usize,
     pub(super) faithfulness: f64,
-    /// That of as many random edges.
+    /// The mean faithfulness of circuits of `connected` random edges.
     pub(super) random: Option<Mean>,
 }
 
 #[derive(Serialize)]
 pub(super) struct Circuit {
     pub(super) faithfulness: f64,
-    /// That of all other edges: the lower, the more complete the circuit.
+    /// The faithfulness of all other edges: the lower, the more complete the circuit.
     pub(super) rest: f64,
-    /// That of as many random edges.
+    /// The mean faithfulness of circuits of as many random edges.
     pub(super) random: Option<Mean>,
-    /// That of the circuit without each of its heads and MLPs: where it does not fall, the part is not needed.
+    /// The faithfulness of the circuit without each of its heads and MLPs: where it does not fall, the part is not needed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) without: Vec<Without>,
-    /// Largest size of scores first.
+    /// Sorted by the size of their scores, largest first.
     pub(super) edges: Vec<ScoredEdge>,
     /// The logit difference of each pair.
     pub(super) each: Vec<EachPair>,
@@ -104,7 +104,7 @@ fn trapezoids(curve: &[Point], of: impl Fn(f64) -> f64) -> f64 {
     points.windows(2).map(|pair| (pair[1].0 - pair[0].0) * (pair[0].1 + pair[1].1) / 2.0).sum()
 }
 
-/// How many edges and parts to print; JSON has all.
+/// The most edges and parts to print; JSON has all.
 const SHOWN: usize = 15;
 
 pub(super) fn print(report: &Report) -> anyhow::Result<()> {

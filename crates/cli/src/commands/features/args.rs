@@ -76,7 +76,7 @@ pub(crate) struct HeadPair {
 impl FromStr for HeadPair {
     type Err = String;
 
-    /// As what `--block` takes, of one head.
+    /// Parses `L.H/QUERY:KEY`, as `--block` takes it for one head.
     fn from_str(s: &str) -> Result<Self, String> {
         let parsed = format!("block {s}").parse::<Intervention>();
         match parsed {
@@ -88,7 +88,7 @@ impl FromStr for HeadPair {
     }
 }
 
-/// The options that are about a run of the model.
+/// The options about a run of the model, which `--store` refuses.
 const NOT_OVER_A_STORE: [&str; 21] = [
     "prompt",
     "file",

@@ -27,13 +27,13 @@ use report::{
     print,
 };
 
-/// What all texts of a run share.
+/// The arguments, model and dictionary, which all texts of a run share.
 struct Run<'a> {
     args: &'a FeaturesArgs,
     session: &'a Session,
     about: About,
     features: Features,
-    /// What to attribute to features, and the tokens that it is about.
+    /// The metric to attribute to features, and the tokens of `--target` and `--against`.
     metric: Option<(Metric, Label, Option<Label>)>,
     /// The tokens of each of `--feature`.
     promoted: Vec<Option<Promoted>>,
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &FeaturesArgs) -> anyhow::Result<()> {
     job.run(text, |prompt, changes| run.on(prompt, changes), print)
 }
 
-/// What `--target` and `--against` ask for.
+/// The metric of `--target` and `--against`, and their tokens; `None` without `--target`.
 fn metric(args: &FeaturesArgs, session: &Session) -> anyhow::Result<Option<(Metric, Label, Option<Label>)>> {
     let Some(target) = &args.target else { return Ok(None) };
     let target = single_token(session, "--target", target)?;
@@ -141,7 +141,7 @@ impl Run<'_> {
         })
     }
 
-    /// Where each of `--feature` fires.
+    /// The positions at which each of `--feature` fires.
     fn details(&self, found: &FeatureRun, labels: &[Label]) -> Vec<Detail> {
         let of = |(&feature, promoted): (&u32, &Option<Promoted>)| {
             let at = |(position, token): (usize, &Label)| {

@@ -1,4 +1,4 @@
-//! The dictionary at its places in the model, and what its features say.
+//! The dictionary at its hook points in the model, and the tokens that its features promote.
 
 use super::args::FeaturesArgs;
 use super::report::{About, Promoted};
@@ -9,7 +9,7 @@ use candle_core::Tensor;
 use gpt2_circuits::Circuits;
 use gpt2_circuits::features::Features;
 
-/// The dictionary, at its places in the model.
+/// Opens the dictionary at its hook points in the model.
 pub(super) fn opened(session: &Session, source: &str) -> anyhow::Result<(About, Features)> {
     let opened = session.dictionary(source)?;
     let checkpoint = &opened.found.checkpoint;

@@ -19,7 +19,7 @@ use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// What fits on a line.
+/// The tokens to show around a place, as many as fit on a line.
 const AROUND: Around = Around { before: 12, after: 6 };
 
 #[derive(Serialize)]
@@ -27,14 +27,14 @@ struct Report {
     gpt2: &'static str,
     model: String,
     store: PathBuf,
-    /// What the store says of how it was made.
+    /// The store's own record of how it was made.
     made_by: serde_json::Value,
     dictionary: About,
     tokens: usize,
-    /// How many features fire at a token, on average.
+    /// The mean number of features that fire at a token.
     l0: f64,
     explained_variance: Option<f64>,
-    /// How many features never fire.
+    /// The number of features that never fire.
     silent: usize,
     features: Vec<OfFeature>,
 }
@@ -45,7 +45,7 @@ struct OfFeature {
     /// The share of tokens at which it fires, and its mean activation there.
     share: f64,
     mean: Option<f64>,
-    /// Of a chosen feature, where what it adds goes straight into the residual stream.
+    /// The tokens that a chosen feature promotes, if it writes directly to the residual stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     promoted: Option<Promoted>,
     strongest: Vec<Place>,
@@ -178,7 +178,7 @@ fn of_feature(session: &Session, tally: &Tally, feature: u32, promoted: Option<P
     }
 }
 
-/// What tokens say together; parts of a character at the ends are left out.
+/// The text of tokens, without partial characters at its ends; ids if there is no tokenizer.
 fn text(session: &Session, ids: &[u32]) -> String {
     match session.tokenizer() {
         Ok(tokenizer) => tokenizer.decode(ids).trim_matches(char::REPLACEMENT_CHARACTER).to_owned(),

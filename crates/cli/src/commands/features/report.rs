@@ -1,4 +1,4 @@
-//! What `gpt2 features` prints.
+//! The report of `gpt2 features`, and how it is printed.
 
 use crate::output;
 use crate::provenance::Provenance;
@@ -25,7 +25,7 @@ pub(super) struct Report {
     pub(super) attention: Option<Attention>,
 }
 
-/// Which dictionary it is.
+/// The dictionary's name and origin, and the values that it reads and predicts.
 #[derive(Clone, Serialize)]
 pub(super) struct About {
     /// The folder, or the repository on the Hub with the folder in it.
@@ -49,10 +49,10 @@ impl Display for About {
     }
 }
 
-/// How well the dictionary rebuilds the value. Losses are means in nats; a single token has none.
+/// The quality of the reconstruction. Losses are means in nats; a single token has none.
 #[derive(Serialize)]
 pub(super) struct Quality {
-    /// How many features fire at a position, on average.
+    /// The mean number of features that fire at a position.
     pub(super) l0: f64,
     pub(super) explained_variance: Option<f64>,
     pub(super) loss: Option<f64>,
@@ -66,7 +66,7 @@ pub(super) struct Quality {
 pub(super) struct Place {
     pub(super) position: usize,
     pub(super) token: Label,
-    /// How many features fire.
+    /// The number of features that fire.
     pub(super) fired: usize,
     pub(super) strongest: Vec<Active>,
 }
@@ -82,7 +82,7 @@ pub(super) struct Active {
 pub(super) struct Detail {
     pub(super) feature: u32,
     pub(super) fires: Vec<Fires>,
-    /// None where what the feature adds does not go straight into the residual stream.
+    /// `None` if the feature does not write directly to the residual stream.
     pub(super) promoted: Option<Promoted>,
 }
 
@@ -93,15 +93,15 @@ pub(super) struct Fires {
     pub(super) activation: f32,
 }
 
-/// Tokens with what a unit of the feature's activation adds to their logits, the scale of `ln_f`, and that of a dictionary that
-/// normalizes, aside.
+/// Tokens with the change of their logits per unit of the feature's activation. The scales of `ln_f` and of a
+/// normalizing dictionary are left out.
 #[derive(Clone, Serialize)]
 pub(super) struct Promoted {
     pub(super) likelier: Vec<(Label, f64)>,
     pub(super) less_likely: Vec<(Label, f64)>,
 }
 
-/// What features add to a logit, or a difference of logits, at the end.
+/// The contributions of features to a logit, or to a difference of logits, at the last position.
 #[derive(Serialize)]
 pub(super) struct Attributed {
     pub(super) target: Label,
@@ -138,7 +138,7 @@ pub(super) struct Side {
     pub(super) token: Label,
 }
 
-/// No feature stands for all that is none.
+/// A pair of features; `None` is the rest of the value, which is no feature.
 #[derive(Serialize)]
 pub(super) struct Pair {
     pub(super) query: Option<Active>,

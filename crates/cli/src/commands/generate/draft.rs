@@ -11,7 +11,7 @@ use gpt2_model::draft::{Draft, Drafted, LookupDraft, ModelDraft};
 use serde::Serialize;
 use std::str::FromStr;
 
-/// What `--draft` names.
+/// The draft that `--draft` names.
 #[derive(Debug, Clone)]
 pub(super) enum DraftKind {
     Lookup,
@@ -70,10 +70,10 @@ impl DraftKind {
     }
 }
 
-/// How a draft fared, in `--json`.
+/// The counts of a draft's proposed and accepted tokens.
 #[derive(Serialize)]
 pub(super) struct Report {
-    /// As given to `--draft`.
+    /// The value of `--draft`.
     draft: String,
     /// The passes of the model after the one over the prompt.
     passes: usize,

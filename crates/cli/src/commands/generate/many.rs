@@ -22,7 +22,7 @@ struct Row {
     input: Map<String, Value>,
     place: String,
     prompt: Prompt,
-    /// How many tokens follow it at most.
+    /// The most tokens to generate after it.
     new: usize,
 }
 
@@ -71,7 +71,7 @@ fn row(args: &GenerateArgs, session: &Session, path: &Path, line: TextLine) -> a
     Ok(Row { line: line.number, input: line.input, place, prompt, new })
 }
 
-/// Whether the context has room for a row beside others: all are as wide as the widest, and get as many new tokens as any.
+/// Whether a row fits into the context beside others: the longest prompt and the largest number of new tokens count for all.
 fn fit(session: &Session, others: &[Row], row: &Row) -> bool {
     let rows = || others.iter().chain([row]);
     let width = rows().map(|row| row.prompt.ids.len()).max().unwrap_or(0);
@@ -79,7 +79,7 @@ fn fit(session: &Session, others: &[Row], row: &Row) -> bool {
     width + new <= session.model.config().n_positions + 1
 }
 
-/// Continues all rows at once, and prints each; how many tokens were generated.
+/// Continues all rows at once and prints each. Returns the number of generated tokens.
 fn complete(args: &GenerateArgs, session: &Session, rows: Vec<Row>) -> anyhow::Result<usize> {
     let prompts: Vec<_> = rows.iter().map(|row| row.prompt.ids.clone()).collect();
     let most = rows.iter().map(|row| row.new).max().unwrap_or(0);

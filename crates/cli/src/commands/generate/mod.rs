@@ -57,27 +57,10 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let mut printer = Printer::new(prompt.text.as_deref(), args.json)?;
     let mut continuation = continuation(&session, &prompt, &args.stop)?;
     let start = Instant::now();
-    for step in generation.by_ref() {
-        let step = match step {
-            Ok(step) => step,
-            Err(error) => {
-                if printer.begun {
-                    printer.print(&continuation.finish())?;
-                    printer.end_line()?; // the error starts on a new line
-                }
-                let ids = [&prompt.ids[..], &continuation.ids].concat();
-                return Err(explained(error, &session, &ids, &changes));
-            }
-        };
-        if let Some(id) = step.first().copied().flatten() {
-            printer.print(&continuation.push(id))?;
-            if continuation.stopped_at().is_some() {
-                break;
-            }
-        }
-    }
-    printer.print(&continuation.finish())?;
-    printer.end_line()?;
+    let explain = |error: candle_core::Error, new: &[u32]| {
+        explained(error, &session, &[&prompt.ids[..], new].concat(), &changes)
+    };
+    stream(generation.by_ref(), &mut printer, &mut continuation, explain)?;
     let seconds = start.elapsed().as_secs_f64();
     let draft = args.draft.as_ref().zip(generation.drafted()).map(|(kind, of)| draft::Report::new(kind, of));
     drop(generation);
@@ -110,7 +93,36 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where a number that is not finite came from, if that is why a step after `ids` failed.
+/// Prints the text of each step as it comes, up to a stop string. `explain` words an error, given the new ids before it.
+fn stream(
+    steps: impl Iterator<Item = candle_core::Result<Vec<Option<u32>>>>,
+    printer: &mut Printer,
+    continuation: &mut gpt2_session::Continuation<&gpt2_loader::Tokenizer>,
+    explain: impl FnOnce(candle_core::Error, &[u32]) -> anyhow::Error,
+) -> anyhow::Result<()> {
+    for step in steps {
+        let step = match step {
+            Ok(step) => step,
+            Err(error) => {
+                if printer.begun {
+                    printer.print(&continuation.finish())?;
+                    printer.end_line()?; // the error starts on a new line
+                }
+                return Err(explain(error, &continuation.ids));
+            }
+        };
+        if let Some(id) = step.first().copied().flatten() {
+            printer.print(&continuation.push(id))?;
+            if continuation.stopped_at().is_some() {
+                break;
+            }
+        }
+    }
+    printer.print(&continuation.finish())?;
+    printer.end_line()
+}
+
+/// Explains why a step after `ids` failed: if a number was not finite, says where it first appeared.
 fn explained(error: candle_core::Error, session: &Session, ids: &[u32], changes: &Changes) -> anyhow::Error {
     let hooks = Some(&changes.list as &dyn Hooks);
     let Ok(text) = session.input_ids(ids) else { return error.into() }; // (1, T)

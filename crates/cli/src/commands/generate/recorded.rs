@@ -13,7 +13,7 @@ use gpt2_model::hooks::WeightRows;
 use gpt2_model::{ForwardArgs, KvCache};
 use gpt2_web::{Draw, Look};
 
-/// The rows of weights that generation leaves, of the chosen layers and heads; none without an option that asks for them.
+/// The attention weights that generation leaves, of the chosen layers and heads; none unless an option needs them.
 pub(super) struct Recorded {
     pub(super) rows: WeightRows,
     layers: Vec<usize>,
@@ -21,7 +21,7 @@ pub(super) struct Recorded {
     live: Option<Alive>,
 }
 
-/// What a page with the model in it needs.
+/// The module and the interventions of a page with the model in it.
 pub(super) struct Alive {
     pub(super) module: Module,
     /// The interventions, as the page reads them.
@@ -130,7 +130,7 @@ impl Recorded {
     }
 }
 
-/// The largest number below which JavaScript has all whole ones.
+/// The largest integer up to which JavaScript represents every integer exactly.
 const SAFE: u64 = (1 << 53) - 1;
 
 /// Refuses ways to draw that a page with the model in it does not have.

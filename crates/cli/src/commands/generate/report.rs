@@ -1,4 +1,4 @@
-//! What the command reports of a prompt, and the settings that its text depends on.
+//! The report of a continued prompt, and the settings that its text depends on.
 
 use super::args::GenerateArgs;
 use super::draft;
@@ -29,7 +29,7 @@ pub(super) struct Report {
     pub(super) seconds: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) tokens_per_second: Option<f64>,
-    /// With `--draft`: how its guesses fared.
+    /// With `--draft`: the counts of its guesses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) draft: Option<draft::Report>,
 }
@@ -99,12 +99,12 @@ pub(super) fn sampling(args: &GenerateArgs) -> Sampling {
     Sampling { repetition_penalty: args.repetition_penalty, seed: args.model.run.seed, ..base }
 }
 
-/// How many tokens to generate at most.
+/// The most tokens to generate.
 pub(super) fn new_tokens(args: &GenerateArgs, session: &Session, prompt: &Prompt) -> usize {
     gpt2_session::new_tokens(args.max_new_tokens, session.model.config(), prompt.ids.len())
 }
 
-/// What will follow a prompt: text, or ids after a prompt of ids.
+/// An empty continuation of a prompt: text, or ids after a prompt of ids.
 pub(super) fn continuation<'a>(
     session: &'a Session,
     prompt: &Prompt,

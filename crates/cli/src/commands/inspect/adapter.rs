@@ -1,4 +1,4 @@
-//! What an adapter changes, and by how much.
+//! The changes that an adapter makes to a model's weights, and their sizes.
 
 use crate::session::ModelArgs;
 use crate::{adapters, output, session};
@@ -39,12 +39,12 @@ struct Row {
     scaling: f64,
     /// The Frobenius norm of what is added to the weight.
     norm: f64,
-    /// The same over the norm of the weight.
+    /// The norm as a share of the weight's own norm.
     #[serde(skip_serializing_if = "Option::is_none")]
     relative_norm: Option<f64>,
 }
 
-/// The adapter that the arguments ask about, if they do.
+/// The adapter to inspect, if the arguments name one.
 pub(super) fn named(name: Option<&str>, args: &ModelArgs) -> anyhow::Result<Option<AdapterFiles>> {
     match (name, args.adapters.list.as_slice()) {
         (_, [one]) if (one.weight - 1.0).abs() > 0.0 => {
@@ -107,7 +107,7 @@ pub(super) fn run(
     Ok(if is_sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Numbers that are not finite: of the adapter itself; without any, those that it leads to.
+/// Findings about numbers that are not finite: those of the adapter itself, or else of its updates and the model's weights.
 fn findings(not_finite: &[(String, usize)], layers: &[Row]) -> Vec<String> {
     if !not_finite.is_empty() {
         let count =

@@ -30,7 +30,7 @@ struct Report {
     corrupt_difference: Mean,
     /// Each head at all positions, as a share of the mean difference.
     heads: Vec<HeadMeans>,
-    /// How well the means of the estimates agree with those of the exact numbers (Pearson's correlation).
+    /// Pearson's correlation between the means of the estimates and those of the exact numbers.
     correlation: Option<f64>,
     layers: Vec<LayerMeans>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -58,10 +58,10 @@ struct LayerMeans {
 struct OfPair {
     clean: f64,
     corrupt: f64,
-    /// How much each head at all positions brings back, by layer and head; and its estimate.
+    /// The logit difference that each head at all positions brings back, by layer and head; and its estimate.
     heads: Vec<Vec<f64>>,
     heads_estimated: Vec<Vec<f64>>,
-    /// The same of each layer.
+    /// The logit difference that each layer's attention and MLP bring back.
     attention: Vec<f64>,
     mlps: Vec<f64>,
 }

@@ -117,7 +117,7 @@ fn run_one(
     outputs.commit_after(|| output::report(args.study.json, &report, report::print))
 }
 
-/// What to patch: the terminal shows no more than a few positions, JSON all.
+/// The parts to patch. Attention and MLPs by position are for JSON alone: the terminal shows few positions.
 fn parts(args: &PatchArgs) -> Vec<Parts> {
     let mut parts = vec![Parts::Heads, Parts::Attention, Parts::Mlps, Parts::Streams];
     parts.extend(args.by_position.then_some(Parts::HeadsByPosition));

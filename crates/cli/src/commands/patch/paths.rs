@@ -36,7 +36,7 @@ impl FromStr for PathsText {
     }
 }
 
-/// How much of the mean difference between clean and corrupted prompts the clean ones lose along each path.
+/// The share of the mean difference between clean and corrupted prompts that the clean runs lose along each path.
 pub(super) fn measure(
     paths: &[PathsText],
     freeze: Freeze,

@@ -1,4 +1,4 @@
-//! What `gpt2 patch` reports, and how it prints that.
+//! The report of `gpt2 patch`, and how it is printed.
 
 use crate::output::{self, note};
 use crate::pairs::Mean;
@@ -17,24 +17,24 @@ pub(super) struct Report {
     pub(super) corrupt: Vec<Label>,
     pub(super) answer: String,
     pub(super) against: String,
-    /// The answer's logit less that of the other token.
+    /// The answer's logit minus the other token's.
     pub(super) clean_difference: f64,
     pub(super) corrupt_difference: f64,
     /// Each head at all positions.
     pub(super) heads: Vec<HeadPatch>,
-    /// How well the estimates of the heads agree with the exact numbers (Pearson's correlation).
+    /// Pearson's correlation between the estimates and the exact numbers of the heads.
     pub(super) correlation: Option<f64>,
-    /// What each attention block and each MLP adds, at all positions.
+    /// The shares that each layer's attention and MLP bring back, at all positions.
     pub(super) layers: Vec<LayerPatch>,
     /// The residual stream before each block, at each position: a row for each layer.
     pub(super) streams: Vec<Vec<f64>>,
-    /// What each attention block and each MLP adds, at each position.
+    /// The shares that each layer's attention and MLP bring back, at each position.
     pub(super) attention: Option<Vec<Vec<f64>>>,
     pub(super) mlps: Option<Vec<Vec<f64>>>,
     /// Each head at each position, by layer, head and position.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) heads_by_position: Option<Vec<Vec<Vec<f64>>>>,
-    /// The estimates of the same.
+    /// The estimates of each head at each position.
     pub(super) heads_by_position_estimated: Vec<Vec<Vec<f64>>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) paths: Vec<PathPatch>,
@@ -44,9 +44,9 @@ pub(super) struct Report {
 pub(super) struct HeadPatch {
     pub(super) layer: usize,
     pub(super) head: usize,
-    /// 0: as in the corrupted run, 1: as in the clean one.
+    /// The share of the difference that the head brings back: 0 as in the corrupted run, 1 as in the clean one.
     pub(super) exact: f64,
-    /// The same by attribution patching.
+    /// The estimate of `exact` by attribution patching.
     pub(super) estimated: f64,
 }
 
@@ -57,16 +57,16 @@ pub(super) struct LayerPatch {
     pub(super) mlp: f64,
 }
 
-/// How much of the difference the clean run loses along paths.
+/// The share of the difference that the clean run loses along paths.
 #[derive(Serialize)]
 pub(super) struct PathPatch {
-    /// As on the command line.
+    /// The value of `--path`.
     pub(super) path: String,
     pub(super) freeze: &'static str,
     pub(super) lost: Mean,
 }
 
-/// How many parts of a kind to print; JSON has all.
+/// The most parts of a kind to print; JSON has all.
 pub(super) const SHOWN: usize = 10;
 
 /// Below this correlation, the estimates say little of the exact numbers.
@@ -87,7 +87,8 @@ pub(super) fn correlation<T>(heads: &[T], both: impl Fn(&T) -> (f64, f64)) -> Op
     (spread > 0.0).then(|| sum(&exact, &estimated) / spread)
 }
 
-/// How well the estimates of all heads agree with the exact numbers, with a warning if they do not; `None` for a single head.
+/// A sentence on the correlation of all heads' estimates with the exact numbers, a warning if it is low; `None` for a
+/// single head.
 pub(super) fn agreement(heads: usize, correlation: Option<f64>) -> Option<String> {
     let found = match correlation {
         Some(correlation) => format!("correlate with the exact numbers by {correlation:.2}"),
@@ -106,8 +107,9 @@ pub(super) fn warn(json: bool, agreement: Option<&str>) {
     agreement.filter(|text| json && text.starts_with("warning")).iter().for_each(|text| note(text));
 }
 
-/// Refuses prompts that give nothing to bring back, and notes where the clean one gives the wrong answer. `clean` is its logit
-/// difference, `difference` how much larger it is than the corrupted prompt's; `right` and `wrong` name the answers.
+/// Refuses prompts with the same logit difference, and notes where the clean one makes the wrong answer likelier.
+/// `clean` is its logit difference, `difference` how much larger that is than the corrupted prompt's; `right` and
+/// `wrong` name the answers.
 pub(super) fn check_difference(clean: f64, difference: f64, [right, wrong]: [&str; 2]) -> anyhow::Result<()> {
     if difference.abs() < 1e-6 {
         bail!(
@@ -124,7 +126,7 @@ pub(super) fn check_difference(clean: f64, difference: f64, [right, wrong]: [&st
     Ok(())
 }
 
-/// What paths lose.
+/// Prints the share that the clean run loses along each path.
 pub(super) fn print_paths(out: &mut impl Write, paths: &[PathPatch]) -> anyhow::Result<()> {
     let Some(first) = paths.first() else { return Ok(()) };
     let frozen = match first.freeze {
@@ -184,7 +186,7 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A row for each position that brings back most somewhere, a column for each layer.
+/// A row for each of the positions with the largest shares, a column for each layer.
 fn streams(report: &Report) -> String {
     let titles: Vec<String> = (0..report.streams.len()).map(|layer| layer.to_string()).collect();
     positions(report, &titles, &report.streams.iter().collect::<Vec<_>>())
@@ -197,7 +199,7 @@ fn by_position(report: &Report, shares: &[Vec<Vec<f64>>], sorted: &[HeadPatch]) 
     positions(report, &titles, &heads.iter().map(|of| &shares[of.layer][of.head]).collect::<Vec<_>>())
 }
 
-/// A row for each position that brings back most somewhere, and a column, with a title, for each list of shares.
+/// A row for each of the positions with the largest shares, and a column, with a title, for each list of shares.
 fn positions(report: &Report, titles: &[String], shares: &[&Vec<f64>]) -> String {
     const POSITIONS: usize = 8;
     let most = |position: usize| shares.iter().map(|of| of[position].abs()).fold(0.0, f64::max);

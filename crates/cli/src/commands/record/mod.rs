@@ -31,11 +31,11 @@ use std::process::ExitCode;
 use std::time::Instant;
 use texts::{Pending, ShardTexts};
 
-/// What every shard depends on.
+/// The settings that every shard depends on.
 #[derive(Serialize)]
 struct Facts<'a> {
     provenance: Provenance,
-    /// What a document is.
+    /// The unit that counts as a document.
     #[serde(flatten)]
     by: &'a By,
     points: Vec<String>,
@@ -54,7 +54,7 @@ struct Total {
     folder: PathBuf,
     points: Vec<String>,
     documents: usize,
-    /// How many of them have no token.
+    /// The number of documents without a token.
     empty: usize,
     tokens: usize,
     shards: usize,
@@ -69,13 +69,7 @@ fn record(args: &RecordArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
     let leads = group.rank() == 0;
     let by = By::new(&args.documents, &args.corpus)?;
     let mut corpus = leads.then(|| Corpus::open(&args.corpus, by.clone())).transpose()?;
-    let mut inputs = Inputs::default();
-    for file in corpus.iter().flat_map(|corpus| &corpus.files).filter(|file| **file != Path::new(STDIN)) {
-        inputs.file("the corpus", file);
-    }
-    args.interventions.inputs(&mut inputs);
-    hub::inputs(&args.model.hub, &mut inputs);
-    args.model.model.iter().for_each(|model| inputs.named(model));
+    let inputs = inputs(args, corpus.as_ref());
     inputs.spare_folder(&format!("--out {}", args.out.display()), &args.out)?;
     check_folder(args)?;
     if group.size() > 1 && args.corpus == Path::new(STDIN) {
@@ -87,12 +81,7 @@ fn record(args: &RecordArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
         Provenance::of_tokens(&session, recording.windowing.window)?.under(&recording.changes.described());
     note(&provenance.model_line());
     let facts = facts(args, &by, &session, &recording, provenance.clone())?;
-    let fact = |(what, value): (&String, &serde_json::Value)| Fact {
-        what: what.clone(),
-        value: value.to_string(),
-        remedy: "start every rank with the same command and the same model",
-    };
-    group.agree(|| anyhow::Ok(facts.as_object().into_iter().flatten().map(fact).collect()))?;
+    agree(group, &facts)?;
     let writer = || StoreWriter::new(&args.out, recording.names.clone(), facts.clone());
     // One rank makes the folder, and all of them see it.
     if leads {
@@ -152,6 +141,29 @@ fn record(args: &RecordArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
         output::report(args.json, &total, print)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Everything that the run reads.
+fn inputs(args: &RecordArgs, corpus: Option<&Corpus>) -> Inputs {
+    let mut inputs = Inputs::default();
+    let files = corpus.into_iter().flat_map(|corpus| &corpus.files);
+    for file in files.filter(|file| **file != Path::new(STDIN)) {
+        inputs.file("the corpus", file);
+    }
+    args.interventions.inputs(&mut inputs);
+    hub::inputs(&args.model.hub, &mut inputs);
+    args.model.model.iter().for_each(|model| inputs.named(model));
+    inputs
+}
+
+/// Refuses ranks whose shards would differ.
+fn agree(group: &dyn Group, facts: &serde_json::Value) -> anyhow::Result<()> {
+    let fact = |(what, value): (&String, &serde_json::Value)| Fact {
+        what: what.clone(),
+        value: value.to_string(),
+        remedy: "start every rank with the same command and the same model",
+    };
+    group.agree(|| anyhow::Ok(facts.as_object().into_iter().flatten().map(fact).collect()))
 }
 
 /// Refuses a folder that holds something, unless a run is to go on there, or one has left it without a shard.

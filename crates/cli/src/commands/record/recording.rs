@@ -1,4 +1,4 @@
-//! What to record of each token.
+//! The values to record of each token.
 
 use super::args::RecordArgs;
 use crate::changes::Prepared;
@@ -9,11 +9,11 @@ use anyhow::bail;
 use candle_core::DType;
 use gpt2_model::hooks::Point;
 
-/// What to record of each token.
+/// The values to record of each token, and the windows and interventions to compute them with.
 pub(super) struct Recording<'a> {
     pub(super) changes: Prepared<'a>,
     pub(super) points: Vec<Point>,
-    /// As the user gave them, and as they stand in the shards.
+    /// The points' names, as the user spelled them and as the shards keep them.
     pub(super) names: Vec<String>,
     pub(super) windowing: Windowing,
     pub(super) store: DType,

@@ -15,10 +15,10 @@ use gpt2_model::hooks::Hooks;
 use gpt2_parallel::Group;
 use indicatif::ProgressBar;
 
-/// The metadata of a shard that tells texts apart.
+/// The metadata key of the hash of a shard's texts.
 const HASH: &str = "texts";
 
-/// What writes shards.
+/// Computes and writes shards, together with the other ranks.
 pub(super) struct Run<'a> {
     pub(super) group: &'a dyn Group,
     pub(super) session: &'a Session,
@@ -38,9 +38,9 @@ struct Filling<'a> {
 }
 
 impl Run<'_> {
-    /// Computes the shards of a round, one on each rank, that begins with shard `first`, but for those that are there: the number of
-    /// tokens that all ranks have computed. `None` if one was asked to stop. The ranks meet after every batch, so that none waits
-    /// for long.
+    /// Computes the shards of a round, one on each rank, from shard `first` on; skips those that exist. Returns the
+    /// number of tokens that all ranks have computed, or `None` if a rank was asked to stop. The ranks meet after every
+    /// batch, so that none waits for long.
     pub(super) fn round(&self, first: usize, round: &[ShardTexts]) -> anyhow::Result<Option<usize>> {
         // Every rank knows how many batches the longest of these shards has.
         let mut steps = 0;
@@ -73,7 +73,7 @@ impl Run<'_> {
         Ok((!self.group.any(false)?).then_some(tokens))
     }
 
-    /// A shard to compute; `None` if it is there.
+    /// A shard to compute; `None` if it exists.
     fn filling<'a>(&self, number: usize, shard: &'a ShardTexts) -> anyhow::Result<Option<Filling<'a>>> {
         if let Some(found) = self.writer.metadata(number) {
             if found.get(HASH) != Some(&shard.hash()) {

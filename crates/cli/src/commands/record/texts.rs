@@ -18,7 +18,7 @@ pub(super) struct Text {
 /// The windows of a shard.
 pub(super) struct ShardTexts {
     pub(super) texts: Vec<Text>,
-    /// How many tokens stand before each window that are not its document's.
+    /// The number of extra tokens at the start of each window: 1 with `--bos`, else 0.
     pub(super) added: usize,
 }
 
@@ -34,7 +34,7 @@ impl ShardTexts {
     }
 }
 
-/// What is recorded in none of the shards yet.
+/// The windows and shards that are still to be recorded, and the number of documents so far.
 pub(super) struct Pending {
     texts: VecDeque<Text>,
     shards: VecDeque<ShardTexts>,

@@ -18,11 +18,11 @@ pub(super) struct Lines {
     file: Option<File>,
     /// The lines of the run that stopped, which are still to be compared with the corpus.
     before: Option<BufReader<File>>,
-    /// How long the file is up to the end of the last whole section.
+    /// The length of the file in bytes, up to the end of the last whole section.
     length: u64,
 }
 
-/// What a line adds to the totals.
+/// The numbers that a document's line adds to the totals.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Found {
     pub(super) tokens: usize,
@@ -163,7 +163,7 @@ impl Lines {
         if self.file.is_some() { &self.part } else { &self.out }
     }
 
-    /// Gives the file its own name; a run that has finished already only says so.
+    /// Gives the file its own name. If the run had finished already, only prints a note.
     pub(super) fn finish(mut self) -> anyhow::Result<()> {
         let found = self.found().display().to_string();
         let named = || self.out.display().to_string();

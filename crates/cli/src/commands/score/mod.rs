@@ -92,10 +92,10 @@ pub(crate) struct ScoreArgs {
 #[derive(Serialize)]
 struct Facts<'a> {
     provenance: Provenance,
-    /// What a document is.
+    /// The unit that counts as a document.
     #[serde(flatten)]
     by: &'a By,
-    /// The tokens of a window, and how far each moves on.
+    /// The tokens of a window, and the tokens by which it moves on.
     window: usize,
     stride: usize,
     bos: bool,
@@ -105,23 +105,23 @@ struct Facts<'a> {
     isa: &'static str,
 }
 
-/// A table has a row for each document, up to so many.
+/// The most documents that a table lists.
 const ROWS: usize = 20;
 
 /// The totals, for the terminal.
 #[derive(Serialize)]
 struct Total {
     provenance: Provenance,
-    /// The tokens of a window, and how far each moves on.
+    /// The tokens of a window, and the tokens by which it moves on.
     window: usize,
     stride: usize,
     bos: bool,
     documents: usize,
-    /// How many of them have no token.
+    /// The number of documents without a token.
     empty: usize,
-    /// How many files of the corpus's folder are no documents, by the end of their names.
+    /// The number of files in the corpus's folder whose names end otherwise than those of documents.
     other_files: usize,
-    /// How the names of documents end.
+    /// The extension of documents' file names.
     #[serde(skip)]
     extension: &'static str,
     /// The first documents, one more than a table shows.
@@ -277,8 +277,8 @@ fn files(args: &ScoreArgs, corpus: &Corpus) -> anyhow::Result<(Inputs, Outputs)>
         {
             bail!("--jsonl {}: lies in the folder of the corpus; choose another", out.display());
         }
-        // A run that has finished is resumed to say so. One that was started with --overwrite goes on without it, if the file
-        // that it replaces holds scores.
+        // Resuming a finished run prints its totals. One that was started with --overwrite resumes without it, if the
+        // file that it replaces holds scores.
         let goes_on = || anyhow::Ok(args.resume && holds_scores(out)?);
         if out.exists() && !args.overwrite && !goes_on()? {
             let remedy = if args.resume {

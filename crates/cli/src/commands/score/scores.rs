@@ -9,14 +9,14 @@ use serde_json::{Map, Value};
 /// Numbers of a head: entropy, mean distance, on self, on previous, on first, uniform.
 pub(super) const NUMBERS: usize = 6;
 
-/// What a window adds to the scores of its document, as numbers for other processes.
+/// The contribution of a window to the scores of its document, which processes exchange as bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Part {
     /// Nats.
     pub(super) surprise: f64,
-    /// How many tokens were predicted.
+    /// The number of predicted tokens.
     pub(super) predicted: usize,
-    /// How many queries the summaries are means over.
+    /// The number of queries that the summaries average over.
     pub(super) queries: usize,
     /// The numbers of each head, layer after layer; empty without summaries.
     pub(super) heads: Vec<[f32; NUMBERS]>,

@@ -13,10 +13,10 @@ use gpt2_model::analysis::surprises;
 use gpt2_model::hooks::Hooks;
 use gpt2_parallel::Group;
 
-/// How to read a document.
+/// The settings for reading a document.
 pub(super) struct Reading<'a> {
     pub(super) changes: Prepared<'a>,
-    /// Whether the changes need a document that the model can read at once.
+    /// Whether an intervention needs each document to fit the model's context.
     pub(super) whole: bool,
     /// The token before each document.
     pub(super) bos: Option<u32>,

@@ -236,7 +236,7 @@ pub(super) fn worded(error: TrainError) -> anyhow::Error {
     }
 }
 
-/// How to give a setting the value that it had.
+/// Advice that gives a setting its earlier value.
 fn as_before(name: &str, before: &Value) -> String {
     let option = name.replace('_', "-");
     match (name, before) {

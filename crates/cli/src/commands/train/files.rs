@@ -21,7 +21,7 @@ pub(super) const STATE: &str = "training-state.safetensors";
 pub(super) const PICTURE: &str = "loss.png";
 /// The files that a run leaves in its folder.
 const FILES: [&str; 5] = ["config.json", "model.safetensors", "tokenizer.json", STATE, PICTURE];
-/// Those of a run that trains an adapter.
+/// The files of a run that trains an adapter.
 pub(super) const FILES_OF_ADAPTER: [&str; 4] =
     ["adapter_config.json", "adapter_model.safetensors", STATE, PICTURE];
 

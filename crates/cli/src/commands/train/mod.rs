@@ -57,14 +57,7 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     let (config, tokenizer, checkpoint) = begin(args, words.as_ref().unwrap_or(&text), model.as_ref())?;
     let options = options(args);
     let window = options.window_for(config.n_positions).map_err(worded)?;
-    let data = match &examples {
-        Some(examples) => Dataset::from_documents(
-            documents(examples, &tokenizer, &mut |text| note(&text))?,
-            args.val_fraction,
-        ),
-        None => Dataset::split(encode(&tokenizer, &text, "the training text")?, args.val_fraction),
-    };
-    let data = data.map_err(worded)?;
+    let data = dataset(args, &text, examples.as_deref(), &tokenizer)?;
     data.check(window, config.vocab_size).map_err(worded)?;
     let trainer = match (checkpoint, args.lora.options()) {
         (Some(checkpoint), Some(lora)) => {
@@ -78,16 +71,7 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     let mut trainer = trainer.and_then(|trainer| trainer.in_group(Arc::clone(group))).map_err(worded)?;
     // From here on, every rank has all that it needs: one that fails before ends the others at once, and must leave no folder.
     let _folder = writes.then(|| NewFolder::make(&args.out)).transpose()?;
-    note(&format!(
-        "{} tokens to learn, {} for validation, vocabulary {}, {} parameters{}",
-        trainer.data().train().len(),
-        trainer.data().validation().len(),
-        config.vocab_size,
-        trainer.model().config().parameter_count()?,
-        trainer.trained_adapter().map_or_else(String::new, |(adapter, _)| {
-            format!(", frozen; {} of the adapter learn", adapter.parameter_count())
-        })
-    ));
+    note_sizes(&trainer, config.vocab_size)?;
     if args.resume {
         trainer.resume(&args.out.join(files::STATE)).map_err(worded)?;
         note(&format!("going on after step {}", trainer.steps()));
@@ -118,6 +102,38 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     }
     print(args, &trainer, config.vocab_size)?;
     Ok(if finished { ExitCode::SUCCESS } else { ExitCode::from(progress.stop.code()) })
+}
+
+/// The examples or else the text, as tokens to learn and to validate on.
+fn dataset(
+    args: &TrainArgs,
+    text: &str,
+    examples: Option<&[gpt2_session::Example]>,
+    tokenizer: &Tokenizer,
+) -> anyhow::Result<Dataset> {
+    let data = match examples {
+        Some(examples) => Dataset::from_documents(
+            documents(examples, tokenizer, &mut |text| note(&text))?,
+            args.val_fraction,
+        ),
+        None => Dataset::split(encode(tokenizer, text, "the training text")?, args.val_fraction),
+    };
+    data.map_err(worded)
+}
+
+/// Notes the sizes of the data and of the model.
+fn note_sizes(trainer: &Trainer, vocab_size: usize) -> anyhow::Result<()> {
+    note(&format!(
+        "{} tokens to learn, {} for validation, vocabulary {}, {} parameters{}",
+        trainer.data().train().len(),
+        trainer.data().validation().len(),
+        vocab_size,
+        trainer.model().config().parameter_count()?,
+        trainer.trained_adapter().map_or_else(String::new, |(adapter, _)| {
+            format!(", frozen; {} of the adapter learn", adapter.parameter_count())
+        })
+    ));
+    Ok(())
 }
 
 /// Prints which step's weights are in `--out`, and how good they are.

@@ -21,7 +21,7 @@ pub(super) struct Progress<'a> {
     writes: bool,
     /// The last validation's loss.
     val_loss: Option<f64>,
-    /// What to validate under as well.
+    /// The interventions under which each validation is measured once more.
     changes: Changes,
     /// Whether the files of the earlier run that --overwrite replaces are still there.
     replaces: bool,

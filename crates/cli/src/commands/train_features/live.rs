@@ -23,10 +23,10 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::json;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// The tokens of how many batches are mixed at a time, over all lanes together, unless they have fewer than two each.
+/// The number of batches, over all lanes together, whose tokens are mixed at a time; at least two for each lane.
 const MIXED: usize = 16;
 
-/// The batches of a step, (tokens, d) each; in the place of one that another rank computes, any tensor.
+/// The batches of a step, (tokens, d) each. A batch that another rank computes may be an empty tensor.
 pub(super) type Step = anyhow::Result<Vec<Tensor>>;
 
 /// A model, and the windows of a text.
@@ -35,7 +35,7 @@ pub(super) struct Live<'a> {
     pub(super) name: String,
     pub(super) point: Point,
     windows: Vec<Vec<u32>>,
-    /// How many tokens stand before each window that are not its text's.
+    /// The number of extra tokens at the start of each window: 1 with `--bos`, else 0.
     added: usize,
     pub(super) facts: serde_json::Value,
 }
@@ -102,7 +102,7 @@ impl<'a> Live<'a> {
         self.windows.iter().map(|window| window.len() - self.added).sum()
     }
 
-    /// `count` steps, with the batches of the lanes that are `mine`.
+    /// `count` steps, with the batches of the lanes for which `mine` is true.
     pub(super) fn steps<'b>(
         &'b self,
         args: &TrainFeaturesArgs,
@@ -140,7 +140,7 @@ impl<'a> Live<'a> {
     }
 }
 
-/// Which lane of how many, and how it deals.
+/// A lane's number among all lanes, its batch size and its seed.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     number: usize,
@@ -150,17 +150,17 @@ struct Place {
     seed: u64,
 }
 
-/// Every so many-th window of the order.
+/// Mixes every `place.all`-th window of the order into batches.
 struct Lane<'a, 'b> {
     live: &'b Live<'a>,
     place: Place,
     /// The epoch that comes next.
     epoch: u64,
-    /// What is left of this epoch's windows, the next one last.
+    /// The windows of this epoch that are left, the next one last.
     windows: Vec<usize>,
-    /// Tokens that wait, mixed: (tokens, d).
+    /// Shuffled tokens that are in no batch yet: (tokens, d).
     waiting: Option<Tensor>,
-    /// How many batches are still to come.
+    /// The number of batches still to come.
     left: usize,
     rng: ChaCha8Rng,
 }

@@ -32,7 +32,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use values::Values;
 
-/// How many features to learn for each number of a value, if nobody says otherwise.
+/// Default features per input dimension.
 const FEATURES_OF_ONE: usize = 8;
 /// Steps over which the last figures are averaged.
 const LAST: usize = 20;
@@ -43,10 +43,10 @@ struct Report {
     point: String,
     d: usize,
     features: usize,
-    /// Steps taken; fewer than asked for if one was asked to stop.
+    /// The steps taken; fewer than planned if the run was asked to stop.
     steps: usize,
     tokens: usize,
-    /// Over the last steps: how much of the values' variance is explained, and how many features fire.
+    /// Over the last steps: the share of the values' variance that is explained, and the mean number of features that fire.
     explained_variance: f64,
     l0: f64,
     silent: usize,
@@ -124,25 +124,12 @@ fn train_features(args: &TrainFeaturesArgs, group: &Arc<dyn Group>) -> anyhow::R
         bail!("--point {name}: is no vector for each token, as a dictionary needs; take another point");
     }
 
-    let rows = tokens_of_step(args);
-    let tokens = values.tokens();
-    let steps = tokens / rows * args.epochs as usize;
-    if steps == 0 {
-        bail!(
-            "--batch {}: {} has {}, and a step takes {rows}; take smaller or fewer batches (--accumulate), or more text",
-            args.batch,
-            args.source.display(),
-            count(tokens, "token")
-        );
-    }
+    let steps = steps_of(args, values.tokens())?;
     let sample = values.sample(args)?;
     let d = sample.dim(1)?;
     let features = args.features.map_or(FEATURES_OF_ONE * d, |features| features as usize);
-    let mut options = DictionaryOptions::new(features, args.k as usize, steps);
-    (options.sparsity, options.lr, options.seed) = (args.sparsity, args.lr, args.model.run.seed);
-    options.silent_after = args.silent_after as usize;
-    let mut trainer =
-        DictionaryTrainer::new(&sample, options)?.in_group(Arc::clone(group), &agreed(args, &values)?)?;
+    let trainer = DictionaryTrainer::new(&sample, options(args, features, steps))?;
+    let mut trainer = trainer.in_group(Arc::clone(group), &agreed(args, &values)?)?;
     let _folder = leads.then(|| NewFolder::make(&args.out).context("--out")).transpose()?;
     outputs.check(&inputs(args, &files))?;
     let stop = Stop::listen()?;
@@ -176,7 +163,29 @@ fn train_features(args: &TrainFeaturesArgs, group: &Arc<dyn Group>) -> anyhow::R
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the run reads; `files` are those of a text.
+/// The number of steps over all epochs. Error for fewer tokens than a step takes.
+fn steps_of(args: &TrainFeaturesArgs, tokens: usize) -> anyhow::Result<usize> {
+    let rows = tokens_of_step(args);
+    let steps = tokens / rows * args.epochs as usize;
+    if steps == 0 {
+        bail!(
+            "--batch {}: {} has {}, and a step takes {rows}; take smaller or fewer batches (--accumulate), or more text",
+            args.batch,
+            args.source.display(),
+            count(tokens, "token")
+        );
+    }
+    Ok(steps)
+}
+
+fn options(args: &TrainFeaturesArgs, features: usize, steps: usize) -> DictionaryOptions {
+    let mut options = DictionaryOptions::new(features, args.k as usize, steps);
+    (options.sparsity, options.lr, options.seed) = (args.sparsity, args.lr, args.model.run.seed);
+    options.silent_after = args.silent_after as usize;
+    options
+}
+
+/// Everything that the run reads. `files` are those of a text, empty for a store.
 fn inputs(args: &TrainFeaturesArgs, files: &[PathBuf]) -> Inputs {
     let mut inputs = Inputs::default();
     if files.is_empty() {
@@ -191,8 +200,7 @@ fn inputs(args: &TrainFeaturesArgs, files: &[PathBuf]) -> Inputs {
     inputs
 }
 
-/// What the values of the steps depend on, which must be the same on every rank. Where each has its files and which GPU it takes need
-/// not be.
+/// The facts that must agree on every rank: what the values of the steps depend on. Paths and GPUs may differ.
 fn agreed(args: &TrainFeaturesArgs, values: &Values) -> anyhow::Result<serde_json::Value> {
     let mut facts = values.facts().clone();
     if let Some(facts) = facts.as_object_mut() {
@@ -203,7 +211,7 @@ fn agreed(args: &TrainFeaturesArgs, values: &Values) -> anyhow::Result<serde_jso
     }))
 }
 
-/// For `cfg.json`.
+/// The facts about the run for `cfg.json`.
 fn made_by(args: &TrainFeaturesArgs, values: &Values, features: usize, steps: usize) -> serde_json::Value {
     let TrainFeaturesArgs { sparsity, k, epochs, batch, accumulate, lr, silent_after, .. } = args;
     let from = if matches!(values, Values::Recorded { .. }) { "store" } else { "text" };
@@ -247,7 +255,7 @@ fn train(
     Ok(())
 }
 
-/// What `cfg.json` says besides sizes.
+/// The fields of `cfg.json` besides sizes.
 fn about(facts: &serde_json::Value, hook: Point, made_by: serde_json::Value) -> NewDictionary {
     NewDictionary {
         hook,

@@ -1,4 +1,4 @@
-//! Where the values come from that a dictionary learns from.
+//! The source of the values that a dictionary learns from.
 
 use super::args::TrainFeaturesArgs;
 use super::live::{Live, Step};
@@ -16,7 +16,7 @@ pub(super) enum Values<'a> {
 }
 
 impl Values<'_> {
-    /// Those of a store.
+    /// Opens the store that `gpt2 record` wrote.
     pub(super) fn recorded(args: &TrainFeaturesArgs) -> anyhow::Result<Self> {
         let store = Store::open(&args.source)?;
         if let Some(option) = of_a_text(args) {
@@ -42,7 +42,6 @@ impl Values<'_> {
         }
     }
 
-    /// How many tokens there are.
     pub(super) fn tokens(&self) -> usize {
         match self {
             Self::Recorded { store, .. } => store.tokens(),
@@ -50,7 +49,7 @@ impl Values<'_> {
         }
     }
 
-    /// What the values depend on.
+    /// The settings that the values depend on.
     pub(super) fn facts(&self) -> &serde_json::Value {
         match self {
             Self::Recorded { store, .. } => &store.index().facts,
@@ -73,7 +72,7 @@ impl Values<'_> {
         first.context("the text has no token")
     }
 
-    /// At most `count` steps; a model computes the batches in the places that are `mine`.
+    /// At most `count` steps; a model computes the batches at the places for which `mine` is true.
     pub(super) fn steps<'a>(
         &'a self,
         args: &'a TrainFeaturesArgs,
@@ -120,7 +119,7 @@ fn recorded_steps<'a>(
     })
 }
 
-/// An option that was given and says how a model reads a text.
+/// The first option that was given and is only for a text.
 fn of_a_text(args: &TrainFeaturesArgs) -> Option<&'static str> {
     let TrainFeaturesArgs { text, model, .. } = args;
     let on_gpu = !matches!(model.run.device, DeviceArg::Auto | DeviceArg::Cpu);

@@ -41,7 +41,7 @@ const PADDED: &str = ", padded";
 const MASKED: &str = ", padded, with hidden keys and dropout";
 const HEADS: usize = 3;
 
-/// What a path computes, and which implementations it took without and with a gradient.
+/// The result of one path, and the implementations that ran without and with a gradient.
 struct Computed {
     context: Tensor,
     /// The context when weights are also computed.

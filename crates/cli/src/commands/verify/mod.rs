@@ -66,7 +66,7 @@ struct Check {
 }
 
 impl Check {
-    /// How much of its tolerance the error takes; NaN is more than any number.
+    /// The error as a share of its tolerance; infinite for NaN.
     fn strain(&self) -> f64 {
         let part = if self.error == 0.0 { 0.0 } else { self.error / self.tolerance };
         if part.is_nan() { f64::INFINITY } else { part }
@@ -94,7 +94,7 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     Ok(if report.passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// How much one rounding to the dtype can change a number, relative to its size.
+/// The largest relative error of one rounding to the dtype.
 fn rounding(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2f64.powi(-11),
@@ -103,7 +103,7 @@ fn rounding(dtype: DType) -> f64 {
     }
 }
 
-/// How a result was computed, and how far it may be from the expected one.
+/// A way to compute a result, and the error that it may have.
 #[derive(Clone, Copy)]
 struct Path<'a> {
     case: &'a str,
