@@ -3,18 +3,12 @@
 //! The layout is that of ggml's `docs/gguf.md`, version 3; version 2 differs in nothing that GPT-2 uses. Nothing in a file is
 //! trusted: every length is compared with what is left of the file before it is used.
 
-mod header;
-mod kind;
-
-pub(crate) use header::ALIGNMENT;
-pub use kind::GgufType;
-pub(crate) use kind::{Planned, number, plan};
-
-use crate::bytes::Bytes;
+use super::gguf_header::{Header, Value};
+use super::gguf_types;
 use crate::error::LoadError;
-use crate::names::{self, GGUF_OUTPUT};
+use crate::stored::bytes::Bytes;
+use crate::stored::names::{self, GGUF_OUTPUT};
 use crate::stored::{Encoding, Stored, TensorInfo};
-use header::{Header, Value};
 use serde_json::json;
 use std::path::Path;
 
@@ -74,7 +68,7 @@ fn read_tensors(path: &Path, bytes: &Bytes, header: &Header) -> Result<Vec<Store
     let mut stored = vec![];
     for tensor in &header.tensors {
         let name = tensor.name;
-        let encoding = kind::encoding(tensor.kind);
+        let encoding = gguf_types::encoding(tensor.kind);
         let transposed = names::from_gguf(name).is_some_and(|(_, transposed)| transposed);
         let (row, rest) = tensor.dims.split_first().map_or((1, &[][..]), |(row, rest)| (*row, rest));
         let rows = rest.iter().try_fold(1usize, |rows, n| rows.checked_mul(*n));

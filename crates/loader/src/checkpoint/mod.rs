@@ -1,11 +1,14 @@
 //! [`Checkpoint`]: a config and the names and places of its tensors, whose data is not yet read.
 
-use crate::audit::Audit;
+pub(crate) mod findings;
+
 use crate::error::LoadError;
+use crate::error::audit::Audit;
 use crate::files::{Files, WeightFiles};
+use crate::formats::{gguf, pickle, safetensors_file};
 use crate::stored::Stored;
+use crate::stored::names;
 use crate::stored::{Encoding, TensorInfo, not_finite};
-use crate::{gguf, names, pickle, safetensors_file};
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};

@@ -8,12 +8,10 @@
 //! each tensor. This one reads files that anybody may have uploaded: the file's length limits time and memory, an
 //! error names the tensor, it compares checksums, and data goes straight into a tensor's own memory.
 
-mod machine;
-
-use crate::bytes::Bytes;
+use super::pickle_machine::{self, Object, Tuple};
 use crate::error::LoadError;
+use crate::stored::bytes::Bytes;
 use crate::stored::{Encoding, Stored, TensorInfo, ZipEntry};
-use machine::{Object, Tuple};
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Cursor, Read};
@@ -56,7 +54,7 @@ fn read_archive(path: &Path, bytes: &Bytes) -> Result<Vec<Stored>, String> {
     if pickle.len() as u64 > LONGEST_PICKLE {
         return Err(format!("{pickle_name} has more than {LONGEST_PICKLE} bytes, too many for GPT-2"));
     }
-    let Object::Dict(state) = machine::read(&pickle)? else {
+    let Object::Dict(state) = pickle_machine::read(&pickle)? else {
         return Err("the pickle holds no state dictionary".into());
     };
 

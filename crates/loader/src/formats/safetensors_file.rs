@@ -1,7 +1,7 @@
 //! Tensors of safetensors files: of one, of its [`Header`] alone, and of the shards that an [`Index`] names.
 
-use crate::bytes::Bytes;
 use crate::error::LoadError;
+use crate::stored::bytes::Bytes;
 use crate::stored::{Encoding, Stored, TensorInfo};
 use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;

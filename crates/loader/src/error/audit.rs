@@ -1,7 +1,7 @@
 //! [`Audit`]: compares a checkpoint with its config before a model is built.
 
-use crate::names::is_mask_buffer;
 use crate::stored::TensorInfo;
+use crate::stored::names::is_mask_buffer;
 use gpt2_model::Config;
 use gpt2_model::parameters::{LM_HEAD, PREFIX, Parameter, WTE};
 use std::collections::BTreeMap;

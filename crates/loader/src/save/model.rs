@@ -2,7 +2,7 @@
 
 use crate::error::LoadError;
 use crate::files::{CONFIG, SAFETENSORS, TOKENIZER};
-use crate::names;
+use crate::stored::names;
 use crate::tokenizer::Tokenizer;
 use candle_core::{DType, Tensor};
 use gpt2_files::{atomic, write_safetensors};

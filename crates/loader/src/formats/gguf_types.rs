@@ -1,7 +1,7 @@
 //! The types of tensors in GGUF files, by ggml's numbers, and which of them each tensor of a written file gets.
 
-use crate::names;
 use crate::stored::Encoding;
+use crate::stored::names;
 use gpt2_model::Config;
 use gpt2_model::linear::BlockFormat;
 use gpt2_model::parameters::{LM_HEAD, Parameter, WTE};

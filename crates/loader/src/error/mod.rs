@@ -1,11 +1,16 @@
 //! [`LoadError`]: everything that can go wrong between a source and a model.
 
-use crate::adapter::AdapterAudit;
-use crate::audit::Audit;
-use crate::hub::HubError;
-use crate::tokenizer::Unspellable;
+pub(crate) mod adapter_audit;
+pub(crate) mod audit;
+pub(crate) mod hub_error;
+pub(crate) mod unspellable;
+
+use adapter_audit::AdapterAudit;
+use audit::Audit;
+use hub_error::HubError;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use unspellable::Unspellable;
 
 /// Why a model could not be loaded or saved: what is wrong, and what to do.
 #[derive(Debug, thiserror::Error)]

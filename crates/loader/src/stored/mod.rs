@@ -1,7 +1,10 @@
 //! [`Stored`]: a tensor in a file that has not been read yet, what the file says of it, and how its numbers are read.
 
-use crate::bytes::Bytes;
+pub(crate) mod bytes;
+pub(crate) mod names;
+
 use bytemuck::Pod;
+use bytes::Bytes;
 use candle_core::{DType, Device, Tensor, WithDType};
 use gpt2_model::finite::all_finite;
 use gpt2_model::linear::{BlockFormat, Weight, WeightLayout};

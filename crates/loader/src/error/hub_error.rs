@@ -16,7 +16,7 @@ pub enum HubError {
         /// The model.
         model: String,
     },
-    /// The caller's [`Progress`](super::Progress) ended the download.
+    /// The caller's [`Progress`](crate::hub::Progress) ended the download.
     #[error("the download was stopped; the next one goes on from there")]
     Stopped,
     /// An endpoint that is not the address of a Hub.
@@ -305,7 +305,7 @@ impl HubError {
 
     /// A failure to write to the cache.
     #[cfg(feature = "hub")]
-    pub(super) fn cache(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
+    pub(crate) fn cache(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
         use std::io::ErrorKind::{QuotaExceeded, StorageFull};
         let path = path.to_path_buf();
         move |reason| match reason.kind() {
@@ -316,7 +316,7 @@ impl HubError {
 
     /// Whether the Hub could not be asked, or did not answer.
     #[cfg(feature = "hub")]
-    pub(super) fn is_unreachable(&self) -> bool {
+    pub(crate) fn is_unreachable(&self) -> bool {
         matches!(
             self,
             Self::NotCached { .. }

@@ -3,7 +3,8 @@
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
 use crate::files::Files;
-use crate::gguf::{ALIGNMENT, GgufType, Planned, number, plan};
+use crate::formats::gguf_header::ALIGNMENT;
+use crate::formats::gguf_types::{GgufType, Planned, number, plan};
 use crate::stored::Encoding;
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::list::List;
