@@ -1,9 +1,9 @@
 //! [`Files`]: the files of one model, by their purpose, and their names.
 
-use crate::bytes::Bytes;
 use crate::error::LoadError;
-use crate::gguf;
-use crate::safetensors_file::{Header, Index};
+use crate::formats::gguf;
+use crate::formats::safetensors_file::{Header, Index};
+use crate::stored::bytes::Bytes;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -18,47 +18,41 @@
 //! ```
 
 mod adapter;
-mod audit;
-mod bytes;
 mod checkpoint;
 mod dictionary;
-mod doctor;
 mod error;
 mod files;
-mod gguf;
+mod formats;
 pub mod hub;
-mod names;
-mod pickle;
-mod safetensors_file;
 mod save;
-mod save_gguf;
 mod source;
 mod stored;
 mod tokenizer;
 
-pub use adapter::{
-    AdapterAudit, AdapterCheckpoint, AdapterConfig, AdapterFiles, Names, OneOrMany, Patterns, save_adapter,
-};
-pub use audit::{Audit, Mismatch};
-pub use bytes::Bytes;
+pub use adapter::checkpoint::{AdapterCheckpoint, AdapterFiles};
+pub use adapter::config::{AdapterConfig, Names, OneOrMany, Patterns};
 pub use candle_core;
 pub use candle_nn;
 pub use checkpoint::Checkpoint;
-pub use dictionary::{
-    Architecture, DictionaryCheckpoint, DictionaryConfig, DictionaryOrigin, NewDictionary, Normalization,
-    save_dictionary,
-};
-pub use doctor::{Advice, Finding};
+pub use checkpoint::findings::{Advice, Finding};
+pub use dictionary::config::{Architecture, DictionaryConfig, Normalization};
+pub use dictionary::{DictionaryCheckpoint, DictionaryOrigin};
 pub use error::LoadError;
+pub use error::adapter_audit::AdapterAudit;
+pub use error::audit::{Audit, Mismatch};
+pub use error::unspellable::Unspellable;
 pub use files::{FILE_NAMES, Files, TokenizerFiles, WeightFiles};
-pub use gguf::GgufType;
+pub use formats::gguf_types::GgufType;
+pub use formats::safetensors_file::Header;
 pub use hub::{Hub, HubError, ModelId, Remedy};
-pub use safetensors_file::Header;
-pub use save::{SaveOptions, check_savable, save};
-pub use save_gguf::{save_gguf, to_gguf};
+pub use save::adapter::save_adapter;
+pub use save::dictionary::{NewDictionary, save_dictionary};
+pub use save::gguf::{save_gguf, to_gguf};
+pub use save::model::{SaveOptions, check_savable, save};
 pub use source::{EmbeddedFiles, Source};
+pub use stored::bytes::Bytes;
 pub use stored::{Encoding, TensorInfo};
-pub use tokenizer::{TextStream, Tokenizer, Unspellable};
+pub use tokenizer::{TextStream, Tokenizer};
 
 // The example of the README is a test.
 #[cfg(doctest)]

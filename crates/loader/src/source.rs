@@ -1,10 +1,10 @@
 //! Where a model comes from, and how its files are found there.
 
-use crate::bytes::Bytes;
 use crate::error::LoadError;
 use crate::files::{CONFIG, INDEX, MERGES, PICKLE, SAFETENSORS, TOKENIZER, VOCAB, WEIGHTS};
 use crate::files::{Files, TokenizerFiles, WeightFiles};
 use crate::hub::{Hub, ModelId};
+use crate::stored::bytes::Bytes;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

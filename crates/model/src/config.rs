@@ -1,8 +1,8 @@
 //! The `config.json` of GPT-2 and of gpt_bigcode.
 
-use crate::linear::WeightLayout;
 use candle_core::{Result, Tensor};
 use candle_fused::Implementation;
+use candle_fused::WeightLayout;
 use candle_fused::attention::HeadLayout;
 use serde::{Deserialize, Serialize};
 

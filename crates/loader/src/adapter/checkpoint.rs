@@ -2,13 +2,15 @@
 //! tensors.
 
 use super::config::AdapterConfig;
-use super::expected::{AdapterAudit, Expected, scaling};
-use crate::audit::Mismatch;
-use crate::bytes::Bytes;
+use super::expected::{Expected, scaling};
 use crate::error::LoadError;
+use crate::error::adapter_audit::AdapterAudit;
+use crate::error::audit::Mismatch;
 use crate::files::{ADAPTER_CONFIG, ADAPTERS, CONFIG};
+use crate::formats::{pickle, safetensors_file};
+use crate::stored::bytes::Bytes;
+use crate::stored::names;
 use crate::stored::{Stored, TensorInfo, not_finite};
-use crate::{names, pickle, safetensors_file};
 use candle_core::{Device, Tensor};
 use gpt2_model::Config;
 use gpt2_model::lora::{Adapter, Update};
@@ -72,7 +74,7 @@ impl AdapterFiles {
 }
 
 /// What PEFT puts before the names of the model's tensors.
-pub(super) const PEFT_PREFIX: &str = "base_model.model.";
+pub(crate) const PEFT_PREFIX: &str = "base_model.model.";
 
 /// An adapter: its config and its tensors' headers. The data is read when it is loaded.
 #[derive(Debug, Clone)]

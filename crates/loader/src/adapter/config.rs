@@ -215,7 +215,7 @@ impl AdapterConfig {
     }
 
     /// What is not supported, or not valid: the field, its value, and why.
-    pub(super) fn problem(&self) -> Option<String> {
+    pub(crate) fn problem(&self) -> Option<String> {
         if self.peft_type != "LORA" {
             return Some(format!("peft_type is {}; only LORA is supported", self.peft_type));
         }

@@ -1,31 +1,27 @@
-//! What the config of an adapter calls for, given the config of the model, by PEFT's rules for names; and [`AdapterAudit`]:
-//! how the adapter's tensors differ from that.
+//! What the config of an adapter calls for, given the config of the model, by PEFT's rules for names.
 
 use super::config::{AdapterConfig, Names, Patterns};
-use crate::audit::Mismatch;
-use crate::stored::TensorInfo;
 use fancy_regex::Regex;
 use gpt2_model::Config;
 use gpt2_model::lora::linear_layers;
 use std::collections::BTreeMap;
-use std::fmt;
 
 /// The tensors that an adapter must hold.
 #[derive(Debug, Default)]
-pub(super) struct Expected {
+pub(crate) struct Expected {
     /// By the layer's name.
-    pub(super) updates: BTreeMap<String, ExpectedUpdate>,
+    pub(crate) updates: BTreeMap<String, ExpectedUpdate>,
     /// The shapes of parameters that it holds whole, by their names in the model.
-    pub(super) replaced: BTreeMap<String, Vec<usize>>,
+    pub(crate) replaced: BTreeMap<String, Vec<usize>>,
 }
 
 /// The update of a layer.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ExpectedUpdate {
-    pub(super) rank: usize,
+pub(crate) struct ExpectedUpdate {
+    pub(crate) rank: usize,
     /// (in, out) of the layer.
-    pub(super) shape: (usize, usize),
-    pub(super) scaling: f64,
+    pub(crate) shape: (usize, usize),
+    pub(crate) scaling: f64,
 }
 
 impl Expected {
@@ -33,7 +29,7 @@ impl Expected {
     ///
     /// # Errors
     /// The field of the adapter's config that is wrong, and why.
-    pub(super) fn new(adapter: &AdapterConfig, model: &Config, prefix: &str) -> Result<Self, String> {
+    pub(crate) fn new(adapter: &AdapterConfig, model: &Config, prefix: &str) -> Result<Self, String> {
         let mut expected = Self::default();
         let layers = linear_layers(model).map_err(|e| e.to_string())?;
         for (layer, shape) in layers {
@@ -151,74 +147,4 @@ fn matches(field: &str, pattern: &str, text: &str) -> Result<bool, String> {
 
 fn compiled(field: &str, pattern: &str) -> Result<Regex, String> {
     Regex::new(pattern).map_err(|e| format!("{field}: {e}"))
-}
-
-/// How an adapter differs from what its config calls for in a model.
-#[derive(Debug, Clone, PartialEq, Default)]
-#[non_exhaustive]
-pub struct AdapterAudit {
-    /// The adapter.
-    pub name: String,
-    /// The model, by the name that the adapter's config gives its base, if any.
-    pub base: Option<String>,
-    /// Tensors that the file lacks: PEFT's name and the shape.
-    pub missing: Vec<(String, Vec<usize>)>,
-    /// Tensors that the config does not call for.
-    pub unexpected: Vec<TensorInfo>,
-    /// Tensors of another shape, or of a dtype that is not a float.
-    pub mismatched: Vec<Mismatch>,
-    /// Tensors with numbers that are not finite: PEFT's name, and how many there are.
-    pub not_finite: Vec<(String, usize)>,
-}
-
-impl AdapterAudit {
-    /// Whether the adapter fits.
-    #[must_use]
-    pub fn is_clean(&self) -> bool {
-        self.has_the_tensors() && self.not_finite.is_empty()
-    }
-
-    /// Whether every tensor is there in its shape, whatever its numbers are.
-    fn has_the_tensors(&self) -> bool {
-        self.missing.is_empty() && self.unexpected.is_empty() && self.mismatched.is_empty()
-    }
-}
-
-impl fmt::Display for AdapterAudit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_clean() {
-            return write!(f, "{}: every tensor that its config calls for is there, and no other", self.name);
-        }
-        let found = if self.has_the_tensors() {
-            "the adapter is damaged"
-        } else {
-            "the adapter does not fit its config and the model"
-        };
-        write!(f, "{}: {found}", self.name)?;
-        for (name, shape) in &self.missing {
-            write!(f, "\n  missing     {name} {shape:?}")?;
-        }
-        for t in &self.unexpected {
-            write!(f, "\n  unexpected  {} {} {:?}", t.name, t.dtype, t.shape)?;
-        }
-        for m in &self.mismatched {
-            let t = &m.found;
-            write!(
-                f,
-                "\n  mis-shaped  {} {} {:?}, expected a float dtype and {:?}",
-                t.name, t.dtype, t.shape, m.expected
-            )?;
-        }
-        for (name, count) in &self.not_finite {
-            write!(f, "\n  not finite  {name}: {count} of its numbers are NaN or infinite")?;
-        }
-        if self.has_the_tensors() {
-            return f.write_str("\nfetch it again, or train it again with a lower learning rate");
-        }
-        f.write_str("\ncheck that the adapter is complete and was trained on this model")?;
-        match &self.base {
-            Some(base) => write!(f, "; its config names {base}"),
-            None => Ok(()),
-        }
-    }
 }

@@ -12,18 +12,15 @@
 //! # }
 //! ```
 
-mod config;
-mod save;
+pub(crate) mod config;
 
-pub use config::{Architecture, DictionaryConfig, Normalization};
-pub use save::{NewDictionary, save_dictionary};
-
-use crate::bytes::Bytes;
 use crate::error::LoadError;
 use crate::files::{DICTIONARY_CONFIG as CONFIG, DICTIONARY_SAFETENSORS as WEIGHTS};
-use crate::safetensors_file;
+use crate::formats::safetensors_file;
+use crate::stored::bytes::Bytes;
 use crate::stored::{Stored, not_finite};
 use candle_core::{DType, Device, Tensor};
+use config::{Architecture, DictionaryConfig, Normalization};
 use gpt2_model::dictionary::{Dictionary, DictionaryTensors, Scaling, Selection};
 use gpt2_model::hooks::Point;
 use serde_json::{Map, Value};

@@ -1,7 +1,7 @@
 //! [`Hub`]'s calls in a build without the feature `hub`: each refuses.
 
 use super::{CachedModel, FileCheck, Headers, Hub, HubError, ModelId, Snapshot};
-use crate::adapter::AdapterFiles;
+use crate::adapter::checkpoint::AdapterFiles;
 use crate::dictionary::DictionaryCheckpoint;
 use crate::error::LoadError;
 use std::fmt::Display;

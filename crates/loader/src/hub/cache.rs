@@ -12,8 +12,8 @@
 //! ```
 
 use super::digest::Digest;
-use super::error::HubError;
 use super::model_id::ModelId;
+use crate::error::hub_error::HubError;
 use crate::files::WEIGHTS;
 use gpt2_files::atomic;
 use gpt2_files::read_text;

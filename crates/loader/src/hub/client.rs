@@ -3,9 +3,9 @@
 use super::address::{Endpoint, Origin, join, shown, without_user};
 use super::cache::is_commit;
 use super::digest::Digest;
-use super::error::HubError;
 use super::http::{About, Answer, Failure, Http, RequestContext};
 use super::{Event, Hub, ModelId};
+use crate::error::hub_error::HubError;
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use hf_hub::api::Siblings;
 use serde::Deserialize;

@@ -3,10 +3,10 @@
 use super::cache::{Repo, is_commit};
 use super::client::{Announced, Client};
 use super::digest::Digest;
-use super::error::HubError;
 use super::transfer::Transfer;
 use super::{Event, Hub, ModelId, Pin};
 use crate::error::LoadError;
+use crate::error::hub_error::HubError;
 use crate::files::CONFIG;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::path::{Path, PathBuf};

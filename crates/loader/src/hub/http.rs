@@ -2,8 +2,8 @@
 //! Redirects are left to the caller, who knows what each means.
 
 use super::address::shown;
-use super::error::HubError;
 use super::{MAIN, ModelId};
+use crate::error::hub_error::HubError;
 use std::io::{ErrorKind, Read};
 use std::time::{Duration, Instant};
 use ureq::config::IpFamily;

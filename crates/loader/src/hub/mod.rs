@@ -4,7 +4,6 @@
 //! without a request. The cache is shared with Python's `huggingface_hub`: each uses the files that the other has
 //! downloaded. Downloads are HTTP requests with ranges, so that an interrupted one resumes where it stopped.
 
-mod error;
 mod model_id;
 
 #[cfg(not(feature = "hub"))]
@@ -28,7 +27,7 @@ mod open;
 #[cfg(feature = "hub")]
 mod transfer;
 
-pub use error::{HubError, Remedy};
+pub use crate::error::hub_error::{HubError, Remedy};
 pub use model_id::ModelId;
 
 use crate::error::LoadError;

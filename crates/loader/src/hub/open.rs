@@ -1,17 +1,17 @@
 //! [`Hub::open`] and its kin: find the files that a model or an adapter needs, and verify them.
 
-use super::error::HubError;
 use super::fetch::{Ask, Fetch};
 use super::{Headers, Hub, ModelId, Snapshot};
-use crate::adapter::AdapterFiles;
-use crate::bytes::Bytes;
+use crate::adapter::checkpoint::AdapterFiles;
 use crate::dictionary::{DictionaryCheckpoint, DictionaryOrigin};
 use crate::error::LoadError;
+use crate::error::hub_error::HubError;
 use crate::files::{
     ADAPTER_CONFIG, ADAPTERS, CONFIG, DICTIONARY_CONFIG, DICTIONARY_SAFETENSORS, Files, INDEX, MERGES,
     PICKLE, SAFETENSORS, TOKENIZER, TokenizerFiles, VOCAB, WEIGHTS, WeightFiles,
 };
-use crate::safetensors_file::{Header, Index};
+use crate::formats::safetensors_file::{Header, Index};
+use crate::stored::bytes::Bytes;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;

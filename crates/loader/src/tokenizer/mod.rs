@@ -7,12 +7,11 @@ mod shape;
 mod spelling;
 mod vocab;
 
-pub use spelling::Unspellable;
-
-use crate::bytes::Bytes;
 use crate::error::LoadError;
+use crate::error::unspellable::Unspellable;
 use crate::files::{Files, TokenizerFiles};
-use crate::gguf::{self, Vocabulary};
+use crate::formats::gguf::{self, Vocabulary};
+use crate::stored::bytes::Bytes;
 use guard::guarded;
 use shape::{Model, Shape, check_added_size};
 use spelling::Spelling;

@@ -1,10 +1,9 @@
-//! [`Spelling`]: which characters a vocabulary can spell, and how much text a token stands for; and [`Unspellable`]: those
-//! that it cannot.
+//! [`Spelling`]: which characters a vocabulary can spell, and how much text a token stands for.
 
 use super::parts::{Normalizer, PreTokenizer};
 use super::shape::Shape;
+use crate::error::unspellable::Unspellable;
 use std::collections::HashMap;
-use std::fmt;
 use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{Decoder as _, Model, ModelWrapper, OffsetReferential, OffsetType, PreTokenizer as _};
@@ -166,52 +165,6 @@ pub(super) fn letters() -> Vec<char> {
     let mut others = others.into_iter();
     let own = |byte| Some(char::from(byte)).filter(|letter| alphabet.contains(letter));
     (0..=u8::MAX).filter_map(|byte| own(byte).or_else(|| others.next())).collect()
-}
-
-/// How many characters a message shows.
-const SHOWN: usize = 10;
-
-/// Characters of a text that a vocabulary cannot spell, in order of first appearance, and how often each occurs.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Unspellable(Vec<(char, usize)>);
-
-impl Unspellable {
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Each character and how often it occurs.
-    #[must_use]
-    pub fn characters(&self) -> &[(char, usize)] {
-        &self.0
-    }
-
-    /// How many characters of the text these are in total.
-    #[must_use]
-    pub fn total(&self) -> usize {
-        self.0.iter().map(|(_, count)| count).sum()
-    }
-}
-
-/// `'ä' (3), U+200B, …`: the first ten.
-impl fmt::Display for Unspellable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, &(character, count)) in self.0.iter().take(SHOWN).enumerate() {
-            f.write_str(if i == 0 { "" } else { ", " })?;
-            // Debug writes an invisible character as an escape.
-            if character.escape_debug().len() > 1 || character.is_whitespace() {
-                write!(f, "U+{:04X}", u32::from(character))?;
-            } else {
-                write!(f, "'{character}'")?;
-            }
-            if count > 1 {
-                write!(f, " ({count})")?;
-            }
-        }
-        f.write_str(if self.0.len() > SHOWN { ", …" } else { "" })
-    }
 }
 
 #[cfg(test)]

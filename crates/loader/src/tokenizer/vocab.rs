@@ -3,7 +3,7 @@
 //! Only what the crate tokenizers handles safely gets through: ids that are distinct and small, tokens of bounded
 //! length, merges whose three tokens all exist.
 
-use crate::bytes::parse_json;
+use crate::stored::bytes::parse_json;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use std::collections::HashSet;

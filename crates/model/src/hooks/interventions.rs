@@ -4,7 +4,7 @@ use super::features::{Activity, FeatureChange};
 use super::hook::{At, Hooks, KnockOut};
 use super::intervention::{Head, Intervention, MEAN_ABLATED, Patch, Place};
 use super::point::Point;
-use crate::Config;
+use crate::config::Config;
 use candle_core::{Result, Tensor};
 use std::collections::BTreeSet;
 use std::iter::Peekable;

@@ -28,10 +28,10 @@
 mod features;
 mod hook;
 mod intervention;
+mod intervention_text;
 mod interventions;
 mod point;
 mod recorder;
-mod text;
 
 pub use features::{Activity, FeatureChange, FeatureSite};
 pub(crate) use hook::PassHooks;

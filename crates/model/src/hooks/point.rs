@@ -1,6 +1,6 @@
 //! The points where hooks read and change values, and their names in TransformerLens.
 
-use crate::Config;
+use crate::config::Config;
 
 use std::fmt;
 use std::str::FromStr;

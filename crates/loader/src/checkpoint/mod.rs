@@ -1,0 +1,288 @@
+//! [`Checkpoint`]: a config and the names and places of its tensors, whose data is not yet read.
+
+pub(crate) mod findings;
+
+use crate::error::LoadError;
+use crate::error::audit::Audit;
+use crate::files::{Files, WeightFiles};
+use crate::formats::{gguf, pickle, safetensors_file};
+use crate::stored::Stored;
+use crate::stored::names;
+use crate::stored::{Encoding, TensorInfo, not_finite};
+use candle_core::{DType, Device, Shape, Tensor};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder};
+use gpt2_model::linear::{BlockFormat, Weight, WeightLayout};
+use gpt2_model::parameters::{LM_HEAD, Parameter, WTE};
+use gpt2_model::{Config, Gpt2LMHeadModel, Implementation, WeightSource};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// A GPT-2 checkpoint: its config and its tensors' headers. The data is read when a model is built.
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    name: String,
+    config: Config,
+    /// What the config calls for.
+    parameters: Vec<Parameter>,
+    tensors: Arc<BTreeMap<String, Stored>>,
+    duplicates: Vec<TensorInfo>,
+}
+
+impl Checkpoint {
+    /// Reads config.json and the headers of the weight files.
+    ///
+    /// # Errors
+    /// When the config does not parse or asks for something unsupported, and when a file is damaged.
+    pub fn open(files: &Files) -> Result<Self, LoadError> {
+        let (path, json) = &files.config;
+        // From a JSON list, serde would fill the fields in order.
+        if json.trim_ascii_start().starts_with(b"[") {
+            let reason = candle_core::Error::msg("a list; expected a GPT-2 config, a JSON object");
+            return Err(LoadError::Config { path: path.clone(), reason });
+        }
+        let config: Config = json.parse().map_err(LoadError::json(path, "GPT-2 config"))?;
+        let parameters = config
+            .parameters_and_ties()
+            .map_err(|reason| LoadError::Config { path: path.clone(), reason })?;
+
+        let named = |stored: Vec<Stored>| -> Vec<(String, Stored)> {
+            let name = |tensor: &Stored| names::without_prefix(&tensor.info.name).to_string();
+            stored.into_iter().map(|tensor| (name(&tensor), tensor)).collect()
+        };
+        let stored = match &files.weight_files {
+            WeightFiles::Safetensors(path, bytes) => named(safetensors_file::read(path, bytes)?),
+            WeightFiles::Index(path) => named(safetensors_file::read_index(path)?),
+            WeightFiles::Pickle(path, bytes) => named(pickle::read(path, bytes)?),
+            WeightFiles::Headers(headers) => {
+                let tensors = headers.iter().map(safetensors_file::read_header);
+                named(tensors.collect::<Result<Vec<_>, _>>()?.concat())
+            }
+            WeightFiles::Gguf(path, bytes) => gguf::read(path, bytes)?,
+        };
+        let mut tensors = BTreeMap::new();
+        let mut duplicates = vec![];
+        for (name, tensor) in stored {
+            if let Some(twin) = tensors.insert(name, tensor) {
+                duplicates.push(twin.info);
+            }
+        }
+        Ok(Self { name: files.name.clone(), config, parameters, tensors: Arc::new(tensors), duplicates })
+    }
+
+    /// The checkpoint's name in messages: its folder, or its embedded name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// config.json
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// All tensors in the files, by their names without `transformer.`.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &TensorInfo)> {
+        self.tensors.iter().map(|(name, t)| (name.as_str(), &t.info))
+    }
+
+    /// Compares names, shapes and dtypes with the config.
+    #[must_use]
+    pub fn audit(&self) -> Audit {
+        let infos = self.tensors.iter().map(|(name, t)| (name.clone(), &t.info)).collect();
+        Audit::new(&self.name, &self.config, &self.parameters, &infos, self.duplicates.clone())
+    }
+
+    /// The parameters with numbers that are not finite: the name in the file, and how many there are. Reads all data; `None` if
+    /// only headers are there ([`Hub::headers`](crate::hub::Hub::headers)). Calls `progress` with the number of parameters
+    /// done, and of all.
+    ///
+    /// # Errors
+    /// When a file cannot be read.
+    pub fn not_finite(
+        &self,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Option<Vec<(String, usize)>>, LoadError> {
+        let failed = |source| LoadError::Tensor { name: self.name.clone(), source };
+        let floats = |name: &str| self.tensors.get(name).filter(|tensor| tensor.info.dtype.is_float());
+        let all: Vec<&Stored> = self.parameters.iter().filter_map(|p| floats(&p.name)).collect();
+        if !all.iter().all(|tensor| tensor.has_data()) {
+            return Ok(None);
+        }
+        let mut found = vec![];
+        for (i, tensor) in all.iter().enumerate() {
+            progress(i, all.len());
+            let numbers = tensor.load(&tensor.info.name, &Device::Cpu).map_err(failed)?;
+            let count = not_finite(&numbers).map_err(failed)?;
+            if count > 0 {
+                found.push((tensor.info.name.clone(), count));
+            }
+        }
+        Ok(Some(found))
+    }
+
+    /// A builder over the audited tensors, under their names without `transformer.`, converted to `dtype`
+    /// as they are asked for.
+    ///
+    /// # Errors
+    /// When the audit finds anything, or the checksum of a zip archive's entry does not match.
+    pub fn var_builder(&self, dtype: DType, device: &Device) -> Result<VarBuilder<'static>, LoadError> {
+        self.check()?;
+        let backend = Backend(Arc::clone(&self.tensors));
+        Ok(VarBuilder::from_backend(Box::new(backend), dtype, device.clone()))
+    }
+
+    /// Refuses files that do not fit their config, and archives whose checksums do not match.
+    pub(crate) fn check(&self) -> Result<(), LoadError> {
+        let audit = self.audit();
+        if !audit.is_clean() {
+            return Err(LoadError::Audit(Box::new(audit)));
+        }
+        self.check_archives()
+    }
+
+    /// Reads each entry of a zip archive that holds tensors once, and compares its checksum.
+    fn check_archives(&self) -> Result<(), LoadError> {
+        let mut checked = BTreeSet::new();
+        for tensor in self.tensors.values() {
+            let Some(entry) = tensor.entry.as_ref().filter(|entry| checked.insert(&entry.name)) else {
+                continue;
+            };
+            entry.check(&tensor.bytes).map_err(|reason| {
+                LoadError::damaged(&tensor.info.file, pickle::FORMAT, &tensor.bytes, reason)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// A tensor of files that passed [`check`](Self::check), by its name in the model.
+    pub(crate) fn tensor(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor, LoadError> {
+        let found = if name == WTE && !self.tensors.contains_key(WTE) { LM_HEAD } else { name };
+        read(&self.tensors, found, dtype, device)
+            .map_err(|source| LoadError::Tensor { name: self.name.clone(), source })
+    }
+
+    /// A tensor of the files, by its name in the model.
+    pub(crate) fn stored(&self, name: &str) -> Option<&Stored> {
+        self.tensors.get(name)
+    }
+
+    /// Whether the model's output projection is its embedding. Reads both if the files hold both.
+    pub(crate) fn is_tied(&self) -> Result<bool, LoadError> {
+        if !self.config.tie_word_embeddings || self.stored(WTE).is_none() || self.stored(LM_HEAD).is_none() {
+            return Ok(self.config.tie_word_embeddings);
+        }
+        let numbers = |name| {
+            self.tensor(name, DType::F32, &Device::Cpu)?
+                .flatten_all()
+                .and_then(|t| t.to_vec1::<f32>())
+                .map_err(|source| LoadError::Tensor { name: self.name.clone(), source })
+        };
+        Ok(numbers(WTE)? == numbers(LM_HEAD)?)
+    }
+
+    /// The formats of quantized weights in the files, most frequent first; none in files of plain numbers.
+    #[must_use]
+    pub fn formats(&self) -> Vec<BlockFormat> {
+        let mut counts: Vec<(BlockFormat, usize)> = vec![];
+        for tensor in self.tensors.values() {
+            if let Encoding::Blocks(format) = tensor.info.dtype {
+                match counts.iter_mut().find(|(found, _)| *found == format) {
+                    Some((_, count)) => *count += 1,
+                    None => counts.push((format, 1)),
+                }
+            }
+        }
+        counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        counts.into_iter().map(|(format, _)| format).collect()
+    }
+
+    /// The same checkpoint; its model will run attention by `implementation`, see
+    /// [`Config::attn_implementation`].
+    #[must_use]
+    pub fn with_implementation(mut self, implementation: Implementation) -> Self {
+        self.config.attn_implementation = implementation;
+        self
+    }
+
+    /// Builds the language model with activations in `dtype`. Weights stay as the files store them where activations in f32 on the
+    /// CPU can multiply them: in f16, bf16 or quantized blocks. Otherwise they become `dtype`.
+    ///
+    /// # Errors
+    /// When the audit finds anything, or the device cannot hold the weights.
+    pub fn load_model(&self, dtype: DType, device: &Device) -> Result<Gpt2LMHeadModel, LoadError> {
+        let layout = self.config.weight_layout();
+        let stay = dtype == DType::F32 && device.is_cpu();
+        let weight = |name: &str, shape| match self.tensors.get(name).filter(|_| stay) {
+            Some(stored) => {
+                let layout = if matches!(name, WTE | LM_HEAD) { WeightLayout::OutIn } else { layout };
+                stored.load_frozen(name, shape, layout)
+            }
+            None => Ok(None),
+        };
+        self.build(self.var_builder(dtype, device)?, &weight)
+    }
+
+    /// Builds the language model on the CPU, in f32, with its linear layers and tables of tokens quantized as they are read.
+    ///
+    /// # Errors
+    /// When the audit finds anything, or the format's blocks do not divide a layer's inputs.
+    pub fn load_quantized(&self, format: BlockFormat) -> Result<Gpt2LMHeadModel, LoadError> {
+        let vb = self.var_builder(DType::F32, &Device::Cpu)?;
+        let weight = |name: &str, (n_in, n_out): (usize, usize)| {
+            let table = matches!(name, WTE | LM_HEAD);
+            let layout = if table { WeightLayout::OutIn } else { self.config.weight_layout() };
+            format.check_inputs(n_in).map_err(|e| e.context(name.to_string()))?;
+            let weight = vb.get(layout.shape(n_in, n_out), name)?;
+            Weight::quantize(&weight, layout, format).map(Some).map_err(|e| e.context(name.to_string()))
+        };
+        self.build(vb.clone(), &weight)
+    }
+
+    fn build(&self, vb: VarBuilder, weights: &WeightSource) -> Result<Gpt2LMHeadModel, LoadError> {
+        Gpt2LMHeadModel::load_with(vb, &self.config, weights)
+            .map_err(|source| LoadError::Tensor { name: self.name.clone(), source })
+    }
+}
+
+/// A tensor by its name in the model, converted to `dtype`.
+fn read(
+    tensors: &BTreeMap<String, Stored>,
+    name: &str,
+    dtype: DType,
+    device: &Device,
+) -> candle_core::Result<Tensor> {
+    let Some(stored) = tensors.get(name) else {
+        candle_core::bail!("{name}: no such tensor in the checkpoint")
+    };
+    stored.load(name, device)?.to_dtype(dtype)
+}
+
+/// The tensors of a checkpoint, for a [`VarBuilder`].
+struct Backend(Arc<BTreeMap<String, Stored>>);
+
+impl SimpleBackend for Backend {
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        _: Init,
+        dtype: DType,
+        device: &Device,
+    ) -> candle_core::Result<Tensor> {
+        let tensor = self.get_unchecked(name, dtype, device)?;
+        if tensor.shape() != &shape {
+            candle_core::bail!("{name}: expected shape {:?}, found {:?}", shape, tensor.shape())
+        }
+        Ok(tensor)
+    }
+
+    fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
+        read(&self.0, name, dtype, device)
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+}

@@ -1,0 +1,275 @@
+//! [`LoadError`]: everything that can go wrong between a source and a model.
+
+pub(crate) mod adapter_audit;
+pub(crate) mod audit;
+pub(crate) mod hub_error;
+pub(crate) mod unspellable;
+
+use adapter_audit::AdapterAudit;
+use audit::Audit;
+use hub_error::HubError;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use unspellable::Unspellable;
+
+/// Why a model could not be loaded or saved: what is wrong, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// A file system operation failed.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// What was read or written.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// Nothing is there.
+    #[error(
+        "{}: no such directory, nor the name of a model on the Hub (owner/name, gpt2, gpt2-medium, gpt2-large, \
+         gpt2-xl, distilgpt2); expected a folder with config.json and model.safetensors",
+        path.display()
+    )]
+    NotFound {
+        /// What was asked for.
+        path: PathBuf,
+    },
+    /// A file where a folder is needed.
+    #[error("{}: is a file; name the folder that holds it, with its config.json", path.display())]
+    NotADirectory {
+        /// What was asked for.
+        path: PathBuf,
+    },
+    /// A folder without a config.
+    #[error("{}: no config.json here; expected a folder as transformers' save_pretrained writes it", dir.display())]
+    NoConfig {
+        /// The folder.
+        dir: PathBuf,
+    },
+    /// A folder without weights.
+    #[error(
+        "{}: no weights here; expected model.safetensors, model.safetensors.index.json with its shards, or \
+         pytorch_model.bin",
+        dir.display()
+    )]
+    NoWeights {
+        /// The folder.
+        dir: PathBuf,
+    },
+    /// Weights in several files that are in memory.
+    #[error(
+        "{name}: weights in several files; expected one model.safetensors, pytorch_model.bin or GGUF file (shards are read \
+         from a folder on disk only)"
+    )]
+    SeveralFiles {
+        /// The source.
+        name: String,
+    },
+    /// A folder without a tokenizer for a vocabulary that is not GPT-2's.
+    #[error(
+        "{name}: no tokenizer here; expected tokenizer.json, or vocab.json with merges.txt (a vocabulary of \
+         {vocab_size} is not GPT-2's own 50257); give token ids instead of text"
+    )]
+    NoTokenizer {
+        /// The source.
+        name: String,
+        /// The model's vocabulary.
+        vocab_size: usize,
+    },
+    /// One of the two files of a tokenizer.
+    #[error("{}: {missing} is missing; vocab.json and merges.txt only serve together", dir.display())]
+    HalfTokenizer {
+        /// The folder.
+        dir: PathBuf,
+        /// The file that is not there.
+        missing: &'static str,
+    },
+    /// JSON that does not parse, or has the wrong structure.
+    #[error("{}: {reason}; expected a {expected}", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What the file should contain.
+        expected: &'static str,
+        /// Why it does not fit, and in which field if the file is JSON.
+        reason: String,
+    },
+    /// A config that this project does not support.
+    #[error("{}: {reason}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// The field, its value and what is expected.
+        reason: candle_core::Error,
+    },
+    /// A model that a GGUF file cannot hold, or one that was not written well.
+    #[error("{name}: cannot be written as GGUF: {reason}")]
+    Gguf {
+        /// The model, or the file.
+        name: String,
+        /// What does not fit.
+        reason: String,
+    },
+    /// A weight file that is truncated, or not of the format that its name says.
+    #[error("{}: damaged or not a {format} file: {reason}; {remedy}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The format that its name promises.
+        format: &'static str,
+        /// What is wrong with it.
+        reason: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// Tensors that are missing, left over or of another shape.
+    #[error("{0}")]
+    Audit(Box<Audit>),
+    /// An adapter that this project does not support, or that fits no model.
+    #[error("{name}: {reason}")]
+    Adapter {
+        /// The adapter, or its config.
+        name: String,
+        /// What does not fit.
+        reason: String,
+    },
+    /// Tensors of an adapter that are missing, left over, of another shape or not finite.
+    #[error("{0}")]
+    AdapterAudit(Box<AdapterAudit>),
+    /// A dictionary of features that this project does not support, or that is damaged.
+    #[error("{name}: {reason}")]
+    Dictionary {
+        /// The dictionary, or the file of it that is at fault.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A model with a number that a file cannot hold.
+    #[error("{parameter} holds {}{}", short(*value), because(*value, *most, format, remedy))]
+    NotSavable {
+        /// The parameter.
+        parameter: String,
+        /// Its first such number.
+        value: f64,
+        /// How the file writes numbers.
+        format: String,
+        /// The largest number that fits.
+        most: f64,
+        /// What to do about a number that is too large.
+        remedy: &'static str,
+    },
+    /// A tokenizer file that cannot be used, or text that it cannot encode.
+    #[error("{name}: tokenizer: {reason}; fetch its files again, or give token ids instead of text")]
+    Tokenizer {
+        /// The file or source.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A tokenizer that could not be fetched.
+    #[error("{name}: tokenizer: {reason}; fetch its files again, or give token ids instead of text")]
+    TokenizerUnreachable {
+        /// The source.
+        name: String,
+        /// What went wrong when it was requested.
+        reason: Arc<LoadError>,
+    },
+    /// A text that gives no tokens.
+    #[error("{name}: the text gives no tokens{}; give other text, or token ids", none_of(characters))]
+    NothingLeft {
+        /// The tokenizer's file.
+        name: String,
+        /// What the vocabulary cannot spell; empty if the text is only what separates words.
+        characters: Unspellable,
+    },
+    /// A prompt that is too long for any tokenization to fit.
+    #[error(
+        "the prompt has {bytes} bytes; a model with n_positions = {n_positions} tokens reads at most {most}: \
+         shorten it"
+    )]
+    PromptTooLong {
+        /// The text's length.
+        bytes: usize,
+        /// The most that can be read.
+        most: usize,
+        /// The positions of the model.
+        n_positions: usize,
+    },
+    /// Candle failed on tensors whose names and shapes were right.
+    #[error("{name}: {source}")]
+    Tensor {
+        /// The checkpoint.
+        name: String,
+        /// Candle's reason.
+        source: candle_core::Error,
+    },
+    /// The Hub, or the cache of its files, did not give what was asked for.
+    #[error("{error}{remedy}", error = .0, remedy = and_remedy(.0))]
+    Hub(HubError),
+}
+
+/// What to do about an error of the Hub's, if it does not say so itself.
+fn and_remedy(error: &HubError) -> String {
+    error.remedy().map_or_else(String::new, |remedy| format!("; {remedy}"))
+}
+
+/// Why a number is not saved, and what to do.
+fn because(value: f64, most: f64, format: &str, remedy: &str) -> String {
+    if !value.is_finite() {
+        return "; only a model whose numbers are all finite is saved".into();
+    }
+    format!("; {format} holds numbers up to {}: {remedy}", short(most))
+}
+
+/// 65504, 3.403e38: digits enough to tell a number from the largest of a dtype.
+fn short(number: f64) -> String {
+    if number.abs() < 1e7 || !number.is_finite() { number.to_string() } else { format!("{number:.3e}") }
+}
+
+/// Which characters the vocabulary lacks, if any.
+fn none_of(characters: &Unspellable) -> String {
+    if characters.is_empty() {
+        return String::new();
+    }
+    format!(": the vocabulary has none of its characters: {characters}")
+}
+
+impl From<HubError> for LoadError {
+    fn from(error: HubError) -> Self {
+        Self::Hub(error)
+    }
+}
+
+impl From<gpt2_files::Error> for LoadError {
+    fn from(error: gpt2_files::Error) -> Self {
+        Self::Io { path: error.path, source: error.source }
+    }
+}
+
+impl LoadError {
+    pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
+        let path = path.to_path_buf();
+        move |source| Self::Io { path, source }
+    }
+
+    /// JSON that does not match the content that the file should have.
+    pub(crate) fn json(path: &Path, expected: &'static str) -> impl FnOnce(String) -> Self + use<> {
+        let path = path.to_path_buf();
+        move |reason| Self::Json { path, expected, reason }
+    }
+
+    /// A file whose `bytes` are not those of its format; they also say what to do.
+    pub(crate) fn damaged(path: &Path, format: &'static str, bytes: &[u8], reason: impl ToString) -> Self {
+        let start = bytes.trim_ascii_start();
+        let remedy = if bytes.is_empty() {
+            "the file is empty: fetch it again"
+        } else if bytes.starts_with(b"version https://git-lfs") {
+            "this is a git-lfs pointer, not the weights: run `git lfs pull` in its repository"
+        } else if start.starts_with(b"<") {
+            "this looks like a web page, not the weights: fetch the file again"
+        } else {
+            "fetch the file again"
+        };
+        Self::Damaged { path: path.to_path_buf(), format, reason: reason.to_string(), remedy }
+    }
+}

@@ -1,0 +1,6 @@
+//! Writes models, adapters and dictionaries of features.
+
+pub(crate) mod adapter;
+pub(crate) mod dictionary;
+pub(crate) mod gguf;
+pub(crate) mod model;

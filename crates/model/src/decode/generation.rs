@@ -1,0 +1,376 @@
+//! Generation: the decode loop over a cache.
+
+use super::draft::{Draft, Drafted};
+use super::sampling::{Sampler, Sampling};
+use crate::gpt2::args_and_outputs::ForwardArgs;
+use crate::gpt2::attention::cache::KvCache;
+use crate::gpt2::attention::mask::{left_padding, position_ids};
+use crate::gpt2::lm_head_model::Gpt2LMHeadModel;
+use crate::hooks::Hooks;
+use candle_core::{D, DType, Result, Tensor};
+use candle_fused::Implementation;
+use candle_fused::attention::FEW_QUERIES;
+use candle_fused::cache::CacheDType;
+use std::collections::VecDeque;
+
+/// Generates one token per row in each step: an iterator over `Vec<Option<u32>>`, with `None` for a
+/// row that has ended. It ends when every row has ended, or after `max_new_tokens` steps.
+///
+/// Prompts of different lengths are padded on the left and masked, and each row has its own positions,
+/// so each row gets the same text as it would alone. This also holds for sampling: every row draws from
+/// the same random numbers, so a text depends only on its prompt and the seed, not on the rest of the
+/// batch.
+#[derive(Debug)]
+pub struct Generation<'a> {
+    model: &'a Gpt2LMHeadModel,
+    hooks: Option<&'a dyn Hooks>,
+    checks: Option<Checks<'a>>,
+    at: Paused,
+}
+
+/// A generation between two steps, without its model and its hooks: see [`Generation::pause`].
+#[derive(Debug)]
+pub struct Paused {
+    texts: Vec<Vec<u32>>,
+    ended: Vec<bool>,
+    lengths: Vec<usize>,
+    width: usize,
+    steps_left: usize,
+    samplers: Vec<Sampler>,
+    cache: KvCache,
+    next_input: Tensor,
+    failed: bool,
+}
+
+/// The number of positions that a prompt of `width` tokens and `new` tokens after it need.
+pub(crate) fn room_for(model: &Gpt2LMHeadModel, width: usize, new: usize) -> Result<usize> {
+    if width == 0 {
+        candle_core::bail!("a prompt needs at least one token")
+    }
+    let n = model.config().n_positions;
+    // The last new token is returned but never fed back to the model.
+    let positions = width.saturating_add(new.saturating_sub(1));
+    if positions > n {
+        candle_core::bail!(
+            "a prompt of {width} tokens and {new} new ones do not fit the model's n_positions = {n}; at most {} new tokens do",
+            (n + 1).saturating_sub(width)
+        )
+    }
+    Ok(positions)
+}
+
+/// A draft, and the tokens that the last pass found to follow the text.
+#[derive(Debug)]
+struct Checks<'a> {
+    draft: Box<dyn Draft + 'a>,
+    found: VecDeque<u32>,
+    drafted: Drafted,
+}
+
+impl<'a> Generation<'a> {
+    /// Prepares to generate up to `max_new_tokens` tokens after each of `prompts`.
+    ///
+    /// # Errors
+    /// When a prompt is empty, the sampling values are meaningless, or the longest prompt and the new
+    /// tokens together exceed the model's positions.
+    pub fn new(
+        model: &'a Gpt2LMHeadModel,
+        prompts: &[Vec<u32>],
+        sampling: Sampling,
+        max_new_tokens: usize,
+    ) -> Result<Self> {
+        sampling.validate()?;
+        let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
+        if lengths.contains(&0) {
+            candle_core::bail!("a prompt needs at least one token")
+        }
+        let width = lengths.iter().copied().max().unwrap_or(0);
+        let capacity = room_for(model, width, max_new_tokens)?;
+        let device = model.transformer.wte.device();
+        let dtype = model.transformer.dtype();
+        let padded: Vec<u32> = prompts
+            .iter()
+            .flat_map(|p| std::iter::repeat_n(0, width - p.len()).chain(p.iter().copied()))
+            .collect();
+        let at = Paused {
+            texts: prompts.to_vec(),
+            ended: vec![false; prompts.len()],
+            width,
+            steps_left: max_new_tokens,
+            samplers: lengths.iter().map(|&length| Sampler::new(sampling.clone(), length)).collect(),
+            cache: KvCache::new(model.config(), prompts.len(), capacity, dtype, device)?,
+            next_input: Tensor::from_vec(padded, (prompts.len(), width), device)?,
+            lengths,
+            failed: false,
+        };
+        Ok(Self::resume(model, at))
+    }
+
+    /// Goes on with a generation that was paused, by the same model; its hooks are given anew.
+    #[must_use]
+    pub fn resume(model: &'a Gpt2LMHeadModel, at: Paused) -> Self {
+        Self { model, hooks: None, checks: None, at }
+    }
+
+    /// Sets a generation aside between two steps, so that a caller can keep it without borrowing the model. A draft is let go:
+    /// without it, the same tokens follow.
+    #[must_use]
+    pub fn pause(self) -> Paused {
+        self.at
+    }
+
+    /// Keeps keys and values in `dtype`, and rounds them: f16 or bf16 under a model in f32 takes half the memory, and
+    /// [`CacheDType::Q8_0`] about a quarter.
+    ///
+    /// # Errors
+    /// When the device cannot allocate the cache or has none of this dtype, for [`CacheDType::Q8_0`] under a model that is not in
+    /// f32, or when generation has begun.
+    pub fn with_cache_dtype(self, dtype: impl Into<CacheDType>) -> Result<Self> {
+        let dtype = dtype.into();
+        if !self.at.cache.is_empty() {
+            candle_core::bail!(
+                "the cache holds keys and values already; choose its dtype before the first token"
+            )
+        }
+        let model = self.model;
+        let capacity = self.at.cache.capacity();
+        let of_model = model.transformer.dtype();
+        if dtype == CacheDType::Q8_0 && of_model != DType::F32 {
+            candle_core::bail!("a cache in q8_0 is for a model in f32, got one in {}", of_model.as_str())
+        }
+        let rows = self.at.texts.len();
+        let device = model.transformer.wte.device();
+        let cache = KvCache::new(model.config(), rows, capacity, dtype, device)?;
+        Ok(Self { at: Paused { cache, ..self.at }, ..self })
+    }
+
+    /// Adds hooks to every pass: the first pass over the prompts, then one pass per new token.
+    #[must_use]
+    pub fn with_hooks(self, hooks: &'a dyn Hooks) -> Self {
+        Self { hooks: Some(hooks), ..self }
+    }
+
+    /// Lets `draft` guess the next tokens, and checks up to three guesses in each pass. The text stays the same to the last
+    /// token: with so few positions in a pass, none of them changes the bits of another's logits. Hooks also see the guesses
+    /// that turn out wrong, and a hook that replaces values may round otherwise than alone.
+    ///
+    /// # Errors
+    /// As [`check_draft`](Self::check_draft).
+    pub fn with_draft(self, draft: impl Draft + 'a) -> Result<Self> {
+        self.check_draft()?;
+        let checks = Checks { draft: Box::new(draft), found: VecDeque::new(), drafted: Drafted::default() };
+        Ok(Self { checks: Some(checks), ..self })
+    }
+
+    /// Checks that a draft can be used here. Call it before you load one.
+    ///
+    /// # Errors
+    /// For several prompts, and where a position's bits depend on the others of its pass: on a GPU, with eager attention, in
+    /// f64, and in builds with `mkl` or `accelerate`.
+    pub fn check_draft(&self) -> Result<()> {
+        let transformer = &self.model.transformer;
+        let rows = self.at.texts.len();
+        let device = transformer.wte.device();
+        let cause = if rows != 1 {
+            format!("it guesses for one prompt, got {rows}")
+        } else if !device.is_cpu() {
+            "on a GPU the text could change; use the CPU".to_owned()
+        } else if self.model.config().attn_implementation.on(device) != Implementation::Fused {
+            "with eager attention the text could change; use fused attention".to_owned()
+        } else if transformer.dtype() == DType::F64 {
+            "in f64 the text could change; use f32, f16 or bf16".to_owned()
+        } else if cfg!(any(feature = "mkl", feature = "accelerate")) {
+            "with MKL or Accelerate the text could change; build without them".to_owned()
+        } else {
+            return Ok(());
+        };
+        candle_core::bail!("no draft can guess here: {cause}")
+    }
+
+    /// How the draft fared so far, if there is one.
+    #[must_use]
+    pub fn drafted(&self) -> Option<Drafted> {
+        self.checks.as_ref().map(|checks| checks.drafted)
+    }
+
+    /// Ends a row, which gets no more tokens: at a stop string, for example.
+    ///
+    /// # Panics
+    /// When there is no such row.
+    pub fn end(&mut self, row: usize) {
+        self.at.ended[row] = true;
+    }
+
+    /// Each row's text so far: the prompt and the generated tokens.
+    #[must_use]
+    pub fn texts(&self) -> &[Vec<u32>] {
+        &self.at.texts
+    }
+
+    fn step(&mut self) -> Result<Vec<Option<u32>>> {
+        let t = self.at.next_input.dim(1)?;
+        let s = self.at.cache.len() + t;
+        // Rows grow with each step, but the padding stays the same.
+        let grown: Vec<usize> = self.at.lengths.iter().map(|l| l + s - self.at.width).collect();
+        let padded = self.at.lengths.iter().any(|&l| l != self.at.width);
+        let mask = if padded { Some(left_padding(&grown, s, self.at.next_input.device())?) } else { None };
+        let positions =
+            mask.as_ref().map(|m| position_ids(m)?.narrow(1, s - t, t)?.contiguous()).transpose()?;
+        let args = ForwardArgs {
+            position_ids: positions.as_ref(),
+            attention_mask: mask.as_ref(),
+            cache: Some(&mut self.at.cache),
+            last_logits_only: true,
+            hooks: self.hooks,
+            ..ForwardArgs::default()
+        };
+        let logits = self.model.forward(&self.at.next_input, args)?.logits; // (B, 1, V)
+        let mut rows = logits.squeeze(1)?.to_dtype(DType::F32)?.to_vec2::<f32>()?;
+
+        let mut chosen = Vec::with_capacity(rows.len());
+        for (i, logits) in rows.iter_mut().enumerate() {
+            if self.at.ended[i] {
+                chosen.push(None);
+                continue;
+            }
+            let token = self.at.samplers[i].choose(logits, &self.at.texts[i])?;
+            self.push(i, token);
+            chosen.push(Some(token));
+        }
+        let input: Vec<u32> = chosen.iter().map(|c| c.unwrap_or(0)).collect();
+        self.at.next_input = Tensor::new(input, self.at.next_input.device())?.unsqueeze(D::Minus1)?;
+        Ok(chosen)
+    }
+
+    fn push(&mut self, row: usize, token: u32) {
+        self.at.texts[row].push(token);
+        self.at.ended[row] = self.model.config().is_eos(token);
+    }
+
+    /// The next token of the only row, if a draft guesses: from the last pass, or from another one.
+    fn checked(&mut self, checks: &mut Checks) -> Result<u32> {
+        if checks.found.is_empty() {
+            self.check(checks)?;
+        }
+        let Some(token) = checks.found.pop_front() else {
+            candle_core::bail!("a pass gives at least one token")
+        };
+        self.push(0, token);
+        Ok(token)
+    }
+
+    /// The logits after what the cache lacks of `text` and after each token of `guess`: (1 or T, V)
+    fn logits_after(&mut self, text: &[u32], guess: &[u32]) -> Result<Tensor> {
+        let input = [&text[self.at.cache.len()..], guess].concat();
+        let input = Tensor::new(input, self.at.next_input.device())?.unsqueeze(0)?; // (1, T)
+        let args = ForwardArgs {
+            cache: Some(&mut self.at.cache),
+            last_logits_only: guess.is_empty(),
+            hooks: self.hooks,
+            ..ForwardArgs::default()
+        };
+        self.model.forward(&input, args)?.logits.squeeze(0)
+    }
+
+    /// One pass over the tokens that the cache lacks and what the draft guesses comes after them.
+    fn check(&mut self, checks: &mut Checks) -> Result<()> {
+        let mut text = self.at.texts[0].clone();
+        let vocabulary = self.model.config().vocab_size;
+        // A pass over the prompt takes other kernels than one over a few tokens: it is the same with a draft as without.
+        let most = if self.at.cache.is_empty() { 0 } else { (self.at.steps_left - 1).min(FEW_QUERIES - 1) };
+        let guess = if most == 0 {
+            vec![]
+        } else {
+            checks.draft.propose(&text, most, &self.at.samplers[0]).map_err(|e| e.context("the draft"))?
+        };
+        let known = |&token: &u32| (token as usize) < vocabulary;
+        let guess: Vec<u32> = guess.into_iter().take(most).take_while(known).collect();
+        if !self.at.cache.is_empty() {
+            checks.drafted.passes += 1;
+            checks.drafted.proposed += guess.len();
+        }
+        let logits = match self.logits_after(&text, &guess) {
+            // A cache in 8 bits refuses numbers that are not finite, which a wrong guess may have.
+            Err(_) if !guess.is_empty() => self.logits_after(&text, &[])?,
+            logits => logits?,
+        };
+        let sampler = &self.at.samplers[0];
+        for (i, mut logits) in logits.to_dtype(DType::F32)?.to_vec2::<f32>()?.into_iter().enumerate() {
+            let token = match sampler.choose(&mut logits, &text) {
+                Ok(token) => token,
+                // What was found comes first: the next pass begins here and fails alike.
+                Err(_) if i > 0 => break,
+                Err(error) => return Err(error),
+            };
+            text.push(token);
+            checks.found.push_back(token);
+            let right = guess.get(i) == Some(&token);
+            checks.drafted.accepted += usize::from(right);
+            if !right || self.model.config().is_eos(token) {
+                break;
+            }
+        }
+        // The model has not read the last token, and what it read of wrong guesses goes.
+        self.at.cache.truncate(text.len() - 1);
+        Ok(())
+    }
+}
+
+impl Iterator for Generation<'_> {
+    type Item = Result<Vec<Option<u32>>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.at.failed || self.at.steps_left == 0 || self.at.ended.iter().all(|&ended| ended) {
+            return None;
+        }
+        let step = match self.checks.take() {
+            None => self.step(),
+            Some(mut checks) => {
+                let token = self.checked(&mut checks);
+                self.checks = Some(checks);
+                token.map(|token| vec![Some(token)])
+            }
+        };
+        self.at.steps_left -= 1;
+        self.at.failed = step.is_err();
+        Some(step)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+    use crate::init::seeded;
+    use candle_core::Device;
+
+    #[test]
+    fn a_penalty_falls_on_the_prompt_and_on_what_was_generated() -> Result<()> {
+        let config = Config {
+            vocab_size: 11,
+            n_positions: 8,
+            n_embd: 8,
+            n_layer: 1,
+            n_head: 2,
+            initializer_range: 0.3,
+            eos_token_id: None,
+            ..Config::gpt2()
+        };
+        let model = Gpt2LMHeadModel::load(seeded(7, DType::F32, &Device::Cpu), &config)?;
+        let text = |repetition_penalty, prompt: u32| -> Result<Vec<u32>> {
+            let sampling = Sampling { repetition_penalty, ..Sampling::greedy() };
+            let mut generation = Generation::new(&model, &[vec![prompt]], sampling, 4)?;
+            generation.by_ref().try_for_each(|step| step.map(drop))?;
+            Ok(generation.texts()[0].clone())
+        };
+        let repeats = |text: &[u32]| (1..text.len()).any(|i| text[..i].contains(&text[i]));
+        let mut echoes = 0;
+        for prompt in 0..11 {
+            echoes += usize::from(text(1.0, prompt)?[1] == prompt);
+            let text = text(1e9, prompt)?;
+            assert!(!repeats(&text), "{text:?}");
+        }
+        assert!(echoes > 0, "without a penalty no prompt is repeated: this shows nothing");
+        Ok(())
+    }
+}

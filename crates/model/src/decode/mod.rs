@@ -1,0 +1,6 @@
+//! Writing text: generation token by token, sampling, drafts and beam search.
+
+pub mod beams;
+pub mod draft;
+pub mod generation;
+pub(crate) mod sampling;

@@ -1,0 +1,276 @@
+//! [`CausalSelfAttention`]: `c_proj(softmax(q·kᵀ·scale + causal)·v)` with `q, k, v = split(c_attn(x))`.
+//!
+//! Vaswani et al. 2017 in the layout of Radford et al. 2019: one fused projection to q, k and v, the
+//! heads side by side in the last dimension, and a `bias` buffer that is the causal triangle. In most of
+//! gpt_bigcode all heads share one head of keys and values (multi-query attention, Shazeer 2019).
+
+use super::cache::{numbers, split_kv};
+use super::hooked_heads::{HeadInputs, hooked_qkv, replaced_weights};
+use super::pass::Pass;
+pub use super::qkv::HeadWeights;
+use super::qkv::{Qkv, QkvLayout, last_position};
+use crate::config::Config;
+pub use crate::config::QkvOrder;
+use crate::gpt2::layers::conv1d::Conv1D;
+use crate::gpt2::layers::loading::Loading;
+use crate::gpt2::layers::parameters::Visitor;
+use crate::hooks::{KnockOut, Point};
+use crate::learn::training::{Site, Training, dropout};
+use candle_core::{Module, Result, Tensor};
+use candle_fused::attention::{Attended, Hidden, Mask, Sdpa};
+pub use candle_fused::attention::{CausalBias, Chosen, HeadLayout};
+use candle_fused::{Dropout, Implementation};
+use candle_nn::VarBuilder;
+use std::ops::Range;
+
+/// GPT-2's attention block.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+/// use gpt2_model::{CausalSelfAttention, Config, Pass};
+///
+/// # fn main() -> candle_core::Result<()> {
+/// let config = Config { n_embd: 6, n_head: 3, n_positions: 12, ..Config::gpt2() };
+/// let variables = VarMap::new();
+/// let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
+/// let attn = CausalSelfAttention::load(vb.pp("attn"), &config, 0)?;
+///
+/// let x = Tensor::randn(0f32, 1., (4, 12, 6), &Device::Cpu)?; // (B, T, C)
+/// assert_eq!(attn.forward(&x, Pass::default())?.dims(), [4, 12, 6]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct CausalSelfAttention {
+    /// C -> 3C: q, k and v in the order of [`QkvOrder`], or C -> C + 2D if all heads share keys and values.
+    pub c_attn: Conv1D,
+    /// C -> C, on the merged heads.
+    pub c_proj: Conv1D,
+    /// The causal triangle, u8 (1, 1, N, N), 1 = visible: a buffer, not a parameter. All layers share it. It is built on first
+    /// use by the eager path; the fused kernels need none.
+    pub bias: CausalBias,
+    pub(super) layout: QkvLayout,
+    scale: f64,
+    implementation: Implementation,
+    pub(super) layer_idx: usize,
+    attn_pdrop: f64,
+    resid_pdrop: f64,
+}
+
+/// What [`CausalSelfAttention::pattern`] computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PatternOf {
+    /// Before the softmax, -inf where attention is masked.
+    Scores,
+    /// After it.
+    Weights,
+}
+
+impl CausalSelfAttention {
+    /// Loads the attention block of layer `layer_idx` alone; in a model of your own, number the layers from 0.
+    ///
+    /// # Errors
+    /// When the config is not valid, or a tensor is missing or has another shape.
+    pub fn load(vb: VarBuilder, config: &Config, layer_idx: usize) -> Result<Self> {
+        Self::load_at(&Loading::new(vb, config, layer_idx)?)
+    }
+
+    pub(crate) fn load_at(place: &Loading) -> Result<Self> {
+        let (config, c, heads) = (place.config, place.config.n_embd, place.config.heads());
+        Ok(Self {
+            c_attn: place.conv1d("c_attn", (c, heads.packed_width()), config.initializer_range)?,
+            c_proj: place.conv1d("c_proj", (c, c), config.residual_stdev())?,
+            bias: place.bias.clone(),
+            layout: QkvLayout { heads, order: config.qkv_order() },
+            scale: config.attention_scale(place.layer_idx),
+            implementation: config.attn_implementation,
+            layer_idx: place.layer_idx,
+            attn_pdrop: config.attn_pdrop,
+            resid_pdrop: config.resid_pdrop,
+        })
+    }
+
+    /// `c_proj(context)`, where the context of each position is the weighted mean of the values at the positions it sees, in
+    /// `x` and in the cache. Only [`Block::forward`](crate::Block::forward) returns the further outputs that `pass` can ask for,
+    /// and calls the hooks on what heads read and on what they add to the stream.
+    ///
+    /// # Shapes
+    /// `x` (B, T, C) -> (B, T, C), or (B, 1, C) for the last position only
+    ///
+    /// # Errors
+    /// When a shape does not fit, or S is above N.
+    pub fn forward(&self, x: &Tensor, pass: Pass) -> Result<Tensor> {
+        let mut pass = Pass { weights: &[], output_summary: false, ..pass };
+        let context = self.attend(x, &HeadInputs::default(), &mut pass)?.context; // (B, T, C)
+        self.project(&context, pass.training) // (B, T, C)
+    }
+
+    /// Everything before `c_proj`: the context (B, T, C), and the weights and the summary that `pass` asks for, before any hook
+    /// replaces them. `inputs` replace `x` for the heads whose input a hook has replaced.
+    pub(crate) fn attend(&self, x: &Tensor, inputs: &HeadInputs, pass: &mut Pass) -> Result<Attended> {
+        pass.check()?;
+        let (layer, hooks) = (self.layer_idx, pass.hooks()); // before the cache grows, whose length the hooks learn
+        let qkv = self.layout.project(&self.c_attn, x, pass)?;
+        let qkv = inputs.replace(qkv, &self.layout, &self.c_attn)?;
+        let Qkv { q, kv } = hooked_qkv(qkv, layer, hooks)?; // (B, T, H, D), (B, T, 2·key heads, D)
+        let (q, kv) = (q.transpose(1, 2)?, kv.transpose(1, 2)?); // (B, H, T, D), (B, 2·key heads, T, D)
+        let (k, v) = match pass.cache.as_deref_mut() {
+            Some(cache) => cache.append_packed(&kv)?,
+            None => split_kv(&kv)?,
+        }; // (B, key heads, S, D)
+
+        let knocked_out = hooks.hidden(layer, q.dim(2)?)?;
+        let sdpa = self.sdpa(pass.training)?;
+        let mask = pass.mask(&knocked_out);
+        let mut attended = sdpa.attend(&q, &k, &v, mask, pass.wanted())?; // context (B, T, H, D)
+        if let Some(weights) = replaced_weights(&sdpa, &q, &k, mask, layer, hooks)? {
+            attended.context = Sdpa::context(&weights, &numbers(&v, q.dtype())?)?; // the cache may hold v in another dtype
+        }
+        let context = hooks.pass(Point::Z(layer), attended.context)?.flatten_from(2)?; // (B, T, C), or (B, 1, C)
+        attended.context = if pass.last_position_only { last_position(&context)? } else { context };
+        Ok(attended)
+    }
+
+    /// Like [`forward`](Self::forward), but also returns the attention weights, before any hook replaces them.
+    ///
+    /// # Shapes
+    /// output (B, T, C), weights (B, H, T, S) in f32 or wider
+    ///
+    /// # Errors
+    /// When a shape does not fit, or S is above N.
+    pub fn forward_with_weights(&self, x: &Tensor, pass: Pass) -> Result<(Tensor, Tensor)> {
+        let mut pass = Pass { weights: &[Chosen::default()], output_summary: false, ..pass };
+        let mut attended = self.attend(x, &HeadInputs::default(), &mut pass)?;
+        Ok((self.project(&attended.context, pass.training)?, attended.weights.remove(0)))
+    }
+
+    /// The scores, or the weights after the softmax, of queries and keys as hooks see them at [`Point::Q`] and [`Point::K`] in a pass
+    /// over whole texts: what they see at [`Point::Scores`] and [`Point::Pattern`], bit by bit. `padding` is u8 (B, T), 1 = visible.
+    ///
+    /// [`Point::Q`]: crate::hooks::Point::Q
+    /// [`Point::K`]: crate::hooks::Point::K
+    /// [`Point::Scores`]: crate::hooks::Point::Scores
+    /// [`Point::Pattern`]: crate::hooks::Point::Pattern
+    ///
+    /// # Shapes
+    /// `q` (B, T, H, D), `k` (B, T, key heads, D) -> (B, H, T, T)
+    ///
+    /// # Errors
+    /// When a shape does not fit.
+    pub fn pattern(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        padding: Option<&Tensor>,
+        knocked_out: &[KnockOut],
+        kind: PatternOf,
+    ) -> Result<Tensor> {
+        let (q, k) = (q.transpose(1, 2)?, k.transpose(1, 2)?); // (B, H, T, D), (B, key heads, T, D)
+        let hidden = |&KnockOut { head, query, key }: &KnockOut| Hidden { head, query, key };
+        let hidden: Vec<Hidden> = knocked_out.iter().map(hidden).collect();
+        let mask = Mask { padding, hidden: &hidden, ..Mask::default() };
+        let sdpa = self.sdpa(None)?;
+        match kind {
+            PatternOf::Scores => sdpa.scores(&q, &k, mask),
+            PatternOf::Weights => sdpa.weights(&q, &k, mask, &Chosen::default()),
+        }
+    }
+
+    /// The options of GPT-2's attention.
+    fn sdpa(&self, training: Option<Training>) -> Result<Sdpa> {
+        let dropout = dropout(training, self.attn_pdrop, self.layer_idx, Site::Weights)?;
+        Ok(Sdpa {
+            scale: Some(self.scale),
+            heads: Some(self.layout.heads),
+            bias: Some(self.bias.clone()),
+            dropout,
+            implementation: self.implementation,
+            ..Sdpa::default() // causal
+        })
+    }
+
+    /// `c_proj` and its dropout: (B, T, C) -> (B, T, C)
+    pub(crate) fn project(&self, context: &Tensor, training: Option<Training>) -> Result<Tensor> {
+        self.c_proj.forward_dropped(context, training, self.output_dropout(training)?)
+    }
+
+    /// `residual + project(context)`: (B, T, C), (B, T, C) -> (B, T, C)
+    pub(crate) fn project_onto(
+        &self,
+        residual: &Tensor,
+        context: &Tensor,
+        training: Option<Training>,
+    ) -> Result<Tensor> {
+        self.c_proj.forward_dropped_onto(residual, context, training, self.output_dropout(training)?)
+    }
+
+    pub(super) fn output_dropout(&self, training: Option<Training>) -> Result<Option<Dropout>> {
+        dropout(training, self.resid_pdrop, self.layer_idx, Site::Attention)
+    }
+
+    /// Visits the parameters of `c_attn` and `c_proj`.
+    pub fn visit(&self, visitor: &mut Visitor) {
+        self.c_attn.visit(&mut visitor.pp("c_attn"));
+        self.c_proj.visit(&mut visitor.pp("c_proj"));
+    }
+
+    pub(crate) fn set_dropout(&mut self, rate: f64) {
+        (self.attn_pdrop, self.resid_pdrop) = (rate, rate);
+    }
+
+    /// Copies of every head's weights.
+    ///
+    /// # Errors
+    /// When a layer cannot produce a dense weight.
+    pub fn head_weights(&self) -> Result<Vec<HeadWeights>> {
+        self.layout.head_weights(&self.c_attn, &self.c_proj)
+    }
+
+    /// How the heads are laid out in the channels.
+    #[must_use]
+    pub fn heads(&self) -> HeadLayout {
+        self.layout.heads
+    }
+
+    /// H, the number of heads.
+    #[must_use]
+    pub fn n_head(&self) -> usize {
+        self.layout.heads.heads
+    }
+
+    /// The factor on the scores: `1 / sqrt(D)`, unless the config says otherwise.
+    #[must_use]
+    pub fn scale(&self) -> f64 {
+        self.scale
+    }
+
+    /// Where queries, keys and values lie in the output of `c_attn`.
+    #[must_use]
+    pub fn qkv_order(&self) -> QkvOrder {
+        self.layout.order
+    }
+
+    /// The columns of `c_attn` that compute the query, key and value of a head, counted from 0; heads that share keys and values
+    /// share their columns.
+    #[must_use]
+    pub fn columns(&self, head: usize) -> [Range<usize>; 3] {
+        self.layout.columns(head)
+    }
+
+    /// The layer, counted from 0.
+    #[must_use]
+    pub fn layer_idx(&self) -> usize {
+        self.layer_idx
+    }
+}
+
+impl Module for CausalSelfAttention {
+    /// Runs a whole sequence without padding, cache, dropout or hooks.
+    ///
+    /// # Shapes
+    /// `x` (B, T, C) -> (B, T, C)
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.forward(x, Pass::default())
+    }
+}

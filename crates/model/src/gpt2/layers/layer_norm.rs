@@ -1,0 +1,96 @@
+//! `ln_1`, `ln_2`, `ln_f`: layer norm with GPT-2's names.
+
+use super::parameters::{Role, Visitor};
+use crate::hooks::{PassHooks, Point};
+use candle_core::{D, Module, Result, Tensor};
+use candle_fused::{Dispatch, Implementation};
+use candle_nn::{Init, VarBuilder};
+
+/// Layer normalization over C, see [`candle_fused::layer_norm`].
+#[derive(Debug, Clone)]
+pub struct LayerNorm {
+    /// (C)
+    pub weight: Tensor,
+    /// (C)
+    pub bias: Tensor,
+    eps: f64,
+    implementation: Implementation,
+}
+
+impl LayerNorm {
+    /// Loads `weight` (`width`), initially 1, and `bias` (`width`), initially 0.
+    ///
+    /// # Errors
+    /// When a tensor is missing or has another shape.
+    pub fn load(vb: VarBuilder, width: usize, eps: f64) -> Result<Self> {
+        Ok(Self {
+            weight: vb.get_with_hints(width, "weight", Init::Const(1.))?,
+            bias: vb.get_with_hints(width, "bias", Init::Const(0.))?,
+            eps,
+            implementation: Implementation::Auto,
+        })
+    }
+
+    /// The same layer norm, computed by this implementation.
+    #[must_use]
+    pub fn with_implementation(self, implementation: Implementation) -> Self {
+        Self { implementation, ..self }
+    }
+
+    /// [`forward`](Self::forward) under hooks that may want the standard deviation, the stream that it normalizes, and the
+    /// output.
+    pub(crate) fn forward_hooked(
+        &self,
+        x: &Tensor,
+        [scale, normalized, output]: [Point; 3],
+        hooks: PassHooks,
+    ) -> Result<Tensor> {
+        let replaced_scale = hooks.read(scale, || self.scale(x))?;
+        let divided = || self.divided(x, replaced_scale.as_ref());
+        let replaced = match hooks.read(normalized, divided)? {
+            None if replaced_scale.is_some() => Some(divided()?),
+            replaced => replaced,
+        };
+        let out = match replaced {
+            Some(normalized) => normalized.broadcast_mul(&self.weight)?.broadcast_add(&self.bias)?,
+            None => self.forward(x)?,
+        };
+        hooks.pass(output, out)
+    }
+
+    /// `sqrt(var(x) + eps)`: (.., C) -> (.., 1)
+    fn scale(&self, x: &Tensor) -> Result<Tensor> {
+        self.wide_scale(x)?.to_dtype(x.dtype())
+    }
+
+    /// The same in f32 or wider.
+    fn wide_scale(&self, x: &Tensor) -> Result<Tensor> {
+        (centered(x)?.sqr()?.mean_keepdim(D::Minus1)? + self.eps)?.sqrt()
+    }
+
+    /// `(x - mean(x)) / scale`, by x's own scale unless another is given: (.., C) -> (.., C)
+    fn divided(&self, x: &Tensor, scale: Option<&Tensor>) -> Result<Tensor> {
+        let wide = |scale: &Tensor| scale.to_dtype(candle_fused::accumulator(x.dtype()));
+        let scale = scale.map_or_else(|| self.wide_scale(x), wide)?;
+        centered(x)?.broadcast_div(&scale)?.to_dtype(x.dtype())
+    }
+
+    /// Visits `weight` and `bias`.
+    pub fn visit(&self, visitor: &mut Visitor) {
+        visitor.parameter("weight", Role::NormWeight, &self.weight);
+        visitor.parameter("bias", Role::NormBias, &self.bias);
+    }
+}
+
+/// `x - mean(x)` in f32 or wider: (.., C) -> (.., C)
+fn centered(x: &Tensor) -> Result<Tensor> {
+    let x = x.to_dtype(candle_fused::accumulator(x.dtype()))?;
+    x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)
+}
+
+impl Module for LayerNorm {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let dispatch = Dispatch::of(self.implementation, x);
+        candle_fused::layer_norm(x, &self.weight, Some(&self.bias), self.eps, dispatch)
+    }
+}

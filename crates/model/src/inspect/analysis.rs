@@ -1,0 +1,28 @@
+//! Published methods for analyzing what attention does, each with its paper.
+//!
+//! | function | question |
+//! |---|---|
+//! | [`attention_rollout`] | which input tokens reach a position through all layers |
+//! | [`head_scores`] | which heads look at the previous token, at a token's earlier occurrence, or just after that |
+//! | [`logit_lens`] | what the model would predict after each block |
+//! | [`direct_attribution`] | how much each head, MLP and embedding adds to a logit directly |
+//! | [`activation_patching`] | which parts of a run carry what makes two texts differ |
+//! | [`attribution_patching`] | the same of every part at once, to first order |
+//! | [`gradients`] | how a prediction depends on the values at hook points |
+//! | [`Comparison`] | how far the predictions of two models lie apart |
+//! | [`surprises`] | how surprising each token of many texts is |
+//! | [`value_norms`] | how much each key adds to the residual stream |
+//! | [`most_likely`] | which tokens are most likely to come next |
+//! | [`ablation_effects`] | how ablating each head changes a token's probability, through everything that reads it |
+
+pub use super::attribution::{Attribution, Gradients, Taps, attribution_patching, gradients};
+pub use super::logit_lens::{Centering, DirectAttribution, direct_attribution, logit_lens};
+pub use super::metric::Metric;
+pub use super::patching::{
+    Ablation, AblationEffects, Contrast, Parts, Patched, ablation_effects, activation_patching,
+};
+pub use super::patterns::{
+    HeadScores, RepeatedTokens, Score, attention_rollout, chance_scores, head_scores, head_vectors,
+    value_norms,
+};
+pub use super::predictions::{Comparison, Likely, Surprises, highest, most_likely, surprises};
