@@ -90,7 +90,7 @@ def rooms(crates):
     for crate in crates:
         source = WORKSPACE / "crates" / crate / "src"
         # The root of a crate only hands names on, and files of tests do not count.
-        files = {f for f in source.rglob("*.rs") if f.name not in ("tests.rs", "lib.rs")}
+        files = {f for f in source.rglob("*.rs") if f.name != "lib.rs" and not f.stem.endswith("tests")}
         ties = {a: {b: names for b, names in taken.items() if b in files} for a, taken in imports(source).items() if a in files}
         below = {room(file, source): set() for file in files}
         for a, taken in ties.items():

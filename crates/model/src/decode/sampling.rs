@@ -303,4 +303,5 @@ impl Ranked {
 }
 
 #[cfg(test)]
+#[path = "sampling_tests.rs"]
 mod tests;
