@@ -8,32 +8,13 @@ from torch import Tensor
 import circuit_reference_model as base
 from circuit_reference_model import CASES, EAP_IG_STEPS, HEADS, HIDDEN_SCORE, LAYERS, T, metric
 
-from transformer_lens import ActivationCache, HookedTransformer, HookedTransformerConfig, patching
-from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights
-
-NO_PROCESSING = dict(fold_ln=False, center_writing_weights=False, center_unembed=False, fold_value_biases=False)
+import hooked_transformer
+from hooked_transformer import NO_PROCESSING
+from transformer_lens import ActivationCache, HookedTransformer, patching
 
 
 def hooked(processing: dict) -> HookedTransformer:
-    """The model in TransformerLens; `processing` goes to load_and_process_state_dict."""
-    hf = base.load()
-    config = hf.config
-    cfg = HookedTransformerConfig(
-        n_layers=config.n_layer,
-        d_model=config.n_embd,
-        d_head=config.n_embd // config.n_head,
-        n_heads=config.n_head,
-        d_mlp=4 * config.n_embd,
-        n_ctx=config.n_positions,
-        d_vocab=config.vocab_size,
-        act_fn=config.activation_function,
-        eps=config.layer_norm_epsilon,
-        normalization_type="LNPre" if processing["fold_ln"] else "LN",
-        dtype=torch.float64,
-        device="cpu",
-    )
-    model = HookedTransformer(cfg)
-    model.load_and_process_state_dict(convert_gpt2_weights(hf, cfg), **processing)
+    model = hooked_transformer.hooked(base.load(), processing, dtype=torch.float64)
     assert model.W_E.dtype == torch.float64
     return model
 
