@@ -1,12 +1,10 @@
 """Hooks, interventions, patching and edges as TransformerLens 2 computes them: a part of make_circuit_reference.py."""
 
-from importlib.metadata import version
-
 import torch
 from torch import Tensor
 
 import circuit_reference_model as base
-from circuit_reference_model import CASES, EAP_IG_STEPS, HEADS, HIDDEN_SCORE, LAYERS, T, metric
+from circuit_reference_model import CASES, EAP_IG_STEPS, HEADS, LAYERS, T, metric
 
 import hooked_transformer
 from hooked_transformer import NO_PROCESSING
@@ -17,11 +15,6 @@ def hooked(processing: dict) -> HookedTransformer:
     model = hooked_transformer.hooked(base.load(), processing, dtype=torch.float64)
     assert model.W_E.dtype == torch.float64
     return model
-
-
-def shown(name: str, value: Tensor) -> Tensor:
-    """Scores with -1e30 where attention is masked; anything else as it is."""
-    return value.masked_fill(value < HIDDEN_SCORE, HIDDEN_SCORE) if name.endswith("scores") else value
 
 
 # These hooks exist only behind a switch. A switch can change other hooks: q, k, v and attention inputs give ln1's hooks
@@ -57,7 +50,7 @@ def write_hooks(model: HookedTransformer, clean: Tensor) -> None:
     for switch in sorted(set(SWITCHES.values())):
         more = with_switch(model, switch, lambda: model.run_with_cache(clean)[1])
         values |= {name: value for name, value in more.items() if switch_of(name) == switch}
-    tensors = {f"2x/{name}": shown(name, value) for name, value in values.items()}
+    tensors = {f"2x/{name}": base.shown(name, value) for name, value in values.items()}
     change = lambda value, hook: base.ramp(value)  # what writing to a hook does
     for name in values:
         if name.startswith("blocks.1.") or not name.startswith("blocks."):
@@ -211,5 +204,5 @@ if __name__ == "__main__":
     write_hooks(model, clean)
     write_interventions(model, clean, corrupt)
     write_patching(model, clean, corrupt)
-    names = ("transformer_lens", "transformers", "torch", "numpy", "safetensors")
-    base.write_facts({"versions": {name: version(name) for name in names}}, path)
+    versions = base.versions("transformer_lens", "transformers", "torch", "numpy", "safetensors")
+    base.write_facts({"versions": versions}, path)
