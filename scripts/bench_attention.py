@@ -18,12 +18,12 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from bench.processes import ENVIRONMENT, Failure, run
+from bench.rows import ROOT
+
 BINARY = ROOT / "target/examples/release/attention"
 ISAS = {"avx2": {"GPT2_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2"}}
 
@@ -49,21 +49,13 @@ def ours(row: tuple, *more: str) -> dict:
     """What the binary prints."""
     heads, key_heads, queries, keys, dim, window, cached = row
     sizes = dict(heads=heads, key_heads=key_heads, queries=queries, keys=keys, dim=dim, window=window)
-    words = [word for name, value in sizes.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    command = [str(BINARY), *words, *(["--cached"] if cached else []), *more]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"error: `{' '.join(command)}` ended with status {done.returncode}: {done.stderr.strip()}")
-    return json.loads(done.stdout)
+    words = [word for name, value in sizes.items() for word in (f"--{name.replace('_', '-')}", value)]
+    return json.loads(run(BINARY, *words, *(["--cached"] if cached else []), *more).stdout)
 
 
 def torch_ms(row: tuple, runs: int) -> float:
     """The time in a fresh process: this file again, with the row."""
-    command = [sys.executable, __file__, "--worker", json.dumps([row, runs])]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"error: PyTorch's side failed: {done.stderr.strip().splitlines()[-1]}")
-    return float(done.stdout)
+    return float(run(sys.executable, __file__, "--worker", json.dumps([row, runs])).stdout)
 
 
 def worker(row: list, runs: int) -> float:
@@ -145,9 +137,12 @@ def main() -> None:
         return
     if not BINARY.exists():
         parser.error(f"{BINARY} does not exist; the first command of --help makes it")
-    os.environ.update(ISAS.get(args.isa, {}))
+    ENVIRONMENT.update(ISAS.get(args.isa, {}))
     names = [name for name in ROWS if not args.rows or any(part in name for part in args.rows.split(","))]
-    memory() if args.memory else table(names, max(args.rounds, 1), max(args.runs, 1), args.pytorch_only)
+    try:
+        memory() if args.memory else table(names, max(args.rounds, 1), max(args.runs, 1), args.pytorch_only)
+    except Failure as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

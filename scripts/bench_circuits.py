@@ -15,10 +15,11 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from bench.processes import Failure, run, write_gpt2
+from bench.side import milliseconds
+from hooked_transformer import hooked
 
 SCRIPT = Path(__file__).resolve()
 DEMO = SCRIPT.parent.parent / "models/tiny-shakespeare"
@@ -70,39 +71,27 @@ def measured(command: list[object]) -> tuple[dict, float]:
 
 def lens(what: str, folder: str, tokens: int, threads: int) -> None:
     import torch
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
-    from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights
     from transformers import GPT2LMHeadModel
 
     torch.set_num_threads(threads)
-    hf = GPT2LMHeadModel.from_pretrained(folder)
-    c = hf.config
-    config = HookedTransformerConfig(
-        n_layers=c.n_layer, d_model=c.n_embd, n_ctx=c.n_positions, d_head=c.n_embd // c.n_head, n_heads=c.n_head,
-        d_vocab=c.vocab_size, act_fn="gelu_new", eps=c.layer_norm_epsilon, normalization_type="LN", device="cpu",
-    )  # fmt: skip
-    model = HookedTransformer(config)
-    state = convert_gpt2_weights(hf, config)
-    del hf
-    model.load_and_process_state_dict(state, False, False, False, False)
-    ids = torch.randint(c.vocab_size, (1, 2 * tokens), generator=torch.Generator().manual_seed(0))
+    model = hooked(GPT2LMHeadModel.from_pretrained(folder))
+    ids = torch.randint(model.cfg.d_vocab, (1, 2 * tokens), generator=torch.Generator().manual_seed(0))
     clean, corrupt = ids[:, :tokens], ids[:, tokens:]
     if what == "attribution":
         for parameter in model.parameters():
             parameter.requires_grad_(False)
-        times = [timed(lambda: attribution(model, clean, corrupt)) for _ in range(RUNS + 1)]
-        return print(json.dumps({"median_ms": 1e3 * statistics.median(times[1:])}))
+        times = milliseconds(lambda: attribution(model, clean, corrupt), RUNS)
+        return print(json.dumps({"median_ms": statistics.median(times)}))
     model.set_use_attn_result(True)
     model.set_use_split_qkv_input(True)
     model.set_use_hook_mlp_in(True)
     with torch.no_grad():
-        everything = [timed(lambda: model.run_with_cache(clean)) for _ in range(RUNS + 1)]
+        everything = statistics.median(milliseconds(lambda: model.run_with_cache(clean), RUNS))
         model.set_use_attn_result(False)
         model.set_use_split_qkv_input(False)
         model.set_use_hook_mlp_in(False)
-        plain = [timed(lambda: model(clean)) for _ in range(RUNS + 1)]
-    median = [statistics.median(times[1:]) for times in (everything, plain)]
-    print(json.dumps({"median_ms": 1e3 * median[0], "ratio_to_plain": median[0] / median[1]}))
+        plain = statistics.median(milliseconds(lambda: model(clean), RUNS))
+    print(json.dumps({"median_ms": everything, "ratio_to_plain": everything / plain}))
 
 
 def attribution(model, clean, corrupt) -> dict:
@@ -124,12 +113,6 @@ def attribution(model, clean, corrupt) -> dict:
     logits = model.run_with_hooks(corrupt, fwd_hooks=[(name, keep) for name in names])
     (logits[0, -1, 0] - logits[0, -1, 1]).backward()
     return {name: ((cache[name] - kept[name].detach()) * kept[name].grad).sum(-1) for name in names}
-
-
-def timed(work) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

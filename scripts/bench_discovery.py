@@ -94,32 +94,12 @@ def theirs(args: argparse.Namespace, folder: str, pairs: str) -> None:
         import torch
         from eap import attribute, evaluate
         from eap.graph import Graph
-        from transformer_lens import HookedTransformer, HookedTransformerConfig
-        from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights
+        from hooked_transformer import hooked
         from transformers import GPT2LMHeadModel
 
         torch.set_num_threads(args.threads)
-        hf = GPT2LMHeadModel.from_pretrained(folder)
-        c = hf.config
-        config = HookedTransformerConfig(
-            n_layers=c.n_layer,
-            d_model=c.n_embd,
-            d_head=c.n_embd // c.n_head,
-            n_heads=c.n_head,
-            d_mlp=4 * c.n_embd,
-            n_ctx=c.n_positions,
-            d_vocab=c.vocab_size,
-            act_fn=c.activation_function,
-            eps=c.layer_norm_epsilon,
-            normalization_type="LN",
-            device="cpu",
-            use_attn_result=True,
-            use_split_qkv_input=True,
-            use_hook_mlp_in=True,
-        )
-        model = HookedTransformer(config)
-        options = dict(fold_ln=False, center_writing_weights=False, center_unembed=False, fold_value_biases=False)
-        model.load_and_process_state_dict(convert_gpt2_weights(hf, config), **options)
+        switches = dict(use_attn_result=True, use_split_qkv_input=True, use_hook_mlp_in=True)
+        model = hooked(GPT2LMHeadModel.from_pretrained(folder), **switches)
         model.requires_grad_(False)
 
         def tokens(_model, ids, *_args):

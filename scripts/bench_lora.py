@@ -14,10 +14,10 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from bench.processes import Failure, run, write_gpt2
+from bench.side import milliseconds
 
 SCRIPT = Path(__file__).resolve()
 DEMO = SCRIPT.parent.parent / "models/tiny-shakespeare"
@@ -43,17 +43,17 @@ def main() -> None:
         own = [args.gpt2, "--quiet", "bench", "train", "--lora", args.rank, "--model", model, "--batch", args.batch]
         own += ["--tokens", args.tokens, "--runs", STEPS - 1, "--threads", args.threads, "--json"]
         sides = {
-            "f32": (own, lambda report: report["median_ms"] / 1e3),
-            "q8_0": (own + ["--quantize", "q8_0"], lambda report: report["median_ms"] / 1e3),
-            "PEFT": ([sys.executable, SCRIPT, "--peft", model, *options(args)], lambda report: report["seconds"]),
+            "f32": own,
+            "q8_0": own + ["--quantize", "q8_0"],
+            "PEFT": [sys.executable, SCRIPT, "--peft", model, *options(args)],
         }
         if args.dry_run:
             sides["PEFT"] = sides["f32"]
         seconds, memory = {name: [] for name in sides}, dict.fromkeys(sides, 0.0)
         for _ in range(args.rounds):
-            for name, (command, time_of) in sides.items():
+            for name, command in sides.items():
                 done = run(*command)
-                seconds[name].append(time_of(json.loads(done.stdout)))
+                seconds[name].append(json.loads(done.stdout)["median_ms"] / 1e3)
                 memory[name] = max(memory[name], done.peak_bytes / 1e9)
         print(f"{'':6} {'s a step':>9} {'GB':>6}  of PEFT's time, memory")
         for name in sides:
@@ -78,15 +78,14 @@ def peft_steps(args: argparse.Namespace) -> None:
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(learning, lr=1e-3)
     ids = (torch.arange(args.batch * args.tokens) * 7919 % base.config.vocab_size).reshape(args.batch, args.tokens)
-    times = []
-    for _ in range(STEPS):
-        start = time.perf_counter()
+
+    def step() -> None:
         model(ids, labels=ids, use_cache=False).loss.backward()
         torch.nn.utils.clip_grad_norm_(learning, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        times.append(time.perf_counter() - start)
-    print(json.dumps({"seconds": statistics.median(times[1:])}))
+
+    print(json.dumps({"median_ms": statistics.median(milliseconds(step, STEPS - 1))}))
 
 
 if __name__ == "__main__":

@@ -20,15 +20,15 @@ import importlib.util
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+import bench.processes as bench
+from bench.rows import ISAS, ROOT
+from bench.side import milliseconds
+
 BINARY = ROOT / "target/examples/release/models"
-ISAS = {"avx2": {"GPT2_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}}
 ENCODERS = ("bert", "modernbert")
 # In bf16, candle-transformers gives NaN for BERT (its mask becomes -inf * 0) and refuses Phi (its rotations stay in f32).
 NOT_IN_BF16 = ("bert", "phi")
@@ -66,64 +66,49 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def answers(command: list[str], environment: dict[str, str]) -> tuple[list[dict], int]:
+def answers(*command: object) -> tuple[list[dict], int]:
     """The lines of JSON that a process prints, and the most memory that it held. Its notes are passed on."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    with process.stdout, process.stderr:
-        # The errors are few lines: they fit the pipe.
-        out, errors = process.stdout.read(), process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    sys.stderr.writelines(f"{line}\n" for line in errors.splitlines() if line.startswith("note: "))
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 0:
-        shown = " ".join(word if len(word) < 60 else ".." for word in command)
-        lines = errors.strip().splitlines() or ["no message"]
-        why = lines[-1 if lines[0].startswith("Traceback") else 0]
-        sys.exit(f"error: `{shown}` ended with status {process.returncode}: {why}")
-    return [json.loads(line) for line in out.splitlines() if line.startswith("{")], 1024 * usage.ru_maxrss
+    done = bench.run(*command)
+    sys.stderr.writelines(f"{line}\n" for line in done.stderr.splitlines() if line.startswith("note: "))
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")], done.peak_bytes
 
 
-def ours(given: argparse.Namespace, model: str, options: list[str], environment: dict[str, str]) -> tuple[list[dict], int]:
-    command = [str(BINARY), model, "--json", "--rounds", str(given.runs), "--tokens", given.tokens, "--batch", given.batch]
-    return answers([*command, *options, *(["--tiny"] if given.tiny else [])], environment)
+def ours(given: argparse.Namespace, model: str, *options: object) -> tuple[list[dict], int]:
+    return answers(BINARY, model, *options, *(["--tiny"] if given.tiny else []))
 
 
-def torch_side(given: argparse.Namespace, model: str, environment: dict[str, str]) -> tuple[list[dict], int]:
-    config, _ = answers([str(BINARY), model, "--config", *(["--tiny"] if given.tiny else [])], environment)
-    work = dict(model=model, config=config[0], tokens=given.tokens, batch=given.batch, runs=given.runs, threads=given.threads)
-    return answers([sys.executable, __file__, "--worker", json.dumps(work)], environment)
+def passes(given: argparse.Namespace) -> list[object]:
+    return ["--json", "--rounds", given.runs, "--tokens", given.tokens, "--batch", given.batch]
 
 
-def file_sides(given: argparse.Namespace, form: str, folder: Path, environment: dict[str, str], left_out: set[str]) -> dict:
+def other(given: argparse.Namespace, **work: object) -> tuple[list[dict], int]:
+    """This file again, as the process of another side."""
+    work |= dict(tokens=given.tokens, batch=given.batch, runs=given.runs, threads=given.threads)
+    return answers(sys.executable, __file__, "--worker", json.dumps(work))
+
+
+def file_sides(given: argparse.Namespace, form: str, folder: Path, left_out: set[str]) -> dict:
     """Column: its lines and its peak, of one quantized file, for one row: candle-transformers' model stops at more."""
     wanted = [column for column in (f"candle {form}", f"llama.cpp {form}") if column not in left_out]
     if not wanted or "1" not in given.batch.split(","):
         return {}
     found = {}
     path = folder / f"{form}.gguf"
-    one_row = argparse.Namespace(**{**vars(given), "batch": "1"})
-    options = ["--gguf", str(path), "--hold", form]
+    options = ["--gguf", path, "--hold", form, "--json", "--batch", 1]
     if not path.exists():  # in a process of its own, whose peak is not the model's
-        shortest = argparse.Namespace(**{**vars(one_row), "tokens": "1", "runs": 1})
-        ours(shortest, "llama", options, environment)
+        ours(given, "llama", *options, "--rounds", 1, "--tokens", 1)
     if wanted[0].startswith("candle"):
-        lines, peak = ours(one_row, "llama", options, environment)
+        lines, peak = ours(given, "llama", *options, "--rounds", given.runs, "--tokens", given.tokens)
         found[wanted[0]] = ([{"what": line["what"], "side": line["quantized"]} for line in lines], peak)
     if wanted[-1].startswith("llama.cpp") and importlib.util.find_spec("llama_cpp"):
-        vocabulary = answers([str(BINARY), "llama", "--config", *(["--tiny"] if given.tiny else [])], environment)[0][0]["vocab_size"]
-        work = dict(engine=form, folder=str(folder), tokens=given.tokens, runs=given.runs, threads=given.threads)
-        work |= dict(vocabulary=vocabulary, isa=given.isa or "")
-        found[wanted[-1]] = answers([sys.executable, __file__, "--worker", json.dumps(work)], environment)
+        vocabulary = ours(given, "llama", "--config")[0][0]["vocab_size"]
+        found[wanted[-1]] = other(given, engine=form, folder=str(folder), vocabulary=vocabulary, isa=given.isa or "")
     return found
 
 
 def timed(run, runs: int) -> dict:
-    took = []
-    for _ in range(runs + 1):
-        start = time.perf_counter()
-        run()
-        took.append(1e3 * (time.perf_counter() - start))
-    return {"min_ms": min(took[1:]), "median_ms": statistics.median(took[1:])}
+    took = milliseconds(run, runs)
+    return {"min_ms": min(took), "median_ms": statistics.median(took)}
 
 
 def llama_worker(work: dict) -> None:
@@ -161,13 +146,13 @@ def worker(work: dict) -> None:
                     continue
                 ids = torch.randint(0, config.vocab_size, (batch, t))
                 if encoder:
-                    print(json.dumps({"what": f"{batch} x {t}", "torch": timed(lambda: net(ids), work["runs"])}))
+                    print(json.dumps({"what": f"{batch} x {t}", "side": timed(lambda: net(ids), work["runs"])}))
                     continue
                 prompt = timed(lambda: net(ids, use_cache=True, logits_to_keep=1), work["runs"])
-                print(json.dumps({"what": f"{batch} x {t}", "torch": prompt}))
+                print(json.dumps({"what": f"{batch} x {t}", "side": prompt}))
                 past = net(ids, use_cache=True, logits_to_keep=1).past_key_values
                 step = timed(lambda: net(ids[:, :1], past_key_values=past, use_cache=True), work["runs"])
-                print(json.dumps({"what": f"a token after {batch} x {t}", "torch": step}))
+                print(json.dumps({"what": f"a token after {batch} x {t}", "side": step}))
 
 
 def table(model: str, rows: dict[str, dict[str, list[dict]]], peaks: dict[str, int]) -> None:
@@ -190,45 +175,51 @@ def main() -> None:
         return worker(json.loads(given.worker))
     if not BINARY.exists():
         sys.exit(f"error: {BINARY} is missing; the first line of --help builds it")
-    environment = {**os.environ, **ISAS.get(given.isa, {}), "RAYON_NUM_THREADS": str(given.threads), "RUST_BACKTRACE": "0",
-                   "OMP_NUM_THREADS": str(given.threads)}  # fmt: skip
+    bench.ENVIRONMENT.update(ISAS.get(given.isa, {}))
+    bench.ENVIRONMENT |= {"RUST_BACKTRACE": "0"} | dict.fromkeys(("RAYON_NUM_THREADS", "OMP_NUM_THREADS"), str(given.threads))
     left_out = {name.strip() for name in given.without.split(";")}
-    with tempfile.TemporaryDirectory() as folder:
-        run(given, environment, left_out, Path(folder))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            run(given, left_out, Path(folder))
+    except bench.Failure as error:
+        sys.exit(f"error: {error}")
 
 
-def run(given: argparse.Namespace, environment: dict[str, str], left_out: set[str], folder: Path) -> None:
+def run(given: argparse.Namespace, left_out: set[str], folder: Path) -> None:
     record = []
     for model in given.models:
         rows: dict[str, dict[str, list[dict]]] = {}
         peaks: dict[str, int] = {}
+
+        def note(column: str, what: str, times: dict) -> None:
+            rows.setdefault(what, {}).setdefault(column, []).append(times)
+            record.append({"model": model, "what": what, "column": column, "round": number, **times})
+
         for number in range(given.rounds):
             kinds: dict[tuple[str, ...], dict[str, str]] = {}
             for column, (options, side) in SIDES.items():
                 if column not in left_out and not (model in NOT_IN_BF16 and column in ("candle bf16", "ours bf16")):
                     kinds.setdefault(tuple(options), {})[side] = column
             for options, sides in kinds.items():
-                found, peak = ours(given, model, list(options), environment)
+                found, peak = ours(given, model, *passes(given), *options)
                 for line in found:
                     for side, column in sides.items():
-                        rows.setdefault(line["what"], {}).setdefault(column, []).append(line[side])
-                        record.append({"model": model, "what": line["what"], "column": column, "round": number, **line[side]})
+                        note(column, line["what"], line[side])
                 if "--only" in options:
                     peaks[next(iter(sides.values()))] = peak
             if number == 0 and "candle f32" not in left_out:
-                _, peaks["candle f32"] = ours(given, model, ["--dtype", "f32", "--only", "theirs"], environment)
-                _, peaks["ours f32"] = ours(given, model, ["--dtype", "f32", "--only", "ours"], environment)
+                for column, side in (("candle f32", "theirs"), ("ours f32", "ours")):
+                    _, peaks[column] = ours(given, model, *passes(given), "--dtype", "f32", "--only", side)
+            others = {}
             for form in FILES if model == "llama" else ():
-                for column, (lines, peak) in file_sides(given, form, folder, environment, left_out).items():
-                    peaks[column] = peak
-                    for line in lines:
-                        rows.setdefault(line["what"], {}).setdefault(column, []).append(line["side"])
-                        record.append({"model": model, "what": line["what"], "column": column, "round": number, **line["side"]})
+                others |= file_sides(given, form, folder, left_out)
             if "PyTorch" not in left_out and model in TORCH:
-                found, peaks["PyTorch"] = torch_side(given, model, environment)
-                for line in found:
-                    rows.setdefault(line["what"], {}).setdefault("PyTorch", []).append(line["torch"])
-                    record.append({"model": model, "what": line["what"], "column": "PyTorch", "round": number, **line["torch"]})
+                config = ours(given, model, "--config")[0][0]
+                others["PyTorch"] = other(given, model=model, config=config)
+            for column, (lines, peak) in others.items():
+                peaks[column] = peak
+                for line in lines:
+                    note(column, line["what"], line["side"])
             print(f"{model}: round {number + 1} of {given.rounds}", file=sys.stderr)
         table(model, rows, peaks)
     if given.json:

@@ -22,6 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.side import serve
+from hooked_transformer import hooked
+
 # What each run does, and how many tokens it takes.
 TASKS = {
     "import": "import of the package",
@@ -85,18 +88,7 @@ class Lens:
 
             self.model = TransformerBridge.boot_transformers(model, hf_model=hf, device="cpu")
         else:
-            from transformer_lens import HookedTransformer, HookedTransformerConfig
-            from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights
-
-            config = hf.config
-            cfg = HookedTransformerConfig(
-                n_layers=config.n_layer, d_model=config.n_embd, d_head=config.n_embd // config.n_head, n_heads=config.n_head,
-                d_mlp=4 * config.n_embd, n_ctx=config.n_positions, d_vocab=config.vocab_size, act_fn=config.activation_function,
-                eps=config.layer_norm_epsilon, normalization_type="LN", device="cpu",
-            )
-            self.model = HookedTransformer(cfg)
-            processing = dict(fold_ln=False, center_writing_weights=False, center_unembed=False, fold_value_biases=False)
-            self.model.load_and_process_state_dict(convert_gpt2_weights(hf, cfg), **processing)
+            self.model = hooked(hf)
             self.model.tokenizer = ends_only()  # `generate` wants one, though it gets ids
         self.model.eval()
         self.layers = hf.config.n_layer
@@ -170,67 +162,41 @@ def ends_only() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=words, bos_token=end, eos_token=end, pad_token=end)
 
 
-def side(kind: str, model: str, threads: int) -> None:
-    """Runs what the lines of standard input ask for; a line of JSON each with the seconds, or MB."""
-    if kind == "ours":
-        os.environ["RAYON_NUM_THREADS"] = str(threads)
-    start = time.perf_counter()
-    importlib.import_module("gpt2_candle" if kind == "ours" else "transformer_lens")
-    imported = time.perf_counter() - start
-    start = time.perf_counter()
-    runner: Any = Ours(model, threads) if kind == "ours" else Lens(model, threads, int(kind[-1]))
-    loaded = time.perf_counter() - start
-    vocabulary = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
+class Tasks:
+    """What a side's process serves."""
 
-    def ids(t: int, seed: int) -> list[int]:
-        return [(7919 * (i + 1) + 104729 * seed) % (vocabulary - 1) for i in range(t)]
+    def __init__(self, kind: str, model: str, threads: int) -> None:
+        if kind == "ours":
+            os.environ["RAYON_NUM_THREADS"] = str(threads)
+        start = time.perf_counter()
+        importlib.import_module("gpt2_candle" if kind == "ours" else "transformer_lens")
+        imported = time.perf_counter()
+        self.runner: Any = Ours(model, threads) if kind == "ours" else Lens(model, threads, int(kind[-1]))
+        self.known = {"import": imported - start, "load": time.perf_counter() - imported}
+        self.vocabulary = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
+        self.ready: dict[str, Callable[[], Any]] = {}
 
-    ready: dict[str, Callable[[], Any]] = {}
-    for line in sys.stdin:
-        name = line.strip()
-        if name in ("import", "load"):
-            found = imported if name == "import" else loaded
-        elif name.startswith("memory"):
-            run = runner.task(name, ids)
+    def ids(self, t: int, seed: int) -> list[int]:
+        return [(7919 * (i + 1) + 104729 * seed) % (self.vocabulary - 1) for i in range(t)]
+
+    def run(self, name: str) -> float:
+        """The seconds of a task, or its MB."""
+        if name in self.known:
+            return self.known[name]
+        if name.startswith("memory"):
+            run = self.runner.task(name, self.ids)
             Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
             before = status_mb("VmRSS")
             run()
-            found = status_mb("VmHWM") - before
-        else:
-            if name not in ready:
-                ready[name] = runner.task(name, ids)
-                ready[name]()  # not timed
-            start = time.perf_counter()
-            results = [ready[name]()]
-            found = time.perf_counter() - start
-            results.clear()  # not timed
-        print(json.dumps(found), flush=True)
-
-
-class Side:
-    def __init__(self, name: str, python: str, options: argparse.Namespace) -> None:
-        self.command = [python, __file__, "--as-side", name, "--model", options.model, "--threads", str(options.threads)]
-        self.process: subprocess.Popen[str] | None = None
-
-    def run(self, task: str) -> float:
-        if self.process is None:
-            variables = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": self.command[-1]}
-            self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=variables)
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(task + "\n")
-        self.process.stdin.flush()
-        while line := self.process.stdout.readline():
-            try:
-                return float(json.loads(line))
-            except (ValueError, TypeError):
-                continue  # what a library prints
-        raise RuntimeError(f"{' '.join(self.command)}: ended; run it, and type {task!r}, to see why")
-
-    def end(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
+            return status_mb("VmHWM") - before
+        if name not in self.ready:
+            self.ready[name] = self.runner.task(name, self.ids)
+            self.ready[name]()  # not timed
+        start = time.perf_counter()
+        results = [self.ready[name]()]
+        found = time.perf_counter() - start
+        results.clear()  # not timed
+        return found
 
 
 def main() -> None:
@@ -243,17 +209,28 @@ def main() -> None:
     parser.add_argument("--as-side", metavar="NAME", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.as_side:
-        side(options.as_side, options.model, options.threads)
+        serve(lambda: Tasks(options.as_side, options.model, options.threads))
         return
+    from bench.processes import ENVIRONMENT, Worker
+
+    words = ["--model", options.model, "--threads", options.threads]
+    environment = ENVIRONMENT | {"TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": str(options.threads)}
+    pipes = dict(cwd=None, env=environment, stderr=subprocess.DEVNULL)
+
+    def started(name: str) -> Worker:
+        return Worker(name, pythons[name], __file__, "--as-side", name, *words, **pipes)
+
     pythons = {"ours": sys.executable, **dict(one.split("=", 1) for one in options.side)}
-    sides = {name: Side(name, python, options) for name, python in pythons.items()}
+    sides = {name: None for name in pythons}
     for task in options.task or TASKS:
         found: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(options.rounds if task not in FRESH else min(options.rounds, 3)):
-            for name, one in sides.items():
-                if task in FRESH:
-                    one.end()
-                found[name].append(one.run(task))
+            for name in sides:
+                if task in FRESH and sides[name]:
+                    sides[name].close()
+                if task in FRESH or not sides[name]:
+                    sides[name] = started(name)
+                found[name].append(sides[name]("run", name=task))
         fastest = {name: min(values) for name, values in found.items()}
         middle = {name: statistics.median(values) for name, values in found.items()}
         unit, scale = ("MB", 1) if task.startswith("memory") else ("ms", 1e3)
@@ -261,8 +238,8 @@ def main() -> None:
         for name in sides:
             ratio = f"   ours takes {fastest['ours'] / fastest[name]:.2f} ({middle['ours'] / middle[name]:.2f})" if name != "ours" else ""
             print(f"  {name:6} {scale * fastest[name]:9.1f} {unit} ({scale * middle[name]:.1f}){ratio}", flush=True)
-    for one in sides.values():
-        one.end()
+    for one in filter(None, sides.values()):
+        one.close()
 
 
 if __name__ == "__main__":

@@ -22,14 +22,12 @@ all were. The engines stay in memory together: about 10 GB, less with --engines.
 
 import argparse
 import json
-import signal
 import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 
 from bench.measure import describe_machine
-from bench.processes import Failure, hold
+from bench.processes import Failure, check, hold, status_of
 from bench.report import progress
 from bench.rows import GPT2_SMALL, QUICK, ROOT
 from engines.measure import measure, write_files
@@ -76,10 +74,7 @@ def parse() -> argparse.Namespace:
     if args.plan:
         return args
     needed = ["numpy", "safetensors"] + (["matplotlib"] if args.plot else [])
-    if missing := [name for name in needed if find_spec(name) is None]:
-        parser.error(f"{sys.executable} has no {', '.join(missing)}; `{INSTALL}` installs the missing packages")
-    if not args.binary.is_file():
-        parser.error(f"{args.binary} does not exist; `cargo build --release --workspace` builds it")
+    check(parser, args, needed, INSTALL)
     return args
 
 
@@ -98,32 +93,28 @@ def chosen(args: argparse.Namespace) -> tuple[list[Column], list[Row]]:
 
 def main() -> int:
     args = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that no process or folder stays behind
-    columns, rows = chosen(args)
+    return status_of(lambda: timed(args, *chosen(args)))
+
+
+def timed(args: argparse.Namespace, columns: list[Column], rows: list[Row]) -> int:
     shape = QUICK if args.quick else GPT2_SMALL
     if args.plan:
         print(plan(Binary(args.binary, Path("FOLDER"), args.threads, shape["vocab_size"]), columns, rows, args.rounds))
         return 0
-    try:
-        if not columns:
-            raise Failure(f"no engine is left to time; `{INSTALL}` installs them")
-        hold(ISAS, args.isa)
-        versions = {package: installed(package) for column in columns for package in column.packages}
-        report: dict = {"machine": describe_machine(), "versions": versions}
-        report |= {name: getattr(args, name) for name in ("threads", "rounds", "quick", "isa")}
-        with tempfile.TemporaryDirectory(prefix="bench_vs_engines-") as folder:
-            binary = Binary(args.binary, Path(folder), args.threads, shape["vocab_size"])
-            write_files(binary, columns, shape)
-            report |= measure(binary, columns, rows, args.rounds, args.isa)
-        print(json.dumps(report, indent=2) if args.json else render(report, args.markdown))
-        if args.plot and report["cells"]:
-            draw(report, args.plot)
-            progress(f"wrote {args.plot}")
-    except (Failure, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    if not columns:
+        raise Failure(f"no engine is left to time; `{INSTALL}` installs them")
+    hold(ISAS, args.isa)
+    versions = {package: installed(package) for column in columns for package in column.packages}
+    report: dict = {"machine": describe_machine(), "versions": versions}
+    report |= {name: getattr(args, name) for name in ("threads", "rounds", "quick", "isa")}
+    with tempfile.TemporaryDirectory(prefix="bench_vs_engines-") as folder:
+        binary = Binary(args.binary, Path(folder), args.threads, shape["vocab_size"])
+        write_files(binary, columns, shape)
+        report |= measure(binary, columns, rows, args.rounds, args.isa)
+    print(json.dumps(report, indent=2) if args.json else render(report, args.markdown))
+    if args.plot and report["cells"]:
+        draw(report, args.plot)
+        progress(f"wrote {args.plot}")
     return 0 if report["cells"] else 1
 
 

@@ -25,31 +25,18 @@ rounds and does not count them. Linux only.
 import argparse
 import json
 import os
-import signal
 import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
-from bench.measure import Bench, check_agreement, describe_machine, measure_rows, measure_sweep, measure_threads
-from bench.processes import Failure, TorchWorker, hold
+from bench.measure import Bench, TorchWorker, check_agreement, describe_machine, measure_rows, measure_sweep, measure_threads
+from bench.processes import Failure, check, hold, status_of, watch
 from bench.report import draw, progress, render
-from bench.rows import (
-    GPT2_SMALL,
-    GROUPS,
-    INSTALL,
-    ISAS,
-    LENGTHS,
-    QUICK,
-    ROOT,
-    ROWS,
-    Row,
-    THREAD_ROWS,
-    TORCH_DTYPES,
-)
-from bench.torch_side import worker
+from bench.rows import GPT2_SMALL, GROUPS, INSTALL, ISAS, LENGTHS, QUICK, ROOT, ROWS, Row, THREAD_ROWS, TORCH_DTYPES
+from bench.side import serve
+from bench.torch_side import TorchSide
 
 # This process imports neither torch nor matplotlib while it measures: as Linux counts it, a child's peak memory
 # is never less than its parent's memory at the fork.
@@ -95,10 +82,7 @@ def parse() -> argparse.Namespace:
     if args.plot and not args.sweep:
         parser.error("--plot draws what --sweep measures")
     needed = ["torch", "transformers", "safetensors"] + (["matplotlib"] if args.plot else [])
-    if missing := [name for name in needed if find_spec(name) is None]:
-        parser.error(f"{sys.executable} has no {', '.join(missing)}; `{INSTALL}` installs the missing packages")
-    if not args.binary.is_file():
-        parser.error(f"{args.binary} does not exist; `cargo build --release --workspace` builds it")
+    check(parser, args, needed, INSTALL)
     return args
 
 
@@ -126,7 +110,7 @@ def measure(args: argparse.Namespace, bench: Bench) -> dict:
         given = {"fma_gflops": args.peak_gflops, "read_gb_s": args.read_gb_s, "others_cpus": 0.0}
         if None in given.values() and any(row.peak_aim for row in rows):
             try:
-                done, others = bench.watch(lambda: bench.gpt2("bench machine --json", args.threads))
+                done, others = watch(lambda: bench.gpt2("bench machine --json", args.threads), [bench.pytorch])
                 measured = json.loads(done.stdout) | {"others_cpus": others}
                 return {key: value or measured[key] for key, value in given.items()}
             except (Failure, KeyError, ValueError) as error:
@@ -144,28 +128,24 @@ def measure(args: argparse.Namespace, bench: Bench) -> dict:
 
 def main() -> int:
     args = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that no process or folder stays behind
-    try:
-        with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench_vs_pytorch-")))
-            hold(ISAS, args.isa)
-            pytorch = TorchWorker()
-            stack.enter_context(pytorch.process)  # waits for its end, after the kill
-            stack.callback(pytorch.process.kill)
-            pytorch("use", dtype=TORCH_DTYPES[args.dtype])
-            shape = QUICK if args.quick else GPT2_SMALL
-            report = measure(args, Bench(args.binary, pytorch, shape, folder, args.dtype))
-        print(json.dumps(report, indent=2) if args.json else render(report, args.markdown))
-        if args.plot:
-            draw(report, args.plot)
-            progress(f"wrote {args.plot}")
-    except (Failure, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    return status_of(lambda: timed(args))
+
+
+def timed(args: argparse.Namespace) -> int:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench_vs_pytorch-")))
+        hold(ISAS, args.isa)
+        pytorch = TorchWorker()
+        stack.callback(pytorch.close)
+        pytorch("use", dtype=TORCH_DTYPES[args.dtype])
+        shape = QUICK if args.quick else GPT2_SMALL
+        report = measure(args, Bench(args.binary, pytorch, shape, folder, args.dtype))
+    print(json.dumps(report, indent=2) if args.json else render(report, args.markdown))
+    if args.plot:
+        draw(report, args.plot)
+        progress(f"wrote {args.plot}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(worker() if sys.argv[1:] == ["--worker"] else main())
+    sys.exit(serve(TorchSide) if sys.argv[1:] == ["--worker"] else main())

@@ -1,7 +1,5 @@
 """Hooks as the bridge of TransformerLens 4 names and computes them: a part of make_circuit_reference.py."""
 
-from importlib.metadata import version
-
 import torch
 from torch import Tensor
 
@@ -40,10 +38,6 @@ def written_to(name: str, switch: str | None, ids: Tensor) -> Tensor:
     return model(ids)[0, -1]
 
 
-def scores(value: Tensor) -> Tensor:
-    return value.masked_fill(value < base.HIDDEN_SCORE, base.HIDDEN_SCORE)
-
-
 def main() -> None:
     path = base.start(__doc__)
     clean, _ = base.prompts()
@@ -58,7 +52,7 @@ def main() -> None:
                 values[name] = value
                 needs[name] = switch
     silent = [name for name in plain.hook_dict if name not in values]
-    values = {name: scores(value) if name.endswith("scores") else value for name, value in values.items()}
+    values = {name: base.shown(name, value) for name, value in values.items()}
 
     stored = {k: v for k, v in base.read("hooks.safetensors").items() if not k.startswith("4x/")}
     own = {f"4x/{name}": value for name, value in values.items() if name not in aliases}
@@ -81,9 +75,8 @@ def main() -> None:
         row["same effect"] = sorted(n for n, off in tried.items() if off < NEAR)
         rows.append(row)
     shapes = {name: list(value.shape) for name, value in values.items() if ".0." not in name and ".2." not in name}
-    names = ("transformer_lens", "transformers", "torch", "numpy")
     facts = {
-        "versions": {name: version(name) for name in names},
+        "versions": base.versions("transformer_lens", "transformers", "torch", "numpy"),
         "rows": rows,
         "aliases": aliases,
         "silent": silent,

@@ -2,7 +2,6 @@
 make_circuit_reference.py."""
 
 from contextlib import contextmanager
-from importlib.metadata import version
 
 import torch
 from nnsight import NNsight
@@ -278,6 +277,5 @@ if __name__ == "__main__":
     model = base.load()
     facts = {"interventions": check_interventions(model), "hooks": check_hooks(model), "direct": check_direct(model)}
     facts["patching"] = check_patching(model) | check_attribution(model) | check_edges(model)
-    names = ("nnsight", "transformers", "torch", "numpy", "safetensors")
-    facts["versions"] = {name: version(name) for name in names}
+    facts["versions"] = base.versions("nnsight", "transformers", "torch", "numpy", "safetensors")
     base.write_facts(facts, path)

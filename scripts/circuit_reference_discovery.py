@@ -3,8 +3,6 @@
 Every reader's input is built up from what all writers add, so that nothing here is computed as in gpt2-circuits.
 """
 
-from importlib.metadata import version
-
 import torch
 from torch import Tensor
 
@@ -263,7 +261,7 @@ def main() -> None:
                 name = {2: "all", 1: "heads", 0: "nothing"}[len(frozen)]
                 stored[f"{i}/path {number} {name}"] = path(model, clean, corrupt, answers, senders, receivers, frozen)
     base.write(stored, "discovery.safetensors")
-    base.write_facts({"versions": {"transformer_lens": version("transformer_lens")}}, facts)
+    base.write_facts({"versions": base.versions("transformer_lens")}, facts)
 
 
 if __name__ == "__main__":

@@ -1,46 +1,20 @@
 """Hooks, interventions, patching and edges as TransformerLens 2 computes them: a part of make_circuit_reference.py."""
 
-from importlib.metadata import version
-
 import torch
 from torch import Tensor
 
 import circuit_reference_model as base
-from circuit_reference_model import CASES, EAP_IG_STEPS, HEADS, HIDDEN_SCORE, LAYERS, T, metric
+from circuit_reference_model import CASES, EAP_IG_STEPS, HEADS, LAYERS, T, metric
 
-from transformer_lens import ActivationCache, HookedTransformer, HookedTransformerConfig, patching
-from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights
-
-NO_PROCESSING = dict(fold_ln=False, center_writing_weights=False, center_unembed=False, fold_value_biases=False)
+import hooked_transformer
+from hooked_transformer import NO_PROCESSING
+from transformer_lens import ActivationCache, HookedTransformer, patching
 
 
 def hooked(processing: dict) -> HookedTransformer:
-    """The model in TransformerLens; `processing` goes to load_and_process_state_dict."""
-    hf = base.load()
-    config = hf.config
-    cfg = HookedTransformerConfig(
-        n_layers=config.n_layer,
-        d_model=config.n_embd,
-        d_head=config.n_embd // config.n_head,
-        n_heads=config.n_head,
-        d_mlp=4 * config.n_embd,
-        n_ctx=config.n_positions,
-        d_vocab=config.vocab_size,
-        act_fn=config.activation_function,
-        eps=config.layer_norm_epsilon,
-        normalization_type="LNPre" if processing["fold_ln"] else "LN",
-        dtype=torch.float64,
-        device="cpu",
-    )
-    model = HookedTransformer(cfg)
-    model.load_and_process_state_dict(convert_gpt2_weights(hf, cfg), **processing)
+    model = hooked_transformer.hooked(base.load(), processing, dtype=torch.float64)
     assert model.W_E.dtype == torch.float64
     return model
-
-
-def shown(name: str, value: Tensor) -> Tensor:
-    """Scores with -1e30 where attention is masked; anything else as it is."""
-    return value.masked_fill(value < HIDDEN_SCORE, HIDDEN_SCORE) if name.endswith("scores") else value
 
 
 # These hooks exist only behind a switch. A switch can change other hooks: q, k, v and attention inputs give ln1's hooks
@@ -76,7 +50,7 @@ def write_hooks(model: HookedTransformer, clean: Tensor) -> None:
     for switch in sorted(set(SWITCHES.values())):
         more = with_switch(model, switch, lambda: model.run_with_cache(clean)[1])
         values |= {name: value for name, value in more.items() if switch_of(name) == switch}
-    tensors = {f"2x/{name}": shown(name, value) for name, value in values.items()}
+    tensors = {f"2x/{name}": base.shown(name, value) for name, value in values.items()}
     change = lambda value, hook: base.ramp(value)  # what writing to a hook does
     for name in values:
         if name.startswith("blocks.1.") or not name.startswith("blocks."):
@@ -230,5 +204,5 @@ if __name__ == "__main__":
     write_hooks(model, clean)
     write_interventions(model, clean, corrupt)
     write_patching(model, clean, corrupt)
-    names = ("transformer_lens", "transformers", "torch", "numpy", "safetensors")
-    base.write_facts({"versions": {name: version(name) for name in names}}, path)
+    versions = base.versions("transformer_lens", "transformers", "torch", "numpy", "safetensors")
+    base.write_facts({"versions": versions}, path)

@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -174,6 +175,15 @@ def write(tensors: dict[str, Tensor], name: str) -> None:
 
 def read(name: str) -> dict[str, Tensor]:
     return load_file(FOLDER / name)
+
+
+def shown(name: str, value: Tensor) -> Tensor:
+    """Scores with -1e30 where attention is masked; anything else as it is."""
+    return value.masked_fill(value < HIDDEN_SCORE, HIDDEN_SCORE) if name.endswith("scores") else value
+
+
+def versions(*packages: str) -> dict[str, str]:
+    return {name: version(name) for name in packages}
 
 
 def write_facts(facts: dict, path: str) -> None:

@@ -144,19 +144,18 @@ def padded(model: GPT2LMHeadModel, side: str) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "position_ids": position_ids, "logits": logits}
 
 
+def generated(model: GPT2LMHeadModel, prompt: list[int], eos: list[int] | None, **options):
+    """What transformers finds without sampling, with its scores."""
+    model.generation_config.eos_token_id = eos
+    mask = torch.ones(1, len(prompt), dtype=torch.int64)
+    options |= dict(max_new_tokens=NEW_TOKENS, do_sample=False, output_scores=True, return_dict_in_generate=True)
+    return model.generate(torch.tensor([prompt]), attention_mask=mask, **options)
+
+
 def continuation(model: GPT2LMHeadModel, prompt: list[int], repetition_penalty: float) -> dict:
     """Greedy ids after one prompt; no end token stops it."""
-    model.generation_config.eos_token_id = None
-    output = model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        max_new_tokens=NEW_TOKENS,
-        do_sample=False,
-        repetition_penalty=repetition_penalty,
-        pad_token_id=model.config.eos_token_id,
-        output_scores=True,
-        return_dict_in_generate=True,
-    )
+    options = dict(repetition_penalty=repetition_penalty, pad_token_id=model.config.eos_token_id)
+    output = generated(model, prompt, None, **options)
     new_ids = output.sequences[0, len(prompt) :].tolist()
     assert len(new_ids) == NEW_TOKENS
     # No choice must depend on rounding: the best score leads the second by far more than 1e-5.
@@ -168,18 +167,8 @@ def continuation(model: GPT2LMHeadModel, prompt: list[int], repetition_penalty: 
 
 def beams(model: GPT2LMHeadModel, prompt: list[int], eos: list[int] | None, **options) -> dict:
     """All hypotheses of a beam search after one prompt, best first, and their scores."""
-    model.generation_config.eos_token_id = eos
-    output = model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        max_new_tokens=NEW_TOKENS,
-        do_sample=False,
-        num_return_sequences=options["num_beams"],
-        pad_token_id=model.config.vocab_size,  # no token has this id
-        output_scores=True,
-        return_dict_in_generate=True,
-        **options,
-    )
+    nothing = model.config.vocab_size  # no token has this id
+    output = generated(model, prompt, eos, num_return_sequences=options["num_beams"], pad_token_id=nothing, **options)
     found = [[i for i in row.tolist() if i < model.config.vocab_size] for row in output.sequences[:, len(prompt) :]]
     scores = output.sequences_scores.tolist()
     return {"prompt": prompt, "eos_token_id": eos, "options": options, "ids": found, "scores": scores}
@@ -202,13 +191,13 @@ def write_odd(folder: Path) -> None:
 
     vocab_size = model.config.vocab_size
     prompts = [random_ids(seed=300 + t, batch=1, length=t, vocab_size=vocab_size)[0].tolist() for t in (4, 17)]
-    cases = [continuation(model, prompt, penalty) for penalty in (1.0, 1.3) for prompt in prompts]
-    rows = ",\n  ".join(json.dumps(case) for case in cases)
-    (folder / "generate.json").write_text(f"[\n  {rows}\n]\n")
-
-    cases = [beams(model, prompt, eos, **options) for prompt in prompts for eos, options in BEAMS]
-    rows = ",\n  ".join(json.dumps(case) for case in cases)
-    (folder / "beams.json").write_text(f"[\n  {rows}\n]\n")
+    cases = {
+        "generate": [continuation(model, prompt, penalty) for penalty in (1.0, 1.3) for prompt in prompts],
+        "beams": [beams(model, prompt, eos, **options) for prompt in prompts for eos, options in BEAMS],
+    }
+    for name, found in cases.items():
+        rows = ",\n  ".join(map(json.dumps, found))
+        (folder / f"{name}.json").write_text(f"[\n  {rows}\n]\n")
 
 
 def write_variants(out: Path) -> None:

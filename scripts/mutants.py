@@ -14,6 +14,8 @@ The script then runs each mutant with the unit tests of its crate, the integrati
 tests notice the mutant if a test fails (twice, and passes without the mutant), the process dies, or the time is up. The
 others survive: each is either equivalent to the original or shows that a test is missing.
 
+cargo-mutants does the same, but builds for each mutant anew: here, a crate and every test program that links it.
+
 The scratch folder holds everything that this script writes:
   plan.json       the sample
   mutants.jsonl   a line for each finished mutant; an interrupted run continues after them
@@ -138,13 +140,17 @@ def build(given, target):
     return mutants, suite.slices(messages, given.skip)
 
 
+def runner(given, place):
+    return suite.Runner(given.scratch / place, max(1, (os.cpu_count() or 1) // given.jobs))
+
+
 def baseline(given, slices):
     """How long each slice takes without a mutant, from an earlier complete run if there is one; all must pass."""
-    path, threads = given.scratch / "seconds.json", max(1, (os.cpu_count() or 1) // given.jobs)
+    path = given.scratch / "seconds.json"
     known = json.loads(path.read_text()) if path.exists() and not given.again else {}
     if any(one.name not in known for one in slices):
         print("without a mutant:", flush=True)
-        failures = suite.Runner(given.scratch / "tmp", threads).baseline(slices, 3600)
+        failures = runner(given, "tmp").baseline(slices, 3600)
         if failures:
             failed = ", ".join(failures)
             raise SystemExit(f"error: tests fail without a mutant: {failed}; mend them, or name each with --skip")
@@ -162,7 +168,6 @@ def results(path):
 def hunt_all(given, mutants, slices, done, log):
     """Runs the remaining mutants, some at a time, and writes each result as it arrives."""
     todo = [n for n in sorted(mutants) if n not in done and (not given.only or n in given.only)]
-    threads = max(1, (os.cpu_count() or 1) // given.jobs)
     lock, idle = threading.Lock(), list(range(given.jobs))
     started = time.monotonic()
 
@@ -170,8 +175,7 @@ def hunt_all(given, mutants, slices, done, log):
         with lock:
             place = idle.pop()
         site, begun = mutants[number], time.monotonic()
-        runner = suite.Runner(given.scratch / f"tmp{place}", threads)
-        where, by = runner.hunt(slices, number, site, given.limit)
+        where, by = runner(given, f"tmp{place}").hunt(slices, number, site, given.limit)
         record = {
             "mutant": number, "crate": site.crate, "place": f"{site.file}:{site.line}", "operator": site.operator,
             "original": site.original, "mutated": site.mutated, "noticed": bool(by), "where": where, "by": by,

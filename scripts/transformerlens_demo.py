@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from hooked_transformer import hooked
+
 LAYER, HEAD, ANSWER, AGAINST = 0, 3, 11, 12
 
 
@@ -133,23 +135,12 @@ def inputs(vocabulary: int) -> dict[str, list[list[list[int]]]]:
 
 def as_lens(model: str, out: str) -> None:
     import torch
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
-    from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights
     from transformers import GPT2LMHeadModel
 
-    hf = GPT2LMHeadModel.from_pretrained(model).double()
-    config = hf.config
-    cfg = HookedTransformerConfig(
-        n_layers=config.n_layer, d_model=config.n_embd, d_head=config.n_embd // config.n_head, n_heads=config.n_head, d_mlp=4 * config.n_embd,
-        n_ctx=config.n_positions, d_vocab=config.vocab_size, act_fn=config.activation_function, eps=config.layer_norm_epsilon,
-        normalization_type="LN", dtype=torch.float64, device="cpu",
-    )
-    lens = HookedTransformer(cfg)
-    processing = dict(fold_ln=False, center_writing_weights=False, center_unembed=False, fold_value_biases=False)
-    lens.load_and_process_state_dict(convert_gpt2_weights(hf, cfg), **processing)
+    lens = hooked(GPT2LMHeadModel.from_pretrained(model).double(), dtype=torch.float64)
     found = {}
     with torch.no_grad():
-        for name, given in inputs(config.vocab_size).items():
+        for name, given in inputs(lens.cfg.d_vocab).items():
             found[name] = np.asarray(STEPS[name][0](lens, *(torch.tensor(ids) for ids in given)))
     np.savez(out, **found)
 

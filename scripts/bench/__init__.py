@@ -1,1 +1,1 @@
-"""The parts of bench_vs_pytorch.py."""
+"""What the benchmarks share: processes.py, side.py, report.py; and the parts of bench_vs_pytorch.py."""

@@ -12,10 +12,17 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from .processes import Done, Failure, TorchWorker, busy_seconds, is_quiet, run
+from .processes import Done, Failure, Worker, is_quiet, run, watch
 from .report import amount, progress
-from .rows import GPT2_SMALL, QUIET_S, ROOT, Row, SIDES, THREADS, TOLERANCES, TORCH_DTYPES, prompt
+from .rows import GPT2_SMALL, INSTALL, ROOT, Row, SIDES, THREADS, TOLERANCES, TORCH_DTYPES, prompt
 from .torch_side import FRESH_CORE, FRESH_FORWARD, FRESH_START, FRESH_TRAIN
+
+
+class TorchWorker(Worker):
+    advice = f"\nversions that work: {INSTALL}"
+
+    def __init__(self) -> None:
+        super().__init__("PyTorch", sys.executable, "-B", ROOT / "scripts/bench_vs_pytorch.py", "--worker")
 
 
 class Bench(NamedTuple):
@@ -69,7 +76,7 @@ class Bench(NamedTuple):
             one, others = {}, []
             for side in SIDES if number % 2 == 0 else SIDES[::-1]:
                 measure_side = self.ours if side == "ours" else self.theirs
-                one[side], cpus = self.watch(lambda: measure_side(row, threads))
+                one[side], cpus = watch(lambda: measure_side(row, threads), [self.pytorch])
                 others.append(cpus)
             one |= {"ratio": one["ours"] / one["pytorch"], "others_cpus": max(others)}
             found.append(one)
@@ -77,19 +84,6 @@ class Bench(NamedTuple):
             note = "" if is_quiet(one) else f"  DISTURBED: others used {max(others):.1f} CPUs"
             progress(f"round {number + 1}, {row.title}, {threads} threads: {shown}, {one['ratio']:.3f}{note}")
         return found
-
-    def watch(self, work: Callable[[], object]) -> tuple:
-        """Waits until both sides' threads sleep, does the work, and returns also how many CPUs others used."""
-        start, before = time.perf_counter(), self.others_seconds()
-        time.sleep(QUIET_S)
-        result = work()
-        return result, (self.others_seconds() - before) / (time.perf_counter() - start)
-
-    def others_seconds(self) -> float:
-        """CPU time of every program except this script and its children."""
-        stat = Path(f"/proc/{self.pytorch.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        pytorch = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
-        return busy_seconds() - pytorch - sum(os.times()[:4])  # this process and its ended children
 
     def core_memory(self, tokens: int, threads: int) -> dict[str, int]:
         """Peak bytes of a fresh process that only runs attention."""

@@ -1,15 +1,24 @@
 """The processes of both sides."""
 
+import argparse
+import ctypes
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from .rows import INSTALL, QUIET_CPUS, ROOT
+from .rows import QUIET_CPUS, QUIET_S, ROOT
+
+LIBC = ctypes.CDLL(None)  # before any fork: a child must not load anything
+PR_SET_PDEATHSIG = 1
 
 
 class Failure(Exception):
@@ -18,6 +27,7 @@ class Failure(Exception):
 
 class Done(NamedTuple):
     stdout: str
+    stderr: str
     seconds: float
     peak_bytes: int
 
@@ -52,12 +62,13 @@ def run(*command: object) -> Done:
             if child.returncode is None:
                 child.kill()
                 child.wait()
+        stderr.seek(0)
+        errors = stderr.read()
         if child.returncode != 0:
-            stderr.seek(0)
-            last = (stderr.read().strip().splitlines() or ["no message"])[-1]
+            last = (errors.strip().splitlines() or ["no message"])[-1]
             shown = " ".join(word if len(word) < 80 else "..." for word in words)
             raise Failure(f"`{shown}` ended with status {child.returncode}: {last}")
-    return Done(stdout, seconds, 1024 * usage.ru_maxrss)
+    return Done(stdout, errors, seconds, 1024 * usage.ru_maxrss)
 
 
 def write_gpt2(folder: Path, **config: int) -> Path:
@@ -67,25 +78,49 @@ def write_gpt2(folder: Path, **config: int) -> Path:
     return folder
 
 
-class TorchWorker:
-    """The PyTorch process, which stays alive between rounds; a call runs a method of TorchSide in it."""
+def die_with_parent() -> None:
+    """For a child: it ends if this process is killed."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
-    def __init__(self) -> None:
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
-        self.process = subprocess.Popen([sys.executable, "-B", str(ROOT / "scripts/bench_vs_pytorch.py"), "--worker"], **pipes)
+
+class Worker:
+    """A Python process that stays alive between rounds; a call runs a method of what it serves (side.py)."""
+
+    patience: int | None = None  # seconds for an answer
+    advice = ""  # behind an error
+
+    def __init__(self, title: str, *command: object, **options: object) -> None:
+        self.title = title
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=ENVIRONMENT) | options
+        self.process = subprocess.Popen(list(map(str, command)), preexec_fn=die_with_parent, **pipes)
 
     def __call__(self, call: str, **arguments: object):
         try:
             print(json.dumps({"call": call, "arguments": arguments}), file=self.process.stdin, flush=True)
-            line = self.process.stdout.readline()
+            ready, _, _ = select.select([self.process.stdout], [], [], self.patience)
+            line = self.process.stdout.readline() if ready else ""
         except BrokenPipeError:
-            line = ""
+            line, ready = "", True
+        if not ready:
+            self.process.kill()  # or its late answer would be read as the next one
+            raise Failure(f"{self.title} gave no answer to {call} in {self.patience} s; leave it out with --engines")
         if not line:
-            raise Failure(f"the PyTorch process ended during {call}, with status {self.process.wait()}")
+            raise Failure(f"the process of {self.title} ended during {call}, with status {self.process.wait()}")
         answer = json.loads(line)
         if "error" in answer:
-            raise Failure(f"PyTorch, {call}: {answer['error']}\nversions that work: {INSTALL}")
+            raise Failure(f"{self.title}, {call}: {' '.join(answer['error'].split())}{self.advice}")
         return answer["result"]
+
+    def seconds(self) -> float:
+        """CPU time of this process and of its children that ended."""
+        if self.process.poll() is not None:
+            return 0.0
+        stat = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
 def busy_seconds() -> float:
@@ -97,3 +132,35 @@ def busy_seconds() -> float:
 def is_quiet(one: dict) -> bool:
     """Whether no other program disturbed a round."""
     return one["others_cpus"] <= QUIET_CPUS
+
+
+def watch(work: Callable[[], object], workers: Iterable[Worker]) -> tuple:
+    """Waits until all threads sleep, does the work, and returns also how many CPUs other programs used meanwhile."""
+
+    def others() -> float:  # without this process, its ended children and the workers
+        return busy_seconds() - sum(worker.seconds() for worker in workers) - sum(os.times()[:4])
+
+    start, before = time.perf_counter(), others()
+    time.sleep(QUIET_S)
+    result = work()
+    return result, (others() - before) / (time.perf_counter() - start)
+
+
+def check(parser: argparse.ArgumentParser, args: argparse.Namespace, needed: list[str], install: str) -> None:
+    """Refuses packages and a binary that are not there."""
+    if missing := [name for name in needed if find_spec(name) is None]:
+        parser.error(f"{sys.executable} has no {', '.join(missing)}; `{install}` installs the missing packages")
+    if not args.binary.is_file():
+        parser.error(f"{args.binary} does not exist; `cargo build --release --workspace` builds it")
+
+
+def status_of(work: Callable[[], int]) -> int:
+    """The exit status of a script that does this work. SIGTERM unwinds it, so that no process or folder stays behind."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        return work()
+    except (Failure, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130

@@ -68,11 +68,16 @@ def thread_cells(one: dict) -> list[str]:
     return [one["title"], str(one["threads"]), ours, speeds[0], theirs, speeds[1], ratio(one, one["disturbed"])]
 
 
+def processor(report: dict) -> str:
+    machine = report["machine"]
+    best = next((name for name in ("avx512f", "avx2", "asimd") if name in machine["flags"]), "no vector flags")
+    return f"{machine['cores']} cores of {machine['cpu']} ({'held to ' + report['isa'] if report['isa'] else best})"
+
+
 def render(report: dict, markdown: bool) -> str:
     machine = report["machine"]
-    wide = f"held to {report['isa']}" if report["isa"] else next((name for name in ("avx512f", "avx2", "asimd") if name in machine["flags"]), "no vector flags")
     parts = [
-        f"{machine['cores']} cores of {machine['cpu']} ({wide}), {report['dtype']}, {report['threads']} threads, "
+        f"{processor(report)}, {report['dtype']}, {report['threads']} threads, "
         f"torch {machine['torch']}, transformers {machine['transformers']}, {machine['date']}, "
         f"revision {machine['revision']}; rounds: {report['rounds']}" + ("; QUICK" if report["quick"] else "")
     ]

@@ -1,15 +1,11 @@
 """The PyTorch side: a worker that stays alive between rounds, and programs for fresh processes."""
 
-import json
-import os
-import signal
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
 from .rows import GPT2_SMALL, Row, prompt
+from .side import milliseconds
 
 FRESH_MODEL = """
 import json, sys, torch
@@ -111,14 +107,8 @@ class TorchSide:
         spec = Row(**row)
         self.torch.set_num_threads(threads)
         self.torch.manual_seed(0)
-        times = []
         with self.torch.inference_mode():
-            work = getattr(self, f"_{spec.group}")(spec)
-            for _ in range(1 + spec.runs):
-                start = time.perf_counter()
-                work()
-                times.append(1e3 * (time.perf_counter() - start))
-        return median(times[1:])
+            return median(milliseconds(getattr(self, f"_{spec.group}")(spec), spec.runs))
 
     def _core(self, row: Row) -> Callable[[], object]:
         h, c = GPT2_SMALL["n_head"], GPT2_SMALL["n_embd"]
@@ -160,19 +150,3 @@ class TorchSide:
             token = self.model(token, past_key_values=cache, logits_to_keep=1).logits.argmax(-1)  # (B, 1)
             tokens.append(token)
         return tokens
-
-
-def worker() -> None:
-    """Answers requests, one JSON line each, until stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this ends
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # a library's output is not an answer
-    side = None
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            side = side or TorchSide()
-            answer = {"result": getattr(side, request["call"])(**request["arguments"])}
-        except Exception as error:  # the parent reports any error
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=answers, flush=True)

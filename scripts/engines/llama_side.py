@@ -35,7 +35,7 @@ class Engine(Side):
         self.length = 0
 
     def forward(self, ids: list[int], last: bool) -> object:
-        self._empty()
+        self._empty(len(ids))
         self._run(ids, last)
         return 1 if last else len(ids)
 
@@ -43,18 +43,11 @@ class Engine(Side):
         pointer = llama_cpp.llama_get_logits(self.context)
         return numpy.ctypeslib.as_array(pointer, (logits, self.vocabulary)).copy()
 
-    def prefill(self, ids: list[int], room: int) -> int:
-        self._empty()
-        return self._next(ids)
-
-    def step(self, token: int) -> int:
-        return self._next([token])
-
     def beyond(self, isa: str) -> str:
         built = ctypes.string_at(llama_cpp.llama_print_system_info()).decode()
         return f"llama.cpp is built with AVX-512; {AVX2_BUILD} builds it without" if "AVX512 = 1" in built else ""
 
-    def _empty(self) -> None:
+    def _empty(self, size: int) -> None:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), False)
         self.length = 0
 

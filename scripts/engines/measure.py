@@ -7,11 +7,11 @@ from dataclasses import asdict
 from math import inf, isfinite
 from statistics import median
 
-from bench.processes import Failure, is_quiet, run
+from bench.processes import Failure, is_quiet, run, watch
 from bench.report import amount, progress
 from bench.rows import prompt
 
-from .processes import Binary, Worker, watch, write
+from .processes import Binary, Engine, write
 from .rows import CACHED, TOLERANCES, Column, Ours, Row
 
 GGUF = ("f16", "q8_0", "q4_0")
@@ -50,7 +50,7 @@ class Comparison:
         ids = {length: self._greedy(length, ours) for length in self.prompts}
         return self._judge(f"our {ours.form}", ours.form, max(found), ids)
 
-    def theirs(self, worker: Worker) -> dict:
+    def theirs(self, worker: Engine) -> dict:
         """Logits by the calls that are timed, those of a step with the cache, and the ids that it gives."""
         file, found = self.binary.folder / "logits.f32", []
         for length, last in self.checks:
@@ -115,7 +115,7 @@ def measure(binary: Binary, columns: list[Column], rows: list[Row], rounds: int,
     with ExitStack() as stack:
         workers = []
         for column in columns:
-            worker = Worker(column, binary.folder, binary.threads, binary.vocab_size)
+            worker = Engine(column, binary.folder, binary.threads, binary.vocab_size)
             stack.callback(worker.close)
             try:
                 with worker.turn():
@@ -132,12 +132,12 @@ def measure(binary: Binary, columns: list[Column], rows: list[Row], rounds: int,
     return report
 
 
-def take_turns(binary: Binary, workers: list[Worker], rows: list[Row], rounds: int, refused: list[str]) -> list[dict]:
+def take_turns(binary: Binary, workers: list[Engine], rows: list[Row], rounds: int, refused: list[str]) -> list[dict]:
     """In each round, all sides of a row one after another; another one begins each time. Adds to `refused` what fails."""
     sides = {row: row_sides(row, workers) for row in rows}
     found: dict = {(row, side): [] for row in rows for side in sides[row]}
 
-    def drop(row: Row, side: Worker, error: Failure) -> None:
+    def drop(row: Row, side: Engine, error: Failure) -> None:
         progress(f"left out: {row.label}: {error}")
         refused.append(f"{row.label}: {error}")
         del found[row, side]
@@ -150,19 +150,20 @@ def take_turns(binary: Binary, workers: list[Worker], rows: list[Row], rounds: i
                 ours = isinstance(side, Ours)
                 title = f"our {side.title(row)}" if ours else side.column.title
                 try:
-                    one = watch(lambda: binary.measure(row, side) if ours else side.measure(row), workers)
+                    one, others = watch(lambda: binary.measure(row, side) if ours else side.measure(row), workers)
                 except Failure as error:
                     if ours:
                         raise
                     drop(row, side, error)
                     continue
+                one["others_cpus"] = others
                 found[row, side].append(one)
                 note = "" if is_quiet(one) else f"  DISTURBED: others used {one['others_cpus']:.1f} CPUs"
                 progress(f"round {number + 1}, {row.label}, {title}: {amount(one['fastest'], row.unit)}{note}")
-    return [result(row, side, found) for row, side in found if isinstance(side, Worker)]
+    return [result(row, side, found) for row, side in found if isinstance(side, Engine)]
 
 
-def result(row: Row, worker: Worker, found: dict) -> dict:
+def result(row: Row, worker: Engine, found: dict) -> dict:
     """One cell: an engine in a row, beside our form of its column."""
     form = beside(row, worker.column.ours)
     ours, theirs = summary(found[row, form]), summary(found[row, worker])
@@ -171,7 +172,7 @@ def result(row: Row, worker: Worker, found: dict) -> dict:
     return cell | {"ratio": ours["fastest"] / theirs["fastest"]}
 
 
-def row_sides(row: Row, workers: list[Worker]) -> list[Ours | Worker]:
+def row_sides(row: Row, workers: list[Engine]) -> list[Ours | Engine]:
     theirs = [worker for worker in workers if worker.column.runs(row)]
     return [*dict.fromkeys(beside(row, worker.column.ours) for worker in theirs), *theirs]
 

@@ -96,13 +96,6 @@ class Engine(Side):
     def numbers(self, logits):
         return logits.numpy()
 
-    def prefill(self, ids: list[int], room: int) -> int:
-        self._empty(len(ids) + room)
-        return self._next(ids)
-
-    def step(self, token: int) -> int:
-        return self._next([token])
-
     def beyond(self, isa: str) -> str:
         return "ONNX Runtime has no variable that holds it: it takes the processor's best"
 

@@ -98,23 +98,16 @@ class Engine(Side):
         self.length = 0
 
     def forward(self, ids: list[int], last: bool) -> object:
-        self._empty()
+        self._empty(len(ids))
         return self._run(ids, last)
 
     def numbers(self, logits):
         return logits.data.copy()
 
-    def prefill(self, ids: list[int], room: int) -> int:
-        self._empty()
-        return self._next(ids)
-
-    def step(self, token: int) -> int:
-        return self._next([token])
-
     def beyond(self, isa: str) -> str:
         return "OpenVINO's oneDNN is held, but not MLAS, which it has for products in f32, and not its attention"
 
-    def _empty(self) -> None:
+    def _empty(self, size: int) -> None:
         self.request.reset_state()
         self.length = 0
 

@@ -1,26 +1,18 @@
 """Both sides as processes: the `gpt2` binary, and a worker for each engine."""
 
-import ctypes
 import json
-import os
-import select
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.processes import ENVIRONMENT, Done, Failure, busy_seconds, run
-from bench.rows import QUIET_S, ROOT, prompt
+from bench.processes import Done, Worker, run
+from bench.rows import ROOT, prompt
 
 from .rows import Column, Ours, Row
 
-SCRIPT = ROOT / "scripts/bench_vs_engines.py"
-PYTHON = [sys.executable, "-B", str(SCRIPT)]
-PATIENCE = 1800  # seconds for an answer: torch.compile compiles as it first runs
-PR_SET_PDEATHSIG = 1
+PYTHON = [sys.executable, "-B", str(ROOT / "scripts/bench_vs_engines.py")]
 
 
 class Binary:
@@ -70,36 +62,15 @@ def spread(times: list[float]) -> dict:
     return {"fastest": ordered[0], "median": median}
 
 
-class Worker:
+class Engine(Worker):
     """An engine's process. It is stopped between its turns, so that threads of one never spin while another is timed."""
+
+    patience = 1800  # torch.compile compiles as it first runs
 
     def __init__(self, column: Column, folder: Path, threads: int, vocab_size: int) -> None:
         self.column, self.vocab_size = column, vocab_size
         self.model = [column.engine, column.form, str(folder), str(threads)]
-        libc = ctypes.CDLL(None)  # before the fork: the child must not load anything
-
-        def die_with_parent() -> None:  # a stopped process would stay forever
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=ENVIRONMENT)
-        self.process = subprocess.Popen([*PYTHON, "--serve", *self.model], preexec_fn=die_with_parent, **pipes)
-
-    def __call__(self, call: str, **arguments: object):
-        try:
-            print(json.dumps({"call": call, "arguments": arguments}), file=self.process.stdin, flush=True)
-            ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
-            line = self.process.stdout.readline() if ready else ""
-        except BrokenPipeError:
-            line, ready = "", True
-        if not ready:
-            self.process.kill()  # or its late answer would be read as the next one
-            raise Failure(f"{self.column.title} gave no answer to {call} in {PATIENCE} s; leave it out with --engines")
-        if not line:
-            raise Failure(f"the process of {self.column.title} ended during {call}, with status {self.process.wait()}")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise Failure(f"{self.column.title}, {call}: {' '.join(answer['error'].split())}")
-        return answer["result"]
+        super().__init__(column.title, *PYTHON, "--serve", *self.model)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -119,29 +90,6 @@ class Worker:
         options = dict(kind=row.kind, ids=ids, last=row.last, runs=row.runs, new_tokens=row.new_tokens)
         with self.turn():
             return spread(self("time", **options))
-
-    def seconds(self) -> float:
-        """CPU time of this process and of its children that ended."""
-        if self.process.poll() is not None:
-            return 0.0
-        stat = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK")
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-def watch(work: Callable[[], dict], workers: list[Worker]) -> dict:
-    """Does the work once all is still, and adds how many CPUs other programs used meanwhile."""
-
-    def others() -> float:
-        return busy_seconds() - sum(worker.seconds() for worker in workers) - sum(os.times()[:4])
-
-    start, before = time.perf_counter(), others()
-    time.sleep(QUIET_S)
-    result = work()
-    return result | {"others_cpus": (others() - before) / (time.perf_counter() - start)}
 
 
 def write(engine: str, folder: Path, *shape: str) -> Done:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from textwrap import fill
 
-from bench.report import amount, table
+from bench.report import amount, processor, table
 
 from .measure import beside
 from .processes import PYTHON, Binary
@@ -83,11 +83,9 @@ def by_cell(report: dict) -> str:
 
 def render(report: dict, markdown: bool) -> str:
     machine = report["machine"]
-    best = next((name for name in ("avx512f", "avx2", "asimd") if name in machine["flags"]), "no vector flags")
-    wide = f"held to {report['isa']}" if report["isa"] else best
     versions = ", ".join(f"{package} {found}" for package, found in report["versions"].items())
     parts = [
-        f"{machine['cores']} cores of {machine['cpu']} ({wide}), {report['threads']} threads, {machine['date']}, revision "
+        f"{processor(report)}, {report['threads']} threads, {machine['date']}, revision "
         f"{machine['revision']}, {versions}; rounds: {report['rounds']}" + ("; QUICK" if report["quick"] else ""),
         "ours / theirs = ratio of the fastest runs (medians)." if markdown else "ratio: of the fastest runs.",
         by_engine(report) if markdown else by_cell(report),

@@ -22,13 +22,21 @@ class Side(ABC):
 
     found: object  # the logits of the last prefill or step, as a NumPy array
 
-    def prefill(self, ids: list[int], room: int) -> int:
-        """Runs the prompt with an empty cache that has room for more tokens; returns the first new token."""
+    def _empty(self, size: int) -> None:
+        """Empties the cache, which has room for so many tokens."""
         raise NotImplementedError
 
-    def step(self, token: int) -> int:
-        """Appends a token to the cache; returns the most probable next one."""
+    def _next(self, ids: list[int]) -> int:
+        """Appends tokens to the cache; returns the most probable next one."""
         raise NotImplementedError
+
+    def prefill(self, ids: list[int], room: int) -> int:
+        """Runs the prompt with an empty cache that has room for more tokens; returns the first new token."""
+        self._empty(len(ids) + room)
+        return self._next(ids)
+
+    def step(self, token: int) -> int:
+        return self._next([token])
 
     def logits(self, ids: list[int], last: bool):
         """As `forward`, for the comparison."""

@@ -1,28 +1,21 @@
 """The process of one engine: a worker that stays alive between rounds, and a fresh one for its start and its memory."""
 
 import json
-import os
-import signal
-import sys
 import time
+from importlib import import_module
 from pathlib import Path
+
+from bench.side import milliseconds, serve
 
 from .side import Side
 
 
+SHORT = {"llama.cpp": "llama", "pytorch": "torch"}
+
+
 def module(engine: str):
     """Its module. Nothing but this engine's packages is imported, or its memory would be theirs too."""
-    if engine == "onnxruntime":
-        from . import onnxruntime_side as found
-    elif engine == "openvino":
-        from . import openvino_side as found
-    elif engine == "ctranslate2":
-        from . import ctranslate2_side as found
-    elif engine == "llama.cpp":
-        from . import llama_side as found
-    else:
-        from . import torch_side as found
-    return found
+    return import_module(f"engines.{SHORT.get(engine, engine)}_side")
 
 
 class Requests:
@@ -47,32 +40,9 @@ class Requests:
 
     def time(self, kind: str, ids: list[int], last: bool, runs: int, new_tokens: int) -> list[float]:
         """Milliseconds of each timed run, or of a token of it; one more run before them is not timed."""
-        times = []
-        for _ in range(1 + runs):
-            if kind == "token":
-                times.append(1e3 * self.side.decode(ids, new_tokens)[0] / new_tokens)
-                continue
-            start = time.perf_counter()
-            self.side.forward(ids, last)
-            times.append(1e3 * (time.perf_counter() - start))
-        return times[1:]
-
-
-def serve(*model: str) -> int:
-    """Answers requests, one JSON line each, until stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this ends
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # a library's output is not an answer
-    requests = None
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            requests = requests or Requests(*model)
-            answer = {"result": getattr(requests, request["call"])(**request["arguments"])}
-        except Exception as error:  # the parent reports any error
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=answers, flush=True)
-    return 0
+        if kind == "token":
+            return [1e3 * self.side.decode(ids, new_tokens)[0] / new_tokens for _ in range(1 + runs)][1:]
+        return milliseconds(lambda: self.side.forward(ids, last), runs)
 
 
 def fresh(kind: str, engine: str, form: str, folder: str, threads: str, ids: str) -> int:
@@ -101,4 +71,6 @@ def write(engine: str, folder: str, shape: str = "") -> int:
 
 
 def main(task: str, *arguments: str) -> int:
-    return {"--serve": serve, "--fresh": fresh, "--write": write}[task](*arguments)
+    if task == "--serve":
+        return serve(lambda: Requests(*arguments))
+    return {"--fresh": fresh, "--write": write}[task](*arguments)

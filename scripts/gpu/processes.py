@@ -1,6 +1,5 @@
 """Runs a program for at most so long, and leaves none of its processes behind."""
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -9,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-LIBC = ctypes.CDLL(None)
-PR_SET_PDEATHSIG = 1
+from bench.processes import die_with_parent
 
 
 class Done(NamedTuple):
@@ -21,11 +19,8 @@ class Done(NamedTuple):
 
 def start(command: Sequence[object], **options) -> subprocess.Popen:
     """A child in a group of its own, for `end`; it also ends if this process is killed, and so cannot keep the GPU."""
-
-    def follow() -> None:
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    return subprocess.Popen([str(word) for word in command], start_new_session=True, preexec_fn=follow, **options)
+    words = [str(word) for word in command]
+    return subprocess.Popen(words, start_new_session=True, preexec_fn=die_with_parent, **options)
 
 
 def end(child: subprocess.Popen) -> None:

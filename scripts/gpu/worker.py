@@ -4,12 +4,13 @@ It is a process of its own so that a cell that hangs, or leaves the GPU in an er
 """
 
 import json
-import os
 import select
-import signal
 import subprocess
 import sys
 from pathlib import Path
+
+from bench.processes import ENVIRONMENT
+from bench.side import answering
 
 from .budget import Budget, BudgetUsedUp, NotRun
 from .processes import end, start
@@ -53,9 +54,7 @@ class Worker:
 
     def _started(self) -> dict:
         command = [sys.executable, "-B", str(ENTRY), "--worker"]
-        # Let Python keep its bytecode, or PyTorch's start would be one long compilation.
-        environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
         self.process = start(command, **pipes)
         answer = self._ask(self.hello)
         if "missing" in answer:
@@ -89,13 +88,7 @@ def first_line(error: BaseException) -> str:
 
 def serve() -> None:
     """The process itself: answers questions, one JSON line each, until stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this ends
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # a library's output is not an answer
-
-    def answer(value: dict) -> None:
-        print(json.dumps(value), file=answers, flush=True)
-
+    answer = answering()
     hello = json.loads(sys.stdin.readline())
     try:
         from . import pytorch

@@ -60,13 +60,10 @@ def ours(repository):
 def seed_target(repository, theirs, target):
     """Copies dependencies that another target folder has already built, but nothing of this workspace."""
     named = ours(repository)
-    for profile in ["release"]:
-        for folder in [".fingerprint", "build", "deps"]:
-            source = Path(theirs) / profile / folder
-            destination = target / profile / folder
-            if destination.exists() or not source.is_dir():
-                continue
-            shutil.copytree(source, destination, symlinks=True, ignore=lambda _, names: filter(named.match, names))
+    for folder in ["release/.fingerprint", "release/build", "release/deps"]:
+        if (Path(theirs) / folder).is_dir() and not (target / folder).exists():
+            own = lambda _, names: filter(named.match, names)  # noqa: E731
+            shutil.copytree(Path(theirs) / folder, target / folder, symlinks=True, ignore=own)
 
 
 class Tree:
@@ -77,10 +74,10 @@ class Tree:
 
     def write(self, mutants):
         """Writes the sources with `mutants` (number -> site) in them; does not touch unchanged files."""
-        by_file, files = {}, set(self.ranges)
+        by_file = {}
         for number, site in mutants.items():
             by_file.setdefault(site.file, []).append((site, number))
-        for file in files | set(by_file):
+        for file in self.ranges.keys() | by_file:
             raw, out, at, ranges = (self.repository / file).read_bytes(), b"", 0, []
             for site, number in sorted(by_file.get(file, []), key=lambda pair: pair[0].start):
                 out += raw[at : site.start]
@@ -93,11 +90,10 @@ class Tree:
             for name in ["lib.rs", "main.rs"]:
                 file = f"crates/{crate}/src/{name}"
                 if (self.root / file).exists():
-                    text = (self.root / file).read_bytes()
-                    if b"fn mutant_is" not in text:
-                        self.put(file, text + SWITCH.encode())
+                    self.put(file, (self.root / file).read_bytes())
 
     def put(self, file, data):
+        """Writes a file if it is another one then; a crate's root gets the switch."""
         path = self.root / file
         whole_root = path.name in ("lib.rs", "main.rs") and path.parent.name == "src"
         if whole_root and b"fn mutant_is" not in data:
@@ -108,9 +104,8 @@ class Tree:
     def cargo(self, *args):
         """The numbers of the mutants that do not compile, from cargo's messages."""
         environment = {**os.environ, "CARGO_TARGET_DIR": str(self.target)}
-        command = ["cargo", *args, "--release", "--workspace", "--keep-going", "--message-format=json"]
-        if args[0] == "test":
-            command.remove("--keep-going")
+        command = ["cargo", *args, "--release", "--workspace", "--message-format=json"]
+        command += [] if args[0] == "test" else ["--keep-going"]
         run = subprocess.run(command, cwd=self.root, env=environment, stdout=subprocess.PIPE, text=True)
         messages = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
         if run.returncode == 0:

@@ -1,8 +1,7 @@
 //! Edges, circuits and paths of a task, compared in f64 with what TransformerLens' hooks compute (tests/data/circuits).
 
-use crate::common::{Result, relative_error};
+use crate::common::{Result, of_transformer_lens as reference, relative_error};
 use crate::models::load;
-use crate::reference;
 use candle_core::{DType, Device, Tensor};
 use gpt2_circuits::discovery::{
     Edge, EdgeGradients, EdgeScores, EdgeScoring, EdgeSet, Freeze, Graph, Pair, Paths, Reader, Replacement,

@@ -9,31 +9,18 @@ mod discovery;
 mod features;
 
 use candle_core::{DType, Device, Tensor};
-use common::{Result, data, relative_error};
+use common::{Result, assert_close, of_transformer_lens as reference};
 use gpt2_circuits::{Circuit, Circuits, Composition};
 use gpt2_model::candle_nn::{VarBuilder, VarMap};
 use gpt2_model::hooks::Head;
 use gpt2_model::{Config, Embedding, Gpt2LMHeadModel, LmHead};
 use models::load;
-use std::collections::HashMap;
 
 /// Both sides compute in f64; the largest error that we have seen is 6e-15 of the largest value.
 const TOLERANCE: f64 = 1e-13;
 
 fn circuits() -> Result<Circuits> {
     Ok(Circuits::new(&load("circuits/model", DType::F64)?)?)
-}
-
-fn reference(file: &str) -> Result<HashMap<String, Tensor>> {
-    Ok(candle_core::safetensors::load(data("circuits").join(file), &Device::Cpu)?)
-}
-
-#[track_caller]
-fn assert_near(what: &str, got: &Tensor, expected: &Tensor) -> Result {
-    assert_eq!(got.dims(), expected.dims(), "{what}");
-    let error = relative_error(got, expected)?;
-    assert!(error < TOLERANCE, "{what}: {error:e}");
-    Ok(())
 }
 
 fn all_heads() -> impl Iterator<Item = Head> {
@@ -48,7 +35,7 @@ fn tables_and_eigenvalues_are_those_of_transformer_lens() -> Result {
         let head: Head = name.parse()?;
         for (circuit, key) in [(Circuit::Ov, "ov"), (Circuit::Qk, "qk")] {
             let table = circuits.rows(head, circuit, &every)?;
-            assert_near(key, &table, &expected[&format!("{key}/{name}")])?;
+            assert_close(key, &table, &expected[&format!("{key}/{name}")], TOLERANCE);
             // The largest entries, against a search through the whole table.
             let mut entries: Vec<(f64, u32, u32)> = vec![];
             for (from, row) in (0u32..).zip(table.to_vec2::<f64>()?) {
@@ -67,7 +54,7 @@ fn tables_and_eigenvalues_are_those_of_transformer_lens() -> Result {
         ] {
             let values: Vec<f64> = values.iter().flat_map(|value| [value.re, value.im]).collect();
             let values = Tensor::from_vec(values, (8, 2), &Device::Cpu)?;
-            assert_near(key, &values, &expected[&format!("{key}/{name}")])?;
+            assert_close(key, &values, &expected[&format!("{key}/{name}")], TOLERANCE);
         }
     }
     let copying = reference("heads.safetensors")?["copying/eigenvalues"].flatten_all()?.to_vec1::<f64>()?;
@@ -88,7 +75,7 @@ fn singular_vectors_make_up_the_circuit() -> Result {
             values.extend(circuits.singular(head, circuit)?.values);
         }
         let values = Tensor::from_vec(values, (3, 3, 8), &Device::Cpu)?;
-        assert_near(key, &values, &expected[&format!("{key} singular values")])?;
+        assert_close(key, &values, &expected[&format!("{key} singular values")], TOLERANCE);
     }
     // Σ value · (W_E·left) (right·W_U) is the table.
     let head = Head { layer: 2, head: 0 };
@@ -106,7 +93,8 @@ fn singular_vectors_make_up_the_circuit() -> Result {
         let written = column(&found.right.get(i)?, false)?;
         table = (table + (read.unsqueeze(1)?.matmul(&written.unsqueeze(0)?)? * *value)?)?;
     }
-    assert_near("the sum", &table, &circuits.rows(head, Circuit::Ov, &every)?)
+    assert_close("the sum", &table, &circuits.rows(head, Circuit::Ov, &every)?, TOLERANCE);
+    Ok(())
 }
 
 #[test]
@@ -118,7 +106,7 @@ fn compositions_are_those_of_transformer_lens() -> Result {
             done.push((pairs, of));
             Ok(())
         })?;
-        assert_near(name, &scores, &expected[&format!("composition/{name}")])?;
+        assert_close(name, &scores, &expected[&format!("composition/{name}")], TOLERANCE);
         assert_eq!(done, [(1, 3), (2, 3), (3, 3)]);
     }
     Ok(())

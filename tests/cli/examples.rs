@@ -20,16 +20,8 @@ const TRAIN: &str = "gpt2 train ";
 const REPLACED: &[(&str, &str, &str)] = &[
     ("target/release/gpt2", "gpt2", "the tested binary, wherever it was built"),
     ("cargo run --release --", "gpt2", "the tested binary, wherever it was built"),
-    (
-        "gpt2 verify ",
-        "gpt2-help verify ",
-        "half a minute, which `bench` takes once: here its options are read",
-    ),
-    (
-        "gpt2 live ",
-        "gpt2-help live ",
-        "needs the module for the browser: `live` writes the page, and tests/web runs it",
-    ),
+    ("gpt2 verify ", "gpt2-help verify ", "half a minute, which `bench` takes once"),
+    ("gpt2 live ", "gpt2-help live ", "needs the module for the browser: tests/web runs it"),
     ("--device cuda", "--device cpu", "needs a GPU"),
     ("--isa avx2", "--isa portable", "needs AVX2"),
     ("--batch 2048 --out", "--out", "the text is short"),
@@ -55,16 +47,8 @@ const REPLACED: &[(&str, &str, &str)] = &[
     ("Mary gave", "lord gave", "the same"),
     ("\" Mary\" --against \" John\"", "\" king\" --against \" lord\"", "the same"),
     ("15496,11", "154,11", "the model in GPT-2's place has 1024 tokens"),
-    (
-        "--metrics loss.csv --resume",
-        "--metrics loss.csv --overwrite",
-        "needs a run that was stopped: `train` stops one",
-    ),
-    (
-        "--jsonl scores.jsonl --resume",
-        "--jsonl scores.jsonl --overwrite",
-        "needs a run that was stopped: `score` stops one",
-    ),
+    ("--metrics loss.csv --resume", "--metrics loss.csv --overwrite", "`train` stops and resumes a run"),
+    ("--jsonl scores.jsonl --resume", "--jsonl scores.jsonl --overwrite", "`score` does"),
 ];
 
 /// Lines in blocks of code that are no commands of ours: how they begin, and who runs them.
@@ -205,6 +189,14 @@ fn of_page(path: &Path, blocks: &mut Vec<Block>) -> Result {
     Ok(())
 }
 
+fn of_pages() -> Result<Vec<Block>> {
+    let mut blocks = vec![];
+    for page in pages()? {
+        of_page(&page, &mut blocks)?;
+    }
+    Ok(blocks)
+}
+
 fn without_comment(line: &str) -> &str {
     line.split_once(" # ").map_or(line, |(command, _)| command.trim())
 }
@@ -266,21 +258,18 @@ impl World {
             words.iter().any(is) && !self.folder.path().join(name).exists()
         };
         let path = |name: &str| self.folder.path().join(name);
-        for name in ["notes.txt", "lines.txt", "poems.txt", "shakespeare.txt", "plays.html"] {
+        let long =
+            ["notes.txt", "lines.txt", "poems.txt", "shakespeare.txt", "plays.html"].map(|name| (name, TEXT));
+        let short = [("prompt.txt", "O Romeo, Romeo\n"), ("prompts.txt", "O Romeo\nTo be, or not to be\n")];
+        for (name, text) in long.into_iter().chain(short) {
             if named(name) {
-                std::fs::write(path(name), TEXT)?;
+                std::fs::write(path(name), text)?;
             }
-        }
-        if named("prompts.txt") {
-            std::fs::write(path("prompts.txt"), "O Romeo\nTo be, or not to be\n")?;
         }
         for (name, field) in [("prompts.jsonl", "text"), ("stories.jsonl", "story")] {
             if named(name) {
                 std::fs::write(path(name), format!("{{\"{field}\": \"O Romeo, Romeo\"}}\n").repeat(2))?;
             }
-        }
-        if named("prompt.txt") {
-            std::fs::write(path("prompt.txt"), "O Romeo, Romeo\n")?;
         }
         if named("chats.jsonl") {
             let line = |i| format!("{{\"prompt\": \"O {i}\", \"completion\": \" Romeo {i}\"}}\n");
@@ -371,10 +360,7 @@ fn every_example_of_the_help_runs() -> Result {
 
 #[test]
 fn every_example_of_the_pages_runs() -> Result {
-    let mut blocks = vec![];
-    for page in pages()? {
-        of_page(&page, &mut blocks)?;
-    }
+    let blocks = of_pages()?;
     let lines: usize = blocks.iter().map(|block| block.lines.len()).sum();
     assert!(lines > 40, "{lines} examples");
     run(&blocks)
@@ -382,11 +368,8 @@ fn every_example_of_the_pages_runs() -> Result {
 
 #[test]
 fn no_replacement_is_left_over() -> Result {
-    let mut blocks = vec![];
+    let mut blocks = of_pages()?;
     of_help(&[], &mut blocks)?;
-    for page in pages()? {
-        of_page(&page, &mut blocks)?;
-    }
     let all = blocks.iter().flat_map(|block| &block.lines).map(|line| format!("{} ", without_comment(line)));
     let all: Vec<String> = all.collect();
     for (from, ..) in REPLACED {

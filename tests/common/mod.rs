@@ -18,6 +18,11 @@ pub(crate) fn reference(case: &str) -> Result<HashMap<String, Tensor>> {
     Ok(candle_core::safetensors::load(data(case).join("reference.safetensors"), &Device::Cpu)?)
 }
 
+/// What TransformerLens computed with the model in `tests/data/circuits`.
+pub(crate) fn of_transformer_lens(file: &str) -> Result<HashMap<String, Tensor>> {
+    Ok(candle_core::safetensors::load(data("circuits").join(file), &Device::Cpu)?)
+}
+
 /// `max |got - expected| / max |expected|`, in f64.
 pub(crate) fn relative_error(got: &Tensor, expected: &Tensor) -> Result<f64> {
     if got.dims() != expected.dims() {

@@ -5,13 +5,23 @@ use crate::models::{load, random_model};
 use candle_core::{DType, Device, Tensor};
 use candle_fused::Implementation;
 use gpt2_model::mask::{left_padding, position_ids};
-use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, KvCache, init};
+use gpt2_model::{CacheDType, Config, ForwardArgs, Gpt2LMHeadModel, KvCache, init};
 
 const TOLERANCE: f64 = 1e-5;
 
 pub(crate) fn in_chunks(model: &Gpt2LMHeadModel, ids: &Tensor, chunks: &[usize]) -> Result<Tensor> {
+    in_chunks_of(DType::F32, model, ids, chunks)
+}
+
+/// The logits of `ids` in chunks over a cache of this dtype.
+pub(crate) fn in_chunks_of(
+    dtype: impl Into<CacheDType>,
+    model: &Gpt2LMHeadModel,
+    ids: &Tensor,
+    chunks: &[usize],
+) -> Result<Tensor> {
     let (b, t) = ids.dims2()?;
-    let mut cache = KvCache::new(model.config(), b, t, DType::F32, &Device::Cpu)?;
+    let mut cache = KvCache::new(model.config(), b, t, dtype, &Device::Cpu)?;
     let mut logits = vec![];
     let mut start = 0;
     for &len in chunks {

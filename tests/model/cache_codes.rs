@@ -1,5 +1,6 @@
 //! A cache of keys and values in 8 bits: what it holds is what attention reads, whatever the passes.
 
+use crate::cache::in_chunks_of;
 use crate::common::{Result, assert_close, reference, some_ids};
 use crate::gradients::trainable;
 use crate::models::{load, random_model};
@@ -19,17 +20,8 @@ fn cache(model: &Gpt2LMHeadModel, batch: usize, capacity: usize) -> candle_core:
     KvCache::new(model.config(), batch, capacity, Q8, &Device::Cpu)
 }
 
-/// The logits of `ids` in chunks over a cache of 8 bits.
 fn in_chunks(model: &Gpt2LMHeadModel, ids: &Tensor, chunks: &[usize]) -> Result<Tensor> {
-    let mut cache = cache(model, ids.dim(0)?, ids.dim(1)?)?;
-    let mut logits = vec![];
-    let mut start = 0;
-    for &len in chunks {
-        let args = ForwardArgs { cache: Some(&mut cache), ..Default::default() };
-        logits.push(model.forward(&ids.narrow(1, start, len)?, args)?.logits);
-        start += len;
-    }
-    Ok(Tensor::cat(&logits, 1)?)
+    in_chunks_of(Q8, model, ids, chunks)
 }
 
 /// A pass without a cache whose hooks round keys and values as the cache does.

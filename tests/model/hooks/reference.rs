@@ -1,9 +1,9 @@
 //! Every hook point and intervention, compared in f64 with TransformerLens 2.18 and 4.3 (tests/data/circuits).
 
 use super::hooked;
-use crate::common::{Result, data, relative_error};
+use crate::common::{Result, assert_close, of_transformer_lens as reference, relative_error};
 use crate::models::load;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use gpt2_model::hooks::{Head, Hooks, Intervention, Interventions, Patch, Place, Point, Recorder};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel, MeanOver};
 use std::collections::HashMap;
@@ -13,20 +13,8 @@ const TOLERANCE: f64 = 1e-13;
 
 type Tensors = HashMap<String, Tensor>;
 
-fn reference(file: &str) -> Result<Tensors> {
-    Ok(candle_core::safetensors::load(data("circuits").join(file), &Device::Cpu)?)
-}
-
 fn model() -> Result<Gpt2LMHeadModel> {
     load("circuits/model", DType::F64)
-}
-
-#[track_caller]
-fn assert_close(what: &str, got: &Tensor, expected: &Tensor) -> Result {
-    assert_eq!(got.dims(), expected.dims(), "{what}");
-    let error = relative_error(got, expected)?;
-    assert!(error < TOLERANCE, "{what}: {error:e}");
-    Ok(())
 }
 
 /// The reference writes -1e30 for the -inf of a hidden key.
@@ -69,12 +57,13 @@ fn every_point_has_transformer_lens_value_in_both_spellings() -> Result {
         if matches!(point, Point::PosEmbed) {
             got = got.broadcast_as(expected.shape())?.contiguous()?;
         }
-        assert_close(key, &got, expected)?;
+        assert_close(key, &got, expected, TOLERANCE);
         *seen.entry(point).or_insert(0) += 1;
     }
     let missing: Vec<_> = Point::of_model(3).filter(|point| !seen.contains_key(point)).collect();
     assert!(missing.is_empty(), "no reference for {missing:?}");
-    assert_close("logits", &recorder.value(Point::Logits)?, &expected["logits"])
+    assert_close("logits", &recorder.value(Point::Logits)?, &expected["logits"], TOLERANCE);
+    Ok(())
 }
 
 /// The value at `point` in a run over `ids`.
@@ -144,11 +133,11 @@ fn every_intervention_gives_transformer_lens_logits() -> Result {
     let expected = reference("interventions.safetensors")?;
     let ids = &expected["ids/clean"];
     let plain = &expected["plain"];
-    assert_close("plain", &model.forward(ids, ForwardArgs::default())?.logits, plain)?;
+    assert_close("plain", &model.forward(ids, ForwardArgs::default())?.logits, plain, TOLERANCE);
     let mut count = 0;
     for (key, logits) in &expected {
         let Some(changes) = intervention(&model, &expected, key)? else { continue };
-        assert_close(key, &model.forward(ids, hooked(&changes))?.logits, logits)?;
+        assert_close(key, &model.forward(ids, hooked(&changes))?.logits, logits, TOLERANCE);
         assert!(relative_error(logits, plain)? > 1e-4, "{key} changes nothing");
         count += 1;
     }
@@ -179,7 +168,7 @@ fn replacing_what_a_head_reads_is_the_same_as_replacing_what_it_computes_from_it
             Tensor::cat(&[mine.narrow(2, 0, 1)?, theirs.narrow(2, 1, 1)?, mine.narrow(2, 2, 1)?], 2)?;
         let swap_output = gpt2_model::hooks::on([output], |_, _| Ok(Some(mixed_output.clone())));
         let logits = |hooks: &dyn Hooks| -> Result<Tensor> { Ok(model.forward(ids, hooked(hooks))?.logits) };
-        assert_close(&format!("part {part}"), &logits(&swap_input)?, &logits(&swap_output)?)?;
+        assert_close(&format!("part {part}"), &logits(&swap_input)?, &logits(&swap_output)?, TOLERANCE);
         assert!(
             relative_error(&logits(&swap_input)?, &expected["logits"])? > 1e-4,
             "part {part} changes nothing"

@@ -3,7 +3,7 @@
 //! The name is the original's (a convolution of width 1); the layout is the transpose of PyTorch's
 //! `Linear`. `c_proj` is square, so a transposed weight would load without an error.
 
-use super::linear::{Activation, Epilogue, Layer, Linear, LinearLayer, Weight, WeightLayout};
+use super::linear::{Epilogue, Layer, Linear, LinearLayer, Weight, WeightLayout};
 use super::low_rank_update::Update;
 use super::parameters::Visitor;
 use super::updates_of_layer::Updates;
@@ -120,28 +120,6 @@ impl Conv1D {
         self.layer.get().bias()
     }
 
-    /// `residual + x·W + b`.
-    ///
-    /// # Shapes
-    /// `residual` (.., out), `x` (.., in) -> (.., out)
-    ///
-    /// # Errors
-    /// When a shape does not fit.
-    pub fn forward_onto(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
-        self.run(x, Epilogue::Residual(residual), None)
-    }
-
-    /// GELU (tanh form) of `x·W + b`.
-    ///
-    /// # Shapes
-    /// `x` (.., in) -> (.., out)
-    ///
-    /// # Errors
-    /// When a shape does not fit.
-    pub fn forward_gelu(&self, x: &Tensor) -> Result<Tensor> {
-        self.run(x, Epilogue::Activation(Activation::GeluTanh), None)
-    }
-
     /// `x·W + b`, then `epilogue`, with the layer's own dropout in a training pass: (.., in) -> (.., out)
     pub(crate) fn run(&self, x: &Tensor, epilogue: Epilogue, training: Option<Training>) -> Result<Tensor> {
         match &self.layer {
@@ -212,6 +190,7 @@ impl Module for Conv1D {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::linear::Activation;
     use candle_core::Device;
 
     #[test]
@@ -258,10 +237,12 @@ mod tests {
         let own = Conv1D::from_layer(Arc::new(Doubled(w, b)));
         let x = numbers((5, 3), 0.2)?;
         let residual = numbers((5, 4), 0.5)?;
+        let gelu = |of: &Conv1D| of.run(&x, Epilogue::Activation(Activation::GeluTanh), None);
+        let onto = |of: &Conv1D| of.run(&x, Epilogue::Residual(&residual), None);
         for (got, expected) in [
             (own.forward(&x)?, dense.forward(&x)?),
-            (own.forward_gelu(&x)?, dense.forward_gelu(&x)?),
-            (own.forward_onto(&residual, &x)?, dense.forward_onto(&residual, &x)?),
+            (gelu(&own)?, gelu(&dense)?),
+            (onto(&own)?, onto(&dense)?),
             (own.forward_columns(&x, 1..3)?, dense.forward_columns(&x, 1..3)?),
         ] {
             assert_eq!(got.dims(), expected.dims());

@@ -1,6 +1,6 @@
 """Runs a script as Python would, with stand-ins for packages that are not installed, so that all of it but those is read.
 
-    python scripts/tools/stand_ins.py SCRIPT [ARGUMENT...]
+    python scripts/stand_ins.py SCRIPT [ARGUMENT...]
 
 Everything of a stand-in is a stand-in: the script's own lines at the top of each file run, and so does its --help.
 """
