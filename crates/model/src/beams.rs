@@ -7,16 +7,17 @@ use crate::{ForwardArgs, Gpt2LMHeadModel, KvCache};
 use candle_core::{D, DType, Result, Tensor};
 use std::borrow::Cow;
 
-/// How to search. The fields have transformers' names and defaults.
+/// The options of beam search. The fields have transformers' names and defaults.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BeamSearch {
-    /// How many texts are continued at a time.
+    /// The number of texts that are continued in parallel.
     pub num_beams: usize,
     /// A text's score is its log-probability divided by `tokens ^ length_penalty`: above 0 prefers long texts.
     pub length_penalty: f64,
     /// Stop as soon as `num_beams` texts have ended, rather than when no running text seems able to surpass them.
     pub early_stopping: bool,
-    /// As in [`Sampling`](crate::Sampling), on log-probabilities: above 1, tokens of the text become less probable.
+    /// The penalty of [`Sampling`](crate::Sampling), applied to log-probabilities: above 1, tokens that are already in
+    /// the text become less probable.
     pub repetition_penalty: f64,
 }
 

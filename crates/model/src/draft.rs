@@ -98,14 +98,14 @@ impl Draft for ModelDraft {
     }
 }
 
-/// How a draft fared.
+/// Statistics of a draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Drafted {
     /// The passes of the model after the one over the prompt.
     pub passes: usize,
     /// The tokens that the draft proposed.
     pub proposed: usize,
-    /// Those of them that became part of the text.
+    /// The proposed tokens that became part of the text.
     pub accepted: usize,
 }
 

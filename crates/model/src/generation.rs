@@ -151,7 +151,7 @@ impl<'a> Generation<'a> {
     /// that turn out wrong, and a hook that replaces values may round otherwise than alone.
     ///
     /// # Errors
-    /// As [`check_draft`](Self::check_draft).
+    /// Returns the errors of [`check_draft`](Self::check_draft).
     pub fn with_draft(self, draft: impl Draft + 'a) -> Result<Self> {
         self.check_draft()?;
         let checks = Checks { draft: Box::new(draft), found: VecDeque::new(), drafted: Drafted::default() };
@@ -183,7 +183,7 @@ impl<'a> Generation<'a> {
         candle_core::bail!("no draft can guess here: {cause}")
     }
 
-    /// How the draft fared so far, if there is one.
+    /// Statistics of the draft so far, if there is one.
     #[must_use]
     pub fn drafted(&self) -> Option<Drafted> {
         self.checks.as_ref().map(|checks| checks.drafted)

@@ -39,11 +39,12 @@ impl Gpt2LMHeadModel {
         Self::load_with(vb, config, &|_, _| Ok(None))
     }
 
-    /// Like [`load`](Self::load), with those weights that `weights` gives; everything else comes from `vb`, in the dtype of the
-    /// activations. Frozen weights need activations in f32 or in their own half.
+    /// Like [`load`](Self::load), but the weights that `weights` gives replace those of `vb`. Everything else comes from
+    /// `vb`, in the dtype of the activations. Frozen weights need activations in f32 or in their own half-precision
+    /// dtype.
     ///
     /// # Errors
-    /// As above, and those of `weights`.
+    /// Returns the errors of [`load`](Self::load) and of `weights`.
     pub fn load_with(vb: VarBuilder, config: &Config, weights: &WeightSource) -> Result<Self> {
         config.validate()?;
         let prefixed = vb.pp(PREFIX.trim_end_matches('.'));
@@ -72,8 +73,8 @@ impl Gpt2LMHeadModel {
         Ok(Self { transformer, lm_head: LmHead::from_weight(head) })
     }
 
-    /// The same model with every linear layer and the tables of tokens quantized; biases, layer norms and positions stay as
-    /// they are. The model is in f32 on the CPU.
+    /// Quantizes every linear layer, the token embedding and the output projection; biases, layer norms and position
+    /// embeddings stay as they are. The model computes in f32 on the CPU.
     ///
     /// # Errors
     /// When the model is not in f32 on the CPU, or blocks of the format do not divide the inputs of a layer.
@@ -103,7 +104,7 @@ impl Gpt2LMHeadModel {
         Ok(self)
     }
 
-    /// The same model with another rate of dropout in training: on embeddings, attention weights and residuals.
+    /// Sets the rate of dropout in training, on embeddings, attention weights and residuals.
     #[must_use]
     pub fn with_dropout(mut self, rate: f64) -> Self {
         self.transformer.set_dropout(rate);
@@ -144,7 +145,7 @@ impl Gpt2LMHeadModel {
     /// `input_ids` (B, T), any integer dtype -> see [`ModelOutput`]
     ///
     /// # Errors
-    /// Those of [`forward`](Self::forward).
+    /// Returns the errors of [`forward`](Self::forward).
     pub fn transform(&self, input_ids: &Tensor, args: ForwardArgs) -> Result<ModelOutput> {
         if args.hooks.is_some_and(|hooks| hooks.wants(Point::Logits)) {
             return Ok(self.forward(input_ids, args)?.transformer);

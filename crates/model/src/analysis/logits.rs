@@ -1,13 +1,13 @@
-//! Where logits come from: the logit lens, and what each part of the model adds to a logit on its own.
+//! Explains logits: the logit lens, and direct logit attribution, the share of each part of the model in a logit.
 
 use super::metric::{Metric, wide};
 use crate::hooks::{Chain, Hooks, Point, Recorder};
 use crate::{Block, ForwardArgs, Gpt2LMHeadModel, HeadWeights};
 use candle_core::{DType, Device, Module, Result, Tensor};
 
-/// What the model would predict after each block: the logit lens (nostalgebraist 2020, "interpreting GPT: the logit lens").
-/// The logits of one position, read from the residual stream before the first block and after each block by applying
-/// `ln_f` and `lm_head` directly. `hooks` act in the run. The last row holds the model's own logits.
+/// The logit lens (nostalgebraist 2020, "interpreting GPT: the logit lens"): the logits of one position, read from the
+/// residual stream before the first block and after each block by applying `ln_f` and `lm_head` directly. `hooks` act
+/// in the run. The last row holds the model's own logits.
 ///
 /// # Shapes
 /// `input_ids` (B, T), `position` below T -> (L + 1, B, V)
@@ -37,36 +37,39 @@ pub fn logit_lens(
     model.lm_head.forward(&rows)
 }
 
-/// What counts as a head's share.
+/// The convention of direct logit attribution: whether the unembedding is centered, and where value biases count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Centering {
-    /// As in TransformerLens: the unembedding less its mean over the vocabulary, because adding the same to all logits changes no
-    /// probability; and a head's constant part, which its value biases add whatever it attends to, counts with the biases.
+    /// TransformerLens' convention. The unembedding is centered over the vocabulary, because adding one number to all
+    /// logits changes no probability. A head's value biases add a constant whatever the head attends to, so their share
+    /// counts with the biases.
     #[default]
     Centered,
-    /// The checkpoint's unembedding, and heads with their value biases: shares of the logit itself.
+    /// The checkpoint's own unembedding, and value biases count with their heads: the shares sum to the logit itself.
     Raw,
 }
 
-/// What each part adds to a logit or a difference of logits at the end of a text. All shares sum to [`total`](Self::total).
+/// The share of each part of the model in a logit, or in a difference of logits, at the end of a text. All shares sum
+/// to [`total`](Self::total).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct DirectAttribution {
-    /// Of each head, f64 (L, H).
+    /// The share of each head, f64 (L, H).
     pub heads: Tensor,
-    /// Of the biases of each attention block, f64 (L).
+    /// The share of the biases of each attention block, f64 (L).
     pub attention_biases: Tensor,
-    /// Of each MLP with its bias, f64 (L).
+    /// The share of each MLP with its bias, f64 (L).
     pub mlps: Tensor,
-    /// Of the last token's embedding.
+    /// The share of the last token's embedding.
     pub embed: f64,
-    /// Of its position's embedding.
+    /// The share of the last position's embedding.
     pub pos_embed: f64,
-    /// Of `ln_f`'s β.
+    /// The share of `ln_f`'s β.
     pub final_bias: f64,
-    /// Of what hooks change in the residual stream itself, as added vectors and patched streams do.
+    /// The share of the changes that hooks make to the residual stream itself, such as added vectors and patched
+    /// streams.
     pub interventions: f64,
-    /// The logit or the difference of logits that the model returns; less the mean logit if a single logit is centered.
+    /// The logit or the difference of logits that the model returns, less the mean logit if a single logit is centered.
     pub total: f64,
 }
 
@@ -82,9 +85,9 @@ impl DirectAttribution {
     }
 }
 
-/// How much each part of the model contributes directly to a logit, or to a difference of two, after the text: direct logit
-/// attribution (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; nostalgebraist 2020, the logit
-/// lens).
+/// Direct logit attribution (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; nostalgebraist
+/// 2020, the logit lens): the direct contribution of each part of the model to a logit after the text, or to a
+/// difference of two.
 ///
 /// A logit is linear in the residual stream once `ln_f`'s deviation σ is fixed at its value in this run. A part that adds `o` to
 /// the stream at the last position has the share `((o - mean(o)) / σ · γ) · u`, with `u` the token's row of `lm_head`,

@@ -1,4 +1,4 @@
-//! How well a model predicts texts, and how far the predictions of two models lie apart.
+//! Measures how well a model predicts texts, and how far the predictions of two models diverge.
 
 use crate::hooks::Hooks;
 use crate::{ForwardArgs, Gpt2LMHeadModel};
@@ -6,7 +6,7 @@ use candle_core::{D, DType, Module, Result, Tensor};
 use candle_fused::attention::Summary;
 use candle_nn::ops::log_softmax;
 
-/// How surprising the tokens of some texts are.
+/// The surprise of the tokens of some texts.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Surprises {
@@ -73,7 +73,7 @@ pub struct Comparison {
     pub surprise: [f64; 2],
     /// The divergence of the second model's distribution from the first's, in nats.
     pub divergence: f64,
-    /// How often both find the same token the most probable.
+    /// The number of tokens for which both models rank the same token first.
     pub agreeing: usize,
     /// The largest difference between two logits.
     pub largest_difference: f64,

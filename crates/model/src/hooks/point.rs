@@ -47,19 +47,19 @@ pub enum Point {
     /// The new positions' values, before they go into the cache, (B, T, key heads, D).
     V(usize),
     /// The scaled scores of all heads before the softmax, (B, H, T, S), in f32 or wider, with -inf where a key is hidden.
-    /// As with [`Self::Pattern`], the model computes them in addition to the fused kernel; a replacement replaces the
+    /// Like [`Self::Pattern`], the scores are computed in addition to the fused kernel. A replacement replaces the
     /// weights, and so the context, without dropout of the weights in training.
     Scores(usize),
-    /// The attention weights of all heads, (B, H, T, S), in f32 or wider. A hook that wants this point makes the
-    /// model compute all weights in addition to the fused kernel; replacing them replaces the context. Weights
-    /// asked for as data are those before the replacement.
+    /// The attention weights of all heads, (B, H, T, S), in f32 or wider. If a hook wants this point, the model
+    /// computes all weights in addition to the fused kernel; replacing them replaces the context. Weights that a caller
+    /// requests as outputs are those before the replacement.
     Pattern(usize),
     /// Each head's context, before `c_proj`, (B, T, H, D).
     Z(usize),
-    /// What each head adds to the residual stream, (B, T, H, C); the layer adds their sum and `c_proj`'s bias. Computed
-    /// only if a hook wants it; it takes H times the memory of the stream.
+    /// Each head's contribution to the residual stream, (B, T, H, C); the layer adds their sum and `c_proj`'s bias.
+    /// Computed only if a hook wants it; it takes H times the memory of the stream.
     Result(usize),
-    /// What attention adds to the residual stream, (B, T, C).
+    /// Attention's output, which is added to the residual stream, (B, T, C).
     AttnOut(usize),
     /// The residual stream between attention and MLP, (B, T, C).
     ResidMid(usize),
@@ -76,7 +76,7 @@ pub enum Point {
     MlpPre(usize),
     /// The MLP's neurons, after the activation function, (B, T, `n_inner`).
     MlpPost(usize),
-    /// What the MLP adds to the residual stream, (B, T, C).
+    /// The MLP's output, which is added to the residual stream, (B, T, C).
     MlpOut(usize),
     /// The residual stream after a block, (B, T, C).
     ResidPost(usize),
@@ -204,7 +204,7 @@ impl Point {
         }
     }
 
-    /// How many numbers a position's value has, all heads together; `None` where that is no vector, or not of one length.
+    /// The width of a position's value, all heads together, at the points that a dictionary can read; `None` elsewhere.
     #[must_use]
     pub fn width(&self, config: &Config) -> Option<usize> {
         match self {
@@ -219,7 +219,7 @@ impl Point {
     /// Refuses a model whose value here is not a vector of `width` numbers for each position, all heads together.
     ///
     /// # Errors
-    /// As it says, or when the model has no such layer.
+    /// When the widths differ, dictionaries cannot read this point, or the model has no such layer.
     pub fn check_width(&self, width: usize, config: &Config) -> candle_core::Result<()> {
         if let Some(layer) = self.layer().filter(|&layer| layer >= config.n_layer) {
             candle_core::bail!(

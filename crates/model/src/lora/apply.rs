@@ -8,8 +8,9 @@ use crate::{Block, Conv1D, Embedding, Gpt2LMHeadModel, Implementation, LayerNorm
 use candle_core::{Result, Tensor};
 
 impl Gpt2LMHeadModel {
-    /// The same model with an adapter of this name, `weight` times as strong. The model's own layers stay behind it, shared
-    /// with clones of the model. The adapter's numbers become the model's dtype: an adapter that learns needs a model in its own.
+    /// Adds an adapter under this name, `weight` times as strong. The model's own layers stay below it, shared with
+    /// clones of the model. The adapter's numbers are converted to the model's dtype, so an adapter that learns needs a
+    /// model in its own dtype.
     ///
     /// # Errors
     /// When the adapter does not fit the model, the model has one of that name, or an adapter that replaces parameters has
@@ -45,7 +46,7 @@ impl Gpt2LMHeadModel {
         Ok(self)
     }
 
-    /// The same model without its adapters. Parameters that one replaced stay replaced.
+    /// Removes the adapters. Parameters that an adapter replaced stay replaced.
     #[must_use]
     pub fn without_adapters(mut self) -> Self {
         for layer in self.transformer.h.iter_mut().flat_map(Block::linear_layers_mut).map(|(_, layer)| layer)
@@ -55,8 +56,8 @@ impl Gpt2LMHeadModel {
         self
     }
 
-    /// The same model with its adapters added to its weights: plain layers, which cost what they cost without an adapter
-    /// and can be saved as a checkpoint.
+    /// Merges the adapters into the weights. The layers are plain again: they are as fast as without an adapter, and
+    /// can be saved as a checkpoint.
     ///
     /// # Errors
     /// When an adapted weight is quantized.
