@@ -11,7 +11,7 @@ use gpt2_model::finite::all_finite;
 use half::{bf16, f16};
 use std::path::Path;
 
-/// What to save, and how.
+/// Options for saving a model.
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct SaveOptions {
@@ -23,13 +23,13 @@ pub struct SaveOptions {
 }
 
 impl SaveOptions {
-    /// The same with this dtype in the file.
+    /// Sets the dtype in the file.
     #[must_use]
     pub fn with_dtype(self, dtype: impl Into<Option<DType>>) -> Self {
         Self { dtype: dtype.into(), ..self }
     }
 
-    /// The same with the causal triangles, or without them.
+    /// Sets whether to save the causal triangles.
     #[must_use]
     pub fn with_buffers(self, buffers: bool) -> Self {
         Self { buffers, ..self }

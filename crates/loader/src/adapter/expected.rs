@@ -1,5 +1,5 @@
-//! What the config of an adapter calls for, given the config of the model, by PEFT's rules for names; and [`AdapterAudit`]:
-//! how the adapter's tensors differ from that.
+//! The layers and tensors that an adapter's config calls for, given the model's config, by PEFT's rules for names; and
+//! [`AdapterAudit`], which compares the adapter's tensors with these.
 
 use super::config::{AdapterConfig, Names, Patterns};
 use crate::audit::Mismatch;
@@ -153,7 +153,7 @@ fn compiled(field: &str, pattern: &str) -> Result<Regex, String> {
     Regex::new(pattern).map_err(|e| format!("{field}: {e}"))
 }
 
-/// How an adapter differs from what its config calls for in a model.
+/// The differences between an adapter's tensors and those that its config calls for in a model.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[non_exhaustive]
 pub struct AdapterAudit {

@@ -13,7 +13,7 @@ use tokenizers::{Decoder as _, Model, ModelWrapper, OffsetReferential, OffsetTyp
 /// microseconds.
 const MOST_BYTES: usize = 1 << 20;
 
-/// How the vocabulary spells a text.
+/// The way a vocabulary spells text.
 #[derive(Debug, Clone)]
 pub(super) struct Spelling {
     /// Whether no character is ever dropped.
@@ -52,7 +52,7 @@ impl Spelling {
         Self { whole, longest: Some(longest).filter(|_| whole), ..Self::of_bytes(longest) }
     }
 
-    /// The same with one more token, which stands for its own text.
+    /// Adds a token, which stands for its own text.
     pub(super) fn with_token(self, token: &str) -> Self {
         Self { longest: self.longest.map(|longest| longest.max(token.len())), ..self }
     }
@@ -168,7 +168,7 @@ pub(super) fn letters() -> Vec<char> {
     (0..=u8::MAX).filter_map(|byte| own(byte).or_else(|| others.next())).collect()
 }
 
-/// How many characters a message shows.
+/// The number of characters that a message shows.
 const SHOWN: usize = 10;
 
 /// Characters of a text that a vocabulary cannot spell, in order of first appearance, and how often each occurs.
@@ -188,7 +188,7 @@ impl Unspellable {
         &self.0
     }
 
-    /// How many characters of the text these are in total.
+    /// The number of times that these characters occur in the text, in total.
     #[must_use]
     pub fn total(&self) -> usize {
         self.0.iter().map(|(_, count)| count).sum()
