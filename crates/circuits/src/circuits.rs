@@ -6,12 +6,12 @@ use gpt2_model::hooks::Head;
 use gpt2_model::{Block, Gpt2LMHeadModel, HeadWeights, LayerNorm};
 use std::sync::OnceLock;
 
-/// What a head does with a token.
+/// One of the two circuits of a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Circuit {
-    /// Where it attends: the score of each key's token for each query's token.
+    /// Attention: the score of each key's token for each query's token.
     Qk,
-    /// What it writes: the change of each token's logit when it attends to a token.
+    /// Output: the change of each token's logit when the head attends to a token.
     Ov,
 }
 

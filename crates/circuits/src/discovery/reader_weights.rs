@@ -8,12 +8,12 @@ use gpt2_model::{Block, Gpt2LMHeadModel, HeadWeights};
 #[derive(Debug)]
 pub(super) struct ReaderWeights {
     parts: [Tensor; 3],
-    /// What queries and keys have without the stream: their biases and what they read of `ln_1`'s β, (H, D) each.
+    /// The constant part of queries and keys, (H, D) each: their biases, and their weights applied to `ln_1`'s β.
     biases: [Tensor; 2],
 }
 
 impl ReaderWeights {
-    /// Those of each layer.
+    /// The weights of all layers.
     pub(super) fn of(model: &Gpt2LMHeadModel) -> Result<Vec<Self>> {
         model.transformer.h.iter().map(|block| Self::of_block(block, model)).collect()
     }

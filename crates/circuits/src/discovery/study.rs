@@ -170,7 +170,7 @@ impl<'a> Study<'a> {
         }))
     }
 
-    /// What each writer adds in a run over `ids` (B, T).
+    /// Each writer's output in a run over `ids` (B, T).
     pub(super) fn written(&self, ids: &Tensor) -> Result<Written> {
         Written::record(self.graph, |hooks| self.logits(ids, hooks).map(drop))
     }
@@ -180,7 +180,7 @@ impl<'a> Study<'a> {
         self.logits_between(ids, &Chain(&[]), hooks)
     }
 
-    /// The same with hooks before and after them.
+    /// The last position's logits, (B, 1, V), with hooks before and after the study's own.
     pub(super) fn logits_between(
         &self,
         ids: &Tensor,

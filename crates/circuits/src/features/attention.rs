@@ -12,7 +12,7 @@ use gpt2_model::hooks::{Head, Hooks, Point};
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct AttentionPairs {
-    /// How much of its attention the query gives to the key.
+    /// The attention weight of the query for the key.
     pub weight: f64,
     /// The score, which is the sum of the pairs' scores.
     pub score: f64,
@@ -29,7 +29,7 @@ pub struct PartPair {
     pub query: Option<Fired>,
     /// The feature at the key's position.
     pub key: Option<Fired>,
-    /// What the pair adds to the score.
+    /// The pair's share of the score.
     pub score: f64,
 }
 
@@ -136,7 +136,7 @@ impl Features {
         Ok(AttentionPairs { weight: pair(&found[5])?, score, pairs })
     }
 
-    /// What each feature that fires at a position adds to the value, (fired, d out) in f64.
+    /// The contribution to the value of each feature that fires at a position, (fired, d out) in f64.
     fn added(&self, code: &Code, position: usize) -> Result<Tensor> {
         let fired = code.row(position);
         let ids: Vec<u32> = fired.iter().map(|one| one.feature).collect();
