@@ -47,7 +47,7 @@ impl Circuits {
     /// When a layer cannot produce a dense weight, or a weight is NaN or infinite.
     pub fn new(model: &Gpt2LMHeadModel) -> Result<Self> {
         let transformer = &model.transformer;
-        let dtype = if transformer.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let dtype = if model.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
         let of_layer = |(layer, block): (usize, &Block)| -> Result<Vec<Matrices>> {
             let heads =
                 block.attn.head_weights()?.into_iter().map(|head| matrices(&head, &block.ln_1, dtype));

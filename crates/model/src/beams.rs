@@ -71,11 +71,11 @@ impl BeamSearch {
         let ends = config.eos_token_id.as_ref().map_or(0, |ids| ids.as_slice().len());
         // Enough to go on even if the most probable ones end.
         let considered = self.num_beams.saturating_mul((1 + ends).max(2));
-        let dtype = model.transformer.dtype();
-        let device = model.transformer.wte.device();
+        let dtype = model.dtype();
+        let device = model.device();
 
         let mut cache = KvCache::new(config, 1, capacity, dtype, device)?;
-        let mut input = Tensor::new(prompt, device)?.unsqueeze(0)?; // (beams, T)
+        let mut input = model.ids(prompt)?; // (beams, T)
         let mut beams = vec![Beam { ids: vec![], log_probability: 0.0 }];
         let mut found: Vec<Hypothesis> = vec![];
         for length in 1..=max_new_tokens {

@@ -63,8 +63,8 @@ impl ModelDraft {
     /// # Errors
     /// When the device cannot allocate the cache.
     pub fn new(model: Gpt2LMHeadModel) -> Result<Self> {
-        let dtype = model.transformer.dtype();
-        let device = model.transformer.wte.device();
+        let dtype = model.dtype();
+        let device = model.device();
         let cache = KvCache::new(model.config(), 1, model.config().n_positions, dtype, device)?;
         Ok(Self { model, cache, read: vec![] })
     }
@@ -83,7 +83,7 @@ impl Draft for ModelDraft {
         self.cache.truncate(self.read.len());
         let mut guess = text.to_vec();
         while guess.len() - text.len() < count && guess.len() <= self.cache.capacity() {
-            let input = Tensor::new(&guess[self.read.len()..], self.model.transformer.wte.device())?;
+            let input = Tensor::new(&guess[self.read.len()..], self.model.device())?;
             let args = ForwardArgs {
                 cache: Some(&mut self.cache),
                 last_logits_only: true,

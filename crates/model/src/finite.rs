@@ -79,7 +79,7 @@ impl Gpt2LMHeadModel {
                 break;
             }
         }
-        Ok(Some(NotFinite { point, parameter: damaged, dtype: self.transformer.dtype() }))
+        Ok(Some(NotFinite { point, parameter: damaged, dtype: self.dtype() }))
     }
 }
 

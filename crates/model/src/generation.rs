@@ -82,8 +82,8 @@ impl<'a> Generation<'a> {
         }
         let width = lengths.iter().copied().max().unwrap_or(0);
         let capacity = room_for(model, width, max_new_tokens)?;
-        let device = model.transformer.wte.device();
-        let dtype = model.transformer.dtype();
+        let device = model.device();
+        let dtype = model.dtype();
         let padded: Vec<u32> = prompts
             .iter()
             .flat_map(|p| std::iter::repeat_n(0, width - p.len()).chain(p.iter().copied()))
@@ -130,12 +130,12 @@ impl<'a> Generation<'a> {
         }
         let model = self.model;
         let capacity = self.at.cache.capacity();
-        let of_model = model.transformer.dtype();
+        let of_model = model.dtype();
         if dtype == CacheDType::Q8_0 && of_model != DType::F32 {
             candle_core::bail!("a cache in q8_0 is for a model in f32, got one in {}", of_model.as_str())
         }
         let rows = self.at.texts.len();
-        let device = model.transformer.wte.device();
+        let device = model.device();
         let cache = KvCache::new(model.config(), rows, capacity, dtype, device)?;
         Ok(Self { at: Paused { cache, ..self.at }, ..self })
     }
@@ -164,16 +164,15 @@ impl<'a> Generation<'a> {
     /// For several prompts, and where a position's bits depend on the others of its pass: on a GPU, with eager attention, in
     /// f64, and in builds with `mkl` or `accelerate`.
     pub fn check_draft(&self) -> Result<()> {
-        let transformer = &self.model.transformer;
         let rows = self.at.texts.len();
-        let device = transformer.wte.device();
+        let device = self.model.device();
         let cause = if rows != 1 {
             format!("it guesses for one prompt, got {rows}")
         } else if !device.is_cpu() {
             "on a GPU the text could change; use the CPU".to_owned()
         } else if self.model.config().attn_implementation.on(device) != Implementation::Fused {
             "with eager attention the text could change; use fused attention".to_owned()
-        } else if transformer.dtype() == DType::F64 {
+        } else if self.model.dtype() == DType::F64 {
             "in f64 the text could change; use f32, f16 or bf16".to_owned()
         } else if cfg!(any(feature = "mkl", feature = "accelerate")) {
             "with MKL or Accelerate the text could change; build without them".to_owned()

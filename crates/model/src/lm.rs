@@ -9,7 +9,7 @@ use crate::model::embedding;
 use crate::parameters::{LM_HEAD, PREFIX, Visitor, WPE, WTE};
 use crate::training::TrainingBatch;
 use crate::{Config, Embedding, Gpt2Model, LmHead};
-use candle_core::{DType, Module, Result, Tensor};
+use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 
 /// Whether the two tables hold the same numbers.
@@ -79,8 +79,8 @@ impl Gpt2LMHeadModel {
     /// # Errors
     /// When the model is not in f32 on the CPU, or blocks of the format do not divide the inputs of a layer.
     pub fn quantize(mut self, format: BlockFormat) -> Result<Self> {
-        let dtype = self.transformer.dtype();
-        let device = self.transformer.wte.device();
+        let dtype = self.dtype();
+        let device = self.device();
         if dtype != DType::F32 || !device.is_cpu() {
             candle_core::bail!(
                 "quantized layers compute in f32 on the CPU, and this model is in {} on {:?}; load it in f32 on the CPU",
@@ -99,7 +99,7 @@ impl Gpt2LMHeadModel {
         let table = |table: Tensor| Weight::quantize(&table, WeightLayout::OutIn, format);
         let wte = table(self.transformer.wte.weight()?)?;
         let head = if tied { wte.clone() } else { table(self.lm_head.weight()?)? };
-        self.transformer.wte = Embedding::from_weight(wte, self.transformer.dtype());
+        self.transformer.wte = Embedding::from_weight(wte, self.dtype());
         self.lm_head = LmHead::from_weight(head);
         Ok(self)
     }
@@ -115,6 +115,29 @@ impl Gpt2LMHeadModel {
     #[must_use]
     pub fn config(&self) -> &Config {
         self.transformer.config()
+    }
+
+    /// The device of the weights.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        self.transformer.device()
+    }
+
+    /// The dtype of every activation between blocks. Weights may be held in another, see [`crate::linear::Weight`].
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.transformer.dtype()
+    }
+
+    /// Token ids as a batch of one text, on the model's device.
+    ///
+    /// # Shapes
+    /// `ids` of T tokens -> u32 (1, T)
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn ids(&self, ids: &[u32]) -> Result<Tensor> {
+        Tensor::new(ids, self.device())?.unsqueeze(0)
     }
 
     /// Whether `lm_head` and `wte` are one tensor.

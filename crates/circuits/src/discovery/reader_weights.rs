@@ -20,7 +20,7 @@ impl ReaderWeights {
 
     fn of_block(block: &Block, model: &Gpt2LMHeadModel) -> Result<Self> {
         let heads = block.attn.head_weights()?;
-        let dtype = candle_fused::accumulator(model.transformer.dtype());
+        let dtype = candle_fused::accumulator(model.dtype());
         let stacked = |of: fn(&HeadWeights) -> &Tensor| {
             let of_head = |head| folded(of(head), &block.ln_1)?.t();
             let all = heads.iter().map(of_head).collect::<Result<Vec<_>>>()?;

@@ -64,7 +64,7 @@ impl<'a> Study<'a> {
         }
         let of_a_position = graph.writer_count() * config.n_embd * 4;
         let positions = (BATCH_BYTES / of_a_position).clamp(1, POSITIONS);
-        let batches = Batch::of(pairs, positions, model.transformer.ln_f.weight.device())?;
+        let batches = Batch::of(pairs, positions, model.device())?;
         Ok(Self { model, graph, pairs, batches, hooks: None })
     }
 

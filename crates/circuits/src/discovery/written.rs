@@ -46,10 +46,9 @@ impl Written {
 
     /// Zeros, which serve any batch and length.
     pub(super) fn zeros(model: &Gpt2LMHeadModel, graph: Graph) -> Result<Self> {
-        let transformer = &model.transformer;
         let c = model.config().n_embd;
-        let dtype = candle_fused::accumulator(transformer.dtype());
-        let zeros = |shape: &[usize]| Tensor::zeros(shape, dtype, transformer.ln_f.weight.device());
+        let dtype = candle_fused::accumulator(model.dtype());
+        let zeros = |shape: &[usize]| Tensor::zeros(shape, dtype, model.device());
         let heads = zeros(&[1, 1, graph.heads(), c])?;
         let one = zeros(&[1, 1, c])?;
         let layers = graph.layers();

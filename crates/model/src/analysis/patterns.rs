@@ -154,7 +154,7 @@ pub fn head_scores(
     });
     let all: Vec<&dyn Hooks> = hooks.into_iter().chain([&reader as &dyn Hooks]).collect();
     for row in &texts.rows {
-        let ids = Tensor::new(row.as_slice(), model.wte.device())?.unsqueeze(0)?;
+        let ids = Tensor::new(row.as_slice(), model.device())?.unsqueeze(0)?;
         model.forward(&ids, ForwardArgs { hooks: Some(&Chain(&all)), ..Default::default() })?;
     }
     drop(reader);

@@ -36,7 +36,7 @@ pub fn surprises(
     let (Some(1..), Some(longest)) = (lengths().min(), lengths().max()) else {
         candle_core::bail!("surprises: expected texts of at least one token each")
     };
-    let device = model.transformer.wte.device();
+    let device = model.device();
     let filled =
         |ids: &&[u32]| ids.iter().copied().chain(std::iter::repeat_n(0, longest - ids.len())).collect();
     let rows: Vec<Vec<u32>> = texts.iter().map(filled).collect();

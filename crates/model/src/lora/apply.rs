@@ -27,8 +27,8 @@ impl Gpt2LMHeadModel {
         for (parameter, value) in &adapter.replaced {
             self.replace(parameter, value).map_err(|e| e.context(format!("adapter {name}")))?;
         }
-        let dtype = self.transformer.dtype();
-        let device = self.transformer.wte.device().clone();
+        let dtype = self.dtype();
+        let device = self.device().clone();
         let mut left: Vec<&str> = adapter.updates.keys().map(String::as_str).collect();
         for (i, block) in self.transformer.h.iter_mut().enumerate() {
             for (nth, (layer_name, layer)) in (0..).zip(block.linear_layers_mut()) {
@@ -96,7 +96,7 @@ impl Gpt2LMHeadModel {
         if parameter.shape != value.dims() {
             candle_core::bail!("{name} is {:?}, in the model {:?}", value.dims(), parameter.shape)
         }
-        let value = value.to_dtype(self.transformer.dtype())?.to_device(self.transformer.wte.device())?;
+        let value = value.to_dtype(self.dtype())?.to_device(self.device())?;
         let implementation = self.config().attn_implementation;
         match name {
             // A tied head keeps the model's own table, as in PEFT.
