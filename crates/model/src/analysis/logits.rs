@@ -110,17 +110,7 @@ pub fn direct_attribution(
     if b != 1 {
         candle_core::bail!("input_ids {:?}: expected one text of shape [1, T]", input_ids.dims())
     }
-    let blocks = &model.transformer.h;
-    let layers = 0..blocks.len();
-    let of_layer = |layer| {
-        let streams = [Point::ResidPre(layer), Point::ResidMid(layer), Point::ResidPost(layer)];
-        [Point::Z(layer), Point::AttnOut(layer), Point::MlpOut(layer)].into_iter().chain(streams)
-    };
-    let points = layers.clone().flat_map(of_layer);
-    let recorder =
-        Recorder::new(points.chain([Point::Embed, Point::PosEmbed, Point::LnFinalScale, Point::Logits]));
-    let all: Vec<&dyn Hooks> = hooks.into_iter().chain([&recorder as &dyn Hooks]).collect();
-    model.forward(input_ids, ForwardArgs { hooks: Some(&Chain(&all)), ..Default::default() })?;
+    let recorder = record_parts(model, input_ids, hooks)?;
     let last = |point: Point| -> Result<Tensor> {
         wide(&recorder.value(point)?.narrow(1, t - 1, 1)?.flatten_all()?) // (C), (H·D), (1) or (V)
     };
@@ -144,8 +134,8 @@ pub fn direct_attribution(
         changed = (&changed + (&found - expected)?)?;
         Ok(found)
     };
-    for layer in layers {
-        let attn = &blocks[layer].attn;
+    for (layer, block) in model.transformer.h.iter().enumerate() {
+        let attn = &block.attn;
         let attention = last(Point::AttnOut(layer))?;
         let mlp = last(Point::MlpOut(layer))?;
         stream = meet(&stream, Point::ResidPre(layer))?;
@@ -153,7 +143,7 @@ pub fn direct_attribution(
         stream = meet(&(stream + &mlp)?, Point::ResidPost(layer))?;
         let mut z = last(Point::Z(layer))?.reshape((attn.n_head(), 1, ()))?; // (H, 1, D)
         if centering == Centering::Centered {
-            let constants = Tensor::stack(&constant_values(&blocks[layer])?, 0)?; // (H, D)
+            let constants = Tensor::stack(&constant_values(block)?, 0)?; // (H, D)
             z = (z - constants.unsqueeze(1)?)?;
         }
         let w_o = wide(&attn.c_proj.weight()?)?.reshape((attn.n_head(), z.dim(2)?, ()))?; // (H, D, C)
@@ -179,6 +169,20 @@ pub fn direct_attribution(
         final_bias: (wide(&ln_f.bias)? * unembedding)?.sum_all()?.to_scalar()?,
         total,
     })
+}
+
+/// Runs the model and records the values that direct attribution needs.
+fn record_parts(model: &Gpt2LMHeadModel, input_ids: &Tensor, hooks: Option<&dyn Hooks>) -> Result<Recorder> {
+    let of_layer = |layer| {
+        let streams = [Point::ResidPre(layer), Point::ResidMid(layer), Point::ResidPost(layer)];
+        [Point::Z(layer), Point::AttnOut(layer), Point::MlpOut(layer)].into_iter().chain(streams)
+    };
+    let points = (0..model.transformer.h.len()).flat_map(of_layer);
+    let recorder =
+        Recorder::new(points.chain([Point::Embed, Point::PosEmbed, Point::LnFinalScale, Point::Logits]));
+    let all: Vec<&dyn Hooks> = hooks.into_iter().chain([&recorder as &dyn Hooks]).collect();
+    model.forward(input_ids, ForwardArgs { hooks: Some(&Chain(&all)), ..Default::default() })?;
+    Ok(recorder)
 }
 
 /// The part of each head's z that does not depend on what it attends to, as its weights sum to 1: `b_v + β·W_v` with β of the
