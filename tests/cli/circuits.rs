@@ -5,7 +5,7 @@ use crate::common::{Result, assert_close};
 use crate::errors::with_numbers;
 use crate::folder::{Folder, assert_says};
 use crate::models::load;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use gpt2_model::hooks::WeightRows;
 use gpt2_model::{ForwardArgs, Generation, Sampling};
 use serde_json::Value;
@@ -131,7 +131,7 @@ fn generated_text_leaves_a_row_of_weights_a_step() -> Result {
     let texts = generation.texts().to_vec();
     for (row, prompt) in prompts.iter().enumerate() {
         let t = prompt.len() + 5;
-        let input = Tensor::new(&texts[row][..t], &Device::Cpu)?.unsqueeze(0)?;
+        let input = model.ids(&texts[row][..t])?;
         let args = ForwardArgs { output_attentions: true, ..Default::default() };
         let expected = model.forward(&input, args)?.transformer.attentions;
         for (layer, expected) in expected.iter().enumerate() {

@@ -37,7 +37,7 @@ fn changes() -> Vec<Intervention> {
 fn changed(model: &Gpt2LMHeadModel, ids: &[u32]) -> Result<(Vec<f64>, Tensor)> {
     let changes = Interventions::new(changes(), model.config())?;
     let args = ForwardArgs { hooks: Some(&changes), output_attentions: true, ..Default::default() };
-    let output = model.forward(&Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?, args)?;
+    let output = model.forward(&model.ids(ids)?, args)?;
     let last = output.logits.squeeze(0)?.get(ids.len() - 1)?.to_dtype(DType::F64)?.to_vec1()?;
     Ok((log_softmax(&last), output.transformer.attentions[1].clone()))
 }
@@ -66,7 +66,7 @@ fn the_flags_do_what_the_library_does() -> Result {
 fn generate_keeps_them_and_takes_the_means_of_the_prompt() -> Result {
     let model = load("odd", DType::F32)?;
     let ids = some_ids()[..12].to_vec();
-    let input = Tensor::new(&ids[..], &Device::Cpu)?.unsqueeze(0)?;
+    let input = model.ids(&ids)?;
     let changes = Interventions::new(changes(), model.config())?.with_means_of(&model, &input)?;
     let mut generation =
         Generation::new(&model, std::slice::from_ref(&ids), Sampling::greedy(), 15)?.with_hooks(&changes);
@@ -132,7 +132,7 @@ fn bench_says_what_asking_costs() -> Result {
 fn patches_vectors_and_temperatures_do_what_the_library_does() -> Result {
     let model = load("odd", DType::F32)?;
     let ids = &some_ids()[..12];
-    let input = Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?;
+    let input = model.ids(ids)?;
     let folder = Folder::empty()?;
     let vector: Vec<f32> = (0..48u8).map(|i| f32::from(i % 7) - 3.0).collect();
     let vector = Tensor::new(vector, &Device::Cpu)?;

@@ -56,7 +56,7 @@ mod train_features;
 
 use crate::common::{Result, data};
 use crate::folder::assert_says;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
 use gpt2_loader::{Checkpoint, Source, Tokenizer};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 use serde_json::Value;
@@ -262,7 +262,7 @@ fn some_ids() -> Vec<u32> {
 
 /// Logits (T, V) in f64, computed by the library.
 fn logits(model: &Gpt2LMHeadModel, ids: &[u32]) -> Result<Vec<Vec<f64>>> {
-    let ids = Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?;
+    let ids = model.ids(ids)?;
     let logits = model.forward(&ids, ForwardArgs::default())?.logits.squeeze(0)?;
     Ok(logits.to_dtype(DType::F64)?.to_vec2()?)
 }

@@ -42,7 +42,7 @@ fn a_checkpoint_in_halves_has_the_bits_of_the_same_numbers_in_f32() -> Result {
             let wide = Folder::with_tensors(case, &wide)?.load()?;
             assert!(logit_bits(&halves)? == logit_bits(&wide)?, "{case}, {stored:?}: other logits");
             assert!(parameter_bits(&halves)? == parameter_bits(&wide)?, "{case}, {stored:?}");
-            assert_eq!(halves.transformer.dtype(), DType::F32, "activations");
+            assert_eq!(halves.dtype(), DType::F32, "activations");
             let parameters = halves.config().parameters()?;
             for (parameter, (name, values)) in parameters.iter().zip(halves.named_parameters()) {
                 let weight = matches!(

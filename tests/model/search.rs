@@ -2,14 +2,14 @@
 
 use crate::common::Result;
 use crate::models::random_model;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
 use gpt2_model::beams::BeamSearch;
 use gpt2_model::config::TokenIds;
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, LmHead, init};
 
 /// The log-probabilities of each token after `text`, in f64; those of its own tokens multiplied by the penalty.
 fn log_probabilities(model: &Gpt2LMHeadModel, text: &[u32], penalty: f64) -> Result<Vec<f64>> {
-    let input = Tensor::new(text, &Device::Cpu)?.unsqueeze(0)?;
+    let input = model.ids(text)?;
     let args = ForwardArgs { last_logits_only: true, ..Default::default() };
     let logits = model.forward(&input, args)?.logits.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
     let total = logits.iter().map(|x| x.exp()).sum::<f64>().ln();

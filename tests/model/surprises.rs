@@ -28,7 +28,7 @@ fn texts_that_run_together_are_as_surprising_as_each_alone() -> Result {
         let found = surprises(&model, &slices, with_summaries, Some(hooks))?;
         assert_eq!(found.summaries.len(), if with_summaries { 2 } else { 0 });
         for (ids, nats) in texts.iter().zip(&found.nats) {
-            let input = Tensor::new(&ids[..], &Device::Cpu)?.unsqueeze(0)?;
+            let input = model.ids(ids)?;
             let logits = model.forward(&input, hooked(hooks))?.logits.squeeze(0)?;
             let logs = log_softmax(&logits, D::Minus1)?.to_vec2::<f32>()?;
             assert_eq!(nats.len(), ids.len() - 1);

@@ -208,7 +208,7 @@ fn the_validation_loss_of_documents_is_the_mean_over_what_is_learned() -> Result
         let mut losses = vec![];
         for document in &all[4..] {
             let ids = document.ids();
-            let input = Tensor::new(&ids[..ids.len() - 1], &Device::Cpu)?.unsqueeze(0)?;
+            let input = trainer.model().ids(&ids[..ids.len() - 1])?;
             let logits = trainer.model().forward(&input, ForwardArgs::default())?.logits.squeeze(0)?;
             let logs = candle_nn::ops::log_softmax(&logits, D::Minus1)?.to_vec2::<f32>()?;
             let first = ids.len() - document.learned().len();

@@ -1,7 +1,7 @@
 //! The model of the live page answers with the numbers that the libraries compute.
 
 use crate::common::Result;
-use candle_core::{DType, Device, Module, Tensor};
+use candle_core::{DType, Device, Module};
 use gpt2_loader::{Checkpoint, Source, Tokenizer};
 use gpt2_model::{ForwardArgs, Generation, Gpt2LMHeadModel, Sampling};
 use gpt2_web::{DEMO, Draw, Live, Look};
@@ -33,7 +33,7 @@ fn ids_predictions_and_the_lens_are_the_models() -> Result {
     let shown = live.look(&look(TEXT))?;
     assert_eq!((&shown.ids, &*shown.text), (&tokenizer.encode(TEXT)?, TEXT));
     let args = ForwardArgs { output_hidden_states: true, ..ForwardArgs::default() };
-    let output = model.transform(&Tensor::new(&shown.ids[..], &Device::Cpu)?.unsqueeze(0)?, args)?;
+    let output = model.transform(&model.ids(&shown.ids)?, args)?;
     let logits = model.lm_head.forward(&output.last_hidden_state.squeeze(0)?)?;
     let probabilities = candle_nn::ops::softmax_last_dim(&logits)?.to_vec2::<f32>()?;
     let predictions = &blocks(&shown.page, "predictions")?[0]["data"];
@@ -81,7 +81,7 @@ fn a_text_drawn_token_by_token_is_that_of_generate() -> Result {
         let mut text = ids;
         for _ in 0..20 {
             let next = live.look(&look)?.next.ok_or("room for a token")?;
-            let input = Tensor::new(&text[..], &Device::Cpu)?.unsqueeze(0)?;
+            let input = model.ids(&text)?;
             let logits = model.forward(&input, ForwardArgs::default())?.logits.squeeze(0)?;
             let from = sampling.probabilities(&logits.get(text.len() - 1)?.to_vec1::<f32>()?)?;
             assert_eq!(next.count, from.len());

@@ -6,12 +6,12 @@ use gpt2_model::hooks::Head;
 use gpt2_model::{Block, Gpt2LMHeadModel, HeadWeights, LayerNorm};
 use std::sync::OnceLock;
 
-/// What a head does with a token.
+/// One of the two circuits of a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Circuit {
-    /// Where it attends: the score of each key's token for each query's token.
+    /// Attention: the score of each key's token for each query's token.
     Qk,
-    /// What it writes: the change of each token's logit when it attends to a token.
+    /// Output: the change of each token's logit when the head attends to a token.
     Ov,
 }
 
@@ -47,7 +47,7 @@ impl Circuits {
     /// When a layer cannot produce a dense weight, or a weight is NaN or infinite.
     pub fn new(model: &Gpt2LMHeadModel) -> Result<Self> {
         let transformer = &model.transformer;
-        let dtype = if transformer.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let dtype = if model.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
         let of_layer = |(layer, block): (usize, &Block)| -> Result<Vec<Matrices>> {
             let heads =
                 block.attn.head_weights()?.into_iter().map(|head| matrices(&head, &block.ln_1, dtype));

@@ -1,4 +1,4 @@
-//! What heads' matrices in the residual stream show: eigenvalues, singular vectors, and how strongly one head feeds another.
+//! Analyses of heads' matrices in the residual stream: eigenvalues, singular vectors, and composition scores.
 
 use crate::circuits::{Circuit, Circuits, Matrices};
 use candle_core::{DType, Device, Result, Tensor};
@@ -56,8 +56,8 @@ impl Circuits {
         eigenvalues(&o.matmul(&v)?)
     }
 
-    /// How much a head copies, -1 to 1: the sum of [`token_eigenvalues`](Self::token_eigenvalues) divided by the sum of their
-    /// sizes (Elhage et al. 2021). NaN if all are 0.
+    /// The copying score of a head, -1 to 1: the sum of [`token_eigenvalues`](Self::token_eigenvalues) divided by the
+    /// sum of their sizes (Elhage et al. 2021). NaN if all are 0.
     ///
     /// # Errors
     /// When there is no such head.
@@ -114,7 +114,7 @@ fn matrix(x: &Tensor) -> Result<DMatrix<f64>> {
     Ok(DMatrix::from_row_slice(rows, columns, &x.flatten_all()?.to_vec1::<f64>()?))
 }
 
-/// Which part of the later head reads what the earlier one writes.
+/// The part of the later head that reads the earlier head's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Composition {
     /// Its queries: `‖W_OV·W_QK‖ / (‖W_OV‖·‖W_QK‖)`.
@@ -174,7 +174,7 @@ impl Circuits {
         Tensor::stack(&scores, 0)
     }
 
-    /// What the heads of a layer read, for pairs with every earlier layer.
+    /// The matrices by which the heads of a layer read, for pairs with every earlier layer.
     fn reader(&self, layer: usize, kind: Composition) -> Result<Reader> {
         let (read, rest) = match kind {
             Composition::Q => (self.stacked(layer, |head| &head.q)?, self.stacked(layer, |head| &head.k)?),

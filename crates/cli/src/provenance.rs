@@ -75,7 +75,7 @@ impl Provenance {
     /// The provenance of runs of the session's model over `t` tokens each.
     pub(crate) fn of_tokens(session: &Session, t: usize) -> anyhow::Result<Self> {
         let config = session.model.config();
-        let dtype = session.model.transformer.dtype();
+        let dtype = session.model.dtype();
         let implementation =
             crate::qkv::implementation_of(config, (t, t, false), dtype, &session.device)?.as_str();
         Ok(Self {

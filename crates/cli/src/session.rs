@@ -305,6 +305,6 @@ impl Session {
 
     /// The ids as a batch of one row, (1, T).
     pub(crate) fn input_ids(&self, ids: &[u32]) -> anyhow::Result<Tensor> {
-        Ok(Tensor::new(ids, &self.device)?.unsqueeze(0)?)
+        Ok(self.model.ids(ids)?)
     }
 }

@@ -25,7 +25,7 @@ pub(crate) const DICTIONARY_SAFETENSORS: &str = "sae_weights.safetensors";
 /// The files that hold the parameters, or say which files do; the first that exists is used.
 pub(crate) const WEIGHTS: [&str; 3] = [SAFETENSORS, INDEX, PICKLE];
 
-/// The same for an adapter.
+/// The files that hold an adapter's tensors; the first that exists is used.
 pub(crate) const ADAPTERS: [&str; 2] = [ADAPTER_SAFETENSORS, ADAPTER_PICKLE];
 
 /// The names under which [`Source::directory`](crate::Source::directory) looks for a model's files.
@@ -70,7 +70,7 @@ impl Files {
         Self::of_gguf(path, Bytes::open(path)?)
     }
 
-    /// The same from the content of the file.
+    /// Opens a GGUF file with this content.
     pub(crate) fn of_gguf(path: &Path, bytes: Bytes) -> Result<Self, LoadError> {
         let config = Bytes::InMemory(Arc::new(gguf::config(path, &bytes)?));
         Ok(Self::new(

@@ -1,4 +1,4 @@
-//! Where a model comes from, and how its files are found there.
+//! [`Source`]: the place of a model, and the search for its files there.
 
 use crate::error::LoadError;
 use crate::files::{CONFIG, INDEX, MERGES, PICKLE, SAFETENSORS, TOKENIZER, VOCAB, WEIGHTS};
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where a model is.
+/// The place of a model.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Source {

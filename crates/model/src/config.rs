@@ -87,7 +87,7 @@ pub struct Config {
     pub eos_token_id: Option<TokenIds>,
     /// The architecture: `"gpt2"` or `"gpt_bigcode"`; GPT-2 if the file names none.
     pub model_type: String,
-    /// Which code computes attention and, on GPUs, the layers around it; not part of the file.
+    /// The implementation of attention and, on GPUs, of the layers around it; not part of the file.
     #[serde(skip)]
     pub attn_implementation: Implementation,
     /// The settings of a quantized checkpoint. Not supported: any value is rejected.
@@ -124,7 +124,7 @@ pub enum Activation {
     /// GELU in its tanh form, `0.5x(1 + tanh(√(2/π)(x + 0.044715x³)))`, as in the original GPT-2.
     #[default]
     GeluNew,
-    /// The same function under PyTorch's name.
+    /// GELU in its tanh form, under PyTorch's name.
     GeluPytorchTanh,
     /// Exact GELU, `x·Φ(x)`.
     Gelu,
@@ -249,7 +249,7 @@ impl Config {
         if self.is_bigcode() && self.multi_query.unwrap_or(true) { 1 } else { self.n_head }
     }
 
-    /// How the heads are laid out in the channels.
+    /// The layout of the heads in the channels.
     #[must_use]
     pub fn heads(&self) -> HeadLayout {
         HeadLayout::grouped(self.n_head, self.key_heads(), self.head_dim())
@@ -262,7 +262,7 @@ impl Config {
         if by_head { QkvOrder::HeadByHead } else { QkvOrder::SideBySide }
     }
 
-    /// How the checkpoint stores the weights of linear layers.
+    /// The axis order of linear layers' weights in the checkpoint.
     #[must_use]
     pub fn weight_layout(&self) -> WeightLayout {
         if self.is_bigcode() { WeightLayout::OutIn } else { WeightLayout::InOut }

@@ -49,8 +49,8 @@ impl Pair {
         work: impl FnOnce(&Contrast) -> candle_core::Result<T>,
     ) -> Result<T, Failed> {
         let changes = self.changes.build(model, Reads::Branches(&self.clean))?;
-        let clean = ids(model, &self.clean)?;
-        let corrupt = ids(model, &self.corrupt)?;
+        let clean = model.ids(&self.clean)?;
+        let corrupt = model.ids(&self.corrupt)?;
         let metric = self.answer.metric();
         Ok(work(&Contrast { clean: &clean, corrupt: &corrupt, metric: &metric, hooks: hooks(&changes) })?)
     }
@@ -62,10 +62,6 @@ fn hooks(changes: &Interventions) -> Option<&dyn Hooks> {
 }
 
 type Arrays = BTreeMap<&'static str, Array>;
-
-fn ids(model: &Gpt2LMHeadModel, ids: &[u32]) -> candle_core::Result<Tensor> {
-    Tensor::new(ids, model.transformer.wte.device())?.unsqueeze(0)
-}
 
 fn number(x: f64) -> candle_core::Result<Array> {
     Array::new(&Tensor::new(x, &Device::Cpu)?)
@@ -89,7 +85,7 @@ impl Model {
                 .map(|name| point(name, model.config().n_layer))
                 .collect::<Result<Vec<_>, _>>()?;
             let changes = changes.build(model, Reads::Branches(&text))?;
-            let pairs = gradients(model, &ids(model, &text)?, &answer.metric(), &found, hooks(&changes))?;
+            let pairs = gradients(model, &model.ids(&text)?, &answer.metric(), &found, hooks(&changes))?;
             let array = |(value, gradient): &(Tensor, Tensor)| {
                 Ok((Array::copy_of(value)?, Array::copy_of(gradient)?))
             };
@@ -102,7 +98,7 @@ impl Model {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
             let changes = changes.build(model, Reads::Branches(&text))?;
-            Ok(Array::new(&logit_lens(model, &ids(model, &text)?, position, hooks(&changes))?.squeeze(1)?)?)
+            Ok(Array::new(&logit_lens(model, &model.ids(&text)?, position, hooks(&changes))?.squeeze(1)?)?)
         })
     }
 
@@ -161,7 +157,7 @@ impl Model {
             let changes = changes.build(model, Reads::Branches(&text))?;
             let ablation = if mean { Ablation::Mean } else { Ablation::Zero };
             let found =
-                ablation_effects(model, &ids(model, &text)?, &answer.metric(), ablation, hooks(&changes))?;
+                ablation_effects(model, &model.ids(&text)?, &answer.metric(), ablation, hooks(&changes))?;
             Ok(Arrays::from([("plain", number(found.plain)?), ("change", Array::new(&found.change)?)]))
         })
     }
@@ -183,7 +179,7 @@ impl Model {
             };
             let centering = if raw { Centering::Raw } else { Centering::default() };
             let changes = changes.build(model, Reads::Branches(&text))?;
-            let found = direct_attribution(model, &ids(model, &text)?, &metric, centering, hooks(&changes))?;
+            let found = direct_attribution(model, &model.ids(&text)?, &metric, centering, hooks(&changes))?;
             Ok(Arrays::from([
                 ("heads", Array::new(&found.heads)?),
                 ("attention_biases", Array::new(&found.attention_biases)?),
@@ -271,7 +267,7 @@ impl Model {
             let changes = changes.build(model, Reads::Branches(&text))?;
             let args =
                 ForwardArgs { output_attentions: true, hooks: hooks(&changes), ..ForwardArgs::default() };
-            let output = model.transform(&ids(model, &text)?, args)?;
+            let output = model.transform(&model.ids(&text)?, args)?;
             let layers = attention_rollout(&output.attentions)?;
             Ok(Array::new(&Tensor::stack(&layers, 0)?.squeeze(1)?)?)
         })

@@ -3,7 +3,7 @@
 use crate::array::Array;
 use crate::error::Failed;
 use anyhow::{Context, bail};
-use candle_core::{DType, Tensor};
+use candle_core::DType;
 use gpt2_model::hooks::{Intervention, Interventions, Patch, Place, Recorder};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel, MeanOver};
 use gpt2_session::{At, OnHeads, check_effective};
@@ -122,7 +122,7 @@ impl Changes {
         };
         match own {
             Some(ids) => {
-                let ids = Tensor::new(ids, model.transformer.wte.device())?.unsqueeze(0)?;
+                let ids = model.ids(ids)?;
                 Ok(list.with_means_of(model, &ids)?)
             }
             None => Ok(list),
@@ -167,7 +167,7 @@ impl Changes {
         let places = parsed.collect::<anyhow::Result<Vec<_>>>()?;
         let recorder = Recorder::new(places.iter().map(|at| at.place.point()));
         let args = ForwardArgs { hooks: Some(&recorder), ..Default::default() };
-        let ids = Tensor::new(&ids[..], model.transformer.wte.device())?.unsqueeze(0)?;
+        let ids = model.ids(&ids)?;
         model.transformer.forward(&ids, args)?;
         let patch = |At { place, position }: At<Place>| -> anyhow::Result<Intervention> {
             Ok(Intervention::Patch(Patch { place, position, from: recorder.value(place.point())? }))
@@ -186,9 +186,7 @@ fn means(
     if texts.is_empty() {
         bail!("mean_of: holds no text");
     }
-    let device = model.transformer.wte.device();
-    let tensor = |ids: &Vec<u32>| Tensor::new(&ids[..], device)?.unsqueeze(0);
-    let tensors = texts.iter().map(tensor).collect::<candle_core::Result<Vec<_>>>()?;
+    let tensors = texts.iter().map(|ids| model.ids(ids)).collect::<candle_core::Result<Vec<_>>>()?;
     let alike = |&t: &usize| texts.iter().all(|ids| ids.len() == t);
     let over = match reads {
         Reads::Whole(_) | Reads::Branches(_) if reads.lengths().iter().all(alike) => MeanOver::EachPosition,

@@ -197,8 +197,7 @@ impl Model {
                 raised.check_signals()?;
                 let mut logits = vec![];
                 for model in pair {
-                    let ids =
-                        Tensor::new(&part[..part.len() - 1], model.transformer.wte.device())?.unsqueeze(0)?; // (1, T)
+                    let ids = model.ids(&part[..part.len() - 1])?; // (1, T)
                     let found = model.forward(&ids, ForwardArgs::default())?.logits.squeeze(0)?; // (T, V)
                     if !all_finite(&found)? {
                         return Err(Failed::value("the results are not finite numbers"));

@@ -41,8 +41,8 @@ impl Loaded {
 
     /// The provenance of a result: a line for a reader, and the facts.
     pub(crate) fn provenance(&self, ids: &[u32], changes: &[String]) -> Provenance {
-        let (dtype, device) =
-            (self.model.transformer.dtype().as_str(), device_name(self.model.transformer.wte.device()));
+        let dtype = self.model.dtype().as_str();
+        let device = device_name(self.model.device());
         let formats: Vec<_> = self.formats.iter().map(|format| format.as_str()).collect();
         let weights =
             if formats.is_empty() { String::new() } else { format!(", weights in {}", formats.join(", ")) };

@@ -6,7 +6,7 @@ use crate::error::Failed;
 use crate::guard::{Raised, compute};
 use crate::loaded::Loaded;
 use crate::model::Model;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
 use gpt2_model::analysis::{most_likely, value_norms};
 use gpt2_model::finite::all_finite;
 use gpt2_model::hooks::{Chain, Hooks, Interventions, Point, on};
@@ -91,7 +91,7 @@ impl Loaded {
         });
         let hooks: [&dyn Hooks; 2] = [changes, &reader];
         let args = ForwardArgs { hooks: Some(&Chain(&hooks)), ..ForwardArgs::default() };
-        let ids = Tensor::new(ids, self.model.transformer.wte.device())?.unsqueeze(0)?;
+        let ids = self.model.ids(ids)?;
         Ok(self.model.transform(&ids, args)?)
     }
 

@@ -39,9 +39,9 @@ impl Model {
         let config = serde_json::to_value(model.config()).map_err(anyhow::Error::from)?;
         let formats: Vec<_> = formats.iter().map(|format| format.as_str()).collect();
         let facts = json!({
-            "name": name, "config": config, "dtype": model.transformer.dtype().as_str(), "quantized": formats, "adapters": adapters,
+            "name": name, "config": config, "dtype": model.dtype().as_str(), "quantized": formats, "adapters": adapters,
             "commit": commit, "notes": notes, "has_tokenizer": tokenizer.is_some(),
-            "device": crate::loaded::device_name(model.transformer.wte.device()),
+            "device": crate::loaded::device_name(model.device()),
             "vocabulary": tokenizer.as_deref().map(Tokenizer::vocab_size),
             "end_of_text": tokenizer.as_deref().and_then(Tokenizer::end_of_text),
         });

@@ -57,7 +57,7 @@ pub(crate) struct Batch {
 
 impl Batch {
     pub(crate) fn new(model: &Gpt2LMHeadModel, rows: &[Vec<u32>]) -> Result<Self, Failed> {
-        let device = model.transformer.wte.device();
+        let device = model.device();
         let lengths: Vec<usize> = rows.iter().map(Vec::len).collect();
         let width = lengths.iter().copied().max().unwrap_or(0);
         if rows.is_empty() || lengths.contains(&0) {

@@ -67,7 +67,7 @@ impl Trainer {
             let reason = format!("{name} is quantized and cannot be trained; start from the original");
             return Err(candle_core::Error::msg(reason).into());
         }
-        let device = model.transformer.wte.device();
+        let device = model.device();
         // An `lm_head` that differs from the embedding is trained separately, whatever the config says.
         let trainer = Self::build(config.clone(), model.is_tied(), data, options, device)?;
         for (name, values) in &parameters {
@@ -97,13 +97,13 @@ impl Trainer {
         options: TrainOptions,
     ) -> Result<Self> {
         base.check_layers()?;
-        if base.transformer.dtype() != DType::F32 || !base.named_variables()?.is_empty() {
+        if base.dtype() != DType::F32 || !base.named_variables()?.is_empty() {
             let reason =
                 "an adapter is trained on a frozen model in f32: load it in that dtype, and not as variables";
             return Err(candle_core::Error::msg(reason).into());
         }
         let window = checked_window(&options, &data, base.config())?;
-        let device = base.transformer.wte.device().clone();
+        let device = base.device().clone();
         let base = options.dropout.map_or_else(|| base.clone(), |rate| base.clone().with_dropout(rate));
         let adapter = Adapter::new(base.config(), lora, options.seed, &device)?;
         let model = base.clone().with_adapter(ADAPTER, &adapter, 1.0)?;

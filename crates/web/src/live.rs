@@ -160,7 +160,7 @@ impl Live {
         let room = config.n_positions.min(ids.len() + count);
         let mut cache = KvCache::new(config, 1, room, DType::F32, &Device::Cpu)?;
         while ids.len() < room {
-            let new = Tensor::new(&ids[cache.len()..], &Device::Cpu)?.unsqueeze(0)?;
+            let new = self.model.ids(&ids[cache.len()..])?;
             let cache = Some(&mut cache);
             let hooks = Some(&changes as &dyn Hooks);
             let args = ForwardArgs { cache, hooks, last_logits_only: true, ..ForwardArgs::default() };
@@ -263,7 +263,7 @@ impl Live {
         let hooks: [&dyn Hooks; 3] = [changes, &reader, recorder];
         let args =
             ForwardArgs { hooks: Some(&Chain(&hooks)), output_hidden_states: true, ..ForwardArgs::default() };
-        Ok(self.model.transform(&Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?, args)?)
+        Ok(self.model.transform(&self.model.ids(ids)?, args)?)
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {

@@ -123,7 +123,7 @@ fn a_token_that_is_knocked_out_everywhere_has_no_effect() -> Result {
     let logits = |token: u32| -> Result<Tensor> {
         let mut ids = ids.clone();
         ids[4] = token;
-        Ok(model.forward(&Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?, hooked(&changes))?.logits)
+        Ok(model.forward(&model.ids(&ids)?, hooked(&changes))?.logits)
     };
     let one = logits(1)?.narrow(1, 5, 25)?;
     let other = logits(2)?.narrow(1, 5, 25)?;
@@ -156,7 +156,7 @@ fn generation_keeps_the_interventions() -> Result {
     let err = model.forward(&prompt, hooked(&shorter)).expect_err("it is not there").to_string();
     assert!(err.contains("position 9") && err.contains("0 to 6"), "{err}");
     for _ in 0..10 {
-        let ids = Tensor::new(text.clone(), &Device::Cpu)?.unsqueeze(0)?;
+        let ids = model.ids(&text)?;
         let mut cache = KvCache::new(model.config(), 1, 32, DType::F32, &Device::Cpu)?;
         let args = ForwardArgs { cache: Some(&mut cache), last_logits_only: true, ..hooked(&changes) };
         let logits = model.forward(&ids, args)?.logits.flatten_all()?;

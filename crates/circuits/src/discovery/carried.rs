@@ -1,10 +1,10 @@
-//! Which changes the edges of a model carry.
+//! Checks that edges of the model carry the changes that hooks make.
 
 use candle_core::Result;
 use gpt2_model::hooks::{Hooks, Point};
 
-/// Refuses hooks at points where the stream changes by what no writer adds, or what a reader reads by itself: no edge of a model of
-/// this many layers carries that.
+/// Refuses hooks at points where they change the stream other than through a writer's output, or change the input of a
+/// reader: no edge of a model with this many layers carries such a change.
 ///
 /// # Errors
 /// When the hooks want such a point.

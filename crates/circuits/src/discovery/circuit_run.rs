@@ -13,32 +13,34 @@ use std::thread::{self, ThreadId};
 
 const PASSES: &str = "the hooks of a circuit need whole passes of a batch, one after another";
 
-/// Hooks under which the model has a circuit's edges alone: along all others, readers get what stands in for the writers.
+/// Hooks that leave the model only a circuit's edges: along all others, readers get a replacement of the writer's
+/// output.
 ///
-/// They record what each writer adds during a pass, separately for each thread, and need passes from the embeddings on, one after
-/// another. Hooks that come later at the stream, or at what attention or an MLP adds, may change nothing: see [`check_carried`](super::check_carried).
-/// `Rest::Text` works without a cache and without padding.
+/// They record each writer's output during a pass, separately for each thread, and need passes from the embeddings on,
+/// one after another. Later hooks must not change the stream, or the output of attention or an MLP: see
+/// [`check_carried`](super::check_carried). `Rest::Text` works without a cache and without padding.
 #[derive(Debug)]
 pub struct CircuitRun {
     edges: EdgeSet,
-    /// What takes the place of writers along other edges.
+    /// The replacements of the writers' outputs along other edges.
     other: Written,
-    /// The streams that these make: see [`Written::streams`].
+    /// The residual streams that the replacements make: see [`Written::streams`].
     streams: Vec<Tensor>,
-    /// Whether these are values of one text.
+    /// Whether the replacements come from one text.
     of_text: bool,
-    /// How much more each writer adds in a thread's run, in the order of the graph: (B, T, C), of those that have written so far.
+    /// Each writer's output less its replacement in a thread's run, (B, T, C), for the writers that have written so
+    /// far, in the order of the graph.
     more: Mutex<HashMap<ThreadId, Vec<Tensor>>>,
 }
 
-/// What stands in for writers along edges that a circuit lacks, where there is no pair of texts.
+/// The replacement of writers' outputs along edges that a circuit lacks, where there is no pair of texts.
 #[derive(Debug, Clone, Copy)]
 pub enum Rest<'a> {
-    /// Nothing.
+    /// Zeros.
     Zero,
-    /// What they add in a run over another text, (1, T), of as many tokens as the runs' own.
+    /// The writers' outputs in a run over another text, (1, T), with as many tokens as the runs' own.
     Text(&'a Tensor),
-    /// The mean of what they add over all positions of texts, (B, T) each.
+    /// The mean of the writers' outputs over all positions of texts, (B, T) each.
     MeanOf(&'a [Tensor]),
 }
 
@@ -72,7 +74,7 @@ impl CircuitRun {
         Ok(Self { of_text, ..Self::with(circuit, &other, &streams) })
     }
 
-    /// The same, with values that stand in, and their streams.
+    /// Hooks for a circuit, given the replacements of the writers' outputs and the streams that these make.
     pub(super) fn with(circuit: &EdgeSet, other: &Written, streams: &[Tensor]) -> Self {
         let other = other.clone();
         let streams = streams.to_vec();
@@ -111,8 +113,8 @@ impl CircuitRun {
         })
     }
 
-    /// What readers of the same stream get instead of `x`, (B, T, R, C) or (B, T, C) for one: `None` if they get it from all
-    /// writers.
+    /// The input that replaces `x` for readers of the same stream, (B, T, R, C), or (B, T, C) for one; `None` if they
+    /// read all writers.
     fn read(&self, readers: &[Reader], x: &Tensor) -> Result<Option<Tensor>> {
         let Some(&first) = readers.first() else { return Ok(None) };
         let before = self.edges.graph().writers_before(first);

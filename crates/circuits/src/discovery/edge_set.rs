@@ -6,15 +6,15 @@ use rand::seq::IndexedRandom;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
-/// What stands in for writers along edges that a circuit does not have.
+/// The replacement of writers' outputs along edges that a circuit lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Replacement {
-    /// What they add in the run over the corrupted text.
+    /// The writers' outputs in the run over the corrupted text.
     #[default]
     Corrupted,
-    /// The mean of that over all pairs and positions, one vector for each writer.
+    /// The mean of these outputs over all pairs and positions, one vector for each writer.
     Mean,
-    /// Nothing.
+    /// Zeros.
     Zero,
 }
 
@@ -81,7 +81,7 @@ impl EdgeSet {
         self.graph.edges().filter(|&edge| self.has[self.index(edge)])
     }
 
-    /// How many edges there are.
+    /// The number of edges.
     #[must_use]
     pub fn len(&self) -> usize {
         self.has.iter().filter(|&&has| has).count()

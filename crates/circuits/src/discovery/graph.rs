@@ -1,4 +1,4 @@
-//! What writes to the residual stream, what reads it, and the edges between them.
+//! The writers to the residual stream, its readers, and the edges between them.
 
 use candle_core::Result;
 use gpt2_model::Config;
@@ -6,7 +6,7 @@ use gpt2_model::hooks::{Head, Point};
 use std::fmt;
 use std::str::FromStr;
 
-/// What adds to the residual stream.
+/// A part of the model that adds to the residual stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Writer {
     /// The embeddings of tokens and positions.
@@ -17,7 +17,7 @@ pub enum Writer {
     Mlp(usize),
 }
 
-/// What reads the residual stream, through a layer norm.
+/// A part of the model that reads the residual stream, through a layer norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Reader {
     /// The queries of a head.
@@ -130,7 +130,7 @@ impl Graph {
         self.readers().map(|reader| self.writers_before(reader)).sum()
     }
 
-    /// What reads the stream at a hook point, by head; nothing at other points.
+    /// The readers of the stream at a hook point, by head; none at other points.
     pub(super) fn readers_at(self, point: Point) -> Vec<Reader> {
         let heads = |layer: usize, kind: fn(Head) -> Reader| {
             (0..self.heads).map(|head| kind(Head { layer, head })).collect()
@@ -145,7 +145,7 @@ impl Graph {
         }
     }
 
-    /// How many writers come before a reader: the first ones of [`writers`](Self::writers).
+    /// The number of writers that come before a reader: the first ones of [`writers`](Self::writers).
     #[must_use]
     pub fn writers_before(self, reader: Reader) -> usize {
         let of_layer = |layer: usize| 1 + layer * (self.heads + 1);
@@ -161,7 +161,7 @@ impl Graph {
     /// Refuses a writer, a reader or an edge that the model does not have.
     ///
     /// # Errors
-    /// As it says.
+    /// When the model lacks one of them.
     pub fn check(self, edge: Edge) -> Result<()> {
         let exists = |layer: usize, head: usize| layer < self.layers && head < self.heads;
         let writes = match edge.from {

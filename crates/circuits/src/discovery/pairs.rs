@@ -13,7 +13,7 @@ pub struct Pair {
     pub clean: Vec<u32>,
     /// T ids
     pub corrupt: Vec<u32>,
-    /// What to measure after the last token.
+    /// The metric of the prediction after the last token.
     pub metric: Metric,
 }
 
@@ -21,7 +21,7 @@ impl Pair {
     /// Refuses texts of other lengths than 1 to N or of different lengths, ids that are not below V, and a metric without a token.
     ///
     /// # Errors
-    /// As it says.
+    /// When the pair breaks one of these rules.
     pub fn check(&self, config: &Config) -> Result<()> {
         let Self { clean, corrupt, metric } = self;
         let (n, v) = (config.n_positions, config.vocab_size);
@@ -45,7 +45,7 @@ impl Pair {
 /// Pairs of the same length, which run together.
 #[derive(Debug)]
 pub(super) struct Batch<'a> {
-    /// Where they stand among all pairs.
+    /// The indices of these pairs among all pairs.
     places: Vec<usize>,
     pairs: Vec<&'a Pair>,
     /// (B, T)

@@ -7,7 +7,7 @@ use candle_core::{Result, Tensor};
 use gpt2_model::hooks::{At, Head, Hooks, Point};
 use std::cell::RefCell;
 
-/// What stays as in the clean run while the senders' change travels to the receivers.
+/// The parts that stay as in the clean run while the senders' change travels to the receivers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Freeze {
     /// Heads and MLPs: only the edges that lead straight from a sender to a receiver count (Goldowsky-Dill et al. 2023,
@@ -23,11 +23,12 @@ pub enum Freeze {
 /// Senders, and the receivers that hear their change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paths {
-    /// What takes its value from the corrupted run.
+    /// The parts whose outputs come from the corrupted run.
     pub senders: Vec<Writer>,
-    /// What reads the change. Everything else runs as in the clean run, up to what the receivers change in turn.
+    /// The parts that read the change. Everything else runs as in the clean run, except for what the receivers change
+    /// in turn.
     pub receivers: Vec<Reader>,
-    /// What stays fixed between them.
+    /// The parts that stay fixed between them.
     pub freeze: Freeze,
 }
 
@@ -97,7 +98,7 @@ struct Sending<'a> {
 }
 
 impl Sending<'_> {
-    /// What a part adds in this run; `None` as it is.
+    /// The replacement of a part's output in this run; `None` if the output stays as computed.
     fn of(&self, writer: Writer) -> Result<Option<Tensor>> {
         let frozen = match self.paths.freeze {
             Freeze::All => true,

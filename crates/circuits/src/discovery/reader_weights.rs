@@ -8,19 +8,19 @@ use gpt2_model::{Block, Gpt2LMHeadModel, HeadWeights};
 #[derive(Debug)]
 pub(super) struct ReaderWeights {
     parts: [Tensor; 3],
-    /// What queries and keys have without the stream: their biases and what they read of `ln_1`'s β, (H, D) each.
+    /// The constant part of queries and keys, (H, D) each: their biases, and their weights applied to `ln_1`'s β.
     biases: [Tensor; 2],
 }
 
 impl ReaderWeights {
-    /// Those of each layer.
+    /// The weights of all layers.
     pub(super) fn of(model: &Gpt2LMHeadModel) -> Result<Vec<Self>> {
         model.transformer.h.iter().map(|block| Self::of_block(block, model)).collect()
     }
 
     fn of_block(block: &Block, model: &Gpt2LMHeadModel) -> Result<Self> {
         let heads = block.attn.head_weights()?;
-        let dtype = candle_fused::accumulator(model.transformer.dtype());
+        let dtype = candle_fused::accumulator(model.dtype());
         let stacked = |of: fn(&HeadWeights) -> &Tensor| {
             let of_head = |head| folded(of(head), &block.ln_1)?.t();
             let all = heads.iter().map(of_head).collect::<Result<Vec<_>>>()?;

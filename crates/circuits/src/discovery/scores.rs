@@ -1,4 +1,4 @@
-//! How much each edge matters: edge attribution patching.
+//! Scores of edges for a task: edge attribution patching.
 
 use super::edge_set::EdgeSet;
 use super::graph::{Edge, Graph, Reader, Writer};
@@ -7,7 +7,7 @@ use gpt2_model::hooks::Head;
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// Where to take the gradients.
+/// The runs in which the gradients are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EdgeGradients {
     /// In the clean run (EAP: Syed et al. 2023, "Attribution Patching Outperforms Automated Circuit Discovery"): to first order,
@@ -32,14 +32,15 @@ pub enum EdgeGradients {
     },
 }
 
-/// How to score edges.
+/// The method of scoring edges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EdgeScoring {
-    /// Where to take the gradients.
+    /// The runs in which the gradients are taken.
     pub gradients: EdgeGradients,
-    /// Whether attention is computed again for each edge into queries and keys: the score is then the gradient at the attention
-    /// weights times their change, where attention that one key has to itself would otherwise hide an edge (the QK fix of `AtP*`:
-    /// Kramár et al. 2024, "`AtP*`: An efficient and scalable method for localizing LLM behaviour to components", arXiv 2403.00745).
+    /// Whether to apply the QK fix of `AtP*` (Kramár et al. 2024, "`AtP*`: An efficient and scalable method for
+    /// localizing LLM behaviour to components", arXiv 2403.00745). Attention is then computed again for each edge into
+    /// queries and keys, and the score is the gradient at the attention weights times their change. Without it,
+    /// attention that one key has to itself can hide an edge.
     pub qk_fix: bool,
 }
 

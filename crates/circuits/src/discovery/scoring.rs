@@ -16,7 +16,7 @@ use gpt2_model::hooks::{Chain, Head, Hooks, Point, Recorder, on};
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct MixedRun {
     at: Point,
-    /// How far they are on the way from the corrupted to the clean text.
+    /// The values' share of the way from the corrupted text's (0) to the clean text's (1).
     share: f64,
 }
 
@@ -32,21 +32,22 @@ impl MixedRun {
     }
 }
 
-/// What a run over one of the texts of a batch leaves.
+/// The values recorded in a run over one of the texts of a batch.
 struct TextRun {
     written: Written,
     /// The values at the points that are mixed.
     mixed: Recorder,
 }
 
-/// What scores need of a batch.
+/// The data of a batch that scores are computed from.
 struct Changes {
-    /// What each writer adds in the clean run less what it adds in the corrupted one, (W, B·T·C)
+    /// Each writer's output in the clean run less its output in the corrupted one, (W, B·T·C)
     written: Tensor,
     /// The residual stream of the clean run, or of the corrupted run if gradients are taken there, at each [`stream`]; empty without
     /// the QK fix.
     streams: Vec<Tensor>,
-    /// What makes the value of an edge that of the other run: -1 times the change in the clean run, and 1 in the corrupted one.
+    /// The sign with which an edge's change enters its score: -1 if gradients come from the clean run, where the edge
+    /// would carry the corrupted run's value, and 1 if they come from the corrupted run.
     sign: f64,
 }
 

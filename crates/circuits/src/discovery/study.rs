@@ -64,7 +64,7 @@ impl<'a> Study<'a> {
         }
         let of_a_position = graph.writer_count() * config.n_embd * 4;
         let positions = (BATCH_BYTES / of_a_position).clamp(1, POSITIONS);
-        let batches = Batch::of(pairs, positions, model.transformer.ln_f.weight.device())?;
+        let batches = Batch::of(pairs, positions, model.device())?;
         Ok(Self { model, graph, pairs, batches, hooks: None })
     }
 
@@ -170,7 +170,7 @@ impl<'a> Study<'a> {
         }))
     }
 
-    /// What each writer adds in a run over `ids` (B, T).
+    /// Each writer's output in a run over `ids` (B, T).
     pub(super) fn written(&self, ids: &Tensor) -> Result<Written> {
         Written::record(self.graph, |hooks| self.logits(ids, hooks).map(drop))
     }
@@ -180,7 +180,7 @@ impl<'a> Study<'a> {
         self.logits_between(ids, &Chain(&[]), hooks)
     }
 
-    /// The same with hooks before and after them.
+    /// The last position's logits, (B, 1, V), with hooks before and after the study's own.
     pub(super) fn logits_between(
         &self,
         ids: &Tensor,

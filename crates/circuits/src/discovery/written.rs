@@ -1,11 +1,11 @@
-//! What each writer adds to the residual stream in a run, or what stands in its place.
+//! Each writer's output to the residual stream in a run, or its replacement.
 
 use super::graph::{Graph, Reader, Writer};
 use candle_core::{Result, Tensor};
 use gpt2_model::hooks::{Chain, Head, Hooks, Point, Recorder};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 
-/// The value of each writer, in f32 or wider. A batch or a length of 1 serves all.
+/// The output of each writer, in f32 or wider. A batch or a length of 1 serves all.
 #[derive(Debug, Clone)]
 pub(super) struct Written {
     /// (B, T, C)
@@ -17,7 +17,7 @@ pub(super) struct Written {
 }
 
 impl Written {
-    /// That of a run under the hooks that it gets.
+    /// The writers' outputs in a run, recorded by the hooks that `run` gets.
     pub(super) fn record(graph: Graph, run: impl FnOnce(&dyn Hooks) -> Result<()>) -> Result<Self> {
         let of_layers = (0..graph.layers()).flat_map(|layer| [Point::Result(layer), Point::MlpOut(layer)]);
         let recorder = Recorder::new(of_layers.chain([Point::ResidPre(0)]));
@@ -30,7 +30,7 @@ impl Written {
         })
     }
 
-    /// That of a run over `ids`, (B, T), in which `before` come first.
+    /// The writers' outputs in a run over `ids`, (B, T), in which the hooks `before` come first.
     pub(super) fn of_run(
         model: &Gpt2LMHeadModel,
         graph: Graph,
@@ -46,10 +46,9 @@ impl Written {
 
     /// Zeros, which serve any batch and length.
     pub(super) fn zeros(model: &Gpt2LMHeadModel, graph: Graph) -> Result<Self> {
-        let transformer = &model.transformer;
         let c = model.config().n_embd;
-        let dtype = candle_fused::accumulator(transformer.dtype());
-        let zeros = |shape: &[usize]| Tensor::zeros(shape, dtype, transformer.ln_f.weight.device());
+        let dtype = candle_fused::accumulator(model.dtype());
+        let zeros = |shape: &[usize]| Tensor::zeros(shape, dtype, model.device());
         let heads = zeros(&[1, 1, graph.heads(), c])?;
         let one = zeros(&[1, 1, c])?;
         let layers = graph.layers();
@@ -75,13 +74,13 @@ impl Written {
         }
     }
 
-    /// What `change` makes of each value.
+    /// Applies `change` to each value.
     pub(super) fn map(&self, change: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
         let all = |values: &[Tensor]| values.iter().map(&change).collect::<Result<Vec<_>>>();
         Ok(Self { embed: change(&self.embed)?, heads: all(&self.heads)?, mlps: all(&self.mlps)? })
     }
 
-    /// What `join` makes of each value and its counterpart.
+    /// Joins each value with its counterpart.
     pub(super) fn zip(
         &self,
         other: &Self,
@@ -121,7 +120,7 @@ impl Written {
         Ok(streams)
     }
 
-    /// Those of all writers, (W, B·T·C)
+    /// The outputs of all writers, (W, B·T·C)
     pub(super) fn stacked(&self) -> Result<Tensor> {
         let mut rows = vec![self.embed.flatten_all()?.unsqueeze(0)?];
         for (heads, mlp) in self.heads.iter().zip(&self.mlps) {
@@ -133,7 +132,8 @@ impl Written {
     }
 }
 
-/// Which of the streams a reader reads: before each layer's attention, before its MLP, and so on; the last is before `ln_f`.
+/// The index of the stream that a reader reads: before each layer's attention, before its MLP, and so on; the last is
+/// before `ln_f`.
 pub(super) fn stream(graph: Graph, reader: Reader) -> usize {
     match reader {
         Reader::Query(head) | Reader::Key(head) | Reader::Value(head) => 2 * head.layer,

@@ -12,7 +12,7 @@ use gpt2_model::hooks::{Head, Hooks, Point};
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct AttentionPairs {
-    /// How much of its attention the query gives to the key.
+    /// The attention weight of the query for the key.
     pub weight: f64,
     /// The score, which is the sum of the pairs' scores.
     pub score: f64,
@@ -29,7 +29,7 @@ pub struct PartPair {
     pub query: Option<Fired>,
     /// The feature at the key's position.
     pub key: Option<Fired>,
-    /// What the pair adds to the score.
+    /// The pair's share of the score.
     pub score: f64,
 }
 
@@ -52,44 +52,9 @@ impl Features {
         (query, key): (usize, usize),
         hooks: Option<&dyn Hooks>,
     ) -> Result<AttentionPairs> {
+        self.check_attention(model, input_ids, head, (query, key), hooks)?;
         let Head { layer, head: number } = head;
-        let layers = model.config().n_layer;
         let heads = model.config().n_head;
-        if layer >= layers || number >= heads {
-            candle_core::bail!(
-                "head {head}: the model has layers 0 to {} of heads 0 to {}",
-                layers - 1,
-                heads - 1
-            )
-        }
-        let before = Point::ResidPre(layer);
-        if self.hook_out != before && layer.checked_sub(1).map(Point::ResidPost) != Some(self.hook_out) {
-            candle_core::bail!("head {head} reads {before}, but the dictionary rebuilds {}", self.hook_out)
-        }
-        let t = input_ids.dim(1)?;
-        if query >= t || key > query {
-            candle_core::bail!(
-                "query {query}, key {key}: the text has positions 0 to {}, and a key is not after its query",
-                t.saturating_sub(1)
-            )
-        }
-        let changes = |point: &Point| hooks.is_some_and(|hooks| hooks.wants(*point));
-        let of_layer = [
-            Point::AttnIn,
-            Point::QInput,
-            Point::KInput,
-            Point::Ln1Scale,
-            Point::Ln1Normalized,
-            Point::Ln1,
-            Point::Q,
-            Point::K,
-            Point::Scores,
-        ];
-        if let Some(point) = of_layer.map(|of| of(layer)).iter().find(|point| changes(point)) {
-            candle_core::bail!(
-                "head {head}: a change at {point} makes its score something else than a product of features; leave it out"
-            )
-        }
         let points = [
             self.hook,
             Point::Ln1Scale(layer),
@@ -136,7 +101,57 @@ impl Features {
         Ok(AttentionPairs { weight: pair(&found[5])?, score, pairs })
     }
 
-    /// What each feature that fires at a position adds to the value, (fired, d out) in f64.
+    /// Refuses what [`attention`](Self::attention) cannot split.
+    fn check_attention(
+        &self,
+        model: &Gpt2LMHeadModel,
+        input_ids: &Tensor,
+        head: Head,
+        (query, key): (usize, usize),
+        hooks: Option<&dyn Hooks>,
+    ) -> Result<()> {
+        let Head { layer, head: number } = head;
+        let layers = model.config().n_layer;
+        let heads = model.config().n_head;
+        if layer >= layers || number >= heads {
+            candle_core::bail!(
+                "head {head}: the model has layers 0 to {} of heads 0 to {}",
+                layers - 1,
+                heads - 1
+            )
+        }
+        let before = Point::ResidPre(layer);
+        if self.hook_out != before && layer.checked_sub(1).map(Point::ResidPost) != Some(self.hook_out) {
+            candle_core::bail!("head {head} reads {before}, but the dictionary rebuilds {}", self.hook_out)
+        }
+        let t = input_ids.dim(1)?;
+        if query >= t || key > query {
+            candle_core::bail!(
+                "query {query}, key {key}: the text has positions 0 to {}, and a key is not after its query",
+                t.saturating_sub(1)
+            )
+        }
+        let changes = |point: &Point| hooks.is_some_and(|hooks| hooks.wants(*point));
+        let of_layer = [
+            Point::AttnIn,
+            Point::QInput,
+            Point::KInput,
+            Point::Ln1Scale,
+            Point::Ln1Normalized,
+            Point::Ln1,
+            Point::Q,
+            Point::K,
+            Point::Scores,
+        ];
+        if let Some(point) = of_layer.map(|of| of(layer)).iter().find(|point| changes(point)) {
+            candle_core::bail!(
+                "head {head}: a change at {point} makes its score something else than a product of features; leave it out"
+            )
+        }
+        Ok(())
+    }
+
+    /// The contribution to the value of each feature that fires at a position, (fired, d out) in f64.
     fn added(&self, code: &Code, position: usize) -> Result<Tensor> {
         let fired = code.row(position);
         let ids: Vec<u32> = fired.iter().map(|one| one.feature).collect();

@@ -1,4 +1,4 @@
-//! [`Features`]: a dictionary at its places in a model, and what it finds there.
+//! [`Features`]: a dictionary at its places in a model, and the features that fire there.
 
 use candle_core::{DType, Device, Result, Tensor};
 use gpt2_model::analysis::{Metric, gradients, surprises};
@@ -23,23 +23,23 @@ pub struct FeatureRun {
     pub code: Code,
     /// The value that the dictionary should have rebuilt, (positions, d out) in f32.
     pub target: Tensor,
-    /// What it rebuilt, in the same shape.
+    /// The dictionary's reconstruction, in the same shape.
     pub rebuilt: Tensor,
 }
 
-/// The mean loss of a text's tokens in nats, in runs of which two replace the value that a dictionary rebuilds.
+/// The mean loss of a text's tokens in nats, in three runs; two of them replace the value that a dictionary rebuilds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Losses {
-    /// As it is.
+    /// The loss with the value as it is.
     pub clean: f64,
-    /// With what the dictionary rebuilds.
+    /// The loss with the dictionary's reconstruction.
     pub rebuilt: f64,
-    /// With zeros.
+    /// The loss with zeros.
     pub zeroed: f64,
 }
 
-/// What a feature adds to a prediction.
+/// A feature's effect on a prediction.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Attribution {
@@ -47,15 +47,15 @@ pub struct Attribution {
     pub position: usize,
     /// The feature and its activation there.
     pub fired: Fired,
-    /// About how much of the metric would go with it.
+    /// The metric that would be lost without the feature, to first order.
     pub effect: f64,
 }
 
-/// Puts what a dictionary rebuilds, or zeros, in place of the value.
+/// Replaces the value by the dictionary's reconstruction, or by zeros.
 struct Replaced<'a> {
     of: &'a Features,
     by_zeros: bool,
-    /// What the dictionary read.
+    /// The value that the dictionary read.
     read: RefCell<Option<Tensor>>,
 }
 
@@ -116,7 +116,7 @@ impl Features {
     /// `input_ids` (B, T); rows are the positions of the first text, then those of the second, and so on
     ///
     /// # Errors
-    /// As for [`Gpt2LMHeadModel::values_at`].
+    /// Returns the errors of [`Gpt2LMHeadModel::values_at`].
     pub fn run(
         &self,
         model: &Gpt2LMHeadModel,
@@ -152,15 +152,15 @@ impl Features {
         Ok(Losses { clean: loss(None)?, rebuilt: loss(Some(false))?, zeroed: loss(Some(true))? })
     }
 
-    /// What each feature that fires adds to the metric of a text's last position, to first order: what it adds to the value times the
-    /// metric's gradient there (attribution patching against zero; Marks et al. 2024, "Sparse Feature Circuits"). The
-    /// largest effects of either sign come first.
+    /// The effect on the metric of a text's last position of each feature that fires, to first order: the feature's
+    /// contribution to the value times the metric's gradient there (attribution patching against zero; Marks et al.
+    /// 2024, "Sparse Feature Circuits"). The largest effects of either sign come first.
     ///
     /// # Shapes
     /// `input_ids` (1, T)
     ///
     /// # Errors
-    /// As for [`gradients`].
+    /// Returns the errors of [`gradients`].
     pub fn attribution(
         &self,
         model: &Gpt2LMHeadModel,
@@ -195,9 +195,9 @@ impl Features {
         Ok(all)
     }
 
-    /// What a feature adds to the residual stream for each unit of its activation, (C) in f32: [`Dictionary::direction`], through the
-    /// weights that follow where it is not in the stream itself. `None` where what the dictionary rebuilds does not go into the stream
-    /// by one product.
+    /// A feature's contribution to the residual stream per unit of its activation, (C) in f32:
+    /// [`Dictionary::direction`], multiplied by the weights that lead from the rebuilt value into the stream, if it is
+    /// not in the stream itself. `None` if the rebuilt value does not go into the stream by one product.
     ///
     /// # Errors
     /// When there is no such feature, or a layer cannot produce a dense weight.
@@ -224,8 +224,8 @@ impl Features {
 }
 
 impl FeatureRun {
-    /// How much of the value's variance around its mean the dictionary explains, over all positions: 1 at best. `None` if the value is
-    /// the same at all of them.
+    /// The share of the value's variance around its mean that the dictionary explains, over all positions: 1 at best.
+    /// `None` if the value is the same at all of them.
     ///
     /// # Errors
     /// When the device fails.

@@ -4,10 +4,11 @@ use candle_core::{DType, Device, Result, Tensor};
 use gpt2_model::dictionary::Dictionary;
 use gpt2_model::finite::all_finite;
 
-/// How many rows to encode at a time: their f64 copies should stay small.
+/// Rows to encode at a time, so that their f64 copies stay small.
 const ROWS: usize = 1024;
 
-/// How often each feature of a dictionary fires over many tokens, and where it fires most. Takes any number of tokens.
+/// The activity of each feature of a dictionary over many tokens: how often it fires, and where it fires most. Takes
+/// any number of tokens.
 #[derive(Debug)]
 pub struct Tally<'a> {
     dictionary: &'a Dictionary,
@@ -15,13 +16,14 @@ pub struct Tally<'a> {
     around: Around,
     tokens: usize,
     uses: Vec<Use>,
-    /// Of the value's numbers: sums and sums of squares; and the squared error of what is rebuilt.
+    /// The sum, and the sum of squares, of each of the value's channels.
     sums: Option<[Tensor; 2]>,
+    /// The summed squared error of the reconstruction.
     missed: f64,
 }
 
-/// How many tokens of its document to keep around a peak. Documents are cut into stretches of both together; of each stretch, the
-/// strongest token counts.
+/// The number of tokens of its document to keep around a peak. Documents are cut into stretches of `before + after`
+/// tokens; the strongest token of a stretch is its only peak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Around {
     /// Before it.
@@ -30,15 +32,15 @@ pub struct Around {
     pub after: usize,
 }
 
-/// What a feature does.
+/// A feature's activity.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Use {
-    /// At how many tokens it fires.
+    /// The number of tokens at which it fires.
     pub fired: u64,
     /// The sum of its activations.
     pub sum: f64,
-    /// Where it fires most, the strongest first.
+    /// The tokens at which it fires most, the strongest first.
     pub peaks: Vec<Peak>,
 }
 
@@ -50,7 +52,7 @@ pub struct Peak {
     pub activation: f32,
     /// The document, counted from 0.
     pub document: u32,
-    /// Where in its document the token stands, counted from 0.
+    /// The token's position in its document, counted from 0.
     pub position: u32,
     /// The tokens before it.
     pub before: Vec<u32>,
@@ -67,12 +69,12 @@ pub struct Tokens<'a> {
     pub ids: &'a [u32],
     /// The document of each.
     pub documents: &'a [u32],
-    /// Where in its document each stands.
+    /// The position of each in its document.
     pub positions: &'a [u32],
 }
 
 impl<'a> Tally<'a> {
-    /// Of no token yet. Keeps the `keep` strongest peaks of each feature.
+    /// An empty tally. Keeps the `keep` strongest peaks of each feature.
     #[must_use]
     pub fn new(dictionary: &'a Dictionary, keep: usize, around: Around) -> Self {
         let uses = vec![Use::default(); dictionary.features()];
@@ -143,7 +145,7 @@ impl<'a> Tally<'a> {
         self.tokens
     }
 
-    /// What each feature does, in order.
+    /// The activity of each feature, in order.
     #[must_use]
     pub fn uses(&self) -> &[Use] {
         &self.uses
@@ -155,8 +157,8 @@ impl<'a> Tally<'a> {
         self.uses.iter().map(|one| one.fired).sum::<u64>() as f64 / self.tokens.max(1) as f64
     }
 
-    /// How much of the value's variance around its mean the dictionary explains, over all tokens: 1 at best. `None` if nothing was
-    /// compared, or the value is the same everywhere.
+    /// The share of the value's variance around its mean that the dictionary explains, over all tokens: 1 at best.
+    /// `None` if nothing was compared, or the value is the same everywhere.
     ///
     /// # Errors
     /// When the device fails.

@@ -73,7 +73,7 @@ impl AdapterFiles {
     }
 }
 
-/// What PEFT puts before the names of the model's tensors.
+/// The prefix that PEFT puts before the names of the model's tensors.
 pub(crate) const PEFT_PREFIX: &str = "base_model.model.";
 
 /// An adapter: its config and its tensors' headers. The data is read when it is loaded.
@@ -261,7 +261,8 @@ impl AdapterCheckpoint {
         audit
     }
 
-    /// What was before the names of the model's modules when PEFT wrapped it.
+    /// The prefix that the names of the model's modules had when PEFT wrapped the model: none for a model without a
+    /// head.
     fn prefix(&self) -> &'static str {
         let bare = !self.tensors.is_empty() && !self.tensors.keys().any(|name| name.starts_with(PREFIX));
         if bare { "" } else { PREFIX }

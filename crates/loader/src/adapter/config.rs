@@ -32,7 +32,7 @@ pub struct AdapterConfig {
     /// Whether weights are stored (in, out). PEFT decides this by the layer, and so does this crate.
     #[serde(default)]
     pub fan_in_fan_out: bool,
-    /// Which biases are trained: only `none` is supported.
+    /// The biases that are trained; only `none` is supported.
     #[serde(default = "none")]
     pub bias: String,
     /// The layers with an update.
@@ -55,7 +55,7 @@ pub struct AdapterConfig {
     /// Modules that the adapter holds whole.
     #[serde(default)]
     pub modules_to_save: Option<Vec<String>>,
-    /// How the numbers began. What changes the model's own weights as well is refused.
+    /// The initialization of the numbers. One that also changes the model's own weights is refused.
     #[serde(default = "yes")]
     pub init_lora_weights: Value,
     /// Everything else in the file.
@@ -207,14 +207,14 @@ impl AdapterConfig {
         }
     }
 
-    /// The same for a model at a revision on the Hub.
+    /// Sets the revision of the base model on the Hub.
     #[must_use]
     pub fn with_revision(mut self, revision: Option<String>) -> Self {
         self.other.extend(revision.map(|revision| ("revision".to_string(), revision.into())));
         self
     }
 
-    /// What is not supported, or not valid: the field, its value, and why.
+    /// The first problem with the settings: a field that is not supported or not valid, its value, and the reason.
     pub(crate) fn problem(&self) -> Option<String> {
         if self.peft_type != "LORA" {
             return Some(format!("peft_type is {}; only LORA is supported", self.peft_type));

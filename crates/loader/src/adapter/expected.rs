@@ -1,4 +1,5 @@
-//! What the config of an adapter calls for, given the config of the model, by PEFT's rules for names.
+//! The layers and tensors that an adapter's config calls for, given the model's config, by PEFT's rules for names.
+
 
 use super::config::{AdapterConfig, Names, Patterns};
 use fancy_regex::Regex;

@@ -12,13 +12,13 @@ use std::fmt;
 pub struct Finding {
     /// `"prefix"`, `"tying"`, `"mask buffers"`, `"dtypes"` or `"scale"`.
     pub about: &'static str,
-    /// What the files hold.
+    /// A description of what the files hold.
     pub found: String,
-    /// What that means, and what can be done.
+    /// The meaning of this, and what can be done.
     pub advice: Advice,
 }
 
-/// What a [`Finding`] means, and what can be done. Displays in a library's words.
+/// The meaning of a [`Finding`], and what can be done. Displays in a library's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Advice {
@@ -65,7 +65,7 @@ impl fmt::Display for Advice {
 }
 
 impl Checkpoint {
-    /// What is unusual about these files: names, tying, buffers, dtypes, scale. Needs only their headers.
+    /// Lists what is unusual about these files: names, tying, buffers, dtypes, scale. Needs only their headers.
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         let tensors: Vec<(&str, &TensorInfo)> = self.tensors().collect();

@@ -23,7 +23,7 @@ use std::sync::Arc;
 pub struct Checkpoint {
     name: String,
     config: Config,
-    /// What the config calls for.
+    /// The parameters that the config calls for.
     parameters: Vec<Parameter>,
     tensors: Arc<BTreeMap<String, Stored>>,
     duplicates: Vec<TensorInfo>,
@@ -198,7 +198,7 @@ impl Checkpoint {
         counts.into_iter().map(|(format, _)| format).collect()
     }
 
-    /// The same checkpoint; its model will run attention by `implementation`, see
+    /// Sets the implementation of attention in the model that this checkpoint builds, see
     /// [`Config::attn_implementation`].
     #[must_use]
     pub fn with_implementation(mut self, implementation: Implementation) -> Self {

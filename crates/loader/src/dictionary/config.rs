@@ -4,7 +4,8 @@ use gpt2_model::hooks::Point;
 use serde_json::{Map, Value};
 use std::fmt;
 
-/// How a dictionary selects its features, and whether it predicts another value than it reads: SAELens' `architecture`.
+/// SAELens' `architecture`: the rule by which a dictionary selects features, and whether it is a transcoder, which
+/// predicts another value than it reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Architecture {
@@ -66,7 +67,7 @@ impl fmt::Display for Architecture {
     }
 }
 
-/// How a dictionary normalizes what it reads: SAELens' `normalize_activations`.
+/// SAELens' `normalize_activations`: the normalization of a dictionary's input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Normalization {
@@ -78,11 +79,11 @@ pub enum Normalization {
     ConstantNorm,
 }
 
-/// What `cfg.json` says of a dictionary.
+/// The settings of a dictionary in `cfg.json`.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct DictionaryConfig {
-    /// How it selects its features.
+    /// The rule by which it selects features.
     pub architecture: Architecture,
     /// The width of what it reads.
     pub d_in: usize,
@@ -94,13 +95,13 @@ pub struct DictionaryConfig {
     pub hook: Point,
     /// The value that it reconstructs.
     pub hook_out: Point,
-    /// How many features `topk` and `abstopk` select.
+    /// The number of features that `topk` and `abstopk` select.
     pub k: Option<usize>,
     /// Whether `topk` selects by activation times the norm of the feature's row of `W_dec`.
     pub rescale_acts_by_decoder_norm: bool,
     /// Whether `b_dec` is subtracted first.
     pub apply_b_dec_to_input: bool,
-    /// How it normalizes what it reads.
+    /// The normalization of its input.
     pub normalization: Normalization,
     /// Whether it was trained on a stream of mean 0: `center_writing_weights` in `model_from_pretrained_kwargs`.
     pub centered: bool,
@@ -109,7 +110,7 @@ pub struct DictionaryConfig {
     /// Whether the texts on which it was trained began with the end-of-text token; old files that do not say are taken to mean yes,
     /// as in SAELens.
     pub prepend_bos: bool,
-    /// What a user should know: where the file leaves in doubt what it means.
+    /// Remarks for the user on settings whose meaning the file leaves in doubt.
     pub remarks: Vec<String>,
 }
 
@@ -249,10 +250,10 @@ impl Settings<'_> {
 }
 
 impl DictionaryConfig {
-    /// What a JSON object says.
+    /// Reads the settings from a JSON object.
     ///
     /// # Errors
-    /// Which setting is missing, wrong or not supported.
+    /// Names the setting that is missing, wrong or not supported.
     pub(super) fn new(json: &Map<String, Value>) -> Result<Self, String> {
         let settings = Settings(json);
         let (architecture, k) = settings.architecture()?;

@@ -41,7 +41,7 @@ pub struct DictionaryCheckpoint {
     tensors: BTreeMap<String, Stored>,
 }
 
-/// Where on the Hub a dictionary came from.
+/// The origin of a dictionary on the Hub.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct DictionaryOrigin {
@@ -61,7 +61,7 @@ impl DictionaryCheckpoint {
         Self::open_named(folder, folder.display().to_string())
     }
 
-    /// The same under another name.
+    /// Opens a dictionary in a folder; messages call it `name`.
     pub(crate) fn open_named(folder: &Path, name: String) -> Result<Self, LoadError> {
         let refused = |reason: String| LoadError::Dictionary { name: name.clone(), reason };
         for file in [CONFIG, WEIGHTS] {
@@ -92,7 +92,7 @@ impl DictionaryCheckpoint {
         &self.name
     }
 
-    /// Where on the Hub it came from; `None` for a folder.
+    /// Its origin on the Hub; `None` for a folder.
     #[must_use]
     pub fn origin(&self) -> Option<&DictionaryOrigin> {
         self.origin.as_ref()
@@ -198,7 +198,7 @@ impl DictionaryCheckpoint {
         all
     }
 
-    /// What is wrong with the tensors, a line each.
+    /// Lists what is wrong with the tensors, a line each.
     fn problems(&self) -> String {
         let expected = self.expected();
         let mut problems = String::new();

@@ -4,7 +4,7 @@ use super::audit::Mismatch;
 use crate::stored::TensorInfo;
 use std::fmt;
 
-/// How an adapter differs from what its config calls for in a model.
+/// The differences between an adapter's tensors and those that its config calls for in a model.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[non_exhaustive]
 pub struct AdapterAudit {

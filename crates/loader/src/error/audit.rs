@@ -7,7 +7,7 @@ use gpt2_model::parameters::{LM_HEAD, PREFIX, Parameter, WTE};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// How a checkpoint differs from what its config calls for.
+/// The differences between a checkpoint and what its config calls for.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Audit {
@@ -26,8 +26,8 @@ pub struct Audit {
     pub not_finite: Vec<(String, usize)>,
     /// The `attn.bias` and `attn.masked_bias` buffers: recognized, never loaded or counted.
     pub buffers: Vec<TensorInfo>,
-    /// How many numbers the parameters in the files hold. The table of a tied model counts once, even if the
-    /// file holds it under both names.
+    /// The number of elements of the parameters in the files. The table of a tied model counts once, even if the file
+    /// holds it under both names.
     pub parameter_count: u64,
 }
 
@@ -35,7 +35,7 @@ pub struct Audit {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Mismatch {
-    /// What the file holds.
+    /// The tensor in the file.
     pub found: TensorInfo,
     /// The shape that the config calls for.
     pub expected: Vec<usize>,

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::path::PathBuf;
 
-/// Why the Hub, or the cache of its files, did not give what was asked for. Displays what is wrong.
-/// What to do is in [`remedy`](Self::remedy) if a program may want its own words for it, and in the text otherwise; a `LoadError` shows both.
+/// A failure of the Hub, or of the cache of its files. Displays what is wrong. The remedy is in
+/// [`remedy`](Self::remedy) if a program may want its own words for it, and in the text otherwise; a `LoadError` shows
+/// both.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {
@@ -24,7 +25,7 @@ pub enum HubError {
     Endpoint {
         /// The address.
         endpoint: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// The Hub could not be reached.
@@ -32,7 +33,7 @@ pub enum HubError {
     NoNetwork {
         /// The Hub's address.
         endpoint: String,
-        /// What the system said.
+        /// The system's message.
         reason: String,
     },
     /// A file that is not in the cache and cannot be requested from the Hub.
@@ -70,7 +71,7 @@ pub enum HubError {
         model: String,
         /// Whether a token was sent.
         has_token: bool,
-        /// What the Hub said.
+        /// The Hub's message.
         message: String,
     },
     /// A token that the Hub refuses.
@@ -78,7 +79,7 @@ pub enum HubError {
     TokenRefused {
         /// The Hub's address.
         endpoint: String,
-        /// What it said.
+        /// The Hub's message.
         reason: String,
     },
     /// A model without this branch, tag or commit.
@@ -110,7 +111,7 @@ pub enum HubError {
     RateLimited {
         /// The Hub's address.
         endpoint: String,
-        /// How many seconds it asks to wait.
+        /// The seconds that the Hub asks to wait.
         wait_s: Option<u64>,
         /// Whether a token was sent.
         has_token: bool,
@@ -118,13 +119,13 @@ pub enum HubError {
     /// The server failed.
     #[error("{url}: the server failed: {status} {phrase}{}", after_colon(message))]
     Server {
-        /// What was asked for.
+        /// The requested address.
         url: String,
         /// The HTTP status.
         status: u16,
         /// Its name, such as `Not Found`.
         phrase: &'static str,
-        /// What the server said.
+        /// The server's message.
         message: String,
     },
     /// The server, or a proxy on the way, refused.
@@ -134,37 +135,37 @@ pub enum HubError {
         after_colon(message)
     )]
     Refused {
-        /// What was asked for.
+        /// The requested address.
         url: String,
         /// The HTTP status.
         status: u16,
         /// Its name, such as `Not Found`.
         phrase: &'static str,
-        /// What the server said.
+        /// The server's message.
         message: String,
     },
     /// An answer that is not the Hub's.
     #[error("{url}: not an answer of the Hub: {reason}")]
     Unexpected {
-        /// What was asked for.
+        /// The requested address.
         url: String,
-        /// What is wrong with the answer.
+        /// The reason.
         reason: String,
     },
     /// A connection that ended before the answer did.
     #[error("{url}: the connection was cut: {reason}")]
     Interrupted {
-        /// What was asked for.
+        /// The requested address.
         url: String,
-        /// What the system said.
+        /// The system's message.
         reason: String,
     },
     /// No byte came for too long.
     #[error("{url}: no answer for {seconds} s")]
     Timeout {
-        /// What was asked for.
+        /// The requested address.
         url: String,
-        /// How long this process waited.
+        /// The seconds that this process waited.
         seconds: u64,
     },
     /// Content that differs from what the server announced.
@@ -178,7 +179,7 @@ pub enum HubError {
         expected: String,
         /// The content's hash, or its length if that is already wrong.
         found: String,
-        /// How a small body begins.
+        /// The beginning of a small body.
         start: String,
     },
     /// A cached file whose content is wrong, and which cannot be fetched again.
@@ -207,9 +208,9 @@ pub enum HubError {
          itself, or fetch the files yourself and name their folder"
     )]
     NoHash {
-        /// What was asked for.
+        /// The requested address.
         url: String,
-        /// What it announces.
+        /// The announced ETag.
         etag: String,
     },
     /// A file that is pinned to different content.
@@ -237,7 +238,7 @@ pub enum HubError {
         free.map_or_else(String::new, |free| format!(", {free} are free"))
     )]
     DiskFull {
-        /// Where.
+        /// The path.
         path: PathBuf,
         /// The bytes that are still missing.
         needed: u64,
@@ -247,7 +248,7 @@ pub enum HubError {
     /// A cache that cannot be written to.
     #[error("{}: {reason}; the cache cannot be written to and lacks files of this model", path.display())]
     CacheNotWritable {
-        /// What was to be written.
+        /// The path that was to be written.
         path: PathBuf,
         /// The system's reason.
         reason: std::io::Error,
@@ -255,7 +256,7 @@ pub enum HubError {
     /// Something else where the cache keeps a file.
     #[error("{}: is a folder, a device or a pipe; remove it, and run this again", path.display())]
     NotAFile {
-        /// Where.
+        /// The path.
         path: PathBuf,
     },
     /// Another process is writing the same file and makes no progress.
@@ -266,18 +267,19 @@ pub enum HubError {
     Locked {
         /// The lock.
         path: PathBuf,
-        /// How long this process waited.
+        /// The seconds that this process waited.
         seconds: u64,
     },
 }
 
-/// What a server said, if it said anything.
+/// The server's message after a colon, or nothing.
 fn after_colon(message: &str) -> String {
     if message.is_empty() { String::new() } else { format!(": {message}") }
 }
 
 impl HubError {
-    /// What to do, for errors where a program may have its own words for it. Other errors say it themselves.
+    /// The remedy, for errors where a program may have its own words for it. The text of other errors includes the
+    /// remedy.
     #[must_use]
     pub fn remedy(&self) -> Option<Remedy> {
         Some(match self {
@@ -329,8 +331,8 @@ impl HubError {
     }
 }
 
-/// What to do about a [`HubError`]. Displays in a library's words; a program that has options
-/// or variables for it can name them instead.
+/// A remedy for a [`HubError`]. Displays in a library's words; a program that has options or variables for it can name
+/// them instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Remedy {

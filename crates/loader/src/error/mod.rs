@@ -19,7 +19,7 @@ pub enum LoadError {
     /// A file system operation failed.
     #[error("{}: {source}", path.display())]
     Io {
-        /// What was read or written.
+        /// The path that was read or written.
         path: PathBuf,
         /// The system's reason.
         source: std::io::Error,
@@ -31,13 +31,13 @@ pub enum LoadError {
         path.display()
     )]
     NotFound {
-        /// What was asked for.
+        /// The requested path.
         path: PathBuf,
     },
     /// A file where a folder is needed.
     #[error("{}: is a file; name the folder that holds it, with its config.json", path.display())]
     NotADirectory {
-        /// What was asked for.
+        /// The requested path.
         path: PathBuf,
     },
     /// A folder without a config.
@@ -89,7 +89,7 @@ pub enum LoadError {
     Json {
         /// The file.
         path: PathBuf,
-        /// What the file should contain.
+        /// The expected content of the file.
         expected: &'static str,
         /// Why it does not fit, and in which field if the file is JSON.
         reason: String,
@@ -107,7 +107,7 @@ pub enum LoadError {
     Gguf {
         /// The model, or the file.
         name: String,
-        /// What does not fit.
+        /// The reason.
         reason: String,
     },
     /// A weight file that is truncated, or not of the format that its name says.
@@ -117,9 +117,9 @@ pub enum LoadError {
         path: PathBuf,
         /// The format that its name promises.
         format: &'static str,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
     /// Tensors that are missing, left over or of another shape.
@@ -130,7 +130,7 @@ pub enum LoadError {
     Adapter {
         /// The adapter, or its config.
         name: String,
-        /// What does not fit.
+        /// The reason.
         reason: String,
     },
     /// Tensors of an adapter that are missing, left over, of another shape or not finite.
@@ -141,7 +141,7 @@ pub enum LoadError {
     Dictionary {
         /// The dictionary, or the file of it that is at fault.
         name: String,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
     /// A model with a number that a file cannot hold.
@@ -151,11 +151,11 @@ pub enum LoadError {
         parameter: String,
         /// Its first such number.
         value: f64,
-        /// How the file writes numbers.
+        /// The number format of the file.
         format: String,
         /// The largest number that fits.
         most: f64,
-        /// What to do about a number that is too large.
+        /// The remedy for a number that is too large.
         remedy: &'static str,
     },
     /// A tokenizer file that cannot be used, or text that it cannot encode.
@@ -163,7 +163,7 @@ pub enum LoadError {
     Tokenizer {
         /// The file or source.
         name: String,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
     /// A tokenizer that could not be fetched.
@@ -171,7 +171,7 @@ pub enum LoadError {
     TokenizerUnreachable {
         /// The source.
         name: String,
-        /// What went wrong when it was requested.
+        /// The error of the request.
         reason: Arc<LoadError>,
     },
     /// A text that gives no tokens.
@@ -179,7 +179,7 @@ pub enum LoadError {
     NothingLeft {
         /// The tokenizer's file.
         name: String,
-        /// What the vocabulary cannot spell; empty if the text is only what separates words.
+        /// The characters that the vocabulary cannot spell; empty if the text holds only separators of words.
         characters: Unspellable,
     },
     /// A prompt that is too long for any tokenization to fit.
@@ -208,7 +208,7 @@ pub enum LoadError {
     Hub(HubError),
 }
 
-/// What to do about an error of the Hub's, if it does not say so itself.
+/// The remedy for a Hub error, after a semicolon; empty if the error's own text says it.
 fn and_remedy(error: &HubError) -> String {
     error.remedy().map_or_else(String::new, |remedy| format!("; {remedy}"))
 }
@@ -226,7 +226,7 @@ fn short(number: f64) -> String {
     if number.abs() < 1e7 || !number.is_finite() { number.to_string() } else { format!("{number:.3e}") }
 }
 
-/// Which characters the vocabulary lacks, if any.
+/// Lists the characters that the vocabulary lacks, if any.
 fn none_of(characters: &Unspellable) -> String {
     if characters.is_empty() {
         return String::new();

@@ -20,7 +20,7 @@ const MOST_DIMS: u32 = 4;
 pub(super) struct Header<'a> {
     pub(super) values: BTreeMap<&'a str, Value<'a>>,
     pub(super) tensors: Vec<Tensor<'a>>,
-    /// Where the data starts.
+    /// The offset of the tensors' data in the file.
     pub(super) data: usize,
 }
 
@@ -137,7 +137,7 @@ fn alignment(values: &BTreeMap<&str, Value>) -> Result<usize, String> {
     }
 }
 
-/// What a key says.
+/// The value of a key.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Value<'a> {
     Integer(i128),
@@ -177,17 +177,17 @@ impl<'a> List<'a> {
     }
 }
 
-/// How deep arrays may lie in arrays.
+/// The deepest nesting of arrays.
 const DEEPEST: u32 = 4;
 
 /// The type numbers of strings and arrays.
 const TEXT: u32 = 8;
 const ARRAY: u32 = 9;
 
-/// What is left of a file.
+/// Reads a file's bytes in order.
 struct Cursor<'a> {
     bytes: &'a [u8],
-    /// How many bytes were read.
+    /// The number of bytes read so far.
     at: usize,
 }
 

@@ -50,7 +50,7 @@ const UNKNOWN: [(u32, &str); 23] = [
     (40, "NVFP4"),
 ];
 
-/// How a tensor of ggml's type `number` is written.
+/// The encoding of ggml's type `number`.
 pub(super) fn encoding(number: u32) -> Encoding {
     let known = KNOWN.into_iter().find(|(n, _)| *n == number).map(|(_, encoding)| encoding);
     known.unwrap_or_else(|| {
@@ -64,7 +64,7 @@ pub(crate) fn number(encoding: Encoding) -> Option<u32> {
     KNOWN.into_iter().find(|(_, known)| *known == encoding).map(|(number, _)| number)
 }
 
-/// What a GGUF file is written as, by llama.cpp's names. Biases, layer norms and positions are in f32 in all of them.
+/// A type of GGUF file, by llama.cpp's name. Biases, layer norms and positions are in f32 in all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GgufType {
@@ -82,7 +82,7 @@ impl GgufType {
     /// Every type.
     pub const ALL: &[Self] = &[Self::F16, Self::Q8_0, Self::Q4_0, Self::Q4KM];
 
-    /// What it costs, in a few words.
+    /// Its bits per weight, in a few words.
     #[must_use]
     pub fn about(self) -> &'static str {
         match self {

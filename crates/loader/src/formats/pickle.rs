@@ -82,7 +82,7 @@ fn read_archive(path: &Path, bytes: &Bytes) -> Result<Vec<Stored>, String> {
     Ok(tensors)
 }
 
-/// Where an uncompressed entry lies in the archive `bytes`.
+/// Finds an uncompressed entry in the archive `bytes`.
 fn storage<R: Read + std::io::Seek>(
     zip: &mut zip::ZipArchive<R>,
     bytes: &[u8],

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 
-/// How deep tuples may nest. A tensor needs four; dropping an object recurses this deep.
+/// The deepest nesting of tuples. A tensor needs four; dropping an object recurses this deep.
 const DEEPEST: usize = 64;
 
 #[derive(Clone)]

@@ -7,7 +7,7 @@ use hf_hub::{Repo, RepoType};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 use ureq::http::Uri;
 
-/// What a file's name must not bring into an address as it is.
+/// The characters of a file's name that an address holds percent-encoded.
 const RESERVED: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'#').add(b'%').add(b'<').add(b'>').add(b'?');
 
 /// A Hub's address.
@@ -19,7 +19,7 @@ pub(super) struct Endpoint {
     pub(super) authorization: Option<String>,
 }
 
-/// What two addresses must share to be the same server's.
+/// The origin of an address; equal origins are the same server.
 #[derive(PartialEq)]
 pub(super) struct Origin {
     scheme: String,

@@ -22,7 +22,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-/// How long a waiting process sleeps before it looks again.
+/// The time that a waiting process sleeps before it looks again.
 const POLL: Duration = Duration::from_millis(100);
 
 /// Bytes of a ref, which holds a commit, or of a record, which holds a hash and three numbers.
@@ -101,9 +101,9 @@ impl Repo {
         self.root.join("blobs").join(digest.as_str())
     }
 
-    /// What the content of a commit's file must hash to: the name of the blob that it links to. Only the first
-    /// link is followed; a further one leads to a store with other names. On a system without links, where the
-    /// file itself is there, it is the hash that the file was last verified against.
+    /// The hash that the content of a commit's file must have: the name of the blob that the file links to. Only the
+    /// first link is followed; a further one leads to a store with other names. On a system without links, where the
+    /// cache holds the file itself, this is the hash that the file was last verified against.
     pub(crate) fn digest(&self, commit: &str, name: &str) -> Option<Digest> {
         if let Ok(target) = std::fs::read_link(self.pointer(commit, name)) {
             return Digest::parse(target.file_name()?.to_str()?);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use ureq::http::header::{AUTHORIZATION, CONTENT_LENGTH, ETAG, LOCATION, RANGE};
 use ureq::http::{Method, Request, StatusCode, Uri};
 
-/// How often a failed request is repeated.
+/// The number of times that a failed request is repeated.
 const RETRIES: usize = 3;
 /// The longest that a server may ask to wait before the next request.
 const LONGEST_WAIT: Duration = Duration::from_mins(1);
@@ -41,7 +41,7 @@ pub(crate) struct Announced {
     pub(crate) size: Option<u64>,
 }
 
-/// What the Hub says of a revision.
+/// The Hub's description of a revision.
 #[derive(Deserialize)]
 struct Info {
     sha: Option<String>,

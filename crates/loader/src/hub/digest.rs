@@ -89,7 +89,7 @@ impl Hasher {
     }
 }
 
-/// How many bytes are written between two flushes.
+/// The number of bytes written between two flushes.
 const FLUSH: u64 = 32 << 20;
 
 /// Two threads that follow the writing thread. They compute the hash from bytes read back from the file, so it

@@ -28,7 +28,7 @@ pub(super) struct Http {
 
 /// An answer whose headers have arrived.
 pub(super) struct Answer {
-    /// Where it came from.
+    /// The address that it came from.
     pub(super) uri: Uri,
     pub(super) status: StatusCode,
     headers: HeaderMap,
@@ -76,7 +76,7 @@ impl Answer {
         self.headers.get(name)?.to_str().ok()
     }
 
-    /// Where the answer came from, without secrets.
+    /// The address that the answer came from, without secrets.
     pub(super) fn shown(&self) -> String {
         shown(&self.uri)
     }
@@ -131,7 +131,7 @@ impl Failure {
 /// The name in messages for a status without a name.
 const UNKNOWN: &str = "<unknown status code>";
 
-/// What a request was about: a revision of the model, or one of its files.
+/// The subject of a request: a revision of the model, or one of its files.
 #[derive(Clone, Copy)]
 pub(super) struct About<'a> {
     pub(super) revision: &'a str,
@@ -145,7 +145,7 @@ pub(super) struct RequestContext<'a> {
     pub(super) model: &'a ModelId,
     /// Whether requests send a token.
     pub(super) has_token: bool,
-    /// How long a request may go without a byte.
+    /// The time that a request may go without receiving a byte.
     pub(super) timeout: Duration,
 }
 
@@ -243,8 +243,8 @@ fn is_cut(error: &std::io::Error) -> bool {
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
 }
 
-/// How long until an exhausted limit resets, from the header `ratelimit: "name";r=0;t=55`: r requests are
-/// left for the next t seconds.
+/// The time until an exhausted limit resets, from the header `ratelimit: "name";r=0;t=55`: r requests are left for the
+/// next t seconds.
 fn used_up(limits: &str) -> Option<Duration> {
     let number = |limit: &str, key: &str| -> Option<u64> {
         limit.split(';').find_map(|part| part.trim().strip_prefix(key))?.parse().ok()

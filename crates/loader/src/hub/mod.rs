@@ -38,8 +38,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Which Hub to ask, how, and where to keep its files. This crate reads no settings from the environment, but
-/// the HTTP client reads the proxy variables (`HTTPS_PROXY`, `NO_PROXY`, ..).
+/// Settings for the Hub: its address, the cache of its files, and the requests to it. This crate reads no settings from
+/// the environment, but the HTTP client reads the proxy variables (`HTTPS_PROXY`, `NO_PROXY`, ..).
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Hub {
@@ -51,7 +51,7 @@ pub struct Hub {
     pub token: Option<String>,
     /// Whether to make no requests at all.
     pub offline: bool,
-    /// How long a request may go without receiving a byte. A whole download may take any time.
+    /// The time that a request may go without receiving a byte. A whole download may take any time.
     pub timeout: Duration,
     /// Files whose content is known in advance.
     pub pins: Vec<Pin>,
@@ -86,7 +86,7 @@ pub struct Pin {
     pub license: String,
 }
 
-/// What is happening to a file.
+/// A step in fetching or checking a file.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
@@ -101,14 +101,14 @@ pub enum Event<'a> {
         file: &'a str,
         /// Its length in bytes, if the Hub says.
         size: Option<u64>,
-        /// How many bytes had arrived before.
+        /// The number of bytes that had arrived before.
         have: u64,
     },
     /// More bytes of a file have arrived.
     Received {
         /// The file.
         file: &'a str,
-        /// How many have arrived so far.
+        /// The number of bytes that have arrived so far.
         bytes: u64,
     },
     /// A file is complete, verified and in the cache.
@@ -125,9 +125,9 @@ pub enum Event<'a> {
     },
     /// A try failed, and another will follow.
     Retrying {
-        /// Why.
+        /// The error.
         error: &'a HubError,
-        /// How long until the next try.
+        /// The time until the next try.
         wait: Duration,
     },
 }
@@ -152,7 +152,7 @@ pub struct Headers {
     pub commit: String,
     /// The config and the headers: no tokenizer, and no data to load.
     pub files: Files,
-    /// How many bytes of weight files were read from the Hub. They cannot be verified: the hash that the Hub
+    /// The number of bytes of weight files that were read from the Hub. They cannot be verified: the hash that the Hub
     /// announces covers the whole file.
     pub bytes_read: u64,
 }
@@ -177,7 +177,7 @@ pub struct CachedModel {
 pub struct FileCheck {
     /// The file.
     pub file: String,
-    /// What was found.
+    /// Its state.
     pub state: FileState,
     /// Its length in bytes.
     pub size: u64,

@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 use ureq::http::StatusCode;
 use ureq::http::header::{CONTENT_LENGTH, CONTENT_RANGE};
 
-/// How often a file with wrong content is fetched again.
+/// The number of times that a file with wrong content is fetched again.
 const WRONG_CONTENTS: usize = 2;
 /// A try that brought this many bytes made progress.
 const HEADWAY: u64 = 1 << 20;
 /// A shorter answer may be an error page instead of a file's start.
 const STRAY: usize = 1 << 16;
-/// How many bytes of such an answer an error shows.
+/// The number of bytes of such an answer that an error shows.
 const SHOWN: usize = 200;
 
 /// A file on its way into the cache.

@@ -12,7 +12,7 @@ use std::path::Path;
 /// The version of SAELens whose form of `cfg.json` is written.
 const SAELENS: &str = "6.0.0";
 
-/// What `cfg.json` says of a dictionary that was trained, besides its sizes.
+/// The settings that `cfg.json` records for a trained dictionary, besides its sizes.
 #[derive(Debug, Clone)]
 pub struct NewDictionary {
     /// The value that it reads.
@@ -21,9 +21,9 @@ pub struct NewDictionary {
     pub model_name: Option<String>,
     /// Whether texts began with the end-of-text token.
     pub prepend_bos: bool,
-    /// How many tokens of a text the model saw together.
+    /// The number of tokens that the model read together.
     pub context_size: Option<u64>,
-    /// What made it, for readers of the file.
+    /// The origin of the dictionary, for readers of the file.
     pub made_by: Value,
 }
 

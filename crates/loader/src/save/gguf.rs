@@ -39,10 +39,10 @@ pub fn save_gguf(
     written.check(&Files::open_gguf(path)?)
 }
 
-/// The same in memory: a file of the model's name and the type, such as `gpt2-q8_0.gguf`.
+/// Like [`save_gguf`], but in memory: the file has the model's name and the type, such as `gpt2-q8_0.gguf`.
 ///
 /// # Errors
-/// Those of [`save_gguf`].
+/// Returns the errors of [`save_gguf`].
 pub fn to_gguf(
     checkpoint: &Checkpoint,
     tokenizer: &Tokenizer,
@@ -58,7 +58,7 @@ pub fn to_gguf(
     Ok(files)
 }
 
-/// What was written to a file, to compare what is read back with it.
+/// The content of a written file, for comparison with what is read back.
 struct Written {
     config: Config,
     list: List,

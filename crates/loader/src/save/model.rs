@@ -11,7 +11,7 @@ use gpt2_model::finite::all_finite;
 use half::{bf16, f16};
 use std::path::Path;
 
-/// What to save, and how.
+/// Options for saving a model.
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct SaveOptions {
@@ -23,13 +23,13 @@ pub struct SaveOptions {
 }
 
 impl SaveOptions {
-    /// The same with this dtype in the file.
+    /// Sets the dtype in the file.
     #[must_use]
     pub fn with_dtype(self, dtype: impl Into<Option<DType>>) -> Self {
         Self { dtype: dtype.into(), ..self }
     }
 
-    /// The same with the causal triangles, or without them.
+    /// Sets whether to save the causal triangles.
     #[must_use]
     pub fn with_buffers(self, buffers: bool) -> Self {
         Self { buffers, ..self }
@@ -71,7 +71,7 @@ pub fn save(
 /// # Errors
 /// [`LoadError::NotSavable`] for the first parameter with a number that is NaN, infinite or too large for the dtype.
 pub fn check_savable(model: &Gpt2LMHeadModel, dtype: impl Into<Option<DType>>) -> Result<(), LoadError> {
-    let dtype = dtype.into().unwrap_or(model.transformer.dtype());
+    let dtype = dtype.into().unwrap_or(model.dtype());
     for (name, values) in model.named_parameters() {
         savable(&name, values.tensor(), dtype)?;
     }
@@ -113,7 +113,7 @@ fn tensors(
     let failed = |source| LoadError::Tensor { name: dir.display().to_string(), source };
     let mut tensors = vec![];
     model.check_layers().map_err(failed)?; // which readers of the file would not know
-    let dtype = options.dtype.unwrap_or(model.transformer.dtype());
+    let dtype = options.dtype.unwrap_or(model.dtype());
     for (name, values) in model.named_parameters() {
         tensors.push((names::saved(&name), savable(&name, values.tensor(), dtype)?));
     }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// The blocks that one thread unpacks at a time.
 const PART: usize = 1 << 10;
-/// How many bytes of an entry to hold in memory at a time while checking it.
+/// Bytes of an entry to hold in memory at a time while checking it.
 const CHUNK: usize = 1 << 20;
 
 /// A file's description of one of its tensors.
@@ -27,7 +27,7 @@ const CHUNK: usize = 1 << 20;
 pub struct TensorInfo {
     /// The name in the file.
     pub name: String,
-    /// How the file writes its numbers.
+    /// The encoding of its numbers in the file.
     pub dtype: Encoding,
     /// The shape in the model: a GGUF file holds the weights of linear layers transposed.
     pub shape: Vec<usize>,
@@ -43,7 +43,8 @@ impl TensorInfo {
     }
 }
 
-/// How a file writes the numbers of a tensor. Displays as the format names it: `F32`, `BF16`, `U8`, `Q8_0`, `Q4_K`.
+/// The encoding of a tensor's numbers in a file. Displays under the format's own name: `F32`, `BF16`, `U8`, `Q8_0`,
+/// `Q4_K`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Encoding {
@@ -132,7 +133,7 @@ impl Stored {
     /// shape.
     ///
     /// # Errors
-    /// As for [`load`](Self::load).
+    /// Returns the errors of [`load`](Self::load).
     pub(crate) fn load_frozen(
         &self,
         name: &str,
@@ -216,7 +217,7 @@ impl Stored {
     }
 }
 
-/// How many numbers are NaN or infinite.
+/// Counts the numbers that are NaN or infinite.
 pub(crate) fn not_finite(tensor: &Tensor) -> candle_core::Result<usize> {
     if all_finite(tensor)? {
         return Ok(0);

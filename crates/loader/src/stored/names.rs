@@ -9,7 +9,7 @@ const HEAD: &str = "lm_head.";
 pub(crate) const TRIANGLE: &str = "attn.bias";
 /// The score of a hidden key, a buffer of each layer in older checkpoints.
 const HIDDEN_SCORE: &str = "attn.masked_bias";
-/// The same two in cross-attention, which needs no triangle.
+/// The names of both in cross-attention, which needs no triangle.
 const CROSS_TRIANGLE: &str = "crossattention.bias";
 const CROSS_HIDDEN_SCORE: &str = "crossattention.masked_bias";
 
@@ -39,7 +39,7 @@ pub(crate) fn is_mask_buffer(name: &str, shape: &[usize], n_layer: usize) -> boo
 const GGUF: usize = 0;
 const OURS: usize = 1;
 
-/// What comes before the number of a block.
+/// The text before the number of a block: in GGUF files, and in ours.
 const BLOCKS: [&str; 2] = ["blk.", "h."];
 
 /// The names outside the blocks.

@@ -142,7 +142,7 @@ fn of_gpt2(bpe: &CoreBPE) -> List {
     List { tokens, merges, added, end_of_text: None }
 }
 
-/// Where the last merge that makes the token of rank `rank` joins its bytes.
+/// The index in a token's bytes at which the last merge that makes the token joins them; `rank` is the token's rank.
 fn last_split(token: &[u8], rank: usize, ranks: &HashMap<&[u8], usize>) -> usize {
     let mut starts: Vec<usize> = (0..=token.len()).collect();
     while starts.len() > 3 {

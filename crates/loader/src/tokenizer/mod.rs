@@ -220,8 +220,8 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Where each token of `text` lies in it: its first character, and the one after its last. Tokens that share a character both
-    /// have it. The tokens are those of [`encode`](Self::encode).
+    /// The range of each token in `text`, in characters: its first one, and the one after its last. Tokens that share a
+    /// character both include it. The tokens are those of [`encode`](Self::encode).
     ///
     /// # Errors
     /// When the tokenizer fails on the text.
@@ -318,7 +318,8 @@ impl Tokenizer {
         ids.iter().map(|&id| self.decode(&[id])).collect()
     }
 
-    /// The same for a reader: bytes that are part of a character stand as `<E6>`, since every `U+FFFD` looks alike.
+    /// The text of each id on its own, for a reader: bytes that are part of a character appear as `<E6>`, since every
+    /// `U+FFFD` looks alike.
     #[must_use]
     pub fn spelled(&self, ids: &[u32]) -> Vec<String> {
         let spelled = |(&id, text): (&u32, String)| {
@@ -379,7 +380,7 @@ pub struct TextStream<T> {
     tokenizer: T,
     /// The ids since the last whole character.
     pending: Vec<u32>,
-    /// How many bytes of their text have been returned.
+    /// The number of bytes of their text that have been returned.
     written: usize,
 }
 
@@ -392,7 +393,7 @@ impl Tokenizer {
 }
 
 impl<T: Deref<Target = Tokenizer>> TextStream<T> {
-    /// The same with a tokenizer that it owns or shares: an `Arc`, say.
+    /// A decoder that owns or shares its tokenizer, for example through an `Arc`.
     #[must_use]
     pub fn new(tokenizer: T) -> Self {
         Self { tokenizer, pending: vec![], written: 0 }

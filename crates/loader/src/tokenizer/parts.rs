@@ -77,7 +77,7 @@ impl Normalizer {
     }
 }
 
-/// What to do with the text between the matches.
+/// The treatment of the delimiters at which text is split.
 #[derive(Default, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(super) enum Behavior {
     Removed,
@@ -88,7 +88,7 @@ pub(super) enum Behavior {
     Contiguous,
 }
 
-/// Where the text is split.
+/// The delimiter at which text is split.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Pattern {
     String(String),
@@ -108,7 +108,7 @@ fn yes() -> bool {
     true
 }
 
-/// What splits the text into words.
+/// A step that splits the text into words.
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub(super) enum PreTokenizer {
@@ -192,7 +192,7 @@ pub(super) enum Piece {
     SpecialToken { id: String, type_id: u32 },
 }
 
-/// Which text.
+/// The first or the second text.
 #[derive(PartialEq, Serialize, Deserialize)]
 pub(super) enum SequenceId {
     A,

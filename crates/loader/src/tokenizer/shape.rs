@@ -212,7 +212,7 @@ fn check_added(added: &[Added]) -> Result<(), String> {
     Ok(())
 }
 
-/// The same for a token after normalization, the form to search for in a normalized text.
+/// Applies [`check_found`] to tokens after normalization, the form to search for in a normalized text.
 fn check_normalized(added: &[Added], normalizer: &NormalizerWrapper) -> Result<(), String> {
     let strips = strips(added);
     for token in added.iter().filter(|token| token.normalized) {

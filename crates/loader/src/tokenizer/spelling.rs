@@ -12,7 +12,7 @@ use tokenizers::{Decoder as _, Model, ModelWrapper, OffsetReferential, OffsetTyp
 /// microseconds.
 const MOST_BYTES: usize = 1 << 20;
 
-/// How the vocabulary spells a text.
+/// The way a vocabulary spells text.
 #[derive(Debug, Clone)]
 pub(super) struct Spelling {
     /// Whether no character is ever dropped.
@@ -51,7 +51,7 @@ impl Spelling {
         Self { whole, longest: Some(longest).filter(|_| whole), ..Self::of_bytes(longest) }
     }
 
-    /// The same with one more token, which stands for its own text.
+    /// Adds a token, which stands for its own text.
     pub(super) fn with_token(self, token: &str) -> Self {
         Self { longest: self.longest.map(|longest| longest.max(token.len())), ..self }
     }

@@ -9,16 +9,17 @@ use crate::gpt2::lm_head_model::Gpt2LMHeadModel;
 use candle_core::{D, DType, Result, Tensor};
 use std::borrow::Cow;
 
-/// How to search. The fields have transformers' names and defaults.
+/// The options of beam search. The fields have transformers' names and defaults.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BeamSearch {
-    /// How many texts are continued at a time.
+    /// The number of texts that are continued in parallel.
     pub num_beams: usize,
     /// A text's score is its log-probability divided by `tokens ^ length_penalty`: above 0 prefers long texts.
     pub length_penalty: f64,
     /// Stop as soon as `num_beams` texts have ended, rather than when no running text seems able to surpass them.
     pub early_stopping: bool,
-    /// As in [`Sampling`](crate::Sampling), on log-probabilities: above 1, tokens of the text become less probable.
+    /// The penalty of [`Sampling`](crate::Sampling), applied to log-probabilities: above 1, tokens that are already in
+    /// the text become less probable.
     pub repetition_penalty: f64,
 }
 
@@ -72,11 +73,11 @@ impl BeamSearch {
         let ends = config.eos_token_id.as_ref().map_or(0, |ids| ids.as_slice().len());
         // Enough to go on even if the most probable ones end.
         let considered = self.num_beams.saturating_mul((1 + ends).max(2));
-        let dtype = model.transformer.dtype();
-        let device = model.transformer.wte.device();
+        let dtype = model.dtype();
+        let device = model.device();
 
         let mut cache = KvCache::new(config, 1, capacity, dtype, device)?;
-        let mut input = Tensor::new(prompt, device)?.unsqueeze(0)?; // (beams, T)
+        let mut input = model.ids(prompt)?; // (beams, T)
         let mut beams = vec![Beam { ids: vec![], log_probability: 0.0 }];
         let mut found: Vec<Hypothesis> = vec![];
         for length in 1..=max_new_tokens {

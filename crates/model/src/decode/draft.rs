@@ -66,8 +66,8 @@ impl ModelDraft {
     /// # Errors
     /// When the device cannot allocate the cache.
     pub fn new(model: Gpt2LMHeadModel) -> Result<Self> {
-        let dtype = model.transformer.dtype();
-        let device = model.transformer.wte.device();
+        let dtype = model.dtype();
+        let device = model.device();
         let cache = KvCache::new(model.config(), 1, model.config().n_positions, dtype, device)?;
         Ok(Self { model, cache, read: vec![] })
     }
@@ -86,7 +86,7 @@ impl Draft for ModelDraft {
         self.cache.truncate(self.read.len());
         let mut guess = text.to_vec();
         while guess.len() - text.len() < count && guess.len() <= self.cache.capacity() {
-            let input = Tensor::new(&guess[self.read.len()..], self.model.transformer.wte.device())?;
+            let input = Tensor::new(&guess[self.read.len()..], self.model.device())?;
             let args = ForwardArgs {
                 cache: Some(&mut self.cache),
                 last_logits_only: true,
@@ -101,14 +101,14 @@ impl Draft for ModelDraft {
     }
 }
 
-/// How a draft fared.
+/// Statistics of a draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Drafted {
     /// The passes of the model after the one over the prompt.
     pub passes: usize,
     /// The tokens that the draft proposed.
     pub proposed: usize,
-    /// Those of them that became part of the text.
+    /// The proposed tokens that became part of the text.
     pub accepted: usize,
 }
 

@@ -86,8 +86,8 @@ impl<'a> Generation<'a> {
         }
         let width = lengths.iter().copied().max().unwrap_or(0);
         let capacity = room_for(model, width, max_new_tokens)?;
-        let device = model.transformer.wte.device();
-        let dtype = model.transformer.dtype();
+        let device = model.device();
+        let dtype = model.dtype();
         let padded: Vec<u32> = prompts
             .iter()
             .flat_map(|p| std::iter::repeat_n(0, width - p.len()).chain(p.iter().copied()))
@@ -134,12 +134,12 @@ impl<'a> Generation<'a> {
         }
         let model = self.model;
         let capacity = self.at.cache.capacity();
-        let of_model = model.transformer.dtype();
+        let of_model = model.dtype();
         if dtype == CacheDType::Q8_0 && of_model != DType::F32 {
             candle_core::bail!("a cache in q8_0 is for a model in f32, got one in {}", of_model.as_str())
         }
         let rows = self.at.texts.len();
-        let device = model.transformer.wte.device();
+        let device = model.device();
         let cache = KvCache::new(model.config(), rows, capacity, dtype, device)?;
         Ok(Self { at: Paused { cache, ..self.at }, ..self })
     }
@@ -155,7 +155,7 @@ impl<'a> Generation<'a> {
     /// that turn out wrong, and a hook that replaces values may round otherwise than alone.
     ///
     /// # Errors
-    /// As [`check_draft`](Self::check_draft).
+    /// Returns the errors of [`check_draft`](Self::check_draft).
     pub fn with_draft(self, draft: impl Draft + 'a) -> Result<Self> {
         self.check_draft()?;
         let checks = Checks { draft: Box::new(draft), found: VecDeque::new(), drafted: Drafted::default() };
@@ -168,16 +168,15 @@ impl<'a> Generation<'a> {
     /// For several prompts, and where a position's bits depend on the others of its pass: on a GPU, with eager attention, in
     /// f64, and in builds with `mkl` or `accelerate`.
     pub fn check_draft(&self) -> Result<()> {
-        let transformer = &self.model.transformer;
         let rows = self.at.texts.len();
-        let device = transformer.wte.device();
+        let device = self.model.device();
         let cause = if rows != 1 {
             format!("it guesses for one prompt, got {rows}")
         } else if !device.is_cpu() {
             "on a GPU the text could change; use the CPU".to_owned()
         } else if self.model.config().attn_implementation.on(device) != Implementation::Fused {
             "with eager attention the text could change; use fused attention".to_owned()
-        } else if transformer.dtype() == DType::F64 {
+        } else if self.model.dtype() == DType::F64 {
             "in f64 the text could change; use f32, f16 or bf16".to_owned()
         } else if cfg!(any(feature = "mkl", feature = "accelerate")) {
             "with MKL or Accelerate the text could change; build without them".to_owned()
@@ -187,7 +186,7 @@ impl<'a> Generation<'a> {
         candle_core::bail!("no draft can guess here: {cause}")
     }
 
-    /// How the draft fared so far, if there is one.
+    /// Statistics of the draft so far, if there is one.
     #[must_use]
     pub fn drafted(&self) -> Option<Drafted> {
         self.checks.as_ref().map(|checks| checks.drafted)

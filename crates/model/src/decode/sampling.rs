@@ -7,7 +7,7 @@ use candle_core::Result;
 use rand_philox::philox4x32_10;
 use std::cmp::Ordering;
 
-/// How to choose the next token from the logits.
+/// The options for choosing the next token from the logits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampling {
     /// Divides the logits; 0 always picks the most probable token (greedy decoding).
@@ -24,7 +24,7 @@ pub struct Sampling {
     /// Makes every token that already occurs in the text less probable: it divides positive logits and
     /// multiplies negative ones (Keskar et al. 2019). 1 changes nothing.
     pub repetition_penalty: f64,
-    /// The same seed gives the same text.
+    /// The seed of the random draws: the same seed gives the same text.
     pub seed: u64,
 }
 
@@ -159,7 +159,7 @@ impl Sampling {
         }
     }
 
-    /// Those of `kept` whose information, `-ln p`, is closest to the entropy.
+    /// Keeps the tokens whose information, `-ln p`, is closest to the entropy, until their probabilities sum to `mass`.
     fn typical(&self, kept: Vec<(usize, f32)>, mass: f64) -> Vec<(usize, f32)> {
         let highest = highest(&kept);
         let weights: Vec<f64> = kept.iter().map(|&(_, logit)| self.weight(logit, highest)).collect();

@@ -6,10 +6,10 @@ use candle_core::{Device, Result, Tensor};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Code {
     pub(super) features: usize,
-    /// Where each row begins in `fired`, and where the last one ends.
+    /// The index in `fired` at which each row begins, then the index at which the last row ends.
     starts: Vec<usize>,
     fired: Vec<Fired>,
-    /// What the dictionary took from each row before it encoded it.
+    /// The shift and scale that normalization took from each row.
     pub(super) taken: Vec<Taken>,
 }
 
@@ -22,7 +22,7 @@ pub struct Fired {
     pub value: f32,
 }
 
-/// What normalization took from a row `x` of values: the dictionary encodes `(x - shift) / scale`.
+/// The shift and scale that normalization took from a row `x`: the dictionary encodes `(x - shift) / scale`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Taken {
     pub(super) shift: f32,
@@ -88,7 +88,7 @@ impl Code {
         if self.rows() == 0 { 0.0 } else { self.fired.len() as f64 / self.rows() as f64 }
     }
 
-    /// How many features fire, over all positions.
+    /// The number of features that fire, over all positions.
     #[must_use]
     pub fn count_fired(&self) -> usize {
         self.fired.len()

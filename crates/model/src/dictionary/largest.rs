@@ -3,7 +3,7 @@
 use super::code::Fired;
 use std::borrow::Cow;
 
-/// How many numbers of a row have their largest found first.
+/// The length of a part of a row; the search first finds the largest number of each part.
 const PART: usize = 64;
 
 /// The k largest of a row, by number; of equal ones, the first.

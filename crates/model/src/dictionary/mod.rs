@@ -46,9 +46,9 @@ use rayon::prelude::*;
 /// Above this share of features that fire, decoding multiplies whole matrices: reading the rows of `W_dec` one by one would take
 /// longer. Dictionaries that were trained are far below.
 const DENSE: f64 = 1.0 / 64.0;
-/// How many positions to encode at a time: their sums stay in memory that is used again.
+/// Positions to encode at a time; each batch reuses the memory of the one before it.
 const ROWS: usize = 256;
-/// What SAELens adds to a standard deviation.
+/// The ε that SAELens adds to a standard deviation.
 const EPSILON: f64 = 1e-5;
 
 /// A sparse autoencoder or transcoder. It computes in f32 on the CPU.
@@ -134,13 +134,13 @@ impl Dictionary {
         })
     }
 
-    /// The same dictionary, normalizing what it reads. The reconstruction gets the scale back, that of a transcoder does not.
+    /// Sets the normalization of the input. The reconstruction gets the scale back; a transcoder's prediction does not.
     #[must_use]
     pub fn with_scaling(self, scaling: Scaling) -> Self {
         Self { scaling, ..self }
     }
 
-    /// The same dictionary, subtracting `b_dec` from what it encodes (`apply_b_dec_to_input`).
+    /// Makes the dictionary subtract `b_dec` from its input before it encodes it (`apply_b_dec_to_input`).
     ///
     /// # Errors
     /// When `b_dec` is not as wide as the input.
@@ -155,14 +155,15 @@ impl Dictionary {
         Ok(Self { subtracts_b_dec: true, ..self })
     }
 
-    /// The same dictionary for a model whose stream has mean 0 at each position (TransformerLens' `center_writing_weights`): it
-    /// takes each position's mean off first, and adds it to the reconstruction. The model's layer norms ignore it.
+    /// Adapts the dictionary to a model whose stream has mean 0 at each position (TransformerLens'
+    /// `center_writing_weights`): it subtracts each position's mean before encoding, and adds it to the reconstruction.
+    /// The model's layer norms ignore this mean.
     #[must_use]
     pub fn centering(self) -> Self {
         Self { centers: true, ..self }
     }
 
-    /// The same dictionary, predicting another value than it reads.
+    /// Makes the dictionary a transcoder, which predicts another value than it reads.
     #[must_use]
     pub fn transcoding(self) -> Self {
         Self { transcodes: true, ..self }
@@ -198,7 +199,7 @@ impl Dictionary {
         &self.w_dec
     }
 
-    /// Which features fire on some values.
+    /// Encodes values: the features that fire at each position, with their activations.
     ///
     /// # Shapes
     /// `x` (.., d) in f32 on the CPU
@@ -261,7 +262,8 @@ impl Dictionary {
         y.reshape(dims)
     }
 
-    /// What a feature with this activation at a position of `code` adds to the reconstruction: a factor of its row of `W_dec`.
+    /// The scale of a feature's contribution at a row of `code`: the feature adds activation · factor · its row of
+    /// `W_dec` to the reconstruction.
     #[must_use]
     pub fn factor(&self, code: &Code, row: usize, feature: u32) -> f32 {
         let of_norm = self.norms.as_ref().map_or(1.0, |norms| 1.0 / norms[feature as usize]);
@@ -269,8 +271,8 @@ impl Dictionary {
         of_norm * of_row
     }
 
-    /// What a feature adds to the reconstruction for each unit of its activation, the scale of normalization aside, (d out): its row of
-    /// `W_dec`, divided by its norm if the selection multiplies by that.
+    /// A feature's contribution to the reconstruction per unit of activation, before the scale of normalization,
+    /// (d out). It is the feature's row of `W_dec`, divided by the row's norm if the selection multiplies by this norm.
     ///
     /// # Errors
     /// When there is no such feature.

@@ -2,37 +2,38 @@
 
 use candle_core::Tensor;
 
-/// How a dictionary selects the features that fire, from `pre = x·W_enc + b_enc`.
+/// The rule by which a dictionary selects the features that fire, from `pre = x·W_enc + b_enc`.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Selection {
-    /// Those above 0.
+    /// Features above 0 fire.
     Relu,
-    /// Those with `pre` above 0, where `b_enc` is `b_gate`; their activation is `max(0, x·W_enc·exp(r_mag) + b_mag)`.
+    /// Features with `pre` above 0 fire, where `b_enc` is `b_gate`. Their activation is
+    /// `max(0, x·W_enc·exp(r_mag) + b_mag)`.
     Gated {
         /// `r_mag`, (features)
         r_mag: Tensor,
         /// `b_mag`, (features)
         b_mag: Tensor,
     },
-    /// Those above 0 and above a threshold of their own, (features).
+    /// Features above 0 and above their own threshold fire; the thresholds are (features).
     JumpRelu(Tensor),
-    /// The k largest that are above 0.
+    /// The k largest features fire, as far as they are above 0.
     TopK {
-        /// How many.
+        /// The most features that can fire at a position.
         k: usize,
         /// Whether `pre` is multiplied by the norm of the feature's row of `W_dec` first, and the activation divided by it last.
         by_norm: bool,
-        /// Whether size counts, not sign: activations may be negative.
+        /// Whether features are compared by absolute value; their activations may then be negative.
         absolute: bool,
     },
 }
 
-/// How a dictionary normalizes what it reads.
+/// The normalization of a dictionary's input.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Scaling {
-    /// Not at all.
+    /// No normalization.
     #[default]
     None,
     /// Each position's mean becomes 0 and its standard deviation (of n - 1) 1.

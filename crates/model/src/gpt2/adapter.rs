@@ -9,7 +9,7 @@ use candle_nn::{Init, VarMap};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What an adapter of a GPT-2 changes.
+/// An adapter of a GPT-2: low-rank updates of layers, and parameters in place of the model's own.
 #[derive(Debug, Clone, Default)]
 pub struct Adapter {
     /// The updates of linear layers, by the layer's name, such as `h.0.attn.c_attn`.
@@ -30,7 +30,8 @@ pub struct LoraOptions {
     pub lora_dropout: f64,
     /// Whether to multiply by `lora_alpha / sqrt(r)` instead (Kalajdzievski 2023).
     pub use_rslora: bool,
-    /// Which layers get an update: those with this name, or with a name that ends in a dot and this one.
+    /// The names of the layers that get an update. A name matches a layer that has this name, or whose name ends in a
+    /// dot and this one.
     pub target_modules: Vec<String>,
 }
 
@@ -67,7 +68,7 @@ fn is_named(path: &str, name: &str) -> bool {
 }
 
 impl Adapter {
-    /// The same numbers, which no longer learn.
+    /// The adapter with its numbers as constants, which no longer learn.
     #[must_use]
     pub fn detach(&self) -> Self {
         let updates = self.updates.iter().map(|(name, update)| (name.clone(), update.detach())).collect();
@@ -119,7 +120,7 @@ impl Adapter {
         Ok(Self { updates, replaced: BTreeMap::new() })
     }
 
-    /// The same numbers as constants, through which no gradient flows.
+    /// The adapter with its numbers as constants, through which no gradient flows.
     #[must_use]
     pub fn detached(&self) -> Self {
         Self {
@@ -128,7 +129,7 @@ impl Adapter {
         }
     }
 
-    /// How many numbers the adapter has.
+    /// The number of parameters in the adapter.
     #[must_use]
     pub fn parameter_count(&self) -> u64 {
         let updates = self.updates.values().flat_map(|update| [update.a(), update.b()]);

@@ -14,8 +14,9 @@ use candle_core::{Result, Tensor};
 use candle_fused::Implementation;
 
 impl Gpt2LMHeadModel {
-    /// The same model with an adapter of this name, `weight` times as strong. The model's own layers stay behind it, shared
-    /// with clones of the model. The adapter's numbers become the model's dtype: an adapter that learns needs a model in its own.
+    /// Adds an adapter under this name, `weight` times as strong. The model's own layers stay below it, shared with
+    /// clones of the model. The adapter's numbers are converted to the model's dtype, so an adapter that learns needs a
+    /// model in its own dtype.
     ///
     /// # Errors
     /// When the adapter does not fit the model, the model has one of that name, or an adapter that replaces parameters has
@@ -32,8 +33,8 @@ impl Gpt2LMHeadModel {
         for (parameter, value) in &adapter.replaced {
             self.replace(parameter, value).map_err(|e| e.context(format!("adapter {name}")))?;
         }
-        let dtype = self.transformer.dtype();
-        let device = self.transformer.wte.device().clone();
+        let dtype = self.dtype();
+        let device = self.device().clone();
         let mut left: Vec<&str> = adapter.updates.keys().map(String::as_str).collect();
         for (i, block) in self.transformer.h.iter_mut().enumerate() {
             for (nth, (layer_name, layer)) in (0..).zip(block.linear_layers_mut()) {
@@ -51,7 +52,7 @@ impl Gpt2LMHeadModel {
         Ok(self)
     }
 
-    /// The same model without its adapters. Parameters that one replaced stay replaced.
+    /// Removes the adapters. Parameters that an adapter replaced stay replaced.
     #[must_use]
     pub fn without_adapters(mut self) -> Self {
         for layer in self.transformer.h.iter_mut().flat_map(Block::linear_layers_mut).map(|(_, layer)| layer)
@@ -61,8 +62,8 @@ impl Gpt2LMHeadModel {
         self
     }
 
-    /// The same model with its adapters added to its weights: plain layers, which cost what they cost without an adapter
-    /// and can be saved as a checkpoint.
+    /// Merges the adapters into the weights. The layers are plain again: they are as fast as without an adapter, and
+    /// can be saved as a checkpoint.
     ///
     /// # Errors
     /// When an adapted weight is quantized.
@@ -101,7 +102,7 @@ impl Gpt2LMHeadModel {
         if parameter.shape != value.dims() {
             candle_core::bail!("{name} is {:?}, in the model {:?}", value.dims(), parameter.shape)
         }
-        let value = value.to_dtype(self.transformer.dtype())?.to_device(self.transformer.wte.device())?;
+        let value = value.to_dtype(self.dtype())?.to_device(self.device())?;
         let implementation = self.config().attn_implementation;
         match name {
             // A tied head keeps the model's own table, as in PEFT.

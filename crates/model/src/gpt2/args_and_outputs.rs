@@ -21,8 +21,8 @@ pub struct ForwardArgs<'a> {
     /// document only, and default positions count from its start. Cannot be combined with a cache. Summaries still call the row's first
     /// position the first.
     pub document_starts: Option<&'a Tensor>,
-    /// What cross-attention attends to, in a model with `add_cross_attention`. Without it the model skips
-    /// cross-attention, as transformers does.
+    /// The encoder's output that cross-attention attends to, in a model with `add_cross_attention`. Without it the
+    /// model skips cross-attention, as transformers does.
     pub encoder: Option<Encoder<'a>>,
     /// The keys and values of earlier tokens; the pass appends the new ones.
     pub cache: Option<&'a mut KvCache>,
@@ -109,7 +109,7 @@ pub(crate) struct Collected<'a> {
 }
 
 impl<'a> Collected<'a> {
-    /// What `args` ask of a model with this number of layers.
+    /// An empty collection for the outputs that `args` request from a model with this number of layers.
     pub(crate) fn new(args: &ForwardArgs<'a>, layers: usize) -> Result<Self> {
         let all_cross = args.output_attentions && args.encoder.is_some();
         Ok(Self {
@@ -185,13 +185,13 @@ impl<'a> WeightsByLayer<'a> {
         (0..self.asked.len()).filter(move |&n| self.asked[n].layer == layer)
     }
 
-    /// What to ask of a layer.
+    /// The weights to request from a layer.
     pub(crate) fn of_layer(&self, layer: usize) -> Vec<Chosen> {
         let chosen = self.places(layer).map(|n| self.asked[n].of.clone());
         chosen.chain(self.all.then(Chosen::default)).collect()
     }
 
-    /// Takes what the layer returned.
+    /// Stores the weights that a layer returned.
     fn take(&mut self, layer: usize, mut weights: Vec<Tensor>) {
         let places: Vec<usize> = self.places(layer).collect();
         self.of_all.extend(weights.drain(places.len().min(weights.len())..));

@@ -7,13 +7,13 @@ use crate::config::Config;
 use crate::hooks::PassHooks;
 use candle_core::{DType, Result, Tensor};
 
-/// What the blocks take besides the embeddings.
+/// The blocks' inputs besides the embeddings.
 pub(crate) struct Inputs {
     /// The number of positions in the cache.
     pub(crate) past: usize,
     /// u8 (B, S)
     pub(crate) padding: Option<Tensor>,
-    /// (B, T) or (1, T), if they do not simply follow the cache's.
+    /// (B, T) or (1, T), unless they simply follow the cache's positions.
     pub(crate) positions: Option<Tensor>,
     /// u8 (B, S), S of the encoder.
     encoder_mask: Option<Tensor>,

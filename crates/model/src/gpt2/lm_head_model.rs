@@ -11,7 +11,7 @@ use super::model::{Gpt2Model, embedding};
 use crate::config::Config;
 use crate::hooks::{PassHooks, Point};
 use crate::learn::training::TrainingBatch;
-use candle_core::{DType, Module, Result, Tensor};
+use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 
 /// Whether the two tables hold the same numbers.
@@ -41,11 +41,12 @@ impl Gpt2LMHeadModel {
         Self::load_with(vb, config, &|_, _| Ok(None))
     }
 
-    /// Like [`load`](Self::load), with those weights that `weights` gives; everything else comes from `vb`, in the dtype of the
-    /// activations. Frozen weights need activations in f32 or in their own half.
+    /// Like [`load`](Self::load), but the weights that `weights` gives replace those of `vb`. Everything else comes from
+    /// `vb`, in the dtype of the activations. Frozen weights need activations in f32 or in their own half-precision
+    /// dtype.
     ///
     /// # Errors
-    /// As above, and those of `weights`.
+    /// Returns the errors of [`load`](Self::load) and of `weights`.
     pub fn load_with(vb: VarBuilder, config: &Config, weights: &WeightSource) -> Result<Self> {
         config.validate()?;
         let prefixed = vb.pp(PREFIX.trim_end_matches('.'));
@@ -74,14 +75,14 @@ impl Gpt2LMHeadModel {
         Ok(Self { transformer, lm_head: LmHead::from_weight(head) })
     }
 
-    /// The same model with every linear layer and the tables of tokens quantized; biases, layer norms and positions stay as
-    /// they are. The model is in f32 on the CPU.
+    /// Quantizes every linear layer, the token embedding and the output projection; biases, layer norms and position
+    /// embeddings stay as they are. The model computes in f32 on the CPU.
     ///
     /// # Errors
     /// When the model is not in f32 on the CPU, or blocks of the format do not divide the inputs of a layer.
     pub fn quantize(mut self, format: BlockFormat) -> Result<Self> {
-        let dtype = self.transformer.dtype();
-        let device = self.transformer.wte.device();
+        let dtype = self.dtype();
+        let device = self.device();
         if dtype != DType::F32 || !device.is_cpu() {
             candle_core::bail!(
                 "quantized layers compute in f32 on the CPU, and this model is in {} on {:?}; load it in f32 on the CPU",
@@ -100,12 +101,12 @@ impl Gpt2LMHeadModel {
         let table = |table: Tensor| Weight::quantize(&table, WeightLayout::OutIn, format);
         let wte = table(self.transformer.wte.weight()?)?;
         let head = if tied { wte.clone() } else { table(self.lm_head.weight()?)? };
-        self.transformer.wte = Embedding::from_weight(wte, self.transformer.dtype());
+        self.transformer.wte = Embedding::from_weight(wte, self.dtype());
         self.lm_head = LmHead::from_weight(head);
         Ok(self)
     }
 
-    /// The same model with another rate of dropout in training: on embeddings, attention weights and residuals.
+    /// Sets the rate of dropout in training, on embeddings, attention weights and residuals.
     #[must_use]
     pub fn with_dropout(mut self, rate: f64) -> Self {
         self.transformer.set_dropout(rate);
@@ -116,6 +117,29 @@ impl Gpt2LMHeadModel {
     #[must_use]
     pub fn config(&self) -> &Config {
         self.transformer.config()
+    }
+
+    /// The device of the weights.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        self.transformer.device()
+    }
+
+    /// The dtype of every activation between blocks. Weights may be held in another, see [`crate::linear::Weight`].
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.transformer.dtype()
+    }
+
+    /// Token ids as a batch of one text, on the model's device.
+    ///
+    /// # Shapes
+    /// `ids` of T tokens -> u32 (1, T)
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn ids(&self, ids: &[u32]) -> Result<Tensor> {
+        Tensor::new(ids, self.device())?.unsqueeze(0)
     }
 
     /// Whether `lm_head` and `wte` are one tensor.
@@ -146,7 +170,7 @@ impl Gpt2LMHeadModel {
     /// `input_ids` (B, T), any integer dtype -> see [`ModelOutput`]
     ///
     /// # Errors
-    /// Those of [`forward`](Self::forward).
+    /// Returns the errors of [`forward`](Self::forward).
     pub fn transform(&self, input_ids: &Tensor, args: ForwardArgs) -> Result<ModelOutput> {
         if args.hooks.is_some_and(|hooks| hooks.wants(Point::Logits)) {
             return Ok(self.forward(input_ids, args)?.transformer);

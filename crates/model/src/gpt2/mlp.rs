@@ -70,7 +70,7 @@ impl Mlp {
         }
     }
 
-    /// What `c_proj` projects, under hooks: (B, T, C) -> (B, T, `n_inner`)
+    /// The neurons after the activation function, the input of `c_proj`, under hooks: (B, T, C) -> (B, T, `n_inner`)
     fn neurons(&self, x: &Tensor, training: Option<Training>, hooks: PassHooks) -> Result<Tensor> {
         let before = || self.c_fc.run(x, Epilogue::None, training);
         let neurons = match hooks.read(Point::MlpPre(self.layer_idx), before)? {

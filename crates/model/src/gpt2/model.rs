@@ -12,7 +12,7 @@ use super::layers::parameters::{Role, Visitor, WPE, WTE};
 use crate::config::Config;
 use crate::hooks::{PassHooks, Point};
 use crate::learn::training::{Site, Training, dropout};
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 
 /// The transformer without its output projection.
@@ -180,6 +180,12 @@ impl Gpt2Model {
             block.mlp.set_dropout(rate);
             block.crossattention.iter_mut().for_each(|cross| cross.set_dropout(rate));
         }
+    }
+
+    /// The device of the weights.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        self.wpe.device()
     }
 
     /// The dtype of every activation between blocks. Weights may be held in another, see [`crate::linear::Weight`].

@@ -34,7 +34,7 @@ impl Gpt2LMHeadModel {
     /// that are not learned.
     ///
     /// # Errors
-    /// As above.
+    /// Returns the errors of [`recomputed_gradients`](Self::recomputed_gradients).
     pub fn recomputed_gradients_of(
         &self,
         batch: &TrainingBatch,

@@ -14,7 +14,7 @@ pub struct FeatureSite {
     dictionary: Arc<Dictionary>,
     hook: Point,
     hook_out: Point,
-    /// What a transcoder has last read on each thread.
+    /// On each thread, the code of the value that a transcoder read last.
     read: Mutex<HashMap<ThreadId, Arc<Code>>>,
 }
 
@@ -31,13 +31,13 @@ impl FeatureSite {
         &self.dictionary
     }
 
-    /// What the dictionary reads.
+    /// The point that the dictionary reads.
     #[must_use]
     pub fn hook(&self) -> Point {
         self.hook
     }
 
-    /// What it rebuilds, where its features are changed.
+    /// The point that the dictionary rebuilds; changes of features act there.
     #[must_use]
     pub fn hook_out(&self) -> Point {
         self.hook_out
@@ -52,27 +52,28 @@ impl FeatureSite {
     }
 }
 
-/// Another activation for a feature: what its dictionary rebuilds changes by the difference times the feature's row of `W_dec`, so that what
-/// the dictionary does not explain stays as it is. Of a transcoder, the value that it predicts changes. Changes of one site that follow
-/// each other in a list take activations from the same value. Gradients take the difference for a constant.
+/// Another activation for a feature. The change of activation, times the feature's row of `W_dec`, is added to the
+/// value that the dictionary rebuilds, so the part that the dictionary does not explain stays as it is. For a
+/// transcoder, the predicted value changes. Consecutive changes of one site take activations from the same value.
+/// Gradients treat the added difference as a constant.
 #[derive(Debug, Clone)]
 pub struct FeatureChange {
     /// The dictionary, and where it is in the model.
     pub site: Arc<FeatureSite>,
     /// The feature, counted from 0.
     pub feature: u32,
-    /// What its activation becomes.
+    /// The feature's new activation.
     pub to: Activity,
     /// The position, or all.
     pub position: Option<usize>,
 }
 
-/// What an activation becomes.
+/// A feature's new activation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activity {
-    /// Itself times a factor: 0 ablates the feature.
+    /// The old activation times a factor: 0 ablates the feature.
     Times(f64),
-    /// A number, whether the feature fires or not.
+    /// This number, whether the feature fires or not.
     Set(f64),
 }
 

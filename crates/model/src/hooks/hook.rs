@@ -6,7 +6,7 @@ use candle_fused::attention::Hidden;
 use std::fmt;
 use std::io;
 
-/// Where in the model and the text a hook is called.
+/// The place in the model, and the position in the text, at which a hook is called.
 #[derive(Debug, Clone, Copy)]
 pub struct At<'a> {
     /// The place in the model.

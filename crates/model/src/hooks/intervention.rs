@@ -15,16 +15,17 @@ pub struct Head {
     pub head: usize,
 }
 
-/// What one part of the model adds to the residual stream, or the stream itself: what a [`Patch`] replaces.
+/// A part of a run that a [`Patch`] replaces: a head's context, a layer's attention output or MLP output, or the
+/// residual stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Place {
     /// A head's context z, [`Point::Z`].
     Head(Head),
     /// The residual stream before a layer's block, [`Point::ResidPre`].
     Stream(usize),
-    /// What a layer's attention adds to the stream, [`Point::AttnOut`].
+    /// A layer's attention output, [`Point::AttnOut`].
     Attention(usize),
-    /// What a layer's MLP adds to the stream, [`Point::MlpOut`].
+    /// A layer's MLP output, [`Point::MlpOut`].
     Mlp(usize),
 }
 
@@ -38,7 +39,7 @@ impl Place {
         }
     }
 
-    /// Where hooks see it: a head's point holds all heads of its layer.
+    /// The hook point of this place; a head's point holds all heads of its layer.
     #[must_use]
     pub fn point(self) -> Point {
         match self {
@@ -54,7 +55,7 @@ impl Place {
 /// Models Using Causal Mediation Analysis"; Wang et al. 2022).
 #[derive(Debug, Clone)]
 pub struct Patch {
-    /// What to replace.
+    /// The part to replace.
     pub place: Place,
     /// The position to replace; all of them for `None`.
     pub position: Option<usize>,
@@ -67,7 +68,7 @@ pub struct Patch {
 /// Custom hooks among interventions, such as a run with a circuit's edges alone. They get whole values: all heads at once.
 #[derive(Clone)]
 pub struct CustomHooks {
-    /// What they are called.
+    /// Their name.
     pub name: String,
     /// The hooks. Several runs may call them at once, each on a thread of its own.
     pub hooks: Arc<dyn Hooks + Send + Sync>,
@@ -118,7 +119,7 @@ pub enum Intervention {
     KnockOut(Option<usize>, KnockOut),
 }
 
-/// How a head is silenced whose output is its mean.
+/// The word for a head whose output is replaced by its mean.
 pub(super) const MEAN_ABLATED: &str = "mean-ablated";
 
 impl Intervention {

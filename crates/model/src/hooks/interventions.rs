@@ -37,7 +37,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Default)]
 pub struct Interventions {
     pub(crate) list: Vec<Intervention>,
-    /// Those in the list that were mean ablations until their means were fixed, by their indices.
+    /// The indices of the list's entries that were mean ablations until their means were fixed.
     pub(crate) fixed_means: BTreeSet<usize>,
 }
 
@@ -64,7 +64,7 @@ impl Interventions {
         self.list.is_empty()
     }
 
-    /// How the list silences a head: see [`Intervention::silences`].
+    /// A word for how the list silences a head; see [`Intervention::silences`].
     #[must_use]
     pub fn silence(&self, head: Head, tokens: usize) -> Option<&'static str> {
         self.list.iter().enumerate().find_map(|(i, one)| {
@@ -73,7 +73,8 @@ impl Interventions {
         })
     }
 
-    /// The heads of a model that the list silences in a text of `tokens` tokens, each with how: see [`silence`](Self::silence).
+    /// The heads of a model that the list silences in a text of `tokens` tokens, each with the word of
+    /// [`silence`](Self::silence).
     pub fn silenced(&self, config: &Config, tokens: usize) -> impl Iterator<Item = (Head, &'static str)> {
         let heads =
             (0..config.n_layer).flat_map(|layer| (0..config.n_head).map(move |head| Head { layer, head }));

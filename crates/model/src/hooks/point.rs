@@ -47,19 +47,19 @@ pub enum Point {
     /// The new positions' values, before they go into the cache, (B, T, key heads, D).
     V(usize),
     /// The scaled scores of all heads before the softmax, (B, H, T, S), in f32 or wider, with -inf where a key is hidden.
-    /// As with [`Self::Pattern`], the model computes them in addition to the fused kernel; a replacement replaces the
+    /// Like [`Self::Pattern`], the scores are computed in addition to the fused kernel. A replacement replaces the
     /// weights, and so the context, without dropout of the weights in training.
     Scores(usize),
-    /// The attention weights of all heads, (B, H, T, S), in f32 or wider. A hook that wants this point makes the
-    /// model compute all weights in addition to the fused kernel; replacing them replaces the context. Weights
-    /// asked for as data are those before the replacement.
+    /// The attention weights of all heads, (B, H, T, S), in f32 or wider. If a hook wants this point, the model
+    /// computes all weights in addition to the fused kernel; replacing them replaces the context. Weights that a caller
+    /// requests as outputs are those before the replacement.
     Pattern(usize),
     /// Each head's context, before `c_proj`, (B, T, H, D).
     Z(usize),
-    /// What each head adds to the residual stream, (B, T, H, C); the layer adds their sum and `c_proj`'s bias. Computed
-    /// only if a hook wants it; it takes H times the memory of the stream.
+    /// Each head's contribution to the residual stream, (B, T, H, C); the layer adds their sum and `c_proj`'s bias.
+    /// Computed only if a hook wants it; it takes H times the memory of the stream.
     Result(usize),
-    /// What attention adds to the residual stream, (B, T, C).
+    /// Attention's output, which is added to the residual stream, (B, T, C).
     AttnOut(usize),
     /// The residual stream between attention and MLP, (B, T, C).
     ResidMid(usize),
@@ -76,7 +76,7 @@ pub enum Point {
     MlpPre(usize),
     /// The MLP's neurons, after the activation function, (B, T, `n_inner`).
     MlpPost(usize),
-    /// What the MLP adds to the residual stream, (B, T, C).
+    /// The MLP's output, which is added to the residual stream, (B, T, C).
     MlpOut(usize),
     /// The residual stream after a block, (B, T, C).
     ResidPost(usize),
@@ -90,53 +90,79 @@ pub enum Point {
     Logits,
 }
 
-use Point::{
-    AttnIn, AttnOut, Embed, K, KInput, Ln1, Ln1Normalized, Ln1Scale, Ln2, Ln2Normalized, Ln2Scale, LnFinal,
-    LnFinalNormalized, LnFinalScale, Logits, MlpIn, MlpOut, MlpPost, MlpPre, Pattern, PosEmbed, Q, QInput,
-    ResidMid, ResidPost, ResidPre, Scores, V, VInput, Z,
-};
-
 /// A point of a block with its names below `blocks.N.`: the one that it prints as, then the others.
 type InBlock = (fn(usize) -> Point, &'static [&'static str]);
 
-/// The points of a block, in the order of the forward pass.
-const IN_BLOCK: [InBlock; 25] = [
-    (ResidPre, &["hook_resid_pre", "hook_in"]),
-    (AttnIn, &["hook_attn_in", "attn.hook_attn_in"]),
-    (QInput, &["hook_q_input", "attn.hook_q_input"]),
-    (KInput, &["hook_k_input", "attn.hook_k_input"]),
-    (VInput, &["hook_v_input", "attn.hook_v_input"]),
-    (Ln1Scale, &["ln1.hook_scale"]),
-    (Ln1Normalized, &["ln1.hook_normalized"]),
-    (Ln1, &["ln1.hook_out", "attn.hook_in"]),
-    (Q, &["attn.hook_q", "attn.q.hook_out"]),
-    (K, &["attn.hook_k", "attn.k.hook_out"]),
-    (V, &["attn.hook_v", "attn.v.hook_out"]),
-    (Scores, &["attn.hook_attn_scores"]),
-    (Pattern, &["attn.hook_pattern"]),
-    (Z, &["attn.hook_z", "attn.o.hook_in"]),
-    (Point::Result, &["attn.hook_result"]),
-    (AttnOut, &["hook_attn_out", "attn.hook_out", "attn.hook_hidden_states", "attn.o.hook_out"]),
-    (ResidMid, &["hook_resid_mid"]),
-    (MlpIn, &["hook_mlp_in", "ln2.hook_in"]),
-    (Ln2Scale, &["ln2.hook_scale"]),
-    (Ln2Normalized, &["ln2.hook_normalized"]),
-    (Ln2, &["ln2.hook_out", "mlp.hook_in", "mlp.in.hook_in"]),
-    (MlpPre, &["mlp.hook_pre", "mlp.in.hook_out"]),
-    (MlpPost, &["mlp.hook_post", "mlp.out.hook_in"]),
-    (MlpOut, &["hook_mlp_out", "mlp.hook_out", "mlp.out.hook_out"]),
-    (ResidPost, &["hook_resid_post", "hook_out"]),
-];
+/// Makes all lookups from one table of the points, so that none can lack a row.
+macro_rules! points {
+    (
+        in blocks { $($inside:ident $inside_shape:literal $inside_names:tt)* }
+        outside { $($outside:ident $outside_shape:literal $outside_names:tt)* }
+    ) => {
+        /// The points of a block, in the order of the forward pass.
+        const IN_BLOCK: &[InBlock] = &[$((Point::$inside, &$inside_names)),*];
 
-/// The points outside the blocks, with their names.
-const OUTSIDE: [(Point, &[&str]); 6] = [
-    (Embed, &["hook_embed", "embed.hook_out"]),
-    (PosEmbed, &["hook_pos_embed", "pos_embed.hook_out"]),
-    (LnFinalScale, &["ln_final.hook_scale"]),
-    (LnFinalNormalized, &["ln_final.hook_normalized"]),
-    (LnFinal, &["ln_final.hook_out", "unembed.hook_in"]),
-    (Logits, &["logits", "unembed.hook_out", "hook_unembed"]),
-];
+        /// The points outside the blocks, with their names.
+        const OUTSIDE: &[(Point, &[&str])] = &[$((Point::$outside, &$outside_names)),*];
+
+        impl Point {
+            /// The layer of a point inside a block, counted from 0.
+            #[must_use]
+            pub fn layer(&self) -> Option<usize> {
+                match *self {
+                    $(Self::$inside(layer))|* => Some(layer),
+                    $(Self::$outside)|* => None,
+                }
+            }
+
+            /// Its shape, and its names, inside a block without `blocks.N.`.
+            fn row(self) -> (&'static str, &'static [&'static str]) {
+                match self {
+                    $(Self::$inside(_) => ($inside_shape, &$inside_names),)*
+                    $(Self::$outside => ($outside_shape, &$outside_names),)*
+                }
+            }
+        }
+    };
+}
+
+points! {
+    in blocks {
+        ResidPre "(B, T, C)" ["hook_resid_pre", "hook_in"]
+        AttnIn "(B, T, H, C)" ["hook_attn_in", "attn.hook_attn_in"]
+        QInput "(B, T, H, C)" ["hook_q_input", "attn.hook_q_input"]
+        KInput "(B, T, key heads, C)" ["hook_k_input", "attn.hook_k_input"]
+        VInput "(B, T, key heads, C)" ["hook_v_input", "attn.hook_v_input"]
+        Ln1Scale "(B, T, 1)" ["ln1.hook_scale"]
+        Ln1Normalized "(B, T, C)" ["ln1.hook_normalized"]
+        Ln1 "(B, T, C)" ["ln1.hook_out", "attn.hook_in"]
+        Q "(B, T, H, D)" ["attn.hook_q", "attn.q.hook_out"]
+        K "(B, T, key heads, D)" ["attn.hook_k", "attn.k.hook_out"]
+        V "(B, T, key heads, D)" ["attn.hook_v", "attn.v.hook_out"]
+        Scores "(B, H, T, S)" ["attn.hook_attn_scores"]
+        Pattern "(B, H, T, S)" ["attn.hook_pattern"]
+        Z "(B, T, H, D)" ["attn.hook_z", "attn.o.hook_in"]
+        Result "(B, T, H, C)" ["attn.hook_result"]
+        AttnOut "(B, T, C)" ["hook_attn_out", "attn.hook_out", "attn.hook_hidden_states", "attn.o.hook_out"]
+        ResidMid "(B, T, C)" ["hook_resid_mid"]
+        MlpIn "(B, T, C)" ["hook_mlp_in", "ln2.hook_in"]
+        Ln2Scale "(B, T, 1)" ["ln2.hook_scale"]
+        Ln2Normalized "(B, T, C)" ["ln2.hook_normalized"]
+        Ln2 "(B, T, C)" ["ln2.hook_out", "mlp.hook_in", "mlp.in.hook_in"]
+        MlpPre "(B, T, n_inner)" ["mlp.hook_pre", "mlp.in.hook_out"]
+        MlpPost "(B, T, n_inner)" ["mlp.hook_post", "mlp.out.hook_in"]
+        MlpOut "(B, T, C)" ["hook_mlp_out", "mlp.hook_out", "mlp.out.hook_out"]
+        ResidPost "(B, T, C)" ["hook_resid_post", "hook_out"]
+    }
+    outside {
+        Embed "(B, T, C)" ["hook_embed", "embed.hook_out"]
+        PosEmbed "(B, T, C)" ["hook_pos_embed", "pos_embed.hook_out"]
+        LnFinalScale "(B, T, 1)" ["ln_final.hook_scale"]
+        LnFinalNormalized "(B, T, C)" ["ln_final.hook_normalized"]
+        LnFinal "(B, T, C)" ["ln_final.hook_out", "unembed.hook_in"]
+        Logits "(B, T, V)" ["logits", "unembed.hook_out", "hook_unembed"]
+    }
+}
 
 impl Point {
     /// The points of one layer, in the order of the forward pass.
@@ -146,16 +172,16 @@ impl Point {
 
     /// The points of `ln_1` of a layer: its scale, the normalized stream and its output.
     pub(crate) fn ln_1(layer: usize) -> [Self; 3] {
-        [Ln1Scale(layer), Ln1Normalized(layer), Ln1(layer)]
+        [Self::Ln1Scale(layer), Self::Ln1Normalized(layer), Self::Ln1(layer)]
     }
 
     /// The points of `ln_2` of a layer, as for [`ln_1`](Self::ln_1).
     pub(crate) fn ln_2(layer: usize) -> [Self; 3] {
-        [Ln2Scale(layer), Ln2Normalized(layer), Ln2(layer)]
+        [Self::Ln2Scale(layer), Self::Ln2Normalized(layer), Self::Ln2(layer)]
     }
 
     /// The points of `ln_f`, as for [`ln_1`](Self::ln_1).
-    pub(crate) const LN_F: [Self; 3] = [LnFinalScale, LnFinalNormalized, LnFinal];
+    pub(crate) const LN_F: [Self; 3] = [Self::LnFinalScale, Self::LnFinalNormalized, Self::LnFinal];
 
     /// All points of a model with `layers` layers.
     pub fn of_model(layers: usize) -> impl Iterator<Item = Self> {
@@ -171,47 +197,27 @@ impl Point {
     /// ```
     #[must_use]
     pub fn names(&self) -> Vec<String> {
+        let (_, names) = self.row();
         match self.layer() {
-            Some(layer) => self.own_names().iter().map(|name| format!("blocks.{layer}.{name}")).collect(),
-            None => self.own_names().iter().map(|name| (*name).to_owned()).collect(),
+            Some(layer) => names.iter().map(|name| format!("blocks.{layer}.{name}")).collect(),
+            None => names.iter().map(|name| (*name).to_owned()).collect(),
         }
-    }
-
-    /// Its names, inside a block without `blocks.N.`.
-    fn own_names(&self) -> &'static [&'static str] {
-        let names = match self.layer() {
-            Some(layer) => IN_BLOCK.iter().find(|(point, _)| point(layer) == *self).map(|(_, names)| *names),
-            None => OUTSIDE.iter().find(|(point, _)| point == self).map(|(_, names)| *names),
-        };
-        names.unwrap_or_default()
     }
 
     /// The shape of its value, in the letters of the [crate].
     #[must_use]
     pub fn shape(&self) -> &'static str {
-        match self {
-            Embed | PosEmbed | ResidPre(_) | Ln1Normalized(_) | Ln1(_) | AttnOut(_) | ResidMid(_)
-            | MlpIn(_) | Ln2Normalized(_) | Ln2(_) | MlpOut(_) | ResidPost(_) | LnFinalNormalized
-            | LnFinal => "(B, T, C)",
-            AttnIn(_) | QInput(_) | Self::Result(_) => "(B, T, H, C)",
-            KInput(_) | VInput(_) => "(B, T, key heads, C)",
-            Ln1Scale(_) | Ln2Scale(_) | LnFinalScale => "(B, T, 1)",
-            Q(_) | Z(_) => "(B, T, H, D)",
-            K(_) | V(_) => "(B, T, key heads, D)",
-            Scores(_) | Pattern(_) => "(B, H, T, S)",
-            MlpPre(_) | MlpPost(_) => "(B, T, n_inner)",
-            Logits => "(B, T, V)",
-        }
+        self.row().0
     }
 
-    /// How many numbers a position's value has, all heads together; `None` where that is no vector, or not of one length.
+    /// The width of a position's value, all heads together, at the points that a dictionary can read; `None` elsewhere.
     #[must_use]
     pub fn width(&self, config: &Config) -> Option<usize> {
-        match self {
-            Q(_) | Z(_) => Some(config.n_head * config.head_dim()),
-            MlpPre(_) | MlpPost(_) => Some(config.inner_dim()),
-            Embed | PosEmbed | ResidPre(_) | Ln1Normalized(_) | Ln1(_) | AttnOut(_) | ResidMid(_)
-            | MlpIn(_) | Ln2Normalized(_) | Ln2(_) | MlpOut(_) | ResidPost(_) => Some(config.n_embd),
+        match self.shape() {
+            "(B, T, H, D)" => Some(config.n_head * config.head_dim()),
+            "(B, T, n_inner)" => Some(config.inner_dim()),
+            // `ln_f` may run for the last position alone.
+            "(B, T, C)" if !Self::LN_F.contains(self) => Some(config.n_embd),
             _ => None,
         }
     }
@@ -219,7 +225,7 @@ impl Point {
     /// Refuses a model whose value here is not a vector of `width` numbers for each position, all heads together.
     ///
     /// # Errors
-    /// As it says, or when the model has no such layer.
+    /// When the widths differ, dictionaries cannot read this point, or the model has no such layer.
     pub fn check_width(&self, width: usize, config: &Config) -> candle_core::Result<()> {
         if let Some(layer) = self.layer().filter(|&layer| layer >= config.n_layer) {
             candle_core::bail!(
@@ -235,39 +241,6 @@ impl Point {
             None => candle_core::bail!("{self} is no vector for each position, as a dictionary needs"),
         }
     }
-
-    /// The layer of a point inside a block, counted from 0.
-    #[must_use]
-    pub fn layer(&self) -> Option<usize> {
-        match *self {
-            ResidPre(layer)
-            | AttnIn(layer)
-            | QInput(layer)
-            | KInput(layer)
-            | VInput(layer)
-            | Ln1Scale(layer)
-            | Ln1Normalized(layer)
-            | Ln1(layer)
-            | Q(layer)
-            | K(layer)
-            | V(layer)
-            | Scores(layer)
-            | Pattern(layer)
-            | Z(layer)
-            | Self::Result(layer)
-            | AttnOut(layer)
-            | ResidMid(layer)
-            | MlpIn(layer)
-            | Ln2Scale(layer)
-            | Ln2Normalized(layer)
-            | Ln2(layer)
-            | MlpPre(layer)
-            | MlpPost(layer)
-            | MlpOut(layer)
-            | ResidPost(layer) => Some(layer),
-            Embed | PosEmbed | LnFinalScale | LnFinalNormalized | LnFinal | Logits => None,
-        }
-    }
 }
 
 impl fmt::Display for Point {
@@ -276,7 +249,7 @@ impl fmt::Display for Point {
         if let Some(layer) = self.layer() {
             write!(f, "blocks.{layer}.")?;
         }
-        f.write_str(self.own_names().first().copied().unwrap_or_default())
+        f.write_str(self.row().1[0])
     }
 }
 
@@ -327,7 +300,7 @@ mod tests {
             assert_eq!(point.to_string().parse(), Ok(point));
             assert!(names.insert(point.to_string()), "{point} twice");
         }
-        for (_, names) in IN_BLOCK {
+        for &(_, names) in IN_BLOCK {
             for name in names {
                 let point: Point = format!("blocks.7.{name}").parse().expect("a point");
                 assert_eq!(point.layer(), Some(7));

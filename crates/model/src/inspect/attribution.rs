@@ -27,8 +27,8 @@ pub struct Attribution {
 /// Patching"; Syed et al. 2023, "Attribution Patching Outperforms Automated Circuit Discovery").
 ///
 /// # Errors
-/// As for [`activation_patching`](crate::analysis::activation_patching). An operation without a gradient, as in a linear layer of
-/// one's own, counts as one on which the metric does not depend.
+/// Returns the errors of [`activation_patching`](super::activation_patching). An operation without a backward pass, as
+/// in a custom linear layer, is no error: the gradient through it counts as 0.
 pub fn attribution_patching(model: &Gpt2LMHeadModel, contrast: &Contrast) -> Result<Attribution> {
     contrast.check()?;
     let layers = model.config().n_layer;
@@ -139,7 +139,8 @@ impl Gradients {
 /// (1, T, ..) each: see [`Point::shape`]
 ///
 /// # Errors
-/// As for [`activation_patching`](crate::analysis::activation_patching), and when the pass does not reach a point.
+/// Returns the errors of [`activation_patching`](super::activation_patching), and an error when the pass does not reach
+/// a point.
 pub fn gradients(
     model: &Gpt2LMHeadModel,
     input_ids: &Tensor,

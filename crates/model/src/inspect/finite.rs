@@ -21,7 +21,7 @@ pub fn all_finite(x: &Tensor) -> Result<bool> {
     Ok(sum(&x)?.is_finite() || sum(&x.affine(0.0, 0.0)?)? == 0.0)
 }
 
-/// Where a run first produces a number that is not finite.
+/// The first place in a run with a number that is not finite.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NotFinite {
@@ -80,7 +80,7 @@ impl Gpt2LMHeadModel {
                 break;
             }
         }
-        Ok(Some(NotFinite { point, parameter: damaged, dtype: self.transformer.dtype() }))
+        Ok(Some(NotFinite { point, parameter: damaged, dtype: self.dtype() }))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Where logits come from: the logit lens, and what each part of the model adds to a logit on its own.
+//! Explains logits: the logit lens, and direct logit attribution, the share of each part of the model in a logit.
 
 use super::metric::{Metric, wide};
 use crate::gpt2::args_and_outputs::ForwardArgs;
@@ -8,9 +8,9 @@ use crate::gpt2::lm_head_model::Gpt2LMHeadModel;
 use crate::hooks::{Chain, Hooks, Point, Recorder};
 use candle_core::{DType, Device, Module, Result, Tensor};
 
-/// What the model would predict after each block: the logit lens (nostalgebraist 2020, "interpreting GPT: the logit lens").
-/// The logits of one position, read from the residual stream before the first block and after each block by applying
-/// `ln_f` and `lm_head` directly. `hooks` act in the run. The last row holds the model's own logits.
+/// The logit lens (nostalgebraist 2020, "interpreting GPT: the logit lens"): the logits of one position, read from the
+/// residual stream before the first block and after each block by applying `ln_f` and `lm_head` directly. `hooks` act
+/// in the run. The last row holds the model's own logits.
 ///
 /// # Shapes
 /// `input_ids` (B, T), `position` below T -> (L + 1, B, V)
@@ -40,36 +40,39 @@ pub fn logit_lens(
     model.lm_head.forward(&rows)
 }
 
-/// What counts as a head's share.
+/// The convention of direct logit attribution: whether the unembedding is centered, and where value biases count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Centering {
-    /// As in TransformerLens: the unembedding less its mean over the vocabulary, because adding the same to all logits changes no
-    /// probability; and a head's constant part, which its value biases add whatever it attends to, counts with the biases.
+    /// TransformerLens' convention. The unembedding is centered over the vocabulary, because adding one number to all
+    /// logits changes no probability. A head's value biases add a constant whatever the head attends to, so their share
+    /// counts with the biases.
     #[default]
     Centered,
-    /// The checkpoint's unembedding, and heads with their value biases: shares of the logit itself.
+    /// The checkpoint's own unembedding, and value biases count with their heads: the shares sum to the logit itself.
     Raw,
 }
 
-/// What each part adds to a logit or a difference of logits at the end of a text. All shares sum to [`total`](Self::total).
+/// The share of each part of the model in a logit, or in a difference of logits, at the end of a text. All shares sum
+/// to [`total`](Self::total).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct DirectAttribution {
-    /// Of each head, f64 (L, H).
+    /// The share of each head, f64 (L, H).
     pub heads: Tensor,
-    /// Of the biases of each attention block, f64 (L).
+    /// The share of the biases of each attention block, f64 (L).
     pub attention_biases: Tensor,
-    /// Of each MLP with its bias, f64 (L).
+    /// The share of each MLP with its bias, f64 (L).
     pub mlps: Tensor,
-    /// Of the last token's embedding.
+    /// The share of the last token's embedding.
     pub embed: f64,
-    /// Of its position's embedding.
+    /// The share of the last position's embedding.
     pub pos_embed: f64,
-    /// Of `ln_f`'s β.
+    /// The share of `ln_f`'s β.
     pub final_bias: f64,
-    /// Of what hooks change in the residual stream itself, as added vectors and patched streams do.
+    /// The share of the changes that hooks make to the residual stream itself, such as added vectors and patched
+    /// streams.
     pub interventions: f64,
-    /// The logit or the difference of logits that the model returns; less the mean logit if a single logit is centered.
+    /// The logit or the difference of logits that the model returns, less the mean logit if a single logit is centered.
     pub total: f64,
 }
 
@@ -85,9 +88,9 @@ impl DirectAttribution {
     }
 }
 
-/// How much each part of the model contributes directly to a logit, or to a difference of two, after the text: direct logit
-/// attribution (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; nostalgebraist 2020, the logit
-/// lens).
+/// Direct logit attribution (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; nostalgebraist
+/// 2020, the logit lens): the direct contribution of each part of the model to a logit after the text, or to a
+/// difference of two.
 ///
 /// A logit is linear in the residual stream once `ln_f`'s deviation σ is fixed at its value in this run. A part that adds `o` to
 /// the stream at the last position has the share `((o - mean(o)) / σ · γ) · u`, with `u` the token's row of `lm_head`,
@@ -110,17 +113,7 @@ pub fn direct_attribution(
     if b != 1 {
         candle_core::bail!("input_ids {:?}: expected one text of shape [1, T]", input_ids.dims())
     }
-    let blocks = &model.transformer.h;
-    let layers = 0..blocks.len();
-    let of_layer = |layer| {
-        let streams = [Point::ResidPre(layer), Point::ResidMid(layer), Point::ResidPost(layer)];
-        [Point::Z(layer), Point::AttnOut(layer), Point::MlpOut(layer)].into_iter().chain(streams)
-    };
-    let points = layers.clone().flat_map(of_layer);
-    let recorder =
-        Recorder::new(points.chain([Point::Embed, Point::PosEmbed, Point::LnFinalScale, Point::Logits]));
-    let all: Vec<&dyn Hooks> = hooks.into_iter().chain([&recorder as &dyn Hooks]).collect();
-    model.forward(input_ids, ForwardArgs { hooks: Some(&Chain(&all)), ..Default::default() })?;
+    let recorder = record_parts(model, input_ids, hooks)?;
     let last = |point: Point| -> Result<Tensor> {
         wide(&recorder.value(point)?.narrow(1, t - 1, 1)?.flatten_all()?) // (C), (H·D), (1) or (V)
     };
@@ -144,8 +137,8 @@ pub fn direct_attribution(
         changed = (&changed + (&found - expected)?)?;
         Ok(found)
     };
-    for layer in layers {
-        let attn = &blocks[layer].attn;
+    for (layer, block) in model.transformer.h.iter().enumerate() {
+        let attn = &block.attn;
         let attention = last(Point::AttnOut(layer))?;
         let mlp = last(Point::MlpOut(layer))?;
         stream = meet(&stream, Point::ResidPre(layer))?;
@@ -153,7 +146,7 @@ pub fn direct_attribution(
         stream = meet(&(stream + &mlp)?, Point::ResidPost(layer))?;
         let mut z = last(Point::Z(layer))?.reshape((attn.n_head(), 1, ()))?; // (H, 1, D)
         if centering == Centering::Centered {
-            let constants = Tensor::stack(&constant_values(&blocks[layer])?, 0)?; // (H, D)
+            let constants = Tensor::stack(&constant_values(block)?, 0)?; // (H, D)
             z = (z - constants.unsqueeze(1)?)?;
         }
         let w_o = wide(&attn.c_proj.weight()?)?.reshape((attn.n_head(), z.dim(2)?, ()))?; // (H, D, C)
@@ -179,6 +172,20 @@ pub fn direct_attribution(
         final_bias: (wide(&ln_f.bias)? * unembedding)?.sum_all()?.to_scalar()?,
         total,
     })
+}
+
+/// Runs the model and records the values that direct attribution needs.
+fn record_parts(model: &Gpt2LMHeadModel, input_ids: &Tensor, hooks: Option<&dyn Hooks>) -> Result<Recorder> {
+    let of_layer = |layer| {
+        let streams = [Point::ResidPre(layer), Point::ResidMid(layer), Point::ResidPost(layer)];
+        [Point::Z(layer), Point::AttnOut(layer), Point::MlpOut(layer)].into_iter().chain(streams)
+    };
+    let points = (0..model.transformer.h.len()).flat_map(of_layer);
+    let recorder =
+        Recorder::new(points.chain([Point::Embed, Point::PosEmbed, Point::LnFinalScale, Point::Logits]));
+    let all: Vec<&dyn Hooks> = hooks.into_iter().chain([&recorder as &dyn Hooks]).collect();
+    model.forward(input_ids, ForwardArgs { hooks: Some(&Chain(&all)), ..Default::default() })?;
+    Ok(recorder)
 }
 
 /// The part of each head's z that does not depend on what it attends to, as its weights sum to 1: `b_v + β·W_v` with β of the

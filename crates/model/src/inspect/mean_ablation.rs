@@ -29,12 +29,12 @@ impl Interventions {
     }
 }
 
-/// Which positions a mean over several texts joins.
+/// The positions over which a mean over several texts is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MeanOver {
     /// All positions of all texts: one vector.
     AllPositions,
-    /// The same position of all texts, which have the same length: a vector for each position (Wang et al. 2022).
+    /// Each position by itself, over texts of the same length: a vector for each position (Wang et al. 2022).
     EachPosition,
 }
 

@@ -3,7 +3,7 @@
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::ops::log_softmax;
 
-/// What to measure of the prediction after a text.
+/// A measure of the model's prediction after a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Metric {
@@ -11,8 +11,8 @@ pub enum Metric {
     LogProb(u32),
     /// The logit of a token.
     Logit(u32),
-    /// The mean logit of `answers` less that of `against`: how much more the model expects the ones than the others (Wang et al.
-    /// 2022, "Interpretability in the Wild"). With one of each, it is in nats the logarithm of the ratio of their probabilities.
+    /// The mean logit of `answers` less the mean logit of `against` (Wang et al. 2022, "Interpretability in the Wild").
+    /// With one token on each side, it is the logarithm of the ratio of their probabilities, in nats.
     LogitDifference {
         /// The tokens that the model should expect, at least one.
         answers: Vec<u32>,
@@ -54,7 +54,7 @@ impl Metric {
     /// Refuses tokens that are not below V, a token that is an answer twice, and a side without any answer.
     ///
     /// # Errors
-    /// As it says.
+    /// When the metric breaks one of these rules.
     pub fn check(&self, v: usize) -> Result<()> {
         let (answers, against) = match self {
             Self::LogProb(token) | Self::Logit(token) => (std::slice::from_ref(token), &[][..]),

@@ -1,4 +1,4 @@
-//! Which parts of a run matter: heads ablated one at a time, and parts replaced by those of another text.
+//! Ablation and activation patching: heads ablated one at a time, and parts of a run replaced by those of another text.
 
 use super::metric::{Metric, wide};
 use crate::gpt2::args_and_outputs::ForwardArgs;
@@ -9,7 +9,7 @@ use crate::hooks::{
 };
 use candle_core::{Device, Module, Result, Tensor};
 
-/// Which parts of the corrupted run to replace by those of the clean one, each in a run of its own.
+/// The parts of the corrupted run to replace by the clean run's, each in a run of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Parts {
     /// Each head's context z at all positions: a map (L, H).
@@ -18,32 +18,32 @@ pub enum Parts {
     HeadsByPosition,
     /// The residual stream before each block, at each position: a map (L, T).
     Streams,
-    /// What each attention block adds to the stream, at all positions: a map (L).
+    /// Each attention block's output, at all positions: a map (L).
     Attention,
-    /// What each attention block adds to the stream, at each position: a map (L, T).
+    /// Each attention block's output, at each position: a map (L, T).
     AttentionByPosition,
-    /// What each MLP adds to the stream, at all positions: a map (L).
+    /// Each MLP's output, at all positions: a map (L).
     Mlps,
-    /// What each MLP adds to the stream, at each position: a map (L, T).
+    /// Each MLP's output, at each position: a map (L, T).
     MlpsByPosition,
 }
 
-/// Two texts of the same length that differ in what matters, and how to tell: the clean one, which the model should get
-/// right, and the corrupted one.
+/// A clean text, which the model should get right, a corrupted text of the same length, and the metric that tells them
+/// apart.
 #[derive(Debug, Clone, Copy)]
 pub struct Contrast<'a> {
     /// (1, T)
     pub clean: &'a Tensor,
     /// (1, T)
     pub corrupt: &'a Tensor,
-    /// What to measure after the last token.
+    /// The metric of the prediction after the last token.
     pub metric: &'a Metric,
     /// Hooks for every run of either text, such as [`Interventions`] with fixed means. They must treat the rows of a
     /// batch alike and apart.
     pub hooks: Option<&'a dyn Hooks>,
 }
 
-/// What patching shows.
+/// The result of activation patching.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Patched {
@@ -186,7 +186,7 @@ pub enum Ablation {
 pub struct AblationEffects {
     /// The metric with all heads in place.
     pub plain: f64,
-    /// How much ablating the head at every position changes it, (L, H) in f64. Below 0, the head helped.
+    /// The change of the metric when the head is ablated at every position, (L, H) in f64. Below 0, the head helped.
     pub change: Tensor,
 }
 

@@ -1,4 +1,4 @@
-//! What attention's patterns show: the scores of heads on repeated tokens, and rollout through the layers.
+//! Heads' attention patterns: their scores on repeated tokens, and attention rollout through the layers.
 
 use super::metric::wide;
 use crate::gpt2::args_and_outputs::ForwardArgs;
@@ -91,15 +91,15 @@ impl Score {
     }
 }
 
-/// How much weight a head puts where each kind of head looks, 0 to 1.
+/// A head's attention weight on the tokens that previous-token, duplicate-token and induction heads attend to, 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeadScores {
-    /// On the previous token, averaged over all positions but the first.
+    /// The weight on the previous token, averaged over all positions but the first.
     pub previous_token: Score,
-    /// On all earlier copies of the same token, averaged over the repetitions.
+    /// The weight on all earlier copies of the same token, averaged over the repetitions.
     pub duplicate_token: Score,
-    /// On the tokens after all earlier copies of the same token, averaged over the repetitions: such a head can copy the
-    /// continuation.
+    /// The weight on the tokens after all earlier copies of the same token, averaged over the repetitions: a head that
+    /// attends there can copy the continuation.
     pub induction: Score,
 }
 
@@ -156,7 +156,7 @@ pub fn head_scores(
     });
     let all: Vec<&dyn Hooks> = hooks.into_iter().chain([&reader as &dyn Hooks]).collect();
     for row in &texts.rows {
-        let ids = Tensor::new(row.as_slice(), model.wte.device())?.unsqueeze(0)?;
+        let ids = Tensor::new(row.as_slice(), model.device())?.unsqueeze(0)?;
         model.forward(&ids, ForwardArgs { hooks: Some(&Chain(&all)), ..Default::default() })?;
     }
     drop(reader);
@@ -187,9 +187,9 @@ fn kinds(texts: &RepeatedTokens, weight: impl Fn(usize, usize) -> f64) -> [f64; 
 
 /// Attention rollout (Abnar & Zuidema 2020, "Quantifying Attention Flow in Transformers", §3).
 ///
-/// How much of each input token each position holds after every layer, if attention alone moved information: the
-/// product of the layers' matrices `(A + I) / 2`, where A is the mean over the heads and I represents the residual
-/// stream.
+/// The l-th result is the product of the first l layers' matrices `(A + I) / 2`, where A is the mean over the heads and
+/// I represents the residual stream. It estimates the share of each input token in each position after block l, as if
+/// attention alone moved information.
 ///
 /// # Shapes
 /// each of `attentions` (B, H, T, T), as [`ForwardArgs::output_attentions`] gives them -> L tensors (B, T, T): row i of

@@ -1,4 +1,4 @@
-//! How well a model predicts texts, and how far the predictions of two models lie apart.
+//! Measures how well a model predicts texts, and how far the predictions of two models diverge.
 
 use crate::gpt2::args_and_outputs::ForwardArgs;
 use crate::gpt2::lm_head_model::Gpt2LMHeadModel;
@@ -7,7 +7,7 @@ use candle_core::{D, DType, Module, Result, Tensor};
 use candle_fused::attention::Summary;
 use candle_nn::ops::log_softmax;
 
-/// How surprising the tokens of some texts are.
+/// The surprise of the tokens of some texts.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Surprises {
@@ -37,7 +37,7 @@ pub fn surprises(
     let (Some(1..), Some(longest)) = (lengths().min(), lengths().max()) else {
         candle_core::bail!("surprises: expected texts of at least one token each")
     };
-    let device = model.transformer.wte.device();
+    let device = model.device();
     let filled =
         |ids: &&[u32]| ids.iter().copied().chain(std::iter::repeat_n(0, longest - ids.len())).collect();
     let rows: Vec<Vec<u32>> = texts.iter().map(filled).collect();
@@ -74,7 +74,7 @@ pub struct Comparison {
     pub surprise: [f64; 2],
     /// The divergence of the second model's distribution from the first's, in nats.
     pub divergence: f64,
-    /// How often both find the same token the most probable.
+    /// The number of tokens for which both models rank the same token first.
     pub agreeing: usize,
     /// The largest difference between two logits.
     pub largest_difference: f64,

@@ -1,4 +1,4 @@
-//! What a training step needs from a model: batches, dropout, the loss, and gradients by variable name. The training loop
+//! The model's part of a training step: batches, dropout, the loss, and gradients by variable name. The training loop
 //! (data, schedule, optimizer) is in the crate `gpt2-train`.
 
 use candle_core::backprop::GradStore;
@@ -14,7 +14,7 @@ pub struct TrainingBatch {
     pub input_ids: Tensor,
     /// (B, T)
     pub targets: Tensor,
-    /// Where rows hold several documents, or not everything is learned.
+    /// The documents, if rows hold several of them or some targets are not learned.
     pub documents: Option<Documents>,
 }
 
@@ -82,16 +82,16 @@ pub struct Training {
     pub step: u64,
 }
 
-/// Where the model applies dropout.
+/// The places where the model applies dropout.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Site {
     /// `embd_pdrop`, on the sum of the embeddings.
     Embeddings,
     /// `attn_pdrop`, on the attention weights.
     Weights,
-    /// `resid_pdrop`, on what attention adds to the residual stream.
+    /// `resid_pdrop`, on the output of attention.
     Attention,
-    /// `resid_pdrop`, on what the MLP adds to it.
+    /// `resid_pdrop`, on the output of the MLP.
     Mlp,
     /// `attn_pdrop`, on the weights of cross-attention.
     CrossWeights,

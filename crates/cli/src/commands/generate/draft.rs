@@ -37,7 +37,7 @@ impl DraftKind {
     pub(super) fn open(&self, session: &Session, hub: &HubArgs) -> anyhow::Result<Box<dyn Draft>> {
         let model = match self {
             Self::Lookup => return Ok(Box::new(LookupDraft::default())),
-            Self::Quantized(format) if session.model.transformer.dtype() != DType::F32 => {
+            Self::Quantized(format) if session.model.dtype() != DType::F32 => {
                 bail!(
                     "--draft {format}: quantized layers compute in f32; leave --dtype out, or give --draft lookup"
                 )

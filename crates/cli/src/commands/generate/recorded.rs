@@ -115,7 +115,7 @@ impl Recorded {
         // Through a cache like that of the steps, where positions beyond a patched text stay as they are.
         let model = &text.session.model;
         let device = &text.session.device;
-        let kv = args.kv.unwrap_or(model.transformer.dtype().into());
+        let kv = args.kv.unwrap_or(model.dtype().into());
         let mut cache = KvCache::new(model.config(), 1, ids.len(), kv, device)?;
         let hooks = Some(&text.changes.list as &dyn gpt2_model::hooks::Hooks);
         let forward = ForwardArgs { hooks, cache: Some(&mut cache), ..Default::default() };

@@ -8,7 +8,6 @@ use crate::progress::Stop;
 use crate::session::Session;
 use crate::windows::{Window, batches, windows};
 use anyhow::{Context, bail};
-use candle_core::Tensor;
 use gpt2_model::analysis::surprises;
 use gpt2_model::hooks::Hooks;
 use gpt2_parallel::Group;
@@ -107,7 +106,7 @@ fn parts(
     for (row, &window) in batch.iter().enumerate() {
         let part = Part::new(&windows[window], row, &surprises)?;
         if !part.surprise.is_finite() {
-            let ids = Tensor::new(texts[row], &session.device)?.unsqueeze(0)?;
+            let ids = session.model.ids(texts[row])?;
             bail!("{}", finite::explain(&session.model, &ids, hooks));
         }
         parts.push(part);

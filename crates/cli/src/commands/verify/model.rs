@@ -77,7 +77,7 @@ impl Verify {
 /// The logits of all positions, read `size` at a time through a cache.
 fn in_chunks(model: &Gpt2LMHeadModel, ids: &Tensor, size: usize) -> anyhow::Result<Tensor> {
     let t = ids.dim(1)?;
-    let mut cache = KvCache::new(model.config(), 1, t, model.transformer.dtype(), ids.device())?;
+    let mut cache = KvCache::new(model.config(), 1, t, model.dtype(), ids.device())?;
     let mut logits = vec![];
     for start in (0..t).step_by(size) {
         let args = ForwardArgs { cache: Some(&mut cache), ..Default::default() };

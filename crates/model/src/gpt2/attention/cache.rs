@@ -34,7 +34,7 @@ struct EncoderKeys {
     hidden_states: TensorId,
     /// (B, H, S, D), or (B, H, S, D + 4) if it is quantized
     k: Tensor,
-    /// As `k`
+    /// (B, H, S, D), or (B, H, S, D + 4) if it is quantized
     v: Tensor,
 }
 

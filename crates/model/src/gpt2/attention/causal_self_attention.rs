@@ -58,12 +58,12 @@ pub struct CausalSelfAttention {
     resid_pdrop: f64,
 }
 
-/// What [`CausalSelfAttention::pattern`] computes.
+/// Selects the result of [`CausalSelfAttention::pattern`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PatternOf {
-    /// Before the softmax, -inf where attention is masked.
+    /// The scores before the softmax, -inf where attention is masked.
     Scores,
-    /// After it.
+    /// The weights after the softmax.
     Weights,
 }
 
@@ -227,7 +227,7 @@ impl CausalSelfAttention {
         self.layout.head_weights(&self.c_attn, &self.c_proj)
     }
 
-    /// How the heads are laid out in the channels.
+    /// The layout of the heads in the channels.
     #[must_use]
     pub fn heads(&self) -> HeadLayout {
         self.layout.heads
@@ -245,7 +245,7 @@ impl CausalSelfAttention {
         self.scale
     }
 
-    /// Where queries, keys and values lie in the output of `c_attn`.
+    /// The order of queries, keys and values in the output of `c_attn`.
     #[must_use]
     pub fn qkv_order(&self) -> QkvOrder {
         self.layout.order

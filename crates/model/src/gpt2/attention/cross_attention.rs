@@ -104,7 +104,7 @@ impl CrossAttention {
         split_kv(&kv.reshape((b, s, 2 * h, d))?.transpose(1, 2)?)
     }
 
-    /// How the heads are laid out in the channels.
+    /// The layout of the heads in the channels.
     #[must_use]
     pub fn heads(&self) -> HeadLayout {
         self.heads

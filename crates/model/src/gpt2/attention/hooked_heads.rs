@@ -1,4 +1,4 @@
-//! What hooks see and replace inside attention. Where no hook wants a point, its step returns what it is given.
+//! Hooks inside attention. If no hook wants a point, the step for that point returns its input unchanged.
 
 use super::qkv::{Part, Qkv, QkvLayout};
 use crate::gpt2::layers::conv1d::Conv1D;
@@ -107,7 +107,7 @@ pub(super) fn replaced_weights(
     Ok(hooks.read(Point::Pattern(layer), weights)?.or_else(|| of_scores.clone()))
 }
 
-/// What each head adds to the stream, `z_h·W_O_h`, without `c_proj`'s bias: (B, T, C) -> (B, T, H, C)
+/// Each head's contribution to the residual stream, `z_h·W_O_h`, without `c_proj`'s bias: (B, T, C) -> (B, T, H, C)
 pub(super) fn results(c_proj: &Conv1D, context: &Tensor, layout: HeadLayout) -> Result<Tensor> {
     let ((b, t, c), HeadLayout { heads, dim, .. }) = (context.dims3()?, layout);
     let z = context.reshape((b * t, heads, dim))?.transpose(0, 1)?.contiguous()?; // (H, B·T, D)
@@ -115,7 +115,7 @@ pub(super) fn results(c_proj: &Conv1D, context: &Tensor, layout: HeadLayout) -> 
     z.matmul(&w_o)?.transpose(0, 1)?.reshape((b, t, heads, c))
 }
 
-/// What `c_proj` makes of all heads, from what each of them adds: (B, T, H, C) -> (B, T, C)
+/// The output of `c_proj` as the sum of all heads' contributions and its bias: (B, T, H, C) -> (B, T, C)
 pub(super) fn sum_of_results(c_proj: &Conv1D, results: &Tensor) -> Result<Tensor> {
     let sum = results.sum(2)?;
     c_proj.bias().map_or_else(|| Ok(sum.clone()), |bias| sum.broadcast_add(bias))

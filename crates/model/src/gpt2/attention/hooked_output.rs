@@ -1,4 +1,4 @@
-//! What attention adds to the residual stream, where somebody asks to see it or its parts.
+//! Attention's output as a tensor of its own, for callers and hooks that ask for it or for the heads' contributions.
 
 use super::causal_self_attention::CausalSelfAttention;
 use super::hooked_heads::{results, sum_of_results};
@@ -7,8 +7,8 @@ use crate::hooks::{PassHooks, Point};
 use candle_core::{Result, Tensor};
 
 impl CausalSelfAttention {
-    /// What attention adds to the stream, (B, T, C), if `pass` asks for it, or a hook wants it or a head's share of it.
-    /// Otherwise [`project_onto`](Self::project_onto) adds it to the stream directly.
+    /// The output of attention, (B, T, C), if `pass` asks for it, or a hook wants it or the heads' contributions.
+    /// Otherwise `None`, and [`project_onto`](Self::project_onto) adds the output to the stream directly.
     pub(crate) fn hooked_output(
         &self,
         context: &Tensor,

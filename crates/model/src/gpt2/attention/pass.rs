@@ -6,11 +6,11 @@ use crate::learn::training::Training;
 use candle_core::{Result, Tensor};
 use candle_fused::attention::{Chosen, Hidden, Mask, Wanted};
 
-/// What an encoder gives to cross-attention. A cache keeps the keys and values computed from it, so pass the same tensor with
-/// every further token.
+/// An encoder's output, for cross-attention. A cache keeps the keys and values computed from it, so pass the same
+/// tensor with every further token.
 #[derive(Debug, Clone, Copy)]
 pub struct Encoder<'a> {
-    /// The encoder's last hidden states, (B, S, C): S has nothing to do with the length of the text.
+    /// The encoder's last hidden states, (B, S, C): S is independent of the length of the text.
     pub hidden_states: &'a Tensor,
     /// (B, S), 1 = visible, 0 = padding. Any integer dtype; u8 for a single block.
     pub attention_mask: Option<&'a Tensor>,
@@ -40,7 +40,8 @@ pub struct Pass<'a> {
     pub padding_mask: Option<&'a Tensor>,
     /// u32 (B, T): the first position that each position attends to, in rows of several documents.
     pub document_starts: Option<&'a Tensor>,
-    /// What cross-attention attends to. Without it a block skips its cross-attention, as in transformers.
+    /// The encoder's output that cross-attention attends to. Without it a block skips its cross-attention, as in
+    /// transformers.
     pub encoder: Option<Encoder<'a>>,
     /// The keys and values of earlier tokens; the pass appends the new ones.
     pub cache: Option<&'a mut LayerCache>,
@@ -80,7 +81,7 @@ impl<'a> Pass<'a> {
         self.last_position_only && self.weights.is_empty() && !self.output_summary && self.training.is_none()
     }
 
-    /// What queries do not see besides the future: padding, other documents, and `hidden` keys.
+    /// The mask in addition to the causal one: padding, other documents, and `hidden` keys.
     pub(crate) fn mask<'b>(&self, hidden: &'b [Hidden]) -> Mask<'b>
     where
         'a: 'b,
@@ -88,7 +89,7 @@ impl<'a> Pass<'a> {
         Mask { padding: self.padding_mask, first: self.document_starts, hidden, ..Mask::default() }
     }
 
-    /// What the kernels must return besides the context.
+    /// The outputs that the kernels return besides the context.
     pub(crate) fn wanted(&self) -> Wanted<'a> {
         Wanted { weights: self.weights, summary: self.output_summary, ..Wanted::default() }
     }

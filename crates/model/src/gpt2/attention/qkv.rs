@@ -1,4 +1,4 @@
-//! How `c_attn` holds the heads: queries, keys and values of a pass, and the weights of single heads.
+//! The heads in `c_attn`: queries, keys and values of a pass, and the weights of single heads.
 
 use super::pass::Pass;
 use crate::config::QkvOrder;
@@ -24,7 +24,7 @@ pub(super) struct Qkv {
     pub(super) kv: Tensor,
 }
 
-/// Where the heads lie in the columns of `c_attn`.
+/// The layout of the heads in the columns of `c_attn`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct QkvLayout {
     pub(super) heads: HeadLayout,
@@ -72,7 +72,7 @@ impl QkvLayout {
         Tensor::stack(&(0..inputs.dim(2)?).map(of_head).collect::<Result<Vec<_>>>()?, 2)
     }
 
-    /// Where a head's part begins in `c_attn`'s columns; keys and values count their own heads.
+    /// The first column of a head's part in `c_attn`. For keys and values, `head` counts key heads.
     fn first_column(&self, part: Part, head: usize) -> usize {
         let HeadLayout { key_heads, dim: d, .. } = self.heads;
         match (self.order, part) {

@@ -51,7 +51,7 @@ impl Conv1D {
         Self { layer: Layer::Own(layer), updates: Updates::default() }
     }
 
-    /// The same layer of the model, computed by `layer`; see [`crate::linear`].
+    /// Returns a layer of the same shape that `layer` computes, without updates; see [`crate::linear`].
     ///
     /// # Errors
     /// When `layer` has another shape.
@@ -66,9 +66,9 @@ impl Conv1D {
         Ok(Self::from_layer(Arc::new(layer)))
     }
 
-    /// The same layer with one more low-rank update, by an adapter of this name. The update must be in the dtype and on the
-    /// device of the layer's inputs. `stream`, below 2^20, tells the dropout of this layer from that of others; all updates of a
-    /// layer share it, so train one at a time if they have dropout.
+    /// Returns the layer with one more low-rank update, by an adapter of this name. The update must have the dtype and
+    /// the device of the layer's inputs. `stream`, below 2^20, makes the dropout of this layer differ from that of others; all updates of
+    /// a layer share it, so train one at a time if they have dropout.
     ///
     /// # Errors
     /// When the update has another shape than the layer, the layer has one of that name, or `stream` is too large.
@@ -83,7 +83,7 @@ impl Conv1D {
         Ok(Self { layer: self.layer.clone(), updates: self.updates.with(name, update, stream)? })
     }
 
-    /// The same layer without its updates.
+    /// Returns the layer without its updates.
     #[must_use]
     pub fn without_updates(&self) -> Self {
         Self { layer: self.layer.clone(), updates: Updates::default() }
@@ -95,7 +95,7 @@ impl Conv1D {
         self.updates.as_slice()
     }
 
-    /// What the updates are on.
+    /// The layer under the updates.
     pub(crate) fn layer(&self) -> &Layer {
         &self.layer
     }

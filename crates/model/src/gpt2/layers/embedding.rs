@@ -43,7 +43,7 @@ impl Embedding {
         self.dtype
     }
 
-    /// Where the table is.
+    /// The device of the table.
     #[must_use]
     pub fn device(&self) -> &Device {
         self.weight.device()

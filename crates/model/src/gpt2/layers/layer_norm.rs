@@ -31,7 +31,7 @@ impl LayerNorm {
         })
     }
 
-    /// The same layer norm, computed by this implementation.
+    /// Sets the implementation.
     #[must_use]
     pub fn with_implementation(self, implementation: Implementation) -> Self {
         Self { implementation, ..self }
@@ -63,7 +63,7 @@ impl LayerNorm {
         self.wide_scale(x)?.to_dtype(x.dtype())
     }
 
-    /// The same in f32 or wider.
+    /// `sqrt(var(x) + eps)` in f32 or wider.
     fn wide_scale(&self, x: &Tensor) -> Result<Tensor> {
         (centered(x)?.sqr()?.mean_keepdim(D::Minus1)? + self.eps)?.sqrt()
     }

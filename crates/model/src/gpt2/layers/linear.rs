@@ -170,11 +170,11 @@ impl LinearLayer for Linear {
     }
 }
 
-/// What computes a linear layer of the model.
+/// A linear layer of the model: the library's or a user's.
 #[derive(Debug, Clone)]
 pub(crate) enum Layer {
     Linear(Linear),
-    /// A user's.
+    /// A user's implementation.
     Own(Arc<dyn LinearLayer>),
 }
 

@@ -1,4 +1,4 @@
-//! What the modules of one model share while they load.
+//! State that the modules of one model share while they load.
 
 use super::conv1d::Conv1D;
 use super::layer_norm::LayerNorm;
@@ -34,7 +34,7 @@ impl<'a> Loading<'a> {
         Ok(Self { vb, config, layer_idx, bias, weights: None })
     }
 
-    /// The same place, with weights from another source.
+    /// Takes weights from this source first.
     pub(crate) fn with_weights(self, weights: &'a WeightSource<'a>) -> Self {
         Self { weights: Some(weights), ..self }
     }
@@ -44,7 +44,7 @@ impl<'a> Loading<'a> {
         Self { vb: self.vb.pp(name.to_string()), ..self.clone() }
     }
 
-    /// The same place, for layer `layer_idx`.
+    /// Sets the layer.
     pub(crate) fn of_layer(self, layer_idx: usize) -> Self {
         Self { layer_idx, ..self }
     }

@@ -42,7 +42,7 @@ impl Update {
         Ok(Self { a, b, scaling, dropout })
     }
 
-    /// The same numbers, which no longer learn.
+    /// The update with its numbers as constants, which no longer learn.
     #[must_use]
     pub fn detach(&self) -> Self {
         Self { a: self.a.detach(), b: self.b.detach(), ..self.clone() }
@@ -84,19 +84,19 @@ impl Update {
         self.dropout
     }
 
-    /// The same update `weight` times as strong.
+    /// Multiplies the update by `weight`.
     #[must_use]
     pub fn times(self, weight: f64) -> Self {
         Self { scaling: self.scaling * weight, ..self }
     }
 
-    /// The same numbers as constants, through which no gradient flows.
+    /// The update with its numbers as constants, through which no gradient flows.
     #[must_use]
     pub fn detached(&self) -> Self {
         Self { a: self.a.detach(), b: self.b.detach(), ..*self }
     }
 
-    /// What is added to W: `scaling·Aᵀ·Bᵀ`, (in, out), in f32 or wider.
+    /// The change of W: `scaling·Aᵀ·Bᵀ`, (in, out), in f32 or wider.
     ///
     /// # Errors
     /// When the device fails.

@@ -22,7 +22,7 @@ pub const WPE: &str = "wpe.weight";
 /// The prefix that transformers' `GPT2LMHeadModel` puts before every name except [`LM_HEAD`].
 pub const PREFIX: &str = "transformer.";
 
-/// What a parameter does.
+/// A parameter's role in the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Role {
@@ -52,7 +52,7 @@ pub struct Parameter {
     pub name: String,
     /// Its shape, as the checkpoint stores it: weights of blocks are (in, out), in gpt_bigcode (out, in).
     pub shape: Vec<usize>,
-    /// What it does.
+    /// Its role.
     pub role: Role,
     /// Whether it is a variable, so that an optimizer can change it.
     pub trainable: bool,
@@ -61,7 +61,7 @@ pub struct Parameter {
 }
 
 impl Parameter {
-    /// How many numbers it has.
+    /// The number of its elements.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.shape.iter().map(|&n| n as u64).product()
@@ -102,7 +102,7 @@ impl Values {
         }
     }
 
-    /// How the numbers are held.
+    /// The dtype or quantized format of the numbers.
     #[must_use]
     pub fn dtype(&self) -> WeightDType {
         match self {
@@ -111,7 +111,7 @@ impl Values {
         }
     }
 
-    /// Which axis of a linear layer's weight comes first.
+    /// The axis order of a linear layer's weight.
     pub(crate) fn layout(&self) -> WeightLayout {
         match self {
             Self::Tensor(_) => WeightLayout::InOut,

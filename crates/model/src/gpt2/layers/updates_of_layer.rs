@@ -17,7 +17,7 @@ pub(crate) struct Updates {
 }
 
 impl Updates {
-    /// The same updates and one more, see [`Conv1D::with_update`](crate::Conv1D::with_update).
+    /// These updates and one more, see [`Conv1D::with_update`](crate::Conv1D::with_update).
     pub(crate) fn with(&self, name: &str, update: Update, stream: u32) -> Result<Self> {
         if stream >> 20 != 0 {
             candle_core::bail!("lora: the stream is {stream}, expected less than {}", 1 << 20)
