@@ -1,8 +1,10 @@
 //! GPU-specific code, if the build includes it: CUDA's kernels around attention, and its memory pool.
+//!
+//! It loads and launches the kernels in `cuda/*.cu`; in tests without a GPU, an emulator runs them.
 
-// The emulator needs Linux.
 #[cfg(feature = "cuda")]
 mod blas_lt;
+// The emulator needs Linux.
 #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
 pub(crate) mod cross_entropy;
 #[cfg(feature = "cuda")]

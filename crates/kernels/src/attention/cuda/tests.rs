@@ -1,10 +1,8 @@
 //! Compares the kernels, run in the emulator, with the eager path.
 
 use super::plan::{BackwardPlan, KernelShape, Masks, Plan, Strides};
-use crate::attention::heads::HeadLayout;
-use crate::attention::heads::WeightDropout;
-use crate::attention::mask::HiddenKeys;
-use crate::attention::mask::{Hidden, Mask};
+use crate::attention::heads::{HeadLayout, WeightDropout};
+use crate::attention::mask::{Hidden, HiddenKeys, Mask};
 use crate::attention::sdpa::Sdpa;
 use crate::cpu::dispatch::Implementation;
 use crate::gpu::emulator::{Emulator, bytes, difference};

@@ -1,10 +1,7 @@
-use super::finish::Destination;
-use super::finish::Finish;
+use super::finish::{Destination, Finish};
 use super::multiply::{multiply_on, product, share_out};
-use super::panels::Panels;
-use super::panels::Stored;
-use super::rows::Matrix;
-use super::rows::Rows;
+use super::panels::{Panels, Stored};
+use super::rows::{Matrix, Rows};
 use super::sums::PackedPairs;
 use crate::cpu::isa::Isa;
 use crate::cpu::test_numbers::pool;

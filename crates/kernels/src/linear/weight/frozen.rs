@@ -5,8 +5,7 @@
 use crate::cpu::cpu_op::Input;
 use crate::linear::product::finish::Finish;
 use crate::linear::product::multiply::new_product;
-use crate::linear::product::panels::Panels;
-use crate::linear::product::panels::{PANEL, STRIP, Stored};
+use crate::linear::product::panels::{PANEL, Panels, STRIP, Stored};
 use crate::linear::quantized;
 use crate::linear::quantized::format::BlockFormat;
 use crate::linear::quantized::panels::BlockPanels;
