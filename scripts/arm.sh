@@ -48,7 +48,7 @@ on() {
 kernels=(--skip a_name_in_the_environment --skip the_bits_depend_neither --skip _emulated)
 # Candle's own quantized products use dotprod without asking whether it is there.
 candles=(--skip a_ggml_weight_is_multiplied --skip every_format_of_a_gguf_file)
-chosen=isa::tests::products_use_what_the_emulated_processor_has
+chosen=cpu::isa::tests::products_use_what_the_emulated_processor_has
 processors=(cortex-a72 a64fx neoverse-n1 max)
 for processor in "${processors[@]}"; do on "$processor" kernels candle_fused --ignored --exact $chosen; done
 on neoverse-n1 kernels candle_fused quantized::

@@ -15,62 +15,37 @@
 // Vector code is only fast if it is inlined into the function that enables its instructions.
 #![allow(clippy::inline_always)]
 
-mod activation;
-pub mod adamw;
 pub mod attention;
 pub mod cache;
-mod columns;
-pub mod cpu_flash;
-mod cpu_op;
-mod cross_entropy;
-// The emulator needs Linux.
-#[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
-mod cuda;
-mod dispatch;
-pub mod dropout;
-mod element;
-mod epilogue;
-mod explain;
-pub mod flash;
-mod frozen;
+mod cpu;
 mod gpu;
-mod isa;
-mod keep_large;
 mod linear;
-mod linear_cross_entropy;
 #[doc(hidden)]
 pub mod measure;
-mod memory;
-#[cfg(target_arch = "aarch64")]
-mod neon;
 pub mod nn;
-mod norm;
-mod product;
-mod quantized;
-mod streams;
-mod team;
-#[cfg(test)]
-mod test_numbers;
-mod vector;
-mod weight;
+mod pointwise;
 
-pub use activation::Activation;
 pub use candle_core;
-pub use cross_entropy::{cross_entropies, cross_entropy};
-pub use dispatch::{Dispatch, Implementation};
-pub use dropout::Dropout;
-pub use element::accumulator;
-pub use epilogue::Epilogue;
-pub use explain::{Explained, Explanation, explain};
-pub use frozen::WeightDType;
+pub use cpu::dispatch::{Dispatch, Implementation};
+pub use cpu::element::accumulator;
+pub use cpu::explain::{Explained, Explanation, explain};
+pub use cpu::isa::Isa;
+pub use cpu::keep_large::KeepLarge;
 pub use gpu::{keep_freed_memory, open_cuda};
-pub use isa::Isa;
-pub use keep_large::KeepLarge;
+pub use linear::quantized::format::BlockFormat;
+pub use linear::weight::frozen::WeightDType;
+pub use linear::weight::linear_cross_entropy::linear_cross_entropy;
+pub use linear::weight::{Weight, WeightLayout};
 pub use linear::{linear, linear_transposed};
-pub use linear_cross_entropy::linear_cross_entropy;
-pub use norm::{layer_norm, rms_norm};
-pub use quantized::BlockFormat;
-pub use weight::{Weight, WeightLayout};
+#[doc(inline)]
+pub use nn::{cpu_flash, flash};
+pub use pointwise::activation::Activation;
+pub use pointwise::cross_entropy::{cross_entropies, cross_entropy};
+pub use pointwise::dropout::Dropout;
+pub use pointwise::epilogue::Epilogue;
+pub use pointwise::norm::{layer_norm, rms_norm};
+#[doc(inline)]
+pub use pointwise::{adamw, dropout};
 
 // Run the examples of the README and of docs/candle.md as tests.
 #[cfg(doctest)]

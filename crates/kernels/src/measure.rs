@@ -2,7 +2,7 @@
 //! kernel's speed with (Williams, Waterman, Patterson 2009). No part of this crate's interface; it is here because it needs
 //! the instruction sets of the kernels and the features for GPUs.
 
-use crate::isa;
+use crate::cpu::isa;
 use candle_core::{Device, Result};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
@@ -86,7 +86,7 @@ fn event(device: &Device) -> Result<Option<(std::sync::Arc<CudaStream>, CudaEven
 pub fn l2_bytes(device: &Device) -> Result<Option<usize>> {
     #[cfg(feature = "cuda")]
     if let Device::Cuda(device) = device {
-        return Ok(Some(crate::cuda::gpu_limits(device)?.l2));
+        return Ok(Some(crate::gpu::device::gpu_limits(device)?.l2));
     }
     let _ = device;
     Ok(None)
@@ -124,7 +124,7 @@ pub fn bf16_gflops() -> Option<f64> {
     #[cfg(amx)]
     if isa::Isa::current().has_tiles() {
         // SAFETY: `has_tiles` has looked.
-        return Some(gflops(|| unsafe { crate::product::amx::multiply(200_000) }));
+        return Some(gflops(|| unsafe { crate::linear::product::amx::multiply(200_000) }));
     }
     #[cfg(any(target_arch = "aarch64", all(target_arch = "x86_64", feature = "x86-v4")))]
     if isa::Isa::current().has_pairs() {
@@ -170,7 +170,7 @@ fn multiply_pairs(steps: usize) -> usize {
     for _ in 0..steps {
         for sum in &mut sums {
             // SAFETY: the caller has looked for `bf16`.
-            *sum = unsafe { crate::neon::bfdot(*sum, x, x) };
+            *sum = unsafe { crate::cpu::neon::bfdot(*sum, x, x) };
         }
     }
     black_box(sums);

@@ -1,8 +1,8 @@
 //! The place of a tensor's heads among the heads of their layer, which decides what dropout drops of their weights.
 
-use crate::dropout::Dropout;
+use crate::pointwise::dropout::Dropout;
 #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
-use crate::dropout::DropoutWords;
+use crate::pointwise::dropout::DropoutWords;
 use candle_core::Result;
 
 /// Which of a layer's heads a tensor holds, and how many heads of keys and values serve them.
@@ -133,9 +133,11 @@ impl WeightDropout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::{Chosen, Mask, Sdpa};
-    use crate::dispatch::Implementation;
-    use crate::test_numbers::numbers;
+    use crate::attention::inputs::Chosen;
+    use crate::attention::mask::Mask;
+    use crate::attention::sdpa::Sdpa;
+    use crate::cpu::dispatch::Implementation;
+    use crate::cpu::test_numbers::numbers;
     use candle_core::Tensor;
 
     /// Queries, keys or values: (2, heads, 9, 8).

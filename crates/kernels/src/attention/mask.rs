@@ -2,7 +2,7 @@
 //! ranges of keys.
 
 use super::heads::Query;
-use super::ranges::KeyRanges;
+use super::key_ranges::KeyRanges;
 use candle_core::{DType, Layout, Result, Tensor};
 use std::ops::Range;
 

@@ -5,38 +5,33 @@
 //! other keys), query `i` sits at position `S - T + i`: masks are aligned at their bottom right corner. The same rule covers
 //! a whole prompt, a chunk of a prompt and a single decoded token.
 
-mod attend;
-mod codes;
 mod cpu;
 #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
 mod cuda;
-mod eager;
-mod heads;
-mod mask;
-mod merge;
-#[cfg(feature = "metal")]
-mod metal;
-mod paged;
-mod polarity;
-mod ranges;
-mod request;
+pub(crate) mod heads;
+pub(crate) mod inputs;
+pub(crate) mod key_ranges;
+pub(crate) mod mask;
+pub(crate) mod quantized_rows;
+mod row_summary;
+pub(crate) mod run;
 mod scores;
-mod sdpa;
-mod summary;
-mod varlen;
-mod window;
+pub(crate) mod sdpa;
+pub(crate) mod window;
 
-pub use attend::Attended;
-pub use codes::{SCALE_BYTES, quantize_rows, widen_rows};
-pub use cpu::FEW_QUERIES;
+pub use crate::nn::mask_conversion::{
+    added_from_hidden, added_from_visible, padding_from_hidden, padding_from_visible,
+};
+pub use cpu::blocks::FEW_QUERIES;
 pub use heads::HeadLayout;
+pub use inputs::{Chosen, Inputs, Wanted};
+pub use key_ranges::KeyRanges;
 pub use mask::{Hidden, Mask};
-pub use merge::merge;
-pub use paged::Pages;
-pub use polarity::{added_from_hidden, added_from_visible, padding_from_hidden, padding_from_visible};
-pub use ranges::KeyRanges;
-pub use request::{Chosen, Inputs, Wanted};
+pub use quantized_rows::{SCALE_BYTES, quantize_rows, widen_rows};
+pub use run::attend::Attended;
+pub use run::merge::merge;
+pub use run::paged::Pages;
+pub use run::summary::Summary;
+pub use run::varlen::Lengths;
 pub use sdpa::Sdpa;
-pub use summary::Summary;
-pub use varlen::Lengths;
 pub use window::{CausalBias, Window, causal_bias};

@@ -13,12 +13,12 @@
 //! [`ScoreRules`], which every CPU kernel applies to its rows of products.
 
 use super::heads::Query;
+use super::inputs::{Rows, select};
 use super::mask::{CpuMask, HiddenKeys, Mask};
-use super::request::{Rows, select};
 use super::sdpa::Sdpa;
 use super::window::Window;
-use crate::element::accumulator;
-use crate::vector::{exp2, tanh};
+use crate::cpu::element::accumulator;
+use crate::cpu::vector::{exp2, tanh};
 use candle_core::{DType, Device, Result, Tensor};
 use pulp::{Simd, WithSimd};
 use std::f32::consts::LOG2_E;

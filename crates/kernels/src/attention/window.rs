@@ -165,9 +165,10 @@ impl CausalBias {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::{Mask, Sdpa};
-    use crate::dispatch::Implementation;
-    use crate::test_numbers::numbers;
+    use crate::attention::mask::Mask;
+    use crate::attention::sdpa::Sdpa;
+    use crate::cpu::dispatch::Implementation;
+    use crate::cpu::test_numbers::numbers;
 
     /// The definition, key by key.
     #[test]

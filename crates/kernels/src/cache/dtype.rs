@@ -1,6 +1,6 @@
 //! [`CacheDType`]: what keys and values are held in.
 
-use crate::attention::{SCALE_BYTES, quantize_rows};
+use crate::attention::quantized_rows::{SCALE_BYTES, quantize_rows};
 use candle_core::{DType, Device, Result, Tensor};
 use half::vec::HalfBitsVecExt;
 use half::{bf16, f16};

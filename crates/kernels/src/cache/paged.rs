@@ -1,7 +1,8 @@
 //! [`PagedCache`]: many sequences in one pool of pages.
 
 use super::dtype::CacheDType;
-use crate::attention::{HeadLayout, Pages};
+use crate::attention::heads::HeadLayout;
+use crate::attention::run::paged::Pages;
 use candle_core::{Device, Result, Tensor};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

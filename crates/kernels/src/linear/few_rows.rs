@@ -1,10 +1,10 @@
 //! Products of a few rows with a large matrix, which is read once, in memory order. Decoding spends its
 //! time here, limited by the speed of memory.
 
-use crate::cpu_op::Input;
-use crate::element::{Element, Widen};
-use crate::isa;
-use crate::streams::{add_scaled, dots};
+use crate::cpu::cpu_op::Input;
+use crate::cpu::dot_products::{add_scaled, dots};
+use crate::cpu::element::{Element, Widen};
+use crate::cpu::isa;
 use candle_core::{Result, WithDType};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
@@ -208,7 +208,7 @@ impl<E: Element> WithSimd for RowBlock<'_, E> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_numbers::numbers;
+    use crate::cpu::test_numbers::numbers;
 
     #[test]
     fn a_weight_that_does_not_lie_in_rows_is_refused() -> Result<()> {

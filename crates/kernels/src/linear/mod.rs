@@ -7,17 +7,19 @@
 
 mod few_rows;
 mod plain;
+pub(crate) mod product;
+pub(crate) mod quantized;
 #[cfg(test)]
 mod tests;
+pub(crate) mod weight;
 
-use crate::cpu_op::OnCpu;
-use crate::dispatch::{Dispatch, cpu_product};
-use crate::epilogue::{Epilogue, Join};
-use crate::explain::{Explained, no_kernel, note, ours, shown};
+use crate::cpu::cpu_op::OnCpu;
+use crate::cpu::dispatch::{Dispatch, cpu_product};
+use crate::cpu::explain::{Explained, no_kernel, note, ours, shown};
 use crate::gpu;
+use crate::pointwise::epilogue::{Epilogue, Join};
 use candle_core::{D, Result, Tensor};
 use few_rows::FEW_ROWS;
-pub(crate) use plain::matmul;
 use plain::{Linear, LinearOnto, RowProducts, candles_matmul};
 
 /// `x·W + b`, then `epilogue`; differentiable.

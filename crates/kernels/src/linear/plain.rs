@@ -2,13 +2,14 @@
 //! for a few rows. The sums start from the bias and the residual, so no second pass has to add them.
 
 use super::few_rows::{self, FEW_ROWS, WeightRows};
-use crate::columns::column_sums;
-use crate::cpu_op::{CpuOp, Input};
-use crate::dispatch::{cpu_f32, cpu_product};
-use crate::element::{Element, Widen};
-use crate::isa;
-use crate::product::{Matrix, multiply};
-use crate::vector::{CHUNK, chunked};
+use super::product::multiply::multiply;
+use super::product::rows::Matrix;
+use crate::cpu::column_sums::column_sums;
+use crate::cpu::cpu_op::{CpuOp, Input};
+use crate::cpu::dispatch::{cpu_f32, cpu_product};
+use crate::cpu::element::{Element, Widen};
+use crate::cpu::isa;
+use crate::cpu::vector::{CHUNK, chunked};
 use candle_core::{CpuStorage, DType, Device, Result, Shape, Storage, Tensor, WithDType};
 use half::{bf16, f16};
 use rayon::prelude::*;

@@ -1,8 +1,8 @@
 use super::few_rows::FEW_ROWS;
 use super::linear_transposed;
-use crate::dispatch::{Dispatch, Implementation};
-use crate::epilogue::Epilogue;
-use crate::test_numbers::{error, numbers, pool, wide};
+use crate::cpu::dispatch::{Dispatch, Implementation};
+use crate::cpu::test_numbers::{error, numbers, pool, wide};
+use crate::pointwise::epilogue::Epilogue;
 use candle_core::{DType, Device, Result, Tensor, Var};
 
 fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {

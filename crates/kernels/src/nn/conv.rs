@@ -1,7 +1,7 @@
 //! [`Conv1d`]: a convolution over positions, as a product.
 
 use super::linear::Linear;
-use crate::epilogue::Epilogue;
+use crate::pointwise::epilogue::Epilogue;
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Conv1dConfig, VarBuilder};
 

@@ -1,8 +1,8 @@
 //! [`Embedding`]: the vectors of tokens, and the output layer that shares them.
 
-use super::Linear;
-use super::hold::held;
-use crate::weight::{Weight, WeightLayout};
+use super::linear::Linear;
+use super::weight_format::held;
+use crate::linear::weight::{Weight, WeightLayout};
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 

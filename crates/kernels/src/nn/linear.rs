@@ -1,10 +1,10 @@
 //! [`Linear`]: `x·Wᵀ + b`.
 
-use super::hold::held;
-use crate::epilogue::Epilogue;
-use crate::frozen::WeightDType;
-use crate::quantized::BlockFormat;
-use crate::weight::{Weight, WeightLayout};
+use super::weight_format::held;
+use crate::linear::quantized::format::BlockFormat;
+use crate::linear::weight::frozen::WeightDType;
+use crate::linear::weight::{Weight, WeightLayout};
+use crate::pointwise::epilogue::Epilogue;
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 

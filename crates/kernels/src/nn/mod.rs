@@ -19,18 +19,24 @@
 //! `Linear::new(weight, bias)?`. `Linear::weight` is a [`Weight`](crate::Weight), and `Embedding::embeddings` a copy.
 
 mod conv;
+pub mod cpu_flash;
 mod embedding;
-mod hold;
+pub mod flash;
 mod linear;
+pub(crate) mod mask_conversion;
 mod norm;
 mod quantized;
+mod rope_scaling;
 pub mod rotary_emb;
 #[cfg(test)]
+mod rotary_tests;
+#[cfg(test)]
 mod tests;
+mod weight_format;
 
 pub use conv::{Conv1d, conv1d, conv1d_no_bias};
 pub use embedding::{Embedding, embedding};
-pub use hold::hold_weights_in;
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
 pub use norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};
 pub use quantized::QMatMul;
+pub use weight_format::hold_weights_in;

@@ -1,6 +1,6 @@
 //! [`LayerNorm`] and [`RmsNorm`].
 
-use crate::dispatch::{Dispatch, Implementation};
+use crate::cpu::dispatch::{Dispatch, Implementation};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{LayerNormConfig, VarBuilder};
 
@@ -66,9 +66,15 @@ impl Module for LayerNorm {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         if self.remove_mean {
             let dispatch = Dispatch::of(Implementation::Auto, x);
-            return crate::layer_norm(x, &self.weight, self.bias.as_ref(), self.eps, dispatch);
+            return crate::pointwise::norm::layer_norm(
+                x,
+                &self.weight,
+                self.bias.as_ref(),
+                self.eps,
+                dispatch,
+            );
         }
-        let y = crate::rms_norm(x, &self.weight, self.eps)?;
+        let y = crate::pointwise::norm::rms_norm(x, &self.weight, self.eps)?;
         match &self.bias {
             Some(bias) => y.broadcast_add(bias),
             None => Ok(y),

@@ -1,11 +1,12 @@
 //! [`QMatMul`]: the weights of GGUF files.
 
-use crate::epilogue::Epilogue;
-use crate::explain::{Explained, note, shown};
+use super::embedding::Embedding;
+use super::linear::Linear;
+use crate::cpu::explain::{Explained, note, shown};
 use crate::linear::linear_transposed;
-use crate::nn::{Embedding, Linear};
-use crate::quantized::BlockFormat;
-use crate::weight::{Weight, WeightLayout};
+use crate::linear::quantized::format::BlockFormat;
+use crate::linear::weight::{Weight, WeightLayout};
+use crate::pointwise::epilogue::Epilogue;
 use candle_core::quantized::{GgmlDType, QMatMul as Theirs, QTensor};
 use candle_core::{DType, Module, Result, Tensor};
 use std::sync::Arc;

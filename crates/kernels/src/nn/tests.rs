@@ -1,9 +1,13 @@
-use super::{Embedding, LayerNorm, Linear, QMatMul, RmsNorm, hold_weights_in};
-use crate::activation::Activation;
-use crate::epilogue::Epilogue;
-use crate::frozen::WeightDType;
-use crate::quantized::BlockFormat;
-use crate::test_numbers::{error, numbers, wide};
+use super::embedding::Embedding;
+use super::linear::Linear;
+use super::norm::{LayerNorm, RmsNorm};
+use super::quantized::QMatMul;
+use super::weight_format::hold_weights_in;
+use crate::cpu::test_numbers::{error, numbers, wide};
+use crate::linear::quantized::format::BlockFormat;
+use crate::linear::weight::frozen::WeightDType;
+use crate::pointwise::activation::Activation;
+use crate::pointwise::epilogue::Epilogue;
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{D, DType, Device, Module, Result, Tensor};
 use candle_nn::{VarBuilder, VarMap};
@@ -240,7 +244,7 @@ fn every_format_of_a_gguf_file_has_a_product() -> Result<()> {
         let off = error(&got, &wide(&residual.matmul(&widened)?)?)?;
         assert!(off < 1e-5, "{format:?}, gradient: {off}");
         let is_ours = !matches!(format, GgmlDType::Q4_1 | GgmlDType::Q5_1 | GgmlDType::Q3K);
-        let (_, explanation) = crate::explain(|| product.forward(&x))?;
+        let (_, explanation) = crate::cpu::explain::explain(|| product.forward(&x))?;
         assert_eq!(explanation.0[0].slower_because.is_none(), is_ours, "{explanation}");
     }
     assert!(QMatMul::from_qtensor(QTensor::quantize(&numbers(256, 1)?, GgmlDType::Q8_0)?).is_err());

@@ -16,16 +16,16 @@
 //! keys are then added in order. A hidden key or value that is not finite makes gradients NaN in rows that do not see it,
 //! because 0 times infinity is NaN. Plain operations do the same.
 
+use super::added_gradient::{AddedSums, Turn};
 use super::blocks::{
     Blocks, KEYS, NARROW_SCORES, NARROW_SUMS, QUERIES, Strides, WIDE_SCORES, WIDE_SUMS, add_rows, outer,
 };
 use super::pack::{panels, rows};
 use super::problem::{LogSum, Problem};
-use super::read::{HeadAt, Heads};
-use super::turns::{AddedSums, Turn};
+use super::views::{HeadAt, Heads};
 use crate::attention::scores::{Base, slopes_of_cap};
-use crate::streams::dots;
-use crate::vector::exp2;
+use crate::cpu::dot_products::dots;
+use crate::cpu::vector::exp2;
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
 

@@ -1,14 +1,14 @@
 //! The forward pass: which thread computes which queries, and in what order.
 
 use super::blocks::{Blocks, FEW_QUERIES, QUERIES};
+use super::decode::{Partial, Span};
 use super::pack::{PackSizes, PackedHead};
 use super::problem::{Problem, SharedOutput};
-use super::read::HeadAt;
-use super::rows::{Partial, Span};
 use super::tile::{QueryTile, Scratch, TileTask};
+use super::views::HeadAt;
 use super::weights::SummaryOfRow;
 use crate::attention::heads::Query;
-use crate::team;
+use crate::cpu::team;
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -122,16 +122,19 @@ impl WithSimd for Forward<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::problem::LogSum;
-    use super::super::read::{Elements, Heads};
     use super::*;
+    use crate::attention::cpu::problem::LogSum;
+    use crate::attention::cpu::views::{Elements, Heads};
     use crate::attention::heads::{HeadLayout, WeightDropout};
+    use crate::attention::mask::Mask;
+    use crate::attention::quantized_rows::{quantize_rows, widen_rows};
+    use crate::attention::row_summary::RowSummary;
     use crate::attention::scores::ScoreRules;
-    use crate::attention::summary::RowSummary;
-    use crate::attention::{Mask, Sdpa, Window, quantize_rows, widen_rows};
-    use crate::dropout::Dropout;
-    use crate::isa;
-    use crate::test_numbers::{numbers, values};
+    use crate::attention::sdpa::Sdpa;
+    use crate::attention::window::Window;
+    use crate::cpu::isa;
+    use crate::cpu::test_numbers::{numbers, values};
+    use crate::pointwise::dropout::Dropout;
     use candle_core::{Layout, Result, Tensor};
     use std::mem::MaybeUninit;
 

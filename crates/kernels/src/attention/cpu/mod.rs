@@ -1,43 +1,40 @@
 //! Fused attention on the CPU: no (T, S) tensor, memory linear in S, forward and [`backward`], as one Candle operation, and
-//! one more for each tensor beside q, k and v that learns (see [`carry`](mod@carry)).
+//! one more for each tensor beside q, k and v that learns (see [`extra_gradients`]).
 //!
 //! Keys are packed once for the heads that share them; then each task walks a tile of queries through the keys that it sees
 //! (see [`tile`]). A few queries against many keys (decoding) skip the packing and read k and v in
-//! place (see [`rows`]). `pulp` chooses the instruction set at run time. Results depend neither on the
+//! place (see [`decode`]). `pulp` chooses the instruction set at run time. Results depend neither on the
 //! number of threads nor on their order: either one task computes a row, or tasks of a fixed size do
-//! and their results are merged in order. The gradient of a bias that heads share is added up in their order (see [`turns`]).
+//! and their results are merged in order. The gradient of a bias that heads share is added up in their order (see [`added_gradient`]).
 
 #![allow(unsafe_code)] // register blocks, the shared output and the shared sums; each unsafe block says why it is sound
 
+mod added_gradient;
 mod backward;
-mod blocks;
-mod carry;
+pub(super) mod blocks;
+mod decode;
+mod extra_gradients;
 mod forward;
 mod pack;
 mod problem;
-mod read;
-mod rows;
 mod summary;
 mod tile;
-mod turns;
-mod weights;
+mod views;
+pub(super) mod weights;
 
-pub use blocks::FEW_QUERIES;
-pub(super) use weights::CpuWeights;
-
+use self::added_gradient::AddedGradient;
 use self::backward::{HeadBackward, HeadGradients};
-use self::carry::{Returned, carry};
+use self::extra_gradients::{Returned, carry};
 use self::forward::Forward;
 use self::problem::{LogSum, Problem, SharedOutput};
-use self::read::{HeadAt, Heads};
-use self::turns::AddedGradient;
+use self::views::{HeadAt, Heads};
 use crate::attention::heads::WeightDropout;
-use crate::attention::request::Wanted;
+use crate::attention::inputs::Wanted;
+use crate::attention::row_summary::RowSummary;
 use crate::attention::scores::ScoreRules;
-use crate::attention::summary::RowSummary;
-use crate::cpu_op::{CpuOp, Input, OnCpu};
-use crate::element::Element;
-use crate::isa;
+use crate::cpu::cpu_op::{CpuOp, Input, OnCpu};
+use crate::cpu::element::Element;
+use crate::cpu::isa;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, Device, Result, Shape, Tensor, WithDType};
 use half::{bf16, f16};

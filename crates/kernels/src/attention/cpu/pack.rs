@@ -1,7 +1,7 @@
 //! Rows of one head, laid out in f32 for the micro-kernels.
 
 use super::blocks::{HEADROOM, NARROW_SCORES};
-use super::read::{HeadAt, Heads};
+use super::views::{HeadAt, Heads};
 use pulp::Simd;
 use std::ops::Range;
 

@@ -1,10 +1,10 @@
 //! What a pass reads and writes: views of q, k and v, the settings of all their queries, and the output that threads share.
 
-use super::read::{HeadAt, Heads};
+use super::views::{HeadAt, Heads};
 use crate::attention::heads::{Query, WeightDropout};
+use crate::attention::row_summary::RowSummary;
 use crate::attention::scores::{Base, ScoreRules};
-use crate::attention::summary::RowSummary;
-use crate::element::Element;
+use crate::cpu::element::Element;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 

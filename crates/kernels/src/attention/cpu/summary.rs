@@ -12,8 +12,8 @@
 //! exponent falls by `m' - m`.
 
 use super::problem::LogSum;
+use crate::attention::row_summary::{RowSummary, key_position};
 use crate::attention::scores::lanes;
-use crate::attention::summary::{RowSummary, key_position};
 use pulp::Simd;
 use std::f32::consts::LN_2;
 

@@ -5,14 +5,14 @@ use super::blocks::{
     Blocks, HEADROOM, KEYS, NARROW_SCORES, NARROW_SUMS, QUERIES, Strides, WIDE_SCORES, WIDE_SUMS, add_rows,
     outer,
 };
+use super::decode::{Partial, QueryOfHeads, Span};
 use super::pack::{PackedHead, transpose};
 use super::problem::{Problem, SharedOutput};
-use super::read::HeadAt;
-use super::rows::{Partial, QueryOfHeads, Span};
 use super::summary::{Moments, RunningSummary};
+use super::views::HeadAt;
 use super::weights::SummaryOfRow;
 use crate::attention::scores::Base;
-use crate::vector::exp2;
+use crate::cpu::vector::exp2;
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
 

@@ -4,9 +4,11 @@
 
 use super::plan::{BackwardPlan, KernelShape, Masks, Plan, Task};
 use crate::attention::heads::WeightDropout;
+use crate::attention::inputs::Inputs;
 use crate::attention::mask::{HiddenKeys, Mask};
-use crate::attention::request::Inputs;
-use crate::cuda::{UNIT, aligned, check_thread, counters, function, gpu_limits, launch, view, view_of};
+use crate::gpu::device::{
+    UNIT, aligned, check_thread, counters, function, gpu_limits, launch, view, view_of,
+};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::CudaDType;
 use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtr, DeviceRepr, PushKernelArg};

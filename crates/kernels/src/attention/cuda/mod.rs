@@ -3,10 +3,7 @@
 //! They read q, k and v in place, as views of the packed `c_attn` output or of a cache.
 
 #[cfg(feature = "cuda")]
-mod launch;
+pub(super) mod launch;
 mod plan;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
-
-#[cfg(feature = "cuda")]
-pub(super) use launch::Kernels;

@@ -1,13 +1,13 @@
 //! Compares the kernels, run in the emulator, with the eager path.
 
 use super::plan::{BackwardPlan, KernelShape, Masks, Plan, Strides};
-use crate::attention::heads::WeightDropout;
-use crate::attention::mask::HiddenKeys;
-use crate::attention::{HeadLayout, Hidden, Mask, Sdpa};
-use crate::cuda::GpuLimits;
-use crate::cuda::emulator::{Emulator, bytes, difference};
-use crate::dispatch::Implementation;
-use crate::dropout::Dropout;
+use crate::attention::heads::{HeadLayout, WeightDropout};
+use crate::attention::mask::{Hidden, HiddenKeys, Mask};
+use crate::attention::sdpa::Sdpa;
+use crate::cpu::dispatch::Implementation;
+use crate::gpu::emulator::{Emulator, bytes, difference};
+use crate::gpu::launch::GpuLimits;
+use crate::pointwise::dropout::Dropout;
 use candle_core::{DType, Device, Result, Tensor, Var};
 
 /// What a kernel gets: the bytes of q, k and v, each from the start of its layout, and of a padding mask or nothing.

@@ -1,0 +1,249 @@
+//! Attention for one query of a few heads at a time, reading k and v in place. Decoding uses it, because it reads each key
+//! once, and packing a key would cost as much as using it. So do passes with values that are infinite, NaN or
+//! close to overflow: here a hidden value is never touched, and a visible one is weighted before it is added.
+//!
+//! The keys are split into spans of a fixed length; tasks compute the spans, and their results are merged
+//! in order. A long past therefore keeps all threads busy, and the result does not depend on how many
+//! there are.
+
+use super::problem::{LogSum, Problem};
+use super::views::{HeadAt, Heads};
+use crate::attention::heads::Query;
+use crate::attention::scores::Base;
+use crate::cpu::dot_products::{add_scaled, add_scaled_to, dots, dots_of};
+use crate::cpu::vector::exp2;
+use pulp::{Simd, WithSimd};
+use std::ops::Range;
+
+/// Keys per span: enough work to be worth a task of its own.
+const SPAN: usize = 256;
+/// The number of keys read at a time.
+const STREAMS: usize = 4;
+
+/// How many heads that share their keys one task computes: each row of keys is then read once for all of them.
+const HEADS: usize = 4;
+
+/// Query `i` of some heads of batch row `b` that share their keys.
+#[derive(Debug, Clone)]
+pub(super) struct QueryOfHeads {
+    pub(super) b: usize,
+    pub(super) heads: Range<usize>,
+    pub(super) i: usize,
+}
+
+/// A query and a span of the keys: the work of one task.
+pub(super) struct Span<'a> {
+    problem: &'a Problem<'a>,
+    query: QueryOfHeads,
+    keys: Range<usize>,
+}
+
+impl<'a> Span<'a> {
+    /// All queries.
+    pub(super) fn queries(problem: &Problem) -> Vec<QueryOfHeads> {
+        let [b, h, t, _] = problem.q.dims;
+        let group = problem.group();
+        let firsts = (0..h).filter(|h| (h % group).is_multiple_of(HEADS));
+        let heads: Vec<_> =
+            firsts.map(|first| first..(first + HEADS).min(first - first % group + group)).collect();
+        let mut queries = Vec::with_capacity(b * heads.len() * t);
+        // Loops, because valgrind reports what the compiler makes of nested iterators.
+        for b in 0..b {
+            for heads in &heads {
+                queries.extend((0..t).map(|i| QueryOfHeads { b, heads: heads.clone(), i }));
+            }
+        }
+        queries
+    }
+
+    /// How many spans each query has.
+    pub(super) fn count(problem: &Problem) -> usize {
+        problem.rules.most_keys().div_ceil(SPAN)
+    }
+
+    /// The n-th span of a query; empty if the query sees none of its keys.
+    pub(super) fn new(problem: &'a Problem<'a>, query: QueryOfHeads, n: usize) -> Self {
+        let seen = problem.rules.keys_of(query.i);
+        let at = |n: usize| (seen.start + n * SPAN).min(seen.end);
+        Self { problem, query, keys: at(n)..at(n + 1) }
+    }
+}
+
+/// One query's attention over some of the keys, before merging with the other spans.
+pub(super) struct Partial {
+    /// The highest score, in base 2; -inf if no key is visible.
+    max: f32,
+    /// `Σ 2^(score - max)`; 0 if no key is visible.
+    sum: f32,
+    /// `Σ weight·v` with weights that sum to 1, (Dv).
+    pub(super) context: Vec<f32>,
+}
+
+impl Partial {
+    /// The log-sum of all keys of a query and its head's sink, and the share of the context that the sink leaves.
+    pub(super) fn finish(&self, problem: &Problem, head: usize) -> (LogSum, f32) {
+        let (log_sum, factor) = problem.finish_row(head, self.max, self.sum);
+        (log_sum, if problem.rules.sink(head, Base::Two).is_some() { self.sum * factor } else { 1.0 })
+    }
+
+    /// Merges the spans of the n-th head of a query, but for those that saw no key, whose context may be NaN.
+    #[allow(clippy::float_cmp)] // exactly 0 if a span saw no key
+    pub(super) fn merge(spans: &[Vec<Self>], n: usize) -> Self {
+        let spans = || spans.iter().map(|heads| &heads[n]);
+        let max = spans().fold(f32::NEG_INFINITY, |max, span| max.max(span.max));
+        let seen = || spans().filter(|span| span.sum != 0.0);
+        let part = |span: &Self| span.sum * (span.max - max).exp2();
+        let sum: f32 = seen().map(part).sum();
+        let mut context = vec![0.0; spans().next().map_or(0, |span| span.context.len())];
+        for span in seen() {
+            let weight = part(span) / sum;
+            for (out, x) in context.iter_mut().zip(&span.context) {
+                *out += weight * x;
+            }
+        }
+        Self { max, sum, context }
+    }
+}
+
+/// Rows of a head.
+#[inline(always)]
+fn streams<'a, 'b: 'a, S: Simd>(
+    simd: S,
+    x: &Heads<'b>,
+    head: HeadAt,
+    rows: [usize; STREAMS],
+    scratch: &'a mut [Vec<f32>; STREAMS],
+) -> [&'a [f32]; STREAMS] {
+    let [i, j, k, l] = rows;
+    let [p, q, r, s] = scratch;
+    [x.row(simd, head, i, p), x.row(simd, head, j, q), x.row(simd, head, k, r), x.row(simd, head, l, s)]
+}
+
+impl WithSimd for Span<'_> {
+    /// One for each head.
+    type Output = Vec<Partial>;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> Vec<Partial> {
+        let heads = &self.query.heads;
+        if self.problem.rules.mask.hidden.is_empty() {
+            return self.of_heads(simd, heads.clone());
+        }
+        // Each head may see other keys.
+        let mut partials = vec![];
+        for h in heads.clone() {
+            partials.extend(self.of_heads(simd, h..h + 1));
+        }
+        partials
+    }
+}
+
+impl Span<'_> {
+    /// For heads that see the same keys.
+    #[inline(always)]
+    fn of_heads<S: Simd>(&self, simd: S, heads: Range<usize>) -> Vec<Partial> {
+        let &Problem { q, k, v, rules, .. } = self.problem;
+        let QueryOfHeads { b, i, .. } = self.query;
+        let d = q.dims[3];
+        let dv = v.dims[3];
+        let of_keys = self.problem.key_head(HeadAt { b, h: heads.start });
+        let mut scratch: [Vec<f32>; STREAMS] = std::array::from_fn(|_| vec![0.0; d.max(dv)]);
+        let factor = self.problem.query_factor();
+        let mut queries = Vec::with_capacity(heads.len() * d);
+        for h in heads.clone() {
+            queries.extend(q.row(simd, HeadAt { b, h }, i, &mut scratch[0]).iter().map(|x| x * factor));
+        }
+
+        // A hidden key keeps the score -inf, and so does everything beyond the span.
+        let mut weights = vec![f32::NEG_INFINITY; heads.len() * SPAN];
+        let visible = rules.mask.visible(b, rules.keys).map(|visible| &visible[self.keys.clone()]);
+        let sees = |&j: &usize| {
+            visible.is_none_or(|visible| visible[j] != 0)
+                && rules.mask.lets_see(b, i, self.keys.start + j)
+                && !rules.mask.hidden.hides(heads.start, i, self.keys.start + j)
+        };
+        let all = rules.mask.hides_nothing();
+        let seen: Vec<usize> = (0..self.keys.len()).filter(|j| all || sees(j)).collect();
+        let (groups, rest) = seen.as_chunks::<STREAMS>();
+        for group in groups {
+            let rows = streams(simd, &k, of_keys, group.map(|j| self.keys.start + j), &mut scratch);
+            for (queries, weights) in queries.chunks(2 * d).zip(weights.chunks_mut(2 * SPAN)) {
+                let (query, second) = queries.split_at(d);
+                if second.is_empty() {
+                    for (j, score) in group.iter().zip(dots(simd, query, rows)) {
+                        weights[*j] = score;
+                    }
+                    continue;
+                }
+                let scores = dots_of(simd, [query, second], rows);
+                for (weights, scores) in weights.chunks_exact_mut(SPAN).zip(scores) {
+                    for (j, score) in group.iter().zip(scores) {
+                        weights[*j] = score;
+                    }
+                }
+            }
+        }
+        for j in rest {
+            let row = k.row(simd, of_keys, self.keys.start + j, &mut scratch[0]);
+            for (query, weights) in queries.chunks_exact(d).zip(weights.chunks_exact_mut(SPAN)) {
+                [weights[*j]] = dots(simd, query, [row]);
+            }
+        }
+
+        let mut partials = Vec::with_capacity(heads.len());
+        for (h, weights) in heads.zip(weights.chunks_exact_mut(SPAN)) {
+            let mut partial = Partial { max: f32::NEG_INFINITY, sum: 0.0, context: vec![0.0; dv] };
+            let query = Query { b, h, i };
+            rules.finish(simd, Base::Two, query, self.keys.start, &mut weights[..self.keys.len()]);
+            // Whatever is not seen has the score -inf.
+            let mut highest = simd.splat_f32s(f32::NEG_INFINITY);
+            for x in S::as_simd_f32s(weights).0 {
+                highest = simd.max_f32s(highest, *x);
+            }
+            let max = simd.reduce_max_f32s(highest);
+            partial.max = max;
+            // With NaN the maximum is arbitrary; the sum is NaN either way.
+            if max == f32::NEG_INFINITY && !weights.iter().any(|x| x.is_nan()) {
+                partials.push(partial);
+                continue;
+            }
+            let mut sum = simd.splat_f32s(0.0);
+            for x in S::as_mut_simd_f32s(weights).0 {
+                *x = exp2(simd, simd.sub_f32s(*x, simd.splat_f32s(max)));
+                sum = simd.add_f32s(sum, *x);
+            }
+            partial.sum = simd.reduce_sum_f32s(sum);
+            self.problem.drop_weights(query, self.keys.start, &mut weights[..self.keys.len()]);
+            let share = 1.0 / partial.sum;
+            for x in weights {
+                *x *= share;
+            }
+            partials.push(partial);
+        }
+        for group in groups {
+            let rows = streams(simd, &v, of_keys, group.map(|j| self.keys.start + j), &mut scratch);
+            for (partials, weights) in partials.chunks_mut(2).zip(weights.chunks(2 * SPAN)) {
+                let (first, second) = weights.split_at(SPAN);
+                let of_first = group.map(|j| first[j]);
+                match partials {
+                    [a, b] => {
+                        let factors = [of_first, group.map(|j| second[j])];
+                        add_scaled_to(simd, [&mut a.context, &mut b.context], factors, rows);
+                    }
+                    some => {
+                        for one in some {
+                            add_scaled(simd, &mut one.context, of_first, rows);
+                        }
+                    }
+                }
+            }
+        }
+        for j in rest {
+            let row = v.row(simd, of_keys, self.keys.start + j, &mut scratch[0]);
+            for (partial, weights) in partials.iter_mut().zip(weights.chunks_exact(SPAN)) {
+                add_scaled(simd, &mut partial.context, [weights[*j]], [row]);
+            }
+        }
+        partials
+    }
+}

@@ -1,0 +1,17 @@
+//! What the processor has, and how work is shared out: instruction sets, vectors, threads, memory, and which code runs.
+
+pub(crate) mod column_sums;
+pub(crate) mod cpu_op;
+pub(crate) mod dispatch;
+pub(crate) mod dot_products;
+pub(crate) mod element;
+pub(crate) mod explain;
+pub(crate) mod isa;
+pub(crate) mod keep_large;
+pub(crate) mod memory;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
+pub(crate) mod team;
+#[cfg(test)]
+pub(crate) mod test_numbers;
+pub(crate) mod vector;

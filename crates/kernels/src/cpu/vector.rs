@@ -1,0 +1,211 @@
+//! Elementwise work on vectors, generic over the instruction set and spread over threads.
+
+use super::cpu_op::Input;
+use super::isa;
+use candle_core::{CpuStorage, Layout, Result, Shape, Tensor};
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+use std::mem::MaybeUninit;
+
+/// `2^x` for x below 127: relative error below 2e-7, exactly 1 at 0, exactly 0 below -126 and at -inf; NaN
+/// stays NaN.
+///
+/// `2^x = 2^n · 2^f` with n the nearest integer and f in -1/2..1/2; `2^f` is its Taylor polynomial of
+/// degree 6, and n goes into the exponent's bits.
+#[inline(always)]
+pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    // Adding 1.5·2^23 leaves the nearest integer in the low bits of the mantissa.
+    const ROUND: f32 = 12_582_912.0;
+    const LN_2: f64 = std::f64::consts::LN_2;
+    #[allow(clippy::cast_possible_truncation)] // the coefficients are f32
+    const C: [f32; 7] = [
+        1.0,
+        LN_2 as f32,
+        (LN_2 * LN_2 / 2.0) as f32,
+        (LN_2 * LN_2 * LN_2 / 6.0) as f32,
+        (LN_2 * LN_2 * LN_2 * LN_2 / 24.0) as f32,
+        (LN_2 * LN_2 * LN_2 * LN_2 * LN_2 / 120.0) as f32,
+        (LN_2 * LN_2 * LN_2 * LN_2 * LN_2 * LN_2 / 720.0) as f32,
+    ];
+    let round = simd.splat_f32s(ROUND);
+    let shifted = simd.add_f32s(x, round);
+    let f = simd.sub_f32s(x, simd.sub_f32s(shifted, round));
+    let mut p = simd.splat_f32s(C[6]);
+    for c in C[..6].iter().rev() {
+        p = simd.mul_add_e_f32s(p, f, simd.splat_f32s(*c));
+    }
+    let n = simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(shifted), simd.splat_u32s(23));
+    let scaled = simd.transmute_f32s_u32s(simd.add_u32s(simd.transmute_u32s_f32s(p), n));
+    // Below 2^-126 the exponent would wrap. Such a weight counts as 0, because the row's largest is 1.
+    let zero = simd.splat_f32s(0.0);
+    let tiny = simd.less_than_f32s(x, simd.splat_f32s(-126.0));
+    let value = simd.select_f32s(tiny, zero, scaled);
+    simd.select_f32s(simd.equal_f32s(x, x), value, x)
+}
+
+/// `tanh(x)`: relative error below 4e-7; NaN stays NaN.
+///
+/// Below 1 by Lambert's continued fraction, `x / (1 + x² / (3 + x² / (5 + ..)))`, cut off after 11, which keeps small results
+/// exact; above by `1 - 2 / (e^2x + 1)`.
+#[inline(always)]
+pub(crate) fn tanh<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    const TWICE_LOG2_E: f32 = 2.0 * std::f32::consts::LOG2_E;
+    let splat = |x| simd.splat_f32s(x);
+    let one = splat(1.0);
+    let size = simd.abs_f32s(x);
+    let squared = simd.mul_f32s(x, x);
+    let above = simd.mul_add_e_f32s(
+        simd.mul_add_e_f32s(splat(21.0), squared, splat(1260.0)),
+        squared,
+        splat(10395.0),
+    );
+    let below = simd.mul_add_e_f32s(simd.add_f32s(squared, splat(210.0)), squared, splat(4725.0));
+    let below = simd.mul_add_e_f32s(below, squared, splat(10395.0));
+    let near = simd.div_f32s(simd.mul_f32s(x, above), below);
+    // From 10 on the result is 1.
+    let power = exp2(simd, simd.mul_f32s(simd.min_f32s(size, splat(10.0)), splat(TWICE_LOG2_E)));
+    let far = simd.sub_f32s(one, simd.div_f32s(splat(2.0), simd.add_f32s(power, one)));
+    let negative = simd.less_than_f32s(x, splat(0.0));
+    let far = simd.select_f32s(negative, simd.neg_f32s(far), far);
+    let value = simd.select_f32s(simd.less_than_f32s(size, one), near, far);
+    simd.select_f32s(simd.equal_f32s(x, x), value, x)
+}
+
+/// A function of one or two numbers, applied to whole vectors.
+pub(crate) trait Function: Sync {
+    fn apply<S: Simd>(&self, simd: S, a: S::f32s, b: S::f32s) -> S::f32s;
+}
+
+/// `function(a, b)` of two contiguous f32 tensors of one shape.
+pub(crate) fn parallel_map(function: &impl Function, a: Input, b: Input) -> Result<(CpuStorage, Shape)> {
+    let shape = a.shape();
+    if shape != b.shape() {
+        candle_core::bail!("shapes {shape:?} and {:?} differ", b.shape())
+    }
+    let a = a.slice()?;
+    let b = b.slice()?;
+    let mut out = vec![0f32; a.len()];
+    let arch = isa::arch();
+    out.par_chunks_mut(CHUNK).zip(a.par_chunks(CHUNK).zip(b.par_chunks(CHUNK))).for_each(|(out, (a, b))| {
+        arch.dispatch(Map { a, b, out, function });
+    });
+    Ok((CpuStorage::F32(out), shape.clone()))
+}
+
+/// `function(x, x)` in place of x, contiguous and f32.
+pub(crate) fn parallel_map_in_place(
+    function: &impl Function,
+    x: &mut CpuStorage,
+    layout: &Layout,
+) -> Result<()> {
+    let (CpuStorage::F32(data), Some((start, end))) = (x, layout.contiguous_offsets()) else {
+        candle_core::bail!("expected a contiguous f32 tensor, got {layout:?}")
+    };
+    let arch = isa::arch();
+    data[start..end].par_chunks_mut(CHUNK).for_each(|x| {
+        arch.dispatch(MapInPlace { x, function });
+    });
+    Ok(())
+}
+
+/// How many numbers a thread takes at a time: enough to outweigh the cost of scheduling, few enough to stay in cache.
+pub const CHUNK: usize = 1 << 13;
+
+/// Runs `f` on the elements of contiguous f32 tensors on the CPU.
+pub(crate) fn with_slices<const N: usize, R>(
+    tensors: [&Tensor; N],
+    f: impl FnOnce([&[f32]; N]) -> R,
+) -> Result<R> {
+    let guards = tensors.map(Tensor::storage_and_layout);
+    let mut slices = [&[][..]; N];
+    for (slice, (storage, layout)) in slices.iter_mut().zip(&guards) {
+        *slice = Input::new(storage, layout)?.slice()?;
+    }
+    Ok(f(slices))
+}
+
+/// `Σ f(a, b, c)` over slices of equal length, in lanes that the compiler turns into vectors.
+#[inline(always)]
+pub(crate) fn sum3(a: &[f32], b: &[f32], c: &[f32], f: impl Fn(f32, f32, f32) -> f32) -> f32 {
+    const LANES: usize = 32;
+    debug_assert!(a.len() == b.len() && a.len() == c.len());
+    let mut sums = [0f32; LANES];
+    let ((a, a_tail), (b, b_tail), (c, c_tail)) = (a.as_chunks(), b.as_chunks(), c.as_chunks());
+    for (a, (b, c)) in a.iter().zip(b.iter().zip(c)) {
+        let lanes: (&[f32; LANES], &[f32; LANES], &[f32; LANES]) = (a, b, c);
+        for (i, sum) in sums.iter_mut().enumerate() {
+            *sum += f(lanes.0[i], lanes.1[i], lanes.2[i]);
+        }
+    }
+    let tail = a_tail.iter().zip(b_tail.iter().zip(c_tail)).map(|(a, (b, c))| f(*a, *b, *c));
+    sums.iter().sum::<f32>() + tail.sum::<f32>()
+}
+
+/// How many numbers a thread fills at a time, if filling is all it does.
+const FILL: usize = 1 << 14;
+
+/// A vector of `len` numbers in chunks of `chunk`. `fill(i, chunk)` writes the i-th chunk, on all
+/// threads: the memory is not zeroed beforehand, and no single thread touches all of it first.
+///
+/// # Safety
+/// `fill` writes every number of its chunk.
+#[allow(unsafe_code)]
+pub(crate) unsafe fn chunked(
+    len: usize,
+    chunk: usize,
+    fill: impl Fn(usize, &mut [MaybeUninit<f32>]) + Sync,
+) -> Vec<f32> {
+    let mut out: Vec<f32> = Vec::with_capacity(len);
+    let chunks = out.spare_capacity_mut()[..len].par_chunks_mut(chunk.max(1)).enumerate();
+    chunks.with_min_len(FILL / chunk.max(1)).for_each(|(i, part)| fill(i, part));
+    // SAFETY: the chunks cover `len` numbers, and the caller's `fill` has written them.
+    unsafe { out.set_len(len) };
+    out
+}
+
+struct Map<'a, E> {
+    a: &'a [f32],
+    b: &'a [f32],
+    out: &'a mut [f32],
+    function: &'a E,
+}
+
+impl<E: Function> WithSimd for Map<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let (a, a_tail) = S::as_simd_f32s(self.a);
+        let (b, b_tail) = S::as_simd_f32s(self.b);
+        let (out, out_tail) = S::as_mut_simd_f32s(self.out);
+        for (out, (a, b)) in out.iter_mut().zip(a.iter().zip(b)) {
+            *out = self.function.apply(simd, *a, *b);
+        }
+        if !out_tail.is_empty() {
+            let last =
+                self.function.apply(simd, simd.partial_load_f32s(a_tail), simd.partial_load_f32s(b_tail));
+            simd.partial_store_f32s(out_tail, last);
+        }
+    }
+}
+
+struct MapInPlace<'a, E> {
+    x: &'a mut [f32],
+    function: &'a E,
+}
+
+impl<E: Function> WithSimd for MapInPlace<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let (vectors, tail) = S::as_mut_simd_f32s(self.x);
+        for x in vectors {
+            *x = self.function.apply(simd, *x, *x);
+        }
+        if !tail.is_empty() {
+            let last = simd.partial_load_f32s(tail);
+            simd.partial_store_f32s(tail, self.function.apply(simd, last, last));
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The losses of rows of logits, and their gradients in place: `cuda/cross_entropy.cu`.
+
+use super::launch::{Launch, dtype_name};
+use candle_core::DType;
+
+/// Threads per block in `cross_entropy.cu`.
+const THREADS: u32 = 256;
+
+/// The launch for `rows` rows of logits, if there is a kernel for it.
+pub(crate) fn cross_entropy_launch(dtype: DType, rows: usize, width: usize) -> Option<Launch> {
+    let name = dtype_name(dtype).filter(|_| i32::try_from(width).is_ok())?;
+    Launch::new(format!("cross_entropy_{name}"), rows, THREADS, THREADS as usize / 32 * 4)
+}
+
+#[cfg(feature = "cuda")]
+pub(crate) use ops::{has_cross_entropy, losses_to_gradients};
+
+#[cfg(feature = "cuda")]
+mod ops {
+    #![allow(unsafe_code)] // kernels take pointers; each unsafe block says why they are sound
+
+    use super::cross_entropy_launch;
+    use crate::cpu::dispatch::Dispatch;
+    use crate::gpu::device::{function, gpu_limits, launch, view_of};
+    use crate::gpu::launch::Launch;
+    use candle_core::backend::BackendStorage;
+    use candle_core::cuda_backend::CudaDType;
+    use candle_core::cuda_backend::cudarc::driver::{DeviceRepr, PushKernelArg};
+    use candle_core::op::BackpropOp;
+    use candle_core::{CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Storage, Tensor};
+    use half::{bf16, f16};
+    use std::sync::Mutex;
+
+    /// Whether the caller asked for kernels, and x and weight are on one GPU that has them.
+    pub(crate) fn has_cross_entropy(dispatch: Dispatch, x: &Tensor, weight: &Tensor) -> Result<bool> {
+        let (true, Device::Cuda(device)) = (dispatch.gpu_kernels(), x.device()) else { return Ok(false) };
+        let one = x.dtype() == weight.dtype() && weight.device().same_device(x.device());
+        let width = weight.dim(0)?;
+        Ok(one
+            && cross_entropy_launch(x.dtype(), 1, width).is_some()
+            && gpu_limits(device)?.has_kernels_for(x.dtype()))
+    }
+
+    /// The losses (rows), in f32, of `logits` (rows, V) under `targets` u32 (rows); and, if they are wanted, the gradients
+    /// of their sum in place of the logits, which no other tensor shares. Each target is below V (`check_targets`).
+    pub(crate) fn losses_to_gradients(logits: &Tensor, targets: &Tensor, gradients: bool) -> Result<Tensor> {
+        let (rows, width) = logits.dims2()?;
+        let Some(launch) = cross_entropy_launch(logits.dtype(), rows, width) else {
+            candle_core::bail!("cross-entropy: no kernel for {:?}", logits.dtype())
+        };
+        let op = LossesToGradients {
+            launch,
+            width: i32::try_from(width)?,
+            targets: targets.contiguous()?,
+            gradients,
+            losses: Mutex::new(None),
+        };
+        logits.inplace_op1(&op)?;
+        let losses = op.losses.into_inner().ok().flatten();
+        losses.ok_or_else(|| candle_core::Error::msg("cross-entropy: the kernel left no losses"))
+    }
+
+    struct LossesToGradients {
+        launch: Launch,
+        width: i32,
+        targets: Tensor,
+        gradients: bool,
+        losses: Mutex<Option<Tensor>>,
+    }
+
+    impl LossesToGradients {
+        fn run<E: CudaDType + DeviceRepr>(&self, logits: &mut CudaStorage, layout: &Layout) -> Result<()> {
+            let device = logits.device().clone();
+            let rows = layout.dims()[0];
+            if !layout.is_contiguous() || layout.start_offset() != 0 {
+                candle_core::bail!("cross-entropy: the logits must be a whole contiguous tensor")
+            }
+            let stream = device.cuda_stream();
+            let (targets, targets_layout) = self.targets.storage_and_layout();
+            let targets = view_of::<u32>(&targets, targets_layout)?;
+            // SAFETY: the kernel writes every element.
+            let mut losses = unsafe { device.alloc::<f32>(rows)? };
+            let function = function(&stream, &self.launch)?;
+            let gradients = i32::from(self.gradients);
+            let mut args = stream.launch_builder(&function);
+            args.arg(logits.as_cuda_slice_mut::<E>()?)
+                .arg(&targets)
+                .arg(&mut losses)
+                .arg(&self.width)
+                .arg(&gradients);
+            // SAFETY: logits are (rows, width) from the start of their memory, targets and losses (rows), and each target
+            // is below the width, as `check_targets` found.
+            unsafe { launch(args, &self.launch)? };
+            let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(losses, device));
+            let losses = Tensor::from_storage(storage, rows, BackpropOp::none(), false);
+            *self.losses.lock().map_err(|_| candle_core::Error::msg("cross-entropy: an earlier panic"))? =
+                Some(losses);
+            Ok(())
+        }
+    }
+
+    impl InplaceOp1 for LossesToGradients {
+        fn name(&self) -> &'static str {
+            "cross-entropy-rows"
+        }
+
+        fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> Result<()> {
+            candle_core::bail!("cross-entropy: the kernel is for CUDA, but the logits are on the CPU")
+        }
+
+        fn cuda_fwd(&self, logits: &mut CudaStorage, layout: &Layout) -> Result<()> {
+            match logits.dtype() {
+                DType::F16 => self.run::<f16>(logits, layout),
+                DType::BF16 => self.run::<bf16>(logits, layout),
+                _ => self.run::<f32>(logits, layout),
+            }
+        }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::cpu::test_numbers::numbers;
+    use crate::gpu::emulator::{Emulator, bytes, difference};
+    use candle_core::{D, Device, Result, Tensor};
+
+    #[test]
+    fn cross_entropy_emulated() -> Result<()> {
+        // A row shorter than a warp, one that does not fill the block, and one of several rounds, around a large mean.
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for (rows, width, mean) in [(1, 5, 0.), (3, 300, 60.), (4, 1031, -7.)] {
+                let logits = numbers((rows, width), 7)?.affine(8., mean)?.to_dtype(dtype)?;
+                let targets: Vec<u32> = (0..rows).map(|i| u32::try_from(i * 131 % width).unwrap()).collect();
+                let wide = logits.to_dtype(DType::F64)?;
+                let log_weights = candle_nn::ops::log_softmax(&wide, D::Minus1)?;
+                let of_targets = Tensor::from_slice(&targets, (rows, 1), &Device::Cpu)?;
+                let expected = log_weights.gather(&of_targets, 1)?.neg()?.flatten_all()?;
+                let ones = Tensor::ones((rows, 1), DType::F64, &Device::Cpu)?;
+                let onehot = wide.zeros_like()?.scatter_add(&of_targets, &ones, 1)?;
+                let gradients = (log_weights.exp()? - onehot)?;
+                for wanted in [false, true] {
+                    let mut emulator = Emulator::default();
+                    emulator.put("logits", &bytes(&logits)?);
+                    emulator
+                        .put("targets", &targets.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<_>>());
+                    emulator.allocate("losses", 4 * rows);
+                    emulator.set("width", width);
+                    emulator.set("gradients", i32::from(wanted));
+                    emulator.launch(&cross_entropy_launch(dtype, rows, width).expect("a kernel"));
+                    let [losses, got] = emulator.get(["losses", "logits"]);
+                    let loss = difference(&losses, &expected, DType::F32)?;
+                    assert!(loss < 1e-5, "{dtype:?} {rows} {width}: the loss is {loss} off");
+                    let (expected, tolerance) = match dtype {
+                        _ if !wanted => (&wide, 0.0),
+                        DType::F32 => (&gradients, 1e-6),
+                        DType::F16 => (&gradients, 2f64.powi(-12)), // half a unit in the last place of 1
+                        _ => (&gradients, 2f64.powi(-9)),
+                    };
+                    let error = difference(&got, expected, dtype)?;
+                    assert!(error <= tolerance, "{dtype:?} {rows} {width}: the gradient is {error} off");
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,349 @@
+//! Layer norm, and the bias, GELU and residual after a matrix product, in one pass each: `cuda/layers.cu`.
+
+use super::launch::{Launch, dtype_name};
+use candle_core::DType;
+
+/// Threads per block in `layers.cu`. In a layer norm, each warp of 32 threads takes a row.
+const THREADS: u32 = 128;
+const ROWS: usize = THREADS as usize / 32;
+
+/// The number of elements in 16 bytes, if rows of `width` divide into such units.
+fn unit(dtype: DType, width: usize) -> Option<usize> {
+    let unit = 16 / dtype.size_in_bytes();
+    (width > 0 && width.is_multiple_of(unit) && i32::try_from(width).is_ok()).then_some(unit)
+}
+
+/// The launch for a layer norm of (rows, width), if there is a kernel for it.
+pub(crate) fn layer_norm_launch(dtype: DType, rows: usize, width: usize) -> Option<Launch> {
+    let name = dtype_name(dtype)?;
+    unit(dtype, width)?;
+    Launch::new(format!("layer_norm_{name}"), rows.div_ceil(ROWS), THREADS, 0)
+}
+
+/// The launch for what follows a product (rows, width), if there is a kernel for it, and the number of 16-byte units.
+pub(crate) fn finish_launch(dtype: DType, rows: usize, width: usize, gelu: bool) -> Option<(Launch, usize)> {
+    let name = dtype_name(dtype)?;
+    let units = rows * width / unit(dtype, width)?;
+    let kernel = format!("finish_{}{name}", if gelu { "gelu_" } else { "" });
+    Some((Launch::new(kernel, units.div_ceil(THREADS as usize), THREADS, 0)?, units))
+}
+
+#[cfg(feature = "cuda")]
+pub(crate) use ops::{layer_norm, linear};
+
+#[cfg(feature = "cuda")]
+mod ops {
+    #![allow(unsafe_code)] // kernels take pointers; each unsafe block says why they are sound
+
+    use super::{finish_launch, layer_norm_launch};
+    use crate::cpu::dispatch::Dispatch;
+    use crate::gpu::blas_lt;
+    use crate::gpu::device::{UNIT, aligned, function, gpu_limits, launch, view, view_of};
+    use crate::gpu::launch::Launch;
+    use crate::pointwise::activation::Activation;
+    use crate::pointwise::epilogue::Epilogue;
+    use candle_core::backend::BackendStorage;
+    use candle_core::cuda_backend::CudaDType;
+    use candle_core::cuda_backend::cudarc::driver::{DeviceRepr, PushKernelArg};
+    use candle_core::{
+        CpuStorage, CudaStorage, CustomOp3, D, DType, Device, InplaceOp1, Layout, Result, Shape, Tensor,
+    };
+    use half::{bf16, f16};
+
+    /// Whether the caller asked for kernels, and all tensors share a dtype and a GPU and none needs a gradient: the
+    /// kernels have no backward pass.
+    fn fits(dispatch: Dispatch, tensors: &[&Tensor]) -> Result<bool> {
+        let (true, Device::Cuda(device)) = (dispatch.gpu_kernels(), tensors[0].device()) else {
+            return Ok(false);
+        };
+        let one = tensors[0];
+        let beside = |t: &Tensor| t.device().same_device(one.device()) && t.dtype() == one.dtype();
+        let all = tensors.iter().all(|t| beside(t) && !t.track_op());
+        Ok(all && gpu_limits(device)?.has_kernels_for(one.dtype()))
+    }
+
+    /// Layer normalization, or `None` if there is no kernel for it.
+    pub(crate) fn layer_norm(
+        dispatch: Dispatch,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: &Tensor,
+        eps: f64,
+    ) -> Result<Option<Tensor>> {
+        let width = x.dim(D::Minus1)?;
+        let rows = x.elem_count() / width.max(1);
+        if !fits(dispatch, &[x, weight, bias])? || rows == 0 {
+            return Ok(None);
+        }
+        let Some(launch) = layer_norm_launch(x.dtype(), rows, width) else { return Ok(None) };
+        #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
+        // checked by `layer_norm_launch`
+        let op = LayerNorm { launch, rows: rows as i64, width: width as i32, eps: eps as f32 };
+        aligned(x, UNIT)?.apply_op3_no_bwd(&aligned(weight, UNIT)?, &aligned(bias, UNIT)?, &op).map(Some)
+    }
+
+    /// The product of `x` (rows, in) and `weight` (in, out) and everything that follows it: by cuBLASLt at once, or
+    /// Candle's product and one pass over its result; or `None` if there is no kernel for that.
+    pub(crate) fn linear(
+        dispatch: Dispatch,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: &Tensor,
+        epilogue: Epilogue,
+    ) -> Result<Option<Tensor>> {
+        let (gelu, residual) = match epilogue {
+            Epilogue::None => (false, None),
+            Epilogue::Activation(Activation::GeluTanh) => (true, None),
+            Epilogue::Residual(residual) => (false, Some(residual)),
+            Epilogue::Activation(activation) => {
+                let y = linear(dispatch, x, weight, bias, Epilogue::None)?;
+                return y.map(|y| activation.forward(&y)).transpose();
+            }
+            Epilogue::Gated(activation, gate) => {
+                let y = linear(dispatch, x, weight, bias, Epilogue::None)?;
+                return y.map(|y| activation.forward(&gate.reshape(y.shape())?)? * y).transpose();
+            }
+        };
+        let all: Vec<_> = [x, weight, bias].into_iter().chain(residual).collect();
+        let rows = x.dim(0)?;
+        let width = bias.elem_count();
+        if !fits(dispatch, &all)? || rows == 0 {
+            return Ok(None);
+        }
+        if let Some(y) = blas_lt::product([x, weight, bias], gelu, residual)? {
+            return Ok(Some(y));
+        }
+        let Some((launch, units)) = finish_launch(x.dtype(), rows, width, gelu) else { return Ok(None) };
+        #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)] // checked by `finish_launch`
+        let units = units as i64;
+        let width = width as i32;
+        let (bias, residual) =
+            (aligned(bias, UNIT)?, residual.map(|residual| aligned(residual, UNIT)).transpose()?);
+        let product = x.matmul(&weight.contiguous()?)?; // (rows, out); no other tensor shares its memory
+        product.inplace_op1(&FinishProduct { launch, units, width, bias, residual })?;
+        Ok(Some(product))
+    }
+
+    struct LayerNorm {
+        launch: Launch,
+        rows: i64,
+        width: i32,
+        eps: f32,
+    }
+
+    impl LayerNorm {
+        fn run<E: CudaDType + DeviceRepr>(
+            &self,
+            x: (&CudaStorage, &Layout),
+            weight: (&CudaStorage, &Layout),
+            bias: (&CudaStorage, &Layout),
+        ) -> Result<(CudaStorage, Shape)> {
+            let device = x.0.device();
+            let stream = device.cuda_stream();
+            let shape = x.1.shape().clone();
+            let x = view::<E>(x)?;
+            let weight = view::<E>(weight)?;
+            let bias = view::<E>(bias)?;
+            // SAFETY: the kernel writes every element.
+            let mut out = unsafe { device.alloc::<E>(shape.elem_count())? };
+            let function = function(&stream, &self.launch)?;
+            let mut args = stream.launch_builder(&function);
+            args.arg(&x).arg(&weight).arg(&bias).arg(&mut out);
+            args.arg(&self.rows).arg(&self.width).arg(&self.eps);
+            // SAFETY: x and out are (rows, width), weight and bias (width), contiguous and aligned.
+            unsafe { launch(args, &self.launch)? };
+            Ok((CudaStorage::wrap_cuda_slice(out, device.clone()), shape))
+        }
+    }
+
+    impl CustomOp3 for LayerNorm {
+        fn name(&self) -> &'static str {
+            "layer-norm"
+        }
+
+        fn cpu_fwd(
+            &self,
+            _: &CpuStorage,
+            _: &Layout,
+            _: &CpuStorage,
+            _: &Layout,
+            _: &CpuStorage,
+            _: &Layout,
+        ) -> Result<(CpuStorage, Shape)> {
+            candle_core::bail!("layer norm: the kernel is for CUDA, but x is on the CPU")
+        }
+
+        fn cuda_fwd(
+            &self,
+            x: &CudaStorage,
+            x_layout: &Layout,
+            weight: &CudaStorage,
+            weight_layout: &Layout,
+            bias: &CudaStorage,
+            bias_layout: &Layout,
+        ) -> Result<(CudaStorage, Shape)> {
+            let x = (x, x_layout);
+            let weight = (weight, weight_layout);
+            let bias = (bias, bias_layout);
+            match x.0.dtype() {
+                DType::F16 => self.run::<f16>(x, weight, bias),
+                DType::BF16 => self.run::<bf16>(x, weight, bias),
+                _ => self.run::<f32>(x, weight, bias),
+            }
+        }
+    }
+
+    /// Everything that follows a product, in place.
+    struct FinishProduct {
+        launch: Launch,
+        units: i64,
+        width: i32,
+        /// (out)
+        bias: Tensor,
+        /// (rows, out)
+        residual: Option<Tensor>,
+    }
+
+    impl FinishProduct {
+        fn run<E: CudaDType + DeviceRepr>(&self, x: &mut CudaStorage) -> Result<()> {
+            let stream = x.device().cuda_stream();
+            let function = function(&stream, &self.launch)?;
+            let (bias, bias_layout) = self.bias.storage_and_layout();
+            let bias = view_of::<E>(&bias, bias_layout)?;
+            let residual = self.residual.as_ref().map(Tensor::storage_and_layout);
+            let residual =
+                residual.as_ref().map(|(storage, layout)| view_of::<E>(storage, layout)).transpose()?;
+            let x = x.as_cuda_slice_mut::<E>()?;
+            let nothing = 0u64; // a null pointer
+            let mut args = stream.launch_builder(&function);
+            args.arg(x).arg(&bias);
+            match &residual {
+                Some(residual) => args.arg(residual),
+                None => args.arg(&nothing),
+            };
+            args.arg(&self.units).arg(&self.width);
+            // SAFETY: x and residual are (rows, width) from the start of their memory, bias (width), contiguous and aligned.
+            unsafe { launch(args, &self.launch) }
+        }
+    }
+
+    impl InplaceOp1 for FinishProduct {
+        fn name(&self) -> &'static str {
+            "finish-product"
+        }
+
+        fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> Result<()> {
+            candle_core::bail!("linear: the kernel is for CUDA, but x is on the CPU")
+        }
+
+        fn cuda_fwd(&self, x: &mut CudaStorage, _: &Layout) -> Result<()> {
+            match x.dtype() {
+                DType::F16 => self.run::<f16>(x),
+                DType::BF16 => self.run::<bf16>(x),
+                _ => self.run::<f32>(x),
+            }
+        }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::cpu::test_numbers::numbers;
+    use crate::gpu::emulator::{Emulator, bytes, difference};
+    use crate::pointwise::activation::Activation;
+    use candle_core::{D, Result, Tensor};
+
+    const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+    /// Allows for f32 sums and, in f16 and bf16, one rounding.
+    fn tolerance(dtype: DType) -> f64 {
+        match dtype {
+            DType::F16 => 2f64.powi(-11),
+            DType::BF16 => 2f64.powi(-8),
+            _ => 1e-6,
+        }
+    }
+
+    /// Numbers with a standard deviation of 1.5, different for each `salt`.
+    fn spread(shape: (usize, usize), mean: f64, dtype: DType, salt: u32) -> Result<Tensor> {
+        numbers(shape, salt)?.affine(1.5 * 3f64.sqrt(), mean)?.to_dtype(dtype)
+    }
+
+    fn assert_close(got: &[u8], expected: &Tensor, dtype: DType, what: &str) -> Result<()> {
+        let error = difference(got, expected, dtype)? / expected.abs()?.max_all()?.to_scalar::<f64>()?;
+        assert!(error <= tolerance(dtype), "{what}, {dtype:?}: {error}");
+        Ok(())
+    }
+
+    #[test]
+    fn layer_norm_emulated() -> Result<()> {
+        // Rows that do not fill a block or a warp, and a mean that is large compared with the spread.
+        for (dtype, rows, width, mean) in DTYPES
+            .into_iter()
+            .flat_map(|d| [(d, 1, 768, 0.), (d, 5, 32, 30.), (d, 9, 264, -3.), (d, 4, 8, 1.)])
+        {
+            let x = spread((rows, width), mean, dtype, 1)?;
+            let weight = spread((1, width), 1., dtype, 100_000)?;
+            let bias = spread((1, width), 0., dtype, 200_000)?;
+            let wide = |x: &Tensor| x.to_dtype(DType::F64);
+            let centered = wide(&x)?.broadcast_sub(&wide(&x)?.mean_keepdim(D::Minus1)?)?;
+            let deviation = (centered.sqr()?.mean_keepdim(D::Minus1)? + 1e-5)?.sqrt()?;
+            let normal = centered.broadcast_div(&deviation)?;
+            let expected = normal.broadcast_mul(&wide(&weight)?)?.broadcast_add(&wide(&bias)?)?;
+            let Some(launch) = layer_norm_launch(dtype, rows, width) else { candle_core::bail!("no kernel") };
+            let mut emulator = Emulator::default();
+            emulator.put("x", &bytes(&x)?);
+            emulator.put("weight", &bytes(&weight)?);
+            emulator.put("bias", &bytes(&bias)?);
+            emulator.allocate("out", rows * width * dtype.size_in_bytes());
+            emulator.set("rows", rows);
+            emulator.set("width", width);
+            emulator.set("eps", 1e-5);
+            emulator.launch(&launch);
+            assert_close(&emulator.get(["out"])[0], &expected, dtype, &format!("{rows} rows of {width}"))?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn bias_gelu_and_residual_emulated() -> Result<()> {
+        for (dtype, rows, width) in DTYPES.into_iter().flat_map(|d| [(d, 1, 8), (d, 7, 40), (d, 3, 768)]) {
+            for (gelu_too, onto) in [(false, false), (true, false), (false, true)] {
+                let x = spread((rows, width), 0., dtype, 1)?;
+                let residual = spread((rows, width), 0., dtype, 100_000)?;
+                let bias = spread((1, width), 0., dtype, 200_000)?;
+                let wide = |x: &Tensor| x.to_dtype(DType::F64);
+                let mut expected = wide(&x)?.broadcast_add(&wide(&bias)?)?;
+                if gelu_too {
+                    expected = Activation::GeluTanh.forward(&expected)?;
+                }
+                if onto {
+                    expected = (expected + wide(&residual)?)?;
+                }
+                let Some((launch, units)) = finish_launch(dtype, rows, width, gelu_too) else {
+                    candle_core::bail!("no kernel")
+                };
+                let mut emulator = Emulator::default();
+                emulator.put("x", &bytes(&x)?);
+                emulator.put("bias", &bytes(&bias)?);
+                if onto {
+                    emulator.put("residual", &bytes(&residual)?);
+                }
+                emulator.set("units", units);
+                emulator.set("width", width);
+                emulator.launch(&launch);
+                let what = format!("{rows} rows of {width}, gelu {gelu_too}, residual {onto}");
+                assert_close(&emulator.get(["x"])[0], &expected, dtype, &what)?;
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn rows_of_parts_of_16_bytes_have_no_kernel() {
+        assert_eq!(layer_norm_launch(DType::F16, 3, 12), None);
+        assert_eq!(finish_launch(DType::F32, 3, 6, false), None);
+        assert_eq!(layer_norm_launch(DType::F64, 3, 16), None);
+    }
+}

@@ -1,0 +1,90 @@
+//! GPU-specific code, if the build includes it: CUDA's kernels around attention, and its memory pool.
+//!
+//! It loads and launches the kernels in `cuda/*.cu`; in tests without a GPU, an emulator runs them.
+
+#[cfg(feature = "cuda")]
+mod blas_lt;
+// The emulator needs Linux.
+#[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
+pub(crate) mod cross_entropy;
+#[cfg(feature = "cuda")]
+pub(crate) mod device;
+#[cfg(all(test, target_os = "linux"))]
+pub(crate) mod emulator;
+#[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
+pub(crate) mod launch;
+#[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
+pub(crate) mod layers;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cross_entropy::{has_cross_entropy, losses_to_gradients};
+#[cfg(feature = "cuda")]
+pub(crate) use layers::{layer_norm, linear};
+#[cfg(not(feature = "cuda"))]
+pub(crate) use none::{has_cross_entropy, layer_norm, linear, losses_to_gradients};
+
+use candle_core::{Device, Result};
+
+/// Opens a CUDA device with one stream for all host threads, so that they may share tensors and models: Candle's
+/// `Device::new_cuda` has another stream in each thread, and nothing orders them. Freed memory stays with the device, see
+/// [`keep_freed_memory`].
+///
+/// # Errors
+/// When the device does not answer, or the build has no CUDA.
+pub fn open_cuda(ordinal: usize) -> Result<Device> {
+    let device = Device::new_cuda_with_stream(ordinal)?;
+    #[cfg(feature = "cuda")]
+    device::order_by_stream(&device)?;
+    keep_freed_memory(&device)?;
+    Ok(device)
+}
+
+/// Makes a device keep freed memory for the next tensor instead of releasing it. Use it if the process has the device
+/// to itself.
+///
+/// # Errors
+/// When the device does not answer.
+pub fn keep_freed_memory(device: &Device) -> Result<()> {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = device {
+        return device::keep_freed_memory(device);
+    }
+    let _ = device;
+    Ok(())
+}
+
+#[cfg(not(feature = "cuda"))]
+#[allow(clippy::unnecessary_wraps)] // same signatures as the CUDA versions
+mod none {
+    use crate::cpu::dispatch::Dispatch;
+    use crate::pointwise::epilogue::Epilogue;
+    use candle_core::{Result, Tensor};
+
+    pub(crate) fn layer_norm(
+        _: Dispatch,
+        _: &Tensor,
+        _: &Tensor,
+        _: &Tensor,
+        _: f64,
+    ) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
+    pub(crate) fn linear(
+        _: Dispatch,
+        _: &Tensor,
+        _: &Tensor,
+        _: &Tensor,
+        _: Epilogue,
+    ) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
+    pub(crate) fn has_cross_entropy(_: Dispatch, _: &Tensor, _: &Tensor) -> Result<bool> {
+        Ok(false)
+    }
+
+    pub(crate) fn losses_to_gradients(_: &Tensor, _: &Tensor, _: bool) -> Result<Tensor> {
+        candle_core::bail!("cross-entropy: this build has no kernel for GPUs")
+    }
+}

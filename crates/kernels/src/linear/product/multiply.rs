@@ -1,0 +1,197 @@
+//! Products of matrices in blocks of rows, shared out over threads.
+
+use super::finish::{Destination, Finish};
+use super::lanes::{Kernel, Lanes, dispatch};
+use super::panels::{PANEL, Panels, STRIP, Stored};
+use super::rows::{Matrix, Rows, Source};
+use super::sums::{PackedPairs, PackedRows, Scratch, Sums};
+use crate::cpu::isa::Isa;
+use crate::cpu::team;
+use pulp::Arch;
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// The bytes of a block of rows, as the tiles read them: half of a small second-level cache.
+const BLOCK: usize = 256 << 10;
+
+/// The fewest groups of rows in a block, even if they do not fit: each block reads the whole right factor again.
+const GROUPS: usize = 4;
+
+/// The number of tasks into which the last blocks are divided for each thread, so that none waits long for another.
+const TASKS_PER_THREAD: usize = 4;
+
+/// `finish(x·W)`: `x` (rows, depth), `w` (depth, N) or its columns `columns` -> (rows, `columns.len()`). The columns start at a
+/// multiple of a strip of panels.
+pub(crate) fn new_product<X: Stored, E: Stored>(
+    x: &[X],
+    w: &Panels<E>,
+    columns: Range<usize>,
+    finish: Finish<X>,
+) -> Vec<X> {
+    let depth = w.depth();
+    assert!(x.len().is_multiple_of(depth) && !finish.onto, "a product of whole rows onto nothing");
+    let rows = x.len() / depth;
+    let count = x.len() / depth * columns.len();
+    let mut out = Vec::with_capacity(count);
+    // SAFETY: there is room for `count` numbers, and the product writes all of them.
+    unsafe {
+        product(Isa::current(), &Rows { data: x, depth }, rows, w, columns, finish, out.as_mut_ptr());
+        out.set_len(count);
+    }
+    out
+}
+
+/// `out += a·b`, or `out = a·b` if `onto` is false, for factors that both change: `out` is row-major.
+pub(crate) fn multiply(out: &mut [f32], onto: bool, a: Matrix, b: Matrix) {
+    multiply_on(Isa::current(), out, onto, a, b);
+}
+
+/// [`multiply`] on an instruction set; where `gemm` computes it, that takes the fastest.
+pub(super) fn multiply_on(isa: Isa, out: &mut [f32], onto: bool, a: Matrix, b: Matrix) {
+    let [m, k] = a.shape;
+    let [depth, n] = b.shape;
+    assert!(k == depth && m.checked_mul(n) == Some(out.len()) && a.is_whole() && b.is_whole());
+    if !isa.gemm_is_as_fast() {
+        let b = Panels::pack(b.data, (k, n), b.strides.into());
+        let finish = Finish { onto, ..Finish::NOTHING };
+        // SAFETY: `out` holds the m·n numbers of the result.
+        return unsafe { product(isa, &a, m, &b, 0..n, finish, out.as_mut_ptr()) };
+    }
+    let stride = |n: usize| isize::try_from(n).unwrap_or(isize::MAX);
+    // SAFETY: the slices hold the matrices, as asserted above, and the strides of slices fit an isize. `out` is borrowed
+    // mutably, so it overlaps neither.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            out.as_mut_ptr(),
+            1,
+            stride(n),
+            onto,
+            a.data.as_ptr(),
+            stride(a.strides[1]),
+            stride(a.strides[0]),
+            b.data.as_ptr(),
+            stride(b.strides[1]),
+            stride(b.strides[0]),
+            1.0,
+            1.0,
+            false,
+            false,
+            false,
+            gemm::Parallelism::Rayon(rayon::current_num_threads()),
+        );
+    }
+}
+
+/// `out = finish(x·W)`, or `+=` if `finish` says so: `x` (rows, depth), `w` (depth, N) or its columns `columns`, a multiple
+/// of [`PANEL`]·[`STRIP`] to start from, and `out` (rows, `columns.len()`). Where `isa` is not available, the portable code
+/// runs.
+///
+/// # Safety
+/// `out` has room for the result, and holds numbers if `finish.onto` is set.
+pub(super) unsafe fn product<X: Source, E: Stored, O: Stored>(
+    isa: Isa,
+    x: &X,
+    rows: usize,
+    w: &Panels<E>,
+    columns: Range<usize>,
+    finish: Finish<O>,
+    out: *mut O,
+) {
+    if rows == 0 || columns.is_empty() {
+        return;
+    }
+    assert!(columns.start.is_multiple_of(PANEL * STRIP) && columns.end <= w.width());
+    let arch = isa.arch().unwrap_or(Arch::Scalar);
+    let result = Destination::new(finish, rows, columns.len(), out);
+    // SAFETY: the caller guarantees the result, and `has_pairs` has looked for the instruction.
+    unsafe {
+        #[cfg(amx)]
+        if let Some(tiles) = super::amx::Tiles::new(isa, x, rows, w) {
+            return share_out(arch, rows, &columns, &tiles, &result);
+        }
+        if isa.has_pairs()
+            && let Some(pairs) = PackedPairs::new(arch, x, rows, w)
+        {
+            return share_out(arch, rows, &columns, &pairs, &result);
+        }
+        share_out(arch, rows, &columns, &PackedRows::new(arch, x, rows, w), &result);
+    }
+}
+
+/// Computes all rows of some columns on all threads.
+///
+/// # Safety
+/// The result has room for these rows and columns, and holds numbers there if it is added to.
+pub(super) unsafe fn share_out<O: Stored>(
+    arch: Arch,
+    rows: usize,
+    columns: &Range<usize>,
+    sums: &impl Sums,
+    result: &Destination<O>,
+) {
+    let strips = columns.len().div_ceil(PANEL * STRIP);
+    let group = sums.group();
+    let most = (BLOCK / sums.row_bytes().max(1) / group).max(GROUPS) * group;
+    // Blocks of about the same height.
+    let height = rows.div_ceil(rows.div_ceil(most)).next_multiple_of(group);
+    let tasks = tasks(rows, strips, height, rayon::current_num_threads());
+    team::for_each(tasks.len(), |i| {
+        let (rows, strips) = tasks[i].clone();
+        SCRATCH.with_borrow_mut(|scratch| {
+            dispatch(arch, Task { sums, rows, strips, columns, result, scratch });
+        });
+    });
+}
+
+/// Which rows and strips each task computes. Blocks of rows stay in a cache for all their strips, but the last blocks are
+/// divided, so that all threads end at about the same time.
+fn tasks(rows: usize, strips: usize, height: usize, threads: usize) -> Vec<(Range<usize>, Range<usize>)> {
+    let blocks = rows.div_ceil(height);
+    let divided = if threads == 1 { 0 } else { blocks.min(2 * threads) };
+    let parts = (TASKS_PER_THREAD * threads).div_ceil(divided.max(1)).min(strips);
+    let mut tasks = vec![];
+    for block in 0..blocks {
+        let rows = block * height..((block + 1) * height).min(rows);
+        let parts = if block + divided < blocks { 1 } else { parts };
+        tasks.extend((0..parts).map(|i| (rows.clone(), strips * i / parts..strips * (i + 1) / parts)));
+    }
+    tasks
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// Some rows of a product, for some strips of [`STRIP`] panels.
+struct Task<'a, T, O> {
+    sums: &'a T,
+    rows: Range<usize>,
+    strips: Range<usize>,
+    /// Those of the whole product.
+    columns: &'a Range<usize>,
+    result: &'a Destination<'a, O>,
+    scratch: &'a mut Scratch,
+}
+
+impl<T: Sums, O: Stored> Kernel for Task<'_, T, O> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<S: Lanes>(self, simd: S) {
+        let Self { sums, rows, strips, columns, result, scratch } = self;
+        let panels = sums.panels::<S>(rows.len());
+        for start in (strips.start * STRIP..strips.end * STRIP).step_by(panels) {
+            let part = start * PANEL..((start + panels) * PANEL).min(columns.len());
+            if part.is_empty() {
+                break;
+            }
+            let first = columns.start / PANEL + start;
+            // SAFETY: the caller of `share_out` guarantees the room; no other task writes these columns of these rows.
+            let out = unsafe { result.part(rows.clone(), part) };
+            sums.sum(simd, rows.clone(), first..first + panels, scratch, out);
+        }
+    }
+}

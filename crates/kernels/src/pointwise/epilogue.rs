@@ -1,0 +1,104 @@
+//! What follows a matrix product and its bias in the same pass: an activation, a residual, or a gate.
+
+use super::activation::Activation;
+use candle_core::{Result, Tensor};
+
+/// The operation that follows `x·W + b`.
+#[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
+pub enum Epilogue<'a> {
+    /// Nothing.
+    #[default]
+    None,
+    /// A function of each number.
+    Activation(Activation),
+    /// Adds this residual stream, which has the result's shape.
+    Residual(&'a Tensor),
+    /// Multiplies the result by the activation of this tensor, which has the result's shape: `act(gate)·(x·W + b)` with
+    /// `gate = x·G` is SwiGLU, or GeGLU (Shazeer 2020, "GLU Variants Improve Transformer").
+    Gated(Activation, &'a Tensor),
+}
+
+impl<'a> Epilogue<'a> {
+    /// The second tensor, if there is one.
+    pub(crate) fn join(self) -> Option<Join<&'a Tensor>> {
+        match self {
+            Self::Residual(residual) => Some(Join::Add(residual)),
+            Self::Gated(activation, gate) => Some(Join::Gate(activation, gate)),
+            Self::None | Self::Activation(_) => None,
+        }
+    }
+
+    /// With this second tensor.
+    pub(crate) fn of_join(join: &'a Join<Tensor>) -> Self {
+        match join {
+            Join::Add(residual) => Self::Residual(residual),
+            Join::Gate(activation, gate) => Self::Gated(*activation, gate),
+        }
+    }
+
+    /// The activation of the result itself, if there is one.
+    pub(crate) fn activation(self) -> Option<Activation> {
+        match self {
+            Self::Activation(activation) => Some(activation),
+            _ => None,
+        }
+    }
+
+    /// What [`explain`](crate::explain()) shows of it.
+    pub(crate) fn shown(self) -> String {
+        match self {
+            Self::None => String::new(),
+            Self::Activation(activation) => format!(", then {activation:?}"),
+            Self::Residual(_) => ", then a residual".to_owned(),
+            Self::Gated(activation, _) => format!(", then a gate of {activation:?}"),
+        }
+    }
+
+    /// Applies it to `y`, which is `x·W + b`, in a separate pass: for layers without a kernel that fuses it.
+    ///
+    /// # Errors
+    /// When a residual or a gate has another shape.
+    pub fn apply(self, y: Tensor) -> Result<Tensor> {
+        match self {
+            Self::None => Ok(y),
+            Self::Activation(activation) => activation.run(&y),
+            Self::Residual(residual) => residual + y,
+            Self::Gated(activation, gate) => activation.run(gate)? * y,
+        }
+    }
+}
+
+/// How a second tensor of the result's shape joins the result y.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Join<T> {
+    /// `y + tensor`
+    Add(T),
+    /// `activation(tensor)·y`
+    Gate(Activation, T),
+}
+
+impl<T> Join<T> {
+    /// The tensor.
+    pub(crate) fn get(&self) -> &T {
+        match self {
+            Self::Add(tensor) | Self::Gate(_, tensor) => tensor,
+        }
+    }
+
+    /// The same for another form of the tensor.
+    pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U) -> Join<U> {
+        match self {
+            Self::Add(tensor) => Join::Add(f(tensor)),
+            Self::Gate(activation, tensor) => Join::Gate(activation, f(tensor)),
+        }
+    }
+
+    /// The same, or why the other form cannot be made.
+    pub(crate) fn try_map<U>(self, f: impl FnOnce(T) -> Result<U>) -> Result<Join<U>> {
+        Ok(match self {
+            Self::Add(tensor) => Join::Add(f(tensor)?),
+            Self::Gate(activation, tensor) => Join::Gate(activation, f(tensor)?),
+        })
+    }
+}
