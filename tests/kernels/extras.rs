@@ -1,5 +1,5 @@
-//! What else a softmax gives and takes: its log-sums, which join attention over several sets of keys, sinks, and what is
-//! added to the scores and learned. Against the definition in f64 and what PyTorch computes, with all gradients.
+//! Softmax with its log-sums, which join attention over several sets of keys, with sinks, and with learned numbers added to
+//! the scores: against the definition in f64 and the results of PyTorch, with all gradients.
 
 use crate::common::{Result, cases, data, some_padding};
 use crate::{random, relative_error, same_on_any_number_of_threads};

@@ -1,4 +1,5 @@
-//! What attention accepts: dtypes that differ, tensors without numbers, a single key; what it refuses, and what it knows of a call.
+//! The inputs that attention accepts (dtypes that differ, tensors without numbers, a single key) and refuses, and the
+//! description of a call.
 
 use crate::common::{Result, max_abs};
 use crate::{distance, random};

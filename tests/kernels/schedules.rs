@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 #[derive(Clone)]
 struct Text {
     id: SequenceId,
-    /// Which rows of the table of all numbers its positions have.
+    /// The rows of its positions in the table of all numbers.
     rows: Vec<u32>,
     forgotten: usize,
     /// The shortest that it may go back to.

@@ -140,7 +140,7 @@ impl Sdpa {
         }
     }
 
-    /// What the CPU's kernels compute, without weights.
+    /// Runs the CPU's kernels, which compute everything but weights.
     pub(super) fn run(&self, op: CpuAttention, qkv: [&Tensor; 3], mask: Mask) -> Result<Attended> {
         let (b, h, t, _) = qkv[0].dims4()?;
         let rows = op.summaries();
@@ -169,7 +169,7 @@ impl Sdpa {
         }
     }
 
-    /// What queries without any key get: zeros, a summary of zeros, and the log-sums of nothing.
+    /// Returns the result for queries without any key: zeros, a summary of zeros, and log-sums over the sinks alone.
     pub(super) fn without_keys(&self, q: &Tensor, v: &Tensor, wanted: Wanted) -> Result<Attended> {
         let ((b, h, t, _), (_, _, s, width)) = (q.dims4()?, v.dims4()?);
         let dv = width.saturating_sub(codes::extra(v.dtype()));

@@ -32,9 +32,9 @@ pub struct Mask<'a> {
 pub struct Hidden {
     /// The head, or all heads.
     pub head: Option<usize>,
-    /// Which of the T queries.
+    /// The index of the query, below T.
     pub query: usize,
-    /// Which of the S keys.
+    /// The index of the key, below S.
     pub key: usize,
 }
 
@@ -147,7 +147,7 @@ impl CpuMask {
         self.ranges.as_ref().is_none_or(|ranges| ranges.any(b, queries, &keys))
     }
 
-    /// Which of `s` keys are visible in row `b`, or `None` without a padding mask.
+    /// The padding mask of row `b` over its `s` keys, not 0 for a visible key; `None` if nothing is padded.
     pub(super) fn visible(&self, b: usize, s: usize) -> Option<&[u8]> {
         self.padding.as_ref().map(|p| &p[b * s..(b + 1) * s])
     }

@@ -66,7 +66,7 @@ fn one_stride(x: &Tensor) -> bool {
     )
 }
 
-/// The same in an order that the kernel can read, copied whatever its strides are if it has another one.
+/// Returns `x` if the kernel can read its order, otherwise a contiguous copy, whatever its strides are.
 fn in_order(x: &Tensor) -> Result<Tensor> {
     if one_stride(x) { Ok(x.clone()) } else { x.force_contiguous() }
 }

@@ -47,14 +47,14 @@ pub struct PagedCache {
     layers: Vec<[Tensor; 2]>,
     page_size: usize,
     dtype: CacheDType,
-    /// How many sequences have each page.
+    /// The number of sequences that hold each page.
     users: Vec<u32>,
     /// The pages that no sequence has.
     free: Vec<u32>,
     sequences: BTreeMap<SequenceId, Sequence>,
 }
 
-/// Where a sequence lies.
+/// The pages of a sequence, and its positions in them.
 #[derive(Debug, Clone, Default)]
 struct Sequence {
     table: Vec<u32>,
@@ -98,13 +98,13 @@ impl PagedCache {
         self.page_size
     }
 
-    /// How many pages there are.
+    /// The number of pages of the pool.
     #[must_use]
     pub fn total_pages(&self) -> usize {
         self.users.len()
     }
 
-    /// How many pages no sequence has.
+    /// The number of pages that no sequence holds.
     #[must_use]
     pub fn free_pages(&self) -> usize {
         self.free.len()

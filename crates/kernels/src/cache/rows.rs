@@ -49,7 +49,7 @@ impl RowCache {
         self.rows.dims()[0]
     }
 
-    /// How many heads each text has.
+    /// The number of heads of each text.
     #[must_use]
     pub fn heads(&self) -> usize {
         self.rows.dims()[1]
@@ -61,7 +61,7 @@ impl RowCache {
         self.width
     }
 
-    /// What the rows are held in.
+    /// The number format of the rows.
     #[must_use]
     pub fn dtype(&self) -> CacheDType {
         self.dtype

@@ -1,5 +1,5 @@
-//! What the kernels in `cuda/*.cu` share: the code that loads and launches them, and the emulator that runs them in
-//! tests without a GPU.
+//! Host code that the kernels in `cuda/*.cu` share: it loads and launches them, and an emulator runs them in tests without a
+//! GPU.
 
 #[cfg(feature = "cuda")]
 mod blas_lt;

@@ -45,7 +45,7 @@ const PART_FOR_ROOM: usize = 24;
 /// Zeros of at least this many bytes come from memory that nobody has touched: its pages are cleared when they are first used, so
 /// that a cache costs what is written to it.
 const UNTOUCHED: usize = 1 << 20;
-/// How many blocks can be such memory.
+/// The most blocks of such memory at a time.
 const MOST_UNTOUCHED: usize = 512;
 /// The alignment for which common allocators have untouched memory.
 const COMMON_ALIGN: usize = 16;

@@ -34,10 +34,10 @@ impl QMatMul {
         Self::from_arc(Arc::new(tensor))
     }
 
-    /// The same for a tensor that others hold as well.
+    /// Wraps a tensor that has other owners as well, like [`from_qtensor`](Self::from_qtensor).
     ///
     /// # Errors
-    /// As for [`from_qtensor`](Self::from_qtensor).
+    /// When the tensor is not (out, in).
     pub fn from_arc(tensor: Arc<QTensor>) -> Result<Self> {
         let is_plain = matches!(tensor.dtype(), GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16);
         let is_ours = tensor.device().is_cpu() && (is_plain || BlockFormat::try_from(tensor.dtype()).is_ok());

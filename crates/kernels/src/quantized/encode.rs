@@ -102,7 +102,7 @@ fn symmetric(x: &[f32], half: f32, codes: &mut [u8]) -> f32 {
     scale
 }
 
-/// How finely scales are searched, and how far.
+/// A search for scales takes `STEPS` steps of `STEP` codes to either side.
 const STEPS: i16 = 20;
 const STEP: f32 = 0.1;
 
@@ -275,7 +275,8 @@ mod tests {
         assert!(found < 0.93 * plain, "{found} of {plain}");
     }
 
-    /// What is found is no worse than any of the steps before their least squares, and the minimum is not negative.
+    /// Asserts that the search ends no worse than any of its steps before their least squares, and that the minimum is not
+    /// negative.
     fn check_all_steps(x: &[f32]) {
         let low = x.iter().fold(0f32, |low, x| low.min(*x));
         let high = x.iter().fold(low, |high, x| high.max(*x));

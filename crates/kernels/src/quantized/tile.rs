@@ -6,8 +6,8 @@ use super::vectors::{Steps, Vectors, Wide, Work};
 use crate::product::panels::PANEL;
 use std::marker::PhantomData;
 
-/// How many bytes ahead a few rows fetch weights from memory, into the second-level cache: on AMD's Zen 4, a token in `q4_0` takes 0.8 of
-/// the time that it takes with 2048 bytes into the first. Not measured on Intel.
+/// The distance, in bytes, at which a few rows fetch weights ahead from memory into the second-level cache: on AMD's Zen 4, a
+/// token in `q4_0` takes 0.8 times as long as with 2048 bytes into the first. Not measured on Intel.
 const AHEAD: usize = 8192;
 
 /// A panel of weights.
@@ -162,7 +162,7 @@ pub(super) unsafe fn widen<V: Vectors, C: Code>(codes: &[u8], out: &mut [u8]) {
     }
 }
 
-/// How many numbers the scales and minima of a panel of `blocks` blocks take in f32.
+/// The length in f32 numbers of the scales and minima of a panel of `blocks` blocks.
 pub(super) const fn wide_scales_len<C: Code>(blocks: usize) -> usize {
     blocks * (C::PARTS + C::MINIMA as usize) * PANEL
 }

@@ -18,7 +18,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Which axis of a stored weight comes first.
+/// The order of the axes of a stored weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightLayout {
     /// (in, out): GPT-2's `Conv1D`.
@@ -80,7 +80,7 @@ pub struct Weight {
 
 #[derive(Clone)]
 enum Kind {
-    /// As stored.
+    /// The stored tensor, and the code that multiplies by it on a GPU.
     Plain(Tensor, Implementation),
     Frozen(Arc<dyn Frozen>),
 }
@@ -154,7 +154,7 @@ impl Weight {
         Ok(Self { kind: Kind::Frozen(frozen::read_blocks(format, n_in, n_out, read)?), layout })
     }
 
-    /// The same weight; a plain one on a GPU is multiplied by the code that `implementation` names.
+    /// Sets the code that multiplies by a plain weight on a GPU; any other weight stays as it is.
     #[must_use]
     pub fn with_implementation(mut self, implementation: Implementation) -> Self {
         if let Kind::Plain(_, held) = &mut self.kind {
@@ -172,13 +172,13 @@ impl Weight {
         }
     }
 
-    /// How a checkpoint stores the weight.
+    /// The layout in which a checkpoint stores the weight.
     #[must_use]
     pub fn layout(&self) -> WeightLayout {
         self.layout
     }
 
-    /// How the numbers are held.
+    /// The number format of the weight.
     #[must_use]
     pub fn dtype(&self) -> WeightDType {
         match &self.kind {
@@ -187,7 +187,7 @@ impl Weight {
         }
     }
 
-    /// Where the weight is.
+    /// The device that holds the weight.
     #[must_use]
     pub fn device(&self) -> &Device {
         match &self.kind {

@@ -213,7 +213,7 @@ impl HeadBackward<'_> {
         HeadGradients { qkv, sink }
     }
 
-    /// Which of the tile's keys row `r` sees by its position.
+    /// The keys of the tile that row `r` sees by its position, counted from the tile's first key.
     #[inline(always)]
     fn seen(&self, tile: TileRange, r: usize) -> Range<usize> {
         self.problem.rules.keys_in(tile.first + r, tile.start, tile.keys)

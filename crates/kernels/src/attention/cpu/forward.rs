@@ -140,7 +140,7 @@ mod tests {
         run(problem, |run| run.with_simd(simd))
     }
 
-    /// The same by the processor's vectors, and portable ones of 1, 4, 8 and 16 numbers.
+    /// Runs the pass on the processor's own vectors, and on portable ones of 1, 4, 8 and 16 numbers.
     fn run_on_others(problem: &Problem) -> Vec<Vec<f32>> {
         let mut others = vec![
             run_on(problem, pulp::Scalar),

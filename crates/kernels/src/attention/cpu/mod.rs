@@ -57,9 +57,9 @@ pub(super) struct CpuAttention {
     /// Whether the result is flat, in f32: the context (B, T, H, Dv), then the rows' natural log-sums (B, H, T). An operation
     /// has one result, and so both have one backward pass.
     with_log_sums: bool,
-    /// Where the gradient of what is added (B or 1, H or 1, T, S) goes, if it needs one.
+    /// Receives the gradient of the added scores (B or 1, H or 1, T, S), if they need one.
     of_added: Option<(Arc<Returned>, [usize; 4])>,
-    /// Where the gradient of the sinks (H) goes, if they need one.
+    /// Receives the gradient of the sinks (H), if they need one.
     of_sinks: Option<Arc<Returned>>,
     /// (B, H, T), which the forward pass fills if `summarize` is set.
     summaries: Arc<OnceLock<Vec<RowSummary>>>,
@@ -81,7 +81,7 @@ impl CpuAttention {
         }
     }
 
-    /// The same for k and v that are pools, which hold a sequence in these pages.
+    /// Reads k and v as pools that hold a sequence in these pages.
     pub(super) fn in_pages(self, pages: &[u32]) -> Self {
         Self { pages: Some(pages.to_vec()), ..self }
     }
@@ -205,7 +205,7 @@ impl CpuOp<3> for CpuAttention {
     }
 }
 
-/// What a backward pass knows of each row (B, H, T): its log-sum, and the gradient of that.
+/// The saved values of each row (B, H, T) that a backward pass needs: the log-sum, and the gradient of the log-sum.
 #[derive(Clone, Copy)]
 struct SavedRows<'a> {
     log_sums: &'a [LogSum],

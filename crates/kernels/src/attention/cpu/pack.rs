@@ -90,7 +90,7 @@ fn blocks_into<S: Simd>(simd: S, out: &mut Vec<f32>, x: &Heads, head: HeadAt, wi
     }
 }
 
-/// How the forward pass lays out a head.
+/// The layout of a packed head in the forward pass.
 #[derive(Clone, Copy)]
 pub(super) struct PackSizes {
     /// The keys of a panel.

@@ -1,4 +1,4 @@
-//! What a pass reads and writes: views of q, k and v, the settings of all their queries, and the output that threads share.
+//! The input and output of a pass: views of q, k and v, the settings of all their queries, and the output that threads share.
 
 use super::read::{HeadAt, Heads};
 use crate::attention::heads::{Query, WeightDropout};
@@ -24,7 +24,7 @@ impl Problem<'_> {
         (0..b).flat_map(|b| (0..h).map(move |h| HeadAt { b, h })).collect()
     }
 
-    /// How many heads share a head of keys and values.
+    /// The number of heads of queries that share a head of keys and values.
     pub(super) fn group(&self) -> usize {
         self.q.dims[1] / self.k.dims[1]
     }
@@ -94,7 +94,7 @@ impl LogSum {
     }
 }
 
-/// What a forward pass writes: the context (B, T, H, Dv), the log-sums (B, H, T) and, if wanted, the summaries (B, H, T).
+/// The output of a forward pass: the context (B, T, H, Dv), the log-sums (B, H, T) and, if wanted, the summaries (B, H, T).
 /// Several threads of one pass write to it, each its own rows.
 pub(super) struct SharedOutput<'a> {
     context: *mut (),
@@ -111,7 +111,7 @@ pub(super) struct SharedOutput<'a> {
 unsafe impl Sync for SharedOutput<'_> {}
 
 impl<'a> SharedOutput<'a> {
-    /// What a pass over `problem` writes to.
+    /// Wraps the memory that a pass over `problem` writes to.
     pub(super) fn new<E: Element>(
         problem: &Problem,
         context: &'a mut [MaybeUninit<E>],
@@ -153,7 +153,7 @@ impl<'a> SharedOutput<'a> {
     /// Writes the row's summary, if summaries are wanted.
     ///
     /// # Safety
-    /// As for [`write`](Self::write).
+    /// The conditions of [`write`](Self::write) hold.
     pub(super) unsafe fn write_summary(&self, Query { b, h, i }: Query, find: impl FnOnce() -> RowSummary) {
         let [batch, heads, t, _] = self.dims;
         assert!(b < batch && h < heads && i < t);

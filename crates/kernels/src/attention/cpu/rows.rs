@@ -20,7 +20,7 @@ const SPAN: usize = 256;
 /// The number of keys read at a time.
 const STREAMS: usize = 4;
 
-/// How many heads that share their keys one task computes: each row of keys is then read once for all of them.
+/// The most heads that share their keys in one task: each row of keys is read once for all of them.
 const HEADS: usize = 4;
 
 /// Query `i` of some heads of batch row `b` that share their keys.
@@ -56,7 +56,7 @@ impl<'a> Span<'a> {
         queries
     }
 
-    /// How many spans each query has.
+    /// The number of spans of each query.
     pub(super) fn count(problem: &Problem) -> usize {
         problem.rules.most_keys().div_ceil(SPAN)
     }

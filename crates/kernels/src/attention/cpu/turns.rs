@@ -14,7 +14,7 @@ pub(super) struct AddedGradient {
     dims: [usize; 4],
     /// H
     heads: usize,
-    /// How many tiles each head has left behind it, (B·H).
+    /// The number of tiles that each head has finished, (B·H).
     done: Vec<AtomicUsize>,
 }
 
@@ -134,7 +134,7 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
     use std::sync::atomic::AtomicBool;
 
-    /// Which numbers a head adds to, and that it follows the nearest earlier head with the same ones.
+    /// A head adds to its own part of the numbers, and follows the nearest earlier head that shares this part.
     #[test]
     fn a_head_follows_the_nearest_one_with_the_same_numbers() {
         let (batch, heads, t, s) = (2, 3, 4, 5);

@@ -3,11 +3,11 @@
 use candle_core::{DType, Device, Result, Tensor};
 use std::f64::consts::PI;
 
-/// How frequencies change for a context longer than the one that a model was trained on.
+/// Adjusts the frequencies for a context longer than the one that a model was trained on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum RopeScaling {
-    /// As they are.
+    /// The original frequencies.
     None,
     /// All divided by this factor (Chen et al. 2023, "Extending Context Window of LLMs via Position Interpolation").
     Linear(f64),

@@ -52,7 +52,7 @@ macro_rules! each {
     };
 }
 
-/// What the three sets share.
+/// The functions that the three sets share.
 macro_rules! vectors_of_16_bytes {
     () => {
         type Bytes = [uint8x16_t; 4];

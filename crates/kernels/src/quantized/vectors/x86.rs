@@ -24,7 +24,7 @@ pub(super) struct AvxVnni;
 #[derive(Clone, Copy)]
 pub(super) struct Avx512Vnni;
 
-/// What the two sets of 256-bit vectors share.
+/// The functions that the two sets of 256-bit vectors share.
 macro_rules! halves_of_512 {
     () => {
         type Bytes = [__m256i; 2];
