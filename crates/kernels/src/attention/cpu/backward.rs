@@ -246,10 +246,9 @@ impl HeadBackward<'_> {
                     if after <= c || before >= c + panel {
                         continue;
                     }
-                    // SAFETY: `first`, `r`, `start` and `c` are multiples of M or of the panel, so that the
-                    // lengths above cover group (first + r) / M and panel (start + c) / panel; the output
-                    // holds M rows of `panel` floats from (r, c) on, since r + M <= QUERIES and
-                    // c + panel <= KEYS.
+                    // SAFETY: `first`, `r`, `start` and `c` are multiples of M or of the panel, so that the lengths above cover
+                    // group (first + r) / M and panel (start + c) / panel; r + M <= QUERIES and c + panel <= KEYS, so that the
+                    // output holds M rows of `panel` floats from (r, c) on.
                     unsafe {
                         outer::<S, M, N>(
                             simd,

@@ -15,8 +15,8 @@ pub(in crate::quantized) trait Work {
 /// An instruction set that multiplies codes. Sums of products are exact, so all sets give the same bits.
 ///
 /// # Safety
-/// Every function may be called only where the processor has the instruction set, and reads or writes as many numbers as its
-/// name says. Callers are compiled for the set, see [`Vectors::call`].
+/// Callers of every function guarantee that the processor has the instruction set, and that a pointer is valid for as many
+/// numbers as the function reads or writes. They are compiled for the set, see [`Vectors::call`].
 pub(in crate::quantized) trait Vectors: Copy + Send + Sync + 'static {
     /// 64 bytes: 4 neighboring inputs of each of 16 outputs.
     type Bytes: Copy;
