@@ -41,7 +41,7 @@ fn a_call_is_described_with_and_without_its_tensors() -> Result {
     Ok(())
 }
 
-/// Whatever else than one dtype: keys and values are converted to that of the queries, forward and backward.
+/// In mixed dtypes, keys and values are converted to the dtype of the queries, forward and backward.
 #[test]
 fn keys_and_values_of_other_dtypes_are_converted() -> Result {
     use DType::{BF16, F16, F32, F64};

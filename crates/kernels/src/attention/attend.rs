@@ -24,7 +24,7 @@ pub struct Attended {
     /// The summary, if it was asked for.
     pub summary: Option<Summary>,
     /// `ln Σ exp(score)` over the keys that a query sees, if it was asked for: (B, H, T) in f32, or in f64 for f64 inputs. The
-    /// scores are those of the softmax: scaled, capped, and with what is added. It is -inf for a query that sees no key; a
+    /// scores are scaled, capped, and include the added tensor, as in the softmax. It is -inf for a query that sees no key; a
     /// sink counts among the keys. It has a gradient; context and log-sums together take one backward pass.
     /// [`merge`](super::merge) joins attention over several sets of keys with it.
     pub lse: Option<Tensor>,
@@ -231,7 +231,7 @@ impl Sdpa {
         }
     }
 
-    /// The scores before the softmax, by plain operations: scaled, capped, with what is added, and -inf where a query does
+    /// The scores before the softmax, by plain operations: scaled, capped, with the added tensor, and -inf where a query does
     /// not see a key. Sinks have no place among them, so that [`softmax`](Self::softmax) makes weights as if there were none.
     ///
     /// # Shapes

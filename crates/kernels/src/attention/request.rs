@@ -42,9 +42,9 @@ pub struct Inputs {
     pub first: bool,
     /// Whether queries have ranges of keys.
     pub ranges: bool,
-    /// Whether something is added to the scores.
+    /// Whether a tensor is added to the scores.
     pub added: bool,
-    /// Whether what is added needs a gradient.
+    /// Whether the added tensor needs a gradient.
     pub added_gradient: bool,
 }
 

@@ -210,7 +210,7 @@ impl ScoreRules {
         }
     }
 
-    /// The gradient of `q·kᵀ` from that of the scores, by plain operations.
+    /// The gradient of `q·kᵀ` from the gradient of the scores, by plain operations.
     pub(super) fn products_gradient(&self, scores: &Tensor, q: &Tensor, k: &Tensor) -> Result<Tensor> {
         let scaled = (scores * self.scale)?;
         let Some(cap) = self.sdpa.softcap else { return Ok(scaled) };
@@ -278,7 +278,7 @@ impl ScoreRules {
         self.mask.hide(query, self.keys, start, scores);
     }
 
-    /// The sink of a head; `None` if it is -inf, which is as good as none.
+    /// The sink of a head; `None` if it is -inf, which has no effect.
     #[inline(always)]
     pub(super) fn sink(&self, head: usize, base: Base) -> Option<f32> {
         let sink = self.sinks.as_ref().map(|sinks| sinks[head]).filter(|sink| *sink != f32::NEG_INFINITY)?;

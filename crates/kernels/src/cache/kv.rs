@@ -84,8 +84,8 @@ impl KvCache {
         self.rows.as_ref().map_or(0, |[keys, _]| keys.len())
     }
 
-    /// Writes the keys and values of T new positions, which are not views of this cache, and returns those of all S held: views, which
-    /// see what is written later. With a window, S counts the last positions only, and a chunk beyond the capacity gives copies.
+    /// Writes the keys and values of T new positions, which are not views of this cache, and returns the keys and values of all S
+    /// held: views, which see later writes. With a window, S counts the last positions only, and a chunk beyond the capacity gives copies.
     ///
     /// # Shapes
     /// `k` (B, key heads, T, D), `v` (B, key heads, T, Dv) -> (B, key heads, S, D), (B, key heads, S, Dv); (.., D + 4) and

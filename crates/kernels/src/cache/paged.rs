@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct SequenceId(u64);
 
 /// The keys and values of all layers for many sequences of different lengths, in pools of pages that are allocated once: a sequence takes as
-/// many pages as it needs, and sequences share those of a common beginning (Kwon et al. 2023, "Efficient Memory Management for Large
+/// many pages as it needs, and sequences with a common beginning share its pages (Kwon et al. 2023, "Efficient Memory Management for Large
 /// Language Model Serving with PagedAttention").
 ///
 /// One step of a model: [`grow`](Self::grow) makes room for the new positions of each sequence, in every layer at once; each layer
@@ -300,7 +300,7 @@ impl PagedCache {
     }
 
     fn insert(&mut self, sequence: Sequence) -> SequenceId {
-        /// A number for each sequence of the process: no cache takes that of another for its own.
+        /// A number for each sequence of the process: no cache mistakes another's sequence for its own.
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = SequenceId(NEXT.fetch_add(1, Ordering::Relaxed));
         self.sequences.insert(id, sequence);

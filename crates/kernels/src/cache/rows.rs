@@ -67,7 +67,7 @@ impl RowCache {
         self.dtype
     }
 
-    /// Writes the rows of T new positions and returns those of all S held. Earlier views see what is written later.
+    /// Writes the rows of T new positions and returns the rows of all S held. Earlier views see later writes.
     ///
     /// # Shapes
     /// `x` (B, heads, T, D) -> a view (B, heads, S, D), or (B, heads, S, D + 4) of quantized rows

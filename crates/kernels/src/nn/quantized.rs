@@ -10,7 +10,7 @@ use candle_core::quantized::{GgmlDType, QMatMul as Theirs, QTensor};
 use candle_core::{DType, Module, Result, Tensor};
 use std::sync::Arc;
 
-/// The product with a weight in quantized blocks, `x·Wᵀ` with W (out, in), in place of that of `candle_core::quantized`.
+/// The product with a weight in quantized blocks, `x·Wᵀ` with W (out, in), in place of the one in `candle_core::quantized`.
 ///
 /// Ours round `x`, in f32, f16 or bf16, to 8 bits in blocks of 32, and have the same bits on every instruction set and for any number
 /// of threads; an activation after them can differ in the last bits. Candle's take blocks of 256 for the K formats, so that results

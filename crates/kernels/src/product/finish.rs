@@ -16,7 +16,7 @@ pub(crate) struct Finish<'a, E> {
     pub(crate) activation: Option<Activation>,
     /// (rows, N)
     pub(crate) join: Option<Join<&'a [E]>>,
-    /// Whether to add to what the result already holds.
+    /// Whether to add to the numbers that the result already holds.
     pub(crate) onto: bool,
 }
 

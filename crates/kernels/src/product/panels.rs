@@ -95,7 +95,7 @@ pub(crate) trait Factor: Copy + 'static {
     }
 }
 
-/// Two numbers of a column of a panel of bf16, that of the even row in the lower half.
+/// Two numbers of a column of a panel of bf16, the one of the even row in the lower half.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Pair(u32);
@@ -114,7 +114,7 @@ impl Factor for Pair {
     }
 }
 
-/// A dtype that panels hold: one row after the other, unless it says otherwise.
+/// A dtype that panels hold: by default, one row after the other.
 pub(crate) trait Stored: Element + Factor {
     /// The index in a panel of the number of row `k` and column `c`.
     fn place(k: usize, c: usize) -> usize {

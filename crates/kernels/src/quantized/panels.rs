@@ -60,10 +60,10 @@ pub(crate) struct BlockPanels {
 }
 
 impl BlockPanels {
-    /// Packs rows of blocks on all threads: `read(outputs, room)` writes those of some outputs, one after the other.
+    /// Packs rows of blocks on all threads: `read(outputs, room)` writes the rows of some outputs, one after the other.
     ///
     /// # Errors
-    /// One of those of `read`.
+    /// When `read` fails.
     pub(crate) fn pack(
         format: BlockFormat,
         (depth, width): (usize, usize),
@@ -187,8 +187,8 @@ pub(super) trait Code: Copy + Send + Sync + 'static {
         blocks * PANEL * size_of::<f16>()
     }
 
-    /// Writes the scales that the file's block `from`, number `block` of the row of output `output`, holds to those of a
-    /// panel of `blocks` blocks of 32.
+    /// Copies the scales of the file's block `from`, number `block` in the row of output `output`, to the scales of a panel of
+    /// `blocks` blocks of 32.
     fn put_scales(from: &[u8], block: usize, output: usize, _blocks: usize, scales: &mut [u8]) {
         put_half(from, block, output, scales);
     }

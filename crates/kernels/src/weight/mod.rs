@@ -1,4 +1,4 @@
-//! [`Weight`]: what a linear layer multiplies by, however it is held.
+//! [`Weight`], a linear layer's weight: dense, half or quantized.
 
 mod operation;
 #[cfg(test)]
@@ -53,7 +53,7 @@ impl WeightLayout {
 ///
 /// A frozen weight is on the CPU, laid out for our matrix product, in f32, f16, bf16 or quantized blocks. It multiplies f32,
 /// with sums in f32, and halves in its own dtype; halves that multiply f32 give the same bits as the weight widened to f32, in
-/// half the memory. Quantized blocks round what they multiply to 8 bits, in blocks of 32 numbers that share a scale; their
+/// half the memory. Quantized blocks round their inputs to 8 bits, in blocks of 32 numbers that share a scale; their
 /// products have the same bits on every instruction set. No product depends on the number of threads, or on the other rows.
 ///
 /// Clones share the memory.

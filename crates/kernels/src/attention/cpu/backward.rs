@@ -39,8 +39,8 @@ pub(super) struct HeadBackward<'a> {
     pub(super) head: HeadAt,
     /// (T)
     pub(super) log_sums: &'a [LogSum],
-    /// The sums of the gradient of what is added to the scores, dS before the soft cap's slope, if they are wanted. Heads must
-    /// then start in order.
+    /// The sums of the added scores' gradient, dS before the soft cap's slope, if they are wanted. Heads must then start in
+    /// order.
     pub(super) added: Option<&'a AddedSums<'a>>,
     /// The gradients of the log-sums in natural logarithms, (T), if there are any.
     pub(super) log_sum_grads: Option<&'a [f32]>,

@@ -277,8 +277,7 @@ impl CpuAttention {
     }
 }
 
-/// Of a flat result or its gradient, the part of the context (B, T, H, Dv) in the dtype of q, and that of the log-sums
-/// (B, H, T).
+/// Splits a flat result or its gradient into the context (B, T, H, Dv), in the dtype of q, and the log-sums (B, H, T).
 fn split(flat: &Tensor, q: &Tensor) -> Result<(Tensor, Tensor)> {
     let (b, h, t, _) = q.dims4()?;
     let rows = b * h * t;
@@ -288,8 +287,8 @@ fn split(flat: &Tensor, q: &Tensor) -> Result<(Tensor, Tensor)> {
     Ok((context.to_dtype(q.dtype())?, log_sums))
 }
 
-/// `task` of each head, with its index: every thread takes the next head that nobody has, so that each head starts after the
-/// one before it.
+/// Calls `task` with each head and its index: every thread takes the next free head, so that each head starts after the one
+/// before it.
 fn in_order<T: Send>(heads: Vec<HeadAt>, task: impl Fn(usize, HeadAt) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let take = || {

@@ -68,8 +68,8 @@ impl Problem<'_> {
     }
 }
 
-/// The base-2 logarithm of a row's `Σ 2^score`, as a sum of two: of its largest score, and of what the others add to it. One
-/// number would lose the second where scores are large.
+/// The base-2 logarithm of a row's `Σ 2^score`, in two parts: its largest score, and the rest. A single number
+/// would lose the rest where scores are large.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct LogSum {
     pub(super) max: f32,
@@ -167,7 +167,7 @@ impl<'a> SharedOutput<'a> {
 /// `out[start + c] = row[c]·factor`
 ///
 /// # Safety
-/// `out` points to numbers of type `E`, at least `start + row.len()` of them, and nobody else uses those that are written.
+/// `out` points to numbers of type `E`, at least `start + row.len()` of them, and no other thread uses the ones that this call writes.
 unsafe fn write_row<E: Element>(out: *mut (), start: usize, row: &[f32], factor: f32) {
     for (c, x) in row.iter().enumerate() {
         // SAFETY: the caller guarantees it.

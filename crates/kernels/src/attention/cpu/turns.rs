@@ -1,4 +1,4 @@
-//! The gradient of what is added to the scores, which heads and rows of the batch may share.
+//! The gradient of the added scores, which heads and rows of the batch may share.
 //!
 //! Heads that share numbers add to them in turn, tile by tile: head n follows head n - 1 at the distance of a tile, and every
 //! sum has the same order for any number of threads, without memory for more than the sums.
@@ -114,7 +114,7 @@ impl Turn<'_> {
 }
 
 impl Drop for Turn<'_> {
-    /// After the last tile nobody has to wait for this head. In a panic, the heads before it first have to leave the tiles that
+    /// After the last tile no head has to wait for this one. In a panic, the heads before it first have to leave the tiles that
     /// the next head would enter.
     fn drop(&mut self) {
         if thread::panicking()

@@ -34,7 +34,7 @@ pub enum RopeScaling {
         original: usize,
         /// `truncate`, usually true: the first and the last pair between the two are rounded to whole pairs. gpt-oss's is false.
         truncate: bool,
-        /// `attention_factor`, that of both tables; without one, `0.1·ln(factor) + 1`, or 1 if the factor is at most 1. That of `DeepSeek` is
+        /// `attention_factor`, on both tables; without one, `0.1·ln(factor) + 1`, or 1 if the factor is at most 1. For `DeepSeek`, it is
         /// `(0.1·mscale·ln(factor) + 1) / (0.1·mscale_all_dim·ln(factor) + 1)`; the square of the denominator goes into its
         /// [`Sdpa::scale`](crate::attention::Sdpa::scale).
         attention_factor: Option<f64>,
