@@ -138,7 +138,7 @@ fn a_clone_goes_its_own_way_and_rows_are_read_without_appending() -> Result {
     Ok(())
 }
 
-/// The columns of numbers can be cut, those of codes cannot: the scale of a row comes last.
+/// The columns of numbers can be cut, the columns of codes cannot: the scale of a row comes last.
 #[test]
 fn a_part_of_a_row_of_codes_is_refused() -> Result {
     let q = random(1, "q", 1., (1, 2, 3, 16))?;

@@ -91,7 +91,7 @@ impl Case {
         Ok(out)
     }
 
-    /// The same over plain keys and values.
+    /// The keys and values as plain numbers.
     fn widened(&self) -> Result<[Tensor; 2]> {
         Ok([widen_rows(&self.k)?, widen_rows(&self.v)?])
     }

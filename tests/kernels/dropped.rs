@@ -112,8 +112,8 @@ fn more_rows_than_the_mask_has_are_refused() -> Result {
     Ok(())
 }
 
-/// What stays under a rate of 0.99 counts a hundredfold, and the sums of a tile must not overflow. The first keys have low scores,
-/// and all others, under the maximum of these, weights of nearly 2^8.
+/// Weights that stay under a rate of 0.99 count a hundredfold, and the sums of a tile must not overflow. The first keys have
+/// low scores; all others, under the maximum of these, have weights of nearly 2^8.
 #[test]
 fn large_values_under_a_high_rate_do_not_overflow() -> Result {
     let (t, s) = (96, 1920);

@@ -1,4 +1,4 @@
-//! What `explain` says of a run.
+//! The report of `explain` on a run.
 
 use crate::common::Result;
 use candle_core::{DType, Device, Module, Tensor, Var};

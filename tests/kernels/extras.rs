@@ -1,5 +1,5 @@
-//! What else a softmax gives and takes: its log-sums, which join attention over several sets of keys, sinks, and what is
-//! added to the scores and learned. Against the definition in f64 and what PyTorch computes, with all gradients.
+//! Softmax with its log-sums, which join attention over several sets of keys, with sinks, and with learned numbers added to
+//! the scores: against the definition in f64 and the results of PyTorch, with all gradients.
 
 use crate::common::{Result, cases, data, some_padding};
 use crate::{random, relative_error, same_on_any_number_of_threads};
@@ -260,7 +260,7 @@ proptest! {
     }
 }
 
-/// Heads and rows of the batch that share what is added sum its gradient in one order.
+/// Heads and rows of the batch that share added numbers sum their gradient in one order.
 #[test]
 fn no_bit_depends_on_the_number_of_threads() -> Result {
     for added in [[false, false], [false, true], [true, false], [true, true]] {
@@ -303,7 +303,7 @@ fn passes_at_the_same_time_have_their_own_gradients() -> Result {
     Ok(())
 }
 
-/// Keys and values in 8 bits and in halves are widened when what is added to their scores is learned, and a broadcast view has a
+/// Keys and values in 8 bits and in halves are widened when the numbers added to their scores are learned, and a broadcast view has a
 /// gradient of its base.
 #[test]
 fn narrow_keys_and_views_have_gradients_of_what_is_added() -> Result {
@@ -324,7 +324,7 @@ fn narrow_keys_and_views_have_gradients_of_what_is_added() -> Result {
     Ok(())
 }
 
-/// Sinks, log-sums and what is added, all with gradients: `scripts/make_attention_reference.py`.
+/// Sinks, log-sums and added scores, all with gradients: `scripts/make_attention_reference.py`.
 #[test]
 fn all_is_what_pytorch_computes() -> Result {
     let file = data("attention").join("extras.safetensors");

@@ -166,7 +166,7 @@ fn a_query_of_nan_leaves_other_queries_alone() -> Result {
     Ok(())
 }
 
-/// Which elements are not 0.
+/// Whether each element is not 0.
 fn kept(x: &Tensor) -> candle_core::Result<Vec<bool>> {
     Ok(x.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?.into_iter().map(|x| x != 0.0).collect())
 }

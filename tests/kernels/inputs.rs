@@ -1,4 +1,5 @@
-//! What attention accepts: dtypes that differ, tensors without numbers, a single key; what it refuses, and what it knows of a call.
+//! The inputs that attention accepts (dtypes that differ, tensors without numbers, a single key) and refuses, and the
+//! description of a call.
 
 use crate::common::{Result, max_abs};
 use crate::{distance, random};
@@ -40,7 +41,7 @@ fn a_call_is_described_with_and_without_its_tensors() -> Result {
     Ok(())
 }
 
-/// Whatever else than one dtype: keys and values are converted to that of the queries, forward and backward.
+/// In mixed dtypes, keys and values are converted to the dtype of the queries, forward and backward.
 #[test]
 fn keys_and_values_of_other_dtypes_are_converted() -> Result {
     use DType::{BF16, F16, F32, F64};

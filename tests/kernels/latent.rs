@@ -14,7 +14,7 @@ const NOPE: usize = 16;
 const ROPE: usize = 8;
 const DV: usize = 12;
 
-/// What a layer has computed when it attends, of T positions.
+/// The tensors that a layer has computed when it attends, of T positions.
 struct Layer {
     /// (1, H, T, NOPE) and (1, H, T, ROPE)
     queries: [Tensor; 2],
@@ -51,7 +51,7 @@ impl Layer {
         Ok(Self::attention().forward(&q, &k, &of_heads(v)?, Mask::default())?)
     }
 
-    /// What all heads read, (1, 1, T, RANK + ROPE).
+    /// The row of each position that all heads read, (1, 1, T, RANK + ROPE).
     fn rows(&self) -> Result<Tensor> {
         Ok(Tensor::cat(&[&self.latent.unsqueeze(1)?, &self.shared_keys], 3)?)
     }

@@ -1,4 +1,4 @@
-//! Masks: which are refused, and that what they hide leaves no trace, whatever its numbers are.
+//! Masks: some are refused, and hidden keys leave no trace, whatever their numbers are.
 
 use crate::common::{Result, max_abs};
 use crate::{distance, random};

@@ -160,7 +160,7 @@ fn gradients_reach_the_pools() -> Result {
     Ok(())
 }
 
-/// Strided pools are gathered, too; sequences drop as one; sinks and masks are those of the sequence.
+/// Strided pools are gathered, too; dropout draws one mask for all sequences; sinks and masks belong to the sequence.
 #[test]
 fn everything_else_is_as_for_keys_one_after_another() -> Result {
     let (s, size) = (50, 8);

@@ -24,7 +24,7 @@ struct Case {
 }
 
 impl Case {
-    /// What ranges hide, as numbers that are added: (B or 1, 1, T, S)
+    /// The keys that ranges hide, as numbers to add to the scores: (B or 1, 1, T, S)
     fn hidden(&self) -> Result<Tensor> {
         let mut numbers = vec![];
         for ranges in self.lists.iter().flatten() {

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 #[derive(Clone)]
 struct Text {
     id: SequenceId,
-    /// Which rows of the table of all numbers its positions have.
+    /// The rows of its positions in the table of all numbers.
     rows: Vec<u32>,
     forgotten: usize,
     /// The shortest that it may go back to.
@@ -155,7 +155,7 @@ fn texts_decoded_together_get_what_each_gets_alone() -> Result {
     Ok(())
 }
 
-/// A page that two sequences have is written by neither, but for what it made itself since.
+/// Neither of two sequences that share a page writes to it, except for the positions that it has added itself since.
 #[test]
 fn no_write_reaches_a_page_of_another_sequence() -> Result {
     let heads = HeadLayout::all(1, 2);

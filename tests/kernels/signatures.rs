@@ -71,7 +71,7 @@ fn cpu_flash_gives_what_candle_nn_gives() -> Result {
     Ok(())
 }
 
-/// What `candle_nn` refuses: several rows with masks, soft caps and bf16. Each row is as alone.
+/// Several rows with masks, soft caps and bf16, which `candle_nn` refuses: each row gets the result that it has alone.
 #[test]
 fn cpu_flash_computes_rows_that_candle_nn_refuses() -> Result {
     let [q, k, v] = qkv(2, (9, 21), (4, 4), 16)?;

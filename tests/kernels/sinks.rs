@@ -51,7 +51,7 @@ fn weights_and_summaries_leave_the_sinks_their_share() -> Result {
     Ok(())
 }
 
-/// A sink of -inf is as good as none, and that of `f32::MIN` nearly so, also where a row sees no key.
+/// A sink of -inf has no effect, and one of `f32::MIN` nearly none, also where a row sees no key.
 #[test]
 fn sinks_without_weight_have_gradients_of_zero() -> Result {
     let case = some_case();

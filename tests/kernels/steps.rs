@@ -1,4 +1,4 @@
-//! What a step of training consists of beside layers: losses, dropout, and the squares of gradients.
+//! The operations of a training step besides layers: losses, dropout, and the squares of gradients.
 
 use crate::common::{Result, assert_close};
 use crate::random;

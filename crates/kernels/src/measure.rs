@@ -1,6 +1,6 @@
-//! What `gpt2 bench` measures with: a device's clock, and the roofline of this machine's processor and memory, to compare a
-//! kernel's speed with (Williams, Waterman, Patterson 2009). No part of this crate's interface; it is here because it needs
-//! the instruction sets of the kernels and the features for GPUs.
+//! The instruments of `gpt2 bench`: a device's clock, and the roofline of this machine's processor and memory, to compare a
+//! kernel's speed with (Williams, Waterman, Patterson 2009). They are not part of this crate's interface; they live here
+//! because they need the instruction sets of the kernels and the features for GPUs.
 
 use crate::cpu::isa;
 use candle_core::{Device, Result};
@@ -56,7 +56,7 @@ impl Stopwatch {
         Ok(self.start.elapsed().as_secs_f64() * 1e3)
     }
 
-    /// How the time is measured on a device: by its own "events", or by the wall "clock".
+    /// The clock of a device: its own "events", or the wall "clock".
     #[must_use]
     pub fn kind(device: &Device) -> &'static str {
         if device.is_cuda() { "events" } else { "clock" }
@@ -159,7 +159,7 @@ fn multiply_pairs(steps: usize) -> usize {
     steps * ACCUMULATORS * 4 * 16
 }
 
-/// The same on Arm, with 128-bit vectors.
+/// Multiplies pairs of bf16 numbers on Arm, with 128-bit vectors.
 #[cfg(target_arch = "aarch64")]
 #[target_feature(enable = "neon,bf16")]
 #[allow(unsafe_code)]

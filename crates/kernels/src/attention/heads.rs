@@ -5,7 +5,7 @@ use crate::pointwise::dropout::Dropout;
 use crate::pointwise::dropout::DropoutWords;
 use candle_core::Result;
 
-/// Which of a layer's heads a tensor holds, and how many heads of keys and values serve them.
+/// Describes the heads that a tensor holds: which part of a layer they are, and how many heads of keys and values serve them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeadLayout {
@@ -13,11 +13,11 @@ pub struct HeadLayout {
     pub heads: usize,
     /// The heads of keys and values; each serves `heads / key_heads` neighboring heads of queries.
     pub key_heads: usize,
-    /// How many neighboring heads of queries share a head of keys in the layer.
+    /// The number of neighboring heads of queries that share a head of keys in the layer.
     group: usize,
     /// The index of its first head in the layer: 0, unless the layer's heads are split across tensors.
     pub first: usize,
-    /// How many heads the layer has: `heads`, unless they are split.
+    /// The number of heads of the layer: `heads`, unless they are split.
     pub total: usize,
     /// D, the width of a head.
     pub dim: usize,
@@ -37,7 +37,7 @@ impl HeadLayout {
         Self { key_heads, group: heads.checked_div(key_heads).unwrap_or(1).max(1), ..Self::all(heads, dim) }
     }
 
-    /// The same layer's heads `first..first + heads` alone.
+    /// Narrows the layout to heads `first..first + heads` of the same layer.
     ///
     /// # Errors
     /// When the layer does not have them, or the cut goes through heads that share keys and values.
@@ -81,9 +81,8 @@ pub(super) struct Query {
     pub(super) i: usize,
 }
 
-/// Which weights to drop: row `(b·H + h)·T + i` of the mask belongs to query i of head h of batch row b, with H and h
-/// counted over the whole layer. Heads therefore drop the same weights whether they are computed separately or
-/// together.
+/// Dropout on attention weights: row `(b·H + h)·T + i` of the mask belongs to query i of head h of batch row b, with H and h
+/// counted over the whole layer. Heads therefore drop the same weights whether they are computed separately or together.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WeightDropout {
     dropout: Dropout,
@@ -110,7 +109,7 @@ impl WeightDropout {
         1.0 / (1.0 - self.dropout.rate())
     }
 
-    /// What decides which weights stay, for a kernel on another device.
+    /// The numbers that decide which weights stay, for a kernel on another device.
     #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
     pub(super) fn words(&self) -> DropoutWords {
         self.dropout.words()

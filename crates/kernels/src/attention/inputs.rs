@@ -1,4 +1,4 @@
-//! What a call gives to attention, without its numbers, and what it asks for besides the context.
+//! The description of a call of attention, without its numbers, and the results that it asks for besides the context.
 
 use super::heads::HeadLayout;
 use super::mask::Mask;
@@ -7,7 +7,7 @@ use super::window::Window;
 use candle_core::{DType, Device, Layout, Result, Tensor};
 use std::ops::Range;
 
-/// What a call gives to attention, without its numbers: the choice of code depends on nothing else.
+/// Describes a call of attention, without its numbers: the choice of code depends on nothing else.
 ///
 /// ```
 /// use candle_core::{DType, Device};
@@ -25,7 +25,7 @@ use std::ops::Range;
 #[derive(Debug, Clone)]
 #[allow(clippy::struct_excessive_bools)] // each part of a `Mask` is there or not
 pub struct Inputs {
-    /// Where the tensors are.
+    /// The device that holds the tensors.
     pub device: Device,
     /// The dtypes of q, k and v.
     pub dtypes: [DType; 3],
@@ -42,9 +42,9 @@ pub struct Inputs {
     pub first: bool,
     /// Whether queries have ranges of keys.
     pub ranges: bool,
-    /// Whether something is added to the scores.
+    /// Whether a tensor is added to the scores.
     pub added: bool,
-    /// Whether what is added needs a gradient.
+    /// Whether the added tensor needs a gradient.
     pub added_gradient: bool,
 }
 
@@ -67,7 +67,7 @@ impl Inputs {
         }
     }
 
-    /// Those of a call.
+    /// Describes a call with these tensors.
     #[must_use]
     pub fn from_tensors(q: &Tensor, k: &Tensor, v: &Tensor, mask: Mask) -> Self {
         let qkv = [q, k, v];
@@ -139,7 +139,7 @@ pub struct Chosen {
     pub queries: Option<Vec<usize>>,
 }
 
-/// What to return besides the context. On the CPU, none of it slows down the fused kernel's work on the context.
+/// The results to return besides the context. On the CPU, none of them slows down the fused kernel's work on the context.
 ///
 /// ```
 /// use candle_fused::attention::Wanted;
@@ -152,8 +152,8 @@ pub struct Wanted<'a> {
     pub weights: &'a [Chosen],
     /// A few statistics of the weights of every head and query.
     pub summary: bool,
-    /// The logarithm of what each softmax divides by. It costs a copy of the context. A GPU runs plain operations for it, in memory
-    /// for a (T, S) tensor, whatever [`Sdpa::code_for`](super::Sdpa::code_for) says.
+    /// The logarithm of each softmax's denominator. It costs a copy of the context. A GPU runs plain operations for it, in
+    /// memory for a (T, S) tensor, whatever [`Sdpa::code_for`](super::Sdpa::code_for) says.
     pub lse: bool,
 }
 
@@ -212,7 +212,7 @@ impl Rows {
         select(&select(x, 1, &self.heads)?, 2, &self.queries)
     }
 
-    /// What these heads use of `x` (B, key heads, S, D): (B, heads, S, D)
+    /// The keys or values `x` (B, key heads, S, D) that these heads read: (B, heads, S, D)
     pub(super) fn of_keys(&self, x: &Tensor) -> Result<Tensor> {
         select(x, 1, &self.key_heads(x.dim(1)?))
     }

@@ -36,9 +36,9 @@ struct Lists {
     rows: usize,
     /// T
     queries: usize,
-    /// Where the ranges of each query start, and at last where all end: (rows·T + 1)
+    /// The index of each query's first range, then the number of all ranges: (rows·T + 1)
     starts: Vec<usize>,
-    /// Of each query in order, not empty, with keys between them that it does not see.
+    /// The ranges of one query after another: in order, not empty, and with hidden keys between any two of a query.
     ranges: Vec<Range<usize>>,
     /// The end of the last range of all.
     end: usize,
@@ -93,7 +93,7 @@ impl KeyRanges {
         &lists.ranges[lists.starts[row]..lists.starts[row + 1]]
     }
 
-    /// Those of the ranges of a query that end after key `start`.
+    /// The ranges of a query that end after key `start`.
     #[inline(always)]
     fn ending_after(&self, b: usize, i: usize, start: usize) -> &[Range<usize>] {
         let ranges = self.of(b, i);

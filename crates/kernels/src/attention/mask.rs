@@ -32,9 +32,9 @@ pub struct Mask<'a> {
 pub struct Hidden {
     /// The head, or all heads.
     pub head: Option<usize>,
-    /// Which of the T queries.
+    /// The index of the query, below T.
     pub query: usize,
-    /// Which of the S keys.
+    /// The index of the key, below S.
     pub key: usize,
 }
 
@@ -52,7 +52,7 @@ impl Mask<'_> {
         })
     }
 
-    /// Whether what is added does not lie in order, apart from rows that share numbers.
+    /// Whether the added tensor is not contiguous, apart from rows that share numbers.
     pub(super) fn added_is_strided(&self) -> bool {
         self.added.is_some_and(|added| {
             let dims = added.dims();
@@ -147,7 +147,7 @@ impl CpuMask {
         self.ranges.as_ref().is_none_or(|ranges| ranges.any(b, queries, &keys))
     }
 
-    /// Which of `s` keys are visible in row `b`, or `None` without a padding mask.
+    /// The padding mask of row `b` over its `s` keys, not 0 for a visible key; `None` if nothing is padded.
     pub(super) fn visible(&self, b: usize, s: usize) -> Option<&[u8]> {
         self.padding.as_ref().map(|p| &p[b * s..(b + 1) * s])
     }
@@ -223,8 +223,8 @@ impl HiddenKeys {
         self.of(head, query).iter().any(|x| x.key == key)
     }
 
-    /// The hidden keys in order, and where those of each (head, query) start among them, with the end of all as the last
-    /// start: the form in which the CUDA kernels read them.
+    /// The hidden keys in order, and the index of the first one of each (head, query), followed by the number of all: the form
+    /// in which the CUDA kernels read them.
     #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
     #[allow(clippy::cast_possible_truncation)] // heads, T and S are below 2^31 where there is a plan
     pub(super) fn by_row(&self, heads: usize, queries: usize) -> (Vec<u32>, Vec<u32>) {

@@ -14,7 +14,7 @@ use rayon::prelude::*;
 pub const SCALE_BYTES: usize = size_of::<f32>();
 /// The largest code.
 const MOST: f32 = 127.0;
-/// How many rows a thread takes at a time. Those of a decoded token stay on the caller's thread.
+/// The number of rows that a thread takes at a time. The few rows of a decoded token stay on the caller's thread.
 const ROWS: usize = 256;
 
 /// Quantizes rows to 8 bits: the codes of a row, one byte each in two's complement, then its scale. Each code is `x / scale`,
@@ -105,7 +105,7 @@ pub(super) fn widen(row: &[u8], out: &mut [f32]) {
     }
 }
 
-/// What a code stands for, with the bytes of its row's scale.
+/// Decodes one code: `code·scale`, with the bytes of its row's scale.
 #[inline(always)]
 pub(super) fn number(code: u8, scale: [u8; SCALE_BYTES]) -> f32 {
     f32::from(code.cast_signed()) * f32::from_le_bytes(scale)
@@ -128,12 +128,12 @@ pub(super) fn check_whole(layout: &Layout) -> Result<()> {
     Ok(())
 }
 
-/// What a call reads: `x` in another dtype, or the numbers of its codes.
+/// Converts `x` to `dtype`; rows of codes become the numbers that they encode.
 pub(super) fn to_dtype(x: &Tensor, dtype: DType) -> Result<Tensor> {
     if x.dtype() == DType::U8 { widen_rows(x)?.to_dtype(dtype) } else { x.to_dtype(dtype) }
 }
 
-/// How many elements a row has besides its numbers.
+/// The number of elements that a row holds besides its numbers: the bytes of a scale after codes, otherwise none.
 pub(super) fn extra(dtype: DType) -> usize {
     if dtype == DType::U8 { SCALE_BYTES } else { 0 }
 }

@@ -1,16 +1,16 @@
-//! What happens to a score between `q·k` and the softmax: scale, soft cap, ALiBi, an added tensor, the window and the masks.
+//! The steps of a score from `q·k` to the softmax: scale, soft cap, ALiBi, an added tensor, the window and the masks.
 //!
 //! ```text
 //! score = cap·tanh(q·k·scale / cap) - slope·|position - key| + added        -inf for a hidden key
 //! ```
 //!
-//! Soft capping is that of Gemma Team 2024, "Gemma 2", §2; ALiBi that of Press et al. 2022, "Train Short, Test Long", which
-//! is written here with absolute distances, so that it also serves without the causal rule.
+//! Soft capping follows Gemma Team 2024, "Gemma 2", §2. ALiBi follows Press et al. 2022, "Train Short, Test Long", here with
+//! absolute distances, so that it also works without the causal rule.
 //!
 //! A sink is one more score of each row, which takes part in the softmax and has no value.
 //!
-//! It stands here twice: [`scores_and_visible`] in plain differentiable operations, which is the definition, and
-//! [`ScoreRules`], which every CPU kernel applies to its rows of products.
+//! The score is implemented twice: [`scores_and_visible`], in plain differentiable operations, is the definition;
+//! [`ScoreRules`] is the form that every CPU kernel applies to its rows of products.
 
 use super::heads::Query;
 use super::inputs::{Rows, select};
@@ -74,8 +74,8 @@ fn scores(sdpa: &Sdpa, q: &Tensor, k: &Tensor, mask: Mask, rows: &Rows) -> Resul
     Ok(scores)
 }
 
-/// Which of S keys `rows` see, by the window (read from the causal triangle if there is one) and the mask: u8 (1 or B, 1 or
-/// heads, queries, S).
+/// Marks the keys, of S, that `rows` see by the window (read from the causal triangle if there is one) and the mask: u8 (1 or
+/// B, 1 or heads, queries, S).
 fn visible(sdpa: &Sdpa, mask: Mask, rows: &Rows, s: usize, device: &Device) -> Result<Tensor> {
     // The triangle has a row for each position, and none before the first key.
     let triangle = sdpa
@@ -175,7 +175,7 @@ impl ScoreRules {
         self.sdpa.window.keys(i, self.queries, self.keys)
     }
 
-    /// Which of `count` keys from `start` on a query sees by its position, counted from `start`.
+    /// The keys that a query sees by its position, of `count` keys from `start` on, counted from `start`.
     #[inline(always)]
     pub(super) fn keys_in(&self, i: usize, start: usize, count: usize) -> Range<usize> {
         let seen = self.keys_of(i);
@@ -210,7 +210,7 @@ impl ScoreRules {
         }
     }
 
-    /// The gradient of `q·kᵀ` from that of the scores, by plain operations.
+    /// The gradient of `q·kᵀ` from the gradient of the scores, by plain operations.
     pub(super) fn products_gradient(&self, scores: &Tensor, q: &Tensor, k: &Tensor) -> Result<Tensor> {
         let scaled = (scores * self.scale)?;
         let Some(cap) = self.sdpa.softcap else { return Ok(scaled) };
@@ -253,7 +253,7 @@ impl ScoreRules {
         self.sdpa.softcap.map(|cap| (cap * f64::from(base.unit())) as f32)
     }
 
-    /// What follows the soft cap.
+    /// Applies the steps after the soft cap: ALiBi, the added tensor, and -inf for hidden keys.
     #[inline(always)]
     pub(super) fn add_and_hide<S: Simd>(
         &self,
@@ -278,7 +278,7 @@ impl ScoreRules {
         self.mask.hide(query, self.keys, start, scores);
     }
 
-    /// The sink of a head; `None` if it is -inf, which is as good as none.
+    /// The sink of a head; `None` if it is -inf, which has no effect.
     #[inline(always)]
     pub(super) fn sink(&self, head: usize, base: Base) -> Option<f32> {
         let sink = self.sinks.as_ref().map(|sinks| sinks[head]).filter(|sink| *sink != f32::NEG_INFINITY)?;
@@ -359,7 +359,7 @@ impl Added {
         Ok(Self { numbers, strides: [of_row, of_head, of_query], keys })
     }
 
-    /// What is added to the scores of a query, (S).
+    /// The numbers added to the scores of a query, (S).
     #[inline(always)]
     fn row(&self, query: Query) -> &[f32] {
         let [of_row, of_head, of_query] = self.strides;

@@ -37,7 +37,7 @@ use std::sync::Arc;
 pub struct Sdpa {
     /// The factor on the scores; `None` is `1 / sqrt(D)`.
     pub scale: Option<f64>,
-    /// Which keys a query sees by its position: by default its own key and all before it.
+    /// The keys that a query sees by its position: by default its own key and all before it.
     pub window: Window,
     /// Scores become `cap·tanh(score / cap)`, as in Gemma 2 (Gemma Team 2024, §2).
     pub softcap: Option<f64>,
@@ -51,13 +51,13 @@ pub struct Sdpa {
     /// Dropout on the weights, after the softmax: for training. Row `(b·H + h)·T + i` of its mask belongs to query i of head
     /// h of batch row b. Kernels redraw the mask when they need it.
     pub dropout: Option<Dropout>,
-    /// Which of a layer's heads these are: dropout then treats them as it does within the whole layer. A call with other
-    /// numbers of heads is refused. By default they are all of their layer.
+    /// The layer's heads that q holds: dropout then drops the same weights as within the whole layer. A call with other
+    /// numbers of heads is refused. By default, q holds all heads of the layer.
     pub heads: Option<HeadLayout>,
     /// The causal triangle, which the eager path then reads instead of making one in each call. S can be at most the
     /// triangle's N.
     pub bias: Option<CausalBias>,
-    /// Which code to run.
+    /// The implementation to run.
     pub implementation: Implementation,
 }
 
@@ -86,7 +86,7 @@ impl Sdpa {
         Some(WeightDropout::new(dropout, self.heads.unwrap_or(HeadLayout::all(h, d)), t, rows_before))
     }
 
-    /// How many heads the layer of `here` heads has.
+    /// The number of heads of the whole layer, where `here` is the number of heads of q.
     pub(super) fn layer_heads(&self, here: usize) -> usize {
         self.heads.map_or(here, |heads| heads.total)
     }

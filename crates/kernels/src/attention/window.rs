@@ -1,11 +1,10 @@
-//! Which keys a query sees by its position alone: a [`Window`], and GPT-2's causal one as a buffer, [`CausalBias`].
+//! Visibility by position alone: a [`Window`], and GPT-2's causal one as a buffer, [`CausalBias`].
 
 use candle_core::{Device, Result, Tensor};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-/// How far a query sees to both sides of its own position, in keys; `None` is no limit. The terms are those of
-/// FlashAttention.
+/// Limits the keys that a query sees before and after its own position; `None` is no limit. The terms follow FlashAttention.
 ///
 /// With S keys and T queries, query `i` sits at position `p = S - T + i`, aligned at the bottom right, and sees the keys
 /// from `p - left` to `p + right`. The same rule covers a whole prompt, a chunk of a prompt and a single decoded token. A
@@ -20,9 +19,9 @@ use std::sync::{Arc, OnceLock};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
-    /// How many keys before its own position.
+    /// The number of visible keys before the query's own position.
     pub left: Option<usize>,
-    /// How many keys after it.
+    /// The number of visible keys after the query's own position.
     pub right: Option<usize>,
 }
 

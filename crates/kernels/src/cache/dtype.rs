@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use half::vec::HalfBitsVecExt;
 use half::{bf16, f16};
 
-/// What a cache holds keys and values in.
+/// The number format of the keys and values in a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CacheDType {

@@ -33,7 +33,7 @@ pub struct KvCache {
     capacity: usize,
     dtype: CacheDType,
     window: Option<usize>,
-    /// How many positions came before those that are held.
+    /// The number of positions before the first that is held.
     forgotten: usize,
     /// Keys, and values.
     rows: Option<[RowCache; 2]>,
@@ -79,13 +79,13 @@ impl KvCache {
         self.len() == 0
     }
 
-    /// How many positions are held: all of them without a window.
+    /// The number of positions that are held: all of them without a window.
     fn held(&self) -> usize {
         self.rows.as_ref().map_or(0, |[keys, _]| keys.len())
     }
 
-    /// Writes the keys and values of T new positions, which are not views of this cache, and returns those of all S held: views, which
-    /// see what is written later. With a window, S counts the last positions only, and a chunk beyond the capacity gives copies.
+    /// Writes the keys and values of T new positions, which are not views of this cache, and returns the keys and values of all S
+    /// held: views, which see later writes. With a window, S counts the last positions only, and a chunk beyond the capacity gives copies.
     ///
     /// # Shapes
     /// `k` (B, key heads, T, D), `v` (B, key heads, T, Dv) -> (B, key heads, S, D), (B, key heads, S, Dv); (.., D + 4) and
@@ -190,7 +190,7 @@ impl KvCache {
     }
 }
 
-/// The same as [`fork`](KvCache::fork), for models that can be cloned.
+/// Copies the cache like [`fork`](KvCache::fork), for models that can be cloned.
 ///
 /// # Panics
 /// When a GPU has no memory for the copy.
@@ -200,11 +200,11 @@ impl Clone for KvCache {
     }
 }
 
-/// What a window holds after rows beyond the capacity.
+/// The rows of a window after new rows beyond the capacity.
 struct Slid {
-    /// The last rows of before and the new ones, which may be more than there is room for.
+    /// The last rows held before, and the new ones: they may exceed the capacity.
     all: Tensor,
-    /// Those that the next query sees, if not all of them have room.
+    /// The rows that the next query sees; `None` if the cache has room for `all`.
     next: Option<Tensor>,
 }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct SequenceId(u64);
 
 /// The keys and values of all layers for many sequences of different lengths, in pools of pages that are allocated once: a sequence takes as
-/// many pages as it needs, and sequences share those of a common beginning (Kwon et al. 2023, "Efficient Memory Management for Large
+/// many pages as it needs, and sequences with a common beginning share its pages (Kwon et al. 2023, "Efficient Memory Management for Large
 /// Language Model Serving with PagedAttention").
 ///
 /// One step of a model: [`grow`](Self::grow) makes room for the new positions of each sequence, in every layer at once; each layer
@@ -48,14 +48,14 @@ pub struct PagedCache {
     layers: Vec<[Tensor; 2]>,
     page_size: usize,
     dtype: CacheDType,
-    /// How many sequences have each page.
+    /// The number of sequences that hold each page.
     users: Vec<u32>,
     /// The pages that no sequence has.
     free: Vec<u32>,
     sequences: BTreeMap<SequenceId, Sequence>,
 }
 
-/// Where a sequence lies.
+/// The pages of a sequence, and its positions in them.
 #[derive(Debug, Clone, Default)]
 struct Sequence {
     table: Vec<u32>,
@@ -99,13 +99,13 @@ impl PagedCache {
         self.page_size
     }
 
-    /// How many pages there are.
+    /// The number of pages of the pool.
     #[must_use]
     pub fn total_pages(&self) -> usize {
         self.users.len()
     }
 
-    /// How many pages no sequence has.
+    /// The number of pages that no sequence holds.
     #[must_use]
     pub fn free_pages(&self) -> usize {
         self.free.len()
@@ -301,7 +301,7 @@ impl PagedCache {
     }
 
     fn insert(&mut self, sequence: Sequence) -> SequenceId {
-        /// A number for each sequence of the process: no cache takes that of another for its own.
+        /// A number for each sequence of the process: no cache mistakes another's sequence for its own.
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = SequenceId(NEXT.fetch_add(1, Ordering::Relaxed));
         self.sequences.insert(id, sequence);

@@ -49,7 +49,7 @@ impl RowCache {
         self.rows.dims()[0]
     }
 
-    /// How many heads each text has.
+    /// The number of heads of each text.
     #[must_use]
     pub fn heads(&self) -> usize {
         self.rows.dims()[1]
@@ -61,13 +61,13 @@ impl RowCache {
         self.width
     }
 
-    /// What the rows are held in.
+    /// The number format of the rows.
     #[must_use]
     pub fn dtype(&self) -> CacheDType {
         self.dtype
     }
 
-    /// Writes the rows of T new positions and returns those of all S held. Earlier views see what is written later.
+    /// Writes the rows of T new positions and returns the rows of all S held. Earlier views see later writes.
     ///
     /// # Shapes
     /// `x` (B, heads, T, D) -> a view (B, heads, S, D), or (B, heads, S, D + 4) of quantized rows

@@ -45,7 +45,7 @@ impl Implementation {
     }
 }
 
-/// Which code runs on a device. A model makes one `Dispatch` and passes it to its layers; each call then looks at its
+/// Decides which code runs on a device. A model makes one `Dispatch` and passes it to its layers; each call then looks at its
 /// tensors for which kernels can read their dtype.
 ///
 /// On the CPU the choice between fused and eager affects attention alone: the layers around it have only one
@@ -66,13 +66,13 @@ pub struct Dispatch {
 }
 
 impl Dispatch {
-    /// What `implementation` means on `device`.
+    /// Resolves `implementation` for `device`.
     #[must_use]
     pub fn new(implementation: Implementation, device: &Device) -> Self {
         Self { implementation: implementation.on(device), cpu: device.is_cpu() }
     }
 
-    /// What `implementation` means where `x` is.
+    /// Resolves `implementation` for the device of `x`.
     #[must_use]
     pub fn of(implementation: Implementation, x: &Tensor) -> Self {
         Self::new(implementation, x.device())

@@ -18,9 +18,9 @@ pub fn accumulator(dtype: DType) -> DType {
 pub(crate) trait Element: Copy + Send + Sync + 'static {
     fn to_f32(self) -> f32;
     fn from_f32(x: f32) -> Self;
-    /// The same memory as f32, if it holds f32.
+    /// The slice as f32, if its elements are f32.
     fn as_f32s(slice: &[Self]) -> Option<&[f32]>;
-    /// The same memory as bf16, if it holds bf16.
+    /// The slice as bf16, if its elements are bf16.
     fn as_bf16s(_: &[Self]) -> Option<&[bf16]> {
         None
     }

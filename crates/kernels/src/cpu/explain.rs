@@ -15,14 +15,14 @@ thread_local! {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Explained {
-    /// What was computed: `linear`, `attention`, `layer_norm`, `rms_norm`, `rope`, `activation`.
+    /// The kind of operation: `linear`, `attention`, `layer_norm`, `rms_norm`, `rope`, `activation`.
     pub operation: &'static str,
     /// The dtypes and shapes that the code read, such as `x f32 [1, 128, 768], W q8_0 [768, 2304], then Gelu`: W is (in, out), whichever
     /// way its checkpoint stores it, and halves that meet a quantized weight are f32 there.
     pub inputs: String,
     /// The code that ran.
     pub code: String,
-    /// Why it was not faster code; `None` if this is the fastest there is here.
+    /// The reason why no faster code ran; `None` if this is the fastest there is here.
     pub slower_because: Option<String>,
 }
 
@@ -51,7 +51,7 @@ pub struct Explanation(pub Vec<Explained>);
 /// ```
 ///
 /// # Errors
-/// Those of the run.
+/// When `run` fails.
 pub fn explain<T>(run: impl FnOnce() -> Result<T>) -> Result<(T, Explanation)> {
     /// Puts the notes of a run around this one back, even if this one panics.
     struct Outer(Option<Vec<Explained>>);

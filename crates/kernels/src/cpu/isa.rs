@@ -16,7 +16,7 @@ const ENVIRONMENT_VARIABLE: &str = "GPT2_ISA";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Isa {
-    /// What every processor of the target has.
+    /// The baseline of the target, which every processor has.
     Portable,
     /// 128-bit vectors of WebAssembly. They multiply and add in two steps, each of which rounds, so that exact GELU loses digits
     /// far below 0.
@@ -26,7 +26,7 @@ pub enum Isa {
     Neon,
     /// 256-bit vectors with FMA and F16C.
     Avx2,
-    /// The same with AVX-VNNI, whose products of bytes quantized layers use; everything else runs as on AVX2.
+    /// AVX2 with AVX-VNNI, whose products of bytes quantized layers use; everything else runs as on AVX2.
     AvxVnni,
     /// 512-bit vectors; compiled only with the feature `x86-v4`. Quantized layers use AVX512-VNNI where the processor has it.
     /// Products of bf16 matrices use AVX512-BF16 on AMD's processors that have it; subnormal numbers then count as 0.

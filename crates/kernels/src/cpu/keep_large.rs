@@ -39,14 +39,13 @@ const SMALLEST: u32 = 16;
 /// Between powers of two there are this many sizes, so that a block is at most an eighth larger than was asked for.
 const STEPS: usize = 8;
 const SIZES: usize = (usize::BITS - SMALLEST) as usize * STEPS;
-/// The room above the most that was in use: this part of it. Without it, each pass would give back at its own peak what it needs
-/// again soon.
+/// Slack above peak use, as 1/N of it. Without it, each pass would give back memory at its own peak, and need it again soon.
 const PART_FOR_ROOM: usize = 24;
 
-/// Zeros of at least this many bytes come from memory that nobody has touched: its pages are cleared when they are first used, so
-/// that a cache costs what is written to it.
+/// Zeros of at least this many bytes come from untouched memory: the system clears a page at its first use, so that a cache
+/// only costs the pages that are written.
 const UNTOUCHED: usize = 1 << 20;
-/// How many blocks can be such memory.
+/// The most blocks of such memory at a time.
 const MOST_UNTOUCHED: usize = 512;
 /// The alignment for which common allocators have untouched memory.
 const COMMON_ALIGN: usize = 16;
@@ -126,13 +125,13 @@ impl Kept {
         self.bytes += size.bytes();
     }
 
-    /// Gives blocks back until what is kept and used is hardly more than was ever used.
+    /// Gives blocks back until kept and used memory exceed peak use by the slack at most.
     fn trim(&mut self, inner: &impl GlobalAlloc) {
         let most = self.most.max(self.used);
         self.give_back(most + most / PART_FOR_ROOM, inner);
     }
 
-    /// Gives blocks back, the largest first, until what is kept and used is at most `bound` or nothing is kept.
+    /// Gives blocks back, the largest first, until kept and used memory are at most `bound` or nothing is kept.
     fn give_back(&mut self, bound: usize, inner: &impl GlobalAlloc) {
         for list in (0..SIZES).rev() {
             while self.used + self.bytes > bound {

@@ -89,7 +89,7 @@ impl<E: Copy + Send + Sync> Lines<E> {
     }
 }
 
-/// `len` numbers of working memory, which keep what an earlier use left in them.
+/// `len` numbers of working memory, with the contents that an earlier use left in them.
 pub(crate) fn room<T: Default + Copy>(memory: &mut Vec<T>, len: usize) -> &mut [T] {
     if memory.len() < len {
         memory.resize(len, T::default());

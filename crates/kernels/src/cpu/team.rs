@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a helper looks for work before it sleeps.
+/// The time that a helper looks for work before it sleeps.
 const PATIENCE: Duration = Duration::from_micros(100);
 
 /// Calls `task` with each number below `tasks`, on this thread and on as many others as rayon's pool has; returns when all
@@ -77,10 +77,10 @@ struct Team {
     work: AtomicPtr<()>,
     /// [`OPEN`], the number of helpers that may still join in units of [`PLACE`], and the number of those at work.
     state: AtomicUsize,
-    /// How many helpers there are.
+    /// The number of helpers.
     helpers: Mutex<usize>,
     wake: Condvar,
-    /// How many helpers sleep or are about to.
+    /// The number of helpers that sleep or are about to.
     asleep: AtomicUsize,
 }
 

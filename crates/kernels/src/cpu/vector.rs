@@ -108,7 +108,8 @@ pub(crate) fn parallel_map_in_place(
     Ok(())
 }
 
-/// How many numbers a thread takes at a time: enough to outweigh the cost of scheduling, few enough to stay in cache.
+/// The number of elements that a thread takes at a time: enough to outweigh the cost of scheduling, few enough to stay in
+/// cache.
 pub const CHUNK: usize = 1 << 13;
 
 /// Runs `f` on the elements of contiguous f32 tensors on the CPU.
@@ -141,7 +142,7 @@ pub(crate) fn sum3(a: &[f32], b: &[f32], c: &[f32], f: impl Fn(f32, f32, f32) ->
     sums.iter().sum::<f32>() + tail.sum::<f32>()
 }
 
-/// How many numbers a thread fills at a time, if filling is all it does.
+/// The number of elements that a thread fills at a time, if filling is all it does.
 const FILL: usize = 1 << 14;
 
 /// A vector of `len` numbers in chunks of `chunk`. `fill(i, chunk)` writes the i-th chunk, on all

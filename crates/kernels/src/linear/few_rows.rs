@@ -61,7 +61,7 @@ const DEPTH: usize = 64;
 const STREAMS: usize = 8;
 /// The number of sums that fit in the first-level cache together with the weights that stream through it.
 const SUMS: usize = 4096;
-/// The same for f16 and bf16 weights, which need room in the cache for their f32 copies.
+/// [`SUMS`] for f16 and bf16 weights, which need room in the cache for their f32 copies.
 const WIDENED: usize = 512;
 
 /// `out += x·W`

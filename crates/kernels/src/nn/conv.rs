@@ -6,7 +6,7 @@ use candle_core::{Module, Result, Tensor};
 use candle_nn::{Conv1dConfig, VarBuilder};
 
 /// `candle_nn::Conv1d` on our products: each position's window is a row, which the weight multiplies; packed if it does not learn.
-/// The gradients are those of the product: those of candle-core 0.11's convolution are wrong in batches of more than one.
+/// The product computes the gradients, since candle-core 0.11's convolution gets them wrong in batches of more than one.
 ///
 /// Groups take Candle's convolution, with Candle's gradients.
 ///

@@ -1,7 +1,7 @@
 //! The fused functions of `candle_nn::attention`, with the same arguments, differentiable, for any batch, in f32, f16 and bf16: a
 //! model written for those runs here with another `use`.
 //!
-//! What `candle_nn` does differently from one of its own functions to another is one thing here:
+//! The functions of `candle_nn` differ from each other in these cases; here they all behave alike:
 //!
 //! | | `candle_nn` 0.11 | here |
 //! |---|---|---|

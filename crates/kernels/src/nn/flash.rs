@@ -62,7 +62,7 @@ pub fn flash_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, causal
 /// Attention in which a query sees `window_size_left` keys to the left of its own and `window_size_right` to the right.
 ///
 /// # Shapes
-/// As [`flash_attn`]
+/// Same as [`flash_attn`].
 ///
 /// # Errors
 /// When the shapes do not fit each other.
@@ -80,7 +80,7 @@ pub fn flash_attn_windowed(
 /// Attention with ALiBi, causal or not.
 ///
 /// # Shapes
-/// As [`flash_attn`]; `alibi_slopes` (H)
+/// Same as [`flash_attn`], and `alibi_slopes` (H).
 ///
 /// # Errors
 /// When the shapes do not fit each other, or the slopes need a gradient.
@@ -98,7 +98,7 @@ pub fn flash_attn_alibi(
 /// Attention with ALiBi in a window.
 ///
 /// # Shapes
-/// As [`flash_attn`]; `alibi_slopes` (H)
+/// Same as [`flash_attn`], and `alibi_slopes` (H).
 ///
 /// # Errors
 /// When the shapes do not fit each other, or the slopes need a gradient.
@@ -126,7 +126,7 @@ pub fn flash_attn_alibi_windowed(
 /// Attention with a soft cap (0 is none), in a window, with or without ALiBi.
 ///
 /// # Shapes
-/// As [`flash_attn`]; `alibi_slopes` (H)
+/// Same as [`flash_attn`], and `alibi_slopes` (H).
 ///
 /// # Errors
 /// When the shapes do not fit each other, or the slopes need a gradient.
@@ -197,10 +197,10 @@ pub fn flash_attn_varlen(
 /// Attention within each of several sequences, in a window.
 ///
 /// # Shapes
-/// As [`flash_attn_varlen`]
+/// Same as [`flash_attn_varlen`].
 ///
 /// # Errors
-/// As [`flash_attn_varlen`]
+/// Same as [`flash_attn_varlen`].
 #[allow(clippy::too_many_arguments)] // those of candle-flash-attn
 pub fn flash_attn_varlen_windowed(
     q: &Tensor,
@@ -222,10 +222,10 @@ pub fn flash_attn_varlen_windowed(
 /// Attention with ALiBi within each of several sequences, causal or not.
 ///
 /// # Shapes
-/// As [`flash_attn_varlen`]; `alibi_slopes` (H)
+/// Same as [`flash_attn_varlen`], and `alibi_slopes` (H).
 ///
 /// # Errors
-/// As [`flash_attn_varlen`], or when the slopes need a gradient.
+/// Same as [`flash_attn_varlen`], or when the slopes need a gradient.
 #[allow(clippy::too_many_arguments)] // those of candle-flash-attn
 pub fn flash_attn_varlen_alibi(
     q: &Tensor,
@@ -247,10 +247,10 @@ pub fn flash_attn_varlen_alibi(
 /// Attention with ALiBi within each of several sequences, in a window.
 ///
 /// # Shapes
-/// As [`flash_attn_varlen`]; `alibi_slopes` (H)
+/// Same as [`flash_attn_varlen`], and `alibi_slopes` (H).
 ///
 /// # Errors
-/// As [`flash_attn_varlen`], or when the slopes need a gradient.
+/// Same as [`flash_attn_varlen`], or when the slopes need a gradient.
 #[allow(clippy::too_many_arguments)] // those of candle-flash-attn
 pub fn flash_attn_varlen_alibi_windowed(
     q: &Tensor,
@@ -273,10 +273,10 @@ pub fn flash_attn_varlen_alibi_windowed(
 /// Attention with a soft cap (0 is none) within each of several sequences, in a window, with or without ALiBi.
 ///
 /// # Shapes
-/// As [`flash_attn_varlen`]; `alibi_slopes` (H)
+/// Same as [`flash_attn_varlen`], and `alibi_slopes` (H).
 ///
 /// # Errors
-/// As [`flash_attn_varlen`], or when the slopes need a gradient.
+/// Same as [`flash_attn_varlen`], or when the slopes need a gradient.
 #[allow(clippy::too_many_arguments)] // those of candle-flash-attn
 pub fn flash_attn_varlen_alibi_windowed_softcap(
     q: &Tensor,
@@ -364,8 +364,8 @@ pub fn flash_attn_varlen_paged_windowed(
     sdpa.forward_varlen_paged_in(q, queries, &pages, &ranges)
 }
 
-/// What each of T queries sees of S keys: by the window, and of the prefixes, start and end, that its position lies in. `None` if
-/// no query lies in a prefix, so that the window says it all.
+/// The keys, of S, that each of T queries sees: its window, and every prefix (start, end) that its position lies in. `None`
+/// if no query lies in a prefix, so that the window says it all.
 fn seen_with_prefixes(
     window: Window,
     t: usize,

@@ -1,4 +1,4 @@
-//! Masks of other crates as those of [`Mask`](crate::attention::Mask), where 1 is visible.
+//! Converts masks of other crates to the polarity of [`Mask`](crate::attention::Mask), where 1 is visible.
 //!
 //! Elsewhere 1 may also be visible (transformers' `attention_mask`, PyTorch's boolean `attn_mask`), or hidden (most masks of
 //! candle-transformers, PyTorch's `key_padding_mask`), and nothing in a tensor tells which. So the caller says it by the

@@ -48,7 +48,7 @@ impl LayerNorm {
         self.bias.as_ref()
     }
 
-    /// What is added to the variance.
+    /// The constant added to the variance.
     #[must_use]
     pub fn eps(&self) -> f64 {
         self.eps
@@ -110,19 +110,19 @@ impl RmsNorm {
         &self.0.weight
     }
 
-    /// The same as a [`LayerNorm`].
+    /// Converts into a [`LayerNorm`].
     #[must_use]
     pub fn into_inner(self) -> LayerNorm {
         self.0
     }
 
-    /// What is added to the mean square.
+    /// The constant added to the mean square.
     #[must_use]
     pub fn eps(&self) -> f64 {
         self.0.eps
     }
 
-    /// The same as [`forward`](Module::forward), which is differentiable as well.
+    /// Same as [`forward`](Module::forward): here both are differentiable.
     ///
     /// # Errors
     /// When the last dimension of `x` is not that of the weight.

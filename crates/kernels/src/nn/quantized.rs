@@ -11,7 +11,7 @@ use candle_core::quantized::{GgmlDType, QMatMul as Theirs, QTensor};
 use candle_core::{DType, Module, Result, Tensor};
 use std::sync::Arc;
 
-/// The product with a weight in quantized blocks, `x·Wᵀ` with W (out, in), in place of that of `candle_core::quantized`.
+/// The product with a weight in quantized blocks, `x·Wᵀ` with W (out, in), in place of the one in `candle_core::quantized`.
 ///
 /// Ours round `x`, in f32, f16 or bf16, to 8 bits in blocks of 32, and have the same bits on every instruction set and for any number
 /// of threads; an activation after them can differ in the last bits. Candle's take blocks of 256 for the K formats, so that results
@@ -35,10 +35,10 @@ impl QMatMul {
         Self::from_arc(Arc::new(tensor))
     }
 
-    /// The same for a tensor that others hold as well.
+    /// Wraps a tensor that has other owners as well, like [`from_qtensor`](Self::from_qtensor).
     ///
     /// # Errors
-    /// As for [`from_qtensor`](Self::from_qtensor).
+    /// When the tensor is not (out, in).
     pub fn from_arc(tensor: Arc<QTensor>) -> Result<Self> {
         let is_plain = matches!(tensor.dtype(), GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16);
         let is_ours = tensor.device().is_cpu() && (is_plain || BlockFormat::try_from(tensor.dtype()).is_ok());

@@ -3,11 +3,11 @@
 use candle_core::{DType, Device, Result, Tensor};
 use std::f64::consts::PI;
 
-/// How frequencies change for a context longer than the one that a model was trained on.
+/// Adjusts the frequencies for a context longer than the one that a model was trained on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum RopeScaling {
-    /// As they are.
+    /// The original frequencies.
     None,
     /// All divided by this factor (Chen et al. 2023, "Extending Context Window of LLMs via Position Interpolation").
     Linear(f64),
@@ -34,7 +34,7 @@ pub enum RopeScaling {
         original: usize,
         /// `truncate`, usually true: the first and the last pair between the two are rounded to whole pairs. gpt-oss's is false.
         truncate: bool,
-        /// `attention_factor`, that of both tables; without one, `0.1·ln(factor) + 1`, or 1 if the factor is at most 1. That of `DeepSeek` is
+        /// `attention_factor`, on both tables; without one, `0.1·ln(factor) + 1`, or 1 if the factor is at most 1. For `DeepSeek`, it is
         /// `(0.1·mscale·ln(factor) + 1) / (0.1·mscale_all_dim·ln(factor) + 1)`; the square of the denominator goes into its
         /// [`Sdpa::scale`](crate::attention::Sdpa::scale).
         attention_factor: Option<f64>,

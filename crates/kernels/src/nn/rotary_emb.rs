@@ -43,7 +43,7 @@ pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
 /// Turns neighbors, channels 2i and 2i + 1; differentiable in `x`.
 ///
 /// # Shapes
-/// As for [`rope`].
+/// Same as [`rope`].
 ///
 /// # Errors
 /// When the shapes, dtypes or devices do not fit each other.
@@ -62,7 +62,7 @@ pub fn rope_thd(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     run(x, cos, sin, Rope { neighbors: false, time: 1 })
 }
 
-/// Which channels are pairs, and which dimension of x is T.
+/// The variant of the rotation: whether neighboring channels are pairs, and the dimension of x that is T.
 #[derive(Debug, Clone, Copy)]
 struct Rope {
     neighbors: bool,

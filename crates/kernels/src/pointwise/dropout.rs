@@ -89,7 +89,7 @@ impl Dropout {
         Ok(())
     }
 
-    /// What decides which elements stay, as numbers.
+    /// The numbers that decide which elements stay.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // the rate is between 0 and 1
     pub(crate) fn words(&self) -> DropoutWords {
         DropoutWords {
@@ -236,7 +236,7 @@ mod tests {
         }
     }
 
-    /// Which elements are not 0.
+    /// Whether each element is not 0.
     fn kept(x: &Tensor) -> Vec<bool> {
         let x = x.to_dtype(DType::F32).unwrap().flatten_all().unwrap();
         x.to_vec1::<f32>().unwrap().into_iter().map(|x| x != 0.0).collect()

@@ -1,4 +1,4 @@
-//! What follows a matrix product and its bias in the same pass: an activation, a residual, or a gate.
+//! The fused epilogue of a linear layer: an activation, a residual or a gate, in the same pass as the product and its bias.
 
 use super::activation::Activation;
 use candle_core::{Result, Tensor};
@@ -45,7 +45,7 @@ impl<'a> Epilogue<'a> {
         }
     }
 
-    /// What [`explain`](crate::explain()) shows of it.
+    /// The text that [`explain`](crate::explain()) shows for it.
     pub(crate) fn shown(self) -> String {
         match self {
             Self::None => String::new(),
@@ -69,7 +69,7 @@ impl<'a> Epilogue<'a> {
     }
 }
 
-/// How a second tensor of the result's shape joins the result y.
+/// The operation that joins a second tensor of the result's shape to the result y.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Join<T> {
     /// `y + tensor`
@@ -86,7 +86,7 @@ impl<T> Join<T> {
         }
     }
 
-    /// The same for another form of the tensor.
+    /// Converts the tensor to another form.
     pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U) -> Join<U> {
         match self {
             Self::Add(tensor) => Join::Add(f(tensor)),
@@ -94,7 +94,7 @@ impl<T> Join<T> {
         }
     }
 
-    /// The same, or why the other form cannot be made.
+    /// Converts the tensor to another form, or fails with the error of the conversion.
     pub(crate) fn try_map<U>(self, f: impl FnOnce(T) -> Result<U>) -> Result<Join<U>> {
         Ok(match self {
             Self::Add(tensor) => Join::Add(f(tensor)?),

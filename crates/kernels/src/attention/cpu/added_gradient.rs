@@ -1,4 +1,4 @@
-//! The gradient of what is added to the scores, which heads and rows of the batch may share.
+//! The gradient of the added scores, which heads and rows of the batch may share.
 //!
 //! Heads that share numbers add to them in turn, tile by tile: head n follows head n - 1 at the distance of a tile, and every
 //! sum has the same order for any number of threads, without memory for more than the sums.
@@ -14,7 +14,7 @@ pub(super) struct AddedGradient {
     dims: [usize; 4],
     /// H
     heads: usize,
-    /// How many tiles each head has left behind it, (B·H).
+    /// The number of tiles that each head has finished, (B·H).
     done: Vec<AtomicUsize>,
 }
 
@@ -114,7 +114,7 @@ impl Turn<'_> {
 }
 
 impl Drop for Turn<'_> {
-    /// After the last tile nobody has to wait for this head. In a panic, the heads before it first have to leave the tiles that
+    /// After the last tile no head has to wait for this one. In a panic, the heads before it first have to leave the tiles that
     /// the next head would enter.
     fn drop(&mut self) {
         if thread::panicking()
@@ -134,7 +134,7 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
     use std::sync::atomic::AtomicBool;
 
-    /// Which numbers a head adds to, and that it follows the nearest earlier head with the same ones.
+    /// A head adds to its own part of the numbers, and follows the nearest earlier head that shares this part.
     #[test]
     fn a_head_follows_the_nearest_one_with_the_same_numbers() {
         let (batch, heads, t, s) = (2, 3, 4, 5);

@@ -39,8 +39,8 @@ pub(super) struct HeadBackward<'a> {
     pub(super) head: HeadAt,
     /// (T)
     pub(super) log_sums: &'a [LogSum],
-    /// The sums of the gradient of what is added to the scores, dS before the soft cap's slope, if they are wanted. Heads must
-    /// then start in order.
+    /// The sums of the added scores' gradient, dS before the soft cap's slope, if they are wanted. Heads must then start in
+    /// order.
     pub(super) added: Option<&'a AddedSums<'a>>,
     /// The gradients of the log-sums in natural logarithms, (T), if there are any.
     pub(super) log_sum_grads: Option<&'a [f32]>,
@@ -213,7 +213,7 @@ impl HeadBackward<'_> {
         HeadGradients { qkv, sink }
     }
 
-    /// Which of the tile's keys row `r` sees by its position.
+    /// The keys of the tile that row `r` sees by its position, counted from the tile's first key.
     #[inline(always)]
     fn seen(&self, tile: TileRange, r: usize) -> Range<usize> {
         self.problem.rules.keys_in(tile.first + r, tile.start, tile.keys)
@@ -246,10 +246,9 @@ impl HeadBackward<'_> {
                     if after <= c || before >= c + panel {
                         continue;
                     }
-                    // SAFETY: `first`, `r`, `start` and `c` are multiples of M or of the panel, so that the
-                    // lengths above cover group (first + r) / M and panel (start + c) / panel; the output
-                    // holds M rows of `panel` floats from (r, c) on, since r + M <= QUERIES and
-                    // c + panel <= KEYS.
+                    // SAFETY: `first`, `r`, `start` and `c` are multiples of M or of the panel, so that the lengths above cover
+                    // group (first + r) / M and panel (start + c) / panel; r + M <= QUERIES and c + panel <= KEYS, so that the
+                    // output holds M rows of `panel` floats from (r, c) on.
                     unsafe {
                         outer::<S, M, N>(
                             simd,

@@ -26,14 +26,14 @@ pub(super) struct BlockSize {
 /// A block of scores for 32 registers. M rows and N vectors need M·N accumulators, N vectors of the right-hand matrix
 /// and one scalar of the left: 8·3 + 4.
 pub(super) const WIDE_SCORES: BlockSize = BlockSize { rows: 8, vectors: 3 };
-/// The same for 16 registers: 6·2 + 3.
+/// A block of scores for 16 registers: 6·2 + 3.
 pub(super) const NARROW_SCORES: BlockSize = BlockSize { rows: 6, vectors: 2 };
 /// A block of row sums, such as the context, for 32 registers.
 pub(super) const WIDE_SUMS: BlockSize = BlockSize { rows: 6, vectors: 4 };
-/// The same for 16 registers.
+/// A block of row sums for 16 registers.
 pub(super) const NARROW_SUMS: BlockSize = BlockSize { rows: 6, vectors: 2 };
 
-/// Which of the blocks above fit the registers of an instruction set.
+/// The block sizes for an instruction set: wide ones for 32 registers, narrow ones for 16.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Blocks {
     Wide,

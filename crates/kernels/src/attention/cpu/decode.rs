@@ -20,7 +20,7 @@ const SPAN: usize = 256;
 /// The number of keys read at a time.
 const STREAMS: usize = 4;
 
-/// How many heads that share their keys one task computes: each row of keys is then read once for all of them.
+/// The most heads that share their keys in one task: each row of keys is read once for all of them.
 const HEADS: usize = 4;
 
 /// Query `i` of some heads of batch row `b` that share their keys.
@@ -56,7 +56,7 @@ impl<'a> Span<'a> {
         queries
     }
 
-    /// How many spans each query has.
+    /// The number of spans of each query.
     pub(super) fn count(problem: &Problem) -> usize {
         problem.rules.most_keys().div_ceil(SPAN)
     }
@@ -105,6 +105,14 @@ impl Partial {
     }
 }
 
+/// The keys of a span that some heads see.
+struct SeenKeys {
+    /// The head of keys and values.
+    head: HeadAt,
+    /// The places of the keys in the span, in order.
+    places: Vec<usize>,
+}
+
 /// Rows of a head.
 #[inline(always)]
 fn streams<'a, 'b: 'a, S: Simd>(
@@ -139,34 +147,70 @@ impl WithSimd for Span<'_> {
 }
 
 impl Span<'_> {
-    /// For heads that see the same keys.
+    /// Computes heads that see the same keys.
     #[inline(always)]
     fn of_heads<S: Simd>(&self, simd: S, heads: Range<usize>) -> Vec<Partial> {
-        let &Problem { q, k, v, rules, .. } = self.problem;
         let QueryOfHeads { b, i, .. } = self.query;
-        let d = q.dims[3];
-        let dv = v.dims[3];
-        let of_keys = self.problem.key_head(HeadAt { b, h: heads.start });
+        let d = self.problem.q.dims[3];
+        let dv = self.problem.v.dims[3];
         let mut scratch: [Vec<f32>; STREAMS] = std::array::from_fn(|_| vec![0.0; d.max(dv)]);
-        let factor = self.problem.query_factor();
-        let mut queries = Vec::with_capacity(heads.len() * d);
-        for h in heads.clone() {
-            queries.extend(q.row(simd, HeadAt { b, h }, i, &mut scratch[0]).iter().map(|x| x * factor));
-        }
-
+        let queries = self.scaled_queries(simd, heads.clone(), &mut scratch[0]);
+        let keys = self.seen_keys(heads.start);
         // A hidden key keeps the score -inf, and so does everything beyond the span.
         let mut weights = vec![f32::NEG_INFINITY; heads.len() * SPAN];
+        self.score(simd, &queries, &keys, &mut scratch, &mut weights);
+        let mut partials = Vec::with_capacity(heads.len());
+        for (h, weights) in heads.zip(weights.chunks_exact_mut(SPAN)) {
+            partials.push(self.softmax(simd, Query { b, h, i }, weights));
+        }
+        self.add_values(simd, &weights, &keys, &mut scratch, &mut partials);
+        partials
+    }
+
+    /// The rows of q for these heads, times the factor on their scores: (heads, D)
+    #[inline(always)]
+    fn scaled_queries<S: Simd>(&self, simd: S, heads: Range<usize>, scratch: &mut [f32]) -> Vec<f32> {
+        let q = &self.problem.q;
+        let QueryOfHeads { b, i, .. } = self.query;
+        let factor = self.problem.query_factor();
+        let mut queries = Vec::with_capacity(heads.len() * q.dims[3]);
+        for h in heads {
+            queries.extend(q.row(simd, HeadAt { b, h }, i, scratch).iter().map(|x| x * factor));
+        }
+        queries
+    }
+
+    /// The keys of the span that head `h` sees.
+    #[inline(always)]
+    fn seen_keys(&self, h: usize) -> SeenKeys {
+        let rules = self.problem.rules;
+        let QueryOfHeads { b, i, .. } = self.query;
         let visible = rules.mask.visible(b, rules.keys).map(|visible| &visible[self.keys.clone()]);
         let sees = |&j: &usize| {
             visible.is_none_or(|visible| visible[j] != 0)
                 && rules.mask.lets_see(b, i, self.keys.start + j)
-                && !rules.mask.hidden.hides(heads.start, i, self.keys.start + j)
+                && !rules.mask.hidden.hides(h, i, self.keys.start + j)
         };
         let all = rules.mask.hides_nothing();
-        let seen: Vec<usize> = (0..self.keys.len()).filter(|j| all || sees(j)).collect();
-        let (groups, rest) = seen.as_chunks::<STREAMS>();
+        let places = (0..self.keys.len()).filter(|j| all || sees(j)).collect();
+        SeenKeys { head: self.problem.key_head(HeadAt { b, h }), places }
+    }
+
+    /// Writes the products of the queries (heads, D) with the keys to `weights` (heads, SPAN).
+    #[inline(always)]
+    fn score<S: Simd>(
+        &self,
+        simd: S,
+        queries: &[f32],
+        keys: &SeenKeys,
+        scratch: &mut [Vec<f32>; STREAMS],
+        weights: &mut [f32],
+    ) {
+        let k = &self.problem.k;
+        let d = self.problem.q.dims[3];
+        let (groups, rest) = keys.places.as_chunks::<STREAMS>();
         for group in groups {
-            let rows = streams(simd, &k, of_keys, group.map(|j| self.keys.start + j), &mut scratch);
+            let rows = streams(simd, k, keys.head, group.map(|j| self.keys.start + j), scratch);
             for (queries, weights) in queries.chunks(2 * d).zip(weights.chunks_mut(2 * SPAN)) {
                 let (query, second) = queries.split_at(d);
                 if second.is_empty() {
@@ -184,44 +228,59 @@ impl Span<'_> {
             }
         }
         for j in rest {
-            let row = k.row(simd, of_keys, self.keys.start + j, &mut scratch[0]);
+            let row = k.row(simd, keys.head, self.keys.start + j, &mut scratch[0]);
             for (query, weights) in queries.chunks_exact(d).zip(weights.chunks_exact_mut(SPAN)) {
                 [weights[*j]] = dots(simd, query, [row]);
             }
         }
+    }
 
-        let mut partials = Vec::with_capacity(heads.len());
-        for (h, weights) in heads.zip(weights.chunks_exact_mut(SPAN)) {
-            let mut partial = Partial { max: f32::NEG_INFINITY, sum: 0.0, context: vec![0.0; dv] };
-            let query = Query { b, h, i };
-            rules.finish(simd, Base::Two, query, self.keys.start, &mut weights[..self.keys.len()]);
-            // Whatever is not seen has the score -inf.
-            let mut highest = simd.splat_f32s(f32::NEG_INFINITY);
-            for x in S::as_simd_f32s(weights).0 {
-                highest = simd.max_f32s(highest, *x);
-            }
-            let max = simd.reduce_max_f32s(highest);
-            partial.max = max;
-            // With NaN the maximum is arbitrary; the sum is NaN either way.
-            if max == f32::NEG_INFINITY && !weights.iter().any(|x| x.is_nan()) {
-                partials.push(partial);
-                continue;
-            }
-            let mut sum = simd.splat_f32s(0.0);
-            for x in S::as_mut_simd_f32s(weights).0 {
-                *x = exp2(simd, simd.sub_f32s(*x, simd.splat_f32s(max)));
-                sum = simd.add_f32s(sum, *x);
-            }
-            partial.sum = simd.reduce_sum_f32s(sum);
-            self.problem.drop_weights(query, self.keys.start, &mut weights[..self.keys.len()]);
-            let share = 1.0 / partial.sum;
-            for x in weights {
-                *x *= share;
-            }
-            partials.push(partial);
+    /// Turns a head's scores (SPAN) into weights, which sum to 1 before dropout. The context of the result is still 0.
+    #[inline(always)]
+    fn softmax<S: Simd>(&self, simd: S, query: Query, weights: &mut [f32]) -> Partial {
+        let dv = self.problem.v.dims[3];
+        let count = self.keys.len();
+        let mut partial = Partial { max: f32::NEG_INFINITY, sum: 0.0, context: vec![0.0; dv] };
+        self.problem.rules.finish(simd, Base::Two, query, self.keys.start, &mut weights[..count]);
+        // Whatever is not seen has the score -inf.
+        let mut highest = simd.splat_f32s(f32::NEG_INFINITY);
+        for x in S::as_simd_f32s(weights).0 {
+            highest = simd.max_f32s(highest, *x);
         }
+        let max = simd.reduce_max_f32s(highest);
+        partial.max = max;
+        // With NaN the maximum is arbitrary; the sum is NaN either way.
+        if max == f32::NEG_INFINITY && !weights.iter().any(|x| x.is_nan()) {
+            return partial;
+        }
+        let mut sum = simd.splat_f32s(0.0);
+        for x in S::as_mut_simd_f32s(weights).0 {
+            *x = exp2(simd, simd.sub_f32s(*x, simd.splat_f32s(max)));
+            sum = simd.add_f32s(sum, *x);
+        }
+        partial.sum = simd.reduce_sum_f32s(sum);
+        self.problem.drop_weights(query, self.keys.start, &mut weights[..count]);
+        let share = 1.0 / partial.sum;
+        for x in weights {
+            *x *= share;
+        }
+        partial
+    }
+
+    /// Adds the weighted values to the contexts, in the order of the keys.
+    #[inline(always)]
+    fn add_values<S: Simd>(
+        &self,
+        simd: S,
+        weights: &[f32],
+        keys: &SeenKeys,
+        scratch: &mut [Vec<f32>; STREAMS],
+        partials: &mut [Partial],
+    ) {
+        let v = &self.problem.v;
+        let (groups, rest) = keys.places.as_chunks::<STREAMS>();
         for group in groups {
-            let rows = streams(simd, &v, of_keys, group.map(|j| self.keys.start + j), &mut scratch);
+            let rows = streams(simd, v, keys.head, group.map(|j| self.keys.start + j), scratch);
             for (partials, weights) in partials.chunks_mut(2).zip(weights.chunks(2 * SPAN)) {
                 let (first, second) = weights.split_at(SPAN);
                 let of_first = group.map(|j| first[j]);
@@ -239,11 +298,10 @@ impl Span<'_> {
             }
         }
         for j in rest {
-            let row = v.row(simd, of_keys, self.keys.start + j, &mut scratch[0]);
+            let row = v.row(simd, keys.head, self.keys.start + j, &mut scratch[0]);
             for (partial, weights) in partials.iter_mut().zip(weights.chunks_exact(SPAN)) {
                 add_scaled(simd, &mut partial.context, [weights[*j]], [row]);
             }
         }
-        partials
     }
 }

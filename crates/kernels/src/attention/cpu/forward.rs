@@ -27,94 +27,162 @@ impl WithSimd for Forward<'_> {
     type Output = ();
 
     fn with_simd<S: Simd>(self, simd: S) {
-        let d = self.problem.q.dims[3];
-        let [_, _, t, dv] = self.problem.context_dims();
-        let out = self.out;
+        let [batch, key_heads, ..] = self.problem.k.dims;
+        let [_, _, t, _] = self.problem.context_dims();
         if t <= FEW_QUERIES {
-            let queries = Span::queries(self.problem);
-            let spans = Span::count(self.problem);
-            let partials: Vec<Vec<Partial>> = team::map(queries.len() * spans, |task| {
-                simd.vectorize(Span::new(self.problem, queries[task / spans].clone(), task % spans))
-            });
-            for (query, spans) in queries.iter().zip(partials.chunks_exact(spans)) {
-                for (n, h) in query.heads.clone().enumerate() {
-                    let row = Partial::merge(spans, n);
-                    let query = Query { b: query.b, h, i: query.i };
-                    let (log_sum, share) = row.finish(self.problem, h);
-                    // SAFETY: each query is written once.
-                    unsafe { out.write(query, &row.context, share, log_sum) };
+            self.by_spans(simd);
+            if self.out.summarizes() {
+                self.summarize(simd);
+            }
+        } else if batch * key_heads >= HEADS_PER_THREAD * rayon::current_num_threads() {
+            self.by_key_heads(simd);
+        } else {
+            self.by_tiles(simd);
+        }
+    }
+}
+
+/// A thread's memory, which its next task reuses.
+struct Worker {
+    scratch: Scratch,
+    packed: PackedHead,
+}
+
+impl Forward<'_> {
+    /// For few queries: a task is a query and a span of its keys, which are read in place.
+    #[inline(always)]
+    fn by_spans<S: Simd>(&self, simd: S) {
+        let queries = Span::queries(self.problem);
+        let spans = Span::count(self.problem);
+        let partials: Vec<Vec<Partial>> = team::map(queries.len() * spans, |task| {
+            simd.vectorize(Span::new(self.problem, queries[task / spans].clone(), task % spans))
+        });
+        for (query, spans) in queries.iter().zip(partials.chunks_exact(spans)) {
+            for (n, h) in query.heads.clone().enumerate() {
+                let row = Partial::merge(spans, n);
+                let query = Query { b: query.b, h, i: query.i };
+                let (log_sum, share) = row.finish(self.problem, h);
+                // SAFETY: each query is written once.
+                unsafe { self.out.write(query, &row.context, share, log_sum) };
+            }
+        }
+    }
+
+    /// Writes the summary of every row.
+    #[inline(always)]
+    fn summarize<S: Simd>(&self, simd: S) {
+        let [_, _, t, _] = self.problem.context_dims();
+        let heads = self.problem.heads().into_iter();
+        let rows = heads.flat_map(|head| (0..t).map(move |i| head.query(i)));
+        // SAFETY: each query is written once.
+        rows.collect::<Vec<_>>().into_par_iter().for_each(|query| unsafe {
+            self.out.write_summary(query, || simd.vectorize(SummaryOfRow { problem: self.problem, query }));
+        });
+    }
+
+    /// For enough heads of keys to go round: a task is one of them with all heads that share it, packed into memory that its
+    /// worker reuses.
+    #[inline(always)]
+    fn by_key_heads<S: Simd>(&self, simd: S) {
+        let heads = self.heads();
+        let group = self.problem.group();
+        let tiles = self.tiles();
+        self.share_out::<S>(heads.len() / group, |task, worker| {
+            self.pack(simd, task, &mut worker.packed);
+            // All heads take a tile in turn, so that the keys they share are still in the cache.
+            for tile in 0..tiles {
+                for head in &heads[task * group..(task + 1) * group] {
+                    self.tile(simd, &worker.packed, *head, tile, &mut worker.scratch);
                 }
             }
-            if out.summarizes() {
-                let heads = self.problem.heads().into_iter();
-                let rows = heads.flat_map(|head| (0..t).map(move |i| head.query(i)));
-                // SAFETY: each query is written once.
-                rows.collect::<Vec<_>>().into_par_iter().for_each(|query| unsafe {
-                    out.write_summary(query, || {
-                        simd.vectorize(SummaryOfRow { problem: self.problem, query })
-                    });
-                });
-            }
-            return;
-        }
+        });
+    }
+
+    /// For few heads of keys: a task is a tile of a head, whose keys are packed beforehand.
+    #[inline(always)]
+    fn by_tiles<S: Simd>(&self, simd: S) {
+        let heads = self.heads();
+        let group = self.problem.group();
+        let tiles = self.tiles();
+        let pack = |n| {
+            let mut packed = PackedHead::default();
+            self.pack(simd, n, &mut packed);
+            packed
+        };
+        let packed: Vec<PackedHead> = (0..heads.len() / group).into_par_iter().map(pack).collect();
+        self.share_out::<S>(tiles * heads.len(), |task, worker| {
+            // The last tiles of a head see the most keys, so they run first: no thread is left
+            // with one at the end.
+            let head = task % heads.len();
+            let tile = tiles - 1 - task / heads.len();
+            self.tile(simd, &packed[head / group], heads[head], tile, &mut worker.scratch);
+        });
+    }
+
+    /// All heads, in the order in which they share heads of keys.
+    fn heads(&self) -> Vec<HeadAt> {
         let heads = self.problem.heads();
         let [batch, key_heads, ..] = self.problem.k.dims;
-        let group = self.problem.group();
-        assert!(heads.len() == batch * key_heads * group); // `out` is written head by head
-        let width = dv.next_multiple_of(S::F32_LANES);
-        let blocks = Blocks::of::<S>();
-        let sizes = PackSizes { panel: blocks.panel::<S>(), width, columns: blocks.columns::<S>() };
+        assert!(heads.len() == batch * key_heads * self.problem.group()); // `out` is written head by head
+        heads
+    }
+
+    /// The number of tiles of a head.
+    fn tiles(&self) -> usize {
+        let [_, _, t, _] = self.problem.context_dims();
+        t.div_ceil(QUERIES)
+    }
+
+    /// Dv, padded to whole vectors.
+    fn width<S: Simd>(&self) -> usize {
+        let [_, _, _, dv] = self.problem.context_dims();
+        dv.next_multiple_of(S::F32_LANES)
+    }
+
+    /// Packs the n-th head of keys and values of the batch.
+    #[inline(always)]
+    fn pack<S: Simd>(&self, simd: S, n: usize, packed: &mut PackedHead) {
         let Problem { k, v, .. } = self.problem;
+        let [_, key_heads, ..] = k.dims;
+        let head = HeadAt { b: n / key_heads, h: n % key_heads };
+        let blocks = Blocks::of::<S>();
+        let sizes = PackSizes {
+            panel: blocks.panel::<S>(),
+            width: self.width::<S>(),
+            columns: blocks.columns::<S>(),
+        };
         // Dropout scales up the weights that it keeps.
         #[allow(clippy::cast_possible_truncation)] // a factor on f32 weights
         let largest_weight = self.problem.dropout.map_or(1.0, |dropout| dropout.kept() as f32);
+        packed.pack(simd, [k, v], head, sizes, largest_weight);
+    }
+
+    /// Computes tile `tile` of a head.
+    #[inline(always)]
+    fn tile<S: Simd>(&self, simd: S, packed: &PackedHead, head: HeadAt, tile: usize, scratch: &mut Scratch) {
+        let [_, _, t, _] = self.problem.context_dims();
+        let first = tile * QUERIES;
+        let rows = QUERIES.min(t - first);
+        let width = self.width::<S>();
+        let tile = QueryTile { problem: self.problem, packed, head, first, rows, width, out: self.out };
+        simd.vectorize(TileTask { tile, scratch });
+    }
+
+    /// Calls `task` with each number below `tasks` on all threads: whichever is done takes the next number.
+    #[inline(always)]
+    fn share_out<S: Simd>(&self, tasks: usize, task: impl Fn(usize, &mut Worker) + Sync) {
+        let d = self.problem.q.dims[3];
+        let width = self.width::<S>();
         let threads = rayon::current_num_threads();
-        // If there are enough heads of keys to go round, each task is one with all heads that share it, packed into
-        // memory that its worker reuses. Otherwise each task is a tile of a head, whose keys were packed beforehand.
-        let whole_heads = batch * key_heads >= HEADS_PER_THREAD * threads;
-        let of_keys = |n: usize| HeadAt { b: n / key_heads, h: n % key_heads };
-        let packed: Vec<PackedHead> = if whole_heads {
-            vec![]
-        } else {
-            let pack = |n| {
-                let mut packed = PackedHead::default();
-                packed.pack(simd, [k, v], of_keys(n), sizes, largest_weight);
-                packed
-            };
-            (0..batch * key_heads).into_par_iter().map(pack).collect()
-        };
-        let tiles = t.div_ceil(QUERIES);
-        let tasks = if whole_heads { batch * key_heads } else { tiles * heads.len() };
         let next = AtomicUsize::new(0);
         (0..threads.min(tasks)).into_par_iter().with_max_len(1).for_each(|_| {
-            let mut scratch = Scratch::new(d, width);
-            let mut own = PackedHead::default();
-            let mut run = |packed: &PackedHead, head, tile| {
-                let problem = self.problem;
-                let first = tile * QUERIES;
-                let rows = QUERIES.min(t - first);
-                let tile = QueryTile { problem, packed, head, first, rows, width, out };
-                simd.vectorize(TileTask { tile, scratch: &mut scratch });
-            };
+            let mut worker = Worker { scratch: Scratch::new(d, width), packed: PackedHead::default() };
             loop {
-                let task = next.fetch_add(1, Ordering::Relaxed);
-                if task >= tasks {
+                let n = next.fetch_add(1, Ordering::Relaxed);
+                if n >= tasks {
                     return;
                 }
-                if whole_heads {
-                    own.pack(simd, [k, v], of_keys(task), sizes, largest_weight);
-                    // All heads take a tile in turn, so that the keys they share are still in the cache.
-                    for tile in 0..tiles {
-                        heads[task * group..(task + 1) * group]
-                            .iter()
-                            .for_each(|head| run(&own, *head, tile));
-                    }
-                } else {
-                    // The last tiles of a head see the most keys, so they run first: no thread is left
-                    // with one at the end.
-                    let head = task % heads.len();
-                    run(&packed[head / group], heads[head], tiles - 1 - task / heads.len());
-                }
+                task(n, &mut worker);
             }
         });
     }
@@ -143,7 +211,7 @@ mod tests {
         run(problem, |run| run.with_simd(simd))
     }
 
-    /// The same by the processor's vectors, and portable ones of 1, 4, 8 and 16 numbers.
+    /// Runs the pass on the processor's own vectors, and on portable ones of 1, 4, 8 and 16 numbers.
     fn run_on_others(problem: &Problem) -> Vec<Vec<f32>> {
         let mut others = vec![
             run_on(problem, pulp::Scalar),

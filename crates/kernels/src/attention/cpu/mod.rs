@@ -54,9 +54,9 @@ pub(super) struct CpuAttention {
     /// Whether the result is flat, in f32: the context (B, T, H, Dv), then the rows' natural log-sums (B, H, T). An operation
     /// has one result, and so both have one backward pass.
     with_log_sums: bool,
-    /// Where the gradient of what is added (B or 1, H or 1, T, S) goes, if it needs one.
+    /// Receives the gradient of the added scores (B or 1, H or 1, T, S), if they need one.
     of_added: Option<(Arc<Returned>, [usize; 4])>,
-    /// Where the gradient of the sinks (H) goes, if they need one.
+    /// Receives the gradient of the sinks (H), if they need one.
     of_sinks: Option<Arc<Returned>>,
     /// (B, H, T), which the forward pass fills if `summarize` is set.
     summaries: Arc<OnceLock<Vec<RowSummary>>>,
@@ -78,7 +78,7 @@ impl CpuAttention {
         }
     }
 
-    /// The same for k and v that are pools, which hold a sequence in these pages.
+    /// Reads k and v as pools that hold a sequence in these pages.
     pub(super) fn in_pages(self, pages: &[u32]) -> Self {
         Self { pages: Some(pages.to_vec()), ..self }
     }
@@ -202,7 +202,7 @@ impl CpuOp<3> for CpuAttention {
     }
 }
 
-/// What a backward pass knows of each row (B, H, T): its log-sum, and the gradient of that.
+/// The saved values of each row (B, H, T) that a backward pass needs: the log-sum, and the gradient of the log-sum.
 #[derive(Clone, Copy)]
 struct SavedRows<'a> {
     log_sums: &'a [LogSum],
@@ -274,8 +274,7 @@ impl CpuAttention {
     }
 }
 
-/// Of a flat result or its gradient, the part of the context (B, T, H, Dv) in the dtype of q, and that of the log-sums
-/// (B, H, T).
+/// Splits a flat result or its gradient into the context (B, T, H, Dv), in the dtype of q, and the log-sums (B, H, T).
 fn split(flat: &Tensor, q: &Tensor) -> Result<(Tensor, Tensor)> {
     let (b, h, t, _) = q.dims4()?;
     let rows = b * h * t;
@@ -285,8 +284,8 @@ fn split(flat: &Tensor, q: &Tensor) -> Result<(Tensor, Tensor)> {
     Ok((context.to_dtype(q.dtype())?, log_sums))
 }
 
-/// `task` of each head, with its index: every thread takes the next head that nobody has, so that each head starts after the
-/// one before it.
+/// Calls `task` with each head and its index: every thread takes the next free head, so that each head starts after the one
+/// before it.
 fn in_order<T: Send>(heads: Vec<HeadAt>, task: impl Fn(usize, HeadAt) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let take = || {

@@ -90,7 +90,7 @@ fn blocks_into<S: Simd>(simd: S, out: &mut Vec<f32>, x: &Heads, head: HeadAt, wi
     }
 }
 
-/// How the forward pass lays out a head.
+/// The layout of a packed head in the forward pass.
 #[derive(Clone, Copy)]
 pub(super) struct PackSizes {
     /// The keys of a panel.
@@ -106,8 +106,8 @@ pub(super) struct PackSizes {
 pub(super) struct PackedHead {
     /// [`panels`] of keys.
     pub(super) keys: Vec<f32>,
-    /// Values in blocks of columns: those of a block's rows lie side by side, so that a block of the rows of a tile's keys
-    /// fits the first-level cache.
+    /// Values in blocks of columns: a block's rows lie side by side, so that the part of a block for a tile's keys fits the
+    /// first-level cache.
     pub(super) values: Vec<f32>,
     /// Whether every value is small enough for a tile to sum S of them, each with a weight of up to
     /// `2^HEADROOM`, before it divides. Infinity and NaN never are: a hidden key has the weight 0, and 0

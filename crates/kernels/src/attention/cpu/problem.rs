@@ -1,4 +1,4 @@
-//! What a pass reads and writes: views of q, k and v, the settings of all their queries, and the output that threads share.
+//! The input and output of a pass: views of q, k and v, the settings of all their queries, and the output that threads share.
 
 use super::views::{HeadAt, Heads};
 use crate::attention::heads::{Query, WeightDropout};
@@ -24,7 +24,7 @@ impl Problem<'_> {
         (0..b).flat_map(|b| (0..h).map(move |h| HeadAt { b, h })).collect()
     }
 
-    /// How many heads share a head of keys and values.
+    /// The number of heads of queries that share a head of keys and values.
     pub(super) fn group(&self) -> usize {
         self.q.dims[1] / self.k.dims[1]
     }
@@ -68,8 +68,8 @@ impl Problem<'_> {
     }
 }
 
-/// The base-2 logarithm of a row's `Σ 2^score`, as a sum of two: of its largest score, and of what the others add to it. One
-/// number would lose the second where scores are large.
+/// The base-2 logarithm of a row's `Σ 2^score`, in two parts: its largest score, and the rest. A single number
+/// would lose the rest where scores are large.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct LogSum {
     pub(super) max: f32,
@@ -94,7 +94,7 @@ impl LogSum {
     }
 }
 
-/// What a forward pass writes: the context (B, T, H, Dv), the log-sums (B, H, T) and, if wanted, the summaries (B, H, T).
+/// The output of a forward pass: the context (B, T, H, Dv), the log-sums (B, H, T) and, if wanted, the summaries (B, H, T).
 /// Several threads of one pass write to it, each its own rows.
 pub(super) struct SharedOutput<'a> {
     context: *mut (),
@@ -111,7 +111,7 @@ pub(super) struct SharedOutput<'a> {
 unsafe impl Sync for SharedOutput<'_> {}
 
 impl<'a> SharedOutput<'a> {
-    /// What a pass over `problem` writes to.
+    /// Wraps the memory that a pass over `problem` writes to.
     pub(super) fn new<E: Element>(
         problem: &Problem,
         context: &'a mut [MaybeUninit<E>],
@@ -153,7 +153,7 @@ impl<'a> SharedOutput<'a> {
     /// Writes the row's summary, if summaries are wanted.
     ///
     /// # Safety
-    /// As for [`write`](Self::write).
+    /// The conditions of [`write`](Self::write) hold.
     pub(super) unsafe fn write_summary(&self, Query { b, h, i }: Query, find: impl FnOnce() -> RowSummary) {
         let [batch, heads, t, _] = self.dims;
         assert!(b < batch && h < heads && i < t);
@@ -167,7 +167,7 @@ impl<'a> SharedOutput<'a> {
 /// `out[start + c] = row[c]·factor`
 ///
 /// # Safety
-/// `out` points to numbers of type `E`, at least `start + row.len()` of them, and nobody else uses those that are written.
+/// `out` points to numbers of type `E`, at least `start + row.len()` of them, and no other thread uses the ones that this call writes.
 unsafe fn write_row<E: Element>(out: *mut (), start: usize, row: &[f32], factor: f32) {
     for (c, x) in row.iter().enumerate() {
         // SAFETY: the caller guarantees it.

@@ -168,7 +168,7 @@ impl QueryTile<'_> {
         }
     }
 
-    /// Which of the `keys` keys from `start` on row `r` sees by its position.
+    /// The keys that row `r` sees by its position, of `keys` keys from `start` on, counted from `start`.
     #[inline(always)]
     fn seen(&self, r: usize, start: usize, keys: usize) -> Range<usize> {
         self.problem.rules.keys_in(self.first + r, start, keys)

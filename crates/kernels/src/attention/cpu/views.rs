@@ -53,7 +53,7 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// How many elements a row has besides its numbers.
+    /// The number of elements that a row holds besides its numbers: the bytes of a scale after codes, otherwise none.
     fn extra(self) -> usize {
         if matches!(self, Self::Codes(_)) { SCALE_BYTES } else { 0 }
     }
@@ -70,7 +70,7 @@ pub(super) struct Heads<'a> {
     pages: Option<InPages<'a>>,
 }
 
-/// Where the rows of a sequence lie.
+/// The pages that hold the rows of a sequence.
 #[derive(Clone, Copy)]
 struct InPages<'a> {
     table: &'a [u32],

@@ -85,7 +85,7 @@ struct HeadInputs<'a> {
     rules: &'a ScoreRules,
 }
 
-/// Which queries of the whole layer the rows of a head are.
+/// Maps the rows of a head to their queries in the whole layer.
 #[derive(Clone, Copy)]
 struct ChosenRows<'a> {
     head: HeadAt,

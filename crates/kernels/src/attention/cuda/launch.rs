@@ -213,7 +213,7 @@ impl CustomOp3 for CudaAttention {
     }
 }
 
-/// What a forward pass leaves to its backward pass.
+/// The values that a forward pass saves for its backward pass.
 struct Saved<'a> {
     plan: &'a BackwardPlan,
     padding: Option<&'a Tensor>,

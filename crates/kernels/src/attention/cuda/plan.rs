@@ -40,7 +40,7 @@ pub(super) struct KernelShape {
     /// For decoding: keys per block, and blocks per head.
     pub(super) split_keys: i32,
     pub(super) splits: i32,
-    /// How many heads go through all their tiles before the next heads start.
+    /// The number of heads that run all their tiles before the next heads start.
     pub(super) section: i32,
     /// The scale of the scores, times log2(e).
     pub(super) scale: f32,
@@ -93,12 +93,12 @@ impl Masks {
     }
 }
 
-/// Which arguments a kernel takes, in this order, with the shape after them.
+/// The arguments of a kernel, in this order, with the shape after them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Task {
     /// q, k, v, padding, out, logarithms of the sums
     Attention,
-    /// The same, and the masks after the shape.
+    /// The arguments of `Attention`, and the masks after the shape.
     Masked,
     /// q, k, v, padding, out, partial results, finished blocks
     Decode,
@@ -138,7 +138,7 @@ const MIN_SPLIT_KEYS: usize = 64;
 struct F32Tile {
     /// The rows of the block itself.
     own: usize,
-    /// The rows that it meets at a time.
+    /// The rows of the other side, keys or queries, that it reads at a time.
     others: usize,
     /// The length of a row of weights in shared memory.
     weight_row: usize,
@@ -146,7 +146,7 @@ struct F32Tile {
 
 const F32_TILE: F32Tile = F32Tile { own: 64, others: 32, weight_row: 36 };
 
-/// What an attention computes, as numbers.
+/// The inputs of an attention as numbers.
 struct Sizes {
     name: &'static str,
     size: usize,
@@ -210,7 +210,7 @@ impl Sizes {
         })
     }
 
-    /// How many rows a kernel with tensor cores meets at a time.
+    /// The rows of the other side, keys or queries, that a kernel with tensor cores reads at a time.
     fn others(&self) -> usize {
         if self.d <= 64 { 64 } else { 32 }
     }

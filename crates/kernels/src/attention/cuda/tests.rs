@@ -10,7 +10,7 @@ use crate::gpu::launch::GpuLimits;
 use crate::pointwise::dropout::Dropout;
 use candle_core::{DType, Device, Result, Tensor, Var};
 
-/// What a kernel gets: the bytes of q, k and v, each from the start of its layout, and of a padding mask or nothing.
+/// The inputs of a kernel: the bytes of q, k and v, each from the start of its layout, and of a padding mask, if any.
 struct KernelInputs<'a> {
     qkv: [&'a [u8]; 3],
     padding: &'a [u8],

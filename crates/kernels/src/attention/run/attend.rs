@@ -26,7 +26,7 @@ pub struct Attended {
     /// The summary, if it was asked for.
     pub summary: Option<Summary>,
     /// `ln Σ exp(score)` over the keys that a query sees, if it was asked for: (B, H, T) in f32, or in f64 for f64 inputs. The
-    /// scores are those of the softmax: scaled, capped, and with what is added. It is -inf for a query that sees no key; a
+    /// scores are scaled, capped, and include the added tensor, as in the softmax. It is -inf for a query that sees no key; a
     /// sink counts among the keys. It has a gradient; context and log-sums together take one backward pass.
     /// [`merge`](crate::attention::merge) joins attention over several sets of keys with it.
     pub lse: Option<Tensor>,
@@ -143,7 +143,7 @@ impl Sdpa {
         }
     }
 
-    /// What the CPU's kernels compute, without weights.
+    /// Runs the CPU's kernels, which compute everything but weights.
     pub(super) fn run(&self, op: CpuAttention, qkv: [&Tensor; 3], mask: Mask) -> Result<Attended> {
         let (b, h, t, _) = qkv[0].dims4()?;
         let rows = op.summaries();
@@ -172,7 +172,7 @@ impl Sdpa {
         }
     }
 
-    /// What queries without any key get: zeros, a summary of zeros, and the log-sums of nothing.
+    /// Returns the result for queries without any key: zeros, a summary of zeros, and log-sums over the sinks alone.
     pub(super) fn without_keys(&self, q: &Tensor, v: &Tensor, wanted: Wanted) -> Result<Attended> {
         let ((b, h, t, _), (_, _, s, width)) = (q.dims4()?, v.dims4()?);
         let dv = width.saturating_sub(quantized_rows::extra(v.dtype()));
@@ -234,7 +234,7 @@ impl Sdpa {
         }
     }
 
-    /// The scores before the softmax, by plain operations: scaled, capped, with what is added, and -inf where a query does
+    /// The scores before the softmax, by plain operations: scaled, capped, with the added tensor, and -inf where a query does
     /// not see a key. Sinks have no place among them, so that [`softmax`](Self::softmax) makes weights as if there were none.
     ///
     /// # Shapes

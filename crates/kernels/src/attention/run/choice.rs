@@ -1,4 +1,4 @@
-//! Which code computes an attention, and why it is not faster code.
+//! Chooses the code that computes an attention, and reports why no faster code does.
 
 #[cfg(feature = "metal")]
 use super::metal;
@@ -27,7 +27,8 @@ pub(super) enum Code {
 }
 
 impl Sdpa {
-    /// Which code [`forward`](Self::forward) runs for such inputs: `Fused` if there is a kernel for them, otherwise `Eager`.
+    /// Returns the implementation that [`forward`](Self::forward) runs for such inputs: `Fused` if a kernel covers them,
+    /// otherwise `Eager`.
     ///
     /// # Errors
     /// When the device does not answer, or no code reads these quantized keys and values.
@@ -93,7 +94,8 @@ impl Sdpa {
         }
     }
 
-    /// What runs for a call, and why it is not faster code; keys and values may be read in place in another dtype.
+    /// Reports the code that runs for a call, and why no faster code does. `in_place` says that keys and values in another
+    /// dtype are read without a conversion.
     pub(super) fn explained(&self, inputs: &Inputs, mask: Mask, code: &Code, in_place: bool) -> Explained {
         let [q, k, v] = inputs.dtypes.map(|dtype| dtype.as_str());
         let dims = inputs.layouts.each_ref().map(Layout::dims);

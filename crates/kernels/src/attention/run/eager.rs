@@ -29,7 +29,7 @@ impl Scores {
         Ok(Self { numbers: scores, visible, sinks })
     }
 
-    /// The scores and what is visible with the sinks as the last key, which every query sees unless it is -inf.
+    /// The scores and visible keys, with the sinks as the last key, which every query sees unless it is -inf.
     fn with_sinks(&self) -> Result<(Tensor, Tensor)> {
         let Self { numbers: scores, visible, sinks } = self;
         let Some(sinks) = sinks else { return Ok((scores.clone(), visible.clone())) };

@@ -25,8 +25,8 @@ pub(super) fn forward([q, k, v]: [&Tensor; 3], scale: f64) -> Result<Tensor> {
     context.transpose(1, 2)?.contiguous() // (B, T, H, D)
 }
 
-/// One query. The kernel steps through k and v by one stride from head to head, over all rows of the batch, which
-/// those of a cache with room for more do not have: they go one by one, because a copy would be of the whole cache.
+/// One query. The kernel steps through k and v by one stride from head to head, over all rows of the batch. A cache with room
+/// for more has no such stride: its rows run one by one, because a copy would be of the whole cache.
 fn one(q: &Tensor, k: &Tensor, v: &Tensor, scale: f32) -> Result<Tensor> {
     let q = q.contiguous()?;
     let attend = |q: &Tensor, k: &Tensor, v: &Tensor| {
@@ -66,7 +66,7 @@ fn one_stride(x: &Tensor) -> bool {
     )
 }
 
-/// The same in an order that the kernel can read, copied whatever its strides are if it has another one.
+/// Returns `x` if the kernel can read its order, otherwise a contiguous copy, whatever its strides are.
 fn in_order(x: &Tensor) -> Result<Tensor> {
     if one_stride(x) { Ok(x.clone()) } else { x.force_contiguous() }
 }

@@ -72,7 +72,7 @@ impl Pages<'_> {
         Ok(used)
     }
 
-    /// What a call with these pages gives to attention, as for the same keys and values one after another.
+    /// Describes a call with these pages like one whose keys and values lie one after another.
     fn inputs(&self, q: &Tensor, mask: Mask) -> Result<Inputs> {
         let in_a_row = |pool: &Tensor| {
             let (_, _, heads, width) = pool.dims4()?;
@@ -117,7 +117,7 @@ impl Sdpa {
     /// `q` (1, H, T, D) -> (1, T, H, Dv)
     ///
     /// # Errors
-    /// As those of [`forward`](Self::forward), and when the table does not fit the pools or the length.
+    /// When [`forward`](Self::forward) refuses such inputs, or the table does not fit the pools or the length.
     pub fn forward_paged(&self, q: &Tensor, pages: Pages, mask: Mask) -> Result<Tensor> {
         Ok(self.attend_paged(q, pages, mask, Wanted::default())?.context)
     }
@@ -128,7 +128,7 @@ impl Sdpa {
     /// `q` (1, H, T, D) -> see [`Attended`]
     ///
     /// # Errors
-    /// As those of [`attend`](Self::attend), and when the table does not fit the pools or the length.
+    /// When [`attend`](Self::attend) refuses such inputs, or the table does not fit the pools or the length.
     pub fn attend_paged(&self, q: &Tensor, pages: Pages, mask: Mask, wanted: Wanted) -> Result<Attended> {
         self.attend_paged_after(q, pages, mask, wanted, 0)
     }

@@ -15,7 +15,7 @@ use candle_core::{D, DType, Device, Result, Tensor};
 pub struct Summary {
     /// Shannon entropy in nats, `-Σ w·ln w`: f32.
     pub entropy: Tensor,
-    /// How far away the query looks, in tokens, `Σ w·|position - key|`: f32.
+    /// The mean distance from the query to the keys it weights, in tokens, `Σ w·|position - key|`: f32.
     pub mean_distance: Tensor,
     /// The weight on the query's own position, or 0 if there is no such key: f32.
     pub on_self: Tensor,

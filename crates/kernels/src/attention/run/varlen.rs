@@ -6,7 +6,7 @@ use crate::attention::mask::Mask;
 use crate::attention::sdpa::Sdpa;
 use candle_core::{Result, Tensor};
 
-/// How many queries and keys each of several sequences has, which lie one after another in one tensor.
+/// The numbers of queries and keys of several sequences that lie one after another in one tensor.
 ///
 /// ```
 /// use candle_fused::attention::Lengths;
@@ -62,7 +62,7 @@ impl Lengths {
         Self::new(&lengths(queries)?, &lengths(keys)?)
     }
 
-    /// Those of queries, and those of keys.
+    /// The lengths in queries, and the lengths in keys.
     pub(crate) fn split(&self) -> (&[usize], &[usize]) {
         (&self.queries, &self.keys)
     }

@@ -202,12 +202,12 @@ mod tiles {
         }
     }
 
-    /// What a group of rows is multiplied with, and where the sums go.
+    /// The product of a group of rows: its factors, and the memory of its sums.
     pub(super) struct Group {
         pub(super) x: *const bf16,
         pub(super) row_bytes: usize,
         pub(super) panels: [*const bf16; PANELS],
-        /// How many tiles to go through, at least one.
+        /// The number of tiles to go through, at least one.
         pub(super) steps: usize,
         /// Memory that the next strip needs.
         pub(super) next: *const u8,
@@ -217,7 +217,7 @@ mod tiles {
         pub(super) add: bool,
     }
 
-    /// How many bytes [`Group::two`] fetches in a step.
+    /// The bytes that [`Group::two`] fetches in a step.
     pub(super) const FETCHED: usize = 512;
 
     /// Fetches the tile four after the one at a register: a few rows go through their panels at the speed of memory.
@@ -280,7 +280,7 @@ mod tiles {
         /// 17 to 32 rows.
         ///
         /// # Safety
-        /// As for [`one`](Self::one).
+        /// The conditions of [`one`](Self::one) hold.
         pub(super) unsafe fn two(self) {
             // SAFETY: the caller guarantees what is read and written.
             unsafe {

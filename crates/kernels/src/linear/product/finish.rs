@@ -1,4 +1,4 @@
-//! What follows a matrix product: a few rows at a time, a vector of columns down those rows.
+//! The epilogue of a matrix product: a few rows at a time, a vector of columns down those rows.
 
 use super::lanes::{Kernel, Lanes, dispatch};
 use super::panels::{Halves, PANEL, Stored};
@@ -8,7 +8,7 @@ use crate::pointwise::epilogue::Join;
 use pulp::Arch;
 use std::ops::Range;
 
-/// `activation(x·W + bias)`, then what joins it, each part only if it is wanted.
+/// `activation(x·W + bias)`, then a join. Every part is optional.
 #[derive(Clone, Copy)]
 pub(crate) struct Finish<'a, E> {
     /// (N)
@@ -16,7 +16,7 @@ pub(crate) struct Finish<'a, E> {
     pub(crate) activation: Option<Activation>,
     /// (rows, N)
     pub(crate) join: Option<Join<&'a [E]>>,
-    /// Whether to add to what the result already holds.
+    /// Whether to add to the numbers that the result already holds.
     pub(crate) onto: bool,
 }
 

@@ -28,7 +28,7 @@ pub(crate) trait Lanes: Halves {
     /// The most rows of a tile.
     const ROWS: usize;
 
-    /// How many panels a tile has for up to this many rows: a power of 2, at most 4. Fewer rows leave registers for more
+    /// The number of panels in a tile of up to this many rows: a power of 2, at most 4. Fewer rows leave registers for more
     /// panels.
     fn panels(rows: usize) -> usize {
         match rows {
@@ -48,7 +48,7 @@ pub(crate) trait Lanes: Halves {
     /// through a pointer, because the compiler keeps all sums of a tile in registers only if nothing else is around it.
     fn tile<E: Factor>(rows: usize, panels: usize) -> TileFunction<Self, E>;
 
-    /// The same for pairs of bf16. On AVX-512, its functions need AVX512-BF16, on NEON `bf16`.
+    /// [`tile`](Self::tile) for pairs of bf16. On AVX-512, its functions need AVX512-BF16, on NEON `bf16`.
     fn pair_tile(rows: usize, panels: usize) -> TileFunction<Self, Pair> {
         Self::tile(rows, panels)
     }

@@ -146,8 +146,8 @@ pub(super) unsafe fn share_out<O: Stored>(
     });
 }
 
-/// Which rows and strips each task computes. Blocks of rows stay in a cache for all their strips, but the last blocks are
-/// divided, so that all threads end at about the same time.
+/// Divides a product into tasks of rows and strips. Blocks of rows stay in a cache for all their strips, but the last blocks
+/// are divided, so that all threads end at about the same time.
 fn tasks(rows: usize, strips: usize, height: usize, threads: usize) -> Vec<(Range<usize>, Range<usize>)> {
     let blocks = rows.div_ceil(height);
     let divided = if threads == 1 { 0 } else { blocks.min(2 * threads) };
@@ -170,7 +170,7 @@ struct Task<'a, T, O> {
     sums: &'a T,
     rows: Range<usize>,
     strips: Range<usize>,
-    /// Those of the whole product.
+    /// The columns of the whole product.
     columns: &'a Range<usize>,
     result: &'a Destination<'a, O>,
     scratch: &'a mut Scratch,

@@ -16,7 +16,7 @@ pub(crate) const PANEL: usize = 16;
 /// The most panels that a tile takes. There is always a multiple of it.
 pub(crate) const STRIP: usize = 4;
 
-/// How many rows are packed at a time: reading down the columns of a transposed matrix then uses whole cache lines.
+/// The number of rows packed at a time: reading down the columns of a transposed matrix then uses whole cache lines.
 const BLOCK: usize = 16;
 
 /// An instruction set, with what `pulp` does not offer: vectors of f16, products of pairs of bf16, and reading ahead.
@@ -77,7 +77,7 @@ pub(crate) trait Halves: Simd {
     }
 }
 
-/// What a tile multiplies with numbers of its rows: numbers of a panel, or [`Pair`]s of them.
+/// An element of a panel that a tile multiplies by its rows: a number, or a [`Pair`] of them.
 pub(crate) trait Factor: Copy + 'static {
     /// Vector `i` of row `k` of a panel: numbers in f32, or pairs as they are.
     ///
@@ -88,14 +88,14 @@ pub(crate) trait Factor: Copy + 'static {
     /// `sum + x·w`.
     ///
     /// # Safety
-    /// As for [`Halves::dot_pairs`], if these are pairs.
+    /// If these are pairs, the conditions of [`Halves::dot_pairs`] hold.
     #[inline(always)]
     unsafe fn mul_add<S: Halves>(simd: S, x: S::f32s, w: S::f32s, sum: S::f32s) -> S::f32s {
         simd.mul_add_e_f32s(x, w, sum)
     }
 }
 
-/// Two numbers of a column of a panel of bf16, that of the even row in the lower half.
+/// Two numbers of a column of a panel of bf16, the one of the even row in the lower half.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Pair(u32);
@@ -114,9 +114,9 @@ impl Factor for Pair {
     }
 }
 
-/// A dtype that panels hold: one row after the other, unless it says otherwise.
+/// A dtype that panels hold: by default, one row after the other.
 pub(crate) trait Stored: Element + Factor {
-    /// Where a panel holds the number of row `k` and column `c`.
+    /// The index in a panel of the number of row `k` and column `c`.
     fn place(k: usize, c: usize) -> usize {
         k * PANEL + c
     }

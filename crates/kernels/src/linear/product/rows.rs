@@ -8,10 +8,10 @@ use crate::cpu::element::Element;
 use half::bf16;
 use std::mem::MaybeUninit;
 
-/// How many numbers of a row lie side by side: a cache line of f32.
+/// The number of elements of a row that lie side by side: a cache line of f32.
 pub(crate) const STEP: usize = 16;
 
-/// Where the left factor comes from.
+/// The left factor of a product.
 pub(crate) trait Source: Sync {
     /// The rows as they are, one after the other, if they are bf16.
     fn as_bf16s(&self) -> Option<&[bf16]> {

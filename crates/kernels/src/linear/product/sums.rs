@@ -14,8 +14,8 @@ use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// How many rows of a panel, of numbers or of pairs, a tile sums over before it adds to earlier sums: long chains of additions lose
-/// digits, and 256 rows of a panel fit the first-level cache of every processor.
+/// The number of rows of a panel, of numbers or of pairs, that a tile sums over before it adds to earlier sums: long chains
+/// of additions lose digits, and 256 rows of a panel fit the first-level cache of every processor.
 pub(super) const DEPTH: usize = 256;
 
 /// A thread's working memory, which stays for the next product.
@@ -35,7 +35,7 @@ pub(super) trait Sums: Sync {
     /// The bytes of a row of the left factor.
     fn row_bytes(&self) -> usize;
 
-    /// How many panels at a time suit a block of `rows` rows: a divisor of [`STRIP`](super::panels::STRIP).
+    /// The number of panels to take at a time with a block of `rows` rows: a divisor of [`STRIP`](super::panels::STRIP).
     fn panels<S: Lanes>(&self, rows: usize) -> usize;
 
     /// Writes `Σ_k x[row][k]·w[k][c]` for the columns c of some panels to `out`. `rows` starts at a whole group; `scratch` is
@@ -67,7 +67,7 @@ struct Packed {
     data: Vec<f32>,
     /// The most rows of a tile.
     group: usize,
-    /// How many numbers a row has, or pairs of them.
+    /// The length of a row, in numbers or in pairs of them.
     depth: usize,
 }
 
@@ -76,7 +76,7 @@ thread_local! {
     static MEMORY: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
-/// How many packed numbers stay for the next product: new memory costs a system call and a fault for each page.
+/// The most packed numbers that are kept for the next product: new memory costs a system call and a fault for each page.
 const KEPT: usize = 4 << 20;
 
 impl Packed {

@@ -28,16 +28,17 @@ pub(crate) struct Tile<E> {
 /// The bytes of a cache line.
 const LINE: usize = 64;
 
-/// A single row goes through its panels at the speed of memory: how many bytes ahead it fetches.
+/// The distance, in bytes, at which a single row fetches its panels ahead: it reads them at the speed of memory.
 const AHEAD: usize = 2048;
 
-/// How many bytes a tile fetches while it reads one row of its panels: every other row, a cache line.
+/// The bytes that a tile fetches while it reads one row of its panels: every other row, a cache line.
 pub(crate) const FETCHED: usize = 32;
 
 /// Computes a tile of M rows and N vectors.
 ///
 /// # Safety
-/// `tile` is what [`Tile`] says, for M rows and N vectors. For pairs, the code is compiled for what [`Halves::dot_pairs`] needs.
+/// `tile` meets the conditions of [`Tile`] for M rows and N vectors. For pairs, the code is compiled for what
+/// [`Halves::dot_pairs`] needs.
 #[inline(always)]
 pub(super) unsafe fn compute<S: Halves, E: Factor, const M: usize, const N: usize>(simd: S, tile: Tile<E>) {
     let Tile { rows, panels, panel, depth, out, stride, add, next } = tile;
@@ -102,7 +103,7 @@ impl Ahead {
         Self(start.cast()..end.cast())
     }
 
-    /// Where the next piece of `bytes` bytes begins, if there is one.
+    /// The start of the next piece of `bytes` bytes, if there is one.
     #[inline(always)]
     pub(super) fn next(&mut self, bytes: usize) -> Option<*const u8> {
         let at = self.0.start;

@@ -4,8 +4,8 @@ use super::format::BlockFormat;
 use half::f16;
 
 impl BlockFormat {
-    /// These weights in whole blocks. `Q8_0`'s bytes are those of the Python package `gguf`; the scales of `Q4_K`, `Q5_K` and
-    /// `Q6_K` are those of the least squared error that a search finds.
+    /// Quantizes weights in whole blocks. `Q8_0` gives the same bytes as the Python package `gguf`; the scales of `Q4_K`, `Q5_K`
+    /// and `Q6_K` have the least squared error that a search finds.
     ///
     /// # Panics
     /// When the weights do not fill whole blocks.
@@ -65,7 +65,7 @@ fn put_half(out: &mut [u8], at: usize, x: f32) {
     out[at..at + 2].copy_from_slice(&f16::from_f32(x).to_le_bytes());
 }
 
-/// The lower four bits of codes: those of the first half in the lower bits, those of the second in the upper ones.
+/// Packs the lower four bits of codes: the first half of the codes in the lower bits, the second half in the upper ones.
 fn put_nibbles(codes: &[u8], out: &mut [u8]) {
     let (low, high) = codes.split_at(out.len());
     for ((out, low), high) in out.iter_mut().zip(low).zip(high) {
@@ -102,7 +102,7 @@ fn symmetric(x: &[f32], half: f32, codes: &mut [u8]) -> f32 {
     scale
 }
 
-/// How finely scales are searched, and how far.
+/// A search for scales takes `STEPS` steps of `STEP` codes to either side.
 const STEPS: i16 = 20;
 const STEP: f32 = 0.1;
 
@@ -275,7 +275,8 @@ mod tests {
         assert!(found < 0.93 * plain, "{found} of {plain}");
     }
 
-    /// What is found is no worse than any of the steps before their least squares, and the minimum is not negative.
+    /// Asserts that the search ends no worse than any of its steps before their least squares, and that the minimum is not
+    /// negative.
     fn check_all_steps(x: &[f32]) {
         let low = x.iter().fold(0f32, |low, x| low.min(*x));
         let high = x.iter().fold(low, |high, x| high.max(*x));

@@ -43,7 +43,7 @@ impl BlockFormat {
         }
     }
 
-    /// How many weights a block holds: 32 or 256. It divides the inputs of a layer.
+    /// The number of weights in a block: 32 or 256. It divides the inputs of a layer.
     #[must_use]
     pub fn block_len(self) -> usize {
         match self {
@@ -107,7 +107,7 @@ impl BlockFormat {
         }
     }
 
-    /// How many weights share a scale.
+    /// The number of weights that share a scale.
     pub(super) fn part(self) -> usize {
         match self {
             Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::Q4K | Self::Q5K => 32,

@@ -1,7 +1,7 @@
 //! Linear layers with quantized weights, in the formats of GGUF files.
 //!
-//! [`format`] says what the files hold, [`panels`] how the product reads it, and [`product`] how it is computed.
-//! [`tile`] is its innermost part, and [`vectors`] what an instruction set offers for that. A new format touches
+//! [`format`] describes the blocks of the files, [`panels`] the layout that the product reads, and [`product`] the work of its
+//! threads. [`tile`] is the innermost part, written with the operations of an instruction set in [`vectors`]. A new format touches
 //! [`format`], [`encode`] and [`panels`].
 
 #![allow(unsafe_code)]

@@ -1,8 +1,6 @@
 //! The vectors of Arm: NEON, alone, with the products of `dotprod`, and with those of `i8mm`.
 //!
 //! All multiply bytes with a sign. Flipping the highest bit of a code subtracts its offset of 128.
-//!
-//! SAFETY of every block here: the conditions of [`Vectors`], which its callers meet.
 
 use super::portable::{Steps, Vectors, Work};
 use crate::cpu::neon;
@@ -25,6 +23,7 @@ pub(super) struct NeonI8mm;
 /// The codes without their offset of 128, as bytes with a sign.
 #[inline(always)]
 unsafe fn signed(codes: uint8x16_t) -> int8x16_t {
+    // SAFETY: the caller guarantees the instruction set; only registers are used.
     unsafe { vreinterpretq_s8_u8(veorq_u8(codes, vdupq_n_u8(128))) }
 }
 
@@ -52,7 +51,7 @@ macro_rules! each {
     };
 }
 
-/// What the three sets share.
+/// The functions that the three sets share.
 macro_rules! vectors_of_16_bytes {
     () => {
         type Bytes = [uint8x16_t; 4];
@@ -63,11 +62,13 @@ macro_rules! vectors_of_16_bytes {
 
         #[inline(always)]
         unsafe fn bytes(from: *const u8) -> [uint8x16_t; 4] {
+            // SAFETY: the caller guarantees the instruction set, and 64 bytes that are readable at `from`.
             unsafe { each!(i => vld1q_u8(from.add(16 * i))) }
         }
 
         #[inline(always)]
         unsafe fn nibbles(bytes: [uint8x16_t; 4]) -> ([uint8x16_t; 4], [uint8x16_t; 4]) {
+            // SAFETY: the caller guarantees the instruction set; only registers are used.
             unsafe {
                 let mask = vdupq_n_u8(15);
                 (each!(i => vandq_u8(bytes[i], mask)), each!(i => vshrq_n_u8::<4>(bytes[i])))
@@ -77,6 +78,7 @@ macro_rules! vectors_of_16_bytes {
         #[inline(always)]
         unsafe fn widen(bytes: [uint8x16_t; 4], out: *mut u8) {
             for (i, codes) in bytes.into_iter().enumerate() {
+                // SAFETY: the caller guarantees the instruction set, and room for 64 codes at `out`.
                 unsafe { vst1q_s8(out.cast::<i8>().add(16 * i), signed(codes)) };
             }
         }
@@ -84,27 +86,32 @@ macro_rules! vectors_of_16_bytes {
         #[inline(always)]
         unsafe fn widen_nibbles(bytes: [uint8x16_t; 4], out: *mut u8) {
             for (i, codes) in bytes.into_iter().enumerate() {
+                // SAFETY: the caller guarantees the instruction set, and room for 64 codes at `out`.
                 unsafe { vst1q_u8(out.add(16 * i), codes) };
             }
         }
 
         #[inline(always)]
         unsafe fn ints(x: i32) -> [int32x4_t; 4] {
+            // SAFETY: the caller guarantees the instruction set; only registers are used.
             unsafe { [vdupq_n_s32(x); 4] }
         }
 
         #[inline(always)]
         unsafe fn start(_: i32) -> [int32x4_t; 4] {
+            // SAFETY: the caller guarantees the instruction set; only registers are used.
             unsafe { Self::ints(0) }
         }
 
         #[inline(always)]
         unsafe fn start_wide(_: i32) -> [int32x4_t; 4] {
+            // SAFETY: the caller guarantees the instruction set; only registers are used.
             unsafe { Self::ints(0) }
         }
 
         #[inline(always)]
         unsafe fn dot(sums: [int32x4_t; 4], codes: [uint8x16_t; 4], x: [int32x4_t; 4]) -> [int32x4_t; 4] {
+            // SAFETY: the caller guarantees the instruction set; only registers are used.
             unsafe { each!(i => Self::dot_signed(sums[i], signed(codes[i]), vreinterpretq_s8_s32(x[i]))) }
         }
 
@@ -114,6 +121,7 @@ macro_rules! vectors_of_16_bytes {
             codes: [uint8x16_t; 4],
             x: [int32x4_t; 4],
         ) -> [int32x4_t; 4] {
+            // SAFETY: the caller guarantees the instruction set; only registers are used.
             unsafe { Self::dot_wide(sums, codes, x) }
         }
 
@@ -123,43 +131,51 @@ macro_rules! vectors_of_16_bytes {
             codes: [uint8x16_t; 4],
             x: [int32x4_t; 4],
         ) -> [int32x4_t; 4] {
+            // SAFETY: the caller guarantees the instruction set; only registers are used.
             unsafe { each!(i => Self::dot_signed(sums[i], vreinterpretq_s8_u8(codes[i]), vreinterpretq_s8_s32(x[i]))) }
         }
 
         #[inline(always)]
         unsafe fn add(a: [int32x4_t; 4], b: [int32x4_t; 4]) -> [int32x4_t; 4] {
+            // SAFETY: the caller guarantees the instruction set; only registers are used.
             unsafe { each!(i => vaddq_s32(a[i], b[i])) }
         }
 
         #[inline(always)]
         unsafe fn floats(sums: [int32x4_t; 4]) -> [float32x4_t; 4] {
+            // SAFETY: the caller guarantees the instruction set; only registers are used.
             unsafe { each!(i => vcvtq_f32_s32(sums[i])) }
         }
 
         #[inline(always)]
         unsafe fn splat(x: f32) -> [float32x4_t; 4] {
+            // SAFETY: the caller guarantees the instruction set; only registers are used.
             unsafe { [vdupq_n_f32(x); 4] }
         }
 
         #[inline(always)]
         unsafe fn load(from: *const f32) -> [float32x4_t; 4] {
+            // SAFETY: the caller guarantees the instruction set, and 16 numbers that are readable at `from`.
             unsafe { each!(i => vld1q_f32(from.add(4 * i))) }
         }
 
         #[inline(always)]
         unsafe fn store(x: [float32x4_t; 4], to: *mut f32) {
             for (i, x) in x.into_iter().enumerate() {
+                // SAFETY: the caller guarantees the instruction set, and room for 16 numbers at `to`.
                 unsafe { vst1q_f32(to.add(4 * i), x) };
             }
         }
 
         #[inline(always)]
         unsafe fn load_f16(from: *const f16) -> [float32x4_t; 4] {
+            // SAFETY: the caller guarantees the instruction set, and 16 halves that are readable at `from`.
             unsafe { each!(i => neon::read_f16s(from.cast::<u16>().add(4 * i))) }
         }
 
         #[inline(always)]
         unsafe fn load_i8(from: *const i8) -> [float32x4_t; 4] {
+            // SAFETY: the caller guarantees the instruction set, and 16 bytes that are readable at `from`.
             unsafe {
                 let x = vld1q_s8(from);
                 let low = vmovl_s8(vget_low_s8(x));
@@ -175,6 +191,7 @@ macro_rules! vectors_of_16_bytes {
 
         #[inline(always)]
         unsafe fn mul(a: [float32x4_t; 4], b: [float32x4_t; 4]) -> [float32x4_t; 4] {
+            // SAFETY: the caller guarantees the instruction set; only registers are used.
             unsafe { each!(i => vmulq_f32(a[i], b[i])) }
         }
 
@@ -184,6 +201,7 @@ macro_rules! vectors_of_16_bytes {
             b: [float32x4_t; 4],
             c: [float32x4_t; 4],
         ) -> [float32x4_t; 4] {
+            // SAFETY: the caller guarantees the instruction set; only registers are used.
             unsafe { each!(i => vfmaq_f32(c[i], a[i], b[i])) }
         }
 
@@ -198,6 +216,7 @@ impl Neon {
     /// `sums + Σ codes·x` over 4 inputs.
     #[inline(always)]
     unsafe fn dot_signed(sums: int32x4_t, codes: int8x16_t, x: int8x16_t) -> int32x4_t {
+        // SAFETY: the caller guarantees the instruction set; only registers are used.
         unsafe {
             // Two products of at most 2⁷·127 fit 16 bits.
             let low = vmull_s8(vget_low_s8(codes), vget_low_s8(x));
@@ -210,6 +229,7 @@ impl NeonDot {
     /// `sums + Σ codes·x` over 4 inputs.
     #[inline(always)]
     unsafe fn dot_signed(sums: int32x4_t, codes: int8x16_t, x: int8x16_t) -> int32x4_t {
+        // SAFETY: the caller guarantees the instruction set; only registers are used.
         unsafe { neon::sdot(sums, codes, x) }
     }
 }
@@ -222,6 +242,7 @@ impl Vectors for Neon {
     #[inline(never)]
     #[target_feature(enable = "neon")]
     unsafe fn call<W: Work>(work: W) -> W::Output {
+        // SAFETY: the caller guarantees the instruction set, for which this function is compiled.
         unsafe { work.run::<Self>() }
     }
 }
@@ -234,6 +255,7 @@ impl Vectors for NeonDot {
     #[inline(never)]
     #[target_feature(enable = "neon,dotprod")]
     unsafe fn call<W: Work>(work: W) -> W::Output {
+        // SAFETY: the caller guarantees the instruction set, for which this function is compiled.
         unsafe { work.run::<Self>() }
     }
 }
@@ -241,6 +263,7 @@ impl Vectors for NeonDot {
 impl NeonI8mm {
     #[inline(always)]
     unsafe fn dot_signed(sums: int32x4_t, codes: int8x16_t, x: int8x16_t) -> int32x4_t {
+        // SAFETY: the caller guarantees the instruction set; only registers are used.
         unsafe { NeonDot::dot_signed(sums, codes, x) }
     }
 }
@@ -253,6 +276,7 @@ impl Vectors for NeonI8mm {
     #[inline(never)]
     #[target_feature(enable = "neon,dotprod,i8mm")]
     unsafe fn call<W: Work>(work: W) -> W::Output {
+        // SAFETY: the caller guarantees the instruction set, for which this function is compiled.
         unsafe { work.run::<Self>() }
     }
 
@@ -260,6 +284,7 @@ impl Vectors for NeonI8mm {
     #[inline(always)]
     unsafe fn widen_pair([a, b]: [[uint8x16_t; 4]; 2], nibbles: bool, out: *mut u8) {
         for (i, (a, b)) in a.into_iter().zip(b).enumerate() {
+            // SAFETY: the caller guarantees the instruction set, and room for two times 64 codes at `out`.
             unsafe {
                 let [a, b] = if nibbles {
                     [vreinterpretq_s32_u8(a), vreinterpretq_s32_u8(b)]
@@ -283,6 +308,7 @@ impl Vectors for NeonI8mm {
         // Not a `const` assertion, which would also hold for tiles that `tile` never takes.
         assert!(P == Self::PANELS && R <= Self::ROWS);
         let pairs = R.div_ceil(2);
+        // SAFETY: the caller guarantees the instruction set, and `count` steps of a panel at `codes` and of R rows at `x`.
         unsafe {
             let mut squares = [[vdupq_n_s32(0); 8]; Self::ROWS / 2];
             for _ in 0..count / 2 {

@@ -60,10 +60,10 @@ pub(crate) struct BlockPanels {
 }
 
 impl BlockPanels {
-    /// Packs rows of blocks on all threads: `read(outputs, room)` writes those of some outputs, one after the other.
+    /// Packs rows of blocks on all threads: `read(outputs, room)` writes the rows of some outputs, one after the other.
     ///
     /// # Errors
-    /// One of those of `read`.
+    /// When `read` fails.
     pub(crate) fn pack(
         format: BlockFormat,
         (depth, width): (usize, usize),
@@ -169,7 +169,7 @@ fn put_row(format: BlockFormat, row: &[u8], output: usize, codes: &mut [u8], pan
     });
 }
 
-/// What a panel holds: by default, a block of 32 inputs has one scale in f16.
+/// The code format of a panel: by default, a block of 32 inputs has one scale in f16.
 pub(super) trait Code: Copy + Send + Sync + 'static {
     /// Whether codes take 4 bits, and 8 otherwise.
     const NIBBLES: bool;
@@ -187,8 +187,8 @@ pub(super) trait Code: Copy + Send + Sync + 'static {
         blocks * PANEL * size_of::<f16>()
     }
 
-    /// Writes the scales that the file's block `from`, number `block` of the row of output `output`, holds to those of a
-    /// panel of `blocks` blocks of 32.
+    /// Copies the scales of the file's block `from`, number `block` in the row of output `output`, to the scales of a panel of
+    /// `blocks` blocks of 32.
     fn put_scales(from: &[u8], block: usize, output: usize, _blocks: usize, scales: &mut [u8]) {
         put_half(from, block, output, scales);
     }
@@ -196,7 +196,7 @@ pub(super) trait Code: Copy + Send + Sync + 'static {
     /// The scales of a part of a block.
     ///
     /// # Safety
-    /// As in [`Vectors`]; `scales` leads to those of a panel of `blocks` blocks.
+    /// The conditions of [`Vectors`] hold; `scales` points to the scales of a panel of `blocks` blocks.
     #[inline(always)]
     unsafe fn scale<V: Vectors>(scales: *const u8, block: usize, _part: usize, _blocks: usize) -> V::Floats {
         // SAFETY: passed on.
@@ -206,7 +206,7 @@ pub(super) trait Code: Copy + Send + Sync + 'static {
     /// The minima of a block.
     ///
     /// # Safety
-    /// As above.
+    /// The conditions of [`scale`](Self::scale) hold.
     #[inline(always)]
     unsafe fn minimum<V: Vectors>(_scales: *const u8, _block: usize, _blocks: usize) -> V::Floats {
         // SAFETY: passed on.
@@ -246,10 +246,10 @@ fn put_half(from: &[u8], block: usize, output: usize, scales: &mut [u8]) {
     scales[at..at + 2].copy_from_slice(&from[..2]);
 }
 
-/// The scales of 16 outputs: those of 8 bits at `small`, times those in f16 that `block`'s block of 256 shares.
+/// The scales of 16 outputs: the 8-bit scales at `small`, times the f16 scales that `block`'s block of 256 shares.
 ///
 /// # Safety
-/// As in [`Vectors`].
+/// The conditions of [`Vectors`] hold.
 #[inline(always)]
 unsafe fn scaled<V: Vectors>(small: *const u8, shared: *const u8, block: usize) -> V::Floats {
     // SAFETY: passed on.

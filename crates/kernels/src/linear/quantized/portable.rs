@@ -1,4 +1,5 @@
-//! What products of codes ask of an instruction set, for sixteen outputs at a time, and the answer in plain Rust.
+//! The operations that products of codes need from an instruction set, for sixteen outputs at a time, and their form in plain
+//! Rust.
 
 use half::f16;
 
@@ -14,8 +15,8 @@ pub(super) trait Work {
 /// An instruction set that multiplies codes. Sums of products are exact, so all sets give the same bits.
 ///
 /// # Safety
-/// Every function may be called only where the processor has the instruction set, and reads or writes as many numbers as its
-/// name says. Callers are compiled for the set, see [`Vectors::call`].
+/// Callers of every function guarantee that the processor has the instruction set, and that a pointer is valid for as many
+/// numbers as the function reads or writes. They are compiled for the set, see [`Vectors::call`].
 pub(super) trait Vectors: Copy + Send + Sync + 'static {
     /// 64 bytes: 4 neighboring inputs of each of 16 outputs.
     type Bytes: Copy;
@@ -23,7 +24,7 @@ pub(super) trait Vectors: Copy + Send + Sync + 'static {
     type Ints: Copy;
     /// 16 f32
     type Floats: Copy;
-    /// How the codes of many rows are held: i8, or i16 where that takes fewer instructions.
+    /// The type of the codes of many rows: i8, or i16 where that takes fewer instructions.
     type Wide: Wide;
     /// The most rows of a tile.
     const ROWS: usize;
@@ -39,7 +40,7 @@ pub(super) trait Vectors: Copy + Send + Sync + 'static {
     /// Writes 64 codes as numbers of [`Wide`](Self::Wide)'s size, in the order in which [`dot_wide`](Self::dot_wide) reads
     /// them.
     unsafe fn widen(bytes: Self::Bytes, out: *mut u8);
-    /// The same for codes below 16.
+    /// [`widen`](Self::widen) for codes below 16.
     #[inline(always)]
     unsafe fn widen_nibbles(bytes: Self::Bytes, out: *mut u8) {
         // SAFETY: passed on.
@@ -60,15 +61,15 @@ pub(super) trait Vectors: Copy + Send + Sync + 'static {
             }
         }
     }
-    /// The same number for each output.
+    /// The number `x` for each output.
     unsafe fn ints(x: i32) -> Self::Ints;
-    /// What [`dot`](Self::dot) adds to, for codes with an offset of 128 and inputs that sum to `sum`.
+    /// The first sums for [`dot`](Self::dot), which take off the codes' offset of 128, for inputs that sum to `sum`.
     #[inline(always)]
     unsafe fn start(sum: i32) -> Self::Ints {
         // SAFETY: passed on.
         unsafe { Self::ints(-128 * sum) }
     }
-    /// The same for codes that [`widen`](Self::widen) wrote.
+    /// The first sums for codes that [`widen`](Self::widen) wrote.
     #[inline(always)]
     unsafe fn start_wide(sum: i32) -> Self::Ints {
         // SAFETY: passed on.
@@ -120,7 +121,7 @@ pub(super) trait Vectors: Copy + Send + Sync + 'static {
     unsafe fn add(a: Self::Ints, b: Self::Ints) -> Self::Ints;
     /// Each sum as a float: exact below 2²⁴.
     unsafe fn floats(sums: Self::Ints) -> Self::Floats;
-    /// The same number for each output.
+    /// The number `x` for each output.
     unsafe fn splat(x: f32) -> Self::Floats;
     /// Reads 16 numbers.
     unsafe fn load(from: *const f32) -> Self::Floats;
@@ -139,22 +140,22 @@ pub(super) trait Vectors: Copy + Send + Sync + 'static {
     unsafe fn fetch(_from: *const u8) {}
 }
 
-/// Where the steps of a tile begin.
+/// Points to the first step of a tile, with the distances to its other panels and rows.
 #[derive(Clone, Copy)]
 pub(super) struct Steps {
     /// 64 bytes for each step of the first panel, from [`Vectors::widen_pair`].
     pub(super) codes: *const u8,
-    /// How many bytes further the next panel begins.
+    /// The distance from one panel to the next, in bytes.
     pub(super) panel: usize,
     /// 4 bytes for each step of the first row.
     pub(super) x: *const u8,
-    /// How many bytes further the next row begins.
+    /// The distance from one row to the next, in bytes.
     pub(super) row: usize,
 }
 
 /// A code of an activation.
 pub(super) trait Wide: Copy + Default + Send + Sync {
-    /// How many fit 4 bytes.
+    /// The number of codes in 4 bytes.
     const STEP: usize = 4 / size_of::<Self>();
     /// A number of −127 to 127.
     fn from_i32(x: i32) -> Self;

@@ -70,7 +70,7 @@ pub(super) unsafe fn product_on(
     });
 }
 
-/// What all tasks of a product share, apart from the activations.
+/// The state that all tasks of a product share, apart from the activations.
 #[derive(Clone, Copy)]
 struct Shared<'a, C> {
     isa: Isa,

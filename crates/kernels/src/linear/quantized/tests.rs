@@ -158,7 +158,7 @@ fn the_largest_codes_do_not_overflow() {
     }
 }
 
-/// What is packed is what the blocks hold.
+/// Packing preserves the weights of the blocks.
 #[test]
 fn panels_hold_the_weights_of_the_blocks() {
     for &format in BlockFormat::ALL {

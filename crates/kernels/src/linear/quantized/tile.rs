@@ -6,8 +6,8 @@ use super::portable::{Steps, Vectors, Wide, Work};
 use crate::linear::product::panels::PANEL;
 use std::marker::PhantomData;
 
-/// How many bytes ahead a few rows fetch weights from memory, into the second-level cache: on AMD's Zen 4, a token in `q4_0` takes 0.8 of
-/// the time that it takes with 2048 bytes into the first. Not measured on Intel.
+/// The distance, in bytes, at which a few rows fetch weights ahead from memory into the second-level cache: on AMD's Zen 4, a
+/// token in `q4_0` takes 0.8 times as long as with 2048 bytes into the first. Not measured on Intel.
 const AHEAD: usize = 8192;
 
 /// A panel of weights.
@@ -30,10 +30,8 @@ pub(super) unsafe fn few<V: Vectors, C: Code, const R: usize>(
     out: &mut [f32],
     stride: usize,
 ) {
-    const STEP: usize = 4;
     const { assert!(C::NIBBLES || C::OFFSET == 128, "the offset that `start` takes off bytes") };
     let depth = blocks * BLOCK;
-    let part = BLOCK / C::PARTS;
     assert!(x.codes.len() >= R * depth && x.scales.len() >= R * blocks && x.sums.len() >= R * blocks * SUMS);
     assert!(codes.len() >= blocks * C::CODES && scales.len() >= C::scales_len(blocks));
     assert!(out.len() >= (R - 1) * stride + PANEL);
@@ -43,40 +41,7 @@ pub(super) unsafe fn few<V: Vectors, C: Code, const R: usize>(
         let mut group = codes.as_ptr();
         for block in 0..blocks {
             for p in 0..C::PARTS {
-                // A single row has two chains of sums, since each addition waits for the one before. More rows have enough.
-                let mut dots = [V::ints(0); R];
-                let mut others = [V::ints(0); R];
-                for r in 0..R {
-                    let sum = part_sum::<C>(&x.sums, r * blocks + block, p);
-                    dots[r] = if C::NIBBLES { V::ints(-C::OFFSET * sum) } else { V::start(sum) };
-                }
-                let from = x.codes.as_ptr().add(block * BLOCK + p * part);
-                let mut k = 0;
-                while k < part {
-                    V::fetch(group.wrapping_add(AHEAD));
-                    let bytes = V::bytes(group);
-                    group = group.add(GROUP);
-                    if C::NIBBLES {
-                        let (low, high) = V::nibbles(bytes);
-                        for r in 0..R {
-                            dots[r] = V::dot_nibbles(dots[r], low, four::<V>(from.add(r * depth + k)));
-                            let high_sums = if R == 1 { &mut others[r] } else { &mut dots[r] };
-                            *high_sums =
-                                V::dot_nibbles(*high_sums, high, four::<V>(from.add(r * depth + k + STEP)));
-                        }
-                        k += 2 * STEP;
-                    } else {
-                        for r in 0..R {
-                            let sums =
-                                if R == 1 && k / STEP % 2 == 1 { &mut others[r] } else { &mut dots[r] };
-                            *sums = V::dot(*sums, bytes, four::<V>(from.add(r * depth + k)));
-                        }
-                        k += STEP;
-                    }
-                }
-                if R == 1 {
-                    dots[0] = V::add(dots[0], others[0]);
-                }
+                let dots = part_dots::<V, C, R>(x, (block, blocks), p, &mut group);
                 let scale = C::scale::<V>(scales.as_ptr(), block, p, blocks);
                 for r in 0..R {
                     let scale = V::mul(scale, V::splat(scale_of(x, r * blocks + block)));
@@ -93,6 +58,60 @@ pub(super) unsafe fn few<V: Vectors, C: Code, const R: usize>(
         for r in 0..R {
             V::store(sums[r], out.as_mut_ptr().add(r * stride));
         }
+    }
+}
+
+/// The products of R rows with part `part` of block `block` of `blocks`, summed. `group` points to the codes of the part, and
+/// moves on to the next part.
+///
+/// # Safety
+/// The processor has the instruction set, there are R rows of `blocks` blocks, and the codes of the part are readable.
+#[inline(always)]
+#[allow(clippy::needless_range_loop)] // several arrays have the index
+unsafe fn part_dots<V: Vectors, C: Code, const R: usize>(
+    x: &Activations<i8>,
+    (block, blocks): (usize, usize),
+    part: usize,
+    group: &mut *const u8,
+) -> [V::Ints; R] {
+    const STEP: usize = 4;
+    let depth = blocks * BLOCK;
+    let count = BLOCK / C::PARTS;
+    // SAFETY: passed on.
+    unsafe {
+        // A single row has two chains of sums, since each addition waits for the one before. More rows have enough.
+        let mut dots = [V::ints(0); R];
+        let mut others = [V::ints(0); R];
+        for r in 0..R {
+            let sum = part_sum::<C>(&x.sums, r * blocks + block, part);
+            dots[r] = if C::NIBBLES { V::ints(-C::OFFSET * sum) } else { V::start(sum) };
+        }
+        let from = x.codes.as_ptr().add(block * BLOCK + part * count);
+        let mut k = 0;
+        while k < count {
+            V::fetch(group.wrapping_add(AHEAD));
+            let bytes = V::bytes(*group);
+            *group = group.add(GROUP);
+            if C::NIBBLES {
+                let (low, high) = V::nibbles(bytes);
+                for r in 0..R {
+                    dots[r] = V::dot_nibbles(dots[r], low, four::<V>(from.add(r * depth + k)));
+                    let high_sums = if R == 1 { &mut others[r] } else { &mut dots[r] };
+                    *high_sums = V::dot_nibbles(*high_sums, high, four::<V>(from.add(r * depth + k + STEP)));
+                }
+                k += 2 * STEP;
+            } else {
+                for r in 0..R {
+                    let sums = if R == 1 && k / STEP % 2 == 1 { &mut others[r] } else { &mut dots[r] };
+                    *sums = V::dot(*sums, bytes, four::<V>(from.add(r * depth + k)));
+                }
+                k += STEP;
+            }
+        }
+        if R == 1 {
+            dots[0] = V::add(dots[0], others[0]);
+        }
+        dots
     }
 }
 
@@ -162,7 +181,7 @@ pub(super) unsafe fn widen<V: Vectors, C: Code>(codes: &[u8], out: &mut [u8]) {
     }
 }
 
-/// How many numbers the scales and minima of a panel of `blocks` blocks take in f32.
+/// The length in f32 numbers of the scales and minima of a panel of `blocks` blocks.
 pub(super) const fn wide_scales_len<C: Code>(blocks: usize) -> usize {
     blocks * (C::PARTS + C::MINIMA as usize) * PANEL
 }

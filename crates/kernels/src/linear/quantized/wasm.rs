@@ -2,8 +2,6 @@
 //!
 //! They multiply numbers of 16 bits and sum two products in i32. So the four bytes of an output become two pairs of numbers: those of
 //! even and those of odd inputs.
-//!
-//! SAFETY of every block here: the conditions of [`Vectors`], which its callers meet.
 
 use super::portable::{Vectors, Work};
 use half::f16;
@@ -28,11 +26,13 @@ impl Vectors for Simd128 {
     #[inline(never)]
     #[target_feature(enable = "simd128")]
     unsafe fn call<W: Work>(work: W) -> W::Output {
+        // SAFETY: the caller guarantees the instruction set, for which this function is compiled.
         unsafe { work.run::<Self>() }
     }
 
     #[inline(always)]
     unsafe fn bytes(from: *const u8) -> [v128; 4] {
+        // SAFETY: the caller guarantees the instruction set, and 64 bytes that are readable at `from`.
         from_fn(|i| unsafe { v128_load(from.cast::<v128>().add(i)) })
     }
 
@@ -50,6 +50,7 @@ impl Vectors for Simd128 {
             // As 32-bit numbers, b0 + b2·2¹⁶ and b1 + b3·2¹⁶ become b0 + b1·2¹⁶ and b2 + b3·2¹⁶.
             let first = v128_or(v128_and(even, i32x4_splat(0xffff)), i32x4_shl(odd, 16));
             let second = v128_or(u32x4_shr(even, 16), v128_andnot(odd, i32x4_splat(0xffff)));
+            // SAFETY: the caller guarantees the instruction set, and room for 64 codes of 16 bits at `out`.
             unsafe {
                 v128_store(out.cast::<v128>().add(i), first);
                 v128_store(out.cast::<v128>().add(4 + i), second);
@@ -94,23 +95,27 @@ impl Vectors for Simd128 {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> [v128; 4] {
+        // SAFETY: the caller guarantees the instruction set, and 16 numbers that are readable at `from`.
         unsafe { Self::bytes(from.cast()) }
     }
 
     #[inline(always)]
     unsafe fn store(x: [v128; 4], to: *mut f32) {
         for (i, x) in x.into_iter().enumerate() {
+            // SAFETY: the caller guarantees the instruction set, and room for 16 numbers at `to`.
             unsafe { v128_store(to.cast::<v128>().add(i), x) };
         }
     }
 
     #[inline(always)]
     unsafe fn load_f16(from: *const f16) -> [v128; 4] {
+        // SAFETY: the caller guarantees the instruction set, and 16 halves that are readable at `from`.
         from_fn(|i| unsafe { widen_halves(u32x4_load_extend_u16x4(from.cast::<u16>().add(4 * i))) })
     }
 
     #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> [v128; 4] {
+        // SAFETY: the caller guarantees the instruction set, and 16 bytes that are readable at `from`.
         from_fn(|i| unsafe {
             let x = v128_load32_zero(from.cast::<u32>().add(i));
             f32x4_convert_i32x4(i32x4_extend_low_i16x8(i16x8_extend_low_i8x16(x)))

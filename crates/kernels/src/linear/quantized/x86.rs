@@ -3,8 +3,6 @@
 //! `dpbusd` multiplies bytes without a sign by bytes with one and sums four products in i32. AVX2 has no such instruction:
 //! `maddubs` sums two products in i16, which it saturates. Codes below 16 are safe from that, and so are codes with a sign,
 //! whose magnitude is the first factor: 2·128·127 is below 2¹⁵. Many rows share codes in i16 instead.
-//!
-//! SAFETY of every block here: the conditions of [`Vectors`], which its callers meet.
 
 use super::portable::{Vectors, Work};
 use half::f16;
@@ -24,7 +22,7 @@ pub(super) struct AvxVnni;
 #[derive(Clone, Copy)]
 pub(super) struct Avx512Vnni;
 
-/// What the two sets of 256-bit vectors share.
+/// The functions that the two sets of 256-bit vectors share.
 macro_rules! halves_of_512 {
     () => {
         type Bytes = [__m256i; 2];
@@ -37,11 +35,13 @@ macro_rules! halves_of_512 {
         #[inline(always)]
         unsafe fn bytes(from: *const u8) -> [__m256i; 2] {
             let from = from.cast::<__m256i>();
+            // SAFETY: the caller guarantees the instruction set, and 64 bytes that are readable at `from`.
             unsafe { [_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1))] }
         }
 
         #[inline(always)]
         unsafe fn nibbles([a, b]: [__m256i; 2]) -> ([__m256i; 2], [__m256i; 2]) {
+            // SAFETY: the caller guarantees the instruction set; only registers are used.
             unsafe {
                 let mask = _mm256_set1_epi8(15);
                 (
@@ -56,31 +56,37 @@ macro_rules! halves_of_512 {
 
         #[inline(always)]
         unsafe fn ints(x: i32) -> [__m256i; 2] {
+            // SAFETY: the caller guarantees the instruction set; only registers are used.
             unsafe { [_mm256_set1_epi32(x); 2] }
         }
 
         #[inline(always)]
         unsafe fn add(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+            // SAFETY: the caller guarantees the instruction set; only registers are used.
             unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
         }
 
         #[inline(always)]
         unsafe fn floats([a, b]: [__m256i; 2]) -> [__m256; 2] {
+            // SAFETY: the caller guarantees the instruction set; only registers are used.
             unsafe { [_mm256_cvtepi32_ps(a), _mm256_cvtepi32_ps(b)] }
         }
 
         #[inline(always)]
         unsafe fn splat(x: f32) -> [__m256; 2] {
+            // SAFETY: the caller guarantees the instruction set; only registers are used.
             unsafe { [_mm256_set1_ps(x); 2] }
         }
 
         #[inline(always)]
         unsafe fn load(from: *const f32) -> [__m256; 2] {
+            // SAFETY: the caller guarantees the instruction set, and 16 numbers that are readable at `from`.
             unsafe { [_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))] }
         }
 
         #[inline(always)]
         unsafe fn store([a, b]: [__m256; 2], to: *mut f32) {
+            // SAFETY: the caller guarantees the instruction set, and room for 16 numbers at `to`.
             unsafe {
                 _mm256_storeu_ps(to, a);
                 _mm256_storeu_ps(to.add(8), b);
@@ -90,11 +96,13 @@ macro_rules! halves_of_512 {
         #[inline(always)]
         unsafe fn load_f16(from: *const f16) -> [__m256; 2] {
             let from = from.cast::<__m128i>();
+            // SAFETY: the caller guarantees the instruction set, and 16 halves that are readable at `from`.
             unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(from)), _mm256_cvtph_ps(_mm_loadu_si128(from.add(1)))] }
         }
 
         #[inline(always)]
         unsafe fn load_i8(from: *const i8) -> [__m256; 2] {
+            // SAFETY: the caller guarantees the instruction set, and 16 bytes that are readable at `from`.
             unsafe {
                 let x = _mm_loadu_si128(from.cast());
                 [
@@ -106,16 +114,19 @@ macro_rules! halves_of_512 {
 
         #[inline(always)]
         unsafe fn mul(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            // SAFETY: the caller guarantees the instruction set; only registers are used.
             unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
         }
 
         #[inline(always)]
         unsafe fn mul_add(a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
+            // SAFETY: the caller guarantees the instruction set; only registers are used.
             unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
         }
 
         #[inline(always)]
         unsafe fn fetch(from: *const u8) {
+            // SAFETY: a prefetch never faults, whatever the address; the caller guarantees the instruction set.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) };
         }
     };
@@ -126,6 +137,7 @@ impl Vectors for Avx2 {
     #[inline(never)]
     #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
     unsafe fn call<W: Work>(work: W) -> W::Output {
+        // SAFETY: the caller guarantees the instruction set, for which this function is compiled.
         unsafe { work.run::<Self>() }
     }
 
@@ -135,6 +147,7 @@ impl Vectors for Avx2 {
     #[inline(always)]
     unsafe fn widen(bytes: [__m256i; 2], out: *mut u8) {
         // Of the 4 codes of an output, the first two go to one step, the others to the next.
+        // SAFETY: the caller guarantees the instruction set, and room for 64 codes of 16 bits at `out`.
         unsafe {
             let out = out.cast::<__m256i>();
             let mask = _mm256_set1_epi32(0xffff);
@@ -155,11 +168,13 @@ impl Vectors for Avx2 {
 
     #[inline(always)]
     unsafe fn start(_: i32) -> [__m256i; 2] {
+        // SAFETY: the caller guarantees the instruction set; only registers are used.
         unsafe { [_mm256_setzero_si256(); 2] }
     }
 
     #[inline(always)]
     unsafe fn dot(mut sums: [__m256i; 2], codes: [__m256i; 2], x: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: the caller guarantees the instruction set; only registers are used.
         unsafe {
             let ones = _mm256_set1_epi16(1);
             let offset = _mm256_set1_epi8(-128);
@@ -174,6 +189,7 @@ impl Vectors for Avx2 {
 
     #[inline(always)]
     unsafe fn dot_nibbles(mut sums: [__m256i; 2], codes: [__m256i; 2], x: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: the caller guarantees the instruction set; only registers are used.
         unsafe {
             let ones = _mm256_set1_epi16(1);
             for i in 0..2 {
@@ -186,6 +202,7 @@ impl Vectors for Avx2 {
 
     #[inline(always)]
     unsafe fn dot_wide(mut sums: [__m256i; 2], codes: [__m256i; 2], x: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: the caller guarantees the instruction set; only registers are used.
         unsafe {
             for i in 0..2 {
                 sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(codes[i], x[i]));
@@ -200,6 +217,7 @@ impl Vectors for AvxVnni {
     #[inline(never)]
     #[target_feature(enable = "avxvnni,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
     unsafe fn call<W: Work>(work: W) -> W::Output {
+        // SAFETY: the caller guarantees the instruction set, for which this function is compiled.
         unsafe { work.run::<Self>() }
     }
 
@@ -208,6 +226,7 @@ impl Vectors for AvxVnni {
 
     #[inline(always)]
     unsafe fn widen([a, b]: [__m256i; 2], out: *mut u8) {
+        // SAFETY: the caller guarantees the instruction set, and room for 64 codes at `out`.
         unsafe {
             _mm256_storeu_si256(out.cast(), a);
             _mm256_storeu_si256(out.cast::<__m256i>().add(1), b);
@@ -216,6 +235,7 @@ impl Vectors for AvxVnni {
 
     #[inline(always)]
     unsafe fn dot(sums: [__m256i; 2], codes: [__m256i; 2], x: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: the caller guarantees the instruction set; only registers are used.
         unsafe {
             [
                 _mm256_dpbusd_avx_epi32(sums[0], codes[0], x[0]),
@@ -233,6 +253,7 @@ impl Vectors for Avx512Vnni {
         enable = "avx512vnni,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt"
     )]
     unsafe fn call<W: Work>(work: W) -> W::Output {
+        // SAFETY: the caller guarantees the instruction set, for which this function is compiled.
         unsafe { work.run::<Self>() }
     }
 
@@ -246,11 +267,13 @@ impl Vectors for Avx512Vnni {
 
     #[inline(always)]
     unsafe fn bytes(from: *const u8) -> __m512i {
+        // SAFETY: the caller guarantees the instruction set, and 64 bytes that are readable at `from`.
         unsafe { _mm512_loadu_si512(from.cast()) }
     }
 
     #[inline(always)]
     unsafe fn nibbles(bytes: __m512i) -> (__m512i, __m512i) {
+        // SAFETY: the caller guarantees the instruction set; only registers are used.
         unsafe {
             let mask = _mm512_set1_epi8(15);
             (_mm512_and_si512(bytes, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), mask))
@@ -259,66 +282,79 @@ impl Vectors for Avx512Vnni {
 
     #[inline(always)]
     unsafe fn widen(bytes: __m512i, out: *mut u8) {
+        // SAFETY: the caller guarantees the instruction set, and room for 64 codes at `out`.
         unsafe { _mm512_storeu_si512(out.cast(), bytes) };
     }
 
     #[inline(always)]
     unsafe fn ints(x: i32) -> __m512i {
+        // SAFETY: the caller guarantees the instruction set; only registers are used.
         unsafe { _mm512_set1_epi32(x) }
     }
 
     #[inline(always)]
     unsafe fn dot(sums: __m512i, codes: __m512i, x: __m512i) -> __m512i {
+        // SAFETY: the caller guarantees the instruction set; only registers are used.
         unsafe { _mm512_dpbusd_epi32(sums, codes, x) }
     }
 
     #[inline(always)]
     unsafe fn add(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the caller guarantees the instruction set; only registers are used.
         unsafe { _mm512_add_epi32(a, b) }
     }
 
     #[inline(always)]
     unsafe fn floats(sums: __m512i) -> __m512 {
+        // SAFETY: the caller guarantees the instruction set; only registers are used.
         unsafe { _mm512_cvtepi32_ps(sums) }
     }
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
+        // SAFETY: the caller guarantees the instruction set; only registers are used.
         unsafe { _mm512_set1_ps(x) }
     }
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> __m512 {
+        // SAFETY: the caller guarantees the instruction set, and 16 numbers that are readable at `from`.
         unsafe { _mm512_loadu_ps(from) }
     }
 
     #[inline(always)]
     unsafe fn store(x: __m512, to: *mut f32) {
+        // SAFETY: the caller guarantees the instruction set, and room for 16 numbers at `to`.
         unsafe { _mm512_storeu_ps(to, x) };
     }
 
     #[inline(always)]
     unsafe fn load_f16(from: *const f16) -> __m512 {
+        // SAFETY: the caller guarantees the instruction set, and 16 halves that are readable at `from`.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
     }
 
     #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> __m512 {
+        // SAFETY: the caller guarantees the instruction set, and 16 bytes that are readable at `from`.
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
     }
 
     #[inline(always)]
     unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the caller guarantees the instruction set; only registers are used.
         unsafe { _mm512_mul_ps(a, b) }
     }
 
     #[inline(always)]
     unsafe fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: the caller guarantees the instruction set; only registers are used.
         unsafe { _mm512_fmadd_ps(a, b, c) }
     }
 
     #[inline(always)]
     unsafe fn fetch(from: *const u8) {
+        // SAFETY: a prefetch never faults, whatever the address; the caller guarantees the instruction set.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) };
     }
 }

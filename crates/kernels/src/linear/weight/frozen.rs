@@ -17,7 +17,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How a weight holds its numbers.
+/// The number format of a weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightDType {
     /// Plain numbers.
@@ -35,7 +35,7 @@ impl fmt::Display for WeightDType {
     }
 }
 
-/// What follows a product in the same pass: `activation(x·W + bias)`, then what joins it, each part only if it is wanted.
+/// The fused epilogue of a product: `activation(x·W + bias)`, then a join. Every part is optional.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Then<'a> {
     /// (columns)

@@ -113,7 +113,7 @@ struct Computed {
     /// f32, a scalar where x is.
     loss: Tensor,
     gradients: [Option<Tensor>; 2],
-    /// What they have to be multiplied by.
+    /// The factor that `gradients` still lack.
     share: f64,
 }
 

@@ -1,4 +1,4 @@
-//! [`Weight`]: what a linear layer multiplies by, however it is held.
+//! [`Weight`], a linear layer's weight: dense, half or quantized.
 
 pub(crate) mod frozen;
 pub(crate) mod linear_cross_entropy;
@@ -20,7 +20,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Which axis of a stored weight comes first.
+/// The order of the axes of a stored weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightLayout {
     /// (in, out): GPT-2's `Conv1D`.
@@ -55,7 +55,7 @@ impl WeightLayout {
 ///
 /// A frozen weight is on the CPU, laid out for our matrix product, in f32, f16, bf16 or quantized blocks. It multiplies f32,
 /// with sums in f32, and halves in its own dtype; halves that multiply f32 give the same bits as the weight widened to f32, in
-/// half the memory. Quantized blocks round what they multiply to 8 bits, in blocks of 32 numbers that share a scale; their
+/// half the memory. Quantized blocks round their inputs to 8 bits, in blocks of 32 numbers that share a scale; their
 /// products have the same bits on every instruction set. No product depends on the number of threads, or on the other rows.
 ///
 /// Clones share the memory.
@@ -82,7 +82,7 @@ pub struct Weight {
 
 #[derive(Clone)]
 enum Kind {
-    /// As stored.
+    /// The stored tensor, and the code that multiplies by it on a GPU.
     Plain(Tensor, Implementation),
     Frozen(Arc<dyn Frozen>),
 }
@@ -156,7 +156,7 @@ impl Weight {
         Ok(Self { kind: Kind::Frozen(frozen::read_blocks(format, n_in, n_out, read)?), layout })
     }
 
-    /// The same weight; a plain one on a GPU is multiplied by the code that `implementation` names.
+    /// Sets the code that multiplies by a plain weight on a GPU; any other weight stays as it is.
     #[must_use]
     pub fn with_implementation(mut self, implementation: Implementation) -> Self {
         if let Kind::Plain(_, held) = &mut self.kind {
@@ -174,13 +174,13 @@ impl Weight {
         }
     }
 
-    /// How a checkpoint stores the weight.
+    /// The layout in which a checkpoint stores the weight.
     #[must_use]
     pub fn layout(&self) -> WeightLayout {
         self.layout
     }
 
-    /// How the numbers are held.
+    /// The number format of the weight.
     #[must_use]
     pub fn dtype(&self) -> WeightDType {
         match &self.kind {
@@ -189,7 +189,7 @@ impl Weight {
         }
     }
 
-    /// Where the weight is.
+    /// The device that holds the weight.
     #[must_use]
     pub fn device(&self) -> &Device {
         match &self.kind {

@@ -1,4 +1,4 @@
-//! The product with a frozen weight as a Candle operation: forward, backward, and what is added in the same pass.
+//! The product with a frozen weight as a Candle operation: forward and backward, with bias and epilogue in the same pass.
 
 use super::frozen::{Frozen, Then, WeightDType};
 use crate::cpu::cpu_op::{CpuOp, Input, OnCpu};

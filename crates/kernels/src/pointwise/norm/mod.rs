@@ -103,7 +103,7 @@ impl Norm {
         }))
     }
 
-    /// What plain operations compute.
+    /// Explains why plain operations compute this.
     fn not_fused(self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Explained {
         let why = no_kernel(&[x, weight, bias.unwrap_or(weight)]);
         let why = why.unwrap_or_else(|| match x.elem_count() {

@@ -48,7 +48,7 @@ impl Norm {
         weight: Input,
         bias: Option<Input>,
     ) -> Result<(CpuStorage, Shape)> {
-        /// How many rows a thread takes at a time.
+        /// The number of rows that a thread takes at a time.
         const ROWS: usize = 8;
         let shape = x.shape().clone();
         let x = x.slice::<E>()?;
@@ -129,7 +129,7 @@ impl Norm {
         }
     }
 
-    /// What is subtracted from a row, and what it is multiplied by: `1 / sqrt(var + eps)`.
+    /// The mean to subtract from a row (0 for RMS norm), and the factor `1 / sqrt(var + eps)` to multiply it by.
     #[allow(clippy::cast_possible_truncation)] // row sums are converted to f32 at the end
     #[inline(always)]
     fn mean_and_factor<S: Simd>(self, simd: S, x: &[f32]) -> (f32, f32) {
