@@ -1,6 +1,5 @@
 //! The layers and tensors that an adapter's config calls for, given the model's config, by PEFT's rules for names.
 
-
 use super::config::{AdapterConfig, Names, Patterns};
 use fancy_regex::Regex;
 use gpt2_model::Config;
