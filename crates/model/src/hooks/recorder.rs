@@ -115,7 +115,7 @@ impl Gpt2LMHeadModel {
 #[derive(Debug, Default)]
 pub struct WeightRows {
     layers: Vec<usize>,
-    /// Of each layer, (B, H, T, S) of each pass.
+    /// The weights by layer, (B, H, T, S) for each pass.
     found: RefCell<BTreeMap<usize, Vec<Tensor>>>,
 }
 
