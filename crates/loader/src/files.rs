@@ -180,7 +180,7 @@ pub enum TokenizerFiles {
     },
     /// A GGUF file, which may hold one.
     Gguf(PathBuf, Bytes),
-    /// None of them.
+    /// No tokenizer file.
     Absent,
     /// The Hub may have one, but fetching it failed for this reason.
     Unreachable(Arc<LoadError>),

@@ -253,7 +253,7 @@ pub enum HubError {
         /// The system's reason.
         reason: std::io::Error,
     },
-    /// Something else where the cache keeps a file.
+    /// A path of the cache that is not a file.
     #[error("{}: is a folder, a device or a pipe; remove it, and run this again", path.display())]
     NotAFile {
         /// The path.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use unspellable::Unspellable;
 
-/// Why a model could not be loaded or saved: what is wrong, and what to do.
+/// The error of a model that could not be loaded or saved. It says what is wrong, and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -24,7 +24,7 @@ pub enum LoadError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// Nothing is there.
+    /// The path does not exist.
     #[error(
         "{}: no such directory, nor the name of a model on the Hub (owner/name, gpt2, gpt2-medium, gpt2-large, \
          gpt2-xl, distilgpt2); expected a folder with config.json and model.safetensors",
@@ -213,7 +213,7 @@ fn and_remedy(error: &HubError) -> String {
     error.remedy().map_or_else(String::new, |remedy| format!("; {remedy}"))
 }
 
-/// Why a number is not saved, and what to do.
+/// The reason why a number is not saved, and the remedy.
 fn because(value: f64, most: f64, format: &str, remedy: &str) -> String {
     if !value.is_finite() {
         return "; only a model whose numbers are all finite is saved".into();

@@ -108,7 +108,7 @@ impl Answer {
     }
 }
 
-/// Why one try failed, and whether another may succeed.
+/// The error of a try, and whether another may succeed.
 pub(super) struct Failure {
     pub(super) error: Box<HubError>,
     /// The shortest wait before another try; `None` if another would not help.
@@ -150,7 +150,7 @@ pub(super) struct RequestContext<'a> {
 }
 
 impl RequestContext<'_> {
-    /// Why the Hub did not answer the request.
+    /// The failure of a request that the server refused.
     pub(super) fn refused(&self, answer: &Answer, about: About<'_>) -> Failure {
         let wait = answer.header("ratelimit").and_then(used_up).or_else(|| {
             let seconds = answer.header(RETRY_AFTER.as_str())?;
@@ -199,7 +199,7 @@ impl RequestContext<'_> {
         error.into()
     }
 
-    /// Why no answer arrived.
+    /// The failure of a request that got no answer.
     pub(super) fn unanswered(&self, error: &Error, uri: &Uri) -> Failure {
         match error {
             Error::Timeout(Timeout::Resolve | Timeout::Connect) => self.no_network(error),
@@ -214,7 +214,7 @@ impl RequestContext<'_> {
         }
     }
 
-    /// Why the rest of an answer did not arrive.
+    /// The failure of an answer that broke off.
     pub(super) fn broken(&self, error: &Error, uri: &Uri) -> Failure {
         match error {
             Error::Timeout(_) => self.timed_out(uri),

@@ -181,7 +181,7 @@ pub struct FileCheck {
     pub state: FileState,
     /// Its length in bytes.
     pub size: u64,
-    /// Why it could not be read or repaired, if that failed.
+    /// The error that kept it from being read or repaired, if there was one.
     pub error: Option<Arc<LoadError>>,
 }
 

@@ -65,7 +65,7 @@ impl Normalizer {
         check_flat("normalizer", self.parts(), |part| matches!(part, Self::Sequence { .. }))
     }
 
-    /// By what factor it can lengthen a text, in bytes (U+FDFA has 3 bytes, and 33 in NFKD).
+    /// The largest factor by which it lengthens a text, in bytes (U+FDFA has 3 bytes, and 33 in NFKD).
     pub(super) fn growth(&self) -> usize {
         let form = |part: &Self| match part {
             Self::NFKC | Self::NFKD => 12,

@@ -22,7 +22,7 @@ pub(super) struct Spelling {
     ignore_merges: bool,
     /// The most bytes of text that one token can stand for; `None` if there is no limit.
     pub(super) longest: Option<usize>,
-    /// By what factor the normalizer can lengthen a text, in bytes.
+    /// The largest factor by which the normalizer lengthens a text, in bytes.
     growth: usize,
 }
 

@@ -67,7 +67,7 @@ impl Hooks for Recorder {
 #[derive(Debug, Default)]
 pub struct WeightRows {
     layers: Vec<usize>,
-    /// Of each layer, (B, H, T, S) of each pass.
+    /// The weights by layer, (B, H, T, S) for each pass.
     found: RefCell<BTreeMap<usize, Vec<Tensor>>>,
 }
 

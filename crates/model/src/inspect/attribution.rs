@@ -8,17 +8,18 @@ use candle_core::backprop::GradStore;
 use candle_core::{D, Result, Tensor, Var};
 use std::cell::RefCell;
 
-/// The first-order estimate of what patching each part would add to the metric.
+/// First-order estimates of the change of the metric when a part is patched.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Attribution {
-    /// Of each head's context z at each position, f64 (L, H, T); a sum over T estimates the patch at all positions.
+    /// The estimate for each head's context z at each position, f64 (L, H, T); a sum over T estimates the patch at all
+    /// positions.
     pub heads: Tensor,
-    /// Of the residual stream before each block, f64 (L, T).
+    /// The estimate for the residual stream before each block, f64 (L, T).
     pub streams: Tensor,
-    /// Of what each attention block adds, f64 (L, T).
+    /// The estimate for each attention block's output, f64 (L, T).
     pub attention: Tensor,
-    /// Of what each MLP adds, f64 (L, T).
+    /// The estimate for each MLP's output, f64 (L, T).
     pub mlps: Tensor,
 }
 

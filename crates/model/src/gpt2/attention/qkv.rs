@@ -8,7 +8,7 @@ use candle_core::{Result, Tensor};
 use candle_fused::attention::HeadLayout;
 use std::ops::Range;
 
-/// One of the three things that a head computes from what it reads.
+/// A projection of a head's input.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Part {
     Query,
