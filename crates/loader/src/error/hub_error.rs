@@ -210,7 +210,7 @@ pub enum HubError {
     NoHash {
         /// The requested address.
         url: String,
-        /// The announced ETag.
+        /// The announced `ETag`.
         etag: String,
     },
     /// A file that is pinned to different content.
