@@ -7,51 +7,27 @@
     reason = "the comments of options are the help text, which would print backticks"
 )]
 
-mod adapters;
-mod changes;
-mod circuit;
 mod commands;
-mod corpus;
-mod device;
-mod dictionaries;
-mod exports;
-mod feature_changes;
-mod finite;
 mod help;
-mod hub;
-mod inputs;
+mod input;
 mod interventions;
-mod live_page;
+mod model;
 mod output;
-mod outputs;
-mod pairs;
-mod parallel;
-mod picture;
-mod points;
-mod progress;
-mod prompt;
-mod provenance;
-mod qkv;
-mod remedy;
-mod restart;
-mod session;
+mod process;
+mod results;
 mod study;
-mod text_lines;
-mod texts;
-mod tips;
 mod values;
-mod weights;
-mod window_values;
-mod windows;
 
 use anyhow::Context;
 use candle_fused::KeepLarge;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
 use commands::{Args, Command};
+use help::tips;
 use mimalloc::MiMalloc;
+use process::restart;
+use results::weights_page::NoBrowser;
 use std::process::ExitCode;
-use weights::NoBrowser;
 
 /// Candle allocates memory for every activation. An allocator that gives it back to the system between passes spends up to a
 /// third of a training step in page faults.

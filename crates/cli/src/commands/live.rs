@@ -1,13 +1,13 @@
 //! `gpt2 live`: a page with the model in it.
 
-use super::quantize::{types, with_bar};
-use crate::changes;
-use crate::hub::{self, HubArgs};
-use crate::inputs::Inputs;
-use crate::interventions::{OnHeads, on_heads};
-use crate::live_page::{self, Module};
-use crate::outputs::Outputs;
-use crate::session::{self, MODEL};
+use super::checkpoints::quantize::{types, with_bar};
+use crate::interventions::args::{OnHeads, on_heads};
+use crate::interventions::changes;
+use crate::model::hub::{self, HubArgs};
+use crate::model::session::{self, MODEL};
+use crate::output::read_files::Inputs;
+use crate::output::written_files::Outputs;
+use crate::results::live_page::{self, Module};
 use anyhow::bail;
 use gpt2_loader::{Checkpoint, Files, GgufType, Source, Tokenizer, to_gguf};
 use gpt2_session::DEMO_NAME;

@@ -1,32 +1,21 @@
 //! The list of commands. A command's file or folder holds its options, its run and its printing.
 
-mod attention;
 mod bench;
-mod cache;
-mod circuits;
-mod compare;
-mod discover;
-mod features;
-mod forward;
-mod generate;
-mod heads;
-mod inspect;
-mod lens;
+mod checkpoints;
+mod interpret;
+mod learn;
 mod live;
-mod merge;
-mod pairs;
-mod patch;
-mod quantize;
-mod record;
-mod score;
+mod predict;
 mod shell;
-mod train;
-mod train_features;
 mod verify;
 
 use crate::help;
+use checkpoints::{cache, inspect, merge, quantize};
 use clap::CommandFactory;
 use clap::{Parser, Subcommand};
+use interpret::{attention, circuits, discover, features, heads, lens, pairs, patch};
+use learn::{record, train, train_features};
+use predict::{compare, forward, generate, score};
 use std::process::{ExitCode, Termination};
 
 /// Runs GPT-2 and shows its attention, on CPU, CUDA or Metal.

@@ -1,6 +1,6 @@
 //! The options of `gpt2 bench`.
 
-use crate::session::{CACHES, ModelArgs};
+use crate::model::session::{CACHES, ModelArgs};
 use crate::values::one_of;
 use clap::ValueEnum;
 use gpt2_model::CacheDType;

@@ -9,7 +9,7 @@ mod work;
 
 pub(super) use args::BenchArgs;
 
-use crate::device::rounds_to_tf32;
+use crate::model::device::rounds_to_tf32;
 use crate::output;
 use anyhow::bail;
 use args::BenchTarget;

@@ -2,8 +2,8 @@
 
 use super::args::{BenchArgs, BenchTarget};
 use super::work::{self, Numbers, Work};
-use crate::inputs::Inputs;
-use crate::{adapters, qkv};
+use crate::model::{adapters, attention_layer};
+use crate::output::read_files::Inputs;
 use anyhow::bail;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::BlockFormat;
@@ -27,7 +27,7 @@ impl<'a> Bench<'a> {
         let implementation = args.model.implementation;
         let hub = &args.model.hub;
         let open = |model: &String| -> anyhow::Result<Checkpoint> {
-            let files = crate::session::files(Some(model), hub)?;
+            let files = crate::model::session::files(Some(model), hub)?;
             Ok(Checkpoint::open(&files)?.with_implementation(implementation))
         };
         let checkpoint = args.model.model.as_ref().map(open).transpose()?;
@@ -105,7 +105,12 @@ impl<'a> Bench<'a> {
             BenchTarget::Decode | BenchTarget::Generate => 1,
             _ => self.tokens,
         };
-        Ok(qkv::implementation_of(&self.config, (t, self.tokens, false), self.dtype, &self.device)?)
+        Ok(attention_layer::implementation_of(
+            &self.config,
+            (t, self.tokens, false),
+            self.dtype,
+            &self.device,
+        )?)
     }
 
     pub(super) fn weights(&self) -> anyhow::Result<VarBuilder<'static>> {

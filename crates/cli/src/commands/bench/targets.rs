@@ -3,7 +3,7 @@
 use super::args::{FEATURES_OF_ONE, FIRING};
 use super::setup::Bench;
 use super::timing::{copies_beyond_the_cache, time_runs};
-use crate::qkv;
+use crate::model::attention_layer;
 use anyhow::bail;
 use candle_core::{DType, Tensor};
 use candle_fused::attention::Mask;
@@ -25,10 +25,12 @@ impl Bench<'_> {
         let t = self.tokens;
         let heads = self.config.heads();
         let packed = self.random(&[self.batch, t, heads.packed_width()])?; // as c_attn returns them
-        let attention = qkv::attention(&self.config);
+        let attention = attention_layer::attention(&self.config);
         let inputs = copies_beyond_the_cache(&packed)?;
-        let views: Vec<_> =
-            inputs.iter().map(|packed| qkv::views(packed, heads, t)).collect::<candle_core::Result<_>>()?;
+        let views: Vec<_> = inputs
+            .iter()
+            .map(|packed| attention_layer::views(packed, heads, t))
+            .collect::<candle_core::Result<_>>()?;
         self.time(|run| {
             let [q, k, v] = &views[run % views.len()];
             attention.forward(q, k, v, Mask::default())?;

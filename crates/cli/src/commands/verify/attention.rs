@@ -1,7 +1,7 @@
 //! Attention against plain operations.
 
 use super::{Path, Verify, rounding};
-use crate::qkv;
+use crate::model::attention_layer;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Dropout;
 use candle_fused::Implementation::{self, Eager, Fused};
@@ -84,12 +84,12 @@ impl Verify {
                     let mask = Mask { padding: padding.as_ref(), hidden: &hidden, ..Mask::default() };
                     let attention = Sdpa { dropout, implementation, ..Sdpa::default() };
                     // Some kernels only run if no gradient is needed.
-                    let [q, k, v] = qkv::views(&packed.as_detached_tensor(), layout, t)?;
+                    let [q, k, v] = attention_layer::views(&packed.as_detached_tensor(), layout, t)?;
                     let ran = attention.code_for(&Inputs::from_tensors(&q, &k, &v, mask))?;
                     let context = attention.forward(&q, &k, &v, mask)?;
                     let (weighted, _) = attention.forward_with_weights(&q, &k, &v, mask)?;
 
-                    let [q, k, v] = qkv::views(&packed, layout, t)?;
+                    let [q, k, v] = attention_layer::views(&packed, layout, t)?;
                     let trained_by = attention.code_for(&Inputs::from_tensors(&q, &k, &v, mask))?;
                     let trained = attention.forward(&q, &k, &v, mask)?;
                     let wide = trained.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
@@ -126,7 +126,7 @@ impl Verify {
             if self.device.is_cpu() {
                 let mask = Mask { padding: padding.as_ref(), hidden: &hidden, ..Mask::default() };
                 let attention = Sdpa { dropout, implementation: Fused, ..Sdpa::default() };
-                self.quantized_keys(&case, qkv::views(&packed, layout, t)?, &attention, mask)?;
+                self.quantized_keys(&case, attention_layer::views(&packed, layout, t)?, &attention, mask)?;
             }
         }
         Ok(())

@@ -5,10 +5,10 @@ mod attention;
 mod layers;
 mod model;
 
-use crate::device::RunArgs;
-use crate::hub::HubArgs;
+use crate::model::device::RunArgs;
+use crate::model::hub::HubArgs;
+use crate::model::session::MODEL;
 use crate::output::{self, note};
-use crate::session::MODEL;
 use crate::values::count;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::Implementation;
@@ -75,7 +75,7 @@ impl Check {
 
 pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let device = args.run.open()?;
-    let files = crate::session::files(args.model.as_deref(), &args.hub)?;
+    let files = crate::model::session::files(args.model.as_deref(), &args.hub)?;
     let checkpoint = Checkpoint::open(&files)?;
     let mut verify = Verify { device, seed: args.run.seed, checks: vec![] };
     verify.attention()?;

@@ -1,7 +1,7 @@
 //! A checkpoint's logits against plain operations.
 
 use super::{Path, Verify, rounding};
-use crate::qkv;
+use crate::model::attention_layer;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::Implementation::{Eager, Fused};
 use gpt2_loader::Checkpoint;
@@ -42,7 +42,7 @@ impl Verify {
                 };
                 let mut check = |what, case: String, shape, run: Run, expected: &Tensor| {
                     // Without a kernel for this, it would be the eager path once more.
-                    let ran = qkv::implementation_of(model.config(), shape, dtype, &device)?;
+                    let ran = attention_layer::implementation_of(model.config(), shape, dtype, &device)?;
                     if ran != implementation {
                         return Ok(());
                     }

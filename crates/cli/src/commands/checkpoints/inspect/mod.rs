@@ -1,0 +1,199 @@
+//! `gpt2 inspect`: a checkpoint's config and tensors, and whether they match; or what an adapter changes.
+
+mod adapter;
+mod points;
+
+use crate::model::session;
+use crate::model::session::ModelArgs;
+use crate::output::progress::with_bar;
+use crate::output::{self, remedy};
+use gpt2_loader::{Audit, Checkpoint, Files, Finding};
+use gpt2_model::Config;
+use gpt2_view::{Align, Table, visible_text};
+use serde::Serialize;
+use std::io::Write;
+use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 inspect
+  gpt2 inspect path/to/gpt2 --json
+  gpt2 inspect gpt2-xl   # on the Hub: reads a few kilobytes of 6 GB
+  gpt2 inspect --points   # the names of values inside a run, for --export-point
+  gpt2 inspect ./poems   # a LoRA adapter: what it changes, and by how much
+  gpt2 inspect --adapter ./poems --model gpt2   # the same beside the weights that it changes")]
+pub(crate) struct InspectArgs {
+    /// The folder or name of a model, instead of --model, or the folder of an adapter
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    pub(crate) name: Option<String>,
+    /// List the points of a run whose values --export-point takes, with their shapes
+    #[arg(long)]
+    pub(crate) points: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    model: &'a str,
+    config: &'a Config,
+    parameters: u64,
+    memory_bytes: Memory,
+    audit: Verdict,
+    findings: Vec<FindingRow>,
+    tensors: Vec<TensorRow>,
+}
+
+/// The memory of the parameters in each dtype.
+#[derive(Serialize)]
+struct Memory {
+    f32: u64,
+    f16: u64,
+    bf16: u64,
+}
+
+#[derive(Serialize)]
+struct Verdict {
+    clean: bool,
+    missing: Vec<String>,
+    unexpected: Vec<String>,
+    mismatched: Vec<String>,
+    duplicates: Vec<String>,
+    /// `None` if only the headers were read.
+    not_finite: Option<Vec<String>>,
+    buffers: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct FindingRow {
+    about: &'static str,
+    found: String,
+    remedy: String,
+}
+
+impl From<Finding> for FindingRow {
+    fn from(Finding { about, found, advice, .. }: Finding) -> Self {
+        Self { about, found, remedy: remedy::advice(advice) }
+    }
+}
+
+#[derive(Serialize)]
+struct TensorRow {
+    name: String,
+    shape: Vec<usize>,
+    dtype: String,
+    file: String,
+}
+
+pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
+    let name = args.name.as_deref();
+    if args.points {
+        points::run(&Checkpoint::open(&files(args)?)?, args.json)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(files) = adapter::named(name, &args.model)? {
+        return adapter::run(name, &args.model, args.json, &files);
+    }
+    let checkpoint = Checkpoint::open(&files(args)?)?;
+    let mut audit = checkpoint.audit();
+    let not_finite = with_bar("tensors read", |progress| checkpoint.not_finite(progress))?;
+    let read = not_finite.is_some();
+    audit.not_finite = not_finite.unwrap_or_default();
+    if args.json {
+        output::json(&report(&checkpoint, &audit, read))?;
+    } else {
+        print(&checkpoint, &audit, read)?;
+    }
+    Ok(if audit.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The files of a folder; for a model on the Hub, only the headers, unless everything is cached.
+fn files(args: &InspectArgs) -> anyhow::Result<Files> {
+    let name = args.name.as_deref().or(args.model.model.as_deref());
+    session::files_by(name, &args.model.hub, |hub, id, revision| {
+        let headers = hub.headers(&id, revision)?;
+        if headers.bytes_read > 0 {
+            output::note(&format!("read only the weights' headers, {} bytes", headers.bytes_read));
+        }
+        Ok(headers.files)
+    })
+}
+
+fn report<'a>(checkpoint: &'a Checkpoint, audit: &Audit, read: bool) -> Report<'a> {
+    let names = |list: &[gpt2_loader::TensorInfo]| list.iter().map(|t| t.name.clone()).collect();
+    Report {
+        model: checkpoint.name(),
+        config: checkpoint.config(),
+        parameters: audit.parameter_count,
+        memory_bytes: memory(audit),
+        audit: Verdict {
+            clean: audit.is_clean(),
+            missing: audit.missing.iter().map(|p| p.name.clone()).collect(),
+            unexpected: names(&audit.unexpected),
+            mismatched: audit.mismatched.iter().map(|m| m.found.name.clone()).collect(),
+            duplicates: names(&audit.duplicates),
+            not_finite: read.then(|| audit.not_finite.iter().map(|(name, _)| name.clone()).collect()),
+            buffers: names(&audit.buffers),
+        },
+        findings: checkpoint.findings().into_iter().map(FindingRow::from).collect(),
+        tensors: checkpoint
+            .tensors()
+            .map(|(_, t)| TensorRow {
+                name: t.name.clone(),
+                shape: t.shape.clone(),
+                dtype: t.dtype.to_string(),
+                file: t.file_name(),
+            })
+            .collect(),
+    }
+}
+
+fn memory(audit: &Audit) -> Memory {
+    let n = audit.parameter_count;
+    Memory { f32: 4 * n, f16: 2 * n, bf16: 2 * n }
+}
+
+fn print(checkpoint: &Checkpoint, audit: &Audit, read: bool) -> anyhow::Result<()> {
+    let mut out = output::stdout();
+    writeln!(out, "{}\n", visible_text(checkpoint.name()))?;
+    let mut config = Table::new(&[("config", Align::Left), ("", Align::Left)]);
+    if let serde_json::Value::Object(fields) = serde_json::to_value(checkpoint.config())? {
+        for (name, value) in fields {
+            config.row(vec![name, value.to_string()]);
+        }
+    }
+    writeln!(out, "{}", config.render())?;
+
+    let mut tensors = Table::new(&[("tensor", Align::Left), ("shape", Align::Left), ("dtype", Align::Left)]);
+    for (_, t) in checkpoint.tensors() {
+        tensors.row(vec![t.name.clone(), format!("{:?}", t.shape), t.dtype.to_string()]);
+    }
+    writeln!(out, "{}", tensors.render())?;
+
+    let megabytes = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
+    let memory = memory(audit);
+    writeln!(
+        out,
+        "{} parameters: {} in f32, {} in f16 or bf16; {} mask buffers, not counted",
+        audit.parameter_count,
+        megabytes(memory.f32),
+        megabytes(memory.f16),
+        audit.buffers.len()
+    )?;
+    let mut findings = Table::new(&[("", Align::Left); 3]);
+    for FindingRow { about, found, remedy } in checkpoint.findings().into_iter().map(FindingRow::from) {
+        findings.row(vec![about.into(), found, remedy]);
+    }
+    writeln!(out, "{}", findings.render())?;
+    writeln!(out, "audit: {}", audit.to_string().lines().map(visible_text).collect::<Vec<_>>().join("\n"))?;
+    if !read {
+        writeln!(out, "the weights are not here: whether their numbers are finite is unknown")?;
+    } else if audit.not_finite.is_empty() {
+        writeln!(out, "all numbers are finite")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,6 @@
+//! The commands for models' files: on the Hub, in the cache and on disk.
+
+pub(super) mod cache;
+pub(super) mod inspect;
+pub(super) mod merge;
+pub(super) mod quantize;

@@ -1,0 +1,235 @@
+//! `gpt2 attention`: what each token attends to.
+
+mod args;
+mod effect;
+mod json;
+mod page;
+mod scene;
+mod views;
+
+pub(crate) use args::AttentionArgs;
+
+use crate::input::prompt::Prompt;
+use crate::interventions::changes::{Changes, holds_one_run};
+use crate::interventions::checks::Reads;
+use crate::model::session::Session;
+use crate::output;
+use crate::output::written_files::Outputs;
+use crate::results::export_points::Points;
+use crate::results::live_page::{self, Module};
+use crate::results::provenance::Provenance;
+use crate::results::subject::Subject;
+use crate::results::weights_file::{Format, beside};
+use crate::results::weights_page::open;
+use crate::study::over_texts::{Chosen, Job, Ran};
+use crate::values::select_heads;
+use anyhow::bail;
+use args::WithArg;
+use gpt2_model::hooks::Chain;
+use gpt2_model::{ForwardArgs, ModelOutput};
+use gpt2_view::page_fragment;
+use gpt2_web::Look;
+use scene::Scene;
+use std::io::Write;
+use views::{Shown, Views};
+
+pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
+    check_effects(args)?;
+    let with = |what| args.with.contains(&what);
+    if args.effect.is_some() || with(WithArg::Effect) || with(WithArg::Lens) || with(WithArg::Features) {
+        args.study.interventions.no_circuit("effects, the lens or features")?;
+    }
+    check_features(args)?;
+    check_compare(args)?;
+    let text = args.prompt.read()?;
+    let outputs = outputs(args)?;
+    let mut inputs = args.prompt.inputs();
+    args.live.inputs(&mut inputs);
+    let live = args.live.open(&args.study.model)?;
+    let session = args.study.session_for(inputs, &outputs)?;
+    let config = session.model.config();
+    let (layers, heads) = select_heads(&args.layer, &args.head, config)?;
+    let chosen = Chosen { layers: &layers, heads: &heads };
+    let points = args.points.of(&session)?;
+    if args.prompt.texts.is_some() {
+        let prompts = &args.prompt;
+        let study = &args.study;
+        let export = args.export.as_deref();
+        let job = Job { prompts, study, session: &session, chosen: Some(chosen), export, outputs };
+        let each = |prompt: &Prompt, changes: &Changes| {
+            with_scene(args, &session, &points, chosen, prompt, changes, shown)
+        };
+        return job.run(None, each, Shown::print);
+    }
+    let prompt = args.prompt.one.encode(text, &session)?;
+    let changes = args.study.interventions.build(&session, Reads::Whole(&prompt.ids))?;
+    if let Some(module) = live {
+        return write_live(args, &module, &session, &prompt, &changes, outputs);
+    }
+    with_scene(args, &session, &points, chosen, &prompt, &changes, |scene| {
+        if let Some(ablation) = args.effect {
+            effect::show_effect(scene, ablation, outputs)
+        } else if args.rollout {
+            effect::show_rollout(scene, outputs)
+        } else {
+            show(scene, outputs)
+        }
+    })
+}
+
+fn with_scene<T>(
+    args: &AttentionArgs,
+    session: &Session,
+    points: &Points,
+    Chosen { layers, heads }: Chosen,
+    prompt: &Prompt,
+    changes: &Changes,
+    then: impl FnOnce(&Scene) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let made_by = Provenance::new(session, &prompt.ids)?.of(layers, heads).under(changes);
+    let subject = Subject {
+        session,
+        ids: &prompt.ids,
+        tokens: &prompt.tokens,
+        shown: &prompt.shown,
+        layers,
+        heads,
+        changes,
+        finite: &args.study.finite,
+        made_by: &made_by,
+    };
+    then(&Scene { args, subject, text: prompt.text.as_deref(), points })
+}
+
+/// Refuses options of effects where no effect is measured: `--with` may ask for other parts of the page.
+fn check_effects(args: &AttentionArgs) -> anyhow::Result<()> {
+    if args.effect.is_some() || args.with.contains(&WithArg::Effect) {
+        return Ok(());
+    }
+    let given =
+        [("--target", args.target.is_some()), ("--against", args.against.is_some()), ("--raw", args.raw)];
+    match given.iter().find(|(_, given)| *given) {
+        Some((option, _)) => bail!("{option}: only for --effect, and for a page --with effect"),
+        None => Ok(()),
+    }
+}
+
+/// Refuses `--with features` without a dictionary, and a dictionary for nothing.
+fn check_features(args: &AttentionArgs) -> anyhow::Result<()> {
+    let interventions = &args.study.interventions;
+    let shows = args.with.contains(&WithArg::Features);
+    if shows && interventions.dictionary.is_none() {
+        bail!("--with features: needs --dictionary, whose features the page shows");
+    }
+    if !shows && interventions.dictionary.is_some() && interventions.features().next().is_none() {
+        bail!(
+            "--dictionary: nothing here uses it; add --with features or an option such as --ablate-feature"
+        );
+    }
+    Ok(())
+}
+
+/// Refuses a comparison that no output would show, and outputs that hold one run.
+fn check_compare(args: &AttentionArgs) -> anyhow::Result<()> {
+    if !args.compare {
+        return Ok(());
+    }
+    if args.html.is_none() && !args.open && args.fragment.is_none() {
+        bail!(
+            "--compare shows both runs on a page: add --html FILE or --open. For the predictions alone, use gpt2 forward --compare"
+        );
+    }
+    let given = [("--export", args.export.is_some()), ("--picture", args.picture.is_wanted())];
+    match given.iter().find(|(_, given)| *given) {
+        Some((option, _)) => Err(holds_one_run(option)),
+        None => Ok(()),
+    }
+}
+
+fn outputs(args: &AttentionArgs) -> anyhow::Result<Outputs> {
+    let mut outputs = Outputs::new(args.overwrite);
+    if let Some(path) = &args.export {
+        let format = Format::of(path)?;
+        outputs.add("--export", path);
+        if args.provenance && format != Format::Npy {
+            bail!("--provenance: only for .npy files; {} itself records what made it", path.display())
+        }
+        if args.provenance {
+            outputs.add("--provenance", &beside(path));
+        }
+        let needs = [
+            ("--export-point", !args.points.export_point.is_empty()),
+            ("--texts", args.prompt.texts.is_some()),
+        ];
+        if let Some((option, _)) = needs.iter().find(|(_, given)| *given && format != Format::Safetensors) {
+            bail!("--export {}: with {option}, expected a name that ends in .safetensors", path.display())
+        }
+    }
+    args.picture.add(&mut outputs)?;
+    if let Some(path) = &args.html {
+        outputs.add("--html", path);
+    }
+    Ok(outputs)
+}
+
+fn show(scene: &Scene, mut outputs: Outputs) -> anyhow::Result<()> {
+    let args = scene.args;
+    let mut views = Views::new(scene)?;
+    let output = look(scene, &mut views)?;
+    let page = views.finish(scene, &output, &mut outputs)?;
+    let print = || Shown::new(scene, views, &output)?.print();
+    let Some(page) = page else { return outputs.commit_after(print) };
+    if let Some(height) = args.fragment {
+        outputs.commit_after(|| Ok(writeln!(output::stdout(), "{}", page_fragment(&page, height))?))?;
+        return if args.open { open(args.html.as_deref(), &page) } else { Ok(()) };
+    }
+    outputs.commit()?;
+    open(args.html.as_deref(), &page)?;
+    print()
+}
+
+/// Writes and opens the page with the model in it.
+fn write_live(
+    args: &AttentionArgs,
+    module: &Module,
+    session: &Session,
+    prompt: &Prompt,
+    changes: &Changes,
+    outputs: Outputs,
+) -> anyhow::Result<()> {
+    let ids = if prompt.text.is_none() { prompt.ids.clone() } else { vec![] };
+    let text = prompt.text.clone().unwrap_or_default();
+    let first = Look { text, ids, changes: changes.for_page()?, ..Look::default() };
+    let page = live_page::page_of(module, &args.study.model, session, &first)?;
+    if let Some(height) = args.fragment {
+        writeln!(output::stdout(), "{}", page_fragment(&page, height))?;
+    }
+    live_page::deliver(&page, args.html.as_deref(), args.open, outputs)
+}
+
+/// The result of one of many texts.
+fn shown(scene: &Scene) -> anyhow::Result<Ran<Shown>> {
+    let mut views = Views::new(scene)?;
+    let output = look(scene, &mut views)?;
+    let tensors = views.tensors(scene, &output)?;
+    Ok(Ran::new(Shown::new(scene, views, &output)?, tensors))
+}
+
+/// Runs the model and gives `views` what they need.
+fn look(scene: &Scene, views: &mut Views) -> anyhow::Result<ModelOutput> {
+    let forward = ForwardArgs {
+        output_summaries: !scene.is_chosen(),
+        output_attention_outputs: scene.args.export.is_some(),
+        output_hidden_states: page::lens(scene),
+        ..Default::default()
+    };
+    let kinds = if views.page.is_some() { page::kinds(scene) } else { &[] };
+    let wanted: &[usize] = if views.want_weights(scene) { scene.subject.layers } else { &[] };
+    let recorder = scene.points.recorder();
+    let hooks = Chain(&[&scene.subject.changes.list, &recorder]);
+    let output = scene.run_under(&hooks, forward, wanted, kinds, |layer, weights, values| {
+        views.layer(scene, layer, weights, values)
+    })?;
+    views.points(scene, &recorder)?;
+    Ok(output)
+}

@@ -1,0 +1,166 @@
+//! The reports of `gpt2 circuits`, and how they are printed.
+
+use crate::model::session::Label;
+use crate::output::{self, note};
+use crate::results::provenance::Provenance;
+use candle_core::Tensor;
+use gpt2_view::Align::{Left, Right};
+use gpt2_view::{Table, visible_text};
+use serde::Serialize;
+use std::io::Write;
+
+#[derive(Serialize)]
+pub(super) struct Overview {
+    pub(super) provenance: Provenance,
+    pub(super) heads: Vec<OfHead>,
+    /// The composition scores of pairs of heads, largest first.
+    pub(super) compositions: Vec<Pair>,
+    /// The scores of all pairs of heads, for the picture.
+    #[serde(skip)]
+    pub(super) written: Vec<Written>,
+}
+
+/// The composition scores of all pairs of heads, for one input of the later head: `q`, `k` or `v`.
+pub(super) struct Written {
+    pub(super) reads: &'static str,
+    /// (L, H, L, H)
+    pub(super) scores: Tensor,
+}
+
+#[derive(Serialize)]
+pub(super) struct OfHead {
+    pub(super) layer: usize,
+    pub(super) head: usize,
+    /// The sum of the eigenvalues of OV by token divided by the sum of their sizes, -1 to 1.
+    pub(super) copying: Option<f64>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Pair {
+    /// The input of the later head: `q`, `k` or `v`.
+    pub(super) reads: &'static str,
+    pub(super) from: String,
+    pub(super) to: String,
+    pub(super) score: f64,
+}
+
+#[derive(Serialize)]
+pub(super) struct OneHead {
+    pub(super) provenance: Provenance,
+    pub(super) layer: usize,
+    pub(super) head: usize,
+    pub(super) copying: Option<f64>,
+    /// Of OV by token: real and imaginary part, largest size first.
+    pub(super) eigenvalues: Vec<[f64; 2]>,
+    /// Scores of a key's token for a query's token.
+    pub(super) qk: Vec<Link>,
+    /// Changes of a token's logit when a token is attended to.
+    pub(super) ov: Vec<Link>,
+    pub(super) ov_singular: Vec<Direction>,
+    pub(super) qk_singular: Vec<Direction>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Link {
+    pub(super) from: Label,
+    pub(super) from_id: u32,
+    pub(super) to: Label,
+    pub(super) to_id: u32,
+    pub(super) value: f64,
+}
+
+/// A singular value, and the tokens of its two directions. Changing the signs of both directions gives the same pair.
+#[derive(Serialize)]
+pub(super) struct Direction {
+    pub(super) value: f64,
+    pub(super) reads: Vec<Label>,
+    pub(super) writes: Vec<Label>,
+}
+
+pub(super) fn print_overview(report: &Overview, shown: usize) -> anyhow::Result<()> {
+    let mut out = output::stdout();
+    writeln!(out, "{}: weights alone\n", visible_text(&report.provenance.model))?;
+    writeln!(
+        out,
+        "copying: from -1 to 1, whether a head raises the logits of the tokens that it attends to; highest first\n"
+    )?;
+    let mut sorted: Vec<&OfHead> = report.heads.iter().collect();
+    let of = |head: &OfHead| head.copying.unwrap_or(f64::NEG_INFINITY);
+    sorted.sort_by(|a, b| of(b).total_cmp(&of(a)));
+    let mut table = Table::new(&[("head", Right), ("copying", Right)]);
+    for OfHead { layer, head, copying } in sorted.into_iter().take(shown) {
+        let copying = copying.map_or_else(|| "none".to_owned(), |copying| format!("{copying:+.3}"));
+        table.row(vec![format!("{layer}.{head}"), copying]);
+    }
+    writeln!(out, "{}", table.render())?;
+    writeln!(
+        out,
+        "composition: how strongly the output of a head feeds a later one's queries, keys or values\n"
+    )?;
+    let mut table = Table::new(&[("from", Right), ("to", Right), ("reads", Left), ("score", Right)]);
+    for Pair { reads, from, to, score } in report.compositions.iter().take(shown) {
+        table.row(vec![from.clone(), to.clone(), (*reads).to_owned(), format!("{score:.3}")]);
+    }
+    write!(out, "{}", table.render())?;
+    if report.heads.len() > shown || report.compositions.len() > shown {
+        note(&format!("the first {shown} of each; -k shows more, --json has all"));
+    }
+    Ok(())
+}
+
+pub(super) fn print_head(report: &OneHead) -> anyhow::Result<()> {
+    let mut out = output::stdout();
+    writeln!(out, "{}: weights alone\n", visible_text(&report.provenance.model))?;
+    let largest = report
+        .eigenvalues
+        .iter()
+        .take(4)
+        .map(|[re, im]| if im.abs() < 1e-9 { format!("{re:+.2}") } else { format!("{re:+.2}{im:+.2}i") });
+    writeln!(
+        out,
+        "head {}.{}: copying {}; the largest eigenvalues of OV by token: {}\n",
+        report.layer,
+        report.head,
+        report.copying.map_or_else(|| "none".to_owned(), |copying| format!("{copying:+.3}")),
+        largest.collect::<Vec<_>>().join(", ")
+    )?;
+    for (title, links, from, to) in [
+        ("QK, where it looks: the score of a key for a query", &report.qk, "query", "key"),
+        (
+            "OV, what it writes: the change of a logit when a token is attended to",
+            &report.ov,
+            "attended",
+            "logit of",
+        ),
+    ] {
+        writeln!(out, "{title}\n")?;
+        let mut table = Table::new(&[(from, Left), (to, Left), ("value", Right)]);
+        for Link { from, to, value, .. } in links {
+            table.row(vec![from.to_string(), to.to_string(), format!("{value:+.2}")]);
+        }
+        writeln!(out, "{}", table.render())?;
+    }
+    for (title, directions, reads, writes) in [
+        (
+            "singular directions of OV: what it reads and what that becomes",
+            &report.ov_singular,
+            "reads",
+            "writes",
+        ),
+        (
+            "singular directions of QK: which queries look for which keys",
+            &report.qk_singular,
+            "queries",
+            "keys",
+        ),
+    ] {
+        writeln!(out, "{title}\n")?;
+        let mut table = Table::new(&[("value", Right), (reads, Left), (writes, Left)]);
+        for Direction { value, reads, writes } in directions {
+            let named = |tokens: &[Label]| tokens.iter().map(Label::to_string).collect::<Vec<_>>().join(" ");
+            table.row(vec![format!("{value:.2}"), named(reads), named(writes)]);
+        }
+        writeln!(out, "{}", table.render())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,123 @@
+//! The options of `gpt2 features`.
+
+use crate::model::dictionaries;
+use crate::study::args::StudyArgs;
+use crate::study::over_texts::PromptsArgs;
+use anyhow::Context;
+use clap::{Arg, value_parser};
+use gpt2_model::hooks::{Head, Intervention, KnockOut};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+#[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("aimed").arg("target"))]
+// Without a change of features, too.
+#[command(mut_arg("dictionary", |_| {
+    let help = "A sparse autoencoder or transcoder of SAELens or gpt2 train-features: a folder, or owner/name/FOLDER on the Hub";
+    Arg::new("dictionary").long("dictionary").value_name("DIR|NAME").required(true).help(help)
+}))]
+#[command(after_help = "\
+A dictionary is a folder as SAELens writes it, with cfg.json and sae_weights.safetensors. Its settings say which value it reads.
+Explained variance says how much of that value it rebuilds. Loss recovered says how much of what zeros there would cost the
+prediction it keeps. With --target, the effect of a feature is how much of the token's logit would go with it, to first order.
+With --attention, a pair is what a feature at the query and one at the key add to the score before softmax; all pairs add up to it.
+With --store, it covers a whole corpus that gpt2 record wrote: the features that fire most often, or, for each of --feature, the K
+places where it fires most, each with the text around it. With --texts, results come one after another, with --json as lines of
+JSON, and --export holds LINE/NAME for each text.
+
+Examples:
+  gpt2 features \"O Romeo, Romeo\" --dictionary sae
+  gpt2 features \"O Romeo, Romeo\" --dictionary sae --feature 7,12   # where they fire, and what they say
+  gpt2 features \"To be, or not to\" --dictionary sae --target \" be\" --against \" the\"
+  gpt2 features \"To be, or not to\" --dictionary sae --attention 1.3/5:1   # why a head attends there
+  gpt2 features --texts prompts.txt --dictionary sae --json   # many texts, one a line
+  gpt2 record notes.txt --points blocks.1.hook_resid_pre --out activations
+  gpt2 features --store activations --dictionary sae --feature 7,12   # where they fire most in a corpus")]
+pub(crate) struct FeaturesArgs {
+    #[command(flatten)]
+    pub(crate) prompt: PromptsArgs,
+    /// Instead of a prompt, read values that gpt2 record wrote: how often features fire, and where most
+    #[arg(long, value_name = "DIR", conflicts_with_all = NOT_OVER_A_STORE)]
+    pub(crate) store: Option<PathBuf>,
+    /// How many features to show for each token, or how many effects, pairs or places
+    #[arg(short = 'k', long, default_value_t = 5, value_name = "K", value_parser = value_parser!(u16).range(1..))]
+    pub(crate) top_k: u16,
+    /// Show where these features fire, and which tokens they make likelier, instead of the strongest at each token
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub(crate) feature: Vec<u32>,
+    /// Show the features with the largest effects on this token's logit at the end, with its leading space
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) target: Option<String>,
+    /// Measure the logit of --target minus that of this token
+    #[arg(long, value_name = "TOKEN", requires = "aimed")]
+    pub(crate) against: Option<String>,
+    /// Split a head's score of position KEY for position QUERY by pairs of features: L.H/QUERY:KEY, as in 3.2/7:4, a head of the
+    /// layer that reads the dictionary's stream
+    #[arg(long, value_name = "L.H/QUERY:KEY", value_parser = HeadPair::from_str)]
+    pub(crate) attention: Option<HeadPair>,
+    /// Write all activations as `features` (tokens, features), and what is read and rebuilt, to a .safetensors file
+    #[arg(long, value_name = "FILE", help_heading = "Files")]
+    pub(crate) export: Option<PathBuf>,
+    /// Let --export replace an existing file
+    #[arg(long, requires = "export", help_heading = "Files")]
+    pub(crate) overwrite: bool,
+    #[command(flatten)]
+    pub(crate) study: StudyArgs,
+}
+
+/// A head and two positions.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HeadPair {
+    pub(super) head: Head,
+    pub(super) query: usize,
+    pub(super) key: usize,
+}
+
+impl FromStr for HeadPair {
+    type Err = String;
+
+    /// Parses `L.H/QUERY:KEY`, as `--block` takes it for one head.
+    fn from_str(s: &str) -> Result<Self, String> {
+        let parsed = format!("block {s}").parse::<Intervention>();
+        match parsed {
+            Ok(Intervention::KnockOut(Some(layer), KnockOut { head: Some(head), query, key })) => {
+                Ok(Self { head: Head { layer, head }, query, key })
+            }
+            _ => Err("expected LAYER.HEAD/QUERY:KEY, such as 3.2/7:4".into()),
+        }
+    }
+}
+
+/// The options about a run of the model, which `--store` refuses.
+const NOT_OVER_A_STORE: [&str; 21] = [
+    "prompt",
+    "file",
+    "ids",
+    "texts",
+    "field",
+    "target",
+    "against",
+    "attention",
+    "export",
+    "overwrite",
+    "ablate",
+    "mean_ablate",
+    "scale",
+    "attention_temperature",
+    "block",
+    "patch",
+    "circuit",
+    "add",
+    "ablate_feature",
+    "scale_feature",
+    "set_feature",
+];
+
+impl FeaturesArgs {
+    /// The name of the dictionary, which is refused before a model is fetched and read.
+    pub(super) fn dictionary(&self) -> anyhow::Result<&str> {
+        let source = self.study.interventions.dictionary.as_ref().context("features needs --dictionary")?;
+        dictionaries::find(source, &self.study.model.hub)?;
+        Ok(source)
+    }
+}

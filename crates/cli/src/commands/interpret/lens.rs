@@ -1,0 +1,177 @@
+//! `gpt2 lens`: what the model would predict after each block.
+
+use crate::input::prompt::Prompt;
+use crate::interventions::changes::Changes;
+use crate::model::session::{Label, Session};
+use crate::output;
+use crate::output::written_files::Outputs;
+use crate::results::export_points::{PointArgs, Points};
+use crate::results::exports;
+use crate::results::picture::{About, PictureArgs, numbers};
+use crate::results::provenance::Provenance;
+use crate::study::args::StudyArgs;
+use crate::study::over_texts::{Job, PromptsArgs, Ran};
+use anyhow::bail;
+use candle_core::{D, DType, Device, Tensor};
+use candle_nn::ops::log_softmax;
+use gpt2_model::analysis::{highest, logit_lens};
+use gpt2_model::hooks::Chain;
+use gpt2_view::{Align, Frame, NumberMap, Table};
+use serde::Serialize;
+use serde_json::json;
+use std::io::Write;
+use std::path::PathBuf;
+
+#[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("files").args(["export", "picture"]).multiple(true))]
+#[command(mut_arg("texts", |arg| arg.conflicts_with("picture")))]
+#[command(after_help = "\
+With --texts, results come one after another, with --json as lines of JSON, and --export holds LINE/NAME for each text.
+The picture follows the tokens of the table: the probability of each of them after every block.
+
+Examples:
+  gpt2 lens \"To be, or not to\"
+  gpt2 lens \"To be, or not to\" --picture lens.pdf --size 8.5cm   # for a paper
+  gpt2 lens --model gpt2 --position 3 \"The capital of France is\"
+  gpt2 lens --texts prompts.txt --export lens.safetensors   # many texts, one a line")]
+pub(crate) struct LensArgs {
+    #[command(flatten)]
+    pub(crate) prompt: PromptsArgs,
+    /// The position whose next token to predict, counted from 0 [default: the last]
+    #[arg(long, value_name = "I")]
+    pub(crate) position: Option<usize>,
+    /// How many tokens to show for each layer
+    #[arg(short = 'k', long, default_value_t = 3, value_name = "K", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) top_k: u16,
+    /// Write the logits before the first block and after each, as `lens` (blocks + 1, vocabulary), to a .safetensors file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) export: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) points: PointArgs,
+    #[command(flatten)]
+    pub(crate) picture: PictureArgs,
+    /// Let --export and --picture replace existing files
+    #[arg(long, requires = "files", help_heading = "Files")]
+    pub(crate) overwrite: bool,
+    #[command(flatten)]
+    pub(crate) study: StudyArgs,
+}
+
+#[derive(Serialize)]
+struct Report {
+    provenance: Provenance,
+    model: String,
+    position: usize,
+    token: Label,
+    /// The predictions before the first block and after each.
+    layers: Vec<Vec<Candidate>>,
+}
+
+#[derive(Serialize)]
+struct Candidate {
+    id: u32,
+    token: Label,
+    probability: f32,
+}
+
+pub(crate) fn run(args: &LensArgs) -> anyhow::Result<()> {
+    args.study.interventions.no_circuit("lens")?;
+    let text = args.prompt.read()?;
+    let mut outputs = Outputs::new(args.overwrite);
+    if let Some(path) = &args.export {
+        exports::add_to(&mut outputs, path)?;
+    }
+    args.picture.add(&mut outputs)?;
+    let session = args.study.session_for(args.prompt.inputs(), &outputs)?;
+    let points = args.points.of(&session)?;
+    let prompts = &args.prompt;
+    let study = &args.study;
+    let export = args.export.as_deref();
+    let job = Job { prompts, study, session: &session, chosen: None, export, outputs };
+    job.run(text, |prompt, changes| lens(args, &session, &points, prompt, changes), print)
+}
+
+fn lens(
+    args: &LensArgs,
+    session: &Session,
+    points: &Points,
+    prompt: &Prompt,
+    changes: &Changes,
+) -> anyhow::Result<Ran<Report>> {
+    let t = prompt.ids.len();
+    let position = args.position.unwrap_or(t - 1);
+    if position >= t {
+        bail!("--position {position}: the prompt has positions 0 to {}", t - 1);
+    }
+    let ids = session.input_ids(&prompt.ids)?; // (1, T)
+    let recorder = points.recorder();
+    let hooks = Chain(&[&changes.list, &recorder]);
+    let logits = logit_lens(&session.model, &ids, position, Some(&hooks))?; // (L + 1, 1, V)
+    let logits = logits.squeeze(1)?.to_dtype(DType::F32)?; // (L + 1, V)
+    let check = |x: &Tensor| args.study.finite.check(session, &ids, Some(&changes.list), [x]);
+    check(&logits)?;
+    let log_probs = log_softmax(&logits, D::Minus1)?.to_vec2::<f32>()?;
+    let layer = |log_probs: &Vec<f32>| -> Vec<Candidate> {
+        let order = highest(log_probs, args.top_k.into());
+        let candidate =
+            |&id: &u32| Candidate { id, token: session.label(id), probability: log_probs[id as usize].exp() };
+        order.iter().map(candidate).collect()
+    };
+    let layers = log_probs.iter().map(layer).collect();
+    let mut tensors = vec![("lens".to_owned(), logits)];
+    points.add_to(&mut tensors, &recorder, check)?;
+    let token = session.label(prompt.ids[position]);
+    let provenance = Provenance::new(session, &prompt.ids)?.under(changes);
+    let report = Report { provenance, model: session.name.clone(), position, token, layers };
+    let about = About {
+        title: format!(
+            "{}: what follows {} (position {position}), after each block",
+            report.model, report.token
+        ),
+        made_by: &report.provenance,
+        settings: json!({ "position": position, "top_k": args.top_k }),
+    };
+    let draw = |frame: &Frame| picture(frame, &report.layers, &log_probs);
+    let picture = args.picture.drawn(&about, draw)?;
+    Ok(Ran { picture, ..Ran::new(report, tensors) })
+}
+
+/// The probability, after each block, of every token that is among the likeliest after one of them: the likeliest at the end
+/// first.
+fn picture(frame: &Frame, layers: &[Vec<Candidate>], log_probs: &[Vec<f32>]) -> candle_core::Result<Vec<u8>> {
+    let mut tokens: Vec<&Candidate> = layers.iter().flatten().collect();
+    let at_the_end = |token: &Candidate| log_probs.last().map_or(0.0, |row| row[token.id as usize]);
+    tokens.sort_by(|a, b| at_the_end(b).total_cmp(&at_the_end(a)).then(a.id.cmp(&b.id)));
+    tokens.dedup_by_key(|token| token.id);
+    let rows: Vec<String> = ["embeddings".to_owned()].into_iter().chain(numbers(layers.len() - 1)).collect();
+    let columns: Vec<String> = tokens.iter().map(|token| token.token.to_string()).collect();
+    let values: Vec<f32> =
+        log_probs.iter().flat_map(|row| tokens.iter().map(|token| row[token.id as usize].exp())).collect();
+    let values = Tensor::from_vec(values, (rows.len(), columns.len()), &Device::Cpu)?;
+    let map = NumberMap { row_axis: "after block", column_axis: "next token", ..NumberMap::default() };
+    NumberMap { unit: "probability", rows: &rows, columns: &columns, end: Some(1.0), from_zero: true, ..map }
+        .draw(frame, &values)
+}
+
+fn print(report: &Report) -> anyhow::Result<()> {
+    let mut out = output::stdout();
+    writeln!(out, "{}", report.provenance.first_line())?;
+    writeln!(
+        out,
+        "what follows {} (position {}), read off the residual stream after each block\n",
+        report.token, report.position
+    )?;
+    let shown = report.layers.first().map_or(0, Vec::len);
+    let mut columns = vec![("after", Align::Left)];
+    for _ in 0..shown {
+        columns.extend([("token", Align::Left), ("p", Align::Right)]);
+    }
+    let mut table = Table::new(&columns);
+    for (i, layer) in report.layers.iter().enumerate() {
+        let after = if i == 0 { "embeddings".to_owned() } else { format!("block {}", i - 1) };
+        let cells = layer.iter().flat_map(|c| [c.token.to_string(), format!("{:.3}", c.probability)]);
+        table.row(std::iter::once(after).chain(cells).collect());
+    }
+    write!(out, "{}", table.render())?;
+    Ok(())
+}

@@ -1,0 +1,229 @@
+//! `gpt2 record`: the values at hook points over a corpus, in a folder of shards, on one process or on many.
+
+mod args;
+mod recording;
+mod run;
+mod texts;
+
+use crate::input::corpus::{By, Corpus, shared};
+use crate::input::text_lines::STDIN;
+use crate::model::hub;
+use crate::model::session::Session;
+use crate::output::progress::{Stop, bar};
+use crate::output::read_files::Inputs;
+use crate::output::written_files::Outputs;
+use crate::output::{self, note};
+use crate::process::parallel;
+use crate::results::provenance::Provenance;
+use crate::values::count;
+use anyhow::bail;
+pub(crate) use args::RecordArgs;
+use candle_core::DType;
+use gpt2_files::{INDEX, StoreWriter};
+use gpt2_parallel::{Fact, Group};
+use recording::Recording;
+use run::Run;
+use serde::Serialize;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+use texts::{Pending, ShardTexts};
+
+/// The settings that every shard depends on.
+#[derive(Serialize)]
+struct Facts<'a> {
+    provenance: Provenance,
+    /// The unit that counts as a document.
+    #[serde(flatten)]
+    by: &'a By,
+    points: Vec<String>,
+    store: &'static str,
+    window: usize,
+    shard_tokens: u32,
+    bos: bool,
+    /// The model's config and weights, the tokenizer, and what interventions read from files.
+    fingerprint: String,
+    isa: &'static str,
+}
+
+#[derive(Serialize)]
+struct Total {
+    provenance: Provenance,
+    folder: PathBuf,
+    points: Vec<String>,
+    documents: usize,
+    /// The number of documents without a token.
+    empty: usize,
+    tokens: usize,
+    shards: usize,
+}
+
+pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<ExitCode> {
+    parallel::run(&args.parallel, args.model.hub.timeout, |group| record(args, &**group))
+}
+
+fn record(args: &RecordArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
+    // Rank 0 alone reads the corpus; the others get the texts from it.
+    let leads = group.rank() == 0;
+    let by = By::new(&args.documents, &args.corpus)?;
+    let mut corpus = leads.then(|| Corpus::open(&args.corpus, by.clone())).transpose()?;
+    let inputs = inputs(args, corpus.as_ref());
+    inputs.spare_folder(&format!("--out {}", args.out.display()), &args.out)?;
+    check_folder(args)?;
+    if group.size() > 1 && args.corpus == Path::new(STDIN) {
+        bail!("-: standard input keeps the other processes waiting; name a file");
+    }
+    let session = args.model.session_for(inputs, &Outputs::new(false))?;
+    let recording = Recording::new(args, &session)?;
+    let provenance =
+        Provenance::of_tokens(&session, recording.windowing.window)?.under(&recording.changes.described());
+    note(&provenance.model_line());
+    let facts = facts(args, &by, &session, &recording, provenance.clone())?;
+    agree(group, &facts)?;
+    let writer = || StoreWriter::new(&args.out, recording.names.clone(), facts.clone());
+    // One rank makes the folder, and all of them see it.
+    if leads {
+        writer()?;
+    }
+    group.any(false)?;
+    let writer = writer()?;
+    let stop = Stop::listen()?;
+    let bar = bar(
+        corpus.as_ref().and_then(|corpus| corpus.bytes),
+        "{bar:30} {bytes} of {total_bytes}, {eta} left{msg}",
+    );
+    let mut pending = Pending::new(args.shard_tokens as usize);
+    let run =
+        Run { group, session: &session, recording: &recording, writer: &writer, stop: &stop, bar: &bar };
+    // Of each shard; and how many of them this run has computed.
+    let (mut tokens, mut fresh, started): (Vec<usize>, _, _) = (vec![], 0, Instant::now());
+    let mut ended = false;
+    while !ended {
+        let section = shared(group, corpus.as_mut().map_or(Ok(vec![]), Corpus::section)?)?;
+        ended = section.is_empty();
+        pending.add(&recording, &session, section)?;
+        // A shard for each rank at a time, so that none waits for another.
+        while let Some(round) = pending.round(group.size(), ended) {
+            let Some(computed) = run.round(tokens.len(), &round)? else {
+                bar.finish_and_clear();
+                note("stopped; the finished shards stay: run the same command with --resume to continue");
+                return Ok(ExitCode::from(stop.code()));
+            };
+            tokens.extend(round.iter().map(ShardTexts::tokens));
+            fresh += computed;
+            if fresh > 0 {
+                bar.set_message(format!(", {:.0} tokens/s", fresh as f64 / started.elapsed().as_secs_f64()));
+            }
+            bar.set_position(corpus.as_ref().map_or(0, Corpus::read));
+        }
+    }
+    bar.finish_and_clear();
+    if pending.documents == 0 && leads {
+        bail!("{}: holds no document", args.corpus.display());
+    }
+    group.any(false)?; // until all ranks have written theirs
+    let total = Total {
+        provenance,
+        folder: args.out.clone(),
+        points: recording.names.clone(),
+        documents: pending.documents,
+        empty: pending.empty,
+        tokens: tokens.iter().sum(),
+        shards: tokens.len(),
+    };
+    if leads {
+        writer.finish(tokens)?;
+        if fresh > 0 {
+            note(&format!("{:.0} tokens/s", fresh as f64 / started.elapsed().as_secs_f64()));
+        }
+        output::report(args.json, &total, print)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Everything that the run reads.
+fn inputs(args: &RecordArgs, corpus: Option<&Corpus>) -> Inputs {
+    let mut inputs = Inputs::default();
+    let files = corpus.into_iter().flat_map(|corpus| &corpus.files);
+    for file in files.filter(|file| **file != Path::new(STDIN)) {
+        inputs.file("the corpus", file);
+    }
+    args.interventions.inputs(&mut inputs);
+    hub::inputs(&args.model.hub, &mut inputs);
+    args.model.model.iter().for_each(|model| inputs.named(model));
+    inputs
+}
+
+/// Refuses ranks whose shards would differ.
+fn agree(group: &dyn Group, facts: &serde_json::Value) -> anyhow::Result<()> {
+    let fact = |(what, value): (&String, &serde_json::Value)| Fact {
+        what: what.clone(),
+        value: value.to_string(),
+        remedy: "start every rank with the same command and the same model",
+    };
+    group.agree(|| anyhow::Ok(facts.as_object().into_iter().flatten().map(fact).collect()))
+}
+
+/// Refuses a folder that holds something, unless a run is to go on there, or one has left it without a shard.
+fn check_folder(args: &RecordArgs) -> anyhow::Result<()> {
+    let out = args.out.display();
+    if args.out == Path::new("-") {
+        bail!("--out -: expected the name of a folder; ./- is one");
+    }
+    if args.out.exists() && !args.out.is_dir() {
+        bail!("--out {out}: is a file; name a folder, which may be new");
+    }
+    let entries = std::fs::read_dir(&args.out).into_iter().flatten().flatten();
+    let names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let is_begun = names.iter().all(|name| name == INDEX || name.starts_with(".gpt2-"));
+    if is_begun || (args.resume && names.iter().any(|name| name == INDEX)) {
+        return Ok(());
+    }
+    if names.iter().any(|name| name == INDEX) {
+        bail!("--out {out}: holds values already; go on with --resume, or name another folder");
+    }
+    bail!("--out {out}: holds other files; name an empty folder, or a new one")
+}
+
+fn facts(
+    args: &RecordArgs,
+    by: &By,
+    session: &Session,
+    recording: &Recording,
+    provenance: Provenance,
+) -> anyhow::Result<serde_json::Value> {
+    let mut hash = DefaultHasher::new();
+    (session.model.fingerprint()?, session.tokenizer()?.to_json().ok()).hash(&mut hash);
+    recording.changes.hash(&mut hash)?;
+    Ok(serde_json::to_value(Facts {
+        provenance,
+        by,
+        points: recording.names.clone(),
+        store: DType::as_str(&recording.store),
+        window: recording.windowing.window,
+        shard_tokens: args.shard_tokens,
+        bos: recording.windowing.bos.is_some(),
+        fingerprint: format!("{:016x}", hash.finish()),
+        isa: candle_fused::Isa::current().as_str(),
+    })?)
+}
+
+fn print(total: &Total) -> anyhow::Result<()> {
+    let mut out = output::stdout();
+    let Total { folder, points, documents, empty, tokens, shards, .. } = total;
+    writeln!(
+        out,
+        "{}: {} of {}, {}, at {}",
+        folder.display(),
+        count(*tokens, "token"),
+        count(*documents, "document"),
+        count(*shards, "shard"),
+        points.join(", ")
+    )?;
+    if *empty > 0 {
+        writeln!(out, "{} without a token", count(*empty, "document"))?;
+    }
+    Ok(())
+}

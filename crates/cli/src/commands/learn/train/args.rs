@@ -1,0 +1,253 @@
+//! The options of `gpt2 train`, and training errors in words that name them.
+
+use crate::interventions::args::InterventionArgs;
+use crate::model::device::RunArgs;
+use crate::model::hub::HubArgs;
+use crate::model::session::{DTYPES, FORMATS, IMPLEMENTATIONS};
+use crate::process::parallel::{ParallelArgs, TIMEOUT};
+use crate::values::{above_0, at_least_0, below_1, fraction, one_of, share};
+use candle_core::DType;
+use candle_fused::{BlockFormat, Implementation};
+use gpt2_loader::LoadError;
+use gpt2_model::lora::LoraOptions;
+use gpt2_train::TrainError;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// What to train of `--model`, if not all of it.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "LoRA")]
+// clap forgets that an option is required if it conflicts with one that is given; it never forgets a group.
+#[command(group = clap::ArgGroup::new("base").arg("model"), group = clap::ArgGroup::new("adapter").arg("rank"))]
+pub(crate) struct LoraArgs {
+    /// Train a LoRA adapter of rank R. --model itself stays as it is, and may be quantized
+    #[arg(long = "lora", value_name = "R", requires = "base", conflicts_with = "save_dtype",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rank: Option<u32>,
+    /// Multiply the adapter's updates by A / R
+    #[arg(long, value_name = "A", default_value_t = 8.0, requires = "adapter", value_parser = above_0)]
+    pub(crate) lora_alpha: f64,
+    /// Dropout on the inputs of the adapter's updates
+    #[arg(long, value_name = "P", default_value_t = 0.0, requires = "adapter", value_parser = below_1)]
+    pub(crate) lora_dropout: f64,
+    /// The layers that get updates: c_attn, c_proj (of attention and MLP), c_fc, or longer ends of their names
+    #[arg(
+        long = "lora-target",
+        value_name = "LAYERS",
+        value_delimiter = ',',
+        default_value = "c_attn",
+        requires = "adapter"
+    )]
+    pub(crate) targets: Vec<String>,
+    /// Multiply by A / sqrt(R) instead (rank-stabilized LoRA)
+    #[arg(long = "rslora", requires = "adapter")]
+    pub(crate) use_rslora: bool,
+    /// Quantize --model as it loads, which takes less memory
+    #[arg(long, value_name = "FORMAT", requires = "adapter", value_parser = one_of(FORMATS))]
+    pub(crate) quantize: Option<BlockFormat>,
+}
+
+impl LoraArgs {
+    pub(crate) fn options(&self) -> Option<LoraOptions> {
+        Some(LoraOptions {
+            r: self.rank? as usize,
+            lora_alpha: self.lora_alpha,
+            lora_dropout: self.lora_dropout,
+            use_rslora: self.use_rslora,
+            target_modules: self.targets.clone(),
+        })
+    }
+}
+
+const NEW: &str = "A new model";
+const STEPS: &str = "Steps";
+const SAVING: &str = "Validation and files";
+
+#[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("source").args(["text", "jsonl"]).required(true))]
+#[command(mut_arg("timeout", |arg| arg.help(TIMEOUT)))]
+// These depend on a prompt, which a validation does not have.
+#[command(mut_arg("mean_ablate", |arg| arg.hide(true)), mut_arg("mean_of", |arg| arg.hide(true)))]
+#[command(mut_arg("block", |arg| arg.hide(true)), mut_arg("patch", |arg| arg.hide(true)))]
+#[command(mut_arg("from_prompt", |arg| arg.hide(true)))]
+#[command(after_help = "\
+With interventions, each validation is also measured under them. That shows how much the model relies on a head at that step.
+Training itself does not change.
+
+The same command with the same seed gives the same model, even if you stop it with Ctrl-C and resume, and on any number
+of processes. It prints which step's weights it has saved. With Ctrl-C, it saves what it has and exits with 130.
+
+Examples:
+  gpt2 train --text shakespeare.txt --out my-model --steps 2000 --metrics loss.csv
+  gpt2 train --text shakespeare.txt --out my-model --steps 2000 --metrics loss.csv --resume   # after Ctrl-C
+  gpt2 generate \"ROMEO:\" --model my-model   # try it
+  gpt2 train --text poems.txt --out poems --model gpt2 --lora 8 --steps 300   # an adapter of GPT-2: kilobytes
+  gpt2 train --text shakespeare.txt --out tuned --model gpt2 --window 256 --batch 2 --accumulate 8 --lr 3e-5
+  gpt2 train --jsonl chats.jsonl --out chats --model gpt2 --lora 8 --window 256   # prompts and completions
+  mpirun -n 4 gpt2 train --text shakespeare.txt --out shared --accumulate 4   # four processes")]
+pub(crate) struct TrainArgs {
+    /// Train on this text, UTF-8, at most 256 MiB
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: Option<PathBuf>,
+    /// Train on prompts and completions: a JSON object a line, {"prompt": "..", "completion": ".."}. Only completions
+    /// are learned. Examples that share a row do not attend to each other
+    #[arg(long, value_name = "FILE", conflicts_with = "repeat_fraction")]
+    pub(crate) jsonl: Option<PathBuf>,
+    /// Folder for config.json, model.safetensors, tokenizer.json and loss.png, a plot of the losses. With --lora, it
+    /// gets PEFT's adapter_config.json and adapter_model.safetensors, and loss.png
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Fine-tune this model instead of training a new one: a folder, a GGUF file that is not quantized, a model on the
+    /// Hub, or demo, which is built in
+    #[arg(short, long, value_name = "DIR|FILE|NAME",
+          conflicts_with_all = ["vocab_size", "n_layer", "n_head", "n_embd", "n_positions"])]
+    pub(crate) model: Option<String>,
+    #[command(flatten)]
+    pub(crate) lora: LoraArgs,
+    /// Size of the vocabulary, a byte-level BPE that is trained on the text
+    #[arg(long, default_value_t = 1024, value_name = "V", value_parser = clap::value_parser!(u32).range(257..1 << 24), help_heading = NEW)]
+    pub(crate) vocab_size: u32,
+    #[arg(long, value_name = "N", default_value_t = 4, help = "Blocks", help_heading = NEW)]
+    pub(crate) n_layer: usize,
+    #[arg(long, value_name = "N", default_value_t = 4, help = "Heads per block", help_heading = NEW)]
+    pub(crate) n_head: usize,
+    #[arg(long, value_name = "N", default_value_t = 128, help = "Width of the residual stream", help_heading = NEW)]
+    pub(crate) n_embd: usize,
+    #[arg(long, value_name = "N", default_value_t = 256, help = "Longest context", help_heading = NEW)]
+    pub(crate) n_positions: usize,
+    /// Optimizer steps
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..), help_heading = STEPS)]
+    pub(crate) steps: u32,
+    /// Tokens per sequence [default: n_positions]
+    #[arg(long, value_name = "T", help_heading = STEPS)]
+    pub(crate) window: Option<usize>,
+    /// Batches whose gradients are summed for one step
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..), help_heading = STEPS)]
+    pub(crate) accumulate: u16,
+    /// Keep the activations of one block at a time, and run each block again in the backward pass. This takes less
+    /// memory and more time, and gives the same numbers
+    #[arg(long, help_heading = STEPS)]
+    pub(crate) recompute: bool,
+    /// Scale all gradients down together if their norm exceeds this. 0 is off
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = at_least_0, allow_negative_numbers = true, help_heading = STEPS)]
+    pub(crate) clip: f64,
+    /// Dropout on embeddings, attention weights and residuals [default: 0, or as in --model's config]
+    #[arg(long, value_name = "P", value_parser = below_1, allow_negative_numbers = true, help_heading = STEPS)]
+    pub(crate) dropout: Option<f64>,
+    /// Part of the sequences that are repeated random tokens instead of text, 0 to 1. They teach heads to look for
+    /// earlier copies of a token (induction heads)
+    #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = share, allow_negative_numbers = true, help_heading = STEPS)]
+    pub(crate) repeat_fraction: f64,
+    /// Sequences per batch
+    #[arg(short, long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..), help_heading = STEPS)]
+    pub(crate) batch: u16,
+    /// Highest learning rate. It is reached after the warm-up; a cosine then brings it down to a tenth
+    #[arg(long, value_name = "X", default_value_t = 1e-3, value_parser = at_least_0, allow_negative_numbers = true, help_heading = STEPS)]
+    pub(crate) lr: f64,
+    /// Steps of linear warm-up
+    #[arg(long, value_name = "N", default_value_t = 100, help_heading = STEPS)]
+    pub(crate) warmup: u32,
+    /// AdamW's weight decay, on matrices and embeddings only
+    #[arg(long, value_name = "X", default_value_t = 0.1, value_parser = at_least_0, allow_negative_numbers = true, help_heading = STEPS)]
+    pub(crate) weight_decay: f64,
+    /// Part of the text, at its end, that is held back for validation
+    #[arg(long, value_name = "P", default_value_t = 0.1, value_parser = fraction, allow_negative_numbers = true, help_heading = SAVING)]
+    pub(crate) val_fraction: f64,
+    /// Steps between validations. Each saves the weights if they are the best so far
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..), help_heading = SAVING)]
+    pub(crate) eval_every: u32,
+    /// Write each step's loss, learning rate and gradient norm to a .csv or .jsonl file
+    #[arg(long, value_name = "FILE", help_heading = SAVING)]
+    pub(crate) metrics: Option<PathBuf>,
+    /// Continue the run in --out where it stopped. The result is the same as without the stop
+    #[arg(long, conflicts_with = "overwrite", help_heading = SAVING)]
+    pub(crate) resume: bool,
+    /// Replace the model that is already in --out
+    #[arg(long, help_heading = SAVING)]
+    pub(crate) overwrite: bool,
+    /// Precision of the saved weights
+    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = one_of(DTYPES), help_heading = SAVING)]
+    pub(crate) save_dtype: DType,
+    #[command(flatten)]
+    pub(crate) interventions: InterventionArgs,
+    #[command(flatten)]
+    pub(crate) parallel: ParallelArgs,
+    /// What computes attention and, on GPUs, the layers around it. auto is fused on the CPU and eager on GPUs
+    #[arg(long = "impl", value_name = "IMPL", default_value = "auto", value_parser = one_of(IMPLEMENTATIONS), help_heading = "Model and device")]
+    pub(crate) implementation: Implementation,
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
+}
+
+impl TrainArgs {
+    /// The file to train on, and the option that names it.
+    pub(crate) fn source(&self) -> (&'static str, &Path) {
+        match (&self.text, &self.jsonl) {
+            (Some(text), _) => ("--text", text),
+            (None, Some(jsonl)) => ("--jsonl", jsonl),
+            (None, None) => ("--text", Path::new("-")), // clap requires one of them
+        }
+    }
+}
+
+/// An error of saving the model, in this command's words. `advice` is for numbers that are not finite.
+pub(super) fn unsaved(error: LoadError, advice: &str) -> anyhow::Error {
+    match error {
+        LoadError::NotSavable { parameter, value, .. } if !value.is_finite() => {
+            anyhow::anyhow!("{parameter} holds {value}: {advice}")
+        }
+        LoadError::NotSavable { .. } => anyhow::Error::new(error).context("--save-dtype"),
+        other => other.into(),
+    }
+}
+
+/// The error in this command's words.
+pub(super) fn worded(error: TrainError) -> anyhow::Error {
+    match error {
+        TrainError::Window { window, n_positions } => {
+            anyhow::anyhow!("--window is {window}, expected 1 to the model's n_positions = {n_positions}")
+        }
+        TrainError::TooShort { train, validation, window } => anyhow::anyhow!(
+            "the text is too short: {train} tokens to learn and {validation} for validation, but each part needs \
+             more than --n-positions {window}, or --window"
+        ),
+        TrainError::Loss { step, loss, .. } => {
+            anyhow::anyhow!("the loss became {loss} at step {step}: try a lower --lr")
+        }
+        TrainError::ValidationLoss { step, loss } => {
+            anyhow::anyhow!("the validation loss became {loss} after step {step}: try a lower --lr")
+        }
+        TrainError::Step { step, source } => {
+            anyhow::Error::new(source).context(format!("step {step} failed: try a lower --lr"))
+        }
+        TrainError::NotAState { path, source } => anyhow::Error::new(source)
+            .context(format!("{}: not a training run's state; train without --resume", path.display())),
+        TrainError::Setting { name, before, now } => anyhow::anyhow!(
+            "--resume: {name} was {before} and is {now}; {}, or start anew with --overwrite",
+            as_before(&name, &before)
+        ),
+        TrainError::Metrics { path, source } => {
+            anyhow::Error::from_boxed(source).context(format!("--metrics {}", path.display()))
+        }
+        TrainError::Other(source) => anyhow::Error::from_boxed(source),
+        other => other.into(),
+    }
+}
+
+/// Advice that gives a setting its earlier value.
+fn as_before(name: &str, before: &Value) -> String {
+    let option = name.replace('_', "-");
+    match (name, before) {
+        ("config", _) => "give the model's sizes that the run began with".into(),
+        ("data", _) => "give the text and the --val-fraction that the run began with".into(),
+        ("lora" | "frozen_model_fingerprint", _) => {
+            "give the --model and the LoRA options that the run began with".into()
+        }
+        (_, Value::Null | Value::Bool(false)) => format!("leave --{option} out"),
+        (_, Value::Bool(true)) => format!("give --{option}"),
+        (_, Value::String(text)) => format!("give --{option} {text}"),
+        (_, before) => format!("give --{option} {before}"),
+    }
+}

@@ -1,0 +1,83 @@
+//! The options of every command that reaches the Hub.
+
+use crate::output::progress::downloads;
+use crate::output::read_files::Inputs;
+use crate::output::{self, note};
+use anyhow::bail;
+use clap::Args;
+use gpt2_loader::Hub;
+use gpt2_loader::hub::MAIN;
+use gpt2_session::{HubOptions, Named};
+use std::path::PathBuf;
+
+/// Where to find models that are given by name rather than as a folder.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Hugging Face Hub")]
+pub(crate) struct HubArgs {
+    /// Branch, tag or commit of a model on the Hub [default: main]
+    #[arg(long, value_name = "REV")]
+    pub(crate) revision: Option<String>,
+    /// Make no request: use only the cache [env: HF_HUB_OFFLINE]
+    #[arg(long)]
+    pub(crate) offline: bool,
+    /// Folder for downloaded models, shared with Python [env: HF_HUB_CACHE] [default:
+    /// ~/.cache/huggingface/hub]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cache_dir: Option<PathBuf>,
+    /// Address of the Hub or of a mirror [env: HF_ENDPOINT] [default: https://huggingface.co]
+    #[arg(long, value_name = "URL")]
+    pub(crate) endpoint: Option<String>,
+    /// Give up on a request that brings no data for this long [default: 30]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub(crate) timeout: Option<u64>,
+}
+
+impl HubArgs {
+    pub(crate) fn options(&self) -> HubOptions {
+        let Self { revision, offline, cache_dir, endpoint, timeout } = self;
+        HubOptions {
+            revision: revision.clone(),
+            offline: *offline,
+            cache_dir: cache_dir.clone(),
+            endpoint: endpoint.clone(),
+            timeout: *timeout,
+        }
+    }
+}
+
+/// The model that `--model` names. A note tells if a folder here bears the name of a model on the Hub.
+pub(crate) fn resolve(text: &str, args: &HubArgs) -> anyhow::Result<Named> {
+    let named = Named::find(text);
+    named.check_revision("--revision", args.revision.as_deref())?;
+    if let Some(text) = named.note() {
+        note(&text);
+    }
+    Ok(named)
+}
+
+/// Refuses `--revision` for a model that has no revisions.
+pub(crate) fn no_revision(args: &HubArgs, what: &str) -> anyhow::Result<()> {
+    match &args.revision {
+        Some(_) => bail!("--revision is for models of the Hub; {what} has no revisions"),
+        None => Ok(()),
+    }
+}
+
+pub(crate) fn revision(args: &HubArgs) -> &str {
+    args.revision.as_deref().unwrap_or(MAIN)
+}
+
+/// The Hub, as the flags and the environment configure it.
+pub(crate) fn settings(args: &HubArgs) -> anyhow::Result<Hub> {
+    let mut hub = args.options().hub()?;
+    hub.progress = (!output::is_quiet()).then(downloads);
+    Ok(hub)
+}
+
+/// Adds what this program reads to use the Hub: the cache and the token. Without a home folder there is neither.
+pub(crate) fn inputs(args: &HubArgs, inputs: &mut Inputs) {
+    inputs.cache = args.options().cache_dir().ok();
+    if let Some(token) = HubOptions::token_file() {
+        inputs.file("the Hub's token", token);
+    }
+}

@@ -1,0 +1,167 @@
+//! Long work: shows how far it is, and stops in good order.
+
+use super::{is_quiet, note};
+use gpt2_loader::hub::{Event, Progress};
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+/// Files of at least this size get a progress bar.
+const LARGE: u64 = 8_000_000;
+/// A signal this soon after the first is another copy of it: a launcher passes on what the terminal has sent already.
+const COPY: Duration = Duration::from_secs(2);
+
+/// A bar on a terminal, with indicatif's `template` after it; hidden with `--quiet`. `None` is work of unknown length.
+pub(crate) fn bar(length: Option<u64>, template: &str) -> ProgressBar {
+    if is_quiet() {
+        return ProgressBar::hidden();
+    }
+    styled(length.map_or_else(ProgressBar::no_length, ProgressBar::new), template)
+}
+
+/// Shows a bar while `work` runs, which says how many of its steps are done, and how many there are. `steps` names them.
+pub(crate) fn with_bar<T, E>(
+    steps: &str,
+    work: impl FnOnce(&mut dyn FnMut(usize, usize)) -> Result<T, E>,
+) -> Result<T, E> {
+    let bar = bar(Some(0), &format!("{{bar:30}} {{pos}}/{{len}} {steps}, {{eta}} left"));
+    let result = work(&mut |done, all| {
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    result
+}
+
+/// Like [`with_bar`], for library work whose progress callback returns a result. This callback never fails.
+pub(crate) fn with_progress<T>(
+    steps: &str,
+    work: impl FnOnce(&mut dyn FnMut(usize, usize) -> candle_core::Result<()>) -> candle_core::Result<T>,
+) -> candle_core::Result<T> {
+    with_bar(steps, |progress| {
+        work(&mut |done, all| {
+            progress(done, all);
+            Ok(())
+        })
+    })
+}
+
+fn styled(bar: ProgressBar, template: &str) -> ProgressBar {
+    bar.with_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// A bar for each large file on a terminal, a line for each file elsewhere.
+pub(crate) fn downloads() -> Progress {
+    // The bar, and the error of the last failed try.
+    let state: Mutex<(Option<ProgressBar>, String)> = Mutex::default();
+    Arc::new(move |event| {
+        let Ok(mut state) = state.lock() else { return ControlFlow::Continue(()) };
+        let (bar, failure) = &mut *state;
+        let say = |bar: &Option<ProgressBar>, text: String| match bar {
+            Some(bar) => bar.suspend(|| note(&text)),
+            None => note(&text),
+        };
+        let bytes = |n: u64| HumanBytes(n).to_string();
+        match event {
+            Event::Waiting { file } => {
+                say(bar, format!("{file}: another process fetches it; waiting for that"));
+            }
+            Event::Fetching { file, size, have } => {
+                let large = size.is_none_or(|size| size >= LARGE);
+                if large && std::io::stderr().is_terminal() {
+                    *bar = Some(progress_bar(file, *size, *have));
+                } else {
+                    let of = size.map_or_else(String::new, |size| format!(", {}", bytes(size)));
+                    let from = if *have > 0 { format!(", from {} on", bytes(*have)) } else { String::new() };
+                    say(bar, format!("fetching {file}{of}{from}"));
+                }
+            }
+            Event::Received { bytes, .. } => {
+                if let Some(bar) = bar {
+                    bar.set_position(*bytes);
+                }
+            }
+            Event::Fetched { file } => {
+                if let Some(bar) = bar.take() {
+                    bar.finish_and_clear();
+                    note(&format!("fetched {file}, {}", bytes(bar.position())));
+                }
+            }
+            Event::Verifying { file, size } if *size >= LARGE => {
+                say(bar, format!("verifying {file}, {}", bytes(*size)));
+            }
+            Event::Retrying { error, wait } => {
+                // What to do is for the error after the last try.
+                let again = format!("trying again in {:.1} s", wait.as_secs_f64());
+                let error = error.to_string();
+                let is_new = *failure != error;
+                say(&bar.take(), if is_new { format!("{error}\n{again}") } else { again });
+                *failure = error;
+            }
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    })
+}
+
+fn progress_bar(file: &str, size: Option<u64>, have: u64) -> ProgressBar {
+    let (bar, template) = match size {
+        Some(size) => {
+            (ProgressBar::new(size), "{msg} {bar:30} {bytes}/{total_bytes}, {bytes_per_sec}, {eta} left")
+        }
+        None => (ProgressBar::new_spinner(), "{msg} {spinner} {bytes}, {bytes_per_sec}"),
+    };
+    let bar = styled(bar, template).with_message(file.to_string()).with_position(have);
+    // The rate counts only this transfer, not the part that was already there.
+    bar.reset_eta();
+    bar
+}
+
+static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// Whether this run was asked to stop, after [`Stop::listen`].
+#[cfg(unix)]
+pub(crate) fn is_stop_asked() -> bool {
+    STOP.get().is_some_and(|stop| stop.load(Ordering::SeqCst))
+}
+
+/// Tells whether this run was asked to stop.
+#[derive(Debug)]
+pub(crate) struct Stop {
+    asked: Arc<AtomicBool>,
+    /// Whether by SIGTERM.
+    terminated: Arc<AtomicBool>,
+}
+
+impl Stop {
+    /// Listens from now on. A second signal, before the run has stopped, ends the process at once.
+    pub(crate) fn listen() -> anyhow::Result<Self> {
+        let stop = Arc::clone(STOP.get_or_init(Arc::default));
+        let flag = Arc::clone(&stop);
+        let mut first: Option<Instant> = None;
+        let terminated = Arc::default();
+        #[cfg(unix)]
+        for flag in [&stop, &terminated] {
+            signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(flag))?;
+        }
+        ctrlc::set_handler(move || {
+            flag.store(true, Ordering::SeqCst);
+            if first.get_or_insert_with(Instant::now).elapsed() > COPY {
+                std::process::exit(130);
+            }
+        })?;
+        Ok(Self { asked: stop, terminated })
+    }
+
+    pub(crate) fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::SeqCst)
+    }
+
+    /// The exit status of a run that stopped because it was asked to: 128 and the signal's number.
+    pub(crate) fn code(&self) -> u8 {
+        if self.terminated.load(Ordering::SeqCst) { 143 } else { 130 }
+    }
+}

@@ -1,0 +1,10 @@
+//! What commands give, and how it was made: exports, pictures, and pages for a browser.
+
+pub(crate) mod export_points;
+pub(crate) mod exports;
+pub(crate) mod live_page;
+pub(crate) mod picture;
+pub(crate) mod provenance;
+pub(crate) mod subject;
+pub(crate) mod weights_file;
+pub(crate) mod weights_page;

@@ -1,0 +1,206 @@
+//! The provenance of an output: the same facts in the terminal's first line, in JSON and in every file.
+
+use crate::interventions::changes::{Changes, Sources};
+use crate::model::adapters::Used;
+use crate::model::device::rounds_to_tf32;
+use crate::model::session::Session;
+use crate::values::count;
+use candle_core::{DType, Device, DeviceLocation};
+use candle_fused::BlockFormat;
+use gpt2_model::Implementation;
+use gpt2_model::hooks::Intervention;
+use gpt2_view::visible_text;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Provenance {
+    /// This program's version.
+    gpt2: &'static str,
+    /// The folder as the user gave it, the name with its commit, or the built-in model's name.
+    pub(crate) model: String,
+    /// The folder's absolute path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    folder: Option<PathBuf>,
+    /// The commit on the Hub.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    commit: Option<String>,
+    /// The hash of each file of weights, if known without reading it.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    weights: BTreeMap<String, String>,
+    dtype: &'static str,
+    /// Whether products in f32 round their inputs to TF32.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    tf32: bool,
+    /// The formats of quantized weights.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    quantized: Vec<&'static str>,
+    /// The adapters on the model.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    adapters: Vec<Used>,
+    /// The dtype of cached keys and values, if it was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kv: Option<&'static str>,
+    device: String,
+    /// The attention implementation that ran; `none` for results of the weights alone.
+    implementation: &'static str,
+    /// The prompt's tokens.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) ids: Vec<u32>,
+    /// The tokens of the corrupted prompt, beside which `ids` are the clean one's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) corrupt_ids: Vec<u32>,
+    /// The number of layers of the model, and of heads in each.
+    #[serde(skip)]
+    size: (usize, usize),
+    /// The chosen layers and heads, if the output is about particular ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    layers: Option<Vec<usize>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    heads: Option<Vec<usize>>,
+    /// The interventions, as on the command line; empty if there are none.
+    interventions: Vec<String>,
+    /// The texts besides the prompt that the interventions take values from.
+    #[serde(skip_serializing_if = "Sources::is_empty")]
+    intervention_sources: Sources,
+}
+
+impl Provenance {
+    /// The provenance of a run of the session's model over a prompt.
+    pub(crate) fn new(session: &Session, ids: &[u32]) -> anyhow::Result<Self> {
+        Ok(Self { ids: ids.to_vec(), ..Self::of_tokens(session, ids.len())? })
+    }
+
+    /// The provenance of runs of the session's model over `t` tokens each.
+    pub(crate) fn of_tokens(session: &Session, t: usize) -> anyhow::Result<Self> {
+        let config = session.model.config();
+        let dtype = session.model.dtype();
+        let implementation =
+            crate::model::attention_layer::implementation_of(config, (t, t, false), dtype, &session.device)?
+                .as_str();
+        Ok(Self {
+            gpt2: env!("CARGO_PKG_VERSION"),
+            model: session.name.clone(),
+            folder: std::path::absolute(&session.name).ok().filter(|dir| dir.is_dir()),
+            commit: session.files.commit.clone(),
+            weights: session.files.verified.clone(),
+            dtype: DType::as_str(&dtype),
+            tf32: rounds_to_tf32(&session.device),
+            quantized: session.formats.iter().copied().map(BlockFormat::as_str).collect(),
+            adapters: session.adapters.clone(),
+            kv: None,
+            device: device_name(&session.device),
+            implementation,
+            ids: vec![],
+            corrupt_ids: vec![],
+            size: (config.n_layer, config.n_head),
+            layers: None,
+            heads: None,
+            interventions: vec![],
+            intervention_sources: Sources::default(),
+        })
+    }
+
+    /// The provenance of results that need only the weights, on the CPU.
+    pub(crate) fn of_weights(session: &Session) -> anyhow::Result<Self> {
+        Ok(Self { device: "cpu".to_owned(), implementation: "none", ..Self::of_tokens(session, 1)? })
+    }
+
+    /// This provenance for the given layers and heads only.
+    pub(crate) fn of(self, layers: &[usize], heads: &[usize]) -> Self {
+        Self { layers: Some(layers.to_vec()), heads: Some(heads.to_vec()), ..self }
+    }
+
+    /// This provenance under the given interventions.
+    pub(crate) fn under(self, changes: &Changes) -> Self {
+        // On Metal, plain operations handle knocked-out keys.
+        let hides = changes.list.iter().any(|one| matches!(one, Intervention::KnockOut(..)));
+        let implementation = if hides && self.device.starts_with("metal") {
+            Implementation::Eager.as_str()
+        } else {
+            self.implementation
+        };
+        let interventions = changes.texts.clone();
+        let intervention_sources = changes.sources.clone();
+        Self { implementation, interventions, intervention_sources, ..self }
+    }
+
+    /// One line: dtype, device, attention and interventions.
+    pub(crate) fn caption(&self) -> String {
+        let Self { dtype, tf32, device, implementation, interventions, quantized, adapters, kv, .. } = self;
+        let tf32 = if *tf32 { " with products in tf32" } else { "" };
+        let weights = if quantized.is_empty() {
+            String::new()
+        } else {
+            format!(", weights in {}", quantized.join(", "))
+        };
+        let kv = kv.map(|kv| format!(", cache in {kv}")).unwrap_or_default();
+        let adapters: Vec<_> =
+            adapters.iter().map(|Used { name, weight, .. }| format!(", adapter {name} x {weight}")).collect();
+        let adapters = adapters.concat();
+        let what = match *implementation {
+            "none" => "weights alone".to_owned(),
+            ran => format!("{ran} attention"),
+        };
+        let ran = format!("{dtype}{tf32} on {device}{weights}{adapters}{kv}, {what}");
+        if interventions.is_empty() { ran } else { format!("{ran}; {}", interventions.join(", ")) }
+    }
+
+    /// The line above results in a terminal: the model, the number of tokens, the caption; of chosen layers and heads, also
+    /// how many the model has and which are shown.
+    pub(crate) fn first_line(&self) -> String {
+        let tokens = count(self.ids.len(), "token");
+        let chosen = match (&self.layers, &self.heads) {
+            (Some(layers), Some(heads)) => {
+                let (all_layers, all_heads) = self.size;
+                let chosen = [("layer", layers, all_layers), ("head", heads, all_heads)];
+                let shown: Vec<String> = chosen
+                    .into_iter()
+                    .filter(|(_, some, all)| some.len() < *all)
+                    .map(|(what, some, _)| {
+                        format!("{what}{} {}", if some.len() == 1 { "" } else { "s" }, listed(some))
+                    })
+                    .collect();
+                let shown =
+                    if shown.is_empty() { shown.concat() } else { format!(" (shown: {})", shown.join(", ")) };
+                format!(", {} of {}{shown}", count(all_layers, "layer"), count(all_heads, "head"))
+            }
+            _ => String::new(),
+        };
+        visible_text(&format!("{}: {tokens}{chosen}; {}", self.model, self.caption()))
+    }
+
+    /// The line of a result that is about more than one prompt: the model and the caption.
+    pub(crate) fn model_line(&self) -> String {
+        visible_text(&format!("{}: {}", self.model, self.caption()))
+    }
+
+    /// The form for the files that `gpt2-view` writes.
+    pub(crate) fn for_files(&self) -> anyhow::Result<gpt2_view::Provenance> {
+        Ok(gpt2_view::Provenance { caption: self.caption(), facts: serde_json::to_value(self)? })
+    }
+
+    /// The metadata of a safetensors file.
+    pub(crate) fn metadata(&self) -> anyhow::Result<Vec<(&'static str, String)>> {
+        Ok(vec![("gpt2", self.gpt2.to_owned()), ("provenance", serde_json::to_string(self)?)])
+    }
+}
+
+/// Indices in order, with runs of them joined: `0-3,7`
+fn listed(indices: &[usize]) -> String {
+    let runs = indices.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [first, .., last] => format!("{first}-{last}"),
+        run => run.iter().map(usize::to_string).collect(),
+    });
+    runs.collect::<Vec<_>>().join(",")
+}
+
+/// `cpu`, `cuda:0` or `metal:0`, as `--device` takes it.
+pub(crate) fn device_name(device: &Device) -> String {
+    match device.location() {
+        DeviceLocation::Cpu => "cpu".to_owned(),
+        DeviceLocation::Cuda { gpu_id } => format!("cuda:{gpu_id}"),
+        DeviceLocation::Metal { gpu_id } => format!("metal:{gpu_id}"),
+    }
+}

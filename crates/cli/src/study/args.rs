@@ -1,0 +1,29 @@
+//! The options of a command that looks into a model while it runs.
+
+use crate::interventions::args::InterventionArgs;
+use crate::model::finite::FiniteArgs;
+use crate::model::session::{ModelArgs, Session};
+use crate::output::read_files::Inputs;
+use crate::output::written_files::Outputs;
+
+/// Options of every command that looks into a model while it runs.
+#[derive(Debug, clap::Args)]
+pub(crate) struct StudyArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) interventions: InterventionArgs,
+    #[command(flatten)]
+    pub(crate) finite: FiniteArgs,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
+
+impl StudyArgs {
+    /// Like [`ModelArgs::session_for`], with the files of the interventions among the inputs.
+    pub(crate) fn session_for(&self, mut inputs: Inputs, outputs: &Outputs) -> anyhow::Result<Session> {
+        self.interventions.inputs(&mut inputs);
+        self.model.session_for(inputs, outputs)
+    }
+}
