@@ -170,8 +170,7 @@ impl Browser {
     /// Moves the mouse to a place of the window, and clicks there where `click` says so.
     pub(crate) fn mouse(&self, (x, y): (f64, f64), click: bool) -> Result {
         #[allow(clippy::cast_possible_truncation)] // pixels of a window
-        let x = x.round() as i64;
-        let y = y.round() as i64;
+        let [x, y] = [x, y].map(|place| place.round() as i64);
         let mut actions = vec![json!({ "type": "pointerMove", "duration": 0, "x": x, "y": y })];
         if click {
             actions.extend(["pointerDown", "pointerUp"].map(|kind| json!({ "type": kind, "button": 0 })));

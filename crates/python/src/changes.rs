@@ -167,7 +167,7 @@ impl Changes {
         let places = parsed.collect::<anyhow::Result<Vec<_>>>()?;
         let recorder = Recorder::new(places.iter().map(|at| at.place.point()));
         let args = ForwardArgs { hooks: Some(&recorder), ..Default::default() };
-        let ids = model.ids(&ids)?;
+        let ids = model.ids(ids)?;
         model.transformer.forward(&ids, args)?;
         let patch = |At { place, position }: At<Place>| -> anyhow::Result<Intervention> {
             Ok(Intervention::Patch(Patch { place, position, from: recorder.value(place.point())? }))

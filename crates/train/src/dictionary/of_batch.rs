@@ -27,8 +27,7 @@ impl OfBatch {
         let numbers: [f64; 3] = bytemuck::pod_read_unaligned(numbers);
         let [positions, unexplained, l0] = numbers;
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // as they were written
-        let positions = positions as usize;
-        let unexplained = unexplained as f32;
+        let (positions, unexplained) = (positions as usize, unexplained as f32);
         Some(Self { positions, unexplained, l0, fired: fired.to_vec() })
     }
 }
