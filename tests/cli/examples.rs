@@ -27,7 +27,7 @@ const REPLACED: &[(&str, &str, &str)] = &[
     ("--batch 2048 --out", "--out", "the text is short"),
     ("--accumulate 4 --batch 256", "--accumulate 4", "the text is short"),
     ("--batch 256 --accumulate 8", "--accumulate 8", "the text is short"),
-    ("gpt2 train-features activations", "gpt2 train-features activations --batch 16", "the text is short"),
+    ("gpt2 train-features activations", "gpt2 train-features activations --batch 64", "the text is short"),
     ("gpt2 bench", "gpt2 bench --runs 1", "up to a minute"),
     ("--tokens 1024", "--tokens 8", "up to a minute"),
     ("--tokens 900", "--tokens 8", "up to a minute"),
