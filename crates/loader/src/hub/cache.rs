@@ -58,10 +58,12 @@ impl Repo {
     /// The model's part of `cache`: under its id, or, if that has nothing for `revision`, under the short name
     /// (`gpt2`), where transformers keeps it when it is given only that name.
     pub(crate) fn new(cache: &Path, model: &ModelId, revision: &str) -> Self {
-        let of =
-            |folder: String| Self { root: cache.join(&folder), locks: cache.join(".locks").join(folder) };
-        let repo = of(format!("models--{}--{}", model.owner(), model.name()));
-        match model.alias().map(|alias| of(format!("models--{alias}"))) {
+        let of = |id: String| {
+            let folder = hf_hub::Repo::model(id).folder_name();
+            Self { root: cache.join(&folder), locks: cache.join(".locks").join(folder) }
+        };
+        let repo = of(model.to_string());
+        match model.alias().map(|alias| of(alias.to_string())) {
             Some(aliased) if !repo.has_weights(revision) && aliased.has_weights(revision) => aliased,
             _ => repo,
         }
