@@ -4,7 +4,7 @@ use crate::common::Result;
 use crate::folder::{Folder, read, serialized};
 use crate::{Run, gpt2};
 use base64::{Engine, prelude::BASE64_STANDARD};
-use gpt2_web::{Live, Look};
+use gpt2_web::{Live, PageRequest};
 use miniz_oxide::inflate::decompress_to_vec_zlib;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -213,11 +213,11 @@ fn the_model_of_the_page_shows_what_the_command_shows() -> Result {
         let args = ["attention", text, "--html", &path, "--with", "lens"];
         gpt2(&[&args[..], options].concat())?.succeeded();
         let page = std::fs::read_to_string(&path)?;
-        let look = Look {
+        let look = PageRequest {
             text: text.to_owned(),
             changes: changes.iter().map(|&change| change.to_owned()).collect(),
             compare: true,
-            ..Look::default()
+            ..PageRequest::default()
         };
         let theirs = blocks(&page, "\">", "</script>");
         let ours = blocks(&live.look(&look)?.page, "\t", "");

@@ -5,7 +5,7 @@ use crate::threads::on_threads;
 use candle_core::{DType, Device};
 use gpt2_model::{Config, Gpt2LMHeadModel, init};
 use gpt2_parallel::Group;
-use gpt2_train::{Dataset, Event, TrainError, TrainOptions, Trainer};
+use gpt2_train::{Dataset, TrainError, TrainOptions, Trainer, TrainingEvent};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ fn options(accumulate: u16, recompute: bool) -> TrainOptions {
 fn ran(mut trainer: Trainer, stop: Option<(u64, &Path)>) -> gpt2_train::Result<Outcome> {
     let mut norms = vec![];
     trainer.run(|trainer, event| {
-        if let Event::Stepped(step) = event {
+        if let TrainingEvent::Stepped(step) = event {
             norms.push(step.grad_norm.to_bits());
             if let Some((last, state)) = stop
                 && step.step == last

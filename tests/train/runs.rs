@@ -9,8 +9,8 @@ use gpt2_model::training::{Training, TrainingBatch, add_gradients};
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, LmHead, init};
 use gpt2_parallel::Alone;
 use gpt2_train::{
-    AdamW, AdamWParams, CosineSchedule, Dataset, Document, Event, METRICS_HEADER, Metrics, MetricsFormat,
-    StepReport, TrainError, TrainOptions, Trainer, Validation,
+    AdamW, AdamWParams, CosineSchedule, Dataset, Document, METRICS_HEADER, Metrics, MetricsFormat,
+    StepReport, TrainError, TrainOptions, Trainer, TrainingEvent, Validation,
 };
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -59,8 +59,8 @@ fn heard(trainer: &mut Trainer, stop: Option<(u64, bool)>) -> Result<(bool, Vec<
     let mut events = vec![];
     let is_over = trainer.run(|_, event| {
         let event = match event {
-            Event::Stepped(report) => (report.step, false),
-            Event::Validated(report, _) => (report.step, true),
+            TrainingEvent::Stepped(report) => (report.step, false),
+            TrainingEvent::Validated(report, _) => (report.step, true),
             _ => return Err(TrainError::other("another event")),
         };
         events.push(event);
@@ -100,7 +100,7 @@ fn a_run_takes_the_steps_of_the_optimizer_at_the_rates_of_the_schedule() -> Resu
         let mut trainer = Trainer::from_model(&frozen(7)?, data, options)?;
         let mut reports: Vec<StepReport> = vec![];
         trainer.run(|_, event| {
-            if let Event::Stepped(report) = event {
+            if let TrainingEvent::Stepped(report) = event {
                 reports.push(report);
             }
             Ok(ControlFlow::Continue(()))
@@ -352,8 +352,8 @@ fn metrics_have_a_line_a_step_and_go_on_after_those_that_are_done() -> Result {
     let mut steps: Vec<(StepReport, Option<Validation>)> = vec![];
     begun(4)?.run(|_, event| {
         match event {
-            Event::Stepped(report) => steps.push((report, None)),
-            Event::Validated(_, validation) => {
+            TrainingEvent::Stepped(report) => steps.push((report, None)),
+            TrainingEvent::Validated(_, validation) => {
                 if let Some(last) = steps.last_mut() {
                     last.1 = Some(validation);
                 }

@@ -2,7 +2,7 @@
 
 use crate::common::Result;
 use crate::page::{look, open, put, settled};
-use gpt2_web::{Along, Live, Look};
+use gpt2_web::{FollowedToken, Live, PageRequest};
 
 /// The way of a token follows the chosen head and token, from the mouse and from the keyboard.
 #[test]
@@ -14,8 +14,8 @@ fn the_way_of_a_token_follows_what_is_chosen() -> Result {
         page.until("document.querySelectorAll('#way-stages li').length >= 20")?;
         let list = "#way [data-stage=pattern] li .number";
         let shows = |layer: usize, head: usize, token: usize| -> Result {
-            let along = Some(Along { layer, head, token: Some(token) });
-            let stages = Live::demo()?.look(&Look { along, ..look(TEXT) })?.way.ok_or("a way")?.stages;
+            let along = Some(FollowedToken { layer, head, token: Some(token) });
+            let stages = Live::demo()?.look(&PageRequest { along, ..look(TEXT) })?.way.ok_or("a way")?.stages;
             page.until(&format!(
                 "document.getElementById('way-of').textContent.startsWith('Token {token} ') && document.getElementById('way-of').textContent.includes('head {layer}.{head}.')"
             ))?;

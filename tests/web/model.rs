@@ -4,7 +4,7 @@ use crate::common::Result;
 use candle_core::{DType, Device, Module};
 use gpt2_loader::{Checkpoint, Source, Tokenizer};
 use gpt2_model::{ForwardArgs, Generation, Gpt2LMHeadModel, Sampling};
-use gpt2_web::{DEMO, Draw, Live, Look};
+use gpt2_web::{DEMO, DrawSettings, Live, PageRequest};
 use serde_json::Value;
 
 /// The demo model, loaded as any other.
@@ -15,8 +15,8 @@ fn demo() -> Result<(Gpt2LMHeadModel, Tokenizer)> {
     Ok((checkpoint.load_model(DType::F32, &Device::Cpu)?, tokenizer))
 }
 
-fn look(text: &str) -> Look {
-    Look { text: text.to_owned(), ..Look::default() }
+fn look(text: &str) -> PageRequest {
+    PageRequest { text: text.to_owned(), ..PageRequest::default() }
 }
 
 /// The JSON of each block of a kind.
@@ -66,18 +66,18 @@ fn ids_predictions_and_the_lens_are_the_models() -> Result {
 fn a_text_drawn_token_by_token_is_that_of_generate() -> Result {
     let (live, (model, tokenizer)) = (Live::demo()?, demo()?);
     let draws = [
-        Draw { temperature: 0.0, ..Draw::default() },
-        Draw { seed: 1, ..Draw::default() },
-        Draw { temperature: 0.7, top_k: Some(20), seed: 2, ..Draw::default() },
-        Draw { temperature: 1.3, top_p: Some(0.9), seed: 1 << 40, ..Draw::default() },
+        DrawSettings { temperature: 0.0, ..DrawSettings::default() },
+        DrawSettings { seed: 1, ..DrawSettings::default() },
+        DrawSettings { temperature: 0.7, top_k: Some(20), seed: 2, ..DrawSettings::default() },
+        DrawSettings { temperature: 1.3, top_p: Some(0.9), seed: 1 << 40, ..DrawSettings::default() },
     ];
     for (prompt, draw) in ["ROMEO:", "To be, or not", "My lord", "日本"].into_iter().zip(draws) {
         let ids = tokenizer.encode(prompt)?;
-        let Draw { temperature, top_k, top_p, seed } = draw;
+        let DrawSettings { temperature, top_k, top_p, seed } = draw;
         let sampling = Sampling { temperature, top_k, top_p, seed, ..Sampling::default() };
         let mut generation = Generation::new(&model, std::slice::from_ref(&ids), sampling.clone(), 20)?;
         while generation.next().transpose()?.is_some() {}
-        let mut look = Look { draw, prompt: Some(ids.len()), ..look(prompt) };
+        let mut look = PageRequest { draw, prompt: Some(ids.len()), ..look(prompt) };
         let mut text = ids;
         for _ in 0..20 {
             let next = live.look(&look)?.next.ok_or("room for a token")?;
@@ -99,7 +99,7 @@ fn a_text_drawn_token_by_token_is_that_of_generate() -> Result {
         // At once, or from the middle on.
         for ids in [vec![], text[..text.len() - 15].to_vec()] {
             let count = if ids.is_empty() { 20 } else { 15 };
-            assert_eq!(live.go_on(&Look { ids, ..look.clone() }, count)?, text, "{prompt}");
+            assert_eq!(live.go_on(&PageRequest { ids, ..look.clone() }, count)?, text, "{prompt}");
         }
         assert_eq!(live.look(&look)?.text, tokenizer.decode(&text));
     }
@@ -109,10 +109,10 @@ fn a_text_drawn_token_by_token_is_that_of_generate() -> Result {
 #[test]
 fn changes_act_and_stand_beside_the_plain_run() -> Result {
     let live = Live::demo()?;
-    let changed = Look { changes: vec!["ablate 0.3".into(), "block 5:1".into()], ..look(TEXT) };
+    let changed = PageRequest { changes: vec!["ablate 0.3".into(), "block 5:1".into()], ..look(TEXT) };
     let plain = live.look(&look(TEXT))?;
     let alone = live.look(&changed)?;
-    let both = live.look(&Look { compare: true, ..changed })?;
+    let both = live.look(&PageRequest { compare: true, ..changed })?;
     let weights = |page: &str, run: usize| -> Result<Vec<String>> {
         let layers = blocks(page, "layer")?;
         let runs = layers.iter().flat_map(|layer| vec![layer["run"].as_u64(); 4]);
@@ -130,7 +130,7 @@ fn changes_act_and_stand_beside_the_plain_run() -> Result {
     let silenced = &blocks(&alone.page, "layer")?[0]["heads"][3]["silenced"];
     assert_eq!(silenced, "ablated");
     // Without a change, there is nothing to compare with.
-    let none = live.look(&Look { compare: true, ..look(TEXT) })?;
+    let none = live.look(&PageRequest { compare: true, ..look(TEXT) })?;
     assert_eq!(none.page, plain.page);
     Ok(())
 }
@@ -138,15 +138,15 @@ fn changes_act_and_stand_beside_the_plain_run() -> Result {
 #[test]
 fn what_does_not_fit_is_refused_by_name() -> Result {
     let live = Live::demo()?;
-    let refused = |look: Look, part: &str| {
+    let refused = |look: PageRequest, part: &str| {
         let error = format!("{:#}", live.look(&look).expect_err(part));
         assert!(error.contains(part), "{error}");
     };
     refused(look(""), "type a few words");
     refused(look(&"O Romeo ".repeat(200)), "256");
     refused(look(&"日".repeat(100_000)), "256");
-    refused(Look { ids: vec![1, 5000], ..Look::default() }, "5000");
-    refused(Look { ids: vec![1; 257], ..Look::default() }, "257 tokens");
+    refused(PageRequest { ids: vec![1, 5000], ..PageRequest::default() }, "5000");
+    refused(PageRequest { ids: vec![1; 257], ..PageRequest::default() }, "257 tokens");
     for (change, part) in [
         ("ablate 9.9", "layers 0 to 3"),
         ("ablate 3.9", "heads 0 to 3"),
@@ -154,25 +154,28 @@ fn what_does_not_fit_is_refused_by_name() -> Result {
         ("nothing", "expected"),
         ("scale 0.3=NaN", "LAYER.HEAD=FACTOR"),
     ] {
-        refused(Look { changes: vec![change.into()], ..look(TEXT) }, part);
+        refused(PageRequest { changes: vec![change.into()], ..look(TEXT) }, part);
     }
     for draw in [
-        Draw { temperature: f64::NAN, ..Draw::default() },
-        Draw { temperature: -1.0, ..Draw::default() },
-        Draw { top_k: Some(0), ..Draw::default() },
-        Draw { top_p: Some(0.0), ..Draw::default() },
+        DrawSettings { temperature: f64::NAN, ..DrawSettings::default() },
+        DrawSettings { temperature: -1.0, ..DrawSettings::default() },
+        DrawSettings { top_k: Some(0), ..DrawSettings::default() },
+        DrawSettings { top_p: Some(0.0), ..DrawSettings::default() },
     ] {
-        refused(Look { draw, ..look(TEXT) }, "expected");
+        refused(PageRequest { draw, ..look(TEXT) }, "expected");
     }
     // With and without room for another token, which would be drawn from numbers that are not finite.
     for length in [5, 256] {
         let ids = vec![1; length];
-        refused(Look { ids, changes: vec!["scale 0.1=1e39".into()], ..Look::default() }, "not finite");
+        refused(
+            PageRequest { ids, changes: vec!["scale 0.1=1e39".into()], ..PageRequest::default() },
+            "not finite",
+        );
     }
-    refused(Look { prompt: Some(0), ..look(TEXT) }, "a prompt of 0 tokens");
-    refused(Look { prompt: Some(15), ..look(TEXT) }, "a prompt of 15 tokens");
+    refused(PageRequest { prompt: Some(0), ..look(TEXT) }, "a prompt of 0 tokens");
+    refused(PageRequest { prompt: Some(15), ..look(TEXT) }, "a prompt of 15 tokens");
     // A full context has no next token, and the page all the same.
-    let full = live.look(&Look { ids: vec![1; 256], ..Look::default() })?;
+    let full = live.look(&PageRequest { ids: vec![1; 256], ..PageRequest::default() })?;
     assert_eq!((full.next, full.ids.len()), (None, 256));
     Ok(())
 }
@@ -224,7 +227,7 @@ fn an_answer_does_not_depend_on_the_questions_before() -> Result {
             (changes(&["ablate 0.3"]), true),
             (changes(&["mean-ablate 1.1"]), true),
         ] {
-            let look = Look { changes, compare, ..look(text) };
+            let look = PageRequest { changes, compare, ..look(text) };
             let got = live.look(&look)?;
             let expected = Live::demo()?.look(&look)?;
             assert!(got.page == expected.page, "text {i}, {:?}", look.changes);
@@ -232,7 +235,7 @@ fn an_answer_does_not_depend_on_the_questions_before() -> Result {
         }
     }
     // A refused question leaves nothing behind that a later one would show.
-    assert!(live.look(&Look { changes: changes(&["scale 0.1=1e39"]), ..look(TEXT) }).is_err());
+    assert!(live.look(&PageRequest { changes: changes(&["scale 0.1=1e39"]), ..look(TEXT) }).is_err());
     assert!(live.look(&look(TEXT))?.page == Live::demo()?.look(&look(TEXT))?.page);
     Ok(())
 }

@@ -4,7 +4,7 @@ use crate::browser::{Browser, browse, browse_in_firefox};
 use crate::common::Result;
 use gpt2_loader::Files;
 use gpt2_view::page_fragment;
-use gpt2_web::{Live, LiveFile, Look};
+use gpt2_web::{Live, LiveFile, PageRequest};
 use serde_json::Value;
 use std::io::Write;
 use std::path::Path;
@@ -34,7 +34,7 @@ pub(crate) fn open(text: &str, test: impl Fn(&Browser) -> Result) -> Result {
 pub(crate) fn open_on(model: Option<&Files>, text: &str, test: impl Fn(&Browser) -> Result) -> Result {
     let Some((module, glue)) = built()? else { return Ok(()) };
     let mut file = tempfile::Builder::new().suffix(".html").tempfile()?;
-    let first = Look { text: text.to_owned(), ..Look::default() };
+    let first = PageRequest { text: text.to_owned(), ..PageRequest::default() };
     LiveFile { module: &module, glue: &glue, model }.write(&first, &mut file)?;
     file.flush()?;
     let test = |page: &Browser| {
@@ -72,11 +72,11 @@ pub(crate) fn labels(page: &Browser) -> Result<Vec<String>> {
 }
 
 /// The number of tokens and the kind of each head that the page's parts should show.
-fn expected(look: &Look) -> Result<(usize, Vec<String>)> {
+fn expected(look: &PageRequest) -> Result<(usize, Vec<String>)> {
     expected_of(&Live::demo()?, look)
 }
 
-pub(crate) fn expected_of(live: &Live, look: &Look) -> Result<(usize, Vec<String>)> {
+pub(crate) fn expected_of(live: &Live, look: &PageRequest) -> Result<(usize, Vec<String>)> {
     let shown = live.look(look)?;
     let layers = shown.page.lines().filter_map(|line| line.strip_prefix("layer\t"));
     let mut kinds = vec![];
@@ -88,8 +88,8 @@ pub(crate) fn expected_of(live: &Live, look: &Look) -> Result<(usize, Vec<String
     Ok((shown.ids.len(), kinds))
 }
 
-pub(crate) fn look(text: &str) -> Look {
-    Look { text: text.to_owned(), ..Look::default() }
+pub(crate) fn look(text: &str) -> PageRequest {
+    PageRequest { text: text.to_owned(), ..PageRequest::default() }
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn the_chosen_head_stays_and_is_switched_off_and_on() -> Result {
         page.click("#live-compare")?;
         settled(page)?;
         assert_eq!(page.text("#caption")?, "f32 in this browser, fused attention; ablate 0.3");
-        let changed = Look { changes: vec!["ablate 0.3".into()], ..look("O Romeo, Romeo! wherefore") };
+        let changed = PageRequest { changes: vec!["ablate 0.3".into()], ..look("O Romeo, Romeo! wherefore") };
         let (_, kinds) = expected(&changed)?;
         let shown = labels(page)?;
         assert_eq!(shown.len(), kinds.len());

@@ -6,7 +6,7 @@ use crate::own_model::{demo, write_quantized};
 use crate::page::{built, odd_texts};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use gpt2_loader::Files;
-use gpt2_web::{Live, Look};
+use gpt2_web::{Live, PageRequest};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -133,7 +133,7 @@ fn texts(count: usize) -> Result<Vec<String>> {
         if texts.len() >= count {
             break;
         }
-        let mut look = Look { text: "\n".into(), prompt: Some(1), ..Look::default() };
+        let mut look = PageRequest { text: "\n".into(), prompt: Some(1), ..PageRequest::default() };
         look.draw.seed = seed;
         let mut text = live.look(&look)?;
         for _ in 0..=seed % 40 {
@@ -154,7 +154,9 @@ fn the_module_computes_what_the_library_computes() -> Result {
     in_module(|page| {
         for (i, text) in texts.iter().enumerate() {
             let changes: &[&str] = [&[][..], &["ablate 0.3"], &["scale 1.2=0.5"]][i % 3];
-            let ids = live.look(&Look { text: text.clone(), ..Look::default() }).map(|shown| shown.ids.len());
+            let ids = live
+                .look(&PageRequest { text: text.clone(), ..PageRequest::default() })
+                .map(|shown| shown.ids.len());
             let token = 7 * i % ids.unwrap_or(1);
             let look = json!({
                 "text": text, "changes": changes, "compare": i % 2 == 0,

@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Module, Tensor};
 use gpt2_loader::{Checkpoint, Source};
 use gpt2_model::hooks::{Point, Recorder};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
-use gpt2_web::{Along, DEMO, Live, Look, STAGES, Stage};
+use gpt2_web::{DEMO, FollowedToken, Live, PageRequest, STAGES, Stage};
 use serde_json::Value;
 
 const TEXT: &str = "O Romeo, Romeo! wherefore art thou Romeo?";
@@ -14,9 +14,9 @@ fn demo() -> Result<Gpt2LMHeadModel> {
     Ok(Checkpoint::open(&Source::Embedded(DEMO).open()?)?.load_model(DType::F32, &Device::Cpu)?)
 }
 
-fn way(along: Along, changes: &[&str]) -> Result<Vec<Stage>> {
+fn way(along: FollowedToken, changes: &[&str]) -> Result<Vec<Stage>> {
     let changes = changes.iter().map(|&change| change.to_owned()).collect();
-    let look = Look { text: TEXT.to_owned(), changes, along: Some(along), ..Look::default() };
+    let look = PageRequest { text: TEXT.to_owned(), changes, along: Some(along), ..PageRequest::default() };
     Ok(Live::demo()?.look(&look)?.way.ok_or("a way")?.stages)
 }
 
@@ -34,7 +34,7 @@ fn close(a: &[f32], b: &[f32]) -> bool {
 fn each_stage_follows_from_the_ones_before() -> Result {
     let model = demo()?;
     for (layer, head, token) in [(0, 3, 5), (1, 1, 13), (3, 0, 0)] {
-        let way = way(Along { layer, head, token: Some(token) }, &[])?;
+        let way = way(FollowedToken { layer, head, token: Some(token) }, &[])?;
         assert_eq!(way.iter().map(|stage| stage.name).collect::<Vec<_>>(), STAGES);
         let at = |name: &str| -> Result<Vec<f32>> { Ok(stage(&way, name)?.values.clone()) };
         let row =
@@ -86,9 +86,9 @@ fn each_stage_follows_from_the_ones_before() -> Result {
 #[test]
 fn the_context_is_the_mean_of_the_values() -> Result {
     let (layer, head, token) = (1, 2, 11);
-    let way = way(Along { layer, head, token: Some(token) }, &["ablate 0.3"])?;
+    let way = way(FollowedToken { layer, head, token: Some(token) }, &["ablate 0.3"])?;
     let recorder = Recorder::new([Point::V(layer)]);
-    let ids = Live::demo()?.look(&Look { text: TEXT.to_owned(), ..Look::default() })?.ids;
+    let ids = Live::demo()?.look(&PageRequest { text: TEXT.to_owned(), ..PageRequest::default() })?.ids;
     let changes = gpt2_model::hooks::Interventions::new(["ablate 0.3".parse()?], demo()?.config())?;
     let hooks = gpt2_model::hooks::Chain(&[&changes, &recorder]);
     let args = ForwardArgs { hooks: Some(&hooks), ..ForwardArgs::default() };
@@ -107,12 +107,13 @@ fn the_context_is_the_mean_of_the_values() -> Result {
 /// A link that is cut has no score, which is not the triangle's doing.
 #[test]
 fn a_cut_link_has_no_score_and_no_weight() -> Result {
-    let way = way(Along { layer: 2, head: 1, token: Some(3) }, &["block 3:1"])?;
+    let way = way(FollowedToken { layer: 2, head: 1, token: Some(3) }, &["block 3:1"])?;
     let scores = &stage(&way, "scores")?.values;
     let pattern = &stage(&way, "pattern")?.values;
     assert_eq!(scores.iter().map(|score| score.is_finite()).collect::<Vec<_>>(), [true, false, true, true]);
     assert_eq!((pattern[1].to_bits(), pattern.len()), (0, 4));
-    let look = Look { text: "O Romeo".into(), changes: vec!["block 3:1".into()], ..Look::default() };
+    let look =
+        PageRequest { text: "O Romeo".into(), changes: vec!["block 3:1".into()], ..PageRequest::default() };
     let refused = Live::demo()?.look(&look).err().map(|error| error.to_string());
     assert_eq!(
         refused.as_deref(),
@@ -125,10 +126,10 @@ fn a_cut_link_has_no_score_and_no_weight() -> Result {
 #[test]
 fn the_last_token_stands_for_those_that_are_not_there() -> Result {
     for (token, expected) in [(None, 13), (Some(13), 13), (Some(99), 13), (Some(2), 2)] {
-        let look = Look {
+        let look = PageRequest {
             text: TEXT.to_owned(),
-            along: Some(Along { layer: 1, head: 1, token }),
-            ..Look::default()
+            along: Some(FollowedToken { layer: 1, head: 1, token }),
+            ..PageRequest::default()
         };
         assert_eq!(Live::demo()?.look(&look)?.way.ok_or("a way")?.token, expected);
     }
@@ -139,10 +140,10 @@ fn the_last_token_stands_for_those_that_are_not_there() -> Result {
 fn a_way_that_the_model_does_not_have_is_refused() -> Result {
     let live = Live::demo()?;
     for (along, says) in [
-        (Along { layer: 4, head: 0, token: None }, "there is no layer 4: they are 0 to 3"),
-        (Along { layer: 0, head: 4, token: None }, "there is no head 4: they are 0 to 3"),
+        (FollowedToken { layer: 4, head: 0, token: None }, "there is no layer 4: they are 0 to 3"),
+        (FollowedToken { layer: 0, head: 4, token: None }, "there is no head 4: they are 0 to 3"),
     ] {
-        let look = Look { text: "O Romeo".into(), along: Some(along), ..Look::default() };
+        let look = PageRequest { text: "O Romeo".into(), along: Some(along), ..PageRequest::default() };
         assert_eq!(live.look(&look).err().map(|error| error.to_string()).as_deref(), Some(says));
     }
     Ok(())
@@ -211,22 +212,22 @@ fn the_languages_say_the_same() -> Result {
 }
 
 /// The look that a lesson asks for, and its state; with `changes` in place of the lesson's own, if given.
-fn lesson(number: usize, changes: Option<&[&str]>) -> Result<(Look, Value)> {
+fn lesson(number: usize, changes: Option<&[&str]>) -> Result<(PageRequest, Value)> {
     let texts = texts("en")?;
     let state = &texts["lessons"][number - 1]["state"];
     let given = state["changes"].as_array().map(Vec::as_slice).unwrap_or_default();
     let given: Vec<_> = given.iter().filter_map(Value::as_str).collect();
-    let look = Look {
+    let look = PageRequest {
         text: state["text"].as_str().ok_or("a text")?.to_owned(),
         changes: changes.unwrap_or(&given).iter().map(|&change| change.to_owned()).collect(),
-        ..Look::default()
+        ..PageRequest::default()
     };
     Ok((look, state.clone()))
 }
 
 /// The row of a head's map for a token.
-fn row(look: &Look, (layer, head): (usize, usize), token: usize) -> Result<Vec<f32>> {
-    let look = Look { along: Some(Along { layer, head, token: Some(token) }), ..look.clone() };
+fn row(look: &PageRequest, (layer, head): (usize, usize), token: usize) -> Result<Vec<f32>> {
+    let look = PageRequest { along: Some(FollowedToken { layer, head, token: Some(token) }), ..look.clone() };
     let way = Live::demo()?.look(&look)?.way.ok_or("a way")?.stages;
     Ok(stage(&way, "pattern")?.values.clone())
 }
@@ -236,7 +237,7 @@ fn entropy(row: &[f32]) -> f32 {
 }
 
 /// The tokens that the model expects after the last one, with their probabilities.
-fn expects(look: &Look) -> Result<Vec<(String, f64)>> {
+fn expects(look: &PageRequest) -> Result<Vec<(String, f64)>> {
     Ok(Live::demo()?.look(look)?.next.ok_or("a next token")?.from)
 }
 
@@ -247,13 +248,13 @@ fn the_lessons_say_what_is_so() -> Result {
     // 1: the vocabulary, and words of two tokens.
     assert_eq!(demo()?.config().vocab_size, 1024);
     let count = |text: &str| -> Result<usize> {
-        Ok(live.look(&Look { text: text.to_owned(), ..Look::default() })?.ids.len())
+        Ok(live.look(&PageRequest { text: text.to_owned(), ..PageRequest::default() })?.ids.len())
     };
     assert_eq!((count(" wherefore")?, count(" Romeo")?), (2, 2));
     assert!(count(" xylophone")? > 4, "{}", count(" xylophone")?);
     // 3: rows stay when the text goes on.
     let (look, _) = lesson(3, None)?;
-    let longer = Look { text: format!("{} that", look.text), ..look.clone() };
+    let longer = PageRequest { text: format!("{} that", look.text), ..look.clone() };
     let a = row(&look, (0, 2), 6)?;
     let b = row(&longer, (0, 2), 6)?;
     assert!(close(&a, &b));
@@ -279,10 +280,10 @@ fn the_lessons_say_what_is_so() -> Result {
     let (token, p) = expects(&look)?.swap_remove(0);
     assert_eq!(token, "·l");
     assert!((0.6..0.7).contains(&p), "{p}");
-    let king = Look { text: look.text.replace("lamp", "king"), ..look };
-    let of_king = live.look(&Look { text: " king".into(), ..Look::default() })?.ids;
+    let king = PageRequest { text: look.text.replace("lamp", "king"), ..look };
+    let of_king = live.look(&PageRequest { text: " king".into(), ..PageRequest::default() })?.ids;
     let likely = live.look(&king)?.next.ok_or("a token")?.from;
-    let first = live.look(&Look { ids: vec![of_king[0]], ..Look::default() })?.text;
+    let first = live.look(&PageRequest { ids: vec![of_king[0]], ..PageRequest::default() })?.text;
     assert!(likely[0].0.trim_start_matches('·') == first.trim(), "{likely:?} {first}");
     // 8: it needs head 0.3, and not 3.2.
     let (without, _) = lesson(8, None)?;
@@ -295,7 +296,8 @@ fn the_lessons_say_what_is_so() -> Result {
     let token = live.look(&look)?.ids.len() - 1;
     let mut lengths = vec![];
     for layer in 0..4 {
-        let look = Look { along: Some(Along { layer, head: 3, token: Some(token) }), ..look.clone() };
+        let look =
+            PageRequest { along: Some(FollowedToken { layer, head: 3, token: Some(token) }), ..look.clone() };
         let way = live.look(&look)?.way.ok_or("a way")?.stages;
         lengths.push(stage(&way, "resid_post")?.values.iter().map(|x| x * x).sum::<f32>().sqrt());
         let neurons = &stage(&way, "mlp_post")?.values;

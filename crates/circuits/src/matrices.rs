@@ -175,7 +175,7 @@ impl Circuits {
     }
 
     /// The matrices by which the heads of a layer read, for pairs with every earlier layer.
-    fn reader(&self, layer: usize, kind: Composition) -> Result<Reader> {
+    fn reader(&self, layer: usize, kind: Composition) -> Result<ReaderFactors> {
         let (read, rest) = match kind {
             Composition::Q => (self.stacked(layer, |head| &head.q)?, self.stacked(layer, |head| &head.k)?),
             Composition::K => (self.stacked(layer, |head| &head.k)?, self.stacked(layer, |head| &head.q)?),
@@ -186,7 +186,7 @@ impl Circuits {
         };
         let rest = gram(&rest)?;
         let norms = (gram(&read)? * &rest)?.sum((1, 2))?.sqrt()?;
-        Ok(Reader { read, rest, norms })
+        Ok(ReaderFactors { read, rest, norms })
     }
 
     /// A matrix of each head of a layer, in f64.
@@ -198,7 +198,7 @@ impl Circuits {
 }
 
 /// The factors of what a layer's heads read, `R = read·restᵀ`.
-struct Reader {
+struct ReaderFactors {
     /// (H, C, D), next to the writing head's `W_O`.
     read: Tensor,
     /// `restᵀ·rest`, (H, D, D).
@@ -207,7 +207,7 @@ struct Reader {
     norms: Tensor,
 }
 
-impl Reader {
+impl ReaderFactors {
     /// The scores of all pairs of a writing head, by its `W_Vᵀ·W_V` (H, D, D), `W_O` (H, D, C) and norm, and a head that reads:
     /// (H, H).
     fn scores(&self, values: &Tensor, outputs: &Tensor, written: &Tensor) -> Result<Tensor> {

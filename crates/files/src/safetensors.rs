@@ -72,7 +72,7 @@ fn write(
     refuse_twice("metadata entry", metadata.iter().map(|(key, _)| *key))?;
     let mut tensors = tensors.to_vec();
     tensors.sort_by_key(|(name, tensor)| order(name, tensor.dtype()));
-    let entries = tensors.iter().map(|(name, of)| Entry { name, dtype: of.dtype(), shape: of.dims() });
+    let entries = tensors.iter().map(|(name, of)| TensorEntry { name, dtype: of.dtype(), shape: of.dims() });
     let header = header(entries, metadata)?;
 
     let failed = |e: io::Error| Error::from(e).with_path(path);
@@ -87,7 +87,7 @@ fn write(
 
 /// A tensor in the header.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Entry<'a> {
+pub(crate) struct TensorEntry<'a> {
     pub(crate) name: &'a str,
     pub(crate) dtype: DType,
     pub(crate) shape: &'a [usize],
@@ -151,7 +151,7 @@ pub(crate) fn refuse_twice<'a>(what: &str, names: impl Iterator<Item = &'a str>)
 }
 
 #[derive(Serialize)]
-struct Header<'a> {
+struct SafetensorsHeader<'a> {
     #[serde(rename = "__metadata__")]
     metadata: BTreeMap<&'a str, &'a str>,
     #[serde(flatten)]
@@ -175,12 +175,12 @@ pub(crate) fn check(name: &str, dtype: DType) -> Result<()> {
 
 /// The header's JSON for tensors in this order, padded with spaces to a multiple of 8 bytes.
 pub(crate) fn header<'a>(
-    entries: impl Iterator<Item = Entry<'a>>,
+    entries: impl Iterator<Item = TensorEntry<'a>>,
     metadata: &[(&str, String)],
 ) -> Result<Vec<u8>> {
     let mut end = 0;
     let mut infos = vec![];
-    for Entry { name, dtype, shape } in entries {
+    for TensorEntry { name, dtype, shape } in entries {
         check(name, dtype)?;
         let start = end;
         end += shape.iter().product::<usize>() * dtype.size_in_bytes();
@@ -189,7 +189,7 @@ pub(crate) fn header<'a>(
         infos.push((name.to_owned(), TensorInfo { dtype, shape, data_offsets: (start, end) }));
     }
     let metadata = metadata.iter().map(|(key, value)| (*key, value.as_str())).collect();
-    let header = Header { metadata, tensors: Metadata::new(None, infos)? };
+    let header = SafetensorsHeader { metadata, tensors: Metadata::new(None, infos)? };
     let mut header = serde_json::to_vec(&header).map_err(Error::wrap)?;
     header.resize(header.len().next_multiple_of(8), b' ');
     if header.len() > LONGEST_HEADER {

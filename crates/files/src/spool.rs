@@ -1,6 +1,6 @@
 //! Tensors that wait on disk for the safetensors file that will hold them.
 
-use crate::safetensors::{Entry, Numbers, check, header, order, refuse_twice, write_data};
+use crate::safetensors::{Numbers, TensorEntry, check, header, order, refuse_twice, write_data};
 use candle_core::{DType, Error, Result, Tensor};
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
@@ -96,7 +96,7 @@ impl TensorSpool {
         refuse_twice("tensor", self.tensors.iter().map(|tensor| tensor.name.as_str()))?;
         refuse_twice("metadata entry", metadata.iter().map(|(key, _)| *key))?;
         self.tensors.sort_by(|a, b| order(&a.name, a.dtype).cmp(&order(&b.name, b.dtype)));
-        let entries = self.tensors.iter().map(|Waiting { name, dtype, shape, .. }| Entry {
+        let entries = self.tensors.iter().map(|Waiting { name, dtype, shape, .. }| TensorEntry {
             name,
             dtype: *dtype,
             shape,

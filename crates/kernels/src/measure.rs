@@ -112,7 +112,7 @@ pub fn fma_gflops() -> f64 {
     let arch = isa::arch();
     gflops(|| {
         black_box(arch.dispatch(Multiply { steps: STEPS }));
-        arch.dispatch(Lanes) * ACCUMULATORS * STEPS * 2
+        arch.dispatch(LaneCount) * ACCUMULATORS * STEPS * 2
     })
 }
 
@@ -186,7 +186,7 @@ pub fn read_gb_s() -> f64 {
     let data = vec![1f32; FLOATS];
     let arch = isa::arch();
     let seconds = best_of(|| {
-        black_box(data.par_chunks(CHUNK).map(|data| arch.dispatch(Sum { data })).sum::<f32>());
+        black_box(data.par_chunks(CHUNK).map(|data| arch.dispatch(ReadAndSum { data })).sum::<f32>());
     });
     (FLOATS * size_of::<f32>()) as f64 / seconds / 1e9
 }
@@ -195,8 +195,8 @@ pub fn read_gb_s() -> f64 {
 /// few enough for 16 registers.
 const ACCUMULATORS: usize = 12;
 
-struct Lanes;
-impl WithSimd for Lanes {
+struct LaneCount;
+impl WithSimd for LaneCount {
     type Output = usize;
 
     #[inline(always)]
@@ -226,11 +226,11 @@ impl WithSimd for Multiply {
     }
 }
 
-struct Sum<'a> {
+struct ReadAndSum<'a> {
     data: &'a [f32],
 }
 
-impl WithSimd for Sum<'_> {
+impl WithSimd for ReadAndSum<'_> {
     type Output = f32;
 
     #[inline(always)]
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn a_sum_reads_every_number_of_whole_vectors() {
         let data: Vec<f32> = (0..1024).map(|i| (i % 7) as f32).collect();
-        let sum = isa::arch().dispatch(Sum { data: &data });
+        let sum = isa::arch().dispatch(ReadAndSum { data: &data });
         assert!((sum - data.iter().sum::<f32>()).abs() < 1e-3, "{sum}");
     }
 
@@ -262,7 +262,7 @@ mod tests {
         let one = Multiply { steps: 1 };
         let four = Multiply { steps: 4 };
         let arch = isa::arch();
-        let lanes = arch.dispatch(Lanes) as f32;
+        let lanes = arch.dispatch(LaneCount) as f32;
         let value = |sum: f32| (sum / lanes - 0.25) / ACCUMULATORS as f32;
         assert!((value(arch.dispatch(one)) - 0.75).abs() < 1e-5);
         assert!((value(arch.dispatch(four)) - 0.53125).abs() < 1e-5);

@@ -83,7 +83,7 @@ impl ContextParallel {
     pub fn join(&self, mine: &Tensor, dim: usize) -> Result<Tensor> {
         let t = self.total(mine.dim(dim)?)?;
         let runs = (0..self.group.size()).map(|rank| self.positions(rank, t)).collect::<Result<_>>()?;
-        mine.contiguous()?.apply_op1(Join { group: Arc::clone(&self.group), runs, dim, t })
+        mine.contiguous()?.apply_op1(JoinPositions { group: Arc::clone(&self.group), runs, dim, t })
     }
 
     /// Attention of this rank's queries over the keys and values of all. Differentiable; the backward pass must also run on
@@ -153,7 +153,7 @@ impl ContextParallel {
 }
 
 /// Collects the positions of all ranks.
-struct Join {
+struct JoinPositions {
     group: Arc<dyn Group>,
     /// The positions of each rank.
     runs: Vec<[Range<usize>; 2]>,
@@ -161,7 +161,7 @@ struct Join {
     t: usize,
 }
 
-impl Join {
+impl JoinPositions {
     /// The length of each rank's part of a tensor of `rows` times T times `width` numbers.
     fn lengths(&self, rows: usize, width: usize) -> Vec<usize> {
         self.runs.iter().map(|runs| rows * width * (runs[0].len() + runs[1].len())).collect()
@@ -199,7 +199,7 @@ impl Join {
     }
 }
 
-impl CustomOp1 for Join {
+impl CustomOp1 for JoinPositions {
     fn name(&self) -> &'static str {
         "context-parallel-join"
     }

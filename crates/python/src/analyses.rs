@@ -1,7 +1,7 @@
 //! The published analyses, as arrays.
 
 use crate::array::Array;
-use crate::changes::{Changes, Reads};
+use crate::changes::{InterventionTexts, TextsRead};
 use crate::error::Failed;
 use crate::guard::{Raised, compute};
 use crate::model::Model;
@@ -21,9 +21,9 @@ use std::collections::BTreeMap;
 
 /// The answer, and the token to compare it with. Without it, the metric is the log-probability of the answer.
 #[derive(Debug, Clone, Copy, FromPyObject)]
-pub(crate) struct Answer(u32, Option<u32>);
+pub(crate) struct AnswerTokens(u32, Option<u32>);
 
-impl Answer {
+impl AnswerTokens {
     fn metric(self) -> Metric {
         match self.1 {
             Some(against) => Metric::difference(self.0, against),
@@ -35,20 +35,20 @@ impl Answer {
 /// A clean and a corrupted text, and what is measured of them.
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
-pub(crate) struct Pair {
+pub(crate) struct TextPair {
     clean: Vec<u32>,
     corrupt: Vec<u32>,
-    answer: Answer,
-    changes: Changes,
+    answer: AnswerTokens,
+    changes: InterventionTexts,
 }
 
-impl Pair {
+impl TextPair {
     fn measured<T>(
         &self,
         model: &Gpt2LMHeadModel,
         work: impl FnOnce(&Contrast) -> candle_core::Result<T>,
     ) -> Result<T, Failed> {
-        let changes = self.changes.build(model, Reads::Branches(&self.clean))?;
+        let changes = self.changes.build(model, TextsRead::Branches(&self.clean))?;
         let clean = model.ids(&self.clean)?;
         let corrupt = model.ids(&self.corrupt)?;
         let metric = self.answer.metric();
@@ -74,9 +74,9 @@ impl Model {
         &self,
         py: Python<'_>,
         text: Vec<u32>,
-        answer: Answer,
+        answer: AnswerTokens,
         points: Vec<String>,
-        changes: Changes,
+        changes: InterventionTexts,
     ) -> PyResult<Vec<(Array, Array)>> {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
@@ -84,7 +84,7 @@ impl Model {
                 .iter()
                 .map(|name| point(name, model.config().n_layer))
                 .collect::<Result<Vec<_>, _>>()?;
-            let changes = changes.build(model, Reads::Branches(&text))?;
+            let changes = changes.build(model, TextsRead::Branches(&text))?;
             let pairs = gradients(model, &model.ids(&text)?, &answer.metric(), &found, hooks(&changes))?;
             let array = |(value, gradient): &(Tensor, Tensor)| {
                 Ok((Array::copy_of(value)?, Array::copy_of(gradient)?))
@@ -94,10 +94,16 @@ impl Model {
     }
 
     /// Logits (L + 1, V) at a position, as each layer's residual stream would give them.
-    fn lens(&self, py: Python<'_>, text: Vec<u32>, position: usize, changes: Changes) -> PyResult<Array> {
+    fn lens(
+        &self,
+        py: Python<'_>,
+        text: Vec<u32>,
+        position: usize,
+        changes: InterventionTexts,
+    ) -> PyResult<Array> {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
-            let changes = changes.build(model, Reads::Branches(&text))?;
+            let changes = changes.build(model, TextsRead::Branches(&text))?;
             Ok(Array::new(&logit_lens(model, &model.ids(&text)?, position, hooks(&changes))?.squeeze(1)?)?)
         })
     }
@@ -110,14 +116,14 @@ impl Model {
         repeats: usize,
         rows: usize,
         seed: u64,
-        changes: Changes,
+        changes: InterventionTexts,
     ) -> PyResult<Arrays> {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
             let config = model.config();
             let bos = config.bos_token_id.filter(|&id| (id as usize) < config.vocab_size);
             let texts = RepeatedTokens::random(bos, (length, repeats), rows, config.vocab_size, seed);
-            let changes = changes.build(model, Reads::Others)?;
+            let changes = changes.build(model, TextsRead::Others)?;
             let found = head_scores(&model.transformer, &texts, hooks(&changes))?;
             let mut arrays = Arrays::new();
             for (name, error, kind) in [
@@ -148,13 +154,13 @@ impl Model {
         &self,
         py: Python<'_>,
         text: Vec<u32>,
-        answer: Answer,
+        answer: AnswerTokens,
         mean: bool,
-        changes: Changes,
+        changes: InterventionTexts,
     ) -> PyResult<Arrays> {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
-            let changes = changes.build(model, Reads::Branches(&text))?;
+            let changes = changes.build(model, TextsRead::Branches(&text))?;
             let ablation = if mean { Ablation::Mean } else { Ablation::Zero };
             let found =
                 ablation_effects(model, &model.ids(&text)?, &answer.metric(), ablation, hooks(&changes))?;
@@ -167,18 +173,18 @@ impl Model {
         &self,
         py: Python<'_>,
         text: Vec<u32>,
-        answer: Answer,
+        answer: AnswerTokens,
         raw: bool,
-        changes: Changes,
+        changes: InterventionTexts,
     ) -> PyResult<Arrays> {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
             let metric = match answer {
-                Answer(answer, Some(against)) => Metric::difference(answer, against),
-                Answer(answer, None) => Metric::Logit(answer),
+                AnswerTokens(answer, Some(against)) => Metric::difference(answer, against),
+                AnswerTokens(answer, None) => Metric::Logit(answer),
             };
             let centering = if raw { Centering::Raw } else { Centering::default() };
-            let changes = changes.build(model, Reads::Branches(&text))?;
+            let changes = changes.build(model, TextsRead::Branches(&text))?;
             let found = direct_attribution(model, &model.ids(&text)?, &metric, centering, hooks(&changes))?;
             Ok(Arrays::from([
                 ("heads", Array::new(&found.heads)?),
@@ -197,7 +203,7 @@ impl Model {
     fn patch(
         &self,
         py: Python<'_>,
-        pair: Pair,
+        pair: TextPair,
         parts: Vec<String>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<(f64, f64, Vec<Array>)> {
@@ -229,7 +235,7 @@ impl Model {
     }
 
     /// Attribution patching: an estimate for each head, stream, attention block and MLP at each position.
-    fn attribution(&self, py: Python<'_>, pair: Pair) -> PyResult<Arrays> {
+    fn attribution(&self, py: Python<'_>, pair: TextPair) -> PyResult<Arrays> {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
             let found = pair.measured(model, |contrast| attribution_patching(model, contrast))?;
@@ -243,12 +249,12 @@ impl Model {
     }
 
     /// Edges between heads (3, L, H, L, H): EAP, or EAP-IG with a number of steps.
-    fn edges(&self, py: Python<'_>, pair: Pair, steps: Option<usize>) -> PyResult<Array> {
+    fn edges(&self, py: Python<'_>, pair: TextPair, steps: Option<usize>) -> PyResult<Array> {
         let raised = Raised::default();
         compute(py, &raised, || {
             let model = &self.loaded.model;
             let gradients = steps.map_or(EdgeGradients::Corrupt, |steps| EdgeGradients::Integrated { steps });
-            let changes = pair.changes.build(model, Reads::Branches(&pair.clean))?;
+            let changes = pair.changes.build(model, TextsRead::Branches(&pair.clean))?;
             let pairs =
                 [discovery::Pair { metric: pair.answer.metric(), clean: pair.clean, corrupt: pair.corrupt }];
             let mut study = Study::new(model, &pairs)?;
@@ -261,10 +267,10 @@ impl Model {
     }
 
     /// Attention rollout, (L, T, T).
-    fn rollout(&self, py: Python<'_>, text: Vec<u32>, changes: Changes) -> PyResult<Array> {
+    fn rollout(&self, py: Python<'_>, text: Vec<u32>, changes: InterventionTexts) -> PyResult<Array> {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
-            let changes = changes.build(model, Reads::Branches(&text))?;
+            let changes = changes.build(model, TextsRead::Branches(&text))?;
             let args =
                 ForwardArgs { output_attentions: true, hooks: hooks(&changes), ..ForwardArgs::default() };
             let output = model.transform(&model.ids(&text)?, args)?;

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 /// Interventions as text, with what they need from other texts.
 #[derive(Debug, Default, FromPyObject)]
 #[pyo3(from_item_all)]
-pub(crate) struct Changes {
+pub(crate) struct InterventionTexts {
     /// The kind of an intervention on heads, such as `scale`, and what follows it: `3.2=0.5`.
     heads: Vec<(String, String)>,
     /// `7:4`
@@ -29,7 +29,7 @@ pub(crate) struct Changes {
 
 /// The text that a run reads, on which some interventions depend.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Reads<'a> {
+pub(crate) enum TextsRead<'a> {
     /// Whole texts, in one pass.
     Whole(&'a [Vec<u32>]),
     /// Texts that grow: means are taken over what is there first.
@@ -40,7 +40,7 @@ pub(crate) enum Reads<'a> {
     Others,
 }
 
-impl Reads<'_> {
+impl TextsRead<'_> {
     fn lengths(self) -> Vec<usize> {
         match self {
             Self::Whole(rows) | Self::Growing(rows) => rows.iter().map(Vec::len).collect(),
@@ -50,13 +50,13 @@ impl Reads<'_> {
     }
 }
 
-impl Changes {
+impl InterventionTexts {
     /// The interventions of a run, checked against the model.
-    pub(crate) fn build(&self, model: &Gpt2LMHeadModel, reads: Reads) -> Result<Interventions, Failed> {
+    pub(crate) fn build(&self, model: &Gpt2LMHeadModel, reads: TextsRead) -> Result<Interventions, Failed> {
         Ok(self.checked(model, reads)?)
     }
 
-    fn checked(&self, model: &Gpt2LMHeadModel, reads: Reads) -> anyhow::Result<Interventions> {
+    fn checked(&self, model: &Gpt2LMHeadModel, reads: TextsRead) -> anyhow::Result<Interventions> {
         let lengths = reads.lengths();
         let config = model.config();
         let mut all = vec![];
@@ -113,9 +113,9 @@ impl Changes {
         }
         let own = match reads {
             _ if !takes_means => None,
-            Reads::Branches(ids) => Some(ids),
-            Reads::Whole([_]) => None, // the pass itself takes them
-            Reads::Growing([ids]) => Some(&ids[..]),
+            TextsRead::Branches(ids) => Some(ids),
+            TextsRead::Whole([_]) => None, // the pass itself takes them
+            TextsRead::Growing([ids]) => Some(&ids[..]),
             _ => bail!(
                 "mean_ablate: this runs on several texts; give the texts to take means over with mean_of"
             ),
@@ -181,7 +181,7 @@ fn means(
     list: Interventions,
     model: &Gpt2LMHeadModel,
     texts: &[Vec<u32>],
-    reads: Reads,
+    reads: TextsRead,
 ) -> anyhow::Result<Interventions> {
     if texts.is_empty() {
         bail!("mean_of: holds no text");
@@ -189,7 +189,9 @@ fn means(
     let tensors = texts.iter().map(|ids| model.ids(ids)).collect::<candle_core::Result<Vec<_>>>()?;
     let alike = |&t: &usize| texts.iter().all(|ids| ids.len() == t);
     let over = match reads {
-        Reads::Whole(_) | Reads::Branches(_) if reads.lengths().iter().all(alike) => MeanOver::EachPosition,
+        TextsRead::Whole(_) | TextsRead::Branches(_) if reads.lengths().iter().all(alike) => {
+            MeanOver::EachPosition
+        }
         _ => MeanOver::AllPositions,
     };
     Ok(list.with_means_over(model, &tensors, over)?)

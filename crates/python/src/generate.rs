@@ -1,6 +1,6 @@
 //! Generation, a step at a time.
 
-use crate::changes::{Changes, Reads};
+use crate::changes::{InterventionTexts, TextsRead};
 use crate::error::Failed;
 use crate::guard::{Raised, compute, compute_in_pool};
 use crate::hooks::PyHooks;
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 /// The prompts to continue, and the settings.
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
-pub(crate) struct Request {
+pub(crate) struct GenerateRequest {
     rows: Vec<Vec<u32>>,
     max_new_tokens: Option<usize>,
     temperature: f64,
@@ -30,21 +30,21 @@ pub(crate) struct Request {
     seed: u64,
     kv: Option<String>,
     stops: Vec<String>,
-    changes: Changes,
+    changes: InterventionTexts,
     hooks: Vec<(String, Py<PyAny>)>,
 }
 
 /// A generation that goes on with each step. Only one thread uses it at a time.
-#[pyclass(frozen, module = "gpt2_candle._native")]
-pub(crate) struct Generation {
+#[pyclass(frozen, name = "Generation", module = "gpt2_candle._native")]
+pub(crate) struct SteppedGeneration {
     loaded: Arc<Loaded>,
     changes: Interventions,
     hooks: Vec<(Point, Py<PyAny>)>,
-    at: Mutex<Option<State>>,
+    at: Mutex<Option<PausedTexts>>,
 }
 
 /// A generation between two steps.
-struct State {
+struct PausedTexts {
     paused: Paused,
     /// The continuation of each row.
     found: Vec<Continuation<Arc<Tokenizer>>>,
@@ -52,7 +52,7 @@ struct State {
 
 #[pymethods]
 impl Model {
-    fn generate(&self, py: Python<'_>, request: Request) -> PyResult<Generation> {
+    fn generate(&self, py: Python<'_>, request: GenerateRequest) -> PyResult<SteppedGeneration> {
         let layers = self.config_of().n_layer;
         let hooks =
             request.hooks.iter().map(|(name, function)| Ok((point(name, layers)?, function.clone_ref(py))));
@@ -60,9 +60,10 @@ impl Model {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
             let lengths: Vec<usize> = request.rows.iter().map(Vec::len).collect();
-            let changes = request.changes.build(model, Reads::Growing(&request.rows))?;
-            let Request { temperature, top_k, top_p, min_p, typical_p, repetition_penalty, seed, .. } =
-                request;
+            let changes = request.changes.build(model, TextsRead::Growing(&request.rows))?;
+            let GenerateRequest {
+                temperature, top_k, top_p, min_p, typical_p, repetition_penalty, seed, ..
+            } = request;
             let sampling = Sampling { temperature, top_k, top_p, min_p, typical_p, repetition_penalty, seed };
             let longest = lengths.iter().copied().max().unwrap_or(0);
             let most = new_tokens(request.max_new_tokens, model.config(), longest);
@@ -74,8 +75,8 @@ impl Model {
                 Continuation::new(model.config(), self.loaded.tokenizer.clone(), &request.stops)
             };
             let found = request.rows.iter().map(follow).collect();
-            let at = Mutex::new(Some(State { paused: running.pause(), found }));
-            Ok(Generation { loaded: Arc::clone(&self.loaded), changes, hooks, at })
+            let at = Mutex::new(Some(PausedTexts { paused: running.pause(), found }));
+            Ok(SteppedGeneration { loaded: Arc::clone(&self.loaded), changes, hooks, at })
         })
     }
 }
@@ -91,7 +92,7 @@ fn cache(name: &str) -> Result<CacheDType, Failed> {
 }
 
 #[pymethods]
-impl Generation {
+impl SteppedGeneration {
     /// What the next step adds to the text of each row, `None` for one that has ended; `None` at the end.
     fn step(&self, py: Python<'_>) -> PyResult<Option<Vec<Option<String>>>> {
         py.check_signals()?;

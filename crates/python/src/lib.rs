@@ -11,11 +11,11 @@ mod guard;
 mod hooks;
 mod load;
 mod loaded;
-mod look;
 mod model;
 mod pattern;
 mod run;
 mod train;
+mod views;
 
 use candle_fused::KeepLarge;
 use mimalloc::MiMalloc;
@@ -29,14 +29,14 @@ mod _native {
     #[pymodule_export]
     use crate::array::Array;
     #[pymodule_export]
-    use crate::generate::Generation;
+    use crate::generate::SteppedGeneration;
     #[pymodule_export]
     use crate::guard::{forked, point_names};
     #[pymodule_export]
     use crate::model::Model;
 
     #[pymodule_export]
-    use crate::pattern::Pattern;
+    use crate::pattern::LazyPattern;
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// The model to load, and the options: see `gpt2_candle.Model.load`.
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
-pub(crate) struct Request {
+pub(crate) struct LoadRequest {
     name: Option<String>,
     dtype: String,
     quantize: Option<String>,
@@ -36,7 +36,7 @@ pub(crate) struct Request {
     progress: Option<Py<PyAny>>,
 }
 
-impl Request {
+impl LoadRequest {
     pub(crate) fn load(self, raised: &Arc<Raised>) -> Result<Loaded, Failed> {
         Ok(self.open(raised)?)
     }

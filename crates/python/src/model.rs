@@ -3,7 +3,7 @@
 use crate::array::Array;
 use crate::error::Failed;
 use crate::guard::{Raised, compute};
-use crate::load::Request;
+use crate::load::LoadRequest;
 use crate::loaded::Loaded;
 use gpt2_loader::Tokenizer;
 use gpt2_model::Config;
@@ -27,7 +27,7 @@ impl Model {
 #[pymethods]
 impl Model {
     #[staticmethod]
-    fn load(py: Python<'_>, request: Request) -> PyResult<Self> {
+    fn load(py: Python<'_>, request: LoadRequest) -> PyResult<Self> {
         let raised = Arc::new(Raised::default());
         let loaded = compute(py, &raised, || request.load(&raised))?;
         Ok(Self { loaded: Arc::new(loaded) })

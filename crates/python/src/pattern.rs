@@ -10,8 +10,8 @@ use pyo3::prelude::*;
 use std::sync::Arc;
 
 /// The scores or the weights of a layer's attention, computed from its queries and keys when they are asked for.
-#[pyclass(frozen, module = "gpt2_candle._native")]
-pub(crate) struct Pattern {
+#[pyclass(frozen, name = "Pattern", module = "gpt2_candle._native")]
+pub(crate) struct LazyPattern {
     pub(crate) loaded: Arc<Loaded>,
     pub(crate) layer: usize,
     pub(crate) kind: PatternOf,
@@ -24,7 +24,7 @@ pub(crate) struct Pattern {
 }
 
 #[pymethods]
-impl Pattern {
+impl LazyPattern {
     fn array(&self, py: Python<'_>) -> PyResult<Array> {
         compute_in_pool(py, &Raised::default(), || {
             let Self { loaded, layer, kind, q, k, padding, knocked_out } = self;

@@ -1,13 +1,13 @@
 //! Forward passes: logits, loss, hidden states, attention weights, the values at hook points.
 
 use crate::array::Array;
-use crate::changes::{Changes, Reads};
+use crate::changes::{InterventionTexts, TextsRead};
 use crate::error::Failed;
 use crate::guard::{Raised, compute, compute_in_pool};
 use crate::hooks::PyHooks;
 use crate::loaded::Loaded;
 use crate::model::Model;
-use crate::pattern::Pattern;
+use crate::pattern::LazyPattern;
 use anyhow::anyhow;
 use candle_core::{DType, Tensor};
 use gpt2_model::attention::PatternOf;
@@ -22,10 +22,10 @@ use std::sync::Arc;
 /// The texts to run, and the results to return.
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
-pub(crate) struct Run {
+pub(crate) struct RunRequest {
     /// The ids of each row. Shorter ones are padded on the left.
     rows: Vec<Vec<u32>>,
-    changes: Changes,
+    changes: InterventionTexts,
     /// Points and the functions that read and change their values.
     hooks: Vec<(String, Py<PyAny>)>,
     /// The points whose values to return.
@@ -39,23 +39,23 @@ pub(crate) struct Run {
 
 /// A result: computed already, or by a later call.
 #[derive(IntoPyObject)]
-pub(crate) enum Value {
+pub(crate) enum RunValue {
     There(Array),
-    Later(Pattern),
+    Later(LazyPattern),
 }
 
 /// The results of a run: one value for each name, or one for each layer.
-type Found = BTreeMap<String, Vec<Value>>;
+type Found = BTreeMap<String, Vec<RunValue>>;
 
 /// Rows of ids as a batch, padded on the left.
-pub(crate) struct Batch {
+pub(crate) struct PaddedBatch {
     pub(crate) ids: Tensor,
     /// u8 (B, T), if a row is shorter than others.
     mask: Option<Tensor>,
     positions: Option<Tensor>,
 }
 
-impl Batch {
+impl PaddedBatch {
     pub(crate) fn new(model: &Gpt2LMHeadModel, rows: &[Vec<u32>]) -> Result<Self, Failed> {
         let device = model.device();
         let lengths: Vec<usize> = rows.iter().map(Vec::len).collect();
@@ -96,13 +96,13 @@ pub(crate) fn point(name: &str, layers: usize) -> Result<Point, Failed> {
 
 fn run(
     loaded: &Arc<Loaded>,
-    asked: &Run,
+    asked: &RunRequest,
     hooks: Vec<(Point, Py<PyAny>)>,
     raised: &Raised,
 ) -> Result<Found, Failed> {
     let model = &loaded.model;
     let layers = model.config().n_layer;
-    let changes = asked.changes.build(model, Reads::Whole(&asked.rows))?;
+    let changes = asked.changes.build(model, TextsRead::Whole(&asked.rows))?;
     let points = asked.points.iter().map(|name| point(name, layers)).collect::<Result<Vec<_>, _>>()?;
     let functions = PyHooks { list: hooks, raised };
     // (T, T) numbers take far more memory than what they are computed from, and are seldom all looked at.
@@ -127,7 +127,7 @@ fn run(
         all.push(&recorder);
     }
     let chain = Chain(&all);
-    let batch = Batch::new(model, &asked.rows)?;
+    let batch = PaddedBatch::new(model, &asked.rows)?;
     let args = ForwardArgs {
         hooks: if all.is_empty() { None } else { Some(&chain) },
         output_hidden_states: asked.hidden_states,
@@ -157,7 +157,7 @@ fn run(
         let padding = batch.mask.clone();
         let knocked_out = changes.knocked_out(layer);
         let loaded = Arc::clone(loaded);
-        let pattern = Value::Later(Pattern { loaded, layer, kind, q, k, padding, knocked_out });
+        let pattern = RunValue::Later(LazyPattern { loaded, layer, kind, q, k, padding, knocked_out });
         found.insert(name.clone(), vec![pattern]);
     }
     Ok(found)
@@ -165,7 +165,7 @@ fn run(
 
 /// Adds a result with one value, or one for each layer.
 fn add(found: &mut Found, name: &str, values: &[Tensor]) -> Result<(), Failed> {
-    let there = |value| Ok(Value::There(Array::new(value)?));
+    let there = |value| Ok(RunValue::There(Array::new(value)?));
     found.insert(name.to_owned(), values.iter().map(there).collect::<candle_core::Result<Vec<_>>>()?);
     Ok(())
 }
@@ -173,7 +173,7 @@ fn add(found: &mut Found, name: &str, values: &[Tensor]) -> Result<(), Failed> {
 /// Runs the model, without its output projection if nothing needs that. Adds the loss and the logits to `found`.
 fn pass(
     model: &Gpt2LMHeadModel,
-    asked: &Run,
+    asked: &RunRequest,
     ids: &Tensor,
     args: ForwardArgs,
     found: &mut Found,
@@ -216,8 +216,8 @@ fn loss(logits: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor, Failed> {
 
 #[pymethods]
 impl Model {
-    /// A pass over some texts; see `Run`.
-    fn run(&self, py: Python<'_>, asked: Run) -> PyResult<Found> {
+    /// A pass over some texts; see `RunRequest`.
+    fn run(&self, py: Python<'_>, asked: RunRequest) -> PyResult<Found> {
         let raised = Raised::default();
         let layers = self.config_of().n_layer;
         let hooks =

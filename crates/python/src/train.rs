@@ -12,7 +12,7 @@ use gpt2_loader::Tokenizer;
 use gpt2_model::Gpt2LMHeadModel;
 use gpt2_model::lora::LoraOptions;
 use gpt2_session::{Example, NewModel, documents};
-use gpt2_train::{Dataset, Event, TrainError, TrainOptions, Trainer};
+use gpt2_train::{Dataset, TrainError, TrainOptions, Trainer, TrainingEvent};
 use pyo3::prelude::*;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 /// The text or examples to learn, and the settings: see `gpt2_candle.train`.
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
-pub(crate) struct Request {
+pub(crate) struct TrainRequest {
     /// A whole text, or else `examples`: a prompt and a completion each.
     text: Option<String>,
     examples: Vec<(String, String)>,
@@ -59,7 +59,7 @@ struct Lora {
 /// A trained model, the loss of each step, those of validations by their steps, and whether all steps ran.
 type Trained = (Model, Vec<f32>, Vec<(u64, f64)>, bool);
 
-impl Request {
+impl TrainRequest {
     fn options(&self, name: Option<&str>) -> TrainOptions {
         let mut options = TrainOptions::new(self.steps);
         options.batch = self.batch;
@@ -165,13 +165,13 @@ impl Request {
         Ok((model, history.training().to_vec(), history.validation().to_vec(), finished))
     }
 
-    fn hear(&self, event: Event, raised: &Raised) -> candle_core::Result<ControlFlow<()>> {
+    fn hear(&self, event: TrainingEvent, raised: &Raised) -> candle_core::Result<ControlFlow<()>> {
         raised.check_signals()?;
         let Some(callback) = &self.callback else { return Ok(ControlFlow::Continue(())) };
         let (step, validation) = match event {
-            Event::Stepped(step) if step.validates => return Ok(ControlFlow::Continue(())),
-            Event::Stepped(step) => (step, None),
-            Event::Validated(step, validation) => (step, Some(validation.loss)),
+            TrainingEvent::Stepped(step) if step.validates => return Ok(ControlFlow::Continue(())),
+            TrainingEvent::Stepped(step) => (step, None),
+            TrainingEvent::Validated(step, validation) => (step, Some(validation.loss)),
             _ => return Ok(ControlFlow::Continue(())),
         };
         let stops = raised.attached(|py| {
@@ -205,7 +205,7 @@ fn trained(
 impl Model {
     /// Trains: this model, or a new one if there is none.
     #[staticmethod]
-    fn train(py: Python<'_>, base: Option<Bound<'_, Model>>, request: Request) -> PyResult<Trained> {
+    fn train(py: Python<'_>, base: Option<Bound<'_, Model>>, request: TrainRequest) -> PyResult<Trained> {
         let base = base.map(|base| Arc::clone(&base.get().loaded));
         let raised = Raised::default();
         compute(py, &raised, || Ok::<_, Failed>(request.run(base.as_deref(), &raised)?))

@@ -16,7 +16,7 @@ pub use hub::{HubOptions, pins};
 pub use interventions::{At, OnHeads, check_effective};
 pub use named::{DEMO_NAME, Named, NamedDictionary, model_id};
 pub use pairs::pair;
-pub use tasks::{Answer, Task, TaskPair, Text};
+pub use tasks::{Task, TaskAnswer, TaskPair, Text};
 pub use text::{Encoded, encode, encode_within};
 pub use training::{Example, NewModel, documents};
 

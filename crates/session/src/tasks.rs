@@ -41,7 +41,7 @@ pub enum Text {
 /// An answer: a token's text or its id.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
-pub enum Answer {
+pub enum TaskAnswer {
     /// The token's text, with its space if it has one.
     Word(String),
     /// The token's id.
@@ -56,9 +56,9 @@ pub struct TaskPair {
     /// A text with the same number of tokens, which does not favor the right answers.
     pub corrupted: Text,
     /// The right answers to the clean text.
-    pub correct: Vec<Answer>,
+    pub correct: Vec<TaskAnswer>,
     /// The wrong ones.
-    pub incorrect: Vec<Answer>,
+    pub incorrect: Vec<TaskAnswer>,
 }
 
 const NAMES: [&str; 30] = [
@@ -146,8 +146,8 @@ fn ioi(rng: &mut ChaCha8Rng, names: &[&str], places: &[&str], things: &[&str]) -
     Ok(TaskPair {
         clean: Text::Words(text(first, second, giver)),
         corrupted: Text::Words(text(others[0], others[1], others[2])),
-        correct: vec![Answer::Word(format!(" {receiver}"))],
-        incorrect: vec![Answer::Word(format!(" {giver}"))],
+        correct: vec![TaskAnswer::Word(format!(" {receiver}"))],
+        incorrect: vec![TaskAnswer::Word(format!(" {giver}"))],
     })
 }
 
@@ -165,7 +165,7 @@ fn greater_than(rng: &mut ChaCha8Rng, events: &[&str], centuries: &[Century]) ->
     let text = |year: &str| {
         Text::Words(format!("The {event} lasted from the year {century}{year} to the year {century}"))
     };
-    let answers = |years: &[String]| years.iter().map(|year| Answer::Word(year.clone())).collect();
+    let answers = |years: &[String]| years.iter().map(|year| TaskAnswer::Word(year.clone())).collect();
     Ok(TaskPair {
         clean: text(&years[at]),
         corrupted: text("01"),
@@ -189,15 +189,15 @@ fn induction(rng: &mut ChaCha8Rng, tokenizer: &Tokenizer) -> anyhow::Result<Task
     Ok(TaskPair {
         clean: Text::Ids([&tokens[..], &tokens[..at]].concat()),
         corrupted: Text::Ids([&other[..], &tokens[..at]].concat()),
-        correct: vec![Answer::Id(tokens[at])],
-        incorrect: vec![Answer::Id(wrong)],
+        correct: vec![TaskAnswer::Id(tokens[at])],
+        incorrect: vec![TaskAnswer::Id(wrong)],
     })
 }
 
 fn pronouns(rng: &mut ChaCha8Rng, women: &[&str], men: &[&str]) -> TaskPair {
     let template = one(rng, &TELLING);
     let names = [one(rng, women), one(rng, men)];
-    let answers = [" she", " he"].map(|word| vec![Answer::Word(word.to_owned())]);
+    let answers = [" she", " he"].map(|word| vec![TaskAnswer::Word(word.to_owned())]);
     let text = |name: &str| Text::Words(filled(template, &[("[NAME]", name)]));
     let [she, he] = answers;
     let is_woman = rng.random();
@@ -336,7 +336,8 @@ mod tests {
             let (Text::Words(clean), Text::Words(corrupted)) = (&text.clean, &text.corrupted) else {
                 panic!("words")
             };
-            let ([Answer::Word(right)], [Answer::Word(wrong)]) = (&text.correct[..], &text.incorrect[..])
+            let ([TaskAnswer::Word(right)], [TaskAnswer::Word(wrong)]) =
+                (&text.correct[..], &text.incorrect[..])
             else {
                 panic!("{text:?}")
             };
@@ -354,9 +355,9 @@ mod tests {
             let century = &year[..2];
             let year = year[2..].parse::<u32>()?;
             centuries.push(century.to_owned());
-            let number = |answer: &Answer| match answer {
-                Answer::Word(word) => word.parse::<u32>().expect("a year"),
-                Answer::Id(id) => *id,
+            let number = |answer: &TaskAnswer| match answer {
+                TaskAnswer::Word(word) => word.parse::<u32>().expect("a year"),
+                TaskAnswer::Id(id) => *id,
             };
             assert!(text.correct.iter().all(|answer| number(answer) > year), "{text:?}");
             assert!(text.incorrect.iter().all(|answer| number(answer) <= year), "{text:?}");
@@ -371,7 +372,7 @@ mod tests {
             let Text::Words(clean) = &text.clean else { panic!("words") };
             let is_woman = WOMEN.iter().any(|name| clean.contains(&format!(" {name}")));
             let expected = if is_woman { " she" } else { " he" };
-            assert_eq!(text.correct, [Answer::Word(expected.to_owned())], "{clean}");
+            assert_eq!(text.correct, [TaskAnswer::Word(expected.to_owned())], "{clean}");
         }
         Ok(())
     }

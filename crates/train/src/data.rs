@@ -1,6 +1,6 @@
 //! The text as token ids, in two parts, training and validation, and the batches that are drawn from them.
 
-use crate::documents::{BatchSize, Document, Draw, drawn, in_order, packed};
+use crate::documents::{BatchDraw, BatchSize, Document, drawn, in_order, packed};
 use crate::error::{Result, TrainError};
 use candle_core::{Device, Tensor};
 use gpt2_model::training::TrainingBatch;
@@ -101,7 +101,7 @@ impl Dataset {
     /// resumed run sees the same data without saving any state for it.
     pub(crate) fn training_batch(
         &self,
-        draw: Draw,
+        draw: BatchDraw,
         size: BatchSize,
         repeats: Repeats,
         device: &Device,
@@ -128,7 +128,7 @@ impl Dataset {
     }
 
     /// The rows of a training batch: `window` tokens each and the one after them.
-    fn rows(&self, draw: Draw, size: BatchSize, repeats: Repeats) -> Vec<Cow<'_, [u32]>> {
+    fn rows(&self, draw: BatchDraw, size: BatchSize, repeats: Repeats) -> Vec<Cow<'_, [u32]>> {
         let mut rng = draw.rng();
         let BatchSize { rows, window } = size;
         let starts: Vec<usize> = (0..rows).map(|_| rng.random_range(0..self.train.len() - window)).collect();

@@ -5,17 +5,17 @@
 //! (Rajamanoharan et al. 2024, "Jumping Ahead"). Features that have been silent for long rebuild what the others miss, in a loss
 //! of its own (Gao et al., "`AuxK`"), so that they come back. In training, rows of `W_dec` keep norm 1.
 
-mod of_batch;
+mod batch_results;
 mod operations;
 
 use crate::error::{Result, TrainError};
 use crate::optimizer::AdamWParams;
 use crate::sharded::{ShardedAdamW, facts_of_program, settings};
+use batch_results::BatchResults;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result as CandleResult, Tensor, Var};
 use gpt2_model::dictionary::{DictionaryTensors, Selection};
 use gpt2_parallel::Group;
-use of_batch::OfBatch;
 use operations::{
     THRESHOLD_LR_FACTOR, chosen, exceeded, jump, largest, product, scaled_variance, threshold, unit_rows,
 };
@@ -226,8 +226,10 @@ impl DictionaryTrainer {
         let mut found = vec![];
         for round in batches.chunks(group.size()) {
             let mine = round.get(group.rank()).map(|x| self.gradients(x)).transpose()?;
-            let bytes = mine.as_ref().map_or_else(Vec::new, |(of_batch, _)| of_batch.to_bytes());
-            found.extend(group.gather_bytes(&bytes)?.iter().filter_map(|bytes| OfBatch::from_bytes(bytes)));
+            let bytes = mine.as_ref().map_or_else(Vec::new, |(results, _)| results.to_bytes());
+            found.extend(
+                group.gather_bytes(&bytes)?.iter().filter_map(|bytes| BatchResults::from_bytes(bytes)),
+            );
             let gradients = mine.map(|(_, gradients)| self.adam.in_order(gradients)).transpose()?;
             sums.add(gradients, round.len())?;
         }
@@ -235,10 +237,10 @@ impl DictionaryTrainer {
         let step = usize::try_from(self.adam.optimizer.steps()).map_err(TrainError::other)?;
         self.adam.step(&sums, self.options.lr_at(step), 1.0 / batches.len() as f64)?;
         self.w_dec.set(&unit_rows(self.w_dec.as_tensor())?)?;
-        for of_batch in &found {
-            self.silent = of_batch.silent_after(&self.silent);
+        for results in &found {
+            self.silent = results.silent_after(&self.silent);
         }
-        let mean = |of: fn(&OfBatch) -> f64| found.iter().map(of).sum::<f64>() / found.len() as f64;
+        let mean = |of: fn(&BatchResults) -> f64| found.iter().map(of).sum::<f64>() / found.len() as f64;
         Ok(DictionaryStep {
             unexplained: mean(|batch| batch.unexplained.into()),
             l0: mean(|batch| batch.l0),
@@ -247,7 +249,7 @@ impl DictionaryTrainer {
     }
 
     /// The gradients of a batch (positions, d).
-    fn gradients(&self, x: &Tensor) -> Result<(OfBatch, GradStore)> {
+    fn gradients(&self, x: &Tensor) -> Result<(BatchResults, GradStore)> {
         let x = (x.to_dtype(DType::F32)? * self.scale)?;
         let (positions, d) = x.dims2()?;
         let pre = product(&x.broadcast_sub(self.b_dec.as_tensor())?, &self.w_enc, Some(&self.b_enc))?; // (positions, F)
@@ -267,14 +269,14 @@ impl DictionaryTrainer {
         if let Some(penalty) = penalty {
             loss = (loss + penalty)?;
         }
-        let of_batch = OfBatch {
+        let results = BatchResults {
             positions,
             unexplained: unexplained.to_scalar()?,
             l0: f64::from(fires.sum_all()?.to_scalar::<f32>()?) / positions as f64,
             fired: fires.max(0)?.to_dtype(DType::U8)?.to_vec1()?,
         };
         // A feature that fires here is not silent, whatever other batches of the step say.
-        let silent: Vec<bool> = self.is_silent(&of_batch.silent_after(&self.silent)).collect();
+        let silent: Vec<bool> = self.is_silent(&results.silent_after(&self.silent)).collect();
         let count = silent.iter().filter(|&&silent| silent).count();
         if count > 0
             && let Some(of_silent) =
@@ -282,7 +284,7 @@ impl DictionaryTrainer {
         {
             loss = (loss + (of_silent * SILENT_SHARE)?)?;
         }
-        Ok((of_batch, loss.backward()?))
+        Ok((results, loss.backward()?))
     }
 
     /// The processes that share the work.

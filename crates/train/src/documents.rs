@@ -58,13 +58,13 @@ impl Document {
 
 /// The numbers that decide what a training batch holds: a resumed run sees the same data without saving any state for it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Draw {
+pub(crate) struct BatchDraw {
     pub(crate) seed: u64,
     /// The batch's number in the run.
     pub(crate) batch: u64,
 }
 
-impl Draw {
+impl BatchDraw {
     /// The random numbers of this batch.
     pub(crate) fn rng(self) -> ChaCha8Rng {
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
@@ -82,7 +82,7 @@ pub(crate) struct BatchSize {
 }
 
 /// The documents in each row of a training batch, drawn until a row is full.
-pub(crate) fn drawn(documents: &[Document], draw: Draw, size: BatchSize) -> Vec<Vec<usize>> {
+pub(crate) fn drawn(documents: &[Document], draw: BatchDraw, size: BatchSize) -> Vec<Vec<usize>> {
     let mut rng = draw.rng();
     let BatchSize { rows, window } = size;
     // What does not fit begins the next row, so that long documents are drawn as often as short ones.
@@ -199,13 +199,14 @@ mod tests {
     #[test]
     fn rows_are_drawn_by_the_seed_and_the_batchs_number() {
         let documents: Vec<Document> = (0..9).map(|i| document(0, 3 + i % 4, 1)).collect();
-        let of = |seed, batch| drawn(&documents, Draw { seed, batch }, BatchSize { rows: 5, window: 12 });
+        let of =
+            |seed, batch| drawn(&documents, BatchDraw { seed, batch }, BatchSize { rows: 5, window: 12 });
         assert_eq!(of(1, 2), of(1, 2));
         assert!(of(1, 2) != of(1, 3) && of(1, 2) != of(2, 2));
         // Half of the documents fill a row, and half a part of one: both are drawn alike.
         let two = [document(0, 13, 1), document(0, 2, 1)];
         let size = BatchSize { rows: 8, window: 12 };
-        let counts = (0..200).flat_map(|batch| drawn(&two, Draw { seed: 3, batch }, size)).flatten();
+        let counts = (0..200).flat_map(|batch| drawn(&two, BatchDraw { seed: 3, batch }, size)).flatten();
         let long = counts.clone().filter(|i| *i == 0).count();
         let part = long as f64 / counts.count() as f64;
         assert!((0.42..0.52).contains(&part), "{part}");

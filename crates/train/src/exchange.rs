@@ -30,13 +30,13 @@ struct Shares {
 
 /// A variable, or a part of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct VariablePiece {
     pub(crate) variable: usize,
     /// The part, in numbers of the variable.
     part: Range<usize>,
 }
 
-impl Piece {
+impl VariablePiece {
     /// This piece of its variable's values: the tensor itself if it is the whole, otherwise a copy as a row.
     pub(crate) fn cut(&self, values: &Tensor) -> Result<Tensor> {
         if self.part == (0..values.elem_count()) {
@@ -117,7 +117,7 @@ impl Shares {
     }
 
     /// The pieces of a stretch of a rank's share, which may end before the stretch does.
-    fn pieces(&self, rank: usize, stretch: &Range<usize>) -> Vec<Piece> {
+    fn pieces(&self, rank: usize, stretch: &Range<usize>) -> Vec<VariablePiece> {
         let place = |at: usize| (self.bounds[rank] + at).min(self.bounds[rank + 1]);
         let from = place(stretch.start);
         let to = place(stretch.end);
@@ -126,7 +126,7 @@ impl Shares {
         let piece = |variable: usize| {
             let start = self.starts[variable];
             let end = self.starts[variable + 1];
-            Piece { variable, part: from.max(start) - start..to.min(end) - start }
+            VariablePiece { variable, part: from.max(start) - start..to.min(end) - start }
         };
         variables.map(piece).filter(|piece| !piece.part.is_empty()).collect()
     }
@@ -160,13 +160,13 @@ impl Exchange {
     }
 
     /// The pieces of this rank's share.
-    pub(crate) fn own(&self) -> Vec<Piece> {
+    pub(crate) fn own(&self) -> Vec<VariablePiece> {
         self.shares.pieces(self.group.rank(), &(0..self.shares.largest()))
     }
 
     /// Adds up gradients over the ranks.
-    pub(crate) fn sums(&self) -> Sums<'_> {
-        Sums { exchange: self, so_far: vec![] }
+    pub(crate) fn sums(&self) -> GradientSums<'_> {
+        GradientSums { exchange: self, so_far: vec![] }
     }
 
     /// `Σ x²` over each variable, where every rank gives the values of its own pieces.
@@ -184,7 +184,7 @@ impl Exchange {
     pub(crate) fn gather(
         &self,
         own: &[Tensor],
-        mut take: impl FnMut(&Piece, &[f32]) -> Result<()>,
+        mut take: impl FnMut(&VariablePiece, &[f32]) -> Result<()>,
     ) -> Result<()> {
         let Self { group, shares, .. } = self;
         if shares.is_undivided() {
@@ -195,7 +195,7 @@ impl Exchange {
         let mut all = vec![];
         for stretch in shares.stretches() {
             out.clear();
-            for Piece { variable, part } in shares.pieces(group.rank(), &stretch) {
+            for VariablePiece { variable, part } in shares.pieces(group.rank(), &stretch) {
                 // A rank has at most one piece of a variable.
                 for (piece, values) in pieces.iter().zip(own).filter(|(piece, _)| piece.variable == variable)
                 {
@@ -227,13 +227,13 @@ impl Exchange {
 
 /// Adds up gradients over the ranks: each rank has the sums of its share.
 #[derive(Debug)]
-pub(crate) struct Sums<'a> {
+pub(crate) struct GradientSums<'a> {
     exchange: &'a Exchange,
     /// The sums so far, as a row for each piece of each stretch of this rank's share; empty before the first batch.
     so_far: Vec<Tensor>,
 }
 
-impl Sums<'_> {
+impl GradientSums<'_> {
     /// Adds the gradients that the first `senders` ranks have for all variables, by variable, in rank order. The others give
     /// none. A rank's gradients of its own pieces stay where they are; those of whole variables are freed once added.
     pub(crate) fn add(
@@ -254,7 +254,7 @@ impl Sums<'_> {
                 let Some(gradients) = &gradients else { break };
                 let pieces = shares.pieces(to, &stretch);
                 lengths[to] = bytes_of(&pieces);
-                for Piece { variable, part } in pieces {
+                for VariablePiece { variable, part } in pieces {
                     append(&gradients[&variable], part, &mut out)?;
                 }
             }
@@ -289,7 +289,7 @@ impl Sums<'_> {
     /// The sums of this rank's pieces, each as a row.
     pub(crate) fn rows(self) -> Result<Vec<Tensor>> {
         let mut parts = self.so_far.into_iter().peekable();
-        let row = |piece: Piece| {
+        let row = |piece: VariablePiece| {
             let mut of_piece = vec![];
             let mut length = 0;
             while let Some(part) = parts.next_if(|part| length + part.elem_count() <= piece.part.len()) {
@@ -302,7 +302,7 @@ impl Sums<'_> {
     }
 }
 
-fn bytes_of(pieces: &[Piece]) -> usize {
+fn bytes_of(pieces: &[VariablePiece]) -> usize {
     pieces.iter().map(|piece| size_of::<f32>() * piece.part.len()).sum()
 }
 
@@ -347,7 +347,7 @@ mod tests {
             assert!(chunk == 100 || shares.largest() < 31_usize.div_ceil(ranks) + chunk, "{ranks} {chunk}");
             let mut found = vec![];
             for rank in 0..ranks {
-                for Piece { variable, part } in shares.pieces(rank, &(0..shares.largest())) {
+                for VariablePiece { variable, part } in shares.pieces(rank, &(0..shares.largest())) {
                     assert!(part.start % chunk == 0, "{ranks} ranks: {part:?} does not begin with a chunk");
                     found.extend(part.map(|i| (variable, i)));
                 }
@@ -371,7 +371,7 @@ mod tests {
                 let mut found = vec![];
                 for start in (0..shares.length(rank)).step_by(size) {
                     let end = (start + size).min(shares.length(rank));
-                    for Piece { variable, part } in shares.pieces(rank, &(start..end)) {
+                    for VariablePiece { variable, part } in shares.pieces(rank, &(start..end)) {
                         found.extend(part.map(|i| (variable, i)));
                     }
                 }
@@ -404,7 +404,7 @@ mod tests {
     #[test]
     fn a_gradient_is_taken_out_whole_and_stays_for_its_parts() -> Result<()> {
         let mut gradients = BTreeMap::from([(4, Tensor::new(&[1f32, 2., 3.], &Device::Cpu)?)]);
-        let piece = |part| Piece { variable: 4, part };
+        let piece = |part| VariablePiece { variable: 4, part };
         assert_eq!(piece(1..3).take(&mut gradients)?.to_vec1::<f32>()?, [2., 3.]);
         assert_eq!(piece(0..3).take(&mut gradients)?.to_vec1::<f32>()?, [1., 2., 3.]);
         assert!(gradients.is_empty());

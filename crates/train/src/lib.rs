@@ -5,7 +5,7 @@
 //! ```
 //! use candle_core::{DType, Device};
 //! use gpt2_model::{Config, Gpt2LMHeadModel, init};
-//! use gpt2_train::{Dataset, Event, TrainOptions, Trainer};
+//! use gpt2_train::{Dataset, TrainingEvent, TrainOptions, Trainer};
 //! use std::ops::ControlFlow;
 //!
 //! # fn main() -> gpt2_train::Result<()> {
@@ -20,7 +20,7 @@
 //! let mut trainer = Trainer::from_model(&model, Dataset::split(ids, 0.1)?, options)?;
 //! let mut losses = vec![];
 //! trainer.run(|_, event| {
-//!     if let Event::Validated(_, validation) = event {
+//!     if let TrainingEvent::Validated(_, validation) = event {
 //!         losses.push(validation.loss); // nats per token
 //!     }
 //!     Ok(ControlFlow::Continue(()))
@@ -58,7 +58,7 @@ pub use gpt2_model;
 pub use gpt2_model::training::variables_of;
 pub use gpt2_parallel;
 pub use optimizer::{AdamW, AdamWParams};
-pub use options::{CosineSchedule, Settings, TrainOptions};
-pub use report::{Event, METRICS_HEADER, Metrics, MetricsFormat, StepReport, Validation};
+pub use options::{CosineSchedule, RunSettings, TrainOptions};
+pub use report::{METRICS_HEADER, Metrics, MetricsFormat, StepReport, TrainingEvent, Validation};
 pub use state::{Best, History};
 pub use trainer::Trainer;

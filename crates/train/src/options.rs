@@ -108,7 +108,7 @@ impl TrainOptions {
 
 /// The settings that a run's numbers depend on: saved with its state, and compared when it resumes.
 #[derive(Debug, Clone, Serialize)]
-pub struct Settings {
+pub struct RunSettings {
     pub(crate) config: Config,
     /// The fingerprint of the data.
     pub(crate) data: u64,

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// Something that happened.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
-pub enum Event {
+pub enum TrainingEvent {
     /// A step is done. If its [`validates`](StepReport::validates) is true, [`Validated`](Self::Validated) follows.
     Stepped(StepReport),
     /// The model was validated after that step.
@@ -47,7 +47,7 @@ pub struct Validation {
 
 /// A line of metrics. It holds no times: the same run writes the same bytes.
 #[derive(Serialize)]
-struct Row {
+struct MetricsLine {
     step: u64,
     loss: f32,
     val_loss: Option<f64>,
@@ -133,7 +133,8 @@ impl Metrics {
                 Ok(format!("{step},{loss},{val_loss},{lr},{grad_norm}"))
             }
             MetricsFormat::JsonLines => {
-                serde_json::to_string(&Row { step, loss, val_loss, lr, grad_norm }).map_err(BoxError::from)
+                serde_json::to_string(&MetricsLine { step, loss, val_loss, lr, grad_norm })
+                    .map_err(BoxError::from)
             }
         };
         line.and_then(|line| Ok(writeln!(self.file()?, "{line}")?))

@@ -1,7 +1,7 @@
 //! AdamW over the processes of a group: each rank keeps the moments of a share of the numbers, and sums their gradients.
 
 use crate::error::Result;
-use crate::exchange::{Exchange, Piece, Sums};
+use crate::exchange::{Exchange, GradientSums, VariablePiece};
 use crate::optimizer::{AdamW, AdamWParams, ScaledStep, Slot, norm};
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Tensor, Var};
@@ -48,7 +48,7 @@ impl ShardedAdamW {
     }
 
     /// Sums of gradients, to add to and to take a step with.
-    pub(crate) fn sums(&self) -> Sums<'_> {
+    pub(crate) fn sums(&self) -> GradientSums<'_> {
         self.exchange.sums()
     }
 
@@ -65,7 +65,7 @@ impl ShardedAdamW {
     /// of all scaled gradients.
     pub(crate) fn step(&mut self, sums: &[Tensor], lr: f64, scale: f64) -> Result<f64> {
         let norm = norm(&self.exchange.squares(sums)?, scale)?;
-        let piece = |piece: Piece| piece.cut_var(&self.variables[piece.variable].1);
+        let piece = |piece: VariablePiece| piece.cut_var(&self.variables[piece.variable].1);
         let own = self.exchange.own().into_iter().map(piece).collect::<Result<Vec<Var>>>()?;
         self.optimizer.apply(&own, sums, ScaledStep { lr, scale, norm })?;
         let own: Vec<Tensor> = own.iter().map(Var::as_detached_tensor).collect();
@@ -76,7 +76,7 @@ impl ShardedAdamW {
 
 /// An optimizer of this rank's pieces.
 fn optimizer(exchange: &Exchange, variables: &[(String, Var)], params: AdamWParams) -> Result<AdamW> {
-    let slot = |piece: Piece| {
+    let slot = |piece: VariablePiece| {
         let (name, var) = &variables[piece.variable];
         Ok(Slot::new(name, var, &piece.cut_var(var)?)?)
     };

@@ -3,7 +3,7 @@
 //! the settings are saved so that they can be compared.
 
 use crate::error::{BoxError, Result, TrainError};
-use crate::options::Settings;
+use crate::options::RunSettings;
 use candle_core::{Device, Tensor, Var};
 use gpt2_files::{atomic, open_regular, write_safetensors};
 use gpt2_parallel::Group;
@@ -109,7 +109,7 @@ pub(crate) struct State {
 /// Writes the state under a temporary name, then renames it.
 pub(crate) fn save(
     path: &Path,
-    settings: &Settings,
+    settings: &RunSettings,
     variables: &[(String, Var)],
     moments: BTreeMap<String, Tensor>,
     steps: u64,
@@ -132,7 +132,7 @@ pub(crate) fn save(
 }
 
 /// Reads a state, and refuses one that does not fit the settings or the variables.
-pub(crate) fn read(path: &Path, settings: &Settings, variables: &[(String, Var)]) -> Result<State> {
+pub(crate) fn read(path: &Path, settings: &RunSettings, variables: &[(String, Var)]) -> Result<State> {
     open_regular(path).map_err(|reason| TrainError::Io { path: path.to_path_buf(), reason })?;
     let tensors = candle_core::safetensors::load(path, &Device::Cpu)
         .map_err(|source| TrainError::NotAState { path: path.to_path_buf(), source })?;
@@ -164,7 +164,7 @@ pub(crate) fn read(path: &Path, settings: &Settings, variables: &[(String, Var)]
 }
 
 /// Refuses settings that differ from the saved ones, and names the first that differs.
-fn compare(path: &Path, saved: &[u8], settings: &Settings) -> Result<()> {
+fn compare(path: &Path, saved: &[u8], settings: &RunSettings) -> Result<()> {
     let saved: serde_json::Value =
         serde_json::from_slice(saved).map_err(|source| TrainError::damaged(path, source))?;
     // Convert to text and back, as the saved settings were: a number that is read back may differ in its last digit.
@@ -197,7 +197,7 @@ mod tests {
         let variables = [("ln_f.bias".to_string(), var)];
         let options = crate::TrainOptions::new(1);
         let settings =
-            Settings { config: gpt2_model::Config::gpt2(), data: 0, options, lora: None, base: None };
+            RunSettings { config: gpt2_model::Config::gpt2(), data: 0, options, lora: None, base: None };
         let write = |moment: f32| {
             let moments = [("v.ln_f.bias".to_string(), Tensor::new(&[0f32, moment], &Device::Cpu)?)];
             save(&path, &settings, &variables, moments.into(), 1, &History::default())

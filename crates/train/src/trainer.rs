@@ -3,8 +3,8 @@
 use crate::data::Dataset;
 use crate::error::{Result, TrainError};
 use crate::optimizer::AdamWParams;
-use crate::options::{CosineSchedule, Settings, TrainOptions};
-use crate::report::{Event, StepReport, Validation};
+use crate::options::{CosineSchedule, RunSettings, TrainOptions};
+use crate::report::{StepReport, TrainingEvent, Validation};
 use crate::sharded::ShardedAdamW;
 use crate::state::History;
 use candle_core::{DType, Device, Tensor};
@@ -30,7 +30,7 @@ const ADAPTER: &str = "default";
 /// A model in training, and everything that a step needs. The result of a step depends only on the settings and on the
 /// number of steps done.
 pub struct Trainer {
-    settings: Settings,
+    settings: RunSettings,
     data: Dataset,
     window: usize,
     adam: ShardedAdamW,
@@ -159,7 +159,7 @@ impl Trainer {
             warmup: options.warmup as usize,
             total: options.steps as usize,
         };
-        let settings = Settings {
+        let settings = RunSettings {
             config: config.clone(),
             data: data.fingerprint(),
             options: TrainOptions { window: Some(window), ..options },
@@ -185,14 +185,17 @@ impl Trainer {
     ///
     /// # Errors
     /// When a loss is not finite, the device fails, or `progress` fails.
-    pub fn run(&mut self, mut progress: impl FnMut(&Self, Event) -> Result<ControlFlow<()>>) -> Result<bool> {
+    pub fn run(
+        &mut self,
+        mut progress: impl FnMut(&Self, TrainingEvent) -> Result<ControlFlow<()>>,
+    ) -> Result<bool> {
         let steps = u64::from(self.settings.options.steps);
         while self.steps() < steps {
             let stepped = self.step()?;
-            let mut flow = progress(self, Event::Stepped(stepped))?;
+            let mut flow = progress(self, TrainingEvent::Stepped(stepped))?;
             if stepped.validates && flow.is_continue() {
                 let validation = self.validate()?;
-                flow = progress(self, Event::Validated(stepped, validation))?;
+                flow = progress(self, TrainingEvent::Validated(stepped, validation))?;
             }
             if flow.is_break() {
                 break;
@@ -276,7 +279,7 @@ impl Trainer {
 
     /// The settings that the run's numbers depend on.
     #[must_use]
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &RunSettings {
         &self.settings
     }
 

@@ -126,7 +126,7 @@ impl AttentionJson {
 
 /// A line of [`write_json_lines`].
 #[derive(Debug, Serialize)]
-struct Line<'a> {
+struct QueryLine<'a> {
     layer: usize,
     head: usize,
     /// The position of the query among the keys.
@@ -163,7 +163,7 @@ pub fn write_json_lines(
     for (i, &head) in heads.iter().enumerate() {
         let rows = lower_triangle::<f32>(&weights.get(i)?, "JSON lines")?;
         for (weights, position) in rows.iter().zip(s - t..) {
-            let line = Line { layer, head, position, token: &tokens[position], weights };
+            let line = QueryLine { layer, head, position, token: &tokens[position], weights };
             serde_json::to_writer(&mut *out, &line).map_err(io::Error::from)?;
             out.write_all(b"\n")?;
         }

@@ -46,12 +46,12 @@ pub struct FirstLook {
     /// The strongest links, the strongest first.
     links: Vec<Link>,
     looks: BTreeMap<(usize, usize), Looks>,
-    best: Option<Best>,
+    best: Option<StrongestHead>,
 }
 
 /// The head that links tokens most.
 #[derive(Debug)]
-struct Best {
+struct StrongestHead {
     layer: usize,
     head: usize,
     /// See [`reach`].
@@ -113,7 +113,7 @@ impl FirstLook {
             let best = self.best.as_ref().map_or(f32::NEG_INFINITY, |best| best.reach);
             if let Some(reach) = reach(&rows).filter(|reach| *reach > best) {
                 // A copy, since a view would keep the whole layer's weights.
-                self.best = Some(Best { layer, head, reach, weights: weights.copy()? });
+                self.best = Some(StrongestHead { layer, head, reach, weights: weights.copy()? });
             }
         }
         Ok(())
@@ -161,7 +161,7 @@ impl FirstLook {
             let row = heads.iter().find(|row| (row.layer, row.head) == (layer, head));
             row.map_or(Focus::Spread, |row| row.focus)
         };
-        if let Some(Best { layer, head, reach, weights }) = &self.best {
+        if let Some(StrongestHead { layer, head, reach, weights }) = &self.best {
             let kind = focus(*layer, *head);
             line(&format!("head {layer}.{head} (layer {layer}, head {head}): {kind}, {}", kind.meaning()));
             line(&format!(

@@ -138,7 +138,7 @@ impl Looks {
     /// The means over the queries that have such keys, from the visible weights of each query: the last of them is on the
     /// query itself.
     pub(crate) fn new(rows: &[Vec<f32>], text: &Places) -> Self {
-        let mut sums = [Sum::default(); 4];
+        let mut sums = [WeightSum::default(); 4];
         let (mut entropy, mut uniform) = (0.0, 0.0);
         for row in rows {
             let i = row.len() - 1;
@@ -155,7 +155,7 @@ impl Looks {
             entropy -= row.iter().filter(|&&w| w != 0.0).map(|w| w * w.ln()).sum::<f32>();
             uniform += (row.len() as f32).ln();
         }
-        let [duplicate, induction, marks, recent] = sums.map(Sum::mean);
+        let [duplicate, induction, marks, recent] = sums.map(WeightSum::mean);
         let evenness = if uniform > 0.0 { entropy / uniform } else { 0.0 };
         Self { duplicate, induction, marks, recent, evenness }
     }
@@ -187,13 +187,13 @@ impl Places {
 }
 
 #[derive(Default, Clone, Copy)]
-struct Sum {
+struct WeightSum {
     weight: f32,
     uniform: f32,
     queries: u32,
 }
 
-impl Sum {
+impl WeightSum {
     fn add(&mut self, row: &[f32], keys: impl Iterator<Item = usize>) {
         let (mut weight, mut count) = (0.0, 0u32);
         for key in keys {

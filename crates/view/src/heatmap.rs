@@ -42,7 +42,7 @@ pub fn heatmap(weights: &Tensor, queries: &[String], keys: &[String], style: &St
             keys.len()
         )
     }
-    let layout = Layout::new(queries, keys, style);
+    let layout = TableLayout::new(queries, keys, style);
     let mut lines = layout.header(keys);
     lines.extend(layout.queries.slots.iter().map(|slot| match slot {
         Some(i) => layout.row(*i, &queries[*i], &rows[*i], style),
@@ -55,9 +55,9 @@ pub fn heatmap(weights: &Tensor, queries: &[String], keys: &[String], style: &St
 }
 
 /// The table's layout.
-struct Layout {
-    queries: Window,
-    keys: Window,
+struct TableLayout {
+    queries: ShownIndices,
+    keys: ShownIndices,
     /// Width of the labels at the side.
     side: usize,
     /// Width of a column, without the space in front of it.
@@ -70,11 +70,11 @@ struct Layout {
     offset: usize,
 }
 
-impl Layout {
+impl TableLayout {
     fn new(queries: &[String], keys: &[String], style: &Style) -> Self {
         let rows = style.max_rows.max(3);
         let offset = keys.len() - queries.len();
-        let queries_shown = Window::new(queries.len(), rows, rows - 1);
+        let queries_shown = ShownIndices::new(queries.len(), rows, rows - 1);
         let digits = keys.len().saturating_sub(1).to_string().len();
 
         let widest = |token: &str| display_width(&visible_token(token));
@@ -94,7 +94,7 @@ impl Layout {
         let column =
             if shades { (1..NARROWEST).rev().find(fits).unwrap_or(1) } else { column.unwrap_or(narrow) };
         let cell = if shades { column } else { column + 1 };
-        let keys_shown = Window::new(keys.len(), body / cell, (body - GAP) / cell);
+        let keys_shown = ShownIndices::new(keys.len(), body / cell, (body - GAP) / cell);
         Self { queries: queries_shown, keys: keys_shown, side, column, shaded: shades, digits, offset }
     }
 
@@ -167,13 +167,13 @@ fn narrowed(label: String, columns: usize) -> String {
 
 /// The rows or columns to show if not all of them fit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Window {
+struct ShownIndices {
     /// The shown indices in order, with one `None` in place of the omitted ones.
     slots: Vec<Option<usize>>,
     total: usize,
 }
 
-impl Window {
+impl ShownIndices {
     /// All of `total` if they fit in `room`; otherwise the first few and the last, `cut_room` together.
     ///
     /// It keeps the first because the first token attracts much of every head's weight, and the last because
@@ -321,7 +321,7 @@ mod tests {
             }
             let tokens = t.min(style.max_rows.max(3));
             let notes = map.lines().filter(|l| l.starts_with("showing")).count();
-            let header = if Layout::new(&keys[s - t..], &keys, &style).shaded { 1 } else { 2 };
+            let header = if TableLayout::new(&keys[s - t..], &keys, &style).shaded { 1 } else { 2 };
             let legend = usize::from(style.color != Color::Plain);
             assert_eq!(map.lines().count(), header + tokens + notes + legend);
         }
@@ -364,11 +364,11 @@ mod tests {
 
     #[test]
     fn keeps_both_ends() {
-        let all = Window::new(3, 3, 2);
+        let all = ShownIndices::new(3, 3, 2);
         assert_eq!(all.slots, [Some(0), Some(1), Some(2)]);
         assert_eq!(all.note("keys"), None);
 
-        let cut = Window::new(300, 13, 12);
+        let cut = ShownIndices::new(300, 13, 12);
         let shown: Vec<usize> = cut.shown().collect();
         assert_eq!(shown, [0, 1, 2, 291, 292, 293, 294, 295, 296, 297, 298, 299]);
         assert_eq!(cut.slots[3], None);
@@ -380,7 +380,7 @@ mod tests {
         for total in 0..40 {
             for room in 0..40 {
                 for cut_room in 0..=room {
-                    let window = Window::new(total, room, cut_room);
+                    let window = ShownIndices::new(total, room, cut_room);
                     let shown: Vec<usize> = window.shown().collect();
                     assert!(shown.is_sorted_by(|a, b| a < b) && shown.iter().all(|&i| i < total));
                     assert_eq!(window.note("x").is_some(), shown.len() < total);

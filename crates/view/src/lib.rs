@@ -71,8 +71,8 @@ pub use gpt2_files::{write_any_safetensors, write_safetensors};
 pub use heatmap::heatmap;
 pub use html::{HeadNumbers, LivePage, NextToken, PageHeader, PageWriter, page_fragment};
 pub use picture::{
-    Frame, Graph, GraphLink, GraphNode, HeadGrid, NumberMap, PictureFormat, PictureWidth, head_picture,
-    loss_curve, number_maps, rollout_picture,
+    Frame, GraphLink, GraphNode, GraphPicture, HeadGrid, NumberMap, PictureFormat, PictureWidth,
+    head_picture, loss_curve, number_maps, rollout_picture,
 };
 pub use provenance::Provenance;
 pub use rows::keep_largest;

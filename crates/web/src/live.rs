@@ -1,8 +1,8 @@
 //! A model and its tokenizer, and what a page shows of a text.
 
-use crate::kept::{Kept, Row, put, stale};
-use crate::look::{Effect, Look, Next, Shown};
-use crate::way::{Along, Likely};
+use crate::request::{Effect, Next, PageAnswer, PageRequest};
+use crate::result_cache::{CachedRow, ResultCache, put, stale};
+use crate::token_path::{FollowedToken, LikelyTokens};
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Module, Tensor};
 use gpt2_loader::{Checkpoint, EmbeddedFiles, Files, Source, Tokenizer};
@@ -38,7 +38,7 @@ pub struct Live {
     formats: Vec<&'static str>,
     model: Gpt2LMHeadModel,
     tokenizer: Tokenizer,
-    kept: Mutex<Kept>,
+    cache: Mutex<ResultCache>,
 }
 
 impl Live {
@@ -62,7 +62,7 @@ impl Live {
         })?;
         let model = checkpoint.load_model(DType::F32, &Device::Cpu)?;
         let formats = checkpoint.formats().into_iter().map(BlockFormat::as_str).collect();
-        Ok(Self { name: checkpoint.name().to_owned(), formats, model, tokenizer, kept: Mutex::default() })
+        Ok(Self { name: checkpoint.name().to_owned(), formats, model, tokenizer, cache: Mutex::default() })
     }
 
     /// The model's config.
@@ -77,20 +77,20 @@ impl Live {
     /// When the text is empty or longer than the model's context, an id is none of the vocabulary's, an intervention is none or
     /// does not fit the model, the values to draw by are meaningless, there is no such layer or head to follow, or a result
     /// is not finite.
-    pub fn look(&self, look: &Look) -> anyhow::Result<Shown> {
-        let sampling = look.draw.sampling()?;
-        let (ids, left_out) = self.ids(look)?;
-        let prompt = look.prompt.unwrap_or(ids.len());
+    pub fn look(&self, request: &PageRequest) -> anyhow::Result<PageAnswer> {
+        let sampling = request.draw.sampling()?;
+        let (ids, left_out) = self.ids(request)?;
+        let prompt = request.prompt.unwrap_or(ids.len());
         if !(1..=ids.len()).contains(&prompt) {
             bail!("a prompt of {prompt} tokens in a text of {}", ids.len());
         }
-        if let Some(along) = &look.along {
+        if let Some(along) = &request.along {
             along.check(self.model.config())?;
         }
-        let changes = self.changes(look, ids.len())?;
-        let names = look.changes.join(", ");
-        let runs = if look.compare && !changes.is_empty() { vec!["plain", &names] } else { vec![] };
-        let provenance = self.provenance(&ids, look);
+        let changes = self.changes(request, ids.len())?;
+        let names = request.changes.join(", ");
+        let runs = if request.compare && !changes.is_empty() { vec!["plain", &names] } else { vec![] };
+        let provenance = self.provenance(&ids, request);
         let tokens = self.tokenizer.spelled(&ids);
         let config = self.model.config();
         let mut header = PageHeader::new(&self.name, &tokens, config.n_layer * config.n_head, &provenance);
@@ -99,7 +99,7 @@ impl Live {
             header.silenced.insert(head.layer, head.head, how);
         }
         let mut page = PageWriter::data(vec![], &header)?;
-        let recorder = Along::recorder(look.along.as_ref());
+        let recorder = FollowedToken::recorder(request.along.as_ref());
         let none = Interventions::default();
         let plain = match runs.len() {
             2 => Some(self.run(&mut page, 0, &ids, &none, &none)?),
@@ -124,18 +124,18 @@ impl Live {
         } else {
             None
         };
-        let text = if look.ids.is_empty() { look.text.clone() } else { self.tokenizer.decode(&ids) };
-        let way = match &look.along {
+        let text = if request.ids.is_empty() { request.text.clone() } else { self.tokenizer.decode(&ids) };
+        let way = match &request.along {
             Some(along) => {
                 let next = self.after(along.token(ids.len()), &output, &sampling)?;
                 let block = &self.model.transformer.h[along.layer];
                 let activation = self.model.config().activation_function;
-                Some(along.way(block, activation, &recorder, ids.len(), next)?)
+                Some(along.path(block, activation, &recorder, ids.len(), next)?)
             }
             None => None,
         };
         let ends = ids.last().is_some_and(|&id| self.model.config().is_eos(id));
-        Ok(Shown {
+        Ok(PageAnswer {
             ends,
             page: String::from_utf8(page.finish(&first)?)?,
             ids,
@@ -152,11 +152,11 @@ impl Live {
     ///
     /// # Errors
     /// Fails as [`Live::look`] does.
-    pub fn go_on(&self, look: &Look, count: usize) -> anyhow::Result<Vec<u32>> {
-        let (mut ids, _) = self.ids(look)?;
+    pub fn go_on(&self, request: &PageRequest, count: usize) -> anyhow::Result<Vec<u32>> {
+        let (mut ids, _) = self.ids(request)?;
         let config = self.model.config();
-        let sampler = Sampler::new(look.draw.sampling()?, look.prompt.unwrap_or(ids.len()));
-        let changes = self.changes(look, ids.len())?;
+        let sampler = Sampler::new(request.draw.sampling()?, request.prompt.unwrap_or(ids.len()));
+        let changes = self.changes(request, ids.len())?;
         let room = config.n_positions.min(ids.len() + count);
         let mut cache = KvCache::new(config, 1, room, DType::F32, &Device::Cpu)?;
         while ids.len() < room {
@@ -175,16 +175,16 @@ impl Live {
     }
 
     /// The tokens, and the characters that the vocabulary cannot spell.
-    fn ids(&self, look: &Look) -> anyhow::Result<(Vec<u32>, Option<String>)> {
+    fn ids(&self, request: &PageRequest) -> anyhow::Result<(Vec<u32>, Option<String>)> {
         let n = self.model.config().n_positions;
         let v = self.model.config().vocab_size;
-        let (ids, left_out) = if look.ids.is_empty() {
-            self.tokenizer.check_length(&look.text, n)?;
-            let left_out = self.tokenizer.unspellable(&look.text)?;
+        let (ids, left_out) = if request.ids.is_empty() {
+            self.tokenizer.check_length(&request.text, n)?;
+            let left_out = self.tokenizer.unspellable(&request.text)?;
             let left_out = (!left_out.is_empty()).then(|| left_out.to_string());
-            (self.tokenizer.encode(&look.text)?, left_out)
+            (self.tokenizer.encode(&request.text)?, left_out)
         } else {
-            (look.ids.clone(), None)
+            (request.ids.clone(), None)
         };
         if ids.is_empty() {
             bail!("the text is empty: type a few words");
@@ -199,10 +199,10 @@ impl Live {
     }
 
     /// The interventions, on a text of some tokens.
-    fn changes(&self, look: &Look, tokens: usize) -> anyhow::Result<Interventions> {
+    fn changes(&self, request: &PageRequest, tokens: usize) -> anyhow::Result<Interventions> {
         let config = self.model.config();
         let mut list = vec![];
-        for text in &look.changes {
+        for text in &request.changes {
             let one = text.parse::<Intervention>().with_context(|| text.clone())?;
             Interventions::new([one.clone()], config).with_context(|| text.clone())?;
             if let Intervention::KnockOut(_, cut) = &one
@@ -215,9 +215,12 @@ impl Live {
         Ok(Interventions::new(list, config)?)
     }
 
-    fn provenance(&self, ids: &[u32], look: &Look) -> Provenance {
-        let under =
-            if look.changes.is_empty() { String::new() } else { format!("; {}", look.changes.join(", ")) };
+    fn provenance(&self, ids: &[u32], request: &PageRequest) -> Provenance {
+        let under = if request.changes.is_empty() {
+            String::new()
+        } else {
+            format!("; {}", request.changes.join(", "))
+        };
         let place = if cfg!(target_family = "wasm") { "in this browser" } else { "on cpu" };
         let weights = if self.formats.is_empty() {
             String::new()
@@ -227,7 +230,7 @@ impl Live {
         let caption = format!("f32 {place}{weights}, fused attention{under}");
         let facts = json!({
             "gpt2": env!("CARGO_PKG_VERSION"), "model": self.name, "dtype": "f32", "device": "cpu",
-            "implementation": "fused", "ids": ids, "interventions": look.changes,
+            "implementation": "fused", "ids": ids, "interventions": request.changes,
         });
         Provenance { caption, facts }
     }
@@ -266,9 +269,9 @@ impl Live {
         Ok(self.model.transform(&self.model.ids(ids)?, args)?)
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn cache(&self) -> MutexGuard<'_, ResultCache> {
         // Each row of it is whole at any time.
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The logits of some rows of normalized hidden states (T, C).
@@ -288,8 +291,8 @@ impl Live {
         let hidden = output.last_hidden_state.squeeze(0)?; // (T, C)
         let now: Vec<_> =
             hidden.to_vec2::<f32>()?.into_iter().zip((1..).map(|i| ids.get(i).copied())).collect();
-        let mut kept = self.kept();
-        let kept = kept.predictions.entry(run).or_default();
+        let mut cache = self.cache();
+        let kept = cache.predictions.entry(run).or_default();
         let mut rows = stale(kept, &now);
         // The next token is drawn from the last row.
         if rows.last() != Some(&(ids.len() - 1)) {
@@ -305,7 +308,7 @@ impl Live {
             let (ids, probabilities): (Vec<u32>, Vec<f32>) = likely.tokens.into_iter().unzip();
             let shown = self.tokenizer.spelled(&ids).into_iter().zip(probabilities).collect();
             let found = NextToken { likely: shown, actual: likely.actual };
-            put(kept, i, Row { of: now[i].clone(), found });
+            put(kept, i, CachedRow { of: now[i].clone(), found });
         }
         let all = kept.iter().map(|row| row.found.clone()).collect();
         Ok((all, logits.pop().context("a text without tokens")?))
@@ -314,18 +317,18 @@ impl Live {
     /// The most probable token after each block.
     fn lens(&self, page: &mut PageWriter<Vec<u8>>, run: usize, output: &ModelOutput) -> anyhow::Result<()> {
         let last = self.model.config().n_layer - 1;
-        let mut kept = self.kept();
+        let mut cache = self.cache();
         for (layer, hidden) in output.hidden_states.iter().skip(1).enumerate() {
             let hidden = hidden.squeeze(0)?; // (T, C)
             // The last one is normalized already.
             let hidden = if layer == last { hidden } else { self.model.transformer.ln_f.forward(&hidden)? };
             let now = hidden.to_vec2::<f32>()?;
-            let kept = kept.lens.entry((run, layer)).or_default();
+            let kept = cache.lens.entry((run, layer)).or_default();
             let rows = stale(kept, &now);
             if !rows.is_empty() {
                 for (&i, row) in rows.iter().zip(self.logits(&hidden, &rows)?.to_vec2::<f32>()?) {
                     let best = most_likely(&row, 1, None).tokens.first().copied();
-                    put(kept, i, Row { of: now[i].clone(), found: best.unwrap_or((0, f32::NAN)) });
+                    put(kept, i, CachedRow { of: now[i].clone(), found: best.unwrap_or((0, f32::NAN)) });
                 }
             }
             let (ids, likely): (Vec<u32>, Vec<f32>) = kept.iter().map(|row| row.found).unzip();
@@ -348,7 +351,7 @@ impl Live {
     }
 
     /// The most probable tokens after one of the text.
-    fn after(&self, token: usize, output: &ModelOutput, sampling: &Sampling) -> anyhow::Result<Likely> {
+    fn after(&self, token: usize, output: &ModelOutput, sampling: &Sampling) -> anyhow::Result<LikelyTokens> {
         let hidden = output.last_hidden_state.squeeze(0)?; // (T, C)
         let logits: Vec<f32> = self.logits(&hidden, &[token])?.flatten_all()?.to_vec1()?;
         let name = |id| self.name(id);
@@ -358,7 +361,7 @@ impl Live {
         #[allow(clippy::cast_possible_truncation)] // f32 is what is shown
         let probabilities = from.into_iter().map(|(id, p)| (name(id), p as f32)).collect();
         let logits_of = likely.into_iter().map(|(id, _)| (name(id), logits[id as usize])).collect();
-        Ok(Likely { logits: logits_of, probabilities, vocabulary: logits.len() })
+        Ok(LikelyTokens { logits: logits_of, probabilities, vocabulary: logits.len() })
     }
 
     fn next(

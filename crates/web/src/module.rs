@@ -1,6 +1,6 @@
 //! The functions that the page's worker calls.
 
-use crate::{Live, Look};
+use crate::{Live, PageRequest};
 use gpt2_loader::Files;
 use std::collections::BTreeMap;
 use wasm_bindgen::prelude::*;
@@ -30,21 +30,21 @@ impl Model {
         open().map(Self).map_err(thrown)
     }
 
-    /// Runs the model over a text. Returns a first line of JSON, [`Shown`](crate::Shown), then the lines of the page's
-    /// data. `look` is a [`Look`] as JSON.
+    /// Runs the model over a text. Returns a first line of JSON, [`PageAnswer`](crate::PageAnswer), then the lines of the page's
+    /// data. `look` is a [`PageRequest`] as JSON.
     ///
     /// # Errors
-    /// Fails as [`Live::look`] does, and when `look` is not the JSON of a [`Look`].
+    /// Fails as [`Live::look`] does, and when `look` is not the JSON of a [`PageRequest`].
     pub fn look(&self, look: &str) -> Result<String, JsError> {
         let shown = self.0.look(&parsed(look)?).map_err(thrown)?;
         let first = serde_json::to_string(&shown).map_err(|e| thrown(e.into()))?;
         Ok(format!("{first}\n{}", shown.page))
     }
 
-    /// The tokens of a text and up to `count` drawn ones. `look` is a [`Look`] as JSON.
+    /// The tokens of a text and up to `count` drawn ones. `look` is a [`PageRequest`] as JSON.
     ///
     /// # Errors
-    /// Fails as [`Live::go_on`] does, and when `look` is not the JSON of a [`Look`].
+    /// Fails as [`Live::go_on`] does, and when `look` is not the JSON of a [`PageRequest`].
     pub fn go_on(&self, look: &str, count: usize) -> Result<Vec<u32>, JsError> {
         self.0.go_on(&parsed(look)?, count).map_err(thrown)
     }
@@ -70,7 +70,7 @@ impl ModelFiles {
     }
 }
 
-fn parsed(look: &str) -> Result<Look, JsError> {
+fn parsed(look: &str) -> Result<PageRequest, JsError> {
     serde_json::from_str(look).map_err(|e| thrown(e.into()))
 }
 

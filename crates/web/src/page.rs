@@ -1,6 +1,6 @@
 //! The live page as one file.
 
-use crate::Look;
+use crate::PageRequest;
 use anyhow::{Context, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use gpt2_loader::{Bytes, FILE_NAMES, Files};
@@ -57,14 +57,14 @@ impl LiveFile<'_> {
     ///
     /// # Errors
     /// Fails as [`LiveFile::check`] does, and when `out` cannot be written to.
-    pub fn write(&self, first: &Look, out: &mut impl Write) -> anyhow::Result<()> {
+    pub fn write(&self, first: &PageRequest, out: &mut impl Write) -> anyhow::Result<()> {
         let module = BASE64_STANDARD.encode(compress_to_vec_zlib(self.module, LEVEL));
         let worker = BASE64_STANDARD.encode(format!("{}\n{WORKER}", self.glue));
         let files = self.model.map(parts).transpose()?.unwrap_or_default();
         let model = self.model.map(|model| {
             json!({ "name": model.name, "files": files.iter().map(|file| &file.name).collect::<Vec<_>>() })
         });
-        let Look { text, ids, prompt, changes, draw, compare: _, along: _ } = first;
+        let PageRequest { text, ids, prompt, changes, draw, compare: _, along: _ } = first;
         let first = json!({
             "text": text, "ids": ids, "prompt": prompt, "changes": changes, "draw": draw, "files": FILE_NAMES, "model": model,
         });
@@ -80,7 +80,7 @@ impl LiveFile<'_> {
 }
 
 /// A file of the model, in base64.
-struct Part {
+struct ModelFile {
     name: String,
     /// The kind of its block in the page.
     kind: String,
@@ -104,8 +104,8 @@ fn contents(model: &Files) -> anyhow::Result<Vec<(String, &Bytes)>> {
 }
 
 /// The files of the model as blocks of the page.
-fn parts(model: &Files) -> anyhow::Result<Vec<Part>> {
-    let part = |(i, (name, bytes)): (usize, (String, &Bytes))| Part {
+fn parts(model: &Files) -> anyhow::Result<Vec<ModelFile>> {
+    let part = |(i, (name, bytes)): (usize, (String, &Bytes))| ModelFile {
         name,
         kind: format!("file-{i}"),
         content: BASE64_STANDARD.encode(&bytes[..]),

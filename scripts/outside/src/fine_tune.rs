@@ -3,7 +3,7 @@
 use crate::Result;
 use candle_core::{DType, Device};
 use gpt2_loader::{Checkpoint, EmbeddedFiles, SaveOptions, Source, Tokenizer};
-use gpt2_train::{Dataset, Event, TrainOptions, Trainer};
+use gpt2_train::{Dataset, TrainingEvent, TrainOptions, Trainer};
 use std::ops::ControlFlow;
 
 const TEXT: &str = "The quality of mercy is not strained. It droppeth as the gentle rain from heaven. ";
@@ -31,7 +31,7 @@ pub fn run() -> Result {
     (options.window, options.batch, options.warmup, options.eval_every) = (Some(16), 2, 1, 3);
     let mut trainer = Trainer::from_model(&checkpoint.load_model(DType::F32, &Device::Cpu)?, data, options)?;
     trainer.run(|_, event| {
-        losses.extend(if let Event::Validated(_, v) = event { Some(v.loss) } else { None });
+        losses.extend(if let TrainingEvent::Validated(_, v) = event { Some(v.loss) } else { None });
         Ok(ControlFlow::Continue(()))
     })?;
     gpt2_loader::save(&out, trainer.model(), Some(&tokenizer), SaveOptions::default())?;

@@ -1,9 +1,9 @@
 //! A run that has some edges of the model alone: what a reader gets from other writers is replaced.
 
-use super::carried::check_carried;
 use super::edge_set::EdgeSet;
 use super::graph::{Graph, Reader, Writer};
-use super::written::{Written, stream, wide};
+use super::hook_checks::check_carried;
+use super::writer_outputs::{WriterOutputs, stream, wide};
 use candle_core::{Device, Result, Tensor};
 use gpt2_model::Gpt2LMHeadModel;
 use gpt2_model::hooks::{At, Head, Hooks, Point};
@@ -23,8 +23,8 @@ const PASSES: &str = "the hooks of a circuit need whole passes of a batch, one a
 pub struct CircuitRun {
     edges: EdgeSet,
     /// The replacements of the writers' outputs along other edges.
-    other: Written,
-    /// The residual streams that the replacements make: see [`Written::streams`].
+    other: WriterOutputs,
+    /// The residual streams that the replacements make: see [`WriterOutputs::streams`].
     streams: Vec<Tensor>,
     /// Whether the replacements come from one text.
     of_text: bool,
@@ -61,12 +61,12 @@ impl CircuitRun {
             candle_core::bail!("the circuit belongs to a model with another number of layers or heads")
         }
         hooks.map_or(Ok(()), |hooks| check_carried(hooks, graph.layers()))?;
-        let of_run = |ids: &Tensor| Written::of_run(model, graph, ids, hooks);
+        let of_run = |ids: &Tensor| WriterOutputs::of_run(model, graph, ids, hooks);
         let other = match rest {
-            Rest::Zero => Written::zeros(model, graph)?,
+            Rest::Zero => WriterOutputs::zeros(model, graph)?,
             Rest::Text(ids) => of_run(ids)?,
             Rest::MeanOf(texts) => {
-                Written::mean(texts.iter().map(|ids| Ok((of_run(ids)?, ids.elem_count()))))?
+                WriterOutputs::mean(texts.iter().map(|ids| Ok((of_run(ids)?, ids.elem_count()))))?
             }
         };
         let streams = other.streams(model)?;
@@ -75,7 +75,7 @@ impl CircuitRun {
     }
 
     /// Hooks for a circuit, given the replacements of the writers' outputs and the streams that these make.
-    pub(super) fn with(circuit: &EdgeSet, other: &Written, streams: &[Tensor]) -> Self {
+    pub(super) fn with(circuit: &EdgeSet, other: &WriterOutputs, streams: &[Tensor]) -> Self {
         let other = other.clone();
         let streams = streams.to_vec();
         Self { edges: circuit.clone(), other, streams, of_text: false, more: Mutex::default() }

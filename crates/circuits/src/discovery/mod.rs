@@ -13,22 +13,22 @@
 //! | [`CircuitRun`] | hooks for any run with a circuit's edges alone |
 //! | [`Study::path_patching`] | what a sender tells a receiver along the paths between them |
 
-mod carried;
 mod circuit_run;
 mod edge_set;
 mod graph;
+mod hook_checks;
 mod pairs;
 mod paths;
 mod reader_weights;
 mod scores;
 mod scoring;
 mod study;
-mod written;
+mod writer_outputs;
 
-pub use carried::check_carried;
 pub use circuit_run::{CircuitRun, Rest};
 pub use edge_set::{EdgeSet, Replacement};
 pub use graph::{Edge, Graph, Reader, Writer};
+pub use hook_checks::check_carried;
 pub use pairs::Pair;
 pub use paths::{Freeze, Paths};
 pub use scores::{EdgeGradients, EdgeScores, EdgeScoring};

@@ -44,7 +44,7 @@ impl Pair {
 
 /// Pairs of the same length, which run together.
 #[derive(Debug)]
-pub(super) struct Batch<'a> {
+pub(super) struct PairBatch<'a> {
     /// The indices of these pairs among all pairs.
     places: Vec<usize>,
     pairs: Vec<&'a Pair>,
@@ -54,7 +54,7 @@ pub(super) struct Batch<'a> {
     pub(super) corrupt: Tensor,
 }
 
-impl<'a> Batch<'a> {
+impl<'a> PairBatch<'a> {
     /// All pairs, at most `positions` at a time.
     pub(super) fn of(pairs: &'a [Pair], positions: usize, device: &Device) -> Result<Vec<Self>> {
         let mut by_length: BTreeMap<usize, Vec<usize>> = BTreeMap::new();

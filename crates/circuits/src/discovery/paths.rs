@@ -2,7 +2,7 @@
 
 use super::graph::{Edge, Reader, Writer};
 use super::study::{Progress, Study};
-use super::written::{Written, stream};
+use super::writer_outputs::{WriterOutputs, stream};
 use candle_core::{Result, Tensor};
 use gpt2_model::hooks::{At, Head, Hooks, Point};
 use std::cell::RefCell;
@@ -91,8 +91,8 @@ impl Study<'_> {
 struct Sending<'a> {
     study: &'a Study<'a>,
     paths: &'a Paths,
-    clean: &'a Written,
-    corrupt: &'a Written,
+    clean: &'a WriterOutputs,
+    corrupt: &'a WriterOutputs,
     /// In the order of [`stream`].
     streams: RefCell<Vec<Tensor>>,
 }

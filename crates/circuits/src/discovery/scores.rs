@@ -125,15 +125,15 @@ impl EdgeScores {
         let mut set = EdgeSet::empty(self.graph);
         let mut open = BinaryHeap::new();
         let mut known = vec![false; self.graph.writer_count()];
-        let into = |open: &mut BinaryHeap<Candidate>, reader: Reader| {
+        let into = |open: &mut BinaryHeap<CandidateEdge>, reader: Reader| {
             for from in self.graph.writers().take(self.graph.writers_before(reader)) {
                 let edge = Edge { from, to: reader };
-                open.push(Candidate { size: self.score(edge).abs(), edge });
+                open.push(CandidateEdge { size: self.score(edge).abs(), edge });
             }
         };
         into(&mut open, Reader::Logits);
         for _ in 0..count {
-            let Some(Candidate { edge, .. }) = open.pop() else { break };
+            let Some(CandidateEdge { edge, .. }) = open.pop() else { break };
             set.set(edge, true);
             if std::mem::replace(&mut known[self.graph.writer_index(edge.from)], true) {
                 continue;
@@ -153,28 +153,28 @@ impl EdgeScores {
 }
 
 /// An edge that the circuit may take next.
-struct Candidate {
+struct CandidateEdge {
     size: f64,
     edge: Edge,
 }
 
-impl Ord for Candidate {
+impl Ord for CandidateEdge {
     /// By size; among equals, the later edge is less.
     fn cmp(&self, other: &Self) -> Ordering {
         self.size.total_cmp(&other.size).then_with(|| other.edge.cmp(&self.edge))
     }
 }
 
-impl PartialOrd for Candidate {
+impl PartialOrd for CandidateEdge {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Candidate {
+impl PartialEq for CandidateEdge {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Candidate {}
+impl Eq for CandidateEdge {}

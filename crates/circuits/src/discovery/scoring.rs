@@ -1,11 +1,11 @@
 //! From gradients to scores: runs of a study that say how much each edge matters.
 
 use super::graph::{Graph, Reader};
-use super::pairs::Batch;
+use super::pairs::PairBatch;
 use super::reader_weights::ReaderWeights;
 use super::scores::{EdgeGradients, EdgeScores, EdgeScoring};
 use super::study::{Progress, Study};
-use super::written::{Written, stream, wide};
+use super::writer_outputs::{WriterOutputs, stream, wide};
 use crate::circuits::f64_of;
 use candle_core::{Result, Tensor};
 use gpt2_model::analysis::Taps;
@@ -34,13 +34,13 @@ impl MixedRun {
 
 /// The values recorded in a run over one of the texts of a batch.
 struct TextRun {
-    written: Written,
+    written: WriterOutputs,
     /// The values at the points that are mixed.
     mixed: Recorder,
 }
 
 /// The data of a batch that scores are computed from.
-struct Changes {
+struct ScoringData {
     /// Each writer's output in the clean run less its output in the corrupted one, (W, B·T·C)
     written: Tensor,
     /// The residual stream of the clean run, or of the corrupted run if gradients are taken there, at each [`stream`]; empty without
@@ -52,7 +52,7 @@ struct Changes {
 }
 
 /// The scores so far, not yet divided by the number of pairs.
-struct Sums {
+struct EdgeSums {
     graph: Graph,
     /// (readers, writers), by rows
     values: Vec<f64>,
@@ -78,7 +78,7 @@ impl Study<'_> {
         self.check(scoring)?;
         let weights = ReaderWeights::of(self.model)?;
         let values = vec![0.0; graph.reader_count() * graph.writer_count()];
-        let mut sums = Sums { graph, values, patterns: vec![None; layers] };
+        let mut sums = EdgeSums { graph, values, patterns: vec![None; layers] };
         let fixes = if scoring.qk_fix { layers } else { 0 };
         let mut done = 0;
         let total = self.batches().len() * (2 + runs.len() + fixes);
@@ -92,7 +92,7 @@ impl Study<'_> {
             step(2)?;
             let at_corrupt = scoring.gradients == EdgeGradients::Corrupt;
             let base = if at_corrupt { &corrupt.written } else { &clean.written };
-            let changes = Changes {
+            let changes = ScoringData {
                 written: clean.written.zip(&corrupt.written, |a, b| a - b)?.stacked()?,
                 streams: if scoring.qk_fix { base.streams(self.model)? } else { vec![] },
                 sign: if at_corrupt { 1.0 } else { -1.0 },
@@ -135,19 +135,19 @@ impl Study<'_> {
         // Before the study's own hooks, which the mixed runs have behind them, too.
         let mixed = Recorder::new(runs.iter().map(|run| run.at));
         let run = |hooks: &dyn Hooks| self.logits_between(ids, &mixed, hooks).map(drop);
-        let written = Written::record(self.graph(), run)?;
+        let written = WriterOutputs::record(self.graph(), run)?;
         Ok(TextRun { written, mixed })
     }
 
     /// Adds the scores of one gradient run over a batch, times `factor`.
     fn add_gradients(
         &self,
-        batch: &Batch,
+        batch: &PairBatch,
         before: &dyn Hooks,
         weights: &[ReaderWeights],
-        changes: &Changes,
+        changes: &ScoringData,
         factor: f64,
-        sums: &mut Sums,
+        sums: &mut EdgeSums,
     ) -> Result<()> {
         let layers = self.graph().layers();
         let qk_fix = !changes.streams.is_empty();
@@ -194,8 +194,8 @@ impl Study<'_> {
         &self,
         layer: usize,
         weights: &ReaderWeights,
-        changes: &Changes,
-        sums: &mut Sums,
+        changes: &ScoringData,
+        sums: &mut EdgeSums,
     ) -> Result<()> {
         let Some(gradient) = sums.patterns[layer].take() else {
             candle_core::bail!("layer {layer}: no gradient at its attention weights")
@@ -224,7 +224,7 @@ impl Study<'_> {
     }
 }
 
-impl Sums {
+impl EdgeSums {
     /// Adds the product of gradients at readers, from `first` on, and changes of the writers before them.
     ///
     /// # Shapes

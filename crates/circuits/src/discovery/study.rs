@@ -1,11 +1,11 @@
 //! A task on a model: scores of all edges, and how faithful a circuit is.
 
-use super::carried::check_carried;
 use super::circuit_run::CircuitRun;
 use super::edge_set::{EdgeSet, Replacement};
 use super::graph::Graph;
-use super::pairs::{Batch, Pair};
-use super::written::Written;
+use super::hook_checks::check_carried;
+use super::pairs::{Pair, PairBatch};
+use super::writer_outputs::WriterOutputs;
 use candle_core::{Result, Tensor};
 use gpt2_model::hooks::{Chain, Hooks};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
@@ -35,7 +35,7 @@ pub struct Study<'a> {
     pub(super) model: &'a Gpt2LMHeadModel,
     graph: Graph,
     pairs: &'a [Pair],
-    batches: Vec<Batch<'a>>,
+    batches: Vec<PairBatch<'a>>,
     hooks: Option<&'a dyn Hooks>,
 }
 
@@ -64,7 +64,7 @@ impl<'a> Study<'a> {
         }
         let of_a_position = graph.writer_count() * config.n_embd * 4;
         let positions = (BATCH_BYTES / of_a_position).clamp(1, POSITIONS);
-        let batches = Batch::of(pairs, positions, model.device())?;
+        let batches = PairBatch::of(pairs, positions, model.device())?;
         Ok(Self { model, graph, pairs, batches, hooks: None })
     }
 
@@ -98,7 +98,7 @@ impl<'a> Study<'a> {
         self.hooks
     }
 
-    pub(super) fn batches(&self) -> &[Batch<'a>] {
+    pub(super) fn batches(&self) -> &[PairBatch<'a>] {
         &self.batches
     }
 
@@ -145,7 +145,7 @@ impl<'a> Study<'a> {
                     progress(done, total)
                 })?)
             }
-            Replacement::Zero => Some(Written::zeros(self.model, self.graph)?),
+            Replacement::Zero => Some(WriterOutputs::zeros(self.model, self.graph)?),
         };
         for batch in &self.batches {
             let corrupt = || self.written(&batch.corrupt);
@@ -162,8 +162,8 @@ impl<'a> Study<'a> {
     }
 
     /// The mean of what each writer adds in the corrupted runs.
-    fn means(&self, step: &mut dyn FnMut(usize) -> Result<()>) -> Result<Written> {
-        Written::mean(self.batches.iter().map(|batch| {
+    fn means(&self, step: &mut dyn FnMut(usize) -> Result<()>) -> Result<WriterOutputs> {
+        WriterOutputs::mean(self.batches.iter().map(|batch| {
             let written = self.written(&batch.corrupt)?;
             step(1)?;
             Ok((written, batch.corrupt.elem_count()))
@@ -171,8 +171,8 @@ impl<'a> Study<'a> {
     }
 
     /// Each writer's output in a run over `ids` (B, T).
-    pub(super) fn written(&self, ids: &Tensor) -> Result<Written> {
-        Written::record(self.graph, |hooks| self.logits(ids, hooks).map(drop))
+    pub(super) fn written(&self, ids: &Tensor) -> Result<WriterOutputs> {
+        WriterOutputs::record(self.graph, |hooks| self.logits(ids, hooks).map(drop))
     }
 
     /// The last position's logits, (B, 1, V), with hooks that come after the study's own.

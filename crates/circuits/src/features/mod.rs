@@ -23,5 +23,5 @@ mod run;
 mod tally;
 
 pub use attention::{AttentionPairs, PartPair};
-pub use run::{Attribution, FeatureRun, Features, Losses};
+pub use run::{FeatureAttribution, FeatureRun, Features, Losses};
 pub use tally::{Around, Peak, Tally, Tokens, Use};

@@ -42,7 +42,7 @@ pub struct Losses {
 /// A feature's effect on a prediction.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
-pub struct Attribution {
+pub struct FeatureAttribution {
     /// The position, counted from 0.
     pub position: usize,
     /// The feature and its activation there.
@@ -167,7 +167,7 @@ impl Features {
         input_ids: &Tensor,
         metric: &Metric,
         hooks: Option<&dyn Hooks>,
-    ) -> Result<Vec<Attribution>> {
+    ) -> Result<Vec<FeatureAttribution>> {
         let code = self.run(model, input_ids, hooks)?.code;
         let found = gradients(model, input_ids, metric, &[self.hook_out], hooks)?;
         let gradient = rows(&found[0].1)?.to_vec2::<f32>()?; // (T, d out)
@@ -187,10 +187,10 @@ impl Features {
                     .sum();
                 let factor = self.dictionary.factor(&code, position, one.feature);
                 let effect = f64::from(one.value) * f64::from(factor) * slope;
-                all.push(Attribution { position, fired: *one, effect });
+                all.push(FeatureAttribution { position, fired: *one, effect });
             }
         }
-        let place = |one: &Attribution| (one.position, one.fired.feature);
+        let place = |one: &FeatureAttribution| (one.position, one.fired.feature);
         all.sort_by(|a, b| b.effect.abs().total_cmp(&a.effect.abs()).then(place(a).cmp(&place(b))));
         Ok(all)
     }

@@ -1,17 +1,17 @@
 //! `gpt2 live`: a page with the model in it.
 
 use super::checkpoints::quantize::{types, with_bar};
-use crate::interventions::args::{OnHeads, on_heads};
+use crate::interventions::args::{HeadsOption, on_heads};
 use crate::interventions::changes;
 use crate::model::hub::{self, HubArgs};
 use crate::model::session::{self, MODEL};
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
 use crate::results::live_page::{self, Module};
 use anyhow::bail;
 use gpt2_loader::{Checkpoint, Files, GgufType, Source, Tokenizer, to_gguf};
 use gpt2_session::DEMO_NAME;
-use gpt2_web::{DEMO, Look};
+use gpt2_web::{DEMO, PageRequest};
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -42,7 +42,7 @@ pub(crate) struct LiveArgs {
     pub(crate) overwrite: bool,
     /// Switch off heads from the start: LAYER.HEAD, counted from 0, as in 0.3; '0.*' is the whole layer (repeatable)
     #[arg(long, value_name = "L.H", value_delimiter = ',', value_parser = on_heads("ablate"))]
-    pub(crate) ablate: Vec<OnHeads>,
+    pub(crate) ablate: Vec<HeadsOption>,
     #[arg(short, long, value_name = "DIR|FILE|NAME", help = MODEL)]
     pub(crate) model: Option<String>,
     /// Quantize the model first, as gpt2 quantize does: a page holds files of up to 400 MB
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &LiveArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.out {
         outputs.add("--out", path);
     }
-    let mut inputs = Inputs::default();
+    let mut inputs = ReadFiles::default();
     live_page::module_inputs(args.module.as_deref(), &mut inputs);
     hub::inputs(&args.hub, &mut inputs);
     outputs.check(&inputs)?;
@@ -72,13 +72,13 @@ pub(crate) fn run(args: &LiveArgs) -> anyhow::Result<()> {
     let files = model.as_ref().map_or_else(|| Source::Embedded(DEMO).open(), |files| Ok(files.clone()))?;
     let changes = changes::on_heads(args.ablate.iter(), Checkpoint::open(&files)?.config())?;
     let changes = changes.iter().map(ToString::to_string).collect();
-    let first = Look { text: args.text.clone(), changes, ..Look::default() };
+    let first = PageRequest { text: args.text.clone(), changes, ..PageRequest::default() };
     let page = live_page::page(&module, model.as_ref(), &first)?;
     live_page::deliver(&page, args.out.as_deref(), args.open, outputs)
 }
 
 /// The files of a model, quantized if that is wanted.
-fn files(model: &str, args: &LiveArgs, inputs: &mut Inputs) -> anyhow::Result<Files> {
+fn files(model: &str, args: &LiveArgs, inputs: &mut ReadFiles) -> anyhow::Result<Files> {
     let files = session::files(Some(model), &args.hub)?;
     inputs.model(&files)?;
     let Some(kind) = args.quantize else { return Ok(files) };

@@ -153,12 +153,12 @@ fn with_after_help(command: Command, brief: bool, width: usize, hidden: usize) -
     command.after_help(parts.join("\n\n"))
 }
 
-struct Example {
+struct HelpExample {
     command: String,
     about: Option<String>,
 }
 
-impl Example {
+impl HelpExample {
     /// `gpt2 ...` or `gpt2 ...   # what it is for`
     fn parse(line: &str) -> Self {
         match line.split_once(" # ") {
@@ -174,16 +174,16 @@ impl Example {
 /// else above.
 fn examples(list: &str, shown: usize, width: usize) -> String {
     let joined = list.split("\\\n").map(str::trim).collect::<Vec<_>>().join(" ");
-    let all: Vec<Example> = joined.lines().map(Example::parse).collect();
+    let all: Vec<HelpExample> = joined.lines().map(HelpExample::parse).collect();
     let all = &all[..all.len().min(shown)];
     let column = all.iter().filter(|of| of.about.is_some()).map(|of| of.command.chars().count()).max();
     let column = column.unwrap_or(0);
-    let beside = all.iter().all(|Example { command, about }| {
+    let beside = all.iter().all(|HelpExample { command, about }| {
         let about = about.as_ref().map_or(0, |about| column + "   # ".len() + about.chars().count());
         2 + command.chars().count().max(about) <= width
     });
     let mut text = String::from(if all.len() == 1 { "Example:" } else { "Examples:" });
-    for Example { command, about } in all {
+    for HelpExample { command, about } in all {
         let _ = match about {
             Some(about) if beside => write!(text, "\n  {command:column$}   # {about}"),
             Some(about) => write!(text, "\n  # {about}\n  {}", broken(command, width)),

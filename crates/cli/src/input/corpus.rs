@@ -73,7 +73,7 @@ const BYTES: usize = 1 << 17;
 
 /// A text with its place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Document {
+pub(crate) struct CorpusDocument {
     pub(crate) file: String,
     /// The line, from 1; none for a whole file.
     pub(crate) line: Option<u64>,
@@ -82,7 +82,7 @@ pub(crate) struct Document {
     pub(crate) text: String,
 }
 
-impl Document {
+impl CorpusDocument {
     /// The document's name in errors.
     pub(crate) fn place(&self) -> String {
         place(Path::new(&self.file), self.line)
@@ -107,7 +107,7 @@ impl Document {
 }
 
 /// Gives every rank the documents of rank 0.
-pub(crate) fn shared(group: &dyn Group, section: Vec<Document>) -> anyhow::Result<Vec<Document>> {
+pub(crate) fn shared(group: &dyn Group, section: Vec<CorpusDocument>) -> anyhow::Result<Vec<CorpusDocument>> {
     if group.size() == 1 {
         return Ok(section);
     }
@@ -171,7 +171,7 @@ impl Corpus {
     }
 
     /// The next documents; none at the end.
-    pub(crate) fn section(&mut self) -> anyhow::Result<Vec<Document>> {
+    pub(crate) fn section(&mut self) -> anyhow::Result<Vec<CorpusDocument>> {
         let mut section = vec![];
         let mut bytes = 0;
         while section.len() < DOCUMENTS && bytes < BYTES {
@@ -182,7 +182,7 @@ impl Corpus {
         Ok(section)
     }
 
-    fn next(&mut self) -> anyhow::Result<Option<Document>> {
+    fn next(&mut self) -> anyhow::Result<Option<CorpusDocument>> {
         loop {
             if let Some((path, lines)) = &mut self.lines {
                 let Some(TextLine { number, content, input }) = lines.next()? else {
@@ -194,7 +194,7 @@ impl Corpus {
                     bail!("{}: holds token ids, expected a text", place(path, Some(number)));
                 };
                 let file = path.display().to_string();
-                return Ok(Some(Document { file, line: Some(number), input, text }));
+                return Ok(Some(CorpusDocument { file, line: Some(number), input, text }));
             }
             let Some(path) = self.files.pop_front() else { return Ok(None) };
             let field = match &self.by {
@@ -210,7 +210,7 @@ impl Corpus {
                     }
                     let file = path.display().to_string();
                     let input = Map::new();
-                    return Ok(Some(Document { file, line: None, input, text }));
+                    return Ok(Some(CorpusDocument { file, line: None, input, text }));
                 }
                 By::Line => None,
                 By::Json { field } => Some(field.clone()),

@@ -3,7 +3,7 @@
 use super::prompt::{Prompt, single_token};
 use super::text_lines::{STDIN, TextLines, place};
 use crate::model::session::Session;
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use anyhow::{Context, bail};
 use gpt2_circuits::discovery::Pair;
 use gpt2_model::analysis::Metric;
@@ -55,8 +55,8 @@ impl PairsArgs {
     }
 
     /// The file that the pairs come from, if they come from one.
-    pub(crate) fn inputs(&self) -> Inputs {
-        let mut inputs = Inputs::default();
+    pub(crate) fn inputs(&self) -> ReadFiles {
+        let mut inputs = ReadFiles::default();
         match &self.pairs {
             Some(path) if path != Path::new(STDIN) => inputs.file("the file of pairs", path),
             Some(_) if cfg!(unix) => inputs.file("the file of pairs", "/dev/stdin"),

@@ -4,7 +4,7 @@ use crate::model::session::Session;
 use crate::output::note;
 #[cfg(unix)]
 use crate::output::progress::is_stop_asked;
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use anyhow::{Context, bail};
 use clap::error::ErrorKind;
 use gpt2_loader::{LoadError, Tokenizer};
@@ -148,8 +148,8 @@ impl PromptArgs {
     }
 
     /// The file that the prompt comes from, if it comes from one.
-    pub(crate) fn inputs(&self) -> Inputs {
-        let mut inputs = Inputs::default();
+    pub(crate) fn inputs(&self) -> ReadFiles {
+        let mut inputs = ReadFiles::default();
         if let Some(path) = self.path() {
             inputs.file("the prompt", path);
         } else if self.prompt.is_none() && self.ids.is_none() && cfg!(unix) {

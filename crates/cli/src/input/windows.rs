@@ -9,7 +9,7 @@ const ROWS: usize = 64;
 
 /// A part of a document that the model reads at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Window {
+pub(crate) struct DocumentWindow {
     /// The document, by its place in the section.
     pub(crate) document: usize,
     /// The part, in tokens.
@@ -19,13 +19,13 @@ pub(crate) struct Window {
 }
 
 /// The windows of documents with these numbers of tokens.
-pub(crate) fn windows(lengths: &[usize], context: usize, stride: usize) -> Vec<Window> {
+pub(crate) fn windows(lengths: &[usize], context: usize, stride: usize) -> Vec<DocumentWindow> {
     let mut windows = vec![];
     for (document, &length) in lengths.iter().enumerate().filter(|(_, length)| **length > 0) {
         let (mut start, mut done) = (0, 0);
         loop {
             let end = (start + context).min(length);
-            windows.push(Window { document, tokens: start..end, context: done - start });
+            windows.push(DocumentWindow { document, tokens: start..end, context: done - start });
             if end == length {
                 break;
             }
@@ -37,7 +37,7 @@ pub(crate) fn windows(lengths: &[usize], context: usize, stride: usize) -> Vec<W
 
 /// The windows of each batch, shortest first. They depend on nothing but the windows, and on which numbers of tokens may
 /// share a batch.
-pub(crate) fn batches(windows: &[Window], alike: impl Fn(usize, usize) -> bool) -> Vec<Vec<usize>> {
+pub(crate) fn batches(windows: &[DocumentWindow], alike: impl Fn(usize, usize) -> bool) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..windows.len()).collect();
     order.sort_by_key(|&i| windows[i].tokens.len());
     let mut batches: Vec<Vec<usize>> = vec![];
@@ -67,7 +67,7 @@ mod tests {
             for length in 1..40 {
                 let windows = windows(&[0, length], context, stride);
                 let mut predicted = vec![];
-                for Window { document, tokens, context: before } in windows {
+                for DocumentWindow { document, tokens, context: before } in windows {
                     assert!(document == 1 && tokens.len() <= context && tokens.end <= length);
                     // Only the first token of a document has none before it.
                     assert_eq!(tokens.start == 0, before == 0, "{context} {stride} {length}");

@@ -18,20 +18,20 @@ pub(crate) struct InterventionArgs {
     /// Set the outputs of heads to 0: LAYER.HEAD, counted from 0, as in 0.3; '0.*' is the whole layer. All
     /// interventions are repeatable
     #[arg(long, value_name = "L.H", value_delimiter = ',', value_parser = on_heads("ablate"))]
-    pub(crate) ablate: Vec<OnHeads>,
+    pub(crate) ablate: Vec<HeadsOption>,
     /// Set the outputs of heads to their mean over the prompt, or over the texts of --mean-of
     #[arg(long, value_name = "L.H", value_delimiter = ',', value_parser = on_heads("mean-ablate"))]
-    pub(crate) mean_ablate: Vec<OnHeads>,
+    pub(crate) mean_ablate: Vec<HeadsOption>,
     /// Take the means of --mean-ablate and --circuit over these texts, one a line. If all are as long as the prompt, each
     /// position of --mean-ablate has a mean of its own (Wang et al.)
     #[arg(long, value_name = "FILE", requires = "takes_means")]
     pub(crate) mean_of: Option<PathBuf>,
     /// Multiply the outputs of heads by a factor
     #[arg(long, value_name = "L.H=FACTOR", value_delimiter = ',', value_parser = on_heads("scale"))]
-    pub(crate) scale: Vec<OnHeads>,
+    pub(crate) scale: Vec<HeadsOption>,
     /// Divide the scores of heads by a temperature before softmax. Below 1 sharpens attention
     #[arg(long, value_name = "L.H=T", value_delimiter = ',', value_parser = on_heads("temperature"))]
-    pub(crate) attention_temperature: Vec<OnHeads>,
+    pub(crate) attention_temperature: Vec<HeadsOption>,
     /// Stop position QUERY from attending to position KEY, as in 7:4. 3/7:4 acts in layer 3 alone, 3.2/7:4 in head 2
     /// of it
     #[arg(long, value_name = "[L[.H]/]QUERY:KEY", value_delimiter = ',', value_parser = kind("block"))]
@@ -73,12 +73,12 @@ pub(crate) struct InterventionArgs {
 
 /// Interventions on heads, with their option, as the user typed them.
 #[derive(Debug, Clone)]
-pub(crate) struct OnHeads {
+pub(crate) struct HeadsOption {
     of: gpt2_session::OnHeads,
     pub(crate) text: String,
 }
 
-impl OnHeads {
+impl HeadsOption {
     /// The interventions on single heads, in a model of `count` heads a layer.
     pub(crate) fn each(&self, count: usize) -> Vec<Intervention> {
         self.of.each(count)
@@ -131,14 +131,14 @@ fn kind(kind: &'static str) -> impl Fn(&str) -> Result<Intervention, ParseError>
 }
 
 /// Parses an intervention of the kind `what` on a head, or on all heads of a layer: `L.*`.
-pub(crate) fn on_heads(what: &'static str) -> impl Fn(&str) -> Result<OnHeads, String> + Clone {
+pub(crate) fn on_heads(what: &'static str) -> impl Fn(&str) -> Result<HeadsOption, String> + Clone {
     move |s| {
         let of = gpt2_session::OnHeads::parse(what, s).map_err(|error| {
             let value = if matches!(what, "scale" | "temperature") { "=0.5" } else { "" };
             format!("{error}; several: 5.0{value},5.1{value}; all heads of a layer: '5.*{value}'")
         })?;
         let option = if what == "temperature" { "attention-temperature" } else { what };
-        Ok(OnHeads { of, text: format!("--{option} {}", s.trim()) })
+        Ok(HeadsOption { of, text: format!("--{option} {}", s.trim()) })
     }
 }
 

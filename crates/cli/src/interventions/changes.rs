@@ -1,11 +1,11 @@
 //! The interventions of a run, built from the options with what they need from files and other prompts.
 
-use super::args::{InterventionArgs, OnHeads, vector};
+use super::args::{HeadsOption, InterventionArgs, vector};
 use super::checks::{Reads, first_given};
 use super::circuit;
 use crate::input::prompt::{encode_within, read_file};
 use crate::model::session::Session;
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use crate::values::count;
 use anyhow::{Context, anyhow, bail};
 use gpt2_loader::DictionaryCheckpoint;
@@ -56,7 +56,7 @@ impl Sources {
 
 impl InterventionArgs {
     /// Adds the files that the options name.
-    pub(crate) fn inputs(&self, inputs: &mut Inputs) {
+    pub(crate) fn inputs(&self, inputs: &mut ReadFiles) {
         for steer in &self.add {
             inputs.file("a vector of --add", &steer.file);
         }
@@ -317,7 +317,7 @@ impl Others {
 
 /// The interventions on single heads, checked against the model; an error names the option as typed.
 pub(crate) fn on_heads<'a>(
-    given: impl Iterator<Item = &'a OnHeads>,
+    given: impl Iterator<Item = &'a HeadsOption>,
     config: &Config,
 ) -> anyhow::Result<Vec<Intervention>> {
     let mut all = vec![];

@@ -30,14 +30,14 @@ struct Ends {
 const LONGEST: u64 = 1 << 30;
 
 /// A circuit in a file.
-pub(crate) struct Circuit {
+pub(crate) struct LoadedCircuit {
     pub(crate) edges: EdgeSet,
     /// The model that it was found in, if the file says so.
     found_in: Option<String>,
 }
 
 /// Reads a circuit file for a model with this graph.
-pub(crate) fn read(path: &Path, graph: Graph) -> anyhow::Result<Circuit> {
+pub(crate) fn read(path: &Path, graph: Graph) -> anyhow::Result<LoadedCircuit> {
     let name = || path.display().to_string();
     let text = read_file("the circuit", path, LONGEST)?;
     let file: CircuitFile = serde_json::from_str(&text).with_context(|| {
@@ -55,7 +55,7 @@ pub(crate) fn read(path: &Path, graph: Graph) -> anyhow::Result<Circuit> {
     if edges.is_empty() {
         bail!("{}: has no edge", path.display());
     }
-    Ok(Circuit { edges, found_in: file.provenance["model"].as_str().map(str::to_owned) })
+    Ok(LoadedCircuit { edges, found_in: file.provenance["model"].as_str().map(str::to_owned) })
 }
 
 /// An intervention that runs only the edges of the circuit file at `path`. All other edges carry the values of a run
@@ -69,7 +69,7 @@ pub(crate) fn intervention(
 ) -> anyhow::Result<Intervention> {
     let model = &session.model;
     let graph = Graph::of(model.config()).context("--circuit")?;
-    let Circuit { edges, found_in } = read(path, graph)?;
+    let LoadedCircuit { edges, found_in } = read(path, graph)?;
     if let Some(other) = found_in.filter(|other| *other != session.name) {
         note(&format!("--circuit: {} was found in {other}, and this is {}", path.display(), session.name));
     }

@@ -2,7 +2,7 @@
 
 use super::hub::{self, HubArgs};
 use crate::output::note;
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use anyhow::{Context, bail};
 use gpt2_loader::hub::MAIN;
 use gpt2_loader::{AdapterCheckpoint, AdapterFiles, ModelId};
@@ -80,7 +80,7 @@ pub(crate) fn files(source: &str, args: &HubArgs) -> anyhow::Result<AdapterFiles
 pub(crate) fn find(
     list: &[AdapterArg],
     args: &HubArgs,
-    inputs: &mut Inputs,
+    inputs: &mut ReadFiles,
 ) -> anyhow::Result<Vec<(AdapterFiles, f64)>> {
     let mut found: Vec<(AdapterFiles, f64)> = vec![];
     for AdapterArg { source, weight } in list {

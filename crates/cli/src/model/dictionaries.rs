@@ -14,42 +14,42 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The files of a dictionary, checked.
-pub(crate) struct Found {
+pub(crate) struct DictionaryFiles {
     pub(crate) checkpoint: DictionaryCheckpoint,
     folder: Option<PathBuf>,
 }
 
 /// A dictionary that is ready to use.
-pub(crate) struct Opened {
+pub(crate) struct OpenedDictionary {
     pub(crate) dictionary: Arc<Dictionary>,
-    pub(crate) found: Found,
+    pub(crate) found: DictionaryFiles,
 }
 
 /// A dictionary in a folder, if one of that name exists, otherwise on the Hub.
-pub(crate) fn find(source: &str, args: &HubArgs) -> anyhow::Result<Found> {
+pub(crate) fn find(source: &str, args: &HubArgs) -> anyhow::Result<DictionaryFiles> {
     match NamedDictionary::find(source) {
         NamedDictionary::Folder(folder) => {
-            Ok(Found { checkpoint: DictionaryCheckpoint::open(&folder)?, folder: Some(folder) })
+            Ok(DictionaryFiles { checkpoint: DictionaryCheckpoint::open(&folder)?, folder: Some(folder) })
         }
         NamedDictionary::Hub(id, inside) => {
             let checkpoint = hub::settings(args)?.open_dictionary(&id, MAIN, &inside).with_context(|| {
                 format!("there is no folder {source}, so it was taken for a dictionary on the Hub")
             })?;
-            Ok(Found { checkpoint, folder: None })
+            Ok(DictionaryFiles { checkpoint, folder: None })
         }
     }
 }
 
-impl Found {
-    pub(crate) fn load(self) -> anyhow::Result<Opened> {
+impl DictionaryFiles {
+    pub(crate) fn load(self) -> anyhow::Result<OpenedDictionary> {
         if self.checkpoint.origin().is_some() {
             note(&format!("dictionary: {}", self.checkpoint.name()));
         }
-        Ok(Opened { dictionary: Arc::new(self.checkpoint.load()?), found: self })
+        Ok(OpenedDictionary { dictionary: Arc::new(self.checkpoint.load()?), found: self })
     }
 }
 
-impl Opened {
+impl OpenedDictionary {
     /// The dictionary at the hook points that it reads and writes in a model of this config.
     pub(crate) fn features(&self, config: &Config) -> anyhow::Result<Features> {
         let checkpoint = &self.found.checkpoint;

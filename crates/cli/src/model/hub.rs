@@ -1,7 +1,7 @@
 //! The options of every command that reaches the Hub.
 
 use crate::output::progress::downloads;
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use crate::output::{self, note};
 use anyhow::bail;
 use clap::Args;
@@ -75,7 +75,7 @@ pub(crate) fn settings(args: &HubArgs) -> anyhow::Result<Hub> {
 }
 
 /// Adds what this program reads to use the Hub: the cache and the token. Without a home folder there is neither.
-pub(crate) fn inputs(args: &HubArgs, inputs: &mut Inputs) {
+pub(crate) fn inputs(args: &HubArgs, inputs: &mut ReadFiles) {
     inputs.cache = args.options().cache_dir().ok();
     if let Some(token) = HubOptions::token_file() {
         inputs.file("the Hub's token", token);

@@ -2,10 +2,10 @@
 
 use super::adapters::{self, AdapterArgs, Used};
 use super::device::RunArgs;
-use super::dictionaries::{self, Opened};
+use super::dictionaries::{self, OpenedDictionary};
 use super::hub::{self, HubArgs};
 use crate::output::note;
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
 use crate::values::one_of;
 use anyhow::{Context, anyhow, bail};
@@ -115,7 +115,7 @@ pub(crate) struct Session {
     pub(crate) files: Files,
     tokenizer: OnceCell<Tokenizer>,
     hub: HubArgs,
-    dictionary: OnceCell<Opened>,
+    dictionary: OnceCell<OpenedDictionary>,
 }
 
 /// A token: in JSON as its text, on a terminal in a form that shows all of it.
@@ -203,7 +203,7 @@ fn no_model(error: LoadError, dir: &Path) -> anyhow::Error {
 
 impl ModelArgs {
     /// Loads the model onto the device, after checking that `outputs` do no harm to it, the Hub's cache and `inputs`.
-    pub(crate) fn session_for(&self, mut inputs: Inputs, outputs: &Outputs) -> anyhow::Result<Session> {
+    pub(crate) fn session_for(&self, mut inputs: ReadFiles, outputs: &Outputs) -> anyhow::Result<Session> {
         hub::inputs(&self.hub, &mut inputs);
         // Check twice, so that whatever can be refused before the model is fetched is refused at once.
         outputs.check(&inputs)?;
@@ -273,7 +273,7 @@ impl Session {
     }
 
     /// The dictionary of features that `--dictionary` names, read on first use.
-    pub(crate) fn dictionary(&self, source: &str) -> anyhow::Result<&Opened> {
+    pub(crate) fn dictionary(&self, source: &str) -> anyhow::Result<&OpenedDictionary> {
         if let Some(opened) = self.dictionary.get() {
             return Ok(opened);
         }

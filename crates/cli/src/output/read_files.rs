@@ -6,7 +6,7 @@ use gpt2_session::DEMO_NAME;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Default)]
-pub(crate) struct Inputs {
+pub(crate) struct ReadFiles {
     /// A description of each file for errors, and its path.
     files: Vec<(&'static str, PathBuf)>,
     /// Folders of models: a new file there becomes part of the model if it has the name of a model's file.
@@ -15,7 +15,7 @@ pub(crate) struct Inputs {
     pub(crate) cache: Option<PathBuf>,
 }
 
-impl Inputs {
+impl ReadFiles {
     /// Adds a file, such as "the prompt".
     pub(crate) fn file(&mut self, what: &'static str, path: impl Into<PathBuf>) {
         self.files.push((what, path.into()));

@@ -1,7 +1,7 @@
 //! The files that a run writes. Refuses them before the work starts if they would do harm, and moves them all to their
 //! final names at the end.
 
-use super::read_files::{Identity, Inputs};
+use super::read_files::{Identity, ReadFiles};
 use super::{is_closed_pipe, note};
 use anyhow::{Context, bail};
 use gpt2_files::atomic::{self, Staged};
@@ -35,7 +35,7 @@ impl Outputs {
 
     /// Refuses an output that cannot be written, that the run reads, that two options name, that stdout goes to, or
     /// that exists. An empty file may be replaced: it holds nothing to lose.
-    pub(crate) fn check(&self, inputs: &Inputs) -> anyhow::Result<()> {
+    pub(crate) fn check(&self, inputs: &ReadFiles) -> anyhow::Result<()> {
         let mut before: Vec<(&str, PathBuf)> = vec![];
         for Output { named, path } in &self.list {
             let flag = named.split(' ').next().unwrap_or_default();

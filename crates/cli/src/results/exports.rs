@@ -1,6 +1,6 @@
 //! `--export`: the tensors of one text, or of many, each under the number of its line, in a safetensors file.
 
-use super::provenance::Provenance;
+use super::provenance::RunProvenance;
 use crate::input::prompt::Prompt;
 use crate::output::written_files::Outputs;
 use anyhow::bail;
@@ -65,7 +65,7 @@ impl ExportFile {
     /// Writes the file under a temporary name; `only` is the prompt if there are not many.
     pub(crate) fn stage(
         self,
-        made_by: &Provenance,
+        made_by: &RunProvenance,
         only: Option<&Prompt>,
         more: &[(&'static str, String)],
         outputs: &mut Outputs,

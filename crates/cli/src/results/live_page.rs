@@ -3,13 +3,13 @@
 use super::weights_page::open;
 use crate::model::session::{ModelArgs, Session};
 use crate::output::note;
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
 use anyhow::{Context, bail};
 use candle_core::DType;
 use gpt2_loader::Files;
 use gpt2_session::DEMO_NAME;
-use gpt2_web::{Live, LiveFile, Look};
+use gpt2_web::{Live, LiveFile, PageRequest};
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
@@ -34,7 +34,7 @@ impl LiveArg {
     }
 
     /// Adds the files that the option names.
-    pub(crate) fn inputs(&self, inputs: &mut Inputs) {
+    pub(crate) fn inputs(&self, inputs: &mut ReadFiles) {
         module_inputs(self.module(), inputs);
     }
 
@@ -85,7 +85,7 @@ impl Module {
 }
 
 /// Adds the files of a module to what no output may replace.
-pub(crate) fn module_inputs(folder: Option<&Path>, inputs: &mut Inputs) {
+pub(crate) fn module_inputs(folder: Option<&Path>, inputs: &mut ReadFiles) {
     if let Some(folder) = folder {
         for name in [WASM, GLUE] {
             inputs.file("the module", folder.join(name));
@@ -98,14 +98,14 @@ pub(crate) fn page_of(
     module: &Module,
     model: &ModelArgs,
     session: &Session,
-    first: &Look,
+    first: &PageRequest,
 ) -> anyhow::Result<Vec<u8>> {
     let is_demo = model.model.as_deref().is_none_or(|name| name == DEMO_NAME);
     page(module, (!is_demo).then_some(&session.files), first)
 }
 
 /// The page that opens on `first`; on the demo model if there is no other.
-pub(crate) fn page(module: &Module, model: Option<&Files>, first: &Look) -> anyhow::Result<Vec<u8>> {
+pub(crate) fn page(module: &Module, model: Option<&Files>, first: &PageRequest) -> anyhow::Result<Vec<u8>> {
     let file = LiveFile { module: &module.wasm, glue: &module.glue, model };
     file.check()?;
     let live = model.map_or_else(Live::demo, Live::open)?;

@@ -1,6 +1,6 @@
 //! The options of every command that draws a picture, and maps of heads by layer.
 
-use super::provenance::Provenance;
+use super::provenance::RunProvenance;
 use crate::output::written_files::Outputs;
 use candle_core::{Result, Tensor};
 use gpt2_view::{Frame, NumberMap, PictureFormat, PictureWidth, number_maps};
@@ -43,7 +43,7 @@ impl PictureArgs {
     pub(crate) fn draw(
         &self,
         outputs: &mut Outputs,
-        about: &About,
+        about: &PictureMetadata,
         draw: impl FnOnce(&Frame) -> Result<Vec<u8>>,
     ) -> anyhow::Result<()> {
         self.drawn(about, draw)?.map_or(Ok(()), |drawn| drawn.stage(outputs))
@@ -52,7 +52,7 @@ impl PictureArgs {
     /// The picture, for a caller that writes its files later.
     pub(crate) fn drawn(
         &self,
-        about: &About,
+        about: &PictureMetadata,
         draw: impl FnOnce(&Frame) -> Result<Vec<u8>>,
     ) -> anyhow::Result<Option<Drawn>> {
         let Some(path) = &self.picture else { return Ok(None) };
@@ -70,10 +70,10 @@ impl PictureArgs {
 }
 
 /// A picture's title, and the provenance of its numbers.
-pub(crate) struct About<'a> {
+pub(crate) struct PictureMetadata<'a> {
     /// The title, unless the user gives another.
     pub(crate) title: String,
-    pub(crate) made_by: &'a Provenance,
+    pub(crate) made_by: &'a RunProvenance,
     /// The command's own options that shaped the numbers, for the file's metadata; null if there are none.
     pub(crate) settings: serde_json::Value,
 }

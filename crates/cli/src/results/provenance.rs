@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Provenance {
+pub(crate) struct RunProvenance {
     /// This program's version.
     gpt2: &'static str,
     /// The folder as the user gave it, the name with its commit, or the built-in model's name.
@@ -66,7 +66,7 @@ pub(crate) struct Provenance {
     intervention_sources: Sources,
 }
 
-impl Provenance {
+impl RunProvenance {
     /// The provenance of a run of the session's model over a prompt.
     pub(crate) fn new(session: &Session, ids: &[u32]) -> anyhow::Result<Self> {
         Ok(Self { ids: ids.to_vec(), ..Self::of_tokens(session, ids.len())? })

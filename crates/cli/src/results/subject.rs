@@ -1,7 +1,7 @@
 //! The subject of attention weights: the model, the text, and the chosen layers and heads; and the model's predictions
 //! there.
 
-use super::provenance::Provenance;
+use super::provenance::RunProvenance;
 use crate::interventions::changes::Changes;
 use crate::model::finite::FiniteArgs;
 use crate::model::session::Session;
@@ -30,7 +30,7 @@ pub(crate) struct Subject<'a> {
     pub(crate) heads: &'a [usize],
     pub(crate) changes: &'a Changes,
     pub(crate) finite: &'a FiniteArgs,
-    pub(crate) made_by: &'a Provenance,
+    pub(crate) made_by: &'a RunProvenance,
 }
 
 impl Subject<'_> {

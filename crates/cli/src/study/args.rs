@@ -3,7 +3,7 @@
 use crate::interventions::args::InterventionArgs;
 use crate::model::finite::FiniteArgs;
 use crate::model::session::{ModelArgs, Session};
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
 
 /// Options of every command that looks into a model while it runs.
@@ -22,7 +22,7 @@ pub(crate) struct StudyArgs {
 
 impl StudyArgs {
     /// Like [`ModelArgs::session_for`], with the files of the interventions among the inputs.
-    pub(crate) fn session_for(&self, mut inputs: Inputs, outputs: &Outputs) -> anyhow::Result<Session> {
+    pub(crate) fn session_for(&self, mut inputs: ReadFiles, outputs: &Outputs) -> anyhow::Result<Session> {
         self.interventions.inputs(&mut inputs);
         self.model.session_for(inputs, outputs)
     }

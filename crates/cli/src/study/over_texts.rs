@@ -7,12 +7,12 @@ use crate::interventions::changes::{Changes, Prepared};
 use crate::interventions::checks::Reads;
 use crate::model::session::Session;
 use crate::output::progress::bar;
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
 use crate::output::{self, is_closed_pipe};
 use crate::results::exports::ExportFile;
 use crate::results::picture::Drawn;
-use crate::results::provenance::Provenance;
+use crate::results::provenance::RunProvenance;
 use anyhow::{Context, bail};
 use candle_core::Tensor;
 use indicatif::ProgressBar;
@@ -44,9 +44,9 @@ impl PromptsArgs {
     }
 
     /// The file that the texts come from, if they come from one.
-    pub(crate) fn inputs(&self) -> Inputs {
+    pub(crate) fn inputs(&self) -> ReadFiles {
         let Some(path) = &self.texts else { return self.one.inputs() };
-        let mut inputs = Inputs::default();
+        let mut inputs = ReadFiles::default();
         if path != Path::new(STDIN) {
             inputs.file("the file of texts", path);
         } else if cfg!(unix) {
@@ -75,13 +75,13 @@ pub(crate) struct Job<'a> {
     pub(crate) study: &'a StudyArgs,
     pub(crate) session: &'a Session,
     /// The layers and heads that the results are about, if they are about particular ones.
-    pub(crate) chosen: Option<Chosen<'a>>,
+    pub(crate) chosen: Option<ChosenHeads<'a>>,
     pub(crate) export: Option<&'a Path>,
     pub(crate) outputs: Outputs,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Chosen<'a> {
+pub(crate) struct ChosenHeads<'a> {
     pub(crate) layers: &'a [usize],
     pub(crate) heads: &'a [usize],
 }
@@ -139,7 +139,7 @@ impl Job<'_> {
             picture.stage(&mut self.outputs)?;
         }
         if let Some(path) = self.export {
-            let made_by = Provenance::new(self.session, &prompt.ids)?.under(&changes);
+            let made_by = RunProvenance::new(self.session, &prompt.ids)?.under(&changes);
             let mut export = ExportFile::new(path)?;
             export.add(None, &prompt, &tensors)?;
             export.stage(&made_by, Some(&prompt), &[], &mut self.outputs)?;
@@ -175,7 +175,7 @@ impl Job<'_> {
                 export.add(Some(line.number), &prompt, &tensors)?;
             }
             if made_by.is_none() {
-                made_by = Some(Provenance::of_tokens(self.session, prompt.ids.len())?);
+                made_by = Some(RunProvenance::of_tokens(self.session, prompt.ids.len())?);
             }
             if printed.is_ok() {
                 printed = bar.suspend(|| show(self.study.json, &line, &place(), &report, &print));
@@ -195,7 +195,7 @@ impl Job<'_> {
         };
         made_by = made_by.under(&changes.described());
         let mut more = vec![];
-        if let Some(Chosen { layers, heads }) = self.chosen {
+        if let Some(ChosenHeads { layers, heads }) = self.chosen {
             more = vec![("layers", serde_json::to_string(layers)?), ("heads", serde_json::to_string(heads)?)];
             made_by = made_by.of(layers, heads);
         }

@@ -159,8 +159,8 @@ pub struct Wanted<'a> {
 
 impl Chosen {
     /// Resolves every index, or fails with an error that names the valid ones.
-    pub(super) fn resolve(&self, heads: usize, queries: usize) -> Result<Rows> {
-        Ok(Rows {
+    pub(super) fn resolve(&self, heads: usize, queries: usize) -> Result<ChosenIndices> {
+        Ok(ChosenIndices {
             heads: indices("head", self.heads.as_deref(), heads)?,
             queries: indices("query", self.queries.as_deref(), queries)?,
             all_heads: heads,
@@ -182,7 +182,7 @@ fn indices(what: &str, chosen: Option<&[usize]>, count: usize) -> Result<Vec<usi
 
 /// The [`Chosen`] heads and queries, resolved to indices.
 #[derive(Debug, Clone)]
-pub(super) struct Rows {
+pub(super) struct ChosenIndices {
     pub(super) heads: Vec<usize>,
     pub(super) queries: Vec<usize>,
     /// H
@@ -191,7 +191,7 @@ pub(super) struct Rows {
     pub(super) all_queries: usize,
 }
 
-impl Rows {
+impl ChosenIndices {
     /// The keys that each of the chosen queries sees by its position, of S.
     pub(super) fn seen(&self, window: Window, s: usize) -> impl Iterator<Item = Range<usize>> {
         self.queries.iter().map(move |&i| window.keys(i, self.all_queries, s))

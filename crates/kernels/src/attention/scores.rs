@@ -13,7 +13,7 @@
 //! [`ScoreRules`] is the form that every CPU kernel applies to its rows of products.
 
 use super::heads::Query;
-use super::inputs::{Rows, select};
+use super::inputs::{ChosenIndices, select};
 use super::mask::{CpuMask, HiddenKeys, Mask};
 use super::sdpa::Sdpa;
 use super::window::Window;
@@ -32,7 +32,7 @@ pub(super) fn scores_and_visible(
     q: &Tensor,
     k: &Tensor,
     mask: Mask,
-    rows: &Rows,
+    rows: &ChosenIndices,
 ) -> Result<(Tensor, Tensor)> {
     let scores = scores(sdpa, &rows.of_queries(q)?, &rows.of_keys(k)?, mask, rows)?;
     let mut visible = visible(sdpa, mask, rows, k.dim(2)?, q.device())?;
@@ -46,7 +46,7 @@ pub(super) fn scores_and_visible(
 /// The scores of `rows` without masks.
 ///
 /// `q` (B, heads, queries, D), `k` (B, heads, S, D) -> (B, heads, queries, S)
-fn scores(sdpa: &Sdpa, q: &Tensor, k: &Tensor, mask: Mask, rows: &Rows) -> Result<Tensor> {
+fn scores(sdpa: &Sdpa, q: &Tensor, k: &Tensor, mask: Mask, rows: &ChosenIndices) -> Result<Tensor> {
     let wide = accumulator(q.dtype());
     let q = (q.to_dtype(wide)?.contiguous()? * sdpa.scale_for(q.dim(3)?))?;
     let k = k.to_dtype(wide)?.contiguous()?;
@@ -76,7 +76,7 @@ fn scores(sdpa: &Sdpa, q: &Tensor, k: &Tensor, mask: Mask, rows: &Rows) -> Resul
 
 /// Marks the keys, of S, that `rows` see by the window (read from the causal triangle if there is one) and the mask: u8 (1 or
 /// B, 1 or heads, queries, S).
-fn visible(sdpa: &Sdpa, mask: Mask, rows: &Rows, s: usize, device: &Device) -> Result<Tensor> {
+fn visible(sdpa: &Sdpa, mask: Mask, rows: &ChosenIndices, s: usize, device: &Device) -> Result<Tensor> {
     // The triangle has a row for each position, and none before the first key.
     let triangle = sdpa
         .bias
@@ -111,7 +111,7 @@ fn visible(sdpa: &Sdpa, mask: Mask, rows: &Rows, s: usize, device: &Device) -> R
 }
 
 /// u8 (1, heads, queries, S): 0 if a key is hidden from a query, 1 otherwise.
-fn not_hidden(mask: Mask, rows: &Rows, s: usize, device: &Device) -> Result<Tensor> {
+fn not_hidden(mask: Mask, rows: &ChosenIndices, s: usize, device: &Device) -> Result<Tensor> {
     let hidden = HiddenKeys::new(mask.hidden, rows.all_heads);
     let heads = rows.heads.len();
     let queries = rows.queries.len();
@@ -149,7 +149,7 @@ pub(super) struct ScoreRules {
     pub(super) queries: usize,
     /// S
     pub(super) keys: usize,
-    added: Option<Added>,
+    added: Option<AddedScores>,
     /// (H)
     sinks: Option<Vec<f32>>,
     pub(super) mask: CpuMask,
@@ -159,7 +159,7 @@ impl ScoreRules {
     /// For `q` (B, H, T, D) against S keys.
     pub(super) fn new(sdpa: &Sdpa, mask: Mask, q: &Tensor, keys: usize) -> Result<Self> {
         let (_, heads, queries, d) = q.dims4()?;
-        let added = mask.added.map(Added::new).transpose()?;
+        let added = mask.added.map(AddedScores::new).transpose()?;
         let mask = mask.on_cpu(heads)?;
         let numbers = |sinks: &Tensor| sinks.to_dtype(DType::F32)?.to_vec1();
         let sinks = sdpa.sinks.as_ref().map(numbers).transpose()?;
@@ -335,7 +335,7 @@ pub(super) fn lanes<S: Simd>(simd: S) -> S::f32s {
 
 /// A tensor (B or 1, H or 1, T, S) that is added to the scores.
 #[derive(Debug)]
-struct Added {
+struct AddedScores {
     numbers: Vec<f32>,
     /// The distance between batch rows, between heads and between queries: 0 where all share.
     strides: [usize; 3],
@@ -343,7 +343,7 @@ struct Added {
     keys: usize,
 }
 
-impl Added {
+impl AddedScores {
     fn new(added: &Tensor) -> Result<Self> {
         let mut added = added.clone();
         for dim in 0..3 {

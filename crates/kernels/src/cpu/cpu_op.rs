@@ -6,12 +6,12 @@ use candle_core::{
 
 /// A tensor's numbers.
 #[derive(Clone, Copy)]
-pub(crate) struct Input<'a> {
+pub(crate) struct CpuInput<'a> {
     pub(crate) storage: &'a CpuStorage,
     pub(crate) layout: &'a Layout,
 }
 
-impl<'a> Input<'a> {
+impl<'a> CpuInput<'a> {
     /// Of a tensor's storage, which has to be on the CPU.
     pub(crate) fn new(storage: &'a Storage, layout: &'a Layout) -> Result<Self> {
         match storage {
@@ -34,7 +34,7 @@ impl<'a> Input<'a> {
 pub(crate) trait CpuOp<const N: usize> {
     const NAME: &'static str;
 
-    fn forward(&self, inputs: [Input; N]) -> Result<(CpuStorage, Shape)>;
+    fn forward(&self, inputs: [CpuInput; N]) -> Result<(CpuStorage, Shape)>;
 
     /// The gradients of the inputs, from the inputs, the result and its gradient.
     fn backward(&self, _: [&Tensor; N], _: &Tensor, _: &Tensor) -> Result<[Option<Tensor>; N]> {
@@ -53,7 +53,7 @@ macro_rules! custom_op {
             }
 
             fn cpu_fwd(&self, $($storage: &CpuStorage, $layout: &Layout),+) -> Result<(CpuStorage, Shape)> {
-                self.0.forward([$(Input { storage: $storage, layout: $layout }),+])
+                self.0.forward([$(CpuInput { storage: $storage, layout: $layout }),+])
             }
 
             fn bwd(&self, $($tensor: &Tensor),+, result: &Tensor, grad: &Tensor) -> Result<$gradients> {

@@ -31,7 +31,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Debug)]
 pub struct KeepLarge<A> {
     inner: A,
-    kept: Mutex<Kept>,
+    kept: Mutex<FreeBlocks>,
 }
 
 /// The smallest block that is kept: 2^16 bytes.
@@ -60,7 +60,7 @@ struct Untouched {
 
 /// Free blocks by size: the first of each list; each block holds the address of the next.
 #[derive(Debug)]
-struct Kept {
+struct FreeBlocks {
     first: [*mut u8; SIZES],
     /// Blocks, free or in use, that lie in other memory.
     untouched: [Option<Untouched>; MOST_UNTOUCHED],
@@ -73,7 +73,7 @@ struct Kept {
 }
 
 // SAFETY: the blocks of the lists belong to the allocator alone; of those in use it knows only the addresses.
-unsafe impl Send for Kept {}
+unsafe impl Send for FreeBlocks {}
 
 /// A size of blocks: which list holds them, and the layout that all of them have.
 #[derive(Clone, Copy)]
@@ -103,7 +103,7 @@ impl Size {
     }
 }
 
-impl Kept {
+impl FreeBlocks {
     /// A block of this size from its list.
     fn take(&mut self, size: Size) -> Option<*mut u8> {
         let block = self.first[size.list];
@@ -157,11 +157,11 @@ impl<A> KeepLarge<A> {
     #[must_use]
     pub const fn new(inner: A) -> Self {
         let untouched = [None; MOST_UNTOUCHED];
-        let kept = Kept { first: [null_mut(); SIZES], untouched, bytes: 0, used: 0, most: 0 };
+        let kept = FreeBlocks { first: [null_mut(); SIZES], untouched, bytes: 0, used: 0, most: 0 };
         Self { inner, kept: Mutex::new(kept) }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, FreeBlocks> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -9,11 +9,11 @@ use std::mem::MaybeUninit;
 
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Line([u8; 64]);
+struct CacheLine([u8; 64]);
 
 /// Numbers in whole cache lines, so that no vector lies across two.
-pub(crate) struct Lines<E> {
-    lines: Vec<Line>,
+pub(crate) struct CacheLines<E> {
+    lines: Vec<CacheLine>,
     numbers: PhantomData<E>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) unsafe trait Zero {}
 // SAFETY: 0 is a u8.
 unsafe impl Zero for u8 {}
 
-impl<E: Copy + Send + Sync> Lines<E> {
+impl<E: Copy + Send + Sync> CacheLines<E> {
     /// `chunks` pieces of `chunk` numbers, a whole number of lines. `fill(i, piece)` writes the i-th piece, on all
     /// threads, so that no single thread touches all of the memory first.
     ///
@@ -37,11 +37,12 @@ impl<E: Copy + Send + Sync> Lines<E> {
         chunk: usize,
         fill: impl Fn(usize, &mut [MaybeUninit<E>]) + Sync,
     ) -> Self {
-        let per_chunk = chunk * size_of::<E>() / size_of::<Line>();
+        let per_chunk = chunk * size_of::<E>() / size_of::<CacheLine>();
         assert!(
-            chunk * size_of::<E>() == per_chunk * size_of::<Line>() && align_of::<E>() <= align_of::<Line>()
+            chunk * size_of::<E>() == per_chunk * size_of::<CacheLine>()
+                && align_of::<E>() <= align_of::<CacheLine>()
         );
-        let mut lines: Vec<Line> = Vec::with_capacity(chunks * per_chunk);
+        let mut lines: Vec<CacheLine> = Vec::with_capacity(chunks * per_chunk);
         let spare = lines.spare_capacity_mut()[..chunks * per_chunk].par_chunks_mut(per_chunk.max(1));
         spare.enumerate().for_each(|(i, piece)| {
             // SAFETY: the piece has the size of `chunk` numbers, is aligned for them, and may hold anything.
@@ -58,12 +59,15 @@ impl<E: Copy + Send + Sync> Lines<E> {
     where
         E: Zero,
     {
-        let count = len * size_of::<E>() / size_of::<Line>();
-        assert!(len * size_of::<E>() == count * size_of::<Line>() && align_of::<E>() <= align_of::<Line>());
+        let count = len * size_of::<E>() / size_of::<CacheLine>();
+        assert!(
+            len * size_of::<E>() == count * size_of::<CacheLine>()
+                && align_of::<E>() <= align_of::<CacheLine>()
+        );
         if count == 0 {
             return Self { lines: vec![], numbers: PhantomData };
         }
-        let layout = Layout::array::<Line>(count).expect("memory of this size exists");
+        let layout = Layout::array::<CacheLine>(count).expect("memory of this size exists");
         // SAFETY: the layout has a size, and is that of a vector with this capacity, whose lines of zeros are all there.
         let lines = unsafe {
             let memory = alloc_zeroed(layout);
@@ -77,13 +81,13 @@ impl<E: Copy + Send + Sync> Lines<E> {
     }
 
     pub(crate) fn as_mut_slice(&mut self) -> &mut [E] {
-        let len = self.lines.len() * size_of::<Line>() / size_of::<E>();
+        let len = self.lines.len() * size_of::<CacheLine>() / size_of::<E>();
         // SAFETY: the lines hold `len` numbers.
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), len) }
     }
 
     pub(crate) fn as_slice(&self) -> &[E] {
-        let len = self.lines.len() * size_of::<Line>() / size_of::<E>();
+        let len = self.lines.len() * size_of::<CacheLine>() / size_of::<E>();
         // SAFETY: the lines hold `len` numbers, which `filled` has written, or which are 0.
         unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), len) }
     }

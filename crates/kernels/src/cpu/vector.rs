@@ -1,6 +1,6 @@
 //! Elementwise work on vectors, generic over the instruction set and spread over threads.
 
-use super::cpu_op::Input;
+use super::cpu_op::CpuInput;
 use super::isa;
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor};
 use pulp::{Simd, WithSimd};
@@ -77,7 +77,11 @@ pub(crate) trait Function: Sync {
 }
 
 /// `function(a, b)` of two contiguous f32 tensors of one shape.
-pub(crate) fn parallel_map(function: &impl Function, a: Input, b: Input) -> Result<(CpuStorage, Shape)> {
+pub(crate) fn parallel_map(
+    function: &impl Function,
+    a: CpuInput,
+    b: CpuInput,
+) -> Result<(CpuStorage, Shape)> {
     let shape = a.shape();
     if shape != b.shape() {
         candle_core::bail!("shapes {shape:?} and {:?} differ", b.shape())
@@ -87,7 +91,7 @@ pub(crate) fn parallel_map(function: &impl Function, a: Input, b: Input) -> Resu
     let mut out = vec![0f32; a.len()];
     let arch = isa::arch();
     out.par_chunks_mut(CHUNK).zip(a.par_chunks(CHUNK).zip(b.par_chunks(CHUNK))).for_each(|(out, (a, b))| {
-        arch.dispatch(Map { a, b, out, function });
+        arch.dispatch(MapPairs { a, b, out, function });
     });
     Ok((CpuStorage::F32(out), shape.clone()))
 }
@@ -120,7 +124,7 @@ pub(crate) fn with_slices<const N: usize, R>(
     let guards = tensors.map(Tensor::storage_and_layout);
     let mut slices = [&[][..]; N];
     for (slice, (storage, layout)) in slices.iter_mut().zip(&guards) {
-        *slice = Input::new(storage, layout)?.slice()?;
+        *slice = CpuInput::new(storage, layout)?.slice()?;
     }
     Ok(f(slices))
 }
@@ -164,14 +168,14 @@ pub(crate) unsafe fn chunked(
     out
 }
 
-struct Map<'a, E> {
+struct MapPairs<'a, E> {
     a: &'a [f32],
     b: &'a [f32],
     out: &'a mut [f32],
     function: &'a E,
 }
 
-impl<E: Function> WithSimd for Map<'_, E> {
+impl<E: Function> WithSimd for MapPairs<'_, E> {
     type Output = ();
 
     #[inline(always)]

@@ -35,14 +35,14 @@ const BINARIES: [(&[&str], &[u8]); 8] = [
 
 /// The loaded modules and kernels, by device context.
 #[derive(Default)]
-struct Loaded {
+struct LoadedKernels {
     modules: HashMap<(usize, usize), Arc<CudaModule>>,
     functions: HashMap<(usize, String), CudaFunction>,
 }
 
 /// The kernel, loaded once for each device.
 pub(crate) fn function(stream: &Arc<CudaStream>, launch: &Launch) -> Result<CudaFunction> {
-    static LOADED: LazyLock<Mutex<Loaded>> = LazyLock::new(Mutex::default);
+    static LOADED: LazyLock<Mutex<LoadedKernels>> = LazyLock::new(Mutex::default);
     let device = stream.context().cu_ctx() as usize;
     let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
     let key = (device, launch.kernel.clone());

@@ -78,7 +78,7 @@ mod ops {
         let Some(launch) = layer_norm_launch(x.dtype(), rows, width) else { return Ok(None) };
         #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
         // checked by `layer_norm_launch`
-        let op = LayerNorm { launch, rows: rows as i64, width: width as i32, eps: eps as f32 };
+        let op = LayerNormKernel { launch, rows: rows as i64, width: width as i32, eps: eps as f32 };
         aligned(x, UNIT)?.apply_op3_no_bwd(&aligned(weight, UNIT)?, &aligned(bias, UNIT)?, &op).map(Some)
     }
 
@@ -123,14 +123,14 @@ mod ops {
         Ok(Some(product))
     }
 
-    struct LayerNorm {
+    struct LayerNormKernel {
         launch: Launch,
         rows: i64,
         width: i32,
         eps: f32,
     }
 
-    impl LayerNorm {
+    impl LayerNormKernel {
         fn run<E: CudaDType + DeviceRepr>(
             &self,
             x: (&CudaStorage, &Layout),
@@ -155,7 +155,7 @@ mod ops {
         }
     }
 
-    impl CustomOp3 for LayerNorm {
+    impl CustomOp3 for LayerNormKernel {
         fn name(&self) -> &'static str {
             "layer-norm"
         }

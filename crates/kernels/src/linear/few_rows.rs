@@ -1,7 +1,7 @@
 //! Products of a few rows with a large matrix, which is read once, in memory order. Decoding spends its
 //! time here, limited by the speed of memory.
 
-use crate::cpu::cpu_op::Input;
+use crate::cpu::cpu_op::CpuInput;
 use crate::cpu::dot_products::{add_scaled, dots};
 use crate::cpu::element::{Element, Widen};
 use crate::cpu::isa;
@@ -13,15 +13,15 @@ use std::ops::Range;
 
 /// Some or all columns of a row-major matrix (K, N).
 #[derive(Clone, Copy)]
-pub(super) struct WeightRows<'a, E> {
+pub(super) struct MatrixRows<'a, E> {
     data: &'a [E],
     pub(super) depth: usize,
     pub(super) width: usize,
     stride: usize,
 }
 
-impl<'a, E: Element + WithDType> WeightRows<'a, E> {
-    pub(super) fn new(Input { storage, layout }: Input<'a>) -> Result<Self> {
+impl<'a, E: Element + WithDType> MatrixRows<'a, E> {
+    pub(super) fn new(CpuInput { storage, layout }: CpuInput<'a>) -> Result<Self> {
         let (depth, width) = layout.shape().dims2()?;
         let data = storage.as_slice::<E>()?.get(layout.start_offset()..).unwrap_or_default();
         let stride = layout.stride()[0];
@@ -33,7 +33,7 @@ impl<'a, E: Element + WithDType> WeightRows<'a, E> {
     }
 }
 
-impl<'a, E: Element> WeightRows<'a, E> {
+impl<'a, E: Element> MatrixRows<'a, E> {
     pub(super) fn row(&self, k: usize) -> &'a [E] {
         &self.data[k * self.stride..][..self.width]
     }
@@ -65,7 +65,7 @@ const SUMS: usize = 4096;
 const WIDENED: usize = 512;
 
 /// `out += x·W`
-pub(super) fn add_product<E: Element>(x: &[f32], weight: WeightRows<E>, out: &mut [f32]) {
+pub(super) fn add_product<E: Element>(x: &[f32], weight: MatrixRows<E>, out: &mut [f32]) {
     if out.is_empty() {
         return;
     }
@@ -74,7 +74,7 @@ pub(super) fn add_product<E: Element>(x: &[f32], weight: WeightRows<E>, out: &mu
     partial.par_chunks_mut(out.len()).enumerate().for_each(|(block, sums)| {
         let first = block * DEPTH;
         let last = (first + DEPTH).min(weight.depth);
-        arch.dispatch(Block { x, weight, depths: first..last, sums });
+        arch.dispatch(DepthBlock { x, weight, depths: first..last, sums });
     });
     for sums in partial.chunks_exact(out.len()) {
         for (out, sum) in out.iter_mut().zip(sums) {
@@ -84,14 +84,14 @@ pub(super) fn add_product<E: Element>(x: &[f32], weight: WeightRows<E>, out: &mu
 }
 
 /// `sums += x[:, depths]·W[depths, :]`
-struct Block<'a, E> {
+struct DepthBlock<'a, E> {
     x: &'a [f32],
-    weight: WeightRows<'a, E>,
+    weight: MatrixRows<'a, E>,
     depths: Range<usize>,
     sums: &'a mut [f32],
 }
 
-impl<E: Element> WithSimd for Block<'_, E> {
+impl<E: Element> WithSimd for DepthBlock<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -119,7 +119,7 @@ impl<E: Element> WithSimd for Block<'_, E> {
 fn add_rows<S: Simd, E: Element, const N: usize>(
     simd: S,
     x: &[f32],
-    weight: WeightRows<E>,
+    weight: MatrixRows<E>,
     first: usize,
     columns: Range<usize>,
     (sums, scratch): (&mut [f32], &mut [f32]),
@@ -215,7 +215,7 @@ mod tests {
         let weight = numbers((3, 4), 1)?;
         let rows = |weight: &candle_core::Tensor| {
             let (storage, layout) = weight.storage_and_layout();
-            WeightRows::<f32>::new(Input::new(&storage, layout)?).map(|rows| (rows.depth, rows.width))
+            MatrixRows::<f32>::new(CpuInput::new(&storage, layout)?).map(|rows| (rows.depth, rows.width))
         };
         assert_eq!(rows(&weight.narrow(1, 1, 2)?)?, (3, 2));
         for other in [weight.t()?, weight.narrow(0, 0, 0)?] {

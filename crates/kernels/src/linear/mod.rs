@@ -20,7 +20,7 @@ use crate::gpu;
 use crate::pointwise::epilogue::{Epilogue, Join};
 use candle_core::{D, Result, Tensor};
 use few_rows::FEW_ROWS;
-use plain::{Linear, LinearOnto, RowProducts, candles_matmul};
+use plain::{LinearOnto, PlainLinear, RowProducts, candles_matmul};
 
 /// `x·W + b`, then `epilogue`; differentiable.
 ///
@@ -78,7 +78,7 @@ pub fn linear(
         return flat.apply_op3_no_bwd(weight, &residual, &op)?.reshape(shape);
     }
     let y = if has_kernel {
-        flat.apply_op3(weight, &bias.contiguous()?, OnCpu(Linear))?.reshape(shape)?
+        flat.apply_op3(weight, &bias.contiguous()?, OnCpu(PlainLinear))?.reshape(shape)?
     } else {
         candles_matmul(&flat, &weight.contiguous()?)?.broadcast_add(bias)?.reshape(shape)?
     };

@@ -1,11 +1,11 @@
 //! Products with plain weights as Candle operations on the CPU: `residual + x·W + bias`, forward and backward, and `x·Wᵀ`
 //! for a few rows. The sums start from the bias and the residual, so no second pass has to add them.
 
-use super::few_rows::{self, FEW_ROWS, WeightRows};
+use super::few_rows::{self, FEW_ROWS, MatrixRows};
 use super::product::multiply::multiply;
 use super::product::rows::Matrix;
 use crate::cpu::column_sums::column_sums;
-use crate::cpu::cpu_op::{CpuOp, Input};
+use crate::cpu::cpu_op::{CpuInput, CpuOp};
 use crate::cpu::dispatch::{cpu_f32, cpu_product};
 use crate::cpu::element::{Element, Widen};
 use crate::cpu::isa;
@@ -36,13 +36,13 @@ macro_rules! for_dtype {
     };
 }
 
-pub(super) struct Linear;
+pub(super) struct PlainLinear;
 
-impl CpuOp<3> for Linear {
+impl CpuOp<3> for PlainLinear {
     const NAME: &'static str = "linear";
 
-    fn forward(&self, [x, weight, bias]: [Input; 3]) -> Result<(CpuStorage, Shape)> {
-        for_dtype!(x.storage, E => product::<E>(x.slice()?, WeightRows::new(weight)?, bias.slice()?, None))
+    fn forward(&self, [x, weight, bias]: [CpuInput; 3]) -> Result<(CpuStorage, Shape)> {
+        for_dtype!(x.storage, E => product::<E>(x.slice()?, MatrixRows::new(weight)?, bias.slice()?, None))
     }
 
     fn backward(
@@ -59,7 +59,7 @@ impl CpuOp<3> for Linear {
     }
 }
 
-/// Like [`Linear`], but with a residual as the third input and the bias as a fourth; for inference,
+/// Like [`PlainLinear`], but with a residual as the third input and the bias as a fourth; for inference,
 /// because it has no backward pass.
 pub(super) struct LinearOnto {
     pub(super) bias: Tensor,
@@ -68,10 +68,10 @@ pub(super) struct LinearOnto {
 impl CpuOp<3> for LinearOnto {
     const NAME: &'static str = "linear-onto";
 
-    fn forward(&self, [x, weight, residual]: [Input; 3]) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [x, weight, residual]: [CpuInput; 3]) -> Result<(CpuStorage, Shape)> {
         for_dtype!(x.storage, E => {
             let bias = self.bias.to_vec1::<E>()?;
-            product(x.slice()?, WeightRows::new(weight)?, &bias, Some(residual.slice()?))
+            product(x.slice()?, MatrixRows::new(weight)?, &bias, Some(residual.slice()?))
         })
     }
 }
@@ -82,7 +82,7 @@ pub(super) struct RowProducts;
 impl CpuOp<2> for RowProducts {
     const NAME: &'static str = "linear-transposed";
 
-    fn forward(&self, [x, weight]: [Input; 2]) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [x, weight]: [CpuInput; 2]) -> Result<(CpuStorage, Shape)> {
         let (width, depth) = weight.shape().dims2()?;
         for_dtype!(x.storage, E => {
             let x = in_f32::<E>(x.slice()?);
@@ -97,11 +97,11 @@ impl CpuOp<2> for RowProducts {
 /// `residual + x·W + bias`: `x` (rows, K), `bias` (N), `residual` (rows, N) if there is one -> (rows, N)
 pub(super) fn product<E: Element + WithDType>(
     x: &[E],
-    weight: WeightRows<E>,
+    weight: MatrixRows<E>,
     bias: &[E],
     residual: Option<&[E]>,
 ) -> Result<(CpuStorage, Shape)> {
-    let WeightRows { depth, width, .. } = weight;
+    let MatrixRows { depth, width, .. } = weight;
     let rows = x.len() / depth;
     if bias.len() != width || residual.is_some_and(|r| r.len() != rows * width) || x.len() != rows * depth {
         candle_core::bail!("linear: bias and residual do not fit {rows} rows of {width} outputs")
@@ -137,8 +137,8 @@ pub(super) fn narrowed<E: Element + WithDType>(wide: Vec<f32>) -> CpuStorage {
 }
 
 /// `out += x·W` for `x` (rows, K) and `out` (rows, N).
-fn add_product<E: Element>(x: &[f32], weight: WeightRows<E>, out: &mut [f32]) {
-    let WeightRows { depth, width, .. } = weight;
+fn add_product<E: Element>(x: &[f32], weight: MatrixRows<E>, out: &mut [f32]) {
+    let MatrixRows { depth, width, .. } = weight;
     let rows = out.len() / width;
     assert!(x.len() == rows * depth && out.len() == rows * width);
     if rows <= FEW_ROWS {

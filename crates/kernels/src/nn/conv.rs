@@ -26,12 +26,12 @@ use candle_nn::{Conv1dConfig, VarBuilder};
 /// ```
 #[derive(Debug, Clone)]
 pub struct Conv1d {
-    kernel: Kernel,
+    kernel: ConvWeight,
     config: Conv1dConfig,
 }
 
 #[derive(Debug, Clone)]
-enum Kernel {
+enum ConvWeight {
     /// From windows (k·in) to outputs: position by position, each with all inputs.
     Fixed {
         layer: Linear,
@@ -75,11 +75,11 @@ impl Conv1d {
         }
         let kernel = if config.groups > 1 {
             // Candle's convolution takes a strided weight for a contiguous one.
-            Kernel::Groups(candle_nn::Conv1d::new(weight.contiguous()?, bias, config))
+            ConvWeight::Groups(candle_nn::Conv1d::new(weight.contiguous()?, bias, config))
         } else if weight.track_op() {
-            Kernel::Learns { weight, bias }
+            ConvWeight::Learns { weight, bias }
         } else {
-            Kernel::Fixed { layer: of_windows(&weight, bias.as_ref())?, len }
+            ConvWeight::Fixed { layer: of_windows(&weight, bias.as_ref())?, len }
         };
         Ok(Self { kernel, config })
     }
@@ -101,9 +101,9 @@ impl Conv1d {
     /// When a shape does not fit, or L with its padding is shorter than one window.
     pub fn forward_with(&self, x: &Tensor, epilogue: Epilogue) -> Result<Tensor> {
         let (n_in, len) = match &self.kernel {
-            Kernel::Fixed { layer, len } => (layer.weight().shape().0 / len, *len),
-            Kernel::Learns { weight, .. } => (weight.dim(1)?, weight.dim(2)?),
-            Kernel::Groups(conv) => (conv.weight().dim(1)? * self.config.groups, conv.weight().dim(2)?),
+            ConvWeight::Fixed { layer, len } => (layer.weight().shape().0 / len, *len),
+            ConvWeight::Learns { weight, .. } => (weight.dim(1)?, weight.dim(2)?),
+            ConvWeight::Groups(conv) => (conv.weight().dim(1)? * self.config.groups, conv.weight().dim(2)?),
         };
         let (_, of_x, l) = x.dims3()?;
         let Conv1dConfig { padding, stride, dilation, .. } = self.config;
@@ -117,11 +117,11 @@ impl Conv1d {
         };
         let windows = || self.windows(x, len, rest / stride + 1);
         match &self.kernel {
-            Kernel::Fixed { layer, .. } => by_position(layer, &windows()?, epilogue),
-            Kernel::Learns { weight, bias } => {
+            ConvWeight::Fixed { layer, .. } => by_position(layer, &windows()?, epilogue),
+            ConvWeight::Learns { weight, bias } => {
                 by_position(&of_windows(weight, bias.as_ref())?, &windows()?, epilogue)
             }
-            Kernel::Groups(conv) => epilogue.apply(conv.forward(x)?),
+            ConvWeight::Groups(conv) => epilogue.apply(conv.forward(x)?),
         }
     }
 

@@ -17,10 +17,10 @@ use std::sync::Arc;
 /// of threads; an activation after them can differ in the last bits. Candle's take blocks of 256 for the K formats, so that results
 /// differ by the rounding of either.
 #[derive(Debug, Clone)]
-pub struct QMatMul(Kind);
+pub struct QMatMul(QuantizedKind);
 
 #[derive(Debug, Clone)]
-enum Kind {
+enum QuantizedKind {
     Ours(Linear),
     Candle(Theirs),
 }
@@ -44,9 +44,9 @@ impl QMatMul {
         let is_ours = tensor.device().is_cpu() && (is_plain || BlockFormat::try_from(tensor.dtype()).is_ok());
         tensor.shape().dims2()?;
         Ok(Self(if is_ours {
-            Kind::Ours(Linear::from_qtensor(&tensor, None)?)
+            QuantizedKind::Ours(Linear::from_qtensor(&tensor, None)?)
         } else {
-            Kind::Candle(Theirs::from_arc(tensor)?)
+            QuantizedKind::Candle(Theirs::from_arc(tensor)?)
         }))
     }
 
@@ -57,8 +57,8 @@ impl QMatMul {
     /// When a shape or a device does not fit.
     pub fn forward_with(&self, x: &Tensor, epilogue: Epilogue) -> Result<Tensor> {
         let theirs = match &self.0 {
-            Kind::Ours(linear) => return linear.forward_with(x, epilogue),
-            Kind::Candle(theirs) => theirs,
+            QuantizedKind::Ours(linear) => return linear.forward_with(x, epilogue),
+            QuantizedKind::Candle(theirs) => theirs,
         };
         note(|| {
             let (format, shape) = match theirs {
@@ -105,7 +105,7 @@ impl TryFrom<candle_core::quantized::QMatMul> for QMatMul {
         match product {
             Theirs::QTensor(tensor) => Self::from_arc(tensor),
             Theirs::Tensor(tensor) | Theirs::TensorF16(tensor) => {
-                Ok(Self(Kind::Ours(Linear::new(tensor, None)?)))
+                Ok(Self(QuantizedKind::Ours(Linear::new(tensor, None)?)))
             }
         }
     }

@@ -6,7 +6,7 @@
 
 pub use super::rope_scaling::{RopeScaling, RotaryTables};
 
-use crate::cpu::cpu_op::{CpuOp, Input, OnCpu};
+use crate::cpu::cpu_op::{CpuInput, CpuOp, OnCpu};
 use crate::cpu::dispatch::has_cpu_kernels;
 use crate::cpu::element::Element;
 use crate::cpu::explain::{Explained, no_kernel, note, ours, shown};
@@ -142,7 +142,7 @@ impl Rope {
     }
 
     /// On the CPU: `x` (B, .., .., D), tables (T, w) or (B, T, w), all contiguous.
-    fn compute<E: Element + WithDType>(self, [x, cos, sin]: [Input; 3]) -> Result<(CpuStorage, Shape)> {
+    fn compute<E: Element + WithDType>(self, [x, cos, sin]: [CpuInput; 3]) -> Result<(CpuStorage, Shape)> {
         let shape = x.shape().clone();
         let (b, _, n, d) = shape.dims4()?;
         let t = shape.dims()[self.time];
@@ -204,7 +204,7 @@ impl Rope {
 impl CpuOp<3> for Rope {
     const NAME: &'static str = "rope";
 
-    fn forward(&self, inputs: [Input; 3]) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, inputs: [CpuInput; 3]) -> Result<(CpuStorage, Shape)> {
         match inputs[0].storage {
             CpuStorage::F16(_) => self.compute::<f16>(inputs),
             CpuStorage::BF16(_) => self.compute::<bf16>(inputs),

@@ -4,7 +4,7 @@
 //! tanh form has `s = σ(z)` with `z = 2√(2/π)(x + 0.044715x³)`, which is `(1 + tanh(z/2))/2` without the cancellation for
 //! negative x. SiLU, also called swish, has `s = σ(x)`.
 
-use crate::cpu::cpu_op::{CpuOp, Input, OnCpu};
+use crate::cpu::cpu_op::{CpuInput, CpuOp, OnCpu};
 use crate::cpu::dispatch::{cpu_f32, has_cpu_kernels};
 use crate::cpu::explain::{Explained, no_kernel, note, ours, shown};
 use crate::cpu::vector::{Function, exp2, parallel_map, parallel_map_in_place};
@@ -69,7 +69,7 @@ impl Activation {
     /// [`forward`](Self::forward) as part of another operation, which [`explain`](crate::explain()) lists.
     pub(crate) fn run(self, x: &Tensor) -> Result<Tensor> {
         if cpu_f32(&[x]) {
-            return x.contiguous()?.apply_op1(OnCpu(Forward(self)));
+            return x.contiguous()?.apply_op1(OnCpu(ActivationForward(self)));
         }
         if x.device().is_cpu() && has_cpu_kernels(x.dtype()) {
             return self.run(&x.to_dtype(DType::F32)?)?.to_dtype(x.dtype());
@@ -98,7 +98,7 @@ impl Activation {
         if x.track_op() || !x.is_contiguous() || !cpu_f32(&[&x]) {
             return self.run(&x);
         }
-        x.inplace_op1(&Forward(self))?;
+        x.inplace_op1(&ActivationForward(self))?;
         Ok(x)
     }
 
@@ -268,10 +268,10 @@ fn normal<S: Simd>(simd: S, x: S::f32s) -> Normal<S::f32s> {
     Normal { size: a, tail, density }
 }
 
-struct Forward(Activation);
-struct Backward(Activation);
+struct ActivationForward(Activation);
+struct ActivationBackward(Activation);
 
-impl Function for Forward {
+impl Function for ActivationForward {
     #[inline(always)]
     fn apply<S: Simd>(&self, simd: S, x: S::f32s, _: S::f32s) -> S::f32s {
         self.0.apply(simd, x)
@@ -279,14 +279,14 @@ impl Function for Forward {
 }
 
 /// `grad·dy/dx`
-impl Function for Backward {
+impl Function for ActivationBackward {
     #[inline(always)]
     fn apply<S: Simd>(&self, simd: S, x: S::f32s, grad: S::f32s) -> S::f32s {
         simd.mul_f32s(grad, self.0.derivative(simd, x))
     }
 }
 
-impl InplaceOp1 for Forward {
+impl InplaceOp1 for ActivationForward {
     fn name(&self) -> &'static str {
         "activation"
     }
@@ -296,23 +296,23 @@ impl InplaceOp1 for Forward {
     }
 }
 
-impl CpuOp<1> for Forward {
+impl CpuOp<1> for ActivationForward {
     const NAME: &'static str = "activation";
 
-    fn forward(&self, [x]: [Input; 1]) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [x]: [CpuInput; 1]) -> Result<(CpuStorage, Shape)> {
         parallel_map(self, x, x)
     }
 
     fn backward(&self, [x]: [&Tensor; 1], _: &Tensor, grad: &Tensor) -> Result<[Option<Tensor>; 1]> {
-        let backward = OnCpu(Backward(self.0));
+        let backward = OnCpu(ActivationBackward(self.0));
         Ok([Some(x.contiguous()?.apply_op2_no_bwd(&grad.contiguous()?, &backward)?)])
     }
 }
 
-impl CpuOp<2> for Backward {
+impl CpuOp<2> for ActivationBackward {
     const NAME: &'static str = "activation-backward";
 
-    fn forward(&self, [x, grad]: [Input; 2]) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [x, grad]: [CpuInput; 2]) -> Result<(CpuStorage, Shape)> {
         parallel_map(self, x, grad)
     }
 }

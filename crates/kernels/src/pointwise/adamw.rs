@@ -57,7 +57,7 @@ impl AdamWStep {
             let gradient = gradient.contiguous()?;
             m.inplace_op2(&gradient, &Moment { step: *self, second: false })?;
             v.inplace_op2(&gradient, &Moment { step: *self, second: true })?;
-            return parameter.inplace_op3(m, v, &Update(*self));
+            return parameter.inplace_op3(m, v, &ParameterUpdate(*self));
         }
         let g = (gradient * self.gradient_scale)?;
         m.set(&((m.as_tensor() * self.beta1)? + (&g * (1.0 - self.beta1))?)?)?;
@@ -120,7 +120,7 @@ struct Moment {
 }
 
 /// The parameter, from both moments.
-struct Update(AdamWStep);
+struct ParameterUpdate(AdamWStep);
 
 fn numbers<'a>(storage: &'a mut CpuStorage, layout: &Layout) -> Result<&'a mut [f32]> {
     match (storage, layout.contiguous_offsets()) {
@@ -161,7 +161,7 @@ impl InplaceOp2 for Moment {
     }
 }
 
-impl InplaceOp3 for Update {
+impl InplaceOp3 for ParameterUpdate {
     fn name(&self) -> &'static str {
         "adamw-update"
     }

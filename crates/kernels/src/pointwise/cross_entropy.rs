@@ -3,7 +3,7 @@
 //! Its gradient is `(softmax(logits) - onehot(target)) / rows`, recomputed from the logits. A language
 //! model's logits are large, and nothing else of their size is kept.
 
-use crate::cpu::cpu_op::{CpuOp, Input, OnCpu};
+use crate::cpu::cpu_op::{CpuInput, CpuOp, OnCpu};
 use crate::cpu::dispatch::cpu_f32;
 use crate::cpu::isa;
 use crate::cpu::vector::{exp2, with_slices};
@@ -52,13 +52,13 @@ pub fn cross_entropies(logits: &Tensor, targets: &Tensor) -> Result<Vec<f64>> {
 
 struct CrossEntropy {
     /// The log-sum of each row, which the forward pass saves for the backward pass.
-    log_sums: OnceLock<Vec<LogSum>>,
+    log_sums: OnceLock<Vec<LogSumExp>>,
 }
 
 impl CpuOp<2> for CrossEntropy {
     const NAME: &'static str = "cross-entropy";
 
-    fn forward(&self, [logits, targets]: [Input; 2]) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [logits, targets]: [CpuInput; 2]) -> Result<(CpuStorage, Shape)> {
         let v = logits.layout.dims()[1];
         let logits = logits.slice::<f32>()?;
         let targets = targets.slice()?;
@@ -107,15 +107,15 @@ pub(crate) fn check_targets(targets: &Tensor, n: usize, v: usize) -> Result<Tens
 }
 
 /// The log-sum of each row of `v` logits.
-pub(crate) fn log_sums(logits: &[f32], v: usize) -> Vec<LogSum> {
+pub(crate) fn log_sums(logits: &[f32], v: usize) -> Vec<LogSumExp> {
     let arch = isa::arch();
-    logits.par_chunks(v).map(|row| arch.dispatch(Row(row))).collect()
+    logits.par_chunks(v).map(|row| arch.dispatch(RowLogSumExp(row))).collect()
 }
 
 /// The loss of each row in nats.
-pub(crate) fn losses(logits: &[f32], targets: &[u32], log_sums: &[LogSum]) -> impl Iterator<Item = f64> {
+pub(crate) fn losses(logits: &[f32], targets: &[u32], log_sums: &[LogSumExp]) -> impl Iterator<Item = f64> {
     let rows = logits.chunks_exact(logits.len() / targets.len()).zip(targets);
-    let loss = |((row, target), sum): ((&[f32], &u32), &LogSum)| {
+    let loss = |((row, target), sum): ((&[f32], &u32), &LogSumExp)| {
         let below = f64::from(sum.max) - f64::from(row[*target as usize]);
         below + f64::from(sum.log2) * std::f64::consts::LN_2
     };
@@ -123,7 +123,7 @@ pub(crate) fn losses(logits: &[f32], targets: &[u32], log_sums: &[LogSum]) -> im
 }
 
 /// Turns each row of logits into its gradient, `factor · (softmax(logits) - onehot(target))`.
-pub(crate) fn to_gradients(logits: &mut [f32], targets: &[u32], log_sums: &[LogSum], factor: f32) {
+pub(crate) fn to_gradients(logits: &mut [f32], targets: &[u32], log_sums: &[LogSumExp], factor: f32) {
     let arch = isa::arch();
     let v = logits.len() / targets.len();
     logits.par_chunks_mut(v).enumerate().for_each(|(i, row)| {
@@ -137,18 +137,18 @@ const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// `Σ exp(x)` of a row as `exp(max) · 2^log2`: this form stays exact for a large max, where a single
 /// logarithm would lose digits.
 #[derive(Clone, Copy)]
-pub(crate) struct LogSum {
+pub(crate) struct LogSumExp {
     max: f32,
     log2: f32,
 }
 
-struct Row<'a>(&'a [f32]);
+struct RowLogSumExp<'a>(&'a [f32]);
 
-impl WithSimd for Row<'_> {
-    type Output = LogSum;
+impl WithSimd for RowLogSumExp<'_> {
+    type Output = LogSumExp;
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) -> LogSum {
+    fn with_simd<S: Simd>(self, simd: S) -> LogSumExp {
         let (vectors, tail) = S::as_simd_f32s(self.0);
         let mut highest = simd.splat_f32s(f32::NEG_INFINITY);
         for x in vectors {
@@ -162,14 +162,14 @@ impl WithSimd for Row<'_> {
             sum = simd.add_f32s(sum, exp2(simd, simd.mul_f32s(simd.add_f32s(*x, minus), scale)));
         }
         let rest: f32 = tail.iter().map(|x| ((x - max) * LOG2_E).exp2()).sum();
-        LogSum { max, log2: (simd.reduce_sum_f32s(sum) + rest).log2() }
+        LogSumExp { max, log2: (simd.reduce_sum_f32s(sum) + rest).log2() }
     }
 }
 
 /// `x = factor · exp(x) / Σ exp(x)`
 struct Softmax<'a> {
     row: &'a mut [f32],
-    sum: LogSum,
+    sum: LogSumExp,
     factor: f32,
 }
 
@@ -178,7 +178,7 @@ impl WithSimd for Softmax<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let LogSum { max, log2 } = self.sum;
+        let LogSumExp { max, log2 } = self.sum;
         let (vectors, tail) = S::as_mut_simd_f32s(self.row);
         let scale = simd.splat_f32s(LOG2_E);
         let minus = simd.splat_f32s(-max);

@@ -6,7 +6,7 @@
 //! tensor viewed as rows of its last dimension. A mask is therefore never stored but drawn again when needed, in
 //! the backward pass or inside a kernel, and it is the same on every device and for any number of threads.
 
-use crate::cpu::cpu_op::{CpuOp, Input, OnCpu};
+use crate::cpu::cpu_op::{CpuInput, CpuOp, OnCpu};
 use crate::cpu::dispatch::cpu_f32;
 use candle_core::{CpuStorage, Device, Result, Shape, Tensor};
 use rand_philox::philox4x32_10;
@@ -155,7 +155,7 @@ fn columns(shape: &Shape) -> usize {
 impl CpuOp<1> for Dropout {
     const NAME: &'static str = "dropout";
 
-    fn forward(&self, [x]: [Input; 1]) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [x]: [CpuInput; 1]) -> Result<(CpuStorage, Shape)> {
         let mut out = x.slice()?.to_vec();
         self.scale(&mut out, columns(x.shape()))?;
         Ok((CpuStorage::F32(out), x.shape().clone()))

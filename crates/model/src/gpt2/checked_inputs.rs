@@ -8,7 +8,7 @@ use crate::hooks::PassHooks;
 use candle_core::{DType, Result, Tensor};
 
 /// The blocks' inputs besides the embeddings.
-pub(crate) struct Inputs {
+pub(crate) struct BlockInputs {
     /// The number of positions in the cache.
     pub(crate) past: usize,
     /// u8 (B, S)
@@ -19,7 +19,7 @@ pub(crate) struct Inputs {
     encoder_mask: Option<Tensor>,
 }
 
-impl Inputs {
+impl BlockInputs {
     /// Checks ids (B, T) and what goes with them, for a model of this config with this table of positions.
     pub(crate) fn new(
         input_ids: &Tensor,

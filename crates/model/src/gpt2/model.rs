@@ -4,7 +4,7 @@ use super::args_and_outputs::{Collected, ForwardArgs, ModelOutput};
 use super::attention::mask::positions_in_documents;
 use super::attention::pass::Pass;
 use super::block::Block;
-use super::checked_inputs::{Inputs, check_below};
+use super::checked_inputs::{BlockInputs, check_below};
 use super::layers::embedding::Embedding;
 use super::layers::layer_norm::LayerNorm;
 use super::layers::loading::{Loading, WeightSource};
@@ -67,7 +67,7 @@ impl Gpt2Model {
     /// For an empty prompt, an id of V or above, more than N positions, shapes that do not fit, padding before a token
     /// without position ids, weights of a layer, head or query that does not exist, and errors from hooks.
     pub fn forward(&self, input_ids: &Tensor, mut args: ForwardArgs) -> Result<ModelOutput> {
-        let inputs = Inputs::new(input_ids, &mut args, &self.config, &self.wpe)?;
+        let inputs = BlockInputs::new(input_ids, &mut args, &self.config, &self.wpe)?;
         let mut outputs = Collected::new(&args, self.h.len())?;
         let hooks = inputs.hooks(&args);
         let last = self.h.len() - 1;

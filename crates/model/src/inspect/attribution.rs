@@ -28,7 +28,7 @@ pub struct Attribution {
 /// Patching"; Syed et al. 2023, "Attribution Patching Outperforms Automated Circuit Discovery").
 ///
 /// # Errors
-/// Returns the errors of [`activation_patching`](super::activation_patching). An operation without a backward pass, as
+/// Returns the errors of [`activation_patching`](crate::analysis::activation_patching). An operation without a backward pass, as
 /// in a custom linear layer, is no error: the gradient through it counts as 0.
 pub fn attribution_patching(model: &Gpt2LMHeadModel, contrast: &Contrast) -> Result<Attribution> {
     contrast.check()?;
@@ -140,7 +140,7 @@ impl Gradients {
 /// (1, T, ..) each: see [`Point::shape`]
 ///
 /// # Errors
-/// Returns the errors of [`activation_patching`](super::activation_patching), and an error when the pass does not reach
+/// Returns the errors of [`activation_patching`](crate::analysis::activation_patching), and an error when the pass does not reach
 /// a point.
 pub fn gradients(
     model: &Gpt2LMHeadModel,

@@ -65,7 +65,7 @@ impl Gpt2LMHeadModel {
         input_ids: &Tensor,
         hooks: Option<&dyn Hooks>,
     ) -> Result<Option<NotFinite>> {
-        let watch = Watch::default();
+        let watch = FirstNonFinite::default();
         let all: Vec<&dyn Hooks> = hooks.into_iter().chain([&watch as &dyn Hooks]).collect();
         self.forward(input_ids, ForwardArgs { hooks: Some(&Chain(&all)), ..Default::default() })?;
         let Some(point) = watch.first.into_inner() else { return Ok(None) };
@@ -86,11 +86,11 @@ impl Gpt2LMHeadModel {
 
 /// Looks at the main points until it finds one that is not finite.
 #[derive(Default)]
-struct Watch {
+struct FirstNonFinite {
     first: RefCell<Option<Point>>,
 }
 
-impl Hooks for Watch {
+impl Hooks for FirstNonFinite {
     fn wants(&self, point: Point) -> bool {
         point.is_watched() && self.first.borrow().is_none()
     }

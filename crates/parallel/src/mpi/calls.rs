@@ -6,7 +6,7 @@
 //! in registers, and as the only argument on the stack, which is the ninth of `MPI_Alltoallv`.
 #![allow(unsafe_code)] // calls into C; each unsafe block says why it is sound
 
-use super::library::Opened;
+use super::library::OpenedLibrary;
 use crate::error::{Error, Result};
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -76,8 +76,8 @@ pub(super) struct Calls {
 
 impl Calls {
     /// The functions of an opened library, or why it is not one of MPI.
-    pub(super) fn new(opened: Opened) -> std::result::Result<Self, &'static str> {
-        let Opened { library, is_standard, .. } = opened;
+    pub(super) fn new(opened: OpenedLibrary) -> std::result::Result<Self, &'static str> {
+        let OpenedLibrary { library, is_standard, .. } = opened;
         macro_rules! function {
             ($name:literal) => {
                 // SAFETY: a library that exports MPI's functions exports them with the signatures of MPI's standard,

@@ -23,14 +23,14 @@ const MPICH_NAMES: &[&str] = &["libmpi_abi.so.1", "libmpi_abi.so.0", "libmpi.so.
 const MPICH_NAMES: &[&str] = &["libmpi_abi.1.dylib", "libmpi_abi.0.dylib", "libmpi.12.dylib"];
 
 /// A library, and whether its constants are those of MPI 5's ABI.
-pub(super) struct Opened {
+pub(super) struct OpenedLibrary {
     pub(super) library: Library,
     pub(super) path: PathBuf,
     pub(super) is_standard: bool,
 }
 
 /// Opens the library that belongs to the launcher.
-pub(super) fn open(launcher: Option<&Launcher>) -> Result<Opened> {
+pub(super) fn open(launcher: Option<&Launcher>) -> Result<OpenedLibrary> {
     if let Some(path) = std::env::var_os(VARIABLE) {
         let path = PathBuf::from(path);
         return try_open(&path).map_err(|reason| Error::NotALibrary { path, reason });
@@ -85,7 +85,7 @@ fn parent_id() -> u32 {
     0
 }
 
-fn try_open(path: &Path) -> std::result::Result<Opened, String> {
+fn try_open(path: &Path) -> std::result::Result<OpenedLibrary, String> {
     if cfg!(not(target_pointer_width = "64")) {
         return Err("MPI is supported on 64-bit machines only".into());
     }
@@ -93,7 +93,7 @@ fn try_open(path: &Path) -> std::result::Result<Opened, String> {
     // A link may have another name.
     let file = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     let is_standard = [path, &file].iter().any(|path| path.to_string_lossy().contains("libmpi_abi."));
-    Ok(Opened { library, path: path.to_path_buf(), is_standard })
+    Ok(OpenedLibrary { library, path: path.to_path_buf(), is_standard })
 }
 
 /// Open MPI opens parts of itself later on, which look for its functions among those of the whole program.

@@ -2,7 +2,7 @@
 //!
 //! MPI's own calls wait at full speed, forever, and do not tell for whom. Here the waiting ranks sleep, which leaves the
 //! processor to those that still compute, and rank 0 knows who is missing, and who wants something else than it does.
-//! A [`Watch`] ends the process if a transfer never ends after that.
+//! A [`TransferWatch`] ends the process if a transfer never ends after that.
 
 use super::calls::Calls;
 use crate::error::{Error, Result};
@@ -138,11 +138,11 @@ struct Watched {
 
 /// Ends this process if a transfer never ends: the thread in it cannot look at a clock.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct TransferWatch {
     shared: Arc<(Mutex<Watched>, Condvar)>,
 }
 
-impl Watch {
+impl TransferWatch {
     /// Watches for transfers that take longer than `limit`; reports one with `on_stuck`.
     pub(super) fn new(limit: Duration, on_stuck: fn(&Error)) -> Self {
         let shared = Arc::new((Mutex::new(Watched::default()), Condvar::new()));
@@ -186,7 +186,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for TransferWatch {
     fn drop(&mut self) {
         self.shared.0.lock().unwrap_or_else(PoisonError::into_inner).is_over = true;
         self.shared.1.notify_all();

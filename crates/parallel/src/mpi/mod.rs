@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::joining::{Joining, Launcher, OPEN_MPI};
 use calls::Calls;
-use meeting::{Doing, Member, Watch};
+use meeting::{Doing, Member, TransferWatch};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::ThreadId;
 
@@ -25,7 +25,7 @@ const BUCKET: usize = 25_000_000;
 pub struct Mpi {
     member: Member,
     thread: ThreadId,
-    watch: Watch,
+    watch: TransferWatch,
     /// Whether a meeting or a transfer has failed: some rank may never come to the end of MPI.
     has_failed: AtomicBool,
 }
@@ -49,7 +49,7 @@ impl Mpi {
         calls.start()?;
         let rank = calls.rank()?;
         let size = calls.size()?;
-        let watch = Watch::new(meeting::patience(joining.timeout), joining.on_stuck);
+        let watch = TransferWatch::new(meeting::patience(joining.timeout), joining.on_stuck);
         let thread = std::thread::current().id();
         let member = Member { calls, rank, size, limit: joining.timeout };
         let mpi = Self { member, thread, watch, has_failed: false.into() };

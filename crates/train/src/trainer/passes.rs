@@ -5,7 +5,7 @@
 
 use super::{ADAPTER, Trainer, Tuned};
 use crate::data::Repeats;
-use crate::documents::{BatchSize, Draw};
+use crate::documents::{BatchDraw, BatchSize};
 use crate::error::{Result, TrainError};
 use crate::options::TrainOptions;
 use candle_core::backprop::GradStore;
@@ -60,7 +60,7 @@ impl Trainer {
         let TrainOptions { seed, batch, repeat_fraction: fraction, .. } = self.settings.options;
         let repeats = Repeats { fraction, vocab_size: self.model.config().vocab_size };
         let size = BatchSize { rows: batch.into(), window: self.window };
-        self.data.training_batch(Draw { seed, batch: number }, size, repeats, &self.device)
+        self.data.training_batch(BatchDraw { seed, batch: number }, size, repeats, &self.device)
     }
 
     /// Loss and gradients of a batch.

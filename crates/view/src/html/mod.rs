@@ -5,11 +5,11 @@
 //! that the script reads, so no part of a prompt ever becomes markup. A [live page](LivePage) calls that function for each new text.
 
 mod codes;
-mod extras;
+mod entries;
 mod frame;
+mod head_notes;
 mod header;
 mod live;
-mod study;
 
 use crate::focus::{Focus, Places};
 use crate::palette::{ANCHORS, Rgb};
@@ -19,6 +19,7 @@ use crate::text::{has_shape, visible_text, visible_token};
 use candle_core::{Error, Result, Tensor};
 use codes::{COARSE, Codes, FINE, encode};
 use frame::{SCRIPT, STYLE, hash, write_end, write_frame};
+use head_notes::{HeadNotes, NotedHead};
 pub use header::{HeadNumbers, NextToken, PageHeader};
 pub use live::LivePage;
 use rayon::prelude::*;
@@ -26,7 +27,6 @@ use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::Write;
-use study::{Studied, Study};
 
 /// Pages of up to this many weights give each 16 bits, larger ones 8. The data of the former takes 1.4 MB at most.
 const FEW: usize = 525_000;
@@ -60,11 +60,11 @@ pub struct PageWriter<W> {
     top: Option<usize>,
     /// Whether a token comes after the last query.
     goes_on: bool,
-    study: Study,
+    notes: HeadNotes,
 }
 
 #[derive(Serialize)]
-struct Header<'a> {
+struct HeaderJson<'a> {
     title: String,
     caption: String,
     tokens: Vec<String>,
@@ -171,9 +171,9 @@ impl<W: Write> PageWriter<W> {
             levels,
             top: header.top,
             goes_on: header.next.is_some(),
-            study: Study::new(places, header.silenced.clone(), runs, header.top),
+            notes: HeadNotes::new(places, header.silenced.clone(), runs, header.top),
         };
-        let header = Header {
+        let header = HeaderJson {
             title: visible_text(header.title),
             caption: header.provenance.shown(),
             tokens: header.tokens.iter().map(|token| visible_token(token)).collect(),
@@ -244,26 +244,26 @@ impl<W: Write> PageWriter<W> {
         let summaries = summarize(weights)?;
         let kept = self.top.map(|k| keep_largest(weights, k)).transpose()?;
         let kept = kept.as_ref().unwrap_or(weights);
-        let written: Vec<(Studied, Codes)> = (0..heads.len())
+        let written: Vec<(NotedHead, Codes)> = (0..heads.len())
             .into_par_iter()
             .map(|i| {
-                let studied = self.study.head(&weights.get(i)?, &summaries[i])?;
-                Ok((studied, encode(&kept.get(i)?, self.levels, share, self.is_whole)?))
+                let noted = self.notes.head(&weights.get(i)?, &summaries[i])?;
+                Ok((noted, encode(&kept.get(i)?, self.levels, share, self.is_whole)?))
             })
             .collect::<Result<_>>()?;
-        let entry = |((&head, summary), (studied, codes)): ((&usize, _), &(Studied, Codes))| HeadEntry {
+        let entry = |((&head, summary), (noted, codes)): ((&usize, _), &(NotedHead, Codes))| HeadEntry {
             head,
             levels: codes.levels,
-            kind: studied.focus,
-            silenced: self.study.silenced(run, (layer, head)),
+            kind: noted.focus,
+            silenced: self.notes.silenced(run, (layer, head)),
             summary,
         };
         let entries = heads.iter().zip(&summaries).zip(&written).map(entry).collect();
         self.json("layer", &LayerEntry { layer, heads: entries, run })?;
-        for (&head, (studied, codes)) in heads.iter().zip(written) {
+        for (&head, (noted, codes)) in heads.iter().zip(written) {
             self.room = self.room.saturating_sub(codes.text.len());
             self.block("weights", "text/plain", &codes.text)?;
-            self.study.note(run, (layer, head), &studied, codes)?;
+            self.notes.note(run, (layer, head), &noted, codes)?;
         }
         Ok(())
     }
@@ -298,10 +298,10 @@ impl<W: Write> PageWriter<W> {
         self.check_next(predictions)?;
         self.json("predictions", &OfRun { run: 0, data: predictions })?;
         if self.written.len() > 1 {
-            self.json("changes", &self.study.changes())?;
-            self.json("largest", &self.study.largest())?;
+            self.json("changes", &self.notes.changes())?;
+            self.json("largest", &self.notes.largest())?;
         }
-        self.json("opens", &self.study.opens())?;
+        self.json("opens", &self.notes.opens())?;
         if self.is_whole {
             write_end(&mut self.out, SCRIPT)?;
         }

@@ -1,9 +1,9 @@
 //! The loss of a training run over its steps.
 
+use super::axes::{axis_number, round_numbers};
 use super::frame::Frame;
-use super::guides::{axis_number, round_numbers};
 use super::letters::Letters;
-use super::scene::{Anchor, FAINT, GREY, INK, Mark, Scene, Style, WHITE};
+use super::scene::{Anchor, FAINT, GREY, INK, Mark, Scene, TextStyle, WHITE};
 use crate::palette::Rgb;
 use candle_core::Result;
 use std::ops::Range;
@@ -22,8 +22,8 @@ const TRAINING: Rgb = (0, 114, 178);
 const VALIDATION: Rgb = (213, 94, 0);
 /// A quarter of [`TRAINING`] on white.
 const SPREAD: Rgb = (191, 220, 236);
-const NUMBER: Style = Style::new(17.0, INK);
-const NAME: Style = Style::new(19.0, INK);
+const NUMBER: TextStyle = TextStyle::new(17.0, INK);
+const NAME: TextStyle = TextStyle::new(19.0, INK);
 /// A line of the key.
 const LINE: f32 = 28.0;
 
@@ -62,13 +62,13 @@ fn body(training: &[(u64, f32)], validation: &[(u64, f32)]) -> Result<Scene> {
     let mut scene = Scene::new(Letters::new()?, SIZE, "")?;
     let chart = Chart { steps, losses };
     chart.axes(&mut scene);
-    let groups: Vec<Group> =
-        training.chunks(training.len().div_ceil(POINTS).max(1)).map(Group::new).collect();
+    let groups: Vec<StepGroup> =
+        training.chunks(training.len().div_ceil(POINTS).max(1)).map(StepGroup::new).collect();
     for group in groups.iter().filter(|group| group.lowest < group.highest) {
         let ends = [group.lowest, group.highest].map(|loss| chart.place((group.step, loss)));
         scene.line(ends, 1.0, SPREAD);
     }
-    let mean = |group: &Group| chart.place((group.step, group.mean));
+    let mean = |group: &StepGroup| chart.place((group.step, group.mean));
     match &groups[..] {
         [] => {}
         // A line from a point to itself shows nothing.
@@ -205,14 +205,14 @@ impl Room {
 }
 
 /// Neighboring steps, drawn as one point.
-struct Group {
+struct StepGroup {
     step: f64,
     mean: f64,
     lowest: f64,
     highest: f64,
 }
 
-impl Group {
+impl StepGroup {
     fn new(points: &[(f64, f64)]) -> Self {
         let mean = |values: &dyn Fn(&(f64, f64)) -> f64| {
             points.iter().map(values).sum::<f64>() / points.len() as f64

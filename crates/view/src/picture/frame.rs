@@ -174,7 +174,7 @@ impl FromStr for PictureWidth {
 mod tests {
     use super::*;
     use crate::picture::png::tests::{decode, provenance};
-    use crate::picture::scene::{Anchor, INK, Style};
+    use crate::picture::scene::{Anchor, INK, TextStyle};
     use serde_json::Value;
 
     #[test]
@@ -206,7 +206,7 @@ mod tests {
     /// A part with a text in each corner.
     fn part(room: Option<f32>) -> Result<Scene> {
         let width = room.unwrap_or(400.0);
-        let style = Style::new(14.0, INK);
+        let style = TextStyle::new(14.0, INK);
         let mut scene = Scene::new(Letters::new()?, (width, 100.0), "")?;
         scene.text("a", (0.0, 20.0), style);
         scene.text("b", (width, 90.0), style.anchor(Anchor::End));

@@ -2,7 +2,7 @@
 
 use super::frame::Frame;
 use super::letters::Letters;
-use super::scene::{Anchor, FAINT, GREY, INK, Mark, Scene, Style, WHITE};
+use super::scene::{Anchor, FAINT, GREY, INK, Mark, Scene, TextStyle, WHITE};
 use crate::palette::Rgb;
 use candle_core::Result;
 
@@ -20,9 +20,9 @@ const KEY: f32 = 20.0;
 /// The widths of the lines of the smallest and of the largest weight.
 const LINES: (f32, f32) = (0.6, 5.0);
 
-/// A node of a [`Graph`].
+/// A node of a [`GraphPicture`].
 #[derive(Debug, Clone, PartialEq)]
-pub struct Node {
+pub struct GraphNode {
     /// The text on it.
     pub label: String,
     /// Its column, from the left.
@@ -31,9 +31,9 @@ pub struct Node {
     pub row: f32,
 }
 
-/// A line of a [`Graph`].
+/// A line of a [`GraphPicture`].
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Link {
+pub struct GraphLink {
     /// The node where it begins.
     pub from: usize,
     /// The node where it ends.
@@ -47,11 +47,11 @@ pub struct Link {
 /// Nodes at their places, and lines between them. Nodes without a line are faint.
 ///
 /// ```
-/// use gpt2_view::{Frame, Graph, GraphLink, GraphNode, PictureFormat, Provenance};
+/// use gpt2_view::{Frame, GraphPicture, GraphLink, GraphNode, PictureFormat, Provenance};
 ///
 /// # fn main() -> candle_core::Result<()> {
 /// let node = |label: &str, row| GraphNode { label: label.to_owned(), column: 0.0, row };
-/// let graph = Graph {
+/// let graph = GraphPicture {
 ///     nodes: vec![node("embed", 0.0), node("logits", 1.0)],
 ///     links: vec![GraphLink { from: 0, to: 1, side: 0.0, weight: 0.5 }],
 ///     key: &["thick: a large score"],
@@ -63,16 +63,16 @@ pub struct Link {
 /// # }
 /// ```
 #[derive(Debug, Clone, PartialEq)]
-pub struct Graph<'a> {
+pub struct GraphPicture<'a> {
     /// The nodes.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<GraphNode>,
     /// The lines, by the places of their nodes.
-    pub links: Vec<Link>,
+    pub links: Vec<GraphLink>,
     /// Explains the lines, in a line of text each.
     pub key: &'a [&'a str],
 }
 
-impl Graph<'_> {
+impl GraphPicture<'_> {
     /// The graph as a picture: the bytes of a file.
     ///
     /// # Errors
@@ -88,18 +88,18 @@ impl Graph<'_> {
         if self.links.iter().any(|link| !link.weight.is_finite()) {
             candle_core::bail!("graph: a weight is not a finite number")
         }
-        let most = |of: fn(&Node) -> f32| self.nodes.iter().map(of).fold(0.0, f32::max);
+        let most = |of: fn(&GraphNode) -> f32| self.nodes.iter().map(of).fold(0.0, f32::max);
         let columns = most(|node| node.column) + 1.0;
         let rows = most(|node| node.row) + 1.0;
         let wide = room.map_or(WIDE, |room| ((room - 2.0 * MARGIN) / columns).clamp(NARROW, WIDE));
         let size = (columns * wide + 2.0 * MARGIN, rows * HIGH + MARGIN + self.key.len() as f32 * KEY);
         let mut scene = Scene::new(Letters::new()?, size, "")?;
-        let place = |node: &Node| {
+        let place = |node: &GraphNode| {
             (MARGIN + (node.column + 0.5) * wide, rows * HIGH + MARGIN / 2.0 - (node.row + 0.5) * HIGH)
         };
         let half = (BOX.0.min(wide - 4.0) / 2.0, BOX.1 / 2.0);
         let largest = self.links.iter().map(|link| link.weight.abs()).fold(f64::MIN_POSITIVE, f64::max);
-        let mut links: Vec<&Link> = self.links.iter().collect();
+        let mut links: Vec<&GraphLink> = self.links.iter().collect();
         // The thickest come last, above the others.
         links.sort_by(|a, b| a.weight.abs().total_cmp(&b.weight.abs()));
         for link in links {
@@ -128,11 +128,11 @@ impl Graph<'_> {
                     });
                 }
             }
-            let style = Style::new(if wide < WIDE { 11.0 } else { 14.0 }, color).anchor(Anchor::Middle);
+            let style = TextStyle::new(if wide < WIDE { 11.0 } else { 14.0 }, color).anchor(Anchor::Middle);
             scene.text(&node.label, (x, y + 5.0), style);
         }
         for (i, line) in self.key.iter().rev().enumerate() {
-            scene.text(*line, (MARGIN, size.1 - 10.0 - i as f32 * KEY), Style::new(14.0, GREY));
+            scene.text(*line, (MARGIN, size.1 - 10.0 - i as f32 * KEY), TextStyle::new(14.0, GREY));
         }
         Ok(scene)
     }
@@ -145,17 +145,17 @@ mod tests {
     use crate::picture::png::tests::provenance;
     use serde_json::Value;
 
-    fn graph(weights: &[f64]) -> Graph<'static> {
-        let node = |i: usize| Node { label: format!("node {i}"), column: i as f32, row: i as f32 };
-        let link = |(i, &weight): (usize, &f64)| Link { from: i, to: i + 1, side: 0.0, weight };
-        Graph {
+    fn graph(weights: &[f64]) -> GraphPicture<'static> {
+        let node = |i: usize| GraphNode { label: format!("node {i}"), column: i as f32, row: i as f32 };
+        let link = |(i, &weight): (usize, &f64)| GraphLink { from: i, to: i + 1, side: 0.0, weight };
+        GraphPicture {
             nodes: (0..weights.len() + 2).map(node).collect(),
             links: weights.iter().enumerate().map(link).collect(),
             key: &["what the lines mean"],
         }
     }
 
-    fn svg(graph: &Graph) -> Result<String> {
+    fn svg(graph: &GraphPicture) -> Result<String> {
         let provenance = provenance("what made it", Value::Null);
         let bytes = graph.draw(&Frame::new(PictureFormat::Svg, "a title", &provenance))?;
         Ok(String::from_utf8(bytes).expect("UTF-8"))

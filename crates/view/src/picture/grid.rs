@@ -1,7 +1,7 @@
 //! All heads as small heat maps: one row per layer, one column per head.
 
+use super::axes::{Axis, ColorBar, MARGIN};
 use super::frame::Frame;
-use super::guides::{Axis, ColorBar, MARGIN};
 use super::letters::Letters;
 use super::scene::{Cells, NOT_A_NUMBER, Scene};
 use crate::palette::{Rgb, level, rgb};
@@ -25,11 +25,11 @@ const FILLED: f32 = 0.9375;
 /// visible.
 #[derive(Debug, Default)]
 pub struct HeadGrid {
-    rows: Vec<(usize, Vec<Head>)>,
+    rows: Vec<(usize, Vec<HeadThumbnail>)>,
 }
 
 #[derive(Debug)]
-struct Head {
+struct HeadThumbnail {
     head: usize,
     thumbnail: Thumbnail,
 }
@@ -51,12 +51,14 @@ impl HeadGrid {
                 heads.len()
             )
         }
-        let named = |(_, row): &(usize, Vec<Head>)| row.iter().map(|one| one.head).eq(heads.iter().copied());
+        let named =
+            |(_, row): &(usize, Vec<HeadThumbnail>)| row.iter().map(|one| one.head).eq(heads.iter().copied());
         if !self.rows.first().is_none_or(named) {
             candle_core::bail!("head grid: layer {layer} has other heads than the first row")
         }
-        let head =
-            |(i, &head): (usize, &usize)| Ok(Head { head, thumbnail: Thumbnail::new(&weights.get(i)?)? });
+        let head = |(i, &head): (usize, &usize)| {
+            Ok(HeadThumbnail { head, thumbnail: Thumbnail::new(&weights.get(i)?)? })
+        };
         self.rows.push((layer, heads.iter().enumerate().map(head).collect::<Result<_>>()?));
         Ok(())
     }
@@ -101,7 +103,7 @@ impl HeadGrid {
         beside.draw_beside(&mut scene, (x, y - gap / 2.0));
         above.draw_above(&mut scene, (x - gap / 2.0, y));
         for (row, (_, heads)) in self.rows.iter().enumerate() {
-            for (column, Head { thumbnail, .. }) in heads.iter().enumerate() {
+            for (column, HeadThumbnail { thumbnail, .. }) in heads.iter().enumerate() {
                 let x = place(column, x);
                 let y = place(row, y);
                 let columns = thumbnail.columns;

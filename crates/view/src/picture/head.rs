@@ -1,7 +1,7 @@
 //! One head's weights: a row and a column for each token, and a color bar.
 
+use super::axes::{AXIS_NAME, AXIS_ROOM, Axis, ColorBar, MARGIN};
 use super::frame::Frame;
-use super::guides::{AXIS_NAME, AXIS_ROOM, Axis, ColorBar, MARGIN};
 use super::letters::Letters;
 use super::scene::{Anchor, Cells, NOT_A_NUMBER, Scene};
 use crate::palette::{level, rgb};
@@ -45,20 +45,20 @@ pub fn rollout_picture(frame: &Frame, rollout: &Tensor, tokens: &[String]) -> Re
 }
 
 /// The names of rows, columns and colors.
-struct Words {
+struct MapLabels {
     rows: &'static str,
     columns: &'static str,
     color: &'static str,
 }
 
-const OF_HEAD: Words =
-    Words { rows: "queries: what attends", columns: "keys: what is attended to", color: "weight" };
-const OF_ROLLOUT: Words =
-    Words { rows: "positions", columns: "tokens: what reaches a position", color: "share" };
+const OF_HEAD: MapLabels =
+    MapLabels { rows: "queries: what attends", columns: "keys: what is attended to", color: "weight" };
+const OF_ROLLOUT: MapLabels =
+    MapLabels { rows: "positions", columns: "tokens: what reaches a position", color: "share" };
 
 fn body(
     room: Option<f32>,
-    words: &Words,
+    words: &MapLabels,
     weights: &Tensor,
     queries: &[String],
     keys: &[String],
@@ -118,7 +118,7 @@ fn body(
 mod tests {
     use super::*;
     use crate::picture::PictureFormat;
-    use crate::picture::png::tests::{Picture, decode, provenance};
+    use crate::picture::png::tests::{DecodedPng, decode, provenance};
     use crate::picture::png::whole;
     use crate::picture::scene::Mark;
     use crate::provenance::Provenance;
@@ -153,7 +153,7 @@ mod tests {
             let scene = scene(&frame, &weights, &tokens(3), &tokens(3))?;
             let Cells { x, y, width, .. } = *cells(&scene);
             assert_eq!(whole(width), 120);
-            let Picture { pixels, .. } = decode(&PictureFormat::Png.write(&scene, &provenance)?);
+            let DecodedPng { pixels, .. } = decode(&PictureFormat::Png.write(&scene, &provenance)?);
             for (i, row) in values.iter().enumerate() {
                 for (j, weight) in row.iter().enumerate() {
                     let expected = match level(*weight) {

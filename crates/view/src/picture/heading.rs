@@ -1,19 +1,19 @@
 //! The title of a picture and its caption.
 
-use super::guides::{MARGIN, NARROWEST};
+use super::axes::{MARGIN, NARROWEST};
 use super::letters::Letters;
-use super::scene::{GREY, INK, Scene, Style};
+use super::scene::{GREY, INK, Scene, TextStyle};
 use crate::text::visible_text;
 
 /// The sizes of titles: the first in which one has at most [`LINES`], or else the last.
 const TITLES: [f32; 3] = [24.0, 20.0, 16.0];
 const LINES: usize = 2;
-const CAPTION: Style = Style::new(15.0, GREY);
+const CAPTION: TextStyle = TextStyle::new(15.0, GREY);
 
 /// The title of a picture, and below it the caption, which says how it was made.
 pub(super) struct Heading {
     title: Vec<String>,
-    title_style: Style,
+    title_style: TextStyle,
     caption: Vec<String>,
     width: f32,
 }
@@ -42,7 +42,7 @@ impl Heading {
         let size = TITLES.into_iter().find(few).unwrap_or(TITLES[2]);
         let title = wrap(&title, size);
         let caption = wrap(&caption, CAPTION.size);
-        Self { title, title_style: Style::new(size, INK), caption, width }
+        Self { title, title_style: TextStyle::new(size, INK), caption, width }
     }
 
     /// In one line.
@@ -60,7 +60,7 @@ impl Heading {
     }
 
     /// Each line with its baseline.
-    fn lines(&self) -> Vec<(&str, f32, Style)> {
+    fn lines(&self) -> Vec<(&str, f32, TextStyle)> {
         let mut lines = vec![];
         let mut y = 8.0;
         for line in &self.title {

@@ -1,11 +1,11 @@
 //! A matrix of signed numbers, such as the effect of patching each head at each token.
 
-use super::frame::Frame;
-use super::guides::{
+use super::axes::{
     AXIS_NAME, AXIS_ROOM, Axis, ColorBar, MARGIN, NARROWEST, axis_number, fixed, round_numbers,
 };
+use super::frame::Frame;
 use super::letters::Letters;
-use super::scene::{Anchor, Cells, INK, NOT_A_NUMBER, Scene, Style, WHITE};
+use super::scene::{Anchor, Cells, INK, NOT_A_NUMBER, Scene, TextStyle, WHITE};
 use crate::palette::{Rgb, diverging, wants_black};
 use crate::text::{visible_text, visible_token};
 use candle_core::{DType, Result, Tensor};
@@ -18,7 +18,7 @@ const TALLEST: usize = 34;
 /// The least height of the cells together in a picture of a given width, unless all are as high as they can be.
 const LEAST_HEIGHT: f32 = 160.0;
 /// The map's name among several maps, and its room.
-const NAME: Style = Style::new(18.0, INK);
+const NAME: TextStyle = TextStyle::new(18.0, INK);
 const NAME_ROOM: f32 = 34.0;
 /// The sizes of the numbers in cells.
 const LARGE: f32 = 13.0;
@@ -112,7 +112,7 @@ impl NumberMap<'_> {
         let layout = self.layout(&bar, &letters, room);
         let mut scene = Scene::new(letters, layout.size, "")?;
         self.draw_names(&mut scene, &layout);
-        let Layout { x, y, width, height, .. } = layout;
+        let MapLayout { x, y, width, height, .. } = layout;
         let colors = values.iter().map(|value| Some(scale.color(*value))).collect();
         scene.cells(Cells { x, y, width, height, columns: self.columns.len(), colors });
         layout.beside.draw_beside(&mut scene, (x, y));
@@ -140,7 +140,7 @@ impl NumberMap<'_> {
         if self.name.is_empty() { 0.0 } else { NAME_ROOM }
     }
 
-    fn layout(&self, bar: &ColorBar, letters: &Letters, room: Option<f32>) -> Layout {
+    fn layout(&self, bar: &ColorBar, letters: &Letters, room: Option<f32>) -> MapLayout {
         let rows = self.rows.len();
         let columns = self.columns.len();
         let axis = |labels: &[String], cell: f32| {
@@ -170,13 +170,14 @@ impl NumberMap<'_> {
         let high = height.max(bar.least_height(letters));
         let least = if room.is_none() { NARROWEST } else { 0.0 };
         let size = ((x + width + bar.room(letters)).max(least), y + high + MARGIN);
-        Layout { beside, above, wide, tall, x, y, width, height, high, size }
+        MapLayout { beside, above, wide, tall, x, y, width, height, high, size }
     }
 
     /// Draws the names of the map and of both axes.
-    fn draw_names(&self, scene: &mut Scene, layout: &Layout) {
-        let fit =
-            |text: &str, style: Style, room: f32| scene.letters.cut(&visible_text(text), style.size, room);
+    fn draw_names(&self, scene: &mut Scene, layout: &MapLayout) {
+        let fit = |text: &str, style: TextStyle, room: f32| {
+            scene.letters.cut(&visible_text(text), style.size, room)
+        };
         let name = fit(self.name, NAME, scene.width - 2.0 * MARGIN);
         let across = fit(self.column_axis, AXIS_NAME, scene.width - 2.0 * MARGIN);
         let down = fit(self.row_axis, AXIS_NAME, layout.high);
@@ -189,14 +190,14 @@ impl NumberMap<'_> {
     }
 
     /// Prints each number in its cell, if they have room.
-    fn print_numbers(&self, scene: &mut Scene, values: &[f32], scale: &Scale, layout: &Layout) {
-        let Layout { x, y, wide, tall, .. } = *layout;
+    fn print_numbers(&self, scene: &mut Scene, values: &[f32], scale: &Scale, layout: &MapLayout) {
+        let MapLayout { x, y, wide, tall, .. } = *layout;
         let most = if scale.largest > 0.0 { scale.largest } else { 1.0 };
         let Some((texts, size)) = printed(values, most, (wide, tall), &scene.letters) else { return };
         let columns = self.columns.len();
         for (i, (text, value)) in texts.into_iter().zip(values).enumerate() {
             let ink = if wants_black(scale.color(*value)) { INK } else { WHITE };
-            let style = Style::new(size, ink).anchor(Anchor::Middle);
+            let style = TextStyle::new(size, ink).anchor(Anchor::Middle);
             let column = (i % columns) as f32;
             let row = (i / columns) as f32;
             let middle = (x + (column + 0.5) * wide, y + (row + 0.5) * tall + style.to_baseline());
@@ -245,7 +246,7 @@ impl Scale {
 }
 
 /// The axes of a map, and the places of its parts.
-struct Layout {
+struct MapLayout {
     beside: Axis,
     above: Axis,
     /// The sides of a cell.

@@ -4,7 +4,7 @@
 //! Edges are smooth: a pixel that a shape covers in part has a mix of both colors.
 
 use super::letters::{Letters, visual};
-use super::scene::{Cells, Mark, Scene, Text, WHITE};
+use super::scene::{Cells, Mark, PlacedText, Scene, WHITE};
 use crate::palette::Rgb;
 use crate::provenance::{Provenance, SOFTWARE};
 use ab_glyph::OutlineCurve;
@@ -253,7 +253,7 @@ fn circle((x, y): (f32, f32), radius: f32) -> Vec<Point> {
 
 /// The outlines of a line of text as closed polygons. The baseline lies on the edge of a pixel, so that the feet of
 /// letters are sharp.
-fn outlines(text: &Text, letters: &Letters) -> Vec<Vec<Point>> {
+fn outlines(text: &PlacedText, letters: &Letters) -> Vec<Vec<Point>> {
     let scale = text.style.size / letters.units_per_em();
     let size = text.style.size;
     let (x, y) = text.start();
@@ -315,14 +315,14 @@ pub(crate) mod tests {
     }
 
     /// A PNG, decoded.
-    pub(crate) struct Picture {
+    pub(crate) struct DecodedPng {
         pub(crate) width: usize,
         pub(crate) height: usize,
         /// The color at x, y.
         pub(crate) pixels: Box<dyn Fn(usize, usize) -> Rgb>,
     }
 
-    pub(crate) fn decode(file: &[u8]) -> Picture {
+    pub(crate) fn decode(file: &[u8]) -> DecodedPng {
         let mut reader = png::Decoder::new(std::io::Cursor::new(file)).read_info().expect("a PNG");
         let mut data = vec![0; reader.output_buffer_size().expect("a size")];
         let info = reader.next_frame(&mut data).expect("its pixels");
@@ -332,7 +332,7 @@ pub(crate) mod tests {
             let pixel = &data[(y * width + x) * 3..];
             (pixel[0], pixel[1], pixel[2])
         };
-        Picture { width, height: info.height as usize, pixels: Box::new(pixels) }
+        DecodedPng { width, height: info.height as usize, pixels: Box::new(pixels) }
     }
 
     /// `Software` and `Comment` of a picture, and whether the latter is in Latin-1.

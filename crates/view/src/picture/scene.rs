@@ -60,7 +60,7 @@ pub(super) enum Mark {
         color: Rgb,
     },
     Cells(Cells),
-    Text(Text),
+    Text(PlacedText),
 }
 
 impl Mark {
@@ -87,8 +87,8 @@ impl Mark {
                 Self::Cells(Cells { x, y, width, height, ..cells })
             }
             Self::Text(text) => {
-                let style = Style { size: scale * text.style.size, ..text.style };
-                Self::Text(Text { place: at(text.place), width: scale * text.width, style, ..text })
+                let style = TextStyle { size: scale * text.style.size, ..text.style };
+                Self::Text(PlacedText { place: at(text.place), width: scale * text.width, style, ..text })
             }
         }
     }
@@ -122,7 +122,7 @@ pub(super) enum Anchor {
 
 /// A text's size, color and direction.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Style {
+pub(super) struct TextStyle {
     pub(super) size: f32,
     pub(super) color: Rgb,
     pub(super) anchor: Anchor,
@@ -130,7 +130,7 @@ pub(super) struct Style {
     pub(super) upward: bool,
 }
 
-impl Style {
+impl TextStyle {
     pub(super) const fn new(size: f32, color: Rgb) -> Self {
         Self { size, color, anchor: Anchor::Start, upward: false }
     }
@@ -151,15 +151,15 @@ impl Style {
 
 /// One line of text.
 #[derive(Debug)]
-pub(super) struct Text {
+pub(super) struct PlacedText {
     pub(super) shown: String,
     /// On the baseline.
     pub(super) place: (f32, f32),
     pub(super) width: f32,
-    pub(super) style: Style,
+    pub(super) style: TextStyle,
 }
 
-impl Text {
+impl PlacedText {
     /// The place where the text begins, on the baseline.
     pub(super) fn start(&self) -> (f32, f32) {
         let before = match self.style.anchor {
@@ -191,10 +191,10 @@ impl Scene {
     }
 
     /// Adds text with its anchor at `place`, on the baseline.
-    pub(super) fn text(&mut self, text: impl Into<String>, place: (f32, f32), style: Style) {
+    pub(super) fn text(&mut self, text: impl Into<String>, place: (f32, f32), style: TextStyle) {
         let shown = text.into();
         let width = self.letters.width(&shown, style.size);
-        self.marks.push(Mark::Text(Text { shown, place, width, style }));
+        self.marks.push(Mark::Text(PlacedText { shown, place, width, style }));
     }
 
     pub(super) fn line(&mut self, points: impl Into<Vec<(f32, f32)>>, width: f32, color: Rgb) {
@@ -218,7 +218,7 @@ pub(super) mod tests {
         pub(crate) fn texts(&self) -> Vec<(&str, Bounds)> {
             let up = self.letters.ascent();
             let down = self.letters.descent();
-            let bounds = |text: &Text| {
+            let bounds = |text: &PlacedText| {
                 let ((x, y), size) = (text.start(), text.style.size);
                 if text.style.upward {
                     (x - up * size, y - text.width, x + down * size, y)

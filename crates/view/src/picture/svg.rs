@@ -4,7 +4,7 @@
 
 use super::letters::FAMILY;
 use super::png;
-use super::scene::{Anchor, Cells, Mark, Scene, Text, WHITE};
+use super::scene::{Anchor, Cells, Mark, PlacedText, Scene, WHITE};
 use crate::palette::Rgb;
 use crate::provenance::{Provenance, SOFTWARE};
 use crate::text::has_shape;
@@ -126,7 +126,7 @@ fn image(out: &mut String, cells: &Cells, png: &str) -> fmt::Result {
     writeln!(out, "href=\"data:image/png;base64,{png}\"/>")
 }
 
-fn label(out: &mut String, text: &Text, has_all: bool) -> fmt::Result {
+fn label(out: &mut String, text: &PlacedText, has_all: bool) -> fmt::Result {
     if text.shown.is_empty() {
         return Ok(());
     }
@@ -217,14 +217,14 @@ mod tests {
     use std::collections::HashMap;
 
     /// An element without its children.
-    struct Element {
+    struct SvgElement {
         name: String,
         attributes: HashMap<String, String>,
         /// Up to its first child.
         text: String,
     }
 
-    impl Element {
+    impl SvgElement {
         fn number(&self, attribute: &str) -> f32 {
             self.attributes[attribute].parse().expect("a number")
         }
@@ -249,7 +249,7 @@ mod tests {
     }
 
     /// The elements in order. Every one is closed, and no character is one that XML forbids.
-    fn parse(file: &[u8]) -> Vec<Element> {
+    fn parse(file: &[u8]) -> Vec<SvgElement> {
         let file = std::str::from_utf8(file).expect("UTF-8");
         let forbidden = |c: char| matches!(c, '\0'..='\x08' | '\x0b'..='\x1f' | '\u{fffe}' | '\u{ffff}');
         assert!(!file.contains(forbidden), "a character that XML forbids");
@@ -275,7 +275,7 @@ mod tests {
                     list = more;
                 }
                 assert!(list.trim().is_empty(), "{list}");
-                elements.push(Element { name: name.to_owned(), attributes, text: unescaped(text) });
+                elements.push(SvgElement { name: name.to_owned(), attributes, text: unescaped(text) });
                 if !closed {
                     open.push(name.to_owned());
                 }
@@ -288,7 +288,7 @@ mod tests {
         }
     }
 
-    fn named<'a>(elements: &'a [Element], name: &'a str) -> impl Iterator<Item = &'a Element> {
+    fn named<'a>(elements: &'a [SvgElement], name: &'a str) -> impl Iterator<Item = &'a SvgElement> {
         elements.iter().filter(move |element| element.name == name)
     }
 
@@ -297,7 +297,7 @@ mod tests {
         let mut scene = Scene::new(Letters::new()?, (400.0, 600.0), "<title> & \"more\"")?;
         let raw = ["<script>alert(1)</script>", "a & b", "]]>", "\0\x1b\u{ffff}\t"];
         for (i, text) in NASTY.iter().chain(&raw).enumerate() {
-            let style = super::super::scene::Style::new(14.0, (1, 2, 3));
+            let style = super::super::scene::TextStyle::new(14.0, (1, 2, 3));
             let anchor = [Anchor::Start, Anchor::Middle, Anchor::End][i % 3];
             let style = if i % 2 == 0 { style.upward() } else { style };
             scene.text(*text, (200.0, i as f32 * 16.0), style.anchor(anchor));
@@ -306,7 +306,7 @@ mod tests {
         let elements = parse(&file);
         assert_eq!(named(&elements, "title").next().expect("a title").text, scene.title);
         assert_eq!(named(&elements, "script").count(), 0);
-        let texts: Vec<&Text> = scene
+        let texts: Vec<&PlacedText> = scene
             .marks
             .iter()
             .filter_map(|mark| if let Mark::Text(text) = mark { Some(text) } else { None })
@@ -367,7 +367,7 @@ mod tests {
                     let scale = image.width as f32 / width;
                     return Some((image.pixels)(whole((x - 10.0) * scale), whole((y - 20.0) * scale)));
                 }
-                let inside = |rect: &&Element| {
+                let inside = |rect: &&SvgElement| {
                     let [left, top] = ["x", "y"].map(|a| rect.number(a));
                     x > left && x < left + rect.number("width") && y > top && y < top + rect.number("height")
                 };

@@ -22,7 +22,7 @@ use setup::Bench;
 use std::io::Write;
 
 #[derive(Serialize)]
-struct Machine {
+struct MachineLimits {
     threads: usize,
     isa: &'static str,
     fma_gflops: f64,
@@ -123,7 +123,7 @@ fn machine(args: &BenchArgs) -> anyhow::Result<()> {
     let read_gb_s = measure::read_gb_s();
     let bf16_gflops = measure::bf16_gflops();
     if args.json {
-        output::json(&Machine { threads, isa, fma_gflops, bf16_gflops, read_gb_s })?;
+        output::json(&MachineLimits { threads, isa, fma_gflops, bf16_gflops, read_gb_s })?;
     } else {
         let mut out = output::stdout();
         writeln!(out, "{threads} threads, {isa}")?;

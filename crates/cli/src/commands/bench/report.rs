@@ -10,21 +10,21 @@ use std::io::Write;
 
 /// The sizes of the model that is timed.
 #[derive(Serialize)]
-pub(super) struct Shape {
+pub(super) struct ModelSize {
     n_layer: usize,
     n_head: usize,
     n_embd: usize,
     vocab_size: usize,
 }
 
-impl From<&Config> for Shape {
+impl From<&Config> for ModelSize {
     fn from(config: &Config) -> Self {
         let &Config { n_layer, n_head, n_embd, vocab_size, .. } = config;
         Self { n_layer, n_head, n_embd, vocab_size }
     }
 }
 
-impl std::fmt::Display for Shape {
+impl std::fmt::Display for ModelSize {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { n_layer, n_head, n_embd, vocab_size } = self;
         let layers = count(*n_layer, "layer");
@@ -37,7 +37,7 @@ impl std::fmt::Display for Shape {
 pub(super) struct Report {
     pub(super) what: String,
     pub(super) model: String,
-    pub(super) shape: Shape,
+    pub(super) shape: ModelSize,
     #[serde(rename = "impl")]
     pub(super) implementation: &'static str,
     pub(super) batch: usize,
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn one_layer_is_no_plural() {
-        let shape = Shape { n_layer: 1, n_head: 2, n_embd: 8, vocab_size: 300 };
+        let shape = ModelSize { n_layer: 1, n_head: 2, n_embd: 8, vocab_size: 300 };
         assert_eq!(shape.to_string(), "1 layer, 2 heads, width 8, vocabulary 300");
     }
 }

@@ -1,9 +1,9 @@
 //! The setup of a benchmark: the model or its shape, the device and the sizes.
 
 use super::args::{BenchArgs, BenchTarget};
-use super::work::{self, Numbers, Work};
+use super::work::{self, NumberSizes, Work};
 use crate::model::{adapters, attention_layer};
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use anyhow::bail;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::BlockFormat;
@@ -95,7 +95,12 @@ impl<'a> Bench<'a> {
             (Some(checkpoint), None) if quantized => work::bytes_of_a_weight(checkpoint),
             _ => self.dtype.size_in_bytes() as f64,
         };
-        Work::of(self.args, &self.config, Numbers { dtype: self.dtype, quantized, weight, number }, seconds)
+        Work::of(
+            self.args,
+            &self.config,
+            NumberSizes { dtype: self.dtype, quantized, weight, number },
+            seconds,
+        )
     }
 
     /// The attention implementation that runs: `--impl` if a kernel for it exists.
@@ -128,7 +133,7 @@ impl<'a> Bench<'a> {
             (None, None) => Gpt2LMHeadModel::load(self.weights()?, &self.config)?,
         };
         let args = &self.args.model;
-        let adapters = adapters::find(&args.adapters.list, &args.hub, &mut Inputs::default())?;
+        let adapters = adapters::find(&args.adapters.list, &args.hub, &mut ReadFiles::default())?;
         Ok(adapters::put_on(model, &adapters, false)?.0)
     }
 

@@ -21,7 +21,7 @@ pub(super) struct Work {
 
 impl Work {
     /// Of a target that took `seconds` on the CPU. Products of quantized weights have no limit that is measured here.
-    pub(super) fn of(args: &BenchArgs, config: &Config, numbers: Numbers, seconds: f64) -> Option<Self> {
+    pub(super) fn of(args: &BenchArgs, config: &Config, numbers: NumberSizes, seconds: f64) -> Option<Self> {
         let (giga, unit, peak) = if args.what.makes_tokens() {
             let bytes = bytes_of_a_token(args, config, numbers);
             (1e-9 * bytes, "GB/s", measure::read_gb_s())
@@ -37,7 +37,7 @@ impl Work {
 
 /// The dtype of the activations, and the sizes of weights, keys and values.
 #[derive(Clone, Copy)]
-pub(super) struct Numbers {
+pub(super) struct NumberSizes {
     pub(super) dtype: DType,
     /// Whether weights are quantized.
     pub(super) quantized: bool,
@@ -73,7 +73,7 @@ fn peak(what: BenchTarget, dtype: DType) -> f64 {
 
 /// The bytes that decoding a token reads: all weights but the position embedding, and the keys and values of the tokens
 /// before it.
-fn bytes_of_a_token(args: &BenchArgs, config: &Config, numbers: Numbers) -> f64 {
+fn bytes_of_a_token(args: &BenchArgs, config: &Config, numbers: NumberSizes) -> f64 {
     let c = config.n_embd as f64;
     let l = config.n_layer as f64;
     let v = config.vocab_size as f64;

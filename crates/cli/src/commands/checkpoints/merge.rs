@@ -6,7 +6,7 @@ use crate::model::hub::HubArgs;
 use crate::model::session::{DTYPES, MODEL};
 use crate::model::{hub, session};
 use crate::output;
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use crate::output::written_files::{NewFolder, Outputs};
 use crate::values::one_of;
 use anyhow::{Context, anyhow, bail};
@@ -74,7 +74,7 @@ fn worded(error: LoadError) -> anyhow::Error {
 
 pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<()> {
     let out = &args.out;
-    let mut inputs = Inputs::default();
+    let mut inputs = ReadFiles::default();
     hub::inputs(&args.hub, &mut inputs);
     let adapters = args.adapters.iter().map(|adapter| adapter.source.as_str());
     args.model.as_deref().into_iter().chain(adapters).for_each(|source| inputs.named(source));

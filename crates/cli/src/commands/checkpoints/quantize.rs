@@ -6,7 +6,7 @@ use crate::model::session::MODEL;
 use crate::model::{hub, session};
 use crate::output;
 use crate::output::progress::bar;
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
 use anyhow::bail;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -122,7 +122,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
     }
     let mut outputs = Outputs::new(args.overwrite);
     outputs.add("--out", out);
-    let mut inputs = Inputs::default();
+    let mut inputs = ReadFiles::default();
     hub::inputs(&args.hub, &mut inputs);
     outputs.check(&inputs)?;
     let files = session::files(args.model.as_deref(), &args.hub)?;

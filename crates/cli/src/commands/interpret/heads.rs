@@ -1,11 +1,11 @@
 //! `gpt2 heads`: previous-token, duplicate-token and induction scores of each head, and how much it copies.
 
 use crate::interventions::checks::Reads;
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
 use crate::output::{self, note};
-use crate::results::picture::{About, HeadMap, PictureArgs, head_maps};
-use crate::results::provenance::Provenance;
+use crate::results::picture::{HeadMap, PictureArgs, PictureMetadata, head_maps};
+use crate::results::provenance::RunProvenance;
 use crate::study::args::StudyArgs;
 use crate::values::count;
 use anyhow::bail;
@@ -56,7 +56,7 @@ pub(crate) struct HeadsArgs {
 
 #[derive(Serialize)]
 struct Report {
-    provenance: Provenance,
+    provenance: RunProvenance,
     model: String,
     length: u16,
     repeats: u16,
@@ -80,12 +80,12 @@ struct Chance {
 
 /// A mean over the texts; its standard error is null for a single text.
 #[derive(Clone, Copy, Serialize)]
-struct Mean {
+struct MeanOverTexts {
     mean: f64,
     standard_error: Option<f64>,
 }
 
-impl From<Score> for Mean {
+impl From<Score> for MeanOverTexts {
     fn from(score: Score) -> Self {
         let error = Some(score.standard_error).filter(|error| !error.is_nan());
         Self { mean: score.mean, standard_error: error }
@@ -99,9 +99,9 @@ struct Row {
     /// The intervention that silences the head, such as "ablated"; `None` if the run uses its output.
     #[serde(skip_serializing_if = "Option::is_none")]
     silenced: Option<&'static str>,
-    previous_token: Mean,
-    duplicate_token: Mean,
-    induction: Mean,
+    previous_token: MeanOverTexts,
+    duplicate_token: MeanOverTexts,
+    induction: MeanOverTexts,
     /// Olsson et al.'s: the mean over all pairs of a token and an earlier copy, rather than the sum over the copies.
     prefix_matching: f64,
     /// The sum of the eigenvalues of the OV circuit divided by the sum of their sizes; null for a head whose values are 0.
@@ -113,7 +113,7 @@ impl Row {
         format!("{}.{}", self.layer, self.head)
     }
 
-    fn numbers(&self) -> [Mean; 3] {
+    fn numbers(&self) -> [MeanOverTexts; 3] {
         [self.previous_token, self.duplicate_token, self.induction]
     }
 }
@@ -134,7 +134,7 @@ const LISTED: usize = 12;
 pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<()> {
     let mut outputs = Outputs::new(args.overwrite);
     args.picture.add(&mut outputs)?;
-    let session = args.study.session_for(Inputs::default(), &outputs)?;
+    let session = args.study.session_for(ReadFiles::default(), &outputs)?;
     let config = session.model.config();
     let seed = args.study.model.run.seed;
     let bos = config.bos_token_id.filter(|&id| !args.no_bos && (id as usize) < config.vocab_size);
@@ -178,7 +178,7 @@ pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<()> {
     }
     let [previous_token, duplicate_token, induction] = chance_scores(&texts);
     let report = Report {
-        provenance: Provenance::of_tokens(&session, texts.tokens())?.under(&changes),
+        provenance: RunProvenance::of_tokens(&session, texts.tokens())?.under(&changes),
         model: session.name,
         length: args.length,
         repeats: args.repeats,
@@ -189,7 +189,7 @@ pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<()> {
         chance: Chance { previous_token, duplicate_token, induction },
         heads,
     };
-    let about = About {
+    let about = PictureMetadata {
         title: format!("{}: kinds of heads", report.model),
         made_by: &report.provenance,
         settings: json!({
@@ -256,7 +256,7 @@ fn print(report: &Report) -> anyhow::Result<()> {
     table.row(first);
     for row in &report.heads {
         let mut cells = vec![format!("{}.{}", row.layer, row.head)];
-        for Mean { mean, standard_error } in row.numbers() {
+        for MeanOverTexts { mean, standard_error } in row.numbers() {
             let error = standard_error.map_or_else(String::new, |error| format!("±{error:.3}"));
             cells.extend([format!("{mean:.3}"), error]);
         }

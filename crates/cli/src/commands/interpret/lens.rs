@@ -7,8 +7,8 @@ use crate::output;
 use crate::output::written_files::Outputs;
 use crate::results::export_points::{PointArgs, Points};
 use crate::results::exports;
-use crate::results::picture::{About, PictureArgs, numbers};
-use crate::results::provenance::Provenance;
+use crate::results::picture::{PictureArgs, PictureMetadata, numbers};
+use crate::results::provenance::RunProvenance;
 use crate::study::args::StudyArgs;
 use crate::study::over_texts::{Job, PromptsArgs, Ran};
 use anyhow::bail;
@@ -59,16 +59,16 @@ pub(crate) struct LensArgs {
 
 #[derive(Serialize)]
 struct Report {
-    provenance: Provenance,
+    provenance: RunProvenance,
     model: String,
     position: usize,
     token: Label,
     /// The predictions before the first block and after each.
-    layers: Vec<Vec<Candidate>>,
+    layers: Vec<Vec<TokenGuess>>,
 }
 
 #[derive(Serialize)]
-struct Candidate {
+struct TokenGuess {
     id: u32,
     token: Label,
     probability: f32,
@@ -111,19 +111,22 @@ fn lens(
     let check = |x: &Tensor| args.study.finite.check(session, &ids, Some(&changes.list), [x]);
     check(&logits)?;
     let log_probs = log_softmax(&logits, D::Minus1)?.to_vec2::<f32>()?;
-    let layer = |log_probs: &Vec<f32>| -> Vec<Candidate> {
+    let layer = |log_probs: &Vec<f32>| -> Vec<TokenGuess> {
         let order = highest(log_probs, args.top_k.into());
-        let candidate =
-            |&id: &u32| Candidate { id, token: session.label(id), probability: log_probs[id as usize].exp() };
+        let candidate = |&id: &u32| TokenGuess {
+            id,
+            token: session.label(id),
+            probability: log_probs[id as usize].exp(),
+        };
         order.iter().map(candidate).collect()
     };
     let layers = log_probs.iter().map(layer).collect();
     let mut tensors = vec![("lens".to_owned(), logits)];
     points.add_to(&mut tensors, &recorder, check)?;
     let token = session.label(prompt.ids[position]);
-    let provenance = Provenance::new(session, &prompt.ids)?.under(changes);
+    let provenance = RunProvenance::new(session, &prompt.ids)?.under(changes);
     let report = Report { provenance, model: session.name.clone(), position, token, layers };
-    let about = About {
+    let about = PictureMetadata {
         title: format!(
             "{}: what follows {} (position {position}), after each block",
             report.model, report.token
@@ -138,9 +141,13 @@ fn lens(
 
 /// The probability, after each block, of every token that is among the likeliest after one of them: the likeliest at the end
 /// first.
-fn picture(frame: &Frame, layers: &[Vec<Candidate>], log_probs: &[Vec<f32>]) -> candle_core::Result<Vec<u8>> {
-    let mut tokens: Vec<&Candidate> = layers.iter().flatten().collect();
-    let at_the_end = |token: &Candidate| log_probs.last().map_or(0.0, |row| row[token.id as usize]);
+fn picture(
+    frame: &Frame,
+    layers: &[Vec<TokenGuess>],
+    log_probs: &[Vec<f32>],
+) -> candle_core::Result<Vec<u8>> {
+    let mut tokens: Vec<&TokenGuess> = layers.iter().flatten().collect();
+    let at_the_end = |token: &TokenGuess| log_probs.last().map_or(0.0, |row| row[token.id as usize]);
     tokens.sort_by(|a, b| at_the_end(b).total_cmp(&at_the_end(a)).then(a.id.cmp(&b.id)));
     tokens.dedup_by_key(|token| token.id);
     let rows: Vec<String> = ["embeddings".to_owned()].into_iter().chain(numbers(layers.len() - 1)).collect();

@@ -3,7 +3,7 @@
 use crate::model::hub::HubArgs;
 use crate::model::session::{MODEL, files};
 use crate::output;
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
 use crate::values::one_of;
 use anyhow::Context;
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &PairsCommandArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.out {
         outputs.add("--out", path);
     }
-    let mut inputs = Inputs::default();
+    let mut inputs = ReadFiles::default();
     crate::model::hub::inputs(&args.hub, &mut inputs);
     outputs.check(&inputs)?;
     let files = files(args.model.as_deref(), &args.hub)?;

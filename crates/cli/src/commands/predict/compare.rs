@@ -8,7 +8,7 @@ use crate::model::session::{CACHES, FORMATS};
 use crate::model::{finite, session};
 use crate::output;
 use crate::output::progress::bar;
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use crate::values::one_of;
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
@@ -71,8 +71,8 @@ const LONGEST_TEXT: u64 = 1 << 28;
 
 #[derive(Serialize)]
 struct Report {
-    model: Side,
-    other: Side,
+    model: ComparedModel,
+    other: ComparedModel,
     tokens: usize,
     window: usize,
     /// The tokens by which a window moves on: `window`, since windows do not overlap.
@@ -83,7 +83,7 @@ struct Report {
 }
 
 #[derive(Serialize)]
-struct Side {
+struct ComparedModel {
     name: String,
     /// The formats of its quantized weights.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -96,8 +96,8 @@ struct Side {
     perplexity: f64,
 }
 
-struct Loaded {
-    side: Side,
+struct LoadedSide {
+    side: ComparedModel,
     model: Gpt2LMHeadModel,
     files: Files,
 }
@@ -107,7 +107,7 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let text = read(&args.text)?;
     let mut a = load(&args.model, args, None, &device)?;
     let mut b = load(&args.other, args, args.quantize_other, &device)?;
-    let adapters = adapters::find(&args.adapters, &args.hub, &mut Inputs::default())?;
+    let adapters = adapters::find(&args.adapters, &args.hub, &mut ReadFiles::default())?;
     (b.model, b.side.adapters) = adapters::put_on(b.model, &adapters, false)?;
     b.side.kv = args.kv_other.map(CacheDType::as_str);
     let (config, other) = (a.model.config(), b.model.config());
@@ -147,7 +147,7 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
 
     let comparison = compared(args, [&a, &b], &ids, window, &device)?;
     [a.side.perplexity, b.side.perplexity] = comparison.perplexity();
-    for (role, Side { name, perplexity, .. }) in [("MODEL", &a.side), ("OTHER", &b.side)] {
+    for (role, ComparedModel { name, perplexity, .. }) in [("MODEL", &a.side), ("OTHER", &b.side)] {
         if !perplexity.is_finite() {
             bail!(
                 "{role}, {name}: its perplexity exceeds the range of f64: the text is too improbable for it"
@@ -170,7 +170,7 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
 /// Compares the predictions of two models over a text, window by window.
 fn compared(
     args: &CompareArgs,
-    [a, b]: [&Loaded; 2],
+    [a, b]: [&LoadedSide; 2],
     ids: &[u32],
     window: usize,
     device: &Device,
@@ -182,7 +182,7 @@ fn compared(
     let mut comparison = Comparison::default();
     for part in ids.chunks(window).filter(|part| part.len() > 1) {
         let inputs = Tensor::new(&part[..part.len() - 1], device)?.unsqueeze(0)?; // (1, T)
-        let logits = |role: &str, of: &Loaded, cache: Option<&mut KvCache>| -> anyhow::Result<Tensor> {
+        let logits = |role: &str, of: &LoadedSide, cache: Option<&mut KvCache>| -> anyhow::Result<Tensor> {
             let logits = of.model.forward(&inputs, ForwardArgs { cache, ..Default::default() })?.logits;
             if !all_finite(&logits)? {
                 bail!("{role}, {}: {}", of.side.name, finite::explain(&of.model, &inputs, None))
@@ -212,7 +212,7 @@ fn load(
     args: &CompareArgs,
     quantize: Option<BlockFormat>,
     device: &Device,
-) -> anyhow::Result<Loaded> {
+) -> anyhow::Result<LoadedSide> {
     let files = session::files(Some(name), &args.hub)?;
     let checkpoint = Checkpoint::open(&files)?;
     let quantize = session::quantize("--quantize-other", quantize, Some(&checkpoint), device)?;
@@ -223,14 +223,14 @@ fn load(
         (model, session::kept(checkpoint.formats(), DType::F32, device))
     };
     let formats = formats.into_iter().map(BlockFormat::as_str).collect();
-    let side = Side {
+    let side = ComparedModel {
         name: checkpoint.name().to_string(),
         formats,
         adapters: vec![],
         kv: None,
         perplexity: f64::NAN,
     };
-    Ok(Loaded { side, model, files })
+    Ok(LoadedSide { side, model, files })
 }
 
 fn print(report: &Report) -> anyhow::Result<()> {

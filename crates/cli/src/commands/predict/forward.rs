@@ -7,7 +7,7 @@ use crate::output;
 use crate::output::written_files::Outputs;
 use crate::results::export_points::{PointArgs, Points};
 use crate::results::exports;
-use crate::results::provenance::Provenance;
+use crate::results::provenance::RunProvenance;
 use crate::study::args::StudyArgs;
 use crate::study::over_texts::{Job, PromptsArgs, Ran};
 use anyhow::bail;
@@ -55,7 +55,7 @@ pub(crate) struct ForwardArgs {
 
 #[derive(Serialize)]
 struct Report {
-    provenance: Provenance,
+    provenance: RunProvenance,
     model: String,
     #[serde(flatten)]
     run: OneRun,
@@ -64,15 +64,15 @@ struct Report {
     plain: Option<OneRun>,
     /// The most probable next tokens of both, those of the plain run first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    changes: Vec<Likely>,
+    changes: Vec<TokenInBothRuns>,
 }
 
 #[derive(Serialize)]
 struct OneRun {
-    tokens: Vec<Scored>,
+    tokens: Vec<ScoredToken>,
     /// exp of the mean negative log-probability of all tokens but the first; `None` for a single token.
     perplexity: Option<f64>,
-    next: Vec<Candidate>,
+    next: Vec<LikelyToken>,
     /// The log-probability of each token of the vocabulary after the prompt.
     #[serde(skip)]
     last: Vec<f32>,
@@ -80,7 +80,7 @@ struct OneRun {
 
 /// The probabilities of a next token in both runs.
 #[derive(Serialize)]
-struct Likely {
+struct TokenInBothRuns {
     id: u32,
     token: Label,
     plain: f32,
@@ -88,7 +88,7 @@ struct Likely {
 }
 
 #[derive(Serialize)]
-struct Scored {
+struct ScoredToken {
     id: u32,
     token: Label,
     /// In nats, given the tokens before it; `None` for the first token.
@@ -96,7 +96,7 @@ struct Scored {
 }
 
 #[derive(Serialize)]
-struct Candidate {
+struct LikelyToken {
     id: u32,
     token: Label,
     probability: f32,
@@ -150,7 +150,7 @@ fn forward(
         tensors = vec![("logits".to_owned(), logits.clone()), ("hidden_states".to_owned(), hidden_states)];
         points.add_to(&mut tensors, &recorder, check)?;
     }
-    let made_by = Provenance::new(session, &prompt.ids)?.under(changes);
+    let made_by = RunProvenance::new(session, &prompt.ids)?.under(changes);
     let run = one_run(args, session, prompt, &logits.squeeze(0)?)?;
     let mut plain = None;
     let mut changed = vec![];
@@ -167,11 +167,11 @@ fn forward(
 }
 
 /// The next tokens of both runs, each once.
-fn differences(plain: &OneRun, changed: &OneRun) -> Vec<Likely> {
+fn differences(plain: &OneRun, changed: &OneRun) -> Vec<TokenInBothRuns> {
     let known = |id: u32| plain.next.iter().any(|token| token.id == id);
     let others = changed.next.iter().filter(|token| !known(token.id));
     let probability = |run: &OneRun, id: u32| run.last[id as usize].exp();
-    let both = plain.next.iter().chain(others).map(|token| Likely {
+    let both = plain.next.iter().chain(others).map(|token| TokenInBothRuns {
         id: token.id,
         token: token.token.clone(),
         plain: probability(plain, token.id),
@@ -209,10 +209,10 @@ fn one_run(
     let order = highest(&last, args.top_k);
     let candidate = |&id: &u32| {
         let log_prob = last[id as usize];
-        Candidate { id, token: session.label(id), probability: log_prob.exp(), log_prob }
+        LikelyToken { id, token: session.label(id), probability: log_prob.exp(), log_prob }
     };
     let next = order.iter().map(candidate).collect();
-    let scored = |(&id, log_prob)| Scored { id, token: session.label(id), log_prob };
+    let scored = |(&id, log_prob)| ScoredToken { id, token: session.label(id), log_prob };
     let tokens = prompt.ids.iter().zip(given).map(scored).collect();
     Ok(OneRun { tokens, perplexity, next, last })
 }

@@ -42,7 +42,7 @@ const MASKED: &str = ", padded, with hidden keys and dropout";
 const HEADS: usize = 3;
 
 /// The result of one path, and the implementations that ran without and with a gradient.
-struct Computed {
+struct PathResult {
     context: Tensor,
     /// The context when weights are also computed.
     weighted: Tensor,
@@ -98,7 +98,7 @@ impl Verify {
                     let Some(gradient) = gradients.get(&packed) else {
                         anyhow::bail!("attention has no gradient on this path")
                     };
-                    Ok(Computed { context, weighted, ran, gradient: gradient.clone(), trained_by })
+                    Ok(PathResult { context, weighted, ran, gradient: gradient.clone(), trained_by })
                 };
                 let expected = run(DType::F64, &Device::Cpu, Eager)?;
                 // f32 sums of up to 1024 numbers; a half's result is rounded once, its gradient three times.

@@ -26,7 +26,7 @@ pub(super) struct AddedSums<'a> {
     done: &'a [AtomicUsize],
 }
 
-// SAFETY: `Turn::add` is the only access, and turns do not overlap.
+// SAFETY: `PlaceInLine::add` is the only access, and turns do not overlap.
 unsafe impl Sync for AddedSums<'_> {}
 
 impl AddedGradient {
@@ -51,7 +51,7 @@ impl<'a> AddedSums<'a> {
     ///
     /// # Safety
     /// No two calls name the same head, and all heads go through the same tiles in the same order, none of which overlap.
-    pub(super) unsafe fn line_up(&'a self, HeadAt { b, h }: HeadAt) -> Turn<'a> {
+    pub(super) unsafe fn line_up(&'a self, HeadAt { b, h }: HeadAt) -> PlaceInLine<'a> {
         let [of_b, of_h, t, s] = self.dims;
         let n = b * self.heads + h;
         let [own_row, own_head] = [of_b > 1, of_h > 1];
@@ -64,12 +64,12 @@ impl<'a> AddedSums<'a> {
         };
         let slice = if own_row { b * of_h } else { 0 } + if own_head { h } else { 0 };
         let before = before.map(|before| &self.done[before]);
-        Turn { sums: self, first: slice * t * s, before, own: &self.done[n], tiles: 0 }
+        PlaceInLine { sums: self, first: slice * t * s, before, own: &self.done[n], tiles: 0 }
     }
 }
 
 /// A head's place in line.
-pub(super) struct Turn<'a> {
+pub(super) struct PlaceInLine<'a> {
     sums: &'a AddedSums<'a>,
     /// The head's first number.
     first: usize,
@@ -78,7 +78,7 @@ pub(super) struct Turn<'a> {
     tiles: usize,
 }
 
-impl Turn<'_> {
+impl PlaceInLine<'_> {
     /// Waits until the head before this one has left the next tile.
     pub(super) fn wait(&self) {
         let Some(before) = self.before else { return };
@@ -113,7 +113,7 @@ impl Turn<'_> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for PlaceInLine<'_> {
     /// After the last tile no head has to wait for this one. In a panic, the heads before it first have to leave the tiles that
     /// the next head would enter.
     fn drop(&mut self) {

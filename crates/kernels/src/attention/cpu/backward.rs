@@ -16,9 +16,9 @@
 //! keys are then added in order. A hidden key or value that is not finite makes gradients NaN in rows that do not see it,
 //! because 0 times infinity is NaN. Plain operations do the same.
 
-use super::added_gradient::{AddedSums, Turn};
+use super::added_gradient::{AddedSums, PlaceInLine};
 use super::blocks::{
-    Blocks, KEYS, NARROW_SCORES, NARROW_SUMS, QUERIES, Strides, WIDE_SCORES, WIDE_SUMS, add_rows, outer,
+    Blocks, KEYS, MatrixStrides, NARROW_SCORES, NARROW_SUMS, QUERIES, WIDE_SCORES, WIDE_SUMS, add_rows, outer,
 };
 use super::pack::{panels, rows};
 use super::problem::{LogSum, Problem};
@@ -93,7 +93,7 @@ impl WithSimd for Vectorized<'_> {
 
 /// Working memory: rows of `width` floats (q and k) or `value_width` floats (v and the context), and one tile of weights and
 /// of their gradients.
-struct Memory {
+struct BackwardScratch {
     width: usize,
     value_width: usize,
     /// Depth-major groups of scaled queries, and of dO.
@@ -159,7 +159,7 @@ impl HeadBackward<'_> {
             self.log_sums.iter().zip(&deltas).map(of_row).sum()
         };
         let sink = self.problem.rules.sink(head.h, Base::Two).map_or(0.0, of_sink);
-        let mut memory = Memory {
+        let mut memory = BackwardScratch {
             width,
             value_width,
             query_groups: panels(simd, q, head, M, self.problem.query_factor()),
@@ -224,7 +224,7 @@ impl HeadBackward<'_> {
     fn products<S: Simd, const M: usize, const N: usize>(
         &self,
         simd: S,
-        memory: &mut Memory,
+        memory: &mut BackwardScratch,
         tile: TileRange,
     ) {
         let panel = N * S::F32_LANES;
@@ -269,9 +269,9 @@ impl HeadBackward<'_> {
     fn weights_and_scores<S: Simd>(
         &self,
         simd: S,
-        memory: &mut Memory,
+        memory: &mut BackwardScratch,
         tile: TileRange,
-        mut turn: Option<&mut Turn>,
+        mut turn: Option<&mut PlaceInLine>,
     ) {
         let rules = self.problem.rules;
         if let Some(turn) = &turn {
@@ -344,8 +344,15 @@ impl HeadBackward<'_> {
 
     /// dV += Pᵀ·dO, dK += dSᵀ·Q, dQ += dS·K
     #[inline(always)]
-    fn sums<S: Simd, const M: usize, const N: usize>(&self, simd: S, memory: &mut Memory, tile: TileRange) {
-        let Memory { width, value_width, queries, keys, grads, dq, dk, dv, weights, d_scores, .. } = memory;
+    fn sums<S: Simd, const M: usize, const N: usize>(
+        &self,
+        simd: S,
+        memory: &mut BackwardScratch,
+        tile: TileRange,
+    ) {
+        let BackwardScratch {
+            width, value_width, queries, keys, grads, dq, dk, dv, weights, d_scores, ..
+        } = memory;
         let width = *width;
         let value_width = *value_width;
         let TileRange { first, rows, start, keys: count } = tile;
@@ -359,7 +366,7 @@ impl HeadBackward<'_> {
             }
             let of_values = (&*weights, &*grads, &mut *dv, value_width);
             for (p, v, out, width) in [of_values, (&*d_scores, &*queries, &mut *dk, width)] {
-                let strides = Strides { p: (1, KEYS), v: width, out: width };
+                let strides = MatrixStrides { p: (1, KEYS), v: width, out: width };
                 let p = &p[before * KEYS + c..];
                 let v = &v[(first + before) * width..];
                 let out = &mut out[(start + c) * width..];
@@ -369,7 +376,7 @@ impl HeadBackward<'_> {
         for r in (0..rows).step_by(M) {
             let before = self.seen(tile, r).start;
             let after = self.seen(tile, r + M - 1).end;
-            let strides = Strides { p: (KEYS, 1), v: width, out: width };
+            let strides = MatrixStrides { p: (KEYS, 1), v: width, out: width };
             let p = &d_scores[r * KEYS + before..];
             let v = &keys[(start + before) * width..];
             let out = &mut dq[(first + r) * width..];

@@ -137,7 +137,7 @@ pub(super) unsafe fn outer<S: Simd, const M: usize, const N: usize>(
 
 /// The strides of [`accumulate`]'s three matrices, in floats.
 #[derive(Clone, Copy)]
-pub(super) struct Strides {
+pub(super) struct MatrixStrides {
     /// The distance between rows of p, and between its columns. For a transposed p the two are swapped.
     pub(super) p: (usize, usize),
     pub(super) v: usize,
@@ -156,7 +156,7 @@ unsafe fn accumulate<S: Simd, const M: usize, const N: usize>(
     p: *const f32,
     v: *const f32,
     out: *mut f32,
-    strides: Strides,
+    strides: MatrixStrides,
 ) {
     let mut acc = [[simd.splat_f32s(0.0); N]; M];
     for (m, acc) in acc.iter_mut().enumerate() {
@@ -196,7 +196,7 @@ pub(super) fn add_rows<S: Simd, const M: usize, const N: usize>(
     p: &[f32],
     v: &[f32],
     out: &mut [f32],
-    strides: Strides,
+    strides: MatrixStrides,
 ) {
     let lanes = S::F32_LANES;
     if depth == 0 {

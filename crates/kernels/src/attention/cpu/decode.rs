@@ -70,7 +70,7 @@ impl<'a> Span<'a> {
 }
 
 /// One query's attention over some of the keys, before merging with the other spans.
-pub(super) struct Partial {
+pub(super) struct SpanAttention {
     /// The highest score, in base 2; -inf if no key is visible.
     max: f32,
     /// `Σ 2^(score - max)`; 0 if no key is visible.
@@ -79,7 +79,7 @@ pub(super) struct Partial {
     pub(super) context: Vec<f32>,
 }
 
-impl Partial {
+impl SpanAttention {
     /// The log-sum of all keys of a query and its head's sink, and the share of the context that the sink leaves.
     pub(super) fn finish(&self, problem: &Problem, head: usize) -> (LogSum, f32) {
         let (log_sum, factor) = problem.finish_row(head, self.max, self.sum);
@@ -129,10 +129,10 @@ fn streams<'a, 'b: 'a, S: Simd>(
 
 impl WithSimd for Span<'_> {
     /// One for each head.
-    type Output = Vec<Partial>;
+    type Output = Vec<SpanAttention>;
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) -> Vec<Partial> {
+    fn with_simd<S: Simd>(self, simd: S) -> Vec<SpanAttention> {
         let heads = &self.query.heads;
         if self.problem.rules.mask.hidden.is_empty() {
             return self.of_heads(simd, heads.clone());
@@ -149,7 +149,7 @@ impl WithSimd for Span<'_> {
 impl Span<'_> {
     /// Computes heads that see the same keys.
     #[inline(always)]
-    fn of_heads<S: Simd>(&self, simd: S, heads: Range<usize>) -> Vec<Partial> {
+    fn of_heads<S: Simd>(&self, simd: S, heads: Range<usize>) -> Vec<SpanAttention> {
         let QueryOfHeads { b, i, .. } = self.query;
         let d = self.problem.q.dims[3];
         let dv = self.problem.v.dims[3];
@@ -237,10 +237,10 @@ impl Span<'_> {
 
     /// Turns a head's scores (SPAN) into weights, which sum to 1 before dropout. The context of the result is still 0.
     #[inline(always)]
-    fn softmax<S: Simd>(&self, simd: S, query: Query, weights: &mut [f32]) -> Partial {
+    fn softmax<S: Simd>(&self, simd: S, query: Query, weights: &mut [f32]) -> SpanAttention {
         let dv = self.problem.v.dims[3];
         let count = self.keys.len();
-        let mut partial = Partial { max: f32::NEG_INFINITY, sum: 0.0, context: vec![0.0; dv] };
+        let mut partial = SpanAttention { max: f32::NEG_INFINITY, sum: 0.0, context: vec![0.0; dv] };
         self.problem.rules.finish(simd, Base::Two, query, self.keys.start, &mut weights[..count]);
         // Whatever is not seen has the score -inf.
         let mut highest = simd.splat_f32s(f32::NEG_INFINITY);
@@ -275,7 +275,7 @@ impl Span<'_> {
         weights: &[f32],
         keys: &SeenKeys,
         scratch: &mut [Vec<f32>; STREAMS],
-        partials: &mut [Partial],
+        partials: &mut [SpanAttention],
     ) {
         let v = &self.problem.v;
         let (groups, rest) = keys.places.as_chunks::<STREAMS>();

@@ -1,15 +1,15 @@
 //! Gradients of more tensors than one operation of Candle has inputs.
 //!
 //! An operation has three inputs at most, and attention's are q, k and v. Any other tensor that needs a gradient travels with
-//! v: [`carry`] returns v and has the other tensor as its second input. A backward pass reaches attention first, which leaves
+//! v: [`returning_copy`] returns v and has the other tensor as its second input. A backward pass reaches attention first, which leaves
 //! the gradient of the other tensor in [`Returned`], and then this operation, which returns it.
 
-use crate::cpu::cpu_op::{CpuOp, Input, OnCpu};
+use crate::cpu::cpu_op::{CpuInput, CpuOp, OnCpu};
 use candle_core::{CpuStorage, Result, Shape, Tensor};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 
-/// A gradient on its way from attention to [`carry`]. A backward pass runs on one thread, and nothing between
+/// A gradient on its way from attention to [`returning_copy`]. A backward pass runs on one thread, and nothing between
 /// `put` and `take` waits for other threads, so that two passes at the same time do not mix.
 #[derive(Default)]
 pub(super) struct Returned(Mutex<Vec<(ThreadId, Tensor)>>);
@@ -36,18 +36,18 @@ impl Returned {
 }
 
 /// A copy of `v` (B, key heads, S, Dv) whose gradient pass returns what attention leaves for `other`, in its shape and dtype.
-pub(super) fn carry(v: &Tensor, other: &Tensor) -> Result<(Tensor, Arc<Returned>)> {
+pub(super) fn returning_copy(v: &Tensor, other: &Tensor) -> Result<(Tensor, Arc<Returned>)> {
     let returned = Arc::<Returned>::default();
-    let v = v.contiguous()?.apply_op2(other, OnCpu(Carry(returned.clone())))?;
+    let v = v.contiguous()?.apply_op2(other, OnCpu(ReturningCopy(returned.clone())))?;
     Ok((v, returned))
 }
 
-struct Carry(Arc<Returned>);
+struct ReturningCopy(Arc<Returned>);
 
-impl CpuOp<2> for Carry {
+impl CpuOp<2> for ReturningCopy {
     const NAME: &'static str = "attention-carry";
 
-    fn forward(&self, [v, _]: [Input; 2]) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [v, _]: [CpuInput; 2]) -> Result<(CpuStorage, Shape)> {
         let copy = match v.storage {
             CpuStorage::F32(_) => CpuStorage::F32(v.slice()?.to_vec()),
             CpuStorage::F16(_) => CpuStorage::F16(v.slice()?.to_vec()),

@@ -1,10 +1,10 @@
 //! The forward pass: which thread computes which queries, and in what order.
 
 use super::blocks::{Blocks, FEW_QUERIES, QUERIES};
-use super::decode::{Partial, Span};
+use super::decode::{Span, SpanAttention};
 use super::pack::{PackSizes, PackedHead};
 use super::problem::{Problem, SharedOutput};
-use super::tile::{QueryTile, Scratch, TileTask};
+use super::tile::{QueryTile, TileScratch, TileTask};
 use super::views::HeadAt;
 use super::weights::SummaryOfRow;
 use crate::attention::heads::Query;
@@ -43,8 +43,8 @@ impl WithSimd for Forward<'_> {
 }
 
 /// A thread's memory, which its next task reuses.
-struct Worker {
-    scratch: Scratch,
+struct ThreadMemory {
+    scratch: TileScratch,
     packed: PackedHead,
 }
 
@@ -54,12 +54,12 @@ impl Forward<'_> {
     fn by_spans<S: Simd>(&self, simd: S) {
         let queries = Span::queries(self.problem);
         let spans = Span::count(self.problem);
-        let partials: Vec<Vec<Partial>> = team::map(queries.len() * spans, |task| {
+        let partials: Vec<Vec<SpanAttention>> = team::map(queries.len() * spans, |task| {
             simd.vectorize(Span::new(self.problem, queries[task / spans].clone(), task % spans))
         });
         for (query, spans) in queries.iter().zip(partials.chunks_exact(spans)) {
             for (n, h) in query.heads.clone().enumerate() {
-                let row = Partial::merge(spans, n);
+                let row = SpanAttention::merge(spans, n);
                 let query = Query { b: query.b, h, i: query.i };
                 let (log_sum, share) = row.finish(self.problem, h);
                 // SAFETY: each query is written once.
@@ -159,7 +159,14 @@ impl Forward<'_> {
 
     /// Computes tile `tile` of a head.
     #[inline(always)]
-    fn tile<S: Simd>(&self, simd: S, packed: &PackedHead, head: HeadAt, tile: usize, scratch: &mut Scratch) {
+    fn tile<S: Simd>(
+        &self,
+        simd: S,
+        packed: &PackedHead,
+        head: HeadAt,
+        tile: usize,
+        scratch: &mut TileScratch,
+    ) {
         let [_, _, t, _] = self.problem.context_dims();
         let first = tile * QUERIES;
         let rows = QUERIES.min(t - first);
@@ -170,13 +177,14 @@ impl Forward<'_> {
 
     /// Calls `task` with each number below `tasks` on all threads: whichever is done takes the next number.
     #[inline(always)]
-    fn share_out<S: Simd>(&self, tasks: usize, task: impl Fn(usize, &mut Worker) + Sync) {
+    fn share_out<S: Simd>(&self, tasks: usize, task: impl Fn(usize, &mut ThreadMemory) + Sync) {
         let d = self.problem.q.dims[3];
         let width = self.width::<S>();
         let threads = rayon::current_num_threads();
         let next = AtomicUsize::new(0);
         (0..threads.min(tasks)).into_par_iter().with_max_len(1).for_each(|_| {
-            let mut worker = Worker { scratch: Scratch::new(d, width), packed: PackedHead::default() };
+            let mut worker =
+                ThreadMemory { scratch: TileScratch::new(d, width), packed: PackedHead::default() };
             loop {
                 let n = next.fetch_add(1, Ordering::Relaxed);
                 if n >= tasks {

@@ -24,7 +24,7 @@ pub(super) mod weights;
 
 use self::added_gradient::AddedGradient;
 use self::backward::{HeadBackward, HeadGradients};
-use self::extra_gradients::{Returned, carry};
+use self::extra_gradients::{Returned, returning_copy};
 use self::forward::Forward;
 use self::problem::{LogSum, Problem, SharedOutput};
 use self::views::{HeadAt, Heads};
@@ -32,7 +32,7 @@ use crate::attention::heads::WeightDropout;
 use crate::attention::inputs::Wanted;
 use crate::attention::row_summary::RowSummary;
 use crate::attention::scores::ScoreRules;
-use crate::cpu::cpu_op::{CpuOp, Input, OnCpu};
+use crate::cpu::cpu_op::{CpuInput, CpuOp, OnCpu};
 use crate::cpu::element::Element;
 use crate::cpu::isa;
 use candle_core::backend::BackendStorage;
@@ -96,11 +96,11 @@ impl CpuAttention {
         if let Some(added) = added.filter(|added| added.track_op()) {
             let (b, h, _, s) = added.dims4()?;
             let added = added.broadcast_as((b, h, q.dim(2)?, s))?; // a gradient for each query
-            let (carrier, returned) = carry(&v, &added)?;
+            let (carrier, returned) = returning_copy(&v, &added)?;
             (v, self.of_added) = (carrier, Some((returned, added.dims4()?.into())));
         }
         if let Some(sinks) = sinks.filter(|sinks| sinks.track_op()) {
-            let (carrier, returned) = carry(&v, sinks)?;
+            let (carrier, returned) = returning_copy(&v, sinks)?;
             (v, self.of_sinks) = (carrier, Some(returned));
         }
         let out = q.apply_op3(k, &v, OnCpu(self))?;
@@ -118,7 +118,7 @@ impl CpuAttention {
         self.summaries.clone()
     }
 
-    fn compute<E: Element + WithDType>(&self, [q, k, v]: [Input; 3]) -> Result<(CpuStorage, Shape)> {
+    fn compute<E: Element + WithDType>(&self, [q, k, v]: [CpuInput; 3]) -> Result<(CpuStorage, Shape)> {
         let of_keys = |x| match &self.pages {
             None => Heads::of(x),
             Some(pages) => Heads::in_pages(x, pages, self.rules.keys),
@@ -161,7 +161,7 @@ impl CpuAttention {
 impl CpuOp<3> for CpuAttention {
     const NAME: &'static str = "attention";
 
-    fn forward(&self, inputs: [Input; 3]) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, inputs: [CpuInput; 3]) -> Result<(CpuStorage, Shape)> {
         use DType::{BF16, F16, F32, U8};
         match inputs.map(|x| x.storage.dtype()) {
             [F32, F32, F32] | [F32, F16, F16] | [F32, BF16, BF16] | [F32, U8, U8] => {
@@ -220,7 +220,7 @@ impl CpuAttention {
     ) -> Result<[Tensor; 3]> {
         let (context, grad) = (context.transpose(1, 2)?, grad.transpose(1, 2)?); // (B, H, T, Dv)
         let guards = [q, k, v, &context, &grad].map(|x| x.storage_and_layout());
-        let view = |i: usize| Heads::of(Input::new(&guards[i].0, guards[i].1)?);
+        let view = |i: usize| Heads::of(CpuInput::new(&guards[i].0, guards[i].1)?);
         let context_view = view(3)?;
         let grad_view = view(4)?;
         let rules = &self.rules;

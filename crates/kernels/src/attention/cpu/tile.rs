@@ -2,10 +2,10 @@
 //! (Dao 2023, algorithm 1), with scores in base 2.
 
 use super::blocks::{
-    Blocks, HEADROOM, KEYS, NARROW_SCORES, NARROW_SUMS, QUERIES, Strides, WIDE_SCORES, WIDE_SUMS, add_rows,
-    outer,
+    Blocks, HEADROOM, KEYS, MatrixStrides, NARROW_SCORES, NARROW_SUMS, QUERIES, WIDE_SCORES, WIDE_SUMS,
+    add_rows, outer,
 };
-use super::decode::{Partial, QueryOfHeads, Span};
+use super::decode::{QueryOfHeads, Span, SpanAttention};
 use super::pack::{PackedHead, transpose};
 use super::problem::{Problem, SharedOutput};
 use super::summary::{Moments, RunningSummary};
@@ -17,7 +17,7 @@ use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
 /// A tile's working memory.
-pub(super) struct Scratch {
+pub(super) struct TileScratch {
     /// Scaled queries, depth-major in groups of a block's rows: `queries[group][d][row]`.
     queries: Vec<f32>,
     /// Queries that memory does not hold as rows of f32.
@@ -31,7 +31,7 @@ pub(super) struct Scratch {
     summaries: [RunningSummary; QUERIES],
 }
 
-impl Scratch {
+impl TileScratch {
     pub(super) fn new(d: usize, width: usize) -> Self {
         Self {
             queries: vec![0.0; QUERIES * d],
@@ -61,7 +61,7 @@ pub(super) struct QueryTile<'a> {
 /// A tile, from q to the output, and its thread's memory.
 pub(super) struct TileTask<'a> {
     pub(super) tile: QueryTile<'a>,
-    pub(super) scratch: &'a mut Scratch,
+    pub(super) scratch: &'a mut TileScratch,
 }
 
 impl WithSimd for TileTask<'_> {
@@ -88,8 +88,8 @@ impl QueryTile<'_> {
         for i in self.first..self.first + self.rows {
             let query = QueryOfHeads { b, heads: h..h + 1, i };
             let span = |n| Span::new(self.problem, query.clone(), n).with_simd(simd);
-            let spans: Vec<Vec<Partial>> = (0..Span::count(self.problem)).map(span).collect();
-            let row = Partial::merge(&spans, 0);
+            let spans: Vec<Vec<SpanAttention>> = (0..Span::count(self.problem)).map(span).collect();
+            let row = SpanAttention::merge(&spans, 0);
             let query = self.head.query(i);
             let (log_sum, share) = row.finish(self.problem, h);
             // SAFETY: each query is written once, because tiles do not overlap.
@@ -102,7 +102,7 @@ impl QueryTile<'_> {
     }
 
     #[inline(always)]
-    fn run<S: Simd, const SUMMARY: bool>(&self, simd: S, scratch: &mut Scratch) {
+    fn run<S: Simd, const SUMMARY: bool>(&self, simd: S, scratch: &mut TileScratch) {
         self.load_queries(simd, Blocks::of::<S>().rows(), scratch);
         self.sum::<S, SUMMARY>(simd, scratch);
         for r in 0..self.rows {
@@ -120,7 +120,7 @@ impl QueryTile<'_> {
 
     /// The queries times the rules' factor, depth-major in groups of `group` rows.
     #[inline(always)]
-    fn load_queries<S: Simd>(&self, simd: S, group: usize, scratch: &mut Scratch) {
+    fn load_queries<S: Simd>(&self, simd: S, group: usize, scratch: &mut TileScratch) {
         let q = &self.problem.q;
         for (i, out) in scratch.queries.chunks_exact_mut(group * q.dims[3]).enumerate() {
             let rows = (i * group).min(self.rows)..((i + 1) * group).min(self.rows);
@@ -140,7 +140,7 @@ impl QueryTile<'_> {
     /// Writes `Σ 2^(s-max)·v` to `scratch.context` and `Σ 2^(s-max)` to `scratch.sum`; both are 0 for a
     /// query that sees no key. With `SUMMARY`, it also fills `scratch.summaries`.
     #[inline(always)]
-    fn sum<S: Simd, const SUMMARY: bool>(&self, simd: S, scratch: &mut Scratch) {
+    fn sum<S: Simd, const SUMMARY: bool>(&self, simd: S, scratch: &mut TileScratch) {
         scratch.context.fill(0.0);
         scratch.max.fill(f32::NEG_INFINITY);
         scratch.sum.fill(0.0);
@@ -175,7 +175,7 @@ impl QueryTile<'_> {
     }
 
     #[inline(always)]
-    fn scores<S: Simd>(&self, simd: S, scratch: &mut Scratch, start: usize, keys: usize) {
+    fn scores<S: Simd>(&self, simd: S, scratch: &mut TileScratch, start: usize, keys: usize) {
         if const { Blocks::are_wide::<S>() } {
             self.scores_in::<S, { WIDE_SCORES.rows }, { WIDE_SCORES.vectors }>(simd, scratch, start, keys);
         } else {
@@ -189,7 +189,7 @@ impl QueryTile<'_> {
     fn scores_in<S: Simd, const M: usize, const N: usize>(
         &self,
         simd: S,
-        scratch: &mut Scratch,
+        scratch: &mut TileScratch,
         start: usize,
         keys: usize,
     ) {
@@ -227,7 +227,7 @@ impl QueryTile<'_> {
     fn softmax<S: Simd, const SUMMARY: bool>(
         &self,
         simd: S,
-        scratch: &mut Scratch,
+        scratch: &mut TileScratch,
         start: usize,
         keys: usize,
         first_key: usize,
@@ -291,7 +291,7 @@ impl QueryTile<'_> {
     }
 
     #[inline(always)]
-    fn context<S: Simd>(&self, simd: S, scratch: &mut Scratch, start: usize, keys: usize) {
+    fn context<S: Simd>(&self, simd: S, scratch: &mut TileScratch, start: usize, keys: usize) {
         if const { Blocks::are_wide::<S>() } {
             self.context_in::<S, { WIDE_SUMS.rows }, { WIDE_SUMS.vectors }>(simd, scratch, start, keys);
         } else {
@@ -303,7 +303,7 @@ impl QueryTile<'_> {
     fn context_in<S: Simd, const M: usize, const N: usize>(
         &self,
         simd: S,
-        scratch: &mut Scratch,
+        scratch: &mut TileScratch,
         start: usize,
         keys: usize,
     ) {
@@ -312,7 +312,7 @@ impl QueryTile<'_> {
         for c in (0..self.width).step_by(block) {
             let columns = block.min(self.width - c);
             let v = &self.packed.values[c * self.problem.rules.keys..];
-            let strides = Strides { p: (KEYS, 1), v: columns, out: self.width };
+            let strides = MatrixStrides { p: (KEYS, 1), v: columns, out: self.width };
             for r in (0..self.rows).step_by(M) {
                 let (before, after) =
                     (self.seen(r, start, keys).start, self.seen(r + M - 1, start, keys).end);

@@ -2,7 +2,7 @@
 
 use crate::attention::heads::Query;
 use crate::attention::quantized_rows::{self, SCALE_BYTES};
-use crate::cpu::cpu_op::Input;
+use crate::cpu::cpu_op::CpuInput;
 use crate::cpu::element::Element;
 use candle_core::{CpuStorage, Layout, Result};
 use half::{bf16, f16};
@@ -81,7 +81,7 @@ struct InPages<'a> {
 }
 
 impl<'a> Heads<'a> {
-    pub(super) fn of(Input { storage, layout }: Input<'a>) -> Result<Self> {
+    pub(super) fn of(CpuInput { storage, layout }: CpuInput<'a>) -> Result<Self> {
         Self::new(Elements::of(storage)?, layout)
     }
 
@@ -110,7 +110,7 @@ impl<'a> Heads<'a> {
     }
 
     /// The `len` rows of a sequence in the pages of `table`: from a pool (pages, page size, H, D) to (1, H, len, D).
-    pub(super) fn in_pages(pool: Input<'a>, table: &'a [u32], len: usize) -> Result<Self> {
+    pub(super) fn in_pages(pool: CpuInput<'a>, table: &'a [u32], len: usize) -> Result<Self> {
         let pool = Self::of(pool)?;
         let ([stride, position, head, number], [pages, size, h, d]) = (pool.strides, pool.dims);
         let used =
@@ -155,21 +155,21 @@ impl<'a> Heads<'a> {
             return &numbers[start..start + d];
         }
         let out = &mut scratch[..d];
-        simd.vectorize(Widen { elements: self.elements, start, stride: sd, out: &mut *out });
+        simd.vectorize(WidenRow { elements: self.elements, start, stride: sd, out: &mut *out });
         out
     }
 }
 
 /// Writes the row from element `start` on, whose elements lie `stride` apart, as f32. A function of its own: each place that
 /// reads rows would otherwise hold the code for all dtypes.
-struct Widen<'a> {
+struct WidenRow<'a> {
     elements: Elements<'a>,
     start: usize,
     stride: usize,
     out: &'a mut [f32],
 }
 
-impl WithSimd for Widen<'_> {
+impl WithSimd for WidenRow<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -6,10 +6,10 @@ use super::pack::{panels, transpose};
 use super::problem::Problem;
 use super::views::{HeadAt, Heads};
 use crate::attention::heads::Query;
-use crate::attention::inputs::Rows;
+use crate::attention::inputs::ChosenIndices;
 use crate::attention::row_summary::RowSummary;
 use crate::attention::scores::{Base, ScoreRules};
-use crate::cpu::cpu_op::{CpuOp, Input};
+use crate::cpu::cpu_op::{CpuInput, CpuOp};
 use crate::cpu::dot_products::dots;
 use crate::cpu::isa;
 use crate::cpu::vector::{chunked, with_slices};
@@ -24,13 +24,13 @@ use std::ops::Range;
 /// `rows` -> weights (B, heads, queries, S).
 pub(in crate::attention) struct CpuWeights {
     pub(in crate::attention) rules: ScoreRules,
-    pub(in crate::attention) rows: Rows,
+    pub(in crate::attention) rows: ChosenIndices,
 }
 
 impl CpuOp<2> for CpuWeights {
     const NAME: &'static str = "attention-weights";
 
-    fn forward(&self, [q, k]: [Input; 2]) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [q, k]: [CpuInput; 2]) -> Result<(CpuStorage, Shape)> {
         match [q, k].map(|x| x.storage.dtype()) {
             [DType::F32, DType::F32] | [DType::F16, DType::F16] | [DType::BF16, DType::BF16] => {
                 Ok(self.run(Heads::of(q)?, Heads::of(k)?))
@@ -63,7 +63,7 @@ impl CpuWeights {
         let s = k.dims[2];
         let fill = |i: usize, out: &mut [MaybeUninit<f32>]| {
             let place = HeadAt { b: i / h, h: i % h };
-            let head = HeadInputs { q, k, of_queries: place, of_keys: place, rules: &self.rules };
+            let head = QueriesAndKeys { q, k, of_queries: place, of_keys: place, rules: &self.rules };
             let in_layer = HeadAt { b: i / h, h: self.rows.heads[i % h] };
             let rows = ChosenRows { head: in_layer, queries: &self.rows.queries };
             isa::arch().dispatch(AllRows { head: &head, rows, out });
@@ -75,7 +75,7 @@ impl CpuWeights {
 }
 
 /// One head's queries and keys.
-struct HeadInputs<'a> {
+struct QueriesAndKeys<'a> {
     q: Heads<'a>,
     k: Heads<'a>,
     /// The head's place in q.
@@ -101,7 +101,7 @@ impl ChosenRows<'_> {
 
 /// All weights of a head.
 struct AllRows<'a> {
-    head: &'a HeadInputs<'a>,
+    head: &'a QueriesAndKeys<'a>,
     rows: ChosenRows<'a>,
     /// (queries, S)
     out: &'a mut [MaybeUninit<f32>],
@@ -152,7 +152,7 @@ fn written<'a>(row: &'a mut [MaybeUninit<f32>], scores: &[f32], seen: usize) -> 
 
 /// The weights of a query, row `i` of the head, computed from the keys in place.
 struct OneRow<'a> {
-    head: &'a HeadInputs<'a>,
+    head: &'a QueriesAndKeys<'a>,
     query: Query,
     i: usize,
     /// Up to the last key that the query sees.
@@ -164,7 +164,7 @@ impl WithSimd for OneRow<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let &HeadInputs { q, k, of_queries, of_keys, rules } = self.head;
+        let &QueriesAndKeys { q, k, of_queries, of_keys, rules } = self.head;
         let factor = rules.query_factor(Base::E);
         let mut first = vec![0.0; q.dims[3]];
         let mut second = vec![0.0; q.dims[3]];
@@ -188,7 +188,7 @@ impl WithSimd for OneRow<'_> {
 
 /// The weights of up to [`QUERIES`] queries, starting at `first`.
 struct TileOfRows<'a> {
-    head: &'a HeadInputs<'a>,
+    head: &'a QueriesAndKeys<'a>,
     rows: ChosenRows<'a>,
     first: usize,
     /// Scaled, depth-major in groups of a block's rows.
@@ -262,7 +262,7 @@ impl WithSimd for SummaryOfRow<'_> {
         let Query { b, h, i } = query;
         let mut weights = vec![0.0; rules.keys_of(i).end];
         let of_queries = HeadAt { b, h };
-        let head = HeadInputs { q, k, of_queries, of_keys: problem.key_head(of_queries), rules };
+        let head = QueriesAndKeys { q, k, of_queries, of_keys: problem.key_head(of_queries), rules };
         OneRow { head: &head, query, i, out: &mut weights }.with_simd(simd);
         RowSummary::new(&weights, rules.position(i), rules.mask.first_key(b, rules.keys))
     }

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)] // kernels take pointers; each unsafe block says why they are sound
 
-use super::plan::{BackwardPlan, KernelShape, Masks, Plan, Task};
+use super::plan::{BackwardPlan, KernelArguments, KernelShape, Masks, Plan};
 use crate::attention::heads::WeightDropout;
 use crate::attention::inputs::Inputs;
 use crate::attention::mask::{HiddenKeys, Mask};
@@ -129,14 +129,18 @@ impl CudaAttention {
         };
         args.arg(&mut out);
         match (task, &mut partials, &counters, &mut log_sums) {
-            (Task::Decode, Some(partials), Some(counters), None) => args.arg(partials).arg(&**counters),
-            (Task::Decode, None, None, None) => args.arg(&nothing).arg(&nothing),
-            (Task::Attention | Task::Masked, None, None, Some(log_sums)) => args.arg(log_sums),
-            (Task::Attention | Task::Masked, None, None, None) => args.arg(&nothing),
+            (KernelArguments::Decode, Some(partials), Some(counters), None) => {
+                args.arg(partials).arg(&**counters)
+            }
+            (KernelArguments::Decode, None, None, None) => args.arg(&nothing).arg(&nothing),
+            (KernelArguments::Attention | KernelArguments::Masked, None, None, Some(log_sums)) => {
+                args.arg(log_sums)
+            }
+            (KernelArguments::Attention | KernelArguments::Masked, None, None, None) => args.arg(&nothing),
             _ => candle_core::bail!("attention: a plan for {task:?} with other buffers than it needs"),
         };
         args.arg(shape);
-        if *task == Task::Masked {
+        if *task == KernelArguments::Masked {
             args.arg(&masks);
         }
         // SAFETY: the arguments are those of the task, and the plan was made for their layouts, so the kernel reads and

@@ -95,7 +95,7 @@ impl Masks {
 
 /// The arguments of a kernel, in this order, with the shape after them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Task {
+pub(super) enum KernelArguments {
     /// q, k, v, padding, out, logarithms of the sums
     Attention,
     /// The arguments of `Attention`, and the masks after the shape.
@@ -108,7 +108,7 @@ pub(super) enum Task {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Plan {
     pub(super) shape: KernelShape,
-    pub(super) task: Task,
+    pub(super) task: KernelArguments,
     pub(super) launch: Launch,
     /// For decoding in several splits: the number of f32s of their partial results, and of heads.
     pub(super) partials: Option<(usize, usize)>,
@@ -238,7 +238,7 @@ impl Plan {
             let launch = Launch::new(format!("decode_{name}_d{d}"), b * h * splits, THREADS, shared)?;
             let partials = (splits > 1).then_some((b * h * splits * (2 + d), b * h));
             let shape = sizes.shape(1, (split_keys, splits), gpu)?;
-            return Some(Self { shape, task: Task::Decode, launch, partials });
+            return Some(Self { shape, task: KernelArguments::Decode, launch, partials });
         }
         let bits = |queries: usize, keys: usize| if masked { 2 * queries * keys / 8 } else { 0 };
         let (queries, shared) = if dtype == DType::F32 {
@@ -253,9 +253,9 @@ impl Plan {
             (queries, (queries + 4 * keys) * (d + 8) * size + bits(queries, keys))
         };
         let (task, kernel) = if masked {
-            (Task::Masked, format!("attention_masked_{name}_d{d}"))
+            (KernelArguments::Masked, format!("attention_masked_{name}_d{d}"))
         } else {
-            (Task::Attention, format!("attention_{name}_d{d}_q{queries}"))
+            (KernelArguments::Attention, format!("attention_{name}_d{d}_q{queries}"))
         };
         let tiles = t.div_ceil(queries);
         let launch = Launch::new(kernel, b * h * tiles, THREADS, shared).filter(|_| shared <= gpu.shared)?;

@@ -1,12 +1,12 @@
 //! Runs attention: the context, and whatever else a call asks for.
 
-use super::choice::Code;
+use super::choice::AttentionCode;
 use super::eager;
 use super::summary::Summary;
 use crate::attention::cpu::CpuAttention;
 use crate::attention::cpu::weights::CpuWeights;
 use crate::attention::heads::WeightDropout;
-use crate::attention::inputs::{Chosen, Inputs, Rows, Wanted};
+use crate::attention::inputs::{Chosen, ChosenIndices, Inputs, Wanted};
 use crate::attention::mask::Mask;
 use crate::attention::quantized_rows;
 use crate::attention::scores::ScoreRules;
@@ -102,10 +102,10 @@ impl Sdpa {
         let dropout = self.checked_dropout(q, rows_before)?;
         let (_, h, t, _) = q.dims4()?;
         let code = match self.choose(&inputs, dropout)? {
-            Code::Gpu(_) if wanted.lse => Code::Eager,
+            AttentionCode::Gpu(_) if wanted.lse => AttentionCode::Eager,
             code => code,
         };
-        let in_place = matches!(code, Code::Cpu) && inputs.has_narrow_keys() && !self.learns_sinks();
+        let in_place = matches!(code, AttentionCode::Cpu) && inputs.has_narrow_keys() && !self.learns_sinks();
         note(|| self.explained(&inputs, mask, &code, in_place));
         let as_read =
             |x: &Tensor| if in_place { Ok(x.clone()) } else { quantized_rows::to_dtype(x, q.dtype()) };
@@ -117,18 +117,18 @@ impl Sdpa {
         };
         let eager_summary = || wanted.summary.then(|| Summary::eager(self, q, k, mask)).transpose();
         match code {
-            Code::Cpu => {
+            AttentionCode::Cpu => {
                 let rules = ScoreRules::new(self, mask, q, k.dim(2)?)?;
                 let op = CpuAttention::new(rules, dropout, wanted);
                 Ok(Attended { weights: chosen_weights()?, ..self.run(op, [q, k, v], mask)? })
             }
-            Code::Gpu(kernel) => Ok(Attended {
+            AttentionCode::Gpu(kernel) => Ok(Attended {
                 context: kernel([q, k, v], mask)?,
                 weights: chosen_weights()?,
                 summary: eager_summary()?,
                 lse: None,
             }),
-            Code::Eager => {
+            AttentionCode::Eager => {
                 let rows = Chosen::default().resolve(h, t)?;
                 let scores = eager::Scores::new(self, q, k, mask, &rows)?;
                 let all = Self::dropped(scores.softmax()?, dropout.as_ref(), &rows)?; // (B, H, T, S)
@@ -227,7 +227,7 @@ impl Sdpa {
     }
 
     /// `weights` (B, heads, queries, S) after dropout, if there is any.
-    fn dropped(weights: Tensor, dropout: Option<&WeightDropout>, rows: &Rows) -> Result<Tensor> {
+    fn dropped(weights: Tensor, dropout: Option<&WeightDropout>, rows: &ChosenIndices) -> Result<Tensor> {
         match dropout {
             Some(dropout) => eager::dropped(&weights, dropout, rows),
             None => Ok(weights),

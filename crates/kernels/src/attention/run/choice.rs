@@ -18,7 +18,7 @@ use candle_core::{DType, Device, Layout, Result, Tensor};
 pub(super) type GpuKernel = Box<dyn FnOnce([&Tensor; 3], Mask) -> Result<Tensor>>;
 
 /// The code that computes a context.
-pub(super) enum Code {
+pub(super) enum AttentionCode {
     /// The CPU's kernels.
     Cpu,
     Gpu(GpuKernel),
@@ -36,17 +36,17 @@ impl Sdpa {
         inputs.check_codes()?;
         let (_, h, t, d) = inputs.layouts[0].shape().dims4()?;
         Ok(match self.choose(inputs, self.weight_dropout(h, t, d, 0))? {
-            Code::Eager => Implementation::Eager,
-            Code::Cpu | Code::Gpu(_) => Implementation::Fused,
+            AttentionCode::Eager => Implementation::Eager,
+            AttentionCode::Cpu | AttentionCode::Gpu(_) => Implementation::Fused,
         })
     }
 
     /// The code for a call, under the dropout of its weights.
-    pub(super) fn choose(&self, inputs: &Inputs, dropout: Option<WeightDropout>) -> Result<Code> {
+    pub(super) fn choose(&self, inputs: &Inputs, dropout: Option<WeightDropout>) -> Result<AttentionCode> {
         if self.has_cpu_kernel(inputs) {
-            return Ok(Code::Cpu);
+            return Ok(AttentionCode::Cpu);
         }
-        Ok(self.gpu_kernel(inputs, dropout)?.map_or(Code::Eager, Code::Gpu))
+        Ok(self.gpu_kernel(inputs, dropout)?.map_or(AttentionCode::Eager, AttentionCode::Gpu))
     }
 
     /// Whether fused code may run.
@@ -96,12 +96,18 @@ impl Sdpa {
 
     /// Reports the code that runs for a call, and why no faster code does. `in_place` says that keys and values in another
     /// dtype are read without a conversion.
-    pub(super) fn explained(&self, inputs: &Inputs, mask: Mask, code: &Code, in_place: bool) -> Explained {
+    pub(super) fn explained(
+        &self,
+        inputs: &Inputs,
+        mask: Mask,
+        code: &AttentionCode,
+        in_place: bool,
+    ) -> Explained {
         let [q, k, v] = inputs.dtypes.map(|dtype| dtype.as_str());
         let dims = inputs.layouts.each_ref().map(Layout::dims);
         let slower_because = match code {
-            Code::Gpu(_) => None,
-            Code::Cpu => {
+            AttentionCode::Gpu(_) => None,
+            AttentionCode::Cpu => {
                 let converted = (!in_place && [k, v] != [q, q])
                     .then(|| format!("keys in {k} and values in {v} are converted to {q} in each call"));
                 let put_in_order = mask
@@ -109,8 +115,8 @@ impl Sdpa {
                     .then(|| "what is added to the scores is not contiguous, and put in order in each call".to_owned());
                 converted.into_iter().chain(put_in_order).reduce(|a, b| format!("{a}; {b}"))
             }
-            Code::Eager if inputs.is_empty() => Some("there is nothing to compute".to_owned()),
-            Code::Eager => Some(match (self.implementation, &inputs.device) {
+            AttentionCode::Eager if inputs.is_empty() => Some("there is nothing to compute".to_owned()),
+            AttentionCode::Eager => Some(match (self.implementation, &inputs.device) {
                 (Implementation::Eager, _) => "the caller chose plain operations".to_owned(),
                 (Implementation::Auto, device) if !device.is_cpu() => {
                     "on a GPU, fused kernels run only where Implementation::Fused asks for them".to_owned()
@@ -122,10 +128,12 @@ impl Sdpa {
             }),
         };
         let code = match code {
-            Code::Cpu if dims[0].get(2).is_some_and(|t| *t <= FEW_QUERIES) => ours("fused, key by key"),
-            Code::Cpu => ours("fused, in tiles"),
-            Code::Gpu(_) => "fused, on the GPU".to_owned(),
-            Code::Eager => "plain operations".to_owned(),
+            AttentionCode::Cpu if dims[0].get(2).is_some_and(|t| *t <= FEW_QUERIES) => {
+                ours("fused, key by key")
+            }
+            AttentionCode::Cpu => ours("fused, in tiles"),
+            AttentionCode::Gpu(_) => "fused, on the GPU".to_owned(),
+            AttentionCode::Eager => "plain operations".to_owned(),
         };
         let sees = match self.window {
             Window::CAUSAL => "causal".to_owned(),

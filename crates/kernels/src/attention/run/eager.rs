@@ -1,7 +1,7 @@
 //! The reference: attention in plain differentiable Candle operations, with one (T, S) tensor of weights per head.
 
 use crate::attention::heads::{Query, WeightDropout};
-use crate::attention::inputs::{Rows, select};
+use crate::attention::inputs::{ChosenIndices, select};
 use crate::attention::mask::Mask;
 use crate::attention::scores::scores_and_visible;
 use crate::attention::sdpa::Sdpa;
@@ -20,7 +20,7 @@ pub(super) struct Scores {
 
 impl Scores {
     /// `q` (B, H, T, D), `k` (B, key heads, S, D)
-    pub(super) fn new(sdpa: &Sdpa, q: &Tensor, k: &Tensor, mask: Mask, rows: &Rows) -> Result<Self> {
+    pub(super) fn new(sdpa: &Sdpa, q: &Tensor, k: &Tensor, mask: Mask, rows: &ChosenIndices) -> Result<Self> {
         let (scores, visible) = scores_and_visible(sdpa, q, k, mask, rows)?;
         let of_heads = |sinks: &Tensor| {
             select(&sinks.reshape((1, rows.all_heads, 1, 1))?, 1, &rows.heads)?.to_dtype(scores.dtype())
@@ -107,7 +107,7 @@ pub(super) fn softmax(scores: &Tensor, visible: &Tensor) -> Result<Tensor> {
 }
 
 /// `weights` after dropout, with the same mask as when all heads and queries are computed.
-pub(super) fn dropped(weights: &Tensor, dropout: &WeightDropout, rows: &Rows) -> Result<Tensor> {
+pub(super) fn dropped(weights: &Tensor, dropout: &WeightDropout, rows: &ChosenIndices) -> Result<Tensor> {
     let (batch, _, _, s) = weights.dims4()?;
     let mut factors = vec![1f32; weights.elem_count()];
     let mut rest = factors.chunks_exact_mut(s.max(1));

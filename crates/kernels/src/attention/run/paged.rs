@@ -1,7 +1,7 @@
 //! Attention over keys and values in pages, which a table lists: PagedAttention of Kwon et al. 2023.
 
 use super::attend::Attended;
-use super::choice::Code;
+use super::choice::AttentionCode;
 use crate::attention::cpu::CpuAttention;
 use crate::attention::inputs::{Inputs, Wanted};
 use crate::attention::key_ranges::KeyRanges;
@@ -153,7 +153,7 @@ impl Sdpa {
             return self.attend_after(q, &k, &v, mask, wanted, rows_before);
         }
         let dropout = self.checked_dropout(q, rows_before)?;
-        note(|| self.explained(&inputs, mask, &Code::Cpu, true));
+        note(|| self.explained(&inputs, mask, &AttentionCode::Cpu, true));
         let rules = ScoreRules::new(self, mask, q, pages.len)?;
         let op = CpuAttention::new(rules, dropout, wanted).in_pages(table);
         let attended = self.run(op, [q, pages.k, pages.v], mask)?;

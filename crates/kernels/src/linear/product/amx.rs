@@ -4,10 +4,10 @@
 //! tile of 16 by 16 f32 numbers. A panel of bf16 numbers is a column of such tiles as it is. Products are exact and sums
 //! are rounded to f32, as in the other tiles; subnormal numbers count as 0.
 
-use super::finish::Part;
+use super::finish::ResultPart;
 use super::lanes::Lanes;
-use super::panels::{PANEL, Panels, Stored};
-use super::rows::Source;
+use super::panels::{PANEL, PanelNumber, Panels};
+use super::rows::LeftFactor;
 use super::sums::{DEPTH, Scratch, Sums};
 use super::tile::Ahead;
 use crate::cpu::isa::Isa;
@@ -33,9 +33,9 @@ pub(super) struct Tiles<'a> {
 
 impl<'a> Tiles<'a> {
     /// The factors, if they suit AMX and `isa` has it.
-    pub(super) fn new<E: Stored>(
+    pub(super) fn new<E: PanelNumber>(
         isa: Isa,
-        x: &'a impl Source,
+        x: &'a impl LeftFactor,
         rows: usize,
         w: &'a Panels<E>,
     ) -> Option<Self> {
@@ -60,13 +60,13 @@ impl Sums for Tiles<'_> {
     }
 
     #[inline(always)]
-    fn sum<S: Lanes, O: Stored>(
+    fn sum<S: Lanes, O: PanelNumber>(
         &self,
         simd: S,
         rows: Range<usize>,
         panels: Range<usize>,
         scratch: &mut Scratch,
-        mut out: Part<O>,
+        mut out: ResultPart<O>,
     ) {
         let x = &self.x[rows.start * self.w.depth()..];
         let strips = self.w.starting_at(panels.start);
@@ -100,7 +100,7 @@ unsafe fn sum(x: &[bf16], rows: usize, strips: &[bf16], depth: usize, sums: &mut
             let steps = DEPTH.min(depth - k) / STEP;
             for row in (from..to).step_by(ROWS) {
                 let panels = [strips[k * PANEL..].as_ptr(), strips[(depth + k) * PANEL..].as_ptr()];
-                let group = tiles::Group {
+                let group = tiles::RowGroup {
                     x: x[row * depth + k..].as_ptr(),
                     row_bytes: depth * size_of::<bf16>(),
                     panels,
@@ -148,7 +148,7 @@ mod tiles {
     #[allow(clippy::cast_possible_truncation)] // a tile has at most 16 rows
     pub(super) unsafe fn configure(first: usize, second: usize) {
         #[repr(C, align(64))]
-        struct Config {
+        struct TileConfig {
             palette: u8,
             start_row: u8,
             reserved: [u8; 14],
@@ -156,7 +156,7 @@ mod tiles {
             rows: [u8; 16],
         }
         let mut config =
-            Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+            TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         for (tile, rows) in [first, first, second, second, first, second, TILE, TILE].into_iter().enumerate()
         {
             // A tile without rows has no columns either.
@@ -203,7 +203,7 @@ mod tiles {
     }
 
     /// The product of a group of rows: its factors, and the memory of its sums.
-    pub(super) struct Group {
+    pub(super) struct RowGroup {
         pub(super) x: *const bf16,
         pub(super) row_bytes: usize,
         pub(super) panels: [*const bf16; PANELS],
@@ -217,7 +217,7 @@ mod tiles {
         pub(super) add: bool,
     }
 
-    /// The bytes that [`Group::two`] fetches in a step.
+    /// The bytes that [`RowGroup::two`] fetches in a step.
     pub(super) const FETCHED: usize = 512;
 
     /// Fetches the tile four after the one at a register: a few rows go through their panels at the speed of memory.
@@ -232,7 +232,7 @@ mod tiles {
 
     const OUT_BYTES: usize = PANELS * PANEL * size_of::<f32>();
 
-    impl Group {
+    impl RowGroup {
         /// Up to 16 rows.
         ///
         /// # Safety

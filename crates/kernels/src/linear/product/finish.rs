@@ -1,7 +1,7 @@
 //! The epilogue of a matrix product: a few rows at a time, a vector of columns down those rows.
 
 use super::lanes::{Kernel, Lanes, dispatch};
-use super::panels::{Halves, PANEL, Stored};
+use super::panels::{Halves, PANEL, PanelNumber};
 use crate::cpu::isa::Isa;
 use crate::pointwise::activation::Activation;
 use crate::pointwise::epilogue::Join;
@@ -37,7 +37,7 @@ pub(crate) struct Destination<'a, E> {
 // SAFETY: tasks reach `out` only through parts, and the callers of `part` guarantee that these do not overlap.
 unsafe impl<E: Send + Sync> Sync for Destination<'_, E> {}
 
-impl<'a, E: Stored> Destination<'a, E> {
+impl<'a, E: PanelNumber> Destination<'a, E> {
     /// `out` is (rows, width).
     pub(crate) fn new(finish: Finish<'a, E>, rows: usize, width: usize, out: *mut E) -> Self {
         // With `is_none_or`, the compiler may compare the length of a bias that is not there, which valgrind reports.
@@ -51,19 +51,19 @@ impl<'a, E: Stored> Destination<'a, E> {
     /// # Safety
     /// The result has room for them, and holds numbers there if `onto` is set; nobody else reads or writes them while the part
     /// exists.
-    pub(crate) unsafe fn part(&'a self, rows: Range<usize>, columns: Range<usize>) -> Part<'a, E> {
-        Part { result: self, rows, columns }
+    pub(crate) unsafe fn part(&'a self, rows: Range<usize>, columns: Range<usize>) -> ResultPart<'a, E> {
+        ResultPart { result: self, rows, columns }
     }
 }
 
 /// A part of a result, for one task.
-pub(crate) struct Part<'a, E> {
+pub(crate) struct ResultPart<'a, E> {
     result: &'a Destination<'a, E>,
     rows: Range<usize>,
     columns: Range<usize>,
 }
 
-impl<E: Stored> Part<'_, E> {
+impl<E: PanelNumber> ResultPart<'_, E> {
     /// Writes the rows from number `first` of the part on, one for each `stride` sums, a multiple of [`PANEL`].
     #[inline(always)]
     pub(super) fn write<S: Lanes>(&mut self, simd: S, first: usize, sums: &[f32], stride: usize) {
@@ -112,12 +112,12 @@ impl<E: Stored> Part<'_, E> {
 }
 
 struct WriteAll<'a, E> {
-    part: Part<'a, E>,
+    part: ResultPart<'a, E>,
     sums: &'a [f32],
     stride: usize,
 }
 
-impl<E: Stored> Kernel for WriteAll<'_, E> {
+impl<E: PanelNumber> Kernel for WriteAll<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -128,7 +128,7 @@ impl<E: Stored> Kernel for WriteAll<'_, E> {
 
 /// Up to a vector of numbers, in f32.
 #[inline(always)]
-fn read<S: Halves, E: Stored>(simd: S, numbers: &[E]) -> S::f32s {
+fn read<S: Halves, E: PanelNumber>(simd: S, numbers: &[E]) -> S::f32s {
     if let Some(numbers) = E::as_f32s(numbers) {
         let vector = S::as_simd_f32s(numbers).0.first().copied();
         return vector.unwrap_or_else(|| simd.partial_load_f32s(numbers));
@@ -143,7 +143,7 @@ fn read<S: Halves, E: Stored>(simd: S, numbers: &[E]) -> S::f32s {
 /// # Safety
 /// There is room for them at `out`.
 #[inline(always)]
-unsafe fn write<S: Halves, E: Stored>(simd: S, vector: S::f32s, out: *mut E, count: usize) {
+unsafe fn write<S: Halves, E: PanelNumber>(simd: S, vector: S::f32s, out: *mut E, count: usize) {
     if count == S::F32_LANES {
         // SAFETY: the caller guarantees the room.
         return unsafe { E::write(simd, vector, out) };

@@ -1,7 +1,7 @@
 //! Code that is compiled once for each instruction set, with functions of their own for loops that need every register,
 //! which `pulp` does not offer.
 
-use super::panels::{Factor, Halves, Pair};
+use super::panels::{Bf16Pair, Factor, Halves};
 use super::tile::{Tile, compute};
 #[cfg(target_arch = "aarch64")]
 use crate::cpu::neon;
@@ -49,7 +49,7 @@ pub(crate) trait Lanes: Halves {
     fn tile<E: Factor>(rows: usize, panels: usize) -> TileFunction<Self, E>;
 
     /// [`tile`](Self::tile) for pairs of bf16. On AVX-512, its functions need AVX512-BF16, on NEON `bf16`.
-    fn pair_tile(rows: usize, panels: usize) -> TileFunction<Self, Pair> {
+    fn pair_tile(rows: usize, panels: usize) -> TileFunction<Self, Bf16Pair> {
         Self::tile(rows, panels)
     }
 }
@@ -95,8 +95,8 @@ macro_rules! tiles {
     ($simd:ty: #[$attribute:meta] pairs #[$pairs:meta] $($shapes:tt)*) => {
         tiles! { $simd: #[$attribute] $($shapes)* }
 
-        fn pair_tile(rows: usize, panels: usize) -> TileFunction<Self, Pair> {
-            tiles!(@choose $simd, Pair, (rows, panels), (#[$pairs]) $($shapes)*)
+        fn pair_tile(rows: usize, panels: usize) -> TileFunction<Self, Bf16Pair> {
+            tiles!(@choose $simd, Bf16Pair, (rows, panels), (#[$pairs]) $($shapes)*)
         }
     };
     ($simd:ty: $(#[$attribute:meta])? $($rows:literal $($shapes:tt)*)?) => {

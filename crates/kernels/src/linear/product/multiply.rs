@@ -2,8 +2,8 @@
 
 use super::finish::{Destination, Finish};
 use super::lanes::{Kernel, Lanes, dispatch};
-use super::panels::{PANEL, Panels, STRIP, Stored};
-use super::rows::{Matrix, Rows, Source};
+use super::panels::{PANEL, PanelNumber, Panels, STRIP};
+use super::rows::{LeftFactor, Matrix, Rows};
 use super::sums::{PackedPairs, PackedRows, Scratch, Sums};
 use crate::cpu::isa::Isa;
 use crate::cpu::team;
@@ -22,7 +22,7 @@ const TASKS_PER_THREAD: usize = 4;
 
 /// `finish(x·W)`: `x` (rows, depth), `w` (depth, N) or its columns `columns` -> (rows, `columns.len()`). The columns start at a
 /// multiple of a strip of panels.
-pub(crate) fn new_product<X: Stored, E: Stored>(
+pub(crate) fn new_product<X: PanelNumber, E: PanelNumber>(
     x: &[X],
     w: &Panels<E>,
     columns: Range<usize>,
@@ -91,7 +91,7 @@ pub(super) fn multiply_on(isa: Isa, out: &mut [f32], onto: bool, a: Matrix, b: M
 ///
 /// # Safety
 /// `out` has room for the result, and holds numbers if `finish.onto` is set.
-pub(super) unsafe fn product<X: Source, E: Stored, O: Stored>(
+pub(super) unsafe fn product<X: LeftFactor, E: PanelNumber, O: PanelNumber>(
     isa: Isa,
     x: &X,
     rows: usize,
@@ -125,7 +125,7 @@ pub(super) unsafe fn product<X: Source, E: Stored, O: Stored>(
 ///
 /// # Safety
 /// The result has room for these rows and columns, and holds numbers there if it is added to.
-pub(super) unsafe fn share_out<O: Stored>(
+pub(super) unsafe fn share_out<O: PanelNumber>(
     arch: Arch,
     rows: usize,
     columns: &Range<usize>,
@@ -141,7 +141,7 @@ pub(super) unsafe fn share_out<O: Stored>(
     team::for_each(tasks.len(), |i| {
         let (rows, strips) = tasks[i].clone();
         SCRATCH.with_borrow_mut(|scratch| {
-            dispatch(arch, Task { sums, rows, strips, columns, result, scratch });
+            dispatch(arch, StripTask { sums, rows, strips, columns, result, scratch });
         });
     });
 }
@@ -166,7 +166,7 @@ thread_local! {
 }
 
 /// Some rows of a product, for some strips of [`STRIP`] panels.
-struct Task<'a, T, O> {
+struct StripTask<'a, T, O> {
     sums: &'a T,
     rows: Range<usize>,
     strips: Range<usize>,
@@ -176,7 +176,7 @@ struct Task<'a, T, O> {
     scratch: &'a mut Scratch,
 }
 
-impl<T: Sums, O: Stored> Kernel for Task<'_, T, O> {
+impl<T: Sums, O: PanelNumber> Kernel for StripTask<'_, T, O> {
     type Output = ();
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! The right factor of a matrix product, as the tiles read it: panels of [`PANEL`] columns, one row after the other.
 
 use crate::cpu::element::Element;
-use crate::cpu::memory::Lines;
+use crate::cpu::memory::CacheLines;
 use half::{bf16, f16};
 use pulp::Simd;
 use std::mem::MaybeUninit;
@@ -77,7 +77,7 @@ pub(crate) trait Halves: Simd {
     }
 }
 
-/// An element of a panel that a tile multiplies by its rows: a number, or a [`Pair`] of them.
+/// An element of a panel that a tile multiplies by its rows: a number, or a [`Bf16Pair`] of them.
 pub(crate) trait Factor: Copy + 'static {
     /// Vector `i` of row `k` of a panel: numbers in f32, or pairs as they are.
     ///
@@ -98,9 +98,9 @@ pub(crate) trait Factor: Copy + 'static {
 /// Two numbers of a column of a panel of bf16, the one of the even row in the lower half.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub(crate) struct Pair(u32);
+pub(crate) struct Bf16Pair(u32);
 
-impl Factor for Pair {
+impl Factor for Bf16Pair {
     #[inline(always)]
     unsafe fn vector<S: Halves>(_: S, panel: *const Self, k: usize, i: usize) -> S::f32s {
         // SAFETY: the caller's row has PANEL pairs; every bit pattern is a vector of floats.
@@ -115,7 +115,7 @@ impl Factor for Pair {
 }
 
 /// A dtype that panels hold: by default, one row after the other.
-pub(crate) trait Stored: Element + Factor {
+pub(crate) trait PanelNumber: Element + Factor {
     /// The index in a panel of the number of row `k` and column `c`.
     fn place(k: usize, c: usize) -> usize {
         k * PANEL + c
@@ -143,7 +143,7 @@ impl Factor for f32 {
     }
 }
 
-impl Stored for f32 {
+impl PanelNumber for f32 {
     #[inline(always)]
     unsafe fn write<S: Halves>(_: S, vector: S::f32s, to: *mut Self) {
         // SAFETY: there is room for the vector.
@@ -159,7 +159,7 @@ impl Factor for f16 {
     }
 }
 
-impl Stored for f16 {
+impl PanelNumber for f16 {
     #[inline(always)]
     unsafe fn write<S: Halves>(simd: S, vector: S::f32s, to: *mut Self) {
         // SAFETY: passed on.
@@ -183,7 +183,7 @@ impl Factor for bf16 {
 
 /// Rows come in pairs, their numbers alternating: an even row is the lower halves of 32-bit numbers, an odd row the upper
 /// halves, so that a shift or a mask widens a vector. `dpbf16ps` and AMX read the same layout.
-impl Stored for bf16 {
+impl PanelNumber for bf16 {
     fn place(k: usize, c: usize) -> usize {
         k / 2 * 2 * PANEL + 2 * c + k % 2
     }
@@ -208,12 +208,12 @@ impl Stored for bf16 {
 
 /// A matrix (depth, width) in panels. Zeros make the depth even and the number of panels a multiple of [`STRIP`].
 pub(crate) struct Panels<E> {
-    lines: Lines<E>,
+    lines: CacheLines<E>,
     depth: usize,
     width: usize,
 }
 
-impl<E: Stored> Panels<E> {
+impl<E: PanelNumber> Panels<E> {
     /// Packs the matrix whose number (k, c) is `data[k·row + c·column]`, on all threads.
     ///
     /// # Panics
@@ -265,7 +265,7 @@ impl<E: Stored> Panels<E> {
         let strips = width.div_ceil(PANEL * STRIP);
         // SAFETY: the blocks cover all rows of all panels, and an odd depth has a row of zeros more. Any bytes make a
         // number of the three dtypes that are stored.
-        let lines = unsafe { Lines::filled(strips, STRIP * per_panel, fill) };
+        let lines = unsafe { CacheLines::filled(strips, STRIP * per_panel, fill) };
         Self { lines, depth, width }
     }
 
@@ -300,7 +300,7 @@ impl<E: Stored> Panels<E> {
 
 /// Rows `first..first + rows` of some columns, at most [`PANEL`]; the rest of the block is 0.
 #[inline(always)]
-fn read_block<E: Stored>(
+fn read_block<E: PanelNumber>(
     data: &[E],
     (first, rows): (usize, usize),
     columns: Range<usize>,
@@ -330,7 +330,7 @@ fn read_block<E: Stored>(
 
 impl Panels<bf16> {
     /// The panels from number `panel` on, in pairs of rows.
-    pub(super) fn pairs(&self, panel: usize) -> &[Pair] {
+    pub(super) fn pairs(&self, panel: usize) -> &[Bf16Pair] {
         let numbers = self.starting_at(panel).as_chunks::<2>().0;
         // SAFETY: two bf16 numbers have the size of a pair, and panels begin at cache lines, so they are aligned for one.
         unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), numbers.len()) }
@@ -341,7 +341,7 @@ impl Panels<bf16> {
 mod tests {
     use super::*;
 
-    fn check<E: Stored + PartialEq + std::fmt::Debug>() {
+    fn check<E: PanelNumber + PartialEq + std::fmt::Debug>() {
         for (depth, width) in [(1, 1), (2, 16), (3, 17), (16, 64), (33, 70)] {
             let data: Vec<E> = (0..depth * width).map(|i| E::from_f32((i % 251) as f32)).collect();
             let rows = Panels::pack(&data, (depth, width), (width, 1));

@@ -12,7 +12,7 @@ use std::mem::MaybeUninit;
 pub(crate) const STEP: usize = 16;
 
 /// The left factor of a product.
-pub(crate) trait Source: Sync {
+pub(crate) trait LeftFactor: Sync {
     /// The rows as they are, one after the other, if they are bf16.
     fn as_bf16s(&self) -> Option<&[bf16]> {
         None
@@ -31,7 +31,7 @@ pub(crate) struct Rows<'a, E> {
     pub(crate) depth: usize,
 }
 
-impl<E: Element> Source for Rows<'_, E> {
+impl<E: Element> LeftFactor for Rows<'_, E> {
     fn as_bf16s(&self) -> Option<&[bf16]> {
         E::as_bf16s(self.data)
     }
@@ -54,7 +54,7 @@ pub(super) struct Pairs<'a> {
     pub(super) depth: usize,
 }
 
-impl Source for Pairs<'_> {
+impl LeftFactor for Pairs<'_> {
     #[inline(always)]
     fn line(&self, row: usize, first: usize) -> [f32; STEP] {
         let mut line = [0.0; STEP];
@@ -100,7 +100,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-impl Source for Matrix<'_> {
+impl LeftFactor for Matrix<'_> {
     #[inline(always)]
     fn line(&self, row: usize, first: usize) -> [f32; STEP] {
         let start = row * self.strides[0] + first * self.strides[1];
@@ -128,7 +128,7 @@ pub(crate) fn packed_len(depth: usize) -> usize {
 /// Writes all of `out`: `rows` in groups of up to `group` rows; what is beyond `depth` becomes 0.
 #[inline(always)]
 pub(crate) fn pack(
-    source: &impl Source,
+    source: &impl LeftFactor,
     rows: std::ops::Range<usize>,
     depth: usize,
     group: usize,

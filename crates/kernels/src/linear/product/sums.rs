@@ -1,9 +1,9 @@
 //! The sums of a strip of panels; [`PackedRows`] and [`PackedPairs`] compute them in vectors.
 
-use super::finish::Part;
+use super::finish::ResultPart;
 use super::lanes::{Kernel, Lanes, TileFunction, dispatch};
-use super::panels::{Factor, PANEL, Panels, Stored};
-use super::rows::{self, Pairs, Source};
+use super::panels::{Factor, PANEL, PanelNumber, Panels};
+use super::rows::{self, LeftFactor, Pairs};
 use super::tile::{Ahead, FETCHED, Tile};
 use crate::cpu::memory::room;
 use crate::cpu::team;
@@ -40,13 +40,13 @@ pub(super) trait Sums: Sync {
 
     /// Writes `Σ_k x[row][k]·w[k][c]` for the columns c of some panels to `out`. `rows` starts at a whole group; `scratch` is
     /// working memory.
-    fn sum<S: Lanes, O: Stored>(
+    fn sum<S: Lanes, O: PanelNumber>(
         &self,
         simd: S,
         rows: Range<usize>,
         panels: Range<usize>,
         scratch: &mut Scratch,
-        out: Part<O>,
+        out: ResultPart<O>,
     );
 }
 
@@ -81,8 +81,8 @@ const KEPT: usize = 4 << 20;
 
 impl Packed {
     /// Packs the rows of `x` on all threads.
-    fn new<X: Source>(arch: Arch, x: &X, rows: usize, depth: usize) -> Self {
-        let group = dispatch(arch, Group);
+    fn new<X: LeftFactor>(arch: Arch, x: &X, rows: usize, depth: usize) -> Self {
+        let group = dispatch(arch, MostRows);
         let per_row = rows::packed_len(depth);
         // Another product of this thread may begin while this one waits for its tasks: it finds no memory, and makes its own.
         let mut memory = MEMORY.take();
@@ -91,7 +91,7 @@ impl Packed {
             drop(memory);
             memory = Vec::with_capacity(rows * per_row);
         }
-        let out = Shared(memory.as_mut_ptr());
+        let out = PackedMemory(memory.as_mut_ptr());
         team::for_each(rows.div_ceil(group), |i| {
             let out = &out;
             let rows = i * group..((i + 1) * group).min(rows);
@@ -126,15 +126,15 @@ impl Drop for Packed {
 }
 
 /// The memory for packed rows. Each task writes its own part.
-struct Shared(*mut f32);
+struct PackedMemory(*mut f32);
 
 // SAFETY: the tasks' parts do not overlap.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for PackedMemory {}
 
 /// The most rows of a tile.
-struct Group;
+struct MostRows;
 
-impl Kernel for Group {
+impl Kernel for MostRows {
     type Output = usize;
 
     fn with<S: Lanes>(self, _: S) -> usize {
@@ -149,7 +149,7 @@ struct Pack<'a, X> {
     out: &'a mut [MaybeUninit<f32>],
 }
 
-impl<X: Source> Kernel for Pack<'_, X> {
+impl<X: LeftFactor> Kernel for Pack<'_, X> {
     type Output = ();
 
     #[inline(always)]
@@ -158,13 +158,13 @@ impl<X: Source> Kernel for Pack<'_, X> {
     }
 }
 
-impl<'a, E: Stored> PackedRows<'a, E> {
-    pub(super) fn new<X: Source>(arch: Arch, x: &X, rows: usize, w: &'a Panels<E>) -> Self {
+impl<'a, E: PanelNumber> PackedRows<'a, E> {
+    pub(super) fn new<X: LeftFactor>(arch: Arch, x: &X, rows: usize, w: &'a Panels<E>) -> Self {
         Self { x: Packed::new(arch, x, rows, w.depth()), w }
     }
 }
 
-impl<E: Stored> Sums for PackedRows<'_, E> {
+impl<E: PanelNumber> Sums for PackedRows<'_, E> {
     fn group(&self) -> usize {
         self.x.group
     }
@@ -178,13 +178,13 @@ impl<E: Stored> Sums for PackedRows<'_, E> {
     }
 
     #[inline(always)]
-    fn sum<S: Lanes, O: Stored>(
+    fn sum<S: Lanes, O: PanelNumber>(
         &self,
         simd: S,
         rows: Range<usize>,
         panels: Range<usize>,
         scratch: &mut Scratch,
-        mut out: Part<O>,
+        mut out: ResultPart<O>,
     ) {
         let from = self.w.starting_at(panels.start);
         let depth = self.w.rows();
@@ -217,9 +217,9 @@ impl<'a> PackedPairs<'a> {
     ///
     /// # Safety
     /// If `arch` is AVX-512, the processor has AVX512-BF16; if it is NEON, `bf16`.
-    pub(super) unsafe fn new<E: Stored>(
+    pub(super) unsafe fn new<E: PanelNumber>(
         arch: Arch,
-        x: &impl Source,
+        x: &impl LeftFactor,
         rows: usize,
         w: &'a Panels<E>,
     ) -> Option<Self> {
@@ -246,13 +246,13 @@ impl Sums for PackedPairs<'_> {
     }
 
     #[inline(always)]
-    fn sum<S: Lanes, O: Stored>(
+    fn sum<S: Lanes, O: PanelNumber>(
         &self,
         simd: S,
         rows: Range<usize>,
         panels: Range<usize>,
         scratch: &mut Scratch,
-        out: Part<O>,
+        out: ResultPart<O>,
     ) {
         let count = panels.len();
         let depth = self.x.depth;
@@ -277,14 +277,14 @@ struct Strip<'a, S, E> {
 
 /// `out = x·W` for packed rows and one strip. Meanwhile, `next` is read ahead.
 #[inline(always)]
-fn sum<S: Lanes, E: Factor, O: Stored>(
+fn sum<S: Lanes, E: Factor, O: PanelNumber>(
     simd: S,
     x: &[f32],
     rows: usize,
     Strip { panels, count, depth, tile }: Strip<S, E>,
     mut next: Ahead,
     sums: &mut [f32],
-    mut out: Part<O>,
+    mut out: ResultPart<O>,
 ) {
     let packed = rows::packed_len(depth);
     let stride = count * PANEL;
@@ -317,7 +317,11 @@ fn sum<S: Lanes, E: Factor, O: Stored>(
 
 /// Panels in f32.
 #[inline(always)]
-fn widen<S: Lanes, E: Stored>(simd: S, Strip { panels, count, depth, .. }: Strip<S, E>, out: &mut [f32]) {
+fn widen<S: Lanes, E: PanelNumber>(
+    simd: S,
+    Strip { panels, count, depth, .. }: Strip<S, E>,
+    out: &mut [f32],
+) {
     let per_panel = depth * PANEL;
     assert!(panels.len() >= count * per_panel && out.len() >= count * per_panel);
     for (from, out) in panels.chunks_exact(per_panel).zip(out.chunks_exact_mut(per_panel)).take(count) {

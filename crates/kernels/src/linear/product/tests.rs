@@ -1,6 +1,6 @@
 use super::finish::{Destination, Finish};
 use super::multiply::{multiply_on, product, share_out};
-use super::panels::{Panels, Stored};
+use super::panels::{PanelNumber, Panels};
 use super::rows::{Matrix, Rows};
 use super::sums::PackedPairs;
 use crate::cpu::isa::Isa;
@@ -10,11 +10,11 @@ use crate::pointwise::epilogue::Join;
 use half::{bf16, f16};
 
 /// Numbers between -1 and 1, the same for the same seed.
-fn numbers<E: Stored>(count: usize, seed: usize) -> Vec<E> {
+fn numbers<E: PanelNumber>(count: usize, seed: usize) -> Vec<E> {
     (0..count).map(|i| E::from_f32(((i * 7919 + seed * 104_729) % 2003) as f32 / 1001.5 - 1.0)).collect()
 }
 
-fn wide<E: Stored>(x: &[E]) -> Vec<f64> {
+fn wide<E: PanelNumber>(x: &[E]) -> Vec<f64> {
     x.iter().map(|x| f64::from(x.to_f32())).collect()
 }
 
@@ -33,7 +33,7 @@ fn definition(x: &[f64], w: &[f64], depth: usize) -> Vec<f64> {
     out
 }
 
-fn run<E: Stored, O: Stored>(
+fn run<E: PanelNumber, O: PanelNumber>(
     isa: Isa,
     x: &[E],
     w: &Panels<E>,
@@ -51,7 +51,7 @@ fn run<E: Stored, O: Stored>(
     out
 }
 
-fn check<E: Stored>(isa: Isa) {
+fn check<E: PanelNumber>(isa: Isa) {
     for (rows, depth, width) in [
         (1, 1, 1),
         (1, 768, 96),
@@ -175,7 +175,7 @@ fn subnormal_bf16s_count_as_0_where_the_processor_multiplies_them() {
 /// A row has the same bits alone, as in decoding, and among others; and for any number of threads.
 #[test]
 fn the_bits_depend_neither_on_threads_nor_on_the_other_rows() {
-    fn check<E: Stored>(isa: Isa) {
+    fn check<E: PanelNumber>(isa: Isa) {
         let (rows, depth, width) = (150, 608, 300);
         let x = numbers::<E>(rows * depth, 1);
         let w = numbers::<E>(depth * width, 2);
@@ -226,7 +226,7 @@ fn factors_may_be_transposed() {
 /// A result in a half is that in f32, rounded once, up to the end of each row.
 #[test]
 fn halves_are_rounded_once_on_every_instruction_set() {
-    fn check<E: Stored>(isa: Isa) {
+    fn check<E: PanelNumber>(isa: Isa) {
         let (rows, depth, width) = (19, 30, 37);
         let x = numbers::<E>(rows * depth, 1);
         let w = numbers::<E>(depth * width, 2);

@@ -8,7 +8,7 @@ use std::ops::Range;
 ///
 /// For a tile of M rows and P panels, `rows` holds the group of M rows from some k on, see
 /// [`rows`](super::rows); `panels` points to the same row k of the first panel, the others are `panel` numbers apart; each
-/// has `depth` rows from there on; `depth` is even. Where the panels hold [`Pair`](super::panels::Pair)s, so do the rows, and k
+/// has `depth` rows from there on; `depth` is even. Where the panels hold [`Bf16Pair`](super::panels::Bf16Pair)s, so do the rows, and k
 /// counts them. `out` has M rows of P·[`PANEL`] numbers, `stride` apart.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile<E> {

@@ -1,6 +1,6 @@
 //! Activations as codes of −127 to 127, in blocks of 32 that share a scale.
 
-use super::portable::{Vectors, Wide, Work};
+use super::portable::{VectorCode, Vectors, Wide};
 use super::vectors::dispatch;
 use crate::cpu::isa::Isa;
 use rayon::prelude::*;
@@ -54,7 +54,7 @@ struct Quantize<'a, X> {
     sums: &'a mut [i32],
 }
 
-impl<X: Wide> Work for Quantize<'_, X> {
+impl<X: Wide> VectorCode for Quantize<'_, X> {
     type Output = ();
 
     #[inline(always)]

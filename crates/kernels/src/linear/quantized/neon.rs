@@ -2,7 +2,7 @@
 //!
 //! All multiply bytes with a sign. Flipping the highest bit of a code subtracts its offset of 128.
 
-use super::portable::{Steps, Vectors, Work};
+use super::portable::{Steps, VectorCode, Vectors};
 use crate::cpu::neon;
 use half::f16;
 #[allow(clippy::wildcard_imports)] // forty intrinsics
@@ -241,7 +241,7 @@ impl Vectors for Neon {
 
     #[inline(never)]
     #[target_feature(enable = "neon")]
-    unsafe fn call<W: Work>(work: W) -> W::Output {
+    unsafe fn call<W: VectorCode>(work: W) -> W::Output {
         // SAFETY: the caller guarantees the instruction set, for which this function is compiled.
         unsafe { work.run::<Self>() }
     }
@@ -254,7 +254,7 @@ impl Vectors for NeonDot {
 
     #[inline(never)]
     #[target_feature(enable = "neon,dotprod")]
-    unsafe fn call<W: Work>(work: W) -> W::Output {
+    unsafe fn call<W: VectorCode>(work: W) -> W::Output {
         // SAFETY: the caller guarantees the instruction set, for which this function is compiled.
         unsafe { work.run::<Self>() }
     }
@@ -275,7 +275,7 @@ impl Vectors for NeonI8mm {
 
     #[inline(never)]
     #[target_feature(enable = "neon,dotprod,i8mm")]
-    unsafe fn call<W: Work>(work: W) -> W::Output {
+    unsafe fn call<W: VectorCode>(work: W) -> W::Output {
         // SAFETY: the caller guarantees the instruction set, for which this function is compiled.
         unsafe { work.run::<Self>() }
     }

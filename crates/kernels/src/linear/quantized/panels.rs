@@ -6,7 +6,7 @@
 use super::activations::BLOCK;
 use super::format::{BlockFormat, six_bits};
 use super::portable::{Portable, Vectors};
-use crate::cpu::memory::Lines;
+use crate::cpu::memory::CacheLines;
 use crate::linear::product::panels::PANEL;
 use candle_core::Result;
 use half::f16;
@@ -22,12 +22,12 @@ const LARGE: usize = 8;
 /// The bytes of a cache line.
 const LINE: usize = 64;
 
-/// Calls `$body` with the [`Code`] that holds `$format`.
+/// Calls `$body` with the [`PanelFormat`] that holds `$format`.
 macro_rules! with_code {
     ($format:expr, $code:ident => $body:expr) => {
         match $format {
             BlockFormat::Q8_0 | BlockFormat::Q5_0 => {
-                type $code = $crate::linear::quantized::panels::Bytes;
+                type $code = $crate::linear::quantized::panels::PlainBytes;
                 $body
             }
             BlockFormat::Q4_0 => {
@@ -53,7 +53,7 @@ pub(super) use with_code;
 
 /// Quantized weights (depth, width) in panels of 16 outputs. Outputs that fill the last panel up are 0.
 pub(crate) struct BlockPanels {
-    lines: Lines<u8>,
+    lines: CacheLines<u8>,
     format: BlockFormat,
     depth: usize,
     width: usize,
@@ -71,7 +71,7 @@ impl BlockPanels {
     ) -> Result<Self> {
         let bytes = panel_bytes(format, depth);
         let row = depth / format.block_len() * format.block_bytes();
-        let mut lines = Lines::zeroed(width.div_ceil(PANEL) * bytes);
+        let mut lines = CacheLines::zeroed(width.div_ceil(PANEL) * bytes);
         lines.as_mut_slice().par_chunks_mut(bytes).enumerate().try_for_each(|(panel, out)| {
             let outputs = panel * PANEL..((panel + 1) * PANEL).min(width);
             let mut rows = vec![0; outputs.len() * row];
@@ -118,7 +118,7 @@ impl BlockPanels {
         with_code!(self.format, C => self.output_of::<C>(j, out));
     }
 
-    fn output_of<C: Code>(&self, j: usize, out: &mut [f32]) {
+    fn output_of<C: PanelFormat>(&self, j: usize, out: &mut [f32]) {
         assert!(j < self.width && out.len() <= self.depth);
         let panel = self.panel(j / PANEL);
         let output = j % PANEL;
@@ -170,7 +170,7 @@ fn put_row(format: BlockFormat, row: &[u8], output: usize, codes: &mut [u8], pan
 }
 
 /// The code format of a panel: by default, a block of 32 inputs has one scale in f16.
-pub(super) trait Code: Copy + Send + Sync + 'static {
+pub(super) trait PanelFormat: Copy + Send + Sync + 'static {
     /// Whether codes take 4 bits, and 8 otherwise.
     const NIBBLES: bool;
     /// Subtracted from each code before it is scaled.
@@ -216,7 +216,7 @@ pub(super) trait Code: Copy + Send + Sync + 'static {
 
 /// 8 bits, a scale in f16: `Q8_0` and `Q5_0`.
 #[derive(Clone, Copy)]
-pub(super) struct Bytes;
+pub(super) struct PlainBytes;
 
 /// 4 bits, a scale in f16: `Q4_0`.
 #[derive(Clone, Copy)]
@@ -230,12 +230,12 @@ pub(super) struct ScaledBytes;
 #[derive(Clone, Copy)]
 pub(super) struct WithMinima<const NIBBLES: bool>;
 
-impl Code for Bytes {
+impl PanelFormat for PlainBytes {
     const NIBBLES: bool = false;
     const OFFSET: i32 = 128;
 }
 
-impl Code for Nibbles {
+impl PanelFormat for Nibbles {
     const NIBBLES: bool = true;
     const OFFSET: i32 = 8;
 }
@@ -259,7 +259,7 @@ unsafe fn scaled<V: Vectors>(small: *const u8, shared: *const u8, block: usize) 
     }
 }
 
-impl Code for ScaledBytes {
+impl PanelFormat for ScaledBytes {
     const NIBBLES: bool = false;
     const OFFSET: i32 = 128;
     const PARTS: usize = 2;
@@ -283,7 +283,7 @@ impl Code for ScaledBytes {
     }
 }
 
-impl<const NIBBLES: bool> Code for WithMinima<NIBBLES> {
+impl<const NIBBLES: bool> PanelFormat for WithMinima<NIBBLES> {
     const NIBBLES: bool = NIBBLES;
     const OFFSET: i32 = if NIBBLES { 0 } else { 128 };
     const MINIMA: bool = true;
@@ -319,7 +319,7 @@ impl<const NIBBLES: bool> Code for WithMinima<NIBBLES> {
 }
 
 /// Writes the codes of an output, 32 for each block, to the codes of a panel.
-pub(super) fn put_codes<C: Code>(codes: &[u8], output: usize, panel: &mut [u8]) {
+pub(super) fn put_codes<C: PanelFormat>(codes: &[u8], output: usize, panel: &mut [u8]) {
     if C::NIBBLES {
         for (eight, group) in codes.chunks_exact(8).zip(panel.chunks_exact_mut(GROUP)) {
             for (i, byte) in group[4 * output..][..4].iter_mut().enumerate() {
@@ -334,7 +334,7 @@ pub(super) fn put_codes<C: Code>(codes: &[u8], output: usize, panel: &mut [u8]) 
 }
 
 /// The code of input `k` of an output.
-pub(super) fn code_at<C: Code>(panel: &[u8], k: usize, output: usize) -> u8 {
+pub(super) fn code_at<C: PanelFormat>(panel: &[u8], k: usize, output: usize) -> u8 {
     if C::NIBBLES {
         panel[k / 8 * GROUP + 4 * output + k % 4] >> (k / 4 % 2 * 4) & 15
     } else {

@@ -4,7 +4,7 @@
 use half::f16;
 
 /// Code that is compiled for each instruction set.
-pub(super) trait Work {
+pub(super) trait VectorCode {
     type Output;
 
     /// # Safety
@@ -32,7 +32,7 @@ pub(super) trait Vectors: Copy + Send + Sync + 'static {
     const PANELS: usize;
 
     /// Runs `work` in a function of its own, compiled for the instruction set.
-    unsafe fn call<W: Work>(work: W) -> W::Output;
+    unsafe fn call<W: VectorCode>(work: W) -> W::Output;
     /// Reads 64 codes.
     unsafe fn bytes(from: *const u8) -> Self::Bytes;
     /// The lower and the upper four bits of each byte.
@@ -190,7 +190,7 @@ impl Vectors for Portable {
     const ROWS: usize = 2;
     const PANELS: usize = 1;
 
-    unsafe fn call<W: Work>(work: W) -> W::Output {
+    unsafe fn call<W: VectorCode>(work: W) -> W::Output {
         // SAFETY: every processor has this.
         unsafe { work.run::<Self>() }
     }

@@ -7,8 +7,8 @@
 
 use super::activations::Activations;
 use super::format::BlockFormat;
-use super::panels::{BlockPanels, Code, GROUP, with_code};
-use super::portable::{Vectors, Wide, Work};
+use super::panels::{BlockPanels, GROUP, PanelFormat, with_code};
+use super::portable::{VectorCode, Vectors, Wide};
 use super::tile::{PanelParts, WideStrip, few, tile, wide_scales_len, widen, widen_scales};
 use super::vectors::dispatch;
 use crate::cpu::isa::Isa;
@@ -81,7 +81,7 @@ struct Shared<'a, C> {
     code: PhantomData<C>,
 }
 
-impl<C: Code> Shared<'_, C> {
+impl<C: PanelFormat> Shared<'_, C> {
     /// Panel `i` of the result.
     fn panel(&self, i: usize) -> PanelParts<'_> {
         let panel = self.w.panel(self.columns.start / PANEL + i);
@@ -106,7 +106,7 @@ struct ShareOut<'a, C> {
     x: &'a [f32],
 }
 
-impl<C: Code> Work for ShareOut<'_, C> {
+impl<C: PanelFormat> VectorCode for ShareOut<'_, C> {
     type Output = ();
 
     unsafe fn run<V: Vectors>(self) {
@@ -142,12 +142,12 @@ impl<C: Code> Work for ShareOut<'_, C> {
 }
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    static SCRATCH: RefCell<BlockScratch> = RefCell::default();
 }
 
 /// A thread's working memory, which stays for the next product.
 #[derive(Default)]
-struct Scratch {
+struct BlockScratch {
     sums: Vec<f32>,
     codes: Vec<u8>,
     scales: Vec<f32>,
@@ -155,7 +155,7 @@ struct Scratch {
 
 /// Runs `work` with this thread's working memory, outside of code for an instruction set: a closure within it would be
 /// compiled for none.
-fn in_scratch(work: impl FnOnce(&mut Scratch)) {
+fn in_scratch(work: impl FnOnce(&mut BlockScratch)) {
     SCRATCH.with_borrow_mut(work);
 }
 
@@ -164,10 +164,10 @@ struct Few<'a, C> {
     shared: Shared<'a, C>,
     x: &'a Activations<i8>,
     panels: Range<usize>,
-    scratch: &'a mut Scratch,
+    scratch: &'a mut BlockScratch,
 }
 
-impl<C: Code> Work for Few<'_, C> {
+impl<C: PanelFormat> VectorCode for Few<'_, C> {
     type Output = ();
 
     #[inline(always)]
@@ -202,10 +202,10 @@ struct Many<'a, C, X> {
     x: &'a Activations<X>,
     rows: Range<usize>,
     panels: Range<usize>,
-    scratch: &'a mut Scratch,
+    scratch: &'a mut BlockScratch,
 }
 
-impl<C: Code, X: Wide> Work for Many<'_, C, X> {
+impl<C: PanelFormat, X: Wide> VectorCode for Many<'_, C, X> {
     type Output = ();
 
     #[inline(always)]

@@ -1,8 +1,8 @@
 //! The sums of a few rows and a panel, and of a tile of rows and panels.
 
 use super::activations::{Activations, BLOCK, SUMS};
-use super::panels::{Code, GROUP};
-use super::portable::{Steps, Vectors, Wide, Work};
+use super::panels::{GROUP, PanelFormat};
+use super::portable::{Steps, VectorCode, Vectors, Wide};
 use crate::linear::product::panels::PANEL;
 use std::marker::PhantomData;
 
@@ -23,7 +23,7 @@ pub(super) struct PanelParts<'a> {
 /// The processor has the instruction set, and there are R rows and sums of R rows, `stride` apart.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // several arrays have the index
-pub(super) unsafe fn few<V: Vectors, C: Code, const R: usize>(
+pub(super) unsafe fn few<V: Vectors, C: PanelFormat, const R: usize>(
     x: &Activations<i8>,
     PanelParts { codes, scales }: PanelParts,
     blocks: usize,
@@ -68,7 +68,7 @@ pub(super) unsafe fn few<V: Vectors, C: Code, const R: usize>(
 /// The processor has the instruction set, there are R rows of `blocks` blocks, and the codes of the part are readable.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // several arrays have the index
-unsafe fn part_dots<V: Vectors, C: Code, const R: usize>(
+unsafe fn part_dots<V: Vectors, C: PanelFormat, const R: usize>(
     x: &Activations<i8>,
     (block, blocks): (usize, usize),
     part: usize,
@@ -127,7 +127,7 @@ unsafe fn four<V: Vectors>(from: *const i8) -> V::Ints {
 /// # Safety
 /// There is such a block.
 #[inline(always)]
-unsafe fn part_sum<C: Code>(sums: &[i32], block: usize, part: usize) -> i32 {
+unsafe fn part_sum<C: PanelFormat>(sums: &[i32], block: usize, part: usize) -> i32 {
     // SAFETY: passed on.
     unsafe {
         let sums = sums.as_ptr().add(block * SUMS);
@@ -163,7 +163,7 @@ unsafe fn minus_total<X>(x: &Activations<X>, block: usize) -> f32 {
 /// # Safety
 /// The processor has the instruction set.
 #[inline(always)]
-pub(super) unsafe fn widen<V: Vectors, C: Code>(codes: &[u8], out: &mut [u8]) {
+pub(super) unsafe fn widen<V: Vectors, C: PanelFormat>(codes: &[u8], out: &mut [u8]) {
     let per_pair = if C::NIBBLES { GROUP } else { 2 * GROUP };
     let wide_pair = 2 * GROUP * size_of::<V::Wide>();
     for (codes, out) in codes.chunks_exact(per_pair).zip(out.chunks_exact_mut(wide_pair)) {
@@ -182,7 +182,7 @@ pub(super) unsafe fn widen<V: Vectors, C: Code>(codes: &[u8], out: &mut [u8]) {
 }
 
 /// The length in f32 numbers of the scales and minima of a panel of `blocks` blocks.
-pub(super) const fn wide_scales_len<C: Code>(blocks: usize) -> usize {
+pub(super) const fn wide_scales_len<C: PanelFormat>(blocks: usize) -> usize {
     blocks * (C::PARTS + C::MINIMA as usize) * PANEL
 }
 
@@ -191,7 +191,7 @@ pub(super) const fn wide_scales_len<C: Code>(blocks: usize) -> usize {
 /// # Safety
 /// The processor has the instruction set.
 #[inline(always)]
-pub(super) unsafe fn widen_scales<V: Vectors, C: Code>(scales: &[u8], blocks: usize, out: &mut [f32]) {
+pub(super) unsafe fn widen_scales<V: Vectors, C: PanelFormat>(scales: &[u8], blocks: usize, out: &mut [f32]) {
     assert!(scales.len() >= C::scales_len(blocks) && out.len() >= wide_scales_len::<C>(blocks));
     let mut out = out.as_mut_ptr();
     for block in 0..blocks {
@@ -225,7 +225,7 @@ pub(super) struct WideStrip<'a> {
 /// # Safety
 /// The processor has the instruction set.
 #[inline(always)]
-pub(super) unsafe fn tile<V: Vectors, C: Code, X: Wide>(
+pub(super) unsafe fn tile<V: Vectors, C: PanelFormat, X: Wide>(
     x: &Activations<X>,
     first: usize,
     rows: usize,
@@ -256,7 +256,7 @@ struct TileWork<'a, C, X, const R: usize, const P: usize> {
     code: PhantomData<C>,
 }
 
-impl<C: Code, X: Wide, const R: usize, const P: usize> Work for TileWork<'_, C, X, R, P> {
+impl<C: PanelFormat, X: Wide, const R: usize, const P: usize> VectorCode for TileWork<'_, C, X, R, P> {
     type Output = ();
 
     #[inline(always)]

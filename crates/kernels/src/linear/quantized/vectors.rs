@@ -2,7 +2,7 @@
 
 #[cfg(target_arch = "aarch64")]
 use super::neon;
-use super::portable::{Portable, Vectors, Work};
+use super::portable::{Portable, VectorCode, Vectors};
 #[cfg(target_arch = "wasm32")]
 use super::wasm;
 #[cfg(target_arch = "x86_64")]
@@ -10,7 +10,7 @@ use super::x86;
 use crate::cpu::isa::{ByteProducts, Isa};
 
 /// Runs `work` on the instruction set, or in plain Rust where there is no code for it here.
-pub(super) fn dispatch<W: Work>(isa: Isa, work: W) -> W::Output {
+pub(super) fn dispatch<W: VectorCode>(isa: Isa, work: W) -> W::Output {
     // SAFETY: `Isa` has looked for the features.
     unsafe {
         match isa.byte_products() {

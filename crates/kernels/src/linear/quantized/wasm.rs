@@ -3,7 +3,7 @@
 //! They multiply numbers of 16 bits and sum two products in i32. So the four bytes of an output become two pairs of numbers: those of
 //! even and those of odd inputs.
 
-use super::portable::{Vectors, Work};
+use super::portable::{VectorCode, Vectors};
 use half::f16;
 #[allow(clippy::wildcard_imports)] // thirty intrinsics
 use std::arch::wasm32::*;
@@ -25,7 +25,7 @@ impl Vectors for Simd128 {
 
     #[inline(never)]
     #[target_feature(enable = "simd128")]
-    unsafe fn call<W: Work>(work: W) -> W::Output {
+    unsafe fn call<W: VectorCode>(work: W) -> W::Output {
         // SAFETY: the caller guarantees the instruction set, for which this function is compiled.
         unsafe { work.run::<Self>() }
     }

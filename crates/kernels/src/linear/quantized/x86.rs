@@ -4,7 +4,7 @@
 //! `maddubs` sums two products in i16, which it saturates. Codes below 16 are safe from that, and so are codes with a sign,
 //! whose magnitude is the first factor: 2·128·127 is below 2¹⁵. Many rows share codes in i16 instead.
 
-use super::portable::{Vectors, Work};
+use super::portable::{VectorCode, Vectors};
 use half::f16;
 #[allow(clippy::wildcard_imports)] // fifty intrinsics
 use std::arch::x86_64::*;
@@ -136,7 +136,7 @@ macro_rules! halves_of_512 {
 impl Vectors for Avx2 {
     #[inline(never)]
     #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
-    unsafe fn call<W: Work>(work: W) -> W::Output {
+    unsafe fn call<W: VectorCode>(work: W) -> W::Output {
         // SAFETY: the caller guarantees the instruction set, for which this function is compiled.
         unsafe { work.run::<Self>() }
     }
@@ -216,7 +216,7 @@ impl Vectors for Avx2 {
 impl Vectors for AvxVnni {
     #[inline(never)]
     #[target_feature(enable = "avxvnni,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
-    unsafe fn call<W: Work>(work: W) -> W::Output {
+    unsafe fn call<W: VectorCode>(work: W) -> W::Output {
         // SAFETY: the caller guarantees the instruction set, for which this function is compiled.
         unsafe { work.run::<Self>() }
     }
@@ -252,7 +252,7 @@ impl Vectors for Avx512Vnni {
     #[target_feature(
         enable = "avx512vnni,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt"
     )]
-    unsafe fn call<W: Work>(work: W) -> W::Output {
+    unsafe fn call<W: VectorCode>(work: W) -> W::Output {
         // SAFETY: the caller guarantees the instruction set, for which this function is compiled.
         unsafe { work.run::<Self>() }
     }

@@ -2,10 +2,10 @@
 //!
 //! Panels of f32, f16 and bf16 and panels of quantized blocks implement it. A new format is one more implementation.
 
-use crate::cpu::cpu_op::Input;
+use crate::cpu::cpu_op::CpuInput;
 use crate::linear::product::finish::Finish;
 use crate::linear::product::multiply::new_product;
-use crate::linear::product::panels::{PANEL, Panels, STRIP, Stored};
+use crate::linear::product::panels::{PANEL, PanelNumber, Panels, STRIP};
 use crate::linear::quantized;
 use crate::linear::quantized::format::BlockFormat;
 use crate::linear::quantized::panels::BlockPanels;
@@ -42,12 +42,12 @@ pub(crate) struct Then<'a> {
     pub(crate) bias: Option<&'a [f32]>,
     pub(crate) activation: Option<Activation>,
     /// (rows, columns)
-    pub(crate) join: Option<Join<Input<'a>>>,
+    pub(crate) join: Option<Join<CpuInput<'a>>>,
 }
 
 impl<'a> Then<'a> {
     fn finish<X: WithDType>(self) -> Result<Finish<'a, X>> {
-        let join = self.join.map(|join| join.try_map(Input::slice)).transpose()?;
+        let join = self.join.map(|join| join.try_map(CpuInput::slice)).transpose()?;
         Ok(Finish { bias: self.bias, activation: self.activation, join, onto: false })
     }
 }
@@ -64,7 +64,7 @@ pub(crate) trait Frozen: Send + Sync {
 
     /// `x·W[:, columns]` with sums in f32, and what follows: (rows, in) -> (rows, `columns.len()`), in the dtype of `x`, which
     /// is f32 or the weight's own half.
-    fn product(&self, x: Input, columns: Range<usize>, then: Then) -> Result<CpuStorage>;
+    fn product(&self, x: CpuInput, columns: Range<usize>, then: Then) -> Result<CpuStorage>;
 
     /// The weights of some outputs, (`outputs.len()`, in): in the weight's own dtype, or f32 if it is quantized.
     fn outputs(&self, outputs: &[u32]) -> CpuStorage;
@@ -73,7 +73,7 @@ pub(crate) trait Frozen: Send + Sync {
     fn transposed(&self, columns: Range<usize>) -> Arc<dyn Frozen>;
 }
 
-impl<E: Stored + WithDType> Frozen for Panels<E> {
+impl<E: PanelNumber + WithDType> Frozen for Panels<E> {
     fn shape(&self) -> (usize, usize) {
         (self.depth(), self.width())
     }
@@ -86,7 +86,7 @@ impl<E: Stored + WithDType> Frozen for Panels<E> {
         PANEL * STRIP
     }
 
-    fn product(&self, x: Input, columns: Range<usize>, then: Then) -> Result<CpuStorage> {
+    fn product(&self, x: CpuInput, columns: Range<usize>, then: Then) -> Result<CpuStorage> {
         Ok(match x.storage {
             CpuStorage::F32(_) => CpuStorage::F32(new_product(x.slice()?, self, columns, then.finish()?)),
             _ => E::to_cpu_storage_owned(new_product(x.slice::<E>()?, self, columns, then.finish()?)),
@@ -118,7 +118,7 @@ impl Frozen for BlockPanels {
         PANEL
     }
 
-    fn product(&self, x: Input, columns: Range<usize>, then: Then) -> Result<CpuStorage> {
+    fn product(&self, x: CpuInput, columns: Range<usize>, then: Then) -> Result<CpuStorage> {
         Ok(CpuStorage::F32(quantized::product::product(x.slice()?, self, columns, then.finish()?)))
     }
 

@@ -5,7 +5,7 @@
 //! there is one loop for a plain W and one for a frozen W, which gets no gradient; on GPUs one of Candle's operations.
 
 use super::frozen::{Frozen, Then};
-use crate::cpu::cpu_op::{CpuOp, Input, OnCpu};
+use crate::cpu::cpu_op::{CpuInput, CpuOp, OnCpu};
 use crate::cpu::dispatch::{Dispatch, cpu_f32, cpu_product};
 use crate::cpu::element::accumulator;
 use crate::cpu::vector::with_slices;
@@ -54,7 +54,7 @@ pub fn linear_cross_entropy(
         let of_rows = gpu::losses_to_gradients;
         let (loss, gradients) = in_chunks(&x.detach(), &weight.detach(), &targets, wanted, of_rows)?;
         // Divided only in the backward pass, by the caller's scale as well: less is too small for a half.
-        return x.apply_op2(&weight, Computed { loss, gradients, share: 1.0 / rows as f64 });
+        return x.apply_op2(&weight, ComputedLoss { loss, gradients, share: 1.0 / rows as f64 });
     }
     let targets = targets.to_vec1::<u32>()?;
     let (loss, gradients) =
@@ -64,7 +64,7 @@ pub fn linear_cross_entropy(
     };
     let [d_x, d_weight] = gradients;
     let gradients = [tensor(d_x, &x)?, tensor(d_weight, &weight)?];
-    x.apply_op2(&weight, Computed { loss: Tensor::new(loss, &Device::Cpu)?, gradients, share: 1.0 })
+    x.apply_op2(&weight, ComputedLoss { loss: Tensor::new(loss, &Device::Cpu)?, gradients, share: 1.0 })
 }
 
 /// The loss of `x` (rows, C) under `weight` (V, C), and the gradients of `x` and `weight` that are wanted.
@@ -109,7 +109,7 @@ fn loss_and_gradients(
 }
 
 /// A loss already computed, with the gradients of x and weight that are wanted.
-struct Computed {
+struct ComputedLoss {
     /// f32, a scalar where x is.
     loss: Tensor,
     gradients: [Option<Tensor>; 2],
@@ -117,7 +117,7 @@ struct Computed {
     share: f64,
 }
 
-impl CustomOp2 for Computed {
+impl CustomOp2 for ComputedLoss {
     fn name(&self) -> &'static str {
         "linear-cross-entropy"
     }
@@ -242,12 +242,12 @@ pub(crate) fn frozen_cross_entropy(x: &Tensor, weight: &Arc<dyn Frozen>, targets
         let Storage::Cpu(storage) = &*storage else {
             candle_core::bail!("cross-entropy: x is on another device")
         };
-        let mut logits = in_f32s(weight.product(Input { storage, layout }, 0..v, Then::default())?)?; // (count, V)
+        let mut logits = in_f32s(weight.product(CpuInput { storage, layout }, 0..v, Then::default())?)?; // (count, V)
         let log_sums = log_sums(&logits, v);
         sum += losses(&logits, targets, &log_sums).sum::<f64>();
         to_gradients(&mut logits, targets, &log_sums, factor);
         let layout = Layout::contiguous((count, v));
-        let d_logits = Input { storage: &CpuStorage::F32(logits), layout: &layout };
+        let d_logits = CpuInput { storage: &CpuStorage::F32(logits), layout: &layout };
         d_x.extend(in_f32s(transposed.product(d_logits, 0..c, Then::default())?)?);
     }
     #[allow(clippy::cast_possible_truncation)] // the loss of f32 logits
@@ -273,7 +273,7 @@ struct Known {
 impl CpuOp<1> for Known {
     const NAME: &'static str = "frozen-cross-entropy";
 
-    fn forward(&self, [_]: [Input; 1]) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [_]: [CpuInput; 1]) -> Result<(CpuStorage, Shape)> {
         Ok((CpuStorage::F32(vec![self.loss]), Shape::from(())))
     }
 

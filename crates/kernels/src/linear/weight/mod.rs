@@ -76,12 +76,12 @@ impl WeightLayout {
 /// ```
 #[derive(Clone)]
 pub struct Weight {
-    kind: Kind,
+    kind: WeightKind,
     layout: WeightLayout,
 }
 
 #[derive(Clone)]
-enum Kind {
+enum WeightKind {
     /// The stored tensor, and the code that multiplies by it on a GPU.
     Plain(Tensor, Implementation),
     Frozen(Arc<dyn Frozen>),
@@ -114,7 +114,7 @@ impl Weight {
     /// When the weight has another rank.
     pub fn plain(weight: Tensor, layout: WeightLayout) -> Result<Self> {
         weight.dims2()?;
-        Ok(Self { kind: Kind::Plain(weight, Implementation::Auto), layout })
+        Ok(Self { kind: WeightKind::Plain(weight, Implementation::Auto), layout })
     }
 
     /// Freezes a copy of a stored weight in its own dtype, on all threads. A transposed view is read in place.
@@ -125,7 +125,7 @@ impl Weight {
     /// # Errors
     /// When the weight has another rank, dtype or device, or no elements, or tracks a gradient.
     pub fn pack(weight: &Tensor, layout: WeightLayout) -> Result<Self> {
-        Ok(Self { kind: Kind::Frozen(frozen::pack(&layout.in_out(weight)?)?), layout })
+        Ok(Self { kind: WeightKind::Frozen(frozen::pack(&layout.in_out(weight)?)?), layout })
     }
 
     /// Quantizes a stored weight in f32, f16 or bf16, on all threads.
@@ -137,7 +137,7 @@ impl Weight {
     /// When the format's blocks do not divide the inputs, or a number is not finite or beyond f16's largest; when the weight has
     /// another rank or device, or no elements, or tracks a gradient.
     pub fn quantize(weight: &Tensor, layout: WeightLayout, format: BlockFormat) -> Result<Self> {
-        Ok(Self { kind: Kind::Frozen(frozen::quantize(&layout.in_out(weight)?, format)?), layout })
+        Ok(Self { kind: WeightKind::Frozen(frozen::quantize(&layout.in_out(weight)?, format)?), layout })
     }
 
     /// A weight in blocks of `format` with `n_in` inputs and `n_out` outputs: the blocks of all inputs to the first output, then
@@ -153,13 +153,13 @@ impl Weight {
         layout: WeightLayout,
         read: impl Fn(usize, &mut [u8]) -> Result<()> + Sync,
     ) -> Result<Self> {
-        Ok(Self { kind: Kind::Frozen(frozen::read_blocks(format, n_in, n_out, read)?), layout })
+        Ok(Self { kind: WeightKind::Frozen(frozen::read_blocks(format, n_in, n_out, read)?), layout })
     }
 
     /// Sets the code that multiplies by a plain weight on a GPU; any other weight stays as it is.
     #[must_use]
     pub fn with_implementation(mut self, implementation: Implementation) -> Self {
-        if let Kind::Plain(_, held) = &mut self.kind {
+        if let WeightKind::Plain(_, held) = &mut self.kind {
             *held = implementation;
         }
         self
@@ -169,8 +169,8 @@ impl Weight {
     #[must_use]
     pub fn shape(&self) -> (usize, usize) {
         match &self.kind {
-            Kind::Frozen(weight) => weight.shape(),
-            Kind::Plain(weight, _) => self.layout.shape(weight.dims()[0], weight.dims()[1]),
+            WeightKind::Frozen(weight) => weight.shape(),
+            WeightKind::Plain(weight, _) => self.layout.shape(weight.dims()[0], weight.dims()[1]),
         }
     }
 
@@ -184,8 +184,8 @@ impl Weight {
     #[must_use]
     pub fn dtype(&self) -> WeightDType {
         match &self.kind {
-            Kind::Frozen(weight) => weight.dtype(),
-            Kind::Plain(weight, _) => WeightDType::Plain(weight.dtype()),
+            WeightKind::Frozen(weight) => weight.dtype(),
+            WeightKind::Plain(weight, _) => WeightDType::Plain(weight.dtype()),
         }
     }
 
@@ -193,21 +193,21 @@ impl Weight {
     #[must_use]
     pub fn device(&self) -> &Device {
         match &self.kind {
-            Kind::Frozen(_) => &Device::Cpu,
-            Kind::Plain(weight, _) => weight.device(),
+            WeightKind::Frozen(_) => &Device::Cpu,
+            WeightKind::Plain(weight, _) => weight.device(),
         }
     }
 
     /// Whether an optimizer can change it.
     #[must_use]
     pub fn is_variable(&self) -> bool {
-        matches!(&self.kind, Kind::Plain(weight, _) if weight.is_variable())
+        matches!(&self.kind, WeightKind::Plain(weight, _) if weight.is_variable())
     }
 
     /// Whether it is laid out for our products and cannot change.
     #[must_use]
     pub fn is_frozen(&self) -> bool {
-        matches!(self.kind, Kind::Frozen(_))
+        matches!(self.kind, WeightKind::Frozen(_))
     }
 
     /// Whether it holds blocks of a few bits a number.
@@ -219,15 +219,15 @@ impl Weight {
     /// Whether it is this plain tensor.
     #[must_use]
     pub fn is_tensor(&self, tensor: &Tensor) -> bool {
-        matches!(&self.kind, Kind::Plain(weight, _) if weight.id() == tensor.id())
+        matches!(&self.kind, WeightKind::Plain(weight, _) if weight.id() == tensor.id())
     }
 
     /// Whether the two are one weight.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         match (&self.kind, &other.kind) {
-            (Kind::Frozen(a), Kind::Frozen(b)) => Arc::ptr_eq(a, b),
-            (Kind::Plain(a, _), Kind::Plain(b, _)) => a.id() == b.id(),
+            (WeightKind::Frozen(a), WeightKind::Frozen(b)) => Arc::ptr_eq(a, b),
+            (WeightKind::Plain(a, _), WeightKind::Plain(b, _)) => a.id() == b.id(),
             _ => false,
         }
     }
@@ -241,10 +241,10 @@ impl Weight {
     /// When a shape, a dtype or a device does not fit.
     pub fn forward(&self, x: &Tensor, bias: Option<&Tensor>, epilogue: Epilogue) -> Result<Tensor> {
         match &self.kind {
-            Kind::Frozen(weight) => {
+            WeightKind::Frozen(weight) => {
                 Product::new(weight.clone(), 0..self.shape().1, bias).forward(x, epilogue)
             }
-            Kind::Plain(weight, implementation) => {
+            WeightKind::Plain(weight, implementation) => {
                 self.layout.product(x, weight, bias, epilogue, Dispatch::of(*implementation, x))
             }
         }
@@ -269,13 +269,13 @@ impl Weight {
         }
         let bias_from = |first| bias.map(|bias| bias.narrow(0, first, columns.end - first)).transpose();
         match &self.kind {
-            Kind::Frozen(weight) => {
+            WeightKind::Frozen(weight) => {
                 let first = columns.start / weight.alignment() * weight.alignment();
                 let product = Product::new(weight.clone(), first..columns.end, bias_from(first)?.as_ref());
                 let y = product.forward(x, Epilogue::None)?;
                 y.narrow(D::Minus1, columns.start - first, columns.len())
             }
-            Kind::Plain(weight, implementation) => {
+            WeightKind::Plain(weight, implementation) => {
                 let axis = usize::from(self.layout == WeightLayout::InOut);
                 let weight = weight.narrow(axis, columns.start, columns.len())?;
                 let bias = bias_from(columns.start)?;
@@ -302,7 +302,7 @@ impl Weight {
     ) -> Result<Tensor> {
         let learns = [x, u, b].iter().any(|t| t.track_op()) && !bias.is_some_and(Tensor::track_op);
         match &self.kind {
-            Kind::Frozen(weight) if learns && x.dtype() == DType::F32 => {
+            WeightKind::Frozen(weight) if learns && x.dtype() == DType::F32 => {
                 Product::new(weight.clone(), 0..self.shape().1, bias).forward_low_rank(x, u, b)
             }
             _ => self.forward(x, bias, Epilogue::Residual(&linear_transposed(u, b)?)),
@@ -322,18 +322,18 @@ impl Weight {
             linear_cross_entropy(x, table, targets, Dispatch::of(implementation, x))
         };
         match &self.kind {
-            Kind::Plain(weight, implementation) => match self.layout {
+            WeightKind::Plain(weight, implementation) => match self.layout {
                 WeightLayout::OutIn => plain(weight, *implementation),
                 WeightLayout::InOut => plain(&weight.t()?, *implementation),
             },
             // The logits of the parts would all stay in the graph.
-            Kind::Frozen(weight) if x.track_op() && x.dtype() == DType::F32 => {
+            WeightKind::Frozen(weight) if x.track_op() && x.dtype() == DType::F32 => {
                 frozen_cross_entropy(x, weight, targets)
             }
-            Kind::Frozen(weight) if x.track_op() => {
+            WeightKind::Frozen(weight) if x.track_op() => {
                 plain(&out_in(&**weight)?.to_dtype(x.dtype())?, Implementation::Auto)
             }
-            Kind::Frozen(_) => self.cross_entropy_in_parts(x, targets),
+            WeightKind::Frozen(_) => self.cross_entropy_in_parts(x, targets),
         }
     }
 
@@ -370,9 +370,11 @@ impl Weight {
     pub fn columns(&self, ids: &Tensor) -> Result<Tensor> {
         let (n_in, n_out) = self.shape();
         match (&self.kind, self.layout) {
-            (Kind::Plain(weight, _), WeightLayout::OutIn) => weight.contiguous()?.index_select(ids, 0),
-            (Kind::Plain(weight, _), WeightLayout::InOut) => weight.contiguous()?.index_select(ids, 1)?.t(),
-            (Kind::Frozen(weight), _) => {
+            (WeightKind::Plain(weight, _), WeightLayout::OutIn) => weight.contiguous()?.index_select(ids, 0),
+            (WeightKind::Plain(weight, _), WeightLayout::InOut) => {
+                weight.contiguous()?.index_select(ids, 1)?.t()
+            }
+            (WeightKind::Frozen(weight), _) => {
                 if ids.dtype().is_float() {
                     candle_core::bail!("weight: expected integers as columns, got {:?}", ids.dtype())
                 }
@@ -394,9 +396,9 @@ impl Weight {
     /// When Candle cannot make the tensor.
     pub fn tensor(&self) -> Result<Tensor> {
         match (&self.kind, self.layout) {
-            (Kind::Plain(weight, _), _) => Ok(weight.clone()),
-            (Kind::Frozen(weight), WeightLayout::OutIn) => out_in(&**weight),
-            (Kind::Frozen(weight), WeightLayout::InOut) => out_in(&**weight)?.t()?.contiguous(),
+            (WeightKind::Plain(weight, _), _) => Ok(weight.clone()),
+            (WeightKind::Frozen(weight), WeightLayout::OutIn) => out_in(&**weight),
+            (WeightKind::Frozen(weight), WeightLayout::InOut) => out_in(&**weight)?.t()?.contiguous(),
         }
     }
 

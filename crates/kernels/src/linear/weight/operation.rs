@@ -1,7 +1,7 @@
 //! The product with a frozen weight as a Candle operation: forward and backward, with bias and epilogue in the same pass.
 
 use super::frozen::{Frozen, Then, WeightDType};
-use crate::cpu::cpu_op::{CpuOp, Input, OnCpu};
+use crate::cpu::cpu_op::{CpuInput, CpuOp, OnCpu};
 use crate::cpu::explain::{Explained, note, ours, shown};
 use crate::linear::plain::matmul;
 use crate::linear::product::multiply::multiply;
@@ -113,7 +113,7 @@ impl Product {
         }
     }
 
-    fn compute(&self, x: Input, join: Option<Join<Input>>) -> Result<(CpuStorage, Shape)> {
+    fn compute(&self, x: CpuInput, join: Option<Join<CpuInput>>) -> Result<(CpuStorage, Shape)> {
         let rows = x.layout.shape().dims2()?.0;
         let bias = self.bias.as_ref().map(|bias| bias.to_dtype(DType::F32)?.to_vec1()).transpose()?;
         let then = Then { bias: bias.as_deref(), activation: self.activation, join };
@@ -128,7 +128,7 @@ impl Product {
         let rows = grad.dim(0)?;
         let n_in = self.weight.shape().0;
         let transpose = self.weight.transposed(self.columns.clone());
-        let y = transpose.product(Input::new(&storage, layout)?, 0..n_in, Then::default())?;
+        let y = transpose.product(CpuInput::new(&storage, layout)?, 0..n_in, Then::default())?;
         tensor(y, (rows, n_in))
     }
 }
@@ -146,10 +146,10 @@ pub(super) fn tensor(storage: CpuStorage, shape: (usize, usize)) -> Result<Tenso
 impl CpuOp<1> for Product {
     const NAME: &'static str = "frozen-linear";
 
-    fn forward(&self, [x]: [Input; 1]) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [x]: [CpuInput; 1]) -> Result<(CpuStorage, Shape)> {
         let Some(join) = &self.join else { return self.compute(x, None) };
         let (storage, layout) = join.get().storage_and_layout();
-        let input = Input::new(&storage, layout)?;
+        let input = CpuInput::new(&storage, layout)?;
         self.compute(x, Some(join.clone().map(|_| input)))
     }
 
@@ -162,7 +162,7 @@ impl CpuOp<1> for Product {
 impl CpuOp<2> for Product {
     const NAME: &'static str = "frozen-linear-onto";
 
-    fn forward(&self, [x, residual]: [Input; 2]) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [x, residual]: [CpuInput; 2]) -> Result<(CpuStorage, Shape)> {
         self.compute(x, Some(Join::Add(residual)))
     }
 
@@ -181,14 +181,14 @@ impl CpuOp<2> for Product {
 impl CpuOp<3> for Product {
     const NAME: &'static str = "frozen-linear-low-rank";
 
-    fn forward(&self, [x, u, b]: [Input; 3]) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [x, u, b]: [CpuInput; 3]) -> Result<(CpuStorage, Shape)> {
         let (rows, (n_out, rank)) = (u.shape().dims2()?.0, b.shape().dims2()?);
         let u = u.slice()?;
         let b = b.slice()?;
         let mut added = vec![0f32; rows * n_out];
         multiply(&mut added, false, Matrix::new(u, rows, rank), Matrix::new(b, n_out, rank).t());
         let layout = Layout::contiguous((rows, n_out));
-        self.compute(x, Some(Join::Add(Input { storage: &CpuStorage::F32(added), layout: &layout })))
+        self.compute(x, Some(Join::Add(CpuInput { storage: &CpuStorage::F32(added), layout: &layout })))
     }
 
     fn backward(&self, [x, u, b]: [&Tensor; 3], _: &Tensor, grad: &Tensor) -> Result<[Option<Tensor>; 3]> {

@@ -1,7 +1,7 @@
 //! The rows of a norm on the CPU, forward and backward.
 
 use crate::cpu::column_sums::{ROWS, add, total};
-use crate::cpu::cpu_op::{CpuOp, Input};
+use crate::cpu::cpu_op::{CpuInput, CpuOp};
 use crate::cpu::element::Element;
 use crate::cpu::isa;
 use crate::cpu::vector::{chunked, sum3, with_slices};
@@ -20,7 +20,7 @@ pub(super) struct Norm {
 }
 
 impl Norm {
-    fn normalize(self, x: Input, weight: Input, bias: Option<Input>) -> Result<(CpuStorage, Shape)> {
+    fn normalize(self, x: CpuInput, weight: CpuInput, bias: Option<CpuInput>) -> Result<(CpuStorage, Shape)> {
         match x.storage {
             CpuStorage::F16(_) => return self.halves::<f16>(x, weight, bias),
             CpuStorage::BF16(_) => return self.halves::<bf16>(x, weight, bias),
@@ -29,14 +29,14 @@ impl Norm {
         let shape = x.shape().clone();
         let x = x.slice()?;
         let weight = weight.slice()?;
-        let bias = bias.map(Input::slice).transpose()?;
+        let bias = bias.map(CpuInput::slice).transpose()?;
         let width = weight.len();
         let arch = isa::arch();
         let row = |i: usize, out: &mut [MaybeUninit<f32>]| {
-            arch.dispatch(Row { norm: self, x: &x[i * width..(i + 1) * width], weight, bias, out });
+            arch.dispatch(NormalizeRow { norm: self, x: &x[i * width..(i + 1) * width], weight, bias, out });
         };
         #[allow(unsafe_code)]
-        // SAFETY: `Row` writes all of `out`, which is as long as weight, bias and the row of x.
+        // SAFETY: `NormalizeRow` writes all of `out`, which is as long as weight, bias and the row of x.
         let out = unsafe { chunked(x.len(), width, row) };
         Ok((CpuStorage::F32(out), shape))
     }
@@ -44,16 +44,16 @@ impl Norm {
     /// Computed in f32 and rounded once.
     fn halves<E: Element + WithDType>(
         self,
-        x: Input,
-        weight: Input,
-        bias: Option<Input>,
+        x: CpuInput,
+        weight: CpuInput,
+        bias: Option<CpuInput>,
     ) -> Result<(CpuStorage, Shape)> {
         /// The number of rows that a thread takes at a time.
         const ROWS: usize = 8;
         let shape = x.shape().clone();
         let x = x.slice::<E>()?;
         let wide =
-            |input: Input| Ok::<Vec<f32>, Error>(input.slice::<E>()?.iter().map(|x| x.to_f32()).collect());
+            |input: CpuInput| Ok::<Vec<f32>, Error>(input.slice::<E>()?.iter().map(|x| x.to_f32()).collect());
         let weight = wide(weight)?;
         let bias = bias.map(wide).transpose()?;
         let width = weight.len();
@@ -152,7 +152,7 @@ impl Norm {
 impl CpuOp<3> for Norm {
     const NAME: &'static str = "layer-norm";
 
-    fn forward(&self, [x, weight, bias]: [Input; 3]) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [x, weight, bias]: [CpuInput; 3]) -> Result<(CpuStorage, Shape)> {
         self.normalize(x, weight, Some(bias))
     }
 
@@ -170,7 +170,7 @@ impl CpuOp<3> for Norm {
 impl CpuOp<2> for Norm {
     const NAME: &'static str = "norm";
 
-    fn forward(&self, [x, weight]: [Input; 2]) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [x, weight]: [CpuInput; 2]) -> Result<(CpuStorage, Shape)> {
         self.normalize(x, weight, None)
     }
 
@@ -211,7 +211,7 @@ impl<E: Element> WithSimd for HalfRows<'_, E> {
     }
 }
 
-struct Row<'a> {
+struct NormalizeRow<'a> {
     norm: Norm,
     x: &'a [f32],
     weight: &'a [f32],
@@ -219,7 +219,7 @@ struct Row<'a> {
     out: &'a mut [MaybeUninit<f32>],
 }
 
-impl WithSimd for Row<'_> {
+impl WithSimd for NormalizeRow<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! Hooks inside attention. If no hook wants a point, the step for that point returns its input unchanged.
 
-use super::qkv::{Part, Qkv, QkvLayout};
+use super::qkv::{Projection, Qkv, QkvLayout};
 use crate::gpt2::layers::conv1d::Conv1D;
 use crate::gpt2::layers::layer_norm::LayerNorm;
 use crate::hooks::{PassHooks, Point};
@@ -56,14 +56,14 @@ impl HeadInputs {
         let Qkv { mut q, mut kv } = qkv;
         if let Some(inputs) = &self.q {
             // For all positions: under hooks, no pass computes the last query alone.
-            q = layout.project_heads(c_attn, inputs, Part::Query)?; // (B, T, H, D)
+            q = layout.project_heads(c_attn, inputs, Projection::Query)?; // (B, T, H, D)
         }
         if self.k.is_some() || self.v.is_some() {
-            let part = |inputs: &Option<Tensor>, part: Part| match inputs {
+            let part = |inputs: &Option<Tensor>, part: Projection| match inputs {
                 Some(inputs) => layout.project_heads(c_attn, inputs, part),
                 None => keys_or_values(&kv, part),
             };
-            kv = Tensor::cat(&[part(&self.k, Part::Key)?, part(&self.v, Part::Value)?], 2)?;
+            kv = Tensor::cat(&[part(&self.k, Projection::Key)?, part(&self.v, Projection::Value)?], 2)?;
         }
         Ok(Qkv { q, kv })
     }
@@ -73,20 +73,20 @@ impl HeadInputs {
 pub(super) fn hooked_qkv(qkv: Qkv, layer: usize, hooks: PassHooks) -> Result<Qkv> {
     let Qkv { q, kv } = qkv;
     let q = hooks.pass(Point::Q(layer), q)?;
-    let k = hooks.read(Point::K(layer), || keys_or_values(&kv, Part::Key))?;
-    let v = hooks.read(Point::V(layer), || keys_or_values(&kv, Part::Value))?;
+    let k = hooks.read(Point::K(layer), || keys_or_values(&kv, Projection::Key))?;
+    let v = hooks.read(Point::V(layer), || keys_or_values(&kv, Projection::Value))?;
     if k.is_none() && v.is_none() {
         return Ok(Qkv { q, kv });
     }
-    let k = k.map_or_else(|| keys_or_values(&kv, Part::Key), Ok)?;
-    let v = v.map_or_else(|| keys_or_values(&kv, Part::Value), Ok)?;
+    let k = k.map_or_else(|| keys_or_values(&kv, Projection::Key), Ok)?;
+    let v = v.map_or_else(|| keys_or_values(&kv, Projection::Value), Ok)?;
     Ok(Qkv { q, kv: Tensor::cat(&[k, v], 2)? })
 }
 
 /// (B, T, 2·key heads, D) -> (B, T, key heads, D)
-fn keys_or_values(kv: &Tensor, part: Part) -> Result<Tensor> {
+fn keys_or_values(kv: &Tensor, part: Projection) -> Result<Tensor> {
     let heads = kv.dim(2)? / 2;
-    kv.narrow(2, if matches!(part, Part::Key) { 0 } else { heads }, heads)
+    kv.narrow(2, if matches!(part, Projection::Key) { 0 } else { heads }, heads)
 }
 
 /// The attention weights (B, H, T, S) that take the place of the kernel's, if a hook changes them or their scores.

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 /// A projection of a head's input.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Part {
+pub(super) enum Projection {
     Query,
     Key,
     Value,
@@ -63,7 +63,7 @@ impl QkvLayout {
     }
 
     /// A part of every head, each from an input of its own: (B, T, heads, C) -> (B, T, heads, D)
-    pub(super) fn project_heads(&self, c_attn: &Conv1D, inputs: &Tensor, part: Part) -> Result<Tensor> {
+    pub(super) fn project_heads(&self, c_attn: &Conv1D, inputs: &Tensor, part: Projection) -> Result<Tensor> {
         let of_head = |head| {
             let input = inputs.narrow(2, head, 1)?.squeeze(2)?.contiguous()?; // (B, T, C)
             let first = self.first_column(part, head);
@@ -73,13 +73,13 @@ impl QkvLayout {
     }
 
     /// The first column of a head's part in `c_attn`. For keys and values, `head` counts key heads.
-    fn first_column(&self, part: Part, head: usize) -> usize {
+    fn first_column(&self, part: Projection, head: usize) -> usize {
         let HeadLayout { key_heads, dim: d, .. } = self.heads;
         match (self.order, part) {
             (QkvOrder::HeadByHead, _) => (3 * head + part as usize) * d,
-            (QkvOrder::SideBySide, Part::Query) => head * d,
-            (QkvOrder::SideBySide, Part::Key) => self.heads.query_width() + head * d,
-            (QkvOrder::SideBySide, Part::Value) => self.heads.query_width() + (key_heads + head) * d,
+            (QkvOrder::SideBySide, Projection::Query) => head * d,
+            (QkvOrder::SideBySide, Projection::Key) => self.heads.query_width() + head * d,
+            (QkvOrder::SideBySide, Projection::Value) => self.heads.query_width() + (key_heads + head) * d,
         }
     }
 
@@ -87,17 +87,19 @@ impl QkvLayout {
     pub(super) fn columns(&self, head: usize) -> [Range<usize>; 3] {
         let HeadLayout { heads, key_heads, dim, .. } = self.heads;
         let key_head = head * key_heads / heads;
-        [(Part::Query, head), (Part::Key, key_head), (Part::Value, key_head)].map(|(part, head)| {
-            let first = self.first_column(part, head);
-            first..first + dim
-        })
+        [(Projection::Query, head), (Projection::Key, key_head), (Projection::Value, key_head)].map(
+            |(part, head)| {
+                let first = self.first_column(part, head);
+                first..first + dim
+            },
+        )
     }
 
     /// The weights of every head; copies.
     pub(super) fn head_weights(&self, c_attn: &Conv1D, c_proj: &Conv1D) -> Result<Vec<HeadWeights>> {
         let HeadLayout { heads, key_heads, dim: d, .. } = self.heads;
         let (weight, output) = (c_attn.weight()?, c_proj.weight()?);
-        let part = |part: Part, head: usize| -> Result<(Tensor, Tensor)> {
+        let part = |part: Projection, head: usize| -> Result<(Tensor, Tensor)> {
             let first = self.first_column(part, head);
             let bias = match c_attn.bias() {
                 Some(bias) => bias.narrow(0, first, d)?,
@@ -107,9 +109,9 @@ impl QkvLayout {
         };
         let of_head = |head: usize| {
             let key_head = head * key_heads / heads;
-            let (q, q_bias) = part(Part::Query, head)?;
-            let (k, k_bias) = part(Part::Key, key_head)?;
-            let (v, v_bias) = part(Part::Value, key_head)?;
+            let (q, q_bias) = part(Projection::Query, head)?;
+            let (k, k_bias) = part(Projection::Key, key_head)?;
+            let (v, v_bias) = part(Projection::Value, key_head)?;
             let o = output.narrow(0, head * d, d)?.contiguous()?;
             Ok(HeadWeights { q, k, v, o, q_bias, k_bias, v_bias })
         };

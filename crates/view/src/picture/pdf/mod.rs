@@ -3,7 +3,7 @@
 //! The file has no date and no random identifier, so two runs write the same bytes.
 
 use super::letters::{Letters, visual};
-use super::scene::{Cells, Mark, Scene, Text};
+use super::scene::{Cells, Mark, PlacedText, Scene};
 use crate::palette::Rgb;
 use crate::provenance::{Provenance, SOFTWARE};
 use candle_core::{Error, Result};
@@ -155,7 +155,7 @@ impl<'a> Drawing<'a> {
             .restore_state();
     }
 
-    fn text(&mut self, text: &Text) {
+    fn text(&mut self, text: &PlacedText) {
         if text.shown.is_empty() {
             return;
         }

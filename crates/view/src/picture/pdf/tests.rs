@@ -3,14 +3,14 @@
 use super::*;
 use crate::picture::letters::{Letters, visual};
 use crate::picture::png::tests::provenance;
-use crate::picture::scene::{Anchor, Style, WHITE};
+use crate::picture::scene::{Anchor, TextStyle, WHITE};
 use crate::text::tests::NASTY;
 use miniz_oxide::inflate::decompress_to_vec_zlib;
 use serde_json::json;
 use std::collections::HashMap;
 
 /// A PDF's objects by their number: what comes before a stream as text, and the stream.
-struct Reader {
+struct PdfObjects {
     objects: HashMap<usize, (String, Vec<u8>)>,
 }
 
@@ -19,7 +19,7 @@ fn find(bytes: &[u8], part: &str, from: usize) -> Option<usize> {
     found.map(|at| from + at)
 }
 
-impl Reader {
+impl PdfObjects {
     fn of(file: &[u8]) -> Self {
         assert!(file.starts_with(b"%PDF-1.7\n") && file.ends_with(b"%%EOF"));
         let end = String::from_utf8_lossy(&file[file.len() - 40..]).into_owned();
@@ -95,7 +95,7 @@ fn string(token: &[u8]) -> Vec<u8> {
 }
 
 /// The texts of a page, each with the matrix that places it.
-fn texts(reader: &Reader) -> Vec<(String, Vec<f32>)> {
+fn texts(reader: &PdfObjects) -> Vec<(String, Vec<f32>)> {
     let (page, _) = reader.with("/Type /Page\n");
     let (_, content) = reader.to(page, "/Contents ");
     let (font, _) = reader.with("/Subtype /Type0");
@@ -130,7 +130,8 @@ fn texts(reader: &Reader) -> Vec<(String, Vec<f32>)> {
 fn scene() -> Result<Scene> {
     let mut scene = Scene::new(Letters::new()?, (400.0, 600.0), "a title (with) \\ é")?;
     for (i, text) in NASTY.iter().chain(&["(", ")\\", "漢漢", "loss"]).enumerate() {
-        let style = Style::new(14.0, (1, 2, 3)).anchor(if i % 2 == 0 { Anchor::Start } else { Anchor::End });
+        let style =
+            TextStyle::new(14.0, (1, 2, 3)).anchor(if i % 2 == 0 { Anchor::Start } else { Anchor::End });
         scene.text(*text, (200.0, i as f32 * 16.0), if i % 3 == 0 { style.upward() } else { style });
     }
     Ok(scene)
@@ -140,12 +141,12 @@ fn scene() -> Result<Scene> {
 fn texts_can_be_found_where_the_scene_has_them() -> Result<()> {
     let scene = scene()?;
     let file = write(&scene, &Provenance::default())?;
-    let found = texts(&Reader::of(&file));
+    let found = texts(&PdfObjects::of(&file));
     let expected = scene.marks.iter().filter_map(|mark| match mark {
         Mark::Text(text) if !text.shown.is_empty() => Some(text),
         _ => None,
     });
-    let expected: Vec<&Text> = expected.collect();
+    let expected: Vec<&PlacedText> = expected.collect();
     assert_eq!(found.len(), expected.len());
     for ((found, matrix), text) in found.iter().zip(expected) {
         assert_eq!(*found, visual(&text.shown).into_iter().collect::<String>());
@@ -160,7 +161,7 @@ fn texts_can_be_found_where_the_scene_has_them() -> Result<()> {
 #[test]
 fn the_font_has_the_letters_with_their_widths_and_no_others() -> Result<()> {
     let scene = scene()?;
-    let reader = Reader::of(&write(&scene, &Provenance::default())?);
+    let reader = PdfObjects::of(&write(&scene, &Provenance::default())?);
     let (cid_font, _) = reader.with("/Subtype /CIDFontType2");
     let (_, map) = reader.to(cid_font, "/CIDToGIDMap ");
     let (descriptor, _) = reader.to(cid_font, "/FontDescriptor ");
@@ -197,7 +198,7 @@ fn the_font_has_the_letters_with_their_widths_and_no_others() -> Result<()> {
 #[test]
 fn it_says_what_made_it() -> Result<()> {
     let facts = json!({ "model": "gpt2 (small) \\", "ids": [1, 2] });
-    let reader = Reader::of(&write(&scene()?, &provenance("", facts.clone()))?);
+    let reader = PdfObjects::of(&write(&scene()?, &provenance("", facts.clone()))?);
     let (info, _) = &reader.objects[&1];
     assert!(info.contains(&format!("/Producer ({SOFTWARE})")), "{info}");
     let subject =
@@ -218,7 +219,7 @@ fn cells_are_images_with_their_colors() -> Result<()> {
     let mut scene = Scene::new(Letters::new()?, (100.0, 80.0), "")?;
     let colors = vec![Some((1, 2, 3)), None, Some((255, 0, 9)), Some((7, 7, 7))];
     scene.cells(Cells { x: 10.0, y: 20.0, width: 20.0, height: 20.0, columns: 2, colors });
-    let reader = Reader::of(&write(&scene, &Provenance::default())?);
+    let reader = PdfObjects::of(&write(&scene, &Provenance::default())?);
     let (image, pixels) = reader.with("/Subtype /Image");
     assert!(image.contains("/Width 20\n") && image.contains("/Interpolate false"), "{image}");
     let at = |x: usize, y: usize| {

@@ -42,7 +42,7 @@ struct Report<'a> {
     model: &'a str,
     config: &'a Config,
     parameters: u64,
-    memory_bytes: Memory,
+    memory_bytes: MemoryByDtype,
     audit: Verdict,
     findings: Vec<FindingRow>,
     tensors: Vec<TensorRow>,
@@ -50,7 +50,7 @@ struct Report<'a> {
 
 /// The memory of the parameters in each dtype.
 #[derive(Serialize)]
-struct Memory {
+struct MemoryByDtype {
     f32: u64,
     f16: u64,
     bf16: u64,
@@ -152,9 +152,9 @@ fn report<'a>(checkpoint: &'a Checkpoint, audit: &Audit, read: bool) -> Report<'
     }
 }
 
-fn memory(audit: &Audit) -> Memory {
+fn memory(audit: &Audit) -> MemoryByDtype {
     let n = audit.parameter_count;
-    Memory { f32: 4 * n, f16: 2 * n, bf16: 2 * n }
+    MemoryByDtype { f32: 4 * n, f16: 2 * n, bf16: 2 * n }
 }
 
 fn print(checkpoint: &Checkpoint, audit: &Audit, read: bool) -> anyhow::Result<()> {

@@ -1,13 +1,13 @@
 //! `--effect`: how each head changes a prediction, and what each part adds to it directly. `--rollout`: how much of each
 //! token reaches each position.
 
-use super::scene::{CELL, Scene};
+use super::scene::{AttentionScene, CELL};
 use crate::input::prompt::single_token;
 use crate::model::session::{Label, Session};
 use crate::output::written_files::Outputs;
 use crate::output::{self, note};
-use crate::results::picture::{About, HeadMap, head_maps};
-use crate::results::provenance::Provenance;
+use crate::results::picture::{HeadMap, PictureMetadata, head_maps};
+use crate::results::provenance::RunProvenance;
 use crate::values::pairs_by_head;
 use anyhow::{Context, bail};
 use candle_core::{D, DType, Device, Tensor};
@@ -27,7 +27,7 @@ const SHOWN: usize = 20;
 
 #[derive(Serialize)]
 struct EffectReport {
-    provenance: Provenance,
+    provenance: RunProvenance,
     target: Token,
     #[serde(skip_serializing_if = "Option::is_none")]
     against: Option<Token>,
@@ -86,7 +86,7 @@ pub(super) struct Effects {
 }
 
 impl Effects {
-    pub(super) fn of(scene: &Scene, ablation: Ablation) -> anyhow::Result<Self> {
+    pub(super) fn of(scene: &AttentionScene, ablation: Ablation) -> anyhow::Result<Self> {
         let session = scene.subject.session;
         let ids = &session.input_ids(scene.subject.ids)?; // (1, T)
         // The means of a mean ablation do not depend on what else is ablated.
@@ -145,7 +145,11 @@ fn note_space(text: &str, (target, spaced): (u32, u32), logits: &[f32]) {
     }
 }
 
-pub(super) fn show_effect(scene: &Scene, ablation: Ablation, mut outputs: Outputs) -> anyhow::Result<()> {
+pub(super) fn show_effect(
+    scene: &AttentionScene,
+    ablation: Ablation,
+    mut outputs: Outputs,
+) -> anyhow::Result<()> {
     let found = Effects::of(scene, ablation)?;
     let silenced = scene.subject.silenced();
     let mut heads =
@@ -189,7 +193,7 @@ pub(super) fn show_effect(scene: &Scene, ablation: Ablation, mut outputs: Output
     };
     let name = &scene.subject.session.name;
     let to = report.ablation;
-    let about = About {
+    let about = PictureMetadata {
         title: format!("{name}: change of {of} with each head ablated to {to}"),
         made_by: &report.provenance,
         settings: json!({
@@ -271,14 +275,17 @@ fn print_effect(report: &EffectReport) -> anyhow::Result<()> {
 
 #[derive(Serialize)]
 struct RolloutReport<'a> {
-    provenance: &'a Provenance,
+    provenance: &'a RunProvenance,
     tokens: &'a [String],
     /// Row i: how much of each token up to itself position i holds after the last block.
     rollout: Vec<Vec<f32>>,
 }
 
 /// The rollout after each block, L of (T, T).
-pub(super) fn rollout_by_layer(scene: &Scene, changes: &Interventions) -> anyhow::Result<Vec<Tensor>> {
+pub(super) fn rollout_by_layer(
+    scene: &AttentionScene,
+    changes: &Interventions,
+) -> anyhow::Result<Vec<Tensor>> {
     let all: Vec<usize> = (0..scene.subject.session.model.config().n_layer).collect();
     let mut means = vec![];
     scene.run_under(changes, ForwardArgs::default(), &all, &[], |_, weights, _| {
@@ -288,13 +295,13 @@ pub(super) fn rollout_by_layer(scene: &Scene, changes: &Interventions) -> anyhow
     Ok(attention_rollout(&means)?.into_iter().map(|map| map.squeeze(0)).collect::<Result<_, _>>()?)
 }
 
-pub(super) fn show_rollout(scene: &Scene, mut outputs: Outputs) -> anyhow::Result<()> {
+pub(super) fn show_rollout(scene: &AttentionScene, mut outputs: Outputs) -> anyhow::Result<()> {
     let mut maps = rollout_by_layer(scene, &scene.subject.changes.list)?;
     let layers = maps.len();
     let rollout = maps.pop().context("a model without layers")?; // (T, T)
     scene.subject.check_finite([&rollout])?;
     let tokens = scene.subject.shown;
-    let about = About {
+    let about = PictureMetadata {
         title: format!("{}: attention rollout after {layers} layers", scene.subject.session.name),
         made_by: scene.subject.made_by,
         settings: Value::Null,
@@ -304,7 +311,7 @@ pub(super) fn show_rollout(scene: &Scene, mut outputs: Outputs) -> anyhow::Resul
 }
 
 /// `rollout` (T, T)
-fn print_rollout(scene: &Scene, rollout: &Tensor, layers: usize) -> anyhow::Result<()> {
+fn print_rollout(scene: &AttentionScene, rollout: &Tensor, layers: usize) -> anyhow::Result<()> {
     let tokens = scene.subject.tokens;
     if scene.args.study.json {
         let mut rows = rollout.to_vec2::<f32>()?;

@@ -1,6 +1,6 @@
 //! A run of `gpt2 attention` as JSON.
 
-use super::scene::Scene;
+use super::scene::AttentionScene;
 use crate::results::subject::next_tokens;
 use candle_core::Tensor;
 use gpt2_model::ModelOutput;
@@ -12,7 +12,7 @@ pub(super) const MOST_LINKED: usize = 2048;
 
 /// A run for JSON: `layers` with what the first look has found of their heads.
 pub(super) fn run_json(
-    scene: &Scene,
+    scene: &AttentionScene,
     first: Option<&FirstLook>,
     mut layers: Vec<LayerJson>,
     output: &ModelOutput,
@@ -31,6 +31,6 @@ pub(super) fn run_json(
 }
 
 /// The input of the output projection at the last position: (1, C)
-pub(super) fn last_hidden(scene: &Scene, output: &ModelOutput) -> anyhow::Result<Tensor> {
+pub(super) fn last_hidden(scene: &AttentionScene, output: &ModelOutput) -> anyhow::Result<Tensor> {
     Ok(output.last_hidden_state.squeeze(0)?.narrow(0, scene.subject.ids.len() - 1, 1)?)
 }

@@ -17,21 +17,21 @@ use crate::output;
 use crate::output::written_files::Outputs;
 use crate::results::export_points::Points;
 use crate::results::live_page::{self, Module};
-use crate::results::provenance::Provenance;
+use crate::results::provenance::RunProvenance;
 use crate::results::subject::Subject;
 use crate::results::weights_file::{Format, beside};
 use crate::results::weights_page::open;
-use crate::study::over_texts::{Chosen, Job, Ran};
+use crate::study::over_texts::{ChosenHeads, Job, Ran};
 use crate::values::select_heads;
 use anyhow::bail;
 use args::WithArg;
 use gpt2_model::hooks::Chain;
 use gpt2_model::{ForwardArgs, ModelOutput};
 use gpt2_view::page_fragment;
-use gpt2_web::Look;
-use scene::Scene;
+use gpt2_web::PageRequest;
+use scene::AttentionScene;
 use std::io::Write;
-use views::{Shown, Views};
+use views::{StdoutView, Views};
 
 pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     check_effects(args)?;
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     let session = args.study.session_for(inputs, &outputs)?;
     let config = session.model.config();
     let (layers, heads) = select_heads(&args.layer, &args.head, config)?;
-    let chosen = Chosen { layers: &layers, heads: &heads };
+    let chosen = ChosenHeads { layers: &layers, heads: &heads };
     let points = args.points.of(&session)?;
     if args.prompt.texts.is_some() {
         let prompts = &args.prompt;
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
         let each = |prompt: &Prompt, changes: &Changes| {
             with_scene(args, &session, &points, chosen, prompt, changes, shown)
         };
-        return job.run(None, each, Shown::print);
+        return job.run(None, each, StdoutView::print);
     }
     let prompt = args.prompt.one.encode(text, &session)?;
     let changes = args.study.interventions.build(&session, Reads::Whole(&prompt.ids))?;
@@ -81,12 +81,12 @@ fn with_scene<T>(
     args: &AttentionArgs,
     session: &Session,
     points: &Points,
-    Chosen { layers, heads }: Chosen,
+    ChosenHeads { layers, heads }: ChosenHeads,
     prompt: &Prompt,
     changes: &Changes,
-    then: impl FnOnce(&Scene) -> anyhow::Result<T>,
+    then: impl FnOnce(&AttentionScene) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let made_by = Provenance::new(session, &prompt.ids)?.of(layers, heads).under(changes);
+    let made_by = RunProvenance::new(session, &prompt.ids)?.of(layers, heads).under(changes);
     let subject = Subject {
         session,
         ids: &prompt.ids,
@@ -98,7 +98,7 @@ fn with_scene<T>(
         finite: &args.study.finite,
         made_by: &made_by,
     };
-    then(&Scene { args, subject, text: prompt.text.as_deref(), points })
+    then(&AttentionScene { args, subject, text: prompt.text.as_deref(), points })
 }
 
 /// Refuses options of effects where no effect is measured: `--with` may ask for other parts of the page.
@@ -172,12 +172,12 @@ fn outputs(args: &AttentionArgs) -> anyhow::Result<Outputs> {
     Ok(outputs)
 }
 
-fn show(scene: &Scene, mut outputs: Outputs) -> anyhow::Result<()> {
+fn show(scene: &AttentionScene, mut outputs: Outputs) -> anyhow::Result<()> {
     let args = scene.args;
     let mut views = Views::new(scene)?;
     let output = look(scene, &mut views)?;
     let page = views.finish(scene, &output, &mut outputs)?;
-    let print = || Shown::new(scene, views, &output)?.print();
+    let print = || StdoutView::new(scene, views, &output)?.print();
     let Some(page) = page else { return outputs.commit_after(print) };
     if let Some(height) = args.fragment {
         outputs.commit_after(|| Ok(writeln!(output::stdout(), "{}", page_fragment(&page, height))?))?;
@@ -199,7 +199,7 @@ fn write_live(
 ) -> anyhow::Result<()> {
     let ids = if prompt.text.is_none() { prompt.ids.clone() } else { vec![] };
     let text = prompt.text.clone().unwrap_or_default();
-    let first = Look { text, ids, changes: changes.for_page()?, ..Look::default() };
+    let first = PageRequest { text, ids, changes: changes.for_page()?, ..PageRequest::default() };
     let page = live_page::page_of(module, &args.study.model, session, &first)?;
     if let Some(height) = args.fragment {
         writeln!(output::stdout(), "{}", page_fragment(&page, height))?;
@@ -208,15 +208,15 @@ fn write_live(
 }
 
 /// The result of one of many texts.
-fn shown(scene: &Scene) -> anyhow::Result<Ran<Shown>> {
+fn shown(scene: &AttentionScene) -> anyhow::Result<Ran<StdoutView>> {
     let mut views = Views::new(scene)?;
     let output = look(scene, &mut views)?;
     let tensors = views.tensors(scene, &output)?;
-    Ok(Ran::new(Shown::new(scene, views, &output)?, tensors))
+    Ok(Ran::new(StdoutView::new(scene, views, &output)?, tensors))
 }
 
 /// Runs the model and gives `views` what they need.
-fn look(scene: &Scene, views: &mut Views) -> anyhow::Result<ModelOutput> {
+fn look(scene: &AttentionScene, views: &mut Views) -> anyhow::Result<ModelOutput> {
     let forward = ForwardArgs {
         output_summaries: !scene.is_chosen(),
         output_attention_outputs: scene.args.export.is_some(),

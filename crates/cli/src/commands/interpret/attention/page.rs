@@ -3,7 +3,7 @@
 use super::args::WithArg;
 use super::effect::{self, Effects};
 use super::json::{MOST_LINKED, run_json};
-use super::scene::Scene;
+use super::scene::AttentionScene;
 use crate::interventions::changes::nothing_to_compare;
 use crate::interventions::circuit;
 use crate::results::subject::{likely_by_layer, predictions};
@@ -31,7 +31,7 @@ pub(super) struct Looked {
 }
 
 impl Looked {
-    pub(super) fn new(scene: &Scene) -> anyhow::Result<Self> {
+    pub(super) fn new(scene: &AttentionScene) -> anyhow::Result<Self> {
         let (args, subject) = (scene.args, scene.subject);
         let changed = scene.subject.changes.texts.join(", ");
         if args.compare && changed.is_empty() {
@@ -74,7 +74,7 @@ impl Looked {
     }
 
     /// The whole file; `output` comes from the run under interventions.
-    pub(super) fn finish(mut self, scene: &Scene, output: &ModelOutput) -> anyhow::Result<Vec<u8>> {
+    pub(super) fn finish(mut self, scene: &AttentionScene, output: &ModelOutput) -> anyhow::Result<Vec<u8>> {
         for with in &scene.args.with {
             match with {
                 WithArg::Effect => self.effects(scene)?,
@@ -106,7 +106,7 @@ impl Looked {
         }
     }
 
-    fn effects(&mut self, scene: &Scene) -> anyhow::Result<()> {
+    fn effects(&mut self, scene: &AttentionScene) -> anyhow::Result<()> {
         let found = Effects::of(scene, Ablation::Zero)?;
         let token = |id: u32| visible_token(&scene.subject.session.shown(&[id]).concat());
         let target = token(found.target);
@@ -132,7 +132,7 @@ impl Looked {
 
     /// Adds the scores of `gpt2 heads` to the page. They are those of the plain model: interventions at positions of
     /// the prompt do not fit their random texts.
-    fn scores(&mut self, scene: &Scene) -> anyhow::Result<()> {
+    fn scores(&mut self, scene: &AttentionScene) -> anyhow::Result<()> {
         let session = scene.subject.session;
         let seed = scene.args.study.model.run.seed;
         let config = session.model.config();
@@ -167,7 +167,7 @@ impl Looked {
     }
 
     /// The strongest features of each token, in each run.
-    fn features(&mut self, scene: &Scene) -> anyhow::Result<()> {
+    fn features(&mut self, scene: &AttentionScene) -> anyhow::Result<()> {
         let subject = scene.subject;
         let Some(source) = &scene.args.study.interventions.dictionary else { return Ok(()) };
         let opened = subject.session.dictionary(source)?;
@@ -188,7 +188,7 @@ impl Looked {
         Ok(())
     }
 
-    fn rollout(&mut self, scene: &Scene) -> anyhow::Result<()> {
+    fn rollout(&mut self, scene: &AttentionScene) -> anyhow::Result<()> {
         let meaning =
             "How much of each token reaches each position, through all heads and the residual stream";
         let plain = Interventions::default();
@@ -203,7 +203,12 @@ impl Looked {
     }
 }
 
-fn lens_of_run(page: &mut Page, scene: &Scene, run: usize, output: &ModelOutput) -> anyhow::Result<()> {
+fn lens_of_run(
+    page: &mut Page,
+    scene: &AttentionScene,
+    run: usize,
+    output: &ModelOutput,
+) -> anyhow::Result<()> {
     let last = output.hidden_states.len() - 1;
     for (layer, hidden) in output.hidden_states.iter().skip(1).enumerate() {
         let likely = likely_by_layer(&scene.subject, &hidden.squeeze(0)?, layer + 1 == last)?;
@@ -213,18 +218,18 @@ fn lens_of_run(page: &mut Page, scene: &Scene, run: usize, output: &ModelOutput)
 }
 
 /// Whether the page shows the lens, for which a run keeps its hidden states.
-pub(super) fn lens(scene: &Scene) -> bool {
+pub(super) fn lens(scene: &AttentionScene) -> bool {
     scene.args.with.contains(&WithArg::Lens)
 }
 
 /// The points whose values a page keeps for each layer, besides the weights.
-pub(super) fn kinds(scene: &Scene) -> &'static [fn(usize) -> Point] {
+pub(super) fn kinds(scene: &AttentionScene) -> &'static [fn(usize) -> Point] {
     if scene.args.with.contains(&WithArg::Neurons) { &[Point::Q, Point::K, Point::V] } else { &[Point::V] }
 }
 
 /// A number of each chosen head.
 #[allow(clippy::cast_possible_truncation)] // f32 is what is shown
-fn signed(name: &str, meaning: String, scene: &Scene, value: impl Fn(Head) -> f64) -> HeadNumbers {
+fn signed(name: &str, meaning: String, scene: &AttentionScene, value: impl Fn(Head) -> f64) -> HeadNumbers {
     let heads = scene
         .subject
         .layers

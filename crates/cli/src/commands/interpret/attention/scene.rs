@@ -13,7 +13,7 @@ use std::cell::RefCell;
 /// The most columns that a key takes in a heat map.
 pub(super) const CELL: usize = 4;
 
-pub(super) struct Scene<'a> {
+pub(super) struct AttentionScene<'a> {
     pub(super) args: &'a AttentionArgs,
     pub(super) subject: Subject<'a>,
     /// The prompt as it was given; `None` for ids.
@@ -22,7 +22,7 @@ pub(super) struct Scene<'a> {
     pub(super) points: &'a Points,
 }
 
-impl Scene<'_> {
+impl AttentionScene<'_> {
     /// Whether the user named any layers or heads.
     pub(super) fn is_chosen(&self) -> bool {
         !(self.args.layer.is_empty() && self.args.head.is_empty())
@@ -69,7 +69,7 @@ impl Scene<'_> {
 }
 
 /// Picks the summaries of the chosen layers and heads from those of all, each (1, H, T).
-pub(super) fn summaries(scene: &Scene, all: &[Summary]) -> anyhow::Result<Vec<LayerJson>> {
+pub(super) fn summaries(scene: &AttentionScene, all: &[Summary]) -> anyhow::Result<Vec<LayerJson>> {
     let numbers = |tensor: &Tensor, head: usize| tensor.get(0)?.get(head)?.to_vec1::<f32>();
     let head = |of: &Summary, head: usize| -> anyhow::Result<HeadJson> {
         let numbers = QueryNumbers {

@@ -2,11 +2,11 @@
 
 use super::json::{MOST_LINKED, last_hidden, run_json};
 use super::page::Looked;
-use super::scene::{CELL, Scene, summaries};
+use super::scene::{AttentionScene, CELL, summaries};
 use crate::output;
 use crate::output::progress::bar;
 use crate::output::written_files::Outputs;
-use crate::results::picture::About;
+use crate::results::picture::PictureMetadata;
 use crate::results::subject::{Subject, next_tokens};
 use crate::results::weights_file::Export;
 use crate::results::weights_page::LayerValues;
@@ -34,19 +34,19 @@ pub(super) struct Views {
     /// The plain run of a comparison, for JSON.
     plain: Option<RunJson>,
     export: Option<Export>,
-    picture: Option<Picture>,
+    picture: Option<HeadsPicture>,
     pub(super) page: Option<Looked>,
     bar: ProgressBar,
 }
 
 /// The weights (T, T) of one head, to be drawn in full, or several heads as a grid.
-enum Picture {
+enum HeadsPicture {
     Head(Tensor),
     Grid(HeadGrid),
 }
 
 impl Views {
-    pub(super) fn new(scene: &Scene) -> anyhow::Result<Self> {
+    pub(super) fn new(scene: &AttentionScene) -> anyhow::Result<Self> {
         let args = scene.args;
         // Many texts have a bar of their own.
         let bar = match args.prompt.texts {
@@ -67,7 +67,7 @@ impl Views {
                 .as_deref()
                 .map(|path| Export::new(&scene.subject, path, args.provenance))
                 .transpose()?,
-            picture: args.picture.is_wanted().then(|| Picture::Grid(HeadGrid::default())),
+            picture: args.picture.is_wanted().then(|| HeadsPicture::Grid(HeadGrid::default())),
             plain: page.as_mut().and_then(|page| page.json.take()),
             page,
             bar,
@@ -75,11 +75,11 @@ impl Views {
     }
 
     /// Whether to look for links between tokens.
-    fn looks(&self, scene: &Scene) -> bool {
+    fn looks(&self, scene: &AttentionScene) -> bool {
         self.first.is_some() && scene.subject.ids.len() <= MOST_LINKED
     }
 
-    pub(super) fn want_weights(&self, scene: &Scene) -> bool {
+    pub(super) fn want_weights(&self, scene: &AttentionScene) -> bool {
         let files = self.export.is_some() || self.picture.is_some() || self.page.is_some();
         self.maps.is_some() || self.json.is_some() || self.looks(scene) || files
     }
@@ -87,7 +87,7 @@ impl Views {
     /// Takes one layer's weights of all heads, (1, H, T, T).
     pub(super) fn layer(
         &mut self,
-        scene: &Scene,
+        scene: &AttentionScene,
         layer: usize,
         weights: &Tensor,
         values: &LayerValues,
@@ -108,11 +108,11 @@ impl Views {
             export.layer(&scene.subject, layer, &weights)?;
         }
         match &mut self.picture {
-            Some(picture @ Picture::Grid(_)) if heads.len() == 1 && scene.subject.layers.len() == 1 => {
-                *picture = Picture::Head(weights.get(0)?);
+            Some(picture @ HeadsPicture::Grid(_)) if heads.len() == 1 && scene.subject.layers.len() == 1 => {
+                *picture = HeadsPicture::Head(weights.get(0)?);
             }
-            Some(Picture::Grid(grid)) => grid.add(layer, heads, &weights)?,
-            Some(Picture::Head(_)) | None => {}
+            Some(HeadsPicture::Grid(grid)) => grid.add(layer, heads, &weights)?,
+            Some(HeadsPicture::Head(_)) | None => {}
         }
         if let Some(Looked { page, run, .. }) = &mut self.page {
             page.layer(&scene.subject, *run, layer, &weights, values)?;
@@ -122,7 +122,7 @@ impl Views {
     }
 
     /// Takes the values at the chosen points.
-    pub(super) fn points(&mut self, scene: &Scene, recorder: &Recorder) -> anyhow::Result<()> {
+    pub(super) fn points(&mut self, scene: &AttentionScene, recorder: &Recorder) -> anyhow::Result<()> {
         let Some(export) = &mut self.export else { return Ok(()) };
         scene.points.add_to(&mut export.points, recorder, |x| scene.subject.check_finite([x]))
     }
@@ -130,7 +130,7 @@ impl Views {
     /// The tensors of a safetensors file, if there is to be one.
     pub(super) fn tensors(
         &mut self,
-        scene: &Scene,
+        scene: &AttentionScene,
         output: &ModelOutput,
     ) -> anyhow::Result<Vec<(String, Tensor)>> {
         let Some(export) = self.export.take() else { return Ok(vec![]) };
@@ -140,7 +140,7 @@ impl Views {
     /// Writes the files under temporary names; returns the page if it is to be opened or printed.
     pub(super) fn finish(
         &mut self,
-        scene: &Scene,
+        scene: &AttentionScene,
         output: &ModelOutput,
         outputs: &mut Outputs,
     ) -> anyhow::Result<Option<Vec<u8>>> {
@@ -153,15 +153,19 @@ impl Views {
             let Subject { session, shown: tokens, layers, heads, made_by, .. } = scene.subject;
             // A grid has no labels of tokens, so it says which text they are of.
             let what = match picture {
-                Picture::Head(_) => named(scene, layers[0], heads[0]),
-                Picture::Grid(_) => {
+                HeadsPicture::Head(_) => named(scene, layers[0], heads[0]),
+                HeadsPicture::Grid(_) => {
                     format!("{}:\n{}", count(tokens.len(), "token"), fit(&text(scene), TITLE))
                 }
             };
-            let about = About { title: format!("{}: {what}", session.name), made_by, settings: Value::Null };
+            let about = PictureMetadata {
+                title: format!("{}: {what}", session.name),
+                made_by,
+                settings: Value::Null,
+            };
             args.picture.draw(outputs, &about, |frame| match &picture {
-                Picture::Head(weights) => head_picture(frame, weights, tokens, tokens),
-                Picture::Grid(grid) => grid.finish(frame),
+                HeadsPicture::Head(weights) => head_picture(frame, weights, tokens, tokens),
+                HeadsPicture::Grid(grid) => grid.finish(frame),
             })?;
         }
         let page = self.page.take().map(|page| page.finish(scene, output)).transpose()?;
@@ -175,13 +179,13 @@ impl Views {
 /// The result for stdout.
 #[derive(Serialize)]
 #[serde(untagged)]
-pub(super) enum Shown {
+pub(super) enum StdoutView {
     Json(AttentionJson),
     Text(String),
 }
 
-impl Shown {
-    pub(super) fn new(scene: &Scene, views: Views, output: &ModelOutput) -> anyhow::Result<Self> {
+impl StdoutView {
+    pub(super) fn new(scene: &AttentionScene, views: Views, output: &ModelOutput) -> anyhow::Result<Self> {
         let first = match (views.maps, views.first) {
             (Some(maps), _) => {
                 let word = tokens_word(scene, &maps);
@@ -210,7 +214,7 @@ impl Shown {
 }
 
 /// The line that explains the token labels in `shown`; empty where they are ids.
-fn tokens_word(scene: &Scene, shown: &str) -> String {
+fn tokens_word(scene: &AttentionScene, shown: &str) -> String {
     if scene.subject.session.tokenizer().is_err() {
         return String::new();
     }
@@ -220,13 +224,13 @@ fn tokens_word(scene: &Scene, shown: &str) -> String {
 }
 
 /// A head's name, and how an intervention silences it, if one does.
-fn named(scene: &Scene, layer: usize, head: usize) -> String {
+fn named(scene: &AttentionScene, layer: usize, head: usize) -> String {
     let silenced = scene.subject.silenced().how(layer, head);
     format!("layer {layer}, head {head}{}", silenced.map(|how| format!(" ({how})")).unwrap_or_default())
 }
 
 /// `weights` (heads, T, T)
-fn heatmaps(scene: &Scene, layer: usize, weights: &Tensor) -> anyhow::Result<String> {
+fn heatmaps(scene: &AttentionScene, layer: usize, weights: &Tensor) -> anyhow::Result<String> {
     let style = output::style(scene.args.color).with_max_cell(CELL);
     let tokens = scene.subject.shown;
     let mut out = String::new();
@@ -242,7 +246,7 @@ fn heatmaps(scene: &Scene, layer: usize, weights: &Tensor) -> anyhow::Result<Str
 const TITLE: usize = 60;
 
 /// The text in one line.
-fn text(scene: &Scene) -> String {
+fn text(scene: &AttentionScene) -> String {
     visible_text(&scene.text.map_or_else(|| scene.subject.shown.concat(), str::to_owned))
 }
 
@@ -250,7 +254,7 @@ fn text(scene: &Scene) -> String {
 const LINES: usize = 3;
 
 /// The text, what the model expects next, and what the first look has found.
-fn first_look(scene: &Scene, first: &FirstLook, found: &ModelOutput) -> anyhow::Result<String> {
+fn first_look(scene: &AttentionScene, first: &FirstLook, found: &ModelOutput) -> anyhow::Result<String> {
     let style = output::style(scene.args.color);
     let silenced = scene.subject.silenced();
     let rows: Vec<HeadRow> = summaries(scene, &found.summaries)?
@@ -292,7 +296,7 @@ fn lines(text: &str, width: usize) -> Vec<String> {
 }
 
 /// The most probable next tokens, as many as one line holds.
-fn expects(scene: &Scene, found: &ModelOutput, width: usize) -> anyhow::Result<String> {
+fn expects(scene: &AttentionScene, found: &ModelOutput, width: usize) -> anyhow::Result<String> {
     let mut line = "expects next:".to_owned();
     for LikelyJson { id, probability, .. } in next_tokens(&scene.subject, &last_hidden(scene, found)?)? {
         let percent = 100.0 * probability;

@@ -7,16 +7,18 @@ use crate::input::prompt::single_token;
 use crate::model::session::{Label, ModelArgs, Session};
 use crate::output;
 use crate::output::progress::with_bar;
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
-use crate::results::picture::{About, PictureArgs};
-use crate::results::provenance::Provenance;
+use crate::results::picture::{PictureArgs, PictureMetadata};
+use crate::results::provenance::RunProvenance;
 use crate::values::one_of;
 use candle_core::Tensor;
 use gpt2_circuits::{Circuit, Circuits, Composition, Eigenvalue, Entry};
 use gpt2_model::hooks::Head;
 use gpt2_view::Frame;
-use report::{Direction, Link, OfHead, OneHead, Overview, Pair, Written, print_head, print_overview};
+use report::{
+    ComposedHeads, Direction, OfHead, OneHead, Overview, TokenLink, WrittenScores, print_head, print_overview,
+};
 use serde_json::{Value, json};
 
 #[derive(Debug, clap::Args)]
@@ -68,13 +70,13 @@ const TOKENS: usize = 6;
 pub(crate) fn run(args: &CircuitsArgs) -> anyhow::Result<()> {
     let mut outputs = Outputs::new(args.overwrite);
     args.picture.add(&mut outputs)?;
-    let session = args.model.session_for(Inputs::default(), &outputs)?;
+    let session = args.model.session_for(ReadFiles::default(), &outputs)?;
     let circuits = Circuits::new(&session.model)?;
-    let provenance = Provenance::of_weights(&session)?;
+    let provenance = RunProvenance::of_weights(&session)?;
     match args.head {
         None => {
             let report = overview(args, &circuits, provenance)?;
-            let about = About {
+            let about = PictureMetadata {
                 title: format!("{}: copying, and how heads feed one another", session.name),
                 made_by: &report.provenance,
                 settings: Value::Null,
@@ -86,7 +88,7 @@ pub(crate) fn run(args: &CircuitsArgs) -> anyhow::Result<()> {
         }
         Some(head) => {
             let report = one_head(args, &session, &circuits, head, provenance)?;
-            let about = About {
+            let about = PictureMetadata {
                 title: format!("{}: head {}.{} by token", session.name, head.layer, head.head),
                 made_by: &report.provenance,
                 settings: json!({ "tokens": args.token, "top": args.top }),
@@ -103,7 +105,7 @@ fn known(score: f64) -> Option<f64> {
     Some(score).filter(|score| !score.is_nan())
 }
 
-fn overview(args: &CircuitsArgs, circuits: &Circuits, provenance: Provenance) -> anyhow::Result<Overview> {
+fn overview(args: &CircuitsArgs, circuits: &Circuits, provenance: RunProvenance) -> anyhow::Result<Overview> {
     let mut heads = vec![];
     for layer in 0..circuits.layers() {
         for head in 0..circuits.heads(layer) {
@@ -125,10 +127,10 @@ fn overview(args: &CircuitsArgs, circuits: &Circuits, provenance: Provenance) ->
         for (i, score) in scores.flatten_all()?.to_vec1::<f64>()?.into_iter().enumerate() {
             let name = |i: usize| format!("{}.{}", heads[i].layer, heads[i].head);
             if score > 0.0 {
-                compositions.push(Pair { reads, from: name(i / count), to: name(i % count), score });
+                compositions.push(ComposedHeads { reads, from: name(i / count), to: name(i % count), score });
             }
         }
-        written.push(Written { reads, scores });
+        written.push(WrittenScores { reads, scores });
     }
     compositions.sort_by(|a, b| b.score.total_cmp(&a.score));
     Ok(Overview { provenance, heads, compositions, written })
@@ -139,11 +141,11 @@ fn one_head(
     session: &Session,
     circuits: &Circuits,
     head: Head,
-    provenance: Provenance,
+    provenance: RunProvenance,
 ) -> anyhow::Result<OneHead> {
     let tokens = args.token.iter().map(|text| single_token(session, "--token", text));
     let tokens = tokens.collect::<anyhow::Result<Vec<u32>>>()?;
-    let links = |circuit: Circuit| -> anyhow::Result<Vec<Link>> {
+    let links = |circuit: Circuit| -> anyhow::Result<Vec<TokenLink>> {
         let entries = if tokens.is_empty() {
             with_bar("tokens", |progress| circuits.largest_entries(head, circuit, args.top.into(), progress))?
         } else {
@@ -198,6 +200,6 @@ fn rows(
     Ok(all)
 }
 
-fn link(session: &Session, Entry { from, to, value }: Entry) -> Link {
-    Link { from: session.label(from), from_id: from, to: session.label(to), to_id: to, value }
+fn link(session: &Session, Entry { from, to, value }: Entry) -> TokenLink {
+    TokenLink { from: session.label(from), from_id: from, to: session.label(to), to_id: to, value }
 }

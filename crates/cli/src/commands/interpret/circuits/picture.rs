@@ -1,6 +1,6 @@
 //! Pictures of circuits: what heads copy and how they feed one another, or the tables of one head.
 
-use super::report::{Link, OneHead, Overview, Written};
+use super::report::{OneHead, Overview, TokenLink, WrittenScores};
 use crate::results::picture::numbers;
 use candle_core::{DType, Device, Result, Tensor};
 use gpt2_circuits::{Circuit, Circuits};
@@ -29,7 +29,7 @@ pub(super) fn of_all(frame: &Frame, report: &Overview) -> Result<Vec<u8>> {
     // Nothing comes before the first layer or after the last.
     let from = &all[..all.len() - heads];
     let to = &all[heads..];
-    for Written { reads, scores } in &report.written {
+    for WrittenScores { reads, scores } in &report.written {
         let name = match *reads {
             "q" => "into queries",
             "k" => "into keys",
@@ -59,8 +59,8 @@ pub(super) fn of_all(frame: &Frame, report: &Overview) -> Result<Vec<u8>> {
 /// The tables of QK and OV for the tokens that the report names.
 pub(super) fn of_head(frame: &Frame, report: &OneHead, circuits: &Circuits) -> Result<Vec<u8>> {
     let head = Head { layer: report.layer, head: report.head };
-    let qk = Named::new(&report.qk);
-    let ov = Named::new(&report.ov);
+    let qk = LinkTokens::new(&report.qk);
+    let ov = LinkTokens::new(&report.ov);
     let looks = NumberMap {
         name: "QK: where it looks",
         row_axis: "query",
@@ -88,17 +88,17 @@ pub(super) fn of_head(frame: &Frame, report: &OneHead, circuits: &Circuits) -> R
 
 /// The tokens of links, each once, in their order.
 #[derive(Default)]
-struct Named {
+struct LinkTokens {
     from: Vec<String>,
     from_ids: Vec<u32>,
     to: Vec<String>,
     to_ids: Vec<u32>,
 }
 
-impl Named {
-    fn new(links: &[Link]) -> Self {
+impl LinkTokens {
+    fn new(links: &[TokenLink]) -> Self {
         let mut named = Self::default();
-        for Link { from, from_id, to, to_id, .. } in links {
+        for TokenLink { from, from_id, to, to_id, .. } in links {
             if !named.from_ids.contains(from_id) {
                 named.from_ids.push(*from_id);
                 named.from.push(from.to_string());

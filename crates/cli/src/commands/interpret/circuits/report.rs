@@ -2,7 +2,7 @@
 
 use crate::model::session::Label;
 use crate::output::{self, note};
-use crate::results::provenance::Provenance;
+use crate::results::provenance::RunProvenance;
 use candle_core::Tensor;
 use gpt2_view::Align::{Left, Right};
 use gpt2_view::{Table, visible_text};
@@ -11,17 +11,17 @@ use std::io::Write;
 
 #[derive(Serialize)]
 pub(super) struct Overview {
-    pub(super) provenance: Provenance,
+    pub(super) provenance: RunProvenance,
     pub(super) heads: Vec<OfHead>,
     /// The composition scores of pairs of heads, largest first.
-    pub(super) compositions: Vec<Pair>,
+    pub(super) compositions: Vec<ComposedHeads>,
     /// The scores of all pairs of heads, for the picture.
     #[serde(skip)]
-    pub(super) written: Vec<Written>,
+    pub(super) written: Vec<WrittenScores>,
 }
 
 /// The composition scores of all pairs of heads, for one input of the later head: `q`, `k` or `v`.
-pub(super) struct Written {
+pub(super) struct WrittenScores {
     pub(super) reads: &'static str,
     /// (L, H, L, H)
     pub(super) scores: Tensor,
@@ -36,7 +36,7 @@ pub(super) struct OfHead {
 }
 
 #[derive(Serialize)]
-pub(super) struct Pair {
+pub(super) struct ComposedHeads {
     /// The input of the later head: `q`, `k` or `v`.
     pub(super) reads: &'static str,
     pub(super) from: String,
@@ -46,22 +46,22 @@ pub(super) struct Pair {
 
 #[derive(Serialize)]
 pub(super) struct OneHead {
-    pub(super) provenance: Provenance,
+    pub(super) provenance: RunProvenance,
     pub(super) layer: usize,
     pub(super) head: usize,
     pub(super) copying: Option<f64>,
     /// Of OV by token: real and imaginary part, largest size first.
     pub(super) eigenvalues: Vec<[f64; 2]>,
     /// Scores of a key's token for a query's token.
-    pub(super) qk: Vec<Link>,
+    pub(super) qk: Vec<TokenLink>,
     /// Changes of a token's logit when a token is attended to.
-    pub(super) ov: Vec<Link>,
+    pub(super) ov: Vec<TokenLink>,
     pub(super) ov_singular: Vec<Direction>,
     pub(super) qk_singular: Vec<Direction>,
 }
 
 #[derive(Serialize)]
-pub(super) struct Link {
+pub(super) struct TokenLink {
     pub(super) from: Label,
     pub(super) from_id: u32,
     pub(super) to: Label,
@@ -98,7 +98,7 @@ pub(super) fn print_overview(report: &Overview, shown: usize) -> anyhow::Result<
         "composition: how strongly the output of a head feeds a later one's queries, keys or values\n"
     )?;
     let mut table = Table::new(&[("from", Right), ("to", Right), ("reads", Left), ("score", Right)]);
-    for Pair { reads, from, to, score } in report.compositions.iter().take(shown) {
+    for ComposedHeads { reads, from, to, score } in report.compositions.iter().take(shown) {
         table.row(vec![from.clone(), to.clone(), (*reads).to_owned(), format!("{score:.3}")]);
     }
     write!(out, "{}", table.render())?;
@@ -135,7 +135,7 @@ pub(super) fn print_head(report: &OneHead) -> anyhow::Result<()> {
     ] {
         writeln!(out, "{title}\n")?;
         let mut table = Table::new(&[(from, Left), (to, Left), ("value", Right)]);
-        for Link { from, to, value, .. } in links {
+        for TokenLink { from, to, value, .. } in links {
             table.row(vec![from.to_string(), to.to_string(), format!("{value:+.2}")]);
         }
         writeln!(out, "{}", table.render())?;

@@ -10,14 +10,14 @@ use crate::model::session::Session;
 use crate::output::progress::with_progress;
 use crate::output::written_files::Outputs;
 use crate::output::{self, note};
-use crate::results::picture::{About, PictureArgs};
-use crate::results::provenance::Provenance;
+use crate::results::picture::{PictureArgs, PictureMetadata};
+use crate::results::provenance::RunProvenance;
 use crate::study::args::StudyArgs;
 use crate::values::{count, fraction, name_of, one_of};
 use anyhow::{Context, bail};
 use candle_core::{Device, Tensor};
 use gpt2_circuits::discovery::{Edge, EdgeGradients, EdgeScores, EdgeScoring, EdgeSet, Replacement, Study};
-use report::{Circuit, EachPair, Point, Report, ScoredEdge, Without};
+use report::{EachPair, MeasuredCircuit, Report, ScoredEdge, SizedCircuit, Without};
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -50,7 +50,7 @@ pub(crate) struct DiscoverArgs {
     qk_fix: bool,
     /// How to choose edges: greedy goes from the logits on, each time by the best edge into the circuit; rank takes the best of all
     #[arg(long, default_value = "greedy", value_name = "HOW", value_parser = one_of(CHOICES))]
-    choose: Choice,
+    choose: EdgeChoice,
     /// What stands in for the other edges: the corrupted run's values, their mean over all pairs and positions, or zero
     #[arg(long, default_value = "corrupted", value_name = "WHAT", value_parser = one_of(REPLACEMENTS))]
     replace: Replacement,
@@ -90,14 +90,14 @@ enum Integral {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Choice {
+enum EdgeChoice {
     Greedy,
     Rank,
 }
 
 const INTEGRALS: &[(&str, Integral)] =
     &[("inputs", Integral::Inputs), ("activations", Integral::Activations)];
-const CHOICES: &[(&str, Choice)] = &[("greedy", Choice::Greedy), ("rank", Choice::Rank)];
+const CHOICES: &[(&str, EdgeChoice)] = &[("greedy", EdgeChoice::Greedy), ("rank", EdgeChoice::Rank)];
 const REPLACEMENTS: &[(&str, Replacement)] =
     &[("corrupted", Replacement::Corrupted), ("mean", Replacement::Mean), ("zero", Replacement::Zero)];
 /// The sizes of circuits in the curve, in thousandths of all edges: those of the MIB benchmark (Mueller et al. 2025).
@@ -124,7 +124,7 @@ pub(crate) fn run(args: &DiscoverArgs) -> anyhow::Result<()> {
     let search = Search::new(args, &session, &study, scoring)?;
     let curve = search.curve()?;
     let circuit = search.chosen(&curve)?;
-    let mut provenance = Provenance::of_tokens(&session, pairs[0].clean.len())?.under(&changes);
+    let mut provenance = RunProvenance::of_tokens(&session, pairs[0].clean.len())?.under(&changes);
     if let [pair] = &pairs[..] {
         provenance.ids.clone_from(&pair.clean);
         provenance.corrupt_ids.clone_from(&pair.corrupt);
@@ -144,7 +144,7 @@ pub(crate) fn run(args: &DiscoverArgs) -> anyhow::Result<()> {
         settings[name] = value;
     }
     let title = format!("{}: a circuit of {}", session.name, count(circuit.edges.len(), "edge"));
-    let about = About { title, made_by: &provenance, settings: settings.clone() };
+    let about = PictureMetadata { title, made_by: &provenance, settings: settings.clone() };
     args.picture.draw(&mut outputs, &about, |frame| picture::draw(frame, study.graph(), &circuit.edges))?;
     let report = Report {
         provenance,
@@ -268,8 +268,8 @@ impl<'a> Search<'a> {
     /// The circuit of the best `count` edges, less those that lie on no path from the embeddings to the logits.
     fn best(&self, count: usize) -> EdgeSet {
         let chosen = match self.args.choose {
-            Choice::Greedy => self.scores.greedy(count),
-            Choice::Rank => self.scores.ranked(count),
+            EdgeChoice::Greedy => self.scores.greedy(count),
+            EdgeChoice::Rank => self.scores.ranked(count),
         };
         chosen.connected(self.args.replace)
     }
@@ -281,7 +281,7 @@ impl<'a> Search<'a> {
     }
 
     /// Circuits of growing size, each beside random ones.
-    fn curve(&self) -> anyhow::Result<Vec<Point>> {
+    fn curve(&self) -> anyhow::Result<Vec<SizedCircuit>> {
         let total = self.study.graph().edge_count();
         let mut counts: Vec<usize> = THOUSANDTHS.map(|share| (share * total).div_ceil(1000)).to_vec();
         counts.dedup();
@@ -303,13 +303,13 @@ impl<'a> Search<'a> {
             let random: Vec<f64> = found.by_ref().take(draws).map(|(_, (share, _))| share).collect();
             let random = (!random.is_empty()).then(|| Mean::of(&random));
             let share = edges as f64 / total as f64;
-            curve.push(Point { edges, share, connected: circuit.len(), faithfulness, random });
+            curve.push(SizedCircuit { edges, share, connected: circuit.len(), faithfulness, random });
         }
         Ok(curve)
     }
 
     /// The number of edges: `--edges`, or one at which circuits reach `--faithfulness`.
-    fn size(&self, curve: &[Point]) -> anyhow::Result<usize> {
+    fn size(&self, curve: &[SizedCircuit]) -> anyhow::Result<usize> {
         if let Some(edges) = self.args.edges {
             return Ok((edges as usize).min(self.study.graph().edge_count()));
         }
@@ -331,7 +331,7 @@ impl<'a> Search<'a> {
     }
 
     /// The circuit to report, with its faithfulness and that of the circuits beside it.
-    fn chosen(&self, curve: &[Point]) -> anyhow::Result<Circuit> {
+    fn chosen(&self, curve: &[SizedCircuit]) -> anyhow::Result<MeasuredCircuit> {
         let size = self.size(curve)?;
         let circuit = self.best(size);
         if circuit.is_empty() {
@@ -355,7 +355,7 @@ impl<'a> Search<'a> {
         let mut edges: Vec<ScoredEdge> = circuit.iter().map(scored).collect();
         edges.sort_by(|a, b| b.score.abs().total_cmp(&a.score.abs()));
         let each = self.clean.iter().zip(&self.corrupt).zip(each);
-        Ok(Circuit {
+        Ok(MeasuredCircuit {
             faithfulness,
             rest,
             random: (!random.is_empty()).then(|| Mean::of(&random)),

@@ -35,7 +35,7 @@ pub(super) fn draw(frame: &Frame, graph: Graph, edges: &[ScoredEdge]) -> candle_
         Some(GraphLink { from: index(from)?, to: to?, side, weight: edge.score })
     };
     let links = edges.iter().filter_map(link).collect();
-    gpt2_view::Graph { nodes, links, key: &KEY }.draw(frame)
+    gpt2_view::GraphPicture { nodes, links, key: &KEY }.draw(frame)
 }
 
 /// Between the first head and the last.

@@ -2,7 +2,7 @@
 
 use crate::input::pairs::Mean;
 use crate::output::{self, note};
-use crate::results::provenance::Provenance;
+use crate::results::provenance::RunProvenance;
 use crate::values::count;
 use gpt2_circuits::discovery::Edge;
 use gpt2_view::Align::{Left, Right};
@@ -13,7 +13,7 @@ use std::io::Write;
 
 #[derive(Serialize)]
 pub(super) struct Report {
-    pub(super) provenance: Provenance,
+    pub(super) provenance: RunProvenance,
     pub(super) settings: serde_json::Value,
     pub(super) pairs: usize,
     /// The logit difference after the clean prompts, and after the corrupted ones.
@@ -22,18 +22,18 @@ pub(super) struct Report {
     /// The logit difference in a model without any edge. With `--replace corrupted`, it is that of the corrupted prompts.
     pub(super) without_edges: Mean,
     pub(super) all_edges: usize,
-    pub(super) curve: Vec<Point>,
+    pub(super) curve: Vec<SizedCircuit>,
     /// The area under the curve of faithfulness over the share of edges, from no edge on, chosen by the size of their scores: much
     /// as CPR of the MIB benchmark, which chooses by the scores themselves.
     pub(super) area: f64,
     /// The area between that curve and 1: much as its CMD.
     pub(super) distance: f64,
-    pub(super) circuit: Circuit,
+    pub(super) circuit: MeasuredCircuit,
 }
 
 /// A circuit of one size.
 #[derive(Serialize)]
-pub(super) struct Point {
+pub(super) struct SizedCircuit {
     pub(super) edges: usize,
     pub(super) share: f64,
     /// The number of these edges that lie on a path from the embeddings to the logits.
@@ -44,7 +44,7 @@ pub(super) struct Point {
 }
 
 #[derive(Serialize)]
-pub(super) struct Circuit {
+pub(super) struct MeasuredCircuit {
     pub(super) faithfulness: f64,
     /// The faithfulness of all other edges: the lower, the more complete the circuit.
     pub(super) rest: f64,
@@ -88,16 +88,16 @@ pub(super) struct EachPair {
 }
 
 /// The area under the curve, from no edge, by trapezoids.
-pub(super) fn area(curve: &[Point]) -> f64 {
+pub(super) fn area(curve: &[SizedCircuit]) -> f64 {
     trapezoids(curve, |faithfulness| faithfulness)
 }
 
 /// The area between the curve and 1.
-pub(super) fn distance(curve: &[Point]) -> f64 {
+pub(super) fn distance(curve: &[SizedCircuit]) -> f64 {
     trapezoids(curve, |faithfulness| (1.0 - faithfulness).abs())
 }
 
-fn trapezoids(curve: &[Point], of: impl Fn(f64) -> f64) -> f64 {
+fn trapezoids(curve: &[SizedCircuit], of: impl Fn(f64) -> f64) -> f64 {
     let points =
         [(0.0, of(0.0))].into_iter().chain(curve.iter().map(|point| (point.share, of(point.faithfulness))));
     let points: Vec<_> = points.collect();
@@ -133,7 +133,7 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
         ("faithfulness", Right),
         ("random", Left),
     ]);
-    for Point { edges, share, connected, faithfulness, random } in &report.curve {
+    for SizedCircuit { edges, share, connected, faithfulness, random } in &report.curve {
         table.row(vec![
             edges.to_string(),
             format!("{:.1} %", 100.0 * share),

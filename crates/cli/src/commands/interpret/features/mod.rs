@@ -11,7 +11,7 @@ use crate::model::session::{Label, Session};
 use crate::output::note;
 use crate::output::written_files::Outputs;
 use crate::results::exports;
-use crate::results::provenance::Provenance;
+use crate::results::provenance::RunProvenance;
 use crate::study::over_texts::{Job, Ran};
 use anyhow::{Context, bail};
 pub(crate) use args::FeaturesArgs;
@@ -23,15 +23,15 @@ use gpt2_model::dictionary::Fired;
 use gpt2_model::hooks::Hooks;
 use opened::{opened, promoted};
 use report::{
-    About, Active, Attention, Attributed, Detail, OfFeature, Pair, Place, Promoted, Quality, Report, Side,
-    print,
+    Active, Attention, Attributed, Detail, DictionarySummary, FeatureEffect, FeaturePair, Promoted, Quality,
+    Report, TokenAtPosition, TokenFeatures, print,
 };
 
 /// The arguments, model and dictionary, which all texts of a run share.
-struct Run<'a> {
+struct FeaturesRun<'a> {
     args: &'a FeaturesArgs,
     session: &'a Session,
-    about: About,
+    about: DictionarySummary,
     features: Features,
     /// The metric to attribute to features, and the tokens of `--target` and `--against`.
     metric: Option<(Metric, Label, Option<Label>)>,
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &FeaturesArgs) -> anyhow::Result<()> {
             "the dictionary was trained on texts that begin with the end-of-text token, and may explain the first tokens badly",
         );
     }
-    let run = Run {
+    let run = FeaturesRun {
         args,
         session: &session,
         about,
@@ -85,7 +85,7 @@ fn metric(args: &FeaturesArgs, session: &Session) -> anyhow::Result<Option<(Metr
     Ok(Some((metric, session.label(target), against.map(|against| session.label(against)))))
 }
 
-impl Run<'_> {
+impl FeaturesRun<'_> {
     fn on(&self, prompt: &Prompt, changes: &Changes) -> anyhow::Result<Ran<Report>> {
         let ids = self.session.input_ids(&prompt.ids)?; // (1, T)
         let found = self.features.run(&self.session.model, &ids, Some(&changes.list))?;
@@ -95,7 +95,7 @@ impl Run<'_> {
         let tokens =
             labels.iter().enumerate().map(|(position, token)| self.place(&found, position, token)).collect();
         let report = Report {
-            provenance: Provenance::new(self.session, &prompt.ids)?.under(changes),
+            provenance: RunProvenance::new(self.session, &prompt.ids)?.under(changes),
             model: self.session.name.clone(),
             dictionary: self.about.clone(),
             quality: self.quality(&found, &prompt.ids, changes)?,
@@ -116,10 +116,10 @@ impl Run<'_> {
     }
 
     /// The strongest features at a position.
-    fn place(&self, found: &FeatureRun, position: usize, token: &Label) -> Place {
+    fn place(&self, found: &FeatureRun, position: usize, token: &Label) -> TokenFeatures {
         let strongest = found.code.strongest(position, self.args.top_k.into());
         let active = |one: Fired| Active { feature: one.feature, activation: one.value };
-        Place {
+        TokenFeatures {
             position,
             token: token.clone(),
             fired: found.code.row(position).len(),
@@ -168,12 +168,12 @@ impl Run<'_> {
         let hooks = Some(&changes.list as &dyn Hooks);
         let found = self.features.attention(model, ids, head, (query, key), hooks).context("--attention")?;
         let active = |one: Fired| Active { feature: one.feature, activation: one.value };
-        let pair = |one: &PartPair| Pair {
+        let pair = |one: &PartPair| FeaturePair {
             query: one.query.map(active),
             key: one.key.map(active),
             score: one.score,
         };
-        let side = |position: usize| Side { position, token: labels[position].clone() };
+        let side = |position: usize| TokenAtPosition { position, token: labels[position].clone() };
         Ok(Some(Attention {
             head: head.to_string(),
             query: side(query),
@@ -196,7 +196,7 @@ impl Run<'_> {
         if !total.is_finite() {
             bail!("the effects of features are not finite: the gradient of the logit overflows");
         }
-        let effect = |one: &gpt2_circuits::features::Attribution| OfFeature {
+        let effect = |one: &gpt2_circuits::features::FeatureAttribution| FeatureEffect {
             position: one.position,
             token: labels[one.position].clone(),
             feature: one.fired.feature,

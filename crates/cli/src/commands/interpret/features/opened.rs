@@ -1,7 +1,7 @@
 //! The dictionary at its hook points in the model, and the tokens that its features promote.
 
 use super::args::FeaturesArgs;
-use super::report::{About, Promoted};
+use super::report::{DictionarySummary, Promoted};
 use crate::model::session::{Label, Session};
 use crate::output::note;
 use anyhow::bail;
@@ -10,13 +10,13 @@ use gpt2_circuits::Circuits;
 use gpt2_circuits::features::Features;
 
 /// Opens the dictionary at its hook points in the model.
-pub(super) fn opened(session: &Session, source: &str) -> anyhow::Result<(About, Features)> {
+pub(super) fn opened(session: &Session, source: &str) -> anyhow::Result<(DictionarySummary, Features)> {
     let opened = session.dictionary(source)?;
     let checkpoint = &opened.found.checkpoint;
     let config = checkpoint.config();
     config.remarks.iter().for_each(|remark| note(remark));
     let features = opened.features(session.model.config())?;
-    let about = About {
+    let about = DictionarySummary {
         name: checkpoint.name().to_string(),
         origin: checkpoint.origin().cloned(),
         architecture: config.architecture.to_string(),

@@ -2,10 +2,10 @@
 
 use super::args::FeaturesArgs;
 use super::opened::{opened, promoted};
-use super::report::{About, Promoted, print_promoted};
+use super::report::{DictionarySummary, Promoted, print_promoted};
 use crate::model::session::{Label, Session};
 use crate::output::progress::{Stop, bar};
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
 use crate::output::{self, note};
 use crate::values::count;
@@ -29,18 +29,18 @@ struct Report {
     store: PathBuf,
     /// The store's own record of how it was made.
     made_by: serde_json::Value,
-    dictionary: About,
+    dictionary: DictionarySummary,
     tokens: usize,
     /// The mean number of features that fire at a token.
     l0: f64,
     explained_variance: Option<f64>,
     /// The number of features that never fire.
     silent: usize,
-    features: Vec<OfFeature>,
+    features: Vec<FeatureInStore>,
 }
 
 #[derive(Serialize)]
-struct OfFeature {
+struct FeatureInStore {
     feature: u32,
     /// The share of tokens at which it fires, and its mean activation there.
     share: f64,
@@ -48,11 +48,11 @@ struct OfFeature {
     /// The tokens that a chosen feature promotes, if it writes directly to the residual stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     promoted: Option<Promoted>,
-    strongest: Vec<Place>,
+    strongest: Vec<StrongestPlace>,
 }
 
 #[derive(Serialize)]
-struct Place {
+struct StrongestPlace {
     activation: f32,
     document: u32,
     position: u32,
@@ -64,7 +64,7 @@ struct Place {
 pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<()> {
     let store = Store::open(path)?;
     let source = args.dictionary()?;
-    let mut inputs = Inputs::default();
+    let mut inputs = ReadFiles::default();
     inputs.file("the store", path.join(INDEX));
     let session = args.study.session_for(inputs, &Outputs::new(false))?;
     let (dictionary, features) = opened(&session, source)?;
@@ -159,9 +159,9 @@ fn most_frequent(tally: &Tally, count: u16) -> Vec<u32> {
     all.into_iter().filter(|(_, fired)| *fired > 0).take(count.into()).map(|(feature, _)| feature).collect()
 }
 
-fn of_feature(session: &Session, tally: &Tally, feature: u32, promoted: Option<Promoted>) -> OfFeature {
+fn of_feature(session: &Session, tally: &Tally, feature: u32, promoted: Option<Promoted>) -> FeatureInStore {
     let found = &tally.uses()[feature as usize];
-    let place = |peak: &Peak| Place {
+    let place = |peak: &Peak| StrongestPlace {
         activation: peak.activation,
         document: peak.document,
         position: peak.position,
@@ -169,7 +169,7 @@ fn of_feature(session: &Session, tally: &Tally, feature: u32, promoted: Option<P
         before: text(session, &peak.before),
         after: text(session, &peak.after),
     };
-    OfFeature {
+    FeatureInStore {
         feature,
         share: found.fired as f64 / tally.tokens().max(1) as f64,
         mean: (found.fired > 0).then(|| found.sum / found.fired as f64),
@@ -227,7 +227,7 @@ fn print(report: &Report, chosen: bool) -> anyhow::Result<()> {
         let columns = [("document", Right), ("position", Right), ("activation", Right), ("text", Left)];
         let mut table = Table::new(&columns);
         for peak in &one.strongest {
-            let Place { document, position, activation, .. } = peak;
+            let StrongestPlace { document, position, activation, .. } = peak;
             let row = [document.to_string(), position.to_string(), format!("{activation:.3}"), peak.shown()];
             table.row(row.into());
         }
@@ -236,7 +236,7 @@ fn print(report: &Report, chosen: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Place {
+impl StrongestPlace {
     /// The text around the token, which stands in brackets.
     fn shown(&self) -> String {
         let text = |part: &str| visible_text(part);

@@ -2,7 +2,7 @@
 
 use crate::model::session::Label;
 use crate::output;
-use crate::results::provenance::Provenance;
+use crate::results::provenance::RunProvenance;
 use gpt2_loader::DictionaryOrigin;
 use gpt2_view::Align::{Left, Right};
 use gpt2_view::Table;
@@ -12,11 +12,11 @@ use std::io::Write;
 
 #[derive(Serialize)]
 pub(super) struct Report {
-    pub(super) provenance: Provenance,
+    pub(super) provenance: RunProvenance,
     pub(super) model: String,
-    pub(super) dictionary: About,
+    pub(super) dictionary: DictionarySummary,
     pub(super) quality: Quality,
-    pub(super) tokens: Vec<Place>,
+    pub(super) tokens: Vec<TokenFeatures>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) details: Vec<Detail>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -27,7 +27,7 @@ pub(super) struct Report {
 
 /// The dictionary's name and origin, and the values that it reads and predicts.
 #[derive(Clone, Serialize)]
-pub(super) struct About {
+pub(super) struct DictionarySummary {
     /// The folder, or the repository on the Hub with the folder in it.
     pub(super) name: String,
     #[serde(flatten)]
@@ -41,7 +41,7 @@ pub(super) struct About {
     pub(super) features: usize,
 }
 
-impl Display for About {
+impl Display for DictionarySummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, architecture, hook, hook_out, features, .. } = self;
         write!(f, "{name}: {architecture}, {features} features of {hook}")?;
@@ -63,7 +63,7 @@ pub(super) struct Quality {
 
 /// A token's strongest features.
 #[derive(Serialize)]
-pub(super) struct Place {
+pub(super) struct TokenFeatures {
     pub(super) position: usize,
     pub(super) token: Label,
     /// The number of features that fire.
@@ -108,11 +108,11 @@ pub(super) struct Attributed {
     pub(super) against: Option<Label>,
     /// The effects of all features at all positions together.
     pub(super) total: f64,
-    pub(super) largest: Vec<OfFeature>,
+    pub(super) largest: Vec<FeatureEffect>,
 }
 
 #[derive(Serialize)]
-pub(super) struct OfFeature {
+pub(super) struct FeatureEffect {
     pub(super) position: usize,
     pub(super) token: Label,
     pub(super) feature: u32,
@@ -124,23 +124,23 @@ pub(super) struct OfFeature {
 #[derive(Serialize)]
 pub(super) struct Attention {
     pub(super) head: String,
-    pub(super) query: Side,
-    pub(super) key: Side,
+    pub(super) query: TokenAtPosition,
+    pub(super) key: TokenAtPosition,
     pub(super) weight: f64,
     pub(super) score: f64,
     /// The largest.
-    pub(super) pairs: Vec<Pair>,
+    pub(super) pairs: Vec<FeaturePair>,
 }
 
 #[derive(Serialize)]
-pub(super) struct Side {
+pub(super) struct TokenAtPosition {
     pub(super) position: usize,
     pub(super) token: Label,
 }
 
 /// A pair of features; `None` is the rest of the value, which is no feature.
 #[derive(Serialize)]
-pub(super) struct Pair {
+pub(super) struct FeaturePair {
     pub(super) query: Option<Active>,
     pub(super) key: Option<Active>,
     pub(super) score: f64,

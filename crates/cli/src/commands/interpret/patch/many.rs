@@ -9,8 +9,8 @@ use crate::model::session::Session;
 use crate::output::progress::with_bar;
 use crate::output::written_files::Outputs;
 use crate::output::{self, note};
-use crate::results::picture::{About, HeadMap, head_maps};
-use crate::results::provenance::Provenance;
+use crate::results::picture::{HeadMap, PictureMetadata, head_maps};
+use crate::results::provenance::RunProvenance;
 use crate::values::count;
 use candle_core::{DType, Device, Tensor};
 use gpt2_circuits::discovery::Pair;
@@ -23,7 +23,7 @@ use std::io::Write;
 
 #[derive(Serialize)]
 struct Report {
-    provenance: Provenance,
+    provenance: RunProvenance,
     settings: serde_json::Value,
     pairs: usize,
     clean_difference: Mean,
@@ -105,9 +105,9 @@ pub(super) fn run(
         attention: share(&|pair| pair.attention[layer]),
         mlp: share(&|pair| pair.mlps[layer]),
     };
-    let provenance = Provenance::of_tokens(session, pairs[0].clean.len())?.under(&changes);
+    let provenance = RunProvenance::of_tokens(session, pairs[0].clean.len())?.under(&changes);
     let settings = args.pairs.facts(pairs);
-    let about = About {
+    let about = PictureMetadata {
         title: format!("{}: patching over {} pairs", session.name, pairs.len()),
         made_by: &provenance,
         settings: settings.clone(),

@@ -11,8 +11,8 @@ use crate::model::session::Session;
 use crate::output;
 use crate::output::progress::with_progress;
 use crate::output::written_files::Outputs;
-use crate::results::picture::{About, HeadMap, head_maps};
-use crate::results::provenance::Provenance;
+use crate::results::picture::{HeadMap, PictureMetadata, head_maps};
+use crate::results::provenance::RunProvenance;
 use crate::values::pairs_by_head;
 use anyhow::Context;
 pub(crate) use args::PatchArgs;
@@ -71,12 +71,12 @@ fn run_one(
     let exact = share(map(Parts::Heads)?)?; // (L, H)
     let estimated = (estimate.heads.sum(2)? / difference)?; // (L, H)
     let labels = |ids: &[u32]| ids.iter().map(|&id| session.label(id)).collect();
-    let mut provenance = Provenance::new(session, clean)?.under(&changes);
+    let mut provenance = RunProvenance::new(session, clean)?.under(&changes);
     provenance.corrupt_ids.clone_from(corrupt);
     let layers = layers(&share(map(Parts::Attention)?)?, &share(map(Parts::Mlps)?)?)?;
     let by_position = optional(Parts::HeadsByPosition).map(share).transpose()?; // (L, H, T)
     let rows = |parts: Parts| optional(parts).map(|map| share(map)?.to_vec2()).transpose();
-    let about = About {
+    let about = PictureMetadata {
         title: format!(
             "{}: patching, {} against {}",
             session.name,

@@ -3,7 +3,7 @@
 use crate::input::pairs::Mean;
 use crate::model::session::Label;
 use crate::output::{self, note};
-use crate::results::provenance::Provenance;
+use crate::results::provenance::RunProvenance;
 use anyhow::bail;
 use gpt2_view::Align::{Left, Right};
 use gpt2_view::{Table, visible_token};
@@ -12,7 +12,7 @@ use std::io::Write;
 
 #[derive(Serialize)]
 pub(super) struct Report {
-    pub(super) provenance: Provenance,
+    pub(super) provenance: RunProvenance,
     pub(super) clean: Vec<Label>,
     pub(super) corrupt: Vec<Label>,
     pub(super) answer: String,

@@ -10,11 +10,11 @@ use crate::input::text_lines::STDIN;
 use crate::model::hub;
 use crate::model::session::Session;
 use crate::output::progress::{Stop, bar};
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
 use crate::output::{self, note};
 use crate::process::parallel;
-use crate::results::provenance::Provenance;
+use crate::results::provenance::RunProvenance;
 use crate::values::count;
 use anyhow::bail;
 pub(crate) use args::RecordArgs;
@@ -22,7 +22,7 @@ use candle_core::DType;
 use gpt2_files::{INDEX, StoreWriter};
 use gpt2_parallel::{Fact, Group};
 use recording::Recording;
-use run::Run;
+use run::RecordRun;
 use serde::Serialize;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
@@ -33,8 +33,8 @@ use texts::{Pending, ShardTexts};
 
 /// The settings that every shard depends on.
 #[derive(Serialize)]
-struct Facts<'a> {
-    provenance: Provenance,
+struct ShardSettings<'a> {
+    provenance: RunProvenance,
     /// The unit that counts as a document.
     #[serde(flatten)]
     by: &'a By,
@@ -49,8 +49,8 @@ struct Facts<'a> {
 }
 
 #[derive(Serialize)]
-struct Total {
-    provenance: Provenance,
+struct RecordingTotals {
+    provenance: RunProvenance,
     folder: PathBuf,
     points: Vec<String>,
     documents: usize,
@@ -78,7 +78,7 @@ fn record(args: &RecordArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
     let session = args.model.session_for(inputs, &Outputs::new(false))?;
     let recording = Recording::new(args, &session)?;
     let provenance =
-        Provenance::of_tokens(&session, recording.windowing.window)?.under(&recording.changes.described());
+        RunProvenance::of_tokens(&session, recording.windowing.window)?.under(&recording.changes.described());
     note(&provenance.model_line());
     let facts = facts(args, &by, &session, &recording, provenance.clone())?;
     agree(group, &facts)?;
@@ -95,8 +95,14 @@ fn record(args: &RecordArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
         "{bar:30} {bytes} of {total_bytes}, {eta} left{msg}",
     );
     let mut pending = Pending::new(args.shard_tokens as usize);
-    let run =
-        Run { group, session: &session, recording: &recording, writer: &writer, stop: &stop, bar: &bar };
+    let run = RecordRun {
+        group,
+        session: &session,
+        recording: &recording,
+        writer: &writer,
+        stop: &stop,
+        bar: &bar,
+    };
     // Of each shard; and how many of them this run has computed.
     let (mut tokens, mut fresh, started): (Vec<usize>, _, _) = (vec![], 0, Instant::now());
     let mut ended = false;
@@ -124,7 +130,7 @@ fn record(args: &RecordArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
         bail!("{}: holds no document", args.corpus.display());
     }
     group.any(false)?; // until all ranks have written theirs
-    let total = Total {
+    let total = RecordingTotals {
         provenance,
         folder: args.out.clone(),
         points: recording.names.clone(),
@@ -144,8 +150,8 @@ fn record(args: &RecordArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
 }
 
 /// Everything that the run reads.
-fn inputs(args: &RecordArgs, corpus: Option<&Corpus>) -> Inputs {
-    let mut inputs = Inputs::default();
+fn inputs(args: &RecordArgs, corpus: Option<&Corpus>) -> ReadFiles {
+    let mut inputs = ReadFiles::default();
     let files = corpus.into_iter().flat_map(|corpus| &corpus.files);
     for file in files.filter(|file| **file != Path::new(STDIN)) {
         inputs.file("the corpus", file);
@@ -192,12 +198,12 @@ fn facts(
     by: &By,
     session: &Session,
     recording: &Recording,
-    provenance: Provenance,
+    provenance: RunProvenance,
 ) -> anyhow::Result<serde_json::Value> {
     let mut hash = DefaultHasher::new();
     (session.model.fingerprint()?, session.tokenizer()?.to_json().ok()).hash(&mut hash);
     recording.changes.hash(&mut hash)?;
-    Ok(serde_json::to_value(Facts {
+    Ok(serde_json::to_value(ShardSettings {
         provenance,
         by,
         points: recording.names.clone(),
@@ -210,9 +216,9 @@ fn facts(
     })?)
 }
 
-fn print(total: &Total) -> anyhow::Result<()> {
+fn print(total: &RecordingTotals) -> anyhow::Result<()> {
     let mut out = output::stdout();
-    let Total { folder, points, documents, empty, tokens, shards, .. } = total;
+    let RecordingTotals { folder, points, documents, empty, tokens, shards, .. } = total;
     writeln!(
         out,
         "{}: {} of {}, {}, at {}",

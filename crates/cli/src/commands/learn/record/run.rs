@@ -1,9 +1,9 @@
 //! The passes over the windows of a shard, and the shard that they fill.
 
 use super::recording::Recording;
-use super::texts::{ShardTexts, Text};
+use super::texts::{ShardTexts, TextWindow};
 use crate::input::point_values::values;
-use crate::input::windows::{Window, batches, windows};
+use crate::input::windows::{DocumentWindow, batches, windows};
 use crate::interventions::checks::Reads;
 use crate::model::session::Session;
 use crate::output::progress::Stop;
@@ -19,7 +19,7 @@ use indicatif::ProgressBar;
 const HASH: &str = "texts";
 
 /// Computes and writes shards, together with the other ranks.
-pub(super) struct Run<'a> {
+pub(super) struct RecordRun<'a> {
     pub(super) group: &'a dyn Group,
     pub(super) session: &'a Session,
     pub(super) recording: &'a Recording<'a>,
@@ -32,12 +32,12 @@ pub(super) struct Run<'a> {
 struct Filling<'a> {
     number: usize,
     shard: &'a ShardTexts,
-    windows: Vec<Window>,
+    windows: Vec<DocumentWindow>,
     batches: Vec<Vec<usize>>,
     found: Vec<Vec<Option<Tensor>>>,
 }
 
-impl Run<'_> {
+impl RecordRun<'_> {
     /// Computes the shards of a round, one on each rank, from shard `first` on; skips those that exist. Returns the
     /// number of tokens that all ranks have computed, or `None` if a rank was asked to stop. The ranks meet after every
     /// batch, so that none waits for long.
@@ -96,7 +96,8 @@ impl Run<'_> {
     fn batch(&self, filling: &mut Filling, step: usize) -> anyhow::Result<()> {
         let Recording { changes, points, store, .. } = self.recording;
         let Filling { shard, windows, batches, found, .. } = filling;
-        let texts: Vec<&Text> = batches[step].iter().map(|&i| &shard.texts[windows[i].document]).collect();
+        let texts: Vec<&TextWindow> =
+            batches[step].iter().map(|&i| &shard.texts[windows[i].document]).collect();
         let list = changes.of(Reads::Whole(&texts[0].ids))?.list;
         let hooks = (!list.is_empty()).then_some(&list as &dyn Hooks);
         let ids: Vec<&[u32]> = texts.iter().map(|text| &text.ids[..]).collect();
@@ -121,7 +122,7 @@ impl Run<'_> {
             }
             values.push(all);
         }
-        let of_tokens = |of: &dyn Fn(&Text, usize) -> u32| {
+        let of_tokens = |of: &dyn Fn(&TextWindow, usize) -> u32| {
             let all =
                 shard.texts.iter().flat_map(|text| (shard.added..text.ids.len()).map(move |i| of(text, i)));
             let all: Vec<u32> = all.collect();
@@ -129,7 +130,7 @@ impl Run<'_> {
             Tensor::from_vec(all, count, &Device::Cpu)
         };
         #[allow(clippy::cast_possible_truncation)] // within a window
-        let position = |text: &Text, i: usize| text.first + (i - shard.added) as u32;
+        let position = |text: &TextWindow, i: usize| text.first + (i - shard.added) as u32;
         let filled = Shard {
             values,
             ids: of_tokens(&|text, i| text.ids[i])?,

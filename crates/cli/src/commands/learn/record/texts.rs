@@ -1,14 +1,14 @@
 //! The corpus as windows, and which of them make a shard: the same for any number of processes.
 
 use super::recording::Recording;
-use crate::input::corpus::Document;
+use crate::input::corpus::CorpusDocument;
 use crate::model::session::Session;
 use anyhow::Context;
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// A window of a document, with the first token that `--bos` adds.
-pub(super) struct Text {
+pub(super) struct TextWindow {
     pub(super) document: u32,
     /// The position of its first token in the document.
     pub(super) first: u32,
@@ -17,7 +17,7 @@ pub(super) struct Text {
 
 /// The windows of a shard.
 pub(super) struct ShardTexts {
-    pub(super) texts: Vec<Text>,
+    pub(super) texts: Vec<TextWindow>,
     /// The number of extra tokens at the start of each window: 1 with `--bos`, else 0.
     pub(super) added: usize,
 }
@@ -36,7 +36,7 @@ impl ShardTexts {
 
 /// The windows and shards that are still to be recorded, and the number of documents so far.
 pub(super) struct Pending {
-    texts: VecDeque<Text>,
+    texts: VecDeque<TextWindow>,
     shards: VecDeque<ShardTexts>,
     shard_tokens: usize,
     added: usize,
@@ -60,7 +60,7 @@ impl Pending {
         &mut self,
         recording: &Recording,
         session: &Session,
-        section: Vec<Document>,
+        section: Vec<CorpusDocument>,
     ) -> anyhow::Result<()> {
         self.added = recording.windowing.added();
         let length = recording.windowing.window - self.added;
@@ -69,7 +69,7 @@ impl Pending {
             let number = u32::try_from(self.documents).context("more documents than a store can count")?;
             for (i, window) in recording.windowing.cut(&ids).enumerate() {
                 let first = u32::try_from(i * length).with_context(|| document.place())?;
-                self.texts.push_back(Text { document: number, first, ids: window });
+                self.texts.push_back(TextWindow { document: number, first, ids: window });
             }
             self.documents += 1;
             self.empty += usize::from(ids.is_empty());

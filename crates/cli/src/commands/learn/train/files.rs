@@ -2,7 +2,7 @@
 
 use super::args::TrainArgs;
 use crate::model::hub;
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use crate::output::written_files::{NewFolder, Outputs};
 use crate::results::provenance::device_name;
 use anyhow::{Context, bail};
@@ -80,7 +80,7 @@ fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
 /// Refuses files of a run that cannot be written, or that would harm the text, the model that the run starts from, the
 /// Hub's cache or another file. Leaves no folder that was not there.
 pub(super) fn check(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<()> {
-    let mut inputs = Inputs::default();
+    let mut inputs = ReadFiles::default();
     inputs.file("the text", args.source().1);
     args.interventions.inputs(&mut inputs);
     hub::inputs(&args.hub, &mut inputs);

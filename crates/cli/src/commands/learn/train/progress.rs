@@ -6,7 +6,7 @@ use crate::interventions::changes::Changes;
 use crate::output::progress::{Stop, bar};
 use crate::output::{is_quiet, note};
 use gpt2_loader::{AdapterConfig, SaveOptions, Tokenizer, save_adapter};
-use gpt2_train::{Event, Metrics, StepReport, Trainer, Validation};
+use gpt2_train::{Metrics, StepReport, Trainer, TrainingEvent, Validation};
 use indicatif::ProgressBar;
 use std::ops::ControlFlow;
 
@@ -57,16 +57,20 @@ impl<'a> Progress<'a> {
     }
 
     /// Shows the event, saves the best model and the state, and stops the run after Ctrl-C.
-    pub(super) fn hear(&mut self, trainer: &Trainer, event: Event) -> anyhow::Result<ControlFlow<()>> {
+    pub(super) fn hear(
+        &mut self,
+        trainer: &Trainer,
+        event: TrainingEvent,
+    ) -> anyhow::Result<ControlFlow<()>> {
         match event {
-            Event::Stepped(step) => {
+            TrainingEvent::Stepped(step) => {
                 let StepReport { step: done, loss, tokens_per_s, .. } = step;
                 self.bar.set_position(done);
                 let validation = self.val_loss.map_or_else(String::new, |v| format!(", validation {v:.3}"));
                 self.bar.set_message(format!("loss {loss:.3}{validation}, {tokens_per_s:.0} tokens/s"));
                 if step.validates { Ok(ControlFlow::Continue(())) } else { self.end(trainer, step, None) }
             }
-            Event::Validated(step, validation) => {
+            TrainingEvent::Validated(step, validation) => {
                 self.validated(trainer, step, validation)?;
                 self.end(trainer, step, Some(validation))
             }

@@ -11,7 +11,7 @@ use crate::input::windows::{batches, windows};
 use crate::model::session::Session;
 use crate::output::progress::bar;
 use crate::results::export_points::PointName;
-use crate::results::provenance::Provenance;
+use crate::results::provenance::RunProvenance;
 use anyhow::{Context, bail};
 use candle_core::{Device, Tensor};
 use gpt2_model::finite::all_finite;
@@ -30,7 +30,7 @@ const MIXED: usize = 16;
 pub(super) type Step = anyhow::Result<Vec<Tensor>>;
 
 /// A model, and the windows of a text.
-pub(super) struct Live<'a> {
+pub(super) struct LiveValues<'a> {
     session: &'a Session,
     pub(super) name: String,
     pub(super) point: Point,
@@ -40,7 +40,7 @@ pub(super) struct Live<'a> {
     pub(super) facts: serde_json::Value,
 }
 
-impl<'a> Live<'a> {
+impl<'a> LiveValues<'a> {
     /// Reads the corpus, of which rank 0 alone has one.
     pub(super) fn read(
         args: &TrainFeaturesArgs,
@@ -86,7 +86,7 @@ impl<'a> Live<'a> {
             );
         }
         let facts = json!({
-            "provenance": Provenance::of_tokens(session, windowing.window)?,
+            "provenance": RunProvenance::of_tokens(session, windowing.window)?,
             "by": by,
             "points": [&name],
             "window": windowing.window,
@@ -112,7 +112,8 @@ impl<'a> Live<'a> {
         let all = usize::from(args.accumulate);
         let rows = args.batch as usize;
         let seed = args.model.run.seed;
-        let lane = |number| mine(number).then(|| Lane::new(self, Place { number, all, rows, seed }, count));
+        let lane =
+            |number| mine(number).then(|| Lane::new(self, LanePlace { number, all, rows, seed }, count));
         let mut lanes: Vec<Option<Lane>> = (0..all).map(lane).collect();
         let mut next = |lane: &mut Option<Lane>| match lane {
             Some(lane) => lane.next(),
@@ -142,7 +143,7 @@ impl<'a> Live<'a> {
 
 /// A lane's number among all lanes, its batch size and its seed.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct LanePlace {
     number: usize,
     all: usize,
     /// Tokens of a batch.
@@ -152,8 +153,8 @@ struct Place {
 
 /// Mixes every `place.all`-th window of the order into batches.
 struct Lane<'a, 'b> {
-    live: &'b Live<'a>,
-    place: Place,
+    live: &'b LiveValues<'a>,
+    place: LanePlace,
     /// The epoch that comes next.
     epoch: u64,
     /// The windows of this epoch that are left, the next one last.
@@ -166,7 +167,7 @@ struct Lane<'a, 'b> {
 }
 
 impl<'a, 'b> Lane<'a, 'b> {
-    fn new(live: &'b Live<'a>, place: Place, batches: usize) -> Self {
+    fn new(live: &'b LiveValues<'a>, place: LanePlace, batches: usize) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(place.seed);
         // Stream 0 orders the windows.
         rng.set_stream(1 + place.number as u64);

@@ -9,7 +9,7 @@ use crate::input::corpus::{By, Corpus};
 use crate::input::text_lines::STDIN;
 use crate::model::hub;
 use crate::output::progress::{Stop, bar};
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use crate::output::written_files::{NewFolder, Outputs};
 use crate::output::{self, note};
 use crate::process::parallel;
@@ -23,14 +23,14 @@ use gpt2_model::Config;
 use gpt2_model::hooks::Point;
 use gpt2_parallel::Group;
 use gpt2_train::{DictionaryOptions, DictionaryStep, DictionaryTrainer, TrainError};
-use live::Live;
+use live::LiveValues;
 use serde::Serialize;
 use serde_json::json;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use values::Values;
+use values::TrainingValues;
 
 /// Default features per input dimension.
 const FEATURES_OF_ONE: usize = 8;
@@ -114,10 +114,10 @@ fn train_features(args: &TrainFeaturesArgs, group: &Arc<dyn Group>) -> anyhow::R
     }
     let session;
     let values = if is_store {
-        Values::recorded(args)?
+        TrainingValues::recorded(args)?
     } else {
         session = args.model.session_for(inputs(args, &files), &Outputs::new(false))?;
-        Values::Live(Live::read(args, &session, &by, corpus, &**group)?)
+        TrainingValues::Live(LiveValues::read(args, &session, &by, corpus, &**group)?)
     };
     let (name, point) = values.point()?;
     if point.width(&Config::gpt2()).is_none() {
@@ -186,8 +186,8 @@ fn options(args: &TrainFeaturesArgs, features: usize, steps: usize) -> Dictionar
 }
 
 /// Everything that the run reads. `files` are those of a text, empty for a store.
-fn inputs(args: &TrainFeaturesArgs, files: &[PathBuf]) -> Inputs {
-    let mut inputs = Inputs::default();
+fn inputs(args: &TrainFeaturesArgs, files: &[PathBuf]) -> ReadFiles {
+    let mut inputs = ReadFiles::default();
     if files.is_empty() {
         inputs.file("the store", args.source.join(INDEX));
         inputs.named(&args.source.display().to_string());
@@ -201,7 +201,7 @@ fn inputs(args: &TrainFeaturesArgs, files: &[PathBuf]) -> Inputs {
 }
 
 /// The facts that must agree on every rank: what the values of the steps depend on. Paths and GPUs may differ.
-fn agreed(args: &TrainFeaturesArgs, values: &Values) -> anyhow::Result<serde_json::Value> {
+fn agreed(args: &TrainFeaturesArgs, values: &TrainingValues) -> anyhow::Result<serde_json::Value> {
     let mut facts = values.facts().clone();
     if let Some(facts) = facts.as_object_mut() {
         facts.remove("provenance");
@@ -212,9 +212,14 @@ fn agreed(args: &TrainFeaturesArgs, values: &Values) -> anyhow::Result<serde_jso
 }
 
 /// The facts about the run for `cfg.json`.
-fn made_by(args: &TrainFeaturesArgs, values: &Values, features: usize, steps: usize) -> serde_json::Value {
+fn made_by(
+    args: &TrainFeaturesArgs,
+    values: &TrainingValues,
+    features: usize,
+    steps: usize,
+) -> serde_json::Value {
     let TrainFeaturesArgs { sparsity, k, epochs, batch, accumulate, lr, silent_after, .. } = args;
-    let from = if matches!(values, Values::Recorded { .. }) { "store" } else { "text" };
+    let from = if matches!(values, TrainingValues::Recorded { .. }) { "store" } else { "text" };
     json!({
         "gpt2": env!("CARGO_PKG_VERSION"),
         from: values.facts(),
@@ -228,7 +233,7 @@ fn made_by(args: &TrainFeaturesArgs, values: &Values, features: usize, steps: us
 /// Takes steps until the last one, or until someone asks to stop.
 fn train(
     args: &TrainFeaturesArgs,
-    values: &Values,
+    values: &TrainingValues,
     trainer: &mut DictionaryTrainer,
     stop: &Stop,
     steps: usize,

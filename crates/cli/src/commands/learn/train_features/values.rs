@@ -1,7 +1,7 @@
 //! The source of the values that a dictionary learns from.
 
 use super::args::TrainFeaturesArgs;
-use super::live::{Live, Step};
+use super::live::{LiveValues, Step};
 use crate::model::device::DeviceArg;
 use anyhow::{Context, bail};
 use candle_core::{DType, Tensor};
@@ -10,12 +10,12 @@ use gpt2_files::Store;
 use gpt2_model::hooks::Point;
 
 /// A store, or a model that reads a text.
-pub(super) enum Values<'a> {
+pub(super) enum TrainingValues<'a> {
     Recorded { store: Store, name: String },
-    Live(Live<'a>),
+    Live(LiveValues<'a>),
 }
 
-impl Values<'_> {
+impl TrainingValues<'_> {
     /// Opens the store that `gpt2 record` wrote.
     pub(super) fn recorded(args: &TrainFeaturesArgs) -> anyhow::Result<Self> {
         let store = Store::open(&args.source)?;

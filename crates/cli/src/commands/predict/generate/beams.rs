@@ -4,7 +4,7 @@ use super::args::GenerateArgs;
 use crate::input::prompt::Prompt;
 use crate::model::session::Session;
 use crate::output;
-use crate::results::provenance::Provenance;
+use crate::results::provenance::RunProvenance;
 use gpt2_model::beams::{BeamSearch, Hypothesis};
 use serde::Serialize;
 use std::io::Write;
@@ -12,7 +12,7 @@ use std::time::Instant;
 
 #[derive(Serialize)]
 struct Report {
-    provenance: Provenance,
+    provenance: RunProvenance,
     model: String,
     num_beams: usize,
     length_penalty: f64,
@@ -21,12 +21,12 @@ struct Report {
     max_new_tokens: usize,
     prompt_ids: Vec<u32>,
     /// The best first.
-    hypotheses: Vec<Found>,
+    hypotheses: Vec<BeamText>,
     seconds: f64,
 }
 
 #[derive(Serialize)]
-struct Found {
+struct BeamText {
     /// The generated ids, including the end token.
     ids: Vec<u32>,
     /// Their text without the end token; `None` for a prompt of ids.
@@ -48,7 +48,7 @@ pub(super) fn run(
         early_stopping: args.early_stopping,
         repetition_penalty: args.repetition_penalty,
     };
-    let provenance = Provenance::new(session, &prompt.ids)?;
+    let provenance = RunProvenance::new(session, &prompt.ids)?;
     output::note(&provenance.first_line());
     let start = Instant::now();
     let found = search.run(&session.model, &prompt.ids, max_new_tokens)?;
@@ -60,7 +60,7 @@ pub(super) fn run(
     };
     if args.json {
         let found =
-            found.into_iter().map(|one| Ok(Found { text: text(&one)?, ids: one.ids, score: one.score }));
+            found.into_iter().map(|one| Ok(BeamText { text: text(&one)?, ids: one.ids, score: one.score }));
         let BeamSearch { num_beams, length_penalty, early_stopping, repetition_penalty } = search;
         return output::json(&Report {
             provenance,

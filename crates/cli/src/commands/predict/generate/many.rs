@@ -6,7 +6,7 @@ use crate::input::prompt::Prompt;
 use crate::input::text_lines::{TextLine, place};
 use crate::model::session::Session;
 use crate::output::{self, note};
-use crate::results::provenance::Provenance;
+use crate::results::provenance::RunProvenance;
 use crate::study::over_texts::{Numbered, prompt_of};
 use crate::values::{count, pace};
 use anyhow::{Context, bail};
@@ -16,7 +16,7 @@ use std::path::Path;
 use std::time::Instant;
 
 /// A prompt in its line.
-struct Row {
+struct PromptLine {
     line: u64,
     /// The other fields of a line of JSON.
     input: Map<String, Value>,
@@ -31,7 +31,7 @@ pub(super) fn run(args: &GenerateArgs, session: &Session, path: &Path) -> anyhow
     let most = usize::from(args.batch);
     let start = Instant::now();
     let (mut texts, mut tokens) = (0, 0);
-    let mut batch: Vec<Row> = vec![];
+    let mut batch: Vec<PromptLine> = vec![];
     loop {
         let line = lines.next();
         let row = line.and_then(|line| line.map(|line| row(args, session, path, line)).transpose());
@@ -56,7 +56,7 @@ pub(super) fn run(args: &GenerateArgs, session: &Session, path: &Path) -> anyhow
     output::flush()
 }
 
-fn row(args: &GenerateArgs, session: &Session, path: &Path, line: TextLine) -> anyhow::Result<Row> {
+fn row(args: &GenerateArgs, session: &Session, path: &Path, line: TextLine) -> anyhow::Result<PromptLine> {
     let place = place(path, Some(line.number));
     let prompt = prompt_of(session, &line, &place)?;
     let new = new_tokens(args, session, &prompt);
@@ -68,11 +68,11 @@ fn row(args: &GenerateArgs, session: &Session, path: &Path, line: TextLine) -> a
             session.model.config().n_positions
         )
     }
-    Ok(Row { line: line.number, input: line.input, place, prompt, new })
+    Ok(PromptLine { line: line.number, input: line.input, place, prompt, new })
 }
 
 /// Whether a row fits into the context beside others: the longest prompt and the largest number of new tokens count for all.
-fn fit(session: &Session, others: &[Row], row: &Row) -> bool {
+fn fit(session: &Session, others: &[PromptLine], row: &PromptLine) -> bool {
     let rows = || others.iter().chain([row]);
     let width = rows().map(|row| row.prompt.ids.len()).max().unwrap_or(0);
     let new = rows().map(|row| row.new).max().unwrap_or(0);
@@ -80,7 +80,7 @@ fn fit(session: &Session, others: &[Row], row: &Row) -> bool {
 }
 
 /// Continues all rows at once and prints each. Returns the number of generated tokens.
-fn complete(args: &GenerateArgs, session: &Session, rows: Vec<Row>) -> anyhow::Result<usize> {
+fn complete(args: &GenerateArgs, session: &Session, rows: Vec<PromptLine>) -> anyhow::Result<usize> {
     let prompts: Vec<_> = rows.iter().map(|row| row.prompt.ids.clone()).collect();
     let most = rows.iter().map(|row| row.new).max().unwrap_or(0);
     let mut generation = generation(args, session, &prompts, most)?;
@@ -103,10 +103,10 @@ fn complete(args: &GenerateArgs, session: &Session, rows: Vec<Row>) -> anyhow::R
     }
     let tokens = found.iter().map(|found| found.ids.len()).sum();
     let mut out = output::stdout();
-    for (Row { line, input, place, prompt, new }, mut found) in rows.into_iter().zip(found) {
+    for (PromptLine { line, input, place, prompt, new }, mut found) in rows.into_iter().zip(found) {
         found.finish();
         if args.json {
-            let mut made_by = Provenance::new(session, &prompt.ids)?;
+            let mut made_by = RunProvenance::new(session, &prompt.ids)?;
             made_by.kv = args.kv.map(gpt2_model::CacheDType::as_str);
             let report = Report::new(args, session, made_by, prompt, found, new);
             serde_json::to_writer(&mut out, &Numbered { line, input: &input, report: &report })?;

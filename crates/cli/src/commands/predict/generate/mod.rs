@@ -14,12 +14,12 @@ use crate::interventions::checks::Reads;
 use crate::model::finite;
 use crate::model::session::Session;
 use crate::output;
-use crate::results::provenance::Provenance;
+use crate::results::provenance::RunProvenance;
 use crate::values::{count, pace};
 use anyhow::Context;
 use gpt2_model::CacheDType;
 use gpt2_model::hooks::{Chain, Hooks};
-use recorded::{Alive, Recorded, Text};
+use recorded::{Alive, GeneratedText, Recorded};
 use report::{Report, continuation, generation, new_tokens};
 use std::io::Write;
 use std::time::Instant;
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let prompts = std::slice::from_ref(&prompt.ids);
     let changes = args.interventions.build(&session, Reads::Growing(&prompt.ids))?;
     let live = module.map(|module| anyhow::Ok(Alive { module, changes: changes.for_page()? })).transpose()?;
-    let mut made_by = Provenance::new(&session, &prompt.ids)?.under(&changes);
+    let mut made_by = RunProvenance::new(&session, &prompt.ids)?.under(&changes);
     made_by.kv = args.kv.map(CacheDType::as_str);
     let mut generation = generation(args, &session, prompts, max_new_tokens)?;
     if let Some(draft) = &args.draft {
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     // The files come before the JSON, so that a result that is printed has all of them.
     recorded.write(
         args,
-        &Text {
+        &GeneratedText {
             session: &session,
             prompt: &prompt.ids,
             new: &continuation.ids,

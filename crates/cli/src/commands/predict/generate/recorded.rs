@@ -6,14 +6,14 @@ use crate::model::finite::FiniteArgs;
 use crate::model::session::Session;
 use crate::output::written_files::Outputs;
 use crate::results::live_page::{self, Module};
-use crate::results::provenance::Provenance;
+use crate::results::provenance::RunProvenance;
 use crate::results::subject::{Subject, predictions};
 use crate::results::weights_file::{Export, Format};
 use crate::results::weights_page::{LayerValues, Page, PageOptions, open};
 use crate::values::select_heads;
 use gpt2_model::hooks::WeightRows;
 use gpt2_model::{ForwardArgs, KvCache};
-use gpt2_web::{Draw, Look};
+use gpt2_web::{DrawSettings, PageRequest};
 
 /// The attention weights that generation leaves, of the chosen layers and heads; none unless an option needs them.
 pub(super) struct Recorded {
@@ -31,12 +31,12 @@ pub(super) struct Alive {
 }
 
 /// A generated text.
-pub(super) struct Text<'a> {
+pub(super) struct GeneratedText<'a> {
     pub(super) session: &'a Session,
     pub(super) prompt: &'a [u32],
     pub(super) new: &'a [u32],
     pub(super) changes: &'a Changes,
-    pub(super) made_by: &'a Provenance,
+    pub(super) made_by: &'a RunProvenance,
 }
 
 pub(super) fn outputs(args: &GenerateArgs) -> anyhow::Result<Outputs> {
@@ -63,7 +63,12 @@ impl Recorded {
     }
 
     /// Writes the files, and opens the page.
-    pub(super) fn write(self, args: &GenerateArgs, text: &Text, mut outputs: Outputs) -> anyhow::Result<()> {
+    pub(super) fn write(
+        self,
+        args: &GenerateArgs,
+        text: &GeneratedText,
+        mut outputs: Outputs,
+    ) -> anyhow::Result<()> {
         if let Some(live) = self.live {
             return write_live(args, live, text, outputs);
         }
@@ -155,15 +160,20 @@ fn check_live(args: &GenerateArgs) -> anyhow::Result<()> {
 }
 
 /// Writes and opens the page with the model in it, which goes on where the text ends.
-fn write_live(args: &GenerateArgs, live: Alive, text: &Text, outputs: Outputs) -> anyhow::Result<()> {
+fn write_live(
+    args: &GenerateArgs,
+    live: Alive,
+    text: &GeneratedText,
+    outputs: Outputs,
+) -> anyhow::Result<()> {
     let temperature = if args.greedy { 0.0 } else { args.temperature };
     let top_k = Some(args.top_k).filter(|&k| k > 0);
-    let first = Look {
+    let first = PageRequest {
         ids: [text.prompt, text.new].concat(),
         prompt: Some(text.prompt.len()),
         changes: live.changes,
-        draw: Draw { temperature, top_k, top_p: args.top_p, seed: args.model.run.seed },
-        ..Look::default()
+        draw: DrawSettings { temperature, top_k, top_p: args.top_p, seed: args.model.run.seed },
+        ..PageRequest::default()
     };
     let page = live_page::page_of(&live.module, &args.model, text.session, &first)?;
     live_page::deliver(&page, args.html.as_deref(), args.open, outputs)

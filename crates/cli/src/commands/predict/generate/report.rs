@@ -4,7 +4,7 @@ use super::args::GenerateArgs;
 use super::draft;
 use crate::input::prompt::Prompt;
 use crate::model::session::Session;
-use crate::results::provenance::Provenance;
+use crate::results::provenance::RunProvenance;
 use gpt2_loader::Tokenizer;
 use gpt2_model::{Generation, Sampling};
 use gpt2_session::Continuation;
@@ -12,8 +12,8 @@ use serde::Serialize;
 
 #[derive(Serialize)]
 pub(super) struct Report {
-    provenance: Provenance,
-    sampling: Draw,
+    provenance: RunProvenance,
+    sampling: SamplingSettings,
     model: String,
     prompt_ids: Vec<u32>,
     /// The generated ids, including the end token.
@@ -38,7 +38,7 @@ impl Report {
     pub(super) fn new(
         args: &GenerateArgs,
         session: &Session,
-        provenance: Provenance,
+        provenance: RunProvenance,
         prompt: Prompt,
         found: Continuation<&Tokenizer>,
         max_new_tokens: usize,
@@ -47,7 +47,7 @@ impl Report {
             sampling(args);
         Self {
             provenance,
-            sampling: Draw {
+            sampling: SamplingSettings {
                 temperature,
                 top_k,
                 top_p,
@@ -72,7 +72,7 @@ impl Report {
 
 /// The other settings that the text depends on.
 #[derive(Serialize)]
-struct Draw {
+struct SamplingSettings {
     temperature: f64,
     top_k: Option<usize>,
     top_p: Option<f64>,

@@ -1,7 +1,7 @@
 //! The file of scores. It grows under another name, section by section, and gets its own at the end; a resumed run
 //! continues with the first incomplete section.
 
-use crate::input::corpus::Document;
+use crate::input::corpus::CorpusDocument;
 use crate::output::note;
 use anyhow::{Context, bail};
 use gpt2_files::open_regular;
@@ -11,7 +11,7 @@ use std::fs::{File, TryLockError};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
-pub(super) struct Lines {
+pub(super) struct ScoreLines {
     out: PathBuf,
     part: PathBuf,
     /// The part; none if the run has finished.
@@ -24,7 +24,7 @@ pub(super) struct Lines {
 
 /// The numbers that a document's line adds to the totals.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Found {
+pub(super) struct DocumentTotals {
     pub(super) tokens: usize,
     pub(super) predicted: usize,
     pub(super) loss: f64,
@@ -55,7 +55,7 @@ pub(super) fn has_rows(part: &Path) -> anyhow::Result<bool> {
     Ok(!reader.fill_buf()?.is_empty())
 }
 
-impl Lines {
+impl ScoreLines {
     /// Starts the file with `first`, the line that says how the others are made; or, to resume, opens the one that an
     /// earlier run left or finished, which must start with that line.
     pub(super) fn open(out: &Path, first: &str, resume: bool) -> anyhow::Result<Self> {
@@ -95,7 +95,7 @@ impl Lines {
 
     /// The numbers of this section's lines, if all are there already. The names and texts of the documents must be those of
     /// the lines: a corpus that has changed is refused. Cuts the file before the first incomplete section.
-    pub(super) fn has(&mut self, section: &[Document]) -> anyhow::Result<Option<Vec<Found>>> {
+    pub(super) fn has(&mut self, section: &[CorpusDocument]) -> anyhow::Result<Option<Vec<DocumentTotals>>> {
         let named = self.found().display().to_string();
         let Some(before) = &mut self.before else { return Ok(None) };
         let mut found = vec![];
@@ -136,7 +136,7 @@ impl Lines {
             let count = |name: &str| row[name].as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
             let tokens = count("tokens");
             let predicted = count("predicted");
-            found.push(Found { tokens, predicted, loss: row["loss"].as_f64().unwrap_or(0.0) });
+            found.push(DocumentTotals { tokens, predicted, loss: row["loss"].as_f64().unwrap_or(0.0) });
             length += line.len() as u64;
         }
         self.length = length;

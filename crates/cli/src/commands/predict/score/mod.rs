@@ -4,17 +4,17 @@ mod lines;
 mod scores;
 mod section;
 
-use crate::input::corpus::{By, Corpus, Document, DocumentArgs, shared};
+use crate::input::corpus::{By, Corpus, CorpusDocument, DocumentArgs, shared};
 use crate::input::text_lines::STDIN;
 use crate::interventions::args::InterventionArgs;
 use crate::interventions::changes::Prepared;
 use crate::model::session::{ModelArgs, Session};
 use crate::output::progress::{Stop, bar};
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
 use crate::output::{self, note};
 use crate::process::parallel::{self, ParallelArgs, TIMEOUT};
-use crate::results::provenance::Provenance;
+use crate::results::provenance::RunProvenance;
 use crate::values::count;
 use anyhow::{Context, bail};
 use candle_fused::Isa;
@@ -22,9 +22,9 @@ use gpt2_files::atomic;
 use gpt2_loader::Tokenizer;
 use gpt2_parallel::{Fact, Group};
 use gpt2_view::{Align, Table};
-use lines::{Found, Lines, fields, has_rows, holds_scores, part_of};
-use scores::{Part, Row, layers};
-use section::{Reading, Scored, scored};
+use lines::{DocumentTotals, ScoreLines, fields, has_rows, holds_scores, part_of};
+use scores::{Row, WindowScores, layers};
+use section::{Reading, ScoredDocument, scored};
 use serde::Serialize;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
@@ -90,8 +90,8 @@ pub(crate) struct ScoreArgs {
 
 /// The first line of OUT.
 #[derive(Serialize)]
-struct Facts<'a> {
-    provenance: Provenance,
+struct ScoreHeader<'a> {
+    provenance: RunProvenance,
     /// The unit that counts as a document.
     #[serde(flatten)]
     by: &'a By,
@@ -110,8 +110,8 @@ const ROWS: usize = 20;
 
 /// The totals, for the terminal.
 #[derive(Serialize)]
-struct Total {
-    provenance: Provenance,
+struct ScoreTotals {
+    provenance: RunProvenance,
     /// The tokens of a window, and the tokens by which it moves on.
     window: usize,
     stride: usize,
@@ -126,7 +126,7 @@ struct Total {
     extension: &'static str,
     /// The first documents, one more than a table shows.
     #[serde(skip)]
-    first: Vec<(String, Found)>,
+    first: Vec<(String, DocumentTotals)>,
     tokens: usize,
     predicted: usize,
     #[serde(skip)]
@@ -136,8 +136,8 @@ struct Total {
     perplexity: Option<f64>,
 }
 
-impl Total {
-    fn new(provenance: Provenance, reading: &Reading, corpus: Option<&Corpus>) -> Self {
+impl ScoreTotals {
+    fn new(provenance: RunProvenance, reading: &Reading, corpus: Option<&Corpus>) -> Self {
         let &Reading { context: window, stride, bos, .. } = reading;
         Self {
             provenance,
@@ -157,7 +157,7 @@ impl Total {
         }
     }
 
-    fn add(&mut self, document: &Document, row: Found) {
+    fn add(&mut self, document: &CorpusDocument, row: DocumentTotals) {
         if self.documents <= ROWS {
             self.first.push((document.place(), row));
         }
@@ -181,19 +181,19 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     let mut corpus = leads.then(|| Corpus::open(&args.corpus, by.clone())).transpose()?;
     let (mut inputs, outputs) = match &corpus {
         Some(corpus) => files(args, corpus)?,
-        None => (Inputs::default(), Outputs::new(false)),
+        None => (ReadFiles::default(), Outputs::new(false)),
     };
     args.interventions.inputs(&mut inputs);
     let session = args.model.session_for(inputs, &outputs)?;
     let tokenizer = session.tokenizer()?;
     let reading = reading(args, &session)?;
-    let provenance = Provenance::of_tokens(&session, reading.context)?.under(&reading.changes.described());
-    let mut total = Total::new(provenance.clone(), &reading, corpus.as_ref());
+    let provenance = RunProvenance::of_tokens(&session, reading.context)?.under(&reading.changes.described());
+    let mut total = ScoreTotals::new(provenance.clone(), &reading, corpus.as_ref());
     note(&provenance.model_line());
     let first_line = first_line(provenance, &by, &session, tokenizer, &reading)?;
     agree(group, &first_line)?;
     let lines = args.jsonl.as_ref().filter(|_| leads);
-    let mut lines = lines.map(|out| Lines::open(out, &first_line, args.resume)).transpose()?;
+    let mut lines = lines.map(|out| ScoreLines::open(out, &first_line, args.resume)).transpose()?;
     let stop = Stop::listen()?;
     let bar = match corpus.as_ref().map(|corpus| corpus.bytes) {
         Some(None) => bar(None, "{bytes} scored, {elapsed}"),
@@ -202,7 +202,7 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
     let mut fresh = 0;
     loop {
-        let skipped = |section: &[Document], found: Vec<Found>| {
+        let skipped = |section: &[CorpusDocument], found: Vec<DocumentTotals>| {
             section.iter().zip(found).for_each(|(document, row)| total.add(document, row));
         };
         let section = next_section(group, corpus.as_mut(), lines.as_mut(), skipped)?;
@@ -222,12 +222,12 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
         }
         let Some(scored) = scored(group, &session, &reading, &section, &stop)? else { continue };
         let mut text = String::new();
-        for (document, Scored { tokens, parts }) in section.iter().zip(&scored) {
+        for (document, ScoredDocument { tokens, parts }) in section.iter().zip(&scored) {
             let row = row(document, *tokens, parts, session.model.config().n_head)?;
             let tokens = row.tokens;
             let predicted = row.predicted;
             let loss = row.loss.unwrap_or(0.0);
-            total.add(document, Found { tokens, predicted, loss });
+            total.add(document, DocumentTotals { tokens, predicted, loss });
             text += &serde_json::to_string(&row)?;
             text.push('\n');
         }
@@ -238,7 +238,7 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
         bar.set_position(corpus.as_ref().map_or(0, Corpus::read));
     }
     if total.documents == 0 && leads {
-        lines.map(Lines::discard).transpose()?;
+        lines.map(ScoreLines::discard).transpose()?;
         bail!("{}: holds no document", args.corpus.display());
     }
     if let Some(lines) = lines {
@@ -254,8 +254,8 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
 }
 
 /// Refuses an OUT that would do harm.
-fn files(args: &ScoreArgs, corpus: &Corpus) -> anyhow::Result<(Inputs, Outputs)> {
-    let mut inputs = Inputs::default();
+fn files(args: &ScoreArgs, corpus: &Corpus) -> anyhow::Result<(ReadFiles, Outputs)> {
+    let mut inputs = ReadFiles::default();
     for file in &corpus.files {
         match file == Path::new(STDIN) {
             false => inputs.file("the corpus", file),
@@ -316,7 +316,7 @@ fn reading<'a>(args: &'a ScoreArgs, session: &'a Session) -> anyhow::Result<Read
 }
 
 fn first_line(
-    provenance: Provenance,
+    provenance: RunProvenance,
     by: &By,
     session: &Session,
     tokenizer: &Tokenizer,
@@ -330,7 +330,16 @@ fn first_line(
     let fingerprint = format!("{:016x}", hash.finish());
     let isa = Isa::current().as_str();
     let bos = bos.is_some();
-    Ok(serde_json::to_string(&Facts { provenance, by, window, stride, bos, summaries, fingerprint, isa })?)
+    Ok(serde_json::to_string(&ScoreHeader {
+        provenance,
+        by,
+        window,
+        stride,
+        bos,
+        summaries,
+        fingerprint,
+        isa,
+    })?)
 }
 
 /// Refuses ranks whose lines would differ.
@@ -345,9 +354,9 @@ fn agree(group: &dyn Group, first_line: &str) -> anyhow::Result<()> {
 fn next_section(
     group: &dyn Group,
     corpus: Option<&mut Corpus>,
-    lines: Option<&mut Lines>,
-    mut skipped: impl FnMut(&[Document], Vec<Found>),
-) -> anyhow::Result<Vec<Document>> {
+    lines: Option<&mut ScoreLines>,
+    mut skipped: impl FnMut(&[CorpusDocument], Vec<DocumentTotals>),
+) -> anyhow::Result<Vec<CorpusDocument>> {
     let mut section = vec![];
     if let Some(corpus) = corpus {
         section = corpus.section()?;
@@ -363,7 +372,12 @@ fn next_section(
     shared(group, section)
 }
 
-fn row<'a>(document: &'a Document, tokens: usize, parts: &[Part], heads: usize) -> anyhow::Result<Row<'a>> {
+fn row<'a>(
+    document: &'a CorpusDocument,
+    tokens: usize,
+    parts: &[WindowScores],
+    heads: usize,
+) -> anyhow::Result<Row<'a>> {
     let predicted = parts.iter().map(|part| part.predicted).sum();
     let surprise: f64 = parts.iter().map(|part| part.surprise).sum(); // nats
     let loss = (predicted > 0).then(|| surprise / predicted as f64);
@@ -375,16 +389,16 @@ fn row<'a>(document: &'a Document, tokens: usize, parts: &[Part], heads: usize) 
         );
     }
     let layers = if parts.iter().any(|part| part.heads.is_empty()) { vec![] } else { layers(parts, heads) };
-    let Document { file, line, input, text } = document;
+    let CorpusDocument { file, line, input, text } = document;
     let line = *line;
     let bytes = text.len();
     let hash = document.hash();
     Ok(Row { file, line, input, bytes, hash, tokens, predicted, loss, perplexity, layers })
 }
 
-fn print(total: &Total) -> anyhow::Result<()> {
+fn print(total: &ScoreTotals) -> anyhow::Result<()> {
     let mut out = output::stdout();
-    let Total { documents, empty, tokens, predicted, loss, perplexity, window, stride, .. } = total;
+    let ScoreTotals { documents, empty, tokens, predicted, loss, perplexity, window, stride, .. } = total;
     if (2..=ROWS).contains(documents) {
         let mut table = Table::new(&[
             ("document", Align::Left),
@@ -392,7 +406,7 @@ fn print(total: &Total) -> anyhow::Result<()> {
             ("predicted", Align::Right),
             ("perplexity", Align::Right),
         ]);
-        for (place, Found { tokens, predicted, loss }) in &total.first {
+        for (place, DocumentTotals { tokens, predicted, loss }) in &total.first {
             let perplexity = if *predicted > 0 { format!("{:.4}", loss.exp()) } else { "-".into() };
             table.row(vec![place.clone(), tokens.to_string(), predicted.to_string(), perplexity]);
         }

@@ -1,6 +1,6 @@
 //! The scores of documents: losses, and the summaries of heads.
 
-use crate::input::windows::Window;
+use crate::input::windows::DocumentWindow;
 use gpt2_model::analysis::Surprises;
 use gpt2_view::{HeadSummary, QueryNumbers};
 use serde::Serialize;
@@ -11,7 +11,7 @@ pub(super) const NUMBERS: usize = 6;
 
 /// The contribution of a window to the scores of its document, which processes exchange as bytes.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Part {
+pub(super) struct WindowScores {
     /// Nats.
     pub(super) surprise: f64,
     /// The number of predicted tokens.
@@ -22,9 +22,9 @@ pub(super) struct Part {
     pub(super) heads: Vec<[f32; NUMBERS]>,
 }
 
-impl Part {
+impl WindowScores {
     /// The scores of a window that is row `row` of a batch.
-    pub(super) fn new(window: &Window, row: usize, surprises: &Surprises) -> anyhow::Result<Self> {
+    pub(super) fn new(window: &DocumentWindow, row: usize, surprises: &Surprises) -> anyhow::Result<Self> {
         let length = window.tokens.len();
         let context = window.context;
         // Nothing predicts the first token of the first window.
@@ -104,12 +104,12 @@ pub(super) struct Row<'a> {
     pub(super) loss: Option<f64>,
     pub(super) perplexity: Option<f64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) layers: Vec<Vec<Head>>,
+    pub(super) layers: Vec<Vec<HeadAverages>>,
 }
 
 /// The attention of a head, averaged over the queries of a document.
 #[derive(Debug, Serialize)]
-pub(super) struct Head {
+pub(super) struct HeadAverages {
     entropy: f32,
     mean_distance: f32,
     on_self: f32,
@@ -119,18 +119,18 @@ pub(super) struct Head {
 }
 
 /// The summaries of each layer's heads, from the parts of a document.
-pub(super) fn layers(parts: &[Part], heads_a_layer: usize) -> Vec<Vec<Head>> {
+pub(super) fn layers(parts: &[WindowScores], heads_a_layer: usize) -> Vec<Vec<HeadAverages>> {
     let Some(first) = parts.first() else { return vec![] };
     let queries: usize = parts.iter().map(|part| part.queries).sum();
     let head = |i: usize| {
         let [entropy, mean_distance, on_self, on_previous, on_first, uniform] = std::array::from_fn(|n| {
-            let weighted = |part: &Part| f64::from(part.heads[i][n]) * part.queries as f64;
+            let weighted = |part: &WindowScores| f64::from(part.heads[i][n]) * part.queries as f64;
             let mean = parts.iter().map(weighted).sum::<f64>() / queries as f64;
             #[allow(clippy::cast_possible_truncation)] // the precision of the numbers
             let mean = mean as f32;
             mean
         });
-        Head { entropy, mean_distance, on_self, on_previous, on_first, uniform }
+        HeadAverages { entropy, mean_distance, on_self, on_previous, on_first, uniform }
     };
     let all: Vec<usize> = (0..first.heads.len()).collect();
     all.chunks(heads_a_layer).map(|layer| layer.iter().map(|&i| head(i)).collect()).collect()

@@ -1,8 +1,8 @@
 //! The scores of a section of the corpus, computed by all ranks together.
 
-use super::scores::Part;
-use crate::input::corpus::Document;
-use crate::input::windows::{Window, batches, windows};
+use super::scores::WindowScores;
+use crate::input::corpus::CorpusDocument;
+use crate::input::windows::{DocumentWindow, batches, windows};
 use crate::interventions::changes::Prepared;
 use crate::interventions::checks::Reads;
 use crate::model::finite;
@@ -26,10 +26,10 @@ pub(super) struct Reading<'a> {
 }
 
 /// The scores of a document.
-pub(super) struct Scored {
+pub(super) struct ScoredDocument {
     pub(super) tokens: usize,
     /// Of its windows.
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<WindowScores>,
 }
 
 /// The tokens of each document, and its scores, on every rank; none if this process is alone and was asked to stop.
@@ -37,9 +37,9 @@ pub(super) fn scored(
     group: &dyn Group,
     session: &Session,
     reading: &Reading,
-    section: &[Document],
+    section: &[CorpusDocument],
     stop: &Stop,
-) -> anyhow::Result<Option<Vec<Scored>>> {
+) -> anyhow::Result<Option<Vec<ScoredDocument>>> {
     let config = session.model.config();
     let mut ids: Vec<Vec<u32>> = vec![];
     for document in section {
@@ -75,15 +75,15 @@ pub(super) fn scored(
     let all = group.gather_bytes(&mine)?;
     let mut rests: Vec<&[u8]> = all.iter().map(Vec::as_slice).collect();
     let heads = if reading.summaries { config.n_layer * config.n_head } else { 0 };
-    let mut of_windows: Vec<Option<Part>> = vec![None; windows.len()];
+    let mut of_windows: Vec<Option<WindowScores>> = vec![None; windows.len()];
     for (number, batch) in batches.iter().enumerate() {
         for &window in batch {
-            of_windows[window] = Part::take(&mut rests[number % group.size()], heads);
+            of_windows[window] = WindowScores::take(&mut rests[number % group.size()], heads);
         }
     }
     let bos = usize::from(reading.bos.is_some());
-    let scored = |length: &usize| Scored { tokens: length - bos, parts: vec![] };
-    let mut documents: Vec<Scored> = lengths.iter().map(scored).collect();
+    let scored = |length: &usize| ScoredDocument { tokens: length - bos, parts: vec![] };
+    let mut documents: Vec<ScoredDocument> = lengths.iter().map(scored).collect();
     for (window, part) in windows.iter().zip(of_windows) {
         documents[window.document].parts.push(part.context("a rank sent fewer scores than it has windows")?);
     }
@@ -93,10 +93,10 @@ pub(super) fn scored(
 fn parts(
     session: &Session,
     reading: &Reading,
-    windows: &[Window],
+    windows: &[DocumentWindow],
     ids: &[Vec<u32>],
     batch: &[usize],
-) -> anyhow::Result<Vec<Part>> {
+) -> anyhow::Result<Vec<WindowScores>> {
     let texts: Vec<&[u32]> =
         batch.iter().map(|&i| &ids[windows[i].document][windows[i].tokens.clone()]).collect();
     // All texts of a batch have the same changes.
@@ -105,7 +105,7 @@ fn parts(
     let surprises = surprises(&session.model, &texts, reading.summaries, hooks)?;
     let mut parts = vec![];
     for (row, &window) in batch.iter().enumerate() {
-        let part = Part::new(&windows[window], row, &surprises)?;
+        let part = WindowScores::new(&windows[window], row, &surprises)?;
         if !part.surprise.is_finite() {
             let ids = session.model.ids(texts[row])?;
             bail!("{}", finite::explain(&session.model, &ids, hooks));

@@ -1,7 +1,7 @@
 //! The results of a batch, and the bytes in which they travel between ranks.
 
 /// The results of a batch, before a step changes anything.
-pub(super) struct OfBatch {
+pub(super) struct BatchResults {
     pub(super) positions: usize,
     pub(super) unexplained: f32,
     pub(super) l0: f64,
@@ -9,7 +9,7 @@ pub(super) struct OfBatch {
     pub(super) fired: Vec<u8>,
 }
 
-impl OfBatch {
+impl BatchResults {
     /// For how many positions each feature has been silent behind this batch, given that before it.
     pub(super) fn silent_after(&self, before: &[usize]) -> Vec<usize> {
         let silent = before.iter().zip(&self.fired);

@@ -1,13 +1,13 @@
 //! A page's request to a model, and the answer.
 
-use crate::way::{Along, Way};
+use crate::token_path::{FollowedToken, TokenPath};
 use gpt2_model::Sampling;
 use serde::{Deserialize, Serialize};
 
 /// A page's request: a text, and what to compute for it.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Look {
+pub struct PageRequest {
     /// The text, unless `ids` are given.
     pub text: String,
     /// The tokens of a text that the model continued, which its letters may not give back.
@@ -19,15 +19,15 @@ pub struct Look {
     /// Whether to compare the run under interventions with the plain one.
     pub compare: bool,
     /// The settings to draw the next token with.
-    pub draw: Draw,
+    pub draw: DrawSettings,
     /// The token whose way through the model is wanted.
-    pub along: Option<Along>,
+    pub along: Option<FollowedToken>,
 }
 
 /// The settings to draw the next token with: see [`Sampling`].
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Draw {
+pub struct DrawSettings {
     /// Divides the logits, at least 0; 0 always takes the most probable token.
     pub temperature: f64,
     /// Keeps the k most probable tokens, at least 1.
@@ -38,7 +38,7 @@ pub struct Draw {
     pub seed: u64,
 }
 
-impl Default for Draw {
+impl Default for DrawSettings {
     fn default() -> Self {
         let Sampling { temperature, top_k, top_p, seed, .. } = Sampling::default();
         Self { temperature, top_k, top_p, seed }
@@ -47,7 +47,7 @@ impl Default for Draw {
 
 /// The answer to a page's request.
 #[derive(Debug, Clone, Serialize)]
-pub struct Shown {
+pub struct PageAnswer {
     /// The text's tokens.
     pub ids: Vec<u32>,
     /// The text: as it was given, or that of `ids`.
@@ -61,7 +61,7 @@ pub struct Shown {
     /// The effect of the changes on the prediction after the text, if the plain run is compared.
     pub effect: Option<Effect>,
     /// The way of the requested token.
-    pub way: Option<Way>,
+    pub way: Option<TokenPath>,
     /// The data for the page: a line for each block, as [`gpt2_view::PageWriter::data`] writes it.
     #[serde(skip)]
     pub page: String,
@@ -97,7 +97,7 @@ pub struct Next {
     pub count: usize,
 }
 
-impl Draw {
+impl DrawSettings {
     pub(crate) fn sampling(self) -> anyhow::Result<Sampling> {
         let Self { temperature, top_k, top_p, seed } = self;
         let sampling = Sampling { temperature, top_k, top_p, seed, ..Sampling::default() };

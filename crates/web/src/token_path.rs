@@ -9,7 +9,7 @@ use std::ops::Range;
 /// The token to follow, and the head to follow it through. All indices count from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Along {
+pub struct FollowedToken {
     /// The block.
     pub layer: usize,
     /// The head of its attention.
@@ -20,7 +20,7 @@ pub struct Along {
 
 /// The way of a token.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Way {
+pub struct TokenPath {
     /// Its position.
     pub token: usize,
     /// The MLP's activation function.
@@ -77,7 +77,7 @@ pub const STAGES: [&str; 21] = [
 ];
 
 /// The most probable tokens after the one that is followed.
-pub(crate) struct Likely {
+pub(crate) struct LikelyTokens {
     /// With their logits.
     pub(crate) logits: Vec<(String, f32)>,
     /// With the probabilities to draw them with.
@@ -98,7 +98,7 @@ enum Part {
     Map,
 }
 
-impl Along {
+impl FollowedToken {
     /// A recorder of the values that the stages show; it records nothing without a token to follow.
     pub(crate) fn recorder(along: Option<&Self>) -> Recorder {
         Recorder::new(along.iter().flat_map(|along| along.points()).map(|(_, point, _)| point))
@@ -146,14 +146,14 @@ impl Along {
     }
 
     /// The way through a block, from what `recorder` has read in a text of some tokens.
-    pub(crate) fn way(
+    pub(crate) fn path(
         &self,
         block: &Block,
         activation: Activation,
         recorder: &Recorder,
         tokens: usize,
-        next: Likely,
-    ) -> candle_core::Result<Way> {
+        next: LikelyTokens,
+    ) -> candle_core::Result<TokenPath> {
         let token = self.token(tokens);
         let [q, k, v] = block.attn.columns(self.head);
         let mut stages = vec![];
@@ -188,6 +188,6 @@ impl Along {
             let shape = vec![tokens, next.vocabulary];
             stages.push(Stage { name, shape, point, values, tokens: tokens_of, ..Stage::default() });
         }
-        Ok(Way { token, activation, stages })
+        Ok(TokenPath { token, activation, stages })
     }
 }

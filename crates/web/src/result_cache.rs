@@ -1,12 +1,12 @@
-//! Results for hidden states, kept for the next look: when a text goes on, few of its hidden states change, and each costs a product
+//! Results for hidden states, kept for the next request: when a text goes on, few of its hidden states change, and each costs a product
 //! with the whole vocabulary.
 
 use gpt2_view::NextToken;
 use std::collections::HashMap;
 
-/// The rows of the last look at each run.
+/// The rows of the last request, by run.
 #[derive(Debug, Default)]
-pub(crate) struct Kept {
+pub(crate) struct ResultCache {
     /// By run: the predictions after each token, which also depend on the token that follows.
     pub(crate) predictions: HashMap<usize, Predictions>,
     /// By run and layer: the most probable token and its probability.
@@ -17,11 +17,11 @@ type Predictions = Rows<(Vec<f32>, Option<u32>), NextToken>;
 type Lens = Rows<Vec<f32>, (u32, f32)>;
 
 /// One row for each position.
-type Rows<O, F> = Vec<Row<O, F>>;
+type Rows<O, F> = Vec<CachedRow<O, F>>;
 
 /// A result at a position, and the input that it was computed from.
 #[derive(Debug)]
-pub(crate) struct Row<O, F> {
+pub(crate) struct CachedRow<O, F> {
     pub(crate) of: O,
     pub(crate) found: F,
 }
@@ -33,7 +33,7 @@ pub(crate) fn stale<O: PartialEq, F>(kept: &mut Rows<O, F>, now: &[O]) -> Vec<us
 }
 
 /// Replaces the row at a position, or adds the next one.
-pub(crate) fn put<O, F>(kept: &mut Rows<O, F>, position: usize, row: Row<O, F>) {
+pub(crate) fn put<O, F>(kept: &mut Rows<O, F>, position: usize, row: CachedRow<O, F>) {
     match kept.get_mut(position) {
         Some(place) => *place = row,
         None => kept.push(row),

@@ -7,7 +7,7 @@ use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 
 /// The output of each writer, in f32 or wider. A batch or a length of 1 serves all.
 #[derive(Debug, Clone)]
-pub(super) struct Written {
+pub(super) struct WriterOutputs {
     /// (B, T, C)
     pub(super) embed: Tensor,
     /// (B, T, H, C) of each layer.
@@ -16,7 +16,7 @@ pub(super) struct Written {
     pub(super) mlps: Vec<Tensor>,
 }
 
-impl Written {
+impl WriterOutputs {
     /// The writers' outputs in a run, recorded by the hooks that `run` gets.
     pub(super) fn record(graph: Graph, run: impl FnOnce(&dyn Hooks) -> Result<()>) -> Result<Self> {
         let of_layers = (0..graph.layers()).flat_map(|layer| [Point::Result(layer), Point::MlpOut(layer)]);

@@ -1,4 +1,4 @@
-//! Writes a page's other data: predictions, numbers of heads, the lens, features, circuits, further maps, value norms,
+//! Writes the entries of a page beside the weights: predictions, numbers of heads, the lens, features, circuits, further maps, value norms,
 //! queries and keys.
 
 use super::codes::encode;

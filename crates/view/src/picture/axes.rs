@@ -1,7 +1,7 @@
-//! Guides to a picture: the labels of rows and columns, the color bar, and round numbers.
+//! The axes of a picture: the labels of rows and columns, the color bar, and round numbers.
 
 use super::letters::Letters;
-use super::scene::{Anchor, Cells, GREY, INK, NOT_A_NUMBER, Scene, Style};
+use super::scene::{Anchor, Cells, GREY, INK, NOT_A_NUMBER, Scene, TextStyle};
 use crate::palette::{Rgb, level, rgb};
 
 /// Around a map and its heading.
@@ -9,7 +9,7 @@ pub(super) const MARGIN: f32 = 20.0;
 /// The least width of a map's picture, which leaves room for a title.
 pub(super) const NARROWEST: f32 = 560.0;
 /// The name of an axis, and its room.
-pub(super) const AXIS_NAME: Style = Style::new(16.0, INK);
+pub(super) const AXIS_NAME: TextStyle = TextStyle::new(16.0, INK);
 pub(super) const AXIS_ROOM: f32 = 26.0;
 
 /// The size of labels, if they have room.
@@ -28,7 +28,7 @@ pub(super) struct Axis {
     /// By the index of the row or column.
     labels: Vec<(usize, String)>,
     cell: f32,
-    style: Style,
+    style: TextStyle,
     /// The longest label.
     longest: f32,
     /// Between a label and its cell.
@@ -65,7 +65,7 @@ impl Axis {
         let flat = longest + GAP <= step as f32 * cell;
         // In the corner, the labels of small cells would reach those of the other axis.
         let gap = (0.6 * size - cell / 2.0).ceil().max(GAP);
-        Self { labels, cell, style: Style::new(size, INK), longest: longest.ceil(), gap, flat }
+        Self { labels, cell, style: TextStyle::new(size, INK), longest: longest.ceil(), gap, flat }
     }
 
     /// The labels beside rows, and the side of the cells with which `count` of them fill `room` beside these labels: the
@@ -122,8 +122,8 @@ impl Axis {
 /// Between the map and the bar.
 const TO_BAR: f32 = 28.0;
 const BAR_WIDTH: f32 = 16.0;
-const BAR_NUMBER: Style = Style::new(14.0, INK);
-const BAR_NAME: Style = Style::new(14.0, GREY);
+const BAR_NUMBER: TextStyle = TextStyle::new(14.0, INK);
+const BAR_NAME: TextStyle = TextStyle::new(14.0, GREY);
 /// The shortest and the tallest bar.
 const SHORTEST: f32 = 160.0;
 const TALLEST: f32 = 400.0;

@@ -1,4 +1,4 @@
-//! Studies the heads of a page while it is written: finds their kinds, how much they change from one run to the other, and
+//! Takes notes of the heads of a page while it is written: their kinds, how much they change from one run to the other, and
 //! the head that the page opens on.
 
 use super::codes::{Codes, Number};
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 pub(super) type Name = (usize, usize);
 
 #[derive(Debug)]
-pub(super) struct Study {
+pub(super) struct HeadNotes {
     places: Places,
     /// Of the last run.
     silenced: Silenced,
@@ -37,12 +37,12 @@ struct Focused {
 }
 
 /// A head's kind, and how focused it is.
-pub(super) struct Studied {
+pub(super) struct NotedHead {
     pub(super) focus: Focus,
     reach: Option<f32>,
 }
 
-impl Study {
+impl HeadNotes {
     pub(super) fn new(places: Places, silenced: Silenced, runs: usize, top: Option<usize>) -> Self {
         let alone = BTreeMap::new();
         let changes = BTreeMap::new();
@@ -55,13 +55,13 @@ impl Study {
     }
 
     /// `weights` (T, S), all of them
-    pub(super) fn head(&self, weights: &Tensor, summary: &HeadSummary) -> Result<Studied> {
+    pub(super) fn head(&self, weights: &Tensor, summary: &HeadSummary) -> Result<NotedHead> {
         let rows = lower_triangle::<f32>(weights, "page")?;
-        Ok(Studied { focus: summary.focus(Looks::new(&rows, &self.places)), reach: reach(&rows) })
+        Ok(NotedHead { focus: summary.focus(Looks::new(&rows, &self.places)), reach: reach(&rows) })
     }
 
     /// Takes note of a head of a run.
-    pub(super) fn note(&mut self, run: usize, name: Name, studied: &Studied, codes: Codes) -> Result<()> {
+    pub(super) fn note(&mut self, run: usize, name: Name, noted: &NotedHead, codes: Codes) -> Result<()> {
         if let Some(other) = self.alone.remove(&name) {
             self.changes.insert(name, least_distance(&other, &codes, self.top)?);
             self.largest = self.largest.max(largest_change(&other, &codes)?);
@@ -69,7 +69,7 @@ impl Study {
             self.alone.insert(name, codes);
         }
         let most = self.most_focused.as_ref().map_or(f32::NEG_INFINITY, |most| most.reach);
-        match studied.reach.filter(|reach| *reach > most) {
+        match noted.reach.filter(|reach| *reach > most) {
             Some(reach) if run == self.last_run && self.silenced(run, name).is_none() => {
                 self.most_focused = Some(Focused { name, reach });
             }

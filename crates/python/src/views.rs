@@ -1,7 +1,7 @@
-//! Attention to look at: the page with every head, and pictures.
+//! Views of attention: the page with every head, and pictures.
 
 use crate::array::Array;
-use crate::changes::{Changes, Reads};
+use crate::changes::{InterventionTexts, TextsRead};
 use crate::error::Failed;
 use crate::guard::{Raised, compute};
 use crate::loaded::Loaded;
@@ -120,17 +120,23 @@ impl Loaded {
 #[pymethods]
 impl Model {
     /// The interventions of a run over a text, as the command writes them.
-    fn said(&self, py: Python<'_>, ids: Vec<u32>, changes: Changes) -> PyResult<Vec<String>> {
+    fn said(&self, py: Python<'_>, ids: Vec<u32>, changes: InterventionTexts) -> PyResult<Vec<String>> {
         compute(py, &Raised::default(), || {
-            let changes = changes.build(&self.loaded.model, Reads::Whole(std::slice::from_ref(&ids)))?;
+            let changes = changes.build(&self.loaded.model, TextsRead::Whole(std::slice::from_ref(&ids)))?;
             Ok(changes.iter().map(ToString::to_string).collect())
         })
     }
 
     /// The page as HTML.
-    fn page(&self, py: Python<'_>, ids: Vec<u32>, changes: Changes, compare: bool) -> PyResult<String> {
+    fn page(
+        &self,
+        py: Python<'_>,
+        ids: Vec<u32>,
+        changes: InterventionTexts,
+        compare: bool,
+    ) -> PyResult<String> {
         compute(py, &Raised::default(), || {
-            let changes = changes.build(&self.loaded.model, Reads::Whole(std::slice::from_ref(&ids)))?;
+            let changes = changes.build(&self.loaded.model, TextsRead::Whole(std::slice::from_ref(&ids)))?;
             if compare && changes.is_empty() {
                 return Err(Failed::value(
                     "compare: there is nothing to compare the plain run with; add an intervention, such as ablate=[\"0.3\"]",
