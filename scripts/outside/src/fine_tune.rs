@@ -3,7 +3,7 @@
 use crate::Result;
 use candle_core::{DType, Device};
 use gpt2_loader::{Checkpoint, EmbeddedFiles, SaveOptions, Source, Tokenizer};
-use gpt2_train::{Dataset, TrainingEvent, TrainOptions, Trainer};
+use gpt2_train::{Dataset, TrainOptions, Trainer, TrainingEvent};
 use std::ops::ControlFlow;
 
 const TEXT: &str = "The quality of mercy is not strained. It droppeth as the gentle rain from heaven. ";
