@@ -107,7 +107,7 @@ fn every_unsupported_or_impossible_value_is_refused_by_name() -> Result {
         ("attn_pdrop", json!(1.5), &["attn_pdrop is 1.5", "below 1"]),
         ("layer_norm_epsilon", json!(-1.0), &["layer_norm_epsilon is -1"]),
         ("multi_query", json!(true), &["multi_query = true is not supported in model_type \"gpt2\""]),
-        ("model_type", json!("bert"), &["model_type", "\"bert\"", "only \"gpt2\" and \"gpt_bigcode\""]),
+        ("model_type", json!("bert"), &["model_type is \"bert\"", "only \"gpt2\" and \"gpt_bigcode\""]),
         ("quantization_config", json!({"bits": 4}), &["quantization_config", "not supported", "f16"]),
         ("n_layer", json!(-3), &["-3", "n_layer"]),
         ("activation_function", json!("mish"), &["activation_function", "mish", "gelu_new"]),

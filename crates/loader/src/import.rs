@@ -25,12 +25,24 @@ pub struct Imported {
 }
 
 /// Reads a model, and writes it into the folder `out` as `config.json`, `model.safetensors` and, if there is a tokenizer,
-/// `tokenizer.json`. Nothing is written unless everything can be read.
+/// `tokenizer.json`. Nothing is written unless everything can be read. Calls `progress` with the number of parameters read, and of
+/// all.
 ///
 /// # Errors
 /// When the files do not fit one another, a number is not finite, or the folder cannot be written to.
-pub fn import(files: &Files, out: &Path, dtype: DType) -> Result<Imported, LoadError> {
+pub fn import(
+    files: &Files,
+    out: &Path,
+    dtype: DType,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Imported, LoadError> {
     let checkpoint = Checkpoint::open(files)?;
+    checkpoint.check()?;
+    let mut audit = checkpoint.audit();
+    audit.not_finite = checkpoint.not_finite(progress)?.unwrap_or_default();
+    if !audit.is_clean() {
+        return Err(LoadError::Audit(Box::new(audit)));
+    }
     let mut notes = checkpoint.notes();
     let model = checkpoint.load_model(DType::F32, &Device::Cpu)?;
     let vocab_size = checkpoint.config().vocab_size;
@@ -57,6 +69,5 @@ pub fn import(files: &Files, out: &Path, dtype: DType) -> Result<Imported, LoadE
         Err(error) => return Err(error),
     };
     save(out, &model, tokenizer.as_ref(), SaveOptions::default().with_dtype(dtype))?;
-    let parameters = checkpoint.audit().parameter_count;
-    Ok(Imported { parameters, tokenizer: tokenizer.is_some(), notes })
+    Ok(Imported { parameters: audit.parameter_count, tokenizer: tokenizer.is_some(), notes })
 }

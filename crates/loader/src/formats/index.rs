@@ -8,7 +8,7 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-const FORMAT: &str = "index of shards";
+const FORMAT: &str = "shard index";
 
 /// `model.safetensors.index.json` or `pytorch_model.bin.index.json`. Each shard that it names is a plain file name, and so lies
 /// beside the index.

@@ -63,7 +63,7 @@ impl Kind {
             (b"fmgg", Kind::Ggml),
             (b"tjgg", Kind::Ggml),
             // 20240326, in four bytes.
-            (b"\xb6\xda\x34\x01", Kind::LlmC),
+            (b"\xc6\xd7\x34\x01", Kind::LlmC),
             (b"PK\x05\x06", Kind::Zip),
             (b"PK\x03\x04", Kind::Zip),
         ];

@@ -142,3 +142,41 @@ impl fmt::Display for Packed {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    /// Random blocks as the Python package gguf unpacks them.
+    #[test]
+    fn blocks_are_unpacked_as_llama_cpps_package_does() -> anyhow::Result<()> {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/brought/packed.safetensors");
+        let file = std::fs::read(file)?;
+        let reference = safetensors::SafeTensors::deserialize(&file)?;
+        for kind in [
+            Packed::Q4_1,
+            Packed::Q5_1,
+            Packed::Q2K,
+            Packed::Q3K,
+            Packed::Iq4Nl,
+            Packed::Iq4Xs,
+            Packed::Mxfp4,
+        ] {
+            let blocks = reference.tensor(&format!("{kind}.blocks"))?.data().to_vec();
+            let expected = reference.tensor(&format!("{kind}.values"))?.data().to_vec();
+            let (expected, _) = expected.as_chunks::<4>();
+            let whole = 0..blocks.len();
+            let found = kind.unpack(&Bytes::InMemory(Arc::new(blocks)), whole)?;
+            assert_eq!(found.len(), expected.len(), "{kind}");
+            for (found, expected) in found.iter().zip(expected) {
+                let expected = f32::from_le_bytes(*expected);
+                assert!((found - expected).abs() <= 1e-6 * expected.abs(), "{kind}: {found} {expected}");
+            }
+            let numbers = 4 * kind.block_len();
+            assert_eq!(kind.bytes_of(numbers), Some(4 * kind.block_bytes()));
+            assert_eq!(kind.bytes_of(numbers + 1), None);
+        }
+        Ok(())
+    }
+}
