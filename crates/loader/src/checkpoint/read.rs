@@ -17,12 +17,15 @@ use std::path::Path;
 /// The types of models that this program runs.
 const TYPES: [&str; 2] = ["gpt2", "gpt_bigcode"];
 
+/// The fields of config.json that say whose it is.
+#[derive(Default, Deserialize)]
+struct Type {
+    model_type: Option<String>,
+    architectures: Option<Vec<String>>,
+}
+
 /// config.json, whose type is checked before its fields: those of another model mean other things.
 pub(super) fn config(path: &Path, bytes: &Bytes) -> Result<Config, LoadError> {
-    #[derive(Deserialize)]
-    struct Type {
-        model_type: Option<String>,
-    }
     let refused = |reason: String| LoadError::Config {
         path: path.to_path_buf(),
         reason: candle_core::Error::msg(reason),
@@ -31,7 +34,7 @@ pub(super) fn config(path: &Path, bytes: &Bytes) -> Result<Config, LoadError> {
     if bytes.trim_ascii_start().starts_with(b"[") {
         return Err(refused("a list; expected a GPT-2 config, a JSON object".into()));
     }
-    if let Ok(Type { model_type: Some(other) }) = bytes.parse::<Type>()
+    if let Ok(Type { model_type: Some(other), .. }) = bytes.parse::<Type>()
         && !TYPES.contains(&other.as_str())
     {
         let [a, b] = TYPES;
@@ -72,8 +75,14 @@ pub(super) fn tensors(
     })?;
     let mut notes = vec![];
     notes.extend(renamed(&named));
-    layout::drop_shared_head(&mut named.tensors);
-    if !config.is_bigcode() && layout::turn_linear(&mut named.tensors, parameters) {
+    if sizes.is_some() {
+        layout::drop_shared_head(&mut named.tensors); // as nanoGPT ties them
+    }
+    // A gpt_bigcode under another type has such weights, too, and its heads lie in another order.
+    let Type { architectures, .. } = files.config.1.parse().unwrap_or_default();
+    let was_bigcode = architectures.unwrap_or_default().iter().any(|name| name.starts_with("GPTBigCode"));
+    let may_be_turned = !config.is_bigcode() && config.multi_query.is_none() && !was_bigcode;
+    if may_be_turned && layout::turn_linear(&mut named.tensors, parameters) {
         notes.push(
             "linear weights are saved as (out, in), as nanoGPT and nn.Linear do: they are transposed".into(),
         );

@@ -98,14 +98,15 @@ impl Kind {
 
     /// Whether a file of this kind may be meant to be of the format that a reader names.
     pub(crate) fn may_be(&self, format: &str) -> bool {
+        let is_of_weights =
+            ["safetensors", "PyTorch", "GGUF", "llm.c"].iter().any(|one| format.contains(one));
         match self {
             Self::Safetensors => format == "safetensors",
             Self::Zip | Self::Pickle => format == "PyTorch",
             Self::Gguf => format == "GGUF",
             Self::LlmC => format == "llm.c",
-            Self::Json => !["safetensors", "PyTorch", "GGUF", "llm.c"].contains(&format),
-            // JSON with a mistake in it; then the parser's own words say more.
-            Self::Text(_) => !["safetensors", "PyTorch", "GGUF", "llm.c"].contains(&format),
+            // A text may be JSON with a mistake in it; then the parser's own words say more.
+            Self::Json | Self::Text(_) => !is_of_weights,
             _ => false,
         }
     }

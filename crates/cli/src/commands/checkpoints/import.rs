@@ -18,13 +18,12 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-What is read, by content, whatever the name is:
-  nanoGPT's ckpt.pt, with its sizes; without biases and with linear weights the other way round, if it is so
-  llm.c's gpt2_124M.bin and gpt2_124M_bf16.bin
-  weights that torch.save wrote (.bin, .pt, .pth, .ckpt), or safetensors, with a config.json beside them; also under a wrapper's
-  names (_orig_mod., module., ..) or inside a checkpoint (state_dict, model, ..)
-  GGUF files, whole or in parts: quantized weights are unpacked
-  a folder or a model of the Hub, as --model takes it
+A file is known by its content, whatever its name is: nanoGPT's ckpt.pt, which holds the model's sizes; llm.c's gpt2_124M.bin; GGUF
+files, whole or in parts, whose quantized weights are unpacked; weights of torch.save (.bin, .pt, .pth, .ckpt) or safetensors with a
+config.json beside them. Weights may lie inside a checkpoint (state_dict, model and others), under a wrapper's names (_orig_mod.,
+module. and others), and as nn.Linear has them: notes say what was read how. A tokenizer beside the file goes along.
+
+Every command reads the folder, and so does transformers.
 
 Examples:
   gpt2 import out/ckpt.pt --out shakespeare
