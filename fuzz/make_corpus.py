@@ -116,7 +116,7 @@ class Storage:
         self.kind, self.key, self.numel = kind, key, numel
 
 
-def torch_pickle(shapes, kind="FloatStorage", parameters=False):
+def torch_pickle(shapes, kind="FloatStorage", parameters=False, protocol=2, wrapped=False, turned=False):
     """What torch.save writes of a state dictionary, without torch: classes of its names stand in."""
     torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
 
@@ -137,8 +137,8 @@ def torch_pickle(shapes, kind="FloatStorage", parameters=False):
 
         def __reduce__(self):
             strides, n = [], 1
-            for d in reversed(self.shape):
-                strides.insert(0, n)
+            for d in self.shape if turned else reversed(self.shape):
+                strides.insert(len(strides) if turned else 0, n)
                 n *= d
             storage = Storage(storage_class, self.key, count(self.shape))
             args = (storage, 0, tuple(self.shape), tuple(strides), False, collections.OrderedDict())
@@ -157,8 +157,12 @@ def torch_pickle(shapes, kind="FloatStorage", parameters=False):
     state = collections.OrderedDict()
     for i, (name, shape) in enumerate(shapes.items()):
         state[name] = (Parameter if parameters else Tensor)(str(i), shape)
+    if wrapped:
+        sizes = {"n_layer": 1, "n_head": 2, "n_embd": C, "block_size": N, "bias": False, "vocab_size": V, "dropout": 0.0}
+        prefixed = collections.OrderedDict(("_orig_mod." + name, tensor) for name, tensor in state.items())
+        state = {"model": prefixed, "model_args": sizes, "iter_num": 5, "config": {"names": ["a"], "set": {1}, "raw": b"x"}}
     out = io.BytesIO()
-    Pickler(out, protocol=2).dump(state)
+    Pickler(out, protocol=protocol).dump(state)
     del sys.modules["torch"], sys.modules["torch._utils"]
     return out.getvalue()
 
@@ -177,6 +181,37 @@ def torch_zip(shapes, method=zipfile.ZIP_STORED):
             add(f"archive/data/{i}", bytes(4 * count(shape)))
         add("archive/version", b"3\n")
     return out.getvalue()
+
+
+def legacy(shapes, **options):
+    """A file of torch.save from before PyTorch 1.6."""
+    keys = [str(i) for i in range(len(shapes))]
+    machine = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
+    head = b"".join(pickle.dumps(one, protocol=2) for one in (0x1950A86A20F9469CFC6C, 1001, machine))
+    rng, data = random.Random(2), b""
+    for shape in shapes.values():
+        n = count(shape)
+        data += struct.pack(f"<Q{n}f", n, *(rng.gauss(0, 0.5) for _ in range(n)))
+    return head + torch_pickle(shapes, **options) + pickle.dumps(keys, protocol=2) + data
+
+
+def llm_c(version=3, padded=8):
+    rng, width = random.Random(3), 4 if version == 3 else 2
+    n = count([padded, C]) + sum(count(shape) for name, shape in SHAPES.items() if name != "wte.weight")
+    data = b"".join(struct.pack("<f", rng.gauss(0, 0.5))[4 - width :] for _ in range(n))
+    return struct.pack("<256i", 20240326, version, N, V, 1, 2, C, padded, *[0] * 248) + data
+
+
+def gguf_part(number, tensors):
+    """A part of a GGUF file in two: the whole file's keys and some of its tensors, or only the place of the part."""
+    text = lambda s: struct.pack("<Q", len(s.encode())) + s.encode()
+    place = text("split.no") + struct.pack("<IH", 2, number) + text("split.count") + struct.pack("<IH", 2, 2)
+    whole = gguf(tokens=False)
+    if tensors:
+        keys = struct.unpack("<Q", whole[16:24])[0] + 2
+        body = whole[24:]
+        return whole[:16] + struct.pack("<Q", keys) + place + body[: len(body) - len(place) % 32]
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + place + bytes(32)
 
 
 def bytes_as_letters():
@@ -269,6 +304,20 @@ def seeds():
         "unknown_type": gguf(10),
         "arrays": gguf(arrays=True),
     }
+    yield "gguf_parts", {
+        "two": part(gguf_part(0, True)) + gguf_part(1, False),
+        "one_twice": part(gguf_part(0, True)) + gguf_part(0, True),
+    }
+    few = dict(list(SHAPES.items())[:4])
+    yield "alone", {
+        "llm_c": llm_c(),
+        "llm_c_halves": llm_c(5, 5),
+        "nano_gpt": legacy(SHAPES, wrapped=True),
+        "legacy": legacy(few),
+        "zip": torch_zip(few),
+        "safetensors": safetensors(SHAPES, "F16", "module.transformer."),
+        "gguf": gguf(),
+    }
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     items = list(SHAPES.items())
     shards = [dict(items[:9]), dict(items[9:])]
@@ -285,14 +334,17 @@ def seeds():
         "half_buffers": torch_pickle({**SHAPES, **BUFFERS}, "HalfStorage"),
         "parameters": torch_pickle(SHAPES, "BFloat16Storage", parameters=True),
         "one_tensor": torch_pickle({"wte.weight": [V, C]}),
+        "protocol_4": torch_pickle(SHAPES, protocol=4),
+        "wrapped": torch_pickle(SHAPES, protocol=3, wrapped=True),
+        "turned": torch_pickle(SHAPES, turned=True),
         "not_torch": pickle.dumps({"a": [1, 2.5, None, True, (1, -2, 3, 4)], "b": 2**40}, protocol=2),
     }
-    few = dict(items[:4])
     yield "pickle_zip", {
         "stored": torch_zip(SHAPES),
         "few": torch_zip(few),
         "deflated": torch_zip(few, zipfile.ZIP_DEFLATED),
-        "legacy": torch_pickle({"wte.weight": [V, C]}),
+        "legacy": legacy(SHAPES),
+        "legacy_turned": legacy(few, turned=True),
     }
     yield "tokenizer_json", {
         "byte_level": tokenizer_json(),
@@ -372,6 +424,8 @@ TOKENIZER_WORDS = [
 DICTIONARIES = {
     "config": [*CONFIG_WORDS, *JSON_WORDS],
     "gguf": ["GGUF", *(f"{name}." for name in GGUF_NAMES.values()), "weight", "bias", "general.alignment", "gpt2.", "tokenizer.ggml."],
+    "gguf_parts": ["GGUF", "split.no", "split.count", "split.tensors.count", "general.alignment", b"\x02\0\0\0"],
+    "alone": ["model_args", "n_layer", "block_size", "_orig_mod.", b"\xc6\xd7\x34\x01", *ZIP_WORDS, *PICKLE_WORDS, *SHAPES],
     "safetensors": [*TENSOR_WORDS, *JSON_WORDS],
     "index": [*INDEX_WORDS, *TENSOR_WORDS, *JSON_WORDS],
     "pickle": [*PICKLE_WORDS, *SHAPES],

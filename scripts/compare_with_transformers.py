@@ -63,6 +63,25 @@ def misalign(file: Path) -> None:
     assert (8 + len(header)) % 4 == 3
 
 
+def write_pickle(model: GPT2LMHeadModel, folder: Path, state: dict[str, Tensor], **options: object) -> None:
+    model.config.save_pretrained(folder)
+    torch.save(state, folder / "pytorch_model.bin", **options)
+
+
+def write_sharded_pickles(model: GPT2LMHeadModel, folder: Path) -> None:
+    """Two shards and their index, as transformers 4 wrote them."""
+    model.config.save_pretrained(folder)
+    state = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    names = list(state)
+    files = {}
+    for number, part in enumerate((names[:9], names[9:]), 1):
+        file = f"pytorch_model-{number:05}-of-00002.bin"
+        torch.save({name: state[name].clone() for name in part}, folder / file)
+        files |= dict.fromkeys(part, file)
+    index = {"metadata": {"total_size": 0}, "weight_map": files}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
 def write_kinds(root: Path) -> Iterator[tuple[str, Path]]:
     """One folder for each form that GPT-2's weights come in: (its name, its path)."""
     model = build_model(seed=1, **ODD)
@@ -102,6 +121,23 @@ def write_kinds(root: Path) -> Iterator[tuple[str, Path]]:
     name = "lm_head only"
     others = {k: v for k, v in tensors.items() if k != "transformer.wte.weight"}
     write_tensors(model, folder(name), others | {"lm_head.weight": tensors["transformer.wte.weight"]})
+    yield name, folder(name)
+
+    name = "sharded pickles"
+    write_sharded_pickles(model, folder(name))
+    yield name, folder(name)
+
+    name = "old pickle"  # as before PyTorch 1.6
+    write_pickle(model, folder(name), model.state_dict(), _use_new_zipfile_serialization=False)
+    yield name, folder(name)
+
+    name = "strided"
+    strided = {k: t.T.contiguous().T if t.dim() == 2 else t for k, t in model.state_dict().items()}
+    write_pickle(model, folder(name), strided)
+    yield name, folder(name)
+
+    name = "protocol 4"
+    write_pickle(model, folder(name), model.state_dict(), pickle_protocol=4)
     yield name, folder(name)
 
     name = "misaligned"

@@ -27,7 +27,7 @@ fn models_that_are_not_there_or_not_whole() -> Result {
         (damage(config, Some(b"{\"n_layer\": "))?, &[config, "line 1", "expected a GPT-2 config"]),
         (damage(weights, None)?, &["no weights", "pytorch_model.bin"]),
         (damage(weights, Some(&whole[..9000]))?, &[weights, "damaged", "fetch the file again"]),
-        (damage(weights, Some(b"<html>"))?, &[weights, "web page", "fetch the file again"]),
+        (damage(weights, Some(b"<html>"))?, &[weights, "is a web page", "fetch the file itself"]),
         (
             Folder::with_tensors("odd", &shapes)?,
             &["transformer.ln_f.bias", "[47]", "[48]", "belong together"],

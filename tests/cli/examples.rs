@@ -293,6 +293,12 @@ impl World {
                 copy_demo(&path(name))?;
             }
         }
+        for (name, file) in [("out/ckpt.pt", "ckpt.pt"), ("gpt2_124M.bin", "llmc.bin")] {
+            if named(name) && !made(name) {
+                std::fs::create_dir_all(path("out"))?;
+                std::fs::copy(data("brought").join(file), path(name))?;
+            }
+        }
         for (name, format) in [("gpt2-q8_0.gguf", "q8_0"), ("gpt2-q4_0.gguf", "q4_0")] {
             if named(name) && !made(name) {
                 self.shell(&format!("gpt2 quantize --to {format} --out {name}"))?.succeeded();

@@ -22,7 +22,7 @@ fn json_agrees_with_the_library() -> Result {
         let buffers: Vec<_> = audit.buffers.iter().map(|t| t.name.as_str()).collect();
         assert_eq!(
             report["audit"],
-            json!({"clean": true, "missing": [], "unexpected": [], "mismatched": [], "duplicates": [], "not_finite": [], "buffers": buffers})
+            json!({"clean": true, "missing": [], "unexpected": [], "unused": [], "mismatched": [], "duplicates": [], "not_finite": [], "buffers": buffers})
         );
         let tensors: Vec<_> = checkpoint
             .tensors()
@@ -71,7 +71,8 @@ fn what_does_not_fit_is_a_result_and_exit_code_1() -> Result {
     tensors.remove("transformer.wpe.weight");
     tensors.insert("transformer.ln_f.weight".into(), zeros(Dtype::F32, &[47]));
     tensors.insert("ln_f.bias".into(), zeros(Dtype::F32, &[48]));
-    tensors.insert("transformer.extra".into(), zeros(Dtype::I64, &[2]));
+    tensors.insert("transformer.h.0.extra".into(), zeros(Dtype::F32, &[2]));
+    tensors.insert("transformer.other".into(), zeros(Dtype::I64, &[2]));
     let folder = Folder::with_tensors("odd", &tensors)?;
     let model = folder.dir();
     let run = gpt2(&["inspect", &model])?;
@@ -80,7 +81,8 @@ fn what_does_not_fit_is_a_result_and_exit_code_1() -> Result {
         "missing     wpe.weight",
         "mis-shaped  transformer.ln_f.weight",
         "twice",
-        "unexpected  transformer.extra",
+        "unexpected  transformer.h.0.extra",
+        "not used    transformer.other",
     ];
     assert_says("stdout", &run.stdout, &parts);
 
@@ -90,7 +92,8 @@ fn what_does_not_fit_is_a_result_and_exit_code_1() -> Result {
     let audit = &report["audit"];
     assert_eq!((&audit["clean"], &audit["missing"]), (&json!(false), &json!(["wpe.weight"])));
     assert_eq!(audit["mismatched"], json!(["transformer.ln_f.weight"]));
-    assert_eq!(audit["unexpected"], json!(["transformer.extra"]));
+    assert_eq!(audit["unexpected"], json!(["transformer.h.0.extra"]));
+    assert_eq!(audit["unused"], json!(["transformer.other"]));
     assert_eq!(list(&audit["duplicates"]).len(), 1);
     Ok(())
 }

@@ -6,6 +6,7 @@
 mod analyses;
 mod attention;
 mod bench;
+mod brought;
 #[path = "../common/browser.rs"]
 mod browser;
 mod circuits;

@@ -139,6 +139,65 @@ fn a_buffer_of_a_layer_that_is_not_there_is_unexpected() -> Result {
     Ok(())
 }
 
+/// The heads of other tasks, buffers, scalars and empty tensors are not used, as transformers does not use them.
+#[test]
+fn what_gpt2_has_not_is_noted_and_not_used() -> Result {
+    let clean = Folder::of("odd")?;
+    let mut tensors = odd()?;
+    let extra = [
+        ("score.weight", zeros(Dtype::F32, &[2, 48])),
+        ("classifier.bias", zeros(Dtype::F32, &[2])),
+        ("transformer.multiple_choice_head.summary.weight", zeros(Dtype::F32, &[1, 48])),
+        ("v_head.summary.weight", zeros(Dtype::F32, &[1, 48])),
+        ("transformer.position_ids", zeros(Dtype::I64, &[1, 77])),
+        ("transformer.h.0.attn.scale", zeros(Dtype::F32, &[])),
+        ("transformer.h.1.attn.nothing", zeros(Dtype::F32, &[0, 48])),
+        ("temperature", zeros(Dtype::F64, &[])),
+    ];
+    for (name, tensor) in &extra {
+        tensors.insert((*name).to_string(), tensor.clone());
+    }
+    let folder = Folder::with_tensors("odd", &tensors)?;
+    let audit = folder.audit()?;
+    assert!(audit.is_clean(), "{audit}");
+    let mut expected: Vec<&str> = extra.iter().map(|(name, _)| *name).collect();
+    let mut found = names(&audit.unused);
+    expected.sort_unstable();
+    found.sort_unstable();
+    assert_eq!(found, expected);
+    assert_eq!(audit.parameter_count, clean.audit()?.parameter_count);
+    assert_says("clean", &audit.to_string(), &["8 others are not used"]);
+    let notes = folder.open()?.notes();
+    let [note] = &notes[..] else { return Err(format!("{notes:?}").into()) };
+    assert_says("note", note, &["no such tensors: 8, classifier.bias", ", .."]);
+    assert_eq!(super::logit_bits(&folder.load()?)?, super::logit_bits(&clean.load()?)?);
+    // A part of a block that computes something is another model's.
+    tensors.insert("transformer.h.0.attn.q_ln.weight".into(), zeros(Dtype::F32, &[48]));
+    let refused = Folder::with_tensors("odd", &tensors)?.refusal("another layer");
+    assert_says("another layer", &refused, &["unexpected  transformer.h.0.attn.q_ln.weight"]);
+    Ok(())
+}
+
+#[test]
+fn long_lists_are_cut_and_files_of_other_names_have_one_line() -> Result {
+    let folder = Folder::of("odd")?;
+    folder.set_config("n_layer", 4.into())?;
+    let message = folder.refusal("more layers");
+    assert_says("more layers", &message, &["missing     h.2.ln_1.weight", "missing     .. and 16 more"]);
+    assert_eq!(message.lines().count(), 11, "{message}");
+
+    let llama = ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.norm.weight"];
+    let tensors = llama.map(|name| (name.to_string(), zeros(Dtype::F32, &[48, 48]))).into_iter().collect();
+    let message = Folder::with_tensors("odd", &tensors)?.refusal("a Llama");
+    assert_says(
+        "a Llama",
+        &message,
+        &["none of its 3 tensors has a name of GPT-2's", "all begin with `model.`", "`wte.weight`"],
+    );
+    assert_eq!(message.lines().count(), 1, "{message}");
+    Ok(())
+}
+
 #[test]
 fn a_name_saved_twice_is_reported() -> Result {
     let mut tensors = odd()?;

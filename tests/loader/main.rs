@@ -2,6 +2,7 @@
 
 mod adapter;
 mod audit;
+mod brought;
 #[path = "../common/mod.rs"]
 mod common;
 mod config;
@@ -91,15 +92,22 @@ fn open_tokenizer(folder: &Folder, vocab_size: usize) -> std::result::Result<Tok
     Tokenizer::open(&Source::directory(folder.path()).open()?, vocab_size)
 }
 
-/// Fails unless loading the folder says that `file` is damaged, what to do, and all of `parts`.
+/// Fails unless loading the folder says that `file` is damaged, or is another kind of file than its name says if it looks like
+/// one, what to do, and all of `parts`.
 #[track_caller]
 fn assert_damaged(what: &str, folder: &Folder, file: &str, parts: &[&str]) {
     let error = folder.load().expect_err(what);
-    assert!(matches!(error, LoadError::Damaged { .. }), "{what}: {error:?}");
+    let is_other = matches!(error, LoadError::OtherFile { .. });
+    assert!(is_other || matches!(error, LoadError::Damaged { .. }), "{what}: {error:?}");
     let path = folder.at(file);
     let message = error.to_string();
-    let format =
-        format!("damaged or not a {}", if file == pickles::BIN { "PyTorch zip file" } else { "safetensors" });
+    let format = match file {
+        pickles::BIN => "PyTorch file",
+        file if file.ends_with("index.json") => "shard index",
+        _ => "safetensors",
+    };
+    let format = format!("{} a {format}", if is_other { "; expected" } else { "damaged or not" });
     assert_says(what, &message, &[&[path.as_str(), format.as_str()], parts].concat());
-    assert!(message.contains("fetch") || message.contains("git lfs pull"), "{what}: {message}");
+    let remedies = ["fetch", "git lfs pull", "unpack it"];
+    assert!(remedies.iter().any(|remedy| message.contains(remedy)), "{what}: {message}");
 }

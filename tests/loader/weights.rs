@@ -17,11 +17,16 @@ pub(super) fn wrong_files(whole: &[u8]) -> Vec<(&'static str, Vec<u8>, &'static 
     let garbage: Vec<u8> = ChaCha8Rng::seed_from_u64(1).random_iter::<u8>().take(5000).collect();
     let refetch = "fetch the file again";
     vec![
-        ("empty", vec![], "the file is empty: fetch it again"),
+        ("empty", vec![], "it is empty; fetch it again"),
         ("a git-lfs pointer", lfs.to_vec(), "git lfs pull"),
         ("a web page", b"\n <!DOCTYPE html>\n<html>404</html>".to_vec(), "web page"),
         ("garbage", garbage, refetch),
-        ("zeros", vec![0; 5000], refetch),
+        (
+            "zeros",
+            vec![0; 5000],
+            "nothing but zeros where it begins, as an unfinished download is; fetch it again",
+        ),
+        ("a gzip archive", b"\x1f\x8b\x08\0\0\0\0\0".to_vec(), "is a gzip archive; expected"),
         ("half of it", whole[..whole.len() / 2].to_vec(), refetch),
         ("a byte short", whole[..whole.len() - 1].to_vec(), refetch),
         ("its first byte", whole[..1].to_vec(), refetch),
@@ -204,9 +209,11 @@ fn an_index_that_is_no_index_is_named() -> Result {
         let folder = sharded()?;
         folder.write("model.safetensors.index.json", content)?;
         let error = folder.load().expect_err(what);
-        assert!(matches!(error, LoadError::Json { .. }), "{what}: {error:?}");
+        let is_other = matches!(error, LoadError::OtherFile { .. });
+        assert!(is_other || matches!(error, LoadError::Json { .. }), "{what}: {error:?}");
+        assert_eq!(is_other, ["empty", "a web page"].contains(&what), "{error:?}");
         let path = folder.at("model.safetensors.index.json");
-        assert_says(what, &error.to_string(), &[&path, "expected a safetensors index"]);
+        assert_says(what, &error.to_string(), &[&path, "expected a shard index"]);
     }
     Ok(())
 }

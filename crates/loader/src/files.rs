@@ -1,8 +1,9 @@
 //! [`Files`]: the files of one model, by their purpose, and their names.
 
 use crate::error::LoadError;
-use crate::formats::gguf;
-use crate::formats::safetensors_file::{Header, Index};
+use crate::formats::index::Index;
+use crate::formats::safetensors_file::Header;
+use crate::formats::{gguf, gguf_parts};
 use crate::stored::bytes::Bytes;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const SAFETENSORS: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 pub(crate) const PICKLE: &str = "pytorch_model.bin";
+pub(crate) const PICKLE_INDEX: &str = "pytorch_model.bin.index.json";
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 pub(crate) const VOCAB: &str = "vocab.json";
 pub(crate) const MERGES: &str = "merges.txt";
@@ -23,13 +25,14 @@ pub(crate) const DICTIONARY_CONFIG: &str = "cfg.json";
 pub(crate) const DICTIONARY_SAFETENSORS: &str = "sae_weights.safetensors";
 
 /// The files that hold the parameters, or say which files do; the first that exists is used.
-pub(crate) const WEIGHTS: [&str; 3] = [SAFETENSORS, INDEX, PICKLE];
+pub(crate) const WEIGHTS: [&str; 4] = [SAFETENSORS, INDEX, PICKLE, PICKLE_INDEX];
 
 /// The files that hold an adapter's tensors; the first that exists is used.
 pub(crate) const ADAPTERS: [&str; 2] = [ADAPTER_SAFETENSORS, ADAPTER_PICKLE];
 
 /// The names under which [`Source::directory`](crate::Source::directory) looks for a model's files.
-pub const FILE_NAMES: [&str; 7] = [CONFIG, SAFETENSORS, INDEX, PICKLE, TOKENIZER, VOCAB, MERGES];
+pub const FILE_NAMES: [&str; 8] =
+    [CONFIG, SAFETENSORS, INDEX, PICKLE, PICKLE_INDEX, TOKENIZER, VOCAB, MERGES];
 
 /// The files of one model. They exist; nothing else about them has been checked.
 #[derive(Debug, Clone)]
@@ -62,23 +65,42 @@ impl Files {
         Self { name, config, weight_files, tokenizer, commit: None, verified: BTreeMap::new() }
     }
 
-    /// The files of a model that is one GGUF file.
+    /// The files of a model that is one GGUF file, or several parts, of which this is one and the others lie beside it.
     ///
     /// # Errors
-    /// When the file cannot be read, is damaged, or is not a GPT-2.
+    /// When a file cannot be read, is damaged, or is not a GPT-2, and when a part is missing.
     pub fn open_gguf(path: &Path) -> Result<Self, LoadError> {
-        Self::of_gguf(path, Bytes::open(path)?)
+        Self::of_parts(path, gguf_parts::open(path, Bytes::open(path)?)?)
     }
 
     /// Opens a GGUF file with this content.
     pub(crate) fn of_gguf(path: &Path, bytes: Bytes) -> Result<Self, LoadError> {
-        let config = Bytes::InMemory(Arc::new(gguf::config(path, &bytes)?));
-        Ok(Self::new(
-            path.display().to_string(),
-            (path.to_path_buf(), config),
-            WeightFiles::Gguf(path.to_path_buf(), bytes.clone()),
-            TokenizerFiles::Gguf(path.to_path_buf(), bytes),
-        ))
+        gguf_parts::check_whole(path, &bytes)?;
+        Self::of_parts(path, vec![(path.to_path_buf(), bytes)])
+    }
+
+    /// The parts of a GGUF file, at least one; `named` is the one that the user gave.
+    fn of_parts(named: &Path, parts: Vec<(PathBuf, Bytes)>) -> Result<Self, LoadError> {
+        let config = Bytes::InMemory(Arc::new(gguf::config(&parts)?));
+        let (first, bytes) = parts[0].clone();
+        let weights = match parts.len() {
+            1 => WeightFiles::Gguf(first.clone(), bytes.clone()),
+            _ => WeightFiles::GgufParts(parts),
+        };
+        let tokenizer = TokenizerFiles::Gguf(first.clone(), bytes);
+        Ok(Self::new(named.display().to_string(), (first, config), weights, tokenizer))
+    }
+
+    /// The config's name in messages.
+    pub(crate) fn config_name(&self) -> &'static str {
+        match &self.weight_files {
+            WeightFiles::Gguf(..) | WeightFiles::GgufParts(_) => {
+                "the file's own keys (gpt2.block_count and others)"
+            }
+            WeightFiles::LlmC(..) => "the file's header",
+            WeightFiles::Pickle(path, _) if *path == self.config.0 => "the file's own model_args",
+            _ => "config.json",
+        }
     }
 
     /// The files by their names, as [`Files::in_memory`] takes them; `None` for a model whose weights are in several files.
@@ -89,7 +111,11 @@ impl Files {
             WeightFiles::Safetensors(path, bytes) | WeightFiles::Pickle(path, bytes) => {
                 vec![named(path, bytes)]
             }
-            WeightFiles::Index(_) | WeightFiles::Headers(_) => return None,
+            // Readers of files in memory know neither llm.c's format nor parts.
+            WeightFiles::Index(_)
+            | WeightFiles::Headers(_)
+            | WeightFiles::GgufParts(_)
+            | WeightFiles::LlmC(..) => return None,
         };
         contents.push(named(&self.config.0, &self.config.1));
         match &self.tokenizer {
@@ -115,8 +141,9 @@ impl Files {
                 let index = Index::open(path)?;
                 paths.extend(index.shards().map(|shard| index.path_of(shard)));
             }
-            // A GGUF file is the config's.
-            WeightFiles::Headers(_) | WeightFiles::Gguf(..) => {}
+            WeightFiles::GgufParts(parts) => paths.extend(parts.iter().map(|(path, _)| path.clone())),
+            // Such a file is the config's.
+            WeightFiles::Headers(_) | WeightFiles::Gguf(..) | WeightFiles::LlmC(..) => {}
         }
         match &self.tokenizer {
             TokenizerFiles::Json(path, _) => paths.push(path.clone()),
@@ -140,12 +167,16 @@ fn named<'a>(path: &Path, bytes: &'a Bytes) -> (String, &'a Bytes) {
 pub enum WeightFiles {
     /// One safetensors file.
     Safetensors(PathBuf, Bytes),
-    /// `model.safetensors.index.json`, which names the shards beside it.
+    /// `model.safetensors.index.json` or `pytorch_model.bin.index.json`, which names the shards beside it.
     Index(PathBuf),
-    /// `pytorch_model.bin`, a zip with a pickle.
+    /// `pytorch_model.bin`, or another file that `torch.save` wrote.
     Pickle(PathBuf, Bytes),
     /// A GGUF file, which also holds the config and the tokenizer.
     Gguf(PathBuf, Bytes),
+    /// The parts of a GGUF file, in order.
+    GgufParts(Vec<(PathBuf, Bytes)>),
+    /// A checkpoint of llm.c, which also holds the config.
+    LlmC(PathBuf, Bytes),
     /// Headers of safetensors files without their data: enough for an audit, not enough for a model.
     Headers(Vec<Header>),
 }
@@ -157,7 +188,7 @@ impl WeightFiles {
         open: impl FnOnce(&Path) -> Result<Bytes, LoadError>,
     ) -> Result<Self, LoadError> {
         let is = |name: &str| path.file_name() == Some(name.as_ref());
-        if is(INDEX) {
+        if is(INDEX) || is(PICKLE_INDEX) {
             return Ok(Self::Index(path));
         }
         let bytes = open(&path)?;

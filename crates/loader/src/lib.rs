@@ -18,12 +18,15 @@
 //! ```
 
 mod adapter;
+mod alone;
 mod checkpoint;
 mod dictionary;
 mod error;
 mod files;
 mod formats;
 pub mod hub;
+mod import;
+mod instead;
 mod save;
 mod source;
 mod stored;
@@ -45,12 +48,14 @@ pub use files::{FILE_NAMES, Files, TokenizerFiles, WeightFiles};
 pub use formats::gguf_types::GgufType;
 pub use formats::safetensors_file::Header;
 pub use hub::{Hub, HubError, ModelId, Remedy};
+pub use import::{Imported, import};
 pub use save::adapter::save_adapter;
 pub use save::dictionary::{NewDictionary, save_dictionary};
 pub use save::gguf::{save_gguf, to_gguf};
 pub use save::model::{SaveOptions, check_savable, save};
 pub use source::{EmbeddedFiles, Source};
 pub use stored::bytes::Bytes;
+pub use stored::packed::Packed;
 pub use stored::{Encoding, TensorInfo};
 pub use tokenizer::{TextStream, Tokenizer};
 

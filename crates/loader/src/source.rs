@@ -1,10 +1,11 @@
 //! [`Source`]: the place of a model, and the search for its files there.
 
 use crate::error::LoadError;
-use crate::files::{CONFIG, INDEX, MERGES, PICKLE, SAFETENSORS, TOKENIZER, VOCAB, WEIGHTS};
+use crate::files::{CONFIG, INDEX, MERGES, PICKLE, PICKLE_INDEX, SAFETENSORS, TOKENIZER, VOCAB, WEIGHTS};
 use crate::files::{Files, TokenizerFiles, WeightFiles};
 use crate::hub::{Hub, ModelId};
 use crate::stored::bytes::Bytes;
+use crate::{alone, instead};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +18,8 @@ pub enum Source {
     Directory(PathBuf),
     /// A GGUF file.
     Gguf(PathBuf),
+    /// One file of weights, whatever program wrote it: see [`Files::open_file`].
+    File(PathBuf),
     /// A model that is part of the binary.
     Embedded(EmbeddedFiles),
     /// A model on the Hugging Face Hub.
@@ -66,6 +69,7 @@ impl Source {
         match self {
             Self::Directory(dir) => open_directory(dir),
             Self::Gguf(path) => Files::open_gguf(path),
+            Self::File(path) => alone::open(path),
             Self::Hub { hub, model, revision } => Ok(hub.open(model, revision)?.files),
             Self::Embedded(files) => Ok(open_embedded(files)),
         }
@@ -83,7 +87,7 @@ impl Files {
         let is_gguf =
             |name: &String| Path::new(name).extension().is_some_and(|it| it.eq_ignore_ascii_case("gguf"));
         let mut of_gguf: Vec<_> = files.extract_if(.., |name, _| is_gguf(name)).collect();
-        let has_shards = files.remove(INDEX).is_some();
+        let has_shards = files.remove(INDEX).is_some() | files.remove(PICKLE_INDEX).is_some();
         let has = |name: &str| files.contains_key(name);
         // As on disk, a folder with a config has its weights in other files.
         if has(CONFIG) {
@@ -100,7 +104,8 @@ impl Files {
         let dir = Path::new(name);
         let files: BTreeMap<_, _> =
             files.into_iter().map(|(name, content)| (dir.join(name), in_memory(content))).collect();
-        choose(dir, |name| files.contains_key(&dir.join(name)), |path| Ok(files[path].clone()))
+        let has = |name: &str| files.contains_key(&dir.join(name));
+        choose(dir, has, |path| Ok(files[path].clone()), String::new)
     }
 }
 
@@ -130,7 +135,7 @@ fn open_directory(dir: &Path) -> Result<Files, LoadError> {
     }
     // A broken link counts as existing: opening it then fails with an error that names it.
     let has = |name: &str| dir.join(name).symlink_metadata().is_ok();
-    choose(dir, has, |path| Ok(Bytes::open(path)?))
+    choose(dir, has, |path| Ok(Bytes::open(path)?), || instead::of(dir))
 }
 
 /// The files of the model in a folder.
@@ -138,13 +143,14 @@ fn choose(
     dir: &Path,
     has: impl Fn(&str) -> bool,
     open: impl Fn(&Path) -> Result<Bytes, LoadError>,
+    instead: impl Fn() -> String,
 ) -> Result<Files, LoadError> {
     let file = |name: &str| open(&dir.join(name)).map(|bytes| (dir.join(name), bytes));
     if !has(CONFIG) {
-        return Err(LoadError::NoConfig { dir: dir.to_path_buf() });
+        return Err(LoadError::NoConfig { dir: dir.to_path_buf(), found: instead() });
     }
     let weights = WEIGHTS.into_iter().find(|name| has(name));
-    let weights = weights.ok_or_else(|| LoadError::NoWeights { dir: dir.to_path_buf() })?;
+    let weights = weights.ok_or_else(|| LoadError::NoWeights { dir: dir.to_path_buf(), found: instead() })?;
     let weights = WeightFiles::of(dir.join(weights), &open)?;
     let tokenizer = match (has(TOKENIZER), has(VOCAB), has(MERGES)) {
         (true, _, _) => {

@@ -40,7 +40,10 @@ impl Loaded {
     fn check_folder(&self, folder: &Path) -> anyhow::Result<()> {
         let Some(files) = &self.files else { return Ok(()) };
         // A GGUF file stands alone; other files in a folder belong together.
-        if matches!(files.weight_files, WeightFiles::Gguf(..)) {
+        if matches!(
+            files.weight_files,
+            WeightFiles::Gguf(..) | WeightFiles::GgufParts(_) | WeightFiles::LlmC(..)
+        ) {
             return Ok(());
         }
         let Ok(place) = std::fs::canonicalize(folder) else { return Ok(()) };

@@ -53,6 +53,7 @@ impl LoadRequest {
         }
         let files = self.files(raised, &mut notes)?;
         let checkpoint = Checkpoint::open(&files)?.with_implementation(implementation);
+        notes.extend(checkpoint.notes());
         let known = checkpoint.formats();
         if let (Some(_), Some(format)) = (quantize, known.first()) {
             bail!(

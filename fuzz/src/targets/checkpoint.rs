@@ -122,6 +122,33 @@ pub(super) fn pickle_zip(data: &[u8]) {
     open_here("pytorch_model.bin");
 }
 
+/// One file of weights by its content, with a config beside it that it may not need.
+pub(super) fn alone(data: &[u8]) {
+    let mut folder = Folder::new();
+    folder.write("config.json", &tiny(true));
+    let path = folder.write("pytorch_model.bin", data);
+    match Source::File(path).open().and_then(|files| Checkpoint::open(&files)) {
+        Ok(checkpoint) => look(&checkpoint),
+        Err(error) => assert_names(&error, "pytorch_model.bin"),
+    }
+}
+
+/// A GGUF file in two parts, from either of them.
+pub(super) fn gguf_parts(data: &[u8]) {
+    let ([first], second) = parts(data);
+    let mut folder = Folder::new();
+    let paths = [("a-00001-of-00002.gguf", first), ("a-00002-of-00002.gguf", second)]
+        .map(|(name, data)| folder.write(name, data));
+    for path in paths {
+        match Source::Gguf(path).open().and_then(|files| Checkpoint::open(&files)) {
+            Ok(checkpoint) => {
+                let _ = checkpoint.load_model(DType::F32, &Device::Cpu);
+            }
+            Err(error) => assert_names(&error, ".gguf"),
+        }
+    }
+}
+
 /// Opens the folder and does with the checkpoint what the command does; an error names `file`.
 fn open_here(file: &str) -> Option<Checkpoint> {
     match Source::directory(Folder::dir()).open().and_then(|files| Checkpoint::open(&files)) {
@@ -141,7 +168,8 @@ fn look(checkpoint: &Checkpoint) {
     assert!(!audit.to_string().is_empty());
     assert!(!checkpoint.findings().is_empty());
     for (name, info) in checkpoint.tensors() {
-        assert!(info.name.ends_with(name) && !info.file_name().is_empty());
+        assert!(info.name.ends_with(name) || name.starts_with("beside "), "{name} of {}", info.name);
+        assert!(!info.file_name().is_empty());
     }
     match checkpoint.load_model(DType::F32, &Device::Cpu) {
         Ok(model) => {

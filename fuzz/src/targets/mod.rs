@@ -12,11 +12,13 @@ use tempfile::TempDir;
 pub(crate) type Target = fn(&[u8]);
 
 /// Every target, by the name of its folder in `corpus/`.
-pub(crate) const TARGETS: [(&str, Target); 10] = [
+pub(crate) const TARGETS: [(&str, Target); 12] = [
     ("config", checkpoint::config),
     ("safetensors", checkpoint::safetensors),
     ("index", checkpoint::index),
     ("gguf", checkpoint::gguf),
+    ("gguf_parts", checkpoint::gguf_parts),
+    ("alone", checkpoint::alone),
     ("pickle", checkpoint::pickle),
     ("pickle_zip", checkpoint::pickle_zip),
     ("tokenizer_json", tokenizer::json),

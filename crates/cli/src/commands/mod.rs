@@ -10,7 +10,7 @@ mod shell;
 mod verify;
 
 use crate::help;
-use checkpoints::{cache, inspect, merge, quantize};
+use checkpoints::{cache, import, inspect, merge, quantize};
 use clap::CommandFactory;
 use clap::{Parser, Subcommand};
 use interpret::{attention, circuits, discover, features, heads, lens, pairs, patch};
@@ -83,6 +83,8 @@ commands! {
     Generate(generate::GenerateArgs) => generate::run,
     /// List a checkpoint's config and tensors and audit them, without fetching the weights
     Inspect(inspect::InspectArgs) => inspect::run,
+    /// Write a model that another program saved (nanoGPT, llm.c, torch.save, GGUF) as a folder that transformers loads
+    Import(import::ImportArgs) => import::run,
     /// Fetch a model from the Hugging Face Hub and verify it
     Download(cache::DownloadArgs) => cache::download,
     /// List the models that have a short name, and the models in the cache

@@ -187,6 +187,13 @@ pub(crate) fn files_by(
     }
 }
 
+/// The checkpoint of these files; notes what is read otherwise than it is stored, and what is not used.
+pub(crate) fn checkpoint(files: &Files) -> Result<Checkpoint, LoadError> {
+    let checkpoint = Checkpoint::open(files)?;
+    checkpoint.notes().iter().for_each(|line| note(line));
+    Ok(checkpoint)
+}
+
 /// Turns the loader's error about a folder into advice for the command line.
 fn no_model(error: LoadError, dir: &Path) -> anyhow::Error {
     match error {
@@ -212,7 +219,7 @@ impl ModelArgs {
         inputs.model(&files)?;
         let adapters = adapters::find(&self.adapters.list, &self.hub, &mut inputs)?;
         outputs.check(&inputs)?;
-        let checkpoint = Checkpoint::open(&files)?.with_implementation(self.implementation);
+        let checkpoint = checkpoint(&files)?.with_implementation(self.implementation);
         // The tokenizer is built while the weights are read.
         let (loaded, opened) = rayon::join(
             || self.load(&checkpoint, &device),

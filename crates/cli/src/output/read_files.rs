@@ -22,7 +22,10 @@ impl ReadFiles {
     }
 
     pub(crate) fn model(&mut self, files: &Files) -> anyhow::Result<()> {
-        let alone = matches!(files.weight_files, WeightFiles::Gguf(..));
+        let alone = matches!(
+            files.weight_files,
+            WeightFiles::Gguf(..) | WeightFiles::GgufParts(_) | WeightFiles::LlmC(..)
+        );
         for path in files.paths()? {
             self.models.extend(path.parent().filter(|_| !alone).map(Path::to_path_buf));
             self.file("a file of the model", path);

@@ -10,7 +10,7 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// `"prefix"`, `"tying"`, `"mask buffers"`, `"dtypes"` or `"scale"`.
+    /// `"prefix"`, `"tying"`, `"mask buffers"`, `"dtypes"`, `"scale"`, or `"note"` for each of [`Checkpoint::notes`].
     pub about: &'static str,
     /// A description of what the files hold.
     pub found: String,
@@ -79,6 +79,11 @@ impl Checkpoint {
         ]
         .into_iter()
         .flatten()
+        .chain(self.notes().into_iter().map(|found| Finding {
+            about: "note",
+            found,
+            advice: Advice::Nothing,
+        }))
         .collect()
     }
 

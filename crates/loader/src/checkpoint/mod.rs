@@ -1,13 +1,15 @@
 //! [`Checkpoint`]: a config and the names and places of its tensors, whose data is not yet read.
 
 pub(crate) mod findings;
+mod layout;
+mod naming;
+mod read;
 
 use crate::error::LoadError;
 use crate::error::audit::Audit;
-use crate::files::{Files, WeightFiles};
-use crate::formats::{gguf, pickle, safetensors_file};
+use crate::files::Files;
+use crate::formats::pickle;
 use crate::stored::Stored;
-use crate::stored::names;
 use crate::stored::{Encoding, TensorInfo, not_finite};
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
@@ -27,6 +29,10 @@ pub struct Checkpoint {
     parameters: Vec<Parameter>,
     tensors: Arc<BTreeMap<String, Stored>>,
     duplicates: Vec<TensorInfo>,
+    /// The name of the config in messages.
+    config_name: &'static str,
+    /// What was read otherwise than it is stored.
+    notes: Vec<String>,
 }
 
 impl Checkpoint {
@@ -35,39 +41,27 @@ impl Checkpoint {
     /// # Errors
     /// When the config does not parse or asks for something unsupported, and when a file is damaged.
     pub fn open(files: &Files) -> Result<Self, LoadError> {
-        let (path, json) = &files.config;
-        // From a JSON list, serde would fill the fields in order.
-        if json.trim_ascii_start().starts_with(b"[") {
-            let reason = candle_core::Error::msg("a list; expected a GPT-2 config, a JSON object");
-            return Err(LoadError::Config { path: path.clone(), reason });
-        }
-        let config: Config = json.parse().map_err(LoadError::json(path, "GPT-2 config"))?;
+        let (path, bytes) = &files.config;
+        let config = read::config(path, bytes)?;
         let parameters = config
             .parameters_and_ties()
             .map_err(|reason| LoadError::Config { path: path.clone(), reason })?;
+        let (named, notes) = read::tensors(files, &config, &parameters)?;
+        Ok(Self {
+            name: files.name.clone(),
+            config_name: files.config_name(),
+            config,
+            parameters,
+            tensors: Arc::new(named.tensors),
+            duplicates: named.duplicates,
+            notes,
+        })
+    }
 
-        let named = |stored: Vec<Stored>| -> Vec<(String, Stored)> {
-            let name = |tensor: &Stored| names::without_prefix(&tensor.info.name).to_string();
-            stored.into_iter().map(|tensor| (name(&tensor), tensor)).collect()
-        };
-        let stored = match &files.weight_files {
-            WeightFiles::Safetensors(path, bytes) => named(safetensors_file::read(path, bytes)?),
-            WeightFiles::Index(path) => named(safetensors_file::read_index(path)?),
-            WeightFiles::Pickle(path, bytes) => named(pickle::read(path, bytes)?),
-            WeightFiles::Headers(headers) => {
-                let tensors = headers.iter().map(safetensors_file::read_header);
-                named(tensors.collect::<Result<Vec<_>, _>>()?.concat())
-            }
-            WeightFiles::Gguf(path, bytes) => gguf::read(path, bytes)?,
-        };
-        let mut tensors = BTreeMap::new();
-        let mut duplicates = vec![];
-        for (name, tensor) in stored {
-            if let Some(twin) = tensors.insert(name, tensor) {
-                duplicates.push(twin.info);
-            }
-        }
-        Ok(Self { name: files.name.clone(), config, parameters, tensors: Arc::new(tensors), duplicates })
+    /// What was read otherwise than it is stored, and what is not used: a line each, for the reader of a command's output.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        self.notes.iter().cloned().chain(self.audit().unused_note()).collect()
     }
 
     /// The checkpoint's name in messages: its folder, or its embedded name.
@@ -82,7 +76,7 @@ impl Checkpoint {
         &self.config
     }
 
-    /// All tensors in the files, by their names without `transformer.`.
+    /// All tensors in the files, by the model's names: without `transformer.`, or a wrapper's prefix.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &TensorInfo)> {
         self.tensors.iter().map(|(name, t)| (name.as_str(), &t.info))
     }
@@ -91,7 +85,10 @@ impl Checkpoint {
     #[must_use]
     pub fn audit(&self) -> Audit {
         let infos = self.tensors.iter().map(|(name, t)| (name.clone(), &t.info)).collect();
-        Audit::new(&self.name, &self.config, &self.parameters, &infos, self.duplicates.clone())
+        let mut audit =
+            Audit::new(&self.name, &self.config, &self.parameters, &infos, self.duplicates.clone());
+        audit.config = self.config_name;
+        audit
     }
 
     /// The parameters with numbers that are not finite: the name in the file, and how many there are. Reads all data; `None` if

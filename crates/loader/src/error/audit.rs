@@ -1,7 +1,7 @@
 //! [`Audit`]: compares a checkpoint with its config before a model is built.
 
 use crate::stored::TensorInfo;
-use crate::stored::names::is_mask_buffer;
+use crate::stored::names::{h_of, is_mask_buffer};
 use gpt2_model::Config;
 use gpt2_model::parameters::{LM_HEAD, PREFIX, Parameter, WTE};
 use std::collections::BTreeMap;
@@ -15,8 +15,11 @@ pub struct Audit {
     pub name: String,
     /// Parameters that no file holds.
     pub missing: Vec<Parameter>,
-    /// Tensors that are neither parameters nor buffers of this model.
+    /// Tensors inside the blocks and tables that are neither parameters nor buffers of this model: with them, another model was
+    /// saved than the config describes.
     pub unexpected: Vec<TensorInfo>,
+    /// Other tensors, such as the head of a classifier, positions or scalars: not used.
+    pub unused: Vec<TensorInfo>,
     /// Parameters of another shape, or of a dtype that is not a float.
     pub mismatched: Vec<Mismatch>,
     /// Names that are saved twice, with and without the prefix `transformer.`.
@@ -29,7 +32,14 @@ pub struct Audit {
     /// The number of elements of the parameters in the files. The table of a tied model counts once, even if the file
     /// holds it under both names.
     pub parameter_count: u64,
+    /// The name of the config in messages.
+    pub(crate) config: &'static str,
 }
+
+/// The most tensors that a message lists of each kind.
+const LISTED: usize = 8;
+/// The most names in a note.
+const NOTED: usize = 4;
 
 /// A parameter of the wrong shape or dtype.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,11 +78,13 @@ impl Audit {
             name: name.to_string(),
             missing: vec![],
             unexpected: vec![],
+            unused: vec![],
             mismatched: vec![],
             duplicates,
             not_finite: vec![],
             buffers: vec![],
             parameter_count: 0,
+            config: "config.json",
         };
         // A tied model's file may hold the one table under either name, or under both.
         let has_wte = tensors.contains_key(WTE);
@@ -100,43 +112,115 @@ impl Audit {
         for (name, info) in rest {
             if is_mask_buffer(&name, &info.shape, config.n_layer) {
                 audit.buffers.push(info.clone());
-            } else {
+            } else if is_of_the_model(&name, info, config) {
                 audit.unexpected.push(info.clone());
+            } else {
+                audit.unused.push(info.clone());
             }
         }
         audit
     }
 }
 
+/// Whether a tensor that is no parameter belongs to a part of GPT-2, and so computes something: one of a block or a table that has
+/// more than one number.
+fn is_of_the_model(name: &str, info: &TensorInfo, config: &Config) -> bool {
+    let computes = info.dtype.is_float() && info.shape.iter().product::<usize>() > 1;
+    match h_of(name) {
+        Some((layer, _)) => computes || layer >= config.n_layer,
+        None => {
+            computes && ["wte.", "wpe.", "ln_f.", "lm_head."].iter().any(|module| name.starts_with(module))
+        }
+    }
+}
+
+impl Audit {
+    /// A line that names the tensors that are not used, if there are any.
+    #[must_use]
+    pub fn unused_note(&self) -> Option<String> {
+        let names: Vec<&str> = self.unused.iter().take(NOTED).map(|tensor| tensor.name.as_str()).collect();
+        let more = if self.unused.len() > NOTED { ", .." } else { "" };
+        match self.unused.len() {
+            0 => None,
+            1 => Some(format!("not used, since GPT-2 has no such tensor: {}", names.join(", "))),
+            count => Some(format!(
+                "not used, since GPT-2 has no such tensors: {count}, {}{more}",
+                names.join(", ")
+            )),
+        }
+    }
+
+    /// One line for files of which no name is the model's.
+    fn no_name_fits(&self) -> Option<String> {
+        let names: Vec<&str> = self.unexpected.iter().chain(&self.unused).map(|t| t.name.as_str()).collect();
+        let nothing_found = self.parameter_count == 0 && self.mismatched.is_empty();
+        if self.missing.is_empty() || !nothing_found {
+            return None;
+        }
+        let first = names.first()?;
+        let all_begin = |end: usize| names.iter().all(|name| name.starts_with(&first[..end]));
+        let dots = first.match_indices('.').map(|(at, _)| at + 1);
+        let begin = match dots.filter(|end| all_begin(*end)).last() {
+            Some(end) if names.len() > 1 => format!("all begin with `{}`", &first[..end]),
+            _ => format!("the first is `{first}`"),
+        };
+        Some(format!(
+            "none of its {} tensors has a name of GPT-2's ({begin}; expected names such as `{}`)",
+            names.len(),
+            self.missing.first().map_or(WTE, |parameter| parameter.name.as_str())
+        ))
+    }
+}
+
+/// A line for each of the first, and one that counts the rest.
+fn list<T>(f: &mut fmt::Formatter<'_>, kind: &str, all: &[T], line: impl Fn(&T) -> String) -> fmt::Result {
+    for one in all.iter().take(LISTED) {
+        write!(f, "\n  {kind:<11} {}", line(one))?;
+    }
+    match all.len().saturating_sub(LISTED) {
+        0 => Ok(()),
+        more => write!(f, "\n  {kind:<11} .. and {more} more"),
+    }
+}
+
 impl fmt::Display for Audit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_clean() {
+            let others = if self.unused.is_empty() {
+                "and no other".into()
+            } else {
+                format!("{} others are not used", self.unused.len())
+            };
             return write!(
                 f,
-                "{}: every tensor that config.json calls for is there, and no other",
-                self.name
+                "{}: every tensor that {} calls for is there, {others}",
+                self.name, self.config
             );
         }
-        let found =
-            if self.fits() { "the weights are damaged" } else { "the weights do not fit config.json" };
+        let found = if self.fits() {
+            "the weights are damaged".into()
+        } else {
+            format!("the weights do not fit {}", self.config)
+        };
         write!(f, "{}: {found}", self.name)?;
-        for p in &self.missing {
-            write!(f, "\n  missing     {} {:?}", p.name, p.shape)?;
+        if let Some(line) = self.no_name_fits() {
+            return write!(f, ": {line}; check that this is a GPT-2 or a gpt_bigcode");
         }
-        for t in &self.unexpected {
-            write!(f, "\n  unexpected  {} {} {:?} in {}", t.name, t.dtype, t.shape, t.file_name())?;
+        let tensor = |t: &TensorInfo| format!("{} {} {:?} in {}", t.name, t.dtype, t.shape, t.file_name());
+        list(f, "missing", &self.missing, |p| format!("{} {:?}", p.name, p.shape))?;
+        list(f, "unexpected", &self.unexpected, tensor)?;
+        if !self.missing.is_empty() {
+            list(f, "not used", &self.unused, tensor)?; // perhaps the missing under other names
         }
-        for m in &self.mismatched {
-            let t = &m.found;
-            write!(f, "\n  mis-shaped  {} {} {:?} in {}", t.name, t.dtype, t.shape, t.file_name())?;
-            write!(f, ", expected a float dtype and {:?}", m.expected)?;
-        }
-        for t in &self.duplicates {
-            write!(f, "\n  twice       {} in {}, with and without `{PREFIX}`", t.name, t.file_name())?;
-        }
-        for (name, count) in &self.not_finite {
-            write!(f, "\n  not finite  {name}: {count} of its numbers are NaN or infinite")?;
-        }
+        list(f, "mis-shaped", &self.mismatched, |m| {
+            format!("{}, expected a float dtype and {:?}", tensor(&m.found), m.expected)
+        })?;
+        list(f, "twice", &self.duplicates, |t| {
+            format!("{} in {}, with and without `{PREFIX}`", t.name, t.file_name())
+        })?;
+        list(f, "not finite", &self.not_finite, |(name, count)| {
+            format!("{name}: {count} of its numbers are NaN or infinite")
+        })?;
         if !self.not_finite.is_empty() {
             f.write_str("\nnumbers that are not finite are damage: fetch the weights again")?;
         }
@@ -145,7 +229,8 @@ impl fmt::Display for Audit {
         }
         write!(
             f,
-            "\ncheck that config.json and the weights belong together and that this is a GPT-2 or a gpt_bigcode"
+            "\ncheck that {} and the weights belong together and that this is a GPT-2 or a gpt_bigcode",
+            self.config
         )
     }
 }

@@ -3,11 +3,14 @@
 pub(crate) mod adapter_audit;
 pub(crate) mod audit;
 pub(crate) mod hub_error;
+pub(crate) mod refusal;
 pub(crate) mod unspellable;
 
+use crate::formats::recognize::Kind;
 use adapter_audit::AdapterAudit;
 use audit::Audit;
 use hub_error::HubError;
+use refusal::Refusal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use unspellable::Unspellable;
@@ -41,20 +44,29 @@ pub enum LoadError {
         path: PathBuf,
     },
     /// A folder without a config.
-    #[error("{}: no config.json here; expected a folder as transformers' save_pretrained writes it", dir.display())]
+    #[error(
+        "{}: no config.json here; expected a folder as transformers' save_pretrained writes it{}",
+        dir.display(),
+        instead(found)
+    )]
     NoConfig {
         /// The folder.
         dir: PathBuf,
+        /// What is there and may be meant, and what to do with it; empty if nothing is.
+        found: String,
     },
     /// A folder without weights.
     #[error(
-        "{}: no weights here; expected model.safetensors, model.safetensors.index.json with its shards, or \
-         pytorch_model.bin",
-        dir.display()
+        "{}: no weights here; expected model.safetensors or pytorch_model.bin, or the index of either (such as \
+         model.safetensors.index.json) with its shards{}",
+        dir.display(),
+        instead(found)
     )]
     NoWeights {
         /// The folder.
         dir: PathBuf,
+        /// What is there and may be meant, and what to do with it; empty if nothing is.
+        found: String,
     },
     /// Weights in several files that are in memory.
     #[error(
@@ -64,6 +76,17 @@ pub enum LoadError {
     SeveralFiles {
         /// The source.
         name: String,
+    },
+    /// Weights of several models of these sizes in one file.
+    #[error(
+        "{name}: holds several models of the same names, under `{prefixes}`; expected one: save the one that you want under \
+         names without the prefix"
+    )]
+    SeveralModels {
+        /// The source.
+        name: String,
+        /// The prefixes.
+        prefixes: String,
     },
     /// A folder without a tokenizer for a vocabulary that is not GPT-2's.
     #[error(
@@ -121,6 +144,26 @@ pub enum LoadError {
         reason: String,
         /// The remedy.
         remedy: &'static str,
+    },
+    /// A file of another kind than its name or its place promises.
+    #[error("{}: is {found}; expected a {expected}{}; {remedy}", path.display(), file_of(expected))]
+    OtherFile {
+        /// The file.
+        path: PathBuf,
+        /// The format that is needed there.
+        expected: &'static str,
+        /// What it is.
+        found: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// A sound file whose content this crate does not read.
+    #[error("{}: {reason}", path.display())]
+    Unread {
+        /// The file.
+        path: PathBuf,
+        /// What it is, what is read instead, and what to do.
+        reason: String,
     },
     /// Tensors that are missing, left over or of another shape.
     #[error("{0}")]
@@ -213,6 +256,16 @@ fn and_remedy(error: &HubError) -> String {
     error.remedy().map_or_else(String::new, |remedy| format!("; {remedy}"))
 }
 
+/// What is in a folder where the wanted is not, after a semicolon.
+fn instead(found: &str) -> String {
+    if found.is_empty() { String::new() } else { format!("; {found}") }
+}
+
+/// The word "file" after a format's name; what a JSON file should hold is named without it.
+fn file_of(format: &str) -> &'static str {
+    if format.contains("config") || format.ends_with("index") { "" } else { " file" }
+}
+
 /// The reason why a number is not saved, and the remedy.
 fn because(value: f64, most: f64, format: &str, remedy: &str) -> String {
     if !value.is_finite() {
@@ -258,18 +311,39 @@ impl LoadError {
         move |reason| Self::Json { path, expected, reason }
     }
 
-    /// A file whose `bytes` are not those of its format; they also say what to do.
+    /// A file whose `bytes` are not those of its format: another kind of file, if they look like one, otherwise damage.
     pub(crate) fn damaged(path: &Path, format: &'static str, bytes: &[u8], reason: impl ToString) -> Self {
-        let start = bytes.trim_ascii_start();
-        let remedy = if bytes.is_empty() {
-            "the file is empty: fetch it again"
-        } else if bytes.starts_with(b"version https://git-lfs") {
-            "this is a git-lfs pointer, not the weights: run `git lfs pull` in its repository"
-        } else if start.starts_with(b"<") {
-            "this looks like a web page, not the weights: fetch the file again"
-        } else {
-            "fetch the file again"
-        };
-        Self::Damaged { path: path.to_path_buf(), format, reason: reason.to_string(), remedy }
+        match Kind::of(bytes) {
+            Some(kind) if kind.is_damage() => Self::Damaged {
+                path: path.to_path_buf(),
+                format,
+                reason: format!("it is {kind}"),
+                remedy: kind.remedy(),
+            },
+            Some(kind) if !kind.may_be(format) => Self::other_file(path, format, &kind),
+            _ => Self::Damaged {
+                path: path.to_path_buf(),
+                format,
+                reason: reason.to_string(),
+                remedy: "fetch the file again",
+            },
+        }
+    }
+
+    /// A file of another kind than expected.
+    pub(crate) fn other_file(path: &Path, expected: &'static str, kind: &Kind) -> Self {
+        Self::OtherFile { path: path.to_path_buf(), expected, found: kind.to_string(), remedy: kind.remedy() }
+    }
+
+    /// A file that a reader does not read.
+    pub(crate) fn refused(path: &Path, format: &'static str, bytes: &[u8], refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Damaged(reason) => Self::damaged(path, format, bytes, reason),
+            // An archive of something else is known as such.
+            Refusal::Unread(reason) => match Kind::of(bytes) {
+                Some(kind) if !kind.may_be(format) => Self::other_file(path, format, &kind),
+                _ => Self::Unread { path: path.to_path_buf(), reason: format!("is {reason}") },
+            },
+        }
     }
 }

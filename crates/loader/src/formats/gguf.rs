@@ -6,33 +6,38 @@
 use super::gguf_header::{Header, Value};
 use super::gguf_types;
 use crate::error::LoadError;
+use crate::error::refusal::Refusal;
 use crate::stored::bytes::Bytes;
 use crate::stored::names::{self, GGUF_OUTPUT};
 use crate::stored::{Encoding, Stored, TensorInfo};
 use serde_json::json;
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 pub(crate) const FORMAT: &str = "GGUF";
 
-/// config.json, from the file's keys and tensors.
-pub(crate) fn config(path: &Path, bytes: &Bytes) -> Result<Vec<u8>, LoadError> {
-    let damaged = |reason: String| LoadError::damaged(path, FORMAT, bytes, reason);
-    let header = Header::parse(bytes).map_err(damaged)?;
-    let stored = read_tensors(path, bytes, &header).map_err(damaged)?;
+/// The parts of a model, in order; one if it is in one file. The first has the keys.
+type Parts = [(PathBuf, Bytes)];
+
+/// config.json, from the keys and tensors.
+pub(crate) fn config(parts: &Parts) -> Result<Vec<u8>, LoadError> {
+    let Some((path, bytes)) = parts.first() else { return Ok(vec![]) };
+    let header = parse(path, bytes)?;
+    architecture(&header).map_err(|refusal| LoadError::refused(path, FORMAT, bytes, refusal))?;
+    let stored = tensors(parts)?;
     let find = |name: &str| stored.iter().find(|tensor| tensor.info.name == name);
     let table = find("token_embd.weight");
     let output = find(GGUF_OUTPUT);
     let vocab_size = table.and_then(|table| table.info.shape.first().copied());
     let tied = output.is_none() || same_numbers(table, output);
-    config_json(&header, vocab_size, tied).map_err(damaged)
+    let json = config_json(&header, vocab_size, tied);
+    json.map_err(|reason| LoadError::damaged(path, FORMAT, bytes, reason))
 }
 
-/// Every tensor of the file, under the name and with the shape that it has in a checkpoint. A table that the file holds twice,
-/// as embedding and as output projection, is there once.
-pub(crate) fn read(path: &Path, bytes: &Bytes) -> Result<Vec<(String, Stored)>, LoadError> {
-    let damaged = |reason: String| LoadError::damaged(path, FORMAT, bytes, reason);
-    let header = Header::parse(bytes).map_err(damaged)?;
-    let mut stored = read_tensors(path, bytes, &header).map_err(damaged)?;
+/// Every tensor, under the name and with the shape that it has in a checkpoint. A table that is there twice, as embedding and as
+/// output projection, is given once.
+pub(crate) fn read(parts: &Parts) -> Result<Vec<(String, Stored)>, LoadError> {
+    let mut stored = tensors(parts)?;
     let find = |name: &str| stored.iter().find(|tensor| tensor.info.name == name);
     if same_numbers(find("token_embd.weight"), find(GGUF_OUTPUT)) {
         stored.retain(|tensor| tensor.info.name != GGUF_OUTPUT);
@@ -43,6 +48,43 @@ pub(crate) fn read(path: &Path, bytes: &Bytes) -> Result<Vec<(String, Stored)>, 
         (name.unwrap_or_else(|| format!("{FORMAT}: {}", tensor.info.name)), tensor)
     });
     Ok(named.collect())
+}
+
+fn parse<'a>(path: &Path, bytes: &'a Bytes) -> Result<Header<'a>, LoadError> {
+    Header::parse(bytes).map_err(|refusal| LoadError::refused(path, FORMAT, bytes, refusal))
+}
+
+/// The tensors of all parts.
+fn tensors(parts: &Parts) -> Result<Vec<Stored>, LoadError> {
+    let mut all: Vec<Stored> = vec![];
+    let mut names = BTreeSet::new();
+    for (path, bytes) in parts {
+        let damaged = |reason: String| LoadError::damaged(path, FORMAT, bytes, reason);
+        for tensor in read_tensors(path, bytes, &parse(path, bytes)?).map_err(damaged)? {
+            if !names.insert(tensor.info.name.clone()) {
+                return Err(damaged(format!("tensor {:?} is in another part, too", tensor.info.name)));
+            }
+            all.push(tensor);
+        }
+    }
+    Ok(all)
+}
+
+/// Refuses the files of other models.
+fn architecture(header: &Header) -> Result<(), Refusal> {
+    const EXPECTED: &str = "expected one of a gpt2";
+    match header.text(ARCHITECTURE)? {
+        Some("gpt2") => Ok(()),
+        Some("starcoder") => Err(Refusal::Unread(format!(
+            "a GGUF file of a starcoder (gpt_bigcode); {EXPECTED}, since this program reads a gpt_bigcode from safetensors only"
+        ))),
+        Some(other) => Err(Refusal::Unread(format!(
+            "a GGUF file of a {other}; {EXPECTED}, which is what this program runs"
+        ))),
+        None => {
+            Err(Refusal::Unread(format!("a GGUF file without {ARCHITECTURE}, so of no model; {EXPECTED}")))
+        }
+    }
 }
 
 /// Whether both tensors are there and hold the same bytes.
@@ -97,7 +139,7 @@ fn read_tensors(path: &Path, bytes: &Bytes, header: &Header) -> Result<Vec<Store
             shape.reverse();
         }
         let info = TensorInfo { name: name.to_string(), dtype: encoding, shape, file: path.to_path_buf() };
-        stored.push(Stored { info, bytes: bytes.clone(), range, entry: None, transposed });
+        stored.push(Stored { info, bytes: bytes.clone(), range, entry: None, strides: None, transposed });
     }
     check_overlap(&stored)?;
     Ok(stored)
@@ -117,11 +159,6 @@ const ARCHITECTURE: &str = "general.architecture";
 
 /// config.json for the model that the keys describe. `vocab_size` and `tied` come from its tensors.
 fn config_json(header: &Header, vocab_size: Option<usize>, tied: bool) -> Result<Vec<u8>, String> {
-    let architecture = header.text(ARCHITECTURE)?;
-    if architecture != Some("gpt2") {
-        let found = architecture.map_or_else(|| "there is none".into(), |name| format!("it is {name:?}"));
-        return Err(format!("{ARCHITECTURE}: {found}; expected \"gpt2\""));
-    }
     let required = |key: &str| header.count(key)?.ok_or_else(|| format!("{key} is missing"));
     let heads = required("gpt2.attention.head_count")?;
     if let Some(key_heads) = header.count("gpt2.attention.head_count_kv")?.filter(|n| *n != heads) {
@@ -175,7 +212,7 @@ const TYPES: &str = "tokenizer.ggml.token_type";
 
 /// The tokenizer that the file holds, if any.
 pub(crate) fn vocabulary(bytes: &[u8]) -> Result<Option<Vocabulary<'_>>, String> {
-    let header = Header::parse(bytes)?;
+    let header = Header::parse(bytes).map_err(Refusal::reason)?;
     let kind = header.text("tokenizer.ggml.model")?;
     match kind {
         None => return Ok(None),

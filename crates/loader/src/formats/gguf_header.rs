@@ -1,5 +1,6 @@
 //! [`Header`]: everything in a GGUF file but the tensors' data, read without trust in any length.
 
+use crate::error::refusal::Refusal;
 use std::collections::{BTreeMap, BTreeSet};
 
 const MAGIC: [u8; 4] = *b"GGUF";
@@ -35,19 +36,34 @@ pub(super) struct Tensor<'a> {
 }
 
 impl<'a> Header<'a> {
-    pub(super) fn parse(bytes: &'a [u8]) -> Result<Self, String> {
+    pub(super) fn parse(bytes: &'a [u8]) -> Result<Self, Refusal> {
         let mut file = Cursor::new(bytes);
         let magic = file.u32("the magic number")?.to_le_bytes();
         let version = file.u32("the version")?;
         if magic != MAGIC {
-            return Err(format!("it begins with {magic:?}; expected \"GGUF\""));
+            return Err(format!("it begins with {magic:?}; expected \"GGUF\"").into());
         }
         match version {
             2 | 3 => {}
             _ if matches!(version.swap_bytes(), 2 | 3) => {
-                return Err("it was written for big-endian machines; expected a little-endian file".into());
+                return Err(Refusal::Unread(
+                    "a GGUF file for big-endian machines; expected a little-endian one, which `gguf-convert-endian FILE little` of \
+                     Python's package gguf makes of it"
+                        .into(),
+                ));
             }
-            _ => return Err(format!("version {version} is not supported; expected 3 or 2")),
+            1 => {
+                return Err(Refusal::Unread(
+                    "a GGUF file of version 1, of August 2023; expected version 2 or 3: convert the original weights again".into(),
+                ));
+            }
+            // A number like that of a later version, not of chance.
+            4..=99 => {
+                return Err(Refusal::Unread(format!(
+                    "a GGUF file of version {version}; expected 2 or 3, the versions that this program knows"
+                )));
+            }
+            _ => return Err(format!("version {version} is not supported; expected 3 or 2").into()),
         }
         let tensor_count = file.u64("the number of tensors")?;
         // A key takes at least its length, its type and a byte; a tensor its name's length, a number of dimensions, a type
@@ -57,11 +73,11 @@ impl<'a> Header<'a> {
         for _ in 0..key_count {
             let key = file.text("a key")?;
             if key.len() > LONGEST_KEY {
-                return Err(format!("a key has {} bytes; expected at most {LONGEST_KEY}", key.len()));
+                return Err(format!("a key has {} bytes; expected at most {LONGEST_KEY}", key.len()).into());
             }
             let value = file.value(key)?;
             if values.insert(key, value).is_some() {
-                return Err(format!("key {key:?} occurs twice"));
+                return Err(format!("key {key:?} occurs twice").into());
             }
         }
         let most = (bytes.len() - file.at) / (8 + 4 + 4 + 8);
@@ -74,7 +90,7 @@ impl<'a> Header<'a> {
         for _ in 0..tensor_count {
             let tensor = tensor(&mut file)?;
             if !names.insert(tensor.name) {
-                return Err(format!("tensor {:?} occurs twice", tensor.name));
+                return Err(format!("tensor {:?} occurs twice", tensor.name).into());
             }
             tensors.push(tensor);
         }

@@ -2,6 +2,7 @@
 
 use crate::stored::Encoding;
 use crate::stored::names;
+use crate::stored::packed::Packed;
 use gpt2_model::Config;
 use gpt2_model::linear::BlockFormat;
 use gpt2_model::parameters::{LM_HEAD, Parameter, WTE};
@@ -10,35 +11,36 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Types that this crate reads, and their numbers.
-const KNOWN: [(u32, Encoding); 10] = [
+const KNOWN: [(u32, Encoding); 18] = [
     (0, Encoding::Plain(Dtype::F32)),
     (1, Encoding::Plain(Dtype::F16)),
     (2, Encoding::Blocks(BlockFormat::Q4_0)),
+    (3, Encoding::Packed(Packed::Q4_1)),
     (6, Encoding::Blocks(BlockFormat::Q5_0)),
+    (7, Encoding::Packed(Packed::Q5_1)),
     (8, Encoding::Blocks(BlockFormat::Q8_0)),
+    (10, Encoding::Packed(Packed::Q2K)),
+    (11, Encoding::Packed(Packed::Q3K)),
     (12, Encoding::Blocks(BlockFormat::Q4K)),
     (13, Encoding::Blocks(BlockFormat::Q5K)),
     (14, Encoding::Blocks(BlockFormat::Q6K)),
+    (15, Encoding::Packed(Packed::Q8K)),
+    (20, Encoding::Packed(Packed::Iq4Nl)),
+    (23, Encoding::Packed(Packed::Iq4Xs)),
     (28, Encoding::Plain(Dtype::F64)),
     (30, Encoding::Plain(Dtype::BF16)),
+    (39, Encoding::Packed(Packed::Mxfp4)),
 ];
 
 /// The names of the types that it does not read.
-const UNKNOWN: [(u32, &str); 23] = [
-    (3, "Q4_1"),
-    (7, "Q5_1"),
+const UNKNOWN: [(u32, &str); 15] = [
     (9, "Q8_1"),
-    (10, "Q2_K"),
-    (11, "Q3_K"),
-    (15, "Q8_K"),
     (16, "IQ2_XXS"),
     (17, "IQ2_XS"),
     (18, "IQ3_XXS"),
     (19, "IQ1_S"),
-    (20, "IQ4_NL"),
     (21, "IQ3_S"),
     (22, "IQ2_S"),
-    (23, "IQ4_XS"),
     (24, "I8"),
     (25, "I16"),
     (26, "I32"),
@@ -46,7 +48,6 @@ const UNKNOWN: [(u32, &str); 23] = [
     (29, "IQ1_M"),
     (34, "TQ1_0"),
     (35, "TQ2_0"),
-    (39, "MXFP4"),
     (40, "NVFP4"),
 ];
 

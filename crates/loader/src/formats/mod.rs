@@ -2,7 +2,11 @@
 
 pub(crate) mod gguf;
 pub(crate) mod gguf_header;
+pub(crate) mod gguf_parts;
 pub(crate) mod gguf_types;
+pub(crate) mod index;
+pub(crate) mod json;
+pub(crate) mod llmc;
 pub(crate) mod pickle;
-mod pickle_machine;
+pub(crate) mod recognize;
 pub(crate) mod safetensors_file;

@@ -1,16 +1,13 @@
-//! Tensors of safetensors files: of one, of its [`Header`] alone, and of the shards that an [`Index`] names.
+//! Tensors of safetensors files: of one, and of its [`Header`] alone.
 
 use crate::error::LoadError;
 use crate::stored::bytes::Bytes;
 use crate::stored::{Encoding, Stored, TensorInfo};
 use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
-use serde::Deserialize;
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 const FORMAT: &str = "safetensors";
-const INDEX_FORMAT: &str = "safetensors index";
 
 /// The beginning of a safetensors file that was not downloaded.
 #[derive(Debug, Clone)]
@@ -21,53 +18,6 @@ pub struct Header {
     pub bytes: Vec<u8>,
     /// The length of the whole file, if known.
     pub file_len: Option<u64>,
-}
-
-/// `model.safetensors.index.json`. Each shard that it names is a plain file name, and so lies beside the index.
-pub(crate) struct Index {
-    path: PathBuf,
-    json: Bytes,
-    /// The shard of each tensor.
-    weight_map: BTreeMap<String, String>,
-}
-
-#[derive(Deserialize)]
-struct Json {
-    weight_map: BTreeMap<String, String>,
-}
-
-impl Index {
-    /// Reads the index at `path`.
-    pub(crate) fn open(path: &Path) -> Result<Self, LoadError> {
-        let json = Bytes::open(path)?;
-        let Json { weight_map } = json.parse().map_err(LoadError::json(path, INDEX_FORMAT))?;
-        let index = Self { path: path.to_path_buf(), json, weight_map };
-        if let Some(shard) = index.shards().find(|shard| Path::new(shard).file_name() != Some(shard.as_ref()))
-        {
-            return Err(index.damaged(format!("shard {shard:?} is not a file name beside the index")));
-        }
-        Ok(index)
-    }
-
-    /// Each tensor and its shard.
-    pub(crate) fn tensors(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.weight_map.iter().map(|(tensor, shard)| (tensor.as_str(), shard.as_str()))
-    }
-
-    /// Each shard once.
-    pub(crate) fn shards(&self) -> impl Iterator<Item = &str> {
-        self.weight_map.values().map(String::as_str).collect::<BTreeSet<_>>().into_iter()
-    }
-
-    /// The path of a shard.
-    pub(crate) fn path_of(&self, shard: &str) -> PathBuf {
-        self.path.with_file_name(shard)
-    }
-
-    /// The error for an index whose content is wrong.
-    pub(crate) fn damaged(&self, reason: String) -> LoadError {
-        LoadError::damaged(&self.path, INDEX_FORMAT, &self.json, reason)
-    }
 }
 
 /// Every tensor of one file; reads only the header.
@@ -113,28 +63,8 @@ fn stored(path: &Path, metadata: &Metadata, data_start: usize, bytes: &Bytes) ->
         bytes: bytes.clone(),
         range: data_start.saturating_add(info.data_offsets.0)..data_start.saturating_add(info.data_offsets.1),
         entry: None,
+        strides: None,
         transposed: false,
     });
     tensors.collect()
-}
-
-/// Every tensor of the shards that the index at `path` names.
-pub(crate) fn read_index(path: &Path) -> Result<Vec<Stored>, LoadError> {
-    let index = Index::open(path)?;
-    let mut tensors: Vec<Stored> = vec![];
-    for shard in index.shards() {
-        let shard_path = index.path_of(shard);
-        if shard_path.symlink_metadata().is_err() {
-            return Err(index.damaged(format!("its shard {} is not there", shard_path.display())));
-        }
-        tensors.extend(read(&shard_path, &Bytes::open(&shard_path)?)?);
-    }
-    let held: BTreeSet<(&str, &Path)> =
-        tensors.iter().map(|t| (t.info.name.as_str(), t.info.file.as_path())).collect();
-    for (name, shard) in index.tensors() {
-        if !held.contains(&(name, index.path_of(shard).as_path())) {
-            return Err(index.damaged(format!("tensor {name} is not in {shard}, where the index puts it")));
-        }
-    }
-    Ok(tensors)
 }

@@ -8,9 +8,11 @@ use crate::error::LoadError;
 use crate::error::hub_error::HubError;
 use crate::files::{
     ADAPTER_CONFIG, ADAPTERS, CONFIG, DICTIONARY_CONFIG, DICTIONARY_SAFETENSORS, Files, INDEX, MERGES,
-    PICKLE, SAFETENSORS, TOKENIZER, TokenizerFiles, VOCAB, WEIGHTS, WeightFiles,
+    PICKLE, PICKLE_INDEX, SAFETENSORS, TOKENIZER, TokenizerFiles, VOCAB, WEIGHTS, WeightFiles,
 };
-use crate::formats::safetensors_file::{Header, Index};
+use crate::formats::gguf_parts;
+use crate::formats::index::Index;
+use crate::formats::safetensors_file::Header;
 use crate::stored::bytes::Bytes;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -39,19 +41,24 @@ impl Hub {
         Fetch::new(self, model, revision, Ask::First)?.model()
     }
 
-    /// A GGUF file of a model at a revision, such as `gpt2.Q8_0.gguf`; cached as by [`open`](Self::open).
+    /// A GGUF file of a model at a revision, such as `gpt2.Q8_0.gguf`, with all parts of the model if its name is that of a part;
+    /// cached as by [`open`](Self::open).
     ///
     /// # Errors
-    /// When the file is neither cached nor available, its content differs from what the Hub announced, or it is not a GPT-2.
+    /// When a file is neither cached nor available, its content differs from what the Hub announced, or it is not a GPT-2.
     pub fn open_gguf(&self, model: &ModelId, revision: &str, file: &str) -> Result<Snapshot, LoadError> {
         let fetch = Fetch::new(self, model, revision, Ask::WhereNeeded)?;
         let commit = fetch.commit()?;
+        let parts = gguf_parts::names(file);
+        for part in &parts {
+            fetch.required(&commit, part)?;
+        }
         let path = fetch.required(&commit, file)?;
         fetch.keep_commit(&commit)?;
         let files = Files {
             name: format!("{}, {file}", fetch.label(&commit)),
             commit: Some(commit.clone()),
-            verified: fetch.verified(&commit, vec![file.to_string()]),
+            verified: fetch.verified(&commit, parts),
             ..Files::open_gguf(&path)?
         };
         Ok(Snapshot { dir: fetch.repo.snapshot(&commit), commit, files })
@@ -112,7 +119,7 @@ impl Hub {
         let mut bytes_read = 0;
         let name = fetch.first(&commit, &WEIGHTS)?;
         let names = match name {
-            INDEX => {
+            INDEX | PICKLE_INDEX => {
                 let index = Index::open(&fetch.required(&commit, name)?)?;
                 index.shards().map(str::to_string).collect()
             }
@@ -156,7 +163,10 @@ impl Fetch<'_> {
             WeightFiles::Safetensors(..) => vec![SAFETENSORS.to_string()],
             WeightFiles::Pickle(..) => vec![PICKLE.to_string()],
             WeightFiles::Index(path) => Index::open(path)?.shards().map(str::to_string).collect(),
-            WeightFiles::Headers(_) | WeightFiles::Gguf(..) => vec![],
+            WeightFiles::Headers(_)
+            | WeightFiles::Gguf(..)
+            | WeightFiles::GgufParts(_)
+            | WeightFiles::LlmC(..) => vec![],
         };
         Ok(Files {
             commit: Some(commit.to_string()),
@@ -190,7 +200,7 @@ impl Fetch<'_> {
     fn weights(&self, commit: &str) -> Result<WeightFiles, LoadError> {
         let name = self.first(commit, &WEIGHTS)?;
         let path = self.required(commit, name)?;
-        if name == INDEX {
+        if [INDEX, PICKLE_INDEX].contains(&name) {
             for shard in Index::open(&path)?.shards() {
                 self.required(commit, shard)?;
             }

@@ -2,6 +2,7 @@
 
 pub(crate) mod bytes;
 pub(crate) mod names;
+pub(crate) mod packed;
 
 use bytemuck::Pod;
 use bytes::Bytes;
@@ -9,6 +10,7 @@ use candle_core::{DType, Device, Tensor, WithDType};
 use gpt2_model::finite::all_finite;
 use gpt2_model::linear::{BlockFormat, Weight, WeightLayout};
 use half::{bf16, f16};
+use packed::Packed;
 use rayon::prelude::*;
 use safetensors::Dtype;
 use std::fmt;
@@ -52,6 +54,10 @@ pub enum Encoding {
     Plain(Dtype),
     /// Quantized, in blocks that share a scale.
     Blocks(BlockFormat),
+    /// Quantized in blocks for which there are no products: they become f32 when they are read.
+    Packed(Packed),
+    /// A kind of tensor that this crate does not read, such as "sparse".
+    Other(&'static str),
     /// A type of GGUF files that this crate does not read.
     Unknown {
         /// ggml's number for it.
@@ -67,8 +73,8 @@ impl Encoding {
     pub fn is_float(self) -> bool {
         match self {
             Self::Plain(dtype) => matches!(dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64),
-            Self::Blocks(_) => true,
-            Self::Unknown { .. } => false,
+            Self::Blocks(_) | Self::Packed(_) => true,
+            Self::Other(_) | Self::Unknown { .. } => false,
         }
     }
 
@@ -78,7 +84,8 @@ impl Encoding {
         match self {
             Self::Plain(dtype) => dtype.bitsize() as f64,
             Self::Blocks(format) => 8.0 * format.block_bytes() as f64 / format.block_len() as f64,
-            Self::Unknown { .. } => 0.0,
+            Self::Packed(packed) => 8.0 * packed.block_bytes() as f64 / packed.block_len() as f64,
+            Self::Other(_) | Self::Unknown { .. } => 0.0,
         }
     }
 
@@ -87,7 +94,8 @@ impl Encoding {
         match self {
             Self::Plain(dtype) => numbers.checked_mul(dtype.bitsize() / 8),
             Self::Blocks(format) => format.bytes_of(numbers),
-            Self::Unknown { .. } => None,
+            Self::Packed(packed) => packed.bytes_of(numbers),
+            Self::Other(_) | Self::Unknown { .. } => None,
         }
     }
 }
@@ -97,6 +105,8 @@ impl fmt::Display for Encoding {
         match self {
             Self::Plain(dtype) => dtype.fmt(f),
             Self::Blocks(format) => f.write_str(&format.as_str().to_uppercase()),
+            Self::Packed(packed) => packed.fmt(f),
+            Self::Other(name) => f.write_str(name),
             Self::Unknown { name: Some(name), .. } => f.write_str(name),
             Self::Unknown { number, .. } => write!(f, "type {number}"),
         }
@@ -111,6 +121,8 @@ pub(crate) struct Stored {
     pub(crate) range: Range<usize>,
     /// The entry of a zip archive that the data is part of.
     pub(crate) entry: Option<Arc<ZipEntry>>,
+    /// The distance, in numbers, of neighbors along each dimension of the file's shape; `None` if they lie in one piece.
+    pub(crate) strides: Option<Vec<usize>>,
     /// Whether the file holds the transpose of a matrix of the shape in `info`.
     pub(crate) transposed: bool,
 }
@@ -119,6 +131,17 @@ impl Stored {
     /// Whether the data is there, not only its header.
     pub(crate) fn has_data(&self) -> bool {
         self.range.end <= self.bytes.len()
+    }
+
+    /// The same tensor as a matrix whose rows are the columns of this one.
+    pub(crate) fn transpose(&mut self) {
+        self.info.shape.reverse();
+        self.transposed = !self.transposed;
+    }
+
+    /// Whether both are the same bytes of the same file.
+    pub(crate) fn is_the_same_place(&self, other: &Self) -> bool {
+        self.info.file == other.info.file && self.range == other.range && self.strides == other.strides
     }
 
     /// The tensor, read straight into its own memory, in the file's dtype; blocks become f32.
@@ -164,7 +187,11 @@ impl Stored {
         let dtype = match self.info.dtype {
             Encoding::Plain(dtype) => dtype,
             Encoding::Blocks(format) => return self.dequantized(format, device),
-            Encoding::Unknown { .. } => {
+            Encoding::Packed(packed) => {
+                let values = packed.unpack(&self.bytes, self.range.clone())?;
+                return self.turned(Tensor::from_vec(values, self.file_shape(), device)?);
+            }
+            Encoding::Other(_) | Encoding::Unknown { .. } => {
                 candle_core::bail!("{} is a type that cannot be read", self.info.dtype)
             }
         };
@@ -173,6 +200,9 @@ impl Stored {
             Dtype::F16 => self.read_as::<f16>(device),
             Dtype::BF16 => self.read_as::<bf16>(device),
             Dtype::F64 => self.read_as::<f64>(device),
+            other if self.strides.is_some() => {
+                candle_core::bail!("its {other:?} do not lie in one piece; only floats are gathered")
+            }
             other => {
                 let dtype = DType::try_from(other)?;
                 self.turned(Tensor::from_raw_buffer(
@@ -188,6 +218,9 @@ impl Stored {
     fn read_as<T: WithDType + Pod>(&self, device: &Device) -> candle_core::Result<Tensor> {
         let mut values: Vec<T> = bytemuck::zeroed_vec(self.range.len() / size_of::<T>());
         self.bytes.read_at(self.range.start, bytemuck::cast_slice_mut(&mut values))?;
+        if let Some(strides) = &self.strides {
+            values = gathered(&values, &self.file_shape(), strides);
+        }
         self.turned(Tensor::from_vec(values, self.file_shape(), device)?)
     }
 
@@ -215,6 +248,18 @@ impl Stored {
             .for_each(|(values, blocks)| format.dequantize(blocks, values));
         self.turned(Tensor::from_vec(values, self.file_shape(), device)?)
     }
+}
+
+/// The numbers of a tensor in the order of its shape, from where they lie.
+fn gathered<T: Copy>(values: &[T], shape: &[usize], strides: &[usize]) -> Vec<T> {
+    let mut places = vec![0];
+    if shape.contains(&0) {
+        return vec![];
+    }
+    for (&len, &stride) in shape.iter().zip(strides) {
+        places = places.into_iter().flat_map(|at| (0..len).map(move |i| at + i * stride)).collect();
+    }
+    places.into_iter().map(|at| values[at]).collect()
 }
 
 /// Counts the numbers that are NaN or infinite.

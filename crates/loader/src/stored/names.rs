@@ -23,16 +23,22 @@ pub(crate) fn saved(name: &str) -> String {
     if name.starts_with(HEAD) { name.into() } else { format!("{PREFIX}{name}") }
 }
 
+/// The number of the block that a name is of, and the name inside it.
+pub(crate) fn h_of(name: &str) -> Option<(usize, &str)> {
+    let (layer, rest) = name.strip_prefix("h.")?.split_once('.')?;
+    Some((layer.parse().ok()?, rest))
+}
+
 /// Whether this is `h.N.attn.bias`, the triangle (1, 1, n, n), or `h.N.attn.masked_bias`, a scalar, for N < L; or one of
 /// `h.N.crossattention`.
 pub(crate) fn is_mask_buffer(name: &str, shape: &[usize], n_layer: usize) -> bool {
-    let Some((layer, rest)) = name.strip_prefix("h.").and_then(|n| n.split_once('.')) else { return false };
+    let Some((layer, rest)) = h_of(name) else { return false };
     let known = match rest {
         TRIANGLE | CROSS_TRIANGLE => matches!(shape, [1, 1, n, m] if n == m),
         HIDDEN_SCORE | CROSS_HIDDEN_SCORE => shape.iter().product::<usize>() == 1,
         _ => false,
     };
-    known && layer.parse::<usize>().is_ok_and(|n| n < n_layer)
+    known && layer < n_layer
 }
 
 /// The two namings, as places in the tables.

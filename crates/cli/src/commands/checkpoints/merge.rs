@@ -11,9 +11,7 @@ use crate::output::written_files::{NewFolder, Outputs};
 use crate::values::one_of;
 use anyhow::{Context, anyhow, bail};
 use candle_core::{DType, Device};
-use gpt2_loader::{
-    AdapterFiles, Checkpoint, LoadError, SaveOptions, Tokenizer, TokenizerFiles, check_savable, save,
-};
+use gpt2_loader::{AdapterFiles, LoadError, SaveOptions, Tokenizer, TokenizerFiles, check_savable, save};
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -102,7 +100,7 @@ pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<()> {
     inputs.model(&files)?;
     inputs.spare_folder(&format!("--out {}", out.display()), out)?;
 
-    let checkpoint = Checkpoint::open(&files)?;
+    let checkpoint = session::checkpoint(&files)?;
     if let Some(format) = checkpoint.formats().first() {
         bail!(
             "{}: its weights are quantized ({format}), and adding to them would round them a second time; merge into the original, \

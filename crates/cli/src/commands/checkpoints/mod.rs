@@ -1,6 +1,7 @@
 //! The commands for models' files: on the Hub, in the cache and on disk.
 
 pub(super) mod cache;
+pub(super) mod import;
 pub(super) mod inspect;
 pub(super) mod merge;
 pub(super) mod quantize;

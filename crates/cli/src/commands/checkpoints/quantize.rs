@@ -130,7 +130,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
     outputs.check(&inputs)?;
 
     let kind = args.to;
-    let checkpoint = Checkpoint::open(&files)?;
+    let checkpoint = session::checkpoint(&files)?;
     if let Some(format) = checkpoint.formats().first() {
         bail!(
             "{}: is quantized already ({format}), and quantizing it again would lose more precision; start from the original",

@@ -13,7 +13,7 @@ use crate::values::one_of;
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
 use candle_fused::BlockFormat;
-use gpt2_loader::{Checkpoint, Files, Tokenizer};
+use gpt2_loader::{Files, Tokenizer};
 use gpt2_model::analysis::Comparison;
 use gpt2_model::finite::all_finite;
 use gpt2_model::{CacheDType, ForwardArgs, Gpt2LMHeadModel, KvCache};
@@ -214,7 +214,7 @@ fn load(
     device: &Device,
 ) -> anyhow::Result<LoadedSide> {
     let files = session::files(Some(name), &args.hub)?;
-    let checkpoint = Checkpoint::open(&files)?;
+    let checkpoint = session::checkpoint(&files)?;
     let quantize = session::quantize("--quantize-other", quantize, Some(&checkpoint), device)?;
     let (model, formats) = if let Some(format) = quantize {
         (checkpoint.load_quantized(format)?, vec![format])

@@ -61,6 +61,7 @@ struct Verdict {
     clean: bool,
     missing: Vec<String>,
     unexpected: Vec<String>,
+    unused: Vec<String>,
     mismatched: Vec<String>,
     duplicates: Vec<String>,
     /// `None` if only the headers were read.
@@ -134,6 +135,7 @@ fn report<'a>(checkpoint: &'a Checkpoint, audit: &Audit, read: bool) -> Report<'
             clean: audit.is_clean(),
             missing: audit.missing.iter().map(|p| p.name.clone()).collect(),
             unexpected: names(&audit.unexpected),
+            unused: names(&audit.unused),
             mismatched: audit.mismatched.iter().map(|m| m.found.name.clone()).collect(),
             duplicates: names(&audit.duplicates),
             not_finite: read.then(|| audit.not_finite.iter().map(|(name, _)| name.clone()).collect()),

@@ -200,7 +200,7 @@ fn begin(
     files: Option<&Files>,
 ) -> anyhow::Result<(Config, Tokenizer, Option<Checkpoint>)> {
     if let Some(files) = files {
-        let checkpoint = Checkpoint::open(files)?.with_implementation(args.implementation);
+        let checkpoint = session::checkpoint(files)?.with_implementation(args.implementation);
         if let Some(format) = checkpoint.formats().first().filter(|_| args.lora.rank.is_none()) {
             bail!(
                 "{}: is quantized ({format}) and cannot be trained; start from the original, or train an adapter \

@@ -1,12 +1,12 @@
 //! `--draft`: what guesses the next tokens, so that the model checks several in one pass.
 
 use crate::model::hub::HubArgs;
-use crate::model::session::{FORMATS, Session, files};
+use crate::model::session::{FORMATS, Session, checkpoint, files};
 use crate::output::note;
 use anyhow::{Context, bail};
 use candle_core::DType;
 use candle_fused::BlockFormat;
-use gpt2_loader::{Checkpoint, Tokenizer};
+use gpt2_loader::Tokenizer;
 use gpt2_model::draft::{Draft, Drafted, LookupDraft, ModelDraft};
 use serde::Serialize;
 use std::str::FromStr;
@@ -45,7 +45,7 @@ impl DraftKind {
             Self::Quantized(format) => session.model.clone().quantize(*format).context("--draft")?,
             Self::Model(name) => {
                 let files = files(Some(name), hub).context("--draft")?;
-                let checkpoint = Checkpoint::open(&files)?;
+                let checkpoint = checkpoint(&files)?;
                 let theirs = checkpoint.config().vocab_size;
                 let ours = session.model.config().vocab_size;
                 if theirs != ours {
