@@ -6,6 +6,7 @@ use crate::error::LoadError;
 use crate::error::audit::Audit;
 use crate::files::{Files, WeightFiles};
 use crate::formats::{gguf, pickle, safetensors_file};
+use crate::generation_config;
 use crate::stored::Stored;
 use crate::stored::names;
 use crate::stored::{Encoding, TensorInfo, not_finite};
@@ -42,6 +43,7 @@ impl Checkpoint {
             return Err(LoadError::Config { path: path.clone(), reason });
         }
         let config: Config = json.parse().map_err(LoadError::json(path, "GPT-2 config"))?;
+        let config = generation_config::with_ends(config, files)?;
         let parameters = config
             .parameters_and_ties()
             .map_err(|reason| LoadError::Config { path: path.clone(), reason })?;
@@ -76,7 +78,7 @@ impl Checkpoint {
         &self.name
     }
 
-    /// config.json
+    /// config.json, with the end tokens of generation_config.json if there is one.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config

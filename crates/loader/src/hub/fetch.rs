@@ -151,6 +151,16 @@ impl<'a> Fetch<'a> {
         Ok(listed)
     }
 
+    /// The names of the commit's files, as far as the cache or the Hub's list has them, in order.
+    pub(super) fn names(&self, commit: &str) -> Vec<String> {
+        let cached = std::fs::read_dir(self.repo.snapshot(commit));
+        let cached = cached.into_iter().flatten().flatten();
+        let cached = cached.filter_map(|entry| entry.file_name().into_string().ok());
+        let mut names: Vec<String> = cached.chain(self.listing.borrow().iter().flatten().cloned()).collect();
+        names.sort_unstable();
+        names
+    }
+
     pub(super) fn missing(&self, file: &str) -> HubError {
         let found = self.listing.borrow().clone().unwrap_or_default();
         HubError::FileNotFound { model: self.model.to_string(), file: file.into(), found: found.join(", ") }
