@@ -274,6 +274,7 @@ last one that of `ln_f`; `attentions.i` is (B, H, T, T) after softmax.
 | `attention` | no checkpoint: what PyTorch's attention gives for shared keys, windows, added scores, soft cap and ALiBi. `q` (B, H, T, D), `k`, `v`, `context` (B, H, T, Dv), its gradient `grad`, `dq`, `dk`, `dv`, computed in f64; written by `python scripts/make_attention_reference.py` |
 | `gguf` | `tiny.gguf`, a GPT-2 of one layer in Q8_0 as llama.cpp's converter writes it, and its numbers in `tiny.safetensors`; `blocks.safetensors`, random blocks of five formats and the numbers in them; written by `python scripts/make_gguf_reference.py` with gguf 0.19.0 |
 | `seeds` | no checkpoint: `parameters.safetensors`, the random weights behind the numbers that the seed documents print, in the names of PyTorch state dicts; written by `python scripts/make_seed_constants.py` |
+| `tokenizers` | no checkpoint: a small byte-level vocabulary (`vocab.json`, `merges.txt`, `tokenizer.json`), the files that may lie beside it, and the ids that transformers' AutoTokenizer gives with them (`cases.json`); `written.json`, the tokenizer.json that transformers itself writes; written by `python scripts/make_tokenizer_reference.py` |
 | `circuits` | a model of 3 layers, and what TransformerLens and nnsight compute with it in f64: hooks, interventions, patching, edges, head scores, weight circuits; written by `python scripts/make_circuit_reference.py`; see its own README |
 """
 

@@ -19,7 +19,7 @@ pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 pub(crate) const ADDED_TOKENS: &str = "added_tokens.json";
 pub(crate) const SPECIAL_TOKENS: &str = "special_tokens_map.json";
 pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";
-/// A vocabulary and its merges, under transformers' names and under OpenAI's; the first pair that exists is used.
+/// A vocabulary and its merges, under transformers' names and under `OpenAI`'s; the first pair that exists is used.
 pub(crate) const VOCABULARIES: [(&str, &str); 2] = [(VOCAB, MERGES), ("encoder.json", "vocab.bpe")];
 pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
 pub(crate) const ADAPTER_SAFETENSORS: &str = "adapter_model.safetensors";
@@ -63,7 +63,7 @@ pub struct Files {
     pub weight_files: WeightFiles,
     /// The tokenizer.
     pub tokenizer: TokenizerFiles,
-    /// What is said about the tokenizer and about generation beside them.
+    /// The settings of the tokenizer and of generation.
     pub settings: SettingsFiles,
     /// The commit, for files from the Hub.
     pub commit: Option<String>,
@@ -146,11 +146,10 @@ impl Files {
             WeightFiles::Headers(_) | WeightFiles::Gguf(..) => {}
         }
         match &self.tokenizer {
-            TokenizerFiles::Json(path, _) => paths.push(path.clone()),
+            TokenizerFiles::Json(path, _) | TokenizerFiles::Foreign(path) => paths.push(path.clone()),
             TokenizerFiles::VocabMerges { vocab, merges } => {
                 paths.extend([vocab.0.clone(), merges.0.clone()]);
             }
-            TokenizerFiles::Foreign(path) => paths.push(path.clone()),
             TokenizerFiles::Absent | TokenizerFiles::Unreachable(_) | TokenizerFiles::Gguf(..) => {}
         }
         paths.extend(self.settings.all().map(|(path, _)| path.clone()));
@@ -200,7 +199,7 @@ impl WeightFiles {
 pub enum TokenizerFiles {
     /// tokenizer.json
     Json(PathBuf, Bytes),
-    /// vocab.json and merges.txt, or OpenAI's encoder.json and vocab.bpe
+    /// vocab.json and merges.txt, or `OpenAI`'s encoder.json and vocab.bpe
     VocabMerges {
         /// vocab.json
         vocab: (PathBuf, Bytes),
@@ -217,18 +216,17 @@ pub enum TokenizerFiles {
     Unreachable(Arc<LoadError>),
 }
 
-/// What is said beside the weights and the vocabulary: about the tokens of a text, and about generation. Each file may be
-/// absent.
+/// Files of settings, beside the weights and the vocabulary: for the tokens of a text, and for generation. Each may be absent.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct SettingsFiles {
-    /// tokenizer_config.json
+    /// `tokenizer_config.json`
     pub tokenizer_config: Option<(PathBuf, Bytes)>,
-    /// added_tokens.json
+    /// `added_tokens.json`
     pub added_tokens: Option<(PathBuf, Bytes)>,
-    /// special_tokens_map.json
+    /// `special_tokens_map.json`
     pub special_tokens: Option<(PathBuf, Bytes)>,
-    /// generation_config.json
+    /// `generation_config.json`
     pub generation_config: Option<(PathBuf, Bytes)>,
 }
 
@@ -250,7 +248,7 @@ impl SettingsFiles {
     }
 }
 
-/// Whether a file of this name belongs to a tokenizer that is not byte-level BPE: SentencePiece's and tiktoken's models,
+/// Whether a file of this name belongs to a tokenizer that is not byte-level BPE: `SentencePiece`'s and tiktoken's models,
 /// BERT's and Mistral's vocabularies, the codes of subword-nmt and fairseq.
 pub(crate) fn is_foreign(name: &str) -> bool {
     const NAMES: [&str; 6] = ["vocab.txt", "tekken.json", "bpe.codes", "bpecodes", "codes", "dict.txt"];

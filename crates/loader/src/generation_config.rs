@@ -1,4 +1,4 @@
-//! [`GenerationConfig`]: what generation_config.json says, of which the end tokens are used.
+//! [`GenerationConfig`]: what `generation_config.json` says, of which the end tokens are used.
 
 use crate::error::LoadError;
 use crate::files::Files;
@@ -54,7 +54,7 @@ const CHANGES_TEXT: &[&str] = &[
     "watermarking_config",
 ];
 
-/// What generation_config.json says.
+/// The content of `generation_config.json`.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct GenerationConfig {
@@ -65,7 +65,7 @@ pub struct GenerationConfig {
 }
 
 impl GenerationConfig {
-    /// What a model's generation_config.json says; `None` if it has none.
+    /// Reads a model's `generation_config.json`; `None` if it has none.
     ///
     /// # Errors
     /// When the file is no JSON object, or `eos_token_id` is not a token id, a list of them or null.
@@ -82,7 +82,8 @@ impl GenerationConfig {
     /// A line about the settings that are not used; `None` if the file has none.
     #[must_use]
     pub fn note(&self) -> Option<String> {
-        let settings: Vec<String> = self.unused.iter().map(|(name, value)| format!("{name} {value}")).collect();
+        let settings: Vec<String> =
+            self.unused.iter().map(|(name, value)| format!("{name} {value}")).collect();
         (!settings.is_empty()).then(|| {
             format!("generation_config.json: only its end tokens are used, not {}", settings.join(", "))
         })
@@ -97,12 +98,14 @@ fn ends(value: Option<&Value>) -> Result<Vec<u32>, String> {
     };
     match value {
         None | Some(Value::Null) => Ok(vec![]),
-        Some(Value::Array(ids)) => Ok(ids.iter().map(id).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect()),
+        Some(Value::Array(ids)) => {
+            Ok(ids.iter().map(id).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+        }
         Some(one) => Ok(id(one)?.into_iter().collect()),
     }
 }
 
-/// The config with the end tokens of generation_config.json, which ranks above it.
+/// The config with the end tokens of `generation_config.json`, which ranks above it.
 pub(crate) fn with_ends(config: Config, files: &Files) -> Result<Config, LoadError> {
     let Some(found) = GenerationConfig::open(files)? else { return Ok(config) };
     let eos_token_id = match found.ends.as_slice() {

@@ -54,7 +54,8 @@ pub use save::model::{SaveOptions, check_savable, save};
 pub use source::{EmbeddedFiles, Source};
 pub use stored::bytes::Bytes;
 pub use stored::{Encoding, TensorInfo};
-pub use tokenizer::{TextStream, Tokenizer};
+pub use tokenizer::Tokenizer;
+pub use tokenizer::stream::TextStream;
 
 // The example of the README is a test.
 #[cfg(doctest)]

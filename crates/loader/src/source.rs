@@ -57,7 +57,7 @@ impl Source {
     }
 
     /// Finds the model's files: the parameters as safetensors first, then sharded, then pickled; the tokenizer
-    /// as tokenizer.json first, then as vocab.json and merges.txt, then as OpenAI's encoder.json and vocab.bpe.
+    /// as tokenizer.json first, then as vocab.json and merges.txt, then as `OpenAI`'s encoder.json and vocab.bpe.
     ///
     /// # Errors
     /// When the folder, its config or its weights are missing or cannot be opened, or half a tokenizer is missing; for a model

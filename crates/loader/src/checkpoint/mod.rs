@@ -78,7 +78,7 @@ impl Checkpoint {
         &self.name
     }
 
-    /// config.json, with the end tokens of generation_config.json if there is one.
+    /// config.json, with the end tokens of `generation_config.json` if there is one.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config

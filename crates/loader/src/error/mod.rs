@@ -178,7 +178,7 @@ pub enum LoadError {
         name: String,
         /// The kind, or the setting, and what is expected.
         reason: String,
-        /// What helps, other than token ids.
+        /// Another way out than token ids.
         remedy: &'static str,
     },
     /// A tokenizer that could not be fetched.

@@ -39,6 +39,8 @@ pub(super) struct Fetch<'a> {
     fetched: Cell<bool>,
     /// Whether the Hub was asked for the files of the commit; it may not have listed them.
     asked: Cell<bool>,
+    /// Whether the Hub gave no answer about a file that may be absent.
+    pub(super) is_silent: Cell<bool>,
 }
 
 impl<'a> Fetch<'a> {
@@ -65,6 +67,7 @@ impl<'a> Fetch<'a> {
             listing: RefCell::new(None),
             fetched: Cell::new(false),
             asked: Cell::new(false),
+            is_silent: Cell::new(false),
         })
     }
 

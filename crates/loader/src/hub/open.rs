@@ -237,10 +237,17 @@ impl Fetch<'_> {
     /// A file that the commit may have; `None` if it has none, or if the Hub does not tell. A file that the commit has is never
     /// left out.
     fn optional(&self, commit: &str, name: &str) -> Result<Option<(PathBuf, Bytes)>, LoadError> {
+        // One request without an answer is enough: the next one would be waited for as long.
+        if self.is_silent.get() && !self.repo.has_file(commit, name) {
+            return Ok(None);
+        }
         match self.is_listed(commit, name) {
             Ok(true) => self.opened(commit, name).map(Some),
             Ok(false) => Ok(None),
-            Err(error) if error.is_unreachable() && self.ask == Ask::WhereNeeded => Ok(None),
+            Err(error) if error.is_unreachable() && self.ask == Ask::WhereNeeded => {
+                self.is_silent.set(true);
+                Ok(None)
+            }
             Err(error) => Err(error.into()),
         }
     }

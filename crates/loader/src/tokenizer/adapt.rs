@@ -22,13 +22,17 @@ impl Settings {
             }
         }
         if let (Class::Other(name), true) = (&self.class, is_json) {
-            notes.push(format!("{}: tokenizer_class {name:?} is not used: tokenizer.json is read as it is", self.name));
+            notes.push(format!(
+                "{}: tokenizer_class {name:?} is not used: tokenizer.json is read as it is",
+                self.name
+            ));
         }
         if !self.unused.is_empty() {
             notes.push(format!("{}: {} not used", self.name, list(&self.unused)));
         }
         if !is_json {
-            let around = |name, add: bool| self.purpose(name, true).filter(|_| add).map(|token| token.content);
+            let around =
+                |name, add: bool| self.purpose(name, true).filter(|_| add).map(|token| token.content);
             let bos = around("bos_token", self.add_bos);
             let eos = around("eos_token", self.add_eos);
             let with_id = |content: Option<String>| content.and_then(|it| shape.id(&it).map(|id| (it, id)));
@@ -62,7 +66,9 @@ impl Settings {
         let mut moved = vec![];
         let count = declared.len();
         let tokens = declared.into_iter().map(|(id, token)| (Some(id), token));
-        for (i, (id, mut token)) in tokens.chain(special.iter().map(|token| (None, token.clone()))).enumerate() {
+        for (i, (id, mut token)) in
+            tokens.chain(special.iter().map(|token| (None, token.clone()))).enumerate()
+        {
             let place = places.get(&token.content).copied();
             if let Some(old) = place.and_then(|place: usize| shape.added_tokens.get_mut(place)) {
                 // A declared token has the last word, a purpose none.

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::path::Path;
 
-/// What helps where a tokenizer is of another kind.
+/// The remedy for a tokenizer of another kind.
 const CONVERT: &str = "write a byte-level BPE as tokenizer.json, as transformers' save_pretrained does";
 const EXPECTED: &str = "only byte-level BPE, GPT-2's kind, is read";
 
@@ -40,7 +40,7 @@ pub(super) fn of_json(name: &str, bytes: &[u8]) -> Option<LoadError> {
         merges: Option<IgnoredAny>,
         /// Unigram's alone.
         unk_id: Option<IgnoredAny>,
-        /// WordPiece's alone.
+        /// `WordPiece`'s alone.
         max_input_chars_per_word: Option<IgnoredAny>,
     }
     check_len(bytes).ok()?;

@@ -118,8 +118,8 @@ fn check_adds_nothing(post: &Value) -> Result<(), String> {
             post["processors"].as_array().into_iter().flatten().try_for_each(check_adds_nothing)
         }
         Some("TemplateProcessing") => {
-            let pieces = post["single"].as_array().into_iter().flatten();
-            match pieces.filter_map(|piece| piece["SpecialToken"]["id"].as_str()).next() {
+            let mut pieces = post["single"].as_array().into_iter().flatten();
+            match pieces.find_map(|piece| piece["SpecialToken"]["id"].as_str()) {
                 Some(token) => Err(format!("post_processor puts {token:?} around a text")),
                 None => Ok(()),
             }

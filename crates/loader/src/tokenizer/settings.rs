@@ -1,14 +1,13 @@
-//! [`Settings`]: what tokenizer_config.json, added_tokens.json and special_tokens_map.json say, as transformers' AutoTokenizer
+//! [`Settings`]: what `tokenizer_config.json`, `added_tokens.json` and `special_tokens_map.json` say, as transformers' `AutoTokenizer`
 //! reads them.
 
-use super::END_OF_TEXT;
 use super::shape::Added;
-use super::vocab::{check_len, read_json};
+use super::vocab::{END_OF_TEXT, check_len, read_json};
 use crate::error::LoadError;
 use crate::files::{Files, SettingsFiles};
 use crate::stored::bytes::Bytes;
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -25,7 +24,7 @@ const CLEAN_UP: [&str; 2] = [
 /// The remedy for a setting that has no meaning.
 const CORRECT: &str = "correct the file";
 
-/// What transformers reads a tokenizer's files with.
+/// The class with which transformers reads a tokenizer's files.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Class {
     /// GPT-2's own class: of tokenizer.json it takes the vocabulary, the merges and the post-processor.
@@ -36,7 +35,7 @@ pub(super) enum Class {
     Other(String),
 }
 
-/// What is said about a tokenizer beside its vocabulary.
+/// The settings of a tokenizer, beside its vocabulary.
 #[derive(Debug)]
 pub(super) struct Settings {
     pub(super) class: Class,
@@ -49,7 +48,7 @@ pub(super) struct Settings {
     pub(super) splits_special: bool,
     /// `added_tokens_decoder`, after which nothing else is asked for tokens: by id.
     pub(super) decoder: Option<BTreeMap<u32, Added>>,
-    /// added_tokens.json, by id.
+    /// `added_tokens.json`, by id.
     pub(super) listed: BTreeMap<u32, Added>,
     /// Tokens by purpose; `None` for one that is said not to exist.
     purposes: BTreeMap<String, Option<Added>>,
@@ -98,7 +97,7 @@ impl Settings {
         Ok(found)
     }
 
-    /// What tokenizer_config.json says, without files beside it.
+    /// The settings of `tokenizer_config.json` alone.
     fn of_config(config: &Map<String, Value>, model: &ModelConfig, at: &Path) -> Result<Self, String> {
         let own = text(config, "tokenizer_class")?.or(model.tokenizer_class.as_deref());
         let is_set = |name: &&&str| config.get(**name).is_some_and(|value| !value.is_null());
@@ -123,10 +122,12 @@ impl Settings {
         Ok(found)
     }
 
-    /// Takes the special tokens of tokenizer_config.json, or of special_tokens_map.json, where each is `special`.
+    /// Takes the special tokens of `tokenizer_config.json`, or of `special_tokens_map.json`, where each is `special`.
     fn take_special(&mut self, fields: &Map<String, Value>, special: bool) -> Result<(), String> {
         let named = |name: &str, value: &Value| {
-            token(value, special).map(|of| of.map(|of| Added { special: true, ..of })).map_err(|e| format!("{name}: {e}"))
+            token(value, special)
+                .map(|of| of.map(|of| Added { special: true, ..of }))
+                .map_err(|e| format!("{name}: {e}"))
         };
         for (name, value) in fields {
             if PURPOSES.contains(&name.as_str()) {
@@ -152,11 +153,12 @@ impl Settings {
         Ok(())
     }
 
-    /// Takes added_tokens.json: tokens and their ids. A token is special if it has a purpose.
+    /// Takes `added_tokens.json`: tokens and their ids. A token is special if it has a purpose.
     fn take_added(&mut self, fields: &Map<String, Value>) -> Result<(), String> {
         for (content, id) in fields {
             let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
-            let id = id.ok_or_else(|| format!("{content:?} has the id {}, expected a token id", fields[content]))?;
+            let id =
+                id.ok_or_else(|| format!("{content:?} has the id {}, expected a token id", fields[content]))?;
             let special = self.special(true).any(|of| of.content == *content);
             let token = Added { special, normalized: !special, ..Added::plain(content) };
             self.listed.insert(id, token);
@@ -181,6 +183,15 @@ impl Settings {
         purposes.chain(self.others.iter().cloned())
     }
 
+    /// `tokenizer_config.json` for a tokenizer.json of which everything counts.
+    pub(super) fn saved(splits_special: bool) -> String {
+        let mut fields = json!({"tokenizer_class": "PreTrainedTokenizerFast"});
+        if splits_special {
+            fields["split_special_tokens"] = true.into();
+        }
+        format!("{fields:#}\n")
+    }
+
     /// Whether nothing beyond GPT-2's own tokenizer is said.
     pub(super) fn is_plain(&self) -> bool {
         let is_end = |token: &Added| token.content == END_OF_TEXT && !token.lstrip && !token.rstrip;
@@ -198,13 +209,15 @@ fn wrong(path: &Path, reason: String) -> LoadError {
     LoadError::OtherTokenizer { name: path.display().to_string(), reason, remedy: CORRECT }
 }
 
-/// What transformers reads with: by tokenizer_config.json, or else by config.json, or else by the type of the model.
+/// The class by its name in `tokenizer_config.json` or else in config.json, or else by the type of the model.
 fn class(named: Option<&str>, model_type: Option<&str>) -> Class {
     let is_gpt2 = model_type.is_none_or(|model_type| model_type == "gpt2");
     let named = named.map(|name| name.strip_suffix("Fast").unwrap_or(name));
     match named {
         None | Some("GPT2Tokenizer") if is_gpt2 => Class::Gpt2,
-        None | Some("GPT2Tokenizer" | "PreTrainedTokenizer" | "TokenizersBackend" | "PythonBackend") => Class::Any,
+        None | Some("GPT2Tokenizer" | "PreTrainedTokenizer" | "TokenizersBackend" | "PythonBackend") => {
+            Class::Any
+        }
         Some(other) => Class::Other(other.into()),
     }
 }

@@ -5,7 +5,7 @@
 //! and the tokenizer is built from that. Any other part is refused by name.
 
 use super::parts::{Decoder, Normalizer, PostProcessor, PreTokenizer, handed_on};
-use super::vocab::{Merges, Vocab, check_id, check_len, check_token, read_json};
+use super::vocab::{END_OF_TEXT, Merges, Vocab, check_id, check_len, check_token, read_json};
 use serde::Deserialize;
 use tokenizers::models::bpe::BPE;
 use tokenizers::{
@@ -93,6 +93,17 @@ impl Shape {
             decoder: None,
             model,
         }
+    }
+
+    /// Whether GPT-2's own class reads it as it is: the vocabulary and the merges with that class's parts around them, and the
+    /// end of text among the added tokens.
+    pub(super) fn is_gpt2s(&self) -> bool {
+        let model = &self.model;
+        let splits = self.pre_tokenizer.as_ref().and_then(PreTokenizer::gpt2s) == Some(false);
+        let plain = self.normalizer.is_none() && model.unk_token.is_none();
+        let off = |flag: Option<bool>| flag != Some(true);
+        let ends = self.added_tokens.iter().any(|token| token.content == END_OF_TEXT);
+        ends && splits && plain && off(model.byte_fallback) && off(model.ignore_merges)
     }
 
     /// The id of a token, added or not.
