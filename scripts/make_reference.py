@@ -275,6 +275,7 @@ last one that of `ln_f`; `attentions.i` is (B, H, T, T) after softmax.
 | `gguf` | `tiny.gguf`, a GPT-2 of one layer in Q8_0 as llama.cpp's converter writes it, and its numbers in `tiny.safetensors`; `blocks.safetensors`, random blocks of five formats and the numbers in them; written by `python scripts/make_gguf_reference.py` with gguf 0.19.0 |
 | `brought` | one small GPT-2 in the forms that other programs save it in: `torch.save` before 1.6 and with protocols 3 and 4, views of one storage, strides, shards of GGUF, nanoGPT, llm.c; `plain.safetensors` has its numbers, `expected.safetensors` the logits of the ids 0, 1, .., and `packed.safetensors` random blocks and their numbers; written by `python scripts/make_brought_reference.py` |
 | `seeds` | no checkpoint: `parameters.safetensors`, the random weights behind the numbers that the seed documents print, in the names of PyTorch state dicts; written by `python scripts/make_seed_constants.py` |
+| `tokenizers` | no checkpoint: a small byte-level vocabulary (`vocab.json`, `merges.txt`, `tokenizer.json`), the files that may lie beside it, and the ids that transformers' AutoTokenizer gives with them (`cases.json`); `written.json`, the tokenizer.json that transformers itself writes; written by `python scripts/make_tokenizer_reference.py` |
 | `circuits` | a model of 3 layers, and what TransformerLens and nnsight compute with it in f64: hooks, interventions, patching, edges, head scores, weight circuits; written by `python scripts/make_circuit_reference.py`; see its own README |
 """
 

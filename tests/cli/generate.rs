@@ -102,6 +102,51 @@ fn the_end_token_ends_the_text_and_is_not_printed() -> Result {
     Ok(())
 }
 
+/// Every way to continue a text stops where transformers stops: at the end tokens of `generation_config.json`.
+#[test]
+fn the_end_tokens_of_generation_config_rank_above_those_of_config() -> Result {
+    // `odd` continues this prompt with 61, 50, 41.
+    let folder = Folder::of("odd")?;
+    let model = folder.dir();
+    folder.set_config("eos_token_id", 61.into())?;
+    let prompt = ["generate", "--model", &model, "--ids", "43,97,31,71", "-n", "3"];
+    let ids_of = |options: &[&str]| stdout(&[&prompt[..], options].concat());
+    assert_eq!(ids_of(&["--greedy", "-q"])?, "\n");
+    folder.write(
+        "generation_config.json",
+        r#"{"eos_token_id": [7, 50], "max_new_tokens": 1, "temperature": 0.5}"#,
+    )?;
+    for options in [&["--greedy"][..], &["--greedy", "--draft", "lookup"], &["--beams", "1"]] {
+        assert_eq!(ids_of(&[options, &["-q"]].concat())?, "61\n", "{options:?}");
+    }
+    folder.write("prompts.jsonl", "{\"ids\": [43,97,31,71]}\n{\"ids\": [43,97,31,71]}\n")?;
+    let texts = folder.at("prompts.jsonl");
+    let many = [
+        "generate", "--model", &model, "--greedy", "-n", "3", "--texts", &texts, "--field", "ids", "--json",
+        "-q",
+    ];
+    for line in stdout(&many)?.lines() {
+        let line: Value = serde_json::from_str(line)?;
+        assert_eq!((ids(&line["ids"])?, &line["stopped_at_eos"]), (vec![61, 50], &true.into()));
+    }
+    let run = gpt2(&[&prompt[..], &["--greedy"]].concat())?.succeeded();
+    let note = "generation_config.json: only its end tokens are used, not max_new_tokens 1, temperature 0.5";
+    assert_eq!(run.stderr.matches(note).count(), 1, "{}", run.stderr);
+    let shown = stdout(&["inspect", &model])?;
+    let line =
+        "end tokens, used in place of config.json's: 7, 50; not used: max_new_tokens 1, temperature 0.5\n";
+    assert!(shown.contains(line), "{shown}");
+    let shown = json(&["inspect", &model, "--json"])?;
+    assert_eq!(shown["generation_config"]["eos_token_id"], serde_json::json!([7, 50]));
+    assert_eq!(shown["config"]["eos_token_id"], serde_json::json!([7, 50]));
+    // It may name none, and must name ids.
+    folder.write("generation_config.json", "{\"eos_token_id\": -1}")?;
+    assert_eq!(ids_of(&["--greedy", "-q"])?, "61,50,41\n");
+    folder.write("generation_config.json", "{\"eos_token_id\": \"50\"}")?;
+    gpt2(&prompt)?.refused(1, &["generation_config.json", "eos_token_id is \"50\"", "expected a token id"]);
+    Ok(())
+}
+
 #[test]
 fn json_leaves_the_end_token_out_of_the_text() -> Result {
     // The demo model, with the third token that it would generate as its end token.

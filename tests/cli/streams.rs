@@ -84,6 +84,44 @@ fn text_for_a_model_without_a_tokenizer_is_refused_with_the_way_out() -> Result 
     Ok(())
 }
 
+#[test]
+fn another_kind_of_tokenizer_is_refused_with_the_way_out() -> Result {
+    let folder = Folder::of("odd")?;
+    folder.write("spiece.model", "x")?;
+    let model = folder.dir();
+    gpt2(&["forward", "--model", &model, "some text"])?
+        .refused(1, &["spiece.model", "SentencePiece", "token ids instead of text (--ids)"]);
+    gpt2(&["forward", "--model", &model, "--ids", "1,2"])?.succeeded();
+    let out = folder.at("out.gguf");
+    let run = gpt2(&["quantize", &model, "--to", "q8_0", "--out", &out])?;
+    run.refused(1, &["SentencePiece", "a GGUF file holds the tokenizer", "tokenizer.json"]);
+    assert!(!run.stderr.contains("token ids"), "{}", run.stderr);
+    let run = gpt2(&["quantize", ODD, "--to", "q8_0", "--out", &out])?;
+    run.refused(1, &[ODD, "no tokenizer here", "tokenizer.json", "into the folder"]);
+    assert!(!run.stderr.contains("token ids"), "{}", run.stderr);
+    Ok(())
+}
+
+/// The note about settings that are not used comes once, and not with -q.
+#[test]
+fn an_unused_setting_is_noted_once() -> Result {
+    let folder = Folder::empty()?;
+    copy_demo(folder.path())?;
+    let model = folder.dir();
+    folder.write(
+        "tokenizer_config.json",
+        r#"{"add_prefix_space": true, "auto_map": {"AutoTokenizer": ["a.B", null]}}"#,
+    )?;
+    let run = gpt2(&["forward", "--model", &model, "Romeo"])?.succeeded();
+    assert_eq!(run.stderr.matches("auto_map is not used").count(), 1, "{}", run.stderr);
+    let run = gpt2(&["forward", "--model", &model, "Romeo", "-q", "--json"])?.succeeded();
+    assert_eq!(run.stderr, "");
+    let with: Value = serde_json::from_str(&run.stdout)?;
+    let spaced: Value = serde_json::from_str(&gpt2(&["forward", " Romeo", "--json"])?.succeeded().stdout)?;
+    assert_eq!(with["provenance"]["ids"], spaced["provenance"]["ids"]);
+    Ok(())
+}
+
 /// The demo model with a vocabulary that lacks the tokens in `without`.
 fn demo_without(without: &[&str]) -> Result<Folder> {
     let folder = Folder::empty()?;

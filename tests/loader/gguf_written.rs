@@ -6,7 +6,9 @@ use super::{demo, open_tokenizer, saved, with_tokenizer};
 use crate::common::{Result, data};
 use crate::folder::{Folder, Raw, Tensors, assert_says, read, serialized};
 use candle_core::{DType, Device};
-use gpt2_loader::{Checkpoint, Encoding, GgufType, LoadError, SaveOptions, Source, Tokenizer, save_gguf};
+use gpt2_loader::{
+    Checkpoint, Encoding, Files, GgufType, LoadError, SaveOptions, Source, Tokenizer, save_gguf,
+};
 use gpt2_model::linear::BlockFormat;
 use gpt2_model::{Config, Gpt2LMHeadModel, init};
 use safetensors::Dtype;
@@ -185,9 +187,14 @@ fn the_begin_and_the_end_are_ids_of_the_vocabulary() -> Result {
         assert_eq!(keys["tokenizer.ggml.bos_token_id"], json!([4, begin]), "{bos}, {eos}");
         assert_eq!(keys["tokenizer.ggml.eos_token_id"], json!([4, end]), "{bos}, {eos}");
     }
-    let folder = small(260, &[("eos_token_id", json!([7, 8]))])?;
-    let error = written(&folder.open()?, &tokenizer, GgufType::F16).expect_err("two ends").to_string();
-    assert_says("two ends", &error, &["eos_token_id is [7, 8]; expected one id"]);
+    // Up to three ends have keys of their own, and all of them come back.
+    let folder = small(260, &[("eos_token_id", json!([7, 8, 9]))])?;
+    let file = written(&folder.open()?, &tokenizer, GgufType::F16)?;
+    let again = Checkpoint::open(&Files::in_memory("written", [("a.gguf".to_owned(), file)].into())?)?;
+    assert_eq!(again.config().eos_token_id, folder.open()?.config().eos_token_id);
+    let folder = small(260, &[("eos_token_id", json!([6, 7, 8, 9]))])?;
+    let error = written(&folder.open()?, &tokenizer, GgufType::F16).expect_err("four ends").to_string();
+    assert_says("four ends", &error, &["eos_token_id is [6, 7, 8, 9]; expected at most 3 ids"]);
     Ok(())
 }
 
@@ -202,8 +209,14 @@ fn a_tokenizer_with_a_part_that_lists_cannot_hold_is_refused_by_name() -> Result
             Err(error) => Ok(error.to_string()),
         }
     };
-    let template = json!({"type": "TemplateProcessing", "pair": [], "special_tokens": {},
-                          "single": [{"Sequence": {"id": "A", "type_id": 0}}]});
+    let text = json!({"Sequence": {"id": "A", "type_id": 0}});
+    let begin = json!({"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}});
+    let template = |single: Value| {
+        json!({"type": "TemplateProcessing", "pair": [], "single": single, "special_tokens": {
+            "<|endoftext|>": {"id": "<|endoftext|>", "ids": [256], "tokens": ["<|endoftext|>"]}}})
+    };
+    let plain = template(json!([text]));
+    let around = template(json!([begin, text]));
     for (place, value, says) in [
         ("/model/unk_token", json!("a"), "model.unk_token is \"a\""),
         ("/model/byte_fallback", json!(true), "model.byte_fallback is true"),
@@ -216,7 +229,7 @@ fn a_tokenizer_with_a_part_that_lists_cannot_hold_is_refused_by_name() -> Result
         ),
         ("/pre_tokenizer/add_prefix_space", json!(true), "expected GPT-2's ByteLevel"),
         ("/pre_tokenizer/use_regex", json!(false), "expected GPT-2's ByteLevel"),
-        ("/post_processor", template, "post_processor is \"TemplateProcessing\""),
+        ("/post_processor", around, "post_processor puts \"<|endoftext|>\" around a text"),
         ("/added_tokens/0/lstrip", json!(true), "the token \"<|endoftext|>\" has lstrip"),
         ("/added_tokens/0/rstrip", json!(true), "the token \"<|endoftext|>\" has rstrip"),
         ("/added_tokens/0/single_word", json!(true), "the token \"<|endoftext|>\" has single_word"),
@@ -231,7 +244,12 @@ fn a_tokenizer_with_a_part_that_lists_cannot_hold_is_refused_by_name() -> Result
     // A file from before there was `use_regex`, such as GPT-2's own.
     let mut old = whole.clone();
     old["pre_tokenizer"].as_object_mut().ok_or("an object")?.remove("use_regex").ok_or("it was there")?;
-    for file in [empty, old] {
+    // A template that adds nothing, as transformers writes it.
+    let mut added = whole.clone();
+    added["post_processor"] = plain.clone();
+    let mut several = whole.clone();
+    several["post_processor"] = json!({"type": "Sequence", "processors": [whole["post_processor"], plain]});
+    for file in [empty, old, added, several] {
         written(&checkpoint, &open_tokenizer(&with_tokenizer(&file)?, 31)?, GgufType::F16)?;
     }
     Ok(())

@@ -10,6 +10,7 @@ mod dictionary;
 #[path = "../common/folder.rs"]
 mod folder;
 mod fuzz_corpus;
+mod generation_config;
 mod gguf;
 mod gguf_damage;
 mod gguf_parts;
@@ -27,6 +28,7 @@ mod pickles;
 mod round_trip;
 mod tokenizer;
 mod tokenizer_limits;
+mod tokenizer_settings;
 mod tokenizer_shape;
 mod tokenizer_text;
 mod weights;
@@ -80,9 +82,10 @@ fn demo() -> Result<(Checkpoint, Tokenizer)> {
     Ok((Checkpoint::open(&files)?, Tokenizer::open(&files, 1024)?))
 }
 
-/// A folder with this tokenizer.json.
+/// A folder with this tokenizer.json, of which everything counts.
 fn with_tokenizer(file: &Value) -> Result<Folder> {
     let folder = Folder::of("gelu")?;
+    folder.write("tokenizer_config.json", r#"{"tokenizer_class": "PreTrainedTokenizerFast"}"#)?;
     folder.write("tokenizer.json", file.to_string())?;
     Ok(folder)
 }

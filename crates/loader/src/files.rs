@@ -17,6 +17,12 @@ pub(crate) const PICKLE_INDEX: &str = "pytorch_model.bin.index.json";
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 pub(crate) const VOCAB: &str = "vocab.json";
 pub(crate) const MERGES: &str = "merges.txt";
+pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+pub(crate) const ADDED_TOKENS: &str = "added_tokens.json";
+pub(crate) const SPECIAL_TOKENS: &str = "special_tokens_map.json";
+pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";
+/// A vocabulary and its merges, under transformers' names and under `OpenAI`'s; the first pair that exists is used.
+pub(crate) const VOCABULARIES: [(&str, &str); 2] = [(VOCAB, MERGES), ("encoder.json", "vocab.bpe")];
 pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
 pub(crate) const ADAPTER_SAFETENSORS: &str = "adapter_model.safetensors";
 pub(crate) const ADAPTER_PICKLE: &str = "adapter_model.bin";
@@ -31,8 +37,22 @@ pub(crate) const WEIGHTS: [&str; 4] = [SAFETENSORS, INDEX, PICKLE, PICKLE_INDEX]
 pub(crate) const ADAPTERS: [&str; 2] = [ADAPTER_SAFETENSORS, ADAPTER_PICKLE];
 
 /// The names under which [`Source::directory`](crate::Source::directory) looks for a model's files.
-pub const FILE_NAMES: [&str; 8] =
-    [CONFIG, SAFETENSORS, INDEX, PICKLE, PICKLE_INDEX, TOKENIZER, VOCAB, MERGES];
+pub const FILE_NAMES: [&str; 14] = [
+    CONFIG,
+    SAFETENSORS,
+    INDEX,
+    PICKLE,
+    PICKLE_INDEX,
+    TOKENIZER,
+    VOCABULARIES[0].0,
+    VOCABULARIES[0].1,
+    VOCABULARIES[1].0,
+    VOCABULARIES[1].1,
+    TOKENIZER_CONFIG,
+    ADDED_TOKENS,
+    SPECIAL_TOKENS,
+    GENERATION_CONFIG,
+];
 
 /// The files of one model. They exist; nothing else about them has been checked.
 #[derive(Debug, Clone)]
@@ -46,6 +66,8 @@ pub struct Files {
     pub weight_files: WeightFiles,
     /// The tokenizer.
     pub tokenizer: TokenizerFiles,
+    /// The settings of the tokenizer and of generation.
+    pub settings: SettingsFiles,
     /// The commit, for files from the Hub.
     pub commit: Option<String>,
     /// The hash of each verified weight file, in hexadecimal, by the file's name: SHA-256, or Git's SHA-1 of a blob
@@ -54,7 +76,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Files without a commit and without known hashes.
+    /// Files without settings, a commit and known hashes.
     #[must_use]
     pub fn new(
         name: String,
@@ -62,7 +84,8 @@ impl Files {
         weight_files: WeightFiles,
         tokenizer: TokenizerFiles,
     ) -> Self {
-        Self { name, config, weight_files, tokenizer, commit: None, verified: BTreeMap::new() }
+        let settings = SettingsFiles::default();
+        Self { name, config, weight_files, tokenizer, settings, commit: None, verified: BTreeMap::new() }
     }
 
     /// The files of a model that is one GGUF file, or several parts, of which this is one and the others lie beside it.
@@ -123,8 +146,12 @@ impl Files {
             TokenizerFiles::VocabMerges { vocab, merges } => {
                 contents.extend([vocab, merges].map(|(path, bytes)| named(path, bytes)));
             }
-            TokenizerFiles::Gguf(..) | TokenizerFiles::Absent | TokenizerFiles::Unreachable(_) => {}
+            TokenizerFiles::Gguf(..)
+            | TokenizerFiles::Foreign(_)
+            | TokenizerFiles::Absent
+            | TokenizerFiles::Unreachable(_) => {}
         }
+        contents.extend(self.settings.all().map(|(path, bytes)| named(path, bytes)));
         Some(contents)
     }
 
@@ -146,12 +173,13 @@ impl Files {
             WeightFiles::Headers(_) | WeightFiles::Gguf(..) | WeightFiles::LlmC(..) => {}
         }
         match &self.tokenizer {
-            TokenizerFiles::Json(path, _) => paths.push(path.clone()),
+            TokenizerFiles::Json(path, _) | TokenizerFiles::Foreign(path) => paths.push(path.clone()),
             TokenizerFiles::VocabMerges { vocab, merges } => {
                 paths.extend([vocab.0.clone(), merges.0.clone()]);
             }
             TokenizerFiles::Absent | TokenizerFiles::Unreachable(_) | TokenizerFiles::Gguf(..) => {}
         }
+        paths.extend(self.settings.all().map(|(path, _)| path.clone()));
         Ok(paths)
     }
 }
@@ -202,17 +230,59 @@ impl WeightFiles {
 pub enum TokenizerFiles {
     /// tokenizer.json
     Json(PathBuf, Bytes),
-    /// vocab.json and merges.txt
+    /// vocab.json and merges.txt, or `OpenAI`'s encoder.json and vocab.bpe
     VocabMerges {
         /// vocab.json
         vocab: (PathBuf, Bytes),
         /// merges.txt
         merges: (PathBuf, Bytes),
     },
+    /// Another kind of tokenizer: this is one of its files.
+    Foreign(PathBuf),
     /// A GGUF file, which may hold one.
     Gguf(PathBuf, Bytes),
     /// No tokenizer file.
     Absent,
     /// The Hub may have one, but fetching it failed for this reason.
     Unreachable(Arc<LoadError>),
+}
+
+/// Files of settings, beside the weights and the vocabulary: for the tokens of a text, and for generation. Each may be absent.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct SettingsFiles {
+    /// `tokenizer_config.json`
+    pub tokenizer_config: Option<(PathBuf, Bytes)>,
+    /// `added_tokens.json`
+    pub added_tokens: Option<(PathBuf, Bytes)>,
+    /// `special_tokens_map.json`
+    pub special_tokens: Option<(PathBuf, Bytes)>,
+    /// `generation_config.json`
+    pub generation_config: Option<(PathBuf, Bytes)>,
+}
+
+impl SettingsFiles {
+    /// Opens each file through `open`, which has `None` for a file that is not there.
+    pub(crate) fn find<E>(open: impl Fn(&str) -> Result<Option<(PathBuf, Bytes)>, E>) -> Result<Self, E> {
+        Ok(Self {
+            tokenizer_config: open(TOKENIZER_CONFIG)?,
+            added_tokens: open(ADDED_TOKENS)?,
+            special_tokens: open(SPECIAL_TOKENS)?,
+            generation_config: open(GENERATION_CONFIG)?,
+        })
+    }
+
+    fn all(&self) -> impl Iterator<Item = &(PathBuf, Bytes)> {
+        [&self.tokenizer_config, &self.added_tokens, &self.special_tokens, &self.generation_config]
+            .into_iter()
+            .flatten()
+    }
+}
+
+/// Whether a file of this name belongs to a tokenizer that is not byte-level BPE: `SentencePiece`'s and tiktoken's models,
+/// BERT's and Mistral's vocabularies, the codes of subword-nmt and fairseq.
+pub(crate) fn is_foreign(name: &str) -> bool {
+    const NAMES: [&str; 6] = ["vocab.txt", "tekken.json", "bpe.codes", "bpecodes", "codes", "dict.txt"];
+    let end = Path::new(name).extension().unwrap_or_default();
+    NAMES.contains(&name) || ["model", "spm", "tiktoken"].iter().any(|of| end.eq_ignore_ascii_case(of))
 }

@@ -24,6 +24,7 @@ mod dictionary;
 mod error;
 mod files;
 mod formats;
+mod generation_config;
 pub mod hub;
 mod import;
 mod instead;
@@ -44,9 +45,10 @@ pub use error::LoadError;
 pub use error::adapter_audit::AdapterAudit;
 pub use error::audit::{Audit, Mismatch};
 pub use error::unspellable::Unspellable;
-pub use files::{FILE_NAMES, Files, TokenizerFiles, WeightFiles};
+pub use files::{FILE_NAMES, Files, SettingsFiles, TokenizerFiles, WeightFiles};
 pub use formats::gguf_types::GgufType;
 pub use formats::safetensors_file::Header;
+pub use generation_config::GenerationConfig;
 pub use hub::{Hub, HubError, ModelId, Remedy};
 pub use import::{Imported, import};
 pub use save::adapter::save_adapter;
@@ -57,7 +59,8 @@ pub use source::{EmbeddedFiles, Source};
 pub use stored::bytes::Bytes;
 pub use stored::packed::Packed;
 pub use stored::{Encoding, TensorInfo};
-pub use tokenizer::{TextStream, Tokenizer};
+pub use tokenizer::Tokenizer;
+pub use tokenizer::stream::TextStream;
 
 // The example of the README is a test.
 #[cfg(doctest)]

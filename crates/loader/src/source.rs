@@ -1,8 +1,8 @@
 //! [`Source`]: the place of a model, and the search for its files there.
 
 use crate::error::LoadError;
-use crate::files::{CONFIG, INDEX, MERGES, PICKLE, PICKLE_INDEX, SAFETENSORS, TOKENIZER, VOCAB, WEIGHTS};
-use crate::files::{Files, TokenizerFiles, WeightFiles};
+use crate::files::{CONFIG, INDEX, PICKLE, PICKLE_INDEX, SAFETENSORS, TOKENIZER, VOCABULARIES, WEIGHTS};
+use crate::files::{Files, SettingsFiles, TokenizerFiles, WeightFiles, is_foreign};
 use crate::hub::{Hub, ModelId};
 use crate::stored::bytes::Bytes;
 use crate::{alone, instead};
@@ -60,7 +60,7 @@ impl Source {
     }
 
     /// Finds the model's files: the parameters as safetensors first, then sharded, then pickled; the tokenizer
-    /// as tokenizer.json first, then as vocab.json and merges.txt.
+    /// as tokenizer.json first, then as vocab.json and merges.txt, then as `OpenAI`'s encoder.json and vocab.bpe.
     ///
     /// # Errors
     /// When the folder, its config or its weights are missing or cannot be opened, or half a tokenizer is missing; for a model
@@ -104,8 +104,9 @@ impl Files {
         let dir = Path::new(name);
         let files: BTreeMap<_, _> =
             files.into_iter().map(|(name, content)| (dir.join(name), in_memory(content))).collect();
+        let names: Vec<String> = files.keys().filter_map(|path| name_of(path)).collect();
         let has = |name: &str| files.contains_key(&dir.join(name));
-        choose(dir, has, |path| Ok(files[path].clone()), String::new)
+        choose(dir, &names, has, |path| Ok(files[path].clone()), String::new)
     }
 }
 
@@ -135,12 +136,20 @@ fn open_directory(dir: &Path) -> Result<Files, LoadError> {
     }
     // A broken link counts as existing: opening it then fails with an error that names it.
     let has = |name: &str| dir.join(name).symlink_metadata().is_ok();
-    choose(dir, has, |path| Ok(Bytes::open(path)?), || instead::of(dir))
+    let entries = std::fs::read_dir(dir).map_err(LoadError::io(dir))?;
+    let mut names: Vec<String> = entries.flatten().filter_map(|entry| name_of(&entry.path())).collect();
+    names.sort_unstable();
+    choose(dir, &names, has, |path| Ok(Bytes::open(path)?), || instead::of(dir))
 }
 
-/// The files of the model in a folder.
+fn name_of(path: &Path) -> Option<String> {
+    Some(path.file_name()?.to_str()?.to_string())
+}
+
+/// The files of the model in a folder that has files of these names.
 fn choose(
     dir: &Path,
+    names: &[String],
     has: impl Fn(&str) -> bool,
     open: impl Fn(&Path) -> Result<Bytes, LoadError>,
     instead: impl Fn() -> String,
@@ -152,17 +161,25 @@ fn choose(
     let weights = WEIGHTS.into_iter().find(|name| has(name));
     let weights = weights.ok_or_else(|| LoadError::NoWeights { dir: dir.to_path_buf(), found: instead() })?;
     let weights = WeightFiles::of(dir.join(weights), &open)?;
-    let tokenizer = match (has(TOKENIZER), has(VOCAB), has(MERGES)) {
-        (true, _, _) => {
+    let pair = VOCABULARIES.into_iter().find(|(vocab, merges)| has(vocab) && has(merges));
+    let half = VOCABULARIES.into_iter().find(|(vocab, merges)| has(vocab) || has(merges));
+    let foreign = names.iter().find(|name| is_foreign(name));
+    let tokenizer = match (pair, half, foreign) {
+        _ if has(TOKENIZER) => {
             let (path, bytes) = file(TOKENIZER)?;
             TokenizerFiles::Json(path, bytes)
         }
-        (false, true, true) => TokenizerFiles::VocabMerges { vocab: file(VOCAB)?, merges: file(MERGES)? },
-        (false, false, false) => TokenizerFiles::Absent,
-        (false, vocab, _) => {
-            let missing = if vocab { MERGES } else { VOCAB };
+        (Some((vocab, merges)), ..) => {
+            TokenizerFiles::VocabMerges { vocab: file(vocab)?, merges: file(merges)? }
+        }
+        (None, Some((vocab, merges)), _) => {
+            let missing = if has(vocab) { merges } else { vocab };
             return Err(LoadError::HalfTokenizer { dir: dir.to_path_buf(), missing });
         }
+        (None, None, Some(name)) => TokenizerFiles::Foreign(dir.join(name)),
+        (None, None, None) => TokenizerFiles::Absent,
     };
-    Ok(Files::new(dir.display().to_string(), file(CONFIG)?, weights, tokenizer))
+    let settings = SettingsFiles::find(|name| has(name).then(|| file(name)).transpose())?;
+    let files = Files::new(dir.display().to_string(), file(CONFIG)?, weights, tokenizer);
+    Ok(Files { settings, ..files })
 }

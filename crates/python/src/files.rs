@@ -8,7 +8,8 @@ use anyhow::{Context, bail};
 use candle_core::{DType, Tensor};
 use gpt2_files::atomic;
 use gpt2_loader::{
-    AdapterConfig, Checkpoint, FILE_NAMES, GgufType, SaveOptions, WeightFiles, save, save_adapter, save_gguf,
+    AdapterConfig, Checkpoint, FILE_NAMES, GgufType, SaveOptions, Tokenizer, WeightFiles, save, save_adapter,
+    save_gguf,
 };
 use gpt2_model::ForwardArgs;
 use gpt2_model::analysis::Comparison;
@@ -97,6 +98,7 @@ impl Model {
                 name == "config.json"
                     || name == "model.safetensors"
                     || (name == "tokenizer.json" && tokenizer.is_some())
+                    || (name == "tokenizer_config.json" && tokenizer.is_some_and(Tokenizer::has_settings))
             };
             for path in others.iter().filter(|path| !own(path)) {
                 std::fs::remove_file(path).with_context(|| path.display().to_string())?;
@@ -159,7 +161,14 @@ impl Model {
                     of.name
                 )));
             }
-            let tokenizer = of.tokenizer()?;
+            let tokenizer = of.tokenizer.as_deref().ok_or_else(|| {
+                let why = of.no_tokenizer.as_deref().unwrap_or("no tokenizer here");
+                Failed::value(format!(
+                    "{}: {why}; a GGUF file holds the tokenizer: put its tokenizer.json, or vocab.json with merges.txt, into the \
+                     folder",
+                    of.name
+                ))
+            })?;
             let written = atomic::write(&path, |temporary| {
                 save_gguf(temporary, &checkpoint, tokenizer, kind, &mut |_, _, _| {})
                     .map_err(std::io::Error::other)

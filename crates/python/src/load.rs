@@ -69,7 +69,10 @@ impl LoadRequest {
         };
         // Ids need no tokenizer: that there is none, or a damaged one, is an error where a text needs it.
         let (tokenizer, no_tokenizer) = match Tokenizer::open(&files, model.config().vocab_size) {
-            Ok(tokenizer) => (Some(Arc::new(tokenizer)), None),
+            Ok(tokenizer) => {
+                notes.extend(tokenizer.note().map(str::to_owned));
+                (Some(Arc::new(tokenizer)), None)
+            }
             Err(LoadError::NoTokenizer { .. }) => (None, None),
             Err(error) => {
                 notes.push(format!("{error}; until it is mended, give token ids instead of text"));

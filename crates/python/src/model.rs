@@ -5,7 +5,7 @@ use crate::error::Failed;
 use crate::guard::{Raised, compute};
 use crate::load::LoadRequest;
 use crate::loaded::Loaded;
-use gpt2_loader::Tokenizer;
+use gpt2_loader::{GenerationConfig, Tokenizer};
 use gpt2_model::Config;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -35,12 +35,14 @@ impl Model {
 
     /// The model's facts as JSON.
     fn facts(&self) -> Result<String, Failed> {
-        let Loaded { name, model, tokenizer, formats, adapters, commit, notes, .. } = &*self.loaded;
+        let Loaded { name, model, tokenizer, formats, adapters, commit, notes, files, .. } = &*self.loaded;
         let config = serde_json::to_value(model.config()).map_err(anyhow::Error::from)?;
         let formats: Vec<_> = formats.iter().map(|format| format.as_str()).collect();
+        let generation = files.as_ref().map(GenerationConfig::open).transpose()?.flatten();
         let facts = json!({
             "name": name, "config": config, "dtype": model.dtype().as_str(), "quantized": formats, "adapters": adapters,
-            "commit": commit, "notes": notes, "has_tokenizer": tokenizer.is_some(),
+            "commit": commit, "notes": notes, "generation_note": generation.and_then(|found| found.note()),
+            "has_tokenizer": tokenizer.is_some(),
             "device": crate::loaded::device_name(model.device()),
             "vocabulary": tokenizer.as_deref().map(Tokenizer::vocab_size),
             "end_of_text": tokenizer.as_deref().and_then(Tokenizer::end_of_text),

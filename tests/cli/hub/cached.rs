@@ -20,6 +20,14 @@ fn as_python(cache: &Path, folder: &str, skip: &[&str]) -> Result {
         std::fs::create_dir_all(dir)?;
     }
     std::fs::write(repo.join("refs/main"), COMMIT)?;
+    // transformers looks for these, and leaves a mark where a commit has none.
+    let absent = repo.join(".no_exist").join(COMMIT);
+    std::fs::create_dir_all(&absent)?;
+    for name in
+        ["tokenizer_config.json", "added_tokens.json", "special_tokens_map.json", "generation_config.json"]
+    {
+        std::fs::write(absent.join(name), "")?;
+    }
     for (name, content) in repository().into_iter().filter(|(name, _)| !skip.contains(&name.as_str())) {
         let hash = match name.as_str() {
             "model.safetensors" => sha256_of(&content),

@@ -291,3 +291,70 @@ fn gguf_files_of_other_content_or_that_are_missing_are_refused() -> Result {
     setup.run(&["forward", "--model", "./none.gguf", "O Romeo"])?.refused(1, &["./none.gguf"]);
     Ok(())
 }
+
+/// Files of settings are fetched with the model, and then are there without the Hub.
+#[test]
+fn a_tokenizers_settings_and_the_end_tokens_come_from_the_hub() -> Result {
+    let model = |name: &str| std::fs::read(data("odd").join(name)).map(|bytes| (name.to_owned(), bytes));
+    let vocabulary = |name: &str, to: &str| {
+        std::fs::read(data("tokenizers").join(name)).map(|bytes| (to.to_owned(), bytes))
+    };
+    let text = |name: &str, text: &str| (name.to_owned(), text.as_bytes().to_vec());
+    let setup = Setup::serving([
+        model("config.json")?,
+        model("model.safetensors")?,
+        vocabulary("vocab.json", "encoder.json")?,
+        vocabulary("merges.txt", "vocab.bpe")?,
+        text("added_tokens.json", "{\"<T0>\": 277}"),
+        text("special_tokens_map.json", "{\"bos_token\": \"<T0>\"}"),
+        text("tokenizer_config.json", "{\"add_prefix_space\": true}"),
+        text("generation_config.json", "{\"eos_token_id\": [7, 50]}"),
+    ])?;
+    let generate = ["generate", "--model", "gpt2", "--greedy", "-q", "--ids", "43,97,31,71"];
+    for offline in [&[][..], &[("HF_HUB_OFFLINE", "1")]] {
+        assert_eq!(setup.run_with(offline, &generate)?.succeeded().stdout, "61\n");
+    }
+    // The ids are beyond this small model's, and named: those of "<T0>", and of " Hi" with the space in front.
+    setup.run(&["forward", "--model", "gpt2", "<T0>"])?.refused(1, &["277"]);
+    setup.run(&["forward", "--model", "gpt2", "Hi"])?.refused(1, &["271"]);
+    let seen = setup.server.state().seen.len();
+    setup.run(&generate)?.succeeded();
+    assert_eq!(setup.server.state().seen.len(), seen, "cached files were asked for");
+    let inspected = Setup::serving([
+        model("config.json")?,
+        model("model.safetensors")?,
+        text("generation_config.json", "{\"eos_token_id\": [7, 50]}"),
+    ])?;
+    let shown = inspected.run(&["inspect", "gpt2"])?.succeeded().stdout;
+    assert_says("inspect", &shown, &["generation_config.json: end tokens", "7, 50"]);
+    Ok(())
+}
+
+/// A cache from before there were settings is asked about once, and works without the Hub.
+#[test]
+fn settings_that_a_cache_does_not_know_are_looked_for_once() -> Result {
+    let setup = Setup::new()?;
+    setup.works()?;
+    std::fs::remove_dir_all(setup.repo().join(".no_exist"))?;
+    setup.works_offline()?;
+    setup.works()?;
+    let seen = setup.server.state().seen.len();
+    setup.works()?;
+    assert_eq!(setup.server.state().seen.len(), seen);
+    Ok(())
+}
+
+#[test]
+fn another_kind_of_tokenizer_on_the_hub_is_refused_at_every_run() -> Result {
+    let file = |name: &str| std::fs::read(data("odd").join(name)).map(|bytes| (name.to_owned(), bytes));
+    let setup = Setup::serving([
+        file("config.json")?,
+        file("model.safetensors")?,
+        ("spiece.model".to_owned(), b"x".to_vec()),
+    ])?;
+    for _ in 0..2 {
+        setup.run(&["forward", "--model", "gpt2", "text"])?.refused(1, &["spiece.model", "SentencePiece"]);
+        setup.run(&["forward", "--model", "gpt2", "--ids", "1,2"])?.succeeded();
+    }
+    Ok(())
+}

@@ -9,7 +9,7 @@ use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
 use crate::results::live_page::{self, Module};
 use anyhow::bail;
-use gpt2_loader::{Checkpoint, Files, GgufType, Source, Tokenizer, to_gguf};
+use gpt2_loader::{Checkpoint, Files, GgufType, Source, to_gguf};
 use gpt2_session::DEMO_NAME;
 use gpt2_web::{DEMO, PageRequest};
 use std::path::PathBuf;
@@ -89,6 +89,6 @@ fn files(model: &str, args: &LiveArgs, inputs: &mut ReadFiles) -> anyhow::Result
             checkpoint.name()
         );
     }
-    let tokenizer = Tokenizer::open(&files, checkpoint.config().vocab_size)?;
+    let tokenizer = session::open_tokenizer(&files, checkpoint.config().vocab_size)?;
     Ok(with_bar(|progress| to_gguf(&checkpoint, &tokenizer, kind, progress))?)
 }

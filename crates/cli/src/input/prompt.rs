@@ -5,7 +5,8 @@ use crate::output::note;
 #[cfg(unix)]
 use crate::output::progress::is_stop_asked;
 use crate::output::read_files::ReadFiles;
-use anyhow::{Context, bail};
+use crate::output::remedy;
+use anyhow::{Context, anyhow, bail};
 use clap::error::ErrorKind;
 use gpt2_loader::{LoadError, Tokenizer};
 use gpt2_session::Encoded;
@@ -170,7 +171,8 @@ impl PromptArgs {
 impl Prompt {
     /// A text as ids and labels; `what` names it in errors.
     pub(crate) fn new(session: &Session, text: &str, what: &str) -> anyhow::Result<Self> {
-        let tokenizer = session.tokenizer()?;
+        let tokenizer =
+            session.tokenizer().map_err(|error| anyhow!("{} (--ids)", remedy::of_the_loader(&error)))?;
         let ids = encode_within(tokenizer, text, what, session.model.config().n_positions)?;
         Self::of_ids(session, ids, Some(text.to_owned()), what)
     }

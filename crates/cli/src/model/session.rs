@@ -194,6 +194,13 @@ pub(crate) fn checkpoint(files: &Files) -> Result<Checkpoint, LoadError> {
     Ok(checkpoint)
 }
 
+/// The tokenizer of a model, with a note if its files say something that is not used.
+pub(crate) fn open_tokenizer(files: &Files, vocab_size: usize) -> Result<Tokenizer, LoadError> {
+    let tokenizer = Tokenizer::open(files, vocab_size)?;
+    tokenizer.note().iter().for_each(|text| note(text));
+    Ok(tokenizer)
+}
+
 /// Turns the loader's error about a folder into advice for the command line.
 fn no_model(error: LoadError, dir: &Path) -> anyhow::Error {
     match error {
@@ -229,6 +236,7 @@ impl ModelArgs {
         let (model, adapters) = adapters::put_on(model, &adapters, self.model.is_none())?;
         let tokenizer = OnceCell::new();
         if let Ok(opened) = opened {
+            opened.note().iter().for_each(|text| note(text));
             let _ = tokenizer.set(opened); // an error is one when the tokenizer is needed
         }
         let name = checkpoint.name().to_string();

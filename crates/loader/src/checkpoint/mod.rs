@@ -9,6 +9,7 @@ use crate::error::LoadError;
 use crate::error::audit::Audit;
 use crate::files::Files;
 use crate::formats::pickle;
+use crate::generation_config;
 use crate::stored::Stored;
 use crate::stored::{Encoding, TensorInfo, not_finite};
 use candle_core::{DType, Device, Shape, Tensor};
@@ -42,7 +43,7 @@ impl Checkpoint {
     /// When the config does not parse or asks for something unsupported, and when a file is damaged.
     pub fn open(files: &Files) -> Result<Self, LoadError> {
         let (path, bytes) = &files.config;
-        let config = read::config(path, bytes)?;
+        let config = generation_config::with_ends(read::config(path, bytes)?, files)?;
         let parameters = config
             .parameters_and_ties()
             .map_err(|reason| LoadError::Config { path: path.clone(), reason })?;
@@ -70,7 +71,7 @@ impl Checkpoint {
         &self.name
     }
 
-    /// config.json
+    /// config.json, with the end tokens of `generation_config.json` if there is one.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config

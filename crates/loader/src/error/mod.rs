@@ -100,7 +100,10 @@ pub enum LoadError {
         vocab_size: usize,
     },
     /// One of the two files of a tokenizer.
-    #[error("{}: {missing} is missing; vocab.json and merges.txt only serve together", dir.display())]
+    #[error(
+        "{}: {missing} is missing; vocab.json and merges.txt only serve together, as do encoder.json and vocab.bpe",
+        dir.display()
+    )]
     HalfTokenizer {
         /// The folder.
         dir: PathBuf,
@@ -202,12 +205,24 @@ pub enum LoadError {
         remedy: &'static str,
     },
     /// A tokenizer file that cannot be used, or text that it cannot encode.
-    #[error("{name}: tokenizer: {reason}; fetch its files again, or give token ids instead of text")]
+    #[error(
+        "{name}: tokenizer: {reason}; if the file is damaged, fetch it again; otherwise give token ids instead of text"
+    )]
     Tokenizer {
         /// The file or source.
         name: String,
         /// The reason.
         reason: String,
+    },
+    /// A tokenizer of another kind, or settings of one that have no meaning.
+    #[error("{name}: tokenizer: {reason}; {remedy}, or give token ids instead of text")]
+    OtherTokenizer {
+        /// The file or source.
+        name: String,
+        /// The kind, or the setting, and what is expected.
+        reason: String,
+        /// Another way out than token ids.
+        remedy: &'static str,
     },
     /// A tokenizer that could not be fetched.
     #[error("{name}: tokenizer: {reason}; fetch its files again, or give token ids instead of text")]

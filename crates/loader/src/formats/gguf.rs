@@ -187,9 +187,29 @@ fn config_json(header: &Header, vocab_size: Option<usize>, tied: bool) -> Result
         "layer_norm_epsilon": epsilon,
         "tie_word_embeddings": tied,
         "bos_token_id": header.count("tokenizer.ggml.bos_token_id")?,
-        "eos_token_id": header.count("tokenizer.ggml.eos_token_id")?,
+        "eos_token_id": ends(header)?,
     });
     serde_json::to_vec_pretty(&config).map_err(|e| e.to_string())
+}
+
+/// The keys of the tokens that end a text: of it, of a turn and of a message. llama.cpp stops at each.
+pub(crate) const END_KEYS: [&str; 3] =
+    ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
+
+/// `eos_token_id` as config.json has it: none, one, or a list.
+fn ends(header: &Header) -> Result<serde_json::Value, String> {
+    let found = END_KEYS.iter().map(|key| header.count(key)).collect::<Result<Vec<_>, _>>()?;
+    let mut ends: Vec<usize> = vec![];
+    for end in found.into_iter().flatten() {
+        if !ends.contains(&end) {
+            ends.push(end);
+        }
+    }
+    Ok(match ends.as_slice() {
+        [] => serde_json::Value::Null,
+        [one] => json!(one),
+        several => json!(several),
+    })
 }
 
 /// The parts of a byte-level BPE.

@@ -39,6 +39,8 @@ pub(super) struct Fetch<'a> {
     fetched: Cell<bool>,
     /// Whether the Hub was asked for the files of the commit; it may not have listed them.
     asked: Cell<bool>,
+    /// Whether the Hub gave no answer about a file that may be absent.
+    pub(super) is_silent: Cell<bool>,
 }
 
 impl<'a> Fetch<'a> {
@@ -65,6 +67,7 @@ impl<'a> Fetch<'a> {
             listing: RefCell::new(None),
             fetched: Cell::new(false),
             asked: Cell::new(false),
+            is_silent: Cell::new(false),
         })
     }
 
@@ -149,6 +152,16 @@ impl<'a> Fetch<'a> {
             self.repo.set_absent(commit, name);
         }
         Ok(listed)
+    }
+
+    /// The names of the commit's files, as far as the cache or the Hub's list has them, in order.
+    pub(super) fn names(&self, commit: &str) -> Vec<String> {
+        let cached = std::fs::read_dir(self.repo.snapshot(commit));
+        let cached = cached.into_iter().flatten().flatten();
+        let cached = cached.filter_map(|entry| entry.file_name().into_string().ok());
+        let mut names: Vec<String> = cached.chain(self.listing.borrow().iter().flatten().cloned()).collect();
+        names.sort_unstable();
+        names
     }
 
     pub(super) fn missing(&self, file: &str) -> HubError {

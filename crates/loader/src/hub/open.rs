@@ -7,8 +7,9 @@ use crate::dictionary::{DictionaryCheckpoint, DictionaryOrigin};
 use crate::error::LoadError;
 use crate::error::hub_error::HubError;
 use crate::files::{
-    ADAPTER_CONFIG, ADAPTERS, CONFIG, DICTIONARY_CONFIG, DICTIONARY_SAFETENSORS, Files, INDEX, MERGES,
-    PICKLE, PICKLE_INDEX, SAFETENSORS, TOKENIZER, TokenizerFiles, VOCAB, WEIGHTS, WeightFiles,
+    ADAPTER_CONFIG, ADAPTERS, CONFIG, DICTIONARY_CONFIG, DICTIONARY_SAFETENSORS, Files, GENERATION_CONFIG,
+    INDEX, PICKLE, PICKLE_INDEX, SAFETENSORS, SettingsFiles, TOKENIZER, TokenizerFiles, VOCABULARIES,
+    WEIGHTS, WeightFiles, is_foreign,
 };
 use crate::formats::gguf_parts;
 use crate::formats::index::Index;
@@ -134,7 +135,8 @@ impl Hub {
         } else {
             return Err(HubError::NoHeader { model: model.to_string(), file: name }.into());
         };
-        let files = fetch.files(&commit, config, weights, TokenizerFiles::Absent)?;
+        let mut files = fetch.files(&commit, config, weights, TokenizerFiles::Absent)?;
+        files.settings.generation_config = fetch.optional(&commit, GENERATION_CONFIG)?;
         Ok(Headers { commit, files, bytes_read })
     }
 }
@@ -145,9 +147,10 @@ impl Fetch<'_> {
         let config = self.required(&commit, CONFIG)?;
         let weights = self.weights(&commit)?;
         let tokenizer = self.tokenizer(&commit)?;
+        let settings = SettingsFiles::find(|name| self.optional(&commit, name))?;
         // Last, so that the revision never names a commit whose files are not all cached.
         self.keep_commit(&commit)?;
-        let files = self.files(&commit, config, weights, tokenizer)?;
+        let files = Files { settings, ..self.files(&commit, config, weights, tokenizer)? };
         Ok(Snapshot { dir: self.repo.snapshot(&commit), commit, files })
     }
 
@@ -220,17 +223,43 @@ impl Fetch<'_> {
 
     fn tokenizer_files(&self, commit: &str) -> Result<TokenizerFiles, LoadError> {
         let cached = |name| self.repo.has_file(commit, name);
-        let has_both = cached(VOCAB) && cached(MERGES);
-        if cached(TOKENIZER) || (!has_both && self.is_listed(commit, TOKENIZER)?) {
+        let has_pair = VOCABULARIES.iter().any(|(vocab, merges)| cached(vocab) && cached(merges));
+        if cached(TOKENIZER) || (!has_pair && self.is_listed(commit, TOKENIZER)?) {
             let (path, bytes) = self.opened(commit, TOKENIZER)?;
             return Ok(TokenizerFiles::Json(path, bytes));
         }
-        if has_both || (self.is_listed(commit, VOCAB)? && self.is_listed(commit, MERGES)?) {
-            let vocab = self.opened(commit, VOCAB)?;
-            let merges = self.opened(commit, MERGES)?;
-            return Ok(TokenizerFiles::VocabMerges { vocab, merges });
+        for (vocab, merges) in VOCABULARIES {
+            if (cached(vocab) && cached(merges))
+                || (!has_pair && self.is_listed(commit, vocab)? && self.is_listed(commit, merges)?)
+            {
+                let vocab = self.opened(commit, vocab)?;
+                let merges = self.opened(commit, merges)?;
+                return Ok(TokenizerFiles::VocabMerges { vocab, merges });
+            }
         }
-        Ok(TokenizerFiles::Absent)
+        // Fetched, so that the next run finds it without asking.
+        match self.names(commit).into_iter().find(|name| is_foreign(name)) {
+            Some(name) => Ok(TokenizerFiles::Foreign(self.required(commit, &name)?)),
+            None => Ok(TokenizerFiles::Absent),
+        }
+    }
+
+    /// A file that the commit may have; `None` if it has none, or if the Hub does not tell. A file that the commit has is never
+    /// left out.
+    fn optional(&self, commit: &str, name: &str) -> Result<Option<(PathBuf, Bytes)>, LoadError> {
+        // One request without an answer is enough: the next one would be waited for as long.
+        if self.is_silent.get() && !self.repo.has_file(commit, name) {
+            return Ok(None);
+        }
+        match self.is_listed(commit, name) {
+            Ok(true) => self.opened(commit, name).map(Some),
+            Ok(false) => Ok(None),
+            Err(error) if error.is_unreachable() && self.ask == Ask::WhereNeeded => {
+                self.is_silent.set(true);
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// A file that the commit must have, and its content.

@@ -3,6 +3,7 @@
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
 use crate::files::Files;
+use crate::formats::gguf::END_KEYS;
 use crate::formats::gguf_header::ALIGNMENT;
 use crate::formats::gguf_types::{GgufType, Planned, number, plan};
 use crate::stored::Encoding;
@@ -231,21 +232,24 @@ fn tokenizer(keys: &mut Keys, config: &Config, list: &List) -> Result<(), String
         None => NORMAL,
     };
     let in_vocabulary = |id: &u32| (*id as usize) < v;
-    let end = match config.eos_token_id.as_ref().map_or(&[][..], TokenIds::as_slice) {
-        [] => list.end_of_text,
-        [one] => Some(*one).filter(in_vocabulary).or(list.end_of_text),
-        several => return Err(format!("eos_token_id is {several:?}; expected one id")),
-    };
+    let given = config.eos_token_id.as_ref().map_or(&[][..], TokenIds::as_slice);
+    let mut ends: Vec<u32> = given.iter().copied().filter(in_vocabulary).collect();
+    if ends.len() > END_KEYS.len() {
+        return Err(format!("eos_token_id is {given:?}; expected at most {} ids", END_KEYS.len()));
+    }
+    if ends.is_empty() {
+        ends.extend(list.end_of_text);
+    }
     keys.text("tokenizer.ggml.model", "gpt2");
     keys.text("tokenizer.ggml.pre", "gpt-2");
     let tokens = (0..v).map(|id| token(id).map_or_else(|| format!("[PAD{id}]"), str::to_string));
     keys.texts("tokenizer.ggml.tokens", &tokens.collect::<Vec<_>>());
     keys.i32s("tokenizer.ggml.token_type", &(0..v).map(kind).collect::<Vec<_>>());
     keys.texts("tokenizer.ggml.merges", &list.merges);
-    if let Some(end) = end {
-        keys.u32("tokenizer.ggml.eos_token_id", end);
+    for (key, end) in END_KEYS.iter().zip(&ends) {
+        keys.u32(key, *end);
     }
-    if let Some(begin) = config.bos_token_id.filter(in_vocabulary).or(end) {
+    if let Some(begin) = config.bos_token_id.filter(in_vocabulary).or(ends.first().copied()) {
         keys.u32("tokenizer.ggml.bos_token_id", begin);
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! Saves a model in a form that transformers and this crate can load.
 
 use crate::error::LoadError;
-use crate::files::{CONFIG, SAFETENSORS, TOKENIZER};
+use crate::files::{CONFIG, SAFETENSORS, TOKENIZER, TOKENIZER_CONFIG};
 use crate::stored::names;
 use crate::tokenizer::Tokenizer;
 use candle_core::{DType, Tensor};
@@ -37,7 +37,8 @@ impl SaveOptions {
 }
 
 /// Writes `model.safetensors`, `config.json` and, if there is a tokenizer, `tokenizer.json` into `dir`, which is
-/// created if it does not exist. Each file is written under a temporary name, then renamed.
+/// created if it does not exist; also `tokenizer_config.json`, if transformers would read `tokenizer.json` otherwise without it.
+/// Each file is written under a temporary name, then renamed.
 ///
 /// Names have the prefix `transformer.`, as transformers' `GPT2LMHeadModel.save_pretrained` writes them; an
 /// `lm_head` that is tied to the embedding is left out.
@@ -52,6 +53,7 @@ pub fn save(
     options: SaveOptions,
 ) -> Result<(), LoadError> {
     // Do everything that can fail without writing before replacing the first file.
+    let settings = tokenizer.and_then(Tokenizer::settings_json);
     let tokenizer = tokenizer.map(Tokenizer::to_json).transpose()?;
     let failed = |source| LoadError::Tensor { name: dir.display().to_string(), source };
     let config = config_json(model).map_err(candle_core::Error::wrap).map_err(failed)?;
@@ -61,6 +63,9 @@ pub fn save(
     atomic::write(&dir.join(SAFETENSORS), |temporary| write_tensors(temporary, &tensors))?;
     if let Some(json) = tokenizer {
         atomic::write_bytes(&dir.join(TOKENIZER), json.as_bytes())?;
+    }
+    if let Some(json) = settings {
+        atomic::write_bytes(&dir.join(TOKENIZER_CONFIG), json.as_bytes())?;
     }
     Ok(atomic::write_bytes(&dir.join(CONFIG), config.as_bytes())?)
 }

@@ -98,9 +98,7 @@ fn check_plain(json: &Value) -> Result<(), String> {
     if !is_gpt2s {
         return Err(format!("pre_tokenizer is {split}; expected GPT-2's ByteLevel"));
     }
-    if json["post_processor"]["type"].as_str().is_some_and(|kind| kind != "ByteLevel") {
-        return Err(format!("post_processor is {}", json["post_processor"]["type"]));
-    }
+    check_adds_nothing(&json["post_processor"])?;
     for token in json["added_tokens"].as_array().into_iter().flatten() {
         for flag in ["lstrip", "rstrip", "single_word"] {
             if token[flag] == true {
@@ -109,6 +107,25 @@ fn check_plain(json: &Value) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Refuses a post-processor that puts tokens around a text. A template of the text alone, as transformers writes it, puts
+/// none.
+fn check_adds_nothing(post: &Value) -> Result<(), String> {
+    match post["type"].as_str() {
+        None | Some("ByteLevel") => Ok(()),
+        Some("Sequence") => {
+            post["processors"].as_array().into_iter().flatten().try_for_each(check_adds_nothing)
+        }
+        Some("TemplateProcessing") => {
+            let mut pieces = post["single"].as_array().into_iter().flatten();
+            match pieces.find_map(|piece| piece["SpecialToken"]["id"].as_str()) {
+                Some(token) => Err(format!("post_processor puts {token:?} around a text")),
+                None => Ok(()),
+            }
+        }
+        Some(other) => Err(format!("post_processor is {other:?}")),
+    }
 }
 
 /// GPT-2's own vocabulary. The pair that makes a token is what merges of lower rank leave of its bytes.

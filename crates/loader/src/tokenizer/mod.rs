@@ -1,31 +1,31 @@
 //! [`Tokenizer`]: text to token ids and back, from the files beside a checkpoint.
 
+mod adapt;
 mod guard;
+mod kind;
 pub(crate) mod list;
+mod open;
 mod parts;
+mod settings;
 mod shape;
 mod spelling;
+pub(crate) mod stream;
 mod vocab;
 
 use crate::error::LoadError;
 use crate::error::unspellable::Unspellable;
-use crate::files::{Files, TokenizerFiles};
-use crate::formats::gguf::{self, Vocabulary};
-use crate::stored::bytes::Bytes;
 use guard::guarded;
-use shape::{Model, Shape, check_added_size};
+use settings::Settings;
+use shape::Shape;
 use spelling::Spelling;
-use std::ops::Deref;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tiktoken_rs::CoreBPE;
 use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, TokenizerBuilder};
-use vocab::{Merges, Vocab};
+use vocab::END_OF_TEXT;
 
-const END_OF_TEXT: &str = "<|endoftext|>";
 const GPT2_VOCAB_SIZE: usize = 50257;
 /// The length in bytes of the longest token in GPT-2's vocabulary.
 const GPT2_LONGEST: usize = 128;
@@ -39,6 +39,8 @@ pub struct Tokenizer {
     name: String,
     kind: Kind,
     spelling: Spelling,
+    /// A note for the reader about its files.
+    note: Option<Arc<str>>,
 }
 
 #[derive(Clone)]
@@ -55,97 +57,11 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Opens tokenizer.json, or else vocab.json with merges.txt, or else, for a model of 50257 tokens, GPT-2's
-    /// own vocabulary.
-    ///
-    /// # Errors
-    /// When a file is damaged or has a part that GPT-2's family does not use, or when there is no file and the
-    /// vocabulary is not GPT-2's.
-    pub fn open(files: &Files, vocab_size: usize) -> Result<Self, LoadError> {
-        match Self::from_files(files)? {
-            Some(tokenizer) => Ok(tokenizer),
-            None if vocab_size == GPT2_VOCAB_SIZE => Ok(Self::gpt2()),
-            None => Err(LoadError::NoTokenizer { name: files.name.clone(), vocab_size }),
-        }
-    }
-
-    /// The tokenizer that a model's files hold; `None` if they have none.
-    ///
-    /// # Errors
-    /// When a file is damaged, cannot be had, or has a part that GPT-2's family does not use.
-    pub fn from_files(files: &Files) -> Result<Option<Self>, LoadError> {
-        match &files.tokenizer {
-            TokenizerFiles::Json(path, bytes) => Self::from_json(path, bytes).map(Some),
-            TokenizerFiles::VocabMerges { vocab, merges } => Self::from_vocab_merges(vocab, merges).map(Some),
-            TokenizerFiles::Gguf(path, bytes) => Self::from_gguf(path, bytes),
-            TokenizerFiles::Unreachable(reason) => {
-                Err(LoadError::TokenizerUnreachable { name: files.name.clone(), reason: Arc::clone(reason) })
-            }
-            TokenizerFiles::Absent => Ok(None),
-        }
-    }
-
     /// GPT-2's own vocabulary of 50257 tokens, which needs no file.
     #[must_use]
     pub fn gpt2() -> Self {
         let kind = Kind::Gpt2(tiktoken_rs::r50k_base_singleton());
-        Self { name: "GPT-2".into(), kind, spelling: Spelling::of_bytes(GPT2_LONGEST) }
-    }
-
-    /// Opens a tokenizer.json.
-    ///
-    /// # Errors
-    /// When it cannot be read, is damaged, or has a part that GPT-2's family does not use.
-    pub fn from_file(path: &Path) -> Result<Self, LoadError> {
-        Self::from_json(path, &Bytes::open(path)?)
-    }
-
-    fn from_json(path: &Path, bytes: &Bytes) -> Result<Self, LoadError> {
-        let name = path.display().to_string();
-        let (tokenizer, spelling) = guarded(&name, || {
-            let shape = Shape::from_json(bytes)?;
-            let spelling = Spelling::of_shape(&shape);
-            Ok((shape.build()?, spelling))
-        })?;
-        Ok(Self { name, kind: Kind::HuggingFace(Box::new(tokenizer)), spelling })
-    }
-
-    fn from_vocab_merges(
-        (vocab, vocab_bytes): &(PathBuf, Bytes),
-        (merges, merges_bytes): &(PathBuf, Bytes),
-    ) -> Result<Self, LoadError> {
-        let tokens = guarded(&vocab.display().to_string(), || Vocab::from_json(vocab_bytes))?;
-        let pairs = guarded(&merges.display().to_string(), || Shape::merges(merges_bytes))?;
-        let spelling = Spelling::of_byte_level(tokens.0.keys()).with_token(END_OF_TEXT);
-        let name = format!("{} and merges.txt", vocab.display());
-        let tokenizer = guarded(&name, || {
-            byte_level(Model::plain(tokens, pairs)?, &[END_OF_TEXT]).map_err(|e| e.to_string())
-        })?;
-        Ok(Self { name, kind: Kind::HuggingFace(Box::new(tokenizer)), spelling })
-    }
-
-    /// The tokenizer of a GGUF file, if it holds one.
-    fn from_gguf(path: &Path, bytes: &[u8]) -> Result<Option<Self>, LoadError> {
-        let name = path.display().to_string();
-        let built = guarded(&name, || {
-            let Some(Vocabulary { tokens, merges, special }) = gguf::vocabulary(bytes)? else {
-                return Ok(None);
-            };
-            let special: Vec<&str> =
-                special.iter().filter_map(|id| tokens.get(*id as usize).copied()).collect();
-            check_added_size(special.iter().copied())?;
-            let tokens = Vocab::from_list(&tokens)?;
-            let pairs = Merges::from_lines(merges.into_iter())?;
-            let longest = special.iter().max_by_key(|token| token.len()).copied().unwrap_or_default();
-            let spelling = Spelling::of_byte_level(tokens.0.keys()).with_token(longest);
-            let tokenizer = byte_level(Model::plain(tokens, pairs)?, &special).map_err(|e| e.to_string())?;
-            Ok(Some((tokenizer, spelling)))
-        })?;
-        Ok(built.map(|(tokenizer, spelling)| Self {
-            name,
-            kind: Kind::HuggingFace(Box::new(tokenizer)),
-            spelling,
-        }))
+        Self { name: "GPT-2".into(), kind, spelling: Spelling::of_bytes(GPT2_LONGEST), note: None }
     }
 
     /// Trains a byte-level BPE of `vocab_size` tokens on `text`: the 256 bytes, `<|endoftext|>`, and the
@@ -176,7 +92,13 @@ impl Tokenizer {
             Ok(tokenizer)
         })?;
         let spelling = Spelling::of_byte_level(tokenizer.get_vocab(true).keys());
-        Ok(Self { name, kind: Kind::HuggingFace(Box::new(tokenizer)), spelling })
+        Ok(Self { name, kind: Kind::HuggingFace(Box::new(tokenizer)), spelling, note: None })
+    }
+
+    /// A line about settings that are not used, or are used otherwise than the tokenizer's files say; `None` if there are none.
+    #[must_use]
+    pub fn note(&self) -> Option<&str> {
+        self.note.as_deref()
     }
 
     /// The number of tokens, including special ones.
@@ -345,15 +267,35 @@ impl Tokenizer {
         }
     }
 
+    /// Whether a saved tokenizer needs a `tokenizer_config.json`, without which transformers would read it otherwise: with GPT-2's
+    /// own class, which takes only parts of tokenizer.json.
+    #[must_use]
+    pub fn has_settings(&self) -> bool {
+        self.settings_json().is_some()
+    }
+
+    /// The `tokenizer_config.json` of a saved tokenizer, if it needs one.
+    pub(crate) fn settings_json(&self) -> Option<String> {
+        let Kind::HuggingFace(tokenizer) = &self.kind else { return None };
+        let splits = tokenizer.get_encode_special_tokens();
+        let shape = guarded(&self.name, || Shape::from_json(self.json()?.as_bytes()));
+        let is_gpt2s = shape.is_ok_and(|shape| shape.is_gpt2s());
+        (splits || !is_gpt2s).then(|| Settings::saved(splits))
+    }
+
+    fn json(&self) -> Result<String, String> {
+        match &self.kind {
+            Kind::HuggingFace(t) => t.to_string(true).map_err(|e| e.to_string()),
+            Kind::Gpt2(_) => Err("the built-in vocabulary is not a file to be saved".into()),
+        }
+    }
+
     /// tokenizer.json
     ///
     /// # Errors
     /// For GPT-2's built-in vocabulary, which has no such file.
     pub fn to_json(&self) -> Result<String, LoadError> {
-        guarded(&self.name, || match &self.kind {
-            Kind::HuggingFace(t) => t.to_string(true).map_err(|e| e.to_string()),
-            Kind::Gpt2(_) => Err("the built-in vocabulary is not a file to be saved".into()),
-        })
+        guarded(&self.name, || self.json())
     }
 }
 
@@ -371,52 +313,4 @@ fn byte_level(bpe: BPE, special: &[&str]) -> tokenizers::Result<tokenizers::Toke
         .into();
     tokenizer.add_special_tokens(special.iter().map(|token| AddedToken::from(*token, true)))?;
     Ok(tokenizer)
-}
-
-/// Text from ids that arrive one by one. A character whose bytes are spread over several tokens comes out complete
-/// with the last of them.
-#[derive(Debug)]
-pub struct TextStream<T> {
-    tokenizer: T,
-    /// The ids since the last whole character.
-    pending: Vec<u32>,
-    /// The number of bytes of their text that have been returned.
-    written: usize,
-}
-
-impl Tokenizer {
-    /// A decoder that takes ids one by one.
-    #[must_use]
-    pub fn stream(&self) -> TextStream<&Self> {
-        TextStream::new(self)
-    }
-}
-
-impl<T: Deref<Target = Tokenizer>> TextStream<T> {
-    /// A decoder that owns or shares its tokenizer, for example through an `Arc`.
-    #[must_use]
-    pub fn new(tokenizer: T) -> Self {
-        Self { tokenizer, pending: vec![], written: 0 }
-    }
-
-    /// The text that `id` completes; empty while a character is unfinished.
-    pub fn push(&mut self, id: u32) -> String {
-        self.pending.push(id);
-        let text = self.tokenizer.decode(&self.pending);
-        // The bytes of an unfinished character decode to one replacement character at the end.
-        let whole = text.strip_suffix(char::REPLACEMENT_CHARACTER);
-        let out = whole.unwrap_or(&text).get(self.written..).unwrap_or_default().to_string();
-        self.written += out.len();
-        if whole.is_none() {
-            self.pending.clear();
-            self.written = 0;
-        }
-        out
-    }
-
-    /// The rest of the text, after the last id.
-    #[must_use]
-    pub fn finish(self) -> String {
-        self.tokenizer.decode(&self.pending).get(self.written..).unwrap_or_default().to_string()
-    }
 }

@@ -108,6 +108,12 @@ fn yes() -> bool {
     true
 }
 
+impl ByteLevel {
+    pub(super) fn new(add_prefix_space: bool, trim_offsets: bool) -> Self {
+        Self { add_prefix_space, trim_offsets, use_regex: true }
+    }
+}
+
 /// A step that splits the text into words.
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "type")]
@@ -170,6 +176,14 @@ impl PreTokenizer {
         Ok(())
     }
 
+    /// Whether a space is put in front, if it is GPT-2's way to split text but for that.
+    pub(super) fn gpt2s(&self) -> Option<bool> {
+        match self {
+            Self::ByteLevel(ByteLevel { add_prefix_space, use_regex: true, .. }) => Some(*add_prefix_space),
+            _ => None,
+        }
+    }
+
     /// Whether the words are bytes as letters.
     pub(super) fn is_byte_level(&self) -> bool {
         self.parts().iter().any(|part| matches!(part, Self::ByteLevel(_)))
@@ -223,6 +237,26 @@ pub(super) enum PostProcessor {
 }
 
 impl PostProcessor {
+    /// Puts tokens, each with its id, around a text.
+    pub(super) fn around(bos: Option<(String, u32)>, eos: Option<(String, u32)>) -> Self {
+        if bos.is_none() && eos.is_none() {
+            return Self::ByteLevel(ByteLevel::new(false, false));
+        }
+        let around = |id, type_id| {
+            let of = |token: &Option<(String, u32)>| {
+                token.as_ref().map(|(content, _)| Piece::SpecialToken { id: content.clone(), type_id })
+            };
+            of(&bos).into_iter().chain([Piece::Sequence { id, type_id }]).chain(of(&eos)).collect::<Vec<_>>()
+        };
+        let single = around(SequenceId::A, 0);
+        let pair = around(SequenceId::A, 0).into_iter().chain(around(SequenceId::B, 1)).collect();
+        let special_tokens = [&bos, &eos].into_iter().flatten().map(|(content, id)| {
+            let token = SpecialToken { id: content.clone(), ids: vec![*id], tokens: vec![content.clone()] };
+            (content.clone(), token)
+        });
+        Self::TemplateProcessing { single, pair, special_tokens: special_tokens.collect() }
+    }
+
     pub(super) fn check(&self) -> Result<(), String> {
         let parts = match self {
             Self::Sequence { processors } => processors.as_slice(),

@@ -5,7 +5,7 @@
 //! and the tokenizer is built from that. Any other part is refused by name.
 
 use super::parts::{Decoder, Normalizer, PostProcessor, PreTokenizer, handed_on};
-use super::vocab::{Merges, Vocab, check_id, check_len, check_token, read_json};
+use super::vocab::{END_OF_TEXT, Merges, Vocab, check_id, check_len, check_token, read_json};
 use serde::Deserialize;
 use tokenizers::models::bpe::BPE;
 use tokenizers::{
@@ -31,27 +31,27 @@ pub(super) struct Shape {
     #[serde(default)]
     pub(super) pre_tokenizer: Option<PreTokenizer>,
     #[serde(default)]
-    post_processor: Option<PostProcessor>,
+    pub(super) post_processor: Option<PostProcessor>,
     #[serde(default)]
-    decoder: Option<Decoder>,
+    pub(super) decoder: Option<Decoder>,
     pub(super) model: Model,
     // Truncation and padding are remains of the tokenizer's last use; like transformers, this crate ignores them.
 }
 
 /// A token that is searched for in the text before any other step.
-#[derive(Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(super) struct Added {
-    id: u32,
+    pub(super) id: u32,
     pub(super) content: String,
-    single_word: bool,
+    pub(super) single_word: bool,
     pub(super) lstrip: bool,
     pub(super) rstrip: bool,
-    normalized: bool,
-    special: bool,
+    pub(super) normalized: bool,
+    pub(super) special: bool,
 }
 
 /// A BPE.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 pub(super) struct Model {
     #[serde(rename = "type", default)]
     kind: Option<String>,
@@ -64,7 +64,7 @@ pub(super) struct Model {
     #[serde(default)]
     end_of_word_suffix: Option<String>,
     #[serde(default)]
-    fuse_unk: Option<bool>,
+    pub(super) fuse_unk: Option<bool>,
     #[serde(default)]
     pub(super) byte_fallback: Option<bool>,
     #[serde(default)]
@@ -81,13 +81,44 @@ impl Shape {
         Ok(shape)
     }
 
+    /// A vocabulary and its merges, without anything around them.
+    pub(super) fn plain(vocab: Vocab, merges: Merges) -> Self {
+        let model = Model { vocab, merges, ..Model::default() };
+        Self {
+            version: None,
+            added_tokens: vec![],
+            normalizer: None,
+            pre_tokenizer: None,
+            post_processor: None,
+            decoder: None,
+            model,
+        }
+    }
+
+    /// Whether GPT-2's own class reads it as it is: the vocabulary and the merges with that class's parts around them, and the
+    /// end of text among the added tokens.
+    pub(super) fn is_gpt2s(&self) -> bool {
+        let model = &self.model;
+        let splits = self.pre_tokenizer.as_ref().and_then(PreTokenizer::gpt2s) == Some(false);
+        let plain = self.normalizer.is_none() && model.unk_token.is_none();
+        let off = |flag: Option<bool>| flag != Some(true);
+        let ends = self.added_tokens.iter().any(|token| token.content == END_OF_TEXT);
+        ends && splits && plain && off(model.byte_fallback) && off(model.ignore_merges)
+    }
+
+    /// The id of a token, added or not.
+    pub(super) fn id(&self, content: &str) -> Option<u32> {
+        let added = self.added_tokens.iter().find(|token| token.content == content);
+        added.map(|token| token.id).or_else(|| self.model.vocab.0.get(content).copied())
+    }
+
     /// The merges of a merges.txt of bounded length.
     pub(super) fn merges(bytes: &[u8]) -> Result<Merges, String> {
         check_len(bytes)?;
         Merges::from_text(bytes)
     }
 
-    fn check(&self) -> Result<(), String> {
+    pub(super) fn check(&self) -> Result<(), String> {
         if let Some(version) = self.version.as_ref().filter(|version| *version != "1.0") {
             return Err(format!("version: {version:?}; expected \"1.0\""));
         }
@@ -243,6 +274,19 @@ fn check_found(content: &str, strips: bool) -> Result<(), String> {
 }
 
 impl Added {
+    /// A token without a place in the vocabulary and without flags.
+    pub(super) fn plain(content: &str) -> Self {
+        Self {
+            id: u32::MAX,
+            content: content.into(),
+            single_word: false,
+            lstrip: false,
+            rstrip: false,
+            normalized: false,
+            special: false,
+        }
+    }
+
     fn build(self) -> AddedToken {
         AddedToken::from(self.content, self.special)
             .single_word(self.single_word)

@@ -18,6 +18,9 @@ const MOST_IDS: u32 = 1 << 24;
 /// GPT-2's own longest token has 256 bytes as letters.
 const LONGEST_TOKEN: usize = 4096;
 
+/// The token that stands between two texts.
+pub(super) const END_OF_TEXT: &str = "<|endoftext|>";
+
 /// Tokens and their ids.
 #[derive(Default)]
 pub(super) struct Vocab(pub(super) bpe::Vocab);

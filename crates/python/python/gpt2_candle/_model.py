@@ -134,7 +134,7 @@ class Model(Analyses):
     @property
     def facts(self) -> Mapping[str, Any]:
         """What the model was made from: name, commit, dtype, device, formats of quantized weights, adapters."""
-        return {name: value for name, value in self._facts.items() if name not in ("config", "notes")}
+        return {name: value for name, value in self._facts.items() if name not in ("config", "notes", "generation_note")}
 
     @property
     def hook_points(self) -> Mapping[str, str]:
@@ -433,6 +433,8 @@ class Model(Analyses):
         return pieces()
 
     def _generation(self, rows: list[list[int]], options: Mapping[str, Any]) -> _native.Generation:
+        if note := self._facts["generation_note"]:
+            warnings.warn(note, stacklevel=3)
         given = dict(options)
         top_k = given.pop("top_k", 40)
         return self._own.generate(

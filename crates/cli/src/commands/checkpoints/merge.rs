@@ -59,6 +59,10 @@ struct Report<'a> {
     parameters: u64,
 }
 
+/// Files that change what a model reads and where it ends. A merged one has at most the first.
+const SETTINGS: [&str; 4] =
+    ["tokenizer_config.json", "added_tokens.json", "special_tokens_map.json", "generation_config.json"];
+
 /// The error in this command's words.
 fn worded(error: LoadError) -> anyhow::Error {
     match error {
@@ -118,8 +122,17 @@ pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<()> {
             checkpoint.name()
         ),
         TokenizerFiles::Absent => None,
-        _ => Some(Tokenizer::open(&files, checkpoint.config().vocab_size)?),
+        _ => Some(session::open_tokenizer(&files, checkpoint.config().vocab_size)?),
     };
+    // What is said beside another model would become part of this one.
+    let writes = args.overwrite && tokenizer.as_ref().is_some_and(Tokenizer::has_settings);
+    let settings = SETTINGS.iter().filter(|name| !(writes && **name == "tokenizer_config.json"));
+    if let Some(name) = settings.into_iter().find(|name| out.join(name).symlink_metadata().is_ok()) {
+        bail!(
+            "--out {}: holds {name}, which would change the merged model; remove it, or choose another folder",
+            out.display()
+        );
+    }
     let (model, used) = adapters::put_on(model, &found, args.model.is_none())?;
     let model = model.merged()?;
     let _folder = NewFolder::make(out).context("--out")?;

@@ -8,9 +8,9 @@ use crate::output;
 use crate::output::progress::bar;
 use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use gpt2_loader::{Checkpoint, Encoding, GgufType, Source, Tokenizer, save_gguf};
+use gpt2_loader::{Checkpoint, Encoding, GgufType, LoadError, Source, save_gguf};
 use gpt2_model::parameters::WPE;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -112,6 +112,20 @@ pub(crate) fn with_bar<T>(work: impl FnOnce(&mut dyn FnMut(usize, usize, &str)) 
     result
 }
 
+/// The error in this command's words: ids are no way out, since the file holds the tokenizer.
+fn no_tokenizer(error: LoadError) -> anyhow::Error {
+    match error {
+        LoadError::NoTokenizer { name, vocab_size } => anyhow!(
+            "{name}: no tokenizer here, and a GGUF file holds one; put its tokenizer.json, or vocab.json with merges.txt, into \
+             the folder (a vocabulary of {vocab_size} is not GPT-2's own 50257)"
+        ),
+        LoadError::OtherTokenizer { name, reason, remedy } => {
+            anyhow!("{name}: tokenizer: {reason}; a GGUF file holds the tokenizer: {remedy}")
+        }
+        other => other.into(),
+    }
+}
+
 pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
     let out = &args.out;
     if !out.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf")) {
@@ -137,7 +151,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
             checkpoint.name()
         );
     }
-    let tokenizer = Tokenizer::open(&files, checkpoint.config().vocab_size)?;
+    let tokenizer = session::open_tokenizer(&files, checkpoint.config().vocab_size).map_err(no_tokenizer)?;
     let mut bytes = 0;
     let mut weights = BTreeMap::new();
     outputs.stage(out, |temporary| {

@@ -118,7 +118,7 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
             other.vocab_size
         );
     }
-    let tokenizer = Tokenizer::open(&a.files, config.vocab_size)?;
+    let tokenizer = session::open_tokenizer(&a.files, config.vocab_size)?;
     let mut ids = encode(&tokenizer, &text, "the text")?;
     if let Ok(other) = Tokenizer::open(&b.files, config.vocab_size)
         && other.encode(&text)? != ids

@@ -7,7 +7,7 @@ use crate::model::session;
 use crate::model::session::ModelArgs;
 use crate::output::progress::with_bar;
 use crate::output::{self, remedy};
-use gpt2_loader::{Audit, Checkpoint, Files, Finding};
+use gpt2_loader::{Audit, Checkpoint, Files, Finding, GenerationConfig};
 use gpt2_model::Config;
 use gpt2_view::{Align, Table, visible_text};
 use serde::Serialize;
@@ -41,11 +41,36 @@ pub(crate) struct InspectArgs {
 struct Report<'a> {
     model: &'a str,
     config: &'a Config,
+    /// The content of `generation_config.json`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    generation_config: Option<Generation<'a>>,
     parameters: u64,
     memory_bytes: MemoryByDtype,
     audit: Verdict,
     findings: Vec<FindingRow>,
     tensors: Vec<TensorRow>,
+}
+
+/// The end tokens of `generation_config.json`, which are used, and the settings that are not.
+#[derive(Serialize)]
+struct Generation<'a> {
+    eos_token_id: &'a [u32],
+    unused: &'a serde_json::Map<String, serde_json::Value>,
+}
+
+impl<'a> Generation<'a> {
+    fn new(found: &'a GenerationConfig) -> Self {
+        Self { eos_token_id: &found.ends, unused: &found.unused }
+    }
+
+    fn line(&self) -> String {
+        let list = |items: Vec<String>| if items.is_empty() { "none".into() } else { items.join(", ") };
+        let ends = list(self.eos_token_id.iter().map(u32::to_string).collect());
+        let unused = list(self.unused.iter().map(|(name, value)| format!("{name} {value}")).collect());
+        format!(
+            "generation_config.json: end tokens, used in place of config.json's: {ends}; not used: {unused}"
+        )
+    }
 }
 
 /// The memory of the parameters in each dtype.
@@ -99,15 +124,18 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
     if let Some(files) = adapter::named(name, &args.model)? {
         return adapter::run(name, &args.model, args.json, &files);
     }
-    let checkpoint = Checkpoint::open(&files(args)?)?;
+    let files = files(args)?;
+    let checkpoint = Checkpoint::open(&files)?;
+    let generation = GenerationConfig::open(&files)?;
+    let generation = generation.as_ref().map(Generation::new);
     let mut audit = checkpoint.audit();
     let not_finite = with_bar("tensors read", |progress| checkpoint.not_finite(progress))?;
     let read = not_finite.is_some();
     audit.not_finite = not_finite.unwrap_or_default();
     if args.json {
-        output::json(&report(&checkpoint, &audit, read))?;
+        output::json(&report(&checkpoint, generation, &audit, read))?;
     } else {
-        print(&checkpoint, &audit, read)?;
+        print(&checkpoint, generation.as_ref(), &audit, read)?;
     }
     Ok(if audit.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -124,11 +152,17 @@ fn files(args: &InspectArgs) -> anyhow::Result<Files> {
     })
 }
 
-fn report<'a>(checkpoint: &'a Checkpoint, audit: &Audit, read: bool) -> Report<'a> {
+fn report<'a>(
+    checkpoint: &'a Checkpoint,
+    generation_config: Option<Generation<'a>>,
+    audit: &Audit,
+    read: bool,
+) -> Report<'a> {
     let names = |list: &[gpt2_loader::TensorInfo]| list.iter().map(|t| t.name.clone()).collect();
     Report {
         model: checkpoint.name(),
         config: checkpoint.config(),
+        generation_config,
         parameters: audit.parameter_count,
         memory_bytes: memory(audit),
         audit: Verdict {
@@ -159,7 +193,12 @@ fn memory(audit: &Audit) -> MemoryByDtype {
     MemoryByDtype { f32: 4 * n, f16: 2 * n, bf16: 2 * n }
 }
 
-fn print(checkpoint: &Checkpoint, audit: &Audit, read: bool) -> anyhow::Result<()> {
+fn print(
+    checkpoint: &Checkpoint,
+    generation: Option<&Generation>,
+    audit: &Audit,
+    read: bool,
+) -> anyhow::Result<()> {
     let mut out = output::stdout();
     writeln!(out, "{}\n", visible_text(checkpoint.name()))?;
     let mut config = Table::new(&[("config", Align::Left), ("", Align::Left)]);
@@ -169,6 +208,9 @@ fn print(checkpoint: &Checkpoint, audit: &Audit, read: bool) -> anyhow::Result<(
         }
     }
     writeln!(out, "{}", config.render())?;
+    if let Some(generation) = generation {
+        writeln!(out, "{}\n", visible_text(&generation.line()))?;
+    }
 
     let mut tensors = Table::new(&[("tensor", Align::Left), ("shape", Align::Left), ("dtype", Align::Left)]);
     for (_, t) in checkpoint.tensors() {

@@ -209,7 +209,7 @@ fn begin(
             );
         }
         let config = checkpoint.config().clone();
-        let tokenizer = Tokenizer::open(files, config.vocab_size)?;
+        let tokenizer = session::open_tokenizer(files, config.vocab_size)?;
         if args.lora.rank.is_none() {
             // One that cannot be saved is refused now, not after hours.
             tokenizer.to_json()?;

@@ -17,6 +17,7 @@ use crate::output;
 use crate::results::provenance::RunProvenance;
 use crate::values::{count, pace};
 use anyhow::Context;
+use gpt2_loader::GenerationConfig;
 use gpt2_model::CacheDType;
 use gpt2_model::hooks::{Chain, Hooks};
 use recorded::{Alive, GeneratedText, Recorded};
@@ -32,6 +33,9 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     args.live.inputs(&mut inputs);
     let module = args.live.open(&args.model)?;
     let session = args.model.session_for(inputs, &outputs)?;
+    if let Some(text) = GenerationConfig::open(&session.files)?.and_then(|found| found.note()) {
+        output::note(&text);
+    }
     if let Some(path) = &args.prompt.texts {
         return many::run(args, &session, path);
     }
