@@ -6,7 +6,7 @@ use crate::model::session::DTYPES;
 use crate::model::{hub, session};
 use crate::output;
 use crate::output::progress::with_bar;
-use crate::output::read_files::Inputs;
+use crate::output::read_files::ReadFiles;
 use crate::output::written_files::{NewFolder, Outputs};
 use crate::values::one_of;
 use anyhow::{Context, bail};
@@ -74,7 +74,7 @@ fn files(args: &ImportArgs) -> anyhow::Result<Files> {
 pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
     let out = &args.out;
     let named = format!("--out {}", out.display());
-    let mut inputs = Inputs::default();
+    let mut inputs = ReadFiles::default();
     hub::inputs(&args.hub, &mut inputs);
     inputs.named(&args.from);
     if AdapterFiles::is_in(out) {
