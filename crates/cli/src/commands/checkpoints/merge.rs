@@ -14,6 +14,7 @@ use candle_core::{DType, Device};
 use gpt2_loader::{
     AdapterFiles, Checkpoint, LoadError, SaveOptions, Tokenizer, TokenizerFiles, check_savable, save,
 };
+use gpt2_view::visible_text;
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -135,10 +136,13 @@ pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<()> {
             report.adapters.iter().map(|used| format!("{} x {}", used.name, used.weight)).collect();
         writeln!(
             output::stdout(),
-            "{}: {} with {}, {parameters} parameters",
-            out.display(),
-            report.model,
-            adapters.join(", ")
+            "{}",
+            visible_text(&format!(
+                "{}: {} with {}, {parameters} parameters",
+                out.display(),
+                report.model,
+                adapters.join(", ")
+            ))
         )?;
         Ok(())
     })

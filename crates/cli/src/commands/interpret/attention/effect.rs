@@ -187,7 +187,7 @@ pub(super) fn show_effect(scene: &Scene, ablation: Ablation, mut outputs: Output
             (format!("the logit of {target} less that of {against}"), "change of the difference")
         }
     };
-    let name = &scene.subject.session.name;
+    let name = scene.subject.session.title();
     let to = report.ablation;
     let about = About {
         title: format!("{name}: change of {of} with each head ablated to {to}"),
@@ -295,7 +295,7 @@ pub(super) fn show_rollout(scene: &Scene, mut outputs: Outputs) -> anyhow::Resul
     scene.subject.check_finite([&rollout])?;
     let tokens = scene.subject.shown;
     let about = About {
-        title: format!("{}: attention rollout after {layers} layers", scene.subject.session.name),
+        title: format!("{}: attention rollout after {layers} layers", scene.subject.session.title()),
         made_by: scene.subject.made_by,
         settings: Value::Null,
     };

@@ -158,7 +158,8 @@ impl Views {
                     format!("{}:\n{}", count(tokens.len(), "token"), fit(&text(scene), TITLE))
                 }
             };
-            let about = About { title: format!("{}: {what}", session.name), made_by, settings: Value::Null };
+            let about =
+                About { title: format!("{}: {what}", session.title()), made_by, settings: Value::Null };
             args.picture.draw(outputs, &about, |frame| match &picture {
                 Picture::Head(weights) => head_picture(frame, weights, tokens, tokens),
                 Picture::Grid(grid) => grid.finish(frame),

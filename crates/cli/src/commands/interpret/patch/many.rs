@@ -108,7 +108,7 @@ pub(super) fn run(
     let provenance = Provenance::of_tokens(session, pairs[0].clean.len())?.under(&changes);
     let settings = args.pairs.facts(pairs);
     let about = About {
-        title: format!("{}: patching over {} pairs", session.name, pairs.len()),
+        title: format!("{}: patching over {} pairs", session.title(), pairs.len()),
         made_by: &provenance,
         settings: settings.clone(),
     };
