@@ -27,6 +27,11 @@ OPTIONS: dict[str, dict] = {
     "a regex": dict(target_modules=r".*\.attn\.(c_attn|c_proj)", r=4),
     "one block, other ranks": dict(target_modules=["c_attn", "c_fc"], layers_to_transform=[1], rank_pattern={"c_fc": 2}),
     "whole modules": dict(target_modules=["c_attn"], modules_to_save=["ln_f", "wte"]),
+    "trained biases": dict(target_modules=["c_attn"], bias="all"),
+    "biases of layers": dict(target_modules=["c_attn", "mlp.c_proj"], bias="lora_only"),
+    "embeddings": dict(target_modules=["wte", "wpe"]),
+    "the head": dict(target_modules=["lm_head"]),
+    "a model without a head": dict(target_modules=["c_attn"], layers_to_transform=[0], layers_pattern="h", task_type=None),
 }
 
 
@@ -65,9 +70,10 @@ def compare(gpt2: str, name: str, base: Path, text: Path, scratch: Path) -> bool
 
     for number, (what, options) in enumerate(OPTIONS.items()):
         folder = scratch / f"peft-{number}"
-        model = adapted(load(base), 7 + number, size=0.1, **options)
+        is_bare = options.get("task_type", "") is None
+        model = adapted(load(base).transformer if is_bare else load(base), 7 + number, size=0.1, **options)
         model.save_pretrained(folder)
-        theirs = logits(model, ids)
+        theirs = logits(with_head(model, base) if is_bare else model, ids)
         good &= report(f"{name}: {what}, here", theirs, here(gpt2, base, ids, scratch, folder), TOLERANCE)
         good &= differs(theirs, logits(load(base), ids))
         good &= merged(gpt2, f"{name}: {what}", base, folder, ids, scratch / f"merged-{number}")
@@ -85,6 +91,13 @@ def merged(gpt2: str, name: str, base: Path, adapter: Path, ids: Tensor, out: Pa
 
 def load(base: Path) -> GPT2LMHeadModel:
     return GPT2LMHeadModel.from_pretrained(base, attn_implementation="eager", dtype=torch.float32).eval()
+
+
+def with_head(adapted: peft.PeftModel, base: Path) -> GPT2LMHeadModel:
+    """The base with the adapted model in the place of its own."""
+    whole = load(base)
+    whole.transformer = adapted.base_model.model
+    return whole
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from reference_interventions import write_interventions
 from reference_models import activations, build_model, gradients, random_ids, save_checkpoint, save_reference
-from reference_lora import write_lora
+from reference_lora import write_lora, write_lora_parts
 from reference_relatives import write_relatives
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
@@ -272,6 +272,7 @@ last one that of `ln_f`; `attentions.i` is (B, H, T, T) after softmax.
 | `pickle` | the weights of `untied` as `pytorch_model.bin` (zip format), with u8 `attn.bias` and f32 `attn.masked_bias` buffers |
 | `pickle_tied` | the weights of `padded` as `pytorch_model.bin`: `lm_head.weight` and `wte.weight` share one storage, `attn.bias` is bool |
 | `attention` | no checkpoint: what PyTorch's attention gives for shared keys, windows, added scores, soft cap and ALiBi. `q` (B, H, T, D), `k`, `v`, `context` (B, H, T, Dv), its gradient `grad`, `dq`, `dk`, `dv`, computed in f64; written by `python scripts/make_attention_reference.py` |
+| `lora_parts` | adapters of `lora/base` as PEFT 0.21 writes them: trained biases, updates of `wte`, `wpe` and `lm_head`, and adapters of a model without a head (`bare_*`); `input_ids` and, for each, `NAME.logits` |
 | `gguf` | `tiny.gguf`, a GPT-2 of one layer in Q8_0 as llama.cpp's converter writes it, and its numbers in `tiny.safetensors`; `blocks.safetensors`, random blocks of five formats and the numbers in them; written by `python scripts/make_gguf_reference.py` with gguf 0.19.0 |
 | `brought` | one small GPT-2 in the forms that other programs save it in: `torch.save` before 1.6 and with protocols 3 and 4, views of one storage, strides, shards of GGUF, nanoGPT, llm.c; `plain.safetensors` has its numbers, `expected.safetensors` the logits of the ids 0, 1, .., and `packed.safetensors` random blocks and their numbers; written by `python scripts/make_brought_reference.py` |
 | `seeds` | no checkpoint: `parameters.safetensors`, the random weights behind the numbers that the seed documents print, in the names of PyTorch state dicts; written by `python scripts/make_seed_constants.py` |
@@ -302,6 +303,7 @@ def main() -> None:
     write_gradients(out / "gradients")
     write_relatives(out)
     write_lora(out)
+    write_lora_parts(out)
     write_readme(out)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print(f"{out}: {size:,} bytes")

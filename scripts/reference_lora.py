@@ -9,7 +9,7 @@ from pathlib import Path
 import peft
 import torch
 from torch import Tensor
-from transformers import GPT2LMHeadModel, PreTrainedModel
+from transformers import GPT2LMHeadModel, GPT2Model, PreTrainedModel
 
 from reference_models import build_model, random_ids, save_checkpoint, save_reference
 from reference_relatives import BATCH, LENGTH, NO_DROPOUT, SHAPE, build_bigcode
@@ -31,6 +31,19 @@ CASES: dict[str, dict] = {
     "whole_modules": dict(target_modules=["c_attn"], modules_to_save=["ln_f", "lm_head", "mlp.c_fc"], r=2),
     "whole_embedding": dict(target_modules=["c_attn"], modules_to_save=["wte"], r=2),
     "gaussian": dict(target_modules=ALL, init_lora_weights="gaussian", r=2, bias="none"),
+}
+
+# What an adapter may hold besides updates of the blocks' layers, and adapters of a model without a head.
+PARTS: dict[str, dict] = {
+    "biases": dict(target_modules=["c_attn"], bias="all", r=2),
+    "biases_of_layers": dict(target_modules=["c_attn", "mlp.c_proj"], bias="lora_only", r=2),
+    "embeddings": dict(target_modules=["wte", "wpe", "c_attn"], r=2),
+    "head": dict(target_modules=["lm_head", "c_attn"], r=2, lora_alpha=4),
+}
+OF_A_BARE_MODEL: dict[str, dict] = {
+    "bare_block": dict(target_modules=["c_attn"], layers_to_transform=[0], layers_pattern="h", r=2),
+    "bare_biases": dict(target_modules=["c_attn"], bias="all", r=2),
+    "bare_embedding": dict(target_modules=["wte"], r=2),
 }
 
 
@@ -62,7 +75,37 @@ def write_lora(out: Path) -> None:
     (folder / "bigcode" / "README.md").unlink()
     tensors["bigcode.logits"] = logits(model, ids)
     save_reference(tensors, folder)
-    for config in folder.glob("*/adapter_config.json"):  # the path of this machine is no part of the data
+    without_paths(folder)
+
+
+def write_lora_parts(out: Path) -> None:
+    """Adapters of the base of write_lora, whose other data this leaves alone."""
+    folder = out / "lora_parts"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    base = out / "lora" / "base"
+    ids = random_ids(seed=461, batch=BATCH, length=LENGTH, vocab_size=SHAPE["vocab_size"])
+    tensors = {"input_ids": ids}
+    for number, (name, options) in enumerate((PARTS | OF_A_BARE_MODEL).items()):
+        is_bare = name in OF_A_BARE_MODEL
+        model = (GPT2Model if is_bare else GPT2LMHeadModel).from_pretrained(base)
+        model = adapted(model, 200 + number, task_type=None if is_bare else "CAUSAL_LM", **options)
+        model.save_pretrained(folder / name)
+        (folder / name / "README.md").unlink()
+        if is_bare:
+            with torch.no_grad():
+                hidden = model(ids).last_hidden_state
+                head = GPT2LMHeadModel.from_pretrained(base).lm_head.weight
+                tensors[f"{name}.logits"] = hidden @ head.T
+        else:
+            tensors[f"{name}.logits"] = logits(model, ids)
+    save_reference(tensors, folder)
+    without_paths(folder)
+
+
+def without_paths(folder: Path) -> None:
+    """The path of this machine is no part of the data."""
+    for config in folder.glob("*/adapter_config.json"):
         settings = json.loads(config.read_text()) | {"base_model_name_or_path": "base"}
         # PEFT writes a set in any order.
         if isinstance(settings["target_modules"], list):
@@ -72,7 +115,7 @@ def write_lora(out: Path) -> None:
 
 def adapted(base: PreTrainedModel, seed: int, size: float = 1.0, **options: object) -> peft.PeftModel:
     """The model with an adapter that changes its logits: random numbers of this size for everything that is trained."""
-    model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", fan_in_fan_out=True, **options))
+    model = peft.get_peft_model(base, peft.LoraConfig(**(dict(task_type="CAUSAL_LM", fan_in_fan_out=True) | options)))
     generator = torch.Generator().manual_seed(1000 + seed)
     with torch.no_grad():
         for parameter in model.parameters():

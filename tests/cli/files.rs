@@ -1,13 +1,17 @@
 //! The user loses no file: outputs never replace the run's inputs, replace existing files only with `--overwrite`, and
 //! are written whole or not at all.
 
-use super::{ODD, Run, command, gpt2, words};
+use super::{ODD, Run, command, gpt2, signal, spawn, wait_for_lines, words};
 use crate::common::Result;
 use crate::folder::{Folder, assert_says};
 use crate::streams::into_nothing;
 #[cfg(target_os = "linux")]
 use crate::streams::onto_a_full_disk;
 use std::path::PathBuf;
+#[cfg(unix)]
+use std::process::{Command, Stdio};
+#[cfg(unix)]
+use std::time::{Duration, Instant};
 
 const IDS: [&str; 4] = ["--ids", "1,2,3", "--device", "cpu"];
 
@@ -270,5 +274,61 @@ fn the_file_that_the_result_is_printed_to_is_no_output() -> Result {
     let run = Run::of(command(&args).stdout(printed))?;
     assert_eq!(run.code, 1, "{run:?}");
     assert_says("stderr", &run.stderr, &["--export", "the result is printed to"]);
+    Ok(())
+}
+
+/// Two runs that write one file without --overwrite: the first one's stays, and the second is told.
+#[test]
+#[cfg(unix)]
+fn of_two_writers_the_second_is_refused() -> Result {
+    let folder = Folder::empty()?;
+    let pipe = folder.at("pipe");
+    let pairs = gpt2(&["pairs", "induction", "--count", "3"])?.succeeded().stdout;
+    folder.write("pairs.jsonl", &pairs)?;
+    assert!(Command::new("mkfifo").arg(&pipe).status()?.success());
+    let out = folder.at("c.json");
+    let discover = |from: &str| {
+        let args = ["discover", "--pairs", from, "--edges", "5", "--out", &out].map(str::to_owned);
+        command(&args.each_ref().map(String::as_str))
+    };
+    // It looks for the file before it reads the pairs.
+    let log = folder.file("stderr");
+    let mut late = discover(&pipe);
+    let mut late = late.stdout(Stdio::null()).stderr(std::fs::File::create(&log)?).spawn()?;
+    let started = Instant::now();
+    while !std::fs::read_to_string(&log)?.contains("waiting for a program") {
+        assert!(started.elapsed() < Duration::from_secs(30), "it reads no pairs");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Run::of(discover(&folder.at("pairs.jsonl")))?.succeeded();
+    let first = std::fs::read(&out)?;
+    std::fs::write(&pipe, pairs.lines().next().unwrap_or_default())?;
+    assert_eq!(late.wait()?.code(), Some(1));
+    assert_says(
+        "the second",
+        &std::fs::read_to_string(&log)?,
+        &["c.json", "another program has written it meanwhile"],
+    );
+    assert!(std::fs::read(&out)? == first);
+    // A folder has a lock.
+    let text = folder.at("text.txt");
+    folder.write("text.txt", "O Romeo, Romeo!\n".repeat(2000))?;
+    let args = [
+        "train",
+        "--text",
+        &text,
+        "--out",
+        &folder.at("t"),
+        "--steps",
+        "100000",
+        "--metrics",
+        &folder.at("m.csv"),
+    ];
+    let child = spawn(command(&args))?;
+    wait_for_lines(&folder.file("m.csv"), 2)?;
+    let second = ["train", "--text", &text, "--out", &folder.at("t"), "--steps", "2"];
+    gpt2(&second)?.refused(1, &["another run writes to this folder"]);
+    signal("INT", child.id())?;
+    assert_eq!(Run::end_of(child)?.code, 130);
     Ok(())
 }

@@ -50,6 +50,8 @@ mod quantize;
 mod record;
 mod score;
 mod score_resume;
+#[cfg(unix)]
+mod signals;
 mod streams;
 mod texts;
 mod train;

@@ -219,3 +219,61 @@ fn what_cannot_be_trained_is_refused_by_name() -> Result {
     assert!(!std::path::Path::new(&new).exists(), "a refused run leaves no folder");
     Ok(())
 }
+
+/// The same bytes as a run that never stopped, of a store and of a text.
+#[test]
+#[cfg(unix)]
+fn a_run_that_stopped_goes_on_to_the_same_bytes() -> Result {
+    let folder = world(POINT)?;
+    let text = folder.at("text.txt");
+    let store = folder.at("store");
+    let live = ["--point", POINT, "--window", "16"];
+    for (source, how, more) in
+        [(&store, "topk", &[][..]), (&store, "jumprelu", &[]), (&text, "topk", &live[..])]
+    {
+        let args = |out: &str| -> Vec<String> {
+            let out = folder.at(out);
+            let usual =
+                ["train-features", source, "--features", "256", "--batch", "64", "--silent-after", "100"];
+            let all = [&usual[..], &["--sparsity", how, "--epochs", "60", "-k", "4", "--out", &out], more];
+            all.concat().into_iter().map(str::to_owned).collect()
+        };
+        let run = |out: &str, more: &[&str]| {
+            let args = args(out);
+            gpt2(&args.iter().map(String::as_str).chain(more.iter().copied()).collect::<Vec<_>>())
+        };
+        run("whole", &["--overwrite"])?.succeeded();
+        let state = folder.file("parts/training-state.safetensors");
+        let mut stops = 0;
+        let mut resume: &[&str] = &["--overwrite"];
+        loop {
+            let all = args("parts");
+            let all: Vec<&str> = all.iter().map(String::as_str).chain(resume.iter().copied()).collect();
+            let child = crate::spawn(crate::command(&all))?;
+            std::thread::sleep(std::time::Duration::from_millis(700 + 300 * stops));
+            let _ = crate::signal("INT", child.id());
+            let ended = Run::end_of(child)?;
+            if ended.code == 0 {
+                break;
+            }
+            assert_eq!(ended.code, 130, "{ended:?}");
+            // One that came before the first step leaves nothing.
+            if state.exists() {
+                assert_says("stopped", &ended.stderr, &["--resume"]);
+                run("parts", &[])?.refused(1, &["a run stopped there", "--resume", "--overwrite"]);
+                run("parts", &["--resume", "--lr", "0.5"])?
+                    .refused(1, &["--resume: lr was 0.001 and is 0.5"]);
+                resume = &["--resume"];
+            }
+            stops += 1;
+            assert!(stops < 40, "it never ends");
+        }
+        assert!(!state.exists(), "a finished run has a state");
+        assert!(
+            bytes(&folder, "whole")? == bytes(&folder, "parts")?,
+            "{how} of {source}: after {stops} stops"
+        );
+        run("parts", &["--resume"])?.refused(1, &["there is no", "training-state.safetensors"]);
+    }
+    Ok(())
+}

@@ -41,13 +41,16 @@ fn changed(config: impl Fn(&mut Value), tensors: impl Fn(&mut Tensors)) -> Resul
 
 #[test]
 fn a_saved_adapter_holds_what_pefts_file_holds() -> Result {
-    for case in ["default", "every_layer", "rslora", "ranks", "whole_modules", "one_block"] {
-        let checkpoint = AdapterCheckpoint::open(&AdapterFiles::directory(&data("lora").join(case))?)?;
+    let of_layers = ["default", "every_layer", "rslora", "ranks", "whole_modules", "one_block"]
+        .map(|case| ("lora", case));
+    let parts = ["biases", "biases_of_layers", "embeddings", "head"].map(|case| ("lora_parts", case));
+    for (folder, case) in of_layers.into_iter().chain(parts) {
+        let checkpoint = AdapterCheckpoint::open(&AdapterFiles::directory(&data(folder).join(case))?)?;
         let config = checkpoint.config().clone();
         let model = model()?;
         let dir = tempfile::tempdir()?;
         save_adapter(dir.path(), &checkpoint.load(&model)?, &config, &model)?;
-        let peft = data("lora").join(case);
+        let peft = data(folder).join(case);
         let [ours, theirs] = [dir.path(), &peft].map(|dir| read(&dir.join("adapter_model.safetensors")));
         assert_eq!(ours?, theirs?, "{case}");
         let [ours, theirs] = [dir.path(), &peft].map(|dir| -> Result<Value> {
@@ -176,6 +179,30 @@ fn the_layers_with_an_update_are_those_that_peft_chooses() -> Result {
         found.sort_unstable();
         assert_eq!(found, expected, "{fields:?}");
     }
+    // PEFT's own rule for a model without a head: the pattern may stand first, but something must stand before no pattern at all.
+    let bare = |fields: &[(&str, Value)]| -> Result<Vec<String>> {
+        let set =
+            |config: &mut Value| fields.iter().for_each(|(field, value)| config[*field] = value.clone());
+        let rename = |tensors: &mut Tensors| {
+            *tensors = std::mem::take(tensors)
+                .into_iter()
+                .map(|(name, tensor)| (name.replace("model.transformer.", "model."), tensor))
+                .collect();
+        };
+        let dir = changed(set, rename)?;
+        let audit = AdapterCheckpoint::open(&AdapterFiles::directory(dir.path())?)?.audit(&model()?)?;
+        Ok(audit.unexpected.iter().map(|tensor| tensor.name.clone()).collect())
+    };
+    let first_block = |pattern: Value| [("layers_to_transform", json!([0])), ("layers_pattern", pattern)];
+    for pattern in [json!("h"), json!(["h"]), json!(["x", "h"]), json!("(h|g)")] {
+        let others = bare(&first_block(pattern.clone()))?;
+        assert!(
+            others.len() == 2 && others.iter().all(|name| name.contains("model.h.1.")),
+            "{pattern}: {others:?}"
+        );
+    }
+    let error = bare(&first_block(Value::Null)).expect_err("no pattern").to_string();
+    assert_says("no pattern", &error, &["layers_to_transform [0] and layers_pattern null", "names no layer"]);
     for (what, fields) in [
         ("the end of a name", vec![target(json!(["proj"]))]),
         (
@@ -259,7 +286,7 @@ fn what_is_not_supported_is_refused_by_name() -> Result {
         ("task_type", json!("SEQ_CLS"), &["task_type is SEQ_CLS"]),
         ("use_dora", json!(true), &["use_dora is true"]),
         ("lora_bias", json!(true), &["lora_bias is true"]),
-        ("bias", json!("all"), &["bias is \"all\""]),
+        ("bias", json!("some"), &["bias is \"some\"", "lora_only"]),
         ("init_lora_weights", json!("pissa"), &["init_lora_weights is \"pissa\"", "own weights"]),
         ("init_lora_weights", json!("olora"), &["init_lora_weights is \"olora\""]),
         ("layer_replication", json!([[0, 1]]), &["layer_replication"]),

@@ -27,6 +27,10 @@ const CASES: [&str; 11] = [
     "gaussian",
 ];
 
+/// What PEFT 0.21 writes besides updates of linear layers, and adapters of a model without a head (tests/data/lora_parts).
+const PARTS: [&str; 7] =
+    ["biases", "biases_of_layers", "embeddings", "head", "bare_block", "bare_biases", "bare_embedding"];
+
 fn expected() -> Result<HashMap<String, Tensor>> {
     reference("lora")
 }
@@ -57,6 +61,34 @@ fn trainable(adapter: &Adapter) -> Result<Adapter> {
 
 fn max_diff(a: &Tensor, b: &Tensor) -> Result<f32> {
     Ok((a - b)?.abs()?.max_all()?.to_scalar()?)
+}
+
+#[test]
+fn trained_biases_embeddings_and_heads_give_pefts_logits_merged_or_not() -> Result {
+    let expected = reference("lora_parts")?;
+    let ids = &expected["input_ids"];
+    let model = base("base", DType::F32)?;
+    let plain = logits(&model, ids)?;
+    for case in PARTS {
+        let files = AdapterFiles::directory(&data("lora_parts").join(case))?;
+        let adapter = AdapterCheckpoint::open(&files)?.load(model.config())?;
+        let adapted = model.clone().with_adapter("part", &adapter, 1.0)?;
+        let found = logits(&adapted, ids)?;
+        assert_close(case, &found, &expected[&format!("{case}.logits")], 1e-5);
+        assert!(max_diff(&found, &plain)? > 0.01, "{case} changes nothing");
+        assert_close(case, &logits(&adapted.merged()?, ids)?, &found, 1e-5);
+        if adapter.replaced.is_empty() {
+            let half = logits(&model.clone().with_adapter("part", &adapter, 0.5)?, ids)?;
+            assert!(
+                max_diff(&half, &found)? > 1e-4 && max_diff(&half, &plain)? > 1e-4,
+                "{case}: half as strong"
+            );
+        } else {
+            let error = model.clone().with_adapter("part", &adapter, 0.5).expect_err(case).to_string();
+            assert!(error.contains("cannot be weighted"), "{case}: {error}");
+        }
+    }
+    Ok(())
 }
 
 #[test]

@@ -489,3 +489,34 @@ def test_threads_are_set_with_the_first_model() -> None:
 def test_a_folder_that_cannot_be_written_to_keeps_nothing(model: Model, tmp_path: Path) -> None:
     with pytest.raises((FileNotFoundError, NotADirectoryError)):
         model.attention(TEXT).save(tmp_path / "missing" / "page.html")
+
+
+def test_results_that_are_not_finite_are_errors_unless_they_are_asked_for(model):
+    def spoil(value, hook):
+        value[...] = np.nan
+
+    hooks = [("blocks.1.hook_resid_post", spoil)]
+    large = {"add": {0: np.full(128, 1e38)}}
+    for run in (
+        lambda **more: model(TEXT, loss=True, **large, **more).logits,
+        lambda **more: model(TEXT, fwd_hooks=hooks, **more).logits,
+        lambda **more: model.run_with_hooks(TEXT, fwd_hooks=hooks, **more),
+        lambda **more: model.run_with_cache(TEXT, **large, **more)[0],
+    ):
+        with pytest.raises(ValueError, match="not finite.*allow_nonfinite"):
+            run()
+        assert not np.isfinite(run(allow_nonfinite=True)).all()
+    assert np.isfinite(model(TEXT, loss=True).logits).all()
+
+
+def test_what_is_on_disk_is_never_looked_up_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    for name in ("t/model.safetensors", str(tmp_path / "t" / "model.safetensors")):
+        with pytest.raises(ValueError, match="is a file of weights.*name the folder"):
+            Model.load(name)
+        with pytest.raises(ValueError, match="is a file of weights"):
+            Model.load(adapter=name)
+    with pytest.raises(ValueError, match="at example.com"):
+        Model.load("https://example.com/who/name")

@@ -25,7 +25,7 @@ use clap::{CommandFactory, FromArgMatches};
 use commands::{Args, Command};
 use help::tips;
 use mimalloc::MiMalloc;
-use process::restart;
+use process::{restart, signals};
 use results::weights_page::NoBrowser;
 use std::process::ExitCode;
 
@@ -40,13 +40,19 @@ const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
 fn main() -> ExitCode {
     keep_small();
-    let matches = help::full(Args::command()).try_get_matches().unwrap_or_else(|error| answer(error));
-    let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let matches = match command().try_get_matches() {
+        Ok(matches) => matches,
+        Err(error) => return output::usage(&answer(error)),
+    };
+    let args = match Args::from_arg_matches(&matches) {
+        Ok(args) => args,
+        Err(error) => return output::usage(&error),
+    };
     if args.quiet {
         output::be_quiet();
     }
     let Some((name, options)) = matches.subcommand() else { return ExitCode::FAILURE }; // clap requires one
-    let ran = restart::apply(options).and_then(|()| run(&args.command));
+    let ran = restart::apply(options).and_then(|()| signals::handle()).and_then(|()| run(&args.command));
     let ran = ran.and_then(|code| match output::flush() {
         Err(error) if !output::is_closed_pipe(&error) => Err(error),
         _ => Ok(code),
@@ -55,7 +61,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => match error.downcast::<clap::Error>() {
-            Ok(usage) => usage.format(&mut help::full(Args::command())).exit(),
+            Ok(usage) => output::usage(&usage.format(&mut command())),
             Err(error) => {
                 output::error(&error);
                 // The options were right.
@@ -76,20 +82,27 @@ fn keep_small() {
     unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, -1) };
 }
 
-/// Ends the program where the arguments ask for help or are wrong.
-fn answer(error: clap::Error) -> ! {
+/// The command with its whole help; without colors where an argument holds what a terminal would act upon.
+fn command() -> clap::Command {
+    let command = help::full(Args::command());
+    if output::is_harmless_usage() { command } else { command.styles(clap::builder::Styles::plain()) }
+}
+
+/// The help that the arguments ask for, or what is wrong with them.
+fn answer(error: clap::Error) -> clap::Error {
     let args: Vec<String> =
         std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
     // clap takes `help -h` for the help of a command that is named -h.
     let asks = |arg: &String| arg == "-h" || arg == "--help";
     if args.first().is_some_and(|arg| arg == "help") && args.iter().any(asks) {
         let named = args.iter().filter(|arg| !asks(arg)).map(String::as_str);
-        help::full(Args::command()).get_matches_from(["gpt2"].into_iter().chain(named)); // prints it and ends
+        let asked = command().try_get_matches_from(["gpt2"].into_iter().chain(named));
+        return asked.err().unwrap_or(error);
     }
     if error.kind() == ErrorKind::DisplayHelp && help::is_brief(&args) {
-        help::brief(Args::command()).get_matches(); // prints the help and ends
+        return help::brief(Args::command()).try_get_matches().err().unwrap_or(error);
     }
-    tips::mended(error, help::full(Args::command()), &args).exit()
+    tips::mended(error, command(), &args)
 }
 
 fn run(command: &Command) -> anyhow::Result<ExitCode> {

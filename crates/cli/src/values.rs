@@ -4,6 +4,7 @@ use candle_core::Tensor;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use gpt2_model::Config;
 use gpt2_model::hooks::Head;
+use std::path::Path;
 
 /// Parses one of a few names.
 pub(crate) fn one_of<T: Copy + Send + Sync>(
@@ -50,6 +51,20 @@ pub(crate) fn share(s: &str) -> Result<f64, String> {
 /// `1 token`, `2 tokens`
 pub(crate) fn count(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+/// A number with three decimals; a large one in a few characters.
+pub(crate) fn short(number: f64) -> String {
+    if number.abs() < 1e6 { format!("{number:.3}") } else { format!("{number:.3e}") }
+}
+
+/// A name for others to see: of a path on this machine, the last part.
+pub(crate) fn without_folders(name: &str) -> String {
+    let path = Path::new(name);
+    // A name of the Hub, at a commit, is no path.
+    let is_here = path.is_absolute() || path.exists();
+    let last = || std::path::absolute(path).ok()?.file_name().map(|last| last.to_string_lossy().into_owned());
+    if is_here { last().unwrap_or_else(|| "model".to_owned()) } else { name.to_owned() }
 }
 
 /// The time that some tokens took: `0.85 s, 35.3 tokens/s`, or only milliseconds below a tenth of a second.

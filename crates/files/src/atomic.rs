@@ -1,6 +1,7 @@
 //! Writes files whole or not at all.
 
 use crate::Error;
+use crate::unfinished::Listed;
 use std::fs::{File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -48,11 +49,13 @@ where
     let (target, before) = target(path)?;
     let dir = folder_of(path, &target)?;
     remove_abandoned(dir);
-    let file = temporary(dir).map_err(failed)?;
+    let (file, listed) = temporary(dir, &target).map_err(failed)?;
     let permissions = match before {
         Some(before) => before.permissions(),
         None => file.as_file().metadata().map_err(failed)?.permissions(),
     };
+    // Nobody who may not read the old file reads the new one meanwhile.
+    std::fs::set_permissions(file.path(), permissions.clone()).map_err(failed)?;
     write(file.path()).map_err(|e| failed(io::Error::other(e)))?;
     // `write` may have replaced the temporary file by another, with other permissions and without a lock.
     let written = File::options().write(true).open(file.path()).map_err(failed)?;
@@ -62,7 +65,7 @@ where
     std::fs::set_permissions(file.path(), permissions).map_err(failed)?;
     // The data must be on disk before the file replaces the old one.
     written.sync_all().map_err(failed)?;
-    Ok(Staged { path: path.to_path_buf(), target, file, _written: written })
+    Ok(Staged { path: path.to_path_buf(), target, file, listed, _written: written })
 }
 
 /// Like [`stage`], for content in memory.
@@ -79,7 +82,7 @@ pub fn stage_bytes(path: &Path, content: &[u8]) -> Result<Staged, Error> {
 /// When `path` or its folder is one that `stage` refuses.
 pub fn check(path: &Path) -> Result<PathBuf, Error> {
     let (target, _) = target(path)?;
-    temporary(folder_of(path, &target)?).map_err(Error::at(path))?;
+    temporary(folder_of(path, &target)?, &target).map_err(Error::at(path))?;
     Ok(target)
 }
 
@@ -91,6 +94,7 @@ pub struct Staged {
     /// The file that `path` leads to.
     target: PathBuf,
     file: NamedTempFile,
+    listed: Listed,
     /// Holds the lock of the temporary file.
     _written: File,
 }
@@ -101,7 +105,35 @@ impl Staged {
     /// # Errors
     /// When the system refuses to rename it.
     pub fn commit(self) -> Result<(), Error> {
-        let Err(failed) = self.file.persist(&self.target) else { return Ok(()) };
+        self.rename(NamedTempFile::persist)
+    }
+
+    /// Like [`commit`](Self::commit), but leaves a file alone that has been written to its place meanwhile.
+    ///
+    /// # Errors
+    /// When there is a file that is not empty, or the system refuses to rename this one.
+    pub fn commit_new(self) -> Result<(), Error> {
+        if std::fs::metadata(&self.target).is_ok_and(|there| there.len() == 0) {
+            return self.commit();
+        }
+        self.rename(|file, target| match file.persist_noclobber(&target) {
+            // Some file systems cannot rename without replacing.
+            Err(failed)
+                if failed.error.kind() != io::ErrorKind::AlreadyExists
+                    && target.symlink_metadata().is_err() =>
+            {
+                failed.file.persist(target)
+            }
+            done => done,
+        })
+    }
+
+    fn rename(
+        self,
+        rename: impl FnOnce(NamedTempFile, PathBuf) -> Result<File, tempfile::PersistError>,
+    ) -> Result<(), Error> {
+        let Self { path, target, file, listed, .. } = self;
+        let Err(failed) = listed.renamed(|| rename(file, target)) else { return Ok(()) };
         let reason = match failed.error {
             // Denied, a sharing violation, a file that is mapped to memory.
             e if cfg!(windows) && matches!(e.raw_os_error(), Some(5 | 32 | 1224)) => io::Error::new(
@@ -110,9 +142,12 @@ impl Staged {
                     "{e}: it cannot be replaced; close other programs that have it open, or choose another name"
                 ),
             ),
+            e if e.kind() == io::ErrorKind::AlreadyExists => {
+                io::Error::new(e.kind(), "another program has written it meanwhile; choose another name")
+            }
             e => e,
         };
-        Err(Error::at(&self.path)(reason))
+        Err(Error::at(&path)(reason))
     }
 }
 
@@ -160,22 +195,25 @@ fn follow_links(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// A new temporary file in `dir` whose lock this process holds.
-fn temporary(dir: &Path) -> io::Result<NamedTempFile> {
+/// A new temporary file in `dir` whose lock this process holds, to become `target`.
+fn temporary(dir: &Path, target: &Path) -> io::Result<(NamedTempFile, Listed)> {
     for _ in 0..100 {
-        let file = tempfile::Builder::new()
-            .prefix(PREFIX)
-            .suffix(SUFFIX)
-            .permissions_like_any_new_file()
-            .tempfile_in(dir)?;
+        let new = || {
+            tempfile::Builder::new()
+                .prefix(PREFIX)
+                .suffix(SUFFIX)
+                .permissions_like_any_new_file()
+                .tempfile_in(dir)
+        };
+        let (file, listed) = Listed::new(target, new)?;
         if !cfg!(unix) {
-            return Ok(file);
+            return Ok((file, listed));
         }
         // Before we locked it, another process may have taken it for abandoned and removed it, or be about to.
         match file.as_file().try_lock() {
             // The file system has no locks.
-            Err(TryLockError::Error(_)) => return Ok(file),
-            Ok(()) if file.path().exists() => return Ok(file),
+            Err(TryLockError::Error(_)) => return Ok((file, listed)),
+            Ok(()) if file.path().exists() => return Ok((file, listed)),
             Err(TryLockError::WouldBlock) | Ok(()) => {}
         }
     }

@@ -3,6 +3,7 @@
 //! [`atomic`] fills a temporary file and renames it: a reader sees the old file or the new one, never half of one.
 //! [`write_safetensors`] writes the same bytes for the same tensors, and [`TensorSpool`] collects them one at a time.
 //! [`StoreWriter`] and [`Store`] keep the values of many tokens in shards.
+//! [`unfinished`] removes what a process that has to end would leave behind.
 //! [`open_regular`] and [`read_text`] refuse pipes and devices, which may never end.
 //!
 //! ```
@@ -19,6 +20,7 @@ pub mod atomic;
 mod safetensors;
 mod spool;
 mod store;
+pub mod unfinished;
 
 pub use candle_core;
 pub use safetensors::{write_any_safetensors, write_safetensors};
@@ -71,4 +73,17 @@ pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
         return Err(io::Error::other(format!("is longer than {limit} bytes")));
     }
     Ok(text)
+}
+
+/// The bytes of a regular file.
+pub(crate) fn read_whole(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = open_regular(path)?;
+    let size = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+    let mut bytes = vec![];
+    bytes.try_reserve_exact(size).map_err(|_| {
+        let reason = format!("there is no memory for its {size} bytes; give more, or record smaller shards");
+        io::Error::new(io::ErrorKind::OutOfMemory, reason)
+    })?;
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
 }

@@ -5,13 +5,14 @@
 //! whose order changes from run to run; here it is sorted by key. That crate's own function would also replace the
 //! file at `path` with a new one on which nobody holds the lock; see [`atomic::stage`](crate::atomic::stage).
 
+use crate::open_regular;
 use ::safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use candle_core::{DType, Device, Error, Result, Tensor};
 use serde::Serialize;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 
 /// The header's key for the metadata; no tensor may have this name.
@@ -199,6 +200,23 @@ pub(crate) fn header<'a>(
         )
     }
     Ok(header)
+}
+
+/// The metadata of a whole safetensors file; `None` if it ends early.
+pub(crate) fn metadata(path: &Path) -> io::Result<Option<HashMap<String, String>>> {
+    let mut file = open_regular(path)?;
+    let size = file.metadata()?.len();
+    let mut start = [0; 8];
+    file.read_exact(&mut start)?;
+    let length = u64::from_le_bytes(start);
+    if length > size.min(LONGEST_HEADER as u64) {
+        return Ok(None);
+    }
+    let mut bytes = vec![];
+    file.take(length).read_to_end(&mut bytes)?;
+    let Ok(metadata) = serde_json::from_slice::<Metadata>(&bytes) else { return Ok(None) };
+    let whole = (8 + length).checked_add(metadata.data_len() as u64);
+    Ok((whole == Some(size)).then(|| metadata.metadata().clone().unwrap_or_default()))
 }
 
 #[cfg(test)]

@@ -8,21 +8,17 @@
 //!
 //! A shard is there whole or not at all, so that a run which was interrupted goes on with those that are missing.
 
-use crate::{Error, atomic, open_regular, read_text, write_safetensors};
-use ::safetensors::tensor::Metadata;
+use crate::{Error, atomic, read_text, read_whole, write_safetensors};
 use candle_core::{Device, Result, Tensor};
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// The name of a store's index.
 pub const INDEX: &str = "store.json";
-/// The longest header of a safetensors file that readers accept.
-const LONGEST_HEADER: u64 = 100_000_000;
 /// Far more than an index takes.
 const LONGEST_INDEX: u64 = 1 << 28;
 
@@ -86,7 +82,7 @@ impl StoreWriter {
     /// The metadata that a shard was written with; `None` if it is not there, or not whole.
     #[must_use]
     pub fn metadata(&self, number: usize) -> Option<HashMap<String, String>> {
-        header(&shard_path(&self.folder, number)).ok().flatten()
+        crate::safetensors::metadata(&shard_path(&self.folder, number)).ok().flatten()
     }
 
     /// Writes a shard, whole or not at all.
@@ -208,7 +204,7 @@ impl Store {
     /// A shard, on the CPU.
     ///
     /// # Errors
-    /// When there is none of this number, or it is damaged.
+    /// When there is none of this number, it cannot be read, or it is damaged.
     pub fn shard(&self, number: usize) -> Result<Shard> {
         let Some(&tokens) = self.shards.get(number) else {
             candle_core::bail!(
@@ -224,7 +220,9 @@ impl Store {
                 path.display()
             ))
         };
-        let mut found: HashMap<String, Tensor> = candle_core::safetensors::load(&path, &Device::Cpu)
+        // Why a file cannot be read, such as for want of memory, says nothing about what it holds.
+        let bytes = read_whole(&path).map_err(|error| candle(Error::at(&path)(error)))?;
+        let mut found: HashMap<String, Tensor> = candle_core::safetensors::load_buffer(&bytes, &Device::Cpu)
             .map_err(|error| damaged(error.to_string()))?;
         let mut take = |name: &str| match found.remove(name) {
             Some(tensor) if tensor.dims().first() == Some(&tokens) => Ok(tensor),
@@ -237,6 +235,22 @@ impl Store {
             documents: take("documents")?,
             positions: take("positions")?,
         })
+    }
+
+    /// The file of the shard with the largest number of a value, and its size: NaN and infinity count as infinite. `None` if no
+    /// shard can be read.
+    #[must_use]
+    pub fn largest(&self, value: &str) -> Option<(PathBuf, f64)> {
+        let place = self.index.values.iter().position(|name| name == value)?;
+        let size = |number: usize| -> Result<f64> {
+            let values = self.shard(number)?.values.swap_remove(place);
+            let all = values.flatten_all()?.to_dtype(candle_core::DType::F64)?.to_vec1::<f64>()?;
+            let size = |x: f64| if x.is_nan() { f64::INFINITY } else { x.abs() };
+            Ok(all.into_iter().map(size).fold(0.0, f64::max))
+        };
+        let sizes = (0..self.len()).filter_map(|number| Some((number, size(number).ok()?)));
+        let (number, size) = sizes.max_by(|(_, a), (_, b)| a.total_cmp(b))?;
+        Some((shard_path(&self.folder, number), size))
     }
 
     /// The rows of a value in an order that the seed decides, `rows` at a time; the last batch may have fewer. The shards come in a
@@ -318,23 +332,6 @@ fn has_shards(folder: &Path) -> bool {
 
 fn shard_path(folder: &Path, number: usize) -> PathBuf {
     folder.join(format!("{number:05}.safetensors"))
-}
-
-/// The metadata of a whole safetensors file; `None` if it ends early.
-fn header(path: &Path) -> io::Result<Option<HashMap<String, String>>> {
-    let mut file = open_regular(path)?;
-    let size = file.metadata()?.len();
-    let mut start = [0; 8];
-    file.read_exact(&mut start)?;
-    let length = u64::from_le_bytes(start);
-    if length > size.min(LONGEST_HEADER) {
-        return Ok(None);
-    }
-    let mut bytes = vec![];
-    file.take(length).read_to_end(&mut bytes)?;
-    let Ok(metadata) = serde_json::from_slice::<Metadata>(&bytes) else { return Ok(None) };
-    let whole = (8 + length).checked_add(metadata.data_len() as u64);
-    Ok((whole == Some(size)).then(|| metadata.metadata().clone().unwrap_or_default()))
 }
 
 fn read_index(folder: &Path) -> Result<StoreIndex> {

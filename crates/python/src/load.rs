@@ -7,11 +7,9 @@ use anyhow::{Context, anyhow, bail};
 use candle_core::utils::{cuda_is_available, metal_is_available};
 use candle_core::{DType, Device};
 use candle_fused::{BlockFormat, Implementation};
-use gpt2_loader::hub::{Event, MAIN};
-use gpt2_loader::{
-    AdapterCheckpoint, AdapterFiles, Checkpoint, Files, LoadError, ModelId, Source, Tokenizer,
-};
-use gpt2_session::{DEMO_NAME, HubOptions, Named};
+use gpt2_loader::hub::Event;
+use gpt2_loader::{AdapterCheckpoint, AdapterFiles, Checkpoint, Files, LoadError, Source, Tokenizer};
+use gpt2_session::{DEMO_NAME, HubOptions, Named, NamedAdapter};
 use pyo3::prelude::*;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -109,21 +107,21 @@ impl LoadRequest {
             }
             return Ok(Source::Embedded(gpt2_web::DEMO).open()?);
         };
-        let named = Named::find(name);
+        let named = Named::find(name)?;
         named.check_revision("revision", self.revision.as_deref())?;
         notes.extend(named.note());
+        let revision = named.revision(self.revision.as_deref()).to_owned();
         match named {
             Named::Folder(dir) => Source::directory(&dir).open().map_err(|error| no_model(error, &dir)),
             Named::Gguf(path) => Ok(Source::Gguf(path).open()?),
-            Named::HubGguf(id, file) => {
-                let options = self.options();
-                let snapshot = self.hub(raised)?.open_gguf(&id, options.revision(), &file);
+            Named::HubGguf(id, _, file) => {
+                let snapshot = self.hub(raised)?.open_gguf(&id, &revision, &file);
                 Ok(snapshot
                     .with_context(|| format!("there is no file {name}, so it was taken for one of the Hub"))?
                     .files)
             }
-            Named::Hub(id) => {
-                let source = Source::hub(self.hub(raised)?, id, self.options().revision());
+            Named::Hub(id, _) => {
+                let source = Source::hub(self.hub(raised)?, id, revision);
                 source.open().with_context(|| {
                     format!("there is no folder {name}, so it was taken for a model of the Hub")
                 })
@@ -132,12 +130,13 @@ impl LoadRequest {
     }
 
     fn adapter(&self, raised: &Arc<Raised>, source: &str) -> anyhow::Result<AdapterFiles> {
-        let dir = Path::new(source);
-        match ModelId::parse(source).filter(|_| source.contains('/') && !dir.exists()) {
-            None => Ok(AdapterFiles::directory(dir)?),
-            Some(id) => self.hub(raised)?.open_adapter(&id, MAIN).with_context(|| {
-                format!("there is no folder {source}, so it was taken for an adapter on the Hub")
-            }),
+        match NamedAdapter::find(source)? {
+            NamedAdapter::Folder(dir) => Ok(AdapterFiles::directory(&dir)?),
+            NamedAdapter::Hub(id, revision) => {
+                self.hub(raised)?.open_adapter(&id, &revision).with_context(|| {
+                    format!("there is no folder {source}, so it was taken for an adapter on the Hub")
+                })
+            }
         }
     }
 

@@ -11,6 +11,7 @@ use crate::pattern::LazyPattern;
 use anyhow::anyhow;
 use candle_core::{DType, Tensor};
 use gpt2_model::attention::PatternOf;
+use gpt2_model::finite::all_finite;
 use gpt2_model::hooks::{Chain, Hooks, Point, Recorder};
 use gpt2_model::mask::{left_padding, position_ids};
 use gpt2_model::training::cross_entropy;
@@ -35,6 +36,8 @@ pub(crate) struct RunRequest {
     loss: bool,
     hidden_states: bool,
     attentions: bool,
+    /// Whether to return logits and losses that are NaN or infinite.
+    allow_nonfinite: bool,
 }
 
 /// A result: computed already, or by a later call.
@@ -136,7 +139,7 @@ fn run(
         ..batch.args(&chain)
     };
     let mut found = Found::new();
-    let transformer = pass(model, asked, &batch.ids, args, &mut found)?;
+    let transformer = pass(model, asked, &batch, args, &mut found)?;
     add(&mut found, "hidden_states", &transformer.hidden_states)?;
     add(&mut found, "attentions", &transformer.attentions)?;
     for (name, point) in asked.points.iter().zip(&points).filter(|(_, point)| later(point).is_none()) {
@@ -174,16 +177,25 @@ fn add(found: &mut Found, name: &str, values: &[Tensor]) -> Result<(), Failed> {
 fn pass(
     model: &Gpt2LMHeadModel,
     asked: &RunRequest,
-    ids: &Tensor,
+    batch: &PaddedBatch,
     args: ForwardArgs,
     found: &mut Found,
 ) -> Result<gpt2_model::ModelOutput, Failed> {
+    let check = |result: &Tensor| {
+        let is_fine = asked.allow_nonfinite || all_finite(result)?;
+        if is_fine { Ok(()) } else { Err(not_finite(model, asked, batch)) }
+    };
     if asked.logits == "none" && !asked.loss {
-        return Ok(model.transform(ids, args)?);
+        let output = model.transform(&batch.ids, args)?;
+        check(&output.last_hidden_state)?;
+        return Ok(output);
     }
-    let output = model.forward(ids, args)?;
+    let output = model.forward(&batch.ids, args)?;
+    check(&output.logits)?;
     if asked.loss {
-        add(found, "loss", &[loss(&output.logits, &asked.rows)?])?;
+        let loss = loss(&output.logits, &asked.rows)?;
+        check(&loss)?;
+        add(found, "loss", &[loss])?;
     }
     match asked.logits.as_str() {
         "all" => add(found, "logits", &[output.logits])?,
@@ -194,6 +206,19 @@ fn pass(
         _ => {}
     }
     Ok(output.transformer)
+}
+
+/// The error about a result that is not finite, with its place if the model alone has it.
+fn not_finite(model: &Gpt2LMHeadModel, asked: &RunRequest, batch: &PaddedBatch) -> Failed {
+    let alone = if batch.mask.is_none() { model.first_not_finite(&batch.ids, None) } else { Ok(None) };
+    let why = match alone {
+        Ok(Some(found)) => format!("{found}: are the weights damaged, or too large for this dtype?"),
+        _ if asked.hooks.is_empty() => "undo an intervention, or weaken it".to_owned(),
+        _ => "undo what a function writes or an intervention, or weaken it".to_owned(),
+    };
+    Failed::value(format!(
+        "the results are not finite numbers: {why}; allow_nonfinite=True returns them anyway"
+    ))
 }
 
 /// The mean cross-entropy in nats of predicting each token of each row from those before it.

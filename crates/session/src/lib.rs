@@ -2,9 +2,11 @@
 //! text, heads and places of interventions. The command and the Python package share it; it prints nothing, and returns
 //! notes for them to show.
 
+mod address;
 mod continuation;
 mod hub;
 mod interventions;
+mod kind;
 mod named;
 mod pairs;
 mod tasks;
@@ -14,7 +16,7 @@ mod training;
 pub use continuation::{Continuation, new_tokens};
 pub use hub::{HubOptions, pins};
 pub use interventions::{At, OnHeads, check_effective};
-pub use named::{DEMO_NAME, Named, NamedDictionary, model_id};
+pub use named::{DEMO_NAME, Named, NamedAdapter, NamedDictionary, model_id};
 pub use pairs::pair;
 pub use tasks::{Task, TaskAnswer, TaskPair, Text};
 pub use text::{Encoded, encode, encode_within};

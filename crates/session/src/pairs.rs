@@ -7,6 +7,10 @@ use gpt2_model::Config;
 use gpt2_model::analysis::Metric;
 use serde_json::{Map, Value};
 
+/// The most tokens that an error spells, and the longest value that it shows, in characters.
+const MOST_SPELLED: usize = 100;
+const LONGEST_SHOWN: usize = 100;
+
 const EXAMPLE: &str = r#"{"clean": "…", "corrupted": "…", "correct": " Mary", "incorrect": " John"}"#;
 
 /// A pair of texts from a line of JSON: `clean` and `corrupted` are texts or lists of ids, `correct` and `incorrect` a token's text,
@@ -27,11 +31,12 @@ pub fn pair<'a>(
         anyhow!("not JSON: {reason}; expected {EXAMPLE}")
     })?;
     let Value::Object(fields) = value else { bail!("not an object; expected {EXAMPLE}") };
+    let n = config.n_positions;
     let (answers, against) =
-        (tokens(&fields, "correct", tokenizer)?, tokens(&fields, "incorrect", tokenizer)?);
+        (tokens(&fields, "correct", tokenizer, n)?, tokens(&fields, "incorrect", tokenizer, n)?);
     let pair = Pair {
-        clean: text(&fields, "clean", tokenizer)?,
-        corrupt: text(&fields, "corrupted", tokenizer)?,
+        clean: text(&fields, "clean", tokenizer, n)?,
+        corrupt: text(&fields, "corrupted", tokenizer, n)?,
         metric: Metric::LogitDifference { answers, against },
     };
     if pair.clean.len() != pair.corrupt.len()
@@ -58,9 +63,10 @@ fn text<'a>(
     fields: &Map<String, Value>,
     name: &str,
     tokenizer: &dyn Fn() -> anyhow::Result<&'a Tokenizer>,
+    n: usize,
 ) -> anyhow::Result<Vec<u32>> {
     match field(fields, name)? {
-        Value::String(text) => encoded(tokenizer()?, name, text),
+        Value::String(text) => encoded(tokenizer()?, name, text, n),
         Value::Array(ids) => ids.iter().map(|id| self::id(id, name)).collect(),
         _ => bail!("{name:?} is neither a text nor a list of ids"),
     }
@@ -71,9 +77,10 @@ fn tokens<'a>(
     fields: &Map<String, Value>,
     name: &str,
     tokenizer: &dyn Fn() -> anyhow::Result<&'a Tokenizer>,
+    n: usize,
 ) -> anyhow::Result<Vec<u32>> {
     let one = |answer: &Value| match answer {
-        Value::String(text) => token(tokenizer()?, name, text),
+        Value::String(text) => token(tokenizer()?, name, text, n),
         other => id(other, name),
     };
     match field(fields, name)? {
@@ -85,16 +92,17 @@ fn tokens<'a>(
 
 fn id(value: &Value, name: &str) -> anyhow::Result<u32> {
     let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
-    id.with_context(|| format!("{name:?} holds {value}, expected a text or an id"))
+    id.with_context(|| format!("{name:?} holds {}, expected a text or an id", cut(value)))
 }
 
 /// The single token that spells `text`.
-fn token(tokenizer: &Tokenizer, name: &str, text: &str) -> anyhow::Result<u32> {
-    let ids = encoded(tokenizer, name, text)?;
+fn token(tokenizer: &Tokenizer, name: &str, text: &str, n: usize) -> anyhow::Result<u32> {
+    let ids = encoded(tokenizer, name, text, n)?;
     match ids[..] {
         [id] => Ok(id),
         _ => bail!(
-            "{name:?} {text:?} is {} tokens ({}), expected one; a word inside a text begins with its space",
+            "{name:?} {} is {} tokens ({}), expected one; a word inside a text begins with its space",
+            cut(&Value::from(text)),
             ids.len(),
             spelled(&ids, tokenizer)
         ),
@@ -102,12 +110,26 @@ fn token(tokenizer: &Tokenizer, name: &str, text: &str) -> anyhow::Result<u32> {
 }
 
 /// The ids of a text that the vocabulary spells as it is.
-fn encoded(tokenizer: &Tokenizer, name: &str, text: &str) -> anyhow::Result<Vec<u32>> {
-    let found = crate::encode(tokenizer, text, name)?;
+fn encoded(tokenizer: &Tokenizer, name: &str, text: &str, n: usize) -> anyhow::Result<Vec<u32>> {
+    let found = crate::encode_within(tokenizer, text, name, n)?;
     found.note.map_or(Ok(found.ids), |note| Err(anyhow!("{note}")))
 }
 
 /// Tokens as a reader tells them apart.
 pub(crate) fn spelled(ids: &[u32], tokenizer: &Tokenizer) -> String {
-    tokenizer.spelled(ids).iter().map(|token| format!("{token:?}")).collect::<Vec<_>>().join(" ")
+    let shown = &ids[..ids.len().min(MOST_SPELLED)];
+    let mut tokens: Vec<String> = tokenizer.spelled(shown).iter().map(|token| format!("{token:?}")).collect();
+    if ids.len() > shown.len() {
+        tokens.push(format!("... and {} more", ids.len() - shown.len()));
+    }
+    tokens.join(" ")
+}
+
+/// A value of JSON, of which a long one is cut.
+fn cut(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(LONGEST_SHOWN) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
 }

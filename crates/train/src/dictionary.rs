@@ -7,6 +7,7 @@
 
 mod batch_results;
 mod operations;
+mod resumed;
 
 use crate::error::{Result, TrainError};
 use crate::optimizer::AdamWParams;
@@ -107,6 +108,8 @@ pub struct DictionaryTrainer {
     variance: f64,
     /// For how many positions each feature has been silent.
     silent: Vec<usize>,
+    /// What the result depends on besides the values of the steps.
+    begun: serde_json::Value,
 }
 
 impl DictionaryTrainer {
@@ -168,7 +171,11 @@ impl DictionaryTrainer {
         let params = AdamWParams { weight_decay: 0.0, max_grad_norm: Some(1.0), ..AdamWParams::default() };
         let adam = ShardedAdamW::new(variables.collect(), params, &Device::Cpu)?;
         let silent = vec![0; features];
-        Ok(Self { options, w_enc, b_enc, w_dec, b_dec, log_threshold, adam, scale, variance, silent })
+        let begun = serde_json::Value::Null;
+        let mut trainer =
+            Self { options, w_enc, b_enc, w_dec, b_dec, log_threshold, adam, scale, variance, silent, begun };
+        trainer.begun = trainer.facts()?;
+        Ok(trainer)
     }
 
     /// Shares the batches of each step out over the processes of a group, each of which has a trainer of the same sample and options.
@@ -185,14 +192,14 @@ impl DictionaryTrainer {
         group.agree(|| {
             let mut facts = facts_of_program();
             facts.extend(settings(given));
-            facts.extend(settings(&self.facts()?));
+            facts.extend(settings(&self.begun));
             Result::Ok(facts)
         })?;
         self.adam.join(group)?;
         Ok(self)
     }
 
-    /// Lists everything that the result depends on besides the values of the steps.
+    /// Lists everything that the result depends on besides the values of the steps; before the first step.
     fn facts(&self) -> Result<serde_json::Value> {
         let DictionaryOptions { features, sparsity, k, lr, steps, silent_after, seed } = self.options;
         // Of the scale, the first thresholds and the first weights.

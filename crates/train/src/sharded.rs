@@ -74,6 +74,55 @@ impl ShardedAdamW {
     }
 }
 
+impl ShardedAdamW {
+    /// Both moments of every variable, as `m.NAME` and `v.NAME`: whole on rank 0, and nothing on the others. Every rank must call this
+    /// together.
+    pub(crate) fn moments(&self) -> Result<BTreeMap<String, Tensor>> {
+        let writes = self.group().rank() == 0;
+        let own = self.optimizer.state();
+        let mut moments = BTreeMap::new();
+        for kind in ["m", "v"] {
+            let name = |variable: usize| format!("{kind}.{}", self.variables[variable].0);
+            for (variable, (_, var)) in self.variables.iter().enumerate().filter(|_| writes) {
+                let whole = own.get(&name(variable)).filter(|own| own.dims() == var.dims());
+                let whole = whole.map_or_else(
+                    || Tensor::zeros(var.shape(), var.dtype(), &Device::Cpu),
+                    |whole| Ok(whole.clone()),
+                )?;
+                moments.insert(name(variable), whole);
+            }
+            let pieces = self.exchange.own();
+            let own: Vec<Tensor> = pieces.iter().map(|piece| own[&name(piece.variable)].clone()).collect();
+            self.exchange.gather(&own, |piece, values| {
+                moments.get(&name(piece.variable)).map_or(Ok(()), |whole| piece.write(values, whole))
+            })?;
+        }
+        Ok(moments)
+    }
+
+    /// Goes on after `steps` steps with the variables and moments of rank 0's `saved`: `p.NAME`, `m.NAME` and `v.NAME`, which this takes.
+    /// Every rank must call this together; the others save nothing.
+    pub(crate) fn restore(&mut self, saved: &mut BTreeMap<String, Tensor>, steps: u64) -> Result<()> {
+        let pieces = self.exchange.own();
+        let mut moments = BTreeMap::new();
+        for (index, (name, var)) in self.variables.iter().enumerate() {
+            let mut value = |kind: &str| {
+                let value = saved.remove(&format!("{kind}.{name}"));
+                // The other ranks need room for rank 0's numbers.
+                self.exchange.broadcast(&value.unwrap_or_else(|| var.as_detached_tensor()))
+            };
+            var.set(&value("p")?.to_device(var.device())?)?;
+            for kind in ["m", "v"] {
+                let whole = value(kind)?;
+                if let Some(piece) = pieces.iter().find(|piece| piece.variable == index) {
+                    moments.insert(format!("{kind}.{name}"), piece.cut(&whole)?);
+                }
+            }
+        }
+        Ok(self.optimizer.restore(&moments, steps)?)
+    }
+}
+
 /// An optimizer of this rank's pieces.
 fn optimizer(exchange: &Exchange, variables: &[(String, Var)], params: AdamWParams) -> Result<AdamW> {
     let slot = |piece: VariablePiece| {

@@ -3,10 +3,10 @@
 //! the settings are saved so that they can be compared.
 
 use crate::error::{BoxError, Result, TrainError};
-use crate::options::RunSettings;
 use candle_core::{Device, Tensor, Var};
 use gpt2_files::{atomic, open_regular, write_safetensors};
 use gpt2_parallel::Group;
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -103,24 +103,21 @@ impl History {
 pub(crate) struct State {
     /// `p.NAME`, `m.NAME` and `v.NAME` of each variable, and others.
     pub(crate) tensors: BTreeMap<String, Tensor>,
-    pub(crate) history: History,
+    /// The number of steps taken.
+    pub(crate) steps: u64,
 }
 
-/// Writes the state under a temporary name, then renames it.
+/// Writes the state under a temporary name, then renames it. `others` are the moments, and what else the run needs.
 pub(crate) fn save(
     path: &Path,
-    settings: &RunSettings,
+    settings: &impl Serialize,
     variables: &[(String, Var)],
-    moments: BTreeMap<String, Tensor>,
+    others: impl IntoIterator<Item = (String, Tensor)>,
     steps: u64,
-    history: &History,
 ) -> Result<()> {
-    let mut tensors = moments;
+    let mut tensors: BTreeMap<String, Tensor> = others.into_iter().collect();
     for (name, var) in variables {
         tensors.insert(format!("p.{name}"), var.as_tensor().clone());
-    }
-    for (name, tensor) in history.tensors()? {
-        tensors.insert(name.into(), tensor);
     }
     let steps = u32::try_from(steps).map_err(TrainError::other)?;
     let settings = serde_json::to_vec(settings).map_err(TrainError::other)?;
@@ -132,7 +129,7 @@ pub(crate) fn save(
 }
 
 /// Reads a state, and refuses one that does not fit the settings or the variables.
-pub(crate) fn read(path: &Path, settings: &RunSettings, variables: &[(String, Var)]) -> Result<State> {
+pub(crate) fn read(path: &Path, settings: &impl Serialize, variables: &[(String, Var)]) -> Result<State> {
     open_regular(path).map_err(|reason| TrainError::Io { path: path.to_path_buf(), reason })?;
     let tensors = candle_core::safetensors::load(path, &Device::Cpu)
         .map_err(|source| TrainError::NotAState { path: path.to_path_buf(), source })?;
@@ -158,13 +155,11 @@ pub(crate) fn read(path: &Path, settings: &RunSettings, variables: &[(String, Va
     let [steps] = part("steps")?.to_vec1::<u32>()?[..] else {
         return Err(TrainError::damaged(path, "its number of steps is damaged"));
     };
-    let history =
-        History::from_tensors(&tensors, steps.into()).map_err(|reason| TrainError::damaged(path, reason))?;
-    Ok(State { tensors, history })
+    Ok(State { tensors, steps: steps.into() })
 }
 
 /// Refuses settings that differ from the saved ones, and names the first that differs.
-fn compare(path: &Path, saved: &[u8], settings: &RunSettings) -> Result<()> {
+fn compare(path: &Path, saved: &[u8], settings: &impl Serialize) -> Result<()> {
     let saved: serde_json::Value =
         serde_json::from_slice(saved).map_err(|source| TrainError::damaged(path, source))?;
     // Convert to text and back, as the saved settings were: a number that is read back may differ in its last digit.
@@ -196,11 +191,16 @@ mod tests {
         let var = Var::from_tensor(&Tensor::new(&[1f32, 2.], &Device::Cpu)?)?;
         let variables = [("ln_f.bias".to_string(), var)];
         let options = crate::TrainOptions::new(1);
-        let settings =
-            RunSettings { config: gpt2_model::Config::gpt2(), data: 0, options, lora: None, base: None };
+        let settings = crate::options::RunSettings {
+            config: gpt2_model::Config::gpt2(),
+            data: 0,
+            options,
+            lora: None,
+            base: None,
+        };
         let write = |moment: f32| {
             let moments = [("v.ln_f.bias".to_string(), Tensor::new(&[0f32, moment], &Device::Cpu)?)];
-            save(&path, &settings, &variables, moments.into(), 1, &History::default())
+            save(&path, &settings, &variables, moments, 1)
         };
         write(0.5)?;
         let before = std::fs::read(&path)?;

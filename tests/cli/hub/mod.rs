@@ -3,6 +3,7 @@
 mod access;
 mod cached;
 mod faults;
+mod named;
 mod repositories;
 pub(crate) mod server;
 

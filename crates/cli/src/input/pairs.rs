@@ -1,6 +1,6 @@
 //! Two prompts and their answers, or a file of such pairs.
 
-use super::prompt::{Prompt, single_token};
+use super::prompt::{Prompt, refuse_device, single_token};
 use super::text_lines::{STDIN, TextLines, place};
 use crate::model::session::Session;
 use crate::output::read_files::ReadFiles;
@@ -72,6 +72,7 @@ impl PairsArgs {
             return Ok(vec![one.pair(session)?]);
         };
         let (tokenizer, config) = (|| Ok(session.tokenizer()?), session.model.config());
+        refuse_device(path).with_context(|| place(path, None))?;
         let mut lines = TextLines::open(path, None)?;
         let mut pairs = vec![];
         while let Some((number, line)) = lines.next_line()? {

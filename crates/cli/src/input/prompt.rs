@@ -2,10 +2,10 @@
 
 use crate::model::session::Session;
 use crate::output::note;
-#[cfg(unix)]
-use crate::output::progress::is_stop_asked;
 use crate::output::read_files::ReadFiles;
 use crate::output::remedy;
+#[cfg(unix)]
+use crate::process::signals;
 use anyhow::{Context, anyhow, bail};
 use clap::error::ErrorKind;
 use gpt2_loader::{LoadError, Tokenizer};
@@ -14,10 +14,7 @@ use std::fs::File;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 #[cfg(unix)]
-use std::{
-    sync::mpsc::RecvTimeoutError,
-    time::{Duration, Instant},
-};
+use std::{sync::mpsc::RecvTimeoutError, time::Duration};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PromptArgs {
@@ -42,9 +39,6 @@ const LONGEST_PROMPT: u64 = 1 << 24;
 /// The time to wait for a named pipe's writer before a note.
 #[cfg(unix)]
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The interval at which the wait for a pipe checks whether to stop.
-#[cfg(unix)]
-const LOOK: Duration = Duration::from_millis(100);
 
 /// Token ids, and the text of each.
 #[derive(Debug)]
@@ -82,6 +76,19 @@ pub(crate) fn read_file(what: &str, path: &Path, limit: u64) -> anyhow::Result<S
     text.with_context(|| format!("cannot read {what} from {}", path.display()))
 }
 
+/// Refuses a device, which may never end, where a file or a pipe with a whole document is needed.
+pub(crate) fn refuse_device(path: &Path) -> anyhow::Result<()> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        let kind = std::fs::metadata(path).ok().map(|found| found.file_type());
+        if kind.is_some_and(|kind| kind.is_char_device() || kind.is_block_device()) {
+            bail!("is a device; expected a file");
+        }
+    }
+    Ok(())
+}
+
 /// Opens the file or the pipe at `path`. Opening a named pipe waits until another program opens it to write: a note says so.
 pub(crate) fn open_text(path: &Path) -> std::io::Result<File> {
     let kind = std::fs::metadata(path)?.file_type();
@@ -90,7 +97,7 @@ pub(crate) fn open_text(path: &Path) -> std::io::Result<File> {
     }
     #[cfg(unix)]
     if std::os::unix::fs::FileTypeExt::is_fifo(&kind) {
-        return open_pipe(path);
+        return signals::waiting(|| open_pipe(path));
     }
     File::open(path)
 }
@@ -100,21 +107,12 @@ fn open_pipe(path: &Path) -> std::io::Result<File> {
     let (send, opened) = std::sync::mpsc::channel();
     let pipe = path.to_path_buf();
     std::thread::Builder::new().spawn(move || send.send(File::open(pipe)))?;
-    let started = Instant::now();
-    let mut told = false;
-    loop {
-        match opened.recv_timeout(LOOK) {
-            Ok(file) => return file,
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(error) => return Err(std::io::Error::other(error)),
-        }
-        if is_stop_asked() {
-            return Err(std::io::Error::other("stopped while no program wrote to this pipe"));
-        }
-        if !told && started.elapsed() >= PATIENCE {
+    match opened.recv_timeout(PATIENCE) {
+        Err(RecvTimeoutError::Timeout) => {
             note(&format!("waiting for a program that writes to the pipe {}", path.display()));
-            told = true;
+            opened.recv().map_err(std::io::Error::other)?
         }
+        opened => opened.map_err(std::io::Error::other)?,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::prompt::{open_text, read_limited};
 use crate::output::note;
+use crate::process::signals;
 use anyhow::{Context, anyhow, bail};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -24,10 +25,23 @@ pub(crate) fn is_json_lines(path: &Path) -> bool {
 /// Opens a file, or standard input for `-`.
 pub(crate) fn open(path: &Path) -> anyhow::Result<Box<dyn Read>> {
     if path == Path::new(STDIN) {
-        return Ok(Box::new(std::io::stdin()));
+        return Ok(Box::new(OfAProgram(std::io::stdin())));
     }
-    let file = open_text(path).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(Box::new(file))
+    let named = || format!("cannot read {}", path.display());
+    let file = open_text(path).with_context(named)?;
+    if file.metadata().with_context(named)?.is_file() {
+        return Ok(Box::new(file));
+    }
+    Ok(Box::new(OfAProgram(file)))
+}
+
+/// What another program writes, for which a run may wait without end.
+struct OfAProgram<R>(R);
+
+impl<R: Read> Read for OfAProgram<R> {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        signals::waiting(|| self.0.read(bytes))
+    }
 }
 
 /// The texts of a file, read line by line.

@@ -6,12 +6,12 @@ use super::circuit;
 use crate::input::prompt::{encode_within, read_file};
 use crate::model::session::Session;
 use crate::output::read_files::ReadFiles;
-use crate::values::count;
+use crate::values::{count, without_folders};
 use anyhow::{Context, anyhow, bail};
 use gpt2_loader::DictionaryCheckpoint;
 use gpt2_model::hooks::{Intervention, Interventions, Patch, Recorder};
 use gpt2_model::{Config, ForwardArgs, MeanOver};
-use gpt2_session::{At, check_effective};
+use gpt2_session::{At, NamedDictionary, check_effective};
 use serde::Serialize;
 use std::cell::OnceCell;
 use std::hash::{Hash, Hasher};
@@ -66,8 +66,10 @@ impl InterventionArgs {
         if let Some(path) = &self.circuit {
             inputs.file("the circuit", path);
         }
-        if let Some(source) = &self.dictionary {
-            for path in DictionaryCheckpoint::paths_in(source.as_ref()) {
+        if let Some(source) = &self.dictionary
+            && let Ok(NamedDictionary::Folder(folder)) = NamedDictionary::find(source)
+        {
+            for path in DictionaryCheckpoint::paths_in(&folder) {
                 inputs.file("a file of --dictionary", path);
             }
         }
@@ -107,7 +109,9 @@ impl InterventionArgs {
             let vector = vector(steer).with_context(|| format!("--add {}", steer.text))?;
             let At { place: layer, position } = steer.at;
             all.push(Intervention::Add { layer, position, vector });
-            texts.push(format!("add {}", steer.text));
+            // A folder of this machine is no part of what was done.
+            let file = steer.file.display().to_string();
+            texts.push(format!("add {}", steer.text.replace(&file, &without_folders(&file))));
         }
         Ok(())
     }
@@ -168,7 +172,7 @@ impl<'a> Prepared<'a> {
         for change in args.feature_changes(session)? {
             let name = args.dictionary.as_deref().map(|source| session.dictionary(source)).transpose()?;
             let name = name.map_or("", |opened| opened.found.checkpoint.name());
-            texts.push(format!("{change}, a feature of {name}"));
+            texts.push(format!("{change}, a feature of {}", without_folders(name)));
             all.push(change);
         }
         check_effective(&all)?;

@@ -1,9 +1,9 @@
 //! `--circuit`: the edges that `gpt2 discover` wrote, as an intervention.
 
-use crate::input::prompt::read_file;
+use crate::input::prompt::{read_file, refuse_device};
 use crate::model::session::Session;
 use crate::output::note;
-use crate::values::count;
+use crate::values::{count, without_folders};
 use anyhow::{Context, bail};
 use gpt2_circuits::discovery::{CircuitRun, Edge, EdgeSet, Graph, Rest};
 use gpt2_model::hooks::{CustomHooks, Intervention, Interventions};
@@ -39,6 +39,7 @@ pub(crate) struct LoadedCircuit {
 /// Reads a circuit file for a model with this graph.
 pub(crate) fn read(path: &Path, graph: Graph) -> anyhow::Result<LoadedCircuit> {
     let name = || path.display().to_string();
+    refuse_device(path).with_context(name)?;
     let text = read_file("the circuit", path, LONGEST)?;
     let file: CircuitFile = serde_json::from_str(&text).with_context(|| {
         format!("{}: is not a circuit; gpt2 discover --out FILE.json writes one", path.display())
@@ -70,7 +71,7 @@ pub(crate) fn intervention(
     let model = &session.model;
     let graph = Graph::of(model.config()).context("--circuit")?;
     let LoadedCircuit { edges, found_in } = read(path, graph)?;
-    if let Some(other) = found_in.filter(|other| *other != session.name) {
+    if let Some(other) = found_in.filter(|other| without_folders(other) != session.title()) {
         note(&format!("--circuit: {} was found in {other}, and this is {}", path.display(), session.name));
     }
     let (rest, said) = match (other, means) {
@@ -92,8 +93,11 @@ pub(crate) fn intervention(
         ([ids], Some(_)) => Rest::Text(ids),
         (texts, _) => Rest::MeanOf(texts),
     };
-    let name =
-        format!("circuit of {} in {}, the rest from {said}", count(edges.len(), "edge"), path.display());
+    let name = format!(
+        "circuit of {} in {}, the rest from {said}",
+        count(edges.len(), "edge"),
+        without_folders(&path.display().to_string())
+    );
     let hooks = Arc::new(CircuitRun::new(model, &edges, rest, Some(others)).context("--circuit")?);
     Ok(Intervention::Custom(CustomHooks { name, hooks }))
 }

@@ -4,10 +4,9 @@ use super::hub::{self, HubArgs};
 use crate::output::note;
 use crate::output::read_files::ReadFiles;
 use anyhow::{Context, bail};
-use gpt2_loader::hub::MAIN;
-use gpt2_loader::{AdapterCheckpoint, AdapterFiles, ModelId};
+use gpt2_loader::{AdapterCheckpoint, AdapterFiles};
 use gpt2_model::Gpt2LMHeadModel;
-use gpt2_session::DEMO_NAME;
+use gpt2_session::{DEMO_NAME, NamedAdapter};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -62,11 +61,10 @@ pub(crate) struct Used {
 
 /// The files of an adapter: of a folder, if one of that name exists, otherwise of the Hub.
 pub(crate) fn files(source: &str, args: &HubArgs) -> anyhow::Result<AdapterFiles> {
-    let dir = Path::new(source);
-    match ModelId::parse(source).filter(|_| source.contains('/') && !dir.exists()) {
-        None => Ok(AdapterFiles::directory(dir)?),
-        Some(id) => {
-            let files = hub::settings(args)?.open_adapter(&id, MAIN);
+    match NamedAdapter::find(source)? {
+        NamedAdapter::Folder(dir) => Ok(AdapterFiles::directory(&dir)?),
+        NamedAdapter::Hub(id, revision) => {
+            let files = hub::settings(args)?.open_adapter(&id, &revision);
             let files = files.with_context(|| {
                 format!("there is no folder {source}, so it was taken for an adapter on the Hub")
             })?;

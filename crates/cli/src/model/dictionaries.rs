@@ -5,7 +5,6 @@ use crate::output::note;
 use anyhow::Context;
 use gpt2_circuits::features::Features;
 use gpt2_loader::DictionaryCheckpoint;
-use gpt2_loader::hub::MAIN;
 use gpt2_model::Config;
 use gpt2_model::dictionary::Dictionary;
 use gpt2_session::NamedDictionary;
@@ -27,14 +26,15 @@ pub(crate) struct OpenedDictionary {
 
 /// A dictionary in a folder, if one of that name exists, otherwise on the Hub.
 pub(crate) fn find(source: &str, args: &HubArgs) -> anyhow::Result<DictionaryFiles> {
-    match NamedDictionary::find(source) {
+    match NamedDictionary::find(source)? {
         NamedDictionary::Folder(folder) => {
             Ok(DictionaryFiles { checkpoint: DictionaryCheckpoint::open(&folder)?, folder: Some(folder) })
         }
-        NamedDictionary::Hub(id, inside) => {
-            let checkpoint = hub::settings(args)?.open_dictionary(&id, MAIN, &inside).with_context(|| {
-                format!("there is no folder {source}, so it was taken for a dictionary on the Hub")
-            })?;
+        NamedDictionary::Hub(id, revision, inside) => {
+            let checkpoint =
+                hub::settings(args)?.open_dictionary(&id, &revision, &inside).with_context(|| {
+                    format!("there is no folder {source}, so it was taken for a dictionary on the Hub")
+                })?;
             Ok(DictionaryFiles { checkpoint, folder: None })
         }
     }

@@ -6,7 +6,6 @@ use crate::output::{self, note};
 use anyhow::bail;
 use clap::Args;
 use gpt2_loader::Hub;
-use gpt2_loader::hub::MAIN;
 use gpt2_session::{HubOptions, Named};
 use std::path::PathBuf;
 
@@ -47,7 +46,7 @@ impl HubArgs {
 
 /// The model that `--model` names. A note tells if a folder here bears the name of a model on the Hub.
 pub(crate) fn resolve(text: &str, args: &HubArgs) -> anyhow::Result<Named> {
-    let named = Named::find(text);
+    let named = Named::find(text)?;
     named.check_revision("--revision", args.revision.as_deref())?;
     if let Some(text) = named.note() {
         note(&text);
@@ -61,10 +60,6 @@ pub(crate) fn no_revision(args: &HubArgs, what: &str) -> anyhow::Result<()> {
         Some(_) => bail!("--revision is for models of the Hub; {what} has no revisions"),
         None => Ok(()),
     }
-}
-
-pub(crate) fn revision(args: &HubArgs) -> &str {
-    args.revision.as_deref().unwrap_or(MAIN)
 }
 
 /// The Hub, as the flags and the environment configure it.

@@ -7,7 +7,7 @@ use super::hub::{self, HubArgs};
 use crate::output::note;
 use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
-use crate::values::one_of;
+use crate::values::{one_of, without_folders};
 use anyhow::{Context, anyhow, bail};
 use candle_core::{DType, Device, Tensor};
 use candle_fused::{BlockFormat, Implementation};
@@ -157,19 +157,21 @@ pub(crate) fn files_by(
         }
         return Ok(Source::Embedded(gpt2_web::DEMO).open()?);
     };
-    match hub::resolve(model, args)? {
+    let named = hub::resolve(model, args)?;
+    let revision = named.revision(args.revision.as_deref()).to_owned();
+    match named {
         Named::Folder(dir) => Source::directory(&dir).open().map_err(|error| no_model(error, &dir)),
         Named::Gguf(path) => Ok(Source::Gguf(path).open()?),
-        Named::HubGguf(id, file) => {
-            let snapshot = hub::settings(args)?.open_gguf(&id, hub::revision(args), &file);
+        Named::HubGguf(id, _, file) => {
+            let snapshot = hub::settings(args)?.open_gguf(&id, &revision, &file);
             let files = snapshot
                 .with_context(|| format!("there is no file {model}, so it was taken for one of the Hub"))?
                 .files;
             note(&format!("model: {}", files.name));
             Ok(files)
         }
-        Named::Hub(id) => {
-            let files = match fetch(hub::settings(args)?, id, hub::revision(args)) {
+        Named::Hub(id, _) => {
+            let files = match fetch(hub::settings(args)?, id, &revision) {
                 Err(LoadError::Hub(HubError::FileNotFound { file, found, .. }))
                     if file == "config.json" && found.split(", ").any(|one| one == "adapter_config.json") =>
                 {
@@ -278,6 +280,11 @@ pub(crate) fn kept(formats: Vec<BlockFormat>, dtype: DType, device: &Device) -> 
 }
 
 impl Session {
+    /// The model's name in a file that others will see.
+    pub(crate) fn title(&self) -> String {
+        without_folders(&self.name)
+    }
+
     /// The tokenizer, opened on first use: a prompt of ids needs none.
     pub(crate) fn tokenizer(&self) -> Result<&Tokenizer, LoadError> {
         if let Some(tokenizer) = self.tokenizer.get() {

@@ -8,6 +8,7 @@ pub(crate) mod written_files;
 use gpt2_view::{Color, Style, visible_lines, visible_text};
 use std::ffi::OsString;
 use std::io::{ErrorKind, IsTerminal, Write};
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -118,6 +119,31 @@ pub(crate) fn error(error: &anyhow::Error) {
         }
     }
     tell(&format!("error: {message}"));
+}
+
+/// Whether the arguments hold nothing that a terminal would act upon, so that an error may repeat them in colors.
+pub(crate) fn is_harmless_usage() -> bool {
+    !std::env::args_os().any(|arg| arg.to_string_lossy().contains(char::is_control))
+}
+
+/// Prints the help, or the error about the arguments. Returns the exit code: not 0 if the help could not be written.
+pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+    if error.use_stderr() {
+        if is_harmless_usage() {
+            let _ = error.print(); // colored on a terminal, which may have gone away
+        } else {
+            tell(&error.render().ansi().to_string());
+        }
+        return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
+    }
+    let printed = error.print().and_then(|()| std::io::stdout().flush()).map_err(unprinted);
+    match printed {
+        Err(failed) if failed.kind() != ErrorKind::BrokenPipe => {
+            self::error(&failed.into());
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
+    }
 }
 
 /// Whether the only failure was that a pipe's reader went away.

@@ -1,18 +1,15 @@
-//! Long work: shows how far it is, and stops in good order.
+//! Long work: shows how far it is.
 
 use super::{is_quiet, note};
+use crate::process::signals;
 use gpt2_loader::hub::{Event, Progress};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
 
 /// Files of at least this size get a progress bar.
 const LARGE: u64 = 8_000_000;
-/// A signal this soon after the first is another copy of it: a launcher passes on what the terminal has sent already.
-const COPY: Duration = Duration::from_secs(2);
 
 /// A bar on a terminal, with indicatif's `template` after it; hidden with `--quiet`. `None` is work of unknown length.
 pub(crate) fn bar(length: Option<u64>, template: &str) -> ProgressBar {
@@ -70,6 +67,7 @@ pub(crate) fn downloads() -> Progress {
                 say(bar, format!("{file}: another process fetches it; waiting for that"));
             }
             Event::Fetching { file, size, have } => {
+                signals::left_by_an_end("what was fetched stays, and the next run goes on from there");
                 let large = size.is_none_or(|size| size >= LARGE);
                 if large && std::io::stderr().is_terminal() {
                     *bar = Some(progress_bar(file, *size, *have));
@@ -85,6 +83,7 @@ pub(crate) fn downloads() -> Progress {
                 }
             }
             Event::Fetched { file } => {
+                signals::left_by_an_end("");
                 if let Some(bar) = bar.take() {
                     bar.finish_and_clear();
                     note(&format!("fetched {file}, {}", bytes(bar.position())));
@@ -118,50 +117,4 @@ fn progress_bar(file: &str, size: Option<u64>, have: u64) -> ProgressBar {
     // The rate counts only this transfer, not the part that was already there.
     bar.reset_eta();
     bar
-}
-
-static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
-
-/// Whether this run was asked to stop, after [`Stop::listen`].
-#[cfg(unix)]
-pub(crate) fn is_stop_asked() -> bool {
-    STOP.get().is_some_and(|stop| stop.load(Ordering::SeqCst))
-}
-
-/// Tells whether this run was asked to stop.
-#[derive(Debug)]
-pub(crate) struct Stop {
-    asked: Arc<AtomicBool>,
-    /// Whether by SIGTERM.
-    terminated: Arc<AtomicBool>,
-}
-
-impl Stop {
-    /// Listens from now on. A second signal, before the run has stopped, ends the process at once.
-    pub(crate) fn listen() -> anyhow::Result<Self> {
-        let stop = Arc::clone(STOP.get_or_init(Arc::default));
-        let flag = Arc::clone(&stop);
-        let mut first: Option<Instant> = None;
-        let terminated = Arc::default();
-        #[cfg(unix)]
-        for flag in [&stop, &terminated] {
-            signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(flag))?;
-        }
-        ctrlc::set_handler(move || {
-            flag.store(true, Ordering::SeqCst);
-            if first.get_or_insert_with(Instant::now).elapsed() > COPY {
-                std::process::exit(130);
-            }
-        })?;
-        Ok(Self { asked: stop, terminated })
-    }
-
-    pub(crate) fn is_asked(&self) -> bool {
-        self.asked.load(Ordering::SeqCst)
-    }
-
-    /// The exit status of a run that stopped because it was asked to: 128 and the signal's number.
-    pub(crate) fn code(&self) -> u8 {
-        if self.terminated.load(Ordering::SeqCst) { 143 } else { 130 }
-    }
 }

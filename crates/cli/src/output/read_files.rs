@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 use gpt2_loader::{AdapterFiles, FILE_NAMES, Files, WeightFiles};
-use gpt2_session::DEMO_NAME;
+use gpt2_session::{DEMO_NAME, Named};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Default)]
@@ -43,8 +43,12 @@ impl ReadFiles {
     /// Adds the folder of a model or an adapter by the name that the user gives, before its files are found. Does
     /// nothing for the built-in model, or if there is no such folder.
     pub(crate) fn named(&mut self, source: &str) {
-        let folder = Some(PathBuf::from(source)).filter(|dir| source != DEMO_NAME && dir.is_dir());
-        self.models.extend(folder);
+        if source != DEMO_NAME
+            && let Ok(Named::Folder(folder)) = Named::find(source)
+            && folder.is_dir()
+        {
+            self.models.push(folder);
+        }
     }
 
     /// Refuses an output file that would harm an input. `named` is how the user named it, `target` the file itself.

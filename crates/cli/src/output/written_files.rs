@@ -5,6 +5,8 @@ use super::read_files::{Identity, ReadFiles};
 use super::{is_closed_pipe, note};
 use anyhow::{Context, bail};
 use gpt2_files::atomic::{self, Staged};
+use gpt2_files::unfinished::{NewFolders, together};
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug)]
@@ -94,19 +96,27 @@ impl Outputs {
         printed
     }
 
-    /// Moves the files to their final names. If one of them fails, removes the new ones before it.
+    /// Moves the files to their final names. If one of them fails, removes the new ones before it. Without leave to overwrite, a
+    /// file that another program has written meanwhile stays.
     pub(crate) fn commit(self) -> anyhow::Result<()> {
-        let mut new = vec![];
-        for (path, staged) in self.staged {
-            let is_new = !path.exists();
-            if let Err(error) = staged.commit() {
-                for path in new {
-                    let _ = std::fs::remove_file(path);
-                }
-                return Err(error.into());
+        let Self { overwrite, staged, .. } = self;
+        let mut written: Vec<(PathBuf, bool)> = vec![];
+        let moved = together(|| {
+            for (path, staged) in staged {
+                let is_new = !path.exists();
+                if overwrite { staged.commit() } else { staged.commit_new() }?;
+                written.push((path, is_new));
             }
+            Ok::<(), gpt2_files::Error>(())
+        });
+        if let Err(error) = moved {
+            for (path, _) in written.iter().filter(|(_, is_new)| *is_new) {
+                let _ = std::fs::remove_file(path);
+            }
+            return Err(error.into());
+        }
+        for (path, _) in &written {
             note(&format!("wrote {}", path.display()));
-            new.extend(is_new.then_some(path));
         }
         Ok(())
     }
@@ -121,27 +131,27 @@ fn are_one(a: &Path, b: &Path) -> bool {
     place(a) == place(b) || (a.exists() && Identity::of(a) == Identity::of(b))
 }
 
-/// The folders that this run created, innermost first. Dropping it removes those that are empty.
+/// A folder that this run alone writes to, and those above it that it made. Dropping it removes those that are empty.
 #[derive(Debug)]
-pub(crate) struct NewFolder(Vec<PathBuf>);
+pub(crate) struct NewFolder {
+    _made: NewFolders,
+    /// Holds the folder's lock.
+    _folder: Option<File>,
+}
 
 impl NewFolder {
     pub(crate) fn make(dir: &Path) -> anyhow::Result<Self> {
-        let missing = dir.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists());
-        let made = Self(missing.map(Path::to_path_buf).collect());
         if dir.exists() && !dir.is_dir() {
             bail!("{}: is a file; name a folder, which may be new", dir.display());
         }
-        std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        Ok(made)
-    }
-}
-
-impl Drop for NewFolder {
-    fn drop(&mut self) {
-        // This only removes empty folders.
-        for dir in &self.0 {
-            let _ = std::fs::remove_dir(dir);
+        let made = NewFolders::make(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        // Some systems and file systems have no locks of folders.
+        let folder = File::open(dir).ok().filter(|_| cfg!(unix));
+        if let Some(folder) = &folder
+            && let Err(TryLockError::WouldBlock) = folder.try_lock()
+        {
+            bail!("{}: another run writes to this folder; wait for it, or choose another", dir.display());
         }
+        Ok(Self { _made: made, _folder: folder })
     }
 }

@@ -3,6 +3,7 @@
 use super::provenance::RunProvenance;
 use crate::input::prompt::Prompt;
 use crate::output::written_files::Outputs;
+use crate::values::without_folders;
 use anyhow::bail;
 use candle_core::Tensor;
 use gpt2_files::{TensorSpool, atomic};
@@ -71,7 +72,7 @@ impl ExportFile {
         outputs: &mut Outputs,
     ) -> anyhow::Result<()> {
         let mut metadata = made_by.metadata()?;
-        metadata.push(("model", made_by.model.clone()));
+        metadata.push(("model", without_folders(&made_by.model)));
         metadata.extend_from_slice(more);
         match only {
             Some(Prompt { ids, tokens, .. }) => metadata

@@ -4,7 +4,7 @@ use crate::interventions::changes::{Changes, Sources};
 use crate::model::adapters::Used;
 use crate::model::device::rounds_to_tf32;
 use crate::model::session::Session;
-use crate::values::count;
+use crate::values::{count, without_folders};
 use candle_core::{DType, Device, DeviceLocation};
 use candle_fused::BlockFormat;
 use gpt2_model::Implementation;
@@ -178,12 +178,25 @@ impl RunProvenance {
 
     /// The form for the files that `gpt2-view` writes.
     pub(crate) fn for_files(&self) -> anyhow::Result<gpt2_view::Provenance> {
-        Ok(gpt2_view::Provenance { caption: self.caption(), facts: serde_json::to_value(self)? })
+        let shared = self.shared();
+        Ok(gpt2_view::Provenance { caption: shared.caption(), facts: serde_json::to_value(shared)? })
     }
 
     /// The metadata of a safetensors file.
     pub(crate) fn metadata(&self) -> anyhow::Result<Vec<(&'static str, String)>> {
-        Ok(vec![("gpt2", self.gpt2.to_owned()), ("provenance", serde_json::to_string(self)?)])
+        Ok(vec![("gpt2", self.gpt2.to_owned()), ("provenance", serde_json::to_string(&self.shared())?)])
+    }
+
+    /// These facts for a file that others will see: without the folders of this machine.
+    fn shared(&self) -> Self {
+        let mut shared = Self { model: without_folders(&self.model), folder: None, ..self.clone() };
+        for adapter in &mut shared.adapters {
+            adapter.name = without_folders(&adapter.name);
+        }
+        if let Some(means) = &mut shared.intervention_sources.mean_of {
+            means.file = means.file.file_name().map(PathBuf::from).unwrap_or_default();
+        }
+        shared
     }
 }
 

@@ -40,7 +40,8 @@ impl Page {
         let provenance = subject.made_by.for_files()?;
         let heads = subject.layers.len() * subject.heads.len();
         let runs: Vec<&str> = options.runs.iter().map(String::as_str).collect();
-        let mut header = PageHeader::new(&subject.session.name, subject.shown, heads, &provenance);
+        let title = subject.session.title();
+        let mut header = PageHeader::new(&title, subject.shown, heads, &provenance);
         (header.top, header.runs, header.prompt) = (options.top, &runs, options.prompt);
         (header.ids, header.next) = (subject.ids, options.next.as_deref());
         header.silenced = subject.silenced();

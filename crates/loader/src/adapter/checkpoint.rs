@@ -2,7 +2,7 @@
 //! tensors.
 
 use super::config::AdapterConfig;
-use super::expected::{Expected, scaling};
+use super::expected::{Expected, path_of, scaling};
 use crate::error::LoadError;
 use crate::error::adapter_audit::AdapterAudit;
 use crate::error::audit::Mismatch;
@@ -13,7 +13,7 @@ use crate::stored::names;
 use crate::stored::{Stored, TensorInfo, not_finite};
 use candle_core::{Device, Tensor};
 use gpt2_model::Config;
-use gpt2_model::lora::{Adapter, Update};
+use gpt2_model::lora::{Adapter, Update, tables};
 use gpt2_model::parameters::PREFIX;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -170,7 +170,7 @@ impl AdapterCheckpoint {
             adapter.updates.insert(layer.clone(), update);
         }
         for name in expected.replaced.keys() {
-            adapter.replaced.insert(name.clone(), read(&self.saved(name))?);
+            adapter.replaced.insert(name.clone(), read(&expected.saved(name, self.path(name)))?);
         }
         if audit.is_clean() { Ok(adapter) } else { Err(LoadError::AdapterAudit(Box::new(audit))) }
     }
@@ -182,14 +182,18 @@ impl AdapterCheckpoint {
     pub fn updates(&self) -> Result<BTreeMap<String, Update>, LoadError> {
         let failed = |source| LoadError::Tensor { name: self.name.clone(), source };
         let mut updates = BTreeMap::new();
-        for path in self.tensors.keys().filter_map(|name| name.strip_suffix(".lora_A.weight")) {
+        for a in self.tensors.keys() {
+            let Some((path, [_, b])) = FACTORS.iter().find_map(|pair| Some((a.strip_suffix(pair[0])?, pair)))
+            else {
+                continue;
+            };
             let of_config = scaling(&self.config, path)
                 .map_err(|reason| LoadError::Adapter { name: self.name.clone(), reason });
-            let b = format!("{path}.lora_B.weight");
+            let b = format!("{path}{b}");
             if !self.tensors.contains_key(&b) {
                 return Err(failed(candle_core::Error::msg(format!("{PEFT_PREFIX}{b} is missing"))));
             }
-            let a = self.read(&format!("{path}.lora_A.weight"))?.0;
+            let a = self.read(a)?.0;
             let b = self.read(&b)?.0;
             let update = Update::new(a, b, of_config?.1, self.config.lora_dropout).map_err(failed)?;
             updates.insert(names::without_prefix(path).to_string(), update);
@@ -227,8 +231,14 @@ impl AdapterCheckpoint {
     }
 
     fn expected(&self, model: &Config) -> Result<Expected, LoadError> {
-        Expected::new(&self.config, model, self.prefix())
-            .map_err(|reason| LoadError::Adapter { name: self.name.clone(), reason })
+        let mut expected = Expected::new(&self.config, model, self.prefix())
+            .map_err(|reason| LoadError::Adapter { name: self.name.clone(), reason })?;
+        for (layer, _) in tables(model) {
+            if self.tensors.contains_key(&format!("{}.base_layer.weight", self.path(layer))) {
+                expected.add_base(layer);
+            }
+        }
+        Ok(expected)
     }
 
     fn audit_with(&self, expected: &Expected) -> AdapterAudit {
@@ -239,7 +249,7 @@ impl AdapterCheckpoint {
             wanted.insert(b, vec![update.shape.1, update.rank]);
         }
         for (name, shape) in &expected.replaced {
-            wanted.insert(self.saved(name), shape.clone());
+            wanted.insert(expected.saved(name, self.path(name)), shape.clone());
         }
         let mut audit = AdapterAudit {
             name: self.name.clone(),
@@ -270,11 +280,20 @@ impl AdapterCheckpoint {
 
     /// The names of A and B.
     fn factors(&self, layer: &str) -> [String; 2] {
-        ["lora_A", "lora_B"].map(|factor| format!("{}{layer}.{factor}.weight", self.prefix()))
+        factors_of(layer).map(|factor| format!("{}{factor}", self.path(layer)))
     }
 
-    /// The name of a parameter that the adapter holds whole.
-    fn saved(&self, name: &str) -> String {
-        if self.prefix().is_empty() { name.to_string() } else { names::saved(name) }
+    /// PEFT's name of a module or a parameter of the model.
+    fn path(&self, name: &str) -> String {
+        path_of(self.prefix(), name)
     }
+}
+
+/// What follows a layer's name in those of A and B: of a linear layer, and of embeddings.
+const FACTORS: [[&str; 2]; 2] =
+    [[".lora_A.weight", ".lora_B.weight"], [".lora_embedding_A", ".lora_embedding_B"]];
+
+/// What follows a layer's name in those of its A and B.
+pub(crate) fn factors_of(layer: &str) -> [&'static str; 2] {
+    FACTORS[usize::from(matches!(layer, "wte" | "wpe"))]
 }

@@ -4,7 +4,7 @@ use gpt2_model::lora::LoraOptions;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The settings of a LoRA adapter, as PEFT 0.19 writes them. Fields that it does not have are refused by name if they
+/// The settings of a LoRA adapter, as PEFT 0.21 writes them. Fields that it does not have are refused by name if they
 /// would change a result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -32,7 +32,7 @@ pub struct AdapterConfig {
     /// Whether weights are stored (in, out). PEFT decides this by the layer, and so does this crate.
     #[serde(default)]
     pub fan_in_fan_out: bool,
-    /// The biases that are trained; only `none` is supported.
+    /// The biases that are trained, which the adapter holds whole: `none`, `all`, or `lora_only` for those of layers with an update.
     #[serde(default = "none")]
     pub bias: String,
     /// The layers with an update.
@@ -158,8 +158,13 @@ fn eight_f64() -> f64 {
     8.0
 }
 
+const NONE: &str = "none";
+/// The values of `bias` with trained biases: every one of the model, or those of layers with an update.
+pub(super) const ALL: &str = "all";
+pub(super) const LORA_ONLY: &str = "lora_only";
+
 fn none() -> String {
-    "none".into()
+    NONE.into()
 }
 
 fn yes() -> Value {
@@ -222,8 +227,8 @@ impl AdapterConfig {
         if let Some(task) = self.task_type.as_ref().filter(|task| *task != "CAUSAL_LM") {
             return Some(format!("task_type is {task}; only CAUSAL_LM is supported"));
         }
-        if self.bias != "none" {
-            return Some(format!("bias is {:?}; only \"none\" is supported", self.bias));
+        if ![NONE, ALL, LORA_ONLY].contains(&self.bias.as_str()) {
+            return Some(format!("bias is {:?}; expected {NONE}, {ALL} or {LORA_ONLY}", self.bias));
         }
         let harmless = match &self.init_lora_weights {
             Value::Bool(_) | Value::Null => true,

@@ -1,10 +1,10 @@
 //! The layers and tensors that an adapter's config calls for, given the model's config, by PEFT's rules for names.
 
-use super::config::{AdapterConfig, Names, Patterns};
+use super::config::{ALL, AdapterConfig, LORA_ONLY, Names, Patterns};
 use fancy_regex::Regex;
 use gpt2_model::Config;
-use gpt2_model::lora::linear_layers;
-use std::collections::BTreeMap;
+use gpt2_model::lora::{linear_layers, tables};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The tensors that an adapter must hold.
 #[derive(Debug, Default)]
@@ -13,6 +13,8 @@ pub(crate) struct Expected {
     pub(crate) updates: BTreeMap<String, ExpectedUpdate>,
     /// The shapes of parameters that it holds whole, by their names in the model.
     pub(crate) replaced: BTreeMap<String, Vec<usize>>,
+    /// Those of them that belong to a layer with an update.
+    pub(crate) of_base: BTreeSet<String>,
 }
 
 /// The update of a layer.
@@ -40,21 +42,77 @@ impl Expected {
             let (rank, scaling) = scaling(adapter, &path)?;
             expected.updates.insert(layer, ExpectedUpdate { rank, shape, scaling });
         }
+        for (layer, shape) in tables(model) {
+            let path = path_of(prefix, layer);
+            if means_all_linear(&adapter.target_modules) || !is_target(adapter, &path)? {
+                continue;
+            }
+            let (rank, scaling) = scaling(adapter, &path)?;
+            expected.updates.insert(layer.to_owned(), ExpectedUpdate { rank, shape, scaling });
+        }
         for parameter in model.parameters_and_ties().map_err(|e| e.to_string())? {
-            let outside = parameter.name == gpt2_model::parameters::LM_HEAD;
-            let path = if outside { parameter.name.clone() } else { format!("{prefix}{}", parameter.name) };
-            if is_saved(adapter, &path) {
+            let layer = parameter.name.strip_suffix(".bias");
+            let is_adapted = layer.is_some_and(|layer| expected.updates.contains_key(layer));
+            let is_trained = match adapter.bias.as_str() {
+                ALL => layer.is_some(),
+                LORA_ONLY => is_adapted,
+                _ => false,
+            };
+            if is_trained && is_adapted {
+                expected.of_base.insert(parameter.name.clone());
+            }
+            if is_trained || is_saved(adapter, &path_of(prefix, &parameter.name)) {
                 expected.replaced.insert(parameter.name, parameter.shape);
             }
         }
         if expected.updates.is_empty() && expected.replaced.is_empty() {
-            return Err(format!(
-                "target_modules is {}, which names no layer of the model",
-                serde_json::to_string(&adapter.target_modules).unwrap_or_default()
-            ));
+            return Err(names_nothing(adapter));
         }
         Ok(expected)
     }
+
+    /// The name in the file of a parameter that is held whole, whose `path` is PEFT's name.
+    pub(crate) fn saved(&self, parameter: &str, path: String) -> String {
+        match path.rsplit_once('.') {
+            Some((layer, last)) if self.of_base.contains(parameter) => format!("{layer}.base_layer.{last}"),
+            _ => path,
+        }
+    }
+
+    /// Adds the base of a table with an update, which PEFT saves beside the update of an output projection.
+    pub(crate) fn add_base(&mut self, layer: &str) {
+        let Some(update) = self.updates.get(layer) else { return };
+        let (n_in, n_out) = update.shape;
+        let parameter = format!("{layer}.weight");
+        self.of_base.insert(parameter.clone());
+        self.replaced.insert(parameter, if layer == HEAD { vec![n_out, n_in] } else { vec![n_in, n_out] });
+    }
+}
+
+/// The output projection, which lies outside the transformer.
+const HEAD: &str = "lm_head";
+
+/// PEFT's name of a module or a parameter.
+pub(crate) fn path_of(prefix: &str, name: &str) -> String {
+    let outside = name.strip_prefix(HEAD).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    if outside { name.to_owned() } else { format!("{prefix}{name}") }
+}
+
+/// The error about a config that chooses no layer.
+fn names_nothing(adapter: &AdapterConfig) -> String {
+    let shown = |value: &serde_json::Value| value.to_string();
+    let value = |of: serde_json::Result<serde_json::Value>| of.as_ref().map(shown).unwrap_or_default();
+    let mut fields = format!("target_modules is {}", value(serde_json::to_value(&adapter.target_modules)));
+    if adapter.layers_to_transform.as_ref().is_some_and(|blocks| !blocks.as_slice().is_empty()) {
+        fields += &format!(
+            " with layers_to_transform {} and layers_pattern {}",
+            value(serde_json::to_value(&adapter.layers_to_transform)),
+            value(serde_json::to_value(&adapter.layers_pattern))
+        );
+    }
+    format!(
+        "{fields}, which names no layer of the model; expected some of c_attn, c_proj, c_fc, wte, wpe, lm_head"
+    )
 }
 
 /// The rank and the scaling of the update of a layer.
@@ -83,8 +141,7 @@ fn is_target(adapter: &AdapterConfig, path: &str) -> Result<bool, String> {
             return Ok(false);
         }
     }
-    let all =
-        matches!(&adapter.target_modules, Names::Pattern(text) if text.eq_ignore_ascii_case("all-linear"));
+    let all = means_all_linear(&adapter.target_modules);
     if !all && !is_named(&adapter.target_modules, "target_modules", path)? {
         return Ok(false);
     }
@@ -99,18 +156,24 @@ fn is_target(adapter: &AdapterConfig, path: &str) -> Result<bool, String> {
     let patterns = adapter.layers_pattern.as_ref().map_or(&[][..], |patterns| patterns.as_slice());
     let mut patterns: Vec<&str> =
         patterns.iter().map(String::as_str).filter(|text| !text.is_empty()).collect();
+    // The first number counts. Without a pattern, a name must stand before the one before it, which a bare model's lack.
+    let before = if patterns.is_empty() { r".*?\." } else { r"(?:^|.*?\.)" };
     if patterns.is_empty() {
         patterns.push(r"[^.]*");
     }
     for pattern in patterns {
-        let regex = compiled("layers_pattern", &format!(r"^(?:.*\.{pattern}\.(\d+)\.)"))?;
+        let regex = compiled("layers_pattern", &format!(r"^{before}{pattern}\.(?P<block>\d+)\."))?;
         let found = regex.captures(path).map_err(|e| format!("layers_pattern: {e}"))?;
-        let block = found.and_then(|found| found.get(1)?.as_str().parse::<usize>().ok());
+        let block = found.and_then(|found| found.name("block")?.as_str().parse::<usize>().ok());
         if let Some(block) = block {
             return Ok(blocks.contains(&block));
         }
     }
     Ok(false)
+}
+
+fn means_all_linear(names: &Names) -> bool {
+    matches!(names, Names::Pattern(text) if text.eq_ignore_ascii_case("all-linear"))
 }
 
 /// Whether names are meant to include a module's.

@@ -1,4 +1,4 @@
-//! LoRA adapters in the files of [PEFT](https://github.com/huggingface/peft) 0.19.
+//! LoRA adapters in the files of [PEFT](https://github.com/huggingface/peft) 0.21.
 //!
 //! ```no_run
 //! use candle_core::{DType, Device};

@@ -1,15 +1,14 @@
 //! Writes an adapter in PEFT's files.
 
-use crate::adapter::checkpoint::PEFT_PREFIX;
+use crate::adapter::checkpoint::{PEFT_PREFIX, factors_of};
 use crate::adapter::config::AdapterConfig;
-use crate::adapter::expected::Expected;
+use crate::adapter::expected::{Expected, path_of};
 use crate::error::LoadError;
 use crate::files::{ADAPTER_CONFIG, ADAPTER_SAFETENSORS};
-use crate::stored::names;
 use candle_core::Tensor;
 use gpt2_files::{atomic, write_safetensors};
 use gpt2_model::Config;
-use gpt2_model::lora::Adapter;
+use gpt2_model::lora::{Adapter, tables};
 use gpt2_model::parameters::PREFIX;
 use std::path::Path;
 
@@ -30,7 +29,12 @@ pub fn save_adapter(
     if let Some(reason) = config.problem() {
         return Err(refused(reason));
     }
-    let expected = Expected::new(config, model, PREFIX).map_err(refused)?;
+    let mut expected = Expected::new(config, model, PREFIX).map_err(refused)?;
+    for (layer, _) in tables(model) {
+        if adapter.replaced.contains_key(&format!("{layer}.weight")) {
+            expected.add_base(layer);
+        }
+    }
     if !expected.replaced.keys().eq(adapter.replaced.keys()) {
         return Err(refused("modules_to_save names other parameters than the adapter replaces".into()));
     }
@@ -51,13 +55,14 @@ pub fn save_adapter(
     let failed = |source| LoadError::Tensor { name: named(), source };
     let mut tensors: Vec<(String, Tensor)> = vec![];
     for (layer, update) in &adapter.updates {
-        for (factor, tensor) in [("lora_A", update.a()), ("lora_B", update.b())] {
-            let name = format!("{PEFT_PREFIX}{}.{factor}.weight", names::saved(layer));
+        for (factor, tensor) in factors_of(layer).into_iter().zip([update.a(), update.b()]) {
+            let name = format!("{PEFT_PREFIX}{}{factor}", path_of(PREFIX, layer));
             tensors.push((name, tensor.contiguous().map_err(failed)?));
         }
     }
     for (name, tensor) in &adapter.replaced {
-        tensors.push((format!("{PEFT_PREFIX}{}", names::saved(name)), tensor.contiguous().map_err(failed)?));
+        let path = expected.saved(name, path_of(PREFIX, name));
+        tensors.push((format!("{PEFT_PREFIX}{path}"), tensor.contiguous().map_err(failed)?));
     }
     let tensors: Vec<(&str, &Tensor)> =
         tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();

@@ -5,6 +5,7 @@ use crate::files::{CONFIG, SAFETENSORS, TOKENIZER, TOKENIZER_CONFIG};
 use crate::stored::names;
 use crate::tokenizer::Tokenizer;
 use candle_core::{DType, Tensor};
+use gpt2_files::unfinished::together;
 use gpt2_files::{atomic, write_safetensors};
 use gpt2_model::Gpt2LMHeadModel;
 use gpt2_model::finite::all_finite;
@@ -38,7 +39,7 @@ impl SaveOptions {
 
 /// Writes `model.safetensors`, `config.json` and, if there is a tokenizer, `tokenizer.json` into `dir`, which is
 /// created if it does not exist; also `tokenizer_config.json`, if transformers would read `tokenizer.json` otherwise without it.
-/// Each file is written under a temporary name, then renamed.
+/// All files are written under temporary names, then renamed, the config last.
 ///
 /// Names have the prefix `transformer.`, as transformers' `GPT2LMHeadModel.save_pretrained` writes them; an
 /// `lm_head` that is tied to the embedding is left out.
@@ -60,14 +61,23 @@ pub fn save(
     let tensors = tensors(model, options, dir)?;
 
     std::fs::create_dir_all(dir).map_err(LoadError::io(dir))?;
-    atomic::write(&dir.join(SAFETENSORS), |temporary| write_tensors(temporary, &tensors))?;
+    let mut staged =
+        vec![atomic::stage(&dir.join(SAFETENSORS), |temporary| write_tensors(temporary, &tensors))?];
     if let Some(json) = tokenizer {
-        atomic::write_bytes(&dir.join(TOKENIZER), json.as_bytes())?;
+        staged.push(atomic::stage_bytes(&dir.join(TOKENIZER), json.as_bytes())?);
     }
     if let Some(json) = settings {
-        atomic::write_bytes(&dir.join(TOKENIZER_CONFIG), json.as_bytes())?;
+        staged.push(atomic::stage_bytes(&dir.join(TOKENIZER_CONFIG), json.as_bytes())?);
     }
-    Ok(atomic::write_bytes(&dir.join(CONFIG), config.as_bytes())?)
+    let path = dir.join(CONFIG);
+    staged.push(atomic::stage_bytes(&path, config.as_bytes())?);
+    together(|| {
+        // A folder without a config is no model to anyone: if the process dies between the files, nobody reads a mixture.
+        if std::fs::read(&path).is_ok_and(|before| before != config.as_bytes()) {
+            std::fs::remove_file(&path).map_err(LoadError::io(&path))?;
+        }
+        staged.into_iter().try_for_each(|file| Ok(file.commit()?))
+    })
 }
 
 /// Refuses a model that [`save`] would not write with numbers of this dtype, or of the model's own for `None`. Long work can so

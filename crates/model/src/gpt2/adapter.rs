@@ -12,7 +12,8 @@ use std::collections::BTreeMap;
 /// An adapter of a GPT-2: low-rank updates of layers, and parameters in place of the model's own.
 #[derive(Debug, Clone, Default)]
 pub struct Adapter {
-    /// The updates of linear layers, by the layer's name, such as `h.0.attn.c_attn`.
+    /// The updates of linear layers, by the layer's name, such as `h.0.attn.c_attn`; and of the tables `wte` and `wpe`, whose input is a
+    /// token or a position, and of `lm_head`.
     pub updates: BTreeMap<String, Update>,
     /// Parameters that take the place of the model's own (PEFT's `modules_to_save`), by their names in a checkpoint
     /// without the prefix, such as `lm_head.weight`.
@@ -135,6 +136,13 @@ impl Adapter {
         let updates = self.updates.values().flat_map(|update| [update.a(), update.b()]);
         updates.chain(self.replaced.values()).map(|tensor| tensor.elem_count() as u64).sum()
     }
+}
+
+/// The layers outside the blocks that may have an update: name and shape (in, out).
+#[must_use]
+pub fn tables(config: &Config) -> [(&'static str, (usize, usize)); 3] {
+    let Config { vocab_size, n_positions, n_embd, .. } = *config;
+    [("wte", (vocab_size, n_embd)), ("wpe", (n_positions, n_embd)), ("lm_head", (n_embd, vocab_size))]
 }
 
 /// The linear layers of the blocks of a model with this config, in the model's order: name and shape (in, out).

@@ -7,6 +7,7 @@ use super::layers::embedding::Embedding;
 use super::layers::layer_norm::LayerNorm;
 use super::layers::linear::{Linear, Weight, WeightLayout};
 use super::layers::lm_head::LmHead;
+use super::layers::low_rank_update::Update;
 use super::layers::parameters::{LM_HEAD, WPE, WTE};
 use super::lm_head_model::Gpt2LMHeadModel;
 use crate::learn::training::{Site, place};
@@ -46,13 +47,34 @@ impl Gpt2LMHeadModel {
                 *layer = layer.with_update(name, update, stream).map_err(|e| e.context(path))?;
             }
         }
+        for table in [WTE, WPE, LM_HEAD] {
+            let layer = table.strip_suffix(".weight").unwrap_or(table);
+            let Some(update) = adapter.updates.get(layer) else { continue };
+            left.retain(|held| *held != layer);
+            self.add_to_table(table, update, weight).map_err(|e| e.context(format!("adapter {name}")))?;
+        }
         if let Some(other) = left.first() {
             candle_core::bail!("adapter {name}: the model has no linear layer {other}")
         }
         Ok(self)
     }
 
-    /// Removes the adapters. Parameters that an adapter replaced stay replaced.
+    /// Adds an update to the embeddings' table or to the output projection's: there, it is merged at once. A tied head and its table
+    /// part, as in PEFT: only one of them changes.
+    fn add_to_table(&mut self, table: &str, update: &Update, weight: f64) -> Result<()> {
+        let delta = (update.delta()? * weight)?.to_device(self.device())?;
+        let (own, delta) = match table {
+            WTE => (self.transformer.wte.weight()?, delta),
+            WPE => (self.transformer.wpe.clone(), delta),
+            _ => (self.lm_head.weight()?, delta.t()?),
+        };
+        if own.dims() != delta.dims() {
+            candle_core::bail!("{table} is {:?}, its update {:?}", own.dims(), delta.dims())
+        }
+        self.replace(table, &(own.to_dtype(delta.dtype())? + delta)?)
+    }
+
+    /// Removes the adapters. Parameters that an adapter replaced stay replaced, and tables that it changed stay changed.
     #[must_use]
     pub fn without_adapters(mut self) -> Self {
         for layer in self.transformer.h.iter_mut().flat_map(Block::linear_layers_mut).map(|(_, layer)| layer)

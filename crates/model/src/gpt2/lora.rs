@@ -38,5 +38,5 @@
 //! [`merged`](crate::Gpt2LMHeadModel::merged) adds them to the weights. To take one out of weights that it was merged into,
 //! merge it once more with the weight -1; only the rounding of the two sums stays.
 
-pub use super::adapter::{Adapter, LoraOptions, linear_layers};
+pub use super::adapter::{Adapter, LoraOptions, linear_layers, tables};
 pub use super::layers::low_rank_update::Update;

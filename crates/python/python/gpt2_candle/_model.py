@@ -82,7 +82,7 @@ class Model(Analyses):
 
         Args:
             name: A folder as transformers writes it, a GGUF file, a model on the Hugging Face Hub (``"gpt2"``, ``"owner/name"``,
-                ``"owner/name/FILE.gguf"``), or ``None`` for the demo model inside the package, a small GPT-2 trained on Shakespeare.
+                ``"owner/name/FILE.gguf"``, or an address there), or ``None`` for the demo model inside the package, a small GPT-2 trained on Shakespeare.
             dtype: The precision of the activations. With ``"f32"``, weights stay as they are in the file: f16, bf16 or quantized.
             quantize: Quantizes the weights as they load, to 8.5 or 4.5 bits each.
             adapter: A LoRA adapter in PEFT's format, as a folder or a name on the Hub, or several with their weights.
@@ -176,6 +176,7 @@ class Model(Analyses):
         output_attentions: bool = False,
         last_logits_only: bool = False,
         fwd_hooks: Iterable[tuple[Names, HookFunction]] = (),
+        allow_nonfinite: bool = False,
         **changes: Unpack[Changes],
     ) -> Output:
         """Runs the model over a text, ids, or a list of either; shorter texts are padded on the left.
@@ -187,6 +188,7 @@ class Model(Analyses):
             output_attentions: Also returns the attention weights of each layer.
             last_logits_only: Computes the logits of the last position only, (B, 1, V).
             fwd_hooks: Functions at hook points, as for :meth:`run_with_hooks`.
+            allow_nonfinite: Returns logits and losses that are NaN or infinite instead of raising ``ValueError``.
             **changes: Interventions: see :class:`~gpt2_candle._inputs.Changes`.
 
         Raises:
@@ -202,6 +204,7 @@ class Model(Analyses):
             loss=loss,
             hidden_states=output_hidden_states,
             attentions=output_attentions,
+            allow_nonfinite=allow_nonfinite,
         )
         return Output(
             ids=rows,
@@ -212,7 +215,13 @@ class Model(Analyses):
         )
 
     def run_with_cache(
-        self, text: Texts, names: Names = None, *, last_logits_only: bool = False, **changes: Unpack[Changes]
+        self,
+        text: Texts,
+        names: Names = None,
+        *,
+        last_logits_only: bool = False,
+        allow_nonfinite: bool = False,
+        **changes: Unpack[Changes],
     ) -> tuple[Floats, Cache]:
         """Runs the model and returns the logits (B, T, V) and the values at hook points.
 
@@ -221,6 +230,7 @@ class Model(Analyses):
             names: The points: a name or the start of names up to a dot (``"blocks.3."``), a list, or a function that says for each name whether
                 it is wanted. ``None`` is what TransformerLens caches by default.
             last_logits_only: Computes the logits of the last position only.
+            allow_nonfinite: Returns logits that are NaN or infinite instead of raising ``ValueError``.
             **changes: Interventions.
 
         Returns:
@@ -228,11 +238,18 @@ class Model(Analyses):
             memory. Attention patterns and scores, (B, H, T, T), are computed from the cached queries and keys when you read them.
         """
         points = self._points.find(names)
-        found = self._run(rows_of(self._own, text)[0], changes, points=points, logits="last" if last_logits_only else "all")
+        logits = "last" if last_logits_only else "all"
+        found = self._run(rows_of(self._own, text)[0], changes, points=points, logits=logits, allow_nonfinite=allow_nonfinite)
         return np.asarray(found["logits"][0]), Cache({name: found[name][0] for name in points}, self._points.spellings)
 
     def run_with_hooks(
-        self, text: Texts, fwd_hooks: Iterable[tuple[Names, HookFunction]] = (), *, last_logits_only: bool = False, **changes: Unpack[Changes]
+        self,
+        text: Texts,
+        fwd_hooks: Iterable[tuple[Names, HookFunction]] = (),
+        *,
+        last_logits_only: bool = False,
+        allow_nonfinite: bool = False,
+        **changes: Unpack[Changes],
     ) -> Floats:
         """Runs the model with Python functions at hook points, and returns the logits (B, T, V).
 
@@ -242,13 +259,15 @@ class Model(Analyses):
                 value as an array of its own, and ``hook.name`` and ``hook.layer``. What it returns replaces the value; if it returns
                 ``None``, what it wrote into the array does. Functions at the same point are called in order, after interventions.
             last_logits_only: Computes the logits of the last position only.
+            allow_nonfinite: Returns logits that are NaN or infinite instead of raising ``ValueError``.
             **changes: Interventions.
 
         Raises:
             ValueError: for a point that the model lacks, or a replacement of another shape. What a function raises comes out as it is.
         """
         hooks = self._points.hooks(fwd_hooks)
-        found = self._run(rows_of(self._own, text)[0], changes, hooks=hooks, logits="last" if last_logits_only else "all")
+        logits = "last" if last_logits_only else "all"
+        found = self._run(rows_of(self._own, text)[0], changes, hooks=hooks, logits=logits, allow_nonfinite=allow_nonfinite)
         return np.asarray(found["logits"][0])
 
     def _run(
@@ -262,6 +281,7 @@ class Model(Analyses):
         loss: bool = False,
         hidden_states: bool = False,
         attentions: bool = False,
+        allow_nonfinite: bool = False,
     ) -> dict[str, list[Any]]:
         return self._own.run(
             {
@@ -273,6 +293,7 @@ class Model(Analyses):
                 "loss": bool(loss),
                 "hidden_states": bool(hidden_states),
                 "attentions": bool(attentions),
+                "allow_nonfinite": bool(allow_nonfinite),
             }
         )
 

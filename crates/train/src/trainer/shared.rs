@@ -4,7 +4,7 @@ use super::Trainer;
 use crate::error::{Result, TrainError};
 use crate::sharded::{facts_of_program, setting, settings};
 use crate::state::{self, History};
-use candle_core::{Device, DeviceLocation, Tensor};
+use candle_core::DeviceLocation;
 use gpt2_parallel::{Fact, Group};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -58,29 +58,18 @@ impl Trainer {
     /// # Errors
     /// When the file cannot be written.
     pub fn save_state(&self, path: &Path) -> Result<()> {
-        let writes = self.adam.exchange.group.rank() == 0;
-        let own = self.adam.optimizer.state();
-        let mut moments = BTreeMap::new();
-        for kind in ["m", "v"] {
-            let name = |variable: usize| format!("{kind}.{}", self.adam.variables[variable].0);
-            for (variable, (_, var)) in self.adam.variables.iter().enumerate().filter(|_| writes) {
-                let whole = own.get(&name(variable)).filter(|own| own.dims() == var.dims());
-                let whole = whole.map_or_else(
-                    || Tensor::zeros(var.shape(), var.dtype(), &Device::Cpu),
-                    |whole| Ok(whole.clone()),
-                )?;
-                moments.insert(name(variable), whole);
-            }
-            let pieces = self.adam.exchange.own();
-            let own: Vec<Tensor> = pieces.iter().map(|piece| own[&name(piece.variable)].clone()).collect();
-            self.adam.exchange.gather(&own, |piece, values| {
-                moments.get(&name(piece.variable)).map_or(Ok(()), |whole| piece.write(values, whole))
-            })?;
-        }
-        if !writes {
+        let moments = self.adam.moments()?;
+        if self.adam.group().rank() > 0 {
             return Ok(());
         }
-        state::save(path, &self.settings, &self.adam.variables, moments, self.steps(), &self.history)
+        let history = self.history.tensors()?.map(|(name, tensor)| (name.to_owned(), tensor));
+        state::save(
+            path,
+            &self.settings,
+            &self.adam.variables,
+            moments.into_iter().chain(history),
+            self.steps(),
+        )
     }
 
     /// Resumes from the state in a file: the run continues exactly as if it had not stopped, on any number of ranks. Rank
@@ -91,26 +80,16 @@ impl Trainer {
     pub fn resume(&mut self, path: &Path) -> Result<()> {
         let group = self.adam.group();
         let reads = group.rank() == 0;
-        let mut read = reads.then(|| state::read(path, &self.settings, &self.adam.variables)).transpose()?;
-        let history = read.as_ref().map_or_else(History::default, |state| state.history.clone());
-        let history = history.broadcast(group)?;
-        let pieces = self.adam.exchange.own();
-        let mut moments = BTreeMap::new();
-        for (index, (name, var)) in self.adam.variables.iter().enumerate() {
-            let mut value = |kind: &str| {
-                let value = read.as_mut().and_then(|state| state.tensors.remove(&format!("{kind}.{name}")));
-                // The other ranks need room for rank 0's numbers.
-                self.adam.exchange.broadcast(&value.unwrap_or_else(|| var.as_detached_tensor()))
-            };
-            var.set(&value("p")?.to_device(var.device())?)?;
-            for kind in ["m", "v"] {
-                let whole = value(kind)?;
-                if let Some(piece) = pieces.iter().find(|piece| piece.variable == index) {
-                    moments.insert(format!("{kind}.{name}"), piece.cut(&whole)?);
-                }
+        let read = || state::read(path, &self.settings, &self.adam.variables);
+        let (mut tensors, history) = match reads.then(read).transpose()? {
+            Some(saved) => {
+                let history = History::from_tensors(&saved.tensors, saved.steps);
+                (saved.tensors, history.map_err(|reason| TrainError::damaged(path, reason))?)
             }
-        }
-        self.adam.optimizer.restore(&moments, history.training().len() as u64)?;
+            None => (BTreeMap::new(), History::default()),
+        };
+        let history = history.broadcast(group)?;
+        self.adam.restore(&mut tensors, history.training().len() as u64)?;
         self.history = history;
         Ok(())
     }

@@ -40,13 +40,14 @@ struct Downloaded<'a> {
 }
 
 pub(crate) fn download(args: &DownloadArgs) -> anyhow::Result<()> {
-    let id = gpt2_session::model_id(&args.model)?;
-    let snapshot = hub::settings(&args.hub)?.download(&id, hub::revision(&args.hub))?;
+    let (id, revision) = gpt2_session::model_id(&args.model, "--revision", args.hub.revision.as_deref())?;
+    let snapshot = hub::settings(&args.hub)?.download(&id, &revision)?;
     if args.json {
         let report = Downloaded { model: id.to_string(), commit: &snapshot.commit, folder: &snapshot.dir };
         output::json(&report)?;
     } else {
-        writeln!(output::stdout(), "{}\n{}", snapshot.dir.display(), snapshot.commit)?;
+        let folder = visible_text(&snapshot.dir.display().to_string());
+        writeln!(output::stdout(), "{folder}\n{}", snapshot.commit)?;
     }
     Ok(())
 }
@@ -159,8 +160,8 @@ impl<'a> Verified<'a> {
 }
 
 pub(crate) fn verify(args: &VerifyCacheArgs) -> anyhow::Result<ExitCode> {
-    let id = gpt2_session::model_id(&args.model)?;
-    let checks = hub::settings(&args.hub)?.verify(&id, hub::revision(&args.hub), args.repair)?;
+    let (id, revision) = gpt2_session::model_id(&args.model, "--revision", args.hub.revision.as_deref())?;
+    let checks = hub::settings(&args.hub)?.verify(&id, &revision, args.repair)?;
     let rows: Vec<_> = checks.iter().map(Verified::of).collect();
     if args.json {
         output::json(&rows)?;

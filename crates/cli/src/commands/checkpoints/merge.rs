@@ -12,6 +12,7 @@ use crate::values::one_of;
 use anyhow::{Context, anyhow, bail};
 use candle_core::{DType, Device};
 use gpt2_loader::{AdapterFiles, LoadError, SaveOptions, Tokenizer, TokenizerFiles, check_savable, save};
+use gpt2_view::visible_text;
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -146,10 +147,13 @@ pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<()> {
             report.adapters.iter().map(|used| format!("{} x {}", used.name, used.weight)).collect();
         writeln!(
             output::stdout(),
-            "{}: {} with {}, {parameters} parameters",
-            out.display(),
-            report.model,
-            adapters.join(", ")
+            "{}",
+            visible_text(&format!(
+                "{}: {} with {}, {parameters} parameters",
+                out.display(),
+                report.model,
+                adapters.join(", ")
+            ))
         )?;
         Ok(())
     })

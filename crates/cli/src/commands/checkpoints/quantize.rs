@@ -12,6 +12,7 @@ use anyhow::{anyhow, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use gpt2_loader::{Checkpoint, Encoding, GgufType, LoadError, Source, save_gguf};
 use gpt2_model::parameters::WPE;
+use gpt2_view::visible_text;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -175,7 +176,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
     outputs.commit_after(|| {
         output::report(args.json, &report, |report| {
             let megabytes = report.bytes as f64 / 1e6;
-            let file = report.file.display();
+            let file = visible_text(&report.file.display().to_string());
             writeln!(
                 output::stdout(),
                 "{file}: {kind}, {megabytes:.1} MB, {bits_per_parameter:.2} bits a parameter, tokenizer included"

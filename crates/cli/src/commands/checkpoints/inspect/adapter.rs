@@ -8,11 +8,11 @@ use gpt2_loader::{AdapterAudit, AdapterCheckpoint, AdapterConfig, AdapterFiles, 
 use gpt2_model::Gpt2LMHeadModel;
 use gpt2_model::lora::Update;
 use gpt2_model::parameters::Values;
+use gpt2_session::NamedAdapter;
 use gpt2_view::{Align, Table, visible_text};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::Path;
 use std::process::ExitCode;
 
 #[derive(Serialize)]
@@ -55,9 +55,12 @@ pub(super) fn named(name: Option<&str>, args: &ModelArgs) -> anyhow::Result<Opti
         (_, [_, second, ..]) => {
             anyhow::bail!("--adapter: inspect shows one at a time, and {} is the second", second.source)
         }
-        (Some(name), []) if AdapterFiles::is_in(Path::new(name)) => {
-            Ok(Some(AdapterFiles::directory(Path::new(name))?))
-        }
+        (Some(name), []) => match NamedAdapter::find(name) {
+            Ok(NamedAdapter::Folder(dir)) if AdapterFiles::is_in(&dir) => {
+                Ok(Some(AdapterFiles::directory(&dir)?))
+            }
+            _ => Ok(None),
+        },
         _ => Ok(None),
     }
 }

@@ -191,7 +191,7 @@ pub(super) fn show_effect(
             (format!("the logit of {target} less that of {against}"), "change of the difference")
         }
     };
-    let name = &scene.subject.session.name;
+    let name = scene.subject.session.title();
     let to = report.ablation;
     let about = PictureMetadata {
         title: format!("{name}: change of {of} with each head ablated to {to}"),
@@ -302,7 +302,7 @@ pub(super) fn show_rollout(scene: &AttentionScene, mut outputs: Outputs) -> anyh
     scene.subject.check_finite([&rollout])?;
     let tokens = scene.subject.shown;
     let about = PictureMetadata {
-        title: format!("{}: attention rollout after {layers} layers", scene.subject.session.name),
+        title: format!("{}: attention rollout after {layers} layers", scene.subject.session.title()),
         made_by: scene.subject.made_by,
         settings: Value::Null,
     };

@@ -159,7 +159,7 @@ impl Views {
                 }
             };
             let about = PictureMetadata {
-                title: format!("{}: {what}", session.name),
+                title: format!("{}: {what}", session.title()),
                 made_by,
                 settings: Value::Null,
             };

@@ -77,7 +77,7 @@ pub(crate) fn run(args: &CircuitsArgs) -> anyhow::Result<()> {
         None => {
             let report = overview(args, &circuits, provenance)?;
             let about = PictureMetadata {
-                title: format!("{}: copying, and how heads feed one another", session.name),
+                title: format!("{}: copying, and how heads feed one another", session.title()),
                 made_by: &report.provenance,
                 settings: Value::Null,
             };
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &CircuitsArgs) -> anyhow::Result<()> {
         Some(head) => {
             let report = one_head(args, &session, &circuits, head, provenance)?;
             let about = PictureMetadata {
-                title: format!("{}: head {}.{} by token", session.name, head.layer, head.head),
+                title: format!("{}: head {}.{} by token", session.title(), head.layer, head.head),
                 made_by: &report.provenance,
                 settings: json!({ "tokens": args.token, "top": args.top }),
             };

@@ -143,7 +143,7 @@ pub(crate) fn run(args: &DiscoverArgs) -> anyhow::Result<()> {
     ] {
         settings[name] = value;
     }
-    let title = format!("{}: a circuit of {}", session.name, count(circuit.edges.len(), "edge"));
+    let title = format!("{}: a circuit of {}", session.title(), count(circuit.edges.len(), "edge"));
     let about = PictureMetadata { title, made_by: &provenance, settings: settings.clone() };
     args.picture.draw(&mut outputs, &about, |frame| picture::draw(frame, study.graph(), &circuit.edges))?;
     let report = Report {

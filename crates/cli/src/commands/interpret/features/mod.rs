@@ -1,6 +1,7 @@
 //! `gpt2 features`: which features of a sparse autoencoder or transcoder fire in a text, and what they do.
 
 mod args;
+mod finite;
 mod opened;
 mod over_store;
 mod report;
@@ -20,12 +21,14 @@ use candle_core::Tensor;
 use gpt2_circuits::features::{FeatureRun, Features, PartPair};
 use gpt2_model::analysis::Metric;
 use gpt2_model::dictionary::Fired;
+use gpt2_model::finite::all_finite;
 use gpt2_model::hooks::Hooks;
 use opened::{opened, promoted};
 use report::{
     Active, Attention, Attributed, Detail, DictionarySummary, FeatureEffect, FeaturePair, Promoted, Quality,
     Report, TokenAtPosition, TokenFeatures, print,
 };
+use std::process::ExitCode;
 
 /// The arguments, model and dictionary, which all texts of a run share.
 struct FeaturesRun<'a> {
@@ -39,7 +42,7 @@ struct FeaturesRun<'a> {
     promoted: Vec<Option<Promoted>>,
 }
 
-pub(crate) fn run(args: &FeaturesArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &FeaturesArgs) -> anyhow::Result<ExitCode> {
     args.study.interventions.no_circuit("features")?;
     if let Some(store) = &args.store {
         return over_store::run(args, store);
@@ -70,7 +73,8 @@ pub(crate) fn run(args: &FeaturesArgs) -> anyhow::Result<()> {
     let study = &args.study;
     let export = args.export.as_deref();
     let job = Job { prompts, study, session: &session, chosen: None, export, outputs };
-    job.run(text, |prompt, changes| run.on(prompt, changes), print)
+    job.run(text, |prompt, changes| run.on(prompt, changes), print)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The metric of `--target` and `--against`, and their tokens; `None` without `--target`.
@@ -89,8 +93,11 @@ impl FeaturesRun<'_> {
     fn on(&self, prompt: &Prompt, changes: &Changes) -> anyhow::Result<Ran<Report>> {
         let ids = self.session.input_ids(&prompt.ids)?; // (1, T)
         let found = self.features.run(&self.session.model, &ids, Some(&changes.list))?;
-        let check = [&found.target, &found.rebuilt];
-        self.args.study.finite.check(self.session, &ids, Some(&changes.list), check)?;
+        self.args.study.finite.check(self.session, &ids, Some(&changes.list), [&found.target])?;
+        // From a sound value, only the dictionary makes one that is not.
+        let rebuilt = if all_finite(&found.rebuilt)? { 0.0 } else { f64::NAN };
+        let allow = self.args.study.finite.allow_nonfinite;
+        finite::check(allow, &self.about, [("a rebuilt value", rebuilt)])?;
         let labels: Vec<Label> = prompt.ids.iter().map(|&id| self.session.label(id)).collect();
         let tokens =
             labels.iter().enumerate().map(|(position, token)| self.place(&found, position, token)).collect();
@@ -104,6 +111,7 @@ impl FeaturesRun<'_> {
             attention: self.attention(&ids, &labels, changes)?,
             tokens,
         };
+        finite::check(allow, &self.about, finite::of_text(&report))?;
         let tensors = if self.args.export.is_some() {
             let FeatureRun { code, target, rebuilt, .. } = &found;
             let named =

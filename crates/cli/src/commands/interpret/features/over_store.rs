@@ -1,14 +1,16 @@
 //! `gpt2 features --store`: what features do over the tokens that `gpt2 record` wrote.
 
 use super::args::FeaturesArgs;
+use super::finite::{self, Number};
 use super::opened::{opened, promoted};
 use super::report::{DictionarySummary, Promoted, print_promoted};
 use crate::model::session::{Label, Session};
-use crate::output::progress::{Stop, bar};
+use crate::output::progress::bar;
 use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
 use crate::output::{self, note};
-use crate::values::count;
+use crate::process::signals::Stop;
+use crate::values::{count, short, without_folders};
 use anyhow::{Context, bail};
 use gpt2_circuits::features::{Around, Peak, Tally, Tokens};
 use gpt2_files::{INDEX, Shard, Store};
@@ -18,6 +20,7 @@ use gpt2_view::{Table, visible_text};
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 /// The tokens to show around a place, as many as fit on a line.
 const AROUND: Around = Around { before: 12, after: 6 };
@@ -61,7 +64,7 @@ struct StrongestPlace {
     after: String,
 }
 
-pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<()> {
+pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<ExitCode> {
     let store = Store::open(path)?;
     let source = args.dictionary()?;
     let mut inputs = ReadFiles::default();
@@ -70,7 +73,9 @@ pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<()> {
     let (dictionary, features) = opened(&session, source)?;
     let promoted = promoted(args, &session, &features)?;
     let facts = &store.index().facts;
-    if let Some(model) = facts["provenance"]["model"].as_str().filter(|model| *model != session.name) {
+    if let Some(model) =
+        facts["provenance"]["model"].as_str().filter(|model| without_folders(model) != session.title())
+    {
         note(&format!(
             "the store was recorded with {model}, and its tokens are shown as those of {}; name the model with --model",
             session.name
@@ -103,7 +108,7 @@ pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<()> {
     };
 
     let mut tally = Tally::new(features.dictionary(), args.top_k.into(), AROUND);
-    let stop = Stop::listen()?;
+    let stop = Stop::listen();
     let bar = bar(Some(store.tokens() as u64), "{bar:30} {pos} of {len} tokens, {eta} left");
     for number in 0..store.len() {
         let shard = store.shard(number)?;
@@ -112,7 +117,8 @@ pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<()> {
         bar.set_position(tally.tokens() as u64);
         if stop.is_asked() {
             bar.finish_and_clear();
-            bail!("stopped after {} of {} tokens", tally.tokens(), store.tokens());
+            note(&format!("stopped after {} of {} tokens", tally.tokens(), store.tokens()));
+            return Ok(ExitCode::from(stop.code()));
         }
     }
     bar.finish_and_clear();
@@ -132,7 +138,9 @@ pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<()> {
         silent: tally.uses().iter().filter(|one| one.fired == 0).count(),
         features: chosen.into_iter().zip(promoted).map(of).collect(),
     };
-    output::report(args.study.json, &report, |report| print(report, !args.feature.is_empty()))
+    finite::check(args.study.finite.allow_nonfinite, &report.dictionary, numbers(&report))?;
+    output::report(args.study.json, &report, |report| print(report, !args.feature.is_empty()))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn add(
@@ -150,6 +158,18 @@ fn add(
     let positions = shard.positions.to_vec1::<u32>()?;
     let tokens = Tokens { ids: &ids, documents: &documents, positions: &positions };
     Ok(tally.add(tokens, &shard.values[read], target.map(|at| &shard.values[at]))?)
+}
+
+/// The numbers of the report.
+fn numbers(report: &Report) -> Vec<Number> {
+    let mut all: Vec<Number> = vec![("L0", report.l0)];
+    all.extend(report.explained_variance.map(|number| ("the explained variance", number)));
+    for one in &report.features {
+        all.extend(one.mean.map(|mean| ("a mean activation", mean)));
+        all.extend(one.strongest.iter().map(|peak| ("an activation", f64::from(peak.activation))));
+        all.extend(finite::promoted(one.promoted.as_ref()));
+    }
+    all
 }
 
 /// The features that fire at most tokens.
@@ -188,10 +208,12 @@ fn text(session: &Session, ids: &[u32]) -> String {
 
 fn print(report: &Report, chosen: bool) -> anyhow::Result<()> {
     let mut out = output::stdout();
-    writeln!(out, "{}: {}", report.store.display(), count(report.tokens, "token"))?;
+    let store = visible_text(&report.store.display().to_string());
+    writeln!(out, "{store}: {}", count(report.tokens, "token"))?;
     writeln!(out, "{}", report.dictionary)?;
-    let explained =
-        report.explained_variance.map_or_else(String::new, |of| format!("; explained variance {of:.3}"));
+    let explained = report
+        .explained_variance
+        .map_or_else(String::new, |of| format!("; explained variance {}", short(of)));
     writeln!(out, "L0 {:.1}{explained}; {} never fire\n", report.l0, count(report.silent, "feature"))?;
     if !chosen {
         let mut table = Table::new(&[
@@ -206,8 +228,8 @@ fn print(report: &Report, chosen: bool) -> anyhow::Result<()> {
             table.row(vec![
                 one.feature.to_string(),
                 percent(one.share),
-                one.mean.map_or_else(String::new, |mean| format!("{mean:.3}")),
-                format!("{:.3}", peak.activation),
+                one.mean.map_or_else(String::new, short),
+                short(peak.activation.into()),
                 peak.shown(),
             ]);
         }
@@ -218,7 +240,7 @@ fn print(report: &Report, chosen: bool) -> anyhow::Result<()> {
         if i > 0 {
             writeln!(out)?;
         }
-        let mean = one.mean.map_or_else(String::new, |mean| format!(", {mean:.3} on average there"));
+        let mean = one.mean.map_or_else(String::new, |mean| format!(", {} on average there", short(mean)));
         writeln!(out, "feature {}: fires at {} of the tokens{mean}", one.feature, percent(one.share))?;
         print_promoted(&mut out, one.promoted.as_ref())?;
         if one.strongest.is_empty() {
@@ -228,7 +250,7 @@ fn print(report: &Report, chosen: bool) -> anyhow::Result<()> {
         let mut table = Table::new(&columns);
         for peak in &one.strongest {
             let StrongestPlace { document, position, activation, .. } = peak;
-            let row = [document.to_string(), position.to_string(), format!("{activation:.3}"), peak.shown()];
+            let row = [document.to_string(), position.to_string(), short((*activation).into()), peak.shown()];
             table.row(row.into());
         }
         write!(out, "\n{}", table.render())?;

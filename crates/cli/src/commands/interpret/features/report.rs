@@ -3,9 +3,10 @@
 use crate::model::session::Label;
 use crate::output;
 use crate::results::provenance::RunProvenance;
+use crate::values::short;
 use gpt2_loader::DictionaryOrigin;
 use gpt2_view::Align::{Left, Right};
-use gpt2_view::Table;
+use gpt2_view::{Table, visible_text};
 use serde::Serialize;
 use std::fmt::{self, Display};
 use std::io::Write;
@@ -44,7 +45,7 @@ pub(super) struct DictionarySummary {
 impl Display for DictionarySummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, architecture, hook, hook_out, features, .. } = self;
-        write!(f, "{name}: {architecture}, {features} features of {hook}")?;
+        write!(f, "{}: {architecture}, {features} features of {hook}", visible_text(name))?;
         hook_out.iter().try_for_each(|hook_out| write!(f, ", predicts {hook_out}"))
     }
 }
@@ -174,14 +175,17 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
 fn quality(quality: &Quality) -> String {
     let mut parts = vec![format!("L0 {:.1}", quality.l0)];
     if let Some(explained) = quality.explained_variance {
-        parts.push(format!("explained variance {explained:.3}"));
+        parts.push(format!("explained variance {}", short(explained)));
     }
     if let (Some(clean), Some(rebuilt), Some(zeroed)) =
         (quality.loss, quality.loss_rebuilt, quality.loss_zeroed)
     {
-        let recovered = quality.loss_recovered.map(|share| format!(": {share:.3} recovered"));
+        let recovered = quality.loss_recovered.map(|share| format!(": {} recovered", short(share)));
         parts.push(format!(
-            "loss {clean:.3}, rebuilt {rebuilt:.3}, zeroed {zeroed:.3} nats{}",
+            "loss {}, rebuilt {}, zeroed {} nats{}",
+            short(clean),
+            short(rebuilt),
+            short(zeroed),
             recovered.unwrap_or_default()
         ));
     }
@@ -198,10 +202,7 @@ fn strongest(out: &mut impl Write, report: &Report) -> anyhow::Result<()> {
     for place in &report.tokens {
         let mut cells = vec![place.position.to_string(), place.token.to_string(), place.fired.to_string()];
         cells.extend(
-            place
-                .strongest
-                .iter()
-                .flat_map(|one| [one.feature.to_string(), format!("{:.3}", one.activation)]),
+            place.strongest.iter().flat_map(|one| [one.feature.to_string(), short(one.activation.into())]),
         );
         cells.resize(columns.len(), String::new());
         table.row(cells);
@@ -235,7 +236,7 @@ fn print_detail(out: &mut impl Write, detail: &Detail) -> anyhow::Result<()> {
     }
     let mut table = Table::new(&[("position", Right), ("token", Left), ("activation", Right)]);
     for one in &detail.fires {
-        table.row(vec![one.position.to_string(), one.token.to_string(), format!("{:.3}", one.activation)]);
+        table.row(vec![one.position.to_string(), one.token.to_string(), short(one.activation.into())]);
     }
     writeln!(out, "\n{}", table.render())?;
     Ok(())
@@ -255,7 +256,7 @@ fn print_effects(out: &mut impl Write, effects: &Attributed) -> anyhow::Result<(
             one.position.to_string(),
             one.token.to_string(),
             one.feature.to_string(),
-            format!("{:.3}", one.activation),
+            short(one.activation.into()),
             format!("{:+.3}", one.effect),
         ]);
     }
@@ -279,7 +280,7 @@ fn print_attention(out: &mut impl Write, attention: &Attention) -> anyhow::Resul
     ];
     let mut table = Table::new(&columns);
     let side = |active: &Option<Active>| match active {
-        Some(Active { feature, activation }) => [feature.to_string(), format!("{activation:.3}")],
+        Some(Active { feature, activation }) => [feature.to_string(), short((*activation).into())],
         None => ["the rest".into(), String::new()],
     };
     for one in pairs {

@@ -108,7 +108,7 @@ pub(super) fn run(
     let provenance = RunProvenance::of_tokens(session, pairs[0].clean.len())?.under(&changes);
     let settings = args.pairs.facts(pairs);
     let about = PictureMetadata {
-        title: format!("{}: patching over {} pairs", session.name, pairs.len()),
+        title: format!("{}: patching over {} pairs", session.title(), pairs.len()),
         made_by: &provenance,
         settings: settings.clone(),
     };

@@ -79,7 +79,7 @@ fn run_one(
     let about = PictureMetadata {
         title: format!(
             "{}: patching, {} against {}",
-            session.name,
+            session.title(),
             visible_token(one.answer),
             visible_token(one.against)
         ),

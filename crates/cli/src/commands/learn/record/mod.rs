@@ -9,11 +9,12 @@ use crate::input::corpus::{By, Corpus, shared};
 use crate::input::text_lines::STDIN;
 use crate::model::hub;
 use crate::model::session::Session;
-use crate::output::progress::{Stop, bar};
+use crate::output::progress::bar;
 use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
 use crate::output::{self, note};
 use crate::process::parallel;
+use crate::process::signals::{self, Stop};
 use crate::results::provenance::RunProvenance;
 use crate::values::count;
 use anyhow::bail;
@@ -21,6 +22,7 @@ pub(crate) use args::RecordArgs;
 use candle_core::DType;
 use gpt2_files::{INDEX, StoreWriter};
 use gpt2_parallel::{Fact, Group};
+use gpt2_view::visible_text;
 use recording::Recording;
 use run::RecordRun;
 use serde::Serialize;
@@ -30,6 +32,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 use texts::{Pending, ShardTexts};
+
+/// What a run that stops says.
+const RESUME: &str = "the finished shards stay: run the same command with --resume to continue";
 
 /// The settings that every shard depends on.
 #[derive(Serialize)]
@@ -89,7 +94,8 @@ fn record(args: &RecordArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
     }
     group.any(false)?;
     let writer = writer()?;
-    let stop = Stop::listen()?;
+    let stop = Stop::listen();
+    signals::left_by_an_end(RESUME);
     let bar = bar(
         corpus.as_ref().and_then(|corpus| corpus.bytes),
         "{bar:30} {bytes} of {total_bytes}, {eta} left{msg}",
@@ -114,7 +120,7 @@ fn record(args: &RecordArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
         while let Some(round) = pending.round(group.size(), ended) {
             let Some(computed) = run.round(tokens.len(), &round)? else {
                 bar.finish_and_clear();
-                note("stopped; the finished shards stay: run the same command with --resume to continue");
+                note(&format!("stopped; {RESUME}"));
                 return Ok(ExitCode::from(stop.code()));
             };
             tokens.extend(round.iter().map(ShardTexts::tokens));
@@ -222,7 +228,7 @@ fn print(total: &RecordingTotals) -> anyhow::Result<()> {
     writeln!(
         out,
         "{}: {} of {}, {}, at {}",
-        folder.display(),
+        visible_text(&folder.display().to_string()),
         count(*tokens, "token"),
         count(*documents, "document"),
         count(*shards, "shard"),

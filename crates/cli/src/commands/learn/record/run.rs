@@ -6,7 +6,7 @@ use crate::input::point_values::values;
 use crate::input::windows::{DocumentWindow, batches, windows};
 use crate::interventions::checks::Reads;
 use crate::model::session::Session;
-use crate::output::progress::Stop;
+use crate::process::signals::Stop;
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
 use gpt2_files::{Shard, StoreWriter};

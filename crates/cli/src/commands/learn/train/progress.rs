@@ -3,8 +3,9 @@
 use super::args::{TrainArgs, unsaved, worded};
 use super::files;
 use crate::interventions::changes::Changes;
-use crate::output::progress::{Stop, bar};
+use crate::output::progress::bar;
 use crate::output::{is_quiet, note};
+use crate::process::signals::Stop;
 use gpt2_loader::{AdapterConfig, SaveOptions, Tokenizer, save_adapter};
 use gpt2_train::{Metrics, StepReport, Trainer, TrainingEvent, Validation};
 use indicatif::ProgressBar;
@@ -35,7 +36,7 @@ impl<'a> Progress<'a> {
     ) -> anyhow::Result<Self> {
         let done = trainer.steps();
         let writes = trainer.group().rank() == 0;
-        let stop = Stop::listen()?;
+        let stop = Stop::listen();
         let bar = bar(Some(args.steps.into()), "{bar:30} {pos}/{len} {msg}, {eta} left").with_position(done);
         bar.reset_eta();
         let metrics = match args.metrics.as_ref().filter(|_| writes) {

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 #[command(mut_arg("timeout", |arg| arg.help(TIMEOUT)))]
 #[command(after_help = "\
 The folder that it writes is a dictionary in SAELens' form, which gpt2 features and SAELens read. Ctrl-C saves what has been
-learned. The same seed gives the same files, on any number of threads and processes. --features, --k and --lr matter most: more
+learned, and --resume goes on from there to the same files. The same seed gives the same files, on any number of threads and processes. --features, --k and --lr matter most: more
 features that fire explain more, and say less each. Of a text, the model computes the values while the dictionary learns, in windows in a
 random order. A store is faster to read again, and every process must see it; rank 0 alone reads a text.
 
@@ -20,6 +20,7 @@ Examples:
   gpt2 train-features activations --features 768 --k 16 --out sae-new
   gpt2 train-features activations --features 768 --k 16 --sparsity jumprelu --epochs 2 --out sae-jump --json
   gpt2 train-features notes.txt --point blocks.2.hook_resid_post --features 768 --k 16 --out sae-live   # nothing is recorded
+  gpt2 train-features activations --features 768 --k 16 --out sae-new --resume   # go on after Ctrl-C
   mpirun -n 4 gpt2 train-features activations --accumulate 4 --batch 256 --out sae-shared   # on four processes")]
 pub(crate) struct TrainFeaturesArgs {
     /// The folder that gpt2 record wrote; or a text, JSON lines (.jsonl) or a folder of .txt files, with --point
@@ -58,6 +59,9 @@ pub(crate) struct TrainFeaturesArgs {
     /// Replace a dictionary that is already in --out
     #[arg(long)]
     pub(super) overwrite: bool,
+    /// Go on where a stopped run in --out was, with the same options. Of a text, the model computes again what has been learned from
+    #[arg(long, conflicts_with = "overwrite")]
+    pub(super) resume: bool,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,

@@ -8,11 +8,12 @@ mod values;
 use crate::input::corpus::{By, Corpus};
 use crate::input::text_lines::STDIN;
 use crate::model::hub;
-use crate::output::progress::{Stop, bar};
+use crate::output::progress::bar;
 use crate::output::read_files::ReadFiles;
 use crate::output::written_files::{NewFolder, Outputs};
 use crate::output::{self, note};
 use crate::process::parallel;
+use crate::process::signals::Stop;
 use crate::values::{count, name_of};
 use anyhow::{Context, bail};
 use args::SPARSITIES;
@@ -23,10 +24,12 @@ use gpt2_model::Config;
 use gpt2_model::hooks::Point;
 use gpt2_parallel::Group;
 use gpt2_train::{DictionaryOptions, DictionaryStep, DictionaryTrainer, TrainError};
+use gpt2_view::visible_text;
 use live::LiveValues;
 use serde::Serialize;
 use serde_json::json;
 use std::io::Write;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -56,8 +59,8 @@ impl Report {
     fn new(
         args: &TrainFeaturesArgs,
         point: &str,
-        d: usize,
-        features: usize,
+        (d, features): (usize, usize),
+        steps: usize,
         found: &[DictionaryStep],
     ) -> Self {
         let last = &found[found.len().saturating_sub(LAST)..];
@@ -68,8 +71,8 @@ impl Report {
             point: point.to_owned(),
             d,
             features,
-            steps: found.len(),
-            tokens: found.len() * tokens_of_step(args),
+            steps,
+            tokens: steps * tokens_of_step(args),
             explained_variance: 1.0 - mean(|step| step.unexplained),
             l0: mean(|step| step.l0),
             silent: last.last().map_or(0, |step| step.silent),
@@ -105,7 +108,11 @@ fn train_features(args: &TrainFeaturesArgs, group: &Arc<dyn Group>) -> anyhow::R
     let corpus = (leads && !is_store).then(|| Corpus::open(&args.source, by.clone())).transpose()?;
     let files = corpus.iter().flat_map(|corpus| corpus.files.iter().cloned()).collect::<Vec<_>>();
     inputs(args, &files).spare_folder(&format!("--out {}", args.out.display()), &args.out)?;
-    let mut outputs = Outputs::new(args.overwrite);
+    let state = args.out.join(STATE);
+    if leads {
+        check_state(args, &state)?;
+    }
+    let mut outputs = Outputs::new(args.overwrite || args.resume);
     for path in DictionaryCheckpoint::paths_in(&args.out).iter().filter(|_| leads) {
         outputs.add("--out", path);
     }
@@ -128,39 +135,82 @@ fn train_features(args: &TrainFeaturesArgs, group: &Arc<dyn Group>) -> anyhow::R
     let sample = values.sample(args)?;
     let d = sample.dim(1)?;
     let features = args.features.map_or(FEATURES_OF_ONE * d, |features| features as usize);
-    let trainer = DictionaryTrainer::new(&sample, options(args, features, steps))?;
-    let mut trainer = trainer.in_group(Arc::clone(group), &agreed(args, &values)?)?;
+    let trainer = DictionaryTrainer::new(&sample, options(args, features, steps));
+    let trainer = trainer.map_err(|error| values.blamed(error.into()))?;
+    let given = agreed(args, &values)?;
+    let mut trainer = trainer.in_group(Arc::clone(group), &given)?;
     let _folder = leads.then(|| NewFolder::make(&args.out).context("--out")).transpose()?;
     outputs.check(&inputs(args, &files))?;
-    let stop = Stop::listen()?;
     let mut found = vec![];
-    let trained = train(args, &values, &mut trainer, &stop, steps, &mut found);
+    let mut done = 0;
+    if args.resume {
+        done = trainer.resume(&state, &given).map_err(worded)?;
+        note(&format!("going on after step {done}"));
+    }
+    let stop = Stop::listen();
+    let trained = train(args, &values, &mut trainer, &stop, done..steps, &mut found);
+    let ended = done + found.len();
     // After a failed exchange, a rank may have some of the new weights and not the others.
     let is_saved = !found.is_empty()
         && !trained.as_ref().is_err_and(|error| matches!(error.downcast_ref(), Some(TrainError::Group(_))));
     if leads && is_saved {
         let (tensors, selection) = trainer.dictionary()?;
-        let made_by = made_by(args, &values, features, found.len());
+        let made_by = made_by(args, &values, features, ended);
         save_dictionary(&args.out, &tensors, &selection, &about(values.facts(), point, made_by))?;
+    }
+    // Beside the dictionary, so that the run can go on; a finished one needs none.
+    if is_saved && trained.is_ok() && ended < steps {
+        trainer.save_state(&state, &given)?;
+    } else if leads && trained.is_ok() {
+        let _ = std::fs::remove_file(&state);
     }
     if is_saved && !trained.as_ref().is_err_and(anyhow::Error::is::<gpt2_parallel::Error>) {
         group.any(false)?; // until it is written
     }
     if is_saved {
         trained.with_context(|| {
-            format!("stopped after {} of {steps} steps; what was learned before is saved", found.len())
+            format!("stopped after {ended} of {steps} steps; what was learned before is saved")
         })?;
     } else {
         trained?;
     }
     if leads {
-        output::report(args.json, &Report::new(args, name, d, features, &found), print)?;
+        output::report(args.json, &Report::new(args, name, (d, features), ended, &found), print)?;
     }
-    if found.len() < steps {
-        note(&format!("stopped after {} of {steps} steps; what has been learned is saved", found.len()));
+    if ended < steps {
+        note(&format!(
+            "stopped after {ended} of {steps} steps; what has been learned is saved; run the same command with --resume to continue"
+        ));
         return Ok(ExitCode::from(stop.code()));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The file of a stopped run's state, beside the dictionary.
+const STATE: &str = "training-state.safetensors";
+
+/// Refuses to resume where there is no run, and to begin where one waits to go on.
+fn check_state(args: &TrainFeaturesArgs, state: &Path) -> anyhow::Result<()> {
+    if args.resume && !state.exists() {
+        bail!("--resume: there is no {}; the run has finished, or never started", state.display());
+    }
+    if state.exists() && !args.resume && !args.overwrite {
+        bail!(
+            "--out {}: a run stopped there; continue it with --resume, or start anew with --overwrite",
+            args.out.display()
+        );
+    }
+    Ok(())
+}
+
+/// An error of resuming, in this command's words.
+fn worded(error: TrainError) -> anyhow::Error {
+    match error {
+        TrainError::Setting { name, before, now } => anyhow::anyhow!(
+            "--resume: {name} was {before} and is {now}; give what the run began with, or start anew with --overwrite"
+        ),
+        other => other.into(),
+    }
 }
 
 /// The number of steps over all epochs. Error for fewer tokens than a step takes.
@@ -236,19 +286,21 @@ fn train(
     values: &TrainingValues,
     trainer: &mut DictionaryTrainer,
     stop: &Stop,
-    steps: usize,
+    steps: Range<usize>,
     found: &mut Vec<DictionaryStep>,
 ) -> anyhow::Result<()> {
-    let bar = bar(Some(steps as u64), "{bar:30} step {pos}/{len}, {eta} left{msg}");
+    let bar = bar(Some(steps.end as u64), "{bar:30} step {pos}/{len}, {eta} left{msg}");
+    bar.set_position(steps.start as u64);
+    bar.reset_eta();
     let rank = trainer.group().rank();
     let ranks = trainer.group().size();
-    for batches in values.steps(args, steps, move |place| place % ranks == rank) {
+    for batches in values.steps(args, steps.end, move |place| place % ranks == rank).skip(steps.start) {
         // All ranks leave together, before anything has changed.
         if trainer.group().any(batches.is_err())? {
             batches?;
             bail!("another process could not read or compute its values");
         }
-        let step = trainer.step(&batches?)?;
+        let step = trainer.step(&batches?).map_err(|error| values.blamed(error.into()))?;
         bar.inc(1);
         bar.set_message(format!(", explains {:.3}, L0 {:.1}", 1.0 - step.unexplained, step.l0));
         found.push(step);
@@ -274,7 +326,8 @@ fn about(facts: &serde_json::Value, hook: Point, made_by: serde_json::Value) -> 
 fn print(report: &Report) -> anyhow::Result<()> {
     let Report { out, point, d, features, steps, tokens, explained_variance, l0, silent } = report;
     let mut out_stream = output::stdout();
-    writeln!(out_stream, "{}: {features} features of {point} ({d} numbers)", out.display())?;
+    let out = visible_text(&out.display().to_string());
+    writeln!(out_stream, "{out}: {features} features of {point} ({d} numbers)")?;
     writeln!(
         out_stream,
         "{} of {}: explained variance {explained_variance:.3}, L0 {l0:.1}, {silent} silent",

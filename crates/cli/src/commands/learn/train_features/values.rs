@@ -9,6 +9,9 @@ use candle_fused::Implementation;
 use gpt2_files::Store;
 use gpt2_model::hooks::Point;
 
+/// Sums of the squares of a batch's larger values may exceed f32.
+const LARGEST: f64 = 1e15;
+
 /// A store, or a model that reads a text.
 pub(super) enum TrainingValues<'a> {
     Recorded { store: Store, name: String },
@@ -70,6 +73,20 @@ impl TrainingValues<'_> {
         };
         let first = steps.next().transpose()?.and_then(|step| step.into_iter().next());
         first.context("the text has no token")
+    }
+
+    /// An error of training, with the shard whose values are to blame for it, if there is one.
+    pub(super) fn blamed(&self, error: anyhow::Error) -> anyhow::Error {
+        let Self::Recorded { store, name } = self else { return error };
+        let Some((shard, size)) = store.largest(name).filter(|(_, size)| *size > LARGEST) else {
+            return error;
+        };
+        let reason = if size.is_finite() {
+            format!("holds values up to {size:.1e} of {name}, whose squares are too large to learn from")
+        } else {
+            format!("holds NaN or infinity at {name}, from which nothing can be learned")
+        };
+        error.context(format!("{}: {reason}; were they recorded from a sound model?", shard.display()))
     }
 
     /// At most `count` steps; a model computes the batches at the places for which `mine` is true.

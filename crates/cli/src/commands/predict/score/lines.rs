@@ -20,6 +20,8 @@ pub(super) struct ScoreLines {
     before: Option<BufReader<File>>,
     /// The length of the file in bytes, up to the end of the last whole section.
     length: u64,
+    /// Whether there was no file of this name when the run began.
+    is_new: bool,
 }
 
 /// The numbers that a document's line adds to the totals.
@@ -64,6 +66,7 @@ impl ScoreLines {
         let part = part_of(&out);
         let named = || part.display().to_string();
         let length = first.len() as u64 + 1;
+        let is_new = !std::fs::metadata(&out).is_ok_and(|there| there.len() > 0);
         let is_first = resume && !part.exists() && !out.exists();
         if is_first {
             note("--resume: there is no earlier run; this one starts");
@@ -72,7 +75,11 @@ impl ScoreLines {
             let options = File::options().write(true).create(true).truncate(false).open(&part);
             let mut file = locked(options.with_context(named)?, &part)?;
             file.set_len(0).and_then(|()| writeln!(file, "{first}")).with_context(named)?;
-            return Ok(Self { out, part, file: Some(file), before: None, length });
+            // Who may not read the file that it replaces may not read this one either.
+            if let Ok(before) = std::fs::metadata(&out) {
+                std::fs::set_permissions(&part, before.permissions()).with_context(named)?;
+            }
+            return Ok(Self { out, part, file: Some(file), before: None, length, is_new });
         }
         let finished = !part.exists() && out.exists();
         let found = if finished { &out } else { &part };
@@ -90,7 +97,7 @@ impl ScoreLines {
         }
         let open = || locked(File::options().write(true).open(&part).with_context(named)?, &part);
         let file = (!finished).then(open).transpose()?;
-        Ok(Self { out, part, file, before: Some(before), length })
+        Ok(Self { out, part, file, before: Some(before), length, is_new })
     }
 
     /// The numbers of this section's lines, if all are there already. The names and texts of the documents must be those of
@@ -179,6 +186,13 @@ impl ScoreLines {
             return Ok(());
         };
         file.sync_all().with_context(named)?;
+        if self.is_new && std::fs::metadata(&self.out).is_ok_and(|there| there.len() > 0) {
+            bail!(
+                "{}: another run has written it meanwhile; what this one found is in {}",
+                self.out.display(),
+                self.part.display()
+            );
+        }
         std::fs::rename(&self.part, &self.out).with_context(named)
     }
 }

@@ -9,11 +9,12 @@ use crate::input::text_lines::STDIN;
 use crate::interventions::args::InterventionArgs;
 use crate::interventions::changes::Prepared;
 use crate::model::session::{ModelArgs, Session};
-use crate::output::progress::{Stop, bar};
+use crate::output::progress::bar;
 use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
 use crate::output::{self, note};
 use crate::process::parallel::{self, ParallelArgs, TIMEOUT};
+use crate::process::signals::{self, Stop};
 use crate::results::provenance::RunProvenance;
 use crate::values::count;
 use anyhow::{Context, bail};
@@ -105,6 +106,9 @@ struct ScoreHeader<'a> {
     isa: &'static str,
 }
 
+/// What a run that stops says to do.
+const RESUME: &str = "run the same command with --resume to continue";
+
 /// The most documents that a table lists.
 const ROWS: usize = 20;
 
@@ -194,7 +198,10 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     agree(group, &first_line)?;
     let lines = args.jsonl.as_ref().filter(|_| leads);
     let mut lines = lines.map(|out| ScoreLines::open(out, &first_line, args.resume)).transpose()?;
-    let stop = Stop::listen()?;
+    let stop = Stop::listen();
+    if lines.is_some() {
+        signals::left_by_an_end(RESUME);
+    }
     let bar = match corpus.as_ref().map(|corpus| corpus.bytes) {
         Some(None) => bar(None, "{bytes} scored, {elapsed}"),
         known => bar(known.flatten(), "{bar:30} {bytes} of {total_bytes}, {eta} left"),
@@ -206,21 +213,18 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
             section.iter().zip(found).for_each(|(document, row)| total.add(document, row));
         };
         let section = next_section(group, corpus.as_mut(), lines.as_mut(), skipped)?;
-        let stopped = group.any(stop.is_asked())?;
-        if section.is_empty() || stopped {
-            bar.finish_and_clear();
-            if stopped && !section.is_empty() {
-                let resume = if args.jsonl.is_some() {
-                    "; run the same command with --resume to continue"
-                } else {
-                    ""
-                };
-                note(&format!("stopped after {}{resume}", count(total.documents, "document")));
-                return Ok(ExitCode::from(stop.code()));
-            }
+        // At the end, nothing is left to stop.
+        if section.is_empty() {
             break;
         }
-        let Some(scored) = scored(group, &session, &reading, &section, &stop)? else { continue };
+        let stopped = group.any(stop.is_asked())?;
+        let scored = if stopped { None } else { scored(group, &session, &reading, &section, &stop)? };
+        let Some(scored) = scored else {
+            bar.finish_and_clear();
+            let resume = if args.jsonl.is_some() { format!("; {RESUME}") } else { String::new() };
+            note(&format!("stopped after {}{resume}", count(total.documents, "document")));
+            return Ok(ExitCode::from(stop.code()));
+        };
         let mut text = String::new();
         for (document, ScoredDocument { tokens, parts }) in section.iter().zip(&scored) {
             let row = row(document, *tokens, parts, session.model.config().n_head)?;
@@ -237,6 +241,7 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
         fresh += section.len();
         bar.set_position(corpus.as_ref().map_or(0, Corpus::read));
     }
+    bar.finish_and_clear();
     if total.documents == 0 && leads {
         lines.map(ScoreLines::discard).transpose()?;
         bail!("{}: holds no document", args.corpus.display());

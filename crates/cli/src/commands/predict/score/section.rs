@@ -7,7 +7,7 @@ use crate::interventions::changes::Prepared;
 use crate::interventions::checks::Reads;
 use crate::model::finite;
 use crate::model::session::Session;
-use crate::output::progress::Stop;
+use crate::process::signals::Stop;
 use anyhow::{Context, bail};
 use gpt2_model::analysis::surprises;
 use gpt2_model::hooks::Hooks;
