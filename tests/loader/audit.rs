@@ -186,13 +186,19 @@ fn long_lists_are_cut_and_files_of_other_names_have_one_line() -> Result {
     assert_says("more layers", &message, &["missing     h.2.ln_1.weight", "missing     .. and 16 more"]);
     assert_eq!(message.lines().count(), 11, "{message}");
 
-    let llama = ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.norm.weight"];
+    // An output projection is called so in most models.
+    let llama = [
+        "lm_head.weight",
+        "model.embed_tokens.weight",
+        "model.layers.0.mlp.up_proj.weight",
+        "model.norm.weight",
+    ];
     let tensors = llama.map(|name| (name.to_string(), zeros(Dtype::F32, &[48, 48]))).into_iter().collect();
     let message = Folder::with_tensors("odd", &tensors)?.refusal("a Llama");
     assert_says(
         "a Llama",
         &message,
-        &["none of its 3 tensors has a name of GPT-2's", "all begin with `model.`", "`wte.weight`"],
+        &["none of its 3 tensors has a name of GPT-2's", "all begin with `model.`", "`wpe.weight`"],
     );
     assert_eq!(message.lines().count(), 1, "{message}");
     Ok(())

@@ -62,7 +62,10 @@ impl Checkpoint {
     /// What was read otherwise than it is stored, and what is not used: a line each, for the reader of a command's output.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
-        self.notes.iter().cloned().chain(self.audit().unused_note()).collect()
+        let audit = self.audit();
+        // Of files that do not fit, the audit's own message lists what is not used.
+        let unused = audit.unused_note().filter(|_| audit.is_clean());
+        self.notes.iter().cloned().chain(unused).collect()
     }
 
     /// The checkpoint's name in messages: its folder, or its embedded name.

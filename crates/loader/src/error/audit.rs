@@ -32,6 +32,8 @@ pub struct Audit {
     /// The number of elements of the parameters in the files. The table of a tied model counts once, even if the file
     /// holds it under both names.
     pub parameter_count: u64,
+    /// How many parameters the files hold by name, but for `lm_head`, which other models have, too.
+    pub(crate) named: usize,
     /// The name of the config in messages.
     pub(crate) config: &'static str,
 }
@@ -84,6 +86,7 @@ impl Audit {
             not_finite: vec![],
             buffers: vec![],
             parameter_count: 0,
+            named: 0,
             config: "config.json",
         };
         // A tied model's file may hold the one table under either name, or under both.
@@ -100,6 +103,7 @@ impl Audit {
                 audit.missing.push(parameter.clone());
                 continue;
             };
+            audit.named += usize::from(parameter.name != LM_HEAD);
             if !found.dtype.is_float() || found.shape != parameter.shape {
                 audit.mismatched.push(Mismatch { found: found.clone(), expected: parameter.shape.clone() });
                 continue;
@@ -153,8 +157,7 @@ impl Audit {
     /// One line for files of which no name is the model's.
     fn no_name_fits(&self) -> Option<String> {
         let names: Vec<&str> = self.unexpected.iter().chain(&self.unused).map(|t| t.name.as_str()).collect();
-        let nothing_found = self.parameter_count == 0 && self.mismatched.is_empty();
-        if self.missing.is_empty() || !nothing_found {
+        if self.missing.is_empty() || self.named > 0 {
             return None;
         }
         let first = names.first()?;
