@@ -23,7 +23,7 @@ fn with_config() -> Result<Folder> {
     Ok(folder)
 }
 
-/// The folder of the reference's config and one of its files as pytorch_model.bin.
+/// The folder of the reference's config and one of its files as `pytorch_model.bin`.
 fn as_pickle(name: &str) -> Result<Folder> {
     let folder = with_config()?;
     folder.write(BIN, brought(name)?)?;

@@ -163,7 +163,7 @@ impl Audit {
         let first = names.first()?;
         let all_begin = |end: usize| names.iter().all(|name| name.starts_with(&first[..end]));
         let dots = first.match_indices('.').map(|(at, _)| at + 1);
-        let begin = match dots.filter(|end| all_begin(*end)).last() {
+        let begin = match dots.rev().find(|end| all_begin(*end)) {
             Some(end) if names.len() > 1 => format!("all begin with `{}`", &first[..end]),
             _ => format!("the first is `{first}`"),
         };

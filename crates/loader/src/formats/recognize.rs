@@ -48,7 +48,6 @@ pub(crate) enum Kind {
 impl Kind {
     /// What the bytes are, if they look like something.
     pub(crate) fn of(bytes: &[u8]) -> Option<Self> {
-        let start = &bytes[..bytes.len().min(LOOKED_AT)];
         const MAGIC: [(&[u8], Kind); 15] = [
             (b"version https://git-lfs", Kind::LfsPointer),
             (b"\x1f\x8b", Kind::Gzip),
@@ -67,6 +66,7 @@ impl Kind {
             (b"PK\x05\x06", Kind::Zip),
             (b"PK\x03\x04", Kind::Zip),
         ];
+        let start = &bytes[..bytes.len().min(LOOKED_AT)];
         if bytes.is_empty() {
             return Some(Self::Empty);
         }

@@ -106,8 +106,7 @@ impl fmt::Display for Encoding {
             Self::Plain(dtype) => dtype.fmt(f),
             Self::Blocks(format) => f.write_str(&format.as_str().to_uppercase()),
             Self::Packed(packed) => packed.fmt(f),
-            Self::Other(name) => f.write_str(name),
-            Self::Unknown { name: Some(name), .. } => f.write_str(name),
+            Self::Other(name) | Self::Unknown { name: Some(name), .. } => f.write_str(name),
             Self::Unknown { number, .. } => write!(f, "type {number}"),
         }
     }

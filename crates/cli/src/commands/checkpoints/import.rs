@@ -106,7 +106,9 @@ pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
     outputs.check(&inputs)?;
     let done = with_bar("tensors read", |progress| import(&files, out, args.save_dtype, progress));
     let Imported { parameters, tokenizer, notes, .. } = done?;
-    notes.iter().for_each(|line| output::note(line));
+    for line in &notes {
+        output::note(line);
+    }
     let report = Report { from: &args.from, out, parameters, tokenizer, notes: &notes };
     output::report(args.json, &report, |report| {
         let tokenizer = if report.tokenizer { ", with a tokenizer" } else { "" };

@@ -357,7 +357,7 @@ fn text_or_bytes(bytes: &[u8]) -> Object<'_> {
     std::str::from_utf8(bytes).map_or(Object::Other, Object::Text)
 }
 
-fn opaque<'a>(_: &'a [u8]) -> Object<'a> {
+fn opaque(_: &[u8]) -> Object<'_> {
     Object::Other
 }
 

@@ -87,9 +87,7 @@ fn collect(
     pickle: &Pickle,
     mut place: impl FnMut(&str) -> Result<Place, Refusal>,
 ) -> Result<Saved, Refusal> {
-    if !matches!(pickle.root, Object::Dict(_))
-        && pickle.dict(&pickle.root).is_none_or(|items| items.is_empty())
-    {
+    if !matches!(pickle.root, Object::Dict(_)) && pickle.dict(&pickle.root).is_none_or(Vec::is_empty) {
         return Err(no_dictionary(&pickle.root));
     }
     let mut dicts = vec![];

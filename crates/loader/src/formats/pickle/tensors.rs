@@ -64,8 +64,11 @@ impl View<'_> {
     }
 }
 
-/// The dictionaries that hold tensors, the outermost first: the keys that lead there, and each tensor by its name.
-pub(super) fn dicts<'a>(pickle: &Pickle<'a>) -> Result<Vec<(String, Vec<(&'a str, View<'a>)>)>, String> {
+/// The keys that lead to a dictionary, and each of its tensors by its name.
+type TensorDict<'a> = (String, Vec<(&'a str, View<'a>)>);
+
+/// Lists the dictionaries that hold tensors, the outermost first.
+pub(super) fn dicts<'a>(pickle: &Pickle<'a>) -> Result<Vec<TensorDict<'a>>, String> {
     let mut found = vec![];
     let mut level = vec![(String::new(), &pickle.root)];
     for _ in 0..DEEPEST {
