@@ -30,6 +30,7 @@ pub fn together<T>(moves: impl FnOnce() -> T) -> T {
 
 /// Removes this process's temporary files, and its new folders if they are empty. Returns the files that are not written for that.
 /// From then on, whoever writes a file waits for ever: the caller ends the process.
+#[must_use]
 pub fn end() -> Vec<PathBuf> {
     std::mem::forget(lock(&TOGETHER));
     let mut all = lock(&ALL);
