@@ -131,7 +131,7 @@ fn the_export_holds_weights_and_outputs_of_the_chosen_layers_and_heads() -> Resu
             assert_close(name, &tensors[name], &expected, 1e-5);
         }
         let metadata = metadata(path.as_ref())?;
-        assert_eq!(metadata["model"], ODD);
+        assert_eq!(metadata["model"], "odd", "its folder is of this machine");
         assert_eq!(serde_json::from_str::<Vec<u32>>(&metadata["ids"])?, ids);
         assert_eq!(serde_json::from_str::<Vec<String>>(&metadata["tokens"])?.len(), 33);
         assert_eq!(serde_json::from_str::<Vec<u32>>(&metadata["layers"])?, layers);

@@ -1,5 +1,7 @@
 //! Signals and commands: whatever ends a run, it says so, and leaves nothing half written.
 
+#![allow(clippy::print_stdout)] // the table of signals and commands: cargo test -- signals --nocapture
+
 use super::hub::repository;
 use super::hub::server::{At, Fault, Server};
 use super::streams::into_nothing;

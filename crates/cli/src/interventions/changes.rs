@@ -6,7 +6,7 @@ use super::circuit;
 use crate::input::prompt::{encode_within, read_file};
 use crate::model::session::Session;
 use crate::output::read_files::ReadFiles;
-use crate::values::{count, without_folders};
+use crate::values::count;
 use anyhow::{Context, anyhow, bail};
 use gpt2_loader::DictionaryCheckpoint;
 use gpt2_model::hooks::{Intervention, Interventions, Patch, Recorder};
@@ -109,9 +109,7 @@ impl InterventionArgs {
             let vector = vector(steer).with_context(|| format!("--add {}", steer.text))?;
             let At { place: layer, position } = steer.at;
             all.push(Intervention::Add { layer, position, vector });
-            // A folder of this machine is no part of what was done.
-            let file = steer.file.display().to_string();
-            texts.push(format!("add {}", steer.text.replace(&file, &without_folders(&file))));
+            texts.push(format!("add {}", steer.text));
         }
         Ok(())
     }
@@ -172,7 +170,7 @@ impl<'a> Prepared<'a> {
         for change in args.feature_changes(session)? {
             let name = args.dictionary.as_deref().map(|source| session.dictionary(source)).transpose()?;
             let name = name.map_or("", |opened| opened.found.checkpoint.name());
-            texts.push(format!("{change}, a feature of {}", without_folders(name)));
+            texts.push(format!("{change}, a feature of {name}"));
             all.push(change);
         }
         check_effective(&all)?;

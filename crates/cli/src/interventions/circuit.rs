@@ -93,11 +93,8 @@ pub(crate) fn intervention(
         ([ids], Some(_)) => Rest::Text(ids),
         (texts, _) => Rest::MeanOf(texts),
     };
-    let name = format!(
-        "circuit of {} in {}, the rest from {said}",
-        count(edges.len(), "edge"),
-        without_folders(&path.display().to_string())
-    );
+    let name =
+        format!("circuit of {} in {}, the rest from {said}", count(edges.len(), "edge"), path.display());
     let hooks = Arc::new(CircuitRun::new(model, &edges, rest, Some(others)).context("--circuit")?);
     Ok(Intervention::Custom(CustomHooks { name, hooks }))
 }

@@ -193,11 +193,24 @@ impl RunProvenance {
         for adapter in &mut shared.adapters {
             adapter.name = without_folders(&adapter.name);
         }
+        for text in &mut shared.interventions {
+            *text = paths_without_folders(text);
+        }
         if let Some(means) = &mut shared.intervention_sources.mean_of {
             means.file = means.file.file_name().map(PathBuf::from).unwrap_or_default();
         }
         shared
     }
+}
+
+/// An intervention's text, with the last parts of the paths in it.
+fn paths_without_folders(text: &str) -> String {
+    let part = |part: &str| {
+        let end = part.find([' ', '=', '*']).unwrap_or(part.len());
+        let (path, after) = part.split_at(end);
+        if path.contains('/') { without_folders(path) + after } else { part.to_owned() }
+    };
+    text.split_inclusive([' ', '=', '*']).map(part).collect()
 }
 
 /// Indices in order, with runs of them joined: `0-3,7`

@@ -198,7 +198,7 @@ impl StdoutView {
         };
         let layers = views.json.map_or_else(|| summaries(scene, &output.summaries), Ok)?;
         let run = run_json(scene, first.as_ref(), layers, output, &scene.subject.silenced())?;
-        let provenance = scene.subject.made_by.for_files()?.facts;
+        let provenance = serde_json::to_value(scene.subject.made_by)?;
         let tokens = scene.subject.tokens.to_vec();
         Ok(Self::Json(AttentionJson { provenance, tokens, run, plain: views.plain }))
     }
