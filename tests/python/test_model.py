@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import sys
 import typing
@@ -9,7 +10,7 @@ import warnings
 
 import numpy as np
 import pytest
-from conftest import DATA, TEXT, safetensors
+from conftest import DATA, ROOT, TEXT, safetensors
 
 from gpt2_candle import Model, __version__
 
@@ -118,3 +119,27 @@ def test_a_model_is_not_pickled(model: Model) -> None:
 def test_types_can_be_asked_for() -> None:
     for method in (Model.__call__, Model.generate, Model.effects, Model.load):
         assert "return" in typing.get_type_hints(method)
+
+
+def test_settings_of_tokens_and_ends_are_the_commands(gpt2, tmp_path) -> None:
+    """The end tokens of generation_config.json, and a tokenizer's settings; what is not used is a warning."""
+    demo = ROOT / "models/tiny-shakespeare"
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / name).write_bytes((demo / name).read_bytes())
+    endless = Model.load(tmp_path).generate("ROMEO:", temperature=0, max_new_tokens=8).ids
+    settings = {"eos_token_id": [endless[2], 0], "max_new_tokens": 1}
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    (tmp_path / "tokenizer_config.json").write_text('{"add_prefix_space": true, "auto_map": {"AutoTokenizer": ["a.B", null]}}')
+    with pytest.warns(UserWarning, match="auto_map is not used"):
+        model = Model.load(tmp_path)
+    ids = gpt2("forward", "--model", str(tmp_path), "Romeo")["provenance"]["ids"]
+    assert model.tokenizer.encode("Romeo") == ids == model.tokenizer.encode(" Romeo")
+    prompt = Model.load().tokenizer.encode("ROMEO:")
+    with pytest.warns(UserWarning, match="only its end tokens are used, not max_new_tokens 1"):
+        found = model.generate(prompt, temperature=0, max_new_tokens=8)
+    assert found.ids == endless[:3]
+    with pytest.warns(UserWarning):
+        assert [one.ids for one in model.generate([prompt, prompt], temperature=0, max_new_tokens=8)] == [endless[:3]] * 2
+    saved = tmp_path / "saved"
+    model.save(saved)
+    assert Model.load(saved).tokenizer.encode("Romeo") == ids
