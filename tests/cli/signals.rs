@@ -114,7 +114,8 @@ fn wide(folder: &Path) -> Result {
     std::fs::copy(Path::new(DEMO).join("tokenizer.json"), folder.join("tokenizer.json"))?;
     let text = std::fs::read(Path::new(DEMO).join("config.json"))?;
     let mut config: Value = serde_json::from_slice(&text)?;
-    let size = |config: &Value, name: &str| config[name].as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
+    let size =
+        |config: &Value, name: &str| config[name].as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
     let (v, n) = (size(&config, "vocab_size"), size(&config, "n_positions"));
     for (name, value) in [("n_embd", c), ("n_layer", layers), ("n_head", 8), ("n_inner", 4 * c)] {
         config[name] = value.into();
