@@ -3,6 +3,7 @@
 use anyhow::{Context, bail};
 use gpt2_loader::ModelId;
 use percent_encoding::percent_decode_str;
+use std::borrow::Cow;
 
 /// A repository on the Hub, and what in it is meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,8 +92,7 @@ fn refuse_others(path: &str) -> anyhow::Result<()> {
 fn revision_and_path(text: &str) -> anyhow::Result<(String, String)> {
     let parts: Vec<&str> = text.split('/').collect();
     let of_revision = if parts.first() == Some(&"refs") { 3.min(parts.len()) } else { 1 };
-    let decoded =
-        |parts: &[&str]| percent_decode_str(&parts.join("/")).decode_utf8().map(|text| text.into_owned());
+    let decoded = |parts: &[&str]| percent_decode_str(&parts.join("/")).decode_utf8().map(Cow::into_owned);
     let revision = decoded(&parts[..of_revision])?;
     if revision.is_empty() {
         bail!("names no revision; {EXPECTED}");

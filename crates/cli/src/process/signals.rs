@@ -83,13 +83,15 @@ fn end(signal: i32) -> ! {
 }
 
 fn last_words(signal: i32, unwritten: &[PathBuf]) -> String {
-    let mut words = format!("stopped by {}", name(signal));
-    for path in unwritten {
+    let state = |path: &PathBuf| {
         let state = if path.exists() { "is as it was before" } else { "is not written" };
-        words += &format!("; {} {state}", path.display());
-    }
+        format!("{} {state}", path.display())
+    };
     let left = *LEFT.lock().unwrap_or_else(PoisonError::into_inner);
-    if left.is_empty() { words } else { format!("{words}; {left}") }
+    let mut words = vec![format!("stopped by {}", name(signal))];
+    words.extend(unwritten.iter().map(state));
+    words.extend((!left.is_empty()).then(|| left.to_owned()));
+    words.join("; ")
 }
 
 fn name(signal: i32) -> String {

@@ -102,16 +102,18 @@ pub(crate) fn path_of(prefix: &str, name: &str) -> String {
 fn names_nothing(adapter: &AdapterConfig) -> String {
     let shown = |value: &serde_json::Value| value.to_string();
     let value = |of: serde_json::Result<serde_json::Value>| of.as_ref().map(shown).unwrap_or_default();
-    let mut fields = format!("target_modules is {}", value(serde_json::to_value(&adapter.target_modules)));
-    if adapter.layers_to_transform.as_ref().is_some_and(|blocks| !blocks.as_slice().is_empty()) {
-        fields += &format!(
+    let targets = value(serde_json::to_value(&adapter.target_modules));
+    let blocks = if adapter.layers_to_transform.as_ref().is_some_and(|blocks| !blocks.as_slice().is_empty()) {
+        format!(
             " with layers_to_transform {} and layers_pattern {}",
             value(serde_json::to_value(&adapter.layers_to_transform)),
             value(serde_json::to_value(&adapter.layers_pattern))
-        );
-    }
+        )
+    } else {
+        String::new()
+    };
     format!(
-        "{fields}, which names no layer of the model; expected some of c_attn, c_proj, c_fc, wte, wpe, lm_head"
+        "target_modules is {targets}{blocks}, which names no layer of the model; expected some of c_attn, c_proj, c_fc, wte, wpe, lm_head"
     )
 }
 

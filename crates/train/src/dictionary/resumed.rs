@@ -58,7 +58,7 @@ impl DictionaryTrainer {
 
     /// What must be as it was when the state was saved.
     fn settings(&self, given: &Value) -> Value {
-        let all = [&self.begun, given].into_iter().flat_map(|facts| facts.as_object()).flatten();
+        let all = [&self.begun, given].into_iter().filter_map(Value::as_object).flatten();
         Value::Object(all.map(|(name, value)| (name.clone(), value.clone())).collect::<Map<_, _>>())
     }
 }
