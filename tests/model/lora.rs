@@ -27,7 +27,7 @@ const CASES: [&str; 11] = [
     "gaussian",
 ];
 
-/// What PEFT 0.21 writes besides updates of linear layers, and adapters of a model without a head (tests/data/lora_parts).
+/// What PEFT 0.21 writes besides updates of linear layers, and adapters of a model without a head (`tests/data/lora_parts`).
 const PARTS: [&str; 7] =
     ["biases", "biases_of_layers", "embeddings", "head", "bare_block", "bare_biases", "bare_embedding"];
 

@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dictionary_is_a_folder_here_or_one_in_a_repository() -> anyhow::Result<()> {
+    fn a_dictionary_is_a_folder_here_or_one_in_a_repository() {
         let found = |text: &str| match NamedDictionary::find(text).unwrap() {
             NamedDictionary::Hub(id, revision, folder) => format!("{id} at {revision}: {folder}"),
             NamedDictionary::Folder(folder) => folder.display().to_string(),
@@ -306,7 +306,6 @@ mod tests {
         }
         assert!(NamedDictionary::find("Cargo.toml").unwrap_err().to_string().contains("is a file"));
         assert!(NamedDictionary::find("https://huggingface.co/who/saes/tree/main/a/../b").is_err());
-        Ok(())
     }
 
     #[test]
