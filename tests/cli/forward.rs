@@ -150,7 +150,7 @@ fn the_export_holds_logits_and_hidden_states() -> Result {
     assert_eq!(tensors["hidden_states"].dims(), [3, 33, 48]);
 
     let metadata = metadata(path.as_ref())?;
-    assert_eq!(metadata["model"], ODD);
+    assert_eq!(metadata["model"], "odd");
     assert_eq!(serde_json::from_str::<Vec<u32>>(&metadata["ids"])?, ids);
     let labels: Vec<String> = ids.iter().map(u32::to_string).collect();
     assert_eq!(serde_json::from_str::<Vec<String>>(&metadata["tokens"])?, labels);

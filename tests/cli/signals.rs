@@ -263,6 +263,7 @@ fn wait(world: &World, ready: &Ready, log: &Path, child: &mut std::process::Chil
 fn a_signal_ends_every_command_with_its_number_and_leaves_nothing_half_written() -> Result {
     let world = World::new()?;
     let mut hits = 0;
+    let mut table = vec![];
     for case in &CASES {
         for (name, number) in ENDING {
             world.clear()?;
@@ -276,7 +277,7 @@ fn a_signal_ends_every_command_with_its_number_and_leaves_nothing_half_written()
             let stderr = std::fs::read_to_string(&log)?;
             let left = world.left()?;
             let what = format!("{} x SIG{name}", case.line);
-            println!("{what}: {code:?}, left {left:?}, {:?}", stderr.lines().last());
+            table.push(format!("{what}: {code:?}, left {left:?}, {:?}", stderr.lines().last()));
             assert!(!left.iter().any(|name| name.contains(".gpt2-")), "{what}: {left:?}");
             // A short one may have been faster.
             if code == Some(0) {
@@ -290,7 +291,7 @@ fn a_signal_ends_every_command_with_its_number_and_leaves_nothing_half_written()
             assert_eq!(left, case.left.iter().collect::<Vec<_>>(), "{what}: {stderr}");
         }
     }
-    assert!(hits > 24, "only {hits} runs were hit in the middle");
+    assert!(hits > 24, "only {hits} runs were hit in the middle:\n{}", table.join("\n"));
     Ok(())
 }
 
@@ -363,7 +364,6 @@ fn a_limit_on_the_size_of_files_is_an_error() -> Result {
         let mut shell = launched(shell, &world.args(line));
         shell.env("HF_ENDPOINT", world.server.endpoint()).env("HF_HUB_CACHE", world.folder.file("cache"));
         let run = Run::of(shell)?;
-        println!("{line}: {}, left {:?}, {:?}", run.code, world.left()?, run.stderr.lines().rev().nth(1));
         assert_eq!(run.code, 1, "{line}: {run:?}");
         assert_says(line, &run.stderr, &["error: ", "too large"]);
         let left = world.left()?;

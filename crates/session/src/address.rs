@@ -3,6 +3,7 @@
 use anyhow::{Context, bail};
 use gpt2_loader::ModelId;
 use percent_encoding::percent_decode_str;
+use std::borrow::Cow;
 
 /// A repository on the Hub, and what in it is meant.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -19,9 +19,11 @@ fn an_existing_folder_wins_over_a_name() -> Result {
     assert_says("stderr", &forward.stderr, &["the folder gpt2", "openai-community/gpt2"]);
     assert!(setup.server.state().seen.is_empty());
 
-    // A file of that name, such as the program itself, is not a model.
-    here.write("distilgpt2", "")?;
+    // A program of that name, such as this one, is not meant.
+    here.write("distilgpt2", b"\x7fELF")?;
     run(&["inspect", "distilgpt2", "--offline"])?.refused(1, &["distilbert/distilgpt2", "not in the cache"]);
+    here.write("distilgpt2", "")?;
+    run(&["inspect", "distilgpt2"])?.refused(1, &["distilgpt2: is a file, and empty"]);
     run(&[&FORWARD[..], &["--revision", "main"]].concat())?.refused(1, &["--revision", "the folder gpt2"]);
     Ok(())
 }

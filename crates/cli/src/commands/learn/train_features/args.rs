@@ -20,7 +20,6 @@ Examples:
   gpt2 train-features activations --features 768 --k 16 --out sae-new
   gpt2 train-features activations --features 768 --k 16 --sparsity jumprelu --epochs 2 --out sae-jump --json
   gpt2 train-features notes.txt --point blocks.2.hook_resid_post --features 768 --k 16 --out sae-live   # nothing is recorded
-  gpt2 train-features activations --features 768 --k 16 --out sae-new --resume   # go on after Ctrl-C
   mpirun -n 4 gpt2 train-features activations --accumulate 4 --batch 256 --out sae-shared   # on four processes")]
 pub(crate) struct TrainFeaturesArgs {
     /// The folder that gpt2 record wrote; or a text, JSON lines (.jsonl) or a folder of .txt files, with --point
