@@ -154,6 +154,10 @@ fn open_here(file: &str) -> Option<Checkpoint> {
     match Source::directory(Folder::dir()).open().and_then(|files| Checkpoint::open(&files)) {
         Ok(checkpoint) => {
             look(&checkpoint);
+            for (name, info) in checkpoint.tensors() {
+                let is_own = info.name.ends_with(name) || name.starts_with("beside ");
+                assert!(is_own, "{name} of {}", info.name);
+            }
             Some(checkpoint)
         }
         Err(error) => {
@@ -167,10 +171,7 @@ fn look(checkpoint: &Checkpoint) {
     let audit = checkpoint.audit();
     assert!(!audit.to_string().is_empty());
     assert!(!checkpoint.findings().is_empty());
-    for (name, info) in checkpoint.tensors() {
-        assert!(info.name.ends_with(name) || name.starts_with("beside "), "{name} of {}", info.name);
-        assert!(!info.file_name().is_empty());
-    }
+    assert!(checkpoint.tensors().all(|(name, info)| !name.is_empty() && !info.file_name().is_empty()));
     match checkpoint.load_model(DType::F32, &Device::Cpu) {
         Ok(model) => {
             assert!(audit.is_clean(), "a model was built in spite of {audit}");
