@@ -188,7 +188,7 @@ impl RunProvenance {
     }
 
     /// These facts for a file that others will see: without the folders of this machine.
-    fn shared(&self) -> Self {
+    pub(crate) fn shared(&self) -> Self {
         let mut shared = Self { model: without_folders(&self.model), folder: None, ..self.clone() };
         for adapter in &mut shared.adapters {
             adapter.name = without_folders(&adapter.name);

@@ -93,7 +93,7 @@ impl Export {
                 let weights = Tensor::stack(&self.layers, 0)?; // (layers, heads, T, T)
                 outputs.stage(path, |temporary| weights.write_npy(temporary))?;
                 if self.provenance {
-                    let json = serde_json::to_string_pretty(&subject.made_by)? + "\n";
+                    let json = serde_json::to_string_pretty(&subject.made_by.shared())? + "\n";
                     outputs.stage_bytes(&beside(path), json.as_bytes())?;
                 }
                 Ok(())

@@ -12,7 +12,7 @@ pub(super) fn json(report: &Report) -> anyhow::Result<Vec<u8>> {
         "edges": report.circuit.edges,
         "faithfulness": report.circuit.faithfulness,
         "settings": report.settings,
-        "provenance": report.provenance,
+        "provenance": report.provenance.shared(),
     });
     let mut bytes = serde_json::to_vec_pretty(&circuit)?;
     bytes.push(b'\n');
