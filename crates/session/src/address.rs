@@ -92,8 +92,7 @@ fn refuse_others(path: &str) -> anyhow::Result<()> {
 fn revision_and_path(text: &str) -> anyhow::Result<(String, String)> {
     let parts: Vec<&str> = text.split('/').collect();
     let of_revision = if parts.first() == Some(&"refs") { 3.min(parts.len()) } else { 1 };
-    let decoded =
-        |parts: &[&str]| percent_decode_str(&parts.join("/")).decode_utf8().map(std::borrow::Cow::into_owned);
+    let decoded = |parts: &[&str]| percent_decode_str(&parts.join("/")).decode_utf8().map(Cow::into_owned);
     let revision = decoded(&parts[..of_revision])?;
     if revision.is_empty() {
         bail!("names no revision; {EXPECTED}");
