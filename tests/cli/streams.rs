@@ -205,8 +205,9 @@ fn escapes_in_a_checkpoint_never_reach_the_terminal() -> Result {
         [&["inspect"][..], &["inspect", "--json"], &["forward", "--ids", "1"], &["generate", "--ids", "1"]]
     {
         let run = gpt2(&[args, &["--model", &model]].concat())?;
-        assert_eq!(run.code, 1, "{run:?}");
-        assert_says("an unexpected tensor", &(run.stdout.clone() + &run.stderr), &["evil"]);
+        // The tensor is not used, which is no error: its name is in a note.
+        assert_eq!(run.code, 0, "{run:?}");
+        assert_says("a tensor that is not used", &(run.stdout.clone() + &run.stderr), &["evil"]);
         assert_harmless(args, &run.stdout);
         assert_harmless(args, &run.stderr);
     }
