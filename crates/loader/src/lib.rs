@@ -18,16 +18,12 @@
 //! ```
 
 mod adapter;
-mod alone;
 mod checkpoint;
 mod dictionary;
 mod error;
 mod files;
 mod formats;
-mod generation_config;
 pub mod hub;
-mod import;
-mod instead;
 mod save;
 mod source;
 mod stored;
@@ -39,6 +35,7 @@ pub use candle_core;
 pub use candle_nn;
 pub use checkpoint::Checkpoint;
 pub use checkpoint::findings::{Advice, Finding};
+pub use checkpoint::generation_config::GenerationConfig;
 pub use dictionary::config::{Architecture, DictionaryConfig, Normalization};
 pub use dictionary::{DictionaryCheckpoint, DictionaryOrigin};
 pub use error::LoadError;
@@ -48,12 +45,11 @@ pub use error::unspellable::Unspellable;
 pub use files::{FILE_NAMES, Files, SettingsFiles, TokenizerFiles, WeightFiles};
 pub use formats::gguf_types::GgufType;
 pub use formats::safetensors_file::Header;
-pub use generation_config::GenerationConfig;
 pub use hub::{Hub, HubError, ModelId, Remedy};
-pub use import::{Imported, import};
 pub use save::adapter::save_adapter;
 pub use save::dictionary::{NewDictionary, save_dictionary};
 pub use save::gguf::{save_gguf, to_gguf};
+pub use save::import::{Imported, import};
 pub use save::model::{SaveOptions, check_savable, save};
 pub use source::{EmbeddedFiles, Source};
 pub use stored::bytes::Bytes;

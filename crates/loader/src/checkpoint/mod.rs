@@ -1,6 +1,7 @@
 //! [`Checkpoint`]: a config and the names and places of its tensors, whose data is not yet read.
 
 pub(crate) mod findings;
+pub(crate) mod generation_config;
 mod layout;
 mod naming;
 mod read;
@@ -9,7 +10,6 @@ use crate::error::LoadError;
 use crate::error::audit::Audit;
 use crate::files::Files;
 use crate::formats::pickle;
-use crate::generation_config;
 use crate::stored::Stored;
 use crate::stored::{Encoding, TensorInfo, not_finite};
 use candle_core::{DType, Device, Shape, Tensor};

@@ -6,7 +6,7 @@ pub(crate) mod hub_error;
 pub(crate) mod refusal;
 pub(crate) mod unspellable;
 
-use crate::formats::recognize::Kind;
+use crate::stored::recognize::Kind;
 use adapter_audit::AdapterAudit;
 use audit::Audit;
 use hub_error::HubError;

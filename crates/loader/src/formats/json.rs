@@ -1,8 +1,8 @@
 //! JSON of a file, and the error if it is none or another kind of file.
 
-use super::recognize::Kind;
 use crate::error::LoadError;
 use crate::stored::bytes::Bytes;
+use crate::stored::recognize::Kind;
 use serde::Deserialize;
 use std::path::Path;
 

@@ -8,5 +8,4 @@ pub(crate) mod index;
 pub(crate) mod json;
 pub(crate) mod llmc;
 pub(crate) mod pickle;
-pub(crate) mod recognize;
 pub(crate) mod safetensors_file;

@@ -3,4 +3,5 @@
 pub(crate) mod adapter;
 pub(crate) mod dictionary;
 pub(crate) mod gguf;
+pub(crate) mod import;
 pub(crate) mod model;

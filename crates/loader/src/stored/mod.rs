@@ -3,6 +3,7 @@
 pub(crate) mod bytes;
 pub(crate) mod names;
 pub(crate) mod packed;
+pub(crate) mod recognize;
 
 use bytemuck::Pod;
 use bytes::Bytes;

@@ -1,11 +1,13 @@
 //! [`Source`]: the place of a model, and the search for its files there.
 
+mod found_instead;
+mod single_file;
+
 use crate::error::LoadError;
 use crate::files::{CONFIG, INDEX, PICKLE, PICKLE_INDEX, SAFETENSORS, TOKENIZER, VOCABULARIES, WEIGHTS};
 use crate::files::{Files, SettingsFiles, TokenizerFiles, WeightFiles, is_foreign};
 use crate::hub::{Hub, ModelId};
 use crate::stored::bytes::Bytes;
-use crate::{alone, instead};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -69,7 +71,7 @@ impl Source {
         match self {
             Self::Directory(dir) => open_directory(dir),
             Self::Gguf(path) => Files::open_gguf(path),
-            Self::File(path) => alone::open(path),
+            Self::File(path) => single_file::open(path),
             Self::Hub { hub, model, revision } => Ok(hub.open(model, revision)?.files),
             Self::Embedded(files) => Ok(open_embedded(files)),
         }
@@ -139,7 +141,7 @@ fn open_directory(dir: &Path) -> Result<Files, LoadError> {
     let entries = std::fs::read_dir(dir).map_err(LoadError::io(dir))?;
     let mut names: Vec<String> = entries.flatten().filter_map(|entry| name_of(&entry.path())).collect();
     names.sort_unstable();
-    choose(dir, &names, has, |path| Ok(Bytes::open(path)?), || instead::of(dir))
+    choose(dir, &names, has, |path| Ok(Bytes::open(path)?), || found_instead::of(dir))
 }
 
 fn name_of(path: &Path) -> Option<String> {

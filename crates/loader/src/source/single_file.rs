@@ -2,9 +2,9 @@
 
 use crate::error::LoadError;
 use crate::files::{CONFIG, Files, MERGES, TOKENIZER, TokenizerFiles, VOCAB, WeightFiles};
-use crate::formats::recognize::Kind;
 use crate::formats::{llmc, pickle};
 use crate::stored::bytes::Bytes;
+use crate::stored::recognize::Kind;
 use gpt2_model::Config;
 use gpt2_model::config::Activation;
 use std::collections::BTreeMap;
