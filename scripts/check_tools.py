@@ -80,7 +80,7 @@ def problems(names):
     gate = (SCRIPTS / "check.sh").read_text()
     yield from (f"scripts/{name} is in TOOLS, and is no tool" for name in TOOLS if name not in names)
     whole = [name for name in names if TOOLS.get(name, HELP) is WHOLE and name != "check.sh"]
-    yield from (f"scripts/{name} is to be run whole, and check.sh does not" for name in whole if f"step scripts/{name}" not in gate)
+    yield from (f"scripts/{name} is to be run whole, and check.sh does not" for name in whole if f" scripts/{name}" not in gate)
     yield lint()
 
 

@@ -10,7 +10,6 @@ module below. `expected.safetensors` holds the logits of the ids 0, 1, .. for ea
 """
 
 import argparse
-import struct
 from collections import OrderedDict
 from pathlib import Path
 

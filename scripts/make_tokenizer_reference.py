@@ -11,6 +11,7 @@ are there instead; and `ids`, for each of the `texts`. `written.json` is the tok
 save_pretrained writes.
 """
 
+import argparse
 import json
 import os
 import tempfile
@@ -50,6 +51,8 @@ def trained():
     return model["vocab"] | {END: len(model["vocab"])}, model["merges"]
 
 
+if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
 VOCAB, MERGES = trained()
 N = len(VOCAB)
 

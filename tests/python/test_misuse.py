@@ -200,8 +200,10 @@ def test_a_hook_may_read_keep_and_run(model: Model) -> None:
     np.testing.assert_array_equal(ablated, model(TEXT, ablate="0.*").logits)
     kept[0][:] = 7
     np.testing.assert_array_equal(model(TEXT).logits, plain)
-    # What is not finite is passed on, as numpy does.
-    broken = model.run_with_hooks(TEXT, [(Z, lambda value, hook: np.full_like(value, np.nan))])
+    breaks = [(Z, lambda value, hook: np.full_like(value, np.nan))]
+    with pytest.raises(ValueError, match="undo what a function writes"):
+        model.run_with_hooks(TEXT, breaks)
+    broken = model.run_with_hooks(TEXT, breaks, allow_nonfinite=True)
     assert np.isnan(broken).all(-1).any()
 
 
