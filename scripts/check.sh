@@ -95,17 +95,17 @@ tests() {
         # The emulated GPU runs on no instruction set in particular.
         step env GPT2_ISA="$isa" "$cargo" test --release --lib --test kernels --test model -- --skip _emulated
     done
-    # The kernels with debug assertions and overflow checks, which the other crates have anyway. They are optimized less, since
-    # they take longest to compile, and their dependencies are not built again.
-    local checks=() ours=profile.release.package.candle-fused
-    for check in debug-assertions=true overflow-checks=true opt-level=1; do checks+=(--config "$ours.$check"); done
-    step "$cargo" test --release -p gpt2-cli -p candle-fused --lib "${checks[@]}" -- --quiet --skip _emulated
     # The walkthrough is for reading, and no test runs it.
     step "$cargo" run --release --quiet --example walkthrough >/dev/null
     # Models of candle-transformers on our layers, with the features that are built already.
     step "$cargo" test --release -p gpt2-cli -p models-on-candle-fused --lib --bins --test candle_nn --quiet
     step target/release/models --tiny --rounds 1
     step target/release/gpt_oss
+    # The kernels with debug assertions and overflow checks, which the other crates have anyway. They are optimized less, since
+    # they take longest to compile, and their dependencies are not built again. Last, since what is above the kernels is.
+    local checks=() ours=profile.release.package.candle-fused
+    for check in debug-assertions=true overflow-checks=true opt-level=1; do checks+=(--config "$ours.$check"); done
+    step "$cargo" test --release -p gpt2-cli -p candle-fused --lib "${checks[@]}" -- --quiet --skip _emulated
 }
 
 pages_and_packages() {
