@@ -20,7 +20,7 @@ pub enum Source {
     Directory(PathBuf),
     /// A GGUF file.
     Gguf(PathBuf),
-    /// One file of weights, whatever program wrote it: see [`Files::open_file`].
+    /// One file of weights, whatever program wrote it, with the config that it holds or that lies beside it.
     File(PathBuf),
     /// A model that is part of the binary.
     Embedded(EmbeddedFiles),
