@@ -1,4 +1,4 @@
-//! What the model reads: prompts, pairs of prompts, files of texts and corpora, cut into windows.
+//! Input for the model: prompts, pairs of prompts, files of texts and corpora, cut into windows.
 
 pub(crate) mod corpus;
 pub(crate) mod pairs;

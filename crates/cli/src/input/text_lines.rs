@@ -35,7 +35,7 @@ pub(crate) fn open(path: &Path) -> anyhow::Result<Box<dyn Read>> {
     Ok(Box::new(OfAProgram(file)))
 }
 
-/// What another program writes, for which a run may wait without end.
+/// The output of another program, which may never end.
 struct OfAProgram<R>(R);
 
 impl<R: Read> Read for OfAProgram<R> {

@@ -1,4 +1,4 @@
-//! What a run changes inside the model: the options, and the interventions that they make.
+//! Changes inside the model: the options, and the interventions that they make.
 
 pub(crate) mod args;
 pub(crate) mod changes;

@@ -16,7 +16,7 @@ static FIRST: OnceLock<(i32, Instant)> = OnceLock::new();
 static LISTENS: AtomicBool = AtomicBool::new(false);
 /// Whether the run waits for another program, and has nothing to finish first.
 static WAITS: AtomicBool = AtomicBool::new(false);
-/// What a run that ends at once leaves, if not nothing.
+/// Tells what a run leaves when it ends at once; empty if it leaves nothing.
 static LEFT: Mutex<&str> = Mutex::new("");
 
 /// SIGINT, as Ctrl-C sends it.

@@ -1,4 +1,4 @@
-//! What commands give, and how it was made: exports, pictures, and pages for a browser.
+//! Results of commands and their provenance: exports, pictures, and pages for a browser.
 
 pub(crate) mod export_points;
 pub(crate) mod exports;

@@ -1,4 +1,4 @@
-//! What the processor has, and how work is shared out: instruction sets, vectors, threads, memory, and which code runs.
+//! The processor's features and the sharing of work: instruction sets, vectors, threads, memory, and which code runs.
 
 pub(crate) mod column_sums;
 pub(crate) mod cpu_op;

@@ -33,7 +33,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 use texts::{Pending, ShardTexts};
 
-/// What a run that stops says.
+/// Tells how a stopped run goes on.
 const RESUME: &str = "the finished shards stay: run the same command with --resume to continue";
 
 /// The settings that every shard depends on.

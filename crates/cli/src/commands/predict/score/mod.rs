@@ -106,7 +106,7 @@ struct ScoreHeader<'a> {
     isa: &'static str,
 }
 
-/// What a run that stops says to do.
+/// Tells how a stopped run goes on.
 const RESUME: &str = "run the same command with --resume to continue";
 
 /// The most documents that a table lists.
