@@ -4,9 +4,9 @@ use crate::array::Array;
 use crate::error::Failed;
 use anyhow::{Context, bail};
 use candle_core::DType;
+use gpt2_engine::{At, OnHeads, check_effective};
 use gpt2_model::hooks::{Intervention, Interventions, Patch, Place, Recorder};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel, MeanOver};
-use gpt2_session::{At, OnHeads, check_effective};
 use pyo3::prelude::*;
 
 /// Interventions as text, with what they need from other texts.

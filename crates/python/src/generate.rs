@@ -8,10 +8,10 @@ use crate::loaded::Loaded;
 use crate::model::Model;
 use crate::run::point;
 use candle_core::DType;
+use gpt2_engine::{Continuation, new_tokens};
 use gpt2_loader::Tokenizer;
 use gpt2_model::hooks::{Chain, Hooks, Interventions, Point};
 use gpt2_model::{CacheDType, Generation as Running, Paused, Sampling};
-use gpt2_session::{Continuation, new_tokens};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
 

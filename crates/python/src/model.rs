@@ -56,9 +56,9 @@ impl Model {
             let tokenizer = self.loaded.tokenizer()?;
             let n = self.config_of().n_positions;
             let encoded = if whole {
-                gpt2_session::encode_within(tokenizer, text, "the text", n)?
+                gpt2_engine::encode_within(tokenizer, text, "the text", n)?
             } else {
-                gpt2_session::encode(tokenizer, text, "the text")?
+                gpt2_engine::encode(tokenizer, text, "the text")?
             };
             Ok((encoded.ids, encoded.note))
         })

@@ -8,10 +8,10 @@ use anyhow::{Context, anyhow, bail};
 use candle_core::{DType, Device};
 use candle_fused::Implementation;
 use candle_nn::VarBuilder;
+use gpt2_engine::{Example, NewModel, documents};
 use gpt2_loader::Tokenizer;
 use gpt2_model::Gpt2LMHeadModel;
 use gpt2_model::lora::LoraOptions;
-use gpt2_session::{Example, NewModel, documents};
 use gpt2_train::{Dataset, TrainError, TrainOptions, Trainer, TrainingEvent};
 use pyo3::prelude::*;
 use std::collections::HashMap;
@@ -88,7 +88,7 @@ impl TrainRequest {
 
     fn data(&self, tokenizer: &Tokenizer, notes: &mut Vec<String>) -> anyhow::Result<Dataset> {
         if let Some(text) = &self.text {
-            let encoded = gpt2_session::encode(tokenizer, text, "the training text")?;
+            let encoded = gpt2_engine::encode(tokenizer, text, "the training text")?;
             notes.extend(encoded.note);
             return Ok(Dataset::split(encoded.ids, self.val_fraction)?);
         }

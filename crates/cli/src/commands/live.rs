@@ -9,8 +9,8 @@ use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
 use crate::results::live_page::{self, Module};
 use anyhow::bail;
+use gpt2_engine::DEMO_NAME;
 use gpt2_loader::{Checkpoint, Files, GgufType, Source, to_gguf};
-use gpt2_session::DEMO_NAME;
 use gpt2_web::{DEMO, PageRequest};
 use std::path::PathBuf;
 

@@ -76,7 +76,7 @@ impl PairsArgs {
         let mut lines = TextLines::open(path, None)?;
         let mut pairs = vec![];
         while let Some((number, line)) = lines.next_line()? {
-            let pair = gpt2_session::pair(&line, &tokenizer, config);
+            let pair = gpt2_engine::pair(&line, &tokenizer, config);
             pairs.push(pair.with_context(|| place(path, Some(number)))?);
         }
         if pairs.is_empty() {

@@ -8,8 +8,8 @@ use crate::output::remedy;
 use crate::process::signals;
 use anyhow::{Context, anyhow, bail};
 use clap::error::ErrorKind;
+use gpt2_engine::Encoded;
 use gpt2_loader::{LoadError, Tokenizer};
-use gpt2_session::Encoded;
 use std::fs::File;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -196,7 +196,7 @@ impl Prompt {
 /// The ids of `text`, with a note about the characters that the vocabulary cannot spell; the note calls the text
 /// `what`.
 pub(crate) fn encode(tokenizer: &Tokenizer, text: &str, what: &str) -> Result<Vec<u32>, LoadError> {
-    Ok(told(gpt2_session::encode(tokenizer, text, what)?))
+    Ok(told(gpt2_engine::encode(tokenizer, text, what)?))
 }
 
 /// Like [`encode`], for a text that must fit a context of `n` tokens.
@@ -206,7 +206,7 @@ pub(crate) fn encode_within(
     what: &str,
     n: usize,
 ) -> anyhow::Result<Vec<u32>> {
-    Ok(told(gpt2_session::encode_within(tokenizer, text, what, n)?))
+    Ok(told(gpt2_engine::encode_within(tokenizer, text, what, n)?))
 }
 
 fn told(encoded: Encoded) -> Vec<u32> {

@@ -2,8 +2,8 @@
 
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
+use gpt2_engine::At;
 use gpt2_model::hooks::{Intervention, ParseError, Place};
-use gpt2_session::At;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -74,7 +74,7 @@ pub(crate) struct InterventionArgs {
 /// Interventions on heads, with their option, as the user typed them.
 #[derive(Debug, Clone)]
 pub(crate) struct HeadsOption {
-    of: gpt2_session::OnHeads,
+    of: gpt2_engine::OnHeads,
     pub(crate) text: String,
 }
 
@@ -133,7 +133,7 @@ fn kind(kind: &'static str) -> impl Fn(&str) -> Result<Intervention, ParseError>
 /// Parses an intervention of the kind `what` on a head, or on all heads of a layer: `L.*`.
 pub(crate) fn on_heads(what: &'static str) -> impl Fn(&str) -> Result<HeadsOption, String> + Clone {
     move |s| {
-        let of = gpt2_session::OnHeads::parse(what, s).map_err(|error| {
+        let of = gpt2_engine::OnHeads::parse(what, s).map_err(|error| {
             let value = if matches!(what, "scale" | "temperature") { "=0.5" } else { "" };
             format!("{error}; several: 5.0{value},5.1{value}; all heads of a layer: '5.*{value}'")
         })?;

@@ -3,8 +3,8 @@
 use super::args::InterventionArgs;
 use crate::model::session::Session;
 use anyhow::bail;
+use gpt2_engine::At;
 use gpt2_model::hooks::{Activity, FeatureChange, FeatureSite, Intervention};
-use gpt2_session::At;
 use std::hash::Hasher;
 use std::sync::Arc;
 

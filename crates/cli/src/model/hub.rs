@@ -5,8 +5,8 @@ use crate::output::read_files::ReadFiles;
 use crate::output::{self, note};
 use anyhow::bail;
 use clap::Args;
+use gpt2_engine::{HubOptions, Named};
 use gpt2_loader::Hub;
-use gpt2_session::{HubOptions, Named};
 use std::path::PathBuf;
 
 /// Where to find models that are given by name rather than as a folder.

@@ -1,8 +1,8 @@
 //! Everything that a run reads, so that it does not overwrite any of it.
 
 use anyhow::bail;
+use gpt2_engine::{DEMO_NAME, Named};
 use gpt2_loader::{AdapterFiles, FILE_NAMES, Files, WeightFiles};
-use gpt2_session::{DEMO_NAME, Named};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Default)]

@@ -40,7 +40,7 @@ struct Downloaded<'a> {
 }
 
 pub(crate) fn download(args: &DownloadArgs) -> anyhow::Result<()> {
-    let (id, revision) = gpt2_session::model_id(&args.model, "--revision", args.hub.revision.as_deref())?;
+    let (id, revision) = gpt2_engine::model_id(&args.model, "--revision", args.hub.revision.as_deref())?;
     let snapshot = hub::settings(&args.hub)?.download(&id, &revision)?;
     if args.json {
         let report = Downloaded { model: id.to_string(), commit: &snapshot.commit, folder: &snapshot.dir };
@@ -82,7 +82,7 @@ pub(crate) fn models(args: &ModelsArgs) -> anyhow::Result<()> {
     let hub = hub::settings(&args.hub)?;
     let report = Models {
         names: ModelId::aliases().map(|(name, id)| Name { name, id: id.to_string() }).collect(),
-        pins: gpt2_session::pins()?,
+        pins: gpt2_engine::pins()?,
         cache: &hub.cache_dir,
         cached: hub.cached()?,
     };
@@ -160,7 +160,7 @@ impl<'a> Verified<'a> {
 }
 
 pub(crate) fn verify(args: &VerifyCacheArgs) -> anyhow::Result<ExitCode> {
-    let (id, revision) = gpt2_session::model_id(&args.model, "--revision", args.hub.revision.as_deref())?;
+    let (id, revision) = gpt2_engine::model_id(&args.model, "--revision", args.hub.revision.as_deref())?;
     let checks = hub::settings(&args.hub)?.verify(&id, &revision, args.repair)?;
     let rows: Vec<_> = checks.iter().map(Verified::of).collect();
     if args.json {

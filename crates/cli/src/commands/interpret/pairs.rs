@@ -7,8 +7,8 @@ use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
 use crate::values::one_of;
 use anyhow::Context;
+use gpt2_engine::Task;
 use gpt2_loader::Checkpoint;
-use gpt2_session::Task;
 use std::io::Write;
 use std::path::PathBuf;
 

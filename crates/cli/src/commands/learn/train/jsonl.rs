@@ -2,7 +2,7 @@
 
 use crate::input::text_lines::{parse, place};
 use anyhow::bail;
-use gpt2_session::Example;
+use gpt2_engine::Example;
 use std::path::Path;
 
 pub(super) fn examples(text: &str, path: &Path) -> anyhow::Result<Vec<Example>> {

@@ -17,10 +17,10 @@ use crate::process::parallel;
 use anyhow::{anyhow, bail};
 use args::{unsaved, worded};
 use candle_core::{DType, Device};
+use gpt2_engine::{DEMO_NAME, NewModel, documents};
 use gpt2_loader::{Checkpoint, Files, Tokenizer, check_savable};
 use gpt2_model::{Config, Gpt2LMHeadModel};
 use gpt2_parallel::Group;
-use gpt2_session::{DEMO_NAME, NewModel, documents};
 use gpt2_train::{Dataset, TrainError, TrainOptions, Trainer};
 use gpt2_view::visible_text;
 use progress::Progress;
@@ -109,7 +109,7 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
 fn dataset(
     args: &TrainArgs,
     text: &str,
-    examples: Option<&[gpt2_session::Example]>,
+    examples: Option<&[gpt2_engine::Example]>,
     tokenizer: &Tokenizer,
 ) -> anyhow::Result<Dataset> {
     let data = match examples {

@@ -103,7 +103,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
 fn stream(
     steps: impl Iterator<Item = candle_core::Result<Vec<Option<u32>>>>,
     printer: &mut Printer,
-    continuation: &mut gpt2_session::Continuation<&gpt2_loader::Tokenizer>,
+    continuation: &mut gpt2_engine::Continuation<&gpt2_loader::Tokenizer>,
     explain: impl FnOnce(candle_core::Error, &[u32]) -> anyhow::Error,
 ) -> anyhow::Result<()> {
     for step in steps {

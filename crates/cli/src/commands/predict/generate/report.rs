@@ -5,9 +5,9 @@ use super::draft;
 use crate::input::prompt::Prompt;
 use crate::model::session::Session;
 use crate::results::provenance::RunProvenance;
+use gpt2_engine::Continuation;
 use gpt2_loader::Tokenizer;
 use gpt2_model::{Generation, Sampling};
-use gpt2_session::Continuation;
 use serde::Serialize;
 
 #[derive(Serialize)]
@@ -101,7 +101,7 @@ pub(super) fn sampling(args: &GenerateArgs) -> Sampling {
 
 /// The most tokens to generate.
 pub(super) fn new_tokens(args: &GenerateArgs, session: &Session, prompt: &Prompt) -> usize {
-    gpt2_session::new_tokens(args.max_new_tokens, session.model.config(), prompt.ids.len())
+    gpt2_engine::new_tokens(args.max_new_tokens, session.model.config(), prompt.ids.len())
 }
 
 /// An empty continuation of a prompt: text, or ids after a prompt of ids.
