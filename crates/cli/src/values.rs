@@ -4,7 +4,6 @@ use candle_core::Tensor;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use gpt2_model::Config;
 use gpt2_model::hooks::Head;
-use std::path::Path;
 
 /// Parses one of a few names.
 pub(crate) fn one_of<T: Copy + Send + Sync>(
@@ -13,11 +12,6 @@ pub(crate) fn one_of<T: Copy + Send + Sync>(
     PossibleValuesParser::new(choices.iter().map(|(name, _)| *name)).try_map(|text| {
         choices.iter().find(|(name, _)| *name == text).map(|(_, value)| *value).ok_or("not one of the names")
     })
-}
-
-/// The name of a choice.
-pub(crate) fn name_of<T: PartialEq>(choices: &[(&'static str, T)], choice: &T) -> &'static str {
-    choices.iter().find(|(_, other)| other == choice).map_or("", |(name, _)| name)
 }
 
 fn number(s: &str, fits: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {
@@ -46,25 +40,6 @@ pub(crate) fn part(s: &str) -> Result<f64, String> {
 
 pub(crate) fn share(s: &str) -> Result<f64, String> {
     number(s, |x| (0.0..=1.0).contains(&x), "a number from 0 to 1")
-}
-
-/// `1 token`, `2 tokens`
-pub(crate) fn count(n: usize, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
-}
-
-/// A number with three decimals; a large one in a few characters.
-pub(crate) fn short(number: f64) -> String {
-    if number.abs() < 1e6 { format!("{number:.3}") } else { format!("{number:.3e}") }
-}
-
-/// A name for others to see: of a path on this machine, the last part.
-pub(crate) fn without_folders(name: &str) -> String {
-    let path = Path::new(name);
-    // A name of the Hub, at a commit, is no path.
-    let is_here = path.is_absolute() || path.exists();
-    let last = || std::path::absolute(path).ok()?.file_name().map(|last| last.to_string_lossy().into_owned());
-    if is_here { last().unwrap_or_else(|| "model".to_owned()) } else { name.to_owned() }
 }
 
 /// The time that some tokens took: `0.85 s, 35.3 tokens/s`, or only milliseconds below a tenth of a second.

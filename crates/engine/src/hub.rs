@@ -1,6 +1,7 @@
 //! Access to the Hub from this machine: the caller's options come first, then the variables that Python's
 //! `huggingface_hub` reads, in its order.
 
+use crate::observer::Observer;
 use anyhow::Context;
 use gpt2_files::read_text;
 use gpt2_loader::Hub;
@@ -41,6 +42,16 @@ impl HubOptions {
         hub.offline = self.offline || offline.is_some_and(|value| is_true(&value));
         hub.timeout = Duration::from_secs(self.timeout.unwrap_or(30));
         hub.pins = pins()?;
+        Ok(hub)
+    }
+
+    /// Like [`HubOptions::hub`]; `observer` hears of downloads.
+    ///
+    /// # Errors
+    /// As for [`HubOptions::hub`].
+    pub fn connect(&self, observer: &dyn Observer) -> anyhow::Result<Hub> {
+        let mut hub = self.hub()?;
+        hub.progress = observer.downloads();
         Ok(hub)
     }
 

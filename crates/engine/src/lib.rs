@@ -1,26 +1,25 @@
-//! Turns the names that a user gives into what the libraries take: a model, the Hub as this machine is set up for it, a
-//! text, heads and places of interventions. The command and the Python package share it; it prints nothing, and returns
-//! notes for them to show.
+//! What a user can ask of GPT-2, as functions of plain structs: open a model by any name, change it while it runs, read texts, and run
+//! studies whose reports serialize. The command, the Python package and the page are faces of it.
+//!
+//! It prints nothing and knows no flag. Notes and progress go to an [`Observer`], which may end the work.
 
-mod address;
-mod continuation;
 mod hub;
-mod interventions;
-mod kind;
-mod named;
-mod pairs;
-mod tasks;
-mod text;
-mod training;
+pub mod interventions;
+mod names;
+mod observer;
+pub mod open;
+mod provenance;
+mod spelling;
+pub mod studies;
+pub mod texts;
+pub mod words;
 
-pub use continuation::{Continuation, new_tokens};
 pub use hub::{HubOptions, pins};
-pub use interventions::{At, OnHeads, check_effective};
-pub use named::{DEMO_NAME, Named, NamedAdapter, NamedDictionary, model_id};
-pub use pairs::pair;
-pub use tasks::{Task, TaskAnswer, TaskPair, Text};
-pub use text::{Encoded, encode, encode_within};
-pub use training::{Example, NewModel, documents};
+pub use names::{DEMO_NAME, Named, NamedAdapter, NamedDictionary, model_id};
+pub use observer::{Observer, Silent, steps};
+pub use open::{DeviceChoice, Label, ModelOptions, Opened};
+pub use provenance::RunProvenance;
+pub use spelling::Spelling;
 
 // Runs the README's example as a test.
 #[cfg(doctest)]

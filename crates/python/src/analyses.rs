@@ -1,7 +1,7 @@
 //! The published analyses, as arrays.
 
 use crate::array::Array;
-use crate::changes::{InterventionTexts, TextsRead};
+use crate::changes::InterventionTexts;
 use crate::error::Failed;
 use crate::guard::{Raised, compute};
 use crate::model::Model;
@@ -9,13 +9,15 @@ use crate::run::point;
 use candle_core::{Device, Tensor};
 use gpt2_circuits::discovery::{self, EdgeGradients, Study};
 use gpt2_circuits::{Circuit, Circuits, Composition};
+use gpt2_engine::Opened;
+use gpt2_engine::interventions::Reads;
+use gpt2_model::ForwardArgs;
 use gpt2_model::analysis::{
     Ablation, Centering, Contrast, Metric, Parts, RepeatedTokens, ablation_effects, activation_patching,
     attention_rollout, attribution_patching, direct_attribution, gradients, head_scores, logit_lens,
     surprises,
 };
 use gpt2_model::hooks::{Head, Hooks, Interventions};
-use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 
@@ -45,10 +47,11 @@ pub(crate) struct TextPair {
 impl TextPair {
     fn measured<T>(
         &self,
-        model: &Gpt2LMHeadModel,
+        opened: &Opened,
         work: impl FnOnce(&Contrast) -> candle_core::Result<T>,
     ) -> Result<T, Failed> {
-        let changes = self.changes.build(model, TextsRead::Branches(&self.clean))?;
+        let changes = self.changes.build(opened, Reads::Branches(&self.clean))?;
+        let model = &opened.model;
         let clean = model.ids(&self.clean)?;
         let corrupt = model.ids(&self.corrupt)?;
         let metric = self.answer.metric();
@@ -84,7 +87,7 @@ impl Model {
                 .iter()
                 .map(|name| point(name, model.config().n_layer))
                 .collect::<Result<Vec<_>, _>>()?;
-            let changes = changes.build(model, TextsRead::Branches(&text))?;
+            let changes = changes.build(&self.loaded, Reads::Branches(&text))?;
             let pairs = gradients(model, &model.ids(&text)?, &answer.metric(), &found, hooks(&changes))?;
             let array = |(value, gradient): &(Tensor, Tensor)| {
                 Ok((Array::copy_of(value)?, Array::copy_of(gradient)?))
@@ -103,7 +106,7 @@ impl Model {
     ) -> PyResult<Array> {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
-            let changes = changes.build(model, TextsRead::Branches(&text))?;
+            let changes = changes.build(&self.loaded, Reads::Branches(&text))?;
             Ok(Array::new(&logit_lens(model, &model.ids(&text)?, position, hooks(&changes))?.squeeze(1)?)?)
         })
     }
@@ -123,7 +126,7 @@ impl Model {
             let config = model.config();
             let bos = config.bos_token_id.filter(|&id| (id as usize) < config.vocab_size);
             let texts = RepeatedTokens::random(bos, (length, repeats), rows, config.vocab_size, seed);
-            let changes = changes.build(model, TextsRead::Others)?;
+            let changes = changes.build(&self.loaded, Reads::Others("texts of its own"))?;
             let found = head_scores(&model.transformer, &texts, hooks(&changes))?;
             let mut arrays = Arrays::new();
             for (name, error, kind) in [
@@ -160,7 +163,7 @@ impl Model {
     ) -> PyResult<Arrays> {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
-            let changes = changes.build(model, TextsRead::Branches(&text))?;
+            let changes = changes.build(&self.loaded, Reads::Branches(&text))?;
             let ablation = if mean { Ablation::Mean } else { Ablation::Zero };
             let found =
                 ablation_effects(model, &model.ids(&text)?, &answer.metric(), ablation, hooks(&changes))?;
@@ -184,7 +187,7 @@ impl Model {
                 AnswerTokens(answer, None) => Metric::Logit(answer),
             };
             let centering = if raw { Centering::Raw } else { Centering::default() };
-            let changes = changes.build(model, TextsRead::Branches(&text))?;
+            let changes = changes.build(&self.loaded, Reads::Branches(&text))?;
             let found = direct_attribution(model, &model.ids(&text)?, &metric, centering, hooks(&changes))?;
             Ok(Arrays::from([
                 ("heads", Array::new(&found.heads)?),
@@ -220,7 +223,7 @@ impl Model {
                 })
             });
             let parts = parts.collect::<Result<Vec<_>, _>>()?;
-            let found = pair.measured(model, |contrast| {
+            let found = pair.measured(&self.loaded, |contrast| {
                 activation_patching(model, contrast, &parts, &mut |done, all| {
                     raised.check_signals()?;
                     match &progress {
@@ -238,7 +241,7 @@ impl Model {
     fn attribution(&self, py: Python<'_>, pair: TextPair) -> PyResult<Arrays> {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
-            let found = pair.measured(model, |contrast| attribution_patching(model, contrast))?;
+            let found = pair.measured(&self.loaded, |contrast| attribution_patching(model, contrast))?;
             Ok(Arrays::from([
                 ("heads", Array::new(&found.heads)?),
                 ("streams", Array::new(&found.streams)?),
@@ -254,7 +257,7 @@ impl Model {
         compute(py, &raised, || {
             let model = &self.loaded.model;
             let gradients = steps.map_or(EdgeGradients::Corrupt, |steps| EdgeGradients::Integrated { steps });
-            let changes = pair.changes.build(model, TextsRead::Branches(&pair.clean))?;
+            let changes = pair.changes.build(&self.loaded, Reads::Branches(&pair.clean))?;
             let pairs =
                 [discovery::Pair { metric: pair.answer.metric(), clean: pair.clean, corrupt: pair.corrupt }];
             let mut study = Study::new(model, &pairs)?;
@@ -270,7 +273,7 @@ impl Model {
     fn rollout(&self, py: Python<'_>, text: Vec<u32>, changes: InterventionTexts) -> PyResult<Array> {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
-            let changes = changes.build(model, TextsRead::Branches(&text))?;
+            let changes = changes.build(&self.loaded, Reads::Branches(&text))?;
             let args =
                 ForwardArgs { output_attentions: true, hooks: hooks(&changes), ..ForwardArgs::default() };
             let output = model.transform(&model.ids(&text)?, args)?;

@@ -90,7 +90,7 @@ impl Model {
             }
             let model = of.model.clone().merged()?;
             // GPT-2's own vocabulary, which is in the package, has no file to save.
-            let tokenizer = of.tokenizer.as_deref().filter(|tokenizer| tokenizer.to_json().is_ok());
+            let tokenizer = of.opened.tokenizer().ok().filter(|tokenizer| tokenizer.to_json().is_ok());
             save(&folder, &model, tokenizer, SaveOptions::default().with_dtype(dtype))?;
             // What is left of another model would become part of this one.
             let own = |path: &Path| {
@@ -161,10 +161,9 @@ impl Model {
                     of.name
                 )));
             }
-            let tokenizer = of.tokenizer.as_deref().ok_or_else(|| {
-                let why = of.no_tokenizer.as_deref().unwrap_or("no tokenizer here");
+            let tokenizer = of.opened.tokenizer().map_err(|error| {
                 Failed::value(format!(
-                    "{}: {why}; a GGUF file holds the tokenizer: put its tokenizer.json, or vocab.json with merges.txt, into the \
+                    "{}: {error}; a GGUF file holds the tokenizer: put its tokenizer.json, or vocab.json with merges.txt, into the \
                      folder",
                     of.name
                 ))

@@ -1,17 +1,19 @@
 //! Generation, a step at a time.
 
-use crate::changes::{InterventionTexts, TextsRead};
+use crate::changes::{InterventionTexts, slices};
 use crate::error::Failed;
 use crate::guard::{Raised, compute, compute_in_pool};
 use crate::hooks::PyHooks;
 use crate::loaded::Loaded;
 use crate::model::Model;
 use crate::run::point;
-use candle_core::DType;
-use gpt2_engine::{Continuation, new_tokens};
+use gpt2_engine::interventions::Reads;
+use gpt2_engine::open::CACHES;
+use gpt2_engine::texts::{Continuation, new_tokens};
+use gpt2_engine::words::one_of;
 use gpt2_loader::Tokenizer;
 use gpt2_model::hooks::{Chain, Hooks, Interventions, Point};
-use gpt2_model::{CacheDType, Generation as Running, Paused, Sampling};
+use gpt2_model::{Generation as Running, Paused, Sampling};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
 
@@ -60,7 +62,7 @@ impl Model {
         compute(py, &Raised::default(), || {
             let model = &self.loaded.model;
             let lengths: Vec<usize> = request.rows.iter().map(Vec::len).collect();
-            let changes = request.changes.build(model, TextsRead::Growing(&request.rows))?;
+            let changes = request.changes.build(&self.loaded, Reads::Growing(&slices(&request.rows)))?;
             let GenerateRequest {
                 temperature, top_k, top_p, min_p, typical_p, repetition_penalty, seed, ..
             } = request;
@@ -69,26 +71,16 @@ impl Model {
             let most = new_tokens(request.max_new_tokens, model.config(), longest);
             let mut running = Running::new(model, &request.rows, sampling, most)?;
             if let Some(kv) = request.kv.as_deref() {
-                running = running.with_cache_dtype(cache(kv)?)?;
+                running = running.with_cache_dtype(one_of("kv", kv, CACHES)?)?;
             }
             let follow = |_: &Vec<u32>| {
-                Continuation::new(model.config(), self.loaded.tokenizer.clone(), &request.stops)
+                Continuation::new(model.config(), self.loaded.shared_tokenizer(), &request.stops)
             };
             let found = request.rows.iter().map(follow).collect();
             let at = Mutex::new(Some(PausedTexts { paused: running.pause(), found }));
             Ok(SteppedGeneration { loaded: Arc::clone(&self.loaded), changes, hooks, at })
         })
     }
-}
-
-fn cache(name: &str) -> Result<CacheDType, Failed> {
-    Ok(match name {
-        "f32" => CacheDType::Plain(DType::F32),
-        "f16" => CacheDType::Plain(DType::F16),
-        "bf16" => CacheDType::Plain(DType::BF16),
-        "q8_0" => CacheDType::Q8_0,
-        other => return Err(Failed::value(format!("kv {other:?}: expected one of f32, f16, bf16, q8_0"))),
-    })
 }
 
 #[pymethods]

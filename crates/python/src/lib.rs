@@ -12,6 +12,7 @@ mod hooks;
 mod load;
 mod loaded;
 mod model;
+mod observer;
 mod pattern;
 mod run;
 mod train;

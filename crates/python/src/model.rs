@@ -5,6 +5,8 @@ use crate::error::Failed;
 use crate::guard::{Raised, compute};
 use crate::load::LoadRequest;
 use crate::loaded::Loaded;
+use gpt2_engine::Opened;
+use gpt2_engine::open::device_name;
 use gpt2_loader::{GenerationConfig, Tokenizer};
 use gpt2_model::Config;
 use pyo3::exceptions::PyTypeError;
@@ -35,17 +37,19 @@ impl Model {
 
     /// The model's facts as JSON.
     fn facts(&self) -> Result<String, Failed> {
-        let Loaded { name, model, tokenizer, formats, adapters, commit, notes, files, .. } = &*self.loaded;
+        let Opened { name, model, formats, adapters, files, .. } = &self.loaded.opened;
+        let tokenizer = self.loaded.opened.tokenizer().ok();
+        let adapters: Vec<_> = adapters.iter().map(|adapter| &adapter.name).collect();
         let config = serde_json::to_value(model.config()).map_err(anyhow::Error::from)?;
         let formats: Vec<_> = formats.iter().map(|format| format.as_str()).collect();
         let generation = files.as_ref().map(GenerationConfig::open).transpose()?.flatten();
         let facts = json!({
             "name": name, "config": config, "dtype": model.dtype().as_str(), "quantized": formats, "adapters": adapters,
-            "commit": commit, "notes": notes, "generation_note": generation.and_then(|found| found.note()),
+            "commit": self.loaded.commit(), "notes": self.loaded.notes, "generation_note": generation.and_then(|found| found.note()),
             "has_tokenizer": tokenizer.is_some(),
-            "device": crate::loaded::device_name(model.device()),
-            "vocabulary": tokenizer.as_deref().map(Tokenizer::vocab_size),
-            "end_of_text": tokenizer.as_deref().and_then(Tokenizer::end_of_text),
+            "device": device_name(model.device()),
+            "vocabulary": tokenizer.map(Tokenizer::vocab_size),
+            "end_of_text": tokenizer.and_then(Tokenizer::end_of_text),
         });
         Ok(facts.to_string())
     }
@@ -56,9 +60,9 @@ impl Model {
             let tokenizer = self.loaded.tokenizer()?;
             let n = self.config_of().n_positions;
             let encoded = if whole {
-                gpt2_engine::encode_within(tokenizer, text, "the text", n)?
+                gpt2_engine::texts::encode_within(tokenizer, text, "the text", n)?
             } else {
-                gpt2_engine::encode(tokenizer, text, "the text")?
+                gpt2_engine::texts::encode(tokenizer, text, "the text")?
             };
             Ok((encoded.ids, encoded.note))
         })
@@ -75,18 +79,12 @@ impl Model {
 
     /// The text of each token; its number if there is no tokenizer.
     fn tokens(&self, ids: Vec<u32>) -> Vec<String> {
-        match &self.loaded.tokenizer {
-            Some(tokenizer) => tokenizer.tokens(&ids),
-            None => ids.iter().map(u32::to_string).collect(),
-        }
+        self.loaded.labels(&ids)
     }
 
     /// The same for a reader: a part of a character as its bytes.
     fn spelled(&self, ids: Vec<u32>) -> Vec<String> {
-        match &self.loaded.tokenizer {
-            Some(tokenizer) => tokenizer.spelled(&ids),
-            None => ids.iter().map(u32::to_string).collect(),
-        }
+        self.loaded.shown(&ids)
     }
 
     /// Names and shapes of all parameters.

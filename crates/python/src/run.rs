@@ -1,7 +1,7 @@
 //! Forward passes: logits, loss, hidden states, attention weights, the values at hook points.
 
 use crate::array::Array;
-use crate::changes::{InterventionTexts, TextsRead};
+use crate::changes::{InterventionTexts, slices};
 use crate::error::Failed;
 use crate::guard::{Raised, compute, compute_in_pool};
 use crate::hooks::PyHooks;
@@ -10,6 +10,7 @@ use crate::model::Model;
 use crate::pattern::LazyPattern;
 use anyhow::anyhow;
 use candle_core::{DType, Tensor};
+use gpt2_engine::interventions::Reads;
 use gpt2_model::attention::PatternOf;
 use gpt2_model::finite::all_finite;
 use gpt2_model::hooks::{Chain, Hooks, Point, Recorder};
@@ -105,7 +106,7 @@ fn run(
 ) -> Result<Found, Failed> {
     let model = &loaded.model;
     let layers = model.config().n_layer;
-    let changes = asked.changes.build(model, TextsRead::Whole(&asked.rows))?;
+    let changes = asked.changes.build(loaded, Reads::Whole(&slices(&asked.rows)))?;
     let points = asked.points.iter().map(|name| point(name, layers)).collect::<Result<Vec<_>, _>>()?;
     let functions = PyHooks { list: hooks, raised };
     // (T, T) numbers take far more memory than what they are computed from, and are seldom all looked at.

@@ -8,7 +8,9 @@ use anyhow::{Context, anyhow, bail};
 use candle_core::{DType, Device};
 use candle_fused::Implementation;
 use candle_nn::VarBuilder;
-use gpt2_engine::{Example, NewModel, documents};
+use gpt2_engine::open::UsedAdapter;
+use gpt2_engine::texts::{Example, NewModel, documents, encode};
+use gpt2_engine::{Opened, Spelling};
 use gpt2_loader::Tokenizer;
 use gpt2_model::Gpt2LMHeadModel;
 use gpt2_model::lora::LoraOptions;
@@ -88,7 +90,7 @@ impl TrainRequest {
 
     fn data(&self, tokenizer: &Tokenizer, notes: &mut Vec<String>) -> anyhow::Result<Dataset> {
         if let Some(text) = &self.text {
-            let encoded = gpt2_engine::encode(tokenizer, text, "the training text")?;
+            let encoded = encode(tokenizer, text, "the training text")?;
             notes.extend(encoded.note);
             return Ok(Dataset::split(encoded.ids, self.val_fraction)?);
         }
@@ -124,7 +126,7 @@ impl TrainRequest {
                 );
             }
             let tokenizer =
-                base.tokenizer.clone().with_context(|| format!("{}: has no tokenizer here", base.name))?;
+                base.shared_tokenizer().with_context(|| format!("{}: has no tokenizer here", base.name))?;
             let data = self.data(&tokenizer, &mut notes)?;
             let options = self.options(Some(&base.name));
             let trainer = match self.lora() {
@@ -146,20 +148,13 @@ impl TrainRequest {
         let finished = trainer.run(|_, event| self.hear(event, raised).map_err(TrainError::other))?;
         let (model, adapter) = trained(&trainer, base)?;
         let name = base.map_or_else(|| "new model".to_owned(), |base| format!("{}, trained", base.name));
-        let formats = base.map(|base| base.formats.clone()).filter(|_| adapter.is_some()).unwrap_or_default();
-        let adapters = adapter.iter().map(|_| "trained".to_owned()).collect();
-        let loaded = Loaded {
-            name,
-            model,
-            tokenizer: Some(tokenizer),
-            no_tokenizer: None,
-            formats,
-            adapters,
-            commit: None,
-            notes,
-            files: None,
-            trained: adapter,
-        };
+        let device = model.device().clone();
+        let mut opened = Opened::new(name, model, device, Spelling::Keywords).with_tokenizer(tokenizer);
+        if let (Some(base), Some(_)) = (base, &adapter) {
+            opened.formats.clone_from(&base.formats);
+            opened.adapters = vec![UsedAdapter::trained("trained".to_owned())];
+        }
+        let loaded = Loaded { opened, notes, trained: adapter };
         let history = trainer.history();
         let model = Model { loaded: Arc::new(loaded) };
         Ok((model, history.training().to_vec(), history.validation().to_vec(), finished))

@@ -1,12 +1,13 @@
 //! Views of attention: the page with every head, and pictures.
 
 use crate::array::Array;
-use crate::changes::{InterventionTexts, TextsRead};
+use crate::changes::InterventionTexts;
 use crate::error::Failed;
 use crate::guard::{Raised, compute};
 use crate::loaded::Loaded;
 use crate::model::Model;
 use candle_core::{DType, Device};
+use gpt2_engine::interventions::Reads;
 use gpt2_model::analysis::{most_likely, value_norms};
 use gpt2_model::finite::all_finite;
 use gpt2_model::hooks::{Chain, Hooks, Interventions, Point, on};
@@ -30,8 +31,8 @@ impl Loaded {
     fn page(&self, ids: &[u32], changes: &Interventions, compare: bool) -> Result<String, Failed> {
         let config = self.model.config();
         let texts: Vec<String> = changes.iter().map(ToString::to_string).collect();
-        let tokens = self.labels(ids);
-        let provenance = self.provenance(ids, &texts);
+        let tokens = self.shown(ids);
+        let provenance = self.provenance(ids, &texts)?;
         let under = texts.join(", ");
         let mut header = PageHeader::new(&self.name, &tokens, config.n_layer * config.n_head, &provenance);
         let runs = ["plain", under.as_str()];
@@ -109,7 +110,7 @@ impl Loaded {
             for (i, row) in logits.iter().enumerate() {
                 let likely = most_likely(row, LISTED, ids.get(from + i + 1).copied());
                 let (ids, probabilities): (Vec<u32>, Vec<f32>) = likely.tokens.into_iter().unzip();
-                let shown = self.labels(&ids).into_iter().zip(probabilities).collect();
+                let shown = self.shown(&ids).into_iter().zip(probabilities).collect();
                 all.push(NextToken { likely: shown, actual: likely.actual });
             }
         }
@@ -122,7 +123,7 @@ impl Model {
     /// The interventions of a run over a text, as the command writes them.
     fn said(&self, py: Python<'_>, ids: Vec<u32>, changes: InterventionTexts) -> PyResult<Vec<String>> {
         compute(py, &Raised::default(), || {
-            let changes = changes.build(&self.loaded.model, TextsRead::Whole(std::slice::from_ref(&ids)))?;
+            let changes = changes.build(&self.loaded, Reads::Whole(&[&ids]))?;
             Ok(changes.iter().map(ToString::to_string).collect())
         })
     }
@@ -136,7 +137,7 @@ impl Model {
         compare: bool,
     ) -> PyResult<String> {
         compute(py, &Raised::default(), || {
-            let changes = changes.build(&self.loaded.model, TextsRead::Whole(std::slice::from_ref(&ids)))?;
+            let changes = changes.build(&self.loaded, Reads::Whole(&[&ids]))?;
             if compare && changes.is_empty() {
                 return Err(Failed::value(
                     "compare: there is nothing to compare the plain run with; add an intervention, such as ablate=[\"0.3\"]",
@@ -164,8 +165,8 @@ impl Model {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let weights = weights.get().tensor().clone();
         let bytes = compute(py, &Raised::default(), || {
-            let provenance = self.loaded.provenance(&ids, &changes);
-            let tokens = self.loaded.labels(&ids);
+            let provenance = self.loaded.provenance(&ids, &changes)?;
+            let tokens = self.loaded.shown(&ids);
             let frame = Frame::new(PictureFormat::from_path(Path::new(path))?, title, &provenance);
             if weights.rank() == 2 {
                 return Ok(head_picture(&frame, &weights, &tokens, &tokens)?);
@@ -192,7 +193,7 @@ impl Model {
         maps: Vec<Map>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let bytes = compute(py, &Raised::default(), || {
-            let provenance = self.loaded.provenance(&ids, &changes);
+            let provenance = self.loaded.provenance(&ids, &changes)?;
             let frame = Frame::new(PictureFormat::from_path(Path::new(path))?, title, &provenance);
             let named = maps.iter().map(|map| {
                 let row_axis = map.row_axis.as_str();

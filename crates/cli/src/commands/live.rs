@@ -1,15 +1,17 @@
 //! `gpt2 live`: a page with the model in it.
 
 use super::checkpoints::quantize::{types, with_bar};
-use crate::interventions::args::{HeadsOption, on_heads};
-use crate::interventions::changes;
+use crate::interventions::args::on_heads;
+use crate::model::args::{self, MODEL};
 use crate::model::hub::{self, HubArgs};
-use crate::model::session::{self, MODEL};
 use crate::output::read_files::ReadFiles;
+use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::results::live_page::{self, Module};
 use anyhow::bail;
-use gpt2_engine::DEMO_NAME;
+use gpt2_engine::interventions::{InterventionOptions, OnHeads};
+use gpt2_engine::open::open_tokenizer;
+use gpt2_engine::{DEMO_NAME, Spelling};
 use gpt2_loader::{Checkpoint, Files, GgufType, Source, to_gguf};
 use gpt2_web::{DEMO, PageRequest};
 use std::path::PathBuf;
@@ -42,7 +44,7 @@ pub(crate) struct LiveArgs {
     pub(crate) overwrite: bool,
     /// Switch off heads from the start: LAYER.HEAD, counted from 0, as in 0.3; '0.*' is the whole layer (repeatable)
     #[arg(long, value_name = "L.H", value_delimiter = ',', value_parser = on_heads("ablate"))]
-    pub(crate) ablate: Vec<HeadsOption>,
+    pub(crate) ablate: Vec<OnHeads>,
     #[arg(short, long, value_name = "DIR|FILE|NAME", help = MODEL)]
     pub(crate) model: Option<String>,
     /// Quantize the model first, as gpt2 quantize does: a page holds files of up to 400 MB
@@ -70,8 +72,8 @@ pub(crate) fn run(args: &LiveArgs) -> anyhow::Result<()> {
     let model = model.map(|model| files(model, args, &mut inputs)).transpose()?;
     outputs.check(&inputs)?;
     let files = model.as_ref().map_or_else(|| Source::Embedded(DEMO).open(), |files| Ok(files.clone()))?;
-    let changes = changes::on_heads(args.ablate.iter(), Checkpoint::open(&files)?.config())?;
-    let changes = changes.iter().map(ToString::to_string).collect();
+    let changes = InterventionOptions { heads: args.ablate.clone(), ..InterventionOptions::default() };
+    let changes = changes.for_training(Checkpoint::open(&files)?.config(), Spelling::Flags)?.texts;
     let first = PageRequest { text: args.text.clone(), changes, ..PageRequest::default() };
     let page = live_page::page(&module, model.as_ref(), &first)?;
     live_page::deliver(&page, args.out.as_deref(), args.open, outputs)
@@ -79,7 +81,7 @@ pub(crate) fn run(args: &LiveArgs) -> anyhow::Result<()> {
 
 /// The files of a model, quantized if that is wanted.
 fn files(model: &str, args: &LiveArgs, inputs: &mut ReadFiles) -> anyhow::Result<Files> {
-    let files = session::files(Some(model), &args.hub)?;
+    let files = args::files(Some(model), &args.hub)?;
     inputs.model(&files)?;
     let Some(kind) = args.quantize else { return Ok(files) };
     let checkpoint = Checkpoint::open(&files)?;
@@ -89,6 +91,6 @@ fn files(model: &str, args: &LiveArgs, inputs: &mut ReadFiles) -> anyhow::Result
             checkpoint.name()
         );
     }
-    let tokenizer = session::open_tokenizer(&files, checkpoint.config().vocab_size)?;
+    let tokenizer = open_tokenizer(&files, checkpoint.config().vocab_size, &TERMINAL)?;
     Ok(with_bar(|progress| to_gguf(&checkpoint, &tokenizer, kind, progress))?)
 }

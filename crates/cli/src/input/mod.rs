@@ -1,8 +1,5 @@
-//! Input for the model: prompts, pairs of prompts, files of texts and corpora, cut into windows.
+//! The options of input for the model: prompts, pairs of prompts, corpora.
 
 pub(crate) mod corpus;
 pub(crate) mod pairs;
-pub(crate) mod point_values;
 pub(crate) mod prompt;
-pub(crate) mod text_lines;
-pub(crate) mod windows;

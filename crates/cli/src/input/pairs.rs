@@ -1,11 +1,13 @@
 //! Two prompts and their answers, or a file of such pairs.
 
-use super::prompt::{Prompt, refuse_device, single_token};
-use super::text_lines::{STDIN, TextLines, place};
-use crate::model::session::Session;
+use super::prompt::prompt;
 use crate::output::read_files::ReadFiles;
+use crate::output::terminal::TERMINAL;
 use anyhow::{Context, bail};
 use gpt2_circuits::discovery::Pair;
+use gpt2_engine::Opened;
+use gpt2_engine::Spelling;
+use gpt2_engine::texts::{Content, STDIN, TextLines, pair, place, refuse_device, single_token};
 use gpt2_model::analysis::Metric;
 use gpt2_view::visible_token;
 use serde_json::json;
@@ -66,17 +68,17 @@ impl PairsArgs {
     }
 
     /// The pair, or all of the file's.
-    pub(crate) fn read(&self, session: &Session) -> anyhow::Result<Vec<Pair>> {
+    pub(crate) fn read(&self, opened: &Opened) -> anyhow::Result<Vec<Pair>> {
         let Some(path) = &self.pairs else {
             let one = self.one().context("no pair of prompts")?;
-            return Ok(vec![one.pair(session)?]);
+            return Ok(vec![one.pair(opened)?]);
         };
-        let (tokenizer, config) = (|| Ok(session.tokenizer()?), session.model.config());
+        let (tokenizer, config) = (|| Ok(opened.tokenizer()?), opened.model.config());
         refuse_device(path).with_context(|| place(path, None))?;
-        let mut lines = TextLines::open(path, None)?;
+        let mut lines = TextLines::open(path, None, Spelling::Flags, &TERMINAL)?;
         let mut pairs = vec![];
         while let Some((number, line)) = lines.next_line()? {
-            let pair = gpt2_engine::pair(&line, &tokenizer, config);
+            let pair = pair(&line, &tokenizer, config);
             pairs.push(pair.with_context(|| place(path, Some(number)))?);
         }
         if pairs.is_empty() {
@@ -105,12 +107,12 @@ impl PairsArgs {
 }
 
 impl OnePair<'_> {
-    fn pair(&self, session: &Session) -> anyhow::Result<Pair> {
-        let clean = Prompt::new(session, self.clean, "the clean prompt")?.ids;
-        let corrupt = Prompt::new(session, self.corrupt, "the corrupted prompt")?.ids;
+    fn pair(&self, opened: &Opened) -> anyhow::Result<Pair> {
+        let clean = prompt(opened, &Content::from(self.clean), "the clean prompt")?.ids;
+        let corrupt = prompt(opened, &Content::from(self.corrupt), "the corrupted prompt")?.ids;
         if clean.len() != corrupt.len() {
             let spelled = |ids: &[u32]| {
-                session.shown(ids).iter().map(|token| visible_token(token)).collect::<Vec<_>>().join(" ")
+                opened.shown(ids).iter().map(|token| visible_token(token)).collect::<Vec<_>>().join(" ")
             };
             bail!(
                 "the clean prompt has {} tokens and the corrupted one {}, so their positions do not correspond; reword one of \
@@ -121,8 +123,8 @@ impl OnePair<'_> {
                 spelled(&corrupt)
             );
         }
-        let answer = single_token(session, "--answer", self.answer)?;
-        let against = single_token(session, "--against", self.against)?;
+        let answer = single_token(opened, "--answer", self.answer, &TERMINAL)?;
+        let against = single_token(opened, "--against", self.against, &TERMINAL)?;
         if answer == against {
             bail!("--answer and --against are the same token: their difference is always 0");
         }

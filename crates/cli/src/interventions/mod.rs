@@ -1,7 +1,3 @@
-//! Changes inside the model: the options, and the interventions that they make.
+//! Applied inside the model: the options.
 
 pub(crate) mod args;
-pub(crate) mod changes;
-pub(crate) mod checks;
-pub(crate) mod circuit;
-mod features;

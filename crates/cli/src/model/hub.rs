@@ -1,11 +1,10 @@
 //! The options of every command that reaches the Hub.
 
-use crate::output::progress::downloads;
 use crate::output::read_files::ReadFiles;
-use crate::output::{self, note};
+use crate::output::terminal::TERMINAL;
 use anyhow::bail;
 use clap::Args;
-use gpt2_engine::{HubOptions, Named};
+use gpt2_engine::HubOptions;
 use gpt2_loader::Hub;
 use std::path::PathBuf;
 
@@ -44,16 +43,6 @@ impl HubArgs {
     }
 }
 
-/// The model that `--model` names. A note tells if a folder here bears the name of a model on the Hub.
-pub(crate) fn resolve(text: &str, args: &HubArgs) -> anyhow::Result<Named> {
-    let named = Named::find(text)?;
-    named.check_revision("--revision", args.revision.as_deref())?;
-    if let Some(text) = named.note() {
-        note(&text);
-    }
-    Ok(named)
-}
-
 /// Refuses `--revision` for a model that has no revisions.
 pub(crate) fn no_revision(args: &HubArgs, what: &str) -> anyhow::Result<()> {
     match &args.revision {
@@ -64,9 +53,7 @@ pub(crate) fn no_revision(args: &HubArgs, what: &str) -> anyhow::Result<()> {
 
 /// The Hub, as the flags and the environment configure it.
 pub(crate) fn settings(args: &HubArgs) -> anyhow::Result<Hub> {
-    let mut hub = args.options().hub()?;
-    hub.progress = (!output::is_quiet()).then(downloads);
-    Ok(hub)
+    args.options().connect(&TERMINAL)
 }
 
 /// Adds what this program reads to use the Hub: the cache and the token. Without a home folder there is neither.

@@ -3,6 +3,7 @@
 pub(crate) mod progress;
 pub(crate) mod read_files;
 pub(crate) mod remedy;
+pub(crate) mod terminal;
 pub(crate) mod written_files;
 
 use gpt2_view::{Color, Style, visible_lines, visible_text};

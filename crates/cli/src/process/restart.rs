@@ -2,7 +2,7 @@
 //! is told without a backtrace.
 
 use super::parallel;
-use crate::model::device::MOST_THREADS;
+use crate::model::args::MOST_THREADS;
 use anyhow::{Context, bail};
 use clap::ArgMatches;
 use gpt2_parallel::Choice;

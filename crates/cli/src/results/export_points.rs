@@ -1,8 +1,8 @@
 //! `--export-point`: values of a run by the names of their hooks.
 
-use crate::model::session::Session;
 use anyhow::bail;
 use candle_core::{DType, Tensor};
+use gpt2_engine::Opened;
 use gpt2_model::hooks::{Point, Recorder};
 use std::str::FromStr;
 
@@ -61,8 +61,8 @@ pub(crate) struct Points(Vec<(String, Point)>);
 
 impl PointArgs {
     /// The points in this model, once each.
-    pub(crate) fn of(&self, session: &Session) -> anyhow::Result<Points> {
-        Ok(Points(PointName::all("--export-point", &self.export_point, session.model.config().n_layer)?))
+    pub(crate) fn of(&self, opened: &Opened) -> anyhow::Result<Points> {
+        Ok(Points(PointName::all("--export-point", &self.export_point, opened.model.config().n_layer)?))
     }
 }
 

@@ -1,11 +1,11 @@
 //! `--export`: the tensors of one text, or of many, each under the number of its line, in a safetensors file.
 
-use super::provenance::RunProvenance;
-use crate::input::prompt::Prompt;
 use crate::output::written_files::Outputs;
-use crate::values::without_folders;
 use anyhow::bail;
 use candle_core::Tensor;
+use gpt2_engine::RunProvenance;
+use gpt2_engine::texts::Prompt;
+use gpt2_engine::words::without_folders;
 use gpt2_files::{TensorSpool, atomic};
 use serde::Serialize;
 use std::path::{Path, PathBuf};

@@ -1,14 +1,17 @@
 //! Pages with a model in them, for `gpt2 live` and for the commands whose page may be one.
 
 use super::weights_page::open;
-use crate::model::session::{ModelArgs, Session};
+use crate::model::args::ModelArgs;
 use crate::output::note;
 use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use candle_core::DType;
 use gpt2_engine::DEMO_NAME;
+use gpt2_engine::Opened;
+use gpt2_engine::interventions::Applied;
 use gpt2_loader::Files;
+use gpt2_model::hooks::Intervention;
 use gpt2_web::{Live, LiveFile, PageRequest};
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -93,15 +96,25 @@ pub(crate) fn module_inputs(folder: Option<&Path>, inputs: &mut ReadFiles) {
     }
 }
 
-/// The page of a session's model that opens on `first`.
+/// The page of an opened model that opens on `first`.
 pub(crate) fn page_of(
     module: &Module,
     model: &ModelArgs,
-    session: &Session,
+    opened: &Opened,
     first: &PageRequest,
 ) -> anyhow::Result<Vec<u8>> {
     let is_demo = model.model.as_deref().is_none_or(|name| name == DEMO_NAME);
-    page(module, (!is_demo).then_some(&session.files), first)
+    page(module, opened.files.as_ref().filter(|_| !is_demo), first)
+}
+
+/// The interventions as a page with a model reads them; refuses those that text cannot hold.
+pub(crate) fn changes_for_page(applied: &Applied) -> anyhow::Result<Vec<String>> {
+    let one = |one: &Intervention| {
+        let text = one.to_string();
+        let is_whole = text.parse::<Intervention>().is_ok() && applied.sources.is_empty();
+        if is_whole { Ok(text) } else { Err(anyhow!("--live: a page cannot hold `{text}`; leave it out")) }
+    };
+    applied.list.iter().map(one).collect()
 }
 
 /// The page that opens on `first`; on the demo model if there is no other.

@@ -4,7 +4,6 @@ pub(crate) mod export_points;
 pub(crate) mod exports;
 pub(crate) mod live_page;
 pub(crate) mod picture;
-pub(crate) mod provenance;
 pub(crate) mod subject;
 pub(crate) mod weights_file;
 pub(crate) mod weights_page;

@@ -1,8 +1,8 @@
 //! The options of every command that draws a picture, and maps of heads by layer.
 
-use super::provenance::RunProvenance;
 use crate::output::written_files::Outputs;
 use candle_core::{Result, Tensor};
+use gpt2_engine::RunProvenance;
 use gpt2_view::{Frame, NumberMap, PictureFormat, PictureWidth, number_maps};
 use std::path::PathBuf;
 

@@ -1,11 +1,11 @@
 //! The subject of attention weights: the model, the text, and the chosen layers and heads; and the model's predictions
 //! there.
 
-use super::provenance::RunProvenance;
-use crate::interventions::changes::Changes;
-use crate::model::finite::FiniteArgs;
-use crate::model::session::Session;
+use crate::model::args::FiniteArgs;
 use candle_core::{DType, Device, Module, Tensor};
+use gpt2_engine::Opened;
+use gpt2_engine::RunProvenance;
+use gpt2_engine::interventions::Applied;
 use gpt2_model::analysis::most_likely;
 use gpt2_model::hooks::Head;
 use gpt2_view::{LikelyJson, NextToken, Silenced};
@@ -19,16 +19,16 @@ const CHUNK: usize = 64;
 /// The model, text, layers and heads that attention weights belong to.
 #[derive(Clone, Copy)]
 pub(crate) struct Subject<'a> {
-    pub(crate) session: &'a Session,
+    pub(crate) opened: &'a Opened,
     /// The text's ids, and the label of each.
     pub(crate) ids: &'a [u32],
     pub(crate) tokens: &'a [String],
-    /// The labels for a reader: see [`Session::shown`].
+    /// The labels for a reader: see [`Opened::shown`].
     pub(crate) shown: &'a [String],
     /// The chosen layers, and the chosen heads of each.
     pub(crate) layers: &'a [usize],
     pub(crate) heads: &'a [usize],
-    pub(crate) changes: &'a Changes,
+    pub(crate) changes: &'a Applied,
     pub(crate) finite: &'a FiniteArgs,
     pub(crate) made_by: &'a RunProvenance,
 }
@@ -39,13 +39,13 @@ impl Subject<'_> {
         &self,
         results: impl IntoIterator<Item = &'t Tensor>,
     ) -> anyhow::Result<()> {
-        let ids = self.session.input_ids(self.ids)?;
-        self.finite.check(self.session, &ids, Some(&self.changes.list), results)
+        let ids = self.opened.input_ids(self.ids)?;
+        self.finite.check(self.opened, &ids, Some(&self.changes.list), results)
     }
 
     /// The chosen heads whose output the run does not use.
     pub(crate) fn silenced(&self) -> Silenced {
-        let config = self.session.model.config();
+        let config = self.opened.model.config();
         let chosen = |head: &Head| self.layers.contains(&head.layer) && self.heads.contains(&head.head);
         let mut all = Silenced::default();
         for (head, how) in self.changes.list.silenced(config, self.ids.len()).filter(|(head, _)| chosen(head))
@@ -58,7 +58,7 @@ impl Subject<'_> {
     /// The logits of some positions, from their inputs of the output projection: (rows, C) -> (rows, V)
     fn logits(&self, rows: &Tensor) -> anyhow::Result<Vec<Vec<f32>>> {
         let logits =
-            self.session.model.lm_head.forward(rows)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
+            self.opened.model.lm_head.forward(rows)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
         self.check_finite([&logits])?;
         Ok(logits.to_vec2()?)
     }
@@ -78,7 +78,7 @@ pub(crate) fn predictions(
     hidden: &Tensor,
     last: Option<u32>,
 ) -> anyhow::Result<Vec<NextToken>> {
-    let Subject { session, ids, .. } = subject;
+    let Subject { opened, ids, .. } = subject;
     let t = hidden.dim(0)?;
     let first = ids.len() - hidden.dim(0)?;
     let mut all = Vec::with_capacity(t);
@@ -91,7 +91,7 @@ pub(crate) fn predictions(
             .collect();
         all.extend(likely.into_iter().map(|likely| {
             let (ids, probabilities): (Vec<u32>, Vec<f32>) = likely.tokens.into_iter().unzip();
-            let shown = session.shown(&ids).into_iter().zip(probabilities).collect();
+            let shown = opened.shown(&ids).into_iter().zip(probabilities).collect();
             NextToken { likely: shown, actual: likely.actual }
         }));
     }
@@ -102,7 +102,7 @@ pub(crate) fn predictions(
 pub(crate) fn next_tokens(subject: &Subject, hidden: &Tensor) -> anyhow::Result<Vec<LikelyJson>> {
     let row = subject.logits(hidden)?.concat();
     let likely = most_likely(&row, LIKELY, None).tokens.into_iter();
-    let token = |id: u32| subject.session.labels(&[id]).concat();
+    let token = |id: u32| subject.opened.labels(&[id]).concat();
     Ok(likely.map(|(id, probability)| LikelyJson { id, token: token(id), probability }).collect())
 }
 
@@ -113,7 +113,7 @@ pub(crate) fn likely_by_layer(
     hidden: &Tensor,
     normed: bool,
 ) -> anyhow::Result<Vec<(String, f32)>> {
-    let model = &subject.session.model;
+    let model = &subject.opened.model;
     let mut all = vec![];
     let t = hidden.dim(0)?;
     for from in (0..t).step_by(CHUNK) {
@@ -122,7 +122,7 @@ pub(crate) fn likely_by_layer(
         let best =
             |row: &Vec<f32>| most_likely(row, 1, None).tokens.first().copied().unwrap_or((0, f32::NAN));
         let (ids, likely): (Vec<u32>, Vec<f32>) = subject.logits(&rows)?.par_iter().map(best).unzip();
-        all.extend(subject.session.shown(&ids).into_iter().zip(likely));
+        all.extend(subject.opened.shown(&ids).into_iter().zip(likely));
     }
     Ok(all)
 }

@@ -128,7 +128,7 @@ fn safetensors(
 ) -> anyhow::Result<()> {
     let mut metadata = subject.made_by.metadata()?;
     metadata.extend([
-        ("model", subject.session.title()),
+        ("model", subject.opened.title()),
         ("ids", serde_json::to_string(&subject.ids)?),
         ("tokens", serde_json::to_string(subject.tokens)?),
         ("layers", serde_json::to_string(subject.layers)?),

@@ -40,13 +40,13 @@ impl Page {
         let provenance = subject.made_by.for_files()?;
         let heads = subject.layers.len() * subject.heads.len();
         let runs: Vec<&str> = options.runs.iter().map(String::as_str).collect();
-        let title = subject.session.title();
+        let title = subject.opened.title();
         let mut header = PageHeader::new(&title, subject.shown, heads, &provenance);
         (header.top, header.runs, header.prompt) = (options.top, &runs, options.prompt);
         (header.ids, header.next) = (subject.ids, options.next.as_deref());
         header.silenced = subject.silenced();
         let t = subject.ids.len();
-        let numbers = 2 * heads * t * subject.session.model.config().head_dim() * runs.len().max(1);
+        let numbers = 2 * heads * t * subject.opened.model.config().head_dim() * runs.len().max(1);
         if options.neurons && numbers > VECTORS {
             anyhow::bail!(
                 "the queries and keys of {heads} heads over {t} tokens are too many for a page: choose heads with --layer and \
@@ -66,7 +66,7 @@ impl Page {
         values: &LayerValues,
     ) -> anyhow::Result<()> {
         self.writer.layer_of_run(run, layer, subject.heads, weights)?;
-        let attn = &subject.session.model.transformer.h[layer].attn;
+        let attn = &subject.opened.model.transformer.h[layer].attn;
         if let Some(v) = &values.v {
             self.writer.value_norms(run, layer, subject.heads, &value_norms(attn, subject.heads, v)?)?;
         }

@@ -1,10 +1,11 @@
 //! The options of a command that looks into a model while it runs.
 
 use crate::interventions::args::InterventionArgs;
-use crate::model::finite::FiniteArgs;
-use crate::model::session::{ModelArgs, Session};
+use crate::model::args::FiniteArgs;
+use crate::model::args::ModelArgs;
 use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
+use gpt2_engine::Opened;
 
 /// Options of every command that looks into a model while it runs.
 #[derive(Debug, clap::Args)]
@@ -21,9 +22,9 @@ pub(crate) struct StudyArgs {
 }
 
 impl StudyArgs {
-    /// Like [`ModelArgs::session_for`], with the files of the interventions among the inputs.
-    pub(crate) fn session_for(&self, mut inputs: ReadFiles, outputs: &Outputs) -> anyhow::Result<Session> {
+    /// Like [`ModelArgs::open_for`], with the files of the interventions among the inputs.
+    pub(crate) fn open_for(&self, mut inputs: ReadFiles, outputs: &Outputs) -> anyhow::Result<Opened> {
         self.interventions.inputs(&mut inputs);
-        self.model.session_for(inputs, outputs)
+        self.model.open_for(inputs, outputs)
     }
 }

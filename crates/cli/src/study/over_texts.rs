@@ -1,20 +1,23 @@
 //! Runs over one prompt, or over many texts one after another.
 
 use super::args::StudyArgs;
-use crate::input::prompt::{Prompt, PromptArgs};
-use crate::input::text_lines::{Content, FIELD, STDIN, TextLine, TextLines, is_json_lines, place};
-use crate::interventions::changes::{Changes, Prepared};
-use crate::interventions::checks::Reads;
-use crate::model::session::Session;
+use crate::input::prompt::{PromptArgs, prompt};
 use crate::output::progress::bar;
 use crate::output::read_files::ReadFiles;
+use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::output::{self, is_closed_pipe};
 use crate::results::exports::ExportFile;
 use crate::results::picture::Drawn;
-use crate::results::provenance::RunProvenance;
 use anyhow::{Context, bail};
 use candle_core::Tensor;
+use gpt2_engine::Opened;
+use gpt2_engine::RunProvenance;
+use gpt2_engine::Spelling;
+use gpt2_engine::interventions::Reads;
+use gpt2_engine::interventions::{Applied, Prepared};
+use gpt2_engine::texts::Prompt;
+use gpt2_engine::texts::{FIELD, STDIN, TextLine, TextLines, is_json_lines, place};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -56,7 +59,7 @@ impl PromptsArgs {
     }
 
     /// The lines of the file of texts, and a bar that shows how many of its bytes are read.
-    pub(crate) fn open(&self, path: &Path) -> anyhow::Result<(TextLines, ProgressBar)> {
+    pub(crate) fn open(&self, path: &Path) -> anyhow::Result<(TextLines<'static>, ProgressBar)> {
         let is_json = self.field.is_some() || is_json_lines(path);
         let field = is_json.then(|| self.field.as_deref().unwrap_or(FIELD).to_owned());
         let size = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file).map(|file| file.len());
@@ -65,7 +68,7 @@ impl PromptsArgs {
         } else {
             "{bytes} read, {elapsed}"
         };
-        Ok((TextLines::open(path, field)?, bar(size, template)))
+        Ok((TextLines::open(path, field, Spelling::Flags, &TERMINAL)?, bar(size, template)))
     }
 }
 
@@ -73,7 +76,7 @@ impl PromptsArgs {
 pub(crate) struct Job<'a> {
     pub(crate) prompts: &'a PromptsArgs,
     pub(crate) study: &'a StudyArgs,
-    pub(crate) session: &'a Session,
+    pub(crate) opened: &'a Opened,
     /// The layers and heads that the results are about, if they are about particular ones.
     pub(crate) chosen: Option<ChosenHeads<'a>>,
     pub(crate) export: Option<&'a Path>,
@@ -117,7 +120,7 @@ impl Job<'_> {
     pub(crate) fn run<R: Serialize>(
         self,
         text: Option<String>,
-        each: impl FnMut(&Prompt, &Changes) -> anyhow::Result<Ran<R>>,
+        each: impl FnMut(&Prompt, &Applied) -> anyhow::Result<Ran<R>>,
         print: impl Fn(&R) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         match &self.prompts.texts {
@@ -129,17 +132,18 @@ impl Job<'_> {
     fn on_one<R: Serialize>(
         mut self,
         text: Option<String>,
-        mut each: impl FnMut(&Prompt, &Changes) -> anyhow::Result<Ran<R>>,
+        mut each: impl FnMut(&Prompt, &Applied) -> anyhow::Result<Ran<R>>,
         print: impl Fn(&R) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let prompt = self.prompts.one.encode(text, self.session)?;
-        let changes = self.study.interventions.build(self.session, Reads::Whole(&prompt.ids))?;
+        let prompt = self.prompts.one.encode(text, self.opened)?;
+        let changes =
+            self.study.interventions.options().build(self.opened, Reads::Whole(&[&prompt.ids]), &TERMINAL)?;
         let Ran { report, tensors, picture } = each(&prompt, &changes)?;
         if let Some(picture) = picture {
             picture.stage(&mut self.outputs)?;
         }
         if let Some(path) = self.export {
-            let made_by = RunProvenance::new(self.session, &prompt.ids)?.under(&changes);
+            let made_by = RunProvenance::new(self.opened, &prompt.ids)?.under(&changes);
             let mut export = ExportFile::new(path)?;
             export.add(None, &prompt, &tensors)?;
             export.stage(&made_by, Some(&prompt), &[], &mut self.outputs)?;
@@ -150,10 +154,10 @@ impl Job<'_> {
     fn on_many<R: Serialize>(
         mut self,
         path: &Path,
-        mut each: impl FnMut(&Prompt, &Changes) -> anyhow::Result<Ran<R>>,
+        mut each: impl FnMut(&Prompt, &Applied) -> anyhow::Result<Ran<R>>,
         print: impl Fn(&R) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let changes = Prepared::new(&self.study.interventions, self.session)?;
+        let changes = Prepared::new(self.study.interventions.options(), self.opened, &TERMINAL)?;
         let mut export = self.export.map(ExportFile::new).transpose()?;
         let (mut lines, bar) = self.prompts.open(path)?;
         let mut printed = Ok(());
@@ -162,11 +166,11 @@ impl Job<'_> {
             Some(export) => error.context(format!("{} is not written", export.display())),
             None => error,
         };
-        while let Some(line) = lines.next().map_err(unwritten)? {
+        while let Some(line) = lines.next_text().map_err(unwritten)? {
             let place = || place(path, Some(line.number));
             let mut ran = || {
-                let prompt = prompt_of(self.session, &line, &place())?;
-                let changes = changes.of(Reads::Whole(&prompt.ids)).with_context(place)?;
+                let prompt = prompt(self.opened, &line.content, &place())?;
+                let changes = changes.of(Reads::Whole(&[&prompt.ids])).with_context(place)?;
                 let ran = each(&prompt, &changes).with_context(place)?;
                 anyhow::Ok((prompt, ran))
             };
@@ -175,7 +179,7 @@ impl Job<'_> {
                 export.add(Some(line.number), &prompt, &tensors)?;
             }
             if made_by.is_none() {
-                made_by = Some(RunProvenance::of_tokens(self.session, prompt.ids.len())?);
+                made_by = Some(RunProvenance::of_tokens(self.opened, prompt.ids.len())?);
             }
             if printed.is_ok() {
                 printed = bar.suspend(|| show(self.study.json, &line, &place(), &report, &print));
@@ -203,14 +207,6 @@ impl Job<'_> {
             export.stage(&made_by, None, &more, &mut self.outputs)?;
         }
         self.outputs.commit_after(|| printed)
-    }
-}
-
-/// The text of a line as a prompt.
-pub(crate) fn prompt_of(session: &Session, line: &TextLine, place: &str) -> anyhow::Result<Prompt> {
-    match &line.content {
-        Content::Text(text) => Prompt::new(session, text, place),
-        Content::Ids(ids) => Prompt::of_ids(session, ids.clone(), None, place),
     }
 }
 

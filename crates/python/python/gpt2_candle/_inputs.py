@@ -56,7 +56,7 @@ class Options(Changes, total=False):
     fwd_hooks: Iterable[tuple[Names, HookFunction]]
 
 
-_ON_HEADS = {"ablate": "ablate", "mean_ablate": "mean-ablate", "scale": "scale", "attention_temperature": "temperature"}
+_ON_HEADS = {"ablate": "ablate", "mean_ablate": "mean-ablate", "scale": "scale", "attention_temperature": "attention-temperature"}
 
 
 def ids_of(model: _native.Model, text: Text, what: str = "the text") -> list[int]:

@@ -1,8 +1,9 @@
 //! The options of `gpt2 bench`.
 
-use crate::model::session::{CACHES, ModelArgs};
+use crate::model::args::ModelArgs;
 use crate::values::one_of;
 use clap::ValueEnum;
+use gpt2_engine::open::CACHES;
 use gpt2_model::CacheDType;
 
 /// Unlike other commands, this one needs no model.

@@ -9,13 +9,13 @@ mod work;
 
 pub(super) use args::BenchArgs;
 
-use crate::model::device::rounds_to_tf32;
 use crate::output;
 use anyhow::bail;
 use args::BenchTarget;
 use candle_core::DType;
 use candle_fused::Isa;
 use candle_fused::measure::{self, Stopwatch};
+use gpt2_engine::open::rounds_to_tf32;
 use report::{Report, print};
 use serde::Serialize;
 use setup::Bench;

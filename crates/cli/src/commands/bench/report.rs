@@ -2,7 +2,7 @@
 
 use super::work::Work;
 use crate::output;
-use crate::values::count;
+use gpt2_engine::words::count;
 use gpt2_model::Config;
 use gpt2_view::visible_text;
 use serde::Serialize;

@@ -2,12 +2,12 @@
 
 use super::args::{BenchArgs, BenchTarget};
 use super::work::{self, NumberSizes, Work};
-use crate::model::{adapters, attention_layer};
-use crate::output::read_files::ReadFiles;
+use crate::output::terminal::TERMINAL;
 use anyhow::bail;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::BlockFormat;
 use candle_nn::VarBuilder;
+use gpt2_engine::open::attention_layer;
 use gpt2_loader::Checkpoint;
 use gpt2_model::{CacheDType, Config, Gpt2LMHeadModel, Implementation, init};
 
@@ -27,7 +27,7 @@ impl<'a> Bench<'a> {
         let implementation = args.model.implementation;
         let hub = &args.model.hub;
         let open = |model: &String| -> anyhow::Result<Checkpoint> {
-            let files = crate::model::session::files(Some(model), hub)?;
+            let files = crate::model::args::files(Some(model), hub)?;
             Ok(Checkpoint::open(&files)?.with_implementation(implementation))
         };
         let checkpoint = args.model.model.as_ref().map(open).transpose()?;
@@ -45,7 +45,7 @@ impl<'a> Bench<'a> {
         }
         config.validate()?;
         let device = args.model.run.open()?;
-        let quantize = args.model.quantize_on(checkpoint.as_ref(), &device)?;
+        let quantize = args.model.options().quantized(checkpoint.as_ref(), &device)?;
         if args.kv.is_some() && args.what != BenchTarget::Decode {
             bail!("--kv is for bench decode");
         }
@@ -133,8 +133,9 @@ impl<'a> Bench<'a> {
             (None, None) => Gpt2LMHeadModel::load(self.weights()?, &self.config)?,
         };
         let args = &self.args.model;
-        let adapters = adapters::find(&args.adapters.list, &args.hub, &mut ReadFiles::default())?;
-        Ok(adapters::put_on(model, &adapters, false)?.0)
+        let options = args.options();
+        let adapters = options.find_adapters(&TERMINAL)?;
+        Ok(options.with_adapters(model, &adapters, &TERMINAL)?.0)
     }
 
     /// Seeded random numbers in -1..1 of the given shape.

@@ -3,12 +3,12 @@
 use super::args::{FEATURES_OF_ONE, FIRING};
 use super::setup::Bench;
 use super::timing::{copies_beyond_the_cache, time_runs};
-use crate::model::attention_layer;
 use anyhow::bail;
 use candle_core::{DType, Tensor};
 use candle_fused::attention::Mask;
 use candle_fused::measure::Stopwatch;
 use candle_nn::VarMap;
+use gpt2_engine::open::attention_layer;
 use gpt2_model::analysis::{Contrast, Metric, attribution_patching};
 use gpt2_model::dictionary::{Dictionary, DictionaryTensors, Selection};
 use gpt2_model::hooks::{Hooks, Point, Recorder};

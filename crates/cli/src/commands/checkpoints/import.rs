@@ -1,9 +1,8 @@
 //! `gpt2 import`: writes a model that another program saved as a folder that transformers loads.
 
-use crate::model::device::ThreadsArg;
+use crate::model::args::ThreadsArg;
 use crate::model::hub::HubArgs;
-use crate::model::session::DTYPES;
-use crate::model::{hub, session};
+use crate::model::{args, hub};
 use crate::output;
 use crate::output::progress::with_bar;
 use crate::output::read_files::ReadFiles;
@@ -11,6 +10,7 @@ use crate::output::written_files::{NewFolder, Outputs};
 use crate::values::one_of;
 use anyhow::{Context, bail};
 use candle_core::DType;
+use gpt2_engine::open::DTYPES;
 use gpt2_loader::{AdapterFiles, Files, Imported, Source, TokenizerFiles, import};
 use serde::Serialize;
 use std::io::Write;
@@ -68,7 +68,7 @@ fn files(args: &ImportArgs) -> anyhow::Result<Files> {
     if path.is_file() {
         return Ok(Source::File(path.to_path_buf()).open()?);
     }
-    session::files(Some(&args.from), &args.hub)
+    args::files(Some(&args.from), &args.hub)
 }
 
 pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {

@@ -1,16 +1,17 @@
 //! `gpt2 merge`: adds adapters to a model's weights.
 
-use crate::model::adapters::{self, AdapterArg, Used};
-use crate::model::device::ThreadsArg;
+use crate::model::args::{MODEL, ThreadsArg, named, note_default};
+use crate::model::hub;
 use crate::model::hub::HubArgs;
-use crate::model::session::{DTYPES, MODEL};
-use crate::model::{hub, session};
 use crate::output;
 use crate::output::read_files::ReadFiles;
+use crate::output::terminal::TERMINAL;
 use crate::output::written_files::{NewFolder, Outputs};
 use crate::values::one_of;
 use anyhow::{Context, anyhow, bail};
 use candle_core::{DType, Device};
+use gpt2_engine::ModelOptions;
+use gpt2_engine::open::{AdapterChoice, DTYPES, UsedAdapter, checkpoint, open_tokenizer};
 use gpt2_loader::{AdapterFiles, LoadError, SaveOptions, Tokenizer, TokenizerFiles, check_savable, save};
 use gpt2_view::visible_text;
 use serde::Serialize;
@@ -30,7 +31,7 @@ pub(crate) struct MergeArgs {
     /// The adapter, times WEIGHT: a folder, or owner/name on the Hub, in PEFT's format (repeatable). A weight of -1
     /// takes one out again
     #[arg(long = "adapter", value_name = "DIR|NAME[=WEIGHT]", required = true)]
-    pub(crate) adapters: Vec<AdapterArg>,
+    pub(crate) adapters: Vec<AdapterChoice>,
     /// Folder for config.json, model.safetensors and tokenizer.json
     #[arg(short, long, value_name = "DIR")]
     pub(crate) out: PathBuf,
@@ -55,7 +56,7 @@ const FILES: [&str; 3] = ["config.json", "model.safetensors", "tokenizer.json"];
 #[derive(Serialize)]
 struct Report<'a> {
     model: &'a str,
-    adapters: &'a [Used],
+    adapters: &'a [UsedAdapter],
     out: &'a Path,
     parameters: u64,
 }
@@ -100,12 +101,17 @@ pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<()> {
         }
         outputs.add("--out", &path);
     }
-    let found = adapters::find(&args.adapters, &args.hub, &mut inputs)?;
-    let files = session::files(args.model.as_deref(), &args.hub)?;
+    let options = ModelOptions { adapters: args.adapters.clone(), ..named(args.model.as_deref(), &args.hub) };
+    let found = options.find_adapters(&TERMINAL)?;
+    for adapter in &found {
+        inputs.adapter(&adapter.files);
+    }
+    note_default(args.model.as_deref());
+    let files = options.files(&TERMINAL)?;
     inputs.model(&files)?;
     inputs.spare_folder(&format!("--out {}", out.display()), out)?;
 
-    let checkpoint = session::checkpoint(&files)?;
+    let checkpoint = checkpoint(&files, &TERMINAL)?;
     if let Some(format) = checkpoint.formats().first() {
         bail!(
             "{}: its weights are quantized ({format}), and adding to them would round them a second time; merge into the original, \
@@ -123,7 +129,7 @@ pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<()> {
             checkpoint.name()
         ),
         TokenizerFiles::Absent => None,
-        _ => Some(session::open_tokenizer(&files, checkpoint.config().vocab_size)?),
+        _ => Some(open_tokenizer(&files, checkpoint.config().vocab_size, &TERMINAL)?),
     };
     // What is said beside another model would become part of this one.
     let writes = args.overwrite && tokenizer.as_ref().is_some_and(Tokenizer::has_settings);
@@ -134,12 +140,12 @@ pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<()> {
             out.display()
         );
     }
-    let (model, used) = adapters::put_on(model, &found, args.model.is_none())?;
+    let (model, used) = options.with_adapters(model, &found, &TERMINAL)?;
     let model = model.merged()?;
     let _folder = NewFolder::make(out).context("--out")?;
     outputs.check(&inputs)?;
-    let options = SaveOptions::default().with_dtype(args.save_dtype);
-    save(out, &model, tokenizer.as_ref(), options).map_err(worded)?;
+    let precision = SaveOptions::default().with_dtype(args.save_dtype);
+    save(out, &model, tokenizer.as_ref(), precision).map_err(worded)?;
     let parameters = model.checkpoint_config().parameter_count()?;
     let report = Report { model: checkpoint.name(), adapters: &used, out, parameters };
     output::report(args.json, &report, |report| {

@@ -1,15 +1,17 @@
 //! `gpt2 quantize`: writes a model as a GGUF file.
 
-use crate::model::device::ThreadsArg;
+use crate::model::args::MODEL;
+use crate::model::args::ThreadsArg;
 use crate::model::hub::HubArgs;
-use crate::model::session::MODEL;
-use crate::model::{hub, session};
+use crate::model::{args, hub};
 use crate::output;
 use crate::output::progress::bar;
 use crate::output::read_files::ReadFiles;
+use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use anyhow::{anyhow, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use gpt2_engine::open::{checkpoint, open_tokenizer};
 use gpt2_loader::{Checkpoint, Encoding, GgufType, LoadError, Source, save_gguf};
 use gpt2_model::parameters::WPE;
 use gpt2_view::visible_text;
@@ -140,19 +142,20 @@ pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
     let mut inputs = ReadFiles::default();
     hub::inputs(&args.hub, &mut inputs);
     outputs.check(&inputs)?;
-    let files = session::files(args.model.as_deref(), &args.hub)?;
+    let files = args::files(args.model.as_deref(), &args.hub)?;
     inputs.model(&files)?;
     outputs.check(&inputs)?;
 
     let kind = args.to;
-    let checkpoint = session::checkpoint(&files)?;
+    let checkpoint = checkpoint(&files, &TERMINAL)?;
     if let Some(format) = checkpoint.formats().first() {
         bail!(
             "{}: is quantized already ({format}), and quantizing it again would lose more precision; start from the original",
             checkpoint.name()
         );
     }
-    let tokenizer = session::open_tokenizer(&files, checkpoint.config().vocab_size).map_err(no_tokenizer)?;
+    let tokenizer =
+        open_tokenizer(&files, checkpoint.config().vocab_size, &TERMINAL).map_err(no_tokenizer)?;
     let mut bytes = 0;
     let mut weights = BTreeMap::new();
     outputs.stage(out, |temporary| {

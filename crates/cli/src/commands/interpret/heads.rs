@@ -1,16 +1,17 @@
 //! `gpt2 heads`: previous-token, duplicate-token and induction scores of each head, and how much it copies.
 
-use crate::interventions::checks::Reads;
 use crate::output::read_files::ReadFiles;
+use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::output::{self, note};
 use crate::results::picture::{HeadMap, PictureArgs, PictureMetadata, head_maps};
-use crate::results::provenance::RunProvenance;
 use crate::study::args::StudyArgs;
-use crate::values::count;
 use anyhow::bail;
 use candle_core::{Device, Tensor};
 use gpt2_circuits::Circuits;
+use gpt2_engine::RunProvenance;
+use gpt2_engine::interventions::Reads;
+use gpt2_engine::words::count;
 use gpt2_model::analysis::{HeadScores, RepeatedTokens, Score, chance_scores, head_scores};
 use gpt2_model::hooks::Head;
 use gpt2_view::{Align, Frame, MIN_WIDTH, Table, visible_text, wrap};
@@ -134,8 +135,8 @@ const LISTED: usize = 12;
 pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<()> {
     let mut outputs = Outputs::new(args.overwrite);
     args.picture.add(&mut outputs)?;
-    let session = args.study.session_for(ReadFiles::default(), &outputs)?;
-    let config = session.model.config();
+    let opened = args.study.open_for(ReadFiles::default(), &outputs)?;
+    let config = opened.model.config();
     let seed = args.study.model.run.seed;
     let bos = config.bos_token_id.filter(|&id| !args.no_bos && (id as usize) < config.vocab_size);
     if bos.is_none() && !args.no_bos {
@@ -148,12 +149,13 @@ pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<()> {
         bail!("{tokens} tokens in a text, but the model has n_positions = {n}: lower --length or --repeats");
     }
     let texts = RepeatedTokens::random(bos, lengths, args.batch.into(), config.vocab_size, seed);
-    let changes = args.study.interventions.build(&session, Reads::Others("random tokens"))?;
-    let scores = head_scores(&session.model.transformer, &texts, Some(&changes.list))?;
+    let changes =
+        args.study.interventions.options().build(&opened, Reads::Others("random tokens"), &TERMINAL)?;
+    let scores = head_scores(&opened.model.transformer, &texts, Some(&changes.list))?;
     let numbers: Vec<f64> = scores.iter().flatten().map(|head| head.induction.mean).collect();
-    let read = Tensor::from_vec(texts.rows.concat(), (texts.rows.len(), texts.tokens()), &session.device)?;
-    args.study.finite.check(&session, &read, Some(&changes.list), [&Tensor::new(numbers, &Device::Cpu)?])?;
-    let circuits = match Circuits::new(&session.model) {
+    let read = Tensor::from_vec(texts.rows.concat(), (texts.rows.len(), texts.tokens()), &opened.device)?;
+    args.study.finite.check(&opened, &read, Some(&changes.list), [&Tensor::new(numbers, &Device::Cpu)?])?;
+    let circuits = match Circuits::new(&opened.model) {
         Ok(circuits) => Some(circuits),
         Err(_) if args.study.finite.allow_nonfinite => None,
         Err(error) => return Err(error.into()),
@@ -178,8 +180,8 @@ pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<()> {
     }
     let [previous_token, duplicate_token, induction] = chance_scores(&texts);
     let report = Report {
-        provenance: RunProvenance::of_tokens(&session, texts.tokens())?.under(&changes),
-        model: session.name,
+        provenance: RunProvenance::of_tokens(&opened, texts.tokens())?.under(&changes),
+        model: opened.name,
         length: args.length,
         repeats: args.repeats,
         batch: args.batch,

@@ -1,19 +1,19 @@
 //! `gpt2 lens`: what the model would predict after each block.
 
-use crate::input::prompt::Prompt;
-use crate::interventions::changes::Changes;
-use crate::model::session::{Label, Session};
 use crate::output;
 use crate::output::written_files::Outputs;
 use crate::results::export_points::{PointArgs, Points};
 use crate::results::exports;
 use crate::results::picture::{PictureArgs, PictureMetadata, numbers};
-use crate::results::provenance::RunProvenance;
 use crate::study::args::StudyArgs;
 use crate::study::over_texts::{Job, PromptsArgs, Ran};
 use anyhow::bail;
 use candle_core::{D, DType, Device, Tensor};
 use candle_nn::ops::log_softmax;
+use gpt2_engine::RunProvenance;
+use gpt2_engine::interventions::Applied;
+use gpt2_engine::texts::Prompt;
+use gpt2_engine::{Label, Opened};
 use gpt2_model::analysis::{highest, logit_lens};
 use gpt2_model::hooks::Chain;
 use gpt2_view::{Align, Frame, NumberMap, Table};
@@ -82,50 +82,47 @@ pub(crate) fn run(args: &LensArgs) -> anyhow::Result<()> {
         exports::add_to(&mut outputs, path)?;
     }
     args.picture.add(&mut outputs)?;
-    let session = args.study.session_for(args.prompt.inputs(), &outputs)?;
-    let points = args.points.of(&session)?;
+    let opened = args.study.open_for(args.prompt.inputs(), &outputs)?;
+    let points = args.points.of(&opened)?;
     let prompts = &args.prompt;
     let study = &args.study;
     let export = args.export.as_deref();
-    let job = Job { prompts, study, session: &session, chosen: None, export, outputs };
-    job.run(text, |prompt, changes| lens(args, &session, &points, prompt, changes), print)
+    let job = Job { prompts, study, opened: &opened, chosen: None, export, outputs };
+    job.run(text, |prompt, changes| lens(args, &opened, &points, prompt, changes), print)
 }
 
 fn lens(
     args: &LensArgs,
-    session: &Session,
+    opened: &Opened,
     points: &Points,
     prompt: &Prompt,
-    changes: &Changes,
+    changes: &Applied,
 ) -> anyhow::Result<Ran<Report>> {
     let t = prompt.ids.len();
     let position = args.position.unwrap_or(t - 1);
     if position >= t {
         bail!("--position {position}: the prompt has positions 0 to {}", t - 1);
     }
-    let ids = session.input_ids(&prompt.ids)?; // (1, T)
+    let ids = opened.input_ids(&prompt.ids)?; // (1, T)
     let recorder = points.recorder();
     let hooks = Chain(&[&changes.list, &recorder]);
-    let logits = logit_lens(&session.model, &ids, position, Some(&hooks))?; // (L + 1, 1, V)
+    let logits = logit_lens(&opened.model, &ids, position, Some(&hooks))?; // (L + 1, 1, V)
     let logits = logits.squeeze(1)?.to_dtype(DType::F32)?; // (L + 1, V)
-    let check = |x: &Tensor| args.study.finite.check(session, &ids, Some(&changes.list), [x]);
+    let check = |x: &Tensor| args.study.finite.check(opened, &ids, Some(&changes.list), [x]);
     check(&logits)?;
     let log_probs = log_softmax(&logits, D::Minus1)?.to_vec2::<f32>()?;
     let layer = |log_probs: &Vec<f32>| -> Vec<TokenGuess> {
         let order = highest(log_probs, args.top_k.into());
-        let candidate = |&id: &u32| TokenGuess {
-            id,
-            token: session.label(id),
-            probability: log_probs[id as usize].exp(),
-        };
+        let candidate =
+            |&id: &u32| TokenGuess { id, token: opened.label(id), probability: log_probs[id as usize].exp() };
         order.iter().map(candidate).collect()
     };
     let layers = log_probs.iter().map(layer).collect();
     let mut tensors = vec![("lens".to_owned(), logits)];
     points.add_to(&mut tensors, &recorder, check)?;
-    let token = session.label(prompt.ids[position]);
-    let provenance = RunProvenance::new(session, &prompt.ids)?.under(changes);
-    let report = Report { provenance, model: session.name.clone(), position, token, layers };
+    let token = opened.label(prompt.ids[position]);
+    let provenance = RunProvenance::new(opened, &prompt.ids)?.under(changes);
+    let report = Report { provenance, model: opened.name.clone(), position, token, layers };
     let about = PictureMetadata {
         title: format!(
             "{}: what follows {} (position {position}), after each block",

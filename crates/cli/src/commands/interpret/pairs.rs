@@ -1,13 +1,15 @@
 //! `gpt2 pairs`: tasks that papers on circuits use, as lines of JSON.
 
+use crate::model::args::{MODEL, files};
 use crate::model::hub::HubArgs;
-use crate::model::session::{MODEL, files, open_tokenizer};
 use crate::output;
 use crate::output::read_files::ReadFiles;
+use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::values::one_of;
 use anyhow::Context;
-use gpt2_engine::Task;
+use gpt2_engine::open::open_tokenizer;
+use gpt2_engine::texts::Task;
 use gpt2_loader::Checkpoint;
 use std::io::Write;
 use std::path::PathBuf;
@@ -64,7 +66,7 @@ pub(crate) fn run(args: &PairsCommandArgs) -> anyhow::Result<()> {
     let files = files(args.model.as_deref(), &args.hub)?;
     inputs.model(&files)?;
     outputs.check(&inputs)?;
-    let tokenizer = open_tokenizer(&files, Checkpoint::open(&files)?.config().vocab_size)?;
+    let tokenizer = open_tokenizer(&files, Checkpoint::open(&files)?.config().vocab_size, &TERMINAL)?;
     let pairs = args.task.pairs(&tokenizer, args.count as usize, args.seed);
     let pairs = pairs.with_context(|| format!("{} has no such task", files.name))?;
     let mut lines = vec![];

@@ -1,18 +1,20 @@
 //! `gpt2 compare`: how far the predictions of two models lie apart on a text.
 
-use crate::input::prompt::{encode, read_file, read_limited};
-use crate::model::adapters::{self, AdapterArg, Used};
-use crate::model::device::RunArgs;
+use crate::model::args::{RunArgs, files, named};
 use crate::model::hub::HubArgs;
-use crate::model::session::{CACHES, FORMATS};
-use crate::model::{finite, session};
 use crate::output;
 use crate::output::progress::bar;
-use crate::output::read_files::ReadFiles;
+use crate::output::terminal::TERMINAL;
 use crate::values::one_of;
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
 use candle_fused::BlockFormat;
+use gpt2_engine::open::{
+    AdapterChoice, CACHES, FORMATS, UsedAdapter, checkpoint, explain_not_finite, kept_formats,
+    open_tokenizer, quantized,
+};
+use gpt2_engine::texts::{encode, noted, read_file, read_limited};
+use gpt2_engine::{ModelOptions, Spelling};
 use gpt2_loader::{Files, Tokenizer};
 use gpt2_model::analysis::Comparison;
 use gpt2_model::finite::all_finite;
@@ -50,7 +52,7 @@ pub(crate) struct CompareArgs {
     pub(crate) kv_other: Option<CacheDType>,
     /// Put a LoRA adapter on OTHER, times WEIGHT: a folder, or owner/name on the Hub, in PEFT's format (repeatable)
     #[arg(long = "adapter", value_name = "DIR|NAME[=WEIGHT]")]
-    pub(crate) adapters: Vec<AdapterArg>,
+    pub(crate) adapters: Vec<AdapterChoice>,
     /// Compare only the first N tokens of the text [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
     pub(crate) tokens: Option<u64>,
@@ -89,7 +91,7 @@ struct ComparedModel {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     formats: Vec<&'static str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    adapters: Vec<Used>,
+    adapters: Vec<UsedAdapter>,
     /// The dtype of its cached keys and values; `None` without a cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     kv: Option<&'static str>,
@@ -107,8 +109,9 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let text = read(&args.text)?;
     let mut a = load(&args.model, args, None, &device)?;
     let mut b = load(&args.other, args, args.quantize_other, &device)?;
-    let adapters = adapters::find(&args.adapters, &args.hub, &mut ReadFiles::default())?;
-    (b.model, b.side.adapters) = adapters::put_on(b.model, &adapters, false)?;
+    let options = ModelOptions { adapters: args.adapters.clone(), ..named(Some(&args.other), &args.hub) };
+    let adapters = options.find_adapters(&TERMINAL)?;
+    (b.model, b.side.adapters) = options.with_adapters(b.model, &adapters, &TERMINAL)?;
     b.side.kv = args.kv_other.map(CacheDType::as_str);
     let (config, other) = (a.model.config(), b.model.config());
     if config.vocab_size != other.vocab_size {
@@ -118,8 +121,8 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
             other.vocab_size
         );
     }
-    let tokenizer = session::open_tokenizer(&a.files, config.vocab_size)?;
-    let mut ids = encode(&tokenizer, &text, "the text")?;
+    let tokenizer = open_tokenizer(&a.files, config.vocab_size, &TERMINAL)?;
+    let mut ids = noted(encode(&tokenizer, &text, "the text")?, &TERMINAL);
     if let Ok(other) = Tokenizer::open(&b.files, config.vocab_size)
         && other.encode(&text)? != ids
     {
@@ -185,7 +188,11 @@ fn compared(
         let logits = |role: &str, of: &LoadedSide, cache: Option<&mut KvCache>| -> anyhow::Result<Tensor> {
             let logits = of.model.forward(&inputs, ForwardArgs { cache, ..Default::default() })?.logits;
             if !all_finite(&logits)? {
-                bail!("{role}, {}: {}", of.side.name, finite::explain(&of.model, &inputs, None))
+                bail!(
+                    "{role}, {}: {}",
+                    of.side.name,
+                    explain_not_finite(&of.model, &inputs, None, Spelling::Flags)
+                )
             }
             Ok(logits.squeeze(0)?.to_device(&Device::Cpu)?) // (T, V)
         };
@@ -204,7 +211,7 @@ fn read(path: &Path) -> anyhow::Result<String> {
         return read_limited(std::io::stdin(), LONGEST_TEXT)
             .context("cannot read the text from standard input");
     }
-    read_file("the text", path, LONGEST_TEXT)
+    read_file("the text", path, LONGEST_TEXT, &TERMINAL)
 }
 
 fn load(
@@ -213,14 +220,14 @@ fn load(
     quantize: Option<BlockFormat>,
     device: &Device,
 ) -> anyhow::Result<LoadedSide> {
-    let files = session::files(Some(name), &args.hub)?;
-    let checkpoint = session::checkpoint(&files)?;
-    let quantize = session::quantize("--quantize-other", quantize, Some(&checkpoint), device)?;
+    let files = files(Some(name), &args.hub)?;
+    let checkpoint = checkpoint(&files, &TERMINAL)?;
+    let quantize = quantized("--quantize-other", quantize, Some(&checkpoint), device, Spelling::Flags)?;
     let (model, formats) = if let Some(format) = quantize {
         (checkpoint.load_quantized(format)?, vec![format])
     } else {
         let model = checkpoint.load_model(DType::F32, device)?;
-        (model, session::kept(checkpoint.formats(), DType::F32, device))
+        (model, kept_formats(checkpoint.formats(), DType::F32, device, &TERMINAL))
     };
     let formats = formats.into_iter().map(BlockFormat::as_str).collect();
     let side = ComparedModel {

@@ -1,18 +1,19 @@
 //! `gpt2 forward`: the next token's probabilities, and how surprising the prompt is.
 
-use crate::input::prompt::Prompt;
-use crate::interventions::changes::{Changes, holds_one_run, nothing_to_compare};
-use crate::model::session::{Label, Session};
+use crate::interventions::args::{holds_one_run, nothing_to_compare};
 use crate::output;
 use crate::output::written_files::Outputs;
 use crate::results::export_points::{PointArgs, Points};
 use crate::results::exports;
-use crate::results::provenance::RunProvenance;
 use crate::study::args::StudyArgs;
 use crate::study::over_texts::{Job, PromptsArgs, Ran};
 use anyhow::bail;
 use candle_core::{D, DType, Tensor};
 use candle_nn::ops::log_softmax;
+use gpt2_engine::RunProvenance;
+use gpt2_engine::interventions::Applied;
+use gpt2_engine::texts::Prompt;
+use gpt2_engine::{Label, Opened};
 use gpt2_model::analysis::highest;
 use gpt2_model::hooks::Chain;
 use gpt2_view::Align::{Left, Right};
@@ -112,21 +113,21 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.export {
         exports::add_to(&mut outputs, path)?;
     }
-    let session = args.study.session_for(args.prompt.inputs(), &outputs)?;
-    let points = args.points.of(&session)?;
+    let opened = args.study.open_for(args.prompt.inputs(), &outputs)?;
+    let points = args.points.of(&opened)?;
     let prompts = &args.prompt;
     let study = &args.study;
     let export = args.export.as_deref();
-    let job = Job { prompts, study, session: &session, chosen: None, export, outputs };
-    job.run(text, |prompt, changes| forward(args, &session, &points, prompt, changes), print)
+    let job = Job { prompts, study, opened: &opened, chosen: None, export, outputs };
+    job.run(text, |prompt, changes| forward(args, &opened, &points, prompt, changes), print)
 }
 
 fn forward(
     args: &ForwardArgs,
-    session: &Session,
+    opened: &Opened,
     points: &Points,
     prompt: &Prompt,
-    changes: &Changes,
+    changes: &Applied,
 ) -> anyhow::Result<Ran<Report>> {
     if args.compare && changes.texts.is_empty() {
         return Err(nothing_to_compare());
@@ -137,10 +138,10 @@ fn forward(
         hooks: Some(&Chain(&[&changes.list, &recorder])),
         ..Default::default()
     };
-    let ids = session.input_ids(&prompt.ids)?; // (1, T)
-    let output = session.model.forward(&ids, forward)?;
+    let ids = opened.input_ids(&prompt.ids)?; // (1, T)
+    let output = opened.model.forward(&ids, forward)?;
     let logits = output.logits.to_dtype(DType::F32)?; // (1, T, V)
-    let check = |x: &Tensor| args.study.finite.check(session, &ids, Some(&changes.list), [x]);
+    let check = |x: &Tensor| args.study.finite.check(opened, &ids, Some(&changes.list), [x]);
     check(&logits)?;
 
     let mut tensors = vec![];
@@ -150,19 +151,19 @@ fn forward(
         tensors = vec![("logits".to_owned(), logits.clone()), ("hidden_states".to_owned(), hidden_states)];
         points.add_to(&mut tensors, &recorder, check)?;
     }
-    let made_by = RunProvenance::new(session, &prompt.ids)?.under(changes);
-    let run = one_run(args, session, prompt, &logits.squeeze(0)?)?;
+    let made_by = RunProvenance::new(opened, &prompt.ids)?.under(changes);
+    let run = one_run(args, opened, prompt, &logits.squeeze(0)?)?;
     let mut plain = None;
     let mut changed = vec![];
     if args.compare {
-        let logits = session.model.forward(&ids, gpt2_model::ForwardArgs::default())?.logits;
+        let logits = opened.model.forward(&ids, gpt2_model::ForwardArgs::default())?.logits;
         let logits = logits.to_dtype(DType::F32)?;
-        args.study.finite.check(session, &ids, None, [&logits])?;
-        let without = one_run(args, session, prompt, &logits.squeeze(0)?)?;
+        args.study.finite.check(opened, &ids, None, [&logits])?;
+        let without = one_run(args, opened, prompt, &logits.squeeze(0)?)?;
         changed = differences(&without, &run);
         plain = Some(without);
     }
-    let report = Report { provenance: made_by, model: session.name.clone(), run, plain, changes: changed };
+    let report = Report { provenance: made_by, model: opened.name.clone(), run, plain, changes: changed };
     Ok(Ran::new(report, tensors))
 }
 
@@ -181,12 +182,7 @@ fn differences(plain: &OneRun, changed: &OneRun) -> Vec<TokenInBothRuns> {
 }
 
 /// `logits` (T, V)
-fn one_run(
-    args: &ForwardArgs,
-    session: &Session,
-    prompt: &Prompt,
-    logits: &Tensor,
-) -> anyhow::Result<OneRun> {
+fn one_run(args: &ForwardArgs, opened: &Opened, prompt: &Prompt, logits: &Tensor) -> anyhow::Result<OneRun> {
     let t = prompt.ids.len();
     let log_probs = log_softmax(logits, D::Minus1)?; // (T, V)
     let mut given = vec![None];
@@ -209,10 +205,10 @@ fn one_run(
     let order = highest(&last, args.top_k);
     let candidate = |&id: &u32| {
         let log_prob = last[id as usize];
-        LikelyToken { id, token: session.label(id), probability: log_prob.exp(), log_prob }
+        LikelyToken { id, token: opened.label(id), probability: log_prob.exp(), log_prob }
     };
     let next = order.iter().map(candidate).collect();
-    let scored = |(&id, log_prob)| ScoredToken { id, token: session.label(id), log_prob };
+    let scored = |(&id, log_prob)| ScoredToken { id, token: opened.label(id), log_prob };
     let tokens = prompt.ids.iter().zip(given).map(scored).collect();
     Ok(OneRun { tokens, perplexity, next, last })
 }

@@ -1,12 +1,12 @@
 //! Attention against plain operations.
 
 use super::{Path, Verify, rounding};
-use crate::model::attention_layer;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Dropout;
 use candle_fused::Implementation::{self, Eager, Fused};
 use candle_fused::attention::{HeadLayout, Hidden, Inputs, Mask, Sdpa, quantize_rows, widen_rows};
 use candle_nn::Init;
+use gpt2_engine::open::attention_layer;
 use gpt2_model::init;
 use gpt2_model::mask::left_padding;
 

@@ -5,13 +5,13 @@ mod attention;
 mod layers;
 mod model;
 
-use crate::model::device::RunArgs;
+use crate::model::args::MODEL;
+use crate::model::args::RunArgs;
 use crate::model::hub::HubArgs;
-use crate::model::session::MODEL;
 use crate::output::{self, note};
-use crate::values::count;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::Implementation;
+use gpt2_engine::words::count;
 use gpt2_loader::Checkpoint;
 use gpt2_view::{Align, Table, visible_text};
 use serde::Serialize;
@@ -75,7 +75,7 @@ impl Check {
 
 pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let device = args.run.open()?;
-    let files = crate::model::session::files(args.model.as_deref(), &args.hub)?;
+    let files = crate::model::args::files(args.model.as_deref(), &args.hub)?;
     let checkpoint = Checkpoint::open(&files)?;
     let mut verify = Verify { device, seed: args.run.seed, checks: vec![] };
     verify.attention()?;

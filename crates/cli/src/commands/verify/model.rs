@@ -1,9 +1,9 @@
 //! A checkpoint's logits against plain operations.
 
 use super::{Path, Verify, rounding};
-use crate::model::attention_layer;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::Implementation::{Eager, Fused};
+use gpt2_engine::open::attention_layer;
 use gpt2_loader::Checkpoint;
 use gpt2_model::mask::{left_padding, position_ids};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel, KvCache};

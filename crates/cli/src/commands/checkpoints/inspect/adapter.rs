@@ -1,8 +1,8 @@
 //! The changes that an adapter makes to a model's weights, and their sizes.
 
-use crate::model::session::ModelArgs;
-use crate::model::{adapters, session};
+use crate::model::args::{ModelArgs, files as model_files};
 use crate::output;
+use crate::output::terminal::TERMINAL;
 use candle_core::{DType, Device, Tensor};
 use gpt2_engine::NamedAdapter;
 use gpt2_loader::{AdapterAudit, AdapterCheckpoint, AdapterConfig, AdapterFiles, Checkpoint};
@@ -51,7 +51,7 @@ pub(super) fn named(name: Option<&str>, args: &ModelArgs) -> anyhow::Result<Opti
         (_, [one]) if (one.weight - 1.0).abs() > 0.0 => {
             anyhow::bail!("--adapter: inspect shows an adapter as it is; leave ={} out", one.weight)
         }
-        (_, [one]) => Ok(Some(adapters::files(&one.source, &args.hub)?)),
+        (_, [one]) => Ok(Some(args.options().adapter(&one.source, &TERMINAL)?)),
         (_, [_, second, ..]) => {
             anyhow::bail!("--adapter: inspect shows one at a time, and {} is the second", second.source)
         }
@@ -75,7 +75,7 @@ pub(super) fn run(
     // A model to compare it with, only if it was asked for.
     let positional = name.filter(|_| !args.adapters.list.is_empty());
     let base = match args.model.as_deref().or(positional) {
-        Some(name) => Some(Checkpoint::open(&session::files(Some(name), &args.hub)?)?),
+        Some(name) => Some(Checkpoint::open(&model_files(Some(name), &args.hub)?)?),
         None => None,
     };
     let not_finite = adapter.not_finite()?;

@@ -3,9 +3,10 @@
 mod adapter;
 mod points;
 
-use crate::model::session;
-use crate::model::session::ModelArgs;
+use crate::model::args::ModelArgs;
+use crate::model::args::{named, note_default};
 use crate::output::progress::with_bar;
+use crate::output::terminal::TERMINAL;
 use crate::output::{self, remedy};
 use gpt2_loader::{Audit, Checkpoint, Files, Finding, GenerationConfig};
 use gpt2_model::Config;
@@ -143,7 +144,8 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
 /// The files of a folder; for a model on the Hub, only the headers, unless everything is cached.
 fn files(args: &InspectArgs) -> anyhow::Result<Files> {
     let name = args.name.as_deref().or(args.model.model.as_deref());
-    session::files_by(name, &args.model.hub, |hub, id, revision| {
+    note_default(name);
+    named(name, &args.model.hub).files_by(&TERMINAL, |hub, id, revision| {
         let headers = hub.headers(&id, revision)?;
         if headers.bytes_read > 0 {
             output::note(&format!("read only the weights' headers, {} bytes", headers.bytes_read));

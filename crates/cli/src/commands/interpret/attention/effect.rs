@@ -2,15 +2,16 @@
 //! token reaches each position.
 
 use super::scene::{AttentionScene, CELL};
-use crate::input::prompt::single_token;
-use crate::model::session::{Label, Session};
+use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::output::{self, note};
 use crate::results::picture::{HeadMap, PictureMetadata, head_maps};
-use crate::results::provenance::RunProvenance;
 use crate::values::pairs_by_head;
 use anyhow::{Context, bail};
 use candle_core::{D, DType, Device, Tensor};
+use gpt2_engine::RunProvenance;
+use gpt2_engine::texts::single_token;
+use gpt2_engine::{Label, Opened};
 use gpt2_model::ForwardArgs;
 use gpt2_model::analysis::{
     Ablation, AblationEffects, Centering, DirectAttribution, Metric, ablation_effects, attention_rollout,
@@ -87,19 +88,23 @@ pub(super) struct Effects {
 
 impl Effects {
     pub(super) fn of(scene: &AttentionScene, ablation: Ablation) -> anyhow::Result<Self> {
-        let session = scene.subject.session;
-        let ids = &session.input_ids(scene.subject.ids)?; // (1, T)
+        let opened = scene.subject.opened;
+        let ids = &opened.input_ids(scene.subject.ids)?; // (1, T)
         // The means of a mean ablation do not depend on what else is ablated.
-        let hooks = scene.subject.changes.list.clone().with_means_of(&session.model, ids)?;
-        let against =
-            scene.args.against.as_deref().map(|text| single_token(session, "--against", text)).transpose()?;
+        let hooks = scene.subject.changes.list.clone().with_means_of(&opened.model, ids)?;
+        let against = scene
+            .args
+            .against
+            .as_deref()
+            .map(|text| single_token(opened, "--against", text, &TERMINAL))
+            .transpose()?;
         let logits = || -> anyhow::Result<Tensor> {
             let args = ForwardArgs { last_logits_only: true, hooks: Some(&hooks), ..Default::default() };
-            Ok(session.model.forward(ids, args)?.logits.flatten_all()?.to_dtype(DType::F32)?) // (V)
+            Ok(opened.model.forward(ids, args)?.logits.flatten_all()?.to_dtype(DType::F32)?) // (V)
         };
         let target = if let Some(text) = &scene.args.target {
-            let target = single_token(session, "--target", text)?;
-            if let Some(spaced) = with_space(session, text) {
+            let target = single_token(opened, "--target", text, &TERMINAL)?;
+            if let Some(spaced) = with_space(opened, text) {
                 note_space(text, (target, spaced), &logits()?.to_vec1()?);
             }
             target
@@ -118,8 +123,8 @@ impl Effects {
         };
         let centering = if scene.args.raw { Centering::Raw } else { Centering::Centered };
         let hooks = (!hooks.is_empty()).then_some(&hooks as &dyn gpt2_model::hooks::Hooks);
-        let total = ablation_effects(&session.model, ids, &metric, ablation, hooks)?;
-        let direct = direct_attribution(&session.model, ids, &logit, centering, hooks)?;
+        let total = ablation_effects(&opened.model, ids, &metric, ablation, hooks)?;
+        let direct = direct_attribution(&opened.model, ids, &logit, centering, hooks)?;
         let value = Tensor::new(total.plain, &Device::Cpu)?;
         scene.subject.check_finite([&value, &total.change, &direct.heads, &direct.mlps])?;
         Ok(Self { target, against, total, direct })
@@ -127,9 +132,9 @@ impl Effects {
 }
 
 /// The single token of a text with a space before it, if it has none.
-fn with_space(session: &Session, text: &str) -> Option<u32> {
+fn with_space(opened: &Opened, text: &str) -> Option<u32> {
     let spaced =
-        session.tokenizer().ok().filter(|_| !text.starts_with(' '))?.encode(&format!(" {text}")).ok()?;
+        opened.tokenizer().ok().filter(|_| !text.starts_with(' '))?.encode(&format!(" {text}")).ok()?;
     if let [id] = spaced[..] { Some(id) } else { None }
 }
 
@@ -161,7 +166,7 @@ pub(super) fn show_effect(
             direct,
         })?;
     heads.sort_by(|a, b| b.change.abs().total_cmp(&a.change.abs()));
-    let token = |id: u32| Token { token: scene.subject.session.label(id), id };
+    let token = |id: u32| Token { token: scene.subject.opened.label(id), id };
     let numbers = |x: &Tensor| x.to_dtype(DType::F64)?.to_vec1::<f64>();
     let report = EffectReport {
         provenance: scene.subject.made_by.clone(),
@@ -191,7 +196,7 @@ pub(super) fn show_effect(
             (format!("the logit of {target} less that of {against}"), "change of the difference")
         }
     };
-    let name = scene.subject.session.title();
+    let name = scene.subject.opened.title();
     let to = report.ablation;
     let about = PictureMetadata {
         title: format!("{name}: change of {of} with each head ablated to {to}"),
@@ -286,7 +291,7 @@ pub(super) fn rollout_by_layer(
     scene: &AttentionScene,
     changes: &Interventions,
 ) -> anyhow::Result<Vec<Tensor>> {
-    let all: Vec<usize> = (0..scene.subject.session.model.config().n_layer).collect();
+    let all: Vec<usize> = (0..scene.subject.opened.model.config().n_layer).collect();
     let mut means = vec![];
     scene.run_under(changes, ForwardArgs::default(), &all, &[], |_, weights, _| {
         means.push(weights.mean_keepdim(1)?); // (1, 1, T, T)
@@ -302,7 +307,7 @@ pub(super) fn show_rollout(scene: &AttentionScene, mut outputs: Outputs) -> anyh
     scene.subject.check_finite([&rollout])?;
     let tokens = scene.subject.shown;
     let about = PictureMetadata {
-        title: format!("{}: attention rollout after {layers} layers", scene.subject.session.title()),
+        title: format!("{}: attention rollout after {layers} layers", scene.subject.opened.title()),
         made_by: scene.subject.made_by,
         settings: Value::Null,
     };

@@ -9,15 +9,12 @@ mod views;
 
 pub(crate) use args::AttentionArgs;
 
-use crate::input::prompt::Prompt;
-use crate::interventions::changes::{Changes, holds_one_run};
-use crate::interventions::checks::Reads;
-use crate::model::session::Session;
+use crate::interventions::args::holds_one_run;
 use crate::output;
+use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::results::export_points::Points;
 use crate::results::live_page::{self, Module};
-use crate::results::provenance::RunProvenance;
 use crate::results::subject::Subject;
 use crate::results::weights_file::{Format, beside};
 use crate::results::weights_page::open;
@@ -25,6 +22,11 @@ use crate::study::over_texts::{ChosenHeads, Job, Ran};
 use crate::values::select_heads;
 use anyhow::bail;
 use args::WithArg;
+use gpt2_engine::Opened;
+use gpt2_engine::RunProvenance;
+use gpt2_engine::interventions::Applied;
+use gpt2_engine::interventions::Reads;
+use gpt2_engine::texts::Prompt;
 use gpt2_model::hooks::Chain;
 use gpt2_model::{ForwardArgs, ModelOutput};
 use gpt2_view::page_fragment;
@@ -46,27 +48,28 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     let mut inputs = args.prompt.inputs();
     args.live.inputs(&mut inputs);
     let live = args.live.open(&args.study.model)?;
-    let session = args.study.session_for(inputs, &outputs)?;
-    let config = session.model.config();
+    let opened = args.study.open_for(inputs, &outputs)?;
+    let config = opened.model.config();
     let (layers, heads) = select_heads(&args.layer, &args.head, config)?;
     let chosen = ChosenHeads { layers: &layers, heads: &heads };
-    let points = args.points.of(&session)?;
+    let points = args.points.of(&opened)?;
     if args.prompt.texts.is_some() {
         let prompts = &args.prompt;
         let study = &args.study;
         let export = args.export.as_deref();
-        let job = Job { prompts, study, session: &session, chosen: Some(chosen), export, outputs };
-        let each = |prompt: &Prompt, changes: &Changes| {
-            with_scene(args, &session, &points, chosen, prompt, changes, shown)
+        let job = Job { prompts, study, opened: &opened, chosen: Some(chosen), export, outputs };
+        let each = |prompt: &Prompt, changes: &Applied| {
+            with_scene(args, &opened, &points, chosen, prompt, changes, shown)
         };
         return job.run(None, each, StdoutView::print);
     }
-    let prompt = args.prompt.one.encode(text, &session)?;
-    let changes = args.study.interventions.build(&session, Reads::Whole(&prompt.ids))?;
+    let prompt = args.prompt.one.encode(text, &opened)?;
+    let changes =
+        args.study.interventions.options().build(&opened, Reads::Whole(&[&prompt.ids]), &TERMINAL)?;
     if let Some(module) = live {
-        return write_live(args, &module, &session, &prompt, &changes, outputs);
+        return write_live(args, &module, &opened, &prompt, &changes, outputs);
     }
-    with_scene(args, &session, &points, chosen, &prompt, &changes, |scene| {
+    with_scene(args, &opened, &points, chosen, &prompt, &changes, |scene| {
         if let Some(ablation) = args.effect {
             effect::show_effect(scene, ablation, outputs)
         } else if args.rollout {
@@ -79,16 +82,16 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
 
 fn with_scene<T>(
     args: &AttentionArgs,
-    session: &Session,
+    opened: &Opened,
     points: &Points,
     ChosenHeads { layers, heads }: ChosenHeads,
     prompt: &Prompt,
-    changes: &Changes,
+    changes: &Applied,
     then: impl FnOnce(&AttentionScene) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let made_by = RunProvenance::new(session, &prompt.ids)?.of(layers, heads).under(changes);
+    let made_by = RunProvenance::new(opened, &prompt.ids)?.of(layers, heads).under(changes);
     let subject = Subject {
-        session,
+        opened,
         ids: &prompt.ids,
         tokens: &prompt.tokens,
         shown: &prompt.shown,
@@ -121,7 +124,7 @@ fn check_features(args: &AttentionArgs) -> anyhow::Result<()> {
     if shows && interventions.dictionary.is_none() {
         bail!("--with features: needs --dictionary, whose features the page shows");
     }
-    if !shows && interventions.dictionary.is_some() && interventions.features().next().is_none() {
+    if !shows && interventions.dictionary.is_some() && interventions.features().is_empty() {
         bail!(
             "--dictionary: nothing here uses it; add --with features or an option such as --ablate-feature"
         );
@@ -192,15 +195,16 @@ fn show(scene: &AttentionScene, mut outputs: Outputs) -> anyhow::Result<()> {
 fn write_live(
     args: &AttentionArgs,
     module: &Module,
-    session: &Session,
+    opened: &Opened,
     prompt: &Prompt,
-    changes: &Changes,
+    changes: &Applied,
     outputs: Outputs,
 ) -> anyhow::Result<()> {
     let ids = if prompt.text.is_none() { prompt.ids.clone() } else { vec![] };
     let text = prompt.text.clone().unwrap_or_default();
-    let first = PageRequest { text, ids, changes: changes.for_page()?, ..PageRequest::default() };
-    let page = live_page::page_of(module, &args.study.model, session, &first)?;
+    let first =
+        PageRequest { text, ids, changes: live_page::changes_for_page(changes)?, ..PageRequest::default() };
+    let page = live_page::page_of(module, &args.study.model, opened, &first)?;
     if let Some(height) = args.fragment {
         writeln!(output::stdout(), "{}", page_fragment(&page, height))?;
     }

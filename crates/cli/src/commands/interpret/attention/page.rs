@@ -4,13 +4,14 @@ use super::args::WithArg;
 use super::effect::{self, Effects};
 use super::json::{MOST_LINKED, run_json};
 use super::scene::AttentionScene;
-use crate::interventions::changes::nothing_to_compare;
-use crate::interventions::circuit;
+use crate::interventions::args::nothing_to_compare;
+use crate::output::terminal::TERMINAL;
 use crate::results::subject::{likely_by_layer, predictions};
 use crate::results::weights_page::{Page, PageOptions};
 use candle_core::Tensor;
 use gpt2_circuits::Circuits;
 use gpt2_circuits::discovery::Graph;
+use gpt2_engine::interventions::LoadedCircuit;
 use gpt2_model::analysis::{Ablation, HeadScores, RepeatedTokens, head_scores};
 use gpt2_model::hooks::{Head, Interventions, Point};
 use gpt2_model::{ForwardArgs, ModelOutput};
@@ -90,7 +91,8 @@ impl Looked {
             }
         }
         if let Some(path) = &scene.args.study.interventions.circuit {
-            let circuit = circuit::read(path, Graph::of(scene.subject.session.model.config())?)?;
+            let circuit =
+                LoadedCircuit::read(path, Graph::of(scene.subject.opened.model.config())?, &TERMINAL)?;
             let edges: Vec<_> =
                 circuit.edges.iter().map(|edge| (edge.from.to_string(), edge.to.to_string())).collect();
             self.page.writer.circuit(&edges)?;
@@ -108,7 +110,7 @@ impl Looked {
 
     fn effects(&mut self, scene: &AttentionScene) -> anyhow::Result<()> {
         let found = Effects::of(scene, Ablation::Zero)?;
-        let token = |id: u32| visible_token(&scene.subject.session.shown(&[id]).concat());
+        let token = |id: u32| visible_token(&scene.subject.opened.shown(&[id]).concat());
         let target = token(found.target);
         let against = found.against.map(token);
         let of =
@@ -133,13 +135,13 @@ impl Looked {
     /// Adds the scores of `gpt2 heads` to the page. They are those of the plain model: interventions at positions of
     /// the prompt do not fit their random texts.
     fn scores(&mut self, scene: &AttentionScene) -> anyhow::Result<()> {
-        let session = scene.subject.session;
+        let opened = scene.subject.opened;
         let seed = scene.args.study.model.run.seed;
-        let config = session.model.config();
+        let config = opened.model.config();
         let bos = config.bos_token_id.filter(|&id| (id as usize) < config.vocab_size);
         let length = ((config.n_positions - 1) / 4).min(25);
         let texts = RepeatedTokens::random(bos, (length, 4), 10, config.vocab_size, seed);
-        let found = head_scores(&session.model.transformer, &texts, None)?;
+        let found = head_scores(&opened.model.transformer, &texts, None)?;
         let kinds = [
             ("previous-token", "the token before"),
             ("duplicate-token", "earlier copies of the token"),
@@ -155,7 +157,7 @@ impl Looked {
             });
             self.page.writer.head_numbers(&HeadNumbers { signed: false, ..numbers })?;
         }
-        let circuits = Circuits::new(&session.model)?;
+        let circuits = Circuits::new(&opened.model)?;
         let mut copying = vec![];
         for layer in 0..config.n_layer {
             let heads = (0..config.n_head).map(|head| circuits.copying_score(Head { layer, head }));
@@ -170,12 +172,12 @@ impl Looked {
     fn features(&mut self, scene: &AttentionScene) -> anyhow::Result<()> {
         let subject = scene.subject;
         let Some(source) = &scene.args.study.interventions.dictionary else { return Ok(()) };
-        let opened = subject.session.dictionary(source)?;
-        let checkpoint = &opened.found.checkpoint;
+        let found = subject.opened.dictionary(source, &TERMINAL)?;
+        let checkpoint = &found.found.checkpoint;
         let name = format!("{}, {}", checkpoint.name(), checkpoint.config().hook);
-        let model = &subject.session.model;
-        let features = opened.features(model.config())?;
-        let ids = subject.session.input_ids(subject.ids)?;
+        let model = &subject.opened.model;
+        let features = found.features(model.config())?;
+        let ids = subject.opened.input_ids(subject.ids)?;
         let plain = Interventions::default();
         let runs = [(0, &plain), (self.run, &subject.changes.list)];
         for (run, changes) in &runs[usize::from(self.run == 0)..] {

@@ -59,8 +59,8 @@ impl AttentionScene<'_> {
         });
         let hooks: [&dyn Hooks; 2] = [changes, &reader];
         let args = ForwardArgs { hooks: Some(&Chain(&hooks)), ..args };
-        let Subject { session, ids, .. } = self.subject;
-        let output = session.model.transform(&session.input_ids(ids)?, args)?;
+        let Subject { opened, ids, .. } = self.subject;
+        let output = opened.model.transform(&opened.input_ids(ids)?, args)?;
         let summaries = output.summaries.iter().flat_map(|of| [&of.entropy, &of.mean_distance, &of.on_first]);
         let others = output.attention_outputs.iter().chain([&output.last_hidden_state]);
         self.subject.check_finite(summaries.chain(others))?;

@@ -10,8 +10,8 @@ use crate::results::picture::PictureMetadata;
 use crate::results::subject::{Subject, next_tokens};
 use crate::results::weights_file::Export;
 use crate::results::weights_page::LayerValues;
-use crate::values::count;
 use candle_core::Tensor;
+use gpt2_engine::words::count;
 use gpt2_model::ModelOutput;
 use gpt2_model::hooks::Recorder;
 use gpt2_view::{
@@ -150,7 +150,7 @@ impl Views {
             export.finish(&scene.subject, &output.attention_outputs, path, outputs)?;
         }
         if let Some(picture) = self.picture.take() {
-            let Subject { session, shown: tokens, layers, heads, made_by, .. } = scene.subject;
+            let Subject { opened, shown: tokens, layers, heads, made_by, .. } = scene.subject;
             // A grid has no labels of tokens, so it says which text they are of.
             let what = match picture {
                 HeadsPicture::Head(_) => named(scene, layers[0], heads[0]),
@@ -159,7 +159,7 @@ impl Views {
                 }
             };
             let about = PictureMetadata {
-                title: format!("{}: {what}", session.title()),
+                title: format!("{}: {what}", opened.title()),
                 made_by,
                 settings: Value::Null,
             };
@@ -215,7 +215,7 @@ impl StdoutView {
 
 /// The line that explains the token labels in `shown`; empty where they are ids.
 fn tokens_word(scene: &AttentionScene, shown: &str) -> String {
-    if scene.subject.session.tokenizer().is_err() {
+    if scene.subject.opened.tokenizer().is_err() {
         return String::new();
     }
     let space = if shown.contains('·') { "· is a space; " } else { "" };
@@ -301,7 +301,7 @@ fn expects(scene: &AttentionScene, found: &ModelOutput, width: usize) -> anyhow:
     for LikelyJson { id, probability, .. } in next_tokens(&scene.subject, &last_hidden(scene, found)?)? {
         let percent = 100.0 * probability;
         let percent = if percent < 1.0 { "<1".to_owned() } else { format!("{percent:.0}") };
-        let more = format!(" {} {percent} % ", scene.subject.session.label(id));
+        let more = format!(" {} {percent} % ", scene.subject.opened.label(id));
         if display_width(&line) + display_width(&more) > width {
             break;
         }

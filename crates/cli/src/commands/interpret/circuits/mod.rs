@@ -3,17 +3,19 @@
 mod picture;
 mod report;
 
-use crate::input::prompt::single_token;
-use crate::model::session::{Label, ModelArgs, Session};
+use crate::model::args::ModelArgs;
 use crate::output;
 use crate::output::progress::with_bar;
 use crate::output::read_files::ReadFiles;
+use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::results::picture::{PictureArgs, PictureMetadata};
-use crate::results::provenance::RunProvenance;
 use crate::values::one_of;
 use candle_core::Tensor;
 use gpt2_circuits::{Circuit, Circuits, Composition, Eigenvalue, Entry};
+use gpt2_engine::RunProvenance;
+use gpt2_engine::texts::single_token;
+use gpt2_engine::{Label, Opened};
 use gpt2_model::hooks::Head;
 use gpt2_view::Frame;
 use report::{
@@ -70,14 +72,14 @@ const TOKENS: usize = 6;
 pub(crate) fn run(args: &CircuitsArgs) -> anyhow::Result<()> {
     let mut outputs = Outputs::new(args.overwrite);
     args.picture.add(&mut outputs)?;
-    let session = args.model.session_for(ReadFiles::default(), &outputs)?;
-    let circuits = Circuits::new(&session.model)?;
-    let provenance = RunProvenance::of_weights(&session)?;
+    let opened = args.model.open_for(ReadFiles::default(), &outputs)?;
+    let circuits = Circuits::new(&opened.model)?;
+    let provenance = RunProvenance::of_weights(&opened)?;
     match args.head {
         None => {
             let report = overview(args, &circuits, provenance)?;
             let about = PictureMetadata {
-                title: format!("{}: copying, and how heads feed one another", session.title()),
+                title: format!("{}: copying, and how heads feed one another", opened.title()),
                 made_by: &report.provenance,
                 settings: Value::Null,
             };
@@ -87,9 +89,9 @@ pub(crate) fn run(args: &CircuitsArgs) -> anyhow::Result<()> {
             outputs.commit_after(|| output::report(args.json, &report, print))
         }
         Some(head) => {
-            let report = one_head(args, &session, &circuits, head, provenance)?;
+            let report = one_head(args, &opened, &circuits, head, provenance)?;
             let about = PictureMetadata {
-                title: format!("{}: head {}.{} by token", session.title(), head.layer, head.head),
+                title: format!("{}: head {}.{} by token", opened.title(), head.layer, head.head),
                 made_by: &report.provenance,
                 settings: json!({ "tokens": args.token, "top": args.top }),
             };
@@ -138,12 +140,12 @@ fn overview(args: &CircuitsArgs, circuits: &Circuits, provenance: RunProvenance)
 
 fn one_head(
     args: &CircuitsArgs,
-    session: &Session,
+    opened: &Opened,
     circuits: &Circuits,
     head: Head,
     provenance: RunProvenance,
 ) -> anyhow::Result<OneHead> {
-    let tokens = args.token.iter().map(|text| single_token(session, "--token", text));
+    let tokens = args.token.iter().map(|text| single_token(opened, "--token", text, &TERMINAL));
     let tokens = tokens.collect::<anyhow::Result<Vec<u32>>>()?;
     let links = |circuit: Circuit| -> anyhow::Result<Vec<TokenLink>> {
         let entries = if tokens.is_empty() {
@@ -151,14 +153,14 @@ fn one_head(
         } else {
             rows(circuits, head, circuit, &tokens, args.top.into())?
         };
-        Ok(entries.into_iter().map(|entry| link(session, entry)).collect())
+        Ok(entries.into_iter().map(|entry| link(opened, entry)).collect())
     };
     let singular = |circuit: Circuit| -> anyhow::Result<Vec<Direction>> {
         let found = circuits.singular(head, circuit)?;
         let direction = |i: usize| -> anyhow::Result<Direction> {
             let named = |direction: &Tensor, reads: bool| -> anyhow::Result<Vec<Label>> {
                 let tokens = circuits.tokens_of(direction, reads, TOKENS)?;
-                Ok(tokens.into_iter().map(|(id, _)| session.label(id)).collect())
+                Ok(tokens.into_iter().map(|(id, _)| opened.label(id)).collect())
             };
             // QK reads on both sides: the queries' tokens and the keys'.
             let writes = named(&found.right.get(i)?, circuit == Circuit::Qk)?;
@@ -200,6 +202,6 @@ fn rows(
     Ok(all)
 }
 
-fn link(session: &Session, Entry { from, to, value }: Entry) -> TokenLink {
-    TokenLink { from: session.label(from), from_id: from, to: session.label(to), to_id: to, value }
+fn link(opened: &Opened, Entry { from, to, value }: Entry) -> TokenLink {
+    TokenLink { from: opened.label(from), from_id: from, to: opened.label(to), to_id: to, value }
 }

@@ -1,9 +1,9 @@
 //! The reports of `gpt2 circuits`, and how they are printed.
 
-use crate::model::session::Label;
 use crate::output::{self, note};
-use crate::results::provenance::RunProvenance;
 use candle_core::Tensor;
+use gpt2_engine::Label;
+use gpt2_engine::RunProvenance;
 use gpt2_view::Align::{Left, Right};
 use gpt2_view::{Table, visible_text};
 use serde::Serialize;
@@ -54,7 +54,7 @@ pub(super) struct OneHead {
     pub(super) eigenvalues: Vec<[f64; 2]>,
     /// Scores of a key's token for a query's token.
     pub(super) qk: Vec<TokenLink>,
-    /// Changes of a token's logit when a token is attended to.
+    /// Applied of a token's logit when a token is attended to.
     pub(super) ov: Vec<TokenLink>,
     pub(super) ov_singular: Vec<Direction>,
     pub(super) qk_singular: Vec<Direction>,

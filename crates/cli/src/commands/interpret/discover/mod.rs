@@ -5,18 +5,20 @@ mod picture;
 mod report;
 
 use crate::input::pairs::{Mean, PairsArgs};
-use crate::interventions::checks::Reads;
-use crate::model::session::Session;
 use crate::output::progress::with_progress;
+use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::output::{self, note};
 use crate::results::picture::{PictureArgs, PictureMetadata};
-use crate::results::provenance::RunProvenance;
 use crate::study::args::StudyArgs;
-use crate::values::{count, fraction, name_of, one_of};
+use crate::values::{fraction, one_of};
 use anyhow::{Context, bail};
 use candle_core::{Device, Tensor};
 use gpt2_circuits::discovery::{Edge, EdgeGradients, EdgeScores, EdgeScoring, EdgeSet, Replacement, Study};
+use gpt2_engine::Opened;
+use gpt2_engine::RunProvenance;
+use gpt2_engine::interventions::Reads;
+use gpt2_engine::words::{count, name_of};
 use report::{EachPair, MeasuredCircuit, Report, ScoredEdge, SizedCircuit, Without};
 use serde_json::json;
 use std::path::PathBuf;
@@ -113,18 +115,19 @@ pub(crate) fn run(args: &DiscoverArgs) -> anyhow::Result<()> {
         }
     }
     args.picture.add(&mut outputs)?;
-    let session = args.study.session_for(args.pairs.inputs(), &outputs)?;
-    let pairs = args.pairs.read(&session)?;
-    let changes = args.study.interventions.build(&session, Reads::Others("pairs of prompts"))?;
-    let mut study = Study::new(&session.model, &pairs)?;
+    let opened = args.study.open_for(args.pairs.inputs(), &outputs)?;
+    let pairs = args.pairs.read(&opened)?;
+    let changes =
+        args.study.interventions.options().build(&opened, Reads::Others("pairs of prompts"), &TERMINAL)?;
+    let mut study = Study::new(&opened.model, &pairs)?;
     if !changes.list.is_empty() {
         study = study.with_hooks(&changes.list)?;
     }
     study.check(scoring)?;
-    let search = Search::new(args, &session, &study, scoring)?;
+    let search = Search::new(args, &opened, &study, scoring)?;
     let curve = search.curve()?;
     let circuit = search.chosen(&curve)?;
-    let mut provenance = RunProvenance::of_tokens(&session, pairs[0].clean.len())?.under(&changes);
+    let mut provenance = RunProvenance::of_tokens(&opened, pairs[0].clean.len())?.under(&changes);
     if let [pair] = &pairs[..] {
         provenance.ids.clone_from(&pair.clean);
         provenance.corrupt_ids.clone_from(&pair.corrupt);
@@ -143,7 +146,7 @@ pub(crate) fn run(args: &DiscoverArgs) -> anyhow::Result<()> {
     ] {
         settings[name] = value;
     }
-    let title = format!("{}: a circuit of {}", session.title(), count(circuit.edges.len(), "edge"));
+    let title = format!("{}: a circuit of {}", opened.title(), count(circuit.edges.len(), "edge"));
     let about = PictureMetadata { title, made_by: &provenance, settings: settings.clone() };
     args.picture.draw(&mut outputs, &about, |frame| picture::draw(frame, study.graph(), &circuit.edges))?;
     let report = Report {
@@ -198,7 +201,7 @@ impl DiscoverArgs {
 impl<'a> Search<'a> {
     fn new(
         args: &'a DiscoverArgs,
-        session: &Session,
+        opened: &Opened,
         study: &'a Study<'a>,
         scoring: EdgeScoring,
     ) -> anyhow::Result<Self> {
@@ -208,9 +211,9 @@ impl<'a> Search<'a> {
         let none = none.into_iter().next().context("no run without edges")?;
         for (place, pair) in study.pairs().iter().enumerate() {
             for (ids, metric) in [(&pair.clean, clean[place]), (&pair.corrupt, corrupt[place])] {
-                let ids = session.input_ids(ids)?;
+                let ids = opened.input_ids(ids)?;
                 args.study.finite.check(
-                    session,
+                    opened,
                     &ids,
                     study.hooks(),
                     [&Tensor::new(metric, &Device::Cpu)?],

@@ -2,9 +2,9 @@
 
 use crate::input::pairs::Mean;
 use crate::output::{self, note};
-use crate::results::provenance::RunProvenance;
-use crate::values::count;
 use gpt2_circuits::discovery::Edge;
+use gpt2_engine::RunProvenance;
+use gpt2_engine::words::count;
 use gpt2_view::Align::{Left, Right};
 use gpt2_view::Table;
 use serde::ser::SerializeMap;

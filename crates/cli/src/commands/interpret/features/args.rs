@@ -1,6 +1,6 @@
 //! The options of `gpt2 features`.
 
-use crate::model::dictionaries;
+use crate::output::terminal::TERMINAL;
 use crate::study::args::StudyArgs;
 use crate::study::over_texts::PromptsArgs;
 use anyhow::Context;
@@ -117,7 +117,7 @@ impl FeaturesArgs {
     /// The name of the dictionary, which is refused before a model is fetched and read.
     pub(super) fn dictionary(&self) -> anyhow::Result<&str> {
         let source = self.study.interventions.dictionary.as_ref().context("features needs --dictionary")?;
-        dictionaries::find(source, &self.study.model.hub)?;
+        self.study.model.hub.options().find_dictionary(source, &TERMINAL)?;
         Ok(source)
     }
 }

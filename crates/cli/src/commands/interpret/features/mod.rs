@@ -1,29 +1,30 @@
 //! `gpt2 features`: which features of a sparse autoencoder or transcoder fire in a text, and what they do.
 
 mod args;
+mod dictionary;
 mod finite;
-mod opened;
 mod over_store;
 mod report;
 
-use crate::input::prompt::{Prompt, single_token};
-use crate::interventions::changes::Changes;
-use crate::model::session::{Label, Session};
 use crate::output::note;
+use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::results::exports;
-use crate::results::provenance::RunProvenance;
 use crate::study::over_texts::{Job, Ran};
 use anyhow::{Context, bail};
 pub(crate) use args::FeaturesArgs;
 use args::HeadPair;
 use candle_core::Tensor;
+use dictionary::promoted;
 use gpt2_circuits::features::{FeatureRun, Features, PartPair};
+use gpt2_engine::RunProvenance;
+use gpt2_engine::interventions::Applied;
+use gpt2_engine::texts::{Prompt, single_token};
+use gpt2_engine::{Label, Opened};
 use gpt2_model::analysis::Metric;
 use gpt2_model::dictionary::Fired;
 use gpt2_model::finite::all_finite;
 use gpt2_model::hooks::Hooks;
-use opened::{opened, promoted};
 use report::{
     Active, Attention, Attributed, Detail, DictionarySummary, FeatureEffect, FeaturePair, Promoted, Quality,
     Report, TokenAtPosition, TokenFeatures, print,
@@ -33,7 +34,7 @@ use std::process::ExitCode;
 /// The arguments, model and dictionary, which all texts of a run share.
 struct FeaturesRun<'a> {
     args: &'a FeaturesArgs,
-    session: &'a Session,
+    opened: &'a Opened,
     about: DictionarySummary,
     features: Features,
     /// The metric to attribute to features, and the tokens of `--target` and `--against`.
@@ -53,57 +54,57 @@ pub(crate) fn run(args: &FeaturesArgs) -> anyhow::Result<ExitCode> {
         exports::add_to(&mut outputs, path)?;
     }
     let source = args.dictionary()?;
-    let session = args.study.session_for(args.prompt.inputs(), &outputs)?;
-    let (about, features) = opened(&session, source)?;
-    let config = session.dictionary(source)?.found.checkpoint.config();
-    if config.prepend_bos {
+    let opened = args.study.open_for(args.prompt.inputs(), &outputs)?;
+    let (about, features) = dictionary::open(&opened, source)?;
+    if opened.dictionary(source, &TERMINAL)?.found.checkpoint.config().prepend_bos {
         note(
             "the dictionary was trained on texts that begin with the end-of-text token, and may explain the first tokens badly",
         );
     }
     let run = FeaturesRun {
         args,
-        session: &session,
+        opened: &opened,
         about,
-        metric: metric(args, &session)?,
-        promoted: promoted(args, &session, &features)?,
+        metric: metric(args, &opened)?,
+        promoted: promoted(args, &opened, &features)?,
         features,
     };
     let prompts = &args.prompt;
     let study = &args.study;
     let export = args.export.as_deref();
-    let job = Job { prompts, study, session: &session, chosen: None, export, outputs };
+    let job = Job { prompts, study, opened: &opened, chosen: None, export, outputs };
     job.run(text, |prompt, changes| run.on(prompt, changes), print)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The metric of `--target` and `--against`, and their tokens; `None` without `--target`.
-fn metric(args: &FeaturesArgs, session: &Session) -> anyhow::Result<Option<(Metric, Label, Option<Label>)>> {
+fn metric(args: &FeaturesArgs, opened: &Opened) -> anyhow::Result<Option<(Metric, Label, Option<Label>)>> {
     let Some(target) = &args.target else { return Ok(None) };
-    let target = single_token(session, "--target", target)?;
-    let against = args.against.as_deref().map(|text| single_token(session, "--against", text)).transpose()?;
+    let target = single_token(opened, "--target", target, &TERMINAL)?;
+    let against =
+        args.against.as_deref().map(|text| single_token(opened, "--against", text, &TERMINAL)).transpose()?;
     if against == Some(target) {
         bail!("--target and --against are the same token: their difference is always 0");
     }
     let metric = against.map_or(Metric::Logit(target), |against| Metric::difference(target, against));
-    Ok(Some((metric, session.label(target), against.map(|against| session.label(against)))))
+    Ok(Some((metric, opened.label(target), against.map(|against| opened.label(against)))))
 }
 
 impl FeaturesRun<'_> {
-    fn on(&self, prompt: &Prompt, changes: &Changes) -> anyhow::Result<Ran<Report>> {
-        let ids = self.session.input_ids(&prompt.ids)?; // (1, T)
-        let found = self.features.run(&self.session.model, &ids, Some(&changes.list))?;
-        self.args.study.finite.check(self.session, &ids, Some(&changes.list), [&found.target])?;
+    fn on(&self, prompt: &Prompt, changes: &Applied) -> anyhow::Result<Ran<Report>> {
+        let ids = self.opened.input_ids(&prompt.ids)?; // (1, T)
+        let found = self.features.run(&self.opened.model, &ids, Some(&changes.list))?;
+        self.args.study.finite.check(self.opened, &ids, Some(&changes.list), [&found.target])?;
         // From a sound value, only the dictionary makes one that is not.
         let rebuilt = if all_finite(&found.rebuilt)? { 0.0 } else { f64::NAN };
         let allow = self.args.study.finite.allow_nonfinite;
         finite::check(allow, &self.about, [("a rebuilt value", rebuilt)])?;
-        let labels: Vec<Label> = prompt.ids.iter().map(|&id| self.session.label(id)).collect();
+        let labels: Vec<Label> = prompt.ids.iter().map(|&id| self.opened.label(id)).collect();
         let tokens =
             labels.iter().enumerate().map(|(position, token)| self.place(&found, position, token)).collect();
         let report = Report {
-            provenance: RunProvenance::new(self.session, &prompt.ids)?.under(changes),
-            model: self.session.name.clone(),
+            provenance: RunProvenance::new(self.opened, &prompt.ids)?.under(changes),
+            model: self.opened.name.clone(),
             dictionary: self.about.clone(),
             quality: self.quality(&found, &prompt.ids, changes)?,
             details: self.details(&found, &labels),
@@ -135,9 +136,9 @@ impl FeaturesRun<'_> {
         }
     }
 
-    fn quality(&self, found: &FeatureRun, ids: &[u32], changes: &Changes) -> anyhow::Result<Quality> {
+    fn quality(&self, found: &FeatureRun, ids: &[u32], changes: &Applied) -> anyhow::Result<Quality> {
         let several = ids.len() > 1;
-        let losses = several.then(|| self.features.losses(&self.session.model, ids, Some(&changes.list)));
+        let losses = several.then(|| self.features.losses(&self.opened.model, ids, Some(&changes.list)));
         let losses = losses.transpose()?;
         Ok(Quality {
             l0: found.code.mean_fired(),
@@ -169,10 +170,10 @@ impl FeaturesRun<'_> {
         &self,
         ids: &Tensor,
         labels: &[Label],
-        changes: &Changes,
+        changes: &Applied,
     ) -> anyhow::Result<Option<Attention>> {
         let Some(HeadPair { head, query, key }) = self.args.attention else { return Ok(None) };
-        let model = &self.session.model;
+        let model = &self.opened.model;
         let hooks = Some(&changes.list as &dyn Hooks);
         let found = self.features.attention(model, ids, head, (query, key), hooks).context("--attention")?;
         let active = |one: Fired| Active { feature: one.feature, activation: one.value };
@@ -196,10 +197,10 @@ impl FeaturesRun<'_> {
         &self,
         ids: &Tensor,
         labels: &[Label],
-        changes: &Changes,
+        changes: &Applied,
     ) -> anyhow::Result<Option<Attributed>> {
         let Some((metric, target, against)) = &self.metric else { return Ok(None) };
-        let all = self.features.attribution(&self.session.model, ids, metric, Some(&changes.list))?;
+        let all = self.features.attribution(&self.opened.model, ids, metric, Some(&changes.list))?;
         let total: f64 = all.iter().map(|one| one.effect).sum();
         if !total.is_finite() {
             bail!("the effects of features are not finite: the gradient of the logit overflows");

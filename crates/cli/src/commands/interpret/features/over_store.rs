@@ -1,18 +1,19 @@
 //! `gpt2 features --store`: what features do over the tokens that `gpt2 record` wrote.
 
 use super::args::FeaturesArgs;
+use super::dictionary::{open, promoted};
 use super::finite::{self, Number};
-use super::opened::{opened, promoted};
 use super::report::{DictionarySummary, Promoted, print_promoted};
-use crate::model::session::{Label, Session};
 use crate::output::progress::bar;
 use crate::output::read_files::ReadFiles;
+use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::output::{self, note};
 use crate::process::signals::Stop;
-use crate::values::{count, short, without_folders};
 use anyhow::{Context, bail};
 use gpt2_circuits::features::{Around, Peak, Tally, Tokens};
+use gpt2_engine::words::{count, short, without_folders};
+use gpt2_engine::{Label, Opened};
 use gpt2_files::{INDEX, Shard, Store};
 use gpt2_model::hooks::Point;
 use gpt2_view::Align::{Left, Right};
@@ -69,16 +70,16 @@ pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<ExitCode> 
     let source = args.dictionary()?;
     let mut inputs = ReadFiles::default();
     inputs.file("the store", path.join(INDEX));
-    let session = args.study.session_for(inputs, &Outputs::new(false))?;
-    let (dictionary, features) = opened(&session, source)?;
-    let promoted = promoted(args, &session, &features)?;
+    let opened = args.study.open_for(inputs, &Outputs::new(false))?;
+    let (dictionary, features) = open(&opened, source)?;
+    let promoted = promoted(args, &opened, &features)?;
     let facts = &store.index().facts;
     if let Some(model) =
-        facts["provenance"]["model"].as_str().filter(|model| without_folders(model) != session.title())
+        facts["provenance"]["model"].as_str().filter(|model| without_folders(model) != opened.title())
     {
         note(&format!(
             "the store was recorded with {model}, and its tokens are shown as those of {}; name the model with --model",
-            session.name
+            opened.name
         ));
     }
     let names = &store.index().values;
@@ -91,7 +92,7 @@ pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<ExitCode> 
         };
         names.iter().position(is_it)
     };
-    let bos = session.dictionary(source)?.found.checkpoint.config().prepend_bos;
+    let bos = opened.dictionary(source, &TERMINAL)?.found.checkpoint.config().prepend_bos;
     if facts["bos"].as_bool().is_some_and(|has| has != bos) {
         let (with, without) = if bos { ("with", "without") } else { ("without", "with") };
         note(&format!(
@@ -112,7 +113,7 @@ pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<ExitCode> 
     let bar = bar(Some(store.tokens() as u64), "{bar:30} {pos} of {len} tokens, {eta} left");
     for number in 0..store.len() {
         let shard = store.shard(number)?;
-        add(&mut tally, &shard, read, target, session.model.config().vocab_size)
+        add(&mut tally, &shard, read, target, opened.model.config().vocab_size)
             .with_context(|| format!("{}, shard {number}", path.display()))?;
         bar.set_position(tally.tokens() as u64);
         if stop.is_asked() {
@@ -125,10 +126,10 @@ pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<ExitCode> 
     let chosen =
         if args.feature.is_empty() { most_frequent(&tally, args.top_k) } else { args.feature.clone() };
     let promoted = promoted.into_iter().chain(std::iter::repeat(None));
-    let of = |(feature, promoted)| of_feature(&session, &tally, feature, promoted);
+    let of = |(feature, promoted)| of_feature(&opened, &tally, feature, promoted);
     let report = Report {
         gpt2: env!("CARGO_PKG_VERSION"),
-        model: session.name.clone(),
+        model: opened.name.clone(),
         store: path.to_path_buf(),
         made_by: facts.clone(),
         dictionary,
@@ -179,15 +180,15 @@ fn most_frequent(tally: &Tally, count: u16) -> Vec<u32> {
     all.into_iter().filter(|(_, fired)| *fired > 0).take(count.into()).map(|(feature, _)| feature).collect()
 }
 
-fn of_feature(session: &Session, tally: &Tally, feature: u32, promoted: Option<Promoted>) -> FeatureInStore {
+fn of_feature(opened: &Opened, tally: &Tally, feature: u32, promoted: Option<Promoted>) -> FeatureInStore {
     let found = &tally.uses()[feature as usize];
     let place = |peak: &Peak| StrongestPlace {
         activation: peak.activation,
         document: peak.document,
         position: peak.position,
-        token: session.label(peak.id),
-        before: text(session, &peak.before),
-        after: text(session, &peak.after),
+        token: opened.label(peak.id),
+        before: text(opened, &peak.before),
+        after: text(opened, &peak.after),
     };
     FeatureInStore {
         feature,
@@ -199,8 +200,8 @@ fn of_feature(session: &Session, tally: &Tally, feature: u32, promoted: Option<P
 }
 
 /// The text of tokens, without partial characters at its ends; ids if there is no tokenizer.
-fn text(session: &Session, ids: &[u32]) -> String {
-    match session.tokenizer() {
+fn text(opened: &Opened, ids: &[u32]) -> String {
+    match opened.tokenizer() {
         Ok(tokenizer) => tokenizer.decode(ids).trim_matches(char::REPLACEMENT_CHARACTER).to_owned(),
         Err(_) => format!(" {} ", ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")),
     }

@@ -1,9 +1,9 @@
 //! The report of `gpt2 features`, and how it is printed.
 
-use crate::model::session::Label;
 use crate::output;
-use crate::results::provenance::RunProvenance;
-use crate::values::short;
+use gpt2_engine::Label;
+use gpt2_engine::RunProvenance;
+use gpt2_engine::words::short;
 use gpt2_loader::DictionaryOrigin;
 use gpt2_view::Align::{Left, Right};
 use gpt2_view::{Table, visible_text};

@@ -4,16 +4,17 @@ use super::args::PatchArgs;
 use super::paths;
 use super::report::{self, PathPatch, SHOWN, check_difference, correlation, warn};
 use crate::input::pairs::Mean;
-use crate::interventions::checks::Reads;
-use crate::model::session::Session;
 use crate::output::progress::with_bar;
+use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::output::{self, note};
 use crate::results::picture::{HeadMap, PictureMetadata, head_maps};
-use crate::results::provenance::RunProvenance;
-use crate::values::count;
 use candle_core::{DType, Device, Tensor};
 use gpt2_circuits::discovery::Pair;
+use gpt2_engine::Opened;
+use gpt2_engine::RunProvenance;
+use gpt2_engine::interventions::Reads;
+use gpt2_engine::words::count;
 use gpt2_model::analysis::{Contrast, Parts, activation_patching, attribution_patching};
 use gpt2_model::hooks::Hooks;
 use gpt2_view::Align::{Left, Right};
@@ -71,14 +72,15 @@ const PARTS: [Parts; 3] = [Parts::Heads, Parts::Attention, Parts::Mlps];
 pub(super) fn run(
     args: &PatchArgs,
     pairs: &[Pair],
-    session: &Session,
+    opened: &Opened,
     mut outputs: Outputs,
 ) -> anyhow::Result<()> {
-    let changes = args.study.interventions.build(session, Reads::Others("pairs of prompts"))?;
+    let changes =
+        args.study.interventions.options().build(opened, Reads::Others("pairs of prompts"), &TERMINAL)?;
     let hooks = (!changes.list.is_empty()).then_some(&changes.list as &dyn Hooks);
     let each = with_bar("pairs", |progress| {
         let of_pair = |(done, pair)| {
-            let found = of_pair(args, session, pair, hooks);
+            let found = of_pair(args, opened, pair, hooks);
             progress(done + 1, pairs.len());
             found
         };
@@ -90,8 +92,8 @@ pub(super) fn run(
     let difference = clean.mean - corrupt.mean;
     check_difference(clean.mean, difference, ["the right answer", "the wrong one"])?;
     let share = |of: &dyn Fn(&OfPair) -> f64| mean(&|pair| of(pair) / difference);
-    let layers = session.model.config().n_layer;
-    let count = session.model.config().n_head;
+    let layers = opened.model.config().n_layer;
+    let count = opened.model.config().n_head;
     let of_head = |(layer, head): (usize, usize)| HeadMeans {
         layer,
         head,
@@ -105,10 +107,10 @@ pub(super) fn run(
         attention: share(&|pair| pair.attention[layer]),
         mlp: share(&|pair| pair.mlps[layer]),
     };
-    let provenance = RunProvenance::of_tokens(session, pairs[0].clean.len())?.under(&changes);
+    let provenance = RunProvenance::of_tokens(opened, pairs[0].clean.len())?.under(&changes);
     let settings = args.pairs.facts(pairs);
     let about = PictureMetadata {
-        title: format!("{}: patching over {} pairs", session.title(), pairs.len()),
+        title: format!("{}: patching over {} pairs", opened.title(), pairs.len()),
         made_by: &provenance,
         settings: settings.clone(),
     };
@@ -127,7 +129,7 @@ pub(super) fn run(
         correlation: correlation(&heads, |head| (head.exact.mean, head.estimated.mean)),
         heads,
         layers: (0..layers).map(of_layer).collect(),
-        paths: paths::measure(&args.paths, args.freeze, session, pairs, hooks)?,
+        paths: paths::measure(&args.paths, args.freeze, opened, pairs, hooks)?,
         each,
     };
     warn(args.study.json, report::agreement(report.heads.len(), report.correlation).as_deref());
@@ -136,17 +138,17 @@ pub(super) fn run(
 
 fn of_pair(
     args: &PatchArgs,
-    session: &Session,
+    opened: &Opened,
     pair: &Pair,
     hooks: Option<&dyn Hooks>,
 ) -> anyhow::Result<OfPair> {
-    let clean = session.input_ids(&pair.clean)?;
-    let corrupt = session.input_ids(&pair.corrupt)?;
+    let clean = opened.input_ids(&pair.clean)?;
+    let corrupt = opened.input_ids(&pair.corrupt)?;
     let contrast = Contrast { clean: &clean, corrupt: &corrupt, metric: &pair.metric, hooks };
-    let patched = activation_patching(&session.model, &contrast, &PARTS, &mut |_, _| Ok(()))?;
-    let estimate = attribution_patching(&session.model, &contrast)?.heads.sum(2)?; // (L, H)
+    let patched = activation_patching(&opened.model, &contrast, &PARTS, &mut |_, _| Ok(()))?;
+    let estimate = attribution_patching(&opened.model, &contrast)?.heads.sum(2)?; // (L, H)
     let number = Tensor::new(&[patched.clean, patched.corrupt], &Device::Cpu)?;
-    args.study.finite.check(session, &clean, hooks, patched.maps.iter().chain([&number, &estimate]))?;
+    args.study.finite.check(opened, &clean, hooks, patched.maps.iter().chain([&number, &estimate]))?;
     let gained = |map: &Tensor| map.to_dtype(DType::F64)? - patched.corrupt;
     Ok(OfPair {
         clean: patched.clean,

@@ -6,18 +6,19 @@ mod paths;
 mod report;
 
 use crate::input::pairs::OnePair;
-use crate::interventions::checks::Reads;
-use crate::model::session::Session;
 use crate::output;
 use crate::output::progress::with_progress;
+use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::results::picture::{HeadMap, PictureMetadata, head_maps};
-use crate::results::provenance::RunProvenance;
 use crate::values::pairs_by_head;
 use anyhow::Context;
 pub(crate) use args::PatchArgs;
 use candle_core::{Device, Tensor};
 use gpt2_circuits::discovery::Pair;
+use gpt2_engine::Opened;
+use gpt2_engine::RunProvenance;
+use gpt2_engine::interventions::Reads;
 use gpt2_model::analysis::{Contrast, Parts, activation_patching, attribution_patching};
 use gpt2_model::hooks::Hooks;
 use gpt2_view::{Frame, NumberMap, visible_token};
@@ -28,11 +29,11 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
     args.study.interventions.no_circuit("patch")?;
     let mut outputs = Outputs::new(args.overwrite);
     args.picture.add(&mut outputs)?;
-    let session = args.study.session_for(args.pairs.inputs(), &outputs)?;
-    let pairs = args.pairs.read(&session)?;
+    let opened = args.study.open_for(args.pairs.inputs(), &outputs)?;
+    let pairs = args.pairs.read(&opened)?;
     match (args.pairs.one(), &pairs[..]) {
-        (Some(one), [pair]) => run_one(args, &one, pair, &session, outputs),
-        _ => many::run(args, &pairs, &session, outputs),
+        (Some(one), [pair]) => run_one(args, &one, pair, &opened, outputs),
+        _ => many::run(args, &pairs, &opened, outputs),
     }
 }
 
@@ -40,29 +41,27 @@ fn run_one(
     args: &PatchArgs,
     one: &OnePair,
     pair: &Pair,
-    session: &Session,
+    opened: &Opened,
     mut outputs: Outputs,
 ) -> anyhow::Result<()> {
     let Pair { clean, corrupt, metric } = pair;
-    let mut changes = args.study.interventions.build(session, Reads::Whole(clean))?;
-    let clean_ids = session.input_ids(clean)?;
-    let corrupt_ids = session.input_ids(corrupt)?;
-    // Means over the prompt are those of the clean one, in both runs.
-    changes.list = changes.list.with_means_of(&session.model, &clean_ids)?;
+    let changes = args.study.interventions.options().build(opened, Reads::Branches(clean), &TERMINAL)?;
+    let clean_ids = opened.input_ids(clean)?;
+    let corrupt_ids = opened.input_ids(corrupt)?;
     let hooks = (!changes.list.is_empty()).then_some(&changes.list as &dyn Hooks);
     let contrast = Contrast { clean: &clean_ids, corrupt: &corrupt_ids, metric, hooks };
     let parts = parts(args);
     let patched =
-        with_progress("runs", |progress| activation_patching(&session.model, &contrast, &parts, progress))?;
+        with_progress("runs", |progress| activation_patching(&opened.model, &contrast, &parts, progress))?;
     let difference = patched.clean - patched.corrupt;
     let number = |x: f64| Tensor::new(x, &Device::Cpu);
-    args.study.finite.check(session, &clean_ids, contrast.hooks, [&number(patched.clean)?])?;
-    args.study.finite.check(session, &corrupt_ids, contrast.hooks, [&number(patched.corrupt)?])?;
+    args.study.finite.check(opened, &clean_ids, contrast.hooks, [&number(patched.clean)?])?;
+    args.study.finite.check(opened, &corrupt_ids, contrast.hooks, [&number(patched.corrupt)?])?;
     check_difference(patched.clean, difference, [&visible_token(one.answer), &visible_token(one.against)])?;
-    let estimate = attribution_patching(&session.model, &contrast)?;
+    let estimate = attribution_patching(&opened.model, &contrast)?;
     let numbers = patched.maps.iter().chain([&estimate.heads]);
-    args.study.finite.check(session, &corrupt_ids, contrast.hooks, numbers)?;
-    let paths = paths::measure(&args.paths, args.freeze, session, std::slice::from_ref(pair), hooks)?;
+    args.study.finite.check(opened, &corrupt_ids, contrast.hooks, numbers)?;
+    let paths = paths::measure(&args.paths, args.freeze, opened, std::slice::from_ref(pair), hooks)?;
 
     let share = |map: &Tensor| map.affine(1.0 / difference, -patched.corrupt / difference);
     let optional =
@@ -70,8 +69,8 @@ fn run_one(
     let map = |of: Parts| optional(of).with_context(|| format!("no map of {of:?}"));
     let exact = share(map(Parts::Heads)?)?; // (L, H)
     let estimated = (estimate.heads.sum(2)? / difference)?; // (L, H)
-    let labels = |ids: &[u32]| ids.iter().map(|&id| session.label(id)).collect();
-    let mut provenance = RunProvenance::new(session, clean)?.under(&changes);
+    let labels = |ids: &[u32]| ids.iter().map(|&id| opened.label(id)).collect();
+    let mut provenance = RunProvenance::new(opened, clean)?.under(&changes);
     provenance.corrupt_ids.clone_from(corrupt);
     let layers = layers(&share(map(Parts::Attention)?)?, &share(map(Parts::Mlps)?)?)?;
     let by_position = optional(Parts::HeadsByPosition).map(share).transpose()?; // (L, H, T)
@@ -79,7 +78,7 @@ fn run_one(
     let about = PictureMetadata {
         title: format!(
             "{}: patching, {} against {}",
-            session.title(),
+            opened.title(),
             visible_token(one.answer),
             visible_token(one.against)
         ),
@@ -87,7 +86,7 @@ fn run_one(
         settings: json!({ "answer": one.answer, "against": one.against }),
     };
     args.picture.draw(&mut outputs, &about, |frame| {
-        picture(frame, &exact, by_position.as_ref(), &session.shown(clean))
+        picture(frame, &exact, by_position.as_ref(), &opened.shown(clean))
     })?;
     let heads = pairs_by_head(&exact, &estimated, |layer, head, exact, estimated| HeadPatch {
         layer,

@@ -2,11 +2,11 @@
 
 use super::report::PathPatch;
 use crate::input::pairs::Mean;
-use crate::model::session::Session;
 use crate::output::progress::with_progress;
-use crate::values::name_of;
 use anyhow::bail;
 use gpt2_circuits::discovery::{Freeze, Pair, Paths, Reader, Study, Writer};
+use gpt2_engine::Opened;
+use gpt2_engine::words::name_of;
 use gpt2_model::hooks::Hooks;
 use std::str::FromStr;
 
@@ -40,14 +40,14 @@ impl FromStr for PathsText {
 pub(super) fn measure(
     paths: &[PathsText],
     freeze: Freeze,
-    session: &Session,
+    opened: &Opened,
     pairs: &[Pair],
     hooks: Option<&dyn Hooks>,
 ) -> anyhow::Result<Vec<PathPatch>> {
     if paths.is_empty() {
         return Ok(vec![]);
     }
-    let mut study = Study::new(&session.model, pairs)?;
+    let mut study = Study::new(&opened.model, pairs)?;
     if let Some(hooks) = hooks {
         study = study.with_hooks(hooks)?;
     }

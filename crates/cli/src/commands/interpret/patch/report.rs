@@ -1,10 +1,10 @@
 //! The report of `gpt2 patch`, and how it is printed.
 
 use crate::input::pairs::Mean;
-use crate::model::session::Label;
 use crate::output::{self, note};
-use crate::results::provenance::RunProvenance;
 use anyhow::bail;
+use gpt2_engine::Label;
+use gpt2_engine::RunProvenance;
 use gpt2_view::Align::{Left, Right};
 use gpt2_view::{Table, visible_token};
 use serde::Serialize;

@@ -2,7 +2,7 @@
 
 use crate::input::corpus::DocumentArgs;
 use crate::interventions::args::InterventionArgs;
-use crate::model::session::ModelArgs;
+use crate::model::args::ModelArgs;
 use crate::process::parallel::{ParallelArgs, TIMEOUT};
 use crate::results::export_points::PointName;
 use crate::values::one_of;

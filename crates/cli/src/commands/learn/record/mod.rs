@@ -5,21 +5,23 @@ mod recording;
 mod run;
 mod texts;
 
-use crate::input::corpus::{By, Corpus, shared};
-use crate::input::text_lines::STDIN;
 use crate::model::hub;
-use crate::model::session::Session;
 use crate::output::progress::bar;
 use crate::output::read_files::ReadFiles;
+use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::output::{self, note};
 use crate::process::parallel;
 use crate::process::signals::{self, Stop};
-use crate::results::provenance::RunProvenance;
-use crate::values::count;
 use anyhow::bail;
 pub(crate) use args::RecordArgs;
 use candle_core::DType;
+use gpt2_engine::Opened;
+use gpt2_engine::RunProvenance;
+use gpt2_engine::Spelling;
+use gpt2_engine::texts::STDIN;
+use gpt2_engine::texts::{By, Corpus, shared};
+use gpt2_engine::words::count;
 use gpt2_files::{INDEX, StoreWriter};
 use gpt2_parallel::{Fact, Group};
 use gpt2_view::visible_text;
@@ -72,20 +74,21 @@ pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<ExitCode> {
 fn record(args: &RecordArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
     // Rank 0 alone reads the corpus; the others get the texts from it.
     let leads = group.rank() == 0;
-    let by = By::new(&args.documents, &args.corpus)?;
-    let mut corpus = leads.then(|| Corpus::open(&args.corpus, by.clone())).transpose()?;
+    let by = By::new(&args.documents.options(), &args.corpus, Spelling::Flags)?;
+    let mut corpus =
+        leads.then(|| Corpus::open(&args.corpus, by.clone(), Spelling::Flags, &TERMINAL)).transpose()?;
     let inputs = inputs(args, corpus.as_ref());
     inputs.spare_folder(&format!("--out {}", args.out.display()), &args.out)?;
     check_folder(args)?;
     if group.size() > 1 && args.corpus == Path::new(STDIN) {
         bail!("-: standard input keeps the other processes waiting; name a file");
     }
-    let session = args.model.session_for(inputs, &Outputs::new(false))?;
-    let recording = Recording::new(args, &session)?;
+    let opened = args.model.open_for(inputs, &Outputs::new(false))?;
+    let recording = Recording::new(args, &opened)?;
     let provenance =
-        RunProvenance::of_tokens(&session, recording.windowing.window)?.under(&recording.changes.described());
+        RunProvenance::of_tokens(&opened, recording.windowing.window)?.under(&recording.changes.described());
     note(&provenance.model_line());
-    let facts = facts(args, &by, &session, &recording, provenance.clone())?;
+    let facts = facts(args, &by, &opened, &recording, provenance.clone())?;
     agree(group, &facts)?;
     let writer = || StoreWriter::new(&args.out, recording.names.clone(), facts.clone());
     // One rank makes the folder, and all of them see it.
@@ -101,21 +104,15 @@ fn record(args: &RecordArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
         "{bar:30} {bytes} of {total_bytes}, {eta} left{msg}",
     );
     let mut pending = Pending::new(args.shard_tokens as usize);
-    let run = RecordRun {
-        group,
-        session: &session,
-        recording: &recording,
-        writer: &writer,
-        stop: &stop,
-        bar: &bar,
-    };
+    let run =
+        RecordRun { group, opened: &opened, recording: &recording, writer: &writer, stop: &stop, bar: &bar };
     // Of each shard; and how many of them this run has computed.
     let (mut tokens, mut fresh, started): (Vec<usize>, _, _) = (vec![], 0, Instant::now());
     let mut ended = false;
     while !ended {
         let section = shared(group, corpus.as_mut().map_or(Ok(vec![]), Corpus::section)?)?;
         ended = section.is_empty();
-        pending.add(&recording, &session, section)?;
+        pending.add(&recording, &opened, section)?;
         // A shard for each rank at a time, so that none waits for another.
         while let Some(round) = pending.round(group.size(), ended) {
             let Some(computed) = run.round(tokens.len(), &round)? else {
@@ -202,13 +199,13 @@ fn check_folder(args: &RecordArgs) -> anyhow::Result<()> {
 fn facts(
     args: &RecordArgs,
     by: &By,
-    session: &Session,
+    opened: &Opened,
     recording: &Recording,
     provenance: RunProvenance,
 ) -> anyhow::Result<serde_json::Value> {
     let mut hash = DefaultHasher::new();
-    (session.model.fingerprint()?, session.tokenizer()?.to_json().ok()).hash(&mut hash);
-    recording.changes.hash(&mut hash)?;
+    (opened.model.fingerprint()?, opened.tokenizer()?.to_json().ok()).hash(&mut hash);
+    recording.changes.hash(&mut hash, &TERMINAL)?;
     Ok(serde_json::to_value(ShardSettings {
         provenance,
         by,

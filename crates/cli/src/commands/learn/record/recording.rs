@@ -1,12 +1,13 @@
 //! The values to record of each token.
 
 use super::args::RecordArgs;
-use crate::input::point_values::Windowing;
-use crate::interventions::changes::Prepared;
-use crate::model::session::Session;
+use crate::output::terminal::TERMINAL;
 use crate::results::export_points::PointName;
 use anyhow::bail;
 use candle_core::DType;
+use gpt2_engine::interventions::Prepared;
+use gpt2_engine::texts::Windowing;
+use gpt2_engine::{Opened, Spelling};
 use gpt2_model::hooks::Point;
 
 /// The values to record of each token, and the windows and interventions to compute them with.
@@ -20,8 +21,8 @@ pub(super) struct Recording<'a> {
 }
 
 impl<'a> Recording<'a> {
-    pub(super) fn new(args: &'a RecordArgs, session: &'a Session) -> anyhow::Result<Self> {
-        let config = session.model.config();
+    pub(super) fn new(args: &RecordArgs, opened: &'a Opened) -> anyhow::Result<Self> {
+        let config = opened.model.config();
         let found = PointName::all("--points", &args.points, config.n_layer)?;
         let (names, points): (Vec<String>, Vec<Point>) = found.into_iter().unzip();
         if let Some((name, _)) =
@@ -31,12 +32,13 @@ impl<'a> Recording<'a> {
                 "--points {name}: has a value for each pair of tokens, not for each token; record another point"
             );
         }
-        if args.interventions.need_whole_texts() {
+        let interventions = args.interventions.options();
+        if interventions.need_whole_texts() {
             bail!(
                 "interventions at positions, or with means over the text, do not fit windows; take fixed means with --mean-of"
             );
         }
-        let windowing = Windowing::new(config, args.bos, args.window)?;
+        let windowing = Windowing::new(config, args.bos, args.window, Spelling::Flags)?;
         let own = windowing.window - windowing.added();
         if (args.shard_tokens as usize) < own {
             bail!(
@@ -47,7 +49,7 @@ impl<'a> Recording<'a> {
         if args.bos && !args.interventions.mean_ablate.is_empty() {
             bail!("--bos: it would move the positions of the means of --mean-of; leave one of them out");
         }
-        let changes = Prepared::new(&args.interventions, session)?;
+        let changes = Prepared::new(interventions, opened, &TERMINAL)?;
         Ok(Self { changes, points, names, windowing, store: args.store })
     }
 }

@@ -2,13 +2,13 @@
 
 use super::recording::Recording;
 use super::texts::{ShardTexts, TextWindow};
-use crate::input::point_values::values;
-use crate::input::windows::{DocumentWindow, batches, windows};
-use crate::interventions::checks::Reads;
-use crate::model::session::Session;
 use crate::process::signals::Stop;
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
+use gpt2_engine::Opened;
+use gpt2_engine::interventions::Reads;
+use gpt2_engine::texts::values;
+use gpt2_engine::texts::{DocumentWindow, batches, windows};
 use gpt2_files::{Shard, StoreWriter};
 use gpt2_model::finite::all_finite;
 use gpt2_model::hooks::Hooks;
@@ -21,7 +21,7 @@ const HASH: &str = "texts";
 /// Computes and writes shards, together with the other ranks.
 pub(super) struct RecordRun<'a> {
     pub(super) group: &'a dyn Group,
-    pub(super) session: &'a Session,
+    pub(super) opened: &'a Opened,
     pub(super) recording: &'a Recording<'a>,
     pub(super) writer: &'a StoreWriter,
     pub(super) stop: &'a Stop,
@@ -98,10 +98,10 @@ impl RecordRun<'_> {
         let Filling { shard, windows, batches, found, .. } = filling;
         let texts: Vec<&TextWindow> =
             batches[step].iter().map(|&i| &shard.texts[windows[i].document]).collect();
-        let list = changes.of(Reads::Whole(&texts[0].ids))?.list;
+        let list = changes.of(Reads::Whole(&[&texts[0].ids]))?.list;
         let hooks = (!list.is_empty()).then_some(&list as &dyn Hooks);
         let ids: Vec<&[u32]> = texts.iter().map(|text| &text.ids[..]).collect();
-        for (values, found) in values(self.session, points, hooks, &ids)?.into_iter().zip(found) {
+        for (values, found) in values(self.opened, points, hooks, &ids)?.into_iter().zip(found) {
             for (value, (&i, text)) in values.into_iter().zip(batches[step].iter().zip(&texts)) {
                 let own = value.narrow(0, shard.added, text.ids.len() - shard.added)?.to_dtype(*store)?;
                 found[windows[i].document] = Some(own);

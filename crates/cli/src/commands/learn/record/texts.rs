@@ -1,9 +1,9 @@
 //! The corpus as windows, and which of them make a shard: the same for any number of processes.
 
 use super::recording::Recording;
-use crate::input::corpus::CorpusDocument;
-use crate::model::session::Session;
 use anyhow::Context;
+use gpt2_engine::Opened;
+use gpt2_engine::texts::CorpusDocument;
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -59,13 +59,13 @@ impl Pending {
     pub(super) fn add(
         &mut self,
         recording: &Recording,
-        session: &Session,
+        opened: &Opened,
         section: Vec<CorpusDocument>,
     ) -> anyhow::Result<()> {
         self.added = recording.windowing.added();
         let length = recording.windowing.window - self.added;
         for document in section {
-            let ids = document.ids(session)?;
+            let ids = document.ids(opened)?;
             let number = u32::try_from(self.documents).context("more documents than a store can count")?;
             for (i, window) in recording.windowing.cut(&ids).enumerate() {
                 let first = u32::try_from(i * length).with_context(|| document.place())?;

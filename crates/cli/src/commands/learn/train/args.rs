@@ -1,13 +1,13 @@
 //! The options of `gpt2 train`, and training errors in words that name them.
 
 use crate::interventions::args::InterventionArgs;
-use crate::model::device::RunArgs;
+use crate::model::args::RunArgs;
 use crate::model::hub::HubArgs;
-use crate::model::session::{DTYPES, FORMATS, IMPLEMENTATIONS};
 use crate::process::parallel::{ParallelArgs, TIMEOUT};
 use crate::values::{above_0, at_least_0, below_1, fraction, one_of, share};
 use candle_core::DType;
 use candle_fused::{BlockFormat, Implementation};
+use gpt2_engine::open::{DTYPES, FORMATS, IMPLEMENTATIONS};
 use gpt2_loader::LoadError;
 use gpt2_model::lora::LoraOptions;
 use gpt2_train::TrainError;

@@ -1,8 +1,8 @@
 //! `--jsonl`: prompts and completions, one JSON object a line.
 
-use crate::input::text_lines::{parse, place};
 use anyhow::bail;
-use gpt2_engine::Example;
+use gpt2_engine::texts::Example;
+use gpt2_engine::texts::{parse, place};
 use std::path::Path;
 
 pub(super) fn examples(text: &str, path: &Path) -> anyhow::Result<Vec<Example>> {

@@ -9,15 +9,18 @@ mod tests;
 
 pub(crate) use args::TrainArgs;
 
-use crate::input::prompt::{encode, read_file};
-use crate::model::{finite, hub, session};
+use crate::model::args::files as model_files;
+use crate::model::hub;
+use crate::output::terminal::TERMINAL;
 use crate::output::written_files::NewFolder;
 use crate::output::{self, note};
 use crate::process::parallel;
 use anyhow::{anyhow, bail};
 use args::{unsaved, worded};
 use candle_core::{DType, Device};
-use gpt2_engine::{DEMO_NAME, NewModel, documents};
+use gpt2_engine::open::{checkpoint, explain_not_finite, open_tokenizer, quantized};
+use gpt2_engine::texts::{NewModel, documents, encode, noted, read_file};
+use gpt2_engine::{DEMO_NAME, Spelling};
 use gpt2_loader::{Checkpoint, Files, Tokenizer, check_savable};
 use gpt2_model::{Config, Gpt2LMHeadModel};
 use gpt2_parallel::Group;
@@ -40,7 +43,7 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     let writes = group.rank() == 0;
     let device = args.run.open()?;
     let (_, source) = args.source();
-    let text = read_file("the text", source, LONGEST_TEXT)?;
+    let text = read_file("the text", source, LONGEST_TEXT, &TERMINAL)?;
     let examples = args.jsonl.as_ref().map(|path| jsonl::examples(&text, path)).transpose()?;
     if args.model.is_none() {
         hub::no_revision(&args.hub, "a new model")?;
@@ -48,7 +51,7 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     if writes {
         files::check(args, None)?;
     }
-    let model = args.model.as_ref().map(|model| session::files(Some(model), &args.hub)).transpose()?;
+    let model = args.model.as_ref().map(|model| model_files(Some(model), &args.hub)).transpose()?;
     if writes {
         files::check(args, model.as_ref())?;
     }
@@ -86,7 +89,7 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     let finished = ran.map_err(|error| match &error {
         // If the model to fine-tune is broken, its first pass shows it.
         TrainError::Loss { step: 0, inputs, .. } if args.model.is_some() => {
-            anyhow!("{}", finite::explain(trainer.model(), inputs, None))
+            anyhow!("{}", explain_not_finite(trainer.model(), inputs, None, Spelling::Flags))
         }
         _ => worded(error),
     })?;
@@ -109,7 +112,7 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
 fn dataset(
     args: &TrainArgs,
     text: &str,
-    examples: Option<&[gpt2_engine::Example]>,
+    examples: Option<&[gpt2_engine::texts::Example]>,
     tokenizer: &Tokenizer,
 ) -> anyhow::Result<Dataset> {
     let data = match examples {
@@ -117,7 +120,9 @@ fn dataset(
             documents(examples, tokenizer, &mut |text| note(&text))?,
             args.val_fraction,
         ),
-        None => Dataset::split(encode(tokenizer, text, "the training text")?, args.val_fraction),
+        None => {
+            Dataset::split(noted(encode(tokenizer, text, "the training text")?, &TERMINAL), args.val_fraction)
+        }
     };
     data.map_err(worded)
 }
@@ -169,7 +174,7 @@ fn print(args: &TrainArgs, trainer: &Trainer, vocab_size: usize) -> anyhow::Resu
 
 /// The model that an adapter is trained on, which may be quantized.
 fn base(args: &TrainArgs, checkpoint: &Checkpoint, device: &Device) -> anyhow::Result<Gpt2LMHeadModel> {
-    match session::quantize("--quantize", args.lora.quantize, Some(checkpoint), device)? {
+    match quantized("--quantize", args.lora.quantize, Some(checkpoint), device, Spelling::Flags)? {
         Some(format) => Ok(checkpoint.load_quantized(format)?),
         None => Ok(checkpoint.load_model(DType::F32, device)?),
     }
@@ -200,7 +205,7 @@ fn begin(
     files: Option<&Files>,
 ) -> anyhow::Result<(Config, Tokenizer, Option<Checkpoint>)> {
     if let Some(files) = files {
-        let checkpoint = session::checkpoint(files)?.with_implementation(args.implementation);
+        let checkpoint = checkpoint(files, &TERMINAL)?.with_implementation(args.implementation);
         if let Some(format) = checkpoint.formats().first().filter(|_| args.lora.rank.is_none()) {
             bail!(
                 "{}: is quantized ({format}) and cannot be trained; start from the original, or train an adapter \
@@ -209,7 +214,7 @@ fn begin(
             );
         }
         let config = checkpoint.config().clone();
-        let tokenizer = session::open_tokenizer(files, config.vocab_size)?;
+        let tokenizer = open_tokenizer(files, config.vocab_size, &TERMINAL)?;
         if args.lora.rank.is_none() {
             // One that cannot be saved is refused now, not after hours.
             tokenizer.to_json()?;

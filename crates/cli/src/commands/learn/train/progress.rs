@@ -2,10 +2,11 @@
 
 use super::args::{TrainArgs, unsaved, worded};
 use super::files;
-use crate::interventions::changes::Changes;
 use crate::output::progress::bar;
 use crate::output::{is_quiet, note};
 use crate::process::signals::Stop;
+use gpt2_engine::Spelling;
+use gpt2_engine::interventions::Applied;
 use gpt2_loader::{AdapterConfig, SaveOptions, Tokenizer, save_adapter};
 use gpt2_train::{Metrics, StepReport, Trainer, TrainingEvent, Validation};
 use indicatif::ProgressBar;
@@ -23,7 +24,7 @@ pub(super) struct Progress<'a> {
     /// The last validation's loss.
     val_loss: Option<f64>,
     /// The interventions under which each validation is measured once more.
-    changes: Changes,
+    changes: Applied,
     /// Whether the files of the earlier run that --overwrite replaces are still there.
     replaces: bool,
 }
@@ -43,7 +44,7 @@ impl<'a> Progress<'a> {
             Some(path) => Some(Metrics::open(path, files::metrics_format(path)?, done).map_err(worded)?),
             None => None,
         };
-        let changes = args.interventions.for_training(trainer.model().config())?;
+        let changes = args.interventions.options().for_training(trainer.model().config(), Spelling::Flags)?;
         Ok(Self {
             args,
             tokenizer,

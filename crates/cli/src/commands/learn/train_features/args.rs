@@ -1,7 +1,7 @@
 //! The options of `gpt2 train-features`.
 
 use crate::input::corpus::DocumentArgs;
-use crate::model::session::ModelArgs;
+use crate::model::args::ModelArgs;
 use crate::process::parallel::{ParallelArgs, TIMEOUT};
 use crate::values::{above_0, one_of};
 use gpt2_train::Sparsity;

@@ -5,15 +5,16 @@
 //! tokens of many windows. So a batch depends on its lane alone, and any rank can compute it.
 
 use super::args::TrainFeaturesArgs;
-use crate::input::corpus::{By, Corpus, shared};
-use crate::input::point_values::{Windowing, values};
-use crate::input::windows::{batches, windows};
-use crate::model::session::Session;
 use crate::output::progress::bar;
 use crate::results::export_points::PointName;
-use crate::results::provenance::RunProvenance;
 use anyhow::{Context, bail};
 use candle_core::{Device, Tensor};
+use gpt2_engine::Opened;
+use gpt2_engine::RunProvenance;
+use gpt2_engine::Spelling;
+use gpt2_engine::texts::{By, Corpus, shared};
+use gpt2_engine::texts::{Windowing, values};
+use gpt2_engine::texts::{batches, windows};
 use gpt2_model::finite::all_finite;
 use gpt2_model::hooks::Point;
 use gpt2_parallel::Group;
@@ -31,7 +32,7 @@ pub(super) type Step = anyhow::Result<Vec<Tensor>>;
 
 /// A model, and the windows of a text.
 pub(super) struct LiveValues<'a> {
-    session: &'a Session,
+    opened: &'a Opened,
     pub(super) name: String,
     pub(super) point: Point,
     windows: Vec<Vec<u32>>,
@@ -44,19 +45,19 @@ impl<'a> LiveValues<'a> {
     /// Reads the corpus, of which rank 0 alone has one.
     pub(super) fn read(
         args: &TrainFeaturesArgs,
-        session: &'a Session,
+        opened: &'a Opened,
         by: &By,
         mut corpus: Option<Corpus>,
         group: &dyn Group,
     ) -> anyhow::Result<Self> {
-        let config = session.model.config();
+        let config = opened.model.config();
         let name = args.point.as_deref().context("a text needs --point")?;
         let name: PointName = name.parse().map_err(anyhow::Error::msg)?;
         let mut points = PointName::all("--point", &[name], config.n_layer)?;
         let Some((name, point)) = points.pop().filter(|_| points.is_empty()) else {
             bail!("--point: a dictionary learns from one value; name one layer");
         };
-        let windowing = Windowing::new(config, args.text.bos, args.text.window)?;
+        let windowing = Windowing::new(config, args.text.bos, args.text.window, Spelling::Flags)?;
         let bar =
             bar(corpus.as_ref().and_then(|corpus| corpus.bytes), "{bar:30} read {bytes} of {total_bytes}");
         let mut all = vec![];
@@ -67,7 +68,7 @@ impl<'a> LiveValues<'a> {
                 break;
             }
             for document in section {
-                let ids = document.ids(session)?;
+                let ids = document.ids(opened)?;
                 ids.hash(&mut hash);
                 all.extend(windowing.cut(&ids));
             }
@@ -86,16 +87,16 @@ impl<'a> LiveValues<'a> {
             );
         }
         let facts = json!({
-            "provenance": RunProvenance::of_tokens(session, windowing.window)?,
+            "provenance": RunProvenance::of_tokens(opened, windowing.window)?,
             "by": by,
             "points": [&name],
             "window": windowing.window,
             "bos": args.text.bos,
             "text": format!("{:016x}", hash.finish()),
-            "fingerprint": session.model.fingerprint()?.to_string(),
+            "fingerprint": opened.model.fingerprint()?.to_string(),
             "isa": candle_fused::Isa::current().as_str(),
         });
-        Ok(Self { session, name, point, windows: all, added: windowing.added(), facts })
+        Ok(Self { opened, name, point, windows: all, added: windowing.added(), facts })
     }
 
     pub(super) fn tokens(&self) -> usize {
@@ -129,7 +130,7 @@ impl<'a> LiveValues<'a> {
         let mut found: Vec<Option<Tensor>> = vec![None; chosen.len()];
         for batch in batches(&places, |_, _| true) {
             let texts: Vec<&[u32]> = batch.iter().map(|&i| &self.windows[chosen[i]][..]).collect();
-            for (&i, value) in batch.iter().zip(values(self.session, &[self.point], None, &texts)?.concat()) {
+            for (&i, value) in batch.iter().zip(values(self.opened, &[self.point], None, &texts)?.concat()) {
                 let own = value.narrow(0, self.added, value.dim(0)? - self.added)?.flatten_from(1)?;
                 if !all_finite(&own)? {
                     bail!("{} holds NaN or infinity, from which nothing can be learned", self.name);

@@ -5,19 +5,21 @@ mod args;
 mod live;
 mod values;
 
-use crate::input::corpus::{By, Corpus};
-use crate::input::text_lines::STDIN;
 use crate::model::hub;
 use crate::output::progress::bar;
 use crate::output::read_files::ReadFiles;
+use crate::output::terminal::TERMINAL;
 use crate::output::written_files::{NewFolder, Outputs};
 use crate::output::{self, note};
 use crate::process::parallel;
 use crate::process::signals::Stop;
-use crate::values::{count, name_of};
 use anyhow::{Context, bail};
 use args::SPARSITIES;
 pub(crate) use args::TrainFeaturesArgs;
+use gpt2_engine::Spelling;
+use gpt2_engine::texts::STDIN;
+use gpt2_engine::texts::{By, Corpus};
+use gpt2_engine::words::{count, name_of};
 use gpt2_files::INDEX;
 use gpt2_loader::{DictionaryCheckpoint, NewDictionary, save_dictionary};
 use gpt2_model::Config;
@@ -104,8 +106,10 @@ fn train_features(args: &TrainFeaturesArgs, group: &Arc<dyn Group>) -> anyhow::R
             args.source.display()
         );
     }
-    let by = By::new(&args.text.documents, &args.source)?;
-    let corpus = (leads && !is_store).then(|| Corpus::open(&args.source, by.clone())).transpose()?;
+    let by = By::new(&args.text.documents.options(), &args.source, Spelling::Flags)?;
+    let corpus = (leads && !is_store)
+        .then(|| Corpus::open(&args.source, by.clone(), Spelling::Flags, &TERMINAL))
+        .transpose()?;
     let files = corpus.iter().flat_map(|corpus| corpus.files.iter().cloned()).collect::<Vec<_>>();
     inputs(args, &files).spare_folder(&format!("--out {}", args.out.display()), &args.out)?;
     let state = args.out.join(STATE);
@@ -119,12 +123,12 @@ fn train_features(args: &TrainFeaturesArgs, group: &Arc<dyn Group>) -> anyhow::R
     if args.out.is_dir() {
         outputs.check(&inputs(args, &files))?;
     }
-    let session;
+    let opened;
     let values = if is_store {
         TrainingValues::recorded(args)?
     } else {
-        session = args.model.session_for(inputs(args, &files), &Outputs::new(false))?;
-        TrainingValues::Live(LiveValues::read(args, &session, &by, corpus, &**group)?)
+        opened = args.model.open_for(inputs(args, &files), &Outputs::new(false))?;
+        TrainingValues::Live(LiveValues::read(args, &opened, &by, corpus, &**group)?)
     };
     let (name, point) = values.point()?;
     if point.width(&Config::gpt2()).is_none() {

@@ -2,10 +2,10 @@
 
 use super::args::TrainFeaturesArgs;
 use super::live::{LiveValues, Step};
-use crate::model::device::DeviceArg;
 use anyhow::{Context, bail};
 use candle_core::{DType, Tensor};
 use candle_fused::Implementation;
+use gpt2_engine::DeviceChoice;
 use gpt2_files::Store;
 use gpt2_model::hooks::Point;
 
@@ -139,7 +139,7 @@ fn recorded_steps<'a>(
 /// The first option that was given and is only for a text.
 fn of_a_text(args: &TrainFeaturesArgs) -> Option<&'static str> {
     let TrainFeaturesArgs { text, model, .. } = args;
-    let on_gpu = !matches!(model.run.device, DeviceArg::Auto | DeviceArg::Cpu);
+    let on_gpu = !matches!(model.run.device, DeviceChoice::Auto | DeviceChoice::Cpu);
     [
         ("--by", text.documents.by.is_some()),
         ("--field", text.documents.field.is_some()),

@@ -2,10 +2,11 @@
 
 use super::draft::DraftKind;
 use crate::interventions::args::InterventionArgs;
-use crate::model::session::{CACHES, ModelArgs};
+use crate::model::args::ModelArgs;
 use crate::results::live_page::LiveArg;
 use crate::study::over_texts::PromptsArgs;
 use crate::values::{HeadRange, IndexRange, above_0, at_least_0, one_of, part};
+use gpt2_engine::open::CACHES;
 use gpt2_model::CacheDType;
 use std::path::PathBuf;
 

@@ -1,10 +1,10 @@
 //! `--beams`: the most probable texts.
 
 use super::args::GenerateArgs;
-use crate::input::prompt::Prompt;
-use crate::model::session::Session;
 use crate::output;
-use crate::results::provenance::RunProvenance;
+use gpt2_engine::Opened;
+use gpt2_engine::RunProvenance;
+use gpt2_engine::texts::Prompt;
 use gpt2_model::beams::{BeamSearch, Hypothesis};
 use serde::Serialize;
 use std::io::Write;
@@ -38,7 +38,7 @@ struct BeamText {
 pub(super) fn run(
     args: &GenerateArgs,
     beams: u16,
-    session: &Session,
+    opened: &Opened,
     prompt: Prompt,
     max_new_tokens: usize,
 ) -> anyhow::Result<()> {
@@ -48,15 +48,15 @@ pub(super) fn run(
         early_stopping: args.early_stopping,
         repetition_penalty: args.repetition_penalty,
     };
-    let provenance = RunProvenance::new(session, &prompt.ids)?;
+    let provenance = RunProvenance::new(opened, &prompt.ids)?;
     output::note(&provenance.first_line());
     let start = Instant::now();
-    let found = search.run(&session.model, &prompt.ids, max_new_tokens)?;
+    let found = search.run(&opened.model, &prompt.ids, max_new_tokens)?;
     let seconds = start.elapsed().as_secs_f64();
-    let is_end = |id: &u32| session.model.config().is_eos(*id);
+    let is_end = |id: &u32| opened.model.config().is_eos(*id);
     let text = |Hypothesis { ids, .. }: &Hypothesis| -> anyhow::Result<Option<String>> {
         let shown = &ids[..ids.len() - usize::from(ids.last().is_some_and(is_end))];
-        Ok(prompt.text.is_some().then(|| session.tokenizer().map(|t| t.decode(shown))).transpose()?)
+        Ok(prompt.text.is_some().then(|| opened.tokenizer().map(|t| t.decode(shown))).transpose()?)
     };
     if args.json {
         let found =
@@ -64,7 +64,7 @@ pub(super) fn run(
         let BeamSearch { num_beams, length_penalty, early_stopping, repetition_penalty } = search;
         return output::json(&Report {
             provenance,
-            model: session.name.clone(),
+            model: opened.name.clone(),
             num_beams,
             length_penalty,
             early_stopping,

@@ -1,11 +1,14 @@
 //! `--draft`: what guesses the next tokens, so that the model checks several in one pass.
 
+use crate::model::args::files;
 use crate::model::hub::HubArgs;
-use crate::model::session::{FORMATS, Session, checkpoint, files};
 use crate::output::note;
+use crate::output::terminal::TERMINAL;
 use anyhow::{Context, bail};
 use candle_core::DType;
 use candle_fused::BlockFormat;
+use gpt2_engine::Opened;
+use gpt2_engine::open::{FORMATS, checkpoint};
 use gpt2_loader::Tokenizer;
 use gpt2_model::draft::{Draft, Drafted, LookupDraft, ModelDraft};
 use serde::Serialize;
@@ -33,37 +36,37 @@ impl FromStr for DraftKind {
 }
 
 impl DraftKind {
-    /// The draft for a session's model.
-    pub(super) fn open(&self, session: &Session, hub: &HubArgs) -> anyhow::Result<Box<dyn Draft>> {
+    /// The draft for a opened's model.
+    pub(super) fn open(&self, opened: &Opened, hub: &HubArgs) -> anyhow::Result<Box<dyn Draft>> {
         let model = match self {
             Self::Lookup => return Ok(Box::new(LookupDraft::default())),
-            Self::Quantized(format) if session.model.dtype() != DType::F32 => {
+            Self::Quantized(format) if opened.model.dtype() != DType::F32 => {
                 bail!(
                     "--draft {format}: quantized layers compute in f32; leave --dtype out, or give --draft lookup"
                 )
             }
-            Self::Quantized(format) => session.model.clone().quantize(*format).context("--draft")?,
+            Self::Quantized(format) => opened.model.clone().quantize(*format).context("--draft")?,
             Self::Model(name) => {
                 let files = files(Some(name), hub).context("--draft")?;
-                let checkpoint = checkpoint(&files)?;
+                let checkpoint = checkpoint(&files, &TERMINAL)?;
                 let theirs = checkpoint.config().vocab_size;
-                let ours = session.model.config().vocab_size;
+                let ours = opened.model.config().vocab_size;
                 if theirs != ours {
                     bail!(
                         "--draft: {name} has {theirs} tokens and {} has {ours}; name a model of the same vocabulary",
-                        session.name
+                        opened.name
                     )
                 }
                 let ids: Vec<u32> = (0..).take(ours).collect();
-                if let (Ok(tokenizer), Ok(own)) = (Tokenizer::open(&files, theirs), session.tokenizer())
+                if let (Ok(tokenizer), Ok(own)) = (Tokenizer::open(&files, theirs), opened.tokenizer())
                     && tokenizer.tokens(&ids) != own.tokens(&ids)
                 {
                     bail!(
                         "--draft: the tokenizers of {name} and {} differ; name a model of the same vocabulary",
-                        session.name
+                        opened.name
                     )
                 }
-                checkpoint.load_model(DType::F32, &session.device)?
+                checkpoint.load_model(DType::F32, &opened.device)?
             }
         };
         Ok(Box::new(ModelDraft::new(model)?))

@@ -2,14 +2,16 @@
 
 use super::args::GenerateArgs;
 use super::report::{Report, continuation, generation, new_tokens};
-use crate::input::prompt::Prompt;
-use crate::input::text_lines::{TextLine, place};
-use crate::model::session::Session;
+use crate::input::prompt::prompt;
 use crate::output::{self, note};
-use crate::results::provenance::RunProvenance;
-use crate::study::over_texts::{Numbered, prompt_of};
-use crate::values::{count, pace};
+use crate::study::over_texts::Numbered;
+use crate::values::pace;
 use anyhow::{Context, bail};
+use gpt2_engine::Opened;
+use gpt2_engine::RunProvenance;
+use gpt2_engine::texts::Prompt;
+use gpt2_engine::texts::{TextLine, place};
+use gpt2_engine::words::count;
 use serde_json::{Map, Value};
 use std::io::Write;
 use std::path::Path;
@@ -26,19 +28,19 @@ struct PromptLine {
     new: usize,
 }
 
-pub(super) fn run(args: &GenerateArgs, session: &Session, path: &Path) -> anyhow::Result<()> {
+pub(super) fn run(args: &GenerateArgs, opened: &Opened, path: &Path) -> anyhow::Result<()> {
     let (mut lines, bar) = args.prompt.open(path)?;
     let most = usize::from(args.batch);
     let start = Instant::now();
     let (mut texts, mut tokens) = (0, 0);
     let mut batch: Vec<PromptLine> = vec![];
     loop {
-        let line = lines.next();
-        let row = line.and_then(|line| line.map(|line| row(args, session, path, line)).transpose());
-        let joins = matches!(&row, Ok(Some(row)) if batch.len() < most && fit(session, &batch, row));
+        let line = lines.next_text();
+        let row = line.and_then(|line| line.map(|line| row(args, opened, path, line)).transpose());
+        let joins = matches!(&row, Ok(Some(row)) if batch.len() < most && fit(opened, &batch, row));
         if !joins && !batch.is_empty() {
             texts += batch.len();
-            tokens += bar.suspend(|| complete(args, session, std::mem::take(&mut batch)))?;
+            tokens += bar.suspend(|| complete(args, opened, std::mem::take(&mut batch)))?;
             bar.set_position(lines.read);
         }
         match row? {
@@ -56,35 +58,35 @@ pub(super) fn run(args: &GenerateArgs, session: &Session, path: &Path) -> anyhow
     output::flush()
 }
 
-fn row(args: &GenerateArgs, session: &Session, path: &Path, line: TextLine) -> anyhow::Result<PromptLine> {
+fn row(args: &GenerateArgs, opened: &Opened, path: &Path, line: TextLine) -> anyhow::Result<PromptLine> {
     let place = place(path, Some(line.number));
-    let prompt = prompt_of(session, &line, &place)?;
-    let new = new_tokens(args, session, &prompt);
-    let room = session.model.config().n_positions + 1 - prompt.ids.len();
+    let prompt = prompt(opened, &line.content, &place)?;
+    let new = new_tokens(args, opened, &prompt);
+    let room = opened.model.config().n_positions + 1 - prompt.ids.len();
     if new > room {
         bail!(
             "{place}: a prompt of {} and {new} new ones do not fit the model's n_positions = {}; at most {room} new tokens do",
             count(prompt.ids.len(), "token"),
-            session.model.config().n_positions
+            opened.model.config().n_positions
         )
     }
     Ok(PromptLine { line: line.number, input: line.input, place, prompt, new })
 }
 
 /// Whether a row fits into the context beside others: the longest prompt and the largest number of new tokens count for all.
-fn fit(session: &Session, others: &[PromptLine], row: &PromptLine) -> bool {
+fn fit(opened: &Opened, others: &[PromptLine], row: &PromptLine) -> bool {
     let rows = || others.iter().chain([row]);
     let width = rows().map(|row| row.prompt.ids.len()).max().unwrap_or(0);
     let new = rows().map(|row| row.new).max().unwrap_or(0);
-    width + new <= session.model.config().n_positions + 1
+    width + new <= opened.model.config().n_positions + 1
 }
 
 /// Continues all rows at once and prints each. Returns the number of generated tokens.
-fn complete(args: &GenerateArgs, session: &Session, rows: Vec<PromptLine>) -> anyhow::Result<usize> {
+fn complete(args: &GenerateArgs, opened: &Opened, rows: Vec<PromptLine>) -> anyhow::Result<usize> {
     let prompts: Vec<_> = rows.iter().map(|row| row.prompt.ids.clone()).collect();
     let most = rows.iter().map(|row| row.new).max().unwrap_or(0);
-    let mut generation = generation(args, session, &prompts, most)?;
-    let found = rows.iter().map(|row| continuation(session, &row.prompt, &args.stop));
+    let mut generation = generation(args, opened, &prompts, most)?;
+    let found = rows.iter().map(|row| continuation(opened, &row.prompt, &args.stop));
     let mut found = found.collect::<anyhow::Result<Vec<_>>>()?;
     let together = || match (rows.first(), rows.last()) {
         (Some(first), Some(last)) if first.line != last.line => {
@@ -106,9 +108,9 @@ fn complete(args: &GenerateArgs, session: &Session, rows: Vec<PromptLine>) -> an
     for (PromptLine { line, input, place, prompt, new }, mut found) in rows.into_iter().zip(found) {
         found.finish();
         if args.json {
-            let mut made_by = RunProvenance::new(session, &prompt.ids)?;
+            let mut made_by = RunProvenance::new(opened, &prompt.ids)?;
             made_by.kv = args.kv.map(gpt2_model::CacheDType::as_str);
-            let report = Report::new(args, session, made_by, prompt, found, new);
+            let report = Report::new(args, opened, made_by, prompt, found, new);
             serde_json::to_writer(&mut out, &Numbered { line, input: &input, report: &report })?;
         } else {
             writeln!(out, "== {} ==", gpt2_view::visible_text(&place))?;

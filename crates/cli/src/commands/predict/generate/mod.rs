@@ -9,14 +9,17 @@ mod report;
 
 pub(crate) use args::GenerateArgs;
 
-use crate::interventions::changes::Changes;
-use crate::interventions::checks::Reads;
-use crate::model::finite;
-use crate::model::session::Session;
 use crate::output;
-use crate::results::provenance::RunProvenance;
-use crate::values::{count, pace};
+use crate::output::terminal::TERMINAL;
+use crate::results::live_page::changes_for_page;
+use crate::values::pace;
 use anyhow::Context;
+use gpt2_engine::Opened;
+use gpt2_engine::RunProvenance;
+use gpt2_engine::interventions::Applied;
+use gpt2_engine::interventions::Reads;
+use gpt2_engine::open::describe_not_finite;
+use gpt2_engine::words::count;
 use gpt2_loader::GenerationConfig;
 use gpt2_model::CacheDType;
 use gpt2_model::hooks::{Chain, Hooks};
@@ -32,39 +35,42 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     args.interventions.inputs(&mut inputs);
     args.live.inputs(&mut inputs);
     let module = args.live.open(&args.model)?;
-    let session = args.model.session_for(inputs, &outputs)?;
-    if let Some(text) = GenerationConfig::open(&session.files)?.and_then(|found| found.note()) {
+    let opened = args.model.open_for(inputs, &outputs)?;
+    let generation_config = opened.files.as_ref().map(GenerationConfig::open).transpose()?.flatten();
+    if let Some(text) = generation_config.and_then(|found| found.note()) {
         output::note(&text);
     }
     if let Some(path) = &args.prompt.texts {
-        return many::run(args, &session, path);
+        return many::run(args, &opened, path);
     }
-    let prompt = args.prompt.one.encode(read, &session)?;
-    let max_new_tokens = new_tokens(args, &session, &prompt);
+    let prompt = args.prompt.one.encode(read, &opened)?;
+    let max_new_tokens = new_tokens(args, &opened, &prompt);
     if let Some(n) = args.beams {
-        return beams::run(args, n, &session, prompt, max_new_tokens);
+        return beams::run(args, n, &opened, prompt, max_new_tokens);
     }
     let prompts = std::slice::from_ref(&prompt.ids);
-    let changes = args.interventions.build(&session, Reads::Growing(&prompt.ids))?;
-    let live = module.map(|module| anyhow::Ok(Alive { module, changes: changes.for_page()? })).transpose()?;
-    let mut made_by = RunProvenance::new(&session, &prompt.ids)?.under(&changes);
+    let changes = args.interventions.options().build(&opened, Reads::Growing(&[&prompt.ids]), &TERMINAL)?;
+    let live = module
+        .map(|module| anyhow::Ok(Alive { module, changes: changes_for_page(&changes)? }))
+        .transpose()?;
+    let mut made_by = RunProvenance::new(&opened, &prompt.ids)?.under(&changes);
     made_by.kv = args.kv.map(CacheDType::as_str);
-    let mut generation = generation(args, &session, prompts, max_new_tokens)?;
+    let mut generation = generation(args, &opened, prompts, max_new_tokens)?;
     if let Some(draft) = &args.draft {
         generation.check_draft().context("--draft")?;
-        generation = generation.with_draft(draft.open(&session, &args.model.hub)?)?;
+        generation = generation.with_draft(draft.open(&opened, &args.model.hub)?)?;
     }
-    let recorded = Recorded::new(args, &session, live)?;
+    let recorded = Recorded::new(args, &opened, live)?;
     let hooks: [&dyn Hooks; 2] = [&changes.list, &recorded.rows];
     let chain = Chain(&hooks);
     let mut generation = generation.with_hooks(&chain);
     // Only the text goes to stdout.
     output::note(&made_by.first_line());
     let mut printer = Printer::new(prompt.text.as_deref(), args.json)?;
-    let mut continuation = continuation(&session, &prompt, &args.stop)?;
+    let mut continuation = continuation(&opened, &prompt, &args.stop)?;
     let start = Instant::now();
     let explain = |error: candle_core::Error, new: &[u32]| {
-        explained(error, &session, &[&prompt.ids[..], new].concat(), &changes)
+        explained(error, &opened, &[&prompt.ids[..], new].concat(), &changes)
     };
     stream(generation.by_ref(), &mut printer, &mut continuation, explain)?;
     let seconds = start.elapsed().as_secs_f64();
@@ -74,7 +80,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     recorded.write(
         args,
         &GeneratedText {
-            session: &session,
+            opened: &opened,
             prompt: &prompt.ids,
             new: &continuation.ids,
             changes: &changes,
@@ -84,7 +90,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     )?;
     let tokens_per_second = continuation.ids.len() as f64 / seconds;
     if args.json {
-        let mut report = Report::new(args, &session, made_by, prompt, continuation, max_new_tokens);
+        let mut report = Report::new(args, &opened, made_by, prompt, continuation, max_new_tokens);
         report.seconds = Some(seconds);
         report.tokens_per_second = Some(tokens_per_second);
         report.draft = draft;
@@ -103,7 +109,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
 fn stream(
     steps: impl Iterator<Item = candle_core::Result<Vec<Option<u32>>>>,
     printer: &mut Printer,
-    continuation: &mut gpt2_engine::Continuation<&gpt2_loader::Tokenizer>,
+    continuation: &mut gpt2_engine::texts::Continuation<&gpt2_loader::Tokenizer>,
     explain: impl FnOnce(candle_core::Error, &[u32]) -> anyhow::Error,
 ) -> anyhow::Result<()> {
     for step in steps {
@@ -129,11 +135,13 @@ fn stream(
 }
 
 /// Explains why a step after `ids` failed: if a number was not finite, says where it first appeared.
-fn explained(error: candle_core::Error, session: &Session, ids: &[u32], changes: &Changes) -> anyhow::Error {
+fn explained(error: candle_core::Error, opened: &Opened, ids: &[u32], changes: &Applied) -> anyhow::Error {
     let hooks = Some(&changes.list as &dyn Hooks);
-    let Ok(text) = session.input_ids(ids) else { return error.into() }; // (1, T)
-    match session.model.first_not_finite(&text, hooks) {
-        Ok(Some(found)) => anyhow::anyhow!(finite::describe(&found, &session.model, &text, hooks)),
+    let Ok(text) = opened.input_ids(ids) else { return error.into() }; // (1, T)
+    match opened.model.first_not_finite(&text, hooks) {
+        Ok(Some(found)) => {
+            anyhow::anyhow!(describe_not_finite(&found, &opened.model, &text, hooks, opened.spelling))
+        }
         _ => error.into(),
     }
 }

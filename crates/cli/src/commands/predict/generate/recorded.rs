@@ -1,16 +1,16 @@
 //! The attention of a generated text, as files: one row per token, from the cache.
 
 use super::args::GenerateArgs;
-use crate::interventions::changes::Changes;
-use crate::model::finite::FiniteArgs;
-use crate::model::session::Session;
+use crate::model::args::FiniteArgs;
 use crate::output::written_files::Outputs;
 use crate::results::live_page::{self, Module};
-use crate::results::provenance::RunProvenance;
 use crate::results::subject::{Subject, predictions};
 use crate::results::weights_file::{Export, Format};
 use crate::results::weights_page::{LayerValues, Page, PageOptions, open};
 use crate::values::select_heads;
+use gpt2_engine::Opened;
+use gpt2_engine::RunProvenance;
+use gpt2_engine::interventions::Applied;
 use gpt2_model::hooks::WeightRows;
 use gpt2_model::{ForwardArgs, KvCache};
 use gpt2_web::{DrawSettings, PageRequest};
@@ -32,10 +32,10 @@ pub(super) struct Alive {
 
 /// A generated text.
 pub(super) struct GeneratedText<'a> {
-    pub(super) session: &'a Session,
+    pub(super) opened: &'a Opened,
     pub(super) prompt: &'a [u32],
     pub(super) new: &'a [u32],
-    pub(super) changes: &'a Changes,
+    pub(super) changes: &'a Applied,
     pub(super) made_by: &'a RunProvenance,
 }
 
@@ -53,8 +53,8 @@ pub(super) fn outputs(args: &GenerateArgs) -> anyhow::Result<Outputs> {
 }
 
 impl Recorded {
-    pub(super) fn new(args: &GenerateArgs, session: &Session, live: Option<Alive>) -> anyhow::Result<Self> {
-        let config = session.model.config();
+    pub(super) fn new(args: &GenerateArgs, opened: &Opened, live: Option<Alive>) -> anyhow::Result<Self> {
+        let config = opened.model.config();
         let (layers, heads) = select_heads(&args.layer, &args.head, config)?;
         let is_paged = (args.html.is_some() || args.open) && live.is_none();
         let wanted = args.export.is_some() || is_paged;
@@ -81,12 +81,12 @@ impl Recorded {
             anyhow::bail!("no token was generated, so there is no attention to write")
         };
         let ids = [text.prompt, read].concat();
-        let tokens = text.session.labels(&ids);
-        let shown = text.session.shown(&ids);
+        let tokens = text.opened.labels(&ids);
+        let shown = text.opened.shown(&ids);
         let mut made_by = text.made_by.clone().of(&self.layers, &self.heads);
         made_by.ids.clone_from(&ids);
         let subject = Subject {
-            session: text.session,
+            opened: text.opened,
             ids: &ids,
             tokens: &tokens,
             shown: &shown,
@@ -99,7 +99,7 @@ impl Recorded {
         let options = PageOptions {
             top: args.top.map(usize::from),
             prompt: Some(text.prompt.len()),
-            next: Some(text.session.shown(&[last]).concat()),
+            next: Some(text.opened.shown(&[last]).concat()),
             ..PageOptions::default()
         };
         let mut page = paged.then(|| Page::new(&subject, options)).transpose()?;
@@ -120,13 +120,13 @@ impl Recorded {
         }
         let Some(page) = page else { return outputs.commit() };
         // Through a cache like that of the steps, where positions beyond a patched text stay as they are.
-        let model = &text.session.model;
-        let device = &text.session.device;
+        let model = &text.opened.model;
+        let device = &text.opened.device;
         let kv = args.kv.unwrap_or(model.dtype().into());
         let mut cache = KvCache::new(model.config(), 1, ids.len(), kv, device)?;
         let hooks = Some(&text.changes.list as &dyn gpt2_model::hooks::Hooks);
         let forward = ForwardArgs { hooks, cache: Some(&mut cache), ..Default::default() };
-        let hidden = model.transformer.forward(&text.session.input_ids(&ids)?, forward)?;
+        let hidden = model.transformer.forward(&text.opened.input_ids(&ids)?, forward)?;
         let page =
             page.writer.finish(&predictions(&subject, &hidden.last_hidden_state.squeeze(0)?, Some(last))?)?;
         if let Some(path) = &args.html {
@@ -175,6 +175,6 @@ fn write_live(
         draw: DrawSettings { temperature, top_k, top_p: args.top_p, seed: args.model.run.seed },
         ..PageRequest::default()
     };
-    let page = live_page::page_of(&live.module, &args.model, text.session, &first)?;
+    let page = live_page::page_of(&live.module, &args.model, text.opened, &first)?;
     live_page::deliver(&page, args.html.as_deref(), args.open, outputs)
 }

@@ -2,10 +2,10 @@
 
 use super::args::GenerateArgs;
 use super::draft;
-use crate::input::prompt::Prompt;
-use crate::model::session::Session;
-use crate::results::provenance::RunProvenance;
-use gpt2_engine::Continuation;
+use gpt2_engine::Opened;
+use gpt2_engine::RunProvenance;
+use gpt2_engine::texts::Continuation;
+use gpt2_engine::texts::Prompt;
 use gpt2_loader::Tokenizer;
 use gpt2_model::{Generation, Sampling};
 use serde::Serialize;
@@ -37,7 +37,7 @@ pub(super) struct Report {
 impl Report {
     pub(super) fn new(
         args: &GenerateArgs,
-        session: &Session,
+        opened: &Opened,
         provenance: RunProvenance,
         prompt: Prompt,
         found: Continuation<&Tokenizer>,
@@ -57,7 +57,7 @@ impl Report {
                 seed,
                 max_new_tokens,
             },
-            model: session.name.clone(),
+            model: opened.name.clone(),
             prompt_ids: prompt.ids,
             stopped_at_eos: found.is_at_end(),
             stopped_at: found.stopped_at().map(str::to_owned),
@@ -100,27 +100,27 @@ pub(super) fn sampling(args: &GenerateArgs) -> Sampling {
 }
 
 /// The most tokens to generate.
-pub(super) fn new_tokens(args: &GenerateArgs, session: &Session, prompt: &Prompt) -> usize {
-    gpt2_engine::new_tokens(args.max_new_tokens, session.model.config(), prompt.ids.len())
+pub(super) fn new_tokens(args: &GenerateArgs, opened: &Opened, prompt: &Prompt) -> usize {
+    gpt2_engine::texts::new_tokens(args.max_new_tokens, opened.model.config(), prompt.ids.len())
 }
 
 /// An empty continuation of a prompt: text, or ids after a prompt of ids.
 pub(super) fn continuation<'a>(
-    session: &'a Session,
+    opened: &'a Opened,
     prompt: &Prompt,
     stops: &[String],
 ) -> anyhow::Result<Continuation<&'a Tokenizer>> {
-    let tokenizer = prompt.text.as_ref().map(|_| session.tokenizer()).transpose()?;
-    Ok(Continuation::new(session.model.config(), tokenizer, stops))
+    let tokenizer = prompt.text.as_ref().map(|_| opened.tokenizer()).transpose()?;
+    Ok(Continuation::new(opened.model.config(), tokenizer, stops))
 }
 
 pub(super) fn generation<'a>(
     args: &GenerateArgs,
-    session: &'a Session,
+    opened: &'a Opened,
     prompts: &[Vec<u32>],
     max_new_tokens: usize,
 ) -> candle_core::Result<Generation<'a>> {
-    let generation = Generation::new(&session.model, prompts, sampling(args), max_new_tokens)?;
+    let generation = Generation::new(&opened.model, prompts, sampling(args), max_new_tokens)?;
     match args.kv {
         Some(kv) => generation.with_cache_dtype(kv),
         None => Ok(generation),

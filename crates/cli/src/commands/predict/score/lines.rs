@@ -1,9 +1,9 @@
 //! The file of scores. It grows under another name, section by section, and gets its own at the end; a resumed run
 //! continues with the first incomplete section.
 
-use crate::input::corpus::CorpusDocument;
 use crate::output::note;
 use anyhow::{Context, bail};
+use gpt2_engine::texts::CorpusDocument;
 use gpt2_files::open_regular;
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -4,21 +4,25 @@ mod lines;
 mod scores;
 mod section;
 
-use crate::input::corpus::{By, Corpus, CorpusDocument, DocumentArgs, shared};
-use crate::input::text_lines::STDIN;
+use crate::input::corpus::DocumentArgs;
 use crate::interventions::args::InterventionArgs;
-use crate::interventions::changes::Prepared;
-use crate::model::session::{ModelArgs, Session};
+use crate::model::args::ModelArgs;
 use crate::output::progress::bar;
 use crate::output::read_files::ReadFiles;
+use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::output::{self, note};
 use crate::process::parallel::{self, ParallelArgs, TIMEOUT};
 use crate::process::signals::{self, Stop};
-use crate::results::provenance::RunProvenance;
-use crate::values::count;
 use anyhow::{Context, bail};
 use candle_fused::Isa;
+use gpt2_engine::Opened;
+use gpt2_engine::RunProvenance;
+use gpt2_engine::Spelling;
+use gpt2_engine::interventions::Prepared;
+use gpt2_engine::texts::STDIN;
+use gpt2_engine::texts::{By, Corpus, CorpusDocument, shared};
+use gpt2_engine::words::count;
 use gpt2_files::atomic;
 use gpt2_loader::Tokenizer;
 use gpt2_parallel::{Fact, Group};
@@ -181,20 +185,21 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     let group = &**group;
     // Rank 0 alone reads the corpus and writes; the others get the texts from it.
     let leads = group.rank() == 0;
-    let by = By::new(&args.documents, &args.corpus)?;
-    let mut corpus = leads.then(|| Corpus::open(&args.corpus, by.clone())).transpose()?;
+    let by = By::new(&args.documents.options(), &args.corpus, Spelling::Flags)?;
+    let mut corpus =
+        leads.then(|| Corpus::open(&args.corpus, by.clone(), Spelling::Flags, &TERMINAL)).transpose()?;
     let (mut inputs, outputs) = match &corpus {
         Some(corpus) => files(args, corpus)?,
         None => (ReadFiles::default(), Outputs::new(false)),
     };
     args.interventions.inputs(&mut inputs);
-    let session = args.model.session_for(inputs, &outputs)?;
-    let tokenizer = session.tokenizer()?;
-    let reading = reading(args, &session)?;
-    let provenance = RunProvenance::of_tokens(&session, reading.context)?.under(&reading.changes.described());
+    let opened = args.model.open_for(inputs, &outputs)?;
+    let tokenizer = opened.tokenizer()?;
+    let reading = reading(args, &opened)?;
+    let provenance = RunProvenance::of_tokens(&opened, reading.context)?.under(&reading.changes.described());
     let mut total = ScoreTotals::new(provenance.clone(), &reading, corpus.as_ref());
     note(&provenance.model_line());
-    let first_line = first_line(provenance, &by, &session, tokenizer, &reading)?;
+    let first_line = first_line(provenance, &by, &opened, tokenizer, &reading)?;
     agree(group, &first_line)?;
     let lines = args.jsonl.as_ref().filter(|_| leads);
     let mut lines = lines.map(|out| ScoreLines::open(out, &first_line, args.resume)).transpose()?;
@@ -218,7 +223,7 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
             break;
         }
         let stopped = group.any(stop.is_asked())?;
-        let scored = if stopped { None } else { scored(group, &session, &reading, &section, &stop)? };
+        let scored = if stopped { None } else { scored(group, &opened, &reading, &section, &stop)? };
         let Some(scored) = scored else {
             bar.finish_and_clear();
             let resume = if args.jsonl.is_some() { format!("; {RESUME}") } else { String::new() };
@@ -227,7 +232,7 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
         };
         let mut text = String::new();
         for (document, ScoredDocument { tokens, parts }) in section.iter().zip(&scored) {
-            let row = row(document, *tokens, parts, session.model.config().n_head)?;
+            let row = row(document, *tokens, parts, opened.model.config().n_head)?;
             let tokens = row.tokens;
             let predicted = row.predicted;
             let loss = row.loss.unwrap_or(0.0);
@@ -306,8 +311,8 @@ fn files(args: &ScoreArgs, corpus: &Corpus) -> anyhow::Result<(ReadFiles, Output
     Ok((inputs, outputs))
 }
 
-fn reading<'a>(args: &'a ScoreArgs, session: &'a Session) -> anyhow::Result<Reading<'a>> {
-    let config = session.model.config();
+fn reading<'a>(args: &'a ScoreArgs, opened: &'a Opened) -> anyhow::Result<Reading<'a>> {
+    let config = opened.model.config();
     let context = config.n_positions;
     let stride = args.stride.map_or((context / 2).max(1), |stride| stride as usize);
     if args.stride.is_some() && stride >= context {
@@ -315,23 +320,24 @@ fn reading<'a>(args: &'a ScoreArgs, session: &'a Session) -> anyhow::Result<Read
     }
     let none = "--bos: the model's config names no bos_token_id; leave --bos out";
     let bos = if args.bos { Some(config.bos_token_id.context(none)?) } else { None };
-    let changes = Prepared::new(&args.interventions, session)?;
-    let whole = args.interventions.need_whole_texts();
+    let interventions = args.interventions.options();
+    let whole = interventions.need_whole_texts();
+    let changes = Prepared::new(interventions, opened, &TERMINAL)?;
     Ok(Reading { changes, whole, bos, context, stride, summaries: args.summaries })
 }
 
 fn first_line(
     provenance: RunProvenance,
     by: &By,
-    session: &Session,
+    opened: &Opened,
     tokenizer: &Tokenizer,
     reading: &Reading,
 ) -> anyhow::Result<String> {
     let &Reading { context: window, stride, bos, summaries, .. } = reading;
     // The built-in tokenizer has no file, and is one.
     let mut hash = DefaultHasher::new();
-    (session.model.fingerprint()?, tokenizer.to_json().ok()).hash(&mut hash);
-    reading.changes.hash(&mut hash)?;
+    (opened.model.fingerprint()?, tokenizer.to_json().ok()).hash(&mut hash);
+    reading.changes.hash(&mut hash, &TERMINAL)?;
     let fingerprint = format!("{:016x}", hash.finish());
     let isa = Isa::current().as_str();
     let bos = bos.is_some();

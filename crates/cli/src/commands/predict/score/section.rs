@@ -1,14 +1,14 @@
 //! The scores of a section of the corpus, computed by all ranks together.
 
 use super::scores::WindowScores;
-use crate::input::corpus::CorpusDocument;
-use crate::input::windows::{DocumentWindow, batches, windows};
-use crate::interventions::changes::Prepared;
-use crate::interventions::checks::Reads;
-use crate::model::finite;
-use crate::model::session::Session;
 use crate::process::signals::Stop;
 use anyhow::{Context, bail};
+use gpt2_engine::Opened;
+use gpt2_engine::interventions::Prepared;
+use gpt2_engine::interventions::Reads;
+use gpt2_engine::open::explain_not_finite;
+use gpt2_engine::texts::CorpusDocument;
+use gpt2_engine::texts::{DocumentWindow, batches, windows};
 use gpt2_model::analysis::surprises;
 use gpt2_model::hooks::Hooks;
 use gpt2_parallel::Group;
@@ -35,16 +35,16 @@ pub(super) struct ScoredDocument {
 /// The tokens of each document, and its scores, on every rank; none if this process is alone and was asked to stop.
 pub(super) fn scored(
     group: &dyn Group,
-    session: &Session,
+    opened: &Opened,
     reading: &Reading,
     section: &[CorpusDocument],
     stop: &Stop,
 ) -> anyhow::Result<Option<Vec<ScoredDocument>>> {
-    let config = session.model.config();
+    let config = opened.model.config();
     let mut ids: Vec<Vec<u32>> = vec![];
     for document in section {
         let place = || document.place();
-        let of_document: Vec<u32> = reading.bos.into_iter().chain(document.ids(session)?).collect();
+        let of_document: Vec<u32> = reading.bos.into_iter().chain(document.ids(opened)?).collect();
         if reading.whole && !of_document.is_empty() {
             if of_document.len() > reading.context {
                 bail!(
@@ -55,7 +55,7 @@ pub(super) fn scored(
                     reading.context
                 );
             }
-            reading.changes.of(Reads::Whole(&of_document)).with_context(place)?;
+            reading.changes.of(Reads::Whole(&[&of_document])).with_context(place)?;
         }
         ids.push(of_document);
     }
@@ -67,7 +67,7 @@ pub(super) fn scored(
         if group.size() == 1 && stop.is_asked() {
             return Ok(None);
         }
-        for part in parts(session, reading, &windows, &ids, batch)? {
+        for part in parts(opened, reading, &windows, &ids, batch)? {
             mine.extend(part.to_bytes());
         }
     }
@@ -91,7 +91,7 @@ pub(super) fn scored(
 }
 
 fn parts(
-    session: &Session,
+    opened: &Opened,
     reading: &Reading,
     windows: &[DocumentWindow],
     ids: &[Vec<u32>],
@@ -100,15 +100,15 @@ fn parts(
     let texts: Vec<&[u32]> =
         batch.iter().map(|&i| &ids[windows[i].document][windows[i].tokens.clone()]).collect();
     // All texts of a batch have the same changes.
-    let changes = reading.changes.of(Reads::Whole(texts[0]))?.list;
+    let changes = reading.changes.of(Reads::Whole(&texts[..1]))?.list;
     let hooks = (!changes.is_empty()).then_some(&changes as &dyn Hooks);
-    let surprises = surprises(&session.model, &texts, reading.summaries, hooks)?;
+    let surprises = surprises(&opened.model, &texts, reading.summaries, hooks)?;
     let mut parts = vec![];
     for (row, &window) in batch.iter().enumerate() {
         let part = WindowScores::new(&windows[window], row, &surprises)?;
         if !part.surprise.is_finite() {
-            let ids = session.model.ids(texts[row])?;
-            bail!("{}", finite::explain(&session.model, &ids, hooks));
+            let ids = opened.model.ids(texts[row])?;
+            bail!("{}", explain_not_finite(&opened.model, &ids, hooks, opened.spelling));
         }
         parts.push(part);
     }

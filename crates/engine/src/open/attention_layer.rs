@@ -6,7 +6,10 @@ use gpt2_model::{Config, HeadLayout, Implementation};
 
 /// q (B, H, T, D) and k, v (B, key heads, S, D) as views of one packed tensor (B, S, (H + 2·key heads)·D), q cut to the last
 /// T.
-pub(crate) fn views(packed: &Tensor, layout: HeadLayout, t: usize) -> Result<[Tensor; 3]> {
+///
+/// # Errors
+/// When the tensor is not of this layout.
+pub fn views(packed: &Tensor, layout: HeadLayout, t: usize) -> Result<[Tensor; 3]> {
     let (b, s, _) = packed.dims3()?;
     let HeadLayout { heads, key_heads, dim, .. } = layout;
     let by_head = packed.reshape((b, s, heads + 2 * key_heads, dim))?.transpose(1, 2)?; // (B, H + 2·key heads, S, D)
@@ -18,7 +21,8 @@ pub(crate) fn views(packed: &Tensor, layout: HeadLayout, t: usize) -> Result<[Te
 }
 
 /// The attention of a model's first layer, without dropout.
-pub(crate) fn attention(config: &Config) -> Sdpa {
+#[must_use]
+pub fn attention(config: &Config) -> Sdpa {
     Sdpa {
         scale: Some(config.attention_scale(0)),
         implementation: config.attn_implementation,
@@ -28,7 +32,10 @@ pub(crate) fn attention(config: &Config) -> Sdpa {
 
 /// The attention implementation that a model of this config runs for T queries at the end of S keys, some of which may
 /// be padding.
-pub(crate) fn implementation_of(
+///
+/// # Errors
+/// When the config asks for code that cannot run for them.
+pub fn implementation_of(
     config: &Config,
     (t, s, padding): (usize, usize, bool),
     dtype: DType,

@@ -1,8 +1,9 @@
 //! Texts one a line: plain, or in a field of JSON lines.
 
-use super::prompt::{open_text, read_limited};
-use crate::output::note;
-use crate::process::signals;
+use super::prompt::Content;
+use super::read::{open_text, read_limited};
+use crate::observer::Observer;
+use crate::spelling::Spelling;
 use anyhow::{Context, anyhow, bail};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -10,76 +11,93 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 /// The longest line or document in bytes.
-pub(crate) const LONGEST: u64 = 1 << 28;
+pub const LONGEST: u64 = 1 << 28;
 /// The name of standard input.
-pub(crate) const STDIN: &str = "-";
+pub const STDIN: &str = "-";
 /// The field that holds a text, unless another is named.
-pub(crate) const FIELD: &str = "text";
+pub const FIELD: &str = "text";
 
 /// Whether a file's name says that it holds JSON lines: .jsonl or .ndjson.
-pub(crate) fn is_json_lines(path: &Path) -> bool {
+#[must_use]
+pub fn is_json_lines(path: &Path) -> bool {
     path.extension()
         .is_some_and(|end| end.eq_ignore_ascii_case("jsonl") || end.eq_ignore_ascii_case("ndjson"))
 }
 
 /// Opens a file, or standard input for `-`.
-pub(crate) fn open(path: &Path) -> anyhow::Result<Box<dyn Read>> {
+///
+/// # Errors
+/// When the file cannot be opened.
+pub fn open<'a>(path: &Path, observer: &'a dyn Observer) -> anyhow::Result<Box<dyn Read + 'a>> {
     if path == Path::new(STDIN) {
-        return Ok(Box::new(OfAProgram(std::io::stdin())));
+        return Ok(Box::new(OfAProgram { output: std::io::stdin(), observer }));
     }
     let named = || format!("cannot read {}", path.display());
-    let file = open_text(path).with_context(named)?;
+    let file = open_text(path, observer).with_context(named)?;
     if file.metadata().with_context(named)?.is_file() {
         return Ok(Box::new(file));
     }
-    Ok(Box::new(OfAProgram(file)))
+    Ok(Box::new(OfAProgram { output: file, observer }))
 }
 
 /// The output of another program, which may never end.
-struct OfAProgram<R>(R);
+struct OfAProgram<'a, R> {
+    output: R,
+    observer: &'a dyn Observer,
+}
 
-impl<R: Read> Read for OfAProgram<R> {
+impl<R: Read> Read for OfAProgram<'_, R> {
     fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
-        signals::waiting(|| self.0.read(bytes))
+        let mut read = Ok(0);
+        self.observer.waiting(&mut || read = self.output.read(bytes));
+        read
     }
 }
 
 /// The texts of a file, read line by line.
-pub(crate) struct TextLines {
+pub struct TextLines<'a> {
     path: PathBuf,
-    reader: Box<dyn BufRead>,
+    reader: Box<dyn BufRead + 'a>,
+    observer: &'a dyn Observer,
+    spelling: Spelling,
     /// The field of JSON lines that holds a text; none for plain lines.
     field: Option<String>,
     /// The number of the last line, from 1.
     number: u64,
     /// The number of bytes read so far.
-    pub(crate) read: u64,
+    pub read: u64,
 }
 
-/// A line with its text.
-pub(crate) struct TextLine {
+/// A line with its text, or token ids in a field of JSON lines.
+pub struct TextLine {
     /// From 1.
-    pub(crate) number: u64,
-    pub(crate) content: Content,
+    pub number: u64,
+    /// Its text or ids.
+    pub content: Content,
     /// The other fields of a line of JSON.
-    pub(crate) input: Map<String, Value>,
+    pub input: Map<String, Value>,
 }
 
-/// The content of a line.
-pub(crate) enum Content {
-    Text(String),
-    /// Token ids, in a field of JSON lines.
-    Ids(Vec<u32>),
-}
-
-impl TextLines {
-    pub(crate) fn open(path: &Path, field: Option<String>) -> anyhow::Result<Self> {
-        let reader = Box::new(BufReader::new(open(path)?));
-        Ok(Self { path: path.to_path_buf(), reader, field, number: 0, read: 0 })
+impl<'a> TextLines<'a> {
+    /// Opens a file, or standard input for `-`.
+    ///
+    /// # Errors
+    /// When the file cannot be opened.
+    pub fn open(
+        path: &Path,
+        field: Option<String>,
+        spelling: Spelling,
+        observer: &'a dyn Observer,
+    ) -> anyhow::Result<Self> {
+        let reader = Box::new(BufReader::new(open(path, observer)?));
+        Ok(Self { path: path.to_path_buf(), reader, observer, spelling, field, number: 0, read: 0 })
     }
 
     /// The next line that holds more than white space, and its number; none at the end.
-    pub(crate) fn next_line(&mut self) -> anyhow::Result<Option<(u64, String)>> {
+    ///
+    /// # Errors
+    /// When it is too long, not UTF-8, or cannot be read.
+    pub fn next_line(&mut self) -> anyhow::Result<Option<(u64, String)>> {
         loop {
             self.number += 1;
             let (number, place) = (self.number, place(&self.path, Some(self.number)));
@@ -99,15 +117,19 @@ impl TextLines {
     }
 
     /// The next line that holds more than white space, with its content; none at the end.
-    pub(crate) fn next(&mut self) -> anyhow::Result<Option<TextLine>> {
+    ///
+    /// # Errors
+    /// As for [`TextLines::next_line`], and when a line of JSON has no text where one is expected.
+    pub fn next_text(&mut self) -> anyhow::Result<Option<TextLine>> {
         let Some((number, line)) = self.next_line()? else { return Ok(None) };
         let place = place(&self.path, Some(number));
         let (content, input) = if let Some(field) = &self.field {
-            content_of(&line, field, &place)?
+            content_of(&line, field, &place, self.spelling)?
         } else {
             if number == 1 && holds_fields(&line) {
-                note(&format!(
-                    "{place}: is an object of JSON, and read as plain text; --field text reads its field"
+                let field = self.spelling.given("field", FIELD);
+                self.observer.note(&format!(
+                    "{place}: is an object of JSON, and read as plain text; {field} reads its field"
                 ));
             }
             (Content::Text(line), Map::new())
@@ -117,12 +139,14 @@ impl TextLines {
 }
 
 /// Whether a line is an object of JSON.
-pub(crate) fn holds_fields(line: &str) -> bool {
+#[must_use]
+pub fn holds_fields(line: &str) -> bool {
     line.starts_with('{') && serde_json::from_str::<Map<String, Value>>(line).is_ok()
 }
 
 /// `FILE, line 3`, or `FILE` alone.
-pub(crate) fn place(file: &Path, line: Option<u64>) -> String {
+#[must_use]
+pub fn place(file: &Path, line: Option<u64>) -> String {
     let file = if file == Path::new(STDIN) { "standard input".into() } else { file.display().to_string() };
     match line {
         Some(line) => format!("{file}, line {line}"),
@@ -131,7 +155,10 @@ pub(crate) fn place(file: &Path, line: Option<u64>) -> String {
 }
 
 /// The value of a line of JSON. `place` and `expected` say in errors where it stands and what it should be.
-pub(crate) fn parse<T: DeserializeOwned>(line: &str, place: &str, expected: &str) -> anyhow::Result<T> {
+///
+/// # Errors
+/// When it is no such value.
+pub fn parse<T: DeserializeOwned>(line: &str, place: &str, expected: &str) -> anyhow::Result<T> {
     serde_json::from_str(line).map_err(|error| {
         // The parser sees one line, and calls it line 1.
         let text = error.to_string();
@@ -145,7 +172,12 @@ pub(crate) fn parse<T: DeserializeOwned>(line: &str, place: &str, expected: &str
 }
 
 /// The text or the ids in a field of a line of JSON, and the other fields.
-fn content_of(line: &str, field: &str, place: &str) -> anyhow::Result<(Content, Map<String, Value>)> {
+fn content_of(
+    line: &str,
+    field: &str,
+    place: &str,
+    spelling: Spelling,
+) -> anyhow::Result<(Content, Map<String, Value>)> {
     let name = Value::from(field).to_string();
     let expected = format!("{{{name}: \"..\"}}");
     let mut fields: Map<String, Value> = parse(line, place, &expected)?;
@@ -170,8 +202,9 @@ fn content_of(line: &str, field: &str, place: &str) -> anyhow::Result<(Content, 
         None => {
             let names: Vec<_> = fields.keys().map(|name| Value::from(name.as_str()).to_string()).collect();
             bail!(
-                "{place}: expected {expected}: the object has only {}; --field names the one that holds the text",
-                names.join(", ")
+                "{place}: expected {expected}: the object has only {}; {} names the one that holds the text",
+                names.join(", "),
+                spelling.option("field")
             )
         }
     }

@@ -9,17 +9,18 @@ const ROWS: usize = 64;
 
 /// A part of a document that the model reads at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct DocumentWindow {
+pub struct DocumentWindow {
     /// The document, by its place in the section.
-    pub(crate) document: usize,
+    pub document: usize,
     /// The part, in tokens.
-    pub(crate) tokens: Range<usize>,
+    pub tokens: Range<usize>,
     /// The number of tokens at its start that are context alone: an earlier window has predicted them.
-    pub(crate) context: usize,
+    pub context: usize,
 }
 
 /// The windows of documents with these numbers of tokens.
-pub(crate) fn windows(lengths: &[usize], context: usize, stride: usize) -> Vec<DocumentWindow> {
+#[must_use]
+pub fn windows(lengths: &[usize], context: usize, stride: usize) -> Vec<DocumentWindow> {
     let mut windows = vec![];
     for (document, &length) in lengths.iter().enumerate().filter(|(_, length)| **length > 0) {
         let (mut start, mut done) = (0, 0);
@@ -37,7 +38,7 @@ pub(crate) fn windows(lengths: &[usize], context: usize, stride: usize) -> Vec<D
 
 /// The windows of each batch, shortest first. They depend on nothing but the windows, and on which numbers of tokens may
 /// share a batch.
-pub(crate) fn batches(windows: &[DocumentWindow], alike: impl Fn(usize, usize) -> bool) -> Vec<Vec<usize>> {
+pub fn batches(windows: &[DocumentWindow], alike: impl Fn(usize, usize) -> bool) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..windows.len()).collect();
     order.sort_by_key(|&i| windows[i].tokens.len());
     let mut batches: Vec<Vec<usize>> = vec![];

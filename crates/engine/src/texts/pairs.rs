@@ -111,7 +111,7 @@ fn token(tokenizer: &Tokenizer, name: &str, text: &str, n: usize) -> anyhow::Res
 
 /// The ids of a text that the vocabulary spells as it is.
 fn encoded(tokenizer: &Tokenizer, name: &str, text: &str, n: usize) -> anyhow::Result<Vec<u32>> {
-    let found = crate::encode_within(tokenizer, text, name, n)?;
+    let found = super::encoded::encode_within(tokenizer, text, name, n)?;
     found.note.map_or(Ok(found.ids), |note| Err(anyhow!("{note}")))
 }
 

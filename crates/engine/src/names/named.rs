@@ -1,7 +1,7 @@
 //! A model, an adapter or a dictionary by the name that a user gives. What exists on disk is never looked up elsewhere.
 
-use crate::address::{OnHub, address};
-use crate::kind::{Kind, kind};
+use super::address::{OnHub, address};
+use super::kind::{Kind, kind};
 use anyhow::{Context, bail};
 use gpt2_loader::ModelId;
 use gpt2_loader::hub::MAIN;

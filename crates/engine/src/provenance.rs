@@ -1,11 +1,9 @@
 //! The provenance of an output: the same facts in the terminal's first line, in JSON and in every file.
 
-use crate::interventions::changes::{Changes, Sources};
-use crate::model::adapters::Used;
-use crate::model::device::rounds_to_tf32;
-use crate::model::session::Session;
-use crate::values::{count, without_folders};
-use candle_core::{DType, Device, DeviceLocation};
+use crate::interventions::{Applied, Sources};
+use crate::open::{Opened, UsedAdapter, attention_layer, device_name, rounds_to_tf32};
+use crate::words::{count, without_folders};
+use candle_core::DType;
 use candle_fused::BlockFormat;
 use gpt2_model::Implementation;
 use gpt2_model::hooks::Intervention;
@@ -14,12 +12,16 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+/// The facts that a result depends on: model, dtype, device, prompt, interventions, version.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct RunProvenance {
+pub struct RunProvenance {
     /// This program's version.
     gpt2: &'static str,
+    /// `Python`, if a Python program asked for the result.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<&'static str>,
     /// The folder as the user gave it, the name with its commit, or the built-in model's name.
-    pub(crate) model: String,
+    pub model: String,
     /// The folder's absolute path.
     #[serde(skip_serializing_if = "Option::is_none")]
     folder: Option<PathBuf>,
@@ -38,19 +40,19 @@ pub(crate) struct RunProvenance {
     quantized: Vec<&'static str>,
     /// The adapters on the model.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    adapters: Vec<Used>,
+    adapters: Vec<UsedAdapter>,
     /// The dtype of cached keys and values, if it was given.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) kv: Option<&'static str>,
+    pub kv: Option<&'static str>,
     device: String,
     /// The attention implementation that ran; `none` for results of the weights alone.
     implementation: &'static str,
     /// The prompt's tokens.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) ids: Vec<u32>,
+    pub ids: Vec<u32>,
     /// The tokens of the corrupted prompt, beside which `ids` are the clean one's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) corrupt_ids: Vec<u32>,
+    pub corrupt_ids: Vec<u32>,
     /// The number of layers of the model, and of heads in each.
     #[serde(skip)]
     size: (usize, usize),
@@ -68,29 +70,35 @@ pub(crate) struct RunProvenance {
 
 impl RunProvenance {
     /// The provenance of a run of the session's model over a prompt.
-    pub(crate) fn new(session: &Session, ids: &[u32]) -> anyhow::Result<Self> {
-        Ok(Self { ids: ids.to_vec(), ..Self::of_tokens(session, ids.len())? })
+    ///
+    /// # Errors
+    /// When no attention can run for it.
+    pub fn new(opened: &Opened, ids: &[u32]) -> anyhow::Result<Self> {
+        Ok(Self { ids: ids.to_vec(), ..Self::of_tokens(opened, ids.len())? })
     }
 
     /// The provenance of runs of the session's model over `t` tokens each.
-    pub(crate) fn of_tokens(session: &Session, t: usize) -> anyhow::Result<Self> {
-        let config = session.model.config();
-        let dtype = session.model.dtype();
+    ///
+    /// # Errors
+    /// When no attention can run for them.
+    pub fn of_tokens(opened: &Opened, t: usize) -> anyhow::Result<Self> {
+        let config = opened.model.config();
+        let dtype = opened.model.dtype();
         let implementation =
-            crate::model::attention_layer::implementation_of(config, (t, t, false), dtype, &session.device)?
-                .as_str();
+            attention_layer::implementation_of(config, (t, t, false), dtype, &opened.device)?.as_str();
         Ok(Self {
             gpt2: env!("CARGO_PKG_VERSION"),
-            model: session.name.clone(),
-            folder: std::path::absolute(&session.name).ok().filter(|dir| dir.is_dir()),
-            commit: session.files.commit.clone(),
-            weights: session.files.verified.clone(),
+            from: None,
+            model: opened.name.clone(),
+            folder: std::path::absolute(&opened.name).ok().filter(|dir| dir.is_dir()),
+            commit: opened.commit().map(str::to_owned),
+            weights: opened.files.as_ref().map(|files| files.verified.clone()).unwrap_or_default(),
             dtype: DType::as_str(&dtype),
-            tf32: rounds_to_tf32(&session.device),
-            quantized: session.formats.iter().copied().map(BlockFormat::as_str).collect(),
-            adapters: session.adapters.clone(),
+            tf32: rounds_to_tf32(&opened.device),
+            quantized: opened.formats.iter().copied().map(BlockFormat::as_str).collect(),
+            adapters: opened.adapters.clone(),
             kv: None,
-            device: device_name(&session.device),
+            device: device_name(&opened.device),
             implementation,
             ids: vec![],
             corrupt_ids: vec![],
@@ -103,31 +111,49 @@ impl RunProvenance {
     }
 
     /// The provenance of results that need only the weights, on the CPU.
-    pub(crate) fn of_weights(session: &Session) -> anyhow::Result<Self> {
-        Ok(Self { device: "cpu".to_owned(), implementation: "none", ..Self::of_tokens(session, 1)? })
+    ///
+    /// # Errors
+    /// As for [`RunProvenance::of_tokens`].
+    pub fn of_weights(opened: &Opened) -> anyhow::Result<Self> {
+        Ok(Self { device: "cpu".to_owned(), implementation: "none", ..Self::of_tokens(opened, 1)? })
+    }
+
+    /// This provenance of a result that a Python program asked for.
+    #[must_use]
+    pub fn from_python(self) -> Self {
+        Self { from: Some("Python"), ..self }
+    }
+
+    /// This provenance under interventions that are known as words.
+    #[must_use]
+    pub fn with_texts(self, interventions: &[String]) -> Self {
+        Self { interventions: interventions.to_vec(), ..self }
     }
 
     /// This provenance for the given layers and heads only.
-    pub(crate) fn of(self, layers: &[usize], heads: &[usize]) -> Self {
+    #[must_use]
+    pub fn of(self, layers: &[usize], heads: &[usize]) -> Self {
         Self { layers: Some(layers.to_vec()), heads: Some(heads.to_vec()), ..self }
     }
 
     /// This provenance under the given interventions.
-    pub(crate) fn under(self, changes: &Changes) -> Self {
+    #[must_use]
+    pub fn under(self, applied: &Applied) -> Self {
         // On Metal, plain operations handle knocked-out keys.
-        let hides = changes.list.iter().any(|one| matches!(one, Intervention::KnockOut(..)));
+        let hides = applied.list.iter().any(|one| matches!(one, Intervention::KnockOut(..)));
         let implementation = if hides && self.device.starts_with("metal") {
             Implementation::Eager.as_str()
         } else {
             self.implementation
         };
-        let interventions = changes.texts.clone();
-        let intervention_sources = changes.sources.clone();
+        let interventions = applied.texts.clone();
+        let intervention_sources = applied.sources.clone();
         Self { implementation, interventions, intervention_sources, ..self }
     }
 
     /// One line: dtype, device, attention and interventions.
-    pub(crate) fn caption(&self) -> String {
+    #[must_use]
+    pub fn caption(&self) -> String {
         let Self { dtype, tf32, device, implementation, interventions, quantized, adapters, kv, .. } = self;
         let tf32 = if *tf32 { " with products in tf32" } else { "" };
         let weights = if quantized.is_empty() {
@@ -136,8 +162,10 @@ impl RunProvenance {
             format!(", weights in {}", quantized.join(", "))
         };
         let kv = kv.map(|kv| format!(", cache in {kv}")).unwrap_or_default();
-        let adapters: Vec<_> =
-            adapters.iter().map(|Used { name, weight, .. }| format!(", adapter {name} x {weight}")).collect();
+        let adapters: Vec<_> = adapters
+            .iter()
+            .map(|UsedAdapter { name, weight, .. }| format!(", adapter {name} x {weight}"))
+            .collect();
         let adapters = adapters.concat();
         let what = match *implementation {
             "none" => "weights alone".to_owned(),
@@ -149,7 +177,8 @@ impl RunProvenance {
 
     /// The line above results in a terminal: the model, the number of tokens, the caption; of chosen layers and heads, also
     /// how many the model has and which are shown.
-    pub(crate) fn first_line(&self) -> String {
+    #[must_use]
+    pub fn first_line(&self) -> String {
         let tokens = count(self.ids.len(), "token");
         let chosen = match (&self.layers, &self.heads) {
             (Some(layers), Some(heads)) => {
@@ -172,23 +201,31 @@ impl RunProvenance {
     }
 
     /// The line of a result that is about more than one prompt: the model and the caption.
-    pub(crate) fn model_line(&self) -> String {
+    #[must_use]
+    pub fn model_line(&self) -> String {
         visible_text(&format!("{}: {}", self.model, self.caption()))
     }
 
     /// The form for the files that `gpt2-view` writes.
-    pub(crate) fn for_files(&self) -> anyhow::Result<gpt2_view::Provenance> {
+    ///
+    /// # Errors
+    /// When it cannot be written as JSON.
+    pub fn for_files(&self) -> anyhow::Result<gpt2_view::Provenance> {
         let shared = self.shared();
         Ok(gpt2_view::Provenance { caption: shared.caption(), facts: serde_json::to_value(shared)? })
     }
 
     /// The metadata of a safetensors file.
-    pub(crate) fn metadata(&self) -> anyhow::Result<Vec<(&'static str, String)>> {
+    ///
+    /// # Errors
+    /// When it cannot be written as JSON.
+    pub fn metadata(&self) -> anyhow::Result<Vec<(&'static str, String)>> {
         Ok(vec![("gpt2", self.gpt2.to_owned()), ("provenance", serde_json::to_string(&self.shared())?)])
     }
 
     /// These facts for a file that others will see: without the folders of this machine.
-    pub(crate) fn shared(&self) -> Self {
+    #[must_use]
+    pub fn shared(&self) -> Self {
         let mut shared = Self { model: without_folders(&self.model), folder: None, ..self.clone() };
         for adapter in &mut shared.adapters {
             adapter.name = without_folders(&adapter.name);
@@ -197,7 +234,7 @@ impl RunProvenance {
             *text = paths_without_folders(text);
         }
         if let Some(means) = &mut shared.intervention_sources.mean_of {
-            means.file = means.file.file_name().map(PathBuf::from).unwrap_or_default();
+            means.file = means.file.as_ref().and_then(|path| Some(PathBuf::from(path.file_name()?)));
         }
         shared
     }
@@ -220,13 +257,4 @@ fn listed(indices: &[usize]) -> String {
         run => run.iter().map(usize::to_string).collect(),
     });
     runs.collect::<Vec<_>>().join(",")
-}
-
-/// `cpu`, `cuda:0` or `metal:0`, as `--device` takes it.
-pub(crate) fn device_name(device: &Device) -> String {
-    match device.location() {
-        DeviceLocation::Cpu => "cpu".to_owned(),
-        DeviceLocation::Cuda { gpu_id } => format!("cuda:{gpu_id}"),
-        DeviceLocation::Metal { gpu_id } => format!("metal:{gpu_id}"),
-    }
 }

@@ -1,6 +1,6 @@
 //! Tasks that papers on circuits use, as pairs of texts in a model's own vocabulary.
 
-use crate::pairs::spelled;
+use super::pairs::spelled;
 use anyhow::bail;
 use gpt2_loader::Tokenizer;
 use rand::Rng;
@@ -48,7 +48,7 @@ pub enum TaskAnswer {
     Id(u32),
 }
 
-/// A pair of a task: as JSON, a line that [`pair`](crate::pair) reads.
+/// A pair of a task: as JSON, a line that [`pair`](super::pair) reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TaskPair {
     /// The text that the model should get right.
@@ -293,8 +293,8 @@ impl Words<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::pair;
     use super::*;
-    use crate::pair;
     use gpt2_model::Config;
     use gpt2_model::analysis::Metric;
 

@@ -2,27 +2,28 @@
 
 use super::args::FeaturesArgs;
 use super::report::{DictionarySummary, Promoted};
-use crate::model::session::{Label, Session};
 use crate::output::note;
+use crate::output::terminal::TERMINAL;
 use anyhow::bail;
 use candle_core::Tensor;
 use gpt2_circuits::Circuits;
 use gpt2_circuits::features::Features;
+use gpt2_engine::{Label, Opened};
 
 /// Opens the dictionary at its hook points in the model.
-pub(super) fn opened(session: &Session, source: &str) -> anyhow::Result<(DictionarySummary, Features)> {
-    let opened = session.dictionary(source)?;
-    let checkpoint = &opened.found.checkpoint;
+pub(super) fn open(opened: &Opened, source: &str) -> anyhow::Result<(DictionarySummary, Features)> {
+    let found = opened.dictionary(source, &TERMINAL)?;
+    let checkpoint = &found.found.checkpoint;
     let config = checkpoint.config();
     config.remarks.iter().for_each(|remark| note(remark));
-    let features = opened.features(session.model.config())?;
+    let features = found.features(opened.model.config())?;
     let about = DictionarySummary {
         name: checkpoint.name().to_string(),
         origin: checkpoint.origin().cloned(),
         architecture: config.architecture.to_string(),
         hook: config.hook.to_string(),
         hook_out: (config.hook_out != config.hook).then(|| config.hook_out.to_string()),
-        features: opened.dictionary.features(),
+        features: found.dictionary.features(),
     };
     Ok((about, features))
 }
@@ -30,7 +31,7 @@ pub(super) fn opened(session: &Session, source: &str) -> anyhow::Result<(Diction
 /// The tokens that each of `--feature` makes likelier and less likely; none where its direction is not in the stream.
 pub(super) fn promoted(
     args: &FeaturesArgs,
-    session: &Session,
+    opened: &Opened,
     features: &Features,
 ) -> anyhow::Result<Vec<Option<Promoted>>> {
     let count = features.dictionary().features();
@@ -40,13 +41,13 @@ pub(super) fn promoted(
     if args.feature.is_empty() {
         return Ok(vec![]);
     }
-    let circuits = Circuits::new(&session.model)?;
+    let circuits = Circuits::new(&opened.model)?;
     let tokens = |direction: &Tensor| -> candle_core::Result<Vec<(Label, f64)>> {
         let found = circuits.tokens_of(direction, false, args.top_k.into())?;
-        Ok(found.into_iter().map(|(id, logit)| (session.label(id), logit)).collect())
+        Ok(found.into_iter().map(|(id, logit)| (opened.label(id), logit)).collect())
     };
     let of = |&feature: &u32| -> anyhow::Result<Option<Promoted>> {
-        let Some(direction) = features.direction(&session.model, feature)? else { return Ok(None) };
+        let Some(direction) = features.direction(&opened.model, feature)? else { return Ok(None) };
         let negative = tokens(&direction.neg()?)?.into_iter().map(|(label, logit)| (label, -logit)).collect();
         Ok(Some(Promoted { likelier: tokens(&direction)?, less_likely: negative }))
     };

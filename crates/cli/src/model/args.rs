@@ -1,0 +1,166 @@
+//! The options of every command that opens a model.
+
+use super::hub::{self, HubArgs};
+use crate::output::note;
+use crate::output::read_files::ReadFiles;
+use crate::output::terminal::TERMINAL;
+use crate::output::written_files::Outputs;
+use crate::values::one_of;
+use candle_core::{DType, Device, Tensor};
+use candle_fused::{BlockFormat, Implementation};
+use gpt2_engine::open::{AdapterChoice, DTYPES, FORMATS, IMPLEMENTATIONS, check_finite};
+use gpt2_engine::{DeviceChoice, ModelOptions, Opened, Spelling};
+use gpt2_loader::Files;
+use gpt2_model::hooks::Hooks;
+
+/// The help of every option that names a model.
+pub(crate) const MODEL: &str = "A folder, a GGUF file, a model on the Hugging Face Hub, or demo, which is built in. Names on the Hub: \
+     gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2, owner/name, owner/name/FILE.gguf [default: demo]";
+
+/// The most CPU threads: more than any machine has, and few enough to start at once.
+pub(crate) const MOST_THREADS: u16 = 1024;
+
+/// `--threads`, which is read before the command: see `restart`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ThreadsArg {
+    /// CPU threads, at most 1024 [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MOST_THREADS)))]
+    pub(crate) threads: Option<u16>,
+}
+
+/// Where a command runs, and with which seed.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Model and device")]
+pub(crate) struct RunArgs {
+    /// Where to run: auto, cpu, cuda[:N] or metal[:N]. Only auto falls back to another device
+    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    pub(crate) device: DeviceChoice,
+    /// On CUDA, round the inputs of f32 products to TF32's 10 bits. This is faster and less exact
+    #[arg(long)]
+    pub(crate) tf32: bool,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
+    /// Seed for everything random. The same seed gives the same result
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+impl RunArgs {
+    /// Opens the device.
+    pub(crate) fn open(&self) -> anyhow::Result<Device> {
+        self.device.open(self.tf32, Spelling::Flags, &TERMINAL)
+    }
+}
+
+/// Adapters to put on the model.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Model and device")]
+pub(crate) struct AdapterArgs {
+    /// Put a LoRA adapter on the model, times WEIGHT: a folder, or owner/name on the Hub, in PEFT's format
+    /// (repeatable)
+    #[arg(long = "adapter", value_name = "DIR|NAME[=WEIGHT]")]
+    pub(crate) list: Vec<AdapterChoice>,
+}
+
+/// Options of every command that runs a model.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Model and device")]
+pub(crate) struct ModelArgs {
+    #[arg(short, long, value_name = "DIR|FILE|NAME", help = MODEL)]
+    pub(crate) model: Option<String>,
+    /// Precision of the activations. With f32 on the CPU, weights stay as they are in the file: f16, bf16 or
+    /// quantized. Otherwise they are converted. Scores and softmax are f32 at least
+    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = one_of(DTYPES))]
+    pub(crate) dtype: DType,
+    /// Quantize the weights as they load, to 8.5 or 4.5 bits each. This takes less memory, decodes faster and is less
+    /// exact. It needs the CPU and --dtype f32
+    #[arg(long, value_name = "FORMAT", value_parser = one_of(FORMATS))]
+    pub(crate) quantize: Option<BlockFormat>,
+    /// What computes attention and, on GPUs, the layers around it. fused is one kernel without a (T, T) tensor. eager
+    /// is plain Candle operations. auto is fused on the CPU, and eager on GPUs, where no fused kernel has run yet
+    #[arg(long = "impl", value_name = "IMPL", default_value = "auto", value_parser = one_of(IMPLEMENTATIONS))]
+    pub(crate) implementation: Implementation,
+    #[command(flatten)]
+    pub(crate) adapters: AdapterArgs,
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
+}
+
+impl ModelArgs {
+    /// The engine's options.
+    pub(crate) fn options(&self) -> ModelOptions {
+        ModelOptions {
+            dtype: self.dtype,
+            quantize: self.quantize,
+            implementation: self.implementation,
+            adapters: self.adapters.list.clone(),
+            ..named(self.model.as_deref(), &self.hub)
+        }
+    }
+
+    /// Opens the model, after checking that `outputs` do no harm to it, the Hub's cache and `inputs`.
+    pub(crate) fn open_for(&self, mut inputs: ReadFiles, outputs: &Outputs) -> anyhow::Result<Opened> {
+        hub::inputs(&self.hub, &mut inputs);
+        // Check twice, so that whatever can be refused before the model is fetched is refused at once.
+        outputs.check(&inputs)?;
+        let device = self.run.open()?;
+        note_default(self.model.as_deref());
+        let options = self.options();
+        let found = options.find(&TERMINAL)?;
+        inputs.model(&found.files)?;
+        found.adapters.iter().for_each(|adapter| inputs.adapter(&adapter.files));
+        outputs.check(&inputs)?;
+        let opened = options.load(found, device, &TERMINAL)?;
+        if opened.model.config().add_cross_attention {
+            note(
+                "the model has cross-attention, but no command gives it an encoder: cross-attention is skipped",
+            );
+        }
+        Ok(opened)
+    }
+}
+
+/// The options for a model by its name alone.
+pub(crate) fn named(model: Option<&str>, hub: &HubArgs) -> ModelOptions {
+    ModelOptions { model: model.map(str::to_owned), hub: hub.options(), ..ModelOptions::default() }
+}
+
+/// The files of a folder, of a model on the Hub, or of the demo model; prints a line that says which.
+pub(crate) fn files(model: Option<&str>, hub: &HubArgs) -> anyhow::Result<Files> {
+    note_default(model);
+    named(model, hub).files(&TERMINAL)
+}
+
+/// Says which model runs where none was named.
+pub(crate) fn note_default(model: Option<&str>) {
+    if model.is_none() {
+        note("model: tiny-shakespeare, the built-in demo; for GPT-2 small, give --model gpt2");
+    }
+}
+
+/// Whether to show numbers that are not finite.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Model and device")]
+pub(crate) struct FiniteArgs {
+    /// Show and export NaN and infinity instead of stopping at them, to look at broken models
+    #[arg(long)]
+    pub(crate) allow_nonfinite: bool,
+}
+
+impl FiniteArgs {
+    /// For commands whose results must be finite.
+    pub(crate) const STRICT: Self = Self { allow_nonfinite: false };
+
+    /// Refuses `results` of a run over `ids` (B, T) if any number is not finite, unless the user allows it.
+    pub(crate) fn check<'a>(
+        &self,
+        opened: &Opened,
+        ids: &Tensor,
+        hooks: Option<&dyn Hooks>,
+        results: impl IntoIterator<Item = &'a Tensor>,
+    ) -> anyhow::Result<()> {
+        if self.allow_nonfinite { Ok(()) } else { check_finite(opened, ids, hooks, results) }
+    }
+}

@@ -1,0 +1,60 @@
+//! The terminal as the observer of long work: notes on stderr, a bar for what is counted.
+
+use super::note;
+use super::progress::{bar, downloads};
+use crate::process::signals;
+use gpt2_engine::Observer;
+use gpt2_loader::hub::Progress;
+use indicatif::ProgressBar;
+use std::sync::{Mutex, PoisonError};
+
+/// Hears for the person at the terminal.
+#[derive(Debug, Default)]
+pub(crate) struct Terminal {
+    /// What is counted, and the bar that shows it.
+    shown: Mutex<Option<(String, ProgressBar)>>,
+}
+
+/// The one observer of a command.
+pub(crate) static TERMINAL: Terminal = Terminal { shown: Mutex::new(None) };
+
+impl Observer for Terminal {
+    fn note(&self, text: &str) {
+        match &*self.shown.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some((_, bar)) => bar.suspend(|| note(text)),
+            None => note(text),
+        }
+    }
+
+    fn step(&self, steps: &str, done: u64, all: Option<u64>) -> candle_core::Result<()> {
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, bar)) = shown.take_if(|(name, _)| name != steps) {
+            bar.finish_and_clear();
+        }
+        let (_, bar) = shown.get_or_insert_with(|| (steps.to_owned(), bar(all, &template(steps, all))));
+        bar.set_length(all.unwrap_or_default());
+        bar.set_position(done);
+        if all == Some(done) {
+            bar.finish_and_clear();
+            *shown = None;
+        }
+        Ok(())
+    }
+
+    fn waiting(&self, wait: &mut dyn FnMut()) {
+        signals::waiting(wait);
+    }
+
+    fn downloads(&self) -> Option<Progress> {
+        (!super::is_quiet()).then(downloads)
+    }
+}
+
+fn template(steps: &str, all: Option<u64>) -> String {
+    match (steps, all) {
+        ("bytes", Some(_)) => "{bar:30} {bytes} of {total_bytes}, {eta} left".to_owned(),
+        ("bytes", None) => "{bytes} read, {elapsed}".to_owned(),
+        (_, Some(_)) => format!("{{bar:30}} {{pos}}/{{len}} {steps}, {{eta}} left"),
+        (_, None) => format!("{{pos}} {steps}, {{elapsed}}"),
+    }
+}

@@ -1,0 +1,19 @@
+//! Changes inside a model while it runs: as data, checked, and ready to apply. Words on a command line and Python's values become the
+//! same options.
+
+mod checks;
+mod circuit;
+mod features;
+mod means;
+mod on_heads;
+mod options;
+mod prepared;
+mod vector;
+
+pub use checks::Reads;
+pub use circuit::LoadedCircuit;
+pub use on_heads::OnHeads;
+pub use options::{
+    At, CircuitChoice, DictionaryChoice, FeatureOption, InterventionOptions, MeanTexts, Steer, VectorSource,
+};
+pub use prepared::{Applied, MeanSource, Prepared, Sources};

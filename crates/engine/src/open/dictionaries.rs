@@ -1,0 +1,96 @@
+//! Dictionaries of features, found and read.
+
+use crate::hub::HubOptions;
+use crate::names::NamedDictionary;
+use crate::observer::Observer;
+use anyhow::Context;
+use gpt2_circuits::features::Features;
+use gpt2_loader::DictionaryCheckpoint;
+use gpt2_model::Config;
+use gpt2_model::dictionary::Dictionary;
+use gpt2_model::hooks::FeatureSite;
+use std::hash::{Hash, Hasher};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The files of a dictionary, checked.
+#[derive(Debug)]
+pub struct DictionaryFiles {
+    /// Its config and tensors.
+    pub checkpoint: DictionaryCheckpoint,
+    folder: Option<PathBuf>,
+}
+
+/// A dictionary that is ready to use.
+#[derive(Debug)]
+pub struct OpenedDictionary {
+    /// The layers.
+    pub dictionary: Arc<Dictionary>,
+    /// Its files.
+    pub found: DictionaryFiles,
+}
+
+impl HubOptions {
+    /// A dictionary in a folder, if one of that name exists, otherwise on the Hub.
+    ///
+    /// # Errors
+    /// When there is none, or it is damaged.
+    pub fn find_dictionary(&self, source: &str, observer: &dyn Observer) -> anyhow::Result<DictionaryFiles> {
+        match NamedDictionary::find(source)? {
+            NamedDictionary::Folder(folder) => {
+                Ok(DictionaryFiles { checkpoint: DictionaryCheckpoint::open(&folder)?, folder: Some(folder) })
+            }
+            NamedDictionary::Hub(id, revision, inside) => {
+                let found = self.connect(observer)?.open_dictionary(&id, &revision, &inside);
+                let checkpoint = found.with_context(|| {
+                    format!("there is no folder {source}, so it was taken for a dictionary on the Hub")
+                })?;
+                Ok(DictionaryFiles { checkpoint, folder: None })
+            }
+        }
+    }
+}
+
+impl DictionaryFiles {
+    /// Reads the tensors.
+    ///
+    /// # Errors
+    /// When they do not fit the config, or cannot be read.
+    pub fn load(self, observer: &dyn Observer) -> anyhow::Result<OpenedDictionary> {
+        if self.checkpoint.origin().is_some() {
+            observer.note(&format!("dictionary: {}", self.checkpoint.name()));
+        }
+        Ok(OpenedDictionary { dictionary: Arc::new(self.checkpoint.load()?), found: self })
+    }
+}
+
+impl OpenedDictionary {
+    /// The dictionary at the hook points that it reads and writes in a model of this config.
+    ///
+    /// # Errors
+    /// When the model has no such points, or their widths differ.
+    pub fn features(&self, config: &Config) -> anyhow::Result<Features> {
+        let checkpoint = &self.found.checkpoint;
+        let hook = checkpoint.config().hook;
+        let hook_out = checkpoint.config().hook_out;
+        Features::new(&self.dictionary, hook, hook_out, config).with_context(|| checkpoint.name().to_string())
+    }
+
+    /// Where changes of its features act.
+    pub(crate) fn site(&self) -> FeatureSite {
+        let config = self.found.checkpoint.config();
+        FeatureSite::new(Arc::clone(&self.dictionary), config.hook, config.hook_out)
+    }
+
+    /// Hashes what is in its files, or where on the Hub they are.
+    ///
+    /// # Errors
+    /// When a file cannot be read.
+    pub fn hash(&self, hasher: &mut impl Hasher) -> anyhow::Result<()> {
+        self.found.checkpoint.name().hash(hasher);
+        for path in self.found.folder.iter().flat_map(|folder| DictionaryCheckpoint::paths_in(folder)) {
+            std::fs::read(&path).with_context(|| path.display().to_string())?.hash(hasher);
+        }
+        Ok(())
+    }
+}
