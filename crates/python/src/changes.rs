@@ -3,11 +3,16 @@
 use crate::array::Array;
 use crate::error::Failed;
 use anyhow::{Context, anyhow};
-use gpt2_engine::interventions::{At, InterventionOptions, MeanTexts, OnHeads, Reads, Steer, VectorSource};
+use gpt2_circuits::discovery::Edge;
+use gpt2_engine::interventions::{
+    At, CircuitChoice, DictionaryChoice, FeatureOption, InterventionOptions, MeanTexts, OnHeads, Reads,
+    Steer, VectorSource,
+};
 use gpt2_engine::texts::Content;
 use gpt2_engine::{Opened, Silent};
-use gpt2_model::hooks::{Intervention, Interventions, Place};
+use gpt2_model::hooks::{Activity, Intervention, Interventions, Place};
 use pyo3::prelude::*;
+use std::path::PathBuf;
 
 /// Interventions as text, with what they need from other texts.
 #[derive(Debug, Default, FromPyObject)]
@@ -25,6 +30,14 @@ pub(crate) struct InterventionTexts {
     mean_of: Option<Vec<Vec<u32>>>,
     /// A layer, perhaps with a position, and a vector: `5@3`.
     add: Vec<(String, Py<Array>)>,
+    /// The file of a circuit.
+    circuit: Option<PathBuf>,
+    /// The edges of a circuit, as `from->to`.
+    edges: Option<Vec<String>>,
+    /// A dictionary by its name.
+    dictionary: Option<String>,
+    /// A feature, perhaps with a position, `ablate`, `scale` or `set`, and a number.
+    features: Vec<(String, String, f64)>,
 }
 
 impl InterventionTexts {
@@ -63,9 +76,38 @@ impl InterventionTexts {
             from_prompt: self.from_prompt.clone().map(Content::Ids),
             mean_of: self.mean_of.as_ref().map(means),
             add: add.collect::<anyhow::Result<_>>()?,
-            ..InterventionOptions::default()
+            circuit: self.circuit()?,
+            dictionary: self.dictionary.clone().map(DictionaryChoice::Named),
+            features: self.features.iter().map(feature).collect::<anyhow::Result<_>>()?,
         })
     }
+}
+
+impl InterventionTexts {
+    fn circuit(&self) -> anyhow::Result<Option<CircuitChoice>> {
+        let edge =
+            |text: &String| text.parse::<Edge>().map_err(|error| anyhow!("circuit: {text:?}: {error}"));
+        match (&self.circuit, &self.edges) {
+            (Some(path), _) => Ok(Some(CircuitChoice::File(path.clone()))),
+            (None, Some(edges)) => {
+                Ok(Some(CircuitChoice::Edges(edges.iter().map(edge).collect::<anyhow::Result<_>>()?)))
+            }
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+/// A change of a feature.
+fn feature((at, kind, number): &(String, String, f64)) -> anyhow::Result<FeatureOption> {
+    let place = at.parse().map_err(|_| {
+        anyhow!("{kind}_feature: {at:?}: expected a feature, or a feature and a position, such as 12 or 12@3")
+    })?;
+    let to = match kind.as_str() {
+        "ablate" => Activity::Times(0.0),
+        "scale" => Activity::Times(*number),
+        _ => Activity::Set(*number),
+    };
+    Ok(FeatureOption { at: place, to })
 }
 
 /// The options on heads.

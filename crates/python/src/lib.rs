@@ -15,6 +15,7 @@ mod model;
 mod observer;
 mod pattern;
 mod run;
+mod study;
 mod train;
 mod views;
 
@@ -38,6 +39,8 @@ mod _native {
 
     #[pymodule_export]
     use crate::pattern::LazyPattern;
+    #[pymodule_export]
+    use crate::study::studies;
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -3,12 +3,30 @@
 use crate::output::written_files::Outputs;
 use anyhow::bail;
 use candle_core::Tensor;
-use gpt2_engine::RunProvenance;
+use gpt2_engine::studies::{PointName, Points};
 use gpt2_engine::texts::Prompt;
 use gpt2_engine::words::without_folders;
+use gpt2_engine::{Opened, RunProvenance};
 use gpt2_files::{TensorSpool, atomic};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+
+#[derive(Debug, clap::Args)]
+// A group, because clap forgets a required argument that conflicts with a given one.
+#[command(group = clap::ArgGroup::new("exported").arg("export"))]
+pub(crate) struct PointArgs {
+    /// Add a hook's value to what --export holds: blocks.1.attn.hook_z, or blocks.* for every layer (all names: gpt2
+    /// inspect --points)
+    #[arg(long, value_name = "POINT", value_delimiter = ',', requires = "exported")]
+    pub(crate) export_point: Vec<PointName>,
+}
+
+impl PointArgs {
+    /// The points in this model, once each.
+    pub(crate) fn of(&self, opened: &Opened) -> anyhow::Result<Points> {
+        Points::new("--export-point", &self.export_point, opened.model.config().n_layer)
+    }
+}
 
 pub(crate) struct ExportFile {
     path: PathBuf,

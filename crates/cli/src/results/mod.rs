@@ -1,6 +1,5 @@
 //! Results of commands and their provenance: exports, pictures, and pages for a browser.
 
-pub(crate) mod export_points;
 pub(crate) mod exports;
 pub(crate) mod live_page;
 pub(crate) mod picture;

@@ -4,8 +4,11 @@ use crate::interventions::args::InterventionArgs;
 use crate::model::args::FiniteArgs;
 use crate::model::args::ModelArgs;
 use crate::output::read_files::ReadFiles;
+use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use gpt2_engine::Opened;
+use gpt2_engine::interventions::Prepared;
+use gpt2_engine::studies::Run;
 
 /// Options of every command that looks into a model while it runs.
 #[derive(Debug, clap::Args)]
@@ -26,5 +29,15 @@ impl StudyArgs {
     pub(crate) fn open_for(&self, mut inputs: ReadFiles, outputs: &Outputs) -> anyhow::Result<Opened> {
         self.interventions.inputs(&mut inputs);
         self.model.open_for(inputs, outputs)
+    }
+
+    /// What the engine's studies run on.
+    pub(crate) fn run<'a>(&self, interventions: &'a Prepared<'a>, wants_tensors: bool) -> Run<'a> {
+        Run {
+            seed: self.model.run.seed,
+            allow_nonfinite: self.finite.allow_nonfinite,
+            wants_tensors,
+            ..Run::new(interventions, &TERMINAL)
+        }
     }
 }

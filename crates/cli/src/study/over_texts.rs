@@ -16,7 +16,8 @@ use gpt2_engine::RunProvenance;
 use gpt2_engine::Spelling;
 use gpt2_engine::interventions::Reads;
 use gpt2_engine::interventions::{Applied, Prepared};
-use gpt2_engine::texts::Prompt;
+use gpt2_engine::studies::{Outcome, Study};
+use gpt2_engine::texts::{Content, Prompt};
 use gpt2_engine::texts::{FIELD, STDIN, TextLine, TextLines, is_json_lines, place};
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -116,6 +117,26 @@ pub(crate) struct Numbered<'a, R> {
 }
 
 impl Job<'_> {
+    /// Runs a study on the prompt `text`, or on every text; draws and prints the reports, and writes the export. `of` makes the study
+    /// of a text.
+    pub(crate) fn study<S: Study>(
+        self,
+        text: Option<String>,
+        of: impl Fn(Content) -> S,
+        draw: impl Fn(&Outcome<S::Report>) -> anyhow::Result<Option<Drawn>>,
+        print: impl Fn(&S::Report) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let interventions = Prepared::new(self.study.interventions.options(), self.opened, &TERMINAL)?;
+        let run = self.study.run(&interventions, self.export.is_some());
+        run.check_interventions::<S>()?;
+        let each = |prompt: &Prompt, _: &Applied| {
+            let outcome = of(Content::Ids(prompt.ids.clone())).run(&run)?;
+            let picture = draw(&outcome)?;
+            Ok(Ran { picture, ..Ran::new(outcome.report, outcome.tensors) })
+        };
+        self.run(text, each, print)
+    }
+
     /// Runs `each` on the prompt `text`, or on every text; prints the results and writes the export.
     pub(crate) fn run<R: Serialize>(
         self,

@@ -156,6 +156,29 @@ impl InterventionOptions {
         lists.iter().all(|given| *given == 0)
     }
 
+    /// The options that were given, by their names.
+    #[must_use]
+    pub fn given(&self) -> Vec<&'static str> {
+        let mut given: Vec<&'static str> = self.heads.iter().map(OnHeads::option).collect();
+        let others = [
+            ("block", !self.block.is_empty()),
+            ("patch", !self.patch.is_empty()),
+            ("from-prompt", self.from_prompt.is_some()),
+            ("mean-of", self.mean_of.is_some()),
+            ("add", !self.add.is_empty()),
+            ("circuit", self.circuit.is_some()),
+            ("dictionary", self.dictionary.is_some()),
+        ];
+        given.extend(others.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| *name));
+        let features = self.features.iter().map(|feature| match feature.to {
+            Activity::Times(0.0) => "ablate-feature",
+            Activity::Times(_) => "scale-feature",
+            Activity::Set(_) => "set-feature",
+        });
+        given.extend(features);
+        given
+    }
+
     /// Whether they name positions of a text, or take means over it.
     #[must_use]
     pub fn need_whole_texts(&self) -> bool {

@@ -253,6 +253,18 @@ impl<'a> Prepared<'a> {
         Ok(Self { options, opened, plain, descriptions: all.descriptions, from_prompt, means })
     }
 
+    /// The model that they change.
+    #[must_use]
+    pub fn opened(&self) -> &'a Opened {
+        self.opened
+    }
+
+    /// The options that they were built from.
+    #[must_use]
+    pub fn options(&self) -> &InterventionOptions {
+        &self.options
+    }
+
     /// The interventions of a run over some texts, as if they were the only ones.
     ///
     /// # Errors

@@ -4,14 +4,22 @@ use super::encoded::{Encoded, encode, encode_within};
 use crate::observer::Observer;
 use crate::open::Opened;
 use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
 
 /// A text, or token ids.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
 pub enum Content {
     /// A text.
     Text(String),
     /// Token ids.
     Ids(Vec<u32>),
+}
+
+impl Default for Content {
+    fn default() -> Self {
+        Self::Ids(vec![])
+    }
 }
 
 impl From<&str> for Content {

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from . import _native
-from ._inputs import Changes, array_of, changes_of, count, ids_of, maybe, rows_of
+from ._base import Base
+from ._inputs import Changes, changes_of, count, ids_of, maybe, rows_of
 from ._results import Effects, Map, Scores
-from ._tokenizer import Tokenizer
 from ._types import Floats, Parts, Text, Texts
 
 if sys.version_info >= (3, 11):
@@ -32,28 +31,8 @@ AXES: dict[str, tuple[str, ...]] = {
 }
 
 
-class Analyses:
+class Analyses(Base):
     """What :class:`Model` can say about texts and heads. Each method names its paper."""
-
-    def __init__(self, native: _native.Model) -> None:
-        self._own = native
-        self._facts: dict[str, Any] = json.loads(native.facts())
-
-    @property
-    def name(self) -> str:
-        """The model's folder, file or name, with its commit on the Hub."""
-        return str(self._facts["name"])
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer.
-
-        Raises:
-            ValueError: if the model came without one.
-        """
-        if not self._facts["has_tokenizer"]:
-            raise ValueError(f"{self.name}: has no tokenizer here; give token ids instead of text")
-        return Tokenizer(self._own)
 
     def lens(self, text: Text, position: int = -1, *, k: int = 5, **changes: Unpack[Changes]) -> list[list[tuple[str, float]]]:
         """The logit lens: what each layer's residual stream would predict (nostalgebraist 2020).
@@ -214,53 +193,6 @@ class Analyses:
     def score(self, texts: Texts) -> list[Floats]:
         """How surprising each token of each text is but the first, given those before it, in nats."""
         return [np.asarray(nats) for nats in self._own.surprises(rows_of(self._own, texts)[0])]
-
-    def _pair(self, clean: Text, corrupt: Text, answer: str | int, against: str | int | None, changes: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "clean": ids_of(self._own, clean, "clean"),
-            "corrupt": ids_of(self._own, corrupt, "corrupt"),
-            "answer": self._answer(answer, against),
-            "changes": changes_of(self._own, changes),
-        }
-
-    def _answer(self, answer: str | int, against: str | int | None) -> tuple[int, int | None]:
-        return self._token(answer, "answer"), None if against is None else self._token(against, "against")
-
-    def _token(self, token: str | int, what: str) -> int:
-        if isinstance(token, str):
-            return self.tokenizer.token_to_id(token)
-        if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
-            raise TypeError(f"{what}: expected a token as text or as its id, got {token!r}")
-        if not 0 <= token < self._facts["config"]["vocab_size"]:
-            raise ValueError(f"{what}: there is no token {token}; the vocabulary has {self._facts['config']['vocab_size']}")
-        return int(token)
-
-    def _map(
-        self,
-        name: str,
-        values: Any,
-        axes: tuple[str, ...] = ("layer", "head"),
-        *,
-        unit: str,
-        ids: list[int] | None = None,
-        changes: dict[str, Any] | None = None,
-    ) -> Map:
-        """A map whose pictures say what made it: a text, if it is of one, and interventions."""
-        read = ids or []
-        said = self._own.said(read, changes) if changes else []
-
-        def draw(path: str, one: Map) -> bytes:
-            if one.values.ndim > 2:
-                raise ValueError(f"{one.name}: has {one.values.ndim} axes, and a picture has two; draw a part of it")
-            # One axis is a row of its own.
-            numbers = np.atleast_2d(np.asarray(one.values, dtype=np.float32))
-            row, column = ("", one.axes[0]) if one.values.ndim == 1 else one.axes
-            rows, columns = ([str(i) for i in range(n)] for n in numbers.shape)
-            rows = rows if row else [""]
-            of = {"name": one.name, "unit": one.unit, "row_axis": row, "column_axis": column, "rows": rows, "columns": columns}
-            return self._own.maps(path, self.name, read, said, [{**of, "values": array_of(numbers, one.name)}])
-
-        return Map(name.replace("_", " "), np.asarray(values), axes, unit, draw)
 
 
 def _position(position: int, t: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
@@ -38,6 +39,17 @@ class Changes(TypedDict, total=False):
     """The text that patched values come from."""
     add: Mapping[int | str, ArrayLike]
     """Layers, or ``"layer@position"``, and the vectors (C) to add to the residual stream before their blocks."""
+    circuit: str | os.PathLike[str] | Sequence[tuple[str, str]]
+    """Runs only these edges: a file that ``gpt2 discover`` wrote, or pairs of a writer and a reader, such as ``("0.1", "2.3.q")``. Other
+    edges carry the value of a run over ``from_prompt``, the mean over the texts of ``mean_of``, or nothing."""
+    dictionary: str | os.PathLike[str]
+    """The sparse autoencoder or transcoder whose features are changed: a folder, or ``owner/name/FOLDER`` on the Hub."""
+    ablate_feature: int | str | Sequence[int | str]
+    """Features whose share is taken out of the value that the dictionary reads: ``7``, or ``"7@3"`` at position 3 alone."""
+    scale_feature: Mapping[int | str, float]
+    """Features and the factors on their activations."""
+    set_feature: Mapping[int | str, float]
+    """Features and the activations that they get, whether they fire or not."""
 
 
 class Options(Changes, total=False):
@@ -121,11 +133,14 @@ def changes_of(model: _native.Model, given: Mapping[str, Any]) -> dict[str, Any]
     add = _mapping(given.get("add", {}), "add: expected a mapping of layers to vectors, such as {5: vector}")
     means = given.get("mean_of")
     means = [means] if isinstance(means, str) else means
-    if means is not None and not given.get("mean_ablate"):
-        raise TypeError("mean_of: says over which texts mean_ablate takes its means; give mean_ablate too")
+    circuit = given.get("circuit")
+    if means is not None and not given.get("mean_ablate") and circuit is None:
+        raise TypeError("mean_of: says over which texts mean_ablate and circuit take their means; give one of them too")
     prompt = given.get("from_prompt")
-    if prompt is not None and not given.get("patch"):
-        raise TypeError("from_prompt: is the text that patch takes values from; give patch too")
+    if prompt is not None and not given.get("patch") and circuit is None:
+        raise TypeError("from_prompt: is the text that patch and circuit take values from; give one of them too")
+    is_file = isinstance(circuit, (str, os.PathLike))
+    dictionary = given.get("dictionary")
     return {
         "heads": heads,
         "block": _texts("block", given.get("block", ())),
@@ -133,7 +148,22 @@ def changes_of(model: _native.Model, given: Mapping[str, Any]) -> dict[str, Any]
         "from_prompt": None if prompt is None else ids_of(model, prompt, "from_prompt"),
         "mean_of": None if means is None else [ids_of(model, one, f"mean_of, text {i}") for i, one in enumerate(means)],
         "add": [(str(place), array_of(np.asarray(vector), f"add {place}", dtype="float32")) for place, vector in add.items()],
+        "circuit": os.fspath(circuit) if is_file else None,
+        "edges": None if circuit is None or is_file else [f"{writer}->{reader}" for writer, reader in circuit],
+        "dictionary": None if dictionary is None else os.fspath(dictionary),
+        "features": _features(given),
     }
+
+
+def _features(given: Mapping[str, Any]) -> list[tuple[str, str, float]]:
+    """Changed features: which, how, and the number."""
+    ablated: Any = given.get("ablate_feature", ())
+    several: list[Any] = [ablated] if isinstance(ablated, (str, int)) or not hasattr(ablated, "__iter__") else list(ablated)
+    features = [(str(one), "ablate", 0.0) for one in several]
+    for kind in ("scale", "set"):
+        numbers = _mapping(given.get(f"{kind}_feature", {}), f"{kind}_feature: expected a mapping of features to numbers, such as {{7: 0.5}}")
+        features.extend((str(one), kind, float(number)) for one, number in numbers.items())
+    return features
 
 
 def _mapping(value: Any, expected: str) -> dict[Any, Any]:

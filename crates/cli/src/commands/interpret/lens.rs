@@ -2,22 +2,16 @@
 
 use crate::output;
 use crate::output::written_files::Outputs;
-use crate::results::export_points::{PointArgs, Points};
-use crate::results::exports;
-use crate::results::picture::{PictureArgs, PictureMetadata, numbers};
+use crate::results::exports::{self, PointArgs};
+use crate::results::picture::{Drawn, PictureArgs, PictureMetadata, numbers};
 use crate::study::args::StudyArgs;
-use crate::study::over_texts::{Job, PromptsArgs, Ran};
-use anyhow::bail;
-use candle_core::{D, DType, Device, Tensor};
+use crate::study::over_texts::{Job, PromptsArgs};
+use candle_core::{D, Device, Tensor};
 use candle_nn::ops::log_softmax;
-use gpt2_engine::RunProvenance;
-use gpt2_engine::interventions::Applied;
-use gpt2_engine::texts::Prompt;
-use gpt2_engine::{Label, Opened};
-use gpt2_model::analysis::{highest, logit_lens};
-use gpt2_model::hooks::Chain;
+use gpt2_engine::studies::Outcome;
+use gpt2_engine::studies::lens::{Options, Report, TokenGuess};
+use gpt2_engine::texts::Content;
 use gpt2_view::{Align, Frame, NumberMap, Table};
-use serde::Serialize;
 use serde_json::json;
 use std::io::Write;
 use std::path::PathBuf;
@@ -57,25 +51,7 @@ pub(crate) struct LensArgs {
     pub(crate) study: StudyArgs,
 }
 
-#[derive(Serialize)]
-struct Report {
-    provenance: RunProvenance,
-    model: String,
-    position: usize,
-    token: Label,
-    /// The predictions before the first block and after each.
-    layers: Vec<Vec<TokenGuess>>,
-}
-
-#[derive(Serialize)]
-struct TokenGuess {
-    id: u32,
-    token: Label,
-    probability: f32,
-}
-
 pub(crate) fn run(args: &LensArgs) -> anyhow::Result<()> {
-    args.study.interventions.no_circuit("lens")?;
     let text = args.prompt.read()?;
     let mut outputs = Outputs::new(args.overwrite);
     if let Some(path) = &args.export {
@@ -83,57 +59,28 @@ pub(crate) fn run(args: &LensArgs) -> anyhow::Result<()> {
     }
     args.picture.add(&mut outputs)?;
     let opened = args.study.open_for(args.prompt.inputs(), &outputs)?;
-    let points = args.points.of(&opened)?;
-    let prompts = &args.prompt;
-    let study = &args.study;
     let export = args.export.as_deref();
-    let job = Job { prompts, study, opened: &opened, chosen: None, export, outputs };
-    job.run(text, |prompt, changes| lens(args, &opened, &points, prompt, changes), print)
+    let job =
+        Job { prompts: &args.prompt, study: &args.study, opened: &opened, chosen: None, export, outputs };
+    job.study(text, |prompt| args.options(prompt), |outcome| args.drawn(outcome), print)
 }
 
-fn lens(
-    args: &LensArgs,
-    opened: &Opened,
-    points: &Points,
-    prompt: &Prompt,
-    changes: &Applied,
-) -> anyhow::Result<Ran<Report>> {
-    let t = prompt.ids.len();
-    let position = args.position.unwrap_or(t - 1);
-    if position >= t {
-        bail!("--position {position}: the prompt has positions 0 to {}", t - 1);
+impl LensArgs {
+    fn options(&self, prompt: Content) -> Options {
+        let Self { position, top_k, points, .. } = self;
+        let export_point = points.export_point.clone();
+        Options { prompt, position: *position, top_k: usize::from(*top_k), export_point }
     }
-    let ids = opened.input_ids(&prompt.ids)?; // (1, T)
-    let recorder = points.recorder();
-    let hooks = Chain(&[&changes.list, &recorder]);
-    let logits = logit_lens(&opened.model, &ids, position, Some(&hooks))?; // (L + 1, 1, V)
-    let logits = logits.squeeze(1)?.to_dtype(DType::F32)?; // (L + 1, V)
-    let check = |x: &Tensor| args.study.finite.check(opened, &ids, Some(&changes.list), [x]);
-    check(&logits)?;
-    let log_probs = log_softmax(&logits, D::Minus1)?.to_vec2::<f32>()?;
-    let layer = |log_probs: &Vec<f32>| -> Vec<TokenGuess> {
-        let order = highest(log_probs, args.top_k.into());
-        let candidate =
-            |&id: &u32| TokenGuess { id, token: opened.label(id), probability: log_probs[id as usize].exp() };
-        order.iter().map(candidate).collect()
-    };
-    let layers = log_probs.iter().map(layer).collect();
-    let mut tensors = vec![("lens".to_owned(), logits)];
-    points.add_to(&mut tensors, &recorder, check)?;
-    let token = opened.label(prompt.ids[position]);
-    let provenance = RunProvenance::new(opened, &prompt.ids)?.under(changes);
-    let report = Report { provenance, model: opened.name.clone(), position, token, layers };
-    let about = PictureMetadata {
-        title: format!(
-            "{}: what follows {} (position {position}), after each block",
-            report.model, report.token
-        ),
-        made_by: &report.provenance,
-        settings: json!({ "position": position, "top_k": args.top_k }),
-    };
-    let draw = |frame: &Frame| picture(frame, &report.layers, &log_probs);
-    let picture = args.picture.drawn(&about, draw)?;
-    Ok(Ran { picture, ..Ran::new(report, tensors) })
+
+    fn drawn(&self, outcome: &Outcome<Report>) -> anyhow::Result<Option<Drawn>> {
+        let Report { provenance, model, position, token, layers } = &outcome.report;
+        let about = PictureMetadata {
+            title: format!("{model}: what follows {token} (position {position}), after each block"),
+            made_by: provenance,
+            settings: json!({ "position": position, "top_k": self.top_k }),
+        };
+        self.picture.drawn(&about, |frame| picture(frame, layers, &outcome.tensors))
+    }
 }
 
 /// The probability, after each block, of every token that is among the likeliest after one of them: the likeliest at the end
@@ -141,8 +88,11 @@ fn lens(
 fn picture(
     frame: &Frame,
     layers: &[Vec<TokenGuess>],
-    log_probs: &[Vec<f32>],
+    tensors: &[(String, Tensor)],
 ) -> candle_core::Result<Vec<u8>> {
+    let lens =
+        tensors.iter().find(|(name, _)| name == "lens").map(|(_, logits)| log_softmax(logits, D::Minus1));
+    let log_probs = lens.transpose()?.map_or(Ok(vec![]), |lens| lens.to_vec2::<f32>())?;
     let mut tokens: Vec<&TokenGuess> = layers.iter().flatten().collect();
     let at_the_end = |token: &TokenGuess| log_probs.last().map_or(0.0, |row| row[token.id as usize]);
     tokens.sort_by(|a, b| at_the_end(b).total_cmp(&at_the_end(a)).then(a.id.cmp(&b.id)));

@@ -3,8 +3,8 @@
 use crate::interventions::args::{holds_one_run, nothing_to_compare};
 use crate::output;
 use crate::output::written_files::Outputs;
-use crate::results::export_points::{PointArgs, Points};
 use crate::results::exports;
+use crate::results::exports::PointArgs;
 use crate::study::args::StudyArgs;
 use crate::study::over_texts::{Job, PromptsArgs, Ran};
 use anyhow::bail;
@@ -12,6 +12,7 @@ use candle_core::{D, DType, Tensor};
 use candle_nn::ops::log_softmax;
 use gpt2_engine::RunProvenance;
 use gpt2_engine::interventions::Applied;
+use gpt2_engine::studies::Points;
 use gpt2_engine::texts::Prompt;
 use gpt2_engine::{Label, Opened};
 use gpt2_model::analysis::highest;

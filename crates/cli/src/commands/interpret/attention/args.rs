@@ -1,7 +1,7 @@
 //! The options of `gpt2 attention`.
 
 use crate::output::ColorArg;
-use crate::results::export_points::PointArgs;
+use crate::results::exports::PointArgs;
 use crate::results::live_page::LiveArg;
 use crate::results::picture::PictureArgs;
 use crate::study::args::StudyArgs;

@@ -1,10 +1,10 @@
 //! A run of `gpt2 attention`: the model, the prompt, and the chosen layers and heads.
 
 use super::args::AttentionArgs;
-use crate::results::export_points::Points;
 use crate::results::subject::Subject;
 use crate::results::weights_page::LayerValues;
 use candle_core::Tensor;
+use gpt2_engine::studies::Points;
 use gpt2_model::hooks::{Chain, Hooks, Point, on};
 use gpt2_model::{ForwardArgs, ModelOutput, Summary};
 use gpt2_view::{HeadJson, HeadSummary, LayerJson, QueryNumbers};

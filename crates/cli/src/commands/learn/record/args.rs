@@ -4,9 +4,9 @@ use crate::input::corpus::DocumentArgs;
 use crate::interventions::args::InterventionArgs;
 use crate::model::args::ModelArgs;
 use crate::process::parallel::{ParallelArgs, TIMEOUT};
-use crate::results::export_points::PointName;
 use crate::values::one_of;
 use candle_core::DType;
+use gpt2_engine::studies::PointName;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]

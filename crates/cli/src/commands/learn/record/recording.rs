@@ -2,10 +2,10 @@
 
 use super::args::RecordArgs;
 use crate::output::terminal::TERMINAL;
-use crate::results::export_points::PointName;
 use anyhow::bail;
 use candle_core::DType;
 use gpt2_engine::interventions::Prepared;
+use gpt2_engine::studies::PointName;
 use gpt2_engine::texts::Windowing;
 use gpt2_engine::{Opened, Spelling};
 use gpt2_model::hooks::Point;

@@ -6,12 +6,12 @@
 
 use super::args::TrainFeaturesArgs;
 use crate::output::progress::bar;
-use crate::results::export_points::PointName;
 use anyhow::{Context, bail};
 use candle_core::{Device, Tensor};
 use gpt2_engine::Opened;
 use gpt2_engine::RunProvenance;
 use gpt2_engine::Spelling;
+use gpt2_engine::studies::PointName;
 use gpt2_engine::texts::{By, Corpus, shared};
 use gpt2_engine::texts::{Windowing, values};
 use gpt2_engine::texts::{batches, windows};

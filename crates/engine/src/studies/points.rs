@@ -1,20 +1,10 @@
-//! `--export-point`: values of a run by the names of their hooks.
+//! Values of a run by the names of their hooks.
 
 use anyhow::bail;
 use candle_core::{DType, Tensor};
-use gpt2_engine::Opened;
 use gpt2_model::hooks::{Point, Recorder};
+use serde::{Deserialize, Serialize};
 use std::str::FromStr;
-
-#[derive(Debug, clap::Args)]
-// A group, because clap forgets a required argument that conflicts with a given one.
-#[command(group = clap::ArgGroup::new("exported").arg("export"))]
-pub(crate) struct PointArgs {
-    /// Add a hook's value to what --export holds: blocks.1.attn.hook_z, or blocks.* for every layer (all names: gpt2
-    /// inspect --points)
-    #[arg(long, value_name = "POINT", value_delimiter = ',', requires = "exported")]
-    pub(crate) export_point: Vec<PointName>,
-}
 
 /// The number of names to propose for an unknown one.
 const NEAREST: usize = 3;
@@ -23,8 +13,23 @@ const EVERY_LAYER: &str = "blocks.*.";
 const LAYER_0: &str = "blocks.0.";
 
 /// The name of a point, or of one in every layer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PointName(String);
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct PointName(String);
+
+impl TryFrom<String> for PointName {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        name.parse()
+    }
+}
+
+impl From<PointName> for String {
+    fn from(PointName(name): PointName) -> Self {
+        name
+    }
+}
 
 impl FromStr for PointName {
     type Err = String;
@@ -57,18 +62,14 @@ fn nearest(s: &str) -> Vec<String> {
 
 /// The chosen points, each with the name that the user gave it.
 #[derive(Debug, Default)]
-pub(crate) struct Points(Vec<(String, Point)>);
-
-impl PointArgs {
-    /// The points in this model, once each.
-    pub(crate) fn of(&self, opened: &Opened) -> anyhow::Result<Points> {
-        Ok(Points(PointName::all("--export-point", &self.export_point, opened.model.config().n_layer)?))
-    }
-}
+pub struct Points(Vec<(String, Point)>);
 
 impl PointName {
-    /// The points that names of the option `flag` mean in a model, once each.
-    pub(crate) fn all(flag: &str, names: &[Self], layers: usize) -> anyhow::Result<Vec<(String, Point)>> {
+    /// The points that names of the option `option` mean in a model, once each.
+    ///
+    /// # Errors
+    /// When a name has a layer that the model does not have.
+    pub fn all(option: &str, names: &[Self], layers: usize) -> anyhow::Result<Vec<(String, Point)>> {
         let mut all: Vec<(String, Point)> = vec![];
         for Self(name) in names {
             let names = match name.strip_prefix(EVERY_LAYER) {
@@ -78,7 +79,7 @@ impl PointName {
             for name in names {
                 let point: Point = name.parse()?;
                 if point.layer().is_some_and(|layer| layer >= layers) {
-                    bail!("{flag} {name}: the model has layers 0 to {}", layers - 1);
+                    bail!("{option} {name}: the model has layers 0 to {}", layers - 1);
                 }
                 if all.iter().all(|(other, _)| *other != name) {
                     all.push((name, point));
@@ -90,13 +91,26 @@ impl PointName {
 }
 
 impl Points {
-    pub(crate) fn recorder(&self) -> Recorder {
+    /// The points that the names of `option` mean in a model.
+    ///
+    /// # Errors
+    /// As for [`PointName::all`].
+    pub fn new(option: &str, names: &[PointName], layers: usize) -> anyhow::Result<Self> {
+        Ok(Self(PointName::all(option, names, layers)?))
+    }
+
+    /// Hooks that record the values.
+    #[must_use]
+    pub fn recorder(&self) -> Recorder {
         Recorder::new(self.0.iter().map(|(_, point)| *point))
     }
 
     /// Adds the recorded values, in f32 or wider, except those that `tensors` already has under their names. `check` refuses
     /// what is not finite.
-    pub(crate) fn add_to(
+    ///
+    /// # Errors
+    /// When a value was not recorded, or `check` refuses it.
+    pub fn add_to(
         &self,
         tensors: &mut Vec<(String, Tensor)>,
         recorder: &Recorder,

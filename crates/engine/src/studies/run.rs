@@ -1,0 +1,173 @@
+//! A study, what it runs on, and its outcome.
+
+use crate::interventions::{Applied, Prepared, Reads};
+use crate::observer::Observer;
+use crate::open::{Opened, check_finite};
+use crate::texts::{Content, Prompt};
+use anyhow::{Context, bail};
+use candle_core::Tensor;
+use gpt2_model::hooks::Hooks;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// The options of a study, which run. Names and values are those of the command's options and of Python's keywords.
+pub trait Study: Default + Serialize + DeserializeOwned {
+    /// Its name: the command's, and with underscores the Python method's.
+    const NAME: &'static str;
+    /// The interventions that have no meaning in it, by the names of their options.
+    const REFUSES: &'static [&'static str] = &[];
+    /// Its result.
+    type Report: Serialize;
+
+    /// Runs the study.
+    ///
+    /// # Errors
+    /// When an option does not fit the model, a number is not finite, or the observer ends it.
+    fn run(&self, run: &Run) -> anyhow::Result<Outcome<Self::Report>>;
+}
+
+/// What a study runs on, besides its own options.
+#[derive(Clone, Copy)]
+pub struct Run<'a> {
+    /// The model.
+    pub opened: &'a Opened,
+    /// The interventions.
+    pub interventions: &'a Prepared<'a>,
+    /// The seed for everything random.
+    pub seed: u64,
+    /// Whether NaN and infinity are results instead of errors.
+    pub allow_nonfinite: bool,
+    /// Whether the caller wants the outcome's tensors.
+    pub wants_tensors: bool,
+    /// Hears notes and progress, and may end the study.
+    pub observer: &'a dyn Observer,
+}
+
+/// The result of a study.
+#[derive(Debug)]
+pub struct Outcome<R> {
+    /// The facts.
+    pub report: R,
+    /// The tensors behind them, by name.
+    pub tensors: Vec<(String, Tensor)>,
+}
+
+impl<R> Outcome<R> {
+    /// A report without tensors.
+    #[must_use]
+    pub fn new(report: R) -> Self {
+        Self { report, tensors: vec![] }
+    }
+}
+
+impl<'a> Run<'a> {
+    /// A run of a model with interventions, with the defaults of everything else.
+    #[must_use]
+    pub fn new(interventions: &'a Prepared<'a>, observer: &'a dyn Observer) -> Self {
+        Self {
+            opened: interventions.opened(),
+            interventions,
+            seed: 0,
+            allow_nonfinite: false,
+            wants_tensors: true,
+            observer,
+        }
+    }
+
+    /// The prompt of a study.
+    ///
+    /// # Errors
+    /// When it is empty, too long, or the model has no tokenizer for a text.
+    pub fn prompt(&self, content: &Content) -> anyhow::Result<Prompt> {
+        Prompt::new(self.opened, content, "the prompt", self.observer)
+    }
+
+    /// The interventions for a run over one prompt.
+    ///
+    /// # Errors
+    /// When one does not fit the prompt.
+    pub fn on_prompt(&self, prompt: &Prompt) -> anyhow::Result<Applied> {
+        self.interventions.of(Reads::Whole(&[&prompt.ids]))
+    }
+
+    /// Refuses results of a run over `ids` (B, T) that are not finite, unless the caller allows them.
+    ///
+    /// # Errors
+    /// When there is such a number: it says where in the model the first one appears.
+    pub fn check_finite<'t>(
+        &self,
+        ids: &Tensor,
+        hooks: Option<&dyn Hooks>,
+        results: impl IntoIterator<Item = &'t Tensor>,
+    ) -> anyhow::Result<()> {
+        if self.allow_nonfinite { Ok(()) } else { check_finite(self.opened, ids, hooks, results) }
+    }
+
+    /// Refuses interventions that have no meaning in a study.
+    ///
+    /// # Errors
+    /// When one of the study's [`Study::REFUSES`] was given.
+    pub fn check_interventions<S: Study>(&self) -> anyhow::Result<()> {
+        let given = self.interventions.options().given();
+        match given.iter().find(|option| S::REFUSES.contains(option)) {
+            Some(option) => bail!("{}: has no meaning in {}", self.opened.spelling.option(option), S::NAME),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A study whose types are not known: options and report are JSON.
+#[derive(Debug, Clone, Copy)]
+pub struct Entry {
+    /// The study's name.
+    pub name: &'static str,
+    /// The interventions that it refuses.
+    pub refuses: &'static [&'static str],
+    defaults: fn() -> anyhow::Result<Value>,
+    run: fn(&Run, Value) -> anyhow::Result<Outcome<Value>>,
+}
+
+impl Entry {
+    /// The entry of a study.
+    #[must_use]
+    pub const fn of<S: Study>() -> Self {
+        Self { name: S::NAME, refuses: S::REFUSES, defaults: defaults::<S>, run: run::<S> }
+    }
+
+    /// The entry of the study of this name.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn find(name: &str) -> anyhow::Result<&'static Self> {
+        super::STUDIES.iter().find(|entry| entry.name == name).with_context(|| format!("no study {name:?}"))
+    }
+
+    /// All options with their defaults, as an object.
+    ///
+    /// # Errors
+    /// When a default is no JSON.
+    pub fn defaults(&self) -> anyhow::Result<Value> {
+        (self.defaults)()
+    }
+
+    /// Runs the study with options from an object; those that it lacks have their defaults.
+    ///
+    /// # Errors
+    /// When an option is unknown or of another type, and as for [`Study::run`].
+    pub fn run(&self, run: &Run, options: Value) -> anyhow::Result<Outcome<Value>> {
+        (self.run)(run, options)
+    }
+}
+
+fn defaults<S: Study>() -> anyhow::Result<Value> {
+    Ok(serde_json::to_value(S::default())?)
+}
+
+fn run<S: Study>(run: &Run, options: Value) -> anyhow::Result<Outcome<Value>> {
+    let options: S =
+        serde_json::from_value(options).with_context(|| format!("the options of {}", S::NAME))?;
+    run.check_interventions::<S>()?;
+    let Outcome { report, tensors } = options.run(run)?;
+    Ok(Outcome { report: serde_json::to_value(report)?, tensors })
+}

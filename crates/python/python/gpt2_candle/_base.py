@@ -1,0 +1,128 @@
+"""What every part of a model has: its facts, tokens, pictures, and the engine's studies."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from . import _native
+from ._inputs import array_of, changes_of, count, ids_of
+from ._results import Map
+from ._tokenizer import Tokenizer
+from ._types import Floats, Text
+
+Report = dict[str, Any]
+"""The report of a study: the same facts, under the same names, as the command's ``--json``."""
+
+Progress = Callable[[str, int, "int | None"], None]
+"""Called with the name of the steps, how many are done, and how many there are."""
+
+_STUDIES: dict[str, tuple[list[str], dict[str, Any]]] = {
+    name: (refused, json.loads(defaults)) for name, refused, defaults in _native.studies()
+}
+
+
+class Base:
+    """A native model and its facts."""
+
+    def __init__(self, native: _native.Model) -> None:
+        self._own = native
+        self._facts: dict[str, Any] = json.loads(native.facts())
+
+    @property
+    def name(self) -> str:
+        """The model's folder, file or name, with its commit on the Hub."""
+        return str(self._facts["name"])
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            ValueError: if the model came without one.
+        """
+        if not self._facts["has_tokenizer"]:
+            raise ValueError(f"{self.name}: has no tokenizer here; give token ids instead of text")
+        return Tokenizer(self._own)
+
+    def _study(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        changes: Mapping[str, Any],
+        *,
+        seed: int = 0,
+        allow_nonfinite: bool = False,
+        progress: Progress | None = None,
+    ) -> tuple[Report, dict[str, Floats]]:
+        """Runs a study of the engine: its report, and its arrays by name. Options that are ``None`` have their defaults."""
+        known = _STUDIES[name][1]
+        unknown = [option for option in options if option not in known]
+        if unknown:
+            nearest = difflib.get_close_matches(unknown[0], known)
+            raise TypeError(f"{name}: there is no option {unknown[0]!r}" + (f"; did you mean {nearest[0]!r}?" if nearest else ""))
+        report, arrays, notes = self._own.study(
+            {
+                "name": name,
+                "options": json.dumps({option: value for option, value in options.items() if value is not None}),
+                "changes": changes_of(self._own, changes),
+                "seed": count(seed, "seed"),
+                "allow_nonfinite": bool(allow_nonfinite),
+                "progress": progress,
+            }
+        )
+        for note in notes:
+            warnings.warn(note, stacklevel=4)
+        return json.loads(report), {one: np.asarray(values) for one, values in arrays.items()}
+
+    def _pair(self, clean: Text, corrupt: Text, answer: str | int, against: str | int | None, changes: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "clean": ids_of(self._own, clean, "clean"),
+            "corrupt": ids_of(self._own, corrupt, "corrupt"),
+            "answer": self._answer(answer, against),
+            "changes": changes_of(self._own, changes),
+        }
+
+    def _answer(self, answer: str | int, against: str | int | None) -> tuple[int, int | None]:
+        return self._token(answer, "answer"), None if against is None else self._token(against, "against")
+
+    def _token(self, token: str | int, what: str) -> int:
+        if isinstance(token, str):
+            return self.tokenizer.token_to_id(token)
+        if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
+            raise TypeError(f"{what}: expected a token as text or as its id, got {token!r}")
+        if not 0 <= token < self._facts["config"]["vocab_size"]:
+            raise ValueError(f"{what}: there is no token {token}; the vocabulary has {self._facts['config']['vocab_size']}")
+        return int(token)
+
+    def _map(
+        self,
+        name: str,
+        values: Any,
+        axes: tuple[str, ...] = ("layer", "head"),
+        *,
+        unit: str,
+        ids: list[int] | None = None,
+        changes: dict[str, Any] | None = None,
+    ) -> Map:
+        """A map whose pictures say what made it: a text, if it is of one, and interventions."""
+        read = ids or []
+        said = self._own.said(read, changes) if changes else []
+
+        def draw(path: str, one: Map) -> bytes:
+            if one.values.ndim > 2:
+                raise ValueError(f"{one.name}: has {one.values.ndim} axes, and a picture has two; draw a part of it")
+            # One axis is a row of its own.
+            numbers = np.atleast_2d(np.asarray(one.values, dtype=np.float32))
+            row, column = ("", one.axes[0]) if one.values.ndim == 1 else one.axes
+            rows, columns = ([str(i) for i in range(n)] for n in numbers.shape)
+            rows = rows if row else [""]
+            of = {"name": one.name, "unit": one.unit, "row_axis": row, "column_axis": column, "rows": rows, "columns": columns}
+            return self._own.maps(path, self.name, read, said, [{**of, "values": array_of(numbers, one.name)}])
+
+        return Map(name.replace("_", " "), np.asarray(values), axes, unit, draw)

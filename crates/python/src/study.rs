@@ -1,0 +1,62 @@
+//! The engine's studies under one method: options and reports are JSON, tensors are arrays.
+
+use crate::array::Array;
+use crate::changes::InterventionTexts;
+use crate::error::Failed;
+use crate::guard::{Raised, compute};
+use crate::model::Model;
+use crate::observer::PyObserver;
+use gpt2_engine::interventions::Prepared;
+use gpt2_engine::studies::{Entry, Run, STUDIES};
+use pyo3::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A study to run, and what it runs on besides the model.
+#[derive(Debug, FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct StudyRequest {
+    name: String,
+    /// The options as a JSON object; those that it lacks have their defaults.
+    options: String,
+    changes: InterventionTexts,
+    seed: u64,
+    allow_nonfinite: bool,
+    /// Called with the steps' name, how many are done, and how many there are.
+    progress: Option<Py<PyAny>>,
+}
+
+/// The report as JSON, the tensors by name, and notes for the reader.
+type Studied = (String, BTreeMap<String, Array>, Vec<String>);
+
+#[pymethods]
+impl Model {
+    /// Runs a study of the engine.
+    fn study(&self, py: Python<'_>, request: StudyRequest) -> PyResult<Studied> {
+        let raised = Arc::new(Raised::default());
+        let StudyRequest { name, options, changes, seed, allow_nonfinite, progress } = request;
+        let observer = PyObserver::new(&raised, progress);
+        let outcome = compute(py, &raised, || {
+            let entry = Entry::find(&name)?;
+            let interventions = Prepared::new(changes.options()?, &self.loaded, &observer)?;
+            let run = Run { seed, allow_nonfinite, ..Run::new(&interventions, &observer) };
+            let options = serde_json::from_str(&options).map_err(anyhow::Error::from)?;
+            let outcome = entry.run(&run, options)?;
+            let array = |(name, tensor)| Ok((name, Array::new(&tensor)?));
+            let arrays = outcome.tensors.into_iter().map(array).collect::<candle_core::Result<_>>()?;
+            Ok::<_, Failed>((outcome.report.to_string(), arrays))
+        })?;
+        let (report, arrays) = outcome;
+        Ok((report, arrays, observer.into_notes()))
+    }
+}
+
+/// A study's name, the interventions that it refuses, and its options with their defaults as JSON.
+type StudyFacts = (&'static str, Vec<&'static str>, String);
+
+/// All studies of the engine.
+#[pyfunction]
+pub(crate) fn studies() -> Result<Vec<StudyFacts>, Failed> {
+    let one = |entry: &Entry| Ok((entry.name, entry.refuses.to_vec(), entry.defaults()?.to_string()));
+    STUDIES.iter().map(one).collect()
+}
