@@ -6,8 +6,8 @@ use candle_core::{DType, Tensor};
 use gpt2_model::beams::{BeamSearch, Hypothesis};
 use gpt2_model::config::TokenIds;
 use gpt2_model::draft::{Draft, LookupDraft, ModelDraft};
-use gpt2_model::hooks::{At, Point, on};
-use gpt2_model::{Config, Generation, Gpt2LMHeadModel, LmHead, Sampler, Sampling};
+use gpt2_model::hooks::{At, Chain, Head, Intervention, Interventions, Point, on};
+use gpt2_model::{Config, ForwardArgs, Generation, Gpt2LMHeadModel, LmHead, Sampler, Sampling};
 
 fn generate(
     model: &Gpt2LMHeadModel,
@@ -350,5 +350,87 @@ fn one_beam_is_greedy_and_settings_without_a_meaning_are_refused() -> Result {
     // Fewer texts than beams: a token decides it all.
     let many = BeamSearch { num_beams: 300, ..one };
     assert_eq!(many.run(&model, &prompt, 1)?.len(), 101);
+    Ok(())
+}
+
+/// An ablated head, and a vector that is added at one position of the prompt.
+fn changes(model: &Gpt2LMHeadModel) -> Result<Interventions> {
+    let vector = Tensor::full(0.7f32, model.config().n_embd, model.device())?;
+    let changes = [
+        Intervention::ZeroAblate(Head { layer: 1, head: 0 }),
+        Intervention::Add { layer: 1, position: Some(1), vector },
+    ];
+    Ok(Interventions::new(changes, model.config())?)
+}
+
+/// The ids after each prompt, with interventions.
+fn changed(model: &Gpt2LMHeadModel, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Vec<u32>>> {
+    let changes = changes(model)?;
+    let mut generation = Generation::new(model, prompts, sampling.clone(), 40)?.with_hooks(&changes);
+    generation.by_ref().try_for_each(|step| step.map(drop))?;
+    Ok(generation.texts().iter().zip(prompts).map(|(text, prompt)| text[prompt.len()..].to_vec()).collect())
+}
+
+#[test]
+fn interventions_give_the_same_text_with_a_draft_in_a_batch_and_alone() -> Result {
+    let model = random_model(3, 5, 60)?;
+    let drawn = Sampling { temperature: 0.7, top_k: Some(12), seed: 5, ..Sampling::default() };
+    let mut differ = 0;
+    for sampling in [Sampling::greedy(), drawn] {
+        let prompts: Vec<Vec<u32>> = (0..6u32).map(|i| vec![i, 2, (3 * i) % 7, 2]).collect();
+        let together = changed(&model, &prompts, &sampling)?;
+        for (prompt, expected) in prompts.iter().zip(&together) {
+            let prompt = std::slice::from_ref(prompt);
+            assert_eq!(&changed(&model, prompt, &sampling)?[0], expected, "alone, after {prompt:?}");
+            differ += usize::from(&generate(&model, prompt, &sampling, 40)?[0] != expected);
+            let drafts: [Box<dyn Draft>; 2] =
+                [Box::new(LookupDraft::default()), Box::new(ModelDraft::new(model.clone())?)];
+            for draft in drafts {
+                let changes = changes(&model)?;
+                let generation = Generation::new(&model, prompt, sampling.clone(), 40)?;
+                let mut generation = generation.with_draft(draft)?.with_hooks(&changes);
+                generation.by_ref().try_for_each(|step| step.map(drop))?;
+                assert_eq!(&generation.texts()[0][prompt[0].len()..], expected, "after {prompt:?}");
+            }
+        }
+    }
+    assert!(differ > 6, "the interventions change {differ} of 12 texts: this shows little");
+    Ok(())
+}
+
+#[test]
+fn interventions_act_on_every_beam() -> Result {
+    let model = random_model(3, 5, 60)?;
+    let changes = changes(&model)?;
+    let prompt = [3, 2, 6, 2];
+    let search = |num_beams| BeamSearch { num_beams, ..BeamSearch::default() };
+    let found = search(1).run_with_hooks(&model, &prompt, 40, Some(&changes))?;
+    let greedy = changed(&model, &[prompt.to_vec()], &Sampling::greedy())?;
+    assert_eq!(found[0].ids, greedy[0], "one beam is greedy");
+    // A score is the text's log-probability in a run that reads it anew.
+    let found = search(4).run_with_hooks(&model, &prompt, 12, Some(&changes))?;
+    let plain = search(4).run(&model, &prompt, 12)?;
+    assert_ne!(found, plain, "without the interventions");
+    for Hypothesis { ids, score } in &found {
+        let text = [&prompt[..], ids].concat();
+        let args = ForwardArgs { hooks: Some(&changes), ..ForwardArgs::default() };
+        let logits = model.forward(&model.ids(&text)?, args)?.logits.squeeze(0)?; // (T, V)
+        let log_probs = candle_nn::ops::log_softmax(&logits, 1)?.to_vec2::<f32>()?;
+        let after = log_probs[prompt.len() - 1..].iter().zip(ids);
+        let sum: f64 = after.map(|(row, id)| f64::from(row[*id as usize])).sum();
+        let expected = sum / ids.len() as f64;
+        // Passes of one token round otherwise than one over the whole text.
+        assert!((score - expected).abs() < 1e-5 * expected.abs().max(1.0), "{score}, expected {expected}");
+    }
+    // A hook's error ends the search, and each pass has a row for each beam.
+    let rows = std::cell::RefCell::new(vec![]);
+    let counts = on([Point::ResidPre(0)], |_: At, x: &Tensor| {
+        rows.borrow_mut().push(x.dim(0)?);
+        if rows.borrow().len() == 4 { candle_core::bail!("enough") } else { Ok(None) }
+    });
+    let hooks: [&dyn gpt2_model::hooks::Hooks; 2] = [&changes, &counts];
+    let error = search(3).run_with_hooks(&model, &prompt, 12, Some(&Chain(&hooks))).expect_err("ends");
+    assert!(error.to_string().contains("enough"), "{error}");
+    assert_eq!(*rows.borrow(), [1, 3, 3, 3]);
     Ok(())
 }

@@ -6,6 +6,7 @@ use super::sampling::{check_penalty, penalize};
 use crate::gpt2::args_and_outputs::ForwardArgs;
 use crate::gpt2::attention::cache::KvCache;
 use crate::gpt2::lm_head_model::Gpt2LMHeadModel;
+use crate::hooks::Hooks;
 use candle_core::{D, DType, Result, Tensor};
 use std::borrow::Cow;
 
@@ -64,6 +65,21 @@ impl BeamSearch {
         prompt: &[u32],
         max_new_tokens: usize,
     ) -> Result<Vec<Hypothesis>> {
+        self.run_with_hooks(model, prompt, max_new_tokens, None)
+    }
+
+    /// Like [`run`](Self::run), with hooks in every pass: the first one over the prompt, then one over the last token of each running
+    /// text. A hook's value has a row for each of them.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run), and for errors from hooks.
+    pub fn run_with_hooks(
+        &self,
+        model: &Gpt2LMHeadModel,
+        prompt: &[u32],
+        max_new_tokens: usize,
+        hooks: Option<&dyn Hooks>,
+    ) -> Result<Vec<Hypothesis>> {
         self.validate()?;
         let capacity = room_for(model, prompt.len(), max_new_tokens)?;
         if max_new_tokens == 0 {
@@ -81,8 +97,12 @@ impl BeamSearch {
         let mut beams = vec![Beam { ids: vec![], log_probability: 0.0 }];
         let mut found: Vec<Hypothesis> = vec![];
         for length in 1..=max_new_tokens {
-            let args =
-                ForwardArgs { cache: Some(&mut cache), last_logits_only: true, ..ForwardArgs::default() };
+            let args = ForwardArgs {
+                cache: Some(&mut cache),
+                last_logits_only: true,
+                hooks,
+                ..ForwardArgs::default()
+            };
             let logits = model.forward(&input, args)?.logits.squeeze(1)?; // (beams, V)
             let candidates = self.candidates(&beams, &log_softmax(&logits)?, prompt, considered)?;
 
