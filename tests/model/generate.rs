@@ -404,11 +404,17 @@ fn interventions_act_on_every_beam() -> Result {
     let changes = changes(&model)?;
     let prompt = [3, 2, 6, 2];
     let search = |num_beams| BeamSearch { num_beams, ..BeamSearch::default() };
-    let found = search(1).run_with_hooks(&model, &prompt, 40, Some(&changes))?;
+    let mut steps = vec![];
+    let mut progress = |done: usize, all: usize| {
+        steps.push((done, all));
+        Ok(())
+    };
+    let found = search(1).run_with(&model, &prompt, 40, Some(&changes), &mut progress)?;
+    assert_eq!(steps, (1..=40).map(|done| (done, 40)).collect::<Vec<_>>());
     let greedy = changed(&model, &[prompt.to_vec()], &Sampling::greedy())?;
     assert_eq!(found[0].ids, greedy[0], "one beam is greedy");
     // A score is the text's log-probability in a run that reads it anew.
-    let found = search(4).run_with_hooks(&model, &prompt, 12, Some(&changes))?;
+    let found = search(4).run_with(&model, &prompt, 12, Some(&changes), &mut |_, _| Ok(()))?;
     let plain = search(4).run(&model, &prompt, 12)?;
     assert_ne!(found, plain, "without the interventions");
     for Hypothesis { ids, score } in &found {
@@ -429,7 +435,9 @@ fn interventions_act_on_every_beam() -> Result {
         if rows.borrow().len() == 4 { candle_core::bail!("enough") } else { Ok(None) }
     });
     let hooks: [&dyn gpt2_model::hooks::Hooks; 2] = [&changes, &counts];
-    let error = search(3).run_with_hooks(&model, &prompt, 12, Some(&Chain(&hooks))).expect_err("ends");
+    let chain = Chain(&hooks);
+    let found = search(3).run_with(&model, &prompt, 12, Some(&chain), &mut |_, _| Ok(()));
+    let error = found.expect_err("the hook ends the search");
     assert!(error.to_string().contains("enough"), "{error}");
     assert_eq!(*rows.borrow(), [1, 3, 3, 3]);
     Ok(())

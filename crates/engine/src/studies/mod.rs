@@ -1,16 +1,38 @@
 //! Studies: what a user can ask of a model. Each is a file or a folder with `Options`, which have defaults and run, and a `Report`. Both
 //! serialize, so that a command, a Python method and a page ask and read the same.
 
+pub mod circuits;
+pub mod discover;
+pub mod features;
 pub mod forward;
+pub mod generate;
+pub mod heads;
 pub mod lens;
+mod mean;
+pub mod pairs;
+pub mod patch;
 mod points;
+pub mod record;
 mod run;
+pub mod score;
+pub mod train_features;
 
+pub use mean::Mean;
 pub use points::{PointName, Points};
 pub use run::{Entry, Outcome, Run, Study};
 
 /// All studies, in the order of the command's help.
 pub const STUDIES: &[Entry] = &[
     Entry::of::<forward::Options>(),
+    Entry::of::<generate::Options>(),
     Entry::of::<lens::Options>(),
+    Entry::of::<heads::Options>(),
+    Entry::of::<patch::Options>(),
+    Entry::of::<patch::PathOptions>(),
+    Entry::of::<discover::Options>(),
+    Entry::of::<discover::EdgeScoreOptions>(),
+    Entry::of::<pairs::Options>(),
+    Entry::of::<circuits::Options>(),
+    Entry::of::<features::Options>(),
+    Entry::of::<features::StoreOptions>(),
 ];

@@ -65,20 +65,22 @@ impl BeamSearch {
         prompt: &[u32],
         max_new_tokens: usize,
     ) -> Result<Vec<Hypothesis>> {
-        self.run_with_hooks(model, prompt, max_new_tokens, None)
+        self.run_with(model, prompt, max_new_tokens, None, &mut |_, _| Ok(()))
     }
 
     /// Like [`run`](Self::run), with hooks in every pass: the first one over the prompt, then one over the last token of each running
-    /// text. A hook's value has a row for each of them.
+    /// text. A hook's value has a row for each of them. Calls `progress` after each pass, with the number of new tokens and
+    /// `max_new_tokens`.
     ///
     /// # Errors
-    /// As for [`run`](Self::run), and for errors from hooks.
-    pub fn run_with_hooks(
+    /// As for [`run`](Self::run), and for errors from hooks and from `progress`.
+    pub fn run_with(
         &self,
         model: &Gpt2LMHeadModel,
         prompt: &[u32],
         max_new_tokens: usize,
         hooks: Option<&dyn Hooks>,
+        progress: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Vec<Hypothesis>> {
         self.validate()?;
         let capacity = room_for(model, prompt.len(), max_new_tokens)?;
@@ -104,6 +106,7 @@ impl BeamSearch {
                 ..ForwardArgs::default()
             };
             let logits = model.forward(&input, args)?.logits.squeeze(1)?; // (beams, V)
+            progress(length, max_new_tokens)?;
             let candidates = self.candidates(&beams, &log_softmax(&logits)?, prompt, considered)?;
 
             let per_token = (length as f64).powf(self.length_penalty);

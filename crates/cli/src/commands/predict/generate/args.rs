@@ -1,12 +1,13 @@
 //! The options of `gpt2 generate`.
 
-use super::draft::DraftKind;
 use crate::interventions::args::InterventionArgs;
 use crate::model::args::ModelArgs;
 use crate::results::live_page::LiveArg;
 use crate::study::over_texts::PromptsArgs;
 use crate::values::{HeadRange, IndexRange, above_0, at_least_0, one_of, part};
 use gpt2_engine::open::CACHES;
+use gpt2_engine::studies::generate::{DraftKind, Options};
+use gpt2_engine::texts::Content;
 use gpt2_model::CacheDType;
 use std::path::PathBuf;
 
@@ -16,7 +17,7 @@ const ATTENTION: &str = "Attention to the steps";
 
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("texts", |arg| arg.visible_alias("prompts").conflicts_with_all([
-    "beams", "draft", "page", "written", "InterventionArgs",
+    "beams", "draft", "page", "written",
 ])))]
 #[command(group = clap::ArgGroup::new("searched").arg("beams"))]
 #[command(group = clap::ArgGroup::new("page").args(["html", "open"]).multiple(true))]
@@ -68,7 +69,6 @@ pub(crate) struct GenerateArgs {
     /// Search for the most probable text with N beams, as transformers does, and print the best
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000), help_heading = BEAMS, conflicts_with_all = [
         "temperature", "top_k", "top_p", "min_p", "typical_p", "greedy", "stop", "draft", "kv", "page", "written",
-        "InterventionArgs",
     ])]
     pub(crate) beams: Option<u16>,
     /// A text's score is its log-probability divided by tokens^P. Above 0 prefers long texts
@@ -87,7 +87,7 @@ pub(crate) struct GenerateArgs {
     /// Let something faster guess the next tokens, and check up to three guesses in each pass. The text stays the same.
     /// This saves time with a large model; a small one, such as the demo model, is faster alone. q4_0 and q8_0 are the same weights, quantized. lookup repeats what followed these words before. Any other name is a
     /// model of the same vocabulary
-    #[arg(long, value_name = "GUESS", conflicts_with_all = ["page", "written", "InterventionArgs"])]
+    #[arg(long, value_name = "GUESS", conflicts_with_all = ["page", "written"])]
     pub(super) draft: Option<DraftKind>,
     /// Write the attention weights of the prompt and of each new token: .safetensors, .npy, .jsonl or .json. Each
     /// step is a row, as computed from the cache
@@ -120,4 +120,29 @@ pub(crate) struct GenerateArgs {
     pub(crate) interventions: InterventionArgs,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+}
+
+impl GenerateArgs {
+    pub(super) fn options(&self) -> Options {
+        let Self { max_new_tokens, temperature, top_k, top_p, min_p, typical_p, .. } = self;
+        let Self { greedy, beams, length_penalty, early_stopping, stop, kv, draft, batch, .. } = self;
+        Options {
+            prompt: Content::default(),
+            max_new_tokens: *max_new_tokens,
+            temperature: *temperature,
+            top_k: *top_k,
+            top_p: *top_p,
+            min_p: *min_p,
+            typical_p: *typical_p,
+            repetition_penalty: self.repetition_penalty,
+            greedy: *greedy,
+            beams: beams.map(usize::from),
+            length_penalty: *length_penalty,
+            early_stopping: *early_stopping,
+            stop: stop.clone(),
+            kv: *kv,
+            draft: draft.clone(),
+            batch: usize::from(*batch),
+        }
+    }
 }

@@ -1,52 +1,51 @@
 //! `--texts`: continues many prompts, several in each pass.
 
 use super::args::GenerateArgs;
-use super::report::{Report, continuation, generation, new_tokens};
 use crate::input::prompt::prompt;
 use crate::output::{self, note};
 use crate::study::over_texts::Numbered;
 use crate::values::pace;
-use anyhow::{Context, bail};
-use gpt2_engine::Opened;
-use gpt2_engine::RunProvenance;
-use gpt2_engine::texts::Prompt;
+use anyhow::bail;
+use gpt2_engine::studies::Run;
+use gpt2_engine::studies::generate::{Batch, Options, Report, Row};
 use gpt2_engine::texts::{TextLine, place};
 use gpt2_engine::words::count;
 use serde_json::{Map, Value};
 use std::io::Write;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
 
-/// A prompt in its line.
+/// A prompt's line.
 struct PromptLine {
     line: u64,
     /// The other fields of a line of JSON.
     input: Map<String, Value>,
     place: String,
-    prompt: Prompt,
-    /// The most tokens to generate after it.
-    new: usize,
+    text: String,
 }
 
-pub(super) fn run(args: &GenerateArgs, opened: &Opened, path: &Path) -> anyhow::Result<()> {
+pub(super) fn run(args: &GenerateArgs, run: &Run, path: &Path) -> anyhow::Result<()> {
+    let options = args.options();
+    let mut batch = Batch::new(&options, run)?;
+    let mut batched = vec![];
     let (mut lines, bar) = args.prompt.open(path)?;
-    let most = usize::from(args.batch);
     let start = Instant::now();
-    let (mut texts, mut tokens) = (0, 0);
-    let mut batch: Vec<PromptLine> = vec![];
+    let mut texts = 0;
+    let mut tokens = 0;
     loop {
         let line = lines.next_text();
-        let row = line.and_then(|line| line.map(|line| row(args, opened, path, line)).transpose());
-        let joins = matches!(&row, Ok(Some(row)) if batch.len() < most && fit(opened, &batch, row));
+        let next = line.and_then(|line| line.map(|line| read(&options, run, path, line)).transpose());
+        let joins = matches!(&next, Ok(Some((_, row))) if batch.takes(row));
         if !joins && !batch.is_empty() {
-            texts += batch.len();
-            tokens += bar.suspend(|| complete(args, opened, std::mem::take(&mut batch)))?;
+            texts += batched.len();
+            let lines_of_batch = std::mem::take(&mut batched);
+            tokens += bar.suspend(|| complete(args, &mut batch, lines_of_batch))?;
             bar.set_position(lines.read);
         }
-        match row? {
-            Some(row) => batch.push(row),
-            None => break,
-        }
+        let Some((line, row)) = next? else { break };
+        batched.push(line);
+        batch.push(row);
     }
     bar.finish_and_clear();
     if texts == 0 {
@@ -58,65 +57,33 @@ pub(super) fn run(args: &GenerateArgs, opened: &Opened, path: &Path) -> anyhow::
     output::flush()
 }
 
-fn row(args: &GenerateArgs, opened: &Opened, path: &Path, line: TextLine) -> anyhow::Result<PromptLine> {
-    let place = place(path, Some(line.number));
-    let prompt = prompt(opened, &line.content, &place)?;
-    let new = new_tokens(args, opened, &prompt);
-    let room = opened.model.config().n_positions + 1 - prompt.ids.len();
-    if new > room {
-        bail!(
-            "{place}: a prompt of {} and {new} new ones do not fit the model's n_positions = {}; at most {room} new tokens do",
-            count(prompt.ids.len(), "token"),
-            opened.model.config().n_positions
-        )
-    }
-    Ok(PromptLine { line: line.number, input: line.input, place, prompt, new })
+fn read(options: &Options, run: &Run, path: &Path, line: TextLine) -> anyhow::Result<(PromptLine, Row)> {
+    let TextLine { number, content, input } = line;
+    let place = place(path, Some(number));
+    let prompt = prompt(run.opened, &content, &place)?;
+    let text = prompt.text.clone().unwrap_or_default();
+    let row = Row::new(options, run.opened, prompt, place.clone())?;
+    Ok((PromptLine { line: number, input, place, text }, row))
 }
 
-/// Whether a row fits into the context beside others: the longest prompt and the largest number of new tokens count for all.
-fn fit(opened: &Opened, others: &[PromptLine], row: &PromptLine) -> bool {
-    let rows = || others.iter().chain([row]);
-    let width = rows().map(|row| row.prompt.ids.len()).max().unwrap_or(0);
-    let new = rows().map(|row| row.new).max().unwrap_or(0);
-    width + new <= opened.model.config().n_positions + 1
-}
-
-/// Continues all rows at once and prints each. Returns the number of generated tokens.
-fn complete(args: &GenerateArgs, opened: &Opened, rows: Vec<PromptLine>) -> anyhow::Result<usize> {
-    let prompts: Vec<_> = rows.iter().map(|row| row.prompt.ids.clone()).collect();
-    let most = rows.iter().map(|row| row.new).max().unwrap_or(0);
-    let mut generation = generation(args, opened, &prompts, most)?;
-    let found = rows.iter().map(|row| continuation(opened, &row.prompt, &args.stop));
-    let mut found = found.collect::<anyhow::Result<Vec<_>>>()?;
-    let together = || match (rows.first(), rows.last()) {
-        (Some(first), Some(last)) if first.line != last.line => {
-            format!("{} to line {}", first.place, last.line)
-        }
-        _ => rows.iter().map(|row| row.place.clone()).collect(),
-    };
-    while let Some(step) = generation.next() {
-        for (i, id) in step.with_context(together)?.into_iter().enumerate() {
-            let Some(id) = id else { continue };
-            found[i].push(id);
-            if found[i].ids.len() == rows[i].new || found[i].stopped_at().is_some() {
-                generation.end(i);
-            }
-        }
-    }
-    let tokens = found.iter().map(|found| found.ids.len()).sum();
+/// Continues all prompts of a batch at once and prints each. Returns the number of generated tokens.
+fn complete(args: &GenerateArgs, batch: &mut Batch, lines: Vec<PromptLine>) -> anyhow::Result<usize> {
+    let reports = batch.run(None, &mut |_, _| ControlFlow::Continue(()))?;
+    let mut tokens = 0;
     let mut out = output::stdout();
-    for (PromptLine { line, input, place, prompt, new }, mut found) in rows.into_iter().zip(found) {
-        found.finish();
+    for (PromptLine { line, input, place, text }, report) in lines.into_iter().zip(&reports) {
         if args.json {
-            let mut made_by = RunProvenance::new(opened, &prompt.ids)?;
-            made_by.kv = args.kv.map(gpt2_model::CacheDType::as_str);
-            let report = Report::new(args, opened, made_by, prompt, found, new);
-            serde_json::to_writer(&mut out, &Numbered { line, input: &input, report: &report })?;
+            serde_json::to_writer(&mut out, &Numbered { line, input: &input, report })?;
         } else {
             writeln!(out, "== {} ==", gpt2_view::visible_text(&place))?;
-            out.write_text(prompt.text.as_deref().unwrap_or_default())?;
-            out.write_text(&found.text)?;
-            writeln!(out)?;
+        }
+        if let Report::Drawn(found) = report {
+            tokens += found.ids.len();
+            if !args.json {
+                out.write_text(&text)?;
+                out.write_text(&found.shown)?;
+                writeln!(out)?;
+            }
         }
         writeln!(out)?;
     }

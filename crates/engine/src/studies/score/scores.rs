@@ -1,6 +1,6 @@
 //! The scores of documents: losses, and the summaries of heads.
 
-use gpt2_engine::texts::DocumentWindow;
+use crate::texts::DocumentWindow;
 use gpt2_model::analysis::Surprises;
 use gpt2_view::{HeadSummary, QueryNumbers};
 use serde::Serialize;

@@ -1,21 +1,17 @@
 //! The scores of a section of the corpus, computed by all ranks together.
 
 use super::scores::WindowScores;
-use crate::process::signals::Stop;
+use crate::interventions::{Prepared, Reads};
+use crate::open::{Opened, explain_not_finite};
+use crate::texts::{CorpusDocument, DocumentWindow, batches, windows};
 use anyhow::{Context, bail};
-use gpt2_engine::Opened;
-use gpt2_engine::interventions::Prepared;
-use gpt2_engine::interventions::Reads;
-use gpt2_engine::open::explain_not_finite;
-use gpt2_engine::texts::CorpusDocument;
-use gpt2_engine::texts::{DocumentWindow, batches, windows};
 use gpt2_model::analysis::surprises;
 use gpt2_model::hooks::Hooks;
 use gpt2_parallel::Group;
 
 /// The settings for reading a document.
 pub(super) struct Reading<'a> {
-    pub(super) changes: Prepared<'a>,
+    pub(super) changes: &'a Prepared<'a>,
     /// Whether an intervention needs each document to fit the model's context.
     pub(super) whole: bool,
     /// The token before each document.
@@ -38,7 +34,7 @@ pub(super) fn scored(
     opened: &Opened,
     reading: &Reading,
     section: &[CorpusDocument],
-    stop: &Stop,
+    is_asked_to_stop: impl Fn() -> bool,
 ) -> anyhow::Result<Option<Vec<ScoredDocument>>> {
     let config = opened.model.config();
     let mut ids: Vec<Vec<u32>> = vec![];
@@ -64,7 +60,7 @@ pub(super) fn scored(
     let batches = batches(&windows, |a, b| reading.changes.treat_alike(a, b));
     let mut mine = vec![];
     for batch in batches.iter().skip(group.rank()).step_by(group.size()) {
-        if group.size() == 1 && stop.is_asked() {
+        if group.size() == 1 && is_asked_to_stop() {
             return Ok(None);
         }
         for part in parts(opened, reading, &windows, &ids, batch)? {

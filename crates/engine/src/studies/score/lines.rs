@@ -1,9 +1,10 @@
 //! The file of scores. It grows under another name, section by section, and gets its own at the end; a resumed run
 //! continues with the first incomplete section.
 
-use crate::output::note;
+use crate::observer::Observer;
+use crate::spelling::Spelling;
+use crate::texts::CorpusDocument;
 use anyhow::{Context, bail};
-use gpt2_engine::texts::CorpusDocument;
 use gpt2_files::open_regular;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -11,7 +12,9 @@ use std::fs::{File, TryLockError};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
-pub(super) struct ScoreLines {
+pub(super) struct ScoreLines<'a> {
+    spelling: Spelling,
+    observer: &'a dyn Observer,
     out: PathBuf,
     part: PathBuf,
     /// The part; none if the run has finished.
@@ -26,10 +29,13 @@ pub(super) struct ScoreLines {
 
 /// The numbers that a document's line adds to the totals.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct DocumentTotals {
-    pub(super) tokens: usize,
-    pub(super) predicted: usize,
-    pub(super) loss: f64,
+pub struct DocumentTotals {
+    /// Its tokens.
+    pub tokens: usize,
+    /// The tokens that were predicted.
+    pub predicted: usize,
+    /// Nats a token; 0 if none was predicted.
+    pub loss: f64,
 }
 
 /// The name under which `out` grows.
@@ -57,10 +63,21 @@ pub(super) fn has_rows(part: &Path) -> anyhow::Result<bool> {
     Ok(!reader.fill_buf()?.is_empty())
 }
 
-impl ScoreLines {
+/// The way out for lines that do not belong to this run.
+fn start_anew(spelling: Spelling) -> String {
+    format!("start anew with {}", spelling.switch("overwrite"))
+}
+
+impl<'a> ScoreLines<'a> {
     /// Starts the file with `first`, the line that says how the others are made; or, to resume, opens the one that an
     /// earlier run left or finished, which must start with that line.
-    pub(super) fn open(out: &Path, first: &str, resume: bool) -> anyhow::Result<Self> {
+    pub(super) fn open(
+        out: &Path,
+        first: &str,
+        resume: bool,
+        spelling: Spelling,
+        observer: &'a dyn Observer,
+    ) -> anyhow::Result<Self> {
         // A link stays one: the file that it leads to is replaced.
         let out = out.canonicalize().unwrap_or_else(|_| out.to_path_buf());
         let part = part_of(&out);
@@ -69,7 +86,8 @@ impl ScoreLines {
         let is_new = !std::fs::metadata(&out).is_ok_and(|there| there.len() > 0);
         let is_first = resume && !part.exists() && !out.exists();
         if is_first {
-            note("--resume: there is no earlier run; this one starts");
+            let option = spelling.switch("resume");
+            observer.note(&format!("{option}: there is no earlier run; this one starts"));
         }
         if !resume || is_first {
             let options = File::options().write(true).create(true).truncate(false).open(&part);
@@ -79,7 +97,16 @@ impl ScoreLines {
             if let Ok(before) = std::fs::metadata(&out) {
                 std::fs::set_permissions(&part, before.permissions()).with_context(named)?;
             }
-            return Ok(Self { out, part, file: Some(file), before: None, length, is_new });
+            return Ok(Self {
+                spelling,
+                observer,
+                out,
+                part,
+                file: Some(file),
+                before: None,
+                length,
+                is_new,
+            });
         }
         let finished = !part.exists() && out.exists();
         let found = if finished { &out } else { &part };
@@ -89,21 +116,24 @@ impl ScoreLines {
         before.read_until(b'\n', &mut line).with_context(named)?;
         if line.trim_ascii_end() != first.as_bytes() {
             bail!(
-                "--resume: {} was made with another model or other options: {}; give those, or start anew with \
-                 --overwrite",
+                "{}: {} was made with another model or other options: {}; give those, or {}",
+                spelling.switch("resume"),
                 found.display(),
-                difference(&line, first)
+                difference(&line, first),
+                start_anew(spelling)
             );
         }
         let open = || locked(File::options().write(true).open(&part).with_context(named)?, &part);
         let file = (!finished).then(open).transpose()?;
-        Ok(Self { out, part, file, before: Some(before), length, is_new })
+        Ok(Self { spelling, observer, out, part, file, before: Some(before), length, is_new })
     }
 
     /// The numbers of this section's lines, if all are there already. The names and texts of the documents must be those of
     /// the lines: a corpus that has changed is refused. Cuts the file before the first incomplete section.
     pub(super) fn has(&mut self, section: &[CorpusDocument]) -> anyhow::Result<Option<Vec<DocumentTotals>>> {
         let named = self.found().display().to_string();
+        let resume = self.spelling.switch("resume");
+        let anew = start_anew(self.spelling);
         let Some(before) = &mut self.before else { return Ok(None) };
         let mut found = vec![];
         let mut length = self.length;
@@ -115,7 +145,7 @@ impl ScoreLines {
             let Some(row) = row.and_then(|row| serde_json::from_slice::<Value>(row).ok()) else {
                 let Some(file) = &self.file else {
                     bail!(
-                        "--resume: {named} is of a finished run, and has no line about {}; start anew with --overwrite",
+                        "{resume}: {named} is of a finished run, and has no line about {}; {anew}",
                         document.file
                     )
                 };
@@ -128,13 +158,13 @@ impl ScoreLines {
                 row["file"] == document.file && row["line"] == document.line.map_or(Value::Null, Value::from);
             if same_place && row["hash"] != document.hash() {
                 bail!(
-                    "--resume: {} has another text than the one that {named} is about; start anew with --overwrite",
+                    "{resume}: {} has another text than the one that {named} is about; {anew}",
                     document.place()
                 );
             }
             if !same_place {
                 bail!(
-                    "--resume: {named} has a line about {}{}, where the corpus now has {}; start anew with --overwrite",
+                    "{resume}: {named} has a line about {}{}, where the corpus now has {}; {anew}",
                     row["file"].as_str().unwrap_or_default(),
                     row["line"].as_u64().map_or_else(String::new, |n| format!(", line {n}")),
                     document.place()
@@ -173,16 +203,18 @@ impl ScoreLines {
     /// Gives the file its own name. If the run had finished already, only prints a note.
     pub(super) fn finish(mut self) -> anyhow::Result<()> {
         let found = self.found().display().to_string();
+        let resume = self.spelling.switch("resume");
         let named = || self.out.display().to_string();
         if let Some(before) = &mut self.before
             && !before.fill_buf().with_context(named)?.is_empty()
         {
             bail!(
-                "--resume: {found} has lines about more documents than the corpus now has; start anew with --overwrite"
+                "{resume}: {found} has lines about more documents than the corpus now has; {}",
+                start_anew(self.spelling)
             );
         }
         let Some(file) = self.file else {
-            note(&format!("--resume: this run has finished; {found} holds every document"));
+            self.observer.note(&format!("{resume}: this run has finished; {found} holds every document"));
             return Ok(());
         };
         file.sync_all().with_context(named)?;
