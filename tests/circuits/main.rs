@@ -43,7 +43,11 @@ fn tables_and_eigenvalues_are_those_of_transformer_lens() -> Result {
             }
             entries.sort_by(|a, b| b.0.total_cmp(&a.0));
             let mut done = vec![];
-            let found = circuits.largest_entries(head, circuit, 20, &mut |rows, of| done.push((rows, of)))?;
+            let mut progress = |rows, of| {
+                done.push((rows, of));
+                Ok(())
+            };
+            let found = circuits.largest_entries(head, circuit, 20, &mut progress)?;
             let found: Vec<_> = found.iter().map(|entry| (entry.value, entry.from, entry.to)).collect();
             assert_eq!(found, entries[..20]);
             assert_eq!(done.last(), Some(&(53, 53)));
@@ -132,8 +136,11 @@ fn the_largest_entries_of_a_long_table_are_those_of_all_its_rows() -> Result {
     all.sort_by(|a, b| b.0.total_cmp(&a.0));
     for count in [1, 2, 3, 50, 1000] {
         let mut done = vec![];
-        let found =
-            circuits.largest_entries(head, Circuit::Ov, count, &mut |rows, of| done.push((rows, of)))?;
+        let mut progress = |rows, of| {
+            done.push((rows, of));
+            Ok(())
+        };
+        let found = circuits.largest_entries(head, Circuit::Ov, count, &mut progress)?;
         assert_eq!(done, [(256, 700), (512, 700), (700, 700)]);
         let found: Vec<_> = found.iter().map(|e| (e.from as usize * 700) + e.to as usize).collect();
         assert_eq!(found, all[..count].iter().map(|(_, at)| *at).collect::<Vec<_>>(), "{count}");
@@ -167,7 +174,7 @@ fn heads_and_tokens_that_are_not_there_are_refused() -> Result {
     let circuits = circuits()?;
     let error = circuits.copying_score(Head { layer: 3, head: 0 }).expect_err("no layer 3").to_string();
     assert!(error.contains("layers 0 to 2"), "{error}");
-    let none = circuits.largest_entries(Head { layer: 0, head: 0 }, Circuit::Ov, 0, &mut |_, _| {})?;
+    let none = circuits.largest_entries(Head { layer: 0, head: 0 }, Circuit::Ov, 0, &mut |_, _| Ok(()))?;
     assert!(none.is_empty());
     assert_eq!(
         (circuits.layers(), circuits.heads(2), circuits.heads(3), circuits.vocab_size()),

@@ -1,6 +1,7 @@
 //! A head's circuits as tables of tokens.
 
 use crate::circuits::{Circuit, Circuits};
+use crate::discovery::Progress;
 use candle_core::{DType, Result, Tensor};
 use gpt2_model::hooks::Head;
 use rayon::prelude::*;
@@ -51,13 +52,13 @@ impl Circuits {
     /// done and V.
     ///
     /// # Errors
-    /// When there is no such head.
+    /// When there is no such head, and for those of `progress`.
     pub fn largest_entries(
         &self,
         head: Head,
         circuit: Circuit,
         count: usize,
-        progress: &mut dyn FnMut(usize, usize),
+        progress: &mut Progress,
     ) -> Result<Vec<Entry>> {
         let v = self.vocab_size();
         let (read, columns) = self.halves(head, circuit)?;
@@ -75,7 +76,7 @@ impl Circuits {
             best.extend(more);
             best.sort_by(|a, b| b.value.total_cmp(&a.value).then((a.from, a.to).cmp(&(b.from, b.to))));
             best.truncate(count);
-            progress(first + rows, v);
+            progress(first + rows, v)?;
         }
         Ok(best)
     }

@@ -33,19 +33,6 @@ pub(crate) fn with_bar<T, E>(
     result
 }
 
-/// Like [`with_bar`], for library work whose progress callback returns a result. This callback never fails.
-pub(crate) fn with_progress<T>(
-    steps: &str,
-    work: impl FnOnce(&mut dyn FnMut(usize, usize) -> candle_core::Result<()>) -> candle_core::Result<T>,
-) -> candle_core::Result<T> {
-    with_bar(steps, |progress| {
-        work(&mut |done, all| {
-            progress(done, all);
-            Ok(())
-        })
-    })
-}
-
 fn styled(bar: ProgressBar, template: &str) -> ProgressBar {
     bar.with_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

@@ -8,7 +8,7 @@ use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use gpt2_engine::Opened;
 use gpt2_engine::interventions::Prepared;
-use gpt2_engine::studies::Run;
+use gpt2_engine::studies::{Outcome, Run, Study};
 
 /// Options of every command that looks into a model while it runs.
 #[derive(Debug, clap::Args)]
@@ -29,6 +29,19 @@ impl StudyArgs {
     pub(crate) fn open_for(&self, mut inputs: ReadFiles, outputs: &Outputs) -> anyhow::Result<Opened> {
         self.interventions.inputs(&mut inputs);
         self.model.open_for(inputs, outputs)
+    }
+
+    /// Runs a study.
+    pub(crate) fn outcome<S: Study>(
+        &self,
+        opened: &Opened,
+        study: &S,
+        wants_tensors: bool,
+    ) -> anyhow::Result<Outcome<S::Report>> {
+        let interventions = Prepared::new(self.interventions.options(), opened, &TERMINAL)?;
+        let run = self.run(&interventions, wants_tensors);
+        run.check_interventions::<S>()?;
+        study.run(&run)
     }
 
     /// What the engine's studies run on.

@@ -14,6 +14,7 @@ pub use checks::Reads;
 pub use circuit::LoadedCircuit;
 pub use on_heads::OnHeads;
 pub use options::{
-    At, CircuitChoice, DictionaryChoice, FeatureOption, InterventionOptions, MeanTexts, Steer, VectorSource,
+    ALL_INTERVENTIONS, At, CircuitChoice, DictionaryChoice, FeatureOption, InterventionOptions, MeanTexts,
+    Steer, VectorSource,
 };
 pub use prepared::{Applied, MeanSource, Prepared, Sources};

@@ -10,6 +10,24 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
+/// The names of all options of interventions, for studies in which none has a meaning.
+pub const ALL_INTERVENTIONS: &[&str] = &[
+    "ablate",
+    "mean-ablate",
+    "mean-of",
+    "scale",
+    "attention-temperature",
+    "block",
+    "patch",
+    "from-prompt",
+    "add",
+    "circuit",
+    "dictionary",
+    "ablate-feature",
+    "scale-feature",
+    "set-feature",
+];
+
 /// Interventions as a user asks for them. They are applied in the order of these fields.
 #[derive(Debug, Clone, Default)]
 pub struct InterventionOptions {

@@ -3,6 +3,7 @@
 mod continuation;
 mod corpus;
 mod encoded;
+mod pair_inputs;
 mod pairs;
 mod point_values;
 mod prompt;
@@ -15,11 +16,12 @@ mod windows;
 pub use continuation::{Continuation, new_tokens};
 pub use corpus::{By, Corpus, CorpusDocument, DocumentOptions, DocumentUnit, shared};
 pub use encoded::{Encoded, encode, encode_within};
+pub use pair_inputs::{Answer, Answers, PairInput, PairsInput};
 pub use pairs::pair;
 pub use point_values::{Windowing, values};
 pub use prompt::{Content, Prompt, noted, single_token, tokens_within};
 pub use read::{LONGEST_PROMPT, open_text, read_file, read_limited, refuse_device};
-pub use tasks::{Task, TaskAnswer, TaskPair, Text};
+pub use tasks::{TASKS, Task};
 pub use text_lines::{
     FIELD, LONGEST, STDIN, TextLine, TextLines, holds_fields, is_json_lines, open, parse, place,
 };

@@ -1,17 +1,21 @@
 //! Tasks that papers on circuits use, as pairs of texts in a model's own vocabulary.
 
+use super::pair_inputs::{Answer, Answers, PairInput};
 use super::pairs::spelled;
+use super::prompt::Content;
+use crate::words::Choices;
 use anyhow::bail;
 use gpt2_loader::Tokenizer;
 use rand::Rng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
 /// A kind of task.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Task {
     /// Who gets it: of two names, the one that is not repeated. The corrupted text has three other names (Wang et al. 2022,
     /// "Interpretability in the Wild", arXiv 2211.00593).
@@ -22,44 +26,20 @@ pub enum Task {
     /// Random tokens, and their beginning once more: the answer is the token that comes next in the first round. The
     /// corrupted text has another token in that place (Olsson et al. 2022, "In-context Learning and Induction Heads",
     /// arXiv 2209.11895). Any vocabulary of 14 tokens will do.
+    #[default]
     Induction,
     /// She or he, by the name; the corrupted text has a name of the other kind (Mathwin et al. 2023, "Identifying a Preliminary Circuit
     /// for Predicting Gendered Pronouns in GPT-2 Small").
     Pronouns,
 }
 
-/// A text, or the ids of one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(untagged)]
-pub enum Text {
-    /// In words.
-    Words(String),
-    /// In tokens.
-    Ids(Vec<u32>),
-}
-
-/// An answer: a token's text or its id.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(untagged)]
-pub enum TaskAnswer {
-    /// The token's text, with its space if it has one.
-    Word(String),
-    /// The token's id.
-    Id(u32),
-}
-
-/// A pair of a task: as JSON, a line that [`pair`](super::pair) reads.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct TaskPair {
-    /// The text that the model should get right.
-    pub clean: Text,
-    /// A text with the same number of tokens, which does not favor the right answers.
-    pub corrupted: Text,
-    /// The right answers to the clean text.
-    pub correct: Vec<TaskAnswer>,
-    /// The wrong ones.
-    pub incorrect: Vec<TaskAnswer>,
-}
+/// Tasks by name.
+pub const TASKS: &Choices<Task> = &[
+    ("ioi", Task::Ioi),
+    ("greater-than", Task::GreaterThan),
+    ("induction", Task::Induction),
+    ("pronouns", Task::Pronouns),
+];
 
 const NAMES: [&str; 30] = [
     "Mary", "John", "Tom", "James", "Dan", "Martin", "Amy", "Sarah", "Anna", "Kate", "David", "Paul",
@@ -98,7 +78,7 @@ impl Task {
     ///
     /// # Errors
     /// When the vocabulary breaks up the words that the task needs, with those words, or has too few tokens.
-    pub fn pairs(self, tokenizer: &Tokenizer, count: usize, seed: u64) -> anyhow::Result<Vec<TaskPair>> {
+    pub fn pairs(self, tokenizer: &Tokenizer, count: usize, seed: u64) -> anyhow::Result<Vec<PairInput>> {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let words = Words { tokenizer };
         match self {
@@ -129,12 +109,17 @@ fn one<'a>(rng: &mut ChaCha8Rng, list: &[&'a str]) -> &'a str {
     list.choose(rng).copied().unwrap_or_default()
 }
 
+/// A list of one answer, so that all lines of a file have lists.
+fn only(answer: Answer) -> Answers {
+    Answers::Several(vec![answer])
+}
+
 /// The template with words in it; each gets a space before it.
 fn filled(template: &str, words: &[(&str, &str)]) -> String {
     words.iter().fold(template.to_owned(), |text, (place, word)| text.replace(place, &format!(" {word}")))
 }
 
-fn ioi(rng: &mut ChaCha8Rng, names: &[&str], places: &[&str], things: &[&str]) -> anyhow::Result<TaskPair> {
+fn ioi(rng: &mut ChaCha8Rng, names: &[&str], places: &[&str], things: &[&str]) -> anyhow::Result<PairInput> {
     let five: Vec<&str> = names.choose_multiple(rng, 5).copied().collect();
     let [giver, receiver, others @ ..] = &five[..] else { bail!("too few names") };
     let template = one(rng, &GIVING);
@@ -143,11 +128,11 @@ fn ioi(rng: &mut ChaCha8Rng, names: &[&str], places: &[&str], things: &[&str]) -
     let text = |a: &str, b: &str, s: &str| {
         filled(template, &[&[("[A]", a), ("[B]", b), ("[S]", s)], &rest[..]].concat())
     };
-    Ok(TaskPair {
-        clean: Text::Words(text(first, second, giver)),
-        corrupted: Text::Words(text(others[0], others[1], others[2])),
-        correct: vec![TaskAnswer::Word(format!(" {receiver}"))],
-        incorrect: vec![TaskAnswer::Word(format!(" {giver}"))],
+    Ok(PairInput {
+        clean: Content::Text(text(first, second, giver)),
+        corrupted: Content::Text(text(others[0], others[1], others[2])),
+        correct: only(Answer::Text(format!(" {receiver}"))),
+        incorrect: Some(only(Answer::Text(format!(" {giver}")))),
     })
 }
 
@@ -157,24 +142,24 @@ struct Century {
     years: Vec<String>,
 }
 
-fn greater_than(rng: &mut ChaCha8Rng, events: &[&str], centuries: &[Century]) -> anyhow::Result<TaskPair> {
+fn greater_than(rng: &mut ChaCha8Rng, events: &[&str], centuries: &[Century]) -> anyhow::Result<PairInput> {
     let Some(Century { century, years }) = centuries.choose(rng) else { bail!("no century") };
     // Neither the first nor the last, so that there are answers on both sides.
     let at = rng.random_range(1..years.len() - 1);
     let event = one(rng, events);
     let text = |year: &str| {
-        Text::Words(format!("The {event} lasted from the year {century}{year} to the year {century}"))
+        Content::Text(format!("The {event} lasted from the year {century}{year} to the year {century}"))
     };
-    let answers = |years: &[String]| years.iter().map(|year| TaskAnswer::Word(year.clone())).collect();
-    Ok(TaskPair {
+    let answers = |years: &[String]| Answers::Several(years.iter().cloned().map(Answer::Text).collect());
+    Ok(PairInput {
         clean: text(&years[at]),
         corrupted: text("01"),
         correct: answers(&years[at + 1..]),
-        incorrect: answers(&years[..=at]),
+        incorrect: Some(answers(&years[..=at])),
     })
 }
 
-fn induction(rng: &mut ChaCha8Rng, tokenizer: &Tokenizer) -> anyhow::Result<TaskPair> {
+fn induction(rng: &mut ChaCha8Rng, tokenizer: &Tokenizer) -> anyhow::Result<PairInput> {
     let v = u32::try_from(tokenizer.vocab_size())?;
     let mut ids: Vec<u32> = (0..v).filter(|id| Some(*id) != tokenizer.end_of_text()).collect();
     if ids.len() <= RANDOM {
@@ -186,24 +171,24 @@ fn induction(rng: &mut ChaCha8Rng, tokenizer: &Tokenizer) -> anyhow::Result<Task
     let mut other = tokens.clone();
     other[at] = wrong;
     // It begins again, up to the token before.
-    Ok(TaskPair {
-        clean: Text::Ids([&tokens[..], &tokens[..at]].concat()),
-        corrupted: Text::Ids([&other[..], &tokens[..at]].concat()),
-        correct: vec![TaskAnswer::Id(tokens[at])],
-        incorrect: vec![TaskAnswer::Id(wrong)],
+    Ok(PairInput {
+        clean: Content::Ids([&tokens[..], &tokens[..at]].concat()),
+        corrupted: Content::Ids([&other[..], &tokens[..at]].concat()),
+        correct: only(Answer::Id(tokens[at])),
+        incorrect: Some(only(Answer::Id(wrong))),
     })
 }
 
-fn pronouns(rng: &mut ChaCha8Rng, women: &[&str], men: &[&str]) -> TaskPair {
+fn pronouns(rng: &mut ChaCha8Rng, women: &[&str], men: &[&str]) -> PairInput {
     let template = one(rng, &TELLING);
     let names = [one(rng, women), one(rng, men)];
-    let answers = [" she", " he"].map(|word| vec![TaskAnswer::Word(word.to_owned())]);
-    let text = |name: &str| Text::Words(filled(template, &[("[NAME]", name)]));
+    let answers = [" she", " he"].map(|word| only(Answer::Text(word.to_owned())));
+    let text = |name: &str| Content::Text(filled(template, &[("[NAME]", name)]));
     let [she, he] = answers;
     let is_woman = rng.random();
     let (clean, corrupted) = if is_woman { (names[0], names[1]) } else { (names[1], names[0]) };
     let (correct, incorrect) = if is_woman { (she, he) } else { (he, she) };
-    TaskPair { clean: text(clean), corrupted: text(corrupted), correct, incorrect }
+    PairInput { clean: text(clean), corrupted: text(corrupted), correct, incorrect: Some(incorrect) }
 }
 
 /// Finds the words that a vocabulary has as one token.
@@ -303,7 +288,7 @@ mod tests {
         task: Task,
         count: usize,
         seed: u64,
-    ) -> anyhow::Result<Vec<(TaskPair, gpt2_circuits::discovery::Pair)>> {
+    ) -> anyhow::Result<Vec<(PairInput, gpt2_circuits::discovery::Pair)>> {
         let tokenizer = Tokenizer::gpt2();
         let pairs = task.pairs(&tokenizer, count, seed)?.into_iter();
         pairs
@@ -311,6 +296,10 @@ mod tests {
                 Ok((of.clone(), pair(&serde_json::to_string(&of)?, &|| Ok(&tokenizer), &Config::gpt2())?))
             })
             .collect()
+    }
+
+    fn wrong(pair: &PairInput) -> &[Answer] {
+        pair.incorrect.as_ref().map_or(&[], Answers::all)
     }
 
     #[test]
@@ -333,34 +322,32 @@ mod tests {
     #[test]
     fn the_answers_are_those_of_the_task() -> anyhow::Result<()> {
         for (text, pair) in read(Task::Ioi, 100, 3)? {
-            let (Text::Words(clean), Text::Words(corrupted)) = (&text.clean, &text.corrupted) else {
+            let (Content::Text(clean), Content::Text(corrupted)) = (&text.clean, &text.corrupted) else {
                 panic!("words")
             };
-            let ([TaskAnswer::Word(right)], [TaskAnswer::Word(wrong)]) =
-                (&text.correct[..], &text.incorrect[..])
-            else {
+            let ([Answer::Text(right)], [Answer::Text(giver)]) = (text.correct.all(), wrong(&text)) else {
                 panic!("{text:?}")
             };
             // The one who gives is named twice, the one who gets it once, and neither in the corrupted text.
             let times = |of: &str, name: &str| of.matches(name).count();
-            assert_eq!((times(clean, wrong), times(clean, right)), (2, 1), "{clean}");
-            assert_eq!((times(corrupted, wrong), times(corrupted, right)), (0, 0), "{corrupted}");
+            assert_eq!((times(clean, giver), times(clean, right)), (2, 1), "{clean}");
+            assert_eq!((times(corrupted, giver), times(corrupted, right)), (0, 0), "{corrupted}");
             // Three names differ, and nothing else.
             assert_eq!(pair.clean.iter().zip(&pair.corrupt).filter(|(a, b)| a != b).count(), 3);
         }
         let mut centuries = vec![];
         for (text, pair) in read(Task::GreaterThan, 200, 3)? {
-            let Text::Words(clean) = &text.clean else { panic!("words") };
+            let Content::Text(clean) = &text.clean else { panic!("words") };
             let year = clean.split("year ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a year");
             let century = &year[..2];
             let year = year[2..].parse::<u32>()?;
             centuries.push(century.to_owned());
-            let number = |answer: &TaskAnswer| match answer {
-                TaskAnswer::Word(word) => word.parse::<u32>().expect("a year"),
-                TaskAnswer::Id(id) => *id,
+            let number = |answer: &Answer| match answer {
+                Answer::Text(word) => word.parse::<u32>().expect("a year"),
+                Answer::Id(id) => *id,
             };
-            assert!(text.correct.iter().all(|answer| number(answer) > year), "{text:?}");
-            assert!(text.incorrect.iter().all(|answer| number(answer) <= year), "{text:?}");
+            assert!(text.correct.all().iter().all(|answer| number(answer) > year), "{text:?}");
+            assert!(wrong(&text).iter().all(|answer| number(answer) <= year), "{text:?}");
             assert!(
                 matches!(&pair.metric, Metric::LogitDifference { answers, against } if answers.len() + against.len() > 50)
             );
@@ -369,10 +356,10 @@ mod tests {
         centuries.dedup();
         assert!(centuries.len() > 4, "{centuries:?}");
         for (text, _) in read(Task::Pronouns, 50, 3)? {
-            let Text::Words(clean) = &text.clean else { panic!("words") };
+            let Content::Text(clean) = &text.clean else { panic!("words") };
             let is_woman = WOMEN.iter().any(|name| clean.contains(&format!(" {name}")));
             let expected = if is_woman { " she" } else { " he" };
-            assert_eq!(text.correct, [TaskAnswer::Word(expected.to_owned())], "{clean}");
+            assert_eq!(text.correct.all(), [Answer::Text(expected.to_owned())], "{clean}");
         }
         Ok(())
     }

@@ -7,9 +7,9 @@ use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::values::one_of;
-use anyhow::Context;
 use gpt2_engine::open::open_tokenizer;
-use gpt2_engine::texts::Task;
+use gpt2_engine::studies::pairs::Options;
+use gpt2_engine::texts::{TASKS, Task};
 use gpt2_loader::Checkpoint;
 use std::io::Write;
 use std::path::PathBuf;
@@ -48,13 +48,6 @@ pub(crate) struct PairsCommandArgs {
     hub: HubArgs,
 }
 
-const TASKS: &[(&str, Task)] = &[
-    ("ioi", Task::Ioi),
-    ("greater-than", Task::GreaterThan),
-    ("induction", Task::Induction),
-    ("pronouns", Task::Pronouns),
-];
-
 pub(crate) fn run(args: &PairsCommandArgs) -> anyhow::Result<()> {
     let mut outputs = Outputs::new(args.overwrite);
     if let Some(path) = &args.out {
@@ -67,8 +60,8 @@ pub(crate) fn run(args: &PairsCommandArgs) -> anyhow::Result<()> {
     inputs.model(&files)?;
     outputs.check(&inputs)?;
     let tokenizer = open_tokenizer(&files, Checkpoint::open(&files)?.config().vocab_size, &TERMINAL)?;
-    let pairs = args.task.pairs(&tokenizer, args.count as usize, args.seed);
-    let pairs = pairs.with_context(|| format!("{} has no such task", files.name))?;
+    let options = Options { task: args.task, count: args.count as usize };
+    let pairs = options.pairs(&tokenizer, &files.name, args.seed)?;
     let mut lines = vec![];
     for pair in &pairs {
         serde_json::to_writer(&mut lines, pair)?;

@@ -1,14 +1,12 @@
 //! Pictures of circuits: what heads copy and how they feed one another, or the tables of one head.
 
-use super::report::{OneHead, Overview, TokenLink, WrittenScores};
 use crate::results::picture::numbers;
-use candle_core::{DType, Device, Result, Tensor};
-use gpt2_circuits::{Circuit, Circuits};
-use gpt2_model::hooks::Head;
+use candle_core::{Device, Result, Tensor};
+use gpt2_engine::studies::circuits::{LinkTokens, OneHead, Overview};
 use gpt2_view::{Frame, NumberMap, number_maps};
 
 /// A map of copying scores, heads by layer, and one of each kind of composition, from heads to heads.
-pub(super) fn of_all(frame: &Frame, report: &Overview) -> Result<Vec<u8>> {
+pub(super) fn of_all(frame: &Frame, report: &Overview, compositions: &[(String, Tensor)]) -> Result<Vec<u8>> {
     let layers = report.heads.last().map_or(0, |last| last.layer + 1);
     let heads = report.heads.len() / layers.max(1);
     let rows = numbers(layers);
@@ -29,8 +27,8 @@ pub(super) fn of_all(frame: &Frame, report: &Overview) -> Result<Vec<u8>> {
     // Nothing comes before the first layer or after the last.
     let from = &all[..all.len() - heads];
     let to = &all[heads..];
-    for WrittenScores { reads, scores } in &report.written {
-        let name = match *reads {
+    for (reads, scores) in compositions {
+        let name = match reads.as_str() {
             "q" => "into queries",
             "k" => "into keys",
             _ => "into values",
@@ -57,8 +55,7 @@ pub(super) fn of_all(frame: &Frame, report: &Overview) -> Result<Vec<u8>> {
 }
 
 /// The tables of QK and OV for the tokens that the report names.
-pub(super) fn of_head(frame: &Frame, report: &OneHead, circuits: &Circuits) -> Result<Vec<u8>> {
-    let head = Head { layer: report.layer, head: report.head };
+pub(super) fn of_head(frame: &Frame, report: &OneHead, tables: &[(String, Tensor)]) -> Result<Vec<u8>> {
     let qk = LinkTokens::new(&report.qk);
     let ov = LinkTokens::new(&report.ov);
     let looks = NumberMap {
@@ -81,39 +78,11 @@ pub(super) fn of_head(frame: &Frame, report: &OneHead, circuits: &Circuits) -> R
         end: None,
         from_zero: false,
     };
-    let (scores, changes) =
-        (qk.values(circuits, head, Circuit::Qk)?, ov.values(circuits, head, Circuit::Ov)?);
-    number_maps(frame, &[(looks, scores), (writes, changes)])
-}
-
-/// The tokens of links, each once, in their order.
-#[derive(Default)]
-struct LinkTokens {
-    from: Vec<String>,
-    from_ids: Vec<u32>,
-    to: Vec<String>,
-    to_ids: Vec<u32>,
-}
-
-impl LinkTokens {
-    fn new(links: &[TokenLink]) -> Self {
-        let mut named = Self::default();
-        for TokenLink { from, from_id, to, to_id, .. } in links {
-            if !named.from_ids.contains(from_id) {
-                named.from_ids.push(*from_id);
-                named.from.push(from.to_string());
-            }
-            if !named.to_ids.contains(to_id) {
-                named.to_ids.push(*to_id);
-                named.to.push(to.to_string());
-            }
+    let mut maps = vec![];
+    for (circuit, map) in [("qk", looks), ("ov", writes)] {
+        if let Some((_, table)) = tables.iter().find(|(name, _)| name == circuit) {
+            maps.push((map, table.clone()));
         }
-        named
     }
-
-    /// A circuit's table for these tokens, (from, to).
-    fn values(&self, circuits: &Circuits, head: Head, circuit: Circuit) -> Result<Tensor> {
-        let columns = Tensor::new(self.to_ids.as_slice(), &Device::Cpu)?;
-        circuits.rows(head, circuit, &self.from_ids)?.index_select(&columns, 1)?.to_dtype(DType::F32)
-    }
+    number_maps(frame, &maps)
 }

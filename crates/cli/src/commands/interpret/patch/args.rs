@@ -1,14 +1,15 @@
 //! The options of `gpt2 patch`.
 
-use super::paths::{FREEZES, PathsText};
 use crate::input::pairs::PairsArgs;
 use crate::results::picture::PictureArgs;
 use crate::study::args::StudyArgs;
 use crate::values::one_of;
 use gpt2_circuits::discovery::Freeze;
+use gpt2_engine::studies::patch::{FREEZES, Options, PathsText};
 use std::str::FromStr;
 
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("circuit", |arg| arg.hide(true)))]
 #[command(after_help = "\
 Both prompts need the same number of tokens. One part of the corrupted run at a time is replaced by the clean run's. The
 part's number says how far that moves the logit difference: 0 is no change, 1 is all the way to the clean run. Exact numbers
@@ -44,4 +45,17 @@ pub(crate) struct PatchArgs {
     pub(crate) overwrite: bool,
     #[command(flatten)]
     pub(crate) study: StudyArgs,
+}
+
+impl PatchArgs {
+    pub(super) fn options(&self) -> Options {
+        Options {
+            pairs: self.pairs.input(),
+            by_position: self.by_position,
+            path: self.paths.clone(),
+            freeze: self.freeze,
+            // A terminal shows few positions.
+            summary: !self.study.json,
+        }
+    }
 }

@@ -1,94 +1,24 @@
-//! The reports of `gpt2 circuits`, and how they are printed.
+//! The reports of `gpt2 circuits`, as they are printed.
 
 use crate::output::{self, note};
-use candle_core::Tensor;
 use gpt2_engine::Label;
-use gpt2_engine::RunProvenance;
+use gpt2_engine::studies::circuits::{ComposedHeads, CopyingHead, Direction, OneHead, Overview, TokenLink};
 use gpt2_view::Align::{Left, Right};
 use gpt2_view::{Table, visible_text};
-use serde::Serialize;
 use std::io::Write;
 
-#[derive(Serialize)]
-pub(super) struct Overview {
-    pub(super) provenance: RunProvenance,
-    pub(super) heads: Vec<OfHead>,
-    /// The composition scores of pairs of heads, largest first.
-    pub(super) compositions: Vec<ComposedHeads>,
-    /// The scores of all pairs of heads, for the picture.
-    #[serde(skip)]
-    pub(super) written: Vec<WrittenScores>,
-}
-
-/// The composition scores of all pairs of heads, for one input of the later head: `q`, `k` or `v`.
-pub(super) struct WrittenScores {
-    pub(super) reads: &'static str,
-    /// (L, H, L, H)
-    pub(super) scores: Tensor,
-}
-
-#[derive(Serialize)]
-pub(super) struct OfHead {
-    pub(super) layer: usize,
-    pub(super) head: usize,
-    /// The sum of the eigenvalues of OV by token divided by the sum of their sizes, -1 to 1.
-    pub(super) copying: Option<f64>,
-}
-
-#[derive(Serialize)]
-pub(super) struct ComposedHeads {
-    /// The input of the later head: `q`, `k` or `v`.
-    pub(super) reads: &'static str,
-    pub(super) from: String,
-    pub(super) to: String,
-    pub(super) score: f64,
-}
-
-#[derive(Serialize)]
-pub(super) struct OneHead {
-    pub(super) provenance: RunProvenance,
-    pub(super) layer: usize,
-    pub(super) head: usize,
-    pub(super) copying: Option<f64>,
-    /// Of OV by token: real and imaginary part, largest size first.
-    pub(super) eigenvalues: Vec<[f64; 2]>,
-    /// Scores of a key's token for a query's token.
-    pub(super) qk: Vec<TokenLink>,
-    /// Applied of a token's logit when a token is attended to.
-    pub(super) ov: Vec<TokenLink>,
-    pub(super) ov_singular: Vec<Direction>,
-    pub(super) qk_singular: Vec<Direction>,
-}
-
-#[derive(Serialize)]
-pub(super) struct TokenLink {
-    pub(super) from: Label,
-    pub(super) from_id: u32,
-    pub(super) to: Label,
-    pub(super) to_id: u32,
-    pub(super) value: f64,
-}
-
-/// A singular value, and the tokens of its two directions. Changing the signs of both directions gives the same pair.
-#[derive(Serialize)]
-pub(super) struct Direction {
-    pub(super) value: f64,
-    pub(super) reads: Vec<Label>,
-    pub(super) writes: Vec<Label>,
-}
-
-pub(super) fn print_overview(report: &Overview, shown: usize) -> anyhow::Result<()> {
+pub(super) fn overview(report: &Overview, shown: usize) -> anyhow::Result<()> {
     let mut out = output::stdout();
     writeln!(out, "{}: weights alone\n", visible_text(&report.provenance.model))?;
     writeln!(
         out,
         "copying: from -1 to 1, whether a head raises the logits of the tokens that it attends to; highest first\n"
     )?;
-    let mut sorted: Vec<&OfHead> = report.heads.iter().collect();
-    let of = |head: &OfHead| head.copying.unwrap_or(f64::NEG_INFINITY);
+    let mut sorted: Vec<&CopyingHead> = report.heads.iter().collect();
+    let of = |head: &CopyingHead| head.copying.unwrap_or(f64::NEG_INFINITY);
     sorted.sort_by(|a, b| of(b).total_cmp(&of(a)));
     let mut table = Table::new(&[("head", Right), ("copying", Right)]);
-    for OfHead { layer, head, copying } in sorted.into_iter().take(shown) {
+    for CopyingHead { layer, head, copying } in sorted.into_iter().take(shown) {
         let copying = copying.map_or_else(|| "none".to_owned(), |copying| format!("{copying:+.3}"));
         table.row(vec![format!("{layer}.{head}"), copying]);
     }
@@ -108,7 +38,7 @@ pub(super) fn print_overview(report: &Overview, shown: usize) -> anyhow::Result<
     Ok(())
 }
 
-pub(super) fn print_head(report: &OneHead) -> anyhow::Result<()> {
+pub(super) fn head(report: &OneHead) -> anyhow::Result<()> {
     let mut out = output::stdout();
     writeln!(out, "{}: weights alone\n", visible_text(&report.provenance.model))?;
     let largest = report

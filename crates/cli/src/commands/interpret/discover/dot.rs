@@ -1,26 +1,12 @@
-//! A circuit in a file: as JSON, and as a graph for Graphviz.
+//! A circuit as a graph for Graphviz.
 
-use super::report::{Report, ScoredEdge};
 use gpt2_circuits::discovery::Reader;
-use serde_json::json;
+use gpt2_engine::studies::discover::ScoredEdge;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// The circuit's edges with what made them.
-pub(super) fn json(report: &Report) -> anyhow::Result<Vec<u8>> {
-    let circuit = json!({
-        "edges": report.circuit.edges,
-        "faithfulness": report.circuit.faithfulness,
-        "settings": report.settings,
-        "provenance": report.provenance.shared(),
-    });
-    let mut bytes = serde_json::to_vec_pretty(&circuit)?;
-    bytes.push(b'\n');
-    Ok(bytes)
-}
-
 /// A graph in Graphviz's language: edges are as thick as their scores are large, and dashed where they are below 0.
-pub(super) fn dot(edges: &[ScoredEdge]) -> String {
+pub(super) fn graph(edges: &[ScoredEdge]) -> String {
     let largest = edges.iter().map(|edge| edge.score.abs()).fold(f64::MIN_POSITIVE, f64::max);
     let mut text =
         String::from("digraph circuit {\n  rankdir=BT;\n  node [shape=box, fontname=\"sans-serif\"];\n");
