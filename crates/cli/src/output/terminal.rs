@@ -18,6 +18,15 @@ pub(crate) struct Terminal {
 /// The one observer of a command.
 pub(crate) static TERMINAL: Terminal = Terminal { shown: Mutex::new(None) };
 
+impl Terminal {
+    /// Removes the bar of work that has ended before its last step.
+    pub(crate) fn clear(&self) {
+        if let Some((_, bar)) = self.shown.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
 impl Observer for Terminal {
     fn note(&self, text: &str) {
         match &*self.shown.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -31,7 +40,13 @@ impl Observer for Terminal {
         if let Some((_, bar)) = shown.take_if(|(name, _)| name != steps) {
             bar.finish_and_clear();
         }
-        let (_, bar) = shown.get_or_insert_with(|| (steps.to_owned(), bar(all, &template(steps, all))));
+        let begin = || {
+            let bar = bar(all, &template(steps, all)).with_position(done);
+            // Steps of an earlier run took none of this one's time.
+            bar.reset_eta();
+            (steps.to_owned(), bar)
+        };
+        let (_, bar) = shown.get_or_insert_with(begin);
         bar.set_length(all.unwrap_or_default());
         bar.set_position(done);
         if all == Some(done) {
@@ -39,6 +54,20 @@ impl Observer for Terminal {
             *shown = None;
         }
         Ok(())
+    }
+
+    fn figures(&self, text: &str) {
+        if let Some((_, bar)) = &*self.shown.lock().unwrap_or_else(PoisonError::into_inner) {
+            bar.set_message(format!(", {text}"));
+        }
+    }
+
+    fn timing(&self, text: &str) {
+        self.note(text);
+    }
+
+    fn is_asked_to_stop(&self) -> bool {
+        signals::is_asked_to_stop()
     }
 
     fn waiting(&self, wait: &mut dyn FnMut()) {
@@ -52,9 +81,9 @@ impl Observer for Terminal {
 
 fn template(steps: &str, all: Option<u64>) -> String {
     match (steps, all) {
-        ("bytes", Some(_)) => "{bar:30} {bytes} of {total_bytes}, {eta} left".to_owned(),
-        ("bytes", None) => "{bytes} read, {elapsed}".to_owned(),
-        (_, Some(_)) => format!("{{bar:30}} {{pos}}/{{len}} {steps}, {{eta}} left"),
-        (_, None) => format!("{{pos}} {steps}, {{elapsed}}"),
+        ("bytes", Some(_)) => "{bar:30} {bytes} of {total_bytes}, {eta} left{msg}".to_owned(),
+        ("bytes", None) => "{bytes} read, {elapsed}{msg}".to_owned(),
+        (_, Some(_)) => format!("{{bar:30}} {{pos}}/{{len}} {steps}, {{eta}} left{{msg}}"),
+        (_, None) => format!("{{pos}} {steps}, {{elapsed}}{{msg}}"),
     }
 }

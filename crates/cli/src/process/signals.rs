@@ -2,7 +2,10 @@
 //! written.
 
 use crate::output::note;
+use crate::output::terminal::TERMINAL;
+use gpt2_engine::Stopped;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -125,6 +128,11 @@ fn asked() -> Option<i32> {
     FIRST.get().map(|(signal, _)| *signal)
 }
 
+/// Whether a run that [listens](Stop::listen) was asked to stop.
+pub(crate) fn is_asked_to_stop() -> bool {
+    LISTENS.load(Ordering::SeqCst) && asked().is_some()
+}
+
 /// Tells whether this run was asked to stop.
 #[derive(Debug)]
 pub(crate) struct Stop(());
@@ -139,6 +147,14 @@ impl Stop {
     pub(crate) fn is_asked(&self) -> bool {
         let Self(()) = self;
         asked().is_some()
+    }
+
+    /// The end of a run by an error: one that says that it was asked to stop is a note and an exit status.
+    pub(crate) fn end(&self, error: anyhow::Error) -> anyhow::Result<ExitCode> {
+        TERMINAL.clear();
+        let stopped = error.downcast::<Stopped>()?;
+        note(&stopped.to_string());
+        Ok(ExitCode::from(self.code()))
     }
 
     /// The exit status of a run that stopped because it was asked to: 128 and the signal's number.

@@ -2,6 +2,7 @@
 //! serialize, so that a command, a Python method and a page ask and read the same.
 
 pub mod circuits;
+pub mod compare;
 pub mod discover;
 pub mod features;
 pub mod forward;

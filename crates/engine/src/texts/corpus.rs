@@ -26,7 +26,8 @@ pub struct DocumentOptions {
 }
 
 /// What a document is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum DocumentUnit {
     /// Each line that is not blank.
     Line,

@@ -5,12 +5,15 @@ use crate::study::args::StudyArgs;
 use crate::study::over_texts::PromptsArgs;
 use anyhow::Context;
 use clap::{Arg, value_parser};
-use gpt2_model::hooks::{Head, Intervention, KnockOut};
-use std::path::PathBuf;
+use gpt2_engine::studies::features::{HeadPair, Options, StoreOptions};
+use gpt2_engine::texts::Content;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("aimed").arg("target"))]
+// It has no meaning here.
+#[command(mut_arg("circuit", |arg| arg.hide(true)))]
 // Without a change of features, too.
 #[command(mut_arg("dictionary", |_| {
     let help = "A sparse autoencoder or transcoder of SAELens or gpt2 train-features: a folder, or owner/name/FOLDER on the Hub";
@@ -65,29 +68,6 @@ pub(crate) struct FeaturesArgs {
     pub(crate) study: StudyArgs,
 }
 
-/// A head and two positions.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct HeadPair {
-    pub(super) head: Head,
-    pub(super) query: usize,
-    pub(super) key: usize,
-}
-
-impl FromStr for HeadPair {
-    type Err = String;
-
-    /// Parses `L.H/QUERY:KEY`, as `--block` takes it for one head.
-    fn from_str(s: &str) -> Result<Self, String> {
-        let parsed = format!("block {s}").parse::<Intervention>();
-        match parsed {
-            Ok(Intervention::KnockOut(Some(layer), KnockOut { head: Some(head), query, key })) => {
-                Ok(Self { head: Head { layer, head }, query, key })
-            }
-            _ => Err("expected LAYER.HEAD/QUERY:KEY, such as 3.2/7:4".into()),
-        }
-    }
-}
-
 /// The options about a run of the model, which `--store` refuses.
 const NOT_OVER_A_STORE: [&str; 21] = [
     "prompt",
@@ -119,5 +99,28 @@ impl FeaturesArgs {
         let source = self.study.interventions.dictionary.as_ref().context("features needs --dictionary")?;
         self.study.model.hub.options().find_dictionary(source, &TERMINAL)?;
         Ok(source)
+    }
+
+    /// The options of the study of a text.
+    pub(super) fn options(&self, source: &str) -> Options {
+        Options {
+            dictionary: Some(source.to_owned()),
+            top_k: self.top_k.into(),
+            feature: self.feature.clone(),
+            target: self.target.as_deref().map(Content::from),
+            against: self.against.as_deref().map(Content::from),
+            attention: self.attention,
+            ..Options::default()
+        }
+    }
+
+    /// The options of the study of a store.
+    pub(super) fn store_options(&self, store: &Path, source: &str) -> StoreOptions {
+        StoreOptions {
+            store: store.to_path_buf(),
+            dictionary: Some(source.to_owned()),
+            top_k: self.top_k.into(),
+            feature: self.feature.clone(),
+        }
     }
 }

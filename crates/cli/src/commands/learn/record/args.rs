@@ -5,8 +5,9 @@ use crate::interventions::args::InterventionArgs;
 use crate::model::args::ModelArgs;
 use crate::process::parallel::{ParallelArgs, TIMEOUT};
 use crate::values::one_of;
-use candle_core::DType;
 use gpt2_engine::studies::PointName;
+use gpt2_engine::studies::record::{Options, StoredAs};
+use gpt2_engine::texts::DocumentOptions;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -34,7 +35,7 @@ pub(crate) struct RecordArgs {
     pub(super) out: PathBuf,
     /// The precision of the values on disk
     #[arg(long, default_value = "f32", value_name = "DTYPE", value_parser = one_of(STORED))]
-    pub(super) store: DType,
+    pub(super) store: StoredAs,
     /// Tokens of a shard at most
     #[arg(long, default_value_t = 32_768, value_name = "T", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub(super) shard_tokens: u32,
@@ -60,4 +61,22 @@ pub(crate) struct RecordArgs {
     pub(super) model: ModelArgs,
 }
 
-const STORED: &[(&str, DType)] = &[("f32", DType::F32), ("f16", DType::F16)];
+const STORED: &[(&str, StoredAs)] = &[("f32", StoredAs::F32), ("f16", StoredAs::F16)];
+
+impl RecordArgs {
+    pub(super) fn options(&self) -> Options {
+        let DocumentOptions { by, field } = self.documents.options();
+        Options {
+            corpus: self.corpus.clone(),
+            points: self.points.clone(),
+            out: self.out.clone(),
+            store: self.store,
+            shard_tokens: self.shard_tokens,
+            by,
+            field,
+            bos: self.bos,
+            window: self.window,
+            resume: self.resume,
+        }
+    }
+}

@@ -4,6 +4,11 @@ use crate::input::corpus::DocumentArgs;
 use crate::model::args::ModelArgs;
 use crate::process::parallel::{ParallelArgs, TIMEOUT};
 use crate::values::{above_0, one_of};
+use candle_core::DType;
+use candle_fused::Implementation;
+use gpt2_engine::DeviceChoice;
+use gpt2_engine::studies::train_features::{Options, SPARSITIES};
+use gpt2_engine::texts::DocumentOptions;
 use gpt2_train::Sparsity;
 use std::path::PathBuf;
 
@@ -72,9 +77,6 @@ pub(crate) struct TrainFeaturesArgs {
     pub(super) model: ModelArgs,
 }
 
-pub(super) const SPARSITIES: &[(&str, Sparsity)] =
-    &[("topk", Sparsity::TopK), ("jumprelu", Sparsity::JumpRelu)];
-
 /// How the model reads a text.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "A text instead of a store")]
@@ -87,4 +89,47 @@ pub(super) struct TextArgs {
     /// Tokens of a window at most [default: the model's context]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) window: Option<u32>,
+}
+
+impl TrainFeaturesArgs {
+    pub(super) fn options(&self) -> Options {
+        let DocumentOptions { by, field } = self.text.documents.options();
+        Options {
+            source: self.source.clone(),
+            out: self.out.clone(),
+            point: self.point.clone(),
+            features: self.features,
+            k: self.k,
+            sparsity: self.sparsity,
+            epochs: self.epochs,
+            batch: self.batch,
+            accumulate: self.accumulate,
+            lr: self.lr,
+            silent_after: self.silent_after,
+            overwrite: self.overwrite,
+            resume: self.resume,
+            by,
+            field,
+            bos: self.text.bos,
+            window: self.text.window,
+        }
+    }
+
+    /// The first option about a model that was given.
+    pub(super) fn for_a_model(&self) -> Option<String> {
+        let model = &self.model;
+        let on_gpu = !matches!(model.run.device, DeviceChoice::Auto | DeviceChoice::Cpu);
+        [
+            ("--model", model.model.is_some()),
+            ("--dtype", model.dtype != DType::F32),
+            ("--quantize", model.quantize.is_some()),
+            ("--impl", model.implementation != Implementation::Auto),
+            ("--adapter", !model.adapters.list.is_empty()),
+            ("--device", on_gpu),
+            ("--tf32", model.run.tf32),
+            ("--revision", model.hub.revision.is_some()),
+        ]
+        .into_iter()
+        .find_map(|(option, is_given)| is_given.then(|| option.to_owned()))
+    }
 }

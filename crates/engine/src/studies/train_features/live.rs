@@ -4,20 +4,16 @@
 //! lanes share the windows out: lane n gets every window whose place in the order is n modulo the number of lanes. A lane mixes the
 //! tokens of many windows. So a batch depends on its lane alone, and any rank can compute it.
 
-use super::args::TrainFeaturesArgs;
-use crate::output::progress::bar;
+use super::{Options, TrainingRun};
+use crate::open::Opened;
+use crate::provenance::RunProvenance;
+use crate::studies::PointName;
+use crate::studies::record::Documents;
+use crate::texts::{Windowing, batches, shared, values, windows};
 use anyhow::{Context, bail};
 use candle_core::{Device, Tensor};
-use gpt2_engine::Opened;
-use gpt2_engine::RunProvenance;
-use gpt2_engine::Spelling;
-use gpt2_engine::studies::PointName;
-use gpt2_engine::texts::{By, Corpus, shared};
-use gpt2_engine::texts::{Windowing, values};
-use gpt2_engine::texts::{batches, windows};
 use gpt2_model::finite::all_finite;
 use gpt2_model::hooks::Point;
-use gpt2_parallel::Group;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
@@ -30,8 +26,8 @@ const MIXED: usize = 16;
 /// The batches of a step, (tokens, d) each. A batch that another rank computes may be an empty tensor.
 pub(super) type Step = anyhow::Result<Vec<Tensor>>;
 
-/// A model, and the windows of a text.
-pub(super) struct LiveValues<'a> {
+/// A model, and the windows of a text that it reads.
+pub struct LiveValues<'a> {
     opened: &'a Opened,
     pub(super) name: String,
     pub(super) point: Point,
@@ -42,28 +38,28 @@ pub(super) struct LiveValues<'a> {
 }
 
 impl<'a> LiveValues<'a> {
-    /// Reads the corpus, of which rank 0 alone has one.
+    /// Reads the documents, which the first process alone has.
     pub(super) fn read(
-        args: &TrainFeaturesArgs,
+        options: &Options,
         opened: &'a Opened,
-        by: &By,
-        mut corpus: Option<Corpus>,
-        group: &dyn Group,
+        mut documents: Option<Documents>,
+        run: &TrainingRun,
     ) -> anyhow::Result<Self> {
+        let TrainingRun { group, spelling, observer, .. } = run;
         let config = opened.model.config();
-        let name = args.point.as_deref().context("a text needs --point")?;
+        let point_option = spelling.option("point");
+        let name = options.point.as_deref().with_context(|| format!("a text needs {point_option}"))?;
         let name: PointName = name.parse().map_err(anyhow::Error::msg)?;
-        let mut points = PointName::all("--point", &[name], config.n_layer)?;
+        let mut points = PointName::all(&point_option, &[name], config.n_layer)?;
         let Some((name, point)) = points.pop().filter(|_| points.is_empty()) else {
-            bail!("--point: a dictionary learns from one value; name one layer");
+            bail!("{point_option}: a dictionary learns from one value; name one layer");
         };
-        let windowing = Windowing::new(config, args.text.bos, args.text.window, Spelling::Flags)?;
-        let bar =
-            bar(corpus.as_ref().and_then(|corpus| corpus.bytes), "{bar:30} read {bytes} of {total_bytes}");
+        let windowing = Windowing::new(config, options.bos, options.window, *spelling)?;
+        let bytes = documents.as_ref().and_then(Documents::bytes);
         let mut all = vec![];
         let mut hash = DefaultHasher::new();
         loop {
-            let section = shared(group, corpus.as_mut().map_or(Ok(vec![]), Corpus::section)?)?;
+            let section = shared(&***group, documents.as_mut().map_or(Ok(vec![]), Documents::section)?)?;
             if section.is_empty() {
                 break;
             }
@@ -72,26 +68,27 @@ impl<'a> LiveValues<'a> {
                 ids.hash(&mut hash);
                 all.extend(windowing.cut(&ids));
             }
-            bar.set_position(corpus.as_ref().map_or(0, Corpus::read));
+            observer.step("bytes", documents.as_ref().map_or(0, Documents::read), bytes)?;
         }
-        bar.finish_and_clear();
         if all.is_empty() {
-            bail!("{}: holds no token", args.source.display());
+            bail!("{}: holds no token", options.source.display());
         }
-        let lanes = usize::from(args.accumulate);
+        let lanes = usize::from(options.accumulate);
         if all.len() < lanes {
+            let given = spelling.given("accumulate", lanes);
             bail!(
-                "{}: has {} windows, expected one for each of --accumulate {lanes} at least; give more text, or a smaller --window",
-                args.source.display(),
-                all.len()
+                "{}: has {} windows, expected one for each of {given} at least; give more text, or a smaller {}",
+                options.source.display(),
+                all.len(),
+                spelling.option("window")
             );
         }
         let facts = json!({
             "provenance": RunProvenance::of_tokens(opened, windowing.window)?,
-            "by": by,
+            "by": options.unit(*spelling)?,
             "points": [&name],
             "window": windowing.window,
-            "bos": args.text.bos,
+            "bos": options.bos,
             "text": format!("{:016x}", hash.finish()),
             "fingerprint": opened.model.fingerprint()?.to_string(),
             "isa": candle_fused::Isa::current().as_str(),
@@ -106,13 +103,13 @@ impl<'a> LiveValues<'a> {
     /// `count` steps, with the batches of the lanes for which `mine` is true.
     pub(super) fn steps<'b>(
         &'b self,
-        args: &TrainFeaturesArgs,
+        options: &Options,
+        seed: u64,
         count: usize,
         mine: impl Fn(usize) -> bool,
     ) -> Box<dyn Iterator<Item = Step> + 'b> {
-        let all = usize::from(args.accumulate);
-        let rows = args.batch as usize;
-        let seed = args.model.run.seed;
+        let all = usize::from(options.accumulate);
+        let rows = options.batch as usize;
         let lane =
             |number| mine(number).then(|| Lane::new(self, LanePlace { number, all, rows, seed }, count));
         let mut lanes: Vec<Option<Lane>> = (0..all).map(lane).collect();

@@ -1,25 +1,29 @@
 //! Refuses a result with numbers that are not finite.
 
-use super::report::{DictionarySummary, Promoted, Report};
+use super::dictionary::{DictionarySummary, Promoted};
+use super::report::Report;
+use crate::studies::run::Run;
 use anyhow::bail;
 
 /// A number of a result, and what it is.
 pub(super) type Number = (&'static str, f64);
 
-/// Refuses numbers that are not finite, unless the user allows them.
+/// Refuses numbers that are not finite, unless the caller allows them.
 pub(super) fn check(
-    allow: bool,
+    run: &Run,
     dictionary: &DictionarySummary,
     numbers: impl IntoIterator<Item = Number>,
 ) -> anyhow::Result<()> {
+    let allow = run.allow_nonfinite;
     let Some((what, number)) = numbers.into_iter().find(|(_, number)| !allow && !number.is_finite()) else {
         return Ok(());
     };
     bail!(
         "{}: {what} is {number}: the dictionary's numbers, or the values at {} that it reads, are too large to compute with; are \
-         they damaged, or of another model? --allow-nonfinite shows the result anyway",
+         they damaged, or of another model? {} shows the result anyway",
         dictionary.name,
-        dictionary.hook
+        dictionary.hook,
+        run.opened.spelling.switch("allow-nonfinite")
     )
 }
 

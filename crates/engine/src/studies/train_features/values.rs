@@ -1,11 +1,12 @@
 //! The source of the values that a dictionary learns from.
 
-use super::args::TrainFeaturesArgs;
 use super::live::{LiveValues, Step};
+use super::{Options, TrainingRun};
+use crate::open::Opened;
+use crate::spelling::Spelling;
+use crate::studies::record::Documents;
 use anyhow::{Context, bail};
-use candle_core::{DType, Tensor};
-use candle_fused::Implementation;
-use gpt2_engine::DeviceChoice;
+use candle_core::Tensor;
 use gpt2_files::Store;
 use gpt2_model::hooks::Point;
 
@@ -13,26 +14,55 @@ use gpt2_model::hooks::Point;
 const LARGEST: f64 = 1e15;
 
 /// A store, or a model that reads a text.
-pub(super) enum TrainingValues<'a> {
-    Recorded { store: Store, name: String },
+pub enum TrainingValues<'a> {
+    /// The values of a store, and the name of the one to learn from.
+    Recorded {
+        /// The store.
+        store: Store,
+        /// The value's name.
+        name: String,
+    },
+    /// A model that reads a text.
     Live(LiveValues<'a>),
 }
 
-impl TrainingValues<'_> {
-    /// Opens the store that `gpt2 record` wrote.
-    pub(super) fn recorded(args: &TrainFeaturesArgs) -> anyhow::Result<Self> {
-        let store = Store::open(&args.source)?;
-        if let Some(option) = of_a_text(args) {
-            bail!("{option}: is for a text, and {} has values already; leave it out", args.source.display());
+impl<'a> TrainingValues<'a> {
+    /// Opens a store. `for_a_model` is an option about a model that was given, which is refused.
+    ///
+    /// # Errors
+    /// When the store is damaged or lacks the value, or an option is for a text.
+    pub fn recorded(
+        options: &Options,
+        for_a_model: Option<String>,
+        spelling: Spelling,
+    ) -> anyhow::Result<Self> {
+        let store = Store::open(&options.source)?;
+        if let Some(option) = of_a_text(options, spelling).or(for_a_model) {
+            let source = options.source.display();
+            bail!("{option}: is for a text, and {source} has values already; leave it out");
         }
         let names = &store.index().values;
-        let name = match (&args.point, &names[..]) {
+        let point = spelling.option("point");
+        let name = match (&options.point, &names[..]) {
             (Some(name), _) if names.contains(name) => name.clone(),
-            (Some(name), _) => bail!("--point {name}: the store has {}", names.join(", ")),
+            (Some(name), _) => bail!("{point} {name}: the store has {}", names.join(", ")),
             (None, [only]) => only.clone(),
-            (None, _) => bail!("the store has {}; choose one with --point", names.join(", ")),
+            (None, _) => bail!("the store has {}; choose one with {point}", names.join(", ")),
         };
         Ok(Self::Recorded { store, name })
+    }
+
+    /// Reads a text, of which the first process alone has the documents.
+    ///
+    /// # Errors
+    /// When the text is too short, the point is not one value, or an option does not fit the model.
+    pub fn live(
+        options: &Options,
+        opened: &'a Opened,
+        documents: Option<Documents>,
+        run: &TrainingRun,
+    ) -> anyhow::Result<Self> {
+        Ok(Self::Live(LiveValues::read(options, opened, documents, run)?))
     }
 
     /// The value's name, and its point.
@@ -61,15 +91,14 @@ impl TrainingValues<'_> {
     }
 
     /// A batch by which to choose the first weights, the same on every rank.
-    pub(super) fn sample(&self, args: &TrainFeaturesArgs) -> anyhow::Result<Tensor> {
+    pub(super) fn sample(&self, options: &Options, seed: u64) -> anyhow::Result<Tensor> {
         let mut steps = match self {
             Self::Recorded { store, name } => {
-                let rows = args.batch as usize;
-                let seed = args.model.run.seed;
+                let rows = options.batch as usize;
                 let first = store.shuffled(name, rows, seed)?.next().transpose()?;
                 return Ok(first.context("the store is empty")?.flatten_from(1)?);
             }
-            Self::Live(live) => live.steps(args, 1, |lane| lane == 0),
+            Self::Live(live) => live.steps(options, seed, 1, |lane| lane == 0),
         };
         let first = steps.next().transpose()?.and_then(|step| step.into_iter().next());
         first.context("the text has no token")
@@ -90,30 +119,33 @@ impl TrainingValues<'_> {
     }
 
     /// At most `count` steps; a model computes the batches at the places for which `mine` is true.
-    pub(super) fn steps<'a>(
-        &'a self,
-        args: &'a TrainFeaturesArgs,
+    pub(super) fn steps<'b>(
+        &'b self,
+        options: &'b Options,
+        seed: u64,
         count: usize,
-        mine: impl Fn(usize) -> bool + 'a,
-    ) -> Box<dyn Iterator<Item = Step> + 'a> {
+        mine: impl Fn(usize) -> bool + 'b,
+    ) -> Box<dyn Iterator<Item = Step> + 'b> {
         match self {
-            Self::Recorded { store, name } => Box::new(recorded_steps(args, store, name).take(count)),
-            Self::Live(live) => live.steps(args, count, mine),
+            Self::Recorded { store, name } => {
+                Box::new(recorded_steps(options, seed, store, name).take(count))
+            }
+            Self::Live(live) => live.steps(options, seed, count, mine),
         }
     }
 }
 
 /// The store's rows in an order that the seed decides, another one in each epoch; heads are one row.
 fn recorded_steps<'a>(
-    args: &'a TrainFeaturesArgs,
+    options: &'a Options,
+    seed: u64,
     store: &'a Store,
     name: &'a str,
 ) -> impl Iterator<Item = Step> + 'a {
-    let rows = args.batch as usize;
-    let many = usize::from(args.accumulate);
-    let seed = args.model.run.seed;
+    let rows = options.batch as usize;
+    let many = usize::from(options.accumulate);
     let shuffled = move |epoch| store.shuffled(name, rows, seed.wrapping_add(epoch));
-    let mut epochs = (0..u64::from(args.epochs)).map(shuffled);
+    let mut epochs = (0..u64::from(options.epochs)).map(shuffled);
     let mut batches = None;
     std::iter::from_fn(move || {
         let mut next = || -> anyhow::Result<Option<Vec<Tensor>>> {
@@ -137,23 +169,9 @@ fn recorded_steps<'a>(
 }
 
 /// The first option that was given and is only for a text.
-fn of_a_text(args: &TrainFeaturesArgs) -> Option<&'static str> {
-    let TrainFeaturesArgs { text, model, .. } = args;
-    let on_gpu = !matches!(model.run.device, DeviceChoice::Auto | DeviceChoice::Cpu);
-    [
-        ("--by", text.documents.by.is_some()),
-        ("--field", text.documents.field.is_some()),
-        ("--bos", text.bos),
-        ("--window", text.window.is_some()),
-        ("--model", model.model.is_some()),
-        ("--dtype", model.dtype != DType::F32),
-        ("--quantize", model.quantize.is_some()),
-        ("--impl", model.implementation != Implementation::Auto),
-        ("--adapter", !model.adapters.list.is_empty()),
-        ("--device", on_gpu),
-        ("--tf32", model.run.tf32),
-        ("--revision", model.hub.revision.is_some()),
-    ]
-    .into_iter()
-    .find_map(|(option, is_given)| is_given.then_some(option))
+fn of_a_text(options: &Options, spelling: Spelling) -> Option<String> {
+    let Options { by, field, bos, window, .. } = options;
+    [("by", by.is_some()), ("field", field.is_some()), ("bos", *bos), ("window", window.is_some())]
+        .into_iter()
+        .find_map(|(option, is_given)| is_given.then(|| spelling.option(option)))
 }

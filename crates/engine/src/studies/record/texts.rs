@@ -1,9 +1,8 @@
 //! The corpus as windows, and which of them make a shard: the same for any number of processes.
 
-use super::recording::Recording;
+use crate::open::Opened;
+use crate::texts::{CorpusDocument, Windowing};
 use anyhow::Context;
-use gpt2_engine::Opened;
-use gpt2_engine::texts::CorpusDocument;
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -39,35 +38,29 @@ pub(super) struct Pending {
     texts: VecDeque<TextWindow>,
     shards: VecDeque<ShardTexts>,
     shard_tokens: usize,
-    added: usize,
+    windowing: Windowing,
     pub(super) documents: usize,
     pub(super) empty: usize,
 }
 
 impl Pending {
-    pub(super) fn new(shard_tokens: usize) -> Self {
+    pub(super) fn new(shard_tokens: usize, windowing: Windowing) -> Self {
         Self {
             texts: VecDeque::new(),
             shards: VecDeque::new(),
             shard_tokens,
-            added: 0,
+            windowing,
             documents: 0,
             empty: 0,
         }
     }
 
-    pub(super) fn add(
-        &mut self,
-        recording: &Recording,
-        opened: &Opened,
-        section: Vec<CorpusDocument>,
-    ) -> anyhow::Result<()> {
-        self.added = recording.windowing.added();
-        let length = recording.windowing.window - self.added;
+    pub(super) fn add(&mut self, opened: &Opened, section: Vec<CorpusDocument>) -> anyhow::Result<()> {
+        let length = self.windowing.window - self.windowing.added();
         for document in section {
             let ids = document.ids(opened)?;
             let number = u32::try_from(self.documents).context("more documents than a store can count")?;
-            for (i, window) in recording.windowing.cut(&ids).enumerate() {
+            for (i, window) in self.windowing.cut(&ids).enumerate() {
                 let first = u32::try_from(i * length).with_context(|| document.place())?;
                 self.texts.push_back(TextWindow { document: number, first, ids: window });
             }
@@ -77,7 +70,7 @@ impl Pending {
         Ok(())
     }
 
-    /// The next shards, one for each rank; fewer at the end.
+    /// The next shards, one for each process; fewer at the end.
     pub(super) fn round(&mut self, ranks: usize, ended: bool) -> Option<Vec<ShardTexts>> {
         while self.shards.len() < ranks
             && let Some(shard) = self.take(ended)
@@ -90,9 +83,11 @@ impl Pending {
 
     /// The windows of the next shard, if there are enough of them, or no more come.
     fn take(&mut self, ended: bool) -> Option<ShardTexts> {
-        let (mut tokens, mut count) = (0, 0);
+        let added = self.windowing.added();
+        let mut tokens = 0;
+        let mut count = 0;
         for text in &self.texts {
-            let more = text.ids.len() - self.added;
+            let more = text.ids.len() - added;
             if tokens + more > self.shard_tokens {
                 break;
             }
@@ -101,6 +96,6 @@ impl Pending {
         }
         let is_full = count < self.texts.len();
         (count > 0 && (is_full || ended))
-            .then(|| ShardTexts { texts: self.texts.drain(..count).collect(), added: self.added })
+            .then(|| ShardTexts { texts: self.texts.drain(..count).collect(), added })
     }
 }

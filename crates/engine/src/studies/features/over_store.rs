@@ -1,0 +1,282 @@
+//! Features over the tokens of a store: how often they fire, and where most.
+
+use super::dictionary::{DictionarySummary, PlacedDictionary, Promoted};
+use super::finite::{self, Number};
+use crate::observer::Stopped;
+use crate::open::{Label, Opened};
+use crate::studies::run::{Outcome, Run, Study};
+use crate::words::without_folders;
+use anyhow::{Context, bail};
+use gpt2_circuits::features::{Around, Peak, Tally, Tokens};
+use gpt2_files::{Shard, Store};
+use gpt2_model::hooks::Point;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// The tokens to show around a place, as many as fit on a line.
+const AROUND: Around = Around { before: 12, after: 6 };
+
+/// The options of features over a store.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StoreOptions {
+    /// The folder with the values.
+    pub store: PathBuf,
+    /// The dictionary: a folder, or `owner/name/FOLDER` on the Hub; by default that of the interventions.
+    pub dictionary: Option<String>,
+    /// How many features to list, the most frequent first; of each of `feature`, how many places.
+    pub top_k: usize,
+    /// The features to follow: where they fire most, and which tokens they make likelier.
+    pub feature: Vec<u32>,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        Self { store: PathBuf::new(), dictionary: None, top_k: 5, feature: vec![] }
+    }
+}
+
+/// The features over a store.
+#[derive(Debug, Serialize)]
+pub struct StoreReport {
+    /// This program's version.
+    pub gpt2: &'static str,
+    /// The model's name.
+    pub model: String,
+    /// The folder with the values.
+    pub store: PathBuf,
+    /// The store's own record of how it was made.
+    pub made_by: serde_json::Value,
+    /// The dictionary.
+    pub dictionary: DictionarySummary,
+    /// The number of tokens.
+    pub tokens: usize,
+    /// The mean number of features that fire at a token.
+    pub l0: f64,
+    /// The share of the value's variance that is rebuilt.
+    pub explained_variance: Option<f64>,
+    /// The number of features that never fire.
+    pub silent: usize,
+    /// The chosen features, or those that fire most often.
+    pub features: Vec<FeatureInStore>,
+}
+
+/// A feature over a store.
+#[derive(Debug, Serialize)]
+pub struct FeatureInStore {
+    /// The feature.
+    pub feature: u32,
+    /// The share of tokens at which it fires.
+    pub share: f64,
+    /// Its mean activation there.
+    pub mean: Option<f64>,
+    /// The tokens that a chosen feature promotes, if it writes directly to the residual stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub promoted: Option<Promoted>,
+    /// The places where it fires most.
+    pub strongest: Vec<StrongestPlace>,
+}
+
+/// A place where a feature fires, with the text around it.
+#[derive(Debug, Serialize)]
+pub struct StrongestPlace {
+    /// Its activation there.
+    pub activation: f32,
+    /// The document, counted from 0.
+    pub document: u32,
+    /// The position in the document.
+    pub position: u32,
+    /// The token.
+    pub token: Label,
+    /// The text before it.
+    pub before: String,
+    /// The text after it.
+    pub after: String,
+}
+
+impl Study for StoreOptions {
+    const NAME: &'static str = "features-in-store";
+    // The values are there already: nothing runs.
+    const REFUSES: &'static [&'static str] = &[
+        "ablate",
+        "mean-ablate",
+        "mean-of",
+        "scale",
+        "attention-temperature",
+        "block",
+        "patch",
+        "from-prompt",
+        "add",
+        "circuit",
+        "ablate-feature",
+        "scale-feature",
+        "set-feature",
+    ];
+    type Report = StoreReport;
+
+    fn run(&self, run: &Run) -> anyhow::Result<Outcome<StoreReport>> {
+        Ok(Outcome::new(self.open(run)?.count()?))
+    }
+}
+
+impl StoreOptions {
+    /// Opens the store and the dictionary.
+    ///
+    /// # Errors
+    /// When one is missing or damaged, or does not fit the other or the model.
+    pub fn open<'a>(&'a self, run: &Run<'a>) -> anyhow::Result<StoreFeatures<'a>> {
+        let opened = run.opened;
+        let store = Store::open(&self.store)?;
+        let dictionary = PlacedDictionary::open(self.dictionary.as_deref(), run)?;
+        let promoted = dictionary.promoted(&self.feature, self.top_k, opened)?;
+        let facts = &store.index().facts;
+        let recorded_with = facts["provenance"]["model"].as_str();
+        if let Some(model) = recorded_with.filter(|model| without_folders(model) != opened.title()) {
+            run.observer.note(&format!(
+                "the store was recorded with {model}, and its tokens are shown as those of {}; name the model with {}",
+                opened.name,
+                opened.spelling.option("model")
+            ));
+        }
+        let bos = dictionary.prepends_bos();
+        if facts["bos"].as_bool().is_some_and(|has| has != bos) {
+            let with = if bos { "with" } else { "without" };
+            let without = if bos { "without" } else { "with" };
+            run.observer.note(&format!(
+                "the dictionary was trained on texts {with} the first token of record {}, the store was recorded {without}",
+                opened.spelling.option("bos")
+            ));
+        }
+        let read = place(&store, &dictionary.about.hook).with_context(|| {
+            let hook = &dictionary.about.hook;
+            let names = store.index().values.join(", ");
+            format!("{}: has no {hook}, which the dictionary reads; it has {names}", self.store.display())
+        })?;
+        let target = match &dictionary.about.hook_out {
+            Some(hook_out) => place(&store, hook_out),
+            None => Some(read),
+        };
+        Ok(StoreFeatures { options: self, run: *run, store, dictionary, promoted, read, target })
+    }
+}
+
+/// The place of a value in a store; a point has several names.
+fn place(store: &Store, hook: &str) -> Option<usize> {
+    let hook: Point = hook.parse().ok()?;
+    store.index().values.iter().position(|name| name.parse::<Point>().is_ok_and(|name| name == hook))
+}
+
+/// A store and a dictionary that fit one another.
+pub struct StoreFeatures<'a> {
+    options: &'a StoreOptions,
+    run: Run<'a>,
+    store: Store,
+    dictionary: PlacedDictionary,
+    /// The tokens of each chosen feature.
+    promoted: Vec<Option<Promoted>>,
+    /// The place of the value that the dictionary reads, and of the one that it rebuilds, in the store.
+    read: usize,
+    target: Option<usize>,
+}
+
+impl StoreFeatures<'_> {
+    /// Goes through the store.
+    ///
+    /// # Errors
+    /// When a shard is damaged or of another model, a number is not finite, or the observer ends the work: with
+    /// [`Stopped`] if it asks for that.
+    pub fn count(self) -> anyhow::Result<StoreReport> {
+        let Self { options, run, store, dictionary, promoted, .. } = &self;
+        let opened = run.opened;
+        let all = store.tokens();
+        let mut tally = Tally::new(dictionary.features.dictionary(), options.top_k, AROUND);
+        for number in 0..store.len() {
+            let shard = store.shard(number)?;
+            self.add(&mut tally, &shard)
+                .with_context(|| format!("{}, shard {number}", options.store.display()))?;
+            run.observer.step("tokens", tally.tokens() as u64, Some(all as u64))?;
+            if run.observer.is_asked_to_stop() {
+                let done = tally.tokens();
+                return Err(Stopped(format!("stopped after {done} of {all} tokens")).into());
+            }
+        }
+        let chosen = match &options.feature[..] {
+            [] => most_frequent(&tally, options.top_k),
+            chosen => chosen.to_vec(),
+        };
+        let promoted = promoted.iter().cloned().chain(std::iter::repeat(None));
+        let of = |(feature, promoted)| of_feature(opened, &tally, feature, promoted);
+        let report = StoreReport {
+            gpt2: env!("CARGO_PKG_VERSION"),
+            model: opened.name.clone(),
+            store: options.store.clone(),
+            made_by: store.index().facts.clone(),
+            dictionary: dictionary.about.clone(),
+            tokens: tally.tokens(),
+            l0: tally.mean_fired(),
+            explained_variance: tally.explained_variance()?,
+            silent: tally.uses().iter().filter(|one| one.fired == 0).count(),
+            features: chosen.into_iter().zip(promoted).map(of).collect(),
+        };
+        finite::check(run, &report.dictionary, numbers(&report))?;
+        Ok(report)
+    }
+
+    fn add(&self, tally: &mut Tally, shard: &Shard) -> anyhow::Result<()> {
+        let vocab = self.run.opened.model.config().vocab_size;
+        let ids = shard.ids.to_vec1::<u32>()?;
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
+            bail!("has token {id}, but the model has tokens 0 to {}: it is another model's", vocab - 1);
+        }
+        let documents = shard.documents.to_vec1::<u32>()?;
+        let positions = shard.positions.to_vec1::<u32>()?;
+        let tokens = Tokens { ids: &ids, documents: &documents, positions: &positions };
+        Ok(tally.add(tokens, &shard.values[self.read], self.target.map(|at| &shard.values[at]))?)
+    }
+}
+
+/// The numbers of the report.
+fn numbers(report: &StoreReport) -> Vec<Number> {
+    let mut all: Vec<Number> = vec![("L0", report.l0)];
+    all.extend(report.explained_variance.map(|number| ("the explained variance", number)));
+    for one in &report.features {
+        all.extend(one.mean.map(|mean| ("a mean activation", mean)));
+        all.extend(one.strongest.iter().map(|peak| ("an activation", f64::from(peak.activation))));
+        all.extend(finite::promoted(one.promoted.as_ref()));
+    }
+    all
+}
+
+/// The features that fire at most tokens.
+fn most_frequent(tally: &Tally, count: usize) -> Vec<u32> {
+    let mut all: Vec<(u32, u64)> = (0u32..).zip(tally.uses().iter().map(|one| one.fired)).collect();
+    all.sort_by(|(a, more), (b, less)| less.cmp(more).then(a.cmp(b)));
+    all.into_iter().filter(|(_, fired)| *fired > 0).take(count).map(|(feature, _)| feature).collect()
+}
+
+fn of_feature(opened: &Opened, tally: &Tally, feature: u32, promoted: Option<Promoted>) -> FeatureInStore {
+    let found = &tally.uses()[feature as usize];
+    let place = |peak: &Peak| StrongestPlace {
+        activation: peak.activation,
+        document: peak.document,
+        position: peak.position,
+        token: opened.label(peak.id),
+        before: text(opened, &peak.before),
+        after: text(opened, &peak.after),
+    };
+    FeatureInStore {
+        feature,
+        share: found.fired as f64 / tally.tokens().max(1) as f64,
+        mean: (found.fired > 0).then(|| found.sum / found.fired as f64),
+        promoted,
+        strongest: found.peaks.iter().map(place).collect(),
+    }
+}
+
+/// The text of tokens, without partial characters at its ends; ids if there is no tokenizer.
+fn text(opened: &Opened, ids: &[u32]) -> String {
+    match opened.tokenizer() {
+        Ok(tokenizer) => tokenizer.decode(ids).trim_matches(char::REPLACEMENT_CHARACTER).to_owned(),
+        Err(_) => format!(" {} ", ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")),
+    }
+}
