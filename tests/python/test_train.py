@@ -137,5 +137,5 @@ def test_comparisons_are_those_of_the_command(model: Model, gpt2: Any, tmp_path:
     np.testing.assert_allclose([found.perplexity, found.other_perplexity], [report["model"]["perplexity"], report["other"]["perplexity"]], rtol=1e-6)
     assert found.mean_kl_divergence == pytest.approx(report["mean_kl_divergence"])
     assert found.top_1_agreement == pytest.approx(report["top_1_agreement"])
-    with pytest.raises(ValueError, match="at least 2 tokens"):
+    with pytest.raises(ValueError, match="at least 2"):
         model.compare(model, [1])

@@ -1,26 +1,19 @@
 //! `gpt2 compare`: how far the predictions of two models lie apart on a text.
 
-use crate::model::args::{RunArgs, files, named};
+use crate::model::args::{RunArgs, named};
 use crate::model::hub::HubArgs;
 use crate::output;
-use crate::output::progress::bar;
 use crate::output::terminal::TERMINAL;
 use crate::values::one_of;
-use anyhow::{Context, bail};
-use candle_core::{DType, Device, Tensor};
+use anyhow::Context;
 use candle_fused::BlockFormat;
-use gpt2_engine::open::{
-    AdapterChoice, CACHES, FORMATS, UsedAdapter, checkpoint, explain_not_finite, kept_formats,
-    open_tokenizer, quantized,
-};
-use gpt2_engine::texts::{encode, noted, read_file, read_limited};
+use gpt2_engine::open::{AdapterChoice, CACHES, FORMATS, quantized};
+use gpt2_engine::studies::compare::{Options, Report};
+use gpt2_engine::texts::{Content, read_file, read_limited};
 use gpt2_engine::{ModelOptions, Spelling};
-use gpt2_loader::{Files, Tokenizer};
-use gpt2_model::analysis::Comparison;
-use gpt2_model::finite::all_finite;
-use gpt2_model::{CacheDType, ForwardArgs, Gpt2LMHeadModel, KvCache};
+use gpt2_loader::Checkpoint;
+use gpt2_model::CacheDType;
 use gpt2_view::visible_text;
-use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -71,139 +64,32 @@ pub(crate) struct CompareArgs {
 /// The longest text in bytes.
 const LONGEST_TEXT: u64 = 1 << 28;
 
-#[derive(Serialize)]
-struct Report {
-    model: ComparedModel,
-    other: ComparedModel,
-    tokens: usize,
-    window: usize,
-    /// The tokens by which a window moves on: `window`, since windows do not overlap.
-    stride: usize,
-    mean_kl_divergence: f64,
-    top_1_agreement: f64,
-    largest_logit_difference: f64,
-}
-
-#[derive(Serialize)]
-struct ComparedModel {
-    name: String,
-    /// The formats of its quantized weights.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    formats: Vec<&'static str>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    adapters: Vec<UsedAdapter>,
-    /// The dtype of its cached keys and values; `None` without a cache.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    kv: Option<&'static str>,
-    perplexity: f64,
-}
-
-struct LoadedSide {
-    side: ComparedModel,
-    model: Gpt2LMHeadModel,
-    files: Files,
-}
-
 pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let device = args.run.open()?;
-    let text = read(&args.text)?;
-    let mut a = load(&args.model, args, None, &device)?;
-    let mut b = load(&args.other, args, args.quantize_other, &device)?;
-    let options = ModelOptions { adapters: args.adapters.clone(), ..named(Some(&args.other), &args.hub) };
-    let adapters = options.find_adapters(&TERMINAL)?;
-    (b.model, b.side.adapters) = options.with_adapters(b.model, &adapters, &TERMINAL)?;
-    b.side.kv = args.kv_other.map(CacheDType::as_str);
-    let (config, other) = (a.model.config(), b.model.config());
-    if config.vocab_size != other.vocab_size {
-        bail!(
-            "the models have vocabularies of {} and {} tokens; compare two models with one vocabulary",
-            config.vocab_size,
-            other.vocab_size
-        );
-    }
-    let tokenizer = open_tokenizer(&a.files, config.vocab_size, &TERMINAL)?;
-    let mut ids = noted(encode(&tokenizer, &text, "the text")?, &TERMINAL);
-    if let Ok(other) = Tokenizer::open(&b.files, config.vocab_size)
-        && other.encode(&text)? != ids
-    {
-        bail!(
-            "the tokenizers of the two models give the text different ids; compare two models with one vocabulary"
-        );
-    }
-    let has = ids.len();
-    ids.truncate(args.tokens.map_or(has, |most| usize::try_from(most).unwrap_or(usize::MAX)));
-    if ids.len() < 2 {
-        bail!("{}: has {has} tokens; expected at least 2", args.text.display());
-    }
-    let context = config.n_positions.min(other.n_positions);
-    let window = args.window.map_or(context, |window| window as usize);
-    if window > context {
-        bail!(
-            "--window {window}: the models have contexts of {} and {} tokens",
-            config.n_positions,
-            other.n_positions
-        );
-    }
-    if let Some(id) = ids.iter().find(|id| **id as usize >= config.vocab_size) {
-        bail!("the tokenizer gives id {id}, the models have {} tokens", config.vocab_size);
-    }
-
-    let comparison = compared(args, [&a, &b], &ids, window, &device)?;
-    [a.side.perplexity, b.side.perplexity] = comparison.perplexity();
-    for (role, ComparedModel { name, perplexity, .. }) in [("MODEL", &a.side), ("OTHER", &b.side)] {
-        if !perplexity.is_finite() {
-            bail!(
-                "{role}, {name}: its perplexity exceeds the range of f64: the text is too improbable for it"
-            );
-        }
-    }
-    let report = Report {
-        model: a.side,
-        other: b.side,
-        tokens: comparison.tokens,
-        window,
-        stride: window,
-        mean_kl_divergence: comparison.mean_divergence(),
-        top_1_agreement: comparison.agreement(),
-        largest_logit_difference: comparison.largest_difference,
+    let text = Content::Text(read(&args.text)?);
+    let first = named(Some(&args.model), &args.hub);
+    let model = first.load(first.find(&TERMINAL)?, device.clone(), &TERMINAL)?;
+    let second = ModelOptions {
+        quantize: args.quantize_other,
+        adapters: args.adapters.clone(),
+        ..named(Some(&args.other), &args.hub)
     };
+    let found = second.find(&TERMINAL)?;
+    if args.quantize_other.is_some() {
+        let checkpoint = Checkpoint::open(&found.files)?;
+        quantized("--quantize-other", args.quantize_other, Some(&checkpoint), &device, Spelling::Flags)?;
+    }
+    let other = second.load(found, device, &TERMINAL)?;
+    let place = args.text.display().to_string();
+    let report = args.options().compare([&model, &other], &text, &place, &TERMINAL)?;
     output::report(args.json, &report, print)
 }
 
-/// Compares the predictions of two models over a text, window by window.
-fn compared(
-    args: &CompareArgs,
-    [a, b]: [&LoadedSide; 2],
-    ids: &[u32],
-    window: usize,
-    device: &Device,
-) -> anyhow::Result<Comparison> {
-    // Attention reads all keys and values of a window from the cache, those of the newest token as well.
-    let cache = |kv| KvCache::new(b.model.config(), 1, window.min(ids.len()), kv, device);
-    let mut cache = args.kv_other.map(cache).transpose()?;
-    let bar = bar(Some(ids.len() as u64), "{bar:30} {pos}/{len} tokens, {eta} left");
-    let mut comparison = Comparison::default();
-    for part in ids.chunks(window).filter(|part| part.len() > 1) {
-        let inputs = Tensor::new(&part[..part.len() - 1], device)?.unsqueeze(0)?; // (1, T)
-        let logits = |role: &str, of: &LoadedSide, cache: Option<&mut KvCache>| -> anyhow::Result<Tensor> {
-            let logits = of.model.forward(&inputs, ForwardArgs { cache, ..Default::default() })?.logits;
-            if !all_finite(&logits)? {
-                bail!(
-                    "{role}, {}: {}",
-                    of.side.name,
-                    explain_not_finite(&of.model, &inputs, None, Spelling::Flags)
-                )
-            }
-            Ok(logits.squeeze(0)?.to_device(&Device::Cpu)?) // (T, V)
-        };
-        let targets = Tensor::new(&part[1..], &Device::Cpu)?;
-        cache.iter_mut().for_each(KvCache::clear);
-        let pair = [&logits("MODEL", a, None)?, &logits("OTHER", b, cache.as_mut())?];
-        comparison.add(pair, &targets)?;
-        bar.inc(part.len() as u64);
+impl CompareArgs {
+    fn options(&self) -> Options {
+        let tokens = self.tokens.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
+        Options { tokens, window: self.window.map(|window| window as usize), kv_other: self.kv_other }
     }
-    bar.finish_and_clear();
-    Ok(comparison)
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {
@@ -212,32 +98,6 @@ fn read(path: &Path) -> anyhow::Result<String> {
             .context("cannot read the text from standard input");
     }
     read_file("the text", path, LONGEST_TEXT, &TERMINAL)
-}
-
-fn load(
-    name: &str,
-    args: &CompareArgs,
-    quantize: Option<BlockFormat>,
-    device: &Device,
-) -> anyhow::Result<LoadedSide> {
-    let files = files(Some(name), &args.hub)?;
-    let checkpoint = checkpoint(&files, &TERMINAL)?;
-    let quantize = quantized("--quantize-other", quantize, Some(&checkpoint), device, Spelling::Flags)?;
-    let (model, formats) = if let Some(format) = quantize {
-        (checkpoint.load_quantized(format)?, vec![format])
-    } else {
-        let model = checkpoint.load_model(DType::F32, device)?;
-        (model, kept_formats(checkpoint.formats(), DType::F32, device, &TERMINAL))
-    };
-    let formats = formats.into_iter().map(BlockFormat::as_str).collect();
-    let side = ComparedModel {
-        name: checkpoint.name().to_string(),
-        formats,
-        adapters: vec![],
-        kv: None,
-        perplexity: f64::NAN,
-    };
-    Ok(LoadedSide { side, model, files })
 }
 
 fn print(report: &Report) -> anyhow::Result<()> {

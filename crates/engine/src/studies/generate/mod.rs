@@ -12,6 +12,7 @@ mod report;
 pub use batch::{Batch, Row};
 pub use draft::{DraftCounts, DraftKind};
 pub use options::Options;
+pub(super) use options::cache_dtype;
 pub use ready::{Continuing, OnPiece, Ready};
 pub use report::{BeamText, Drawn, Report, SamplingSettings, Searched};
 

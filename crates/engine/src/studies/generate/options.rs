@@ -176,15 +176,20 @@ fn refuse(given: Option<(&str, bool)>, spelling: Spelling, why: &str) -> anyhow:
 }
 
 /// The dtype of a cache, by its name.
-mod cache_dtype {
+pub(in crate::studies) mod cache_dtype {
     use super::{CACHES, CacheDType, Deserialize, Deserializer, Serialize, Serializer, name_of, one_of};
 
     #[allow(clippy::ref_option, clippy::trivially_copy_pass_by_ref)] // the form that serde calls
-    pub(super) fn serialize<S: Serializer>(kv: &Option<CacheDType>, to: S) -> Result<S::Ok, S::Error> {
+    pub(in crate::studies) fn serialize<S: Serializer>(
+        kv: &Option<CacheDType>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
         kv.as_ref().map(|kv| name_of(CACHES, kv)).serialize(to)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<CacheDType>, D::Error> {
+    pub(in crate::studies) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<CacheDType>, D::Error> {
         let name = Option::<String>::deserialize(from)?;
         let kv = name.map(|name| one_of("kv", &name, CACHES)).transpose();
         kv.map_err(serde::de::Error::custom)
