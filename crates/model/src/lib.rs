@@ -33,6 +33,7 @@ pub mod dictionary;
 mod gpt2;
 pub mod hooks;
 mod inspect;
+mod interrupt;
 mod learn;
 
 pub use candle_core;
@@ -62,6 +63,7 @@ pub use gpt2::model::Gpt2Model;
 pub use gpt2::{block, lora, mlp, model};
 pub use inspect::mean_ablation::MeanOver;
 pub use inspect::{analysis, finite};
+pub use interrupt::interruptible;
 pub use learn::training::Training;
 pub use learn::{init, training};
 

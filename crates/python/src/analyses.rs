@@ -7,7 +7,6 @@ use crate::guard::{Raised, compute};
 use crate::model::Model;
 use crate::run::point;
 use candle_core::{Device, Tensor};
-use gpt2_circuits::discovery::{self, EdgeGradients, Study};
 use gpt2_circuits::{Circuit, Circuits, Composition};
 use gpt2_engine::Opened;
 use gpt2_engine::interventions::Reads;
@@ -20,16 +19,21 @@ use gpt2_model::analysis::{
 use gpt2_model::hooks::{Head, Hooks, Interventions};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-/// The answer, and the token to compare it with. Without it, the metric is the log-probability of the answer.
-#[derive(Debug, Clone, Copy, FromPyObject)]
-pub(crate) struct AnswerTokens(u32, Option<u32>);
+/// The answers, and the tokens to compare them with. Without these, the metric is the log-probability of the only answer.
+#[derive(Debug, FromPyObject)]
+pub(crate) struct AnswerTokens(Vec<u32>, Option<Vec<u32>>);
 
 impl AnswerTokens {
-    fn metric(self) -> Metric {
-        match self.1 {
-            Some(against) => Metric::difference(self.0, against),
-            None => Metric::LogProb(self.0),
+    /// The difference to the tokens that they are compared with, or what `alone` makes of the only answer.
+    fn metric(&self, alone: fn(u32) -> Metric) -> Result<Metric, Failed> {
+        match (&self.0[..], &self.1) {
+            (answers, Some(against)) => {
+                Ok(Metric::LogitDifference { answers: answers.to_vec(), against: against.clone() })
+            }
+            ([answer], None) => Ok(alone(*answer)),
+            _ => Err(Failed::value("answer: several right answers need wrong ones, too: give against")),
         }
     }
 }
@@ -54,7 +58,7 @@ impl TextPair {
         let model = &opened.model;
         let clean = model.ids(&self.clean)?;
         let corrupt = model.ids(&self.corrupt)?;
-        let metric = self.answer.metric();
+        let metric = self.answer.metric(Metric::LogProb)?;
         Ok(work(&Contrast { clean: &clean, corrupt: &corrupt, metric: &metric, hooks: hooks(&changes) })?)
     }
 }
@@ -81,14 +85,14 @@ impl Model {
         points: Vec<String>,
         changes: InterventionTexts,
     ) -> PyResult<Vec<(Array, Array)>> {
-        compute(py, &Raised::default(), || {
+        compute(py, &Arc::default(), || {
             let model = &self.loaded.model;
             let found = points
                 .iter()
                 .map(|name| point(name, model.config().n_layer))
                 .collect::<Result<Vec<_>, _>>()?;
             let changes = changes.build(&self.loaded, Reads::Branches(&text))?;
-            let pairs = gradients(model, &model.ids(&text)?, &answer.metric(), &found, hooks(&changes))?;
+            let pairs = gradients(model, &model.ids(&text)?, &answer.metric(Metric::LogProb)?, &found, hooks(&changes))?;
             let array = |(value, gradient): &(Tensor, Tensor)| {
                 Ok((Array::copy_of(value)?, Array::copy_of(gradient)?))
             };
@@ -104,7 +108,7 @@ impl Model {
         position: usize,
         changes: InterventionTexts,
     ) -> PyResult<Array> {
-        compute(py, &Raised::default(), || {
+        compute(py, &Arc::default(), || {
             let model = &self.loaded.model;
             let changes = changes.build(&self.loaded, Reads::Branches(&text))?;
             Ok(Array::new(&logit_lens(model, &model.ids(&text)?, position, hooks(&changes))?.squeeze(1)?)?)
@@ -121,7 +125,7 @@ impl Model {
         seed: u64,
         changes: InterventionTexts,
     ) -> PyResult<Arrays> {
-        compute(py, &Raised::default(), || {
+        compute(py, &Arc::default(), || {
             let model = &self.loaded.model;
             let config = model.config();
             let bos = config.bos_token_id.filter(|&id| (id as usize) < config.vocab_size);
@@ -161,12 +165,12 @@ impl Model {
         mean: bool,
         changes: InterventionTexts,
     ) -> PyResult<Arrays> {
-        compute(py, &Raised::default(), || {
+        compute(py, &Arc::default(), || {
             let model = &self.loaded.model;
             let changes = changes.build(&self.loaded, Reads::Branches(&text))?;
             let ablation = if mean { Ablation::Mean } else { Ablation::Zero };
-            let found =
-                ablation_effects(model, &model.ids(&text)?, &answer.metric(), ablation, hooks(&changes))?;
+            let metric = answer.metric(Metric::LogProb)?;
+            let found = ablation_effects(model, &model.ids(&text)?, &metric, ablation, hooks(&changes))?;
             Ok(Arrays::from([("plain", number(found.plain)?), ("change", Array::new(&found.change)?)]))
         })
     }
@@ -180,12 +184,9 @@ impl Model {
         raw: bool,
         changes: InterventionTexts,
     ) -> PyResult<Arrays> {
-        compute(py, &Raised::default(), || {
+        compute(py, &Arc::default(), || {
             let model = &self.loaded.model;
-            let metric = match answer {
-                AnswerTokens(answer, Some(against)) => Metric::difference(answer, against),
-                AnswerTokens(answer, None) => Metric::Logit(answer),
-            };
+            let metric = answer.metric(Metric::Logit)?;
             let centering = if raw { Centering::Raw } else { Centering::default() };
             let changes = changes.build(&self.loaded, Reads::Branches(&text))?;
             let found = direct_attribution(model, &model.ids(&text)?, &metric, centering, hooks(&changes))?;
@@ -210,7 +211,7 @@ impl Model {
         parts: Vec<String>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<(f64, f64, Vec<Array>)> {
-        let raised = Raised::default();
+        let raised = Arc::new(Raised::default());
         compute(py, &raised, || {
             let model = &self.loaded.model;
             let of = |name: &String| PARTS.iter().find(|(known, _)| known == name).map(|(_, parts)| *parts);
@@ -239,7 +240,7 @@ impl Model {
 
     /// Attribution patching: an estimate for each head, stream, attention block and MLP at each position.
     fn attribution(&self, py: Python<'_>, pair: TextPair) -> PyResult<Arrays> {
-        compute(py, &Raised::default(), || {
+        compute(py, &Arc::default(), || {
             let model = &self.loaded.model;
             let found = pair.measured(&self.loaded, |contrast| attribution_patching(model, contrast))?;
             Ok(Arrays::from([
@@ -251,27 +252,9 @@ impl Model {
         })
     }
 
-    /// Edges between heads (3, L, H, L, H): EAP, or EAP-IG with a number of steps.
-    fn edges(&self, py: Python<'_>, pair: TextPair, steps: Option<usize>) -> PyResult<Array> {
-        let raised = Raised::default();
-        compute(py, &raised, || {
-            let model = &self.loaded.model;
-            let gradients = steps.map_or(EdgeGradients::Corrupt, |steps| EdgeGradients::Integrated { steps });
-            let changes = pair.changes.build(&self.loaded, Reads::Branches(&pair.clean))?;
-            let pairs =
-                [discovery::Pair { metric: pair.answer.metric(), clean: pair.clean, corrupt: pair.corrupt }];
-            let mut study = Study::new(model, &pairs)?;
-            if let Some(hooks) = hooks(&changes) {
-                study = study.with_hooks(hooks)?;
-            }
-            let scores = study.edge_scores(gradients, &mut |_, _| raised.check_signals())?;
-            Ok(Array::new(&scores.between_heads()?)?)
-        })
-    }
-
     /// Attention rollout, (L, T, T).
     fn rollout(&self, py: Python<'_>, text: Vec<u32>, changes: InterventionTexts) -> PyResult<Array> {
-        compute(py, &Raised::default(), || {
+        compute(py, &Arc::default(), || {
             let model = &self.loaded.model;
             let changes = changes.build(&self.loaded, Reads::Branches(&text))?;
             let args =
@@ -284,7 +267,7 @@ impl Model {
 
     /// For each token of each text but the first, its surprise in nats.
     fn surprises(&self, py: Python<'_>, texts: Vec<Vec<u32>>) -> PyResult<Vec<Vec<f64>>> {
-        let raised = Raised::default();
+        let raised = Arc::new(Raised::default());
         compute(py, &raised, || {
             let mut all = vec![];
             // A few texts at a time, so that Ctrl-C need not wait for all.
@@ -299,7 +282,7 @@ impl Model {
 
     /// Each head's copying score, (L, H).
     fn copying_scores(&self, py: Python<'_>) -> PyResult<Array> {
-        compute(py, &Raised::default(), || {
+        compute(py, &Arc::default(), || {
             let config = self.config_of();
             let circuits = Circuits::new(&self.loaded.model)?;
             let heads = (0..config.n_layer)
@@ -318,7 +301,7 @@ impl Model {
             "v" => Composition::V,
             other => return Err(Failed::value(format!("kind {other:?}: expected q, k or v")).into()),
         };
-        let raised = Raised::default();
+        let raised = Arc::new(Raised::default());
         compute(py, &raised, || {
             let circuits = Circuits::new(&self.loaded.model)?;
             Ok(Array::new(&circuits.composition(kind, &mut |_, _| raised.check_signals())?)?)
@@ -334,7 +317,7 @@ impl Model {
         qk: bool,
         tokens: Vec<u32>,
     ) -> PyResult<Array> {
-        compute(py, &Raised::default(), || {
+        compute(py, &Arc::default(), || {
             let circuits = Circuits::new(&self.loaded.model)?;
             let circuit = if qk { Circuit::Qk } else { Circuit::Ov };
             Ok(Array::new(&circuits.rows(Head { layer, head }, circuit, &tokens)?)?)

@@ -1,6 +1,7 @@
 //! Interventions as Python gives them.
 
 use crate::array::Array;
+use crate::dictionary::Dictionary;
 use crate::error::Failed;
 use anyhow::{Context, anyhow};
 use gpt2_circuits::discovery::Edge;
@@ -13,6 +14,7 @@ use gpt2_engine::{Opened, Silent};
 use gpt2_model::hooks::{Activity, Intervention, Interventions, Place};
 use pyo3::prelude::*;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Interventions as text, with what they need from other texts.
 #[derive(Debug, Default, FromPyObject)]
@@ -34,10 +36,18 @@ pub(crate) struct InterventionTexts {
     circuit: Option<PathBuf>,
     /// The edges of a circuit, as `from->to`.
     edges: Option<Vec<String>>,
-    /// A dictionary by its name.
-    dictionary: Option<String>,
+    dictionary: Option<GivenDictionary>,
     /// A feature, perhaps with a position, `ablate`, `scale` or `set`, and a number.
     features: Vec<(String, String, f64)>,
+}
+
+/// A dictionary as Python gives it.
+#[derive(Debug, FromPyObject)]
+enum GivenDictionary {
+    /// A folder, or a name on the Hub.
+    Named(String),
+    /// One that is in memory.
+    Opened(Py<Dictionary>),
 }
 
 impl InterventionTexts {
@@ -77,7 +87,7 @@ impl InterventionTexts {
             mean_of: self.mean_of.as_ref().map(means),
             add: add.collect::<anyhow::Result<_>>()?,
             circuit: self.circuit()?,
-            dictionary: self.dictionary.clone().map(DictionaryChoice::Named),
+            dictionary: self.dictionary.as_ref().map(dictionary),
             features: self.features.iter().map(feature).collect::<anyhow::Result<_>>()?,
         })
     }
@@ -94,6 +104,14 @@ impl InterventionTexts {
             }
             (None, None) => Ok(None),
         }
+    }
+}
+
+/// A dictionary of features.
+fn dictionary(given: &GivenDictionary) -> DictionaryChoice {
+    match given {
+        GivenDictionary::Named(name) => DictionaryChoice::Named(name.clone()),
+        GivenDictionary::Opened(dictionary) => DictionaryChoice::Opened(Arc::clone(&dictionary.get().opened)),
     }
 }
 

@@ -16,6 +16,7 @@ use gpt2_model::analysis::Comparison;
 use gpt2_model::finite::all_finite;
 use pyo3::prelude::*;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 impl Loaded {
     /// Refuses to write `path` if it is there, unless the caller allows it, and always if the model reads it.
@@ -38,7 +39,7 @@ impl Loaded {
     }
 
     /// Refuses a folder whose files the model reads.
-    fn check_folder(&self, folder: &Path) -> anyhow::Result<()> {
+    pub(crate) fn check_folder(&self, folder: &Path) -> anyhow::Result<()> {
         let Some(files) = &self.files else { return Ok(()) };
         // A GGUF file stands alone; other files in a folder belong together.
         if matches!(
@@ -70,7 +71,7 @@ impl Model {
                 return Err(Failed::value(format!("dtype {other:?}: expected f32, f16 or bf16")).into());
             }
         };
-        compute(py, &Raised::default(), || {
+        compute(py, &Arc::default(), || {
             let of = &self.loaded;
             if let Some(format) = of.formats.first() {
                 return Err(Failed::value(format!(
@@ -115,7 +116,7 @@ impl Model {
         base: Option<String>,
         overwrite: bool,
     ) -> PyResult<()> {
-        compute(py, &Raised::default(), || {
+        compute(py, &Arc::default(), || {
             let Some((adapter, options)) = &self.loaded.trained else {
                 return Err(Failed::value("no adapter was trained on this model; train one with lora="));
             };
@@ -130,7 +131,7 @@ impl Model {
 
     /// Writes the model as a GGUF file.
     fn quantize(&self, py: Python<'_>, path: PathBuf, to: &str, overwrite: bool) -> PyResult<()> {
-        let raised = Raised::default();
+        let raised = Arc::new(Raised::default());
         compute(py, &raised, || {
             let kind: GgufType = to.parse().map_err(|_| {
                 let names: Vec<_> = GgufType::ALL.iter().map(|kind| kind.as_str()).collect();
@@ -185,7 +186,7 @@ impl Model {
         window: Option<usize>,
     ) -> PyResult<Compared> {
         let other = std::sync::Arc::clone(&other.get().loaded);
-        let raised = Raised::default();
+        let raised = Arc::new(Raised::default());
         compute(py, &raised, || {
             let pair = [&self.loaded.model, &other.model];
             let [a, b] = pair.map(gpt2_model::Gpt2LMHeadModel::config);

@@ -59,7 +59,7 @@ impl Model {
         let hooks =
             request.hooks.iter().map(|(name, function)| Ok((point(name, layers)?, function.clone_ref(py))));
         let hooks = hooks.collect::<Result<Vec<_>, Failed>>()?;
-        compute(py, &Raised::default(), || {
+        compute(py, &Arc::default(), || {
             let model = &self.loaded.model;
             let lengths: Vec<usize> = request.rows.iter().map(Vec::len).collect();
             let changes = request.changes.build(&self.loaded, Reads::Growing(&slices(&request.rows)))?;
@@ -90,7 +90,7 @@ impl SteppedGeneration {
         py.check_signals()?;
         let calls_python = !self.hooks.is_empty();
         let hooks = self.hooks.iter().map(|(point, function)| (*point, function.clone_ref(py))).collect();
-        let raised = Raised::default();
+        let raised = Arc::new(Raised::default());
         let work = || {
             let Some(mut state) = self.at.lock().ok().and_then(|mut at| at.take()) else {
                 return Err(Failed::Runtime(

@@ -3,12 +3,13 @@
 
 use crate::error::Failed;
 use gpt2_model::hooks::{self, Point};
+use gpt2_model::interruptible;
 use pyo3::exceptions::PyRecursionError;
 use pyo3::prelude::*;
 use std::cell::Cell;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Whether this process has started threads.
@@ -61,7 +62,7 @@ impl Drop for Deeper {
 /// Runs work without the interpreter, on this thread, so that Python's functions are called where they would be without us.
 pub(crate) fn compute<T: Send>(
     py: Python<'_>,
-    raised: &Raised,
+    raised: &Arc<Raised>,
     work: impl FnOnce() -> Result<T, Failed> + Send,
 ) -> PyResult<T> {
     if FORKED.load(Ordering::SeqCst) {
@@ -74,7 +75,7 @@ pub(crate) fn compute<T: Send>(
     }
     STARTED.store(true, Ordering::SeqCst);
     let _deeper = Deeper::new()?;
-    let result = py.detach(work);
+    let result = py.detach(|| interrupted_by(raised, work));
     match raised.take() {
         Some(error) => Err(error),
         None => Ok(result?),
@@ -85,21 +86,30 @@ pub(crate) fn compute<T: Send>(
 /// would have to enter the pool.
 pub(crate) fn compute_in_pool<T: Send>(
     py: Python<'_>,
-    raised: &Raised,
+    raised: &Arc<Raised>,
     work: impl FnOnce() -> Result<T, Failed> + Send,
 ) -> PyResult<T> {
     compute(py, raised, || in_pool(raised, work))
+}
+
+/// Does work whose passes end at an exception: blocks of the model look for one.
+fn interrupted_by<T>(raised: &Arc<Raised>, work: impl FnOnce() -> T) -> T {
+    let raised = Arc::clone(raised);
+    interruptible(move || raised.check_signals(), work)
 }
 
 /// The interval at which to check for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Runs work in the pool. This thread hears signals meanwhile, which Python tells its main thread alone.
-fn in_pool<T: Send>(raised: &Raised, work: impl FnOnce() -> Result<T, Failed> + Send) -> Result<T, Failed> {
+fn in_pool<T: Send>(
+    raised: &Arc<Raised>,
+    work: impl FnOnce() -> Result<T, Failed> + Send,
+) -> Result<T, Failed> {
     let (send, receive) = mpsc::channel();
     rayon::in_place_scope(|scope| {
         // A panic drops the sender, and the scope passes it on.
-        scope.spawn(move |_| drop(send.send(work())));
+        scope.spawn(move |_| drop(send.send(interrupted_by(raised, work))));
         loop {
             match receive.recv_timeout(LOOK) {
                 Ok(result) => return result,

@@ -4,6 +4,7 @@
 mod analyses;
 mod array;
 mod changes;
+mod dictionary;
 mod error;
 mod files;
 mod generate;
@@ -14,6 +15,7 @@ mod loaded;
 mod model;
 mod observer;
 mod pattern;
+mod recording;
 mod run;
 mod study;
 mod train;
@@ -31,6 +33,8 @@ mod _native {
     #[pymodule_export]
     use crate::array::Array;
     #[pymodule_export]
+    use crate::dictionary::Dictionary;
+    #[pymodule_export]
     use crate::generate::SteppedGeneration;
     #[pymodule_export]
     use crate::guard::{forked, point_names};
@@ -39,6 +43,8 @@ mod _native {
 
     #[pymodule_export]
     use crate::pattern::LazyPattern;
+    #[pymodule_export]
+    use crate::recording::train_features;
     #[pymodule_export]
     use crate::study::studies;
 

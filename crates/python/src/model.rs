@@ -56,7 +56,7 @@ impl Model {
 
     /// The ids of a text, and a note of the characters that the vocabulary cannot spell. With `whole`, it must fit the model.
     fn encode(&self, py: Python<'_>, text: &str, whole: bool) -> PyResult<(Vec<u32>, Option<String>)> {
-        compute(py, &Raised::default(), || {
+        compute(py, &Arc::default(), || {
             let tokenizer = self.loaded.tokenizer()?;
             let n = self.config_of().n_positions;
             let encoded = if whole {
@@ -94,7 +94,7 @@ impl Model {
 
     /// A copy of a parameter, in f32 if it is quantized.
     fn parameter(&self, py: Python<'_>, name: &str) -> PyResult<Array> {
-        compute(py, &Raised::default(), || {
+        compute(py, &Arc::default(), || {
             let all = self.loaded.model.named_parameters();
             let Some((_, values)) = all.into_iter().find(|(known, _)| known == name) else {
                 return Err(Failed::value(format!(

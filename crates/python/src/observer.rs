@@ -47,6 +47,10 @@ impl Observer for PyObserver {
         }
     }
 
+    fn is_asked_to_stop(&self) -> bool {
+        self.raised.check_signals().is_err()
+    }
+
     fn downloads(&self) -> Option<Progress> {
         let downloads = self.downloads.as_ref().map(|call| Python::attach(|py| call.clone_ref(py)));
         let raised = Arc::clone(&self.raised);

@@ -1,7 +1,7 @@
 //! Attention patterns, computed when they are asked for.
 
 use crate::array::Array;
-use crate::guard::{Raised, compute_in_pool};
+use crate::guard::compute_in_pool;
 use crate::loaded::Loaded;
 use candle_core::Tensor;
 use gpt2_model::attention::PatternOf;
@@ -26,7 +26,7 @@ pub(crate) struct LazyPattern {
 #[pymethods]
 impl LazyPattern {
     fn array(&self, py: Python<'_>) -> PyResult<Array> {
-        compute_in_pool(py, &Raised::default(), || {
+        compute_in_pool(py, &Arc::default(), || {
             let Self { loaded, layer, kind, q, k, padding, knocked_out } = self;
             let attn = &loaded.model.transformer.h[*layer].attn;
             Ok(Array::new(&attn.pattern(q, k, padding.as_ref(), knocked_out, *kind)?)?)

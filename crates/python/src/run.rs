@@ -244,7 +244,7 @@ fn loss(logits: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor, Failed> {
 impl Model {
     /// A pass over some texts; see `RunRequest`.
     fn run(&self, py: Python<'_>, asked: RunRequest) -> PyResult<Found> {
-        let raised = Raised::default();
+        let raised = Arc::new(Raised::default());
         let layers = self.config_of().n_layer;
         let hooks =
             asked.hooks.iter().map(|(name, function)| Ok((point(name, layers)?, function.clone_ref(py))));

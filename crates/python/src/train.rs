@@ -202,7 +202,7 @@ impl Model {
     #[staticmethod]
     fn train(py: Python<'_>, base: Option<Bound<'_, Model>>, request: TrainRequest) -> PyResult<Trained> {
         let base = base.map(|base| Arc::clone(&base.get().loaded));
-        let raised = Raised::default();
+        let raised = Arc::new(Raised::default());
         compute(py, &raised, || Ok::<_, Failed>(request.run(base.as_deref(), &raised)?))
     }
 }

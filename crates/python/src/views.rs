@@ -3,7 +3,7 @@
 use crate::array::Array;
 use crate::changes::InterventionTexts;
 use crate::error::Failed;
-use crate::guard::{Raised, compute};
+use crate::guard::compute;
 use crate::loaded::Loaded;
 use crate::model::Model;
 use candle_core::{DType, Device};
@@ -20,6 +20,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::cell::RefCell;
 use std::path::Path;
+use std::sync::Arc;
 
 /// The number of next tokens that the page lists for each position.
 const LISTED: usize = 5;
@@ -122,7 +123,7 @@ impl Loaded {
 impl Model {
     /// The interventions of a run over a text, as the command writes them.
     fn said(&self, py: Python<'_>, ids: Vec<u32>, changes: InterventionTexts) -> PyResult<Vec<String>> {
-        compute(py, &Raised::default(), || {
+        compute(py, &Arc::default(), || {
             let changes = changes.build(&self.loaded, Reads::Whole(&[&ids]))?;
             Ok(changes.iter().map(ToString::to_string).collect())
         })
@@ -136,7 +137,7 @@ impl Model {
         changes: InterventionTexts,
         compare: bool,
     ) -> PyResult<String> {
-        compute(py, &Raised::default(), || {
+        compute(py, &Arc::default(), || {
             let changes = changes.build(&self.loaded, Reads::Whole(&[&ids]))?;
             if compare && changes.is_empty() {
                 return Err(Failed::value(
@@ -164,7 +165,7 @@ impl Model {
         weights: &Bound<'py, Array>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let weights = weights.get().tensor().clone();
-        let bytes = compute(py, &Raised::default(), || {
+        let bytes = compute(py, &Arc::default(), || {
             let provenance = self.loaded.provenance(&ids, &changes)?;
             let tokens = self.loaded.shown(&ids);
             let frame = Frame::new(PictureFormat::from_path(Path::new(path))?, title, &provenance);
@@ -192,7 +193,7 @@ impl Model {
         changes: Vec<String>,
         maps: Vec<Map>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let bytes = compute(py, &Raised::default(), || {
+        let bytes = compute(py, &Arc::default(), || {
             let provenance = self.loaded.provenance(&ids, &changes)?;
             let frame = Frame::new(PictureFormat::from_path(Path::new(path))?, title, &provenance);
             let named = maps.iter().map(|map| {

@@ -110,10 +110,15 @@ impl<'a> Run<'a> {
     /// When one of the study's [`Study::REFUSES`] was given.
     pub fn check_interventions<S: Study>(&self) -> anyhow::Result<()> {
         let given = self.interventions.options().given();
-        match given.iter().find(|option| S::REFUSES.contains(option)) {
-            Some(option) => bail!("{}: has no meaning in {}", self.opened.spelling.option(option), S::NAME),
-            None => Ok(()),
-        }
+        let Some(refused) = given.iter().find(|option| S::REFUSES.contains(option)) else { return Ok(()) };
+        let others = super::STUDIES.iter().filter(|other| !other.refuses.contains(refused));
+        let others: Vec<_> = others.map(|other| other.name).collect();
+        bail!(
+            "{}: is not for {}; it works in {}",
+            self.opened.spelling.option(refused),
+            S::NAME,
+            others.join(", ")
+        )
     }
 }
 

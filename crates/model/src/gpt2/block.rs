@@ -13,6 +13,7 @@ use super::layers::parameters::Visitor;
 use super::mlp::Mlp;
 use crate::config::Config;
 use crate::hooks::Point;
+use crate::interrupt::check_interrupt;
 use candle_core::{Module, Result, Tensor};
 use candle_fused::attention::Summary;
 use candle_nn::VarBuilder;
@@ -78,8 +79,9 @@ impl Block {
     /// `x` (B, T, C) -> see [`BlockOutput`]
     ///
     /// # Errors
-    /// When a shape does not fit, or a hook fails.
+    /// When a shape does not fit, a hook fails, or the work is [interrupted](crate::interruptible).
     pub fn forward(&self, x: &Tensor, mut pass: Pass) -> Result<BlockOutput> {
+        check_interrupt()?;
         self.check(x, &pass)?;
         let layer = self.attn.layer_idx();
         let hooks = pass.hooks();

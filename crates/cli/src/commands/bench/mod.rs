@@ -15,6 +15,7 @@ use args::BenchTarget;
 use candle_core::DType;
 use candle_fused::Isa;
 use candle_fused::measure::{self, Stopwatch};
+use gpt2_engine::open::device_name;
 use gpt2_engine::open::rounds_to_tf32;
 use report::{Report, print};
 use serde::Serialize;
@@ -85,7 +86,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         dtype: bench.dtype.as_str(),
         quantized: bench.quantized(),
         kv: args.kv.map(|_| bench.kv().as_str()),
-        device: format!("{:?}", bench.device.location()).to_lowercase(),
+        device: device_name(&bench.device),
         threads: rayon::current_num_threads(),
         isa: on_cpu.then(|| Isa::current().as_str()),
         timer: Stopwatch::kind(&bench.device),

@@ -11,6 +11,7 @@ use crate::model::hub::HubArgs;
 use crate::output::{self, note};
 use candle_core::{DType, Device, Tensor};
 use candle_fused::Implementation;
+use gpt2_engine::open::device_name;
 use gpt2_engine::words::count;
 use gpt2_loader::Checkpoint;
 use gpt2_view::{Align, Table, visible_text};
@@ -84,7 +85,7 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
 
     let report = Report {
         model: checkpoint.name().to_string(),
-        device: format!("{:?}", verify.device.location()).to_lowercase(),
+        device: device_name(&verify.device),
         threads: rayon::current_num_threads(),
         seed: args.run.seed,
         passed: verify.checks.iter().all(|check| check.passed),
