@@ -1,6 +1,6 @@
 //! The config and the tensors of a model's files, whatever program wrote them.
 
-use super::{layout, naming};
+use super::{naming, transposed_linear};
 use crate::error::LoadError;
 use crate::files::{Files, WeightFiles};
 use crate::formats::index::Index;
@@ -76,19 +76,19 @@ pub(super) fn tensors(
     let mut notes = vec![];
     notes.extend(renamed(&named));
     if sizes.is_some() {
-        layout::drop_shared_head(&mut named.tensors); // as nanoGPT ties them
+        transposed_linear::drop_shared_head(&mut named.tensors); // as nanoGPT ties them
     }
     // A gpt_bigcode under another type has such weights, too, and its heads lie in another order.
     let Type { architectures, .. } = files.config.1.parse().unwrap_or_default();
     let was_bigcode = architectures.unwrap_or_default().iter().any(|name| name.starts_with("GPTBigCode"));
     let may_be_turned = !config.is_bigcode() && config.multi_query.is_none() && !was_bigcode;
-    if may_be_turned && layout::turn_linear(&mut named.tensors, parameters) {
+    if may_be_turned && transposed_linear::turn_linear(&mut named.tensors, parameters) {
         notes.push(
             "linear weights are saved as (out, in), as nanoGPT and nn.Linear do: they are transposed".into(),
         );
     }
     if sizes.is_some_and(|sizes: BTreeMap<_, _>| sizes.get("bias") == Some(&0))
-        && layout::add_biases(&mut named.tensors, parameters)
+        && transposed_linear::add_biases(&mut named.tensors, parameters)
     {
         notes.push("the model was trained without biases: they are zeros".into());
     }

@@ -2,7 +2,7 @@
 
 use crate::stored::Encoding;
 use crate::stored::names;
-use crate::stored::packed::Packed;
+use crate::stored::unpack_to_f32::Packed;
 use gpt2_model::Config;
 use gpt2_model::linear::BlockFormat;
 use gpt2_model::parameters::{LM_HEAD, Parameter, WTE};

@@ -1,14 +1,14 @@
 //! The forward pass: which thread computes which queries, and in what order.
 
+use super::attention_weights::SummaryOfRow;
 use super::blocks::{Blocks, FEW_QUERIES, QUERIES};
 use super::decode::{Span, SpanAttention};
 use super::pack::{PackSizes, PackedHead};
 use super::problem::{Problem, SharedOutput};
 use super::tile::{QueryTile, TileScratch, TileTask};
 use super::views::HeadAt;
-use super::weights::SummaryOfRow;
 use crate::attention::heads::Query;
-use crate::cpu::team;
+use crate::cpu::spinning_threads;
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -54,7 +54,7 @@ impl Forward<'_> {
     fn by_spans<S: Simd>(&self, simd: S) {
         let queries = Span::queries(self.problem);
         let spans = Span::count(self.problem);
-        let partials: Vec<Vec<SpanAttention>> = team::map(queries.len() * spans, |task| {
+        let partials: Vec<Vec<SpanAttention>> = spinning_threads::map(queries.len() * spans, |task| {
             simd.vectorize(Span::new(self.problem, queries[task / spans].clone(), task % spans))
         });
         for (query, spans) in queries.iter().zip(partials.chunks_exact(spans)) {

@@ -10,6 +10,7 @@
 #![allow(unsafe_code)] // register blocks, the shared output and the shared sums; each unsafe block says why it is sound
 
 mod added_gradient;
+pub(super) mod attention_weights;
 mod backward;
 pub(super) mod blocks;
 mod decode;
@@ -20,7 +21,6 @@ mod problem;
 mod summary;
 mod tile;
 mod views;
-pub(super) mod weights;
 
 use self::added_gradient::AddedGradient;
 use self::backward::{HeadBackward, HeadGradients};

@@ -1,6 +1,7 @@
 //! One tile of queries against all keys that they see: online softmax as in FlashAttention-2
 //! (Dao 2023, algorithm 1), with scores in base 2.
 
+use super::attention_weights::SummaryOfRow;
 use super::blocks::{
     Blocks, HEADROOM, KEYS, MatrixStrides, NARROW_SCORES, NARROW_SUMS, QUERIES, WIDE_SCORES, WIDE_SUMS,
     add_rows, outer,
@@ -10,7 +11,6 @@ use super::pack::{PackedHead, transpose};
 use super::problem::{Problem, SharedOutput};
 use super::summary::{Moments, RunningSummary};
 use super::views::HeadAt;
-use super::weights::SummaryOfRow;
 use crate::attention::scores::Base;
 use crate::cpu::vector::exp2;
 use pulp::{Simd, WithSimd};

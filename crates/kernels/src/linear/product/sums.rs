@@ -6,7 +6,7 @@ use super::panels::{Factor, PANEL, PanelNumber, Panels};
 use super::rows::{self, LeftFactor, Pairs};
 use super::tile::{Ahead, FETCHED, Tile};
 use crate::cpu::memory::room;
-use crate::cpu::team;
+use crate::cpu::spinning_threads;
 use half::bf16;
 use pulp::Arch;
 use std::any::Any;
@@ -92,7 +92,7 @@ impl Packed {
             memory = Vec::with_capacity(rows * per_row);
         }
         let out = PackedMemory(memory.as_mut_ptr());
-        team::for_each(rows.div_ceil(group), |i| {
+        spinning_threads::for_each(rows.div_ceil(group), |i| {
             let out = &out;
             let rows = i * group..((i + 1) * group).min(rows);
             let len = rows.len() * per_row;

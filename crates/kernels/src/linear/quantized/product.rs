@@ -13,7 +13,7 @@ use super::tile::{PanelParts, WideStrip, few, tile, wide_scales_len, widen, wide
 use super::vectors::dispatch;
 use crate::cpu::isa::Isa;
 use crate::cpu::memory::room;
-use crate::cpu::team;
+use crate::cpu::spinning_threads;
 use crate::linear::product::finish::{Destination, Finish};
 use crate::linear::product::panels::PANEL;
 use std::cell::RefCell;
@@ -117,7 +117,7 @@ impl<C: PanelFormat> VectorCode for ShareOut<'_, C> {
         if rows <= FEW {
             let x = Activations::<i8>::new(isa, x);
             let chunk = panels.div_ceil(threads * TASKS_PER_THREAD).min(MOST_PANELS);
-            team::for_each(panels.div_ceil(chunk), |i| {
+            spinning_threads::for_each(panels.div_ceil(chunk), |i| {
                 let panels = i * chunk..((i + 1) * chunk).min(panels);
                 // SAFETY: this runs on the instruction set, so the processor has it.
                 in_scratch(|scratch| unsafe { V::call(Few { shared, x: &x, panels, scratch }) });
@@ -130,7 +130,7 @@ impl<C: PanelFormat> VectorCode for ShareOut<'_, C> {
         let blocks = rows.div_ceil(height);
         let strips = panels.div_ceil(V::PANELS);
         let parts = (threads * TASKS_PER_THREAD).div_ceil(blocks).clamp(1, strips);
-        team::for_each(blocks * parts, |i| {
+        spinning_threads::for_each(blocks * parts, |i| {
             let (block, part) = (i / parts, i % parts);
             let rows = block * height..((block + 1) * height).min(rows);
             let strips = strips * part / parts..strips * (part + 1) / parts;
