@@ -1,6 +1,5 @@
 //! Puts adapters on a model, takes them off, and merges them into its weights.
 
-use super::adapter::Adapter;
 use super::block::Block;
 use super::layers::conv1d::Conv1D;
 use super::layers::embedding::Embedding;
@@ -10,6 +9,7 @@ use super::layers::lm_head::LmHead;
 use super::layers::low_rank_update::Update;
 use super::layers::parameters::{LM_HEAD, WPE, WTE};
 use super::lm_head_model::Gpt2LMHeadModel;
+use super::lora::Adapter;
 use crate::learn::training::{Site, place};
 use candle_core::{Result, Tensor};
 use candle_fused::Implementation;
