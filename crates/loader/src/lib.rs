@@ -30,7 +30,7 @@ mod stored;
 mod tokenizer;
 
 pub use adapter::checkpoint::{AdapterCheckpoint, AdapterFiles};
-pub use adapter::config::{AdapterConfig, Names, OneOrMany, Patterns};
+pub use adapter::config::{AdapterConfig, ModulePatterns, OneOrMany, Patterns};
 pub use candle_core;
 pub use candle_nn;
 pub use checkpoint::Checkpoint;

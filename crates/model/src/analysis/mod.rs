@@ -25,7 +25,7 @@ mod patterns;
 mod predictions;
 mod values_at;
 
-pub use attribution::{Attribution, Gradients, Taps, attribution_patching, gradients};
+pub use attribution::{Attribution, GradientHooks, Gradients, attribution_patching, gradients};
 pub use logit_lens::{Centering, DirectAttribution, direct_attribution, logit_lens};
 pub use metric::Metric;
 pub use patching::{

@@ -8,7 +8,7 @@ use super::blocks::{
 };
 use super::decode::{QueryOfHeads, Span, SpanAttention};
 use super::pack::{PackedHead, transpose};
-use super::problem::{Problem, SharedOutput};
+use super::pass_inputs::{PassInputs, SharedOutput};
 use super::summary::{Moments, RunningSummary};
 use super::views::HeadAt;
 use crate::attention::scores::Base;
@@ -47,7 +47,7 @@ impl TileScratch {
 
 /// Queries `first..first + rows` of a head.
 pub(super) struct QueryTile<'a> {
-    pub(super) problem: &'a Problem<'a>,
+    pub(super) problem: &'a PassInputs<'a>,
     pub(super) packed: &'a PackedHead,
     pub(super) head: HeadAt,
     pub(super) first: usize,
