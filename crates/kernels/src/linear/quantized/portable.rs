@@ -37,8 +37,8 @@ pub(super) trait Vectors: Copy + Send + Sync + 'static {
     unsafe fn bytes(from: *const u8) -> Self::Bytes;
     /// The lower and the upper four bits of each byte.
     unsafe fn nibbles(bytes: Self::Bytes) -> (Self::Bytes, Self::Bytes);
-    /// Writes 64 codes as numbers of [`ActivationCode`](Self::ActivationCode)'s size, in the order in which [`dot_wide`](Self::dot_wide) reads
-    /// them.
+    /// Writes 64 codes as numbers of [`ActivationCode`](Self::ActivationCode)'s size, in the order in which
+    /// [`dot_wide`](Self::dot_wide) reads them.
     unsafe fn widen(bytes: Self::Bytes, out: *mut u8);
     /// [`widen`](Self::widen) for codes below 16.
     #[inline(always)]
