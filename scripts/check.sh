@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The one gate: format, circles, lints, tests, tools, docs, packages. CI runs it; run it before you commit.
+# The one gate: format, import cycles, lints, tests, tools, docs, packages. CI runs it; run it before you commit.
 #
 #   scripts/check.sh                    the gate
-#   scripts/check.sh quick [CRATE..]    format, circles, lints, and the tests of these crates (kernels, model, cli ..), or of those
+#   scripts/check.sh quick [CRATE..]    format, import cycles, lints, and the tests of these crates (kernels, model, cli ..), or of those
 #                                       that differ from BASE (default: HEAD): a few minutes once the gate has run
 #   scripts/check.sh all                the gate, and what it leaves out because it is slow and seldom breaks: every night
 #

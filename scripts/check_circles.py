@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Fails where a source file imports itself through others.
+"""Fails where source files form an import cycle: where a file imports itself through others.
 
     scripts/check_circles.py [FOLDER...]     src folders of crates (default: those of the whole workspace)
-    scripts/check_circles.py --rooms [CRATE...]    rooms, arrows and floors of crates, by folder name (default: all)
+    scripts/check_circles.py --rooms [CRATE...]    modules, imports and levels of crates, by folder name (default: all)
     scripts/check_circles.py --self-test
 
-A room is a folder of a crate's `src`, or a file that lies directly in `src`. An arrow is an import between two rooms; it
-goes back up where both rooms reach each other. A floor is a step of the longest chain of arrows.
+With `--rooms`, a module is a folder of a crate's `src`, or a file directly in `src`. An import between two modules goes back
+up where each reaches the other. The levels are the steps of the longest chain of imports.
 
 A file imports the file that defines what it names, in `use crate::..`, `use super::..` and `use child::..`, and in paths
 such as `crate::a::b()`. The script follows re-exports to the definition. `mod x;` imports nothing, nor does `pub use
@@ -36,7 +36,7 @@ def imports(source):
     return ties
 
 
-def circles(ties):
+def cycles(ties):
     """The largest sets of files in which each file reaches every other."""
 
     def reached(file):
@@ -56,46 +56,46 @@ def check(sources):
     found = 0
     for source in sources:
         ties = imports(source)
-        for ring in circles(ties):
+        for ring in cycles(ties):
             found += 1
-            print(f"circle {found}, in {source}:")
+            print(f"import cycle {found}, in {source}:")
             for a in ring:
                 for b in (b for b in ring if b in ties[a]):
                     names = ", ".join(sorted(ties[a][b]))
                     print(f"  {a.relative_to(source)} -> {b.relative_to(source)}: {names}")
     if found:
-        print("error: files import themselves through others; move what both need to a file below them", file=sys.stderr)
+        print("error: import cycles; move what both files need to a file below them", file=sys.stderr)
         return 1
-    print(f"no circle among the files of {len(sources)} crates")
+    print(f"no import cycle among the files of {len(sources)} crates")
     return 0
 
 
-def room(file, source):
+def module(file, source):
     inside = file.relative_to(source)
     return inside.parent if len(inside.parts) > 1 else inside
 
 
 def back_up(ring, below):
-    """The arrows within a ring of rooms that go back up, about as few as there can be (Eades, Lin and Smyth 1993)."""
+    """The imports within a ring of modules that go back up, about as few as there can be (Eades, Lin and Smyth 1993)."""
     left, order = set(ring), []
     while left:
-        # The room next from the top: it takes most from those left, and they take least from it.
+        # The module next from the top: it takes most from those left, and they take least from it.
         top = max(sorted(left), key=lambda a: len(below[a] & left) - sum(a in below[b] for b in left))
         order.append(top)
         left.remove(top)
     return [(a, b) for i, a in enumerate(order) for b in order[:i] if b in below[a]]
 
 
-def rooms(crates):
+def modules(crates):
     for crate in crates:
         source = WORKSPACE / "crates" / crate / "src"
         # The root of a crate only hands names on, and files of tests do not count.
         files = {f for f in source.rglob("*.rs") if f.name != "lib.rs" and not f.stem.endswith("tests")}
         ties = {a: {b: names for b, names in taken.items() if b in files} for a, taken in imports(source).items() if a in files}
-        below = {room(file, source): set() for file in files}
+        below = {module(file, source): set() for file in files}
         for a, taken in ties.items():
-            below[room(a, source)] |= {room(b, source) for b in taken} - {room(a, source)}
-        back = [arrow for ring in circles(below) for arrow in back_up(ring, below)]
+            below[module(a, source)] |= {module(b, source) for b in taken} - {module(a, source)}
+        back = [pair for ring in cycles(below) for pair in back_up(ring, below)]
         down = {a: {b for b in taken if (a, b) not in back} for a, taken in below.items()}
         heights = {}
 
@@ -104,18 +104,18 @@ def rooms(crates):
                 heights[a] = 1 + max(map(height, down[a]), default=0)
             return heights[a]
 
-        floors = max(map(height, below), default=0)
-        print(f"{crate}: {len(below)} rooms, {floors} floors, {sum(map(len, below.values()))} arrows, {len(back)} back up")
+        levels = max(map(height, below), default=0)
+        print(f"{crate}: {len(below)} modules, {levels} levels, {sum(map(len, below.values()))} imports, {len(back)} back up")
         for a, b in back:
             names = {n for f, taken in ties.items() for g, names in taken.items() for n in names
-                     if (room(f, source), room(g, source)) == (a, b)}  # fmt: skip
+                     if (module(f, source), module(g, source)) == (a, b)}  # fmt: skip
             print(f"  back up: {a} -> {b}: {', '.join(sorted(names))}")
         for folder in [source, *(p for p in source.rglob("*") if p.is_dir())]:
             if (count := len(list(folder.iterdir()))) > 15:
                 print(f"  {folder.relative_to(WORKSPACE)} has {count} entries")
 
 
-# For each made-up crate: what it tests, whether it has a circle, and its files.
+# For each made-up crate: what it tests, whether it has a cycle, and its files.
 CASES = [
     ("a line", False, {"lib.rs": "mod a; mod b;", "a.rs": "use crate::b::B;", "b.rs": "pub struct B;"}),
     ("two files", True, {"lib.rs": "mod a; mod b;", "a.rs": "use crate::b::B; pub struct A;", "b.rs": "pub struct B(crate::a::A);"}),
@@ -136,9 +136,9 @@ def self_test():
                 path = Path(folder, name)
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(text)
-            found = circles(imports(Path(folder)))
+            found = cycles(imports(Path(folder)))
         if bool(found) != expected:
-            print(f"error: {what}: found {found}, expected {'a' if expected else 'no'} circle", file=sys.stderr)
+            print(f"error: {what}: found {found}, expected {'a' if expected else 'no'} cycle", file=sys.stderr)
             return 1
     print(f"{len(CASES)} made-up crates: right")
     return 0
@@ -148,6 +148,6 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["--self-test"]:
         sys.exit(self_test())
     if sys.argv[1:2] == ["--rooms"]:
-        sys.exit(rooms(sys.argv[2:] or sorted(m.parent.name for m in WORKSPACE.glob("crates/*/Cargo.toml"))))
+        sys.exit(modules(sys.argv[2:] or sorted(m.parent.name for m in WORKSPACE.glob("crates/*/Cargo.toml"))))
     everywhere = sorted(manifest.parent / "src" for folder in ("crates/*", "models") for manifest in WORKSPACE.glob(f"{folder}/Cargo.toml"))
     sys.exit(check([Path(folder) for folder in sys.argv[1:]] or everywhere))

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from reference_lora import adapted
-from reference_models import randomize
+from reference.lora import adapted
+from reference.models import randomize
 
 DEMO = Path("models/tiny-shakespeare")
 TOLERANCE, MERGED = 3e-5, 1e-5

@@ -29,8 +29,8 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel, PreTrainedModel
 
 from bench.rows import GPT2_SMALL
 from make_reference import ODD, ODD_LENGTHS, mask_buffers, save_pickle
-from reference_models import build_model, random_ids, save_checkpoint
-from reference_relatives import build_bigcode
+from reference.models import build_model, random_ids, save_checkpoint
+from reference.bigcode_cross import build_bigcode
 
 ROOT = Path(__file__).resolve().parent.parent
 TOLERANCE = 3e-5

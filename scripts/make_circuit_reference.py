@@ -21,11 +21,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from circuit_reference_readme import readme
+from circuit_reference.readme import readme
 
 SCRIPTS = Path(__file__).resolve().parent
 FOLDER = SCRIPTS.parent / "tests" / "data" / "circuits"
-MODEL = "import circuit_reference_model as base; base.FOLDER.mkdir(exist_ok=True); base.write_model()"
+MODEL = "import circuit_reference.model as base; base.FOLDER.mkdir(exist_ok=True); base.write_model()"
 
 
 def digests() -> dict[str, str]:
@@ -49,7 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         for stage, python in stages:
             path = Path(temporary) / f"{stage}.json"
-            run(python, f"circuit_reference_{stage}.py", str(path))
+            run(python, "-c", f"from circuit_reference import {stage}; {stage}.main()", str(path))
             facts[stage] = json.loads(path.read_text())
     (FOLDER / "README.md").write_text(readme(facts))
 

@@ -20,10 +20,10 @@ import transformers
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from reference_interventions import write_interventions
-from reference_models import activations, build_model, gradients, random_ids, save_checkpoint, save_reference
-from reference_lora import write_lora, write_lora_parts
-from reference_relatives import write_relatives
+from reference.interventions import write_interventions
+from reference.models import activations, build_model, gradients, random_ids, save_checkpoint, save_reference
+from reference.lora import write_lora, write_lora_parts
+from reference.bigcode_cross import write_relatives
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 

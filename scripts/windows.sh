@@ -7,7 +7,7 @@
 #   scripts/windows.sh [types|all]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-only=(files:: hub::cached hub::repositories streams:: help:: texts::)
+only=(files:: hub::cached hub::repositories stdin_stdout:: help:: texts::)
 case ${1:-} in
     '' | types) ;;
     all) only=() ;;

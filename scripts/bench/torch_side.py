@@ -77,7 +77,7 @@ class TorchSide:
         """A checkpoint with f32 mask buffers, as GPT-2's own has them; returns its size in bytes."""
         from compare_with_transformers import misalign, write_tensors
         from make_reference import mask_buffers
-        from reference_models import build_model
+        from reference.models import build_model
 
         model = build_model(seed=0, **shape)
         tensors = model.state_dict() | mask_buffers(model.config, self.torch.float32)

@@ -4,9 +4,9 @@
 use super::{ODD, Run, command, gpt2, signal, spawn, wait_for_lines, words};
 use crate::common::Result;
 use crate::folder::{Folder, assert_says};
-use crate::streams::into_nothing;
+use crate::stdin_stdout::into_nothing;
 #[cfg(target_os = "linux")]
-use crate::streams::onto_a_full_disk;
+use crate::stdin_stdout::onto_a_full_disk;
 use std::path::PathBuf;
 #[cfg(unix)]
 use std::process::{Command, Stdio};

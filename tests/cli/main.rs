@@ -6,7 +6,6 @@
 mod analyses;
 mod attention;
 mod bench;
-mod brought;
 #[path = "../common/browser.rs"]
 mod browser;
 mod circuits;
@@ -19,9 +18,10 @@ mod errors;
 mod examples;
 mod features;
 mod files;
-mod first_visit;
+mod first_use_errors;
 #[path = "../common/folder.rs"]
 mod folder;
+mod foreign_checkpoints;
 mod forward;
 mod generate;
 mod help;
@@ -36,9 +36,9 @@ mod lora;
 mod models;
 #[path = "../common/mpirun.rs"]
 mod mpirun;
-mod newcomers;
 mod not_finite;
 mod page;
+mod page_first_view;
 mod parallel;
 #[cfg(unix)]
 #[path = "../common/pickles.rs"]
@@ -52,7 +52,7 @@ mod score;
 mod score_resume;
 #[cfg(unix)]
 mod signals;
-mod streams;
+mod stdin_stdout;
 mod texts;
 mod train;
 mod train_features;

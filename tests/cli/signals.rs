@@ -4,7 +4,7 @@
 
 use super::hub::repository;
 use super::hub::server::{At, Fault, Server};
-use super::streams::into_nothing;
+use super::stdin_stdout::into_nothing;
 use super::{DEMO, GPT2, Run, command, gpt2, json, launched, signal, spawn};
 use crate::common::Result;
 use crate::folder::{Folder, Tensors, assert_says, serialized, zeros};

@@ -1,6 +1,6 @@
 //! `--texts`: each of many texts gives what a run of its own gives.
 
-use super::streams::into_nothing;
+use super::stdin_stdout::into_nothing;
 use super::{ODD, gpt2, gpt2_with_pipe, json, list, metadata, stdout};
 use crate::common::Result;
 use crate::folder::{Folder, assert_says};

@@ -2,13 +2,13 @@
 
 mod adapter;
 mod audit;
-mod brought;
 #[path = "../common/mod.rs"]
 mod common;
 mod config;
 mod dictionary;
 #[path = "../common/folder.rs"]
 mod folder;
+mod foreign_checkpoints;
 mod fuzz_corpus;
 mod generation_config;
 mod gguf;

@@ -9,7 +9,7 @@ mod comparison;
 mod hostile;
 mod numbers;
 mod pages;
-mod taking_along;
+mod saving_from_page;
 
 use browser::Browser;
 use common::Result;

@@ -26,11 +26,11 @@ pub mod nn;
 mod pointwise;
 
 pub use candle_core;
+pub use cpu::allocator::KeepLarge;
 pub use cpu::dispatch::{Dispatch, Implementation};
 pub use cpu::element::accumulator;
 pub use cpu::explain::{Explained, Explanation, explain};
 pub use cpu::isa::Isa;
-pub use cpu::keep_large::KeepLarge;
 pub use gpu::{keep_freed_memory, open_cuda};
 pub use linear::quantized::format::BlockFormat;
 pub use linear::weight::frozen::WeightDType;

@@ -30,7 +30,7 @@ mod stored;
 mod tokenizer;
 
 pub use adapter::checkpoint::{AdapterCheckpoint, AdapterFiles};
-pub use adapter::config::{AdapterConfig, Names, OneOrMany, Patterns};
+pub use adapter::config::{AdapterConfig, ModulePatterns, OneOrMany, Patterns};
 pub use candle_core;
 pub use candle_nn;
 pub use checkpoint::Checkpoint;
@@ -53,7 +53,7 @@ pub use save::import::{Imported, import};
 pub use save::model::{SaveOptions, check_savable, save};
 pub use source::{EmbeddedFiles, Source};
 pub use stored::bytes::Bytes;
-pub use stored::packed::Packed;
+pub use stored::unpack_to_f32::Packed;
 pub use stored::{Encoding, TensorInfo};
 pub use tokenizer::Tokenizer;
 pub use tokenizer::stream::TextStream;

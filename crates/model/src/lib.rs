@@ -27,15 +27,17 @@
 //! | S | key length, cache included | | V | `vocab_size` |
 //! | C | `n_embd` | | L, N | `n_layer`, `n_positions` |
 
+pub mod analysis;
 pub mod config;
 mod decode;
 pub mod dictionary;
 mod gpt2;
 pub mod hooks;
-mod inspect;
 mod interrupt;
 mod learn;
 
+pub use analysis::finite;
+pub use analysis::mean_ablation::MeanOver;
 pub use candle_core;
 pub use candle_fused::attention::{CausalBias, Chosen, HeadLayout, Summary};
 pub use candle_fused::{Dispatch, Implementation};
@@ -61,8 +63,6 @@ pub use gpt2::lm_head_model::Gpt2LMHeadModel;
 pub use gpt2::mlp::Mlp;
 pub use gpt2::model::Gpt2Model;
 pub use gpt2::{block, lora, mlp, model};
-pub use inspect::mean_ablation::MeanOver;
-pub use inspect::{analysis, finite};
 pub use interrupt::interruptible;
 pub use learn::training::Training;
 pub use learn::{init, training};

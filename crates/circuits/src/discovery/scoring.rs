@@ -8,7 +8,7 @@ use super::study::{Progress, Study};
 use super::writer_outputs::{WriterOutputs, stream, wide};
 use crate::circuits::f64_of;
 use candle_core::{Result, Tensor};
-use gpt2_model::analysis::Taps;
+use gpt2_model::analysis::GradientHooks;
 use gpt2_model::attention::PatternOf;
 use gpt2_model::hooks::{Chain, Head, Hooks, Point, Recorder, on};
 
@@ -164,7 +164,7 @@ impl Study<'_> {
         let norms = Recorder::new(
             (0..layers).flat_map(|layer| [Point::Ln1Scale(layer), Point::Ln1Normalized(layer)]),
         );
-        let taps = Taps::new(points);
+        let taps = GradientHooks::new(points);
         // Before the study's own: a temperature belongs to what comes after the queries.
         let logits = self.logits_between(&batch.clean, &Chain(&[before, &norms, &taps]), &Chain(&[]))?;
         let gradients = taps.gradients(&batch.metrics(&logits)?.sum_all()?)?;

@@ -4,7 +4,7 @@ use super::run::{Features, rows};
 use crate::circuits::{f64_of, folded};
 use candle_core::{Device, Result, Tensor};
 use gpt2_model::Gpt2LMHeadModel;
-use gpt2_model::dictionary::{Code, Fired};
+use gpt2_model::dictionary::{ActiveFeature, SparseActivations};
 use gpt2_model::hooks::{Head, Hooks, Point};
 
 /// A head's score of a key for a query, by the features that its query and its key are made of. Scores are times `scale`, before
@@ -26,9 +26,9 @@ pub struct AttentionPairs {
 #[non_exhaustive]
 pub struct PartPair {
     /// The feature at the query's position.
-    pub query: Option<Fired>,
+    pub query: Option<ActiveFeature>,
     /// The feature at the key's position.
-    pub key: Option<Fired>,
+    pub key: Option<ActiveFeature>,
     /// The pair's share of the score.
     pub score: f64,
 }
@@ -69,7 +69,7 @@ impl Features {
         let weights = &block.attn.head_weights()?[number];
         let at = |x: &Tensor, position: usize| f64_of(&x.get(0)?)?.get(position); // of (1, T, ..)
         let pair = |x: &Tensor| f64_of(x)?.get(0)?.get(number)?.get(query)?.get(key)?.to_scalar::<f64>();
-        let parts = |position: usize, all: &Tensor, weight: &Tensor| -> Result<(Vec<Fired>, Tensor)> {
+        let parts = |position: usize, all: &Tensor, weight: &Tensor| -> Result<(Vec<_>, Tensor)> {
             let all = at(all, position)?; // (H, D)
             // Heads may share keys.
             let all = all.get(number * all.dim(0)? / heads)?.unsqueeze(0)?;
@@ -152,11 +152,11 @@ impl Features {
     }
 
     /// The contribution to the value of each feature that fires at a position, (fired, d out) in f64.
-    fn added(&self, code: &Code, position: usize) -> Result<Tensor> {
+    fn added(&self, code: &SparseActivations, position: usize) -> Result<Tensor> {
         let fired = code.row(position);
         let ids: Vec<u32> = fired.iter().map(|one| one.feature).collect();
         let directions = f64_of(&self.dictionary.w_dec().index_select(&Tensor::new(ids, &Device::Cpu)?, 0)?)?;
-        let factor = |one: &Fired| {
+        let factor = |one: &ActiveFeature| {
             f64::from(one.value) * f64::from(self.dictionary.factor(code, position, one.feature))
         };
         let factors: Vec<f64> = fired.iter().map(factor).collect();

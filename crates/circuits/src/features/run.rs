@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use gpt2_model::analysis::{Metric, gradients, surprises};
-use gpt2_model::dictionary::{Code, Dictionary, Fired};
+use gpt2_model::dictionary::{ActiveFeature, Dictionary, SparseActivations};
 use gpt2_model::hooks::{At, Chain, Hooks, Point};
 use gpt2_model::{Block, Config, Gpt2LMHeadModel};
 use std::cell::RefCell;
@@ -20,7 +20,7 @@ pub struct Features {
 #[non_exhaustive]
 pub struct FeatureRun {
     /// The features that fire; rows are positions.
-    pub code: Code,
+    pub code: SparseActivations,
     /// The value that the dictionary should have rebuilt, (positions, d out) in f32.
     pub target: Tensor,
     /// The dictionary's reconstruction, in the same shape.
@@ -46,7 +46,7 @@ pub struct FeatureAttribution {
     /// The position, counted from 0.
     pub position: usize,
     /// The feature and its activation there.
-    pub fired: Fired,
+    pub fired: ActiveFeature,
     /// The metric that would be lost without the feature, to first order.
     pub effect: f64,
 }

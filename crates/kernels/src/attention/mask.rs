@@ -1,5 +1,5 @@
 //! Masks on top of the window: padding, single keys hidden from single queries, numbers added to the scores, first keys and
-//! ranges of keys.
+//! ranges of keys. ALiBi is no mask here: see [`Sdpa::slopes`](super::sdpa::Sdpa::slopes).
 
 use super::heads::Query;
 use super::key_ranges::KeyRanges;

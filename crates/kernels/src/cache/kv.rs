@@ -1,7 +1,7 @@
 //! [`KvCache`]: one layer's keys and values.
 
 use super::dtype::CacheDType;
-use super::rows::RowCache;
+use super::row_cache::RowCache;
 use candle_core::{Result, Tensor};
 
 /// The keys and values of one layer, for a batch of texts of one length, in memory that is allocated once, at the first

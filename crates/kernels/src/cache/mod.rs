@@ -13,9 +13,9 @@
 mod dtype;
 mod kv;
 mod paged;
-mod rows;
+mod row_cache;
 
 pub use dtype::CacheDType;
 pub use kv::KvCache;
 pub use paged::{PagedCache, SequenceId};
-pub use rows::RowCache;
+pub use row_cache::RowCache;

@@ -1,5 +1,6 @@
 //! The processor's features and the sharing of work: instruction sets, vectors, threads, memory, and which code runs.
 
+pub(crate) mod allocator;
 pub(crate) mod column_sums;
 pub(crate) mod cpu_op;
 pub(crate) mod dispatch;
@@ -7,11 +8,10 @@ pub(crate) mod dot_products;
 pub(crate) mod element;
 pub(crate) mod explain;
 pub(crate) mod isa;
-pub(crate) mod keep_large;
 pub(crate) mod memory;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
-pub(crate) mod team;
+pub(crate) mod spinning_threads;
 #[cfg(test)]
 pub(crate) mod test_numbers;
 pub(crate) mod vector;

@@ -1,6 +1,6 @@
 //! The losses of rows of logits, and their gradients in place: `cuda/cross_entropy.cu`.
 
-use super::launch::{Launch, dtype_name};
+use super::launch_plan::{Launch, dtype_name};
 use candle_core::DType;
 
 /// Threads per block in `cross_entropy.cu`.
@@ -22,7 +22,7 @@ mod ops {
     use super::cross_entropy_launch;
     use crate::cpu::dispatch::Dispatch;
     use crate::gpu::device::{function, gpu_limits, launch, view_of};
-    use crate::gpu::launch::Launch;
+    use crate::gpu::launch_plan::Launch;
     use candle_core::backend::BackendStorage;
     use candle_core::cuda_backend::CudaDType;
     use candle_core::cuda_backend::cudarc::driver::{DeviceRepr, PushKernelArg};

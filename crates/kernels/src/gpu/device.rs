@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)] // launching a kernel and the driver's own calls are unsafe
 
-use super::launch::{GpuLimits, Launch, code_for};
+use super::launch_plan::{GpuLimits, Launch, code_for};
 use candle_core::cuda_backend::cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute};
 use candle_core::cuda_backend::cudarc::driver::{
     CudaFunction, CudaModule, CudaSlice, CudaStream, CudaView, LaunchArgs, LaunchConfig, result,

@@ -1,6 +1,6 @@
 //! Runs the kernels' own source on the CPU, thread by thread (`cuda/emulate.cpp`), to test them without a GPU.
 
-use super::launch::Launch;
+use super::launch_plan::Launch;
 use candle_core::{DType, Device, Result, Tensor};
 use half::{bf16, f16};
 use std::io::Write;

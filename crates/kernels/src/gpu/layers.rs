@@ -1,6 +1,6 @@
 //! Layer norm, and the bias, GELU and residual after a matrix product, in one pass each: `cuda/layers.cu`.
 
-use super::launch::{Launch, dtype_name};
+use super::launch_plan::{Launch, dtype_name};
 use candle_core::DType;
 
 /// Threads per block in `layers.cu`. In a layer norm, each warp of 32 threads takes a row.
@@ -39,7 +39,7 @@ mod ops {
     use crate::cpu::dispatch::Dispatch;
     use crate::gpu::blas_lt;
     use crate::gpu::device::{UNIT, aligned, function, gpu_limits, launch, view, view_of};
-    use crate::gpu::launch::Launch;
+    use crate::gpu::launch_plan::Launch;
     use crate::pointwise::activation::Activation;
     use crate::pointwise::epilogue::Epilogue;
     use candle_core::backend::BackendStorage;

@@ -12,7 +12,7 @@ pub(crate) mod device;
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) mod emulator;
 #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
-pub(crate) mod launch;
+pub(crate) mod launch_plan;
 #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
 pub(crate) mod layers;
 

@@ -17,7 +17,7 @@ use crate::cpu::cpu_op::OnCpu;
 use crate::cpu::dispatch::{Dispatch, cpu_product};
 use crate::cpu::explain::{Explained, no_kernel, note, ours, shown};
 use crate::gpu;
-use crate::pointwise::epilogue::{Epilogue, Join};
+use crate::pointwise::epilogue::{Epilogue, ResidualOrGate};
 use candle_core::{D, Result, Tensor};
 use few_rows::FEW_ROWS;
 use plain::{LinearOnto, PlainLinear, RowProducts, candles_matmul};
@@ -144,10 +144,10 @@ pub(crate) fn check_join(epilogue: Epilogue, shape: &[usize]) -> Result<()> {
     let other = epilogue.join().filter(|join| join.get().dims() != shape);
     match other {
         None => Ok(()),
-        Some(Join::Add(residual)) => {
+        Some(ResidualOrGate::Add(residual)) => {
             candle_core::bail!("linear: x·W is {shape:?}, which cannot be added to {:?}", residual.dims())
         }
-        Some(Join::Gate(_, gate)) => {
+        Some(ResidualOrGate::Gate(_, gate)) => {
             candle_core::bail!("linear: x·W is {shape:?}, which a gate of {:?} does not fit", gate.dims())
         }
     }

@@ -21,19 +21,19 @@ pub enum Epilogue<'a> {
 
 impl<'a> Epilogue<'a> {
     /// The second tensor, if there is one.
-    pub(crate) fn join(self) -> Option<Join<&'a Tensor>> {
+    pub(crate) fn join(self) -> Option<ResidualOrGate<&'a Tensor>> {
         match self {
-            Self::Residual(residual) => Some(Join::Add(residual)),
-            Self::Gated(activation, gate) => Some(Join::Gate(activation, gate)),
+            Self::Residual(residual) => Some(ResidualOrGate::Add(residual)),
+            Self::Gated(activation, gate) => Some(ResidualOrGate::Gate(activation, gate)),
             Self::None | Self::Activation(_) => None,
         }
     }
 
     /// With this second tensor.
-    pub(crate) fn of_join(join: &'a Join<Tensor>) -> Self {
+    pub(crate) fn of_join(join: &'a ResidualOrGate<Tensor>) -> Self {
         match join {
-            Join::Add(residual) => Self::Residual(residual),
-            Join::Gate(activation, gate) => Self::Gated(*activation, gate),
+            ResidualOrGate::Add(residual) => Self::Residual(residual),
+            ResidualOrGate::Gate(activation, gate) => Self::Gated(*activation, gate),
         }
     }
 
@@ -71,14 +71,14 @@ impl<'a> Epilogue<'a> {
 
 /// The operation that joins a second tensor of the result's shape to the result y.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Join<T> {
+pub(crate) enum ResidualOrGate<T> {
     /// `y + tensor`
     Add(T),
     /// `activation(tensor)·y`
     Gate(Activation, T),
 }
 
-impl<T> Join<T> {
+impl<T> ResidualOrGate<T> {
     /// The tensor.
     pub(crate) fn get(&self) -> &T {
         match self {
@@ -87,18 +87,18 @@ impl<T> Join<T> {
     }
 
     /// Converts the tensor to another form.
-    pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U) -> Join<U> {
+    pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U) -> ResidualOrGate<U> {
         match self {
-            Self::Add(tensor) => Join::Add(f(tensor)),
-            Self::Gate(activation, tensor) => Join::Gate(activation, f(tensor)),
+            Self::Add(tensor) => ResidualOrGate::Add(f(tensor)),
+            Self::Gate(activation, tensor) => ResidualOrGate::Gate(activation, f(tensor)),
         }
     }
 
     /// Converts the tensor to another form, or fails with the error of the conversion.
-    pub(crate) fn try_map<U>(self, f: impl FnOnce(T) -> Result<U>) -> Result<Join<U>> {
+    pub(crate) fn try_map<U>(self, f: impl FnOnce(T) -> Result<U>) -> Result<ResidualOrGate<U>> {
         Ok(match self {
-            Self::Add(tensor) => Join::Add(f(tensor)?),
-            Self::Gate(activation, tensor) => Join::Gate(activation, f(tensor)?),
+            Self::Add(tensor) => ResidualOrGate::Add(f(tensor)?),
+            Self::Gate(activation, tensor) => ResidualOrGate::Gate(activation, f(tensor)?),
         })
     }
 }

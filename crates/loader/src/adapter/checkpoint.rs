@@ -2,7 +2,7 @@
 //! tensors.
 
 use super::config::AdapterConfig;
-use super::expected::{Expected, path_of, scaling};
+use super::expected::{ExpectedAdapter, path_of, scaling};
 use crate::error::LoadError;
 use crate::error::adapter_audit::AdapterAudit;
 use crate::error::audit::Mismatch;
@@ -230,8 +230,8 @@ impl AdapterCheckpoint {
         Ok((tensor, count))
     }
 
-    fn expected(&self, model: &Config) -> Result<Expected, LoadError> {
-        let mut expected = Expected::new(&self.config, model, self.prefix())
+    fn expected(&self, model: &Config) -> Result<ExpectedAdapter, LoadError> {
+        let mut expected = ExpectedAdapter::new(&self.config, model, self.prefix())
             .map_err(|reason| LoadError::Adapter { name: self.name.clone(), reason })?;
         for (layer, _) in tables(model) {
             if self.tensors.contains_key(&format!("{}.base_layer.weight", self.path(layer))) {
@@ -241,7 +241,7 @@ impl AdapterCheckpoint {
         Ok(expected)
     }
 
-    fn audit_with(&self, expected: &Expected) -> AdapterAudit {
+    fn audit_with(&self, expected: &ExpectedAdapter) -> AdapterAudit {
         let mut wanted: BTreeMap<String, Vec<usize>> = BTreeMap::new();
         for (layer, update) in &expected.updates {
             let [a, b] = self.factors(layer);

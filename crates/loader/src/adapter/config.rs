@@ -36,10 +36,10 @@ pub struct AdapterConfig {
     #[serde(default = "none")]
     pub bias: String,
     /// The layers with an update.
-    pub target_modules: Names,
+    pub target_modules: ModulePatterns,
     /// Layers without one, whatever [`target_modules`](Self::target_modules) says.
     #[serde(default)]
-    pub exclude_modules: Option<Names>,
+    pub exclude_modules: Option<ModulePatterns>,
     /// The blocks whose layers have updates; all if `None` or empty.
     #[serde(default)]
     pub layers_to_transform: Option<OneOrMany<usize>>,
@@ -66,7 +66,7 @@ pub struct AdapterConfig {
 /// The names of modules.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Names {
+pub enum ModulePatterns {
     /// Each is a module's whole name, or its end after a dot.
     List(Vec<String>),
     /// A regular expression for the whole name, or `all-linear`.
@@ -200,7 +200,7 @@ impl AdapterConfig {
             use_rslora: options.use_rslora,
             fan_in_fan_out,
             bias: none(),
-            target_modules: Names::List(options.target_modules.clone()),
+            target_modules: ModulePatterns::List(options.target_modules.clone()),
             exclude_modules: None,
             layers_to_transform: None,
             layers_pattern: None,

@@ -1,6 +1,6 @@
 //! The layers and tensors that an adapter's config calls for, given the model's config, by PEFT's rules for names.
 
-use super::config::{ALL, AdapterConfig, LORA_ONLY, Names, Patterns};
+use super::config::{ALL, AdapterConfig, LORA_ONLY, ModulePatterns, Patterns};
 use fancy_regex::Regex;
 use gpt2_model::Config;
 use gpt2_model::lora::{linear_layers, tables};
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The tensors that an adapter must hold.
 #[derive(Debug, Default)]
-pub(crate) struct Expected {
+pub(crate) struct ExpectedAdapter {
     /// By the layer's name.
     pub(crate) updates: BTreeMap<String, ExpectedUpdate>,
     /// The shapes of parameters that it holds whole, by their names in the model.
@@ -26,7 +26,7 @@ pub(crate) struct ExpectedUpdate {
     pub(crate) scaling: f64,
 }
 
-impl Expected {
+impl ExpectedAdapter {
     /// For a model of this config, whose modules PEFT knew under names with this prefix (`transformer.`, or none).
     ///
     /// # Errors
@@ -148,11 +148,11 @@ fn is_target(adapter: &AdapterConfig, path: &str) -> Result<bool, String> {
         return Ok(false);
     }
     // A layer that is listed by its whole name needs no block.
-    if matches!(&adapter.target_modules, Names::List(list) if list.iter().any(|name| name == path)) {
+    if matches!(&adapter.target_modules, ModulePatterns::List(list) if list.iter().any(|name| name == path)) {
         return Ok(true);
     }
     let blocks = adapter.layers_to_transform.as_ref().map_or(&[][..], |blocks| blocks.as_slice());
-    if blocks.is_empty() || (!all && matches!(adapter.target_modules, Names::Pattern(_))) {
+    if blocks.is_empty() || (!all && matches!(adapter.target_modules, ModulePatterns::Pattern(_))) {
         return Ok(true);
     }
     let patterns = adapter.layers_pattern.as_ref().map_or(&[][..], |patterns| patterns.as_slice());
@@ -174,17 +174,17 @@ fn is_target(adapter: &AdapterConfig, path: &str) -> Result<bool, String> {
     Ok(false)
 }
 
-fn means_all_linear(names: &Names) -> bool {
-    matches!(names, Names::Pattern(text) if text.eq_ignore_ascii_case("all-linear"))
+fn means_all_linear(names: &ModulePatterns) -> bool {
+    matches!(names, ModulePatterns::Pattern(text) if text.eq_ignore_ascii_case("all-linear"))
 }
 
 /// Whether names are meant to include a module's.
-fn is_named(names: &Names, field: &str, path: &str) -> Result<bool, String> {
+fn is_named(names: &ModulePatterns, field: &str, path: &str) -> Result<bool, String> {
     match names {
-        Names::List(list) => Ok(list.iter().any(|name| {
+        ModulePatterns::List(list) => Ok(list.iter().any(|name| {
             path.strip_suffix(name.as_str()).is_some_and(|before| before.is_empty() || before.ends_with('.'))
         })),
-        Names::Pattern(pattern) => matches(field, &format!("^(?:{pattern})$"), path),
+        ModulePatterns::Pattern(pattern) => matches(field, &format!("^(?:{pattern})$"), path),
     }
 }
 

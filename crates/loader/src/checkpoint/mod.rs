@@ -2,9 +2,9 @@
 
 pub(crate) mod findings;
 pub(crate) mod generation_config;
-mod layout;
 mod naming;
 mod read;
+mod transposed_linear;
 
 use crate::error::LoadError;
 use crate::error::audit::Audit;

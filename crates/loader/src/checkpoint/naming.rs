@@ -10,7 +10,7 @@ const KEYS: [&str; 5] = ["", "state_dict", "model_state_dict", "model", "module"
 
 /// Tensors under the model's names.
 #[derive(Debug, Default)]
-pub(super) struct Named {
+pub(super) struct NamedTensors {
     pub(super) tensors: BTreeMap<String, Stored>,
     /// Tensors whose name another one has, too.
     pub(super) duplicates: Vec<TensorInfo>,
@@ -20,7 +20,7 @@ pub(super) struct Named {
     pub(super) wrapper: String,
 }
 
-impl Named {
+impl NamedTensors {
     /// Tensors whose names are the model's already.
     pub(super) fn already(tensors: Vec<(String, Stored)>) -> Self {
         let mut named = Self::default();
@@ -47,7 +47,7 @@ type Score = (usize, usize);
 pub(super) fn find(
     dicts: Vec<(String, Vec<Stored>)>,
     parameters: &[Parameter],
-) -> Result<Named, Vec<String>> {
+) -> Result<NamedTensors, Vec<String>> {
     let by_name: BTreeMap<&str, &Parameter> = parameters.iter().map(|p| (p.name.as_str(), p)).collect();
     let mut best: Option<(Score, std::cmp::Reverse<usize>, usize, Vec<String>)> = None;
     for (place, (key, tensors)) in dicts.iter().enumerate() {
@@ -58,13 +58,13 @@ pub(super) fn find(
             best = Some((score, rank, place, wrappers));
         }
     }
-    let Some((_, _, place, wrappers)) = best else { return Ok(Named::default()) };
+    let Some((_, _, place, wrappers)) = best else { return Ok(NamedTensors::default()) };
     if wrappers.len() > 1 {
         return Err(wrappers);
     }
-    let Some((key, tensors)) = dicts.into_iter().nth(place) else { return Ok(Named::default()) };
+    let Some((key, tensors)) = dicts.into_iter().nth(place) else { return Ok(NamedTensors::default()) };
     let wrapper = wrappers.into_iter().next().unwrap_or_default();
-    let mut named = Named { key, wrapper: wrapper.clone(), ..Named::default() };
+    let mut named = NamedTensors { key, wrapper: wrapper.clone(), ..NamedTensors::default() };
     let (inside, outside): (Vec<_>, Vec<_>) =
         tensors.into_iter().partition(|tensor| tensor.info.name.starts_with(&wrapper));
     for tensor in inside {

@@ -1,6 +1,6 @@
 //! The config and the tensors of a model's files, whatever program wrote them.
 
-use super::{layout, naming};
+use super::{naming, transposed_linear};
 use crate::error::LoadError;
 use crate::files::{Files, WeightFiles};
 use crate::formats::index::Index;
@@ -9,7 +9,7 @@ use crate::stored::bytes::Bytes;
 use crate::stored::{Encoding, Stored};
 use gpt2_model::Config;
 use gpt2_model::parameters::Parameter;
-use naming::Named;
+use naming::NamedTensors;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -48,7 +48,7 @@ pub(super) fn tensors(
     files: &Files,
     config: &Config,
     parameters: &[Parameter],
-) -> Result<(Named, Vec<String>), LoadError> {
+) -> Result<(NamedTensors, Vec<String>), LoadError> {
     let mut sizes = None;
     let alone = |stored: Vec<Stored>| vec![(String::new(), stored)];
     let dicts = match &files.weight_files {
@@ -67,7 +67,9 @@ pub(super) fn tensors(
             return Ok(of_gguf(gguf::read(&[(path.clone(), bytes.clone())])?));
         }
         WeightFiles::GgufParts(parts) => return Ok(of_gguf(gguf::read(parts)?)),
-        WeightFiles::LlmC(path, bytes) => return Ok((Named::already(llmc::read(path, bytes)?), vec![])),
+        WeightFiles::LlmC(path, bytes) => {
+            return Ok((NamedTensors::already(llmc::read(path, bytes)?), vec![]));
+        }
     };
     let mut named = naming::find(dicts, parameters).map_err(|prefixes| LoadError::SeveralModels {
         name: files.name.clone(),
@@ -76,19 +78,19 @@ pub(super) fn tensors(
     let mut notes = vec![];
     notes.extend(renamed(&named));
     if sizes.is_some() {
-        layout::drop_shared_head(&mut named.tensors); // as nanoGPT ties them
+        transposed_linear::drop_shared_head(&mut named.tensors); // as nanoGPT ties them
     }
     // A gpt_bigcode under another type has such weights, too, and its heads lie in another order.
     let Type { architectures, .. } = files.config.1.parse().unwrap_or_default();
     let was_bigcode = architectures.unwrap_or_default().iter().any(|name| name.starts_with("GPTBigCode"));
     let may_be_turned = !config.is_bigcode() && config.multi_query.is_none() && !was_bigcode;
-    if may_be_turned && layout::turn_linear(&mut named.tensors, parameters) {
+    if may_be_turned && transposed_linear::turn_linear(&mut named.tensors, parameters) {
         notes.push(
             "linear weights are saved as (out, in), as nanoGPT and nn.Linear do: they are transposed".into(),
         );
     }
     if sizes.is_some_and(|sizes: BTreeMap<_, _>| sizes.get("bias") == Some(&0))
-        && layout::add_biases(&mut named.tensors, parameters)
+        && transposed_linear::add_biases(&mut named.tensors, parameters)
     {
         notes.push("the model was trained without biases: they are zeros".into());
     }
@@ -96,7 +98,7 @@ pub(super) fn tensors(
 }
 
 /// The tensors of a GGUF file; a note names the types that are unpacked.
-fn of_gguf(tensors: Vec<(String, Stored)>) -> (Named, Vec<String>) {
+fn of_gguf(tensors: Vec<(String, Stored)>) -> (NamedTensors, Vec<String>) {
     let mut packed: Vec<String> = tensors
         .iter()
         .filter(|(_, tensor)| matches!(tensor.info.dtype, Encoding::Packed(_)))
@@ -107,11 +109,11 @@ fn of_gguf(tensors: Vec<(String, Stored)>) -> (Named, Vec<String>) {
     let note = (!packed.is_empty()).then(|| {
         format!("weights in {} are unpacked to f32: there are no products for them here", packed.join(", "))
     });
-    (Named::already(tensors), note.into_iter().collect())
+    (NamedTensors::already(tensors), note.into_iter().collect())
 }
 
 /// A note that names the key and the prefix, if there are any.
-fn renamed(named: &Named) -> Option<String> {
+fn renamed(named: &NamedTensors) -> Option<String> {
     let from =
         (!named.key.is_empty()).then(|| format!("the weights are those under the key `{}`", named.key));
     let without = (!named.wrapper.is_empty())

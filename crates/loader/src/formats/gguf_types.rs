@@ -2,7 +2,7 @@
 
 use crate::stored::Encoding;
 use crate::stored::names;
-use crate::stored::packed::Packed;
+use crate::stored::unpack_to_f32::Packed;
 use gpt2_model::Config;
 use gpt2_model::linear::BlockFormat;
 use gpt2_model::parameters::{LM_HEAD, Parameter, WTE};
@@ -132,7 +132,7 @@ impl fmt::Display for GgufType {
 }
 
 /// A tensor to be written.
-pub(crate) struct Planned {
+pub(crate) struct PlannedTensor {
     /// The checkpoint's name.
     pub(crate) source: String,
     /// GGUF's.
@@ -146,7 +146,7 @@ pub(crate) struct Planned {
 }
 
 /// Every tensor of a file, in the model's order.
-pub(crate) fn plan(config: &Config, kind: GgufType) -> Result<Vec<Planned>, String> {
+pub(crate) fn plan(config: &Config, kind: GgufType) -> Result<Vec<PlannedTensor>, String> {
     check(config)?;
     let parameters = config.parameters().map_err(|e| e.to_string())?;
     parameters.iter().map(|parameter| planned(config, kind, parameter)).collect()
@@ -167,7 +167,7 @@ fn check(config: &Config) -> Result<(), String> {
     Ok(())
 }
 
-fn planned(config: &Config, kind: GgufType, parameter: &Parameter) -> Result<Planned, String> {
+fn planned(config: &Config, kind: GgufType, parameter: &Parameter) -> Result<PlannedTensor, String> {
     let source = parameter.name.clone();
     let (name, transposed) =
         names::in_gguf(&source).ok_or_else(|| format!("{source} has no name in GGUF files"))?;
@@ -183,7 +183,7 @@ fn planned(config: &Config, kind: GgufType, parameter: &Parameter) -> Result<Pla
     let rows: usize = shape.iter().rev().skip(1).product();
     let bytes = row.and_then(|row| row.checked_mul(rows)).ok_or_else(|| format!("{source} is too large"))?;
     let dims = shape.into_iter().rev().collect();
-    Ok(Planned { source, name, transposed, dims, encoding, bytes })
+    Ok(PlannedTensor { source, name, transposed, dims, encoding, bytes })
 }
 
 /// The type of a weight whose rows have `inputs` numbers: as llama.cpp chooses, also where blocks of 256 do not divide them.

@@ -3,7 +3,7 @@
 use super::address::{Endpoint, Origin, join, shown, without_user};
 use super::cache::is_commit;
 use super::digest::Digest;
-use super::http::{About, Answer, Failure, Http, RequestContext};
+use super::http::{Failure, Http, RequestContext, RequestSubject, Response};
 use super::{Event, Hub, ModelId};
 use crate::error::hub_error::HubError;
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
@@ -68,7 +68,7 @@ impl<'a> Client<'a> {
         self.retry(|| {
             let mut answer = self.follow(&Method::GET, uri.clone(), None, |_, _| true)?;
             if !answer.status.is_success() {
-                return Err(self.context.refused(&answer, About { revision, is_file: false }));
+                return Err(self.context.refused(&answer, RequestSubject { revision, is_file: false }));
             }
             let text = answer.text(self.hub.timeout).map_err(|e| self.context.broken(&e, &answer.uri))?;
             let unexpected = |reason| HubError::Unexpected { url: answer.shown(), reason };
@@ -101,7 +101,7 @@ impl<'a> Client<'a> {
 
     /// Asks for a file's description. Follows redirects within the Hub only: a renamed model gives one, while that
     /// of a large file leads to its storage, which does not describe it.
-    fn head(&self, commit: &str, name: &str) -> Result<Option<Answer>, Failure> {
+    fn head(&self, commit: &str, name: &str) -> Result<Option<Response>, Failure> {
         let uri = self.valid(self.endpoint.file(self.context.model, commit, name))?;
         let answer = self.follow(&Method::HEAD, uri, None, |answer, next| {
             !is_linked(answer) && Origin::of(next) == Origin::of(&answer.uri)
@@ -110,7 +110,7 @@ impl<'a> Client<'a> {
             return Ok(None);
         }
         if answer.status.is_client_error() || answer.status.is_server_error() {
-            return Err(self.context.refused(&answer, About { revision: commit, is_file: true }));
+            return Err(self.context.refused(&answer, RequestSubject { revision: commit, is_file: true }));
         }
         Ok(Some(answer))
     }
@@ -122,7 +122,7 @@ impl<'a> Client<'a> {
         name: &str,
         start: u64,
         end: Option<u64>,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<Response, Failure> {
         let uri = self.valid(self.endpoint.file(self.context.model, commit, name))?;
         let last = end.map_or_else(String::new, |end| (end - 1).to_string());
         let range = (start > 0 || end.is_some()).then(|| format!("bytes={start}-{last}"));
@@ -130,7 +130,7 @@ impl<'a> Client<'a> {
         if answer.status.is_success() {
             return Ok(answer);
         }
-        let failure = self.context.refused(&answer, About { revision: commit, is_file: true });
+        let failure = self.context.refused(&answer, RequestSubject { revision: commit, is_file: true });
         // An address of the storage expires; the Hub gives a new one.
         let elsewhere = !self.endpoint.is_origin_of(&answer.uri);
         let retry = failure.retry.or(elsewhere.then_some(Duration::ZERO));
@@ -143,8 +143,8 @@ impl<'a> Client<'a> {
         method: &Method,
         mut uri: Uri,
         range: Option<&str>,
-        onward: impl Fn(&Answer, &Uri) -> bool,
-    ) -> Result<Answer, Failure> {
+        onward: impl Fn(&Response, &Uri) -> bool,
+    ) -> Result<Response, Failure> {
         let begun = uri.clone();
         for _ in 0..=MOST_REDIRECTS {
             let answer = self.send(method, uri, range)?;
@@ -158,7 +158,7 @@ impl<'a> Client<'a> {
         Err(HubError::Unexpected { url: shown(&begun), reason }.into())
     }
 
-    fn send(&self, method: &Method, uri: Uri, range: Option<&str>) -> Result<Answer, Failure> {
+    fn send(&self, method: &Method, uri: Uri, range: Option<&str>) -> Result<Response, Failure> {
         let mut request = Request::builder().method(method).uri(uri.clone());
         if self.endpoint.is_origin_of(&uri) {
             let token = self.hub.token.as_ref().map(|token| format!("Bearer {token}"));
@@ -188,13 +188,13 @@ impl<'a> Client<'a> {
     }
 
     /// The next bytes of an answer, put into `buffer`; none at its end.
-    pub(crate) fn chunk<'b>(&self, answer: &mut Answer, buffer: &'b mut [u8]) -> Result<&'b [u8], Failure> {
+    pub(crate) fn chunk<'b>(&self, answer: &mut Response, buffer: &'b mut [u8]) -> Result<&'b [u8], Failure> {
         let read = answer.read(buffer).map_err(|e| self.context.broken(&e, &answer.uri))?;
         Ok(&buffer[..read])
     }
 
     /// The first bytes of an answer: `limit` of them or a few more, or all.
-    pub(crate) fn beginning(&self, answer: &mut Answer, limit: usize) -> Result<Vec<u8>, Failure> {
+    pub(crate) fn beginning(&self, answer: &mut Response, limit: usize) -> Result<Vec<u8>, Failure> {
         let mut bytes = vec![];
         let mut buffer = vec![0; CHUNK];
         while bytes.len() < limit {
@@ -246,11 +246,11 @@ pub(crate) fn delays() -> ExponentialBackoff {
 
 /// Whether the Hub says that the commit has no such file. A 404 without that code does not: a proxy may have sent
 /// it.
-fn entry_is_missing(answer: &Answer) -> bool {
+fn entry_is_missing(answer: &Response) -> bool {
     answer.header("x-error-code") == Some("EntryNotFound")
 }
 
 /// Whether an answer describes a large file.
-fn is_linked(answer: &Answer) -> bool {
+fn is_linked(answer: &Response) -> bool {
     answer.header("x-linked-etag").is_some()
 }

@@ -1,4 +1,4 @@
-//! [`Digest`]: the hash that the Hub announces for a file, and the file's own; [`Follower`] computes it while the file is
+//! [`Digest`]: the hash that the Hub announces for a file, and the file's own; [`HashWhileWriting`] computes it while the file is
 //! being written.
 
 use gpt2_files::open_regular;
@@ -94,12 +94,12 @@ const FLUSH: u64 = 32 << 20;
 
 /// Two threads that follow the writing thread. They compute the hash from bytes read back from the file, so it
 /// covers the file's real content.
-pub(crate) struct Follower {
+pub(crate) struct HashWhileWriting {
     hash: Worker<String>,
     flush: Worker<()>,
 }
 
-impl Follower {
+impl HashWhileWriting {
     /// Follows the file at `path`, which will be `len` bytes long.
     pub(crate) fn start(path: &Path, digest: &Digest, len: u64) -> io::Result<Self> {
         let mut hasher = Hasher::new(digest, len);
@@ -171,7 +171,7 @@ fn latest(written: &Receiver<u64>) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Digest, Follower};
+    use super::{Digest, HashWhileWriting};
     use std::io::Write;
 
     // `printf 'hello\n' | git hash-object --stdin` and `printf 'hello\n' | sha256sum`
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn a_growing_file_hashes_to_what_it_holds() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
-        let follower = Follower::start(file.path(), &Digest::parse(SHA256).unwrap(), 6).unwrap();
+        let follower = HashWhileWriting::start(file.path(), &Digest::parse(SHA256).unwrap(), 6).unwrap();
         for (i, byte) in b"hello\n".iter().enumerate() {
             file.write_all(&[*byte]).unwrap();
             follower.written(i as u64 + 1);
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn a_file_that_is_cut_is_an_error() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let follower = Follower::start(file.path(), &Digest::parse(SHA256).unwrap(), 6).unwrap();
+        let follower = HashWhileWriting::start(file.path(), &Digest::parse(SHA256).unwrap(), 6).unwrap();
         follower.written(6);
         assert!(follower.finish().is_err());
     }

@@ -20,7 +20,7 @@ const SHORTEST_PATIENCE: Duration = Duration::from_mins(5);
 
 /// When to ask the Hub for a revision's commit.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Ask {
+pub(super) enum CommitLookup {
     First,
     WhereNeeded,
 }
@@ -30,7 +30,7 @@ pub(super) struct Fetch<'a> {
     pub(super) hub: &'a Hub,
     pub(super) model: &'a ModelId,
     revision: &'a str,
-    pub(super) ask: Ask,
+    pub(super) ask: CommitLookup,
     pub(super) repo: Repo,
     client: OnceCell<Client<'a>>,
     /// The files of the commit, once the Hub was asked.
@@ -48,7 +48,7 @@ impl<'a> Fetch<'a> {
         hub: &'a Hub,
         model: &'a ModelId,
         revision: &'a str,
-        ask: Ask,
+        ask: CommitLookup,
     ) -> Result<Self, HubError> {
         // The revision becomes part of a path and of an address.
         let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
@@ -91,7 +91,9 @@ impl<'a> Fetch<'a> {
     /// The revision's commit, from the cache if that is enough.
     pub(super) fn commit(&self) -> Result<String, HubError> {
         match self.repo.commit(self.revision) {
-            Some(commit) if self.ask == Ask::WhereNeeded || self.hub.offline || is_commit(self.revision) => {
+            Some(commit)
+                if self.ask == CommitLookup::WhereNeeded || self.hub.offline || is_commit(self.revision) =>
+            {
                 Ok(commit)
             }
             _ => self.ask_for_commit(self.revision),
@@ -132,7 +134,7 @@ impl<'a> Fetch<'a> {
         if self.repo.has_file(commit, name) {
             return Ok(true);
         }
-        if self.ask == Ask::WhereNeeded && self.repo.is_absent(commit, name) {
+        if self.ask == CommitLookup::WhereNeeded && self.repo.is_absent(commit, name) {
             return Ok(false);
         }
         let client = self.client(name)?;

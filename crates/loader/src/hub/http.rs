@@ -1,4 +1,4 @@
-//! [`Http`]: requests and their [`Answer`]s, and [`Failure`]: why one try failed, and whether another may succeed.
+//! [`Http`]: requests and their [`Response`]s, and [`Failure`]: why one try failed, and whether another may succeed.
 //! Redirects are left to the caller, who knows what each means.
 
 use super::address::shown;
@@ -27,7 +27,7 @@ pub(super) struct Http {
 }
 
 /// An answer whose headers have arrived.
-pub(super) struct Answer {
+pub(super) struct Response {
     /// The address that it came from.
     pub(super) uri: Uri,
     pub(super) status: StatusCode,
@@ -59,18 +59,18 @@ impl Http {
         Self { agent: config(IpFamily::Any).into(), ipv4: config(IpFamily::Ipv4Only).into() }
     }
 
-    pub(super) fn send(&self, request: Request<()>) -> Result<Answer, Error> {
+    pub(super) fn send(&self, request: Request<()>) -> Result<Response, Error> {
         let uri = request.uri().clone();
         let response = match self.agent.run(request.clone()) {
             Err(Error::Timeout(Timeout::Connect)) => self.ipv4.run(request)?,
             response => response?,
         };
         let (parts, body) = response.into_parts();
-        Ok(Answer { uri, status: parts.status, headers: parts.headers, body: body.into_reader() })
+        Ok(Response { uri, status: parts.status, headers: parts.headers, body: body.into_reader() })
     }
 }
 
-impl Answer {
+impl Response {
     /// A header's text; `None` if it is absent or not ASCII.
     pub(super) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
@@ -133,7 +133,7 @@ const UNKNOWN: &str = "<unknown status code>";
 
 /// The subject of a request: a revision of the model, or one of its files.
 #[derive(Clone, Copy)]
-pub(super) struct About<'a> {
+pub(super) struct RequestSubject<'a> {
     pub(super) revision: &'a str,
     pub(super) is_file: bool,
 }
@@ -151,7 +151,7 @@ pub(super) struct RequestContext<'a> {
 
 impl RequestContext<'_> {
     /// The failure of a request that the server refused.
-    pub(super) fn refused(&self, answer: &Answer, about: About<'_>) -> Failure {
+    pub(super) fn refused(&self, answer: &Response, about: RequestSubject<'_>) -> Failure {
         let wait = answer.header("ratelimit").and_then(used_up).or_else(|| {
             let seconds = answer.header(RETRY_AFTER.as_str())?;
             Some(Duration::from_secs(seconds.trim().parse().ok()?))

@@ -6,14 +6,12 @@
 
 mod model_id;
 
-#[cfg(not(feature = "hub"))]
-mod absent;
 #[cfg(feature = "hub")]
 mod address;
 #[cfg(feature = "hub")]
 mod cache;
 #[cfg(feature = "hub")]
-mod cached;
+mod cache_audit;
 #[cfg(feature = "hub")]
 mod client;
 #[cfg(feature = "hub")]
@@ -26,6 +24,8 @@ mod http;
 mod open;
 #[cfg(feature = "hub")]
 mod transfer;
+#[cfg(not(feature = "hub"))]
+mod without_hub;
 
 pub use crate::error::hub_error::{HubError, Remedy};
 pub use model_id::ModelId;

@@ -1,6 +1,6 @@
 //! [`Hub::open`] and its kin: find the files that a model or an adapter needs, and verify them.
 
-use super::fetch::{Ask, Fetch};
+use super::fetch::{CommitLookup, Fetch};
 use super::{Headers, Hub, ModelId, Snapshot};
 use crate::adapter::checkpoint::AdapterFiles;
 use crate::dictionary::{DictionaryCheckpoint, DictionaryOrigin};
@@ -31,7 +31,7 @@ impl Hub {
     /// # Errors
     /// When a file is neither cached nor available, or its content differs from what the Hub announced.
     pub fn open(&self, model: &ModelId, revision: &str) -> Result<Snapshot, LoadError> {
-        Fetch::new(self, model, revision, Ask::WhereNeeded)?.model()
+        Fetch::new(self, model, revision, CommitLookup::WhereNeeded)?.model()
     }
 
     /// Like [`open`](Self::open), but at the revision's present commit.
@@ -39,7 +39,7 @@ impl Hub {
     /// # Errors
     /// When `open` would fail, or the Hub cannot be asked.
     pub fn download(&self, model: &ModelId, revision: &str) -> Result<Snapshot, LoadError> {
-        Fetch::new(self, model, revision, Ask::First)?.model()
+        Fetch::new(self, model, revision, CommitLookup::First)?.model()
     }
 
     /// A GGUF file of a model at a revision, such as `gpt2.Q8_0.gguf`, with all parts of the model if its name is that of a part;
@@ -48,7 +48,7 @@ impl Hub {
     /// # Errors
     /// When a file is neither cached nor available, its content differs from what the Hub announced, or it is not a GPT-2.
     pub fn open_gguf(&self, model: &ModelId, revision: &str, file: &str) -> Result<Snapshot, LoadError> {
-        let fetch = Fetch::new(self, model, revision, Ask::WhereNeeded)?;
+        let fetch = Fetch::new(self, model, revision, CommitLookup::WhereNeeded)?;
         let commit = fetch.commit()?;
         let parts = gguf_parts::names(file);
         for part in &parts {
@@ -70,7 +70,7 @@ impl Hub {
     /// # Errors
     /// When a file is neither cached nor available, or its content differs from what the Hub announced.
     pub fn open_adapter(&self, adapter: &ModelId, revision: &str) -> Result<AdapterFiles, LoadError> {
-        let fetch = Fetch::new(self, adapter, revision, Ask::WhereNeeded)?;
+        let fetch = Fetch::new(self, adapter, revision, CommitLookup::WhereNeeded)?;
         let commit = fetch.commit()?;
         let config = fetch.required(&commit, ADAPTER_CONFIG)?;
         let name = fetch.first(&commit, &ADAPTERS)?;
@@ -93,7 +93,7 @@ impl Hub {
         revision: &str,
         folder: &str,
     ) -> Result<DictionaryCheckpoint, LoadError> {
-        let fetch = Fetch::new(self, repository, revision, Ask::WhereNeeded)?;
+        let fetch = Fetch::new(self, repository, revision, CommitLookup::WhereNeeded)?;
         let commit = fetch.commit()?;
         let inside = |name: &str| if folder.is_empty() { name.into() } else { format!("{folder}/{name}") };
         let weights = inside(DICTIONARY_SAFETENSORS);
@@ -114,7 +114,7 @@ impl Hub {
     /// # Errors
     /// When [`open`](Self::open) would fail, and when the weight files are not safetensors.
     pub fn headers(&self, model: &ModelId, revision: &str) -> Result<Headers, LoadError> {
-        let fetch = Fetch::new(self, model, revision, Ask::WhereNeeded)?;
+        let fetch = Fetch::new(self, model, revision, CommitLookup::WhereNeeded)?;
         let commit = fetch.commit()?;
         let config = fetch.required(&commit, CONFIG)?;
         let mut bytes_read = 0;
@@ -214,7 +214,7 @@ impl Fetch<'_> {
     /// Fetches the tokenizer. If only that is unavailable, the model can still be used with token ids.
     fn tokenizer(&self, commit: &str) -> Result<TokenizerFiles, LoadError> {
         match self.tokenizer_files(commit) {
-            Err(LoadError::Hub(error)) if error.is_unreachable() && self.ask == Ask::WhereNeeded => {
+            Err(LoadError::Hub(error)) if error.is_unreachable() && self.ask == CommitLookup::WhereNeeded => {
                 Ok(TokenizerFiles::Unreachable(Arc::new(error.into())))
             }
             files => files,
@@ -254,7 +254,7 @@ impl Fetch<'_> {
         match self.is_listed(commit, name) {
             Ok(true) => self.opened(commit, name).map(Some),
             Ok(false) => Ok(None),
-            Err(error) if error.is_unreachable() && self.ask == Ask::WhereNeeded => {
+            Err(error) if error.is_unreachable() && self.ask == CommitLookup::WhereNeeded => {
                 self.is_silent.set(true);
                 Ok(None)
             }

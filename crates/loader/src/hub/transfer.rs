@@ -3,8 +3,8 @@
 use super::Event;
 use super::cache::{Lock, Repo};
 use super::client::{self, Announced, CHUNK, Client};
-use super::digest::Follower;
-use super::http::{Answer, Failure};
+use super::digest::HashWhileWriting;
+use super::http::{Failure, Response};
 use crate::error::hub_error::HubError;
 use std::fs::File;
 use std::io::{ErrorKind, Seek, SeekFrom, Write};
@@ -104,7 +104,7 @@ impl Transfer<'_> {
         self.receive(answer, partial)
     }
 
-    fn receive(&self, mut answer: Answer, partial: &mut Partial) -> Result<(), Failure> {
+    fn receive(&self, mut answer: Response, partial: &mut Partial) -> Result<(), Failure> {
         let start = if answer.status == StatusCode::PARTIAL_CONTENT { partial.len } else { 0 };
         let range = answer.header(CONTENT_RANGE.as_str());
         if start > 0 && !range.is_some_and(|r| r.starts_with(&format!("bytes {start}-"))) {
@@ -134,7 +134,7 @@ impl Transfer<'_> {
         self.client.hub.tell(&Event::Fetching { file: self.name, size: total, have: start })?;
 
         let follower = total
-            .map(|total| Follower::start(&partial.path, &self.announced.digest, total))
+            .map(|total| HashWhileWriting::start(&partial.path, &self.announced.digest, total))
             .transpose()
             .map_err(HubError::cache(&partial.path))?;
         if let Some(follower) = &follower {
@@ -177,7 +177,12 @@ impl Transfer<'_> {
     }
 
     /// Compares the arrived file with the announced hash, and removes it if it differs.
-    fn check(&self, partial: &mut Partial, follower: Option<Follower>, shown: &[u8]) -> Result<(), Failure> {
+    fn check(
+        &self,
+        partial: &mut Partial,
+        follower: Option<HashWhileWriting>,
+        shown: &[u8],
+    ) -> Result<(), Failure> {
         let found = match follower {
             Some(follower) => follower.finish(),
             None => self.announced.digest.of_file(&partial.path),

@@ -2,7 +2,7 @@
 
 use crate::adapter::checkpoint::{PEFT_PREFIX, factors_of};
 use crate::adapter::config::AdapterConfig;
-use crate::adapter::expected::{Expected, path_of};
+use crate::adapter::expected::{ExpectedAdapter, path_of};
 use crate::error::LoadError;
 use crate::files::{ADAPTER_CONFIG, ADAPTER_SAFETENSORS};
 use candle_core::Tensor;
@@ -29,7 +29,7 @@ pub fn save_adapter(
     if let Some(reason) = config.problem() {
         return Err(refused(reason));
     }
-    let mut expected = Expected::new(config, model, PREFIX).map_err(refused)?;
+    let mut expected = ExpectedAdapter::new(config, model, PREFIX).map_err(refused)?;
     for (layer, _) in tables(model) {
         if adapter.replaced.contains_key(&format!("{layer}.weight")) {
             expected.add_base(layer);

@@ -5,7 +5,7 @@ use crate::error::LoadError;
 use crate::files::Files;
 use crate::formats::gguf::END_KEYS;
 use crate::formats::gguf_header::ALIGNMENT;
-use crate::formats::gguf_types::{GgufType, Planned, number, plan};
+use crate::formats::gguf_types::{GgufType, PlannedTensor, number, plan};
 use crate::stored::Encoding;
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::list::List;
@@ -63,7 +63,7 @@ pub fn to_gguf(
 struct Written {
     config: Config,
     list: List,
-    plan: Vec<Planned>,
+    plan: Vec<PlannedTensor>,
     /// The checksum of each tensor.
     sums: Vec<u32>,
 }
@@ -144,7 +144,7 @@ impl Written {
 }
 
 /// A tensor as the file holds it.
-fn encode(planned: &Planned, tensor: &Tensor, name: &str) -> Result<Vec<u8>, LoadError> {
+fn encode(planned: &PlannedTensor, tensor: &Tensor, name: &str) -> Result<Vec<u8>, LoadError> {
     let tensor = if planned.transposed { tensor.t() } else { Ok(tensor.clone()) };
     let numbers = tensor
         .and_then(|tensor| tensor.flatten_all()?.to_vec1::<f32>())
@@ -178,7 +178,7 @@ fn encode(planned: &Planned, tensor: &Tensor, name: &str) -> Result<Vec<u8>, Loa
 }
 
 /// Everything before the data, padded.
-fn header(config: &Config, list: &List, kind: GgufType, plan: &[Planned]) -> Result<Vec<u8>, String> {
+fn header(config: &Config, list: &List, kind: GgufType, plan: &[PlannedTensor]) -> Result<Vec<u8>, String> {
     let small = |n: usize| u32::try_from(n).map_err(|_| format!("{n} does not fit 32 bits"));
     let mut keys = Keys::default();
     keys.text("general.architecture", "gpt2");

@@ -2,8 +2,8 @@
 
 pub(crate) mod bytes;
 pub(crate) mod names;
-pub(crate) mod packed;
 pub(crate) mod recognize;
+pub(crate) mod unpack_to_f32;
 
 use bytemuck::Pod;
 use bytes::Bytes;
@@ -11,13 +11,13 @@ use candle_core::{DType, Device, Tensor, WithDType};
 use gpt2_model::finite::all_finite;
 use gpt2_model::linear::{BlockFormat, Weight, WeightLayout};
 use half::{bf16, f16};
-use packed::Packed;
 use rayon::prelude::*;
 use safetensors::Dtype;
 use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
+use unpack_to_f32::Packed;
 
 /// The blocks that one thread unpacks at a time.
 const PART: usize = 1 << 10;

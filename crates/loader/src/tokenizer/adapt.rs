@@ -2,7 +2,7 @@
 
 use super::parts::{ByteLevel, Decoder, PostProcessor, PreTokenizer};
 use super::settings::{Class, Settings};
-use super::shape::{Added, Shape};
+use super::shape::{AddedTokenEntry, Shape};
 use std::collections::{BTreeMap, HashMap};
 
 impl Settings {
@@ -45,14 +45,14 @@ impl Settings {
     /// tokens, they stay where they are.
     fn add_tokens(&self, shape: &mut Shape, keeps: bool, notes: &mut Vec<String>) {
         let own = std::mem::take(&mut shape.added_tokens);
-        let mut declared: BTreeMap<u32, Added> = match &self.decoder {
+        let mut declared: BTreeMap<u32, AddedTokenEntry> = match &self.decoder {
             Some(decoder) => decoder.clone(),
             None => self.listed.clone(),
         };
         if self.decoder.is_none() {
             declared.extend(own.iter().map(|token| (token.id, token.clone())));
         }
-        let special: Vec<Added> = self.special(!keeps).collect();
+        let special: Vec<AddedTokenEntry> = self.special(!keeps).collect();
         let mut places = HashMap::new();
         if keeps {
             for token in own {
@@ -122,8 +122,11 @@ impl Settings {
 }
 
 /// The token, special if one of the special ones has its text.
-fn made_special(token: Added, special: &[Added]) -> Added {
-    Added { special: token.special || special.iter().any(|of| of.content == token.content), ..token }
+fn made_special(token: AddedTokenEntry, special: &[AddedTokenEntry]) -> AddedTokenEntry {
+    AddedTokenEntry {
+        special: token.special || special.iter().any(|of| of.content == token.content),
+        ..token
+    }
 }
 
 /// "a is", "a and b are".

@@ -1,8 +1,7 @@
 //! [`Tokenizer`]: text to token ids and back, from the files beside a checkpoint.
 
 mod adapt;
-mod guard;
-mod kind;
+mod catch_panics;
 pub(crate) mod list;
 mod open;
 mod parts;
@@ -10,11 +9,12 @@ mod settings;
 mod shape;
 mod spelling;
 pub(crate) mod stream;
+mod unsupported;
 mod vocab;
 
 use crate::error::LoadError;
 use crate::error::unspellable::Unspellable;
-use guard::guarded;
+use catch_panics::guarded;
 use settings::Settings;
 use shape::Shape;
 use spelling::Spelling;

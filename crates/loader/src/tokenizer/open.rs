@@ -1,11 +1,11 @@
 //! Opens a [`Tokenizer`] from a model's files, as their settings say.
 
-use super::guard::guarded;
+use super::catch_panics::guarded;
 use super::settings::{Class, Settings};
 use super::shape::{Model, Shape, check_added_size};
 use super::spelling::Spelling;
 use super::vocab::{Merges, Vocab};
-use super::{GPT2_VOCAB_SIZE, Kind, Tokenizer, byte_level, kind};
+use super::{GPT2_VOCAB_SIZE, Kind, Tokenizer, byte_level, unsupported};
 use crate::error::LoadError;
 use crate::files::{Files, TokenizerFiles};
 use crate::formats::gguf::{self, Vocabulary};
@@ -46,9 +46,9 @@ impl Tokenizer {
             TokenizerFiles::Unreachable(reason) => {
                 Err(LoadError::TokenizerUnreachable { name: files.name.clone(), reason: Arc::clone(reason) })
             }
-            TokenizerFiles::Foreign(path) => Err(kind::of_file(path)),
+            TokenizerFiles::Foreign(path) => Err(unsupported::of_file(path)),
             TokenizerFiles::Absent => match Settings::open(files)?.class {
-                Class::Other(class) => Err(kind::of_class(&files.name, &class)),
+                Class::Other(class) => Err(unsupported::of_class(&files.name, &class)),
                 Class::Gpt2 | Class::Any => Ok(None),
             },
         }
@@ -80,7 +80,7 @@ impl Tokenizer {
     fn from_json(path: &Path, bytes: &Bytes, settings: Option<&Settings>) -> Result<Self, LoadError> {
         let name = path.display().to_string();
         let shape = guarded(&name, || Shape::from_json(bytes))
-            .map_err(|error| kind::of_json(&name, bytes).unwrap_or(error))?;
+            .map_err(|error| unsupported::of_json(&name, bytes).unwrap_or(error))?;
         Self::from_shape(name, shape, settings.map(|settings| (settings, true)))
     }
 
@@ -115,7 +115,7 @@ impl Tokenizer {
         if let Class::Other(class) = &settings.class
             && class != "CodeGenTokenizer"
         {
-            return Err(kind::of_class(&file, class));
+            return Err(unsupported::of_class(&file, class));
         }
         let tokens = guarded(&file, || Vocab::from_json(vocab_bytes))?;
         let pairs = guarded(&merges.display().to_string(), || Shape::merges(merges_bytes))?;

@@ -1,7 +1,7 @@
 //! [`Settings`]: what `tokenizer_config.json`, `added_tokens.json` and `special_tokens_map.json` say, as transformers' `AutoTokenizer`
 //! reads them.
 
-use super::shape::Added;
+use super::shape::AddedTokenEntry;
 use super::vocab::{END_OF_TEXT, check_len, read_json};
 use crate::error::LoadError;
 use crate::files::{Files, SettingsFiles};
@@ -47,13 +47,13 @@ pub(super) struct Settings {
     /// Whether special tokens in a text are read as any other text.
     pub(super) splits_special: bool,
     /// `added_tokens_decoder`, after which nothing else is asked for tokens: by id.
-    pub(super) decoder: Option<BTreeMap<u32, Added>>,
+    pub(super) decoder: Option<BTreeMap<u32, AddedTokenEntry>>,
     /// `added_tokens.json`, by id.
-    pub(super) listed: BTreeMap<u32, Added>,
+    pub(super) listed: BTreeMap<u32, AddedTokenEntry>,
     /// Tokens by purpose; `None` for one that is said not to exist.
-    purposes: BTreeMap<String, Option<Added>>,
+    purposes: BTreeMap<String, Option<AddedTokenEntry>>,
     /// Special tokens of other purposes, in order.
-    pub(super) others: Vec<Added>,
+    pub(super) others: Vec<AddedTokenEntry>,
     /// Settings that are not used.
     pub(super) unused: Vec<String>,
 }
@@ -126,7 +126,7 @@ impl Settings {
     fn take_special(&mut self, fields: &Map<String, Value>, special: bool) -> Result<(), String> {
         let named = |name: &str, value: &Value| {
             token(value, special)
-                .map(|of| of.map(|of| Added { special: true, ..of }))
+                .map(|of| of.map(|of| AddedTokenEntry { special: true, ..of }))
                 .map_err(|e| format!("{name}: {e}"))
         };
         for (name, value) in fields {
@@ -160,25 +160,25 @@ impl Settings {
             let id =
                 id.ok_or_else(|| format!("{content:?} has the id {}, expected a token id", fields[content]))?;
             let special = self.special(true).any(|of| of.content == *content);
-            let token = Added { special, normalized: !special, ..Added::plain(content) };
+            let token = AddedTokenEntry { special, normalized: !special, ..AddedTokenEntry::plain(content) };
             self.listed.insert(id, token);
         }
         Ok(())
     }
 
     /// The token of a purpose. `gpt2` says that the class's own default counts: GPT-2's begin, end and unknown.
-    pub(super) fn purpose(&self, name: &str, gpt2: bool) -> Option<Added> {
+    pub(super) fn purpose(&self, name: &str, gpt2: bool) -> Option<AddedTokenEntry> {
         match self.purposes.get(name) {
             Some(token) => token.clone(),
             None if gpt2 && PURPOSES[..3].contains(&name) => {
-                Some(Added { special: true, ..Added::plain(END_OF_TEXT) })
+                Some(AddedTokenEntry { special: true, ..AddedTokenEntry::plain(END_OF_TEXT) })
             }
             None => None,
         }
     }
 
     /// Every special token, in the order in which transformers adds them.
-    pub(super) fn special(&self, gpt2: bool) -> impl Iterator<Item = Added> {
+    pub(super) fn special(&self, gpt2: bool) -> impl Iterator<Item = AddedTokenEntry> {
         let purposes = PURPOSES.into_iter().filter_map(move |name| self.purpose(name, gpt2));
         purposes.chain(self.others.iter().cloned())
     }
@@ -194,7 +194,7 @@ impl Settings {
 
     /// Whether nothing beyond GPT-2's own tokenizer is said.
     pub(super) fn is_plain(&self) -> bool {
-        let is_end = |token: &Added| token.content == END_OF_TEXT && !token.lstrip && !token.rstrip;
+        let is_end = |token: &AddedTokenEntry| token.content == END_OF_TEXT && !token.lstrip && !token.rstrip;
         let declared = self.decoder.iter().flatten().chain(&self.listed).all(|(_, token)| is_end(token));
         declared
             && self.special(true).all(|token| is_end(&token))
@@ -238,7 +238,7 @@ fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> Result<Option<&'a str
     }
 }
 
-fn decoder(config: &Map<String, Value>) -> Result<Option<BTreeMap<u32, Added>>, String> {
+fn decoder(config: &Map<String, Value>) -> Result<Option<BTreeMap<u32, AddedTokenEntry>>, String> {
     const NAME: &str = "added_tokens_decoder";
     let tokens = match config.get(NAME) {
         None => return Ok(None),
@@ -257,11 +257,11 @@ fn decoder(config: &Map<String, Value>) -> Result<Option<BTreeMap<u32, Added>>, 
 }
 
 /// A token as a text, or with its flags; `None` for null and for an empty one.
-fn token(value: &Value, special: bool) -> Result<Option<Added>, String> {
+fn token(value: &Value, special: bool) -> Result<Option<AddedTokenEntry>, String> {
     let fields = match value {
         Value::Null => return Ok(None),
         Value::String(content) => {
-            let token = Added { special: true, ..Added::plain(content) };
+            let token = AddedTokenEntry { special: true, ..AddedTokenEntry::plain(content) };
             return Ok(Some(token).filter(|token| !token.content.is_empty()));
         }
         Value::Object(fields) => fields,
@@ -270,13 +270,13 @@ fn token(value: &Value, special: bool) -> Result<Option<Added>, String> {
     let content = text(fields, "content")?.ok_or("a token without content")?;
     let flag = |name| flag(fields, name);
     let special = flag("special")?.unwrap_or(special);
-    let token = Added {
+    let token = AddedTokenEntry {
         special,
         single_word: flag("single_word")?.unwrap_or(false),
         lstrip: flag("lstrip")?.unwrap_or(false),
         rstrip: flag("rstrip")?.unwrap_or(false),
         normalized: flag("normalized")?.unwrap_or(!special),
-        ..Added::plain(content)
+        ..AddedTokenEntry::plain(content)
     };
     Ok(Some(token).filter(|token| !token.content.is_empty()))
 }

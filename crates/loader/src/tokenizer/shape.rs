@@ -25,7 +25,7 @@ pub(super) struct Shape {
     #[serde(default)]
     version: Option<String>,
     #[serde(default)]
-    pub(super) added_tokens: Vec<Added>,
+    pub(super) added_tokens: Vec<AddedTokenEntry>,
     #[serde(default)]
     pub(super) normalizer: Option<Normalizer>,
     #[serde(default)]
@@ -40,7 +40,7 @@ pub(super) struct Shape {
 
 /// A token that is searched for in the text before any other step.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub(super) struct Added {
+pub(super) struct AddedTokenEntry {
     pub(super) id: u32,
     pub(super) content: String,
     pub(super) single_word: bool,
@@ -152,7 +152,7 @@ impl Shape {
             .into();
         let ids: Vec<(String, u32)> =
             self.added_tokens.iter().map(|token| (token.content.clone(), token.id)).collect();
-        tokenizer.add_tokens(self.added_tokens.into_iter().map(Added::build)).map_err(text)?;
+        tokenizer.add_tokens(self.added_tokens.into_iter().map(AddedTokenEntry::build)).map_err(text)?;
         for (content, id) in ids {
             let given = tokenizer.token_to_id(&content);
             if given != Some(id) {
@@ -231,7 +231,7 @@ pub(super) fn check_added_size<'a>(added: impl Iterator<Item = &'a str>) -> Resu
     Ok(())
 }
 
-fn check_added(added: &[Added]) -> Result<(), String> {
+fn check_added(added: &[AddedTokenEntry]) -> Result<(), String> {
     check_added_size(added.iter().map(|token| token.content.as_str()))?;
     let strips = strips(added);
     for token in added {
@@ -244,7 +244,7 @@ fn check_added(added: &[Added]) -> Result<(), String> {
 }
 
 /// Applies [`check_found`] to tokens after normalization, the form to search for in a normalized text.
-fn check_normalized(added: &[Added], normalizer: &NormalizerWrapper) -> Result<(), String> {
+fn check_normalized(added: &[AddedTokenEntry], normalizer: &NormalizerWrapper) -> Result<(), String> {
     let strips = strips(added);
     for token in added.iter().filter(|token| token.normalized) {
         let mut content = NormalizedString::from(token.content.as_str());
@@ -255,7 +255,7 @@ fn check_normalized(added: &[Added], normalizer: &NormalizerWrapper) -> Result<(
     Ok(())
 }
 
-fn strips(added: &[Added]) -> bool {
+fn strips(added: &[AddedTokenEntry]) -> bool {
     added.iter().any(|token| token.lstrip || token.rstrip)
 }
 
@@ -273,7 +273,7 @@ fn check_found(content: &str, strips: bool) -> Result<(), String> {
     Ok(())
 }
 
-impl Added {
+impl AddedTokenEntry {
     /// A token without a place in the vocabulary and without flags.
     pub(super) fn plain(content: &str) -> Self {
         Self {

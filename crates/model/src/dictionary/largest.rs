@@ -1,13 +1,13 @@
 //! The largest numbers of a row.
 
-use super::code::Fired;
+use super::sparse_activations::ActiveFeature;
 use std::borrow::Cow;
 
 /// The length of a part of a row; the search first finds the largest number of each part.
 const PART: usize = 64;
 
 /// The k largest of a row, by number; of equal ones, the first.
-pub(super) fn largest(row: &[f32], norms: Option<&[f32]>, k: usize, absolute: bool) -> Vec<Fired> {
+pub(super) fn largest(row: &[f32], norms: Option<&[f32]>, k: usize, absolute: bool) -> Vec<ActiveFeature> {
     let value = |i: usize| norms.map_or(row[i], |norms| row[i] * norms[i]);
     let size = |i: usize| if absolute { value(i).abs() } else { value(i) };
     let sizes: Cow<[f32]> = match norms {
@@ -22,7 +22,7 @@ pub(super) fn largest(row: &[f32], norms: Option<&[f32]>, k: usize, absolute: bo
         order.truncate(k);
         order.sort_unstable();
     }
-    let fired = order.into_iter().map(|feature| Fired { feature, value: value(feature as usize) });
+    let fired = order.into_iter().map(|feature| ActiveFeature { feature, value: value(feature as usize) });
     fired.filter(|one| if absolute { one.value != 0.0 } else { one.value > 0.0 }).collect()
 }
 

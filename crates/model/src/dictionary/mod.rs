@@ -30,18 +30,19 @@
 //! # }
 //! ```
 
-mod code;
 mod largest;
+mod sparse_activations;
 mod tensors;
 
-pub use code::{Code, Fired};
+pub use sparse_activations::ActiveFeature as Fired; // its name in the command
+pub use sparse_activations::{ActiveFeature, SparseActivations};
 pub use tensors::{DictionaryTensors, Scaling, Selection};
 
 use candle_core::{D, DType, Device, Layout, Result, Storage, Tensor};
 use candle_fused::{Activation, Epilogue, Weight, WeightLayout};
-use code::Taken;
 use largest::largest;
 use rayon::prelude::*;
+use sparse_activations::RowScaling;
 
 /// Above this share of features that fire, decoding multiplies whole matrices: reading the rows of `W_dec` one by one would take
 /// longer. Dictionaries that were trained are far below.
@@ -206,7 +207,7 @@ impl Dictionary {
     ///
     /// # Errors
     /// When `x` has another width, dtype or device.
-    pub fn encode(&self, x: &Tensor) -> Result<Code> {
+    pub fn encode(&self, x: &Tensor) -> Result<SparseActivations> {
         let (rows, taken) = self.normalized(x)?; // (positions, d)
         let rows = if self.subtracts_b_dec { rows.broadcast_sub(&self.b_dec)? } else { rows };
         let (bias, epilogue) = match self.selection {
@@ -223,7 +224,7 @@ impl Dictionary {
             let pre = self.encoder.forward(&rows, bias, epilogue)?; // (rows, features)
             fired.extend(self.selected(&pre)?);
         }
-        Ok(Code::new(self.features(), fired, taken))
+        Ok(SparseActivations::new(self.features(), fired, taken))
     }
 
     /// The reconstruction `f·W_dec + b_dec`, with what normalization took; of a transcoder, its prediction.
@@ -233,7 +234,7 @@ impl Dictionary {
     ///
     /// # Errors
     /// When `code` is of another dictionary, or `x` has another number of positions.
-    pub fn decode(&self, code: &Code, x: &Tensor) -> Result<Tensor> {
+    pub fn decode(&self, code: &SparseActivations, x: &Tensor) -> Result<Tensor> {
         let mut dims = x.dims().to_vec();
         let positions = dims.iter().rev().skip(1).product::<usize>();
         if (code.features(), code.rows()) != (self.features(), positions) {
@@ -246,7 +247,7 @@ impl Dictionary {
         }
         let mut y = self.sums(code)?.broadcast_add(&self.b_dec)?; // (positions, d out)
         if self.undoes() {
-            let column = |of: fn(&Taken) -> f32| {
+            let column = |of: fn(&RowScaling) -> f32| {
                 Tensor::from_iter(code.taken.iter().map(of), &Device::Cpu)?.unsqueeze(1) // (positions, 1)
             };
             y = y
@@ -265,7 +266,7 @@ impl Dictionary {
     /// The scale of a feature's contribution at a row of `code`: the feature adds activation · factor · its row of
     /// `W_dec` to the reconstruction.
     #[must_use]
-    pub fn factor(&self, code: &Code, row: usize, feature: u32) -> f32 {
+    pub fn factor(&self, code: &SparseActivations, row: usize, feature: u32) -> f32 {
         let of_norm = self.norms.as_ref().map_or(1.0, |norms| 1.0 / norms[feature as usize]);
         let of_row = code.taken.get(row).filter(|_| self.undoes()).map_or(1.0, |taken| taken.scale);
         of_norm * of_row
@@ -293,7 +294,7 @@ impl Dictionary {
     }
 
     /// The values to encode, normalized, (positions, d), and what that took.
-    fn normalized(&self, x: &Tensor) -> Result<(Tensor, Vec<Taken>)> {
+    fn normalized(&self, x: &Tensor) -> Result<(Tensor, Vec<RowScaling>)> {
         let d = self.d();
         if x.dim(D::Minus1)? != d || x.dtype() != DType::F32 || !x.device().is_cpu() {
             candle_core::bail!(
@@ -303,13 +304,13 @@ impl Dictionary {
             )
         }
         let mut rows: Vec<f32> = x.flatten_all()?.to_vec1()?;
-        let taken: Vec<Taken> = rows.par_chunks_mut(d).map(|row| self.normalize(row)).collect();
+        let taken: Vec<RowScaling> = rows.par_chunks_mut(d).map(|row| self.normalize(row)).collect();
         Ok((Tensor::from_vec(rows, (taken.len(), d), &Device::Cpu)?, taken))
     }
 
     /// Normalizes a position. Sums are in f64.
     #[allow(clippy::cast_possible_truncation)] // back to f32
-    fn normalize(&self, row: &mut [f32]) -> Taken {
+    fn normalize(&self, row: &mut [f32]) -> RowScaling {
         let narrow = |x: f64| x as f32;
         let n = row.len() as f64;
         let mean = || row.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
@@ -331,16 +332,16 @@ impl Dictionary {
         for x in row {
             *x = narrow((f64::from(*x) - shift) / divisor);
         }
-        Taken { shift: narrow(shift), scale: narrow(scale) }
+        RowScaling { shift: narrow(shift), scale: narrow(scale) }
     }
 
     /// The features that fire at each position, by number.
-    fn selected(&self, pre: &Tensor) -> Result<Vec<Vec<Fired>>> {
+    fn selected(&self, pre: &Tensor) -> Result<Vec<Vec<ActiveFeature>>> {
         let features = self.features();
         let pre = pre.contiguous()?;
         let (storage, layout) = pre.storage_and_layout();
         let rows = slice(&storage, layout)?.par_chunks(features);
-        let positive = |feature: u32, value: f32| (value > 0.0).then_some(Fired { feature, value });
+        let positive = |feature: u32, value: f32| (value > 0.0).then_some(ActiveFeature { feature, value });
         Ok(match &self.selection {
             Selection::Relu => {
                 rows.map(|row| (0..).zip(row).filter_map(|(i, &x)| positive(i, x)).collect()).collect()
@@ -369,7 +370,7 @@ impl Dictionary {
     }
 
     /// `f·W_dec`, (positions, d out)
-    fn sums(&self, code: &Code) -> Result<Tensor> {
+    fn sums(&self, code: &SparseActivations) -> Result<Tensor> {
         let rows = code.rows();
         let d = self.d_out();
         if code.count_fired() as f64 > DENSE * (rows * self.features()) as f64 {
@@ -383,7 +384,7 @@ impl Dictionary {
         let w_dec = slice(&storage, layout)?;
         let mut sums = vec![0f32; rows * d];
         sums.par_chunks_mut(d).enumerate().for_each(|(row, sum)| {
-            for &Fired { feature, value } in code.row(row) {
+            for &ActiveFeature { feature, value } in code.row(row) {
                 let value = self.norms.as_ref().map_or(value, |norms| value / norms[feature as usize]);
                 let direction = &w_dec[feature as usize * d..][..d];
                 for (sum, x) in sum.iter_mut().zip(direction) {

@@ -1,6 +1,5 @@
 //! Puts adapters on a model, takes them off, and merges them into its weights.
 
-use super::adapter::Adapter;
 use super::block::Block;
 use super::layers::conv1d::Conv1D;
 use super::layers::embedding::Embedding;
@@ -10,7 +9,8 @@ use super::layers::lm_head::LmHead;
 use super::layers::low_rank_update::Update;
 use super::layers::parameters::{LM_HEAD, WPE, WTE};
 use super::lm_head_model::Gpt2LMHeadModel;
-use crate::learn::training::{Site, place};
+use super::lora::Adapter;
+use crate::learn::training::{DropoutSite, place};
 use candle_core::{Result, Tensor};
 use candle_fused::Implementation;
 
@@ -43,7 +43,7 @@ impl Gpt2LMHeadModel {
                 let Some(update) = adapter.updates.get(&path) else { continue };
                 left.retain(|held| *held != path);
                 let update = update.for_inputs(dtype, &device)?.times(weight);
-                let stream = place(i, Site::Lora, nth);
+                let stream = place(i, DropoutSite::Lora, nth);
                 *layer = layer.with_update(name, update, stream).map_err(|e| e.context(path))?;
             }
         }

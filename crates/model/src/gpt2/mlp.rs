@@ -6,7 +6,7 @@ use super::layers::loading::Loading;
 use super::layers::parameters::Visitor;
 use crate::config::{Activation, Config};
 use crate::hooks::{PassHooks, Point};
-use crate::learn::training::{Site, Training, dropout};
+use crate::learn::training::{DropoutSite, Training, dropout};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
 
@@ -61,7 +61,7 @@ impl Mlp {
         training: Option<Training>,
         hooks: PassHooks,
     ) -> Result<Tensor> {
-        let dropout = dropout(training, self.resid_pdrop, self.layer_idx, Site::Mlp)?;
+        let dropout = dropout(training, self.resid_pdrop, self.layer_idx, DropoutSite::Mlp)?;
         let neurons = self.neurons(x, training, hooks)?; // (B, T, n_inner)
         let output = || self.c_proj.forward_dropped(&neurons, training, dropout);
         match hooks.read(Point::MlpOut(self.layer_idx), output)? {

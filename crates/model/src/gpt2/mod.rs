@@ -1,6 +1,5 @@
 //! GPT-2. In reading order: `attention/causal_self_attention.rs`, `mlp.rs`, `block.rs`, `model.rs`, `lm_head_model.rs`.
 
-pub(crate) mod adapter;
 pub(crate) mod apply_adapter;
 pub(crate) mod args_and_outputs;
 pub(crate) mod attention;

@@ -11,7 +11,7 @@ use super::layers::loading::{Loading, WeightSource};
 use super::layers::parameters::{Role, Visitor, WPE, WTE};
 use crate::config::Config;
 use crate::hooks::{PassHooks, Point};
-use crate::learn::training::{Site, Training, dropout};
+use crate::learn::training::{DropoutSite, Training, dropout};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 
@@ -150,7 +150,7 @@ impl Gpt2Model {
     }
 
     fn drop(&self, x: Tensor, training: Option<Training>) -> Result<Tensor> {
-        match dropout(training, self.config.embd_pdrop, 0, Site::Embeddings)? {
+        match dropout(training, self.config.embd_pdrop, 0, DropoutSite::Embeddings)? {
             Some(dropout) => dropout.apply(&x),
             None => Ok(x),
         }

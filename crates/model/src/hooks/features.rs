@@ -2,7 +2,7 @@
 
 use super::hook::At;
 use super::point::Point;
-use crate::dictionary::{Code, Dictionary};
+use crate::dictionary::{Dictionary, SparseActivations};
 use candle_core::{DType, Device, Result, Tensor};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ pub struct FeatureSite {
     hook: Point,
     hook_out: Point,
     /// On each thread, the code of the value that a transcoder read last.
-    read: Mutex<HashMap<ThreadId, Arc<Code>>>,
+    read: Mutex<HashMap<ThreadId, Arc<SparseActivations>>>,
 }
 
 impl FeatureSite {
@@ -47,7 +47,7 @@ impl FeatureSite {
         point == self.hook || point == self.hook_out
     }
 
-    fn with_read<T>(&self, act: impl FnOnce(&mut HashMap<ThreadId, Arc<Code>>) -> T) -> T {
+    fn with_read<T>(&self, act: impl FnOnce(&mut HashMap<ThreadId, Arc<SparseActivations>>) -> T) -> T {
         act(&mut self.read.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

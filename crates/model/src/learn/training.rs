@@ -84,7 +84,7 @@ pub struct Training {
 
 /// The places where the model applies dropout.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Site {
+pub(crate) enum DropoutSite {
     /// `embd_pdrop`, on the sum of the embeddings.
     Embeddings,
     /// `attn_pdrop`, on the attention weights.
@@ -110,7 +110,7 @@ impl Training {
 
 /// The number of a place in the model: 4 bits hold the site and 16 the layer.
 #[allow(clippy::cast_possible_truncation)] // no model has 2^16 layers
-pub(crate) fn place(layer_idx: usize, site: Site, nth: u32) -> u32 {
+pub(crate) fn place(layer_idx: usize, site: DropoutSite, nth: u32) -> u32 {
     (layer_idx as u32) << 4 | (site as u32 + nth)
 }
 
@@ -119,7 +119,7 @@ pub(crate) fn dropout(
     training: Option<Training>,
     rate: f64,
     layer_idx: usize,
-    site: Site,
+    site: DropoutSite,
 ) -> Result<Option<Dropout>> {
     training.map(|training| training.dropout_at(rate, place(layer_idx, site, 0))).transpose()
 }
@@ -219,16 +219,16 @@ mod tests {
     #[test]
     fn every_place_of_a_model_drops_numbers_of_its_own() {
         let sites = [
-            Site::Embeddings,
-            Site::Weights,
-            Site::Attention,
-            Site::Mlp,
-            Site::CrossWeights,
-            Site::CrossAttention,
+            DropoutSite::Embeddings,
+            DropoutSite::Weights,
+            DropoutSite::Attention,
+            DropoutSite::Mlp,
+            DropoutSite::CrossWeights,
+            DropoutSite::CrossAttention,
         ];
         let of_layer = |layer| {
             // The linear layers of a block with cross-attention.
-            let lora = (0..7).map(move |nth| place(layer, Site::Lora, nth));
+            let lora = (0..7).map(move |nth| place(layer, DropoutSite::Lora, nth));
             sites.iter().map(move |site| place(layer, *site, 0)).chain(lora)
         };
         let places: HashSet<u32> = (0..1024).flat_map(of_layer).collect();

@@ -2,6 +2,7 @@
 //! that the formats cannot disagree. The font is part of the binary (its license: `licenses/DejaVu.txt`).
 
 mod axes;
+mod cell_numbers;
 mod curve;
 mod format;
 mod frame;

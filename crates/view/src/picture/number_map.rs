@@ -1,12 +1,11 @@
 //! A matrix of signed numbers, such as the effect of patching each head at each token.
 
-use super::axes::{
-    AXIS_NAME, AXIS_ROOM, Axis, ColorBar, MARGIN, NARROWEST, axis_number, fixed, round_numbers,
-};
+use super::axes::{AXIS_NAME, AXIS_ROOM, Axis, ColorBar, MARGIN, NARROWEST};
+use super::cell_numbers::{Scale, printed};
 use super::frame::Frame;
 use super::letters::Letters;
-use super::scene::{Anchor, Cells, INK, NOT_A_NUMBER, Scene, TextStyle, WHITE};
-use crate::palette::{Rgb, diverging, wants_black};
+use super::scene::{Anchor, Cells, INK, Scene, TextStyle, WHITE};
+use crate::palette::{diverging, wants_black};
 use crate::text::{visible_text, visible_token};
 use candle_core::{DType, Result, Tensor};
 
@@ -20,12 +19,6 @@ const LEAST_HEIGHT: f32 = 160.0;
 /// The map's name among several maps, and its room.
 const NAME: TextStyle = TextStyle::new(18.0, INK);
 const NAME_ROOM: f32 = 34.0;
-/// The sizes of the numbers in cells.
-const LARGE: f32 = 13.0;
-const MEDIUM: f32 = 10.0;
-const SMALL: f32 = 8.0;
-/// Around a number in its cell.
-const PAD: f32 = 2.0;
 
 /// A picture of a matrix of signed numbers, such as what it changes to patch each head at each token: rows and columns
 /// with labels, colors from blue (below 0) through white to red (above), a color bar, and the numbers themselves
@@ -102,7 +95,7 @@ impl NumberMap<'_> {
     fn body(&self, values: &Tensor, room: Option<f32>) -> Result<Scene> {
         let values = self.checked(values)?;
         let letters = Letters::new()?;
-        let scale = Scale::new(self, &values);
+        let scale = Scale::new(&values, self.end, self.from_zero);
         let bar = ColorBar {
             name: visible_text(self.unit),
             numbers: scale.numbers(),
@@ -206,45 +199,6 @@ impl NumberMap<'_> {
     }
 }
 
-/// The scale of the colors.
-struct Scale {
-    /// The number where the scale begins, as a share of its end.
-    start: f32,
-    end: f32,
-    /// The largest number, whatever its sign.
-    largest: f32,
-    has_nan: bool,
-}
-
-impl Scale {
-    fn new(map: &NumberMap, values: &[f32]) -> Self {
-        let finite = || values.iter().filter(|value| value.is_finite());
-        let largest = finite().map(|value| value.abs()).fold(0.0, f32::max);
-        let end = map.end.filter(|end| end.is_finite()).unwrap_or(largest);
-        // Without any number but 0, all scales are the same.
-        let end = if end > 0.0 { end } else { 1.0 };
-        let start = if map.from_zero { 0.0 } else { -1.0 };
-        Self { start, end, largest, has_nan: finite().count() < values.len() }
-    }
-
-    /// Round numbers for the color bar, each with its level on it.
-    fn numbers(&self) -> Vec<(f32, String)> {
-        let first = f64::from(self.start * self.end);
-        let last = f64::from(self.end);
-        let (marks, digits) = round_numbers(first, last, 6);
-        let number = |mark: f64| {
-            #[allow(clippy::cast_possible_truncation)] // between 0 and 1
-            let level = ((mark - first) / (last - first)) as f32;
-            (level, axis_number(mark, digits))
-        };
-        marks.into_iter().map(number).collect()
-    }
-
-    fn color(&self, value: f32) -> Rgb {
-        if value.is_finite() { diverging(value / self.end) } else { NOT_A_NUMBER }
-    }
-}
-
 /// The axes of a map, and the places of its parts.
 struct MapLayout {
     beside: Axis,
@@ -264,39 +218,10 @@ struct MapLayout {
     size: (f32, f32),
 }
 
-/// The numbers as they are printed in cells of this size, and the size of the letters; `None` if there is no room for
-/// two digits of the largest number.
-fn printed(
-    values: &[f32],
-    most: f32,
-    (width, height): (f32, f32),
-    letters: &Letters,
-) -> Option<(Vec<String>, f32)> {
-    #[allow(clippy::cast_possible_truncation)] // between -45 and 38
-    let before = most.log10().floor() as i32 + 1; // digits before the point, or zeros after it below 0
-    for (significant, least) in [(3, MEDIUM), (2, SMALL)] {
-        let digits = usize::try_from((significant - before).max(0)).ok().filter(|digits| *digits <= 4);
-        let Some(digits) = digits else { continue };
-        let texts: Vec<String> = values.iter().map(|value| in_cell(*value, digits)).collect();
-        let widest = texts.iter().map(|text| letters.width(text, 1.0)).fold(0.0, f32::max);
-        let size = ((width - 2.0 * PAD) / widest).min((height - 2.0 * PAD) / 1.2).min(LARGE);
-        if size >= least {
-            return Some((texts, size));
-        }
-    }
-    None
-}
-
-/// Without the zero before the point, which takes room and says nothing.
-fn in_cell(value: f32, digits: usize) -> String {
-    let text = fixed(f64::from(value), digits);
-    let (sign, rest) = text.strip_prefix('-').map_or(("", text.as_str()), |rest| ("-", rest));
-    rest.strip_prefix("0.").map_or_else(|| text.clone(), |rest| format!("{sign}.{rest}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::palette::Rgb;
     use crate::picture::PictureFormat;
     use crate::picture::png::tests::{decode, provenance};
     use crate::picture::png::whole;
@@ -381,22 +306,6 @@ mod tests {
         for text in ["nats", "what made it", "0", "1", "2", "-2"] {
             assert!(texts.iter().any(|(shown, _)| *shown == text), "{text}");
         }
-        Ok(())
-    }
-
-    #[test]
-    fn numbers_are_printed_where_they_fit() -> Result<()> {
-        let letters = Letters::new()?;
-        let print = |values: &[f32], most: f32, width: f32| {
-            printed(values, most, (width, 30.0), &letters).map(|(texts, _)| texts.join(" "))
-        };
-        assert_eq!(print(&[0.5, -0.25, 0.125], 0.5, 60.0), Some(".500 -.250 .125".into()));
-        assert_eq!(print(&[0.5, -0.25, 0.125], 0.5, 24.0), Some(".50 -.25 .12".into()));
-        assert_eq!(print(&[0.5, -0.25], 0.5, 12.0), None);
-        assert_eq!(print(&[0.005, -0.0025], 0.005, 60.0), Some(".0050 -.0025".into()), "two digits fit");
-        assert_eq!(print(&[123.4, -5.0], 123.4, 60.0), Some("123 -5".into()));
-        assert_eq!(print(&[1e-7], 1e-7, 60.0), None, "an exponent would not fit");
-        assert_eq!(print(&[f32::INFINITY], 1.0, 60.0), Some("inf".into()));
         Ok(())
     }
 

@@ -21,7 +21,7 @@ use super::blocks::{
     Blocks, KEYS, MatrixStrides, NARROW_SCORES, NARROW_SUMS, QUERIES, WIDE_SCORES, WIDE_SUMS, add_rows, outer,
 };
 use super::pack::{panels, rows};
-use super::problem::{LogSum, Problem};
+use super::pass_inputs::{LogSum, PassInputs};
 use super::views::{HeadAt, Heads};
 use crate::attention::scores::{Base, slopes_of_cap};
 use crate::cpu::dot_products::dots;
@@ -31,7 +31,7 @@ use std::ops::Range;
 
 /// The backward pass of one head.
 pub(super) struct HeadBackward<'a> {
-    pub(super) problem: &'a Problem<'a>,
+    pub(super) problem: &'a PassInputs<'a>,
     /// (B, H, T, Dv)
     pub(super) context: Heads<'a>,
     /// (B, H, T, Dv)
@@ -140,7 +140,7 @@ impl HeadBackward<'_> {
         // First: the next head waits for this one, even if it panics.
         // SAFETY: each head lines up once, and which tiles it goes through depends on T, S and the window alone.
         let mut turn = self.added.map(|added| unsafe { added.line_up(self.head) });
-        let Problem { q, k, v, .. } = self.problem;
+        let PassInputs { q, k, v, .. } = self.problem;
         let [_, _, t, d] = q.dims;
         let [_, _, s, dv] = v.dims;
         let [width, value_width] = [d, dv].map(|d| d.next_multiple_of(S::F32_LANES));

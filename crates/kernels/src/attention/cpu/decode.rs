@@ -6,7 +6,7 @@
 //! in order. A long past therefore keeps all threads busy, and the result does not depend on how many
 //! there are.
 
-use super::problem::{LogSum, Problem};
+use super::pass_inputs::{LogSum, PassInputs};
 use super::views::{HeadAt, Heads};
 use crate::attention::heads::Query;
 use crate::attention::scores::Base;
@@ -33,14 +33,14 @@ pub(super) struct QueryOfHeads {
 
 /// A query and a span of the keys: the work of one task.
 pub(super) struct Span<'a> {
-    problem: &'a Problem<'a>,
+    problem: &'a PassInputs<'a>,
     query: QueryOfHeads,
     keys: Range<usize>,
 }
 
 impl<'a> Span<'a> {
     /// All queries.
-    pub(super) fn queries(problem: &Problem) -> Vec<QueryOfHeads> {
+    pub(super) fn queries(problem: &PassInputs) -> Vec<QueryOfHeads> {
         let [b, h, t, _] = problem.q.dims;
         let group = problem.group();
         let firsts = (0..h).filter(|h| (h % group).is_multiple_of(HEADS));
@@ -57,12 +57,12 @@ impl<'a> Span<'a> {
     }
 
     /// The number of spans of each query.
-    pub(super) fn count(problem: &Problem) -> usize {
+    pub(super) fn count(problem: &PassInputs) -> usize {
         problem.rules.most_keys().div_ceil(SPAN)
     }
 
     /// The n-th span of a query; empty if the query sees none of its keys.
-    pub(super) fn new(problem: &'a Problem<'a>, query: QueryOfHeads, n: usize) -> Self {
+    pub(super) fn new(problem: &'a PassInputs<'a>, query: QueryOfHeads, n: usize) -> Self {
         let seen = problem.rules.keys_of(query.i);
         let at = |n: usize| (seen.start + n * SPAN).min(seen.end);
         Self { problem, query, keys: at(n)..at(n + 1) }
@@ -81,7 +81,7 @@ pub(super) struct SpanAttention {
 
 impl SpanAttention {
     /// The log-sum of all keys of a query and its head's sink, and the share of the context that the sink leaves.
-    pub(super) fn finish(&self, problem: &Problem, head: usize) -> (LogSum, f32) {
+    pub(super) fn finish(&self, problem: &PassInputs, head: usize) -> (LogSum, f32) {
         let (log_sum, factor) = problem.finish_row(head, self.max, self.sum);
         (log_sum, if problem.rules.sink(head, Base::Two).is_some() { self.sum * factor } else { 1.0 })
     }

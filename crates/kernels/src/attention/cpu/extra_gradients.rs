@@ -2,7 +2,7 @@
 //!
 //! An operation has three inputs at most, and attention's are q, k and v. Any other tensor that needs a gradient travels with
 //! v: [`returning_copy`] returns v and has the other tensor as its second input. A backward pass reaches attention first, which leaves
-//! the gradient of the other tensor in [`Returned`], and then this operation, which returns it.
+//! the gradient of the other tensor in [`SideGradient`], and then this operation, which returns it.
 
 use crate::cpu::cpu_op::{CpuInput, CpuOp, OnCpu};
 use candle_core::{CpuStorage, Result, Shape, Tensor};
@@ -12,9 +12,9 @@ use std::thread::{self, ThreadId};
 /// A gradient on its way from attention to [`returning_copy`]. A backward pass runs on one thread, and nothing between
 /// `put` and `take` waits for other threads, so that two passes at the same time do not mix.
 #[derive(Default)]
-pub(super) struct Returned(Mutex<Vec<(ThreadId, Tensor)>>);
+pub(super) struct SideGradient(Mutex<Vec<(ThreadId, Tensor)>>);
 
-impl Returned {
+impl SideGradient {
     /// Leaves a gradient for this thread.
     pub(super) fn put(&self, gradient: Tensor) {
         // An earlier pass may have failed on its way.
@@ -36,13 +36,13 @@ impl Returned {
 }
 
 /// A copy of `v` (B, key heads, S, Dv) whose gradient pass returns what attention leaves for `other`, in its shape and dtype.
-pub(super) fn returning_copy(v: &Tensor, other: &Tensor) -> Result<(Tensor, Arc<Returned>)> {
-    let returned = Arc::<Returned>::default();
+pub(super) fn returning_copy(v: &Tensor, other: &Tensor) -> Result<(Tensor, Arc<SideGradient>)> {
+    let returned = Arc::<SideGradient>::default();
     let v = v.contiguous()?.apply_op2(other, OnCpu(ReturningCopy(returned.clone())))?;
     Ok((v, returned))
 }
 
-struct ReturningCopy(Arc<Returned>);
+struct ReturningCopy(Arc<SideGradient>);
 
 impl CpuOp<2> for ReturningCopy {
     const NAME: &'static str = "attention-carry";

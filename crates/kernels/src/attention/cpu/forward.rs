@@ -1,14 +1,14 @@
 //! The forward pass: which thread computes which queries, and in what order.
 
+use super::attention_weights::SummaryOfRow;
 use super::blocks::{Blocks, FEW_QUERIES, QUERIES};
 use super::decode::{Span, SpanAttention};
 use super::pack::{PackSizes, PackedHead};
-use super::problem::{Problem, SharedOutput};
+use super::pass_inputs::{PassInputs, SharedOutput};
 use super::tile::{QueryTile, TileScratch, TileTask};
 use super::views::HeadAt;
-use super::weights::SummaryOfRow;
 use crate::attention::heads::Query;
-use crate::cpu::team;
+use crate::cpu::spinning_threads;
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ const HEADS_PER_THREAD: usize = 4;
 /// A forward pass over all queries: [`CpuAttention`](super::CpuAttention)'s work. It writes every row of `out`, which is
 /// for this pass alone.
 pub(super) struct Forward<'a> {
-    pub(super) problem: &'a Problem<'a>,
+    pub(super) problem: &'a PassInputs<'a>,
     pub(super) out: &'a SharedOutput<'a>,
 }
 
@@ -54,7 +54,7 @@ impl Forward<'_> {
     fn by_spans<S: Simd>(&self, simd: S) {
         let queries = Span::queries(self.problem);
         let spans = Span::count(self.problem);
-        let partials: Vec<Vec<SpanAttention>> = team::map(queries.len() * spans, |task| {
+        let partials: Vec<Vec<SpanAttention>> = spinning_threads::map(queries.len() * spans, |task| {
             simd.vectorize(Span::new(self.problem, queries[task / spans].clone(), task % spans))
         });
         for (query, spans) in queries.iter().zip(partials.chunks_exact(spans)) {
@@ -142,7 +142,7 @@ impl Forward<'_> {
     /// Packs the n-th head of keys and values of the batch.
     #[inline(always)]
     fn pack<S: Simd>(&self, simd: S, n: usize, packed: &mut PackedHead) {
-        let Problem { k, v, .. } = self.problem;
+        let PassInputs { k, v, .. } = self.problem;
         let [_, key_heads, ..] = k.dims;
         let head = HeadAt { b: n / key_heads, h: n % key_heads };
         let blocks = Blocks::of::<S>();
@@ -199,7 +199,7 @@ impl Forward<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::cpu::problem::LogSum;
+    use crate::attention::cpu::pass_inputs::LogSum;
     use crate::attention::cpu::views::{Elements, Heads};
     use crate::attention::heads::{HeadLayout, WeightDropout};
     use crate::attention::mask::Mask;
@@ -215,12 +215,12 @@ mod tests {
     use std::mem::MaybeUninit;
 
     /// The context, followed by the numbers of the summaries.
-    fn run_on<S: Simd>(problem: &Problem, simd: S) -> Vec<f32> {
+    fn run_on<S: Simd>(problem: &PassInputs, simd: S) -> Vec<f32> {
         run(problem, |run| run.with_simd(simd))
     }
 
     /// Runs the pass on the processor's own vectors, and on portable ones of 1, 4, 8 and 16 numbers.
-    fn run_on_others(problem: &Problem) -> Vec<Vec<f32>> {
+    fn run_on_others(problem: &PassInputs) -> Vec<Vec<f32>> {
         let mut others = vec![
             run_on(problem, pulp::Scalar),
             run_on(problem, pulp::Scalar128b),
@@ -234,7 +234,7 @@ mod tests {
         others
     }
 
-    fn run(problem: &Problem, dispatch: impl Fn(Forward)) -> Vec<f32> {
+    fn run(problem: &PassInputs, dispatch: impl Fn(Forward)) -> Vec<f32> {
         let [b, h, t, dv] = problem.context_dims();
         let mut out = vec![MaybeUninit::new(f32::NAN); b * h * t * dv];
         let mut log_sums = vec![LogSum::default(); b * h * t];
@@ -278,7 +278,7 @@ mod tests {
             let mask = Mask { padding: Some(&padding), ..Mask::default() };
             let rules = ScoreRules::new(&sdpa, mask, &q, s)?;
             let of_q: Vec<f32> = q.flatten_all()?.to_vec1()?;
-            let problem = Problem {
+            let problem = PassInputs {
                 q: Heads::new(Elements::F32(&of_q), q.layout())?,
                 k: Heads::new(Elements::F32(&k), &of_keys(d))?,
                 v: Heads::new(Elements::F32(&v), &of_keys(dv))?,
@@ -319,11 +319,11 @@ mod tests {
             let of_codes = |x, like: &Tensor| Heads::new(Elements::Codes(x), like.layout());
             let k = of_codes(&codes_k, &k)?;
             let v = of_codes(&codes_v, &v)?;
-            let problem = Problem { q, k, v, rules, dropout };
+            let problem = PassInputs { q, k, v, rules, dropout };
             let of_numbers = |x, like: &Tensor| Heads::new(Elements::F32(x), like.layout());
             let k = of_numbers(&of_k, &wide_k)?;
             let v = of_numbers(&of_v, &wide_v)?;
-            let expected = run(&Problem { q, k, v, rules, dropout }, |run| isa::arch().dispatch(run));
+            let expected = run(&PassInputs { q, k, v, rules, dropout }, |run| isa::arch().dispatch(run));
             let mut all = run_on_others(&problem);
             all.push(run(&problem, |run| isa::arch().dispatch(run)));
             for got in all {

@@ -10,23 +10,23 @@
 #![allow(unsafe_code)] // register blocks, the shared output and the shared sums; each unsafe block says why it is sound
 
 mod added_gradient;
+pub(super) mod attention_weights;
 mod backward;
 pub(super) mod blocks;
 mod decode;
 mod extra_gradients;
 mod forward;
 mod pack;
-mod problem;
+mod pass_inputs;
 mod summary;
 mod tile;
 mod views;
-pub(super) mod weights;
 
 use self::added_gradient::AddedGradient;
 use self::backward::{HeadBackward, HeadGradients};
-use self::extra_gradients::{Returned, returning_copy};
+use self::extra_gradients::{SideGradient, returning_copy};
 use self::forward::Forward;
-use self::problem::{LogSum, Problem, SharedOutput};
+use self::pass_inputs::{LogSum, PassInputs, SharedOutput};
 use self::views::{HeadAt, Heads};
 use crate::attention::heads::WeightDropout;
 use crate::attention::inputs::Wanted;
@@ -55,9 +55,9 @@ pub(super) struct CpuAttention {
     /// has one result, and so both have one backward pass.
     with_log_sums: bool,
     /// Receives the gradient of the added scores (B or 1, H or 1, T, S), if they need one.
-    of_added: Option<(Arc<Returned>, [usize; 4])>,
+    of_added: Option<(Arc<SideGradient>, [usize; 4])>,
     /// Receives the gradient of the sinks (H), if they need one.
-    of_sinks: Option<Arc<Returned>>,
+    of_sinks: Option<Arc<SideGradient>>,
     /// (B, H, T), which the forward pass fills if `summarize` is set.
     summaries: Arc<OnceLock<Vec<RowSummary>>>,
 }
@@ -126,7 +126,7 @@ impl CpuAttention {
         let q = Heads::of(q)?;
         let k = of_keys(k)?;
         let v = of_keys(v)?;
-        let problem = Problem { q, k, v, rules: &self.rules, dropout: self.dropout };
+        let problem = PassInputs { q, k, v, rules: &self.rules, dropout: self.dropout };
         let [b, h, t, d] = problem.context_dims();
         let mut out = Vec::<E>::with_capacity(b * t * h * d);
         let mut log_sums = vec![LogSum::default(); b * h * t];
@@ -225,7 +225,7 @@ impl CpuAttention {
         let grad_view = view(4)?;
         let rules = &self.rules;
         let dropout = self.dropout;
-        let problem = Problem { q: view(0)?, k: view(1)?, v: view(2)?, rules, dropout };
+        let problem = PassInputs { q: view(0)?, k: view(1)?, v: view(2)?, rules, dropout };
         let [b, h, t, dv] = problem.context_dims();
         if context_view.dims != [b, h, t, dv]
             || grad_view.dims != [b, h, t, dv]

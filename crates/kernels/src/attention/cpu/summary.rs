@@ -11,7 +11,7 @@
 //! When m rises to m', both sums are rescaled like the context: `p` is multiplied by `2^(m - m')`, and each
 //! exponent falls by `m' - m`.
 
-use super::problem::LogSum;
+use super::pass_inputs::LogSum;
 use crate::attention::row_summary::{RowSummary, key_position};
 use crate::attention::scores::lanes;
 use pulp::Simd;

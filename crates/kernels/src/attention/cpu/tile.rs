@@ -1,16 +1,16 @@
 //! One tile of queries against all keys that they see: online softmax as in FlashAttention-2
 //! (Dao 2023, algorithm 1), with scores in base 2.
 
+use super::attention_weights::SummaryOfRow;
 use super::blocks::{
     Blocks, HEADROOM, KEYS, MatrixStrides, NARROW_SCORES, NARROW_SUMS, QUERIES, WIDE_SCORES, WIDE_SUMS,
     add_rows, outer,
 };
 use super::decode::{QueryOfHeads, Span, SpanAttention};
 use super::pack::{PackedHead, transpose};
-use super::problem::{Problem, SharedOutput};
+use super::pass_inputs::{PassInputs, SharedOutput};
 use super::summary::{Moments, RunningSummary};
 use super::views::HeadAt;
-use super::weights::SummaryOfRow;
 use crate::attention::scores::Base;
 use crate::cpu::vector::exp2;
 use pulp::{Simd, WithSimd};
@@ -47,7 +47,7 @@ impl TileScratch {
 
 /// Queries `first..first + rows` of a head.
 pub(super) struct QueryTile<'a> {
-    pub(super) problem: &'a Problem<'a>,
+    pub(super) problem: &'a PassInputs<'a>,
     pub(super) packed: &'a PackedHead,
     pub(super) head: HeadAt,
     pub(super) first: usize,

@@ -4,7 +4,7 @@
 //! Some of the structs go to the kernels, in C's layout: `cuda/tiles.cuh` and `cuda/masks.cuh` have the same ones.
 
 use crate::attention::heads::WeightDropout;
-use crate::gpu::launch::{GpuLimits, Launch, dtype_name};
+use crate::gpu::launch_plan::{GpuLimits, Launch, dtype_name};
 use candle_core::{DType, Layout};
 
 /// Strides of a tensor (B, H, positions, D), in elements. D is contiguous.

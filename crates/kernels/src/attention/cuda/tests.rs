@@ -6,7 +6,7 @@ use crate::attention::mask::{Hidden, HiddenKeys, Mask};
 use crate::attention::sdpa::Sdpa;
 use crate::cpu::dispatch::Implementation;
 use crate::gpu::emulator::{Emulator, bytes, difference};
-use crate::gpu::launch::GpuLimits;
+use crate::gpu::launch_plan::GpuLimits;
 use crate::pointwise::dropout::Dropout;
 use candle_core::{DType, Device, Result, Tensor, Var};
 

@@ -4,7 +4,7 @@ use super::choice::AttentionCode;
 use super::eager;
 use super::summary::Summary;
 use crate::attention::cpu::CpuAttention;
-use crate::attention::cpu::weights::CpuWeights;
+use crate::attention::cpu::attention_weights::CpuWeights;
 use crate::attention::heads::WeightDropout;
 use crate::attention::inputs::{Chosen, ChosenIndices, Inputs, Wanted};
 use crate::attention::mask::Mask;

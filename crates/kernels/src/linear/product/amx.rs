@@ -9,7 +9,7 @@ use super::lanes::Lanes;
 use super::panels::{PANEL, PanelNumber, Panels};
 use super::rows::LeftFactor;
 use super::sums::{DEPTH, Scratch, Sums};
-use super::tile::Ahead;
+use super::tile::Prefetch;
 use crate::cpu::isa::Isa;
 use crate::cpu::memory::room;
 use half::bf16;
@@ -87,7 +87,7 @@ unsafe fn sum(x: &[bf16], rows: usize, strips: &[bf16], depth: usize, sums: &mut
     const ROWS: usize = 2 * TILE;
     assert!(depth.is_multiple_of(STEP) && x.len() >= rows * depth);
     assert!(strips.len() >= WIDTH * depth && sums.len() >= rows * WIDTH);
-    let mut next = Ahead::new(&strips[WIDTH * depth..], WIDTH * depth);
+    let mut next = Prefetch::new(&strips[WIDTH * depth..], WIDTH * depth);
     let whole = rows / ROWS * ROWS;
     for (from, to) in [(0, whole), (whole, rows)] {
         let height = (to - from).min(ROWS);

@@ -4,7 +4,7 @@ use super::lanes::{Kernel, Lanes, dispatch};
 use super::panels::{Halves, PANEL, PanelNumber};
 use crate::cpu::isa::Isa;
 use crate::pointwise::activation::Activation;
-use crate::pointwise::epilogue::Join;
+use crate::pointwise::epilogue::ResidualOrGate;
 use pulp::Arch;
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ pub(crate) struct Finish<'a, E> {
     pub(crate) bias: Option<&'a [f32]>,
     pub(crate) activation: Option<Activation>,
     /// (rows, N)
-    pub(crate) join: Option<Join<&'a [E]>>,
+    pub(crate) join: Option<ResidualOrGate<&'a [E]>>,
     /// Whether to add to the numbers that the result already holds.
     pub(crate) onto: bool,
 }
@@ -87,8 +87,10 @@ impl<E: PanelNumber> ResultPart<'_, E> {
                     }
                     y = match join {
                         None => y,
-                        Some(Join::Add(residual)) => simd.add_f32s(y, read(simd, &residual[at..at + count])),
-                        Some(Join::Gate(activation, gate)) => {
+                        Some(ResidualOrGate::Add(residual)) => {
+                            simd.add_f32s(y, read(simd, &residual[at..at + count]))
+                        }
+                        Some(ResidualOrGate::Gate(activation, gate)) => {
                             simd.mul_f32s(y, activation.apply(simd, read(simd, &gate[at..at + count])))
                         }
                     };

@@ -6,7 +6,7 @@ use super::panels::{PANEL, PanelNumber, Panels, STRIP};
 use super::rows::{LeftFactor, Matrix, Rows};
 use super::sums::{PackedPairs, PackedRows, Scratch, Sums};
 use crate::cpu::isa::Isa;
-use crate::cpu::team;
+use crate::cpu::spinning_threads;
 use pulp::Arch;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -138,7 +138,7 @@ pub(super) unsafe fn share_out<O: PanelNumber>(
     // Blocks of about the same height.
     let height = rows.div_ceil(rows.div_ceil(most)).next_multiple_of(group);
     let tasks = tasks(rows, strips, height, rayon::current_num_threads());
-    team::for_each(tasks.len(), |i| {
+    spinning_threads::for_each(tasks.len(), |i| {
         let (rows, strips) = tasks[i].clone();
         SCRATCH.with_borrow_mut(|scratch| {
             dispatch(arch, StripTask { sums, rows, strips, columns, result, scratch });

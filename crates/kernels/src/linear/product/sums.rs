@@ -4,9 +4,9 @@ use super::finish::ResultPart;
 use super::lanes::{Kernel, Lanes, TileFunction, dispatch};
 use super::panels::{Factor, PANEL, PanelNumber, Panels};
 use super::rows::{self, LeftFactor, Pairs};
-use super::tile::{Ahead, FETCHED, Tile};
+use super::tile::{FETCHED, Prefetch, Tile};
 use crate::cpu::memory::room;
-use crate::cpu::team;
+use crate::cpu::spinning_threads;
 use half::bf16;
 use pulp::Arch;
 use std::any::Any;
@@ -92,7 +92,7 @@ impl Packed {
             memory = Vec::with_capacity(rows * per_row);
         }
         let out = PackedMemory(memory.as_mut_ptr());
-        team::for_each(rows.div_ceil(group), |i| {
+        spinning_threads::for_each(rows.div_ceil(group), |i| {
             let out = &out;
             let rows = i * group..((i + 1) * group).min(rows);
             let len = rows.len() * per_row;
@@ -198,7 +198,7 @@ impl<E: PanelNumber> Sums for PackedRows<'_, E> {
         let (panels, later) = from.split_at(count * depth * PANEL);
         let many = rows.len() > S::ROWS;
         // A few rows leave no time to fetch what comes after their panels.
-        let next = Ahead::new(later, if many { panels.len() } else { 0 });
+        let next = Prefetch::new(later, if many { panels.len() } else { 0 });
         let strip = Strip { panels, count, depth, tile: S::tile };
         // Many rows share one conversion of the halves.
         if many && E::as_f32s(&[]).is_none() {
@@ -258,7 +258,7 @@ impl Sums for PackedPairs<'_> {
         let depth = self.x.depth;
         let sums = room(&mut scratch.sums, rows.len() * count * PANEL);
         let (panels, later) = self.w.pairs(panels.start).split_at(count * depth * PANEL);
-        let next = Ahead::new(later, if rows.len() > S::ROWS { panels.len() } else { 0 });
+        let next = Prefetch::new(later, if rows.len() > S::ROWS { panels.len() } else { 0 });
         let strip = Strip { panels, count, depth, tile: S::pair_tile };
         sum(simd, self.x.starting_at(rows.start), rows.len(), strip, next, sums, out);
     }
@@ -282,7 +282,7 @@ fn sum<S: Lanes, E: Factor, O: PanelNumber>(
     x: &[f32],
     rows: usize,
     Strip { panels, count, depth, tile }: Strip<S, E>,
-    mut next: Ahead,
+    mut next: Prefetch,
     sums: &mut [f32],
     mut out: ResultPart<O>,
 ) {

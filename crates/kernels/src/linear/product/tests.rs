@@ -6,7 +6,7 @@ use super::sums::PackedPairs;
 use crate::cpu::isa::Isa;
 use crate::cpu::test_numbers::pool;
 use crate::pointwise::activation::Activation;
-use crate::pointwise::epilogue::Join;
+use crate::pointwise::epilogue::ResidualOrGate;
 use half::{bf16, f16};
 
 /// Numbers between -1 and 1, the same for the same seed.
@@ -89,7 +89,7 @@ fn check<E: PanelNumber>(isa: Isa) {
         let finish = Finish {
             bias: Some(&bias),
             activation: Some(Activation::GeluTanh),
-            join: Some(Join::Add(&residual)),
+            join: Some(ResidualOrGate::Add(&residual)),
             onto: true,
         };
         let got = run(isa, &x, &packed, 0..width, finish, Some(&residual));
@@ -234,8 +234,10 @@ fn halves_are_rounded_once_on_every_instruction_set() {
         let residual = numbers::<E>(rows * width, 4);
         let wide: Vec<f32> = residual.iter().map(|x| x.to_f32()).collect();
         let packed = Panels::pack(&w, (depth, width), (width, 1));
-        let finish = Finish { bias: Some(&bias), join: Some(Join::Add(&residual[..])), ..Finish::NOTHING };
-        let in_f32 = Finish { bias: Some(&bias), join: Some(Join::Add(&wide[..])), ..Finish::NOTHING };
+        let finish =
+            Finish { bias: Some(&bias), join: Some(ResidualOrGate::Add(&residual[..])), ..Finish::NOTHING };
+        let in_f32 =
+            Finish { bias: Some(&bias), join: Some(ResidualOrGate::Add(&wide[..])), ..Finish::NOTHING };
         let got: Vec<E> = run(isa, &x, &packed, 0..width, finish, None);
         let expected: Vec<f32> = run(isa, &x, &packed, 0..width, in_f32, None);
         for (got, expected) in got.iter().zip(&expected) {

@@ -94,9 +94,9 @@ pub(super) unsafe fn compute<S: Halves, E: Factor, const M: usize, const N: usiz
 }
 
 /// The panels that come next, which are fetched piece by piece while the tiles of a strip are computed.
-pub(super) struct Ahead(Range<*const u8>);
+pub(super) struct Prefetch(Range<*const u8>);
 
-impl Ahead {
+impl Prefetch {
     /// The first `count` of `later`, or all if there are fewer.
     pub(super) fn new<E>(later: &[E], count: usize) -> Self {
         let Range { start, end } = later[..count.min(later.len())].as_ptr_range();

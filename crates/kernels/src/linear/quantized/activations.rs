@@ -1,6 +1,6 @@
 //! Activations as codes of −127 to 127, in blocks of 32 that share a scale.
 
-use super::portable::{VectorCode, Vectors, Wide};
+use super::portable::{ActivationCode, VectorCode, Vectors};
 use super::vectors::dispatch;
 use crate::cpu::isa::Isa;
 use rayon::prelude::*;
@@ -24,7 +24,7 @@ pub(super) struct Activations<X> {
 /// The number of blocks in a task.
 const TASK: usize = 256;
 
-impl<X: Wide> Activations<X> {
+impl<X: ActivationCode> Activations<X> {
     /// Quantizes rows whose length is a multiple of [`BLOCK`].
     pub(super) fn new(isa: Isa, x: &[f32]) -> Self {
         let blocks = x.len() / BLOCK;
@@ -54,7 +54,7 @@ struct Quantize<'a, X> {
     sums: &'a mut [i32],
 }
 
-impl<X: Wide> VectorCode for Quantize<'_, X> {
+impl<X: ActivationCode> VectorCode for Quantize<'_, X> {
     type Output = ();
 
     #[inline(always)]
@@ -72,7 +72,7 @@ impl<X: Wide> VectorCode for Quantize<'_, X> {
 /// Bits are compared instead of numbers, so that NaN is the largest of all.
 #[inline(always)]
 #[allow(clippy::cast_possible_wrap)] // both are below 2³¹
-fn quantize<X: Wide>(x: &[f32; BLOCK], codes: &mut [X; BLOCK], sums: &mut [i32; SUMS]) -> f32 {
+fn quantize<X: ActivationCode>(x: &[f32; BLOCK], codes: &mut [X; BLOCK], sums: &mut [i32; SUMS]) -> f32 {
     /// Adding 1.5·2²³ leaves the nearest integer in the low bits.
     const ROUND: f32 = 12_582_912.0;
     /// Below this, the inverse of the scale may overflow.

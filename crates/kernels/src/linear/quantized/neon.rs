@@ -2,7 +2,7 @@
 //!
 //! All multiply bytes with a sign. Flipping the highest bit of a code subtracts its offset of 128.
 
-use super::portable::{Steps, VectorCode, Vectors};
+use super::portable::{TilePointers, VectorCode, Vectors};
 use crate::cpu::neon;
 use half::f16;
 #[allow(clippy::wildcard_imports)] // forty intrinsics
@@ -57,7 +57,7 @@ macro_rules! vectors_of_16_bytes {
         type Bytes = [uint8x16_t; 4];
         type Ints = [int32x4_t; 4];
         type Floats = [float32x4_t; 4];
-        type Wide = i8;
+        type ActivationCode = i8;
         const PANELS: usize = 1;
 
         #[inline(always)]
@@ -302,7 +302,7 @@ impl Vectors for NeonI8mm {
     #[allow(clippy::needless_range_loop)] // several arrays have the index
     unsafe fn dot_steps<const R: usize, const P: usize>(
         mut sums: [[[int32x4_t; 4]; P]; R],
-        Steps { mut codes, mut x, row, .. }: Steps,
+        TilePointers { mut codes, mut x, row, .. }: TilePointers,
         count: usize,
     ) -> [[[int32x4_t; 4]; P]; R] {
         // Not a `const` assertion, which would also hold for tiles that `tile` never takes.

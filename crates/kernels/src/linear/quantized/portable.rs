@@ -25,7 +25,7 @@ pub(super) trait Vectors: Copy + Send + Sync + 'static {
     /// 16 f32
     type Floats: Copy;
     /// The type of the codes of many rows: i8, or i16 where that takes fewer instructions.
-    type Wide: Wide;
+    type ActivationCode: ActivationCode;
     /// The most rows of a tile.
     const ROWS: usize;
     /// The panels of a tile of many rows.
@@ -37,8 +37,8 @@ pub(super) trait Vectors: Copy + Send + Sync + 'static {
     unsafe fn bytes(from: *const u8) -> Self::Bytes;
     /// The lower and the upper four bits of each byte.
     unsafe fn nibbles(bytes: Self::Bytes) -> (Self::Bytes, Self::Bytes);
-    /// Writes 64 codes as numbers of [`Wide`](Self::Wide)'s size, in the order in which [`dot_wide`](Self::dot_wide) reads
-    /// them.
+    /// Writes 64 codes as numbers of [`ActivationCode`](Self::ActivationCode)'s size, in the order in which
+    /// [`dot_wide`](Self::dot_wide) reads them.
     unsafe fn widen(bytes: Self::Bytes, out: *mut u8);
     /// [`widen`](Self::widen) for codes below 16.
     #[inline(always)]
@@ -51,7 +51,7 @@ pub(super) trait Vectors: Copy + Send + Sync + 'static {
     unsafe fn widen_pair([a, b]: [Self::Bytes; 2], nibbles: bool, out: *mut u8) {
         // SAFETY: passed on.
         unsafe {
-            let second = out.add(64 * size_of::<Self::Wide>());
+            let second = out.add(64 * size_of::<Self::ActivationCode>());
             if nibbles {
                 Self::widen_nibbles(a, out);
                 Self::widen_nibbles(b, second);
@@ -95,7 +95,7 @@ pub(super) trait Vectors: Copy + Send + Sync + 'static {
     #[allow(clippy::needless_range_loop)] // several arrays have the index
     unsafe fn dot_steps<const R: usize, const P: usize>(
         mut sums: [[Self::Ints; P]; R],
-        Steps { mut codes, panel, mut x, row }: Steps,
+        TilePointers { mut codes, panel, mut x, row }: TilePointers,
         count: usize,
     ) -> [[Self::Ints; P]; R] {
         // SAFETY: passed on.
@@ -142,7 +142,7 @@ pub(super) trait Vectors: Copy + Send + Sync + 'static {
 
 /// Points to the first step of a tile, with the distances to its other panels and rows.
 #[derive(Clone, Copy)]
-pub(super) struct Steps {
+pub(super) struct TilePointers {
     /// 64 bytes for each step of the first panel, from [`Vectors::widen_pair`].
     pub(super) codes: *const u8,
     /// The distance from one panel to the next, in bytes.
@@ -154,7 +154,7 @@ pub(super) struct Steps {
 }
 
 /// A code of an activation.
-pub(super) trait Wide: Copy + Default + Send + Sync {
+pub(super) trait ActivationCode: Copy + Default + Send + Sync {
     /// The number of codes in 4 bytes.
     const STEP: usize = 4 / size_of::<Self>();
     /// A number of −127 to 127.
@@ -162,7 +162,7 @@ pub(super) trait Wide: Copy + Default + Send + Sync {
 }
 
 #[allow(clippy::cast_possible_truncation)] // -127 to 127
-impl Wide for i8 {
+impl ActivationCode for i8 {
     #[inline(always)]
     fn from_i32(x: i32) -> Self {
         x as Self
@@ -171,7 +171,7 @@ impl Wide for i8 {
 
 #[cfg(any(target_arch = "x86_64", target_arch = "wasm32"))]
 #[allow(clippy::cast_possible_truncation)] // -127 to 127
-impl Wide for i16 {
+impl ActivationCode for i16 {
     #[inline(always)]
     fn from_i32(x: i32) -> Self {
         x as Self
@@ -186,7 +186,7 @@ impl Vectors for Portable {
     type Bytes = [u8; 64];
     type Ints = [i32; 16];
     type Floats = [f32; 16];
-    type Wide = i8;
+    type ActivationCode = i8;
     const ROWS: usize = 2;
     const PANELS: usize = 1;
 

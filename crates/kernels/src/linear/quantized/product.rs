@@ -8,12 +8,12 @@
 use super::activations::Activations;
 use super::format::BlockFormat;
 use super::panels::{BlockPanels, GROUP, PanelFormat, with_code};
-use super::portable::{VectorCode, Vectors, Wide};
+use super::portable::{ActivationCode, VectorCode, Vectors};
 use super::tile::{PanelParts, WideStrip, few, tile, wide_scales_len, widen, widen_scales};
 use super::vectors::dispatch;
 use crate::cpu::isa::Isa;
 use crate::cpu::memory::room;
-use crate::cpu::team;
+use crate::cpu::spinning_threads;
 use crate::linear::product::finish::{Destination, Finish};
 use crate::linear::product::panels::PANEL;
 use std::cell::RefCell;
@@ -117,20 +117,20 @@ impl<C: PanelFormat> VectorCode for ShareOut<'_, C> {
         if rows <= FEW {
             let x = Activations::<i8>::new(isa, x);
             let chunk = panels.div_ceil(threads * TASKS_PER_THREAD).min(MOST_PANELS);
-            team::for_each(panels.div_ceil(chunk), |i| {
+            spinning_threads::for_each(panels.div_ceil(chunk), |i| {
                 let panels = i * chunk..((i + 1) * chunk).min(panels);
                 // SAFETY: this runs on the instruction set, so the processor has it.
                 in_scratch(|scratch| unsafe { V::call(Few { shared, x: &x, panels, scratch }) });
             });
             return;
         }
-        let x = Activations::<V::Wide>::new(isa, x);
-        let most = (ROWS / (w.depth() * size_of::<V::Wide>()) / V::ROWS).max(4) * V::ROWS;
+        let x = Activations::<V::ActivationCode>::new(isa, x);
+        let most = (ROWS / (w.depth() * size_of::<V::ActivationCode>()) / V::ROWS).max(4) * V::ROWS;
         let height = rows.div_ceil(rows.div_ceil(most)).next_multiple_of(V::ROWS);
         let blocks = rows.div_ceil(height);
         let strips = panels.div_ceil(V::PANELS);
         let parts = (threads * TASKS_PER_THREAD).div_ceil(blocks).clamp(1, strips);
-        team::for_each(blocks * parts, |i| {
+        spinning_threads::for_each(blocks * parts, |i| {
             let (block, part) = (i / parts, i % parts);
             let rows = block * height..((block + 1) * height).min(rows);
             let strips = strips * part / parts..strips * (part + 1) / parts;
@@ -205,7 +205,7 @@ struct Many<'a, C, X> {
     scratch: &'a mut BlockScratch,
 }
 
-impl<C: PanelFormat, X: Wide> VectorCode for Many<'_, C, X> {
+impl<C: PanelFormat, X: ActivationCode> VectorCode for Many<'_, C, X> {
     type Output = ();
 
     #[inline(always)]
@@ -213,7 +213,7 @@ impl<C: PanelFormat, X: Wide> VectorCode for Many<'_, C, X> {
         let Self { shared, x, rows, panels, scratch } = self;
         let depth = shared.w.depth();
         let blocks = shared.w.blocks();
-        assert!(size_of::<X>() == size_of::<V::Wide>() && x.codes.len() >= rows.end * depth);
+        assert!(size_of::<X>() == size_of::<V::ActivationCode>() && x.codes.len() >= rows.end * depth);
         let step = 4 / size_of::<X>();
         let wide_len = depth / step * GROUP;
         let width = V::PANELS * PANEL;

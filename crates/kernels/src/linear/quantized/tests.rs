@@ -6,7 +6,7 @@ use crate::cpu::isa::Isa;
 use crate::cpu::test_numbers::{pool, values as numbers};
 use crate::linear::product::finish::Finish;
 use crate::linear::product::panels::PANEL;
-use crate::pointwise::epilogue::Join;
+use crate::pointwise::epilogue::ResidualOrGate;
 
 /// Quantized weights (depth, width) from numbers.
 fn panels(format: BlockFormat, (depth, width): (usize, usize)) -> BlockPanels {
@@ -114,7 +114,7 @@ fn the_bits_are_the_same_on_every_instruction_set_for_any_threads_and_any_rows()
             let finish = |rows: usize| Finish {
                 bias: Some(&bias),
                 activation: None,
-                join: Some(Join::Add(&residual[..rows * width])),
+                join: Some(ResidualOrGate::Add(&residual[..rows * width])),
                 onto: false,
             };
             let expected = run(Isa::Portable, &x, &w, finish(23));

@@ -2,7 +2,7 @@
 
 use super::activations::{Activations, BLOCK, SUMS};
 use super::panels::{GROUP, PanelFormat};
-use super::portable::{Steps, VectorCode, Vectors, Wide};
+use super::portable::{ActivationCode, TilePointers, VectorCode, Vectors};
 use crate::linear::product::panels::PANEL;
 use std::marker::PhantomData;
 
@@ -165,7 +165,7 @@ unsafe fn minus_total<X>(x: &Activations<X>, block: usize) -> f32 {
 #[inline(always)]
 pub(super) unsafe fn widen<V: Vectors, C: PanelFormat>(codes: &[u8], out: &mut [u8]) {
     let per_pair = if C::NIBBLES { GROUP } else { 2 * GROUP };
-    let wide_pair = 2 * GROUP * size_of::<V::Wide>();
+    let wide_pair = 2 * GROUP * size_of::<V::ActivationCode>();
     for (codes, out) in codes.chunks_exact(per_pair).zip(out.chunks_exact_mut(wide_pair)) {
         let codes = codes.as_ptr();
         let out = out.as_mut_ptr();
@@ -225,7 +225,7 @@ pub(super) struct WideStrip<'a> {
 /// # Safety
 /// The processor has the instruction set.
 #[inline(always)]
-pub(super) unsafe fn tile<V: Vectors, C: PanelFormat, X: Wide>(
+pub(super) unsafe fn tile<V: Vectors, C: PanelFormat, X: ActivationCode>(
     x: &Activations<X>,
     first: usize,
     rows: usize,
@@ -256,7 +256,9 @@ struct TileWork<'a, C, X, const R: usize, const P: usize> {
     code: PhantomData<C>,
 }
 
-impl<C: PanelFormat, X: Wide, const R: usize, const P: usize> VectorCode for TileWork<'_, C, X, R, P> {
+impl<C: PanelFormat, X: ActivationCode, const R: usize, const P: usize> VectorCode
+    for TileWork<'_, C, X, R, P>
+{
     type Output = ();
 
     #[inline(always)]
@@ -286,7 +288,8 @@ impl<C: PanelFormat, X: Wide, const R: usize, const P: usize> VectorCode for Til
                         dots[r] =
                             [if C::NIBBLES { V::ints(-C::OFFSET * sum) } else { V::start_wide(sum) }; P];
                     }
-                    let steps = Steps { codes, panel: wide_len, x: from.cast(), row: depth * size_of::<X>() };
+                    let steps =
+                        TilePointers { codes, panel: wide_len, x: from.cast(), row: depth * size_of::<X>() };
                     dots = V::dot_steps(dots, steps, count);
                     codes = codes.add(count * GROUP);
                     from = from.add(part);

@@ -18,7 +18,7 @@ impl Vectors for Simd128 {
     type Bytes = [v128; 4];
     type Ints = [v128; 4];
     type Floats = [v128; 4];
-    type Wide = i16;
+    type ActivationCode = i16;
     // 2·4 sums, 4 vectors of codes and 1 of a row, out of the 16 registers that most processors have.
     const ROWS: usize = 2;
     const PANELS: usize = 1;

@@ -141,7 +141,7 @@ impl Vectors for Avx2 {
         unsafe { work.run::<Self>() }
     }
 
-    type Wide = i16;
+    type ActivationCode = i16;
     halves_of_512!();
 
     #[inline(always)]
@@ -221,7 +221,7 @@ impl Vectors for AvxVnni {
         unsafe { work.run::<Self>() }
     }
 
-    type Wide = i8;
+    type ActivationCode = i8;
     halves_of_512!();
 
     #[inline(always)]
@@ -260,7 +260,7 @@ impl Vectors for Avx512Vnni {
     type Bytes = __m512i;
     type Ints = __m512i;
     type Floats = __m512;
-    type Wide = i8;
+    type ActivationCode = i8;
     // 6·4 sums, 4 vectors of codes and 1 of a row, out of 32 registers.
     const ROWS: usize = 6;
     const PANELS: usize = 4;

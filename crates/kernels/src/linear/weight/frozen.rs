@@ -10,7 +10,7 @@ use crate::linear::quantized;
 use crate::linear::quantized::format::BlockFormat;
 use crate::linear::quantized::panels::BlockPanels;
 use crate::pointwise::activation::Activation;
-use crate::pointwise::epilogue::Join;
+use crate::pointwise::epilogue::ResidualOrGate;
 use candle_core::{CpuStorage, DType, Result, Storage, Tensor, WithDType};
 use rayon::prelude::*;
 use std::fmt;
@@ -37,15 +37,15 @@ impl fmt::Display for WeightDType {
 
 /// The fused epilogue of a product: `activation(x·W + bias)`, then a join. Every part is optional.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Then<'a> {
+pub(crate) struct FusedEpilogue<'a> {
     /// (columns)
     pub(crate) bias: Option<&'a [f32]>,
     pub(crate) activation: Option<Activation>,
     /// (rows, columns)
-    pub(crate) join: Option<Join<CpuInput<'a>>>,
+    pub(crate) join: Option<ResidualOrGate<CpuInput<'a>>>,
 }
 
-impl<'a> Then<'a> {
+impl<'a> FusedEpilogue<'a> {
     fn finish<X: WithDType>(self) -> Result<Finish<'a, X>> {
         let join = self.join.map(|join| join.try_map(CpuInput::slice)).transpose()?;
         Ok(Finish { bias: self.bias, activation: self.activation, join, onto: false })
@@ -64,7 +64,7 @@ pub(crate) trait Frozen: Send + Sync {
 
     /// `x·W[:, columns]` with sums in f32, and what follows: (rows, in) -> (rows, `columns.len()`), in the dtype of `x`, which
     /// is f32 or the weight's own half.
-    fn product(&self, x: CpuInput, columns: Range<usize>, then: Then) -> Result<CpuStorage>;
+    fn product(&self, x: CpuInput, columns: Range<usize>, then: FusedEpilogue) -> Result<CpuStorage>;
 
     /// The weights of some outputs, (`outputs.len()`, in): in the weight's own dtype, or f32 if it is quantized.
     fn outputs(&self, outputs: &[u32]) -> CpuStorage;
@@ -86,7 +86,7 @@ impl<E: PanelNumber + WithDType> Frozen for Panels<E> {
         PANEL * STRIP
     }
 
-    fn product(&self, x: CpuInput, columns: Range<usize>, then: Then) -> Result<CpuStorage> {
+    fn product(&self, x: CpuInput, columns: Range<usize>, then: FusedEpilogue) -> Result<CpuStorage> {
         Ok(match x.storage {
             CpuStorage::F32(_) => CpuStorage::F32(new_product(x.slice()?, self, columns, then.finish()?)),
             _ => E::to_cpu_storage_owned(new_product(x.slice::<E>()?, self, columns, then.finish()?)),
@@ -118,7 +118,7 @@ impl Frozen for BlockPanels {
         PANEL
     }
 
-    fn product(&self, x: CpuInput, columns: Range<usize>, then: Then) -> Result<CpuStorage> {
+    fn product(&self, x: CpuInput, columns: Range<usize>, then: FusedEpilogue) -> Result<CpuStorage> {
         Ok(CpuStorage::F32(quantized::product::product(x.slice()?, self, columns, then.finish()?)))
     }
 

@@ -4,7 +4,7 @@
 //! computes their gradient and from that the gradients of x and W. Nothing of the logits' size outlives its chunk. On the CPU
 //! there is one loop for a plain W and one for a frozen W, which gets no gradient; on GPUs one of Candle's operations.
 
-use super::frozen::{Frozen, Then};
+use super::frozen::{Frozen, FusedEpilogue};
 use crate::cpu::cpu_op::{CpuInput, CpuOp, OnCpu};
 use crate::cpu::dispatch::{Dispatch, cpu_f32, cpu_product};
 use crate::cpu::element::accumulator;
@@ -242,13 +242,14 @@ pub(crate) fn frozen_cross_entropy(x: &Tensor, weight: &Arc<dyn Frozen>, targets
         let Storage::Cpu(storage) = &*storage else {
             candle_core::bail!("cross-entropy: x is on another device")
         };
-        let mut logits = in_f32s(weight.product(CpuInput { storage, layout }, 0..v, Then::default())?)?; // (count, V)
+        let mut logits =
+            in_f32s(weight.product(CpuInput { storage, layout }, 0..v, FusedEpilogue::default())?)?; // (count, V)
         let log_sums = log_sums(&logits, v);
         sum += losses(&logits, targets, &log_sums).sum::<f64>();
         to_gradients(&mut logits, targets, &log_sums, factor);
         let layout = Layout::contiguous((count, v));
         let d_logits = CpuInput { storage: &CpuStorage::F32(logits), layout: &layout };
-        d_x.extend(in_f32s(transposed.product(d_logits, 0..c, Then::default())?)?);
+        d_x.extend(in_f32s(transposed.product(d_logits, 0..c, FusedEpilogue::default())?)?);
     }
     #[allow(clippy::cast_possible_truncation)] // the loss of f32 logits
     let loss = (sum / rows as f64) as f32;

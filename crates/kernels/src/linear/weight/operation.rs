@@ -1,6 +1,6 @@
 //! The product with a frozen weight as a Candle operation: forward and backward, with bias and epilogue in the same pass.
 
-use super::frozen::{Frozen, Then, WeightDType};
+use super::frozen::{Frozen, FusedEpilogue, WeightDType};
 use crate::cpu::cpu_op::{CpuInput, CpuOp, OnCpu};
 use crate::cpu::explain::{Explained, note, ours, shown};
 use crate::linear::plain::matmul;
@@ -8,7 +8,7 @@ use crate::linear::product::multiply::multiply;
 use crate::linear::product::rows::Matrix;
 use crate::linear::{check_join, flatten};
 use crate::pointwise::activation::Activation;
-use crate::pointwise::epilogue::{Epilogue, Join};
+use crate::pointwise::epilogue::{Epilogue, ResidualOrGate};
 use candle_core::{CpuStorage, DType, Device, Layout, Result, Shape, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(super) struct Product {
     pub(super) columns: Range<usize>,
     pub(super) bias: Option<Tensor>,
     activation: Option<Activation>,
-    join: Option<Join<Tensor>>,
+    join: Option<ResidualOrGate<Tensor>>,
 }
 
 impl Product {
@@ -113,10 +113,10 @@ impl Product {
         }
     }
 
-    fn compute(&self, x: CpuInput, join: Option<Join<CpuInput>>) -> Result<(CpuStorage, Shape)> {
+    fn compute(&self, x: CpuInput, join: Option<ResidualOrGate<CpuInput>>) -> Result<(CpuStorage, Shape)> {
         let rows = x.layout.shape().dims2()?.0;
         let bias = self.bias.as_ref().map(|bias| bias.to_dtype(DType::F32)?.to_vec1()).transpose()?;
-        let then = Then { bias: bias.as_deref(), activation: self.activation, join };
+        let then = FusedEpilogue { bias: bias.as_deref(), activation: self.activation, join };
         let y = self.weight.product(x, self.columns.clone(), then)?;
         Ok((y, Shape::from((rows, self.columns.len()))))
     }
@@ -128,7 +128,7 @@ impl Product {
         let rows = grad.dim(0)?;
         let n_in = self.weight.shape().0;
         let transpose = self.weight.transposed(self.columns.clone());
-        let y = transpose.product(CpuInput::new(&storage, layout)?, 0..n_in, Then::default())?;
+        let y = transpose.product(CpuInput::new(&storage, layout)?, 0..n_in, FusedEpilogue::default())?;
         tensor(y, (rows, n_in))
     }
 }
@@ -163,7 +163,7 @@ impl CpuOp<2> for Product {
     const NAME: &'static str = "frozen-linear-onto";
 
     fn forward(&self, [x, residual]: [CpuInput; 2]) -> Result<(CpuStorage, Shape)> {
-        self.compute(x, Some(Join::Add(residual)))
+        self.compute(x, Some(ResidualOrGate::Add(residual)))
     }
 
     fn backward(
@@ -188,7 +188,10 @@ impl CpuOp<3> for Product {
         let mut added = vec![0f32; rows * n_out];
         multiply(&mut added, false, Matrix::new(u, rows, rank), Matrix::new(b, n_out, rank).t());
         let layout = Layout::contiguous((rows, n_out));
-        self.compute(x, Some(Join::Add(CpuInput { storage: &CpuStorage::F32(added), layout: &layout })))
+        self.compute(
+            x,
+            Some(ResidualOrGate::Add(CpuInput { storage: &CpuStorage::F32(added), layout: &layout })),
+        )
     }
 
     fn backward(&self, [x, u, b]: [&Tensor; 3], _: &Tensor, grad: &Tensor) -> Result<[Option<Tensor>; 3]> {

@@ -15,7 +15,7 @@ use crate::gpt2::layers::conv1d::Conv1D;
 use crate::gpt2::layers::loading::Loading;
 use crate::gpt2::layers::parameters::Visitor;
 use crate::hooks::{KnockOut, Point};
-use crate::learn::training::{Site, Training, dropout};
+use crate::learn::training::{DropoutSite, Training, dropout};
 use candle_core::{Module, Result, Tensor};
 use candle_fused::attention::{Attended, Hidden, Mask, Sdpa};
 pub use candle_fused::attention::{CausalBias, Chosen, HeadLayout};
@@ -179,7 +179,7 @@ impl CausalSelfAttention {
 
     /// The options of GPT-2's attention.
     fn sdpa(&self, training: Option<Training>) -> Result<Sdpa> {
-        let dropout = dropout(training, self.attn_pdrop, self.layer_idx, Site::Weights)?;
+        let dropout = dropout(training, self.attn_pdrop, self.layer_idx, DropoutSite::Weights)?;
         Ok(Sdpa {
             scale: Some(self.scale),
             heads: Some(self.layout.heads),
@@ -206,7 +206,7 @@ impl CausalSelfAttention {
     }
 
     pub(super) fn output_dropout(&self, training: Option<Training>) -> Result<Option<Dropout>> {
-        dropout(training, self.resid_pdrop, self.layer_idx, Site::Attention)
+        dropout(training, self.resid_pdrop, self.layer_idx, DropoutSite::Attention)
     }
 
     /// Visits the parameters of `c_attn` and `c_proj`.

@@ -9,7 +9,7 @@ use crate::gpt2::layers::conv1d::Conv1D;
 use crate::gpt2::layers::linear::Epilogue;
 use crate::gpt2::layers::loading::Loading;
 use crate::gpt2::layers::parameters::Visitor;
-use crate::learn::training::{Site, Training, dropout};
+use crate::learn::training::{DropoutSite, Training, dropout};
 use candle_core::{Result, Tensor};
 use candle_fused::Implementation;
 use candle_fused::attention::{Attended, HeadLayout, Mask, Sdpa, Wanted, Window};
@@ -74,7 +74,7 @@ impl CrossAttention {
 
     /// The options of attention over an encoder.
     fn sdpa(&self, training: Option<Training>) -> Result<Sdpa> {
-        let dropout = dropout(training, self.attn_pdrop, self.layer_idx, Site::CrossWeights)?;
+        let dropout = dropout(training, self.attn_pdrop, self.layer_idx, DropoutSite::CrossWeights)?;
         Ok(Sdpa {
             scale: Some(self.scale),
             window: Window::ALL,
@@ -92,7 +92,7 @@ impl CrossAttention {
         context: &Tensor,
         training: Option<Training>,
     ) -> Result<Tensor> {
-        let dropout = dropout(training, self.resid_pdrop, self.layer_idx, Site::CrossAttention)?;
+        let dropout = dropout(training, self.resid_pdrop, self.layer_idx, DropoutSite::CrossAttention)?;
         self.c_proj.forward_dropped_onto(residual, context, training, dropout)
     }
 

@@ -5,9 +5,9 @@ make_circuit_reference.py."""
 import torch
 from torch import Tensor
 
-import circuit_reference_model as base
-from circuit_reference_lens import NO_PROCESSING, hooked
-from circuit_reference_model import ANSWER, AGAINST, BOS, CHANNELS, HEADS, LAYERS
+import circuit_reference.model as base
+from circuit_reference.lens import NO_PROCESSING, hooked
+from circuit_reference.model import ANSWER, AGAINST, BOS, CHANNELS, HEADS, LAYERS
 
 from transformer_lens import HookedTransformer
 from transformer_lens.head_detector import detect_head
@@ -232,7 +232,7 @@ def check_circuits(ours: dict[str, Tensor]) -> float:
     return max(off)
 
 
-if __name__ == "__main__":
+def main() -> None:
     path = base.start(__doc__)
     clean, _ = base.prompts()
     full = hooked(ALL)

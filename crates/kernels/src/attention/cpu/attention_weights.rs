@@ -3,7 +3,7 @@
 
 use super::blocks::{Blocks, FEW_QUERIES, NARROW_SCORES, QUERIES, WIDE_SCORES, outer};
 use super::pack::{panels, transpose};
-use super::problem::Problem;
+use super::pass_inputs::PassInputs;
 use super::views::{HeadAt, Heads};
 use crate::attention::heads::Query;
 use crate::attention::inputs::ChosenIndices;
@@ -248,7 +248,7 @@ impl TileOfRows<'_> {
 
 /// The summary of a query, computed from its weights: for queries that no tile summarizes as it goes.
 pub(super) struct SummaryOfRow<'a> {
-    pub(super) problem: &'a Problem<'a>,
+    pub(super) problem: &'a PassInputs<'a>,
     pub(super) query: Query,
 }
 
@@ -258,7 +258,7 @@ impl WithSimd for SummaryOfRow<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> RowSummary {
         let Self { problem, query } = self;
-        let &Problem { q, k, rules, .. } = problem;
+        let &PassInputs { q, k, rules, .. } = problem;
         let Query { b, h, i } = query;
         let mut weights = vec![0.0; rules.keys_of(i).end];
         let of_queries = HeadAt { b, h };

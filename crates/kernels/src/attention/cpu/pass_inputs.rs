@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
 /// q (B, H, T, D) against k (B, key heads, S, D) and v (B, key heads, S, Dv), which may be of another dtype, or codes.
-pub(super) struct Problem<'a> {
+pub(super) struct PassInputs<'a> {
     pub(super) q: Heads<'a>,
     pub(super) k: Heads<'a>,
     pub(super) v: Heads<'a>,
@@ -17,7 +17,7 @@ pub(super) struct Problem<'a> {
     pub(super) dropout: Option<WeightDropout>,
 }
 
-impl Problem<'_> {
+impl PassInputs<'_> {
     /// All heads of all rows of the batch.
     pub(super) fn heads(&self) -> Vec<HeadAt> {
         let [b, h, ..] = self.q.dims;
@@ -113,7 +113,7 @@ unsafe impl Sync for SharedOutput<'_> {}
 impl<'a> SharedOutput<'a> {
     /// Wraps the memory that a pass over `problem` writes to.
     pub(super) fn new<E: Element>(
-        problem: &Problem,
+        problem: &PassInputs,
         context: &'a mut [MaybeUninit<E>],
         log_sums: &'a mut [LogSum],
         summaries: Option<&'a mut [RowSummary]>,

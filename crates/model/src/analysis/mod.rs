@@ -15,14 +15,24 @@
 //! | [`most_likely`] | which tokens are most likely to come next |
 //! | [`ablation_effects`] | how ablating each head changes a token's probability, through everything that reads it |
 
-pub use super::attribution::{Attribution, Gradients, Taps, attribution_patching, gradients};
-pub use super::logit_lens::{Centering, DirectAttribution, direct_attribution, logit_lens};
-pub use super::metric::Metric;
-pub use super::patching::{
+mod attribution;
+pub mod finite;
+mod logit_lens;
+pub(crate) mod mean_ablation;
+mod metric;
+mod patching;
+mod patterns;
+mod predictions;
+mod values_at;
+
+pub use attribution::{Attribution, GradientHooks, Gradients, attribution_patching, gradients};
+pub use logit_lens::{Centering, DirectAttribution, direct_attribution, logit_lens};
+pub use metric::Metric;
+pub use patching::{
     Ablation, AblationEffects, Contrast, Parts, Patched, ablation_effects, activation_patching,
 };
-pub use super::patterns::{
+pub use patterns::{
     HeadScores, RepeatedTokens, Score, attention_rollout, chance_scores, head_scores, head_vectors,
     value_norms,
 };
-pub use super::predictions::{Comparison, Likely, Surprises, highest, most_likely, surprises};
+pub use predictions::{Comparison, Likely, Surprises, highest, most_likely, surprises};

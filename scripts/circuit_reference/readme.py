@@ -201,7 +201,7 @@ mean over all pairs. With `fixed`, edges into queries and keys have the gradient
 stream less the writer's change. `edges/N` (readers, writers), 1 where a circuit has an edge. `I/circuit N WHAT`: the
 metric of a run in which each reader's input is added up from what the writers add in this run, or from the corrupted run, from the means
 over all corrupted runs and positions, or from zeros where the circuit lacks the edge. `I/path N FREEZE`: Wang et al.'s three runs for the senders
-and receivers in `circuit_reference_discovery.py`.
+and receivers in `scripts/circuit_reference/discovery.py`.
 
 ## Largest differences
 

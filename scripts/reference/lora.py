@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import GPT2LMHeadModel, GPT2Model, PreTrainedModel
 
-from reference_models import build_model, random_ids, save_checkpoint, save_reference
-from reference_relatives import BATCH, LENGTH, NO_DROPOUT, SHAPE, build_bigcode
+from reference.models import build_model, random_ids, save_checkpoint, save_reference
+from reference.bigcode_cross import BATCH, LENGTH, NO_DROPOUT, SHAPE, build_bigcode
 
 ALL = ["c_attn", "c_proj", "c_fc"]
 

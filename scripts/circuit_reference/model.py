@@ -1,4 +1,4 @@
-"""The model, prompts and interventions behind tests/data/circuits: shared by the circuit_reference_*.py scripts.
+"""The model, prompts and interventions behind tests/data/circuits: shared by the other files of this folder.
 
 It runs with any transformers from 4.57 on, because TransformerLens 2 needs an older one than the other scripts.
 """
@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GPT2LMHeadModel
 
-from reference_models import build_model, save_checkpoint
+from reference.models import build_model, save_checkpoint
 
-FOLDER = Path(__file__).resolve().parent.parent / "tests" / "data" / "circuits"
+FOLDER = Path(__file__).resolve().parents[2] / "tests" / "data" / "circuits"
 SHAPE = dict(vocab_size=53, n_positions=128, n_embd=24, n_layer=3, n_head=3)
 LAYERS, HEADS, CHANNELS, VOCAB = SHAPE["n_layer"], SHAPE["n_head"], SHAPE["n_embd"], SHAPE["vocab_size"]
 BOS = VOCAB - 1

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import GPTBigCodeConfig, GPTBigCodeForCausalLM, PreTrainedModel
 
-from reference_models import activations, build_model, gradients, random_ids, randomize, save_checkpoint, save_reference
+from reference.models import activations, build_model, gradients, random_ids, randomize, save_checkpoint, save_reference
 
 SHAPE = dict(vocab_size=31, n_positions=16, n_embd=12, n_inner=24, n_layer=2, n_head=3)
 NO_DROPOUT = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)

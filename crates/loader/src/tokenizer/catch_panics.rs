@@ -67,7 +67,8 @@ mod tests {
     /// Runs the test above in a separate process and looks at its output.
     #[test]
     fn a_caught_panic_prints_nothing() {
-        let name = "tokenizer::guard::tests::a_panic_is_an_error_with_the_files_name_and_the_panics_text";
+        let name =
+            "tokenizer::catch_panics::tests::a_panic_is_an_error_with_the_files_name_and_the_panics_text";
         let this = std::env::current_exe().expect("this test");
         let mut child = std::process::Command::new(this);
         let output = child.args(["--exact", name, "--nocapture"]).output().expect("it runs");

@@ -1,4 +1,4 @@
-//! What other programs write otherwise: linear weights as (out, in), and layers without biases.
+//! Linear weights that other programs write as (out, in), and layers that they write without biases.
 
 use crate::stored::bytes::Bytes;
 use crate::stored::names::h_of;

@@ -1,7 +1,7 @@
 //! [`Hub::cached`] and [`Hub::verify`]: what the cache holds, and whether it is good.
 
 use super::cache::{LONGEST_RECORD, is_commit};
-use super::fetch::{Ask, Fetch};
+use super::fetch::{CommitLookup, Fetch};
 use super::{CachedModel, FileCheck, FileState, Hub, ModelId};
 use crate::error::LoadError;
 use crate::files::CONFIG;
@@ -50,7 +50,7 @@ impl Hub {
     /// # Errors
     /// When nothing of the model is cached, or the revision is invalid, as for [`open`](Self::open).
     pub fn verify(&self, model: &ModelId, revision: &str, repair: bool) -> Result<Vec<FileCheck>, LoadError> {
-        let fetch = Fetch::new(self, model, revision, Ask::WhereNeeded)?;
+        let fetch = Fetch::new(self, model, revision, CommitLookup::WhereNeeded)?;
         let commit = fetch.repo.commit(revision).ok_or_else(|| fetch.not_cached(CONFIG))?;
         let names = files_below(&fetch.repo.snapshot(&commit)).map_err(|_| fetch.not_cached(CONFIG))?;
         Ok(names.into_iter().map(|name| fetch.check(&commit, name, repair)).collect())

@@ -6,9 +6,9 @@ Every reader's input is built up from what all writers add, so that nothing here
 import torch
 from torch import Tensor
 
-import circuit_reference_model as base
-from circuit_reference_lens import NO_PROCESSING, hooked
-from circuit_reference_model import EAP_IG_STEPS, HEADS, LAYERS
+import circuit_reference.model as base
+from circuit_reference.lens import NO_PROCESSING, hooked
+from circuit_reference.model import EAP_IG_STEPS, HEADS, LAYERS
 
 # Two lengths, and one or several answers.
 LENGTHS = (12, 9, 12, 9, 9)
@@ -262,7 +262,3 @@ def main() -> None:
                 stored[f"{i}/path {number} {name}"] = path(model, clean, corrupt, answers, senders, receivers, frozen)
     base.write(stored, "discovery.safetensors")
     base.write_facts({"versions": base.versions("transformer_lens")}, facts)
-
-
-if __name__ == "__main__":
-    main()

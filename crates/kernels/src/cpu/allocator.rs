@@ -4,7 +4,7 @@
 #![allow(clippy::cast_ptr_alignment)] // blocks are aligned to 64 bytes
 
 #[cfg(test)]
-#[path = "keep_large_tests.rs"]
+#[path = "allocator_tests.rs"]
 mod tests;
 
 use std::alloc::{GlobalAlloc, Layout};

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-import circuit_reference_model as base
+import circuit_reference.model as base
 
 from transformer_lens.model_bridge import TransformerBridge
 
@@ -86,7 +86,3 @@ def main() -> None:
         "logits": base.largest(values["unembed.hook_out"], stored["logits"]),
     }
     base.write_facts(facts, path)
-
-
-if __name__ == "__main__":
-    main()

@@ -7,8 +7,8 @@ import torch
 from nnsight import NNsight
 from torch import Tensor
 
-import circuit_reference_model as base
-from circuit_reference_model import CASES, CHANNELS, EAP_IG_STEPS, HEADS, LAYERS, T, Case, metric
+import circuit_reference.model as base
+from circuit_reference.model import CASES, CHANNELS, EAP_IG_STEPS, HEADS, LAYERS, T, Case, metric
 from transformers import GPT2LMHeadModel
 
 DIM = CHANNELS // HEADS
@@ -272,7 +272,7 @@ def check_direct(model: GPT2LMHeadModel) -> float:
     return off
 
 
-if __name__ == "__main__":
+def main() -> None:
     path = base.start(__doc__)
     model = base.load()
     facts = {"interventions": check_interventions(model), "hooks": check_hooks(model), "direct": check_direct(model)}

@@ -60,7 +60,7 @@ pub fn attribution_patching(model: &Gpt2LMHeadModel, contrast: &Contrast) -> Res
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_model::analysis::Taps;
+/// use gpt2_model::analysis::GradientHooks;
 /// use gpt2_model::hooks::Point;
 /// use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
 ///
@@ -68,7 +68,7 @@ pub fn attribution_patching(model: &Gpt2LMHeadModel, contrast: &Contrast) -> Res
 /// # let config = Config { n_layer: 2, n_head: 2, n_embd: 8, n_positions: 16, vocab_size: 11, ..Config::gpt2() };
 /// # let model = Gpt2LMHeadModel::load(init::seeded(1, DType::F32, &Device::Cpu), &config)?;
 /// let input_ids = Tensor::new(&[[3u32, 1, 4], [1, 5, 9]], &Device::Cpu)?;
-/// let taps = Taps::new([Point::Z(1)]);
+/// let taps = GradientHooks::new([Point::Z(1)]);
 /// let logits = model.forward(&input_ids, ForwardArgs { hooks: Some(&taps), ..Default::default() })?.logits;
 /// let (z, gradient) = taps.gradients(&logits.sum_all()?)?.of(Point::Z(1))?;
 /// assert_eq!(z.dims(), gradient.dims());
@@ -76,12 +76,12 @@ pub fn attribution_patching(model: &Gpt2LMHeadModel, contrast: &Contrast) -> Res
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Taps {
+pub struct GradientHooks {
     points: Vec<Point>,
     found: RefCell<Vec<(Point, Tensor, Var)>>,
 }
 
-impl Taps {
+impl GradientHooks {
     /// Taps at these points.
     pub fn new(points: impl IntoIterator<Item = Point>) -> Self {
         Self { points: points.into_iter().collect(), found: RefCell::default() }
@@ -96,7 +96,7 @@ impl Taps {
     }
 }
 
-impl Hooks for Taps {
+impl Hooks for GradientHooks {
     fn wants(&self, point: Point) -> bool {
         self.points.contains(&point)
     }
@@ -162,7 +162,7 @@ fn gradients_under(
     ids: &Tensor,
     points: Vec<Point>,
 ) -> Result<Gradients> {
-    let taps = Taps::new(points);
+    let taps = GradientHooks::new(points);
     let logits = contrast.logits(model, ids, &taps)?;
     taps.gradients(&contrast.metric.of(&logits)?.sum_all()?)
 }

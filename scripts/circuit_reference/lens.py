@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-import circuit_reference_model as base
-from circuit_reference_model import CASES, EAP_IG_STEPS, HEADS, LAYERS, T, metric
+import circuit_reference.model as base
+from circuit_reference.model import CASES, EAP_IG_STEPS, HEADS, LAYERS, T, metric
 
 import hooked_transformer
 from hooked_transformer import NO_PROCESSING
@@ -197,7 +197,7 @@ def write_patching(model: HookedTransformer, clean: Tensor, corrupt: Tensor) -> 
     base.write(tensors, "patching.safetensors")
 
 
-if __name__ == "__main__":
+def main() -> None:
     path = base.start(__doc__)
     clean, corrupt = base.prompts()
     model = hooked(NO_PROCESSING)

@@ -1,21 +1,21 @@
-//! [`Code`]: the features that fire at each position, and how strongly.
+//! [`SparseActivations`]: the features that fire at each position, and how strongly.
 
 use candle_core::{Device, Result, Tensor};
 
 /// The features that fire at each position of some values. Positions are rows, counted through all batches.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Code {
+pub struct SparseActivations {
     pub(super) features: usize,
     /// The index in `fired` at which each row begins, then the index at which the last row ends.
     starts: Vec<usize>,
-    fired: Vec<Fired>,
+    fired: Vec<ActiveFeature>,
     /// The shift and scale that normalization took from each row.
-    pub(super) taken: Vec<Taken>,
+    pub(super) taken: Vec<RowScaling>,
 }
 
 /// A feature that fires.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Fired {
+pub struct ActiveFeature {
     /// The feature, counted from 0.
     pub feature: u32,
     /// Its activation, which is not 0.
@@ -24,13 +24,13 @@ pub struct Fired {
 
 /// The shift and scale that normalization took from a row `x`: the dictionary encodes `(x - shift) / scale`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Taken {
+pub(super) struct RowScaling {
     pub(super) shift: f32,
     pub(super) scale: f32,
 }
 
-impl Code {
-    pub(super) fn new(features: usize, rows: Vec<Vec<Fired>>, taken: Vec<Taken>) -> Self {
+impl SparseActivations {
+    pub(super) fn new(features: usize, rows: Vec<Vec<ActiveFeature>>, taken: Vec<RowScaling>) -> Self {
         let mut starts = vec![0];
         let mut fired = Vec::with_capacity(rows.iter().map(Vec::len).sum());
         for row in rows {
@@ -54,7 +54,7 @@ impl Code {
 
     /// The features that fire at a position, by number; none if there is no such position.
     #[must_use]
-    pub fn row(&self, row: usize) -> &[Fired] {
+    pub fn row(&self, row: usize) -> &[ActiveFeature] {
         match (self.starts.get(row), self.starts.get(row + 1)) {
             (Some(&start), Some(&end)) => &self.fired[start..end],
             _ => &[],
@@ -63,7 +63,7 @@ impl Code {
 
     /// The features that fire most at a position, `count` at most, the strongest first.
     #[must_use]
-    pub fn strongest(&self, row: usize, count: usize) -> Vec<Fired> {
+    pub fn strongest(&self, row: usize, count: usize) -> Vec<ActiveFeature> {
         let mut fired = self.row(row).to_vec();
         fired.sort_by(|a, b| b.value.abs().total_cmp(&a.value.abs()).then(a.feature.cmp(&b.feature)));
         fired.truncate(count);
@@ -71,7 +71,7 @@ impl Code {
     }
 
     /// Each position's features, in order.
-    pub fn iter(&self) -> impl Iterator<Item = &[Fired]> {
+    pub fn iter(&self) -> impl Iterator<Item = &[ActiveFeature]> {
         (0..self.rows()).map(|row| self.row(row))
     }
 
