@@ -51,6 +51,8 @@ pub(crate) enum Fault {
     HtmlOfUnknownLength,
     /// A redirect to a page on another host.
     Elsewhere,
+    /// A redirect to the same address.
+    Again,
     /// The connection ends after this many percent of the body.
     Drop(usize),
     /// The connection is reset after this many percent of the body.
@@ -255,6 +257,9 @@ impl State {
         at: Option<At>,
         fault: Option<Fault>,
     ) -> Answer {
+        if fault == Some(Fault::Again) {
+            return redirect(request.uri().path());
+        }
         if let ["storage", sha256] = path {
             let Some(content) = self.files.values().find(|content| content.sha256 == *sha256) else {
                 return refusal(403, "", "no such object");
