@@ -6,7 +6,6 @@ mod address;
 mod continuation;
 mod hub;
 mod interventions;
-mod kind;
 mod named;
 mod pairs;
 mod tasks;

@@ -114,6 +114,7 @@ impl LoadRequest {
         match named {
             Named::Folder(dir) => Source::directory(&dir).open().map_err(|error| no_model(error, &dir)),
             Named::Gguf(path) => Ok(Source::Gguf(path).open()?),
+            Named::File(path) => Ok(Source::File(path).open()?),
             Named::HubGguf(id, _, file) => {
                 let snapshot = self.hub(raised)?.open_gguf(&id, &revision, &file);
                 Ok(snapshot

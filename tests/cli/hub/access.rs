@@ -23,7 +23,7 @@ fn an_existing_folder_wins_over_a_name() -> Result {
     here.write("distilgpt2", b"\x7fELF")?;
     run(&["inspect", "distilgpt2", "--offline"])?.refused(1, &["distilbert/distilgpt2", "not in the cache"]);
     here.write("distilgpt2", "")?;
-    run(&["inspect", "distilgpt2"])?.refused(1, &["distilgpt2: is a file, and empty"]);
+    run(&["inspect", "distilgpt2"])?.refused(1, &["distilgpt2: is empty"]);
     run(&[&FORWARD[..], &["--revision", "main"]].concat())?.refused(1, &["--revision", "the folder gpt2"]);
     Ok(())
 }

@@ -70,7 +70,7 @@ pub(crate) fn run(args: &LiveArgs) -> anyhow::Result<()> {
     let model = model.map(|model| files(model, args, &mut inputs)).transpose()?;
     outputs.check(&inputs)?;
     let files = model.as_ref().map_or_else(|| Source::Embedded(DEMO).open(), |files| Ok(files.clone()))?;
-    let changes = changes::on_heads(args.ablate.iter(), Checkpoint::open(&files)?.config())?;
+    let changes = changes::on_heads(args.ablate.iter(), session::checkpoint(&files)?.config())?;
     let changes = changes.iter().map(ToString::to_string).collect();
     let first = PageRequest { text: args.text.clone(), changes, ..PageRequest::default() };
     let page = live_page::page(&module, model.as_ref(), &first)?;

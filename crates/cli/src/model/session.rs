@@ -20,7 +20,7 @@ use std::cell::OnceCell;
 use std::path::Path;
 
 /// The help of every option that names a model.
-pub(crate) const MODEL: &str = "A folder, a GGUF file, a model on the Hugging Face Hub, or demo, which is built in. Names on the Hub: \
+pub(crate) const MODEL: &str = "A folder, a file of weights, a model on the Hugging Face Hub, or demo, which is built in. Names on the Hub: \
      gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2, owner/name, owner/name/FILE.gguf [default: demo]";
 
 /// Options of every command that runs a model.
@@ -162,6 +162,7 @@ pub(crate) fn files_by(
     match named {
         Named::Folder(dir) => Source::directory(&dir).open().map_err(|error| no_model(error, &dir)),
         Named::Gguf(path) => Ok(Source::Gguf(path).open()?),
+        Named::File(path) => Ok(Source::File(path).open()?),
         Named::HubGguf(id, _, file) => {
             let snapshot = hub::settings(args)?.open_gguf(&id, &revision, &file);
             let files = snapshot

@@ -138,10 +138,15 @@ fn open_directory(dir: &Path) -> Result<Files, LoadError> {
     }
     // A broken link counts as existing: opening it then fails with an error that names it.
     let has = |name: &str| dir.join(name).symlink_metadata().is_ok();
+    choose(dir, &names_in(dir)?, has, |path| Ok(Bytes::open(path)?), || found_instead::of(dir))
+}
+
+/// The names of what is in a folder, in order.
+fn names_in(dir: &Path) -> Result<Vec<String>, LoadError> {
     let entries = std::fs::read_dir(dir).map_err(LoadError::io(dir))?;
     let mut names: Vec<String> = entries.flatten().filter_map(|entry| name_of(&entry.path())).collect();
     names.sort_unstable();
-    choose(dir, &names, has, |path| Ok(Bytes::open(path)?), || found_instead::of(dir))
+    Ok(names)
 }
 
 fn name_of(path: &Path) -> Option<String> {
@@ -163,10 +168,23 @@ fn choose(
     let weights = WEIGHTS.into_iter().find(|name| has(name));
     let weights = weights.ok_or_else(|| LoadError::NoWeights { dir: dir.to_path_buf(), found: instead() })?;
     let weights = WeightFiles::of(dir.join(weights), &open)?;
+    let tokenizer = choose_tokenizer(dir, names, &has, &file)?;
+    let settings = SettingsFiles::find(|name| has(name).then(|| file(name)).transpose())?;
+    let files = Files::new(dir.display().to_string(), file(CONFIG)?, weights, tokenizer);
+    Ok(Files { settings, ..files })
+}
+
+/// The files of the tokenizer in a folder that has files of these names.
+fn choose_tokenizer(
+    dir: &Path,
+    names: &[String],
+    has: &impl Fn(&str) -> bool,
+    file: &impl Fn(&str) -> Result<(PathBuf, Bytes), LoadError>,
+) -> Result<TokenizerFiles, LoadError> {
     let pair = VOCABULARIES.into_iter().find(|(vocab, merges)| has(vocab) && has(merges));
     let half = VOCABULARIES.into_iter().find(|(vocab, merges)| has(vocab) || has(merges));
     let foreign = names.iter().find(|name| is_foreign(name));
-    let tokenizer = match (pair, half, foreign) {
+    Ok(match (pair, half, foreign) {
         _ if has(TOKENIZER) => {
             let (path, bytes) = file(TOKENIZER)?;
             TokenizerFiles::Json(path, bytes)
@@ -180,8 +198,5 @@ fn choose(
         }
         (None, None, Some(name)) => TokenizerFiles::Foreign(dir.join(name)),
         (None, None, None) => TokenizerFiles::Absent,
-    };
-    let settings = SettingsFiles::find(|name| has(name).then(|| file(name)).transpose())?;
-    let files = Files::new(dir.display().to_string(), file(CONFIG)?, weights, tokenizer);
-    Ok(Files { settings, ..files })
+    })
 }

@@ -28,7 +28,7 @@ impl<'a> Bench<'a> {
         let hub = &args.model.hub;
         let open = |model: &String| -> anyhow::Result<Checkpoint> {
             let files = crate::model::session::files(Some(model), hub)?;
-            Ok(Checkpoint::open(&files)?.with_implementation(implementation))
+            Ok(crate::model::session::checkpoint(&files)?.with_implementation(implementation))
         };
         let checkpoint = args.model.model.as_ref().map(open).transpose()?;
         let mut config = checkpoint.as_ref().map_or_else(Config::gpt2, |c| c.config().clone());

@@ -12,7 +12,6 @@ use crate::output::{self, note};
 use crate::values::count;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::Implementation;
-use gpt2_loader::Checkpoint;
 use gpt2_view::{Align, Table, visible_text};
 use serde::Serialize;
 use std::borrow::Cow;
@@ -76,7 +75,7 @@ impl Check {
 pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let device = args.run.open()?;
     let files = crate::model::session::files(args.model.as_deref(), &args.hub)?;
-    let checkpoint = Checkpoint::open(&files)?;
+    let checkpoint = crate::model::session::checkpoint(&files)?;
     let mut verify = Verify { device, seed: args.run.seed, checks: vec![] };
     verify.attention()?;
     verify.layers()?;
