@@ -98,7 +98,7 @@ fn home() -> anyhow::Result<PathBuf> {
 
 fn default_home() -> anyhow::Result<PathBuf> {
     let cache = match variable("XDG_CACHE_HOME") {
-        Some(dir) => PathBuf::from(dir),
+        Some(dir) => expand(&dir),
         None => std::env::home_dir()
             .filter(|home| !home.as_os_str().is_empty())
             .context("there is no home folder to keep models in; set HF_HOME, or give --cache-dir")?

@@ -48,6 +48,7 @@ fn the_cache_is_where_python_has_it() -> Result {
     for (variables, cache) in [
         (vec![], ".cache/huggingface/hub"),
         (vec![("XDG_CACHE_HOME", home.at("xdg"))], "xdg/huggingface/hub"),
+        (vec![("XDG_CACHE_HOME", "~/x".to_string())], "x/huggingface/hub"),
         (vec![("HF_HOME", "~/hf".to_string())], "hf/hub"),
         (vec![("HF_HOME", home.at("hf2")), ("HUGGINGFACE_HUB_CACHE", "$HOME/old".into())], "old"),
         (vec![("HUGGINGFACE_HUB_CACHE", home.at("old")), ("HF_HUB_CACHE", home.at("new"))], "new"),
