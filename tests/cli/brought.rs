@@ -82,6 +82,31 @@ fn a_single_file_is_a_model() -> Result {
     Ok(())
 }
 
+/// Settings that another model left in the folder would become part of a new one.
+#[test]
+fn settings_that_another_model_left_are_refused() -> Result {
+    let folder = Folder::empty()?;
+    folder.write("text.txt", "O Romeo, Romeo!\n".repeat(40))?;
+    for name in
+        ["generation_config.json", "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json"]
+    {
+        let out = folder.at("out");
+        std::fs::create_dir(&out)?;
+        folder.write(&format!("out/{name}"), "{}")?;
+        let text = folder.at("text.txt");
+        for args in [
+            &["train", "--text", &text, "--out", &out, "--steps", "1"][..],
+            &["import", &brought("ckpt.pt"), "--out", &out],
+        ] {
+            let run = gpt2(args)?;
+            run.refused(1, &[&out, &format!("holds {name}, which would change the"), "remove it"]);
+        }
+        assert_eq!(std::fs::read_dir(&out)?.count(), 1, "{name}: something was written");
+        std::fs::remove_dir_all(&out)?;
+    }
+    Ok(())
+}
+
 /// Weights that are nothing but zeros, as an unfinished download leaves them, are a finding; biases are not.
 #[test]
 fn inspect_finds_weights_of_zeros() -> Result {

@@ -1,6 +1,7 @@
 //! [`Checkpoint::findings`]: what is unusual about a checkpoint that fits its config.
 
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::numbers::Numbers;
 use crate::stored::TensorInfo;
 use gpt2_model::parameters::{LM_HEAD, PREFIX, WTE};
 use std::collections::BTreeMap;
@@ -16,16 +17,6 @@ pub struct Finding {
     pub found: String,
     /// The meaning of this, and what can be done.
     pub advice: Advice,
-}
-
-/// What is unusual about the numbers of the parameters.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Numbers {
-    /// Parameters with numbers that are not finite: the name in the file, and how many there are.
-    pub not_finite: Vec<(String, usize)>,
-    /// Weights, tables and scales that hold nothing but zeros: their names in the file. A bias may be all zeros.
-    pub zeros: Vec<String>,
 }
 
 impl Numbers {

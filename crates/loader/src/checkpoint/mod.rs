@@ -4,6 +4,7 @@ pub(crate) mod findings;
 pub(crate) mod generation_config;
 mod layout;
 mod naming;
+pub(crate) mod numbers;
 mod read;
 
 use crate::error::LoadError;
@@ -15,10 +16,10 @@ use crate::stored::{Encoding, TensorInfo, is_zero, not_finite};
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
-use findings::Numbers;
 use gpt2_model::linear::{BlockFormat, Weight, WeightLayout};
 use gpt2_model::parameters::{LM_HEAD, Parameter, Role, WTE};
 use gpt2_model::{Config, Gpt2LMHeadModel, Implementation, WeightSource};
+use numbers::Numbers;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

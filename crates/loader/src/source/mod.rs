@@ -2,15 +2,17 @@
 
 mod found_instead;
 mod single_file;
+mod tokenizer_files;
 
 use crate::error::LoadError;
-use crate::files::{CONFIG, INDEX, PICKLE, PICKLE_INDEX, SAFETENSORS, TOKENIZER, VOCABULARIES, WEIGHTS};
-use crate::files::{Files, SettingsFiles, TokenizerFiles, WeightFiles, is_foreign};
+use crate::files::{CONFIG, INDEX, PICKLE, PICKLE_INDEX, SAFETENSORS, TOKENIZER, WEIGHTS};
+use crate::files::{Files, SettingsFiles, TokenizerFiles, WeightFiles};
 use crate::hub::{Hub, ModelId};
 use crate::stored::bytes::Bytes;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tokenizer_files::{choose_tokenizer, name_of, names_in};
 
 /// The place of a model.
 #[derive(Debug, Clone)]
@@ -141,18 +143,6 @@ fn open_directory(dir: &Path) -> Result<Files, LoadError> {
     choose(dir, &names_in(dir)?, has, |path| Ok(Bytes::open(path)?), || found_instead::of(dir))
 }
 
-/// The names of what is in a folder, in order.
-fn names_in(dir: &Path) -> Result<Vec<String>, LoadError> {
-    let entries = std::fs::read_dir(dir).map_err(LoadError::io(dir))?;
-    let mut names: Vec<String> = entries.flatten().filter_map(|entry| name_of(&entry.path())).collect();
-    names.sort_unstable();
-    Ok(names)
-}
-
-fn name_of(path: &Path) -> Option<String> {
-    Some(path.file_name()?.to_str()?.to_string())
-}
-
 /// The files of the model in a folder that has files of these names.
 fn choose(
     dir: &Path,
@@ -172,31 +162,4 @@ fn choose(
     let settings = SettingsFiles::find(|name| has(name).then(|| file(name)).transpose())?;
     let files = Files::new(dir.display().to_string(), file(CONFIG)?, weights, tokenizer);
     Ok(Files { settings, ..files })
-}
-
-/// The files of the tokenizer in a folder that has files of these names.
-fn choose_tokenizer(
-    dir: &Path,
-    names: &[String],
-    has: &impl Fn(&str) -> bool,
-    file: &impl Fn(&str) -> Result<(PathBuf, Bytes), LoadError>,
-) -> Result<TokenizerFiles, LoadError> {
-    let pair = VOCABULARIES.into_iter().find(|(vocab, merges)| has(vocab) && has(merges));
-    let half = VOCABULARIES.into_iter().find(|(vocab, merges)| has(vocab) || has(merges));
-    let foreign = names.iter().find(|name| is_foreign(name));
-    Ok(match (pair, half, foreign) {
-        _ if has(TOKENIZER) => {
-            let (path, bytes) = file(TOKENIZER)?;
-            TokenizerFiles::Json(path, bytes)
-        }
-        (Some((vocab, merges)), ..) => {
-            TokenizerFiles::VocabMerges { vocab: file(vocab)?, merges: file(merges)? }
-        }
-        (None, Some((vocab, merges)), _) => {
-            let missing = if has(vocab) { merges } else { vocab };
-            return Err(LoadError::HalfTokenizer { dir: dir.to_path_buf(), missing });
-        }
-        (None, None, Some(name)) => TokenizerFiles::Foreign(dir.join(name)),
-        (None, None, None) => TokenizerFiles::Absent,
-    })
 }

@@ -1,6 +1,6 @@
 //! One file of weights, whatever program wrote it, and the config that it holds or that lies beside it.
 
-use super::{choose_tokenizer, names_in};
+use super::tokenizer_files::{choose_tokenizer, names_in};
 use crate::error::LoadError;
 use crate::files::{
     ADAPTER_CONFIG, CONFIG, DICTIONARY_CONFIG, Files, SettingsFiles, TokenizerFiles, WEIGHTS, WeightFiles,
