@@ -6,16 +6,18 @@
 
 `blocks.safetensors` holds, for each format, blocks of bytes and the numbers that `gguf` reads from them; and numbers with the
 Q8_0 blocks that it makes of them. `tiny.gguf` is a GPT-2 of one layer as llama.cpp's converter writes it, in Q8_0, and
-`tiny.safetensors` the same model's numbers as `gguf` dequantizes them, under a checkpoint's names.
+`tiny.safetensors` the same model's numbers as `gguf` dequantizes them, under a checkpoint's names. `starcoder.gguf` is the model
+of tests/data/bigcode as llama.cpp's converter writes a GPTBigCodeForCausalLM, with the names that `gguf` has for it.
 """
 
 import argparse
+import json
 from pathlib import Path
 
 import gguf
 import numpy as np
 from gguf.quants import dequantize, quantize
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 OUT = Path(__file__).resolve().parent.parent / "tests" / "data" / "gguf"
 TYPES = gguf.GGMLQuantizationType
@@ -105,12 +107,36 @@ def tiny(rng):
     return plain
 
 
+def starcoder():
+    case = OUT.parent / "bigcode"
+    config = json.loads((case / "config.json").read_text())
+    writer = gguf.GGUFWriter(OUT / "starcoder.gguf", "starcoder")
+    writer.add_context_length(config["n_positions"])
+    writer.add_embedding_length(config["n_embd"])
+    writer.add_feed_forward_length(config["n_inner"])
+    writer.add_block_count(config["n_layer"])
+    writer.add_head_count(config["n_head"])
+    writer.add_head_count_kv(1)
+    writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+    writer.add_file_type(0)
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.STARCODER, config["n_layer"])
+    for name, tensor in load_file(case / "model.safetensors").items():
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def main():
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(17)
     save_file(blocks(rng), OUT / "blocks.safetensors")
     save_file(tiny(rng), OUT / "tiny.safetensors")
+    starcoder()
 
 
 if __name__ == "__main__":

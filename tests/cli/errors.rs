@@ -47,7 +47,7 @@ fn models_that_are_not_there_or_not_whole() -> Result {
         let run = gpt2(&[words(line), vec!["--model", &nowhere]].concat())?;
         run.refused(1, &[&nowhere, "no such directory", "config.json"]);
     }
-    gpt2(&["inspect", &file])?.refused(1, &[&file, "is a file", "name the folder"]);
+    gpt2(&["inspect", &file])?.refused(1, &[&file, "is a JSON file", "name the folder"]);
     Ok(())
 }
 

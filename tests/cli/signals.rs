@@ -47,6 +47,7 @@ impl World {
         let store = folder.at("store");
         let usual = ["--features", "64", "-k", "4", "--batch", "32", "--epochs", "1", "--out"];
         gpt2(&[&["train-features", &store][..], &usual, &[&folder.at("sae")]].concat())?.succeeded();
+        long_store(&folder)?;
         let pairs = gpt2(&["pairs", "induction", "--count", "200"])?.succeeded().stdout;
         folder.write("pairs.jsonl", pairs)?;
         wide(&folder.file("wide"))?;
@@ -101,6 +102,24 @@ impl World {
         found.sort();
         Ok(found)
     }
+}
+
+/// A store that takes some seconds to read: one shard, under many names.
+fn long_store(folder: &Folder) -> Result {
+    const SHARDS: usize = 500;
+    let text = folder.at("short.txt");
+    let out = folder.at("values");
+    gpt2(&["record", &text, "--points", POINT, "--out", &out])?.succeeded();
+    let path = folder.file("values/store.json");
+    let mut index: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
+    let tokens = index["shards"][0].clone();
+    index["shards"] = vec![tokens; SHARDS].into();
+    std::fs::write(&path, index.to_string())?;
+    for number in 1..SHARDS {
+        let shard = |number: usize| folder.file(&format!("values/{number:05}.safetensors"));
+        std::fs::hard_link(shard(0), shard(number))?;
+    }
+    Ok(())
 }
 
 fn name_of(path: &Path, folder: &Folder) -> String {
@@ -168,7 +187,7 @@ struct Case {
     says: &'static [&'static str],
 }
 
-const CASES: [Case; 10] = [
+const CASES: [Case; 11] = [
     Case {
         line: "score @long.txt --by line --jsonl @out/s.jsonl --threads 1",
         ready: Ready::Lines("s.jsonl.part", 257),
@@ -215,6 +234,12 @@ const CASES: [Case; 10] = [
         ready: Ready::Soon,
         left: &[],
         says: &["stopped by "],
+    },
+    Case {
+        line: "features --store @values --dictionary @sae --threads 1",
+        ready: Ready::Soon,
+        left: &[],
+        says: &["stopped after ", " tokens"],
     },
     Case {
         line: "discover --pairs @pairs.jsonl --out @out/c.json",
@@ -338,6 +363,53 @@ fn a_merge_that_is_stopped_leaves_the_old_model_whole() -> Result {
             );
         }
     }
+    Ok(())
+}
+
+/// A merge that is killed leaves the old model whole, or no model that a reader would take for one, and the next run mends it.
+#[test]
+fn a_merge_that_is_killed_leaves_no_mixture() -> Result {
+    let world = World { folder: Folder::empty()?, server: Server::start(repository()) };
+    wide(&world.folder.file("wide"))?;
+    adapter(&world.folder)?;
+    let line = "merge --model @wide --adapter @lora --out @out/m --overwrite";
+    let out = world.folder.file("out/m");
+    let read = |name: &str| std::fs::read(out.join(name)).ok();
+    let old = ["config.json", "model.safetensors", "tokenizer.json"];
+    let before = |name: &str| std::fs::read(Path::new(DEMO).join(name)).ok();
+    let fresh = |world: &World| -> Result {
+        world.clear()?;
+        std::fs::create_dir(&out)?;
+        for name in old {
+            std::fs::copy(Path::new(DEMO).join(name), out.join(name))?;
+        }
+        Ok(())
+    };
+    fresh(&world)?;
+    let began = Instant::now();
+    Run::of(world.command(line))?.succeeded();
+    let lasts = began.elapsed();
+    let after: Vec<_> = old.iter().map(|name| read(name)).collect();
+    // From the beginning to the end; most of the time goes into writing, and the last part into renaming.
+    for step in 1..=20u32 {
+        fresh(&world)?;
+        let mut child = spawn(world.command(line))?;
+        std::thread::sleep(lasts * step / 20);
+        child.kill()?;
+        child.wait()?;
+        let now: Vec<_> = old.iter().map(|name| read(name)).collect();
+        let is_old = old.iter().zip(&now).all(|(name, now)| *now == before(name));
+        let is_new = now == after;
+        let is_none = now[0].is_none();
+        assert!(is_old || is_new || is_none, "{step} of 20: a mixture of two models");
+        if is_none {
+            let refused = gpt2(&["inspect", &out.display().to_string()])?;
+            refused.refused(1, &["no config.json here"]);
+        }
+    }
+    // Whatever the killed runs left, the next one writes the whole model.
+    Run::of(world.command(line))?.succeeded();
+    assert!(old.iter().map(|name| read(name)).eq(after), "the next run wrote another model");
     Ok(())
 }
 

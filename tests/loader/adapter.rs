@@ -279,6 +279,22 @@ fn the_updates_of_a_file_are_read_without_a_model() -> Result {
     Ok(())
 }
 
+/// An adapter of another kind has other fields, of which the message says nothing.
+#[test]
+fn another_kind_of_adapter_is_named_before_its_fields() -> Result {
+    let dir = changed(|_| {}, |_| {})?;
+    let config = dir.path().join("adapter_config.json");
+    std::fs::write(
+        &config,
+        r#"{"peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 8}"#,
+    )?;
+    let error = AdapterCheckpoint::open(&AdapterFiles::directory(dir.path())?).expect_err("a prompt");
+    let path = config.display().to_string();
+    assert_says("kind", &error.to_string(), &[&path, "peft_type is PROMPT_TUNING; only LORA"]);
+    assert!(!error.to_string().contains("target_modules"), "{error}");
+    Ok(())
+}
+
 #[test]
 fn what_is_not_supported_is_refused_by_name() -> Result {
     for (field, value, parts) in [

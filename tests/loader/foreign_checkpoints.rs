@@ -243,6 +243,7 @@ fn llm_cs_checkpoint_is_read_without_its_padding() -> Result {
         ("a negative size", 16, -1, "num_layers is -1"),
         ("too many layers", 16, 3, "its header asks for"),
         ("a padding below the vocabulary", 28, 3, "padded_vocab_size is 3"),
+        ("no padding, as in early versions", 28, 0, "from before its vocabulary was padded"),
     ] {
         let mut changed = whole.clone();
         changed[at..at + 4].copy_from_slice(&word.to_le_bytes());
@@ -250,6 +251,8 @@ fn llm_cs_checkpoint_is_read_without_its_padding() -> Result {
         let path = folder.file("llmc.bin");
         let error = Source::File(path).open().and_then(|files| Checkpoint::open(&files)).expect_err(what);
         assert_says(what, &error.to_string(), &[&folder.at("llmc.bin"), part]);
+        let is_sound = part.contains("version") || part.contains("before");
+        assert_eq!(matches!(error, LoadError::Unread { .. }), is_sound, "{what}: {error:?}");
     }
     Ok(())
 }

@@ -36,6 +36,26 @@ fn the_end_tokens_are_those_that_transformers_stops_at() -> Result {
     Ok(())
 }
 
+/// -1 in config.json stands for no token, as some programs write it; transformers compares ids with it, which no id equals.
+#[test]
+fn a_negative_end_token_in_the_config_ends_nothing() -> Result {
+    let folder = Folder::of("gelu")?;
+    for (value, expected) in
+        [(json!(-1), &[][..]), (json!([-1, 9]), &[9]), (json!([-1]), &[]), (json!([-5, 2, 3]), &[2, 3])]
+    {
+        folder.set_config("eos_token_id", value.clone())?;
+        folder.set_config("bos_token_id", json!(-1))?;
+        let config = folder.open()?.config().clone();
+        assert_eq!(config.eos_token_id.as_ref().map_or(&[][..], TokenIds::as_slice), expected, "{value}");
+        assert_eq!(config.bos_token_id, None);
+    }
+    // What else is wrong is told with its field, as without it.
+    folder.set_config("n_layer", json!("two"))?;
+    let error = folder.open().expect_err("no number").to_string();
+    assert_says("field", &error, &[&folder.at("config.json"), "n_layer", "GPT-2 config"]);
+    Ok(())
+}
+
 #[test]
 fn a_file_without_meaning_is_refused_by_name() -> Result {
     for (content, says) in [

@@ -37,6 +37,29 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect()
 }
 
+/// A `gpt_bigcode` as llama.cpp's converter writes it has the numbers of the same model in safetensors, bit for bit.
+#[test]
+fn a_starcoder_is_a_gpt_bigcode() -> Result {
+    let path = data("gguf").join("starcoder.gguf");
+    let checkpoint = open(&path)?;
+    let expected = load("bigcode", DType::F32)?;
+    let model = checkpoint.load_model(DType::F32, &Device::Cpu)?;
+    assert_eq!((model.config().multi_query, model.config().is_bigcode()), (Some(true), true));
+    assert_eq!(model.config().eos_token_id, expected.config().eos_token_id);
+    assert!(parameter_bits(&model)? == parameter_bits(&expected)?);
+    assert!(logit_bits(&model)? == logit_bits(&expected)?);
+    // llama.cpp's starcoder has one head of keys.
+    let mut whole = std::fs::read(&path)?;
+    let key = b"starcoder.attention.head_count_kv";
+    let at = whole.windows(key.len()).position(|part| part == key).ok_or("there")? + key.len() + 4;
+    whole[at] = 3;
+    let folder = tempfile::tempdir()?;
+    let other = folder.path().join("other.gguf");
+    std::fs::write(&other, whole)?;
+    assert_says("heads", &open(&other).expect_err("heads").to_string(), &["head_count_kv is 3; expected 1"]);
+    Ok(())
+}
+
 /// The numbers that the Python package `gguf` reads from blocks of random bytes.
 #[test]
 fn blocks_hold_the_numbers_that_gguf_reads_from_them() -> Result {

@@ -70,6 +70,50 @@ fn eager_and_fused_drop_the_same_numbers() -> Result {
     Ok(())
 }
 
+/// What each of two equal blocks adds to a stream that is the same for both, under dropout.
+fn added(config: &Config, biased: &str) -> Result<[Tensor; 2]> {
+    let (variables, model) = model(config)?;
+    {
+        let data = variables.data().lock().map_err(|e| e.to_string())?;
+        for (name, var) in data.iter().filter(|(name, _)| name.contains("h.")) {
+            // Each block adds a constant: the value's bias, passed on by `c_proj`, or the bias of its own.
+            let is_identity = name.ends_with("attn.c_proj.weight");
+            let is_one = name.ends_with(biased);
+            let value = match var.dims() {
+                [n, _] if is_identity => Tensor::eye(*n, DType::F32, &Device::Cpu)?,
+                dims if is_one => Tensor::ones(dims, DType::F32, &Device::Cpu)?,
+                dims => Tensor::zeros(dims, DType::F32, &Device::Cpu)?,
+            };
+            var.set(&value)?;
+        }
+    }
+    let args = ForwardArgs { training: Some(TRAINING), output_hidden_states: true, ..Default::default() };
+    let states = model.forward(&ids(2, 60)?, args)?.hidden_states;
+    // The last state is after `ln_f`; a third block, which is not compared, keeps the second one's before it.
+    Ok([(&states[1] - &states[0])?, (&states[2] - &states[1])?])
+}
+
+/// Masks of different layers at the same place are independent: where all else is equal, they differ at about as many places as
+/// two random ones do.
+#[test]
+fn each_layer_drops_numbers_of_its_own() -> Result {
+    for implementation in [Implementation::Eager, Implementation::Fused] {
+        let none = Config { n_layer: 3, ..config(implementation, 0.0) };
+        for (what, config, biased) in [
+            ("attention's weights", Config { attn_pdrop: 0.5, ..none.clone() }, "attn.c_attn.bias"),
+            ("attention's output", Config { resid_pdrop: 0.5, ..none.clone() }, "attn.c_proj.bias"),
+            ("the MLP's output", Config { resid_pdrop: 0.5, ..none.clone() }, "mlp.c_proj.bias"),
+        ] {
+            let [first, second] = added(&config, biased)?;
+            let differ = (&first - &second)?.abs()?.gt(0.5f32 / 60.0)?.to_dtype(DType::F32)?.mean_all()?;
+            let differ = differ.to_scalar::<f32>()?;
+            // Half of the numbers of two masks of rate 0.5; sums of several weights differ more often.
+            assert!(differ > 0.4, "{what}: the masks of two layers differ at {differ} of the places");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn nothing_is_dropped_but_in_training() -> Result {
     for implementation in [Implementation::Eager, Implementation::Fused] {

@@ -9,7 +9,7 @@ use gpt2_model::linear::BlockFormat;
 use gpt2_model::lora::{Adapter, LoraOptions, Update};
 use gpt2_model::parameters::Values;
 use gpt2_model::training::{Training, TrainingBatch};
-use gpt2_model::{Conv1D, ForwardArgs, Gpt2LMHeadModel, Implementation, KvCache, init};
+use gpt2_model::{Config, Conv1D, ForwardArgs, Gpt2LMHeadModel, Implementation, KvCache, init};
 use std::collections::HashMap;
 
 const TOLERANCE: f64 = 3e-5;
@@ -277,6 +277,28 @@ fn adapters_get_pytorchs_gradients_with_dropout_and_without_and_recomputed() -> 
             }
         }
     }
+    Ok(())
+}
+
+/// PEFT draws A with `kaiming_uniform_(a=√5)`: each number as likely as any other within `±1/√in`.
+#[test]
+fn a_new_adapters_first_factor_is_uniform() -> Result {
+    let config =
+        Config { n_embd: 256, n_head: 4, n_layer: 1, n_positions: 8, vocab_size: 11, ..Config::gpt2() };
+    let adapter = Adapter::new(&config, &LoraOptions::new(64), 5, &Device::Cpu)?;
+    let bound = 1.0 / 256f32.sqrt();
+    let drawn: Vec<f32> = adapter.updates["h.0.attn.c_attn"].a().flatten_all()?.to_vec1()?;
+    assert_eq!(drawn.len(), 64 * 256);
+    assert!(drawn.iter().all(|x| x.abs() <= bound));
+    // In eight equal intervals, each has an eighth: off by 5 standard deviations of a count at most.
+    let mut counts = [0f64; 8];
+    for x in &drawn {
+        let place = (0u8..8).find(|place| *x <= bound * (f32::from(*place + 1) / 4.0 - 1.0)).unwrap_or(7);
+        counts[usize::from(place)] += 1.0;
+    }
+    let expected = drawn.len() as f64 / 8.0;
+    let most = 5.0 * (expected * 7.0 / 8.0).sqrt();
+    assert!(counts.iter().all(|count| (count - expected).abs() < most), "{counts:?}");
     Ok(())
 }
 

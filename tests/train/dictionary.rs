@@ -2,7 +2,7 @@
 
 use crate::common::Result;
 use candle_core::{D, Device, Tensor};
-use gpt2_model::dictionary::{Dictionary, Selection};
+use gpt2_model::dictionary::{Dictionary, DictionaryTensors, Selection};
 use gpt2_train::{DictionaryOptions, DictionaryTrainer, Sparsity};
 use rand::seq::index::sample;
 use rand::{Rng, SeedableRng};
@@ -87,6 +87,24 @@ fn jumprelu_finds_planted_directions_and_keeps_to_its_number() -> Result {
     assert!((fired / ACTIVE as f64 - 1.0).abs() < 0.5, "{fired}");
     let found = cosines.iter().filter(|&&cosine| cosine > 0.9).count();
     assert!(found >= TRUE_FEATURES - 4, "{cosines:?}");
+    Ok(())
+}
+
+/// As in SAELens, a feature whose sum is its threshold does not fire.
+#[test]
+fn a_sum_at_its_threshold_does_not_fire() -> Result {
+    let eye = Tensor::eye(2, candle_core::DType::F32, &Device::Cpu)?;
+    let zeros = Tensor::zeros(2, candle_core::DType::F32, &Device::Cpu)?;
+    let tensors =
+        DictionaryTensors { w_enc: eye.clone(), b_enc: zeros.clone(), w_dec: eye, b_dec: zeros, skip: None };
+    let threshold = Tensor::new(&[0.5f32, 0.25], &Device::Cpu)?;
+    let dictionary = Dictionary::new(tensors, Selection::JumpRelu(threshold))?;
+    let fired = |x: [f32; 2]| -> Result<f64> {
+        Ok(dictionary.encode(&Tensor::new(&[x], &Device::Cpu)?)?.mean_fired())
+    };
+    for (x, expected) in [([0.5, 0.25], 0.0), ([0.5, 0.5], 1.0), ([0.5f32.next_up(), 0.5], 2.0)] {
+        assert!((fired(x)? - expected).abs() < 1e-9, "{x:?}");
+    }
     Ok(())
 }
 

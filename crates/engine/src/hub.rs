@@ -23,7 +23,8 @@ pub struct HubOptions {
     pub cache_dir: Option<PathBuf>,
     /// The Hub's address, or that of `HF_ENDPOINT`.
     pub endpoint: Option<String>,
-    /// The seconds without data after which a request fails; 30 if there is no number.
+    /// The seconds without data after which a request fails; `HF_HUB_DOWNLOAD_TIMEOUT` or `HF_HUB_ETAG_TIMEOUT` says so too. 30 if
+    /// there is no number.
     pub timeout: Option<u64>,
 }
 
@@ -40,7 +41,8 @@ impl HubOptions {
         hub.endpoint = endpoint.trim_end_matches('/').into();
         hub.token = token(&home()?);
         hub.offline = self.offline || offline.is_some_and(|value| is_true(&value));
-        hub.timeout = Duration::from_secs(self.timeout.unwrap_or(30));
+        hub.timeout = Duration::from_secs(self.timeout.or_else(timeout_of_python).unwrap_or(30));
+        hub.links = !variable("HF_HUB_DISABLE_SYMLINKS").is_some_and(|value| is_true(&value));
         hub.pins = pins()?;
         Ok(hub)
     }
@@ -90,6 +92,13 @@ pub fn pins() -> anyhow::Result<Vec<Pin>> {
     serde_json::from_str(gpt2_demo::HUB_MODELS).context("models/hub.json")
 }
 
+/// Python has one limit for a file's description and one for the rest; this is the longer one.
+fn timeout_of_python() -> Option<u64> {
+    let seconds =
+        ["HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"].map(|name| variable(name)?.trim().parse().ok());
+    seconds.into_iter().flatten().filter(|seconds| (1..=86400).contains(seconds)).max()
+}
+
 fn token_path(home: &Path) -> PathBuf {
     variable("HF_TOKEN_PATH").map_or_else(|| home.join("token"), |path| expand(&path))
 }
@@ -100,7 +109,7 @@ fn home() -> anyhow::Result<PathBuf> {
 
 fn default_home() -> anyhow::Result<PathBuf> {
     let cache = match variable("XDG_CACHE_HOME") {
-        Some(dir) => PathBuf::from(dir),
+        Some(dir) => expand(&dir),
         None => std::env::home_dir()
             .filter(|home| !home.as_os_str().is_empty())
             .context("there is no home folder to keep models in; set HF_HOME, or give --cache-dir")?

@@ -14,12 +14,12 @@ pub mod studies;
 pub mod texts;
 pub mod words;
 
+pub use gpt2_parallel::{Alone, Group};
 pub use hub::{HubOptions, pins};
 pub use names::{DEMO_NAME, Named, NamedAdapter, NamedDictionary, model_id};
 pub use observer::{Observer, Silent, Stopped, steps};
 pub use open::{DeviceChoice, Label, ModelOptions, Opened};
 pub use provenance::RunProvenance;
-pub use gpt2_parallel::{Alone, Group};
 pub use spelling::Spelling;
 
 // Runs the README's example as a test.

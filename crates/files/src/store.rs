@@ -220,6 +220,10 @@ impl Store {
                 path.display()
             ))
         };
+        // A file of another size than its own header says is not read whole: it may be of any size.
+        if crate::safetensors::metadata(&path).is_ok_and(|found| found.is_none()) {
+            return Err(damaged("ends elsewhere than its header says, or is no safetensors file".into()));
+        }
         // Why a file cannot be read, such as for want of memory, says nothing about what it holds.
         let bytes = read_whole(&path).map_err(|error| candle(Error::at(&path)(error)))?;
         let mut found: HashMap<String, Tensor> = candle_core::safetensors::load_buffer(&bytes, &Device::Cpu)
@@ -427,6 +431,11 @@ mod tests {
             let error = Store::open(path)?.shard(1).expect_err(says).to_string();
             assert!(error.contains(says), "{error}");
         }
+        // A file that is far longer than it says is not read.
+        std::fs::write(&shard, &bytes)?;
+        std::fs::File::options().write(true).open(&shard)?.set_len(1 << 42)?;
+        let error = Store::open(path)?.shard(1).expect_err("too long").to_string();
+        assert!(error.contains("ends elsewhere than its header says"), "{error}");
         std::fs::write(path.join("store.json"), "{}")?;
         assert!(Store::open(path).expect_err("no index").to_string().contains("not the index"));
         Ok(())

@@ -68,6 +68,8 @@ pub struct Files {
     pub tokenizer: TokenizerFiles,
     /// The settings of the tokenizer and of generation.
     pub settings: SettingsFiles,
+    /// What the reader of a command's output should know of where the files come from, a line each.
+    pub notes: Vec<String>,
     /// The commit, for files from the Hub.
     pub commit: Option<String>,
     /// The hash of each verified weight file, in hexadecimal, by the file's name: SHA-256, or Git's SHA-1 of a blob
@@ -85,7 +87,16 @@ impl Files {
         tokenizer: TokenizerFiles,
     ) -> Self {
         let settings = SettingsFiles::default();
-        Self { name, config, weight_files, tokenizer, settings, commit: None, verified: BTreeMap::new() }
+        Self {
+            name,
+            config,
+            weight_files,
+            tokenizer,
+            settings,
+            notes: vec![],
+            commit: None,
+            verified: BTreeMap::new(),
+        }
     }
 
     /// The files of a model that is one GGUF file, or several parts, of which this is one and the others lie beside it.
@@ -94,6 +105,12 @@ impl Files {
     /// When a file cannot be read, is damaged, or is not a GPT-2, and when a part is missing.
     pub fn open_gguf(path: &Path) -> Result<Self, LoadError> {
         Self::of_parts(path, gguf_parts::open(path, Bytes::open(path)?)?)
+    }
+
+    /// The files with this note.
+    pub(crate) fn noted(mut self, note: impl Into<String>) -> Self {
+        self.notes.push(note.into());
+        self
     }
 
     /// Opens a GGUF file with this content.
@@ -118,7 +135,7 @@ impl Files {
     pub(crate) fn config_name(&self) -> &'static str {
         match &self.weight_files {
             WeightFiles::Gguf(..) | WeightFiles::GgufParts(_) => {
-                "the file's own keys (gpt2.block_count and others)"
+                "the file's own keys (block_count and others)"
             }
             WeightFiles::LlmC(..) => "the file's header",
             WeightFiles::Pickle(path, _) if *path == self.config.0 => "the file's own model_args",

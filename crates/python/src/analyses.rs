@@ -92,7 +92,13 @@ impl Model {
                 .map(|name| point(name, model.config().n_layer))
                 .collect::<Result<Vec<_>, _>>()?;
             let changes = changes.build(&self.loaded, Reads::Branches(&text))?;
-            let pairs = gradients(model, &model.ids(&text)?, &answer.metric(Metric::LogProb)?, &found, hooks(&changes))?;
+            let pairs = gradients(
+                model,
+                &model.ids(&text)?,
+                &answer.metric(Metric::LogProb)?,
+                &found,
+                hooks(&changes),
+            )?;
             let array = |(value, gradient): &(Tensor, Tensor)| {
                 Ok((Array::copy_of(value)?, Array::copy_of(gradient)?))
             };

@@ -18,7 +18,8 @@ use candle_core::{DType, Device, Result as CandleResult, Tensor, Var};
 use gpt2_model::dictionary::{DictionaryTensors, Selection};
 use gpt2_parallel::Group;
 use operations::{
-    THRESHOLD_LR_FACTOR, chosen, exceeded, jump, largest, product, scaled_variance, threshold, unit_rows,
+    THRESHOLD_LR_FACTOR, above, chosen, exceeded, jump, largest, product, scaled_variance, threshold,
+    unit_rows,
 };
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -323,10 +324,7 @@ impl DictionaryTrainer {
     fn fires(&self, pre: &Tensor) -> CandleResult<Tensor> {
         match &self.log_threshold {
             None => largest(&pre.detach().relu()?, self.options.k),
-            Some(log_threshold) => {
-                let threshold = threshold(&log_threshold.as_tensor().detach())?;
-                pre.detach().broadcast_gt(&threshold)?.to_dtype(DType::F32)
-            }
+            Some(log_threshold) => above(pre, &threshold(&log_threshold.as_tensor().detach())?),
         }
     }
 
@@ -362,6 +360,42 @@ impl DictionaryTrainer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What silent features miss counts for 1/32 (Gao et al.'s α): they learn from nothing else.
+    #[test]
+    fn silent_features_learn_from_a_share_of_what_they_miss() -> Result<()> {
+        let mut rng = ChaCha8Rng::seed_from_u64(5);
+        let drawn: Vec<f32> = (0..64 * 16).map(|_| StandardNormal.sample(&mut rng)).collect();
+        let x = Tensor::from_vec(drawn, (64, 16), &Device::Cpu)?;
+        let options = DictionaryOptions { silent_after: 10, ..DictionaryOptions::new(32, 2, 1) };
+        let mut trainer = DictionaryTrainer::new(&x, options)?;
+        let is_silent: Vec<bool> = (0..32).map(|feature| feature >= 4).collect();
+        let bias: Vec<f32> = is_silent.iter().map(|silent| if *silent { -50.0 } else { 0.0 }).collect();
+        trainer.b_enc.set(&Tensor::new(bias, &Device::Cpu)?)?;
+        trainer.silent = is_silent.iter().map(|silent| if *silent { 10 } else { 0 }).collect();
+        let (_, all) = trainer.gradients(&x)?;
+        // The same loss by itself.
+        let x = (x * trainer.scale)?;
+        let pre =
+            product(&x.broadcast_sub(trainer.b_dec.as_tensor())?, &trainer.w_enc, Some(&trainer.b_enc))?;
+        let acts = (pre.relu()? * trainer.fires(&pre)?)?;
+        let missed = (&x - product(&acts, &trainer.w_dec, Some(&trainer.b_dec))?)?.detach();
+        let alone =
+            trainer.silent_loss(&pre, &missed, &is_silent, 8)?.expect("something is missed").backward()?;
+        let rows = |gradients: &GradStore| -> Result<Vec<f32>> {
+            let found = gradients.get(trainer.w_dec.as_tensor()).expect("a gradient");
+            Ok(found.narrow(0, 4, 28)?.flatten_all()?.to_vec1()?)
+        };
+        let all = rows(&all)?;
+        let alone = rows(&alone)?;
+        let most = alone.iter().fold(0f32, |most, x| most.max(x.abs()));
+        assert!(most > 0.0);
+        for (all, alone) in all.iter().zip(&alone) {
+            // Both are sums of f32 in the same order.
+            assert!((all - alone / 32.0).abs() <= 1e-5 * most, "{all} is not 1/32 of {alone}");
+        }
+        Ok(())
+    }
 
     /// Of 32 features, 28 cannot fire at first, and the values have more directions than the other four.
     #[test]

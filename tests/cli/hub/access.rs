@@ -23,7 +23,7 @@ fn an_existing_folder_wins_over_a_name() -> Result {
     here.write("distilgpt2", b"\x7fELF")?;
     run(&["inspect", "distilgpt2", "--offline"])?.refused(1, &["distilbert/distilgpt2", "not in the cache"]);
     here.write("distilgpt2", "")?;
-    run(&["inspect", "distilgpt2"])?.refused(1, &["distilgpt2: is a file, and empty"]);
+    run(&["inspect", "distilgpt2"])?.refused(1, &["distilgpt2: is empty"]);
     run(&[&FORWARD[..], &["--revision", "main"]].concat())?.refused(1, &["--revision", "the folder gpt2"]);
     Ok(())
 }
@@ -48,6 +48,7 @@ fn the_cache_is_where_python_has_it() -> Result {
     for (variables, cache) in [
         (vec![], ".cache/huggingface/hub"),
         (vec![("XDG_CACHE_HOME", home.at("xdg"))], "xdg/huggingface/hub"),
+        (vec![("XDG_CACHE_HOME", "~/x".to_string())], "x/huggingface/hub"),
         (vec![("HF_HOME", "~/hf".to_string())], "hf/hub"),
         (vec![("HF_HOME", home.at("hf2")), ("HUGGINGFACE_HUB_CACHE", "$HOME/old".into())], "old"),
         (vec![("HUGGINGFACE_HUB_CACHE", home.at("old")), ("HF_HUB_CACHE", home.at("new"))], "new"),

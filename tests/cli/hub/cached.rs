@@ -5,11 +5,12 @@ use super::{
     repository, sha256_of, weights,
 };
 use crate::folder::assert_says;
-use crate::list;
+use crate::{list, spawn};
 use serde_json::Value;
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 /// Writes the repository under `folder` in the layout of Python's `huggingface_hub`.
 #[cfg(unix)]
@@ -167,6 +168,55 @@ fn a_damaged_part_is_not_built_upon_for_ever() -> Result {
         std::fs::remove_file(setup.content("model.safetensors", &sha256_of(&weights)))?;
         std::fs::remove_dir_all(setup.repo().join("snapshots"))?;
     }
+    Ok(())
+}
+
+/// A blob arrives in a file that no other process has the name of; what is left of it is gone on from, once.
+#[test]
+fn each_process_writes_a_part_of_its_own() -> Result {
+    let setup = Setup::with(At::Storage, Fault::Drip(30, Duration::from_millis(100)), None)?;
+    let name = sha256_of(&weights());
+    let parts = || -> Result<Vec<String>> {
+        let Ok(blobs) = std::fs::read_dir(setup.repo().join("blobs")) else { return Ok(vec![]) };
+        let names = blobs.flatten().map(|blob| blob.file_name().to_string_lossy().into_owned());
+        Ok(names.filter(|one| one.starts_with(&name) && one.ends_with(".incomplete")).collect())
+    };
+    let mut seen = vec![];
+    for _ in 0..2 {
+        let mut child = spawn(setup.command(&["download", "gpt2"]))?;
+        while parts()?.iter().all(|part| seen.contains(part)) && child.try_wait()?.is_none() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        child.kill()?;
+        child.wait()?;
+        let left = parts()?;
+        assert_eq!(left.len(), 1, "{left:?}: one part, under another name each time");
+        let tag =
+            left[0].strip_prefix(&name).and_then(|rest| rest.strip_prefix('.')?.strip_suffix(".incomplete"));
+        let tag = tag.ok_or("a tag")?;
+        assert!(tag.len() == 8 && tag.bytes().all(|b| b.is_ascii_hexdigit()), "{left:?}");
+        assert!(!seen.contains(&left[0]), "{left:?}");
+        seen.extend(left);
+    }
+    setup.server.heal();
+    setup.works()?;
+    assert_eq!(parts()?, Vec::<String>::new());
+    Ok(())
+}
+
+/// Python's variables for a cache without links and for patience.
+#[test]
+fn pythons_variables_say_how_to_keep_and_how_long_to_wait() -> Result {
+    let setup = Setup::new()?;
+    setup.run_with(&[("HF_HUB_DISABLE_SYMLINKS", "1")], &["download", "gpt2"])?.succeeded();
+    for name in ["config.json", "model.safetensors"] {
+        assert!(setup.pointer(name).symlink_metadata()?.is_file(), "{name} is no file of its own");
+    }
+    setup.works_offline()?;
+    let silent = Setup::with(At::Api, Fault::StallHeaders, None)?;
+    let variables = [("HF_HUB_DOWNLOAD_TIMEOUT", "1"), ("HF_HUB_ETAG_TIMEOUT", "0")];
+    silent.run_with(&variables, &["download", "gpt2"])?.refused(1, &["no answer for 1 s"]);
     Ok(())
 }
 

@@ -153,6 +153,17 @@ fn a_redirect_to_a_login_page_is_asked_about() -> Result {
     Ok(())
 }
 
+/// Like Python's client, which follows twenty.
+#[test]
+fn many_redirects_on_one_server_are_followed() -> Result {
+    for at in [At::Api, At::Head("config.json"), At::Head("model.safetensors"), At::Get("model.safetensors")]
+    {
+        Setup::with(at, Fault::Again, 12)?.works()?;
+    }
+    always(At::Head("model.safetensors"), Fault::Again, &["more than 20 redirects"])?;
+    Ok(())
+}
+
 #[test]
 fn a_server_that_fails_once_is_asked_again() -> Result {
     for at in [At::Api, At::Head("config.json"), At::Head("model.safetensors"), At::Storage] {
@@ -273,9 +284,17 @@ fn start(setup: &Setup) -> Result<Child> {
 
 /// Waits until some of the weights have arrived.
 fn wait_for_bytes(setup: &Setup) {
-    let partial = setup.blob(&format!("{}.incomplete", sha256_of(&weights())));
+    let arrived = || -> u64 {
+        let Ok(blobs) = std::fs::read_dir(setup.repo().join("blobs")) else { return 0 };
+        let name = sha256_of(&weights());
+        let parts = blobs.flatten().filter(|blob| {
+            let found = blob.file_name().to_string_lossy().into_owned();
+            found.starts_with(&name) && found.ends_with(".incomplete")
+        });
+        parts.filter_map(|part| Some(part.metadata().ok()?.len())).sum()
+    };
     let start = Instant::now();
-    while partial.metadata().map_or(0, |meta| meta.len()) == 0 {
+    while arrived() == 0 {
         assert!(start.elapsed() < Duration::from_secs(30), "no download began");
         std::thread::sleep(Duration::from_millis(10));
     }

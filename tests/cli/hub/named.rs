@@ -45,24 +45,18 @@ fn here(setup: &Setup, folder: &Folder, args: &[&str]) -> Result<Run> {
 fn what_exists_on_disk_is_never_looked_up_on_the_hub() -> Result {
     let setup = Setup::new()?;
     let folder = folder()?;
-    let whole = ["t", "./t", "t/model.bin", "./t/model.bin", "~/own"];
+    let whole = ["t", "./t", "t/model.bin", "./t/model.bin", "t/model.safetensors", "~/own"];
     for name in whole {
         here(&setup, &folder, &["forward", "--model", name, "O Romeo"])?.succeeded();
     }
     here(&setup, &folder, &["compare", "t", "t/model.bin", "--text", "who/notes"])?.succeeded();
     here(&setup, &folder, &["generate", "O", "-n2", "--model", "t", "--draft", "t/model.bin"])?.succeeded();
     for (name, parts) in [
-        (
-            "t/model.safetensors",
-            &["is a file of weights (safetensors)", "name the folder that holds it, t;"][..],
-        ),
-        ("t/ckpt.pt", &["is a file of weights (PyTorch)", "name the folder"]),
-        ("t/old.bin", &["is a file of weights (a pickle)"]),
-        ("t/config.json", &["is a file of JSON", "name the folder"]),
-        ("t/page", &["is a file, and a web page"]),
-        ("t/empty", &["is a file, and empty"]),
+        ("t/config.json", &["is a JSON file", "name the folder that holds it, t;"][..]),
+        ("t/page", &["is a web page"]),
+        ("t/empty", &["is empty"]),
         ("t/keras.h5", &["an HDF5 file"]),
-        ("who/notes", &["is a file, and a text", "expected a folder"]),
+        ("who/notes", &["is a text that begins", "expected a folder"]),
         #[cfg(unix)]
         ("who/link", &["is a link that leads nowhere"]),
     ] {
@@ -82,8 +76,22 @@ fn what_exists_on_disk_is_never_looked_up_on_the_hub() -> Result {
         let dictionary = here(&setup, &folder, &["features", "O", "--dictionary", name])?;
         dictionary.refused(1, &[name, parts[0]]);
     }
-    here(&setup, &folder, &["forward", "O", "--adapter", "t/model.bin"])?
-        .refused(1, &["is a whole model (GGUF)"]);
+    for (name, part) in [
+        ("t/model.bin", "is a file of a whole model"),
+        ("t/model.safetensors", "is a safetensors file; name the folder that holds it, t;"),
+        ("t/ckpt.pt", "is a zip archive"),
+        ("t/old.bin", "is a pickle"),
+    ] {
+        for args in [["forward", "O", "--adapter", name], ["features", "O", "--dictionary", name]] {
+            here(&setup, &folder, &args)?.refused(1, &[name, part]);
+        }
+    }
+    // Files of weights are models, if they are whole.
+    for (name, part) in
+        [("t/ckpt.pt", "t/ckpt.pt: damaged or not a PyTorch file"), ("t/old.bin", "t/old.bin: is ")]
+    {
+        here(&setup, &folder, &["forward", "O", "--model", name])?.refused(1, &[part]);
+    }
     Ok(())
 }
 

@@ -282,6 +282,33 @@ fn a_gguf_file_is_fetched_alone_verified_and_then_cached() -> Result {
     Ok(())
 }
 
+/// A model in parts comes whole, whichever part is named, and then without the Hub; a part that is not there is named.
+#[test]
+fn a_gguf_file_in_parts_is_fetched_with_all_of_them() -> Result {
+    let names = [1, 2, 3].map(|n| format!("parts-{n:05}-of-00003.gguf"));
+    let part = |name: &String| std::fs::read(data("brought").join(name)).map(|bytes| (name.clone(), bytes));
+    let run = |setup: &Setup, name: &str, more: &[&str]| {
+        let model = format!("{MODEL}/{name}");
+        setup.run(&[&["forward", "--model", &model, "--ids", "1,2,3", "--json"], more].concat())
+    };
+    let whole = data("brought").join(&names[0]).display().to_string();
+    let alone = crate::json(&["forward", "--model", &whole, "--ids", "1,2,3", "--json"])?;
+    for name in &names {
+        let setup = Setup::serving(names.iter().map(part).collect::<std::io::Result<Vec<_>>>()?)?;
+        for more in [&[][..], &["--offline"]] {
+            let found: Value = serde_json::from_str(&run(&setup, name, more)?.succeeded().stdout)?;
+            assert_eq!(found["next"], alone["next"], "{name}");
+        }
+        assert!(
+            names.iter().all(|name| setup.pointer(name).exists()),
+            "{name}: not all parts are in the cache"
+        );
+    }
+    let setup = Setup::serving([part(&names[0])?, part(&names[2])?])?;
+    run(&setup, &names[0], &[])?.refused(1, &[&names[1]]);
+    Ok(())
+}
+
 #[test]
 fn gguf_files_of_other_content_or_that_are_missing_are_refused() -> Result {
     let (setup, _) = gguf()?;

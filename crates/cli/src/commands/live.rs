@@ -10,7 +10,7 @@ use crate::output::written_files::Outputs;
 use crate::results::live_page::{self, Module};
 use anyhow::bail;
 use gpt2_engine::interventions::{InterventionOptions, OnHeads};
-use gpt2_engine::open::open_tokenizer;
+use gpt2_engine::open::{checkpoint, open_tokenizer};
 use gpt2_engine::{DEMO_NAME, Spelling};
 use gpt2_loader::{Checkpoint, Files, GgufType, Source, to_gguf};
 use gpt2_web::{DEMO, PageRequest};
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &LiveArgs) -> anyhow::Result<()> {
     outputs.check(&inputs)?;
     let files = model.as_ref().map_or_else(|| Source::Embedded(DEMO).open(), |files| Ok(files.clone()))?;
     let changes = InterventionOptions { heads: args.ablate.clone(), ..InterventionOptions::default() };
-    let changes = changes.for_training(Checkpoint::open(&files)?.config(), Spelling::Flags)?.texts;
+    let changes = changes.for_training(checkpoint(&files, &TERMINAL)?.config(), Spelling::Flags)?.texts;
     let first = PageRequest { text: args.text.clone(), changes, ..PageRequest::default() };
     let page = live_page::page(&module, model.as_ref(), &first)?;
     live_page::deliver(&page, args.out.as_deref(), args.open, outputs)

@@ -14,7 +14,7 @@ use gpt2_loader::Files;
 use gpt2_model::hooks::Hooks;
 
 /// The help of every option that names a model.
-pub(crate) const MODEL: &str = "A folder, a GGUF file, a model on the Hugging Face Hub, or demo, which is built in. Names on the Hub: \
+pub(crate) const MODEL: &str = "A folder, a file of weights, a model on the Hugging Face Hub, or demo, which is built in. Names on the Hub: \
      gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2, owner/name, owner/name/FILE.gguf [default: demo]";
 
 /// The most CPU threads: more than any machine has, and few enough to start at once.

@@ -7,6 +7,7 @@ use crate::texts::{read_file, refuse_device};
 use crate::words::{count, without_folders};
 use anyhow::{Context, bail};
 use gpt2_circuits::discovery::{CircuitRun, Edge, EdgeSet, Graph, Rest};
+use gpt2_loader::FileKind;
 use gpt2_model::hooks::{CustomHooks, Intervention, Interventions};
 use serde::Deserialize;
 use std::path::Path;
@@ -49,7 +50,9 @@ impl LoadedCircuit {
         refuse_device(path).with_context(name)?;
         let text = read_file("the circuit", path, LONGEST, observer)?;
         let file: CircuitFile = serde_json::from_str(&text).with_context(|| {
-            format!("{}: is not a circuit; gpt2 discover --out FILE.json writes one", path.display())
+            let kind = FileKind::of(text.as_bytes()).filter(|kind| *kind != FileKind::Json);
+            let what = kind.map_or_else(String::new, |kind| format!("is {kind}, and "));
+            format!("{}: {what}is not a circuit; gpt2 discover --out FILE.json writes one", path.display())
         })?;
         let edge = |Ends { from, to }: &Ends| format!("{from}->{to}").parse::<Edge>();
         let edges = file

@@ -1,10 +1,9 @@
 //! A model, an adapter or a dictionary by the name that a user gives. What exists on disk is never looked up elsewhere.
 
 use super::address::{OnHub, address};
-use super::kind::{Kind, kind};
 use anyhow::{Context, bail};
-use gpt2_loader::ModelId;
 use gpt2_loader::hub::MAIN;
+use gpt2_loader::{FileKind, ModelId};
 use std::path::{Path, PathBuf};
 
 /// The name of the built-in demo model, which is no path.
@@ -17,6 +16,8 @@ pub enum Named {
     Folder(PathBuf),
     /// A GGUF file.
     Gguf(PathBuf),
+    /// Another file of weights, with the config that it holds or that lies beside it.
+    File(PathBuf),
     /// A model on the Hub, and the revision that its address names.
     Hub(ModelId, Option<String>),
     /// A GGUF file of a model on the Hub.
@@ -24,7 +25,7 @@ pub enum Named {
 }
 
 impl Named {
-    /// A folder or a GGUF file if one of that name exists, otherwise a model on the Hub if it can be its name or its address.
+    /// A folder or a file of weights if one of that name exists, otherwise a model on the Hub if it can be its name or its address.
     ///
     /// # Errors
     /// When there is a file of that name that is no model, or it is the address of something else.
@@ -33,15 +34,21 @@ impl Named {
             Place::Folder(folder) => Ok(Self::Folder(folder)),
             Place::File(path, of) => {
                 // One that is damaged is for its reader to tell.
-                if of == Kind::Gguf || is_gguf(&path) {
+                if of == Some(FileKind::Gguf) || is_gguf(&path) {
                     return Ok(Self::Gguf(path));
                 }
+                if of.as_ref().is_some_and(holds_weights) || has_name_of_weights(&path) {
+                    return Ok(Self::File(path));
+                }
                 // Beside this program, `gpt2` still is GPT-2.
-                if let Some(id) = ModelId::parse(text).filter(|_| of == Kind::Program && !text.contains('/'))
-                {
+                let is_program = of == Some(FileKind::Program) && !text.contains('/');
+                if let Some(id) = ModelId::parse(text).filter(|_| is_program) {
                     return Ok(Self::Hub(id, None));
                 }
-                bail!("{}", no_model(&path, of, "a folder with config.json and weights, or a GGUF file"));
+                bail!(
+                    "{}",
+                    no_model(&path, of, "a folder with config.json and weights, or a file of weights")
+                );
             }
             Place::Hub(OnHub { id, revision, path }) => {
                 if is_gguf(Path::new(&path)) {
@@ -91,7 +98,7 @@ impl Named {
             Self::Folder(path) => {
                 bail!("{given} is for models of the Hub; the folder {} has no revisions", path.display())
             }
-            Self::Gguf(path) => {
+            Self::Gguf(path) | Self::File(path) => {
                 bail!("{given} is for models of the Hub; the file {} has no revisions", path.display())
             }
         }
@@ -226,7 +233,7 @@ enum Place {
     /// A folder on disk.
     Folder(PathBuf),
     /// A file on disk.
-    File(PathBuf, Kind),
+    File(PathBuf, Option<FileKind>),
     /// An address of the Hub.
     Hub(OnHub),
     /// Nothing of that name is here.
@@ -262,7 +269,7 @@ fn place(text: &str) -> anyhow::Result<Place> {
     if !there.is_file() {
         bail!("{}: is a device or a pipe; expected a folder or a file", named());
     }
-    let kind = kind(&path).with_context(named)?;
+    let kind = FileKind::of_file(&path).with_context(named)?;
     Ok(Place::File(path, kind))
 }
 
@@ -270,20 +277,34 @@ fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"))
 }
 
+/// Whether a file of this kind may be a model's weights.
+fn holds_weights(kind: &FileKind) -> bool {
+    matches!(kind, FileKind::Safetensors | FileKind::Zip | FileKind::Pickle | FileKind::LlmC)
+}
+
+/// Whether a file bears a name that programs give to weights; if it is something else, its reader tells what.
+fn has_name_of_weights(path: &Path) -> bool {
+    const ENDS: [&str; 5] = ["safetensors", "bin", "pt", "pth", "ckpt"];
+    path.extension().is_some_and(|end| ENDS.iter().any(|of| end.eq_ignore_ascii_case(of)))
+}
+
 /// The error about a file where `expected` is needed.
-fn no_model(path: &Path, of: Kind, expected: &str) -> String {
+fn no_model(path: &Path, of: Option<FileKind>, expected: &str) -> String {
     let named = path.display();
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     match of {
-        Kind::Part(what) => {
+        Some(FileKind::Gguf | FileKind::LlmC) => {
+            format!("{named}: is a file of a whole model; expected {expected}")
+        }
+        Some(kind) if kind == FileKind::Json || holds_weights(&kind) => {
             format!(
-                "{named}: is a file of {what}; name the folder that holds it, {}; expected {expected}",
+                "{named}: is {kind}; name the folder that holds it, {}; expected {expected}",
                 folder.display()
             )
         }
-        Kind::Gguf => format!("{named}: is a whole model (GGUF); expected {expected}"),
-        Kind::Program => format!("{named}: is a file, and a program; expected {expected}"),
-        Kind::Other(what) => format!("{named}: is a file, and {what}; expected {expected}"),
+        Some(kind @ FileKind::Text(_)) => format!("{named}: is {kind}; expected {expected}"),
+        Some(kind) => format!("{named}: is {kind}; expected {expected}; {}", kind.remedy()),
+        None => format!("{named}: is a file of a kind that is not known; expected {expected}"),
     }
 }
 
@@ -304,7 +325,9 @@ mod tests {
         for folder in ["sae", "who/saes/../x", "who/saes/", "./sae/x", "/tmp/sae/x", "src"] {
             assert_eq!(found(folder), folder);
         }
-        assert!(NamedDictionary::find("Cargo.toml").unwrap_err().to_string().contains("is a file"));
+        assert!(
+            NamedDictionary::find("Cargo.toml").unwrap_err().to_string().contains("is a text that begins")
+        );
         assert!(NamedDictionary::find("https://huggingface.co/who/saes/tree/main/a/../b").is_err());
     }
 
@@ -319,14 +342,27 @@ mod tests {
         assert_eq!(Named::find(&at("model"))?, Named::Folder(at("model").into()));
         assert_eq!(Named::find(&at("model.bin"))?, Named::Gguf(at("model.bin").into()));
         assert_eq!(Named::find(&at("nothing"))?, Named::Folder(at("nothing").into()));
+        std::fs::write(at("ckpt"), b"PK\x03\x04..archive/data.pkl")?;
+        std::fs::write(at("x.pt"), "some text")?;
+        std::fs::write(at("a.gz"), b"\x1f\x8b\x08\0")?;
+        std::fs::write(at("config.json"), "{}")?;
+        for name in ["model.safetensors", "ckpt", "x.pt"] {
+            assert_eq!(Named::find(&at(name))?, Named::File(at(name).into()), "{name}");
+        }
         for (name, says) in [
-            ("notes", "is a file, and a text; expected a folder"),
-            ("model.safetensors", "is a file of weights (safetensors); name the folder"),
+            ("notes", "is a text that begins \"some text\"; expected a folder"),
+            ("config.json", "is a JSON file; name the folder that holds it"),
+            (
+                "a.gz",
+                "is a gzip archive; expected a folder with config.json and weights, or a file of weights; unpack it",
+            ),
         ] {
             let error = Named::find(&at(name)).unwrap_err().to_string();
             assert!(error.contains(says) && error.contains(&at(name)), "{error}");
             assert!(NamedAdapter::find(&at(name)).unwrap_err().to_string().contains("adapter_config.json"));
         }
+        let adapter = NamedAdapter::find(&at("model.safetensors")).unwrap_err().to_string();
+        assert!(adapter.contains("is a safetensors file; name the folder that holds it"), "{adapter}");
         #[cfg(unix)]
         {
             std::os::unix::fs::symlink("nowhere", at("link"))?;

@@ -37,7 +37,7 @@ pub const IMPLEMENTATIONS: &Choices<Implementation> =
 /// A model by its name, and how to load it.
 #[derive(Debug, Clone)]
 pub struct ModelOptions {
-    /// A folder, a GGUF file, a model on the Hub, or `demo`, the built-in one, which is also the default.
+    /// A folder, a file of weights, a model on the Hub, or `demo`, the built-in one, which is also the default.
     pub model: Option<String>,
     /// The precision of the activations. With f32 on the CPU, weights stay as they are in the file.
     pub dtype: DType,
@@ -134,6 +134,7 @@ impl ModelOptions {
         match named {
             Named::Folder(dir) => Source::directory(&dir).open().map_err(|error| self.no_model(error, &dir)),
             Named::Gguf(path) => Ok(Source::Gguf(path).open()?),
+            Named::File(path) => Ok(Source::File(path).open()?),
             Named::HubGguf(id, _, file) => {
                 let snapshot = self.hub.connect(observer)?.open_gguf(&id, &revision, &file);
                 let files = snapshot

@@ -1,13 +1,13 @@
 //! [`AdapterFiles`]: where an adapter's files are; and [`AdapterCheckpoint`]: its config and the names and places of its
 //! tensors.
 
-use super::config::AdapterConfig;
+use super::config::{AdapterConfig, unsupported};
 use super::expected::{ExpectedAdapter, path_of, scaling};
 use crate::error::LoadError;
 use crate::error::adapter_audit::AdapterAudit;
 use crate::error::audit::Mismatch;
 use crate::files::{ADAPTER_CONFIG, ADAPTERS, CONFIG};
-use crate::formats::{pickle, safetensors_file};
+use crate::formats::{json, pickle, safetensors_file};
 use crate::stored::bytes::Bytes;
 use crate::stored::names;
 use crate::stored::{Stored, TensorInfo, not_finite};
@@ -15,6 +15,7 @@ use candle_core::{Device, Tensor};
 use gpt2_model::Config;
 use gpt2_model::lora::{Adapter, Update, tables};
 use gpt2_model::parameters::PREFIX;
+use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -87,20 +88,31 @@ pub struct AdapterCheckpoint {
     foreign: Vec<TensorInfo>,
 }
 
+/// The field of `adapter_config.json` that says what the others mean.
+#[derive(Deserialize)]
+struct Kind {
+    peft_type: Option<String>,
+}
+
 impl AdapterCheckpoint {
     /// Reads the config and the header of the weights.
     ///
     /// # Errors
     /// When a file is damaged, and when the config asks for something unsupported.
     pub fn open(files: &AdapterFiles) -> Result<Self, LoadError> {
-        let json = Bytes::open(&files.config)?;
-        if json.trim_ascii_start().starts_with(b"[") {
+        let bytes = Bytes::open(&files.config)?;
+        if bytes.trim_ascii_start().starts_with(b"[") {
             let reason =
                 candle_core::Error::msg("a list; expected the config of a LoRA adapter, a JSON object");
             return Err(LoadError::Config { path: files.config.clone(), reason });
         }
-        let config: AdapterConfig =
-            json.parse().map_err(LoadError::json(&files.config, "config of a LoRA adapter"))?;
+        // The fields of other kinds of adapters mean other things.
+        if let Ok(Kind { peft_type: Some(kind) }) = bytes.parse::<Kind>()
+            && let Some(reason) = unsupported(&kind)
+        {
+            return Err(LoadError::Adapter { name: files.config.display().to_string(), reason });
+        }
+        let config: AdapterConfig = json::read(&files.config, &bytes, "config of a LoRA adapter")?;
         if let Some(reason) = config.problem() {
             return Err(LoadError::Adapter { name: files.config.display().to_string(), reason });
         }

@@ -186,6 +186,11 @@ const WITHOUT_EFFECT: [&str; 8] = [
 /// Ways to begin that leave the model's own weights as they are.
 const HARMLESS_INITS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 
+/// Why adapters of this kind are not supported; `None` for those that are.
+pub(super) fn unsupported(peft_type: &str) -> Option<String> {
+    (peft_type != "LORA").then(|| format!("peft_type is {peft_type}; only LORA is supported"))
+}
+
 impl AdapterConfig {
     /// The config of an adapter made with these options for a model of this name.
     #[must_use]
@@ -221,8 +226,8 @@ impl AdapterConfig {
 
     /// The first problem with the settings: a field that is not supported or not valid, its value, and the reason.
     pub(crate) fn problem(&self) -> Option<String> {
-        if self.peft_type != "LORA" {
-            return Some(format!("peft_type is {}; only LORA is supported", self.peft_type));
+        if let Some(reason) = unsupported(&self.peft_type) {
+            return Some(reason);
         }
         if let Some(task) = self.task_type.as_ref().filter(|task| *task != "CAUSAL_LM") {
             return Some(format!("task_type is {task}; only CAUSAL_LM is supported"));

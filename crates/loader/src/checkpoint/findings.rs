@@ -1,6 +1,7 @@
 //! [`Checkpoint::findings`]: what is unusual about a checkpoint that fits its config.
 
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::numbers::Numbers;
 use crate::stored::TensorInfo;
 use gpt2_model::parameters::{LM_HEAD, PREFIX, WTE};
 use std::collections::BTreeMap;
@@ -10,12 +11,25 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// `"prefix"`, `"tying"`, `"mask buffers"`, `"dtypes"`, `"scale"`, or `"note"` for each of [`Checkpoint::notes`].
+    /// `"prefix"`, `"tying"`, `"mask buffers"`, `"dtypes"`, `"scale"`, `"zeros"` for [`Numbers::finding`], or `"note"` for each of [`Checkpoint::notes`].
     pub about: &'static str,
     /// A description of what the files hold.
     pub found: String,
     /// The meaning of this, and what can be done.
     pub advice: Advice,
+}
+
+impl Numbers {
+    /// The weights that hold nothing but zeros, if there are any.
+    #[must_use]
+    pub fn finding(&self) -> Option<Finding> {
+        const LISTED: usize = 3;
+        let names = self.zeros.get(..LISTED.min(self.zeros.len()))?.join(", ");
+        let more = if self.zeros.len() > LISTED { ", .." } else { "" };
+        let found = format!("{} weights are nothing but zeros: {names}{more}", self.zeros.len());
+        let advice = Advice::PerhapsUnfinished;
+        (!self.zeros.is_empty()).then_some(Finding { about: "zeros", found, advice })
+    }
 }
 
 /// The meaning of a [`Finding`], and what can be done. Displays in a library's words.
@@ -34,6 +48,8 @@ pub enum Advice {
     TieInConfig,
     /// Scores are computed as the config says.
     ComputedSo,
+    /// Zeros may be meant, or be what an unfinished download leaves.
+    PerhapsUnfinished,
     /// Buffers are neither loaded nor saved.
     NeverLoaded,
     /// Weights in f16, bf16 or blocks stay so in a model that is loaded in f32 on the CPU; all other numbers are converted to the
@@ -53,6 +69,9 @@ impl fmt::Display for Advice {
             Self::FilledFromHead => "wte is filled from it",
             Self::TieInConfig => "set tie_word_embeddings to true in config.json if it is meant to be wte",
             Self::ComputedSo => "supported; nothing to do",
+            Self::PerhapsUnfinished => {
+                "an unfinished download leaves zeros: unless they are meant, compare the file's hash with the original's"
+            }
             Self::NeverLoaded => "never loaded; gpt2_loader::save leaves them out (example `resave`)",
             Self::Converted { mixed: false } => {
                 "weights in halves or blocks stay so in f32 on the CPU; all else is converted to the model's dtype"

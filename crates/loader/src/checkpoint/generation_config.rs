@@ -2,6 +2,7 @@
 
 use crate::error::LoadError;
 use crate::files::Files;
+use crate::formats::json;
 use gpt2_model::Config;
 use gpt2_model::config::TokenIds;
 use serde_json::{Map, Value};
@@ -72,7 +73,7 @@ impl GenerationConfig {
     pub fn open(files: &Files) -> Result<Option<Self>, LoadError> {
         let Some((path, bytes)) = &files.settings.generation_config else { return Ok(None) };
         let expected = "generation config";
-        let fields: Map<String, Value> = bytes.parse().map_err(LoadError::json(path, expected))?;
+        let fields: Map<String, Value> = json::read(path, bytes, expected)?;
         let ends = ends(fields.get("eos_token_id")).map_err(LoadError::json(path, expected))?;
         let is_unused =
             |(name, value): &(String, Value)| CHANGES_TEXT.contains(&name.as_str()) && !value.is_null();

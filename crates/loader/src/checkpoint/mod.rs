@@ -3,6 +3,7 @@
 pub(crate) mod findings;
 pub(crate) mod generation_config;
 mod naming;
+pub(crate) mod numbers;
 mod read;
 mod transposed_linear;
 
@@ -11,13 +12,14 @@ use crate::error::audit::Audit;
 use crate::files::Files;
 use crate::formats::pickle;
 use crate::stored::Stored;
-use crate::stored::{Encoding, TensorInfo, not_finite};
+use crate::stored::{Encoding, TensorInfo, is_zero, not_finite};
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use gpt2_model::linear::{BlockFormat, Weight, WeightLayout};
-use gpt2_model::parameters::{LM_HEAD, Parameter, WTE};
+use gpt2_model::parameters::{LM_HEAD, Parameter, Role, WTE};
 use gpt2_model::{Config, Gpt2LMHeadModel, Implementation, WeightSource};
+use numbers::Numbers;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -55,7 +57,7 @@ impl Checkpoint {
             parameters,
             tensors: Arc::new(named.tensors),
             duplicates: named.duplicates,
-            notes,
+            notes: files.notes.iter().cloned().chain(notes).collect(),
         })
     }
 
@@ -95,29 +97,32 @@ impl Checkpoint {
         audit
     }
 
-    /// The parameters with numbers that are not finite: the name in the file, and how many there are. Reads all data; `None` if
-    /// only headers are there ([`Hub::headers`](crate::hub::Hub::headers)). Calls `progress` with the number of parameters
-    /// done, and of all.
+    /// What is unusual about the parameters' numbers. Reads all data; `None` if only headers are there
+    /// ([`Hub::headers`](crate::hub::Hub::headers)). Calls `progress` with the number of parameters done, and of all.
     ///
     /// # Errors
     /// When a file cannot be read.
-    pub fn not_finite(
-        &self,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Option<Vec<(String, usize)>>, LoadError> {
+    pub fn numbers(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<Option<Numbers>, LoadError> {
         let failed = |source| LoadError::Tensor { name: self.name.clone(), source };
-        let floats = |name: &str| self.tensors.get(name).filter(|tensor| tensor.info.dtype.is_float());
-        let all: Vec<&Stored> = self.parameters.iter().filter_map(|p| floats(&p.name)).collect();
-        if !all.iter().all(|tensor| tensor.has_data()) {
+        let floats = |p: &Parameter| {
+            let tensor = self.tensors.get(&p.name).filter(|tensor| tensor.info.dtype.is_float())?;
+            Some((p.role, tensor))
+        };
+        let all: Vec<(Role, &Stored)> = self.parameters.iter().filter_map(floats).collect();
+        if !all.iter().all(|(_, tensor)| tensor.has_data()) {
             return Ok(None);
         }
-        let mut found = vec![];
-        for (i, tensor) in all.iter().enumerate() {
+        let mut found = Numbers::default();
+        for (i, (role, tensor)) in all.iter().enumerate() {
             progress(i, all.len());
             let numbers = tensor.load(&tensor.info.name, &Device::Cpu).map_err(failed)?;
             let count = not_finite(&numbers).map_err(failed)?;
             if count > 0 {
-                found.push((tensor.info.name.clone(), count));
+                found.not_finite.push((tensor.info.name.clone(), count));
+            }
+            let is_bias = matches!(role, Role::LinearBias | Role::NormBias);
+            if !is_bias && is_zero(&numbers).map_err(failed)? {
+                found.zeros.push(tensor.info.name.clone());
             }
         }
         Ok(Some(found))

@@ -11,6 +11,7 @@ use gpt2_model::Config;
 use gpt2_model::parameters::Parameter;
 use naming::NamedTensors;
 use serde::Deserialize;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -40,7 +41,44 @@ pub(super) fn config(path: &Path, bytes: &Bytes) -> Result<Config, LoadError> {
         let [a, b] = TYPES;
         return Err(refused(format!("model_type is {other:?}; this program runs only {a:?} and {b:?}")));
     }
-    json::read(path, bytes, "GPT-2 config")
+    let expected = "GPT-2 config";
+    let mut fields: serde_json::Map<String, Value> = json::read(path, bytes, expected)?;
+    if !END_FIELDS.iter().any(|name| fields.get(*name).is_some_and(has_negative)) {
+        return json::read(path, bytes, expected);
+    }
+    for name in END_FIELDS {
+        if let Some(value) = fields.get_mut(name) {
+            *value = without_negative(value.take());
+        }
+    }
+    serde_path_to_error::deserialize(Value::Object(fields)).map_err(|e| {
+        let reason = format!("{}: {}", e.path(), e.inner());
+        LoadError::json(path, expected)(reason)
+    })
+}
+
+/// The fields of tokens that begin or end a text. Some programs write -1 for none, and transformers takes it as an id that no
+/// token has.
+const END_FIELDS: [&str; 2] = ["bos_token_id", "eos_token_id"];
+
+fn is_negative(value: &Value) -> bool {
+    value.as_i64().is_some_and(|id| id < 0)
+}
+
+/// Whether this is, or has, an id that no vocabulary has.
+fn has_negative(value: &Value) -> bool {
+    is_negative(value) || value.as_array().is_some_and(|ids| ids.iter().any(is_negative))
+}
+
+fn without_negative(value: Value) -> Value {
+    match value {
+        Value::Array(ids) => {
+            let ids: Vec<Value> = ids.into_iter().filter(|id| !is_negative(id)).collect();
+            if ids.is_empty() { Value::Null } else { Value::Array(ids) }
+        }
+        one if is_negative(&one) => Value::Null,
+        other => other,
+    }
 }
 
 /// The tensors under the model's names, and notes on what was read otherwise than it is stored.

@@ -16,7 +16,7 @@ pub(crate) mod config;
 
 use crate::error::LoadError;
 use crate::files::{DICTIONARY_CONFIG as CONFIG, DICTIONARY_SAFETENSORS as WEIGHTS};
-use crate::formats::safetensors_file;
+use crate::formats::{json, safetensors_file};
 use crate::stored::bytes::Bytes;
 use crate::stored::{Stored, not_finite};
 use candle_core::{DType, Device, Tensor};
@@ -74,9 +74,8 @@ impl DictionaryCheckpoint {
         }
         let path = folder.join(CONFIG);
         let bytes = Bytes::open(&path)?;
-        let json: Map<String, Value> =
-            bytes.parse().map_err(LoadError::json(&path, "config of a dictionary"))?;
-        let config = DictionaryConfig::new(&json)
+        let settings: Map<String, Value> = json::read(&path, &bytes, "config of a dictionary")?;
+        let config = DictionaryConfig::new(&settings)
             .map_err(|reason| LoadError::Dictionary { name: path.display().to_string(), reason })?;
         let path = folder.join(WEIGHTS);
         let stored = safetensors_file::read(&path, &Bytes::open(&path)?)?;

@@ -225,7 +225,7 @@ impl fmt::Display for Audit {
             format!("{name}: {count} of its numbers are NaN or infinite")
         })?;
         if !self.not_finite.is_empty() {
-            f.write_str("\nnumbers that are not finite are damage: fetch the weights again")?;
+            f.write_str("\nnumbers that are not finite are damage, or of a training that went astray: fetch the weights again, or take an earlier checkpoint")?;
         }
         if self.fits() {
             return Ok(());

@@ -6,7 +6,7 @@ pub(crate) mod hub_error;
 pub(crate) mod refusal;
 pub(crate) mod unspellable;
 
-use crate::stored::recognize::Kind;
+use crate::stored::recognize::FileKind;
 use adapter_audit::AdapterAudit;
 use audit::Audit;
 use hub_error::HubError;
@@ -328,7 +328,7 @@ impl LoadError {
 
     /// A file whose `bytes` are not those of its format: another kind of file, if they look like one, otherwise damage.
     pub(crate) fn damaged(path: &Path, format: &'static str, bytes: &[u8], reason: impl ToString) -> Self {
-        match Kind::of(bytes) {
+        match FileKind::of(bytes) {
             Some(kind) if kind.is_damage() => Self::Damaged {
                 path: path.to_path_buf(),
                 format,
@@ -346,7 +346,7 @@ impl LoadError {
     }
 
     /// A file of another kind than expected.
-    pub(crate) fn other_file(path: &Path, expected: &'static str, kind: &Kind) -> Self {
+    pub(crate) fn other_file(path: &Path, expected: &'static str, kind: &FileKind) -> Self {
         Self::OtherFile { path: path.to_path_buf(), expected, found: kind.to_string(), remedy: kind.remedy() }
     }
 
@@ -355,7 +355,7 @@ impl LoadError {
         match refusal {
             Refusal::Damaged(reason) => Self::damaged(path, format, bytes, reason),
             // An archive of something else is known as such.
-            Refusal::Unread(reason) => match Kind::of(bytes) {
+            Refusal::Unread(reason) => match FileKind::of(bytes) {
                 Some(kind) if !kind.may_be(format) => Self::other_file(path, format, &kind),
                 _ => Self::Unread { path: path.to_path_buf(), reason: format!("is {reason}") },
             },

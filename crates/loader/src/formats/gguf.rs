@@ -23,14 +23,15 @@ type Parts = [(PathBuf, Bytes)];
 pub(crate) fn config(parts: &Parts) -> Result<Vec<u8>, LoadError> {
     let Some((path, bytes)) = parts.first() else { return Ok(vec![]) };
     let header = parse(path, bytes)?;
-    architecture(&header).map_err(|refusal| LoadError::refused(path, FORMAT, bytes, refusal))?;
+    let architecture =
+        Architecture::of(&header).map_err(|refusal| LoadError::refused(path, FORMAT, bytes, refusal))?;
     let stored = tensors(parts)?;
     let find = |name: &str| stored.iter().find(|tensor| tensor.info.name == name);
     let table = find("token_embd.weight");
     let output = find(GGUF_OUTPUT);
     let vocab_size = table.and_then(|table| table.info.shape.first().copied());
     let tied = output.is_none() || same_numbers(table, output);
-    let json = config_json(&header, vocab_size, tied);
+    let json = config_json(&header, architecture, vocab_size, tied);
     json.map_err(|reason| LoadError::damaged(path, FORMAT, bytes, reason))
 }
 
@@ -70,20 +71,39 @@ fn tensors(parts: &Parts) -> Result<Vec<Stored>, LoadError> {
     Ok(all)
 }
 
-/// Refuses the files of other models.
-fn architecture(header: &Header) -> Result<(), Refusal> {
-    const EXPECTED: &str = "expected one of a gpt2";
-    match header.text(ARCHITECTURE)? {
-        Some("gpt2") => Ok(()),
-        Some("starcoder") => Err(Refusal::Unread(format!(
-            "a GGUF file of a starcoder (gpt_bigcode); {EXPECTED}, since this program reads a gpt_bigcode from safetensors only"
-        ))),
-        Some(other) => Err(Refusal::Unread(format!(
-            "a GGUF file of a {other}; {EXPECTED}, which is what this program runs"
-        ))),
-        None => {
-            Err(Refusal::Unread(format!("a GGUF file without {ARCHITECTURE}, so of no model; {EXPECTED}")))
+/// The models of GGUF files that this program runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Architecture {
+    Gpt2,
+    /// llama.cpp's name for `gpt_bigcode`. Its weights are (out, in) in both programs.
+    Starcoder,
+}
+
+impl Architecture {
+    /// Refuses the files of other models.
+    fn of(header: &Header) -> Result<Self, Refusal> {
+        const EXPECTED: &str = "expected one of a gpt2 or a starcoder (gpt_bigcode)";
+        match header.text(ARCHITECTURE)? {
+            Some("gpt2") => Ok(Self::Gpt2),
+            Some("starcoder") => Ok(Self::Starcoder),
+            Some(other) => Err(Refusal::Unread(format!(
+                "a GGUF file of a {other}; {EXPECTED}, which is what this program runs"
+            ))),
+            None => Err(Refusal::Unread(format!(
+                "a GGUF file without {ARCHITECTURE}, so of no model; {EXPECTED}"
+            ))),
         }
+    }
+
+    /// What its keys begin with.
+    fn key(self, rest: &str) -> String {
+        let name = if self == Self::Gpt2 { "gpt2" } else { "starcoder" };
+        format!("{name}.{rest}")
+    }
+
+    /// The heads of keys and values, if the queries have so many; llama.cpp's starcoder always has one.
+    fn key_heads(self, heads: usize) -> usize {
+        if self == Self::Gpt2 { heads } else { 1 }
     }
 }
 
@@ -111,7 +131,9 @@ fn read_tensors(path: &Path, bytes: &Bytes, header: &Header) -> Result<Vec<Store
     for tensor in &header.tensors {
         let name = tensor.name;
         let encoding = gguf_types::encoding(tensor.kind);
-        let transposed = names::from_gguf(name).is_some_and(|(_, transposed)| transposed);
+        // Whatever its architecture is called, a file without it is refused elsewhere.
+        let is_conv1d = !matches!(header.text(ARCHITECTURE), Ok(Some("starcoder")));
+        let transposed = is_conv1d && names::from_gguf(name).is_some_and(|(_, transposed)| transposed);
         let (row, rest) = tensor.dims.split_first().map_or((1, &[][..]), |(row, rest)| (*row, rest));
         let rows = rest.iter().try_fold(1usize, |rows, n| rows.checked_mul(*n));
         let too_many =
@@ -158,37 +180,63 @@ fn check_overlap(stored: &[Stored]) -> Result<(), String> {
 const ARCHITECTURE: &str = "general.architecture";
 
 /// config.json for the model that the keys describe. `vocab_size` and `tied` come from its tensors.
-fn config_json(header: &Header, vocab_size: Option<usize>, tied: bool) -> Result<Vec<u8>, String> {
-    let required = |key: &str| header.count(key)?.ok_or_else(|| format!("{key} is missing"));
-    let heads = required("gpt2.attention.head_count")?;
-    if let Some(key_heads) = header.count("gpt2.attention.head_count_kv")?.filter(|n| *n != heads) {
-        return Err(format!(
-            "gpt2.attention.head_count_kv is {key_heads}; expected the {heads} heads of the queries"
-        ));
+fn config_json(
+    header: &Header,
+    of: Architecture,
+    vocab_size: Option<usize>,
+    tied: bool,
+) -> Result<Vec<u8>, String> {
+    let required = |rest: &str| {
+        let key = of.key(rest);
+        header.count(&key)?.ok_or_else(|| format!("{key} is missing"))
+    };
+    let heads = required("attention.head_count")?;
+    let key = of.key("attention.head_count_kv");
+    let expected = of.key_heads(heads);
+    // Without the key, llama.cpp takes as many as the queries have.
+    let found = header.count(&key)?.unwrap_or(heads);
+    if found != expected {
+        let whose =
+            if of == Architecture::Gpt2 { format!("the {heads} heads of the queries") } else { "1".into() };
+        return Err(format!("{key} is {found}; expected {whose}"));
     }
-    let epsilon = match header.get("gpt2.attention.layer_norm_epsilon") {
+    let epsilon = match header.get(&of.key("attention.layer_norm_epsilon")) {
         // As decimal digits, so that 1e-5 in f32 is 1e-5 again.
         #[allow(clippy::cast_possible_truncation)] // it was f32
         Some(Value::Float(epsilon)) => {
             json!((*epsilon as f32).to_string().parse::<f64>().unwrap_or(*epsilon))
         }
-        _ => return Err("gpt2.attention.layer_norm_epsilon is missing, or is not a float".into()),
+        _ => {
+            return Err(format!("{} is missing, or is not a float", of.key("attention.layer_norm_epsilon")));
+        }
     };
     let vocab_size = vocab_size.ok_or("there is no token_embd.weight of two dimensions")?;
-    let config = json!({
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
+    let mut config = json!({
         "vocab_size": vocab_size,
-        "n_positions": required("gpt2.context_length")?,
-        "n_embd": required("gpt2.embedding_length")?,
-        "n_layer": required("gpt2.block_count")?,
+        "n_positions": required("context_length")?,
+        "n_embd": required("embedding_length")?,
+        "n_layer": required("block_count")?,
         "n_head": heads,
-        "n_inner": header.count("gpt2.feed_forward_length")?,
+        "n_inner": header.count(&of.key("feed_forward_length"))?,
         "layer_norm_epsilon": epsilon,
         "tie_word_embeddings": tied,
         "bos_token_id": header.count("tokenizer.ggml.bos_token_id")?,
         "eos_token_id": ends(header)?,
     });
+    let own = match of {
+        Architecture::Gpt2 => json!({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}),
+        Architecture::Starcoder => json!({
+            "model_type": "gpt_bigcode",
+            "architectures": ["GPTBigCodeForCausalLM"],
+            "activation_function": "gelu_pytorch_tanh",
+            "multi_query": true,
+        }),
+    };
+    if let serde_json::Value::Object(own) = own
+        && let Some(config) = config.as_object_mut()
+    {
+        config.extend(own);
+    }
     serde_json::to_vec_pretty(&config).map_err(|e| e.to_string())
 }
 

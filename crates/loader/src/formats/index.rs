@@ -14,7 +14,6 @@ const FORMAT: &str = "shard index";
 /// beside the index.
 pub(crate) struct Index {
     path: PathBuf,
-    json: Bytes,
     /// The shard of each tensor.
     weight_map: BTreeMap<String, String>,
 }
@@ -29,10 +28,10 @@ impl Index {
     pub(crate) fn open(path: &Path) -> Result<Self, LoadError> {
         let bytes = Bytes::open(path)?;
         let Json { weight_map } = json::read(path, &bytes, FORMAT)?;
-        let index = Self { path: path.to_path_buf(), json: bytes, weight_map };
+        let index = Self { path: path.to_path_buf(), weight_map };
         if let Some(shard) = index.shards().find(|shard| Path::new(shard).file_name() != Some(shard.as_ref()))
         {
-            return Err(index.damaged(format!("shard {shard:?} is not a file name beside the index")));
+            return Err(index.misfit(&format!("shard {shard:?} is not a file name beside the index")));
         }
         Ok(index)
     }
@@ -47,9 +46,12 @@ impl Index {
         self.path.with_file_name(shard)
     }
 
-    /// The error for an index whose content is wrong.
-    fn damaged(&self, reason: String) -> LoadError {
-        LoadError::damaged(&self.path, FORMAT, &self.json, reason)
+    /// The error for an index that is sound by itself, and not the one of the shards beside it.
+    fn misfit(&self, reason: &str) -> LoadError {
+        let reason = format!(
+            "does not fit the files beside it: {reason}; take the index and its shards together, from one place"
+        );
+        LoadError::Unread { path: self.path.clone(), reason }
     }
 
     /// Every tensor of the shards.
@@ -58,7 +60,7 @@ impl Index {
         for shard in self.shards() {
             let path = self.path_of(shard);
             if path.symlink_metadata().is_err() {
-                return Err(self.damaged(format!("its shard {} is not there", path.display())));
+                return Err(self.misfit(&format!("its shard {} is not there", path.display())));
             }
             let bytes = Bytes::open(&path)?;
             let is_safetensors = path.extension().is_some_and(|end| end == "safetensors");
@@ -69,7 +71,7 @@ impl Index {
         for tensor in &tensors {
             if let Some(other) = held.insert(&tensor.info.name, &tensor.info.file) {
                 let name = |path: &Path| path.file_name().unwrap_or_default().display().to_string();
-                return Err(self.damaged(format!(
+                return Err(self.misfit(&format!(
                     "tensor {} is in two shards, {} and {}",
                     tensor.info.name,
                     name(other),
@@ -79,7 +81,7 @@ impl Index {
         }
         for (name, shard) in &self.weight_map {
             if held.get(name.as_str()) != Some(&self.path_of(shard).as_path()) {
-                return Err(self.damaged(format!("tensor {name} is not in {shard}, where the index puts it")));
+                return Err(self.misfit(&format!("tensor {name} is not in {shard}, where the index puts it")));
             }
         }
         Ok(tensors)

@@ -1,6 +1,6 @@
 //! Checkpoints of llm.c, such as `gpt2_124M.bin`: a header of 256 integers, then every kind of parameter for all layers in turn.
 //!
-//! The layout is that of llm.c's `train_gpt2.py` (`write_model`). Weights of linear layers are (out, in), as PyTorch has them, and
+//! The layout is that of llm.c's `train_gpt2.py` (`write_model`) and `train_gpt2.cu` at commit f1e2ace of May 2025. Weights of linear layers are (out, in), as PyTorch has them, and
 //! the table of tokens has further rows, so that their number is a multiple of 128.
 
 use crate::error::LoadError;
@@ -105,6 +105,11 @@ fn sizes(path: &Path, bytes: &Bytes) -> Result<Sizes, LoadError> {
             return Err(LoadError::Unread { path: path.to_path_buf(), reason });
         }
     };
+    // For some weeks in 2024, version 3 was another layout: in bf16, without padding, the norms last.
+    if word(7) == 0 {
+        let reason = "is a checkpoint of llm.c from before its vocabulary was padded, in another layout: write it again with a newer llm.c";
+        return Err(LoadError::Unread { path: path.to_path_buf(), reason: reason.into() });
+    }
     let gpt2 = Config::gpt2();
     let vocab_size = count(3, "vocab_size")?;
     let has_end = vocab_size == gpt2.vocab_size;

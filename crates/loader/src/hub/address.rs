@@ -10,6 +10,9 @@ use ureq::http::Uri;
 /// The characters of a file's name that an address holds percent-encoded.
 const RESERVED: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'#').add(b'%').add(b'<').add(b'>').add(b'?');
 
+/// The hosts of the Hub.
+const HUBS: [&str; 2] = ["huggingface.co", "hf.co"];
+
 /// A Hub's address.
 pub(super) struct Endpoint {
     /// The address without a user, a password or a slash at its end.
@@ -58,6 +61,15 @@ impl Endpoint {
         Origin::of(uri).is_some_and(|origin| origin == self.origin)
     }
 
+    /// Whether a redirect from `from` to `next` stays on the server, goes from HTTP to HTTPS on it, or leads to an address of the
+    /// Hub: this one's, or one that everybody knows. Such an answer describes a file; the token goes to this one's alone.
+    pub(super) fn is_of_the_hub(&self, from: &Uri, next: &Uri) -> bool {
+        let Some(next) = Origin::of(next) else { return false };
+        let is_known = next.scheme == "https" && next.port == 443 && HUBS.contains(&next.host.as_str());
+        let is_near = Origin::of(from).is_some_and(|from| from == next || from.is_raised_to(&next));
+        is_known || is_near || next == self.origin
+    }
+
     /// The address that describes a revision of a model.
     pub(super) fn revision(&self, model: &ModelId, revision: &str) -> Result<Uri, String> {
         parse(format!("{}/api/{}", self.base, repo(model, revision).api_url()))
@@ -72,6 +84,12 @@ impl Endpoint {
 }
 
 impl Origin {
+    /// Whether `next` is the same host, in HTTPS instead of HTTP, at the ports that these usually have.
+    fn is_raised_to(&self, next: &Self) -> bool {
+        let ports = (self.port, next.port);
+        self.host == next.host && self.scheme == "http" && next.scheme == "https" && ports == (80, 443)
+    }
+
     /// `None` if the address is not one of HTTP, or its port is not a port.
     pub(super) fn of(uri: &Uri) -> Option<Self> {
         let scheme = uri.scheme_str()?.to_ascii_lowercase();
@@ -144,6 +162,32 @@ mod tests {
 
     fn uri(text: &str) -> ureq::http::Uri {
         text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_redirect_of_a_description_stays_on_the_hub() {
+        for (endpoint, from, next, expected) in [
+            ("https://hub.example", "https://hub.example/a", "https://hub.example/b", true),
+            ("https://hub.example", "https://hub.example/a", "https://hub.example:8443/b", false),
+            ("https://hub.example", "https://hub.example/a", "https://huggingface.co/b", true),
+            ("https://hf.co", "https://hf.co/a", "https://huggingface.co/b", true),
+            ("https://huggingface.co", "https://huggingface.co/a", "https://HF.co/b", true),
+            ("https://hub.example", "https://hub.example/a", "http://huggingface.co/b", false),
+            ("https://hub.example", "https://hub.example/a", "https://huggingface.co.evil.example/b", false),
+            ("https://hub.example", "https://hub.example/a", "https://cdn.example/b", false),
+            ("http://hub.example", "http://hub.example/a", "https://hub.example/b", true),
+            ("https://hub.example", "https://hub.example/a", "http://hub.example/b", false),
+            // Back from the known one to the mirror.
+            ("https://hub.example", "https://hf.co/a", "https://hub.example/b", true),
+        ] {
+            let endpoint = Endpoint::parse(endpoint).unwrap();
+            assert_eq!(endpoint.is_of_the_hub(&uri(from), &uri(next)), expected, "{from} to {next}");
+            // What is followed need not be trusted with the token.
+            assert!(
+                !endpoint.is_origin_of(&uri("https://huggingface.co/b"))
+                    || endpoint.shown().contains("huggingface")
+            );
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //!   refs/main                   the commit of `main` when it was last asked for
 //!   snapshots/COMMIT/FILE       a link to ../../blobs/HASH
 //!   blobs/HASH                  a file, named by the hash of its content
-//!   blobs/HASH.incomplete       the part of it that has arrived
+//!   blobs/HASH.HEX.incomplete   the part of it that has arrived, in a file that one process writes
 //!   .no_exist/COMMIT/FILE       an empty file: the commit has no such file
 //!   .gpt2-verified/COMMIT/FILE  which content was verified, see `is_verified`; only this crate reads it
 //! .locks/models--owner--name/HASH.lock
@@ -44,13 +44,24 @@ pub(crate) struct Repo {
 pub(crate) struct Lock {
     /// `None` on a file system without locks.
     file: Option<File>,
+    /// Part of the name of the file that the blob arrives in.
+    tag: u32,
 }
 
 impl Lock {
-    /// The file that a blob arrives in. Where no lock keeps other processes away, each process has its own.
+    /// The file that a blob arrives in. Each process has its own, since on some networks' file systems a lock that is granted keeps
+    /// nobody away. With a lock, the longest part that another process has left behind becomes this one's.
     pub(crate) fn partial(&self, repo: &Repo, digest: &Digest) -> PathBuf {
-        let own = if self.file.is_some() { String::new() } else { format!(".{}", std::process::id()) };
-        repo.root.join("blobs").join(format!("{}{own}.incomplete", digest.as_str()))
+        let blobs = repo.root.join("blobs");
+        let own = blobs.join(format!("{}.{:08x}.incomplete", digest.as_str(), self.tag));
+        if self.file.is_some()
+            && !own.exists()
+            && let Some(left) = longest_part(&blobs, digest)
+        {
+            // If another process is faster, there is nothing to go on from.
+            let _ = std::fs::rename(left, &own);
+        }
+        own
     }
 }
 
@@ -187,14 +198,23 @@ impl Repo {
             .map_err(|error| HubError::cache(&error.path)(error.source))
     }
 
-    /// Puts a link to the blob in the place of a commit's file.
-    pub(crate) fn link(&self, commit: &str, name: &str, digest: &Digest) -> Result<(), HubError> {
+    /// Puts a link to the blob in the place of a commit's file, or without `links` the blob itself.
+    pub(crate) fn link(
+        &self,
+        commit: &str,
+        name: &str,
+        digest: &Digest,
+        links: bool,
+    ) -> Result<(), HubError> {
         let pointer = self.pointer(commit, name);
         make_parent(&pointer)?;
         // Joined piece by piece: in a link, Windows follows only its own separators.
         let up = 2 + name.matches('/').count();
         let target: PathBuf = std::iter::repeat_n("..", up).chain(["blobs", digest.as_str()]).collect();
         let dir = pointer.parent().unwrap_or(Path::new("."));
+        if !links {
+            return std::fs::rename(self.blob(digest), &pointer).map_err(HubError::cache(&pointer));
+        }
         // Create it beside the file, then rename it: another process sees the old file or the new one.
         let made = tempfile::Builder::new().prefix(".gpt2-").make_in(dir, |path| symlink(&target, path));
         let linked = match made {
@@ -224,12 +244,13 @@ impl Repo {
         }
         let file = File::options().create(true).truncate(false).write(true).open(&path);
         let file = file.map_err(HubError::cache(&path))?;
+        let tag = tag();
         let mut waiting = Some(waiting);
         let mut seen = (self.bytes_of(digest), Instant::now());
         loop {
             match file.try_lock() {
-                Ok(()) => return Ok(Lock { file: Some(file) }),
-                Err(TryLockError::Error(_)) => return Ok(Lock { file: None }),
+                Ok(()) => return Ok(Lock { file: Some(file), tag }),
+                Err(TryLockError::Error(_)) => return Ok(Lock { file: None, tag }),
                 Err(TryLockError::WouldBlock) => {}
             }
             if let Some(waiting) = waiting.take() {
@@ -254,6 +275,30 @@ impl Repo {
             .filter_map(|entry| Some(entry.metadata().ok()?.len()))
             .sum()
     }
+}
+
+/// The longest of the parts of a blob that have arrived; Python's, from before 2.4, has no tag in its name.
+fn longest_part(blobs: &Path, digest: &Digest) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(blobs).ok()?.flatten();
+    let parts = entries.filter(|entry| {
+        let name = entry.file_name();
+        let inside =
+            name.to_str().and_then(|name| name.strip_prefix(digest.as_str())?.strip_suffix(".incomplete"));
+        inside.is_some_and(|tag| tag.is_empty() || tag.starts_with('.'))
+    });
+    let by_len = parts.filter_map(|entry| {
+        Some((entry.metadata().ok().filter(std::fs::Metadata::is_file)?.len(), entry.path()))
+    });
+    by_len.max().map(|(_, path)| path)
+}
+
+/// Digits that no other process has, most likely.
+fn tag() -> u32 {
+    use std::hash::{BuildHasher, RandomState};
+    // Its keys are random in each process; the lower half is as random as the rest.
+    #[allow(clippy::cast_possible_truncation)]
+    let tag = RandomState::new().hash_one(std::process::id()) as u32;
+    tag
 }
 
 /// Creates the folder for `path`.
@@ -351,7 +396,7 @@ mod tests {
         super::make_parent(&repo.blob(&digest)).unwrap();
         std::fs::write(repo.blob(&digest), "content").unwrap();
         for name in ["model.bin", "onnx/model.bin", "onnx/small/model.bin"] {
-            repo.link(&commit, name, &digest).unwrap();
+            repo.link(&commit, name, &digest, true).unwrap();
             assert_eq!(std::fs::read_to_string(repo.pointer(&commit, name)).unwrap(), "content", "{name}");
             assert_eq!(repo.digest(&commit, name), Some(digest.clone()), "{name}");
         }

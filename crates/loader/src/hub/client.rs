@@ -17,7 +17,8 @@ use ureq::http::{Method, Request, StatusCode, Uri};
 const RETRIES: usize = 3;
 /// The longest that a server may ask to wait before the next request.
 const LONGEST_WAIT: Duration = Duration::from_mins(1);
-const MOST_REDIRECTS: usize = 5;
+/// As in Python's `huggingface_hub`.
+const MOST_REDIRECTS: usize = 20;
 /// Bytes of an answer that are read at a time.
 pub(super) const CHUNK: usize = 1 << 17;
 
@@ -99,12 +100,12 @@ impl<'a> Client<'a> {
         })
     }
 
-    /// Asks for a file's description. Follows redirects within the Hub only: a renamed model gives one, while that
-    /// of a large file leads to its storage, which does not describe it.
+    /// Asks for a file's description. Follows redirects within the Hub only, and to another of its addresses: a renamed model
+    /// gives one, and a mirror, while that of a large file leads to its storage, which does not describe it.
     fn head(&self, commit: &str, name: &str) -> Result<Option<Response>, Failure> {
         let uri = self.valid(self.endpoint.file(self.context.model, commit, name))?;
         let answer = self.follow(&Method::HEAD, uri, None, |answer, next| {
-            !is_linked(answer) && Origin::of(next) == Origin::of(&answer.uri)
+            !is_linked(answer) && self.endpoint.is_of_the_hub(&answer.uri, next)
         })?;
         if answer.status == StatusCode::NOT_FOUND && entry_is_missing(&answer) {
             return Ok(None);

@@ -263,7 +263,7 @@ impl<'a> Fetch<'a> {
                 self.fetched.set(true);
                 Transfer { client, repo: &self.repo, commit, name, announced, lock: &lock }.run()?;
             }
-            self.repo.link(commit, name, digest)?;
+            self.repo.link(commit, name, digest, self.hub.links)?;
         }
         self.repo.set_verified(commit, name, digest, self.repo.stamp(commit, name, digest));
         self.hub.tell(&Event::Fetched { file: name })?;

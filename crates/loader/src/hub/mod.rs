@@ -53,6 +53,9 @@ pub struct Hub {
     pub offline: bool,
     /// The time that a request may go without receiving a byte. A whole download may take any time.
     pub timeout: Duration,
+    /// Whether the cache has links from a commit's files to their content; otherwise the content itself lies there, as Python has it
+    /// with `HF_HUB_DISABLE_SYMLINKS`.
+    pub links: bool,
     /// Files whose content is known in advance.
     pub pins: Vec<Pin>,
     /// Called for each [`Event`].
@@ -219,6 +222,7 @@ impl Hub {
             token: None,
             offline: false,
             timeout: Duration::from_secs(30),
+            links: true,
             pins: vec![],
             progress: None,
         }

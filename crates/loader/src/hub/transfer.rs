@@ -50,6 +50,10 @@ impl Transfer<'_> {
             let mut partial = self.open()?;
             furthest = furthest.max(partial.len);
             let failure = match self.attempt(&mut partial) {
+                Ok(()) if !partial.path.exists() && !self.repo.blob(&self.announced.digest).exists() => {
+                    // Where locks keep nobody away, another process may have gone on from it.
+                    Failure::passing(HubError::cache(&partial.path)(ErrorKind::NotFound.into()))
+                }
                 Ok(()) => return self.keep(&partial),
                 Err(failure) => failure,
             };
@@ -85,7 +89,11 @@ impl Transfer<'_> {
         let blob = self.repo.blob(&self.announced.digest);
         // It must be on disk before the rename: a power cut must not leave a hole in a file that looks verified.
         partial.file.sync_all().map_err(HubError::cache(&partial.path))?;
-        std::fs::rename(&partial.path, &blob).map_err(HubError::cache(&blob))
+        match std::fs::rename(&partial.path, &blob) {
+            // Another process has gone on from it, and was done first.
+            Err(error) if error.kind() == ErrorKind::NotFound && blob.exists() => Ok(()),
+            renamed => renamed.map_err(HubError::cache(&blob)),
+        }
     }
 
     /// Requests the missing bytes once, and verifies the whole file.

@@ -1,7 +1,9 @@
 //! Saves a model in a form that transformers and this crate can load.
 
 use crate::error::LoadError;
-use crate::files::{CONFIG, SAFETENSORS, TOKENIZER, TOKENIZER_CONFIG};
+use crate::files::{
+    ADDED_TOKENS, CONFIG, GENERATION_CONFIG, SAFETENSORS, SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG,
+};
 use crate::stored::names;
 use crate::tokenizer::Tokenizer;
 use candle_core::{DType, Tensor};
@@ -78,6 +80,16 @@ pub fn save(
         }
         staged.into_iter().try_for_each(|file| Ok(file.commit()?))
     })
+}
+
+/// A file in `dir` that would change what a model saved there reads or where its texts end, and that [`save`] would not replace:
+/// one of another model's settings. `writes_config`: the model's tokenizer writes its own `tokenizer_config.json`.
+#[must_use]
+pub fn stale_settings(dir: &Path, writes_config: bool) -> Option<&'static str> {
+    [TOKENIZER_CONFIG, ADDED_TOKENS, SPECIAL_TOKENS, GENERATION_CONFIG]
+        .into_iter()
+        .filter(|name| !(writes_config && *name == TOKENIZER_CONFIG))
+        .find(|name| dir.join(name).symlink_metadata().is_ok())
 }
 
 /// Refuses a model that [`save`] would not write with numbers of this dtype, or of the model's own for `None`. Long work can so

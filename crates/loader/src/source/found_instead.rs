@@ -43,7 +43,7 @@ fn told(names: &[String]) -> String {
     tell(adapters.map(String::as_str).collect(), "an adapter, which needs the model that it was trained on");
     let others = [".pt", ".pth", ".ckpt", ".bin", ".safetensors"];
     let weights = ends(&others).into_iter().filter(|name| !name.starts_with("adapter_")).collect();
-    tell(weights, "perhaps weights under another name, of which `gpt2 import` makes a folder");
+    tell(weights, "perhaps weights under another name: name the file");
     let unread = [".onnx", ".npz", ".h5", ".msgpack", ".tflite", ".keras", ".mlmodel", ".mlpackage/", ".pb"];
     tell(
         ends(&unread),
@@ -74,7 +74,7 @@ mod tests {
             (&["gpt2.Q8_0.gguf", "x.onnx"], &["gpt2.Q8_0.gguf: a GGUF file", "x.onnx: weights of a format"]),
             (&["tf_model.h5"], &["tf_model.h5", "does not read"]),
             (&["flax_model.msgpack"], &["flax_model.msgpack"]),
-            (&["ckpt.pt"], &["ckpt.pt", "gpt2 import"]),
+            (&["ckpt.pt"], &["ckpt.pt", "name the file"]),
             (&["adapter_model.bin"], &["adapter_model.bin: an adapter"]),
         ] {
             let names: Vec<String> = names.iter().map(|name| (*name).to_string()).collect();

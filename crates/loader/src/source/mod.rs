@@ -2,15 +2,17 @@
 
 mod found_instead;
 mod single_file;
+mod tokenizer_files;
 
 use crate::error::LoadError;
-use crate::files::{CONFIG, INDEX, PICKLE, PICKLE_INDEX, SAFETENSORS, TOKENIZER, VOCABULARIES, WEIGHTS};
-use crate::files::{Files, SettingsFiles, TokenizerFiles, WeightFiles, is_foreign};
+use crate::files::{CONFIG, INDEX, PICKLE, PICKLE_INDEX, SAFETENSORS, TOKENIZER, WEIGHTS};
+use crate::files::{Files, SettingsFiles, TokenizerFiles, WeightFiles};
 use crate::hub::{Hub, ModelId};
 use crate::stored::bytes::Bytes;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tokenizer_files::{choose_tokenizer, name_of, names_in};
 
 /// The place of a model.
 #[derive(Debug, Clone)]
@@ -138,14 +140,7 @@ fn open_directory(dir: &Path) -> Result<Files, LoadError> {
     }
     // A broken link counts as existing: opening it then fails with an error that names it.
     let has = |name: &str| dir.join(name).symlink_metadata().is_ok();
-    let entries = std::fs::read_dir(dir).map_err(LoadError::io(dir))?;
-    let mut names: Vec<String> = entries.flatten().filter_map(|entry| name_of(&entry.path())).collect();
-    names.sort_unstable();
-    choose(dir, &names, has, |path| Ok(Bytes::open(path)?), || found_instead::of(dir))
-}
-
-fn name_of(path: &Path) -> Option<String> {
-    Some(path.file_name()?.to_str()?.to_string())
+    choose(dir, &names_in(dir)?, has, |path| Ok(Bytes::open(path)?), || found_instead::of(dir))
 }
 
 /// The files of the model in a folder that has files of these names.
@@ -163,24 +158,7 @@ fn choose(
     let weights = WEIGHTS.into_iter().find(|name| has(name));
     let weights = weights.ok_or_else(|| LoadError::NoWeights { dir: dir.to_path_buf(), found: instead() })?;
     let weights = WeightFiles::of(dir.join(weights), &open)?;
-    let pair = VOCABULARIES.into_iter().find(|(vocab, merges)| has(vocab) && has(merges));
-    let half = VOCABULARIES.into_iter().find(|(vocab, merges)| has(vocab) || has(merges));
-    let foreign = names.iter().find(|name| is_foreign(name));
-    let tokenizer = match (pair, half, foreign) {
-        _ if has(TOKENIZER) => {
-            let (path, bytes) = file(TOKENIZER)?;
-            TokenizerFiles::Json(path, bytes)
-        }
-        (Some((vocab, merges)), ..) => {
-            TokenizerFiles::VocabMerges { vocab: file(vocab)?, merges: file(merges)? }
-        }
-        (None, Some((vocab, merges)), _) => {
-            let missing = if has(vocab) { merges } else { vocab };
-            return Err(LoadError::HalfTokenizer { dir: dir.to_path_buf(), missing });
-        }
-        (None, None, Some(name)) => TokenizerFiles::Foreign(dir.join(name)),
-        (None, None, None) => TokenizerFiles::Absent,
-    };
+    let tokenizer = choose_tokenizer(dir, names, &has, &file)?;
     let settings = SettingsFiles::find(|name| has(name).then(|| file(name)).transpose())?;
     let files = Files::new(dir.display().to_string(), file(CONFIG)?, weights, tokenizer);
     Ok(Files { settings, ..files })

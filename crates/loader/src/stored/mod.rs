@@ -271,6 +271,15 @@ pub(crate) fn not_finite(tensor: &Tensor) -> candle_core::Result<usize> {
     Ok(numbers.iter().filter(|x| !x.is_finite()).count())
 }
 
+/// Whether all numbers are zeros, of which there is at least one.
+pub(crate) fn is_zero(tensor: &Tensor) -> candle_core::Result<bool> {
+    if tensor.elem_count() == 0 {
+        return Ok(false);
+    }
+    let largest = tensor.flatten_all()?.abs()?.max(0)?.to_dtype(DType::F64)?.to_scalar::<f64>()?;
+    Ok(largest == 0.0)
+}
+
 /// The place of an entry's bytes in the archive, and the CRC-32 that the archive gives for them.
 #[derive(Debug)]
 pub(crate) struct ZipEntry {

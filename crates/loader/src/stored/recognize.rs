@@ -1,6 +1,9 @@
-//! [`Kind`]: what a file really is, by its first bytes, whatever its name promises.
+//! [`FileKind`]: what a file really is, by its first bytes, whatever its name promises.
 
+use gpt2_files::open_regular;
 use std::fmt;
+use std::io::Read;
+use std::path::Path;
 
 /// The bytes that are looked at, but for those of a text's first line.
 const LOOKED_AT: usize = 1 << 12;
@@ -11,60 +14,95 @@ const LONGEST_HEADER: u64 = 100_000_000;
 
 /// A kind of file. Displays as "a gzip archive".
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Kind {
+#[non_exhaustive]
+pub enum FileKind {
+    /// No byte.
     Empty,
     /// Nothing but zeros at the beginning.
     Zeros,
+    /// The text that stands for a file in a repository with git-lfs.
     LfsPointer,
+    /// HTML or XML.
     WebPage,
+    /// Compressed with gzip.
     Gzip,
+    /// Compressed with bzip2.
     Bzip2,
+    /// Compressed with xz.
     Xz,
+    /// Compressed with zstd.
     Zstandard,
+    /// An archive of 7-Zip.
     SevenZip,
+    /// A tar archive that is not compressed.
     Tar,
+    /// Weights of Keras and `TensorFlow`.
     Hdf5,
+    /// An array of `NumPy`.
     NumPy,
-    /// A zip of NumPy arrays.
+    /// A zip of `NumPy` arrays.
     NumPyZip,
-    /// A zip of anything else, of PyTorch too.
+    /// A zip of anything else, of `PyTorch` too.
     Zip,
-    /// A pickle, as PyTorch before 1.6 wrote it.
+    /// A pickle, as `PyTorch` before 1.6 wrote it.
     Pickle,
+    /// llama.cpp's format.
     Gguf,
     /// llama.cpp's formats before GGUF.
     Ggml,
+    /// A header of JSON, and tensors.
     Safetensors,
     /// llm.c's checkpoint.
     LlmC,
+    /// A graph in ONNX.
     Onnx,
     /// Flax's msgpack.
     MessagePack,
+    /// A program or a script.
+    Program,
+    /// A text that begins as JSON does.
     Json,
     /// Other text, and how it begins.
     Text(String),
 }
 
-impl Kind {
+impl FileKind {
+    /// What the file at `path` is, if it looks like something. Reads only its beginning.
+    ///
+    /// # Errors
+    /// When it is no file, or cannot be read.
+    pub fn of_file(path: &Path) -> std::io::Result<Option<Self>> {
+        let mut start = vec![];
+        open_regular(path)?.take(LOOKED_AT as u64).read_to_end(&mut start)?;
+        Ok(Self::of(&start))
+    }
+
     /// What the bytes are, if they look like something.
-    pub(crate) fn of(bytes: &[u8]) -> Option<Self> {
-        const MAGIC: [(&[u8], Kind); 15] = [
-            (b"version https://git-lfs", Kind::LfsPointer),
-            (b"\x1f\x8b", Kind::Gzip),
-            (b"BZh", Kind::Bzip2),
-            (b"\xfd7zXZ\0", Kind::Xz),
-            (b"\x28\xb5\x2f\xfd", Kind::Zstandard),
-            (b"7z\xbc\xaf\x27\x1c", Kind::SevenZip),
-            (b"\x89HDF\r\n\x1a\n", Kind::Hdf5),
-            (b"\x93NUMPY", Kind::NumPy),
-            (b"GGUF", Kind::Gguf),
-            (b"lmgg", Kind::Ggml),
-            (b"fmgg", Kind::Ggml),
-            (b"tjgg", Kind::Ggml),
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Option<Self> {
+        const MAGIC: [(&[u8], FileKind); 21] = [
+            (b"version https://git-lfs", FileKind::LfsPointer),
+            (b"\x1f\x8b", FileKind::Gzip),
+            (b"BZh", FileKind::Bzip2),
+            (b"\xfd7zXZ\0", FileKind::Xz),
+            (b"\x28\xb5\x2f\xfd", FileKind::Zstandard),
+            (b"7z\xbc\xaf\x27\x1c", FileKind::SevenZip),
+            (b"\x89HDF\r\n\x1a\n", FileKind::Hdf5),
+            (b"\x93NUMPY", FileKind::NumPy),
+            (b"GGUF", FileKind::Gguf),
+            (b"lmgg", FileKind::Ggml),
+            (b"fmgg", FileKind::Ggml),
+            (b"tjgg", FileKind::Ggml),
             // 20240326, in four bytes.
-            (b"\xc6\xd7\x34\x01", Kind::LlmC),
-            (b"PK\x05\x06", Kind::Zip),
-            (b"PK\x03\x04", Kind::Zip),
+            (b"\xc6\xd7\x34\x01", FileKind::LlmC),
+            (b"\x7fELF", FileKind::Program),
+            (b"#!", FileKind::Program),
+            (b"MZ\x90\0", FileKind::Program),
+            (b"\xcf\xfa\xed\xfe", FileKind::Program),
+            (b"\xce\xfa\xed\xfe", FileKind::Program),
+            (b"\xca\xfe\xba\xbe", FileKind::Program),
+            (b"PK\x05\x06", FileKind::Zip),
+            (b"PK\x03\x04", FileKind::Zip),
         ];
         let start = &bytes[..bytes.len().min(LOOKED_AT)];
         if bytes.is_empty() {
@@ -92,7 +130,8 @@ impl Kind {
     }
 
     /// Whether the bytes are damage: no program meant them.
-    pub(crate) fn is_damage(&self) -> bool {
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
         matches!(self, Self::Empty | Self::Zeros)
     }
 
@@ -112,7 +151,8 @@ impl Kind {
     }
 
     /// What to do with such a file where another kind is needed.
-    pub(crate) fn remedy(&self) -> &'static str {
+    #[must_use]
+    pub fn remedy(&self) -> &'static str {
         match self {
             Self::Empty | Self::Zeros => "fetch it again",
             Self::LfsPointer => "the file itself is elsewhere: run `git lfs pull` in its repository",
@@ -130,15 +170,15 @@ impl Kind {
                 "weights that torch.save wrote are read under the name pytorch_model.bin"
             }
             Self::Safetensors => "such weights are read under the name model.safetensors",
-            Self::Gguf => "give this file itself as the model, under a name that ends in .gguf",
+            Self::Gguf | Self::LlmC => "give this file itself as the model",
             Self::Ggml => "llama.cpp's formats before GGUF are not read: convert the original weights again",
-            Self::LlmC => "`gpt2 import` makes a folder of it",
+            Self::Program => "give the file that is meant",
             Self::Json | Self::Text(_) => "fetch the file itself",
         }
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for FileKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Empty => "empty",
@@ -162,6 +202,7 @@ impl fmt::Display for Kind {
             Self::LlmC => "a checkpoint of llm.c",
             Self::Onnx => "an ONNX file",
             Self::MessagePack => "a msgpack file, as Flax writes weights",
+            Self::Program => "a program",
             Self::Json => "a JSON file",
             Self::Text(start) => return write!(f, "a text that begins {start:?}"),
         })
@@ -169,10 +210,10 @@ impl fmt::Display for Kind {
 }
 
 /// A zip archive, by the name of its first entry.
-fn zip(start: &[u8]) -> Kind {
+fn zip(start: &[u8]) -> FileKind {
     let len = start.get(26..28).map_or(0, |len| usize::from(u16::from_le_bytes([len[0], len[1]])));
     let name = start.get(30..30 + len).unwrap_or_default();
-    if name.ends_with(b".npy") { Kind::NumPyZip } else { Kind::Zip }
+    if name.ends_with(b".npy") { FileKind::NumPyZip } else { FileKind::Zip }
 }
 
 /// Whether a word of so many letters begins here.
@@ -181,7 +222,7 @@ fn is_word(bytes: &[u8], len: usize) -> bool {
 }
 
 /// A text, if nothing in it is no text.
-fn text(start: &[u8]) -> Option<Kind> {
+fn text(start: &[u8]) -> Option<FileKind> {
     let text = match std::str::from_utf8(start) {
         Ok(text) => text,
         // A character may be cut where the look ends.
@@ -195,9 +236,9 @@ fn text(start: &[u8]) -> Option<Kind> {
     }
     let text = text.trim_start_matches('\u{feff}').trim_start();
     Some(match text.as_bytes().first() {
-        Some(b'{' | b'[') => Kind::Json,
-        Some(b'<') => Kind::WebPage,
-        _ => Kind::Text(text.lines().next().unwrap_or_default().chars().take(SHOWN).collect()),
+        Some(b'{' | b'[') => FileKind::Json,
+        Some(b'<') => FileKind::WebPage,
+        _ => FileKind::Text(text.lines().next().unwrap_or_default().chars().take(SHOWN).collect()),
     })
 }
 
@@ -211,29 +252,31 @@ mod tests {
         let npz = b"PK\x03\x04\x14\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x05\0\0\0a.npy";
         let page = b"\n <!DOCTYPE html>\n<html>404</html>";
         for (bytes, kind) in [
-            (&b""[..], Some(Kind::Empty)),
-            (&[0; 5000], Some(Kind::Zeros)),
-            (b"version https://git-lfs.github.com/spec/v1\noid", Some(Kind::LfsPointer)),
-            (page, Some(Kind::WebPage)),
-            (b"\x1f\x8b\x08\0", Some(Kind::Gzip)),
-            (&tar, Some(Kind::Tar)),
-            (b"\x89HDF\r\n\x1a\n\0", Some(Kind::Hdf5)),
-            (b"\x93NUMPY\x01\0", Some(Kind::NumPy)),
-            (npz, Some(Kind::NumPyZip)),
-            (b"PK\x03\x04\x14\0", Some(Kind::Zip)),
-            (b"\x80\x04\x95\0", Some(Kind::Pickle)),
-            (b"GGUF\x03\0\0\0", Some(Kind::Gguf)),
-            (b"tjgg\x03\0\0\0", Some(Kind::Ggml)),
-            (b"\x10\0\0\0\0\0\0\0{\"a\":1}", Some(Kind::Safetensors)),
-            (&20_240_326i32.to_le_bytes(), Some(Kind::LlmC)),
-            (b"\x08\x07\x12\x07pytorch\x1a", Some(Kind::Onnx)),
-            (b"\x81\xabtransformer\x81", Some(Kind::MessagePack)),
-            (b" {\"a\": 1}", Some(Kind::Json)),
-            (b"Access denied\nbye", Some(Kind::Text("Access denied".into()))),
+            (&b""[..], Some(FileKind::Empty)),
+            (&[0; 5000], Some(FileKind::Zeros)),
+            (b"version https://git-lfs.github.com/spec/v1\noid", Some(FileKind::LfsPointer)),
+            (page, Some(FileKind::WebPage)),
+            (b"\x1f\x8b\x08\0", Some(FileKind::Gzip)),
+            (&tar, Some(FileKind::Tar)),
+            (b"\x89HDF\r\n\x1a\n\0", Some(FileKind::Hdf5)),
+            (b"\x93NUMPY\x01\0", Some(FileKind::NumPy)),
+            (npz, Some(FileKind::NumPyZip)),
+            (b"PK\x03\x04\x14\0", Some(FileKind::Zip)),
+            (b"\x80\x04\x95\0", Some(FileKind::Pickle)),
+            (b"GGUF\x03\0\0\0", Some(FileKind::Gguf)),
+            (b"tjgg\x03\0\0\0", Some(FileKind::Ggml)),
+            (b"\x10\0\0\0\0\0\0\0{\"a\":1}", Some(FileKind::Safetensors)),
+            (&20_240_326i32.to_le_bytes(), Some(FileKind::LlmC)),
+            (b"\x08\x07\x12\x07pytorch\x1a", Some(FileKind::Onnx)),
+            (b"\x81\xabtransformer\x81", Some(FileKind::MessagePack)),
+            (b" {\"a\": 1}", Some(FileKind::Json)),
+            (b"\x7fELF\x02\x01", Some(FileKind::Program)),
+            (b"#!/bin/sh\n", Some(FileKind::Program)),
+            (b"Access denied\nbye", Some(FileKind::Text("Access denied".into()))),
             (b"\x01\x02\xff\xfe", None),
             (b"\x80", None),
         ] {
-            assert_eq!(Kind::of(bytes), kind, "{bytes:?}");
+            assert_eq!(FileKind::of(bytes), kind, "{bytes:?}");
         }
     }
 }

@@ -9,12 +9,16 @@ use super::{GPT2_VOCAB_SIZE, Kind, Tokenizer, byte_level, unsupported};
 use crate::error::LoadError;
 use crate::files::{Files, TokenizerFiles};
 use crate::formats::gguf::{self, Vocabulary};
+use crate::formats::json;
 use crate::stored::bytes::Bytes;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// nanoGPT's and llm.c's vocabulary for GPT-2's tokens: a multiple of 128.
+const PADDED: usize = 50_304;
+
 impl Tokenizer {
-    /// Opens tokenizer.json, or else vocab.json with merges.txt, or else, for a model of 50257 tokens, GPT-2's
+    /// Opens tokenizer.json, or else vocab.json with merges.txt, or else, for a model of 50257 tokens or of nanoGPT's 50304, GPT-2's
     /// own vocabulary. It reads `tokenizer_config.json`, `added_tokens.json` and `special_tokens_map.json` beside them as
     /// transformers' `AutoTokenizer` does.
     ///
@@ -25,6 +29,16 @@ impl Tokenizer {
         match Self::from_files(files)? {
             Some(tokenizer) => Ok(tokenizer),
             None if vocab_size == GPT2_VOCAB_SIZE => Self::gpt2_with(&Settings::open(files)?),
+            None if vocab_size == PADDED => {
+                let own = Self::gpt2_with(&Settings::open(files)?)?;
+                let note = format!(
+                    "the vocabulary is padded from {GPT2_VOCAB_SIZE} to {vocab_size} tokens: the tokenizer is GPT-2's"
+                );
+                Ok(Self {
+                    note: Some(own.note.map_or(note.clone(), |own| format!("{own}; {note}")).into()),
+                    ..own
+                })
+            }
             None => Err(LoadError::NoTokenizer { name: files.name.clone(), vocab_size }),
         }
     }
@@ -80,7 +94,8 @@ impl Tokenizer {
     fn from_json(path: &Path, bytes: &Bytes, settings: Option<&Settings>) -> Result<Self, LoadError> {
         let name = path.display().to_string();
         let shape = guarded(&name, || Shape::from_json(bytes))
-            .map_err(|error| unsupported::of_json(&name, bytes).unwrap_or(error))?;
+            .map_err(|error| unsupported::of_json(&name, bytes).unwrap_or(error))
+            .map_err(|error| json::another(path, bytes, "tokenizer.json").unwrap_or(error))?;
         Self::from_shape(name, shape, settings.map(|settings| (settings, true)))
     }
 
@@ -117,8 +132,13 @@ impl Tokenizer {
         {
             return Err(unsupported::of_class(&file, class));
         }
-        let tokens = guarded(&file, || Vocab::from_json(vocab_bytes))?;
-        let pairs = guarded(&merges.display().to_string(), || Shape::merges(merges_bytes))?;
+        let another = |path: &Path, bytes: &Bytes, expected, error| {
+            json::another(path, bytes, expected).unwrap_or(error)
+        };
+        let tokens = guarded(&file, || Vocab::from_json(vocab_bytes))
+            .map_err(|error| another(vocab, vocab_bytes, "vocab.json", error))?;
+        let pairs = guarded(&merges.display().to_string(), || Shape::merges(merges_bytes))
+            .map_err(|error| another(merges, merges_bytes, "merges.txt", error))?;
         let merges = merges.file_name().unwrap_or_default().display();
         let name = format!("{file} and {merges}");
         let shape = Shape::plain(tokens, pairs);

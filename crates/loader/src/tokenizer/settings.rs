@@ -5,6 +5,7 @@ use super::shape::AddedTokenEntry;
 use super::vocab::{END_OF_TEXT, check_len, read_json};
 use crate::error::LoadError;
 use crate::files::{Files, SettingsFiles};
+use crate::formats::json::another;
 use crate::stored::bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -73,7 +74,9 @@ impl Settings {
         let SettingsFiles { tokenizer_config, added_tokens, special_tokens, .. } = &files.settings;
         let object = |file: &Option<(PathBuf, Bytes)>| -> Result<Map<String, Value>, LoadError> {
             match file {
-                Some((path, bytes)) => read_json(bytes).map_err(|reason| wrong(path, reason)),
+                Some((path, bytes)) => read_json(bytes).map_err(|reason| {
+                    another(path, bytes, "config of a tokenizer").unwrap_or_else(|| wrong(path, reason))
+                }),
                 None => Ok(Map::new()),
             }
         };

@@ -343,6 +343,39 @@ mod tests {
     use crate::init::seeded;
     use candle_core::Device;
 
+    /// A row that is padded to the length of a longer one draws the text that it draws alone: the padding is no text, so that no
+    /// penalty falls on its id.
+    #[test]
+    fn no_penalty_falls_on_the_padding_of_a_shorter_row() -> Result<()> {
+        let config = Config {
+            vocab_size: 11,
+            n_positions: 16,
+            n_embd: 8,
+            n_layer: 1,
+            n_head: 2,
+            initializer_range: 0.3,
+            eos_token_id: None,
+            ..Config::gpt2()
+        };
+        let model = Gpt2LMHeadModel::load(seeded(7, DType::F32, &Device::Cpu), &config)?;
+        let mut with_padding_id = 0;
+        for seed in 0..12 {
+            // With so large a penalty, a row never repeats an id.
+            let sampling = Sampling { repetition_penalty: 1e9, seed, ..Sampling::default() };
+            let text = |prompts: &[Vec<u32>]| -> Result<Vec<u32>> {
+                let mut generation = Generation::new(&model, prompts, sampling.clone(), 6)?;
+                generation.by_ref().try_for_each(|step| step.map(drop))?;
+                Ok(generation.texts()[0].clone())
+            };
+            let short = vec![3u32, 5];
+            let alone = text(std::slice::from_ref(&short))?;
+            assert_eq!(text(&[short, vec![1, 2, 4, 6, 7, 8]])?, alone, "seed {seed}");
+            with_padding_id += usize::from(alone.contains(&0));
+        }
+        assert!(with_padding_id > 2, "the padding's id is hardly ever drawn: this shows nothing");
+        Ok(())
+    }
+
     #[test]
     fn a_penalty_falls_on_the_prompt_and_on_what_was_generated() -> Result<()> {
         let config = Config {

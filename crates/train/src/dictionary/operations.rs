@@ -25,6 +25,11 @@ pub(super) fn jump(pre: &Tensor, fires: &Tensor, threshold: &Tensor) -> Result<(
     Ok((acts, count))
 }
 
+/// 1 where a sum is above its feature's threshold, else 0: at the threshold a feature does not fire, as in SAELens.
+pub(super) fn above(pre: &Tensor, threshold: &Tensor) -> Result<Tensor> {
+    pre.detach().broadcast_gt(&threshold.detach())?.to_dtype(DType::F32)
+}
+
 /// The thresholds.
 pub(super) fn threshold(log: &Tensor) -> Result<Tensor> {
     (log * THRESHOLD_LR_FACTOR)?.exp()
@@ -86,4 +91,40 @@ pub(super) fn chosen(rng: &mut ChaCha8Rng, all: usize, count: usize) -> Result<T
         .collect::<std::result::Result<_, _>>()
         .map_err(candle_core::Error::wrap)?;
     Tensor::new(rows, &Device::Cpu)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Equations 11 and 12 of Rajamanoharan et al. with ε = 0.05, by hand: of four sums, those at most 0.025 from the threshold 2
+    /// teach it.
+    #[test]
+    fn thresholds_learn_from_the_sums_within_half_a_bandwidth() -> Result<()> {
+        let pre = Tensor::new(&[[2.02f32], [1.98], [2.03], [1.9]], &Device::Cpu)?;
+        let threshold = Var::new(&[2f32], &Device::Cpu)?;
+        let fires = above(&pre, threshold.as_tensor())?;
+        assert_eq!(fires.flatten_all()?.to_vec1::<f32>()?, [1.0, 0.0, 1.0, 0.0]);
+        let gradient = |of: &Tensor| -> Result<f32> {
+            let gradients = of.backward()?;
+            let found = gradients.get(threshold.as_tensor()).map(Tensor::to_vec1::<f32>).transpose()?;
+            Ok(found.map_or(0.0, |found| found[0]))
+        };
+        let (acts, count) = jump(&pre, &fires, threshold.as_tensor())?;
+        assert_eq!(acts.flatten_all()?.to_vec1::<f32>()?, [2.02, 0.0, 2.03, 0.0]);
+        // Two sums, each with -threshold/ε; and -1/ε each, over four positions.
+        let of_acts = gradient(&acts.sum_all()?)?;
+        let of_count = gradient(&count)?;
+        assert!((of_acts + 2.0 * 2.0 / 0.05).abs() < 1e-3, "{of_acts}");
+        assert!((of_count + 2.0 / 0.05 / 4.0).abs() < 1e-4, "{of_count}");
+        Ok(())
+    }
+
+    #[test]
+    fn a_sum_at_its_threshold_does_not_fire() -> Result<()> {
+        let pre = Tensor::new(&[[0.5f32, 0.25, 0.25f32.next_up()]], &Device::Cpu)?;
+        let threshold = Tensor::new(&[0.25f32, 0.25, 0.25], &Device::Cpu)?;
+        assert_eq!(above(&pre, &threshold)?.flatten_all()?.to_vec1::<f32>()?, [1.0, 0.0, 1.0]);
+        Ok(())
+    }
 }

@@ -51,6 +51,8 @@ pub(crate) enum Fault {
     HtmlOfUnknownLength,
     /// A redirect to a page on another host.
     Elsewhere,
+    /// A redirect to the same address.
+    Again,
     /// The connection ends after this many percent of the body.
     Drop(usize),
     /// The connection is reset after this many percent of the body.
@@ -255,6 +257,9 @@ impl State {
         at: Option<At>,
         fault: Option<Fault>,
     ) -> Answer {
+        if fault == Some(Fault::Again) {
+            return redirect(request.uri().path());
+        }
         if let ["storage", sha256] = path {
             let Some(content) = self.files.values().find(|content| content.sha256 == *sha256) else {
                 return refusal(403, "", "no such object");
@@ -291,6 +296,7 @@ impl State {
                 refusal(404, "RevisionNotFound", "Invalid rev id")
             }
             ["revision", _] => self.commit(),
+            ["tree", revision] if is_known(revision) => self.tree(),
             ["resolve", _, name @ ..] if self.is_small(&name.join("/")) => {
                 let name = name.join("/");
                 redirect(&format!("/api/resolve-cache/models/{MODEL}/{COMMIT}/{name}"))
@@ -317,6 +323,20 @@ impl State {
         }
         let info = whole(info.to_string().into());
         Response::builder().header(CONTENT_TYPE, "application/json").body(info).unwrap()
+    }
+
+    /// The list of files that Python's `snapshot_download` asks for.
+    fn tree(&self) -> Answer {
+        let entries = self.files.iter().map(|(name, content)| {
+            let size = content.bytes.len();
+            let mut entry = json!({ "type": "file", "path": name, "size": size, "oid": content.git_sha1 });
+            if size >= LARGE {
+                entry["lfs"] = json!({ "oid": content.sha256, "size": size, "pointerSize": 134 });
+            }
+            entry
+        });
+        let entries = whole(serde_json::Value::from_iter(entries).to_string().into());
+        Response::builder().header(CONTENT_TYPE, "application/json").body(entries).unwrap()
     }
 
     /// The Hub's answer about a large file: its address and its hash.

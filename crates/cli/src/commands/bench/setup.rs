@@ -7,7 +7,7 @@ use anyhow::bail;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::BlockFormat;
 use candle_nn::VarBuilder;
-use gpt2_engine::open::attention_layer;
+use gpt2_engine::open::{attention_layer, checkpoint};
 use gpt2_loader::Checkpoint;
 use gpt2_model::{CacheDType, Config, Gpt2LMHeadModel, Implementation, init};
 
@@ -28,7 +28,7 @@ impl<'a> Bench<'a> {
         let hub = &args.model.hub;
         let open = |model: &String| -> anyhow::Result<Checkpoint> {
             let files = crate::model::args::files(Some(model), hub)?;
-            Ok(Checkpoint::open(&files)?.with_implementation(implementation))
+            Ok(checkpoint(&files, &TERMINAL)?.with_implementation(implementation))
         };
         let checkpoint = args.model.model.as_ref().map(open).transpose()?;
         let mut config = checkpoint.as_ref().map_or_else(Config::gpt2, |c| c.config().clone());

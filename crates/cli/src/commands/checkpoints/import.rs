@@ -11,7 +11,7 @@ use crate::values::one_of;
 use anyhow::{Context, bail};
 use candle_core::DType;
 use gpt2_engine::open::DTYPES;
-use gpt2_loader::{AdapterFiles, Files, Imported, Source, TokenizerFiles, import};
+use gpt2_loader::{AdapterFiles, Files, Imported, Source, TokenizerFiles, import, stale_settings};
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -101,6 +101,9 @@ pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
             "{named}: there is a tokenizer.json, and {} has none of its own to replace it; choose another folder",
             files.name
         );
+    }
+    if let Some(name) = stale_settings(out, false) {
+        bail!("{named}: holds {name}, which would change the model; remove it, or choose another folder");
     }
     let _folder = NewFolder::make(out).context("--out")?;
     outputs.check(&inputs)?;

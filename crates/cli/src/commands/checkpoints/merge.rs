@@ -12,7 +12,9 @@ use anyhow::{Context, anyhow, bail};
 use candle_core::{DType, Device};
 use gpt2_engine::ModelOptions;
 use gpt2_engine::open::{AdapterChoice, DTYPES, UsedAdapter, checkpoint, open_tokenizer};
-use gpt2_loader::{AdapterFiles, LoadError, SaveOptions, Tokenizer, TokenizerFiles, check_savable, save};
+use gpt2_loader::{
+    AdapterFiles, LoadError, SaveOptions, Tokenizer, TokenizerFiles, check_savable, save, stale_settings,
+};
 use gpt2_view::visible_text;
 use serde::Serialize;
 use std::io::Write;
@@ -60,10 +62,6 @@ struct Report<'a> {
     out: &'a Path,
     parameters: u64,
 }
-
-/// Files that change what a model reads and where it ends. A merged one has at most the first.
-const SETTINGS: [&str; 4] =
-    ["tokenizer_config.json", "added_tokens.json", "special_tokens_map.json", "generation_config.json"];
 
 /// The error in this command's words.
 fn worded(error: LoadError) -> anyhow::Error {
@@ -133,8 +131,7 @@ pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<()> {
     };
     // What is said beside another model would become part of this one.
     let writes = args.overwrite && tokenizer.as_ref().is_some_and(Tokenizer::has_settings);
-    let settings = SETTINGS.iter().filter(|name| !(writes && **name == "tokenizer_config.json"));
-    if let Some(name) = settings.into_iter().find(|name| out.join(name).symlink_metadata().is_ok()) {
+    if let Some(name) = stale_settings(out, writes) {
         bail!(
             "--out {}: holds {name}, which would change the merged model; remove it, or choose another folder",
             out.display()

@@ -8,12 +8,12 @@ mod model;
 use crate::model::args::MODEL;
 use crate::model::args::RunArgs;
 use crate::model::hub::HubArgs;
+use crate::output::terminal::TERMINAL;
 use crate::output::{self, note};
 use candle_core::{DType, Device, Tensor};
 use candle_fused::Implementation;
-use gpt2_engine::open::device_name;
+use gpt2_engine::open::{checkpoint, device_name};
 use gpt2_engine::words::count;
-use gpt2_loader::Checkpoint;
 use gpt2_view::{Align, Table, visible_text};
 use serde::Serialize;
 use std::borrow::Cow;
@@ -77,7 +77,7 @@ impl Check {
 pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let device = args.run.open()?;
     let files = crate::model::args::files(args.model.as_deref(), &args.hub)?;
-    let checkpoint = Checkpoint::open(&files)?;
+    let checkpoint = checkpoint(&files, &TERMINAL)?;
     let mut verify = Verify { device, seed: args.run.seed, checks: vec![] };
     verify.attention()?;
     verify.layers()?;

@@ -130,13 +130,16 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
     let generation = GenerationConfig::open(&files)?;
     let generation = generation.as_ref().map(Generation::new);
     let mut audit = checkpoint.audit();
-    let not_finite = with_bar("tensors read", |progress| checkpoint.not_finite(progress))?;
-    let read = not_finite.is_some();
-    audit.not_finite = not_finite.unwrap_or_default();
+    let numbers = with_bar("tensors read", |progress| checkpoint.numbers(progress))?;
+    let read = numbers.is_some();
+    let numbers = numbers.unwrap_or_default();
+    let findings = checkpoint.findings().into_iter().chain(numbers.finding());
+    let findings: Vec<FindingRow> = findings.map(FindingRow::from).collect();
+    audit.not_finite = numbers.not_finite;
     if args.json {
-        output::json(&report(&checkpoint, generation, &audit, read))?;
+        output::json(&report(&checkpoint, generation, &audit, findings, read))?;
     } else {
-        print(&checkpoint, generation.as_ref(), &audit, read)?;
+        print(&checkpoint, generation.as_ref(), &audit, findings, read)?;
     }
     Ok(if audit.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -158,6 +161,7 @@ fn report<'a>(
     checkpoint: &'a Checkpoint,
     generation_config: Option<Generation<'a>>,
     audit: &Audit,
+    findings: Vec<FindingRow>,
     read: bool,
 ) -> Report<'a> {
     let names = |list: &[gpt2_loader::TensorInfo]| list.iter().map(|t| t.name.clone()).collect();
@@ -177,7 +181,7 @@ fn report<'a>(
             not_finite: read.then(|| audit.not_finite.iter().map(|(name, _)| name.clone()).collect()),
             buffers: names(&audit.buffers),
         },
-        findings: checkpoint.findings().into_iter().map(FindingRow::from).collect(),
+        findings,
         tensors: checkpoint
             .tensors()
             .map(|(_, t)| TensorRow {
@@ -199,6 +203,7 @@ fn print(
     checkpoint: &Checkpoint,
     generation: Option<&Generation>,
     audit: &Audit,
+    rows: Vec<FindingRow>,
     read: bool,
 ) -> anyhow::Result<()> {
     let mut out = output::stdout();
@@ -231,7 +236,7 @@ fn print(
         audit.buffers.len()
     )?;
     let mut findings = Table::new(&[("", Align::Left); 3]);
-    for FindingRow { about, found, remedy } in checkpoint.findings().into_iter().map(FindingRow::from) {
+    for FindingRow { about, found, remedy } in rows {
         findings.row(vec![about.into(), found, remedy]);
     }
     writeln!(out, "{}", findings.render())?;

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use candle_core::Device;
 use gpt2_engine::open::device_name;
 use gpt2_files::open_regular;
-use gpt2_loader::Files;
+use gpt2_loader::{Files, stale_settings};
 use gpt2_train::{METRICS_HEADER, MetricsFormat, Trainer};
 use gpt2_view::{Frame, PictureFormat, Provenance};
 use serde_json::{Map, Value, json};
@@ -73,6 +73,13 @@ fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
         let (what, other) =
             if args.lora.rank.is_some() { ("a model", "an adapter") } else { ("an adapter", "a model") };
         bail!("{}: holds {name}, of {what}; choose another --out for {other}", args.out.display());
+    }
+    // A replaced run may have left the first, which is written again.
+    if let Some(name) = stale_settings(&args.out, args.overwrite).filter(|_| args.lora.rank.is_none()) {
+        bail!(
+            "{}: holds {name}, which would change the trained model; remove it, or choose another --out",
+            args.out.display()
+        );
     }
     Ok(())
 }
