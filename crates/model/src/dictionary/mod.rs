@@ -262,6 +262,40 @@ impl Dictionary {
         y.reshape(dims)
     }
 
+    /// The code that has these activations, for decoding activations that were changed.
+    ///
+    /// # Shapes
+    /// `activations` (.., features) in f32 on the CPU, `x` (.., d), the values that they belong to
+    ///
+    /// # Errors
+    /// When there is not a row of activations for each position of `x`, or a dtype or device differs.
+    pub fn code_of(&self, activations: &Tensor, x: &Tensor) -> Result<Code> {
+        let (_, taken) = self.normalized(x)?;
+        let features = self.features();
+        let rows = taken.len();
+        if activations.dim(D::Minus1)? != features || activations.elem_count() != rows * features {
+            candle_core::bail!(
+                "Dictionary::code_of: activations {:?}, expected {features} for each of {rows} positions",
+                activations.dims()
+            )
+        }
+        let activations = activations.reshape((rows, features))?.to_vec2::<f32>()?;
+        let fired = |row: Vec<f32>| {
+            (0..)
+                .zip(row)
+                .filter(|(_, x)| *x != 0.0)
+                .map(|(feature, value)| Fired { feature, value })
+                .collect()
+        };
+        Ok(Code::new(features, activations.into_iter().map(fired).collect(), taken))
+    }
+
+    /// Whether a reconstruction depends on the value beside its code: on its scale, or by a linear map.
+    #[must_use]
+    pub fn decodes_with_input(&self) -> bool {
+        self.undoes() || self.skip.is_some()
+    }
+
     /// The scale of a feature's contribution at a row of `code`: the feature adds activation · factor · its row of
     /// `W_dec` to the reconstruction.
     #[must_use]
