@@ -12,11 +12,13 @@ import numpy as np
 
 from . import _native
 from ._analyses import Analyses
+from ._circuits import Circuits
+from ._features import Features
 from ._hooks import Points
 from ._inputs import Changes, Options, array_of, changes_of, count, ids_of, maybe, rows_of
 from ._progress import Downloads
 from ._results import Attention, Cache, Comparison, Continuation, Output
-from ._types import DType, Floats, HookFunction, Names, Text, Texts
+from ._types import Answers, DType, Floats, HookFunction, Names, Text, Texts
 
 if sys.version_info >= (3, 11):
     from typing import Unpack
@@ -47,7 +49,7 @@ def _set_threads(threads: int | None) -> None:
     _threads = threads
 
 
-class Model(Analyses):
+class Model(Analyses, Circuits, Features):
     """A GPT-2 with its tokenizer. :meth:`load` makes one.
 
     Nothing changes a model, so any number of threads may use it at once; the interpreter's lock is released while it runs. It cannot
@@ -297,7 +299,7 @@ class Model(Analyses):
             }
         )
 
-    def grad(self, text: Text, names: Names, answer: str | int, against: str | int | None = None, **changes: Unpack[Changes]) -> dict[str, tuple[Floats, Floats]]:
+    def grad(self, text: Text, names: Names, answer: Answers, against: Answers | None = None, **changes: Unpack[Changes]) -> dict[str, tuple[Floats, Floats]]:
         """How a prediction depends on the values at hook points.
 
         Args:
