@@ -12,6 +12,7 @@ pub mod import;
 pub mod inspect;
 pub mod lens;
 mod mean;
+mod over_pairs;
 pub mod merge;
 mod new_model;
 pub mod pairs;
