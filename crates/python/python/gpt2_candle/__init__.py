@@ -13,6 +13,7 @@ Letters in shapes: B texts, T tokens, S positions that are attended to, L layers
 residual stream, V the vocabulary.
 """
 
+from ._checkpoints import import_model, inspect, merge, quantize
 from ._circuits import Circuit, EdgeScores
 from ._dictionary import Dictionary
 from ._features import TextFeatures
@@ -20,6 +21,7 @@ from ._inputs import Changes
 from ._model import Model
 from ._results import Attention, Cache, Comparison, Continuation, Effects, Map, Maps, Output, Scores
 from ._store import Rows, Store
+from ._texts import Prediction
 from ._tokenizer import Tokenizer
 from ._train import LoRA, Training, train
 from ._train_features import DictionaryTraining, train_features
@@ -43,6 +45,7 @@ __all__ = [
     "Maps",
     "Model",
     "Output",
+    "Prediction",
     "Rows",
     "Scores",
     "Store",
@@ -50,6 +53,10 @@ __all__ = [
     "Tokenizer",
     "Training",
     "__version__",
+    "import_model",
+    "inspect",
+    "merge",
+    "quantize",
     "train",
     "train_features",
 ]

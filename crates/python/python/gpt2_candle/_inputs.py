@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import numpy as np
@@ -75,10 +75,17 @@ class Options(Changes, total=False):
     min_p: float | None
     typical_p: float | None
     repetition_penalty: float
+    greedy: bool
+    beams: int | None
+    length_penalty: float
+    early_stopping: bool
     seed: int
     stop: str | Sequence[str] | None
     kv: KvDType | None
+    draft: str | os.PathLike[str] | None
+    batch: int | None
     fwd_hooks: Iterable[tuple[Names, HookFunction]]
+    progress: Callable[[str, int, int | None], None] | None
 
 
 _ON_HEADS = {"ablate": "ablate", "mean_ablate": "mean-ablate", "scale": "scale", "attention_temperature": "attention-temperature"}
