@@ -22,6 +22,7 @@ pub mod quantize;
 pub mod record;
 mod run;
 pub mod score;
+pub mod train;
 pub mod train_features;
 
 pub use mean::Mean;
