@@ -133,8 +133,10 @@ def test_patching_and_attribution_are_transformerlens_s(model: Model) -> None:
     estimate = model.attribution(clean, corrupt, answer, against)
     for part, name in zip(["heads", "streams", "attention", "mlps"], ["z", "resid_pre", "attn_out", "mlp_out"]):
         np.testing.assert_allclose(estimate[part].values, known[f"attribution/{name}"], err_msg=name, **CLOSE)
-    np.testing.assert_allclose(model.edges(clean, corrupt, answer, against), known["eap"], **CLOSE)
-    np.testing.assert_allclose(model.edges(clean, corrupt, answer, against, steps=5), known["eap-ig"], **CLOSE)
+    np.testing.assert_allclose(model.edges(clean, corrupt, answer, against, gradients="corrupted"), known["eap"], **CLOSE)
+    # The same change with the other sign: what the metric gains when the edge carries the corrupted run's value.
+    np.testing.assert_allclose(model.edges(clean, corrupt, answer, against, gradients="clean"), -known["eap noising"], **CLOSE)
+    np.testing.assert_allclose(model.edges(clean, corrupt, answer, against), known["eap-ig"], **CLOSE)
     # The gradient by itself: attribution patching is the change times it.
     name = "blocks.1.hook_resid_pre"
     value, gradient = model.grad(corrupt, name, answer, against)[name]

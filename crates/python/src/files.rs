@@ -1,19 +1,19 @@
-//! Models written to files, and compared.
+//! Models written to files, compared, and scored on a corpus.
 
+use crate::changes::InterventionTexts;
 use crate::error::Failed;
 use crate::guard::{Raised, compute};
 use crate::loaded::Loaded;
 use crate::model::Model;
-use anyhow::{Context, bail};
-use candle_core::{DType, Tensor};
-use gpt2_files::atomic;
+use crate::observer::PyObserver;
+use anyhow::{Context, anyhow, bail};
+use candle_core::DType;
+use gpt2_engine::Spelling;
+use gpt2_engine::interventions::Prepared;
+use gpt2_engine::studies::{Run, compare, quantize, score};
 use gpt2_loader::{
-    AdapterConfig, Checkpoint, FILE_NAMES, GgufType, SaveOptions, Tokenizer, WeightFiles, save, save_adapter,
-    save_gguf,
+    AdapterConfig, FILE_NAMES, GgufType, SaveOptions, Tokenizer, WeightFiles, save, save_adapter,
 };
-use gpt2_model::ForwardArgs;
-use gpt2_model::analysis::Comparison;
-use gpt2_model::finite::all_finite;
 use pyo3::prelude::*;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -129,108 +129,90 @@ impl Model {
         })
     }
 
-    /// Writes the model as a GGUF file.
-    fn quantize(&self, py: Python<'_>, path: PathBuf, to: &str, overwrite: bool) -> PyResult<()> {
+    /// Writes the model as a GGUF file. Returns the report as JSON, and notes.
+    fn quantize(&self, py: Python<'_>, path: PathBuf, to: &str, overwrite: bool) -> PyResult<Reported> {
         let raised = Arc::new(Raised::default());
-        compute(py, &raised, || {
-            let kind: GgufType = to.parse().map_err(|_| {
-                let names: Vec<_> = GgufType::ALL.iter().map(|kind| kind.as_str()).collect();
-                Failed::value(format!("to {to:?}: expected one of {}", names.join(", ")))
-            })?;
-            if !path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf")) {
-                return Err(Failed::value(format!("{}: expected a name that ends in .gguf", path.display())));
-            }
+        let observer = PyObserver::new(&raised, None);
+        let report = compute(py, &raised, || {
             let of = &self.loaded;
+            let kind = gguf_type(to)?;
+            quantize::check_name(&path, Spelling::Keywords)?;
             let Some(files) = of.files.as_ref().filter(|_| of.adapters.is_empty()) else {
                 return Err(Failed::value(
                     "only a model that was loaded without adapters is quantized: save it first, and load that",
                 ));
             };
-            of.check_output(&path, overwrite)?;
-            if let Some(folder) =
-                path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir())
-            {
-                let none = std::io::Error::from(std::io::ErrorKind::NotFound);
-                return Err(anyhow::Error::from(none)
-                    .context(format!("there is no folder {}", folder.display()))
-                    .into());
-            }
-            let checkpoint = Checkpoint::open(files)?;
-            if let Some(format) = checkpoint.formats().first() {
-                return Err(Failed::value(format!(
-                    "{}: is quantized already ({format}), and quantizing it again would lose more precision; start from the original",
-                    of.name
-                )));
-            }
-            let tokenizer = of.opened.tokenizer().map_err(|error| {
-                Failed::value(format!(
-                    "{}: {error}; a GGUF file holds the tokenizer: put its tokenizer.json, or vocab.json with merges.txt, into the \
-                     folder",
-                    of.name
-                ))
-            })?;
-            let written = atomic::write(&path, |temporary| {
-                save_gguf(temporary, &checkpoint, tokenizer, kind, &mut |_, _, _| {})
-                    .map_err(std::io::Error::other)
-            });
-            Ok(written.with_context(|| path.display().to_string())?)
-        })
+            let report = quantize::quantize(files, kind, &path, overwrite, Spelling::Keywords, &observer)?;
+            Ok(serde_json::to_string(&report).map_err(anyhow::Error::from)?)
+        })?;
+        Ok((report, observer.into_notes()))
     }
 
-    /// How far the predictions of two models lie apart: perplexities, mean KL divergence, agreement, largest difference of logits.
+    /// How far the predictions of two models lie apart: the report as JSON, and notes.
     fn compare(
         &self,
         py: Python<'_>,
         other: &Bound<'_, Self>,
-        text: Vec<u32>,
-        window: Option<usize>,
-    ) -> PyResult<Compared> {
-        let other = std::sync::Arc::clone(&other.get().loaded);
+        text: Content,
+        options: &str,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Reported> {
+        let other = Arc::clone(&other.get().loaded);
         let raised = Arc::new(Raised::default());
-        compute(py, &raised, || {
-            let pair = [&self.loaded.model, &other.model];
-            let [a, b] = pair.map(gpt2_model::Gpt2LMHeadModel::config);
-            if a.vocab_size != b.vocab_size {
-                return Err(Failed::value(format!(
-                    "the models have vocabularies of {} and {} tokens; compare two models with one vocabulary",
-                    a.vocab_size, b.vocab_size
-                )));
-            }
-            let context = a.n_positions.min(b.n_positions);
-            let window = window.unwrap_or(context);
-            if text.len() < 2 || !(2..=context).contains(&window) {
-                return Err(Failed::value(format!(
-                    "a text of {} tokens in windows of {window}: expected at least 2 tokens, and windows of 2 to {context}",
-                    text.len()
-                )));
-            }
-            let mut comparison = Comparison::default();
-            for part in text.chunks(window).filter(|part| part.len() > 1) {
-                raised.check_signals()?;
-                let mut logits = vec![];
-                for model in pair {
-                    let ids = model.ids(&part[..part.len() - 1])?; // (1, T)
-                    let found = model.forward(&ids, ForwardArgs::default())?.logits.squeeze(0)?; // (T, V)
-                    if !all_finite(&found)? {
-                        return Err(Failed::value("the results are not finite numbers"));
-                    }
-                    logits.push(found.to_device(&candle_core::Device::Cpu)?);
-                }
-                let targets = Tensor::new(&part[1..], &candle_core::Device::Cpu)?;
-                comparison.add([&logits[0], &logits[1]], &targets)?;
-            }
-            let [mine, theirs] = comparison.perplexity();
-            Ok((
-                comparison.tokens,
-                mine,
-                theirs,
-                comparison.mean_divergence(),
-                comparison.agreement(),
-                comparison.largest_difference,
-            ))
-        })
+        let observer = PyObserver::new(&raised, progress);
+        let report = compute(py, &raised, || {
+            let options: compare::Options = serde_json::from_str(options).map_err(anyhow::Error::from)?;
+            let text = text.into();
+            let pair = [&self.loaded.opened, &other.opened];
+            let report = options.compare(pair, &text, "the text", &observer)?;
+            Ok::<_, Failed>(serde_json::to_string(&report).map_err(anyhow::Error::from)?)
+        })?;
+        Ok((report, observer.into_notes()))
+    }
+
+    /// Scores a corpus: the report as JSON, and notes.
+    fn score_corpus(
+        &self,
+        py: Python<'_>,
+        options: &str,
+        changes: InterventionTexts,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Reported> {
+        let raised = Arc::new(Raised::default());
+        let observer = PyObserver::new(&raised, progress);
+        let report = compute(py, &raised, || {
+            let options: score::Options = serde_json::from_str(options).map_err(anyhow::Error::from)?;
+            let interventions = Prepared::new(changes.options()?, &self.loaded, &observer)?;
+            let report = options.score(&Run::new(&interventions, &observer))?;
+            Ok::<_, Failed>(serde_json::to_string(&report).map_err(anyhow::Error::from)?)
+        })?;
+        Ok((report, observer.into_notes()))
     }
 }
 
-/// The number of tokens, both perplexities, the mean divergence, the agreement, and the largest difference of logits.
-type Compared = (usize, f64, f64, f64, f64, f64);
+/// A text, or its ids.
+#[derive(Debug, FromPyObject)]
+pub(crate) enum Content {
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+impl From<Content> for gpt2_engine::texts::Content {
+    fn from(content: Content) -> Self {
+        match content {
+            Content::Text(text) => Self::Text(text),
+            Content::Ids(ids) => Self::Ids(ids),
+        }
+    }
+}
+
+/// A report as JSON, and notes for the reader.
+pub(crate) type Reported = (String, Vec<String>);
+
+/// The type of a GGUF file's weights, by its name.
+pub(crate) fn gguf_type(to: &str) -> anyhow::Result<GgufType> {
+    to.parse().map_err(|_| {
+        let names: Vec<_> = GgufType::ALL.iter().map(|kind| kind.as_str()).collect();
+        anyhow!("to {to:?}: expected one of {}", names.join(", "))
+    })
+}

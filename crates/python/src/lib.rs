@@ -4,6 +4,7 @@
 mod analyses;
 mod array;
 mod changes;
+mod checkpoints;
 mod dictionary;
 mod error;
 mod files;
@@ -32,6 +33,8 @@ static ALLOCATOR: KeepLarge<MiMalloc> = KeepLarge::new(MiMalloc);
 mod _native {
     #[pymodule_export]
     use crate::array::Array;
+    #[pymodule_export]
+    use crate::checkpoints::{import_named, inspect_named, inspect_points, merge_named, quantize_named};
     #[pymodule_export]
     use crate::dictionary::Dictionary;
     #[pymodule_export]

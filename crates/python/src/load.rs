@@ -40,23 +40,7 @@ impl LoadRequest {
     fn open(self, raised: &Arc<Raised>) -> anyhow::Result<Loaded> {
         let device: DeviceChoice =
             self.device.parse().map_err(|expected| anyhow!("device {:?}: {expected}", self.device))?;
-        let quantize = self.quantize.as_deref().map(|format| one_of("quantize", format, FORMATS));
-        let adapters = self.adapters.into_iter();
-        let options = ModelOptions {
-            model: self.name,
-            dtype: one_of("dtype", &self.dtype, DTYPES)?,
-            quantize: quantize.transpose()?,
-            implementation: one_of("implementation", &self.implementation, IMPLEMENTATIONS)?,
-            adapters: adapters.map(|(source, weight)| AdapterChoice { source, weight }).collect(),
-            hub: HubOptions {
-                revision: self.revision,
-                offline: self.offline,
-                cache_dir: self.cache_dir,
-                endpoint: self.endpoint,
-                timeout: self.timeout,
-            },
-            spelling: Spelling::Keywords,
-        };
+        let options = self.options()?;
         let observer = PyObserver::new(raised, None).with_downloads(self.progress);
         let opened = options.open(device, false, &observer)?;
         let mut notes = observer.into_notes();
@@ -67,5 +51,31 @@ impl LoadRequest {
             notes.push(format!("{error}; until it is mended, give token ids instead of text"));
         }
         Ok(Loaded { opened, notes, trained: None })
+    }
+
+    /// The engine's options.
+    pub(crate) fn options(&self) -> anyhow::Result<ModelOptions> {
+        let quantize = self.quantize.as_deref().map(|format| one_of("quantize", format, FORMATS));
+        let adapters = self.adapters.iter().cloned();
+        Ok(ModelOptions {
+            model: self.name.clone(),
+            dtype: one_of("dtype", &self.dtype, DTYPES)?,
+            quantize: quantize.transpose()?,
+            implementation: one_of("implementation", &self.implementation, IMPLEMENTATIONS)?,
+            adapters: adapters.map(|(source, weight)| AdapterChoice { source, weight }).collect(),
+            hub: HubOptions {
+                revision: self.revision.clone(),
+                offline: self.offline,
+                cache_dir: self.cache_dir.clone(),
+                endpoint: self.endpoint.clone(),
+                timeout: self.timeout,
+            },
+            spelling: Spelling::Keywords,
+        })
+    }
+
+    /// Hears for the caller, downloads included.
+    pub(crate) fn observer(&mut self, raised: &Arc<Raised>) -> PyObserver {
+        PyObserver::new(raised, None).with_downloads(self.progress.take())
     }
 }

@@ -8,7 +8,7 @@ use crate::observer::PyObserver;
 use anyhow::bail;
 use gpt2_engine::interventions::Prepared;
 use gpt2_engine::studies::Run;
-use gpt2_engine::studies::record::{self, Documents};
+use gpt2_engine::studies::record::{self, Documents, Recording};
 use gpt2_engine::studies::train_features::{FeatureTraining, Options, TrainingRun, TrainingValues};
 use gpt2_engine::{Alone, Group, Spelling};
 use gpt2_loader::DictionaryCheckpoint;
@@ -61,7 +61,7 @@ impl Model {
             self.loaded.check_folder(&options.out)?;
             let interventions = Prepared::new(changes.options()?, &self.loaded, &observer)?;
             let run = Run::new(&interventions, &observer);
-            let report = options.begin(&run, &Alone)?.run(Some(documents))?;
+            let report = Recording::begin(&options, &run, &Alone)?.run(Some(documents))?;
             Ok::<_, Failed>(serde_json::to_string(&report).map_err(anyhow::Error::from)?)
         })?;
         Ok((report, observer.into_notes()))

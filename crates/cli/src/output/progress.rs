@@ -19,20 +19,6 @@ pub(crate) fn bar(length: Option<u64>, template: &str) -> ProgressBar {
     styled(length.map_or_else(ProgressBar::no_length, ProgressBar::new), template)
 }
 
-/// Shows a bar while `work` runs, which says how many of its steps are done, and how many there are. `steps` names them.
-pub(crate) fn with_bar<T, E>(
-    steps: &str,
-    work: impl FnOnce(&mut dyn FnMut(usize, usize)) -> Result<T, E>,
-) -> Result<T, E> {
-    let bar = bar(Some(0), &format!("{{bar:30}} {{pos}}/{{len}} {steps}, {{eta}} left"));
-    let result = work(&mut |done, all| {
-        bar.set_length(all as u64);
-        bar.set_position(done as u64);
-    });
-    bar.finish_and_clear();
-    result
-}
-
 fn styled(bar: ProgressBar, template: &str) -> ProgressBar {
     bar.with_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

@@ -1,6 +1,6 @@
-//! Advice on the loader's errors and findings, in the command's words: the library does not know the options.
+//! Advice on the loader's errors, in the command's words: the library does not know the options.
 
-use gpt2_loader::{Advice, HubError, LoadError, Remedy};
+use gpt2_loader::{HubError, LoadError, Remedy};
 use std::error::Error;
 
 /// The text of an error, without its causes.
@@ -68,20 +68,6 @@ fn words(remedy: &Remedy) -> String {
     }
 }
 
-/// The command's words for a finding about a checkpoint.
-pub(crate) fn advice(advice: Advice) -> String {
-    match advice {
-        Advice::Converted { mixed } => {
-            let mixed = if mixed { "mixed; " } else { "" };
-            format!(
-                "{mixed}with --dtype f32 on the CPU, f16, bf16 and quantized weights stay as they are; otherwise all are \
-                 converted to --dtype"
-            )
-        }
-        other => other.to_string(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,11 +112,5 @@ mod tests {
         let texts: Vec<String> = error.chain().map(text).collect();
         let token = "http://hub does not take the token: it is old; check HF_TOKEN, or log in again";
         assert_eq!(texts, ["there is no folder", token]);
-    }
-
-    #[test]
-    fn dtypes_are_converted_to_the_option() {
-        assert!(advice(Advice::Converted { mixed: false }).ends_with("converted to --dtype"));
-        assert!(advice(Advice::Converted { mixed: true }).starts_with("mixed"));
     }
 }

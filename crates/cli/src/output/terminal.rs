@@ -2,10 +2,11 @@
 
 use super::note;
 use super::progress::{bar, downloads};
-use crate::process::signals;
-use gpt2_engine::Observer;
+use crate::process::signals::{self, Stop};
+use gpt2_engine::{Observer, Stopped};
 use gpt2_loader::hub::Progress;
 use indicatif::ProgressBar;
+use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
 /// Hears for the person at the terminal.
@@ -24,6 +25,14 @@ impl Terminal {
         if let Some((_, bar)) = self.shown.lock().unwrap_or_else(PoisonError::into_inner).take() {
             bar.finish_and_clear();
         }
+    }
+
+    /// The end of a run by an error: one that says that the run was asked to stop is a note and an exit status.
+    pub(crate) fn end(&self, stop: &Stop, error: anyhow::Error) -> anyhow::Result<ExitCode> {
+        self.clear();
+        let stopped = error.downcast::<Stopped>()?;
+        note(&stopped.to_string());
+        Ok(ExitCode::from(stop.code()))
     }
 }
 

@@ -2,10 +2,7 @@
 //! written.
 
 use crate::output::note;
-use crate::output::terminal::TERMINAL;
-use gpt2_engine::Stopped;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -147,14 +144,6 @@ impl Stop {
     pub(crate) fn is_asked(&self) -> bool {
         let Self(()) = self;
         asked().is_some()
-    }
-
-    /// The end of a run by an error: one that says that it was asked to stop is a note and an exit status.
-    pub(crate) fn end(&self, error: anyhow::Error) -> anyhow::Result<ExitCode> {
-        TERMINAL.clear();
-        let stopped = error.downcast::<Stopped>()?;
-        note(&stopped.to_string());
-        Ok(ExitCode::from(self.code()))
     }
 
     /// The exit status of a run that stopped because it was asked to: 128 and the signal's number.

@@ -8,17 +8,25 @@ pub mod features;
 pub mod forward;
 pub mod generate;
 pub mod heads;
+pub mod import;
+pub mod inspect;
 pub mod lens;
 mod mean;
+pub mod merge;
+mod new_model;
+mod over_pairs;
 pub mod pairs;
 pub mod patch;
 mod points;
+pub mod quantize;
 pub mod record;
 mod run;
 pub mod score;
+pub mod train;
 pub mod train_features;
 
 pub use mean::Mean;
+pub use new_model::NewModel;
 pub use points::{PointName, Points};
 pub use run::{Entry, Outcome, Run, Study};
 

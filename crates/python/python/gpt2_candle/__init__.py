@@ -13,11 +13,18 @@ Letters in shapes: B texts, T tokens, S positions that are attended to, L layers
 residual stream, V the vocabulary.
 """
 
+from ._checkpoints import import_model, inspect, merge, quantize
+from ._circuits import Circuit, EdgeScores
+from ._dictionary import Dictionary
+from ._features import TextFeatures
 from ._inputs import Changes
 from ._model import Model
 from ._results import Attention, Cache, Comparison, Continuation, Effects, Map, Maps, Output, Scores
+from ._store import Rows, Store
+from ._texts import Prediction
 from ._tokenizer import Tokenizer
 from ._train import LoRA, Training, train
+from ._train_features import DictionaryTraining, train_features
 from ._types import Hook
 from ._native import VERSION as __version__
 
@@ -25,8 +32,12 @@ __all__ = [
     "Attention",
     "Cache",
     "Changes",
+    "Circuit",
     "Comparison",
     "Continuation",
+    "Dictionary",
+    "DictionaryTraining",
+    "EdgeScores",
     "Effects",
     "Hook",
     "LoRA",
@@ -34,9 +45,18 @@ __all__ = [
     "Maps",
     "Model",
     "Output",
+    "Prediction",
+    "Rows",
     "Scores",
+    "Store",
+    "TextFeatures",
     "Tokenizer",
     "Training",
     "__version__",
+    "import_model",
+    "inspect",
+    "merge",
+    "quantize",
     "train",
+    "train_features",
 ]

@@ -10,9 +10,9 @@ import numpy as np
 
 from . import _native
 from ._base import Base
-from ._inputs import Changes, changes_of, count, ids_of, maybe, rows_of
+from ._inputs import Changes, changes_of, count, ids_of, rows_of
 from ._results import Effects, Map, Scores
-from ._types import Floats, Parts, Text, Texts
+from ._types import Answers, Floats, Parts, Text, Texts
 
 if sys.version_info >= (3, 11):
     from typing import Unpack
@@ -73,13 +73,13 @@ class Analyses(Base):
             count(length, "length", 1), count(repeats, "repeats", 2), count(texts, "texts", 1), count(seed, "seed"), changes_of(self._own, changes))
         return Scores({name: self._map(name, values, unit="mean weight") for name, values in found.items()})
 
-    def effects(self, text: Text, answer: str | int, against: str | int | None = None, *, mean: bool = False, **changes: Unpack[Changes]) -> Effects:
+    def effects(self, text: Text, answer: Answers, against: Answers | None = None, *, mean: bool = False, **changes: Unpack[Changes]) -> Effects:
         """What ablating each head changes in a prediction, through everything that reads it.
 
         Args:
             text: The text.
-            answer: The token whose log-probability is measured.
-            against: Measures the logit of ``answer`` less that of this token.
+            answer: The token whose log-probability is measured; several only with ``against``.
+            against: Measures the logit of ``answer`` less that of this token, or the means of several.
             mean: Ablates to the head's mean over the text, not to 0.
             **changes: Interventions in every run.
 
@@ -90,7 +90,7 @@ class Analyses(Base):
         found = self._own.effects(ids, self._answer(answer, against), mean, asked)
         return Effects({"change": self._map("effect", found["change"], unit="nats", ids=ids, changes=asked)}, {"plain": _number(found["plain"])})
 
-    def direct(self, text: Text, answer: str | int, against: str | int | None = None, *, raw: bool = False, **changes: Unpack[Changes]) -> Effects:
+    def direct(self, text: Text, answer: Answers, against: Answers | None = None, *, raw: bool = False, **changes: Unpack[Changes]) -> Effects:
         """Direct logit attribution: what each part adds to the logit of ``answer``, or to its difference to that of ``against``.
 
         Args:
@@ -114,8 +114,8 @@ class Analyses(Base):
         self,
         clean: Text,
         corrupt: Text,
-        answer: str | int,
-        against: str | int | None = None,
+        answer: Answers,
+        against: Answers | None = None,
         *,
         parts: Parts | Sequence[Parts] = "heads",
         progress: Callable[[int, int], None] | None = None,
@@ -126,8 +126,8 @@ class Analyses(Base):
         Args:
             clean: The text that the model should get right.
             corrupt: A text of the same length that differs in what matters.
-            answer: The token whose log-probability is measured.
-            against: Measures the logit of ``answer`` less that of this token.
+            answer: The token whose log-probability is measured; several only with ``against``.
+            against: Measures the logit of ``answer`` less that of this token, or the means of several.
             parts: Which parts, one at a time: ``heads`` (L, H), ``heads_by_position`` (L, H, T), ``streams`` (L, T), ``attention``
                 (L), ``attention_by_position`` (L, T), ``mlps`` (L), ``mlps_by_position`` (L, T); several run together.
             progress: Called with the number of runs done and their total.
@@ -142,7 +142,7 @@ class Analyses(Base):
         named: dict[str, Map] = {name: self._map(name, values, AXES[name], unit="metric", ids=pair["clean"], changes=pair["changes"]) for name, values in zip(several, maps)}
         return Effects(named, {"clean": good, "corrupt": bad})
 
-    def attribution(self, clean: Text, corrupt: Text, answer: str | int, against: str | int | None = None, **changes: Unpack[Changes]) -> Effects:
+    def attribution(self, clean: Text, corrupt: Text, answer: Answers, against: Answers | None = None, **changes: Unpack[Changes]) -> Effects:
         """Attribution patching: what :meth:`patching` measures, to first order, from two passes and one gradient (Nanda 2023).
 
         Returns:
@@ -152,15 +152,6 @@ class Analyses(Base):
         found = self._own.attribution(pair)
         by_position = {"heads": "heads_by_position", "attention": "attention_by_position", "mlps": "mlps_by_position"}
         return Effects({name: self._map(name, values, AXES[by_position.get(name, name)], unit="metric", ids=pair["clean"], changes=pair["changes"]) for name, values in found.items()})
-
-    def edges(self, clean: Text, corrupt: Text, answer: str | int, against: str | int | None = None, *, steps: int | None = None, **changes: Unpack[Changes]) -> Floats:
-        """What each edge between two heads carries, to first order: EAP (Syed et al. 2023), or EAP-IG with ``steps`` (Hanna et al. 2024).
-
-        Returns:
-            (3, L, H, L, H): for queries, keys and values, the sender's layer and head, then the receiver's.
-        """
-        pair = self._pair(clean, corrupt, answer, against, changes)
-        return np.asarray(self._own.edges(pair, maybe(steps, "steps", 1)))
 
     def rollout(self, text: Text, **changes: Unpack[Changes]) -> Floats:
         """Attention rollout (Abnar & Zuidema 2020), (L, T, T): how much of each token reaches each position after each layer."""

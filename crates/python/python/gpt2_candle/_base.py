@@ -14,7 +14,7 @@ from . import _native
 from ._inputs import array_of, changes_of, count, ids_of
 from ._results import Map
 from ._tokenizer import Tokenizer
-from ._types import Floats, Text
+from ._types import Answers, Floats, Text
 
 Report = dict[str, Any]
 """The report of a study: the same facts, under the same names, as the command's ``--json``."""
@@ -80,7 +80,7 @@ class Base:
             warnings.warn(note, stacklevel=4)
         return json.loads(report), {one: np.asarray(values) for one, values in arrays.items()}
 
-    def _pair(self, clean: Text, corrupt: Text, answer: str | int, against: str | int | None, changes: Mapping[str, Any]) -> dict[str, Any]:
+    def _pair(self, clean: Text, corrupt: Text, answer: Answers, against: Answers | None, changes: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "clean": ids_of(self._own, clean, "clean"),
             "corrupt": ids_of(self._own, corrupt, "corrupt"),
@@ -88,8 +88,15 @@ class Base:
             "changes": changes_of(self._own, changes),
         }
 
-    def _answer(self, answer: str | int, against: str | int | None) -> tuple[int, int | None]:
-        return self._token(answer, "answer"), None if against is None else self._token(against, "against")
+    def _answer(self, answer: Answers, against: Answers | None) -> tuple[list[int], list[int] | None]:
+        return self._tokens(answer, "answer"), None if against is None else self._tokens(against, "against")
+
+    def _tokens(self, answers: Any, what: str) -> list[int]:
+        """The ids of one answer or of several."""
+        several: list[Any] = list(answers) if not isinstance(answers, str) and hasattr(answers, "__iter__") else [answers]
+        if not several:
+            raise ValueError(f"{what} is empty: give at least one token")
+        return [self._token(one, what) for one in several]
 
     def _token(self, token: str | int, what: str) -> int:
         if isinstance(token, str):

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from . import _native
 from ._types import HookFunction, KvDType, Names, Text, Texts
+
+if TYPE_CHECKING:
+    from ._dictionary import Dictionary
+
+
+class HasEdges(Protocol):
+    """What holds a circuit, such as :class:`Circuit`."""
+
+    @property
+    def edges(self) -> Sequence[tuple[str, str]]:
+        """Pairs of a writer and a reader."""
+        ...
 
 
 class Changes(TypedDict, total=False):
@@ -39,11 +51,12 @@ class Changes(TypedDict, total=False):
     """The text that patched values come from."""
     add: Mapping[int | str, ArrayLike]
     """Layers, or ``"layer@position"``, and the vectors (C) to add to the residual stream before their blocks."""
-    circuit: str | os.PathLike[str] | Sequence[tuple[str, str]]
-    """Runs only these edges: a file that ``gpt2 discover`` wrote, or pairs of a writer and a reader, such as ``("0.1", "2.3.q")``. Other
-    edges carry the value of a run over ``from_prompt``, the mean over the texts of ``mean_of``, or nothing."""
-    dictionary: str | os.PathLike[str]
-    """The sparse autoencoder or transcoder whose features are changed: a folder, or ``owner/name/FOLDER`` on the Hub."""
+    circuit: str | os.PathLike[str] | Sequence[tuple[str, str]] | HasEdges
+    """Runs only these edges: a :class:`Circuit`, a file that ``gpt2 discover`` wrote, or pairs of a writer and a reader, such as
+    ``("0.1", "2.3.q")``. Other edges carry the value of a run over ``from_prompt``, the mean over the texts of ``mean_of``, or nothing."""
+    dictionary: str | os.PathLike[str] | Dictionary
+    """The sparse autoencoder or transcoder whose features are changed: a :class:`Dictionary`, a folder, or ``owner/name/FOLDER`` on the
+    Hub."""
     ablate_feature: int | str | Sequence[int | str]
     """Features whose share is taken out of the value that the dictionary reads: ``7``, or ``"7@3"`` at position 3 alone."""
     scale_feature: Mapping[int | str, float]
@@ -62,10 +75,17 @@ class Options(Changes, total=False):
     min_p: float | None
     typical_p: float | None
     repetition_penalty: float
+    greedy: bool
+    beams: int | None
+    length_penalty: float
+    early_stopping: bool
     seed: int
     stop: str | Sequence[str] | None
     kv: KvDType | None
+    draft: str | os.PathLike[str] | None
+    batch: int | None
     fwd_hooks: Iterable[tuple[Names, HookFunction]]
+    progress: Callable[[str, int, int | None], None] | None
 
 
 _ON_HEADS = {"ablate": "ablate", "mean_ablate": "mean-ablate", "scale": "scale", "attention_temperature": "attention-temperature"}
@@ -133,7 +153,10 @@ def changes_of(model: _native.Model, given: Mapping[str, Any]) -> dict[str, Any]
     add = _mapping(given.get("add", {}), "add: expected a mapping of layers to vectors, such as {5: vector}")
     means = given.get("mean_of")
     means = [means] if isinstance(means, str) else means
-    circuit = given.get("circuit")
+    circuit: Any = given.get("circuit")
+    if isinstance(circuit, Mapping):
+        raise TypeError("circuit: expected a Circuit, a file or edges; Circuit.of(report) is that of a report of discover")
+    circuit = getattr(circuit, "edges", circuit)
     if means is not None and not given.get("mean_ablate") and circuit is None:
         raise TypeError("mean_of: says over which texts mean_ablate and circuit take their means; give one of them too")
     prompt = given.get("from_prompt")
@@ -150,9 +173,20 @@ def changes_of(model: _native.Model, given: Mapping[str, Any]) -> dict[str, Any]
         "add": [(str(place), array_of(np.asarray(vector), f"add {place}", dtype="float32")) for place, vector in add.items()],
         "circuit": os.fspath(circuit) if is_file else None,
         "edges": None if circuit is None or is_file else [f"{writer}->{reader}" for writer, reader in circuit],
-        "dictionary": None if dictionary is None else os.fspath(dictionary),
+        "dictionary": None if dictionary is None else _dictionary(dictionary),
         "features": _features(given),
     }
+
+
+def _dictionary(given: Any) -> str | _native.Dictionary:
+    """A dictionary that is in memory, or its name."""
+    own: Any = getattr(given, "_own", None)
+    if isinstance(own, _native.Dictionary):
+        return own
+    if not isinstance(given, (str, os.PathLike)):
+        raise TypeError(f"dictionary: expected a Dictionary or its name, got {given!r}")
+    name: str = os.fspath(given)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return name
 
 
 def _features(given: Mapping[str, Any]) -> list[tuple[str, str, float]]:

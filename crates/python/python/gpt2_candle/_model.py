@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import sys
 import warnings
@@ -12,11 +14,15 @@ import numpy as np
 
 from . import _native
 from ._analyses import Analyses
+from ._base import Progress, Report
+from ._circuits import Circuits
+from ._features import Features
 from ._hooks import Points
 from ._inputs import Changes, Options, array_of, changes_of, count, ids_of, maybe, rows_of
 from ._progress import Downloads
 from ._results import Attention, Cache, Comparison, Continuation, Output
-from ._types import DType, Floats, HookFunction, Names, Text, Texts
+from ._texts import Predictions
+from ._types import Answers, DType, Floats, HookFunction, KvDType, Names, Text, Texts
 
 if sys.version_info >= (3, 11):
     from typing import Unpack
@@ -47,7 +53,7 @@ def _set_threads(threads: int | None) -> None:
     _threads = threads
 
 
-class Model(Analyses):
+class Model(Analyses, Circuits, Features, Predictions):
     """A GPT-2 with its tokenizer. :meth:`load` makes one.
 
     Nothing changes a model, so any number of threads may use it at once; the interpreter's lock is released while it runs. It cannot
@@ -297,7 +303,7 @@ class Model(Analyses):
             }
         )
 
-    def grad(self, text: Text, names: Names, answer: str | int, against: str | int | None = None, **changes: Unpack[Changes]) -> dict[str, tuple[Floats, Floats]]:
+    def grad(self, text: Text, names: Names, answer: Answers, against: Answers | None = None, **changes: Unpack[Changes]) -> dict[str, tuple[Floats, Floats]]:
         """How a prediction depends on the values at hook points.
 
         Args:
@@ -372,34 +378,65 @@ class Model(Analyses):
         """
         self._own.save_adapter(os.fspath(folder), base, overwrite)
 
-    def quantize(self, path: str | os.PathLike[str], *, to: Literal["q8_0", "q4_0", "q4_k_m", "f16"] = "q8_0", overwrite: bool = False) -> None:
+    def quantize(self, path: str | os.PathLike[str], *, to: Literal["q8_0", "q4_0", "q4_k_m", "f16"] = "q8_0", overwrite: bool = False) -> Report:
         """Writes the model as a GGUF file with its tokenizer, which llama.cpp and :meth:`load` read.
 
         Args:
             path: A name that ends in ``.gguf``. The file appears whole or not at all.
             to: The type of the weights: 8.5 bits each, 4.5, 4.5 to 8.5, or 16.
             overwrite: Replaces a file that is there.
-        """
-        self._own.quantize(os.fspath(path), to, overwrite)
 
-    def compare(self, other: Model, text: Text, *, window: int | None = None) -> Comparison:
+        Returns:
+            The report of the command: ``bytes``, ``bits_per_parameter``, and the number of ``weights`` in each format.
+        """
+        report, notes = self._own.quantize(os.fspath(path), to, overwrite)
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
+        found: Report = json.loads(report)
+        return found
+
+    def compare(
+        self,
+        other: Model,
+        text: Text,
+        *,
+        tokens: int | None = None,
+        window: int | None = None,
+        kv_other: KvDType | None = None,
+        progress: Progress | None = None,
+    ) -> Comparison:
         """How two models predict a text, which may be longer than their contexts: it is cut into windows.
 
         Args:
             other: Another model with the same vocabulary.
             text: The text.
+            tokens: Compares only so many tokens of the text.
             window: Tokens in a window; as many as both models read, if there is no number.
+            kv_other: Lets the other model read keys and values from a cache of this precision.
+            progress: Called with ``"tokens"``, how many are done, and how many there are.
         """
         if not isinstance(other, Model):
             raise TypeError(f"other: expected a Model, got {other!r}; Model.load opens one by its name")
         if isinstance(text, str):
-            ids = self.tokenizer.encode(text)
+            given: str | list[int] = text
         else:
             rows, is_one = rows_of(self._own, text)
             if not is_one:
                 raise TypeError("text: expected one text, got several; compare them one by one")
-            [ids] = rows
-        return Comparison(*self._own.compare(other._own, ids, maybe(window, "window")))
+            [given] = rows
+        options = {"tokens": maybe(tokens, "tokens", 2), "window": maybe(window, "window", 2), "kv_other": kv_other}
+        report, notes = self._own.compare(other._own, given, json.dumps(options), progress)
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
+        found = json.loads(report)
+        return Comparison(
+            tokens=found["tokens"],
+            perplexity=found["model"]["perplexity"],
+            other_perplexity=found["other"]["perplexity"],
+            mean_kl_divergence=found["mean_kl_divergence"],
+            top_1_agreement=found["top_1_agreement"],
+            largest_logit_difference=found["largest_logit_difference"],
+        )
 
     # Writing.
 
@@ -424,57 +461,82 @@ class Model(Analyses):
             temperature: 1; divides the logits: 0 always takes the most probable token.
             top_k, top_p, min_p, typical_p: Which tokens to draw from, as in transformers. ``top_k`` is 40; ``None`` is all of them.
             repetition_penalty: 1; above 1, tokens of the text become less probable.
+            greedy: Always takes the most probable token.
+            beams: Searches for the most probable text with so many beams, as transformers does, in place of drawing one.
+            length_penalty: 1; a found text's score is its log-probability divided by tokens to this power.
+            early_stopping: Stops once ``beams`` texts have ended.
             seed: 0; the same seed draws the same text.
             stop: The text ends before the first of these strings.
             kv: The precision of the cached keys and values.
+            draft: What guesses the next tokens, so that the model checks several in one pass: ``"lookup"``, ``"q4_0"``, ``"q8_0"``, or
+                another model by its name. The text stays the same.
+            batch: How many of several prompts to continue in each pass; all that fit, if there is no number.
             fwd_hooks: Functions at hook points, as for :meth:`run_with_hooks`; each pass has the new positions alone.
-            Interventions, as for a pass.
+            progress: Called with ``"tokens"``, how many are done, and ``None``.
+            Interventions, as for a pass. With several prompts, positions are those of each, and means need ``mean_of``.
 
         Returns:
             A :class:`Continuation`, or a list of them for a list of prompts.
         """
         rows, is_one = rows_of(self._own, prompt)
-        running = self._generation(rows, options)
-        while running.step() is not None:
-            pass
-        running.finish()
-        found = [Continuation(text, ids, stopped_at) for ids, text, stopped_at in running.found()]
+        continued, notes = self._own.continued(self._generation(rows, options))
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
+        found = [Continuation(text, ids, stopped_at, json.loads(report)) for ids, text, stopped_at, report in continued]
         return found[0] if is_one else found
 
     def stream(self, prompt: Text, **options: Unpack[Options]) -> Iterator[str]:
-        """Like :meth:`generate`, for one prompt: gives the text piece by piece, as it comes."""
-        running = self._generation([ids_of(self._own, prompt)], options)
+        """Like :meth:`generate`, for one prompt: gives the text piece by piece, as it comes. It has neither beams nor a draft."""
+        given: Mapping[str, Any] = options
+        for name in ("beams", "draft"):
+            if given.get(name) is not None:
+                raise TypeError(f"{name}: gives no text piece by piece; use generate")
+        running = self._own.generate(self._generation([ids_of(self._own, prompt)], given))
 
         def pieces() -> Iterator[str]:
-            while (step := running.step()) is not None:
-                if step[0]:
-                    yield step[0]
-            yield from filter(None, running.finish())
+            while (piece := running.step()) is not None:
+                if piece:
+                    yield piece
+            if rest := running.finish():
+                yield rest
 
         return pieces()
 
-    def _generation(self, rows: list[list[int]], options: Mapping[str, Any]) -> _native.Generation:
+    def _generation(self, rows: list[list[int]], options: Mapping[str, Any]) -> dict[str, Any]:
         if note := self._facts["generation_note"]:
             warnings.warn(note, stacklevel=3)
         given = dict(options)
-        top_k = given.pop("top_k", 40)
-        return self._own.generate(
-            {
-                "rows": rows,
-                "max_new_tokens": maybe(given.pop("max_new_tokens", None), "max_new_tokens"),
-                "temperature": given.pop("temperature", 1.0),
-                "top_k": maybe(top_k, "top_k"),
-                "top_p": given.pop("top_p", None),
-                "min_p": given.pop("min_p", None),
-                "typical_p": given.pop("typical_p", None),
-                "repetition_penalty": given.pop("repetition_penalty", 1.0),
-                "seed": count(given.pop("seed", 0), "seed"),
-                "kv": given.pop("kv", None),
-                "stops": _stops(given.pop("stop", None)),
-                "hooks": self._points.hooks(given.pop("fwd_hooks", ())),
-                "changes": changes_of(self._own, given),
-            }
-        )
+        top_k = maybe(given.pop("top_k", 40), "top_k", 1)
+        draft = given.pop("draft", None)
+        asked: dict[str, Any] = {
+            "max_new_tokens": maybe(given.pop("max_new_tokens", None), "max_new_tokens"),
+            "top_k": 0 if top_k is None else top_k,
+            "greedy": bool(given.pop("greedy", False)),
+            "beams": maybe(given.pop("beams", None), "beams", 1),
+            "early_stopping": bool(given.pop("early_stopping", False)),
+            "kv": given.pop("kv", None),
+            "stop": _stops(given.pop("stop", None)),
+            "draft": None if draft is None else os.fspath(draft),
+            "batch": maybe(given.pop("batch", None), "batch", 1) or len(rows),
+        }
+        for name in ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "length_penalty"):
+            asked[name] = _finite(given.pop(name, None), name)
+        return {
+            "rows": rows,
+            "options": json.dumps({name: value for name, value in asked.items() if value is not None}),
+            "seed": count(given.pop("seed", 0), "seed"),
+            "hooks": self._points.hooks(given.pop("fwd_hooks", ())),
+            "progress": given.pop("progress", None),
+            "changes": changes_of(self._own, given),
+        }
+
+
+def _finite(number: float | None, name: str) -> float | None:
+    if number is None:
+        return None
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {number}, expected a finite number")
+    return float(number)
 
 
 def _stops(stop: str | Sequence[str] | None) -> list[str]:

@@ -287,6 +287,9 @@ class Continuation:
     """The new tokens, including the end token."""
     stopped_at: str | None
     """The stop string that ended the text."""
+    report: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, compare=False)
+    """The facts, as ``gpt2 generate --json`` prints them. Of a search with beams, ``hypotheses`` has all texts that it found, with their
+    scores; with a draft, ``draft`` says how many of its guesses were right."""
 
     def __str__(self) -> str:
         return self.text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,41 +114,45 @@ def train(
     given = [name for name, number in size.items() if number is not None]
     if model is not None and given:
         raise TypeError(f"{given[0]}: is the size of a new model; leave it out, or leave model= out")
-    defaults = (1024, 256, 128, 4, 4)
-    new = tuple(default if size[name] is None else count(size[name], name, 1) for name, default in zip(size, defaults))
+    options: dict[str, Any] = {
+        **{name: maybe(number, name, 1) for name, number in size.items()},
+        "lora": None if rank is None else count(rank.r, "r", 1),
+        "lora_alpha": None if rank is None else _finite(rank.alpha, "alpha"),
+        "lora_dropout": None if rank is None else _finite(rank.dropout, "dropout"),
+        "lora_target": None if rank is None else list(rank.targets),
+        "rslora": None if rank is None else bool(rank.rslora),
+        "steps": count(steps, "steps", 1, 2**32 - 1),
+        "batch": count(batch, "batch", 1, 2**16 - 1),
+        "accumulate": count(accumulate, "accumulate", 1, 2**16 - 1),
+        "window": maybe(window, "window", 1),
+        "lr": _finite(lr, "lr"),
+        "warmup": count(warmup, "warmup", 0, 2**32 - 1),
+        "weight_decay": _finite(weight_decay, "weight_decay"),
+        "clip": _finite(clip, "clip"),
+        "dropout": None if dropout is None else _finite(dropout, "dropout"),
+        "repeat_fraction": _finite(repeat_fraction, "repeat_fraction"),
+        "recompute": bool(recompute),
+        "eval_every": count(eval_every, "eval_every", 1, 2**32 - 1),
+        "val_fraction": _finite(val_fraction, "val_fraction"),
+    }
     native, losses, validation, finished = _native.Model.train(
         model._own if model is not None else None,
         {
+            "options": json.dumps({name: value for name, value in options.items() if value is not None}),
             "text": text,
             "examples": examples,
-            "new": new,
-            "lora": None
-            if rank is None
-            else {
-                "r": count(rank.r, "r", 1),
-                "alpha": float(rank.alpha),
-                "dropout": float(rank.dropout),
-                "targets": list(rank.targets),
-                "rslora": bool(rank.rslora),
-            },
-            "steps": count(steps, "steps", 1, 2**32 - 1),
-            "batch": count(batch, "batch", 1, 2**16 - 1),
-            "accumulate": count(accumulate, "accumulate", 1, 2**16 - 1),
-            "window": maybe(window, "window", 1),
-            "lr": float(lr),
-            "warmup": count(warmup, "warmup", 0, 2**32 - 1),
-            "weight_decay": float(weight_decay),
-            "clip": float(clip),
-            "dropout": dropout,
-            "repeat_fraction": float(repeat_fraction),
-            "recompute": bool(recompute),
-            "eval_every": count(eval_every, "eval_every", 1, 2**32 - 1),
-            "val_fraction": float(val_fraction),
             "seed": count(seed, "seed"),
             "callback": callback,
         },
     )
     return Training(Model(native), losses, validation, finished)
+
+
+def _finite(number: Any, what: str) -> float:
+    found = float(number)
+    if not math.isfinite(found):
+        raise ValueError(f"{what} is {number}, expected a finite number")
+    return found
 
 
 def _example(one: Any) -> tuple[str, str]:

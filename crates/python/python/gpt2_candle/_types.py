@@ -35,6 +35,8 @@ Text = Union[str, Ids]
 """One text: a string or token ids."""
 Texts = Union[Text, Sequence[str], Sequence[Sequence[int]]]
 """One text or several."""
+Answers = Union[str, int, Sequence[Union[str, int]]]
+"""A token as text or as its id, or several of which the mean logit counts."""
 Names = Union[str, Sequence[str], Callable[[str], bool], None]
 """Hook points: a name, the start of names up to a dot, several, a function that says which, or the usual ones."""
 HookFunction = Callable[[Floats, Hook], Any]

@@ -4,4 +4,5 @@ pub(super) mod cache;
 pub(super) mod import;
 pub(super) mod inspect;
 pub(super) mod merge;
+mod new_model;
 pub(super) mod quantize;

@@ -9,16 +9,14 @@ use crate::output::progress::bar;
 use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
-use anyhow::{anyhow, bail};
+use anyhow::Context;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use gpt2_engine::open::{checkpoint, open_tokenizer};
-use gpt2_loader::{Checkpoint, Encoding, GgufType, LoadError, Source, save_gguf};
-use gpt2_model::parameters::WPE;
+use gpt2_engine::Spelling;
+use gpt2_engine::studies::quantize::{Quantizing, Report, check_name};
+use gpt2_loader::GgufType;
 use gpt2_view::visible_text;
-use serde::Serialize;
-use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -59,50 +57,6 @@ pub(crate) fn types() -> impl TypedValueParser<Value = GgufType> {
     PossibleValuesParser::new(names).try_map(|name| name.parse::<GgufType>())
 }
 
-#[derive(Serialize)]
-struct Report<'a> {
-    model: &'a str,
-    file: &'a Path,
-    #[serde(rename = "type")]
-    kind: &'static str,
-    bytes: u64,
-    parameters: u64,
-    bits_per_parameter: f64,
-    /// The number of weight tensors in each format.
-    weights: BTreeMap<String, usize>,
-}
-
-/// The numbers in a block of `q4_K` or `q6_K`.
-const LARGE_BLOCK: usize = 256;
-
-/// Counts the tensors of more than one dimension in each format of a GGUF file. Positions, in f32 in every type, are
-/// not counted.
-fn weights_of(path: &Path) -> anyhow::Result<BTreeMap<String, usize>> {
-    let written = Checkpoint::open(&Source::Gguf(path.into()).open()?)?;
-    let mut weights = BTreeMap::new();
-    for (_, tensor) in written.tensors().filter(|(name, of)| of.shape.len() > 1 && *name != WPE) {
-        let format = match tensor.dtype {
-            Encoding::Blocks(format) => format.as_str().to_owned(),
-            other => other.to_string().to_lowercase(),
-        };
-        *weights.entry(format).or_default() += 1;
-    }
-    Ok(weights)
-}
-
-/// Explains formats that the file's type does not name: rows of `width` numbers may not divide into large blocks.
-fn because(kind: GgufType, width: usize) -> String {
-    let (need, instead) = match kind {
-        GgufType::Q4_0 => ("Q6_K needs", "the output projection got Q8_0"),
-        GgufType::Q4KM => ("Q4_K and Q6_K need", "the others got Q5_0 and Q8_0"),
-        _ => return String::new(),
-    };
-    if width.is_multiple_of(LARGE_BLOCK) {
-        return String::new();
-    }
-    format!("; {need} rows whose length is a multiple of {LARGE_BLOCK}; {instead}")
-}
-
 /// Runs `work`, which tells how many tensors are done, how many there are, and the name of the next.
 pub(crate) fn with_bar<T>(work: impl FnOnce(&mut dyn FnMut(usize, usize, &str)) -> T) -> T {
     let bar = bar(Some(1), "{bar:30} {pos}/{len} {msg}");
@@ -115,28 +69,9 @@ pub(crate) fn with_bar<T>(work: impl FnOnce(&mut dyn FnMut(usize, usize, &str)) 
     result
 }
 
-/// The error in this command's words: ids are no way out, since the file holds the tokenizer.
-fn no_tokenizer(error: LoadError) -> anyhow::Error {
-    match error {
-        LoadError::NoTokenizer { name, vocab_size } => anyhow!(
-            "{name}: no tokenizer here, and a GGUF file holds one; put its tokenizer.json, or vocab.json with merges.txt, into \
-             the folder (a vocabulary of {vocab_size} is not GPT-2's own 50257)"
-        ),
-        LoadError::OtherTokenizer { name, reason, remedy } => {
-            anyhow!("{name}: tokenizer: {reason}; a GGUF file holds the tokenizer: {remedy}")
-        }
-        other => other.into(),
-    }
-}
-
 pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
     let out = &args.out;
-    if !out.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf")) {
-        bail!(
-            "--out {}: expected a name that ends in .gguf, by which every command knows the format",
-            out.display()
-        );
-    }
+    check_name(out, Spelling::Flags)?;
     let mut outputs = Outputs::new(args.overwrite);
     outputs.add("--out", out);
     let mut inputs = ReadFiles::default();
@@ -146,47 +81,26 @@ pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
     inputs.model(&files)?;
     outputs.check(&inputs)?;
 
-    let kind = args.to;
-    let checkpoint = checkpoint(&files, &TERMINAL)?;
-    if let Some(format) = checkpoint.formats().first() {
-        bail!(
-            "{}: is quantized already ({format}), and quantizing it again would lose more precision; start from the original",
-            checkpoint.name()
-        );
-    }
-    let tokenizer =
-        open_tokenizer(&files, checkpoint.config().vocab_size, &TERMINAL).map_err(no_tokenizer)?;
-    let mut bytes = 0;
-    let mut weights = BTreeMap::new();
+    let quantizing = Quantizing::new(&files, args.to, &TERMINAL)?;
+    let mut written = None;
     outputs.stage(out, |temporary| {
-        with_bar(|progress| save_gguf(temporary, &checkpoint, &tokenizer, kind, progress))?;
-        bytes = std::fs::metadata(temporary)?.len();
-        weights = weights_of(temporary)?;
+        written = Some(quantizing.write(temporary, out, &TERMINAL)?);
         anyhow::Ok(())
     })?;
-    let parameters = checkpoint.audit().parameter_count;
-    let bits_per_parameter = 8.0 * bytes as f64 / parameters as f64;
-    let report = Report {
-        model: checkpoint.name(),
-        file: out,
-        kind: kind.as_str(),
-        bytes,
-        parameters,
-        bits_per_parameter,
-        weights,
-    };
-    let width = checkpoint.config().n_embd;
-    outputs.commit_after(|| {
-        output::report(args.json, &report, |report| {
-            let megabytes = report.bytes as f64 / 1e6;
-            let file = visible_text(&report.file.display().to_string());
-            writeln!(
-                output::stdout(),
-                "{file}: {kind}, {megabytes:.1} MB, {bits_per_parameter:.2} bits a parameter, tokenizer included"
-            )?;
-            let mix: Vec<String> = report.weights.iter().map(|(format, n)| format!("{n} in {}", format.to_uppercase())).collect();
-            writeln!(output::stdout(), "weights: {}{}", mix.join(", "), because(kind, width))?;
-            Ok(())
-        })
-    })
+    let report = written.context("the file was not written")?;
+    outputs.commit_after(|| output::report(args.json, &report, print))
+}
+
+fn print(report: &Report) -> anyhow::Result<()> {
+    let mut out = output::stdout();
+    let Report { kind, bits_per_parameter, weights, because, .. } = report;
+    let megabytes = report.bytes as f64 / 1e6;
+    let file = visible_text(&report.file.display().to_string());
+    writeln!(
+        out,
+        "{file}: {kind}, {megabytes:.1} MB, {bits_per_parameter:.2} bits a parameter, tokenizer included"
+    )?;
+    let mix = weights.iter().map(|(format, n)| format!("{n} in {}", format.to_uppercase()));
+    writeln!(out, "weights: {}{because}", mix.collect::<Vec<_>>().join(", "))?;
+    Ok(())
 }

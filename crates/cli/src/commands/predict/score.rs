@@ -114,7 +114,7 @@ fn score(args: &ScoreArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Ok(None) => Ok(ExitCode::SUCCESS),
-        Err(error) => stop.end(error),
+        Err(error) => TERMINAL.end(&stop, error),
     }
 }
 

@@ -1,6 +1,6 @@
 //! One head by token: the largest entries of its circuits, eigenvalues and singular directions.
 
-use super::{Options, Report, known};
+use super::options::{Options, known};
 use crate::observer::steps;
 use crate::open::{Label, Opened};
 use crate::provenance::RunProvenance;
@@ -106,7 +106,7 @@ impl Options {
         run: &Run,
         circuits: &Circuits,
         head: Head,
-    ) -> anyhow::Result<Outcome<Report>> {
+    ) -> anyhow::Result<Outcome<OneHead>> {
         let opened = run.opened;
         let provenance = RunProvenance::of_weights(opened)?;
         let option = opened.spelling.option("token");
@@ -141,7 +141,7 @@ impl Options {
                 tensors.push((name.to_owned(), LinkTokens::new(links).values(circuits, head, circuit)?));
             }
         }
-        Ok(Outcome { report: Report::One(Box::new(report)), tensors })
+        Ok(Outcome { report, tensors })
     }
 }
 

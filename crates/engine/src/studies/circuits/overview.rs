@@ -1,6 +1,6 @@
 //! All heads: which copy, and which feed which.
 
-use super::{HEAD_INPUTS, Options, Report, known};
+use super::options::{HEAD_INPUTS, Options, known};
 use crate::observer::steps;
 use crate::provenance::RunProvenance;
 use crate::studies::run::{Outcome, Run};
@@ -44,7 +44,7 @@ pub struct ComposedHeads {
 }
 
 impl Options {
-    pub(super) fn overview(&self, run: &Run, circuits: &Circuits) -> anyhow::Result<Outcome<Report>> {
+    pub(super) fn overview(&self, run: &Run, circuits: &Circuits) -> anyhow::Result<Outcome<Overview>> {
         let provenance = RunProvenance::of_weights(run.opened)?;
         let mut heads = vec![];
         for layer in 0..circuits.layers() {
@@ -76,6 +76,6 @@ impl Options {
             tensors.push((reads.to_owned(), scores));
         }
         compositions.sort_by(|a, b| b.score.total_cmp(&a.score));
-        Ok(Outcome { report: Report::All(Box::new(Overview { provenance, heads, compositions })), tensors })
+        Ok(Outcome { report: Overview { provenance, heads, compositions }, tensors })
     }
 }

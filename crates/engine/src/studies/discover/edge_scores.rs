@@ -1,9 +1,11 @@
 //! Scores of all edges by themselves, without a search for a circuit.
 
+use super::options::{INTEGRALS, Integral};
 use super::search::{check_plain, score};
-use super::{INTEGRALS, Integral, on_pairs, provenance, study_of};
+use crate::observer::steps;
 use crate::provenance::RunProvenance;
 use crate::studies::mean::Mean;
+use crate::studies::over_pairs::{on_pairs, provenance, study_of};
 use crate::studies::run::{Outcome, Run, Study};
 use crate::texts::PairsInput;
 use crate::words::{Choices, name_of};
@@ -121,7 +123,7 @@ impl Study for EdgeScoreOptions {
         let applied = on_pairs(run, &pairs)?;
         let study = study_of(run, &pairs, &applied)?;
         study.check(scoring)?;
-        let (clean, corrupt) = study.plain(&mut crate::observer::steps(run.observer, "runs"))?;
+        let (clean, corrupt) = study.plain(&mut steps(run.observer, "runs"))?;
         check_plain(run, &study, &clean, &corrupt)?;
         let scores = score(run, &study, scoring)?;
         let mut settings = self.pairs.facts(&pairs);

@@ -1,7 +1,7 @@
 //! The search for a circuit: scores of all edges, circuits of growing size, and the one to report.
 
+use super::options::{EdgeChoice, Options};
 use super::report::{EachPair, MeasuredCircuit, ScoredEdge, SizedCircuit, Without};
-use super::{EdgeChoice, Options};
 use crate::observer::steps;
 use crate::studies::mean::Mean;
 use crate::studies::run::Run;

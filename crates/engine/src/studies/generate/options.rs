@@ -108,7 +108,10 @@ impl Options {
     }
 
     /// Refuses options that have no meaning beside others.
-    pub(super) fn check(&self, spelling: Spelling) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// When there is one.
+    pub fn check(&self, spelling: Spelling) -> anyhow::Result<()> {
         if self.stop.iter().any(String::is_empty) {
             bail!("{}: an empty string would end every text before it begins", spelling.option("stop"));
         }

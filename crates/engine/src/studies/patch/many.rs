@@ -1,11 +1,12 @@
 //! Patching over many pairs: means with their standard errors.
 
+use super::agreement::{check_difference, correlation};
+use super::options::Options;
 use super::paths::{PathPatch, measure};
-use super::{Options, Report, check_difference, correlation};
 use crate::interventions::Reads;
 use crate::provenance::RunProvenance;
 use crate::studies::mean::Mean;
-use crate::studies::run::{Outcome, Run};
+use crate::studies::run::Run;
 use candle_core::{DType, Device, Tensor};
 use gpt2_circuits::discovery::Pair;
 use gpt2_model::analysis::{Contrast, Parts, activation_patching, attribution_patching};
@@ -82,7 +83,7 @@ pub struct PairDifferences {
 const PARTS: [Parts; 3] = [Parts::Heads, Parts::Attention, Parts::Mlps];
 
 impl Options {
-    pub(super) fn many(&self, run: &Run, pairs: &[Pair]) -> anyhow::Result<Outcome<Report>> {
+    pub(super) fn many(&self, run: &Run, pairs: &[Pair]) -> anyhow::Result<PairsReport> {
         let opened = run.opened;
         let applied = run.interventions.of(Reads::Others("pairs of prompts"))?;
         let hooks = (!applied.list.is_empty()).then_some(&applied.list as &dyn Hooks);
@@ -118,7 +119,7 @@ impl Options {
             paths => measure(run, pairs, &applied, paths, self.freeze)?.paths,
         };
         let longest = pairs.first().map_or(1, |pair| pair.clean.len());
-        let report = PairsReport {
+        Ok(PairsReport {
             provenance: RunProvenance::of_tokens(opened, longest)?.under(&applied),
             settings: self.pairs.facts(pairs),
             pairs: pairs.len(),
@@ -129,9 +130,7 @@ impl Options {
             layers,
             paths,
             each,
-        };
-        self.warn(run, report.heads.len(), report.correlation);
-        Ok(Outcome::new(Report::Many(Box::new(report))))
+        })
     }
 }
 

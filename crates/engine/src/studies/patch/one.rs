@@ -1,7 +1,8 @@
 //! Patching for one pair: shares of its own difference, also by position.
 
+use super::agreement::{check_difference, correlation};
+use super::options::Options;
 use super::paths::{PathPatch, measure};
-use super::{Options, Report, check_difference, correlation};
 use crate::interventions::Reads;
 use crate::observer::steps;
 use crate::open::Label;
@@ -115,7 +116,12 @@ impl Options {
     }
 
     /// The tensors are the shares of `heads`, (L, H), and of `streams`, (L, T).
-    pub(super) fn one(&self, run: &Run, texts: &PairInput, pair: &Pair) -> anyhow::Result<Outcome<Report>> {
+    pub(super) fn one(
+        &self,
+        run: &Run,
+        texts: &PairInput,
+        pair: &Pair,
+    ) -> anyhow::Result<Outcome<PairReport>> {
         let opened = run.opened;
         let Pair { clean, corrupt, metric } = pair;
         let applied = run.interventions.of(Reads::Branches(clean))?;
@@ -164,9 +170,8 @@ impl Options {
             heads_by_position_estimated: (estimate.heads / difference)?.to_vec3()?,
             paths,
         };
-        self.warn(run, report.heads.len(), report.correlation);
         let tensors = vec![("heads".to_owned(), exact), ("streams".to_owned(), streams)];
-        Ok(Outcome { report: Report::One(Box::new(report)), tensors })
+        Ok(Outcome { report, tensors })
     }
 }
 

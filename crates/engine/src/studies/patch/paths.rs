@@ -1,11 +1,11 @@
 //! Path patching: what senders tell readers.
 
-use super::check_difference;
+use super::agreement::check_difference;
 use crate::interventions::Applied;
 use crate::observer::steps;
 use crate::provenance::RunProvenance;
-use crate::studies::discover::{on_pairs, provenance, study_of};
 use crate::studies::mean::Mean;
+use crate::studies::over_pairs::{on_pairs, provenance, study_of};
 use crate::studies::run::{Outcome, Run, Study};
 use crate::texts::PairsInput;
 use crate::words::{Choices, name_of};

@@ -1,8 +1,10 @@
 //! The passes over the windows of shards, and the shards that they fill.
 
 use super::documents::Documents;
+use super::options::{Options, StoredAs};
+use super::plan::Plan;
+use super::report::{Report, left};
 use super::texts::{Pending, ShardTexts, TextWindow};
-use super::{Options, Plan, Report, StoredAs, left};
 use crate::interventions::Reads;
 use crate::observer::Stopped;
 use crate::provenance::RunProvenance;
@@ -13,7 +15,7 @@ use candle_core::{Device, Tensor};
 use gpt2_files::{Shard, StoreWriter};
 use gpt2_model::finite::all_finite;
 use gpt2_model::hooks::Hooks;
-use gpt2_parallel::Group;
+use gpt2_parallel::{Fact, Group};
 use std::time::Instant;
 
 /// The metadata key of the hash of a shard's texts.
@@ -21,12 +23,12 @@ const HASH: &str = "texts";
 
 /// A store that has begun: it computes and writes shards, together with the other processes of the group.
 pub struct Recording<'a> {
-    pub(super) options: &'a Options,
-    pub(super) run: Run<'a>,
-    pub(super) group: &'a dyn Group,
-    pub(super) plan: Plan,
-    pub(super) provenance: RunProvenance,
-    pub(super) writer: StoreWriter,
+    options: &'a Options,
+    run: Run<'a>,
+    group: &'a dyn Group,
+    plan: Plan,
+    provenance: RunProvenance,
+    writer: StoreWriter,
 }
 
 /// A shard that this process computes: its batches, and the values of each point and window so far.
@@ -43,6 +45,29 @@ struct Filling<'a> {
 struct BytesRead {
     done: u64,
     all: Option<u64>,
+}
+
+impl<'a> Recording<'a> {
+    /// Checks the options, lets the processes of the group agree on them, and begins the folder.
+    ///
+    /// # Errors
+    /// When an option does not fit the model, processes differ, or the folder holds other values.
+    pub fn begin(options: &'a Options, run: &Run<'a>, group: &'a dyn Group) -> anyhow::Result<Self> {
+        let Run { opened, interventions, .. } = *run;
+        let plan = Plan::new(options, run)?;
+        let provenance = RunProvenance::of_tokens(opened, plan.windowing.window)?;
+        let provenance = provenance.under(&interventions.described());
+        let facts = plan.facts(options, run, &provenance)?;
+        agree(group, &facts)?;
+        let writer = || StoreWriter::new(&options.out, plan.names.clone(), facts.clone());
+        // One process makes the folder, and all of them see it.
+        if group.rank() == 0 {
+            writer()?;
+        }
+        group.any(false)?;
+        let writer = writer()?;
+        Ok(Self { options, run: *run, group, plan, provenance, writer })
+    }
 }
 
 impl Recording<'_> {
@@ -217,4 +242,14 @@ impl Recording<'_> {
         };
         self.writer.add(number, &filled, &[(HASH, shard.hash())]).with_context(|| format!("shard {number}"))
     }
+}
+
+/// Refuses processes whose shards would differ.
+fn agree(group: &dyn Group, facts: &serde_json::Value) -> anyhow::Result<()> {
+    let fact = |(what, value): (&String, &serde_json::Value)| Fact {
+        what: what.clone(),
+        value: value.to_string(),
+        remedy: "start every rank with the same command and the same model",
+    };
+    group.agree(|| anyhow::Ok(facts.as_object().into_iter().flatten().map(fact).collect()))
 }

@@ -4,10 +4,10 @@
 //! lanes share the windows out: lane n gets every window whose place in the order is n modulo the number of lanes. A lane mixes the
 //! tokens of many windows. So a batch depends on its lane alone, and any rank can compute it.
 
-use super::{Options, TrainingRun};
+use super::options::{Options, TrainingRun};
 use crate::open::Opened;
 use crate::provenance::RunProvenance;
-use crate::studies::PointName;
+use crate::studies::points::PointName;
 use crate::studies::record::Documents;
 use crate::texts::{Windowing, batches, shared, values, windows};
 use anyhow::{Context, bail};

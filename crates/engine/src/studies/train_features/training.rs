@@ -1,7 +1,7 @@
 //! The steps of a training run, and what it saves.
 
+use super::options::{Options, Report, SPARSITIES, TrainingRun};
 use super::values::TrainingValues;
-use super::{Options, Report, SPARSITIES, TrainingRun};
 use crate::words::{count, name_of};
 use anyhow::{Context, bail};
 use gpt2_loader::{NewDictionary, save_dictionary};

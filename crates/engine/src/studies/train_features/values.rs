@@ -1,7 +1,7 @@
 //! The source of the values that a dictionary learns from.
 
 use super::live::{LiveValues, Step};
-use super::{Options, TrainingRun};
+use super::options::{Options, TrainingRun};
 use crate::open::Opened;
 use crate::spelling::Spelling;
 use crate::studies::record::Documents;

@@ -1,38 +1,14 @@
 //! `--points`: the names of the hook points, for `--export-point`.
 
 use crate::output;
-use gpt2_loader::Checkpoint;
-use gpt2_model::hooks::Point;
+use gpt2_engine::studies::inspect::{PointRow, PointsReport};
 use gpt2_view::{Align, Table};
-use serde::Serialize;
 use std::io::Write;
 
-#[derive(Serialize)]
-struct Row {
-    /// In TransformerLens 2.x; N is a layer.
-    name: String,
-    /// Its other spellings.
-    others: Vec<String>,
-    shape: &'static str,
-}
-
-#[derive(Serialize)]
-struct Report {
-    layers: usize,
-    points: Vec<Row>,
-}
-
-pub(super) fn run(checkpoint: &Checkpoint, as_json: bool) -> anyhow::Result<()> {
-    let config = checkpoint.config();
-    let row = |point: Point| {
-        let names = point.names().into_iter().map(|name| name.replacen("blocks.0.", "blocks.N.", 1));
-        let mut names: Vec<String> = names.collect();
-        let name = names.remove(0);
-        Row { name, others: names, shape: point.shape() }
-    };
-    let report = Report { layers: config.n_layer, points: Point::of_model(1).map(row).collect() };
-    output::report(as_json, &report, |report| {
+pub(super) fn show(report: &PointsReport, as_json: bool) -> anyhow::Result<()> {
+    output::report(as_json, report, |report| {
         let mut out = output::stdout();
+        let PointsReport { config, .. } = report;
         let heads = config.heads();
         writeln!(
             out,
@@ -51,7 +27,7 @@ pub(super) fn run(checkpoint: &Checkpoint, as_json: bool) -> anyhow::Result<()> 
         )?;
         let columns = [("point", Align::Left), ("shape", Align::Left), ("also called", Align::Left)];
         let mut table = Table::new(&columns);
-        for Row { name, others, shape } in &report.points {
+        for PointRow { name, others, shape } in &report.points {
             table.row(vec![name.clone(), (*shape).to_owned(), others.join(" ")]);
         }
         Ok(write!(out, "{}", table.render())?)

@@ -33,7 +33,7 @@ pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<ExitCode> 
             output::report(args.study.json, &report, |report| print(report, !args.feature.is_empty()))?;
             Ok(ExitCode::SUCCESS)
         }
-        Err(error) => stop.end(error),
+        Err(error) => TERMINAL.end(&stop, error),
     }
 }
 

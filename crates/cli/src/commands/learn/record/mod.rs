@@ -14,7 +14,7 @@ pub(crate) use args::RecordArgs;
 use gpt2_engine::Spelling;
 use gpt2_engine::interventions::Prepared;
 use gpt2_engine::studies::Run;
-use gpt2_engine::studies::record::{Documents, Report, left};
+use gpt2_engine::studies::record::{Documents, Recording, Report, left};
 use gpt2_engine::texts::STDIN;
 use gpt2_engine::words::count;
 use gpt2_parallel::Group;
@@ -42,13 +42,13 @@ fn record(args: &RecordArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
     let opened = args.model.open_for(inputs, &Outputs::new(false))?;
     let interventions = Prepared::new(args.interventions.options(), &opened, &TERMINAL)?;
     let run = Run { seed: args.model.run.seed, ..Run::new(&interventions, &TERMINAL) };
-    let recording = options.begin(&run, group)?;
+    let recording = Recording::begin(&options, &run, group)?;
     note(&recording.provenance().model_line());
     let stop = Stop::listen();
     signals::left_by_an_end(left(Spelling::Flags));
     let report = match recording.run(documents) {
         Ok(report) => report,
-        Err(error) => return stop.end(error),
+        Err(error) => return TERMINAL.end(&stop, error),
     };
     TERMINAL.clear();
     if leads {

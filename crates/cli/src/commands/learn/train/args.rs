@@ -8,8 +8,8 @@ use crate::values::{above_0, at_least_0, below_1, fraction, one_of, share};
 use candle_core::DType;
 use candle_fused::{BlockFormat, Implementation};
 use gpt2_engine::open::{DTYPES, FORMATS, IMPLEMENTATIONS};
+use gpt2_engine::studies::train::Options;
 use gpt2_loader::LoadError;
-use gpt2_model::lora::LoraOptions;
 use gpt2_train::TrainError;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -45,18 +45,6 @@ pub(crate) struct LoraArgs {
     /// Quantize --model as it loads, which takes less memory
     #[arg(long, value_name = "FORMAT", requires = "adapter", value_parser = one_of(FORMATS))]
     pub(crate) quantize: Option<BlockFormat>,
-}
-
-impl LoraArgs {
-    pub(crate) fn options(&self) -> Option<LoraOptions> {
-        Some(LoraOptions {
-            r: self.rank? as usize,
-            lora_alpha: self.lora_alpha,
-            lora_dropout: self.lora_dropout,
-            use_rslora: self.use_rslora,
-            target_modules: self.targets.clone(),
-        })
-    }
 }
 
 const NEW: &str = "A new model";
@@ -182,6 +170,34 @@ pub(crate) struct TrainArgs {
 }
 
 impl TrainArgs {
+    pub(super) fn options(&self) -> Options {
+        Options {
+            steps: self.steps,
+            batch: self.batch,
+            accumulate: self.accumulate,
+            window: self.window,
+            lr: self.lr,
+            warmup: self.warmup,
+            weight_decay: self.weight_decay,
+            clip: self.clip,
+            dropout: self.dropout,
+            repeat_fraction: self.repeat_fraction,
+            recompute: self.recompute,
+            eval_every: self.eval_every,
+            val_fraction: self.val_fraction,
+            vocab_size: self.vocab_size as usize,
+            n_positions: self.n_positions,
+            n_embd: self.n_embd,
+            n_layer: self.n_layer,
+            n_head: self.n_head,
+            lora: self.lora.rank.map(|rank| rank as usize),
+            lora_alpha: self.lora.lora_alpha,
+            lora_dropout: self.lora.lora_dropout,
+            lora_target: self.lora.targets.clone(),
+            rslora: self.lora.use_rslora,
+        }
+    }
+
     /// The file to train on, and the option that names it.
     pub(crate) fn source(&self) -> (&'static str, &Path) {
         match (&self.text, &self.jsonl) {

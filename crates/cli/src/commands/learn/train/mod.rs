@@ -2,7 +2,6 @@
 
 mod args;
 mod files;
-mod jsonl;
 mod progress;
 #[cfg(test)]
 mod tests;
@@ -19,12 +18,13 @@ use anyhow::{anyhow, bail};
 use args::{unsaved, worded};
 use candle_core::{DType, Device};
 use gpt2_engine::open::{checkpoint, explain_not_finite, open_tokenizer, quantized};
-use gpt2_engine::texts::{NewModel, documents, encode, noted, read_file};
+use gpt2_engine::studies::train::{Options, Start, TrainingData};
+use gpt2_engine::texts::read_file;
 use gpt2_engine::{DEMO_NAME, Spelling};
 use gpt2_loader::{Checkpoint, Files, Tokenizer, check_savable};
 use gpt2_model::{Config, Gpt2LMHeadModel};
 use gpt2_parallel::Group;
-use gpt2_train::{Dataset, TrainError, TrainOptions, Trainer};
+use gpt2_train::{TrainError, Trainer};
 use gpt2_view::visible_text;
 use progress::Progress;
 use std::io::Write;
@@ -44,7 +44,10 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     let device = args.run.open()?;
     let (_, source) = args.source();
     let text = read_file("the text", source, LONGEST_TEXT, &TERMINAL)?;
-    let examples = args.jsonl.as_ref().map(|path| jsonl::examples(&text, path)).transpose()?;
+    let lessons = match &args.jsonl {
+        Some(path) => TrainingData::of_json_lines(&text, path, Spelling::Flags)?,
+        None => TrainingData::Text(text),
+    };
     if args.model.is_none() {
         hub::no_revision(&args.hub, "a new model")?;
     }
@@ -56,21 +59,21 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
         files::check(args, model.as_ref())?;
     }
 
-    // A new tokenizer learns what is in the examples, not how their file spells it.
-    let words = examples.as_ref().map(|examples| jsonl::joined(examples));
-    let (config, tokenizer, checkpoint) = begin(args, words.as_ref().unwrap_or(&text), model.as_ref())?;
-    let options = options(args);
-    let window = options.window_for(config.n_positions).map_err(worded)?;
-    let data = dataset(args, &text, examples.as_deref(), &tokenizer)?;
+    let options = args.options();
+    let (config, tokenizer, checkpoint) = begin(args, &options, &lessons, model.as_ref())?;
+    let of_trainer = options.for_trainer(args.model.as_deref(), args.run.seed);
+    let window = of_trainer.window_for(config.n_positions).map_err(worded)?;
+    let data = lessons.dataset(&tokenizer, args.val_fraction, &TERMINAL).map_err(reworded)?;
     data.check(window, config.vocab_size).map_err(worded)?;
-    let trainer = match (checkpoint, args.lora.options()) {
-        (Some(checkpoint), Some(lora)) => {
-            Trainer::adapter(&base(args, &checkpoint, &device)?, &lora, data, options)
-        }
-        (Some(checkpoint), None) => {
-            Trainer::from_model(&checkpoint.load_model(DType::F32, &device)?, data, options)
-        }
-        (None, _) => Trainer::new(&config, data, options, &device),
+    // The trainer has weights of its own, so that those that were loaded are let go.
+    let trainer = {
+        let base = match &checkpoint {
+            Some(checkpoint) if args.lora.rank.is_some() => Some(base(args, checkpoint, &device)?),
+            Some(checkpoint) => Some(checkpoint.load_model(DType::F32, &device)?),
+            None => None,
+        };
+        let start = base.as_ref().map_or(Start::New(&config, &device), Start::Model);
+        options.trainer(start, data, of_trainer)
     };
     let mut trainer = trainer.and_then(|trainer| trainer.in_group(Arc::clone(group))).map_err(worded)?;
     // From here on, every rank has all that it needs: one that fails before ends the others at once, and must leave no folder.
@@ -108,23 +111,9 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     Ok(if finished { ExitCode::SUCCESS } else { ExitCode::from(progress.stop.code()) })
 }
 
-/// The examples or else the text, as tokens to learn and to validate on.
-fn dataset(
-    args: &TrainArgs,
-    text: &str,
-    examples: Option<&[gpt2_engine::texts::Example]>,
-    tokenizer: &Tokenizer,
-) -> anyhow::Result<Dataset> {
-    let data = match examples {
-        Some(examples) => Dataset::from_documents(
-            documents(examples, tokenizer, &mut |text| note(&text))?,
-            args.val_fraction,
-        ),
-        None => {
-            Dataset::split(noted(encode(tokenizer, text, "the training text")?, &TERMINAL), args.val_fraction)
-        }
-    };
-    data.map_err(worded)
+/// An error that may be one of training, in this command's words.
+fn reworded(error: anyhow::Error) -> anyhow::Error {
+    error.downcast::<TrainError>().map_or_else(|other| other, worded)
 }
 
 /// Notes the sizes of the data and of the model.
@@ -180,28 +169,11 @@ fn base(args: &TrainArgs, checkpoint: &Checkpoint, device: &Device) -> anyhow::R
     }
 }
 
-fn options(args: &TrainArgs) -> TrainOptions {
-    let mut options = TrainOptions::new(args.steps);
-    options.batch = args.batch;
-    options.accumulate = args.accumulate;
-    options.window = args.window;
-    options.lr = args.lr;
-    options.warmup = args.warmup;
-    options.weight_decay = args.weight_decay;
-    options.clip = args.clip;
-    options.dropout = args.dropout;
-    options.repeat_fraction = args.repeat_fraction;
-    options.recompute = args.recompute;
-    options.eval_every = args.eval_every;
-    options.seed = args.run.seed;
-    options.model.clone_from(&args.model);
-    options
-}
-
 /// The model's config and tokenizer, and the checkpoint that the run starts from, if any.
 fn begin(
     args: &TrainArgs,
-    text: &str,
+    options: &Options,
+    lessons: &TrainingData,
     files: Option<&Files>,
 ) -> anyhow::Result<(Config, Tokenizer, Option<Checkpoint>)> {
     if let Some(files) = files {
@@ -226,9 +198,7 @@ fn begin(
     let tokenizer = if args.resume && saved.exists() {
         Tokenizer::from_file(&saved)?
     } else {
-        Tokenizer::train(text, args.vocab_size as usize)?
+        Tokenizer::train(&lessons.words(), options.vocab_size)?
     };
-    let (n_positions, n_embd, n_layer, n_head) = (args.n_positions, args.n_embd, args.n_layer, args.n_head);
-    let size = NewModel { n_positions, n_embd, n_layer, n_head };
-    Ok((size.config(&tokenizer, args.implementation)?, tokenizer, None))
+    Ok((options.config(&tokenizer, args.implementation)?, tokenizer, None))
 }

@@ -3,6 +3,7 @@
 use super::*;
 use candle_core::Device;
 use clap::{Args, FromArgMatches};
+use gpt2_train::{Dataset, TrainOptions};
 
 /// The parsed arguments of `gpt2 train` with `options`.
 fn train_args(options: &[&str]) -> anyhow::Result<TrainArgs> {
@@ -11,11 +12,17 @@ fn train_args(options: &[&str]) -> anyhow::Result<TrainArgs> {
     Ok(TrainArgs::from_arg_matches(&matches)?)
 }
 
+/// The trainer's options of these flags.
+fn options(flags: &[&str]) -> anyhow::Result<TrainOptions> {
+    let args = train_args(flags)?;
+    Ok(args.options().for_trainer(args.model.as_deref(), args.run.seed))
+}
+
 /// A run of a tiny model over a text of `tokens` tokens.
 fn trainer(flags: &[&str], n_embd: usize, tokens: usize) -> anyhow::Result<Trainer> {
     let config = Config { vocab_size: 1, n_positions: 16, n_embd, n_layer: 1, n_head: 1, ..Config::gpt2() };
     let data = Dataset::split(vec![0; tokens], 0.5)?;
-    Ok(Trainer::new(&config, data, options(&train_args(flags)?), &Device::Cpu)?)
+    Ok(Trainer::new(&config, data, options(flags)?, &Device::Cpu)?)
 }
 
 #[test]

@@ -1,0 +1,227 @@
+"""Features of dictionaries in a model, and the values that dictionaries learn from."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ._base import Base, Progress, Report
+from ._dictionary import Dictionary
+from ._inputs import Changes, changes_of, count, ids_of, maybe
+from ._store import Store
+from ._types import Floats, Text
+
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+elif TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+@dataclass(frozen=True)
+class TextFeatures:
+    """The features that fire in a text of T tokens."""
+
+    report: Report
+    """The facts, as ``gpt2 features --json`` prints them: ``quality``, the strongest features of each of ``tokens``, and where they
+    were asked for ``details``, ``effects`` and ``attention``."""
+    features: Floats
+    """The activations of all features, (T, d_sae)."""
+    target: Floats
+    """The value that the dictionary should rebuild, (T, d_out)."""
+    rebuilt: Floats
+    """Its reconstruction, (T, d_out)."""
+
+    def __repr__(self) -> str:
+        quality = self.report["quality"]
+        explained = quality["explained_variance"]
+        explains = "" if explained is None else f", explained variance {explained:.3f}"
+        return f"TextFeatures({len(self.features)} tokens, L0 {quality['l0']:.1f}{explains})"
+
+
+class Features(Base):
+    """What the features of a dictionary do in a model. Sparse autoencoders: Bricken et al. 2023; transcoders: Dunefsky et al. 2024."""
+
+    def features(
+        self,
+        text: Text,
+        dictionary: Dictionary | str | os.PathLike[str] | None = None,
+        /,
+        *,
+        top_k: int = 5,
+        feature: int | Sequence[int] = (),
+        target: str | int | None = None,
+        against: str | int | None = None,
+        attention: str | None = None,
+        allow_nonfinite: bool = False,
+        **changes: Unpack[Changes],
+    ) -> TextFeatures:
+        """Which features fire in a text, and what they do.
+
+        Args:
+            text: The text.
+            dictionary: The dictionary, or its name: see :meth:`Dictionary.load`. It is also that of ``ablate_feature``,
+                ``scale_feature`` and ``set_feature``.
+            top_k: How many features the report has for each token, or how many effects or pairs.
+            feature: Features to follow: where they fire, and which tokens they make likelier and less likely.
+            target: A token: the report has the features with the largest effects on its logit at the end, to first order (Marks et al.
+                2024).
+            against: Measures the logit of ``target`` less that of this token.
+            attention: ``"L.H/QUERY:KEY"``: splits a head's score of a position for another by pairs of features.
+            allow_nonfinite: Returns NaN and infinity instead of raising.
+            **changes: Interventions, but for ``circuit``.
+
+        Raises:
+            ValueError: if the dictionary is of another model, or an option does not fit it or the text.
+        """
+        report, arrays = self._study(
+            "features",
+            {
+                "prompt": ids_of(self._own, text),
+                "top_k": count(top_k, "top_k", 1),
+                "feature": _features_of(feature),
+                "target": None if target is None else [self._token(target, "target")],
+                "against": None if against is None else [self._token(against, "against")],
+                "attention": attention,
+            },
+            _with(dictionary, changes, "features"),
+            allow_nonfinite=allow_nonfinite,
+        )
+        return TextFeatures(report, arrays["features"], arrays["target"], arrays["rebuilt"])
+
+    def features_in_store(
+        self,
+        store: Store | str | os.PathLike[str],
+        dictionary: Dictionary | str | os.PathLike[str],
+        *,
+        top_k: int = 5,
+        feature: int | Sequence[int] = (),
+        allow_nonfinite: bool = False,
+        progress: Progress | None = None,
+    ) -> Report:
+        """How often features fire over a corpus, and where most.
+
+        Args:
+            store: What :meth:`record` wrote, with the value that the dictionary reads.
+            dictionary: The dictionary, or its name.
+            top_k: How many features, the most frequent first; of each of ``feature``, how many places.
+            feature: Features to follow: the places where they fire most, each with the text around it, and the tokens that they promote.
+            allow_nonfinite: Returns NaN and infinity instead of raising.
+            progress: Called with ``"tokens"``, how many are done, and how many there are.
+
+        Returns:
+            The facts, as ``gpt2 features --store --json`` prints them: ``l0``, ``explained_variance``, how many features are
+            ``silent``, and ``features``.
+        """
+        options = {
+            "store": os.fspath(store.path if isinstance(store, Store) else store),
+            "top_k": count(top_k, "top_k", 1),
+            "feature": _features_of(feature),
+        }
+        changes = _with(dictionary, {}, "features_in_store")
+        report, _ = self._study("features-in-store", options, changes, allow_nonfinite=allow_nonfinite, progress=progress)
+        return report
+
+    def record(
+        self,
+        texts: str | os.PathLike[str] | Sequence[str],
+        *,
+        points: str | Sequence[str],
+        out: str | os.PathLike[str],
+        store: Literal["f32", "f16"] = "f32",
+        shard_tokens: int = 32_768,
+        by: Literal["line", "document", "json"] | None = None,
+        field: str | None = None,
+        bos: bool = False,
+        window: int | None = None,
+        resume: bool = False,
+        progress: Progress | None = None,
+        **changes: Unpack[Changes],
+    ) -> Store:
+        """Records the values at points over a corpus into a folder of shards, which :class:`Store` reads. After Ctrl-C, what is finished
+        stays, and ``resume=True`` goes on.
+
+        Args:
+            texts: A list of texts, each a document; or the path of a file, or of a folder of .txt files.
+            points: The points: ``"blocks.2.hook_resid_post"``, or ``"blocks.*.attn.hook_z"`` for every layer.
+            out: The folder, new or empty.
+            store: The precision of the values on disk.
+            shard_tokens: Tokens of a shard at most.
+            by: What a document of a file is: the whole file, each line, or a field of each line of JSON.
+            field: The field of JSON lines that holds the text.
+            bos: Puts the model's first token before each window.
+            window: Tokens of a window at most; as many as the model reads, if there is no number.
+            resume: Goes on where an earlier run stopped, or starts if there was none.
+            progress: Called with ``"bytes"``, how many are done, and how many there are.
+            **changes: Interventions that name no position.
+
+        Raises:
+            FileNotFoundError: if there is no such file or folder.
+            ValueError: if the folder holds something else, or a value is not finite.
+        """
+        corpus, given = texts_of(texts, "texts")
+        if given is not None and (by is not None or field is not None):
+            raise TypeError(f"{'by' if by is not None else 'field'}: says how a file is cut into documents; each text of a list is one")
+        options = {
+            "corpus": corpus or "the texts",
+            "points": [points] if isinstance(points, str) else [str(point) for point in points],
+            "out": os.fspath(out),
+            "store": store,
+            "shard_tokens": count(shard_tokens, "shard_tokens", 1, 1 << 24),
+            "by": by,
+            "field": field,
+            "bos": bool(bos),
+            "window": maybe(window, "window", 1),
+            "resume": bool(resume),
+        }
+        report, notes = self._own.record(
+            {
+                "options": json.dumps({name: value for name, value in options.items() if value is not None}),
+                "texts": given,
+                "changes": changes_of(self._own, changes),
+                "progress": progress,
+            }
+        )
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
+        made = Store(out)
+        made.report = json.loads(report)
+        return made
+
+
+def texts_of(texts: Any, what: str) -> tuple[str | None, list[str] | None]:
+    """A path, or texts in memory."""
+    if isinstance(texts, (str, os.PathLike)):
+        path: str = os.fspath(texts)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"{what}: there is no file or folder {path!r}; to give a text itself, put it in a list: [text]")
+        return path, None
+    several: list[Any] = list(texts)
+    for one in several:
+        if not isinstance(one, str):
+            raise TypeError(f"{what}: expected texts or the path of a file or folder, got {one!r}")
+    if not several:
+        raise ValueError(f"{what}: there is none")
+    return None, several
+
+
+def _features_of(feature: int | Sequence[int]) -> list[int]:
+    several: list[Any] = [feature] if isinstance(feature, (int, np.integer)) else list(feature)
+    return [count(one, "feature", 0, 2**32 - 1) for one in several]
+
+
+def _with(dictionary: Dictionary | str | os.PathLike[str] | None, changes: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Interventions with the dictionary of a study, which is that of changed features, too."""
+    if dictionary is None:
+        if changes.get("dictionary") is None:
+            raise TypeError(f"{what}: needs a dictionary; Dictionary.load opens one by its name")
+        return dict(changes)
+    if changes.get("dictionary") is not None:
+        raise TypeError(f"{what}: the dictionary is given twice")
+    return {**changes, "dictionary": dictionary}

@@ -1,0 +1,81 @@
+//! Checkpoints by their names: looked into, quantized, merged with adapters, and brought from other programs.
+
+use crate::error::Failed;
+use crate::files::{Reported, gguf_type};
+use crate::guard::{Raised, compute};
+use crate::load::LoadRequest;
+use crate::observer::PyObserver;
+use gpt2_engine::ModelOptions;
+use gpt2_engine::studies::{NewModel, import, inspect, merge, quantize};
+use pyo3::prelude::*;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Does work with a model by its name, which gives the report as JSON; returns notes, too.
+fn reported(
+    py: Python<'_>,
+    mut named: LoadRequest,
+    work: impl FnOnce(&ModelOptions, &PyObserver) -> anyhow::Result<String> + Send,
+) -> PyResult<Reported> {
+    let raised = Arc::new(Raised::default());
+    let observer = named.observer(&raised);
+    let report = compute(py, &raised, || Ok::<_, Failed>(work(&named.options()?, &observer)?))?;
+    Ok((report, observer.into_notes()))
+}
+
+/// Looks into a model's checkpoint or an adapter.
+#[pyfunction]
+pub(crate) fn inspect_named(py: Python<'_>, name: Option<String>, named: LoadRequest) -> PyResult<Reported> {
+    reported(py, named, |options, observer| {
+        Ok(serde_json::to_string(&inspect::inspect(name.as_deref(), options, observer)?)?)
+    })
+}
+
+/// The hook points of a model, whose files need not be here whole.
+#[pyfunction]
+pub(crate) fn inspect_points(py: Python<'_>, name: Option<String>, named: LoadRequest) -> PyResult<Reported> {
+    reported(py, named, |options, observer| {
+        Ok(serde_json::to_string(&inspect::points(name.as_deref(), options, observer)?)?)
+    })
+}
+
+/// Writes a model as a GGUF file.
+#[pyfunction]
+pub(crate) fn quantize_named(
+    py: Python<'_>,
+    named: LoadRequest,
+    out: PathBuf,
+    to: &str,
+    overwrite: bool,
+) -> PyResult<Reported> {
+    let kind = gguf_type(to).map_err(Failed::from)?;
+    reported(py, named, |options, observer| {
+        quantize::check_name(&out, options.spelling)?;
+        let files = options.files(observer)?;
+        let report = quantize::quantize(&files, kind, &out, overwrite, options.spelling, observer)?;
+        Ok(serde_json::to_string(&report)?)
+    })
+}
+
+/// Adds adapters to a model's weights, and writes it.
+#[pyfunction]
+pub(crate) fn merge_named(py: Python<'_>, named: LoadRequest, to: &str) -> PyResult<Reported> {
+    let to = new_model(to)?;
+    reported(py, named, |options, observer| {
+        Ok(serde_json::to_string(&merge::merge(options, &to, observer)?)?)
+    })
+}
+
+/// Writes a model that another program saved.
+#[pyfunction]
+pub(crate) fn import_named(py: Python<'_>, from: &str, named: LoadRequest, to: &str) -> PyResult<Reported> {
+    let to = new_model(to)?;
+    reported(py, named, |options, observer| {
+        Ok(serde_json::to_string(&import::import(from, options, &to, observer)?)?)
+    })
+}
+
+/// The folder to write to, from a JSON object.
+fn new_model(to: &str) -> Result<NewModel, Failed> {
+    Ok(serde_json::from_str(to).map_err(anyhow::Error::from)?)
+}
