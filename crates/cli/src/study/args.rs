@@ -8,7 +8,7 @@ use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use gpt2_engine::Opened;
 use gpt2_engine::interventions::Prepared;
-use gpt2_engine::studies::{Outcome, Run, Study};
+use gpt2_engine::studies::{Outcome, Run, Study, check_interventions};
 
 /// Options of every command that looks into a model while it runs.
 #[derive(Debug, clap::Args)]
@@ -40,7 +40,7 @@ impl StudyArgs {
     ) -> anyhow::Result<Outcome<S::Report>> {
         let interventions = Prepared::new(self.interventions.options(), opened, &TERMINAL)?;
         let run = self.run(&interventions, wants_tensors);
-        run.check_interventions::<S>()?;
+        check_interventions::<S>(&run)?;
         study.run(&run)
     }
 

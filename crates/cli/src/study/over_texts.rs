@@ -16,7 +16,7 @@ use gpt2_engine::RunProvenance;
 use gpt2_engine::Spelling;
 use gpt2_engine::interventions::Reads;
 use gpt2_engine::interventions::{Applied, Prepared};
-use gpt2_engine::studies::{Outcome, Study};
+use gpt2_engine::studies::{Outcome, Study, check_interventions};
 use gpt2_engine::texts::{Content, Prompt};
 use gpt2_engine::texts::{FIELD, STDIN, TextLine, TextLines, is_json_lines, place};
 use indicatif::ProgressBar;
@@ -128,7 +128,7 @@ impl Job<'_> {
     ) -> anyhow::Result<()> {
         let interventions = Prepared::new(self.study.interventions.options(), self.opened, &TERMINAL)?;
         let run = self.study.run(&interventions, self.export.is_some());
-        run.check_interventions::<S>()?;
+        check_interventions::<S>(&run)?;
         let each = |prompt: &Prompt, _: &Applied| {
             let outcome = of(Content::Ids(prompt.ids.clone())).run(&run)?;
             let picture = draw(&outcome)?;

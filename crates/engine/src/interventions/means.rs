@@ -2,7 +2,7 @@
 
 use super::checks::Reads;
 use super::options::MeanTexts;
-use super::prepared::MeanSource;
+use super::sources::MeanSource;
 use crate::observer::Observer;
 use crate::open::Opened;
 use crate::texts::{Content, read_file, tokens_within};

@@ -8,6 +8,7 @@ mod means;
 mod on_heads;
 mod options;
 mod prepared;
+mod sources;
 mod vector;
 
 pub use checks::Reads;
@@ -17,4 +18,5 @@ pub use options::{
     ALL_INTERVENTIONS, At, CircuitChoice, DictionaryChoice, FeatureOption, InterventionOptions, MeanTexts,
     Steer, VectorSource,
 };
-pub use prepared::{Applied, MeanSource, Prepared, Sources};
+pub use prepared::{Applied, Prepared};
+pub use sources::{MeanSource, Sources};

@@ -5,6 +5,7 @@ use super::circuit::RestOfCircuit;
 use super::features::FeatureChanges;
 use super::means::MeanTokens;
 use super::options::{At, CircuitChoice, InterventionOptions};
+use super::sources::{MeanSource, Sources};
 use crate::observer::Observer;
 use crate::open::Opened;
 use crate::spelling::Spelling;
@@ -13,9 +14,7 @@ use crate::words::count;
 use anyhow::{Context, bail};
 use gpt2_model::hooks::{Intervention, Interventions, Patch, Recorder};
 use gpt2_model::{Config, ForwardArgs};
-use serde::Serialize;
 use std::hash::{Hash, Hasher};
-use std::path::PathBuf;
 
 /// The interventions of a run, as the model's hooks and as text.
 #[derive(Debug, Clone, Default)]
@@ -26,38 +25,6 @@ pub struct Applied {
     pub texts: Vec<String>,
     /// The texts besides the prompt that the interventions take values from.
     pub sources: Sources,
-}
-
-/// Texts besides the prompt that interventions take values from.
-#[derive(Debug, Clone, Default, Serialize)]
-pub struct Sources {
-    /// The other prompt's tokens.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub from_prompt: Option<Vec<u32>>,
-    /// The texts over which means are taken.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mean_of: Option<MeanSource>,
-}
-
-/// Texts over which means are taken.
-#[derive(Debug, Clone, Serialize)]
-pub struct MeanSource {
-    /// The file that they come from.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub file: Option<PathBuf>,
-    /// How many there are.
-    pub texts: usize,
-    /// Whether each position has a mean of its own; `None` if that differs from text to text.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub by_position: Option<bool>,
-}
-
-impl Sources {
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.from_prompt.is_none() && self.mean_of.is_none()
-    }
 }
 
 /// An intervention in words.

@@ -7,6 +7,7 @@ mod dictionaries;
 mod finite;
 mod opened;
 mod options;
+mod with_adapters;
 
 pub use adapters::{AdapterChoice, FoundAdapter, UsedAdapter, base_of_adapter};
 pub use device::{DeviceChoice, device_name, rounds_to_tf32};

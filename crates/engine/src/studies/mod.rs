@@ -20,6 +20,7 @@ pub mod patch;
 mod points;
 pub mod quantize;
 pub mod record;
+mod registry;
 mod run;
 pub mod score;
 pub mod train;
@@ -28,20 +29,5 @@ pub mod train_features;
 pub use mean::Mean;
 pub use new_model::NewModel;
 pub use points::{PointName, Points};
-pub use run::{Entry, Outcome, Run, Study};
-
-/// All studies, in the order of the command's help.
-pub const STUDIES: &[Entry] = &[
-    Entry::of::<forward::Options>(),
-    Entry::of::<generate::Options>(),
-    Entry::of::<lens::Options>(),
-    Entry::of::<heads::Options>(),
-    Entry::of::<patch::Options>(),
-    Entry::of::<patch::PathOptions>(),
-    Entry::of::<discover::Options>(),
-    Entry::of::<discover::EdgeScoreOptions>(),
-    Entry::of::<pairs::Options>(),
-    Entry::of::<circuits::Options>(),
-    Entry::of::<features::Options>(),
-    Entry::of::<features::StoreOptions>(),
-];
+pub use registry::{Entry, STUDIES, check_interventions};
+pub use run::{Outcome, Run, Study};

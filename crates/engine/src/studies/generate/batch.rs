@@ -1,7 +1,8 @@
 //! Many prompts, continued several in each pass.
 
+use super::continuing::{OnPiece, continuation, generation};
 use super::options::Options;
-use super::ready::{OnPiece, Ready, continuation, generation};
+use super::ready::Ready;
 use super::report::{Drawn, Report};
 use crate::interventions::Reads;
 use crate::open::Opened;

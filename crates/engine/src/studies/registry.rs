@@ -1,0 +1,94 @@
+//! All studies, by name.
+
+use super::run::{Outcome, Run, Study};
+use super::{circuits, discover, features, forward, generate, heads, lens, pairs, patch};
+use anyhow::{Context, bail};
+use serde_json::Value;
+
+/// All studies, in the order of the command's help.
+pub const STUDIES: &[Entry] = &[
+    Entry::of::<forward::Options>(),
+    Entry::of::<generate::Options>(),
+    Entry::of::<lens::Options>(),
+    Entry::of::<heads::Options>(),
+    Entry::of::<patch::Options>(),
+    Entry::of::<patch::PathOptions>(),
+    Entry::of::<discover::Options>(),
+    Entry::of::<discover::EdgeScoreOptions>(),
+    Entry::of::<pairs::Options>(),
+    Entry::of::<circuits::Options>(),
+    Entry::of::<features::Options>(),
+    Entry::of::<features::StoreOptions>(),
+];
+
+/// Refuses interventions that have no meaning in a study.
+///
+/// # Errors
+/// When one of the study's [`Study::REFUSES`] was given.
+pub fn check_interventions<S: Study>(run: &Run) -> anyhow::Result<()> {
+    let given = run.interventions.options().given();
+    let Some(refused) = given.iter().find(|option| S::REFUSES.contains(option)) else { return Ok(()) };
+    let others = STUDIES.iter().filter(|other| !other.refuses.contains(refused));
+    let others: Vec<_> = others.map(|other| other.name).collect();
+    bail!(
+        "{}: is not for {}; it works in {}",
+        run.opened.spelling.option(refused),
+        S::NAME,
+        others.join(", ")
+    )
+}
+
+/// A study whose types are not known: options and report are JSON.
+#[derive(Debug, Clone, Copy)]
+pub struct Entry {
+    /// The study's name.
+    pub name: &'static str,
+    /// The interventions that it refuses.
+    pub refuses: &'static [&'static str],
+    defaults: fn() -> anyhow::Result<Value>,
+    run: fn(&Run, Value) -> anyhow::Result<Outcome<Value>>,
+}
+
+impl Entry {
+    /// The entry of a study.
+    #[must_use]
+    pub const fn of<S: Study>() -> Self {
+        Self { name: S::NAME, refuses: S::REFUSES, defaults: defaults::<S>, run: run::<S> }
+    }
+
+    /// The entry of the study of this name.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn find(name: &str) -> anyhow::Result<&'static Self> {
+        STUDIES.iter().find(|entry| entry.name == name).with_context(|| format!("no study {name:?}"))
+    }
+
+    /// All options with their defaults, as an object.
+    ///
+    /// # Errors
+    /// When a default is no JSON.
+    pub fn defaults(&self) -> anyhow::Result<Value> {
+        (self.defaults)()
+    }
+
+    /// Runs the study with options from an object; those that it lacks have their defaults.
+    ///
+    /// # Errors
+    /// When an option is unknown or of another type, and as for [`Study::run`].
+    pub fn run(&self, run: &Run, options: Value) -> anyhow::Result<Outcome<Value>> {
+        (self.run)(run, options)
+    }
+}
+
+fn defaults<S: Study>() -> anyhow::Result<Value> {
+    Ok(serde_json::to_value(S::default())?)
+}
+
+fn run<S: Study>(run: &Run, options: Value) -> anyhow::Result<Outcome<Value>> {
+    let options: S =
+        serde_json::from_value(options).with_context(|| format!("the options of {}", S::NAME))?;
+    check_interventions::<S>(run)?;
+    let Outcome { report, tensors } = options.run(run)?;
+    Ok(Outcome { report: serde_json::to_value(report)?, tensors })
+}
