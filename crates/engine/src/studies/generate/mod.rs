@@ -4,16 +4,18 @@
 //! file that need not fit into memory.
 
 mod batch;
+mod continuing;
 mod draft;
 mod options;
 mod ready;
 mod report;
 
 pub use batch::{Batch, Row};
+pub use continuing::Continuing;
 pub use draft::{DraftCounts, DraftKind};
 pub use options::Options;
 pub(super) use options::cache_dtype;
-pub use ready::{Continuing, OnPiece, Ready};
+pub use ready::{OnPiece, Ready};
 pub use report::{BeamText, Drawn, Report, SamplingSettings, Searched};
 
 use super::run::{Outcome, Run, Study};
