@@ -237,8 +237,13 @@ fn a_draft_gives_the_same_text_and_says_how_it_fared() -> Result {
         gpt2(&[&["generate", "ROMEO:"], &more[..]].concat())?.refused(1, &["--draft", says]);
     }
     gpt2(&["generate", "ROMEO:", "--draft", "lookup", "--dtype", "f16", "-n", "9"])?.succeeded();
-    let args = ["generate", "ROMEO:", "--draft", "q4_0", "--ablate", "0.3"];
-    gpt2(&args)?.refused(2, &["--draft", "cannot be used with"]);
+    // Interventions act on the model, whatever guesses.
+    let args = ["generate", "ROMEO:", "-n", "40", "--ablate", "1.*", "--block", "9:3"];
+    let text = stdout(&args)?;
+    assert_ne!(text, stdout(&args[..4])?, "the interventions change nothing: this shows nothing");
+    for draft in ["q4_0", "lookup"] {
+        assert_eq!(stdout(&[&args[..], &["--draft", draft]].concat())?, text, "{draft}");
+    }
     Ok(())
 }
 
@@ -284,6 +289,21 @@ fn beams_give_the_most_probable_texts_and_their_scores() -> Result {
     assert_eq!(printed, format!("ROMEO:{text}\n"));
     gpt2(&["generate", "--beams", "3", "--top-k", "4", "A"])?.refused(2, &["--beams", "cannot be used with"]);
     gpt2(&["generate", "--length-penalty", "3", "A"])?.refused(2, &["--beams"]);
+    // Interventions act in the search as in a pass over the whole text.
+    let changes = ["--ablate", "1.*", "--block", "4:1"];
+    let plain = json(&[&args[..], &["--json"]].concat())?;
+    let report = json(&[&args[..], &["--json"], &changes].concat())?;
+    let best = &report["hypotheses"][0];
+    assert_ne!(
+        best["ids"], plain["hypotheses"][0]["ids"],
+        "the interventions change nothing: this shows nothing"
+    );
+    assert_says("provenance", &report["provenance"].to_string(), &["ablate 1.0", "block 4:1"]);
+    let text = comma_separated(&[ids(&report["prompt_ids"])?, ids(&best["ids"])?].concat());
+    let forward = json(&[&["forward", "--ids", &text, "--json"], &changes[..]].concat())?;
+    let tokens = forward["tokens"].as_array().ok_or("tokens")?;
+    let sum: f64 = tokens[tokens.len() - 12..].iter().map(|token| number(&token["log_prob"])).sum();
+    assert!((number(&best["score"]) - sum / 12.0).abs() < 1e-4, "{} and {sum}", best["score"]);
     Ok(())
 }
 
@@ -333,8 +353,54 @@ fn many_prompts_get_the_texts_that_they_get_alone() -> Result {
     );
     gpt2(&["generate", "--texts", &path, "-n", "300"])?.refused(1, &["line 1", "at most", "new tokens do"]);
     gpt2(&["generate", "O", "--batch", "2"])?.refused(2, &["--texts"]);
-    for option in [["--draft", "lookup"], ["--beams", "2"], ["--ablate", "0.3"], ["--html", "x.html"]] {
+    for option in [["--draft", "lookup"], ["--beams", "2"], ["--html", "x.html"]] {
         gpt2(&[&["generate", "--texts", &path], &option[..]].concat())?.refused(2, &["--texts", option[0]]);
     }
+    Ok(())
+}
+
+/// Positions are those of each prompt, and means are taken over other texts.
+#[test]
+fn interventions_act_on_many_prompts_as_on_each_alone() -> Result {
+    let folder = Folder::empty()?;
+    let prompts = ["ROMEO:", "JULIET:", "O Romeo, Romeo!", "To be, or not to be", "ROMEO,"];
+    folder.write("prompts.txt", prompts.join("\n"))?;
+    folder.write("means.txt", "My lord\nO Romeo, Romeo!\n")?;
+    folder.write(
+        "circuit.json",
+        r#"{"edges": [{"from": "embed", "to": "logits"}, {"from": "0.mlp", "to": "logits"}]}"#,
+    )?;
+    let path = folder.at("prompts.txt");
+    let means = folder.at("means.txt");
+    let circuit = folder.at("circuit.json");
+    let many =
+        |options: &[&str]| gpt2(&[&["generate", "--texts", &path, "--json", "-n", "20"], options].concat());
+    let plain = many(&[])?.succeeded().stdout;
+    for options in [
+        &["--ablate", "1.*", "--scale", "2.1=3"][..],
+        &["--block", "3:1,9:0"],
+        &["--patch", "0.mlp@1,2@0", "--from-prompt", "My lord, my king"],
+        &["--mean-ablate", "1.*", "--mean-of", &means],
+        &["--circuit", &circuit, "--mean-of", &means],
+    ] {
+        let mut alone = vec![];
+        for (i, prompt) in prompts.iter().enumerate() {
+            let mut report = json(&[&["generate", prompt, "--json", "-n", "20"], options].concat())?;
+            let fields = report.as_object_mut().ok_or("an object")?;
+            fields.retain(|name, _| name != "seconds" && name != "tokens_per_second");
+            fields.insert("line".to_owned(), (i + 1).into());
+            alone.push(report);
+        }
+        let together = many(options)?.succeeded().stdout;
+        assert_ne!(together, plain, "{options:?} changes nothing: this shows nothing");
+        let lines = together.lines().map(serde_json::from_str);
+        let lines: Vec<Value> = lines.collect::<std::result::Result<_, _>>()?;
+        assert_eq!(lines, alone, "{options:?}");
+    }
+    many(&["--mean-ablate", "1.0"])?.refused(1, &["--mean-ablate", "several texts", "--mean-of"]);
+    let from_prompt = ["--circuit", &circuit, "--from-prompt", "My lord"];
+    let says = ["--circuit", "grows beyond --from-prompt", "--mean-of"];
+    many(&from_prompt)?.refused(1, &says);
+    gpt2(&[&["generate", "ROMEO:", "--beams", "2"], &from_prompt[..]].concat())?.refused(1, &says);
     Ok(())
 }

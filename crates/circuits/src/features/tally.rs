@@ -89,6 +89,20 @@ impl<'a> Tally<'a> {
     /// # Errors
     /// When there is not a value for each token, or one has another width than the dictionary or is not finite.
     pub fn add(&mut self, tokens: Tokens, read: &Tensor, target: Option<&Tensor>) -> Result<()> {
+        self.add_by_parts(tokens, read, target, &mut |_| Ok(()))
+    }
+
+    /// Like [`Tally::add`]; calls `progress` with the number of these tokens that are done, every thousand or so.
+    ///
+    /// # Errors
+    /// As for [`Tally::add`], and those of `progress`, which end it: the tally then counts a part of the tokens, and is no use any more.
+    pub fn add_by_parts(
+        &mut self,
+        tokens: Tokens,
+        read: &Tensor,
+        target: Option<&Tensor>,
+        progress: &mut dyn FnMut(usize) -> Result<()>,
+    ) -> Result<()> {
         let count = tokens.ids.len();
         let rows =
             [Some(read), target].into_iter().flatten().map(|x| x.dim(0)).collect::<Result<Vec<_>>>()?;
@@ -122,6 +136,7 @@ impl<'a> Tally<'a> {
                 let rebuilt = self.dictionary.decode(&code, &read)?;
                 self.compare(&of(target)?, &rebuilt)?;
             }
+            progress(start + rows)?;
         }
         self.tokens += count;
         Ok(())

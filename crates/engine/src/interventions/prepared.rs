@@ -284,7 +284,7 @@ impl<'a> Prepared<'a> {
         }
     }
 
-    /// Hashes what comes from files.
+    /// Hashes what comes from files, and the edges of a circuit.
     ///
     /// # Errors
     /// When a file cannot be read.
@@ -295,8 +295,12 @@ impl<'a> Prepared<'a> {
             }
         }
         self.options.hash_dictionary(self.opened, hasher, observer)?;
-        if let Some(CircuitChoice::File(path)) = &self.options.circuit {
-            std::fs::read(path).with_context(|| path.display().to_string())?.hash(hasher);
+        match &self.options.circuit {
+            Some(CircuitChoice::File(path)) => {
+                std::fs::read(path).with_context(|| path.display().to_string())?.hash(hasher);
+            }
+            Some(CircuitChoice::Edges(edges)) => edges.hash(hasher),
+            None => {}
         }
         self.means.as_ref().map(|means| &means.texts).hash(hasher);
         Ok(())

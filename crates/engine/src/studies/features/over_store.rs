@@ -194,7 +194,6 @@ impl StoreFeatures<'_> {
             let shard = store.shard(number)?;
             self.add(&mut tally, &shard)
                 .with_context(|| format!("{}, shard {number}", options.store.display()))?;
-            run.observer.step("tokens", tally.tokens() as u64, Some(all as u64))?;
             if run.observer.is_asked_to_stop() {
                 let done = tally.tokens();
                 return Err(Stopped(format!("stopped after {done} of {all} tokens")).into());
@@ -231,7 +230,11 @@ impl StoreFeatures<'_> {
         let documents = shard.documents.to_vec1::<u32>()?;
         let positions = shard.positions.to_vec1::<u32>()?;
         let tokens = Tokens { ids: &ids, documents: &documents, positions: &positions };
-        Ok(tally.add(tokens, &shard.values[self.read], self.target.map(|at| &shard.values[at]))?)
+        let before = tally.tokens() as u64;
+        let all = Some(self.store.tokens() as u64);
+        let mut progress = |done: usize| self.run.observer.step("tokens", before + done as u64, all);
+        let target = self.target.map(|at| &shard.values[at]);
+        Ok(tally.add_by_parts(tokens, &shard.values[self.read], target, &mut progress)?)
     }
 }
 

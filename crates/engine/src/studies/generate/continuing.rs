@@ -1,25 +1,20 @@
-//! A prompt that is about to be continued, alone.
+//! A prompt that is continued by itself.
 
 use super::draft::DraftCounts;
 use super::options::Options;
-use super::ready::Ready;
+use super::ready::{OnPiece, Ready, continuation, generation};
 use super::report::{Drawn, Report, Searched};
 use crate::interventions::{Applied, Reads};
 use crate::observer::steps;
 use crate::open::{Opened, describe_not_finite};
-use crate::provenance::RunProvenance;
 use crate::studies::Run;
 use crate::texts::{Continuation, Prompt};
 use anyhow::{Context, anyhow};
 use gpt2_loader::Tokenizer;
+use gpt2_model::Generation;
 use gpt2_model::beams::BeamSearch;
 use gpt2_model::hooks::{Chain, Hooks};
-use gpt2_model::{CacheDType, Generation};
-use std::ops::ControlFlow;
 use std::time::Instant;
-
-/// Hears each new token's text, and the row that it belongs to; may end the work.
-pub type OnPiece<'a> = &'a mut dyn FnMut(usize, &str) -> ControlFlow<()>;
 
 /// A prompt with all that continues it.
 pub struct Continuing<'a> {
@@ -36,30 +31,6 @@ pub struct Continuing<'a> {
 enum Way<'a> {
     Draw(Box<Generation<'a>>, Continuation<&'a Tokenizer>),
     Search(BeamSearch),
-}
-
-/// An empty continuation of a prompt: text, or ids after a prompt of ids.
-pub(super) fn continuation<'a>(
-    options: &Options,
-    opened: &'a Opened,
-    prompt: &Prompt,
-) -> anyhow::Result<Continuation<&'a Tokenizer>> {
-    let tokenizer = prompt.text.as_ref().map(|_| opened.tokenizer()).transpose()?;
-    Ok(Continuation::new(opened.model.config(), tokenizer, &options.stop))
-}
-
-/// A generation after some prompts, before its first pass.
-pub(super) fn generation<'a>(
-    options: &Options,
-    run: &Run<'a>,
-    prompts: &[Vec<u32>],
-    most: usize,
-) -> candle_core::Result<Generation<'a>> {
-    let generation = Generation::new(&run.opened.model, prompts, options.sampling(run.seed), most)?;
-    match options.kv {
-        Some(kv) => generation.with_cache_dtype(kv),
-        None => Ok(generation),
-    }
 }
 
 impl Options {

@@ -11,11 +11,11 @@ mod ready;
 mod report;
 
 pub use batch::{Batch, Row};
-pub use continuing::{Continuing, OnPiece};
+pub use continuing::Continuing;
 pub use draft::{DraftCounts, DraftKind};
 pub use options::Options;
 pub(super) use options::cache_dtype;
-pub use ready::Ready;
+pub use ready::{OnPiece, Ready};
 pub use report::{BeamText, Drawn, Report, SamplingSettings, Searched};
 
 use super::run::{Outcome, Run, Study};

@@ -1,11 +1,17 @@
-//! The facts of a prompt's continuation before its first token.
+//! What a continuation begins with.
 
 use super::options::Options;
 use crate::interventions::Applied;
+use crate::open::Opened;
 use crate::provenance::RunProvenance;
-use crate::studies::run::Run;
-use crate::texts::Prompt;
-use gpt2_model::CacheDType;
+use crate::studies::Run;
+use crate::texts::{Continuation, Prompt};
+use gpt2_loader::Tokenizer;
+use gpt2_model::{CacheDType, Generation};
+use std::ops::ControlFlow;
+
+/// Hears each new token's text, and the row that it belongs to; may end the work.
+pub type OnPiece<'a> = &'a mut dyn FnMut(usize, &str) -> ControlFlow<()>;
 
 /// What is known of a prompt's continuation before its first token.
 #[derive(Debug)]
@@ -31,5 +37,29 @@ impl Ready {
         let mut provenance = RunProvenance::new(run.opened, &prompt.ids)?.under(applied);
         provenance.kv = options.kv.map(CacheDType::as_str);
         Ok(Self { model: run.opened.name.clone(), prompt, provenance, most })
+    }
+}
+
+/// An empty continuation of a prompt: text, or ids after a prompt of ids.
+pub(super) fn continuation<'a>(
+    options: &Options,
+    opened: &'a Opened,
+    prompt: &Prompt,
+) -> anyhow::Result<Continuation<&'a Tokenizer>> {
+    let tokenizer = prompt.text.as_ref().map(|_| opened.tokenizer()).transpose()?;
+    Ok(Continuation::new(opened.model.config(), tokenizer, &options.stop))
+}
+
+/// A generation after some prompts, before its first pass.
+pub(super) fn generation<'a>(
+    options: &Options,
+    run: &Run<'a>,
+    prompts: &[Vec<u32>],
+    most: usize,
+) -> candle_core::Result<Generation<'a>> {
+    let generation = Generation::new(&run.opened.model, prompts, options.sampling(run.seed), most)?;
+    match options.kv {
+        Some(kv) => generation.with_cache_dtype(kv),
+        None => Ok(generation),
     }
 }
