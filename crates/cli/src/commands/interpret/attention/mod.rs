@@ -16,7 +16,7 @@ use crate::model::session::Session;
 use crate::output;
 use crate::output::written_files::Outputs;
 use crate::results::export_points::Points;
-use crate::results::live_page::{self, Module};
+use crate::results::live_page;
 use crate::results::provenance::RunProvenance;
 use crate::results::subject::Subject;
 use crate::results::weights_file::{Format, beside};
@@ -43,9 +43,8 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     check_compare(args)?;
     let text = args.prompt.read()?;
     let outputs = outputs(args)?;
-    let mut inputs = args.prompt.inputs();
-    args.live.inputs(&mut inputs);
-    let live = args.live.open(&args.study.model)?;
+    let inputs = args.prompt.inputs();
+    args.live.check(&args.study.model)?;
     let session = args.study.session_for(inputs, &outputs)?;
     let config = session.model.config();
     let (layers, heads) = select_heads(&args.layer, &args.head, config)?;
@@ -63,8 +62,8 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     }
     let prompt = args.prompt.one.encode(text, &session)?;
     let changes = args.study.interventions.build(&session, Reads::Whole(&prompt.ids))?;
-    if let Some(module) = live {
-        return write_live(args, &module, &session, &prompt, &changes, outputs);
+    if args.live.wanted {
+        return write_live(args, &session, &prompt, &changes, outputs);
     }
     with_scene(args, &session, &points, chosen, &prompt, &changes, |scene| {
         if let Some(ablation) = args.effect {
@@ -191,7 +190,6 @@ fn show(scene: &AttentionScene, mut outputs: Outputs) -> anyhow::Result<()> {
 /// Writes and opens the page with the model in it.
 fn write_live(
     args: &AttentionArgs,
-    module: &Module,
     session: &Session,
     prompt: &Prompt,
     changes: &Changes,
@@ -200,7 +198,7 @@ fn write_live(
     let ids = if prompt.text.is_none() { prompt.ids.clone() } else { vec![] };
     let text = prompt.text.clone().unwrap_or_default();
     let first = PageRequest { text, ids, changes: changes.for_page()?, ..PageRequest::default() };
-    let page = live_page::page_of(module, &args.study.model, session, &first)?;
+    let page = live_page::page_of(&args.study.model, session, &first)?;
     if let Some(height) = args.fragment {
         writeln!(output::stdout(), "{}", page_fragment(&page, height))?;
     }

@@ -20,7 +20,7 @@ use anyhow::Context;
 use gpt2_loader::GenerationConfig;
 use gpt2_model::CacheDType;
 use gpt2_model::hooks::{Chain, Hooks};
-use recorded::{Alive, GeneratedText, Recorded};
+use recorded::{GeneratedText, Recorded};
 use report::{Report, continuation, generation, new_tokens};
 use std::io::Write;
 use std::time::Instant;
@@ -30,8 +30,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let outputs = recorded::outputs(args)?;
     let mut inputs = args.prompt.inputs();
     args.interventions.inputs(&mut inputs);
-    args.live.inputs(&mut inputs);
-    let module = args.live.open(&args.model)?;
+    args.live.check(&args.model)?;
     let session = args.model.session_for(inputs, &outputs)?;
     if let Some(text) = GenerationConfig::open(&session.files)?.and_then(|found| found.note()) {
         output::note(&text);
@@ -46,7 +45,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     }
     let prompts = std::slice::from_ref(&prompt.ids);
     let changes = args.interventions.build(&session, Reads::Growing(&prompt.ids))?;
-    let live = module.map(|module| anyhow::Ok(Alive { module, changes: changes.for_page()? })).transpose()?;
+    let live = args.live.wanted.then(|| changes.for_page()).transpose()?;
     let mut made_by = RunProvenance::new(&session, &prompt.ids)?.under(&changes);
     made_by.kv = args.kv.map(CacheDType::as_str);
     let mut generation = generation(args, &session, prompts, max_new_tokens)?;
