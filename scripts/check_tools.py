@@ -57,7 +57,7 @@ TOOLS = {
     "cuda/nvcc-float": Short("--version", variables=(("REAL_NVCC", "scripts/cuda/nvcc-typecheck"),)),
     "cuda/nvcc-typecheck": Short("--version"),
     "fuzz.sh": Short("--list"),
-    "make_pictures.py": Short("--out {out}", needs=("chromium",), install="apt-get install chromium"),
+    "make_pictures.py": Short("--out {out}", needs=("chromium", "chromedriver"), install="apt-get install chromium chromium-driver"),
     "mutants.py": Short("--self-test", needs=("tree_sitter", "tree_sitter_rust"), install=INSTALL),
     "parallel_model.py": Short(""),
     "stand_ins.py": Short("scripts/make_reference.py --help"),
