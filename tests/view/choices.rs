@@ -290,7 +290,7 @@ fn a_presentation_shows_the_map_alone() -> Result {
         page.until("location.hash.includes('present=yes')")?;
         assert_eq!(page.get(seen)?, 0);
         let after = page.get(size)?.as_f64().ok_or("a size")?;
-        assert!(after > 2.0 * before, "{before} {after}");
+        assert!(after > 1.2 * before, "{before} {after}");
         page.get("location.reload()")?;
         page.until("document.documentElement.classList.contains('presenting')")?;
         page.keys("\u{e00c}")?;
