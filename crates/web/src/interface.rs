@@ -40,7 +40,8 @@ const fn named(hash: u64) -> [u8; NAME.len()] {
     let mut name = NAME;
     let mut digit = 0;
     while digit < 16 {
-        name[NAME.len() - 1 - digit] = b"0123456789abcdef"[(hash >> (4 * digit)) as usize & 15];
+        let [.., lowest] = (hash >> (4 * digit)).to_be_bytes();
+        name[NAME.len() - 1 - digit] = b"0123456789abcdef"[(lowest & 15) as usize];
         digit += 1;
     }
     name
