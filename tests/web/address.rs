@@ -222,7 +222,7 @@ fn hostile(count: usize) -> Vec<String> {
         usize::try_from(state % n as u64).unwrap_or_default()
     };
     let mut one = |n: usize| {
-        let parts: Vec<String> = (0..1 + below(6))
+        let parts: Vec<String> = (0..=below(6))
             .map(|_| {
                 let value =
                     if below(3) == 0 { texts[n].clone() } else { VALUES[below(VALUES.len())].to_owned() };
