@@ -60,8 +60,8 @@ quick() {
 
 # Code for a GPU or a browser, which this machine may not have: types and lints.
 other_targets() {
-    # A build without the Hub must not build any of its crates. This one has the module for the browser inside.
-    step "$cargo" clippy --release -p gpt2-cli --no-default-features --features x86-v4,live -- -D warnings
+    # A build without the Hub must not build any of its crates.
+    step "$cargo" clippy --release -p gpt2-cli --no-default-features --features x86-v4 -- -D warnings
     # Our Rust code against Candle's GPU sides, and our own kernels through nvcc.
     if [ "$only" = all ]; then step scripts/cuda/check.sh all-types; else step scripts/cuda/check.sh types; fi
     if [ -n "${CI:-}" ] || [ -x target/cuda/toolkit/bin/nvcc ]; then
@@ -115,6 +115,9 @@ pages_and_packages() {
 
 # Slow, and seldom broken.
 rest() {
+    # The module for the browser from these sources: it answers what the one in crates/page-module answers.
+    step scripts/web.sh target/web/module
+    step env PAGE_MODULE=target/web/module "$cargo" test --release -p gpt2-cli -p gpt2-web --test web the_module
     # Lints of what only a browser compiles.
     step env RUSTFLAGS="-C target-feature=+simd128" "$cargo" clippy --profile web -p gpt2-web --lib \
         --target wasm32-unknown-unknown --target-dir target/web -- -D warnings
@@ -134,8 +137,6 @@ case $only in
 esac
 formats_and_names
 step "$cargo" clippy --release --workspace --all-targets -- -D warnings
-# The model for the browser, which the tests of the live page run.
-step scripts/web.sh
 other_targets
 tests
 pages_and_packages
@@ -145,8 +146,9 @@ else
     cat <<'END'
 
 LEFT OUT, every night and before a release (scripts/check.sh all): Arm in QEMU and Windows in Wine (scripts/arm.sh,
-scripts/windows.sh), valgrind on the kernels (scripts/check_memory.sh), licenses (cargo deny), lints of the browser's code,
-Metal's side of the crates that have no code of their own for it, and the packages' build and run with the oldest Rust.
+scripts/windows.sh), valgrind on the kernels (scripts/check_memory.sh), licenses (cargo deny), the browser's module from these
+sources (scripts/web.sh; the one in crates/page-module was tested) and lints of its code, Metal's side of the crates that have no
+code of their own for it, and the packages' build and run with the oldest Rust.
 END
 fi
 printf '\nall checks passed after %d minutes\n' $((SECONDS / 60))

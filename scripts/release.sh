@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds for other machines: for each target a wheel, with the Python package and the command, and an archive with the command, both
-# with the module for the live page; starts what it built, in an emulator where it has to; and writes SHA256SUMS. All go to target/dist/out. Five
+# able to write the live page; starts what it built, in an emulator where it has to; and writes SHA256SUMS. All go to target/dist/out. Five
 # minutes a target, and half an hour for `verify` in QEMU.
 #
 #   apt-get install qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-mingw-w64-x86-64 wine64
@@ -49,7 +49,6 @@ tools=$PWD/target/dist/tools
 [ -x "$tools/bin/pip" ] || python3 -m venv "$tools"
 "$tools/bin/pip" install --quiet --require-hashes --no-deps -r scripts/requirements-release.txt
 export PATH=$tools/bin:$PATH
-scripts/web.sh >/dev/null
 rm -rf "$out"
 mkdir -p "$out"
 
@@ -70,7 +69,7 @@ for target; do
     options=() started=$(mktemp)
     case $target in
         *-linux-gnu) options=(--zig --compatibility manylinux2014) ;;
-        *-darwin) options=(--features live,metal,accelerate) ;;
+        *-darwin) options=(--features metal,accelerate) ;;
     esac
     # First the command, in a wheel of its own that nobody gets, then the package with the command inside.
     maturin build --manifest-path crates/cli/Cargo.toml --target "$target" --target-dir target/dist/build "${options[@]}" --out target/dist/command
@@ -107,7 +106,7 @@ sys.stdout.buffer.write(wheel.read(name))' "$wheel" >"$folder/sbom.cyclonedx.jso
 
     # The package, and the command in its wheel.
     touch "$started"
-    maturin build --manifest-path crates/python/Cargo.toml --target "$target" --target-dir target/dist/build "${options[@]/live,/}" --out target/dist/package
+    maturin build --manifest-path crates/python/Cargo.toml --target "$target" --target-dir target/dist/build "${options[@]}" --out target/dist/package
     wheel=$(find target/dist/package -name '*.whl' -newer "$started")
     rm -rf target/dist/wheel
     wheel unpack --dest target/dist/wheel "$wheel"

@@ -21,7 +21,6 @@ const REPLACED: &[(&str, &str, &str)] = &[
     ("target/release/gpt2", "gpt2", "the tested binary, wherever it was built"),
     ("cargo run --release --", "gpt2", "the tested binary, wherever it was built"),
     ("gpt2 verify ", "gpt2-help verify ", "half a minute, which `bench` takes once"),
-    ("gpt2 live ", "gpt2-help live ", "needs the module for the browser: tests/web runs it"),
     ("--device cuda", "--device cpu", "needs a GPU"),
     ("--isa avx2", "--isa portable", "needs AVX2"),
     ("--batch 2048 --out", "--out", "the text is short"),
@@ -59,7 +58,6 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("cargo run --release --example walkthrough", "scripts/check.sh runs it"),
     ("cargo run --release --manifest-path examples/Cargo.toml", "scripts/check.sh runs it"),
     ("scripts/cuda/", "scripts/check.sh runs it where the toolkit is"),
-    ("scripts/web.sh", "scripts/check.sh runs it"),
     ("pip install gpt2_candle", "takes a wheel that scripts/release.sh wrote"),
     ("pip install ziglang", "for the next line"),
     ("cargo-zigbuild check", "type-checks for macOS by hand"),
@@ -274,13 +272,6 @@ impl World {
         if named("chats.jsonl") {
             let line = |i| format!("{{\"prompt\": \"O {i}\", \"completion\": \" Romeo {i}\"}}\n");
             std::fs::write(path("chats.jsonl"), (0..20).map(line).collect::<String>())?;
-        }
-        if words.iter().any(|word| word == "--live=target/web/page") {
-            // A stand-in for the module for the browser, which tests/web runs.
-            std::fs::create_dir_all(path("target/web/page"))?;
-            for name in ["gpt2_web_bg.wasm", "gpt2_web.js"] {
-                std::fs::write(path("target/web/page").join(name), "a stand-in")?;
-            }
         }
         if named("texts/") {
             std::fs::create_dir(path("texts"))?;

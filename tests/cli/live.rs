@@ -9,24 +9,15 @@ use miniz_oxide::inflate::decompress_to_vec_zlib;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// A stand-in for the module: the page is written around it, and nothing here runs it.
-fn folder() -> Result<Folder> {
-    let folder = Folder::empty()?;
-    std::fs::write(folder.at("gpt2_web_bg.wasm"), b"\0asm")?;
-    std::fs::write(folder.at("gpt2_web.js"), "let wasm_bindgen;")?;
-    Ok(folder)
-}
-
-fn live(folder: &Folder, args: &[&str]) -> Result<Run> {
-    let module = folder.at("");
-    gpt2(&[&["live", "--module", &module][..], args].concat())
+fn live(args: &[&str]) -> Result<Run> {
+    gpt2(&[&["live"], args].concat())
 }
 
 #[test]
 fn the_page_is_one_file_that_may_run_its_own_code_alone() -> Result {
-    let folder = folder()?;
+    let folder = Folder::empty()?;
     let out = folder.at("live.html");
-    live(&folder, &["--out", &out, "</script><script>alert(1)</script>", "--ablate", "0.3"])?.succeeded();
+    live(&["--out", &out, "</script><script>alert(1)</script>", "--ablate", "0.3"])?.succeeded();
     let page = std::fs::read_to_string(&out)?;
     assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n") && !page.contains("{{"));
     let policy = page.split_once("Security-Policy\" content=\"").and_then(|(_, rest)| rest.split_once('"'));
@@ -36,28 +27,25 @@ fn the_page_is_one_file_that_may_run_its_own_code_alone() -> Result {
     }
     assert!(!policy.contains("unsafe-inline") && !policy.contains("'unsafe-eval'"), "{policy}");
     assert!(!page.contains("alert(1)"), "the text is data in base64");
-    assert_eq!(page.matches("<script").count(), 5, "four blocks of data, and the page's own script");
+    assert_eq!(
+        page.matches("<script").count(),
+        8,
+        "four blocks of data, three files, and the page's own script"
+    );
     Ok(())
 }
 
 #[test]
 fn what_the_page_could_not_show_is_refused_before_it_is_written() -> Result {
-    let folder = folder()?;
+    let folder = Folder::empty()?;
     let out = folder.at("live.html");
-    live(&folder, &[])?.refused(2, &["--out <FILE>", "--open"]);
-    live(&folder, &["--out", &out, ""])?.refused(1, &["type a few words"]);
-    live(&folder, &["--out", &out, &"O Romeo ".repeat(200)])?.refused(1, &["256"]);
-    live(&folder, &["--out", &out, "--ablate", "9.9"])?.refused(1, &["9.9"]);
-    live(&folder, &["--out", &folder.at("gpt2_web.js"), "--overwrite"])?
-        .refused(1, &["gpt2_web.js", "the module"]);
+    live(&[])?.refused(2, &["--out <FILE>", "--open"]);
+    live(&["--out", &out, ""])?.refused(1, &["type a few words"]);
+    live(&["--out", &out, &"O Romeo ".repeat(200)])?.refused(1, &["256"]);
+    live(&["--out", &out, "--ablate", "9.9"])?.refused(1, &["9.9"]);
     assert!(!std::fs::exists(&out)?);
-    live(&folder, &["--out", &out])?.succeeded();
-    live(&folder, &["--out", &out])?.refused(1, &["already exists", "--overwrite"]);
-    let empty = Folder::empty()?;
-    live(&empty, &["--out", &empty.at("x.html")])?.refused(1, &["gpt2_web_bg.wasm", "scripts/web.sh"]);
-    if cfg!(not(feature = "live")) {
-        gpt2(&["live", "--out", &empty.at("x.html")])?.refused(1, &["scripts/web.sh", "--features live"]);
-    }
+    live(&["--out", &out])?.succeeded();
+    live(&["--out", &out])?.refused(1, &["already exists", "--overwrite"]);
     Ok(())
 }
 
@@ -70,16 +58,17 @@ fn block(page: &str, kind: &str) -> Result<Vec<u8>> {
 /// The files as they are, or one file in 8 bits.
 #[test]
 fn a_model_comes_with_the_page() -> Result {
-    let folder = folder()?;
+    let folder = Folder::empty()?;
     let out = folder.at("live.html");
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-shakespeare").canonicalize()?;
     let path = model.display().to_string();
-    let run = live(&folder, &["--out", &out, "--model", &path])?.succeeded();
+    let run = live(&["--out", &out, "--model", &path])?.succeeded();
     assert!(run.stderr.contains("the page has"), "{}", run.stderr);
     let page = std::fs::read_to_string(&out)?;
     let first: serde_json::Value = serde_json::from_slice(&block(&page, "first")?)?;
     let names = ["model.safetensors", "config.json", "tokenizer.json"];
     assert_eq!(first["model"]["files"], serde_json::json!(names));
+    assert_eq!(first["model"]["is_demo"], false);
     for (i, name) in names.iter().enumerate() {
         assert!(block(&page, &format!("file-{i}"))? == std::fs::read(model.join(name))?, "{name}");
     }
@@ -87,7 +76,7 @@ fn a_model_comes_with_the_page() -> Result {
     let gguf = folder.at("small.gguf");
     gpt2(&["quantize", &path, "--to", "q8_0", "--out", &gguf])?.succeeded();
     for args in [&["--model", &path, "--quantize", "q8_0"][..], &["--model", &gguf]] {
-        live(&folder, &[&["--out", &out, "--overwrite"], args].concat())?.succeeded();
+        live(&[&["--out", &out, "--overwrite"], args].concat())?.succeeded();
         let page = std::fs::read_to_string(&out)?;
         assert!(block(&page, "file-0")? == std::fs::read(&gguf)?, "{args:?}");
         assert!(block(&page, "file-1").is_err());
@@ -101,7 +90,7 @@ fn a_model_comes_with_the_page() -> Result {
     ] {
         let elsewhere = folder.at("x.html");
         let out = if args.contains(&"--out") { &[][..] } else { &["--out", &elsewhere] };
-        let run = live(&folder, &[args, out].concat())?;
+        let run = live(&[args, out].concat())?;
         assert!(run.code != 0 && run.stderr.contains(says), "{args:?}: {}", run.stderr);
     }
     let mut tensors = read(&model.join("model.safetensors"))?;
@@ -116,21 +105,19 @@ fn a_model_comes_with_the_page() -> Result {
         index.extend(part.keys().map(|name| (name.clone(), file.into())));
     }
     sharded.write("model.safetensors.index.json", serde_json::json!({ "weight_map": index }).to_string())?;
-    live(&folder, &["--out", &folder.at("x.html"), "--model", &sharded.dir()])?
+    live(&["--out", &folder.at("x.html"), "--model", &sharded.dir()])?
         .refused(1, &["several files", "gpt2 quantize"]);
-    live(&folder, &["--out", &folder.at("x.html"), "--model", &sharded.dir(), "--quantize", "q8_0"])?
-        .succeeded();
+    live(&["--out", &folder.at("x.html"), "--model", &sharded.dir(), "--quantize", "q8_0"])?.succeeded();
     Ok(())
 }
 
 /// The page opens on what the command would have shown, and draws as it drew.
 #[test]
 fn the_pages_of_other_commands_may_be_alive() -> Result {
-    let folder = folder()?;
+    let folder = Folder::empty()?;
     let out = folder.at("live.html");
-    let module = format!("--live={}", folder.at(""));
     let first = |args: &[&str]| -> Result<serde_json::Value> {
-        gpt2(&[args, &[&*module, "--html", &out, "--overwrite"]].concat())?.succeeded();
+        gpt2(&[args, &["--live", "--html", &out, "--overwrite"]].concat())?.succeeded();
         Ok(serde_json::from_slice(&block(&std::fs::read_to_string(&out)?, "first")?)?)
     };
     let changes = ["--ablate", "0.3", "--scale", "1.1=0.5", "--block", "3:1", "--compare"];
@@ -138,6 +125,8 @@ fn the_pages_of_other_commands_may_be_alive() -> Result {
     assert_eq!((shown["text"].as_str(), &shown["ids"]), (Some("O Romeo, Romeo"), &serde_json::json!([])));
     assert_eq!(shown["changes"], serde_json::json!(["ablate 0.3", "scale 1.1=0.5", "block 3:1"]));
     assert_eq!(first(&["attention", "--ids", "47,788"])?["ids"], serde_json::json!([47, 788]));
+    // A page that says nothing of drawing draws as the command does.
+    assert_eq!(first(&["attention", "ROMEO:"])?["draw"], first(&["generate", "ROMEO:", "-n", "1"])?["draw"]);
     let shown = first(&["generate", "ROMEO:", "-n", "5", "--seed", "7", "--temperature", "0.5"])?;
     let ids = shown["ids"].as_array().ok_or("ids")?;
     let prompt = shown["prompt"].as_u64().ok_or("a prompt")?;
@@ -152,22 +141,21 @@ fn the_pages_of_other_commands_may_be_alive() -> Result {
         .write_npy(&vector)?;
     let add = format!("1={vector}");
     for (args, code, says) in [
-        (&["attention", "O", &module][..], 2, "--html"),
-        (&["attention", "O", &module, "--html", &out, "--layer", "0"], 2, "--layer"),
-        (&["attention", "O", &module, "--html", &out, "--json"], 2, "--json"),
+        (&["attention", "O", "--live"][..], 2, "--html"),
+        (&["attention", "O", "--live", "--html", &out, "--layer", "0"], 2, "--layer"),
+        (&["attention", "O", "--live", "--html", &out, "--json"], 2, "--json"),
         (
-            &["attention", "O", &module, "--html", &out, "--quantize", "q8_0"],
+            &["attention", "O", "--live", "--html", &out, "--quantize", "q8_0"],
             1,
             "--quantize: not with --live",
         ),
         (
-            &["attention", "O", &module, "--html", &out, "--add", &add],
+            &["attention", "O", "--live", "--html", &out, "--add", &add],
             1,
             "--live: a page cannot hold `add 1`",
         ),
-        (&["attention", "O", &module, "--html", &folder.at("gpt2_web.js"), "--overwrite"], 1, "the module"),
         (
-            &["generate", "O", "-n", "1", &module, "--html", &out, "--min-p", "0.1"],
+            &["generate", "O", "-n", "1", "--live", "--html", &out, "--min-p", "0.1"],
             1,
             "--min-p: not with --live",
         ),

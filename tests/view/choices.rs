@@ -278,6 +278,31 @@ fn a_circuit_is_drawn_between_heads_and_listed_for_the_chosen_one() -> Result {
     })
 }
 
+/// The map gets the room of everything else, and the key and the button lead back.
+#[test]
+fn a_presentation_shows_the_map_alone() -> Result {
+    open(|page, _| {
+        let size = "document.getElementById('map').clientWidth * document.getElementById('map').clientHeight";
+        let seen =
+            "['heads', 'token', 'finder'].filter((id) => document.getElementById(id).clientWidth > 0).length";
+        let before = page.get(size)?.as_f64().ok_or("a size")?;
+        page.keys("p")?;
+        page.until("location.hash.includes('present=yes')")?;
+        assert_eq!(page.get(seen)?, 0);
+        let after = page.get(size)?.as_f64().ok_or("a size")?;
+        assert!(after > 1.2 * before, "{before} {after}");
+        page.get("location.reload()")?;
+        page.until("document.documentElement.classList.contains('presenting')")?;
+        page.keys("\u{e00c}")?;
+        assert_eq!(page.get(seen)?, 3);
+        page.click("#present")?;
+        assert_eq!(page.get(seen)?, 0);
+        page.click("#present")?;
+        assert_eq!(page.get(seen)?, 3);
+        Ok(())
+    })
+}
+
 #[test]
 fn colors_theme_and_place_are_in_the_link() -> Result {
     open(|page, _| {

@@ -20,7 +20,10 @@ fn the_way_of_a_token_follows_what_is_chosen() -> Result {
                 "document.getElementById('way-of').textContent.startsWith('Token {token} ') && document.getElementById('way-of').textContent.includes('head {layer}.{head}.')"
             ))?;
             let weights = &stages.iter().find(|stage| stage.name == "pattern").ok_or("weights")?.values;
-            let mut shares: Vec<String> = weights.iter().map(|w| format!("{:.1} %", 100.0 * w)).collect();
+            let share = |w: &f32| {
+                if *w > 0.0 && *w < 0.0005 { "< 0.1 %".to_owned() } else { format!("{:.1} %", 100.0 * w) }
+            };
+            let mut shares: Vec<String> = weights.iter().map(share).collect();
             if weights.len() > 8 {
                 let mut order: Vec<usize> = (0..weights.len()).collect();
                 order.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]));
@@ -51,6 +54,47 @@ fn the_way_of_a_token_follows_what_is_chosen() -> Result {
         assert!(columns.contains("columns 224 to 255 of c_attn"), "{columns}");
         page.click("#way-close")?;
         assert_eq!(page.get("document.activeElement.id")?, "live-way");
+        Ok(())
+    })
+}
+
+/// The drawing goes from moment to moment, from the keyboard as well, and its parts open the stages.
+#[test]
+fn the_drawing_of_the_way_moves_and_opens_its_stages() -> Result {
+    open("O Romeo, Romeo! wherefore art thou", |page| {
+        page.head("1.1")?;
+        page.click("#live-way")?;
+        page.until("document.querySelectorAll('#way-stages details').length >= 20")?;
+        settled(page)?;
+        // How much of the canvas is painted.
+        let painted = "(() => { const c = document.getElementById('way-drawing'); \
+                       const copy = new OffscreenCanvas(c.width, c.height).getContext('2d', { willReadFrequently: true }); \
+                       copy.drawImage(c, 0, 0); const d = copy.getImageData(0, 0, c.width, c.height).data; \
+                       let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n })()";
+        let whole = page.get(painted)?.as_f64().ok_or("a number")?;
+        let mut before = 0.0;
+        for (moment, says) in
+            [(0, "wte, wpe: "), (4, "pattern: "), (7, "resid_mid: "), (12, "probabilities: ")]
+        {
+            put(page, "way-moment", &moment.to_string(), "input")?;
+            assert!(page.text("#way-moment-text")?.starts_with(says), "{moment}");
+            let now = page.get(painted)?.as_f64().ok_or("a number")?;
+            assert!(now > before, "{moment}: {before} {now}");
+            before = now;
+        }
+        assert!((before - whole).abs() < 1.0, "{before} {whole}");
+        page.get("document.getElementById('way-moment').focus()")?;
+        page.keys("\u{e012}")?;
+        assert!(page.text("#way-moment-text")?.starts_with("ln_f, logits: "));
+        // It moves by itself, and stands still when it is told to.
+        page.click("#way-play")?;
+        page.until("document.getElementById('way-moment').value === '12'")?;
+        page.until("document.getElementById('way-play').textContent === '▶'")?;
+        // A click on the fan of weights opens their stage.
+        page.get("(() => { const c = document.getElementById('way-drawing'); const r = c.getBoundingClientRect(); \
+                 const scale = Math.min(r.width / 440, r.height / 196); const left = (r.width - 440 * scale) / 2; \
+                 c.dispatchEvent(new MouseEvent('click', { clientX: r.x + left + 190 * scale, clientY: r.y + 50 * scale })) })()")?;
+        assert_eq!(page.get("document.querySelector('#way [data-stage=pattern]').open")?, true);
         Ok(())
     })
 }

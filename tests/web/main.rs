@@ -1,5 +1,6 @@
 //! The model of the live page, and the page in a browser.
 
+mod address;
 #[path = "../common/browser.rs"]
 mod browser;
 #[path = "../common/mod.rs"]

@@ -47,11 +47,6 @@ fn the_page_opens_on_the_model_that_is_in_it() -> Result {
             assert_eq!(page.text("#about")?, format!("{tokens} tokens, 16 heads"));
             assert_eq!((labels(page)?, &*page.text("#caption")?), (kinds, caption));
             assert_ne!(page.text("#title")?, "tiny-shakespeare (built in)");
-            assert_eq!(
-                page.get("document.getElementById('live-lessons').hidden")?,
-                true,
-                "of the demo model"
-            );
             page.click("#live-next")?;
             settled(page)?;
             assert_ne!(page.get("document.getElementById('live-text').value")?, TEXT, "a token is drawn");
@@ -132,6 +127,7 @@ fn a_model_of_the_readers_own_runs_in_the_page() -> Result {
         for (files, says) in [
             (&[&*damaged][..], "damaged.gguf: damaged or not a GGUF file"),
             (&[&gguf, &damaged], "your files: weights in several files"),
+            (&[&parts[0].with_file_name("README.md")], "README.md: no model. It is one GGUF file"),
             (&parts[..1], "config.json: no weights here"),
             (&parts[1..2], "model.safetensors: no config.json here"),
             (&parts[..2], "your files: no tokenizer here"),
@@ -160,5 +156,56 @@ fn a_model_of_the_readers_own_runs_in_the_page() -> Result {
         page.choose("#live-files", &[&gguf])?;
         settled(page)?;
         shows(&quantized, "f32 in this browser, weights in q8_0, fused attention")
+    })
+}
+
+/// With another model, the lessons name the heads that they find in it, and say where there is none. One click leads back.
+#[test]
+fn lessons_look_for_heads_in_any_model_and_one_click_leads_back() -> Result {
+    let folder = tempfile::tempdir()?;
+    let gguf = folder.path().join("small.gguf");
+    write_quantized(&gguf)?;
+    let small = one_block(folder.path())?;
+    let small: Vec<&Path> = small.iter().map(PathBuf::as_path).collect();
+    open("O Romeo", |page| {
+        let lesson = |number: usize| -> Result<Vec<String>> {
+            page.get("document.getElementById('live').dataset.lesson = ''")?;
+            page.get(&format!("(() => {{ const menu = document.getElementById('lesson-choice'); menu.value = {number}; menu.dispatchEvent(new Event('change')) }})()"))?;
+            page.until("document.getElementById('live').dataset.lesson === 'ready'")?;
+            page.texts("#lesson-text p")
+        };
+        assert_eq!(page.get("document.getElementById('live-back').hidden")?, true);
+        page.choose("#live-files", &[&gguf])?;
+        settled(page)?;
+        page.click("#live-lessons")?;
+        let words = lesson(5)?;
+        assert!(words[0].starts_with("Of all heads of this model, 0.3 gives"), "{words:?}");
+        page.until("document.documentElement.dataset.shown === '0.3'")?;
+        page.click("#live-ablate")?;
+        page.until("!document.getElementById('lesson-done').hidden")?;
+        let words = lesson(7)?;
+        assert!(words[0].contains("Here head 0.3, "), "{words:?}");
+        assert_eq!(page.texts("#live-changes button")?, ["ablate 0.3 ✕"]);
+        page.click("#live-changes button")?;
+        page.until("!document.getElementById('lesson-done').hidden")?;
+        // The first block alone has no head that finds what followed last time.
+        page.choose("#live-files", &small)?;
+        page.until("document.getElementById('about').textContent.endsWith(' 4 heads')")?;
+        settled(page)?;
+        page.click("#live-lessons")?;
+        let words = lesson(6)?;
+        assert!(
+            words[0].starts_with("On this text, this model has no head whose pattern is “induction”."),
+            "{words:?}"
+        );
+        assert!(!words.concat().contains("HEAD"), "{words:?}");
+        page.click("#live-back")?;
+        page.until("document.getElementById('about').textContent.endsWith(' 16 heads')")?;
+        assert_eq!(page.text("#title")?, "tiny-shakespeare (built in)");
+        assert_eq!(page.get("document.getElementById('live-back').hidden")?, true);
+        page.click("#live-lessons")?;
+        let words = lesson(5)?;
+        assert!(words[0].starts_with("Head 0.3 has a single pattern"), "{words:?}");
+        Ok(())
     })
 }

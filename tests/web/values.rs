@@ -5,19 +5,25 @@ use crate::common::Result;
 use crate::own_model::{demo, write_quantized};
 use crate::page::{built, odd_texts};
 use base64::{Engine, prelude::BASE64_STANDARD};
-use gpt2_loader::Files;
-use gpt2_web::{Live, PageRequest};
+use gpt2_loader::{Files, Source};
+use gpt2_web::{DEMO, Live, PageRequest};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::io::Write;
 
 /// A page that has the module and nothing else, in both browsers.
 fn in_module(test: impl Fn(&Browser) -> Result) -> Result {
-    let Some((module, glue)) = built()? else { return Ok(()) };
+    let (module, loader) = built()?;
+    let demo = Source::Embedded(DEMO).open()?;
+    let mut given = String::new();
+    for (name, bytes) in demo.contents().ok_or("files")? {
+        write!(given, "demo.add('{name}', bytesOf('{}')); ", BASE64_STANDARD.encode(&bytes[..]))?;
+    }
     let mut file = tempfile::Builder::new().suffix(".html").tempfile()?;
     write!(
         file,
-        "<!doctype html><meta charset=utf-8><script>{glue}</script><script>
+        "<!doctype html><meta charset=utf-8><script>{loader}</script><script>
 const bytesOf = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 let model = null;
 const files = {{}};
@@ -32,9 +38,17 @@ window.changed = (set, name, length, at, byte) => {{
   }}
   try {{ wasm_bindgen.Model.open('yours', given).free(); return 'opened' }} catch (error) {{ return error.message }}
 }};
-wasm_bindgen({{ module_or_path: bytesOf('{}') }}).then(() => {{ model = new wasm_bindgen.Model(); performance.mark('ready') }});
+const packed = new Blob([bytesOf('{}')]).stream().pipeThrough(new DecompressionStream('deflate'));
+const unpacked = new Response(packed, {{ headers: {{ 'Content-Type': 'application/wasm' }} }});
+wasm_bindgen({{ module_or_path: unpacked }}).then(() => {{
+  const demo = new wasm_bindgen.ModelFiles();
+  {given}
+  model = wasm_bindgen.Model.open('{}', demo);
+  performance.mark('ready');
+}});
 </script>",
-        BASE64_STANDARD.encode(&module)
+        BASE64_STANDARD.encode(&module),
+        demo.name
     )?;
     file.flush()?;
     browse(file.path(), &test)?;

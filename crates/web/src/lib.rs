@@ -7,8 +7,10 @@
 //! | `request` | [`PageRequest`]: what a page asks; [`PageAnswer`]: what it gets |
 //! | `token_path` | [`FollowedToken`]: which token to follow through the model, and what each [`Stage`] computes for it |
 //! | `page` | [`LiveFile`]: the page as one file, with the module and the model in it |
+//! | `interface` | [`INTERFACE`]: by which a page and a module know that they belong together |
 //! | `module` | what the page's worker calls, in builds for WebAssembly |
 
+mod interface;
 mod live;
 #[cfg(target_family = "wasm")]
 mod module;
@@ -17,6 +19,7 @@ mod request;
 mod result_cache;
 mod token_path;
 
+pub use interface::INTERFACE;
 pub use live::{DEMO, Live};
 pub use page::LiveFile;
 pub use request::{DrawSettings, Effect, Next, PageAnswer, PageRequest};

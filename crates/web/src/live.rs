@@ -50,7 +50,7 @@ impl Live {
         Self::open(&Source::Embedded(DEMO).open()?)
     }
 
-    /// A model of the reader's own, checked as the command checks it.
+    /// A model from its files, checked as the command checks it.
     ///
     /// # Errors
     /// When a file is damaged, something is missing, the tensors do not fit the config, or there is no tokenizer.

@@ -1,6 +1,6 @@
 //! The functions that the page's worker calls.
 
-use crate::{Live, PageRequest};
+use crate::{INTERFACE, Live, PageRequest};
 use gpt2_loader::Files;
 use std::collections::BTreeMap;
 use wasm_bindgen::prelude::*;
@@ -12,16 +12,13 @@ pub struct Model(Live);
 
 #[wasm_bindgen]
 impl Model {
-    /// The demo model.
-    ///
-    /// # Errors
-    /// When it does not load.
-    #[wasm_bindgen(constructor)]
-    pub fn new() -> Result<Self, JsError> {
-        Live::demo().map(Self).map_err(thrown)
+    /// The name of this module's interface, which must be the page's.
+    #[must_use]
+    pub fn interface() -> String {
+        INTERFACE.to_owned()
     }
 
-    /// A model of the reader's own.
+    /// A model from its files.
     ///
     /// # Errors
     /// Fails as [`Files::in_memory`] and [`Live::open`] do.

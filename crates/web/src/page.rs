@@ -1,11 +1,10 @@
 //! The live page as one file.
 
-use crate::PageRequest;
+use crate::{DEMO, INTERFACE, PageRequest};
 use anyhow::{Context, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
-use gpt2_loader::{Bytes, FILE_NAMES, Files};
+use gpt2_loader::{Bytes, FILE_NAMES, Files, Source};
 use gpt2_view::LivePage;
-use miniz_oxide::deflate::compress_to_vec_zlib;
 use serde_json::json;
 use std::io::Write;
 
@@ -18,7 +17,9 @@ const SCRIPT: &str = concat!(
     include_str!("page/settings.js"),
     include_str!("page/changes.js"),
     include_str!("page/way.js"),
+    include_str!("page/moving.js"),
     include_str!("page/lessons.js"),
+    include_str!("page/address.js"),
     include_str!("page/start.js"),
 );
 /// The lessons and what the page says of the way of a token, by language.
@@ -26,19 +27,16 @@ const TEXTS: [(&str, &str); 2] =
     [("en", include_str!("page/texts/en.json")), ("de", include_str!("page/texts/de.json"))];
 const WORKER: &str = include_str!("page/worker.js");
 
-/// The most effort that deflate knows.
-const LEVEL: u8 = 10;
-
 /// The most bytes of a file of the model: its text is 4/3 the size, and must fit Chromium's longest string of 2^29 letters.
 const LARGEST: usize = 400_000_000;
 
 /// A page with the model in it: one file that fetches nothing.
 #[derive(Debug, Clone, Copy)]
 pub struct LiveFile<'a> {
-    /// The WebAssembly module, with the demo model in it, as `scripts/web.sh` builds it.
+    /// The WebAssembly module, packed by zlib: that of the package `gpt2-page-module`, which `scripts/web.sh` builds.
     pub module: &'a [u8],
     /// The script that loads it, as wasm-bindgen makes it for `no-modules`.
-    pub glue: &'a str,
+    pub loader: &'a str,
     /// The model that the page opens on; the demo model if there is none.
     pub model: Option<&'a Files>,
 }
@@ -58,15 +56,17 @@ impl LiveFile<'_> {
     /// # Errors
     /// Fails as [`LiveFile::check`] does, and when `out` cannot be written to.
     pub fn write(&self, first: &PageRequest, out: &mut impl Write) -> anyhow::Result<()> {
-        let module = BASE64_STANDARD.encode(compress_to_vec_zlib(self.module, LEVEL));
-        let worker = BASE64_STANDARD.encode(format!("{}\n{WORKER}", self.glue));
-        let files = self.model.map(parts).transpose()?.unwrap_or_default();
-        let model = self.model.map(|model| {
-            json!({ "name": model.name, "files": files.iter().map(|file| &file.name).collect::<Vec<_>>() })
-        });
+        let module = BASE64_STANDARD.encode(self.module);
+        let worker = BASE64_STANDARD.encode(format!("{}\n{WORKER}", self.loader));
+        let demo = Source::Embedded(DEMO).open()?;
+        let model = self.model.unwrap_or(&demo);
+        let files = parts(model)?;
+        let names: Vec<_> = files.iter().map(|file| &file.name).collect();
+        let model = json!({ "name": model.name, "files": names, "is_demo": self.model.is_none() });
         let PageRequest { text, ids, prompt, changes, draw, compare: _, along: _ } = first;
         let first = json!({
-            "text": text, "ids": ids, "prompt": prompt, "changes": changes, "draw": draw, "files": FILE_NAMES, "model": model,
+            "interface": INTERFACE, "text": text, "ids": ids, "prompt": prompt, "changes": changes, "draw": draw,
+            "files": FILE_NAMES, "model": model,
         });
         let first = BASE64_STANDARD.encode(first.to_string());
         let texts: Vec<String> = TEXTS.iter().map(|(code, text)| format!("\"{code}\":{text}")).collect();

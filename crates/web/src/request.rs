@@ -24,7 +24,7 @@ pub struct PageRequest {
     pub along: Option<FollowedToken>,
 }
 
-/// The settings to draw the next token with: see [`Sampling`].
+/// The settings to draw the next token with: see [`Sampling`]. The defaults are those of `gpt2 generate`.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DrawSettings {
@@ -40,8 +40,8 @@ pub struct DrawSettings {
 
 impl Default for DrawSettings {
     fn default() -> Self {
-        let Sampling { temperature, top_k, top_p, seed, .. } = Sampling::default();
-        Self { temperature, top_k, top_p, seed }
+        let Sampling { temperature, top_p, seed, .. } = Sampling::default();
+        Self { temperature, top_k: Some(40), top_p, seed }
     }
 }
 

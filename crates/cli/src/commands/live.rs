@@ -7,7 +7,7 @@ use crate::model::hub::{self, HubArgs};
 use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
-use crate::results::live_page::{self, Module};
+use crate::results::live_page;
 use anyhow::bail;
 use gpt2_engine::interventions::{InterventionOptions, OnHeads};
 use gpt2_engine::open::{checkpoint, open_tokenizer};
@@ -19,9 +19,8 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 #[command(long_about = "\
 Write a page that runs a model in the browser: type, and its attention follows. It is one file, and fetches nothing. With the demo \
-model it has 5 MB; another model adds four thirds of its size. Its numbers are those of gpt2 attention and gpt2 generate, up to the \
-last digits. Most builds have no module for the browser: \
-scripts/web.sh builds it, for --module")]
+model it has 5 MB; another one takes four thirds of its size. Its numbers are those of gpt2 attention and gpt2 generate, up to the \
+last digits")]
 #[command(after_help = "\
 Examples:
   gpt2 live --open                                    # type, and watch
@@ -50,10 +49,6 @@ pub(crate) struct LiveArgs {
     /// Quantize the model first, as gpt2 quantize does: a page holds files of up to 400 MB
     #[arg(long, value_name = "TYPE", value_parser = types(), requires = "model")]
     pub(crate) quantize: Option<GgufType>,
-    /// The folder of the browser's module, as scripts/web.sh writes it [default: the module in this binary, if it was built
-    /// with the feature live]
-    #[arg(long, value_name = "DIR")]
-    pub(crate) module: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) hub: HubArgs,
 }
@@ -64,10 +59,8 @@ pub(crate) fn run(args: &LiveArgs) -> anyhow::Result<()> {
         outputs.add("--out", path);
     }
     let mut inputs = ReadFiles::default();
-    live_page::module_inputs(args.module.as_deref(), &mut inputs);
     hub::inputs(&args.hub, &mut inputs);
     outputs.check(&inputs)?;
-    let module = Module::open(args.module.as_deref())?;
     let model = args.model.as_deref().filter(|model| *model != DEMO_NAME || args.quantize.is_some());
     let model = model.map(|model| files(model, args, &mut inputs)).transpose()?;
     outputs.check(&inputs)?;
@@ -75,7 +68,7 @@ pub(crate) fn run(args: &LiveArgs) -> anyhow::Result<()> {
     let changes = InterventionOptions { heads: args.ablate.clone(), ..InterventionOptions::default() };
     let changes = changes.for_training(checkpoint(&files, &TERMINAL)?.config(), Spelling::Flags)?.texts;
     let first = PageRequest { text: args.text.clone(), changes, ..PageRequest::default() };
-    let page = live_page::page(&module, model.as_ref(), &first)?;
+    let page = live_page::page(model.as_ref(), &first)?;
     live_page::deliver(&page, args.out.as_deref(), args.open, outputs)
 }
 

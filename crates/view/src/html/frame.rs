@@ -11,7 +11,7 @@ pub(super) const STYLE: &str = include_str!("style.css");
 macro_rules! show {
     () => {
         concat!(
-            "function showPage(blocks, signal, choices) {\n",
+            "function showPage(blocks, signal, choices, addition = () => \"\") {\n",
             include_str!("js/data.js"),
             include_str!("js/weights.js"),
             include_str!("js/state.js"),

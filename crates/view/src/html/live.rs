@@ -6,9 +6,9 @@ use candle_core::Result;
 use std::io::Write;
 
 /// A page that shows the data of [`PageWriter::data`](super::PageWriter::data), and other data later: each time, its script calls
-/// `showPage(blocks, signal, choices)`. `blocks(kind)` gives a list of `{ textContent }`; `signal` ends the listeners of a page
-/// whose place another takes; `choices` are those of the page before, as its `choiceText()` gave them. The result has `ready`, a
-/// promise, and what the script may ask of the page.
+/// `showPage(blocks, signal, choices, addition)`. `blocks(kind)` gives a list of `{ textContent }`; `signal` ends the listeners of a
+/// page whose place another takes; `choices` are those of the page before, as its `choiceText()` gave them; `addition()` is what the
+/// script adds to the address. The result has `ready`, a promise, and what the script may ask of the page.
 ///
 /// The page may run a worker and WebAssembly, both from its own data, and fetches nothing. All fields but the data are trusted:
 /// they are not escaped.

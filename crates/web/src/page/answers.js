@@ -22,15 +22,19 @@ let waiting = null;
 /// The question that the worker was asked last, and when the reader asked it.
 let asked = null;
 
-/// The model that the page came with, if it is not the demo model.
-const brought = () =>
-  first.model && { name: first.model.name, files: first.model.files.map((name, i) => ({ name, file: new Blob([bytesOf(`file-${i}`)]) })) };
+/// The model that the page came with.
+const brought = () => ({
+  name: first.model.name,
+  files: first.model.files.map((name, i) => ({ name, file: new Blob([bytesOf(`file-${i}`)]) })),
+  isDemo: first.model.is_demo,
+  isOwn: false,
+});
 
 function start() {
   worker = new Worker(policy ? policy.createScriptURL("") : workerUrl);
   worker.onmessage = ({ data }) => answered(data);
   worker.onerror = (event) => stopped(event.message ?? "its script did not load");
-  worker.postMessage({ module: new Blob([bytesOf("module")]), model: brought() });
+  worker.postMessage({ module: new Blob([bytesOf("module")]), model: brought(), wanted: first.interface });
 }
 
 /// The model that the worker has not been asked to open yet.
@@ -77,10 +81,10 @@ async function answered({ ready, answer, took, error, opened, failed, stopped: i
   const question = asked;
   if (ready) {
     isReady = true;
-    for (const id of ["live-text", "live-next", "live-run", "live-open"]) byId(id).disabled = false;
+    for (const id of ["live-text", "live-next", "live-run", "live-open", "live-link"]) byId(id).disabled = false;
   }
   if (opened) {
-    [isOwn, waiting, trouble, isOther] = [true, null, "", true];
+    [isOwn, waiting, trouble, isOther] = [opened.isOwn, null, "", true];
     forget();
     askAnew();
     goOn();
@@ -101,6 +105,7 @@ async function answered({ ready, answer, took, error, opened, failed, stopped: i
   } else if (error) {
     halt();
     trouble = "";
+    if (fallBack(error)) return;
     tell(error, true);
     settle("refused");
   } else if (!ready) {
@@ -149,9 +154,11 @@ async function receive(answer, question, took) {
   // The answer to a later question may be on the page by now.
   if (question.at < shownAt) return;
   shownAt = question.at;
+  isFromAddress = false;
   isOther = false;
   // The tokens to draw from change nothing on the page.
   const drawing = lines === drawn ? null : draw(lines, next.ids.length);
+  arriving = null;
   [shown, drawn] = [next, lines];
   // Unless the reader has typed since, or taken tokens back.
   if (question.ids.length > 0 && question.ids === wanted.ids) {
@@ -163,6 +170,7 @@ async function receive(answer, question, took) {
   showButtons();
   showDraw();
   showWay(next, question, asked === question);
+  page.rememberSoon();
   await drawing;
   if (asked !== question && asked !== null) return;
   settle("shown");

@@ -26,7 +26,8 @@ function showButtons() {
   byId("live-effect").textContent = effect ? `next ${effect.token}: ${percent(effect.plain)} → ${percent(effect.changed)}` : "";
 }
 
-const percent = (p) => `${(100 * p).toFixed(p < 0.0995 ? 1 : 0)} %`;
+/// A probability, as the lists of the page write it.
+const percent = (p) => (p > 0 && p < 0.0005 ? "< 0.1 %" : `${(100 * p).toFixed(1)} %`);
 /// What the chosen heads would be multiplied by, as typed.
 let factor = "0.5";
 

@@ -39,7 +39,7 @@ async function draw(lines, tokens) {
     if (!blocks.has(kind)) blocks.set(kind, []);
     blocks.get(kind).push({ textContent: line.slice(tab + 1) });
   }
-  const choices = page ? choicesFor(tokens) : undefined;
+  const choices = arriving ?? (page ? choicesFor(tokens) : undefined);
   const pinned = page?.state.pinned;
   const sought = byId("search").value;
   const focused = document.activeElement?.id;
@@ -48,7 +48,7 @@ async function draw(lines, tokens) {
   ending = new AbortController();
   const { signal } = ending;
   replaceParts(scrolled, blocks.get("weights").length > EARLY);
-  page = showPage((kind) => blocks.get(kind) ?? [], signal, choices);
+  page = showPage((kind) => blocks.get(kind) ?? [], signal, choices, addressed);
   page.on("head more pinned", showButtons);
   page.on("head token", followChoice);
   page.on("head token sort", followLesson);
@@ -59,7 +59,11 @@ async function draw(lines, tokens) {
     byId("search").dispatchEvent(new Event("input"));
   }
   // Each of these would lay out the page.
-  for (const [i, id] of SCROLLED.entries()) if (scrolled[i] > 0) byId(id).scrollTop = scrolled[i];
+  for (const [i, id] of SCROLLED.entries()) {
+    // The end of the text comes into view by itself when its last token is the chosen one.
+    const isFollowed = id === "text" && page.state.token === tokens - 1;
+    if (scrolled[i] > 0 && !isFollowed) byId(id).scrollTop = scrolled[i];
+  }
   if (focused && document.activeElement?.id !== focused) byId(focused)?.focus({ preventScroll: true });
   await page.ready;
   const isBlank = () => byId("overview").querySelector("[role=option]:not([data-drawn])");

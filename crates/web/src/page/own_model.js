@@ -1,8 +1,10 @@
-// A model of the reader's own.
+// A model of the reader's own, and the way back to the one that came with the page.
 
 /// What was set for another model.
 function forget() {
-  showLessonsButton();
+  showBack();
+  // It spoke of the model before.
+  if (lesson !== null) hideLessons();
   [wanted.ids, wanted.prompt, wanted.changes] = [[], null, []];
   showChanges();
   showButtons();
@@ -20,6 +22,12 @@ function openModel(files, folder = null) {
     isGguf(name) ? !has("config.json") : first.files.includes(name) && !(name === "pytorch_model.bin" && has("model.safetensors"));
   const needed = files.filter(isNeeded).map((file) => ({ name: file.name, file }));
   const name = folder ?? (files.length === 1 ? files[0].name : "your files");
+  if (needed.length === 0) {
+    const found = files.length === 1 ? files[0].name : `${name}, ${files.length} files`;
+    const why = `${found}: no model. It is one GGUF file, or config.json with model.safetensors and the tokenizer's files.`;
+    trouble = byId("live").dataset.state === "asked" ? why : "";
+    return tell(why, true);
+  }
   const size = needed.reduce((sum, { file }) => sum + file.size, 0);
   const megabytes = `${(size / 1e6).toFixed(size < 1e7 ? 1 : 0)} MB`;
   halt();
@@ -30,9 +38,27 @@ function openModel(files, folder = null) {
   }
   trouble = "";
   tell(`Reading ${name}, ${megabytes} …`, false);
-  chosen = { name, files: needed };
+  chosen = { name, files: needed, isDemo: false, isOwn: true };
   goOn();
 }
+
+/// Opens the model that came with the page again.
+function goBack() {
+  halt();
+  trouble = "";
+  tell(`Reading ${first.model.name} …`, false);
+  chosen = brought();
+  goOn();
+}
+
+function showBack() {
+  byId("live-back").hidden = !isOwn;
+  byId("live-back").textContent = first.model.is_demo ? "Back to the demo model" : `Back to ${first.model.name}`;
+}
+byId("live-back").addEventListener("click", () => {
+  byId("live-open").focus({ preventScroll: true });
+  goBack();
+});
 
 byId("live-open").addEventListener("click", () => byId("live-files").click());
 byId("live-files").addEventListener("change", () => {

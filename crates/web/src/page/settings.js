@@ -5,6 +5,13 @@
 const first = JSON.parse(new TextDecoder().decode(bytesOf("first")));
 const wanted = { ids: first.ids, prompt: first.prompt, changes: first.changes, runs: false, another: false };
 byId("live-text").value = first.text;
+/// Shows the fields for drawing, or folds them away. A low window opens without them.
+function toggleDrawing(isOpen) {
+  byId("live-drawing").hidden = !isOpen;
+  byId("live-settings").setAttribute("aria-expanded", isOpen);
+}
+toggleDrawing(innerHeight >= 800 && innerWidth > 760);
+byId("live-settings").addEventListener("click", () => toggleDrawing(byId("live-drawing").hidden));
 for (const [name, value] of Object.entries(first.draw)) {
   const field = byId(`live-${name.replace("_", "-")}`);
   if (value === null) continue;
@@ -22,6 +29,17 @@ function putText(text) {
   const { selectionStart, selectionEnd } = field;
   field.value = text;
   if (document.activeElement === field) field.setSelectionRange(selectionStart, selectionEnd);
+  fitText();
+  // The newest tokens are at its end.
+  field.scrollTop = field.scrollHeight;
+}
+
+/// A field as high as its text, in browsers that do not do that by themselves.
+function fitText() {
+  if (CSS.supports("field-sizing", "content")) return;
+  const field = byId("live-text");
+  field.style.height = "auto";
+  field.style.height = `${field.scrollHeight + 2}px`;
 }
 
 const numberIn = (id) => (byId(id).value === "" ? null : +byId(id).value);
@@ -35,6 +53,7 @@ function askAnew(more = 0) {
   isHeld = wrong !== null;
   if (isHeld) {
     halt();
+    toggleDrawing(true);
     return tell(`${wrong.dataset.name}: ${wrong.validationMessage}`, true);
   }
   const [temperature, p] = ["live-temperature", "live-top-p"].map((id) => +byId(id).value);
@@ -69,6 +88,8 @@ function halt() {
 }
 
 byId("live-text").addEventListener("input", () => {
+  fitText();
+  isFromAddress = false;
   halt();
   [wanted.ids, wanted.prompt] = [[], null];
   askAnew();
@@ -115,11 +136,11 @@ function showDraw() {
   };
   const items = next ? next.from.map(([token, p]) => item(token, p)) : [];
   if (next) {
-    if (next.count > items.length) items.push(item(`and ${next.count - items.length} more`, null));
     if (next.place === null) items.unshift(item(next.token, next.p));
     const drawn = items[next.place ?? 0];
     drawn.classList.add("drawn");
     drawn.setAttribute("aria-current", "true");
   }
   byId("live-from").replaceChildren(...items);
+  byId("live-count").textContent = next ? `of ${next.count}` : "";
 }

@@ -14,12 +14,12 @@ for (const [key, meaning] of [["o", "switch the chosen heads off, or on again"],
   byId("help").querySelector("dl").append(line);
 }
 
-
 showChanges();
+fitText();
 if (!globalThis.WebAssembly || !globalThis.DecompressionStream) {
   isDown = true;
   tell("This browser is too old for the model.", true);
 } else {
-  askAnew();
+  if (!restore(location.hash.slice(1))) askAnew();
   startOrTell();
 }

@@ -40,6 +40,9 @@ const rounded = (x) => (x === null ? "−∞" : x.toFixed(Math.abs(x) < 10 ? 3 :
 /// The parts of each stage on the page, by its name.
 const stageParts = new Map();
 
+/// The position of the token whose way is shown.
+let followed = 0;
+
 const isWayOpen = () => !byId("way").hidden;
 
 /// What to follow: the chosen head and token. Null while the way is closed.
@@ -87,6 +90,7 @@ function showWay({ way }, { along, changes }, isNewest) {
   const { layer, head } = along;
   const { token, stages, activation } = way;
   const D = stages.find(({ name }) => name === "q").values.length;
+  followed = token;
   byId("way-of").textContent = fill(texts.way.of, { TOKEN: `${token} ${page.tokens[token]}`, HEAD: `${layer}.${head}`, LAYER: layer });
   byId("way-changed").textContent = changes.length > 0 ? fill(texts.way.changed, { CHANGES: changes.join(", ") }) : "";
   if (isNewest) {
@@ -110,6 +114,7 @@ function showWay({ way }, { along, changes }, isNewest) {
   const last = 1 + Math.max(...page.sources.map(({ layer }) => layer ?? 0));
   showGap("resid_pre", 0, layer);
   showGap("ln_f", layer + 1, last);
+  drawMoving();
 }
 
 /// Where blocks are left out before a stage: a break in the line, with their numbers.
@@ -148,7 +153,7 @@ function lineOf(stage, n) {
   const share = make("span", "share");
   if (isShare) share.style.width = `${100 * values[n]}%`;
   const position = name === "scores" || name === "pattern" ? n : "";
-  const number = isShare ? `${(100 * values[n]).toFixed(1)} %` : rounded(values[n]);
+  const number = isShare ? percent(values[n]) : rounded(values[n]);
   line.append(share, make("span", "position", position), make("span", "word", tokenOf(stage, n)), make("span", "number", number));
   return line;
 }
@@ -277,5 +282,6 @@ byId("way-stages").addEventListener("keydown", (event) => {
 });
 function redrawWay() {
   if (isWayOpen()) for (const parts of stageParts.values()) drawStage(parts);
+  drawMoving();
 }
 addEventListener("resize", redrawWay);

@@ -3,7 +3,8 @@
 let model = null;
 
 /// Browsers compile a function well once it has run a few dozen times: these runs, between questions, spare the reader the slow ones.
-/// The texts have nothing in common that the model would remember.
+/// The texts have nothing in common that the model would remember. Another model than the demo model may not know these words, and
+/// takes longer.
 const WARM = ["O Romeo, Romeo! wherefore art thou", "My lord, to be, or not to be"].map((text) => JSON.stringify({ text }));
 let warmings = 40;
 let isWarming = false;
@@ -42,9 +43,8 @@ async function exchange(chosen) {
   }
   model.free();
   model = other;
-  // Another model may not know these words, and takes longer.
-  warmings = 0;
-  postMessage({ opened: true });
+  if (!chosen.isDemo) warmings = 0;
+  postMessage({ opened: { isOwn: chosen.isOwn } });
 }
 
 /// What the model refuses is a plain error. After any other, such as a panic, nothing in the module can be relied on.
@@ -57,15 +57,17 @@ function goneOn(look, more) {
   return JSON.stringify({ ...JSON.parse(look), ids });
 }
 
-onmessage = async ({ data: { module, look, more, model: chosen } }) => {
+onmessage = async ({ data: { module, look, more, model: chosen, wanted } }) => {
   try {
     if (module) {
       // It is compiled while it is unpacked.
       const unpacked = module.stream().pipeThrough(new DecompressionStream("deflate"));
       const headers = { "Content-Type": "application/wasm" };
       await wasm_bindgen({ module_or_path: new Response(unpacked, { headers }) });
-      model = chosen ? await opened(chosen) : new wasm_bindgen.Model();
-      if (chosen) warmings = 0;
+      const found = wasm_bindgen.Model.interface?.();
+      if (found !== wanted) throw new Error(`the module is ${found}, the page ${wanted}: they are of different versions`);
+      model = await opened(chosen);
+      if (!chosen.isDemo) warmings = 0;
       postMessage({ ready: true });
       return;
     }

@@ -1,8 +1,7 @@
 //! Many prompts, continued several in each pass.
 
-use super::continuing::{OnPiece, continuation, generation};
 use super::options::Options;
-use super::ready::Ready;
+use super::ready::{OnPiece, Ready, continuation, generation};
 use super::report::{Drawn, Report};
 use crate::interventions::Reads;
 use crate::open::Opened;

@@ -1,7 +1,7 @@
 // The page's data: tokens, heads with their summaries, predictions, and what a page may have beside them.
 //
 // `blocks(kind)` has the blocks of a kind, whose `textContent` is JSON as a rule; `signal` ends the page's listeners when
-// another page takes its place; `choices` are those of the page before, if they are not in the address. Weights are base64
+// another page takes its place; `choices` are those of the page before, if they are not in the address, which `addition` may add to. Weights are base64
 // of codes, compressed unless the page is live, one block per head and run. The page decodes a head when it has to draw it
 // and forgets it when others come; only its text stays.
 

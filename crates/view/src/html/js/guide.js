@@ -3,7 +3,7 @@
 const GUIDE = [
   ["heads", compared
     ? "Each small map is how one head changes from the first run to the second: red is more weight, blue less. Choose one to see it large."
-    : "Each small map is one head, with a word for where it looks most. Choose one to see it large."],
+    : "Each small map is one head. Point at it for a word for where it looks most; choose it to see it large."],
   ["map-panel", compared
     ? "Both runs of the head. A row is a token, a column one that it attends to. A bright cell is a large weight. Point at a cell for its numbers."
     : "A row is a token, a column one that it attends to. A bright cell is a large weight. Point at a cell for its number."],

@@ -26,15 +26,19 @@ function choiceText() {
   if (state.weighted) choice.set("norms", "yes");
   if (!state.first) choice.set("first", "hidden");
   if (state.step !== null) choice.set("step", state.step);
+  if (state.presents) choice.set("present", "yes");
   // The visible part in cells, so that another window shows the same part.
   if (!isWhole()) choice.set("place", [viewport.key, viewport.query, cellsIn(plot.width)].map((n) => n.toFixed(2)).join(" "));
   return choice.toString();
 }
 
+/// What the address ends with: the choices, and what the page adds to them.
+const address = () => `#${[choiceText(), addition()].filter(Boolean).join("&")}`;
+
 function remember() {
   if (signal?.aborted) return;
   try {
-    history.replaceState(null, "", `#${choiceText()}`);
+    history.replaceState(null, "", address());
   } catch {
     // A frame of a notebook has no address of its own.
   }
@@ -58,6 +62,7 @@ function remembered(text = location.hash.slice(1)) {
     if (values.includes(choice.get(key))) change[key] = choice.get(key);
   }
   if (choice.get("first") === "hidden") change.first = false;
+  if (choice.get("present") === "yes") change.presents = true;
   if (choice.get("norms") === "yes" && hasNorms) change.weighted = true;
   const step = prompt === null ? undefined : whole("step", prompt, tokens.length);
   if (step !== undefined) change.step = step;

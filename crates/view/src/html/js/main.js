@@ -73,6 +73,14 @@ on("weights scale first weighted theme", () => {
 
 // --- keys that work everywhere ---------------------------------------------------------------------
 
+const present = () => update({ presents: !state.presents });
+byId("present").addEventListener("click", present);
+on("presents", () => {
+  root.classList.toggle("presenting", state.presents);
+  byId("present").setAttribute("aria-pressed", state.presents);
+  byId("present").textContent = state.presents ? "All controls" : "Present";
+});
+
 const help = byId("help");
 byId("help-button").addEventListener("click", () => help.showModal());
 
@@ -101,7 +109,8 @@ const KEYS = {
   ".": () => stepBy(1),
   t: toggleTheme,
   g: () => openGuide(),
-  Escape: () => update({ token: null, cell: null, pinned: null }),
+  p: present,
+  Escape: () => update(state.presents ? { presents: false } : { token: null, cell: null, pinned: null }),
 };
 addEventListener("keydown", (event) => {
   // Keys that compose a letter belong to it.
@@ -119,7 +128,7 @@ const count = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
 document.title = `${title} – attention`;
 byId("title").textContent = kept === null ? title : `${title}: the ${kept} largest weights of each row`;
 byId("about").textContent = `${count(tokens.length, "token")}, ${count(heads.length, "head")}`;
-byId("caption").textContent = caption;
+byId("caption").textContent = byId("caption").title = caption;
 byId("caption").hidden = caption === "";
 
 // For programs that drive this page: what it shows now.
@@ -141,4 +150,4 @@ if (choices !== undefined) {
   drawEarly();
   rememberSoon();
 }
-return { ready, state, update, on, sources, tokens, chosen, choiceText };
+return { ready, state, update, on, sources, tokens, chosen, choiceText, address, rememberSoon, copyText };

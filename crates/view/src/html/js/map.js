@@ -331,6 +331,8 @@ byId("whole").addEventListener("click", showWhole);
 
 new ResizeObserver(() => {
   layOut();
+  // At once: until the next frame, the browser would stretch the picture of the old size.
+  drawMap();
   if (wantedPlace && plot.width > 0) {
     showPlace(wantedPlace);
     wantedPlace = null;

@@ -184,7 +184,7 @@ for (const list of [overview, others]) {
   });
 }
 
-/// Where the map is below the heads, a choice goes on to it. Only this page scrolls, not the notebook around its frame.
+/// On a phone, heads and map do not fit on one screen: a choice goes to the map. Only this page scrolls, not the notebook around its frame.
 function showView() {
   const { left, top } = byId("view").getBoundingClientRect();
   if (left > 0 || innerWidth > 760) return;

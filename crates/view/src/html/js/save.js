@@ -194,18 +194,22 @@ function saveCsv() {
   offer(fileName("csv"), `${lines.join("\n")}\n`, "text/csv");
 }
 
+/// Puts a text on the clipboard; returns whether the browser did.
+async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return copySelected(text);
+  }
+}
+
 async function copyValue() {
   if (!state.cell) return tellSaved("choose a cell first");
   const { query, key } = state.cell;
   const detail = detailOf(state.cell);
   const text = `${titleText()}: ${exact(current.value(query, key))}${detail ? ` (${detail})` : ""}, ${query + offset} ${tokens[query + offset]} attends to ${key} ${tokens[key]}`;
-  let copied = true;
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    copied = copySelected(text);
-  }
-  tellSaved(copied ? "copied" : "the browser did not copy it");
+  tellSaved((await copyText(text)) ? "copied" : "the browser did not copy it");
 }
 
 /// A frame of a notebook may have no clipboard of its own; a selection can still be copied. Returns whether it was.

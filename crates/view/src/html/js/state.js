@@ -21,6 +21,7 @@ const state = {
   found: new Set(), // positions that match the search
   as: "both", // whether those are marked as queries, keys, or both
   theme: null, // "dark" or "light"; null follows the system
+  presents: false, // whether the map stands alone
 };
 /// What the lists, the lines and the text show; null until it is ready. With two runs, it may be their difference.
 let current = null;

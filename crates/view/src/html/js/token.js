@@ -196,7 +196,8 @@ function markWord() {
   // scrollIntoView would scroll the page as well.
   const { offsetTop: top, offsetHeight } = marked;
   const { scrollTop, clientHeight } = strip;
-  if (top < scrollTop || top + offsetHeight > scrollTop + clientHeight) strip.scrollTop = top - clientHeight / 2;
+  if (top >= scrollTop && top + offsetHeight <= scrollTop + clientHeight) return;
+  strip.scrollTop = state.token === tokens.length - 1 ? strip.scrollHeight : top - clientHeight / 2;
 }
 
 strip.addEventListener("click", (event) => {

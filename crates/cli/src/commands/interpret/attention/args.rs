@@ -27,7 +27,7 @@ Examples:
   gpt2 attention \"O Romeo, Romeo\"   # what the heads do
   gpt2 attention \"O Romeo, Romeo\" --layer 0-1 --head 2   # chosen heads, token by token
   gpt2 attention \"O Romeo, Romeo\" --open   # every head in the browser
-  gpt2 attention \"O Romeo, Romeo\" --live=target/web/page --html live.html   # a page that follows what you type
+  gpt2 attention \"O Romeo, Romeo\" --live --html live.html   # a page that follows what you type
   gpt2 attention \"O Romeo, Romeo\" --ablate 0.3   # the same without head 3 of layer 0
   gpt2 attention \"O Romeo, Romeo\" --open --compare --ablate 0.3 --with effect,lens   # both, and the difference
   gpt2 attention \"The capital of France is\" --effect --target \" Paris\" --model gpt2   # which heads matter

@@ -13,7 +13,7 @@ use crate::interventions::args::holds_one_run;
 use crate::output;
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
-use crate::results::live_page::{self, Module};
+use crate::results::live_page;
 use crate::results::subject::Subject;
 use crate::results::weights_file::{Format, beside};
 use crate::results::weights_page::open;
@@ -45,9 +45,8 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     check_compare(args)?;
     let text = args.prompt.read()?;
     let outputs = outputs(args)?;
-    let mut inputs = args.prompt.inputs();
-    args.live.inputs(&mut inputs);
-    let live = args.live.open(&args.study.model)?;
+    let inputs = args.prompt.inputs();
+    args.live.check(&args.study.model)?;
     let opened = args.study.open_for(inputs, &outputs)?;
     let config = opened.model.config();
     let (layers, heads) = select_heads(&args.layer, &args.head, config)?;
@@ -66,8 +65,8 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     let prompt = args.prompt.one.encode(text, &opened)?;
     let changes =
         args.study.interventions.options().build(&opened, Reads::Whole(&[&prompt.ids]), &TERMINAL)?;
-    if let Some(module) = live {
-        return write_live(args, &module, &opened, &prompt, &changes, outputs);
+    if args.live.wanted {
+        return write_live(args, &opened, &prompt, &changes, outputs);
     }
     with_scene(args, &opened, &points, chosen, &prompt, &changes, |scene| {
         if let Some(ablation) = args.effect {
@@ -194,7 +193,6 @@ fn show(scene: &AttentionScene, mut outputs: Outputs) -> anyhow::Result<()> {
 /// Writes and opens the page with the model in it.
 fn write_live(
     args: &AttentionArgs,
-    module: &Module,
     opened: &Opened,
     prompt: &Prompt,
     changes: &Applied,
@@ -202,9 +200,9 @@ fn write_live(
 ) -> anyhow::Result<()> {
     let ids = if prompt.text.is_none() { prompt.ids.clone() } else { vec![] };
     let text = prompt.text.clone().unwrap_or_default();
-    let first =
-        PageRequest { text, ids, changes: live_page::changes_for_page(changes)?, ..PageRequest::default() };
-    let page = live_page::page_of(module, &args.study.model, opened, &first)?;
+    let changes = live_page::changes_for_page(changes)?;
+    let first = PageRequest { text, ids, changes, ..PageRequest::default() };
+    let page = live_page::page_of(&args.study.model, opened, &first)?;
     if let Some(height) = args.fragment {
         writeln!(output::stdout(), "{}", page_fragment(&page, height))?;
     }

@@ -16,7 +16,7 @@ use gpt2_engine::studies::generate::{Continuing, Drawn, Report, Searched};
 use gpt2_engine::words::count;
 use gpt2_loader::GenerationConfig;
 use gpt2_model::hooks::Hooks;
-use recorded::{Alive, GeneratedText, Recorded};
+use recorded::{GeneratedText, Recorded};
 use std::io::Write;
 use std::ops::ControlFlow;
 
@@ -25,8 +25,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let outputs = recorded::outputs(args)?;
     let mut inputs = args.prompt.inputs();
     args.interventions.inputs(&mut inputs);
-    args.live.inputs(&mut inputs);
-    let module = args.live.open(&args.model)?;
+    args.live.check(&args.model)?;
     let opened = args.model.open_for(inputs, &outputs)?;
     let generation_config = opened.files.as_ref().map(GenerationConfig::open).transpose()?.flatten();
     if let Some(text) = generation_config.and_then(|found| found.note()) {
@@ -41,9 +40,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let text = prompt.text.clone();
     let options = args.options();
     let continuing = options.continuing(&run, prompt)?;
-    let live = module
-        .map(|module| anyhow::Ok(Alive { module, changes: changes_for_page(&continuing.applied)? }))
-        .transpose()?;
+    let live = args.live.wanted.then(|| changes_for_page(&continuing.applied)).transpose()?;
     let recorded = Recorded::new(args, &opened, live)?;
     // Only the text goes to stdout.
     output::note(&continuing.ready.provenance.first_line());

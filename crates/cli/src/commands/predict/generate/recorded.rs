@@ -3,7 +3,7 @@
 use super::args::GenerateArgs;
 use crate::model::args::FiniteArgs;
 use crate::output::written_files::Outputs;
-use crate::results::live_page::{self, Module};
+use crate::results::live_page;
 use crate::results::subject::{Subject, predictions};
 use crate::results::weights_file::{Export, Format};
 use crate::results::weights_page::{LayerValues, Page, PageOptions, open};
@@ -20,14 +20,8 @@ pub(super) struct Recorded {
     pub(super) rows: WeightRows,
     layers: Vec<usize>,
     heads: Vec<usize>,
-    live: Option<Alive>,
-}
-
-/// The module and the interventions of a page with the model in it.
-pub(super) struct Alive {
-    pub(super) module: Module,
-    /// The interventions, as the page reads them.
-    pub(super) changes: Vec<String>,
+    /// The interventions of a page with the model in it, as the page reads them.
+    live: Option<Vec<String>>,
 }
 
 /// A generated text.
@@ -53,7 +47,11 @@ pub(super) fn outputs(args: &GenerateArgs) -> anyhow::Result<Outputs> {
 }
 
 impl Recorded {
-    pub(super) fn new(args: &GenerateArgs, opened: &Opened, live: Option<Alive>) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        args: &GenerateArgs,
+        opened: &Opened,
+        live: Option<Vec<String>>,
+    ) -> anyhow::Result<Self> {
         let config = opened.model.config();
         let (layers, heads) = select_heads(&args.layer, &args.head, config)?;
         let is_paged = (args.html.is_some() || args.open) && live.is_none();
@@ -69,8 +67,8 @@ impl Recorded {
         text: &GeneratedText,
         mut outputs: Outputs,
     ) -> anyhow::Result<()> {
-        if let Some(live) = self.live {
-            return write_live(args, live, text, outputs);
+        if let Some(changes) = self.live {
+            return write_live(args, changes, text, outputs);
         }
         let paged = args.html.is_some() || args.open;
         if !paged && args.export.is_none() {
@@ -149,7 +147,7 @@ fn check_live(args: &GenerateArgs) -> anyhow::Result<()> {
         ("--kv", args.kv.is_some()),
         ("--seed", args.model.run.seed > SAFE),
     ];
-    match given.iter().find(|(_, given)| *given && args.live.live.is_some()) {
+    match given.iter().find(|(_, given)| *given && args.live.wanted) {
         Some((option, _)) => {
             anyhow::bail!(
                 "{option}: not with --live: the page draws by temperature, top-k, top-p and a seed below 2^53; leave it out"
@@ -162,7 +160,7 @@ fn check_live(args: &GenerateArgs) -> anyhow::Result<()> {
 /// Writes and opens the page with the model in it, which goes on where the text ends.
 fn write_live(
     args: &GenerateArgs,
-    live: Alive,
+    changes: Vec<String>,
     text: &GeneratedText,
     outputs: Outputs,
 ) -> anyhow::Result<()> {
@@ -171,10 +169,10 @@ fn write_live(
     let first = PageRequest {
         ids: [text.prompt, text.new].concat(),
         prompt: Some(text.prompt.len()),
-        changes: live.changes,
+        changes,
         draw: DrawSettings { temperature, top_k, top_p: args.top_p, seed: args.model.run.seed },
         ..PageRequest::default()
     };
-    let page = live_page::page_of(&live.module, &args.model, text.opened, &first)?;
+    let page = live_page::page_of(&args.model, text.opened, &first)?;
     live_page::deliver(&page, args.html.as_deref(), args.open, outputs)
 }
