@@ -25,6 +25,7 @@ use clap::{CommandFactory, FromArgMatches};
 use commands::{Args, Command};
 use help::tips;
 use mimalloc::MiMalloc;
+use output::terminal::TERMINAL;
 use process::{restart, signals};
 use results::weights_page::NoBrowser;
 use std::process::ExitCode;
@@ -63,6 +64,7 @@ fn main() -> ExitCode {
         Err(error) => match error.downcast::<clap::Error>() {
             Ok(usage) => output::usage(&usage.format(&mut command())),
             Err(error) => {
+                TERMINAL.clear(); // a bar of the work that failed
                 output::error(&error);
                 // The options were right.
                 if !error.is::<NoBrowser>() {

@@ -56,7 +56,9 @@ impl Observer for Terminal {
             (steps.to_owned(), bar)
         };
         let (_, bar) = shown.get_or_insert_with(begin);
-        bar.set_length(all.unwrap_or_default());
+        if let Some(all) = all {
+            bar.set_length(all);
+        }
         bar.set_position(done);
         if all == Some(done) {
             bar.finish_and_clear();

@@ -6,9 +6,9 @@ use crate::model::args::ModelArgs;
 use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
-use gpt2_engine::Opened;
 use gpt2_engine::interventions::Prepared;
 use gpt2_engine::studies::{Outcome, Run, Study, check_interventions};
+use gpt2_engine::{Opened, Spelling};
 
 /// Options of every command that looks into a model while it runs.
 #[derive(Debug, clap::Args)]
@@ -38,10 +38,9 @@ impl StudyArgs {
         study: &S,
         wants_tensors: bool,
     ) -> anyhow::Result<Outcome<S::Report>> {
-        let interventions = Prepared::new(self.interventions.options(), opened, &TERMINAL)?;
-        let run = self.run(&interventions, wants_tensors);
-        check_interventions::<S>(&run)?;
-        study.run(&run)
+        let options = self.interventions.options();
+        check_interventions::<S>(&options, Spelling::Flags)?;
+        study.run(&self.run(&Prepared::new(options, opened, &TERMINAL)?, wants_tensors))
     }
 
     /// What the engine's studies run on.

@@ -126,22 +126,32 @@ impl Job<'_> {
         draw: impl Fn(&Outcome<S::Report>) -> anyhow::Result<Option<Drawn>>,
         print: impl Fn(&S::Report) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let interventions = Prepared::new(self.study.interventions.options(), self.opened, &TERMINAL)?;
-        let run = self.study.run(&interventions, self.export.is_some());
-        check_interventions::<S>(&run)?;
-        let each = |prompt: &Prompt, _: &Applied| {
+        check_interventions::<S>(&self.study.interventions.options(), Spelling::Flags)?;
+        let study = self.study;
+        let wants_tensors = self.export.is_some();
+        let each = |prompt: &Prompt, _: &Applied, interventions: &Prepared| {
+            let run = study.run(interventions, wants_tensors);
             let outcome = of(Content::Ids(prompt.ids.clone())).run(&run)?;
             let picture = draw(&outcome)?;
             Ok(Ran { picture, ..Ran::new(outcome.report, outcome.tensors) })
         };
-        self.run(text, each, print)
+        self.run_each(text, each, print)
     }
 
     /// Runs `each` on the prompt `text`, or on every text; prints the results and writes the export.
     pub(crate) fn run<R: Serialize>(
         self,
         text: Option<String>,
-        each: impl FnMut(&Prompt, &Applied) -> anyhow::Result<Ran<R>>,
+        mut each: impl FnMut(&Prompt, &Applied) -> anyhow::Result<Ran<R>>,
+        print: impl Fn(&R) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        self.run_each(text, |prompt, applied, _| each(prompt, applied), print)
+    }
+
+    fn run_each<R: Serialize>(
+        self,
+        text: Option<String>,
+        each: impl FnMut(&Prompt, &Applied, &Prepared) -> anyhow::Result<Ran<R>>,
         print: impl Fn(&R) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         match &self.prompts.texts {
@@ -153,13 +163,16 @@ impl Job<'_> {
     fn on_one<R: Serialize>(
         mut self,
         text: Option<String>,
-        mut each: impl FnMut(&Prompt, &Applied) -> anyhow::Result<Ran<R>>,
+        mut each: impl FnMut(&Prompt, &Applied, &Prepared) -> anyhow::Result<Ran<R>>,
         print: impl Fn(&R) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let prompt = self.prompts.one.encode(text, self.opened)?;
-        let changes =
-            self.study.interventions.options().build(self.opened, Reads::Whole(&[&prompt.ids]), &TERMINAL)?;
-        let Ran { report, tensors, picture } = each(&prompt, &changes)?;
+        let reads = Reads::Whole(&[&prompt.ids]);
+        let options = self.study.interventions.options();
+        options.check(reads, Spelling::Flags)?;
+        let interventions = Prepared::new(options, self.opened, &TERMINAL)?;
+        let changes = interventions.of(reads)?;
+        let Ran { report, tensors, picture } = each(&prompt, &changes, &interventions)?;
         if let Some(picture) = picture {
             picture.stage(&mut self.outputs)?;
         }
@@ -175,10 +188,10 @@ impl Job<'_> {
     fn on_many<R: Serialize>(
         mut self,
         path: &Path,
-        mut each: impl FnMut(&Prompt, &Applied) -> anyhow::Result<Ran<R>>,
+        mut each: impl FnMut(&Prompt, &Applied, &Prepared) -> anyhow::Result<Ran<R>>,
         print: impl Fn(&R) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let changes = Prepared::new(self.study.interventions.options(), self.opened, &TERMINAL)?;
+        let interventions = Prepared::new(self.study.interventions.options(), self.opened, &TERMINAL)?;
         let mut export = self.export.map(ExportFile::new).transpose()?;
         let (mut lines, bar) = self.prompts.open(path)?;
         let mut printed = Ok(());
@@ -191,8 +204,8 @@ impl Job<'_> {
             let place = || place(path, Some(line.number));
             let mut ran = || {
                 let prompt = prompt(self.opened, &line.content, &place())?;
-                let changes = changes.of(Reads::Whole(&[&prompt.ids])).with_context(place)?;
-                let ran = each(&prompt, &changes).with_context(place)?;
+                let changes = interventions.of(Reads::Whole(&[&prompt.ids])).with_context(place)?;
+                let ran = each(&prompt, &changes, &interventions).with_context(place)?;
                 anyhow::Ok((prompt, ran))
             };
             let (prompt, Ran { report, tensors, .. }) = ran().map_err(unwritten)?;
@@ -218,7 +231,7 @@ impl Job<'_> {
         let Some(mut made_by) = made_by else {
             bail!("{}: holds no text; write one a line", place(path, None))
         };
-        made_by = made_by.under(&changes.described());
+        made_by = made_by.under(&interventions.described());
         let mut more = vec![];
         if let Some(ChosenHeads { layers, heads }) = self.chosen {
             more = vec![("layers", serde_json::to_string(layers)?), ("heads", serde_json::to_string(heads)?)];

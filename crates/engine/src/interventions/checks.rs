@@ -41,8 +41,11 @@ impl<'a> Reads<'a> {
 }
 
 impl InterventionOptions {
-    /// Refuses what does not fit the texts that a run reads.
-    pub(super) fn check(&self, reads: Reads, spelling: Spelling) -> anyhow::Result<()> {
+    /// Refuses what does not fit the texts that a run reads, before anything is read for it.
+    ///
+    /// # Errors
+    /// When an intervention names a position that the texts lack, or means that it does not say where to take.
+    pub fn check(&self, reads: Reads, spelling: Spelling) -> anyhow::Result<()> {
         if let Reads::Others(what) = reads {
             return self.check_others(what, spelling);
         }

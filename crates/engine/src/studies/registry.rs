@@ -2,6 +2,8 @@
 
 use super::run::{Outcome, Run, Study};
 use super::{circuits, discover, features, forward, generate, heads, lens, pairs, patch};
+use crate::interventions::InterventionOptions;
+use crate::spelling::Spelling;
 use anyhow::{Context, bail};
 use serde_json::Value;
 
@@ -25,17 +27,15 @@ pub const STUDIES: &[Entry] = &[
 ///
 /// # Errors
 /// When one of the study's [`Study::REFUSES`] was given.
-pub fn check_interventions<S: Study>(run: &Run) -> anyhow::Result<()> {
-    let given = run.interventions.options().given();
+pub fn check_interventions<S: Study>(
+    options: &InterventionOptions,
+    spelling: Spelling,
+) -> anyhow::Result<()> {
+    let given = options.given();
     let Some(refused) = given.iter().find(|option| S::REFUSES.contains(option)) else { return Ok(()) };
     let others = STUDIES.iter().filter(|other| !other.refuses.contains(refused));
     let others: Vec<_> = others.map(|other| other.name).collect();
-    bail!(
-        "{}: is not for {}; it works in {}",
-        run.opened.spelling.option(refused),
-        S::NAME,
-        others.join(", ")
-    )
+    bail!("{}: is not for {}; it works in {}", spelling.option(refused), S::NAME, others.join(", "))
 }
 
 /// A study whose types are not known: options and report are JSON.
@@ -88,7 +88,7 @@ fn defaults<S: Study>() -> anyhow::Result<Value> {
 fn run<S: Study>(run: &Run, options: Value) -> anyhow::Result<Outcome<Value>> {
     let options: S =
         serde_json::from_value(options).with_context(|| format!("the options of {}", S::NAME))?;
-    check_interventions::<S>(run)?;
+    check_interventions::<S>(run.interventions.options(), run.opened.spelling)?;
     let Outcome { report, tensors } = options.run(run)?;
     Ok(Outcome { report: serde_json::to_value(report)?, tensors })
 }
