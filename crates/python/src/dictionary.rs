@@ -7,7 +7,7 @@ use crate::observer::PyObserver;
 use candle_core::{DType, Tensor};
 use gpt2_engine::HubOptions;
 use gpt2_engine::open::OpenedDictionary;
-use gpt2_engine::studies::features::DictionarySummary;
+use gpt2_engine::studies::interpret::features::DictionarySummary;
 use gpt2_loader::Normalization;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;

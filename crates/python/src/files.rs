@@ -10,7 +10,10 @@ use anyhow::{Context, anyhow, bail};
 use candle_core::DType;
 use gpt2_engine::Spelling;
 use gpt2_engine::interventions::Prepared;
-use gpt2_engine::studies::{Run, compare, quantize, score};
+use gpt2_engine::studies::Run;
+use gpt2_engine::studies::checkpoints::quantize;
+use gpt2_engine::studies::predict::compare;
+use gpt2_engine::studies::predict::score;
 use gpt2_loader::{
     AdapterConfig, FILE_NAMES, GgufType, SaveOptions, Tokenizer, WeightFiles, save, save_adapter,
 };

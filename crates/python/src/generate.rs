@@ -11,7 +11,7 @@ use crate::run::point;
 use gpt2_engine::Opened;
 use gpt2_engine::interventions::{Prepared, Reads};
 use gpt2_engine::studies::Run;
-use gpt2_engine::studies::generate::{Options, Report};
+use gpt2_engine::studies::predict::generate::{Options, Report};
 use gpt2_engine::texts::{Continuation, Prompt, new_tokens};
 use gpt2_loader::Tokenizer;
 use gpt2_model::hooks::{Chain, Hooks, Interventions, Point};

@@ -10,7 +10,7 @@ use candle_core::{DType, Device};
 use candle_fused::Implementation;
 use candle_nn::VarBuilder;
 use gpt2_engine::open::UsedAdapter;
-use gpt2_engine::studies::train::{Options, Start, TrainingData};
+use gpt2_engine::studies::learn::train::{Options, Start, TrainingData};
 use gpt2_engine::texts::Example;
 use gpt2_engine::{Opened, Spelling};
 use gpt2_loader::Tokenizer;

@@ -1,7 +1,8 @@
 //! All studies, by name.
 
+use super::interpret::{circuits, discover, features, heads, lens, pairs, patch};
+use super::predict::{forward, generate};
 use super::run::{Outcome, Run, Study};
-use super::{circuits, discover, features, forward, generate, heads, lens, pairs, patch};
 use crate::interventions::InterventionOptions;
 use crate::spelling::Spelling;
 use anyhow::{Context, bail};

@@ -10,7 +10,7 @@ use crate::output::terminal::TERMINAL;
 use crate::output::written_files::NewFolder;
 use anyhow::Context;
 use gpt2_engine::Spelling;
-use gpt2_engine::studies::import::{self, Report};
+use gpt2_engine::studies::checkpoints::import::{self, Report};
 use std::io::Write;
 
 #[derive(Debug, clap::Args)]

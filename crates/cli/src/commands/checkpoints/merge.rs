@@ -11,7 +11,7 @@ use crate::output::written_files::NewFolder;
 use anyhow::Context;
 use gpt2_engine::ModelOptions;
 use gpt2_engine::open::{AdapterChoice, FoundModel};
-use gpt2_engine::studies::merge::{Merged, Report};
+use gpt2_engine::studies::checkpoints::merge::{Merged, Report};
 use gpt2_view::visible_text;
 use std::io::Write;
 

@@ -6,7 +6,7 @@ use crate::values::one_of;
 use candle_core::DType;
 use gpt2_engine::Spelling;
 use gpt2_engine::open::DTYPES;
-use gpt2_engine::studies::NewModel;
+use gpt2_engine::studies::checkpoints::NewModel;
 use std::path::PathBuf;
 
 /// The folder to write a model to.

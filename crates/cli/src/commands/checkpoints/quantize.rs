@@ -12,7 +12,7 @@ use crate::output::written_files::Outputs;
 use anyhow::Context;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use gpt2_engine::Spelling;
-use gpt2_engine::studies::quantize::{Quantizing, Report, check_name};
+use gpt2_engine::studies::checkpoints::quantize::{Quantizing, Report, check_name};
 use gpt2_loader::GgufType;
 use gpt2_view::visible_text;
 use std::io::Write;

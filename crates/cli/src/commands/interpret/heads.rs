@@ -6,7 +6,7 @@ use crate::output::written_files::Outputs;
 use crate::results::picture::{HeadMap, PictureArgs, PictureMetadata, head_maps};
 use crate::study::args::StudyArgs;
 use candle_core::{Device, Tensor};
-use gpt2_engine::studies::heads::{Chance, MeanOverTexts, Options, Report, ScoredHead};
+use gpt2_engine::studies::interpret::heads::{Chance, MeanOverTexts, Options, Report, ScoredHead};
 use gpt2_engine::words::count;
 use gpt2_view::{Align, Frame, MIN_WIDTH, Table, visible_text, wrap};
 use serde_json::json;

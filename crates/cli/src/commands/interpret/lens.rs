@@ -9,7 +9,7 @@ use crate::study::over_texts::{Job, PromptsArgs};
 use candle_core::{D, Device, Tensor};
 use candle_nn::ops::log_softmax;
 use gpt2_engine::studies::Outcome;
-use gpt2_engine::studies::lens::{Options, Report, TokenGuess};
+use gpt2_engine::studies::interpret::lens::{Options, Report, TokenGuess};
 use gpt2_engine::texts::Content;
 use gpt2_view::{Align, Frame, NumberMap, Table};
 use serde_json::json;

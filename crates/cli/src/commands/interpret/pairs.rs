@@ -8,7 +8,7 @@ use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::values::one_of;
 use gpt2_engine::open::open_tokenizer;
-use gpt2_engine::studies::pairs::Options;
+use gpt2_engine::studies::interpret::pairs::Options;
 use gpt2_engine::texts::{TASKS, Task};
 use gpt2_loader::Checkpoint;
 use std::io::Write;

@@ -8,7 +8,7 @@ use crate::values::one_of;
 use anyhow::Context;
 use candle_fused::BlockFormat;
 use gpt2_engine::open::{AdapterChoice, CACHES, FORMATS, quantized};
-use gpt2_engine::studies::compare::{Options, Report};
+use gpt2_engine::studies::predict::compare::{Options, Report};
 use gpt2_engine::texts::{Content, read_file, read_limited};
 use gpt2_engine::{ModelOptions, Spelling};
 use gpt2_loader::Checkpoint;

@@ -7,7 +7,7 @@ use crate::results::exports;
 use crate::results::exports::PointArgs;
 use crate::study::args::StudyArgs;
 use crate::study::over_texts::{Job, PromptsArgs};
-use gpt2_engine::studies::forward::{OneRun, Options, Report};
+use gpt2_engine::studies::predict::forward::{OneRun, Options, Report};
 use gpt2_engine::texts::Content;
 use gpt2_view::Align::{Left, Right};
 use gpt2_view::Table;

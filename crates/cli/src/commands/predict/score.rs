@@ -12,7 +12,7 @@ use crate::process::signals::{self, Stop};
 use gpt2_engine::Spelling;
 use gpt2_engine::interventions::Prepared;
 use gpt2_engine::studies::Run;
-use gpt2_engine::studies::score::{DocumentTotals, Options, Report, ScoredPlace, to_resume};
+use gpt2_engine::studies::predict::score::{DocumentTotals, Options, Report, ScoredPlace, to_resume};
 use gpt2_engine::texts::{DocumentOptions, STDIN};
 use gpt2_engine::words::count;
 use gpt2_parallel::Group;

@@ -1,7 +1,7 @@
 //! The printing of the changes that an adapter makes to a model's weights.
 
 use crate::output;
-use gpt2_engine::studies::inspect::AdapterReport;
+use gpt2_engine::studies::checkpoints::inspect::AdapterReport;
 use gpt2_view::{Align, Table, visible_text};
 use std::io::Write;
 

@@ -6,7 +6,7 @@ mod points;
 use crate::model::args::{ModelArgs, note_default};
 use crate::output;
 use crate::output::terminal::TERMINAL;
-use gpt2_engine::studies::inspect::{self, FindingRow, ModelReport, Report};
+use gpt2_engine::studies::checkpoints::inspect::{self, FindingRow, ModelReport, Report};
 use gpt2_view::{Align, Table, visible_text};
 use std::io::Write;
 use std::process::ExitCode;

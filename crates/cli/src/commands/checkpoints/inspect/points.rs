@@ -1,7 +1,7 @@
 //! `--points`: the names of the hook points, for `--export-point`.
 
 use crate::output;
-use gpt2_engine::studies::inspect::{PointRow, PointsReport};
+use gpt2_engine::studies::checkpoints::inspect::{PointRow, PointsReport};
 use gpt2_view::{Align, Table};
 use std::io::Write;
 

@@ -11,7 +11,7 @@ use crate::output::written_files::Outputs;
 use crate::results::picture::{PictureArgs, PictureMetadata};
 use crate::values::one_of;
 use gpt2_engine::interventions::{InterventionOptions, Prepared};
-use gpt2_engine::studies::circuits::{HEAD_INPUTS, HeadInput, HeadName, Options, Report};
+use gpt2_engine::studies::interpret::circuits::{HEAD_INPUTS, HeadInput, HeadName, Options, Report};
 use gpt2_engine::studies::{Outcome, Run, Study};
 use gpt2_engine::texts::Answer;
 use gpt2_model::hooks::Head;

@@ -2,7 +2,7 @@
 
 use crate::results::picture::numbers;
 use candle_core::{Device, Result, Tensor};
-use gpt2_engine::studies::circuits::{LinkTokens, OneHead, Overview};
+use gpt2_engine::studies::interpret::circuits::{LinkTokens, OneHead, Overview};
 use gpt2_view::{Frame, NumberMap, number_maps};
 
 /// A map of copying scores, heads by layer, and one of each kind of composition, from heads to heads.

@@ -2,7 +2,9 @@
 
 use crate::output::{self, note};
 use gpt2_engine::Label;
-use gpt2_engine::studies::circuits::{ComposedHeads, CopyingHead, Direction, OneHead, Overview, TokenLink};
+use gpt2_engine::studies::interpret::circuits::{
+    ComposedHeads, CopyingHead, Direction, OneHead, Overview, TokenLink,
+};
 use gpt2_view::Align::{Left, Right};
 use gpt2_view::{Table, visible_text};
 use std::io::Write;

@@ -1,7 +1,7 @@
 //! A circuit as a graph for Graphviz.
 
 use gpt2_circuits::discovery::Reader;
-use gpt2_engine::studies::discover::ScoredEdge;
+use gpt2_engine::studies::interpret::discover::ScoredEdge;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 

@@ -11,7 +11,7 @@ use crate::results::picture::{PictureArgs, PictureMetadata};
 use crate::study::args::StudyArgs;
 use crate::values::{fraction, one_of};
 use gpt2_circuits::discovery::{Graph, Replacement};
-use gpt2_engine::studies::discover::{
+use gpt2_engine::studies::interpret::discover::{
     CHOICES, EdgeChoice, INTEGRALS, Integral, Options, REPLACEMENTS, circuit_file,
 };
 use gpt2_engine::words::count;

@@ -1,7 +1,7 @@
 //! The circuit as a picture: a row for each layer, a column for each head, MLPs beside them.
 
 use gpt2_circuits::discovery::{Graph, Reader, Writer};
-use gpt2_engine::studies::discover::ScoredEdge;
+use gpt2_engine::studies::interpret::discover::ScoredEdge;
 use gpt2_model::hooks::Head;
 use gpt2_view::{Frame, GraphLink, GraphNode};
 

@@ -1,7 +1,7 @@
 //! The report of `gpt2 discover`, as it is printed.
 
 use crate::output::{self, note};
-use gpt2_engine::studies::discover::{Report, ScoredEdge, SizedCircuit, Without};
+use gpt2_engine::studies::interpret::discover::{Report, ScoredEdge, SizedCircuit, Without};
 use gpt2_engine::words::count;
 use gpt2_view::Align::{Left, Right};
 use gpt2_view::Table;

@@ -5,7 +5,7 @@ use crate::study::args::StudyArgs;
 use crate::study::over_texts::PromptsArgs;
 use anyhow::Context;
 use clap::{Arg, value_parser};
-use gpt2_engine::studies::features::{HeadPair, Options, StoreOptions};
+use gpt2_engine::studies::interpret::features::{HeadPair, Options, StoreOptions};
 use gpt2_engine::texts::Content;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;

@@ -8,7 +8,7 @@ use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::process::signals::Stop;
 use gpt2_engine::interventions::{InterventionOptions, Prepared};
-use gpt2_engine::studies::features::{StoreReport, StrongestPlace};
+use gpt2_engine::studies::interpret::features::{StoreReport, StrongestPlace};
 use gpt2_engine::words::{count, short};
 use gpt2_files::{INDEX, Store};
 use gpt2_view::Align::{Left, Right};

@@ -2,7 +2,9 @@
 
 use crate::output;
 use gpt2_engine::Label;
-use gpt2_engine::studies::features::{Active, Attention, Attributed, Detail, Promoted, Quality, Report};
+use gpt2_engine::studies::interpret::features::{
+    Active, Attention, Attributed, Detail, Promoted, Quality, Report,
+};
 use gpt2_engine::words::short;
 use gpt2_view::Align::{Left, Right};
 use gpt2_view::Table;

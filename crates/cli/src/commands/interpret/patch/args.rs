@@ -5,7 +5,7 @@ use crate::results::picture::PictureArgs;
 use crate::study::args::StudyArgs;
 use crate::values::one_of;
 use gpt2_circuits::discovery::Freeze;
-use gpt2_engine::studies::patch::{FREEZES, Options, PathsText};
+use gpt2_engine::studies::interpret::patch::{FREEZES, Options, PathsText};
 use std::str::FromStr;
 
 #[derive(Debug, clap::Args)]

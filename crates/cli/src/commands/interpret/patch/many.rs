@@ -4,7 +4,7 @@ use super::one::{SHOWN, print_paths};
 use crate::output::{self, note};
 use crate::results::picture::{HeadMap, head_maps};
 use candle_core::{Device, Tensor};
-use gpt2_engine::studies::patch::{HeadMeans, LayerMeans, PairsReport, agreement};
+use gpt2_engine::studies::interpret::patch::{HeadMeans, LayerMeans, PairsReport, agreement};
 use gpt2_engine::words::count;
 use gpt2_view::Align::{Left, Right};
 use gpt2_view::{Frame, Table};

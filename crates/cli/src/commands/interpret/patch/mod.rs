@@ -8,7 +8,7 @@ use crate::output;
 use crate::output::written_files::Outputs;
 use crate::results::picture::PictureMetadata;
 pub(crate) use args::PatchArgs;
-use gpt2_engine::studies::patch::Report;
+use gpt2_engine::studies::interpret::patch::Report;
 use gpt2_view::Frame;
 use serde_json::json;
 

@@ -3,7 +3,7 @@
 use crate::output::{self, note};
 use crate::results::picture::{HeadMap, head_maps};
 use candle_core::{Device, Tensor};
-use gpt2_engine::studies::patch::{HeadPatch, LayerPatch, PairReport, PathPatch, agreement};
+use gpt2_engine::studies::interpret::patch::{HeadPatch, LayerPatch, PairReport, PathPatch, agreement};
 use gpt2_engine::texts::Answers;
 use gpt2_view::Align::{Left, Right};
 use gpt2_view::{Frame, NumberMap, Table};

@@ -6,7 +6,7 @@ use crate::model::args::ModelArgs;
 use crate::process::parallel::{ParallelArgs, TIMEOUT};
 use crate::values::one_of;
 use gpt2_engine::studies::PointName;
-use gpt2_engine::studies::record::{Options, StoredAs};
+use gpt2_engine::studies::learn::record::{Options, StoredAs};
 use gpt2_engine::texts::DocumentOptions;
 use std::path::PathBuf;
 

@@ -14,7 +14,7 @@ pub(crate) use args::RecordArgs;
 use gpt2_engine::Spelling;
 use gpt2_engine::interventions::Prepared;
 use gpt2_engine::studies::Run;
-use gpt2_engine::studies::record::{Documents, Recording, Report, left};
+use gpt2_engine::studies::learn::record::{Documents, Recording, Report, left};
 use gpt2_engine::texts::STDIN;
 use gpt2_engine::words::count;
 use gpt2_parallel::Group;

@@ -8,7 +8,7 @@ use crate::values::{above_0, at_least_0, below_1, fraction, one_of, share};
 use candle_core::DType;
 use candle_fused::{BlockFormat, Implementation};
 use gpt2_engine::open::{DTYPES, FORMATS, IMPLEMENTATIONS};
-use gpt2_engine::studies::train::Options;
+use gpt2_engine::studies::learn::train::Options;
 use gpt2_loader::LoadError;
 use gpt2_train::TrainError;
 use serde_json::Value;

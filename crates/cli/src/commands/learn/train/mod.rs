@@ -18,7 +18,7 @@ use anyhow::{anyhow, bail};
 use args::{unsaved, worded};
 use candle_core::{DType, Device};
 use gpt2_engine::open::{checkpoint, explain_not_finite, open_tokenizer, quantized};
-use gpt2_engine::studies::train::{Options, Start, TrainingData};
+use gpt2_engine::studies::learn::train::{Options, Start, TrainingData};
 use gpt2_engine::texts::read_file;
 use gpt2_engine::{DEMO_NAME, Spelling};
 use gpt2_loader::{Checkpoint, Files, Tokenizer, check_savable};

@@ -7,7 +7,7 @@ use crate::values::{above_0, one_of};
 use candle_core::DType;
 use candle_fused::Implementation;
 use gpt2_engine::DeviceChoice;
-use gpt2_engine::studies::train_features::{Options, SPARSITIES};
+use gpt2_engine::studies::learn::train_features::{Options, SPARSITIES};
 use gpt2_engine::texts::DocumentOptions;
 use gpt2_train::Sparsity;
 use std::path::PathBuf;

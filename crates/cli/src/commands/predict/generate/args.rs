@@ -6,7 +6,7 @@ use crate::results::live_page::LiveArg;
 use crate::study::over_texts::PromptsArgs;
 use crate::values::{HeadRange, IndexRange, above_0, at_least_0, one_of, part};
 use gpt2_engine::open::CACHES;
-use gpt2_engine::studies::generate::{DraftKind, Options};
+use gpt2_engine::studies::predict::generate::{DraftKind, Options};
 use gpt2_engine::texts::Content;
 use gpt2_model::CacheDType;
 use std::path::PathBuf;

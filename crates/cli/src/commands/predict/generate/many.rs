@@ -7,7 +7,7 @@ use crate::study::over_texts::Numbered;
 use crate::values::pace;
 use anyhow::bail;
 use gpt2_engine::studies::Run;
-use gpt2_engine::studies::generate::{Batch, Options, Report, Row};
+use gpt2_engine::studies::predict::generate::{Batch, Options, Report, Row};
 use gpt2_engine::texts::{TextLine, place};
 use gpt2_engine::words::count;
 use serde_json::{Map, Value};

@@ -12,7 +12,7 @@ use crate::results::live_page::changes_for_page;
 use crate::values::pace;
 use gpt2_engine::interventions::{Applied, Prepared};
 use gpt2_engine::studies::Run;
-use gpt2_engine::studies::generate::{Continuing, Drawn, Report, Searched};
+use gpt2_engine::studies::predict::generate::{Continuing, Drawn, Report, Searched};
 use gpt2_engine::words::count;
 use gpt2_loader::GenerationConfig;
 use gpt2_model::hooks::Hooks;

@@ -1,0 +1,10 @@
+//! Looks into a model: at heads, streams, features, circuits.
+
+pub mod circuits;
+pub mod discover;
+pub mod features;
+pub mod heads;
+pub mod lens;
+mod over_pairs;
+pub mod pairs;
+pub mod patch;

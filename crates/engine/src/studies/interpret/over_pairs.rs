@@ -1,0 +1,35 @@
+//! What studies of pairs share: interventions, the library's study, and provenance.
+
+use crate::interventions::{Applied, Reads};
+use crate::provenance::RunProvenance;
+use crate::studies::run::Run;
+use gpt2_circuits::discovery::{Pair, Study};
+
+/// The interventions for runs over pairs: over the only pair, they may name its positions.
+pub(super) fn on_pairs(run: &Run, pairs: &[Pair]) -> anyhow::Result<Applied> {
+    run.interventions.of(match pairs {
+        [pair] => Reads::Branches(&pair.clean),
+        _ => Reads::Others("pairs of prompts"),
+    })
+}
+
+/// The pairs of a study on the run's model, under interventions.
+pub(super) fn study_of<'a>(
+    run: &Run<'a>,
+    pairs: &'a [Pair],
+    applied: &'a Applied,
+) -> anyhow::Result<Study<'a>> {
+    let study = Study::new(&run.opened.model, pairs)?;
+    Ok(if applied.list.is_empty() { study } else { study.with_hooks(&applied.list)? })
+}
+
+/// The facts that runs over pairs depend on; of a single pair, its tokens, too.
+pub(super) fn provenance(run: &Run, pairs: &[Pair], applied: &Applied) -> anyhow::Result<RunProvenance> {
+    let longest = pairs.first().map_or(1, |pair| pair.clean.len());
+    let mut provenance = RunProvenance::of_tokens(run.opened, longest)?.under(applied);
+    if let [pair] = pairs {
+        provenance.ids.clone_from(&pair.clean);
+        provenance.corrupt_ids.clone_from(&pair.corrupt);
+    }
+    Ok(provenance)
+}

@@ -1,0 +1,177 @@
+//! The source of the values that a dictionary learns from.
+
+use super::live::{LiveValues, Step};
+use super::options::{Options, TrainingRun};
+use crate::open::Opened;
+use crate::spelling::Spelling;
+use crate::studies::learn::record::Documents;
+use anyhow::{Context, bail};
+use candle_core::Tensor;
+use gpt2_files::Store;
+use gpt2_model::hooks::Point;
+
+/// Sums of the squares of a batch's larger values may exceed f32.
+const LARGEST: f64 = 1e15;
+
+/// A store, or a model that reads a text.
+pub enum TrainingValues<'a> {
+    /// The values of a store, and the name of the one to learn from.
+    Recorded {
+        /// The store.
+        store: Store,
+        /// The value's name.
+        name: String,
+    },
+    /// A model that reads a text.
+    Live(LiveValues<'a>),
+}
+
+impl<'a> TrainingValues<'a> {
+    /// Opens a store. `for_a_model` is an option about a model that was given, which is refused.
+    ///
+    /// # Errors
+    /// When the store is damaged or lacks the value, or an option is for a text.
+    pub fn recorded(
+        options: &Options,
+        for_a_model: Option<String>,
+        spelling: Spelling,
+    ) -> anyhow::Result<Self> {
+        let store = Store::open(&options.source)?;
+        if let Some(option) = of_a_text(options, spelling).or(for_a_model) {
+            let source = options.source.display();
+            bail!("{option}: is for a text, and {source} has values already; leave it out");
+        }
+        let names = &store.index().values;
+        let point = spelling.option("point");
+        let name = match (&options.point, &names[..]) {
+            (Some(name), _) if names.contains(name) => name.clone(),
+            (Some(name), _) => bail!("{point} {name}: the store has {}", names.join(", ")),
+            (None, [only]) => only.clone(),
+            (None, _) => bail!("the store has {}; choose one with {point}", names.join(", ")),
+        };
+        Ok(Self::Recorded { store, name })
+    }
+
+    /// Reads a text, of which the first process alone has the documents.
+    ///
+    /// # Errors
+    /// When the text is too short, the point is not one value, or an option does not fit the model.
+    pub fn live(
+        options: &Options,
+        opened: &'a Opened,
+        documents: Option<Documents>,
+        run: &TrainingRun,
+    ) -> anyhow::Result<Self> {
+        Ok(Self::Live(LiveValues::read(options, opened, documents, run)?))
+    }
+
+    /// The value's name, and its point.
+    pub(super) fn point(&self) -> anyhow::Result<(&str, Point)> {
+        match self {
+            Self::Recorded { name, .. } => {
+                Ok((name, name.parse().with_context(|| format!("the store's {name}"))?))
+            }
+            Self::Live(live) => Ok((&live.name, live.point)),
+        }
+    }
+
+    pub(super) fn tokens(&self) -> usize {
+        match self {
+            Self::Recorded { store, .. } => store.tokens(),
+            Self::Live(live) => live.tokens(),
+        }
+    }
+
+    /// The settings that the values depend on.
+    pub(super) fn facts(&self) -> &serde_json::Value {
+        match self {
+            Self::Recorded { store, .. } => &store.index().facts,
+            Self::Live(live) => &live.facts,
+        }
+    }
+
+    /// A batch by which to choose the first weights, the same on every rank.
+    pub(super) fn sample(&self, options: &Options, seed: u64) -> anyhow::Result<Tensor> {
+        let mut steps = match self {
+            Self::Recorded { store, name } => {
+                let rows = options.batch as usize;
+                let first = store.shuffled(name, rows, seed)?.next().transpose()?;
+                return Ok(first.context("the store is empty")?.flatten_from(1)?);
+            }
+            Self::Live(live) => live.steps(options, seed, 1, |lane| lane == 0),
+        };
+        let first = steps.next().transpose()?.and_then(|step| step.into_iter().next());
+        first.context("the text has no token")
+    }
+
+    /// An error of training, with the shard whose values are to blame for it, if there is one.
+    pub(super) fn blamed(&self, error: anyhow::Error) -> anyhow::Error {
+        let Self::Recorded { store, name } = self else { return error };
+        let Some((shard, size)) = store.largest(name).filter(|(_, size)| *size > LARGEST) else {
+            return error;
+        };
+        let reason = if size.is_finite() {
+            format!("holds values up to {size:.1e} of {name}, whose squares are too large to learn from")
+        } else {
+            format!("holds NaN or infinity at {name}, from which nothing can be learned")
+        };
+        error.context(format!("{}: {reason}; were they recorded from a sound model?", shard.display()))
+    }
+
+    /// At most `count` steps; a model computes the batches at the places for which `mine` is true.
+    pub(super) fn steps<'b>(
+        &'b self,
+        options: &'b Options,
+        seed: u64,
+        count: usize,
+        mine: impl Fn(usize) -> bool + 'b,
+    ) -> Box<dyn Iterator<Item = Step> + 'b> {
+        match self {
+            Self::Recorded { store, name } => {
+                Box::new(recorded_steps(options, seed, store, name).take(count))
+            }
+            Self::Live(live) => live.steps(options, seed, count, mine),
+        }
+    }
+}
+
+/// The store's rows in an order that the seed decides, another one in each epoch; heads are one row.
+fn recorded_steps<'a>(
+    options: &'a Options,
+    seed: u64,
+    store: &'a Store,
+    name: &'a str,
+) -> impl Iterator<Item = Step> + 'a {
+    let rows = options.batch as usize;
+    let many = usize::from(options.accumulate);
+    let shuffled = move |epoch| store.shuffled(name, rows, seed.wrapping_add(epoch));
+    let mut epochs = (0..u64::from(options.epochs)).map(shuffled);
+    let mut batches = None;
+    std::iter::from_fn(move || {
+        let mut next = || -> anyhow::Result<Option<Vec<Tensor>>> {
+            loop {
+                let Some(of_epoch) = &mut batches else {
+                    let Some(next) = epochs.next() else { return Ok(None) };
+                    batches = Some(next?);
+                    continue;
+                };
+                let step = of_epoch.take(many).map(|batch| batch?.flatten_from(1));
+                let step = step.collect::<candle_core::Result<Vec<_>>>()?;
+                if step.len() == many && step.iter().all(|batch| batch.dims()[0] == rows) {
+                    return Ok(Some(step));
+                }
+                // What is left of an epoch is too little for a step.
+                batches = None;
+            }
+        };
+        next().transpose()
+    })
+}
+
+/// The first option that was given and is only for a text.
+fn of_a_text(options: &Options, spelling: Spelling) -> Option<String> {
+    let Options { by, field, bos, window, .. } = options;
+    [("by", by.is_some()), ("field", field.is_some()), ("bos", *bos), ("window", window.is_some())]
+        .into_iter()
+        .find_map(|(option, is_given)| is_given.then(|| spelling.option(option)))
+}

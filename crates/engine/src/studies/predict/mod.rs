@@ -1,0 +1,6 @@
+//! Predictions: of the next token, of a text, of two models.
+
+pub mod compare;
+pub mod forward;
+pub mod generate;
+pub mod score;
