@@ -4,13 +4,9 @@
 pub mod checkpoints;
 pub mod interpret;
 pub mod learn;
-mod mean;
-mod points;
 pub mod predict;
 mod registry;
-mod run;
+mod study;
 
-pub use mean::Mean;
-pub use points::{PointName, Points};
 pub use registry::{Entry, STUDIES, check_interventions};
-pub use run::{Outcome, Run, Study};
+pub use study::{Mean, Outcome, PointName, Points, Run, Study};

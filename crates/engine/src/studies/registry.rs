@@ -2,7 +2,7 @@
 
 use super::interpret::{circuits, discover, features, heads, lens, pairs, patch};
 use super::predict::{forward, generate};
-use super::run::{Outcome, Run, Study};
+use super::study::{Outcome, Run, Study};
 use crate::interventions::InterventionOptions;
 use crate::spelling::Spelling;
 use anyhow::{Context, bail};

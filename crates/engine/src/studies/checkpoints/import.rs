@@ -1,5 +1,5 @@
 //! A model that another program saved, written as a folder that transformers loads. It writes files and runs no model, so it is
-//! functions of its own instead of a [`Study`](crate::studies::Study).
+//! functions of its own instead of a [`Study`](crate::studies::study::Study).
 
 use super::new_model::NewModel;
 use crate::observer::Observer;

@@ -1,5 +1,5 @@
 //! Adapters added to a model's weights. It writes files and runs no model, so it is functions of its own instead of a
-//! [`Study`](crate::studies::Study).
+//! [`Study`](crate::studies::study::Study).
 
 use super::new_model::NewModel;
 use crate::observer::Observer;

@@ -1,5 +1,5 @@
 //! A model written as a GGUF file. It writes a file and runs no model, so it is functions of its own instead of a
-//! [`Study`](crate::studies::Study).
+//! [`Study`](crate::studies::study::Study).
 
 use crate::observer::Observer;
 use crate::open::{checkpoint, open_tokenizer};

@@ -2,7 +2,7 @@
 
 use crate::interventions::Reads;
 use crate::provenance::RunProvenance;
-use crate::studies::run::{Outcome, Run, Study};
+use crate::studies::study::{Outcome, Run, Study};
 use anyhow::bail;
 use candle_core::{Device, Tensor};
 use gpt2_circuits::Circuits;

@@ -2,7 +2,7 @@
 
 use crate::interventions::{Applied, Reads};
 use crate::provenance::RunProvenance;
-use crate::studies::run::Run;
+use crate::studies::study::Run;
 use gpt2_circuits::discovery::{Pair, Study};
 
 /// The interventions for runs over pairs: over the only pair, they may name its positions.

@@ -1,7 +1,7 @@
 //! Pairs of texts for tasks that papers on circuits use.
 
 use crate::interventions::ALL_INTERVENTIONS;
-use crate::studies::run::{Outcome, Run, Study};
+use crate::studies::study::{Outcome, Run, Study};
 use crate::texts::{PairInput, Task};
 use anyhow::Context;
 use gpt2_loader::Tokenizer;

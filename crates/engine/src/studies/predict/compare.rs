@@ -1,5 +1,5 @@
 //! How far the predictions of two models lie apart on a text. It takes two models, so it is a function of its own instead of a
-//! [`Study`](crate::studies::Study).
+//! [`Study`](crate::studies::study::Study).
 
 use super::generate::cache_dtype;
 use crate::observer::Observer;

@@ -2,8 +2,8 @@
 
 use crate::open::Label;
 use crate::provenance::RunProvenance;
-use crate::studies::points::{PointName, Points};
-use crate::studies::run::{Outcome, Run, Study};
+use crate::studies::study::{Outcome, Run, Study};
+use crate::studies::study::{PointName, Points};
 use crate::texts::{Content, Prompt};
 use anyhow::bail;
 use candle_core::{D, DType, Tensor};

@@ -1,5 +1,5 @@
 //! The content of a checkpoint, and whether it is sound; of an adapter, what it changes. It runs no model, so it is functions of its
-//! own instead of a [`Study`](crate::studies::Study).
+//! own instead of a [`Study`](crate::studies::study::Study).
 
 mod adapter;
 mod model;

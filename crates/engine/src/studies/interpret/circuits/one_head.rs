@@ -4,7 +4,7 @@ use super::options::{Options, known};
 use crate::observer::steps;
 use crate::open::{Label, Opened};
 use crate::provenance::RunProvenance;
-use crate::studies::run::{Outcome, Run};
+use crate::studies::study::{Outcome, Run};
 use crate::texts::{Answer, single_token};
 use candle_core::{DType, Device, Tensor};
 use gpt2_circuits::{Circuit, Circuits, Eigenvalue, Entry};

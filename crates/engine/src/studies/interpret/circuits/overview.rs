@@ -3,7 +3,7 @@
 use super::options::{HEAD_INPUTS, Options, known};
 use crate::observer::steps;
 use crate::provenance::RunProvenance;
-use crate::studies::run::{Outcome, Run};
+use crate::studies::study::{Outcome, Run};
 use gpt2_circuits::Circuits;
 use gpt2_model::hooks::Head;
 use serde::Serialize;

@@ -4,7 +4,7 @@ use super::one_head::OneHead;
 use super::options::{HeadName, Options};
 use super::overview::Overview;
 use crate::interventions::ALL_INTERVENTIONS;
-use crate::studies::run::{Outcome, Run, Study};
+use crate::studies::study::{Outcome, Run, Study};
 use anyhow::bail;
 use gpt2_circuits::Circuits;
 use serde::Serialize;

@@ -1,7 +1,7 @@
 //! The report of circuit discovery.
 
 use crate::provenance::RunProvenance;
-use crate::studies::mean::Mean;
+use crate::studies::study::Mean;
 use gpt2_circuits::discovery::Edge;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};

@@ -3,8 +3,8 @@
 use super::options::{EdgeChoice, Options};
 use super::report::{EachPair, MeasuredCircuit, ScoredEdge, SizedCircuit, Without};
 use crate::observer::steps;
-use crate::studies::mean::Mean;
-use crate::studies::run::Run;
+use crate::studies::study::Mean;
+use crate::studies::study::Run;
 use crate::words::count;
 use anyhow::{Context, bail};
 use candle_core::{Device, Tensor};

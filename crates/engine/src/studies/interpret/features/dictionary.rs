@@ -2,7 +2,7 @@
 
 use crate::interventions::DictionaryChoice;
 use crate::open::{Label, Opened, OpenedDictionary};
-use crate::studies::run::Run;
+use crate::studies::study::Run;
 use crate::texts::{Content, single_token};
 use anyhow::bail;
 use candle_core::Tensor;

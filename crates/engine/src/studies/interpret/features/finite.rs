@@ -2,7 +2,7 @@
 
 use super::dictionary::{DictionarySummary, Promoted};
 use super::report::Report;
-use crate::studies::run::Run;
+use crate::studies::study::Run;
 use anyhow::bail;
 
 /// A number of a result, and what it is.

@@ -17,7 +17,7 @@ pub use report::{
 use crate::interventions::Applied;
 use crate::open::Label;
 use crate::provenance::RunProvenance;
-use crate::studies::run::{Outcome, Run, Study};
+use crate::studies::study::{Outcome, Run, Study};
 use crate::texts::{Content, Prompt};
 use anyhow::{Context, bail};
 use candle_core::Tensor;

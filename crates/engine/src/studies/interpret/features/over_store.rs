@@ -4,7 +4,7 @@ use super::dictionary::{DictionarySummary, PlacedDictionary, Promoted};
 use super::finite::{self, Number};
 use crate::observer::Stopped;
 use crate::open::{Label, Opened};
-use crate::studies::run::{Outcome, Run, Study};
+use crate::studies::study::{Outcome, Run, Study};
 use crate::words::without_folders;
 use anyhow::{Context, bail};
 use gpt2_circuits::features::{Around, Peak, Tally, Tokens};

@@ -1,6 +1,6 @@
 //! How far estimates agree with exact numbers, and whether there is a difference to share.
 
-use crate::studies::run::Run;
+use crate::studies::study::Run;
 use anyhow::bail;
 
 /// Below this correlation, the estimates say little of the exact numbers.

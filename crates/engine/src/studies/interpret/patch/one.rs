@@ -7,7 +7,7 @@ use crate::interventions::Reads;
 use crate::observer::steps;
 use crate::open::Label;
 use crate::provenance::RunProvenance;
-use crate::studies::run::{Outcome, Run};
+use crate::studies::study::{Outcome, Run};
 use crate::texts::{Answers, PairInput};
 use anyhow::Context;
 use candle_core::{Device, Tensor};

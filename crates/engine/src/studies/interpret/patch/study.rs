@@ -4,7 +4,7 @@ use super::agreement::agreement;
 use super::many::PairsReport;
 use super::one::PairReport;
 use super::options::Options;
-use crate::studies::run::{Outcome, Run, Study};
+use crate::studies::study::{Outcome, Run, Study};
 use anyhow::bail;
 use serde::Serialize;
 

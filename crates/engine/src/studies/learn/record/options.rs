@@ -3,7 +3,7 @@
 use super::documents::Documents;
 use crate::observer::Observer;
 use crate::spelling::Spelling;
-use crate::studies::points::PointName;
+use crate::studies::study::PointName;
 use crate::texts::{By, Corpus, DocumentOptions, DocumentUnit};
 use anyhow::bail;
 use candle_core::DType;

@@ -2,8 +2,8 @@
 
 use super::options::Options;
 use crate::provenance::RunProvenance;
-use crate::studies::points::PointName;
-use crate::studies::run::Run;
+use crate::studies::study::PointName;
+use crate::studies::study::Run;
 use crate::texts::{By, Windowing};
 use anyhow::bail;
 use candle_core::DType;

@@ -8,7 +8,7 @@ use super::texts::{Pending, ShardTexts, TextWindow};
 use crate::interventions::Reads;
 use crate::observer::Stopped;
 use crate::provenance::RunProvenance;
-use crate::studies::run::Run;
+use crate::studies::study::Run;
 use crate::texts::{DocumentWindow, batches, shared, values, windows};
 use anyhow::{Context, bail};
 use candle_core::{Device, Tensor};

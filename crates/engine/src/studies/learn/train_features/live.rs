@@ -8,7 +8,7 @@ use super::options::{Options, TrainingRun};
 use crate::open::Opened;
 use crate::provenance::RunProvenance;
 use crate::studies::learn::record::Documents;
-use crate::studies::points::PointName;
+use crate::studies::study::PointName;
 use crate::texts::{Windowing, batches, shared, values, windows};
 use anyhow::{Context, bail};
 use candle_core::{Device, Tensor};

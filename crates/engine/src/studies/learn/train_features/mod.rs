@@ -1,7 +1,7 @@
 //! Training a sparse autoencoder on the values of a store, or on those that a model computes as it reads a text, by one process or by
 //! many.
 //!
-//! It is no [`Study`](crate::studies::Study): it needs no model if there is a store, writes a folder of its own, and shares the work with the
+//! It is no [`Study`](crate::studies::study::Study): it needs no model if there is a store, writes a folder of its own, and shares the work with the
 //! other processes of a group.
 
 mod live;

@@ -5,7 +5,7 @@ use super::ready::{OnPiece, Ready, continuation, generation};
 use super::report::{Drawn, Report};
 use crate::interventions::Reads;
 use crate::open::Opened;
-use crate::studies::Run;
+use crate::studies::study::Run;
 use crate::texts::Prompt;
 use crate::words::count;
 use anyhow::{Context, bail};

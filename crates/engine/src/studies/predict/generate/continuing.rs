@@ -7,7 +7,7 @@ use super::report::{Drawn, Report, Searched};
 use crate::interventions::{Applied, Reads};
 use crate::observer::steps;
 use crate::open::{Opened, describe_not_finite};
-use crate::studies::Run;
+use crate::studies::study::Run;
 use crate::texts::{Continuation, Prompt};
 use anyhow::{Context, anyhow};
 use gpt2_loader::Tokenizer;

@@ -18,7 +18,7 @@ pub(super) use options::cache_dtype;
 pub use ready::{OnPiece, Ready};
 pub use report::{BeamText, Drawn, Report, SamplingSettings, Searched};
 
-use crate::studies::run::{Outcome, Run, Study};
+use crate::studies::study::{Outcome, Run, Study};
 use crate::texts::Prompt;
 use gpt2_model::hooks::Hooks;
 use std::ops::ControlFlow;

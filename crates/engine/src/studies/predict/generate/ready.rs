@@ -4,7 +4,7 @@ use super::options::Options;
 use crate::interventions::Applied;
 use crate::open::Opened;
 use crate::provenance::RunProvenance;
-use crate::studies::Run;
+use crate::studies::study::Run;
 use crate::texts::{Continuation, Prompt};
 use gpt2_loader::Tokenizer;
 use gpt2_model::{CacheDType, Generation};

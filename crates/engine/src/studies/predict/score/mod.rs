@@ -1,5 +1,5 @@
 //! How well a model predicts each document of a corpus, on one process or on many. It writes a line for each document, and a run that
-//! stopped goes on where it was, so it is a function of its own instead of a [`Study`](crate::studies::Study).
+//! stopped goes on where it was, so it is a function of its own instead of a [`Study`](crate::studies::study::Study).
 
 mod lines;
 mod options;
@@ -15,7 +15,7 @@ use crate::observer::Stopped;
 use crate::open::Opened;
 use crate::provenance::RunProvenance;
 use crate::spelling::Spelling;
-use crate::studies::Run;
+use crate::studies::study::Run;
 use crate::texts::{By, Corpus, CorpusDocument, shared};
 use crate::words::count;
 use anyhow::{Context, bail};
