@@ -46,7 +46,7 @@ def test_means_over_texts_and_vectors_are_those_of_the_command(model: Model, gpt
 
 def test_the_lens_and_effects_are_those_of_the_command(model: Model, gpt2: Any) -> None:
     report = gpt2("lens", TEXT)
-    for mine, theirs in zip(model.lens(TEXT, k=1), report["layers"]):
+    for mine, theirs in zip(model.lens(TEXT, top_k=1), report["layers"]):
         assert mine[0][0] == theirs[0]["token"]
         assert np.isclose(mine[0][1], theirs[0]["probability"], rtol=1e-5)
     report = gpt2("attention", TEXT, "--effect", "--target", " thou")

@@ -13,8 +13,7 @@ use gpt2_engine::interventions::Reads;
 use gpt2_model::ForwardArgs;
 use gpt2_model::analysis::{
     Ablation, Centering, Contrast, Metric, Parts, RepeatedTokens, ablation_effects, activation_patching,
-    attention_rollout, attribution_patching, direct_attribution, gradients, head_scores, logit_lens,
-    surprises,
+    attention_rollout, attribution_patching, direct_attribution, gradients, head_scores, surprises,
 };
 use gpt2_model::hooks::{Head, Hooks, Interventions};
 use pyo3::prelude::*;
@@ -103,21 +102,6 @@ impl Model {
                 Ok((Array::copy_of(value)?, Array::copy_of(gradient)?))
             };
             Ok(pairs.iter().map(array).collect::<candle_core::Result<Vec<_>>>()?)
-        })
-    }
-
-    /// Logits (L + 1, V) at a position, as each layer's residual stream would give them.
-    fn lens(
-        &self,
-        py: Python<'_>,
-        text: Vec<u32>,
-        position: usize,
-        changes: InterventionTexts,
-    ) -> PyResult<Array> {
-        compute(py, &Arc::default(), || {
-            let model = &self.loaded.model;
-            let changes = changes.build(&self.loaded, Reads::Branches(&text))?;
-            Ok(Array::new(&logit_lens(model, &model.ids(&text)?, position, hooks(&changes))?.squeeze(1)?)?)
         })
     }
 

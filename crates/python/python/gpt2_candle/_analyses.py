@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from . import _native
-from ._base import Base
+from ._base import Base, Report
 from ._inputs import Changes, changes_of, count, ids_of, rows_of
 from ._results import Effects, Map, Scores
 from ._types import Answers, Floats, Parts, Text, Texts
@@ -34,24 +34,34 @@ AXES: dict[str, tuple[str, ...]] = {
 class Analyses(Base):
     """What :class:`Model` can say about texts and heads. Each method names its paper."""
 
-    def lens(self, text: Text, position: int = -1, *, k: int = 5, **changes: Unpack[Changes]) -> list[list[tuple[str, float]]]:
+    def lens(
+        self, text: Text, position: int = -1, *, top_k: int = 5, allow_nonfinite: bool = False, **changes: Unpack[Changes]
+    ) -> list[list[tuple[str, float]]]:
         """The logit lens: what each layer's residual stream would predict (nostalgebraist 2020).
 
-        Returns:
-            For the stream before the first block and after each, the ``k`` most probable tokens and their probabilities.
-        """
-        rows: list[list[tuple[str, float]]] = []
-        for logits in self.lens_logits(text, position, **changes):
-            shifted = np.exp(logits.astype(np.float64) - logits.max())
-            shares = shifted / shifted.sum()
-            best = np.argsort(-shares, kind="stable")[:k]
-            rows.append(list(zip(self._own.tokens(best.tolist()), shares[best].tolist())))
-        return rows
+        Args:
+            text: The text.
+            position: The position whose next token to predict; below 0, from the end.
+            top_k: How many tokens to list for each layer.
+            allow_nonfinite: Returns NaN and infinity instead of raising.
+            **changes: Interventions.
 
-    def lens_logits(self, text: Text, position: int = -1, **changes: Unpack[Changes]) -> Floats:
+        Returns:
+            For the stream before the first block and after each, the ``top_k`` most probable tokens and their probabilities.
+        """
+        report, _ = self._lens(text, position, top_k, allow_nonfinite, changes)
+        return [[(guess["token"], guess["probability"]) for guess in layer] for layer in report["layers"]]
+
+    def lens_logits(self, text: Text, position: int = -1, *, allow_nonfinite: bool = False, **changes: Unpack[Changes]) -> Floats:
         """The same as logits, (L + 1, V). The last row holds the model's own."""
+        return self._lens(text, position, 1, allow_nonfinite, changes)[1]["lens"]
+
+    def _lens(
+        self, text: Text, position: int, top_k: int, allow_nonfinite: bool, changes: Mapping[str, Any]
+    ) -> tuple[Report, dict[str, Floats]]:
         ids = ids_of(self._own, text)
-        return np.asarray(self._own.lens(ids, _position(position, len(ids)), changes_of(self._own, changes)))
+        options = {"prompt": ids, "position": _position(position, len(ids)), "top_k": count(top_k, "top_k", 1)}
+        return self._study("lens", options, changes, allow_nonfinite=allow_nonfinite)
 
     def head_scores(self, *, length: int | None = None, repeats: int = 4, texts: int = 10, seed: int = 0, **changes: Unpack[Changes]) -> Scores:
         """Which heads look at the previous token, at earlier copies of a token, or after them (induction heads: Olsson et al. 2022), on

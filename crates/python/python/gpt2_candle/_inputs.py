@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -140,8 +141,10 @@ def changes_of(model: _native.Model, given: Mapping[str, Any]) -> dict[str, Any]
     """Interventions for the native half."""
     unknown = sorted(set(given) - set(Changes.__annotations__))
     if unknown:
-        known = ", ".join(Changes.__annotations__)
-        raise TypeError(f"there is no intervention {unknown[0]!r}; there are {known}")
+        known = list(Changes.__annotations__)
+        nearest = difflib.get_close_matches(unknown[0], known)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"interventions are {', '.join(known)}"
+        raise TypeError(f"there is no option or intervention {unknown[0]!r}; {hint}")
     heads: list[tuple[str, str]] = []
     for name, kind in _ON_HEADS.items():
         value: Any = given.get(name, ())

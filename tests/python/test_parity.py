@@ -1,0 +1,102 @@
+"""The faces of the engine: what a study has, the command and Python have, interventions included.
+
+With ``pytest -s`` it prints the table.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import subprocess
+from typing import Any
+
+import pytest
+from conftest import COMMAND
+
+from gpt2_candle import Changes, Model, _native
+from gpt2_candle._inputs import Options
+
+STUDIES = {name: (set(refused), json.loads(defaults)) for name, refused, defaults in _native.studies()}
+INTERVENTIONS = [name.replace("_", "-") for name in Changes.__annotations__]
+
+# A study that is a part of another one's command.
+COMMANDS = {"path-patching": "patch", "edge-scores": "discover", "features-in-store": "features"}
+
+# Options that a command takes without a name, or under another one.
+IN_COMMAND = {
+    ("*", "prompt"): "PROMPT",
+    ("*", "pairs"): "--pairs",
+    ("pairs", "task"): "TASK",
+    ("edge-scores", "gradients"): "--steps",  # 0 are the clean run's
+}
+
+# Options that a method has under another name.
+IN_PYTHON = {
+    ("*", "prompt"): "text",
+    ("generate", "prompt"): "prompt",
+}
+
+# Options that a face lacks, and what serves there instead.
+ELSEWHERE = {
+    ("Python", "lens", "export_point"): "run_with_cache returns the values at points",
+}
+
+
+def help_of(study: str) -> str:
+    found = subprocess.run([COMMAND, COMMANDS.get(study, study), "--help"], capture_output=True, text=True, check=True)
+    return found.stdout
+
+
+def method_of(study: str) -> Any:
+    return getattr(Model, study.replace("-", "_"))
+
+
+def keywords_of(study: str) -> set[str]:
+    """The names that a method takes, with those of the mapping behind ``**options``."""
+    names = set(inspect.signature(method_of(study)).parameters)
+    return names | set(Options.__annotations__) if "options" in names else names
+
+
+def given(table: dict[tuple[str, str], str], study: str, option: str) -> str | None:
+    return table.get((study, option)) or table.get(("*", option))
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_study_has_the_same_options_in_each_face(study: str) -> None:
+    text, keywords, missing = help_of(study), keywords_of(study), []
+    for option in STUDIES[study][1]:
+        flag = given(IN_COMMAND, study, option) or "--" + option.replace("_", "-")
+        keyword = given(IN_PYTHON, study, option) or option
+        faces = {"command": re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", text) is not None, "Python": keyword in keywords}
+        for face, has in faces.items():
+            if not has and (face, study, option) not in ELSEWHERE:
+                missing.append(f"{face} lacks {option}")
+        print(f"{study:18} {option:18} {flag if faces['command'] else '-':24} {keyword if faces['Python'] else '-'}")
+    assert not missing, f"{study}: {missing}"
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_study_takes_the_same_interventions_in_each_face(study: str) -> None:
+    refused, text = STUDIES[study][0], help_of(study)
+    takes = [name for name in INTERVENTIONS if name not in refused]
+    print(f"{study:18} takes {', '.join(takes) or 'none'}")
+    if study in COMMANDS:
+        return  # the command's help tells of the whole command
+    shown = [name for name in INTERVENTIONS if re.search(rf"^ +(-\w, )?--{name}(?![\w-])", text, re.MULTILINE)]
+    assert sorted(shown) == sorted(takes)
+    parameters = inspect.signature(method_of(study)).parameters.values()
+    has_changes = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    assert has_changes == bool(takes)
+
+
+def test_an_unknown_option_is_named_with_the_nearest(model: Model) -> None:
+    with pytest.raises(TypeError, match="ablate"):
+        model.forward("O Romeo", ablat="0.3")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="there is no option 'topk'; did you mean 'top_k'"):
+        model._study("forward", {"topk": 3}, {})
+
+
+def test_refused_interventions_are_refused_by_name(model: Model) -> None:
+    with pytest.raises(ValueError, match="circuit: is not for lens; it works in forward"):
+        model.lens("O Romeo", circuit=[("embed", "logits")])
