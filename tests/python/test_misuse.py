@@ -75,7 +75,7 @@ def test_texts(model: Model, text: Any, kind: Any, says: str) -> None:
 @pytest.mark.parametrize(
     "changes,kind,says",
     [
-        ({"ablat": "0.3"}, TypeError, "there is no intervention 'ablat'"),
+        ({"ablat": "0.3"}, TypeError, "there is no option or intervention 'ablat'; did you mean 'ablate'"),
         ({"ablate": "9.0"}, ValueError, "layers 0 to 3"),
         ({"ablate": "0"}, ValueError, "LAYER.HEAD"),
         ({"ablate": 3}, TypeError, "expected text"),
