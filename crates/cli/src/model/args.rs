@@ -48,7 +48,13 @@ pub(crate) struct RunArgs {
 impl RunArgs {
     /// Opens the device.
     pub(crate) fn open(&self) -> anyhow::Result<Device> {
-        self.device.open(self.tf32, Spelling::Flags, &TERMINAL)
+        self.open_with(&[])
+    }
+
+    /// Opens the device for a run with these options, which work on the CPU only.
+    pub(crate) fn open_with(&self, cpu_only: &[&str]) -> anyhow::Result<Device> {
+        let device = self.device.for_options(cpu_only, Spelling::Flags, &TERMINAL);
+        device.open(self.tf32, Spelling::Flags, &TERMINAL)
     }
 }
 
@@ -101,11 +107,23 @@ impl ModelArgs {
     }
 
     /// Opens the model, after checking that `outputs` do no harm to it, the Hub's cache and `inputs`.
-    pub(crate) fn open_for(&self, mut inputs: ReadFiles, outputs: &Outputs) -> anyhow::Result<Opened> {
+    pub(crate) fn open_for(&self, inputs: ReadFiles, outputs: &Outputs) -> anyhow::Result<Opened> {
+        self.open_with(inputs, outputs, &[])
+    }
+
+    /// Like [`ModelArgs::open_for`], for a run with more options that work on the CPU only.
+    pub(crate) fn open_with(
+        &self,
+        mut inputs: ReadFiles,
+        outputs: &Outputs,
+        cpu_only: &[&str],
+    ) -> anyhow::Result<Opened> {
         hub::inputs(&self.hub, &mut inputs);
         // Check twice, so that whatever can be refused before the model is fetched is refused at once.
         outputs.check(&inputs)?;
-        let device = self.run.open()?;
+        let quantize = self.quantize.map(|_| "quantize");
+        let cpu_only: Vec<&str> = cpu_only.iter().copied().chain(quantize).collect();
+        let device = self.run.open_with(&cpu_only)?;
         note_default(self.model.as_deref());
         let options = self.options();
         let found = options.find(&TERMINAL)?;

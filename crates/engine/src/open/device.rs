@@ -40,6 +40,19 @@ impl FromStr for DeviceChoice {
 }
 
 impl DeviceChoice {
+    /// The choice where some options, such as `quantize`, work on the CPU only: `auto` is then the CPU, and a note says why.
+    #[must_use]
+    pub fn for_options(self, cpu_only: &[&str], spelling: Spelling, observer: &dyn Observer) -> Self {
+        let has_gpus = cuda_is_available() || metal_is_available();
+        match cpu_only.first() {
+            Some(option) if self == Self::Auto && has_gpus => {
+                observer.note(&format!("device: cpu, where alone {} works", spelling.option(option)));
+                Self::Cpu
+            }
+            _ => self,
+        }
+    }
+
     /// Opens the device, and lets its products in f32 round their inputs to TF32's 10 bits if `tf32` says so.
     ///
     /// # Errors

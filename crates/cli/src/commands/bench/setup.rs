@@ -44,7 +44,10 @@ impl<'a> Bench<'a> {
             );
         }
         config.validate()?;
-        let device = args.model.run.open()?;
+        let bytes = (args.kv == Some(CacheDType::Q8_0)).then_some("kv");
+        let quantize = args.model.quantize.map(|_| "quantize");
+        let cpu_only: Vec<&str> = bytes.into_iter().chain(quantize).collect();
+        let device = args.model.run.open_with(&cpu_only)?;
         let quantize = args.model.options().quantized(checkpoint.as_ref(), &device)?;
         if args.kv.is_some() && args.what != BenchTarget::Decode {
             bail!("--kv is for bench decode");

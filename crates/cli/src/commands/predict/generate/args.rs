@@ -123,6 +123,13 @@ pub(crate) struct GenerateArgs {
 }
 
 impl GenerateArgs {
+    /// The given options that work on the CPU only.
+    pub(super) fn cpu_only(&self) -> Vec<&'static str> {
+        let drafts = self.draft.is_some().then_some("draft");
+        let bytes = (self.kv == Some(CacheDType::Q8_0)).then_some("kv");
+        drafts.into_iter().chain(bytes).collect()
+    }
+
     pub(super) fn options(&self) -> Options {
         let Self { max_new_tokens, temperature, top_k, top_p, min_p, typical_p, .. } = self;
         let Self { greedy, beams, length_penalty, early_stopping, stop, kv, draft, batch, .. } = self;
