@@ -1,7 +1,8 @@
 //! A model by its name, and how to load it.
 
 use super::adapters::{AdapterChoice, FoundAdapter, base_of_adapter};
-use super::device::DeviceChoice;
+use super::attention_layer::implementation_of;
+use super::device::{DeviceChoice, device_name};
 use super::opened::Opened;
 use crate::hub::HubOptions;
 use crate::names::{DEMO_NAME, Named};
@@ -222,6 +223,7 @@ impl ModelOptions {
         if let Ok(tokenizer) = &tokenizer {
             tokenizer.note().iter().for_each(|text| observer.note(text));
         }
+        self.note_implementation(&model, &device, observer)?;
         let name = checkpoint.name().to_string();
         let mut opened = Opened::new(name, model, device, self.spelling);
         opened.formats = formats;
@@ -233,6 +235,30 @@ impl ModelOptions {
             Ok(tokenizer) => opened.with_tokenizer(tokenizer),
             Err(_) => opened,
         })
+    }
+
+    /// Says so if `fused` was asked for and no kernel of ours can run this model's attention on this device.
+    fn note_implementation(
+        &self,
+        model: &Gpt2LMHeadModel,
+        device: &Device,
+        observer: &dyn Observer,
+    ) -> anyhow::Result<()> {
+        if self.implementation != Implementation::Fused {
+            return Ok(());
+        }
+        let runs = implementation_of(model.config(), (2, 2, false), model.dtype(), device)?;
+        if runs != Implementation::Fused {
+            let option = if self.spelling == Spelling::Flags { "impl" } else { "implementation" };
+            observer.note(&format!(
+                "{}: no kernel of ours computes this model's attention in {} on {}: {} runs instead",
+                self.spelling.given(option, "fused"),
+                model.dtype().as_str(),
+                device_name(device),
+                runs.as_str()
+            ));
+        }
+        Ok(())
     }
 
     fn weights(
