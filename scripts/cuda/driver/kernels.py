@@ -3,8 +3,13 @@
 The file is preprocessed with the headers in include/, then three things of CUDA's language are rewritten: `__global__` goes
 away, a `__shared__` variable becomes a reference to memory that the driver gives each block, and a line at the end registers
 each kernel with the types of its parameters.
+
+    kernels.py FOLDER                        compiles what the stand-in for nvcc noted there and is older than its sources
+    kernels.py SOURCE NAME FOLDER [OPTIONS]  compiles one file, as if a build script had asked for it
 """
 
+import concurrent.futures
+import json
 import os
 import pathlib
 import re
@@ -63,7 +68,7 @@ def rewrite(text):
     text = SHARED.sub(shared_variable, text)
     left = re.search(r".*\b__shared__\b.*", text)
     if left:
-        sys.exit(f"cuda-on-cpu: this shared variable is not understood: {left.group(0).strip()}")
+        raise SystemExit(f"cuda-on-cpu: this shared variable is not understood: {left.group(0).strip()}")
     text = BOUNDS.sub("", text)
     text = re.sub(r"\b__global__\b", "", text)
     head = '\nextern "C" { cuda_on_cpu::Kernel *cuda_on_cpu_kernels = nullptr; }\n'
@@ -77,7 +82,7 @@ def compile_kernels(source, passed, name, folder):
     first = [*compiler(), *OPTIONS, *include, *passed, "-x", "c++", "-E", str(source)]
     text = subprocess.run(first, capture_output=True, text=True, check=False)
     if text.returncode:
-        sys.exit(f"cuda-on-cpu: {source} is not understood:\n{text.stderr}")
+        raise SystemExit(f"cuda-on-cpu: {source} is not understood:\n{text.stderr}")
     partial = folder / f"{name}.{os.getpid()}.partial"
     rewritten = folder / f"{name}.cpp"
     rewritten.write_text(rewrite(text.stdout))
@@ -85,12 +90,52 @@ def compile_kernels(source, passed, name, folder):
     second = [*compiler(), *OPTIONS, "-shared", "-Wl,-Bsymbolic", "-x", "c++", str(rewritten), "-o", str(partial)]
     done = subprocess.run(second, capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.exit(f"cuda-on-cpu: {source} does not compile:\n{done.stderr[:6000]}")
+        raise SystemExit(f"cuda-on-cpu: {source} does not compile:\n{done.stderr[:6000]}")
     partial.rename(folder / f"{name}.so")
     rewritten.unlink()
 
 
+def note(source, passed, name, folder):
+    """Writes down what `folder`/`name`.so is to be made of."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made_of = {"source": str(source), "passed": passed, "capability": CAPABILITY}
+    path = folder / f"{name}.json"
+    text = json.dumps(made_of) + "\n"
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+def compile_what_is_old(folder, names=None):
+    """Compiles what was noted, unless the library is newer than the files beside the source and than the compiler's own."""
+    own = [*HERE.glob("include/**/*"), HERE / "kernels.py"]
+    jobs = []
+    for noted in sorted(folder.glob("*.json")):
+        if names and noted.stem not in names:
+            continue
+        made_of = json.loads(noted.read_text())
+        source = pathlib.Path(made_of["source"])
+        library = noted.with_suffix(".so")
+        sources = [path for path in [*source.parent.glob("*.cu*"), *own, noted] if path.suffix != ".cu" or path == source]
+        if not library.exists() or any(path.stat().st_mtime > library.stat().st_mtime for path in sources):
+            jobs.append((source, made_of["passed"], noted.stem, folder))
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(lambda job: compile_kernels(*job), jobs):
+            pass
+    return len(jobs)
+
+
+def main():
+    """Compiles what the arguments say."""
+    words = sys.argv[1:]
+    if len(words) == 1:
+        compile_what_is_old(pathlib.Path(words[0]))
+    elif len(words) >= 3:
+        folder = pathlib.Path(words[2])
+        note(pathlib.Path(words[0]).resolve(), words[3:], words[1], folder)
+        compile_what_is_old(folder, [words[1]])
+    else:
+        sys.exit(__doc__)
+
+
 if __name__ == "__main__":
-    if len(sys.argv) < 4:
-        sys.exit("usage: kernels.py SOURCE NAME FOLDER [OPTIONS]")
-    compile_kernels(pathlib.Path(sys.argv[1]), sys.argv[4:], sys.argv[2], pathlib.Path(sys.argv[3]))
+    main()
