@@ -41,7 +41,7 @@ if [ ! -x "$ready" ] || [ -n "${build:-}" ] || [ -n "$(find "${sources[@]}" -new
     cudarc=$("${CARGO:-cargo}" metadata --format-version 1 --locked --features cuda --manifest-path "$root/Cargo.toml" |
         grep -oE '"manifest_path":"[^"]*/cudarc-[0-9.]+/Cargo.toml"' | cut -d'"' -f4)
     [ -n "$cudarc" ] || { echo "error: cudarc is not among the dependencies with the feature cuda" >&2; exit 1; }
-    "$driver/build.sh" "$(dirname "$cudarc")" "$home" >&2
+    "$driver/build.sh" "$home" "$(dirname "$cudarc")" >&2
     if [ -n "${build:-}" ] && [ $# -gt 0 ]; then
         cargo "$1" -p gpt2-cli "${@:2}"
         python3 "$driver/kernels.py" "$home/kernels"

@@ -4,8 +4,8 @@ The file is preprocessed with the headers in include/, then three things of CUDA
 away, a `__shared__` variable becomes a reference to memory that the driver gives each block, and a line at the end registers
 each kernel with the types of its parameters.
 
-    kernels.py FOLDER                        compiles what the stand-in for nvcc noted there and is older than its sources
-    kernels.py SOURCE NAME FOLDER [OPTIONS]  compiles one file, as if a build script had asked for it
+    kernels.py FOLDER                       compiles what the stand-in for nvcc noted there and is older than its sources
+    kernels.py FOLDER SOURCE.. [-D.. -I..]  compiles these files; the library is named after the file
 """
 
 import concurrent.futures
@@ -127,14 +127,13 @@ def compile_what_is_old(folder, names=None):
 def main():
     """Compiles what the arguments say."""
     words = sys.argv[1:]
-    if len(words) == 1:
-        compile_what_is_old(pathlib.Path(words[0]))
-    elif len(words) >= 3:
-        folder = pathlib.Path(words[2])
-        note(pathlib.Path(words[0]).resolve(), words[3:], words[1], folder)
-        compile_what_is_old(folder, [words[1]])
-    else:
+    if not words or words[0].startswith("-"):
         sys.exit(__doc__)
+    folder = pathlib.Path(words[0])
+    sources = [pathlib.Path(word).resolve() for word in words[1:] if not word.startswith("-")]
+    for source in sources:
+        note(source, [word for word in words[1:] if word.startswith("-")], source.stem, folder)
+    compile_what_is_old(folder, [source.stem for source in sources] or None)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,10 @@ int cuMemcpyDtoHAsync_v2(void *, uintptr_t, size_t, void *);
 int cuMemcpyDtoDAsync_v2(uintptr_t, uintptr_t, size_t, void *);
 int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 int cuGraphCreate();
+int cublasCreate_v2(void **);
+int cublasSetStream_v2(void *, void *);
+int cublasGemmStridedBatchedEx(void *, int, int, int, int, int, const void *, const void *, int, int, long long, const void *, int, int,
+                               long long, const void *, void *, int, int, long long, int, int, int);
 }
 
 static void *module, *stream, *other, *event;
@@ -75,7 +79,50 @@ static int two_streams(bool wait) {
     return expect(first(y, other), 32);
 }
 
+/// Products of many shapes and both layouts in f32 and f64, against three loops.
+template <class S> static int products(int type, int compute) {
+    void *handle;
+    cublasCreate_v2(&handle);
+    cublasSetStream_v2(handle, stream);
+    const int sizes[] = {1, 2, 7, 33, 65, 130, 300};
+    double largest = 0;
+    for (int n = 0; n < 200; n++) {
+        const auto size = [&](int of) { return sizes[(n * 2654435761u >> of) % 7]; };
+        const int m = size(3), columns = size(9), k = size(15), ta = n & 1, tb = n >> 1 & 1, batch = 1 + n % 3;
+        const int lda = (ta ? k : m) + n % 2, ldb = (tb ? columns : k), ldc = m + n % 3;
+        const long long a_size = 1LL * lda * (ta ? m : k), b_size = 1LL * ldb * (tb ? k : columns), c_size = 1LL * ldc * columns;
+        const S alpha = 1, beta = n % 4 == 0 ? 2 : 0;
+        std::vector<S> a(a_size * batch), b(b_size * batch), c(c_size * batch, 1), found(c.size());
+        for (size_t i = 0; i < a.size(); i++) a[i] = static_cast<S>(static_cast<int>(i * 7919 % 201) - 100) / 64;
+        for (size_t i = 0; i < b.size(); i++) b[i] = static_cast<S>(static_cast<int>(i * 104729 % 203) - 101) / 64;
+        uintptr_t on[3];
+        const std::vector<S> *from[3] = {&a, &b, &c};
+        for (int i = 0; i < 3; i++) {
+            cuMemAllocAsync(&on[i], from[i]->size() * sizeof(S), stream);
+            cuMemcpyHtoDAsync_v2(on[i], from[i]->data(), from[i]->size() * sizeof(S), stream);
+        }
+        const auto at = [&](int i) { return reinterpret_cast<void *>(on[i]); };
+        cublasGemmStridedBatchedEx(handle, ta, tb, m, columns, k, &alpha, at(0), type, lda, a_size, at(1), type, ldb, b_size, &beta, at(2), type,
+                                   ldc, c_size, batch, compute, 0);
+        cuMemcpyDtoHAsync_v2(found.data(), on[2], found.size() * sizeof(S), stream);
+        for (int e = 0; e < batch; e++)
+            for (int j = 0; j < columns; j++)
+                for (int i = 0; i < m; i++) {
+                    double sum = beta;
+                    for (int l = 0; l < k; l++)
+                        sum += static_cast<double>(a[e * a_size + (ta ? l + i * lda : i + l * lda)]) * b[e * b_size + (tb ? j + l * ldb : l + j * ldb)];
+                    const double error = std::fabs(found[e * c_size + j * ldc + i] - sum);
+                    if (!(error <= largest)) largest = error;
+                }
+        for (int i = 0; i < 3; i++) cuMemFreeAsync(on[i], stream);
+    }
+    cuStreamSynchronize(stream);
+    printf("largest error %.1e\n", largest);
+    return largest < (sizeof(S) == 4 ? 1e-3 : 1e-11) ? 0 : 1;
+}
+
 static int run(const std::string &name) {
+    if (name == "products") return products<float>(0, 68) + products<double>(1, 70);
     if (name == "double_all") {
         const uintptr_t x = numbers(stream);
         launch("double_all", x, 4, 256, 0, stream);
