@@ -32,7 +32,7 @@ fn assert_ours(explanation: &Explanation, device: &Device) {
     assert!(!attention.is_empty() && attention.iter().all(|one| ran(one)), "{explanation}");
 }
 
-fn sdpa(implementation: Implementation, d: usize) -> Sdpa<'static> {
+fn sdpa(implementation: Implementation, d: usize) -> Sdpa {
     Sdpa { scale: Some(1. / (d as f64).sqrt()), implementation, ..Sdpa::default() }
 }
 
