@@ -132,6 +132,7 @@ def main():
     parser.add_argument("program", nargs="?", default=str(REPOSITORY / "scripts/cuda/on-cpu.sh"))
     parser.add_argument("--only", default="")
     options = parser.parse_args()
+    options.program = str(Path(options.program).resolve())
     failed = 0
     print(f"{'command':<22} {'dtype':<5} {'numbers':>8} {'largest':>9}  {'cpu':>6} {'cuda':>6}")
     with tempfile.TemporaryDirectory() as folder:
