@@ -144,15 +144,15 @@ def run(tests: Path, test: str, folder: Path, limit: float) -> tuple[str, str]:
         process.communicate()
         return "error", f"no end after {limit:.0f} s; raise --limit, or drop this bug"
     seconds = f"{time.monotonic() - begun:.0f} s"
-    for made in folder.glob("kernels-*"):
-        shutil.rmtree(made)
-    if "does not compile" in said:
+    for program in folder.glob("emulate-cuda*"):
+        program.unlink()
+    if "could not compile the kernels" in said:
         return "error", "does not compile: " + "; ".join(re.findall(r"error: .*", said)[:2])
     if not (count := re.search(r"running (\d+) test", said)) or count[1] == "0":
         return "error", f"no test is called `{test}`"
     if process.returncode == 0:
         return "passed", seconds
-    causes = [r"cuda-on-cpu: (.*)", r"(signal: \d+ .*)", r"panicked at [^\n]*\n(.*)"]
+    causes = [r"emulate: (.*)", r"(signal: \d+ .*)", r"panicked at [^\n]*\n(.*)"]
     cause = next((found[1] for found in (re.search(one, said) for one in causes) if found), "it failed")
     return "failed", f"{seconds}; {re.sub(r' of Case {.*}', '', cause)[:100]}"
 

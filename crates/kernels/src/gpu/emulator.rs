@@ -1,5 +1,4 @@
-//! Runs the kernels' own source on the processor, through a driver made for that (`scripts/cuda/driver`), to test them without
-//! a GPU.
+//! Runs the kernels' own source on the CPU, thread by thread (`cuda/emulate.cpp`), to test them without a GPU.
 
 use super::launch::Launch;
 use candle_core::{DType, Device, Result, Tensor};
@@ -9,56 +8,36 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// The sources of the driver.
-fn driver() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/cuda/driver")
-}
-
-fn run(command: &mut Command) {
-    let done = command.status();
-    let remedy = "install a C++ compiler and Python (apt-get install g++ python3)";
-    assert!(done.is_ok_and(|status| status.success()), "{command:?} failed: {remedy}");
-}
-
-/// The driver's library, compiled once.
-fn library() -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let home = Path::new(env!("OUT_DIR")).join("cuda-on-cpu");
-        run(Command::new(driver().join("build.sh")).arg(&home));
-        home.join("lib64/libcuda.so.1")
-    })
-}
-
-/// The folder of the kernels for 9.0 or for 7.5 and of the program that launches them, compiled once.
-fn kernels(old: bool) -> &'static Path {
-    static FOLDERS: [OnceLock<PathBuf>; 2] = [const { OnceLock::new() }; 2];
-    FOLDERS[usize::from(old)].get_or_init(|| {
-        // Another folder with the sources in it, such as one with a bug to find.
+/// The emulator program with all kernels for 9.0, or for 7.5, compiled once.
+fn program(old: bool) -> &'static Path {
+    static PROGRAMS: [OnceLock<PathBuf>; 2] = [const { OnceLock::new() }; 2];
+    PROGRAMS[usize::from(old)].get_or_init(|| {
+        // Another folder with the kernels in it, such as one with a bug to find.
         let other = std::env::var_os("GPT2_CUDA_SOURCES").map(PathBuf::from);
-        let from = other.clone().unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda"));
-        let to = other.unwrap_or_else(|| env!("OUT_DIR").into()).join(format!("kernels-{}", capability(old)));
-        let files = std::fs::read_dir(&from).expect("the kernels").map(|file| file.expect("a file").path());
+        let folder = other.clone().unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda"));
+        let files = std::fs::read_dir(&folder).expect("the kernels").map(|file| file.expect("a file").path());
         let sources = files.filter(|file| file.extension().is_some_and(|extension| extension == "cu"));
-        run(Command::new("python3")
-            .arg(driver().join("kernels.py"))
-            .arg(&to)
+        let (name, define) =
+            if old { ("emulate-cuda-75", "-DCAPABILITY=75") } else { ("emulate-cuda", "-DCAPABILITY=90") };
+        let program = other.unwrap_or_else(|| env!("OUT_DIR").into()).join(name);
+        let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+        let done = Command::new(&compiler)
+            .current_dir(folder)
+            .args("-std=c++17 -O1 -rdynamic -Wall -Wno-unknown-pragmas".split(' '))
+            // A GPU refuses what this processor would read: an address that does not suit its type.
+            .args("-fsanitize=alignment -fsanitize-undefined-trap-on-error -x c++".split(' '))
+            .arg(define)
             .args(sources)
-            .env("CUDA_ON_CPU_CAPABILITY", capability(old)));
-        run(Command::new(std::env::var("CXX").unwrap_or_else(|_| "g++".into()))
-            .args("-std=c++17 -O1 -march=native -w -D__shared__= -include".split(' '))
-            .arg(driver().join("include/cuda_on_cpu/language.hpp"))
-            .arg(format!("-DCUDA_ON_CPU_CAPABILITY={}", capability(old)))
-            .arg(from.join("launch.cpp"))
-            .arg(library())
-            .arg("-o")
-            .arg(to.join("launch")));
-        to
+            .args(["emulate.cpp", "-ldl", "-o"])
+            .arg(&program)
+            .status();
+        let remedy = "install a C++ compiler (apt-get install g++) or name one in CXX";
+        assert!(
+            done.is_ok_and(|status| status.success()),
+            "`{compiler}` could not compile the kernels: {remedy}"
+        );
+        program
     })
-}
-
-fn capability(old: bool) -> &'static str {
-    if old { "75" } else { "90" }
 }
 
 /// The commands for an emulated GPU, in order.
@@ -100,16 +79,12 @@ impl Emulator {
     /// Runs all commands and returns the contents of these memories.
     pub(crate) fn get<const N: usize>(mut self, names: [&str; N]) -> [Vec<u8>; N] {
         self.commands.extend(names.iter().flat_map(|name| ["get".into(), (*name).into()]));
-        let kernels = kernels(self.old);
-        let mut emulator = Command::new(kernels.join("launch"))
+        let mut emulator = Command::new(program(self.old))
             .args(&self.commands)
-            .env("LD_LIBRARY_PATH", library().parent().expect("a folder"))
-            .env("CUDA_ON_CPU_KERNELS", kernels)
-            .env("CUDA_ON_CPU_CAPABILITY", capability(self.old))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .expect("the program was compiled");
+            .expect("the emulator was compiled");
         // If the emulator ends early, it says why on its own.
         let _ = emulator.stdin.take().expect("a pipe").write_all(&self.input);
         let output = emulator.wait_with_output().expect("the emulator's output");
