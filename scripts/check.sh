@@ -69,8 +69,6 @@ other_targets() {
     else
         printf '\nSKIPPED nvcc on our kernels: no toolkit; run: scripts/cuda/toolkit.sh\n' >&2
     fi
-    # The program with CUDA, host code included, on a driver whose launches run on the processor.
-    if [ "$(uname -sm)" = "Linux x86_64" ]; then step scripts/cuda/check.sh on-cpu; fi
     if [ -d "$(rustc --print target-libdir --target aarch64-apple-darwin)" ]; then
         # Only the kernels have code for Metal and for Arm; other crates pass the feature on.
         local metal=(-p candle-fused)
