@@ -2,6 +2,7 @@
 """Do the emulated tests notice bugs in the CUDA kernels? Plants one at a time in a copy and runs a test. Needs no GPU.
 
     scripts/cuda/bugs.py                  all bugs: half a minute each, two at a time
+    scripts/cuda/bugs.py --verify         does `gpt2 verify --device cuda` notice them, with the host's code (on-cpu.sh)?
     scripts/cuda/bugs.py --list           what they are, if each can be planted
     scripts/cuda/bugs.py --only 3,17      these alone
 
@@ -156,10 +157,34 @@ def run(tests: Path, test: str, folder: Path, limit: float) -> tuple[str, str]:
     return "failed", f"{seconds}; {re.sub(r' of Case {.*}', '', cause)[:100]}"
 
 
+def verify(file: str, folder: Path, limit: float) -> tuple[str, str]:
+    """Runs `gpt2 verify --device cuda` with the kernels of `file` in `folder` in place of the program's own."""
+    kernels, begun = folder / "kernels", time.monotonic()
+    driver = REPOSITORY / "scripts/cuda/driver"
+    made = subprocess.run([driver / "kernels.py", kernels, folder / file], capture_output=True, text=True, check=False)
+    if made.returncode:
+        return "error", "does not compile: " + made.stderr[-200:]
+    name = Path(file).stem
+    (kernels / f"{name}.so").rename(kernels / f"candle-fused-{name}.so")
+    home = REPOSITORY / "target/cuda-on-cpu"
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(home / "lib64"), "CUDA_ON_CPU_KERNELS": str(kernels)}
+    command = [home / "gpt2", "verify", "--device", "cuda"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return "failed", f"no end after {limit:.0f} s"
+    seconds = f"{time.monotonic() - begun:.0f} s"
+    if done.returncode == 0:
+        return "passed", seconds
+    said = re.search(r"cuda-on-cpu: (.*)", done.stderr) or re.search(r"(\d+ of \d+ paths.*)", done.stdout + done.stderr)
+    return "failed", f"{seconds}; {said[1][:90] if said else done.stderr.strip()[-90:]}"
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--list", action="store_true", help="plant each bug in a copy, print what it is, and stop")
+    add("--verify", action="store_true", help="run `gpt2 verify --device cuda`, as scripts/cuda/on-cpu.sh built it")
     add("--only", metavar="N,..", help="the numbers of the bugs to plant")
     add("--jobs", type=int, choices=(1, 2), default=2, help="how many run at a time (default 2)")
     add("--tests", type=Path, metavar="PROGRAM", help="the built unit tests of crates/kernels; cargo is not run")
@@ -187,7 +212,9 @@ def main() -> int:
         shutil.copytree(SOURCES, folder / "original")  # an edit during the run changes nothing
         for n, bug in given.bugs.items():
             plant(bug, shutil.copytree(folder / "original", folder / str(n)))
-        tests = shutil.copy(given.tests or built(), folder / "tests")  # a later build may replace the original
+        tests = folder / "tests"
+        if not given.verify:
+            shutil.copy(given.tests or built(), tests)  # a later build may replace the original
         pool = ThreadPoolExecutor(given.jobs)
         try:
             return hunt(given, folder, tests, pool)
@@ -197,15 +224,20 @@ def main() -> int:
 
 def hunt(given: argparse.Namespace, folder: Path, tests: Path, pool: ThreadPoolExecutor) -> int:
     controls = {}
-    for i, test in enumerate(sorted({bug.test for bug in given.bugs.values()})):
+    for i, test in enumerate(sorted({bug.file if given.verify else bug.test for bug in given.bugs.values()})):
         copy = shutil.copytree(folder / "original", folder / f"unchanged{i}")
-        controls[pool.submit(run, tests, test, copy, given.limit)] = test
+        runs = (verify, test, copy, given.limit) if given.verify else (run, tests, test, copy, given.limit)
+        controls[pool.submit(*runs)] = test
     for job in as_completed(controls):
         outcome, how = job.result()
         print(f"without a bug  {outcome:8}  {controls[job].strip(':')} ({how})", flush=True)
         if outcome != "passed":
             raise SystemExit(f"error: {controls[job]} must pass on the kernels as they are; mend them or it first")
-    jobs = {pool.submit(run, tests, bug.test, folder / str(n), given.limit): n for n, bug in given.bugs.items()}
+    jobs = {}
+    for n, bug in given.bugs.items():
+        own = folder / str(n)
+        runs = (verify, bug.file, own, given.limit) if given.verify else (run, tests, bug.test, own, given.limit)
+        jobs[pool.submit(*runs)] = n
     counts, bad = {}, []
     for job in as_completed(jobs):
         (outcome, how), bug = job.result(), given.bugs[jobs[job]]

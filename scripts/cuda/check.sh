@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Two checks of the feature `cuda` on any machine, without a GPU, a driver or anything installed as root.
+# Three checks of the feature `cuda` on any machine, without a GPU, a driver or anything installed as root.
 #
 #   scripts/cuda/check.sh types      clippy on candle-fused with Candle's CUDA side, with a stand-in for nvcc: the other crates
 #                                    only pass the feature on
 #   scripts/cuda/check.sh all-types  the same for all crates but those without the feature
 #   scripts/cuda/check.sh kernels    a real nvcc on our kernels: for each capability no warning, no spilled register,
 #                                    tensor-core instructions where they belong, and no number beyond limits.json
+#   scripts/cuda/check.sh on-cpu     the program with `cuda` on a driver that runs launches on the processor: the driver's own
+#                                    test, every path of `verify`, and every command beside the CPU
 #   scripts/cuda/check.sh            types and kernels
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -32,10 +34,20 @@ kernels() {
     echo "kernels compile: $SECONDS s"
 }
 
+on_cpu() {
+    scripts/cuda/on-cpu.sh --build
+    echo "built for the driver on the processor: $SECONDS s"
+    scripts/cuda/driver/selftest/run.sh target/cuda-on-cpu
+    scripts/cuda/on-cpu.sh verify --device cuda
+    "${PYTHON:-python3}" scripts/cuda/beside_cpu.py
+    echo "the program ran on the driver on the processor: $SECONDS s"
+}
+
 case ${1:-all} in
     types) types -p candle-fused ;;
     all-types) types --workspace --exclude models-on-candle-fused ;;
     kernels) kernels ;;
+    on-cpu) on_cpu ;;
     all) types -p candle-fused; SECONDS=0; kernels ;;
-    *) echo "usage: scripts/cuda/check.sh [types|all-types|kernels]" >&2; exit 2 ;;
+    *) echo "usage: scripts/cuda/check.sh [types|all-types|kernels|on-cpu]" >&2; exit 2 ;;
 esac

@@ -4,6 +4,8 @@ mod caches;
 mod codes;
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/device.rs"]
+mod device;
 mod dropped;
 mod explained;
 mod extras;
@@ -15,6 +17,7 @@ mod latent;
 mod layers;
 mod masks;
 mod merging;
+mod on_device;
 mod paged;
 mod ranges;
 mod schedules;

@@ -28,7 +28,7 @@ template <typename E> struct alignas(16) Unit {
     E of[COUNT];
 };
 
-#ifdef __CUDACC__
+#if defined(__CUDACC__) || defined(CUDA_ON_CPU)
 
 /// A kernel for blocks of so many threads and, if given, at least so many blocks on a multiprocessor.
 #define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
@@ -38,10 +38,6 @@ template <typename E> struct alignas(16) Unit {
 DEVICE void *shared_memory() {
     extern __shared__ uint4 memory[];
     return memory;
-}
-
-DEVICE uint32_t shared_address(const void *shared) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
 DEVICE void sync_block() { __syncthreads(); }
@@ -55,6 +51,14 @@ DEVICE uint32_t add_atomically(uint32_t *to, uint32_t number) { return atomicAdd
 DEVICE void memory_fence() { __threadfence(); }
 /// The upper 32 bits of the product.
 DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) { return __umulhi(a, b); }
+
+#ifdef CUDA_ON_CPU
+#include "on_cpu.cuh"
+#else
+
+DEVICE uint32_t shared_address(const void *shared) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+}
 
 /// 2^x, to about 2 units in the last place; 2^-inf is 0.
 DEVICE float exp2_fast(float x) {
@@ -162,6 +166,8 @@ DEVICE void copies_arrived() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
+
+#endif
 
 #else
 #include "emulation.hpp"

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# The driver's own test: right programs give right numbers, for several seeds, and each fault is noticed.
+#
+#   scripts/cuda/driver/selftest/run.sh [HOME]
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+home=${1:-$here/../../../../target/cuda-on-cpu}
+home=$(cd "$home" && pwd)
+python3 "$here/../kernels.py" "$home/kernels" "$here/selftest.cu"
+read -ra cxx <<<"${CUDA_ON_CPU_CXX:-g++}"
+"${cxx[@]}" -std=c++17 -O1 -pthread "$here/main.cpp" -o "$home/selftest" -L"$home/lib64" -lcublas -lcuda -Wl,-rpath,"$home/lib64"
+
+wrong=0 noticed=0
+for seed in 1 2 3 4 5; do
+    for case in double_all block_sum warp_sum counts halves two_streams threads products; do
+        CUDA_ON_CPU_SEED=$seed "$home/selftest" $case >"$home/selftest.log" 2>&1 ||
+            { echo "WRONG: $case, seed $seed:"; cat "$home/selftest.log"; wrong=$((wrong + 1)); }
+    done
+done
+# fault CASE PATTERN: noticed if the program does not end well and says this, with one of a few seeds.
+fault() {
+    for seed in 1 2 3; do
+        if CUDA_ON_CPU_SEED=$seed "$home/selftest" "$1" >"$home/selftest.log" 2>&1; then continue; fi
+        if grep -qE -- "$2" "$home/selftest.log"; then noticed=$((noticed + 1)); return; fi
+    done
+    echo "NOT NOTICED: $1 (expected: $2)"
+    cat "$home/selftest.log"
+    wrong=$((wrong + 1))
+}
+fault past_the_end 'past the end of allocation'
+fault before_the_start 'before the start of allocation'
+fault just_past_the_end 'past the end of allocation|past its end'
+fault misaligned 'does not suit its type'
+fault no_first_barrier 'expected 128'
+fault no_barrier_in_loop 'expected 128'
+fault past_shared 'outside of device memory'
+fault past_dynamic 'outside of device memory'
+fault not_in_mask 'mask leaves it out'
+fault waits_forever 'wait forever'
+fault assertion 'assertion'
+fault no_wait 'expected 32|not allocated yet'
+fault no_blocks 'a grid without blocks'
+fault too_many_threads 'blocks of 2048'
+fault beyond_launch_bounds 'compiled for 128'
+fault too_much_shared 'are allowed'
+fault use_after_free 'has been freed'
+fault freed_on_another_stream 'has been freed'
+fault double_free 'no allocation, or freed'
+fault uninitialized 'nan'
+fault copy_too_long 'bytes into allocation'
+fault wrong_direction 'not device memory'
+fault host_pointer 'not device memory'
+fault pinned_changed 'changed its memory'
+fault pinned_read_early 'nan'
+fault missing_function 'cuGraphCreate'
+
+echo "cuda-on-cpu: 8 right programs with 5 seeds each, $noticed faults noticed, $wrong wrong"
+[ "$wrong" = 0 ]

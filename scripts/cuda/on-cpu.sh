@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Runs `gpt2` with the feature `cuda` on a driver whose launches run on the processor (scripts/cuda/driver), and builds what is
+# missing:
+#
+#   scripts/cuda/on-cpu.sh [--seed N] [--report [FILE]] [--trace FILE] [--] ARGS..
+#   scripts/cuda/on-cpu.sh --build [CARGO ARGS..]      builds, and runs `cargo` with the environment for it
+#
+#   --seed N         the order of blocks, warps and streams (default: 1)
+#   --report[=FILE]  at the end: launches, products, copies and syncs by name
+#   --trace FILE     each operation when it is added to its stream, and when it runs
+set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; exit ;; esac
+root=$(cd "$(dirname "$0")/../.." && pwd)
+driver=$root/scripts/cuda/driver
+home=$root/target/cuda-on-cpu
+mkdir -p "$home/kernels"
+
+while [ $# -gt 0 ]; do
+    case $1 in
+        --seed) export CUDA_ON_CPU_SEED=$2; shift 2 ;;
+        --report) export CUDA_ON_CPU_REPORT=1; shift ;;
+        --report=*) export CUDA_ON_CPU_REPORT=${1#*=}; shift ;;
+        --trace) export CUDA_ON_CPU_TRACE=$2; shift 2 ;;
+        --build) build=yes; shift; break ;;
+        --) shift; break ;;
+        *) break ;;
+    esac
+done
+
+# Only the build's own environment differs from a build for a GPU.
+cargo() {
+    env CUDA_ON_CPU_HOME="$home" CUDA_ON_CPU_LATER=1 NVCC="$driver/nvcc" CUDA_HOME="$home" CUDARC_CUDA_VERSION=13000 CUDA_COMPUTE_CAP=90 \
+        LD_LIBRARY_PATH="$home/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" \
+        "${CARGO:-cargo}" "$@" --locked --release --no-default-features --features cuda,x86-v4 --manifest-path "$root/Cargo.toml" --target-dir "$home/target"
+}
+
+ready=$home/gpt2
+sources=("$root/crates" "$root/Cargo.lock" "$root/Cargo.toml" "$driver")
+if [ ! -x "$ready" ] || [ -n "${build:-}" ] || [ -n "$(find "${sources[@]}" -newer "$ready" -type f -print -quit)" ]; then
+    "${CARGO:-cargo}" fetch --locked --quiet --manifest-path "$root/Cargo.toml"
+    cudarc=$("${CARGO:-cargo}" metadata --format-version 1 --locked --features cuda --manifest-path "$root/Cargo.toml" |
+        grep -oE '"manifest_path":"[^"]*/cudarc-[0-9.]+/Cargo.toml"' | cut -d'"' -f4)
+    [ -n "$cudarc" ] || { echo "error: cudarc is not among the dependencies with the feature cuda" >&2; exit 1; }
+    "$driver/build.sh" "$home" "$(dirname "$cudarc")" >&2
+    if [ -n "${build:-}" ] && [ $# -gt 0 ]; then
+        cargo "$1" -p gpt2-cli "${@:2}"
+        python3 "$driver/kernels.py" "$home/kernels"
+        exit
+    fi
+    cargo build --quiet -p gpt2-cli >&2
+    python3 "$driver/kernels.py" "$home/kernels"
+    ln -f "$home/target/release/gpt2" "$ready" 2>/dev/null || cp "$home/target/release/gpt2" "$ready"
+    touch "$ready"
+fi
+[ -z "${build:-}" ] || exit 0
+export LD_LIBRARY_PATH=$home/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+exec "$ready" "$@"
