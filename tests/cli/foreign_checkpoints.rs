@@ -56,11 +56,7 @@ fn a_single_file_is_a_model() -> Result {
         assert_eq!(next(&from)?, next(&out)?, "{name}");
         let run = gpt2(&["forward", "--model", &from, "--ids", "1"])?.succeeded();
         assert_says(name, &run.stderr, says);
-        for args in [
-            &["inspect", &from][..],
-            &["verify", "--model", &from, "--json"],
-            &["bench", "forward", "-t1", "-r1", "--model", &from],
-        ] {
+        for args in [&["inspect", &from][..], &["bench", "forward", "-t1", "-r1", "--model", &from]] {
             let run = gpt2(args)?.succeeded();
             assert_says(name, &(run.stdout + &run.stderr), says);
         }

@@ -391,17 +391,17 @@ fn a_merge_that_is_killed_leaves_no_mixture() -> Result {
     let lasts = began.elapsed();
     let after: Vec<_> = old.iter().map(|name| read(name)).collect();
     // From the beginning to the end; most of the time goes into writing, and the last part into renaming.
-    for step in 1..=20u32 {
+    for step in 1..=10u32 {
         fresh(&world)?;
         let mut child = spawn(world.command(line))?;
-        std::thread::sleep(lasts * step / 20);
+        std::thread::sleep(lasts * step / 10);
         child.kill()?;
         child.wait()?;
         let now: Vec<_> = old.iter().map(|name| read(name)).collect();
         let is_old = old.iter().zip(&now).all(|(name, now)| *now == before(name));
         let is_new = now == after;
         let is_none = now[0].is_none();
-        assert!(is_old || is_new || is_none, "{step} of 20: a mixture of two models");
+        assert!(is_old || is_new || is_none, "{step} of 10: a mixture of two models");
         if is_none {
             let refused = gpt2(&["inspect", &out.display().to_string()])?;
             refused.refused(1, &["no config.json here"]);

@@ -88,7 +88,7 @@ fn added(config: &Config, biased: &str) -> Result<[Tensor; 2]> {
         }
     }
     let args = ForwardArgs { training: Some(TRAINING), output_hidden_states: true, ..Default::default() };
-    let states = model.forward(&ids(2, 60)?, args)?.hidden_states;
+    let states = model.forward(&ids(2, 60)?, args)?.transformer.hidden_states;
     // The last state is after `ln_f`; a third block, which is not compared, keeps the second one's before it.
     Ok([(&states[1] - &states[0])?, (&states[2] - &states[1])?])
 }

@@ -60,7 +60,7 @@ impl Index {
         for shard in self.shards() {
             let path = self.path_of(shard);
             if path.symlink_metadata().is_err() {
-                return Err(self.misfit(&format!("its shard {} is not there", path.display())));
+                return Err(self.misfit(&format!("its shard {} is not there: fetch it", path.display())));
             }
             let bytes = Bytes::open(&path)?;
             let is_safetensors = path.extension().is_some_and(|end| end == "safetensors");

@@ -235,9 +235,12 @@ fn text(start: &[u8]) -> Option<FileKind> {
         return None;
     }
     let text = text.trim_start_matches('\u{feff}').trim_start();
-    Some(match text.as_bytes().first() {
-        Some(b'{' | b'[') => FileKind::Json,
-        Some(b'<') => FileKind::WebPage,
+    let mut bytes = text.bytes().filter(|byte| !byte.is_ascii_whitespace());
+    Some(match (bytes.next(), bytes.next()) {
+        (Some(b'{'), _) => FileKind::Json,
+        // A table of TOML begins so, too.
+        (Some(b'['), Some(b'[' | b'{' | b']' | b'"' | b'-' | b'0'..=b'9') | None) => FileKind::Json,
+        (Some(b'<'), _) => FileKind::WebPage,
         _ => FileKind::Text(text.lines().next().unwrap_or_default().chars().take(SHOWN).collect()),
     })
 }
@@ -273,6 +276,8 @@ mod tests {
             (b"\x7fELF\x02\x01", Some(FileKind::Program)),
             (b"#!/bin/sh\n", Some(FileKind::Program)),
             (b"Access denied\nbye", Some(FileKind::Text("Access denied".into()))),
+            (b"[1, 2]", Some(FileKind::Json)),
+            (b"[package]\nname", Some(FileKind::Text("[package]".into()))),
             (b"\x01\x02\xff\xfe", None),
             (b"\x80", None),
         ] {

@@ -359,9 +359,10 @@ mod tests {
         };
         let model = Gpt2LMHeadModel::load(seeded(7, DType::F32, &Device::Cpu), &config)?;
         let mut with_padding_id = 0;
-        for seed in 0..12 {
-            // With so large a penalty, a row never repeats an id.
-            let sampling = Sampling { repetition_penalty: 1e9, seed, ..Sampling::default() };
+        for seed in 0..40 {
+            // At this temperature every id is drawn now and then, but for those with a penalty on a logit below 0.
+            let sampling =
+                Sampling { repetition_penalty: 1e9, temperature: 3.0, seed, ..Sampling::default() };
             let text = |prompts: &[Vec<u32>]| -> Result<Vec<u32>> {
                 let mut generation = Generation::new(&model, prompts, sampling.clone(), 6)?;
                 generation.by_ref().try_for_each(|step| step.map(drop))?;
