@@ -55,7 +55,9 @@ def method_of(study: str) -> Any:
 def keywords_of(study: str) -> set[str]:
     """The names that a method takes, with those of the mapping behind ``**options``."""
     names = set(inspect.signature(method_of(study)).parameters)
-    return names | set(Options.__annotations__) if "options" in names else names
+    for behind, mapping in (("options", Options), ("changes", Changes)):
+        names |= set(mapping.__annotations__) if behind in names else set()
+    return names
 
 
 def given(table: dict[tuple[str, str], str], study: str, option: str) -> str | None:

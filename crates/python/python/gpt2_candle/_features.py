@@ -51,7 +51,7 @@ class Features(Base):
     def features(
         self,
         text: Text,
-        dictionary: Dictionary | str | os.PathLike[str] | None = None,
+        sae: Dictionary | str | os.PathLike[str] | None = None,
         /,
         *,
         top_k: int = 5,
@@ -66,7 +66,7 @@ class Features(Base):
 
         Args:
             text: The text.
-            dictionary: The dictionary, or its name: see :meth:`Dictionary.load`. It is also that of ``ablate_feature``,
+            sae: The dictionary, or its name, which is also taken as ``dictionary=``: see :meth:`Dictionary.load`. It is also that of ``ablate_feature``,
                 ``scale_feature`` and ``set_feature``.
             top_k: How many features the report has for each token, or how many effects or pairs.
             feature: Features to follow: where they fire, and which tokens they make likelier and less likely.
@@ -90,7 +90,7 @@ class Features(Base):
                 "against": None if against is None else [self._token(against, "against")],
                 "attention": attention,
             },
-            _with(dictionary, changes, "features"),
+            _with(sae, changes, "features"),
             allow_nonfinite=allow_nonfinite,
         )
         return TextFeatures(report, arrays["features"], arrays["target"], arrays["rebuilt"])

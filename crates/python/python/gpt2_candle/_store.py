@@ -136,7 +136,7 @@ class Rows:
             start, stop, step = key.indices(len(self))
             return self._between(start, max(start, stop)) if step == 1 else self._chosen(np.arange(start, stop, step))
         if isinstance(key, (int, np.integer)):
-            number = int(key)
+            number = int(key)  # pyright: ignore[reportUnknownArgumentType]
             if not -len(self) <= number < len(self):
                 raise IndexError(f"{self.name}: there is no token {number}, expected 0 to {len(self) - 1}")
             number %= len(self)
@@ -176,7 +176,8 @@ class Rows:
         flat = flat % len(self)
         shards = np.searchsorted(self._ends, flat, side="right")
         found: NDArray[Any] = np.empty((flat.size, *self.shape[1:]), self.dtype)
-        for shard in np.unique(shards).tolist():
+        places: list[int] = np.unique(shards).tolist()
+        for shard in places:
             here = shards == shard
             size = self._store._shards[shard]
             found[here] = self._part(shard)[flat[here] - (int(self._ends[shard]) - size)]
