@@ -129,7 +129,7 @@ class Rows:
         if isinstance(key, tuple):
             first, rest = key[0], key[1:]
             if isinstance(first, (int, np.integer)):
-                return np.asarray(self[int(first)][rest])
+                return np.asarray(self[int(first)][rest])  # pyright: ignore[reportUnknownArgumentType]
             rows: NDArray[Any] = self[first]
             return np.asarray(rows[(slice(None), *rest)])
         if isinstance(key, slice):
