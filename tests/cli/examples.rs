@@ -57,7 +57,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("cargo install gpt2-cli", "the package's build"),
     ("cargo run --release --example walkthrough", "scripts/check.sh runs it"),
     ("cargo run --release --manifest-path examples/Cargo.toml", "scripts/check.sh runs it"),
-    ("scripts/cuda/toolkit.sh", "fetches 110 MB; scripts/check.sh runs it where the toolkit is, and under CI"),
+    ("scripts/cuda/toolkit.sh", "scripts/check.sh runs it where the toolkit is, and under CI"),
     ("scripts/cuda/build.sh", "takes the toolkit and many minutes; run by hand"),
     ("scripts/cuda/on-cpu.sh", "builds for many minutes; run by hand"),
     ("scripts/cuda/check.sh on-cpu", "the same"),
