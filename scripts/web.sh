@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the module that runs the model in a page, and the script that loads it. Without a folder, it renews those of
-# crates/page-module, which every build of the command has inside: commit them. It needs the target wasm32-unknown-unknown and
-# wasm-bindgen's command, in the version of Cargo.lock, and installs both.
+# crates/page-module, which every build of the command has inside: commit them. It installs what it needs and does not find: the
+# target wasm32-unknown-unknown by rustup, and wasm-bindgen's command, in the version of Cargo.lock, in target/web/tools. A module
+# with the same content keeps its file, since other versions of zlib pack it into other bytes.
 #
 #   scripts/web.sh [FOLDER]
 set -euo pipefail
@@ -25,6 +26,14 @@ CARGO_ENCODED_RUSTFLAGS=${flags%?} "$cargo" rustc --profile web -p gpt2-web --li
     target/web/wasm32-unknown-unknown/web/gpt2_web.wasm
 mkdir -p "$to"
 cp target/web/page/gpt2_web.js "$to/gpt2_web.js"
-python3 -c 'import sys, zlib; sys.stdout.buffer.write(zlib.compress(sys.stdin.buffer.read(), 9))' \
-    <target/web/page/gpt2_web_bg.wasm >"$to/gpt2_web.wasm.zlib"
+python3 - target/web/page/gpt2_web_bg.wasm "$to/gpt2_web.wasm.zlib" <<'END'
+import pathlib, sys, zlib
+module, packed = map(pathlib.Path, sys.argv[1:])
+try:
+    is_same = zlib.decompress(packed.read_bytes()) == module.read_bytes()
+except (OSError, zlib.error):
+    is_same = False
+if not is_same:
+    packed.write_bytes(zlib.compress(module.read_bytes(), 9))
+END
 ls -l target/web/page/gpt2_web_bg.wasm "$to"

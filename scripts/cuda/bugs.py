@@ -161,7 +161,7 @@ def verify(file: str, folder: Path, limit: float) -> tuple[str, str]:
     """Runs `gpt2 verify --device cuda` with the kernels of `file` in `folder` in place of the program's own."""
     kernels, begun = folder / "kernels", time.monotonic()
     driver = REPOSITORY / "scripts/cuda/driver"
-    made = subprocess.run([driver / "kernels.py", kernels, folder / file], capture_output=True, text=True, check=False)
+    made = subprocess.run([sys.executable, driver / "kernels.py", kernels, folder / file], capture_output=True, text=True, check=False)
     if made.returncode:
         return "error", "does not compile: " + made.stderr[-200:]
     name = Path(file).stem
@@ -213,7 +213,9 @@ def main() -> int:
         for n, bug in given.bugs.items():
             plant(bug, shutil.copytree(folder / "original", folder / str(n)))
         tests = folder / "tests"
-        if not given.verify:
+        if given.verify:
+            subprocess.run([REPOSITORY / "scripts/cuda/on-cpu.sh", "--build"], check=True)  # only what is old
+        else:
             shutil.copy(given.tests or built(), tests)  # a later build may replace the original
         pool = ThreadPoolExecutor(given.jobs)
         try:

@@ -5,8 +5,9 @@
 #
 # CUDARC is the folder of the sources of the crate cudarc, which declare what the real libraries have. Each function that is
 # not here becomes one that ends the program and names itself. Without CUDARC, only libcuda is built, without them. A second
-# run does nothing if no source is newer.
+# run with the same CUDARC does nothing if no source is newer.
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; exit ;; esac
 here=$(cd "$(dirname "$0")" && pwd)
 home=${1:?usage: build.sh HOME [CUDARC]}
 cudarc=${2:-}
@@ -15,7 +16,7 @@ mkdir -p "$lib"
 [ -z "$cudarc" ] || [ -f "$cudarc/src/driver/sys/mod.rs" ] ||
     { echo "error: $cudarc has no src/driver/sys/mod.rs; expected the sources of cudarc" >&2; exit 1; }
 
-if [ -f "$lib/built" ] && [ -z "$(find "$here/src" "$here/include" "$here/build.sh" -newer "$lib/built" -print -quit)" ]; then exit; fi
+if [ -f "$lib/built" ] && [ "$(cat "$lib/built")" = "$cudarc" ] && [ -z "$(find "$here/src" "$here/include" "$here/build.sh" -newer "$lib/built" -print -quit)" ]; then exit; fi
 read -ra cxx <<<"${CUDA_ON_CPU_CXX:-g++}"
 options=(-std=c++17 -O3 -march=native -fPIC -pthread -fno-strict-aliasing -Wall -Wextra -Wno-missing-field-initializers -Wno-parentheses)
 work=$(mktemp -d)
@@ -42,7 +43,7 @@ library() {
     ln -sf "lib$name.so.$version" "$lib/lib$name.so"
 }
 library cuda 1 driver "${core[@]/#/$work/}"
-if [ -z "$cudarc" ]; then touch "$lib/built"; exit; fi
+if [ -z "$cudarc" ]; then echo >"$lib/built"; exit; fi
 library cublas 13 cublas "$work/cublas"
 library cublasLt 13 cublaslt "$work/cublaslt"
 library curand 10 curand "$work/curand"
@@ -50,4 +51,4 @@ library nvrtc 13 nvrtc
 # Candle names it, and calls nothing of it.
 echo 'void cuda_on_cpu_runtime(void) {}' | cc -x c -shared -fPIC -Wl,-soname,libcudart.so.13 -o "$lib/libcudart.so.13" -
 ln -sf libcudart.so.13 "$lib/libcudart.so"
-touch "$lib/built"
+echo "$cudarc" >"$lib/built"

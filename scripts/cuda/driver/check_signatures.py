@@ -58,6 +58,9 @@ def headers(folder):
 
 def main():
     """Compares, and exits with 1 if a function differs."""
+    if sys.argv[1:2] in (["-h"], ["--help"]):
+        print(__doc__)
+        return
     ours = {}
     for source in ("driver.cpp", "transfers.cpp"):
         text = (HERE / "src" / source).read_text()

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Compiles a file of CUDA kernels into a library for the processor.
 
 The file is preprocessed with the headers in include/, then three things of CUDA's language are rewritten: `__global__` goes
@@ -127,6 +128,9 @@ def compile_what_is_old(folder, names=None):
 def main():
     """Compiles what the arguments say."""
     words = sys.argv[1:]
+    if words and words[0] in ("-h", "--help"):
+        print(__doc__)
+        return
     if not words or words[0].startswith("-"):
         sys.exit(__doc__)
     folder = pathlib.Path(words[0])

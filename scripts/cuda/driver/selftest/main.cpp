@@ -44,7 +44,7 @@ static uintptr_t numbers(void *on, size_t count = COUNT) {
 }
 static int launch(const char *name, uintptr_t x, unsigned blocks, unsigned threads, unsigned shared, void *on, int count = COUNT) {
     void *function, *parameters[] = {&x, &count};
-    if (cuModuleGetFunction(&function, module, name)) return -1;
+    if (const int code = cuModuleGetFunction(&function, module, name)) return printf("not found: %d\n", code), 1;
     return cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared, on, parameters, nullptr);
 }
 static float first(uintptr_t x, void *on) {

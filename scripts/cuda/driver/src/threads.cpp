@@ -182,6 +182,8 @@ void end_meeting(Warp &warp, uint32_t mask) {
         meeting.board = &board;
         board.readers++;
     }
+    // What ended lanes showed earlier is no vote and no value: all bits set is a NaN.
+    for (uint32_t left = first.size ? ~expected : 0; left; left &= left - 1) memset(board.shown[__builtin_ctz(left)], 0xff, first.size);
     if (first.together) first.together(board.shown, board.results, expected, first.number);
     warp.waiting &= ~expected;
     warp.ready |= expected;
