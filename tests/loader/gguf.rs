@@ -1,5 +1,6 @@
 //! GGUF files: those of the Python package `gguf` are read, and ours are read back.
 
+use super::gguf_damage::position;
 use super::{demo, logit_bits, parameter_bits, saved};
 use crate::common::{Result, assert_close, data};
 use crate::folder::{assert_says, read};
@@ -35,6 +36,46 @@ pub(super) fn save_quietly(
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect()
+}
+
+/// The parts that llama-gguf-split writes: the keys are in the first alone, so a later part does not say whose weights it has.
+#[test]
+fn a_starcoder_in_parts_is_the_same_model() -> Result {
+    let whole = std::fs::read(data("gguf").join("starcoder.gguf"))?;
+    let expected = open(data("gguf").join("starcoder.gguf"))?.load_model(DType::F32, &Device::Cpu)?;
+    // Square, so that its shape tells nothing.
+    let name = b"blk.0.attn_output.weight";
+    let named = [&(name.len() as u64).to_le_bytes()[..], name].concat();
+    let begin = whole.windows(named.len()).position(|part| part == named).ok_or("the tensor is there")?;
+    let dims = begin + named.len() + 4;
+    let end = dims + 2 * 8 + 4 + 8;
+    let last = b"token_embd.weight";
+    let header = position(&whole, last) + last.len() + 4 + 2 * 8 + 4 + 8;
+    let number = |at: usize| u64::from_le_bytes(whole[at..at + 8].try_into().expect("8 bytes"));
+    let kind = u32::from_le_bytes(whole[dims + 16..dims + 20].try_into().expect("4 bytes"));
+    let bytes = usize::try_from(number(dims) * number(dims + 8))? * if kind == 0 { 4 } else { 2 };
+    let from = header.next_multiple_of(32) + usize::try_from(number(dims + 20))?;
+    let part = |tensors: u64, keys: u64, infos: &[&[u8]], numbers: &[u8]| {
+        let mut part = [&whole[..8], &tensors.to_le_bytes(), &keys.to_le_bytes(), &infos.concat()].concat();
+        part.resize(part.len().next_multiple_of(32), 0);
+        part.extend(numbers);
+        part
+    };
+    let first = part(
+        number(8) - 1,
+        number(16),
+        &[&whole[24..begin], &whole[end..header]],
+        &whole[header.next_multiple_of(32)..],
+    );
+    let offset = 0u64.to_le_bytes();
+    let second = part(1, 0, &[&whole[begin..dims + 20], &offset], &whole[from..from + bytes]);
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("s-00001-of-00002.gguf");
+    std::fs::write(&path, first)?;
+    std::fs::write(folder.path().join("s-00002-of-00002.gguf"), second)?;
+    let model = open(&path)?.load_model(DType::F32, &Device::Cpu)?;
+    assert!(parameter_bits(&model)? == parameter_bits(&expected)?);
+    Ok(())
 }
 
 /// A `gpt_bigcode` as llama.cpp's converter writes it has the numbers of the same model in safetensors, bit for bit.

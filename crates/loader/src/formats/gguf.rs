@@ -59,9 +59,12 @@ fn parse<'a>(path: &Path, bytes: &'a Bytes) -> Result<Header<'a>, LoadError> {
 fn tensors(parts: &Parts) -> Result<Vec<Stored>, LoadError> {
     let mut all: Vec<Stored> = vec![];
     let mut names = BTreeSet::new();
+    // The first part has the keys of all. Whatever its architecture is called, a file without it is refused elsewhere.
+    let first = parts.iter().next().map(|(path, bytes)| parse(path, bytes)).transpose()?;
+    let is_conv1d = !first.is_some_and(|header| matches!(header.text(ARCHITECTURE), Ok(Some("starcoder"))));
     for (path, bytes) in parts {
         let damaged = |reason: String| LoadError::damaged(path, FORMAT, bytes, reason);
-        for tensor in read_tensors(path, bytes, &parse(path, bytes)?).map_err(damaged)? {
+        for tensor in read_tensors(path, bytes, &parse(path, bytes)?, is_conv1d).map_err(damaged)? {
             if !names.insert(tensor.info.name.clone()) {
                 return Err(damaged(format!("tensor {:?} is in another part, too", tensor.info.name)));
             }
@@ -126,13 +129,12 @@ fn same_numbers(a: Option<&Stored>, b: Option<&Stored>) -> bool {
     })
 }
 
-fn read_tensors(path: &Path, bytes: &Bytes, header: &Header) -> Result<Vec<Stored>, String> {
+/// The tensors of one part. `is_conv1d`: linear weights of the model are (in, out) in a checkpoint.
+fn read_tensors(path: &Path, bytes: &Bytes, header: &Header, is_conv1d: bool) -> Result<Vec<Stored>, String> {
     let mut stored = vec![];
     for tensor in &header.tensors {
         let name = tensor.name;
         let encoding = gguf_types::encoding(tensor.kind);
-        // Whatever its architecture is called, a file without it is refused elsewhere.
-        let is_conv1d = !matches!(header.text(ARCHITECTURE), Ok(Some("starcoder")));
         let transposed = is_conv1d && names::from_gguf(name).is_some_and(|(_, transposed)| transposed);
         let (row, rest) = tensor.dims.split_first().map_or((1, &[][..]), |(row, rest)| (*row, rest));
         let rows = rest.iter().try_fold(1usize, |rows, n| rows.checked_mul(*n));

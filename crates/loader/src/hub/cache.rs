@@ -198,13 +198,15 @@ impl Repo {
             .map_err(|error| HubError::cache(&error.path)(error.source))
     }
 
-    /// Puts a link to the blob in the place of a commit's file, or without `links` the blob itself.
+    /// Puts a link to the blob in the place of a commit's file, or without `links` the file itself: the blob if it is `fresh`, which
+    /// no other commit links to, else a copy.
     pub(crate) fn link(
         &self,
         commit: &str,
         name: &str,
         digest: &Digest,
         links: bool,
+        fresh: bool,
     ) -> Result<(), HubError> {
         let pointer = self.pointer(commit, name);
         make_parent(&pointer)?;
@@ -212,15 +214,23 @@ impl Repo {
         let up = 2 + name.matches('/').count();
         let target: PathBuf = std::iter::repeat_n("..", up).chain(["blobs", digest.as_str()]).collect();
         let dir = pointer.parent().unwrap_or(Path::new("."));
+        let put = || {
+            if fresh {
+                return std::fs::rename(self.blob(digest), &pointer);
+            }
+            let copy = tempfile::Builder::new().prefix(".gpt2-").tempfile_in(dir)?;
+            std::fs::copy(self.blob(digest), copy.path())?;
+            copy.persist(&pointer).map(drop).map_err(|error| error.error)
+        };
         if !links {
-            return std::fs::rename(self.blob(digest), &pointer).map_err(HubError::cache(&pointer));
+            return put().map_err(HubError::cache(&pointer));
         }
         // Create it beside the file, then rename it: another process sees the old file or the new one.
         let made = tempfile::Builder::new().prefix(".gpt2-").make_in(dir, |path| symlink(&target, path));
         let linked = match made {
             Ok(link) => link.into_temp_path().persist(&pointer).map_err(|e| e.error),
             // Without links, Python keeps the file itself in the snapshot.
-            Err(_) if cfg!(windows) => std::fs::rename(self.blob(digest), &pointer),
+            Err(_) if cfg!(windows) => put(),
             Err(e) => Err(e),
         };
         linked.map_err(HubError::cache(&pointer))
@@ -396,10 +406,35 @@ mod tests {
         super::make_parent(&repo.blob(&digest)).unwrap();
         std::fs::write(repo.blob(&digest), "content").unwrap();
         for name in ["model.bin", "onnx/model.bin", "onnx/small/model.bin"] {
-            repo.link(&commit, name, &digest, true).unwrap();
+            repo.link(&commit, name, &digest, true, false).unwrap();
             assert_eq!(std::fs::read_to_string(repo.pointer(&commit, name)).unwrap(), "content", "{name}");
             assert_eq!(repo.digest(&commit, name), Some(digest.clone()), "{name}");
         }
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn without_links_a_blob_that_another_commit_links_to_stays() {
+        let cache = tempfile::tempdir().unwrap();
+        let old = "a".repeat(40);
+        let new = "c".repeat(40);
+        let repo = Repo::new(cache.path(), &ModelId::parse("gpt2").unwrap(), &old);
+        let digest = Digest::parse(&"b".repeat(40)).unwrap();
+        super::make_parent(&repo.blob(&digest)).unwrap();
+        std::fs::write(repo.blob(&digest), "content").unwrap();
+        repo.link(&old, "model.bin", &digest, true, true).unwrap();
+        repo.link(&new, "model.bin", &digest, false, false).unwrap();
+        for commit in [&old, &new] {
+            assert_eq!(
+                std::fs::read_to_string(repo.pointer(commit, "model.bin")).unwrap(),
+                "content",
+                "{commit}"
+            );
+        }
+        assert!(repo.pointer(&new, "model.bin").symlink_metadata().unwrap().is_file());
+        // A blob that was just fetched has no other link: it becomes the file.
+        repo.link(&new, "other.bin", &digest, false, true).unwrap();
+        assert!(!repo.blob(&digest).exists());
     }
 
     #[test]

@@ -258,12 +258,13 @@ impl<'a> Fetch<'a> {
         let is_file = pointer.symlink_metadata().is_ok_and(|meta| meta.is_file());
         // A cache may have been copied without its links: the file itself may be good.
         if !is_file || !self.hashes_to(&pointer, name, digest)? {
-            if !self.hashes_to(&self.repo.blob(digest), name, digest)? {
+            let fresh = !self.hashes_to(&self.repo.blob(digest), name, digest)?;
+            if fresh {
                 self.repo.discard(commit, name, digest)?;
                 self.fetched.set(true);
                 Transfer { client, repo: &self.repo, commit, name, announced, lock: &lock }.run()?;
             }
-            self.repo.link(commit, name, digest, self.hub.links)?;
+            self.repo.link(commit, name, digest, self.hub.links, fresh)?;
         }
         self.repo.set_verified(commit, name, digest, self.repo.stamp(commit, name, digest));
         self.hub.tell(&Event::Fetched { file: name })?;
