@@ -88,7 +88,7 @@ pub struct AdapterCheckpoint {
     foreign: Vec<TensorInfo>,
 }
 
-/// The field of adapter_config.json that says what the others mean.
+/// The field of `adapter_config.json` that says what the others mean.
 #[derive(Deserialize)]
 struct Kind {
     peft_type: Option<String>,

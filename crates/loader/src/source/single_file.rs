@@ -2,9 +2,8 @@
 
 use super::tokenizer_files::{choose_tokenizer, names_in};
 use crate::error::LoadError;
-use crate::files::{
-    ADAPTER_CONFIG, CONFIG, DICTIONARY_CONFIG, Files, SettingsFiles, TokenizerFiles, WEIGHTS, WeightFiles,
-};
+use crate::files::{ADAPTER_CONFIG, CONFIG, DICTIONARY_CONFIG, INDEX, PICKLE_INDEX};
+use crate::files::{Files, SettingsFiles, TokenizerFiles, WeightFiles};
 use crate::formats::{llmc, pickle};
 use crate::stored::bytes::Bytes;
 use crate::stored::recognize::FileKind;
@@ -63,9 +62,7 @@ fn part_of_more(path: &Path) -> Option<String> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let folder = folder.display();
-    if WEIGHTS.iter().any(|index| index.ends_with(".json") && beside(path, index).is_some())
-        && name.contains("-of-")
-    {
+    if name.contains("-of-") && [INDEX, PICKLE_INDEX].iter().any(|index| beside(path, index).is_some()) {
         return Some(format!("is one of several files of a model; give the folder with the index: {folder}"));
     }
     if beside(path, CONFIG).is_some() {
