@@ -237,9 +237,10 @@ fn text(start: &[u8]) -> Option<FileKind> {
     let text = text.trim_start_matches('\u{feff}').trim_start();
     let mut bytes = text.bytes().filter(|byte| !byte.is_ascii_whitespace());
     Some(match (bytes.next(), bytes.next()) {
-        (Some(b'{'), _) => FileKind::Json,
-        // A table of TOML begins so, too.
-        (Some(b'['), Some(b'[' | b'{' | b']' | b'"' | b'-' | b'0'..=b'9') | None) => FileKind::Json,
+        // A table of TOML begins with a bracket, too.
+        (Some(b'{'), _) | (Some(b'['), Some(b'[' | b'{' | b']' | b'"' | b'-' | b'0'..=b'9') | None) => {
+            FileKind::Json
+        }
         (Some(b'<'), _) => FileKind::WebPage,
         _ => FileKind::Text(text.lines().next().unwrap_or_default().chars().take(SHOWN).collect()),
     })

@@ -335,7 +335,7 @@ impl State {
             }
             entry
         });
-        let entries = whole(serde_json::Value::from_iter(entries).to_string().into());
+        let entries = whole(entries.collect::<serde_json::Value>().to_string().into());
         Response::builder().header(CONTENT_TYPE, "application/json").body(entries).unwrap()
     }
 
