@@ -69,7 +69,7 @@ def test_beams_and_drafts_are_the_command_s(model: Model, gpt2: Any) -> None:
     assert model.generate("ROMEO:", greedy=True, max_new_tokens=8).ids == model.generate("ROMEO:", temperature=0, max_new_tokens=8).ids
     steps: list[Any] = []
     model.generate("ROMEO:", max_new_tokens=4, progress=lambda *step: steps.append(step))
-    assert steps[-1][0] == "tokens" and len(steps) >= 4
+    assert steps == [("tokens", done, None) for done in range(1, 5)]
     refused: list[tuple[Any, str]] = [
         ({"beams": 2, "stop": "."}, "stop"),
         ({"beams": 2, "temperature": 0.5}, "temperature"),

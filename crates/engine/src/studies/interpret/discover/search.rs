@@ -3,8 +3,7 @@
 use super::options::{EdgeChoice, Options};
 use super::report::{EachPair, MeasuredCircuit, ScoredEdge, SizedCircuit, Without};
 use crate::observer::steps;
-use crate::studies::study::Mean;
-use crate::studies::study::Run;
+use crate::studies::study::{Mean, Run};
 use crate::words::count;
 use anyhow::{Context, bail};
 use candle_core::{Device, Tensor};

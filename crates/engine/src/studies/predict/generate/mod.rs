@@ -15,7 +15,7 @@ pub use continuing::Continuing;
 pub use draft::{DraftCounts, DraftKind};
 pub use options::Options;
 pub(super) use options::cache_dtype;
-pub use ready::{OnPiece, Ready};
+pub use ready::{OnPiece, Piece, Ready};
 pub use report::{BeamText, Drawn, Report, SamplingSettings, Searched};
 
 use crate::studies::study::{Outcome, Run, Study};
@@ -30,8 +30,8 @@ impl Study for Options {
     fn run(&self, run: &Run) -> anyhow::Result<Outcome<Report>> {
         let mut heard = Ok(());
         let mut tokens = 0;
-        let mut on_piece = |_: usize, _: &str| {
-            tokens += 1;
+        let mut on_piece = |_: usize, piece: Piece| {
+            tokens += u64::from(matches!(piece, Piece::Token(_)));
             heard = run.observer.step("tokens", tokens, None);
             if heard.is_err() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
@@ -58,7 +58,7 @@ impl Options {
         if self.beams.is_some() || self.draft.is_some() || prompts.len() == 1 {
             for (i, prompt) in prompts.into_iter().enumerate() {
                 let mut heard = ControlFlow::Continue(());
-                let mut on_piece = |_: usize, piece: &str| {
+                let mut on_piece = |_: usize, piece: Piece| {
                     heard = on_piece(i, piece);
                     heard
                 };
@@ -73,7 +73,7 @@ impl Options {
         let mut ended = false;
         let mut complete = |batch: &mut Batch, reports: &mut Vec<Report>| {
             let first = reports.len();
-            let mut on_piece = |row: usize, piece: &str| {
+            let mut on_piece = |row: usize, piece: Piece| {
                 let heard = on_piece(first + row, piece);
                 ended |= heard.is_break();
                 heard
