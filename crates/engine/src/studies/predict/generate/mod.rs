@@ -92,3 +92,36 @@ impl Options {
         Ok(reports)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interventions::{InterventionOptions, Prepared};
+    use crate::observer::{Observer, Silent};
+    use crate::open::{DeviceChoice, ModelOptions};
+    use crate::texts::Content;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// Fails at the second token, and would hear more.
+    struct FailsOnce(AtomicU64);
+
+    impl Observer for FailsOnce {
+        fn step(&self, _: &str, done: u64, _: Option<u64>) -> candle_core::Result<()> {
+            self.0.store(done, Ordering::Relaxed);
+            if done == 2 { candle_core::bail!("enough") } else { Ok(()) }
+        }
+    }
+
+    #[test]
+    fn an_observer_that_fails_once_ends_the_text_with_its_error() -> anyhow::Result<()> {
+        let opened = ModelOptions::default().open(DeviceChoice::Cpu, false, &Silent)?;
+        let observer = FailsOnce(AtomicU64::new(0));
+        let interventions = Prepared::new(InterventionOptions::default(), &opened, &observer)?;
+        let prompt = Content::from("ROMEO:");
+        let options = Options { prompt, max_new_tokens: Some(8), ..Options::default() };
+        let error = options.run(&Run::new(&interventions, &observer)).err().map(|error| error.to_string());
+        assert!(error.as_ref().is_some_and(|error| error.contains("enough")), "{error:?}");
+        assert_eq!(observer.0.load(Ordering::Relaxed), 2);
+        Ok(())
+    }
+}
