@@ -6,6 +6,9 @@ use crate::studies::study::Run;
 use crate::texts::PairsInput;
 use gpt2_circuits::discovery::{Pair, Study};
 
+/// The smallest difference that shares can be taken of.
+pub(super) const SMALLEST: f64 = 1e-6;
+
 /// The interventions for runs over pairs: over a pair that is given by itself, they may name its positions. A file is a list of
 /// pairs, however many it holds.
 pub(super) fn on_pairs(run: &Run, input: &PairsInput, pairs: &[Pair]) -> anyhow::Result<Applied> {
