@@ -200,7 +200,7 @@ fn head_scores_are_the_librarys_and_follow_the_seed() -> Result {
     assert_says("stdout", &run.stdout, &["previous-token heads, above 0.090: 0.", "induction"]);
     gpt2(&["heads", "--length", "129"])?.refused(1, &["517 tokens", "n_positions = 256"]);
     gpt2(&["heads", "--patch", "0.1", "--from-prompt", "x"])?
-        .refused(1, &["--patch: is not for heads; it works in"]);
+        .refused(1, &["--patch: is not for heads; it works in forward, attention, lens, patch,"]);
     gpt2(&["heads", "--mean-ablate", "0.1"])?.refused(1, &["--mean-of"]);
     Ok(())
 }

@@ -270,7 +270,7 @@ fn the_manual_has_a_page_for_each_command() -> Result {
         &[".TH gpt2-attention 1", "\\-\\-rollout", "NO_COLOR", "NOTES AND EXAMPLES"],
     );
     let page = stdout(&["man", "forward"])?;
-    assert_says("forward", &page, &["a run of score or train that SIGINT"]);
+    assert_says("forward", &page, &["train or train-features that SIGINT"]);
     assert!(!page.contains("color") && !page.contains("NO_COLOR") && !page.contains("EXTRA"), "{page}");
     gpt2(&["man", "nothing"])?.refused(1, &["no command \"nothing\"", "attention", "verify"]);
     Ok(())

@@ -302,7 +302,11 @@ fn import_writes_a_folder_that_loads_as_the_file_does() -> Result {
         let out = Folder::empty()?;
         let files = Source::File(data("brought").join(name)).open()?;
         let mut steps = 0;
-        let done = import(&files, out.path(), DType::F32, &mut |_, _| steps += 1)?;
+        let mut count = |_, _| {
+            steps += 1;
+            Ok(())
+        };
+        let done = import(&files, out.path(), DType::F32, &mut count)?;
         assert!(steps > 0);
         assert_eq!(done.parameters, out.audit()?.parameter_count, "{name}");
         assert_eq!(out.names()?, ["config.json", "model.safetensors"], "{name}");

@@ -31,7 +31,7 @@ pub(super) fn save_quietly(
     tokenizer: &Tokenizer,
     kind: GgufType,
 ) -> std::result::Result<(), LoadError> {
-    save_gguf(path, checkpoint, tokenizer, kind, &mut |_, _, _| ())
+    save_gguf(path, checkpoint, tokenizer, kind, &mut |_, _, _| Ok(()))
 }
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
@@ -192,6 +192,7 @@ fn what_is_written_is_read_back() -> Result {
         save_gguf(&path, &checkpoint, &tokenizer, kind, &mut |done, all, _| {
             assert!(done <= all);
             calls += 1;
+            Ok(())
         })?;
         assert_eq!(calls, checkpoint.config().parameters()?.len() + 1);
         let files = Source::Gguf(path).open()?;

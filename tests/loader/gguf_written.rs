@@ -336,6 +336,7 @@ fn not_read_back(damage: impl Fn(&mut [u8])) -> Result<String> {
             damage(&mut bytes);
             std::fs::write(&path, bytes).expect("it is written");
         }
+        Ok(())
     };
     match save_gguf(&path, &checkpoint, &tokenizer, GgufType::F16, &mut change) {
         Ok(()) => Ok("no error".into()),

@@ -62,7 +62,7 @@ fn a_gguf_file_in_f16_keeps_its_halves_and_gives_the_bits_of_f32() -> Result {
     let (checkpoint, tokenizer) = demo()?;
     let dir = tempfile::tempdir()?;
     let path = dir.path().join("f16.gguf");
-    save_gguf(&path, &checkpoint, &tokenizer, GgufType::F16, &mut |_, _, _| ())?;
+    save_gguf(&path, &checkpoint, &tokenizer, GgufType::F16, &mut |_, _, _| Ok(()))?;
     let checkpoint = Checkpoint::open(&Source::Gguf(path).open()?)?;
     let halves = checkpoint.load_model(DType::F32, &Device::Cpu)?;
     let held = halves.named_parameters();

@@ -104,7 +104,11 @@ fn numbers_that_are_not_finite_are_counted_by_tensor() -> Result {
         let folder = Folder::with_tensors("odd", &tensors)?;
         let mut calls = 0;
         let checkpoint = folder.open()?;
-        let found = checkpoint.numbers(&mut |_, _| calls += 1)?.map(|numbers| numbers.not_finite);
+        let mut count = |_, _| {
+            calls += 1;
+            Ok(())
+        };
+        let found = checkpoint.numbers(&mut count)?.map(|numbers| numbers.not_finite);
         assert_eq!(calls, checkpoint.config().parameters()?.len());
         Ok(found)
     };

@@ -296,7 +296,9 @@ fn the_tokenizer_that_transformers_writes_goes_into_a_gguf_file() -> Result {
     let tokenizer = open(&folder, 31)?;
     let demo = Source::directory(data("../../models/tiny-shakespeare")).open()?;
     let path = folder.file("demo.gguf");
-    save_gguf(&path, &gpt2_loader::Checkpoint::open(&demo)?, &tokenizer, GgufType::F16, &mut |_, _, _| {})?;
+    save_gguf(&path, &gpt2_loader::Checkpoint::open(&demo)?, &tokenizer, GgufType::F16, &mut |_, _, _| {
+        Ok(())
+    })?;
     let again = Tokenizer::open(&Source::Gguf(path).open()?, 1024)?;
     assert_eq!(again.encode("Hi there")?, tokenizer.encode("Hi there")?);
     Ok(())

@@ -220,6 +220,36 @@ def test_a_stopped_recording_goes_on_to_the_same_bytes(model: Model, tmp_path: P
         assert file.read_bytes() == (tmp_path / "part" / file.name).read_bytes(), file.name
 
 
+def test_a_dictionary_is_read_again_after_it_has_changed(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = model.record(LINES * 12, points=POINT, out=tmp_path / "store")
+    options: Any = {"features": 64, "k": 4, "batch": 32, "epochs": 1}
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path)
+    train_features(store, "sae", seed=1, **options)
+    first = model.features(TEXT, dictionary="sae").report
+    train_features(store, "sae", seed=2, overwrite=True, **options)
+    second = model.features(TEXT, dictionary="sae").report
+    assert second["quality"] != first["quality"]
+    same(model.features(TEXT, Dictionary.load("sae")).report["quality"], second["quality"])
+    # A relative name means another folder elsewhere.
+    train_features(store, tmp_path / "work/sae", seed=1, **options)
+    monkeypatch.chdir(tmp_path / "work")
+    same(model.features(TEXT, dictionary="sae").report["quality"], first["quality"])
+
+
+def test_sizes_without_a_step_are_refused(model: Model, tmp_path: Path) -> None:
+    live: Any = {"model": model, "point": POINT}
+    sizes: list[Any] = [{"batch": 0}, {"accumulate": 0}, {"k": 0}, {"epochs": 0}, {"window": 0}]
+    for wrong in sizes:
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            train_features(LINES, tmp_path / "none", **live, **wrong)
+    assert not (tmp_path / "none").exists()
+    sizes = [{"length": 0}, {"repeats": 1}, {"batch": 0}]
+    for wrong in sizes:
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            model.heads(**wrong)
+
+
 def test_misuse_is_named(model: Model, sae: Dictionary, tmp_path: Path) -> None:
     for call, kind, says in (
         (lambda: model.features(TEXT), TypeError, "needs a dictionary"),
@@ -229,7 +259,7 @@ def test_misuse_is_named(model: Model, sae: Dictionary, tmp_path: Path) -> None:
         (lambda: model.features(TEXT, sae, target=" thou", against=" thou"), ValueError, "same token"),
         (lambda: model.features(TEXT, sae, against=" thou"), ValueError, "target"),
         (lambda: model.features(TEXT, sae, attention="1.1"), ValueError, "LAYER.HEAD/QUERY:KEY"),
-        (lambda: model.features(TEXT, sae, circuit=[("0.1", "2.3.q")]), ValueError, "circuit: has no meaning in features"),
+        (lambda: model.features(TEXT, sae, circuit=[("0.1", "2.3.q")]), ValueError, "circuit: is not for features"),
         (lambda: model.features(TEXT, DATA / "features/standard"), ValueError, "another model"),
         (lambda: model(TEXT, dictionary=7, ablate_feature=1), TypeError, "expected a Dictionary or its name"),  # type: ignore[arg-type]
         (lambda: Dictionary.load(tmp_path / "none"), ValueError, "no such folder"),

@@ -69,7 +69,7 @@ def test_beams_and_drafts_are_the_command_s(model: Model, gpt2: Any) -> None:
     assert model.generate("ROMEO:", greedy=True, max_new_tokens=8).ids == model.generate("ROMEO:", temperature=0, max_new_tokens=8).ids
     steps: list[Any] = []
     model.generate("ROMEO:", max_new_tokens=4, progress=lambda *step: steps.append(step))
-    assert steps[-1][0] == "tokens" and len(steps) >= 4
+    assert steps == [("tokens", done, None) for done in range(1, 5)]
     refused: list[tuple[Any, str]] = [
         ({"beams": 2, "stop": "."}, "stop"),
         ({"beams": 2, "temperature": 0.5}, "temperature"),
@@ -100,6 +100,17 @@ def test_corpora_are_scored_as_by_the_command(model: Model, gpt2: Any, tmp_path:
         model.score_corpus(corpus, resume=True)
     with pytest.raises(ValueError, match="which this reads"):
         model.score_corpus(corpus, by="line", jsonl=corpus, overwrite=True)
+    circuit = tmp_path / "circuit.json"
+    edges = '{"edges": [{"from": "embed", "to": "logits"}]}'
+    circuit.write_text(edges)
+    # By another name, too.
+    (tmp_path / "link.json").hardlink_to(circuit)
+    for out in (circuit, tmp_path / "link.json"):
+        with pytest.raises(ValueError, match="which this reads"):
+            model.score_corpus(corpus, by="line", jsonl=out, overwrite=True, circuit=circuit)
+    assert circuit.read_text() == edges
+    with pytest.raises(ValueError, match="expected the name of a file"):
+        model.score_corpus(corpus, by="line", jsonl="-")
     with pytest.raises(ValueError, match="stride"):
         model.score_corpus(corpus, stride=256)
 
@@ -120,6 +131,13 @@ def test_files_are_those_of_the_command(gpt2: Any, tmp_path: Path) -> None:
         gpt2_candle.import_model(DATA / "brought/ckpt.pt", tmp_path / "ours")
     with pytest.raises(ValueError, match="is the folder of the model"):
         gpt2_candle.import_model(tmp_path / "ours", tmp_path / "ours", overwrite=True)
+    # A folder of links is the model's, and so is the folder that they lead to.
+    (tmp_path / "links").mkdir()
+    for name in names:
+        (tmp_path / "links" / name).symlink_to(tmp_path / "ours" / name)
+    for out in ("links", "ours"):
+        with pytest.raises(ValueError, match="is the folder of the model"):
+            gpt2_candle.import_model(tmp_path / "links", tmp_path / out, overwrite=True)
     report = gpt2_candle.quantize(None, tmp_path / "ours.gguf", to="q4_0")
     expected = gpt2("quantize", "--to", "q4_0", "--out", str(tmp_path / "theirs.gguf"))
     assert {**report, "file": ""} == {**expected, "file": ""}

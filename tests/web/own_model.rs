@@ -28,7 +28,7 @@ pub(crate) fn write_quantized(path: &Path) -> Result {
     let files = Source::directory(demo()).open()?;
     let checkpoint = Checkpoint::open(&files)?;
     let tokenizer = Tokenizer::open(&files, checkpoint.config().vocab_size)?;
-    Ok(save_gguf(path, &checkpoint, &tokenizer, GgufType::Q8_0, &mut |_, _, _| {})?)
+    Ok(save_gguf(path, &checkpoint, &tokenizer, GgufType::Q8_0, &mut |_, _, _| Ok(()))?)
 }
 
 /// A page may come with another model than the demo model: one GGUF file, or the files of a folder.

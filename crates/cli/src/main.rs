@@ -60,7 +60,10 @@ fn main() -> ExitCode {
     });
     match ran {
         Ok(code) => code,
-        Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if output::is_closed_pipe(&error) => {
+            TERMINAL.clear();
+            ExitCode::SUCCESS
+        }
         Err(error) => match error.downcast::<clap::Error>() {
             Ok(usage) => output::usage(&usage.format(&mut command())),
             Err(error) => {

@@ -71,6 +71,19 @@ impl HubOptions {
         }
     }
 
+    /// Whether a folder, which may be new, lies among the downloaded models, which Python shares.
+    #[must_use]
+    pub fn caches(&self, folder: &Path) -> bool {
+        let Ok(cache) = self.cache_dir().and_then(|cache| Ok(cache.canonicalize()?)) else { return false };
+        let canonical = |path: &Path| {
+            let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+            path.canonicalize().ok()
+        };
+        let Some(found) = folder.ancestors().find_map(canonical) else { return false };
+        let first = found.strip_prefix(&cache).ok().and_then(|inside| inside.components().next());
+        first.is_some_and(|first| is_of_the_cache(&first.as_os_str().to_string_lossy()))
+    }
+
     /// The revision to take.
     #[must_use]
     pub fn revision(&self) -> &str {
@@ -82,6 +95,14 @@ impl HubOptions {
     pub fn token_file() -> Option<PathBuf> {
         home().ok().map(|home| token_path(&home))
     }
+}
+
+/// Whether a folder of the cache is the Hub's: there is one for each repository, one for locks, and a store that Python shares between
+/// repositories.
+#[must_use]
+pub fn is_of_the_cache(name: &str) -> bool {
+    ["models--", "datasets--", "spaces--"].iter().any(|kind| name.starts_with(kind))
+        || [".locks", "blobs"].contains(&name)
 }
 
 /// The files whose content is known in advance.

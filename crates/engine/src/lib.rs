@@ -15,7 +15,7 @@ pub mod texts;
 pub mod words;
 
 pub use gpt2_parallel::{Alone, Group};
-pub use hub::{HubOptions, pins};
+pub use hub::{HubOptions, is_of_the_cache, pins};
 pub use names::{DEMO_NAME, Named, NamedAdapter, NamedDictionary, model_id};
 pub use observer::{Observer, Silent, Stopped, steps};
 pub use open::{DeviceChoice, Label, ModelOptions, Opened};

@@ -69,7 +69,7 @@ pub struct RunProvenance {
 }
 
 impl RunProvenance {
-    /// The provenance of a run of the session's model over a prompt.
+    /// The provenance of a run of the opened model over a prompt.
     ///
     /// # Errors
     /// When no attention can run for it.
@@ -77,7 +77,7 @@ impl RunProvenance {
         Ok(Self { ids: ids.to_vec(), ..Self::of_tokens(opened, ids.len())? })
     }
 
-    /// The provenance of runs of the session's model over `t` tokens each.
+    /// The provenance of runs of the opened model over `t` tokens each.
     ///
     /// # Errors
     /// When no attention can run for them.

@@ -17,12 +17,14 @@
 //! ```
 
 pub mod atomic;
+mod identity;
 mod safetensors;
 mod spool;
 mod store;
 pub mod unfinished;
 
 pub use candle_core;
+pub use identity::{Identity, is_same_file};
 pub use safetensors::{write_any_safetensors, write_safetensors};
 pub use spool::TensorSpool;
 pub use store::{INDEX, Shard, Store, StoreIndex, StoreWriter};

@@ -227,6 +227,12 @@ pub enum WeightFiles {
 }
 
 impl WeightFiles {
+    /// Whether a file holds the whole model: it then has no folder of its own, in which other files belong to it.
+    #[must_use]
+    pub fn stands_alone(&self) -> bool {
+        matches!(self, Self::Gguf(..) | Self::GgufParts(_) | Self::LlmC(..))
+    }
+
     /// The file at `path`, which has one of the names in [`WEIGHTS`].
     pub(crate) fn of(
         path: PathBuf,

@@ -17,7 +17,7 @@ thread_local! {
     static ASKED: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Does `work`, whose passes on this thread end with the error of `check` once it returns one. Blocks call it every 50 ms at most.
+/// Does `work`, whose passes on this thread end with the error of `check` once it returns one. Blocks call it at most once in 50 ms.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -52,11 +52,11 @@ impl Drop for Restored {
 
 /// The error that ends this thread's work, if it should end.
 pub(crate) fn check_interrupt() -> Result<()> {
-    // The question may itself run a pass, so it is not borrowed meanwhile.
-    let Some(check) = CHECK.with_borrow(Option::clone) else { return Ok(()) };
     if ASKED.get().is_some_and(|asked| asked.elapsed() < EVERY) {
         return Ok(());
     }
+    // The question may itself run a pass, so it is not borrowed meanwhile.
+    let Some(check) = CHECK.with_borrow(Option::clone) else { return Ok(()) };
     ASKED.set(Some(Instant::now()));
     check()
 }

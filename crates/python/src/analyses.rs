@@ -51,9 +51,10 @@ impl TextPair {
     fn measured<T>(
         &self,
         opened: &Opened,
+        raised: &Arc<Raised>,
         work: impl FnOnce(&Contrast) -> candle_core::Result<T>,
     ) -> Result<T, Failed> {
-        let changes = self.changes.build(opened, Reads::Branches(&self.clean))?;
+        let changes = self.changes.build(opened, Reads::Branches(&self.clean), raised)?;
         let model = &opened.model;
         let clean = model.ids(&self.clean)?;
         let corrupt = model.ids(&self.corrupt)?;
@@ -84,13 +85,14 @@ impl Model {
         points: Vec<String>,
         changes: InterventionTexts,
     ) -> PyResult<Vec<(Array, Array)>> {
-        compute(py, &Arc::default(), || {
+        let raised = Arc::default();
+        compute(py, &raised, || {
             let model = &self.loaded.model;
             let found = points
                 .iter()
                 .map(|name| point(name, model.config().n_layer))
                 .collect::<Result<Vec<_>, _>>()?;
-            let changes = changes.build(&self.loaded, Reads::Branches(&text))?;
+            let changes = changes.build(&self.loaded, Reads::Branches(&text), &raised)?;
             let pairs = gradients(
                 model,
                 &model.ids(&text)?,
@@ -115,12 +117,13 @@ impl Model {
         seed: u64,
         changes: InterventionTexts,
     ) -> PyResult<Arrays> {
-        compute(py, &Arc::default(), || {
+        let raised = Arc::default();
+        compute(py, &raised, || {
             let model = &self.loaded.model;
             let config = model.config();
             let bos = config.bos_token_id.filter(|&id| (id as usize) < config.vocab_size);
             let texts = RepeatedTokens::random(bos, (length, repeats), rows, config.vocab_size, seed);
-            let changes = changes.build(&self.loaded, Reads::Others("texts of its own"))?;
+            let changes = changes.build(&self.loaded, Reads::Others("texts of its own"), &raised)?;
             let found = head_scores(&model.transformer, &texts, hooks(&changes))?;
             let mut arrays = Arrays::new();
             for (name, error, kind) in [
@@ -155,9 +158,10 @@ impl Model {
         mean: bool,
         changes: InterventionTexts,
     ) -> PyResult<Arrays> {
-        compute(py, &Arc::default(), || {
+        let raised = Arc::default();
+        compute(py, &raised, || {
             let model = &self.loaded.model;
-            let changes = changes.build(&self.loaded, Reads::Branches(&text))?;
+            let changes = changes.build(&self.loaded, Reads::Branches(&text), &raised)?;
             let ablation = if mean { Ablation::Mean } else { Ablation::Zero };
             let metric = answer.metric(Metric::LogProb)?;
             let found = ablation_effects(model, &model.ids(&text)?, &metric, ablation, hooks(&changes))?;
@@ -174,11 +178,12 @@ impl Model {
         raw: bool,
         changes: InterventionTexts,
     ) -> PyResult<Arrays> {
-        compute(py, &Arc::default(), || {
+        let raised = Arc::default();
+        compute(py, &raised, || {
             let model = &self.loaded.model;
             let metric = answer.metric(Metric::Logit)?;
             let centering = if raw { Centering::Raw } else { Centering::default() };
-            let changes = changes.build(&self.loaded, Reads::Branches(&text))?;
+            let changes = changes.build(&self.loaded, Reads::Branches(&text), &raised)?;
             let found = direct_attribution(model, &model.ids(&text)?, &metric, centering, hooks(&changes))?;
             Ok(Arrays::from([
                 ("heads", Array::new(&found.heads)?),
@@ -214,7 +219,7 @@ impl Model {
                 })
             });
             let parts = parts.collect::<Result<Vec<_>, _>>()?;
-            let found = pair.measured(&self.loaded, |contrast| {
+            let found = pair.measured(&self.loaded, &raised, |contrast| {
                 activation_patching(model, contrast, &parts, &mut |done, all| {
                     raised.check_signals()?;
                     match &progress {
@@ -230,9 +235,11 @@ impl Model {
 
     /// Attribution patching: an estimate for each head, stream, attention block and MLP at each position.
     fn attribution(&self, py: Python<'_>, pair: TextPair) -> PyResult<Arrays> {
-        compute(py, &Arc::default(), || {
+        let raised = Arc::default();
+        compute(py, &raised, || {
             let model = &self.loaded.model;
-            let found = pair.measured(&self.loaded, |contrast| attribution_patching(model, contrast))?;
+            let found =
+                pair.measured(&self.loaded, &raised, |contrast| attribution_patching(model, contrast))?;
             Ok(Arrays::from([
                 ("heads", Array::new(&found.heads)?),
                 ("streams", Array::new(&found.streams)?),
@@ -244,9 +251,10 @@ impl Model {
 
     /// Attention rollout, (L, T, T).
     fn rollout(&self, py: Python<'_>, text: Vec<u32>, changes: InterventionTexts) -> PyResult<Array> {
-        compute(py, &Arc::default(), || {
+        let raised = Arc::default();
+        compute(py, &raised, || {
             let model = &self.loaded.model;
-            let changes = changes.build(&self.loaded, Reads::Branches(&text))?;
+            let changes = changes.build(&self.loaded, Reads::Branches(&text), &raised)?;
             let args =
                 ForwardArgs { output_attentions: true, hooks: hooks(&changes), ..ForwardArgs::default() };
             let output = model.transform(&model.ids(&text)?, args)?;

@@ -3,16 +3,20 @@
 use crate::array::Array;
 use crate::dictionary::Dictionary;
 use crate::error::Failed;
+use crate::guard::Raised;
+use crate::observer::PyObserver;
 use anyhow::{Context, anyhow};
 use gpt2_circuits::discovery::Edge;
+use gpt2_engine::Opened;
 use gpt2_engine::interventions::{
     At, CircuitChoice, DictionaryChoice, FeatureOption, InterventionOptions, MeanTexts, OnHeads, Reads,
     Steer, VectorSource,
 };
 use gpt2_engine::texts::Content;
-use gpt2_engine::{Opened, Silent};
 use gpt2_model::hooks::{Activity, Intervention, Interventions, Place};
+use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
+use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -52,8 +56,20 @@ enum GivenDictionary {
 
 impl InterventionTexts {
     /// The interventions of a run, checked against the model and the texts that it reads.
-    pub(crate) fn build(&self, opened: &Opened, reads: Reads) -> Result<Interventions, Failed> {
-        Ok(self.options()?.build(opened, reads, &Silent)?.list)
+    /// What there is to say of them is a warning.
+    pub(crate) fn build(
+        &self,
+        opened: &Opened,
+        reads: Reads,
+        raised: &Arc<Raised>,
+    ) -> Result<Interventions, Failed> {
+        let observer = PyObserver::new(raised, None);
+        let list = self.options()?.build(opened, reads, &observer)?.list;
+        let notes = observer.into_notes();
+        if !notes.is_empty() {
+            raised.attached(|py| notes.iter().try_for_each(|note| warn(py, note)))?;
+        }
+        Ok(list)
     }
 
     /// The engine's options.
@@ -105,6 +121,12 @@ impl InterventionTexts {
             (None, None) => Ok(None),
         }
     }
+}
+
+/// Warns the caller of the package's method.
+fn warn(py: Python<'_>, note: &str) -> PyResult<()> {
+    let note = CString::new(note.replace('\0', " "))?;
+    PyErr::warn(py, &py.get_type::<PyUserWarning>(), &note, 2)
 }
 
 /// A dictionary of features.

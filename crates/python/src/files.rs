@@ -11,12 +11,10 @@ use candle_core::DType;
 use gpt2_engine::Spelling;
 use gpt2_engine::interventions::Prepared;
 use gpt2_engine::studies::Run;
-use gpt2_engine::studies::checkpoints::quantize;
+use gpt2_engine::studies::checkpoints::{model_folders, quantize};
 use gpt2_engine::studies::predict::compare;
 use gpt2_engine::studies::predict::score;
-use gpt2_loader::{
-    AdapterConfig, FILE_NAMES, GgufType, SaveOptions, Tokenizer, WeightFiles, save, save_adapter,
-};
+use gpt2_loader::{AdapterConfig, FILE_NAMES, GgufType, SaveOptions, Tokenizer, save, save_adapter};
 use pyo3::prelude::*;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,21 +39,15 @@ impl Loaded {
         Ok(())
     }
 
-    /// Refuses a folder whose files the model reads.
+    /// Refuses a folder whose files the model reads, and one in the Hub's cache.
     pub(crate) fn check_folder(&self, folder: &Path) -> anyhow::Result<()> {
-        let Some(files) = &self.files else { return Ok(()) };
-        // A GGUF file stands alone; other files in a folder belong together.
-        if matches!(
-            files.weight_files,
-            WeightFiles::Gguf(..) | WeightFiles::GgufParts(_) | WeightFiles::LlmC(..)
-        ) {
-            return Ok(());
+        if self.hub.caches(folder) {
+            bail!("{}: lies in the cache of the Hub's models; choose another folder", folder.display());
         }
+        let Some(files) = &self.files else { return Ok(()) };
         let Ok(place) = std::fs::canonicalize(folder) else { return Ok(()) };
-        for input in files.paths()? {
-            if std::fs::canonicalize(&input).is_ok_and(|input| input.parent() == Some(&place)) {
-                bail!("{}: holds the model that is loaded; choose another folder", folder.display());
-            }
+        if model_folders(files)?.contains(&place) {
+            bail!("{}: holds the model that is loaded; choose another folder", folder.display());
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use crate::run::point;
 use gpt2_engine::Opened;
 use gpt2_engine::interventions::{Prepared, Reads};
 use gpt2_engine::studies::Run;
-use gpt2_engine::studies::predict::generate::{Options, Report};
+use gpt2_engine::studies::predict::generate::{Options, Piece, Report};
 use gpt2_engine::texts::{Continuation, Prompt, new_tokens};
 use gpt2_loader::Tokenizer;
 use gpt2_model::hooks::{Chain, Hooks, Interventions, Point};
@@ -91,8 +91,8 @@ impl Model {
             let hooks = (!functions.list.is_empty()).then_some(&functions as &dyn Hooks);
             let mut tokens = 0;
             let mut heard = Ok(());
-            let reports = options.continue_all(&run, prompts, hooks, &mut |_, _| {
-                tokens += 1;
+            let reports = options.continue_all(&run, prompts, hooks, &mut |_, piece| {
+                tokens += u64::from(matches!(piece, Piece::Token(_)));
                 heard = gpt2_engine::Observer::step(&observer, "tokens", tokens, None);
                 if heard.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
             })?;
@@ -108,11 +108,13 @@ impl Model {
     fn generate(&self, py: Python<'_>, request: GenerateRequest) -> PyResult<SteppedGeneration> {
         let GenerateRequest { rows, options, seed, changes, hooks, .. } = request;
         let hooks = self.functions(py, &hooks)?;
-        compute(py, &Arc::default(), || {
+        let raised = Arc::default();
+        compute(py, &raised, || {
             let model = &self.loaded.model;
             let options: Options = serde_json::from_str(&options).map_err(anyhow::Error::from)?;
             options.check(self.loaded.spelling)?;
-            let changes = changes.build(&self.loaded, Reads::Growing(&crate::changes::slices(&rows)))?;
+            let changes =
+                changes.build(&self.loaded, Reads::Growing(&crate::changes::slices(&rows)), &raised)?;
             let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
             let most = new_tokens(options.max_new_tokens, model.config(), longest);
             let mut running = Running::new(model, &rows, options.sampling(seed), most)?;

@@ -102,11 +102,11 @@ fn run(
     loaded: &Arc<Loaded>,
     asked: &RunRequest,
     hooks: Vec<(Point, Py<PyAny>)>,
-    raised: &Raised,
+    raised: &Arc<Raised>,
 ) -> Result<Found, Failed> {
     let model = &loaded.model;
     let layers = model.config().n_layer;
-    let changes = asked.changes.build(loaded, Reads::Whole(&slices(&asked.rows)))?;
+    let changes = asked.changes.build(loaded, Reads::Whole(&slices(&asked.rows)), raised)?;
     let points = asked.points.iter().map(|name| point(name, layers)).collect::<Result<Vec<_>, _>>()?;
     let functions = PyHooks { list: hooks, raised };
     // (T, T) numbers take far more memory than what they are computed from, and are seldom all looked at.

@@ -12,7 +12,7 @@ use candle_nn::VarBuilder;
 use gpt2_engine::open::UsedAdapter;
 use gpt2_engine::studies::learn::train::{Options, Start, TrainingData};
 use gpt2_engine::texts::Example;
-use gpt2_engine::{Opened, Spelling};
+use gpt2_engine::{HubOptions, Opened, Spelling};
 use gpt2_loader::Tokenizer;
 use gpt2_model::Gpt2LMHeadModel;
 use gpt2_train::{TrainError, Trainer, TrainingEvent};
@@ -87,6 +87,9 @@ impl TrainRequest {
         let name = base.map_or_else(|| "new model".to_owned(), |base| format!("{}, trained", base.name));
         let device = model.device().clone();
         let mut opened = Opened::new(name, model, device, Spelling::Keywords).with_tokenizer(tokenizer);
+        if let Some(base) = base {
+            opened.hub = HubOptions { revision: None, ..base.hub.clone() };
+        }
         if let (Some(base), Some(_)) = (base, &adapter) {
             opened.formats.clone_from(&base.formats);
             opened.adapters = vec![UsedAdapter::trained("trained".to_owned())];

@@ -123,8 +123,9 @@ impl Loaded {
 impl Model {
     /// The interventions of a run over a text, as the command writes them.
     fn said(&self, py: Python<'_>, ids: Vec<u32>, changes: InterventionTexts) -> PyResult<Vec<String>> {
-        compute(py, &Arc::default(), || {
-            let changes = changes.build(&self.loaded, Reads::Whole(&[&ids]))?;
+        let raised = Arc::default();
+        compute(py, &raised, || {
+            let changes = changes.build(&self.loaded, Reads::Whole(&[&ids]), &raised)?;
             Ok(changes.iter().map(ToString::to_string).collect())
         })
     }
@@ -137,8 +138,9 @@ impl Model {
         changes: InterventionTexts,
         compare: bool,
     ) -> PyResult<String> {
-        compute(py, &Arc::default(), || {
-            let changes = changes.build(&self.loaded, Reads::Whole(&[&ids]))?;
+        let raised = Arc::default();
+        compute(py, &raised, || {
+            let changes = changes.build(&self.loaded, Reads::Whole(&[&ids]), &raised)?;
             if compare && changes.is_empty() {
                 return Err(Failed::value(
                     "compare: there is nothing to compare the plain run with; add an intervention, such as ablate=[\"0.3\"]",

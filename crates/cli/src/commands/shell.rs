@@ -43,7 +43,7 @@ the run failed; standard error says why and what to do
 wrong arguments
 .TP
 130, 143
-a run of score or train that SIGINT or SIGTERM has stopped; \-\-resume goes on
+a run of score, record, features \-\-store, train or train-features that SIGINT or SIGTERM has stopped; \-\-resume goes on
 .SH ENVIRONMENT
 .TP
 HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME, HF_HUB_CACHE

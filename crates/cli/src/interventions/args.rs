@@ -2,13 +2,11 @@
 
 use crate::output::read_files::ReadFiles;
 use anyhow::{anyhow, bail};
-use gpt2_engine::NamedDictionary;
 use gpt2_engine::interventions::{
     At, CircuitChoice, DictionaryChoice, FeatureOption, InterventionOptions, MeanTexts, OnHeads, Steer,
-    VectorSource,
 };
+use gpt2_engine::studies::takers;
 use gpt2_engine::texts::Content;
-use gpt2_loader::DictionaryCheckpoint;
 use gpt2_model::hooks::{Activity, Intervention, ParseError, Place};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -127,23 +125,14 @@ impl InterventionArgs {
 
     /// Adds the files that the options name.
     pub(crate) fn inputs(&self, inputs: &mut ReadFiles) {
-        for steer in &self.add {
-            if let VectorSource::File { path, .. } = &steer.vector {
-                inputs.file("a vector of --add", path);
-            }
-        }
-        if let Some(path) = &self.mean_of {
-            inputs.file("the texts of --mean-of", path);
-        }
-        if let Some(path) = &self.circuit {
-            inputs.file("the circuit", path);
-        }
-        if let Some(source) = &self.dictionary
-            && let Ok(NamedDictionary::Folder(folder)) = NamedDictionary::find(source)
-        {
-            for path in DictionaryCheckpoint::paths_in(&folder) {
-                inputs.file("a file of --dictionary", path);
-            }
+        for (option, path) in self.options().files() {
+            let what = match option {
+                "add" => "a vector of --add",
+                "mean-of" => "the texts of --mean-of",
+                "circuit" => "the circuit",
+                _ => "a file of --dictionary",
+            };
+            inputs.file(what, path);
         }
     }
 
@@ -151,9 +140,7 @@ impl InterventionArgs {
     /// stream as a whole.
     pub(crate) fn no_circuit(&self, what: &str) -> anyhow::Result<()> {
         match self.circuit {
-            Some(_) => bail!(
-                "--circuit: is not for {what}; it works in forward, attention, heads, generate, score and record"
-            ),
+            Some(_) => bail!("--circuit: is not for {what}; it works in {}", takers("circuit")),
             None => Ok(()),
         }
     }

@@ -1,8 +1,10 @@
 //! Everything that a run reads, so that it does not overwrite any of it.
 
 use anyhow::bail;
-use gpt2_engine::{DEMO_NAME, Named};
-use gpt2_loader::{AdapterFiles, FILE_NAMES, Files, WeightFiles};
+use gpt2_engine::studies::checkpoints::model_folders;
+use gpt2_engine::{DEMO_NAME, Named, is_of_the_cache};
+use gpt2_files::Identity;
+use gpt2_loader::{AdapterFiles, FILE_NAMES, Files};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Default)]
@@ -22,12 +24,8 @@ impl ReadFiles {
     }
 
     pub(crate) fn model(&mut self, files: &Files) -> anyhow::Result<()> {
-        let alone = matches!(
-            files.weight_files,
-            WeightFiles::Gguf(..) | WeightFiles::GgufParts(_) | WeightFiles::LlmC(..)
-        );
+        self.models.extend(model_folders(files)?);
         for path in files.paths()? {
-            self.models.extend(path.parent().filter(|_| !alone).map(Path::to_path_buf));
             self.file("a file of the model", path);
         }
         Ok(())
@@ -101,35 +99,8 @@ impl ReadFiles {
     }
 }
 
-/// The folders of the Hub's cache: one per repository, their locks, and a store that Python shares between them.
-fn is_of_the_cache(name: &str) -> bool {
-    ["models--", "datasets--", "spaces--"].iter().any(|kind| name.starts_with(kind))
-        || [".locks", "blobs"].contains(&name)
-}
-
 /// The folder's canonical path; an empty path is the working directory.
 fn canonical(dir: impl AsRef<Path>) -> Option<PathBuf> {
     let dir = dir.as_ref();
     std::fs::canonicalize(if dir.as_os_str().is_empty() { Path::new(".") } else { dir }).ok()
-}
-
-/// Identifies a file, regardless of its name.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Identity(u64, u64);
-
-impl Identity {
-    /// The identity of the file that `path` leads to; `None` if it does not exist. Does not open it: it may be a pipe.
-    #[cfg(unix)]
-    pub(crate) fn of(path: &Path) -> Option<Self> {
-        use std::os::unix::fs::MetadataExt;
-        std::fs::metadata(path).ok().map(|meta| Self(meta.dev(), meta.ino()))
-    }
-
-    /// The identity of the file that `path` leads to; `None` if it does not exist or cannot be opened.
-    #[cfg(windows)]
-    pub(crate) fn of(path: &Path) -> Option<Self> {
-        let handle = winapi_util::Handle::from_path_any(path).ok()?;
-        let file = winapi_util::file::information(handle).ok()?;
-        Some(Self(file.volume_serial_number(), file.file_index()))
-    }
 }

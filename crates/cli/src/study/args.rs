@@ -1,8 +1,7 @@
 //! The options of a command that looks into a model while it runs.
 
 use crate::interventions::args::InterventionArgs;
-use crate::model::args::FiniteArgs;
-use crate::model::args::ModelArgs;
+use crate::model::args::{FiniteArgs, ModelArgs};
 use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
@@ -25,13 +24,18 @@ pub(crate) struct StudyArgs {
 }
 
 impl StudyArgs {
+    /// Refuses interventions that have no meaning in a study, before anything is fetched for it.
+    pub(crate) fn check<S: Study>(&self) -> anyhow::Result<()> {
+        check_interventions::<S>(&self.interventions.options(), Spelling::Flags)
+    }
+
     /// Like [`ModelArgs::open_for`], with the files of the interventions among the inputs.
     pub(crate) fn open_for(&self, mut inputs: ReadFiles, outputs: &Outputs) -> anyhow::Result<Opened> {
         self.interventions.inputs(&mut inputs);
         self.model.open_for(inputs, outputs)
     }
 
-    /// Runs a study.
+    /// Runs a study, after [`StudyArgs::check`].
     pub(crate) fn outcome<S: Study>(
         &self,
         opened: &Opened,
@@ -39,7 +43,6 @@ impl StudyArgs {
         wants_tensors: bool,
     ) -> anyhow::Result<Outcome<S::Report>> {
         let options = self.interventions.options();
-        check_interventions::<S>(&options, Spelling::Flags)?;
         study.run(&self.run(&Prepared::new(options, opened, &TERMINAL)?, wants_tensors))
     }
 

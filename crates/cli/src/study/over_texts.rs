@@ -11,14 +11,11 @@ use crate::results::exports::ExportFile;
 use crate::results::picture::Drawn;
 use anyhow::{Context, bail};
 use candle_core::Tensor;
-use gpt2_engine::Opened;
-use gpt2_engine::RunProvenance;
-use gpt2_engine::Spelling;
-use gpt2_engine::interventions::Reads;
-use gpt2_engine::interventions::{Applied, Prepared};
-use gpt2_engine::studies::{Outcome, Study, check_interventions};
+use gpt2_engine::interventions::{Applied, Prepared, Reads};
+use gpt2_engine::studies::{Outcome, Study};
 use gpt2_engine::texts::{Content, Prompt};
 use gpt2_engine::texts::{FIELD, STDIN, TextLine, TextLines, is_json_lines, place};
+use gpt2_engine::{Opened, RunProvenance, Spelling};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -117,7 +114,7 @@ pub(crate) struct Numbered<'a, R> {
 }
 
 impl Job<'_> {
-    /// Runs a study on the prompt `text`, or on every text; draws and prints the reports, and writes the export. `of` makes the study
+    /// Runs a study on the prompt `text`, or on every text, after [`StudyArgs::check`]; draws and prints the reports, and writes the export. `of` makes the study
     /// of a text.
     pub(crate) fn study<S: Study>(
         self,
@@ -126,7 +123,6 @@ impl Job<'_> {
         draw: impl Fn(&Outcome<S::Report>) -> anyhow::Result<Option<Drawn>>,
         print: impl Fn(&S::Report) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        check_interventions::<S>(&self.study.interventions.options(), Spelling::Flags)?;
         let study = self.study;
         let wants_tensors = self.export.is_some();
         let each = |prompt: &Prompt, _: &Applied, interventions: &Prepared| {

@@ -1,10 +1,12 @@
 //! Interventions as data: parsed, but not yet held against a model.
 
 use super::on_heads::OnHeads;
+use crate::names::NamedDictionary;
 use crate::open::OpenedDictionary;
 use crate::texts::Content;
 use candle_core::Tensor;
 use gpt2_circuits::discovery::Edge;
+use gpt2_loader::DictionaryCheckpoint;
 use gpt2_model::hooks::{Activity, Intervention, Place};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -195,6 +197,29 @@ impl InterventionOptions {
         });
         given.extend(features);
         given
+    }
+
+    /// The files that they read, each with the name of its option.
+    #[must_use]
+    pub fn files(&self) -> Vec<(&'static str, PathBuf)> {
+        let mut files = vec![];
+        for steer in &self.add {
+            if let VectorSource::File { path, .. } = &steer.vector {
+                files.push(("add", path.clone()));
+            }
+        }
+        if let Some(MeanTexts::File(path)) = &self.mean_of {
+            files.push(("mean-of", path.clone()));
+        }
+        if let Some(CircuitChoice::File(path)) = &self.circuit {
+            files.push(("circuit", path.clone()));
+        }
+        if let Some(DictionaryChoice::Named(source)) = &self.dictionary
+            && let Ok(NamedDictionary::Folder(folder)) = NamedDictionary::find(source)
+        {
+            files.extend(DictionaryCheckpoint::paths_in(&folder).map(|path| ("dictionary", path)));
+        }
+        files
     }
 
     /// Whether they name positions of a text, or take means over it.

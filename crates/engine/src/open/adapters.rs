@@ -3,7 +3,7 @@
 use gpt2_loader::{AdapterCheckpoint, AdapterFiles};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// An adapter by its name, times a weight.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,13 +46,16 @@ pub struct UsedAdapter {
     /// The hash of its weights, if known without reading them.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) weights: BTreeMap<String, String>,
+    /// Its files.
+    #[serde(skip)]
+    pub(crate) files: Vec<PathBuf>,
 }
 
 impl UsedAdapter {
     /// An adapter that was trained in this process.
     #[must_use]
     pub fn trained(name: String) -> Self {
-        Self { name, weight: 1.0, commit: None, weights: BTreeMap::new() }
+        Self { name, weight: 1.0, commit: None, weights: BTreeMap::new(), files: vec![] }
     }
 }
 

@@ -12,6 +12,7 @@ use gpt2_model::hooks::FeatureSite;
 use std::hash::{Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// The files of a dictionary, checked.
 #[derive(Debug)]
@@ -28,6 +29,30 @@ pub struct OpenedDictionary {
     pub dictionary: Arc<Dictionary>,
     /// Its files.
     pub found: DictionaryFiles,
+}
+
+/// The files of a dictionary at some time, by path, length and time of their last change; none for one on the Hub, which has a commit.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct FilesThen(Vec<(PathBuf, u64, Option<SystemTime>)>);
+
+impl FilesThen {
+    /// The place that a name means: the folder, from wherever the process works, or the name on the Hub.
+    pub(super) fn place(source: &str) -> anyhow::Result<String> {
+        Ok(match NamedDictionary::find(source)? {
+            NamedDictionary::Folder(folder) => folder.canonicalize().unwrap_or(folder).display().to_string(),
+            NamedDictionary::Hub(..) => source.to_owned(),
+        })
+    }
+
+    /// The files that a name means now.
+    pub(super) fn of(source: &str) -> anyhow::Result<Self> {
+        let NamedDictionary::Folder(folder) = NamedDictionary::find(source)? else { return Ok(Self(vec![])) };
+        let state = |path: PathBuf| {
+            let about = std::fs::metadata(&path).ok()?;
+            Some((path.canonicalize().ok()?, about.len(), about.modified().ok()))
+        };
+        Ok(Self(DictionaryCheckpoint::paths_in(&folder).into_iter().filter_map(state).collect()))
+    }
 }
 
 impl HubOptions {

@@ -1,7 +1,7 @@
 //! A model that is ready to run.
 
 use super::adapters::UsedAdapter;
-use super::dictionaries::OpenedDictionary;
+use super::dictionaries::{FilesThen, OpenedDictionary};
 use crate::hub::HubOptions;
 use crate::observer::Observer;
 use crate::spelling::Spelling;
@@ -35,8 +35,15 @@ pub struct Opened {
     /// The face that messages speak to.
     pub spelling: Spelling,
     tokenizer: OnceLock<Arc<Tokenizer>>,
-    /// Dictionaries that were read, by the names that the user gave.
-    dictionaries: Mutex<BTreeMap<String, Arc<OpenedDictionary>>>,
+    /// Dictionaries that were read, by their places.
+    dictionaries: Mutex<BTreeMap<String, KnownDictionary>>,
+}
+
+/// A dictionary that was read, and its files as they were.
+#[derive(Debug)]
+struct KnownDictionary {
+    files: FilesThen,
+    opened: Arc<OpenedDictionary>,
 }
 
 /// A token: in JSON as its text, on a terminal in a form that shows all of it.
@@ -123,17 +130,22 @@ impl Opened {
         self.tokenizer.get().cloned()
     }
 
-    /// A dictionary of features by the name that a user gives, read on first use.
+    /// A dictionary of features by the name that a user gives, read on first use, and again after its files have changed.
     ///
     /// # Errors
     /// When there is none, or it is damaged.
     pub fn dictionary(&self, source: &str, observer: &dyn Observer) -> anyhow::Result<Arc<OpenedDictionary>> {
-        let mut known = self.dictionaries.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(opened) = known.get(source) {
-            return Ok(Arc::clone(opened));
+        let place = FilesThen::place(source)?;
+        let files = FilesThen::of(source)?;
+        let known = || self.dictionaries.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = known().get(&place)
+            && found.files == files
+        {
+            return Ok(Arc::clone(&found.opened));
         }
+        // Without the lock: whoever hears of the download may ask for a dictionary, too.
         let opened = Arc::new(self.hub.find_dictionary(source, observer)?.load(observer)?);
-        known.insert(source.to_owned(), Arc::clone(&opened));
+        known().insert(place, KnownDictionary { files, opened: Arc::clone(&opened) });
         Ok(opened)
     }
 

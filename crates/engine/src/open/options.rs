@@ -89,6 +89,8 @@ impl ModelOptions {
     /// # Errors
     /// When it cannot be found, read or put on the device.
     pub fn open(&self, device: DeviceChoice, tf32: bool, observer: &dyn Observer) -> anyhow::Result<Opened> {
+        let cpu_only = self.quantize.map(|_| "quantize");
+        let device = device.for_options(cpu_only.as_slice(), self.spelling, observer);
         let device = device.open(tf32, self.spelling, observer)?;
         let found = self.find(observer)?;
         self.load(found, device, observer)

@@ -95,6 +95,7 @@ impl ModelOptions {
                 weight: *weight,
                 commit: files.commit.clone(),
                 weights: files.verified.clone(),
+                files: vec![files.config.clone(), files.weights.clone()],
             });
         }
         Ok((model, used))

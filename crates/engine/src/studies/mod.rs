@@ -8,5 +8,5 @@ pub mod predict;
 mod registry;
 mod study;
 
-pub use registry::{Entry, STUDIES, check_interventions};
+pub use registry::{Entry, STUDIES, check_interventions, takers};
 pub use study::{Mean, Outcome, PointName, Points, Run, Study};

@@ -24,6 +24,20 @@ pub const STUDIES: &[Entry] = &[
     Entry::of::<features::StoreOptions>(),
 ];
 
+/// Both faces' names of what takes interventions, and the interventions that it refuses.
+const TAKERS: &[(&str, &[&str])] = &[
+    (forward::Options::NAME, forward::Options::REFUSES),
+    ("attention", &[]),
+    (lens::Options::NAME, lens::Options::REFUSES),
+    (patch::Options::NAME, patch::Options::REFUSES),
+    (heads::Options::NAME, heads::Options::REFUSES),
+    (generate::Options::NAME, generate::Options::REFUSES),
+    (discover::Options::NAME, discover::Options::REFUSES),
+    (features::Options::NAME, features::Options::REFUSES),
+    ("score", &[]),
+    ("record", &[]),
+];
+
 /// Refuses interventions that have no meaning in a study.
 ///
 /// # Errors
@@ -34,9 +48,21 @@ pub fn check_interventions<S: Study>(
 ) -> anyhow::Result<()> {
     let given = options.given();
     let Some(refused) = given.iter().find(|option| S::REFUSES.contains(option)) else { return Ok(()) };
-    let others = STUDIES.iter().filter(|other| !other.refuses.contains(refused));
-    let others: Vec<_> = others.map(|other| other.name).collect();
-    bail!("{}: is not for {}; it works in {}", spelling.option(refused), S::NAME, others.join(", "))
+    bail!("{}: is not for {}; it works in {}", spelling.option(refused), S::NAME, takers(refused))
+}
+
+/// The names of what takes an intervention, such as `forward, attention and score`.
+#[must_use]
+pub fn takers(intervention: &str) -> String {
+    let names: Vec<&str> = TAKERS
+        .iter()
+        .filter(|(_, refuses)| !refuses.contains(&intervention))
+        .map(|(name, _)| *name)
+        .collect();
+    match &names[..] {
+        [others @ .., last] if !others.is_empty() => format!("{} and {last}", others.join(", ")),
+        _ => names.concat(),
+    }
 }
 
 /// A study whose types are not known: options and report are JSON.

@@ -10,7 +10,7 @@ use gpt2_model::hooks::{Hooks, Point};
 /// The length of the windows that a text is cut into, and the token before each.
 #[derive(Debug, Clone, Copy)]
 pub struct Windowing {
-    /// The token that stands before each window, with `--bos`.
+    /// The token that stands before each window, with `bos`.
     pub bos: Option<u32>,
     /// Tokens of a window at most, with that token.
     pub window: usize,
@@ -30,13 +30,16 @@ impl Windowing {
         if window > config.n_positions {
             bail!("{}: the model reads n_positions = {} tokens", given(), config.n_positions);
         }
+        if window == 0 {
+            bail!("{}: expected 1 token at least", given());
+        }
         if bos.is_some() && window < 2 {
             bail!("{}: expected 2 at least, for the first token of {option} and another", given());
         }
         Ok(Self { bos, window })
     }
 
-    /// The number of extra tokens at the start of each window: 1 with `--bos`, else 0.
+    /// The number of extra tokens at the start of each window: 1 with `bos`, else 0.
     #[must_use]
     pub fn added(self) -> usize {
         usize::from(self.bos.is_some())

@@ -101,8 +101,11 @@ impl Checkpoint {
     /// ([`Hub::headers`](crate::hub::Hub::headers)). Calls `progress` with the number of parameters done, and of all.
     ///
     /// # Errors
-    /// When a file cannot be read.
-    pub fn numbers(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<Option<Numbers>, LoadError> {
+    /// When a file cannot be read, or `progress` ends the work.
+    pub fn numbers(
+        &self,
+        progress: &mut dyn FnMut(usize, usize) -> candle_core::Result<()>,
+    ) -> Result<Option<Numbers>, LoadError> {
         let failed = |source| LoadError::Tensor { name: self.name.clone(), source };
         let floats = |p: &Parameter| {
             let tensor = self.tensors.get(&p.name).filter(|tensor| tensor.info.dtype.is_float())?;
@@ -114,7 +117,7 @@ impl Checkpoint {
         }
         let mut found = Numbers::default();
         for (i, (role, tensor)) in all.iter().enumerate() {
-            progress(i, all.len());
+            progress(i, all.len()).map_err(LoadError::Interrupted)?;
             let numbers = tensor.load(&tensor.info.name, &Device::Cpu).map_err(failed)?;
             let count = not_finite(&numbers).map_err(failed)?;
             if count > 0 {

@@ -261,6 +261,9 @@ pub enum LoadError {
         /// Candle's reason.
         source: candle_core::Error,
     },
+    /// The caller's listener ended the work.
+    #[error("{0}")]
+    Interrupted(candle_core::Error),
     /// The Hub, or the cache of its files, did not give what was asked for.
     #[error("{error}{remedy}", error = .0, remedy = and_remedy(.0))]
     Hub(HubError),

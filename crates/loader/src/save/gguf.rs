@@ -17,8 +17,9 @@ use rayon::prelude::*;
 use std::io::{BufWriter, Cursor, Seek, Write};
 use std::path::Path;
 
-/// Called before each tensor with the number of tensors done, the number of all, and its name; and once at the end.
-type Progress<'a> = dyn FnMut(usize, usize, &str) + 'a;
+/// Called before each tensor with the number of tensors done, the number of all, and its name; and once at the end. Its
+/// error ends the work.
+type Progress<'a> = dyn FnMut(usize, usize, &str) -> candle_core::Result<()> + 'a;
 
 /// Writes a checkpoint as a GGUF file of version 3, with its tokenizer, into the file at `path`, and reads it back. The caller
 /// chooses a temporary path if an old file is to stay until the new one is whole.
@@ -36,7 +37,7 @@ pub fn save_gguf(
     let create = || std::fs::File::create(path).map(BufWriter::new);
     let (file, written) = Written::new(create, path, checkpoint, tokenizer, kind, progress)?;
     file.into_inner().map_err(std::io::IntoInnerError::into_error).map_err(LoadError::io(path))?;
-    progress(written.plan.len(), written.plan.len(), "reading it back");
+    progress(written.plan.len(), written.plan.len(), "reading it back").map_err(LoadError::Interrupted)?;
     written.check(&Files::open_gguf(path)?)
 }
 
@@ -100,7 +101,7 @@ impl Written {
         out.write_all(&head).map_err(LoadError::io(path))?;
         let mut sums = vec![];
         for (i, tensor) in plan.iter().enumerate() {
-            progress(i, plan.len(), &tensor.source);
+            progress(i, plan.len(), &tensor.source).map_err(LoadError::Interrupted)?;
             let stored = checkpoint.tensor(&tensor.source, DType::F32, &Device::Cpu)?;
             let data = encode(tensor, &stored, checkpoint.name())?;
             sums.push(crc32fast::hash(&data));

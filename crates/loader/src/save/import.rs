@@ -30,7 +30,7 @@ pub fn import(
     files: &Files,
     out: &Path,
     dtype: DType,
-    progress: &mut dyn FnMut(usize, usize),
+    progress: &mut dyn FnMut(usize, usize) -> candle_core::Result<()>,
 ) -> Result<Imported, LoadError> {
     let checkpoint = Checkpoint::open(files)?;
     checkpoint.check()?;

@@ -49,7 +49,7 @@ pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
     inputs.model(&files)?;
     args.new.spare(&inputs)?;
     let new = args.new.options();
-    import::check(&files, &new, Spelling::Flags)?;
+    import::check(&files, &new, &args.hub.options(), Spelling::Flags)?;
     let _folder = NewFolder::make(&new.out).context("--out")?;
     outputs.check(&inputs)?;
     let report = import::write(&args.from, &files, &new, &TERMINAL)?;

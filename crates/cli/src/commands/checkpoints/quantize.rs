@@ -58,12 +58,15 @@ pub(crate) fn types() -> impl TypedValueParser<Value = GgufType> {
 }
 
 /// Runs `work`, which tells how many tensors are done, how many there are, and the name of the next.
-pub(crate) fn with_bar<T>(work: impl FnOnce(&mut dyn FnMut(usize, usize, &str)) -> T) -> T {
+pub(crate) fn with_bar<T>(
+    work: impl FnOnce(&mut dyn FnMut(usize, usize, &str) -> candle_core::Result<()>) -> T,
+) -> T {
     let bar = bar(Some(1), "{bar:30} {pos}/{len} {msg}");
     let result = work(&mut |done, all, name| {
         bar.set_length(all as u64);
         bar.set_position(done as u64);
         bar.set_message(name.to_string());
+        Ok(())
     });
     bar.finish_and_clear();
     result

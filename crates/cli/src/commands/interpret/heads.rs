@@ -73,6 +73,7 @@ const COPIES: f64 = 0.1;
 const LISTED: usize = 12;
 
 pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<()> {
+    args.study.check::<Options>()?;
     let mut outputs = Outputs::new(args.overwrite);
     args.picture.add(&mut outputs)?;
     let opened = args.study.open_for(ReadFiles::default(), &outputs)?;

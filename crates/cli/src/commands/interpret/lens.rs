@@ -52,6 +52,7 @@ pub(crate) struct LensArgs {
 }
 
 pub(crate) fn run(args: &LensArgs) -> anyhow::Result<()> {
+    args.study.check::<Options>()?;
     let text = args.prompt.read()?;
     let mut outputs = Outputs::new(args.overwrite);
     if let Some(path) = &args.export {
@@ -59,6 +60,8 @@ pub(crate) fn run(args: &LensArgs) -> anyhow::Result<()> {
     }
     args.picture.add(&mut outputs)?;
     let opened = args.study.open_for(args.prompt.inputs(), &outputs)?;
+    // A wrong name is no text's fault.
+    args.points.of(&opened)?;
     let export = args.export.as_deref();
     let job =
         Job { prompts: &args.prompt, study: &args.study, opened: &opened, chosen: None, export, outputs };

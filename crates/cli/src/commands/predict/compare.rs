@@ -65,7 +65,10 @@ pub(crate) struct CompareArgs {
 const LONGEST_TEXT: u64 = 1 << 28;
 
 pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
-    let device = args.run.open()?;
+    let quantizes = args.quantize_other.map(|_| "quantize-other");
+    let caches = matches!(args.kv_other, Some(CacheDType::Q8_0)).then_some("kv-other");
+    let cpu_only: Vec<&str> = quantizes.into_iter().chain(caches).collect();
+    let device = args.run.open_with(&cpu_only)?;
     let text = Content::Text(read(&args.text)?);
     let first = named(Some(&args.model), &args.hub);
     let model = first.load(first.find(&TERMINAL)?, device.clone(), &TERMINAL)?;

@@ -47,6 +47,7 @@ pub(crate) struct ForwardArgs {
 }
 
 pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<()> {
+    args.study.check::<Options>()?;
     if args.compare && args.export.is_some() {
         return Err(holds_one_run("--export"));
     }
@@ -56,6 +57,8 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<()> {
         exports::add_to(&mut outputs, path)?;
     }
     let opened = args.study.open_for(args.prompt.inputs(), &outputs)?;
+    // A wrong name is no text's fault.
+    args.points.of(&opened)?;
     let prompts = &args.prompt;
     let study = &args.study;
     let export = args.export.as_deref();

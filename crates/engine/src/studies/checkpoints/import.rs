@@ -2,7 +2,8 @@
 //! functions of its own instead of a [`Study`](crate::studies::study::Study).
 
 use super::new_model::NewModel;
-use crate::observer::Observer;
+use crate::hub::HubOptions;
+use crate::observer::{Observer, steps};
 use crate::open::ModelOptions;
 use crate::spelling::Spelling;
 use anyhow::bail;
@@ -43,9 +44,9 @@ pub fn files(from: &str, options: &ModelOptions, observer: &dyn Observer) -> any
 /// Refuses a folder in which the model would not be the one that was read.
 ///
 /// # Errors
-/// When the folder is the model's own, or holds a tokenizer that would stay.
-pub fn check(files: &Files, to: &NewModel, spelling: Spelling) -> anyhow::Result<()> {
-    to.spare(files, &[], spelling)?;
+/// When the folder is the model's own, lies in the Hub's cache, or holds a tokenizer that would stay.
+pub fn check(files: &Files, to: &NewModel, hub: &HubOptions, spelling: Spelling) -> anyhow::Result<()> {
+    to.spare(files, &[], hub, spelling)?;
     if to.keeps_a_tokenizer(files) {
         bail!(
             "{}: there is a tokenizer.json, and {} has none of its own to replace it; choose another folder",
@@ -67,14 +68,9 @@ pub fn check(files: &Files, to: &NewModel, spelling: Spelling) -> anyhow::Result
 /// # Errors
 /// When the files do not fit one another, a number is not finite, or the folder cannot be written to.
 pub fn write(from: &str, files: &Files, to: &NewModel, observer: &dyn Observer) -> anyhow::Result<Report> {
-    let mut heard = Ok(());
-    let done = import_files(files, &to.out, to.save_dtype, &mut |done, all| {
-        if heard.is_ok() {
-            heard = observer.step("tensors read", done as u64, Some(all as u64));
-        }
-    });
-    let Imported { parameters, tokenizer, notes, .. } = done?;
-    heard?;
+    let mut progress = steps(observer, "tensors read");
+    let done = import_files(files, &to.out, to.save_dtype, &mut progress)?;
+    let Imported { parameters, tokenizer, notes, .. } = done;
     for line in &notes {
         observer.note(line);
     }
@@ -94,7 +90,7 @@ pub fn import(
 ) -> anyhow::Result<Report> {
     to.refuse_adapter(options.spelling)?;
     let files = files(from, options, observer)?;
-    check(&files, to, options.spelling)?;
+    check(&files, to, &options.hub, options.spelling)?;
     to.files(options.spelling)?;
     let _made = to.make()?;
     write(from, &files, to, observer)

@@ -51,7 +51,7 @@ impl Merged {
         if adapters.is_empty() {
             bail!("{}: name at least one, which is added to the model's weights", spelling.option("adapter"));
         }
-        to.spare(&files, &adapters, spelling)?;
+        to.spare(&files, &adapters, &options.hub, spelling)?;
         let checkpoint = checkpoint(&files, observer)?;
         let name = checkpoint.name().to_string();
         if let Some(format) = checkpoint.formats().first() {
@@ -104,7 +104,7 @@ impl Merged {
 pub fn merge(options: &ModelOptions, to: &NewModel, observer: &dyn Observer) -> anyhow::Result<Report> {
     to.refuse_adapter(options.spelling)?;
     let found = options.find(observer)?;
-    to.spare(&found.files, &found.adapters, options.spelling)?;
+    to.spare(&found.files, &found.adapters, &options.hub, options.spelling)?;
     to.files(options.spelling)?;
     let merged = Merged::new(found, options, to, observer)?;
     let _made = to.make()?;

@@ -1,11 +1,12 @@
 //! The folder of a model that is about to be written.
 
+use crate::hub::HubOptions;
 use crate::open::FoundAdapter;
 use crate::spelling::Spelling;
 use anyhow::{Context, bail};
 use candle_core::DType;
 use gpt2_files::unfinished::NewFolders;
-use gpt2_loader::{AdapterFiles, Files, TokenizerFiles, WeightFiles};
+use gpt2_loader::{AdapterFiles, Files, TokenizerFiles};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::path::{Path, PathBuf};
 
@@ -69,22 +70,20 @@ impl NewModel {
         Ok(paths)
     }
 
-    /// Refuses the folder of the model or of an adapter that the work reads.
+    /// Refuses the folder of the model or of an adapter that the work reads, and one in the Hub's cache.
     pub(super) fn spare(
         &self,
         files: &Files,
         adapters: &[FoundAdapter],
+        hub: &HubOptions,
         spelling: Spelling,
     ) -> anyhow::Result<()> {
+        if hub.caches(&self.out) {
+            bail!("{}: lies in the cache of the Hub's models; choose another folder", self.named(spelling));
+        }
         let Ok(place) = self.out.canonicalize() else { return Ok(()) };
-        // A file that holds a whole model stands alone; other files in a folder belong together.
-        let alone = matches!(
-            files.weight_files,
-            WeightFiles::Gguf(..) | WeightFiles::GgufParts(_) | WeightFiles::LlmC(..)
-        );
-        let mut inputs = if alone { vec![] } else { files.paths()? };
-        inputs.extend(adapters.iter().map(|adapter| adapter.files.config.clone()));
-        if inputs.iter().any(|input| input.canonicalize().is_ok_and(|at| at.parent() == Some(&place))) {
+        let configs: Vec<PathBuf> = adapters.iter().map(|adapter| adapter.files.config.clone()).collect();
+        if model_folders(files)?.contains(&place) || folders(&configs).contains(&place) {
             bail!(
                 "{}: is the folder of the model or of an adapter, which this reads; choose another",
                 self.named(spelling)
@@ -107,6 +106,25 @@ impl NewModel {
         let out: &Path = &self.out;
         NewFolders::make(out).with_context(|| format!("cannot make {}", out.display()))
     }
+}
+
+/// The folders of a model's files, which belong together, and those of the files that these lead to. A file that holds a whole model
+/// stands alone, and has none.
+///
+/// # Errors
+/// When an index of files cannot be read.
+pub fn model_folders(files: &Files) -> anyhow::Result<Vec<PathBuf>> {
+    Ok(if files.weight_files.stands_alone() { vec![] } else { folders(&files.paths()?) })
+}
+
+/// The folders in which files lie by their names, and after all links.
+fn folders(files: &[PathBuf]) -> Vec<PathBuf> {
+    let named = |path: &PathBuf| {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        folder.canonicalize().ok()
+    };
+    let linked = |path: &PathBuf| Some(path.canonicalize().ok()?.parent()?.to_path_buf());
+    files.iter().flat_map(|path| [named(path), linked(path)]).flatten().collect()
 }
 
 /// A dtype, by its name.

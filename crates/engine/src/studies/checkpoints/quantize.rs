@@ -87,15 +87,11 @@ impl Quantizing {
     /// When it cannot be written, or reads otherwise than it was written.
     pub fn write(&self, path: &Path, out: &Path, observer: &dyn Observer) -> anyhow::Result<Report> {
         let Self { checkpoint, tokenizer, kind } = self;
-        let mut heard = Ok(());
         save_gguf(path, checkpoint, tokenizer, *kind, &mut |done, all, name| {
-            if heard.is_ok() {
-                // The last step is to read it back.
-                heard = observer.step("tensors", done as u64, Some(all as u64 + 1));
-                observer.figures(name);
-            }
+            observer.figures(name);
+            // The last step is to read it back.
+            observer.step("tensors", done as u64, Some(all as u64 + 1))
         })?;
-        heard?;
         let weights = weights_of(path)?;
         observer.step("tensors", 1, Some(1))?;
         let bytes = std::fs::metadata(path)?.len();

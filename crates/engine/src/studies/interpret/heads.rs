@@ -2,6 +2,7 @@
 
 use crate::interventions::Reads;
 use crate::provenance::RunProvenance;
+use crate::spelling::Spelling;
 use crate::studies::study::{Outcome, Run, Study};
 use anyhow::bail;
 use candle_core::{Device, Tensor};
@@ -105,7 +106,17 @@ pub struct ScoredHead {
 }
 
 impl Options {
+    /// Refuses texts without tokens, repetitions or a text.
+    fn check(&self, spelling: Spelling) -> anyhow::Result<()> {
+        let least = [("length", self.length, 1), ("repeats", self.repeats, 2), ("batch", self.batch, 1)];
+        match least.into_iter().find(|(_, given, least)| given < least) {
+            Some((name, given, least)) => bail!("{}: expected {least} at least", spelling.given(name, given)),
+            None => Ok(()),
+        }
+    }
+
     fn texts(&self, run: &Run) -> anyhow::Result<RepeatedTokens> {
+        self.check(run.opened.spelling)?;
         let config = run.opened.model.config();
         let bos = config.bos_token_id.filter(|&id| !self.no_bos && (id as usize) < config.vocab_size);
         if bos.is_none() && !self.no_bos {

@@ -3,12 +3,17 @@
 use crate::interventions::{Applied, Reads};
 use crate::provenance::RunProvenance;
 use crate::studies::study::Run;
+use crate::texts::PairsInput;
 use gpt2_circuits::discovery::{Pair, Study};
 
-/// The interventions for runs over pairs: over the only pair, they may name its positions.
-pub(super) fn on_pairs(run: &Run, pairs: &[Pair]) -> anyhow::Result<Applied> {
-    run.interventions.of(match pairs {
-        [pair] => Reads::Branches(&pair.clean),
+/// The smallest difference that shares can be taken of.
+pub(super) const SMALLEST: f64 = 1e-6;
+
+/// The interventions for runs over pairs: over a pair that is given by itself, they may name its positions. A file is a list of
+/// pairs, however many it holds.
+pub(super) fn on_pairs(run: &Run, input: &PairsInput, pairs: &[Pair]) -> anyhow::Result<Applied> {
+    run.interventions.of(match (input.one(), pairs) {
+        (Some(_), [pair]) => Reads::Branches(&pair.clean),
         _ => Reads::Others("pairs of prompts"),
     })
 }

@@ -60,7 +60,7 @@ impl<R> Outcome<R> {
 }
 
 impl<'a> Run<'a> {
-    /// A run of a model with interventions, with the defaults of everything else.
+    /// A run of a model with interventions, with the defaults of everything else: tensors are wanted, where a study has some.
     #[must_use]
     pub fn new(interventions: &'a Prepared<'a>, observer: &'a dyn Observer) -> Self {
         Self {

@@ -11,6 +11,7 @@ use crate::results::picture::{PictureArgs, PictureMetadata};
 use crate::study::args::StudyArgs;
 use crate::values::{fraction, one_of};
 use gpt2_circuits::discovery::{Graph, Replacement};
+use gpt2_engine::Spelling;
 use gpt2_engine::studies::interpret::discover::{
     CHOICES, EdgeChoice, INTEGRALS, Integral, Options, REPLACEMENTS, circuit_file,
 };
@@ -80,6 +81,9 @@ pub(crate) struct DiscoverArgs {
 }
 
 pub(crate) fn run(args: &DiscoverArgs) -> anyhow::Result<()> {
+    args.study.check::<Options>()?;
+    let options = args.options();
+    options.check(Spelling::Flags)?;
     let mut outputs = Outputs::new(args.overwrite);
     for (flag, path) in [("--out", &args.out), ("--dot", &args.dot)] {
         if let Some(path) = path {
@@ -88,7 +92,7 @@ pub(crate) fn run(args: &DiscoverArgs) -> anyhow::Result<()> {
     }
     args.picture.add(&mut outputs)?;
     let opened = args.study.open_for(args.pairs.inputs(), &outputs)?;
-    let report = args.study.outcome(&opened, &args.options(), false)?.report;
+    let report = args.study.outcome(&opened, &options, false)?.report;
     let edges = &report.circuit.edges;
     let title = format!("{}: a circuit of {}", opened.title(), count(edges.len(), "edge"));
     let about = PictureMetadata { title, made_by: &report.provenance, settings: report.settings.clone() };

@@ -8,11 +8,12 @@ use crate::output;
 use crate::output::written_files::Outputs;
 use crate::results::picture::PictureMetadata;
 pub(crate) use args::PatchArgs;
-use gpt2_engine::studies::interpret::patch::Report;
+use gpt2_engine::studies::interpret::patch::{Options, Report};
 use gpt2_view::Frame;
 use serde_json::json;
 
 pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
+    args.study.check::<Options>()?;
     let mut outputs = Outputs::new(args.overwrite);
     args.picture.add(&mut outputs)?;
     let opened = args.study.open_for(args.pairs.inputs(), &outputs)?;

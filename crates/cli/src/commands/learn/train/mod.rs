@@ -41,7 +41,8 @@ pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
 fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     // Rank 0 alone writes.
     let writes = group.rank() == 0;
-    let device = args.run.open()?;
+    let cpu_only = args.lora.quantize.map(|_| "quantize");
+    let device = args.run.open_with(cpu_only.as_slice())?;
     let (_, source) = args.source();
     let text = read_file("the text", source, LONGEST_TEXT, &TERMINAL)?;
     let lessons = match &args.jsonl {

@@ -86,7 +86,7 @@ fn stream(
     let mut printed = Ok(());
     let result = continuing.run(hooks, &mut |_, piece| {
         if printed.is_ok() {
-            printed = printer.print(piece);
+            printed = printer.print(piece.text());
         }
         if printed.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     });

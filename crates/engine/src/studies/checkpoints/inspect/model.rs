@@ -1,6 +1,6 @@
 //! A model's checkpoint: its config and tensors, and whether they match.
 
-use crate::observer::Observer;
+use crate::observer::{Observer, steps};
 use crate::spelling::Spelling;
 use gpt2_loader::{Advice, Audit, Checkpoint, Files, Finding, GenerationConfig, TensorInfo};
 use gpt2_model::Config;
@@ -102,13 +102,7 @@ impl ModelReport {
         let checkpoint = Checkpoint::open(files)?;
         let generation = GenerationConfig::open(files)?;
         let mut audit = checkpoint.audit();
-        let mut heard = Ok(());
-        let numbers = checkpoint.numbers(&mut |done, all| {
-            if heard.is_ok() {
-                heard = observer.step("tensors read", done as u64, Some(all as u64));
-            }
-        })?;
-        heard?;
+        let numbers = checkpoint.numbers(&mut steps(observer, "tensors read"))?;
         let is_read = numbers.is_some();
         let numbers = numbers.unwrap_or_default();
         let unfinished = numbers.finding();

@@ -5,8 +5,7 @@ use super::search::{check_plain, score};
 use crate::observer::steps;
 use crate::provenance::RunProvenance;
 use crate::studies::interpret::over_pairs::{on_pairs, provenance, study_of};
-use crate::studies::study::Mean;
-use crate::studies::study::{Outcome, Run, Study};
+use crate::studies::study::{Mean, Outcome, Run, Study};
 use crate::texts::PairsInput;
 use crate::words::{Choices, name_of};
 use anyhow::bail;
@@ -120,7 +119,7 @@ impl Study for EdgeScoreOptions {
     fn run(&self, run: &Run) -> anyhow::Result<Outcome<EdgeScoreReport>> {
         let scoring = self.scoring(run)?;
         let pairs = self.pairs.read(run.opened, run.observer)?;
-        let applied = on_pairs(run, &pairs)?;
+        let applied = on_pairs(run, &self.pairs, &pairs)?;
         let study = study_of(run, &pairs, &applied)?;
         study.check(scoring)?;
         let (clean, corrupt) = study.plain(&mut steps(run.observer, "runs"))?;

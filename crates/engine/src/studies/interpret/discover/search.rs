@@ -3,8 +3,8 @@
 use super::options::{EdgeChoice, Options};
 use super::report::{EachPair, MeasuredCircuit, ScoredEdge, SizedCircuit, Without};
 use crate::observer::steps;
-use crate::studies::study::Mean;
-use crate::studies::study::Run;
+use crate::studies::interpret::over_pairs::SMALLEST;
+use crate::studies::study::{Mean, Run};
 use crate::words::count;
 use anyhow::{Context, bail};
 use candle_core::{Device, Tensor};
@@ -13,8 +13,6 @@ use std::time::Instant;
 
 /// The sizes of circuits in the curve, in thousandths of all edges: those of the MIB benchmark (Mueller et al. 2025).
 const THOUSANDTHS: [usize; 10] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
-/// The smallest difference that faithfulness can be a share of.
-const SMALLEST: f64 = 1e-6;
 
 /// Scores of all edges, and the metrics that circuits are compared with.
 pub(super) struct Search<'a> {

@@ -3,17 +3,16 @@
 use super::options::{CHOICES, INTEGRALS, Integral, Options, REPLACEMENTS};
 use super::report::{Report, area, distance};
 use super::search::Search;
+use crate::spelling::Spelling;
 use crate::studies::interpret::over_pairs::{on_pairs, provenance, study_of};
-use crate::studies::study::Mean;
-use crate::studies::study::{Outcome, Run, Study};
+use crate::studies::study::{Mean, Outcome, Run, Study};
 use crate::words::name_of;
 use anyhow::bail;
 use gpt2_circuits::discovery::{EdgeGradients, EdgeScoring, Pair};
 use serde_json::json;
 
 impl Options {
-    fn scoring(&self, run: &Run) -> anyhow::Result<EdgeScoring> {
-        let spelling = run.opened.spelling;
+    fn scoring(&self, spelling: Spelling) -> anyhow::Result<EdgeScoring> {
         let gradients = match (self.steps, self.integrate) {
             (0, Integral::Inputs) => EdgeGradients::Clean,
             (0, Integral::Activations) => bail!(
@@ -27,16 +26,19 @@ impl Options {
         Ok(EdgeScoring { gradients, qk_fix: self.qk_fix })
     }
 
-    /// Refuses sizes and shares that no circuit has.
-    fn check(&self, run: &Run) -> anyhow::Result<()> {
-        let option = |name| run.opened.spelling.option(name);
+    /// Refuses sizes and shares that no circuit has, and gradients that there are not, before a model is needed.
+    ///
+    /// # Errors
+    /// When an option is one of these.
+    pub fn check(&self, spelling: Spelling) -> anyhow::Result<()> {
+        let option = |name| spelling.option(name);
         if self.edges == Some(0) {
             bail!("{}: a circuit has at least one edge", option("edges"));
         }
         if !(self.faithfulness > 0.0 && self.faithfulness < 1.0) {
             bail!("{} is {}, expected a number between 0 and 1", option("faithfulness"), self.faithfulness);
         }
-        Ok(())
+        self.scoring(spelling).map(drop)
     }
 
     fn settings(&self, pairs: &[Pair], seed: u64) -> serde_json::Value {
@@ -65,10 +67,10 @@ impl Study for Options {
     type Report = Report;
 
     fn run(&self, run: &Run) -> anyhow::Result<Outcome<Report>> {
-        self.check(run)?;
-        let scoring = self.scoring(run)?;
+        self.check(run.opened.spelling)?;
+        let scoring = self.scoring(run.opened.spelling)?;
         let pairs = self.pairs.read(run.opened, run.observer)?;
-        let applied = on_pairs(run, &pairs)?;
+        let applied = on_pairs(run, &self.pairs, &pairs)?;
         let study = study_of(run, &pairs, &applied)?;
         study.check(scoring)?;
         let search = Search::new(self, run, &study, scoring)?;

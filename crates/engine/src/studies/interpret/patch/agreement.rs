@@ -1,5 +1,6 @@
 //! How far estimates agree with exact numbers, and whether there is a difference to share.
 
+use crate::studies::interpret::over_pairs::SMALLEST;
 use crate::studies::study::Run;
 use anyhow::bail;
 
@@ -36,9 +37,6 @@ pub fn agreement(heads: usize, correlation: Option<f64>) -> Option<String> {
     }
     Some(format!("warning: {agree}: do not rely on them"))
 }
-
-/// The smallest difference that shares can be taken of.
-const SMALLEST: f64 = 1e-6;
 
 /// Refuses texts with the same metric, and notes where the clean one makes the wrong answer likelier. `clean` is its metric,
 /// `difference` how much larger that is than the corrupted text's; `right` and `wrong` name the answers, if it compares some.

@@ -5,8 +5,7 @@ use crate::interventions::Applied;
 use crate::observer::steps;
 use crate::provenance::RunProvenance;
 use crate::studies::interpret::over_pairs::{on_pairs, provenance, study_of};
-use crate::studies::study::Mean;
-use crate::studies::study::{Outcome, Run, Study};
+use crate::studies::study::{Mean, Outcome, Run, Study};
 use crate::texts::PairsInput;
 use crate::words::{Choices, name_of};
 use anyhow::bail;
@@ -155,7 +154,7 @@ impl Study for PathOptions {
             bail!("{}: there is no path; 0.3->1.2.k is one", spelling.option("path"));
         }
         let pairs = self.pairs.read(run.opened, run.observer)?;
-        let applied = on_pairs(run, &pairs)?;
+        let applied = on_pairs(run, &self.pairs, &pairs)?;
         let MeasuredPaths { clean, corrupt, paths } =
             measure(run, &pairs, &applied, &self.path, self.freeze)?;
         let clean_difference = Mean::of(&clean);

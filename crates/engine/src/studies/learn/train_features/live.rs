@@ -32,7 +32,7 @@ pub struct LiveValues<'a> {
     pub(super) name: String,
     pub(super) point: Point,
     windows: Vec<Vec<u32>>,
-    /// The number of extra tokens at the start of each window: 1 with `--bos`, else 0.
+    /// The number of extra tokens at the start of each window: 1 with `bos`, else 0.
     added: usize,
     pub(super) facts: serde_json::Value,
 }

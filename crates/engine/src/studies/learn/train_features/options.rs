@@ -196,6 +196,26 @@ impl Options {
         Ok(())
     }
 
+    /// Refuses sizes with which there is no step.
+    ///
+    /// # Errors
+    /// When a number is too small, and for too many batches in a step.
+    pub(super) fn check_sizes(&self, spelling: Spelling) -> anyhow::Result<()> {
+        let ranges = [
+            ("batch", self.batch, 2..=65_536),
+            ("accumulate", self.accumulate.into(), 1..=1024),
+            ("k", self.k, 1..=u32::MAX),
+            ("epochs", self.epochs, 1..=u32::MAX),
+            ("features", self.features.unwrap_or(1), 1..=1 << 20),
+        ];
+        match ranges.into_iter().find(|(_, given, range)| !range.contains(given)) {
+            Some((name, given, range)) => {
+                bail!("{}: expected {} to {}", spelling.given(name, given), range.start(), range.end())
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Refuses a name that is no folder's.
     ///
     /// # Errors

@@ -84,7 +84,8 @@ impl<'a> FeatureTraining<'a> {
     /// When the loss is not finite, a file cannot be read or written, or another process fails. What was learned before is saved.
     pub fn run(mut self) -> anyhow::Result<Report> {
         let mut found = vec![];
-        let trained = self.train(&mut found);
+        let mut heard = Ok(());
+        let trained = self.train(&mut found, &mut heard);
         let steps = self.steps;
         let ended = self.done + found.len();
         let leads = self.run.group.rank() == 0;
@@ -96,7 +97,10 @@ impl<'a> FeatureTraining<'a> {
         if leads && is_saved {
             self.save(ended)?;
         }
-        let goes_on = trained.is_ok() || self.run.observer.is_asked_to_stop();
+        let answers = is_saved && !trained.as_ref().is_err_and(anyhow::Error::is::<gpt2_parallel::Error>);
+        // One process alone may have been asked, and all save the state together.
+        let asked = answers && self.run.group.any(self.run.observer.is_asked_to_stop())?;
+        let goes_on = trained.is_ok() || asked;
         let state = self.options.state();
         // Beside the dictionary, so that the run can go on; a finished one needs none.
         if is_saved && goes_on && ended < steps {
@@ -104,9 +108,10 @@ impl<'a> FeatureTraining<'a> {
         } else if leads && trained.is_ok() {
             let _ = std::fs::remove_file(&state);
         }
-        if is_saved && !trained.as_ref().is_err_and(anyhow::Error::is::<gpt2_parallel::Error>) {
+        if answers {
             self.run.group.any(false)?; // until it is written
         }
+        let trained = trained.and_then(|()| Ok(heard?));
         if is_saved {
             trained.with_context(|| {
                 format!("stopped after {ended} of {steps} steps; what was learned before is saved")
@@ -117,8 +122,12 @@ impl<'a> FeatureTraining<'a> {
         self.report(ended, &found)
     }
 
-    /// Takes steps until the last one, or until someone asks to stop.
-    fn train(&mut self, found: &mut Vec<DictionaryStep>) -> anyhow::Result<()> {
+    /// Takes steps until the last one, or until someone asks to stop; `heard` gets this process's reason.
+    fn train(
+        &mut self,
+        found: &mut Vec<DictionaryStep>,
+        heard: &mut candle_core::Result<()>,
+    ) -> anyhow::Result<()> {
         let Self { options, run, values, trainer, done, steps, .. } = self;
         let done = *done;
         let steps = *steps;
@@ -137,10 +146,9 @@ impl<'a> FeatureTraining<'a> {
             let step = trainer.step(&batches?).map_err(|error| values.blamed(error.into()))?;
             observer.figures(&format!("explains {:.3}, L0 {:.1}", 1.0 - step.unexplained, step.l0));
             found.push(step);
-            let heard = observer.step("steps", (done + found.len()) as u64, Some(all));
+            *heard = observer.step("steps", (done + found.len()) as u64, Some(all));
             let stops = heard.is_err() || observer.is_asked_to_stop();
             if trainer.group().any(stops)? {
-                heard?;
                 break;
             }
         }

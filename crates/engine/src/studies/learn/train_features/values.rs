@@ -36,6 +36,7 @@ impl<'a> TrainingValues<'a> {
         for_a_model: Option<String>,
         spelling: Spelling,
     ) -> anyhow::Result<Self> {
+        options.check_sizes(spelling)?;
         let store = Store::open(&options.source)?;
         if let Some(option) = of_a_text(options, spelling).or(for_a_model) {
             let source = options.source.display();
@@ -62,6 +63,7 @@ impl<'a> TrainingValues<'a> {
         documents: Option<Documents>,
         run: &TrainingRun,
     ) -> anyhow::Result<Self> {
+        options.check_sizes(run.spelling)?;
         Ok(Self::Live(LiveValues::read(options, opened, documents, run)?))
     }
 

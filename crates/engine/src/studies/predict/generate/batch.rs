@@ -1,7 +1,7 @@
 //! Many prompts, continued several in each pass.
 
 use super::options::Options;
-use super::ready::{OnPiece, Ready, continuation, generation};
+use super::ready::{OnPiece, Piece, Ready, continuation, generation};
 use super::report::{Drawn, Report};
 use crate::interventions::Reads;
 use crate::open::Opened;
@@ -124,10 +124,12 @@ impl<'a> Batch<'a> {
         if !all.is_empty() {
             generation = generation.with_hooks(&chain);
         }
+        let mut ended = false;
         'steps: while let Some(step) = generation.next() {
             for (i, id) in step.with_context(together)?.into_iter().enumerate() {
                 let Some(id) = id else { continue };
-                if on_piece(i, &found[i].push(id)).is_break() {
+                if on_piece(i, Piece::Token(&found[i].push(id))).is_break() {
+                    ended = true;
                     break 'steps;
                 }
                 if found[i].ids.len() == rows[i].new || found[i].stopped_at().is_some() {
@@ -137,7 +139,10 @@ impl<'a> Batch<'a> {
         }
         let mut reports = vec![];
         for (i, (Row { prompt, new, .. }, mut found)) in rows.into_iter().zip(found).enumerate() {
-            let _ = on_piece(i, &found.finish());
+            let rest = found.finish();
+            if !ended && !rest.is_empty() {
+                ended = on_piece(i, Piece::Rest(&rest)).is_break();
+            }
             let ready = Ready::new(options, run, &applied, prompt, new)?;
             reports.push(Report::Drawn(Box::new(Drawn::new(options, run.seed, ready, found))));
         }

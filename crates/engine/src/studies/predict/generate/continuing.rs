@@ -2,7 +2,7 @@
 
 use super::draft::DraftCounts;
 use super::options::Options;
-use super::ready::{OnPiece, Ready, continuation, generation};
+use super::ready::{OnPiece, Piece, Ready, continuation, generation};
 use super::report::{Drawn, Report, Searched};
 use crate::interventions::{Applied, Reads};
 use crate::observer::steps;
@@ -116,18 +116,28 @@ fn drawn<'a>(
             Ok(step) => step,
             Err(error) => {
                 // What there is of the text comes before the error.
-                let _ = on_piece(0, &found.finish());
+                let rest = found.finish();
+                if !rest.is_empty() {
+                    let _ = on_piece(0, Piece::Rest(&rest));
+                }
                 return Err(explain(error, &found.ids));
             }
         };
         if let Some(id) = step.first().copied().flatten() {
-            let heard = on_piece(0, &found.push(id));
-            if heard.is_break() || found.stopped_at().is_some() {
+            if on_piece(0, Piece::Token(&found.push(id))).is_break() {
+                // Whoever ended the work hears no more; the text still gets its last characters.
+                found.finish();
+                return Ok(found);
+            }
+            if found.stopped_at().is_some() {
                 break;
             }
         }
     }
-    let _ = on_piece(0, &found.finish());
+    let rest = found.finish();
+    if !rest.is_empty() {
+        let _ = on_piece(0, Piece::Rest(&rest));
+    }
     Ok(found)
 }
 

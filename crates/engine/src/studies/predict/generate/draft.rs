@@ -1,5 +1,6 @@
 //! What guesses the next tokens, so that the model checks several in one pass.
 
+use crate::hub::HubOptions;
 use crate::observer::Observer;
 use crate::open::{FORMATS, ModelOptions, Opened, checkpoint};
 use anyhow::{Context, bail};
@@ -76,7 +77,8 @@ impl DraftKind {
             }
             Self::Quantized(format) => opened.model.clone().quantize(*format).context(option)?,
             Self::Model(name) => {
-                let hub = opened.hub.clone();
+                // The revision is the model's own.
+                let hub = HubOptions { revision: None, ..opened.hub.clone() };
                 let model = Some(name.clone());
                 let named = ModelOptions { model, hub, spelling, ..ModelOptions::default() };
                 let files = named.files(observer).with_context(|| option.clone())?;

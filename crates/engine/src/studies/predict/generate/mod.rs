@@ -15,7 +15,7 @@ pub use continuing::Continuing;
 pub use draft::{DraftCounts, DraftKind};
 pub use options::Options;
 pub(super) use options::cache_dtype;
-pub use ready::{OnPiece, Ready};
+pub use ready::{OnPiece, Piece, Ready};
 pub use report::{BeamText, Drawn, Report, SamplingSettings, Searched};
 
 use crate::studies::study::{Outcome, Run, Study};
@@ -30,8 +30,8 @@ impl Study for Options {
     fn run(&self, run: &Run) -> anyhow::Result<Outcome<Report>> {
         let mut heard = Ok(());
         let mut tokens = 0;
-        let mut on_piece = |_: usize, _: &str| {
-            tokens += 1;
+        let mut on_piece = |_: usize, piece: Piece| {
+            tokens += u64::from(matches!(piece, Piece::Token(_)));
             heard = run.observer.step("tokens", tokens, None);
             if heard.is_err() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
@@ -58,7 +58,7 @@ impl Options {
         if self.beams.is_some() || self.draft.is_some() || prompts.len() == 1 {
             for (i, prompt) in prompts.into_iter().enumerate() {
                 let mut heard = ControlFlow::Continue(());
-                let mut on_piece = |_: usize, piece: &str| {
+                let mut on_piece = |_: usize, piece: Piece| {
                     heard = on_piece(i, piece);
                     heard
                 };
@@ -73,7 +73,7 @@ impl Options {
         let mut ended = false;
         let mut complete = |batch: &mut Batch, reports: &mut Vec<Report>| {
             let first = reports.len();
-            let mut on_piece = |row: usize, piece: &str| {
+            let mut on_piece = |row: usize, piece: Piece| {
                 let heard = on_piece(first + row, piece);
                 ended |= heard.is_break();
                 heard
@@ -90,5 +90,38 @@ impl Options {
         }
         complete(&mut batch, &mut reports)?;
         Ok(reports)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interventions::{InterventionOptions, Prepared};
+    use crate::observer::{Observer, Silent};
+    use crate::open::{DeviceChoice, ModelOptions};
+    use crate::texts::Content;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// Fails at the second token, and would hear more.
+    struct FailsOnce(AtomicU64);
+
+    impl Observer for FailsOnce {
+        fn step(&self, _: &str, done: u64, _: Option<u64>) -> candle_core::Result<()> {
+            self.0.store(done, Ordering::Relaxed);
+            if done == 2 { candle_core::bail!("enough") } else { Ok(()) }
+        }
+    }
+
+    #[test]
+    fn an_observer_that_fails_once_ends_the_text_with_its_error() -> anyhow::Result<()> {
+        let opened = ModelOptions::default().open(DeviceChoice::Cpu, false, &Silent)?;
+        let observer = FailsOnce(AtomicU64::new(0));
+        let interventions = Prepared::new(InterventionOptions::default(), &opened, &observer)?;
+        let prompt = Content::from("ROMEO:");
+        let options = Options { prompt, max_new_tokens: Some(8), ..Options::default() };
+        let error = options.run(&Run::new(&interventions, &observer)).err().map(|error| error.to_string());
+        assert!(error.as_ref().is_some_and(|error| error.contains("enough")), "{error:?}");
+        assert_eq!(observer.0.load(Ordering::Relaxed), 2);
+        Ok(())
     }
 }

@@ -10,8 +10,27 @@ use gpt2_loader::Tokenizer;
 use gpt2_model::{CacheDType, Generation};
 use std::ops::ControlFlow;
 
-/// Hears each new token's text, and the row that it belongs to; may end the work.
-pub type OnPiece<'a> = &'a mut dyn FnMut(usize, &str) -> ControlFlow<()>;
+/// Hears each part of a text as it comes, and the row that it belongs to; may end the work, and then hears no more.
+pub type OnPiece<'a> = &'a mut dyn FnMut(usize, Piece) -> ControlFlow<()>;
+
+/// A part of a text as it comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Piece<'a> {
+    /// The text that a new token adds, which may be empty.
+    Token(&'a str),
+    /// The characters that were held back at the end.
+    Rest(&'a str),
+}
+
+impl<'a> Piece<'a> {
+    /// Its text.
+    #[must_use]
+    pub fn text(self) -> &'a str {
+        match self {
+            Self::Token(text) | Self::Rest(text) => text,
+        }
+    }
+}
 
 /// What is known of a prompt's continuation before its first token.
 #[derive(Debug)]

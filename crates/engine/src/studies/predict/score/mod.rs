@@ -26,6 +26,7 @@ use scores::{Row, WindowScores, layers};
 use section::{Reading, ScoredDocument, scored};
 use serde::Serialize;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::Path;
 use std::time::Instant;
 
 /// The first line of the file of scores.
@@ -73,9 +74,12 @@ impl Options {
     /// # Errors
     /// As for [`Options::find`], [`Options::start`] and [`Scoring::run`], and when the file of scores is one that is read.
     pub fn score(&self, run: &Run) -> anyhow::Result<Report> {
+        if self.jsonl.as_deref() == Some(Path::new("-")) {
+            bail!("{}: expected the name of a file; ./- is one", run.opened.spelling.given("jsonl", "-"));
+        }
         let alone = gpt2_parallel::Alone;
         let documents = self.find(&alone, run.opened.spelling, run.observer)?;
-        self.spare_inputs(run.opened, &documents)?;
+        self.spare_inputs(run, &documents)?;
         let mut scoring = self.start(run, &alone, documents)?;
         scoring.open()?;
         scoring.run()?.context("the only process leads")

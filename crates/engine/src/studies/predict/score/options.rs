@@ -2,11 +2,11 @@
 
 use super::lines::{has_rows, holds_scores, part_of};
 use crate::observer::Observer;
-use crate::open::Opened;
 use crate::spelling::Spelling;
+use crate::studies::study::Run;
 use crate::texts::{By, Corpus, DocumentOptions, DocumentUnit};
 use anyhow::{Context, bail};
-use gpt2_files::atomic;
+use gpt2_files::{atomic, is_same_file};
 use gpt2_parallel::Group;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -121,17 +121,22 @@ impl Options {
         Ok(())
     }
 
-    /// Refuses a file of scores that is one of the corpus or of the model.
-    pub(super) fn spare_inputs(&self, opened: &Opened, documents: &Documents) -> anyhow::Result<()> {
+    /// Refuses a file of scores that the run reads: of the corpus, the model, its adapters or the interventions; and one in the Hub's
+    /// cache.
+    pub(super) fn spare_inputs(&self, run: &Run, documents: &Documents) -> anyhow::Result<()> {
+        let opened = run.opened;
+        let given = |out: &Path| opened.spelling.given("jsonl", out.display());
         let mut inputs =
             opened.files.as_ref().map(gpt2_loader::Files::paths).transpose()?.unwrap_or_default();
         inputs.extend(documents.corpus.iter().flat_map(|corpus| corpus.files.iter().cloned()));
+        inputs.extend(opened.adapters.iter().flat_map(|adapter| adapter.files.iter().cloned()));
+        inputs.extend(run.interventions.options().files().into_iter().map(|(_, path)| path));
         for out in self.outputs() {
-            let Ok(place) = out.canonicalize() else { continue };
-            if let Some(input) = inputs.iter().find(|input| input.canonicalize().is_ok_and(|at| at == place))
-            {
-                let given = opened.spelling.given("jsonl", out.display());
-                bail!("{given}: is {}, which this reads; choose another name", input.display());
+            if let Some(input) = inputs.iter().find(|input| is_same_file(input, &out)) {
+                bail!("{}: is {}, which this reads; choose another name", given(&out), input.display());
+            }
+            if out.parent().is_some_and(|folder| opened.hub.caches(folder)) {
+                bail!("{}: lies in the cache of the Hub's models; choose another name", given(&out));
             }
         }
         Ok(())
