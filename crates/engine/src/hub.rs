@@ -50,7 +50,7 @@ impl HubOptions {
     /// Like [`HubOptions::hub`]; `observer` hears of downloads.
     ///
     /// # Errors
-    /// As for [`HubOptions::hub`].
+    /// See [`HubOptions::hub`].
     pub fn connect(&self, observer: &dyn Observer) -> anyhow::Result<Hub> {
         let mut hub = self.hub()?;
         hub.progress = observer.downloads();

@@ -113,7 +113,7 @@ impl RunProvenance {
     /// The provenance of results that need only the weights, on the CPU.
     ///
     /// # Errors
-    /// As for [`RunProvenance::of_tokens`].
+    /// See [`RunProvenance::of_tokens`].
     pub fn of_weights(opened: &Opened) -> anyhow::Result<Self> {
         Ok(Self { device: "cpu".to_owned(), implementation: "none", ..Self::of_tokens(opened, 1)? })
     }

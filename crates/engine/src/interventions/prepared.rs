@@ -167,7 +167,7 @@ impl<'a> Prepared<'a> {
     /// Reads what the interventions need, and checks them against the model.
     ///
     /// # Errors
-    /// As for [`InterventionOptions::build`].
+    /// See [`InterventionOptions::build`].
     pub fn new(
         options: InterventionOptions,
         opened: &'a Opened,

@@ -20,7 +20,7 @@ pub struct MeanSource {
     /// The file that they come from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
-    /// How many there are.
+    /// The number of texts.
     pub texts: usize,
     /// Whether each position has a mean of its own; `None` if that differs from text to text.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -115,7 +115,7 @@ impl ModelOptions {
     /// Like [`ModelOptions::files`]; for a model on the Hub, calls `fetch` with the Hub, the model's id and the revision.
     ///
     /// # Errors
-    /// As for [`ModelOptions::files`].
+    /// See [`ModelOptions::files`].
     pub fn files_by(
         &self,
         observer: &dyn Observer,

@@ -31,7 +31,7 @@ impl ModelOptions {
     /// The files of all adapters.
     ///
     /// # Errors
-    /// As for [`ModelOptions::adapter`], and when one is named twice.
+    /// See [`ModelOptions::adapter`]; also when one is named twice.
     pub fn find_adapters(&self, observer: &dyn Observer) -> anyhow::Result<Vec<FoundAdapter>> {
         let mut found: Vec<FoundAdapter> = vec![];
         for AdapterChoice { source, weight } in &self.adapters {

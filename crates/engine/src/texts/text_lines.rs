@@ -119,7 +119,7 @@ impl<'a> TextLines<'a> {
     /// The next line that holds more than white space, with its content; none at the end.
     ///
     /// # Errors
-    /// As for [`TextLines::next_line`], and when a line of JSON has no text where one is expected.
+    /// See [`TextLines::next_line`]; also when a line of JSON has no text where one is expected.
     pub fn next_text(&mut self) -> anyhow::Result<Option<TextLine>> {
         let Some((number, line)) = self.next_line()? else { return Ok(None) };
         let place = place(&self.path, Some(number));

@@ -37,7 +37,7 @@ impl NamedTensors {
     }
 }
 
-/// How many of the model's parameters a dictionary holds under a prefix: by name and size, and by name.
+/// The number of of the model's parameters a dictionary holds under a prefix: by name and size, and by name.
 type Score = (usize, usize);
 
 /// Finds the model among dictionaries of tensors.

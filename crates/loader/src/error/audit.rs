@@ -32,7 +32,7 @@ pub struct Audit {
     /// The number of elements of the parameters in the files. The table of a tied model counts once, even if the file
     /// holds it under both names.
     pub parameter_count: u64,
-    /// How many parameters the files hold by name, but for `lm_head`, which other models have, too.
+    /// The number of parameters the files hold by name, but for `lm_head`, which other models have, too.
     pub(crate) named: usize,
     /// The name of the config in messages.
     pub(crate) config: &'static str,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// How many characters a message shows.
+/// The number of characters a message shows.
 const SHOWN: usize = 10;
 
 /// Characters of a text that a vocabulary cannot spell, in order of first appearance, and how often each occurs.
@@ -22,7 +22,7 @@ impl Unspellable {
         &self.0
     }
 
-    /// How many characters of the text these are in total.
+    /// The number of characters of the text these are in total.
     #[must_use]
     pub fn total(&self) -> usize {
         self.0.iter().map(|(_, count)| count).sum()

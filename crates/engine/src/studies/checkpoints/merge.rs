@@ -100,7 +100,7 @@ impl Merged {
 /// Adds the adapters in `options` to their model, and writes it.
 ///
 /// # Errors
-/// As for [`ModelOptions::find`], [`Merged::new`] and [`Merged::write`], and when the folder holds a model or an adapter already.
+/// See [`ModelOptions::find`], [`Merged::new`] and [`Merged::write`], and when the folder holds a model or an adapter already.
 pub fn merge(options: &ModelOptions, to: &NewModel, observer: &dyn Observer) -> anyhow::Result<Report> {
     to.refuse_adapter(options.spelling)?;
     let found = options.find(observer)?;

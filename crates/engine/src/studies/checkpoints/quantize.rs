@@ -112,7 +112,7 @@ impl Quantizing {
 /// Writes the model of these files as the GGUF file `out`, whole or not at all.
 ///
 /// # Errors
-/// As for [`Quantizing::new`] and [`Quantizing::write`], and when the file is there already or is one of the model's.
+/// See [`Quantizing::new`] and [`Quantizing::write`], and when the file is there already or is one of the model's.
 pub fn quantize(
     files: &Files,
     kind: GgufType,

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 pub struct Options {
     /// Random tokens, which a text repeats.
     pub length: usize,
-    /// How often a text has them.
+    /// The number of times a text has them.
     pub repeats: usize,
     /// Texts.
     pub batch: usize,
@@ -40,7 +40,7 @@ pub struct Report {
     pub model: String,
     /// The tokens that a text repeats.
     pub length: usize,
-    /// How often it has them.
+    /// The number of times it has them.
     pub repeats: usize,
     /// The number of texts.
     pub batch: usize,

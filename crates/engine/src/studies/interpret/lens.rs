@@ -20,7 +20,7 @@ pub struct Options {
     pub prompt: Content,
     /// The position whose next token to predict; by default the last.
     pub position: Option<usize>,
-    /// How many tokens to list for each layer.
+    /// The number of tokens to list for each layer.
     pub top_k: usize,
     /// Points of the run whose values are returned as tensors, too.
     pub export_point: Vec<PointName>,

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub struct Options {
     /// The kind of task.
     pub task: Task,
-    /// How many pairs.
+    /// The number of pairs.
     pub count: usize,
 }
 

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
-    /// How many tokens of the text to compare; by default all.
+    /// The number of tokens of the text to compare; by default all.
     pub tokens: Option<usize>,
     /// The tokens of a window; by default the shorter context of the two models.
     pub window: Option<usize>,

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 pub struct Options {
     /// The text, or its ids.
     pub prompt: Content,
-    /// How many next tokens to list.
+    /// The number of next tokens to list.
     pub top_k: usize,
     /// Whether to run without the interventions, too.
     pub compare: bool,

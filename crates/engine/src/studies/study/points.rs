@@ -94,7 +94,7 @@ impl Points {
     /// The points that the names of `option` mean in a model.
     ///
     /// # Errors
-    /// As for [`PointName::all`].
+    /// See [`PointName::all`].
     pub fn new(option: &str, names: &[PointName], layers: usize) -> anyhow::Result<Self> {
         Ok(Self(PointName::all(option, names, layers)?))
     }

@@ -17,7 +17,7 @@ pub struct Options {
     pub token: Vec<Answer>,
     /// The inputs of later heads to look at; all without any.
     pub composition: Vec<HeadInput>,
-    /// How many entries to list of one head.
+    /// The number of entries to list of one head.
     pub top: usize,
 }
 

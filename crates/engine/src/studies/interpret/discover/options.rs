@@ -22,7 +22,7 @@ pub struct Options {
     /// What stands in for the other edges.
     #[serde(with = "ReplacementName")]
     pub replace: Replacement,
-    /// How many edges to choose; without a number, as many as reach `faithfulness`.
+    /// The number of edges to choose; without a number, as many as reach `faithfulness`.
     pub edges: Option<usize>,
     /// The faithfulness to look for.
     pub faithfulness: f64,

@@ -37,7 +37,7 @@ pub struct Options {
     pub prompt: Content,
     /// The dictionary: a folder, or `owner/name/FOLDER` on the Hub; by default that of the interventions.
     pub dictionary: Option<String>,
-    /// How many features to list for each token, or how many effects or pairs.
+    /// The number of features to list for each token, or how many effects or pairs.
     pub top_k: usize,
     /// The features to follow: where they fire, and which tokens they make likelier.
     pub feature: Vec<u32>,

@@ -24,7 +24,7 @@ pub struct StoreOptions {
     pub store: PathBuf,
     /// The dictionary: a folder, or `owner/name/FOLDER` on the Hub; by default that of the interventions.
     pub dictionary: Option<String>,
-    /// How many features to list, the most frequent first; of each of `feature`, how many places.
+    /// The number of features to list, the most frequent first; of each of `feature`, how many places.
     pub top_k: usize,
     /// The features to follow: where they fire most, and which tokens they make likelier.
     pub feature: Vec<u32>,

@@ -29,18 +29,18 @@ pub struct Options {
     pub out: PathBuf,
     /// The value to learn from; needed with a text, or if the store has several.
     pub point: Option<String>,
-    /// How many features to learn; by default 8 for each number of a value.
+    /// The number of features to learn; by default 8 for each number of a value.
     pub features: Option<u32>,
-    /// How many features fire at a token.
+    /// The number of features that fire at a token.
     pub k: u32,
     /// How features are kept few.
     #[serde(serialize_with = "name_of_sparsity", deserialize_with = "sparsity_of_name")]
     pub sparsity: Sparsity,
-    /// How often to go through the values.
+    /// The number of times to go through the values.
     pub epochs: u32,
-    /// How many tokens a batch has.
+    /// The number of tokens in a batch.
     pub batch: u32,
-    /// How many batches a step adds up.
+    /// The number of batches that a step adds up.
     pub accumulate: u16,
     /// The largest learning rate.
     pub lr: f64,

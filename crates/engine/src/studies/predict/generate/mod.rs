@@ -46,7 +46,7 @@ impl Options {
     /// read what interventions leave; `on_piece` hears each prompt's text as it comes, and may end the work.
     ///
     /// # Errors
-    /// As for [`Options::continuing`] and [`Batch::run`].
+    /// See [`Options::continuing`] and [`Batch::run`].
     pub fn continue_all(
         &self,
         run: &Run,
@@ -108,7 +108,10 @@ mod tests {
     impl Observer for FailsOnce {
         fn step(&self, _: &str, done: u64, _: Option<u64>) -> candle_core::Result<()> {
             self.0.store(done, Ordering::Relaxed);
-            if done == 2 { candle_core::bail!("enough") } else { Ok(()) }
+            if done == 2 {
+                candle_core::bail!("enough")
+            }
+            Ok(())
         }
     }
 

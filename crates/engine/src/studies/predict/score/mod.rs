@@ -72,7 +72,7 @@ impl Options {
     /// Scores a corpus alone, without other processes.
     ///
     /// # Errors
-    /// As for [`Options::find`], [`Options::start`] and [`Scoring::run`], and when the file of scores is one that is read.
+    /// See [`Options::find`], [`Options::start`] and [`Scoring::run`], and when the file of scores is one that is read.
     pub fn score(&self, run: &Run) -> anyhow::Result<Report> {
         if self.jsonl.as_deref() == Some(Path::new("-")) {
             bail!("{}: expected the name of a file; ./- is one", run.opened.spelling.given("jsonl", "-"));
