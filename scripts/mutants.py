@@ -49,7 +49,7 @@ def arguments():
     add = parser.add_argument
     add("--seed", type=int, default=1, help="seed of the sample (default 1)")
     add("--count", type=int, default=160, help="number of mutants (default 160)")
-    crates = sorted(path.parent.name for path in REPOSITORY.glob("crates/*/Cargo.toml"))
+    crates = sites.crates(REPOSITORY)
     add("--crates", default=",".join(crates), help="folders of crates/, separated by commas (default: all)")
     add("--scratch", type=Path, default=Path("/tmp/gpt2-mutants"), help="a folder outside the repository")
     add("--dependencies-from", type=Path, help="copy built dependencies from this target folder, which saves minutes")

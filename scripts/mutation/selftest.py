@@ -80,13 +80,13 @@ def names(repository):
 
 def everything_is_read(repository):
     """Every file of the repository gives its places, none of them outside the text."""
-    for crate in (repository / "crates").iterdir():
-        found = [site for file in sites.sources(repository, crate.name) for site in sites.of_file(repository, crate.name, file)]
+    for crate in sites.crates(repository):
+        found = [site for file in sites.sources(repository, crate) for site in sites.of_file(repository, crate, file)]
         texts = {site.file: (repository / site.file).read_bytes() for site in found}
         for site in found:
             same(f"{site.file}:{site.line}", texts[site.file][site.start : site.end].decode(), site.original)
-        if not found or sites.lines_of_code(repository, crate.name) == 0:
-            raise SystemExit(f"error: no place to change in crates/{crate.name}")
+        if not found or sites.lines_of_code(repository, crate) == 0:
+            raise SystemExit(f"error: no place to change in crates/{crate}")
 
 
 def compiled_in(folder):

@@ -55,6 +55,12 @@ class Site:
         return f"(if crate::mutant_is({number}) {{ {self.mutated} }} else {{ {self.original} }})"
 
 
+def crates(root):
+    """The folders of crates/ that have functions: page-module only holds files."""
+    folders = (path.parent for path in (root / "crates").glob("*/Cargo.toml"))
+    return sorted(folder.name for folder in folders if any("fn " in file.read_text() for file in folder.rglob("src/**/*.rs")))
+
+
 def sources(root, crate):
     files = sorted((root / "crates" / crate / "src").rglob("*.rs"))
     relative = [str(f.relative_to(root)) for f in files]

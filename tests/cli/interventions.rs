@@ -230,7 +230,8 @@ fn positions_that_are_not_there_are_refused() -> Result {
     Tensor::zeros(128, DType::F32, &Device::Cpu)?.write_npy(folder.file("v.npy"))?;
     let add = |at: &str| format!("{at}={}", folder.at("v.npy"));
     gpt2(&["forward", "O Romeo", "--add", &add("1@50")])?.refused(1, &["--add 1@50", "0 to 2"]);
-    gpt2(&["heads", "--add", &add("1@3")])?.refused(1, &["--add 1@3", "random tokens", "@POS"]);
+    gpt2(&["heads", "--add", &add("1@3")])?
+        .refused(1, &["--add 1@3", "random tokens", "leave the position out"]);
     gpt2(&["heads", "--add", &add("1")])?.succeeded();
     folder.write("long.npy", "\u{93}NUMPY {'shape': (99999999999999,), }")?;
     let long = format!("1={}", folder.at("long.npy"));

@@ -432,7 +432,10 @@ fn interventions_act_on_every_beam() -> Result {
     let rows = std::cell::RefCell::new(vec![]);
     let counts = on([Point::ResidPre(0)], |_: At, x: &Tensor| {
         rows.borrow_mut().push(x.dim(0)?);
-        if rows.borrow().len() == 4 { candle_core::bail!("enough") } else { Ok(None) }
+        if rows.borrow().len() == 4 {
+            candle_core::bail!("enough");
+        }
+        Ok(None)
     });
     let hooks: [&dyn gpt2_model::hooks::Hooks; 2] = [&changes, &counts];
     let chain = Chain(&hooks);

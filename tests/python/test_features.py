@@ -130,7 +130,7 @@ def test_a_store_is_the_commands_and_reads_as_arrays(model: Model, sae: Dictiona
     in_memory = model.record(LINES, out=tmp_path / "texts", **more)
     rows, z = in_memory.values(POINT), in_memory.values("blocks.1.attn.hook_z")
     whole = np.asarray(rows)
-    assert whole.shape == rows.shape == (len(in_memory), model.facts["config"]["n_embd"]) and z.ndim == 3
+    assert whole.shape == rows.shape == (len(in_memory), model.config["n_embd"]) and z.ndim == 3
     np.testing.assert_array_equal(whole, np.asarray(mine.values(POINT)))
     parts = [safetensors(shard)[POINT] for shard in sorted((tmp_path / "texts").glob("*.safetensors"))]
     np.testing.assert_array_equal(whole, np.concatenate(parts))

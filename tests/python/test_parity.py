@@ -28,6 +28,7 @@ IN_COMMAND = {
     ("*", "prompt"): "PROMPT",
     ("*", "pairs"): "--pairs",
     ("pairs", "task"): "TASK",
+    ("circuits", "head"): "L.H",
     ("edge-scores", "gradients"): "--steps",  # 0 are the clean run's
 }
 

@@ -44,7 +44,7 @@ impl Model {
             let outcome = entry.run(&run, options)?;
             let array = |(name, tensor)| Ok((name, Array::new(&tensor)?));
             let arrays = outcome.tensors.into_iter().map(array).collect::<candle_core::Result<_>>()?;
-            Ok::<_, Failed>((outcome.report.to_string(), arrays))
+            Ok::<_, Failed>((outcome.report, arrays))
         })?;
         let (report, arrays) = outcome;
         Ok((report, arrays, observer.into_notes()))

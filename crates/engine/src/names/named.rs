@@ -381,7 +381,7 @@ mod tests {
         let file = Named::find("https://huggingface.co/who/name/blob/main/model.safetensors");
         assert!(file.unwrap_err().to_string().contains("give who/name"));
         // The tests run in the folder of this crate.
-        assert!(Named::find("src/named.rs").unwrap_err().to_string().contains("is a text that begins"));
+        assert!(Named::find("src/lib.rs").unwrap_err().to_string().contains("is a text that begins"));
         if let Some(home) = std::env::home_dir() {
             assert_eq!(Named::find("~/no-such-model")?, Named::Folder(home.join("no-such-model")));
         }

@@ -180,7 +180,10 @@ impl ModelOptions {
     /// Turns the loader's error about a folder into advice.
     fn no_model(&self, error: LoadError, dir: &Path) -> anyhow::Error {
         match error {
-            LoadError::NotFound { .. } => anyhow!("{error}; or give {DEMO_NAME}, the built-in model"),
+            LoadError::NotFound { .. } => {
+                let text = format!("{error}; or give {DEMO_NAME}, the built-in model");
+                anyhow::Error::new(error).context(text)
+            }
             LoadError::NoConfig { .. } if AdapterFiles::is_in(dir) => {
                 let dir_name = dir.display().to_string();
                 match base_of_adapter(dir) {

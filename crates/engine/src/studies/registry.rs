@@ -65,7 +65,7 @@ pub fn takers(intervention: &str) -> String {
     }
 }
 
-/// A study whose types are not known: options and report are JSON.
+/// A study whose types are not known: its options are a JSON object, its report is a JSON text.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry {
     /// The study's name.
@@ -73,7 +73,7 @@ pub struct Entry {
     /// The interventions that it refuses.
     pub refuses: &'static [&'static str],
     defaults: fn() -> anyhow::Result<Value>,
-    run: fn(&Run, Value) -> anyhow::Result<Outcome<Value>>,
+    run: fn(&Run, Value) -> anyhow::Result<Outcome<String>>,
 }
 
 impl Entry {
@@ -103,7 +103,7 @@ impl Entry {
     ///
     /// # Errors
     /// When an option is unknown or of another type, and as for [`Study::run`].
-    pub fn run(&self, run: &Run, options: Value) -> anyhow::Result<Outcome<Value>> {
+    pub fn run(&self, run: &Run, options: Value) -> anyhow::Result<Outcome<String>> {
         (self.run)(run, options)
     }
 }
@@ -112,10 +112,11 @@ fn defaults<S: Study>() -> anyhow::Result<Value> {
     Ok(serde_json::to_value(S::default())?)
 }
 
-fn run<S: Study>(run: &Run, options: Value) -> anyhow::Result<Outcome<Value>> {
+fn run<S: Study>(run: &Run, options: Value) -> anyhow::Result<Outcome<String>> {
     let options: S =
         serde_json::from_value(options).with_context(|| format!("the options of {}", S::NAME))?;
     check_interventions::<S>(run.interventions.options(), run.opened.spelling)?;
     let Outcome { report, tensors } = options.run(run)?;
-    Ok(Outcome { report: serde_json::to_value(report)?, tensors })
+    // A text, since serde_json's values would widen f32: 0.1 would become 0.10000000149011612.
+    Ok(Outcome { report: serde_json::to_string(&report)?, tensors })
 }

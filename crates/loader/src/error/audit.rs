@@ -25,7 +25,7 @@ pub struct Audit {
     /// Names that are saved twice, with and without the prefix `transformer.`.
     pub duplicates: Vec<TensorInfo>,
     /// Parameters with numbers that are not finite: the name in the file, and how many there are. Empty unless
-    /// [`Checkpoint::not_finite`](crate::Checkpoint::not_finite) has filled it, since finding them reads all data.
+    /// they come from [`Checkpoint::numbers`](crate::Checkpoint::numbers), which reads all data.
     pub not_finite: Vec<(String, usize)>,
     /// The `attn.bias` and `attn.masked_bias` buffers: recognized, never loaded or counted.
     pub buffers: Vec<TensorInfo>,

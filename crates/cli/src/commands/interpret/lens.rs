@@ -18,7 +18,7 @@ use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("files").args(["export", "picture"]).multiple(true))]
-#[command(mut_arg("texts", |arg| arg.conflicts_with("picture")))]
+#[command(mut_arg("texts", |arg| arg.conflicts_with("picture")), mut_arg("circuit", |arg| arg.hide(true)))]
 #[command(after_help = "\
 With --texts, results come one after another, with --json as lines of JSON, and --export holds LINE/NAME for each text.
 The picture follows the tokens of the table: the probability of each of them after every block.

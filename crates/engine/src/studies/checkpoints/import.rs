@@ -81,7 +81,7 @@ pub fn write(from: &str, files: &Files, to: &NewModel, observer: &dyn Observer) 
 /// Reads a model by a path or a name, and writes it.
 ///
 /// # Errors
-/// See [`files`], [`check`] and [`write`], and when the folder holds a model or an adapter already.
+/// See [`files`], [`check`] and [`write()`], and when the folder holds a model or an adapter already.
 pub fn import(
     from: &str,
     options: &ModelOptions,

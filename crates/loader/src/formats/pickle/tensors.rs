@@ -21,7 +21,7 @@ pub(super) struct Storage<'a> {
     pub(super) size: usize,
     /// The numbers before the part that this description is of: files of the oldest PyTorch have such parts.
     pub(super) first: usize,
-    /// The number of numbers the whole storage has, by the pickle.
+    /// The number of elements in the whole storage, by the pickle.
     pub(super) len: Option<usize>,
 }
 

@@ -26,7 +26,7 @@ impl Study for Options {
     type Report = Report;
 
     /// Of all heads, the tensors `q`, `k` and `v` hold the compositions (L, H, L, H). Of one, `qk` and `ov` hold its tables of the
-    /// tokens that the report names: see [`LinkTokens`].
+    /// tokens that the report names: see [`LinkTokens`](super::LinkTokens).
     fn run(&self, run: &Run) -> anyhow::Result<Outcome<Report>> {
         let option = |name| run.opened.spelling.option(name);
         match self.head {
