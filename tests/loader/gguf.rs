@@ -55,20 +55,28 @@ fn a_starcoder_in_parts_is_the_same_model() -> Result {
     let kind = u32::from_le_bytes(whole[dims + 16..dims + 20].try_into().expect("4 bytes"));
     let bytes = usize::try_from(number(dims) * number(dims + 8))? * if kind == 0 { 4 } else { 2 };
     let from = header.next_multiple_of(32) + usize::try_from(number(dims + 20))?;
-    let part = |tensors: u64, keys: u64, infos: &[&[u8]], numbers: &[u8]| {
-        let mut part = [&whole[..8], &tensors.to_le_bytes(), &keys.to_le_bytes(), &infos.concat()].concat();
+    let part = |number: u16, tensors: u64, keys: u64, rest: &[&[u8]], numbers: &[u8]| {
+        let mut part = [&whole[..8], &tensors.to_le_bytes(), &(keys + 2).to_le_bytes()].concat();
+        for (key, value) in [("split.no", number), ("split.count", 2)] {
+            part.extend((key.len() as u64).to_le_bytes());
+            part.extend(key.as_bytes());
+            part.extend(2u32.to_le_bytes()); // u16
+            part.extend(value.to_le_bytes());
+        }
+        part.extend(rest.concat());
         part.resize(part.len().next_multiple_of(32), 0);
         part.extend(numbers);
         part
     };
     let first = part(
+        0,
         number(8) - 1,
         number(16),
         &[&whole[24..begin], &whole[end..header]],
         &whole[header.next_multiple_of(32)..],
     );
     let offset = 0u64.to_le_bytes();
-    let second = part(1, 0, &[&whole[begin..dims + 20], &offset], &whole[from..from + bytes]);
+    let second = part(1, 1, 0, &[&whole[begin..dims + 20], &offset], &whole[from..from + bytes]);
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("s-00001-of-00002.gguf");
     std::fs::write(&path, first)?;
