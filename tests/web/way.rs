@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Module, Tensor};
 use gpt2_loader::{Checkpoint, Source};
 use gpt2_model::hooks::{Point, Recorder};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
-use gpt2_web::{DEMO, FollowedToken, Live, PageRequest, STAGES, Stage};
+use gpt2_web::{DEMO, DrawSettings, FollowedToken, Live, PageRequest, STAGES, Stage};
 use serde_json::Value;
 
 const TEXT: &str = "O Romeo, Romeo! wherefore art thou Romeo?";
@@ -16,7 +16,10 @@ fn demo() -> Result<Gpt2LMHeadModel> {
 
 fn way(along: FollowedToken, changes: &[&str]) -> Result<Vec<Stage>> {
     let changes = changes.iter().map(|&change| change.to_owned()).collect();
-    let look = PageRequest { text: TEXT.to_owned(), changes, along: Some(along), ..PageRequest::default() };
+    // The probabilities of all tokens, not of the 40 that the next one is drawn from.
+    let draw = DrawSettings { top_k: None, ..DrawSettings::default() };
+    let look =
+        PageRequest { text: TEXT.to_owned(), changes, along: Some(along), draw, ..PageRequest::default() };
     Ok(Live::demo()?.look(&look)?.way.ok_or("a way")?.stages)
 }
 
