@@ -95,7 +95,7 @@ impl<'a> Tally<'a> {
     /// Like [`Tally::add`]; calls `progress` with the number of these tokens that are done, every thousand or so.
     ///
     /// # Errors
-    /// As for [`Tally::add`], and those of `progress`, which end it: the tally then counts a part of the tokens, and is no use any more.
+    /// Gives the errors of [`Tally::add`] and of `progress`. The tally has then counted a part of the tokens: discard it.
     pub fn add_by_parts(
         &mut self,
         tokens: Tokens,

@@ -28,7 +28,7 @@ pub(crate) struct ThreadsArg {
     pub(crate) threads: Option<u16>,
 }
 
-/// Where a command runs, and with which seed.
+/// The device, the threads and the seed of a command.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Model and device")]
 pub(crate) struct RunArgs {

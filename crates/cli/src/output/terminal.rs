@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 /// Hears for the person at the terminal.
 #[derive(Debug, Default)]
 pub(crate) struct Terminal {
-    /// What is counted, and the bar that shows it.
+    /// The count and the bar that shows it.
     shown: Mutex<Option<(String, ProgressBar)>>,
 }
 

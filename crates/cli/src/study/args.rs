@@ -46,7 +46,7 @@ impl StudyArgs {
         study.run(&self.run(&Prepared::new(options, opened, &TERMINAL)?, wants_tensors))
     }
 
-    /// What the engine's studies run on.
+    /// The settings of a study's run: interventions, seed, progress.
     pub(crate) fn run<'a>(&self, interventions: &'a Prepared<'a>, wants_tensors: bool) -> Run<'a> {
         Run {
             seed: self.model.run.seed,

@@ -1,4 +1,4 @@
-//! How the features in a text are printed.
+//! Prints the features in a text.
 
 use crate::output;
 use gpt2_engine::Label;
