@@ -15,8 +15,8 @@ pub use checks::Reads;
 pub use circuit::LoadedCircuit;
 pub use on_heads::OnHeads;
 pub use options::{
-    ALL_INTERVENTIONS, At, CircuitChoice, DictionaryChoice, FeatureOption, InterventionOptions, MeanTexts,
-    Steer, VectorSource,
+    ALL_BUT_DICTIONARY, ALL_INTERVENTIONS, At, CircuitChoice, DictionaryChoice, FeatureOption,
+    InterventionOptions, MeanTexts, Steer, VectorSource,
 };
 pub use prepared::{Applied, Prepared};
 pub use sources::{MeanSource, Sources};

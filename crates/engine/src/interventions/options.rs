@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 /// The names of all options of interventions, for studies in which none has a meaning.
 pub const ALL_INTERVENTIONS: &[&str] = &[
+    "dictionary",
     "ablate",
     "mean-ablate",
     "mean-of",
@@ -24,11 +25,16 @@ pub const ALL_INTERVENTIONS: &[&str] = &[
     "from-prompt",
     "add",
     "circuit",
-    "dictionary",
     "ablate-feature",
     "scale-feature",
     "set-feature",
 ];
+
+/// The same without `dictionary`, for studies that read one and run no model.
+pub const ALL_BUT_DICTIONARY: &[&str] = match ALL_INTERVENTIONS {
+    [_dictionary, others @ ..] => others,
+    [] => &[],
+};
 
 /// Interventions as a user asks for them. They are applied in the order of these fields.
 #[derive(Debug, Clone, Default)]
@@ -247,6 +253,13 @@ impl InterventionOptions {
 mod tests {
     use super::*;
     use gpt2_model::hooks::Head;
+
+    #[test]
+    fn a_study_of_stored_values_refuses_all_but_the_dictionary() {
+        let taken: Vec<_> =
+            ALL_INTERVENTIONS.iter().filter(|name| !ALL_BUT_DICTIONARY.contains(name)).collect();
+        assert_eq!(taken, [&"dictionary"]);
+    }
 
     #[test]
     fn a_vector_has_a_layer_a_file_and_perhaps_a_position_and_a_scale() {

@@ -343,13 +343,10 @@ mod tests {
     use crate::init::seeded;
     use candle_core::Device;
 
-    /// A row that is padded to the length of a longer one draws the text that it draws alone: the padding is no text, so that no
-    /// penalty falls on its id.
-    #[test]
-    fn no_penalty_falls_on_the_padding_of_a_shorter_row() -> Result<()> {
+    fn small_model(n_positions: usize) -> Result<Gpt2LMHeadModel> {
         let config = Config {
             vocab_size: 11,
-            n_positions: 16,
+            n_positions,
             n_embd: 8,
             n_layer: 1,
             n_head: 2,
@@ -357,7 +354,14 @@ mod tests {
             eos_token_id: None,
             ..Config::gpt2()
         };
-        let model = Gpt2LMHeadModel::load(seeded(7, DType::F32, &Device::Cpu), &config)?;
+        Gpt2LMHeadModel::load(seeded(7, DType::F32, &Device::Cpu), &config)
+    }
+
+    /// A row that is padded to the length of a longer one draws the text that it draws alone: the padding is no text, so that no
+    /// penalty falls on its id.
+    #[test]
+    fn no_penalty_falls_on_the_padding_of_a_shorter_row() -> Result<()> {
+        let model = small_model(16)?;
         let mut with_padding_id = 0;
         for seed in 0..40 {
             // At this temperature every id is drawn now and then, but for those with a penalty on a logit below 0.
@@ -379,17 +383,7 @@ mod tests {
 
     #[test]
     fn a_penalty_falls_on_the_prompt_and_on_what_was_generated() -> Result<()> {
-        let config = Config {
-            vocab_size: 11,
-            n_positions: 8,
-            n_embd: 8,
-            n_layer: 1,
-            n_head: 2,
-            initializer_range: 0.3,
-            eos_token_id: None,
-            ..Config::gpt2()
-        };
-        let model = Gpt2LMHeadModel::load(seeded(7, DType::F32, &Device::Cpu), &config)?;
+        let model = small_model(8)?;
         let text = |repetition_penalty, prompt: u32| -> Result<Vec<u32>> {
             let sampling = Sampling { repetition_penalty, ..Sampling::greedy() };
             let mut generation = Generation::new(&model, &[vec![prompt]], sampling, 4)?;

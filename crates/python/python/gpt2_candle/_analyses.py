@@ -10,7 +10,8 @@ import numpy as np
 
 from . import _native
 from ._base import Base, Report
-from ._inputs import Changes, changes_of, count, ids_of, rows_of
+from ._inputs import Changes, changes_of, ids_of, rows_of
+from ._numbers import count
 from ._results import Effects, Map, Scores
 from ._types import Answers, Floats, Parts, Text, Texts
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from . import _native
-from ._inputs import array_of, changes_of, count, ids_of
+from ._inputs import changes_of, ids_of
+from ._numbers import array_of, count
 from ._results import Map
 from ._tokenizer import Tokenizer
 from ._types import Answers, Floats, Text

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from . import _native
 from ._base import Report
-from ._inputs import maybe
+from ._numbers import maybe
 from ._progress import Downloads
 
 SaveDType = Literal["f32", "f16", "bf16", "f64"]

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 import numpy as np
 
 from ._base import Base, Progress, Report
-from ._inputs import Changes, count, ids_of, maybe
+from ._inputs import Changes, ids_of
+from ._numbers import count, maybe
 from ._types import Answers, Floats, Text
 
 if sys.version_info >= (3, 11):

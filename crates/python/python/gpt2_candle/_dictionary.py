@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from . import _native
-from ._inputs import array_of, count, maybe
+from ._numbers import array_of, count, maybe
 from ._progress import Downloads
 from ._types import Floats
 

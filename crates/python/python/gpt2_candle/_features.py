@@ -14,7 +14,8 @@ import numpy as np
 
 from ._base import Base, Progress, Report
 from ._dictionary import Dictionary
-from ._inputs import Changes, changes_of, count, ids_of, maybe
+from ._inputs import Changes, changes_of, ids_of
+from ._numbers import count, maybe
 from ._store import Store
 from ._types import Floats, Text
 

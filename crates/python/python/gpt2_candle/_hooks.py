@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import _native
-from ._inputs import array_of
+from ._numbers import array_of
 from ._types import Hook, HookFunction, LayerIndex, Names
 
 # TransformerLens computes these only where its config asks for them.

@@ -18,7 +18,8 @@ from ._base import Progress, Report
 from ._circuits import Circuits
 from ._features import Features
 from ._hooks import Points
-from ._inputs import Changes, Options, array_of, changes_of, count, ids_of, maybe, rows_of
+from ._inputs import Changes, Options, changes_of, ids_of, rows_of
+from ._numbers import array_of, count, maybe
 from ._progress import Downloads
 from ._results import Attention, Cache, Comparison, Continuation, Output
 from ._texts import Predictions

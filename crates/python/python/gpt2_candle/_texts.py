@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ._base import Base, Progress, Report
-from ._inputs import Changes, changes_of, count, ids_of, maybe
+from ._inputs import Changes, changes_of, ids_of
+from ._numbers import count, maybe
 from ._types import Floats, Text
 
 if sys.version_info >= (3, 11):

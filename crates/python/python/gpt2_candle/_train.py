@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _native
-from ._inputs import count, maybe
 from ._model import Model
+from ._numbers import count, maybe
 
 
 @dataclass(frozen=True)

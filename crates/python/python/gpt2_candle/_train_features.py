@@ -13,8 +13,8 @@ from . import _native
 from ._base import Progress, Report
 from ._dictionary import Dictionary
 from ._features import texts_of
-from ._inputs import count, maybe
 from ._model import Model
+from ._numbers import count, maybe
 from ._store import INDEX, Store
 
 

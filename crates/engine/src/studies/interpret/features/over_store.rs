@@ -2,6 +2,7 @@
 
 use super::dictionary::{DictionarySummary, PlacedDictionary, Promoted};
 use super::finite::{self, Number};
+use crate::interventions::ALL_BUT_DICTIONARY;
 use crate::observer::Stopped;
 use crate::open::{Label, Opened};
 use crate::studies::study::{Outcome, Run, Study};
@@ -97,21 +98,7 @@ pub struct StrongestPlace {
 impl Study for StoreOptions {
     const NAME: &'static str = "features-in-store";
     // The values are there already: nothing runs.
-    const REFUSES: &'static [&'static str] = &[
-        "ablate",
-        "mean-ablate",
-        "mean-of",
-        "scale",
-        "attention-temperature",
-        "block",
-        "patch",
-        "from-prompt",
-        "add",
-        "circuit",
-        "ablate-feature",
-        "scale-feature",
-        "set-feature",
-    ];
+    const REFUSES: &'static [&'static str] = ALL_BUT_DICTIONARY;
     type Report = StoreReport;
 
     fn run(&self, run: &Run) -> anyhow::Result<Outcome<StoreReport>> {
