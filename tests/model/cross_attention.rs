@@ -124,13 +124,13 @@ fn a_block_alone_refuses_another_encoder_before_it_touches_the_cache() -> Result
     let mut run = |start: usize, len: usize, hidden_states: &Tensor| {
         let encoder = Some(Encoder { hidden_states, attention_mask: None });
         let pass = Pass { encoder, cache: Some(&mut cache), ..Default::default() };
-        block.forward(&x.narrow(1, start, len)?.contiguous()?, pass)
+        block.forward_with(&x.narrow(1, start, len)?.contiguous()?, pass)
     };
     run(0, 4, &expected["encoder_hidden_states"])?;
     assert!(run(4, 5, &other).is_err());
     let after = run(4, 5, &expected["encoder_hidden_states"])?.hidden_state;
     let encoder = Some(Encoder { hidden_states: &other, attention_mask: None });
-    let whole = block.forward(x, Pass { encoder, ..Default::default() })?.hidden_state;
+    let whole = block.forward_with(x, Pass { encoder, ..Default::default() })?.hidden_state;
     assert_close("after a refusal", &after, &whole.narrow(1, 4, 5)?, TOLERANCE);
     Ok(())
 }
@@ -259,7 +259,7 @@ fn dropout_falls_on_what_cross_attention_adds() -> Result {
             *seen.borrow_mut() = Some(x.copy()?);
             Ok(None)
         });
-        block.forward(x, Pass { hooks: Some(&keep), ..pass })?;
+        block.forward_with(x, Pass { hooks: Some(&keep), ..pass })?;
         drop(keep);
         seen.into_inner().ok_or_else(|| "the hook was not called".into())
     };
@@ -318,7 +318,7 @@ fn what_does_not_fit_cross_attention_is_refused_with_the_reason() -> Result {
         last_position_only: true,
         ..Default::default()
     };
-    let message = block.forward(hidden_states, pass).expect_err("the last position").to_string();
+    let message = block.forward_with(hidden_states, pass).expect_err("the last position").to_string();
     assert!(message.contains("weights of cross-attention"), "{message}");
     Ok(())
 }

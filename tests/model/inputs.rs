@@ -168,21 +168,21 @@ fn what_covers_all_positions_is_refused_for_the_last_alone() -> Result {
     let x = Tensor::ones((1, 3, 8), DType::F32, &Device::Cpu)?;
     let nothing = on([], |_, _| Ok(None));
     let last = || Pass { last_position_only: true, ..Default::default() };
-    assert_eq!(block.forward(&x, last())?.hidden_state.dims(), [1, 1, 8]);
+    assert_eq!(block.forward_with(&x, last())?.hidden_state.dims(), [1, 1, 8]);
     let part = "last_position_only cannot be combined";
-    assert_refused(block.forward(&x, Pass { output_attention_outputs: true, ..last() }), part);
-    assert_refused(block.forward(&x, Pass { hooks: Some(&nothing), ..last() }), part);
-    assert_refused(block.attn.forward(&x, Pass { hooks: Some(&nothing), ..last() }), part);
-    assert_refused(block.forward(&x.narrow(1, 0, 0)?, Pass::default()), "x has no positions");
+    assert_refused(block.forward_with(&x, Pass { output_attention_outputs: true, ..last() }), part);
+    assert_refused(block.forward_with(&x, Pass { hooks: Some(&nothing), ..last() }), part);
+    assert_refused(block.attn.forward_with(&x, Pass { hooks: Some(&nothing), ..last() }), part);
+    assert_refused(block.forward_with(&x.narrow(1, 0, 0)?, Pass::default()), "x has no positions");
 
     let mut cross = load("cross", DType::F32)?;
     cross.transformer.h[0].ln_cross_attn = None;
     let x = Tensor::ones((2, 3, 12), DType::F32, &Device::Cpu)?;
     let encoder = Some(Encoder { hidden_states: &x, attention_mask: None });
-    let halves = cross.transformer.h[0].forward(&x, Pass { encoder, ..Default::default() });
+    let halves = cross.transformer.h[0].forward_with(&x, Pass { encoder, ..Default::default() });
     assert_refused(halves, "belong together");
     cross.transformer.h[1].crossattention = None;
-    assert_refused(cross.transformer.h[1].forward(&x, Pass::default()), "belong together");
+    assert_refused(cross.transformer.h[1].forward_with(&x, Pass::default()), "belong together");
     Ok(())
 }
 

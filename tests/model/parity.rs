@@ -85,7 +85,7 @@ fn each_stage_of_a_block_equals_transformers() -> Result {
     let ln_1 = block.ln_1.forward(x)?;
     assert_close("ln_1", &ln_1, stage("h.0.ln_1"), TOLERANCE);
     assert_close("c_attn", &block.attn.c_attn.forward(&ln_1)?, stage("h.0.attn.c_attn"), TOLERANCE);
-    let attn = block.attn.forward(&ln_1, Pass::default())?;
+    let attn = block.attn.forward_with(&ln_1, Pass::default())?;
     assert_close("attn", &attn, stage("h.0.attn.c_proj"), TOLERANCE);
     let context = stage("h.0.attn.context");
     assert_close("c_proj", &block.attn.c_proj.forward(context)?, stage("h.0.attn.c_proj"), TOLERANCE);
@@ -96,7 +96,7 @@ fn each_stage_of_a_block_equals_transformers() -> Result {
     assert_close("mlp.c_proj", &block.mlp.c_proj.forward(act)?, stage("h.0.mlp.c_proj"), TOLERANCE);
     assert_close("mlp", &block.mlp.forward(&ln_2)?, stage("h.0.mlp.c_proj"), TOLERANCE);
     let args = Pass { output_attention_outputs: true, ..Default::default() };
-    let output = block.forward(x, args)?;
+    let output = block.forward_with(x, args)?;
     assert_close("block", &output.hidden_state, stage("h.0"), TOLERANCE);
     let attention_output = output.attention_output.ok_or("it was asked for")?;
     assert_close("attention_output", &attention_output, stage("h.0.attn.c_proj"), TOLERANCE);

@@ -286,7 +286,9 @@ impl Branches<'_> {
             // Nothing reads the other positions after the last block.
             let last_position_only = self.hooks.is_none() && layer + 1 == blocks;
             x = if last_position_only {
-                transformer.h[layer].forward(&x, Pass { last_position_only, ..Pass::default() })?.hidden_state
+                transformer.h[layer]
+                    .forward_with(&x, Pass { last_position_only, ..Pass::default() })?
+                    .hidden_state
             } else {
                 self.block(layer, &x, None)?
             };
@@ -304,7 +306,7 @@ impl Branches<'_> {
             self.hooks.into_iter().chain(change.map(|change| change as &dyn Hooks)).collect();
         let chain = Chain(&all);
         let hooks: Option<&dyn Hooks> = if all.is_empty() { None } else { Some(&chain) };
-        Ok(self.model.transformer.h[layer].forward(x, Pass { hooks, ..Pass::default() })?.hidden_state)
+        Ok(self.model.transformer.h[layer].forward_with(x, Pass { hooks, ..Pass::default() })?.hidden_state)
     }
 }
 

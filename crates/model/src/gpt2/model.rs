@@ -92,7 +92,7 @@ impl Gpt2Model {
                 output_attention_outputs: args.output_attention_outputs,
                 last_position_only,
             };
-            let output = block.forward(&x, pass)?;
+            let output = block.forward_with(&x, pass)?;
             x = outputs.take(layer, x, output); // (B, T, C), or (B, 1, C) after the last block
         }
         let x = self.ln_f.forward_hooked(&x, Point::LN_F, hooks)?;

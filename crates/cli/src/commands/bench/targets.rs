@@ -43,7 +43,7 @@ impl Bench<'_> {
         let inputs =
             copies_beyond_the_cache(&self.random(&[self.batch, self.tokens, self.config.n_embd])?)?;
         self.time(|run| {
-            block.forward(&inputs[run % inputs.len()], Pass::default())?;
+            block.forward_with(&inputs[run % inputs.len()], Pass::default())?;
             Ok(())
         })
     }
