@@ -4,8 +4,8 @@ use crate::common::Result;
 use crate::{bits, random};
 use candle_core::{DType, Device, Tensor};
 use candle_fused::Implementation;
-use candle_fused::attention::{Chosen, Mask, Sdpa, Window, widen_rows};
-use candle_fused::cache::{CacheDType, KvCache, RowCache};
+use candle_fused::attention::{Chosen, HeadLayout, Mask, Sdpa, Window, widen_rows};
+use candle_fused::cache::{CacheDType, KvCache, PagedCache, RowCache};
 
 pub(crate) const DTYPES: [CacheDType; 4] = [
     CacheDType::Plain(DType::F32),
@@ -48,6 +48,31 @@ fn a_cache_returns_what_was_appended() -> Result {
         assert_eq!(bits(&k)?, bits(&dtype.rows(&rows("k", 2, 0, 25, 16)?)?)?);
         fork.reset();
         assert!(fork.is_empty() && cache.current_seq_len() == 9);
+    }
+    Ok(())
+}
+
+/// Neither a capacity that overflows nor one that no system gives ends the process.
+#[test]
+fn a_cache_that_cannot_be_allocated_is_an_error() -> Result {
+    let one = Tensor::ones((1, 2, 1, 64), DType::F32, &Device::Cpu)?;
+    let dtypes = DTYPES.into_iter().chain([CacheDType::Plain(DType::F64)]);
+    for dtype in dtypes {
+        // 1 << 44 positions are more than 2^47 bytes, which is all that a process can address.
+        for capacity in [1usize << 44, 1 << 55, 1 << 60, usize::MAX] {
+            let mut cache = KvCache::new(capacity, dtype);
+            let message = cache.append(&one, &one).err().ok_or("no memory is as large")?.to_string();
+            let says =
+                message.contains("choose a smaller capacity") || message.contains("more than any memory");
+            assert!(says && message.contains("[1, 2, "), "{capacity}: {message}");
+            assert!(cache.is_empty());
+            assert!(RowCache::new([1, 2, capacity, 64], dtype, &Device::Cpu).is_err());
+            let pages = PagedCache::new(1, HeadLayout::all(2, 64), 1 << 30, capacity, dtype, &Device::Cpu);
+            assert!(pages.is_err());
+        }
+        // Nothing of what was refused stays.
+        let mut cache = KvCache::new(4, dtype);
+        assert_eq!(cache.append(&one, &one)?.0.dims()[2], 1);
     }
     Ok(())
 }

@@ -3,11 +3,13 @@
 
 use crate::common::{Result, max_abs};
 use crate::{distance, random};
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_fused::Implementation::{Eager, Fused};
 use candle_fused::attention::{
     CausalBias, Chosen, HeadLayout, Hidden, Inputs, KeyRanges, Mask, Sdpa, Wanted, Window, causal_bias,
 };
+use candle_fused::nn::LayerNorm;
+use candle_fused::rms_norm;
 
 #[test]
 fn a_call_is_described_with_and_without_its_tensors() -> Result {
@@ -200,6 +202,35 @@ fn a_bias_changes_nothing() -> Result {
     assert_eq!(causal_bias(0, &Device::Cpu)?.dims(), [1, 1, 0, 0]);
     let message = causal_bias(65_537, &Device::Cpu).err().ok_or("4 GiB")?.to_string();
     assert!(message.contains("65537") && message.contains("at most 65536"), "{message}");
+    Ok(())
+}
+
+#[test]
+fn options_that_are_not_finite_are_refused_by_name() -> Result {
+    let q = Tensor::ones((1, 2, 3, 8), DType::F32, &Device::Cpu)?;
+    let says = |result: candle_core::Result<Tensor>, part: &str| {
+        let message = result.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(message.contains(part), "{message:?} does not say {part:?}");
+    };
+    for number in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let scaled = Sdpa { scale: Some(number.into()), ..Sdpa::default() };
+        says(scaled.forward(&q, &q, &q, Mask::default()), "attention: a scale of");
+        says(scaled.weights(&q, &q, Mask::default(), &Chosen::default()), "is not a finite f32");
+        says(scaled.scores(&q, &q, Mask::default()), "pass None for 1 / sqrt(8)");
+        let sloped = Sdpa { slopes: Some([0.5, number].into()), ..Sdpa::default() };
+        says(sloped.forward(&q, &q, &q, Mask::default()), "the slope of head 1 is");
+        let one = Tensor::ones(8, DType::F32, &Device::Cpu)?;
+        says(rms_norm(&q, &one, number.into()), "rms_norm: eps is");
+        let norm = LayerNorm::new(one.clone(), one.clone(), number.into());
+        says(norm.forward(&q), "layer_norm: eps is");
+    }
+    // It is 0 or infinite in f32.
+    let huge = Sdpa { scale: Some(1e300), ..Sdpa::default() };
+    says(huge.forward(&q, &q, &q, Mask::default()), "a scale of 1e300");
+    says(
+        rms_norm(&q, &Tensor::ones(8, DType::F32, &Device::Cpu)?, -1e-6),
+        "expected a finite number of at least 0",
+    );
     Ok(())
 }
 

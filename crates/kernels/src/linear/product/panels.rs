@@ -1,7 +1,7 @@
 //! The right factor of a matrix product, as the tiles read it: panels of [`PANEL`] columns, one row after the other.
 
 use crate::cpu::element::Element;
-use crate::cpu::memory::CacheLines;
+use crate::cpu::memory::{CacheLines, copy_into};
 use half::{bf16, f16};
 use pulp::Simd;
 use std::mem::MaybeUninit;
@@ -124,8 +124,8 @@ pub(crate) trait PanelNumber: Element + Factor {
     /// Writes an even row of a panel and the row after it.
     #[inline(always)]
     fn place_pair(even: &[Self; PANEL], odd: &[Self; PANEL], out: &mut [MaybeUninit<Self>; 2 * PANEL]) {
-        out[..PANEL].write_copy_of_slice(even);
-        out[PANEL..].write_copy_of_slice(odd);
+        copy_into(even, &mut out[..PANEL]);
+        copy_into(odd, &mut out[PANEL..]);
     }
 
     /// Writes a vector, rounded.
