@@ -109,7 +109,7 @@ pub struct DictionaryTrainer {
     variance: f64,
     /// For how many positions each feature has been silent.
     silent: Vec<usize>,
-    /// What the result depends on besides the values of the steps.
+    /// The facts on which the result depends besides the values of the steps.
     begun: serde_json::Value,
 }
 
@@ -361,7 +361,7 @@ impl DictionaryTrainer {
 mod tests {
     use super::*;
 
-    /// What silent features miss counts for 1/32 (Gao et al.'s α): they learn from nothing else.
+    /// The error that silent features leave counts for 1/32 (Gao et al.'s α): they learn from nothing else.
     #[test]
     fn silent_features_learn_from_a_share_of_what_they_miss() -> Result<()> {
         let mut rng = ChaCha8Rng::seed_from_u64(5);

@@ -26,7 +26,7 @@ pub struct Opened {
     pub formats: Vec<BlockFormat>,
     /// The adapters on the model.
     pub adapters: Vec<UsedAdapter>,
-    /// Where it runs.
+    /// The device that it runs on.
     pub device: Device,
     /// The files that it was loaded from; none for a model that was made in this process.
     pub files: Option<Files>,

@@ -44,11 +44,11 @@ pub struct ModelOptions {
     pub dtype: DType,
     /// The format to quantize the weights to as they load.
     pub quantize: Option<BlockFormat>,
-    /// What computes attention and, on GPUs, the layers around it.
+    /// The code that computes attention and, on GPUs, the layers around it.
     pub implementation: Implementation,
     /// The adapters to put on the model.
     pub adapters: Vec<AdapterChoice>,
-    /// Where to find models on the Hub.
+    /// The Hub's address and cache.
     pub hub: HubOptions,
     /// The face that messages speak to.
     pub spelling: Spelling,

@@ -56,7 +56,7 @@ impl DictionaryTrainer {
         as_size(steps)
     }
 
-    /// What must be as it was when the state was saved.
+    /// The settings that must be as they were when the state was saved.
     fn settings(&self, given: &Value) -> Value {
         let all = [&self.begun, given].into_iter().filter_map(Value::as_object).flatten();
         Value::Object(all.map(|(name, value)| (name.clone(), value.clone())).collect::<Map<_, _>>())

@@ -25,7 +25,7 @@ pub trait Study: Default + Serialize + DeserializeOwned {
     fn run(&self, run: &Run) -> anyhow::Result<Outcome<Self::Report>>;
 }
 
-/// What a study runs on, besides its own options.
+/// The surroundings of a study, besides its own options.
 #[derive(Clone, Copy)]
 pub struct Run<'a> {
     /// The model.

@@ -141,8 +141,9 @@ impl CausalSelfAttention {
         self.check(x, pass)?;
         let layer = self.layer_idx;
         let hooks = pass.hooks(); // before the cache grows, whose length the hooks learn
-        let in_c_attn =
-            |error: Error| error.context(format!("layer {layer}: attn.c_attn of x in {:?}", x.dtype()));
+        let in_c_attn = |error: Error| {
+            error.context(format!("layer {layer}: attn.c_attn of x in {}", x.dtype().as_str()))
+        };
         let qkv = self.layout.project(&self.c_attn, x, pass).map_err(in_c_attn)?;
         let qkv = inputs.replace(qkv, &self.layout, &self.c_attn)?;
         let Qkv { q, kv } = hooked_qkv(qkv, layer, hooks)?; // (B, T, H, D), (B, T, 2·key heads, D)

@@ -24,7 +24,7 @@ pub struct EdgeScoreOptions {
     pub gradients: GradientRuns,
     /// The number of runs between the texts over which gradients are integrated.
     pub steps: usize,
-    /// What leads from the corrupted to the clean text in these runs.
+    /// The path from the corrupted to the clean text in these runs.
     pub integrate: Integral,
     /// Whether attention is computed again for each edge into queries and keys (`AtP*`, Kramár et al. 2024).
     pub qk_fix: bool,

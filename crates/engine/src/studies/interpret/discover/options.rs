@@ -13,13 +13,13 @@ pub struct Options {
     pub pairs: PairsInput,
     /// The number of runs between the texts over which gradients are taken; with 0, they are those of the clean run.
     pub steps: usize,
-    /// What leads from the corrupted to the clean text in these runs.
+    /// The path from the corrupted to the clean text in these runs.
     pub integrate: Integral,
     /// Whether attention is computed again for each edge into queries and keys (`AtP*`, Kramár et al. 2024).
     pub qk_fix: bool,
     /// The order in which edges are chosen.
     pub choose: EdgeChoice,
-    /// What stands in for the other edges.
+    /// The values that stand in for the other edges.
     #[serde(with = "ReplacementName")]
     pub replace: Replacement,
     /// The number of edges to choose; without a number, as many as reach `faithfulness`.
@@ -32,14 +32,14 @@ pub struct Options {
     pub minimal: bool,
 }
 
-/// What leads from the corrupted to the clean text when gradients are integrated.
+/// The path from the corrupted to the clean text along which gradients are integrated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Integral {
     /// The embeddings of the tokens.
     #[default]
     Inputs,
-    /// What the embeddings, the heads of a layer and an MLP add, one after the other.
+    /// The contributions of the embeddings, the heads of a layer and an MLP, one after the other.
     Activations,
 }
 

@@ -31,7 +31,7 @@ pub struct PairsReport {
     pub correlation: Option<f64>,
     /// Each layer's halves at all positions.
     pub layers: Vec<LayerMeans>,
-    /// What the clean runs lose along each path.
+    /// The loss of the clean runs along each path.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<PathPatch>,
     /// The numbers of each pair.

@@ -16,7 +16,7 @@ use gpt2_model::analysis::{Contrast, Parts, activation_patching, attribution_pat
 use gpt2_model::hooks::Hooks;
 use serde::Serialize;
 
-/// How far each part of the clean run moves the corrupted run's metric towards the clean one's.
+/// The effect of each part of the clean run on the corrupted run's metric, as a share of the way to the clean one's.
 #[derive(Debug, Serialize)]
 pub struct PairReport {
     /// The facts that it depends on.
@@ -31,7 +31,7 @@ pub struct PairReport {
     pub against: Option<Answers>,
     /// The answer's logit minus the other token's.
     pub clean_difference: f64,
-    /// The same after the corrupted text.
+    /// The difference after the corrupted text.
     pub corrupt_difference: f64,
     /// Each head at all positions.
     pub heads: Vec<HeadPatch>,
@@ -50,7 +50,7 @@ pub struct PairReport {
     pub heads_by_position: Option<Vec<Vec<Vec<f64>>>>,
     /// The estimates of each head at each position.
     pub heads_by_position_estimated: Vec<Vec<Vec<f64>>>,
-    /// What the clean run loses along each path.
+    /// The loss of the clean run along each path.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<PathPatch>,
 }

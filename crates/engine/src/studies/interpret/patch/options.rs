@@ -15,7 +15,7 @@ pub struct Options {
     pub by_position: bool,
     /// Senders and readers to patch, too.
     pub path: Vec<PathsText>,
-    /// What stays as in the clean run between them.
+    /// The parts between them that stay as in the clean run.
     #[serde(with = "FreezeName")]
     pub freeze: Freeze,
     /// Whether to leave out attention and MLPs at each position, which take a run each, and the warning about estimates, which

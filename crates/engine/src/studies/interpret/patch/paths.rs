@@ -13,7 +13,7 @@ use gpt2_circuits::discovery::{Freeze, Pair, Paths, Reader, Writer};
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
-/// What stays as in the clean run, by name.
+/// The parts that stay as in the clean run, by name.
 pub const FREEZES: &Choices<Freeze> =
     &[("all", Freeze::All), ("heads", Freeze::Heads), ("nothing", Freeze::Nothing)];
 
@@ -68,7 +68,7 @@ impl From<PathsText> for String {
 pub struct PathPatch {
     /// Senders and readers, as they were given.
     pub path: String,
-    /// What stays as in the clean run between them.
+    /// The parts between them that stay as in the clean run.
     pub freeze: &'static str,
     /// The share.
     pub lost: Mean,
@@ -82,12 +82,12 @@ pub struct PathOptions {
     pub pairs: PairsInput,
     /// Senders and readers.
     pub path: Vec<PathsText>,
-    /// What stays as in the clean run between them.
+    /// The parts between them that stay as in the clean run.
     #[serde(with = "FreezeName")]
     pub freeze: Freeze,
 }
 
-/// What the clean runs lose along each path.
+/// The loss of the clean runs along each path.
 #[derive(Debug, Serialize)]
 pub struct PathReport {
     /// The facts that it depends on.

@@ -1,4 +1,4 @@
-//! What a training run learns from.
+//! The data of a training run.
 
 use crate::observer::Observer;
 use crate::spelling::Spelling;

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 pub struct Options {
     /// A text, JSON lines, a folder of texts, or `-` for standard input.
     pub corpus: PathBuf,
-    /// What a document is; by default JSON lines in a .jsonl file, else a whole file.
+    /// The unit that counts as a document; by default JSON lines in a .jsonl file, else a whole file.
     pub by: Option<DocumentUnit>,
     /// The field of JSON lines that holds the text; by default `text`.
     pub field: Option<String>,
@@ -27,7 +27,7 @@ pub struct Options {
     pub summaries: bool,
     /// Whether the model's first token comes before each document, so that its first token is predicted, too.
     pub bos: bool,
-    /// How far a window moves on in a document that is longer than the context; by default half of the context.
+    /// The step of a window in a document that is longer than the context; by default half of the context.
     pub stride: Option<usize>,
     /// Whether to go on where an earlier run stopped.
     pub resume: bool,
@@ -38,7 +38,7 @@ pub struct Options {
 /// Documents that are found, but not read.
 pub struct Documents<'a> {
     pub(super) by: By,
-    /// Where they come from; none on other ranks than 0.
+    /// Their source; none on other ranks than 0.
     pub corpus: Option<Corpus<'a>>,
 }
 
