@@ -27,9 +27,10 @@ while [ $# -gt 0 ]; do
     esac
 done
 
-# Only the build's own environment differs from a build for a GPU.
+# Only the build's own environment differs from a build for a GPU. Kernels for 7.5 are among ours, so that the driver can be a T4.
 cargo() {
     env CUDA_ON_CPU_HOME="$home" CUDA_ON_CPU_LATER=1 NVCC="$driver/nvcc" CUDA_HOME="$home" CUDARC_CUDA_VERSION=13000 CUDA_COMPUTE_CAP=90 \
+        GPT2_CUDA_CAPABILITIES="75 90" \
         LD_LIBRARY_PATH="$home/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" \
         "${CARGO:-cargo}" "$@" --locked --release --no-default-features --features cuda,x86-v4 --manifest-path "$root/Cargo.toml" --target-dir "$home/target"
 }

@@ -20,6 +20,8 @@ struct Settings {
     unsigned workers;
     unsigned devices;
     unsigned capability;
+    /// How large the GPU says that it is, by which programs choose their kernels.
+    unsigned multiprocessors, l2;
     /// Host memory that is not pinned is also read and written late, which CUDA does not do.
     bool late;
 };

@@ -54,6 +54,8 @@ const Settings &settings() {
         static_cast<unsigned>(number_from("CUDA_ON_CPU_WORKERS", std::max(1u, std::thread::hardware_concurrency()))),
         static_cast<unsigned>(number_from("CUDA_ON_CPU_DEVICES", 1)),
         static_cast<unsigned>(number_from("CUDA_ON_CPU_CAPABILITY", 90)),
+        static_cast<unsigned>(number_from("CUDA_ON_CPU_MULTIPROCESSORS", 132)),
+        static_cast<unsigned>(number_from("CUDA_ON_CPU_L2", 50 << 20)),
         number_from("CUDA_ON_CPU_LATE", 0) != 0,
     };
     return found;
