@@ -77,6 +77,37 @@ fn what_follows_a_product_on_the_device_is_the_definition() -> Result {
     Ok(())
 }
 
+/// Few rows, whose products end in a pass of ours, and many, which cuBLASLt ends in f16 and bf16.
+#[test]
+fn linear_layers_on_the_device_are_the_definition() -> Result {
+    let device = device();
+    for (dtype, rows) in DTYPES.into_iter().flat_map(|dtype| [(dtype, 3), (dtype, 70)]) {
+        let (n_in, n_out) = (96, 160);
+        let x = spread((rows, n_in), 0., dtype, 1)?;
+        let weight = spread((n_in, n_out), 0., DType::F64, 50_000)?.affine(0.06, 0.)?.to_dtype(dtype)?;
+        let residual = spread((rows, n_out), 0., dtype, 100_000)?;
+        let bias = spread((1, n_out), 0., dtype, 200_000)?.squeeze(0)?;
+        let sum = wide(&x)?.matmul(&wide(&weight)?)?.broadcast_add(&wide(&bias)?)?;
+        let onto = residual.to_device(&device)?;
+        let gelu = Activation::GeluTanh;
+        for (what, epilogue, expected) in [
+            ("the bias", Epilogue::None, sum.clone()),
+            ("bias and GELU", Epilogue::Activation(gelu), gelu.forward(&sum)?),
+            ("bias and residual", Epilogue::Residual(&onto), (&sum + wide(&residual)?)?),
+        ] {
+            let x = x.to_device(&device)?;
+            let dispatch = Dispatch::of(Fused, &x);
+            let got =
+                linear(&x, &weight.to_device(&device)?, Some(&bias.to_device(&device)?), epilogue, dispatch)?;
+            let error = difference(&got, &expected)? / largest(&expected)?;
+            // The product is rounded, and what follows it once or twice more.
+            let tolerance = if dtype == DType::F32 { 1e-6 } else { 3. * rounding(dtype) };
+            assert!(error <= tolerance, "{dtype:?}, {rows} rows, {what}: {error:.1e}");
+        }
+    }
+    Ok(())
+}
+
 /// A row shorter than a warp, one that does not fill the block, and one of several rounds, around a large mean. The table is
 /// the identity, so that x are the logits to the bit and its gradient is theirs.
 #[test]
