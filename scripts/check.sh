@@ -92,8 +92,7 @@ tests() {
     [ "$(uname -m)" != x86_64 ] || lower+=(avx2)
     if grep -qs amx_bf16 /proc/cpuinfo; then lower+=(avx512); fi
     for isa in "${lower[@]}"; do
-        # The emulated GPU runs on no instruction set in particular.
-        step env GPT2_ISA="$isa" "$cargo" test --release --lib --test kernels --test model -- --skip _emulated
+        step env GPT2_ISA="$isa" "$cargo" test --release --lib --test kernels --test model
     done
     # The walkthrough is for reading, and no test runs it.
     step "$cargo" run --release --quiet --example walkthrough >/dev/null
@@ -105,7 +104,7 @@ tests() {
     # they take longest to compile, and their dependencies are not built again. Last, since what is above the kernels is.
     local checks=() ours=profile.release.package.candle-fused
     for check in debug-assertions=true overflow-checks=true opt-level=1; do checks+=(--config "$ours.$check"); done
-    step "$cargo" test --release -p gpt2-cli -p candle-fused --lib "${checks[@]}" -- --quiet --skip _emulated
+    step "$cargo" test --release -p gpt2-cli -p candle-fused --lib "${checks[@]}" -- --quiet
 }
 
 pages_and_packages() {

@@ -205,7 +205,7 @@ def host_tests(bugs: dict[int, Bug], folder: Path) -> Path:
     # What Candle and others are compiled to is used again.
     (copy / "target").mkdir()
     (copy / "target/cuda-on-cpu").symlink_to(HOME)
-    command = [copy / "scripts/cuda/on-cpu.sh", "--build", "test", "-p", "candle-fused", "--test", "kernels", "--no-run", "--message-format", "json"]
+    command = [copy / "scripts/cuda/on-cpu.sh", "--build", "test", "-p", "gpt2-cli", "-p", "candle-fused", "--test", "kernels", "--no-run", "--message-format", "json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     programs = re.findall(r'"executable":"([^"]+/kernels-[^"]+)"', done.stdout)
     if done.returncode or not programs:
