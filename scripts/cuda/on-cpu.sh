@@ -40,7 +40,7 @@ done
 
 # Only the build's own environment differs from a build for a GPU. Kernels for 7.5 are among ours, so that the driver can be a T4.
 # Our crates are optimized less: they take longest to compile, and here the kernels take the time.
-cargo() {
+compile() {
     local less=() crate
     for crate in candle-fused gpt2-model gpt2-circuits gpt2-loader gpt2-train gpt2-view gpt2-engine gpt2-cli; do
         less+=(--config "profile.release.package.$crate.opt-level=1")
@@ -59,11 +59,11 @@ if [ ! -x "$ready" ] || [ -n "${build:-}" ] || [ -n "$(find "${inputs[@]}" -newe
     sources=$(cudarc)
     "$driver/build.sh" "$home" "$sources" >&2
     if [ -n "${build:-}" ] && [ $# -gt 0 ]; then
-        cargo "$@"
+        compile "$@"
         python3 "$driver/kernels.py" "$home/kernels"
         exit
     fi
-    cargo build --quiet -p gpt2-cli >&2
+    compile build --quiet -p gpt2-cli >&2
     python3 "$driver/kernels.py" "$home/kernels"
     ln -f "$home/target/release/gpt2" "$ready" 2>/dev/null || cp "$home/target/release/gpt2" "$ready"
     touch "$ready"
