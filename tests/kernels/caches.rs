@@ -1,8 +1,8 @@
 //! Caches of keys and values against the keys and values themselves.
 
-use crate::common::Result;
+use crate::common::{Result, test_device};
 use crate::{bits, random};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use candle_fused::Implementation;
 use candle_fused::attention::{Chosen, HeadLayout, Mask, Sdpa, Window, widen_rows};
 use candle_fused::cache::{CacheDType, KvCache, PagedCache, RowCache};
@@ -249,11 +249,11 @@ fn a_window_goes_back_as_far_as_it_remembers() -> Result {
 
 #[test]
 fn texts_of_a_batch_can_be_chosen_again() -> Result {
-    let mut cache = RowCache::new([3, 2, 10, 8], DType::F32, &Device::Cpu)?;
+    let mut cache = RowCache::new([3, 2, 10, 8], DType::F32, &test_device())?;
     cache.append(&rows("k", 3, 0, 4, 8)?)?;
     let chosen = cache.with_texts(&[2, 2, 0])?;
     let expected =
-        rows("k", 3, 0, 4, 8)?.contiguous()?.index_select(&Tensor::new(&[2u32, 2, 0], &Device::Cpu)?, 0)?;
+        rows("k", 3, 0, 4, 8)?.contiguous()?.index_select(&Tensor::new(&[2u32, 2, 0], &test_device())?, 0)?;
     assert_eq!(bits(&chosen.rows()?)?, bits(&expected)?);
     assert!(cache.with_texts(&[3]).expect_err("there are 3").to_string().contains("text 3"));
     Ok(())

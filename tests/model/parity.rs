@@ -1,8 +1,8 @@
 //! Every stage, compared with the activations that transformers produced (tests/data, eager f32), and causality.
 
-use crate::common::{Result, assert_close, reference, some_ids};
+use crate::common::{Result, assert_close, reference, some_ids, test_device};
 use crate::models::{load, random_model};
-use candle_core::{DType, Device, IndexOp, Module, Tensor};
+use candle_core::{DType, IndexOp, Module, Tensor};
 use gpt2_model::{CausalLMOutput, CausalSelfAttention, Config, ForwardArgs, Gpt2LMHeadModel, Pass, init};
 use std::collections::HashMap;
 
@@ -183,7 +183,7 @@ fn a_token_reaches_no_position_before_it() -> Result {
 #[test]
 fn a_block_whose_heads_do_not_divide_its_width_is_refused() {
     let config = Config { n_embd: 6, n_head: 4, n_positions: 8, ..Config::gpt2() };
-    let vb = init::seeded(1, DType::F32, &Device::Cpu);
+    let vb = init::seeded(1, DType::F32, &test_device());
     let error = CausalSelfAttention::load(vb, &config, 0).expect_err("6 / 4");
     assert!(error.to_string().contains("n_head"), "{error}");
 }

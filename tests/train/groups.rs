@@ -1,8 +1,8 @@
 //! A run gives the same bytes on any number of ranks.
 
-use crate::common::Result;
+use crate::common::{Result, test_device};
 use crate::threads::on_threads;
-use candle_core::{DType, Device};
+use candle_core::DType;
 use gpt2_model::{Config, Gpt2LMHeadModel, init};
 use gpt2_parallel::Group;
 use gpt2_train::{Dataset, TrainError, TrainOptions, Trainer, TrainingEvent};
@@ -74,7 +74,7 @@ fn ran(mut trainer: Trainer, stop: Option<(u64, &Path)>) -> gpt2_train::Result<O
 }
 
 fn trainer(options: &TrainOptions) -> gpt2_train::Result<Trainer> {
-    Trainer::new(&config(), data(150)?, options.clone(), &Device::Cpu)
+    Trainer::new(&config(), data(150)?, options.clone(), &test_device())
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn a_model_larger_than_one_exchange_gives_the_bytes_of_one_process() -> Result {
     let config = Config { vocab_size: 420_000, n_layer: 1, ..config() };
     let mut options = options(3, false);
     (options.steps, options.eval_every) = (2, 2);
-    let begun = || Trainer::new(&config, data(150)?, options.clone(), &Device::Cpu);
+    let begun = || Trainer::new(&config, data(150)?, options.clone(), &test_device());
     let whole = ran(begun()?, None)?;
     let folder = tempfile::tempdir()?;
     let state = folder.path().join("state");
@@ -155,14 +155,14 @@ fn a_rank_with_another_run_is_named() -> Result {
             trainer(&options)
         }),
         ("training text (by its fingerprint) than rank 0: ", |options| {
-            Trainer::new(&config(), data(151)?, options, &Device::Cpu)
+            Trainer::new(&config(), data(151)?, options, &test_device())
         }),
         ("config.n_head than rank 0: 4, not 2", |options| {
             let config = Config { n_head: 4, ..config() };
-            Trainer::new(&config, data(150)?, options, &Device::Cpu)
+            Trainer::new(&config, data(150)?, options, &test_device())
         }),
         ("set of weights (by its fingerprint) than rank 0: ", |options| {
-            let model = Gpt2LMHeadModel::load(init::seeded(9, DType::F32, &Device::Cpu), &config())?;
+            let model = Gpt2LMHeadModel::load(init::seeded(9, DType::F32, &test_device()), &config())?;
             Trainer::from_model(&model, data(150)?, options)
         }),
     ];

@@ -148,7 +148,8 @@ impl Gpt2LMHeadModel {
         self.lm_head.is_tied_to(&self.transformer.wte)
     }
 
-    /// Runs the model over `input_ids`, which follow the tokens in the cache.
+    /// Runs the model over `input_ids`, which follow the tokens in the cache. They may be in the memory of the CPU, wherever the model is:
+    /// then no GPU has to be waited for to check them.
     ///
     /// # Shapes
     /// `input_ids` (B, T), any integer dtype -> see [`CausalLMOutput`]

@@ -114,7 +114,7 @@ impl Gpt2Model {
         let v = self.config.vocab_size;
         let n = self.config.n_positions;
         let c = self.config.n_embd;
-        let input_ids = check_below("token id", input_ids, v, "vocab_size")?;
+        let input_ids = check_below("token id", input_ids, v, "vocab_size")?.to_device(self.wpe.device())?;
         let tokens = hooks.pass(Point::Embed, self.wte.vectors(&input_ids)?.reshape((b, t, c))?)?;
         let add = |positions: &Tensor| {
             // (1 or B, T, C) onto each row
@@ -128,7 +128,7 @@ impl Gpt2Model {
         if columns != t || (rows != 1 && rows != b) {
             candle_core::bail!("position_ids {:?} must be [{b}, {t}] or [1, {t}]", ids.dims())
         }
-        let ids = check_below("position", ids, n, "n_positions")?;
+        let ids = check_below("position", ids, n, "n_positions")?.to_device(self.wpe.device())?;
         add(&self.wpe.index_select(&ids, 0)?.reshape((rows, t, c))?)
     }
 
