@@ -1,16 +1,20 @@
 //! Printing: results go to stdout, everything else to stderr.
 
 pub(crate) mod progress;
+mod pulse;
 pub(crate) mod read_files;
 pub(crate) mod remedy;
+pub(crate) mod rows;
 pub(crate) mod terminal;
 pub(crate) mod written_files;
 
+use gpt2_engine::open::TakenForHub;
 use gpt2_view::{Color, Style, visible_lines, visible_text};
 use std::ffi::OsString;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
+use terminal::TERMINAL;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ColorArg {
@@ -76,6 +80,7 @@ fn unprinted(error: std::io::Error) -> std::io::Error {
 }
 
 pub(crate) fn stdout() -> Stdout {
+    TERMINAL.prints();
     let out = std::io::stdout();
     Stdout { is_terminal: out.is_terminal(), out: out.lock() }
 }
@@ -106,13 +111,16 @@ pub(crate) fn note(text: &str) {
 /// terminal has gone away.
 fn tell(text: &str) {
     let lines: String = text.lines().map(|line| visible_text(line) + "\n").collect();
-    let _ = std::io::stderr().write_all(lines.as_bytes());
+    TERMINAL.above(|| {
+        let _ = std::io::stderr().write_all(lines.as_bytes());
+    });
 }
 
 pub(crate) fn error(error: &anyhow::Error) {
     let mut message = String::new();
+    let wanted = error.downcast_ref::<TakenForHub>().map(|taken| taken.kind);
     for cause in error.chain() {
-        let text = remedy::text(cause);
+        let text = remedy::text(cause, wanted);
         // Some errors already include their cause's text.
         if !message.contains(&text) {
             message += if message.is_empty() { "" } else { ": " };

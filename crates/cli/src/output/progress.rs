@@ -1,5 +1,6 @@
 //! Long work: shows how far it is.
 
+use super::terminal::TERMINAL;
 use super::{is_quiet, note};
 use crate::process::signals;
 use gpt2_loader::hub::{Event, Progress};
@@ -13,6 +14,12 @@ const LARGE: u64 = 8_000_000;
 
 /// A bar on a terminal, with indicatif's `template` after it; hidden with `--quiet`. `None` is work of unknown length.
 pub(crate) fn bar(length: Option<u64>, template: &str) -> ProgressBar {
+    TERMINAL.has_other_bar(true);
+    own_bar(length, template)
+}
+
+/// A bar of [`TERMINAL`].
+pub(super) fn own_bar(length: Option<u64>, template: &str) -> ProgressBar {
     if is_quiet() {
         return ProgressBar::hidden();
     }
@@ -43,6 +50,7 @@ pub(crate) fn downloads() -> Progress {
                 signals::left_by_an_end("what was fetched stays, and the next run goes on from there");
                 let large = size.is_none_or(|size| size >= LARGE);
                 if large && std::io::stderr().is_terminal() {
+                    TERMINAL.has_other_bar(true);
                     *bar = Some(progress_bar(file, *size, *have));
                 } else {
                     let of = size.map_or_else(String::new, |size| format!(", {}", bytes(size)));
@@ -59,6 +67,7 @@ pub(crate) fn downloads() -> Progress {
                 signals::left_by_an_end("");
                 if let Some(bar) = bar.take() {
                     bar.finish_and_clear();
+                    TERMINAL.has_other_bar(false);
                     note(&format!("fetched {file}, {}", bytes(bar.position())));
                 }
             }

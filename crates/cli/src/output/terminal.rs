@@ -1,29 +1,107 @@
-//! The terminal as the observer of long work: notes on stderr, a bar for what is counted.
+//! The terminal as the observer of long work: notes on stderr, a bar for what is counted, the seconds where nothing is.
 
 use super::note;
-use super::progress::{bar, downloads};
+use super::progress::downloads;
+use super::pulse::{BEAT, Pulse, Steps};
 use crate::process::signals::{self, Stop};
 use gpt2_engine::{Observer, Stopped};
 use gpt2_loader::hub::Progress;
-use indicatif::ProgressBar;
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// Hears for the person at the terminal.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Terminal {
-    /// The count and the bar that shows it.
-    shown: Mutex<Option<(String, ProgressBar)>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The steps that are counted.
+    shown: Option<Steps>,
+    /// Of a command at work.
+    pulse: Option<Pulse>,
 }
 
 /// The one observer of a command.
-pub(crate) static TERMINAL: Terminal = Terminal { shown: Mutex::new(None) };
+pub(crate) static TERMINAL: Terminal = Terminal { state: Mutex::new(State { shown: None, pulse: None }) };
 
 impl Terminal {
-    /// Removes the bar of work that has ended before its last step.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The command has read what it was given, and works from now on: it shows that it lives.
+    pub(crate) fn works(&'static self) {
+        let mut state = self.state();
+        if super::is_quiet() || state.pulse.is_some() {
+            return;
+        }
+        state.pulse = Some(Pulse::new(Instant::now()));
+        // Without this thread the command works all the same.
+        let _ = std::thread::Builder::new().name("pulse".into()).spawn(|| self.beat());
+    }
+
+    /// Shows signs of life until the work ends.
+    fn beat(&self) {
+        loop {
+            std::thread::sleep(BEAT);
+            let mut state = self.state();
+            let State { shown, pulse } = &mut *state;
+            let Some(pulse) = pulse else { return };
+            let line = pulse.beat(shown.as_ref(), Instant::now());
+            drop(state);
+            if let Some(line) = line {
+                note(&line);
+            }
+        }
+    }
+
+    /// Writes lines to stderr, above whatever is shown.
+    pub(super) fn above(&self, write: impl FnOnce()) {
+        let mut state = self.state();
+        if let Some(pulse) = &mut state.pulse {
+            pulse.told(Instant::now());
+        }
+        match &state.shown {
+            Some(steps) => steps.bar.suspend(write),
+            None => write(),
+        }
+    }
+
+    /// Another bar begins, or ends.
+    pub(super) fn has_other_bar(&self, has: bool) {
+        if let Some(pulse) = &mut self.state().pulse {
+            pulse.has_other_bar = has;
+            pulse.clear();
+        }
+    }
+
+    /// Makes room for results on stdout.
+    pub(super) fn prints(&self) {
+        if let Some(pulse) = &mut self.state().pulse {
+            pulse.prints();
+        }
+    }
+
+    /// Takes the bar away while `print` writes a part of the results, and puts it back.
+    pub(crate) fn between<T>(&self, print: impl FnOnce() -> T) -> T {
+        let Some(steps) = self.state().shown.take() else { return print() };
+        // Without the lock: what is printed may come with notes.
+        let printed = steps.bar.suspend(print);
+        self.state().shown = Some(steps);
+        printed
+    }
+
+    /// Removes the bar of work that has ended, and shows nothing more.
     pub(crate) fn clear(&self) {
-        if let Some((_, bar)) = self.shown.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            bar.finish_and_clear();
+        let mut state = self.state();
+        if let Some(steps) = state.shown.take() {
+            steps.bar.finish_and_clear();
+        }
+        if let Some(mut pulse) = state.pulse.take() {
+            pulse.clear();
         }
     }
 
@@ -38,38 +116,30 @@ impl Terminal {
 
 impl Observer for Terminal {
     fn note(&self, text: &str) {
-        match &*self.shown.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some((_, bar)) => bar.suspend(|| note(text)),
-            None => note(text),
-        }
+        note(text);
     }
 
     fn step(&self, steps: &str, done: u64, all: Option<u64>) -> candle_core::Result<()> {
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, bar)) = shown.take_if(|(name, _)| name != steps) {
-            bar.finish_and_clear();
+        let mut state = self.state();
+        if let Some(pulse) = &mut state.pulse {
+            pulse.clear();
         }
-        let begin = || {
-            let bar = bar(all, &template(steps, all)).with_position(done);
-            // Steps of an earlier run took none of this one's time.
-            bar.reset_eta();
-            (steps.to_owned(), bar)
-        };
-        let (_, bar) = shown.get_or_insert_with(begin);
-        if let Some(all) = all {
-            bar.set_length(all);
+        let shown = &mut state.shown;
+        if let Some(other) = shown.take_if(|other| other.name != steps) {
+            other.bar.finish_and_clear();
         }
-        bar.set_position(done);
-        if all == Some(done) {
-            bar.finish_and_clear();
-            *shown = None;
+        shown.get_or_insert_with(|| Steps::new(steps, done, all)).reach(done, all);
+        if all == Some(done)
+            && let Some(steps) = shown.take()
+        {
+            steps.bar.finish_and_clear();
         }
         Ok(())
     }
 
     fn figures(&self, text: &str) {
-        if let Some((_, bar)) = &*self.shown.lock().unwrap_or_else(PoisonError::into_inner) {
-            bar.set_message(format!(", {text}"));
+        if let Some(steps) = &self.state().shown {
+            steps.bar.set_message(format!(", {text}"));
         }
     }
 
@@ -87,14 +157,5 @@ impl Observer for Terminal {
 
     fn downloads(&self) -> Option<Progress> {
         (!super::is_quiet()).then(downloads)
-    }
-}
-
-fn template(steps: &str, all: Option<u64>) -> String {
-    match (steps, all) {
-        ("bytes", Some(_)) => "{bar:30} {bytes} of {total_bytes}, {eta} left{msg}".to_owned(),
-        ("bytes", None) => "{bytes} read, {elapsed}{msg}".to_owned(),
-        (_, Some(_)) => format!("{{bar:30}} {{pos}}/{{len}} {steps}, {{eta}} left{{msg}}"),
-        (_, None) => format!("{{pos}} {steps}, {{elapsed}}{{msg}}"),
     }
 }

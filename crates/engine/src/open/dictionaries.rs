@@ -1,5 +1,6 @@
 //! Dictionaries of features, found and read.
 
+use super::taken::{HubThing, TakenForHub};
 use crate::hub::HubOptions;
 use crate::names::NamedDictionary;
 use crate::observer::Observer;
@@ -67,9 +68,8 @@ impl HubOptions {
             }
             NamedDictionary::Hub(id, revision, inside) => {
                 let found = self.connect(observer)?.open_dictionary(&id, &revision, &inside);
-                let checkpoint = found.with_context(|| {
-                    format!("there is no folder {source}, so it was taken for a dictionary on the Hub")
-                })?;
+                let taken = TakenForHub { name: source.to_owned(), kind: HubThing::Dictionary };
+                let checkpoint = found.context(taken)?;
                 Ok(DictionaryFiles { checkpoint, folder: None })
             }
         }
