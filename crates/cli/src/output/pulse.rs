@@ -1,6 +1,6 @@
 //! Signs of life from long work: on a terminal the seconds, once nothing else has shown for one; elsewhere a line every ten seconds.
 
-use super::progress::own_bar;
+use super::bars::new_bar;
 use indicatif::{HumanBytes, HumanDuration, ProgressBar};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ pub(super) struct Steps {
 
 impl Steps {
     pub(super) fn new(name: &str, done: u64, all: Option<u64>) -> Self {
-        let bar = own_bar(all, &template(name, all)).with_position(done);
+        let bar = new_bar(all, &template(name, all)).with_position(done);
         // Steps of an earlier run took none of this one's time.
         bar.reset_eta();
         Self { name: name.to_owned(), bar, done, all, first: done, began: Instant::now() }
@@ -127,7 +127,7 @@ impl Pulse {
             Some(seconds) => seconds.tick(),
             None if now.duration_since(self.told) >= SILENCE => {
                 let took = now.duration_since(self.began);
-                self.seconds = Some(own_bar(None, "at work, {elapsed}").with_elapsed(took));
+                self.seconds = Some(new_bar(None, "at work, {elapsed}").with_elapsed(took));
             }
             None => {}
         }
