@@ -22,6 +22,12 @@ pub const WEIGHTS_SHA256: &str = "14130f975b28bddd9b3329ce0641c5205bbcc62f375898
 /// Its `tokenizer.json`: a byte-level BPE of 1024 tokens.
 pub const TOKENIZER: &[u8] = include_bytes!("../tiny-shakespeare/tokenizer.json");
 
+/// The `cfg.json` of its dictionary of features.
+pub const FEATURES_CONFIG: &[u8] = include_bytes!("../tiny-shakespeare-features/cfg.json");
+
+/// The `sae_weights.safetensors` of that dictionary: 768 features of the stream after block 2, directions in f16.
+pub const FEATURES_WEIGHTS: &[u8] = include_bytes!("../tiny-shakespeare-features/sae_weights.safetensors");
+
 /// Models on the Hub, as JSON: a list of objects that each name a file of a model at a commit (`id`,
 /// `revision`, `file`), with its `size`, its `sha256` if known, and the model's `license`.
 pub const HUB_MODELS: &str = include_str!("../hub.json");

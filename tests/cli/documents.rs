@@ -6,7 +6,6 @@
 
 use super::command;
 use crate::common::Result;
-use std::path::Path;
 
 /// The pages of `docs` whose `console` blocks are run, and how many commands each has at least.
 pub(crate) const PAGES: [(&str, usize); 3] = [("tutorial.md", 8), ("circuits.md", 6), ("features.md", 4)];
@@ -112,12 +111,6 @@ fn every_command_prints_what_the_page_shows() -> Result {
         all.extend(steps.into_iter().map(|step| (page, step)));
     }
     let folder = tempfile::tempdir()?;
-    let dictionary = "models/tiny-shakespeare-features";
-    std::fs::create_dir_all(folder.path().join(dictionary))?;
-    for name in ["cfg.json", "sae_weights.safetensors"] {
-        let from = Path::new(DOCS).parent().ok_or("a root")?.join(dictionary).join(name);
-        std::fs::copy(from, folder.path().join(dictionary).join(name))?;
-    }
     for (page, Step { command: line, expected }) in &all {
         let words = words(line);
         assert_eq!(words[0], "gpt2", "{line}");

@@ -233,9 +233,19 @@ fn a_named_model_on_a_named_device_leaves_stderr_empty() -> Result {
 }
 
 #[test]
-fn auto_says_which_device_it_chose() -> Result {
-    let run = gpt2(&["forward", "--model", ODD, "--ids", "1"])?.succeeded();
-    assert_eq!(run.stderr.lines().filter(|l| l.starts_with("device: ")).count(), 1, "{}", run.stderr);
+fn device_and_model_are_said_once() -> Result {
+    let once = |run: &Run, what: &str| {
+        let said = format!("{}{}", run.stderr, run.stdout);
+        assert_eq!(said.matches(what).count(), 1, "{what}: {said}");
+    };
+    for name in ["attention", "forward", "lens", "generate"] {
+        let run = gpt2(&[name, "O"])?.succeeded();
+        once(&run, "tiny-shakespeare");
+        once(&run, " on cpu");
+        assert!(!run.stderr.contains("device: "), "{}", run.stderr);
+    }
+    let run = gpt2(&["train", "--text", "/nowhere", "--out", "/nowhere/x"])?;
+    assert_says("a command whose result names no device", &run.stderr, &["device: cpu"]);
     Ok(())
 }
 

@@ -310,7 +310,7 @@ fn what_cannot_be_scored_is_refused_with_the_reason() -> Result {
         piped.refused(1, &["--jsonl", "is the corpus"]);
     }
     gpt2(&["score", &file, "--jsonl", &file, "--overwrite"])?.refused(1, &["--jsonl", "is the corpus"]);
-    gpt2(&["score", &texts, "--stride", "256"])?.refused(1, &["--stride 256", "256"]);
+    gpt2(&["score", &texts, "--stride", "257"])?.refused(1, &["--stride 257", "256"]);
     folder.write("texts/bad.txt", [b'o', b'k', 0xff])?;
     gpt2(&["score", &texts])?.refused(1, &["bad.txt", "not UTF-8"]);
     folder.write("texts/bad.txt", "")?;

@@ -29,6 +29,7 @@ IN_COMMAND = {
     ("*", "pairs"): "--pairs",
     ("pairs", "task"): "TASK",
     ("circuits", "head"): "L.H",
+    ("circuits", "seen_only"): "--all-tokens",  # the other way round
     ("edge-scores", "gradients"): "--steps",  # 0 are the clean run's
 }
 

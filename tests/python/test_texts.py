@@ -112,7 +112,7 @@ def test_corpora_are_scored_as_by_the_command(model: Model, gpt2: Any, tmp_path:
     with pytest.raises(ValueError, match="expected the name of a file"):
         model.score_corpus(corpus, by="line", jsonl="-")
     with pytest.raises(ValueError, match="stride"):
-        model.score_corpus(corpus, stride=256)
+        model.score_corpus(corpus, stride=257)
 
 
 def test_files_are_those_of_the_command(gpt2: Any, tmp_path: Path) -> None:

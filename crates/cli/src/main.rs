@@ -23,8 +23,10 @@ use candle_fused::KeepLarge;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
 use commands::{Args, Command};
+use help::near::with_near_names;
 use help::tips;
 use mimalloc::MiMalloc;
+use output::remedy;
 use output::terminal::TERMINAL;
 use process::{restart, signals};
 use results::weights_page::NoBrowser;
@@ -53,6 +55,10 @@ fn main() -> ExitCode {
         output::be_quiet();
     }
     let Some((name, options)) = matches.subcommand() else { return ExitCode::FAILURE }; // clap requires one
+    let has_model = Args::command()
+        .find_subcommand(name)
+        .is_some_and(|command| command.get_arguments().any(|arg| arg.get_long() == Some("model")));
+    remedy::command_is(name, has_model);
     let ran = restart::apply(options).and_then(|()| signals::handle()).and_then(|()| run(&args.command));
     let ran = ran.and_then(|code| match output::flush() {
         Err(error) if !output::is_closed_pipe(&error) => Err(error),
@@ -89,7 +95,7 @@ fn keep_small() {
 
 /// The command with its whole help; without colors where an argument holds what a terminal would act upon.
 fn command() -> clap::Command {
-    let command = help::full(Args::command());
+    let command = help::full(with_near_names(Args::command()));
     if output::is_harmless_usage() { command } else { command.styles(clap::builder::Styles::plain()) }
 }
 

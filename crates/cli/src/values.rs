@@ -10,7 +10,8 @@ pub(crate) fn one_of<T: Copy + Send + Sync>(
     choices: &'static [(&str, T)],
 ) -> impl TypedValueParser<Value = T> {
     PossibleValuesParser::new(choices.iter().map(|(name, _)| *name)).try_map(|text| {
-        choices.iter().find(|(name, _)| *name == text).map(|(_, value)| *value).ok_or("not one of the names")
+        let is_named = |name: &str| name.eq_ignore_ascii_case(&text);
+        choices.iter().find(|(name, _)| is_named(name)).map(|(_, value)| *value).ok_or("not one of the names")
     })
 }
 

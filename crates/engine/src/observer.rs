@@ -11,6 +11,11 @@ pub trait Observer: Sync {
         let _ = text;
     }
 
+    /// Hears the name of what runs: of a `model`, `device`, `adapter` or `dictionary`.
+    fn found(&self, what: &str, name: &str) {
+        self.note(&format!("{what}: {name}"));
+    }
+
     /// Hears that `done` of `all` steps are done; `steps` names them, such as `runs` or `bytes`. Work of unknown length has no `all`.
     ///
     /// # Errors

@@ -210,8 +210,7 @@ impl Model {
                     unit: &map.unit,
                     rows,
                     columns,
-                    end: None,
-                    from_zero: false,
+                    ..NumberMap::default()
                 };
                 (of, map.values.get().tensor().clone())
             });

@@ -155,6 +155,14 @@ impl FirstLook {
     /// # Errors
     /// When the device of the weights fails.
     pub fn render(&self, heads: &[HeadRow], style: &Style) -> Result<String> {
+        self.render_first(heads, heads.len(), "", style)
+    }
+
+    /// Like [`FirstLook::render`], with the first `most` rows of the overview alone, and the line `more` below it.
+    ///
+    /// # Errors
+    /// When the device of the weights fails.
+    pub fn render_first(&self, heads: &[HeadRow], most: usize, more: &str, style: &Style) -> Result<String> {
         let mut out = String::new();
         let mut line = |text: &str| out += &(wrap(text, style.columns()) + "\n");
         let focus = |layer, head| {
@@ -180,9 +188,16 @@ impl FirstLook {
             a.is_nan().cmp(&b.is_nan()).then(a.total_cmp(&b))
         });
         out += "heads, the most concentrated first\n";
+        sorted.truncate(most);
         out += &overview(&sorted, style);
+        if !more.is_empty() {
+            let _ = writeln!(out, "{more}");
+        }
         out += "\n";
-        let kinds: BTreeSet<Focus> = heads.iter().map(|row| row.focus).collect();
+        let of_links = self.links.iter().map(|link| focus(link.layer, link.head));
+        let of_best = self.best.iter().map(|best| focus(best.layer, best.head));
+        let kinds: BTreeSet<Focus> =
+            sorted.iter().map(|row| row.focus).chain(of_links).chain(of_best).collect();
         for kind in kinds {
             let _ = writeln!(out, "{kind:<9}  {}", kind.meaning());
         }

@@ -1,6 +1,6 @@
 //! `gpt2 live`: a page with the model in it.
 
-use super::checkpoints::quantize::{types, with_bar};
+use super::checkpoints::quantize::types;
 use crate::interventions::args::on_heads;
 use crate::model::args::{self, MODEL};
 use crate::model::hub::{self, HubArgs};
@@ -11,7 +11,7 @@ use crate::results::live_page;
 use anyhow::bail;
 use gpt2_engine::interventions::{InterventionOptions, OnHeads};
 use gpt2_engine::open::{checkpoint, open_tokenizer};
-use gpt2_engine::{DEMO_NAME, Spelling};
+use gpt2_engine::{DEMO_NAME, Observer, Spelling};
 use gpt2_loader::{Checkpoint, Files, GgufType, Source, to_gguf};
 use gpt2_web::{DEMO, PageRequest};
 use std::path::PathBuf;
@@ -85,5 +85,7 @@ fn files(model: &str, args: &LiveArgs, inputs: &mut ReadFiles) -> anyhow::Result
         );
     }
     let tokenizer = open_tokenizer(&files, checkpoint.config().vocab_size, &TERMINAL)?;
-    Ok(with_bar(|progress| to_gguf(&checkpoint, &tokenizer, kind, progress))?)
+    Ok(to_gguf(&checkpoint, &tokenizer, kind, &mut |done, all, _| {
+        TERMINAL.step("tensors", done as u64, Some(all as u64))
+    })?)
 }

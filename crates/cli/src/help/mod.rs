@@ -4,6 +4,7 @@
 //! `# `. `--help` shows every option; `-h` those of [`COMMON`], so that a new option is in `--help` alone until someone
 //! adds it there.
 
+pub(crate) mod near;
 pub(crate) mod tips;
 
 use crate::output;
@@ -23,7 +24,7 @@ const COMMON: &[(&str, &str)] = &[
     ("generate", "prompt file max_new_tokens temperature top_k top_p greedy beams draft html open seed"),
     ("inspect", "name list"),
     ("compare", "model other text quantize_other adapters tokens"),
-    ("score", "corpus by jsonl summaries resume"),
+    ("score", "place by jsonl summaries resume"),
     ("train", "text jsonl out rank n_layer n_head n_embd steps batch lr resume overwrite"),
     ("train-features", "source out point features k sparsity epochs lr overwrite"),
     ("bench", "what batch tokens runs last device threads"),

@@ -1,6 +1,7 @@
 //! Tips after wrong arguments. Clap's own tips propose names that look only a little alike, and to pass a wrong option
 //! as text.
 
+use super::near::wish;
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command};
@@ -67,6 +68,9 @@ fn suggest(error: &mut clap::Error, tips: Vec<String>) {
 fn of_command(gpt2: &Command, wrong: &str, args: &[String]) -> String {
     if gpt2.get_arguments().any(|arg| arg.get_long() == Some(wrong)) {
         return format!("it is an option: gpt2 --{wrong}");
+    }
+    if let Some(wish) = wish(wrong) {
+        return wish;
     }
     let has_space = |arg: &&String| arg.contains(char::is_whitespace);
     let is_text = args.len() > 1 && args.iter().all(|arg| !arg.starts_with('-'));

@@ -2,12 +2,32 @@
 
 use clap::ValueEnum;
 use gpt2_engine::texts::{DocumentOptions, DocumentUnit};
+use std::path::PathBuf;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ByArg {
     Line,
     Document,
     Json,
+}
+
+/// The place of a corpus.
+#[derive(Debug, clap::Args)]
+// A group, because clap forgets a required argument that conflicts with a given one.
+#[command(group = clap::ArgGroup::new("texts_of").args(["place", "text"]).required(true))]
+pub(crate) struct CorpusArgs {
+    /// A text, JSON lines (.jsonl), a folder of .txt files (with its subfolders), or - for standard input
+    #[arg(value_name = "FILE|FOLDER|-")]
+    place: Option<PathBuf>,
+    /// The same, by the name that it has in gpt2 train and compare
+    #[arg(long, value_name = "FILE|FOLDER|-", hide = true)]
+    text: Option<PathBuf>,
+}
+
+impl CorpusArgs {
+    pub(crate) fn path(&self) -> PathBuf {
+        self.place.clone().or_else(|| self.text.clone()).unwrap_or_default() // clap requires one
+    }
 }
 
 /// How a corpus is cut into documents.

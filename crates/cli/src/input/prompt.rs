@@ -1,5 +1,6 @@
 //! The prompt: an argument, a file, a pipe or ids.
 
+use crate::output::note;
 use crate::output::read_files::ReadFiles;
 use crate::output::remedy;
 use crate::output::terminal::TERMINAL;
@@ -35,6 +36,11 @@ impl PromptArgs {
             return Ok(None);
         }
         if let Some(text) = &self.prompt {
+            if !text.contains(char::is_whitespace) && Path::new(text).is_file() {
+                note(&format!(
+                    "the text is {text}, not what is in the file of that name; for that: --file {text}"
+                ));
+            }
             return Ok(Some(text.clone()));
         }
         let mut text = if let Some(path) = self.path() {

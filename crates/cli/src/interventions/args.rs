@@ -54,7 +54,7 @@ pub(crate) struct InterventionArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) circuit: Option<PathBuf>,
     /// A sparse autoencoder for --ablate-feature, --scale-feature and --set-feature: a folder as SAELens or gpt2 train-features
-    /// writes it, or owner/name/FOLDER on the Hub
+    /// writes it, owner/name/FOLDER on the Hub, or demo, the demo model's, which is built in
     #[arg(
         long,
         value_name = "DIR|NAME",

@@ -9,8 +9,9 @@ use crate::values::one_of;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::{BlockFormat, Implementation};
 use gpt2_engine::open::{AdapterChoice, DTYPES, FORMATS, IMPLEMENTATIONS, check_finite};
-use gpt2_engine::{DeviceChoice, ModelOptions, Opened, Spelling};
+use gpt2_engine::{DeviceChoice, ModelOptions, Observer, Opened, Spelling};
 use gpt2_loader::Files;
+use gpt2_loader::hub::Progress;
 use gpt2_model::hooks::Hooks;
 
 /// The help of every option that names a model.
@@ -53,8 +54,12 @@ impl RunArgs {
 
     /// Opens the device for a run with these options, which work on the CPU only.
     pub(crate) fn open_with(&self, cpu_only: &[&str]) -> anyhow::Result<Device> {
-        let device = self.device.for_options(cpu_only, Spelling::Flags, &TERMINAL);
-        device.open(self.tf32, Spelling::Flags, &TERMINAL)
+        self.open_for(cpu_only, &TERMINAL)
+    }
+
+    fn open_for(&self, cpu_only: &[&str], observer: &dyn Observer) -> anyhow::Result<Device> {
+        let device = self.device.for_options(cpu_only, Spelling::Flags, observer);
+        device.open(self.tf32, Spelling::Flags, observer)
     }
 }
 
@@ -123,10 +128,13 @@ impl ModelArgs {
         outputs.check(&inputs)?;
         let quantize = self.quantize.map(|_| "quantize");
         let cpu_only: Vec<&str> = cpu_only.iter().copied().chain(quantize).collect();
-        let device = self.run.open_with(&cpu_only)?;
-        note_default(self.model.as_deref());
+        let device = self.run.open_for(&cpu_only, &Named)?;
+        if self.model.is_none() {
+            note("for GPT-2 small, give --model gpt2");
+        }
         let options = self.options();
-        let found = options.find(&TERMINAL)?;
+        TERMINAL.works();
+        let found = options.find(&Named)?;
         inputs.model(&found.files)?;
         found.adapters.iter().for_each(|adapter| inputs.adapter(&adapter.files));
         outputs.check(&inputs)?;
@@ -140,6 +148,33 @@ impl ModelArgs {
     }
 }
 
+/// Leaves out what the first line of the result says: the model and the device.
+struct Named;
+
+impl Observer for Named {
+    fn note(&self, text: &str) {
+        TERMINAL.note(text);
+    }
+
+    fn found(&self, what: &str, name: &str) {
+        if !matches!(what, "model" | "device") {
+            TERMINAL.found(what, name);
+        }
+    }
+
+    fn step(&self, steps: &str, done: u64, all: Option<u64>) -> candle_core::Result<()> {
+        TERMINAL.step(steps, done, all)
+    }
+
+    fn waiting(&self, wait: &mut dyn FnMut()) {
+        TERMINAL.waiting(wait);
+    }
+
+    fn downloads(&self) -> Option<Progress> {
+        TERMINAL.downloads()
+    }
+}
+
 /// The options for a model by its name alone.
 pub(crate) fn named(model: Option<&str>, hub: &HubArgs) -> ModelOptions {
     ModelOptions { model: model.map(str::to_owned), hub: hub.options(), ..ModelOptions::default() }
@@ -148,6 +183,7 @@ pub(crate) fn named(model: Option<&str>, hub: &HubArgs) -> ModelOptions {
 /// The files of a folder, of a model on the Hub, or of the demo model; prints a line that says which.
 pub(crate) fn files(model: Option<&str>, hub: &HubArgs) -> anyhow::Result<Files> {
     note_default(model);
+    TERMINAL.works();
     named(model, hub).files(&TERMINAL)
 }
 

@@ -53,6 +53,7 @@ pub(crate) fn no_revision(args: &HubArgs, what: &str) -> anyhow::Result<()> {
 
 /// The Hub, as the flags and the environment configure it.
 pub(crate) fn settings(args: &HubArgs) -> anyhow::Result<Hub> {
+    TERMINAL.works();
     args.options().connect(&TERMINAL)
 }
 

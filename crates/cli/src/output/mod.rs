@@ -1,16 +1,24 @@
 //! Printing: results go to stdout, everything else to stderr.
 
+mod bars;
 pub(crate) mod progress;
+mod pulse;
 pub(crate) mod read_files;
 pub(crate) mod remedy;
+pub(crate) mod rows;
+mod screen;
 pub(crate) mod terminal;
 pub(crate) mod written_files;
 
-use gpt2_view::{Color, Style, visible_lines, visible_text};
+pub(crate) use bars::{be_quiet, is_quiet};
+pub(crate) use screen::note;
+
+use gpt2_engine::open::TakenForHub;
+use gpt2_view::{Color, Style, visible_lines};
+use screen::tell;
 use std::ffi::OsString;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ColorArg {
@@ -76,6 +84,7 @@ fn unprinted(error: std::io::Error) -> std::io::Error {
 }
 
 pub(crate) fn stdout() -> Stdout {
+    screen::prints();
     let out = std::io::stdout();
     Stdout { is_terminal: out.is_terminal(), out: out.lock() }
 }
@@ -85,34 +94,11 @@ pub(crate) fn flush() -> anyhow::Result<()> {
     Ok(stdout().flush()?)
 }
 
-static QUIET: AtomicBool = AtomicBool::new(false);
-
-/// `--quiet`: from now on, [`note`] prints nothing.
-pub(crate) fn be_quiet() {
-    QUIET.store(true, Ordering::Relaxed);
-}
-
-pub(crate) fn is_quiet() -> bool {
-    QUIET.load(Ordering::Relaxed)
-}
-
-pub(crate) fn note(text: &str) {
-    if !is_quiet() {
-        tell(text);
-    }
-}
-
-/// Writes to stderr. Text from files and prompts never gets through as control codes. It is not an error if the
-/// terminal has gone away.
-fn tell(text: &str) {
-    let lines: String = text.lines().map(|line| visible_text(line) + "\n").collect();
-    let _ = std::io::stderr().write_all(lines.as_bytes());
-}
-
 pub(crate) fn error(error: &anyhow::Error) {
     let mut message = String::new();
+    let wanted = error.downcast_ref::<TakenForHub>().map(|taken| taken.kind);
     for cause in error.chain() {
-        let text = remedy::text(cause);
+        let text = remedy::text(cause, wanted);
         // Some errors already include their cause's text.
         if !message.contains(&text) {
             message += if message.is_empty() { "" } else { ": " };

@@ -1,9 +1,10 @@
 //! Long work: shows how far it is.
 
-use super::{is_quiet, note};
+use super::bars::{new_bar, styled};
+use super::screen::{has_other_bar, note};
 use crate::process::signals;
 use gpt2_loader::hub::{Event, Progress};
-use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use indicatif::{HumanBytes, ProgressBar};
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
@@ -13,14 +14,8 @@ const LARGE: u64 = 8_000_000;
 
 /// A bar on a terminal, with indicatif's `template` after it; hidden with `--quiet`. `None` is work of unknown length.
 pub(crate) fn bar(length: Option<u64>, template: &str) -> ProgressBar {
-    if is_quiet() {
-        return ProgressBar::hidden();
-    }
-    styled(length.map_or_else(ProgressBar::no_length, ProgressBar::new), template)
-}
-
-fn styled(bar: ProgressBar, template: &str) -> ProgressBar {
-    bar.with_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()))
+    has_other_bar(true);
+    new_bar(length, template)
 }
 
 /// A bar for each large file on a terminal, a line for each file elsewhere.
@@ -43,6 +38,7 @@ pub(crate) fn downloads() -> Progress {
                 signals::left_by_an_end("what was fetched stays, and the next run goes on from there");
                 let large = size.is_none_or(|size| size >= LARGE);
                 if large && std::io::stderr().is_terminal() {
+                    has_other_bar(true);
                     *bar = Some(progress_bar(file, *size, *have));
                 } else {
                     let of = size.map_or_else(String::new, |size| format!(", {}", bytes(size)));
@@ -59,6 +55,7 @@ pub(crate) fn downloads() -> Progress {
                 signals::left_by_an_end("");
                 if let Some(bar) = bar.take() {
                     bar.finish_and_clear();
+                    has_other_bar(false);
                     note(&format!("fetched {file}, {}", bytes(bar.position())));
                 }
             }

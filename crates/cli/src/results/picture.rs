@@ -116,7 +116,17 @@ pub(crate) fn head_maps(frame: &Frame, maps: &[HeadMap]) -> Result<Vec<u8>> {
         let rows = &rows[..];
         let columns = &columns[..];
         named.push((
-            NumberMap { name, row_axis, column_axis, unit, rows, columns, end, from_zero },
+            NumberMap {
+                name,
+                row_axis,
+                column_axis,
+                unit,
+                rows,
+                columns,
+                end,
+                from_zero,
+                ..NumberMap::default()
+            },
             values.clone(),
         ));
     }

@@ -2,7 +2,6 @@
 
 use super::args::StudyArgs;
 use crate::input::prompt::{PromptArgs, prompt};
-use crate::output::progress::bar;
 use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
@@ -15,8 +14,7 @@ use gpt2_engine::interventions::{Applied, Prepared, Reads};
 use gpt2_engine::studies::{Outcome, Study};
 use gpt2_engine::texts::{Content, Prompt};
 use gpt2_engine::texts::{FIELD, STDIN, TextLine, TextLines, is_json_lines, place};
-use gpt2_engine::{Opened, RunProvenance, Spelling};
-use indicatif::ProgressBar;
+use gpt2_engine::{Observer, Opened, RunProvenance, Spelling};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::io::Write;
@@ -56,17 +54,12 @@ impl PromptsArgs {
         inputs
     }
 
-    /// The lines of the file of texts, and a bar that shows how many of its bytes are read.
-    pub(crate) fn open(&self, path: &Path) -> anyhow::Result<(TextLines<'static>, ProgressBar)> {
+    /// The lines of the file of texts, and the bytes that it has, if it is a file.
+    pub(crate) fn open(&self, path: &Path) -> anyhow::Result<(TextLines<'static>, Option<u64>)> {
         let is_json = self.field.is_some() || is_json_lines(path);
         let field = is_json.then(|| self.field.as_deref().unwrap_or(FIELD).to_owned());
         let size = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file).map(|file| file.len());
-        let template = if size.is_some() {
-            "{bar:30} {bytes} of {total_bytes}, {eta} left"
-        } else {
-            "{bytes} read, {elapsed}"
-        };
-        Ok((TextLines::open(path, field, Spelling::Flags, &TERMINAL)?, bar(size, template)))
+        Ok((TextLines::open(path, field, Spelling::Flags, &TERMINAL)?, size))
     }
 }
 
@@ -189,7 +182,7 @@ impl Job<'_> {
     ) -> anyhow::Result<()> {
         let interventions = Prepared::new(self.study.interventions.options(), self.opened, &TERMINAL)?;
         let mut export = self.export.map(ExportFile::new).transpose()?;
-        let (mut lines, bar) = self.prompts.open(path)?;
+        let (mut lines, size) = self.prompts.open(path)?;
         let mut printed = Ok(());
         let mut made_by = None;
         let unwritten = |error: anyhow::Error| match self.export {
@@ -212,18 +205,18 @@ impl Job<'_> {
                 made_by = Some(RunProvenance::of_tokens(self.opened, prompt.ids.len())?);
             }
             if printed.is_ok() {
-                printed = bar.suspend(|| show(self.study.json, &line, &place(), &report, &print));
+                printed = TERMINAL.between(|| show(self.study.json, &line, &place(), &report, &print));
             }
             // A reader that has seen enough still gets the whole export.
             if let Err(error) = &printed
                 && (export.is_none() || !is_closed_pipe(error))
             {
-                bar.finish_and_clear();
+                TERMINAL.clear();
                 return printed;
             }
-            bar.set_position(lines.read);
+            TERMINAL.step("bytes", lines.read, size)?;
         }
-        bar.finish_and_clear();
+        TERMINAL.clear();
         let Some(mut made_by) = made_by else {
             bail!("{}: holds no text; write one a line", place(path, None))
         };

@@ -164,6 +164,8 @@ impl NamedAdapter {
 /// The dictionary of features that a name stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NamedDictionary {
+    /// That of the demo model, which is built in.
+    Demo,
     /// A folder, which may not be there.
     Folder(PathBuf),
     /// A folder of a repository on the Hub, "" for its root, and the revision.
@@ -171,12 +173,15 @@ pub enum NamedDictionary {
 }
 
 impl NamedDictionary {
-    /// A folder if one of that name exists, otherwise `owner/name` or `owner/name/FOLDER` on the Hub if it can be that, or an
+    /// `demo`, a folder if one of that name exists, otherwise `owner/name` or `owner/name/FOLDER` on the Hub if it can be that, or an
     /// address there.
     ///
     /// # Errors
     /// When there is a file of that name, or it is the address of something else.
     pub fn find(text: &str) -> anyhow::Result<Self> {
+        if text == DEMO_NAME {
+            return Ok(Self::Demo);
+        }
         let plain = |part: &str| !matches!(part, "" | "." | "..") && !part.contains('\\');
         let inside = || {
             let mut parts = text.split('/');
@@ -317,7 +322,9 @@ mod tests {
         let found = |text: &str| match NamedDictionary::find(text).unwrap() {
             NamedDictionary::Hub(id, revision, folder) => format!("{id} at {revision}: {folder}"),
             NamedDictionary::Folder(folder) => folder.display().to_string(),
+            NamedDictionary::Demo => "built in".to_owned(),
         };
+        assert_eq!((found("demo"), found("./demo")), ("built in".to_owned(), "./demo".to_owned()));
         assert_eq!(found("who/saes/blocks.8.hook_resid_pre"), "who/saes at main: blocks.8.hook_resid_pre");
         assert_eq!(found("who/saes"), "who/saes at main: ");
         assert_eq!(found("who/saes/a/b"), "who/saes at main: a/b");

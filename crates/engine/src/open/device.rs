@@ -107,13 +107,13 @@ impl DeviceChoice {
         for (_, choice, name) in built_in.into_iter().filter(|(is_built_in, ..)| *is_built_in) {
             match choice.device(spelling, observer) {
                 Ok(device) => {
-                    observer.note(&format!("device: {name}"));
+                    observer.found("device", name);
                     return device;
                 }
                 Err(error) => observer.note(&format!("{error:#}; trying the next device")),
             }
         }
-        observer.note("device: cpu");
+        observer.found("device", "cpu");
         Device::Cpu
     }
 }

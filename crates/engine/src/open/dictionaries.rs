@@ -1,5 +1,6 @@
 //! Dictionaries of features, found and read.
 
+use super::taken::{HubThing, TakenForHub};
 use crate::hub::HubOptions;
 use crate::names::NamedDictionary;
 use crate::observer::Observer;
@@ -10,7 +11,7 @@ use gpt2_model::Config;
 use gpt2_model::dictionary::Dictionary;
 use gpt2_model::hooks::FeatureSite;
 use std::hash::{Hash, Hasher};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -40,7 +41,7 @@ impl FilesThen {
     pub(super) fn place(source: &str) -> anyhow::Result<String> {
         Ok(match NamedDictionary::find(source)? {
             NamedDictionary::Folder(folder) => folder.canonicalize().unwrap_or(folder).display().to_string(),
-            NamedDictionary::Hub(..) => source.to_owned(),
+            NamedDictionary::Hub(..) | NamedDictionary::Demo => source.to_owned(),
         })
     }
 
@@ -56,20 +57,29 @@ impl FilesThen {
 }
 
 impl HubOptions {
-    /// A dictionary in a folder, if one of that name exists, otherwise on the Hub.
+    /// The built-in dictionary, one in a folder, if one of that name exists, or else on the Hub.
     ///
     /// # Errors
     /// When there is none, or it is damaged.
     pub fn find_dictionary(&self, source: &str, observer: &dyn Observer) -> anyhow::Result<DictionaryFiles> {
         match NamedDictionary::find(source)? {
+            NamedDictionary::Demo => {
+                if Path::new(source).is_dir() {
+                    observer
+                        .note("dictionary: demo, the built-in one; for the folder of that name, give ./demo");
+                }
+                let config = gpt2_demo::FEATURES_CONFIG;
+                let weights = gpt2_demo::FEATURES_WEIGHTS;
+                let checkpoint = DictionaryCheckpoint::embedded(source, config, weights)?;
+                Ok(DictionaryFiles { checkpoint, folder: None })
+            }
             NamedDictionary::Folder(folder) => {
                 Ok(DictionaryFiles { checkpoint: DictionaryCheckpoint::open(&folder)?, folder: Some(folder) })
             }
             NamedDictionary::Hub(id, revision, inside) => {
                 let found = self.connect(observer)?.open_dictionary(&id, &revision, &inside);
-                let checkpoint = found.with_context(|| {
-                    format!("there is no folder {source}, so it was taken for a dictionary on the Hub")
-                })?;
+                let taken = TakenForHub { name: source.to_owned(), kind: HubThing::Dictionary };
+                let checkpoint = found.context(taken)?;
                 Ok(DictionaryFiles { checkpoint, folder: None })
             }
         }
@@ -113,6 +123,9 @@ impl OpenedDictionary {
     /// When a file cannot be read.
     pub fn hash(&self, hasher: &mut impl Hasher) -> anyhow::Result<()> {
         self.found.checkpoint.name().hash(hasher);
+        if self.found.folder.is_none() && self.found.checkpoint.origin().is_none() {
+            gpt2_demo::FEATURES_WEIGHTS.hash(hasher);
+        }
         for path in self.found.folder.iter().flat_map(|folder| DictionaryCheckpoint::paths_in(folder)) {
             std::fs::read(&path).with_context(|| path.display().to_string())?.hash(hasher);
         }

@@ -7,6 +7,7 @@ mod dictionaries;
 mod finite;
 mod opened;
 mod options;
+mod taken;
 mod with_adapters;
 
 pub use adapters::{AdapterChoice, FoundAdapter, UsedAdapter, base_of_adapter};
@@ -18,3 +19,4 @@ pub use options::{
     CACHES, DTYPES, FORMATS, FoundModel, IMPLEMENTATIONS, ModelOptions, checkpoint, kept_formats,
     open_tokenizer, quantized,
 };
+pub use taken::{HubThing, TakenForHub};

@@ -4,6 +4,7 @@ use super::adapters::{AdapterChoice, FoundAdapter, base_of_adapter};
 use super::attention_layer::implementation_of;
 use super::device::{DeviceChoice, device_name};
 use super::opened::Opened;
+use super::taken::{HubThing, TakenForHub};
 use crate::hub::HubOptions;
 use crate::names::{DEMO_NAME, Named};
 use crate::observer::Observer;
@@ -141,9 +142,9 @@ impl ModelOptions {
             Named::HubGguf(id, _, file) => {
                 let snapshot = self.hub.connect(observer)?.open_gguf(&id, &revision, &file);
                 let files = snapshot
-                    .with_context(|| format!("there is no file {model}, so it was taken for one of the Hub"))?
+                    .context(TakenForHub { name: model.to_owned(), kind: HubThing::ModelFile })?
                     .files;
-                observer.note(&format!("model: {}", files.name));
+                observer.found("model", &files.name);
                 Ok(files)
             }
             Named::Hub(id, _) => {
@@ -154,11 +155,9 @@ impl ModelOptions {
                     {
                         bail!("{}", self.is_adapter(model, "", "gpt2"))
                     }
-                    files => files.with_context(|| {
-                        format!("there is no folder {model}, so it was taken for a model of the Hub")
-                    })?,
+                    files => files.context(TakenForHub { name: model.to_owned(), kind: HubThing::Model })?,
                 };
-                observer.note(&format!("model: {}", files.name));
+                observer.found("model", &files.name);
                 Ok(files)
             }
         }

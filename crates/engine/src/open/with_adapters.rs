@@ -2,6 +2,7 @@
 
 use super::adapters::{AdapterChoice, FoundAdapter, UsedAdapter};
 use super::options::ModelOptions;
+use super::taken::{HubThing, TakenForHub};
 use crate::names::{DEMO_NAME, NamedAdapter};
 use crate::observer::Observer;
 use anyhow::{Context, bail};
@@ -19,9 +20,8 @@ impl ModelOptions {
             NamedAdapter::Folder(dir) => Ok(AdapterFiles::directory(&dir)?),
             NamedAdapter::Hub(id, revision) => {
                 let files = self.hub.connect(observer)?.open_adapter(&id, &revision);
-                let files = files.with_context(|| {
-                    format!("there is no folder {source}, so it was taken for an adapter on the Hub")
-                })?;
+                let files =
+                    files.context(TakenForHub { name: source.to_owned(), kind: HubThing::Adapter })?;
                 observer.note(&format!("adapter: {}", files.name));
                 Ok(files)
             }

@@ -264,6 +264,27 @@ impl<'a> Corpus<'a> {
     }
 }
 
+/// The texts of a folder, one after another; `limit` is the most bytes.
+///
+/// # Errors
+/// When there is none, one cannot be read, or they are longer.
+pub fn folder_text(
+    folder: &Path,
+    limit: u64,
+    spelling: Spelling,
+    observer: &dyn Observer,
+) -> anyhow::Result<String> {
+    let mut corpus = Corpus::open(folder, By::Document, spelling, observer)?;
+    if corpus.bytes.is_some_and(|bytes| bytes > limit) {
+        bail!("{}: its texts are longer than {limit} bytes; leave some out", folder.display());
+    }
+    let mut all = String::new();
+    while let Some(document) = corpus.next()? {
+        all += &document.text;
+    }
+    Ok(all)
+}
+
 /// The files of a folder and of its subfolders.
 #[derive(Default)]
 struct Texts {

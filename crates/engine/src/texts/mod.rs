@@ -14,7 +14,7 @@ mod training;
 mod windows;
 
 pub use continuation::{Continuation, new_tokens};
-pub use corpus::{By, Corpus, CorpusDocument, DocumentOptions, DocumentUnit, shared};
+pub use corpus::{By, Corpus, CorpusDocument, DocumentOptions, DocumentUnit, folder_text, shared};
 pub use encoded::{Encoded, encode, encode_within};
 pub use pair_inputs::{Answer, Answers, PairInput, PairsInput};
 pub use pairs::pair;

@@ -72,13 +72,29 @@ impl DictionaryCheckpoint {
                 )));
             }
         }
-        let path = folder.join(CONFIG);
-        let bytes = Bytes::open(&path)?;
-        let settings: Map<String, Value> = json::read(&path, &bytes, "config of a dictionary")?;
+        let [config, weights] = Self::paths_in(folder);
+        Self::of(name, (&config, &Bytes::open(&config)?), (&weights, &Bytes::open(&weights)?))
+    }
+
+    /// Reads a dictionary whose two files are compiled into the binary; messages call it `name`.
+    ///
+    /// # Errors
+    /// See [`DictionaryCheckpoint::open`].
+    pub fn embedded(name: &str, config: &'static [u8], weights: &'static [u8]) -> Result<Self, LoadError> {
+        let [config_path, weights_path] = Self::paths_in(Path::new(name));
+        let files = [config, weights].map(Bytes::Embedded);
+        Self::of(name.to_owned(), (&config_path, &files[0]), (&weights_path, &files[1]))
+    }
+
+    fn of(
+        name: String,
+        (path, bytes): (&Path, &Bytes),
+        (weights_path, weights): (&Path, &Bytes),
+    ) -> Result<Self, LoadError> {
+        let settings: Map<String, Value> = json::read(path, bytes, "config of a dictionary")?;
         let config = DictionaryConfig::new(&settings)
             .map_err(|reason| LoadError::Dictionary { name: path.display().to_string(), reason })?;
-        let path = folder.join(WEIGHTS);
-        let stored = safetensors_file::read(&path, &Bytes::open(&path)?)?;
+        let stored = safetensors_file::read(weights_path, weights)?;
         let tensors = stored.into_iter().map(|tensor| (tensor.info.name.clone(), tensor)).collect();
         let checkpoint = Self { name, origin: None, config, tensors };
         let problems = checkpoint.problems();

@@ -23,10 +23,12 @@ pub struct ModelId {
 
 impl ModelId {
     /// Reads `owner/name`, or one of the names of GPT-2's own models: `gpt2`, `gpt2-medium`, `gpt2-large`,
-    /// `gpt2-xl`, `distilgpt2`. `None` for anything else.
+    /// `gpt2-xl`, `distilgpt2`; also `gpt2-small`, which is `gpt2`. `None` for anything else.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        if let Some((_, owner, name)) = ALIASES.iter().find(|(alias, ..)| *alias == text) {
+        // As TransformerLens calls it.
+        let short = if text == "gpt2-small" { "gpt2" } else { text };
+        if let Some((_, owner, name)) = ALIASES.iter().find(|(alias, ..)| *alias == short) {
             return Some(Self { owner: (*owner).into(), name: (*name).into() });
         }
         let (owner, name) = text.split_once('/')?;

@@ -428,6 +428,7 @@ class Circuits(Base):
         token: Answers = (),
         composition: str | Sequence[str] = (),
         top: int = 10,
+        seen_only: bool = False,
         progress: Progress | None = None,
     ) -> Report:
         """What the weights of heads do by token, and how heads feed one another (Elhage et al. 2021).
@@ -437,6 +438,7 @@ class Circuits(Base):
             token: Of one head, tokens whose rows to list instead of the largest entries.
             composition: Of all heads, only ``"q"``, ``"k"`` or ``"v"``.
             top: How many entries to list of one head.
+            seen_only: Of one head, leave out tokens that training hardly saw, as the command does on a terminal.
             progress: Called with the steps' name, how many are done, and their total.
 
         Returns:
@@ -448,6 +450,7 @@ class Circuits(Base):
             "token": [self._spelled(one, "token") for one in _all_answers(token)],
             "composition": _several(composition, "composition"),
             "top": count(top, "top", 1),
+            "seen_only": seen_only,
         }
         return self._study("circuits", options, {}, progress=progress)[0]
 

@@ -88,6 +88,7 @@ class Predictions(Base):
         *,
         by: Literal["line", "document", "json"] | None = None,
         field: str | None = None,
+        window: int | None = None,
         stride: int | None = None,
         bos: bool = False,
         jsonl: str | os.PathLike[str] | None = None,
@@ -105,7 +106,8 @@ class Predictions(Base):
             by: What a document is: a whole file, each line that is not blank, or a field of each line of JSON. JSON lines in a .jsonl
                 file, else a whole file, if there is no word.
             field: The field of JSON lines that holds the text; ``"text"`` if there is no name.
-            stride: How far a window moves on in a long document; half of the context, if there is no number.
+            window: The tokens of a window; the model's context, if there is no number.
+            stride: How far a window moves on in a long document; half of a window, if there is no number.
             bos: Puts the model's first token before each document, so that its first token is predicted, too.
             jsonl: A file to write a line of JSON to for each document.
             summaries: Adds the summary of every head's attention to each line of ``jsonl``.
@@ -126,6 +128,7 @@ class Predictions(Base):
             "corpus": os.fspath(corpus),
             "by": by,
             "field": field,
+            "window": maybe(window, "window", 2),
             "stride": maybe(stride, "stride", 1),
             "bos": bool(bos),
             "jsonl": None if jsonl is None else os.fspath(jsonl),

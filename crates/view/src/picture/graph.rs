@@ -109,7 +109,10 @@ impl GraphPicture<'_> {
             #[allow(clippy::cast_possible_truncation)] // from 0 to 1
             let share = (link.weight.abs() / largest) as f32;
             let color = if link.weight < 0.0 { BELOW } else { ABOVE };
-            scene.line(ends, LINES.0 + share * (LINES.1 - LINES.0), color);
+            let width = LINES.0 + share * (LINES.1 - LINES.0);
+            let others = (0..self.nodes.len()).filter(|i| *i != link.from && *i != link.to);
+            let others: Vec<(f32, f32)> = others.map(|i| place(&self.nodes[i])).collect();
+            scene.line(around(ends, &others, half, wide), width, color);
         }
         for (i, node) in self.nodes.iter().enumerate() {
             let (x, y) = place(node);
@@ -136,6 +139,49 @@ impl GraphPicture<'_> {
         }
         Ok(scene)
     }
+}
+
+/// The way of a line from the lower of its `ends` to the upper one, past boxes with these middles and half sides: where it would run
+/// through a box, it goes straight up in the nearest gap of that row.
+fn around(
+    [start, end]: [(f32, f32); 2],
+    boxes: &[(f32, f32)],
+    half: (f32, f32),
+    wide: f32,
+) -> Vec<(f32, f32)> {
+    let pad = ((wide - 2.0 * half.0) / 4.0).min(4.0);
+    let mut between: Vec<(f32, f32)> =
+        boxes.iter().copied().filter(|(_, y)| y + half.1 < start.1 && y - half.1 > end.1).collect();
+    // From the bottom up, in each row from the left.
+    between.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.total_cmp(&b.0)));
+    let mut way = vec![start];
+    for row in between.chunk_by(|a, b| (a.1 - b.1).abs() < 0.5) {
+        let from = way[way.len() - 1];
+        let below = row[0].1 + half.1 + 1.0;
+        let above = row[0].1 - half.1 - 1.0;
+        let straight = |y: f32| from.0 + (end.0 - from.0) * (from.1 - y) / (from.1 - end.1);
+        let low = straight(below).min(straight(above));
+        let high = straight(below).max(straight(above));
+        // Neighbors whose gap is too narrow for a line count as one box.
+        let mut blocked: Vec<(f32, f32)> = vec![];
+        for (x, _) in row {
+            let left = x - half.0 - pad;
+            let right = x + half.0 + pad;
+            match blocked.last_mut() {
+                Some(last) if left <= last.1 => last.1 = right,
+                _ => blocked.push((left, right)),
+            }
+        }
+        let Some((left, right)) = blocked.into_iter().find(|(left, right)| low < *right && high > *left)
+        else {
+            continue;
+        };
+        let middle = f32::midpoint(low, high);
+        let x = if middle - left < right - middle { left } else { right };
+        way.extend([(x, below), (x, above)]);
+    }
+    way.push(end);
+    way
 }
 
 #[cfg(test)]
@@ -181,6 +227,40 @@ mod tests {
         let svg = svg(&graph(&[1.0]))?;
         assert!(svg.contains("node 0") && svg.contains("what the lines mean"));
         Ok(())
+    }
+
+    /// Whether a part of a way enters a box.
+    fn enters(part: &[(f32, f32)], (x, y): (f32, f32), half: (f32, f32)) -> bool {
+        let steps = 1000;
+        (0..=steps).any(|i| {
+            let share = i as f32 / steps as f32;
+            let at = |a: f32, b: f32| a + (b - a) * share;
+            let (px, py) = (at(part[0].0, part[1].0), at(part[0].1, part[1].1));
+            (px - x).abs() < half.0 && (py - y).abs() < half.1
+        })
+    }
+
+    #[test]
+    fn a_line_goes_around_every_box_between_its_ends() {
+        let half = (27.0, 12.0);
+        for (heads, wide) in [(1, 84.0), (4, 84.0), (12, 84.0), (12, 60.0)] {
+            let boxes: Vec<(f32, f32)> = (0..4)
+                .flat_map(|row| (0..heads).map(move |column| (column as f32 * wide, -84.0 * row as f32)))
+                .collect();
+            for from in 0..heads {
+                for to in 0..heads {
+                    let ends = [(from as f32 * wide, 72.0), (to as f32 * wide, -240.0 - 84.0)];
+                    let way = around(ends, &boxes, half, wide);
+                    assert_eq!((way[0], way[way.len() - 1]), (ends[0], ends[1]));
+                    for part in way.windows(2) {
+                        let through = boxes.iter().find(|at| enters(part, **at, half));
+                        assert_eq!(through, None, "{heads} heads, {from} to {to}: {way:?}");
+                    }
+                }
+            }
+        }
+        let free = around([(0.0, 0.0), (0.0, -84.0)], &[(200.0, -40.0)], half, 84.0);
+        assert_eq!(free, [(0.0, 0.0), (0.0, -84.0)], "nothing is in the way");
     }
 
     #[test]

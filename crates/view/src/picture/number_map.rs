@@ -67,6 +67,8 @@ pub struct NumberMap<'a> {
     pub end: Option<f32>,
     /// Whether the scale begins at 0, for numbers that are never below it, such as probabilities.
     pub from_zero: bool,
+    /// The cells that have no number, row after row; none if it is empty. They stay white.
+    pub absent: &'a [bool],
 }
 
 /// Several maps in one picture, each with its own colors: two side by side where the frame has room. The bytes of a file.
@@ -106,7 +108,8 @@ impl NumberMap<'_> {
         let mut scene = Scene::new(letters, layout.size, "")?;
         self.draw_names(&mut scene, &layout);
         let MapLayout { x, y, width, height, .. } = layout;
-        let colors = values.iter().map(|value| Some(scale.color(*value))).collect();
+        let color = |(i, value): (usize, &f32)| (!self.is_absent(i)).then(|| scale.color(*value));
+        let colors = values.iter().enumerate().map(color).collect();
         scene.cells(Cells { x, y, width, height, columns: self.columns.len(), colors });
         layout.beside.draw_beside(&mut scene, (x, y));
         layout.above.draw_above(&mut scene, (x, y));
@@ -126,6 +129,11 @@ impl NumberMap<'_> {
             )
         }
         values.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
+    }
+
+    /// Whether the cell has no number.
+    fn is_absent(&self, cell: usize) -> bool {
+        self.absent.get(cell).is_some_and(|absent| *absent)
     }
 
     /// The height of the map's name.
@@ -189,6 +197,9 @@ impl NumberMap<'_> {
         let Some((texts, size)) = printed(values, most, (wide, tall), &scene.letters) else { return };
         let columns = self.columns.len();
         for (i, (text, value)) in texts.into_iter().zip(values).enumerate() {
+            if self.is_absent(i) {
+                continue;
+            }
             let ink = if wants_black(scale.color(*value)) { INK } else { WHITE };
             let style = TextStyle::new(size, ink).anchor(Anchor::Middle);
             let column = (i % columns) as f32;
@@ -361,6 +372,26 @@ mod tests {
         };
         assert_eq!(colors(Some(1.0))?[0], Some(diverging(0.25)));
         assert_eq!(colors(None)?[0], Some(diverging(1.0)));
+        Ok(())
+    }
+
+    #[test]
+    fn a_cell_without_a_number_is_white_and_empty() -> Result<()> {
+        let rows = names(2);
+        let values = Tensor::new(&[[1f32, 0.5], [0., 0.25]], &Device::Cpu)?;
+        let absent = [false, false, true, false];
+        let map = NumberMap { rows: &rows, columns: &rows, absent: &absent, ..NumberMap::default() };
+        let scene = map.body(&values, None)?;
+        let texts = scene.texts();
+        assert!(
+            texts.iter().any(|(text, _)| *text == ".250") && !texts.iter().any(|(text, _)| *text == ".000")
+        );
+        let cells = scene.marks.iter().find_map(|mark| match mark {
+            Mark::Cells(cells) => Some(&cells.colors),
+            _ => None,
+        });
+        let drawn: Vec<bool> = cells.expect("cells").iter().map(Option::is_some).collect();
+        assert_eq!(drawn, [true, true, false, true]);
         Ok(())
     }
 

@@ -10,6 +10,7 @@ mod work;
 pub(super) use args::BenchArgs;
 
 use crate::output;
+use crate::output::terminal::TERMINAL;
 use anyhow::bail;
 use args::BenchTarget;
 use candle_core::DType;
@@ -118,6 +119,7 @@ fn machine(args: &BenchArgs) -> anyhow::Result<()> {
     if !args.model.run.open()?.is_cpu() {
         bail!("bench machine measures the CPU and its memory: give --device cpu");
     }
+    TERMINAL.works();
     let threads = rayon::current_num_threads();
     let isa = Isa::current().as_str();
     let fma_gflops = measure::fma_gflops();

@@ -48,6 +48,7 @@ impl<'a> Bench<'a> {
         let quantize = args.model.quantize.map(|_| "quantize");
         let cpu_only: Vec<&str> = bytes.into_iter().chain(quantize).collect();
         let device = args.model.run.open_with(&cpu_only)?;
+        TERMINAL.works();
         let quantize = args.model.options().quantized(checkpoint.as_ref(), &device)?;
         if args.kv.is_some() && args.what != BenchTarget::Decode {
             bail!("--kv is for bench decode");

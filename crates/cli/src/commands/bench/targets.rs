@@ -3,11 +3,13 @@
 use super::args::{FEATURES_OF_ONE, FIRING};
 use super::setup::Bench;
 use super::timing::{copies_beyond_the_cache, time_runs};
+use crate::output::terminal::TERMINAL;
 use anyhow::bail;
 use candle_core::{DType, Tensor};
 use candle_fused::attention::Mask;
 use candle_fused::measure::Stopwatch;
 use candle_nn::VarMap;
+use gpt2_engine::Observer;
 use gpt2_engine::open::attention_layer;
 use gpt2_model::analysis::{Contrast, Metric, attribution_patching};
 use gpt2_model::dictionary::{Dictionary, DictionaryTensors, Selection};
@@ -92,6 +94,7 @@ impl Bench<'_> {
                 plain.push(without);
                 asked.push(with);
             }
+            self.show(run)?;
         }
         Ok(asked)
     }
@@ -173,6 +176,7 @@ impl Bench<'_> {
             if run > 0 {
                 times.push(time);
             }
+            self.show(run)?;
         }
         Ok(times)
     }
@@ -215,6 +219,11 @@ impl Bench<'_> {
             optimizer.step(&gradients, 1e-3, 1.0)?;
             Ok(())
         })
+    }
+
+    /// Shows how many of the runs are done.
+    fn show(&self, done: u32) -> candle_core::Result<()> {
+        TERMINAL.step("runs", done.into(), Some(self.args.runs.into()))
     }
 
     /// The milliseconds of each run of `work`, which is told its number.

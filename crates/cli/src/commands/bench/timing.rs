@@ -1,7 +1,9 @@
 //! Times runs of a device's work.
 
+use crate::output::terminal::TERMINAL;
 use candle_core::{Device, Tensor};
 use candle_fused::measure::{Stopwatch, l2_bytes};
+use gpt2_engine::Observer;
 
 /// The most groups into which runs on a GPU are divided: the host submits a group without a pause.
 const GROUPS: usize = 5;
@@ -17,8 +19,9 @@ pub(super) fn time_runs(
     runs: usize,
     mut work: impl FnMut(usize) -> anyhow::Result<()>,
 ) -> anyhow::Result<Vec<f64>> {
-    work(0)?;
     let runs = runs.max(1);
+    TERMINAL.step("runs", 0, Some(runs as u64))?;
+    work(0)?;
     let groups = if device.is_cpu() { runs } else { runs.min(GROUPS) };
     let mut times = Vec::with_capacity(groups);
     for group in 0..groups {
@@ -29,6 +32,7 @@ pub(super) fn time_runs(
             work(run + 1)?;
         }
         times.push(watch.stop()? / (end - first) as f64);
+        TERMINAL.step("runs", end as u64, Some(runs as u64))?;
     }
     Ok(times)
 }

@@ -41,6 +41,7 @@ pub(crate) struct ImportArgs {
 }
 
 pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
+    TERMINAL.works();
     let mut inputs = ReadFiles::default();
     hub::inputs(&args.hub, &mut inputs);
     inputs.named(&args.from);

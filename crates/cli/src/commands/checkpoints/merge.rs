@@ -41,6 +41,7 @@ pub(crate) struct MergeArgs {
 }
 
 pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<()> {
+    TERMINAL.works();
     let mut inputs = ReadFiles::default();
     hub::inputs(&args.hub, &mut inputs);
     let adapters = args.adapters.iter().map(|adapter| adapter.source.as_str());

@@ -5,7 +5,6 @@ use crate::model::args::ThreadsArg;
 use crate::model::hub::HubArgs;
 use crate::model::{args, hub};
 use crate::output;
-use crate::output::progress::bar;
 use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
@@ -54,22 +53,7 @@ pub(crate) struct QuantizeArgs {
 /// The parser of `--to`: takes the types of a GGUF file.
 pub(crate) fn types() -> impl TypedValueParser<Value = GgufType> {
     let names = GgufType::ALL.iter().map(|kind| PossibleValue::new(kind.as_str()).help(kind.about()));
-    PossibleValuesParser::new(names).try_map(|name| name.parse::<GgufType>())
-}
-
-/// Runs `work`, which tells how many tensors are done, how many there are, and the name of the next.
-pub(crate) fn with_bar<T>(
-    work: impl FnOnce(&mut dyn FnMut(usize, usize, &str) -> candle_core::Result<()>) -> T,
-) -> T {
-    let bar = bar(Some(1), "{bar:30} {pos}/{len} {msg}");
-    let result = work(&mut |done, all, name| {
-        bar.set_length(all as u64);
-        bar.set_position(done as u64);
-        bar.set_message(name.to_string());
-        Ok(())
-    });
-    bar.finish_and_clear();
-    result
+    PossibleValuesParser::new(names).try_map(|name| name.to_ascii_lowercase().parse::<GgufType>())
 }
 
 pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {

@@ -2,6 +2,7 @@
 
 use crate::output;
 use crate::output::read_files::ReadFiles;
+use crate::output::rows;
 use crate::output::written_files::Outputs;
 use crate::results::picture::{HeadMap, PictureArgs, PictureMetadata, head_maps};
 use crate::study::args::StudyArgs;
@@ -42,6 +43,9 @@ pub(crate) struct HeadsArgs {
     /// Begin with a random token instead of the model's first token (<|endoftext|> in GPT-2)
     #[arg(long)]
     pub(crate) no_bos: bool,
+    /// List every head, not only the 15 of many that stand out most
+    #[arg(long)]
+    pub(crate) all: bool,
     #[command(flatten)]
     pub(crate) picture: PictureArgs,
     /// Let --picture replace an existing file
@@ -90,7 +94,7 @@ pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<()> {
         }),
     };
     args.picture.draw(&mut outputs, &about, |frame| picture(frame, &report.heads))?;
-    outputs.commit_after(|| output::report(args.study.json, &report, print))
+    outputs.commit_after(|| output::report(args.study.json, &report, |report| print(report, args.all)))
 }
 
 impl HeadsArgs {
@@ -128,7 +132,24 @@ fn picture(frame: &Frame, rows: &[ScoredHead]) -> candle_core::Result<Vec<u8>> {
     head_maps(frame, &scores.chain([copying]).collect::<Vec<_>>())
 }
 
-fn print(report: &Report) -> anyhow::Result<()> {
+/// The heads to list, and whether they are all: in their order, or of many the ones that stand out most, those first.
+fn listed(report: &Report, chance: [f64; 3], all: bool) -> (Vec<&ScoredHead>, bool) {
+    let mut heads: Vec<&ScoredHead> = report.heads.iter().collect();
+    let shown = rows::shown(heads.len(), all);
+    if shown == heads.len() {
+        return (heads, true);
+    }
+    // How far it is from chance to 1, in the kind in which it is farthest.
+    let stands_out = |row: &ScoredHead| {
+        let scores = numbers(row).into_iter().zip(chance);
+        scores.map(|(score, chance)| (score.mean - chance) / (1.0 - chance)).fold(f64::NEG_INFINITY, f64::max)
+    };
+    heads.sort_by(|a, b| stands_out(b).total_cmp(&stands_out(a)));
+    heads.truncate(shown);
+    (heads, false)
+}
+
+fn print(report: &Report, all: bool) -> anyhow::Result<()> {
     let mut out = output::stdout();
     writeln!(
         out,
@@ -154,7 +175,11 @@ fn print(report: &Report) -> anyhow::Result<()> {
     first.extend(chance.iter().flat_map(|chance| [format!("{chance:.3}"), String::new()]));
     first.push(String::new());
     table.row(first);
-    for row in &report.heads {
+    let (heads, is_whole) = listed(report, chance, all);
+    if !is_whole {
+        writeln!(out, "the {} heads that stand out most, those first\n", heads.len())?;
+    }
+    for row in heads {
         let mut cells = vec![format!("{}.{}", row.layer, row.head)];
         for MeanOverTexts { mean, standard_error } in numbers(row) {
             let error = standard_error.map_or_else(String::new, |error| format!("±{error:.3}"));
@@ -164,7 +189,11 @@ fn print(report: &Report) -> anyhow::Result<()> {
         cells.push(row.silenced.unwrap_or_default().to_owned());
         table.row(cells);
     }
-    writeln!(out, "{}", table.render())?;
+    write!(out, "{}", table.render())?;
+    if let Some(more) = rows::more(report.heads.len(), all) {
+        writeln!(out, "{more}")?;
+    }
+    writeln!(out)?;
     let mut out_wrapped = |text: &str| writeln!(out, "{}", wrap(text, output::stdout_width().max(MIN_WIDTH)));
     out_wrapped(&format!(
         "heads that score more than {:.0} % of the way from chance to 1, best first:",

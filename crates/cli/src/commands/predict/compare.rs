@@ -9,7 +9,7 @@ use anyhow::Context;
 use candle_fused::BlockFormat;
 use gpt2_engine::open::{AdapterChoice, CACHES, FORMATS, quantized};
 use gpt2_engine::studies::predict::compare::{Options, Report};
-use gpt2_engine::texts::{Content, read_file, read_limited};
+use gpt2_engine::texts::{Content, folder_text, read_file, read_limited};
 use gpt2_engine::{ModelOptions, Spelling};
 use gpt2_loader::Checkpoint;
 use gpt2_model::CacheDType;
@@ -18,9 +18,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
+// A group, because clap forgets a required argument that conflicts with a given one.
+#[command(group = clap::ArgGroup::new("text_of").args(["text", "place"]).required(true))]
 #[command(after_help = "\
 Both models need the same vocabulary. The text is cut into windows as long as the shorter context. Each token is predicted once,
-except the first of a window. The windows of gpt2 score overlap, which gives a lower perplexity. The KL divergence is that of MODEL's distribution from OTHER's, in nats.
+except the first of a window. The windows of gpt2 score overlap, which gives a lower perplexity; with --stride as large as a window, it
+gives that of compare. The KL divergence is that of MODEL's distribution from OTHER's, in nats.
 
 Examples:
   gpt2 compare gpt2 gpt2-q4_0.gguf --text notes.txt
@@ -34,9 +37,12 @@ pub(crate) struct CompareArgs {
     /// The model to compare with it
     #[arg(value_name = "OTHER")]
     pub(crate) other: String,
-    /// The text to predict, or - for standard input
-    #[arg(long, value_name = "FILE")]
-    pub(crate) text: PathBuf,
+    /// The text to predict: a file, a folder of .txt files, which are read one after another, or - for standard input
+    #[arg(long, value_name = "FILE|FOLDER|-")]
+    pub(crate) text: Option<PathBuf>,
+    /// The same, without its name, as gpt2 score takes it
+    #[arg(value_name = "TEXT", hide = true)]
+    pub(crate) place: Option<PathBuf>,
     /// Quantize OTHER as it is loaded
     #[arg(long, value_name = "FORMAT", value_parser = one_of(FORMATS))]
     pub(crate) quantize_other: Option<BlockFormat>,
@@ -69,8 +75,10 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let caches = matches!(args.kv_other, Some(CacheDType::Q8_0)).then_some("kv-other");
     let cpu_only: Vec<&str> = quantizes.into_iter().chain(caches).collect();
     let device = args.run.open_with(&cpu_only)?;
-    let text = Content::Text(read(&args.text)?);
+    let path = args.text.as_ref().or(args.place.as_ref()).context("clap requires a text")?;
+    let text = Content::Text(read(path)?);
     let first = named(Some(&args.model), &args.hub);
+    TERMINAL.works();
     let model = first.load(first.find(&TERMINAL)?, device.clone(), &TERMINAL)?;
     let second = ModelOptions {
         quantize: args.quantize_other,
@@ -83,7 +91,7 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
         quantized("--quantize-other", args.quantize_other, Some(&checkpoint), &device, Spelling::Flags)?;
     }
     let other = second.load(found, device, &TERMINAL)?;
-    let place = args.text.display().to_string();
+    let place = path.display().to_string();
     let report = args.options().compare([&model, &other], &text, &place, &TERMINAL)?;
     output::report(args.json, &report, print)
 }
@@ -99,6 +107,9 @@ fn read(path: &Path) -> anyhow::Result<String> {
     if path == Path::new("-") {
         return read_limited(std::io::stdin(), LONGEST_TEXT)
             .context("cannot read the text from standard input");
+    }
+    if path.is_dir() {
+        return folder_text(path, LONGEST_TEXT, Spelling::Flags, &TERMINAL);
     }
     read_file("the text", path, LONGEST_TEXT, &TERMINAL)
 }
@@ -123,7 +134,7 @@ fn print(report: &Report) -> anyhow::Result<()> {
     )?;
     writeln!(
         out,
-        "{} tokens predicted, in windows of up to {} that do not overlap",
+        "{} tokens predicted, in windows of up to {} that do not overlap (gpt2 score's do: more context, a lower perplexity)",
         report.tokens, report.window
     )?;
     Ok(())

@@ -1,6 +1,6 @@
 //! `gpt2 score`: how well a model predicts each document of a corpus, on one process or on many.
 
-use crate::input::corpus::DocumentArgs;
+use crate::input::corpus::{CorpusArgs, DocumentArgs};
 use crate::interventions::args::InterventionArgs;
 use crate::model::args::ModelArgs;
 use crate::output::read_files::ReadFiles;
@@ -21,13 +21,17 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+const CORPUS: &str = "A text, JSON lines (.jsonl), a folder of .txt files (with its subfolders), or - for standard input (score keeps \
+     the newline at the end of a file; forward drops it)";
+
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("timeout", |arg| arg.help(TIMEOUT)))]
+#[command(mut_arg("place", |arg| arg.help(CORPUS)))]
 #[command(after_help = "\
 OUT holds a line of JSON for each document, in the order of the corpus: the other fields of a line of JSON (input), tokens, predicted (how many of them were
 predicted), loss (nats a token) and perplexity. The first line says how they were made. A document longer than the
 context is read in windows that overlap, so that each token is predicted once and has half a context before it; a perplexity of
-other windows differs, such as that of gpt2 compare. The same corpus gives the same bytes on any number
+other windows differs, such as that of gpt2 compare, which --stride gives. The same corpus gives the same bytes on any number
 of processes. Interventions act on each document as on a prompt of its own.
 
 Examples:
@@ -39,10 +43,8 @@ Examples:
   mpirun -n 4 gpt2 score texts/ --jsonl shared.jsonl   # on four processes
   gpt2 score texts/ --jsonl scores.jsonl --resume   # go on after Ctrl-C")]
 pub(crate) struct ScoreArgs {
-    /// A text, JSON lines (.jsonl), a folder of .txt files (with its subfolders), or - for standard input (score keeps the
-    /// newline at the end of a file; forward drops it)
-    #[arg(value_name = "FILE|FOLDER|-")]
-    pub(crate) corpus: PathBuf,
+    #[command(flatten)]
+    pub(crate) corpus: CorpusArgs,
     #[command(flatten)]
     pub(crate) documents: DocumentArgs,
     /// Write a line for each document to this file
@@ -55,8 +57,11 @@ pub(crate) struct ScoreArgs {
     /// too
     #[arg(long)]
     pub(crate) bos: bool,
-    /// How far a window moves on in a document that is longer than the context. The rest of the window is context
-    /// [default: half of the model's context]
+    /// Tokens of a window at most [default: the model's context]
+    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(2..))]
+    pub(crate) window: Option<u32>,
+    /// How far a window moves on in a document that is longer. The rest of the window is context; as much as --window is the
+    /// windows of gpt2 compare, without any [default: half of a window]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) stride: Option<u32>,
     /// Go on where an earlier run stopped, or start if there was none; one that has finished only prints its totals
@@ -123,12 +128,13 @@ impl ScoreArgs {
         let &Self { summaries, bos, resume, overwrite, .. } = self;
         let DocumentOptions { by, field } = self.documents.options();
         Options {
-            corpus: self.corpus.clone(),
+            corpus: self.corpus.path(),
             by,
             field,
             jsonl: self.jsonl.clone(),
             summaries,
             bos,
+            window: self.window.map(|window| window as usize),
             stride: self.stride.map(|stride| stride as usize),
             resume,
             overwrite,
@@ -164,9 +170,14 @@ fn print(total: &Report) -> anyhow::Result<()> {
     }
     writeln!(
         out,
-        "{}, {}, {predicted} predicted, in windows of up to {window} that move on by {stride}",
+        "{}, {}, {predicted} predicted, in windows of up to {window} that move on by {stride}{}",
         count(*documents, "document"),
-        count(*tokens, "token")
+        count(*tokens, "token"),
+        if tokens > window && stride < window {
+            format!(" (gpt2 compare's move on by {window}: --stride {window} gives its perplexity)")
+        } else {
+            String::new()
+        }
     )?;
     if *empty > 0 {
         writeln!(out, "{} without a token", count(*empty, "document"))?;

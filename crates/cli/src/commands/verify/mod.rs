@@ -12,6 +12,7 @@ use crate::output::terminal::TERMINAL;
 use crate::output::{self, note};
 use candle_core::{DType, Device, Tensor};
 use candle_fused::Implementation;
+use gpt2_engine::Observer;
 use gpt2_engine::open::{checkpoint, device_name};
 use gpt2_engine::words::count;
 use gpt2_view::{Align, Table, visible_text};
@@ -82,6 +83,7 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     verify.attention()?;
     verify.layers()?;
     verify.model(&checkpoint)?;
+    TERMINAL.clear();
 
     let report = Report {
         model: checkpoint.name().to_string(),
@@ -139,7 +141,7 @@ impl Verify {
             tolerance,
             passed: error <= tolerance, // NaN is not
         });
-        Ok(())
+        Ok(TERMINAL.step("paths", self.checks.len() as u64, None)?)
     }
 }
 

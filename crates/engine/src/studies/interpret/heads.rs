@@ -8,8 +8,9 @@ use anyhow::bail;
 use candle_core::{Device, Tensor};
 use gpt2_circuits::Circuits;
 use gpt2_model::analysis::{HeadScores, RepeatedTokens, Score, chance_scores, head_scores};
-use gpt2_model::hooks::Head;
+use gpt2_model::hooks::{Chain, Head, Interventions, Point, on};
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 
 /// The texts of random tokens that come several times (Olsson et al. 2022).
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
@@ -139,6 +140,26 @@ impl Options {
     }
 }
 
+impl Options {
+    /// The scores under `changes`; tells the observer how many texts were read.
+    fn scores(
+        &self,
+        run: &Run,
+        texts: &RepeatedTokens,
+        changes: &Interventions,
+    ) -> candle_core::Result<Vec<Vec<HeadScores>>> {
+        let model = &run.opened.model.transformer;
+        let done = Cell::new(0);
+        // Each text reads the last layer's weights once.
+        let counter = on([Point::Pattern(model.config().n_layer - 1)], |_, _| {
+            done.set(done.get() + 1);
+            run.observer.step("texts", done.get(), Some(self.batch as u64))?;
+            Ok(None)
+        });
+        head_scores(model, texts, Some(&Chain(&[changes, &counter])))
+    }
+}
+
 impl Study for Options {
     const NAME: &'static str = "heads";
     // The texts are random: none of their positions means anything, and no other prompt goes with them.
@@ -149,7 +170,7 @@ impl Study for Options {
         let opened = run.opened;
         let texts = self.texts(run)?;
         let applied = run.interventions.of(Reads::Others("random tokens"))?;
-        let scores = head_scores(&opened.model.transformer, &texts, Some(&applied.list))?;
+        let scores = self.scores(run, &texts, &applied.list)?;
         let numbers: Vec<f64> = scores.iter().flatten().map(|head| head.induction.mean).collect();
         let read = Tensor::from_vec(texts.rows.concat(), (texts.rows.len(), texts.tokens()), &opened.device)?;
         run.check_finite(&read, Some(&applied.list), [&Tensor::new(numbers, &Device::Cpu)?])?;

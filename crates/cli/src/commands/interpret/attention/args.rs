@@ -107,6 +107,9 @@ pub(crate) struct AttentionArgs {
     /// taken off
     #[arg(long, requires = "effects", help_heading = "Effects of heads")]
     pub(crate) raw: bool,
+    /// List every head, not only the first 15 of many
+    #[arg(long)]
+    pub(crate) all: bool,
     /// When to use colors. auto: on a terminal
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) color: ColorArg,

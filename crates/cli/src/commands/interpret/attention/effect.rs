@@ -4,7 +4,7 @@
 use super::scene::{AttentionScene, CELL};
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
-use crate::output::{self, note};
+use crate::output::{self, note, rows};
 use crate::results::picture::{HeadMap, PictureMetadata, head_maps};
 use crate::values::pairs_by_head;
 use anyhow::{Context, bail};
@@ -22,9 +22,6 @@ use gpt2_view::{Align, Table, heatmap, rollout_picture};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::io::Write;
-
-/// The most heads to print; JSON has all.
-const SHOWN: usize = 20;
 
 #[derive(Serialize)]
 struct EffectReport {
@@ -214,10 +211,12 @@ pub(super) fn show_effect(
             &[HeadMap { name: "", unit, values: &found.total.change, end: None, from_zero: false }],
         )
     })?;
-    outputs.commit_after(|| output::report(scene.args.study.json, &report, print_effect))
+    let all = scene.args.all;
+    outputs
+        .commit_after(|| output::report(scene.args.study.json, &report, |report| print_effect(report, all)))
 }
 
-fn print_effect(report: &EffectReport) -> anyhow::Result<()> {
+fn print_effect(report: &EffectReport, all: bool) -> anyhow::Result<()> {
     let mut out = output::stdout();
     writeln!(out, "{}\n", report.provenance.first_line())?;
     let shown = |token: &Token| format!("{} (id {})", token.token, token.id);
@@ -233,7 +232,7 @@ fn print_effect(report: &EffectReport) -> anyhow::Result<()> {
     let columns =
         [("head", Align::Right), ("change", Align::Right), ("direct", Align::Right), ("", Align::Left)];
     let mut table = Table::new(&columns);
-    for head in report.heads.iter().take(SHOWN) {
+    for head in report.heads.iter().take(rows::shown(report.heads.len(), all)) {
         table.row(vec![
             format!("{}.{}", head.layer, head.head),
             format!("{:+.3}", head.change),
@@ -241,7 +240,11 @@ fn print_effect(report: &EffectReport) -> anyhow::Result<()> {
             head.silenced.unwrap_or_default().to_owned(),
         ]);
     }
-    writeln!(out, "{}", table.render())?;
+    write!(out, "{}", table.render())?;
+    if let Some(more) = rows::more(report.heads.len(), all) {
+        writeln!(out, "{more}")?;
+    }
+    writeln!(out)?;
     let Direct { centered, attention_biases, mlps, embed, pos_embed, final_bias, interventions, sum, total } =
         &report.direct;
     let logit = match (&report.against, centered) {
@@ -271,9 +274,6 @@ fn print_effect(report: &EffectReport) -> anyhow::Result<()> {
     // Halves round every part.
     if (sum - total).abs() > 0.02 * total.abs().max(1.0) {
         note(&format!("the shares do not sum to the model's {total:+.3}: a hook or rounding comes between"));
-    }
-    if report.heads.len() > SHOWN {
-        note(&format!("{SHOWN} of {} heads; --json has all", report.heads.len()));
     }
     Ok(())
 }

@@ -4,13 +4,15 @@ use super::json::{MOST_LINKED, last_hidden, run_json};
 use super::page::Looked;
 use super::scene::{AttentionScene, CELL, summaries};
 use crate::output;
-use crate::output::progress::bar;
+use crate::output::rows::{more, shown};
+use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::results::picture::PictureMetadata;
 use crate::results::subject::{Subject, next_tokens};
 use crate::results::weights_file::Export;
 use crate::results::weights_page::LayerValues;
 use candle_core::Tensor;
+use gpt2_engine::Observer;
 use gpt2_engine::words::count;
 use gpt2_model::ModelOutput;
 use gpt2_model::hooks::Recorder;
@@ -18,7 +20,6 @@ use gpt2_view::{
     AttentionJson, FirstLook, HeadGrid, HeadRow, LayerJson, LikelyJson, MIN_WIDTH, RunJson, display_width,
     fit, head_picture, heatmap, visible_text, wrap,
 };
-use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -36,7 +37,8 @@ pub(super) struct Views {
     export: Option<Export>,
     picture: Option<HeadsPicture>,
     pub(super) page: Option<Looked>,
-    bar: ProgressBar,
+    /// The layers that have come.
+    layers: u64,
 }
 
 /// The weights (T, T) of one head, to be drawn in full, or several heads as a grid.
@@ -48,11 +50,6 @@ enum HeadsPicture {
 impl Views {
     pub(super) fn new(scene: &AttentionScene) -> anyhow::Result<Self> {
         let args = scene.args;
-        // Many texts have a bar of their own.
-        let bar = match args.prompt.texts {
-            None => bar(Some(scene.subject.layers.len() as u64), "{bar:30} {pos}/{len} layers, {eta} left"),
-            Some(_) => ProgressBar::hidden(),
-        };
         let page = args.html.is_some() || args.open || args.fragment.is_some();
         let mut page = page.then(|| Looked::new(scene)).transpose()?;
         Ok(Self {
@@ -70,7 +67,7 @@ impl Views {
             picture: args.picture.is_wanted().then(|| HeadsPicture::Grid(HeadGrid::default())),
             plain: page.as_mut().and_then(|page| page.json.take()),
             page,
-            bar,
+            layers: 0,
         })
     }
 
@@ -117,7 +114,11 @@ impl Views {
         if let Some(Looked { page, run, .. }) = &mut self.page {
             page.layer(&scene.subject, *run, layer, &weights, values)?;
         }
-        self.bar.inc(1);
+        self.layers += 1;
+        // Many texts have a bar of their own.
+        if scene.args.prompt.texts.is_none() {
+            TERMINAL.step("layers", self.layers, Some(scene.subject.layers.len() as u64))?;
+        }
         Ok(())
     }
 
@@ -145,7 +146,6 @@ impl Views {
         outputs: &mut Outputs,
     ) -> anyhow::Result<Option<Vec<u8>>> {
         let args = scene.args;
-        self.bar.finish_and_clear();
         if let (Some(path), Some(export)) = (&args.export, self.export.take()) {
             export.finish(&scene.subject, &output.attention_outputs, path, outputs)?;
         }
@@ -243,7 +243,7 @@ fn heatmaps(scene: &AttentionScene, layer: usize, weights: &Tensor) -> anyhow::R
 }
 
 /// The most columns of the text in a picture's title.
-const TITLE: usize = 60;
+const TITLE: usize = 120;
 
 /// The text in one line.
 fn text(scene: &AttentionScene) -> String {
@@ -275,7 +275,9 @@ fn first_look(scene: &AttentionScene, first: &FirstLook, found: &ModelOutput) ->
     if scene.subject.ids.len() > MOST_LINKED {
         writeln!(out, "no links between tokens: searched for up to {MOST_LINKED} tokens only\n")?;
     }
-    write!(out, "{}", first.render(&rows, &style)?)?;
+    let all = scene.args.all;
+    let more = more(rows.len(), all).unwrap_or_default();
+    write!(out, "{}", first.render_first(&rows, shown(rows.len(), all), &more, &style)?)?;
     let word = tokens_word(scene, &out);
     out += &word;
     writeln!(out, "\nnext, every head in the browser: --open\none head here: --layer L --head H")?;

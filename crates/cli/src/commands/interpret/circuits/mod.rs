@@ -19,11 +19,12 @@ use serde_json::{Value, json};
 
 #[derive(Debug, clap::Args)]
 // A group, because clap forgets a required argument that conflicts with a given one.
-#[command(group = clap::ArgGroup::new("of_one").arg("head"))]
+#[command(group = clap::ArgGroup::new("of_one").args(["head", "named"]))]
 #[command(after_help = "\
 This reads weights alone, without a text. Layer norms are folded in and everything is centered, as in TransformerLens. QK says
 which token looks for which. OV says which tokens become likelier when a token is attended to. The picture has a map of the
 copying scores and one of each composition. Of one head, it has the tables of QK and OV for the tokens of the largest entries.
+Tokens whose embeddings lie where those of impossible bytes lie, which training hardly saw, are left out of one head's tables.
 
 Examples:
   gpt2 circuits   # which heads copy, and which feed which
@@ -35,15 +36,22 @@ pub(crate) struct CircuitsArgs {
     /// A head, LAYER.HEAD counted from 0 [default: all heads, and how they feed one another]
     #[arg(value_name = "L.H", value_parser = str::parse::<Head>)]
     pub(crate) head: Option<Head>,
+    /// The same head, by the name that it has in gpt2 attention
+    #[arg(id = "named", long = "head", value_name = "L.H", hide = true, value_parser = str::parse::<Head>)]
+    pub(crate) named: Option<Head>,
     /// Show the rows of these tokens, with their leading space, instead of the largest entries (repeatable)
     #[arg(long, value_name = "TOKEN", requires = "of_one")]
     pub(crate) token: Vec<String>,
     /// Rank only compositions of queries, of keys or of values (repeatable) [default: all three]
-    #[arg(long, value_name = "KIND", conflicts_with = "head", value_parser = one_of(HEAD_INPUTS))]
+    #[arg(long, value_name = "KIND", conflicts_with = "of_one", value_parser = one_of(HEAD_INPUTS))]
     pub(crate) composition: Vec<HeadInput>,
     /// How many entries to show
     #[arg(short = 'k', long, default_value_t = 10, value_name = "K", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) top: u16,
+    /// Also list tokens that training hardly saw, such as bytes that no text has. Without it the tables of one head leave them out,
+    /// and say how many; --json has them always
+    #[arg(long)]
+    pub(crate) all_tokens: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -89,10 +97,12 @@ pub(crate) fn run(args: &CircuitsArgs) -> anyhow::Result<()> {
 impl CircuitsArgs {
     fn options(&self) -> Options {
         Options {
-            head: self.head.map(HeadName),
+            head: self.head.or(self.named).map(HeadName),
             token: self.token.iter().cloned().map(Answer::Text).collect(),
             composition: self.composition.clone(),
             top: self.top.into(),
+            // A program gets all, and drops what it does not want.
+            seen_only: !(self.json || self.all_tokens),
         }
     }
 }

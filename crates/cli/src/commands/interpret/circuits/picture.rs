@@ -20,13 +20,17 @@ pub(super) fn of_all(frame: &Frame, report: &Overview, compositions: &[(String, 
         rows: &rows,
         columns: &columns,
         end: Some(1.0),
-        from_zero: false,
+        ..NumberMap::default()
     };
     let mut maps = vec![(map, Tensor::from_vec(copying, (layers, heads), &Device::Cpu)?)];
     let all: Vec<String> = report.heads.iter().map(|of| format!("{}.{}", of.layer, of.head)).collect();
     // Nothing comes before the first layer or after the last.
     let from = &all[..all.len() - heads];
     let to = &all[heads..];
+    // A head feeds those of later layers.
+    let absent: Vec<bool> = (0..from.len() * to.len())
+        .map(|i| i / to.len().max(1) / heads > i % to.len().max(1) / heads)
+        .collect();
     for (reads, scores) in compositions {
         let name = match reads.as_str() {
             "q" => "into queries",
@@ -43,8 +47,9 @@ pub(super) fn of_all(frame: &Frame, report: &Overview, compositions: &[(String, 
             unit,
             rows: from,
             columns: to,
-            end: None,
             from_zero: true,
+            absent: &absent,
+            ..NumberMap::default()
         };
         if layers > 1 {
             let scores = scores.narrow(0, 0, layers - 1)?.narrow(2, 1, layers - 1)?;
@@ -65,8 +70,7 @@ pub(super) fn of_head(frame: &Frame, report: &OneHead, tables: &[(String, Tensor
         unit: "score",
         rows: &qk.from,
         columns: &qk.to,
-        end: None,
-        from_zero: false,
+        ..NumberMap::default()
     };
     let writes = NumberMap {
         name: "OV: what it writes",
@@ -75,8 +79,7 @@ pub(super) fn of_head(frame: &Frame, report: &OneHead, tables: &[(String, Tensor
         unit: "change of the logit",
         rows: &ov.from,
         columns: &ov.to,
-        end: None,
-        from_zero: false,
+        ..NumberMap::default()
     };
     let mut maps = vec![];
     for (circuit, map) in [("qk", looks), ("ov", writes)] {

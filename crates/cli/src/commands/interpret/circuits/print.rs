@@ -56,6 +56,9 @@ pub(super) fn head(report: &OneHead) -> anyhow::Result<()> {
         report.copying.map_or_else(|| "none".to_owned(), |copying| format!("{copying:+.3}")),
         largest.collect::<Vec<_>>().join(", ")
     )?;
+    if let Some(unseen) = report.unseen.filter(|unseen| *unseen > 0) {
+        writeln!(out, "without {unseen} tokens that training hardly saw; all: --all-tokens\n")?;
+    }
     for (title, links, from, to) in [
         ("QK, where it looks: the score of a key for a query", &report.qk, "query", "key"),
         (

@@ -16,7 +16,8 @@ use std::str::FromStr;
 #[command(mut_arg("circuit", |arg| arg.hide(true)))]
 // Without a change of features, too.
 #[command(mut_arg("dictionary", |_| {
-    let help = "A sparse autoencoder or transcoder of SAELens or gpt2 train-features: a folder, or owner/name/FOLDER on the Hub";
+    let help = "A sparse autoencoder or transcoder of SAELens or gpt2 train-features: a folder, owner/name/FOLDER on the Hub, or demo: \
+                that of the demo model, which is built in";
     Arg::new("dictionary").long("dictionary").value_name("DIR|NAME").required(true).help(help)
 }))]
 #[command(after_help = "\
@@ -29,7 +30,7 @@ places where it fires most, each with the text around it. With --texts, results 
 JSON, and --export holds LINE/NAME for each text.
 
 Examples:
-  gpt2 features \"O Romeo, Romeo\" --dictionary sae
+  gpt2 features \"O Romeo, Romeo\" --dictionary demo   # of the demo model
   gpt2 features \"O Romeo, Romeo\" --dictionary sae --feature 7,12   # where they fire, and what they say
   gpt2 features \"To be, or not to\" --dictionary sae --target \" be\" --against \" the\"
   gpt2 features \"To be, or not to\" --dictionary sae --attention 1.3/5:1   # why a head attends there

@@ -38,6 +38,9 @@ pub(crate) struct PatchArgs {
     /// What stays as in the clean run between the senders and the readers of --path: all, heads alone, or nothing
     #[arg(long, default_value = "all", value_name = "WHAT", requires = "paths", value_parser = one_of(FREEZES))]
     pub(crate) freeze: Freeze,
+    /// List every head, not only the 10 with the largest numbers
+    #[arg(long)]
+    pub(crate) all: bool,
     #[command(flatten)]
     pub(crate) picture: PictureArgs,
     /// Let --picture replace an existing file

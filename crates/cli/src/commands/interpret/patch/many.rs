@@ -1,6 +1,6 @@
 //! The report of `gpt2 patch` over many pairs.
 
-use super::one::{SHOWN, print_paths};
+use super::one::{print_paths, shown};
 use crate::output::{self, note};
 use crate::results::picture::{HeadMap, head_maps};
 use candle_core::{Device, Tensor};
@@ -19,7 +19,7 @@ pub(super) fn picture(frame: &Frame, report: &PairsReport) -> candle_core::Resul
     head_maps(frame, &[HeadMap { name: "", unit, values: &exact, end: None, from_zero: false }])
 }
 
-pub(super) fn print(report: &PairsReport) -> anyhow::Result<()> {
+pub(super) fn print(report: &PairsReport, all: bool) -> anyhow::Result<()> {
     let mut out = output::stdout();
     writeln!(out, "{}\n", report.provenance.model_line())?;
     writeln!(
@@ -36,7 +36,7 @@ pub(super) fn print(report: &PairsReport) -> anyhow::Result<()> {
     let mut sorted: Vec<&HeadMeans> = report.heads.iter().collect();
     sorted.sort_by(|a, b| b.exact.mean.abs().total_cmp(&a.exact.mean.abs()));
     let mut table = Table::new(&[("head", Right), ("exact", Left), ("estimated", Left)]);
-    for HeadMeans { layer, head, exact, estimated } in sorted.iter().take(SHOWN) {
+    for HeadMeans { layer, head, exact, estimated } in sorted.iter().take(shown(sorted.len(), all)) {
         table.row(vec![format!("{layer}.{head}"), exact.to_string(), estimated.to_string()]);
     }
     writeln!(out, "{}", table.render())?;
@@ -50,8 +50,9 @@ pub(super) fn print(report: &PairsReport) -> anyhow::Result<()> {
     }
     write!(out, "{}", table.render())?;
     print_paths(&mut out, &report.paths)?;
-    if report.heads.len() > SHOWN {
-        note(&format!("{SHOWN} of {} heads; --json has all, and each pair", report.heads.len()));
+    let rest = report.heads.len() - shown(report.heads.len(), all);
+    if rest > 0 {
+        note(&format!("{rest} more heads: --all; --json has all, and each pair"));
     }
     Ok(())
 }

@@ -39,8 +39,8 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
     })?;
     outputs.commit_after(|| {
         output::report(args.study.json, &report, |report| match report {
-            Report::One(one) => one::print(one),
-            Report::Many(many) => many::print(many),
+            Report::One(one) => one::print(one, args.all),
+            Report::Many(many) => many::print(many, args.all),
         })
     })
 }

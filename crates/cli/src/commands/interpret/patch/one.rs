@@ -50,7 +50,12 @@ pub(super) fn print_paths(out: &mut impl Write, paths: &[PathPatch]) -> anyhow::
     Ok(write!(out, "{}", table.render())?)
 }
 
-pub(super) fn print(report: &PairReport) -> anyhow::Result<()> {
+/// The number of heads to print.
+pub(super) fn shown(heads: usize, all: bool) -> usize {
+    if all { heads } else { heads.min(SHOWN) }
+}
+
+pub(super) fn print(report: &PairReport, all: bool) -> anyhow::Result<()> {
     let mut out = output::stdout();
     writeln!(out, "{}\n", report.provenance.first_line())?;
     let [answer, against] = answers(report);
@@ -66,7 +71,7 @@ pub(super) fn print(report: &PairReport) -> anyhow::Result<()> {
     let mut sorted = report.heads.clone();
     sorted.sort_by(|a, b| b.exact.abs().total_cmp(&a.exact.abs()));
     let mut table = Table::new(&[("head", Right), ("exact", Right), ("estimated", Right)]);
-    for HeadPatch { layer, head, exact, estimated } in sorted.iter().take(SHOWN) {
+    for HeadPatch { layer, head, exact, estimated } in sorted.iter().take(shown(sorted.len(), all)) {
         table.row(vec![format!("{layer}.{head}"), format!("{exact:+.3}"), format!("{estimated:+.3}")]);
     }
     writeln!(out, "{}", table.render())?;
@@ -86,9 +91,9 @@ pub(super) fn print(report: &PairReport) -> anyhow::Result<()> {
         write!(out, "{}", by_position(report, shares, &sorted))?;
     }
     print_paths(&mut out, &report.paths)?;
-    let rest = report.heads.len().saturating_sub(SHOWN);
+    let rest = report.heads.len() - shown(report.heads.len(), all);
     if rest > 0 {
-        note(&format!("{SHOWN} of {} heads; --json has all, also by position", report.heads.len()));
+        note(&format!("{rest} more heads: --all; --json has all, also by position"));
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! The options of `gpt2 record`.
 
-use crate::input::corpus::DocumentArgs;
+use crate::input::corpus::{CorpusArgs, DocumentArgs};
 use crate::interventions::args::InterventionArgs;
 use crate::model::args::ModelArgs;
 use crate::process::parallel::{ParallelArgs, TIMEOUT};
@@ -24,9 +24,8 @@ Examples:
   gpt2 record notes.txt --points blocks.2.hook_resid_post --out activations --resume   # go on after Ctrl-C
   mpirun -n 4 gpt2 record texts/ --points blocks.2.hook_resid_post --out shared   # on four processes")]
 pub(crate) struct RecordArgs {
-    /// A text, JSON lines (.jsonl), a folder of .txt files (with its subfolders), or - for standard input
-    #[arg(value_name = "FILE|FOLDER|-")]
-    pub(super) corpus: PathBuf,
+    #[command(flatten)]
+    pub(super) corpus: CorpusArgs,
     /// The hook points, by TransformerLens' names; `gpt2 inspect --points` lists them
     #[arg(long, value_name = "NAME", value_delimiter = ',', required = true)]
     pub(super) points: Vec<PointName>,
@@ -67,7 +66,7 @@ impl RecordArgs {
     pub(super) fn options(&self) -> Options {
         let DocumentOptions { by, field } = self.documents.options();
         Options {
-            corpus: self.corpus.clone(),
+            corpus: self.corpus.path(),
             points: self.points.clone(),
             out: self.out.clone(),
             store: self.store,

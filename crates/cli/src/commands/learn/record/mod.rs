@@ -36,7 +36,7 @@ fn record(args: &RecordArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
     let inputs = inputs(args, documents.as_ref());
     inputs.spare_folder(&format!("--out {}", args.out.display()), &args.out)?;
     options.check_out(Spelling::Flags)?;
-    if group.size() > 1 && args.corpus == Path::new(STDIN) {
+    if group.size() > 1 && args.corpus.path() == Path::new(STDIN) {
         bail!("-: standard input keeps the other processes waiting; name a file");
     }
     let opened = args.model.open_for(inputs, &Outputs::new(false))?;

@@ -2,10 +2,12 @@
 
 use super::args::GenerateArgs;
 use crate::input::prompt::prompt;
+use crate::output::terminal::TERMINAL;
 use crate::output::{self, note};
 use crate::study::over_texts::Numbered;
 use crate::values::pace;
 use anyhow::bail;
+use gpt2_engine::Observer;
 use gpt2_engine::studies::Run;
 use gpt2_engine::studies::predict::generate::{Batch, Options, Report, Row};
 use gpt2_engine::texts::{TextLine, place};
@@ -29,7 +31,7 @@ pub(super) fn run(args: &GenerateArgs, run: &Run, path: &Path) -> anyhow::Result
     let options = args.options();
     let mut batch = Batch::new(&options, run)?;
     let mut batched = vec![];
-    let (mut lines, bar) = args.prompt.open(path)?;
+    let (mut lines, size) = args.prompt.open(path)?;
     let start = Instant::now();
     let mut texts = 0;
     let mut tokens = 0;
@@ -40,14 +42,14 @@ pub(super) fn run(args: &GenerateArgs, run: &Run, path: &Path) -> anyhow::Result
         if !joins && !batch.is_empty() {
             texts += batched.len();
             let lines_of_batch = std::mem::take(&mut batched);
-            tokens += bar.suspend(|| complete(args, &mut batch, lines_of_batch))?;
-            bar.set_position(lines.read);
+            tokens += TERMINAL.between(|| complete(args, &mut batch, lines_of_batch))?;
+            TERMINAL.step("bytes", lines.read, size)?;
         }
         let Some((line, row)) = next? else { break };
         batched.push(line);
         batch.push(row);
     }
-    bar.finish_and_clear();
+    TERMINAL.clear();
     if texts == 0 {
         bail!("{}: holds no text; write one a line", place(path, None))
     }

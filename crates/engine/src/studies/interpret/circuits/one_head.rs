@@ -32,6 +32,9 @@ pub struct OneHead {
     pub qk: Vec<TokenLink>,
     /// Changes of a token's logit when a token is attended to.
     pub ov: Vec<TokenLink>,
+    /// The number of tokens that are left out because training hardly saw them; `None` if none should be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unseen: Option<usize>,
     /// The singular directions of OV.
     pub ov_singular: Vec<Direction>,
     /// The singular directions of QK.
@@ -115,11 +118,13 @@ impl Options {
             Answer::Id(id) => Ok(*id),
         };
         let tokens = self.token.iter().map(id).collect::<anyhow::Result<Vec<u32>>>()?;
+        let unseen = if self.seen_only { circuits.unseen(&impossible(opened))? } else { vec![] };
         let links = |circuit: Circuit| -> anyhow::Result<Vec<TokenLink>> {
             let entries = if tokens.is_empty() {
-                circuits.largest_entries(head, circuit, self.top, &mut steps(run.observer, "tokens"))?
+                let mut progress = steps(run.observer, "tokens");
+                circuits.largest_entries_without(head, circuit, self.top, &unseen, &mut progress)?
             } else {
-                rows(circuits, head, circuit, &tokens, self.top)?
+                rows(circuits, head, circuit, &tokens, self.top, &unseen)?
             };
             Ok(entries.into_iter().map(|entry| link(opened, entry)).collect())
         };
@@ -132,8 +137,9 @@ impl Options {
             eigenvalues: eigenvalues.into_iter().map(|Eigenvalue { re, im }| [re, im]).collect(),
             qk: links(Circuit::Qk)?,
             ov: links(Circuit::Ov)?,
-            ov_singular: directions(opened, circuits, head, Circuit::Ov)?,
-            qk_singular: directions(opened, circuits, head, Circuit::Qk)?,
+            unseen: self.seen_only.then_some(unseen.len()),
+            ov_singular: directions(opened, circuits, head, Circuit::Ov, &unseen)?,
+            qk_singular: directions(opened, circuits, head, Circuit::Qk, &unseen)?,
         };
         let mut tensors = vec![];
         if run.wants_tensors {
@@ -145,17 +151,32 @@ impl Options {
     }
 }
 
+/// The tokens of bytes that UTF-8 never has, which no text can bring.
+#[allow(clippy::cast_possible_truncation)] // token ids are u32
+fn impossible(opened: &Opened) -> Vec<u32> {
+    let Ok(tokenizer) = opened.tokenizer() else { return vec![] };
+    let is_impossible = |id: &u32| {
+        let spelled = tokenizer.spelled(&[*id]).concat();
+        let byte = spelled.strip_prefix('<').and_then(|rest| rest.strip_suffix('>'));
+        let byte = byte.filter(|hex| hex.len() == 2).and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        byte.is_some_and(|byte| matches!(byte, 0xc0 | 0xc1 | 0xf5..))
+    };
+    (0..opened.model.config().vocab_size as u32).filter(is_impossible).collect()
+}
+
 /// The largest singular values of a circuit, with the tokens of their directions.
 fn directions(
     opened: &Opened,
     circuits: &Circuits,
     head: Head,
     circuit: Circuit,
+    without: &[u32],
 ) -> anyhow::Result<Vec<Direction>> {
     let found = circuits.singular(head, circuit)?;
     let named = |direction: &Tensor, reads: bool| -> anyhow::Result<Vec<Label>> {
-        let tokens = circuits.tokens_of(direction, reads, TOKENS)?;
-        Ok(tokens.into_iter().map(|(id, _)| opened.label(id)).collect())
+        let tokens = circuits.tokens_of(direction, reads, TOKENS + without.len())?.into_iter();
+        let ids = tokens.map(|(id, _)| id).filter(|id| without.binary_search(id).is_err());
+        Ok(ids.take(TOKENS).map(|id| opened.label(id)).collect())
     };
     let direction = |i: usize| -> anyhow::Result<Direction> {
         // QK reads on both sides: the queries' tokens and the keys'.
@@ -173,12 +194,14 @@ fn rows(
     circuit: Circuit,
     tokens: &[u32],
     count: usize,
+    without: &[u32],
 ) -> anyhow::Result<Vec<Entry>> {
     let table = circuits.rows(head, circuit, tokens)?.to_dtype(DType::F64)?.to_vec2::<f64>()?;
     let mut all = vec![];
     for (&from, row) in tokens.iter().zip(table) {
-        let mut entries: Vec<Entry> =
-            row.into_iter().enumerate().map(|(to, value)| Entry { from, to: to as u32, value }).collect();
+        let entries = row.into_iter().enumerate().map(|(to, value)| Entry { from, to: to as u32, value });
+        let is_in = |entry: &Entry| without.binary_search(&entry.to).is_err();
+        let mut entries: Vec<Entry> = entries.filter(is_in).collect();
         entries.sort_by(|a, b| b.value.total_cmp(&a.value));
         all.extend(entries.into_iter().take(count));
     }

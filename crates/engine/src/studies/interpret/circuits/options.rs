@@ -19,11 +19,13 @@ pub struct Options {
     pub composition: Vec<HeadInput>,
     /// The number of entries to list of one head.
     pub top: usize,
+    /// Whether to leave out, of one head, tokens that training hardly saw.
+    pub seen_only: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { head: None, token: vec![], composition: vec![], top: 10 }
+        Self { head: None, token: vec![], composition: vec![], top: 10, seen_only: false }
     }
 }
 

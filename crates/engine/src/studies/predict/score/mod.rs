@@ -108,11 +108,16 @@ impl Options {
     fn reading<'a>(&self, run: &Run<'a>) -> anyhow::Result<Reading<'a>> {
         let config = run.opened.model.config();
         let spelling = run.opened.spelling;
-        let context = config.n_positions;
+        let most = config.n_positions;
+        let context = self.window.unwrap_or(most);
+        if self.window.is_some_and(|window| !(2..=most).contains(&window)) {
+            let given = spelling.given("window", context);
+            bail!("{given}: expected 2 to {most} tokens, the model's context");
+        }
         let stride = self.stride.unwrap_or((context / 2).max(1));
-        if self.stride.is_some_and(|stride| stride == 0 || stride >= context) {
+        if self.stride.is_some_and(|stride| !(1..=context).contains(&stride)) {
             let given = spelling.given("stride", stride);
-            bail!("{given}: expected less than the model's context of {context} tokens");
+            bail!("{given}: expected at most the {context} tokens of a window");
         }
         let option = spelling.option("bos");
         let none = || format!("{option}: the model's config names no bos_token_id; leave {option} out");
@@ -153,17 +158,19 @@ impl Scoring<'_> {
     pub fn run(mut self) -> anyhow::Result<Option<Report>> {
         let Self { run, group, .. } = self;
         let started = Instant::now();
+        let mut before = 0;
         while let Some(section) = self.next_section()? {
-            let is_asked_to_stop = || run.observer.is_asked_to_stop();
-            let stopped = group.any(is_asked_to_stop())?;
+            let stopped = group.any(run.observer.is_asked_to_stop())?;
             let scored = if stopped {
                 None
             } else {
-                scored(group, run.opened, &self.reading, &section, is_asked_to_stop)?
+                let mut progress = |done, all| self.step_within(before, done, all);
+                scored(group, run.opened, &self.reading, &section, run.observer, &mut progress)?
             };
             let Some(scored) = scored else { return Err(self.stopped().into()) };
             self.add(&section, &scored)?;
             self.step(false)?;
+            before = self.corpus.as_ref().map_or(0, Corpus::read);
         }
         self.step(true)?;
         let leads = group.rank() == 0;
@@ -188,6 +195,16 @@ impl Scoring<'_> {
             self.run.observer.step("bytes", corpus.read(), all)?;
         }
         Ok(())
+    }
+
+    /// Tells how many bytes are scored when `done` of `all` batches of a section are, which begins at the byte `before`.
+    fn step_within(&self, before: u64, done: usize, all: usize) -> candle_core::Result<()> {
+        let Some(corpus) = &self.corpus else { return Ok(()) };
+        let section = corpus.read().saturating_sub(before);
+        // No text has more bytes than an f64 counts exactly.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let part = (section as f64 * done as f64 / all as f64) as u64;
+        self.run.observer.step("bytes", before + part, corpus.bytes)
     }
 
     fn stopped(&self) -> Stopped {

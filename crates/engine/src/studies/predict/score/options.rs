@@ -27,7 +27,9 @@ pub struct Options {
     pub summaries: bool,
     /// Whether the model's first token comes before each document, so that its first token is predicted, too.
     pub bos: bool,
-    /// The step of a window in a document that is longer than the context; by default half of the context.
+    /// The tokens of a window; by default the model's context.
+    pub window: Option<usize>,
+    /// The step of a window in a document that is longer; by default half of a window.
     pub stride: Option<usize>,
     /// Whether to go on where an earlier run stopped.
     pub resume: bool,

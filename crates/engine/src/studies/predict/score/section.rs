@@ -2,6 +2,7 @@
 
 use super::scores::WindowScores;
 use crate::interventions::{Prepared, Reads};
+use crate::observer::Observer;
 use crate::open::{Opened, explain_not_finite};
 use crate::texts::{CorpusDocument, DocumentWindow, batches, windows};
 use anyhow::{Context, bail};
@@ -28,13 +29,15 @@ pub(super) struct ScoredDocument {
     pub(super) parts: Vec<WindowScores>,
 }
 
-/// The tokens of each document, and its scores, on every rank; none if this process is alone and was asked to stop.
+/// The tokens of each document, and its scores, on every rank; none if this process is alone and was asked to stop. `progress` hears
+/// how many of the section's batches are done, and how many there are.
 pub(super) fn scored(
     group: &dyn Group,
     opened: &Opened,
     reading: &Reading,
     section: &[CorpusDocument],
-    is_asked_to_stop: impl Fn() -> bool,
+    observer: &dyn Observer,
+    mut progress: impl FnMut(usize, usize) -> candle_core::Result<()>,
 ) -> anyhow::Result<Option<Vec<ScoredDocument>>> {
     let config = opened.model.config();
     let mut ids: Vec<Vec<u32>> = vec![];
@@ -59,13 +62,14 @@ pub(super) fn scored(
     let windows = windows(&lengths, reading.context, reading.stride);
     let batches = batches(&windows, |a, b| reading.changes.treat_alike(a, b));
     let mut mine = vec![];
-    for batch in batches.iter().skip(group.rank()).step_by(group.size()) {
-        if group.size() == 1 && is_asked_to_stop() {
+    for (number, batch) in batches.iter().enumerate().skip(group.rank()).step_by(group.size()) {
+        if group.size() == 1 && observer.is_asked_to_stop() {
             return Ok(None);
         }
         for part in parts(opened, reading, &windows, &ids, batch)? {
             mine.extend(part.to_bytes());
         }
+        progress(number + 1, batches.len())?;
     }
     // Each rank's parts, in the order of its batches.
     let all = group.gather_bytes(&mine)?;
