@@ -56,6 +56,7 @@ mod stdin_stdout;
 mod texts;
 mod train;
 mod train_features;
+mod train_options;
 
 use crate::common::{Result, data};
 use crate::folder::assert_says;
