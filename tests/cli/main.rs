@@ -57,6 +57,7 @@ mod terminal;
 mod texts;
 mod train;
 mod train_features;
+mod train_options;
 
 use crate::common::{Result, data};
 use crate::folder::assert_says;

@@ -4,6 +4,7 @@
 mod common;
 mod dictionary;
 mod groups;
+mod muon;
 #[path = "../common/other_layer.rs"]
 mod other_layer;
 mod runs;

@@ -9,7 +9,7 @@ use gpt2_model::training::{Training, TrainingBatch, add_gradients};
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, LmHead, init};
 use gpt2_parallel::Alone;
 use gpt2_train::{
-    AdamW, AdamWParams, CosineSchedule, Dataset, Document, METRICS_HEADER, Metrics, MetricsFormat,
+    AdamW, AdamWParams, Dataset, Document, LearningRate, METRICS_HEADER, Metrics, MetricsFormat, Schedule,
     StepReport, TrainError, TrainOptions, Trainer, TrainingEvent, Validation,
 };
 use std::collections::HashMap;
@@ -116,7 +116,7 @@ fn a_run_takes_the_steps_of_the_optimizer_at_the_rates_of_the_schedule() -> Resu
             ..AdamWParams::default()
         };
         let mut optimizer = AdamW::new(variables.clone(), params)?;
-        let schedule = CosineSchedule { peak: 0.02, floor: 0.002, warmup: 2, total: 5 };
+        let schedule = LearningRate::new(Schedule::Cosine, 0.02, 2, 5);
         let threes = Tensor::full(3u32, (2, 4), &test_device())?;
         for (step, report) in reports.iter().enumerate() {
             let mut gradients = None;

@@ -50,6 +50,8 @@ mod _native {
     use crate::recording::train_features;
     #[pymodule_export]
     use crate::study::studies;
+    #[pymodule_export]
+    use crate::train::{fetch_text, train_defaults};
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -14,7 +14,7 @@ use checkpoints::{cache, import, inspect, merge, quantize};
 use clap::CommandFactory;
 use clap::{Parser, Subcommand};
 use interpret::{attention, circuits, discover, features, heads, lens, pairs, patch};
-use learn::{record, train, train_features};
+use learn::{data, record, train, train_features};
 use predict::{compare, forward, generate, score};
 use std::process::{ExitCode, Termination};
 
@@ -99,6 +99,8 @@ commands! {
     Score(score::ScoreArgs) => score::run,
     /// Write the values at hook points over a corpus to a folder, for dictionaries and probes
     Record(record::RecordArgs) => record::run,
+    /// Fetch a text in the public domain to train on
+    Data(data::DataArgs) => data::run,
     /// Train a new GPT-2 on a text file, or fine-tune an existing one
     Train(train::TrainArgs) => train::run,
     /// Train a sparse autoencoder on values that record wrote, or that a model computes from a text
