@@ -158,7 +158,8 @@ impl PairsInput {
     /// # Errors
     /// When there is none, a text or an answer is not of this vocabulary, an answer is not one token, or a file cannot be read.
     pub fn read(&self, opened: &Opened, observer: &dyn Observer) -> anyhow::Result<Vec<Pair>> {
-        let of_line = |line: &str| pair(line, &|| Ok(opened.tokenizer()?), opened.model.config());
+        let of_line =
+            |line: &str| pair(line, &|| Ok(opened.tokenizer()?), opened.model.config(), opened.first_token);
         match self {
             Self::One(pair) => Ok(vec![pair.read(opened, observer)?]),
             Self::These(these) => {
