@@ -120,6 +120,11 @@ impl Model {
         })
     }
 
+    /// A weight of all layers and heads, by TransformerLens' name.
+    fn stacked_weight(&self, py: Python<'_>, name: &str) -> PyResult<Array> {
+        compute(py, &Arc::default(), || Ok(Array::copy_of(&self.loaded.model.stacked_weight(name)?)?))
+    }
+
     #[allow(clippy::unused_self)] // Python calls it on an object
     fn __reduce__(&self) -> PyResult<()> {
         Err(PyTypeError::new_err(

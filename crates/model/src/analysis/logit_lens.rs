@@ -213,6 +213,9 @@ fn unembedding(model: &Gpt2LMHeadModel, metric: &Metric, centering: Centering) -
         (Metric::LogProb(_), _) => {
             candle_core::bail!("direct attribution: a log-probability is no sum of shares; take a logit")
         }
+        _ => candle_core::bail!(
+            "direct attribution: only logits are sums of shares; take one, or a difference"
+        ),
     }
 }
 

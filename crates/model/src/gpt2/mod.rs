@@ -13,3 +13,4 @@ pub mod model;
 pub(crate) mod parameter_list;
 pub(crate) mod processed;
 pub(crate) mod recompute;
+pub(crate) mod stacked_weights;
