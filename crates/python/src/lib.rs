@@ -13,6 +13,7 @@ mod guard;
 mod hooks;
 mod load;
 mod loaded;
+mod metric;
 mod model;
 mod observer;
 mod pattern;

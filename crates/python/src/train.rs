@@ -196,7 +196,10 @@ impl Model {
     fn train(py: Python<'_>, base: Option<Bound<'_, Model>>, request: TrainRequest) -> PyResult<Trained> {
         let base = base.map(|base| Arc::clone(&base.get().loaded));
         let raised = Arc::new(Raised::default());
-        compute(py, &raised, || Ok::<_, Failed>(request.run(base.as_deref(), &raised)?))
+        compute(py, &raised, || {
+            base.iter().try_for_each(|base| base.refuse_processed("trained"))?;
+            Ok::<_, Failed>(request.run(base.as_deref(), &raised)?)
+        })
     }
 }
 

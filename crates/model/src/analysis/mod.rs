@@ -8,7 +8,7 @@
 //! | [`direct_attribution`] | how much each head, MLP and embedding adds to a logit directly |
 //! | [`activation_patching`] | which parts of a run carry what makes two texts differ |
 //! | [`attribution_patching`] | the same of every part at once, to first order |
-//! | [`gradients`] | how a prediction depends on the values at hook points |
+//! | [`gradients`], [`batch_gradients`] | how a prediction depends on the values at hook points |
 //! | [`Comparison`] | how far the predictions of two models lie apart |
 //! | [`surprises`] | how surprising each token of many texts is |
 //! | [`value_norms`] | how much each key adds to the residual stream |
@@ -23,9 +23,12 @@ mod metric;
 mod patching;
 mod patterns;
 mod predictions;
+mod text_metric;
 mod values_at;
 
-pub use attribution::{Attribution, GradientHooks, Gradients, attribution_patching, gradients};
+pub use attribution::{
+    Attribution, BatchGradients, GradientHooks, Gradients, attribution_patching, batch_gradients, gradients,
+};
 pub use logit_lens::{Centering, DirectAttribution, direct_attribution, logit_lens};
 pub use metric::Metric;
 pub use patching::{
@@ -36,3 +39,4 @@ pub use patterns::{
     value_norms,
 };
 pub use predictions::{Comparison, Likely, Surprises, highest, most_likely, surprises};
+pub use text_metric::{Divergence, FunctionMetric, Loss, TextMetric, ValueAndGradient};

@@ -73,9 +73,14 @@ impl Gpt2Model {
         let last = self.h.len() - 1;
         let last_alone = args.last_logits_only && !outputs.cover_all_positions(last) && !hooks.touches(last);
 
-        let x = self.embed(input_ids, inputs.positions.as_ref(), inputs.past, hooks)?;
-        let mut x = self.drop(x, args.training)?; // (B, T, C)
-        for (layer, block) in self.h.iter().enumerate() {
+        let first = args.start.map_or(0, |start| start.layer);
+        let mut x = if let Some(start) = args.start {
+            start.checked(input_ids, &self.wpe, self.h.len())?
+        } else {
+            let x = self.embed(input_ids, inputs.positions.as_ref(), inputs.past, hooks)?;
+            self.drop(x, args.training)?
+        }; // (B, T, C)
+        for (layer, block) in self.h.iter().enumerate().skip(first) {
             let last_position_only = last_alone && layer == last;
             let (weights, cross_weights) =
                 (outputs.weights.of_layer(layer), outputs.cross_weights.of_layer(layer));

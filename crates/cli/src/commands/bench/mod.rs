@@ -38,6 +38,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     if let Some(isa) = args.isa {
         isa.hold()?;
     }
+    args.model.refuse_processed("bench")?;
     if args.what == BenchTarget::Machine {
         return machine(args);
     }

@@ -1,5 +1,6 @@
 //! The options of circuit discovery.
 
+use crate::studies::interpret::measure::MetricName;
 use crate::texts::PairsInput;
 use crate::words::Choices;
 use gpt2_circuits::discovery::Replacement;
@@ -11,6 +12,10 @@ use serde::{Deserialize, Serialize};
 pub struct Options {
     /// The pairs of texts.
     pub pairs: PairsInput,
+    /// What is measured; by default, what the answers say.
+    pub metric: Option<MetricName>,
+    /// The positions over which the metric of the answers is averaged, instead of the last.
+    pub positions: Vec<usize>,
     /// The number of runs between the texts over which gradients are taken; with 0, they are those of the clean run.
     pub steps: usize,
     /// The path from the corrupted to the clean text in these runs.
@@ -76,6 +81,8 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             pairs: PairsInput::default(),
+            metric: None,
+            positions: vec![],
             steps: 5,
             integrate: Integral::default(),
             qk_fix: false,
