@@ -11,12 +11,14 @@
 //! | [`gradients`] | how a prediction depends on the values at hook points |
 //! | [`Comparison`] | how far the predictions of two models lie apart |
 //! | [`surprises`] | how surprising each token of many texts is |
+//! | [`likelihoods`] | how probable the ends of many texts are, and whether each is the most probable one |
 //! | [`value_norms`] | how much each key adds to the residual stream |
 //! | [`most_likely`] | which tokens are most likely to come next |
 //! | [`ablation_effects`] | how ablating each head changes a token's probability, through everything that reads it |
 
 mod attribution;
 pub mod finite;
+mod likelihood;
 mod logit_lens;
 pub(crate) mod mean_ablation;
 mod metric;
@@ -26,6 +28,7 @@ mod predictions;
 mod values_at;
 
 pub use attribution::{Attribution, GradientHooks, Gradients, attribution_patching, gradients};
+pub use likelihood::{Likelihood, PredictedEnd, likelihoods};
 pub use logit_lens::{Centering, DirectAttribution, direct_attribution, logit_lens};
 pub use metric::Metric;
 pub use patching::{
