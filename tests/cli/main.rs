@@ -14,6 +14,7 @@ mod common;
 mod discover;
 mod documents;
 mod errors;
+mod eval;
 #[cfg(target_os = "linux")]
 mod examples;
 mod features;

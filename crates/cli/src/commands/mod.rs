@@ -15,7 +15,7 @@ use clap::CommandFactory;
 use clap::{Parser, Subcommand};
 use interpret::{attention, circuits, discover, features, heads, lens, pairs, patch};
 use learn::{data, record, train, train_features};
-use predict::{compare, forward, generate, score};
+use predict::{compare, eval, forward, generate, score};
 use std::process::{ExitCode, Termination};
 
 /// Runs GPT-2 and shows its attention, on CPU, CUDA or Metal.
@@ -95,6 +95,8 @@ commands! {
     Quantize(quantize::QuantizeArgs) => quantize::run,
     /// Show what quantizing costs: how two models predict a text
     Compare(compare::CompareArgs) => compare::run,
+    /// Run standard evaluations: LAMBADA, HellaSwag, WikiText, BLiMP, or questions of your own
+    Eval(eval::EvalArgs) => eval::run,
     /// Measure how well a model predicts each document of a corpus
     Score(score::ScoreArgs) => score::run,
     /// Write the values at hook points over a corpus to a folder, for dictionaries and probes

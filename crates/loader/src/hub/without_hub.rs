@@ -5,6 +5,7 @@ use crate::adapter::checkpoint::AdapterFiles;
 use crate::dictionary::DictionaryCheckpoint;
 use crate::error::LoadError;
 use std::fmt::Display;
+use std::path::PathBuf;
 
 /// Refuses every call: this build has no Hub.
 #[allow(missing_docs, clippy::missing_errors_doc)] // documented where they do something
@@ -27,6 +28,10 @@ impl Hub {
 
     pub fn open_dictionary(&self, id: &ModelId, _: &str, _: &str) -> Result<DictionaryCheckpoint, LoadError> {
         no_hub(id)
+    }
+
+    pub fn open_dataset_file(&self, dataset: &ModelId, _: &str, _: &str) -> Result<PathBuf, LoadError> {
+        no_hub(dataset)
     }
 
     pub fn headers(&self, model: &ModelId, _: &str) -> Result<Headers, LoadError> {

@@ -11,12 +11,14 @@
 //! | [`gradients`], [`batch_gradients`] | how a prediction depends on the values at hook points |
 //! | [`Comparison`] | how far the predictions of two models lie apart |
 //! | [`surprises`] | how surprising each token of many texts is |
+//! | [`likelihoods`] | how probable the ends of many texts are, and whether each is the most probable one |
 //! | [`value_norms`] | how much each key adds to the residual stream |
 //! | [`most_likely`] | which tokens are most likely to come next |
 //! | [`ablation_effects`] | how ablating each head changes a token's probability, through everything that reads it |
 
 mod attribution;
 pub mod finite;
+mod likelihood;
 mod logit_lens;
 pub(crate) mod mean_ablation;
 mod metric;
@@ -29,6 +31,7 @@ mod values_at;
 pub use attribution::{
     Attribution, BatchGradients, GradientHooks, Gradients, attribution_patching, batch_gradients, gradients,
 };
+pub use likelihood::{Likelihood, PredictedEnd, likelihoods};
 pub use logit_lens::{Centering, DirectAttribution, direct_attribution, logit_lens};
 pub use metric::Metric;
 pub use patching::{
