@@ -58,7 +58,7 @@ pub use gpt2_model;
 pub use gpt2_model::training::variables_of;
 pub use gpt2_parallel;
 pub use optimizer::{AdamW, AdamWParams};
-pub use options::{CosineSchedule, RunSettings, TrainOptions};
+pub use options::{CosineSchedule, RunSettings, TrainDType, TrainOptions};
 pub use report::{METRICS_HEADER, Metrics, MetricsFormat, StepReport, TrainingEvent, Validation};
 pub use state::{Best, History};
 pub use trainer::Trainer;

@@ -3,7 +3,7 @@
 use crate::data::Dataset;
 use crate::error::{Result, TrainError};
 use crate::optimizer::AdamWParams;
-use crate::options::{CosineSchedule, RunSettings, TrainOptions};
+use crate::options::{CosineSchedule, RunSettings, TrainDType, TrainOptions};
 use crate::report::{StepReport, TrainingEvent, Validation};
 use crate::sharded::ShardedAdamW;
 use crate::state::History;
@@ -102,6 +102,13 @@ impl Trainer {
                 "an adapter is trained on a frozen model in f32: load it in that dtype, and not as variables";
             return Err(candle_core::Error::msg(reason).into());
         }
+        if options.train_dtype != TrainDType::F32 {
+            return Err(TrainError::option(
+                "train_dtype",
+                "bf16",
+                "f32 for an adapter, whose base is frozen",
+            ));
+        }
         let window = checked_window(&options, &data, base.config())?;
         let device = base.device().clone();
         let base = options.dropout.map_or_else(|| base.clone(), |rate| base.clone().with_dropout(rate));
@@ -127,6 +134,7 @@ impl Trainer {
         }
         let vb = init::seeded_variables(options.seed, &VarMap::new(), DType::F32, device);
         let model = Gpt2LMHeadModel::load(vb, &Config { tie_word_embeddings: tied, ..config.clone() })?;
+        let model = options.train_dtype.of(model)?;
         let mut trainer = Self::from_trainable(model, data, window, options, device)?;
         // A state holds the config as it was given.
         trainer.settings.config = config;

@@ -62,6 +62,11 @@ impl LmHead {
         }
     }
 
+    /// The weight, unless this is a layer of your own.
+    pub(crate) fn own_weight(&self) -> Option<&Weight> {
+        self.layer.weight()
+    }
+
     /// Whether the projection has the weight of this table.
     pub(crate) fn is_tied_to(&self, wte: &Embedding) -> bool {
         self.layer.weight().is_some_and(|weight| weight.is(&wte.weight))

@@ -7,4 +7,4 @@ mod data;
 mod options;
 
 pub use data::TrainingData;
-pub use options::{Options, Start};
+pub use options::{Options, Start, TRAIN_DTYPES};
