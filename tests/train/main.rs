@@ -1,5 +1,6 @@
 //! Training small models whose best possible loss is known.
 
+mod bf16;
 #[path = "../common/mod.rs"]
 mod common;
 mod dictionary;

@@ -61,7 +61,7 @@ pub use gpt2_model::training::variables_of;
 pub use gpt2_parallel;
 pub use muon::{HiddenMatrices, MuonStep, orthogonalized};
 pub use optimizer::{AdamW, AdamWParams};
-pub use options::{MUON_LR, Optimizer, RunSettings, TrainOptions};
+pub use options::{MUON_LR, Optimizer, RunSettings, TrainDType, TrainOptions};
 pub use report::{Estimate, METRICS_HEADER, Metrics, MetricsFormat, StepReport, TrainingEvent, Validation};
 pub use schedule::{LearningRate, Schedule};
 pub use state::{Best, History};

@@ -2,8 +2,8 @@
 
 use crate::error::{Result, TrainError};
 use crate::schedule::Schedule;
-use gpt2_model::Config;
 use gpt2_model::lora::LoraOptions;
+use gpt2_model::{Config, Gpt2LMHeadModel};
 use serde::{Deserialize, Serialize};
 
 /// The optimizer of the blocks' matrices.
@@ -19,6 +19,31 @@ pub enum Optimizer {
 
 /// Muon's learning rate where none is given.
 pub const MUON_LR: f64 = 0.02;
+
+/// The dtype of the factors of products with weights, forward and backward. Weights, sums, norms, softmax, loss, gradients and the
+/// optimizer are in f32 with both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TrainDType {
+    /// As they are.
+    #[default]
+    F32,
+    /// Rounded to bf16, on processors with instructions for such products.
+    Bf16,
+}
+
+impl TrainDType {
+    /// A model whose weights are variables, with products of this dtype.
+    ///
+    /// # Errors
+    /// See [`Gpt2LMHeadModel::with_bf16_products`].
+    pub fn of(self, model: Gpt2LMHeadModel) -> candle_core::Result<Gpt2LMHeadModel> {
+        match self {
+            Self::F32 => Ok(model),
+            Self::Bf16 => model.with_bf16_products(),
+        }
+    }
+}
 
 /// The options of a training run. [`new`](Self::new) sets the defaults; you may change every field.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -55,6 +80,8 @@ pub struct TrainOptions {
     /// Whether to keep only one block's activations at a time and run each block again in the backward pass: less
     /// memory, more time, the same numbers. `false`.
     pub recompute: bool,
+    /// The dtype of the factors of products with weights: f32.
+    pub train_dtype: TrainDType,
     /// Steps between validations: 100. The last step is always validated.
     pub eval_every: u32,
     /// Seed of the initial weights, the order of the data and dropout: 0.
@@ -82,6 +109,7 @@ impl TrainOptions {
             dropout: None,
             repeat_fraction: 0.0,
             recompute: false,
+            train_dtype: TrainDType::F32,
             eval_every: 100,
             seed: 0,
             model: None,
@@ -200,7 +228,7 @@ mod tests {
             "steps": 7, "batch": 8, "accumulate": 1, "window": null, "lr": 1e-3, "warmup": 100,
             "optimizer": "adamw", "muon_lr": null, "schedule": "cosine",
             "weight_decay": 0.1, "clip": 1.0, "repeat_fraction": 0.0, "recompute": false,
-            "eval_every": 100, "seed": 0, "model": null,
+            "train_dtype": "f32", "eval_every": 100, "seed": 0, "model": null,
         });
         assert_eq!(serde_json::to_value(TrainOptions::new(7))?, expected);
         assert_eq!(TrainOptions::new(7).dropout, None);

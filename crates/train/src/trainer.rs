@@ -4,7 +4,7 @@ use crate::data::Dataset;
 use crate::error::{Result, TrainError};
 use crate::muon::HiddenMatrices;
 use crate::optimizer::AdamWParams;
-use crate::options::{MUON_LR, Optimizer, RunSettings, TrainOptions};
+use crate::options::{MUON_LR, Optimizer, RunSettings, TrainDType, TrainOptions};
 use crate::report::{StepReport, TrainingEvent, Validation};
 use crate::schedule::LearningRate;
 use crate::sharded::{Rates, ShardedOptimizer};
@@ -109,6 +109,13 @@ impl Trainer {
         if options.optimizer == Optimizer::Muon {
             return Err(TrainError::option("optimizer", "muon", "adamw for an adapter"));
         }
+        if options.train_dtype != TrainDType::F32 {
+            return Err(TrainError::option(
+                "train_dtype",
+                "bf16",
+                "f32 for an adapter, whose base is frozen",
+            ));
+        }
         let window = checked_window(&options, &data, base.config())?;
         let device = base.device().clone();
         let base = options.dropout.map_or_else(|| base.clone(), |rate| base.clone().with_dropout(rate));
@@ -134,6 +141,7 @@ impl Trainer {
         }
         let vb = init::seeded_variables(options.seed, &VarMap::new(), DType::F32, device);
         let model = Gpt2LMHeadModel::load(vb, &Config { tie_word_embeddings: tied, ..config.clone() })?;
+        let model = options.train_dtype.of(model)?;
         let mut trainer = Self::from_trainable(model, data, window, options, device)?;
         // A state holds the config as it was given.
         trainer.settings.config = config;

@@ -214,6 +214,16 @@ impl Isa {
         }
     }
 
+    /// Whether products of bf16 matrices have instructions of their own here: AMX's tiles, or pairs where those are fast.
+    #[must_use]
+    pub fn has_bf16_products(self) -> bool {
+        #[cfg(amx)]
+        if self.has_tiles() {
+            return true;
+        }
+        self.has_pairs()
+    }
+
     /// Whether products of bf16 matrices run in tile registers.
     #[cfg(amx)]
     pub(crate) fn has_tiles(self) -> bool {

@@ -80,6 +80,7 @@ def train(
     dropout: float | None = None,
     repeat_fraction: float = 0.0,
     recompute: bool = False,
+    train_dtype: Literal["f32", "bf16"] = "f32",
     eval_every: int = 100,
     val_fraction: float = 0.1,
     num_samples: int = 0,
@@ -117,6 +118,8 @@ def train(
         dropout: On embeddings, attention weights and residuals; the model's own rates, if there is no number.
         repeat_fraction: The part of the texts that are random tokens repeated instead, which teach heads induction.
         recompute: Runs each block again in the backward pass: less memory, more time, the same numbers.
+        train_dtype: ``"bf16"`` rounds the factors of products with weights, forward and backward, on processors with instructions for
+            it; weights, sums and all else stay in f32.
         eval_every: Steps between validations.
         val_fraction: The part of the data that is held back for them.
         num_samples: How many texts the model writes after each validation.
@@ -167,6 +170,7 @@ def train(
         "dropout": None if dropout is None else _finite(dropout, "dropout"),
         "repeat_fraction": _finite(repeat_fraction, "repeat_fraction"),
         "recompute": bool(recompute),
+        "train_dtype": train_dtype,
         "eval_every": count(eval_every, "eval_every", 1, 2**32 - 1),
         "val_fraction": _finite(val_fraction, "val_fraction"),
         "num_samples": count(num_samples, "num_samples"),

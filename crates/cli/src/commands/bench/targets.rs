@@ -190,7 +190,8 @@ impl Bench<'_> {
         }
         let variables = VarMap::new();
         let vb = init::seeded_variables(self.args.model.run.seed, &variables, self.dtype, &self.device);
-        self.time_training(&Gpt2LMHeadModel::load(vb, &self.config)?)
+        let model = Gpt2LMHeadModel::load(vb, &self.config)?;
+        self.time_training(&self.args.train_dtype.of(model)?)
     }
 
     /// Steps of an adapter on all linear layers, of a frozen model.

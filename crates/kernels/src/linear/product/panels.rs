@@ -17,7 +17,7 @@ pub(crate) const PANEL: usize = 16;
 pub(crate) const STRIP: usize = 4;
 
 /// The number of rows packed at a time: reading down the columns of a transposed matrix then uses whole cache lines.
-const BLOCK: usize = 16;
+pub(super) const BLOCK: usize = 16;
 
 /// An instruction set, with what `pulp` does not offer: vectors of f16, products of pairs of bf16, and reading ahead.
 pub(crate) trait Halves: Simd {
@@ -244,7 +244,7 @@ impl<E: PanelNumber> Panels<E> {
 
     /// The matrix whose block of at most [`BLOCK`] rows (the first of them, and how many) and [`PANEL`] columns `read`
     /// returns, with zeros for the rest.
-    fn from_blocks(
+    pub(super) fn from_blocks(
         (depth, width): (usize, usize),
         read: impl Fn((usize, usize), Range<usize>) -> [[E; PANEL]; BLOCK] + Sync,
     ) -> Self {
@@ -300,7 +300,7 @@ impl<E: PanelNumber> Panels<E> {
 
 /// Rows `first..first + rows` of some columns, at most [`PANEL`]; the rest of the block is 0.
 #[inline(always)]
-fn read_block<E: PanelNumber>(
+pub(super) fn read_block<E: PanelNumber>(
     data: &[E],
     (first, rows): (usize, usize),
     columns: Range<usize>,

@@ -79,6 +79,11 @@ impl LmHead {
         self.layer.get().bias()
     }
 
+    /// The weight of a projection without a bias, unless this is a layer of your own.
+    pub(crate) fn own_weight(&self) -> Option<&Weight> {
+        self.layer.weight().filter(|_| self.bias().is_none())
+    }
+
     /// Whether the projection has the weight of this table.
     pub(crate) fn is_tied_to(&self, wte: &Embedding) -> bool {
         self.layer.weight().is_some_and(|weight| weight.is(&wte.weight))

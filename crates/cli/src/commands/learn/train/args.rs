@@ -8,8 +8,8 @@ use crate::values::{above_0, at_least_0, below_1, fraction, one_of, share};
 use candle_core::DType;
 use candle_fused::{BlockFormat, Implementation};
 use gpt2_engine::open::{DTYPES, FORMATS, IMPLEMENTATIONS};
-use gpt2_engine::studies::learn::train::Options;
-use gpt2_train::{Optimizer, Schedule};
+use gpt2_engine::studies::learn::train::{Options, TRAIN_DTYPES};
+use gpt2_train::{Optimizer, Schedule, TrainDType};
 use gpt2_view::PictureFormat;
 use std::path::{Path, PathBuf};
 
@@ -131,6 +131,10 @@ pub(crate) struct TrainArgs {
     /// memory and more time, and gives the same numbers
     #[arg(long, help_heading = STEPS)]
     pub(crate) recompute: bool,
+    /// Round the factors of products with weights to bf16, forward and backward, on processors with AMX, AMD's AVX512-BF16
+    /// or Arm's bf16. Weights, sums and all else stay in f32
+    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = one_of(TRAIN_DTYPES), help_heading = STEPS)]
+    pub(crate) train_dtype: TrainDType,
     /// Scale all gradients down together if their norm exceeds this. 0 is off
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = at_least_0, allow_negative_numbers = true, help_heading = STEPS)]
     pub(crate) clip: f64,
@@ -223,6 +227,7 @@ impl TrainArgs {
             dropout: self.dropout,
             repeat_fraction: self.repeat_fraction,
             recompute: self.recompute,
+            train_dtype: self.train_dtype,
             eval_every: self.eval_every,
             val_fraction: self.val_fraction,
             num_samples: self.num_samples,

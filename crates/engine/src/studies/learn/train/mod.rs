@@ -8,5 +8,7 @@ mod options;
 mod samples;
 
 pub use data::TrainingData;
-pub use options::{LR_OF_ADAPTER, LR_OF_MODEL, LR_OF_NEW, Options, STEPS, Start, WARMUP, WINDOW};
+pub use options::{
+    LR_OF_ADAPTER, LR_OF_MODEL, LR_OF_NEW, Options, STEPS, Start, TRAIN_DTYPES, WARMUP, WINDOW,
+};
 pub use samples::{Samples, bits_per_byte, bytes_per_token};

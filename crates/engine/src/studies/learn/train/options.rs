@@ -8,8 +8,11 @@ use candle_fused::Implementation;
 use gpt2_loader::Tokenizer;
 use gpt2_model::lora::LoraOptions;
 use gpt2_model::{Config, Gpt2LMHeadModel};
-use gpt2_train::{Dataset, Optimizer, Schedule, TrainOptions, Trainer};
+use gpt2_train::{Dataset, Optimizer, Schedule, TrainDType, TrainOptions, Trainer};
 use serde::{Deserialize, Serialize};
+
+/// The dtypes of the factors of products with weights, by name.
+pub const TRAIN_DTYPES: &[(&str, TrainDType)] = &[("f32", TrainDType::F32), ("bf16", TrainDType::Bf16)];
 
 /// The options of training.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -45,6 +48,8 @@ pub struct Options {
     pub repeat_fraction: f64,
     /// Whether each block runs again in the backward pass.
     pub recompute: bool,
+    /// The dtype of the factors of products with weights.
+    pub train_dtype: TrainDType,
     /// Steps between validations.
     pub eval_every: u32,
     /// The part of the data that is held back for validation.
@@ -95,6 +100,7 @@ impl Default for Options {
             dropout: None,
             repeat_fraction: 0.0,
             recompute: false,
+            train_dtype: TrainDType::F32,
             eval_every: 100,
             val_fraction: 0.1,
             num_samples: 0,
@@ -193,6 +199,7 @@ impl Options {
         options.dropout = self.dropout;
         options.repeat_fraction = self.repeat_fraction;
         options.recompute = self.recompute;
+        options.train_dtype = self.train_dtype;
         options.eval_every = self.eval_every;
         options.seed = seed;
         options.model = model.map(str::to_owned);
