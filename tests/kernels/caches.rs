@@ -55,7 +55,7 @@ fn a_cache_returns_what_was_appended() -> Result {
 /// Neither a capacity that overflows nor one that no system gives ends the process.
 #[test]
 fn a_cache_that_cannot_be_allocated_is_an_error() -> Result {
-    let one = Tensor::ones((1, 2, 1, 64), DType::F32, &Device::Cpu)?;
+    let one = Tensor::ones((1, 2, 1, 64), DType::F32, &test_device())?;
     let dtypes = DTYPES.into_iter().chain([CacheDType::Plain(DType::F64)]);
     for dtype in dtypes {
         // 1 << 44 positions are more than 2^47 bytes, which is all that a process can address.
@@ -66,8 +66,8 @@ fn a_cache_that_cannot_be_allocated_is_an_error() -> Result {
                 message.contains("choose a smaller capacity") || message.contains("more than any memory");
             assert!(says && message.contains("[1, 2, "), "{capacity}: {message}");
             assert!(cache.is_empty());
-            assert!(RowCache::new([1, 2, capacity, 64], dtype, &Device::Cpu).is_err());
-            let pages = PagedCache::new(1, HeadLayout::all(2, 64), 1 << 30, capacity, dtype, &Device::Cpu);
+            assert!(RowCache::new([1, 2, capacity, 64], dtype, &test_device()).is_err());
+            let pages = PagedCache::new(1, HeadLayout::all(2, 64), 1 << 30, capacity, dtype, &test_device());
             assert!(pages.is_err());
         }
         // Nothing of what was refused stays.
