@@ -124,7 +124,7 @@ impl Sdpa {
         #[allow(clippy::cast_possible_truncation)] // as the kernels multiply
         if let Some(scale) = self.scale.filter(|&scale| !(scale as f32).is_finite()) {
             candle_core::bail!(
-                "attention: a scale of {scale} is not a finite f32; pass None for 1 / sqrt({d}), the width of a head"
+                "attention: a scale of {scale:?} is not a finite f32; pass None for 1 / sqrt({d}), the width of a head"
             )
         }
         if let Some(slopes) = self.slopes.as_ref()
