@@ -66,10 +66,10 @@ fn forward_t_trains_with_the_configs_dropout() -> Result {
     for _ in 0..n {
         sum = (sum + block.attn.forward_t(&x, true)?)?;
     }
-    // A number is 0 or 1.25 times itself, and so is each weight: its deviation is about 0.7 of the largest number, that of the mean
-    // of 2000 below 0.016 of it; 5 of those.
+    // A number is 0 or 1.25 times itself, and so is each weight: its deviation is at most about the largest number, that of the mean
+    // of 2000 a 45th of it; 5 of those. Forgetting to scale one of the two would be an error of 0.2.
     let error = largest(&((sum / f64::from(n))? - &expected)?)? / largest(&expected)?;
-    assert!(error < 0.08, "{error}");
+    assert!(error < 0.11, "{error}");
     let given = |step| Pass { training: Some(Training { seed: 1, step }), ..Pass::default() };
     assert_close(
         "a seed",

@@ -35,14 +35,14 @@ use std::sync::Arc;
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct Sdpa {
-    /// The factor on the scores; `None` is `1 / sqrt(D)`.
+    /// The factor on the scores, finite in f32; `None` is `1 / sqrt(D)`.
     pub scale: Option<f64>,
     /// The keys that a query sees by its position: by default its own key and all before it.
     pub window: Window,
     /// Scores become `cap·tanh(score / cap)`, as in Gemma 2 (Gemma Team 2024, §2).
     pub softcap: Option<f64>,
     /// ALiBi (Press et al. 2022), as in BLOOM: scores fall by `slope·|position - key|`, with a slope for each of the H heads.
-    /// They are numbers, not a tensor, and get no gradient.
+    /// They are finite numbers, not a tensor, and get no gradient.
     pub slopes: Option<Arc<[f32]>>,
     /// A score for each of the H heads that joins the softmax's denominator and has no value, (H) in any float dtype: the sinks
     /// of gpt-oss (Agarwal et al. 2025), or Miller 2023's "softmax off by one" where they are 0. A row of weights then sums to
@@ -124,7 +124,7 @@ impl Sdpa {
         #[allow(clippy::cast_possible_truncation)] // as the kernels multiply
         if let Some(scale) = self.scale.filter(|&scale| !(scale as f32).is_finite()) {
             candle_core::bail!(
-                "attention: a scale of {scale} is not a finite f32; pass None for 1 / sqrt({d}), the width of a head"
+                "attention: a scale of {scale:?} is not a finite f32; pass None for 1 / sqrt({d}), the width of a head"
             )
         }
         if let Some(slopes) = self.slopes.as_ref()

@@ -92,7 +92,8 @@ impl KvCache {
     /// (.., Dv + 4) of quantized rows
     ///
     /// # Errors
-    /// When there is no room for T more, a shape does not fit, or a number to quantize is not finite; the cache is then as before.
+    /// When the system does not give the memory, there is no room for T more, a shape does not fit, or a number to quantize is not
+    /// finite; the cache is then as before.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let ((b, heads, t, d), (of_b, of_heads, of_t, dv)) = (k.dims4()?, v.dims4()?);
         if (b, heads, t) != (of_b, of_heads, of_t) {

@@ -24,11 +24,15 @@ pub(crate) struct CacheLines<E> {
 /// Bytes that are all 0 are a value of the type.
 pub(crate) unsafe trait Zero {}
 
-// SAFETY: 0 is a u8, and 0.0 in each format of floats has no bit set.
+// SAFETY: 0 is a u8.
 unsafe impl Zero for u8 {}
+// SAFETY: 0.0 has no bit set.
 unsafe impl Zero for f16 {}
+// SAFETY: 0.0 has no bit set.
 unsafe impl Zero for bf16 {}
+// SAFETY: 0.0 has no bit set.
 unsafe impl Zero for f32 {}
+// SAFETY: 0.0 has no bit set.
 unsafe impl Zero for f64 {}
 
 /// `len` zeros from memory that nobody has touched, or `None` if there is not as much. `vec![0.0; len]` would end the process.

@@ -108,7 +108,7 @@ static PASSES: AtomicU64 = AtomicU64::new(0);
 impl Training {
     /// The next pass of a caller that gives no seed: its masks differ from those of all passes before, of whatever layer.
     pub(crate) fn next() -> Self {
-        Self { seed: 0, step: PASSES.fetch_add(1, Ordering::Relaxed) % (1 << 44) }
+        Self { seed: u64::MAX, step: PASSES.fetch_add(1, Ordering::Relaxed) % (1 << 44) }
     }
 
     /// The dropout for the place of this number, below 2^20.

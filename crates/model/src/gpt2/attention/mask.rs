@@ -56,7 +56,7 @@ pub(crate) fn positions_in_documents(starts: &Tensor) -> Result<Tensor> {
     columns.broadcast_sub(starts)
 }
 
-/// Converts a mask of any integer dtype to the u8 mask (B, S) that attention takes. `over` says what S counts.
+/// Converts a mask of any integer dtype to the u8 mask (B, S) of 0 and 1 that attention and hooks take. `over` says what S counts.
 pub(crate) fn padding_mask(mask: &Tensor, shape: [usize; 2], over: &str, device: &Device) -> Result<Tensor> {
     if mask.dims() != shape || mask.dtype().is_float() {
         candle_core::bail!(
@@ -65,7 +65,7 @@ pub(crate) fn padding_mask(mask: &Tensor, shape: [usize; 2], over: &str, device:
             mask.dims()
         )
     }
-    visible_keys(mask)?.to_device(device)
+    mask.ne(&mask.zeros_like()?)?.to_device(device)
 }
 
 /// A mask of any integer dtype in u8, not 0 for what is visible; its shape is not checked.
