@@ -64,12 +64,6 @@ other_targets() {
     step "$cargo" clippy --release -p gpt2-cli --no-default-features --features x86-v4 -- -D warnings
     # Our Rust code against Candle's GPU sides, and our own kernels through nvcc.
     if [ "$only" = all ]; then step scripts/cuda/check.sh all-types; else step scripts/cuda/check.sh types; fi
-    # What they compute, and the code that launches them: Linux on x86-64 has a driver that runs launches on the processor.
-    if [ "$(uname -sm)" = "Linux x86_64" ]; then
-        if [ "$only" = all ]; then step scripts/cuda/check.sh on-cpu-all; else step scripts/cuda/check.sh on-cpu; fi
-    else
-        printf '\nSKIPPED tests on the CUDA driver that runs on the processor: it is for Linux on x86-64\n' >&2
-    fi
     if [ -n "${CI:-}" ] || [ -x target/cuda/toolkit/bin/nvcc ]; then
         step scripts/cuda/check.sh kernels
     else
@@ -113,6 +107,16 @@ tests() {
     step "$cargo" test --release -p gpt2-cli -p candle-fused --lib "${checks[@]}" -- --quiet
 }
 
+# CUDA's kernels and the code that launches them, on a driver that runs launches on the processor. After the tests, whose build of all
+# else it uses.
+on_the_driver() {
+    if [ "$(uname -sm)" = "Linux x86_64" ]; then
+        if [ "$only" = all ]; then step scripts/cuda/check.sh on-cpu-all; else step scripts/cuda/check.sh on-cpu; fi
+    else
+        printf '\nSKIPPED tests on the CUDA driver that runs on the processor: it is for Linux on x86-64\n' >&2
+    fi
+}
+
 pages_and_packages() {
     RUSTDOCFLAGS="-D warnings" step "$cargo" doc --release --no-deps --workspace
     if [ "$only" = all ]; then step scripts/check_packages.sh; else step scripts/check_packages.sh types; fi
@@ -144,6 +148,7 @@ formats_and_names
 step "$cargo" clippy --release --workspace --all-targets -- -D warnings
 other_targets
 tests
+on_the_driver
 pages_and_packages
 if [ "$only" = all ]; then
     rest

@@ -18,7 +18,7 @@ mkdir -p "$lib"
 
 if [ -f "$lib/built" ] && [ "$(cat "$lib/built")" = "$cudarc" ] && [ -z "$(find "$here/src" "$here/include" "$here/build.sh" -newer "$lib/built" -print -quit)" ]; then exit; fi
 read -ra cxx <<<"${CUDA_ON_CPU_CXX:-g++}"
-options=(-std=c++17 -O3 -march=native -fPIC -pthread -fno-strict-aliasing -Wall -Wextra -Wno-missing-field-initializers -Wno-parentheses)
+options=(-std=c++17 -O3 -march=native -fPIC -pthread -fno-strict-aliasing -mno-red-zone -Wall -Wextra -Wno-missing-field-initializers -Wno-parentheses)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 

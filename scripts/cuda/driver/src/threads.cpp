@@ -42,11 +42,12 @@ struct Meeting {
     int number;
     uint32_t mask;
     Board *board; // once all are there
-    Fiber *fiber;
 };
 
 struct Warp {
-    uint32_t alive, unstarted, ready, waiting;
+    uint32_t alive, unstarted, ready, waiting, at_barrier;
+    /// The stacks of the lanes that have started.
+    Fiber *fibers[LANES];
     Meeting lanes[LANES];
     Board boards[LANES + 1];
 };
@@ -61,14 +62,13 @@ struct Runner {
     unsigned warp_count = 0, order[MOST_WARPS];
     /// No warp before this place in the order has a thread that can run.
     unsigned first_able = 0;
-    unsigned alive = 0;
-    std::vector<Fiber *> at_barrier;
+    unsigned alive = 0, at_barrier = 0;
     Random random{1};
     const Launch *launch = nullptr;
     char *shared = nullptr;
     size_t shared_pages = 0;
 };
-thread_local Runner *runner = nullptr;
+__thread Runner *runner __attribute__((tls_model("initial-exec"))) = nullptr;
 
 Warp &warp_of(unsigned rank) { return runner->warps[rank / LANES]; }
 
@@ -100,7 +100,7 @@ unsigned take_lane(uint32_t &of) {
 Next next_thread() {
     for (unsigned &i = runner->first_able; i < runner->warp_count; i++) {
         Warp &warp = runner->warps[runner->order[i]];
-        if (warp.ready) return {warp.lanes[take_lane(warp.ready)].fiber, -1};
+        if (warp.ready) return {warp.fibers[take_lane(warp.ready)], -1};
         if (warp.unstarted) return {nullptr, static_cast<int>(runner->order[i] * LANES + take_lane(warp.unstarted))};
     }
     return {nullptr, -1};
@@ -123,41 +123,55 @@ Fiber *idle_fiber() {
 }
 
 /// Goes on with another stack, which never comes back if the current one is idle.
-void go_to(Fiber *fiber) {
+inline __attribute__((always_inline)) void go_to(Fiber *fiber) {
     Fiber *const from = runner->current;
     runner->current = fiber;
-    cuda_on_cpu_switch(&from->place, fiber->place);
+    switch_stacks(&from->place, fiber->place);
     become(runner->current->rank);
 }
 
 [[noreturn]] void fail_in_deadlock() {
     unsigned at_warp = 0;
     for (unsigned i = 0; i < runner->warp_count; i++) at_warp += __builtin_popcount(runner->warps[i].waiting);
-    fail("the threads of block %u wait forever: %zu at __syncthreads, %u for lanes of their warp", cuda_on_cpu_worker.block.x,
-         runner->at_barrier.size(), at_warp);
+    fail("the threads of block %u wait forever: %u at __syncthreads, %u for lanes of their warp", cuda_on_cpu_worker.block.x,
+         runner->at_barrier, at_warp);
+}
+
+/// Puts a thread that starts on a stack.
+void put_on(Fiber *fiber, unsigned rank) {
+    fiber->rank = rank;
+    warp_of(rank).fibers[rank % LANES] = fiber;
 }
 
 /// The current thread waits; another goes on.
-void wait() {
+inline __attribute__((always_inline)) void wait() {
     const Next next = next_thread();
     if (next.fiber) return go_to(next.fiber);
     if (next.unstarted < 0) fail_in_deadlock();
     Fiber *const fiber = idle_fiber();
-    fiber->rank = static_cast<unsigned>(next.unstarted);
+    put_on(fiber, static_cast<unsigned>(next.unstarted));
     go_to(fiber);
 }
 
-void set_ready(Fiber *fiber) {
-    Warp &warp = warp_of(fiber->rank);
-    warp.lanes[fiber->rank % LANES].fiber = fiber;
-    warp.ready |= 1u << fiber->rank % LANES;
-    runner->first_able = 0;
+void pass_barrier() {
+    for (unsigned i = 0; i < runner->warp_count; i++) {
+        Warp &warp = runner->warps[i];
+        warp.ready |= warp.at_barrier;
+        warp.at_barrier = 0;
+    }
+    runner->at_barrier = 0;
+    shuffle_warps();
 }
 
-void pass_barrier() {
-    for (Fiber *fiber : runner->at_barrier) set_ready(fiber);
-    runner->at_barrier.clear();
-    shuffle_warps();
+/// A copy of what a lane shows: mostly a number, an address, or the words of an operand.
+inline void copy_shown(void *to, const void *from, unsigned size) {
+    switch (size) {
+    case 0: return;
+    case 4: memcpy(to, from, 4); return;
+    case 8: memcpy(to, from, 8); return;
+    case 24: memcpy(to, from, 24); return;
+    default: memcpy(to, from, size);
+    }
 }
 
 Board &free_board(Warp &warp) {
@@ -182,7 +196,7 @@ void end_meeting(Warp &warp, uint32_t mask) {
     for (uint32_t left = expected; left; left &= left - 1) {
         const unsigned lane = __builtin_ctz(left);
         Meeting &meeting = warp.lanes[lane];
-        if (meeting.size) memcpy(board.shown[lane], meeting.shown, meeting.size);
+        copy_shown(board.shown[lane], meeting.shown, meeting.size);
         meeting.board = &board;
         board.readers++;
     }
@@ -207,7 +221,7 @@ void end_thread(unsigned rank) {
         end_meeting(warp, mask);
         left &= ~mask & left - 1;
     }
-    if (runner->alive > 0 && runner->at_barrier.size() == runner->alive) pass_barrier();
+    if (runner->alive > 0 && runner->at_barrier == runner->alive) pass_barrier();
 }
 
 void fiber_main() {
@@ -219,7 +233,7 @@ void fiber_main() {
         end_thread(self->rank);
         const Next next = next_thread();
         if (next.unstarted >= 0) {
-            self->rank = static_cast<unsigned>(next.unstarted);
+            put_on(self, static_cast<unsigned>(next.unstarted));
             continue;
         }
         runner->idle.push_back(self);
@@ -228,7 +242,7 @@ void fiber_main() {
             continue;
         }
         if (runner->alive > 0) fail_in_deadlock();
-        cuda_on_cpu_switch(&self->place, runner->base);
+        switch_stacks(&self->place, runner->base);
     }
 }
 
@@ -281,15 +295,15 @@ void run_block(const Launch &launch, unsigned block) {
         Warp &warp = runner->warps[i];
         const unsigned lanes = std::min(LANES, threads - i * LANES);
         warp.alive = warp.unstarted = lanes == LANES ? ~0u : (1u << lanes) - 1;
-        warp.ready = warp.waiting = 0;
+        warp.ready = warp.waiting = warp.at_barrier = 0;
         runner->order[i] = i;
     }
     shuffle_warps();
     const Next first = next_thread();
     Fiber *const fiber = idle_fiber();
-    fiber->rank = static_cast<unsigned>(first.unstarted);
+    put_on(fiber, static_cast<unsigned>(first.unstarted));
     runner->current = fiber;
-    cuda_on_cpu_switch(&runner->base, fiber->place);
+    switch_stacks(&runner->base, fiber->place);
 }
 
 } // namespace cuda_on_cpu
@@ -300,8 +314,10 @@ extern "C" {
 #define EXPORT __attribute__((visibility("default")))
 
 EXPORT void cuda_on_cpu_sync_block() {
-    if (runner->at_barrier.size() + 1 == runner->alive) return pass_barrier();
-    runner->at_barrier.push_back(runner->current);
+    if (runner->at_barrier + 1 == runner->alive) return pass_barrier();
+    runner->at_barrier++;
+    const unsigned rank = runner->current->rank;
+    warp_of(rank).at_barrier |= 1u << rank % LANES;
     wait();
 }
 
@@ -312,7 +328,7 @@ EXPORT const char (*cuda_on_cpu_meet(uint32_t mask, const void *shown, unsigned 
     if (!(mask >> lane & 1)) fail("lane %u takes part in an operation of its warp whose mask leaves it out", lane);
     Meeting &own = warp.lanes[lane];
     if (own.board) own.board->readers--;
-    own = {shown, size, together, number, mask, nullptr, self};
+    own = {shown, size, together, number, mask, nullptr};
     warp.waiting |= 1u << lane;
     end_meeting(warp, mask);
     if (own.board) warp.ready &= ~(1u << lane);
