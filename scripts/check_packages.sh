@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Can someone else build on these packages? Packages every crate of the workspace, unpacks them, builds them all, and
 # runs scripts/outside, a crate that uses them as a stranger would. The build takes nothing from this repository except
-# the packages and the lock file, so that the versions are those of the gate. It needs no network.
+# the packages and the lock file, so that the versions are those of the gate. It also refuses dependencies that ask for a later
+# Rust than ours. It needs no network.
 #
 #   scripts/check_packages.sh          builds and runs, in target/outside: a second run compiles only what changed
 #   scripts/check_packages.sh types    checks the types, with the dependencies that the lints have checked already
@@ -29,6 +30,18 @@ if [ -n "$toolchain" ]; then
 else
     echo "with $(rustc --version); the oldest that is promised is $oldest" >&2
 fi
+
+# No dependency, of whatever feature or platform, may ask for a later Rust than the packages promise.
+"${CARGO:-cargo}" metadata --format-version 1 --offline --locked | python3 -c '
+import json, sys
+number = lambda version: tuple(int(part) for part in (version + ".0.0").split(".")[:3])
+oldest = sys.argv[1]
+for package in json.load(sys.stdin)["packages"]:
+    asked = package["rust_version"]
+    if package["source"] and asked and number(asked) > number(oldest):
+        sys.exit("error: {name} {version} asks for Rust {rust_version}, and Cargo.toml promises ".format(**package) + oldest +
+                 ": take an older version of it, or raise rust-version")
+' "$oldest"
 
 rm -rf target/package "$work/new"
 "${CARGO:-cargo}" package --workspace --exclude gpt2-python --exclude models-on-candle-fused --no-verify --allow-dirty --offline --quiet --target-dir target

@@ -55,7 +55,7 @@ TOOLS = {
     "cuda/check.sh": WHOLE,
     "cuda/driver/nvcc": Short("--version"),
     "cuda/kernels.py": Short("--self-test"),
-    "cuda/link-stubs.sh": Short("{out}"),
+    "cuda/on_device.py": Short("--self-test"),
     "cuda/nvcc-float": Short("--version", variables=(("REAL_NVCC", "scripts/cuda/nvcc-typecheck"),)),
     "cuda/nvcc-typecheck": Short("--version"),
     "fuzz.sh": Short("--list"),

@@ -63,6 +63,9 @@ COMMANDS = [
     "quantize {demo} --to q8_0 --out {out}/q.gguf",
     "compare {demo} demo --text {text}",
     "score {texts} --by line --jsonl {out}/s.jsonl",
+    "eval {quiz} --out {out}/e.json --samples",
+    "eval hellaswag={parquet} --json",
+    "eval {task}/task.json",
     "features O --dictionary {sae} --json",
     "features --store {store} --dictionary {sae}",
     "train-features {store} --features 16 -k 2 --batch 16 --epochs 1 --out {out}/f",
@@ -103,6 +106,8 @@ def make_inputs(gpt2, folder):
         ("llmc.bin", brought / "llmc.bin"),
         ("starcoder.gguf", DATA / "gguf" / "starcoder.gguf"),
         ("gguf.gguf", DATA / "gguf" / "tiny.gguf"),
+        ("quiz.jsonl", DATA / "eval" / "quiz.jsonl"),
+        ("endings.parquet", DATA / "eval" / "hellaswag.parquet"),
     ):
         shutil.copy(source, folder / name)
     copied("part", *[(path, path.name) for path in brought.glob("parts-*.gguf")])
@@ -111,6 +116,8 @@ def make_inputs(gpt2, folder):
     (folder / "texts.txt").write_text(line * 4)
     rows = [json.dumps({"prompt": "O Romeo,", "completion": " Romeo!"})] * 4
     (folder / "examples.jsonl").write_text("\n".join(rows) + "\n")
+    copied("task", DATA / "eval" / "cloze.jsonl")
+    (folder / "task" / "task.json").write_text('{"data": "cloze.jsonl", "context": "{{context}}", "answer": "answer"}')
     run = lambda *args: subprocess.run([gpt2, *args], check=True, capture_output=True, text=True).stdout
     (folder / "pairs.jsonl").write_text(run("pairs", "induction", "--count", "2"))
     pairs = str(folder / "pairs.jsonl")
@@ -142,7 +149,8 @@ def cache(folder):
 
 
 FILES = {"nano": "nano.pt", "llmc": "llmc.bin", "starcoder": "starcoder.gguf", "gguf": "gguf.gguf", "text": "text.txt",
-         "texts": "texts.txt", "examples": "examples.jsonl", "pairs": "pairs.jsonl", "circuit": "circuit.json"}
+         "texts": "texts.txt", "examples": "examples.jsonl", "pairs": "pairs.jsonl", "circuit": "circuit.json", "quiz": "quiz.jsonl",
+         "parquet": "endings.parquet"}
 
 
 def path_of(world, name):

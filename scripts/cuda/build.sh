@@ -20,8 +20,9 @@ done
 lowest=$(printf '%s\n' "${capabilities[@]}" | sort -n | head -1)
 [ -x "$CUDA_HOME/bin/nvcc" ] || { echo "error: no nvcc in $CUDA_HOME; run scripts/cuda/toolkit.sh first" >&2; exit 1; }
 
-stubs=$CUDA_HOME/lib/stubs # one of the places where cudarc looks for libraries
-scripts/cuda/link-stubs.sh "$stubs"
+# The driver that runs on the processor has every function of the real libraries, under their names.
+stubs=$CUDA_HOME/lib64 # one of the places where cudarc looks for libraries
+scripts/cuda/driver/build.sh "$CUDA_HOME" "$(scripts/cuda/on-cpu.sh --cudarc)"
 
 # Use a separate target directory for each capability: a plain `cargo build --features cuda` would mistake the left-out
 # kernels for finished ones.

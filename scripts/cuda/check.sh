@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Three checks of the feature `cuda` on any machine, without a GPU, a driver or anything installed as root.
+# Checks of the feature `cuda` on any machine, without a GPU, a driver or anything installed as root.
 #
 #   scripts/cuda/check.sh types      clippy on candle-fused with Candle's CUDA side, with a stand-in for nvcc: the other crates
 #                                    only pass the feature on
 #   scripts/cuda/check.sh all-types  the same for all crates but those without the feature
 #   scripts/cuda/check.sh kernels    a real nvcc on our kernels: for each capability no warning, no spilled register,
 #                                    tensor-core instructions where they belong, and no number beyond limits.json
-#   scripts/cuda/check.sh on-cpu     the program with `cuda` on a driver that runs launches on the processor: the driver's own
-#                                    test, every path of `verify`, and every command beside the CPU
+#   scripts/cuda/check.sh on-cpu     on a driver that runs launches on the processor: the driver's own test, and the tests of the
+#                                    kernels, the model and training
+#   scripts/cuda/check.sh on-cpu-all the same, and the program: every command beside the CPU, and every path of `verify`
 #   scripts/cuda/check.sh            types and kernels
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -35,12 +36,18 @@ kernels() {
 }
 
 on_cpu() {
-    scripts/cuda/on-cpu.sh --build
-    echo "built for the driver on the processor: $SECONDS s"
+    "${PYTHON:-python3}" scripts/cuda/on_device.py
+    echo "tests on the driver on the processor: $SECONDS s"
     scripts/cuda/driver/selftest/run.sh target/cuda-on-cpu
-    scripts/cuda/on-cpu.sh verify --device cuda
+    echo "the driver's own test: $SECONDS s"
+}
+
+program_on_cpu() {
+    scripts/cuda/on-cpu.sh --build
     "${PYTHON:-python3}" scripts/cuda/beside_cpu.py
-    echo "the program ran on the driver on the processor: $SECONDS s"
+    echo "every command beside the CPU: $SECONDS s"
+    scripts/cuda/on-cpu.sh verify --device cuda
+    echo "verify on the driver on the processor: $SECONDS s"
 }
 
 case ${1:-all} in
@@ -48,6 +55,7 @@ case ${1:-all} in
     all-types) types --workspace --exclude models-on-candle-fused ;;
     kernels) kernels ;;
     on-cpu) on_cpu ;;
+    on-cpu-all) on_cpu; program_on_cpu ;;
     all) types -p candle-fused; SECONDS=0; kernels ;;
-    *) echo "usage: scripts/cuda/check.sh [types|all-types|kernels|on-cpu]" >&2; exit 2 ;;
+    *) echo "usage: scripts/cuda/check.sh [types|all-types|kernels|on-cpu|on-cpu-all]" >&2; exit 2 ;;
 esac

@@ -4,6 +4,7 @@
 #
 #   scripts/cuda/on-cpu.sh [--seed N] [--report [FILE]] [--trace FILE] [--] ARGS..
 #   scripts/cuda/on-cpu.sh --build [CARGO ARGS..]      builds, and runs `cargo` with the environment for it
+#   scripts/cuda/on-cpu.sh --cudarc                    prints the folder of cudarc's sources, in the version of Cargo.lock
 #
 #   --seed N         the order of blocks, warps and streams (default: 1)
 #   --report[=FILE]  at the end: launches, products, copies and syncs by name
@@ -13,6 +14,16 @@ case ${1:-} in -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; ex
 root=$(cd "$(dirname "$0")/../.." && pwd)
 driver=$root/scripts/cuda/driver
 home=$root/target/cuda-on-cpu
+
+# The sources that declare what the libraries have.
+cudarc() {
+    local manifest
+    manifest=$("${CARGO:-cargo}" metadata --format-version 1 --locked --features cuda --manifest-path "$root/Cargo.toml" |
+        grep -oE '"manifest_path":"[^"]*/cudarc-[0-9.]+/Cargo.toml"' | cut -d'"' -f4)
+    [ -n "$manifest" ] || { echo "error: cudarc is not among the dependencies with the feature cuda" >&2; exit 1; }
+    dirname "$manifest"
+}
+if [ "${1:-}" = --cudarc ]; then cudarc; exit; fi
 mkdir -p "$home/kernels"
 
 while [ $# -gt 0 ]; do
@@ -27,27 +38,32 @@ while [ $# -gt 0 ]; do
     esac
 done
 
-# Only the build's own environment differs from a build for a GPU.
-cargo() {
+# Only the build's own environment differs from a build for a GPU. Kernels for 7.5 are among ours, so that the driver can be a T4.
+# Our crates are optimized less: they take longest to compile, and here the kernels take the time.
+compile() {
+    local less=() crate
+    for crate in candle-fused gpt2-model gpt2-circuits gpt2-loader gpt2-train gpt2-view gpt2-engine gpt2-cli; do
+        less+=(--config "profile.release.package.$crate.opt-level=1")
+    done
     env CUDA_ON_CPU_HOME="$home" CUDA_ON_CPU_LATER=1 NVCC="$driver/nvcc" CUDA_HOME="$home" CUDARC_CUDA_VERSION=13000 CUDA_COMPUTE_CAP=90 \
+        GPT2_CUDA_CAPABILITIES="75 90" \
         LD_LIBRARY_PATH="$home/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" \
-        "${CARGO:-cargo}" "$@" --locked --release --no-default-features --features cuda,x86-v4 --manifest-path "$root/Cargo.toml" --target-dir "$home/target"
+        "${CARGO:-cargo}" "$1" --locked --release --no-default-features --features cuda,x86-v4 --manifest-path "$root/Cargo.toml" \
+        --target-dir "$home/target" "${less[@]}" "${@:2}"
 }
 
 ready=$home/gpt2
-sources=("$root/crates" "$root/Cargo.lock" "$root/Cargo.toml" "$driver")
-if [ ! -x "$ready" ] || [ -n "${build:-}" ] || [ -n "$(find "${sources[@]}" -newer "$ready" -type f -print -quit)" ]; then
+inputs=("$root/crates" "$root/Cargo.lock" "$root/Cargo.toml" "$driver")
+if [ ! -x "$ready" ] || [ -n "${build:-}" ] || [ -n "$(find "${inputs[@]}" -newer "$ready" -type f -print -quit)" ]; then
     "${CARGO:-cargo}" fetch --locked --quiet --manifest-path "$root/Cargo.toml"
-    cudarc=$("${CARGO:-cargo}" metadata --format-version 1 --locked --features cuda --manifest-path "$root/Cargo.toml" |
-        grep -oE '"manifest_path":"[^"]*/cudarc-[0-9.]+/Cargo.toml"' | cut -d'"' -f4)
-    [ -n "$cudarc" ] || { echo "error: cudarc is not among the dependencies with the feature cuda" >&2; exit 1; }
-    "$driver/build.sh" "$home" "$(dirname "$cudarc")" >&2
+    sources=$(cudarc)
+    "$driver/build.sh" "$home" "$sources" >&2
     if [ -n "${build:-}" ] && [ $# -gt 0 ]; then
-        cargo "$1" -p gpt2-cli "${@:2}"
+        compile "$@"
         python3 "$driver/kernels.py" "$home/kernels"
         exit
     fi
-    cargo build --quiet -p gpt2-cli >&2
+    compile build --quiet -p gpt2-cli >&2
     python3 "$driver/kernels.py" "$home/kernels"
     ln -f "$home/target/release/gpt2" "$ready" 2>/dev/null || cp "$home/target/release/gpt2" "$ready"
     touch "$ready"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes a CUDA home without an installer, from NVIDIA's own wheels on PyPI, about 110 MB, in the layout that nvcc and
-# cudarc expect. It has no driver and no cuBLAS: together with link-stubs.sh it is enough to build, but not to compute.
+# cudarc expect. It has no driver and no cuBLAS: together with driver/build.sh it is enough to build, but not to compute.
 #
 #   scripts/cuda/toolkit.sh [DIR]      (default: target/cuda/toolkit)
 #

@@ -14,6 +14,7 @@ mod common;
 mod discover;
 mod documents;
 mod errors;
+mod eval;
 #[cfg(target_os = "linux")]
 mod examples;
 mod features;
@@ -58,6 +59,7 @@ mod terminal;
 mod texts;
 mod train;
 mod train_features;
+mod train_options;
 
 use crate::common::{Result, data};
 use crate::folder::assert_says;

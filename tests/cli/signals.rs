@@ -50,6 +50,8 @@ impl World {
         long_store(&folder)?;
         let pairs = gpt2(&["pairs", "induction", "--count", "200"])?.succeeded().stdout;
         folder.write("pairs.jsonl", pairs)?;
+        let question = "{\"context\": \"O Romeo, Romeo! wherefore\", \"choices\": [\" art thou Romeo?\", \" am I\"], \"answer\": 0}\n";
+        folder.write("quiz.jsonl", question.repeat(20_000))?;
         wide(&folder.file("wide"))?;
         let server = Server::start(repository());
         server.fault(At::Get("model.safetensors"), Fault::Drip(40, Duration::from_millis(100)), None);
@@ -187,7 +189,7 @@ struct Case {
     says: &'static [&'static str],
 }
 
-const CASES: [Case; 11] = [
+const CASES: [Case; 12] = [
     Case {
         line: "score @long.txt --by line --jsonl @out/s.jsonl --threads 1",
         ready: Ready::Lines("s.jsonl.part", 257),
@@ -195,6 +197,12 @@ const CASES: [Case; 11] = [
         says: &["stopped after ", "--resume"],
     },
     // One document, which takes long.
+    Case {
+        line: "eval @quiz.jsonl --out @out/e.json --threads 1",
+        ready: Ready::Soon,
+        left: &[],
+        says: &["stopped by "],
+    },
     Case { line: "score @long.txt --threads 1", ready: Ready::Soon, left: &[], says: &["stopped"] },
     Case {
         line: "quantize @wide --to q4_0 --out @out/w.gguf",
@@ -276,7 +284,7 @@ fn wait(world: &World, ready: &Ready, log: &Path, child: &mut std::process::Chil
         })
     };
     while !is_ready()? && child.try_wait()?.is_none() {
-        assert!(started.elapsed() < Duration::from_mins(1), "{}: never in the middle", log.display());
+        assert!(started.elapsed() < Duration::from_secs(60), "{}: never in the middle", log.display());
         std::thread::sleep(Duration::from_millis(2));
     }
     // `train-features` listens right after it has made its folder.
@@ -420,6 +428,7 @@ fn a_limit_on_the_size_of_files_is_an_error() -> Result {
     adapter(&world.folder)?;
     for line in [
         "score @long.txt --by line --jsonl @out/s.jsonl",
+        "eval @quiz.jsonl --limit 300 --samples --out @out/e.json",
         "quantize @wide --to q4_0 --out @out/w.gguf",
         "merge --model @wide --adapter @lora --out @out/m",
         "train --text @short.txt --out @out/t --steps 2 --eval-every 1",
@@ -452,6 +461,7 @@ fn a_reader_that_goes_away_loses_no_file() -> Result {
     adapter(&world.folder)?;
     for (line, files) in [
         ("score @short.txt --by line --jsonl @out/s.jsonl", &["s.jsonl"][..]),
+        ("eval @quiz.jsonl --limit 2 --out @out/e.json", &["e.json"]),
         ("quantize --to q4_0 --out @out/w.gguf", &["w.gguf"]),
         ("train --text @short.txt --out @out/t --steps 2", &["t/model.safetensors"]),
         ("train-features @store --features 64 -k 4 --batch 32 --epochs 1 --out @out/f", &["f/cfg.json"]),

@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
 
 /// Enough verses for both parts of the data.
-fn text() -> String {
+pub(super) fn text() -> String {
     let line = |i: usize| {
         format!("Line {i} of a play in which the {} king speaks.\n", ["old", "young", "mad"][i % 3])
     };
@@ -18,14 +18,14 @@ fn text() -> String {
 }
 
 /// The arguments that train a tiny model on the file `text` into the folder `out`.
-fn arguments<'a>(text: &'a str, out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+pub(super) fn arguments<'a>(text: &'a str, out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let sizes =
         ["--vocab-size", "300", "--n-layer", "1", "--n-head", "2", "--n-embd", "8", "--n-positions", "16"];
     [&["train", "--text", text, "--out", out], &sizes[..], more].concat()
 }
 
 /// Small batches, and validations often enough for a few steps.
-const SHORT: [&str; 6] = ["--batch", "2", "--warmup", "2", "--eval-every", "4"];
+pub(super) const SHORT: [&str; 6] = ["--batch", "2", "--warmup", "2", "--eval-every", "4"];
 
 /// Reads the lines on a process's stderr up to one that begins so.
 #[cfg(unix)]
@@ -39,7 +39,7 @@ fn read_up_to(begin: &str, stderr: &mut impl BufRead) -> Result {
 }
 
 /// Trains for a few steps into `out` under `folder`.
-fn train(folder: &Folder, out: &str, more: &[&str]) -> Result<Run> {
+pub(super) fn train(folder: &Folder, out: &str, more: &[&str]) -> Result<Run> {
     folder.write("text.txt", text())?;
     let text = folder.at("text.txt");
     let out = folder.at(out);

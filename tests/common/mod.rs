@@ -5,8 +5,20 @@
 use candle_core::{DType, Device, Tensor};
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 pub(crate) type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// The device of the tests that have a meaning on each: the CPU, or with `GPT2_TEST_DEVICE=cuda` the GPU. `scripts/cuda/on_device.py`
+/// sets that, and names the tests that are for the CPU alone.
+pub(crate) fn test_device() -> Device {
+    static DEVICE: LazyLock<Device> = LazyLock::new(|| match std::env::var("GPT2_TEST_DEVICE").as_deref() {
+        Err(_) | Ok("" | "cpu") => Device::Cpu,
+        Ok("cuda") => Device::new_cuda_with_stream(0).expect("GPT2_TEST_DEVICE=cuda: the GPU answers"),
+        Ok(other) => panic!("GPT2_TEST_DEVICE={other}: expected cpu or cuda"),
+    });
+    DEVICE.clone()
+}
 
 /// `tests/data/<case>`
 pub(crate) fn data(case: &str) -> PathBuf {
@@ -15,12 +27,12 @@ pub(crate) fn data(case: &str) -> PathBuf {
 
 /// The values that transformers computed for a case.
 pub(crate) fn reference(case: &str) -> Result<HashMap<String, Tensor>> {
-    Ok(candle_core::safetensors::load(data(case).join("reference.safetensors"), &Device::Cpu)?)
+    Ok(candle_core::safetensors::load(data(case).join("reference.safetensors"), &test_device())?)
 }
 
 /// What TransformerLens computed with the model in `tests/data/circuits`.
 pub(crate) fn of_transformer_lens(file: &str) -> Result<HashMap<String, Tensor>> {
-    Ok(candle_core::safetensors::load(data("circuits").join(file), &Device::Cpu)?)
+    Ok(candle_core::safetensors::load(data("circuits").join(file), &test_device())?)
 }
 
 /// `max |got - expected| / max |expected|`, in f64.
@@ -28,8 +40,8 @@ pub(crate) fn relative_error(got: &Tensor, expected: &Tensor) -> Result<f64> {
     if got.dims() != expected.dims() {
         return Err(format!("shape {:?}, expected {:?}", got.dims(), expected.dims()).into());
     }
-    let got = got.to_dtype(DType::F64)?;
-    let expected = expected.to_dtype(DType::F64)?;
+    let got = got.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
+    let expected = expected.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
     let largest = |x: &Tensor| x.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>();
     let difference = (got - &expected)?;
     // `max` ignores NaN; a sum does not.
@@ -51,7 +63,7 @@ pub(crate) fn some_ids(t: usize, salt: usize) -> Result<Tensor> {
     let ids: Vec<u32> = (0..t)
         .map(|i| u32::try_from((i * 7 + i * i * 3 + salt * 11) % 37))
         .collect::<std::result::Result<_, _>>()?;
-    Ok(Tensor::from_vec(ids, (1, t), &Device::Cpu)?)
+    Ok(Tensor::from_vec(ids, (1, t), &test_device())?)
 }
 
 /// The number of cases to try a property on: `usual`, or `PROPTEST_CASES` if a slow checker asks for fewer.

@@ -2,15 +2,15 @@
 
 #![allow(dead_code)] // each package uses a part of it
 
-use crate::common::{Result, data};
-use candle_core::{DType, Device};
+use crate::common::{Result, data, test_device};
+use candle_core::DType;
 use gpt2_loader::{Checkpoint, Source};
 use gpt2_model::{Config, Gpt2LMHeadModel, init};
 
 /// The model of a case.
 pub(crate) fn load(case: &str, dtype: DType) -> Result<Gpt2LMHeadModel> {
     let checkpoint = Checkpoint::open(&Source::directory(data(case)).open()?)?;
-    Ok(checkpoint.load_model(dtype, &Device::Cpu)?)
+    Ok(checkpoint.load_model(dtype, &test_device())?)
 }
 
 /// A model with random weights whose deviations are large enough that attention is not uniform.
@@ -24,5 +24,5 @@ pub(crate) fn random_model(n_head: usize, head_dim: usize, n_positions: usize) -
         initializer_range: 0.3,
         ..Config::gpt2()
     };
-    Ok(Gpt2LMHeadModel::load(init::seeded(7, DType::F32, &Device::Cpu), &config)?)
+    Ok(Gpt2LMHeadModel::load(init::seeded(7, DType::F32, &test_device()), &config)?)
 }

@@ -1,11 +1,11 @@
 //! Caches of keys and values against the keys and values themselves.
 
-use crate::common::Result;
+use crate::common::{Result, test_device};
 use crate::{bits, random};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use candle_fused::Implementation;
-use candle_fused::attention::{Chosen, Mask, Sdpa, Window, widen_rows};
-use candle_fused::cache::{CacheDType, KvCache, RowCache};
+use candle_fused::attention::{Chosen, HeadLayout, Mask, Sdpa, Window, widen_rows};
+use candle_fused::cache::{CacheDType, KvCache, PagedCache, RowCache};
 
 pub(crate) const DTYPES: [CacheDType; 4] = [
     CacheDType::Plain(DType::F32),
@@ -48,6 +48,31 @@ fn a_cache_returns_what_was_appended() -> Result {
         assert_eq!(bits(&k)?, bits(&dtype.rows(&rows("k", 2, 0, 25, 16)?)?)?);
         fork.reset();
         assert!(fork.is_empty() && cache.current_seq_len() == 9);
+    }
+    Ok(())
+}
+
+/// Neither a capacity that overflows nor one that no system gives ends the process.
+#[test]
+fn a_cache_that_cannot_be_allocated_is_an_error() -> Result {
+    let one = Tensor::ones((1, 2, 1, 64), DType::F32, &test_device())?;
+    let dtypes = DTYPES.into_iter().chain([CacheDType::Plain(DType::F64)]);
+    for dtype in dtypes {
+        // 1 << 44 positions are more than 2^47 bytes, which is all that a process can address.
+        for capacity in [1usize << 44, 1 << 55, 1 << 60, usize::MAX] {
+            let mut cache = KvCache::new(capacity, dtype);
+            let message = cache.append(&one, &one).err().ok_or("no memory is as large")?.to_string();
+            let says =
+                message.contains("choose a smaller capacity") || message.contains("more than any memory");
+            assert!(says && message.contains("[1, 2, "), "{capacity}: {message}");
+            assert!(cache.is_empty());
+            assert!(RowCache::new([1, 2, capacity, 64], dtype, &test_device()).is_err());
+            let pages = PagedCache::new(1, HeadLayout::all(2, 64), 1 << 30, capacity, dtype, &test_device());
+            assert!(pages.is_err());
+        }
+        // Nothing of what was refused stays.
+        let mut cache = KvCache::new(4, dtype);
+        assert_eq!(cache.append(&one, &one)?.0.dims()[2], 1);
     }
     Ok(())
 }
@@ -224,11 +249,11 @@ fn a_window_goes_back_as_far_as_it_remembers() -> Result {
 
 #[test]
 fn texts_of_a_batch_can_be_chosen_again() -> Result {
-    let mut cache = RowCache::new([3, 2, 10, 8], DType::F32, &Device::Cpu)?;
+    let mut cache = RowCache::new([3, 2, 10, 8], DType::F32, &test_device())?;
     cache.append(&rows("k", 3, 0, 4, 8)?)?;
     let chosen = cache.with_texts(&[2, 2, 0])?;
     let expected =
-        rows("k", 3, 0, 4, 8)?.contiguous()?.index_select(&Tensor::new(&[2u32, 2, 0], &Device::Cpu)?, 0)?;
+        rows("k", 3, 0, 4, 8)?.contiguous()?.index_select(&Tensor::new(&[2u32, 2, 0], &test_device())?, 0)?;
     assert_eq!(bits(&chosen.rows()?)?, bits(&expected)?);
     assert!(cache.with_texts(&[3]).expect_err("there are 3").to_string().contains("text 3"));
     Ok(())

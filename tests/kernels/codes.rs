@@ -1,9 +1,9 @@
 //! Keys and values in 8 bits, against their definition in f64 and attention over them against attention over the numbers that
 //! the codes stand for.
 
-use crate::common::{Result, cases, some_padding};
+use crate::common::{Result, cases, some_padding, test_device};
 use crate::{random, relative_error, same_on_any_number_of_threads};
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use candle_fused::Implementation::{self, Auto, Eager, Fused};
 use candle_fused::attention::{
     Chosen, HeadLayout, Hidden, Inputs, Lengths, Mask, SCALE_BYTES, Sdpa, Wanted, Window, quantize_rows,
@@ -126,7 +126,7 @@ proptest! {
                 _ => Window { left: Some(left), right: Some(right) },
             };
             if padded {
-                case.padding = Some(Tensor::new(some_padding(b, s, seed), &Device::Cpu)?);
+                case.padding = Some(Tensor::new(some_padding(b, s, seed), &test_device())?);
             }
             if hidden {
                 let head = (seed % 2 == 0).then_some(0);
@@ -152,7 +152,7 @@ proptest! {
             let got = by_bytes(&codes)?;
             // The product of a code and a scale is rounded once.
             let widened = widen_rows(&codes)?.flatten_all()?;
-            let rounded = Tensor::new(&got[..], &Device::Cpu)?.to_dtype(DType::F32)?;
+            let rounded = Tensor::new(&got[..], &test_device())?.to_dtype(DType::F32)?;
             assert_eq!(widened.to_vec1::<f32>()?, rounded.to_vec1::<f32>()?);
             for (x, got) in x.to_vec2::<f32>()?.iter().zip(got.chunks_exact(d)) {
                 let largest = x.iter().fold(0f64, |most, x| most.max(f64::from(x.abs())));
@@ -169,7 +169,7 @@ proptest! {
 
 #[test]
 fn the_smallest_and_the_largest_numbers_have_finite_codes() -> Result {
-    let device = &Device::Cpu;
+    let device = &test_device();
     for x in [0.0, 1e-45, 1e-43, 1e-38, f32::MIN_POSITIVE, 1.0, f32::MAX] {
         let row = Tensor::new(&[[x, -x, x / 3.0]], device)?;
         let got = widen_rows(&quantize_rows(&row)?)?.to_vec2::<f32>()?;
@@ -222,7 +222,7 @@ fn everything_else_is_that_of_the_widened_rows() -> Result {
     let numbers = |x: &Tensor| -> Result<Vec<f64>> { Ok(x.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?) };
     for (t, implementation) in [(3, Fused), (40, Fused), (40, Eager)] {
         let mut case = Case::new((2, 2, 2, 16), (t, 50), 11)?;
-        case.padding = Some(Tensor::new(some_padding(2, 50, 3), &Device::Cpu)?);
+        case.padding = Some(Tensor::new(some_padding(2, 50, 3), &test_device())?);
         let sdpa = case.sdpa(implementation);
         let mask = case.mask();
         let q = &case.q;
@@ -278,7 +278,7 @@ fn the_choice_of_code_knows_quantized_keys() -> Result {
     assert_eq!(case.sdpa(Eager).code_for(&inputs)?, Eager);
     let learned = Inputs { gradient: true, ..inputs };
     assert!(case.sdpa(Auto).code_for(&learned).is_err());
-    let plain = Inputs::new(&Device::Cpu, DType::U8, HeadLayout::all(2, 8), 1, 3, 4);
+    let plain = Inputs::new(&test_device(), DType::U8, HeadLayout::all(2, 8), 1, 3, 4);
     assert!(case.sdpa(Auto).code_for(&plain).is_err(), "queries in u8");
     Ok(())
 }
@@ -293,16 +293,17 @@ fn what_cannot_be_quantized_is_refused_by_name() -> Result {
         for (row, column) in [(0, 0), (299, 4)] {
             let mut rows = vec![vec![1f32; 5]; 300];
             rows[row][column] = x;
-            refused(&Tensor::new(rows, &Device::Cpu)?, "NaN or infinite");
+            refused(&Tensor::new(rows, &test_device())?, "NaN or infinite");
         }
     }
-    refused(&Tensor::zeros((2, 3), DType::F16, &Device::Cpu)?, "f32");
-    refused(&Tensor::zeros((2, 0), DType::F32, &Device::Cpu)?, "[2, 0]");
-    refused(&Tensor::zeros((), DType::F32, &Device::Cpu)?, "expected rows of numbers");
-    refused(Var::zeros((2, 3), DType::F32, &Device::Cpu)?.as_tensor(), "detach");
-    for codes in
-        [Tensor::zeros((2, 4), DType::U8, &Device::Cpu)?, Tensor::zeros((2, 9), DType::F32, &Device::Cpu)?]
-    {
+    refused(&Tensor::zeros((2, 3), DType::F16, &test_device())?, "f32");
+    refused(&Tensor::zeros((2, 0), DType::F32, &test_device())?, "[2, 0]");
+    refused(&Tensor::zeros((), DType::F32, &test_device())?, "expected rows of numbers");
+    refused(Var::zeros((2, 3), DType::F32, &test_device())?.as_tensor(), "detach");
+    for codes in [
+        Tensor::zeros((2, 4), DType::U8, &test_device())?,
+        Tensor::zeros((2, 9), DType::F32, &test_device())?,
+    ] {
         let message = widen_rows(&codes).expect_err("no rows").to_string();
         assert!(message.contains("D + 4 bytes"), "{message}");
     }

@@ -1,8 +1,8 @@
 //! Dropout on the weights: which row of the mask belongs to which query, and how far the rows go.
 
-use crate::common::{Result, max_abs};
+use crate::common::{Result, max_abs, test_device};
 use crate::random;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use candle_fused::Dropout;
 use candle_fused::Implementation::{Eager, Fused};
 use candle_fused::attention::{Chosen, HeadLayout, Lengths, Mask, Sdpa, Wanted, Window};
@@ -16,7 +16,7 @@ fn assert_equal(what: &str, got: &Tensor, expected: &Tensor) -> Result {
 
 /// Rows of the mask, (rows, S): 0 or the factor of what stays.
 fn mask_rows(dropout: Dropout, first: usize, rows: usize, s: usize) -> Result<Tensor> {
-    let ones = Tensor::ones((first + rows, s), DType::F32, &Device::Cpu)?;
+    let ones = Tensor::ones((first + rows, s), DType::F32, &test_device())?;
     Ok(dropout.apply(&ones)?.narrow(0, first, rows)?)
 }
 
@@ -118,9 +118,9 @@ fn more_rows_than_the_mask_has_are_refused() -> Result {
 fn large_values_under_a_high_rate_do_not_overflow() -> Result {
     let (t, s) = (96, 1920);
     let large = f32::MAX / (2 * s) as f32 / 130.0;
-    let v = Tensor::full(large, (1, 1, s, 1), &Device::Cpu)?;
-    let k = Tensor::from_iter((0..s).map(|key| if key < 192 { 0f32 } else { 7.9 }), &Device::Cpu)?;
-    let q = Tensor::ones((1, 1, t, 1), DType::F32, &Device::Cpu)?;
+    let v = Tensor::full(large, (1, 1, s, 1), &test_device())?;
+    let k = Tensor::from_iter((0..s).map(|key| if key < 192 { 0f32 } else { 7.9 }), &test_device())?;
+    let q = Tensor::ones((1, 1, t, 1), DType::F32, &test_device())?;
     let k = k.reshape((1, 1, s, 1))?;
     let run = |dtype, implementation| -> Result<Vec<f64>> {
         let attention = Sdpa {

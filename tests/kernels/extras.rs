@@ -1,9 +1,9 @@
 //! Softmax with its log-sums, which join attention over several sets of keys, with sinks, and with learned numbers added to
 //! the scores: against the definition in f64 and the results of PyTorch, with all gradients.
 
-use crate::common::{Result, cases, data, some_padding};
+use crate::common::{Result, cases, data, some_padding, test_device};
 use crate::{random, relative_error, same_on_any_number_of_threads};
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use candle_fused::Dropout;
 use candle_fused::Implementation::{self, Eager, Fused};
 use candle_fused::attention::{Inputs, Mask, Sdpa, Wanted, Window, quantize_rows, widen_rows};
@@ -83,7 +83,7 @@ impl Case {
         let hidden = |n: usize| n / self.s % self.t % 7 == 3 || n % 5 == 1;
         let numbers = numbers.into_iter().enumerate();
         let numbers = numbers.map(|(n, x)| if hidden(n) { f32::NEG_INFINITY } else { x });
-        Ok(Some(Tensor::from_iter(numbers, &Device::Cpu)?.reshape(&shape)?))
+        Ok(Some(Tensor::from_iter(numbers, &test_device())?.reshape(&shape)?))
     }
 
     /// The context, the log-sums, and the gradients of all that is learned, of inputs that are rounded to a dtype first.
@@ -97,7 +97,7 @@ impl Case {
         let wide = if dtype == DType::F64 { dtype } else { DType::F32 };
         let sinks = self.sinks()?.map(|x| Var::from_tensor(&x.to_dtype(wide)?)).transpose()?;
         let added = self.added()?.map(|x| Var::from_tensor(&x.to_dtype(wide)?)).transpose()?;
-        let padding = Tensor::new(self.padding(), &Device::Cpu)?;
+        let padding = Tensor::new(self.padding(), &test_device())?;
         let mask = Mask {
             padding: self.padded.then_some(&padding),
             added: added.as_ref().map(Var::as_tensor),
@@ -328,7 +328,7 @@ fn narrow_keys_and_views_have_gradients_of_what_is_added() -> Result {
 #[test]
 fn all_is_what_pytorch_computes() -> Result {
     let file = data("attention").join("extras.safetensors");
-    let stored = candle_core::safetensors::load(file, &Device::Cpu)?;
+    let stored = candle_core::safetensors::load(file, &test_device())?;
     let get = |name: &str| stored.get(name).ok_or_else(|| format!("no {name}"));
     for (implementation, dtype, tolerance) in [(Eager, DType::F64, 1e-7), (Fused, DType::F32, 3e-6)] {
         let variable = |name: &str| -> Result<Var> { Ok(Var::from_tensor(&get(name)?.to_dtype(dtype)?)?) };

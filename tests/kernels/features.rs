@@ -1,9 +1,9 @@
 //! Attention with everything that other models than GPT-2 need of it, alone and together, against its definition in f64 and
 //! against what PyTorch computes: shared keys, windows, soft caps, ALiBi, added scores, other widths of values.
 
-use crate::common::{Result, cases, data, largest};
+use crate::common::{Result, cases, data, largest, test_device};
 use crate::random;
-use candle_core::{D, DType, Device, Tensor, Var};
+use candle_core::{D, DType, Tensor, Var};
 use candle_fused::Dropout;
 use candle_fused::Implementation::{self, Auto, Eager, Fused};
 use candle_fused::attention::{Chosen, HeadLayout, Hidden, Inputs, Mask, Sdpa, Wanted, Window};
@@ -68,7 +68,7 @@ impl Case {
                 (i, j) if (i + j) % 5 == 1 => f32::NEG_INFINITY,
                 _ => x,
             });
-        Ok(Some(Tensor::from_iter(numbers, &Device::Cpu)?.reshape((b, h, self.t, self.s))?))
+        Ok(Some(Tensor::from_iter(numbers, &test_device())?.reshape((b, h, self.t, self.s))?))
     }
 
     fn sees(&self, b: usize, j: usize) -> bool {
@@ -106,12 +106,12 @@ impl Case {
         let k = k?;
         let v = v?;
         let visible = (0..self.b).flat_map(|b| (0..self.s).map(move |j| u8::from(self.sees(b, j))));
-        let padding = Tensor::from_iter(visible, &Device::Cpu)?.reshape((self.b, self.s))?;
+        let padding = Tensor::from_iter(visible, &test_device())?.reshape((self.b, self.s))?;
         let hidden = self.hidden();
         let added = self.added()?;
         let starts = (0..self.b).flat_map(|b| (0..self.t).map(move |i| (b, i)));
         let starts = starts.map(|(b, i)| u32::try_from(self.first(b, i)));
-        let starts = Tensor::new(starts.collect::<std::result::Result<Vec<_>, _>>()?, &Device::Cpu)?
+        let starts = Tensor::new(starts.collect::<std::result::Result<Vec<_>, _>>()?, &test_device())?
             .reshape((self.b, self.t))?;
         let mask = Mask {
             padding: self.padded.then_some(&padding),
@@ -214,8 +214,8 @@ impl Case {
                 }
             }
         }
-        let weights = Tensor::from_vec(weights, (b, h, t, s), &Device::Cpu)?;
-        Ok([Tensor::from_vec(context, (b, t, h, dv), &Device::Cpu)?, weights])
+        let weights = Tensor::from_vec(weights, (b, h, t, s), &test_device())?;
+        Ok([Tensor::from_vec(context, (b, t, h, dv), &test_device())?, weights])
     }
 
     /// Eager in f64 is the definition, and fused is eager.
@@ -223,7 +223,7 @@ impl Case {
         let expected = self.run(DType::F64, Eager)?;
         if !self.dropping {
             let [context, weights] = self.by_definition()?;
-            let last = Tensor::new(&[u32::try_from(self.heads())? - 1, 0], &Device::Cpu)?;
+            let last = Tensor::new(&[u32::try_from(self.heads())? - 1, 0], &test_device())?;
             for (what, by_definition) in [("context", context), ("weights", weights.index_select(&last, 1)?)]
             {
                 let found = &expected.iter().find(|(name, _)| *name == what).ok_or(what)?.1;
@@ -289,7 +289,7 @@ proptest! {
 #[test]
 fn what_is_added_gets_its_gradient() -> Result {
     let normal = candle_nn::Init::Randn { mean: 0., stdev: 1. };
-    let vb = gpt2_model::init::seeded(1, DType::F64, &Device::Cpu);
+    let vb = gpt2_model::init::seeded(1, DType::F64, &test_device());
     let numbers = |name: &str, shape: &[usize]| vb.get_with_hints(shape, name, normal);
     let q = numbers("q", &[2, 4, 9, 8])?;
     let k = numbers("k", &[2, 2, 12, 8])?;
@@ -320,7 +320,7 @@ fn what_is_added_gets_its_gradient() -> Result {
 
 #[test]
 fn which_code_runs_is_known_without_tensors() -> Result {
-    let of = |dtype| Inputs::new(&Device::Cpu, dtype, HeadLayout::grouped(4, 2, 8), 2, 3, 5);
+    let of = |dtype| Inputs::new(&test_device(), dtype, HeadLayout::grouped(4, 2, 8), 2, 3, 5);
     let all_there = Inputs {
         padding: true,
         hidden: true,
@@ -364,7 +364,7 @@ const PYTORCH: [(&str, Window, Option<f64>); 9] = [
 fn context_and_gradients_are_pytorchs() -> Result {
     for (name, window, softcap) in PYTORCH {
         let file = data("attention").join(format!("{name}.safetensors"));
-        let stored = candle_core::safetensors::load(file, &Device::Cpu)?;
+        let stored = candle_core::safetensors::load(file, &test_device())?;
         let get = |name: &str| stored.get(name).ok_or_else(|| format!("no {name}"));
         let slopes: Option<Arc<[f32]>> =
             stored.get("slopes").map(Tensor::to_vec1::<f32>).transpose()?.map(Arc::from);

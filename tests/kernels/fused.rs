@@ -1,8 +1,8 @@
 //! Attention, eager and fused, against its definition in f64.
 
-use crate::common::{Result, cases, some_padding};
+use crate::common::{Result, cases, some_padding, test_device};
 use crate::{packed_views, random, relative_error, same_on_any_number_of_threads};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use candle_fused::Implementation::{self, Eager, Fused};
 use candle_fused::attention::{CausalBias, FEW_QUERIES, Mask, Sdpa};
 use proptest::prelude::*;
@@ -30,9 +30,9 @@ impl Case {
 
     fn run(&self, implementation: Implementation) -> Result<Tensor> {
         let s = self.k.dim(2)?;
-        let padding = self.padding.clone().map(|p| Tensor::new(p, &Device::Cpu)).transpose()?;
+        let padding = self.padding.clone().map(|p| Tensor::new(p, &test_device())).transpose()?;
         let mask = Mask { padding: padding.as_ref(), ..Default::default() };
-        let bias = Some(CausalBias::new(s + 3, &Device::Cpu));
+        let bias = Some(CausalBias::new(s + 3, &test_device()));
         let attention = Sdpa { scale: Some(self.scale), bias, implementation, ..Sdpa::default() };
         Ok(attention.forward(&self.q, &self.k, &self.v, mask)?) // (B, T, H, D)
     }
@@ -184,7 +184,7 @@ fn a_maximum_that_keeps_rising_rescales_what_was_summed() -> Result {
     for (t, s) in [(700, 700), (3, 700)] {
         let mut case = Case::random((1, 2, 16), (t, s), 1.0, 9)?;
         let ramp: Vec<f32> = (0..s).map(|j| 0.1 + j as f32 * 0.03).collect();
-        case.k = case.k.broadcast_mul(&Tensor::from_vec(ramp, (1, 1, s, 1), &Device::Cpu)?)?;
+        case.k = case.k.broadcast_mul(&Tensor::from_vec(ramp, (1, 1, s, 1), &test_device())?)?;
         let error = case.error(Fused)?;
         assert!(error <= 2e-5, "T {t}: {error:e}"); // scores of up to 100, known to 100 · 2^-24
     }
@@ -238,13 +238,13 @@ fn a_score_of_minus_infinity_has_no_weight() -> Result {
         case.q = case.q.abs()?.affine(1.0, 0.1)?; // above 0
         let mut keys: Vec<f32> = case.k.flatten_all()?.to_vec1()?;
         keys[..4].fill(f32::NEG_INFINITY);
-        case.k = Tensor::from_vec(keys, case.k.shape(), &Device::Cpu)?;
+        case.k = Tensor::from_vec(keys, case.k.shape(), &test_device())?;
         let got: Vec<Vec<f32>> = case.run(Fused)?.to_vec3_of_head(0)?;
         let mut keys: Vec<f32> = case.k.flatten_all()?.to_vec1()?;
         keys[..4].fill(0.0);
         let without = Case {
             q: case.q.clone(),
-            k: Tensor::from_vec(keys, case.k.shape(), &Device::Cpu)?,
+            k: Tensor::from_vec(keys, case.k.shape(), &test_device())?,
             v: case.v.clone(),
             padding: Some(vec![(0..s).map(|j| u8::from(j > 0)).collect()]),
             scale: case.scale,
@@ -276,7 +276,7 @@ fn nan_and_infinity_show_where_they_are_seen_and_nowhere_else() -> Result {
             // Row 60 of head 1 becomes `bad`.
             let mut values: Vec<f32> = tensor.flatten_all()?.to_vec1()?;
             values[(t + at) * d..(t + at + 1) * d].fill(bad);
-            *tensor = Tensor::from_vec(values, (1, 2, t, d), &Device::Cpu)?;
+            *tensor = Tensor::from_vec(values, (1, 2, t, d), &test_device())?;
             let got = case.run(Fused)?.to_vec3_of_head(1)?;
             for i in 0..t {
                 let seen = if part == "q" { i == at } else { i >= at };
@@ -345,7 +345,7 @@ fn dtypes_that_differ_take_the_eager_way() -> Result {
 #[test]
 fn values_near_the_largest_f32_are_averaged_and_do_not_overflow() -> Result {
     let mut case = Case::random((1, 1, 4), (60, 60), 1.0, 4)?;
-    case.v = Tensor::full(2e38f32, (1, 1, 60, 4), &Device::Cpu)?;
+    case.v = Tensor::full(2e38f32, (1, 1, 60, 4), &test_device())?;
     for x in case.run(Fused)?.flatten_all()?.to_vec1::<f32>()? {
         assert!((x / 2e38 - 1.0).abs() < 1e-5, "{x}");
     }

@@ -1,9 +1,9 @@
 //! The gradients of fused attention, compared with those of the definition in f64, with finite differences,
 //! and with themselves on other numbers of threads.
 
-use crate::common::{Result, cases, some_padding};
+use crate::common::{Result, cases, some_padding, test_device};
 use crate::{packed_views, random, relative_error as error, same_on_any_number_of_threads};
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use candle_fused::Dropout;
 use candle_fused::Implementation::{self, Eager, Fused};
 use candle_fused::attention::{Mask, Sdpa, Window};
@@ -30,7 +30,7 @@ impl Case {
 
     fn loss(&self, packed: &Tensor, implementation: Implementation) -> Result<Tensor> {
         let [q, k, v] = packed_views(packed, self.weights.dim(1)?)?;
-        let padding = self.padding.clone().map(|p| Tensor::new(p, &Device::Cpu)).transpose()?;
+        let padding = self.padding.clone().map(|p| Tensor::new(p, &test_device())).transpose()?;
         let mask = Mask { padding: padding.as_ref(), ..Default::default() };
         let attention = Sdpa { dropout: self.dropout, implementation, ..Sdpa::default() };
         let context = attention.forward(&q, &k, &v, mask)?;
@@ -92,7 +92,7 @@ fn the_gradient_is_the_slope_of_the_values() -> Result {
         let at = |x: f64| -> Result<f64> {
             let mut moved = values.clone();
             moved[i] += x;
-            let packed = Tensor::from_vec(moved, case.packed.shape(), &Device::Cpu)?;
+            let packed = Tensor::from_vec(moved, case.packed.shape(), &test_device())?;
             Ok(case.loss(&packed, Eager)?.to_scalar()?)
         };
         let expected = (at(step)? - at(-step)?) / (2. * step);
@@ -110,7 +110,7 @@ fn few_queries_and_rising_scores_have_the_definitions_gradient() -> Result {
         if ramp {
             let ramp: Vec<f32> = (0..500).map(|j| 0.1 + j as f32 * 0.01).collect();
             case.packed =
-                case.packed.broadcast_mul(&Tensor::from_vec(ramp, (1, 500, 1, 1, 1), &Device::Cpu)?)?;
+                case.packed.broadcast_mul(&Tensor::from_vec(ramp, (1, 500, 1, 1, 1), &test_device())?)?;
         }
         let error = error(&case.gradient(DType::F32, Fused)?, &case.gradient(DType::F64, Eager)?);
         assert!(error <= 5e-5, "T {t}: {error:e}"); // scores of up to 200, known to 200 · 2^-24
@@ -131,7 +131,7 @@ fn nan_stays_in_its_row_of_the_batch() -> Result {
     let mut values: Vec<f32> = case.packed.flatten_all()?.to_vec1()?;
     let half = values.len() / 2;
     values[half..].fill(f32::NAN);
-    case.packed = Tensor::from_vec(values, case.packed.shape(), &Device::Cpu)?;
+    case.packed = Tensor::from_vec(values, case.packed.shape(), &test_device())?;
     let gradient = case.gradient(DType::F32, Fused)?;
     assert!(gradient[..half].iter().all(|x| x.is_finite()), "NaN reached another row of the batch");
     assert!(gradient[half..].iter().any(|x| x.is_nan()), "NaN was hidden");
@@ -154,7 +154,7 @@ fn a_query_of_nan_leaves_other_queries_alone() -> Result {
         };
         let mut numbers: Vec<f32> = q.flatten_all()?.to_vec1()?;
         numbers[bad * 8..(bad + 1) * 8].fill(f32::NAN);
-        let got = gradient(&Tensor::from_vec(numbers, q.shape(), &Device::Cpu)?)?;
+        let got = gradient(&Tensor::from_vec(numbers, q.shape(), &test_device())?)?;
         for (n, (got, expected)) in got.iter().zip(gradient(&q)?).enumerate() {
             if n / 8 == bad {
                 assert!(got.is_nan(), "{window:?}");
@@ -176,9 +176,9 @@ fn kept(x: &Tensor) -> candle_core::Result<Vec<bool>> {
 #[test]
 fn every_dtype_drops_the_same_weights_forward_and_backward() -> Result {
     let (h, t) = (3, 19);
-    let eye = Tensor::eye(t, DType::F32, &Device::Cpu)?;
+    let eye = Tensor::eye(t, DType::F32, &test_device())?;
     let run = |implementation, dtype| -> candle_core::Result<[Vec<bool>; 2]> {
-        let zeros = Tensor::zeros((1, h, t, t), dtype, &Device::Cpu)?;
+        let zeros = Tensor::zeros((1, h, t, t), dtype, &test_device())?;
         let v = Var::from_tensor(&eye.to_dtype(dtype)?.broadcast_as((1, h, t, t))?.contiguous()?)?;
         let dropout = Some(Dropout::new(0.5, 1, 2)?);
         let attention = Sdpa { dropout, implementation, ..Sdpa::default() };

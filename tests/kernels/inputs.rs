@@ -1,27 +1,29 @@
 //! The inputs that attention accepts (dtypes that differ, tensors without numbers, a single key) and refuses, and the
 //! description of a call.
 
-use crate::common::{Result, max_abs};
+use crate::common::{Result, max_abs, test_device};
 use crate::{distance, random};
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Module, Tensor, Var};
 use candle_fused::Implementation::{Eager, Fused};
 use candle_fused::attention::{
     CausalBias, Chosen, HeadLayout, Hidden, Inputs, KeyRanges, Mask, Sdpa, Wanted, Window, causal_bias,
 };
+use candle_fused::nn::LayerNorm;
+use candle_fused::rms_norm;
 
 #[test]
 fn a_call_is_described_with_and_without_its_tensors() -> Result {
     let q = random(1, "q", 1., (2, 4, 3, 8))?;
     let k = random(1, "k", 1., (2, 2, 5, 8))?;
-    let alone = Inputs::new(&Device::Cpu, DType::F32, HeadLayout::grouped(4, 2, 8), 2, 3, 5);
+    let alone = Inputs::new(&test_device(), DType::F32, HeadLayout::grouped(4, 2, 8), 2, 3, 5);
     let plain = Inputs::from_tensors(&q, &k, &k, Mask::default());
     assert_eq!(format!("{plain:?}"), format!("{alone:?}"));
     let flags = |x: &Inputs| [x.padding, x.hidden, x.first, x.ranges, x.added, x.added_gradient, x.gradient];
     assert_eq!(flags(&plain), [false; 7]);
-    let padding = Tensor::ones((2, 5), DType::U8, &Device::Cpu)?;
-    let first = Tensor::zeros((2, 3), DType::U32, &Device::Cpu)?;
+    let padding = Tensor::ones((2, 5), DType::U8, &test_device())?;
+    let first = Tensor::zeros((2, 3), DType::U32, &test_device())?;
     let (added, learned) =
-        (random(1, "added", 1., (1, 1, 3, 5))?, Var::zeros((1, 1, 3, 5), DType::F32, &Device::Cpu)?);
+        (random(1, "added", 1., (1, 1, 3, 5))?, Var::zeros((1, 1, 3, 5), DType::F32, &test_device())?);
     let hidden = [Hidden { head: None, query: 0, key: 0 }];
     let ranges = KeyRanges::new(&[vec![vec![0..5]; 3]])?;
     let none = Mask::default();
@@ -87,7 +89,7 @@ fn keys_and_values_of_other_dtypes_are_converted() -> Result {
 /// Every score is then 0.
 #[test]
 fn heads_without_width_weigh_all_keys_alike() -> Result {
-    let q = Tensor::zeros((1, 2, 3, 0), DType::F32, &Device::Cpu)?;
+    let q = Tensor::zeros((1, 2, 3, 0), DType::F32, &test_device())?;
     let k = random(1, "v", 1., (1, 2, 4, 8))?;
     let attention = Sdpa { scale: Some(1.0), window: Window::ALL, ..Sdpa::default() };
     let none = k.narrow(3, 0, 0)?;
@@ -103,8 +105,8 @@ fn values_without_columns_and_batches_without_rows_give_nothing() -> Result {
     for implementation in [Fused, Eager] {
         let attention = Sdpa { implementation, ..Sdpa::default() };
         for (b, dv) in [(2, 0), (0, 8), (0, 0)] {
-            let q = Tensor::zeros((b, 2, 3, 8), DType::F32, &Device::Cpu)?;
-            let v = Tensor::zeros((b, 2, 3, dv), DType::F32, &Device::Cpu)?;
+            let q = Tensor::zeros((b, 2, 3, 8), DType::F32, &test_device())?;
+            let v = Tensor::zeros((b, 2, 3, dv), DType::F32, &test_device())?;
             let inputs = Inputs::from_tensors(&q, &q, &v, Mask::default());
             assert_eq!(attention.code_for(&inputs)?, Eager);
             let context = attention.forward(&q, &q, &v, Mask::default())?;
@@ -118,7 +120,7 @@ fn values_without_columns_and_batches_without_rows_give_nothing() -> Result {
 #[test]
 fn without_keys_there_are_no_weights() -> Result {
     let q = random(1, "q", 1., (1, 2, 3, 8))?;
-    let k = Tensor::zeros((1, 2, 0, 8), DType::F32, &Device::Cpu)?;
+    let k = Tensor::zeros((1, 2, 0, 8), DType::F32, &test_device())?;
     let ranges = KeyRanges::new(&[vec![vec![]; 3]])?;
     for implementation in [Fused, Eager] {
         let attention = Sdpa { implementation, ..Sdpa::default() };
@@ -144,7 +146,7 @@ fn a_single_key_has_all_the_weight() -> Result {
             assert!(distance(&attended.context, &expected)? < 1e-6);
             let summary = attended.summary.ok_or("a summary")?;
             let numbers = |number: fn(usize, usize) -> f32| {
-                Tensor::from_iter((0..2 * t).map(|n| number(n % t, t)), &Device::Cpu)?.reshape((1, 2, t))
+                Tensor::from_iter((0..2 * t).map(|n| number(n % t, t)), &test_device())?.reshape((1, 2, t))
             };
             let last = |i: usize, t: usize| if i + 1 == t { 1.0 } else { 0.0 };
             for (what, got, expected) in [
@@ -188,24 +190,53 @@ fn a_bias_changes_nothing() -> Result {
         let k = x.narrow(2, 0, s)?;
         for implementation in [Fused, Eager] {
             let without = Sdpa { window, implementation, ..Sdpa::default() };
-            let with = Sdpa { bias: Some(CausalBias::new(s + 1, &Device::Cpu)), ..without.clone() };
+            let with = Sdpa { bias: Some(CausalBias::new(s + 1, &test_device())), ..without.clone() };
             let expected = without.forward(&q, &k, &k, Mask::default())?;
             let error = distance(&with.forward(&q, &k, &k, Mask::default())?, &expected)?;
             assert!(error < 1e-6, "{window:?}, T {t}, S {s}, {implementation:?}: {error}");
         }
     }
-    let triangle = |n| -> Result<Vec<u8>> { Ok(causal_bias(n, &Device::Cpu)?.flatten_all()?.to_vec1()?) };
+    let triangle = |n| -> Result<Vec<u8>> { Ok(causal_bias(n, &test_device())?.flatten_all()?.to_vec1()?) };
     assert_eq!(triangle(1)?, [1]);
     assert_eq!(triangle(2)?, [1, 0, 1, 1]);
-    assert_eq!(causal_bias(0, &Device::Cpu)?.dims(), [1, 1, 0, 0]);
-    let message = causal_bias(65_537, &Device::Cpu).err().ok_or("4 GiB")?.to_string();
+    assert_eq!(causal_bias(0, &test_device())?.dims(), [1, 1, 0, 0]);
+    let message = causal_bias(65_537, &test_device()).err().ok_or("4 GiB")?.to_string();
     assert!(message.contains("65537") && message.contains("at most 65536"), "{message}");
     Ok(())
 }
 
 #[test]
+fn options_that_are_not_finite_are_refused_by_name() -> Result {
+    let q = Tensor::ones((1, 2, 3, 8), DType::F32, &test_device())?;
+    let says = |result: candle_core::Result<Tensor>, part: &str| {
+        let message = result.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(message.contains(part), "{message:?} does not say {part:?}");
+    };
+    for number in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let scaled = Sdpa { scale: Some(number.into()), ..Sdpa::default() };
+        says(scaled.forward(&q, &q, &q, Mask::default()), "attention: a scale of");
+        says(scaled.weights(&q, &q, Mask::default(), &Chosen::default()), "is not a finite f32");
+        says(scaled.scores(&q, &q, Mask::default()), "pass None for 1 / sqrt(8)");
+        let sloped = Sdpa { slopes: Some([0.5, number].into()), ..Sdpa::default() };
+        says(sloped.forward(&q, &q, &q, Mask::default()), "the slope of head 1 is");
+        let one = Tensor::ones(8, DType::F32, &test_device())?;
+        says(rms_norm(&q, &one, number.into()), "rms_norm: eps is");
+        let norm = LayerNorm::new(one.clone(), one.clone(), number.into());
+        says(norm.forward(&q), "layer_norm: eps is");
+    }
+    // It is 0 or infinite in f32.
+    let huge = Sdpa { scale: Some(1e300), ..Sdpa::default() };
+    says(huge.forward(&q, &q, &q, Mask::default()), "a scale of 1e300");
+    says(
+        rms_norm(&q, &Tensor::ones(8, DType::F32, &test_device())?, -1e-6),
+        "expected a finite number of at least 0",
+    );
+    Ok(())
+}
+
+#[test]
 fn what_does_not_fit_is_refused_by_name() -> Result {
-    let zeros = |shape: [usize; 4]| Tensor::zeros(&shape, DType::F32, &Device::Cpu);
+    let zeros = |shape: [usize; 4]| Tensor::zeros(&shape, DType::F32, &test_device());
     let q = zeros([2, 4, 3, 8])?;
     let attention = Sdpa::default();
     for (k, v) in [
@@ -225,7 +256,7 @@ fn what_does_not_fit_is_refused_by_name() -> Result {
         assert!(message.contains(&format!("got k {k:?}, v {v:?}")), "{message}");
     }
     let k = zeros([2, 3, 5, 8])?;
-    let codes = Tensor::zeros((2, 3, 5, 12), DType::U8, &Device::Cpu)?;
+    let codes = Tensor::zeros((2, 3, 5, 12), DType::U8, &test_device())?;
     for message in [
         attention.weights(&q, &k, Mask::default(), &Chosen::default()).err(),
         attention.scores(&q, &k, Mask::default()).err(),

@@ -1,8 +1,8 @@
 //! Weights, layers and norms against plain operations in f64 and Candle's own, in what the models here do not use of them.
 
-use crate::common::{Result, assert_close};
+use crate::common::{Result, assert_close, test_device};
 use crate::random;
-use candle_core::{D, DType, Device, Module, Tensor, Var};
+use candle_core::{D, DType, Module, Tensor, Var};
 use candle_fused::WeightLayout::{InOut, OutIn};
 use candle_fused::nn::{self, Embedding, LayerNorm, Linear, RmsNorm, hold_weights_in};
 use candle_fused::{BlockFormat, Dispatch, Epilogue, Implementation, Weight, WeightDType};
@@ -204,7 +204,7 @@ fn norms_made_here_are_candles() -> Result {
     );
     // RMS norm with a bias.
     let tensors = [("weight".to_owned(), w), ("bias".to_owned(), b)].into();
-    let vb = VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
+    let vb = VarBuilder::from_tensors(tensors, DType::F32, &test_device());
     let config = LayerNormConfig { eps: 0.1, remove_mean: false, affine: true };
     near(&nn::layer_norm(40, config, vb.clone())?, &candle_nn::layer_norm(40, config, vb.clone())?)?;
     near(&nn::layer_norm_no_bias(40, 0.1, vb.clone())?, &candle_nn::layer_norm_no_bias(40, 0.1, vb)?)
@@ -256,14 +256,14 @@ fn norms_of_halves_learn_and_take_a_weight_in_f32() -> Result {
 fn what_cannot_be_frozen_is_loaded_as_it_is() -> Result {
     let q8_0 = WeightDType::Blocks(BlockFormat::Q8_0);
     let map = VarMap::new();
-    let vb = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
+    let vb = VarBuilder::from_varmap(&map, DType::F32, &test_device());
     let variable = hold_weights_in(q8_0, || nn::linear(64, 32, vb))?;
     assert!(variable.weight().is_variable());
-    let wide = VarBuilder::zeros(DType::F64, &Device::Cpu);
+    let wide = VarBuilder::zeros(DType::F64, &test_device());
     let wide = hold_weights_in(q8_0, || nn::linear(64, 32, wide))?;
     assert_eq!(wide.weight().dtype(), WeightDType::Plain(DType::F64));
     // The inner setting ends where it began.
-    let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
+    let vb = VarBuilder::zeros(DType::F32, &test_device());
     let half = WeightDType::Plain(DType::F16);
     let layers = hold_weights_in(half, || -> candle_core::Result<_> {
         let inner = hold_weights_in(q8_0, || nn::linear(64, 32, vb.pp("inner")))?;
@@ -308,7 +308,7 @@ fn a_single_number_beyond_f16_is_not_quantized() -> Result {
     let with = |x: f32| -> Result<Tensor> {
         let mut numbers = vec![0.5f32; 64 * 3];
         numbers[64 * 3 - 1] = x;
-        Ok(Tensor::from_vec(numbers, (64, 3), &Device::Cpu)?)
+        Ok(Tensor::from_vec(numbers, (64, 3), &test_device())?)
     };
     let quantize = |weight: &Tensor| Weight::quantize(weight, InOut, BlockFormat::Q8_0);
     for x in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 65_505., -65_505.] {
@@ -391,7 +391,7 @@ fn a_convolution_is_candles() -> Result {
         }
         let close = |what: &str, got: Option<&Tensor>, expected: &[f64]| -> Result {
             let got = got.ok_or("no gradient")?;
-            let expected = Tensor::from_slice(expected, got.dims(), &Device::Cpu)?;
+            let expected = Tensor::from_slice(expected, got.dims(), &test_device())?;
             assert_close(&format!("{config:?}, {what}"), &wide(got)?, &expected, 1e-5);
             Ok(())
         };
@@ -424,7 +424,7 @@ fn a_convolution_that_does_not_fit_is_refused() -> Result {
     let conv = nn::Conv1d::new(w, None, groups)?;
     assert_close("groups", &conv.forward(&x)?, &expected, 1e-6);
     refused(conv.forward(&x.narrow(2, 0, 0)?), "x [1, 6, 0] is not (B, 6, L)");
-    let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
+    let vb = VarBuilder::zeros(DType::F32, &test_device());
     let conv = nn::conv1d(3, 4, 5, config, vb.clone())?;
     assert_eq!((conv.forward(&numbers("x", &[1, 3, 9])?)?.dims(), conv.config()), (&[1, 4, 5][..], &config));
     assert_eq!(

@@ -4,8 +4,6 @@ mod caches;
 mod codes;
 #[path = "../common/mod.rs"]
 mod common;
-#[path = "../common/device.rs"]
-mod device;
 mod dropped;
 mod explained;
 mod extras;
@@ -26,9 +24,9 @@ mod sinks;
 mod steps;
 mod weights;
 
-use candle_core::{DType, Device, Shape, Tensor};
+use candle_core::{DType, Shape, Tensor};
 use candle_fused::attention::widen_rows;
-use common::{Result, largest, max_abs};
+use common::{Result, largest, max_abs, test_device};
 
 /// q (B, H, T, D), k and v (B, H, S, D) as strided views of one packed projection (B, S, 3, H, D), as `c_attn` returns it; q
 /// cut to the last T positions.
@@ -40,7 +38,7 @@ fn packed_views(packed: &Tensor, t: usize) -> candle_core::Result<[Tensor; 3]> {
 
 /// Normally distributed numbers in f32, the same for each seed, name and shape.
 fn random(seed: u64, name: &str, stdev: f64, shape: impl Into<Shape>) -> candle_core::Result<Tensor> {
-    let vb = gpt2_model::init::seeded(seed, DType::F32, &Device::Cpu);
+    let vb = gpt2_model::init::seeded(seed, DType::F32, &test_device());
     vb.get_with_hints(shape.into(), name, candle_nn::Init::Randn { mean: 0., stdev })
 }
 

@@ -1,8 +1,8 @@
 //! Masks: some are refused, and hidden keys leave no trace, whatever their numbers are.
 
-use crate::common::{Result, max_abs};
+use crate::common::{Result, max_abs, test_device};
 use crate::{distance, random};
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use candle_fused::Implementation::{Eager, Fused};
 use candle_fused::attention::{Attended, Chosen, Hidden, KeyRanges, Mask, Sdpa, Wanted, Window};
 
@@ -16,12 +16,12 @@ struct Hiding {
 
 impl Hiding {
     fn new(t: usize, s: usize, keys: usize) -> Result<Self> {
-        let padding = Tensor::from_iter((0..s).map(|key| u8::from(key >= keys)), &Device::Cpu)?;
+        let padding = Tensor::from_iter((0..s).map(|key| u8::from(key >= keys)), &test_device())?;
         let places = (0..t).flat_map(|query| (0..keys).map(move |key| (query, key)));
         Ok(Self {
             padding: padding.reshape((1, s))?,
             hidden: places.map(|(query, key)| Hidden { head: None, query, key }).collect(),
-            first: Tensor::full(u32::try_from(keys)?, (1, t), &Device::Cpu)?,
+            first: Tensor::full(u32::try_from(keys)?, (1, t), &test_device())?,
             ranges: KeyRanges::new(&[vec![vec![keys..s]; t]])?,
         })
     }
@@ -147,7 +147,7 @@ fn weights_beside_nan_are_zero_where_nothing_is_seen() -> Result {
     for t in [3, 40] {
         let q = part("q", t)?;
         let numbers = (0..t * s).map(|n| if n % 7 == 2 { f32::NEG_INFINITY } else { -0.5 });
-        let added = Tensor::from_iter(numbers, &Device::Cpu)?.reshape((1, 1, t, s))?;
+        let added = Tensor::from_iter(numbers, &test_device())?.reshape((1, 1, t, s))?;
         for mask in [Mask::default(), Mask { added: Some(&added), ..Mask::default() }] {
             let weights = |implementation| -> Result<Vec<f32>> {
                 let window = Window { left: Some(4), right: Some(20) };
@@ -174,7 +174,7 @@ fn documents_of_a_row_are_computed_as_if_alone() -> Result {
     let (s, second) = (200, 100);
     let x = random(1, "x", 1., (1, 2, s, 8))?;
     let first = (0..s).map(|i| if i < second { 0u32 } else { 100 });
-    let first = Tensor::from_iter(first, &Device::Cpu)?.reshape((1, s))?;
+    let first = Tensor::from_iter(first, &test_device())?.reshape((1, s))?;
     for implementation in [Fused, Eager] {
         let attention = Sdpa { implementation, ..Sdpa::default() };
         let both = attention.forward(&x, &x, &x, Mask { first: Some(&first), ..Mask::default() })?;
@@ -209,7 +209,7 @@ fn masks_that_do_not_fit_are_refused_by_name() -> Result {
         }
         Ok(())
     };
-    let zeros = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, &Device::Cpu);
+    let zeros = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, &test_device());
     for (shape, dtype) in
         [(&[2, 4][..], DType::U8), (&[1, 5], DType::U8), (&[2, 5, 1], DType::U8), (&[2, 5], DType::U32)]
     {

@@ -1,9 +1,9 @@
 //! Log-sums, and attention over several sets of keys, merged by them.
 
-use crate::common::Result;
+use crate::common::{Result, test_device};
 use crate::extras::{finite, flat, some_case};
 use crate::{random, relative_error};
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use candle_fused::Implementation::{Eager, Fused};
 use candle_fused::attention::{Chosen, Mask, Sdpa, Wanted, Window, merge};
 
@@ -21,7 +21,7 @@ fn merged_parts_are_the_whole() -> Result {
         (i, j) if i % 7 == 5 && j >= 30 => f32::NEG_INFINITY,
         _ => 0.0,
     });
-    let added = Tensor::from_iter(numbers, &Device::Cpu)?.reshape((1, 1, case.t, case.s))?;
+    let added = Tensor::from_iter(numbers, &test_device())?.reshape((1, 1, case.t, case.s))?;
     for (implementation, dtype, tolerance) in
         [(Fused, DType::F32, 1e-5), (Eager, DType::F32, 1e-5), (Fused, DType::BF16, 3e-2)]
     {
@@ -62,8 +62,8 @@ fn merged_parts_are_the_whole() -> Result {
 #[test]
 fn parts_that_do_not_fit_are_refused() -> Result {
     let (context, lse) = (
-        Tensor::zeros((1, 3, 2, 4), DType::F32, &Device::Cpu)?,
-        Tensor::zeros((1, 2, 3), DType::F32, &Device::Cpu)?,
+        Tensor::zeros((1, 3, 2, 4), DType::F32, &test_device())?,
+        Tensor::zeros((1, 2, 3), DType::F32, &test_device())?,
     );
     let turned = lse.transpose(1, 2)?;
     let narrow = context.narrow(3, 0, 3)?;
@@ -82,7 +82,7 @@ fn parts_that_do_not_fit_are_refused() -> Result {
 #[test]
 fn queries_without_keys_have_log_sums_of_minus_infinity() -> Result {
     let q = random(1, "q", 1., (1, 2, 3, 8))?;
-    let none = Tensor::zeros((1, 2, 0, 8), DType::F32, &Device::Cpu)?;
+    let none = Tensor::zeros((1, 2, 0, 8), DType::F32, &test_device())?;
     for implementation in [Fused, Eager] {
         let attention = Sdpa { implementation, ..Sdpa::default() };
         let wanted = Wanted { lse: true, weights: &[Chosen::default()], summary: true };

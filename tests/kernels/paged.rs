@@ -1,8 +1,8 @@
 //! Keys and values in pages: the same bits as for the same keys one after another.
 
-use crate::common::{Result, cases, largest};
+use crate::common::{Result, cases, largest, test_device};
 use crate::{Random, bits, random};
-use candle_core::{DType, Device, IndexOp, Tensor, Var};
+use candle_core::{DType, IndexOp, Tensor, Var};
 use candle_fused::attention::{Lengths, Mask, Pages, Sdpa, Wanted, Window, quantize_rows};
 use candle_fused::flash::flash_attn_varlen_paged_windowed;
 use candle_fused::{Dropout, Implementation};
@@ -12,8 +12,8 @@ use proptest::prelude::*;
 fn pool(rows: &Tensor, table: &[u32], pages: usize, size: usize) -> candle_core::Result<Tensor> {
     let (_, heads, s, d) = rows.dims4()?;
     let junk = match rows.dtype() {
-        DType::U8 => Tensor::full(255u8, (pages * size, heads, d), &Device::Cpu)?,
-        dtype => Tensor::full(f32::NAN, (pages * size, heads, d), &Device::Cpu)?.to_dtype(dtype)?,
+        DType::U8 => Tensor::full(255u8, (pages * size, heads, d), &test_device())?,
+        dtype => Tensor::full(f32::NAN, (pages * size, heads, d), &test_device())?.to_dtype(dtype)?,
     };
     let junk = junk.contiguous()?;
     let rows = rows.squeeze(0)?.transpose(0, 1)?.contiguous()?; // (S, heads, D)
@@ -176,9 +176,9 @@ fn everything_else_is_as_for_keys_one_after_another() -> Result {
     let pool_v = strided(&v)?;
     let pages = Pages { k: &pool_k, v: &pool_v, table: &table, len: s };
     let padding =
-        Tensor::from_iter((0..s).map(|key| u8::from(key % 5 != 1)), &Device::Cpu)?.reshape((1, s))?;
+        Tensor::from_iter((0..s).map(|key| u8::from(key % 5 != 1)), &test_device())?.reshape((1, s))?;
     let added = random(1, "added", 1., (1, 1, 9, s))?;
-    let sinks = Tensor::new(&[0.5f32, -1., 2., 0.], &Device::Cpu)?;
+    let sinks = Tensor::new(&[0.5f32, -1., 2., 0.], &test_device())?;
     for implementation in [Implementation::Auto, Implementation::Eager] {
         let attention = Sdpa { implementation, ..Sdpa::default() };
         for mask in [
@@ -258,8 +258,8 @@ fn the_function_of_flash_attention_computes_its_definition() -> Result {
     let tables = [[5i32, 2, 7], [1, 6, -1], [3, 4, -1]];
     let mut rows = vec![];
     let (pool_k, pool_v) = (
-        Tensor::zeros((8, size, 2, 16), DType::F32, &Device::Cpu)?,
-        Tensor::zeros((8, size, 2, 16), DType::F32, &Device::Cpu)?,
+        Tensor::zeros((8, size, 2, 16), DType::F32, &test_device())?,
+        Tensor::zeros((8, size, 2, 16), DType::F32, &test_device())?,
     );
     for (n, (&s, table)) in lengths.iter().zip(&tables).enumerate() {
         let [k, v] = ["k", "v"].map(|name| random(n as u64, name, 1., (s, 2, 16)));
@@ -279,12 +279,12 @@ fn the_function_of_flash_attention_computes_its_definition() -> Result {
             sum += u32::try_from(n).expect("a short text");
             sum
         });
-        Tensor::new(&[0, ends[0], ends[1], ends[2]], &Device::Cpu)
+        Tensor::new(&[0, ends[0], ends[1], ends[2]], &test_device())
     };
-    let table = Tensor::new(&tables, &Device::Cpu)?;
+    let table = Tensor::new(&tables, &test_device())?;
     let ranges = [[[3usize, 20], [60, 64]], [[0, 0], [0, 0]], [[30, 33], [9, 4]]];
     let prefixes =
-        Tensor::new(&[[[3i32, 20], [60, 64]], [[0, 0], [0, 0]], [[30, 33], [9, 4]]], &Device::Cpu)?;
+        Tensor::new(&[[[3i32, 20], [60, 64]], [[0, 0], [0, 0]], [[30, 33], [9, 4]]], &test_device())?;
     for (prefixed, window) in [(false, None), (true, None), (true, Some(10))] {
         let got = flash_attn_varlen_paged_windowed(
             &q,
@@ -326,9 +326,9 @@ fn the_function_of_flash_attention_computes_its_definition() -> Result {
 
 #[test]
 fn pages_that_do_not_hold_the_text_are_refused() -> Result {
-    let pool = Tensor::zeros((4, 8, 2, 16), DType::F32, &Device::Cpu)?;
-    let q = Tensor::zeros((1, 4, 1, 16), DType::F32, &Device::Cpu)?;
-    let other = Tensor::zeros((4, 9, 2, 16), DType::F32, &Device::Cpu)?;
+    let pool = Tensor::zeros((4, 8, 2, 16), DType::F32, &test_device())?;
+    let q = Tensor::zeros((1, 4, 1, 16), DType::F32, &test_device())?;
+    let other = Tensor::zeros((4, 9, 2, 16), DType::F32, &test_device())?;
     let refused = |q: &Tensor, pages: Pages, expected: &[&str]| {
         let message =
             Sdpa::default().forward_paged(q, pages, Mask::default()).expect_err("refused").to_string();
@@ -340,11 +340,11 @@ fn pages_that_do_not_hold_the_text_are_refused() -> Result {
     refused(&q, Pages { table: &[0, 4], ..pages }, &["page 4", "the 4 pages"]);
     refused(&q, Pages { v: &other, ..pages }, &["[4, 8, 2, 16]", "[4, 9, 2, 16]"]);
     refused(
-        &Tensor::zeros((2, 4, 1, 16), DType::F32, &Device::Cpu)?,
+        &Tensor::zeros((2, 4, 1, 16), DType::F32, &test_device())?,
         pages,
         &["[2, 4, 1, 16]", "[1, 2, 16, 16]"],
     );
-    refused(&Tensor::zeros((1, 3, 1, 16), DType::F32, &Device::Cpu)?, pages, &["divides 3"]);
+    refused(&Tensor::zeros((1, 3, 1, 16), DType::F32, &test_device())?, pages, &["divides 3"]);
     // The last page that is needed is the last that is looked at.
     let pages = Pages { table: &[0, 3, 99], ..pages };
     assert!(Sdpa::default().forward_paged(&q, pages, Mask::default()).is_ok());
@@ -353,7 +353,7 @@ fn pages_that_do_not_hold_the_text_are_refused() -> Result {
         Sdpa::default().forward_paged(&q, Pages { table: &[], len: 0, ..pages }, Mask::default())?;
     assert_eq!(nothing.flatten_all()?.to_vec1::<f32>()?, [0.0; 64]);
     // Without queries, no rows.
-    let none = Tensor::zeros((0, 4, 16), DType::F32, &Device::Cpu)?;
+    let none = Tensor::zeros((0, 4, 16), DType::F32, &test_device())?;
     assert_eq!(Sdpa::default().forward_varlen_paged(&none, &[0], &[pages])?.dims(), [0, 4, 16]);
     let sizes =
         Sdpa::default().forward_varlen_paged(&q.squeeze(0)?, &[3], &[pages]).expect_err("4 rows").to_string();

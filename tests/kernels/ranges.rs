@@ -1,8 +1,8 @@
 //! Ranges of keys for each query, against the same keys hidden by -inf in the definition.
 
-use crate::common::{Result, cases};
+use crate::common::{Result, cases, test_device};
 use crate::{random, relative_error, same_on_any_number_of_threads};
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use candle_fused::Implementation::{self, Eager, Fused};
 use candle_fused::attention::{Chosen, Inputs, KeyRanges, Mask, Sdpa, Wanted, Window};
 use proptest::prelude::*;
@@ -31,7 +31,7 @@ impl Case {
             let sees = |key: &usize| ranges.iter().any(|range| range.contains(key));
             numbers.extend((0..self.s).map(|key| if sees(&key) { 0f32 } else { f32::NEG_INFINITY }));
         }
-        Ok(Tensor::from_vec(numbers, (self.lists.len(), 1, self.t, self.s), &Device::Cpu)?)
+        Ok(Tensor::from_vec(numbers, (self.lists.len(), 1, self.t, self.s), &test_device())?)
     }
 
     /// Context, weights, log-sums, summary and gradients; with ranges, or with what they hide added instead.
@@ -144,7 +144,7 @@ fn ranges_far_apart_and_of_one_key_follow_the_definition() -> Result {
 #[test]
 fn keys_that_nobody_sees_are_hidden_whatever_they_are() -> Result {
     let part = |name: &str, s: usize| random(1, name, 1., (1, 2, s, 8));
-    let nan = Tensor::full(f32::NAN, (1, 2, 300, 8), &Device::Cpu)?;
+    let nan = Tensor::full(f32::NAN, (1, 2, 300, 8), &test_device())?;
     let x = Tensor::cat(&[&part("before", 180)?, &nan, &part("after", 120)?], 2)?;
     let v = part("v", 600)?;
     for t in [30, 3] {

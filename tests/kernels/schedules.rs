@@ -1,9 +1,9 @@
 //! Many sequences in the pages of one pool.
 
 use crate::caches::{DTYPES, rows};
-use crate::common::{Result, cases};
+use crate::common::{Result, cases, test_device};
 use crate::{Random, bits, random};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use candle_fused::attention::{HeadLayout, Mask, Sdpa};
 use candle_fused::cache::{KvCache, PagedCache, SequenceId};
 use std::collections::BTreeSet;
@@ -27,7 +27,7 @@ fn texts_in_pages_keep_their_own_keys() -> Result {
     let heads = HeadLayout::grouped(4, 2, 4);
     let numbers = random(1, "numbers", 1., (1000, 2, 4))?;
     let of_layer = |rows: &[u32], layer: usize, is_value: bool| -> candle_core::Result<Tensor> {
-        let rows = numbers.index_select(&Tensor::new(rows, &Device::Cpu)?, 0)?; // (T, key heads, D)
+        let rows = numbers.index_select(&Tensor::new(rows, &test_device())?, 0)?; // (T, key heads, D)
         rows + (2 * layer + usize::from(is_value)) as f64
     };
     for schedule in 0..u64::from(cases(1000)) {
@@ -35,7 +35,7 @@ fn texts_in_pages_keep_their_own_keys() -> Result {
         let pages = 3 + random.below(12);
         let size = 1 + random.below(5);
         let dtype = DTYPES[random.below(4)];
-        let mut cache = PagedCache::new(LAYERS, heads, pages, size, dtype, &Device::Cpu)?;
+        let mut cache = PagedCache::new(LAYERS, heads, pages, size, dtype, &test_device())?;
         let mut texts: Vec<Text> = vec![];
         for step in 0..30 {
             let chosen = random.below(texts.len().max(1));
@@ -120,7 +120,7 @@ fn texts_in_pages_keep_their_own_keys() -> Result {
 fn texts_decoded_together_get_what_each_gets_alone() -> Result {
     let heads = HeadLayout::grouped(6, 2, 16);
     for dtype in DTYPES {
-        let mut cache = PagedCache::new(1, heads, 40, 16, dtype, &Device::Cpu)?;
+        let mut cache = PagedCache::new(1, heads, 40, 16, dtype, &test_device())?;
         let a = cache.add();
         let b = cache.add();
         let mut alone = [KvCache::new(300, dtype), KvCache::new(300, dtype)];
@@ -159,8 +159,8 @@ fn texts_decoded_together_get_what_each_gets_alone() -> Result {
 #[test]
 fn no_write_reaches_a_page_of_another_sequence() -> Result {
     let heads = HeadLayout::all(1, 2);
-    let mut cache = PagedCache::new(1, heads, 20, 4, DType::F32, &Device::Cpu)?;
-    let rows = |t: usize, number: f32| Tensor::full(number, (t, 1, 2), &Device::Cpu);
+    let mut cache = PagedCache::new(1, heads, 20, 4, DType::F32, &test_device())?;
+    let rows = |t: usize, number: f32| Tensor::full(number, (t, 1, 2), &test_device());
     let write = |cache: &PagedCache, id, t, number| cache.write(0, id, &rows(t, number)?, &rows(t, number)?);
     let numbers = |cache: &PagedCache, id| -> Result<Vec<f32>> {
         let [k, _] = cache.pages(0, id)?.gather()?;
@@ -192,14 +192,14 @@ fn no_write_reaches_a_page_of_another_sequence() -> Result {
     cache.remove(c)?;
     write(&cache, a, 2, 4.)?;
     assert_eq!(numbers(&cache, a)?, [1., 1., 1., 1., 1., 1., 1., 1., 4., 4.]);
-    let other = PagedCache::new(1, heads, 20, 4, DType::F32, &Device::Cpu)?.add();
+    let other = PagedCache::new(1, heads, 20, 4, DType::F32, &test_device())?.add();
     assert!(cache.len(other).is_err(), "a sequence of another cache");
     Ok(())
 }
 
 #[test]
 fn a_sequence_that_forgot_does_not_go_back() -> Result {
-    let mut cache = PagedCache::new(1, HeadLayout::all(1, 2), 20, 4, DType::F32, &Device::Cpu)?;
+    let mut cache = PagedCache::new(1, HeadLayout::all(1, 2), 20, 4, DType::F32, &test_device())?;
     let id = cache.add();
     cache.grow(id, 20)?;
     cache.forget_before(id, 3)?; // frees no page
@@ -215,7 +215,7 @@ fn a_sequence_that_forgot_does_not_go_back() -> Result {
 #[test]
 fn a_paged_cache_refuses_what_it_does_not_have() -> Result {
     let heads = HeadLayout::all(2, 8);
-    let new = |pages, size, dtype| PagedCache::new(1, heads, pages, size, dtype, &Device::Cpu);
+    let new = |pages, size, dtype| PagedCache::new(1, heads, pages, size, dtype, &test_device());
     assert!(
         new(0, 4, DType::F32).is_err()
             && new(4, 0, DType::F32).is_err()
@@ -225,7 +225,7 @@ fn a_paged_cache_refuses_what_it_does_not_have() -> Result {
     let mut cache = new(4, 4, DType::F32)?;
     let text = cache.add();
     cache.grow(text, 5)?;
-    let x = |t: usize, heads: usize, d: usize| Tensor::zeros((t, heads, d), DType::F32, &Device::Cpu);
+    let x = |t: usize, heads: usize, d: usize| Tensor::zeros((t, heads, d), DType::F32, &test_device());
     let refused = |result: candle_core::Result<()>, expected: &str| {
         let message = result.expect_err(expected).to_string();
         assert!(message.contains(expected), "{message}");

@@ -1,8 +1,8 @@
 //! `flash` and `cpu_flash`: the functions that Candle's authors know give what theirs give, and what theirs refuse.
 
-use crate::common::Result;
+use crate::common::{Result, test_device};
 use crate::{distance, random};
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use candle_fused::Implementation::{Eager, Fused};
 use candle_fused::attention::{Chosen, Lengths, Mask, Sdpa, Wanted, Window};
 use candle_fused::cpu_flash::{self, AttnMask};
@@ -133,10 +133,10 @@ fn packed_sequences_give_what_candle_nn_gives() -> Result {
     let (all_q, all_k) = (63, 75);
     let (q, k, v) =
         (numbers(&[all_q, 6, 12], "q")?, numbers(&[all_k, 3, 12], "k")?, numbers(&[all_k, 3, 12], "v")?);
-    let tensor = |x: &[u32]| Tensor::new(x, &Device::Cpu);
+    let tensor = |x: &[u32]| Tensor::new(x, &test_device());
     let seqlens_q = tensor(&of_q)?;
     let seqlens_k = tensor(&of_k)?;
-    let slopes = Tensor::new(&[0.5f32, 0.3, 0.2, 0.1, 0.05, 0.], &Device::Cpu)?;
+    let slopes = Tensor::new(&[0.5f32, 0.3, 0.2, 0.1, 0.05, 0.], &test_device())?;
     let starts = |lengths: &[u32]| {
         let ends = lengths.iter().scan(0, |end, n| {
             *end += n;
@@ -182,7 +182,7 @@ fn packed_sequences_give_what_candle_nn_gives() -> Result {
 #[test]
 fn flash_gives_what_sdpa_gives() -> Result {
     let [q, k, v] = qkv(2, (9, 14), (4, 2), 8)?;
-    let slopes = Tensor::new(&[0.5f32, 0.3, 0.2, 0.1], &Device::Cpu)?;
+    let slopes = Tensor::new(&[0.5f32, 0.3, 0.2, 0.1], &test_device())?;
     let scale = Some(f64::from(0.3f32));
     let sdpa = |window| Sdpa { scale, window, implementation: Eager, ..Sdpa::default() };
     let numbers: Arc<[f32]> = slopes.to_vec1()?.into();
@@ -269,7 +269,7 @@ fn packed_sequences_are_computed_as_if_alone() -> Result {
 #[test]
 fn queries_without_keys_and_sequences_without_queries_have_their_place() -> Result {
     let q = numbers(&[2, 3, 4, 8], "q")?;
-    let none = Tensor::zeros((2, 1, 0, 8), DType::F32, &Device::Cpu)?;
+    let none = Tensor::zeros((2, 1, 0, 8), DType::F32, &test_device())?;
     for implementation in [Fused, Eager] {
         let attention = Sdpa { window: Window::ALL, implementation, ..Sdpa::default() };
         let wanted = Wanted { weights: &[Chosen::default()], summary: true, ..Wanted::default() };
@@ -294,7 +294,7 @@ fn queries_without_keys_and_sequences_without_queries_have_their_place() -> Resu
 #[test]
 fn no_sequence_is_refused() -> Result {
     assert_eq!(Lengths::from_starts(&[0], &[0])?, Lengths::of_both(&[]));
-    let none = Tensor::zeros((0, 3, 8), DType::F32, &Device::Cpu)?;
+    let none = Tensor::zeros((0, 3, 8), DType::F32, &test_device())?;
     let message = Sdpa::default().forward_varlen(&none, &none, &none, &Lengths::of_both(&[]));
     let message = message.err().ok_or("no sequence")?.to_string();
     assert!(message.contains("no sequence"), "{message}");
@@ -305,8 +305,8 @@ fn no_sequence_is_refused() -> Result {
 fn what_cannot_be_honored_is_refused() -> Result {
     let [q, k, v] = qkv(1, (1, 5), (3, 3), 8)?;
     let [_, k2, v2] = qkv(1, (1, 5), (2, 2), 8)?;
-    let slopes = Var::from_tensor(&Tensor::new(&[0.5f32, 0.25, 0.125], &Device::Cpu)?)?;
-    let tensor = |x: &[u32]| Tensor::new(x, &Device::Cpu);
+    let slopes = Var::from_tensor(&Tensor::new(&[0.5f32, 0.25, 0.125], &test_device())?)?;
+    let tensor = |x: &[u32]| Tensor::new(x, &test_device());
     let flat = |x: &Tensor| x.squeeze(0);
     let attn = |q: &Tensor, mask| cpu_flash::flash_attn::<f32>(q, &k, &v, 0.3, mask, None, None);
     let window = |left, right| {
@@ -328,7 +328,7 @@ fn what_cannot_be_honored_is_refused() -> Result {
         (flash::flash_attn(&q, &k, &v2, 0.3, true), "[1, 2, 5, 8]"),
         (flash::flash_attn_alibi(&q, &k, &v, &slopes, 0.3, true), "detach them"),
         (
-            flash::flash_attn_alibi(&q, &k, &v, &Tensor::new(&[0.5f32], &Device::Cpu)?, 0.3, true),
+            flash::flash_attn_alibi(&q, &k, &v, &Tensor::new(&[0.5f32], &test_device())?, 0.3, true),
             "1 slopes for 3 heads",
         ),
         (

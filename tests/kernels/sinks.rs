@@ -1,9 +1,9 @@
 //! Attention sinks, from those that hardly count to those that take almost all.
 
-use crate::common::Result;
+use crate::common::{Result, test_device};
 use crate::extras::{finite, flat, some_case};
 use crate::{random, relative_error};
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use candle_fused::Implementation::{Eager, Fused};
 use candle_fused::attention::{Chosen, Mask, Sdpa, Wanted, Window, quantize_rows, widen_rows};
 
@@ -13,9 +13,9 @@ use candle_fused::attention::{Chosen, Mask, Sdpa, Wanted, Window, quantize_rows,
 fn weights_and_summaries_leave_the_sinks_their_share() -> Result {
     let case = some_case();
     let [q, k, v] = case.qkv()?;
-    let padding = Tensor::new(case.padding(), &Device::Cpu)?;
+    let padding = Tensor::new(case.padding(), &test_device())?;
     let mask = Mask { padding: Some(&padding), ..Mask::default() };
-    let sinks = Tensor::new(&[f32::NEG_INFINITY, -100., 1.5, 200.], &Device::Cpu)?;
+    let sinks = Tensor::new(&[f32::NEG_INFINITY, -100., 1.5, 200.], &test_device())?;
     for t in [70, 3] {
         let q = q.narrow(2, 0, t)?;
         let run = |dtype, implementation| -> Result<Vec<(&str, Tensor)>> {
@@ -56,11 +56,11 @@ fn weights_and_summaries_leave_the_sinks_their_share() -> Result {
 fn sinks_without_weight_have_gradients_of_zero() -> Result {
     let case = some_case();
     let [q, k, v] = case.qkv()?;
-    let padding = Tensor::new(case.padding(), &Device::Cpu)?;
+    let padding = Tensor::new(case.padding(), &test_device())?;
     let mask = Mask { padding: Some(&padding), ..Mask::default() };
     for low in [f32::NEG_INFINITY, f32::MIN] {
         let gradients = |dtype, implementation| -> Result<[Tensor; 2]> {
-            let sinks = Var::from_tensor(&Tensor::new(&[low, 0., low, 1.], &Device::Cpu)?)?;
+            let sinks = Var::from_tensor(&Tensor::new(&[low, 0., low, 1.], &test_device())?)?;
             let [q, k, v] = [&q, &k, &v].map(|x| x.to_dtype(dtype));
             let q = Var::from_tensor(&q?)?;
             let attention = Sdpa {
@@ -90,7 +90,7 @@ fn sinks_without_weight_have_gradients_of_zero() -> Result {
 #[test]
 fn sinks_join_rows_of_huge_values() -> Result {
     let [q, k, v] = some_case().qkv()?;
-    let sinks = Tensor::new(&[0f32, 1., 2., 3.], &Device::Cpu)?;
+    let sinks = Tensor::new(&[0f32, 1., 2., 3.], &test_device())?;
     let attention = |implementation| Sdpa { sinks: Some(sinks.clone()), implementation, ..Sdpa::default() };
     let v = (v * 1e36)?;
     let implementations = [Fused, Eager];
@@ -104,7 +104,9 @@ fn sinks_join_rows_of_huge_values() -> Result {
 #[test]
 fn sinks_that_do_not_fit_are_refused() -> Result {
     let q = random(1, "q", 1., (1, 2, 3, 8))?;
-    for sinks in [Tensor::zeros(3, DType::F32, &Device::Cpu)?, Tensor::zeros(2, DType::U32, &Device::Cpu)?] {
+    for sinks in
+        [Tensor::zeros(3, DType::F32, &test_device())?, Tensor::zeros(2, DType::U32, &test_device())?]
+    {
         let attention = Sdpa { sinks: Some(sinks), ..Sdpa::default() };
         let message =
             attention.forward(&q, &q, &q, Mask::default()).expect_err("it does not fit").to_string();
@@ -117,8 +119,8 @@ fn sinks_that_do_not_fit_are_refused() -> Result {
 #[test]
 fn queries_without_keys_see_the_sinks_alone() -> Result {
     let q = random(1, "q", 1., (1, 2, 3, 8))?;
-    let sinks = Var::new(&[0.5f32, -2.], &Device::Cpu)?;
-    let padding = Tensor::zeros((1, 5), DType::U8, &Device::Cpu)?;
+    let sinks = Var::new(&[0.5f32, -2.], &test_device())?;
+    let padding = Tensor::zeros((1, 5), DType::U8, &test_device())?;
     for (implementation, s) in [(Fused, 0), (Fused, 5), (Eager, 5)] {
         let k = random(1, "k", 1., (1, 2, s, 8))?;
         let padding = padding.narrow(1, 0, s)?;
@@ -138,7 +140,7 @@ fn queries_without_keys_see_the_sinks_alone() -> Result {
 #[test]
 fn narrow_keys_have_gradients_of_sinks() -> Result {
     let [q, k, _] = some_case().qkv()?;
-    let sinks = Var::new(&[0.5f32, -2., 1., 0.], &Device::Cpu)?;
+    let sinks = Var::new(&[0.5f32, -2., 1., 0.], &test_device())?;
     let [codes, halves] = [quantize_rows(&k)?, k.to_dtype(DType::BF16)?];
     for (narrow, wide) in [(&codes, widen_rows(&codes)?), (&halves, halves.to_dtype(DType::F32)?)] {
         let gradient = |q: &Tensor, k: &Tensor, implementation| -> Result<Vec<f64>> {
@@ -156,10 +158,10 @@ fn narrow_keys_have_gradients_of_sinks() -> Result {
 /// One key with the score 3/4 beside a sink z has the weight `w = 1 / (1 + exp(z - 3/4))`, whose slope in z is `-w·(1 - w)`.
 #[test]
 fn weights_have_gradients_of_sinks() -> Result {
-    let q = Tensor::new(&[[[[1.5f32]]]], &Device::Cpu)?;
-    let k = Tensor::new(&[[[[0.5f32]]]], &Device::Cpu)?;
+    let q = Tensor::new(&[[[[1.5f32]]]], &test_device())?;
+    let k = Tensor::new(&[[[[0.5f32]]]], &test_device())?;
     for (implementation, z) in [(Fused, -1f32), (Fused, 2.), (Eager, 2.)] {
-        let sinks = Var::new(&[z], &Device::Cpu)?;
+        let sinks = Var::new(&[z], &test_device())?;
         let attention = Sdpa {
             scale: Some(1.),
             sinks: Some(sinks.as_tensor().clone()),

@@ -1,8 +1,8 @@
 //! The operations of a training step besides layers: losses, dropout, and the squares of gradients.
 
-use crate::common::{Result, assert_close};
+use crate::common::{Result, assert_close, test_device};
 use crate::random;
-use candle_core::{D, DType, Device, Tensor, Var};
+use candle_core::{D, DType, Tensor, Var};
 use candle_fused::WeightLayout::{InOut, OutIn};
 use candle_fused::adamw::{CHUNK, squares_of_chunks, sum_of_squares};
 use candle_fused::{Dispatch, Dropout, Implementation, Weight, cross_entropies, cross_entropy};
@@ -25,7 +25,7 @@ fn by_definition(logits: &Tensor, targets: &[u32]) -> Result<Vec<f64>> {
 fn losses_of_rows_are_the_definition_and_their_mean_is_the_loss() -> Result {
     for (rows, v) in [(1, 1), (5, 7), (9, 70)] {
         let ids: Vec<u32> = (0..).map(|i| i * 31 % v).take(rows).collect();
-        let targets = Tensor::new(&ids[..], &Device::Cpu)?;
+        let targets = Tensor::new(&ids[..], &test_device())?;
         let logits = (numbers("logits", &[v as usize, rows])?.t()? * 5.)?;
         let expected = by_definition(&logits, &ids)?;
         for dtype in [DType::F32, DType::F64] {
@@ -41,11 +41,11 @@ fn losses_of_rows_are_the_definition_and_their_mean_is_the_loss() -> Result {
     }
     let logits = numbers("logits", &[2, 5])?;
     for (targets, logits) in [
-        (Tensor::new(&[0u32, 5], &Device::Cpu)?, logits.clone()),
-        (Tensor::new(&[-1i64, 0], &Device::Cpu)?, logits.clone()),
-        (Tensor::new(&[0u32], &Device::Cpu)?, logits.clone()),
-        (Tensor::new(&[0f32, 1.], &Device::Cpu)?, logits.clone()),
-        (Tensor::zeros(0, DType::U32, &Device::Cpu)?, logits.narrow(0, 0, 0)?),
+        (Tensor::new(&[0u32, 5], &test_device())?, logits.clone()),
+        (Tensor::new(&[-1i64, 0], &test_device())?, logits.clone()),
+        (Tensor::new(&[0u32], &test_device())?, logits.clone()),
+        (Tensor::new(&[0f32, 1.], &test_device())?, logits.clone()),
+        (Tensor::zeros(0, DType::U32, &test_device())?, logits.narrow(0, 0, 0)?),
     ] {
         assert!(cross_entropies(&logits, &targets).is_err() && cross_entropy(&logits, &targets).is_err());
     }
@@ -57,7 +57,7 @@ fn losses_of_rows_are_the_definition_and_their_mean_is_the_loss() -> Result {
 fn the_loss_of_a_weight_is_that_of_its_logits() -> Result {
     let (rows, c, v) = (9, 32, 70);
     let ids: Vec<u32> = (0..9).map(|i| i * 31 % 70).collect();
-    let targets = Tensor::new(&ids[..], &Device::Cpu)?;
+    let targets = Tensor::new(&ids[..], &test_device())?;
     for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F16, 5e-3)] {
         let of =
             |name: &str, shape: &[usize]| -> Result<Tensor> { Ok(numbers(name, shape)?.to_dtype(dtype)?) };
@@ -66,12 +66,12 @@ fn the_loss_of_a_weight_is_that_of_its_logits() -> Result {
         let wide = table.to_dtype(DType::F64)?;
         let logits = x.as_detached_tensor().to_dtype(DType::F64)?.matmul(&wide.t()?)?;
         let expected = by_definition(&logits, &ids)?.iter().sum::<f64>() / rows as f64;
-        let expected = Tensor::new(expected, &Device::Cpu)?;
+        let expected = Tensor::new(expected, &test_device())?;
         // softmax - onehot, over the rows, times the table
         let softmax = candle_nn::ops::softmax(&logits, D::Minus1)?;
         let onehot = Tensor::from_iter(
             ids.iter().flat_map(|id| (0..70).map(move |j| f64::from(u8::from(*id == j)))),
-            &Device::Cpu,
+            &test_device(),
         )?;
         let slopes = ((softmax - onehot.reshape((rows, v))?)? / rows as f64)?;
         let gradient = slopes.matmul(&wide)?;
@@ -93,7 +93,7 @@ fn the_loss_of_a_weight_is_that_of_its_logits() -> Result {
     }
     let none = numbers("x", &[1, c])?.narrow(0, 0, 0)?;
     let table = numbers("table", &[v, c])?;
-    let targets = Tensor::zeros(0, DType::U32, &Device::Cpu)?;
+    let targets = Tensor::zeros(0, DType::U32, &test_device())?;
     let dispatch = Dispatch::of(Implementation::Auto, &none);
     assert!(candle_fused::linear_cross_entropy(&none, &table, &targets, dispatch).is_err());
     let weight = Weight::pack(&table, OutIn)?;
@@ -115,7 +115,7 @@ fn dropout_is_decided_by_philox_alone() -> Result {
         assert!((dropout.rate() - rate).abs() < 1e-12);
         for shape in [vec![2, 3, 13], vec![50, 1], vec![4, 4], vec![9], vec![]] {
             let columns = shape.last().copied().unwrap_or(1);
-            let x = Tensor::ones(shape.clone(), DType::F32, &Device::Cpu)?;
+            let x = Tensor::ones(shape.clone(), DType::F32, &test_device())?;
             for (n, x) in dropout.apply(&x)?.flatten_all()?.to_vec1::<f32>()?.into_iter().enumerate() {
                 let (row, column) = (n / columns, n % columns);
                 let [low, high] = halves(stream);
@@ -126,7 +126,7 @@ fn dropout_is_decided_by_philox_alone() -> Result {
             }
         }
         for nothing in [vec![3, 0], vec![0, 5], vec![0]] {
-            let x = Tensor::ones(nothing.clone(), DType::F32, &Device::Cpu)?;
+            let x = Tensor::ones(nothing.clone(), DType::F32, &test_device())?;
             assert_eq!(dropout.apply(&x)?.dims(), nothing);
         }
     }

@@ -1,8 +1,8 @@
 //! Weights on demand and summaries from the fused kernel, compared with the eager definition.
 
-use crate::common::{Result, cases, max_abs, some_padding};
+use crate::common::{Result, cases, max_abs, some_padding, test_device};
 use crate::{packed_views, random, same_on_any_number_of_threads};
-use candle_core::{D, DType, Device, Tensor, Var};
+use candle_core::{D, DType, Tensor, Var};
 use candle_fused::Dropout;
 use candle_fused::Implementation::{self, Eager, Fused};
 use candle_fused::attention::{Attended, Chosen, Hidden, Mask, Sdpa, Summary, Wanted};
@@ -35,7 +35,7 @@ impl Case {
         let t = if seed.is_multiple_of(4) { t.min(s).min(5) } else { t.min(s) };
         let mut case = Self::random((b, h, d), (t, s), seed as u64)?;
         if padded {
-            case.padding = Some(Tensor::new(some_padding(b, s, seed as u64), &Device::Cpu)?);
+            case.padding = Some(Tensor::new(some_padding(b, s, seed as u64), &test_device())?);
         }
         if hidden {
             case.hide(seed)?;
@@ -125,7 +125,7 @@ proptest! {
             let pick = |x: &Tensor, dim, indices: &Option<Vec<usize>>| -> Result<Tensor> {
                 let Some(indices) = indices else { return Ok(x.clone()) };
                 let indices: Vec<u32> = indices.iter().map(|&i| u32::try_from(i)).collect::<std::result::Result<_, _>>()?;
-                Ok(x.contiguous()?.index_select(&Tensor::new(indices, &Device::Cpu)?, dim)?)
+                Ok(x.contiguous()?.index_select(&Tensor::new(indices, &test_device())?, dim)?)
             };
             let expected = pick(&pick(&expected, 1, &chosen.heads)?, 2, &chosen.queries)?;
             for implementation in [Fused, Eager] {
@@ -220,7 +220,7 @@ fn a_padded_row_has_the_summary_of_the_row_alone() -> Result {
     let mut case = Case::random((1, 3, 8), (40, 40), 1)?;
     let alone = Case::of_last(&case, 30)?.summary(Fused)?;
     let padding: Vec<u8> = (0..40).map(|j| u8::from(j >= 10)).collect();
-    case.padding = Some(Tensor::from_vec(padding, (1, 40), &Device::Cpu)?);
+    case.padding = Some(Tensor::from_vec(padding, (1, 40), &test_device())?);
     for implementation in [Fused, Eager] {
         let padded = case.summary(implementation)?;
         for (name, got, expected) in numbers(&padded, &alone) {
@@ -250,7 +250,7 @@ impl Case {
 fn summaries_hold_for_extreme_scores() -> Result {
     let mut case = Case::random((1, 2, 16), (700, 700), 3)?;
     let ramp: Vec<f32> = (0..700).map(|j| 1.0 + j as f32 * 0.5).collect();
-    case.k = case.k.broadcast_mul(&Tensor::from_vec(ramp, (1, 1, 700, 1), &Device::Cpu)?)?;
+    case.k = case.k.broadcast_mul(&Tensor::from_vec(ramp, (1, 1, 700, 1), &test_device())?)?;
     let got = case.summary(Fused)?;
     let weights = case.weights(Fused, Chosen::default())?;
     let expected = case.summary(Eager)?;
@@ -395,7 +395,8 @@ fn hidden_keys_have_no_weight_beside_one_that_is_not_a_number() -> Result {
     for t in [2, 50] {
         let mut case = Case::random((2, 1, 8), (t, 50), 3)?;
         case.hide(4)?;
-        let nan = Tensor::from_iter((0..50).map(|key| if key == 3 { f32::NAN } else { 1.0 }), &Device::Cpu)?;
+        let nan =
+            Tensor::from_iter((0..50).map(|key| if key == 3 { f32::NAN } else { 1.0 }), &test_device())?;
         case.k = case.k.broadcast_mul(&nan.reshape((1, 1, 50, 1))?)?;
         let kinds = |implementation| -> Result<Vec<u8>> {
             let weights = case.weights(implementation, Chosen::default())?.flatten_all()?.to_vec1::<f32>()?;

@@ -248,6 +248,6 @@ fn gpt2s_shape_runs_and_its_fused_form_agrees() -> Result {
     let context = attn.forward(&x)?;
     assert_eq!(context.dims(), [2, 1024, 768]);
     let fused = attn.to_gpt2()?;
-    assert_close("fused", &fused.forward(&x, Pass::default())?, &context, 1e-5);
+    assert_close("fused", &fused.forward_with(&x, Pass::default())?, &context, 1e-5);
     Ok(())
 }

@@ -48,7 +48,7 @@ proptest! {
             let back = MultiHeadAttention::from_gpt2(&block)?;
             let x = normal(seed, (4, t, c))?;
             let expected = split.forward(&x)?;
-            assert_close("block", &block.forward(&x, Pass::default())?, &expected, SAME);
+            assert_close("block", &block.forward_with(&x, Pass::default())?, &expected, SAME);
             assert_close("and back", &back.forward(&x)?, &expected, SAME);
             let (_, weights) = block.forward_with_weights(&x, Pass::default())?;
             assert_close("weights", &weights, &split.weights(&x)?, SAME);
@@ -76,7 +76,7 @@ proptest! {
             let x = normal(seed, (4, t, width * h))?;
             let expected = layer.forward(&x)?;
             assert_close("split", &split.forward(&x)?, &expected, SAME);
-            assert_close("GPT-2's block", &block.forward(&x, Pass::default())?, &expected, SAME);
+            assert_close("GPT-2's block", &block.forward_with(&x, Pass::default())?, &expected, SAME);
             Ok(())
         };
         check().map_err(|e| TestCaseError::fail(e.to_string()))?;
@@ -93,9 +93,9 @@ fn gpt2s_block_comes_apart_and_together() -> Result {
         let split = MultiHeadAttention::from_gpt2(&block)?;
         let again = split.to_gpt2()?;
         let x = normal(1, (3, 77, 48))?;
-        let expected = block.forward(&x, Pass::default())?;
+        let expected = block.forward_with(&x, Pass::default())?;
         assert_close("split", &split.forward(&x)?, &expected, SAME);
-        assert_close("again", &again.forward(&x, Pass::default())?, &expected, SAME);
+        assert_close("again", &again.forward_with(&x, Pass::default())?, &expected, SAME);
         assert_eq!(again.c_attn.weight()?.to_vec2::<f32>()?, block.c_attn.weight()?.to_vec2::<f32>()?);
         assert_eq!(again.c_proj.weight()?.to_vec2::<f32>()?, block.c_proj.weight()?.to_vec2::<f32>()?);
         assert_eq!(again.bias.tensor()?.dims(), block.bias.tensor()?.dims());
@@ -148,7 +148,7 @@ fn gradients_pass_through_every_conversion() -> Result {
     {
         let block = split.to_gpt2()?;
         let again = MultiHeadAttention::from_gpt2(&block)?;
-        x = (block.forward(&x, Pass::default())? + again.forward(&x)?)?;
+        x = (block.forward_with(&x, Pass::default())? + again.forward(&x)?)?;
     }
     super::gradients::assert_all_learn(&variables, &x.sqr()?.sum_all()?)
 }

@@ -45,7 +45,7 @@ fn shapes() -> Result<Vec<Printed>> {
         Printed::shape("q of one head", &one_q, &[12, 2]),
         Printed::shape("scores of one head", &scores(&one_q, &one_k)?, &[12, 12]),
         Printed::shape("weights", &split.weights(&x)?, &[4, 3, 12, 12]),
-        Printed::shape("output", &block.forward(&x, Pass::default())?, &[4, 12, 6]),
+        Printed::shape("output", &block.forward_with(&x, Pass::default())?, &[4, 12, 6]),
     ])
 }
 

@@ -6,10 +6,34 @@ use crate::folder::{Folder, assert_says, read};
 use crate::models::load;
 use crate::other_layer::other_layer;
 use candle_core::{DType, Device};
-use gpt2_loader::{Checkpoint, SaveOptions, Source, Tokenizer, check_savable, save};
-use gpt2_model::Gpt2LMHeadModel;
+use gpt2_loader::{Checkpoint, LoadError, SaveOptions, Source, Tokenizer, check_savable, save};
+use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeSet;
+use std::path::Path;
+
+/// A library's user has one error type from the files to the logits.
+#[test]
+fn loading_and_a_pass_have_one_error_type() -> Result {
+    fn last_logits(dir: &Path, text: &str) -> std::result::Result<Vec<f32>, LoadError> {
+        let files = Source::directory(dir).open()?;
+        let checkpoint = Checkpoint::open(&files)?;
+        let model = checkpoint.load_model(DType::F32, &Device::Cpu)?;
+        let ids: Vec<u32> = text.split(',').filter_map(|id| id.parse().ok()).collect();
+        let logits = model.forward(&model.ids(&ids)?, ForwardArgs::default())?.logits;
+        let last = logits.narrow(1, logits.dim(1)? - 1, 1)?;
+        Ok(last.flatten_all()?.to_vec1()?)
+    }
+    let model = load("odd", DType::F32)?;
+    let folder = saved(&model, SaveOptions::default())?;
+    assert_eq!(last_logits(folder.path(), "1,2,3")?.len(), model.config().vocab_size);
+    let error = last_logits(folder.path(), "").expect_err("no tokens");
+    assert!(
+        matches!(error, LoadError::Candle(_)) && error.to_string().contains("at least one token"),
+        "{error}"
+    );
+    Ok(())
+}
 
 #[test]
 fn a_saved_model_loads_again_bit_for_bit() -> Result {

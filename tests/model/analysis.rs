@@ -1,6 +1,6 @@
 //! Analyses, compared with transformers, with slow, simple computations, and with one pass per head.
 
-use crate::common::{Result, assert_close, max_abs, reference, some_ids};
+use crate::common::{Result, assert_close, max_abs, reference, some_ids, test_device};
 use crate::hooks::hooked;
 use crate::hooks::interventions::expected;
 use crate::models::{load, random_model};
@@ -63,7 +63,7 @@ fn rollout_follows_every_path_through_the_layers() -> Result {
         let (i, j) = (n / 33, n % 33);
         (j..=i).map(|k| mixed(&second, i, k) * mixed(&first, k, j)).sum::<f32>()
     });
-    let expected = Tensor::from_iter(expected, &Device::Cpu)?.reshape((1, 33, 33))?;
+    let expected = Tensor::from_iter(expected, &test_device())?.reshape((1, 33, 33))?;
     assert_close("two layers", &rollout[1], &expected, 1e-5);
     Ok(())
 }

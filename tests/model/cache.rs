@@ -1,8 +1,8 @@
 //! A prompt in chunks and cached steps gives the same as one pass.
 
-use crate::common::{Result, assert_close, reference, some_ids};
+use crate::common::{Result, assert_close, reference, some_ids, test_device};
 use crate::models::{load, random_model};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use candle_fused::Implementation;
 use gpt2_model::mask::{left_padding, position_ids};
 use gpt2_model::{CacheDType, Config, ForwardArgs, Gpt2LMHeadModel, KvCache, init};
@@ -21,7 +21,7 @@ pub(crate) fn in_chunks_of(
     chunks: &[usize],
 ) -> Result<Tensor> {
     let (b, t) = ids.dims2()?;
-    let mut cache = KvCache::new(model.config(), b, t, dtype, &Device::Cpu)?;
+    let mut cache = KvCache::new(model.config(), b, t, dtype, &test_device())?;
     let mut logits = vec![];
     let mut start = 0;
     for &len in chunks {
@@ -63,10 +63,10 @@ fn cached_steps_equal_transformers_single_pass() -> Result {
 fn a_full_cache_is_an_error_that_says_so_and_keeps_what_it_holds() -> Result {
     let model = random_model(2, 4, 8)?;
     let config = model.config();
-    let err = KvCache::new(config, 1, 9, DType::F32, &Device::Cpu).expect_err("9 is above N").to_string();
+    let err = KvCache::new(config, 1, 9, DType::F32, &test_device()).expect_err("9 is above N").to_string();
     assert!(err.contains('9') && err.contains("n_positions = 8"), "{err}");
 
-    let mut cache = KvCache::new(config, 1, 8, DType::F32, &Device::Cpu)?;
+    let mut cache = KvCache::new(config, 1, 8, DType::F32, &test_device())?;
     let run = |ids: &Tensor, cache: &mut KvCache| {
         model.forward(ids, ForwardArgs { cache: Some(cache), ..Default::default() })
     };
@@ -86,13 +86,13 @@ fn a_full_cache_is_an_error_that_says_so_and_keeps_what_it_holds() -> Result {
 #[test]
 fn a_failed_pass_leaves_no_trace_in_the_cache() -> Result {
     let model = random_model(2, 4, 8)?;
-    let mut cache = KvCache::new(model.config(), 1, 8, DType::F32, &Device::Cpu)?;
+    let mut cache = KvCache::new(model.config(), 1, 8, DType::F32, &test_device())?;
     let ids = some_ids(8, 2)?;
     let mut run = |ids: &Tensor| {
         model.forward(ids, ForwardArgs { cache: Some(&mut cache), ..Default::default() }).map(|o| o.logits)
     };
     run(&ids.narrow(1, 0, 4)?)?;
-    let beyond = Tensor::new(&[[1u32, 999]], &Device::Cpu)?;
+    let beyond = Tensor::new(&[[1u32, 999]], &test_device())?;
     let err = run(&beyond).expect_err("no such id").to_string();
     assert!(err.contains("999") && err.contains("0..37"), "{err}");
     let rest = run(&ids.narrow(1, 4, 4)?)?;
@@ -104,7 +104,7 @@ fn a_failed_pass_leaves_no_trace_in_the_cache() -> Result {
 #[test]
 fn truncating_goes_back_in_the_text() -> Result {
     let model = random_model(2, 4, 8)?;
-    let mut cache = KvCache::new(model.config(), 1, 8, DType::F32, &Device::Cpu)?;
+    let mut cache = KvCache::new(model.config(), 1, 8, DType::F32, &test_device())?;
     let ids = some_ids(8, 0)?;
     let other = some_ids(5, 9)?;
     let mut run = |ids: &Tensor, keep: Option<usize>| {
@@ -132,10 +132,10 @@ fn the_last_logits_alone_equal_those_of_the_whole_pass() -> Result {
     ] {
         let config =
             Config { attn_implementation: implementation, ..random_model(3, 5, 60)?.config().clone() };
-        let model = Gpt2LMHeadModel::load(init::seeded(7, dtype, &Device::Cpu), &config)?;
+        let model = Gpt2LMHeadModel::load(init::seeded(7, dtype, &test_device()), &config)?;
         for t in [1, 2, 5, 60] {
             let ids = Tensor::cat(&[some_ids(t, 0)?, some_ids(t, 5)?], 0)?; // (2, T)
-            let mask = left_padding(&[t, t.div_ceil(2)], t, &Device::Cpu)?;
+            let mask = left_padding(&[t, t.div_ceil(2)], t, &test_device())?;
             let positions = position_ids(&mask)?;
             for attention_mask in [None, Some(&mask)] {
                 let position_ids = attention_mask.map(|_| &positions);
@@ -147,9 +147,9 @@ fn the_last_logits_alone_equal_those_of_the_whole_pass() -> Result {
 
                 // The cache holds the whole prompt: a token after it sees all of it.
                 if t < 60 && attention_mask.is_none() {
-                    let next = Tensor::new(&[[3u32], [4]], &Device::Cpu)?;
+                    let next = Tensor::new(&[[3u32], [4]], &test_device())?;
                     let longer = model.forward(&Tensor::cat(&[&ids, &next], 1)?, ForwardArgs::default())?;
-                    let mut cache = KvCache::new(&config, 2, t + 1, dtype, &Device::Cpu)?;
+                    let mut cache = KvCache::new(&config, 2, t + 1, dtype, &test_device())?;
                     for part in [&ids, &next] {
                         let args = ForwardArgs {
                             cache: Some(&mut cache),

@@ -1,10 +1,10 @@
 //! A cache of keys and values in 8 bits: what it holds is what attention reads, whatever the passes.
 
 use crate::cache::in_chunks_of;
-use crate::common::{Result, assert_close, reference, some_ids};
+use crate::common::{Result, assert_close, reference, some_ids, test_device};
 use crate::gradients::trainable;
 use crate::models::{load, random_model};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use candle_fused::attention::{quantize_rows, widen_rows};
 use gpt2_model::draft::{LookupDraft, ModelDraft};
 use gpt2_model::hooks::{Point, Recorder, on};
@@ -17,7 +17,7 @@ use gpt2_model::{
 const Q8: CacheDType = CacheDType::Q8_0;
 
 fn cache(model: &Gpt2LMHeadModel, batch: usize, capacity: usize) -> candle_core::Result<KvCache> {
-    KvCache::new(model.config(), batch, capacity, Q8, &Device::Cpu)
+    KvCache::new(model.config(), batch, capacity, Q8, &test_device())
 }
 
 fn in_chunks(model: &Gpt2LMHeadModel, ids: &Tensor, chunks: &[usize]) -> Result<Tensor> {
@@ -30,7 +30,7 @@ fn a_pass_reads_what_the_cache_holds_and_nothing_else() -> Result {
     for implementation in [Implementation::Fused, Implementation::Eager] {
         let config =
             Config { attn_implementation: implementation, ..random_model(3, 8, 40)?.config().clone() };
-        let model = Gpt2LMHeadModel::load(init::seeded(7, DType::F32, &Device::Cpu), &config)?;
+        let model = Gpt2LMHeadModel::load(init::seeded(7, DType::F32, &test_device()), &config)?;
         let ids = Tensor::cat(&[some_ids(40, 1)?, some_ids(40, 2)?], 0)?;
         let points = (0..2).flat_map(|layer| [Point::K(layer), Point::V(layer)]);
         let rounded = on(points, |_, x| Ok(Some(widen_rows(&quantize_rows(x)?)?)));
@@ -49,7 +49,7 @@ fn a_pass_reads_what_the_cache_holds_and_nothing_else() -> Result {
 #[test]
 fn a_prompt_and_steps_equal_steps_alone() -> Result {
     let config = Config { n_layer: 1, ..random_model(3, 8, 60)?.config().clone() };
-    let one_layer = Gpt2LMHeadModel::load(init::seeded(7, DType::F32, &Device::Cpu), &config)?;
+    let one_layer = Gpt2LMHeadModel::load(init::seeded(7, DType::F32, &test_device()), &config)?;
     for (model, tolerance) in [(one_layer, 1e-5), (random_model(3, 8, 60)?, 5e-3)] {
         let ids = Tensor::cat(&[some_ids(60, 0)?, some_ids(60, 5)?], 0)?;
         let steps = in_chunks(&model, &ids, &[1; 60])?;
@@ -126,7 +126,7 @@ fn a_padded_batch_gets_what_its_rows_get_alone() -> Result {
     let model = random_model(2, 8, 16)?;
     let rows: Vec<Tensor> = [9, 4].iter().map(|&t| some_ids(t, t)).collect::<Result<_>>()?;
     let ids = Tensor::cat(&[rows[0].clone(), rows[1].pad_with_zeros(1, 5, 0)?], 0)?;
-    let mask = left_padding(&[9, 4], 9, &Device::Cpu)?;
+    let mask = left_padding(&[9, 4], 9, &test_device())?;
     let positions = position_ids(&mask)?;
     let mut cache = cache(&model, 2, 9)?;
     let args = ForwardArgs {
@@ -182,7 +182,7 @@ fn the_keys_of_an_encoder_are_quantized_too() -> Result {
         attention_mask: Some(&expected["encoder_attention_mask"]),
     };
     let run = |dtype: CacheDType| -> Result<Tensor> {
-        let mut cache = KvCache::new(model.config(), 2, 9, dtype, &Device::Cpu)?;
+        let mut cache = KvCache::new(model.config(), 2, 9, dtype, &test_device())?;
         let mut parts = vec![];
         let mut start = 0;
         for len in [4, 1, 3, 1] {
@@ -204,12 +204,12 @@ fn names_sizes_and_what_is_refused() -> Result {
     assert_eq!((half.as_str(), half.bytes_of(64)), ("f16", 128));
 
     let model = random_model(2, 4, 8)?;
-    let new = |dtype: DType| KvCache::new(model.config(), 1, 8, dtype, &Device::Cpu);
+    let new = |dtype: DType| KvCache::new(model.config(), 1, 8, dtype, &test_device());
     let message = new(DType::U8).expect_err("no number").to_string();
     assert!(message.contains("q8_0, got u8"), "{message}");
 
     for dtype in [DType::F16, DType::F64] {
-        let other = Gpt2LMHeadModel::load(init::seeded(7, dtype, &Device::Cpu), model.config())?;
+        let other = Gpt2LMHeadModel::load(init::seeded(7, dtype, &test_device()), model.config())?;
         let part = format!("in f32, got one in {}", dtype.as_str());
         let generation = Generation::new(&other, &[vec![1]], Sampling::greedy(), 2)?;
         let message = generation.with_cache_dtype(Q8).expect_err("no f32").to_string();
@@ -220,8 +220,8 @@ fn names_sizes_and_what_is_refused() -> Result {
         assert!(message.contains("keys and values in"), "{message}");
     }
 
-    let mut layer = LayerCache::new(model.config(), 1, 8, Q8, &Device::Cpu)?;
-    let k = Tensor::new(&[f32::NAN, 1.0, 2.0, 3.0], &Device::Cpu)?.reshape((1, 1, 1, 4))?;
+    let mut layer = LayerCache::new(model.config(), 1, 8, Q8, &test_device())?;
+    let k = Tensor::new(&[f32::NAN, 1.0, 2.0, 3.0], &test_device())?.reshape((1, 1, 1, 4))?;
     let k = Tensor::cat(&[&k, &k.zeros_like()?], 1)?; // (B, H, T, D)
     let message = layer.append(&k, &k).expect_err("NaN").to_string();
     assert!(message.contains("q8_0") && message.contains("NaN or infinite"), "{message}");

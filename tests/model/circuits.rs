@@ -1,8 +1,8 @@
 //! Patching, attribution and head scores, compared in f64 with TransformerLens (tests/data/circuits).
 
-use crate::common::{Result, data, relative_error};
+use crate::common::{Result, data, relative_error, test_device};
 use crate::models::load;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use gpt2_model::analysis::{
     Centering, Contrast, Metric, Parts, RepeatedTokens, activation_patching, attribution_patching,
     direct_attribution, head_scores,
@@ -15,7 +15,7 @@ use std::collections::HashMap;
 const TOLERANCE: f64 = 1e-13;
 
 fn reference(file: &str) -> Result<HashMap<String, Tensor>> {
-    Ok(candle_core::safetensors::load(data("circuits").join(file), &Device::Cpu)?)
+    Ok(candle_core::safetensors::load(data("circuits").join(file), &test_device())?)
 }
 
 fn model(dtype: DType) -> Result<Gpt2LMHeadModel> {
@@ -142,7 +142,7 @@ fn patching_under_interventions_is_that_of_the_changed_model() -> Result {
     let w = attn.c_attn.weight()?;
     let b = attn.c_attn.bias().ok_or("a bias")?.clone();
     let doubled: Vec<f64> = (0..72).map(|i| if (8..16).contains(&i) { 2.0 } else { 1.0 }).collect();
-    let doubled = Tensor::new(doubled, &Device::Cpu)?;
+    let doubled = Tensor::new(doubled, &test_device())?;
     attn.c_attn = gpt2_model::Conv1D::new(w.broadcast_mul(&doubled)?, (b * doubled)?)?;
 
     let clean = &expected["ids/clean"];
@@ -202,7 +202,7 @@ fn direct_attribution_is_that_of_transformer_lens_and_sums_to_the_logit() -> Res
     let from = value(&model, &expected["ids/clean"].zeros_like()?, Point::ResidPre(2))?;
     let changes = Interventions::new(
         [
-            Intervention::Add { layer: 1, position: None, vector: Tensor::new(vector, &Device::Cpu)? },
+            Intervention::Add { layer: 1, position: None, vector: Tensor::new(vector, &test_device())? },
             Intervention::Patch(Patch { place: Place::Stream(2), position: Some(11), from }),
         ],
         model.config(),

@@ -1,10 +1,10 @@
 //! GPT-2 with cross-attention over an encoder, compared with transformers (tests/data).
 
-use crate::common::{Result, assert_close, reference};
+use crate::common::{Result, assert_close, reference, test_device};
 use crate::gpt_bigcode::{BOTH, TOLERANCE, assert_output, load_by};
 use crate::gradients::{assert_gradients, trainable};
 use crate::models::load;
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use gpt2_model::attention::Chosen;
 use gpt2_model::hooks::{Point, on};
 use gpt2_model::training::TrainingBatch;
@@ -79,7 +79,7 @@ fn cross_attention_over_a_cache_equals_one_pass() -> Result {
     let model = load("cross", DType::F32)?;
     let ids = &expected["input_ids"];
     let logits = &expected["logits"];
-    let mut cache = KvCache::new(model.config(), 2, 9, DType::F32, &Device::Cpu)?;
+    let mut cache = KvCache::new(model.config(), 2, 9, DType::F32, &test_device())?;
     // A cleared cache takes another encoder.
     for hidden_states in
         [expected["encoder_hidden_states"].copy()?, expected["encoder_hidden_states"].copy()?]
@@ -119,18 +119,18 @@ fn a_block_alone_refuses_another_encoder_before_it_touches_the_cache() -> Result
     let expected = reference("cross")?;
     let model = load("cross", DType::F32)?;
     let (block, x) = (&model.transformer.h[0], &expected["hidden_states.0"]); // (B, T, C)
-    let mut cache = LayerCache::new(model.config(), 2, 9, DType::F32, &Device::Cpu)?;
+    let mut cache = LayerCache::new(model.config(), 2, 9, DType::F32, &test_device())?;
     let other = expected["encoder_hidden_states"].copy()?;
     let mut run = |start: usize, len: usize, hidden_states: &Tensor| {
         let encoder = Some(Encoder { hidden_states, attention_mask: None });
         let pass = Pass { encoder, cache: Some(&mut cache), ..Default::default() };
-        block.forward(&x.narrow(1, start, len)?.contiguous()?, pass)
+        block.forward_with(&x.narrow(1, start, len)?.contiguous()?, pass)
     };
     run(0, 4, &expected["encoder_hidden_states"])?;
     assert!(run(4, 5, &other).is_err());
     let after = run(4, 5, &expected["encoder_hidden_states"])?.hidden_state;
     let encoder = Some(Encoder { hidden_states: &other, attention_mask: None });
-    let whole = block.forward(x, Pass { encoder, ..Default::default() })?.hidden_state;
+    let whole = block.forward_with(x, Pass { encoder, ..Default::default() })?.hidden_state;
     assert_close("after a refusal", &after, &whole.narrow(1, 4, 5)?, TOLERANCE);
     Ok(())
 }
@@ -141,7 +141,7 @@ fn a_failed_pass_leaves_no_encoder_behind() -> Result {
     let expected = reference("cross")?;
     let model = load("cross", DType::F32)?;
     let ids = &expected["input_ids"];
-    let mut cache = KvCache::new(model.config(), 2, 9, DType::F32, &Device::Cpu)?;
+    let mut cache = KvCache::new(model.config(), 2, 9, DType::F32, &test_device())?;
     model.forward(&ids.narrow(1, 0, 4)?, ForwardArgs { cache: Some(&mut cache), ..Default::default() })?;
     let next = ids.narrow(1, 4, 1)?;
     let beyond = [ChosenWeights { layer: 1, of: Chosen { heads: Some(vec![7]), queries: None } }];
@@ -179,7 +179,7 @@ fn a_cache_in_halves_holds_the_encoder_in_halves_and_no_gradient() -> Result {
     let expected = reference("cross")?;
     let (_variables, model) = trainable("cross", Implementation::Auto)?;
     for (dtype, tolerance) in [(DType::F16, 10. * 2f64.powi(-11)), (DType::BF16, 10. * 2f64.powi(-8))] {
-        let mut cache = KvCache::new(model.config(), 2, 9, dtype, &Device::Cpu)?;
+        let mut cache = KvCache::new(model.config(), 2, 9, dtype, &test_device())?;
         let args =
             ForwardArgs { cache: Some(&mut cache), encoder: Some(encoder(&expected)), ..Default::default() };
         let logits = model.forward(&expected["input_ids"], args)?.logits;
@@ -207,8 +207,8 @@ fn chosen_weights_of_cross_attention_are_those_of_all() -> Result {
     assert_close("last", &output.logits, &expected["logits"].narrow(1, 8, 1)?, TOLERANCE);
     assert!(output.transformer.cross_attentions.is_empty() && output.transformer.weights.is_empty());
     for (got, layer) in output.transformer.cross_weights.iter().zip([1, 0]) {
-        let heads = Tensor::new(&[2u32, 0], &Device::Cpu)?;
-        let queries = Tensor::new(&[8u32, 3], &Device::Cpu)?;
+        let heads = Tensor::new(&[2u32, 0], &test_device())?;
+        let queries = Tensor::new(&[8u32, 3], &test_device())?;
         let all = &expected[&format!("cross_attentions.{layer}")]; // (B, H, T, S)
         assert_close("weights", got, &all.index_select(&heads, 1)?.index_select(&queries, 2)?, TOLERANCE);
     }
@@ -221,7 +221,7 @@ fn dropout_of_cross_attention_is_its_own_and_the_same_each_time() -> Result {
     let model = load("cross", DType::F32)?;
     let mut config = Config { resid_pdrop: 0., attn_pdrop: 0.5, ..model.config().clone() };
     let run = |config: &Config, step: u64| -> Result<Tensor> {
-        let model = Gpt2LMHeadModel::load(init::seeded(5, DType::F32, &Device::Cpu), config)?;
+        let model = Gpt2LMHeadModel::load(init::seeded(5, DType::F32, &test_device()), config)?;
         let training = Some(Training { seed: 1, step });
         let encoder = Some(encoder(&expected));
         let args = ForwardArgs { training, encoder, output_attentions: true, ..Default::default() };
@@ -250,7 +250,7 @@ fn dropout_of_cross_attention_is_its_own_and_the_same_each_time() -> Result {
 fn dropout_falls_on_what_cross_attention_adds() -> Result {
     let expected = reference("cross")?;
     let config = Config { resid_pdrop: 0.5, attn_pdrop: 0., ..load("cross", DType::F32)?.config().clone() };
-    let block = Block::load(init::seeded(5, DType::F32, &Device::Cpu), &config, 0)?;
+    let block = Block::load(init::seeded(5, DType::F32, &test_device()), &config, 0)?;
     let encoder = Encoder { attention_mask: None, ..encoder(&expected) };
     let x = &expected["hidden_states.0"];
     let added = |pass: Pass, hooks_at: Point| -> Result<Tensor> {
@@ -259,7 +259,7 @@ fn dropout_falls_on_what_cross_attention_adds() -> Result {
             *seen.borrow_mut() = Some(x.copy()?);
             Ok(None)
         });
-        block.forward(x, Pass { hooks: Some(&keep), ..pass })?;
+        block.forward_with(x, Pass { hooks: Some(&keep), ..pass })?;
         drop(keep);
         seen.into_inner().ok_or_else(|| "the hook was not called".into())
     };
@@ -318,7 +318,7 @@ fn what_does_not_fit_cross_attention_is_refused_with_the_reason() -> Result {
         last_position_only: true,
         ..Default::default()
     };
-    let message = block.forward(hidden_states, pass).expect_err("the last position").to_string();
+    let message = block.forward_with(hidden_states, pass).expect_err("the last position").to_string();
     assert!(message.contains("weights of cross-attention"), "{message}");
     Ok(())
 }
@@ -330,7 +330,7 @@ fn an_encoder_of_padding_alone_adds_a_bias_and_no_nan() -> Result {
     for implementation in BOTH {
         let model = load_by("cross", implementation)?;
         let run = |hidden_states: &Tensor| {
-            let mask = Tensor::new(&[[1u32, 1, 1, 1, 1], [0, 0, 0, 0, 0]], &Device::Cpu)?;
+            let mask = Tensor::new(&[[1u32, 1, 1, 1, 1], [0, 0, 0, 0, 0]], &test_device())?;
             let encoder = Some(Encoder { hidden_states, attention_mask: Some(&mask) });
             model.forward(&expected["input_ids"], ForwardArgs { encoder, ..Default::default() })
         };
@@ -350,8 +350,8 @@ fn keys_of_another_number_of_heads_than_values_are_refused_by_a_cache() -> Resul
     let config = load("bigcode", DType::F32)?.config().clone();
     for config in [config.clone(), Config { multi_query: Some(false), ..config }] {
         let heads = config.heads().key_heads;
-        let mut cache = LayerCache::new(&config, 1, 4, DType::F32, &Device::Cpu)?;
-        let part = |heads: usize| Tensor::ones((1, heads, 2, 4), DType::F32, &Device::Cpu);
+        let mut cache = LayerCache::new(&config, 1, 4, DType::F32, &test_device())?;
+        let part = |heads: usize| Tensor::ones((1, heads, 2, 4), DType::F32, &test_device());
         let message = cache.append(&part(2 * heads - 1)?, &part(1)?);
         if heads > 1 {
             let message = message.expect_err("5 and 1 also make 6").to_string();

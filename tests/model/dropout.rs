@@ -1,7 +1,7 @@
 //! Dropout in the model: the same masks in every implementation, in both directions, and only in training.
 
-use crate::common::{Result, relative_error};
-use candle_core::{DType, Device, Tensor};
+use crate::common::{Result, relative_error, test_device};
+use candle_core::{DType, Tensor};
 use candle_fused::attention::{Mask, Sdpa};
 use candle_fused::{Dropout, Implementation};
 use candle_nn::VarMap;
@@ -27,12 +27,12 @@ fn config(implementation: Implementation, rate: f64) -> Config {
 
 fn model(config: &Config) -> Result<(VarMap, Gpt2LMHeadModel)> {
     let variables = VarMap::new();
-    let vb = init::seeded_variables(5, &variables, DType::F32, &Device::Cpu);
+    let vb = init::seeded_variables(5, &variables, DType::F32, &test_device());
     Ok((variables, Gpt2LMHeadModel::load(vb, config)?))
 }
 
 fn ids(b: u32, t: u32) -> Result<Tensor> {
-    Ok(Tensor::from_iter((0..b * t).map(|i| i * 37 % 101), &Device::Cpu)?
+    Ok(Tensor::from_iter((0..b * t).map(|i| i * 37 % 101), &test_device())?
         .reshape((b as usize, t as usize))?)
 }
 
@@ -80,9 +80,9 @@ fn added(config: &Config, biased: &str) -> Result<[Tensor; 2]> {
             let is_identity = name.ends_with("attn.c_proj.weight");
             let is_one = name.ends_with(biased);
             let value = match var.dims() {
-                [n, _] if is_identity => Tensor::eye(*n, DType::F32, &Device::Cpu)?,
-                dims if is_one => Tensor::ones(dims, DType::F32, &Device::Cpu)?,
-                dims => Tensor::zeros(dims, DType::F32, &Device::Cpu)?,
+                [n, _] if is_identity => Tensor::eye(*n, DType::F32, &test_device())?,
+                dims if is_one => Tensor::ones(dims, DType::F32, &test_device())?,
+                dims => Tensor::zeros(dims, DType::F32, &test_device())?,
             };
             var.set(&value)?;
         }
@@ -162,7 +162,7 @@ fn a_model_can_be_given_another_rate() -> Result {
 
 /// Normal numbers, (B, H, T, D) each.
 fn random_qkv() -> Result<[Tensor; 3]> {
-    let vb = init::seeded(1, DType::F32, &Device::Cpu);
+    let vb = init::seeded(1, DType::F32, &test_device());
     let normal = candle_nn::Init::Randn { mean: 0., stdev: 1. };
     let [q, k, v] = ["q", "k", "v"].map(|name| vb.get_with_hints((1, 2, 30, 8), name, normal));
     Ok([q?, k?, v?])

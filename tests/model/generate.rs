@@ -1,6 +1,6 @@
 //! Generation: the ids that transformers generates, batches, seeds and the end of the context.
 
-use crate::common::{Result, data};
+use crate::common::{Result, data, test_device};
 use crate::models::{load, random_model};
 use candle_core::{DType, Tensor};
 use gpt2_model::beams::{BeamSearch, Hypothesis};
@@ -35,7 +35,7 @@ fn endless() -> Result<Gpt2LMHeadModel> {
     let files = gpt2_loader::Source::directory(data("odd")).open()?;
     let checkpoint = gpt2_loader::Checkpoint::open(&files)?;
     let config = Config { eos_token_id: None, ..checkpoint.config().clone() };
-    let vb = checkpoint.var_builder(DType::F32, &candle_core::Device::Cpu)?;
+    let vb = checkpoint.var_builder(DType::F32, &test_device())?;
     Ok(Gpt2LMHeadModel::load(vb, &config)?)
 }
 
@@ -92,8 +92,7 @@ fn a_row_ends_at_its_end_token_and_the_others_go_on() -> Result {
     let end = endless[0][4];
     let at = endless[0].iter().position(|&x| x == endless[0][4]).ok_or("there")?;
     let config = Config { eos_token_id: Some(TokenIds::Many(vec![36, end])), ..model.config().clone() };
-    model =
-        Gpt2LMHeadModel::load(gpt2_model::init::seeded(7, DType::F32, &candle_core::Device::Cpu), &config)?;
+    model = Gpt2LMHeadModel::load(gpt2_model::init::seeded(7, DType::F32, &test_device()), &config)?;
     let ended = generate(&model, &prompts, &Sampling::greedy(), 12)?;
     assert_eq!(ended[0], endless[0][..=at]);
     let until = endless[1].iter().position(|x| [36, end].contains(x)).map_or(12, |i| i + 1);
@@ -213,9 +212,9 @@ fn a_draft_that_cannot_be_exact_is_refused() -> Result {
     assert!(of(&model, &[vec![1], vec![2]])?.contains("one prompt, got 2"));
     let config =
         Config { attn_implementation: candle_fused::Implementation::Eager, ..model.config().clone() };
-    let vb = gpt2_model::init::seeded(7, DType::F32, &candle_core::Device::Cpu);
+    let vb = gpt2_model::init::seeded(7, DType::F32, &test_device());
     assert!(of(&Gpt2LMHeadModel::load(vb, &config)?, &[vec![1]])?.contains("fused attention"));
-    let vb = gpt2_model::init::seeded(7, DType::F64, &candle_core::Device::Cpu);
+    let vb = gpt2_model::init::seeded(7, DType::F64, &test_device());
     assert!(of(&Gpt2LMHeadModel::load(vb, model.config())?, &[vec![1]])?.contains("in f64 the text could"));
     Ok(())
 }
@@ -312,7 +311,7 @@ fn beams_find_transformers_hypotheses_and_scores() -> Result {
     assert_eq!(cases.len(), 12);
     for ExpectedBeams { prompt, eos_token_id, options, ids, scores } in cases {
         let config = Config { eos_token_id: eos_token_id.map(TokenIds::Many), ..checkpoint.config().clone() };
-        let vb = checkpoint.var_builder(DType::F32, &candle_core::Device::Cpu)?;
+        let vb = checkpoint.var_builder(DType::F32, &test_device())?;
         let model = Gpt2LMHeadModel::load(vb, &config)?;
         let BeamOptions { num_beams, length_penalty, early_stopping, repetition_penalty } = options;
         let search = BeamSearch { num_beams, length_penalty, early_stopping, repetition_penalty };

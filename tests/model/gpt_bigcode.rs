@@ -1,9 +1,9 @@
 //! gpt_bigcode, compared with transformers (tests/data).
 
-use crate::common::{Result, assert_close, data, reference};
+use crate::common::{Result, assert_close, data, reference, test_device};
 use crate::gradients::{assert_gradients, trainable};
 use crate::models::load;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use gpt2_loader::{Checkpoint, Source};
 use gpt2_model::hooks::{Hooks, Point, on};
 use gpt2_model::linear::BlockFormat;
@@ -16,7 +16,7 @@ pub(crate) const BOTH: [Implementation; 2] = [Implementation::Eager, Implementat
 
 pub(crate) fn load_by(case: &str, implementation: Implementation) -> Result<Gpt2LMHeadModel> {
     let checkpoint = Checkpoint::open(&Source::directory(data(case)).open()?)?;
-    Ok(checkpoint.with_implementation(implementation).load_model(DType::F32, &Device::Cpu)?)
+    Ok(checkpoint.with_implementation(implementation).load_model(DType::F32, &test_device())?)
 }
 
 /// Compares the model's output with every tensor of it that the reference holds.
@@ -83,7 +83,7 @@ fn gpt_bigcode_over_a_cache_equals_one_pass() -> Result {
         let logits = &expected["logits"];
         for (implementation, last_logits_only) in BOTH.into_iter().flat_map(|i| [(i, false), (i, true)]) {
             let model = load_by(case, implementation)?;
-            let mut cache = KvCache::new(model.config(), 2, 9, DType::F32, &Device::Cpu)?;
+            let mut cache = KvCache::new(model.config(), 2, 9, DType::F32, &test_device())?;
             let mut start = 0;
             for len in [4, 1, 3, 1] {
                 let chunk = ids.narrow(1, start, len)?;
@@ -119,8 +119,8 @@ fn gpt_bigcode_in_halves_and_quantized_is_off_by_rounding_only() -> Result {
     let cross =
         Config { model_type: "gpt2".into(), multi_query: None, add_cross_attention: true, ..config.clone() };
     for config in [Config { multi_query: Some(false), ..config.clone() }, config, cross] {
-        let plain = Gpt2LMHeadModel::load(init::seeded(3, DType::F32, &Device::Cpu), &config)?;
-        let hidden_states = Tensor::ones((2, 5, 64), DType::F32, &Device::Cpu)?;
+        let plain = Gpt2LMHeadModel::load(init::seeded(3, DType::F32, &test_device()), &config)?;
+        let hidden_states = Tensor::ones((2, 5, 64), DType::F32, &test_device())?;
         let run = |model: &Gpt2LMHeadModel| {
             let encoder = Encoder { hidden_states: &hidden_states, attention_mask: None };
             let encoder = config.add_cross_attention.then_some(encoder);

@@ -1,8 +1,8 @@
 //! Every trainable parameter gets a gradient, which equals PyTorch's.
 
-use crate::common::{Result, assert_close, data, reference};
+use crate::common::{Result, assert_close, data, reference, test_device};
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use gpt2_loader::{Checkpoint, Source};
 use gpt2_model::Implementation;
@@ -21,11 +21,11 @@ pub(crate) fn trainable(
 ) -> Result<(VarMap, Gpt2LMHeadModel)> {
     let checkpoint = Checkpoint::open(&Source::directory(data(case)).open()?)?;
     let variables = VarMap::new();
-    for (name, values) in checkpoint.load_model(DType::F32, &Device::Cpu)?.named_parameters() {
+    for (name, values) in checkpoint.load_model(DType::F32, &test_device())?.named_parameters() {
         let mut held = variables.data().lock().map_err(|e| e.to_string())?;
         held.insert(name, Var::from_tensor(&values.tensor()?)?);
     }
-    let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
+    let vb = VarBuilder::from_varmap(&variables, DType::F32, &test_device());
     let config = Config { attn_implementation, ..checkpoint.config().clone() };
     let model = Gpt2LMHeadModel::load(vb, &config)?;
     Ok((variables, model))
@@ -83,8 +83,8 @@ fn every_parameter_gets_pytorchs_gradient_with_padding_on_either_side() -> Resul
     let both = |i: &u32| i % 9 != 8 && (*i..=i + 1).all(|i| seen[i as usize] == 1);
     let rows: Vec<u32> = (0..3 * 9 - 1).filter(both).collect();
     assert_eq!(rows.len(), 8 + 4 + 5);
-    let targets = Tensor::from_iter(rows.iter().map(|&i| flat_ids[i as usize + 1]), &Device::Cpu)?;
-    let rows = Tensor::new(rows, &Device::Cpu)?;
+    let targets = Tensor::from_iter(rows.iter().map(|&i| flat_ids[i as usize + 1]), &test_device())?;
+    let rows = Tensor::new(rows, &test_device())?;
     for implementation in [Implementation::Eager, Implementation::Fused] {
         let (variables, model) = trainable("gradients", implementation)?;
         let positions = position_ids(mask)?;
@@ -103,7 +103,7 @@ fn every_parameter_gets_pytorchs_gradient_with_padding_on_either_side() -> Resul
 fn decay_takes_matrices_and_leaves_biases_and_norms() -> Result {
     let config = Config { n_layer: 1, n_head: 2, n_embd: 4, n_positions: 5, vocab_size: 6, ..Config::gpt2() };
     let variables = VarMap::new();
-    let vb = init::seeded_variables(0, &variables, DType::F32, &Device::Cpu);
+    let vb = init::seeded_variables(0, &variables, DType::F32, &test_device());
     Gpt2LMHeadModel::load(vb, &config)?;
     let values = |variables: &VarMap| -> Result<Vec<(usize, String, Vec<f32>)>> {
         let held = variables.data().lock().map_err(|e| e.to_string())?;
@@ -116,7 +116,7 @@ fn decay_takes_matrices_and_leaves_biases_and_norms() -> Result {
     };
     let before = values(&variables)?;
     // Gradients of 0, so that only decay changes a parameter.
-    let mut loss = Tensor::zeros((), DType::F32, &Device::Cpu)?;
+    let mut loss = Tensor::zeros((), DType::F32, &test_device())?;
     for var in variables.all_vars() {
         loss = (loss + (var.as_tensor() - var.as_tensor())?.sum_all()?)?;
     }
@@ -137,7 +137,7 @@ fn decay_takes_matrices_and_leaves_biases_and_norms() -> Result {
 #[test]
 fn four_batches_summed_are_one_of_four_rows() -> Result {
     let (variables, model) = trainable("gradients", Implementation::Fused)?;
-    let ids = Tensor::from_iter((0..4 * 9u32).map(|i| i * 7 % 29), &Device::Cpu)?.reshape((4, 9))?;
+    let ids = Tensor::from_iter((0..4 * 9u32).map(|i| i * 7 % 29), &test_device())?.reshape((4, 9))?;
     let gradients = |rows: &Tensor| -> Result<GradStore> {
         let inputs = rows.narrow(1, 0, 8)?;
         let targets = rows.narrow(1, 1, 8)?.contiguous()?;
@@ -162,9 +162,9 @@ fn blocks_that_are_run_again_have_the_same_gradients() -> Result {
     let config =
         Config { n_layer: 3, n_head: 3, n_embd: 33, n_positions: 20, vocab_size: 50, ..Config::gpt2() };
     let variables = VarMap::new();
-    let vb = init::seeded_variables(0, &variables, DType::F32, &Device::Cpu);
+    let vb = init::seeded_variables(0, &variables, DType::F32, &test_device());
     let model = Gpt2LMHeadModel::load(vb, &config)?;
-    let ids = Tensor::from_iter((0..2 * 20u32).map(|i| i * 7 % 50), &Device::Cpu)?.reshape((2, 20))?;
+    let ids = Tensor::from_iter((0..2 * 20u32).map(|i| i * 7 % 50), &test_device())?.reshape((2, 20))?;
     let inputs = ids.narrow(1, 0, 19)?;
     let targets = ids.narrow(1, 1, 19)?.contiguous()?;
     for training in [None, Some(Training { seed: 1, step: 2 })] {
@@ -196,9 +196,9 @@ fn the_whole_model_learns_in_training() -> Result {
             ..Config::gpt2()
         };
         let variables = VarMap::new();
-        let vb = init::seeded_variables(0, &variables, DType::F32, &Device::Cpu);
+        let vb = init::seeded_variables(0, &variables, DType::F32, &test_device());
         let model = Gpt2LMHeadModel::load(vb, &config)?;
-        let ids = Tensor::from_iter((0..2 * 20u32).map(|i| i * 7 % 50), &Device::Cpu)?.reshape((2, 20))?;
+        let ids = Tensor::from_iter((0..2 * 20u32).map(|i| i * 7 % 50), &test_device())?.reshape((2, 20))?;
         let training = Some(Training { seed: 1, step: 2 });
         let output = model.forward(&ids, ForwardArgs { training, ..Default::default() })?;
         let check = check_gradients(&variables_of(&variables)?, &cross_entropy(&output.logits, &ids)?)?;
@@ -212,7 +212,7 @@ fn a_variable_that_learns_nothing_is_named() -> Result {
     let variables = VarMap::new();
     let normal = candle_nn::Init::Randn { mean: 0., stdev: 1. };
     for name in ["used", "unused", "zero", "wild"] {
-        variables.get((2, 2), name, normal, DType::F32, &Device::Cpu)?;
+        variables.get((2, 2), name, normal, DType::F32, &test_device())?;
     }
     let held = variables.data().lock().map_err(|e| e.to_string())?;
     let wild = (held["wild"].as_tensor() * f64::INFINITY)?;
@@ -238,7 +238,7 @@ fn a_variable_that_learns_nothing_is_named() -> Result {
 fn initial_weights_have_gpt2s_deviations_and_follow_the_seed() -> Result {
     let config =
         Config { n_layer: 8, n_head: 4, n_embd: 128, n_positions: 64, vocab_size: 300, ..Config::gpt2() };
-    let model = |seed| Gpt2LMHeadModel::load(init::seeded(seed, DType::F32, &Device::Cpu), &config);
+    let model = |seed| Gpt2LMHeadModel::load(init::seeded(seed, DType::F32, &test_device()), &config);
     let deviation = |x: &candle_core::Tensor| -> Result<f64> {
         let x = x.to_dtype(DType::F64)?.flatten_all()?;
         Ok((x.sqr()?.mean_all()?.to_scalar::<f64>()? - x.mean_all()?.to_scalar::<f64>()?.powi(2)).sqrt())

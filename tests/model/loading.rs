@@ -1,8 +1,8 @@
 //! A model finds its tensors, and refuses a config that it cannot run.
 
-use crate::common::{Result, assert_close, some_ids};
+use crate::common::{Result, assert_close, some_ids, test_device};
 use crate::models::random_model;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use candle_nn::VarBuilder;
 use gpt2_model::config::TokenIds;
 use gpt2_model::linear::{Linear, Weight, WeightLayout};
@@ -51,7 +51,7 @@ fn both_tables_are_found_under_either_form_of_the_names() -> Result {
             let config = Config { tie_word_embeddings: says_tied, ..model.config().clone() };
             let held = tensors(&model, prefix, tables)?;
             let loaded =
-                Gpt2LMHeadModel::load(VarBuilder::from_tensors(held, DType::F32, &Device::Cpu), &config);
+                Gpt2LMHeadModel::load(VarBuilder::from_tensors(held, DType::F32, &test_device()), &config);
             let Some((is_tied, [wte, head])) = expected else {
                 assert!(loaded.is_err(), "{what}: a table is missing");
                 continue;
@@ -72,7 +72,7 @@ fn both_tables_are_found_under_either_form_of_the_names() -> Result {
 fn a_source_of_weights_is_asked_for_each_by_its_name_and_shape() -> Result {
     let model = random_model(2, 4, 8)?;
     let held = tensors(&model, "transformer.", [Some(1.), Some(2.)])?;
-    let vb = || VarBuilder::from_tensors(held.clone(), DType::F32, &Device::Cpu);
+    let vb = || VarBuilder::from_tensors(held.clone(), DType::F32, &test_device());
     let asked = RefCell::new(BTreeSet::new());
     Gpt2LMHeadModel::load_with(vb(), model.config(), &|name, shape| {
         asked.borrow_mut().insert((name.to_owned(), shape));
@@ -92,7 +92,7 @@ fn a_source_of_weights_is_asked_for_each_by_its_name_and_shape() -> Result {
     assert_eq!(asked.into_inner(), expected);
 
     let zeros = |shape: (usize, usize)| {
-        Weight::plain(Tensor::zeros(shape, DType::F32, &Device::Cpu)?, WeightLayout::InOut)
+        Weight::plain(Tensor::zeros(shape, DType::F32, &test_device())?, WeightLayout::InOut)
     };
     let with = |shape: (usize, usize)| {
         Gpt2LMHeadModel::load_with(vb(), model.config(), &|name, _| {
@@ -125,7 +125,7 @@ fn a_model_that_its_checkpoint_cannot_hold_is_named_by_its_first_difference() ->
     let error = turned.check_layers().expect_err("a turned weight").to_string();
     assert!(error.contains("h.1.attn.c_proj.weight is OutIn, but the checkpoint stores InOut"), "{error}");
     let half = Gpt2LMHeadModel::load(
-        gpt2_model::init::seeded(7, DType::F16, &Device::Cpu),
+        gpt2_model::init::seeded(7, DType::F16, &test_device()),
         &Config { n_embd: 64, ..model.config().clone() },
     )?;
     let error = half.quantize(gpt2_model::linear::BlockFormat::Q8_0).expect_err("a half").to_string();

@@ -1,9 +1,9 @@
 //! Adapters: the logits and gradients that PEFT computes (tests/data/lora), on every kind of weight, merged or not.
 
-use crate::common::{Result, assert_close, data, reference};
+use crate::common::{Result, assert_close, data, reference, test_device};
 use crate::models::load;
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use gpt2_loader::{AdapterCheckpoint, AdapterFiles, Checkpoint, Source};
 use gpt2_model::linear::BlockFormat;
 use gpt2_model::lora::{Adapter, LoraOptions, Update};
@@ -37,7 +37,7 @@ fn expected() -> Result<HashMap<String, Tensor>> {
 
 fn base(case: &str, dtype: DType) -> Result<Gpt2LMHeadModel> {
     let checkpoint = Checkpoint::open(&Source::directory(data("lora").join(case)).open()?)?;
-    Ok(checkpoint.load_model(dtype, &Device::Cpu)?)
+    Ok(checkpoint.load_model(dtype, &test_device())?)
 }
 
 fn adapter(case: &str, model: &Gpt2LMHeadModel) -> Result<Adapter> {
@@ -149,7 +149,7 @@ fn an_adapted_model_over_a_cache_equals_one_pass() -> Result {
     let model = base("base", DType::F32)?;
     let adapted = model.clone().with_adapter("default", &adapter("every_layer", &model)?, 1.0)?;
     let whole = &expected["every_layer.logits"];
-    let mut cache = KvCache::new(adapted.config(), 2, 9, DType::F32, &Device::Cpu)?;
+    let mut cache = KvCache::new(adapted.config(), 2, 9, DType::F32, &test_device())?;
     let mut start = 0;
     for len in [4, 1, 4] {
         let args = ForwardArgs { cache: Some(&mut cache), last_logits_only: true, ..Default::default() };
@@ -184,13 +184,13 @@ fn adapters_on_halves_and_quantized_weights_are_off_by_rounding_only() -> Result
     }
     // Blocks of 32 need wider layers than the reference data have.
     let demo = Checkpoint::open(&Source::directory(data("../../models/tiny-shakespeare")).open()?)?;
-    let plain = demo.load_model(DType::F32, &Device::Cpu)?;
+    let plain = demo.load_model(DType::F32, &test_device())?;
     let quantized = demo.load_quantized(BlockFormat::Q8_0)?;
     let options = LoraOptions { target_modules: vec!["c_attn".into(), "c_fc".into()], ..LoraOptions::new(4) };
-    let adapter = Adapter::new(plain.config(), &options, 1, &Device::Cpu)?;
+    let adapter = Adapter::new(plain.config(), &options, 1, &test_device())?;
     for update in adapter.updates.values() {
         let numbers = (0..update.b().elem_count()).map(|i| (i * 7 % 11) as f32 * 0.01 - 0.05);
-        let b = Tensor::from_iter(numbers, &Device::Cpu)?.reshape(update.b().shape())?;
+        let b = Tensor::from_iter(numbers, &test_device())?.reshape(update.b().shape())?;
         Var::from_tensor(update.b())?.set(&b)?;
     }
     let adapted = logits(&plain.clone().with_adapter("a", &adapter, 1.0)?, ids)?;
@@ -233,7 +233,7 @@ fn adapters_get_pytorchs_gradients_with_dropout_and_without_and_recomputed() -> 
     };
     for implementation in [Implementation::Eager, Implementation::Fused] {
         let checkpoint = Checkpoint::open(&Source::directory(data("lora").join("base")).open()?)?;
-        let model = checkpoint.with_implementation(implementation).load_model(DType::F32, &Device::Cpu)?;
+        let model = checkpoint.with_implementation(implementation).load_model(DType::F32, &test_device())?;
         let held = adapter("every_layer", &model)?;
         for (kind, rate) in [("plain.", 0.0), ("dropped.", 0.25)] {
             let expected = part(kind);
@@ -285,7 +285,7 @@ fn adapters_get_pytorchs_gradients_with_dropout_and_without_and_recomputed() -> 
 fn a_new_adapters_first_factor_is_uniform() -> Result {
     let config =
         Config { n_embd: 256, n_head: 4, n_layer: 1, n_positions: 8, vocab_size: 11, ..Config::gpt2() };
-    let adapter = Adapter::new(&config, &LoraOptions::new(64), 5, &Device::Cpu)?;
+    let adapter = Adapter::new(&config, &LoraOptions::new(64), 5, &test_device())?;
     let bound = 1.0 / 256f32.sqrt();
     let drawn: Vec<f32> = adapter.updates["h.0.attn.c_attn"].a().flatten_all()?.to_vec1()?;
     assert_eq!(drawn.len(), 64 * 256);
@@ -306,7 +306,7 @@ fn a_new_adapters_first_factor_is_uniform() -> Result {
 fn a_new_adapter_changes_nothing_until_it_learns() -> Result {
     let expected = expected()?;
     let model = base("base", DType::F32)?;
-    let adapter = Adapter::new(model.config(), &LoraOptions::new(3), 5, &Device::Cpu)?;
+    let adapter = Adapter::new(model.config(), &LoraOptions::new(3), 5, &test_device())?;
     assert_eq!(adapter.updates.keys().collect::<Vec<_>>(), ["h.0.attn.c_attn", "h.1.attn.c_attn"]);
     assert_eq!(adapter.parameter_count(), 2 * 3 * (12 + 36));
     let adapted = model.clone().with_adapter("new", &adapter, 1.0)?;
@@ -314,7 +314,7 @@ fn a_new_adapter_changes_nothing_until_it_learns() -> Result {
     let bound = adapter.updates["h.0.attn.c_attn"].a().abs()?.max_all()?.to_scalar::<f32>()?;
     assert!((0.2..=1.0 / 12f32.sqrt()).contains(&bound), "{bound}");
     let unknown = LoraOptions { target_modules: vec!["attn".into()], ..LoraOptions::new(3) };
-    let error = Adapter::new(model.config(), &unknown, 5, &Device::Cpu).expect_err("no layer").to_string();
+    let error = Adapter::new(model.config(), &unknown, 5, &test_device()).expect_err("no layer").to_string();
     assert!(error.contains("\"attn\"") && error.contains("c_attn, c_fc, c_proj"), "{error}");
     Ok(())
 }
@@ -364,7 +364,7 @@ fn an_adapter_replaces_each_parameter_by_its_name() -> Result {
 #[test]
 fn an_adapter_that_does_not_fit_is_refused_by_its_part() -> Result {
     let model = base("base", DType::F32)?; // C = 12
-    let tensor = |shape: (usize, usize)| Tensor::ones(shape, DType::F32, &Device::Cpu);
+    let tensor = |shape: (usize, usize)| Tensor::ones(shape, DType::F32, &test_device());
     let update = |n_in, n_out| Update::new(tensor((2, n_in))?, tensor((n_out, 2))?, 1.0, 0.0);
     let updating = |layer: &str, update: Update| Adapter {
         updates: [(layer.to_owned(), update)].into(),
@@ -389,7 +389,7 @@ fn an_adapter_that_does_not_fit_is_refused_by_its_part() -> Result {
         "its update is (12, 35) (in, out), the layer (12, 36)",
     );
     refused(&model, &updating("h.2.attn.c_attn", update(12, 36)?), 1.0, "no linear layer h.2.attn.c_attn");
-    let bias = Tensor::ones(12, DType::F32, &Device::Cpu)?;
+    let bias = Tensor::ones(12, DType::F32, &test_device())?;
     let norm = replacing("ln_f.bias", bias.clone());
     refused(&model, &norm, 0.5, "but it replaces ln_f.bias, which cannot be weighted; use 1");
     refused(&model, &replacing("h.0.x.weight", bias.clone()), 1.0, "the model has no parameter h.0.x.weight");
@@ -400,7 +400,7 @@ fn an_adapter_that_does_not_fit_is_refused_by_its_part() -> Result {
     let bound = |r, target_modules: &[&str]| {
         let target_modules = target_modules.iter().map(|name| (*name).to_owned()).collect();
         let options = LoraOptions { target_modules, ..LoraOptions::new(r) };
-        Adapter::new(model.config(), &options, 1, &Device::Cpu).map_err(|e| e.to_string())
+        Adapter::new(model.config(), &options, 1, &test_device()).map_err(|e| e.to_string())
     };
     assert!(bound(1, &["c_attn"]).is_ok() && bound(12, &["c_attn"]).is_ok());
     for (r, targets, part) in [
@@ -416,7 +416,7 @@ fn an_adapter_that_does_not_fit_is_refused_by_its_part() -> Result {
 
 #[test]
 fn an_update_whose_factors_do_not_fit_is_refused() -> Result {
-    let ones = |shape: (usize, usize)| Tensor::ones(shape, DType::F32, &Device::Cpu);
+    let ones = |shape: (usize, usize)| Tensor::ones(shape, DType::F32, &test_device());
     let half = ones((4, 2))?.to_dtype(DType::F16)?;
     for (a, b, scaling, dropout, part) in [
         (ones((2, 6))?, ones((4, 3))?, 1.0, 0.0, "A is [2, 6] and B [4, 3]; expected (r, in) and (out, r)"),
@@ -431,7 +431,7 @@ fn an_update_whose_factors_do_not_fit_is_refused() -> Result {
     let update = Update::new(ones((2, 6))?, ones((4, 2))?, 3.0, 0.25)?;
     assert_eq!((update.rank(), update.shape()), (2, (6, 4)));
     assert!((update.clone().times(-2.0).scaling() + 6.0).abs() < 1e-12);
-    let layer = Conv1D::load(init::seeded(1, DType::F32, &Device::Cpu), 6, 4, 0.02)?;
+    let layer = Conv1D::load(init::seeded(1, DType::F32, &test_device()), 6, 4, 0.02)?;
     let last = (1 << 20) - 1;
     let adapted = layer.with_update("a", update.clone(), last)?;
     let error = layer.with_update("a", update.clone(), last + 1).expect_err("2^20").to_string();

@@ -3,6 +3,7 @@
 mod analysis;
 mod cache;
 mod cache_codes;
+mod candle_calls;
 mod circuits;
 #[path = "../common/mod.rs"]
 mod common;

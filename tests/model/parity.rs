@@ -1,8 +1,8 @@
 //! Every stage, compared with the activations that transformers produced (tests/data, eager f32), and causality.
 
-use crate::common::{Result, assert_close, reference, some_ids};
+use crate::common::{Result, assert_close, reference, some_ids, test_device};
 use crate::models::{load, random_model};
-use candle_core::{DType, Device, IndexOp, Module, Tensor};
+use candle_core::{DType, IndexOp, Module, Tensor};
 use gpt2_model::{CausalLMOutput, CausalSelfAttention, Config, ForwardArgs, Gpt2LMHeadModel, Pass, init};
 use std::collections::HashMap;
 
@@ -85,7 +85,7 @@ fn each_stage_of_a_block_equals_transformers() -> Result {
     let ln_1 = block.ln_1.forward(x)?;
     assert_close("ln_1", &ln_1, stage("h.0.ln_1"), TOLERANCE);
     assert_close("c_attn", &block.attn.c_attn.forward(&ln_1)?, stage("h.0.attn.c_attn"), TOLERANCE);
-    let attn = block.attn.forward(&ln_1, Pass::default())?;
+    let attn = block.attn.forward_with(&ln_1, Pass::default())?;
     assert_close("attn", &attn, stage("h.0.attn.c_proj"), TOLERANCE);
     let context = stage("h.0.attn.context");
     assert_close("c_proj", &block.attn.c_proj.forward(context)?, stage("h.0.attn.c_proj"), TOLERANCE);
@@ -96,7 +96,7 @@ fn each_stage_of_a_block_equals_transformers() -> Result {
     assert_close("mlp.c_proj", &block.mlp.c_proj.forward(act)?, stage("h.0.mlp.c_proj"), TOLERANCE);
     assert_close("mlp", &block.mlp.forward(&ln_2)?, stage("h.0.mlp.c_proj"), TOLERANCE);
     let args = Pass { output_attention_outputs: true, ..Default::default() };
-    let output = block.forward(x, args)?;
+    let output = block.forward_with(x, args)?;
     assert_close("block", &output.hidden_state, stage("h.0"), TOLERANCE);
     let attention_output = output.attention_output.ok_or("it was asked for")?;
     assert_close("attention_output", &attention_output, stage("h.0.attn.c_proj"), TOLERANCE);
@@ -183,7 +183,7 @@ fn a_token_reaches_no_position_before_it() -> Result {
 #[test]
 fn a_block_whose_heads_do_not_divide_its_width_is_refused() {
     let config = Config { n_embd: 6, n_head: 4, n_positions: 8, ..Config::gpt2() };
-    let vb = init::seeded(1, DType::F32, &Device::Cpu);
+    let vb = init::seeded(1, DType::F32, &test_device());
     let error = CausalSelfAttention::load(vb, &config, 0).expect_err("6 / 4");
     assert!(error.to_string().contains("n_head"), "{error}");
 }

@@ -1,8 +1,8 @@
 //! A quantized model does all that a plain one does.
 
 use crate::cache::in_chunks;
-use crate::common::{Result, assert_close, some_ids};
-use candle_core::{DType, Device, Tensor};
+use crate::common::{Result, assert_close, some_ids, test_device};
+use candle_core::{DType, Tensor};
 use gpt2_model::hooks::{Head, Intervention, Interventions, Point, Recorder};
 use gpt2_model::linear::{BlockFormat, Linear, LinearLayer, Weight, WeightDType, WeightLayout};
 use gpt2_model::{
@@ -20,7 +20,7 @@ fn models() -> Result<(Gpt2LMHeadModel, Gpt2LMHeadModel)> {
         initializer_range: 0.1,
         ..Config::gpt2()
     };
-    let model = Gpt2LMHeadModel::load(init::seeded(7, DType::F32, &Device::Cpu), &config)?;
+    let model = Gpt2LMHeadModel::load(init::seeded(7, DType::F32, &test_device()), &config)?;
     Ok((model.clone(), model.quantize(BlockFormat::Q8_0)?))
 }
 
@@ -115,7 +115,7 @@ fn a_cache_in_halves_is_read_in_place() -> Result {
     let expected = logits(&plain, &ids)?;
     for (dtype, tolerance) in [(DType::F16, 2e-3), (DType::BF16, 2e-2)] {
         for size in [1, 5, 24] {
-            let mut cache = KvCache::new(plain.config(), 1, 24, dtype, &Device::Cpu)?;
+            let mut cache = KvCache::new(plain.config(), 1, 24, dtype, &test_device())?;
             let mut parts = vec![];
             for start in (0..24).step_by(size) {
                 let args =
@@ -133,9 +133,9 @@ fn a_cache_in_halves_is_read_in_place() -> Result {
 
 #[test]
 fn a_layer_of_another_shape_is_refused() -> Result {
-    let weight = Tensor::zeros((64, 32), DType::F32, &Device::Cpu)?;
+    let weight = Tensor::zeros((64, 32), DType::F32, &test_device())?;
     let weight = Weight::quantize(&weight, WeightLayout::InOut, BlockFormat::Q4_0)?;
-    let bias = |n: usize| Tensor::zeros(n, DType::F32, &Device::Cpu);
+    let bias = |n: usize| Tensor::zeros(n, DType::F32, &test_device());
     assert!(Linear::new(weight.clone(), Some(bias(33)?)).is_err());
     let layer = Linear::new(weight, Some(bias(32)?))?;
     assert_eq!(layer.shape(), (64, 32));

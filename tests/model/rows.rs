@@ -1,8 +1,8 @@
 //! Rows of a batch: each padded row, and each of several documents in a row, is as if it were alone.
 
-use crate::common::{Result, assert_close, some_ids};
+use crate::common::{Result, assert_close, some_ids, test_device};
 use crate::models::random_model;
-use candle_core::{DType, Device, IndexOp, Tensor};
+use candle_core::{DType, IndexOp, Tensor};
 use candle_fused::Implementation;
 use candle_fused::attention::{Mask, Sdpa};
 use gpt2_model::lora::{Adapter, LoraOptions};
@@ -24,7 +24,7 @@ fn batch(left: bool) -> Result<(Vec<Tensor>, Tensor, Tensor)> {
         .iter()
         .map(|&t| (0..9).map(|j| u8::from(if left { j >= 9 - t } else { j < t })).collect())
         .collect();
-    Ok((rows, Tensor::cat(&ids, 0)?, Tensor::new(mask, &Device::Cpu)?))
+    Ok((rows, Tensor::cat(&ids, 0)?, Tensor::new(mask, &test_device())?))
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn a_padded_batch_with_a_cache_equals_the_rows_alone() -> Result {
     let model = random_model(2, 4, 16)?;
     let (rows, ids, mask) = batch(true)?;
     let positions = position_ids(&mask)?;
-    let mut cache = KvCache::new(model.config(), 3, 9, DType::F32, &Device::Cpu)?;
+    let mut cache = KvCache::new(model.config(), 3, 9, DType::F32, &test_device())?;
     let mut last = None;
     for (start, len) in [(0, 5), (5, 3), (8, 1)] {
         let mask = mask.narrow(1, 0, start + len)?;
@@ -76,9 +76,9 @@ fn a_padded_batch_with_a_cache_equals_the_rows_alone() -> Result {
 #[test]
 fn a_query_that_sees_no_key_gives_zeros() -> Result {
     let (b, h, t, d) = (2, 2, 4, 3);
-    let q = Tensor::randn(0f32, 1., (b, h, t, d), &Device::Cpu)?;
+    let q = Tensor::randn(0f32, 1., (b, h, t, d), &test_device())?;
     // Row 0 hides its first two keys, row 1 all of them.
-    let padding = Tensor::new(&[[0u8, 0, 1, 1], [0, 0, 0, 0]], &Device::Cpu)?;
+    let padding = Tensor::new(&[[0u8, 0, 1, 1], [0, 0, 0, 0]], &test_device())?;
     let mask = Mask { padding: Some(&padding), ..Default::default() };
     let (context, weights) =
         Sdpa { scale: Some(1.0), ..Sdpa::default() }.forward_with_weights(&q, &q, &q, mask)?;
@@ -97,14 +97,14 @@ fn a_query_that_sees_no_key_gives_zeros() -> Result {
 fn masks_and_positions_that_do_not_fit_are_refused_by_name() -> Result {
     let model = random_model(2, 4, 8)?;
     let ids = some_ids(4, 0)?;
-    let short = Tensor::ones((1, 3), DType::U8, &Device::Cpu)?;
-    let float = Tensor::ones((1, 4), DType::F32, &Device::Cpu)?;
+    let short = Tensor::ones((1, 3), DType::U8, &test_device())?;
+    let float = Tensor::ones((1, 4), DType::F32, &test_device())?;
     for mask in [&short, &float] {
         let args = ForwardArgs { attention_mask: Some(mask), ..Default::default() };
         let err = model.forward(&ids, args).expect_err("does not fit").to_string();
         assert!(err.contains("attention_mask") && err.contains("[1, 4]"), "{err}");
     }
-    let beyond = Tensor::new(&[[0u32, 1, 2, 8]], &Device::Cpu)?;
+    let beyond = Tensor::new(&[[0u32, 1, 2, 8]], &test_device())?;
     let args = ForwardArgs { position_ids: Some(&beyond), ..Default::default() };
     let err = model.forward(&ids, args).expect_err("8 is N").to_string();
     assert!(err.contains("position 8") && err.contains("n_positions"), "{err}");
@@ -113,7 +113,7 @@ fn masks_and_positions_that_do_not_fit_are_refused_by_name() -> Result {
 
 #[test]
 fn positions_count_visible_tokens() -> Result {
-    let mask = left_padding(&[3, 1, 0], 3, &Device::Cpu)?;
+    let mask = left_padding(&[3, 1, 0], 3, &test_device())?;
     assert_eq!(mask.to_vec2::<u8>()?, [[1, 1, 1], [0, 0, 1], [0, 0, 0]]);
     assert_eq!(position_ids(&mask)?.to_vec2::<u32>()?, [[0, 1, 2], [0, 0, 0], [0, 0, 0]]);
     Ok(())
@@ -134,7 +134,7 @@ fn padding_before_a_token_without_position_ids_is_refused_by_name() -> Result {
     };
     refused(&ids, &mask, None);
     // A mask that also covers the cache, in any integer dtype.
-    let mut cache = KvCache::new(model.config(), 3, 9, DType::F32, &Device::Cpu)?;
+    let mut cache = KvCache::new(model.config(), 3, 9, DType::F32, &test_device())?;
     let first = mask.narrow(1, 0, 8)?;
     let positions = position_ids(&mask)?.narrow(1, 0, 8)?;
     let args = ForwardArgs {
@@ -151,7 +151,7 @@ fn padding_before_a_token_without_position_ids_is_refused_by_name() -> Result {
     // With padding on the right, columns are positions; a row of only padding has none.
     let (_, ids, mask) = batch(false)?;
     model.forward(&ids, ForwardArgs { attention_mask: Some(&mask), ..Default::default() })?;
-    let empty = Tensor::zeros((3, 9), DType::U8, &Device::Cpu)?;
+    let empty = Tensor::zeros((3, 9), DType::U8, &test_device())?;
     model.forward(&ids, ForwardArgs { attention_mask: Some(&empty), ..Default::default() })?;
     Ok(())
 }
@@ -174,7 +174,7 @@ fn packed() -> Result<(Tensor, Tensor, Vec<Vec<Tensor>>)> {
     }
     let cat = |row: &Vec<Tensor>| Tensor::cat(row, 1);
     let ids = Tensor::cat(&[cat(&rows[0])?, cat(&rows[1])?], 0)?; // (2, 19)
-    let starts = Tensor::from_vec(starts, ids.dims(), &Device::Cpu)?;
+    let starts = Tensor::from_vec(starts, ids.dims(), &test_device())?;
     Ok((ids, starts, rows.to_vec()))
 }
 
@@ -188,7 +188,7 @@ fn documents_in_a_row_give_what_each_gives_alone() -> Result {
         (Implementation::Fused, DType::BF16, 10. * 2f64.powi(-8)),
     ] {
         let config = Config { attn_implementation: implementation, ..model.config().clone() };
-        let model = Gpt2LMHeadModel::load(init::seeded(7, dtype, &Device::Cpu), &config)?;
+        let model = Gpt2LMHeadModel::load(init::seeded(7, dtype, &test_device()), &config)?;
         let run = |ids: &Tensor, document_starts: Option<&Tensor>| -> Result<_> {
             let args = ForwardArgs {
                 document_starts,
@@ -222,7 +222,7 @@ fn documents_in_a_row_give_what_each_gives_alone() -> Result {
             }
         }
     }
-    let mut cache = KvCache::new(model.config(), 2, 19, DType::F32, &Device::Cpu)?;
+    let mut cache = KvCache::new(model.config(), 2, 19, DType::F32, &test_device())?;
     let args = ForwardArgs { document_starts: Some(&starts), cache: Some(&mut cache), ..Default::default() };
     assert!(model.forward(&ids, args).is_err(), "a cache");
     let late = (&starts + 1.0)?;
@@ -237,7 +237,7 @@ fn the_loss_of_packed_documents_is_that_of_each_alone() -> Result {
     let model = random_model(3, 8, 24)?;
     let (ids, starts, rows) = packed()?;
     let options = LoraOptions { target_modules: vec!["c_attn".into(), "c_fc".into()], ..LoraOptions::new(3) };
-    let adapter = Adapter::new(model.config(), &options, 1, &Device::Cpu)?;
+    let adapter = Adapter::new(model.config(), &options, 1, &test_device())?;
     let model = model.with_adapter("default", &adapter, 1.0)?;
     // Of each document, the second half is learned: the token after each position but the last.
     let mut learned = vec![];
@@ -261,7 +261,7 @@ fn the_loss_of_packed_documents_is_that_of_each_alone() -> Result {
     }
     let expected = (sum.ok_or("losses")? / f64::from(count))?;
     let targets = Tensor::cat(&[ids.narrow(1, 1, 18)?, ids.narrow(1, 0, 1)?], 1)?;
-    let learned = Tensor::new(learned, &Device::Cpu)?;
+    let learned = Tensor::new(learned, &test_device())?;
     let batch = TrainingBatch { input_ids: ids, targets, documents: Some(Documents { starts, learned }) };
     let loss = model.loss(&batch, ForwardArgs::default())?;
     assert_close("loss", &loss, &expected, 1e-5);

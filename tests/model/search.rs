@@ -1,8 +1,8 @@
 //! Beam search against a search that considers every token and reads every text anew.
 
-use crate::common::Result;
+use crate::common::{Result, test_device};
 use crate::models::random_model;
-use candle_core::{DType, Device};
+use candle_core::DType;
 use gpt2_model::beams::BeamSearch;
 use gpt2_model::config::TokenIds;
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, LmHead, init};
@@ -67,7 +67,7 @@ fn the_search_finds_what_a_search_through_every_token_finds() -> Result {
     for ends in [0u32, 1, 2, 6, 18] {
         let ids = TokenIds::Many((0..ends).map(|i| (i * 2 + 3) % 37).collect());
         let config = Config { eos_token_id: (ends > 0).then_some(ids), ..base.config().clone() };
-        let model = Gpt2LMHeadModel::load(init::seeded(7, DType::F32, &Device::Cpu), &config)?;
+        let model = Gpt2LMHeadModel::load(init::seeded(7, DType::F32, &test_device()), &config)?;
         for (num_beams, length_penalty, early_stopping, repetition_penalty) in [
             (1, 1.0, false, 1.0),
             (2, 1.0, false, 1.0),

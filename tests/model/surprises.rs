@@ -1,10 +1,10 @@
 //! Measures how surprising texts are; analyses refuse wrong inputs.
 
-use crate::common::{Result, some_ids};
+use crate::common::{Result, some_ids, test_device};
 use crate::hooks::hooked;
 use crate::inputs::assert_refused;
 use crate::models::random_model;
-use candle_core::{D, DType, Device, Tensor};
+use candle_core::{D, DType, Tensor};
 use candle_nn::ops::log_softmax;
 use gpt2_model::analysis::{
     Ablation, Centering, Contrast, Metric, Parts, RepeatedTokens, ablation_effects, activation_patching,
@@ -92,7 +92,7 @@ fn shares_of_a_large_vocabulary_sum_to_the_centered_logit() -> Result {
         initializer_range: 0.3,
         ..Config::gpt2()
     };
-    let model = Gpt2LMHeadModel::load(init::seeded(3, DType::F64, &Device::Cpu), &config)?;
+    let model = Gpt2LMHeadModel::load(init::seeded(3, DType::F64, &test_device()), &config)?;
     let ids = some_ids(5, 1)?;
     let found = direct_attribution(&model, &ids, &Metric::Logit(4999), Centering::Centered, None)?;
     let logits = model.forward(&ids, ForwardArgs::default())?.logits.get(0)?.get(4)?.to_vec1::<f64>()?;

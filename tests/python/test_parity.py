@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import COMMAND
 
-from gpt2_candle import Changes, Model, _native
+from gpt2_candle import Changes, Model, _native, train
 from gpt2_candle._inputs import Options
 
 STUDIES = {name: (set(refused), json.loads(defaults)) for name, refused, defaults in _native.studies()}
@@ -92,6 +92,19 @@ def test_a_study_takes_the_same_interventions_in_each_face(study: str) -> None:
     parameters = inspect.signature(method_of(study)).parameters.values()
     has_changes = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
     assert has_changes == bool(takes)
+
+
+def test_training_has_the_same_options_in_each_face() -> None:
+    text, keywords = help_of("train"), set(inspect.signature(train).parameters)
+    in_python = {option: "lora" for option in ("lora_alpha", "lora_dropout", "lora_target", "rslora")}  # fields of LoRA
+    missing = []
+    for option in json.loads(_native.train_defaults()):
+        if not re.search(rf"(?<![\w-])--{option.replace('_', '-')}(?![\w-])", text):
+            missing.append(f"the command lacks {option}")
+        if in_python.get(option, option) not in keywords:
+            missing.append(f"Python lacks {option}")
+    assert not missing
+    assert {"--text", "--ids", "--jsonl", "--val-text", "--model"} <= set(re.findall(r"--[\w-]+", text))
 
 
 def test_an_unknown_option_is_named_with_the_nearest(model: Model) -> None:

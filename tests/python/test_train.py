@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import COMMAND, safetensors
 
-from gpt2_candle import LoRA, Model, train
+from gpt2_candle import LoRA, Model, fetch_text, train
 
 TEXT = "".join(f"the {a} of the {b} is {c}.\n" for a in ("king", "heart", "sea") for b in ("house", "land") for c in ("old", "cold", "bold") for _ in range(8))
 SMALL: Any = {"steps": 6, "batch": 2, "window": 16, "warmup": 2, "eval_every": 3, "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 280}
@@ -53,6 +53,56 @@ def test_a_new_model_is_that_of_the_command(tmp_path: Path) -> None:
     again = Model.load(tmp_path / "ours")
     np.testing.assert_array_equal(again("the king").logits, run.model("the king").logits)
     assert run.model.generate("the", max_new_tokens=3).ids == again.generate("the", max_new_tokens=3).ids
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"optimizer": "muon", "schedule": "trapezoid"}, {"optimizer": "muon", "muon_lr": 0.05, "lr": 0.003}, {"schedule": "linear", "lr": 0.01}],
+)
+def test_optimizers_and_schedules_are_those_of_the_command(tmp_path: Path, changes: dict[str, Any]) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    metrics = tmp_path / "m.jsonl"
+    command("train", "--text", str(tmp_path / "text.txt"), "--out", str(tmp_path / "out"), "--metrics", str(metrics), *options(**changes))
+    run = train(TEXT, **{**SMALL, **changes})
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert run.losses == pytest.approx([row["loss"] for row in rows], rel=1e-6)
+    assert [loss for _, loss in run.validation] == pytest.approx([row["val_loss"] for row in rows if row["val_loss"] is not None])
+
+
+def test_epochs_samples_ids_and_another_text() -> None:
+    small = {name: value for name, value in SMALL.items() if name != "steps"}
+    run = train(TEXT, epochs=0.2, num_samples=2, sample_prompt="the ", sample_tokens=4, **small)
+    assert [step for step, _ in run.samples] == [step for step, _ in run.validation]
+    assert all(len(texts) == 2 and all(text.startswith("the ") for text in texts) for _, texts in run.samples)
+    assert run.bytes_per_token is not None and run.bytes_per_token > 1
+    last, bits = run.validation[-1][1], run.bits_per_byte[-1][1]
+    assert bits == pytest.approx(last / np.log(2) / run.bytes_per_token)
+    plain = train(TEXT, epochs=0.2, **small)
+    assert plain.losses == run.losses and plain.samples == []
+    apart = train(TEXT, val_text="the sea of the land is bold.\n" * 40, **SMALL)
+    assert apart.validation != train(TEXT, **SMALL).validation
+    ids = [(i * i + i // 3) % 280 for i in range(600)]
+    of_ids = train(ids, **SMALL)
+    assert of_ids.bytes_per_token is None and of_ids.bits_per_byte == []
+    assert of_ids.model(ids[:9]).logits.shape == (1, 9, 280)
+    assert train(np.array(ids), val_text=ids[:100], **SMALL).finished
+    for wrong, error in [
+        ({"epochs": 1.0, "steps": 3}, ValueError),
+        ({"optimizer": "sgd"}, ValueError),
+        ({"schedule": "step"}, ValueError),
+        ({"muon_lr": 0.1}, ValueError),
+        ({"val_text": [1, 2, 3]}, TypeError),
+        ({"val_text": 3}, TypeError),
+    ]:
+        with pytest.raises(error):
+            train(TEXT, **{**small, **wrong})  # type: ignore[arg-type]
+
+
+def test_a_text_to_begin_with_is_not_fetched_offline() -> None:
+    with pytest.raises(Exception, match="no request is made offline"):
+        fetch_text(offline=True)
+    with pytest.raises(ValueError, match="'hamlet' is no text|\"hamlet\" is no text"):
+        fetch_text("hamlet", offline=True)
 
 
 def test_an_adapter_is_that_of_the_command(tmp_path: Path, model: Model) -> None:

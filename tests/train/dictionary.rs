@@ -1,7 +1,7 @@
 //! Dictionaries learn the directions that values are made of.
 
-use crate::common::Result;
-use candle_core::{D, Device, Tensor};
+use crate::common::{Result, test_device};
+use candle_core::{D, Tensor};
 use gpt2_model::dictionary::{Dictionary, DictionaryTensors, Selection};
 use gpt2_train::{DictionaryOptions, DictionaryTrainer, Sparsity};
 use rand::seq::index::sample;
@@ -25,7 +25,7 @@ impl Planted {
     fn new() -> Result<Self> {
         let mut rng = ChaCha8Rng::seed_from_u64(3);
         let drawn: Vec<f32> = (0..TRUE_FEATURES * D_MODEL).map(|_| StandardNormal.sample(&mut rng)).collect();
-        let drawn = Tensor::from_vec(drawn, (TRUE_FEATURES, D_MODEL), &Device::Cpu)?;
+        let drawn = Tensor::from_vec(drawn, (TRUE_FEATURES, D_MODEL), &test_device())?;
         let directions = drawn.broadcast_div(&drawn.sqr()?.sum_keepdim(1)?.sqrt()?)?;
         Ok(Self { rng, directions })
     }
@@ -38,7 +38,7 @@ impl Planted {
                 row[feature] = self.rng.random_range(1.0..2.0);
             }
         }
-        let acts = Tensor::from_vec(acts, (BATCH, TRUE_FEATURES), &Device::Cpu)?;
+        let acts = Tensor::from_vec(acts, (BATCH, TRUE_FEATURES), &test_device())?;
         Ok(((acts.matmul(&self.directions)? * 7.0)? + 3.0)?)
     }
 }
@@ -93,14 +93,14 @@ fn jumprelu_finds_planted_directions_and_keeps_to_its_number() -> Result {
 /// As in SAELens, a feature whose sum is its threshold does not fire.
 #[test]
 fn a_sum_at_its_threshold_does_not_fire() -> Result {
-    let eye = Tensor::eye(2, candle_core::DType::F32, &Device::Cpu)?;
-    let zeros = Tensor::zeros(2, candle_core::DType::F32, &Device::Cpu)?;
+    let eye = Tensor::eye(2, candle_core::DType::F32, &test_device())?;
+    let zeros = Tensor::zeros(2, candle_core::DType::F32, &test_device())?;
     let tensors =
         DictionaryTensors { w_enc: eye.clone(), b_enc: zeros.clone(), w_dec: eye, b_dec: zeros, skip: None };
-    let threshold = Tensor::new(&[0.5f32, 0.25], &Device::Cpu)?;
+    let threshold = Tensor::new(&[0.5f32, 0.25], &test_device())?;
     let dictionary = Dictionary::new(tensors, Selection::JumpRelu(threshold))?;
     let fired = |x: [f32; 2]| -> Result<f64> {
-        Ok(dictionary.encode(&Tensor::new(&[x], &Device::Cpu)?)?.mean_fired())
+        Ok(dictionary.encode(&Tensor::new(&[x], &test_device())?)?.mean_fired())
     };
     for (x, expected) in [([0.5, 0.25], 0.0), ([0.5, 0.5], 1.0), ([0.5f32.next_up(), 0.5], 2.0)] {
         assert!((fired(x)? - expected).abs() < 1e-9, "{x:?}");

@@ -1,11 +1,11 @@
 //! A run gives the same bytes on any number of ranks.
 
-use crate::common::Result;
+use crate::common::{Result, test_device};
 use crate::threads::on_threads;
-use candle_core::{DType, Device};
+use candle_core::DType;
 use gpt2_model::{Config, Gpt2LMHeadModel, init};
 use gpt2_parallel::Group;
-use gpt2_train::{Dataset, TrainError, TrainOptions, Trainer, TrainingEvent};
+use gpt2_train::{Dataset, Optimizer, TrainError, TrainOptions, Trainer, TrainingEvent};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -35,13 +35,26 @@ fn config() -> Config {
     }
 }
 
+/// Its matrices are longer than those chunks, so that shares end within them.
+fn config_of(optimizer: Optimizer) -> Config {
+    match optimizer {
+        Optimizer::AdamW => config(),
+        Optimizer::Muon => Config { vocab_size: 40, n_embd: 128, ..config() },
+    }
+}
+
 fn data(tokens: u32) -> gpt2_train::Result<Dataset> {
     Dataset::split((0..tokens).map(|i| (i * i + i / 3) % 32).collect(), 0.3)
 }
 
 fn options(accumulate: u16, recompute: bool) -> TrainOptions {
+    options_of(Optimizer::AdamW, accumulate, recompute)
+}
+
+fn options_of(optimizer: Optimizer, accumulate: u16, recompute: bool) -> TrainOptions {
     let mut options = TrainOptions::new(4);
     (options.batch, options.accumulate, options.recompute) = (2, accumulate, recompute);
+    options.optimizer = optimizer;
     (options.lr, options.warmup, options.eval_every, options.clip) = (1e-2, 1, 2, 0.5);
     options
 }
@@ -74,19 +87,21 @@ fn ran(mut trainer: Trainer, stop: Option<(u64, &Path)>) -> gpt2_train::Result<O
 }
 
 fn trainer(options: &TrainOptions) -> gpt2_train::Result<Trainer> {
-    Trainer::new(&config(), data(150)?, options.clone(), &Device::Cpu)
+    Trainer::new(&config_of(options.optimizer), data(150)?, options.clone(), &test_device())
 }
 
 #[test]
 fn any_number_of_ranks_gives_the_bytes_of_one_process() -> Result {
     // 5 batches a step are shared out unevenly among 2, 3 and 4 ranks; 6 ranks are more than there are batches.
-    for recompute in [false, true] {
-        let options = options(5, recompute);
+    for (optimizer, recompute) in
+        [(Optimizer::AdamW, false), (Optimizer::AdamW, true), (Optimizer::Muon, false)]
+    {
+        let options = options_of(optimizer, 5, recompute);
         let alone = ran(trainer(&options)?, None)?;
         assert!(alone.losses.len() == 4 && alone.validation.len() == 2);
         for ranks in [1, 2, 3, 4, 6] {
             for outcome in on_threads(ranks, |group| ran(trainer(&options)?.in_group(group)?, None)) {
-                assert!(outcome? == alone, "{ranks} ranks, recompute {recompute}");
+                assert!(outcome? == alone, "{ranks} ranks, {optimizer:?}, recompute {recompute}");
             }
         }
     }
@@ -95,7 +110,14 @@ fn any_number_of_ranks_gives_the_bytes_of_one_process() -> Result {
 
 #[test]
 fn a_run_goes_on_with_another_number_of_ranks() -> Result {
-    let options = options(3, false);
+    for optimizer in [Optimizer::AdamW, Optimizer::Muon] {
+        goes_on_with_another_number_of_ranks(optimizer)?;
+    }
+    Ok(())
+}
+
+fn goes_on_with_another_number_of_ranks(optimizer: Optimizer) -> Result {
+    let options = options_of(optimizer, 3, false);
     let whole = ran(trainer(&options)?, None)?;
     let folder = tempfile::tempdir()?;
     let path = |name: &str| folder.path().join(name);
@@ -126,7 +148,7 @@ fn a_model_larger_than_one_exchange_gives_the_bytes_of_one_process() -> Result {
     let config = Config { vocab_size: 420_000, n_layer: 1, ..config() };
     let mut options = options(3, false);
     (options.steps, options.eval_every) = (2, 2);
-    let begun = || Trainer::new(&config, data(150)?, options.clone(), &Device::Cpu);
+    let begun = || Trainer::new(&config, data(150)?, options.clone(), &test_device());
     let whole = ran(begun()?, None)?;
     let folder = tempfile::tempdir()?;
     let state = folder.path().join("state");
@@ -155,14 +177,14 @@ fn a_rank_with_another_run_is_named() -> Result {
             trainer(&options)
         }),
         ("training text (by its fingerprint) than rank 0: ", |options| {
-            Trainer::new(&config(), data(151)?, options, &Device::Cpu)
+            Trainer::new(&config(), data(151)?, options, &test_device())
         }),
         ("config.n_head than rank 0: 4, not 2", |options| {
             let config = Config { n_head: 4, ..config() };
-            Trainer::new(&config, data(150)?, options, &Device::Cpu)
+            Trainer::new(&config, data(150)?, options, &test_device())
         }),
         ("set of weights (by its fingerprint) than rank 0: ", |options| {
-            let model = Gpt2LMHeadModel::load(init::seeded(9, DType::F32, &Device::Cpu), &config())?;
+            let model = Gpt2LMHeadModel::load(init::seeded(9, DType::F32, &test_device()), &config())?;
             Trainer::from_model(&model, data(150)?, options)
         }),
     ];

@@ -1,7 +1,7 @@
 //! A run as a whole: what it refuses, what it reports, the steps that it takes, and the files that it writes.
 
-use crate::common::Result;
-use candle_core::{D, DType, Device, Tensor};
+use crate::common::{Result, test_device};
+use candle_core::{D, DType, Tensor};
 use candle_nn::VarMap;
 use gpt2_model::linear::BlockFormat;
 use gpt2_model::lora::LoraOptions;
@@ -9,7 +9,7 @@ use gpt2_model::training::{Training, TrainingBatch, add_gradients};
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, LmHead, init};
 use gpt2_parallel::Alone;
 use gpt2_train::{
-    AdamW, AdamWParams, CosineSchedule, Dataset, Document, METRICS_HEADER, Metrics, MetricsFormat,
+    AdamW, AdamWParams, Dataset, Document, LearningRate, METRICS_HEADER, Metrics, MetricsFormat, Schedule,
     StepReport, TrainError, TrainOptions, Trainer, TrainingEvent, Validation,
 };
 use std::collections::HashMap;
@@ -43,11 +43,11 @@ fn options(steps: u32) -> TrainOptions {
 }
 
 fn frozen(seed: u64) -> Result<Gpt2LMHeadModel> {
-    Ok(Gpt2LMHeadModel::load(init::seeded(seed, DType::F32, &Device::Cpu), &config())?)
+    Ok(Gpt2LMHeadModel::load(init::seeded(seed, DType::F32, &test_device()), &config())?)
 }
 
 fn begun(steps: u32) -> gpt2_train::Result<Trainer> {
-    Trainer::new(&config(), data()?, options(steps), &Device::Cpu)
+    Trainer::new(&config(), data()?, options(steps), &test_device())
 }
 
 fn bits(x: &Tensor) -> Result<Vec<u32>> {
@@ -106,7 +106,7 @@ fn a_run_takes_the_steps_of_the_optimizer_at_the_rates_of_the_schedule() -> Resu
             Ok(ControlFlow::Continue(()))
         })?;
 
-        let vb = init::seeded_variables(7, &VarMap::new(), DType::F32, &Device::Cpu);
+        let vb = init::seeded_variables(7, &VarMap::new(), DType::F32, &test_device());
         let model = Gpt2LMHeadModel::load(vb, &config())?;
         let variables = model.named_variables()?;
         let params = AdamWParams {
@@ -116,8 +116,8 @@ fn a_run_takes_the_steps_of_the_optimizer_at_the_rates_of_the_schedule() -> Resu
             ..AdamWParams::default()
         };
         let mut optimizer = AdamW::new(variables.clone(), params)?;
-        let schedule = CosineSchedule { peak: 0.02, floor: 0.002, warmup: 2, total: 5 };
-        let threes = Tensor::full(3u32, (2, 4), &Device::Cpu)?;
+        let schedule = LearningRate::new(Schedule::Cosine, 0.02, 2, 5);
+        let threes = Tensor::full(3u32, (2, 4), &test_device())?;
         for (step, report) in reports.iter().enumerate() {
             let mut gradients = None;
             let mut mean = 0.0;
@@ -156,7 +156,7 @@ fn a_run_takes_the_steps_of_the_optimizer_at_the_rates_of_the_schedule() -> Resu
 fn a_run_begins_with_sinusoids_or_with_the_weights_of_the_model() -> Result {
     let new = begun(1)?;
     let model = frozen(7)?;
-    let positions = init::sinusoids(&config(), DType::F32, &Device::Cpu)?;
+    let positions = init::sinusoids(&config(), DType::F32, &test_device())?;
     assert_eq!(bits(&new.model().transformer.wpe)?, bits(&positions)?);
     let mut tuned = Trainer::from_model(&model, data()?, options(2))?;
     let before = model.fingerprint()?;
@@ -204,7 +204,7 @@ fn the_validation_loss_of_documents_is_the_mean_over_what_is_learned() -> Result
         let mut options = options(2);
         options.batch = batch;
         let mut trainer =
-            Trainer::new(&config(), Dataset::from_documents(all.clone(), 0.5)?, options, &Device::Cpu)?;
+            Trainer::new(&config(), Dataset::from_documents(all.clone(), 0.5)?, options, &test_device())?;
         let mut losses = vec![];
         for document in &all[4..] {
             let ids = document.ids();
@@ -250,7 +250,7 @@ fn what_no_run_can_be_made_of_is_refused_with_the_reason() -> Result {
     let lora = LoraOptions::new(2);
     let adapter = |model: &Gpt2LMHeadModel, options| Trainer::adapter(model, &lora, data()?, options);
     assert!(adapter(&model, options(1)).is_ok());
-    let half = Gpt2LMHeadModel::load(init::seeded(7, DType::BF16, &Device::Cpu), &config())?;
+    let half = Gpt2LMHeadModel::load(init::seeded(7, DType::BF16, &test_device()), &config())?;
     refused(adapter(&half, options(1)), "a frozen model in f32");
     refused(adapter(&model, with(|o| o.steps = 0)), "steps is 0");
     refused(adapter(&model, with(|o| o.window = Some(9))), "the window is 9 tokens");
@@ -264,7 +264,7 @@ type Tensors = HashMap<String, Tensor>;
 
 /// Changes a state, and returns a trainer's answer to it.
 fn changed(path: &Path, change: impl FnOnce(&mut Tensors)) -> Result<gpt2_train::Result<()>> {
-    let mut tensors = candle_core::safetensors::load(path, &Device::Cpu)?;
+    let mut tensors = candle_core::safetensors::load(path, &test_device())?;
     change(&mut tensors);
     let other = path.with_extension("changed");
     candle_core::safetensors::save(&tensors, &other)?;
@@ -294,12 +294,12 @@ fn a_state_that_is_damaged_or_of_another_run_is_refused_by_its_part() -> Result 
         assert!(matches!(error, TrainError::DamagedState { .. }), "{error}");
         assert!(error.to_string().ends_with(&format!("it lacks {name}")), "{error}");
     }
-    let zeros = |len: usize, dtype| Tensor::zeros(len, dtype, &Device::Cpu);
+    let zeros = |len: usize, dtype| Tensor::zeros(len, dtype, &test_device());
     for (name, value, part) in [
         ("m.ln_f.bias", zeros(31, DType::F32)?, "m.ln_f.bias is [31] F32, expected [32] F32"),
         ("v.ln_f.bias", zeros(32, DType::F64)?, "v.ln_f.bias is [32] F64, expected [32] F32"),
         ("steps", zeros(2, DType::U32)?, "its number of steps is damaged"),
-        ("steps", Tensor::new(&[2u32], &Device::Cpu)?, "its losses are damaged: 3 of 2 steps"),
+        ("steps", Tensor::new(&[2u32], &test_device())?, "its losses are damaged: 3 of 2 steps"),
         ("history.validation", zeros(2, DType::F64)?, "its losses are damaged"),
     ] {
         let error = changed(&path, |tensors| drop(tensors.insert(name.into(), value)))?.expect_err(part);
@@ -319,7 +319,7 @@ fn a_setting_that_an_older_state_does_not_name_is_the_default() -> Result {
             let mut settings = serde_json::from_slice(&text).expect("an object");
             change(&mut settings);
             let text = serde_json::to_vec(&settings).expect("an object");
-            tensors.insert("settings".into(), Tensor::new(text, &Device::Cpu).expect("bytes"));
+            tensors.insert("settings".into(), Tensor::new(text, &test_device()).expect("bytes"));
         })
     };
     with(|settings| {

@@ -1,8 +1,8 @@
 //! Training with the library: a model learns, in the same way for the same seed, even if it stops and resumes.
 
-use crate::common::Result;
+use crate::common::{Result, test_device};
 use crate::other_layer::other_layer;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use candle_nn::VarMap;
 use gpt2_model::linear::BlockFormat;
 use gpt2_model::lora::LoraOptions;
@@ -40,7 +40,7 @@ impl Run {
     fn new(implementation: Implementation, dropout: f64) -> Result<Self> {
         let config = config(implementation, dropout);
         let variables = VarMap::new();
-        let vb = init::seeded_variables(7, &variables, DType::F32, &Device::Cpu);
+        let vb = init::seeded_variables(7, &variables, DType::F32, &test_device());
         let model = Gpt2LMHeadModel::load(vb, &config)?;
         let optimizer = AdamW::new(variables_of(&variables)?, AdamWParams::default())?;
         Ok(Self { variables, model, optimizer })
@@ -79,7 +79,7 @@ fn batch(step: u64) -> Result<TrainingBatch> {
             pair = (pair.1, (pair.0 + pair.1) % VOCAB);
         }
     }
-    let ids = Tensor::from_vec(ids, (4, t + 1), &Device::Cpu)?;
+    let ids = Tensor::from_vec(ids, (4, t + 1), &test_device())?;
     Ok(TrainingBatch::new(ids.narrow(1, 0, t)?, ids.narrow(1, 1, t)?))
 }
 
@@ -116,7 +116,7 @@ fn a_run_is_the_same_again_and_stopped_in_between() -> Result {
 
     let mut second = Run::new(Implementation::Fused, 0.2)?;
     for (name, var) in second.variables.data().lock().map_err(|e| e.to_string())?.iter() {
-        var.set(&Tensor::from_slice(&weights[name], var.shape(), &Device::Cpu)?)?;
+        var.set(&Tensor::from_slice(&weights[name], var.shape(), &test_device())?)?;
     }
     second.optimizer.restore(&state, 5)?;
     second.train(7)?;
@@ -152,18 +152,18 @@ fn gpt_bigcode_learns_and_cross_attention_is_refused() -> Result {
         (options.lr, options.warmup, options.batch, options.window) = (1e-2, 5, 4, Some(12));
         options
     };
-    let mut trainer = Trainer::new(&config, data()?, options(), &Device::Cpu)?;
+    let mut trainer = Trainer::new(&config, data()?, options(), &test_device())?;
     to_the_end(&mut trainer)?;
     let losses = trainer.history().training();
     assert!(losses[29] < 0.3 * losses[0], "{losses:?}");
     let crossing = Config { add_cross_attention: true, ..self::config(Implementation::Auto, 0.0) };
-    let error = Trainer::new(&crossing, data()?, options(), &Device::Cpu).err().ok_or("no encoder")?;
+    let error = Trainer::new(&crossing, data()?, options(), &test_device()).err().ok_or("no encoder")?;
     assert!(error.to_string().contains("loss with an encoder"), "{error}");
     Ok(())
 }
 
 fn frozen(config: &Config) -> candle_core::Result<Gpt2LMHeadModel> {
-    Gpt2LMHeadModel::load(init::seeded(7, DType::F32, &Device::Cpu), config)
+    Gpt2LMHeadModel::load(init::seeded(7, DType::F32, &test_device()), config)
 }
 
 /// A text in which a token says something about the next.
@@ -269,7 +269,7 @@ fn a_state_that_does_not_fit_changes_nothing() -> Result {
     let before = run.optimizer.state().into_iter().map(copy).collect::<Result<BTreeMap<_, _>>>()?;
     let mut state: BTreeMap<String, Tensor> =
         before.iter().map(|(name, tensor)| Ok((name.clone(), (tensor + 1.0)?))).collect::<Result<_>>()?;
-    state.insert("v.wte.weight".into(), Tensor::zeros(3, DType::F32, &Device::Cpu)?);
+    state.insert("v.wte.weight".into(), Tensor::zeros(3, DType::F32, &test_device())?);
     let error = run.optimizer.restore(&state, 9).expect_err("a shape").to_string();
     assert!(error.contains("v.wte.weight") && error.contains("[3]"), "{error}");
     assert_eq!(run.optimizer.steps(), 2);

@@ -1,4 +1,4 @@
-//! What a user can ask of GPT-2, as functions of plain structs: open a model by any name, change it while it runs, read texts, and run
+//! Questions that a user can ask of GPT-2, as functions of plain structs: open a model by any name, change it while it runs, read texts, and run
 //! studies whose reports serialize. The command, the Python package and the page are faces of it.
 //!
 //! It prints nothing and knows no flag. Notes and progress go to an [`Observer`], which may end the work.

@@ -41,6 +41,9 @@ pub struct RunProvenance {
     /// The adapters on the model.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     adapters: Vec<UsedAdapter>,
+    /// Whether layer norms are folded into the layers that read them, and weights centered.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    processed: bool,
     /// The dtype of cached keys and values, if it was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv: Option<&'static str>,
@@ -97,6 +100,7 @@ impl RunProvenance {
             tf32: rounds_to_tf32(&opened.device),
             quantized: opened.formats.iter().copied().map(BlockFormat::as_str).collect(),
             adapters: opened.adapters.clone(),
+            processed: opened.processed,
             kv: None,
             device: device_name(&opened.device),
             implementation,
@@ -155,6 +159,7 @@ impl RunProvenance {
     #[must_use]
     pub fn caption(&self) -> String {
         let Self { dtype, tf32, device, implementation, interventions, quantized, adapters, kv, .. } = self;
+        let processed = if self.processed { ", processed weights" } else { "" };
         let tf32 = if *tf32 { " with products in tf32" } else { "" };
         let weights = if quantized.is_empty() {
             String::new()
@@ -171,7 +176,7 @@ impl RunProvenance {
             "none" => "weights alone".to_owned(),
             ran => format!("{ran} attention"),
         };
-        let ran = format!("{dtype}{tf32} on {device}{weights}{adapters}{kv}, {what}");
+        let ran = format!("{dtype}{tf32} on {device}{weights}{processed}{adapters}{kv}, {what}");
         if interventions.is_empty() { ran } else { format!("{ran}; {}", interventions.join(", ")) }
     }
 

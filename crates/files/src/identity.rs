@@ -1,4 +1,4 @@
-//! Which file a path leads to.
+//! The file to which a path leads.
 
 use std::path::Path;
 

@@ -83,7 +83,7 @@ fn gpt2() -> Result<()> {
     println!("\n5. GPT-2: W_query, W_key and W_value side by side in one matrix, c_attn");
     let config = Config { n_embd: 6, n_head: 3, n_positions: 12, initializer_range: 0.5, ..Config::gpt2() };
     let block = Block::load(init::seeded(5, DType::F32, &CPU).pp("h.0"), &config, 0)?;
-    let forward = |x: &Tensor| block.attn.forward(x, Pass::default());
+    let forward = |x: &Tensor| block.attn.forward_with(x, Pass::default());
     let x = normal(6, (4, 12, 6))?;
     let qkv = block.attn.c_attn.forward(&x)?;
     let heads = |i: usize| qkv.narrow(2, 6 * i, 6)?.reshape((4, 12, 3, 2))?.transpose(1, 2)?.contiguous();
@@ -116,7 +116,7 @@ fn gpt2() -> Result<()> {
     let moved = (forward(&changed)? - expected)?.abs()?.max(D::Minus1)?.narrow(0, 0, 1)?; // (1, 12)
     rows(&[""], &moved)?;
 
-    let y = block.forward(&x, Pass::default())?.hidden_state;
+    let y = block.forward_with(&x, Pass::default())?.hidden_state;
     println!("\n  Around it, the block: x + attn(ln_1(x)), then x + mlp(ln_2(x))");
     shape("block(x)", &y);
     Ok(())

@@ -68,7 +68,7 @@ pub struct Files {
     pub tokenizer: TokenizerFiles,
     /// The settings of the tokenizer and of generation.
     pub settings: SettingsFiles,
-    /// What the reader of a command's output should know of where the files come from, a line each.
+    /// Facts about the files' source for the reader of a command's output, a line each.
     pub notes: Vec<String>,
     /// The commit, for files from the Hub.
     pub commit: Option<String>,

@@ -7,12 +7,15 @@
 //! ```no_run
 //! use candle_core::{DType, Device};
 //! use gpt2_loader::{Checkpoint, Source, Tokenizer};
+//! use gpt2_model::ForwardArgs;
 //!
 //! # fn main() -> Result<(), gpt2_loader::LoadError> {
 //! let files = Source::directory("path/to/gpt2").open()?;
 //! let checkpoint = Checkpoint::open(&files)?;
 //! let tokenizer = Tokenizer::open(&files, checkpoint.config().vocab_size)?;
 //! let model = checkpoint.load_model(DType::F32, &Device::Cpu)?;
+//! let input_ids = model.ids(&tokenizer.encode("O Romeo")?)?; // (1, T)
+//! let logits = model.forward(&input_ids, ForwardArgs::default())?.logits; // (1, T, V)
 //! # Ok(())
 //! # }
 //! ```

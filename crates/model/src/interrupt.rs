@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// How often the question is asked at most: often enough for a person who waits.
+/// The shortest time between two questions: short enough for a person who waits.
 const EVERY: Duration = Duration::from_millis(50);
 
 type Check = Rc<dyn Fn() -> Result<()>>;

@@ -1,21 +1,24 @@
 //! The published analyses, as arrays.
 
 use crate::array::Array;
-use crate::changes::InterventionTexts;
+use crate::changes::{InterventionTexts, slices};
 use crate::error::Failed;
 use crate::guard::{Raised, compute};
+use crate::hooks::PyHooks;
+use crate::metric::GivenMetric;
 use crate::model::Model;
-use crate::run::point;
+use crate::run::{PaddedBatch, point};
 use candle_core::{Device, Tensor};
 use gpt2_circuits::{Circuit, Circuits, Composition};
 use gpt2_engine::Opened;
 use gpt2_engine::interventions::Reads;
 use gpt2_model::ForwardArgs;
 use gpt2_model::analysis::{
-    Ablation, Centering, Contrast, Metric, Parts, RepeatedTokens, ablation_effects, activation_patching,
-    attention_rollout, attribution_patching, direct_attribution, gradients, head_scores, surprises,
+    Ablation, Centering, Contrast, Divergence, Loss, Metric, Parts, RepeatedTokens, ablation_effects,
+    activation_patching, attention_rollout, attribution_patching, batch_gradients, direct_attribution,
+    head_scores, surprises,
 };
-use gpt2_model::hooks::{Head, Hooks, Interventions};
+use gpt2_model::hooks::{Chain, Head, Hooks, Interventions};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,13 +40,76 @@ impl AnswerTokens {
     }
 }
 
+/// What is measured: the metric of answers, another by its name, or a function of logits.
+#[derive(Debug, FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Measure {
+    answer: Option<AnswerTokens>,
+    /// `log-prob`, `logit`, `logit-difference`, `probability`, `loss` or `kl`; otherwise it is that of the answers.
+    name: Option<String>,
+    function: Option<Py<PyAny>>,
+    /// The logits of another run, from which `kl` is measured.
+    reference: Option<Py<Array>>,
+    positions: Vec<usize>,
+    /// Whether the function measures all texts together.
+    together: bool,
+}
+
+impl Measure {
+    /// The metric of texts; `alone` makes one of a single answer.
+    fn metric(
+        &self,
+        texts: &[&[u32]],
+        alone: fn(u32) -> Metric,
+        raised: &Arc<Raised>,
+    ) -> Result<Metric, Failed> {
+        if let Some(function) = &self.function {
+            let function = Python::attach(|py| function.clone_ref(py));
+            return Ok(GivenMetric { function, raised: Arc::clone(raised) }.metric(self.together));
+        }
+        let answers = |alone: fn(u32) -> Metric| match &self.answer {
+            Some(answer) => answer.metric(alone),
+            None => {
+                Err(Failed::value("answer: give the token that is measured, or a metric that needs none"))
+            }
+        };
+        let metric = match self.name.as_deref() {
+            None | Some("logit-difference") => answers(alone)?,
+            Some("log-prob") => answers(Metric::LogProb)?,
+            Some("logit") => answers(Metric::Logit)?,
+            Some("probability") => answers(Metric::Probability)?,
+            Some("loss") => {
+                return Ok(Metric::OfText(Arc::new(Loss {
+                    texts: texts.iter().map(|ids| ids.to_vec()).collect(),
+                })));
+            }
+            Some("kl") => {
+                let Some(reference) = &self.reference else {
+                    return Err(Failed::value("metric 'kl': give reference, the logits of another run"));
+                };
+                return Ok(Metric::OfText(Arc::new(Divergence::from(reference.get().tensor())?)));
+            }
+            Some(other) => {
+                return Err(Failed::value(format!(
+                    "metric {other:?}: expected logit-difference, log-prob, logit, probability, loss, kl or a function"
+                )));
+            }
+        };
+        Ok(if self.positions.is_empty() {
+            metric
+        } else {
+            Metric::At(self.positions.clone(), Box::new(metric))
+        })
+    }
+}
+
 /// A clean and a corrupted text, and what is measured of them.
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct TextPair {
     clean: Vec<u32>,
     corrupt: Vec<u32>,
-    answer: AnswerTokens,
+    measure: Measure,
     changes: InterventionTexts,
 }
 
@@ -58,7 +124,7 @@ impl TextPair {
         let model = &opened.model;
         let clean = model.ids(&self.clean)?;
         let corrupt = model.ids(&self.corrupt)?;
-        let metric = self.answer.metric(Metric::LogProb)?;
+        let metric = self.measure.metric(&[&self.clean], Metric::LogProb, raised)?;
         Ok(work(&Contrast { clean: &clean, corrupt: &corrupt, metric: &metric, hooks: hooks(&changes) })?)
     }
 }
@@ -68,6 +134,21 @@ fn hooks(changes: &Interventions) -> Option<&dyn Hooks> {
     if changes.is_empty() { None } else { Some(changes) }
 }
 
+/// Texts, what is measured of them, and the points whose gradients are wanted.
+#[derive(Debug, FromPyObject)]
+#[pyo3(from_item_all)]
+struct GradientRequest {
+    rows: Vec<Vec<u32>>,
+    measure: Measure,
+    points: Vec<String>,
+    changes: InterventionTexts,
+    /// Points and the functions that read and change their values.
+    hooks: Vec<(String, Py<PyAny>)>,
+}
+
+/// The metrics, the logits, and at each point the value and the gradient.
+type TextGradients = (Vec<f64>, Array, Vec<(Array, Array)>);
+
 type Arrays = BTreeMap<&'static str, Array>;
 
 fn number(x: f64) -> candle_core::Result<Array> {
@@ -76,34 +157,26 @@ fn number(x: f64) -> candle_core::Result<Array> {
 
 #[pymethods]
 impl Model {
-    /// The values at points, and the metric's gradients there.
-    fn gradients(
-        &self,
-        py: Python<'_>,
-        text: Vec<u32>,
-        answer: AnswerTokens,
-        points: Vec<String>,
-        changes: InterventionTexts,
-    ) -> PyResult<Vec<(Array, Array)>> {
+    /// The metric of texts, the logits, the values at points and the metric's gradients there.
+    fn gradients(&self, py: Python<'_>, request: GradientRequest) -> PyResult<TextGradients> {
         let raised = Arc::default();
         compute(py, &raised, || {
             let model = &self.loaded.model;
-            let found = points
-                .iter()
-                .map(|name| point(name, model.config().n_layer))
-                .collect::<Result<Vec<_>, _>>()?;
-            let changes = changes.build(&self.loaded, Reads::Branches(&text), &raised)?;
-            let pairs = gradients(
-                model,
-                &model.ids(&text)?,
-                &answer.metric(Metric::LogProb)?,
-                &found,
-                hooks(&changes),
-            )?;
+            let GradientRequest { rows, measure, points, changes, hooks: functions } = request;
+            let layers = model.config().n_layer;
+            let points = points.iter().map(|name| point(name, layers)).collect::<Result<Vec<_>, _>>()?;
+            let list = functions.into_iter().map(|(name, function)| Ok((point(&name, layers)?, function)));
+            let functions = PyHooks { list: list.collect::<Result<_, Failed>>()?, raised: &raised };
+            let changes = changes.build(&self.loaded, Reads::Whole(&slices(&rows)), &raised)?;
+            let metric = measure.metric(&slices(&rows), Metric::LogProb, &raised)?;
+            let batch = PaddedBatch::new(model, &rows)?;
+            let chain: [&dyn Hooks; 2] = [&changes, &functions];
+            let found = batch_gradients(model, &batch.ids, batch.args(&Chain(&chain)), &metric, &points)?;
             let array = |(value, gradient): &(Tensor, Tensor)| {
                 Ok((Array::copy_of(value)?, Array::copy_of(gradient)?))
             };
-            Ok(pairs.iter().map(array).collect::<candle_core::Result<Vec<_>>>()?)
+            let at = found.at.iter().map(array).collect::<candle_core::Result<Vec<_>>>()?;
+            Ok((found.metric, Array::copy_of(&found.logits)?, at))
         })
     }
 
@@ -154,7 +227,7 @@ impl Model {
         &self,
         py: Python<'_>,
         text: Vec<u32>,
-        answer: AnswerTokens,
+        measure: Measure,
         mean: bool,
         changes: InterventionTexts,
     ) -> PyResult<Arrays> {
@@ -163,7 +236,7 @@ impl Model {
             let model = &self.loaded.model;
             let changes = changes.build(&self.loaded, Reads::Branches(&text), &raised)?;
             let ablation = if mean { Ablation::Mean } else { Ablation::Zero };
-            let metric = answer.metric(Metric::LogProb)?;
+            let metric = measure.metric(&[&text], Metric::LogProb, &raised)?;
             let found = ablation_effects(model, &model.ids(&text)?, &metric, ablation, hooks(&changes))?;
             Ok(Arrays::from([("plain", number(found.plain)?), ("change", Array::new(&found.change)?)]))
         })

@@ -68,6 +68,7 @@ impl Model {
         };
         compute(py, &Arc::default(), || {
             let of = &self.loaded;
+            of.refuse_processed("saved")?;
             if let Some(format) = of.formats.first() {
                 return Err(Failed::value(format!(
                     "{}: its weights are quantized ({}); load the original to save it",
@@ -129,6 +130,7 @@ impl Model {
         let raised = Arc::new(Raised::default());
         let observer = PyObserver::new(&raised, None);
         let report = compute(py, &raised, || {
+            self.loaded.refuse_processed("quantized")?;
             let of = &self.loaded;
             let kind = gguf_type(to)?;
             quantize::check_name(&path, Spelling::Keywords)?;

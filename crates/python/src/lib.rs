@@ -13,6 +13,7 @@ mod guard;
 mod hooks;
 mod load;
 mod loaded;
+mod metric;
 mod model;
 mod observer;
 mod pattern;
@@ -50,6 +51,8 @@ mod _native {
     use crate::recording::train_features;
     #[pymodule_export]
     use crate::study::studies;
+    #[pymodule_export]
+    use crate::train::{fetch_text, train_defaults};
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");

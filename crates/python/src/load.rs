@@ -21,6 +21,8 @@ pub(crate) struct LoadRequest {
     dtype: String,
     quantize: Option<String>,
     adapters: Vec<(String, f64)>,
+    processed: bool,
+    prepend_bos: bool,
     device: String,
     implementation: String,
     revision: Option<String>,
@@ -43,6 +45,7 @@ impl LoadRequest {
         let options = self.options()?;
         let observer = PyObserver::new(raised, None).with_downloads(self.progress);
         let opened = options.open(device, false, &observer)?;
+        let opened = if self.prepend_bos { opened.with_first_token()? } else { opened };
         let mut notes = observer.into_notes();
         // Ids need no tokenizer: that one is damaged is an error where a text needs it.
         if let Err(error) = opened.tokenizer()
@@ -63,6 +66,7 @@ impl LoadRequest {
             quantize: quantize.transpose()?,
             implementation: one_of("implementation", &self.implementation, IMPLEMENTATIONS)?,
             adapters: adapters.map(|(source, weight)| AdapterChoice { source, weight }).collect(),
+            processed: self.processed,
             hub: HubOptions {
                 revision: self.revision.clone(),
                 offline: self.offline,

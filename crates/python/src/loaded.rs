@@ -32,6 +32,17 @@ impl Loaded {
         Ok(self.opened.tokenizer()?)
     }
 
+    /// Refuses to write or train processed weights, which no checkpoint has.
+    pub(crate) fn refuse_processed(&self, done: &str) -> Result<(), Failed> {
+        if self.opened.processed {
+            return Err(Failed::value(format!(
+                "{}: its weights are processed, and processed weights cannot be {done}; load it without processed=True",
+                self.opened.name
+            )));
+        }
+        Ok(())
+    }
+
     /// The provenance of a result: a line for a reader, and the facts.
     pub(crate) fn provenance(&self, ids: &[u32], changes: &[String]) -> anyhow::Result<Provenance> {
         RunProvenance::new(&self.opened, ids)?.from_python().with_texts(changes).for_files()

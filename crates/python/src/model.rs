@@ -46,6 +46,7 @@ impl Model {
         let facts = json!({
             "name": name, "config": config, "dtype": model.dtype().as_str(), "quantized": formats, "adapters": adapters,
             "commit": self.loaded.commit(), "notes": self.loaded.notes, "generation_note": generation.and_then(|found| found.note()),
+            "processed": self.loaded.opened.processed, "prepend_bos": self.loaded.opened.first_token.is_some(),
             "has_tokenizer": tokenizer.is_some(),
             "device": device_name(model.device()),
             "vocabulary": tokenizer.map(Tokenizer::vocab_size),
@@ -54,16 +55,30 @@ impl Model {
         Ok(facts.to_string())
     }
 
-    /// The ids of a text, and a note of the characters that the vocabulary cannot spell. With `whole`, it must fit the model.
-    fn encode(&self, py: Python<'_>, text: &str, whole: bool) -> PyResult<(Vec<u32>, Option<String>)> {
+    /// The ids of a text, and a note of the characters that the vocabulary cannot spell.
+    fn encode(&self, py: Python<'_>, text: &str) -> PyResult<(Vec<u32>, Option<String>)> {
         compute(py, &Arc::default(), || {
-            let tokenizer = self.loaded.tokenizer()?;
-            let n = self.config_of().n_positions;
-            let encoded = if whole {
-                gpt2_engine::texts::encode_within(tokenizer, text, "the text", n)?
-            } else {
-                gpt2_engine::texts::encode(tokenizer, text, "the text")?
+            let encoded = gpt2_engine::texts::encode(self.loaded.tokenizer()?, text, "the text")?;
+            Ok((encoded.ids, encoded.note))
+        })
+    }
+
+    /// The same of a text that fits the model. `prepend_bos` says whether the model's first token stands before it, or else what the
+    /// model was loaded with.
+    fn encode_prompt(
+        &self,
+        py: Python<'_>,
+        text: &str,
+        prepend_bos: Option<bool>,
+    ) -> PyResult<(Vec<u32>, Option<String>)> {
+        compute(py, &Arc::default(), || {
+            let of = &self.loaded.opened;
+            let first = match prepend_bos {
+                Some(true) => Some(of.bos()?),
+                Some(false) => None,
+                None => of.first_token,
             };
+            let encoded = of.encode_after(first.filter(|_| !text.is_empty()), text, "the text")?;
             Ok((encoded.ids, encoded.note))
         })
     }
@@ -103,6 +118,11 @@ impl Model {
             };
             Ok(Array::copy_of(&values.tensor()?)?)
         })
+    }
+
+    /// A weight of all layers and heads, by TransformerLens' name.
+    fn stacked_weight(&self, py: Python<'_>, name: &str) -> PyResult<Array> {
+        compute(py, &Arc::default(), || Ok(Array::copy_of(&self.loaded.model.stacked_weight(name)?)?))
     }
 
     #[allow(clippy::unused_self)] // Python calls it on an object

@@ -13,11 +13,12 @@ use candle_core::{DType, Tensor};
 use gpt2_engine::interventions::Reads;
 use gpt2_model::attention::PatternOf;
 use gpt2_model::finite::all_finite;
-use gpt2_model::hooks::{Chain, Hooks, Point, Recorder};
+use gpt2_model::hooks::{At, Chain, Hooks, Point, Recorder};
 use gpt2_model::mask::{left_padding, position_ids};
 use gpt2_model::training::cross_entropy;
-use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
+use gpt2_model::{ForwardArgs, Gpt2LMHeadModel, Start};
 use pyo3::prelude::*;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -37,6 +38,10 @@ pub(crate) struct RunRequest {
     loss: bool,
     hidden_states: bool,
     attentions: bool,
+    /// The first block that runs, and the stream before it (B, T, C).
+    start: Option<(usize, Py<Array>)>,
+    /// The block before which the pass ends: the result is the stream there, in place of logits.
+    stop: Option<usize>,
     /// Whether to return logits and losses that are NaN or infinite.
     allow_nonfinite: bool,
 }
@@ -130,9 +135,15 @@ fn run(
     if !points.is_empty() {
         all.push(&recorder);
     }
+    let end = asked.stop.map(|stop| StreamBefore::new(stop, layers)).transpose()?;
+    all.extend(end.iter().map(|end| end as &dyn Hooks));
     let chain = Chain(&all);
     let batch = PaddedBatch::new(model, &asked.rows)?;
+    let stream = asked.start.as_ref().map(|(_, stream)| stream.get().tensor().to_dtype(model.dtype()));
+    let stream = stream.transpose()?.map(|stream| stream.to_device(model.device())).transpose()?;
+    let start = asked.start.as_ref().zip(stream.as_ref());
     let args = ForwardArgs {
+        start: start.map(|((layer, _), stream)| Start { layer: *layer, stream }),
         hooks: if all.is_empty() { None } else { Some(&chain) },
         output_hidden_states: asked.hidden_states,
         output_attentions: asked.attentions,
@@ -140,9 +151,13 @@ fn run(
         ..batch.args(&chain)
     };
     let mut found = Found::new();
-    let transformer = pass(model, asked, &batch, args, &mut found)?;
-    add(&mut found, "hidden_states", &transformer.hidden_states)?;
-    add(&mut found, "attentions", &transformer.attentions)?;
+    if let Some(end) = &end {
+        add(&mut found, "stream", &[end.run(model, &batch, args)?])?;
+    } else {
+        let transformer = pass(model, asked, &batch, args, &mut found)?;
+        add(&mut found, "hidden_states", &transformer.hidden_states)?;
+        add(&mut found, "attentions", &transformer.attentions)?;
+    }
     for (name, point) in asked.points.iter().zip(&points).filter(|(_, point)| later(point).is_none()) {
         let value = recorder.value(*point)?;
         // The positions' rows are those of the model's own table.
@@ -165,6 +180,48 @@ fn run(
         found.insert(name.clone(), vec![pattern]);
     }
     Ok(found)
+}
+
+/// Ends a pass before a block, and holds the stream there.
+#[derive(Debug)]
+struct StreamBefore {
+    point: Point,
+    stream: RefCell<Option<Tensor>>,
+}
+
+impl StreamBefore {
+    fn new(layer: usize, layers: usize) -> Result<Self, Failed> {
+        let point = match layer {
+            _ if layer > layers => {
+                return Err(Failed::value(format!(
+                    "stop_at_layer is {layer}, but the model has {layers} layers"
+                )));
+            }
+            _ if layer == layers => Point::ResidPost(layers - 1),
+            _ => Point::ResidPre(layer),
+        };
+        Ok(Self { point, stream: RefCell::default() })
+    }
+
+    fn run(&self, model: &Gpt2LMHeadModel, batch: &PaddedBatch, args: ForwardArgs) -> Result<Tensor, Failed> {
+        let passed = model.transform(&batch.ids, args);
+        if let Some(stream) = self.stream.take() {
+            return Ok(stream);
+        }
+        passed?;
+        Err(Failed::value("stop_at_layer: lies before start_at_layer"))
+    }
+}
+
+impl Hooks for StreamBefore {
+    fn wants(&self, point: Point) -> bool {
+        self.point == point
+    }
+
+    fn at(&self, _: At, value: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        self.stream.replace(Some(value.clone()));
+        candle_core::bail!("the pass ends here")
+    }
 }
 
 /// Adds a result with one value, or one for each layer.

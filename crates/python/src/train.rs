@@ -10,8 +10,8 @@ use candle_core::{DType, Device};
 use candle_fused::Implementation;
 use candle_nn::VarBuilder;
 use gpt2_engine::open::UsedAdapter;
-use gpt2_engine::studies::learn::train::{Options, Start, TrainingData};
-use gpt2_engine::texts::Example;
+use gpt2_engine::studies::learn::train::{Options, Samples, Start, TrainingData, bytes_per_token};
+use gpt2_engine::texts::{Example, KNOWN_TEXTS};
 use gpt2_engine::{HubOptions, Opened, Spelling};
 use gpt2_loader::Tokenizer;
 use gpt2_model::Gpt2LMHeadModel;
@@ -29,14 +29,20 @@ pub(crate) struct TrainRequest {
     options: String,
     /// A whole text, or else `examples`: a prompt and a completion each.
     text: Option<String>,
+    /// Token ids, in place of both.
+    ids: Option<Vec<u32>>,
     examples: Vec<(String, String)>,
+    /// The text to validate on, or its ids, if it is not a part of the other.
+    val_text: Option<String>,
+    val_ids: Option<Vec<u32>>,
     seed: u64,
     /// Called with the step, its loss, and the validation's loss where there is one; `False` stops.
     callback: Option<Py<PyAny>>,
 }
 
-/// A trained model, the loss of each step, those of validations by their steps, and whether all steps ran.
-type Trained = (Model, Vec<f32>, Vec<(u64, f64)>, bool);
+/// A trained model, the loss of each step, those of validations by their steps, whether all steps ran, the texts that it wrote after
+/// validations, and the bytes of a validation token.
+type Trained = (Model, Vec<f32>, Vec<(u64, f64)>, bool, Vec<(u64, Vec<String>)>, Option<f64>);
 
 impl TrainRequest {
     fn lessons(&self) -> TrainingData {
@@ -44,15 +50,22 @@ impl TrainRequest {
             prompt: prompt.clone(),
             completion: completion.clone(),
         };
-        match &self.text {
-            Some(text) => TrainingData::Text(text.clone()),
-            None => TrainingData::Examples(self.examples.iter().map(example).collect()),
+        match (&self.text, &self.ids) {
+            (Some(text), _) => TrainingData::Text(text.clone()),
+            (None, Some(ids)) => TrainingData::Ids(ids.clone()),
+            (None, None) => TrainingData::Examples(self.examples.iter().map(example).collect()),
         }
+    }
+
+    fn validation(&self) -> Option<TrainingData> {
+        let text = self.val_text.clone().map(TrainingData::Text);
+        text.or_else(|| self.val_ids.clone().map(TrainingData::Ids))
     }
 
     fn run(&self, base: Option<&Loaded>, raised: &Arc<Raised>) -> anyhow::Result<Trained> {
         let options: Options = serde_json::from_str(&self.options)?;
         let lessons = self.lessons();
+        let validation = self.validation();
         let observer = PyObserver::new(raised, None);
         let (tokenizer, mut trainer) = if let Some(base) = base {
             if !base.adapters.is_empty() {
@@ -68,25 +81,64 @@ impl TrainRequest {
                     base.name
                 );
             }
-            let tokenizer =
-                base.shared_tokenizer().with_context(|| format!("{}: has no tokenizer here", base.name))?;
-            let data = lessons.dataset(&tokenizer, options.val_fraction, &observer)?;
-            let of_trainer = options.for_trainer(Some(&base.name), self.seed);
+            let tokenizer = match base.shared_tokenizer() {
+                None if !lessons.is_text() => None,
+                found => Some(found.with_context(|| format!("{}: has no tokenizer here", base.name))?),
+            };
+            let data = lessons.dataset(
+                validation.as_ref(),
+                tokenizer.as_deref(),
+                options.val_fraction,
+                &observer,
+            )?;
+            let config = base.model.config();
+            let of_trainer =
+                options.for_trainer(Some(&base.name), config, &data, self.seed, Spelling::Keywords)?;
             (tokenizer, options.trainer(Start::Model(&base.model), data, of_trainer)?)
         } else {
-            let tokenizer = Arc::new(Tokenizer::train(&lessons.words(), options.vocab_size)?);
-            let config = options.config(&tokenizer, Implementation::Auto)?;
-            let data = lessons.dataset(&tokenizer, options.val_fraction, &observer)?;
-            let of_trainer = options.for_trainer(None, self.seed);
+            let learned = lessons
+                .is_text()
+                .then(|| Tokenizer::train(&lessons.words(), options.vocab_size))
+                .transpose()?;
+            let tokenizer = learned.map(Arc::new);
+            let config = options.config(tokenizer.as_deref(), Implementation::Auto)?;
+            let data = lessons.dataset(
+                validation.as_ref(),
+                tokenizer.as_deref(),
+                options.val_fraction,
+                &observer,
+            )?;
+            let of_trainer = options.for_trainer(None, &config, &data, self.seed, Spelling::Keywords)?;
             data.check(of_trainer.window_for(config.n_positions)?, config.vocab_size)?;
             (tokenizer, options.trainer(Start::New(&config, &Device::Cpu), data, of_trainer)?)
         };
         let notes = observer.into_notes();
-        let finished = trainer.run(|_, event| self.hear(event, raised).map_err(TrainError::other))?;
+        let n_positions = trainer.model().config().n_positions;
+        let samples = Samples::new(
+            &options,
+            tokenizer.as_deref(),
+            trainer.data(),
+            n_positions,
+            self.seed,
+            Spelling::Keywords,
+        )?;
+        let mut written = vec![];
+        let finished = trainer.run(|trainer, event| {
+            if let TrainingEvent::Validated(step, _) = event
+                && options.num_samples > 0
+            {
+                written.push((step.step, samples.write(trainer).map_err(TrainError::other)?));
+            }
+            self.hear(event, raised).map_err(TrainError::other)
+        })?;
+        let bytes = bytes_per_token(tokenizer.as_deref(), trainer.data());
         let (model, adapter) = trained(&trainer, base)?;
         let name = base.map_or_else(|| "new model".to_owned(), |base| format!("{}, trained", base.name));
         let device = model.device().clone();
-        let mut opened = Opened::new(name, model, device, Spelling::Keywords).with_tokenizer(tokenizer);
+        let mut opened = Opened::new(name, model, device, Spelling::Keywords);
+        if let Some(tokenizer) = tokenizer {
+            opened = opened.with_tokenizer(tokenizer);
+        }
         if let Some(base) = base {
             opened.hub = HubOptions { revision: None, ..base.hub.clone() };
         }
@@ -97,7 +149,8 @@ impl TrainRequest {
         let loaded = Loaded { opened, notes, trained: adapter };
         let history = trainer.history();
         let model = Model { loaded: Arc::new(loaded) };
-        Ok((model, history.training().to_vec(), history.validation().to_vec(), finished))
+        let losses = history.training().to_vec();
+        Ok((model, losses, history.validation().to_vec(), finished, written, bytes))
     }
 
     fn hear(&self, event: TrainingEvent, raised: &Raised) -> candle_core::Result<ControlFlow<()>> {
@@ -143,6 +196,35 @@ impl Model {
     fn train(py: Python<'_>, base: Option<Bound<'_, Model>>, request: TrainRequest) -> PyResult<Trained> {
         let base = base.map(|base| Arc::clone(&base.get().loaded));
         let raised = Arc::new(Raised::default());
-        compute(py, &raised, || Ok::<_, Failed>(request.run(base.as_deref(), &raised)?))
+        compute(py, &raised, || {
+            base.iter().try_for_each(|base| base.refuse_processed("trained"))?;
+            Ok::<_, Failed>(request.run(base.as_deref(), &raised)?)
+        })
     }
+}
+
+/// The defaults of the options of training, as a JSON object.
+#[pyfunction]
+pub(crate) fn train_defaults() -> PyResult<String> {
+    Ok(serde_json::to_string(&Options::default()).map_err(|e| Failed::from(anyhow!(e)))?)
+}
+
+/// Fetches a text to begin with: see `gpt2_candle.fetch_text`.
+#[pyfunction]
+pub(crate) fn fetch_text(
+    py: Python<'_>,
+    name: &str,
+    site: Option<String>,
+    offline: bool,
+) -> PyResult<String> {
+    let raised = Arc::new(Raised::default());
+    let observer = PyObserver::new(&raised, None);
+    compute(py, &raised, || {
+        let names: Vec<&str> = KNOWN_TEXTS.iter().map(|(name, _)| *name).collect();
+        let Some((_, text)) = KNOWN_TEXTS.iter().find(|(known, _)| *known == name) else {
+            return Err(Failed::from(anyhow!("name: {name:?} is no text; expected one of {names:?}")));
+        };
+        let options = HubOptions { offline, ..HubOptions::default() };
+        Ok(text.fetch(site.as_deref(), &options, &observer)?)
+    })
 }

@@ -33,6 +33,12 @@ impl Dataset {
         Ok(Self { train: ids, val, documents: None })
     }
 
+    /// Two texts: one to learn, and one for validation.
+    #[must_use]
+    pub fn new(train: Vec<u32>, validation: Vec<u32>) -> Self {
+        Self { train, val: validation, documents: None }
+    }
+
     /// Documents of prompts and completions. Holds back the last `val_fraction` of them, but at least one.
     ///
     /// # Errors
@@ -71,6 +77,16 @@ impl Dataset {
             return Err(TrainError::TooShort { train, validation, window });
         }
         Ok(())
+    }
+
+    /// The positions that one epoch has in windows of this many tokens: those of the training text; of documents, those of the rows
+    /// that all of them fill.
+    #[must_use]
+    pub fn positions(&self, window: usize) -> usize {
+        match &self.documents {
+            Some([documents, _]) => in_order(documents, window).len() * window,
+            None => self.train.len(),
+        }
     }
 
     /// The training ids; of documents, those that are learned.
@@ -324,6 +340,16 @@ mod tests {
         assert!(text.check(1, 6).is_ok() && text.check(1, 5).is_err(), "there are tokens 0 to 4");
         let text = Dataset::split(vec![3, 3, 4, 5], 0.5)?;
         assert!(text.check(1, 5).is_err(), "of the part for validation");
+        Ok(())
+    }
+
+    #[test]
+    fn an_epoch_has_the_positions_of_a_text_or_of_rows_of_documents() -> Result<()> {
+        assert_eq!(Dataset::new((0..7).collect(), vec![1]).positions(3), 7);
+        // Three of two positions each: two fill a row of five, one begins another.
+        let document = || Document::new(vec![1, 2, 3], 1);
+        let data = Dataset::from_documents(vec![document()?, document()?, document()?, document()?], 0.25)?;
+        assert_eq!(data.positions(5), 10);
         Ok(())
     }
 

@@ -11,7 +11,7 @@ mod resumed;
 
 use crate::error::{Result, TrainError};
 use crate::optimizer::AdamWParams;
-use crate::sharded::{ShardedAdamW, facts_of_program, settings};
+use crate::sharded::{Rates, ShardedOptimizer, facts_of_program, settings};
 use batch_results::BatchResults;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result as CandleResult, Tensor, Var};
@@ -102,14 +102,14 @@ pub struct DictionaryTrainer {
     b_dec: Var,
     /// The logarithms of the thresholds, divided by [`THRESHOLD_LR_FACTOR`].
     log_threshold: Option<Var>,
-    adam: ShardedAdamW,
+    optimizer: ShardedOptimizer,
     /// Makes the values' mean norm √d.
     scale: f64,
     /// Of the sample's numbers over its positions, scaled.
     variance: f64,
     /// For how many positions each feature has been silent.
     silent: Vec<usize>,
-    /// What the result depends on besides the values of the steps.
+    /// The facts on which the result depends besides the values of the steps.
     begun: serde_json::Value,
 }
 
@@ -170,11 +170,22 @@ impl DictionaryTrainer {
         variables.extend(log_threshold.iter().map(|threshold| ("log_threshold", threshold)));
         let variables = variables.into_iter().map(|(name, var)| (name.to_owned(), var.clone()));
         let params = AdamWParams { weight_decay: 0.0, max_grad_norm: Some(1.0), ..AdamWParams::default() };
-        let adam = ShardedAdamW::new(variables.collect(), params, &Device::Cpu)?;
+        let optimizer = ShardedOptimizer::new(variables.collect(), params, |_, _| None, &Device::Cpu)?;
         let silent = vec![0; features];
         let begun = serde_json::Value::Null;
-        let mut trainer =
-            Self { options, w_enc, b_enc, w_dec, b_dec, log_threshold, adam, scale, variance, silent, begun };
+        let mut trainer = Self {
+            options,
+            w_enc,
+            b_enc,
+            w_dec,
+            b_dec,
+            log_threshold,
+            optimizer,
+            scale,
+            variance,
+            silent,
+            begun,
+        };
         trainer.begun = trainer.facts()?;
         Ok(trainer)
     }
@@ -187,7 +198,7 @@ impl DictionaryTrainer {
     /// When a rank has other options, another sample or other facts than rank 0, another version or instruction set, or a step was
     /// already taken.
     pub fn in_group(mut self, group: Arc<dyn Group>, given: &serde_json::Value) -> Result<Self> {
-        if self.adam.optimizer.steps() > 0 {
+        if self.optimizer.steps() > 0 {
             return Err(TrainError::other("join the group before the first step"));
         }
         group.agree(|| {
@@ -196,7 +207,7 @@ impl DictionaryTrainer {
             facts.extend(settings(&self.begun));
             Result::Ok(facts)
         })?;
-        self.adam.join(group)?;
+        self.optimizer.join(group)?;
         Ok(self)
     }
 
@@ -206,7 +217,7 @@ impl DictionaryTrainer {
         // Of the scale, the first thresholds and the first weights.
         let mut sample = DefaultHasher::new();
         (self.scale.to_bits(), self.variance.to_bits()).hash(&mut sample);
-        for (_, var) in &self.adam.variables {
+        for (_, var) in &self.optimizer.variables {
             for value in var.flatten_all()?.to_vec1::<f32>()? {
                 value.to_bits().hash(&mut sample);
             }
@@ -229,8 +240,8 @@ impl DictionaryTrainer {
         if batches.is_empty() {
             return Err(TrainError::other("a step needs at least one batch"));
         }
-        let group = self.adam.group();
-        let mut sums = self.adam.sums();
+        let group = self.optimizer.group();
+        let mut sums = self.optimizer.sums();
         let mut found = vec![];
         for round in batches.chunks(group.size()) {
             let mine = round.get(group.rank()).map(|x| self.gradients(x)).transpose()?;
@@ -238,12 +249,13 @@ impl DictionaryTrainer {
             found.extend(
                 group.gather_bytes(&bytes)?.iter().filter_map(|bytes| BatchResults::from_bytes(bytes)),
             );
-            let gradients = mine.map(|(_, gradients)| self.adam.in_order(gradients)).transpose()?;
+            let gradients = mine.map(|(_, gradients)| self.optimizer.in_order(gradients)).transpose()?;
             sums.add(gradients, round.len())?;
         }
         let sums = sums.rows()?;
-        let step = usize::try_from(self.adam.optimizer.steps()).map_err(TrainError::other)?;
-        self.adam.step(&sums, self.options.lr_at(step), 1.0 / batches.len() as f64)?;
+        let step = usize::try_from(self.optimizer.steps()).map_err(TrainError::other)?;
+        let lr = self.options.lr_at(step);
+        self.optimizer.step(&sums, Rates { adamw: lr, muon: 0.0 }, 1.0 / batches.len() as f64)?;
         self.w_dec.set(&unit_rows(self.w_dec.as_tensor())?)?;
         for results in &found {
             self.silent = results.silent_after(&self.silent);
@@ -298,7 +310,7 @@ impl DictionaryTrainer {
     /// The processes that share the work.
     #[must_use]
     pub fn group(&self) -> &dyn Group {
-        self.adam.group()
+        self.optimizer.group()
     }
 
     /// The dictionary so far, for values as they are: the scale is folded into the weights. It subtracts `b_dec` from its input.
@@ -361,7 +373,7 @@ impl DictionaryTrainer {
 mod tests {
     use super::*;
 
-    /// What silent features miss counts for 1/32 (Gao et al.'s α): they learn from nothing else.
+    /// The error that silent features leave counts for 1/32 (Gao et al.'s α): they learn from nothing else.
     #[test]
     fn silent_features_learn_from_a_share_of_what_they_miss() -> Result<()> {
         let mut rng = ChaCha8Rng::seed_from_u64(5);

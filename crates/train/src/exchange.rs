@@ -179,23 +179,27 @@ impl Exchange {
         Ok(self.shares.over_variables(&bytemuck::pod_collect_to_vec(&all)))
     }
 
-    /// Collects the pieces of all ranks and calls `take` with each and its values; `own` are the values of this rank's. A
-    /// process alone has all pieces already, and collects none.
+    /// Collects the pieces that all ranks have of the variables that are `of` those wanted, and calls `take` with each and its values;
+    /// `own` are the values of this rank's. A process alone has all pieces already, and collects none.
     pub(crate) fn gather(
         &self,
         own: &[Tensor],
+        of: impl Fn(usize) -> bool,
         mut take: impl FnMut(&VariablePiece, &[f32]) -> Result<()>,
     ) -> Result<()> {
         let Self { group, shares, .. } = self;
         if shares.is_undivided() {
             return Ok(());
         }
-        let pieces = self.own();
+        let wanted = |pieces: Vec<VariablePiece>| -> Vec<VariablePiece> {
+            pieces.into_iter().filter(|piece| of(piece.variable)).collect()
+        };
+        let pieces = wanted(self.own());
         let mut out = vec![];
         let mut all = vec![];
         for stretch in shares.stretches() {
             out.clear();
-            for VariablePiece { variable, part } in shares.pieces(group.rank(), &stretch) {
+            for VariablePiece { variable, part } in wanted(shares.pieces(group.rank(), &stretch)) {
                 // A rank has at most one piece of a variable.
                 for (piece, values) in pieces.iter().zip(own).filter(|(piece, _)| piece.variable == variable)
                 {
@@ -203,7 +207,8 @@ impl Exchange {
                     append(values, start..start + part.len(), &mut out)?;
                 }
             }
-            let collected: Vec<_> = (0..group.size()).map(|rank| shares.pieces(rank, &stretch)).collect();
+            let collected: Vec<_> =
+                (0..group.size()).map(|rank| wanted(shares.pieces(rank, &stretch))).collect();
             let bytes: Vec<usize> = collected.iter().map(|pieces| bytes_of(pieces)).collect();
             all.resize(bytes.iter().sum::<usize>() / size_of::<f32>(), 0f32);
             group.all_gather(bytemuck::cast_slice(&out), bytemuck::cast_slice_mut(&mut all), &bytes)?;

@@ -1,5 +1,5 @@
 //! Trains GPT-2 on [Candle](https://github.com/huggingface/candle), from scratch or from an existing model: data,
-//! learning rate, AdamW and a [`Trainer`]. Stop and resume it, and the run still ends with the same bytes. The crate
+//! learning rate, AdamW or Muon, and a [`Trainer`]. Stop and resume it, and the run still ends with the same bytes. The crate
 //! prints nothing: it reports every step and every validation to a callback, which may stop the run.
 //!
 //! ```
@@ -35,16 +35,18 @@
 //! [`Trainer::adapter`] trains a LoRA adapter (`gpt2_model::lora`) of a frozen model, and [`Dataset::from_documents`] takes prompts
 //! and completions. [`Trainer::in_group`] shares the work out over the processes of a [`gpt2_parallel::Group`], with the same result, byte
 //! for byte. [`Trainer::save_state`] writes everything needed to resume a run, [`Trainer::resume`] reads it, and [`Metrics`]
-//! writes a line per step. For a loop of your own, use [`AdamW`], [`CosineSchedule`] and [`gpt2_model::training`].
+//! writes a line per step. For a loop of your own, use [`AdamW`], [`MuonStep`], [`LearningRate`] and [`gpt2_model::training`].
 
 mod data;
 mod dictionary;
 mod documents;
 mod error;
 mod exchange;
+mod muon;
 mod optimizer;
 mod options;
 mod report;
+mod schedule;
 mod sharded;
 mod state;
 mod trainer;
@@ -57,8 +59,10 @@ pub use error::{BoxError, Result, TrainError};
 pub use gpt2_model;
 pub use gpt2_model::training::variables_of;
 pub use gpt2_parallel;
+pub use muon::{HiddenMatrices, MuonStep, orthogonalized};
 pub use optimizer::{AdamW, AdamWParams};
-pub use options::{CosineSchedule, RunSettings, TrainOptions};
-pub use report::{METRICS_HEADER, Metrics, MetricsFormat, StepReport, TrainingEvent, Validation};
+pub use options::{MUON_LR, Optimizer, RunSettings, TrainDType, TrainOptions};
+pub use report::{Estimate, METRICS_HEADER, Metrics, MetricsFormat, StepReport, TrainingEvent, Validation};
+pub use schedule::{LearningRate, Schedule};
 pub use state::{Best, History};
 pub use trainer::Trainer;

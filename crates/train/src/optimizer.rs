@@ -94,15 +94,21 @@ impl AdamW {
         Ok(norm)
     }
 
+    /// The factor of the gradients of a step: the mean over its batches, scaled down if their norm is too large.
+    pub(crate) fn gradient_scale(&self, step: ScaledStep) -> f64 {
+        let ScaledStep { scale, norm, .. } = step;
+        let clip = self.params.max_grad_norm.filter(|max| norm > *max).map_or(1.0, |max| max / norm);
+        scale * clip
+    }
+
     /// Takes a step of these variables along their gradients.
     pub(crate) fn apply(&mut self, variables: &[Var], gradients: &[Tensor], step: ScaledStep) -> Result<()> {
-        let ScaledStep { lr, scale, norm } = step;
-        let clip = self.params.max_grad_norm.filter(|max| norm > *max).map_or(1.0, |max| max / norm);
+        let lr = step.lr;
+        let gradient_scale = self.gradient_scale(step);
         self.step += 1;
         let AdamWParams { beta1, beta2, eps, weight_decay, .. } = self.params;
         for ((slot, var), gradient) in self.slots.iter().zip(variables).zip(gradients) {
             let weight_decay = if slot.decays { weight_decay } else { 0.0 };
-            let gradient_scale = scale * clip;
             AdamWStep { lr, beta1, beta2, eps, weight_decay, step: self.step, gradient_scale }.apply(
                 var,
                 &gradient.reshape(var.shape())?,

@@ -1,9 +1,49 @@
-//! The options of a training run, the settings that its numbers depend on, and its learning rate.
+//! The options of a training run, and the settings that its numbers depend on.
 
 use crate::error::{Result, TrainError};
-use gpt2_model::Config;
+use crate::schedule::Schedule;
 use gpt2_model::lora::LoraOptions;
-use serde::Serialize;
+use gpt2_model::{Config, Gpt2LMHeadModel};
+use serde::{Deserialize, Serialize};
+
+/// The optimizer of the blocks' matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Optimizer {
+    /// AdamW, as for everything else.
+    #[default]
+    AdamW,
+    /// Muon; embeddings, norms, biases and heads take AdamW.
+    Muon,
+}
+
+/// Muon's learning rate where none is given.
+pub const MUON_LR: f64 = 0.02;
+
+/// The dtype of the factors of products with weights, forward and backward. Weights, sums, norms, softmax, loss, gradients and the
+/// optimizer are in f32 with both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TrainDType {
+    /// As they are.
+    #[default]
+    F32,
+    /// Rounded to bf16, on processors with instructions for such products.
+    Bf16,
+}
+
+impl TrainDType {
+    /// A model whose weights are variables, with products of this dtype.
+    ///
+    /// # Errors
+    /// See [`Gpt2LMHeadModel::with_bf16_products`].
+    pub fn of(self, model: Gpt2LMHeadModel) -> candle_core::Result<Gpt2LMHeadModel> {
+        match self {
+            Self::F32 => Ok(model),
+            Self::Bf16 => model.with_bf16_products(),
+        }
+    }
+}
 
 /// The options of a training run. [`new`](Self::new) sets the defaults; you may change every field.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -17,11 +57,17 @@ pub struct TrainOptions {
     pub accumulate: u16,
     /// Tokens per sequence: `None` for the model's `n_positions`.
     pub window: Option<usize>,
-    /// Highest learning rate, reached after the warm-up; a cosine then brings it down to a tenth: 1e-3.
+    /// The optimizer of the blocks' matrices: `AdamW`.
+    pub optimizer: Optimizer,
+    /// Highest learning rate, reached after the warm-up: 1e-3.
     pub lr: f64,
+    /// Highest learning rate of the matrices that Muon steps: `None` for [`MUON_LR`].
+    pub muon_lr: Option<f64>,
+    /// The course of both rates after the warm-up: a cosine down to a tenth.
+    pub schedule: Schedule,
     /// Steps of linear warm-up: 100.
     pub warmup: u32,
-    /// `AdamW`'s weight decay, on matrices and embeddings only: 0.1.
+    /// The weight decay, on matrices and embeddings only: 0.1.
     pub weight_decay: f64,
     /// The largest norm of all gradients together; larger ones are scaled down: 1; 0 is off.
     pub clip: f64,
@@ -34,6 +80,8 @@ pub struct TrainOptions {
     /// Whether to keep only one block's activations at a time and run each block again in the backward pass: less
     /// memory, more time, the same numbers. `false`.
     pub recompute: bool,
+    /// The dtype of the factors of products with weights: f32.
+    pub train_dtype: TrainDType,
     /// Steps between validations: 100. The last step is always validated.
     pub eval_every: u32,
     /// Seed of the initial weights, the order of the data and dropout: 0.
@@ -51,13 +99,17 @@ impl TrainOptions {
             batch: 8,
             accumulate: 1,
             window: None,
+            optimizer: Optimizer::AdamW,
             lr: 1e-3,
+            muon_lr: None,
+            schedule: Schedule::Cosine,
             warmup: 100,
             weight_decay: 0.1,
             clip: 1.0,
             dropout: None,
             repeat_fraction: 0.0,
             recompute: false,
+            train_dtype: TrainDType::F32,
             eval_every: 100,
             seed: 0,
             model: None,
@@ -88,10 +140,16 @@ impl TrainOptions {
                 return Err(TrainError::option(option, 0, "at least 1"));
             }
         }
-        for (option, value) in [("lr", self.lr), ("weight_decay", self.weight_decay), ("clip", self.clip)] {
+        let muon_lr = self.muon_lr.unwrap_or(MUON_LR);
+        let numbers =
+            [("lr", self.lr), ("muon_lr", muon_lr), ("weight_decay", self.weight_decay), ("clip", self.clip)];
+        for (option, value) in numbers {
             if !(value >= 0.0 && value.is_finite()) {
                 return Err(TrainError::option(option, value, "a finite number of at least 0"));
             }
+        }
+        if self.muon_lr.is_some() && self.optimizer != Optimizer::Muon {
+            return Err(TrainError::option("muon_lr", muon_lr, "no number without Muon"));
         }
         if !(0.0..=1.0).contains(&self.repeat_fraction) {
             let value = self.repeat_fraction;
@@ -122,30 +180,11 @@ pub struct RunSettings {
     pub(crate) base: Option<u64>,
 }
 
-/// A learning rate that rises over `warmup` steps to `peak` and falls along half a cosine to `floor` at
-/// step `total` (Loshchilov & Hutter 2017).
-#[derive(Debug, Clone, PartialEq)]
-pub struct CosineSchedule {
-    /// The highest rate.
-    pub peak: f64,
-    /// The rate at the end.
-    pub floor: f64,
-    /// Steps over which the rate rises linearly.
-    pub warmup: usize,
-    /// The number of all steps.
-    pub total: usize,
-}
-
-impl CosineSchedule {
-    /// The rate of step `step`, counted from 0.
+impl RunSettings {
+    /// The options, with the numbers that the model and the optimizer decide if they name none.
     #[must_use]
-    pub fn rate(&self, step: usize) -> f64 {
-        if step < self.warmup {
-            return self.peak * (step + 1) as f64 / self.warmup as f64;
-        }
-        let span = self.total.saturating_sub(self.warmup).max(1);
-        let done = ((step - self.warmup) as f64 / span as f64).min(1.0);
-        self.floor + 0.5 * (self.peak - self.floor) * (1.0 + (std::f64::consts::PI * done).cos())
+    pub fn options(&self) -> &TrainOptions {
+        &self.options
     }
 }
 
@@ -156,12 +195,14 @@ mod tests {
     #[test]
     fn a_value_that_no_run_can_have_is_refused_by_its_name() {
         type Change = fn(&mut TrainOptions);
-        let changes: [(&str, Change); 11] = [
+        let changes: [(&str, Change); 13] = [
             ("steps", |o| o.steps = 0),
             ("batch", |o| o.batch = 0),
             ("accumulate", |o| o.accumulate = 0),
             ("eval_every", |o| o.eval_every = 0),
             ("lr", |o| o.lr = f64::NAN),
+            ("muon_lr", |o| o.muon_lr = Some(0.1)),
+            ("muon_lr", |o| (o.optimizer, o.muon_lr) = (Optimizer::Muon, Some(-0.1))),
             ("weight_decay", |o| o.weight_decay = -0.1),
             ("clip", |o| o.clip = f64::INFINITY),
             ("dropout", |o| o.dropout = Some(1.0)),
@@ -182,22 +223,12 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_rises_then_falls_to_the_floor() {
-        let schedule = CosineSchedule { peak: 1.0, floor: 0.1, warmup: 10, total: 110 };
-        assert!((schedule.rate(0) - 0.1).abs() < 1e-12);
-        assert!((schedule.rate(9) - 1.0).abs() < 1e-12);
-        assert!((schedule.rate(10) - 1.0).abs() < 1e-12, "the fall begins at the peak");
-        assert!((schedule.rate(60) - 0.55).abs() < 1e-12, "half way down");
-        assert!((schedule.rate(110) - 0.1).abs() < 1e-12);
-        assert!((schedule.rate(10_000) - 0.1).abs() < 1e-12);
-    }
-
-    #[test]
     fn the_defaults_are_those_that_the_fields_name() -> std::result::Result<(), Box<dyn std::error::Error>> {
         let expected = serde_json::json!({
             "steps": 7, "batch": 8, "accumulate": 1, "window": null, "lr": 1e-3, "warmup": 100,
+            "optimizer": "adamw", "muon_lr": null, "schedule": "cosine",
             "weight_decay": 0.1, "clip": 1.0, "repeat_fraction": 0.0, "recompute": false,
-            "eval_every": 100, "seed": 0, "model": null,
+            "train_dtype": "f32", "eval_every": 100, "seed": 0, "model": null,
         });
         assert_eq!(serde_json::to_value(TrainOptions::new(7))?, expected);
         assert_eq!(TrainOptions::new(7).dropout, None);

@@ -45,6 +45,16 @@ pub struct Validation {
     pub is_best: bool,
 }
 
+/// About what a run takes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Estimate {
+    /// The time of the steps that are left and of their validations.
+    pub seconds: f64,
+    /// The memory that this process needs for numbers.
+    pub bytes: u64,
+}
+
 /// A line of metrics. It holds no times: the same run writes the same bytes.
 #[derive(Serialize)]
 struct MetricsLine {

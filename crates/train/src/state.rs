@@ -128,8 +128,12 @@ pub(crate) fn save(
     Ok(atomic::write(path, |temporary| write_safetensors(temporary, &tensors, &version))?)
 }
 
-/// Reads a state, and refuses one that does not fit the settings or the variables.
-pub(crate) fn read(path: &Path, settings: &impl Serialize, variables: &[(String, Var)]) -> Result<State> {
+/// Reads a state, and refuses one that does not fit the settings, or lacks one of the tensors that are `expected` by name and shape.
+pub(crate) fn read<'a>(
+    path: &Path,
+    settings: &impl Serialize,
+    expected: impl Iterator<Item = (String, &'a Var)>,
+) -> Result<State> {
     open_regular(path).map_err(|reason| TrainError::Io { path: path.to_path_buf(), reason })?;
     let tensors = candle_core::safetensors::load(path, &Device::Cpu)
         .map_err(|source| TrainError::NotAState { path: path.to_path_buf(), source })?;
@@ -137,19 +141,14 @@ pub(crate) fn read(path: &Path, settings: &impl Serialize, variables: &[(String,
     let part =
         |name: &str| tensors.get(name).ok_or_else(|| TrainError::damaged(path, format!("it lacks {name}")));
     compare(path, &part("settings")?.to_vec1::<u8>()?, settings)?;
-    for (name, var) in variables {
-        for name in [format!("p.{name}"), format!("m.{name}"), format!("v.{name}")] {
-            let value = part(&name)?;
-            if (value.dims(), value.dtype()) != (var.dims(), var.dtype()) {
-                let found = value.dims();
-                let expected = var.dims();
-                let reason = format!(
-                    "{name} is {found:?} {:?}, expected {expected:?} {:?}",
-                    value.dtype(),
-                    var.dtype()
-                );
-                return Err(TrainError::damaged(path, reason));
-            }
+    for (name, var) in expected {
+        let value = part(&name)?;
+        if (value.dims(), value.dtype()) != (var.dims(), var.dtype()) {
+            let found = value.dims();
+            let expected = var.dims();
+            let reason =
+                format!("{name} is {found:?} {:?}, expected {expected:?} {:?}", value.dtype(), var.dtype());
+            return Err(TrainError::damaged(path, reason));
         }
     }
     let [steps] = part("steps")?.to_vec1::<u32>()?[..] else {
@@ -167,8 +166,13 @@ fn compare(path: &Path, saved: &[u8], settings: &impl Serialize) -> Result<()> {
     let now: serde_json::Value = now.map_err(TrainError::other)?;
     let (Some(saved), Some(now)) = (saved.as_object(), now.as_object()) else { return Ok(()) };
     for (name, value) in now {
-        // A state without this one is of a run that had none.
-        let absent = if name == "repeat_fraction" { 0.0.into() } else { serde_json::Value::Null };
+        // A state without one of these is of a run before there was a choice.
+        let absent = match &name[..] {
+            "repeat_fraction" => 0.0.into(),
+            "optimizer" => "adamw".into(),
+            "schedule" => "cosine".into(),
+            _ => serde_json::Value::Null,
+        };
         let before = saved.get(name).unwrap_or(&absent);
         if before != value {
             let name = name.clone();

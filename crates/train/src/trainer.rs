@@ -2,12 +2,14 @@
 
 use crate::data::Dataset;
 use crate::error::{Result, TrainError};
+use crate::muon::HiddenMatrices;
 use crate::optimizer::AdamWParams;
-use crate::options::{CosineSchedule, RunSettings, TrainOptions};
+use crate::options::{MUON_LR, Optimizer, RunSettings, TrainDType, TrainOptions};
 use crate::report::{StepReport, TrainingEvent, Validation};
-use crate::sharded::ShardedAdamW;
+use crate::schedule::LearningRate;
+use crate::sharded::{Rates, ShardedOptimizer};
 use crate::state::History;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarMap;
 use gpt2_model::linear::WeightDType;
 use gpt2_model::lora::{Adapter, LoraOptions};
@@ -33,11 +35,13 @@ pub struct Trainer {
     settings: RunSettings,
     data: Dataset,
     window: usize,
-    adam: ShardedAdamW,
+    optimizer: ShardedOptimizer,
     model: Gpt2LMHeadModel,
     /// The adapter that is trained, if the model itself is not.
     tuned: Option<Tuned>,
-    schedule: CosineSchedule,
+    lr: LearningRate,
+    /// Of the matrices that Muon steps.
+    muon_lr: LearningRate,
     history: History,
     device: Device,
 }
@@ -78,7 +82,7 @@ impl Trainer {
 
     /// Sets a variable's initial value.
     fn set(&self, name: &str, value: &Tensor) -> Result<()> {
-        match self.adam.variables.iter().find(|(held, _)| held == name) {
+        match self.optimizer.variables.iter().find(|(held, _)| held == name) {
             Some((_, var)) => Ok(var.set(value)?),
             None => Err(candle_core::Error::msg(format!("the model has no variable {name}")).into()),
         }
@@ -101,6 +105,16 @@ impl Trainer {
             let reason =
                 "an adapter is trained on a frozen model in f32: load it in that dtype, and not as variables";
             return Err(candle_core::Error::msg(reason).into());
+        }
+        if options.optimizer == Optimizer::Muon {
+            return Err(TrainError::option("optimizer", "muon", "adamw for an adapter"));
+        }
+        if options.train_dtype != TrainDType::F32 {
+            return Err(TrainError::option(
+                "train_dtype",
+                "bf16",
+                "f32 for an adapter, whose base is frozen",
+            ));
         }
         let window = checked_window(&options, &data, base.config())?;
         let device = base.device().clone();
@@ -127,6 +141,7 @@ impl Trainer {
         }
         let vb = init::seeded_variables(options.seed, &VarMap::new(), DType::F32, device);
         let model = Gpt2LMHeadModel::load(vb, &Config { tie_word_embeddings: tied, ..config.clone() })?;
+        let model = options.train_dtype.of(model)?;
         let mut trainer = Self::from_trainable(model, data, window, options, device)?;
         // A state holds the config as it was given.
         trainer.settings.config = config;
@@ -153,22 +168,23 @@ impl Trainer {
             max_grad_norm: Some(options.clip).filter(|clip| *clip > 0.0),
             ..AdamWParams::default()
         };
-        let schedule = CosineSchedule {
-            peak: options.lr,
-            floor: options.lr / 10.0,
-            warmup: options.warmup as usize,
-            total: options.steps as usize,
-        };
+        let rate =
+            |peak| LearningRate::new(options.schedule, peak, options.warmup as usize, options.steps as usize);
+        let is_muon = options.optimizer == Optimizer::Muon;
+        let muon_lr = is_muon.then(|| options.muon_lr.unwrap_or(MUON_LR));
+        let matrices =
+            |name: &str, var: &Var| is_muon.then(|| HiddenMatrices::of(name, var, config)).flatten();
         let settings = RunSettings {
             config: config.clone(),
             data: data.fingerprint(),
-            options: TrainOptions { window: Some(window), ..options },
+            options: TrainOptions { window: Some(window), muon_lr, ..options.clone() },
             lora: None,
             base: None,
         };
         Ok(Self {
-            adam: ShardedAdamW::new(model.named_variables()?, params, device)?,
-            schedule,
+            optimizer: ShardedOptimizer::new(model.named_variables()?, params, matrices, device)?,
+            lr: rate(options.lr),
+            muon_lr: rate(muon_lr.unwrap_or(0.0)),
             history: History::default(),
             device: device.clone(),
             data,
@@ -213,8 +229,10 @@ impl Trainer {
         let (scale, steps, eval_every) =
             (1.0 / f64::from(options.accumulate), options.steps, options.eval_every);
         let (loss, gradients) = self.summed_gradients(before)?;
-        let lr = self.schedule.rate(usize::try_from(before).map_err(TrainError::other)?);
-        let grad_norm = self.optimize(&gradients, lr, scale)?;
+        let number = usize::try_from(before).map_err(TrainError::other)?;
+        let lr = self.lr.rate(number);
+        let rates = Rates { adamw: lr, muon: self.muon_lr.rate(number) };
+        let grad_norm = self.optimize(&gradients, rates, scale)?;
         let tokens_per_s = tokens as f64 / begun.elapsed().as_secs_f64();
         self.history.add_step(loss);
         let step = self.steps();
@@ -223,9 +241,9 @@ impl Trainer {
     }
 
     /// Steps the variables with the sums of this rank's gradients; returns the norm of all gradients.
-    fn optimize(&mut self, sums: &[Tensor], lr: f64, scale: f64) -> Result<f64> {
+    fn optimize(&mut self, sums: &[Tensor], rates: Rates, scale: f64) -> Result<f64> {
         let step = self.steps();
-        self.adam.step(sums, lr, scale).map_err(|error| match error {
+        self.optimizer.step(sums, rates, scale).map_err(|error| match error {
             TrainError::Candle(source) => TrainError::Step { step, source },
             other => other,
         })
@@ -256,7 +274,7 @@ impl Trainer {
     /// The processes that share the work.
     #[must_use]
     pub fn group(&self) -> &dyn Group {
-        self.adam.group()
+        self.optimizer.group()
     }
 
     /// The data.
@@ -286,7 +304,7 @@ impl Trainer {
     /// Steps done.
     #[must_use]
     pub fn steps(&self) -> u64 {
-        self.adam.optimizer.steps()
+        self.optimizer.steps()
     }
 }
 
@@ -308,5 +326,6 @@ fn checked_window(options: &TrainOptions, data: &Dataset, config: &Config) -> Re
     Ok(window)
 }
 
+mod estimate;
 mod passes;
 mod shared;

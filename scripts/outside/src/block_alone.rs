@@ -27,7 +27,7 @@ impl Model {
 
     fn forward(&self, ids: &Tensor) -> candle_core::Result<Tensor> {
         let x = self.tokens.forward(ids)?; // (B, T, C)
-        let x = (&x + Module::forward(&self.attn, &x)?)?;
+        let x = (&x + self.attn.forward(&x)?)?;
         self.head.forward(&x) // (B, T, V)
     }
 }

@@ -2,6 +2,7 @@
 
 mod access;
 mod cached;
+mod data;
 mod faults;
 mod named;
 mod repositories;

@@ -1,9 +1,9 @@
 //! Interventions, compared with transformers with forward hooks (tests/data/odd/interventions.safetensors).
 
 use super::{bits, hooked};
-use crate::common::{Result, assert_close, data, some_ids};
+use crate::common::{Result, assert_close, data, some_ids, test_device};
 use crate::models::{load, random_model};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use gpt2_model::analysis::{Contrast, Metric, Parts, activation_patching};
 use gpt2_model::hooks::{
     Chain, Head, Hooks, Intervention, Interventions, KnockOut, Patch, Place, Point, Recorder,
@@ -15,7 +15,7 @@ use std::collections::HashMap;
 const TOLERANCE: f64 = 3e-5;
 
 pub(crate) fn expected() -> Result<HashMap<String, Tensor>> {
-    Ok(candle_core::safetensors::load(data("odd").join("interventions.safetensors"), &Device::Cpu)?)
+    Ok(candle_core::safetensors::load(data("odd").join("interventions.safetensors"), &test_device())?)
 }
 
 fn head(layer: usize, head: usize) -> Head {
@@ -81,7 +81,7 @@ fn interventions_in_chunks_of_a_cache_are_those_of_one_pass() -> Result {
     for (name, list) in lists(&model, &expected["other_ids"])? {
         let changes = Interventions::new(list, model.config())?;
         let chunked = |changes: &Interventions| -> Result {
-            let mut cache = KvCache::new(model.config(), 2, 9, DType::F32, &Device::Cpu)?;
+            let mut cache = KvCache::new(model.config(), 2, 9, DType::F32, &test_device())?;
             for (start, len) in [(0, 6), (6, 1), (7, 2)] {
                 let args = ForwardArgs { cache: Some(&mut cache), ..hooked(changes) };
                 let got = model.forward(&ids.narrow(1, start, len)?, args)?.logits;
@@ -106,7 +106,7 @@ fn a_mean_leaves_padding_out() -> Result {
     let changes = Interventions::new([Intervention::MeanAblate(head(0, 1))], model.config())?;
     let alone = model.forward(&ids, hooked(&changes))?.logits;
     let mask: Vec<u8> = (0..9).map(|j| u8::from(j < 6)).collect();
-    let mask = Tensor::from_vec(mask, (1, 9), &Device::Cpu)?;
+    let mask = Tensor::from_vec(mask, (1, 9), &test_device())?;
     let args = ForwardArgs { attention_mask: Some(&mask), ..hooked(&changes) };
     let padded = model.forward(&ids.pad_with_zeros(1, 0, 3)?, args)?.logits;
     assert_close("padded", &padded.narrow(1, 0, 6)?, &alone, 1e-5);
@@ -157,7 +157,7 @@ fn generation_keeps_the_interventions() -> Result {
     assert!(err.contains("position 9") && err.contains("0 to 6"), "{err}");
     for _ in 0..10 {
         let ids = model.ids(&text)?;
-        let mut cache = KvCache::new(model.config(), 1, 32, DType::F32, &Device::Cpu)?;
+        let mut cache = KvCache::new(model.config(), 1, 32, DType::F32, &test_device())?;
         let args = ForwardArgs { cache: Some(&mut cache), last_logits_only: true, ..hooked(&changes) };
         let logits = model.forward(&ids, args)?.logits.flatten_all()?;
         text.push(logits.argmax(0)?.to_scalar::<u32>()?);
@@ -172,7 +172,7 @@ fn what_the_model_has_not_is_refused_with_what_it_has() -> Result {
     let refused = |one: Intervention| {
         Interventions::new([one], model.config()).expect_err("it is not there").to_string()
     };
-    let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &Device::Cpu);
+    let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &test_device());
     let vector = zeros(&[7])?;
     let add =
         |layer, position, vector: &Tensor| Intervention::Add { layer, position, vector: vector.clone() };
@@ -257,7 +257,7 @@ fn a_patch_ends_where_the_other_text_does() -> Result {
     model.forward(&ids.narrow(1, 0, 5)?, hooked(&recorder))?;
     let theirs = patch(head(1, 0), recorder.value(Point::Z(1))?);
     let patch = Interventions::new([theirs], model.config())?;
-    let mut cache = KvCache::new(model.config(), 1, 8, DType::F32, &Device::Cpu)?;
+    let mut cache = KvCache::new(model.config(), 1, 8, DType::F32, &test_device())?;
     for (start, len) in [(0, 3), (3, 4), (7, 1)] {
         let args = ForwardArgs { cache: Some(&mut cache), ..hooked(&patch) };
         let got = model.forward(&ids.narrow(1, start, len)?, args)?.logits;
@@ -317,7 +317,7 @@ fn a_patch_replaces_its_rows_and_no_other() -> Result {
 #[test]
 fn a_vector_is_added_at_the_last_position_and_at_the_only_one() -> Result {
     let model = random_model(2, 4, 12)?;
-    let vector = Tensor::new(&[1f32, -2., 3., 0.5, 0., 1., -1., 4.], &Device::Cpu)?;
+    let vector = Tensor::new(&[1f32, -2., 3., 0.5, 0., 1., -1., 4.], &test_device())?;
     for t in [1, 2, 4] {
         let ids = some_ids(t, 2)?;
         let add = Intervention::Add { layer: 1, position: Some(t - 1), vector: vector.clone() };
@@ -374,7 +374,7 @@ fn a_silenced_head_may_attend_to_anything() -> Result {
         Ok(Intervention::Patch(Patch { place, position, from: recorder.value(place.point())? }))
     };
     let d = model.config().head_dim();
-    let zeros = Tensor::zeros(d, DType::F32, &Device::Cpu)?;
+    let zeros = Tensor::zeros(d, DType::F32, &test_device())?;
     let one = head(0, 1);
     let other = head(0, 0);
     for (intervention, how) in [

@@ -3,10 +3,10 @@
 pub(crate) mod interventions;
 mod reference;
 
-use crate::common::{Result, assert_close, max_abs, some_ids};
+use crate::common::{Result, assert_close, max_abs, some_ids, test_device};
 use crate::inputs::batch;
 use crate::models::random_model;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use gpt2_model::hooks::{
     At, Chain, Head, Hooks, Intervention, Interventions, KnockOut, Point, Recorder, WeightRows, on,
 };
@@ -120,7 +120,7 @@ fn hooks_with_a_cache_see_each_position_once() -> Result {
     let knock_out = KnockOuts(vec![KnockOut { head: None, query: 9, key: 4 }]);
     let hooks = Chain(&[&change, &knock_out]);
     let whole = model.forward(&ids, hooked(&hooks))?.logits;
-    let mut cache = KvCache::new(model.config(), 1, 12, DType::F32, &Device::Cpu)?;
+    let mut cache = KvCache::new(model.config(), 1, 12, DType::F32, &test_device())?;
     seen.borrow_mut().clear();
     for (start, len) in [(0, 5), (5, 4), (9, 1), (10, 2)] {
         let args = ForwardArgs { cache: Some(&mut cache), ..hooked(&hooks) };
@@ -239,7 +239,7 @@ fn rows_of_weights_over_a_cache_are_those_of_one_pass() -> Result {
     let model = random_model(3, 8, 40)?;
     let ids = batch(8)?;
     let rows = WeightRows::new([1]);
-    let mut cache = KvCache::new(model.config(), 2, 8, DType::F32, &Device::Cpu)?;
+    let mut cache = KvCache::new(model.config(), 2, 8, DType::F32, &test_device())?;
     // A text whose rows the next one replaces.
     for (text, chunks) in [(batch(5)?, &[5][..]), (ids.clone(), &[5, 1, 2])] {
         cache.clear();

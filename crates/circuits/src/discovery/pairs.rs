@@ -7,13 +7,13 @@ use gpt2_model::analysis::Metric;
 use std::collections::BTreeMap;
 
 /// A clean text, which the model should get right, a corrupted one of the same length, and what tells them apart.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Pair {
     /// T ids
     pub clean: Vec<u32>,
     /// T ids
     pub corrupt: Vec<u32>,
-    /// The metric of the prediction after the last token.
+    /// The metric of the prediction after the last token, or of the text.
     pub metric: Metric,
 }
 
@@ -77,13 +77,13 @@ impl<'a> PairBatch<'a> {
         Ok(batches)
     }
 
-    /// The metric of each pair, differentiable: (B, 1, V) -> (B)
+    /// The metric of each pair, differentiable: (B, 1 or T, V) -> (B)
     pub(super) fn metrics(&self, logits: &Tensor) -> Result<Tensor> {
-        let of_pair = |(row, pair): (usize, &&Pair)| pair.metric.of(&logits.get(row)?.get(0)?);
+        let of_pair = |(row, pair): (usize, &&Pair)| pair.metric.of_texts(&logits.narrow(0, row, 1)?)?.get(0);
         Tensor::stack(&self.pairs.iter().enumerate().map(of_pair).collect::<Result<Vec<_>>>()?, 0)
     }
 
-    /// Puts the metric of each pair where the pair stands among all: (B, 1, V) -> places of `all`
+    /// Puts the metric of each pair where the pair stands among all: (B, 1 or T, V) -> places of `all`
     pub(super) fn put(&self, logits: &Tensor, all: &mut [f64]) -> Result<()> {
         let found = f64_of(&self.metrics(logits)?)?.to_vec1::<f64>()?;
         self.places.iter().zip(found).for_each(|(&place, metric)| all[place] = metric);

@@ -175,12 +175,12 @@ impl<'a> Study<'a> {
         WriterOutputs::record(self.graph, |hooks| self.logits(ids, hooks).map(drop))
     }
 
-    /// The last position's logits, (B, 1, V), with hooks that come after the study's own.
+    /// The logits that the metrics read, (B, 1, V) or (B, T, V), with hooks that come after the study's own.
     pub(super) fn logits(&self, ids: &Tensor, hooks: &dyn Hooks) -> Result<Tensor> {
         self.logits_between(ids, &Chain(&[]), hooks)
     }
 
-    /// The last position's logits, (B, 1, V), with hooks before and after the study's own.
+    /// The logits that the metrics read, (B, 1, V) or (B, T, V), with hooks before and after the study's own.
     pub(super) fn logits_between(
         &self,
         ids: &Tensor,
@@ -189,7 +189,8 @@ impl<'a> Study<'a> {
     ) -> Result<Tensor> {
         let all: Vec<&dyn Hooks> = [before].into_iter().chain(self.hooks).chain([after]).collect();
         let chain = Chain(&all);
-        let args = ForwardArgs { hooks: Some(&chain), last_logits_only: true, ..Default::default() };
+        let last_logits_only = !self.pairs.iter().any(|pair| pair.metric.reads_all_positions());
+        let args = ForwardArgs { hooks: Some(&chain), last_logits_only, ..Default::default() };
         Ok(self.model.forward(ids, args)?.logits)
     }
 }

@@ -14,8 +14,8 @@ use checkpoints::{cache, import, inspect, merge, quantize};
 use clap::CommandFactory;
 use clap::{Parser, Subcommand};
 use interpret::{attention, circuits, discover, features, heads, lens, pairs, patch};
-use learn::{record, train, train_features};
-use predict::{compare, forward, generate, score};
+use learn::{data, record, train, train_features};
+use predict::{compare, eval, forward, generate, score};
 use std::process::{ExitCode, Termination};
 
 /// Runs GPT-2 and shows its attention, on CPU, CUDA or Metal.
@@ -95,10 +95,14 @@ commands! {
     Quantize(quantize::QuantizeArgs) => quantize::run,
     /// Show what quantizing costs: how two models predict a text
     Compare(compare::CompareArgs) => compare::run,
+    /// Run standard evaluations: LAMBADA, HellaSwag, WikiText, BLiMP, or questions of your own
+    Eval(eval::EvalArgs) => eval::run,
     /// Measure how well a model predicts each document of a corpus
     Score(score::ScoreArgs) => score::run,
     /// Write the values at hook points over a corpus to a folder, for dictionaries and probes
     Record(record::RecordArgs) => record::run,
+    /// Fetch a text in the public domain to train on
+    Data(data::DataArgs) => data::run,
     /// Train a new GPT-2 on a text file, or fine-tune an existing one
     Train(train::TrainArgs) => train::run,
     /// Train a sparse autoencoder on values that record wrote, or that a model computes from a text

@@ -1,6 +1,8 @@
 //! Two prompts and their answers, or a file of such pairs.
 
 use crate::output::read_files::ReadFiles;
+use crate::values::one_of;
+use gpt2_engine::studies::interpret::measure::{METRICS, MetricName};
 use gpt2_engine::texts::{Answer, Answers, Content, PairInput, PairsInput, STDIN};
 use std::path::{Path, PathBuf};
 
@@ -10,35 +12,42 @@ use std::path::{Path, PathBuf};
 #[command(group = clap::ArgGroup::new("prompts").args(["clean", "pairs"]).required(true))]
 pub(crate) struct PairsArgs {
     /// The prompt that the model gets right
-    #[arg(value_name = "CLEAN", requires_all = ["corrupt", "answer", "against"])]
+    #[arg(value_name = "CLEAN", requires = "corrupt")]
     pub(crate) clean: Option<String>,
     /// A prompt that differs from it in the tokens of interest, and has as many tokens
     #[arg(value_name = "CORRUPT", requires = "clean")]
     pub(crate) corrupt: Option<String>,
     /// The token that should follow the clean prompt, with its leading space
-    #[arg(long, value_name = "TOKEN", requires = "clean")]
+    #[arg(long, value_name = "TOKEN", requires = "clean", required_unless_present_any = ["pairs", "metric"])]
     pub(crate) answer: Option<String>,
     /// The token that should follow the corrupted prompt
-    #[arg(long, value_name = "TOKEN", requires = "clean")]
+    #[arg(long, value_name = "TOKEN", requires = "clean", required_unless_present_any = ["pairs", "metric"])]
     pub(crate) against: Option<String>,
     /// Many pairs instead: lines of JSON with clean, corrupted, correct and incorrect, as `gpt2 pairs` writes them; - is
     /// standard input. An answer is a token, its id, or a list: the metric is then the difference of the mean logits
     #[arg(long, value_name = "FILE")]
     pub(crate) pairs: Option<PathBuf>,
+    /// What to measure: logit-difference of the answers, log-prob or probability of the right one, loss (the mean surprise
+    /// of the clean prompt's tokens) or kl (the divergence from the clean run's prediction), which need no answers
+    #[arg(long, value_name = "METRIC", value_parser = one_of(METRICS))]
+    pub(crate) metric: Option<MetricName>,
+    /// Average the metric of the answers over these positions, counted from 0, instead of taking the last
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub(crate) positions: Vec<usize>,
 }
 
 impl PairsArgs {
     /// The engine's pairs.
     pub(crate) fn input(&self) -> PairsInput {
         let text = |text: &Option<String>| Content::Text(text.clone().unwrap_or_default());
-        let answer = |text: &Option<String>| Answers::One(Answer::Text(text.clone().unwrap_or_default()));
+        let answer = |text: &String| Answers::One(Answer::Text(text.clone()));
         match &self.pairs {
             Some(path) => PairsInput::File(path.clone()),
             None => PairsInput::One(Box::new(PairInput {
                 clean: text(&self.clean),
                 corrupted: text(&self.corrupt),
-                correct: answer(&self.answer),
-                incorrect: Some(answer(&self.against)),
+                correct: self.answer.as_ref().map(answer).unwrap_or_default(),
+                incorrect: self.against.as_ref().map(answer),
             })),
         }
     }

@@ -6,6 +6,7 @@ use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::values::one_of;
+use anyhow::bail;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::{BlockFormat, Implementation};
 use gpt2_engine::open::{AdapterChoice, DTYPES, FORMATS, IMPLEMENTATIONS, check_finite};
@@ -93,6 +94,10 @@ pub(crate) struct ModelArgs {
     pub(crate) implementation: Implementation,
     #[command(flatten)]
     pub(crate) adapters: AdapterArgs,
+    /// Look at the model as TransformerLens shows it by default: layer norms and value biases folded into the layers
+    /// after them, weights that write to the stream and the unembedding centered. No probability changes
+    #[arg(long)]
+    pub(crate) processed: bool,
     #[command(flatten)]
     pub(crate) run: RunArgs,
     #[command(flatten)]
@@ -107,8 +112,17 @@ impl ModelArgs {
             quantize: self.quantize,
             implementation: self.implementation,
             adapters: self.adapters.list.clone(),
+            processed: self.processed,
             ..named(self.model.as_deref(), &self.hub)
         }
+    }
+
+    /// Refuses `--processed` in a command that looks at no such weights.
+    pub(crate) fn refuse_processed(&self, command: &str) -> anyhow::Result<()> {
+        if self.processed {
+            bail!("--processed: has no meaning in gpt2 {command}, which is about the weights as they are");
+        }
+        Ok(())
     }
 
     /// Opens the model, after checking that `outputs` do no harm to it, the Hub's cache and `inputs`.
@@ -191,6 +205,23 @@ pub(crate) fn files(model: Option<&str>, hub: &HubArgs) -> anyhow::Result<Files>
 pub(crate) fn note_default(model: Option<&str>) {
     if model.is_none() {
         note("model: tiny-shakespeare, the built-in demo; for GPT-2 small, give --model gpt2");
+    }
+}
+
+/// What stands before a text.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Model and device")]
+pub(crate) struct FirstTokenArg {
+    /// Put the model's first token, bos_token_id, before every text, as TransformerLens does by default. Ids stay as
+    /// they are
+    #[arg(long = "prepend-bos")]
+    pub(crate) prepend_bos: bool,
+}
+
+impl FirstTokenArg {
+    /// The model, reading texts so.
+    pub(crate) fn of(&self, opened: Opened) -> anyhow::Result<Opened> {
+        if self.prepend_bos { opened.with_first_token() } else { Ok(opened) }
     }
 }
 

@@ -33,6 +33,7 @@ impl LiveArg {
                 "gpt2 merge writes a model with the adapter in it",
             ),
             ("--quantize", model.quantize.is_some(), "gpt2 quantize writes a model in fewer bits"),
+            ("--processed", model.processed, "the page has the weights as they are"),
             ("--dtype", model.dtype != DType::F32, "the page computes in f32"),
         ];
         match given.iter().find(|(_, given, _)| *given && self.wanted) {

@@ -1,7 +1,7 @@
 //! The options of a command that looks into a model while it runs.
 
 use crate::interventions::args::InterventionArgs;
-use crate::model::args::{FiniteArgs, ModelArgs};
+use crate::model::args::{FiniteArgs, FirstTokenArg, ModelArgs};
 use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
@@ -20,6 +20,8 @@ pub(crate) struct StudyArgs {
     #[command(flatten)]
     pub(crate) finite: FiniteArgs,
     #[command(flatten)]
+    pub(crate) first_token: FirstTokenArg,
+    #[command(flatten)]
     pub(crate) model: ModelArgs,
 }
 
@@ -32,7 +34,7 @@ impl StudyArgs {
     /// Like [`ModelArgs::open_for`], with the files of the interventions among the inputs.
     pub(crate) fn open_for(&self, mut inputs: ReadFiles, outputs: &Outputs) -> anyhow::Result<Opened> {
         self.interventions.inputs(&mut inputs);
-        self.model.open_for(inputs, outputs)
+        self.first_token.of(self.model.open_for(inputs, outputs)?)
     }
 
     /// Runs a study, after [`StudyArgs::check`].

@@ -70,7 +70,7 @@ impl LoadedCircuit {
     }
 }
 
-/// What other edges than the circuit's carry.
+/// The values that edges outside the circuit carry.
 pub(super) struct RestOfCircuit<'a> {
     /// The other prompt.
     pub(super) from_prompt: Option<&'a [u32]>,

@@ -85,13 +85,13 @@ impl MeanTokens {
         Ok(cell.get_or_init(|| fixed))
     }
 
-    /// What the means are taken over, for one run.
+    /// The scope of the means, for one run.
     pub(super) fn described(&self, by_position: bool) -> String {
         let positions = if by_position { "each position" } else { "all positions" };
         format!("{positions} of {}", count(self.texts.len(), "text"))
     }
 
-    /// What the means are taken over, for runs over texts of any length.
+    /// The scope of the means, for runs over texts of any length.
     pub(super) fn described_for_all(&self) -> String {
         let number = count(self.texts.len(), "text");
         match self.length {

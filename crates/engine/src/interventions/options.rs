@@ -30,7 +30,7 @@ pub const ALL_INTERVENTIONS: &[&str] = &[
     "set-feature",
 ];
 
-/// The same without `dictionary`, for studies that read one and run no model.
+/// These options without `dictionary`, for studies that read one and run no model.
 pub const ALL_BUT_DICTIONARY: &[&str] = match ALL_INTERVENTIONS {
     [_dictionary, others @ ..] => others,
     [] => &[],
@@ -79,7 +79,7 @@ pub struct Steer {
     pub text: String,
 }
 
-/// Where a vector comes from.
+/// The source of a vector.
 #[derive(Debug, Clone)]
 pub enum VectorSource {
     /// A NumPy file, times a factor.

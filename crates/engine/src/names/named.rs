@@ -233,7 +233,7 @@ pub fn model_id(text: &str, given: &str, revision: Option<&str>) -> anyhow::Resu
     Ok((place.id, revision.unwrap_or_else(|| MAIN.to_owned())))
 }
 
-/// Where a name leads.
+/// The place to which a name leads.
 enum Place {
     /// A folder on disk.
     Folder(PathBuf),

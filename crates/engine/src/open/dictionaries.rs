@@ -111,7 +111,7 @@ impl OpenedDictionary {
         Features::new(&self.dictionary, hook, hook_out, config).with_context(|| checkpoint.name().to_string())
     }
 
-    /// Where changes of its features act.
+    /// The point at which changes of its features act.
     pub(crate) fn site(&self) -> FeatureSite {
         let config = self.found.checkpoint.config();
         FeatureSite::new(Arc::clone(&self.dictionary), config.hook, config.hook_out)

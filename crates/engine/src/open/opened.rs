@@ -5,7 +5,9 @@ use super::dictionaries::{FilesThen, OpenedDictionary};
 use crate::hub::HubOptions;
 use crate::observer::Observer;
 use crate::spelling::Spelling;
+use crate::texts::{Encoded, encode_within};
 use crate::words::without_folders;
+use anyhow::bail;
 use candle_core::{Device, Tensor};
 use candle_fused::BlockFormat;
 use gpt2_loader::{Files, LoadError, Tokenizer};
@@ -26,7 +28,11 @@ pub struct Opened {
     pub formats: Vec<BlockFormat>,
     /// The adapters on the model.
     pub adapters: Vec<UsedAdapter>,
-    /// Where it runs.
+    /// Whether the weights are [processed](Gpt2LMHeadModel::processed).
+    pub processed: bool,
+    /// The token that stands before every text, but not before ids; see [`Opened::with_first_token`].
+    pub first_token: Option<u32>,
+    /// The device that it runs on.
     pub device: Device,
     /// The files that it was loaded from; none for a model that was made in this process.
     pub files: Option<Files>,
@@ -74,6 +80,8 @@ impl Opened {
             model,
             formats: vec![],
             adapters: vec![],
+            processed: false,
+            first_token: None,
             device,
             files: None,
             hub: HubOptions::default(),
@@ -93,6 +101,46 @@ impl Opened {
     #[must_use]
     pub fn with_tokenizer(self, tokenizer: impl Into<Arc<Tokenizer>>) -> Self {
         Self { tokenizer: OnceLock::from(tokenizer.into()), ..self }
+    }
+
+    /// This model, reading every text after its first token, `bos_token_id`, as TransformerLens' `prepend_bos` has it.
+    ///
+    /// # Errors
+    /// When the config names no such token.
+    pub fn with_first_token(self) -> anyhow::Result<Self> {
+        Ok(Self { first_token: Some(self.bos()?), ..self })
+    }
+
+    /// The model's first token.
+    ///
+    /// # Errors
+    /// When the config names none.
+    pub fn bos(&self) -> anyhow::Result<u32> {
+        let config = self.model.config();
+        let Some(bos) = config.bos_token_id.filter(|&id| (id as usize) < config.vocab_size) else {
+            let option = self.spelling.option("prepend-bos");
+            bail!("{option}: the model's config names no bos_token_id; leave {option} out");
+        };
+        Ok(bos)
+    }
+
+    /// The tokens of a text that fits the model's context, after the first token if texts are read so; `what` names it in errors.
+    ///
+    /// # Errors
+    /// When the model has no tokenizer, or the text has too many tokens.
+    pub fn encode(&self, text: &str, what: &str) -> anyhow::Result<Encoded> {
+        self.encode_after(self.first_token, text, what)
+    }
+
+    /// Like [`Opened::encode`], after the given token or none.
+    ///
+    /// # Errors
+    /// See [`Opened::encode`].
+    pub fn encode_after(&self, first: Option<u32>, text: &str, what: &str) -> anyhow::Result<Encoded> {
+        let room = self.model.config().n_positions - usize::from(first.is_some());
+        let mut encoded = encode_within(self.tokenizer()?, text, what, room)?;
+        encoded.ids.splice(0..0, first);
+        Ok(encoded)
     }
 
     /// The model's name in a file that others will see.

@@ -45,11 +45,13 @@ pub struct ModelOptions {
     pub dtype: DType,
     /// The format to quantize the weights to as they load.
     pub quantize: Option<BlockFormat>,
-    /// What computes attention and, on GPUs, the layers around it.
+    /// The code that computes attention and, on GPUs, the layers around it.
     pub implementation: Implementation,
     /// The adapters to put on the model.
     pub adapters: Vec<AdapterChoice>,
-    /// Where to find models on the Hub.
+    /// Whether to process the weights as TransformerLens does by default: see [`Gpt2LMHeadModel::processed`].
+    pub processed: bool,
+    /// The Hub's address and cache.
     pub hub: HubOptions,
     /// The face that messages speak to.
     pub spelling: Spelling,
@@ -63,6 +65,7 @@ impl Default for ModelOptions {
             quantize: None,
             implementation: Implementation::Auto,
             adapters: vec![],
+            processed: false,
             hub: HubOptions::default(),
             spelling: Spelling::default(),
         }
@@ -224,6 +227,7 @@ impl ModelOptions {
         );
         let LoadedWeights { model, formats } = loaded?;
         let (model, used) = self.with_adapters(model, &adapters, observer)?;
+        let (model, formats) = self.view(model, formats, observer)?;
         if let Ok(tokenizer) = &tokenizer {
             tokenizer.note().iter().for_each(|text| observer.note(text));
         }
@@ -232,6 +236,7 @@ impl ModelOptions {
         let mut opened = Opened::new(name, model, device, self.spelling);
         opened.formats = formats;
         opened.adapters = used;
+        opened.processed = self.processed;
         opened.hub = self.hub.clone();
         opened = opened.with_files(files);
         // An error is one when the tokenizer is needed.
@@ -239,6 +244,26 @@ impl ModelOptions {
             Ok(tokenizer) => opened.with_tokenizer(tokenizer),
             Err(_) => opened,
         })
+    }
+
+    /// The model with its weights as they are or processed, and the formats of those that are quantized.
+    fn view(
+        &self,
+        model: Gpt2LMHeadModel,
+        formats: Vec<BlockFormat>,
+        observer: &dyn Observer,
+    ) -> anyhow::Result<(Gpt2LMHeadModel, Vec<BlockFormat>)> {
+        if !self.processed {
+            return Ok((model, formats));
+        }
+        let option = self.spelling.option("processed");
+        if self.quantize.is_some() {
+            bail!("{option}: processed weights are dense; leave {} out", self.spelling.option("quantize"));
+        }
+        if let Some(format) = formats.first() {
+            observer.note(&format!("{option}: weights in {format} are unpacked"));
+        }
+        Ok((model.processed()?, vec![]))
     }
 
     /// Says so if `fused` was asked for and no kernel of ours can run this model's attention on this device.

@@ -1,7 +1,7 @@
 //! All studies, by name.
 
 use super::interpret::{circuits, discover, features, heads, lens, pairs, patch};
-use super::predict::{forward, generate};
+use super::predict::{eval, forward, generate};
 use super::study::{Outcome, Run, Study};
 use crate::interventions::InterventionOptions;
 use crate::spelling::Spelling;
@@ -12,6 +12,7 @@ use serde_json::Value;
 pub const STUDIES: &[Entry] = &[
     Entry::of::<forward::Options>(),
     Entry::of::<generate::Options>(),
+    Entry::of::<eval::Options>(),
     Entry::of::<lens::Options>(),
     Entry::of::<heads::Options>(),
     Entry::of::<patch::Options>(),
@@ -34,6 +35,7 @@ const TAKERS: &[(&str, &[&str])] = &[
     (generate::Options::NAME, generate::Options::REFUSES),
     (discover::Options::NAME, discover::Options::REFUSES),
     (features::Options::NAME, features::Options::REFUSES),
+    (eval::Options::NAME, eval::Options::REFUSES),
     ("score", &[]),
     ("record", &[]),
 ];

@@ -16,16 +16,16 @@ use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-/// How a corpus is cut into documents.
+/// The way in which a corpus is cut into documents.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DocumentOptions {
-    /// What a document is; by default JSON lines in a .jsonl file, else a whole file.
+    /// The unit that counts as a document; by default JSON lines in a .jsonl file, else a whole file.
     pub by: Option<DocumentUnit>,
     /// The field of JSON lines that holds the text; by default `text`.
     pub field: Option<String>,
 }
 
-/// What a document is.
+/// The unit that counts as a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DocumentUnit {

@@ -33,7 +33,9 @@ pub fn encode(tokenizer: &Tokenizer, text: &str, what: &str) -> Result<Encoded, 
 pub fn encode_within(tokenizer: &Tokenizer, text: &str, what: &str, n: usize) -> anyhow::Result<Encoded> {
     // Tokenizing takes a hundred times the text's memory, so a text far too long is cut first.
     let most = match tokenizer.check_length(text, n) {
-        Err(LoadError::PromptTooLong { most, .. }) => text.floor_char_boundary(most),
+        Err(LoadError::PromptTooLong { most, .. }) => {
+            (0..=most).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0)
+        }
         checked => checked.map(|()| text.len())?,
     };
     let is_whole = most == text.len();

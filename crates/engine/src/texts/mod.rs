@@ -3,6 +3,8 @@
 mod continuation;
 mod corpus;
 mod encoded;
+mod ids_file;
+mod known;
 mod pair_inputs;
 mod pairs;
 mod point_values;
@@ -16,6 +18,8 @@ mod windows;
 pub use continuation::{Continuation, new_tokens};
 pub use corpus::{By, Corpus, CorpusDocument, DocumentOptions, DocumentUnit, folder_text, shared};
 pub use encoded::{Encoded, encode, encode_within};
+pub use ids_file::read_ids;
+pub use known::{KNOWN_TEXTS, KnownText, SHAKESPEARE};
 pub use pair_inputs::{Answer, Answers, PairInput, PairsInput};
 pub use pairs::pair;
 pub use point_values::{Windowing, values};

@@ -35,6 +35,12 @@ pub enum Answers {
     Several(Vec<Answer>),
 }
 
+impl Default for Answers {
+    fn default() -> Self {
+        Self::Several(vec![])
+    }
+}
+
 /// A clean and a corrupted text, and the answers to the clean one. As JSON, it is a line that [`pair`] reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PairInput {
@@ -42,7 +48,8 @@ pub struct PairInput {
     pub clean: Content,
     /// A text with the same number of tokens that differs in what matters.
     pub corrupted: Content,
-    /// The right answers to the clean text.
+    /// The right answers to the clean text; there may be none where a metric asks for none.
+    #[serde(default)]
     pub correct: Answers,
     /// The wrong ones. Without them, a single pair is measured by the log-probability of its right answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -107,7 +114,7 @@ impl Answers {
 
 impl PairInput {
     /// The pair of a study that has no other; options name its answers in errors.
-    fn read(&self, opened: &Opened, observer: &dyn Observer) -> anyhow::Result<Pair> {
+    fn read(&self, opened: &Opened, by_answers: bool, observer: &dyn Observer) -> anyhow::Result<Pair> {
         let clean = Prompt::new(opened, &self.clean, "the clean prompt", observer)?.ids;
         let corrupt = Prompt::new(opened, &self.corrupted, "the corrupted prompt", observer)?.ids;
         if clean.len() != corrupt.len() {
@@ -133,8 +140,11 @@ impl PairInput {
                 option("answer"),
                 option("against")
             ),
-            (_, Some(against)) => Metric::LogitDifference { answers, against },
+            ([_, ..], Some(against)) => Metric::LogitDifference { answers, against },
             ([right], None) => Metric::LogProb(*right),
+            ([], _) if by_answers => bail!("{}: give the right answer", option("answer")),
+            // Another metric takes its place.
+            ([], _) => Metric::LogProb(0),
             (_, None) => bail!("{}: several right answers need wrong ones, too", option("against")),
         };
         let pair = Pair { clean, corrupt, metric };
@@ -153,19 +163,28 @@ impl PairsInput {
         }
     }
 
-    /// The pairs as tokens, at least one.
+    /// The pairs as tokens, at least one. Unless they are measured `by_answers`, pairs in memory need none.
     ///
     /// # Errors
     /// When there is none, a text or an answer is not of this vocabulary, an answer is not one token, or a file cannot be read.
-    pub fn read(&self, opened: &Opened, observer: &dyn Observer) -> anyhow::Result<Vec<Pair>> {
-        let of_line = |line: &str| pair(line, &|| Ok(opened.tokenizer()?), opened.model.config());
+    pub fn read(
+        &self,
+        opened: &Opened,
+        by_answers: bool,
+        observer: &dyn Observer,
+    ) -> anyhow::Result<Vec<Pair>> {
+        let of_line =
+            |line: &str| pair(line, &|| Ok(opened.tokenizer()?), opened.model.config(), opened.first_token);
         match self {
-            Self::One(pair) => Ok(vec![pair.read(opened, observer)?]),
+            Self::One(pair) => Ok(vec![pair.read(opened, by_answers, observer)?]),
             Self::These(these) => {
                 if these.is_empty() {
                     bail!("{}: there is no pair", opened.spelling.option("pairs"));
                 }
                 let of = |(i, pair): (usize, &PairInput)| {
+                    if !by_answers && pair.correct.all().is_empty() {
+                        return pair.read(opened, by_answers, observer).with_context(|| format!("pair {i}"));
+                    }
                     of_line(&serde_json::to_string(pair)?).with_context(|| format!("pair {i}"))
                 };
                 these.iter().enumerate().map(of).collect()

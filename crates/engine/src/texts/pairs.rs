@@ -14,7 +14,7 @@ const LONGEST_SHOWN: usize = 100;
 const EXAMPLE: &str = r#"{"clean": "…", "corrupted": "…", "correct": " Mary", "incorrect": " John"}"#;
 
 /// A pair of texts from a line of JSON: `clean` and `corrupted` are texts or lists of ids, `correct` and `incorrect` a token's text,
-/// its id, or a list of either. Other names are left alone. `tokenizer` is asked only where there is text.
+/// its id, or a list of either. `first_token` stands before every text, but not before ids. Other names are left alone. `tokenizer` is asked only where there is text.
 ///
 /// # Errors
 /// When it is not such an object, a text or an answer is not of this vocabulary, an answer is not one token, an answer is both right
@@ -23,6 +23,7 @@ pub fn pair<'a>(
     line: &str,
     tokenizer: &dyn Fn() -> anyhow::Result<&'a Tokenizer>,
     config: &Config,
+    first_token: Option<u32>,
 ) -> anyhow::Result<Pair> {
     let value: Value = serde_json::from_str(line).map_err(|error| {
         // The parser sees one line, and calls it line 1.
@@ -34,9 +35,17 @@ pub fn pair<'a>(
     let n = config.n_positions;
     let (answers, against) =
         (tokens(&fields, "correct", tokenizer, n)?, tokens(&fields, "incorrect", tokenizer, n)?);
+    let text = |name| match field(&fields, name)? {
+        Value::String(text) => {
+            let room = n - usize::from(first_token.is_some());
+            Ok(first_token.into_iter().chain(encoded(tokenizer()?, name, text, room)?).collect())
+        }
+        Value::Array(ids) => ids.iter().map(|id| self::id(id, name)).collect(),
+        _ => bail!("{name:?} is neither a text nor a list of ids"),
+    };
     let pair = Pair {
-        clean: text(&fields, "clean", tokenizer, n)?,
-        corrupt: text(&fields, "corrupted", tokenizer, n)?,
+        clean: text("clean")?,
+        corrupt: text("corrupted")?,
         metric: Metric::LogitDifference { answers, against },
     };
     if pair.clean.len() != pair.corrupt.len()
@@ -56,20 +65,6 @@ pub fn pair<'a>(
 
 fn field<'a>(fields: &'a Map<String, Value>, name: &str) -> anyhow::Result<&'a Value> {
     fields.get(name).with_context(|| format!("no {name:?}; expected {EXAMPLE}"))
-}
-
-/// The ids of a text, or ids as they are.
-fn text<'a>(
-    fields: &Map<String, Value>,
-    name: &str,
-    tokenizer: &dyn Fn() -> anyhow::Result<&'a Tokenizer>,
-    n: usize,
-) -> anyhow::Result<Vec<u32>> {
-    match field(fields, name)? {
-        Value::String(text) => encoded(tokenizer()?, name, text, n),
-        Value::Array(ids) => ids.iter().map(|id| self::id(id, name)).collect(),
-        _ => bail!("{name:?} is neither a text nor a list of ids"),
-    }
 }
 
 /// The ids of one answer, or of several.

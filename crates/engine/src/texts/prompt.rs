@@ -1,6 +1,6 @@
 //! A text or token ids as the prompt of a run.
 
-use super::encoded::{Encoded, encode, encode_within};
+use super::encoded::{Encoded, encode};
 use crate::observer::Observer;
 use crate::open::Opened;
 use anyhow::{Context, bail};
@@ -69,7 +69,10 @@ impl Prompt {
     /// # Errors
     /// When it is empty, too long, or the model has no tokenizer.
     pub fn of_text(opened: &Opened, text: &str, what: &str, observer: &dyn Observer) -> anyhow::Result<Self> {
-        let encoded = encode_within(opened.tokenizer()?, text, what, opened.model.config().n_positions)?;
+        if text.is_empty() {
+            return Self::of_ids(opened, vec![], None, what);
+        }
+        let encoded = opened.encode(text, what)?;
         Self::of_ids(opened, noted(encoded, observer), Some(text.to_owned()), what)
     }
 
@@ -109,7 +112,7 @@ pub fn tokens_within(
 ) -> anyhow::Result<Vec<u32>> {
     let n = opened.model.config().n_positions;
     let ids = match content {
-        Content::Text(text) => noted(encode_within(opened.tokenizer()?, text, what, n)?, observer),
+        Content::Text(text) => noted(opened.encode(text, what)?, observer),
         Content::Ids(ids) => ids.clone(),
     };
     if ids.is_empty() || ids.len() > n {

@@ -293,7 +293,10 @@ mod tests {
         let pairs = task.pairs(&tokenizer, count, seed)?.into_iter();
         pairs
             .map(|of| {
-                Ok((of.clone(), pair(&serde_json::to_string(&of)?, &|| Ok(&tokenizer), &Config::gpt2())?))
+                Ok((
+                    of.clone(),
+                    pair(&serde_json::to_string(&of)?, &|| Ok(&tokenizer), &Config::gpt2(), None)?,
+                ))
             })
             .collect()
     }

@@ -68,15 +68,19 @@ pub struct NewModel {
 }
 
 impl NewModel {
-    /// The config of a new model with this tokenizer.
+    /// The config of a new model with so many tokens, of which one may end a text.
     ///
     /// # Errors
     /// When the sizes do not fit one another.
-    pub fn config(self, tokenizer: &Tokenizer, implementation: Implementation) -> Result<Config> {
+    pub fn config(
+        self,
+        vocab_size: usize,
+        end: Option<u32>,
+        implementation: Implementation,
+    ) -> Result<Config> {
         let Self { n_positions, n_embd, n_layer, n_head } = self;
-        let end = tokenizer.end_of_text();
         let config = Config {
-            vocab_size: tokenizer.vocab_size(),
+            vocab_size,
             attn_implementation: implementation,
             n_positions,
             n_embd,

@@ -121,6 +121,20 @@ impl Sdpa {
                 "attention: a soft cap of {cap} is not between 1e-30 and 1e30; pass None for no cap"
             )
         }
+        #[allow(clippy::cast_possible_truncation)] // as the kernels multiply
+        if let Some(scale) = self.scale.filter(|&scale| !(scale as f32).is_finite()) {
+            candle_core::bail!(
+                "attention: a scale of {scale} is not a finite f32; pass None for 1 / sqrt({d}), the width of a head"
+            )
+        }
+        if let Some(slopes) = self.slopes.as_ref()
+            && let Some(head) = slopes.iter().position(|slope| !slope.is_finite())
+        {
+            candle_core::bail!(
+                "attention: the slope of head {head} is {}, expected a finite number",
+                slopes[head]
+            )
+        }
         if let Some(slopes) = self.slopes.as_ref().filter(|slopes| slopes.len() != h) {
             candle_core::bail!("attention: {} slopes for {h} heads, expected one for each head", slopes.len())
         }

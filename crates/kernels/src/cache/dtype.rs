@@ -1,8 +1,8 @@
 //! [`CacheDType`]: what keys and values are held in.
 
 use crate::attention::quantized_rows::{SCALE_BYTES, quantize_rows};
-use candle_core::{DType, Device, Result, Tensor};
-use half::vec::HalfBitsVecExt;
+use crate::cpu::memory::{Zero, try_zeros};
+use candle_core::{DType, Device, Result, Tensor, WithDType};
 use half::{bf16, f16};
 
 /// The number format of the keys and values in a cache.
@@ -66,17 +66,29 @@ impl CacheDType {
         if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
             candle_core::bail!("cache: {:?} in {} is more than any memory", [a, b, c, d], self.as_str())
         }
-        let shape = (a, b, c, width);
-        // The bits of 0 as integers come from memory that nobody has touched; `Tensor::zeros` writes each half.
-        let zero_bits = || vec![0u16; a * b * c * width];
+        let shape = [a, b, c, width];
+        if !device.is_cpu() {
+            return Tensor::zeros(&shape, dtype, device);
+        }
         match dtype {
-            DType::F16 if device.is_cpu() => {
-                Tensor::from_vec(zero_bits().reinterpret_into::<f16>(), shape, device)
-            }
-            DType::BF16 if device.is_cpu() => {
-                Tensor::from_vec(zero_bits().reinterpret_into::<bf16>(), shape, device)
-            }
-            _ => Tensor::zeros(shape, dtype, device),
+            DType::F16 => self.on_cpu::<f16>(shape),
+            DType::BF16 => self.on_cpu::<bf16>(shape),
+            DType::F64 => self.on_cpu::<f64>(shape),
+            DType::U8 => self.on_cpu::<u8>(shape),
+            _ => self.on_cpu::<f32>(shape),
+        }
+    }
+
+    /// Zeros from memory that nobody has touched; `Tensor::zeros` writes each half, and ends the process if there is too little.
+    fn on_cpu<T: Zero + WithDType>(self, shape: [usize; 4]) -> Result<Tensor> {
+        let count = shape.iter().product::<usize>();
+        match try_zeros::<T>(count) {
+            Some(zeros) => Tensor::from_vec(zeros, &shape, &Device::Cpu),
+            None => candle_core::bail!(
+                "cache: {shape:?} in {} takes {:.1} GB, which the system does not give; choose a smaller capacity",
+                self.as_str(),
+                count as f64 * size_of::<T>() as f64 / 1e9
+            ),
         }
     }
 

@@ -63,13 +63,23 @@ pub struct Dispatch {
     /// `Fused` or `Eager`.
     implementation: Implementation,
     cpu: bool,
+    factors: Factors,
+}
+
+/// The numbers that a product of two changing f32 matrices on the CPU multiplies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Factors {
+    #[default]
+    AsStored,
+    /// Rounded, with sums in f32.
+    Bf16,
 }
 
 impl Dispatch {
     /// Resolves `implementation` for `device`.
     #[must_use]
     pub fn new(implementation: Implementation, device: &Device) -> Self {
-        Self { implementation: implementation.on(device), cpu: device.is_cpu() }
+        Self { implementation: implementation.on(device), cpu: device.is_cpu(), factors: Factors::default() }
     }
 
     /// Resolves `implementation` for the device of `x`.
@@ -82,6 +92,16 @@ impl Dispatch {
     #[must_use]
     pub fn implementation(self) -> Implementation {
         self.implementation
+    }
+
+    /// Sets the numbers that products multiply.
+    pub(crate) fn with_factors(self, factors: Factors) -> Self {
+        Self { factors, ..self }
+    }
+
+    /// The numbers that products multiply.
+    pub(crate) fn factors(self) -> Factors {
+        self.factors
     }
 
     /// Whether GPU kernels may run: only if the caller chose `Fused`.

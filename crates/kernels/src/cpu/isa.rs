@@ -9,8 +9,9 @@ use pulp::Arch;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-/// The environment variable that names the instruction set of a process: the only one that this crate reads.
-const ENVIRONMENT_VARIABLE: &str = "GPT2_ISA";
+/// The environment variables that name the instruction set of a process, first the one that wins; the other is the name that the
+/// command `gpt2` prints. This crate reads no others.
+const ENVIRONMENT_VARIABLES: [&str; 2] = ["CANDLE_FUSED_ISA", "GPT2_ISA"];
 
 /// An instruction set, slowest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,7 +34,7 @@ pub enum Isa {
     Avx512,
     /// Intel's tile registers for products of bf16 matrices, where subnormal numbers count as 0, and AVX-512 for everything
     /// else; Linux only, with the feature `x86-v4`. The first question for the instruction set asks Linux to let this process
-    /// use the tiles, which needs signal stacks of about 11 KB; a lower set in `GPT2_ISA` does not ask.
+    /// use the tiles, which needs signal stacks of about 11 KB; a lower set in `CANDLE_FUSED_ISA` does not ask.
     Amx,
 }
 
@@ -65,6 +66,12 @@ pub(crate) enum ByteProducts {
     NeonI8mm,
     #[cfg(target_arch = "wasm32")]
     Simd128,
+}
+
+/// The environment variable that names an instruction set, and the name.
+fn named() -> Option<(&'static str, String)> {
+    let value = |variable| Some((variable, std::env::var(variable).ok().filter(|name| !name.is_empty())?));
+    ENVIRONMENT_VARIABLES.into_iter().find_map(value)
 }
 
 impl Isa {
@@ -120,19 +127,15 @@ impl Isa {
         }
     }
 
-    /// The instruction set that the environment variable `GPT2_ISA` names, if it is set. A program calls this once, where it
-    /// starts, to refuse a wrong name; the kernels ignore it.
+    /// The instruction set that the environment variable `CANDLE_FUSED_ISA` names, if it is set; without it, `GPT2_ISA`. A program
+    /// calls this once, where it starts, to refuse a wrong name; the kernels ignore it.
     ///
     /// # Errors
-    /// When the variable names no instruction set, or one that cannot run here.
+    /// When a variable names no instruction set, or one that cannot run here.
     pub fn from_environment() -> Result<Option<Self>> {
-        match std::env::var(ENVIRONMENT_VARIABLE) {
-            Ok(name) if !name.is_empty() => {
-                let isa = name.parse::<Self>().and_then(Self::check);
-                isa.map(Some).map_err(|error| Error::msg(format!("{ENVIRONMENT_VARIABLE}: {error}")))
-            }
-            _ => Ok(None),
-        }
+        let Some((variable, name)) = named() else { return Ok(None) };
+        let isa = name.parse::<Self>().and_then(Self::check);
+        isa.map(Some).map_err(|error| Error::msg(format!("{variable}: {error}")))
     }
 
     /// Refuses an instruction set that cannot run here.
@@ -209,6 +212,16 @@ impl Isa {
             Self::Neon => self.arch().is_some() && std::arch::is_aarch64_feature_detected!("bf16"),
             _ => false,
         }
+    }
+
+    /// Whether products of bf16 matrices have instructions of their own here: AMX's tiles, or pairs where those are fast.
+    #[must_use]
+    pub fn has_bf16_products(self) -> bool {
+        #[cfg(amx)]
+        if self.has_tiles() {
+            return true;
+        }
+        self.has_pairs()
     }
 
     /// Whether products of bf16 matrices run in tile registers.
@@ -288,8 +301,7 @@ mod tests {
     #[test]
     fn the_tests_run_on_the_instruction_set_that_the_environment_names() {
         let named = Isa::from_environment().expect("a set of this machine");
-        let name = std::env::var(ENVIRONMENT_VARIABLE).ok().filter(|name| !name.is_empty());
-        assert_eq!(named.map(Isa::as_str), name.as_deref());
+        assert_eq!(named.map(Isa::as_str), super::named().as_ref().map(|(_, name)| name.as_str()));
         assert_eq!(Isa::current(), named.unwrap_or_else(Isa::best));
         Isa::current().hold().expect("it is that already");
         for other in Isa::available().into_iter().filter(|isa| *isa != Isa::current()) {
@@ -301,21 +313,26 @@ mod tests {
     /// The variable is read once for a process, so each name needs a process of its own.
     #[test]
     fn a_name_in_the_environment_is_obeyed_or_refused() {
-        let obeyed = |name: &str| {
+        let obeyed = |variable: &str, name: &str| {
             let test = "cpu::isa::tests::the_tests_run_on_the_instruction_set_that_the_environment_names";
             let mut tests = std::process::Command::new(std::env::current_exe().expect("this program"));
-            let output =
-                tests.args(["--exact", test]).env(ENVIRONMENT_VARIABLE, name).output().expect("it runs");
+            for other in ENVIRONMENT_VARIABLES {
+                tests.env_remove(other);
+            }
+            let output = tests.args(["--exact", test]).env(variable, name).output().expect("it runs");
             let output = String::from_utf8_lossy(&output.stdout);
-            let refused = output.contains("1 failed") && output.contains("GPT2_ISA: instruction set");
+            let refused =
+                output.contains("1 failed") && output.contains(&format!("{variable}: instruction set"));
             assert_ne!(output.contains("1 passed"), refused, "{name}: {output}");
             !refused
         };
-        for isa in ALL {
-            assert_eq!(obeyed(isa.as_str()), isa.arch().is_some(), "{isa:?}");
+        for variable in ENVIRONMENT_VARIABLES {
+            for isa in ALL {
+                assert_eq!(obeyed(variable, isa.as_str()), isa.arch().is_some(), "{isa:?}");
+            }
+            assert!(obeyed(variable, ""));
+            assert!(!obeyed(variable, "sse9"));
         }
-        assert!(obeyed(""));
-        assert!(!obeyed("sse9"));
     }
 
     #[cfg(target_arch = "x86_64")]

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use half::{bf16, f16};
 use rayon::prelude::*;
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::marker::PhantomData;
@@ -23,8 +24,35 @@ pub(crate) struct CacheLines<E> {
 /// Bytes that are all 0 are a value of the type.
 pub(crate) unsafe trait Zero {}
 
-// SAFETY: 0 is a u8.
+// SAFETY: 0 is a u8, and 0.0 in each format of floats has no bit set.
 unsafe impl Zero for u8 {}
+unsafe impl Zero for f16 {}
+unsafe impl Zero for bf16 {}
+unsafe impl Zero for f32 {}
+unsafe impl Zero for f64 {}
+
+/// `len` zeros from memory that nobody has touched, or `None` if there is not as much. `vec![0.0; len]` would end the process.
+pub(crate) fn try_zeros<T: Zero>(len: usize) -> Option<Vec<T>> {
+    let layout = Layout::array::<T>(len).ok()?;
+    if layout.size() == 0 {
+        return Some(vec![]);
+    }
+    // SAFETY: the layout has a size, and is that of a vector with this capacity, whose zeros are values.
+    unsafe {
+        let memory = alloc_zeroed(layout);
+        #[allow(clippy::same_length_and_capacity)] // as it was made
+        (!memory.is_null()).then(|| Vec::from_raw_parts(memory.cast(), len, len))
+    }
+}
+
+/// Writes `from` into `to`, of the same length, which may hold nothing yet.
+#[inline(always)]
+pub(crate) fn copy_into<T: Copy>(from: &[T], to: &mut [MaybeUninit<T>]) {
+    debug_assert_eq!(from.len(), to.len());
+    for (to, from) in to.iter_mut().zip(from) {
+        to.write(*from);
+    }
+}
 
 impl<E: Copy + Send + Sync> CacheLines<E> {
     /// `chunks` pieces of `chunk` numbers, a whole number of lines. `fill(i, piece)` writes the i-th piece, on all

@@ -14,7 +14,7 @@ mod tests;
 pub(crate) mod weight;
 
 use crate::cpu::cpu_op::OnCpu;
-use crate::cpu::dispatch::{Dispatch, cpu_product};
+use crate::cpu::dispatch::{Dispatch, Factors, cpu_product};
 use crate::cpu::explain::{Explained, no_kernel, note, ours, shown};
 use crate::gpu;
 use crate::pointwise::epilogue::{Epilogue, ResidualOrGate};
@@ -67,9 +67,10 @@ pub fn linear(
         return y.reshape(shape);
     }
     let has_kernel = cpu_product(&[x, weight, bias]) && rows_are_contiguous(weight);
-    note(|| not_packed(x, weight, epilogue, has_kernel));
+    note(|| not_packed(x, weight, epilogue, has_kernel, dispatch.factors()));
     if let Epilogue::Residual(residual) = epilogue
         && has_kernel
+        && dispatch.factors() == Factors::AsStored
         && cpu_product(&[residual, x])
         && [residual, x, weight, bias].iter().all(|t| !t.track_op())
     {
@@ -78,7 +79,8 @@ pub fn linear(
         return flat.apply_op3_no_bwd(weight, &residual, &op)?.reshape(shape);
     }
     let y = if has_kernel {
-        flat.apply_op3(weight, &bias.contiguous()?, OnCpu(PlainLinear))?.reshape(shape)?
+        flat.apply_op3(weight, &bias.contiguous()?, OnCpu(PlainLinear { factors: dispatch.factors() }))?
+            .reshape(shape)?
     } else {
         candles_matmul(&flat, &weight.contiguous()?)?.broadcast_add(bias)?.reshape(shape)?
     };
@@ -101,7 +103,7 @@ pub fn linear_transposed(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let few = flat.dim(0)? <= FEW_ROWS && !x.track_op() && !weight.track_op();
     let has_kernel = few && cpu_product(&[x, weight]) && weight.is_contiguous();
     let transposed = weight.t()?;
-    note(|| not_packed(x, &transposed, Epilogue::None, has_kernel));
+    note(|| not_packed(x, &transposed, Epilogue::None, has_kernel, Factors::AsStored));
     if has_kernel {
         return flat.apply_op2_no_bwd(weight, &OnCpu(RowProducts))?.reshape(shape);
     }
@@ -109,7 +111,13 @@ pub fn linear_transposed(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
 }
 
 /// A product with a weight (in, out) that is not packed.
-fn not_packed(x: &Tensor, weight: &Tensor, epilogue: Epilogue, has_kernel: bool) -> Explained {
+fn not_packed(
+    x: &Tensor,
+    weight: &Tensor,
+    epilogue: Epilogue,
+    has_kernel: bool,
+    factors: Factors,
+) -> Explained {
     let why = no_kernel(&[x, weight]).unwrap_or_else(|| {
         if !cpu_product(&[x, weight]) {
             "this build of Candle multiplies by MKL or Accelerate".to_owned()
@@ -119,7 +127,11 @@ fn not_packed(x: &Tensor, weight: &Tensor, epilogue: Epilogue, has_kernel: bool)
             "the weight is not packed: Weight::pack and nn::Linear pack it once".to_owned()
         }
     });
-    let code = if has_kernel { ours("plain weight") } else { "Candle's matmul".to_owned() };
+    let code = match factors {
+        _ if !has_kernel => "Candle's matmul".to_owned(),
+        Factors::AsStored => ours("plain weight"),
+        Factors::Bf16 => ours("plain weight, rounded to bf16"),
+    };
     explained(x, weight, epilogue, code, Some(why))
 }
 

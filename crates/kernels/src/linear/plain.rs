@@ -2,11 +2,10 @@
 //! for a few rows. The sums start from the bias and the residual, so no second pass has to add them.
 
 use super::few_rows::{self, FEW_ROWS, MatrixRows};
-use super::product::multiply::multiply;
 use super::product::rows::Matrix;
 use crate::cpu::column_sums::column_sums;
 use crate::cpu::cpu_op::{CpuInput, CpuOp};
-use crate::cpu::dispatch::{cpu_f32, cpu_product};
+use crate::cpu::dispatch::{Factors, cpu_f32, cpu_product};
 use crate::cpu::element::{Element, Widen};
 use crate::cpu::isa;
 use crate::cpu::vector::{CHUNK, chunked};
@@ -36,13 +35,15 @@ macro_rules! for_dtype {
     };
 }
 
-pub(super) struct PlainLinear;
+pub(super) struct PlainLinear {
+    pub(super) factors: Factors,
+}
 
 impl CpuOp<3> for PlainLinear {
     const NAME: &'static str = "linear";
 
     fn forward(&self, [x, weight, bias]: [CpuInput; 3]) -> Result<(CpuStorage, Shape)> {
-        for_dtype!(x.storage, E => product::<E>(x.slice()?, MatrixRows::new(weight)?, bias.slice()?, None))
+        for_dtype!(x.storage, E => product::<E>(self.factors, x.slice()?, MatrixRows::new(weight)?, bias.slice()?, None))
     }
 
     fn backward(
@@ -55,7 +56,9 @@ impl CpuOp<3> for PlainLinear {
         let x = x.detach();
         let weight = weight.detach().contiguous()?;
         let grad = grad.detach().contiguous()?;
-        Ok([Some(matmul(&grad, &weight.t()?)?), Some(matmul(&x.t()?, &grad)?), Some(column_sums(&grad)?)])
+        let of_x = matmul_of(self.factors, &grad, &weight.t()?)?;
+        let of_weight = matmul_of(self.factors, &x.t()?, &grad)?;
+        Ok([Some(of_x), Some(of_weight), Some(column_sums(&grad)?)])
     }
 }
 
@@ -71,7 +74,7 @@ impl CpuOp<3> for LinearOnto {
     fn forward(&self, [x, weight, residual]: [CpuInput; 3]) -> Result<(CpuStorage, Shape)> {
         for_dtype!(x.storage, E => {
             let bias = self.bias.to_vec1::<E>()?;
-            product(x.slice()?, MatrixRows::new(weight)?, &bias, Some(residual.slice()?))
+            product(Factors::AsStored, x.slice()?, MatrixRows::new(weight)?, &bias, Some(residual.slice()?))
         })
     }
 }
@@ -96,6 +99,7 @@ impl CpuOp<2> for RowProducts {
 
 /// `residual + x·W + bias`: `x` (rows, K), `bias` (N), `residual` (rows, N) if there is one -> (rows, N)
 pub(super) fn product<E: Element + WithDType>(
+    factors: Factors,
     x: &[E],
     weight: MatrixRows<E>,
     bias: &[E],
@@ -121,7 +125,7 @@ pub(super) fn product<E: Element + WithDType>(
     #[allow(unsafe_code)]
     // SAFETY: a row is as long as the bias and its part of the residual, and every element is written.
     let mut out = unsafe { chunked(rows * width, width, start) };
-    add_product(&in_f32(x), weight, &mut out);
+    add_product(factors, &in_f32(x), weight, &mut out);
     Ok((narrowed::<E>(out), Shape::from((rows, width))))
 }
 
@@ -137,16 +141,16 @@ pub(super) fn narrowed<E: Element + WithDType>(wide: Vec<f32>) -> CpuStorage {
 }
 
 /// `out += x·W` for `x` (rows, K) and `out` (rows, N).
-fn add_product<E: Element>(x: &[f32], weight: MatrixRows<E>, out: &mut [f32]) {
+fn add_product<E: Element>(factors: Factors, x: &[f32], weight: MatrixRows<E>, out: &mut [f32]) {
     let MatrixRows { depth, width, .. } = weight;
     let rows = out.len() / width;
     assert!(x.len() == rows * depth && out.len() == rows * width);
-    if rows <= FEW_ROWS {
+    if rows <= FEW_ROWS && factors == Factors::AsStored {
         return few_rows::add_product(x, weight, out);
     }
     let (data, row) = weight.in_f32();
     let weight = Matrix { data: &data, shape: [depth, width], strides: [row, 1] };
-    multiply(out, true, Matrix::new(x, rows, depth), weight);
+    factors.multiply(out, true, Matrix::new(x, rows, depth), weight);
 }
 
 /// `a·b` as Candle computes it; on Arm, f16 in f32: with `fp16`, Candle would add up in f16.
@@ -158,11 +162,16 @@ pub(super) fn candles_matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     a.matmul(b)
 }
 
-/// `a·b`, without a graph. In f32 on the CPU, with [`multiply`].
+/// `a·b`, without a graph. In f32 on the CPU, by our tiles.
 ///
 /// # Shapes
 /// `a` (M, K), `b` (K, N) -> (M, N)
 pub(crate) fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    matmul_of(Factors::AsStored, a, b)
+}
+
+/// [`matmul`] of these factors.
+fn matmul_of(factors: Factors, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if !cpu_f32(&[a, b]) || !cpu_product(&[a, b]) {
         return candles_matmul(a, b);
     }
@@ -178,7 +187,7 @@ pub(crate) fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
         _ => candle_core::bail!("expected f32 on the CPU, got {layout:?}"),
     });
     let mut out = vec![0f32; m * n];
-    multiply(&mut out, false, a?, b?);
+    factors.multiply(&mut out, false, a?, b?);
     Tensor::from_vec(out, (m, n), &Device::Cpu)
 }
 

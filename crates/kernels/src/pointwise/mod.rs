@@ -1,4 +1,4 @@
-//! What works on each number, or on each row, by itself: activations, norms, dropout, cross-entropy, AdamW, and what follows
+//! Operations on each number, or on each row, by itself: activations, norms, dropout, cross-entropy, AdamW, and what follows
 //! a product.
 
 pub(crate) mod activation;

@@ -301,11 +301,11 @@ impl AdapterCheckpoint {
     }
 }
 
-/// What follows a layer's name in those of A and B: of a linear layer, and of embeddings.
+/// The endings of the names of A and B after a layer's name: of a linear layer, and of embeddings.
 const FACTORS: [[&str; 2]; 2] =
     [[".lora_A.weight", ".lora_B.weight"], [".lora_embedding_A", ".lora_embedding_B"]];
 
-/// What follows a layer's name in those of its A and B.
+/// The endings of the names of a layer's A and B after its own name.
 pub(crate) fn factors_of(layer: &str) -> [&'static str; 2] {
     FACTORS[usize::from(matches!(layer, "wte" | "wpe"))]
 }

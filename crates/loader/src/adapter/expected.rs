@@ -13,7 +13,7 @@ pub(crate) struct ExpectedAdapter {
     pub(crate) updates: BTreeMap<String, ExpectedUpdate>,
     /// The shapes of parameters that it holds whole, by their names in the model.
     pub(crate) replaced: BTreeMap<String, Vec<usize>>,
-    /// Those of them that belong to a layer with an update.
+    /// The tensors that belong to a layer with an update.
     pub(crate) of_base: BTreeSet<String>,
 }
 

@@ -34,7 +34,7 @@ pub struct Checkpoint {
     duplicates: Vec<TensorInfo>,
     /// The name of the config in messages.
     config_name: &'static str,
-    /// What was read otherwise than it is stored.
+    /// Everything that was read otherwise than it is stored.
     notes: Vec<String>,
 }
 
@@ -61,7 +61,7 @@ impl Checkpoint {
         })
     }
 
-    /// What was read otherwise than it is stored, and what is not used: a line each, for the reader of a command's output.
+    /// Everything that was read otherwise than it is stored, or is not used: a line each, for the reader of a command's output.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         let audit = self.audit();
@@ -97,7 +97,7 @@ impl Checkpoint {
         audit
     }
 
-    /// What is unusual about the parameters' numbers. Reads all data; `None` if only headers are there
+    /// Unusual facts about the parameters' numbers. Reads all data; `None` if only headers are there
     /// ([`Hub::headers`](crate::hub::Hub::headers)). Calls `progress` with the number of parameters done, and of all.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! [`Numbers`]: what is unusual about the numbers of a checkpoint, which only its data can tell.
 
-/// What is unusual about the numbers of the parameters.
+/// Unusual facts about the numbers of the parameters.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Numbers {

@@ -52,7 +52,7 @@ pub enum LoadError {
     NoConfig {
         /// The folder.
         dir: PathBuf,
-        /// What is there and may be meant, and what to do with it; empty if nothing is.
+        /// The files there that may be meant, and their use; empty if there are none.
         found: String,
     },
     /// A folder without weights.
@@ -65,7 +65,7 @@ pub enum LoadError {
     NoWeights {
         /// The folder.
         dir: PathBuf,
-        /// What is there and may be meant, and what to do with it; empty if nothing is.
+        /// The files there that may be meant, and their use; empty if there are none.
         found: String,
     },
     /// Weights in several files that are in memory.
@@ -155,9 +155,9 @@ pub enum LoadError {
         path: PathBuf,
         /// The format that is needed there.
         expected: &'static str,
-        /// What it is.
+        /// The file's kind.
         found: String,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
     /// A sound file whose content this crate does not read.
@@ -165,7 +165,7 @@ pub enum LoadError {
     Unread {
         /// The file.
         path: PathBuf,
-        /// What it is, what is read instead, and what to do.
+        /// The file's kind, the kinds that are read, and the remedy.
         reason: String,
     },
     /// Tensors that are missing, left over or of another shape.
@@ -261,6 +261,10 @@ pub enum LoadError {
         /// Candle's reason.
         source: candle_core::Error,
     },
+    /// An operation on tensors failed in the caller's code, such as a forward pass after loading. Errors of the loader's own
+    /// operations name the checkpoint: [`Tensor`](Self::Tensor).
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
     /// The caller's listener ended the work.
     #[error("{0}")]
     Interrupted(candle_core::Error),
@@ -274,7 +278,7 @@ fn and_remedy(error: &HubError) -> String {
     error.remedy().map_or_else(String::new, |remedy| format!("; {remedy}"))
 }
 
-/// What is in a folder where the wanted is not, after a semicolon.
+/// The contents of a folder without the wanted file, after a semicolon.
 fn instead(found: &str) -> String {
     if found.is_empty() { String::new() } else { format!("; {found}") }
 }

@@ -29,7 +29,7 @@ impl Refusal {
         }
     }
 
-    /// The same refusal, of this part of the file.
+    /// This refusal, of one part of the file.
     pub(crate) fn of(self, part: &str) -> Self {
         match self {
             Self::Damaged(reason) => Self::Damaged(format!("{part}: {reason}")),

@@ -22,7 +22,7 @@ impl Unspellable {
         &self.0
     }
 
-    /// How many characters there are, each counted as often as it occurs.
+    /// The number of characters, each counted as often as it occurs.
     #[must_use]
     pub fn total(&self) -> usize {
         self.0.iter().map(|(_, count)| count).sum()

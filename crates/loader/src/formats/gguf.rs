@@ -98,7 +98,7 @@ impl Architecture {
         }
     }
 
-    /// What its keys begin with.
+    /// The beginning of its keys.
     fn key(self, rest: &str) -> String {
         let name = if self == Self::Gpt2 { "gpt2" } else { "starcoder" };
         format!("{name}.{rest}")

@@ -108,7 +108,8 @@ impl Origin {
 }
 
 fn repo(model: &ModelId, revision: &str) -> Repo {
-    Repo::with_revision(model.to_string(), RepoType::Model, revision.to_string())
+    let kind = if model.is_dataset() { RepoType::Dataset } else { RepoType::Model };
+    Repo::with_revision(model.path(), kind, revision.to_string())
 }
 
 fn parse(address: String) -> Result<Uri, String> {
@@ -241,6 +242,14 @@ mod tests {
         let model = ModelId::parse("a/b").unwrap();
         let file = hub.file(&model, "main", "onnx/my file?.bin").unwrap();
         assert_eq!(file.to_string(), "https://hub.example/a/b/resolve/main/onnx/my%20file%3F.bin");
+        let dataset = ModelId::of_dataset("a/b").unwrap();
+        let file = hub.file(&dataset, "main", "c/d.parquet").unwrap();
+        assert_eq!(file.to_string(), "https://hub.example/datasets/a/b/resolve/main/c/d.parquet");
+        let branch = hub.revision(&dataset, "refs/convert/parquet").unwrap();
+        assert_eq!(
+            branch.to_string(),
+            "https://hub.example/api/datasets/a/b/revision/refs%2Fconvert%2Fparquet"
+        );
         let branch = hub.revision(&model, "refs/pr/1").unwrap();
         assert_eq!(branch.to_string(), "https://hub.example/api/models/a/b/revision/refs%2Fpr%2F1");
     }

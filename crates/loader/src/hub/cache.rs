@@ -70,10 +70,11 @@ impl Repo {
     /// (`gpt2`), where transformers keeps it when it is given only that name.
     pub(crate) fn new(cache: &Path, model: &ModelId, revision: &str) -> Self {
         let of = |id: String| {
-            let folder = hf_hub::Repo::model(id).folder_name();
+            let of = if model.is_dataset() { hf_hub::Repo::dataset } else { hf_hub::Repo::model };
+            let folder = of(id).folder_name();
             Self { root: cache.join(&folder), locks: cache.join(".locks").join(folder) }
         };
-        let repo = of(model.to_string());
+        let repo = of(model.path());
         match model.alias().map(|alias| of(alias.to_string())) {
             Some(aliased) if !repo.has_weights(revision) && aliased.has_weights(revision) => aliased,
             _ => repo,

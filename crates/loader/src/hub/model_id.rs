@@ -1,4 +1,4 @@
-//! [`ModelId`]: a model's name on the Hub.
+//! [`ModelId`]: the name of a model on the Hub, or of a data set.
 
 use std::fmt;
 
@@ -19,6 +19,7 @@ const LONGEST: usize = 96;
 pub struct ModelId {
     owner: String,
     name: String,
+    is_dataset: bool,
 }
 
 impl ModelId {
@@ -29,24 +30,46 @@ impl ModelId {
         // As TransformerLens calls it.
         let short = if text == "gpt2-small" { "gpt2" } else { text };
         if let Some((_, owner, name)) = ALIASES.iter().find(|(alias, ..)| *alias == short) {
-            return Some(Self { owner: (*owner).into(), name: (*name).into() });
+            return Some(Self { owner: (*owner).into(), name: (*name).into(), is_dataset: false });
         }
         let (owner, name) = text.split_once('/')?;
-        (is_valid(owner) && is_valid(name) && text.len() <= LONGEST)
-            .then(|| Self { owner: owner.into(), name: name.into() })
+        (is_valid(owner) && is_valid(name) && text.len() <= LONGEST).then(|| Self {
+            owner: owner.into(),
+            name: name.into(),
+            is_dataset: false,
+        })
+    }
+
+    /// Reads `owner/name` as the name of a data set, which the Hub keeps beside the models. `None` for anything else.
+    #[must_use]
+    pub fn of_dataset(text: &str) -> Option<Self> {
+        Some(Self { is_dataset: true, ..Self::parse(text).filter(|_| text.contains('/'))? })
+    }
+
+    /// Whether it is the name of a data set.
+    #[must_use]
+    pub fn is_dataset(&self) -> bool {
+        self.is_dataset
+    }
+
+    /// `owner/name`, of a model or of a data set.
+    #[must_use]
+    pub fn path(&self) -> String {
+        format!("{}/{}", self.owner, self.name)
     }
 
     /// Every name that stands for a model, and that model.
     pub fn aliases() -> impl Iterator<Item = (&'static str, Self)> {
-        ALIASES
-            .iter()
-            .map(|(alias, owner, name)| (*alias, Self { owner: (*owner).into(), name: (*name).into() }))
+        ALIASES.iter().map(|(alias, owner, name)| {
+            (*alias, Self { owner: (*owner).into(), name: (*name).into(), is_dataset: false })
+        })
     }
 
     /// The short name of this model, if it has one.
     #[must_use]
     pub fn alias(&self) -> Option<&'static str> {
-        ALIASES.iter().find(|(_, owner, name)| *owner == self.owner && *name == self.name).map(|a| a.0)
+        let is_it = |(_, owner, name): &&(&str, &str, &str)| *owner == self.owner && *name == self.name;
+        ALIASES.iter().find(is_it).map(|a| a.0).filter(|_| !self.is_dataset)
     }
 
     /// The part before the slash.
@@ -64,7 +87,7 @@ impl ModelId {
 
 impl fmt::Display for ModelId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.owner, self.name)
+        write!(f, "{}{}/{}", if self.is_dataset { "datasets/" } else { "" }, self.owner, self.name)
     }
 }
 
@@ -81,6 +104,15 @@ fn is_valid(part: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::ModelId;
+
+    #[test]
+    fn a_data_set_is_no_model_of_the_same_name() {
+        let dataset = ModelId::of_dataset("openai-community/gpt2").unwrap();
+        assert_eq!(dataset.to_string(), "datasets/openai-community/gpt2");
+        assert_eq!((dataset.path().as_str(), dataset.alias()), ("openai-community/gpt2", None));
+        assert_ne!(Some(dataset), ModelId::parse("gpt2"));
+        assert_eq!(ModelId::of_dataset("gpt2"), None);
+    }
 
     #[test]
     fn names_and_ids_are_read_and_paths_are_not() {

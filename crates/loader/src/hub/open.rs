@@ -109,6 +109,23 @@ impl Hub {
         Ok(checkpoint)
     }
 
+    /// A file of a data set at a revision, such as `data/test.jsonl`; cached as by [`open`](Self::open).
+    ///
+    /// # Errors
+    /// When it is neither cached nor available, or its content differs from what the Hub announced.
+    pub fn open_dataset_file(
+        &self,
+        dataset: &ModelId,
+        revision: &str,
+        file: &str,
+    ) -> Result<PathBuf, LoadError> {
+        let fetch = Fetch::new(self, dataset, revision, CommitLookup::WhereNeeded)?;
+        let commit = fetch.commit()?;
+        let path = fetch.required(&commit, file)?;
+        fetch.keep_commit(&commit)?;
+        Ok(path)
+    }
+
     /// Reads a model's config and the headers of its weight files. Asks the Hub for nothing that is cached.
     ///
     /// # Errors

@@ -1,10 +1,11 @@
 //! [`Hub`]'s calls in a build without the feature `hub`: each refuses.
 
-use super::{CachedModel, FileCheck, Headers, Hub, HubError, ModelId, Snapshot};
+use super::{CachedModel, FileCheck, Headers, Hub, HubError, ModelId, Pin, Snapshot};
 use crate::adapter::checkpoint::AdapterFiles;
 use crate::dictionary::DictionaryCheckpoint;
 use crate::error::LoadError;
 use std::fmt::Display;
+use std::path::PathBuf;
 
 /// Refuses every call: this build has no Hub.
 #[allow(missing_docs, clippy::missing_errors_doc)] // documented where they do something
@@ -29,12 +30,20 @@ impl Hub {
         no_hub(id)
     }
 
+    pub fn open_dataset_file(&self, dataset: &ModelId, _: &str, _: &str) -> Result<PathBuf, LoadError> {
+        no_hub(dataset)
+    }
+
     pub fn headers(&self, model: &ModelId, _: &str) -> Result<Headers, LoadError> {
         no_hub(model)
     }
 
     pub fn verify(&self, model: &ModelId, _: &str, _: bool) -> Result<Vec<FileCheck>, LoadError> {
         no_hub(model)
+    }
+
+    pub fn fetch(&self, _: &str, pin: &Pin) -> Result<Vec<u8>, LoadError> {
+        no_hub(&pin.file)
     }
 
     pub fn cached(&self) -> Result<Vec<CachedModel>, LoadError> {

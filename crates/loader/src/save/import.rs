@@ -8,7 +8,7 @@ use crate::tokenizer::Tokenizer;
 use candle_core::{DType, Device};
 use std::path::Path;
 
-/// What [`import`] wrote.
+/// The result of [`import`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Imported {
@@ -16,7 +16,7 @@ pub struct Imported {
     pub parameters: u64,
     /// Whether a tokenizer was written, too.
     pub tokenizer: bool,
-    /// What was read otherwise than it is stored, and what was left out: a line each.
+    /// Everything that was read otherwise than it is stored, or left out: a line each.
     pub notes: Vec<String>,
 }
 

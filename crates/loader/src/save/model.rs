@@ -20,8 +20,8 @@ use std::path::Path;
 pub struct SaveOptions {
     /// The dtype in the file; `None` for the model's own.
     pub dtype: Option<DType>,
-    /// Also save the causal triangle of each layer, as `attn.bias`, u8 (1, 1, N, N), for readers that expect
-    /// GPT-2's original layout. transformers ignores it.
+    /// Also save the causal triangle of each layer (`torch.tril`, PyTorch's buffer `attn.bias`), as `attn.bias`, u8 (1, 1, N, N),
+    /// for readers that expect GPT-2's original layout. It is no parameter, and transformers ignores it: by default it is left out.
     pub buffers: bool,
 }
 
@@ -44,7 +44,8 @@ impl SaveOptions {
 /// All files are written under temporary names, then renamed, the config last.
 ///
 /// Names have the prefix `transformer.`, as transformers' `GPT2LMHeadModel.save_pretrained` writes them; an
-/// `lm_head` that is tied to the embedding is left out.
+/// `lm_head` that is tied to the embedding is left out, and so is the buffer `attn.bias`, unless
+/// [`SaveOptions::with_buffers`] asks for it.
 ///
 /// # Errors
 /// When the folder cannot be created or written to, a layer of the model is not that of its config, buffers are asked of

@@ -1,11 +1,11 @@
-//! What is in a folder where a model's config or weights are not: the files that may be meant, and what to do with them.
+//! The contents of a folder without a model's config or weights: the files that may be meant, and their use.
 
 use std::path::Path;
 
 /// The names that a message lists of one kind.
 const LISTED: usize = 3;
 
-/// What is in `dir` and may be meant; empty if it cannot be listed.
+/// The files in `dir` that may be meant; empty if it cannot be listed.
 pub(crate) fn of(dir: &Path) -> String {
     let Ok(entries) = std::fs::read_dir(dir) else { return String::new() };
     let mut names: Vec<String> = entries
@@ -20,7 +20,7 @@ pub(crate) fn of(dir: &Path) -> String {
     told(&names)
 }
 
-/// What to do with files and folders of these names; folders end in a slash.
+/// Advice for files and folders of these names; folders end in a slash.
 fn told(names: &[String]) -> String {
     let ends = |ends: &[&str]| -> Vec<&str> {
         let is_one = |name: &&String| ends.iter().any(|end| name.to_lowercase().ends_with(end));

@@ -87,10 +87,11 @@ impl Files {
     /// # Errors
     /// When the config or the weights are missing, half a tokenizer is, the weights are in several files, or a GGUF file is
     /// damaged or not a GPT-2.
-    pub fn in_memory(name: &str, mut files: BTreeMap<String, Vec<u8>>) -> Result<Self, LoadError> {
-        let is_gguf =
-            |name: &String| Path::new(name).extension().is_some_and(|it| it.eq_ignore_ascii_case("gguf"));
-        let mut of_gguf: Vec<_> = files.extract_if(.., |name, _| is_gguf(name)).collect();
+    pub fn in_memory(name: &str, files: BTreeMap<String, Vec<u8>>) -> Result<Self, LoadError> {
+        let is_gguf = |(name, _): &(String, Vec<u8>)| {
+            Path::new(name).extension().is_some_and(|it| it.eq_ignore_ascii_case("gguf"))
+        };
+        let (mut of_gguf, mut files): (BTreeMap<_, _>, BTreeMap<_, _>) = files.into_iter().partition(is_gguf);
         let has_shards = files.remove(INDEX).is_some() | files.remove(PICKLE_INDEX).is_some();
         let has = |name: &str| files.contains_key(name);
         // As on disk, a folder with a config has its weights in other files.

@@ -58,7 +58,7 @@ pub(crate) fn open(path: &Path) -> Result<Files, LoadError> {
     Ok(Files { settings, ..files }.noted(note))
 }
 
-/// What a file of weights is a part of, if that is no whole model, and what to give instead.
+/// The whole to which a file of weights belongs, if it is no model by itself, and the thing to give instead.
 fn part_of_more(path: &Path) -> Option<String> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));

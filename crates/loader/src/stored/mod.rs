@@ -133,7 +133,7 @@ impl Stored {
         self.range.end <= self.bytes.len()
     }
 
-    /// The same tensor as a matrix whose rows are the columns of this one.
+    /// This tensor as a matrix whose rows are the columns of this one.
     pub(crate) fn transpose(&mut self) {
         self.info.shape.reverse();
         self.transposed = !self.transposed;

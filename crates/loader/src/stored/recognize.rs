@@ -67,7 +67,7 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// What the file at `path` is, if it looks like something. Reads only its beginning.
+    /// The kind of the file at `path`, if it looks like one. Reads only its beginning.
     ///
     /// # Errors
     /// When it is no file, or cannot be read.
@@ -77,7 +77,7 @@ impl FileKind {
         Ok(Self::of(&start))
     }
 
-    /// What the bytes are, if they look like something.
+    /// The kind of file that the bytes begin, if they look like one.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Option<Self> {
         const MAGIC: [(&[u8], FileKind); 21] = [
@@ -150,7 +150,7 @@ impl FileKind {
         }
     }
 
-    /// What to do with such a file where another kind is needed.
+    /// The remedy for such a file where another kind is needed.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match self {

@@ -2,8 +2,9 @@
 
 use super::metric::{Metric, wide};
 use super::patching::Contrast;
+use crate::gpt2::args_and_outputs::ForwardArgs;
 use crate::gpt2::lm_head_model::Gpt2LMHeadModel;
-use crate::hooks::{At, Hooks, Point, Recorder};
+use crate::hooks::{At, Chain, Hooks, Point, Recorder};
 use candle_core::backprop::GradStore;
 use candle_core::{D, Result, Tensor, Var};
 use std::cell::RefCell;
@@ -155,6 +156,48 @@ pub fn gradients(
     points.iter().map(|&point| found.of(point)).collect()
 }
 
+/// A metric of several texts, and its gradients.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct BatchGradients {
+    /// The metric of each text, or the only one of all, in f64.
+    pub metric: Vec<f64>,
+    /// The logits that the metric read: (B, T, V), or (B, 1, V).
+    pub logits: Tensor,
+    /// For each point its value and there the gradient of the metrics' sum, which is that of each text's own metric.
+    pub at: Vec<(Tensor, Tensor)>,
+}
+
+/// The values at `points` in a run over texts, and there the gradients of their metrics.
+///
+/// # Shapes
+/// `input_ids` (B, T) -> (B, T, ..) at each point: see [`Point::shape`]. `args` has the padding.
+///
+/// # Errors
+/// Returns the errors of [`Gpt2LMHeadModel::forward`] and of the metric, and an error when the pass does not reach a point.
+pub fn batch_gradients(
+    model: &Gpt2LMHeadModel,
+    input_ids: &Tensor,
+    args: ForwardArgs,
+    metric: &Metric,
+    points: &[Point],
+) -> Result<BatchGradients> {
+    metric.check(model.config().vocab_size)?;
+    let taps = GradientHooks::new(points.iter().copied());
+    let all: Vec<&dyn Hooks> = args.hooks.into_iter().chain([&taps as &dyn Hooks]).collect();
+    let chain = Chain(&all);
+    let last_logits_only = !metric.reads_all_positions();
+    let logits =
+        model.forward(input_ids, ForwardArgs { hooks: Some(&chain), last_logits_only, ..args })?.logits;
+    let found = metric.of_texts(&logits)?;
+    let gradients = taps.gradients(&found.sum_all()?)?;
+    Ok(BatchGradients {
+        metric: wide(&found)?.to_vec1()?,
+        logits: logits.detach(),
+        at: points.iter().map(|&point| gradients.of(point)).collect::<Result<_>>()?,
+    })
+}
+
 /// The metric's gradients at `points` in a run over `ids` under the contrast's hooks.
 fn gradients_under(
     model: &Gpt2LMHeadModel,
@@ -164,5 +207,5 @@ fn gradients_under(
 ) -> Result<Gradients> {
     let taps = GradientHooks::new(points);
     let logits = contrast.logits(model, ids, &taps)?;
-    taps.gradients(&contrast.metric.of(&logits)?.sum_all()?)
+    taps.gradients(&contrast.metric.of_texts(&logits)?.sum_all()?)
 }

@@ -67,7 +67,7 @@ pub struct DirectAttribution {
     pub embed: f64,
     /// The share of the last position's embedding.
     pub pos_embed: f64,
-    /// The share of `ln_f`'s β.
+    /// The share of `ln_f`'s β, and of the unembedding's bias in a processed model.
     pub final_bias: f64,
     /// The share of the changes that hooks make to the residual stream itself, such as added vectors and patched
     /// streams.
@@ -169,7 +169,8 @@ pub fn direct_attribution(
         embed: one(&last(Point::Embed)?)?,
         pos_embed: one(&last(Point::PosEmbed)?)?,
         interventions: one(&changed)?,
-        final_bias: (wide(&ln_f.bias)? * unembedding)?.sum_all()?.to_scalar()?,
+        final_bias: (wide(&ln_f.bias)? * unembedding)?.sum_all()?.to_scalar::<f64>()?
+            + unembedding_bias(model, metric, centering)?,
         total,
     })
 }
@@ -212,7 +213,21 @@ fn unembedding(model: &Gpt2LMHeadModel, metric: &Metric, centering: Centering) -
         (Metric::LogProb(_), _) => {
             candle_core::bail!("direct attribution: a log-probability is no sum of shares; take a logit")
         }
+        _ => candle_core::bail!(
+            "direct attribution: only logits are sums of shares; take one, or a difference"
+        ),
     }
+}
+
+/// The metric of the unembedding's bias; 0 if it has none.
+fn unembedding_bias(model: &Gpt2LMHeadModel, metric: &Metric, centering: Centering) -> Result<f64> {
+    let Some(bias) = model.lm_head.bias() else { return Ok(0.0) };
+    let bias = wide(bias)?;
+    let mean = match (metric, centering) {
+        (Metric::Logit(_), Centering::Centered) => bias.mean_all()?.to_scalar::<f64>()?,
+        _ => 0.0,
+    };
+    Ok(metric.of(&bias)?.to_scalar::<f64>()? - mean)
 }
 
 /// The mean of the rows of a table in f64, a part at a time: (V, C) -> (C)

@@ -1,16 +1,24 @@
 //! One number that says how a prediction came out.
 
+use super::text_metric::TextMetric;
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::ops::log_softmax;
+use std::sync::Arc;
 
-/// A measure of the model's prediction after a text.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A measure of the model's prediction: after a text, at several of its positions, or of your own.
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Metric {
     /// The log-probability of a token, in nats.
     LogProb(u32),
     /// The logit of a token.
     Logit(u32),
+    /// The probability of a token, from 0 to 1.
+    Probability(u32),
+    /// The mean of another metric of single positions over some positions of the text, at least one.
+    At(Vec<usize>, Box<Metric>),
+    /// A measure of a whole text, such as a [`Loss`](super::Loss), a [`Divergence`](super::Divergence) or one of your own.
+    OfText(Arc<dyn TextMetric>),
     /// The mean logit of `answers` less the mean logit of `against` (Wang et al. 2022, "Interpretability in the Wild").
     /// With one token on each side, it is the logarithm of the ratio of their probabilities, in nats.
     LogitDifference {
@@ -28,13 +36,47 @@ impl Metric {
         Self::LogitDifference { answers: vec![answer], against: vec![against] }
     }
 
+    /// The metric of each text, in f32 or wider; differentiable.
+    ///
+    /// # Shapes
+    /// `logits` (B, T, V), or (B, 1, V) of the last position unless [`reads_all_positions`](Self::reads_all_positions) -> (B), or
+    /// (1) from a [`TextMetric`] of all rows together
+    ///
+    /// # Errors
+    /// When a token is not below V, a position is not below T, there is no answer, or a metric of one's own fails.
+    pub fn of_texts(&self, logits: &Tensor) -> Result<Tensor> {
+        let t = logits.dim(1)?;
+        let logits = logits.to_dtype(candle_fused::accumulator(logits.dtype()))?;
+        match self {
+            Self::OfText(metric) => metric.of(&logits),
+            Self::At(positions, metric) => {
+                if let Some(position) = positions.iter().find(|&&position| position >= t) {
+                    candle_core::bail!("metric: position {position} of a text of {t} tokens")
+                }
+                let of = |&position: &usize| metric.of(&logits.narrow(1, position, 1)?.squeeze(1)?);
+                Tensor::stack(&positions.iter().map(of).collect::<Result<Vec<_>>>()?, 0)?.mean(0)
+            }
+            _ => self.of(&logits.narrow(1, t - 1, 1)?.squeeze(1)?),
+        }
+    }
+
+    /// Whether the metric needs the logits of every position, not only those of the last one.
+    #[must_use]
+    pub fn reads_all_positions(&self) -> bool {
+        match self {
+            Self::At(..) => true,
+            Self::OfText(metric) => metric.reads_all_positions(),
+            _ => false,
+        }
+    }
+
     /// The metric of each row of logits, in f32 or wider; differentiable.
     ///
     /// # Shapes
     /// `logits` (.., V) -> (..)
     ///
     /// # Errors
-    /// When a token is not below V, or there is no answer.
+    /// When a token is not below V, there is no answer, or the metric is one of whole texts.
     pub fn of(&self, logits: &Tensor) -> Result<Tensor> {
         let v = logits.dim(D::Minus1)?;
         self.check(v)?;
@@ -47,7 +89,11 @@ impl Metric {
         match self {
             Self::LogProb(token) => of(&log_softmax(&logits, D::Minus1)?, *token),
             Self::Logit(token) => of(&logits, *token),
+            Self::Probability(token) => of(&log_softmax(&logits, D::Minus1)?, *token)?.exp(),
             Self::LogitDifference { answers, against } => mean(answers)? - mean(against)?,
+            Self::At(..) | Self::OfText(_) => {
+                candle_core::bail!("metric: {self:?} is one of whole texts, not of single positions")
+            }
         }
     }
 
@@ -57,7 +103,17 @@ impl Metric {
     /// When the metric breaks one of these rules.
     pub fn check(&self, v: usize) -> Result<()> {
         let (answers, against) = match self {
-            Self::LogProb(token) | Self::Logit(token) => (std::slice::from_ref(token), &[][..]),
+            Self::LogProb(token) | Self::Logit(token) | Self::Probability(token) => {
+                (std::slice::from_ref(token), &[][..])
+            }
+            Self::OfText(_) => return Ok(()),
+            Self::At(positions, _) if positions.is_empty() => {
+                candle_core::bail!("a metric of several positions needs at least one")
+            }
+            Self::At(_, metric) if metric.reads_all_positions() => {
+                candle_core::bail!("a metric of whole texts cannot be taken at single positions")
+            }
+            Self::At(_, metric) => return metric.check(v),
             Self::LogitDifference { answers, against } if answers.is_empty() || against.is_empty() => {
                 candle_core::bail!("a logit difference needs at least one right and one wrong answer")
             }

@@ -8,24 +8,30 @@
 //! | [`direct_attribution`] | how much each head, MLP and embedding adds to a logit directly |
 //! | [`activation_patching`] | which parts of a run carry what makes two texts differ |
 //! | [`attribution_patching`] | the same of every part at once, to first order |
-//! | [`gradients`] | how a prediction depends on the values at hook points |
+//! | [`gradients`], [`batch_gradients`] | how a prediction depends on the values at hook points |
 //! | [`Comparison`] | how far the predictions of two models lie apart |
 //! | [`surprises`] | how surprising each token of many texts is |
+//! | [`likelihoods`] | how probable the ends of many texts are, and whether each is the most probable one |
 //! | [`value_norms`] | how much each key adds to the residual stream |
 //! | [`most_likely`] | which tokens are most likely to come next |
 //! | [`ablation_effects`] | how ablating each head changes a token's probability, through everything that reads it |
 
 mod attribution;
 pub mod finite;
+mod likelihood;
 mod logit_lens;
 pub(crate) mod mean_ablation;
 mod metric;
 mod patching;
 mod patterns;
 mod predictions;
+mod text_metric;
 mod values_at;
 
-pub use attribution::{Attribution, GradientHooks, Gradients, attribution_patching, gradients};
+pub use attribution::{
+    Attribution, BatchGradients, GradientHooks, Gradients, attribution_patching, batch_gradients, gradients,
+};
+pub use likelihood::{Likelihood, PredictedEnd, likelihoods};
 pub use logit_lens::{Centering, DirectAttribution, direct_attribution, logit_lens};
 pub use metric::Metric;
 pub use patching::{
@@ -36,3 +42,4 @@ pub use patterns::{
     value_norms,
 };
 pub use predictions::{Comparison, Likely, Surprises, highest, most_likely, surprises};
+pub use text_metric::{Divergence, FunctionMetric, Loss, TextMetric, ValueAndGradient};

@@ -36,7 +36,7 @@ pub struct Contrast<'a> {
     pub clean: &'a Tensor,
     /// (1, T)
     pub corrupt: &'a Tensor,
-    /// The metric of the prediction after the last token.
+    /// The metric: of the prediction after the last token, or of the text.
     pub metric: &'a Metric,
     /// Hooks for every run of either text, such as [`Interventions`] with fixed means. They must treat the rows of a
     /// batch alike and apart.
@@ -159,14 +159,15 @@ impl Contrast<'_> {
     /// The metric of a run over `ids` (1, T), with hooks that come after the contrast's own.
     pub(super) fn run(&self, model: &Gpt2LMHeadModel, ids: &Tensor, hooks: &dyn Hooks) -> Result<f64> {
         let logits = self.logits(model, ids, hooks)?;
-        wide(&self.metric.of(&logits)?.flatten_all()?.get(0)?)?.to_scalar()
+        wide(&self.metric.of_texts(&logits)?.get(0)?)?.to_scalar()
     }
 
-    /// The last position's logits, (1, 1, V).
+    /// The logits that the metric reads: the last position's, (1, 1, V), or all, (1, T, V).
     pub(super) fn logits(&self, model: &Gpt2LMHeadModel, ids: &Tensor, hooks: &dyn Hooks) -> Result<Tensor> {
         let all: Vec<&dyn Hooks> = self.hooks.into_iter().chain([hooks]).collect();
         let chain = Chain(&all);
-        let args = ForwardArgs { hooks: Some(&chain), last_logits_only: true, ..Default::default() };
+        let last_logits_only = !self.metric.reads_all_positions();
+        let args = ForwardArgs { hooks: Some(&chain), last_logits_only, ..Default::default() };
         Ok(model.forward(ids, args)?.logits)
     }
 }
@@ -284,19 +285,23 @@ impl Branches<'_> {
         let blocks = transformer.h.len();
         for layer in layer..blocks {
             // Nothing reads the other positions after the last block.
-            let last_position_only = self.hooks.is_none() && layer + 1 == blocks;
+            let last_position_only =
+                self.hooks.is_none() && layer + 1 == blocks && !self.metric.reads_all_positions();
             x = if last_position_only {
-                transformer.h[layer].forward(&x, Pass { last_position_only, ..Pass::default() })?.hidden_state
+                transformer.h[layer]
+                    .forward_with(&x, Pass { last_position_only, ..Pass::default() })?
+                    .hidden_state
             } else {
                 self.block(layer, &x, None)?
             };
         }
         let t = x.dim(1)?;
-        let last = x.narrow(1, t - 1, 1)?.contiguous()?;
-        let hooks = PassHooks { hooks: self.hooks, past: t - 1, ..PassHooks::default() };
-        let normed = transformer.ln_f.forward_hooked(&last, Point::LN_F, hooks)?;
+        let first = if self.metric.reads_all_positions() { 0 } else { t - 1 };
+        let read = x.narrow(1, first, t - first)?.contiguous()?;
+        let hooks = PassHooks { hooks: self.hooks, past: first, ..PassHooks::default() };
+        let normed = transformer.ln_f.forward_hooked(&read, Point::LN_F, hooks)?;
         let logits = hooks.pass(Point::Logits, self.model.lm_head.forward(&normed)?)?;
-        wide(&self.metric.of(&logits)?.flatten_all()?)?.to_vec1() // (copies, 1, V) -> copies
+        wide(&self.metric.of_texts(&logits)?)?.to_vec1() // (copies, 1 or T, V) -> copies
     }
 
     fn block(&self, layer: usize, x: &Tensor, change: Option<&ByRow>) -> Result<Tensor> {
@@ -304,7 +309,7 @@ impl Branches<'_> {
             self.hooks.into_iter().chain(change.map(|change| change as &dyn Hooks)).collect();
         let chain = Chain(&all);
         let hooks: Option<&dyn Hooks> = if all.is_empty() { None } else { Some(&chain) };
-        Ok(self.model.transformer.h[layer].forward(x, Pass { hooks, ..Pass::default() })?.hidden_state)
+        Ok(self.model.transformer.h[layer].forward_with(x, Pass { hooks, ..Pass::default() })?.hidden_state)
     }
 }
 

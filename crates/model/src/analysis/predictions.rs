@@ -19,7 +19,7 @@ pub struct Surprises {
 }
 
 /// Rows of logits in memory at a time.
-const LOGITS_ROWS: usize = 256;
+pub(super) const LOGITS_ROWS: usize = 256;
 
 /// Runs the model over texts of different lengths together: shorter ones are filled up at their end, which no token of
 /// theirs sees. It takes least time if they have about the same length. `hooks` act in the run, on all texts at once, and on what

@@ -73,7 +73,7 @@ impl BeamSearch {
     /// `max_new_tokens`.
     ///
     /// # Errors
-    /// As for [`run`](Self::run), and for errors from hooks and from `progress`.
+    /// In the cases of [`run`](Self::run), and for errors from hooks and from `progress`.
     pub fn run_with(
         &self,
         model: &Gpt2LMHeadModel,

@@ -8,7 +8,7 @@ use super::sampling::Sampler;
 use crate::gpt2::args_and_outputs::ForwardArgs;
 use crate::gpt2::attention::cache::KvCache;
 use crate::gpt2::lm_head_model::Gpt2LMHeadModel;
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 use std::fmt;
 
 /// Guesses what comes next.
@@ -86,7 +86,7 @@ impl Draft for ModelDraft {
         self.cache.truncate(self.read.len());
         let mut guess = text.to_vec();
         while guess.len() - text.len() < count && guess.len() <= self.cache.capacity() {
-            let input = Tensor::new(&guess[self.read.len()..], self.model.device())?;
+            let input = Tensor::new(&guess[self.read.len()..], &Device::Cpu)?;
             let args = ForwardArgs {
                 cache: Some(&mut self.cache),
                 last_logits_only: true,

@@ -7,7 +7,7 @@ use crate::gpt2::attention::cache::KvCache;
 use crate::gpt2::attention::mask::{left_padding, position_ids};
 use crate::gpt2::lm_head_model::Gpt2LMHeadModel;
 use crate::hooks::Hooks;
-use candle_core::{D, DType, Result, Tensor};
+use candle_core::{D, DType, Device, Result, Tensor};
 use candle_fused::Implementation;
 use candle_fused::attention::FEW_QUERIES;
 use candle_fused::cache::CacheDType;
@@ -38,6 +38,7 @@ pub struct Paused {
     steps_left: usize,
     samplers: Vec<Sampler>,
     cache: KvCache,
+    /// In the memory of the CPU, where ids are checked: on a GPU they would have to come back for that.
     next_input: Tensor,
     failed: bool,
 }
@@ -99,7 +100,7 @@ impl<'a> Generation<'a> {
             steps_left: max_new_tokens,
             samplers: lengths.iter().map(|&length| Sampler::new(sampling.clone(), length)).collect(),
             cache: KvCache::new(model.config(), prompts.len(), capacity, dtype, device)?,
-            next_input: Tensor::from_vec(padded, (prompts.len(), width), device)?,
+            next_input: Tensor::from_vec(padded, (prompts.len(), width), &Device::Cpu)?,
             lengths,
             failed: false,
         };
@@ -212,7 +213,7 @@ impl<'a> Generation<'a> {
         // Rows grow with each step, but the padding stays the same.
         let grown: Vec<usize> = self.at.lengths.iter().map(|l| l + s - self.at.width).collect();
         let padded = self.at.lengths.iter().any(|&l| l != self.at.width);
-        let mask = if padded { Some(left_padding(&grown, s, self.at.next_input.device())?) } else { None };
+        let mask = if padded { Some(left_padding(&grown, s, &Device::Cpu)?) } else { None };
         let positions =
             mask.as_ref().map(|m| position_ids(m)?.narrow(1, s - t, t)?.contiguous()).transpose()?;
         let args = ForwardArgs {
@@ -237,7 +238,7 @@ impl<'a> Generation<'a> {
             chosen.push(Some(token));
         }
         let input: Vec<u32> = chosen.iter().map(|c| c.unwrap_or(0)).collect();
-        self.at.next_input = Tensor::new(input, self.at.next_input.device())?.unsqueeze(D::Minus1)?;
+        self.at.next_input = Tensor::new(input, &Device::Cpu)?.unsqueeze(D::Minus1)?;
         Ok(chosen)
     }
 
@@ -261,7 +262,7 @@ impl<'a> Generation<'a> {
     /// The logits after what the cache lacks of `text` and after each token of `guess`: (1 or T, V)
     fn logits_after(&mut self, text: &[u32], guess: &[u32]) -> Result<Tensor> {
         let input = [&text[self.at.cache.len()..], guess].concat();
-        let input = Tensor::new(input, self.at.next_input.device())?.unsqueeze(0)?; // (1, T)
+        let input = Tensor::new(input, &Device::Cpu)?.unsqueeze(0)?; // (1, T)
         let args = ForwardArgs {
             cache: Some(&mut self.at.cache),
             last_logits_only: guess.is_empty(),

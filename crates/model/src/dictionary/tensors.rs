@@ -1,4 +1,4 @@
-//! What a dictionary is made of: its tensors, how it selects features, and how it normalizes what it reads.
+//! The parts of a dictionary: its tensors, its way to select features, and its normalization of inputs.
 
 use candle_core::Tensor;
 

@@ -185,6 +185,6 @@ impl Block {
     }
 }
 
-fn linear(weight: Weight, bias: Tensor, implementation: Implementation) -> Result<Conv1D> {
+pub(super) fn linear(weight: Weight, bias: Tensor, implementation: Implementation) -> Result<Conv1D> {
     Ok(Linear::new(weight.with_implementation(implementation), Some(bias))?.into())
 }

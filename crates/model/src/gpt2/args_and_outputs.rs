@@ -44,10 +44,42 @@ pub struct ForwardArgs<'a> {
     /// except in attention if you ask for weights or summaries. It still processes all positions if hidden states,
     /// attention outputs or a hook need the others.
     pub last_logits_only: bool,
+    /// Begin before a later block, with this stream in place of what the blocks below would make of the ids. Hidden states and other
+    /// lists by layer are then those of the blocks that run.
+    pub start: Option<Start<'a>>,
     /// Dropout at the config's rates. With `None` there is no dropout, whatever the config says.
     pub training: Option<Training>,
     /// Hooks that read and change values during the pass, see [`crate::hooks`].
     pub hooks: Option<&'a dyn Hooks>,
+}
+
+/// The residual stream before a block, with which a pass begins.
+#[derive(Debug, Clone, Copy)]
+pub struct Start<'a> {
+    /// The first block that runs; the number of blocks for `ln_f` alone.
+    pub layer: usize,
+    /// (B, T, C)
+    pub stream: &'a Tensor,
+}
+
+impl Start<'_> {
+    /// The stream, if it fits ids (B, T) and a model of this many layers with this table of positions.
+    pub(crate) fn checked(&self, input_ids: &Tensor, wpe: &Tensor, layers: usize) -> Result<Tensor> {
+        let (b, t) = input_ids.dims2()?;
+        let expected = [b, t, wpe.dim(1)?];
+        if self.stream.dims() != expected || self.stream.dtype() != wpe.dtype() {
+            candle_core::bail!(
+                "a stream {:?} {:?}: expected {:?} {expected:?}",
+                self.stream.dtype(),
+                self.stream.dims(),
+                wpe.dtype()
+            )
+        }
+        if self.layer > layers {
+            candle_core::bail!("a stream before block {}: the model has {layers} blocks", self.layer)
+        }
+        Ok(self.stream.clone())
+    }
 }
 
 /// Heads and queries of a layer whose attention weights you want.

@@ -14,6 +14,7 @@ use super::mlp::Mlp;
 use crate::config::Config;
 use crate::hooks::Point;
 use crate::interrupt::check_interrupt;
+use crate::learn::training::Training;
 use candle_core::{Module, Result, Tensor};
 use candle_fused::attention::Summary;
 use candle_nn::VarBuilder;
@@ -73,15 +74,17 @@ impl Block {
         })
     }
 
-    /// Runs the block.
+    /// Runs the block with the arguments of `pass`, and returns what it asks for.
     ///
     /// # Shapes
     /// `x` (B, T, C) -> see [`BlockOutput`]
     ///
     /// # Errors
     /// When a shape does not fit, a hook fails, or the work is [interrupted](crate::interruptible).
-    pub fn forward(&self, x: &Tensor, mut pass: Pass) -> Result<BlockOutput> {
+    pub fn forward_with(&self, x: &Tensor, pass: Pass) -> Result<BlockOutput> {
         check_interrupt()?;
+        let padding = pass.padding()?;
+        let mut pass = Pass { padding_mask: padding.as_ref(), ..pass };
         self.check(x, &pass)?;
         let layer = self.attn.layer_idx();
         let hooks = pass.hooks();
@@ -111,6 +114,19 @@ impl Block {
         })
     }
 
+    /// [`Module::forward`], with dropout at the config's rates if `train` is true, as
+    /// [`CausalSelfAttention::forward_t`] says.
+    ///
+    /// # Shapes
+    /// `x` (B, T, C) -> (B, T, C)
+    ///
+    /// # Errors
+    /// When a shape does not fit, or the work is [interrupted](crate::interruptible).
+    pub fn forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
+        let pass = Pass { training: train.then(Training::next), ..Pass::default() };
+        Ok(self.forward_with(x, pass)?.hidden_state)
+    }
+
     /// `x + crossattention(ln_cross_attn(x))` if there is an encoder, and the weights that `pass` asks for.
     fn cross_attend(&self, x: Tensor, pass: &mut Pass) -> Result<(Tensor, Vec<Tensor>)> {
         match (pass.encoder, &self.crossattention, &self.ln_cross_attn) {
@@ -126,10 +142,12 @@ impl Block {
     /// other way round.
     fn check(&self, x: &Tensor, pass: &Pass) -> Result<()> {
         pass.check()?;
-        if x.dim(1)? == 0 {
-            candle_core::bail!("Block: x has no positions, its shape is {:?}", x.dims())
-        }
         let layer = self.attn.layer_idx();
+        match *x.dims() {
+            [_, 0, _] => candle_core::bail!("Block: x has no positions, its shape is {:?}", x.dims()),
+            [_, _, _] => {}
+            _ => candle_core::bail!("layer {layer}: x must be (B, T, C), got {:?}", x.dims()),
+        }
         if let Some(cache) = &pass.cache {
             cache.check_encoder(pass.encoder.map(|encoder| encoder.hidden_states))?;
         }
@@ -178,5 +196,15 @@ impl Block {
             norm.visit(&mut visitor.pp("ln_cross_attn"));
         }
         self.mlp.visit(&mut visitor.pp("mlp"));
+    }
+}
+
+impl Module for Block {
+    /// The residual stream after the block, without padding, cache, dropout or hooks.
+    ///
+    /// # Shapes
+    /// `x` (B, T, C) -> (B, T, C)
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.forward_t(x, false)
     }
 }

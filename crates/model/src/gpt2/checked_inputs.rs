@@ -85,7 +85,7 @@ fn encoder_mask(encoder: Encoder, b: usize, wpe: &Tensor) -> Result<Option<Tenso
 }
 
 /// Returns the ids as a flat u32 tensor, a dtype that every device can gather with. Fails on the
-/// first id that is not in `0..limit`.
+/// first id that is not in `0..limit`. Ids in the CPU's memory cost no wait for a GPU; those on a GPU have to be copied back.
 pub(crate) fn check_below(what: &str, ids: &Tensor, limit: usize, limit_name: &str) -> Result<Tensor> {
     if ids.dtype().is_float() {
         candle_core::bail!("{what}s must be integers, got {:?}", ids.dtype())

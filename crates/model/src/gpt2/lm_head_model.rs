@@ -106,6 +106,32 @@ impl Gpt2LMHeadModel {
         Ok(self)
     }
 
+    /// Rounds the factors of all products with weights to bf16, forward and backward, to train in less time: weights, sums, gradients,
+    /// norms, softmax and loss stay in f32, and so do logits without a loss. See [`Weight::with_bf16_products`].
+    ///
+    /// # Errors
+    /// When a linear layer is not GPT-2's own or stores its weight as (out, in), and the errors of
+    /// [`Weight::with_bf16_products`]: the weights are variables in f32 on the CPU, which has instructions for such products.
+    pub fn with_bf16_products(mut self) -> Result<Self> {
+        for (i, block) in self.transformer.h.iter_mut().enumerate() {
+            for (name, layer) in block.linear_layers_mut() {
+                let own = layer.layer().weight().filter(|weight| weight.layout() == WeightLayout::InOut);
+                let Some(weight) = own.filter(|_| layer.updates().is_empty()) else {
+                    candle_core::bail!(
+                        "h.{i}.{name}: products in bf16 need a plain weight (in, out), without an adapter"
+                    )
+                };
+                let weight = weight.clone().with_bf16_products()?;
+                *layer = Linear::new(weight, layer.bias().cloned())?.into();
+            }
+        }
+        let Some(head) = self.lm_head.own_weight() else {
+            candle_core::bail!("lm_head: products in bf16 need a plain weight, not a layer of your own")
+        };
+        self.lm_head = LmHead::from_weight(head.clone().with_bf16_products()?);
+        Ok(self)
+    }
+
     /// Sets the rate of dropout in training, on embeddings, attention weights and residuals.
     #[must_use]
     pub fn with_dropout(mut self, rate: f64) -> Self {
@@ -148,7 +174,8 @@ impl Gpt2LMHeadModel {
         self.lm_head.is_tied_to(&self.transformer.wte)
     }
 
-    /// Runs the model over `input_ids`, which follow the tokens in the cache.
+    /// Runs the model over `input_ids`, which follow the tokens in the cache. They may be in the memory of the CPU, wherever the model is:
+    /// then no GPU has to be waited for to check them.
     ///
     /// # Shapes
     /// `input_ids` (B, T), any integer dtype -> see [`CausalLMOutput`]

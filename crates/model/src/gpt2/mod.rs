@@ -11,4 +11,6 @@ pub mod lora;
 pub mod mlp;
 pub mod model;
 pub(crate) mod parameter_list;
+pub(crate) mod processed;
 pub(crate) mod recompute;
+pub(crate) mod stacked_weights;

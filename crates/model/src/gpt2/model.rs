@@ -73,9 +73,14 @@ impl Gpt2Model {
         let last = self.h.len() - 1;
         let last_alone = args.last_logits_only && !outputs.cover_all_positions(last) && !hooks.touches(last);
 
-        let x = self.embed(input_ids, inputs.positions.as_ref(), inputs.past, hooks)?;
-        let mut x = self.drop(x, args.training)?; // (B, T, C)
-        for (layer, block) in self.h.iter().enumerate() {
+        let first = args.start.map_or(0, |start| start.layer);
+        let mut x = if let Some(start) = args.start {
+            start.checked(input_ids, &self.wpe, self.h.len())?
+        } else {
+            let x = self.embed(input_ids, inputs.positions.as_ref(), inputs.past, hooks)?;
+            self.drop(x, args.training)?
+        }; // (B, T, C)
+        for (layer, block) in self.h.iter().enumerate().skip(first) {
             let last_position_only = last_alone && layer == last;
             let (weights, cross_weights) =
                 (outputs.weights.of_layer(layer), outputs.cross_weights.of_layer(layer));
@@ -92,7 +97,7 @@ impl Gpt2Model {
                 output_attention_outputs: args.output_attention_outputs,
                 last_position_only,
             };
-            let output = block.forward(&x, pass)?;
+            let output = block.forward_with(&x, pass)?;
             x = outputs.take(layer, x, output); // (B, T, C), or (B, 1, C) after the last block
         }
         let x = self.ln_f.forward_hooked(&x, Point::LN_F, hooks)?;
@@ -114,7 +119,7 @@ impl Gpt2Model {
         let v = self.config.vocab_size;
         let n = self.config.n_positions;
         let c = self.config.n_embd;
-        let input_ids = check_below("token id", input_ids, v, "vocab_size")?;
+        let input_ids = check_below("token id", input_ids, v, "vocab_size")?.to_device(self.wpe.device())?;
         let tokens = hooks.pass(Point::Embed, self.wte.vectors(&input_ids)?.reshape((b, t, c))?)?;
         let add = |positions: &Tensor| {
             // (1 or B, T, C) onto each row
@@ -128,7 +133,7 @@ impl Gpt2Model {
         if columns != t || (rows != 1 && rows != b) {
             candle_core::bail!("position_ids {:?} must be [{b}, {t}] or [1, {t}]", ids.dims())
         }
-        let ids = check_below("position", ids, n, "n_positions")?;
+        let ids = check_below("position", ids, n, "n_positions")?.to_device(self.wpe.device())?;
         add(&self.wpe.index_select(&ids, 0)?.reshape((rows, t, c))?)
     }
 

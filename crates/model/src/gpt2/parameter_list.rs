@@ -1,7 +1,7 @@
 //! The list of a model's parameters, read from the model's own structure, and their fingerprint. For a config, the list
 //! comes from a model whose tensors take no memory.
 
-use super::layers::parameters::{Parameter, Role, Values, Visitor};
+use super::layers::parameters::{Parameter, Role, Values, Visitor, named_tensors};
 use super::lm_head_model::Gpt2LMHeadModel;
 use crate::config::Config;
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
@@ -21,6 +21,30 @@ impl Gpt2LMHeadModel {
             }
         }));
         list
+    }
+
+    /// [`named_parameters`](Self::named_parameters) as tensors, for [`candle_core::safetensors::save`] and other code that reads
+    /// tensors by name. A frozen weight is copied, in f32 if it is quantized. The `bias` triangle is no parameter: each layer has it as
+    /// [`attn.bias`](crate::CausalSelfAttention::bias).
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use gpt2_model::{Config, Gpt2LMHeadModel, init};
+    /// use std::collections::HashMap;
+    ///
+    /// # fn main() -> candle_core::Result<()> {
+    /// let config = Config { n_layer: 1, n_head: 1, n_embd: 4, n_positions: 4, vocab_size: 5, ..Config::gpt2() };
+    /// let model = Gpt2LMHeadModel::load(init::seeded(0, DType::F32, &Device::Cpu), &config)?;
+    /// let tensors: HashMap<String, Tensor> = model.named_tensors()?.into_iter().collect();
+    /// assert_eq!(tensors["h.0.attn.c_attn.weight"].dims(), [4, 12]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// When a frozen weight cannot be copied.
+    pub fn named_tensors(&self) -> Result<Vec<(String, Tensor)>> {
+        named_tensors(|visitor| self.visit(visitor))
     }
 
     /// The parameters that are variables, by name, for an optimizer.

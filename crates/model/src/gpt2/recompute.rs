@@ -54,7 +54,7 @@ impl Gpt2LMHeadModel {
         let mut x = embedded.detach();
         let mut inputs = Vec::with_capacity(model.h.len());
         for block in &model.h {
-            let output = block.forward(&x, pass())?.hidden_state.detach();
+            let output = block.forward_with(&x, pass())?.hidden_state.detach();
             inputs.push(std::mem::replace(&mut x, output));
         }
 
@@ -68,7 +68,7 @@ impl Gpt2LMHeadModel {
         let mut grad = taken(&mut gradients, &last)?;
         for (block, input) in model.h.iter().zip(inputs).rev() {
             let input = Var::from_tensor(&input)?;
-            let output = block.forward(&input, pass())?.hidden_state;
+            let output = block.forward_with(&input, pass())?.hidden_state;
             let mut more = (output * grad.detach())?.sum_all()?.backward()?;
             grad = taken(&mut more, &input)?;
             add_gradients(&mut gradients, more, variables)?;

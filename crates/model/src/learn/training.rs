@@ -6,6 +6,7 @@ use candle_core::{Result, Tensor, Var};
 use candle_fused::Dropout;
 use candle_fused::adamw::sum_of_squares;
 use candle_nn::VarMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Input tokens, and the token that follows each.
 #[derive(Debug, Clone)]
@@ -101,7 +102,15 @@ pub(crate) enum DropoutSite {
     Lora,
 }
 
+/// The number of passes in this process that asked for masks of no seed of their own.
+static PASSES: AtomicU64 = AtomicU64::new(0);
+
 impl Training {
+    /// The next pass of a caller that gives no seed: its masks differ from those of all passes before, of whatever layer.
+    pub(crate) fn next() -> Self {
+        Self { seed: 0, step: PASSES.fetch_add(1, Ordering::Relaxed) % (1 << 44) }
+    }
+
     /// The dropout for the place of this number, below 2^20.
     pub(crate) fn dropout_at(self, rate: f64, place: u32) -> Result<Dropout> {
         Dropout::new(rate, self.seed, self.step << 20 | u64::from(place))

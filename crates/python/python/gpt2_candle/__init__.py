@@ -23,7 +23,7 @@ from ._results import Attention, Cache, Comparison, Continuation, Effects, Map, 
 from ._store import Rows, Store
 from ._texts import Prediction
 from ._tokenizer import Tokenizer
-from ._train import LoRA, Training, train
+from ._train import LoRA, Training, fetch_text, train
 from ._train_features import DictionaryTraining, train_features
 from ._types import Hook
 from ._native import VERSION as __version__
@@ -53,6 +53,7 @@ __all__ = [
     "Tokenizer",
     "Training",
     "__version__",
+    "fetch_text",
     "import_model",
     "inspect",
     "merge",

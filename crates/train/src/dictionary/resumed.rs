@@ -18,14 +18,14 @@ impl DictionaryTrainer {
     /// # Errors
     /// When the file cannot be written, or a rank does not answer.
     pub fn save_state(&self, path: &Path, given: &Value) -> Result<()> {
-        let moments = self.adam.moments()?;
+        let moments = self.optimizer.moments()?;
         if self.group().rank() > 0 {
             return Ok(());
         }
         let silent: Vec<i64> = self.silent.iter().map(|&n| i64::try_from(n).unwrap_or(i64::MAX)).collect();
         let silent = (SILENT.to_owned(), Tensor::new(silent, &Device::Cpu)?);
         let others = moments.into_iter().chain([silent]);
-        state::save(path, &self.settings(given), &self.adam.variables, others, self.adam.optimizer.steps())
+        state::save(path, &self.settings(given), &self.optimizer.variables, others, self.optimizer.steps())
     }
 
     /// Goes on from the state in a file, exactly as if the run had not stopped, on any number of ranks. Rank 0 reads, and every rank must
@@ -35,7 +35,7 @@ impl DictionaryTrainer {
     /// When the file is not the state of a run with the same options, sample and `given`.
     pub fn resume(&mut self, path: &Path, given: &Value) -> Result<usize> {
         let reads = self.group().rank() == 0;
-        let read = || state::read(path, &self.settings(given), &self.adam.variables);
+        let read = || state::read(path, &self.settings(given), self.optimizer.saved());
         let (mut tensors, steps) = match reads.then(read).transpose()? {
             Some(saved) => (saved.tensors, saved.steps),
             None => (BTreeMap::new(), 0),
@@ -51,12 +51,12 @@ impl DictionaryTrainer {
         else {
             return Err(TrainError::damaged(path, "it does not say how long each feature has been silent"));
         };
-        self.adam.restore(&mut tensors, steps)?;
+        self.optimizer.restore(&mut tensors, steps)?;
         self.silent = silent.iter().map(|&n| as_size(n)).collect::<Result<_>>()?;
         as_size(steps)
     }
 
-    /// What must be as it was when the state was saved.
+    /// The settings that must be as they were when the state was saved.
     fn settings(&self, given: &Value) -> Value {
         let all = [&self.begun, given].into_iter().filter_map(Value::as_object).flatten();
         Value::Object(all.map(|(name, value)| (name.clone(), value.clone())).collect::<Map<_, _>>())

@@ -19,11 +19,11 @@ impl Trainer {
     /// The mean loss of the batches of a step, and the sums of gradients of this rank's pieces. In each round, rank r computes
     /// the batch number r of those that are left.
     pub(super) fn summed_gradients(&self, step: u64) -> Result<(f32, Vec<Tensor>)> {
-        let group = self.adam.group();
+        let group = self.optimizer.group();
         let rank = group.rank() as u64;
         let ranks = group.size() as u64;
         let mut mean = 0.0;
-        let mut sums = self.adam.sums();
+        let mut sums = self.optimizer.sums();
         let batches = self.batches(step);
         let mut first = batches.start;
         while first < batches.end {
@@ -33,7 +33,7 @@ impl Trainer {
             for (number, loss) in (first..first + senders).zip(losses) {
                 mean = self.added(mean, loss, step, number)?;
             }
-            let gradients = mine.map(|(_, gradients)| self.adam.in_order(gradients)).transpose()?;
+            let gradients = mine.map(|(_, gradients)| self.optimizer.in_order(gradients)).transpose()?;
             sums.add(gradients, usize::try_from(senders).map_err(TrainError::other)?)?;
             first += senders;
         }
@@ -57,20 +57,29 @@ impl Trainer {
 
     /// Draws the text of a batch.
     fn batch(&self, number: u64) -> Result<TrainingBatch> {
-        let TrainOptions { seed, batch, repeat_fraction: fraction, .. } = self.settings.options;
+        self.rows(number, self.settings.options.batch.into())
+    }
+
+    /// Draws the text of a batch of so many rows.
+    pub(super) fn rows(&self, number: u64, rows: usize) -> Result<TrainingBatch> {
+        let TrainOptions { seed, repeat_fraction: fraction, .. } = self.settings.options;
         let repeats = Repeats { fraction, vocab_size: self.model.config().vocab_size };
-        let size = BatchSize { rows: batch.into(), window: self.window };
+        let size = BatchSize { rows, window: self.window };
         self.data.training_batch(BatchDraw { seed, batch: number }, size, repeats, &self.device)
     }
 
     /// Loss and gradients of a batch.
     fn gradients(&self, number: u64) -> Result<(f32, GradStore)> {
-        let batch = self.batch(number)?;
+        self.gradients_of(&self.batch(number)?, number)
+    }
+
+    /// Loss and gradients of these rows, which drop what batch `number` does.
+    pub(super) fn gradients_of(&self, batch: &TrainingBatch, number: u64) -> Result<(f32, GradStore)> {
         let training = Some(Training { seed: self.settings.options.seed, step: number });
         if self.settings.options.recompute {
-            return Ok(self.model.recomputed_gradients_of(&batch, training)?);
+            return Ok(self.model.recomputed_gradients_of(batch, training)?);
         }
-        let loss = self.model.loss(&batch, ForwardArgs { training, ..ForwardArgs::default() })?;
+        let loss = self.model.loss(batch, ForwardArgs { training, ..ForwardArgs::default() })?;
         Ok((loss.to_scalar()?, loss.backward()?))
     }
 
@@ -96,7 +105,7 @@ impl Trainer {
         let model = self.frozen()?;
         let rows = self.settings.options.batch.into();
         let batches = self.data.validation_batches(BatchSize { rows, window: self.window });
-        let group = self.adam.group();
+        let group = self.optimizer.group();
         let rank = group.rank();
         let ranks = group.size();
         // The sum of a batch's losses, and how many there are.
@@ -113,13 +122,16 @@ impl Trainer {
         Ok(sum / targets)
     }
 
-    /// The model with its variables as constants, so that Candle keeps no operations for a backward pass.
-    fn frozen(&self) -> Result<Gpt2LMHeadModel> {
+    /// The model in its present state with its variables as constants, so that Candle keeps no operations for a backward pass.
+    ///
+    /// # Errors
+    /// When a weight has another shape than the config says.
+    pub fn frozen(&self) -> Result<Gpt2LMHeadModel> {
         if let Some(Tuned { base, adapter, .. }) = &self.tuned {
             return Ok(base.clone().with_adapter(ADAPTER, &adapter.detached(), 1.0)?);
         }
         let constant = |(name, var): &(String, Var)| (name.clone(), var.as_detached_tensor());
-        let constants = self.adam.variables.iter().map(constant).collect();
+        let constants = self.optimizer.variables.iter().map(constant).collect();
         let vb = VarBuilder::from_tensors(constants, DType::F32, &self.device);
         Ok(Gpt2LMHeadModel::load(vb, self.model.config())?)
     }

@@ -27,7 +27,7 @@ impl Trainer {
             return Err(TrainError::other(reason));
         }
         group.agree(|| self.facts())?;
-        self.adam.join(group)?;
+        self.optimizer.join(group)?;
         Ok(self)
     }
 
@@ -58,15 +58,15 @@ impl Trainer {
     /// # Errors
     /// When the file cannot be written.
     pub fn save_state(&self, path: &Path) -> Result<()> {
-        let moments = self.adam.moments()?;
-        if self.adam.group().rank() > 0 {
+        let moments = self.optimizer.moments()?;
+        if self.optimizer.group().rank() > 0 {
             return Ok(());
         }
         let history = self.history.tensors()?.map(|(name, tensor)| (name.to_owned(), tensor));
         state::save(
             path,
             &self.settings,
-            &self.adam.variables,
+            &self.optimizer.variables,
             moments.into_iter().chain(history),
             self.steps(),
         )
@@ -78,9 +78,9 @@ impl Trainer {
     /// # Errors
     /// When the file is not the state of a run with these settings.
     pub fn resume(&mut self, path: &Path) -> Result<()> {
-        let group = self.adam.group();
+        let group = self.optimizer.group();
         let reads = group.rank() == 0;
-        let read = || state::read(path, &self.settings, &self.adam.variables);
+        let read = || state::read(path, &self.settings, self.optimizer.saved());
         let (mut tensors, history) = match reads.then(read).transpose()? {
             Some(saved) => {
                 let history = History::from_tensors(&saved.tensors, saved.steps);
@@ -89,7 +89,7 @@ impl Trainer {
             None => (BTreeMap::new(), History::default()),
         };
         let history = history.broadcast(group)?;
-        self.adam.restore(&mut tensors, history.training().len() as u64)?;
+        self.optimizer.restore(&mut tensors, history.training().len() as u64)?;
         self.history = history;
         Ok(())
     }

@@ -34,7 +34,7 @@ int add(Handle *handle, const Product &product) {
     if (product.m == 0 || product.n == 0 || product.batch == 0) return SUCCESS;
     count("product", std::string("cublas ") + name_of(product.type));
     char name[160];
-    snprintf(name, sizeof name, "cuBLAS product %s m %lld n %lld k %lld batch %lld", name_of(product.type), (long long)product.m,
+    snprintf(name, sizeof name, "cuBLAS product %s of m %lld n %lld k %lld batch %lld", name_of(product.type), (long long)product.m,
              (long long)product.n, (long long)product.k, (long long)product.batch);
     enqueue(stream, name, [=] { multiply(product); });
     return SUCCESS;

@@ -34,8 +34,8 @@ int attribute(int which, int *value) {
     case 8: *value = 48 << 10; return SUCCESS;                  // MAX_SHARED_MEMORY_PER_BLOCK
     case 10: *value = 32; return SUCCESS;                       // WARP_SIZE
     case 12: *value = 65536; return SUCCESS;                    // MAX_REGISTERS_PER_BLOCK
-    case 16: *value = 132; return SUCCESS;                      // MULTIPROCESSOR_COUNT
-    case 38: *value = 50 << 20; return SUCCESS;                 // L2_CACHE_SIZE
+    case 16: *value = static_cast<int>(settings().multiprocessors); return SUCCESS; // MULTIPROCESSOR_COUNT
+    case 38: *value = static_cast<int>(settings().l2); return SUCCESS; // L2_CACHE_SIZE
     case 39: *value = 2048; return SUCCESS;                     // MAX_THREADS_PER_MULTIPROCESSOR
     case 75: *value = capability / 10; return SUCCESS;          // COMPUTE_CAPABILITY_MAJOR
     case 76: *value = capability % 10; return SUCCESS;          // COMPUTE_CAPABILITY_MINOR

@@ -20,6 +20,8 @@ struct Settings {
     unsigned workers;
     unsigned devices;
     unsigned capability;
+    /// How large the GPU says that it is, by which programs choose their kernels.
+    unsigned multiprocessors, l2;
     /// Host memory that is not pinned is also read and written late, which CUDA does not do.
     bool late;
 };
@@ -31,6 +33,9 @@ extern thread_local std::string running;
 /// A call that is refused with an error that the program sees.
 int refuse(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void count(const char *kind, const std::string &name, size_t bytes = 0);
+/// The seconds that an operation of this name took since it began.
+double seconds_now();
+void count_time(const std::string &name, double since);
 void trace(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /// The numbers of a seed.

@@ -1,5 +1,6 @@
 // Settings, counts of what a program did, and messages about what a GPU would punish.
 #include "driver.hpp"
+#include <chrono>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -19,6 +20,7 @@ uint64_t number_from(const char *variable, uint64_t otherwise) {
 
 struct Counted {
     uint64_t times = 0, bytes = 0;
+    double seconds = 0;
 };
 /// Never destroyed: other libraries may still work while the program ends.
 auto &counts = *new std::map<std::pair<std::string, std::string>, Counted>;
@@ -39,10 +41,10 @@ struct AtEnd {
         Locked locked(lock);
         check_all_borders();
         if (!report_file) return;
-        fprintf(report_file, "%-10s %-44s %10s %14s\n", "what", "name", "times", "bytes");
+        fprintf(report_file, "%-10s %-44s %10s %14s %9s\n", "what", "name", "times", "bytes", "seconds");
         for (const auto &[key, counted] : counts)
-            fprintf(report_file, "%-10s %-44s %10llu %14llu\n", key.first.c_str(), key.second.c_str(),
-                    static_cast<unsigned long long>(counted.times), static_cast<unsigned long long>(counted.bytes));
+            fprintf(report_file, "%-10s %-44s %10llu %14llu %9.3f\n", key.first.c_str(), key.second.c_str(),
+                    static_cast<unsigned long long>(counted.times), static_cast<unsigned long long>(counted.bytes), counted.seconds);
         fflush(report_file);
     }
 } at_end;
@@ -54,6 +56,8 @@ const Settings &settings() {
         static_cast<unsigned>(number_from("CUDA_ON_CPU_WORKERS", std::max(1u, std::thread::hardware_concurrency()))),
         static_cast<unsigned>(number_from("CUDA_ON_CPU_DEVICES", 1)),
         static_cast<unsigned>(number_from("CUDA_ON_CPU_CAPABILITY", 90)),
+        static_cast<unsigned>(number_from("CUDA_ON_CPU_MULTIPROCESSORS", 132)),
+        static_cast<unsigned>(number_from("CUDA_ON_CPU_L2", 50 << 20)),
         number_from("CUDA_ON_CPU_LATE", 0) != 0,
     };
     return found;
@@ -88,6 +92,18 @@ void count(const char *kind, const std::string &name, size_t bytes) {
     Counted &counted = counts[{kind, name}];
     counted.times++;
     counted.bytes += bytes;
+}
+
+double seconds_now() {
+    if (!report_file) return 0;
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void count_time(const std::string &name, double since) {
+    if (!report_file) return;
+    Counted &counted = counts[{"ran", name.substr(0, std::min(name.find('<'), name.find(" of ")))}]; // without sizes
+    counted.times++;
+    counted.seconds += seconds_now() - since;
 }
 
 void trace(const char *format, ...) {

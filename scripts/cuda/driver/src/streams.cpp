@@ -44,7 +44,9 @@ void run_next(Stream &stream) {
     trace("run %s of stream %u", operation.name.c_str(), stream.id);
     if (operation.run) {
         running = operation.name;
+        const double begun = seconds_now();
         operation.run();
+        count_time(running, begun);
         running.clear();
     }
     stream.done++;

@@ -59,6 +59,8 @@ struct Runner {
     void *base = nullptr;
     std::vector<Warp> warps = std::vector<Warp>(MOST_WARPS);
     unsigned warp_count = 0, order[MOST_WARPS];
+    /// No warp before this place in the order has a thread that can run.
+    unsigned first_able = 0;
     unsigned alive = 0;
     std::vector<Fiber *> at_barrier;
     Random random{1};
@@ -79,6 +81,7 @@ void become(unsigned rank) {
 }
 
 void shuffle_warps() {
+    runner->first_able = 0;
     for (unsigned i = runner->warp_count; i > 1; i--) std::swap(runner->order[i - 1], runner->order[runner->random.below(i)]);
 }
 
@@ -95,7 +98,7 @@ unsigned take_lane(uint32_t &of) {
 }
 
 Next next_thread() {
-    for (unsigned i = 0; i < runner->warp_count; i++) {
+    for (unsigned &i = runner->first_able; i < runner->warp_count; i++) {
         Warp &warp = runner->warps[runner->order[i]];
         if (warp.ready) return {warp.lanes[take_lane(warp.ready)].fiber, -1};
         if (warp.unstarted) return {nullptr, static_cast<int>(runner->order[i] * LANES + take_lane(warp.unstarted))};
@@ -148,6 +151,7 @@ void set_ready(Fiber *fiber) {
     Warp &warp = warp_of(fiber->rank);
     warp.lanes[fiber->rank % LANES].fiber = fiber;
     warp.ready |= 1u << fiber->rank % LANES;
+    runner->first_able = 0;
 }
 
 void pass_barrier() {
@@ -187,6 +191,7 @@ void end_meeting(Warp &warp, uint32_t mask) {
     if (first.together) first.together(board.shown, board.results, expected, first.number);
     warp.waiting &= ~expected;
     warp.ready |= expected;
+    runner->first_able = 0;
 }
 
 void end_thread(unsigned rank) {

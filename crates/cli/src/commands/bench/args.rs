@@ -4,7 +4,9 @@ use crate::model::args::ModelArgs;
 use crate::values::one_of;
 use clap::ValueEnum;
 use gpt2_engine::open::CACHES;
+use gpt2_engine::studies::learn::train::TRAIN_DTYPES;
 use gpt2_model::CacheDType;
+use gpt2_train::TrainDType;
 
 /// Unlike other commands, this one needs no model.
 const MODEL: &str = "Time this model, or what has its shape: a folder, a GGUF file, a model on the Hugging Face Hub, or demo, which is built in \
@@ -47,6 +49,9 @@ pub(crate) struct BenchArgs {
     /// train: run each block again in the backward pass
     #[arg(long)]
     pub(crate) recompute: bool,
+    /// train: round the factors of products with weights to bf16, as train --train-dtype does
+    #[arg(long, value_name = "DTYPE", value_parser = one_of(TRAIN_DTYPES), default_value = "f32")]
+    pub(crate) train_dtype: TrainDType,
     /// train: train a LoRA adapter of rank R on all linear layers of a frozen model
     #[arg(long, value_name = "R", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) lora: Option<u16>,

@@ -18,6 +18,7 @@ use candle_fused::Isa;
 use candle_fused::measure::{self, Stopwatch};
 use gpt2_engine::open::device_name;
 use gpt2_engine::open::rounds_to_tf32;
+use gpt2_train::TrainDType;
 use report::{Report, print};
 use serde::Serialize;
 use setup::Bench;
@@ -38,6 +39,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     if let Some(isa) = args.isa {
         isa.hold()?;
     }
+    args.model.refuse_processed("bench")?;
     if args.what == BenchTarget::Machine {
         return machine(args);
     }
@@ -50,6 +52,9 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     }
     if args.lora.is_some() && args.model.dtype != DType::F32 {
         bail!("--lora: an adapter is trained in f32; leave --dtype out");
+    }
+    if args.train_dtype != TrainDType::F32 && (args.what != BenchTarget::Train || args.lora.is_some()) {
+        bail!("--train-dtype is only for bench train, and without --lora");
     }
     let whole = matches!(
         args.what,

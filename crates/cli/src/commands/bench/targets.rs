@@ -45,7 +45,7 @@ impl Bench<'_> {
         let inputs =
             copies_beyond_the_cache(&self.random(&[self.batch, self.tokens, self.config.n_embd])?)?;
         self.time(|run| {
-            block.forward(&inputs[run % inputs.len()], Pass::default())?;
+            block.forward_with(&inputs[run % inputs.len()], Pass::default())?;
             Ok(())
         })
     }
@@ -190,7 +190,8 @@ impl Bench<'_> {
         }
         let variables = VarMap::new();
         let vb = init::seeded_variables(self.args.model.run.seed, &variables, self.dtype, &self.device);
-        self.time_training(&Gpt2LMHeadModel::load(vb, &self.config)?)
+        let model = Gpt2LMHeadModel::load(vb, &self.config)?;
+        self.time_training(&self.args.train_dtype.of(model)?)
     }
 
     /// Steps of an adapter on all linear layers, of a frozen model.

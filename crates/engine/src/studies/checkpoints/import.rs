@@ -22,7 +22,7 @@ pub struct Report {
     pub parameters: u64,
     /// Whether there was a tokenizer.
     pub tokenizer: bool,
-    /// What was read otherwise than it is stored, and what is left out.
+    /// Everything that was read otherwise than it is stored, or left out.
     pub notes: Vec<String>,
     /// The model's name.
     #[serde(skip)]

@@ -1,4 +1,4 @@
-//! What the model would predict after each block: the logit lens (nostalgebraist 2020).
+//! The model's predictions after each block: the logit lens (nostalgebraist 2020).
 
 use crate::open::Label;
 use crate::provenance::RunProvenance;

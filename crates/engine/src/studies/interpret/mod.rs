@@ -5,6 +5,7 @@ pub mod discover;
 pub mod features;
 pub mod heads;
 pub mod lens;
+pub mod measure;
 mod over_pairs;
 pub mod pairs;
 pub mod patch;

@@ -1,4 +1,4 @@
-//! What studies of pairs share: interventions, the library's study, and provenance.
+//! Common parts of studies of pairs: interventions, the library's study, and provenance.
 
 use crate::interventions::{Applied, Reads};
 use crate::provenance::RunProvenance;

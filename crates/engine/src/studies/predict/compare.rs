@@ -1,4 +1,4 @@
-//! How far the predictions of two models lie apart on a text. It takes two models, so it is a function of its own instead of a
+//! The distance between the predictions of two models on a text. It takes two models, so it is a function of its own instead of a
 //! [`Study`](crate::studies::study::Study).
 
 use super::generate::cache_dtype;

@@ -5,6 +5,7 @@ use crate::observer::Observer;
 use crate::open::{Opened, check_finite};
 use crate::texts::{Content, Prompt};
 use candle_core::Tensor;
+use gpt2_model::analysis::Metric;
 use gpt2_model::hooks::Hooks;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -25,13 +26,15 @@ pub trait Study: Default + Serialize + DeserializeOwned {
     fn run(&self, run: &Run) -> anyhow::Result<Outcome<Self::Report>>;
 }
 
-/// What a study runs on, besides its own options.
+/// The surroundings of a study, besides its own options.
 #[derive(Clone, Copy)]
 pub struct Run<'a> {
     /// The model.
     pub opened: &'a Opened,
     /// The interventions.
     pub interventions: &'a Prepared<'a>,
+    /// What a study of pairs measures, in place of what its options say.
+    pub metric: Option<&'a Metric>,
     /// The seed for everything random.
     pub seed: u64,
     /// Whether NaN and infinity are results instead of errors.
@@ -66,6 +69,7 @@ impl<'a> Run<'a> {
         Self {
             opened: interventions.opened(),
             interventions,
+            metric: None,
             seed: 0,
             allow_nonfinite: false,
             wants_tensors: true,

@@ -18,6 +18,7 @@ pub(crate) mod finish;
 mod lanes;
 pub(crate) mod multiply;
 pub(crate) mod panels;
+mod rounded;
 pub(crate) mod rows;
 mod sums;
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The right factor of a matrix product, as the tiles read it: panels of [`PANEL`] columns, one row after the other.
 
 use crate::cpu::element::Element;
-use crate::cpu::memory::CacheLines;
+use crate::cpu::memory::{CacheLines, copy_into};
 use half::{bf16, f16};
 use pulp::Simd;
 use std::mem::MaybeUninit;
@@ -17,7 +17,7 @@ pub(crate) const PANEL: usize = 16;
 pub(crate) const STRIP: usize = 4;
 
 /// The number of rows packed at a time: reading down the columns of a transposed matrix then uses whole cache lines.
-const BLOCK: usize = 16;
+pub(super) const BLOCK: usize = 16;
 
 /// An instruction set, with what `pulp` does not offer: vectors of f16, products of pairs of bf16, and reading ahead.
 pub(crate) trait Halves: Simd {
@@ -124,8 +124,8 @@ pub(crate) trait PanelNumber: Element + Factor {
     /// Writes an even row of a panel and the row after it.
     #[inline(always)]
     fn place_pair(even: &[Self; PANEL], odd: &[Self; PANEL], out: &mut [MaybeUninit<Self>; 2 * PANEL]) {
-        out[..PANEL].write_copy_of_slice(even);
-        out[PANEL..].write_copy_of_slice(odd);
+        copy_into(even, &mut out[..PANEL]);
+        copy_into(odd, &mut out[PANEL..]);
     }
 
     /// Writes a vector, rounded.
@@ -244,7 +244,7 @@ impl<E: PanelNumber> Panels<E> {
 
     /// The matrix whose block of at most [`BLOCK`] rows (the first of them, and how many) and [`PANEL`] columns `read`
     /// returns, with zeros for the rest.
-    fn from_blocks(
+    pub(super) fn from_blocks(
         (depth, width): (usize, usize),
         read: impl Fn((usize, usize), Range<usize>) -> [[E; PANEL]; BLOCK] + Sync,
     ) -> Self {
@@ -300,7 +300,7 @@ impl<E: PanelNumber> Panels<E> {
 
 /// Rows `first..first + rows` of some columns, at most [`PANEL`]; the rest of the block is 0.
 #[inline(always)]
-fn read_block<E: PanelNumber>(
+pub(super) fn read_block<E: PanelNumber>(
     data: &[E],
     (first, rows): (usize, usize),
     columns: Range<usize>,

@@ -5,6 +5,7 @@
 //! order.
 
 use crate::cpu::element::Element;
+use crate::cpu::memory::copy_into;
 use half::bf16;
 use std::mem::MaybeUninit;
 
@@ -152,7 +153,7 @@ pub(crate) fn pack(
                     source.copy_rest(row, first, &mut line[..length]);
                     line
                 };
-                out.write_copy_of_slice(&line);
+                copy_into(&line, out);
             }
         }
     }

@@ -1,6 +1,7 @@
 use super::finish::{Destination, Finish};
 use super::multiply::{multiply_on, product, share_out};
 use super::panels::{PanelNumber, Panels};
+use super::rounded::multiply_rounded;
 use super::rows::{Matrix, Rows};
 use super::sums::PackedPairs;
 use crate::cpu::isa::Isa;
@@ -302,4 +303,50 @@ fn no_rows_and_no_depth_are_no_work() {
             assert_eq!(out, [expected; 6], "{isa:?}");
         }
     }
+}
+
+#[test]
+fn factors_are_rounded_to_bf16_and_sums_are_not() {
+    for isa in Isa::available() {
+        for (m, k, n) in [(1, 1, 1), (3, 5, 7), (16, 32, 64), (33, 70, 65), (100, 129, 40), (40, 768, 96)] {
+            let a = numbers::<f32>(m * k, 1);
+            let b = numbers::<f32>(k * n, 2);
+            let rounded = |x: &[f32]| x.iter().map(|x| bf16::from_f32(*x).to_f64()).collect::<Vec<_>>();
+            let expected = definition(&rounded(&a), &rounded(&b), k);
+            let largest = expected.iter().fold(1e-30f64, |most, x| most.max(x.abs()));
+            let a_turned: Vec<f32> = (0..m * k).map(|i| a[i % m * k + i / m]).collect();
+            let b_turned: Vec<f32> = (0..k * n).map(|i| b[i % k * n + i / k]).collect();
+            let rows = Matrix::new(&a, m, k);
+            let columns = Matrix::new(&a_turned, k, m).t();
+            let right = [Matrix::new(&b, k, n), Matrix::new(&b_turned, n, k).t()];
+            for (a, b) in [(rows, right[0]), (rows, right[1]), (columns, right[0]), (columns, right[1])] {
+                for onto in [false, true] {
+                    let mut out = vec![1f32; m * n];
+                    multiply_rounded(isa, &mut out, onto, a, b);
+                    for (got, expected) in out.iter().zip(&expected) {
+                        let expected = expected + if onto { 1.0 } else { 0.0 };
+                        // f32 sums of at most 768 exact products.
+                        let error = (f64::from(*got) - expected).abs() / largest.max(1.0);
+                        assert!(error <= 2e-6, "{} {m} x {k} x {n}: {got}, not {expected}", isa.as_str());
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn products_of_rounded_factors_do_not_depend_on_the_number_of_threads() {
+    let a = numbers::<f32>(130 * 300, 3);
+    let b = numbers::<f32>(300 * 200, 4);
+    let with = |threads: usize| {
+        let mut out = vec![0f32; 130 * 200];
+        pool(threads).install(|| {
+            let b = Matrix::new(&b, 300, 200);
+            multiply_rounded(Isa::current(), &mut out, false, Matrix::new(&a, 130, 300), b);
+        });
+        out
+    };
+    assert_eq!(with(1), with(2));
+    assert_eq!(with(1), with(5));
 }

@@ -6,11 +6,10 @@
 
 use super::frozen::{Frozen, FusedEpilogue};
 use crate::cpu::cpu_op::{CpuInput, CpuOp, OnCpu};
-use crate::cpu::dispatch::{Dispatch, cpu_f32, cpu_product};
+use crate::cpu::dispatch::{Dispatch, Factors, cpu_f32, cpu_product};
 use crate::cpu::element::accumulator;
 use crate::cpu::vector::with_slices;
 use crate::gpu;
-use crate::linear::product::multiply::multiply;
 use crate::linear::product::rows::Matrix;
 use crate::pointwise::cross_entropy::{check_targets, cross_entropy, log_sums, losses, to_gradients};
 use candle_core::{CpuStorage, CustomOp2, DType, Device, Layout, Result, Shape, Storage, Tensor};
@@ -57,8 +56,9 @@ pub fn linear_cross_entropy(
         return x.apply_op2(&weight, ComputedLoss { loss, gradients, share: 1.0 / rows as f64 });
     }
     let targets = targets.to_vec1::<u32>()?;
-    let (loss, gradients) =
-        with_slices([&x, &weight], |[x, weight]| loss_and_gradients(x, weight, &targets, wanted))?;
+    let (loss, gradients) = with_slices([&x, &weight], |[x, weight]| {
+        loss_and_gradients(dispatch.factors(), x, weight, &targets, wanted)
+    })?;
     let tensor = |data: Option<Vec<f32>>, like: &Tensor| {
         data.map(|data| Tensor::from_vec(data, like.shape(), &Device::Cpu)).transpose()
     };
@@ -69,6 +69,7 @@ pub fn linear_cross_entropy(
 
 /// The loss of `x` (rows, C) under `weight` (V, C), and the gradients of `x` and `weight` that are wanted.
 fn loss_and_gradients(
+    factors: Factors,
     x: &[f32],
     weight: &[f32],
     targets: &[u32],
@@ -87,7 +88,7 @@ fn loss_and_gradients(
         let logits = &mut logits[..count * v];
         let x = Matrix::new(x, count, c);
         let weight = Matrix::new(weight, v, c);
-        multiply(logits, false, x, weight.t());
+        factors.multiply(logits, false, x, weight.t());
         let log_sums = log_sums(logits, v);
         sum += losses(logits, targets, &log_sums).sum::<f64>();
         if wanted == [false; 2] {
@@ -97,10 +98,10 @@ fn loss_and_gradients(
         let d_logits = Matrix::new(logits, count, v);
         if let Some(d_x) = &mut d_x {
             let d_x = &mut d_x[i * ROWS * c..][..count * c];
-            multiply(d_x, false, d_logits, weight);
+            factors.multiply(d_x, false, d_logits, weight);
         }
         if let Some(d_weight) = &mut d_weight {
-            multiply(d_weight, i > 0, d_logits.t(), x);
+            factors.multiply(d_weight, i > 0, d_logits.t(), x);
         }
     }
     #[allow(clippy::cast_possible_truncation)] // the loss of f32 logits

@@ -8,8 +8,9 @@ mod tests;
 
 use self::frozen::{Frozen, WeightDType};
 use self::linear_cross_entropy::{frozen_cross_entropy, linear_cross_entropy};
-use crate::cpu::dispatch::{Dispatch, Implementation, cpu_product};
+use crate::cpu::dispatch::{Dispatch, Factors, Implementation, cpu_f32, cpu_product};
 use crate::cpu::element::accumulator;
+use crate::cpu::isa::Isa;
 use crate::linear::quantized::format::BlockFormat;
 use crate::linear::{linear, linear_transposed};
 use crate::pointwise::cross_entropy::cross_entropy;
@@ -83,7 +84,11 @@ pub struct Weight {
 #[derive(Clone)]
 enum WeightKind {
     /// The stored tensor, and the code that multiplies by it on a GPU.
-    Plain(Tensor, Implementation),
+    Plain {
+        tensor: Tensor,
+        implementation: Implementation,
+        factors: Factors,
+    },
     Frozen(Arc<dyn Frozen>),
 }
 
@@ -114,7 +119,12 @@ impl Weight {
     /// When the weight has another rank.
     pub fn plain(weight: Tensor, layout: WeightLayout) -> Result<Self> {
         weight.dims2()?;
-        Ok(Self { kind: WeightKind::Plain(weight, Implementation::Auto), layout })
+        let kind = WeightKind::Plain {
+            tensor: weight,
+            implementation: Implementation::Auto,
+            factors: Factors::default(),
+        };
+        Ok(Self { kind, layout })
     }
 
     /// Freezes a copy of a stored weight in its own dtype, on all threads. A transposed view is read in place.
@@ -159,10 +169,34 @@ impl Weight {
     /// Sets the code that multiplies by a plain weight on a GPU; any other weight stays as it is.
     #[must_use]
     pub fn with_implementation(mut self, implementation: Implementation) -> Self {
-        if let WeightKind::Plain(_, held) = &mut self.kind {
+        if let WeightKind::Plain { implementation: held, .. } = &mut self.kind {
             *held = implementation;
         }
         self
+    }
+
+    /// Rounds the factors of the products with a plain weight to bf16, forward and backward, for training in less time: sums,
+    /// results and gradients stay in f32, and so does the weight. A weight stored as (out, in) rounds them in
+    /// [`cross_entropy`](Self::cross_entropy) only.
+    ///
+    /// # Errors
+    /// When the weight is frozen, not in f32 or not on the CPU; when the instruction set has no fast products of bf16 matrices
+    /// ([`Isa::has_bf16_products`]); and in builds with the matrix product of MKL or Accelerate.
+    pub fn with_bf16_products(mut self) -> Result<Self> {
+        let isa = Isa::current();
+        if !isa.has_bf16_products() {
+            candle_core::bail!(
+                "products in bf16 need AMX, AVX512-BF16 of an AMD processor, or Arm's bf16; this process runs on {}",
+                isa.as_str()
+            )
+        }
+        match &mut self.kind {
+            WeightKind::Plain { tensor, factors, .. } if cpu_f32(&[tensor]) && cpu_product(&[tensor]) => {
+                *factors = Factors::Bf16;
+                Ok(self)
+            }
+            _ => candle_core::bail!("products in bf16 are for plain weights in f32 on the CPU, got {self:?}"),
+        }
     }
 
     /// (in, out)
@@ -170,7 +204,7 @@ impl Weight {
     pub fn shape(&self) -> (usize, usize) {
         match &self.kind {
             WeightKind::Frozen(weight) => weight.shape(),
-            WeightKind::Plain(weight, _) => self.layout.shape(weight.dims()[0], weight.dims()[1]),
+            WeightKind::Plain { tensor: weight, .. } => self.layout.shape(weight.dims()[0], weight.dims()[1]),
         }
     }
 
@@ -185,7 +219,7 @@ impl Weight {
     pub fn dtype(&self) -> WeightDType {
         match &self.kind {
             WeightKind::Frozen(weight) => weight.dtype(),
-            WeightKind::Plain(weight, _) => WeightDType::Plain(weight.dtype()),
+            WeightKind::Plain { tensor: weight, .. } => WeightDType::Plain(weight.dtype()),
         }
     }
 
@@ -194,14 +228,14 @@ impl Weight {
     pub fn device(&self) -> &Device {
         match &self.kind {
             WeightKind::Frozen(_) => &Device::Cpu,
-            WeightKind::Plain(weight, _) => weight.device(),
+            WeightKind::Plain { tensor: weight, .. } => weight.device(),
         }
     }
 
     /// Whether an optimizer can change it.
     #[must_use]
     pub fn is_variable(&self) -> bool {
-        matches!(&self.kind, WeightKind::Plain(weight, _) if weight.is_variable())
+        matches!(&self.kind, WeightKind::Plain { tensor: weight, .. } if weight.is_variable())
     }
 
     /// Whether it is laid out for our products and cannot change.
@@ -219,7 +253,7 @@ impl Weight {
     /// Whether it is this plain tensor.
     #[must_use]
     pub fn is_tensor(&self, tensor: &Tensor) -> bool {
-        matches!(&self.kind, WeightKind::Plain(weight, _) if weight.id() == tensor.id())
+        matches!(&self.kind, WeightKind::Plain { tensor: weight, .. } if weight.id() == tensor.id())
     }
 
     /// Whether the two are one weight.
@@ -227,7 +261,7 @@ impl Weight {
     pub fn is(&self, other: &Self) -> bool {
         match (&self.kind, &other.kind) {
             (WeightKind::Frozen(a), WeightKind::Frozen(b)) => Arc::ptr_eq(a, b),
-            (WeightKind::Plain(a, _), WeightKind::Plain(b, _)) => a.id() == b.id(),
+            (WeightKind::Plain { tensor: a, .. }, WeightKind::Plain { tensor: b, .. }) => a.id() == b.id(),
             _ => false,
         }
     }
@@ -244,9 +278,13 @@ impl Weight {
             WeightKind::Frozen(weight) => {
                 Product::new(weight.clone(), 0..self.shape().1, bias).forward(x, epilogue)
             }
-            WeightKind::Plain(weight, implementation) => {
-                self.layout.product(x, weight, bias, epilogue, Dispatch::of(*implementation, x))
-            }
+            WeightKind::Plain { tensor: weight, implementation, factors } => self.layout.product(
+                x,
+                weight,
+                bias,
+                epilogue,
+                Dispatch::of(*implementation, x).with_factors(*factors),
+            ),
         }
     }
 
@@ -275,11 +313,11 @@ impl Weight {
                 let y = product.forward(x, Epilogue::None)?;
                 y.narrow(D::Minus1, columns.start - first, columns.len())
             }
-            WeightKind::Plain(weight, implementation) => {
+            WeightKind::Plain { tensor: weight, implementation, factors } => {
                 let axis = usize::from(self.layout == WeightLayout::InOut);
                 let weight = weight.narrow(axis, columns.start, columns.len())?;
                 let bias = bias_from(columns.start)?;
-                let dispatch = Dispatch::of(*implementation, x);
+                let dispatch = Dispatch::of(*implementation, x).with_factors(*factors);
                 self.layout.product(x, &weight, bias.as_ref(), Epilogue::None, dispatch)
             }
         }
@@ -318,20 +356,21 @@ impl Weight {
     /// # Errors
     /// When a shape or a dtype does not fit, or a target is not below `out`.
     pub fn cross_entropy(&self, x: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        let plain = |table: &Tensor, implementation: Implementation| {
-            linear_cross_entropy(x, table, targets, Dispatch::of(implementation, x))
-        };
+        let plain = |table: &Tensor, dispatch: Dispatch| linear_cross_entropy(x, table, targets, dispatch);
         match &self.kind {
-            WeightKind::Plain(weight, implementation) => match self.layout {
-                WeightLayout::OutIn => plain(weight, *implementation),
-                WeightLayout::InOut => plain(&weight.t()?, *implementation),
-            },
+            WeightKind::Plain { tensor: weight, implementation, factors } => {
+                let dispatch = Dispatch::of(*implementation, x).with_factors(*factors);
+                match self.layout {
+                    WeightLayout::OutIn => plain(weight, dispatch),
+                    WeightLayout::InOut => plain(&weight.t()?, dispatch),
+                }
+            }
             // The logits of the parts would all stay in the graph.
             WeightKind::Frozen(weight) if x.track_op() && x.dtype() == DType::F32 => {
                 frozen_cross_entropy(x, weight, targets)
             }
             WeightKind::Frozen(weight) if x.track_op() => {
-                plain(&out_in(&**weight)?.to_dtype(x.dtype())?, Implementation::Auto)
+                plain(&out_in(&**weight)?.to_dtype(x.dtype())?, Dispatch::of(Implementation::Auto, x))
             }
             WeightKind::Frozen(_) => self.cross_entropy_in_parts(x, targets),
         }
@@ -370,8 +409,10 @@ impl Weight {
     pub fn columns(&self, ids: &Tensor) -> Result<Tensor> {
         let (n_in, n_out) = self.shape();
         match (&self.kind, self.layout) {
-            (WeightKind::Plain(weight, _), WeightLayout::OutIn) => weight.contiguous()?.index_select(ids, 0),
-            (WeightKind::Plain(weight, _), WeightLayout::InOut) => {
+            (WeightKind::Plain { tensor: weight, .. }, WeightLayout::OutIn) => {
+                weight.contiguous()?.index_select(ids, 0)
+            }
+            (WeightKind::Plain { tensor: weight, .. }, WeightLayout::InOut) => {
                 weight.contiguous()?.index_select(ids, 1)?.t()
             }
             (WeightKind::Frozen(weight), _) => {
@@ -396,7 +437,7 @@ impl Weight {
     /// When Candle cannot make the tensor.
     pub fn tensor(&self) -> Result<Tensor> {
         match (&self.kind, self.layout) {
-            (WeightKind::Plain(weight, _), _) => Ok(weight.clone()),
+            (WeightKind::Plain { tensor: weight, .. }, _) => Ok(weight.clone()),
             (WeightKind::Frozen(weight), WeightLayout::OutIn) => out_in(&**weight),
             (WeightKind::Frozen(weight), WeightLayout::InOut) => out_in(&**weight)?.t()?.contiguous(),
         }

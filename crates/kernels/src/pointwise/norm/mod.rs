@@ -28,7 +28,7 @@ use rows::Norm;
 /// `x` (.., C), `weight` (C), `bias` (C) -> (.., C)
 ///
 /// # Errors
-/// When the last dimension of `x` is not that of `weight` and `bias`.
+/// When the last dimension of `x` is not that of `weight` and `bias`, or `eps` is negative or not finite.
 pub fn layer_norm(
     x: &Tensor,
     weight: &Tensor,
@@ -36,7 +36,7 @@ pub fn layer_norm(
     eps: f64,
     dispatch: Dispatch,
 ) -> Result<Tensor> {
-    check("layer_norm", x, weight, bias)?;
+    check("layer_norm", x, weight, bias, eps)?;
     let norm = Norm { eps, centered: true };
     if let Some(y) = norm.run(x, weight, bias)? {
         return Ok(y);
@@ -73,9 +73,9 @@ pub fn layer_norm(
 /// `x` (.., C), `weight` (C) -> (.., C)
 ///
 /// # Errors
-/// When the last dimension of `x` is not that of `weight`.
+/// When the last dimension of `x` is not that of `weight`, or `eps` is negative or not finite.
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
-    check("rms_norm", x, weight, None)?;
+    check("rms_norm", x, weight, None, eps)?;
     let norm = Norm { eps, centered: false };
     if let Some(y) = norm.run(x, weight, None)? {
         return Ok(y);
@@ -129,7 +129,10 @@ fn scaled(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) -> Resul
     }
 }
 
-fn check(what: &str, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+fn check(what: &str, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) -> Result<()> {
+    if !(eps.is_finite() && eps >= 0.0) {
+        candle_core::bail!("{what}: eps is {eps}, expected a finite number of at least 0")
+    }
     let width = x.dim(D::Minus1)?;
     match [Some(weight), bias].into_iter().flatten().find(|t| t.dims() != [width]) {
         None => Ok(()),

@@ -55,7 +55,7 @@ impl<'a> Archive<'a> {
         Ok((archive, pickle))
     }
 
-    /// What the pickle says.
+    /// The values that the pickle describes.
     pub(super) fn read(pickle: &[u8]) -> Result<Pickle<'_>, String> {
         machine::read(pickle, "data.pkl")
     }

@@ -120,7 +120,7 @@ const NEWOBJ: u8 = 0x81;
 const NEWOBJ_EX: u8 = 0x92;
 const BUILD: u8 = b'b';
 
-/// What the first pickle in these bytes describes; `name` is its name in messages.
+/// The values that the first pickle in these bytes describes; `name` is its name in messages.
 pub(super) fn read<'a>(bytes: &'a [u8], name: &str) -> Result<Pickle<'a>, String> {
     let mut machine = Machine::new(bytes);
     loop {

@@ -32,7 +32,7 @@ const LONGEST_PICKLE: usize = 4 << 20;
 /// The key under which nanoGPT keeps a model's sizes.
 const SIZES: &str = "model_args";
 
-/// What a file of `torch.save` holds.
+/// The contents of a file of `torch.save`.
 pub(crate) struct Saved {
     /// Each dictionary of tensors and the keys that lead to it, the outermost first, whose key is empty.
     pub(crate) dicts: Vec<(String, Vec<Stored>)>,

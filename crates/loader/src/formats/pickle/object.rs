@@ -33,7 +33,7 @@ pub(super) enum Object<'a> {
 /// Keys and values, in their order.
 pub(super) type Entries<'a> = Vec<(Object<'a>, Object<'a>)>;
 
-/// What a pickle holds. Dictionaries and lists are named by their places, since they can change after they were put somewhere,
+/// The contents of a pickle. Dictionaries and lists are named by their places, since they can change after they were put somewhere,
 /// and can even contain themselves.
 pub(super) struct Pickle<'a> {
     pub(super) root: Object<'a>,

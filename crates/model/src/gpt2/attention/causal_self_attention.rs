@@ -6,6 +6,7 @@
 
 use super::cache::{numbers, split_kv};
 use super::hooked_heads::{HeadInputs, hooked_qkv, replaced_weights};
+use super::mask::visible_keys;
 use super::pass::Pass;
 pub use super::qkv::HeadWeights;
 use super::qkv::{Qkv, QkvLayout, last_position};
@@ -13,10 +14,10 @@ use crate::config::Config;
 pub use crate::config::QkvOrder;
 use crate::gpt2::layers::conv1d::Conv1D;
 use crate::gpt2::layers::loading::Loading;
-use crate::gpt2::layers::parameters::Visitor;
+use crate::gpt2::layers::parameters::{Visitor, named_tensors};
 use crate::hooks::{KnockOut, Point};
 use crate::learn::training::{DropoutSite, Training, dropout};
-use candle_core::{Module, Result, Tensor};
+use candle_core::{Error, Module, Result, Tensor};
 use candle_fused::attention::{Attended, Hidden, Mask, Sdpa};
 pub use candle_fused::attention::{CausalBias, Chosen, HeadLayout};
 use candle_fused::{Dropout, Implementation};
@@ -25,8 +26,14 @@ use std::ops::Range;
 
 /// GPT-2's attention block.
 ///
+/// [`Module::forward`] runs a whole sequence. [`forward_with`](Self::forward_with) takes masks, a cache, dropout and hooks in a
+/// [`Pass`]; [`forward_t`](Self::forward_t) trains with the config's dropout. The causal triangle, which GPT-2 registers as the buffer
+/// `bias`, is [`attn.bias`](Self::bias): no parameter, so that it is neither loaded, counted, nor in
+/// [`named_tensors`](Self::named_tensors). `attn.bias.tensor()` gives it as a tensor, and `gpt2_loader::SaveOptions::with_buffers`
+/// writes it into a checkpoint.
+///
 /// ```
-/// use candle_core::{DType, Device, Tensor};
+/// use candle_core::{DType, Device, Module, Tensor};
 /// use candle_nn::{VarBuilder, VarMap};
 /// use gpt2_model::{CausalSelfAttention, Config, Pass};
 ///
@@ -37,7 +44,11 @@ use std::ops::Range;
 /// let attn = CausalSelfAttention::load(vb.pp("attn"), &config, 0)?;
 ///
 /// let x = Tensor::randn(0f32, 1., (4, 12, 6), &Device::Cpu)?; // (B, T, C)
-/// assert_eq!(attn.forward(&x, Pass::default())?.dims(), [4, 12, 6]);
+/// assert_eq!(attn.forward(&x)?.dims(), [4, 12, 6]);
+/// let mask = Tensor::ones((4, 12), DType::I64, &Device::Cpu)?; // 1 = visible
+/// assert_eq!(attn.forward_with(&x, Pass { padding_mask: Some(&mask), ..Pass::default() })?.dims(), [4, 12, 6]);
+/// assert_eq!(attn.forward_t(&x, true)?.dims(), [4, 12, 6]); // with dropout
+/// assert_eq!(attn.bias.tensor()?.dims(), [1, 1, 12, 12]);
 /// # Ok(())
 /// # }
 /// ```
@@ -47,8 +58,8 @@ pub struct CausalSelfAttention {
     pub c_attn: Conv1D,
     /// C -> C, on the merged heads.
     pub c_proj: Conv1D,
-    /// The causal triangle, u8 (1, 1, N, N), 1 = visible: a buffer, not a parameter. All layers share it. It is built on first
-    /// use by the eager path; the fused kernels need none.
+    /// The causal triangle (`torch.tril`), u8 (1, 1, N, N), 1 = visible: a buffer, not a parameter. All layers share it. It is built
+    /// by the first [`tensor`](CausalBias::tensor), which the eager path calls; the fused kernels need none.
     pub bias: CausalBias,
     pub(super) layout: QkvLayout,
     scale: f64,
@@ -92,26 +103,48 @@ impl CausalSelfAttention {
     }
 
     /// `c_proj(context)`, where the context of each position is the weighted mean of the values at the positions it sees, in
-    /// `x` and in the cache. Only [`Block::forward`](crate::Block::forward) returns the further outputs that `pass` can ask for,
+    /// `x` and in the cache. Only [`Block::forward_with`](crate::Block::forward_with) returns the further outputs that `pass` can ask for,
     /// and calls the hooks on what heads read and on what they add to the stream.
     ///
     /// # Shapes
     /// `x` (B, T, C) -> (B, T, C), or (B, 1, C) for the last position only
     ///
     /// # Errors
-    /// When a shape does not fit, or S is above N.
-    pub fn forward(&self, x: &Tensor, pass: Pass) -> Result<Tensor> {
-        let mut pass = Pass { weights: &[], output_summary: false, ..pass };
+    /// When a shape or a dtype does not fit, or S is above N.
+    pub fn forward_with(&self, x: &Tensor, pass: Pass) -> Result<Tensor> {
+        let padding = pass.padding()?;
+        let mut pass = Pass { padding_mask: padding.as_ref(), weights: &[], output_summary: false, ..pass };
         let context = self.attend(x, &HeadInputs::default(), &mut pass)?.context; // (B, T, C)
         self.project(&context, pass.training) // (B, T, C)
+    }
+
+    /// [`Module::forward`], with dropout at the config's rates if `train` is true, as PyTorch's module in its training mode. Each
+    /// such call in a process draws other masks; for masks of your own seed, give [`Pass::training`] to
+    /// [`forward_with`](Self::forward_with).
+    ///
+    /// Candle gives each [`Module`] a [`ModuleT`](candle_core::ModuleT) that ignores `train`: code that is generic over it runs without
+    /// dropout.
+    ///
+    /// # Shapes
+    /// `x` (B, T, C) -> (B, T, C)
+    ///
+    /// # Errors
+    /// When a shape or a dtype does not fit, or T is above N.
+    pub fn forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
+        self.forward_with(x, Pass { training: train.then(Training::next), ..Pass::default() })
     }
 
     /// Everything before `c_proj`: the context (B, T, C), and the weights and the summary that `pass` asks for, before any hook
     /// replaces them. `inputs` replace `x` for the heads whose input a hook has replaced.
     pub(crate) fn attend(&self, x: &Tensor, inputs: &HeadInputs, pass: &mut Pass) -> Result<Attended> {
         pass.check()?;
-        let (layer, hooks) = (self.layer_idx, pass.hooks()); // before the cache grows, whose length the hooks learn
-        let qkv = self.layout.project(&self.c_attn, x, pass)?;
+        self.check(x, pass)?;
+        let layer = self.layer_idx;
+        let hooks = pass.hooks(); // before the cache grows, whose length the hooks learn
+        let in_c_attn = |error: Error| {
+            error.context(format!("layer {layer}: attn.c_attn of x in {}", x.dtype().as_str()))
+        };
+        let qkv = self.layout.project(&self.c_attn, x, pass).map_err(in_c_attn)?;
         let qkv = inputs.replace(qkv, &self.layout, &self.c_attn)?;
         let Qkv { q, kv } = hooked_qkv(qkv, layer, hooks)?; // (B, T, H, D), (B, T, 2·key heads, D)
         let (q, kv) = (q.transpose(1, 2)?, kv.transpose(1, 2)?); // (B, H, T, D), (B, 2·key heads, T, D)
@@ -132,7 +165,27 @@ impl CausalSelfAttention {
         Ok(attended)
     }
 
-    /// Like [`forward`](Self::forward), but also returns the attention weights, before any hook replaces them.
+    /// Fails unless `x` is (B, T, C), and the positions of the cache and of `x` are at most N.
+    fn check(&self, x: &Tensor, pass: &Pass) -> Result<()> {
+        let layer = self.layer_idx;
+        let (c, _) = self.c_attn.shape();
+        let t = match *x.dims() {
+            [_, t, width] if width == c => t,
+            _ => candle_core::bail!("layer {layer}: attn: x must be (B, T, {c}), got {:?}", x.dims()),
+        };
+        let past = pass.cache.as_ref().map_or(0, |cache| cache.len());
+        let n = self.bias.positions();
+        if past + t > n {
+            let cached = if past > 0 { format!(" after {past} in the cache") } else { String::new() };
+            candle_core::bail!(
+                "layer {layer}: attn: x {:?} has {t} positions{cached}, more than n_positions = {n}",
+                x.dims()
+            )
+        }
+        Ok(())
+    }
+
+    /// Like [`forward_with`](Self::forward_with), but also returns the attention weights, before any hook replaces them.
     ///
     /// # Shapes
     /// output (B, T, C), weights (B, H, T, S) in f32 or wider
@@ -140,13 +193,16 @@ impl CausalSelfAttention {
     /// # Errors
     /// When a shape does not fit, or S is above N.
     pub fn forward_with_weights(&self, x: &Tensor, pass: Pass) -> Result<(Tensor, Tensor)> {
-        let mut pass = Pass { weights: &[Chosen::default()], output_summary: false, ..pass };
+        let padding = pass.padding()?;
+        let all = [Chosen::default()];
+        let mut pass = Pass { padding_mask: padding.as_ref(), weights: &all, output_summary: false, ..pass };
         let mut attended = self.attend(x, &HeadInputs::default(), &mut pass)?;
         Ok((self.project(&attended.context, pass.training)?, attended.weights.remove(0)))
     }
 
     /// The scores, or the weights after the softmax, of queries and keys as hooks see them at [`Point::Q`] and [`Point::K`] in a pass
-    /// over whole texts: what they see at [`Point::Scores`] and [`Point::Pattern`], bit by bit. `padding` is u8 (B, T), 1 = visible.
+    /// over whole texts: what they see at [`Point::Scores`] and [`Point::Pattern`], bit by bit. `padding` is (B, T), 1 = visible, of any
+    /// integer dtype.
     ///
     /// [`Point::Q`]: crate::hooks::Point::Q
     /// [`Point::K`]: crate::hooks::Point::K
@@ -169,7 +225,8 @@ impl CausalSelfAttention {
         let (q, k) = (q.transpose(1, 2)?, k.transpose(1, 2)?); // (B, H, T, D), (B, key heads, T, D)
         let hidden = |&KnockOut { head, query, key }: &KnockOut| Hidden { head, query, key };
         let hidden: Vec<Hidden> = knocked_out.iter().map(hidden).collect();
-        let mask = Mask { padding, hidden: &hidden, ..Mask::default() };
+        let padding = padding.map(visible_keys).transpose()?;
+        let mask = Mask { padding: padding.as_ref(), hidden: &hidden, ..Mask::default() };
         let sdpa = self.sdpa(None)?;
         match kind {
             PatternOf::Scores => sdpa.scores(&q, &k, mask),
@@ -217,6 +274,15 @@ impl CausalSelfAttention {
 
     pub(crate) fn set_dropout(&mut self, rate: f64) {
         (self.attn_pdrop, self.resid_pdrop) = (rate, rate);
+    }
+
+    /// The parameters under their names in a checkpoint below `h.N.attn`: `c_attn.weight`, `c_attn.bias`, `c_proj.weight` and
+    /// `c_proj.bias`. [`bias`](Self::bias) is none.
+    ///
+    /// # Errors
+    /// When a frozen weight cannot be copied.
+    pub fn named_tensors(&self) -> Result<Vec<(String, Tensor)>> {
+        named_tensors(|visitor| self.visit(visitor))
     }
 
     /// Copies of every head's weights.
@@ -271,6 +337,6 @@ impl Module for CausalSelfAttention {
     /// # Shapes
     /// `x` (B, T, C) -> (B, T, C)
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.forward(x, Pass::default())
+        self.forward_with(x, Pass::default())
     }
 }

@@ -4,6 +4,7 @@
 //! `add_cross_attention`, as in models that caption images or translate.
 
 use super::cache::split_kv;
+use super::mask::visible_keys;
 use super::pass::{Encoder, Pass};
 use crate::gpt2::layers::conv1d::Conv1D;
 use crate::gpt2::layers::linear::Epilogue;
@@ -65,7 +66,8 @@ impl CrossAttention {
             Some(cache) => cache.of_encoder(hidden_states, || self.kv(hidden_states, training))?,
             None => self.kv(hidden_states, training)?,
         }; // (B, H, S, D)
-        let mask = Mask { padding: attention_mask, ..Mask::default() };
+        let padding = attention_mask.map(visible_keys).transpose()?;
+        let mask = Mask { padding: padding.as_ref(), ..Mask::default() };
         let wanted = Wanted { weights: pass.cross_weights, ..Wanted::default() };
         let mut attended = self.sdpa(training)?.attend(&q, &k, &v, mask, wanted)?; // (B, T, H, D)
         attended.context = attended.context.flatten_from(2)?; // (B, T, C)

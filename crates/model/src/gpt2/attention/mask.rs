@@ -27,13 +27,13 @@ pub fn left_padding(lengths: &[usize], width: usize, device: &Device) -> Result<
 /// `forward` counts columns instead, which is why positions are an input here.
 ///
 /// # Shapes
-/// `mask` (B, S) -> u32 (B, S)
+/// `mask` (B, S), any integer dtype -> u32 (B, S)
 ///
 /// # Errors
-/// When the mask does not have rank 2 or the device fails.
+/// When the mask does not have rank 2, is not of integers, or the device fails.
 pub fn position_ids(mask: &Tensor) -> Result<Tensor> {
     let (b, s) = mask.dims2()?;
-    let rows = mask.to_dtype(DType::U8)?.to_vec2::<u8>()?;
+    let rows = visible_keys(mask)?.to_vec2::<u8>()?;
     let ids: Vec<u32> = rows
         .iter()
         .flat_map(|row| {
@@ -65,7 +65,20 @@ pub(crate) fn padding_mask(mask: &Tensor, shape: [usize; 2], over: &str, device:
             mask.dims()
         )
     }
-    mask.ne(&mask.zeros_like()?)?.to_device(device)
+    visible_keys(mask)?.to_device(device)
+}
+
+/// A mask of any integer dtype in u8, not 0 for what is visible; its shape is not checked.
+pub(crate) fn visible_keys(mask: &Tensor) -> Result<Tensor> {
+    match mask.dtype() {
+        DType::U8 => Ok(mask.clone()),
+        dtype if dtype.is_float() => candle_core::bail!(
+            "a padding mask must be integers (1 = visible), got {} {:?}",
+            dtype.as_str(),
+            mask.dims()
+        ),
+        _ => mask.ne(&mask.zeros_like()?),
+    }
 }
 
 /// Rejects a mask (B, S) with padding before a visible token: default positions count columns, so the row would not

@@ -1,6 +1,7 @@
 //! The arguments that go with the activations through a block and its attention.
 
 use super::cache::LayerCache;
+use super::mask::visible_keys;
 use crate::hooks::{Hooks, PassHooks};
 use crate::learn::training::Training;
 use candle_core::{Result, Tensor};
@@ -12,7 +13,7 @@ use candle_fused::attention::{Chosen, Hidden, Mask, Wanted};
 pub struct Encoder<'a> {
     /// The encoder's last hidden states, (B, S, C): S is independent of the length of the text.
     pub hidden_states: &'a Tensor,
-    /// (B, S), 1 = visible, 0 = padding. Any integer dtype; u8 for a single block.
+    /// (B, S), 1 = visible, 0 = padding. Any integer dtype.
     pub attention_mask: Option<&'a Tensor>,
 }
 
@@ -29,14 +30,14 @@ pub struct Encoder<'a> {
 /// let block = Block::load(init::seeded(1, DType::F32, &Device::Cpu), &config, 0)?;
 /// let x = Tensor::randn(0f32, 1., (1, 5, 8), &Device::Cpu)?; // (B, T, C)
 /// let last_query = [Chosen { heads: None, queries: Some(vec![4]) }];
-/// let output = block.forward(&x, Pass { weights: &last_query, ..Pass::default() })?;
+/// let output = block.forward_with(&x, Pass { weights: &last_query, ..Pass::default() })?;
 /// assert_eq!(output.weights[0].dims(), [1, 2, 1, 5]); // (B, heads, queries, S)
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug, Default)]
 pub struct Pass<'a> {
-    /// u8 (B, S), 1 = visible, S = the cache's length + T.
+    /// (B, S), 1 = visible, 0 = padding, S = the cache's length + T. Any integer dtype.
     pub padding_mask: Option<&'a Tensor>,
     /// u32 (B, T): the first position that each position attends to, in rows of several documents.
     pub document_starts: Option<&'a Tensor>,
@@ -45,7 +46,7 @@ pub struct Pass<'a> {
     pub encoder: Option<Encoder<'a>>,
     /// The keys and values of earlier tokens; the pass appends the new ones.
     pub cache: Option<&'a mut LayerCache>,
-    /// Dropout at the config's rates.
+    /// Dropout at the config's rates; without it, there is none.
     pub training: Option<Training>,
     /// Hooks that read and change values during the pass.
     pub hooks: Option<&'a dyn Hooks>,
@@ -74,6 +75,11 @@ impl<'a> Pass<'a> {
             )
         }
         Ok(())
+    }
+
+    /// The padding mask in u8, as attention and hooks read it.
+    pub(crate) fn padding(&self) -> Result<Option<Tensor>> {
+        self.padding_mask.map(visible_keys).transpose()
     }
 
     /// Whether the last position's query is all that attention needs; weights and summaries cover all queries.

@@ -21,8 +21,11 @@ impl LayerNorm {
     /// Loads `weight` (`width`), initially 1, and `bias` (`width`), initially 0.
     ///
     /// # Errors
-    /// When a tensor is missing or has another shape.
+    /// When a tensor is missing or has another shape, or `eps` is negative or not finite.
     pub fn load(vb: VarBuilder, width: usize, eps: f64) -> Result<Self> {
+        if !(eps.is_finite() && eps >= 0.0) {
+            candle_core::bail!("LayerNorm: eps is {eps}, expected a finite number of at least 0")
+        }
         Ok(Self {
             weight: vb.get_with_hints(width, "weight", Init::Const(1.))?,
             bias: vb.get_with_hints(width, "bias", Init::Const(0.))?,

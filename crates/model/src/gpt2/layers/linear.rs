@@ -42,7 +42,7 @@
 //! let (d, bias) = (Tensor::ones(6, DType::F32, &Device::Cpu)?, Tensor::zeros(6, DType::F32, &Device::Cpu)?);
 //! attn.c_proj = attn.c_proj.with_layer(Diagonal { d, bias })?; // fails if the shape differs
 //! let x = Tensor::randn(0f32, 1., (4, 12, 6), &Device::Cpu)?;
-//! assert_eq!(Module::forward(&attn, &x)?.dims(), [4, 12, 6]);
+//! assert_eq!(attn.forward(&x)?.dims(), [4, 12, 6]);
 //! # Ok(())
 //! # }
 //! ```

@@ -31,6 +31,17 @@ impl LmHead {
         Self { layer: Layer::Linear(Linear::without_bias(weight)) }
     }
 
+    /// A projection with a bias, as that of a [processed](crate::Gpt2LMHeadModel::processed) model is.
+    ///
+    /// # Shapes
+    /// `weight` from C to V, `bias` (V)
+    ///
+    /// # Errors
+    /// When the two do not fit each other.
+    pub fn with_bias(weight: Weight, bias: Tensor) -> Result<Self> {
+        Ok(Self { layer: Layer::Linear(Linear::new(weight, Some(bias))?) })
+    }
+
     /// A layer of your own from C to V, see [`crate::linear`].
     #[must_use]
     pub fn from_layer(layer: Arc<dyn LinearLayer>) -> Self {
@@ -62,6 +73,17 @@ impl LmHead {
         }
     }
 
+    /// What the projection adds to every position's logits, (V), if it adds anything.
+    #[must_use]
+    pub fn bias(&self) -> Option<&Tensor> {
+        self.layer.get().bias()
+    }
+
+    /// The weight of a projection without a bias, unless this is a layer of your own.
+    pub(crate) fn own_weight(&self) -> Option<&Weight> {
+        self.layer.weight().filter(|_| self.bias().is_none())
+    }
+
     /// Whether the projection has the weight of this table.
     pub(crate) fn is_tied_to(&self, wte: &Embedding) -> bool {
         self.layer.weight().is_some_and(|weight| weight.is(&wte.weight))
@@ -76,7 +98,7 @@ impl LmHead {
     /// # Errors
     /// When a shape does not fit, or a target is not below V.
     pub fn cross_entropy(&self, x: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        match self.layer.weight() {
+        match self.layer.weight().filter(|_| self.bias().is_none()) {
             Some(weight) => weight.cross_entropy(x, targets),
             None => cross_entropy(&self.forward(x)?, targets),
         }
@@ -85,7 +107,12 @@ impl LmHead {
     /// Names the parameters.
     pub fn visit(&self, visitor: &mut Visitor) {
         match self.layer.weight() {
-            Some(weight) => visitor.weight("weight", Role::OutputProjection, weight),
+            Some(weight) => {
+                visitor.weight("weight", Role::OutputProjection, weight);
+                if let Some(bias) = self.bias() {
+                    visitor.parameter("bias", Role::LinearBias, bias);
+                }
+            }
             None => self.layer.get().visit(visitor),
         }
     }

@@ -138,6 +138,20 @@ impl Values {
     }
 }
 
+/// The parameters that `visit` names, each once, as tensors; a frozen weight is copied, in f32 if it is quantized.
+///
+/// # Errors
+/// When Candle cannot make a tensor.
+pub fn named_tensors(visit: impl FnOnce(&mut Visitor)) -> Result<Vec<(String, Tensor)>> {
+    let mut list = vec![];
+    visit(&mut Visitor::new(&mut |parameter, values| {
+        if parameter.tied_to.is_none() {
+            list.push((parameter.name, values.clone()));
+        }
+    }));
+    list.into_iter().map(|(name, values)| Ok((name, values.tensor()?))).collect()
+}
+
 /// Visits each parameter, with its place in the model. Numbers that it meets a second time are tied to the first.
 pub struct Visitor<'a> {
     path: String,

@@ -36,6 +36,7 @@ pub(crate) struct InspectArgs {
 
 pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
     TERMINAL.works();
+    args.model.refuse_processed("inspect")?;
     let name = args.name.as_deref();
     let options = args.model.options();
     if args.points || options.adapters.is_empty() {

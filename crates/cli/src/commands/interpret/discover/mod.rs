@@ -111,6 +111,8 @@ impl DiscoverArgs {
     fn options(&self) -> Options {
         Options {
             pairs: self.pairs.input(),
+            metric: self.pairs.metric,
+            positions: self.pairs.positions.clone(),
             steps: self.steps.into(),
             integrate: self.integrate,
             qk_fix: self.qk_fix,

@@ -16,7 +16,8 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
     writeln!(out, "{}\n", report.provenance.model_line())?;
     writeln!(
         out,
-        "the logit difference over {}: {} after the clean prompts, {} after the corrupted ones\n",
+        "{} over {}: {} after the clean prompts, {} after the corrupted ones\n",
+        report.metric.as_deref().unwrap_or("the logit difference"),
         count(*pairs, "pair"),
         report.clean_difference,
         report.corrupt_difference

@@ -54,6 +54,8 @@ impl PatchArgs {
     pub(super) fn options(&self) -> Options {
         Options {
             pairs: self.pairs.input(),
+            metric: self.pairs.metric,
+            positions: self.pairs.positions.clone(),
             by_position: self.by_position,
             path: self.paths.clone(),
             freeze: self.freeze,

@@ -21,10 +21,11 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
     let about = match &report {
         Report::One(one) => {
             let [answer, against] = one::answers(one);
+            let of = one.metric.clone().unwrap_or_else(|| format!("{answer} against {against}"));
             PictureMetadata {
-                title: format!("{}: patching, {answer} against {against}", opened.title()),
+                title: format!("{}: patching, {of}", opened.title()),
                 made_by: &one.provenance,
-                settings: json!({ "answer": one.answer, "against": one.against }),
+                settings: json!({ "answer": one.answer, "against": one.against, "metric": one.metric }),
             }
         }
         Report::Many(many) => PictureMetadata {

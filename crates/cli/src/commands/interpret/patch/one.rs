@@ -17,6 +17,12 @@ pub(super) fn answers(report: &PairReport) -> [String; 2] {
     [report.answer.shown(), report.against.as_ref().map_or_else(String::new, Answers::shown)]
 }
 
+/// What was measured.
+pub(super) fn measured(report: &PairReport) -> String {
+    let [answer, against] = answers(report);
+    report.metric.clone().unwrap_or_else(|| format!("the logit of {answer} less that of {against}"))
+}
+
 /// The heads by layer, or each head by position.
 pub(super) fn picture(frame: &Frame, report: &PairReport, tokens: &[String]) -> candle_core::Result<Vec<u8>> {
     let layers = report.layers.len();
@@ -58,11 +64,12 @@ pub(super) fn shown(heads: usize, all: bool) -> usize {
 pub(super) fn print(report: &PairReport, all: bool) -> anyhow::Result<()> {
     let mut out = output::stdout();
     writeln!(out, "{}\n", report.provenance.first_line())?;
-    let [answer, against] = answers(report);
     writeln!(
         out,
-        "the logit of {answer} less that of {against}: {:+.3} after the clean prompt, {:+.3} after the corrupted one",
-        report.clean_difference, report.corrupt_difference
+        "{}: {:+.3} after the clean prompt, {:+.3} after the corrupted one",
+        measured(report),
+        report.clean_difference,
+        report.corrupt_difference
     )?;
     writeln!(
         out,

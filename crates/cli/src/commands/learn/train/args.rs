@@ -1,4 +1,4 @@
-//! The options of `gpt2 train`, and training errors in words that name them.
+//! The options of `gpt2 train`.
 
 use crate::interventions::args::InterventionArgs;
 use crate::model::args::RunArgs;
@@ -8,10 +8,9 @@ use crate::values::{above_0, at_least_0, below_1, fraction, one_of, share};
 use candle_core::DType;
 use candle_fused::{BlockFormat, Implementation};
 use gpt2_engine::open::{DTYPES, FORMATS, IMPLEMENTATIONS};
-use gpt2_engine::studies::learn::train::Options;
-use gpt2_loader::LoadError;
-use gpt2_train::TrainError;
-use serde_json::Value;
+use gpt2_engine::studies::learn::train::{Options, TRAIN_DTYPES};
+use gpt2_train::{Optimizer, Schedule, TrainDType};
+use gpt2_view::PictureFormat;
 use std::path::{Path, PathBuf};
 
 /// What to train of `--model`, if not all of it.
@@ -49,10 +48,15 @@ pub(crate) struct LoraArgs {
 
 const NEW: &str = "A new model";
 const STEPS: &str = "Steps";
+const OPTIMIZER: &str = "Optimizer";
 const SAVING: &str = "Validation and files";
 
+const OPTIMIZERS: &[(&str, Optimizer)] = &[("adamw", Optimizer::AdamW), ("muon", Optimizer::Muon)];
+const SCHEDULES: &[(&str, Schedule)] =
+    &[("cosine", Schedule::Cosine), ("linear", Schedule::Linear), ("trapezoid", Schedule::Trapezoid)];
+
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("source").args(["text", "jsonl"]).required(true))]
+#[command(group = clap::ArgGroup::new("source").args(["text", "jsonl", "ids"]).required(true))]
 #[command(mut_arg("timeout", |arg| arg.help(TIMEOUT)))]
 // These depend on a prompt, which a validation does not have.
 #[command(mut_arg("mean_ablate", |arg| arg.hide(true)), mut_arg("mean_of", |arg| arg.hide(true)))]
@@ -66,11 +70,12 @@ The same command with the same seed gives the same model, even if you stop it wi
 of processes. It prints which step's weights it has saved. With Ctrl-C, it saves what it has and exits with 130.
 
 Examples:
+  gpt2 data shakespeare --out shakespeare.txt   # a text to begin with
   gpt2 train --text shakespeare.txt --out my-model --steps 2000 --metrics loss.csv
   gpt2 train --text shakespeare.txt --out my-model --steps 2000 --metrics loss.csv --resume   # after Ctrl-C
   gpt2 generate \"ROMEO:\" --model my-model   # try it
   gpt2 train --text poems.txt --out poems --model gpt2 --lora 8 --steps 300   # an adapter of GPT-2: kilobytes
-  gpt2 train --text shakespeare.txt --out tuned --model gpt2 --window 256 --batch 2 --accumulate 8 --lr 3e-5
+  gpt2 train --text poems.txt --out tuned --model gpt2 --epochs 2 --num-samples 1   # all of GPT-2
   gpt2 train --jsonl chats.jsonl --out chats --model gpt2 --lora 8 --window 256   # prompts and completions
   mpirun -n 4 gpt2 train --text shakespeare.txt --out shared --accumulate 4   # four processes")]
 pub(crate) struct TrainArgs {
@@ -81,6 +86,13 @@ pub(crate) struct TrainArgs {
     /// are learned. Examples that share a row do not attend to each other
     #[arg(long, value_name = "FILE", conflicts_with = "repeat_fraction")]
     pub(crate) jsonl: Option<PathBuf>,
+    /// Train on token ids instead of text, so that the model needs no tokenizer: a text of numbers, or a .bin file of
+    /// 16 bits each, as nanoGPT and llm.c write. A new model has --vocab-size tokens
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ids: Option<PathBuf>,
+    /// Validate on this text, with --ids on these ids, instead of the end of the other
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["val_fraction", "jsonl"])]
+    pub(crate) val_text: Option<PathBuf>,
     /// Folder for config.json, model.safetensors, tokenizer.json and loss.png, a plot of the losses. With --lora, it
     /// gets PEFT's adapter_config.json and adapter_model.safetensors, and loss.png
     #[arg(short, long, value_name = "DIR")]
@@ -103,10 +115,13 @@ pub(crate) struct TrainArgs {
     pub(crate) n_embd: usize,
     #[arg(long, value_name = "N", default_value_t = 256, help = "Longest context", help_heading = NEW)]
     pub(crate) n_positions: usize,
-    /// Optimizer steps
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..), help_heading = STEPS)]
-    pub(crate) steps: u32,
-    /// Tokens per sequence [default: n_positions]
+    /// Optimizer steps [default: 1000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = STEPS)]
+    pub(crate) steps: Option<u32>,
+    /// Passes over the training text, instead of --steps
+    #[arg(long, value_name = "X", value_parser = above_0, conflicts_with = "steps", help_heading = STEPS)]
+    pub(crate) epochs: Option<f64>,
+    /// Tokens per sequence [default: n_positions; with --model at most 256]
     #[arg(long, value_name = "T", help_heading = STEPS)]
     pub(crate) window: Option<usize>,
     /// Batches whose gradients are summed for one step
@@ -116,6 +131,10 @@ pub(crate) struct TrainArgs {
     /// memory and more time, and gives the same numbers
     #[arg(long, help_heading = STEPS)]
     pub(crate) recompute: bool,
+    /// Round the factors of products with weights to bf16, forward and backward, on processors with AMX, AMD's AVX512-BF16
+    /// or Arm's bf16. Weights, sums and all else stay in f32
+    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = one_of(TRAIN_DTYPES), help_heading = STEPS)]
+    pub(crate) train_dtype: TrainDType,
     /// Scale all gradients down together if their norm exceeds this. 0 is off
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = at_least_0, allow_negative_numbers = true, help_heading = STEPS)]
     pub(crate) clip: f64,
@@ -129,14 +148,23 @@ pub(crate) struct TrainArgs {
     /// Sequences per batch
     #[arg(short, long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..), help_heading = STEPS)]
     pub(crate) batch: u16,
-    /// Highest learning rate. It is reached after the warm-up; a cosine then brings it down to a tenth
-    #[arg(long, value_name = "X", default_value_t = 1e-3, value_parser = at_least_0, allow_negative_numbers = true, help_heading = STEPS)]
-    pub(crate) lr: f64,
-    /// Steps of linear warm-up
-    #[arg(long, value_name = "N", default_value_t = 100, help_heading = STEPS)]
-    pub(crate) warmup: u32,
-    /// AdamW's weight decay, on matrices and embeddings only
-    #[arg(long, value_name = "X", default_value_t = 0.1, value_parser = at_least_0, allow_negative_numbers = true, help_heading = STEPS)]
+    /// The optimizer of the blocks' matrices: adamw, or muon, which leaves AdamW embeddings, norms and biases
+    #[arg(long, value_name = "NAME", default_value = "adamw", value_parser = one_of(OPTIMIZERS), help_heading = OPTIMIZER)]
+    pub(crate) optimizer: Optimizer,
+    /// Highest learning rate, reached after the warm-up [default: 1e-3; with --model and without --lora 1e-4]
+    #[arg(long, value_name = "X", value_parser = at_least_0, allow_negative_numbers = true, help_heading = OPTIMIZER)]
+    pub(crate) lr: Option<f64>,
+    /// Highest learning rate of the matrices that muon steps [default: 0.02]
+    #[arg(long, value_name = "X", value_parser = at_least_0, allow_negative_numbers = true, help_heading = OPTIMIZER)]
+    pub(crate) muon_lr: Option<f64>,
+    /// The rates after the warm-up: a cosine down to a tenth, a line down to 0, or constant and over the last fifth down to 0
+    #[arg(long, value_name = "NAME", default_value = "cosine", value_parser = one_of(SCHEDULES), help_heading = OPTIMIZER)]
+    pub(crate) schedule: Schedule,
+    /// Steps of linear warm-up [default: 100, or a tenth of the steps if that is fewer]
+    #[arg(long, value_name = "N", help_heading = OPTIMIZER)]
+    pub(crate) warmup: Option<u32>,
+    /// Weight decay, on matrices and embeddings only
+    #[arg(long, value_name = "X", default_value_t = 0.1, value_parser = at_least_0, allow_negative_numbers = true, help_heading = OPTIMIZER)]
     pub(crate) weight_decay: f64,
     /// Part of the text, at its end, that is held back for validation
     #[arg(long, value_name = "P", default_value_t = 0.1, value_parser = fraction, allow_negative_numbers = true, help_heading = SAVING)]
@@ -144,9 +172,21 @@ pub(crate) struct TrainArgs {
     /// Steps between validations. Each saves the weights if they are the best so far
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..), help_heading = SAVING)]
     pub(crate) eval_every: u32,
+    /// After each validation, show N texts that the model writes
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = SAVING)]
+    pub(crate) num_samples: usize,
+    /// The beginning of those texts [default: that of the validation data]
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new(), help_heading = SAVING)]
+    pub(crate) sample_prompt: Option<String>,
+    /// The tokens that follow it
+    #[arg(long, value_name = "N", default_value_t = 64, help_heading = SAVING)]
+    pub(crate) sample_tokens: usize,
     /// Write each step's loss, learning rate and gradient norm to a .csv or .jsonl file
     #[arg(long, value_name = "FILE", help_heading = SAVING)]
     pub(crate) metrics: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", help_heading = SAVING,
+          help = format!("Draw the losses into this file, too, after each validation: {}", PictureFormat::names()))]
+    pub(crate) picture: Option<PathBuf>,
     /// Continue the run in --out where it stopped. The result is the same as without the stop
     #[arg(long, conflicts_with = "overwrite", help_heading = SAVING)]
     pub(crate) resume: bool,
@@ -173,18 +213,26 @@ impl TrainArgs {
     pub(super) fn options(&self) -> Options {
         Options {
             steps: self.steps,
+            epochs: self.epochs,
             batch: self.batch,
             accumulate: self.accumulate,
             window: self.window,
+            optimizer: self.optimizer,
             lr: self.lr,
+            muon_lr: self.muon_lr,
+            schedule: self.schedule,
             warmup: self.warmup,
             weight_decay: self.weight_decay,
             clip: self.clip,
             dropout: self.dropout,
             repeat_fraction: self.repeat_fraction,
             recompute: self.recompute,
+            train_dtype: self.train_dtype,
             eval_every: self.eval_every,
             val_fraction: self.val_fraction,
+            num_samples: self.num_samples,
+            sample_prompt: self.sample_prompt.clone(),
+            sample_tokens: self.sample_tokens,
             vocab_size: self.vocab_size as usize,
             n_positions: self.n_positions,
             n_embd: self.n_embd,
@@ -200,70 +248,11 @@ impl TrainArgs {
 
     /// The file to train on, and the option that names it.
     pub(crate) fn source(&self) -> (&'static str, &Path) {
-        match (&self.text, &self.jsonl) {
-            (Some(text), _) => ("--text", text),
-            (None, Some(jsonl)) => ("--jsonl", jsonl),
-            (None, None) => ("--text", Path::new("-")), // clap requires one of them
+        match (&self.text, &self.jsonl, &self.ids) {
+            (Some(text), _, _) => ("--text", text),
+            (None, Some(jsonl), _) => ("--jsonl", jsonl),
+            (None, None, Some(ids)) => ("--ids", ids),
+            (None, None, None) => ("--text", Path::new("-")), // clap requires one of them
         }
-    }
-}
-
-/// An error of saving the model, in this command's words. `advice` is for numbers that are not finite.
-pub(super) fn unsaved(error: LoadError, advice: &str) -> anyhow::Error {
-    match error {
-        LoadError::NotSavable { parameter, value, .. } if !value.is_finite() => {
-            anyhow::anyhow!("{parameter} holds {value}: {advice}")
-        }
-        LoadError::NotSavable { .. } => anyhow::Error::new(error).context("--save-dtype"),
-        other => other.into(),
-    }
-}
-
-/// The error in this command's words.
-pub(super) fn worded(error: TrainError) -> anyhow::Error {
-    match error {
-        TrainError::Window { window, n_positions } => {
-            anyhow::anyhow!("--window is {window}, expected 1 to the model's n_positions = {n_positions}")
-        }
-        TrainError::TooShort { train, validation, window } => anyhow::anyhow!(
-            "the text is too short: {train} tokens to learn and {validation} for validation, but each part needs \
-             more than --n-positions {window}, or --window"
-        ),
-        TrainError::Loss { step, loss, .. } => {
-            anyhow::anyhow!("the loss became {loss} at step {step}: try a lower --lr")
-        }
-        TrainError::ValidationLoss { step, loss } => {
-            anyhow::anyhow!("the validation loss became {loss} after step {step}: try a lower --lr")
-        }
-        TrainError::Step { step, source } => {
-            anyhow::Error::new(source).context(format!("step {step} failed: try a lower --lr"))
-        }
-        TrainError::NotAState { path, source } => anyhow::Error::new(source)
-            .context(format!("{}: not a training run's state; train without --resume", path.display())),
-        TrainError::Setting { name, before, now } => anyhow::anyhow!(
-            "--resume: {name} was {before} and is {now}; {}, or start anew with --overwrite",
-            as_before(&name, &before)
-        ),
-        TrainError::Metrics { path, source } => {
-            anyhow::Error::from_boxed(source).context(format!("--metrics {}", path.display()))
-        }
-        TrainError::Other(source) => anyhow::Error::from_boxed(source),
-        other => other.into(),
-    }
-}
-
-/// Advice that gives a setting its earlier value.
-fn as_before(name: &str, before: &Value) -> String {
-    let option = name.replace('_', "-");
-    match (name, before) {
-        ("config", _) => "give the model's sizes that the run began with".into(),
-        ("data", _) => "give the text and the --val-fraction that the run began with".into(),
-        ("lora" | "frozen_model_fingerprint", _) => {
-            "give the --model and the LoRA options that the run began with".into()
-        }
-        (_, Value::Null | Value::Bool(false)) => format!("leave --{option} out"),
-        (_, Value::Bool(true)) => format!("give --{option}"),
-        (_, Value::String(text)) => format!("give --{option} {text}"),
-        (_, before) => format!("give --{option} {before}"),
     }
 }

@@ -5,7 +5,6 @@ use crate::model::hub;
 use crate::output::read_files::ReadFiles;
 use crate::output::written_files::{NewFolder, Outputs};
 use anyhow::{Context, bail};
-use candle_core::Device;
 use gpt2_engine::open::device_name;
 use gpt2_files::open_regular;
 use gpt2_loader::{Files, stale_settings};
@@ -89,6 +88,7 @@ fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
 pub(super) fn check(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<()> {
     let mut inputs = ReadFiles::default();
     inputs.file("the text", args.source().1);
+    args.val_text.iter().for_each(|text| inputs.file("the validation text", text));
     args.interventions.inputs(&mut inputs);
     hub::inputs(&args.hub, &mut inputs);
     args.model.iter().for_each(|model| inputs.named(model));
@@ -105,6 +105,14 @@ pub(super) fn check(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<(
     for name in names(args) {
         outputs.add("--out", &args.out.join(name));
     }
+    if let Some(path) = &args.picture {
+        let named = format!("--picture {}", path.display());
+        PictureFormat::from_path(path).with_context(|| named.clone())?;
+        if path.exists() && !args.resume && !args.overwrite {
+            bail!("{named}: already exists; choose another name, or give --overwrite");
+        }
+        outputs.add("--picture", path);
+    }
     let Some(path) = &args.metrics else { return outputs.check(&inputs) };
     let named = format!("--metrics {}", path.display());
     let format = metrics_format(path)?;
@@ -118,27 +126,32 @@ pub(super) fn check(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<(
     outputs.check(&inputs)
 }
 
-/// Draws the losses so far into `--out`.
-pub(super) fn draw(args: &TrainArgs, trainer: &Trainer, device: &Device) -> anyhow::Result<()> {
+/// Draws the losses so far into `--out`, and into `--picture`.
+pub(super) fn draw(args: &TrainArgs, trainer: &Trainer) -> anyhow::Result<()> {
     let history = trainer.history();
     let training: Vec<(u64, f32)> = (1..).zip(history.training().iter().copied()).collect();
     #[allow(clippy::cast_possible_truncation)] // a picture
     let validation: Vec<(u64, f32)> =
         history.validation().iter().map(|&(step, loss)| (step, loss as f32)).collect();
     let title = title(&args.out);
-    let made_by = made_by(args, trainer, device);
-    let frame = Frame::new(PictureFormat::Png, &title, &made_by);
-    let drawn = gpt2_view::loss_curve(&frame, &training, &validation)?;
-    Ok(gpt2_files::atomic::write_bytes(&args.out.join(PICTURE), &drawn)?)
+    let made_by = made_by(trainer);
+    let standard = args.out.join(PICTURE);
+    for path in [&standard].into_iter().chain(&args.picture) {
+        let frame = Frame::new(PictureFormat::from_path(path)?, &title, &made_by);
+        let drawn = gpt2_view::loss_curve(&frame, &training, &validation)?;
+        gpt2_files::atomic::write_bytes(path, &drawn)?;
+    }
+    Ok(())
 }
 
-fn made_by(args: &TrainArgs, trainer: &Trainer, device: &Device) -> Provenance {
+fn made_by(trainer: &Trainer) -> Provenance {
     let version = env!("CARGO_PKG_VERSION");
-    let device = device_name(device);
-    let steps = args.steps;
+    let device = device_name(trainer.model().device());
+    let options = trainer.settings().options();
+    let steps = options.steps;
     let window = trainer.window();
-    let seed = args.run.seed;
-    let batches = usize::from(args.batch) * usize::from(args.accumulate);
+    let seed = options.seed;
+    let batches = usize::from(options.batch) * usize::from(options.accumulate);
     Provenance {
         caption: format!("f32 on {device}; {steps} steps of {batches} x {window} tokens; seed {seed}"),
         facts: json!({ "gpt2": version, "dtype": "f32", "device": device, "training": trainer.settings() }),

@@ -5,6 +5,7 @@ mod files;
 mod progress;
 #[cfg(test)]
 mod tests;
+mod wording;
 
 pub(crate) use args::TrainArgs;
 
@@ -12,24 +13,27 @@ use crate::model::args::files as model_files;
 use crate::model::hub;
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::NewFolder;
-use crate::output::{self, note};
+use crate::output::{self, is_quiet, note};
 use crate::process::parallel;
 use anyhow::{anyhow, bail};
-use args::{unsaved, worded};
 use candle_core::{DType, Device};
 use gpt2_engine::open::{checkpoint, explain_not_finite, open_tokenizer, quantized};
 use gpt2_engine::studies::learn::train::{Options, Start, TrainingData};
-use gpt2_engine::texts::read_file;
+use gpt2_engine::texts::{read_file, read_ids};
 use gpt2_engine::{DEMO_NAME, Spelling};
-use gpt2_loader::{Checkpoint, Files, Tokenizer, check_savable};
+use gpt2_loader::{Checkpoint, Files, LoadError, Tokenizer, check_savable};
 use gpt2_model::{Config, Gpt2LMHeadModel};
 use gpt2_parallel::Group;
 use gpt2_train::{TrainError, Trainer};
 use gpt2_view::visible_text;
-use progress::Progress;
+use indicatif::{HumanBytes, HumanDuration};
+use progress::{BytesOfTokens, Progress};
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
+use wording::{unsaved, worded};
 
 /// The longest text in bytes. Tokenizing it takes about a hundred times as much memory.
 const LONGEST_TEXT: u64 = 1 << 28;
@@ -43,12 +47,9 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     let writes = group.rank() == 0;
     let cpu_only = args.lora.quantize.map(|_| "quantize");
     let device = args.run.open_with(cpu_only.as_slice())?;
-    let (_, source) = args.source();
-    let text = read_file("the text", source, LONGEST_TEXT, &TERMINAL)?;
-    let lessons = match &args.jsonl {
-        Some(path) => TrainingData::of_json_lines(&text, path, Spelling::Flags)?,
-        None => TrainingData::Text(text),
-    };
+    let lessons = lessons(args)?;
+    let validation =
+        args.val_text.as_deref().map(|path| one_text(args, "the validation text", path)).transpose()?;
     if args.model.is_none() {
         hub::no_revision(&args.hub, "a new model")?;
     }
@@ -62,9 +63,13 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
 
     let options = args.options();
     let (config, tokenizer, checkpoint) = begin(args, &options, &lessons, model.as_ref())?;
-    let of_trainer = options.for_trainer(args.model.as_deref(), args.run.seed);
+    let tokenizer = tokenizer.as_ref();
+    let data =
+        lessons.dataset(validation.as_ref(), tokenizer, args.val_fraction, &TERMINAL).map_err(reworded)?;
+    let of_trainer = options
+        .for_trainer(args.model.as_deref(), &config, &data, args.run.seed, Spelling::Flags)
+        .map_err(reworded)?;
     let window = of_trainer.window_for(config.n_positions).map_err(worded)?;
-    let data = lessons.dataset(&tokenizer, args.val_fraction, &TERMINAL).map_err(reworded)?;
     data.check(window, config.vocab_size).map_err(worded)?;
     // The trainer has weights of its own, so that those that were loaded are let go.
     let trainer = {
@@ -84,11 +89,14 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
         trainer.resume(&args.out.join(files::STATE)).map_err(worded)?;
         note(&format!("going on after step {}", trainer.steps()));
     }
+    if writes && !is_quiet() {
+        note_estimate(&trainer);
+    }
     if trainer.trained_adapter().is_none() {
         let damaged = "the weights are damaged, and cannot be saved; fetch them again";
         check_savable(trainer.model(), args.save_dtype).map_err(|error| unsaved(error, damaged))?;
     }
-    let mut progress = Progress::new(args, &tokenizer, &trainer)?;
+    let mut progress = Progress::new(args, tokenizer, &trainer)?;
     let ran = trainer.run(|trainer, event| progress.hear(trainer, event).map_err(TrainError::other));
     let finished = ran.map_err(|error| match &error {
         // If the model to fine-tune is broken, its first pass shows it.
@@ -101,14 +109,13 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     if !writes {
         return Ok(ExitCode::SUCCESS);
     }
-    if let Err(e) = files::draw(args, &trainer, &device) {
-        note(&format!("the loss curve could not be drawn: {e:#}"));
-    }
+    progress.draw(&trainer);
     if finished {
         // A finished run cannot resume, so it needs no state.
         let _ = std::fs::remove_file(args.out.join(files::STATE));
     }
-    print(args, &trainer, config.vocab_size)?;
+    print(args, &trainer, config.vocab_size, &progress.bytes)?;
+    note(&format!("next: {}", next(args, tokenizer.is_some())));
     Ok(if finished { ExitCode::SUCCESS } else { ExitCode::from(progress.stop.code()) })
 }
 
@@ -132,8 +139,44 @@ fn note_sizes(trainer: &Trainer, vocab_size: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Notes about what the run will take. A broken model shows in its first step, which says more.
+fn note_estimate(trainer: &Trainer) {
+    let Ok(estimate) = trainer.estimate() else { return };
+    let options = trainer.settings().options();
+    let of_step = usize::from(options.batch) * usize::from(options.accumulate) * trainer.window();
+    let steps = options.steps;
+    let epochs = of_step as f64 * f64::from(steps) / trainer.data().positions(trainer.window()) as f64;
+    note(&format!(
+        "{steps} steps of {of_step} tokens, {epochs:.1} epochs: about {} here, and {} of memory",
+        HumanDuration(Duration::from_secs_f64(estimate.seconds)),
+        HumanBytes(estimate.bytes)
+    ));
+}
+
+/// The command that tries what was trained.
+fn next(args: &TrainArgs, has_tokenizer: bool) -> String {
+    let out = args.out.display().to_string();
+    let out = if out == DEMO_NAME { format!("./{out}") } else { out };
+    let is_special = |c: char| c.is_whitespace() || "'\"$`\\&;|<>()*?!".contains(c);
+    let quoted = |word: &str| {
+        if word.contains(is_special) { format!("'{}'", word.replace('\'', "'\\''")) } else { word.to_owned() }
+    };
+    let prompt = if has_tokenizer { "" } else { " --ids 1,2,3" };
+    match &args.model {
+        Some(model) if args.lora.rank.is_some() => {
+            format!("gpt2 generate{prompt} --model {} --adapter {}", quoted(model), quoted(&out))
+        }
+        _ => format!("gpt2 generate{prompt} --model {}", quoted(&out)),
+    }
+}
+
 /// Prints which step's weights are in `--out`, and how good they are.
-fn print(args: &TrainArgs, trainer: &Trainer, vocab_size: usize) -> anyhow::Result<()> {
+fn print(
+    args: &TrainArgs,
+    trainer: &Trainer,
+    vocab_size: usize,
+    bytes: &BytesOfTokens,
+) -> anyhow::Result<()> {
     let out = visible_text(&args.out.display().to_string());
     let history = trainer.history();
     let loss = |step: u64| {
@@ -153,13 +196,30 @@ fn print(args: &TrainArgs, trainer: &Trainer, vocab_size: usize) -> anyhow::Resu
     };
     writeln!(
         output::stdout(),
-        "step {}: {}validation loss {:.4} nats per token (a unigram model: {:.4}); saved in {out}",
+        "step {}: {}validation loss {:.4} nats per token (a unigram model: {:.4}){}; saved in {out}",
         best.step,
         loss(best.step),
         best.loss,
-        trainer.data().unigram_loss(vocab_size)
+        trainer.data().unigram_loss(vocab_size),
+        bytes.of(best.loss)
     )?;
     Ok(())
+}
+
+/// The data to learn.
+fn lessons(args: &TrainArgs) -> anyhow::Result<TrainingData> {
+    let Some(path) = &args.jsonl else { return one_text(args, "the text", args.source().1) };
+    let text = read_file("the text", path, LONGEST_TEXT, &TERMINAL)?;
+    TrainingData::of_json_lines(&text, path, Spelling::Flags)
+}
+
+/// A text, or ids with `--ids`.
+fn one_text(args: &TrainArgs, what: &str, path: &Path) -> anyhow::Result<TrainingData> {
+    Ok(if args.ids.is_some() {
+        TrainingData::Ids(read_ids(path, LONGEST_TEXT, &TERMINAL)?)
+    } else {
+        TrainingData::Text(read_file(what, path, LONGEST_TEXT, &TERMINAL)?)
+    })
 }
 
 /// The model that an adapter is trained on, which may be quantized.
@@ -176,7 +236,7 @@ fn begin(
     options: &Options,
     lessons: &TrainingData,
     files: Option<&Files>,
-) -> anyhow::Result<(Config, Tokenizer, Option<Checkpoint>)> {
+) -> anyhow::Result<(Config, Option<Tokenizer>, Option<Checkpoint>)> {
     if let Some(files) = files {
         let checkpoint = checkpoint(files, &TERMINAL)?.with_implementation(args.implementation);
         if let Some(format) = checkpoint.formats().first().filter(|_| args.lora.rank.is_none()) {
@@ -187,8 +247,11 @@ fn begin(
             );
         }
         let config = checkpoint.config().clone();
-        let tokenizer = open_tokenizer(files, config.vocab_size, &TERMINAL)?;
-        if args.lora.rank.is_none() {
+        let tokenizer = match open_tokenizer(files, config.vocab_size, &TERMINAL) {
+            Err(LoadError::NoTokenizer { .. }) if !lessons.is_text() => None,
+            found => Some(found?),
+        };
+        if let Some(tokenizer) = tokenizer.as_ref().filter(|_| args.lora.rank.is_none()) {
             // One that cannot be saved is refused now, not after hours.
             tokenizer.to_json()?;
         }
@@ -196,10 +259,12 @@ fn begin(
     }
     // A resumed run has its tokenizer beside its model.
     let saved = args.out.join("tokenizer.json");
-    let tokenizer = if args.resume && saved.exists() {
-        Tokenizer::from_file(&saved)?
+    let tokenizer = if !lessons.is_text() {
+        None
+    } else if args.resume && saved.exists() {
+        Some(Tokenizer::from_file(&saved)?)
     } else {
-        Tokenizer::train(&lessons.words(), options.vocab_size)?
+        Some(Tokenizer::train(&lessons.words(), options.vocab_size)?)
     };
-    Ok((options.config(&tokenizer, args.implementation)?, tokenizer, None))
+    Ok((options.config(tokenizer.as_ref(), args.implementation)?, tokenizer, None))
 }

@@ -1,21 +1,27 @@
 //! Everything that a run shows and saves while it trains: the bar, the notes, the best model, the state, the metrics.
 
-use super::args::{TrainArgs, unsaved, worded};
+use super::args::TrainArgs;
 use super::files;
+use super::wording::{unsaved, worded};
 use crate::output::progress::bar;
 use crate::output::{is_quiet, note};
 use crate::process::signals::Stop;
 use gpt2_engine::Spelling;
 use gpt2_engine::interventions::Applied;
+use gpt2_engine::studies::learn::train::{Samples, bits_per_byte, bytes_per_token};
 use gpt2_loader::{AdapterConfig, SaveOptions, Tokenizer, save_adapter};
 use gpt2_train::{Metrics, StepReport, Trainer, TrainingEvent, Validation};
 use indicatif::ProgressBar;
 use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
 
 /// The trainer's callback.
 pub(super) struct Progress<'a> {
     args: &'a TrainArgs,
-    tokenizer: &'a Tokenizer,
+    tokenizer: Option<&'a Tokenizer>,
+    /// Shows a loss in bits per byte.
+    pub(super) bytes: BytesOfTokens,
+    samples: Samples<'a>,
     pub(super) bar: ProgressBar,
     metrics: Option<Metrics>,
     pub(super) stop: Stop,
@@ -27,18 +33,39 @@ pub(super) struct Progress<'a> {
     changes: Applied,
     /// Whether the files of the earlier run that --overwrite replaces are still there.
     replaces: bool,
+    /// The time of the last picture, and whether one could not be drawn.
+    drawn: Option<Instant>,
+    undrawn: bool,
+}
+
+/// Validations that follow sooner get no picture of their own.
+const BETWEEN_PICTURES: Duration = Duration::from_secs(2);
+
+/// The bytes of text that a token has, if there is a tokenizer.
+pub(super) struct BytesOfTokens(Option<f64>);
+
+impl BytesOfTokens {
+    /// A loss in bits per byte: `, 1.85 bits per byte`, or nothing.
+    pub(super) fn of(&self, loss: f64) -> String {
+        self.0.map_or_else(String::new, |bytes| format!(", {:.3} bits per byte", bits_per_byte(loss, bytes)))
+    }
 }
 
 impl<'a> Progress<'a> {
     pub(super) fn new(
         args: &'a TrainArgs,
-        tokenizer: &'a Tokenizer,
+        tokenizer: Option<&'a Tokenizer>,
         trainer: &Trainer,
     ) -> anyhow::Result<Self> {
         let done = trainer.steps();
+        let steps = trainer.settings().options().steps;
+        let n_positions = trainer.model().config().n_positions;
+        let seed = args.run.seed;
+        let samples =
+            Samples::new(&args.options(), tokenizer, trainer.data(), n_positions, seed, Spelling::Flags)?;
         let writes = trainer.group().rank() == 0;
         let stop = Stop::listen();
-        let bar = bar(Some(args.steps.into()), "{bar:30} {pos}/{len} {msg}, {eta} left").with_position(done);
+        let bar = bar(Some(steps.into()), "{bar:30} {pos}/{len} {msg}, {eta} left").with_position(done);
         bar.reset_eta();
         let metrics = match args.metrics.as_ref().filter(|_| writes) {
             Some(path) => Some(Metrics::open(path, files::metrics_format(path)?, done).map_err(worded)?),
@@ -48,6 +75,8 @@ impl<'a> Progress<'a> {
         Ok(Self {
             args,
             tokenizer,
+            bytes: BytesOfTokens(bytes_per_token(tokenizer, trainer.data())),
+            samples,
             bar,
             metrics,
             stop,
@@ -55,6 +84,8 @@ impl<'a> Progress<'a> {
             val_loss: None,
             changes,
             replaces: !args.resume,
+            drawn: None,
+            undrawn: false,
         })
     }
 
@@ -101,12 +132,30 @@ impl<'a> Progress<'a> {
             let loss = trainer.validation_loss_under(&self.changes.list).map_err(worded)?;
             format!(", {loss:.4} under {}", self.changes.texts.join(", "))
         };
+        let bits = self.bytes.of(measured);
+        let texts = if self.writes && !is_quiet() { self.samples.write(trainer)? } else { vec![] };
         self.bar.suspend(|| {
             note(&format!(
-                "step {done}: loss {loss:.4}, validation {measured:.4}{under} ({verdict}), {tokens_per_s:.0} tokens/s"
+                "step {done}: loss {loss:.4}, validation {measured:.4}{bits}{under} ({verdict}), {tokens_per_s:.0} tokens/s"
             ));
+            for line in texts.iter().flat_map(|text| text.lines()) {
+                note(&format!("    | {line}"));
+            }
         });
+        if self.writes && self.drawn.is_none_or(|drawn| drawn.elapsed() > BETWEEN_PICTURES) {
+            self.draw(trainer);
+        }
         Ok(())
+    }
+
+    /// Draws the losses. A picture that fails ends no run; that is noted once.
+    pub(super) fn draw(&mut self, trainer: &Trainer) {
+        if let Err(e) = files::draw(self.args, trainer)
+            && !std::mem::replace(&mut self.undrawn, true)
+        {
+            note(&format!("the loss curve could not be drawn: {e:#}"));
+        }
+        self.drawn = Some(Instant::now());
     }
 
     fn end(
@@ -120,7 +169,7 @@ impl<'a> Progress<'a> {
         }
         // All ranks stop after the same step.
         let stopped = trainer.group().any(self.stop.is_asked())?;
-        let is_last = step.step == u64::from(self.args.steps);
+        let is_last = step.step == u64::from(trainer.settings().options().steps);
         // The model first: with it, the files of an earlier run go.
         if stopped && !is_last && trainer.history().best().is_none() {
             self.save(trainer)?;
@@ -160,7 +209,7 @@ impl<'a> Progress<'a> {
             return Ok(save_adapter(out, adapter, &config, model.config())?);
         }
         let options = SaveOptions::default().with_dtype(self.args.save_dtype);
-        gpt2_loader::save(out, model, Some(self.tokenizer), options)
+        gpt2_loader::save(out, model, self.tokenizer, options)
             .map_err(|error| unsaved(error, "try a lower --lr"))
     }
 }

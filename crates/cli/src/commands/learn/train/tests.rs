@@ -12,17 +12,18 @@ fn train_args(options: &[&str]) -> anyhow::Result<TrainArgs> {
     Ok(TrainArgs::from_arg_matches(&matches)?)
 }
 
-/// The trainer's options of these flags.
-fn options(flags: &[&str]) -> anyhow::Result<TrainOptions> {
+/// The trainer's options of these flags, for a model with this config.
+fn options(flags: &[&str], config: &Config, data: &Dataset) -> anyhow::Result<TrainOptions> {
     let args = train_args(flags)?;
-    Ok(args.options().for_trainer(args.model.as_deref(), args.run.seed))
+    args.options().for_trainer(args.model.as_deref(), config, data, args.run.seed, Spelling::Flags)
 }
 
 /// A run of a tiny model over a text of `tokens` tokens.
 fn trainer(flags: &[&str], n_embd: usize, tokens: usize) -> anyhow::Result<Trainer> {
     let config = Config { vocab_size: 1, n_positions: 16, n_embd, n_layer: 1, n_head: 1, ..Config::gpt2() };
     let data = Dataset::split(vec![0; tokens], 0.5)?;
-    Ok(Trainer::new(&config, data, options(flags)?, &Device::Cpu)?)
+    let options = options(flags, &config, &data)?;
+    Ok(Trainer::new(&config, data, options, &Device::Cpu)?)
 }
 
 #[test]
@@ -40,6 +41,9 @@ fn every_setting_that_changed_is_refused_by_its_name() -> anyhow::Result<()> {
         ("accumulate", &["--accumulate", "3"]),
         ("steps", &["--steps", "3"]),
         ("lr", &["--lr", "0.3"]),
+        ("optimizer", &["--optimizer", "muon"]),
+        ("schedule", &["--schedule", "linear"]),
+        ("steps", &["--epochs", "7.5"]),
         ("warmup", &["--warmup", "3"]),
         ("weight_decay", &["--weight-decay", "0.3"]),
         ("clip", &["--clip", "0.3"]),

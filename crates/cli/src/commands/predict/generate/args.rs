@@ -1,7 +1,7 @@
 //! The options of `gpt2 generate`.
 
 use crate::interventions::args::InterventionArgs;
-use crate::model::args::ModelArgs;
+use crate::model::args::{FirstTokenArg, ModelArgs};
 use crate::results::live_page::LiveArg;
 use crate::study::over_texts::PromptsArgs;
 use crate::values::{HeadRange, IndexRange, above_0, at_least_0, one_of, part};
@@ -118,6 +118,8 @@ pub(crate) struct GenerateArgs {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) interventions: InterventionArgs,
+    #[command(flatten)]
+    pub(crate) first_token: FirstTokenArg,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
 }

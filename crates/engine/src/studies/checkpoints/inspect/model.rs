@@ -23,7 +23,7 @@ pub struct ModelReport {
     pub memory_bytes: MemoryByDtype,
     /// The differences between the tensors and what the config asks for.
     pub audit: Verdict,
-    /// What a reader should know of the files.
+    /// Facts about the files that a reader should know.
     pub findings: Vec<FindingRow>,
     /// All tensors of the files.
     pub tensors: Vec<TensorRow>,
@@ -78,9 +78,9 @@ pub struct Verdict {
 pub struct FindingRow {
     /// Its subject.
     pub about: &'static str,
-    /// What the files hold.
+    /// The contents of the files.
     pub found: String,
-    /// What this means, and what can be done.
+    /// The meaning of this, and the remedy.
     pub remedy: String,
 }
 

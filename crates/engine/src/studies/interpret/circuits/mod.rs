@@ -1,4 +1,4 @@
-//! What the weights of heads do by token, and how heads feed one another (Elhage et al. 2021).
+//! The work of heads' weights by token, and of heads on one another (Elhage et al. 2021).
 
 mod one_head;
 mod options;

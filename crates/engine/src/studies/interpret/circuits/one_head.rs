@@ -24,7 +24,7 @@ pub struct OneHead {
     pub layer: usize,
     /// Its number in the layer.
     pub head: usize,
-    /// How much it copies, -1 to 1.
+    /// The degree to which it copies, -1 to 1.
     pub copying: Option<f64>,
     /// Of OV by token: real and imaginary part, largest size first.
     pub eigenvalues: Vec<[f64; 2]>,

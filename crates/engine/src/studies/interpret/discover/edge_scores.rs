@@ -4,7 +4,8 @@ use super::options::{INTEGRALS, Integral};
 use super::search::{check_plain, score};
 use crate::observer::steps;
 use crate::provenance::RunProvenance;
-use crate::studies::interpret::over_pairs::{on_pairs, provenance, study_of};
+use crate::studies::interpret::measure::{Measured, MetricName, measured};
+use crate::studies::interpret::over_pairs::{provenance, study_of};
 use crate::studies::study::{Mean, Outcome, Run, Study};
 use crate::texts::PairsInput;
 use crate::words::{Choices, name_of};
@@ -20,11 +21,15 @@ use serde_json::json;
 pub struct EdgeScoreOptions {
     /// The pairs of texts.
     pub pairs: PairsInput,
+    /// What is measured; by default, what the answers say.
+    pub metric: Option<MetricName>,
+    /// The positions over which the metric of the answers is averaged, instead of the last.
+    pub positions: Vec<usize>,
     /// The runs in which gradients are taken.
     pub gradients: GradientRuns,
     /// The number of runs between the texts over which gradients are integrated.
     pub steps: usize,
-    /// What leads from the corrupted to the clean text in these runs.
+    /// The path from the corrupted to the clean text in these runs.
     pub integrate: Integral,
     /// Whether attention is computed again for each edge into queries and keys (`AtP*`, Kramár et al. 2024).
     pub qk_fix: bool,
@@ -53,6 +58,8 @@ impl Default for EdgeScoreOptions {
     fn default() -> Self {
         Self {
             pairs: PairsInput::default(),
+            metric: None,
+            positions: vec![],
             gradients: GradientRuns::default(),
             steps: 5,
             integrate: Integral::default(),
@@ -70,6 +77,9 @@ pub struct EdgeScoreReport {
     pub settings: serde_json::Value,
     /// The number of pairs.
     pub pairs: usize,
+    /// What is measured; null for the logit difference of the answers, or the log-probability of the only one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metric: Option<String>,
     /// The metric after the clean texts.
     pub clean_difference: Mean,
     /// The metric after the corrupted texts.
@@ -118,8 +128,7 @@ impl Study for EdgeScoreOptions {
     /// The tensor `scores` holds a row for each reader, a column for each writer. Above 0, an edge helps the right answers.
     fn run(&self, run: &Run) -> anyhow::Result<Outcome<EdgeScoreReport>> {
         let scoring = self.scoring(run)?;
-        let pairs = self.pairs.read(run.opened, run.observer)?;
-        let applied = on_pairs(run, &self.pairs, &pairs)?;
+        let Measured { pairs, applied, metric } = measured(run, &self.pairs, self.metric, &self.positions)?;
         let study = study_of(run, &pairs, &applied)?;
         study.check(scoring)?;
         let (clean, corrupt) = study.plain(&mut steps(run.observer, "runs"))?;
@@ -139,6 +148,7 @@ impl Study for EdgeScoreOptions {
             provenance: provenance(run, &pairs, &applied)?,
             settings,
             pairs: pairs.len(),
+            metric,
             clean_difference: Mean::of(&clean),
             corrupt_difference: Mean::of(&corrupt),
             writers: graph.writers().map(|writer| writer.to_string()).collect(),

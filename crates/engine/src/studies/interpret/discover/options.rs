@@ -1,5 +1,6 @@
 //! The options of circuit discovery.
 
+use crate::studies::interpret::measure::MetricName;
 use crate::texts::PairsInput;
 use crate::words::Choices;
 use gpt2_circuits::discovery::Replacement;
@@ -11,15 +12,19 @@ use serde::{Deserialize, Serialize};
 pub struct Options {
     /// The pairs of texts.
     pub pairs: PairsInput,
+    /// What is measured; by default, what the answers say.
+    pub metric: Option<MetricName>,
+    /// The positions over which the metric of the answers is averaged, instead of the last.
+    pub positions: Vec<usize>,
     /// The number of runs between the texts over which gradients are taken; with 0, they are those of the clean run.
     pub steps: usize,
-    /// What leads from the corrupted to the clean text in these runs.
+    /// The path from the corrupted to the clean text in these runs.
     pub integrate: Integral,
     /// Whether attention is computed again for each edge into queries and keys (`AtP*`, Kramár et al. 2024).
     pub qk_fix: bool,
     /// The order in which edges are chosen.
     pub choose: EdgeChoice,
-    /// What stands in for the other edges.
+    /// The values that stand in for the other edges.
     #[serde(with = "ReplacementName")]
     pub replace: Replacement,
     /// The number of edges to choose; without a number, as many as reach `faithfulness`.
@@ -32,14 +37,14 @@ pub struct Options {
     pub minimal: bool,
 }
 
-/// What leads from the corrupted to the clean text when gradients are integrated.
+/// The path from the corrupted to the clean text along which gradients are integrated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Integral {
     /// The embeddings of the tokens.
     #[default]
     Inputs,
-    /// What the embeddings, the heads of a layer and an MLP add, one after the other.
+    /// The contributions of the embeddings, the heads of a layer and an MLP, one after the other.
     Activations,
 }
 
@@ -76,6 +81,8 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             pairs: PairsInput::default(),
+            metric: None,
+            positions: vec![],
             steps: 5,
             integrate: Integral::default(),
             qk_fix: false,

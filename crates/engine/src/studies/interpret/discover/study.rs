@@ -4,7 +4,8 @@ use super::options::{CHOICES, INTEGRALS, Integral, Options, REPLACEMENTS};
 use super::report::{Report, area, distance};
 use super::search::Search;
 use crate::spelling::Spelling;
-use crate::studies::interpret::over_pairs::{on_pairs, provenance, study_of};
+use crate::studies::interpret::measure::{Measured, measured};
+use crate::studies::interpret::over_pairs::{provenance, study_of};
 use crate::studies::study::{Mean, Outcome, Run, Study};
 use crate::words::name_of;
 use anyhow::bail;
@@ -69,8 +70,7 @@ impl Study for Options {
     fn run(&self, run: &Run) -> anyhow::Result<Outcome<Report>> {
         self.check(run.opened.spelling)?;
         let scoring = self.scoring(run.opened.spelling)?;
-        let pairs = self.pairs.read(run.opened, run.observer)?;
-        let applied = on_pairs(run, &self.pairs, &pairs)?;
+        let Measured { pairs, applied, metric } = measured(run, &self.pairs, self.metric, &self.positions)?;
         let study = study_of(run, &pairs, &applied)?;
         study.check(scoring)?;
         let search = Search::new(self, run, &study, scoring)?;
@@ -80,6 +80,7 @@ impl Study for Options {
             provenance: provenance(run, &pairs, &applied)?,
             settings: self.settings(&pairs, run.seed),
             pairs: pairs.len(),
+            metric,
             clean_difference: Mean::of(&search.clean),
             corrupt_difference: Mean::of(&search.corrupt),
             without_edges: Mean::of(&search.none),

@@ -114,7 +114,7 @@ pub struct FeatureEffect {
     pub feature: u32,
     /// Its activation there.
     pub activation: f32,
-    /// What would go with it.
+    /// The features that would go with it.
     pub effect: f64,
 }
 
@@ -151,6 +151,6 @@ pub struct FeaturePair {
     pub query: Option<Active>,
     /// The key's feature.
     pub key: Option<Active>,
-    /// What the pair adds to the score.
+    /// The pair's part of the score.
     pub score: f64,
 }

@@ -1,4 +1,4 @@
-//! How far estimates agree with exact numbers, and whether there is a difference to share.
+//! The agreement of estimates with exact numbers, and whether there is a difference to share.
 
 use crate::studies::interpret::over_pairs::SMALLEST;
 use crate::studies::study::Run;

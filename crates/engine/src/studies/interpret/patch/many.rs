@@ -21,6 +21,9 @@ pub struct PairsReport {
     pub settings: serde_json::Value,
     /// The number of pairs.
     pub pairs: usize,
+    /// What is measured; null for the logit difference of the answers, or the log-probability of the only one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metric: Option<String>,
     /// The metric after the clean texts.
     pub clean_difference: Mean,
     /// The metric after the corrupted texts.
@@ -31,7 +34,7 @@ pub struct PairsReport {
     pub correlation: Option<f64>,
     /// Each layer's halves at all positions.
     pub layers: Vec<LayerMeans>,
-    /// What the clean runs lose along each path.
+    /// The loss of the clean runs along each path.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<PathPatch>,
     /// The numbers of each pair.
@@ -82,7 +85,12 @@ pub struct PairDifferences {
 const PARTS: [Parts; 3] = [Parts::Heads, Parts::Attention, Parts::Mlps];
 
 impl Options {
-    pub(super) fn many(&self, run: &Run, pairs: &[Pair]) -> anyhow::Result<PairsReport> {
+    pub(super) fn many(
+        &self,
+        run: &Run,
+        pairs: &[Pair],
+        measures: Option<String>,
+    ) -> anyhow::Result<PairsReport> {
         let opened = run.opened;
         let applied = run.interventions.of(Reads::Others("pairs of prompts"))?;
         let hooks = (!applied.list.is_empty()).then_some(&applied.list as &dyn Hooks);
@@ -95,7 +103,8 @@ impl Options {
         let clean = mean(&|pair| pair.clean);
         let corrupt = mean(&|pair| pair.corrupt);
         let difference = clean.mean - corrupt.mean;
-        check_difference(run, clean.mean, difference, "the right answer", Some("the wrong one"))?;
+        let wrong = measures.is_none().then_some("the wrong one");
+        check_difference(run, clean.mean, difference, "the right answer", wrong)?;
         let share = |of: &dyn Fn(&PairDifferences) -> f64| mean(&|pair| of(pair) / difference);
         let layers = opened.model.config().n_layer;
         let count = opened.model.config().n_head;
@@ -122,6 +131,7 @@ impl Options {
             provenance: RunProvenance::of_tokens(opened, longest)?.under(&applied),
             settings: self.pairs.facts(pairs),
             pairs: pairs.len(),
+            metric: measures,
             clean_difference: clean,
             corrupt_difference: corrupt,
             correlation: correlation(&heads, |head| (head.exact.mean, head.estimated.mean)),

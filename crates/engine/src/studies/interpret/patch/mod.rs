@@ -1,4 +1,4 @@
-//! Which parts of the model carry the difference between two texts, or between the texts of many pairs.
+//! The parts of the model that carry the difference between two texts, or between the texts of many pairs.
 
 mod agreement;
 mod many;

@@ -16,7 +16,7 @@ use gpt2_model::analysis::{Contrast, Parts, activation_patching, attribution_pat
 use gpt2_model::hooks::Hooks;
 use serde::Serialize;
 
-/// How far each part of the clean run moves the corrupted run's metric towards the clean one's.
+/// The effect of each part of the clean run on the corrupted run's metric, as a share of the way to the clean one's.
 #[derive(Debug, Serialize)]
 pub struct PairReport {
     /// The facts that it depends on.
@@ -29,9 +29,12 @@ pub struct PairReport {
     pub answer: Answers,
     /// The wrong ones; null where the metric is the right answer's log-probability.
     pub against: Option<Answers>,
+    /// What is measured; null for the logit difference of the answers, or the log-probability of the only one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metric: Option<String>,
     /// The answer's logit minus the other token's.
     pub clean_difference: f64,
-    /// The same after the corrupted text.
+    /// The difference after the corrupted text.
     pub corrupt_difference: f64,
     /// Each head at all positions.
     pub heads: Vec<HeadPatch>,
@@ -50,7 +53,7 @@ pub struct PairReport {
     pub heads_by_position: Option<Vec<Vec<Vec<f64>>>>,
     /// The estimates of each head at each position.
     pub heads_by_position_estimated: Vec<Vec<Vec<f64>>>,
-    /// What the clean run loses along each path.
+    /// The loss of the clean run along each path.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<PathPatch>,
 }
@@ -121,6 +124,7 @@ impl Options {
         run: &Run,
         texts: &PairInput,
         pair: &Pair,
+        measures: Option<String>,
     ) -> anyhow::Result<Outcome<PairReport>> {
         let opened = run.opened;
         let Pair { clean, corrupt, metric } = pair;
@@ -136,7 +140,7 @@ impl Options {
         let number = |x: f64| Tensor::new(x, &Device::Cpu);
         run.check_finite(&clean_ids, hooks, [&number(patched.clean)?])?;
         run.check_finite(&corrupt_ids, hooks, [&number(patched.corrupt)?])?;
-        let wrong = texts.incorrect.as_ref().map(Answers::shown);
+        let wrong = texts.incorrect.as_ref().filter(|_| measures.is_none()).map(Answers::shown);
         check_difference(run, patched.clean, difference, &texts.correct.shown(), wrong.as_deref())?;
         let estimate = attribution_patching(&opened.model, &contrast)?;
         run.check_finite(&corrupt_ids, hooks, patched.maps.iter().chain([&estimate.heads]))?;
@@ -158,6 +162,7 @@ impl Options {
             corrupt: labels(corrupt),
             answer: texts.correct.clone(),
             against: texts.incorrect.clone(),
+            metric: measures,
             clean_difference: patched.clean,
             corrupt_difference: patched.corrupt,
             correlation: correlation(&heads, |head| (head.exact, head.estimated)),

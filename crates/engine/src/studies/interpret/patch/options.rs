@@ -1,6 +1,7 @@
 //! The options of patching.
 
 use super::paths::{FreezeName, PathsText};
+use crate::studies::interpret::measure::MetricName;
 use crate::texts::PairsInput;
 use gpt2_circuits::discovery::Freeze;
 use serde::{Deserialize, Serialize};
@@ -11,11 +12,15 @@ use serde::{Deserialize, Serialize};
 pub struct Options {
     /// The pairs of texts.
     pub pairs: PairsInput,
+    /// What is measured; by default, what the answers say.
+    pub metric: Option<MetricName>,
+    /// The positions over which the metric of the answers is averaged, instead of the last.
+    pub positions: Vec<usize>,
     /// Whether to patch each head at each position, too; for a single pair.
     pub by_position: bool,
     /// Senders and readers to patch, too.
     pub path: Vec<PathsText>,
-    /// What stays as in the clean run between them.
+    /// The parts between them that stay as in the clean run.
     #[serde(with = "FreezeName")]
     pub freeze: Freeze,
     /// Whether to leave out attention and MLPs at each position, which take a run each, and the warning about estimates, which

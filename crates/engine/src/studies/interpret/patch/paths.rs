@@ -4,7 +4,8 @@ use super::agreement::check_difference;
 use crate::interventions::Applied;
 use crate::observer::steps;
 use crate::provenance::RunProvenance;
-use crate::studies::interpret::over_pairs::{on_pairs, provenance, study_of};
+use crate::studies::interpret::measure::{Measured, MetricName, measured};
+use crate::studies::interpret::over_pairs::{provenance, study_of};
 use crate::studies::study::{Mean, Outcome, Run, Study};
 use crate::texts::PairsInput;
 use crate::words::{Choices, name_of};
@@ -13,7 +14,7 @@ use gpt2_circuits::discovery::{Freeze, Pair, Paths, Reader, Writer};
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
-/// What stays as in the clean run, by name.
+/// The parts that stay as in the clean run, by name.
 pub const FREEZES: &Choices<Freeze> =
     &[("all", Freeze::All), ("heads", Freeze::Heads), ("nothing", Freeze::Nothing)];
 
@@ -68,7 +69,7 @@ impl From<PathsText> for String {
 pub struct PathPatch {
     /// Senders and readers, as they were given.
     pub path: String,
-    /// What stays as in the clean run between them.
+    /// The parts between them that stay as in the clean run.
     pub freeze: &'static str,
     /// The share.
     pub lost: Mean,
@@ -80,14 +81,18 @@ pub struct PathPatch {
 pub struct PathOptions {
     /// The pairs of texts.
     pub pairs: PairsInput,
+    /// What is measured; by default, what the answers say.
+    pub metric: Option<MetricName>,
+    /// The positions over which the metric of the answers is averaged, instead of the last.
+    pub positions: Vec<usize>,
     /// Senders and readers.
     pub path: Vec<PathsText>,
-    /// What stays as in the clean run between them.
+    /// The parts between them that stay as in the clean run.
     #[serde(with = "FreezeName")]
     pub freeze: Freeze,
 }
 
-/// What the clean runs lose along each path.
+/// The loss of the clean runs along each path.
 #[derive(Debug, Serialize)]
 pub struct PathReport {
     /// The facts that it depends on.
@@ -96,6 +101,9 @@ pub struct PathReport {
     pub settings: serde_json::Value,
     /// The number of pairs.
     pub pairs: usize,
+    /// What is measured; null for the logit difference of the answers, or the log-probability of the only one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metric: Option<String>,
     /// The metric after the clean texts.
     pub clean_difference: Mean,
     /// The metric after the corrupted texts.
@@ -153,19 +161,25 @@ impl Study for PathOptions {
         if self.path.is_empty() {
             bail!("{}: there is no path; 0.3->1.2.k is one", spelling.option("path"));
         }
-        let pairs = self.pairs.read(run.opened, run.observer)?;
-        let applied = on_pairs(run, &self.pairs, &pairs)?;
+        let Measured { pairs, applied, metric } = measured(run, &self.pairs, self.metric, &self.positions)?;
         let MeasuredPaths { clean, corrupt, paths } =
             measure(run, &pairs, &applied, &self.path, self.freeze)?;
         let clean_difference = Mean::of(&clean);
         let corrupt_difference = Mean::of(&corrupt);
         let difference = clean_difference.mean - corrupt_difference.mean;
-        let wrong = self.pairs.one().is_none_or(|pair| pair.incorrect.is_some()).then_some("the wrong one");
+        let of_answers = metric.is_none();
+        let wrong = self
+            .pairs
+            .one()
+            .filter(|_| of_answers)
+            .is_none_or(|pair| pair.incorrect.is_some())
+            .then_some("the wrong one");
         check_difference(run, clean_difference.mean, difference, "the right answer", wrong)?;
         Ok(Outcome::new(PathReport {
             provenance: provenance(run, &pairs, &applied)?,
             settings: self.pairs.facts(&pairs),
             pairs: pairs.len(),
+            metric,
             clean_difference,
             corrupt_difference,
             paths,

@@ -8,7 +8,7 @@ const SECTION: usize = 256;
 
 /// Documents, section by section.
 pub enum Documents<'a> {
-    /// Those of a file, a folder or standard input.
+    /// The documents of a file, a folder or standard input.
     Corpus(Corpus<'a>),
     /// Texts in memory, each a document.
     Texts(TextsInMemory),

@@ -25,7 +25,7 @@ pub struct Options {
     pub store: StoredAs,
     /// Tokens of a shard at most.
     pub shard_tokens: u32,
-    /// What a document is; by default JSON lines in a .jsonl file, else a whole file.
+    /// The unit that counts as a document; by default JSON lines in a .jsonl file, else a whole file.
     pub by: Option<DocumentUnit>,
     /// The field of JSON lines that holds the text; by default `text`.
     pub field: Option<String>,

@@ -1,4 +1,4 @@
-//! What recording depends on: the values, the windows, and the settings that a store keeps.
+//! The plan of a recording: the values, the windows, and the settings that a store keeps.
 
 use super::options::Options;
 use crate::provenance::RunProvenance;

@@ -5,7 +5,7 @@ use crate::spelling::Spelling;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// What was recorded.
+/// The extent of a recording.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// The facts that it depends on.
@@ -27,7 +27,7 @@ pub struct Report {
     pub tokens_per_second: Option<f64>,
 }
 
-/// What a stopped run leaves, and how to go on.
+/// The state that a stopped run leaves, and the way to go on.
 #[must_use]
 pub fn left(spelling: Spelling) -> &'static str {
     match spelling {

@@ -1,21 +1,23 @@
-//! What a training run learns from.
+//! The data of a training run.
 
 use crate::observer::Observer;
 use crate::spelling::Spelling;
 use crate::texts::{Example, documents, encode, noted, parse, place};
-use anyhow::bail;
+use anyhow::{Context, bail};
 use gpt2_loader::Tokenizer;
 use gpt2_train::Dataset;
 use std::borrow::Cow;
 use std::path::Path;
 
-/// A text, or examples.
+/// A text, examples, or ids.
 #[derive(Debug, Clone)]
 pub enum TrainingData {
     /// One text.
     Text(String),
     /// Prompts and completions, of which the completions are learned.
     Examples(Vec<Example>),
+    /// One text as token ids.
+    Ids(Vec<u32>),
 }
 
 impl TrainingData {
@@ -44,11 +46,18 @@ impl TrainingData {
         Ok(Self::Examples(examples))
     }
 
+    /// Whether it needs a tokenizer.
+    #[must_use]
+    pub fn is_text(&self) -> bool {
+        !matches!(self, Self::Ids(_))
+    }
+
     /// The text that a new tokenizer learns: what is in the examples, not how their file spells it.
     #[must_use]
     pub fn words(&self) -> Cow<'_, str> {
         match self {
             Self::Text(text) => Cow::Borrowed(text),
+            Self::Ids(_) => Cow::Borrowed(""),
             Self::Examples(examples) => examples
                 .iter()
                 .flat_map(|example| [&example.prompt[..], &example.completion, "\n"])
@@ -57,25 +66,43 @@ impl TrainingData {
         }
     }
 
-    /// The tokens to learn, and the part `val_fraction` of them for validation.
+    /// The tokens to learn, and those for validation: `validation`, or else the part `val_fraction` of the former.
     ///
     /// # Errors
-    /// When there are too few, or the tokenizer fails.
+    /// When there are too few, there is no tokenizer for a text, or it fails.
     pub fn dataset(
         &self,
-        tokenizer: &Tokenizer,
+        validation: Option<&Self>,
+        tokenizer: Option<&Tokenizer>,
         val_fraction: f64,
         observer: &dyn Observer,
     ) -> anyhow::Result<Dataset> {
-        let data = match self {
-            Self::Examples(examples) => {
-                let documents = documents(examples, tokenizer, &mut |text| observer.note(&text))?;
-                Dataset::from_documents(documents, val_fraction)
-            }
-            Self::Text(text) => {
-                Dataset::split(noted(encode(tokenizer, text, "the training text")?, observer), val_fraction)
-            }
-        };
-        Ok(data?)
+        if let Self::Examples(examples) = self {
+            let documents = documents(examples, needed(tokenizer)?, &mut |text| observer.note(&text))?;
+            return Ok(Dataset::from_documents(documents, val_fraction)?);
+        }
+        let ids = self.ids(tokenizer, "the training text", observer)?;
+        match validation {
+            Some(other) => Ok(Dataset::new(ids, other.ids(tokenizer, "the validation text", observer)?)),
+            None => Ok(Dataset::split(ids, val_fraction)?),
+        }
     }
+
+    /// The ids of one text, which notes and errors call `what`.
+    fn ids(
+        &self,
+        tokenizer: Option<&Tokenizer>,
+        what: &str,
+        observer: &dyn Observer,
+    ) -> anyhow::Result<Vec<u32>> {
+        match self {
+            Self::Text(text) => Ok(noted(encode(needed(tokenizer)?, text, what)?, observer)),
+            Self::Ids(ids) => Ok(ids.clone()),
+            Self::Examples(_) => bail!("{what}: is examples, expected one text"),
+        }
+    }
+}
+
+fn needed(tokenizer: Option<&Tokenizer>) -> anyhow::Result<&Tokenizer> {
+    tokenizer.context("there is no tokenizer for the text")
 }

@@ -5,6 +5,10 @@
 
 mod data;
 mod options;
+mod samples;
 
 pub use data::TrainingData;
-pub use options::{Options, Start};
+pub use options::{
+    LR_OF_ADAPTER, LR_OF_MODEL, LR_OF_NEW, Options, STEPS, Start, TRAIN_DTYPES, WARMUP, WINDOW,
+};
+pub use samples::{Samples, bits_per_byte, bytes_per_token};

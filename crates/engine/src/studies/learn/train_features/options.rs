@@ -33,7 +33,7 @@ pub struct Options {
     pub features: Option<u32>,
     /// The number of features that fire at a token.
     pub k: u32,
-    /// How features are kept few.
+    /// The rule that keeps features few.
     #[serde(serialize_with = "name_of_sparsity", deserialize_with = "sparsity_of_name")]
     pub sparsity: Sparsity,
     /// The number of times to go through the values.
@@ -50,7 +50,7 @@ pub struct Options {
     pub overwrite: bool,
     /// Whether to go on where a stopped run was.
     pub resume: bool,
-    /// What a document of a text is; by default JSON lines in a .jsonl file, else a whole file.
+    /// The unit of a text that counts as a document; by default JSON lines in a .jsonl file, else a whole file.
     pub by: Option<DocumentUnit>,
     /// The field of JSON lines that holds the text; by default `text`.
     pub field: Option<String>,

@@ -1,4 +1,4 @@
-//! What guesses the next tokens, so that the model checks several in one pass.
+//! A draft guesses the next tokens, so that the model checks several in one pass.
 
 use crate::hub::HubOptions;
 use crate::observer::Observer;

@@ -1,4 +1,4 @@
-//! What a continuation begins with.
+//! The beginning of a continuation.
 
 use super::options::Options;
 use crate::interventions::Applied;
@@ -32,7 +32,7 @@ impl<'a> Piece<'a> {
     }
 }
 
-/// What is known of a prompt's continuation before its first token.
+/// Facts of a prompt's continuation that are known before its first token.
 #[derive(Debug)]
 pub struct Ready {
     /// The model's name.

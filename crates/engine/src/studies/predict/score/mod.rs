@@ -1,4 +1,4 @@
-//! How well a model predicts each document of a corpus, on one process or on many. It writes a line for each document, and a run that
+//! Scores of a model's predictions for each document of a corpus, on one process or on many. It writes a line for each document, and a run that
 //! stopped goes on where it was, so it is a function of its own instead of a [`Study`](crate::studies::study::Study).
 
 mod lines;
@@ -51,7 +51,7 @@ pub struct Scoring<'a> {
     options: &'a Options,
     run: &'a Run<'a>,
     group: &'a dyn Group,
-    /// Where the documents come from; none on other ranks than 0, which get the texts from it.
+    /// The documents' source; none on other ranks than 0, which get the texts from it.
     corpus: Option<Corpus<'a>>,
     reading: Reading<'a>,
     first_line: String,
@@ -59,7 +59,7 @@ pub struct Scoring<'a> {
     total: Report,
 }
 
-/// How a stopped run goes on, in words.
+/// The way in which a stopped run goes on, in words.
 #[must_use]
 pub fn to_resume(spelling: Spelling) -> &'static str {
     match spelling {

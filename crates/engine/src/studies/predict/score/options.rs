@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 pub struct Options {
     /// A text, JSON lines, a folder of texts, or `-` for standard input.
     pub corpus: PathBuf,
-    /// What a document is; by default JSON lines in a .jsonl file, else a whole file.
+    /// The unit that counts as a document; by default JSON lines in a .jsonl file, else a whole file.
     pub by: Option<DocumentUnit>,
     /// The field of JSON lines that holds the text; by default `text`.
     pub field: Option<String>,
@@ -29,7 +29,7 @@ pub struct Options {
     pub bos: bool,
     /// The tokens of a window; by default the model's context.
     pub window: Option<usize>,
-    /// How far a window moves on in a document that is longer; by default half of a window.
+    /// The step of a window in a document that is longer; by default half of a window.
     pub stride: Option<usize>,
     /// Whether to go on where an earlier run stopped.
     pub resume: bool,
@@ -40,7 +40,7 @@ pub struct Options {
 /// Documents that are found, but not read.
 pub struct Documents<'a> {
     pub(super) by: By,
-    /// Where they come from; none on other ranks than 0.
+    /// Their source; none on other ranks than 0.
     pub corpus: Option<Corpus<'a>>,
 }
 

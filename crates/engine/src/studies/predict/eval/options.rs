@@ -1,0 +1,255 @@
+//! The options of an evaluation, and its run.
+
+use super::data::{Row, Rows, rows};
+use super::examples::Example;
+use super::measures::{Estimate, is_right};
+use super::report::{Measure, Report, Sample, Settings, TaskResult};
+use super::requests::{Encoder, Requests};
+use super::scoring::scored;
+use super::tasks::Task;
+use crate::open::Opened;
+use crate::provenance::RunProvenance;
+use crate::studies::study::{Outcome, Run, Study};
+use crate::words::count;
+use anyhow::bail;
+use gpt2_model::analysis::Likelihood;
+use gpt2_parallel::{Alone, Fact, Group};
+use serde::{Deserialize, Serialize};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::PathBuf;
+
+/// The options of the study.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// The tasks: a name of [`task_names`](super::task_names), whose data set is on the Hub; `NAME=FILE`, with the data set in a file; or
+    /// the file of a task of one's own.
+    pub tasks: Vec<String>,
+    /// The number of examples of each task, the first ones; by default all.
+    pub limit: Option<usize>,
+    /// The tokens by which a window over a long text moves on; by default the whole context, as in the harness.
+    pub stride: Option<usize>,
+    /// The number of samples that are drawn for the standard error of a perplexity; none if 0.
+    pub bootstrap: usize,
+    /// Whether the report has each example.
+    pub samples: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { tasks: vec![], limit: None, stride: None, bootstrap: 100_000, samples: false }
+    }
+}
+
+/// A task with its examples.
+struct Loaded {
+    task: Task,
+    rows: Rows,
+    examples: Vec<Example>,
+}
+
+impl Study for Options {
+    const NAME: &'static str = "eval";
+    type Report = Report;
+
+    fn run(&self, run: &Run) -> anyhow::Result<Outcome<Report>> {
+        Ok(Outcome::new(self.evaluate(run, &Alone)?))
+    }
+}
+
+impl Options {
+    /// The tasks that the options name.
+    fn resolved(&self) -> anyhow::Result<Vec<Task>> {
+        let mut all: Vec<Task> = vec![];
+        for given in &self.tasks {
+            for task in Task::named(given)? {
+                if all.iter().any(|other| other.name == task.name) {
+                    bail!("{}: is given twice; name each task once", task.name);
+                }
+                all.push(task);
+            }
+        }
+        if all.is_empty() {
+            bail!("there is no task; name one, such as {}", super::task_names().join(", "));
+        }
+        Ok(all)
+    }
+
+    /// The files on this machine that an evaluation reads. Finds out before a model is fetched whether there are such tasks and files.
+    ///
+    /// # Errors
+    /// When there is no such task or file.
+    pub fn files(&self) -> anyhow::Result<Vec<PathBuf>> {
+        let tasks = self.resolved()?;
+        let data = tasks.iter().filter_map(|task| task.data.local()).map(PathBuf::from);
+        let described = self.tasks.iter().map(PathBuf::from).filter(|path| path.is_file());
+        Ok(data.chain(described).collect())
+    }
+
+    /// Evaluates with all ranks of a group; every rank has the report.
+    ///
+    /// # Errors
+    /// When a task or its file does not exist, a row has not the fields of the task, a text to predict does not fit the model, a number
+    /// is not finite, or the observer ends it.
+    pub fn evaluate(&self, run: &Run, group: &dyn Group) -> anyhow::Result<Report> {
+        let opened = run.opened;
+        let encoder = Encoder::new(opened, self.stride)?;
+        let tasks = self.resolved()?;
+        let loaded =
+            tasks.into_iter().map(|task| self.load(task, opened, run)).collect::<Result<Vec<_>, _>>()?;
+        let mut requests = Requests::default();
+        let mut places = vec![];
+        for Loaded { rows, examples, .. } in &loaded {
+            for (row, example) in rows.first.iter().zip(examples) {
+                encoder.add(&mut requests, example, &row.place)?;
+                if matches!(example, Example::Text { .. }) {
+                    check_whole(run, requests.of.last().map_or(0, ExactSizeIterator::len), &row.place)?;
+                }
+                places.push(&row.place);
+            }
+        }
+        if requests.truncated > 0 {
+            let window = opened.model.config().n_positions;
+            run.observer.note(&format!(
+                "{} longer than the model's {window} tokens, without their beginning",
+                count(requests.truncated, "context")
+            ));
+        }
+        agree(group, opened, &requests)?;
+        let found = scored(run, group, &requests.list, |example| places[example].clone())?;
+        let mut results = vec![];
+        let mut samples = vec![];
+        let mut first = 0;
+        for one in loaded {
+            let of = &requests.of[first..first + one.examples.len()];
+            first += one.examples.len();
+            let answers: Vec<&[Likelihood]> = of.iter().map(|range| &found[range.clone()]).collect();
+            if self.samples {
+                samples.push((one.task.name.clone(), samples_of(&one, &answers)));
+            }
+            let predicted = of.iter().flat_map(|range| &requests.list[range.clone()]);
+            let tokens = predicted.map(|request| request.predicted).sum();
+            results.push(self.result(one, &answers, tokens));
+        }
+        let settings = Settings {
+            limit: self.limit,
+            bootstrap: self.bootstrap,
+            window: opened.model.config().n_positions,
+            stride: encoder.stride,
+            truncated: requests.truncated,
+        };
+        let provenance =
+            RunProvenance::of_tokens(opened, settings.window)?.under(&run.interventions.described());
+        let mut report = Report::new(provenance, results, &settings);
+        report.samples.extend(samples);
+        Ok(report)
+    }
+
+    fn load(&self, task: Task, opened: &Opened, run: &Run) -> anyhow::Result<Loaded> {
+        let path = task.data.find(&opened.hub, run.observer)?;
+        let rows = rows(&path, self.limit, opened.spelling, run.observer)?;
+        let examples = task.examples(&rows.first)?;
+        Ok(Loaded { task, rows, examples })
+    }
+
+    /// The measures of a task.
+    fn result(&self, loaded: Loaded, answers: &[&[Likelihood]], tokens: usize) -> TaskResult {
+        let Loaded { task, rows, examples } = loaded;
+        let (kind, measures) = match examples.first() {
+            Some(Example::LastWord { .. }) | None => ("loglikelihood", self.last_words(answers)),
+            Some(Example::Choices { .. }) => ("multiple_choice", choices(&examples, answers, task.has_norm)),
+            Some(Example::Text { .. }) => ("loglikelihood_rolling", perplexities(&examples, answers, tokens)),
+        };
+        TaskResult {
+            name: task.name,
+            group: task.group,
+            examples: examples.len(),
+            all_examples: rows.all,
+            measures,
+            version: task.version,
+            kind,
+            data: task.data.described(),
+        }
+    }
+
+    fn last_words(&self, answers: &[&[Likelihood]]) -> Vec<Measure> {
+        let each = || answers.iter().filter_map(|found| found.first());
+        let log_probs: Vec<f64> = each().map(|found| found.log_prob).collect();
+        let right: Vec<f64> = each().map(|found| f64::from(u8::from(found.is_greedy))).collect();
+        vec![
+            Measure::new("perplexity", Estimate::perplexity_of(&log_probs, self.bootstrap)),
+            Measure::new("acc", Estimate::mean_of(&right)),
+        ]
+    }
+}
+
+fn choices(examples: &[Example], answers: &[&[Likelihood]], has_norm: bool) -> Vec<Measure> {
+    let mut right = vec![];
+    let mut right_by_length = vec![];
+    for (example, found) in examples.iter().zip(answers) {
+        let Example::Choices { choices, answer, .. } = example else { continue };
+        let lengths: Vec<usize> = choices.iter().map(|choice| choice.length).collect();
+        let (plain, by_length) = is_right(found, &lengths, *answer);
+        right.push(f64::from(u8::from(plain)));
+        right_by_length.push(f64::from(u8::from(by_length)));
+    }
+    let mut measures = vec![Measure::new("acc", Estimate::mean_of(&right))];
+    if has_norm {
+        measures.push(Measure::new("acc_norm", Estimate::mean_of(&right_by_length)));
+    }
+    measures
+}
+
+fn perplexities(examples: &[Example], answers: &[&[Likelihood]], tokens: usize) -> Vec<Measure> {
+    let nats = -answers.iter().copied().flatten().map(|found| found.log_prob).sum::<f64>();
+    let sum = |of: fn(&Example) -> usize| examples.iter().map(of).sum::<usize>() as f64;
+    let words = sum(|example| if let Example::Text { words, .. } = example { *words } else { 0 });
+    let bytes = sum(|example| if let Example::Text { bytes, .. } = example { *bytes } else { 0 });
+    let all = [
+        ("word_perplexity", (nats / words).exp()),
+        ("byte_perplexity", (nats / bytes).exp()),
+        ("bits_per_byte", nats / bytes / std::f64::consts::LN_2),
+        ("token_perplexity", (nats / tokens as f64).exp()),
+    ];
+    all.map(|(name, value)| Measure::new(name, Estimate::without_error(value))).into()
+}
+
+fn samples_of(loaded: &Loaded, answers: &[&[Likelihood]]) -> Vec<Sample> {
+    let rows = loaded.rows.first.iter().map(|Row { place, .. }| place.clone());
+    let each = rows.zip(&loaded.examples).zip(answers).enumerate();
+    let sample =
+        |(doc_id, ((place, example), found)): (usize, ((String, &Example), &&[Likelihood]))| Sample {
+            doc_id,
+            place,
+            resps: found.iter().map(|one| (one.log_prob, one.is_greedy)).collect(),
+            target: if let Example::Choices { answer, .. } = example { Some(*answer) } else { None },
+        };
+    each.map(sample).collect()
+}
+
+/// Refuses a text in several windows where an intervention needs it whole.
+fn check_whole(run: &Run, windows: usize, place: &str) -> anyhow::Result<()> {
+    if windows > 1 && run.interventions.options().need_whole_texts() {
+        bail!(
+            "{place}: is longer than the model's context, and an intervention names positions or takes a mean over each text; shorten it, or \
+             leave the intervention out"
+        );
+    }
+    Ok(())
+}
+
+/// Refuses ranks whose work would differ.
+fn agree(group: &dyn Group, opened: &Opened, requests: &Requests) -> anyhow::Result<()> {
+    group.agree(|| {
+        let mut hash = DefaultHasher::new();
+        for request in &requests.list {
+            (&request.ids, request.predicted).hash(&mut hash);
+        }
+        let remedy = "start every rank with the same command, the same model and the same files";
+        let fact = |what: &str, value| Fact { what: what.into(), value, remedy };
+        Ok(vec![
+            fact("the examples", format!("{:016x}", hash.finish())),
+            fact("the model", format!("{:?}", opened.model.fingerprint()?)),
+        ])
+    })
+}

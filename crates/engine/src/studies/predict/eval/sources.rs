@@ -1,0 +1,91 @@
+//! Where the examples of a task are: a file here, or one of a data set on the Hub.
+
+use crate::hub::HubOptions;
+use crate::observer::Observer;
+use anyhow::bail;
+use gpt2_loader::hub::{MAIN, ModelId};
+use std::path::{Path, PathBuf};
+
+/// The branch on which the Hub keeps each data set as Parquet, in files `CONFIG/SPLIT/0000.parquet`.
+const CONVERTED: &str = "refs/convert/parquet";
+const FIRST_FILE: &str = "0000.parquet";
+/// The beginning of the address of a file of a data set.
+const ADDRESS: &str = "hf://datasets/";
+
+/// A split of a data set on the Hub.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Dataset {
+    pub(super) id: &'static str,
+    /// `CONFIG/SPLIT`
+    pub(super) folder: &'static str,
+}
+
+/// A file of examples.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum DataFile {
+    /// On this machine.
+    At(PathBuf),
+    /// Of a task's own data set.
+    Of(Dataset),
+    /// Of a data set with many parts.
+    OfSet { id: &'static str, folder: String },
+    /// Of any data set.
+    On { id: String, revision: String, file: String },
+}
+
+impl DataFile {
+    /// A path, or `hf://datasets/OWNER/NAME[@REVISION]/FILE`.
+    pub(super) fn named(given: &str) -> anyhow::Result<Self> {
+        let Some(address) = given.strip_prefix(ADDRESS) else {
+            let path = Path::new(given);
+            if !path.is_file() {
+                bail!(
+                    "{given}: no such file; expected one in JSON lines or Parquet, or {ADDRESS}OWNER/NAME/FILE"
+                );
+            }
+            return Ok(Self::At(path.to_path_buf()));
+        };
+        let mut parts = address.splitn(3, '/');
+        let (Some(owner), Some(name), Some(file)) = (parts.next(), parts.next(), parts.next()) else {
+            bail!("{given}: expected {ADDRESS}OWNER/NAME/FILE, perhaps with @REVISION behind NAME");
+        };
+        let (name, revision) = name.split_once('@').unwrap_or((name, MAIN));
+        let is_plain = |part: &str| !matches!(part, "" | "." | "..") && !part.contains('\\');
+        if !file.split('/').all(is_plain) {
+            bail!("{given}: expected the file's path inside the data set, such as data/test.jsonl");
+        }
+        Ok(Self::On { id: format!("{owner}/{name}"), revision: revision.to_owned(), file: file.to_owned() })
+    }
+
+    /// In words, for the report.
+    pub(super) fn described(&self) -> String {
+        let of = |id: &str, folder: &str| format!("{ADDRESS}{id}@{CONVERTED}/{folder}/{FIRST_FILE}");
+        match self {
+            Self::At(path) => path.display().to_string(),
+            Self::Of(Dataset { id, folder }) => of(id, folder),
+            Self::OfSet { id, folder } => of(id, folder),
+            Self::On { id, revision, file } => format!("{ADDRESS}{id}@{revision}/{file}"),
+        }
+    }
+
+    /// The file, if it is on this machine.
+    pub(super) fn local(&self) -> Option<&Path> {
+        if let Self::At(path) = self { Some(path) } else { None }
+    }
+
+    /// The path of the file, fetched and verified if it is on the Hub.
+    pub(super) fn find(&self, hub: &HubOptions, observer: &dyn Observer) -> anyhow::Result<PathBuf> {
+        let fetch = |id: &str, revision: &str, file: &str| -> anyhow::Result<PathBuf> {
+            let Some(dataset) = ModelId::of_dataset(id) else {
+                bail!("{id}: expected OWNER/NAME, a data set on the Hub");
+            };
+            Ok(hub.connect(observer)?.open_dataset_file(&dataset, revision, file)?)
+        };
+        match self {
+            Self::At(path) => Ok(path.clone()),
+            Self::Of(Dataset { id, folder }) => fetch(id, CONVERTED, &format!("{folder}/{FIRST_FILE}")),
+            Self::OfSet { id, folder } => fetch(id, CONVERTED, &format!("{folder}/{FIRST_FILE}")),
+            Self::On { id, revision, file } => fetch(id, revision, file),
+        }
+    }
+}

@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""Runs the tests of the kernels, the model and training on the GPU of the driver that runs launches on the processor.
+
+    scripts/cuda/on_device.py [PACKAGE..]      kernels, model and train, or these; builds them with scripts/cuda/on-cpu.sh
+    scripts/cuda/on_device.py --filter WORD    the tests whose names contain it; asks for no kernel
+    scripts/cuda/on_device.py --built          runs what the last call built
+    scripts/cuda/on_device.py --self-test      does it notice a missing kernel and a name that is no test's? runs no test
+
+They are the tests of the CPU with GPT2_TEST_DEVICE=cuda. What has no meaning on a GPU stands in cpu_only.txt with its reason.
+`on_device` in tests/kernels runs our kernels on three GPUs: a large one, one of two multiprocessors without a cache, and one of
+compute capability 7.5. It exits with 1 if a test fails, if a name in cpu_only.txt is no test's, or if one of our kernels was
+never launched.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parent.parent
+HOME = REPOSITORY / "target/cuda-on-cpu"
+PACKAGES = {"kernels": "candle-fused", "model": "gpt2-model", "train": "gpt2-train"}
+# The GPUs of `on_device` besides the large one, and which of its tests.
+GPUS = {
+    "two multiprocessors": ("on_device", {"CUDA_ON_CPU_MULTIPROCESSORS": "2", "CUDA_ON_CPU_L2": "0"}),
+    "7.5": ("of_an_older_gpu", {"CUDA_ON_CPU_CAPABILITY": "75", "CUDA_ON_CPU_KERNELS": str(HOME / "kernels-75")}),
+}
+
+
+def cpu_only(text):
+    """The tests that are for the CPU alone: by package, their names."""
+    names = {package: [] for package in PACKAGES}
+    package = None
+    for line in text.splitlines():
+        line = line.split("#")[0].strip()
+        if line.endswith(":"):
+            package = line[:-1]
+        elif line:
+            names[package].append(line.split()[0])
+    return names
+
+
+def build(packages):
+    """Builds the tests of these packages."""
+    command = [HERE / "on-cpu.sh", "--build", "test", "-p", "gpt2-cli"]
+    command += [word for one in packages for word in ("-p", PACKAGES[one], "--test", one)]
+    done = subprocess.run([*command, "--no-run", "--message-format", "json"], stdout=subprocess.PIPE, text=True, check=False)
+    programs = {}
+    for line in done.stdout.splitlines():
+        message = json.loads(line) if line.startswith("{") else {}
+        if message.get("executable") and message["target"]["kind"] == ["test"]:
+            programs[message["target"]["name"]] = message["executable"]
+    if done.returncode or set(programs) != set(packages):
+        sys.exit(f"error: {' '.join(map(str, command))} built {sorted(programs)} of {sorted(packages)}")
+    (HOME / "tests.json").write_text(json.dumps(programs))
+
+
+def build_old_kernels():
+    """Our kernels for 7.5, beside those for 9.0."""
+    folder = HOME / "kernels-75"
+    folder.mkdir(parents=True, exist_ok=True)
+    for noted in (HOME / "kernels").glob("candle-fused-*.json"):
+        made_of = json.dumps({**json.loads(noted.read_text()), "capability": "75"}) + "\n"
+        to = folder / noted.name
+        if not to.exists() or to.read_text() != made_of:
+            to.write_text(made_of)
+    environment = {**os.environ, "CUDA_ON_CPU_CAPABILITY": "75"}
+    subprocess.run([sys.executable, HERE / "driver/kernels.py", folder], env=environment, check=True)
+
+
+def run(program, words, settings, report):
+    """Runs tests on the driver: (passed, failed, ignored or filtered), seconds, and what they said."""
+    environment = {**os.environ, **settings, "GPT2_TEST_DEVICE": "cuda", "CUDA_ON_CPU_REPORT": str(report)}
+    environment["LD_LIBRARY_PATH"] = f"{HOME / 'lib64'}:{os.environ.get('LD_LIBRARY_PATH', '')}"
+    start = time.monotonic()
+    # The tests read files by their paths in the package.
+    done = subprocess.run([program, *words], capture_output=True, text=True, errors="replace", check=False, env=environment, cwd=REPOSITORY)
+    said = done.stdout + done.stderr
+    counts = re.search(r"(\d+) passed; (\d+) failed; (\d+) ignored", said)
+    passed, failed = (int(counts[1]), int(counts[2])) if counts else (0, 1)
+    if done.returncode and not failed:
+        failed = 1
+    return passed, failed, time.monotonic() - start, said
+
+
+def launched(reports):
+    """The kernels that these reports count, with their launches."""
+    found = {}
+    for report in reports:
+        for line in report.read_text().splitlines() if report.exists() else []:
+            words = line.split()
+            if len(words) >= 3 and words[0] == "launch":
+                found[words[1]] = found.get(words[1], 0) + int(words[2])
+    return found
+
+
+def our_kernels():
+    """The names of all our kernels."""
+    libraries = sorted((HOME / "kernels").glob("candle-fused-*.so"))
+    listing = subprocess.run(["nm", "-D", "--defined-only", *libraries], capture_output=True, text=True, check=True).stdout
+    names = {line.split()[2] for line in listing.splitlines() if len(line.split()) == 3 and line.split()[1] == "T"}
+    return {name for name in names if not name.startswith(("_", "cuda_on_cpu"))}
+
+
+def unknown_names(listed, names):
+    """Names of cpu_only.txt that no test has."""
+    return sorted(name for name in listed if name not in names)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help="kernels, model or train")
+    parser.add_argument("--filter", metavar="WORD", help="only the tests whose names contain it")
+    parser.add_argument("--built", action="store_true", help="build nothing")
+    parser.add_argument("--self-test", action="store_true", help="test this script")
+    given = parser.parse_args()
+    given.packages = given.packages or list(PACKAGES)
+    if unknown := set(given.packages) - set(PACKAGES):
+        parser.error(f"{unknown.pop()}: expected {', '.join(PACKAGES)}")
+    return given
+
+
+def main():
+    given = arguments()
+    listed = cpu_only((HERE / "cpu_only.txt").read_text())
+    if given.self_test:
+        return self_test()
+    if not given.built:
+        build(given.packages)
+        build_old_kernels()
+    programs = json.loads((HOME / "tests.json").read_text())
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(HOME / "lib64")}
+    bad, rows, reports = [], [], []
+    with tempfile.TemporaryDirectory(prefix="gpt2-on-device-") as folder:
+        jobs = []
+        for package in given.packages:
+            listing = subprocess.run([programs[package], "--list"], capture_output=True, text=True, check=True, env=environment).stdout
+            names = {line[:-6] for line in listing.splitlines() if line.endswith(": test")}
+            bad += [f"cpu_only.txt: {package} has no test {name}" for name in unknown_names(listed[package], names)]
+            skip = [word for name in listed[package] for word in ("--skip", name)]
+            jobs.append((package, [*([given.filter] if given.filter else []), "--quiet", *skip], {}))
+        if "kernels" in given.packages:
+            jobs += [("kernels", [given.filter or filtered, "--quiet"], settings, gpu) for gpu, (filtered, settings) in GPUS.items()]
+        for i, (package, words, settings, *gpu) in enumerate(jobs):
+            report = Path(folder) / f"{i}.report"
+            reports.append(report)
+            passed, failed, seconds, said = run(programs[package], words, settings, report)
+            kinds = sum(1 for name in launched([report]) if name in our_kernels())
+            only = 0 if gpu else len(listed[package])
+            rows.append((f"{package}{', a GPU of ' + gpu[0] if gpu else ''}", passed, failed, only, kinds, seconds))
+            if failed:
+                bad.append(f"{rows[-1][0]}: {failed} failed\n{said[-12000:]}")
+            print("{}: {} passed, {} failed, {} for the CPU alone; {} of our kernels; {:.0f} s".format(*rows[-1]), flush=True)
+        counts = launched(reports)
+    if not given.filter and "kernels" in given.packages:
+        never = sorted(our_kernels() - set(counts))
+        bad += [f"never launched: {' '.join(never)}"] if never else []
+        ours = {name: count for name, count in counts.items() if name in our_kernels()}
+        if ours:
+            least = min(ours, key=ours.get)
+            print(f"{len(ours)} of our {len(our_kernels())} kernels were launched; the least, {least}, {ours[least]} times")
+    print(*bad, sep="\n", file=sys.stderr)
+    return 1 if bad else 0
+
+
+def self_test():
+    listed = cpu_only("# why\nkernels:\n  a::b    # reason\nmodel:\n")
+    assert listed["kernels"] == ["a::b"] and listed["model"] == [], listed
+    assert unknown_names(["a::b", "a::c"], {"a::b"}) == ["a::c"]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "r"
+        report.write_text("what name times bytes\nlaunch decode_f32_d64 3 0\nproduct decode 4 0\n")
+        assert launched([report, report, Path(folder) / "none"]) == {"decode_f32_d64": 6}
+    print("on_device.py: its own checks pass")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
