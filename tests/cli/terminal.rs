@@ -107,6 +107,14 @@ fn a_text_and_a_head_are_named_alike_in_every_command() -> Result {
     let compared = compare(&["--text", &both])?;
     assert_eq!(compare(&[&both])?, compared);
     assert_eq!(compare(&["--text", &texts])?, compared, "the files of a folder, one after another");
+    let train = |text: &str, out: &str| -> Result<Vec<u8>> {
+        let sizes =
+            words("--vocab-size 300 --n-layer 1 --n-head 1 --n-embd 8 --n-positions 32 --steps 2 --batch 1");
+        let out = folder.at(out);
+        gpt2(&[&["train", "--text", text, "--out", &out][..], &sizes].concat())?.succeeded();
+        Ok(std::fs::read(format!("{out}/model.safetensors"))?)
+    };
+    assert_eq!(train(&texts, "of-folder")?, train(&both, "of-file")?);
     assert_eq!(stdout(&["circuits", "--head", "1.2"])?, stdout(&["circuits", "1.2"])?);
     gpt2(&["circuits", "1.2", "--head", "1.1"])?.refused(2, &["cannot be used with"]);
     Ok(())
