@@ -54,6 +54,7 @@ mod score_resume;
 #[cfg(unix)]
 mod signals;
 mod stdin_stdout;
+mod takers;
 mod terminal;
 mod texts;
 mod train;

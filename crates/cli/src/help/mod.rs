@@ -99,8 +99,9 @@ fn arranged(gpt2: Command, brief: bool, width: usize) -> Command {
         let name = command.get_name().to_owned();
         let mut hidden = 0;
         let command = command.mut_args(|arg| {
-            let hide = !is_common(&name, &arg);
-            hidden += usize::from(hide && !arg.is_hide_set());
+            let is_left_out = !is_common(&name, &arg);
+            hidden += usize::from(is_left_out && !arg.is_hide_set());
+            let hide = is_left_out || arg.is_hide_set();
             let help = arg.get_help().map(|help| first_sentence(&help.to_string())).unwrap_or_default();
             arg.help(help).help_heading(None::<&str>).hide(hide)
         });

@@ -7,7 +7,7 @@ const COMMANDS: &[(&str, &[&str])] = &[("score", &["perplexity", "ppl"])];
 
 /// A command, one of its options, and the other names that the option has.
 const OPTIONS: &[(&str, &str, &[&str])] = &[
-    ("generate", "max_new_tokens", &["length", "max-tokens", "num-tokens"]),
+    ("generate", "max_new_tokens", &["length", "num-tokens"]),
     ("train", "lr", &["learning-rate"]),
     ("train-features", "lr", &["learning-rate"]),
 ];

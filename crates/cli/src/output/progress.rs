@@ -1,6 +1,6 @@
 //! Long work: shows how far it is.
 
-use super::bars::{new_bar, styled};
+use super::bars::styled;
 use super::screen::{has_other_bar, note};
 use crate::process::signals;
 use gpt2_loader::hub::{Event, Progress};
@@ -11,12 +11,6 @@ use std::sync::{Arc, Mutex};
 
 /// Files of at least this size get a progress bar.
 const LARGE: u64 = 8_000_000;
-
-/// A bar on a terminal, with indicatif's `template` after it; hidden with `--quiet`. `None` is work of unknown length.
-pub(crate) fn bar(length: Option<u64>, template: &str) -> ProgressBar {
-    has_other_bar(true);
-    new_bar(length, template)
-}
 
 /// A bar for each large file on a terminal, a line for each file elsewhere.
 pub(crate) fn downloads() -> Progress {

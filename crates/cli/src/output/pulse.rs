@@ -22,6 +22,8 @@ pub(super) struct Steps {
     /// The steps that were done when this run began to count.
     first: u64,
     began: Instant,
+    /// Figures of the steps so far, to show beside them.
+    figures: String,
 }
 
 impl Steps {
@@ -29,7 +31,15 @@ impl Steps {
         let bar = new_bar(all, &template(name, all)).with_position(done);
         // Steps of an earlier run took none of this one's time.
         bar.reset_eta();
-        Self { name: name.to_owned(), bar, done, all, first: done, began: Instant::now() }
+        Self {
+            name: name.to_owned(),
+            bar,
+            done,
+            all,
+            first: done,
+            began: Instant::now(),
+            figures: String::new(),
+        }
     }
 
     pub(super) fn reach(&mut self, done: u64, all: Option<u64>) {
@@ -41,6 +51,11 @@ impl Steps {
         self.bar.set_position(done);
     }
 
+    pub(super) fn set_figures(&mut self, text: &str) {
+        self.figures = format!(", {text}");
+        self.bar.set_message(self.figures.clone());
+    }
+
     /// `34 of 144 runs, about 12 seconds left`
     fn line(&self, now: Instant) -> String {
         let number = |n: u64| if self.name == "bytes" { HumanBytes(n).to_string() } else { n.to_string() };
@@ -48,7 +63,7 @@ impl Steps {
         let took = now.duration_since(self.began);
         let here = self.done.saturating_sub(self.first);
         let Some(all) = self.all else {
-            return format!("{}{unit} in {}", number(self.done), HumanDuration(took));
+            return format!("{}{unit} in {}{}", number(self.done), HumanDuration(took), self.figures);
         };
         let left = if here == 0 {
             String::new()
@@ -56,7 +71,7 @@ impl Steps {
             let rest = all.saturating_sub(self.done) as f64 / here as f64;
             format!(", about {} left", HumanDuration(took.mul_f64(rest)))
         };
-        format!("{} of {}{unit}{left}", number(self.done), number(all))
+        format!("{} of {}{unit}{left}{}", number(self.done), number(all), self.figures)
     }
 }
 
@@ -80,7 +95,7 @@ pub(super) struct Pulse {
     seconds: Option<ProgressBar>,
     /// Whether results have begun on the same terminal, where nothing may come between them.
     prints: bool,
-    /// Whether a download or a training run shows a bar of its own.
+    /// Whether a download shows a bar of its own.
     pub(super) has_other_bar: bool,
 }
 
@@ -164,7 +179,8 @@ mod tests {
         let start = steps.began;
         assert_eq!(steps.line(after(start, 10)), "20 of 144 runs", "nothing is known of the rest");
         steps.reach(51, Some(144));
-        assert_eq!(steps.line(after(start, 10)), "51 of 144 runs, about 30 seconds left");
+        steps.set_figures("loss 3.5");
+        assert_eq!(steps.line(after(start, 10)), "51 of 144 runs, about 30 seconds left, loss 3.5");
         let mut bytes = Steps::new("bytes", 0, None);
         bytes.reach(2048, None);
         assert_eq!(bytes.line(after(bytes.began, 20)), "2.00 KiB in 20 seconds");

@@ -113,8 +113,8 @@ pub(super) fn step(steps: &str, done: u64, all: Option<u64>) {
 
 /// Shows figures beside the bar.
 pub(super) fn figures(text: &str) {
-    if let Some(steps) = &state().shown {
-        steps.bar.set_message(format!(", {text}"));
+    if let Some(steps) = &mut state().shown {
+        steps.set_figures(text);
     }
 }
 

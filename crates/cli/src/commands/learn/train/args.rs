@@ -79,7 +79,7 @@ Examples:
   gpt2 train --jsonl chats.jsonl --out chats --model gpt2 --lora 8 --window 256   # prompts and completions
   mpirun -n 4 gpt2 train --text shakespeare.txt --out shared --accumulate 4   # four processes")]
 pub(crate) struct TrainArgs {
-    /// Train on this text, UTF-8, at most 256 MiB
+    /// Train on this text, UTF-8, at most 256 MiB: a file, or a folder whose .txt files are read one after another
     #[arg(long, value_name = "FILE")]
     pub(crate) text: Option<PathBuf>,
     /// Train on prompts and completions: a JSON object a line, {"prompt": "..", "completion": ".."}. Only completions

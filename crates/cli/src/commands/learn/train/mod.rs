@@ -19,7 +19,7 @@ use anyhow::{anyhow, bail};
 use candle_core::{DType, Device};
 use gpt2_engine::open::{checkpoint, explain_not_finite, open_tokenizer, quantized};
 use gpt2_engine::studies::learn::train::{Options, Start, TrainingData};
-use gpt2_engine::texts::{read_file, read_ids};
+use gpt2_engine::texts::{folder_text, read_file, read_ids};
 use gpt2_engine::{DEMO_NAME, Spelling};
 use gpt2_loader::{Checkpoint, Files, LoadError, Tokenizer, check_savable};
 use gpt2_model::{Config, Gpt2LMHeadModel};
@@ -105,7 +105,7 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
         }
         _ => worded(error),
     })?;
-    progress.bar.finish_and_clear();
+    TERMINAL.clear();
     if !writes {
         return Ok(ExitCode::SUCCESS);
     }
@@ -213,9 +213,11 @@ fn lessons(args: &TrainArgs) -> anyhow::Result<TrainingData> {
     TrainingData::of_json_lines(&text, path, Spelling::Flags)
 }
 
-/// A text, or ids with `--ids`.
+/// A text, the texts of a folder, or ids with `--ids`.
 fn one_text(args: &TrainArgs, what: &str, path: &Path) -> anyhow::Result<TrainingData> {
-    Ok(if args.ids.is_some() {
+    Ok(if args.ids.is_none() && path.is_dir() {
+        TrainingData::Text(folder_text(path, LONGEST_TEXT, Spelling::Flags, &TERMINAL)?)
+    } else if args.ids.is_some() {
         TrainingData::Ids(read_ids(path, LONGEST_TEXT, &TERMINAL)?)
     } else {
         TrainingData::Text(read_file(what, path, LONGEST_TEXT, &TERMINAL)?)

@@ -3,15 +3,14 @@
 use super::args::TrainArgs;
 use super::files;
 use super::wording::{unsaved, worded};
-use crate::output::progress::bar;
+use crate::output::terminal::TERMINAL;
 use crate::output::{is_quiet, note};
 use crate::process::signals::Stop;
-use gpt2_engine::Spelling;
 use gpt2_engine::interventions::Applied;
 use gpt2_engine::studies::learn::train::{Samples, bits_per_byte, bytes_per_token};
+use gpt2_engine::{Observer, Spelling};
 use gpt2_loader::{AdapterConfig, SaveOptions, Tokenizer, save_adapter};
 use gpt2_train::{Metrics, StepReport, Trainer, TrainingEvent, Validation};
-use indicatif::ProgressBar;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -22,7 +21,6 @@ pub(super) struct Progress<'a> {
     /// Shows a loss in bits per byte.
     pub(super) bytes: BytesOfTokens,
     samples: Samples<'a>,
-    pub(super) bar: ProgressBar,
     metrics: Option<Metrics>,
     pub(super) stop: Stop,
     /// Whether this rank writes the run's files.
@@ -37,6 +35,9 @@ pub(super) struct Progress<'a> {
     drawn: Option<Instant>,
     undrawn: bool,
 }
+
+/// The name of the steps that are counted.
+const STEPS: &str = "steps";
 
 /// Validations that follow sooner get no picture of their own.
 const BETWEEN_PICTURES: Duration = Duration::from_secs(2);
@@ -65,8 +66,8 @@ impl<'a> Progress<'a> {
             Samples::new(&args.options(), tokenizer, trainer.data(), n_positions, seed, Spelling::Flags)?;
         let writes = trainer.group().rank() == 0;
         let stop = Stop::listen();
-        let bar = bar(Some(steps.into()), "{bar:30} {pos}/{len} {msg}, {eta} left").with_position(done);
-        bar.reset_eta();
+        TERMINAL.works();
+        TERMINAL.step(STEPS, done, Some(steps.into()))?;
         let metrics = match args.metrics.as_ref().filter(|_| writes) {
             Some(path) => Some(Metrics::open(path, files::metrics_format(path)?, done).map_err(worded)?),
             None => None,
@@ -77,7 +78,6 @@ impl<'a> Progress<'a> {
             tokenizer,
             bytes: BytesOfTokens(bytes_per_token(tokenizer, trainer.data())),
             samples,
-            bar,
             metrics,
             stop,
             writes,
@@ -98,9 +98,10 @@ impl<'a> Progress<'a> {
         match event {
             TrainingEvent::Stepped(step) => {
                 let StepReport { step: done, loss, tokens_per_s, .. } = step;
-                self.bar.set_position(done);
+                let all = trainer.settings().options().steps;
                 let validation = self.val_loss.map_or_else(String::new, |v| format!(", validation {v:.3}"));
-                self.bar.set_message(format!("loss {loss:.3}{validation}, {tokens_per_s:.0} tokens/s"));
+                TERMINAL.figures(&format!("loss {loss:.3}{validation}, {tokens_per_s:.0} tokens/s"));
+                TERMINAL.step(STEPS, done, Some(all.into()))?;
                 if step.validates { Ok(ControlFlow::Continue(())) } else { self.end(trainer, step, None) }
             }
             TrainingEvent::Validated(step, validation) => {
@@ -134,14 +135,12 @@ impl<'a> Progress<'a> {
         };
         let bits = self.bytes.of(measured);
         let texts = if self.writes && !is_quiet() { self.samples.write(trainer)? } else { vec![] };
-        self.bar.suspend(|| {
-            note(&format!(
-                "step {done}: loss {loss:.4}, validation {measured:.4}{bits}{under} ({verdict}), {tokens_per_s:.0} tokens/s"
-            ));
-            for line in texts.iter().flat_map(|text| text.lines()) {
-                note(&format!("    | {line}"));
-            }
-        });
+        note(&format!(
+            "step {done}: loss {loss:.4}, validation {measured:.4}{bits}{under} ({verdict}), {tokens_per_s:.0} tokens/s"
+        ));
+        for line in texts.iter().flat_map(|text| text.lines()) {
+            note(&format!("    | {line}"));
+        }
         if self.writes && self.drawn.is_none_or(|drawn| drawn.elapsed() > BETWEEN_PICTURES) {
             self.draw(trainer);
         }
@@ -180,7 +179,7 @@ impl<'a> Progress<'a> {
         if !stopped || is_last {
             return Ok(ControlFlow::Continue(()));
         }
-        self.bar.finish_and_clear();
+        TERMINAL.clear();
         let done = step.step;
         note(&format!("stopped after step {done}; run the same command with --resume to continue"));
         Ok(ControlFlow::Break(()))
