@@ -33,6 +33,8 @@ const REPLACED: &[(&str, &str, &str)] = &[
     ("--tokens 512", "--tokens 8", "up to a minute"),
     ("--steps 2000", "--steps 3", "minutes"),
     ("--steps 300", "--steps 3", "minutes"),
+    ("--epochs 2 ", "--steps 3 ", "minutes"),
+    ("gpt2 data ", "gpt2-help data ", "needs a network"),
     (TRAIN, "gpt2 train --steps 3 ", "minutes; only where the line has no --steps of its own"),
     ("gpt2-xl", "gpt2", "the test's Hub has one model"),
     ("microsoft/DialoGPT-small", "openai-community/gpt2", "the test's Hub has one model"),

@@ -89,14 +89,14 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
         trainer.resume(&args.out.join(files::STATE)).map_err(worded)?;
         note(&format!("going on after step {}", trainer.steps()));
     }
-    if writes && !is_quiet() {
-        note_estimate(&trainer);
-    }
     if trainer.trained_adapter().is_none() {
         let damaged = "the weights are damaged, and cannot be saved; fetch them again";
         check_savable(trainer.model(), args.save_dtype).map_err(|error| unsaved(error, damaged))?;
     }
     let mut progress = Progress::new(args, tokenizer, &trainer)?;
+    if writes && !is_quiet() {
+        note_estimate(&trainer);
+    }
     let ran = trainer.run(|trainer, event| progress.hear(trainer, event).map_err(TrainError::other));
     let finished = ran.map_err(|error| match &error {
         // If the model to fine-tune is broken, its first pass shows it.
