@@ -24,10 +24,7 @@ const COMMON: &[(&str, &str)] = &[
     ("inspect", "name list"),
     ("compare", "model other text quantize_other adapters tokens"),
     ("score", "corpus by jsonl summaries resume"),
-    (
-        "train",
-        "text jsonl out rank n_layer n_head n_embd steps epochs batch optimizer lr num_samples resume overwrite",
-    ),
+    ("train", "text jsonl out rank n_layer n_embd steps epochs lr num_samples resume overwrite"),
     ("train-features", "source out point features k sparsity epochs lr overwrite"),
     ("bench", "what batch tokens runs last device threads"),
     ("verify", "all device"),
