@@ -72,6 +72,7 @@ COMMANDS = [
     "record {text} --points blocks.1.hook_resid_post --out {out}/r",
     "train --text {text} --out {out}/t --steps 1 --n-embd 16 --n-layer 1 --n-head 2 --window 16 --vocab-size 300",
     "train --jsonl {examples} --model {demo} --out {out}/t --steps 1 --window 32",
+    "train --ids {ids} --model {demo} --out {out}/t --steps 1 --window 32 --optimizer muon",
     "lens O --model {demo}",
     "heads --model {demo} --length 5 --batch 1",
     "patch --pairs {pairs}",
@@ -113,6 +114,7 @@ def make_inputs(gpt2, folder):
     copied("part", *[(path, path.name) for path in brought.glob("parts-*.gguf")])
     line = "O Romeo, Romeo! wherefore art thou Romeo?\n"
     (folder / "text.txt").write_text(line * 16)
+    (folder / "ids.bin").write_bytes(bytes(range(256)) + bytes([0, 1]) * 400)
     (folder / "texts.txt").write_text(line * 4)
     rows = [json.dumps({"prompt": "O Romeo,", "completion": " Romeo!"})] * 4
     (folder / "examples.jsonl").write_text("\n".join(rows) + "\n")
@@ -149,8 +151,8 @@ def cache(folder):
 
 
 FILES = {"nano": "nano.pt", "llmc": "llmc.bin", "starcoder": "starcoder.gguf", "gguf": "gguf.gguf", "text": "text.txt",
-         "texts": "texts.txt", "examples": "examples.jsonl", "pairs": "pairs.jsonl", "circuit": "circuit.json", "quiz": "quiz.jsonl",
-         "parquet": "endings.parquet"}
+         "texts": "texts.txt", "ids": "ids.bin", "examples": "examples.jsonl", "pairs": "pairs.jsonl",
+         "circuit": "circuit.json", "quiz": "quiz.jsonl", "parquet": "endings.parquet"}
 
 
 def path_of(world, name):

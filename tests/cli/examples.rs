@@ -33,6 +33,9 @@ const REPLACED: &[(&str, &str, &str)] = &[
     ("--tokens 512", "--tokens 8", "up to a minute"),
     ("--steps 2000", "--steps 3", "minutes"),
     ("--steps 300", "--steps 3", "minutes"),
+    ("--epochs 2 ", "--steps 3 ", "minutes"),
+    ("--epochs 3 ", "--steps 3 ", "minutes"),
+    ("gpt2 data ", "gpt2-help data ", "needs a network"),
     (TRAIN, "gpt2 train --steps 3 ", "minutes; only where the line has no --steps of its own"),
     ("gpt2-xl", "gpt2", "the test's Hub has one model"),
     ("microsoft/DialoGPT-small", "openai-community/gpt2", "the test's Hub has one model"),
@@ -264,8 +267,16 @@ impl World {
             words.iter().any(is) && !self.folder.path().join(name).exists()
         };
         let path = |name: &str| self.folder.path().join(name);
-        let long =
-            ["notes.txt", "lines.txt", "poems.txt", "shakespeare.txt", "plays.html"].map(|name| (name, TEXT));
+        let long = [
+            "notes.txt",
+            "lines.txt",
+            "poems.txt",
+            "shakespeare.txt",
+            "plays.html",
+            "plays.txt",
+            "licenses.txt",
+        ]
+        .map(|name| (name, TEXT));
         let short = [("prompt.txt", "O Romeo, Romeo\n"), ("prompts.txt", "O Romeo\nTo be, or not to be\n")];
         for (name, text) in long.into_iter().chain(short) {
             if named(name) {

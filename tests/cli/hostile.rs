@@ -111,6 +111,11 @@ fn a_text_without_end_is_refused_with_the_limit() -> Result {
         let run = bounded(&["train", option, "/dev/zero", "--out", &out])?;
         run.refused(1, &["the text from /dev/zero", "longer than 268435456 bytes", "shorten"]);
     }
+    bounded(&["train", "--ids", "/dev/zero", "--out", &out])?
+        .refused(1, &["the ids from /dev/zero", "longer than 268435456 bytes"]);
+    folder.write("short.txt", "O Romeo")?;
+    bounded(&["train", "--text", &folder.at("short.txt"), "--val-text", "/dev/zero", "--out", &out])?
+        .refused(1, &["the validation text from /dev/zero", "longer than 268435456 bytes"]);
     bounded(&["forward", "--file", "/dev/zero"])?.refused(1, &["/dev/zero", "longer than 16777216 bytes"]);
     assert!(!folder.file("out").exists());
     Ok(())

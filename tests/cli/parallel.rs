@@ -63,13 +63,24 @@ fn one_process(args: &[String]) -> Result<Run> {
 
 #[test]
 fn any_number_of_processes_writes_the_same_bytes() -> Result {
+    same_bytes(&[])
+}
+
+#[test]
+fn any_number_of_processes_writes_the_same_bytes_with_muon_and_samples() -> Result {
+    same_bytes(&["--optimizer", "muon", "--num-samples", "1"])
+}
+
+fn same_bytes(options: &[&str]) -> Result {
     let runs = Runs::new()?;
-    one_process(&runs.train("one", 44, &[]))?.succeeded();
+    one_process(&runs.train("one", 44, options))?.succeeded();
     let one = runs.result("one")?;
     // Started by mpirun, a run alone is still one process; --parallel mpi joins it to itself.
     for (n, more) in [(1, &["--parallel", "mpi"][..]), (2, &[]), (3, &["--threads", "2"])] {
         let name = n.to_string();
-        let Some(command) = ranks(n, &runs.train(&name, 44, more)) else { return Ok(()) };
+        let Some(command) = ranks(n, &runs.train(&name, 44, &[options, more].concat())) else {
+            return Ok(());
+        };
         let run = Run::of(command)?.succeeded();
         let said = format!("parallel: {n} rank{} over Open MPI ", if n == 1 { "" } else { "s" });
         assert_eq!(run.stderr.matches(&said).count(), 1, "{}", run.stderr);

@@ -108,7 +108,7 @@ fn a_model_without_a_tokenizer_learns_from_ids() -> Result {
         assert_says(
             "stderr",
             &run.stderr,
-            &["810 tokens to learn, 90 for validation", "next: gpt2 generate --ids"],
+            &["810 tokens to learn, 90 for validation", "next: gpt2 generate --ids 0,1,4 --model"],
         );
         assert!(!run.stderr.contains("bits per byte"), "there are no bytes: {}", run.stderr);
         assert_eq!(names_in(&folder.file(out))?, ["config.json", "loss.png", "model.safetensors"]);
@@ -178,8 +178,8 @@ fn the_curve_is_drawn_where_it_is_asked_for_and_the_next_command_runs() -> Resul
     let run = train(&folder, "my model", &["--steps", "4", "--picture", &picture])?.succeeded();
     assert!(std::fs::read_to_string(&picture)?.contains("<svg"));
     let out = folder.at("my model");
-    assert_says("stderr", &run.stderr, &[&format!("next: gpt2 generate --model '{out}'")]);
-    gpt2(&["generate", "--model", &out, "-n2", "Line"])?.succeeded();
+    assert_says("stderr", &run.stderr, &[&format!("next: gpt2 generate 'Line 0 of' --model '{out}'")]);
+    gpt2(&["generate", "--model", &out, "-n2", "Line 0 of"])?.succeeded();
     train(&folder, "other", &["--steps", "4", "--picture", &picture])?
         .refused(1, &["--picture", "already exists", "--overwrite"]);
     train(&folder, "other", &["--steps", "4", "--picture", &folder.at("curve.bmp")])?

@@ -165,7 +165,10 @@ fn compare(path: &Path, saved: &[u8], settings: &impl Serialize) -> Result<()> {
     let now = serde_json::to_vec(settings).and_then(|text| serde_json::from_slice(&text));
     let now: serde_json::Value = now.map_err(TrainError::other)?;
     let (Some(saved), Some(now)) = (saved.as_object(), now.as_object()) else { return Ok(()) };
-    for (name, value) in now {
+    // Those on which the others' defaults depend come first.
+    let is_first = |name: &str| ["model", "optimizer", "steps"].contains(&name);
+    let (first, others): (Vec<_>, Vec<_>) = now.iter().partition(|(name, _)| is_first(name));
+    for (name, value) in first.into_iter().chain(others) {
         // A state without one of these is of a run before there was a choice.
         let absent = match &name[..] {
             "repeat_fraction" => 0.0.into(),

@@ -26,10 +26,7 @@ const COMMON: &[(&str, &str)] = &[
     ("compare", "model other text quantize_other adapters tokens"),
     ("eval", "tasks limit samples out overwrite"),
     ("score", "place by jsonl summaries resume"),
-    (
-        "train",
-        "text jsonl out rank n_layer n_head n_embd steps epochs batch optimizer lr num_samples resume overwrite",
-    ),
+    ("train", "text jsonl out rank n_layer n_embd steps epochs lr num_samples resume overwrite"),
     ("train-features", "source out point features k sparsity epochs lr overwrite"),
     ("bench", "what batch tokens runs last device threads"),
     ("verify", "all device"),

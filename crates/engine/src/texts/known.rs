@@ -2,8 +2,7 @@
 
 use crate::hub::HubOptions;
 use crate::observer::Observer;
-use anyhow::{Context, anyhow};
-use gpt2_loader::LoadError;
+use anyhow::Context;
 use gpt2_loader::hub::Pin;
 
 /// A text whose content is known in advance.
@@ -62,14 +61,7 @@ impl KnownText {
             sha256: Some(self.sha256.into()),
             license: "public domain".into(),
         };
-        let fetched = options.connect(observer)?.fetch(site.unwrap_or(self.site), &pin);
-        let content = fetched.map_err(|error| match error {
-            LoadError::Hub(error) => anyhow!(
-                "{error}; or take {} from elsewhere: any text in UTF-8 can be trained on",
-                self.address(None)
-            ),
-            other => other.into(),
-        })?;
+        let content = options.connect(observer)?.fetch(site.unwrap_or(self.site), &pin)?;
         String::from_utf8(content).context(self.name)
     }
 }

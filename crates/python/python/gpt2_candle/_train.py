@@ -177,7 +177,7 @@ def train(
         "sample_prompt": sample_prompt,
         "sample_tokens": count(sample_tokens, "sample_tokens", 1),
     }
-    native, *facts = _native.Model.train(
+    native, losses, validation, finished, samples, bytes_per_token = _native.Model.train(
         model._own if model is not None else None,
         {
             "options": json.dumps({name: value for name, value in options.items() if value is not None}),
@@ -190,7 +190,7 @@ def train(
             "callback": callback,
         },
     )
-    return Training(Model(native), *facts)
+    return Training(Model(native), losses, validation, finished, samples, bytes_per_token)
 
 
 def fetch_text(name: str = "shakespeare", *, site: str | None = None, offline: bool = False) -> str:

@@ -5,8 +5,10 @@ use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::output::{self, note};
 use crate::values::one_of;
+use anyhow::anyhow;
 use gpt2_engine::HubOptions;
 use gpt2_engine::texts::{KNOWN_TEXTS, KnownText};
+use gpt2_loader::LoadError;
 use gpt2_view::visible_text;
 use std::io::Write;
 use std::path::PathBuf;
@@ -46,7 +48,15 @@ pub(crate) fn run(args: &DataArgs) -> anyhow::Result<()> {
     outputs.add("--out", &args.out);
     outputs.check(&ReadFiles::default())?;
     let options = HubOptions { offline: args.offline, timeout: args.timeout, ..HubOptions::default() };
-    let text = args.name.fetch(args.from.as_deref(), &options, &TERMINAL)?;
+    let fetched = args.name.fetch(args.from.as_deref(), &options, &TERMINAL);
+    let text = fetched.map_err(|error| match error.downcast_ref() {
+        // The Hub's own advice speaks of models.
+        Some(LoadError::Hub(reason)) => anyhow!(
+            "{reason}; or take {} from elsewhere: any text in UTF-8 can be trained on",
+            args.name.address(None)
+        ),
+        _ => error,
+    })?;
     outputs.stage_bytes(&args.out, text.as_bytes())?;
     outputs.commit()?;
     let out = visible_text(&args.out.display().to_string());

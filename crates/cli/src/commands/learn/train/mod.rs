@@ -19,7 +19,7 @@ use anyhow::{anyhow, bail};
 use candle_core::{DType, Device};
 use gpt2_engine::open::{checkpoint, explain_not_finite, open_tokenizer, quantized};
 use gpt2_engine::studies::learn::train::{Options, Start, TrainingData};
-use gpt2_engine::texts::{folder_text, read_file, read_ids};
+use gpt2_engine::texts::{Content, folder_text, read_file, read_ids};
 use gpt2_engine::{DEMO_NAME, Spelling};
 use gpt2_loader::{Checkpoint, Files, LoadError, Tokenizer, check_savable};
 use gpt2_model::{Config, Gpt2LMHeadModel};
@@ -89,14 +89,14 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
         trainer.resume(&args.out.join(files::STATE)).map_err(worded)?;
         note(&format!("going on after step {}", trainer.steps()));
     }
-    if writes && !is_quiet() {
-        note_estimate(&trainer);
-    }
     if trainer.trained_adapter().is_none() {
         let damaged = "the weights are damaged, and cannot be saved; fetch them again";
         check_savable(trainer.model(), args.save_dtype).map_err(|error| unsaved(error, damaged))?;
     }
     let mut progress = Progress::new(args, tokenizer, &trainer)?;
+    if writes && !is_quiet() {
+        note_estimate(&trainer);
+    }
     let ran = trainer.run(|trainer, event| progress.hear(trainer, event).map_err(TrainError::other));
     let finished = ran.map_err(|error| match &error {
         // If the model to fine-tune is broken, its first pass shows it.
@@ -115,7 +115,7 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
         let _ = std::fs::remove_file(args.out.join(files::STATE));
     }
     print(args, &trainer, config.vocab_size, &progress.bytes)?;
-    note(&format!("next: {}", next(args, tokenizer.is_some())));
+    note(&format!("next: {}", next(args, &lessons)));
     Ok(if finished { ExitCode::SUCCESS } else { ExitCode::from(progress.stop.code()) })
 }
 
@@ -153,20 +153,26 @@ fn note_estimate(trainer: &Trainer) {
     ));
 }
 
-/// The command that tries what was trained.
-fn next(args: &TrainArgs, has_tokenizer: bool) -> String {
+/// The command that tries what was trained, with a prompt like the data.
+fn next(args: &TrainArgs, lessons: &TrainingData) -> String {
     let out = args.out.display().to_string();
     let out = if out == DEMO_NAME { format!("./{out}") } else { out };
-    let is_special = |c: char| c.is_whitespace() || "'\"$`\\&;|<>()*?!".contains(c);
+    let is_special = |c: char| c.is_whitespace() || "'\"$`\\&;|<>()*?!#~".contains(c);
     let quoted = |word: &str| {
         if word.contains(is_special) { format!("'{}'", word.replace('\'', "'\\''")) } else { word.to_owned() }
     };
-    let prompt = if has_tokenizer { "" } else { " --ids 1,2,3" };
+    let beginning = lessons.beginning();
+    let prompt = match (&args.sample_prompt, &beginning) {
+        (Some(text), _) | (None, Content::Text(text)) => quoted(text),
+        (None, Content::Ids(ids)) => {
+            format!("--ids {}", ids.iter().map(u32::to_string).collect::<Vec<_>>().join(","))
+        }
+    };
     match &args.model {
         Some(model) if args.lora.rank.is_some() => {
-            format!("gpt2 generate{prompt} --model {} --adapter {}", quoted(model), quoted(&out))
+            format!("gpt2 generate {prompt} --model {} --adapter {}", quoted(model), quoted(&out))
         }
-        _ => format!("gpt2 generate{prompt} --model {}", quoted(&out)),
+        _ => format!("gpt2 generate {prompt} --model {}", quoted(&out)),
     }
 }
 

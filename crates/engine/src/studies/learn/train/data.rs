@@ -2,12 +2,15 @@
 
 use crate::observer::Observer;
 use crate::spelling::Spelling;
-use crate::texts::{Example, documents, encode, noted, parse, place};
+use crate::texts::{Content, Example, documents, encode, noted, parse, place};
 use anyhow::{Context, bail};
 use gpt2_loader::Tokenizer;
 use gpt2_train::Dataset;
 use std::borrow::Cow;
 use std::path::Path;
+
+/// The number of words of a prompt like the data.
+const WORDS: usize = 3;
 
 /// A text, examples, or ids.
 #[derive(Debug, Clone)]
@@ -64,6 +67,27 @@ impl TrainingData {
                 .collect::<String>()
                 .into(),
         }
+    }
+
+    /// A short prompt like the data: their first words, or their first ids.
+    #[must_use]
+    pub fn beginning(&self) -> Content {
+        let text = match self {
+            Self::Ids(ids) => return Content::Ids(ids.iter().take(WORDS).copied().collect()),
+            Self::Text(text) => text,
+            Self::Examples(examples) => {
+                let of = |example: &Example| {
+                    if example.prompt.is_empty() {
+                        example.completion.clone()
+                    } else {
+                        example.prompt.clone()
+                    }
+                };
+                &examples.first().map(of).unwrap_or_default()
+            }
+        };
+        let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("the");
+        Content::Text(line.split_whitespace().take(WORDS).collect::<Vec<_>>().join(" "))
     }
 
     /// The tokens to learn, and those for validation: `validation`, or else the part `val_fraction` of the former.
