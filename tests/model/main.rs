@@ -18,6 +18,7 @@ mod lora;
 #[path = "../common/models.rs"]
 mod models;
 mod parity;
+mod processed;
 mod quantized;
 mod rows;
 mod search;

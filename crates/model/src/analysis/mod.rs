@@ -16,6 +16,7 @@
 //! | [`ablation_effects`] | how ablating each head changes a token's probability, through everything that reads it |
 
 mod attribution;
+mod backward_hooks;
 pub mod finite;
 mod logit_lens;
 pub(crate) mod mean_ablation;
@@ -29,6 +30,7 @@ mod values_at;
 pub use attribution::{
     Attribution, BatchGradients, GradientHooks, Gradients, attribution_patching, batch_gradients, gradients,
 };
+pub use backward_hooks::{BackwardHooks, GradientFunction};
 pub use logit_lens::{Centering, DirectAttribution, direct_attribution, logit_lens};
 pub use metric::Metric;
 pub use patching::{
