@@ -83,11 +83,12 @@ def test_hooks_stay_for_a_block_of_code(model: Model) -> None:
         value[:, :, 3] = 0
 
     hooks: Any = [("blocks.0.attn.hook_z", silence)]
+    another, plain = Model.load(), model(TEXT, return_type="loss")
     expected = model.run_with_hooks(TEXT, hooks)
     with model.hooks(hooks) as hooked:
         np.testing.assert_array_equal(hooked(TEXT).logits, expected)
         np.testing.assert_array_equal(model.run_with_cache(TEXT)[0], expected)
-        assert Model.load()(TEXT, return_type="loss") == model.__class__.load()(TEXT, return_type="loss")
+        assert another(TEXT, return_type="loss") == plain, "another model has the hooks, too"
         written = model.generate(TEXT, greedy=True, max_new_tokens=4).ids
     assert written == model.generate(TEXT, greedy=True, max_new_tokens=4, fwd_hooks=hooks).ids
     assert np.abs(model(TEXT).logits - expected).max() > 1e-3
@@ -116,7 +117,7 @@ def test_lists_of_texts_give_lists_of_results(model: Model) -> None:
         alone = model.grad(text, name, " thou")
         t = alone[name][0].shape[1]
         # A row of a batch goes through products of another size: rounding in f32.
-        np.testing.assert_allclose(together[name][1][row, -t:], alone[name][1][0], rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(together[name][1][row, -t:], alone[name][1][0], rtol=1e-3, atol=1e-5)
         assert np.isclose(together.metric[row], alone.metric[0], rtol=1e-5)
     with pytest.raises(TypeError, match="pairs=.... takes many pairs"):
         model.patching(texts, texts, " thou")  # type: ignore[arg-type]
