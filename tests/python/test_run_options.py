@@ -157,6 +157,7 @@ def test_the_stream_falls_into_transformerlens_s_parts(processed: Model, known: 
     assert labels == ["embed", "pos_embed", "0_attn_out", "0_mlp_out", "1_attn_out", "1_mlp_out", "2_attn_out", "2_mlp_out"]
     np.testing.assert_allclose(parts, known["decompose_resid"], **CLOSE)
     np.testing.assert_allclose(cache.decompose_resid(2, mode="attn", apply_ln=True, pos_slice=-1), known["decompose_resid normed"], **CLOSE)
+    np.testing.assert_array_equal(cache.stack_activation("z", 2), cache.stack("z")[:2])
     np.testing.assert_allclose(cache.stack_head_results(2, pos_slice=-1), known["stack_head_results"], **CLOSE)
     np.testing.assert_allclose(cache.stack_head_results(incl_remainder=True, pos_slice=-1), known["stack_head_results rest"], **CLOSE)
     stack = cache.decompose_resid(pos_slice=-1)
@@ -176,6 +177,14 @@ def test_parts_sum_to_logits_in_the_raw_view(model: Model) -> None:
     bias = model.parameter("ln_f.bias") @ (model.W_U[:, a] - model.W_U[:, b])
     # In f32, sums of ten parts.
     np.testing.assert_allclose(parts.sum(0) + bias, logits[..., a] - logits[..., b], rtol=1e-3, atol=1e-4)
+
+
+def test_head_scores_begin_as_those_of_the_command(model: Model, gpt2: Any) -> None:
+    for more, flag in (({}, []), ({"no_bos": True}, ["--no-bos"])):
+        found = model.head_scores(length=10, texts=3, **more)
+        heads = gpt2("heads", "--length", "10", "--batch", "3", *flag)["heads"]
+        expected = [head["induction"]["mean"] if isinstance(head["induction"], dict) else head["induction"] for head in heads]
+        np.testing.assert_allclose(found.induction.reshape(-1), expected, rtol=1e-6)
 
 
 def test_results_pickle(model: Model) -> None:

@@ -134,6 +134,18 @@ fn hooks(changes: &Interventions) -> Option<&dyn Hooks> {
     if changes.is_empty() { None } else { Some(changes) }
 }
 
+/// Random tokens that come several times.
+#[derive(Debug, FromPyObject)]
+#[pyo3(from_item_all)]
+struct RepeatedTexts {
+    length: usize,
+    repeats: usize,
+    /// The number of texts.
+    rows: usize,
+    /// Whether they begin with a random token instead of the model's first token.
+    no_bos: bool,
+}
+
 /// Texts, what is measured of them, and the points whose gradients are wanted.
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
@@ -204,9 +216,7 @@ impl Model {
     fn head_scores(
         &self,
         py: Python<'_>,
-        length: usize,
-        repeats: usize,
-        rows: usize,
+        of: RepeatedTexts,
         seed: u64,
         changes: InterventionTexts,
     ) -> PyResult<Arrays> {
@@ -214,7 +224,8 @@ impl Model {
         compute(py, &raised, || {
             let model = &self.loaded.model;
             let config = model.config();
-            let bos = config.bos_token_id.filter(|&id| (id as usize) < config.vocab_size);
+            let RepeatedTexts { length, repeats, rows, no_bos } = of;
+            let bos = config.bos_token_id.filter(|&id| !no_bos && (id as usize) < config.vocab_size);
             let texts = RepeatedTokens::random(bos, (length, repeats), rows, config.vocab_size, seed);
             let changes = changes.build(&self.loaded, Reads::Others("texts of its own"), &raised)?;
             let found = head_scores(&model.transformer, &texts, hooks(&changes))?;

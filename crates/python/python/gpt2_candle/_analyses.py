@@ -89,14 +89,15 @@ class Analyses(Passes):
         options = {"prompt": ids, "position": _position(position, len(ids)), "top_k": count(top_k, "top_k", 1)}
         return self._study("lens", options, changes, allow_nonfinite=allow_nonfinite)
 
-    def head_scores(self, *, length: int | None = None, repeats: int = 4, texts: int = 10, seed: int = 0, **changes: Unpack[Changes]) -> Scores:
+    def head_scores(self, *, length: int | None = None, repeats: int = 4, texts: int = 10, no_bos: bool = False, seed: int = 0, **changes: Unpack[Changes]) -> Scores:
         """Which heads look at the previous token, at earlier copies of a token, or after them (induction heads: Olsson et al. 2022), on
         repeated random tokens.
 
         Args:
-            length: How many tokens are repeated; 25, or what the model's context has room for.
+            length: How many tokens are repeated; 25, or what the model's context has room for after its first token.
             repeats: How often.
             texts: How many such texts.
+            no_bos: Begins with a random token instead of the model's first token.
             seed: The same seed draws the same texts.
             **changes: Interventions.
 
@@ -105,8 +106,8 @@ class Analyses(Passes):
         """
         room: int = (self._facts["config"]["n_positions"] - 1) // max(repeats, 1)
         length = min(room, 25) if length is None else length
-        found = self._own.head_scores(
-            count(length, "length", 1), count(repeats, "repeats", 2), count(texts, "texts", 1), count(seed, "seed"), changes_of(self._own, changes))
+        of = {"length": count(length, "length", 1), "repeats": count(repeats, "repeats", 2), "rows": count(texts, "texts", 1), "no_bos": bool(no_bos)}
+        found = self._own.head_scores(of, count(seed, "seed"), changes_of(self._own, changes))
         return Scores({name: self._map(name, values, unit="mean weight") for name, values in found.items()})
 
     @overload

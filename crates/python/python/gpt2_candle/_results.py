@@ -139,6 +139,11 @@ class Cache(ResidualStream):
             raise KeyError(f"no layer's {asked!r} is in the cache")
         return np.stack(layers)
 
+    def stack_activation(self, activation_name: str, layer: int = -1, sublayer_type: str = "") -> Floats:
+        """The values of the layers below ``layer``, (layers, B, ..), under TransformerLens' name for :meth:`stack`."""
+        found = self.stack(activation_name, sublayer_type)
+        return found if layer == -1 else found[:layer]
+
     def __repr__(self) -> str:
         return f"Cache({len(self)} values: {', '.join(list(self)[:3])}, ...)"
 
