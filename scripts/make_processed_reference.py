@@ -18,6 +18,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from hooked_transformer import NO_PROCESSING, hooked
 from safetensors.torch import save_file
+from transformer_lens import HookedTransformer
+from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights
 from transformers import GPT2LMHeadModel
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "data" / "circuits"
@@ -30,6 +32,18 @@ POINTS = ("hook_embed", "blocks.0.attn.hook_z", "blocks.1.hook_resid_mid", "bloc
 def largest(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     shown = torch.isfinite(a) & torch.isfinite(b)
     return (a - b)[shown].abs().max() / b[shown].abs().max()
+
+
+def processed(hf) -> HookedTransformer:
+    """HookedTransformer's default processing by its own steps: load_and_process_state_dict would round all weights to f32 before."""
+    model = hooked(hf, dict.fromkeys(NO_PROCESSING, True), dtype=torch.float64)
+    plain = hooked(hf, dtype=torch.float64)  # what the file lacks is as in a new model
+    state = plain.fill_missing_keys(convert_gpt2_weights(hf, plain.cfg))
+    state = model.fold_layer_norm(state)
+    state = model.center_writing_weights(state)
+    state = model.fold_value_biases(model.center_unembed(state))
+    model.load_state_dict(state, strict=False)
+    return model
 
 
 def gradients(model, metric) -> dict[str, torch.Tensor]:
@@ -45,8 +59,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     hf = GPT2LMHeadModel.from_pretrained(FOLDER / "model", attn_implementation="eager").double()
-    processing = dict.fromkeys(NO_PROCESSING, True)
-    model = hooked(hf, processing, dtype=torch.float64)
+    model = processed(hf)
     plain = hooked(hf, dtype=torch.float64)
     ids = torch.tensor(IDS)
     found: dict[str, torch.Tensor] = {"ids": ids}

@@ -176,3 +176,55 @@ fn weights_that_are_not_finite_have_no_circuits() -> Result {
     assert_eq!(json(&args)?["heads"][0]["copying"], Value::Null);
     Ok(())
 }
+
+/// Any metric by its name; without answers where it needs none.
+#[test]
+fn patching_takes_a_metric_by_its_name() -> Result {
+    let report = json(&["patch", CLEAN, CORRUPT, "--metric", "kl", "--json"])?;
+    assert_eq!(report["metric"], "kl");
+    assert!(number(&report["clean_difference"]).abs() < 1e-6 && number(&report["corrupt_difference"]) > 1.0);
+    let run = gpt2(&["patch", CLEAN, CORRUPT, "--metric", "loss"])?.succeeded();
+    assert_says("stdout", &run.stdout, &["loss: +", "after the clean prompt"]);
+    let args = ["patch", CLEAN, CORRUPT, "--metric", "probability", "--answer", " fair", "--json"];
+    let probability = number(&json(&args)?["clean_difference"]);
+    assert!(probability > 0.1 && probability < 1.0, "{probability}");
+    let last = json(&[&["patch", CLEAN, CORRUPT, "--positions", "7", "--json"][..], &TOKENS].concat())?;
+    let plain = json(&[&["patch", CLEAN, CORRUPT, "--json"][..], &TOKENS].concat())?;
+    let off = number(&last["clean_difference"]) - number(&plain["clean_difference"]);
+    assert!(off.abs() < 1e-4, "{off}"); // f32, by a product of more rows
+    for (args, code, says) in [
+        (&["--metric", "probability"][..], 1, "--answer: give the right answer"),
+        (&["--metric", "logit-difference", "--answer", " fair"], 1, "--against"),
+        (&["--metric", "kl", "--positions", "3"], 1, "--positions: are for metrics of answers"),
+        (&["--positions", "9", "--answer", " fair", "--against", " king"], 1, "pair 0 has 8 tokens"),
+        (&["--metric", "accuracy"], 2, "accuracy"),
+        (&[], 2, "--answer"),
+    ] {
+        gpt2(&[&["patch", CLEAN, CORRUPT][..], args].concat())?.refused(code, &[says]);
+    }
+    Ok(())
+}
+
+/// The processed view predicts the same, and what the first token stands before says so.
+#[test]
+fn the_processed_view_and_the_first_token_are_options() -> Result {
+    let of = |more: &[&str]| json(&[&["forward", "O Romeo, Romeo!", "--json"][..], more].concat());
+    let plain = of(&[])?;
+    let processed = of(&["--processed"])?;
+    let off = number(&plain["perplexity"]) / number(&processed["perplexity"]) - 1.0;
+    assert!(off.abs() < 1e-5, "{off}"); // f32
+    assert_eq!(processed["provenance"]["processed"], true);
+    let first = of(&["--prepend-bos"])?;
+    let ids = |report: &Value| list(&report["provenance"]["ids"]).to_vec();
+    assert_eq!(ids(&first)[1..], ids(&plain));
+    let run = gpt2(&["forward", "O Romeo", "--processed"])?.succeeded();
+    assert_says("stdout", &run.stdout, &["processed weights"]);
+    for (args, says) in [
+        (&["inspect", "--processed"][..], "--processed: has no meaning in gpt2 inspect"),
+        (&["bench", "forward", "--processed"], "--processed: has no meaning in gpt2 bench"),
+        (&["forward", "O", "--processed", "--quantize", "q8_0"], "leave --quantize out"),
+    ] {
+        gpt2(args)?.refused(1, &[says]);
+    }
+    Ok(())
+}

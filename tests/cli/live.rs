@@ -149,6 +149,8 @@ fn the_pages_of_other_commands_may_be_alive() -> Result {
             1,
             "--quantize: not with --live",
         ),
+        (&["attention", "O", "--live", "--html", &out, "--processed"], 1, "--processed: not with --live"),
+        (&["attention", "O", "--live", "--html", &out, "--prepend-bos"], 1, "--prepend-bos: not with --live"),
         (
             &["attention", "O", "--live", "--html", &out, "--add", &add],
             1,

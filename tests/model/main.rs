@@ -19,6 +19,7 @@ mod lora;
 #[path = "../common/models.rs"]
 mod models;
 mod parity;
+mod processed;
 mod quantized;
 mod rows;
 mod search;

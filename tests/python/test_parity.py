@@ -18,7 +18,8 @@ from gpt2_candle import Changes, Model, _native, train
 from gpt2_candle._inputs import Options
 
 STUDIES = {name: (set(refused), json.loads(defaults)) for name, refused, defaults in _native.studies()}
-INTERVENTIONS = [name.replace("_", "-") for name in Changes.__annotations__]
+# How a text is read is no intervention, but stands beside them.
+INTERVENTIONS = [name.replace("_", "-") for name in Changes.__annotations__ if name != "prepend_bos"]
 
 # A study that is a part of another one's command.
 COMMANDS = {"path-patching": "patch", "edge-scores": "discover", "features-in-store": "features"}
@@ -105,6 +106,14 @@ def test_training_has_the_same_options_in_each_face() -> None:
             missing.append(f"Python lacks {option}")
     assert not missing
     assert {"--text", "--ids", "--jsonl", "--val-text", "--model"} <= set(re.findall(r"--[\w-]+", text))
+
+
+@pytest.mark.parametrize("study", [study for study, (refused, options) in STUDIES.items() if {"prompt", "pairs"} & set(options)])
+def test_the_views_of_a_model_and_its_first_token_are_in_each_face(study: str) -> None:
+    text = help_of(study)
+    assert "--processed" in text and "--prepend-bos" in text
+    parameters = inspect.signature(method_of(study)).parameters
+    assert "prepend_bos" in Changes.__annotations__ and ("changes" in parameters or "options" in parameters)
 
 
 def test_an_unknown_option_is_named_with_the_nearest(model: Model) -> None:

@@ -14,11 +14,11 @@ use gpt2_engine::Opened;
 use gpt2_engine::interventions::Reads;
 use gpt2_model::ForwardArgs;
 use gpt2_model::analysis::{
-    Ablation, Centering, Contrast, Divergence, Loss, Metric, Parts, RepeatedTokens, ablation_effects,
-    activation_patching, attention_rollout, attribution_patching, batch_gradients, direct_attribution,
-    head_scores, surprises,
+    Ablation, BackwardHooks, Centering, Contrast, Divergence, GradientFunction, Loss, Metric, Parts,
+    RepeatedTokens, ablation_effects, activation_patching, attention_rollout, attribution_patching,
+    batch_gradients, direct_attribution, head_scores, surprises,
 };
-use gpt2_model::hooks::{Chain, Head, Hooks, Interventions};
+use gpt2_model::hooks::{Chain, Head, Hooks, Interventions, Point};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -134,6 +134,18 @@ fn hooks(changes: &Interventions) -> Option<&dyn Hooks> {
     if changes.is_empty() { None } else { Some(changes) }
 }
 
+/// Random tokens that come several times.
+#[derive(Debug, FromPyObject)]
+#[pyo3(from_item_all)]
+struct RepeatedTexts {
+    length: usize,
+    repeats: usize,
+    /// The number of texts.
+    rows: usize,
+    /// Whether they begin with a random token instead of the model's first token.
+    no_bos: bool,
+}
+
 /// Texts, what is measured of them, and the points whose gradients are wanted.
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
@@ -144,10 +156,29 @@ struct GradientRequest {
     changes: InterventionTexts,
     /// Points and the functions that read and change their values.
     hooks: Vec<(String, Py<PyAny>)>,
+    /// Points and the functions that read and change their gradients.
+    bwd_hooks: Vec<(String, Py<PyAny>)>,
 }
 
 /// The metrics, the logits, and at each point the value and the gradient.
 type TextGradients = (Vec<f64>, Array, Vec<(Array, Array)>);
+
+/// Python functions of gradients.
+fn backward_hooks(
+    functions: Vec<(String, Py<PyAny>)>,
+    layers: usize,
+    raised: &Arc<Raised>,
+) -> Result<BackwardHooks, Failed> {
+    let of = |(name, function): (String, Py<PyAny>)| {
+        let raised = Arc::clone(raised);
+        let call: GradientFunction = Arc::new(move |gradient: &Tensor| {
+            let list = vec![(Point::Logits, Python::attach(|py| function.clone_ref(py)))];
+            PyHooks { list, raised: &raised }.changed(Point::Logits, gradient)
+        });
+        Ok((point(&name, layers)?, call))
+    };
+    Ok(BackwardHooks::new(functions.into_iter().map(of).collect::<Result<_, Failed>>()?))
+}
 
 type Arrays = BTreeMap<&'static str, Array>;
 
@@ -162,7 +193,7 @@ impl Model {
         let raised = Arc::default();
         compute(py, &raised, || {
             let model = &self.loaded.model;
-            let GradientRequest { rows, measure, points, changes, hooks: functions } = request;
+            let GradientRequest { rows, measure, points, changes, hooks: functions, bwd_hooks } = request;
             let layers = model.config().n_layer;
             let points = points.iter().map(|name| point(name, layers)).collect::<Result<Vec<_>, _>>()?;
             let list = functions.into_iter().map(|(name, function)| Ok((point(&name, layers)?, function)));
@@ -170,7 +201,8 @@ impl Model {
             let changes = changes.build(&self.loaded, Reads::Whole(&slices(&rows)), &raised)?;
             let metric = measure.metric(&slices(&rows), Metric::LogProb, &raised)?;
             let batch = PaddedBatch::new(model, &rows)?;
-            let chain: [&dyn Hooks; 2] = [&changes, &functions];
+            let backward = backward_hooks(bwd_hooks, layers, &raised)?;
+            let chain: [&dyn Hooks; 3] = [&changes, &functions, &backward];
             let found = batch_gradients(model, &batch.ids, batch.args(&Chain(&chain)), &metric, &points)?;
             let array = |(value, gradient): &(Tensor, Tensor)| {
                 Ok((Array::copy_of(value)?, Array::copy_of(gradient)?))
@@ -184,9 +216,7 @@ impl Model {
     fn head_scores(
         &self,
         py: Python<'_>,
-        length: usize,
-        repeats: usize,
-        rows: usize,
+        of: RepeatedTexts,
         seed: u64,
         changes: InterventionTexts,
     ) -> PyResult<Arrays> {
@@ -194,7 +224,8 @@ impl Model {
         compute(py, &raised, || {
             let model = &self.loaded.model;
             let config = model.config();
-            let bos = config.bos_token_id.filter(|&id| (id as usize) < config.vocab_size);
+            let RepeatedTexts { length, repeats, rows, no_bos } = of;
+            let bos = config.bos_token_id.filter(|&id| !no_bos && (id as usize) < config.vocab_size);
             let texts = RepeatedTokens::random(bos, (length, repeats), rows, config.vocab_size, seed);
             let changes = changes.build(&self.loaded, Reads::Others("texts of its own"), &raised)?;
             let found = head_scores(&model.transformer, &texts, hooks(&changes))?;

@@ -15,6 +15,16 @@ pub(crate) struct PyHooks<'a> {
 }
 
 impl PyHooks<'_> {
+    /// What the functions at a point make of a value; `None` if they leave it as it is.
+    pub(crate) fn changed(&self, at: Point, value: &Tensor) -> Result<Option<Tensor>> {
+        let mut replaced: Option<Tensor> = None;
+        for (_, function) in self.list.iter().filter(|(point, _)| *point == at) {
+            let current = replaced.as_ref().unwrap_or(value);
+            replaced = self.call(function, current)?.or(replaced);
+        }
+        Ok(replaced)
+    }
+
     /// Calls a function with a value. Returns the replacement; `None` if the function leaves the value as it is.
     fn call(&self, function: &Py<PyAny>, value: &Tensor) -> Result<Option<Tensor>> {
         // The function may write to the array, return it, or keep it: it gets a copy of its own.
@@ -48,11 +58,6 @@ impl Hooks for PyHooks<'_> {
     }
 
     fn at(&self, at: At, value: &Tensor) -> Result<Option<Tensor>> {
-        let mut replaced: Option<Tensor> = None;
-        for (_, function) in self.list.iter().filter(|(point, _)| *point == at.point) {
-            let current = replaced.as_ref().unwrap_or(value);
-            replaced = self.call(function, current)?.or(replaced);
-        }
-        Ok(replaced)
+        self.changed(at.point, value)
     }
 }

@@ -152,7 +152,11 @@ fn run(
     };
     let mut found = Found::new();
     if let Some(end) = &end {
-        add(&mut found, "stream", &[end.run(model, &batch, args)?])?;
+        let stream = end.run(model, &batch, args)?;
+        if !asked.allow_nonfinite && !all_finite(&stream)? {
+            return Err(not_finite(model, asked, &batch));
+        }
+        add(&mut found, "stream", &[stream])?;
     } else {
         let transformer = pass(model, asked, &batch, args, &mut found)?;
         add(&mut found, "hidden_states", &transformer.hidden_states)?;

@@ -1,7 +1,7 @@
 //! Pages with a model in them, for `gpt2 live` and for the commands whose page may be one.
 
 use super::weights_page::open;
-use crate::model::args::ModelArgs;
+use crate::model::args::{FirstTokenArg, ModelArgs};
 use crate::output::note;
 use crate::output::written_files::Outputs;
 use anyhow::{anyhow, bail};
@@ -25,7 +25,7 @@ pub(crate) struct LiveArg {
 
 impl LiveArg {
     /// Refuses a model that such a page does not run, if one is wanted.
-    pub(crate) fn check(&self, model: &ModelArgs) -> anyhow::Result<()> {
+    pub(crate) fn check(&self, model: &ModelArgs, first_token: &FirstTokenArg) -> anyhow::Result<()> {
         let given = [
             (
                 "--adapter",
@@ -34,6 +34,7 @@ impl LiveArg {
             ),
             ("--quantize", model.quantize.is_some(), "gpt2 quantize writes a model in fewer bits"),
             ("--processed", model.processed, "the page has the weights as they are"),
+            ("--prepend-bos", first_token.prepend_bos, "the page reads what is typed; give --ids"),
             ("--dtype", model.dtype != DType::F32, "the page computes in f32"),
         ];
         match given.iter().find(|(_, given, _)| *given && self.wanted) {

@@ -5,7 +5,6 @@ use super::dictionaries::{FilesThen, OpenedDictionary};
 use crate::hub::HubOptions;
 use crate::observer::Observer;
 use crate::spelling::Spelling;
-use crate::texts::{Encoded, encode_within};
 use crate::words::without_folders;
 use anyhow::bail;
 use candle_core::{Device, Tensor};
@@ -122,25 +121,6 @@ impl Opened {
             bail!("{option}: the model's config names no bos_token_id; leave {option} out");
         };
         Ok(bos)
-    }
-
-    /// The tokens of a text that fits the model's context, after the first token if texts are read so; `what` names it in errors.
-    ///
-    /// # Errors
-    /// When the model has no tokenizer, or the text has too many tokens.
-    pub fn encode(&self, text: &str, what: &str) -> anyhow::Result<Encoded> {
-        self.encode_after(self.first_token, text, what)
-    }
-
-    /// Like [`Opened::encode`], after the given token or none.
-    ///
-    /// # Errors
-    /// See [`Opened::encode`].
-    pub fn encode_after(&self, first: Option<u32>, text: &str, what: &str) -> anyhow::Result<Encoded> {
-        let room = self.model.config().n_positions - usize::from(first.is_some());
-        let mut encoded = encode_within(self.tokenizer()?, text, what, room)?;
-        encoded.ids.splice(0..0, first);
-        Ok(encoded)
     }
 
     /// The model's name in a file that others will see.

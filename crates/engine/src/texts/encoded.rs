@@ -1,5 +1,6 @@
 //! A text as tokens that fit a model.
 
+use crate::open::Opened;
 use anyhow::bail;
 use gpt2_loader::{LoadError, Tokenizer};
 
@@ -56,4 +57,25 @@ pub fn encode_within(tokenizer: &Tokenizer, text: &str, what: &str, n: usize) ->
     bail!(
         "{what} has {has}, but the model reads n_positions = {n} tokens, which is about the first {first} of it: shorten it"
     )
+}
+
+impl Opened {
+    /// The tokens of a text that fits the model's context, after the first token if texts are read so; `what` names it in errors.
+    ///
+    /// # Errors
+    /// When the model has no tokenizer, or the text has too many tokens.
+    pub fn encode(&self, text: &str, what: &str) -> anyhow::Result<Encoded> {
+        self.encode_after(self.first_token, text, what)
+    }
+
+    /// Like [`Opened::encode`], after the given token or none.
+    ///
+    /// # Errors
+    /// See [`Opened::encode`].
+    pub fn encode_after(&self, first: Option<u32>, text: &str, what: &str) -> anyhow::Result<Encoded> {
+        let room = self.model.config().n_positions - usize::from(first.is_some());
+        let mut encoded = encode_within(self.tokenizer()?, text, what, room)?;
+        encoded.ids.splice(0..0, first);
+        Ok(encoded)
+    }
 }

@@ -17,6 +17,7 @@
 //! | [`ablation_effects`] | how ablating each head changes a token's probability, through everything that reads it |
 
 mod attribution;
+mod backward_hooks;
 pub mod finite;
 mod likelihood;
 mod logit_lens;
@@ -31,6 +32,7 @@ mod values_at;
 pub use attribution::{
     Attribution, BatchGradients, GradientHooks, Gradients, attribution_patching, batch_gradients, gradients,
 };
+pub use backward_hooks::{BackwardHooks, GradientFunction};
 pub use likelihood::{Likelihood, PredictedEnd, likelihoods};
 pub use logit_lens::{Centering, DirectAttribution, direct_attribution, logit_lens};
 pub use metric::Metric;

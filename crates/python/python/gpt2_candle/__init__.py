@@ -18,14 +18,16 @@ from ._circuits import Circuit, EdgeScores
 from ._dictionary import Dictionary
 from ._features import TextFeatures
 from ._inputs import Changes
+from ._metrics import torch_metric
 from ._model import Model
-from ._results import Attention, Cache, Comparison, Continuation, Effects, Map, Maps, Output, Scores
+from ._results import Attention, Cache, Comparison, Continuation, Effects, Gradients, Map, Maps, Output, Scores
 from ._store import Rows, Store
 from ._texts import Prediction
 from ._tokenizer import Tokenizer
 from ._train import LoRA, Training, fetch_text, train
 from ._train_features import DictionaryTraining, train_features
 from ._types import Hook
+from ._weights import ModelConfig
 from ._native import VERSION as __version__
 
 __all__ = [
@@ -39,11 +41,13 @@ __all__ = [
     "DictionaryTraining",
     "EdgeScores",
     "Effects",
+    "Gradients",
     "Hook",
     "LoRA",
     "Map",
     "Maps",
     "Model",
+    "ModelConfig",
     "Output",
     "Prediction",
     "Rows",
@@ -58,6 +62,7 @@ __all__ = [
     "inspect",
     "merge",
     "quantize",
+    "torch_metric",
     "train",
     "train_features",
 ]

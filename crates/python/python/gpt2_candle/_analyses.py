@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from . import _native
-from ._base import Base, Report
-from ._inputs import Changes, changes_of, ids_of, rows_of
+from ._base import Report
+from ._inputs import Changes, changes_of, head_name, ids_of, rows_of
 from ._numbers import count
+from ._passes import Passes
 from ._results import Effects, Map, Scores
-from ._types import Answers, Floats, Parts, Text, Texts
+from ._types import Answers, Floats, HeadName, MetricFunction, MetricName, Parts, Text, Texts
 
 if sys.version_info >= (3, 11):
     from typing import Unpack
@@ -32,16 +33,22 @@ AXES: dict[str, tuple[str, ...]] = {
 }
 
 
-class Analyses(Base):
+class Analyses(Passes):
     """What :class:`Model` can say about texts and heads. Each method names its paper."""
 
+    @overload
     def lens(
-        self, text: Text, position: int = -1, *, top_k: int = 5, allow_nonfinite: bool = False, **changes: Unpack[Changes]
-    ) -> list[list[tuple[str, float]]]:
+        self, text: list[str] | list[list[int]], position: int = -1, *, top_k: int = 5, allow_nonfinite: bool = False, **changes: Unpack[Changes]
+    ) -> list[list[list[tuple[str, float]]]]: ...
+
+    @overload
+    def lens(self, text: Text, position: int = -1, *, top_k: int = 5, allow_nonfinite: bool = False, **changes: Unpack[Changes]) -> list[list[tuple[str, float]]]: ...
+
+    def lens(self, text: Texts, position: int = -1, *, top_k: int = 5, allow_nonfinite: bool = False, **changes: Unpack[Changes]) -> Any:
         """The logit lens: what each layer's residual stream would predict (nostalgebraist 2020).
 
         Args:
-            text: The text.
+            text: The text, or a list of texts.
             position: The position whose next token to predict; below 0, from the end.
             top_k: How many tokens to list for each layer.
             allow_nonfinite: Returns NaN and infinity instead of raising.
@@ -50,28 +57,47 @@ class Analyses(Base):
         Returns:
             For the stream before the first block and after each, the ``top_k`` most probable tokens and their probabilities.
         """
-        report, _ = self._lens(text, position, top_k, allow_nonfinite, changes)
-        return [[(guess["token"], guess["probability"]) for guess in layer] for layer in report["layers"]]
 
-    def lens_logits(self, text: Text, position: int = -1, *, allow_nonfinite: bool = False, **changes: Unpack[Changes]) -> Floats:
+        def of(ids: list[int]) -> list[list[tuple[str, float]]]:
+            report, _ = self._lens(ids, position, top_k, allow_nonfinite, changes)
+            return [[(guess["token"], guess["probability"]) for guess in layer] for layer in report["layers"]]
+
+        return self._each(text, changes, of)
+
+    @overload
+    def lens_logits(self, text: list[str] | list[list[int]], position: int = -1, *, allow_nonfinite: bool = False, **changes: Unpack[Changes]) -> list[Floats]: ...
+
+    @overload
+    def lens_logits(self, text: Text, position: int = -1, *, allow_nonfinite: bool = False, **changes: Unpack[Changes]) -> Floats: ...
+
+    def lens_logits(self, text: Texts, position: int = -1, *, allow_nonfinite: bool = False, **changes: Unpack[Changes]) -> Any:
         """The same as logits, (L + 1, V). The last row holds the model's own."""
-        return self._lens(text, position, 1, allow_nonfinite, changes)[1]["lens"]
+        return self._each(text, changes, lambda ids: self._lens(ids, position, 1, allow_nonfinite, changes)[1]["lens"])
+
+    def _each(self, text: Texts, changes: Mapping[str, Any], of: Callable[[list[int]], Any]) -> Any:
+        """What is found of one text, or a list of what is found of each."""
+        rows, is_one = rows_of(self._own, text, prepend_bos=changes.get("prepend_bos"))
+        # A list of ids is one text.
+        is_one = is_one or not (isinstance(text, list) and (isinstance(text[0], str) or hasattr(text[0], "__iter__")))
+        if is_one and len(rows) != 1:
+            raise TypeError(f"text: expected one text or a list of them, got an array of {len(rows)} rows")
+        return of(rows[0]) if is_one else [of(row) for row in rows]
 
     def _lens(
-        self, text: Text, position: int, top_k: int, allow_nonfinite: bool, changes: Mapping[str, Any]
+        self, ids: list[int], position: int, top_k: int, allow_nonfinite: bool, changes: Mapping[str, Any]
     ) -> tuple[Report, dict[str, Floats]]:
-        ids = ids_of(self._own, text)
         options = {"prompt": ids, "position": _position(position, len(ids)), "top_k": count(top_k, "top_k", 1)}
         return self._study("lens", options, changes, allow_nonfinite=allow_nonfinite)
 
-    def head_scores(self, *, length: int | None = None, repeats: int = 4, texts: int = 10, seed: int = 0, **changes: Unpack[Changes]) -> Scores:
+    def head_scores(self, *, length: int | None = None, repeats: int = 4, texts: int = 10, no_bos: bool = False, seed: int = 0, **changes: Unpack[Changes]) -> Scores:
         """Which heads look at the previous token, at earlier copies of a token, or after them (induction heads: Olsson et al. 2022), on
         repeated random tokens.
 
         Args:
-            length: How many tokens are repeated; 25, or what the model's context has room for.
+            length: How many tokens are repeated; 25, or what the model's context has room for after its first token.
             repeats: How often.
             texts: How many such texts.
+            no_bos: Begins with a random token instead of the model's first token.
             seed: The same seed draws the same texts.
             **changes: Interventions.
 
@@ -80,54 +106,120 @@ class Analyses(Base):
         """
         room: int = (self._facts["config"]["n_positions"] - 1) // max(repeats, 1)
         length = min(room, 25) if length is None else length
-        found = self._own.head_scores(
-            count(length, "length", 1), count(repeats, "repeats", 2), count(texts, "texts", 1), count(seed, "seed"), changes_of(self._own, changes))
+        of = {"length": count(length, "length", 1), "repeats": count(repeats, "repeats", 2), "rows": count(texts, "texts", 1), "no_bos": bool(no_bos)}
+        found = self._own.head_scores(of, count(seed, "seed"), changes_of(self._own, changes))
         return Scores({name: self._map(name, values, unit="mean weight") for name, values in found.items()})
 
-    def effects(self, text: Text, answer: Answers, against: Answers | None = None, *, mean: bool = False, **changes: Unpack[Changes]) -> Effects:
+    @overload
+    def effects(
+        self,
+        text: list[str] | list[list[int]],
+        answer: Answers | None = None,
+        against: Answers | None = None,
+        *,
+        mean: bool = False,
+        metric: MetricName | MetricFunction | None = None,
+        positions: int | Sequence[int] | None = None,
+        **changes: Unpack[Changes],
+    ) -> list[Effects]: ...
+
+    @overload
+    def effects(
+        self,
+        text: Text,
+        answer: Answers | None = None,
+        against: Answers | None = None,
+        *,
+        mean: bool = False,
+        metric: MetricName | MetricFunction | None = None,
+        positions: int | Sequence[int] | None = None,
+        **changes: Unpack[Changes],
+    ) -> Effects: ...
+
+    def effects(
+        self,
+        text: Texts,
+        answer: Answers | None = None,
+        against: Answers | None = None,
+        *,
+        mean: bool = False,
+        metric: MetricName | MetricFunction | None = None,
+        positions: int | Sequence[int] | None = None,
+        **changes: Unpack[Changes],
+    ) -> Any:
         """What ablating each head changes in a prediction, through everything that reads it.
 
         Args:
-            text: The text.
+            text: The text, or a list of texts.
             answer: The token whose log-probability is measured; several only with ``against``.
             against: Measures the logit of ``answer`` less that of this token, or the means of several.
             mean: Ablates to the head's mean over the text, not to 0.
+            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient. ``kl`` is the
+                divergence from the run without an ablation.
+            positions: Averages a metric of answers over these positions, instead of taking the last.
             **changes: Interventions in every run.
 
         Returns:
             ``change`` (L, H): below 0, the head helped. ``plain`` is the metric without an ablation.
         """
-        ids, asked = ids_of(self._own, text), changes_of(self._own, changes)
-        found = self._own.effects(ids, self._answer(answer, against), mean, asked)
-        return Effects({"change": self._map("effect", found["change"], unit="nats", ids=ids, changes=asked)}, {"plain": _number(found["plain"])})
 
-    def direct(self, text: Text, answer: Answers, against: Answers | None = None, *, raw: bool = False, **changes: Unpack[Changes]) -> Effects:
+        def of(ids: list[int]) -> Effects:
+            asked = changes_of(self._own, changes)
+            measure = self._measure(answer, against, metric, positions, reference=self._plain(ids, changes) if metric == "kl" else None)
+            found = self._own.effects(ids, measure, mean, asked)
+            unit = "metric" if metric else "nats"
+            return Effects({"change": self._map("effect", found["change"], unit=unit, ids=ids, changes=asked)}, {"plain": _number(found["plain"])})
+
+        return self._each(text, changes, of)
+
+    def _plain(self, ids: list[int], changes: Mapping[str, Any]) -> Floats:
+        """The logits after a text, (1, 1, V)."""
+        found: Floats = self._run([ids], changes, logits="last")["logits"][0]
+        return np.asarray(found)
+
+    @overload
+    def direct(self, text: list[str] | list[list[int]], answer: Answers, against: Answers | None = None, *, raw: bool = False, **changes: Unpack[Changes]) -> list[Effects]: ...
+
+    @overload
+    def direct(self, text: Text, answer: Answers, against: Answers | None = None, *, raw: bool = False, **changes: Unpack[Changes]) -> Effects: ...
+
+    def direct(self, text: Texts, answer: Answers, against: Answers | None = None, *, raw: bool = False, **changes: Unpack[Changes]) -> Any:
         """Direct logit attribution: what each part adds to the logit of ``answer``, or to its difference to that of ``against``.
 
         Args:
-            text: The text.
+            text: The text, or a list of texts.
             answer: The token.
             against: The token to compare it with.
-            raw: Takes the unembedding as it is, where TransformerLens centers it over the vocabulary.
+            raw: Takes the unembedding as it is and counts value biases with their heads. Otherwise the numbers are those of
+                TransformerLens' processed view, whichever view the model was loaded in: the unembedding is centered over the vocabulary,
+                and what value biases and the layer norm's bias add through W_V counts in ``attention_biases``.
             **changes: Interventions.
 
         Returns:
             ``heads`` (L, H), ``attention_biases`` and ``mlps`` (L), and as numbers ``embed``, ``pos_embed``, ``final_bias``,
-            ``interventions`` (what added vectors and patched streams bring in) and their sum, ``total``.
+            ``interventions`` (what added vectors and patched streams bring in) and their sum, ``total``; ``view`` says which view they are of.
         """
-        ids, asked = ids_of(self._own, text), changes_of(self._own, changes)
-        found = self._own.direct(ids, self._answer(answer, against), raw, asked)
-        arrays = {name: np.asarray(value) for name, value in found.items()}
-        maps = {name: self._map(name, value, ("layer", "head")[: value.ndim], unit="logit", ids=ids, changes=asked) for name, value in arrays.items() if value.ndim}
-        return Effects(maps, {name: float(value) for name, value in arrays.items() if not value.ndim})
+
+        def of(ids: list[int]) -> Effects:
+            asked = changes_of(self._own, changes)
+            found = self._own.direct(ids, self._answer(answer, against), raw, asked)
+            arrays = {name: np.asarray(value) for name, value in found.items()}
+            maps = {name: self._map(name, value, ("layer", "head")[: value.ndim], unit="logit", ids=ids, changes=asked) for name, value in arrays.items() if value.ndim}
+            is_processed = not raw or self._facts["processed"]
+            view = "processed view: centered unembedding, value biases apart from heads" if is_processed else "raw view: weights as they are in the file"
+            return Effects(maps, {name: float(value) for name, value in arrays.items() if not value.ndim}, view)
+
+        return self._each(text, changes, of)
 
     def patching(
         self,
         clean: Text,
         corrupt: Text,
-        answer: Answers,
+        answer: Answers | None = None,
         against: Answers | None = None,
         *,
+        metric: MetricName | MetricFunction | None = None,
+        positions: int | Sequence[int] | None = None,
         parts: Parts | Sequence[Parts] = "heads",
         progress: Callable[[int, int], None] | None = None,
         **changes: Unpack[Changes],
@@ -139,6 +231,9 @@ class Analyses(Base):
             corrupt: A text of the same length that differs in what matters.
             answer: The token whose log-probability is measured; several only with ``against``.
             against: Measures the logit of ``answer`` less that of this token, or the means of several.
+            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient; ``loss`` is that of
+                the clean text's tokens, ``kl`` the divergence from the clean run.
+            positions: Averages a metric of answers over these positions, instead of taking the last.
             parts: Which parts, one at a time: ``heads`` (L, H), ``heads_by_position`` (L, H, T), ``streams`` (L, T), ``attention``
                 (L), ``attention_by_position`` (L, T), ``mlps`` (L), ``mlps_by_position`` (L, T); several run together.
             progress: Called with the number of runs done and their total.
@@ -148,25 +243,57 @@ class Analyses(Base):
             A map of the metric for each of ``parts``; ``clean`` and ``corrupt`` are the metric of both texts.
         """
         several = [parts] if isinstance(parts, str) else list(parts)
-        pair = self._pair(clean, corrupt, answer, against, changes)
+        pair = self._measured_pair(clean, corrupt, answer, against, metric, positions, changes)
         good, bad, maps = self._own.patch(pair, [str(one) for one in several], progress)
         named: dict[str, Map] = {name: self._map(name, values, AXES[name], unit="metric", ids=pair["clean"], changes=pair["changes"]) for name, values in zip(several, maps)}
         return Effects(named, {"clean": good, "corrupt": bad})
 
-    def attribution(self, clean: Text, corrupt: Text, answer: Answers, against: Answers | None = None, **changes: Unpack[Changes]) -> Effects:
+    def attribution(
+        self,
+        clean: Text,
+        corrupt: Text,
+        answer: Answers | None = None,
+        against: Answers | None = None,
+        *,
+        metric: MetricName | MetricFunction | None = None,
+        positions: int | Sequence[int] | None = None,
+        **changes: Unpack[Changes],
+    ) -> Effects:
         """Attribution patching: what :meth:`patching` measures, to first order, from two passes and one gradient (Nanda 2023).
 
         Returns:
             ``heads`` (L, H, T), ``streams``, ``attention`` and ``mlps`` (L, T).
         """
-        pair = self._pair(clean, corrupt, answer, against, changes)
+        pair = self._measured_pair(clean, corrupt, answer, against, metric, positions, changes)
         found = self._own.attribution(pair)
         by_position = {"heads": "heads_by_position", "attention": "attention_by_position", "mlps": "mlps_by_position"}
         return Effects({name: self._map(name, values, AXES[by_position.get(name, name)], unit="metric", ids=pair["clean"], changes=pair["changes"]) for name, values in found.items()})
 
-    def rollout(self, text: Text, **changes: Unpack[Changes]) -> Floats:
+    def _measured_pair(
+        self,
+        clean: Text,
+        corrupt: Text,
+        answer: Answers | None,
+        against: Answers | None,
+        metric: MetricName | MetricFunction | None,
+        positions: int | Sequence[int] | None,
+        changes: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        for text, what in ((clean, "clean"), (corrupt, "corrupt")):
+            if isinstance(text, list) and text and (isinstance(text[0], str) or hasattr(text[0], "__iter__")):
+                raise TypeError(f"{what}: expected one text, got a list of {len(text)}; patch(pairs=...) takes many pairs")
+        reference = self._plain(self._ids(clean, changes), changes) if metric == "kl" else None
+        return self._pair(clean, corrupt, self._measure(answer, against, metric, positions, reference=reference), changes)
+
+    @overload
+    def rollout(self, text: list[str] | list[list[int]], **changes: Unpack[Changes]) -> list[Floats]: ...
+
+    @overload
+    def rollout(self, text: Text, **changes: Unpack[Changes]) -> Floats: ...
+
+    def rollout(self, text: Texts, **changes: Unpack[Changes]) -> Any:
         """Attention rollout (Abnar & Zuidema 2020), (L, T, T): how much of each token reaches each position after each layer."""
-        return np.asarray(self._own.rollout(ids_of(self._own, text), changes_of(self._own, changes)))
+        return self._each(text, changes, lambda ids: np.asarray(self._own.rollout(ids, changes_of(self._own, changes))))
 
     def copying_scores(self) -> Map:
         """Whether each head's OV circuit raises the logits of the tokens that it attends to, from -1 to 1 (Elhage et al. 2021)."""
@@ -176,25 +303,27 @@ class Analyses(Base):
         """How much each head's queries, keys or values read what each earlier head writes, (L, H, L, H) (Elhage et al. 2021)."""
         return np.asarray(self._own.composition(kind))
 
-    def circuit(self, head: str, kind: Literal["qk", "ov"], tokens: Text) -> Floats:
+    def circuit(self, head: HeadName, kind: Literal["qk", "ov"], tokens: Text) -> Floats:
         """Rows (tokens, V) of a head's circuit: ``qk``, the scores of every key's token for these queries' tokens; ``ov``, what attending
         to these tokens adds to every logit.
 
         Args:
-            head: ``"layer.head"``.
+            head: ``"layer.head"`` or ``(layer, head)``.
             kind: ``qk`` or ``ov``.
             tokens: A text or ids.
         """
+        head = head_name(head)
         layer, dot, number = head.partition(".")
         if not (dot and layer.isdecimal() and number.isdecimal()):
             raise ValueError(f"head {head!r}: expected LAYER.HEAD, such as 5.1")
         if kind not in ("qk", "ov"):
             raise ValueError(f"kind {kind!r}: expected qk or ov")
-        return np.asarray(self._own.circuit(int(layer), int(number), kind == "qk", ids_of(self._own, tokens, "tokens")))
+        return np.asarray(self._own.circuit(int(layer), int(number), kind == "qk", ids_of(self._own, tokens, "tokens", prepend_bos=False)))
 
-    def score(self, texts: Texts) -> list[Floats]:
-        """How surprising each token of each text is but the first, given those before it, in nats."""
-        return [np.asarray(nats) for nats in self._own.surprises(rows_of(self._own, texts)[0])]
+    def score(self, texts: Texts, *, prepend_bos: bool | None = None) -> list[Floats]:
+        """How surprising each token of each text is but the first, given those before it, in nats. With ``prepend_bos``, the first token
+        is the model's own, and every token of a string has a number."""
+        return [np.asarray(nats) for nats in self._own.surprises(rows_of(self._own, texts, prepend_bos=prepend_bos)[0])]
 
 
 def _position(position: int, t: int) -> int:

@@ -5,23 +5,26 @@ from __future__ import annotations
 import difflib
 import json
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
 
 import numpy as np
 
 from . import _native
 from ._inputs import changes_of, ids_of
+from ._metrics import native_function, positions_of
 from ._numbers import array_of, count
 from ._results import Map
 from ._tokenizer import Tokenizer
-from ._types import Answers, Floats, Text
+from ._types import Answers, Floats, MetricFunction, MetricName, Text
 
 Report = dict[str, Any]
 """The report of a study: the same facts, under the same names, as the command's ``--json``."""
 
 Progress = Callable[[str, int, "int | None"], None]
 """Called with the name of the steps, how many are done, and how many there are."""
+
+_METRICS: tuple[str, ...] = get_args(MetricName)
 
 _STUDIES: dict[str, tuple[list[str], dict[str, Any]]] = {
     name: (refused, json.loads(defaults)) for name, refused, defaults in _native.studies()
@@ -60,6 +63,7 @@ class Base:
         seed: int = 0,
         allow_nonfinite: bool = False,
         progress: Progress | None = None,
+        metric: MetricFunction | None = None,
     ) -> tuple[Report, dict[str, Floats]]:
         """Runs a study of the engine: its report, and its arrays by name. Options that are ``None`` have their defaults."""
         known = _STUDIES[name][1]
@@ -72,6 +76,7 @@ class Base:
                 "name": name,
                 "options": json.dumps({option: value for option, value in options.items() if value is not None}),
                 "changes": changes_of(self._own, changes),
+                "metric": None if metric is None else native_function(metric),
                 "seed": count(seed, "seed"),
                 "allow_nonfinite": bool(allow_nonfinite),
                 "progress": progress,
@@ -81,11 +86,52 @@ class Base:
             warnings.warn(note, stacklevel=4)
         return json.loads(report), {one: np.asarray(values) for one, values in arrays.items()}
 
-    def _pair(self, clean: Text, corrupt: Text, answer: Answers, against: Answers | None, changes: Mapping[str, Any]) -> dict[str, Any]:
+    def _ids(self, text: Text, changes: Mapping[str, Any]) -> list[int]:
+        """The tokens of one text, read as ``changes`` says."""
+        return ids_of(self._own, text, prepend_bos=changes.get("prepend_bos"))
+
+    def _bos(self, bos: bool, changes: Mapping[str, Any]) -> bool:
+        """Whether a token stands before each document of a corpus."""
+        given = changes.get("prepend_bos")
+        return bool(bos) or bool(self._facts["prepend_bos"] if given is None else given)
+
+    def _measure(
+        self,
+        answer: Answers | None,
+        against: Answers | None,
+        metric: MetricName | MetricFunction | None,
+        positions: int | Sequence[int] | None = None,
+        *,
+        reference: Any = None,
+        together: bool = False,
+    ) -> dict[str, Any]:
+        """What to measure, for the native half."""
+        if against is not None and answer is None:
+            raise TypeError("against: is what answer is compared with; give answer too")
+        is_function = callable(metric)
+        if is_function and (answer is not None or positions is not None):
+            raise TypeError("metric: a function measures the logits as it likes; leave answer, against and positions out")
+        if metric is not None and not is_function and metric not in _METRICS:
+            raise ValueError(f"metric {metric!r}: expected {', '.join(_METRICS)} or a function of logits")
+        if metric in ("loss", "kl") and positions is not None:
+            raise TypeError(f"positions: are for metrics of answers, not for {metric!r}")
+        if reference is not None and metric != "kl":
+            raise TypeError("reference: is for metric='kl'")
+        logits = None if reference is None else np.asarray(reference)
         return {
-            "clean": ids_of(self._own, clean, "clean"),
-            "corrupt": ids_of(self._own, corrupt, "corrupt"),
-            "answer": self._answer(answer, against),
+            "answer": None if answer is None else self._answer(answer, against),
+            "name": None if is_function else metric,
+            "function": native_function(metric) if is_function else None,
+            "reference": None if logits is None else array_of(logits, "reference", dtype=None if logits.dtype == np.float64 else "float32"),
+            "positions": positions_of(positions),
+            "together": together,
+        }
+
+    def _pair(self, clean: Text, corrupt: Text, measure: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "clean": ids_of(self._own, clean, "clean", prepend_bos=changes.get("prepend_bos")),
+            "corrupt": ids_of(self._own, corrupt, "corrupt", prepend_bos=changes.get("prepend_bos")),
+            "measure": measure,
             "changes": changes_of(self._own, changes),
         }
 

@@ -8,14 +8,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Union
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args
 
 import numpy as np
 
 from ._base import Base, Progress, Report
-from ._inputs import Changes, ids_of
+from ._inputs import Changes, head_name, ids_of
+from ._metrics import positions_of
 from ._numbers import count, maybe
-from ._types import Answers, Floats, Text
+from ._types import Answers, Floats, HeadName, MetricFunction, PairMetricName, Text
 
 if sys.version_info >= (3, 11):
     from typing import Unpack
@@ -29,6 +30,7 @@ Task = Literal["ioi", "greater-than", "induction", "pronouns"]
 Gradients = Literal["clean", "corrupted", "integrated"]
 Integral = Literal["inputs", "activations"]
 Freeze = Literal["all", "heads", "nothing"]
+_METRICS: tuple[str, ...] = get_args(PairMetricName)
 
 
 @dataclass(frozen=True, repr=False)
@@ -127,8 +129,8 @@ class EdgeScores(Mapping["tuple[str, str]", float]):
         self._reader_places = {name: place for place, name in enumerate(self.readers)}
         self._before: list[int] = report["writers_before"]
 
-    def __getitem__(self, edge: tuple[str, str]) -> float:
-        writer, reader = edge
+    def __getitem__(self, edge: tuple[HeadName, str]) -> float:
+        writer, reader = head_name(edge[0], "writer"), edge[1]
         column, row = self._writer_places.get(writer), self._reader_places.get(reader)
         if column is None or row is None:
             raise KeyError(f"there is no edge {writer}->{reader}; writers are such as 0.1, 0.mlp and embed, readers 2.3.q, 2.mlp and logits")
@@ -189,6 +191,8 @@ class Circuits(Base):
         against: Answers | None = None,
         *,
         pairs: Pairs | None = None,
+        metric: PairMetricName | MetricFunction | None = None,
+        positions: int | Sequence[int] = (),
         steps: int = 5,
         integrate: Integral = "inputs",
         qk_fix: bool = False,
@@ -211,6 +215,8 @@ class Circuits(Base):
             answer: The token that should follow the clean text, or several, whose mean logit counts.
             against: The wrong ones. Without them, the metric is the log-probability of ``answer``.
             pairs: Many pairs instead, or a file of them.
+            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient.
+            positions: Averages the metric of the answers over these positions, instead of taking the last.
             steps: Takes gradients over so many runs between the texts; with 0, those of the clean run alone (EAP).
             integrate: What leads from one text to the other: the ``inputs``, or the ``activations`` of each layer.
             qk_fix: Computes attention again for each edge into queries and keys (AtP*: Kramár et al. 2024).
@@ -229,7 +235,7 @@ class Circuits(Base):
             The report of the command, with its ``curve`` and ``circuit``. ``Circuit.of(report)`` is the circuit as an intervention.
         """
         options = {
-            "pairs": self._pairs(clean, corrupt, answer, against, pairs),
+            **self._measured(clean, corrupt, answer, against, pairs, metric, positions, changes),
             "steps": count(steps, "steps"),
             "integrate": integrate,
             "qk_fix": bool(qk_fix),
@@ -240,7 +246,7 @@ class Circuits(Base):
             "random": count(random, "random"),
             "minimal": bool(minimal),
         }
-        return self._study("discover", options, changes, seed=seed, allow_nonfinite=allow_nonfinite, progress=progress)[0]
+        return self._study("discover", options, changes, seed=seed, allow_nonfinite=allow_nonfinite, progress=progress, metric=_function(metric))[0]
 
     def edge_scores(
         self,
@@ -250,6 +256,8 @@ class Circuits(Base):
         against: Answers | None = None,
         *,
         pairs: Pairs | None = None,
+        metric: PairMetricName | MetricFunction | None = None,
+        positions: int | Sequence[int] = (),
         gradients: Gradients = "integrated",
         steps: int = 5,
         integrate: Integral = "inputs",
@@ -267,6 +275,8 @@ class Circuits(Base):
             answer: The token that should follow the clean text, or several, whose mean logit counts.
             against: The wrong ones. Without them, the metric is the log-probability of ``answer``.
             pairs: Many pairs instead, or a file of them: scores are means over them.
+            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient.
+            positions: Averages the metric of the answers over these positions, instead of taking the last.
             gradients: The runs in which gradients are taken: the ``clean`` one (EAP: Syed et al. 2023), the ``corrupted`` one (as in
                 attribution patching: Nanda 2023), or ``integrated`` over runs between them (EAP-IG: Hanna et al. 2024), as
                 :meth:`discover` takes them.
@@ -281,22 +291,24 @@ class Circuits(Base):
             The scores by writer and reader, and as an array.
         """
         options = {
-            "pairs": self._pairs(clean, corrupt, answer, against, pairs),
+            **self._measured(clean, corrupt, answer, against, pairs, metric, positions, changes),
             "gradients": gradients,
             "steps": count(steps, "steps", 1),
             "integrate": integrate,
             "qk_fix": bool(qk_fix),
         }
-        report, arrays = self._study("edge-scores", options, changes, allow_nonfinite=allow_nonfinite, progress=progress)
+        report, arrays = self._study("edge-scores", options, changes, allow_nonfinite=allow_nonfinite, progress=progress, metric=_function(metric))
         return EdgeScores(report, arrays["scores"])
 
     def edges(
         self,
         clean: Text,
         corrupt: Text,
-        answer: Answers,
+        answer: Answers | None = None,
         against: Answers | None = None,
         *,
+        metric: PairMetricName | MetricFunction | None = None,
+        positions: int | Sequence[int] = (),
         gradients: Gradients = "integrated",
         steps: int = 5,
         **changes: Unpack[Changes],
@@ -306,7 +318,7 @@ class Circuits(Base):
         Returns:
             (3, L, H, L, H): for queries, keys and values, the sender's layer and head, then the receiver's.
         """
-        return self.edge_scores(clean, corrupt, answer, against, gradients=gradients, steps=steps, **changes).between_heads()
+        return self.edge_scores(clean, corrupt, answer, against, metric=metric, positions=positions, gradients=gradients, steps=steps, **changes).between_heads()
 
     def patch(
         self,
@@ -316,6 +328,8 @@ class Circuits(Base):
         against: Answers | None = None,
         *,
         pairs: Pairs | None = None,
+        metric: PairMetricName | MetricFunction | None = None,
+        positions: int | Sequence[int] = (),
         by_position: bool = False,
         path: str | Sequence[str] = (),
         freeze: Freeze = "all",
@@ -332,6 +346,8 @@ class Circuits(Base):
             answer: The token that should follow the clean text, or several, whose mean logit counts.
             against: The wrong ones. Without them, the metric is the log-probability of ``answer``.
             pairs: Many pairs instead, or a file of them.
+            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient.
+            positions: Averages the metric of the answers over these positions, instead of taking the last.
             by_position: Also patches each head at each position; for a single pair.
             path: Also patches paths: see :meth:`path_patching`.
             freeze: What stays as in the clean run between their ends.
@@ -343,12 +359,12 @@ class Circuits(Base):
             The report of the command: ``heads``, ``layers``, of one pair also ``streams`` and others by position.
         """
         options = {
-            "pairs": self._pairs(clean, corrupt, answer, against, pairs),
+            **self._measured(clean, corrupt, answer, against, pairs, metric, positions, changes),
             "by_position": bool(by_position),
             "path": _several(path, "path"),
             "freeze": freeze,
         }
-        return self._study("patch", options, changes, allow_nonfinite=allow_nonfinite, progress=progress)[0]
+        return self._study("patch", options, changes, allow_nonfinite=allow_nonfinite, progress=progress, metric=_function(metric))[0]
 
     def path_patching(
         self,
@@ -359,6 +375,8 @@ class Circuits(Base):
         *,
         path: str | Sequence[str],
         pairs: Pairs | None = None,
+        metric: PairMetricName | MetricFunction | None = None,
+        positions: int | Sequence[int] = (),
         freeze: Freeze = "all",
         allow_nonfinite: bool = False,
         progress: Progress | None = None,
@@ -373,6 +391,8 @@ class Circuits(Base):
             against: The wrong ones. Without them, the metric is the log-probability of ``answer``.
             path: Senders and readers, ``"0.3->1.2.k,1.0.k"``, or several such.
             pairs: Many pairs instead, or a file of them.
+            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient.
+            positions: Averages the metric of the answers over these positions, instead of taking the last.
             freeze: What stays as in the clean run between them: ``all`` (Goldowsky-Dill et al. 2023), ``heads`` (Wang et al. 2022) or
                 ``nothing``.
             allow_nonfinite: Returns shares of metrics that are NaN or infinite.
@@ -382,8 +402,8 @@ class Circuits(Base):
         Returns:
             ``paths``, each with ``path`` and ``lost``: a mean and its standard error over the pairs.
         """
-        options = {"pairs": self._pairs(clean, corrupt, answer, against, pairs), "path": _several(path, "path"), "freeze": freeze}
-        return self._study("path-patching", options, changes, allow_nonfinite=allow_nonfinite, progress=progress)[0]
+        options = {**self._measured(clean, corrupt, answer, against, pairs, metric, positions, changes), "path": _several(path, "path"), "freeze": freeze}
+        return self._study("path-patching", options, changes, allow_nonfinite=allow_nonfinite, progress=progress, metric=_function(metric))[0]
 
     def heads(
         self,
@@ -423,7 +443,7 @@ class Circuits(Base):
 
     def circuits(
         self,
-        head: str | None = None,
+        head: HeadName | None = None,
         *,
         token: Answers = (),
         composition: str | Sequence[str] = (),
@@ -434,7 +454,7 @@ class Circuits(Base):
         """What the weights of heads do by token, and how heads feed one another (Elhage et al. 2021).
 
         Args:
-            head: One head, ``"3.0"``; without it, the copying scores and compositions of all.
+            head: One head, ``"3.0"`` or ``(3, 0)``; without it, the copying scores and compositions of all.
             token: Of one head, tokens whose rows to list instead of the largest entries.
             composition: Of all heads, only ``"q"``, ``"k"`` or ``"v"``.
             top: How many entries to list of one head.
@@ -446,7 +466,7 @@ class Circuits(Base):
             directions.
         """
         options = {
-            "head": head,
+            "head": None if head is None else head_name(head),
             "token": [self._spelled(one, "token") for one in _all_answers(token)],
             "composition": _several(composition, "composition"),
             "top": count(top, "top", 1),
@@ -454,31 +474,65 @@ class Circuits(Base):
         }
         return self._study("circuits", options, {}, progress=progress)[0]
 
+    def _measured(
+        self,
+        clean: Text | None,
+        corrupt: Text | None,
+        answer: Answers | None,
+        against: Answers | None,
+        pairs: Pairs | None,
+        metric: PairMetricName | MetricFunction | None,
+        positions: int | Sequence[int],
+        changes: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Pairs and what is measured of them, for the engine."""
+        is_function = callable(metric)
+        if metric is not None and not is_function and metric not in _METRICS:
+            raise ValueError(f"metric {metric!r}: expected {', '.join(_METRICS)} or a function of logits")
+        by_answers = not is_function and metric not in ("loss", "kl")
+        several = [] if isinstance(positions, Sequence) and not positions else positions_of(positions)
+        return {
+            "pairs": self._pairs(clean, corrupt, answer, against, pairs, by_answers, changes.get("prepend_bos")),
+            "metric": None if is_function else metric,
+            "positions": several,
+        }
+
     def _pairs(
-        self, clean: Text | None, corrupt: Text | None, answer: Answers | None, against: Answers | None, pairs: Pairs | None
+        self,
+        clean: Text | None,
+        corrupt: Text | None,
+        answer: Answers | None,
+        against: Answers | None,
+        pairs: Pairs | None,
+        by_answers: bool,
+        prepend_bos: bool | None,
     ) -> str | dict[str, Any] | list[dict[str, Any]]:
         """Pairs for the engine: the only one, a file, or several."""
         if pairs is None:
-            if clean is None or corrupt is None or answer is None:
+            if clean is None or corrupt is None or (by_answers and answer is None):
                 raise TypeError("give clean, corrupt and answer, or pairs")
-            return self._one_pair({"clean": clean, "corrupted": corrupt, "correct": answer, "incorrect": against}, "")
+            return self._one_pair({"clean": clean, "corrupted": corrupt, "correct": answer, "incorrect": against}, "", by_answers, prepend_bos)
         if any(one is not None for one in (clean, corrupt, answer, against)):
             raise TypeError("give clean, corrupt, answer and against, or pairs, not both")
         if isinstance(pairs, (str, os.PathLike)):
+            if prepend_bos is not None and prepend_bos != self._facts["prepend_bos"]:
+                raise TypeError("prepend_bos: a file of pairs is read as the model was loaded; give it to Model.load, or pairs in memory")
             return os.fspath(pairs)
-        return [self._one_pair(pair, f"pair {i}, ") for i, pair in enumerate(pairs)]
+        return [self._one_pair(pair, f"pair {i}, ", by_answers, prepend_bos) for i, pair in enumerate(pairs)]
 
-    def _one_pair(self, pair: Any, where: str) -> dict[str, Any]:
+    def _one_pair(self, pair: Any, where: str, by_answers: bool, prepend_bos: bool | None) -> dict[str, Any]:
         if not isinstance(pair, Mapping):
             raise TypeError(f"{where}expected a mapping with clean, corrupted, correct and incorrect, got {pair!r}")
         given: Mapping[str, Any] = dict(pair)  # pyright: ignore[reportUnknownArgumentType]
-        missing = [name for name in ("clean", "corrupted", "correct") if given.get(name) is None]
+        needed = ("clean", "corrupted", "correct") if by_answers else ("clean", "corrupted")
+        missing = [name for name in needed if given.get(name) is None]
         if missing:
             raise ValueError(f"{where}there is no {missing[0]!r}")
         found: dict[str, Any] = {}
         for name in ("clean", "corrupted"):
             text = given[name]
-            found[name] = text if isinstance(text, str) else ids_of(self._own, text, f"{where}{name}")
+            as_text = isinstance(text, str) and prepend_bos is None
+            found[name] = text if as_text else ids_of(self._own, text, f"{where}{name}", prepend_bos=prepend_bos)
         for name in ("correct", "incorrect"):
             answers = given.get(name)
             if answers is not None:
@@ -491,6 +545,10 @@ class Circuits(Base):
     def _spelled(self, token: Any, what: str) -> str | int:
         """A token's text as it is, which the engine looks up, or its id."""
         return token if isinstance(token, str) else self._token(token, what)
+
+
+def _function(metric: PairMetricName | MetricFunction | None) -> MetricFunction | None:
+    return metric if callable(metric) else None
 
 
 def _is_several(answers: Any) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ._base import Base, Progress, Report
 from ._dictionary import Dictionary
-from ._inputs import Changes, changes_of, ids_of
+from ._inputs import Changes, changes_of
 from ._numbers import count, maybe
 from ._store import Store
 from ._types import Floats, Text
@@ -84,7 +84,7 @@ class Features(Base):
         report, arrays = self._study(
             "features",
             {
-                "prompt": ids_of(self._own, text),
+                "prompt": self._ids(text, changes),
                 "top_k": count(top_k, "top_k", 1),
                 "feature": _features_of(feature),
                 "target": None if target is None else [self._token(target, "target")],
@@ -177,7 +177,7 @@ class Features(Base):
             "shard_tokens": count(shard_tokens, "shard_tokens", 1, 1 << 24),
             "by": by,
             "field": field,
-            "bos": bool(bos),
+            "bos": self._bos(bos, changes),
             "window": maybe(window, "window", 1),
             "resume": bool(resume),
         }

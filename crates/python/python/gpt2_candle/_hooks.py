@@ -62,9 +62,15 @@ class Points:
         return found
 
 
+def alone(result: Any) -> Any:
+    """What a function returns: TransformerLens' backward hooks return a gradient as a tuple."""
+    several: list[Any] = list(result) if type(result).__name__ == "tuple" else []
+    return several[0] if len(several) == 1 else result
+
+
 def _call(function: HookFunction, hook: Hook, array: _native.Array) -> _native.Array | None:
     value = np.asarray(array)
-    result = function(value, hook)
+    result = alone(function(value, hook))
     if result is None:
         return None
     if result is value:

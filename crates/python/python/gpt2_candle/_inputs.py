@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from . import _native
 from ._dictionary import Dictionary
 from ._numbers import array_of
-from ._types import HookFunction, KvDType, Names, Text, Texts
+from ._types import HeadName, HookFunction, KvDType, Names, Text, Texts
 
 
 class HasEdges(Protocol):
@@ -29,22 +29,25 @@ class HasEdges(Protocol):
 class Changes(TypedDict, total=False):
     """Interventions: what changes while the model runs. The command has options of the same names.
 
-    A head is ``"layer.head"``, both counted from 0, and ``"0.*"`` is every head of layer 0.
+    A head is ``"layer.head"`` or ``(layer, head)``, both counted from 0, and ``"0.*"`` is every head of layer 0.
     """
 
-    ablate: str | Sequence[str]
+    prepend_bos: bool
+    """Whether the model's first token stands before each text that is given as a string; ids stay as they are. Without it, as the
+    model was loaded: by default it does not, where TransformerLens prepends it."""
+    ablate: HeadName | Sequence[HeadName]
     """Heads whose outputs become 0."""
-    mean_ablate: str | Sequence[str]
+    mean_ablate: HeadName | Sequence[HeadName]
     """Heads whose outputs become their mean over the text, or over the texts of ``mean_of``."""
     mean_of: Sequence[str] | Sequence[Sequence[int]]
     """The texts over which means are taken. If all are as long as the text, each position has a mean of its own."""
-    scale: Mapping[str, float]
+    scale: Mapping[HeadName, float] | Mapping[str, float] | Mapping[tuple[int, int], float]
     """Heads and the factors on their outputs."""
-    attention_temperature: Mapping[str, float]
+    attention_temperature: Mapping[HeadName, float] | Mapping[str, float] | Mapping[tuple[int, int], float]
     """Heads and the temperatures, above 0, that divide their scores before the softmax."""
     block: str | Sequence[str]
     """Pairs of positions: ``"7:4"`` stops position 7 from attending to 4; ``"3.2/7:4"`` in layer 3, head 2 alone."""
-    patch: str | Sequence[str]
+    patch: HeadName | Sequence[HeadName]
     """Places that get their values of a run over ``from_prompt``: ``"5.1"`` a head, ``"5"`` the residual stream before block 5,
     ``"5.attn"`` and ``"5.mlp"`` what its halves add. ``"5.1@3"`` patches position 3 alone."""
     from_prompt: Text
@@ -91,10 +94,10 @@ class Options(Changes, total=False):
 _ON_HEADS = {"ablate": "ablate", "mean_ablate": "mean-ablate", "scale": "scale", "attention_temperature": "attention-temperature"}
 
 
-def ids_of(model: _native.Model, text: Text, what: str = "the text") -> list[int]:
-    """The tokens of one text."""
+def ids_of(model: _native.Model, text: Text, what: str = "the text", *, prepend_bos: bool | None = None) -> list[int]:
+    """The tokens of one text, which stand behind the model's first token if ``prepend_bos`` says so, or else if the model does."""
     if isinstance(text, str):
-        ids, note = model.encode(text, True)
+        ids, note = model.encode_prompt(text, None if prepend_bos is None else bool(prepend_bos))
         if note is not None:
             warnings.warn(note, stacklevel=4)
         if not ids:
@@ -108,10 +111,10 @@ def ids_of(model: _native.Model, text: Text, what: str = "the text") -> list[int
     return ids
 
 
-def rows_of(model: _native.Model, texts: Texts) -> tuple[list[list[int]], bool]:
+def rows_of(model: _native.Model, texts: Texts, *, prepend_bos: bool | None = None) -> tuple[list[list[int]], bool]:
     """The tokens of one text or several, and whether it was one."""
     if isinstance(texts, str):
-        return [ids_of(model, texts)], True
+        return [ids_of(model, texts, prepend_bos=prepend_bos)], True
     if hasattr(texts, "tolist"):  # an array or a tensor
         texts = np.asarray(texts).tolist()
     if not isinstance(texts, Iterable):
@@ -121,7 +124,7 @@ def rows_of(model: _native.Model, texts: Texts) -> tuple[list[list[int]], bool]:
         raise ValueError("there is no text: give a string, ids, or a list of either")
     if not any(isinstance(one, str) or hasattr(one, "__iter__") for one in several):
         return [_integers(several, "the text")], True
-    return [ids_of(model, one, f"text {i}") for i, one in enumerate(several)], False
+    return [ids_of(model, one, f"text {i}", prepend_bos=prepend_bos) for i, one in enumerate(several)], False
 
 
 def _integers(ids: Iterable[Any], what: str) -> list[int]:
@@ -148,10 +151,10 @@ def changes_of(model: _native.Model, given: Mapping[str, Any]) -> dict[str, Any]
     for name, kind in _ON_HEADS.items():
         value: Any = given.get(name, ())
         if name in ("ablate", "mean_ablate"):
-            heads.extend((kind, text) for text in _texts(name, value))
+            heads.extend((kind, text) for text in _heads(name, value))
         else:
             numbers = _mapping(value or {}, f'{name}: expected a mapping of heads to numbers, such as {{"3.2": 0.5}}')
-            heads.extend((kind, f"{head}={float(number)!r}") for head, number in numbers.items())
+            heads.extend((kind, f"{head_name(head, name)}={float(number)!r}") for head, number in numbers.items())
     add = _mapping(given.get("add", {}), "add: expected a mapping of layers to vectors, such as {5: vector}")
     means = given.get("mean_of")
     means = [means] if isinstance(means, str) else means
@@ -164,14 +167,15 @@ def changes_of(model: _native.Model, given: Mapping[str, Any]) -> dict[str, Any]
     prompt = given.get("from_prompt")
     if prompt is not None and not given.get("patch") and circuit is None:
         raise TypeError("from_prompt: is the text that patch and circuit take values from; give one of them too")
+    bos = given.get("prepend_bos")
     is_file = isinstance(circuit, (str, os.PathLike))
     dictionary = given.get("dictionary")
     return {
         "heads": heads,
         "block": _texts("block", given.get("block", ())),
-        "patch": _texts("patch", given.get("patch", ())),
-        "from_prompt": None if prompt is None else ids_of(model, prompt, "from_prompt"),
-        "mean_of": None if means is None else [ids_of(model, one, f"mean_of, text {i}") for i, one in enumerate(means)],
+        "patch": _heads("patch", given.get("patch", ())),
+        "from_prompt": None if prompt is None else ids_of(model, prompt, "from_prompt", prepend_bos=bos),
+        "mean_of": None if means is None else [ids_of(model, one, f"mean_of, text {i}", prepend_bos=bos) for i, one in enumerate(means)],
         "add": [(str(place), array_of(np.asarray(vector), f"add {place}", dtype="float32")) for place, vector in add.items()],
         "circuit": os.fspath(circuit) if is_file else None,
         "edges": None if circuit is None or is_file else [f"{writer}->{reader}" for writer, reader in circuit],
@@ -206,6 +210,27 @@ def _mapping(value: Any, expected: str) -> dict[Any, Any]:
     if not isinstance(value, Mapping):
         raise TypeError(expected)
     return dict(value)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def head_name(head: Any, what: str = "head") -> str:
+    """A head, ``"5.1"`` or ``(5, 1)``, as text."""
+    if isinstance(head, tuple):
+        pair: tuple[Any, ...] = tuple(head)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        if len(pair) == 2 and all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in pair):
+            return f"{pair[0]}.{pair[1]}"
+    if not isinstance(head, str):
+        raise TypeError(f"{what}: expected a head such as '0.3' or (0, 3), got {head!r}")
+    return head
+
+
+def _heads(name: str, value: Any) -> list[str]:
+    several: list[Any] = [value] if isinstance(value, str) or not hasattr(value, "__iter__") else list(value)
+    if isinstance(value, tuple) and len(several) == 2 and all(isinstance(one, (int, np.integer)) for one in several):
+        return [head_name(tuple(several), name)]
+    for one in several:
+        if not isinstance(one, (str, tuple)):
+            raise TypeError(f"{name}: expected text such as '0.3', or (0, 3), got {one!r}")
+    return [head_name(one, name) for one in several]
 
 
 def _texts(name: str, value: Any) -> list[str]:

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -17,13 +17,13 @@ from ._analyses import Analyses
 from ._base import Progress, Report
 from ._circuits import Circuits
 from ._features import Features
-from ._hooks import Points
 from ._inputs import Changes, Options, changes_of, ids_of, rows_of
 from ._numbers import array_of, count, maybe
 from ._progress import Downloads
-from ._results import Attention, Cache, Comparison, Continuation, Output
+from ._results import Attention, Comparison, Continuation
 from ._texts import Predictions
-from ._types import Answers, DType, Floats, HookFunction, KvDType, Names, Text, Texts
+from ._types import DType, Floats, KvDType, Text, Texts
+from ._weights import Weights
 
 if sys.version_info >= (3, 11):
     from typing import Unpack
@@ -54,7 +54,7 @@ def _set_threads(threads: int | None) -> None:
     _threads = threads
 
 
-class Model(Analyses, Circuits, Features, Predictions):
+class Model(Analyses, Circuits, Features, Predictions, Weights):
     """A GPT-2 with its tokenizer. :meth:`load` makes one.
 
     Nothing changes a model, so any number of threads may use it at once; the interpreter's lock is released while it runs. It cannot
@@ -65,7 +65,6 @@ class Model(Analyses, Circuits, Features, Predictions):
         super().__init__(native)
         for note in self._facts["notes"]:
             warnings.warn(note, stacklevel=3)
-        self._points = Points(self._facts["config"]["n_layer"])
 
     @classmethod
     def load(
@@ -75,6 +74,8 @@ class Model(Analyses, Circuits, Features, Predictions):
         dtype: DType = "f32",
         quantize: Literal["q8_0", "q4_0"] | None = None,
         adapter: str | os.PathLike[str] | Mapping[str, float] | None = None,
+        processed: bool = False,
+        prepend_bos: bool = False,
         threads: int | None = None,
         device: str = "cpu",
         implementation: Literal["auto", "fused", "eager"] = "auto",
@@ -93,6 +94,11 @@ class Model(Analyses, Circuits, Features, Predictions):
             dtype: The precision of the activations. With ``"f32"``, weights stay as they are in the file: f16, bf16 or quantized.
             quantize: Quantizes the weights as they load, to 8.5 or 4.5 bits each.
             adapter: A LoRA adapter in PEFT's format, as a folder or a name on the Hub, or several with their weights.
+            processed: Shows the model as TransformerLens' ``HookedTransformer`` does by default: layer norms folded into the layers that
+                read them, weights that write to the stream and the unembedding centered, value biases folded into those of the output.
+                No probability changes. Such a model cannot be saved, quantized or trained.
+            prepend_bos: Puts the model's first token before each text that is given as a string, as TransformerLens does by default;
+                each method takes ``prepend_bos`` for its own texts.
             threads: CPU threads, for all models of this process; only the first model can say. All cores if there is no number.
             device: ``"cpu"``; ``"cuda:0"`` or ``"metal"`` in a package that was built for them.
             implementation: ``"fused"`` kernels without a (T, T) tensor, ``"eager"`` plain operations.
@@ -119,6 +125,8 @@ class Model(Analyses, Circuits, Features, Predictions):
                     "dtype": dtype,
                     "quantize": quantize,
                     "adapters": [(os.fspath(one), float(weight)) for one, weight in adapters.items()],
+                    "processed": bool(processed),
+                    "prepend_bos": bool(prepend_bos),
                     "device": device,
                     "implementation": implementation,
                     "revision": revision,
@@ -159,7 +167,7 @@ class Model(Analyses, Circuits, Features, Predictions):
 
     def __repr__(self) -> str:
         config, facts = self._facts["config"], self._facts
-        weights = f", weights in {', '.join(facts['quantized'])}" if facts["quantized"] else ""
+        weights = f", weights in {', '.join(facts['quantized'])}" if facts["quantized"] else ", processed weights" if facts["processed"] else ""
         size = f"{config['n_layer']} layers of {config['n_head']} heads, width {config['n_embd']}"
         return f"Model({self.name}: {size}; {facts['dtype']} on {facts['device']}{weights})"
 
@@ -172,164 +180,19 @@ class Model(Analyses, Circuits, Features, Predictions):
     def __reduce__(self) -> Any:
         return self._own.__reduce__()
 
-    # Passes.
-
-    def __call__(
-        self,
-        text: Texts,
-        *,
-        loss: bool = False,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-        last_logits_only: bool = False,
-        fwd_hooks: Iterable[tuple[Names, HookFunction]] = (),
-        allow_nonfinite: bool = False,
-        **changes: Unpack[Changes],
-    ) -> Output:
-        """Runs the model over a text, ids, or a list of either; shorter texts are padded on the left.
-
-        Args:
-            text: One text or several, as strings or token ids.
-            loss: Also computes the mean surprise of each token but the first, in nats.
-            output_hidden_states: Also returns the L + 1 hidden states, as transformers does.
-            output_attentions: Also returns the attention weights of each layer.
-            last_logits_only: Computes the logits of the last position only, (B, 1, V).
-            fwd_hooks: Functions at hook points, as for :meth:`run_with_hooks`.
-            allow_nonfinite: Returns logits and losses that are NaN or infinite instead of raising ``ValueError``.
-            **changes: Interventions: see :class:`~gpt2_candle._inputs.Changes`.
-
-        Raises:
-            ValueError: for an empty text, one longer than the model's context, or an id or intervention that the model lacks.
-            TypeError: for what is neither text nor ids.
-        """
-        rows, _ = rows_of(self._own, text)
-        found = self._run(
-            rows,
-            changes,
-            hooks=self._points.hooks(fwd_hooks),
-            logits="last" if last_logits_only else "all",
-            loss=loss,
-            hidden_states=output_hidden_states,
-            attentions=output_attentions,
-            allow_nonfinite=allow_nonfinite,
-        )
-        return Output(
-            ids=rows,
-            logits=np.asarray(found["logits"][0]),
-            loss=float(np.asarray(found["loss"][0])) if loss else None,
-            hidden_states=tuple(map(np.asarray, found["hidden_states"])),
-            attentions=tuple(map(np.asarray, found["attentions"])),
-        )
-
-    def run_with_cache(
-        self,
-        text: Texts,
-        names: Names = None,
-        *,
-        last_logits_only: bool = False,
-        allow_nonfinite: bool = False,
-        **changes: Unpack[Changes],
-    ) -> tuple[Floats, Cache]:
-        """Runs the model and returns the logits (B, T, V) and the values at hook points.
-
-        Args:
-            text: One text or several, as strings or token ids.
-            names: The points: a name or the start of names up to a dot (``"blocks.3."``), a list, or a function that says for each name whether
-                it is wanted. ``None`` is what TransformerLens caches by default.
-            last_logits_only: Computes the logits of the last position only.
-            allow_nonfinite: Returns logits that are NaN or infinite instead of raising ``ValueError``.
-            **changes: Interventions.
-
-        Returns:
-            The logits, and the values by name. No array is a copy: ``resid_post`` of a layer and ``resid_pre`` of the next are the same
-            memory. Attention patterns and scores, (B, H, T, T), are computed from the cached queries and keys when you read them.
-        """
-        points = self._points.find(names)
-        logits = "last" if last_logits_only else "all"
-        found = self._run(rows_of(self._own, text)[0], changes, points=points, logits=logits, allow_nonfinite=allow_nonfinite)
-        return np.asarray(found["logits"][0]), Cache({name: found[name][0] for name in points}, self._points.spellings)
-
-    def run_with_hooks(
-        self,
-        text: Texts,
-        fwd_hooks: Iterable[tuple[Names, HookFunction]] = (),
-        *,
-        last_logits_only: bool = False,
-        allow_nonfinite: bool = False,
-        **changes: Unpack[Changes],
-    ) -> Floats:
-        """Runs the model with Python functions at hook points, and returns the logits (B, T, V).
-
-        Args:
-            text: One text or several, as strings or token ids.
-            fwd_hooks: Pairs of a point (or what :meth:`run_with_cache` takes as names) and a function ``fn(value, hook)``. It gets the
-                value as an array of its own, and ``hook.name`` and ``hook.layer``. What it returns replaces the value; if it returns
-                ``None``, what it wrote into the array does. Functions at the same point are called in order, after interventions.
-            last_logits_only: Computes the logits of the last position only.
-            allow_nonfinite: Returns logits that are NaN or infinite instead of raising ``ValueError``.
-            **changes: Interventions.
-
-        Raises:
-            ValueError: for a point that the model lacks, or a replacement of another shape. What a function raises comes out as it is.
-        """
-        hooks = self._points.hooks(fwd_hooks)
-        logits = "last" if last_logits_only else "all"
-        found = self._run(rows_of(self._own, text)[0], changes, hooks=hooks, logits=logits, allow_nonfinite=allow_nonfinite)
-        return np.asarray(found["logits"][0])
-
-    def _run(
-        self,
-        rows: list[list[int]],
-        changes: Mapping[str, Any],
-        *,
-        hooks: Sequence[tuple[str, Any]] = (),
-        points: Sequence[str] = (),
-        logits: str = "all",
-        loss: bool = False,
-        hidden_states: bool = False,
-        attentions: bool = False,
-        allow_nonfinite: bool = False,
-    ) -> dict[str, list[Any]]:
-        return self._own.run(
-            {
-                "rows": rows,
-                "changes": changes_of(self._own, changes),
-                "hooks": list(hooks),
-                "points": list(points),
-                "logits": logits,
-                "loss": bool(loss),
-                "hidden_states": bool(hidden_states),
-                "attentions": bool(attentions),
-                "allow_nonfinite": bool(allow_nonfinite),
-            }
-        )
-
-    def grad(self, text: Text, names: Names, answer: Answers, against: Answers | None = None, **changes: Unpack[Changes]) -> dict[str, tuple[Floats, Floats]]:
-        """How a prediction depends on the values at hook points.
-
-        Args:
-            text: The text.
-            names: The points, as for :meth:`run_with_cache`.
-            answer: The token whose log-probability after the text is the metric.
-            against: Makes the metric the logit of ``answer`` less that of this token.
-            **changes: Interventions.
-
-        Returns:
-            For each point, its value and the metric's gradient, of the same shape. After the last block, only the last position is
-            computed: there T is 1.
-        """
-        points = self._points.find(names)
-        pair = self._answer(answer, against)
-        found = self._own.gradients(ids_of(self._own, text), pair, points, changes_of(self._own, changes))
-        return {name: (np.asarray(value), np.asarray(gradient)) for name, (value, gradient) in zip(points, found)}
-
     # Looking.
 
-    def attention(self, text: Text, *, compare: bool = False, **changes: Unpack[Changes]) -> Attention:
+    @overload
+    def attention(self, text: list[str] | list[list[int]], *, compare: bool = False, **changes: Unpack[Changes]) -> list[Attention]: ...
+
+    @overload
+    def attention(self, text: Text, *, compare: bool = False, **changes: Unpack[Changes]) -> Attention: ...
+
+    def attention(self, text: Texts, *, compare: bool = False, **changes: Unpack[Changes]) -> Attention | list[Attention]:
         """The attention of every head over a text. In a notebook it shows as a page: all heads on one sheet, each token by token.
 
         Args:
-            text: The text.
+            text: The text, or a list of texts.
             compare: Puts the plain run beside the one with interventions.
             **changes: Interventions.
 
@@ -338,7 +201,13 @@ class Model(Analyses, Circuits, Features, Predictions):
         """
         if compare and not changes:
             raise ValueError('compare: there is nothing to compare the plain run with; add an intervention, such as ablate="0.3"')
-        ids = ids_of(self._own, text)
+        rows, is_one = rows_of(self._own, text, prepend_bos=changes.get("prepend_bos"))
+        if is_one:
+            return self._attention(text if isinstance(text, str) else "", rows[0], compare, changes)
+        texts: list[Any] = list(text)
+        return [self._attention(one if isinstance(one, str) else "", ids, compare, changes) for one, ids in zip(texts, rows)]
+
+    def _attention(self, text: str, ids: list[int], compare: bool, changes: Mapping[str, Any]) -> Attention:
         asked = changes_of(self._own, changes)
         found = self._run([ids], changes, logits="none", attentions=True)
         weights = np.concatenate([np.asarray(layer) for layer in found["attentions"]])
@@ -349,7 +218,7 @@ class Model(Analyses, Circuits, Features, Predictions):
             return self._own.picture(path, self.name, ids, said, array_of(which, "weights", dtype="float32"))
 
         return Attention(
-            text=text if isinstance(text, str) else "",
+            text=text,
             tokens=self._own.tokens(ids),
             ids=ids,
             weights=weights,
@@ -479,7 +348,7 @@ class Model(Analyses, Circuits, Features, Predictions):
         Returns:
             A :class:`Continuation`, or a list of them for a list of prompts.
         """
-        rows, is_one = rows_of(self._own, prompt)
+        rows, is_one = rows_of(self._own, prompt, prepend_bos=options.get("prepend_bos"))
         continued, notes = self._own.continued(self._generation(rows, options))
         for note in notes:
             warnings.warn(note, stacklevel=2)
@@ -492,7 +361,7 @@ class Model(Analyses, Circuits, Features, Predictions):
         for name in ("beams", "draft"):
             if given.get(name) is not None:
                 raise TypeError(f"{name}: gives no text piece by piece; use generate")
-        running = self._own.generate(self._generation([ids_of(self._own, prompt)], given))
+        running = self._own.generate(self._generation([ids_of(self._own, prompt, prepend_bos=given.get("prepend_bos"))], given))
 
         def pieces() -> Iterator[str]:
             while (piece := running.step()) is not None:
@@ -526,7 +395,7 @@ class Model(Analyses, Circuits, Features, Predictions):
             "rows": rows,
             "options": json.dumps({name: value for name, value in asked.items() if value is not None}),
             "seed": count(given.pop("seed", 0), "seed"),
-            "hooks": self._points.hooks(given.pop("fwd_hooks", ())),
+            "hooks": [*self._active()[0], *self._points.hooks(given.pop("fwd_hooks", ()))],
             "progress": given.pop("progress", None),
             "changes": changes_of(self._own, given),
         }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _native
+from ._residual import ResidualStream, sliced
 from ._types import Floats
 
 if TYPE_CHECKING:
@@ -46,12 +47,32 @@ class Output:
         return f"Output({', '.join(parts)})"
 
 
-class Cache(Mapping[str, "Floats"]):
+class Gradients(dict[str, "tuple[Floats, Floats]"]):
+    """For each point by name, its value and the gradient of a metric there."""
+
+    def __init__(self, at: Mapping[str, tuple[Floats, Floats]], metric: list[float]) -> None:
+        super().__init__(at)
+        self.metric = metric
+        """The metric of each text, or the only one of a function of all."""
+
+    def __reduce__(self) -> Any:
+        return Gradients, (dict(self), self.metric)
+
+
+class Cache(ResidualStream):
     """The values of a pass at hook points, by name. Any name of a point leads to it: those of TransformerLens 2.x and 4.x, and
     its short form ``cache["pattern", 0]``.
     """
 
-    def __init__(self, values: Mapping[str, Floats | _native.Array | _native.Pattern], spellings: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Floats | _native.Array | _native.Pattern],
+        spellings: Mapping[str, str],
+        model: Any = None,
+        has_batch: bool = True,
+    ) -> None:
+        self._model = model
+        self._has_batch = has_batch
         self._values: dict[str, Floats | _native.Pattern] = {
             name: value if isinstance(value, _native.Pattern) else np.asarray(value) for name, value in values.items()
         }
@@ -70,8 +91,12 @@ class Cache(Mapping[str, "Floats"]):
     def _called(self, name: Any) -> tuple[str, str]:
         """A name as it was asked for, and as the value is called here."""
         if isinstance(name, str):
-            asked = name if name in self._spellings else f"hook_{name}"
-            return name, self._spellings.get(asked, name)
+            base = name.removesuffix("_grad")
+            asked = base if base in self._spellings else f"hook_{base}"
+            return name, self._spellings.get(asked, base) + name[len(base) :]
+        if name[0].endswith("_grad"):
+            asked, called = self._called((name[0].removesuffix("_grad"), *name[1:]))
+            return f"{asked}_grad", f"{called}_grad"
         layers = 1 + max((int(key.split(".")[1]) for key in self._values if key.startswith("blocks.")), default=0)
         asked = _full_name(name[0], name[1] + layers if name[1] < 0 else name[1], "" if len(name) == 2 else name[2])
         return asked, self._spellings.get(asked, asked)
@@ -86,7 +111,25 @@ class Cache(Mapping[str, "Floats"]):
         return isinstance(name, (str, tuple)) and self._called(name)[1] in self._values
 
     def __reduce__(self) -> Any:
-        return Cache, (dict(self), dict(self._spellings))
+        return Cache, (dict(self), dict(self._spellings), None, self._has_batch)
+
+    def reduced(self, positions: Any, without_batch: bool) -> Cache:
+        """This cache with some positions alone, or without the axis of its only text."""
+        values: dict[str, Any] = {}
+        for name in self._values:
+            value = self[name]
+            base = name.removesuffix("_grad")
+            # Of attention, (B, H, T, T), the positions are those of the queries; values of heads are (B, T, H, ..).
+            axis = 2 if base.endswith(("hook_pattern", "hook_attn_scores")) else 1
+            value = value[0] if without_batch else value
+            values[name] = sliced(value, positions, axis - 1 if without_batch else axis)
+        return Cache(values, self._spellings, self._model, not without_batch)
+
+    def remove_batch_dim(self) -> Cache:
+        """This cache without the axis of texts; for a single text."""
+        if any(value.shape[0] != 1 for value in self.values()):
+            raise ValueError("remove_batch_dim: is for the cache of one text")
+        return self.reduced(None, True)
 
     def stack(self, name: str, kind: str = "") -> Floats:
         """A copy of the values of all layers, (L, B, ..): ``cache.stack("pattern")``."""
@@ -95,6 +138,11 @@ class Cache(Mapping[str, "Floats"]):
         if not layers:
             raise KeyError(f"no layer's {asked!r} is in the cache")
         return np.stack(layers)
+
+    def stack_activation(self, activation_name: str, layer: int = -1, sublayer_type: str = "") -> Floats:
+        """The values of the layers below ``layer``, (layers, B, ..), under TransformerLens' name for :meth:`stack`."""
+        found = self.stack(activation_name, sublayer_type)
+        return found if layer == -1 else found[:layer]
 
     def __repr__(self) -> str:
         return f"Cache({len(self)} values: {', '.join(list(self)[:3])}, ...)"
@@ -169,8 +217,10 @@ class Map:
 class Maps(Mapping[str, Map]):
     """Several maps of one analysis, by name."""
 
-    def __init__(self, maps: Mapping[str, Map], numbers: Mapping[str, float] | None = None) -> None:
+    def __init__(self, maps: Mapping[str, Map], numbers: Mapping[str, float] | None = None, view: str = "") -> None:
         self._maps = dict(maps)
+        self.view = view
+        """Which view of the weights the numbers are of, where there is more than one."""
         self.numbers: dict[str, float] = dict(numbers or {})
         """What is one number, such as the metric of the whole run."""
 
@@ -209,7 +259,8 @@ class Maps(Mapping[str, Map]):
 
     def __repr__(self) -> str:
         numbers = "".join(f", {name} {value:.4g}" for name, value in self.numbers.items())
-        return f"{type(self).__name__}({', '.join(map(repr, self._maps.values()))}{numbers})"
+        view = f"; {self.view}" if self.view else ""
+        return f"{type(self).__name__}({', '.join(map(repr, self._maps.values()))}{numbers}{view})"
 
 
 class Scores(Maps):
@@ -218,6 +269,16 @@ class Scores(Maps):
 
 class Effects(Maps):
     """What changing or patching each part does to a prediction."""
+
+
+@dataclass(frozen=True)
+class _Page:
+    """A page that is made already."""
+
+    html: str
+
+    def __call__(self) -> str:
+        return self.html
 
 
 @dataclass(frozen=True)
@@ -233,7 +294,11 @@ class Attention:
     interventions: list[str]
     page: Callable[[], str] = field(repr=False)
     """Makes the page, as HTML that needs no network."""
-    draw: Callable[[str, Floats | None], bytes] = field(repr=False)
+    draw: Callable[[str, Floats | None], bytes] | None = field(repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What draws belongs to the model; the page is text.
+        return {**self.__dict__, "page": _Page(self.page()), "draw": None}
 
     def head(self, layer: int, head: int) -> Floats:
         """The weights of one head, (T, T)."""
@@ -249,6 +314,8 @@ class Attention:
             return
         if (layer is None) != (head is None):
             raise ValueError("give both layer and head, or neither for all heads")
+        if self.draw is None:
+            raise ValueError("a picture is drawn by the model, which a pickled result does not have; the page is here: .html")
         weights = None if layer is None or head is None else self.weights[layer, head]
         Path(path).write_bytes(self.draw(str(path), weights))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ._base import Base, Progress, Report
-from ._inputs import Changes, changes_of, ids_of
+from ._inputs import Changes, changes_of
 from ._numbers import count, maybe
 from ._types import Floats, Text
 
@@ -73,7 +73,7 @@ class Predictions(Base):
             ValueError: for ``compare`` without an intervention, or a point that the model lacks.
         """
         options = {
-            "prompt": ids_of(self._own, text),
+            "prompt": self._ids(text, changes),
             "top_k": count(top_k, "top_k"),
             "compare": bool(compare),
             "export_point": [export_point] if isinstance(export_point, str) else [str(point) for point in export_point],
@@ -130,7 +130,7 @@ class Predictions(Base):
             "field": field,
             "window": maybe(window, "window", 2),
             "stride": maybe(stride, "stride", 1),
-            "bos": bool(bos),
+            "bos": self._bos(bos, changes),
             "jsonl": None if jsonl is None else os.fspath(jsonl),
             "summaries": bool(summaries),
             "resume": bool(resume),

@@ -16,7 +16,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text. Characters that the vocabulary cannot spell are left out, with a warning."""
-        ids, note = self._model.encode(text, False)
+        ids, note = self._model.encode(text)
         if note is not None:
             warnings.warn(note, stacklevel=2)
         return ids

@@ -111,7 +111,7 @@ def train_features(
         "resume": bool(resume),
         "by": by,
         "field": field,
-        "bos": bool(bos),
+        "bos": bool(bos) or (model is not None and bool(model.facts["prepend_bos"])),
         "window": maybe(window, "window", 1),
     }
     request = {

@@ -33,6 +33,8 @@ class Hook:
 Ids = Union[Sequence[int], NDArray[np.integer[Any]]]
 Text = Union[str, Ids]
 """One text: a string or token ids."""
+HeadName = Union[str, "tuple[int, int]"]
+"""A head: ``"5.1"`` or ``(5, 1)``, layer and number, both counted from 0."""
 Texts = Union[Text, Sequence[str], Sequence[Sequence[int]]]
 """One text or several."""
 Answers = Union[str, int, Sequence[Union[str, int]]]
@@ -40,6 +42,13 @@ Answers = Union[str, int, Sequence[Union[str, int]]]
 Names = Union[str, Sequence[str], Callable[[str], bool], None]
 """Hook points: a name, the start of names up to a dot, several, a function that says which, or the usual ones."""
 HookFunction = Callable[[Floats, Hook], Any]
+MetricName = Literal["logit-difference", "log-prob", "logit", "probability", "loss", "kl"]
+"""``logit-difference`` of ``answer`` and ``against``; ``log-prob``, ``logit`` or ``probability`` of ``answer``; ``loss``, the mean surprise
+of the text's tokens; ``kl``, the divergence from another run's predictions."""
+PairMetricName = Literal["logit-difference", "log-prob", "probability", "loss", "kl"]
+"""The metrics of pairs of texts: ``loss`` is that of the clean text's tokens, ``kl`` the divergence from the clean run."""
+MetricFunction = Callable[[Floats], "tuple[Any, Any]"]
+"""A function of logits (B, T, V) that returns its value and its gradient, of their shape. :func:`torch_metric` makes one in torch."""
 DType = Literal["f32", "f16", "bf16", "f64"]
 KvDType = Literal["f32", "f16", "bf16", "q8_0"]
 Parts = Literal["heads", "heads_by_position", "streams", "attention", "attention_by_position", "mlps", "mlps_by_position"]

@@ -84,6 +84,7 @@ pub(super) fn measured(
 /// The metric in words.
 fn said(run: &Run, name: Option<MetricName>, positions: &[usize]) -> Option<String> {
     let what = match (run.metric, name) {
+        (Some(Metric::OfText(own)), _) => format!("{own:?}"),
         (Some(metric), _) => format!("{metric:?}"),
         (None, Some(name)) => name_of(METRICS, &name).to_owned(),
         (None, None) if positions.is_empty() => return None,

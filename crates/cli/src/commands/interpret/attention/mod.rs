@@ -46,7 +46,7 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     let text = args.prompt.read()?;
     let outputs = outputs(args)?;
     let inputs = args.prompt.inputs();
-    args.live.check(&args.study.model)?;
+    args.live.check(&args.study.model, &args.study.first_token)?;
     let opened = args.study.open_for(inputs, &outputs)?;
     let config = opened.model.config();
     let (layers, heads) = select_heads(&args.layer, &args.head, config)?;

@@ -25,7 +25,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let outputs = recorded::outputs(args)?;
     let mut inputs = args.prompt.inputs();
     args.interventions.inputs(&mut inputs);
-    args.live.check(&args.model)?;
+    args.live.check(&args.model, &args.first_token)?;
     let opened = args.first_token.of(args.model.open_with(inputs, &outputs, &args.cpu_only())?)?;
     let generation_config = opened.files.as_ref().map(GenerationConfig::open).transpose()?.flatten();
     if let Some(text) = generation_config.and_then(|found| found.note()) {

@@ -1,0 +1,64 @@
+"""Metrics of predictions: by name, or functions of logits."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import _native
+from ._numbers import array_of, count
+from ._types import Floats, MetricFunction
+
+
+def torch_metric(function: Callable[[Any], Any]) -> MetricFunction:
+    """A metric in torch, which differentiates it: ``function(logits)`` gets a tensor (B, T, V) and returns a tensor with one number.
+
+    Example::
+
+        model.grad(text, "blocks.2.hook_resid_pre", metric=torch_metric(lambda logits: logits[0, -1, 12].relu()))
+    """
+    torch: Any = importlib.import_module("torch")
+
+    def metric(logits: Floats) -> tuple[float, Any]:
+        given = torch.from_dlpack(logits).requires_grad_()
+        value = function(given)
+        if not value.requires_grad:
+            raise ValueError("the metric does not depend on the logits, as torch sees it; leave detach, item and numpy out")
+        (gradient,) = torch.autograd.grad(value, given)
+        return float(value.detach()), gradient.numpy()
+
+    return metric
+
+
+def native_function(metric: Any) -> Callable[[_native.Array], tuple[float, _native.Array]]:
+    """A metric as the native half calls it."""
+
+    def call(array: _native.Array) -> tuple[float, _native.Array]:
+        logits = np.asarray(array)
+        found: Any = metric(logits)
+        both: list[Any] = list(found) if isinstance(found, (tuple, list)) else []  # pyright: ignore[reportUnknownArgumentType]
+        if len(both) != 2:
+            raise TypeError(f"the metric: expected its value and its gradient, got {found!r}; torch_metric differentiates")
+        value, gradient = both
+        if hasattr(gradient, "detach"):  # a torch tensor
+            gradient = gradient.detach()
+        number = float(value.detach() if hasattr(value, "detach") else value)
+        if math.isnan(number):
+            raise ValueError("the metric is NaN")
+        return number, array_of(np.asarray(gradient), "the metric's gradient", dtype=logits.dtype.name, shape=logits.shape)
+
+    return call
+
+
+def positions_of(positions: int | Sequence[int] | None) -> list[int]:
+    """The positions over which a metric is averaged."""
+    if positions is None:
+        return []
+    several = [positions] if isinstance(positions, (int, np.integer)) else list(positions)
+    if not several:
+        raise ValueError("positions: there is none; give one at least")
+    return [count(one, "positions") for one in several]

@@ -1,0 +1,278 @@
+"""Metrics by name and of one's own: values, gradients, patching, attribution, edges and discovery. Gradients against TransformerLens'
+backward hooks in f64 (tests/data/circuits/processed.safetensors), the rest against its definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import DATA, TEXT, safetensors
+
+from gpt2_candle import Model, torch_metric
+
+# Both sides compute in f64, in another order.
+CLOSE = {"rtol": 1e-8, "atol": 1e-11}
+PAIR = (" lord fair which king come out of lord", " king fair which lord come out of lord")
+ANSWERS = (" fair", " come")
+ROWS, ANSWER, AGAINST = [0, 1], [40, 5], [12, 9]
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, np.ndarray[Any, Any]]:
+    return safetensors(DATA / "circuits/processed.safetensors")
+
+
+@pytest.fixture(scope="module")
+def small() -> Model:
+    return Model.load(DATA / "circuits/model", dtype="f64")
+
+
+def softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    found: np.ndarray[Any, Any] = np.exp(logits - logits.max(-1, keepdims=True))
+    return found / found.sum(-1, keepdims=True)
+
+
+def difference(logits: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
+    gradient = np.zeros_like(logits)
+    gradient[ROWS, -1, ANSWER], gradient[ROWS, -1, AGAINST] = 0.5, -0.5
+    return float((logits * gradient).sum()), gradient
+
+
+def log_prob(logits: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
+    p = softmax(logits[:, -1])
+    gradient = np.zeros_like(logits)
+    gradient[:, -1] = -p / 2
+    gradient[ROWS, -1, ANSWER] += 0.5
+    return float(np.log(p[ROWS, ANSWER]).mean()), gradient
+
+
+def probability(logits: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
+    p = softmax(logits[:, -1])
+    right = p[ROWS, ANSWER]
+    gradient = np.zeros_like(logits)
+    gradient[:, -1] = -right[:, None] * p / 2
+    gradient[ROWS, -1, ANSWER] += right / 2
+    return float(right.mean()), gradient
+
+
+def at_positions(logits: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
+    gradient = np.zeros_like(logits)
+    for position in (2, 5):
+        gradient[ROWS, position, ANSWER], gradient[ROWS, position, AGAINST] = 0.25, -0.25
+    return float((logits * gradient).sum()), gradient
+
+
+@pytest.mark.parametrize("name,function", [("difference", difference), ("log_prob", log_prob), ("probability", probability), ("positions", at_positions)])
+def test_gradients_of_a_function_are_transformerlens_s(small: Model, known: dict[str, Any], name: str, function: Any) -> None:
+    of_metric = {key.removeprefix(f"gradients/{name}/"): value for key, value in known.items() if key.startswith(f"gradients/{name}/")}
+    expected_value = of_metric.pop("value")
+    found = small.grad(known["ids"], list(of_metric), metric=function)
+    np.testing.assert_allclose(found.metric, [expected_value], **CLOSE)
+    for point, expected in of_metric.items():
+        np.testing.assert_allclose(found[point][1], expected, err_msg=point, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["difference", "log_prob", "probability", "positions", "loss", "kl"])
+def test_gradients_of_a_name_are_transformerlens_s(small: Model, known: dict[str, Any], name: str) -> None:
+    """TransformerLens' metrics are means over two texts, of which each has answers of its own."""
+    of_metric = {key.removeprefix(f"gradients/{name}/"): value for key, value in known.items() if key.startswith(f"gradients/{name}/")}
+    expected_value = of_metric.pop("value")
+    options: dict[str, Any] = {
+        "difference": lambda row: {"answer": ANSWER[row], "against": AGAINST[row]},
+        "log_prob": lambda row: {"answer": ANSWER[row], "metric": "log-prob"},
+        "probability": lambda row: {"answer": ANSWER[row], "metric": "probability"},
+        "positions": lambda row: {"answer": ANSWER[row], "against": AGAINST[row], "positions": [2, 5]},
+        "loss": lambda row: {"metric": "loss"},
+        "kl": lambda row: {"metric": "kl", "reference": known["reference"][row : row + 1, -1:]},
+    }
+    each = [small.grad(known["ids"][row], list(of_metric), **options[name](row)) for row in ROWS]
+    np.testing.assert_allclose(np.mean([one.metric[0] for one in each]), expected_value, **CLOSE)
+    for point, expected in of_metric.items():
+        # After the last block, the last position alone is computed where the metric reads no other.
+        found = np.concatenate([one[point][1] for one in each]) / 2
+        np.testing.assert_allclose(found, expected[:, -found.shape[1] :], err_msg=point, **CLOSE)
+        assert not expected[:, : -found.shape[1]].any() or found.shape[1] == expected.shape[1]
+    if name in ("loss", "kl"):
+        together = small.grad(known["ids"], list(of_metric), metric=name, reference=known["reference"][:, -1:] if name == "kl" else None)  # type: ignore[arg-type]
+        np.testing.assert_allclose(together.metric, [one.metric[0] for one in each], **CLOSE)
+
+
+def test_a_metric_in_torch_is_differentiated_by_torch(small: Model, known: dict[str, Any]) -> None:
+    torch: Any = pytest.importorskip("torch")
+    point = "blocks.1.hook_resid_mid"
+
+    def log_prob_of_torch(logits: Any) -> Any:
+        return logits[:, -1].log_softmax(-1)[torch.tensor(ROWS), torch.tensor(ANSWER)].mean()
+
+    found = small.grad(known["ids"], point, metric=torch_metric(log_prob_of_torch))
+    np.testing.assert_allclose(found[point][1], known[f"gradients/log_prob/{point}"], **CLOSE)
+    with pytest.raises(ValueError, match="does not depend on the logits"):
+        small.grad(known["ids"], point, metric=torch_metric(lambda logits: logits.detach().sum()))
+
+
+def test_backward_hooks_read_and_change_gradients(small: Model, known: dict[str, Any]) -> None:
+    seen: dict[str, Any] = {}
+    order: list[str] = []
+
+    def read(gradient: np.ndarray[Any, Any], hook: Any) -> None:
+        seen[hook.name] = gradient.copy()
+        order.append(hook.name)
+
+    points = ["blocks.0.attn.hook_z", "blocks.1.hook_resid_mid", "blocks.2.mlp.hook_post"]
+    logits = small.run_with_hooks(known["ids"], bwd_hooks=[(name, read) for name in points], metric=difference)
+    np.testing.assert_array_equal(logits, small(known["ids"]).logits)
+    assert order == points[::-1]
+    for name in points:
+        np.testing.assert_allclose(seen[name], known[f"gradients/difference/{name}"], err_msg=name, **CLOSE)
+
+    def halve(gradient: np.ndarray[Any, Any], hook: Any) -> tuple[np.ndarray[Any, Any]]:
+        return (gradient / 2,)  # a tuple, as in TransformerLens
+
+    # The gradient below is linear in the one at a point that all of it flows through.
+    name = "blocks.0.attn.hook_z"
+    changed = small.grad(known["ids"], name, metric=difference, bwd_hooks=[("blocks.1.hook_resid_mid", halve)])
+    stream = small.grad(known["ids"], ["blocks.1.hook_resid_pre"], metric=difference, bwd_hooks=[("blocks.1.hook_resid_mid", halve)])
+    np.testing.assert_allclose(changed[name][1], known[f"gradients/difference/{name}"] / 2, **CLOSE)
+    assert np.abs(stream["blocks.1.hook_resid_pre"][1]).max() > 0
+    with small.hooks(bwd_hooks=[("blocks.1.hook_resid_mid", halve)]):
+        np.testing.assert_array_equal(small.grad(known["ids"], name, metric=difference)[name][1], changed[name][1])
+    with pytest.raises(ValueError, match="expected an array of shape"):
+        small.run_with_hooks(known["ids"], bwd_hooks=[(name, lambda gradient, hook: gradient[:, :1])], metric=difference)
+
+
+def test_a_cache_has_gradients_if_it_is_asked_for_them(small: Model, known: dict[str, Any]) -> None:
+    logits, cache = small.run_with_cache(known["ids"], incl_bwd=True, metric=difference)
+    np.testing.assert_array_equal(logits, small(known["ids"]).logits)
+    for key in ("hook_embed", "blocks.0.attn.hook_z", "blocks.2.hook_resid_post", "ln_final.hook_scale"):
+        np.testing.assert_allclose(cache[f"{key}_grad"], known[f"gradients/difference/{key}"], err_msg=key, **CLOSE)
+    np.testing.assert_array_equal(cache["z_grad", 0], cache["blocks.0.attn.hook_z_grad"])
+    np.testing.assert_array_equal(cache["resid_post", 2], small.run_with_cache(known["ids"])[1]["resid_post", 2])
+    loss, cache = small.run_with_cache(known["ids"][0], "blocks.1.hook_resid_mid", incl_bwd=True, return_type="loss", remove_batch_dim=True)
+    assert isinstance(loss, float)
+    expected = small.grad(known["ids"][0], "blocks.1.hook_resid_mid", metric="loss")["blocks.1.hook_resid_mid"][1]
+    np.testing.assert_array_equal(cache["blocks.1.hook_resid_mid_grad"], expected[0])
+    with pytest.raises(TypeError, match="incl_bwd"):
+        small.run_with_cache(known["ids"], metric="loss")
+
+
+def logit_difference(model: Model) -> Callable[[np.ndarray[Any, Any]], tuple[float, np.ndarray[Any, Any]]]:
+    right, wrong = (model.to_single_token(one) for one in ANSWERS)
+
+    def metric(logits: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
+        assert logits.ndim == 3
+        gradient = np.zeros_like(logits)
+        gradient[:, -1, right], gradient[:, -1, wrong] = 1, -1
+        return float(logits[0, -1, right] - logits[0, -1, wrong]), gradient
+
+    return metric
+
+
+def test_studies_take_a_function_that_is_a_named_metric(model: Model) -> None:
+    """The difference of two logits as a function gives what it gives by its tokens."""
+    mine = logit_difference(model)
+    close = {"rtol": 1e-5, "atol": 1e-5}  # f32, by products of another shape
+    parts: Any = ["heads", "streams", "mlps_by_position"]
+    expected, found = model.patching(*PAIR, *ANSWERS, parts=parts), model.patching(*PAIR, metric=mine, parts=parts)
+    assert np.isclose(found.clean, expected.clean, rtol=1e-6)
+    for part in parts:
+        np.testing.assert_allclose(found[part].values, expected[part].values, err_msg=part, **close)
+    for part, one in model.attribution(*PAIR, *ANSWERS).items():
+        np.testing.assert_allclose(model.attribution(*PAIR, metric=mine)[part].values, one.values, err_msg=part, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(model.effects(PAIR[0], metric=mine).change, model.effects(PAIR[0], *ANSWERS).change, **close)
+    np.testing.assert_allclose(model.edge_scores(*PAIR, metric=mine).array, model.edge_scores(*PAIR, *ANSWERS).array, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(model.edges(*PAIR, metric=mine, steps=2), model.edges(*PAIR, *ANSWERS, steps=2), rtol=1e-3, atol=1e-4)
+    discovered, by_name = model.discover(*PAIR, metric=mine, edges=12, random=0), model.discover(*PAIR, *ANSWERS, edges=12, random=0)
+    ends = [{(edge["from"], edge["to"]) for edge in one["circuit"]["edges"]} for one in (discovered, by_name)]
+    assert ends[0] == ends[1]
+    assert np.isclose(discovered["circuit"]["faithfulness"], by_name["circuit"]["faithfulness"], rtol=1e-4)
+    assert discovered["metric"] == "a function of logits" and "metric" not in by_name
+    shares = [[head["exact"] for head in report["heads"]] for report in (model.patch(*PAIR, metric=mine), model.patch(*PAIR, *ANSWERS))]
+    np.testing.assert_allclose(*shares, **close)
+    paths = [model.path_patching(*PAIR, *answers, path="0.3->0.mlp", **more)["paths"][0]["lost"]["mean"] for answers, more in (((), {"metric": mine}), (ANSWERS, {}))]  # type: ignore[misc]
+    assert np.isclose(*paths, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["probability", "kl", "loss", "log-prob"])
+def test_named_metrics_of_pairs_are_their_definitions(model: Model, name: Any) -> None:
+    clean, corrupt = (model(text, return_type="logits").astype(np.float64)[0] for text in PAIR)
+    p, q = softmax(clean), softmax(corrupt)
+    right, ids = model.to_single_token(ANSWERS[0]), model.tokenizer.encode(PAIR[0])
+
+    def loss(x: np.ndarray[Any, Any]) -> float:
+        return float(-np.log(x[range(len(ids) - 1), ids[1:]]).mean())
+
+    expected = {
+        "probability": (p[-1, right], q[-1, right]),
+        "log-prob": (np.log(p[-1, right]), np.log(q[-1, right])),
+        "kl": (0.0, float((p[-1] * np.log(p[-1] / q[-1])).sum())),
+        "loss": (loss(p), loss(q)),
+    }[name]
+    answers = (ANSWERS[0],) if name in ("probability", "log-prob") else ()
+    found = model.patching(*PAIR, *answers, metric=name)
+    np.testing.assert_allclose([found.clean, found.corrupt], expected, rtol=1e-5, atol=1e-6)
+    report = model.patch(*PAIR, *answers, metric=name)
+    np.testing.assert_allclose([report["clean_difference"], report["corrupt_difference"]], expected, rtol=1e-5, atol=1e-6)
+    assert report["metric"] == name
+    exact = [head["exact"] for head in report["heads"]]
+    np.testing.assert_allclose(exact, ((found.heads - found.corrupt) / (found.clean - found.corrupt)).reshape(-1), rtol=1e-4, atol=1e-5)
+    scores = model.edge_scores(*PAIR, *answers, metric=name, steps=2)
+    np.testing.assert_allclose(scores.report["corrupt_difference"]["mean"], expected[1], rtol=1e-5, atol=1e-6)
+    assert np.abs(scores.array).max() > 0
+    # With all edges, the model is the model.
+    every = model.discover(*PAIR, *answers, metric=name, edges=len(scores), random=0, steps=1)
+    assert np.isclose(every["circuit"]["faithfulness"], 1, atol=1e-5)
+
+
+def test_a_metric_is_averaged_over_positions(model: Model) -> None:
+    """The first-order estimates are gradients of what is measured."""
+    right, wrong = (model.to_single_token(one) for one in ANSWERS)
+    clean = model(PAIR[0], return_type="logits")[0]
+    found = model.patching(*PAIR, *ANSWERS, positions=[3, 7])
+    assert np.isclose(found.clean, (clean[[3, 7], right] - clean[[3, 7], wrong]).mean(), rtol=1e-5)
+    report = model.discover(*PAIR, *ANSWERS, positions=[3, 7], edges=5, random=0, steps=1)
+    assert np.isclose(report["clean_difference"]["mean"], found.clean, rtol=1e-5)
+    assert report["metric"] == "the metric of the answers at positions [3, 7]"
+    last = model.patching(*PAIR, *ANSWERS, positions=7)
+    np.testing.assert_allclose(last.heads, model.patching(*PAIR, *ANSWERS).heads, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="positions=8: pair 0 has 8 tokens"):
+        model.discover(*PAIR, *ANSWERS, positions=[8])
+
+
+def test_pairs_need_no_answers_for_a_metric_that_reads_none(model: Model, gpt2: Any) -> None:
+    pairs = [{"clean": PAIR[0], "corrupted": PAIR[1]}, {"clean": PAIR[1], "corrupted": PAIR[0]}]
+    many = model.patch(pairs=pairs, metric="kl")
+    both = [model.patch(*PAIR, metric="kl"), model.patch(*PAIR[::-1], metric="kl")]
+    assert np.isclose(many["corrupt_difference"]["mean"], np.mean([one["corrupt_difference"] for one in both]), rtol=1e-6)
+    report = gpt2("patch", *PAIR, "--metric", "kl")
+    np.testing.assert_allclose([head["exact"] for head in report["heads"]], [head["exact"] for head in both[0]["heads"]], rtol=1e-9)
+    report = gpt2("discover", *PAIR, "--metric", "probability", "--answer", ANSWERS[0], "--edges", "5", "--random", "0")
+    mine = model.discover(*PAIR, ANSWERS[0], metric="probability", edges=5, random=0)
+    assert report["circuit"]["edges"] == mine["circuit"]["edges"]
+    with pytest.raises(ValueError, match="no 'correct'"):
+        model.patch(pairs=pairs)
+
+
+def test_metrics_that_cannot_be_are_refused(model: Model) -> None:
+    with pytest.raises(ValueError, match="metric 'accuracy': expected logit-difference"):
+        model.grad(TEXT, "hook_embed", " thou", metric="accuracy")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected its value and its gradient"):
+        model.grad(TEXT, "hook_embed", metric=lambda logits: logits.sum())
+    with pytest.raises(ValueError, match="the metric's gradient: expected an array of shape"):
+        model.grad(TEXT, "hook_embed", metric=lambda logits: (1.0, logits[0]))
+    with pytest.raises(ValueError, match="the metric is NaN"):
+        model.grad(TEXT, "hook_embed", metric=lambda logits: (float("nan"), logits))
+    with pytest.raises(TypeError, match="leave answer, against and positions out"):
+        model.grad(TEXT, "hook_embed", " thou", metric=lambda logits: (1.0, logits))
+    with pytest.raises(ValueError, match="answer: give the token"):
+        model.grad(TEXT, "hook_embed", metric="probability")
+    with pytest.raises(ValueError, match="give reference"):
+        model.grad(TEXT, "hook_embed", metric="kl")
+
+    def broken(logits: Any) -> Any:
+        raise ZeroDivisionError("mine")
+
+    for run in (lambda: model.grad(TEXT, "hook_embed", metric=broken), lambda: model.patching(*PAIR, metric=broken), lambda: model.discover(*PAIR, metric=broken)):
+        with pytest.raises(ZeroDivisionError, match="mine"):
+            run()
