@@ -128,15 +128,23 @@ fn parquet_and_a_description_give_the_numbers_of_json_lines() -> Result {
     let folder = Folder::empty()?;
     let at = |name: &str| data("eval").join(name).display().to_string();
     let rows = std::fs::read_to_string(data("eval/quiz.jsonl"))?;
-    let renamed = rows.replace("\"context\"", "\"q\"").replace("\"choices\"", "\"options\"").replace("\"answer\"", "\"gold\"");
+    let renamed = rows
+        .replace("\"context\"", "\"q\"")
+        .replace("\"choices\"", "\"options\"")
+        .replace("\"answer\"", "\"gold\"");
     folder.write("renamed.jsonl", renamed)?;
     let description = json!({"task": "quiz", "data": "renamed.jsonl", "context": "{{q}}", "choices": "options", "answer": "gold"});
     folder.write("quiz.json", description.to_string())?;
     for (a, b, task) in [
-        (format!("hellaswag={}", at("hellaswag.jsonl")), format!("hellaswag={}", at("hellaswag.parquet")), "hellaswag"),
+        (
+            format!("hellaswag={}", at("hellaswag.jsonl")),
+            format!("hellaswag={}", at("hellaswag.parquet")),
+            "hellaswag",
+        ),
         (at("quiz.jsonl"), folder.at("quiz.json"), "quiz"),
     ] {
-        let results = |task: &str| -> Result<Value> { Ok(json(&["eval", "--json", task])?["results"].clone()) };
+        let results =
+            |task: &str| -> Result<Value> { Ok(json(&["eval", "--json", task])?["results"].clone()) };
         assert_eq!(results(&a)?[task], results(&b)?[task], "{task}");
     }
     Ok(())
@@ -193,7 +201,8 @@ fn a_task_or_a_file_that_does_not_exist_is_named() -> Result {
     gpt2(&["eval", &blimp])?.refused(1, &["holds no part of BLiMP"]);
     let quiz = data("eval/quiz.jsonl").display().to_string();
     gpt2(&["eval", &quiz, &quiz])?.refused(1, &["quiz: is given twice"]);
-    gpt2(&["eval", &quiz, "--stride", "257"])?.refused(1, &["--stride 257: expected 1 to the model's context of 256"]);
+    gpt2(&["eval", &quiz, "--stride", "257"])?
+        .refused(1, &["--stride 257: expected 1 to the model's context of 256"]);
     Ok(())
 }
 
@@ -203,17 +212,45 @@ fn a_damaged_row_is_named_with_what_was_expected() -> Result {
     let long = "O Romeo ".repeat(400);
     let answer = json!({"context": "O", "answer": long}).to_string();
     for (file, text, parts) in [
-        ("a.jsonl", "{\"context\": \"O\", \"choices\": [\"a\"], \"answer\": 0}\nno JSON\n", &["a.jsonl, line 2: expected an object of JSON"][..]),
-        ("b.jsonl", "{\"context\": \"O\", \"choices\": [\"a\"], \"answer\": 1}\n", &["line 1: expected an index from 0 to 0", "found 1"]),
-        ("c.jsonl", "{\"context\": \"O\", \"choices\": [\"a\", 2], \"answer\": 0}\n", &["a list of texts alone", "\"choices\"", "found 2"]),
+        (
+            "a.jsonl",
+            "{\"context\": \"O\", \"choices\": [\"a\"], \"answer\": 0}\nno JSON\n",
+            &["a.jsonl, line 2: expected an object of JSON"][..],
+        ),
+        (
+            "b.jsonl",
+            "{\"context\": \"O\", \"choices\": [\"a\"], \"answer\": 1}\n",
+            &["line 1: expected an index from 0 to 0", "found 1"],
+        ),
+        (
+            "c.jsonl",
+            "{\"context\": \"O\", \"choices\": [\"a\", 2], \"answer\": 0}\n",
+            &["a list of texts alone", "\"choices\"", "found 2"],
+        ),
         ("d.jsonl", "{\"context\": \"O\", \"choices\": [], \"answer\": 0}\n", &["lists no choice"]),
         ("e.jsonl", "{\"question\": \"O\"}\n", &["expected the fields context, choices and answer"]),
-        ("f.jsonl", "{\"context\": \"O\", \"answer\": \"\"}\n", &["f.jsonl, line 1", "adds no token to its context"]),
-        ("g.jsonl", answer.as_str(), &["g.jsonl, line 1", "the text to predict has ", "the model reads 256 at most"]),
+        (
+            "f.jsonl",
+            "{\"context\": \"O\", \"answer\": \"\"}\n",
+            &["f.jsonl, line 1", "adds no token to its context"],
+        ),
+        (
+            "g.jsonl",
+            answer.as_str(),
+            &["g.jsonl, line 1", "the text to predict has ", "the model reads 256 at most"],
+        ),
         ("h.jsonl", "\n\n", &["h.jsonl: holds no row"]),
-        ("i.jsonl", "{\"context\": \"O\", \"answer\": \"x\"}\n{\"context\": 7, \"answer\": \"x\"}\n", &["line 2: expected a text in the field \"context\", found 7"]),
+        (
+            "i.jsonl",
+            "{\"context\": \"O\", \"answer\": \"x\"}\n{\"context\": 7, \"answer\": \"x\"}\n",
+            &["line 2: expected a text in the field \"context\", found 7"],
+        ),
         ("j.parquet", "PAR1 and no more", &["j.parquet: expected a sound file in Parquet"]),
-        ("k.json", "{\"data\": \"a.jsonl\", \"contxt\": \"{{q}}\"}", &["k.json: expected {\"data\": FILE", "contxt"]),
+        (
+            "k.json",
+            "{\"data\": \"a.jsonl\", \"contxt\": \"{{q}}\"}",
+            &["k.json: expected {\"data\": FILE", "contxt"],
+        ),
         ("l.json", "{\"data\": \"a.jsonl\", \"context\": \"{{q}}\"}", &["names a context without an answer"]),
         ("m.json", "{\"data\": \"missing.jsonl\"}", &["m.json", "missing.jsonl: no such file"]),
     ] {
@@ -222,7 +259,8 @@ fn a_damaged_row_is_named_with_what_was_expected() -> Result {
     }
     folder.write("wrong.jsonl", "{\"text\": \"O Romeo\"}\n")?;
     let wrong = format!("hellaswag={}", folder.at("wrong.jsonl"));
-    gpt2(&["eval", &wrong])?.refused(1, &["line 1: expected the field \"ctx_a\"; its fields are: text", "another task"]);
+    gpt2(&["eval", &wrong])?
+        .refused(1, &["line 1: expected the field \"ctx_a\"; its fields are: text", "another task"]);
     // A half of a sound file.
     let whole = std::fs::read(data("eval/hellaswag.parquet"))?;
     for (i, length) in [4, 100, whole.len() / 2, whole.len() - 9].into_iter().enumerate() {
@@ -261,7 +299,11 @@ fn a_data_set_of_the_hub_is_fetched_verified_and_kept() -> Result {
     let results = |run: Run| -> Result<Value> {
         Ok(serde_json::from_str::<Value>(&run.succeeded().stdout)?["results"]["hellaswag"].clone())
     };
-    let expected = results(gpt2(&["eval", "--json", &format!("hellaswag={}", data("eval/hellaswag.jsonl").display())])?)?;
+    let expected = results(gpt2(&[
+        "eval",
+        "--json",
+        &format!("hellaswag={}", data("eval/hellaswag.jsonl").display()),
+    ])?)?;
     assert_eq!(results(run(&["eval", "hellaswag", "--json"])?)?, expected);
     let named = "hellaswag=hf://datasets/Rowan/hellaswag/data/some.jsonl";
     assert_eq!(results(run(&["eval", named, "--json"])?)?, expected);

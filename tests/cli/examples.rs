@@ -47,7 +47,11 @@ const REPLACED: &[(&str, &str, &str)] = &[
     ("\" Mary\" --against \" John\"", "\" king\" --against \" lord\"", "the same"),
     ("15496,11", "154,11", "the model in GPT-2's place has 1024 tokens"),
     ("--metrics loss.csv --resume", "--metrics loss.csv --overwrite", "`train` stops and resumes a run"),
-    ("lambada_openai hellaswag --model gpt2", "quiz.jsonl --model gpt2", "the test's Hub has one model and no data set"),
+    (
+        "lambada_openai hellaswag --model gpt2",
+        "quiz.jsonl --model gpt2",
+        "the test's Hub has one model and no data set",
+    ),
     ("--jsonl scores.jsonl --resume", "--jsonl scores.jsonl --overwrite", "`score` does"),
 ];
 
