@@ -16,10 +16,10 @@ use candle_fused::Implementation;
 use gpt2_engine::open::{checkpoint, device_name};
 use gpt2_engine::words::count;
 use gpt2_view::{Align, Table, visible_text};
+use published::PublishedArgs;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::io::Write;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
@@ -43,15 +43,8 @@ pub(crate) struct VerifyArgs {
     /// Print JSON, with every path
     #[arg(long)]
     pub(crate) json: bool,
-    /// Hold the model to numbers that others have printed of it, instead
-    #[arg(long, conflicts_with = "all")]
-    pub(crate) published: bool,
-    /// With --published, run the standard evaluations, too, whose data sets come from the Hub
-    #[arg(long, requires = "published")]
-    pub(crate) evaluations: bool,
-    /// With --published, take the printed numbers from this file
-    #[arg(long, value_name = "FILE", requires = "published")]
-    pub(crate) answers: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) published: PublishedArgs,
     #[arg(short, long, value_name = "DIR|FILE|NAME", help_heading = "Model and device", help = MODEL)]
     pub(crate) model: Option<String>,
     #[command(flatten)]
@@ -92,8 +85,8 @@ impl Check {
 }
 
 pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
-    if args.published {
-        return published::run(args);
+    if args.published.published {
+        return published::run(&args.published, args.json, args.model.as_deref(), &args.hub, &args.run);
     }
     let device = args.run.open()?;
     let files = crate::model::args::files(args.model.as_deref(), &args.hub)?;

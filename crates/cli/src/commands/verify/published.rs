@@ -1,7 +1,7 @@
 //! `gpt2 verify --published`: a model beside numbers that others have printed of it.
 
-use super::VerifyArgs;
-use crate::model::args::{named, note_default};
+use crate::model::args::{RunArgs, named, note_default};
+use crate::model::hub::HubArgs;
 use crate::output::terminal::TERMINAL;
 use crate::output::{self, note};
 use gpt2_engine::DEMO_NAME;
@@ -12,22 +12,37 @@ use gpt2_engine::words::count;
 use gpt2_loader::LoadError;
 use gpt2_view::visible_text;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PublishedArgs {
+    /// Hold the model to numbers that others have printed of it, instead
+    #[arg(long, conflicts_with = "all")]
+    pub(crate) published: bool,
+    /// With --published, run the standard evaluations, too, whose data sets come from the Hub
+    #[arg(long, requires = "published")]
+    pub(crate) evaluations: bool,
+    /// With --published, take the printed numbers from this file
+    #[arg(long, value_name = "FILE", requires = "published")]
+    pub(crate) answers: Option<PathBuf>,
+}
 
 /// The exit code of a run that could not check everything.
 const UNCHECKED: u8 = 3;
 
-pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
-    let options = Options {
-        model: key(args.model.as_deref()),
-        answers: args.answers.clone(),
-        evaluations: args.evaluations,
-    };
+pub(super) fn run(
+    args: &PublishedArgs,
+    as_json: bool,
+    model: Option<&str>,
+    hub: &HubArgs,
+    run: &RunArgs,
+) -> anyhow::Result<ExitCode> {
+    let options = Options { model: key(model), answers: args.answers.clone(), evaluations: args.evaluations };
     options.check(&TERMINAL)?;
-    let device = args.run.open()?;
-    note_default(args.model.as_deref());
-    let model = named(args.model.as_deref(), &args.hub);
+    let device = run.open()?;
+    note_default(model);
+    let model = named(model, hub);
     let opened = match model.find(&TERMINAL).and_then(|found| model.load(found, device, &TERMINAL)) {
         Err(error) if is_out_of_reach(&error) => {
             output::error(&error.context("nothing was checked: the model could not be fetched"));
@@ -37,7 +52,7 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     };
     let interventions = Prepared::new(InterventionOptions::default(), &opened, &TERMINAL)?;
     let report = options.run(&Run::new(&interventions, &TERMINAL))?;
-    output::report(args.json, &report, print)?;
+    output::report(as_json, &report, print)?;
     Ok(match &report {
         Report { passed: false, .. } => ExitCode::FAILURE,
         Report { unchecked: 0, .. } => ExitCode::SUCCESS,
