@@ -215,7 +215,9 @@ fn found(run: &Run, question: &Question) -> anyhow::Result<Finding> {
         Question::NameMovers { heads, against, among, prompts } => {
             let mut shares = shares(run, *prompts)?;
             if *against {
-                shares.iter_mut().for_each(|(_, share)| *share = -*share);
+                for (_, share) in &mut shares {
+                    *share = -*share;
+                }
             }
             Ok(ranked(&shares, heads, *among))
         }
