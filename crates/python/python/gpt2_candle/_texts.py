@@ -90,6 +90,7 @@ class Predictions(Base):
         stride: int | None = None,
         bootstrap: int = 100_000,
         samples: bool = False,
+        journal: str | os.PathLike[str] | None = None,
         allow_nonfinite: bool = False,
         progress: Progress | None = None,
         **changes: Unpack[Changes],
@@ -105,6 +106,7 @@ class Predictions(Base):
             stride: How far a window over a text that is longer than the context moves on; the context, if there is no number.
             bootstrap: How many samples to draw for the standard error of a perplexity; none for 0.
             samples: Adds every example with its log-probabilities to the report.
+            journal: A file that keeps finished work: a run that stopped goes on from it.
             allow_nonfinite: Returns NaN and infinity instead of raising.
             progress: Called with ``"requests"``, how many are done, and how many there are.
             **changes: Interventions, which act on each text, a context with one choice, as on a prompt of its own.
@@ -122,6 +124,7 @@ class Predictions(Base):
             "stride": maybe(stride, "stride", 1),
             "bootstrap": count(bootstrap, "bootstrap"),
             "samples": bool(samples),
+            "journal": None if journal is None else os.fspath(journal),
         }
         return self._study("eval", options, changes, allow_nonfinite=allow_nonfinite, progress=progress)[0]
 

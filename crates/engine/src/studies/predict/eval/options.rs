@@ -2,6 +2,7 @@
 
 use super::data::{Row, Rows, rows};
 use super::examples::Example;
+use super::journal::{Journal, JournalHeader};
 use super::measures::{Estimate, is_right};
 use super::report::{Measure, Report, Sample, Settings, TaskResult};
 use super::requests::{Encoder, Requests};
@@ -12,10 +13,11 @@ use crate::provenance::RunProvenance;
 use crate::studies::study::{Outcome, Run, Study};
 use crate::words::count;
 use anyhow::bail;
+use candle_fused::Isa;
 use gpt2_model::analysis::Likelihood;
 use gpt2_parallel::{Alone, Fact, Group};
 use serde::{Deserialize, Serialize};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{DefaultHasher, Hasher};
 use std::path::PathBuf;
 
 /// The options of the study.
@@ -33,11 +35,13 @@ pub struct Options {
     pub bootstrap: usize,
     /// Whether the report has each example.
     pub samples: bool,
+    /// A file that keeps finished work: a run that stopped goes on from it.
+    pub journal: Option<PathBuf>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { tasks: vec![], limit: None, stride: None, bootstrap: 100_000, samples: false }
+        Self { tasks: vec![], limit: None, stride: None, bootstrap: 100_000, samples: false, journal: None }
     }
 }
 
@@ -116,7 +120,10 @@ impl Options {
             ));
         }
         agree(group, opened, &requests)?;
-        let found = scored(run, group, &requests.list, |example| places[example].clone())?;
+        let provenance = RunProvenance::of_tokens(opened, opened.model.config().n_positions)?;
+        let provenance = provenance.under(&run.interventions.described());
+        let journal = self.journal(run, group, &requests, &provenance)?;
+        let found = scored(run, group, &requests.list, journal, |example| places[example].clone())?;
         let mut results = vec![];
         let mut samples = vec![];
         let mut first = 0;
@@ -138,11 +145,34 @@ impl Options {
             stride: encoder.stride,
             truncated: requests.truncated,
         };
-        let provenance =
-            RunProvenance::of_tokens(opened, settings.window)?.under(&run.interventions.described());
         let mut report = Report::new(provenance, results, &settings);
         report.samples.extend(samples);
         Ok(report)
+    }
+
+    /// The journal, if there is to be one.
+    fn journal(
+        &self,
+        run: &Run,
+        group: &dyn Group,
+        requests: &Requests,
+        provenance: &RunProvenance,
+    ) -> anyhow::Result<Option<Journal>> {
+        let Some(path) = &self.journal else { return Ok(None) };
+        let spelling = run.opened.spelling;
+        if group.size() > 1 {
+            bail!("{}: works on one process; leave it out", spelling.option("journal"));
+        }
+        let mut interventions = DefaultHasher::new();
+        run.interventions.hash(&mut interventions, run.observer)?;
+        let header = JournalHeader {
+            evaluation: provenance.model_line(),
+            model: format!("{:016x}", run.opened.model.fingerprint()?),
+            requests: requests.hash(),
+            interventions: format!("{:016x}", interventions.finish()),
+            isa: Isa::current().as_str().to_owned(),
+        };
+        Ok(Some(Journal::open(path, &header, spelling)?))
     }
 
     fn load(&self, task: Task, opened: &Opened, run: &Run) -> anyhow::Result<Loaded> {
@@ -241,14 +271,10 @@ fn check_whole(run: &Run, windows: usize, place: &str) -> anyhow::Result<()> {
 /// Refuses ranks whose work would differ.
 fn agree(group: &dyn Group, opened: &Opened, requests: &Requests) -> anyhow::Result<()> {
     group.agree(|| {
-        let mut hash = DefaultHasher::new();
-        for request in &requests.list {
-            (&request.ids, request.predicted).hash(&mut hash);
-        }
         let remedy = "start every rank with the same command, the same model and the same files";
         let fact = |what: &str, value| Fact { what: what.into(), value, remedy };
         Ok(vec![
-            fact("the examples", format!("{:016x}", hash.finish())),
+            fact("the examples", requests.hash()),
             fact("the model", format!("{:?}", opened.model.fingerprint()?)),
         ])
     })

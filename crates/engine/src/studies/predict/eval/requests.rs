@@ -5,6 +5,7 @@ use super::wikitext::is_space;
 use crate::open::Opened;
 use anyhow::{Context, bail};
 use gpt2_loader::Tokenizer;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 /// A text whose last tokens are predicted.
@@ -26,6 +27,17 @@ pub(super) struct Requests {
     pub(super) of: Vec<Range<usize>>,
     /// The number of requests whose context lost its beginning.
     pub(super) truncated: usize,
+}
+
+impl Requests {
+    /// A fingerprint of what is asked.
+    pub(super) fn hash(&self) -> String {
+        let mut hash = DefaultHasher::new();
+        for request in &self.list {
+            (&request.ids, request.predicted).hash(&mut hash);
+        }
+        format!("{:016x}", hash.finish())
+    }
 }
 
 /// Makes requests for a model.
