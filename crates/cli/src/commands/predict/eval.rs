@@ -42,7 +42,7 @@ pub(crate) struct EvalArgs {
     /// Run only the first N examples of each task
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) limit: Option<u32>,
-    /// How far a window over a text that is longer than the context moves on. The rest of the window is context [default:
+    /// Move a window over a text that is longer than the context on by T tokens. The rest of the window is context [default:
     /// the model's context, so that windows hardly overlap, as in lm-evaluation-harness]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) stride: Option<u32>,

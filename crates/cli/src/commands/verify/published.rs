@@ -7,7 +7,7 @@ use crate::output::{self, note};
 use gpt2_engine::DEMO_NAME;
 use gpt2_engine::interventions::{InterventionOptions, Prepared};
 use gpt2_engine::studies::Run;
-use gpt2_engine::studies::predict::published::{Checked, Options, Report, State};
+use gpt2_engine::studies::predict::published::{AnswerState, Checked, Options, Report};
 use gpt2_engine::words::count;
 use gpt2_loader::LoadError;
 use gpt2_view::visible_text;
@@ -74,7 +74,7 @@ fn is_out_of_reach(error: &anyhow::Error) -> bool {
 
 /// Whether all that was not checked was not asked for.
 fn is_only_unasked(report: &Report) -> bool {
-    report.answers.iter().all(|one| one.state != State::Unchecked || one.is_unasked)
+    report.answers.iter().all(|one| one.state != AnswerState::Unchecked || one.is_unasked)
 }
 
 fn print(report: &Report) -> anyhow::Result<()> {
@@ -82,16 +82,16 @@ fn print(report: &Report) -> anyhow::Result<()> {
     writeln!(out, "{}", report.provenance.model_line())?;
     for Checked { question, expected, found, state, source, .. } in &report.answers {
         let state = match state {
-            State::Right => "ok",
-            State::Wrong => "FAILED",
-            State::Unchecked => "not checked",
+            AnswerState::Right => "ok",
+            AnswerState::Wrong => "FAILED",
+            AnswerState::Unchecked => "not checked",
         };
         writeln!(out, "\n{state}: {}", visible_text(question))?;
         for (name, text) in [("printed", expected), ("found", found), ("source", source)] {
             writeln!(out, "  {name:8} {}", visible_text(text))?;
         }
     }
-    let right = report.answers.iter().filter(|one| one.state == State::Right).count();
+    let right = report.answers.iter().filter(|one| one.state == AnswerState::Right).count();
     writeln!(out, "\n{right} of {} as printed", count(report.answers.len(), "answer"))?;
     if report.unchecked > 0 {
         note(&format!("{} not checked", count(report.unchecked, "answer")));

@@ -75,12 +75,12 @@ impl Journal {
         Ok(Self { path: path.to_path_buf(), file, done })
     }
 
-    /// What an earlier run found for a batch of this number of requests.
+    /// The answers of an earlier run for a batch of this number of requests.
     pub(super) fn found(&self, batch: usize, requests: usize) -> Option<&Vec<Likelihood>> {
         self.done.get(&batch).filter(|found| found.len() == requests)
     }
 
-    /// Adds what this run found for a batch.
+    /// Adds the answers of this run for a batch.
     pub(super) fn add(&mut self, batch: usize, found: &[Likelihood]) -> anyhow::Result<()> {
         let answers = found.iter().map(|one| (one.log_prob.to_bits(), one.is_greedy)).collect();
         let line = serde_json::to_string(&BatchLine(batch, answers))? + "\n";

@@ -15,8 +15,8 @@ const LONGEST: u64 = 1 << 24;
 /// A printed answer.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Answer {
-    /// Where it was printed.
+pub(super) struct PrintedAnswer {
+    /// The place where it was printed.
     pub(super) source: String,
     pub(super) question: Question,
 }
@@ -59,12 +59,12 @@ pub(super) fn of_model(
     model: &str,
     file: Option<&Path>,
     observer: &dyn Observer,
-) -> anyhow::Result<Vec<Answer>> {
+) -> anyhow::Result<Vec<PrintedAnswer>> {
     let (text, place) = match file {
         Some(path) => (read_file("the answers", path, LONGEST, observer)?, path.display().to_string()),
         None => (KNOWN.to_owned(), "the program's answers".to_owned()),
     };
-    let mut all: BTreeMap<String, Vec<Answer>> = serde_json::from_str(&text).with_context(|| {
+    let mut all: BTreeMap<String, Vec<PrintedAnswer>> = serde_json::from_str(&text).with_context(|| {
         format!("{place}: expected {{\"MODEL\": [{{\"source\": \"..\", \"question\": {{..}}}}, ..]}}; docs/evaluation.md lists the questions")
     })?;
     let Some(answers) = all.remove(model) else {

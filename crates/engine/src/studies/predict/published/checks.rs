@@ -1,11 +1,11 @@
 //! The checks: each answer beside what this program finds.
 
-use super::answers::{Answer, HeadScore, Question, of_model};
+use super::answers::{HeadScore, PrintedAnswer, Question, of_model};
 use super::losses::{Steps, losses};
 use crate::provenance::RunProvenance;
 use crate::studies::predict::eval;
 use crate::studies::study::Run;
-use crate::texts::{Answer as PairAnswer, Answers, Content, Task, single_token};
+use crate::texts::{Answer, Answers, Content, Task, single_token};
 use anyhow::{Context, bail};
 use candle_core::Tensor;
 use gpt2_loader::LoadError;
@@ -43,15 +43,15 @@ pub struct Report {
 /// An answer beside what this program finds.
 #[derive(Debug, Serialize)]
 pub struct Checked {
-    /// What was asked.
+    /// The question in words.
     pub question: String,
     /// The printed answer.
     pub expected: String,
-    /// What this program finds, or why it was not checked.
+    /// The answer of this program, or the reason why it was not checked.
     pub found: String,
     /// Whether they agree.
-    pub state: State,
-    /// Where the answer was printed.
+    pub state: AnswerState,
+    /// The place where the answer was printed.
     pub source: String,
     /// Whether it was not checked because nobody asked for that.
     #[serde(skip)]
@@ -61,7 +61,7 @@ pub struct Checked {
 /// The state of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum State {
+pub enum AnswerState {
     /// It agrees.
     Right,
     /// It does not.
@@ -70,8 +70,8 @@ pub enum State {
     Unchecked,
 }
 
-/// What this program finds, and whether it is right.
-struct Finding {
+/// The answer of this program, and whether it is right.
+struct FoundAnswer {
     found: String,
     is_right: bool,
 }
@@ -108,13 +108,13 @@ impl Options {
         Ok(Report {
             provenance: RunProvenance::of_tokens(run.opened, run.opened.model.config().n_positions)?,
             model: self.model.clone(),
-            passed: count(State::Wrong) == 0,
-            unchecked: count(State::Unchecked),
+            passed: count(AnswerState::Wrong) == 0,
+            unchecked: count(AnswerState::Unchecked),
             answers: checked,
         })
     }
 
-    fn checked(&self, run: &Run, answer: &Answer) -> anyhow::Result<Checked> {
+    fn checked(&self, run: &Run, answer: &PrintedAnswer) -> anyhow::Result<Checked> {
         let question = &answer.question;
         let is_unasked = matches!(question, Question::Evaluation { .. }) && !self.evaluations;
         let result = match question {
@@ -129,9 +129,9 @@ impl Options {
             },
         };
         let (found, state) = match result {
-            Ok(Finding { found, is_right: true }) => (found, State::Right),
-            Ok(Finding { found, is_right: false }) => (found, State::Wrong),
-            Err(why) => (why, State::Unchecked),
+            Ok(FoundAnswer { found, is_right: true }) => (found, AnswerState::Right),
+            Ok(FoundAnswer { found, is_right: false }) => (found, AnswerState::Wrong),
+            Err(why) => (why, AnswerState::Unchecked),
         };
         let source = answer.source.clone();
         let expected = question.expected();
@@ -187,11 +187,11 @@ fn listed(losses: &[f64]) -> String {
     losses.iter().map(|loss| format!("{loss:.6}")).collect::<Vec<_>>().join(" ")
 }
 
-fn found(run: &Run, question: &Question) -> anyhow::Result<Finding> {
+fn found(run: &Run, question: &Question) -> anyhow::Result<FoundAnswer> {
     match question {
         Question::Continuation { prompt, ids } => {
             let found = continued(run, prompt, ids.len())?;
-            Ok(Finding { is_right: found == *ids, found: format!("{found:?}") })
+            Ok(FoundAnswer { is_right: found == *ids, found: format!("{found:?}") })
         }
         Question::Losses { documents, rows, columns, learning_rate, losses: expected, tolerance } => {
             let ids = tokens(run, documents)?;
@@ -206,7 +206,7 @@ fn found(run: &Run, question: &Question) -> anyhow::Result<Finding> {
                 run.observer.step("training steps", step as u64, Some(all))
             })?;
             let near = found.iter().zip(expected).all(|(a, b)| (a - b).abs() <= *tolerance);
-            Ok(Finding { is_right: near, found: listed(&found) })
+            Ok(FoundAnswer { is_right: near, found: listed(&found) })
         }
         Question::Heads { score, heads, among } => {
             let scores = scores(run, *score)?;
@@ -227,7 +227,7 @@ fn found(run: &Run, question: &Question) -> anyhow::Result<Finding> {
             let report = options.evaluate(run, &gpt2_parallel::Alone)?;
             let found = report.tasks.last().and_then(|result| result.value(measure));
             let found = found.with_context(|| format!("{task} has no measure {measure}"))?;
-            Ok(Finding { is_right: (found - value).abs() <= *tolerance, found: format!("{found:.4}") })
+            Ok(FoundAnswer { is_right: (found - value).abs() <= *tolerance, found: format!("{found:.4}") })
         }
     }
 }
@@ -288,8 +288,8 @@ fn shares(run: &Run, prompts: usize) -> anyhow::Result<Vec<(String, f64)>> {
     let pairs = Task::Ioi.pairs(opened.tokenizer()?, prompts.max(1), SEED)?;
     let token = |answers: &Answers| -> anyhow::Result<u32> {
         match answers.all().first() {
-            Some(PairAnswer::Text(text)) => single_token(opened, "a name", text, run.observer),
-            Some(PairAnswer::Id(id)) => Ok(*id),
+            Some(Answer::Text(text)) => single_token(opened, "a name", text, run.observer),
+            Some(Answer::Id(id)) => Ok(*id),
             None => bail!("a pair has no answer"),
         }
     };
@@ -314,11 +314,11 @@ fn shares(run: &Run, prompts: usize) -> anyhow::Result<Vec<(String, f64)>> {
 }
 
 /// Whether heads are among the first by a number.
-fn ranked(numbers: &[(String, f64)], heads: &[String], among: usize) -> Finding {
+fn ranked(numbers: &[(String, f64)], heads: &[String], among: usize) -> FoundAnswer {
     let mut order: Vec<&(String, f64)> = numbers.iter().collect();
     order.sort_by(|a, b| b.1.total_cmp(&a.1));
     let first = &order[..among.min(order.len())];
     let is_right = heads.iter().all(|head| first.iter().any(|(name, _)| name == head));
     let found: Vec<String> = first.iter().map(|(name, number)| format!("{name} ({number:.2})")).collect();
-    Finding { found: found.join(", "), is_right }
+    FoundAnswer { found: found.join(", "), is_right }
 }

@@ -4,5 +4,5 @@ mod answers;
 mod checks;
 mod losses;
 
-pub use checks::{Checked, Options, Report, State};
+pub use checks::{AnswerState, Checked, Options, Report};
 pub use losses::{Steps, losses};
