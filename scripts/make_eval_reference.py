@@ -139,6 +139,81 @@ def harness(model, folder, limit=None, length=None):
     return HFLM(pretrained=model, tokenizer=tokenizer, batch_size=4, device="cpu", dtype="float32")
 
 
+def greedy(model, prompt, length):
+    """The most probable continuation."""
+    ids = torch.tensor([prompt])
+    return model.generate(ids, do_sample=False, max_length=length, pad_token_id=0, eos_token_id=None)[0].tolist()
+
+
+def losses(model, ids, rows, columns, steps, learning_rate):
+    """The loss before each step of PyTorch's AdamW on one batch; matrices alone decay."""
+    model.train()
+    x = torch.tensor(ids[: rows * columns]).view(rows, columns)
+    y = torch.tensor(ids[1 : rows * columns + 1]).view(rows, columns)
+    decay = {True: 0.01, False: 0.0}
+    groups = [
+        {"params": [one for one in model.parameters() if (one.dim() >= 2) == matrix], "weight_decay": decay[matrix]} for matrix in decay
+    ]
+    adam = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.999), eps=1e-8)
+    found = []
+    for _ in range(steps):
+        logits = model(x).logits
+        loss = nn.functional.cross_entropy(logits.view(-1, logits.size(-1)), y.view(-1))
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        found.append(loss.item())
+    return found
+
+
+def best_heads(model):
+    """The head with the highest mean weight of each kind, on random tokens that repeat."""
+    torch.manual_seed(11)
+    length, repeats, rows = 12, 4, 16
+    once = torch.randint(1, 1024, (rows, length))
+    ids = torch.cat([torch.zeros(rows, 1, dtype=torch.long), once.repeat(1, repeats)], 1)
+    with torch.no_grad():
+        weights = torch.stack(model(ids, output_attentions=True).attentions)  # (L, B, H, T, T)
+    queries = range(1 + length, 1 + length * repeats)
+    copies = {q: [k for k in range(1, q) if (q - k) % length == 0] for q in queries}
+    sums = {
+        "previous_token": [weights[..., q, q - 1] for q in queries],
+        "duplicate_token": [sum(weights[..., q, k] for k in copies[q]) for q in queries],
+        "induction": [sum(weights[..., q, k + 1] for k in copies[q]) for q in queries],
+    }
+    found = {}
+    for kind, values in sums.items():
+        scores = torch.stack(values).mean(0).mean(1)  # (L, H)
+        best = int(scores.argmax())
+        found[kind] = f"{best // scores.size(1)}.{best % scores.size(1)}"
+    return found
+
+
+def write_answers():
+    """Answers about both models in the form of `gpt2 verify --published`, by transformers and PyTorch."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(DEMO / "tokenizer.json"), bos_token=END, eos_token=END)
+    documents = [speech + "\n\n" for speech in SPEECH.split(". ")] * 3
+    ids = [id for document in documents for id in [0, *tokenizer.encode(document)]]
+    answers = {}
+    for name, folder in (("demo", DEMO), ("random", OUT / "random")):
+        def load():
+            config = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_implementation": "eager"}
+            return GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32, **config).eval()
+
+        prompt = tokenizer.encode("O Romeo, Romeo")
+        found = losses(load(), ids, 4, 32, 10, 1e-3)
+        training = {"documents": documents, "rows": 4, "columns": 32, "learning_rate": 1e-3, "losses": found, "tolerance": 1e-5}
+        answers[name] = [
+            {"source": "transformers, greedy", "question": {"continuation": {"prompt": prompt, "ids": greedy(load(), prompt, 20)}}},
+            {"source": "PyTorch's AdamW on transformers' model, f32", "question": {"losses": training}},
+        ]
+        # Of random weights, the head depends on the tokens.
+        for kind, head in best_heads(load()).items() if name == "demo" else ():
+            question = {"heads": {"score": kind, "heads": [head], "among": 1}}
+            answers[name].append({"source": "transformers' attentions", "question": question})
+    (OUT / "answers.json").write_text(json.dumps(answers, indent=1) + "\n", encoding="utf-8")
+
+
 def tasks(data):
     """The harness' own definitions, with our files in the place of the data sets."""
 
@@ -211,6 +286,7 @@ def main():
             task: {"results": found["results"], "n-samples": found["n-samples"]}
             for task, found in evaluated(harness(model, folder), OUT, limit=2).items()
         }
+    write_answers()
     text = json.dumps(reference, indent=1, default=str)
     (OUT / "reference.json").write_text(text + "\n", encoding="utf-8")
 

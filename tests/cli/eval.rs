@@ -171,6 +171,59 @@ fn the_table_and_the_file_hold_the_results() -> Result {
 }
 
 #[test]
+fn a_run_that_stopped_goes_on_from_its_journal() -> Result {
+    let folder = Folder::empty()?;
+    let quiz = data("eval/quiz.jsonl").display().to_string();
+    let wikitext = format!("wikitext={}", data("eval/wikitext.jsonl").display());
+    let journal = folder.at("done.jsonl");
+    let args = ["eval", &quiz, &wikitext, "--samples", "--json"];
+    let with = [&args[..], &["--journal", &journal]].concat();
+    let whole = json(&args)?;
+    assert_eq!(json(&with)?, whole);
+    let text = std::fs::read_to_string(folder.file("done.jsonl"))?;
+    let batches = text.lines().count() - 1;
+    assert!(batches > 2, "{text}");
+    // Killed after the second batch, within a line.
+    let second = text.match_indices('\n').nth(2).ok_or("three lines")?.0;
+    for kept in [second + 1, second + 9, text.len()] {
+        std::fs::write(folder.file("done.jsonl"), &text[..kept])?;
+        assert_eq!(json(&with)?, whole, "{kept}");
+        let after = std::fs::read_to_string(folder.file("done.jsonl"))?;
+        assert_eq!(after.lines().count(), batches + 1, "{kept}");
+        assert_eq!(after, text, "{kept}");
+    }
+    // What it says is believed: no batch runs again.
+    let line = text.lines().nth(1).ok_or("a line")?;
+    let bits = line.split(['[', ',']).nth(4).ok_or("bits")?;
+    std::fs::write(folder.file("done.jsonl"), text.replacen(bits, &1f64.to_bits().to_string(), 1))?;
+    assert_ne!(json(&with)?, whole);
+    std::fs::write(folder.file("done.jsonl"), &text)?;
+    for (more, parts) in [
+        (
+            &["--ablate", "0.1"][..],
+            &["belongs to another evaluation: the run was", "choose another name"][..],
+        ),
+        (&["--limit", "2"], &["the examples was"]),
+        (&["--model", "MODEL"], &["belongs to another evaluation"]),
+    ] {
+        let random = data("eval/random").display().to_string();
+        let more: Vec<&str> =
+            more.iter().map(|word| if *word == "MODEL" { random.as_str() } else { word }).collect();
+        gpt2(&[&with[..], &more].concat())?.refused(1, parts);
+        assert_eq!(std::fs::read_to_string(folder.file("done.jsonl"))?, text);
+    }
+    std::fs::write(folder.file("done.jsonl"), text.replacen("\n[", "\n{", 1))?;
+    gpt2(&with)?.refused(1, &["line 2 is damaged", "delete the file"]);
+    for foreign in ["O Romeo\n", "{}\n"] {
+        folder.write("done.jsonl", foreign)?;
+        gpt2(&with)?.refused(1, &["is not the journal of an evaluation"]);
+        assert_eq!(std::fs::read_to_string(folder.file("done.jsonl"))?, foreign);
+    }
+    gpt2(&["eval", &quiz, "--journal", &quiz])?.refused(1, &["is a file of examples"]);
+    Ok(())
+}
+
+#[test]
 fn several_processes_give_the_results_of_one() -> Result {
     let Some(mpirun) = mpirun(3, crate::GPT2) else { return Ok(()) };
     let tasks = tasks();

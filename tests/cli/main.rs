@@ -47,6 +47,7 @@ mod pickles;
 mod pictures;
 mod points;
 mod provenance;
+mod published;
 mod quantize;
 mod record;
 mod score;

@@ -24,6 +24,9 @@ INTERVENTIONS = [name.replace("_", "-") for name in Changes.__annotations__ if n
 # A study that is a part of another one's command.
 COMMANDS = {"path-patching": "patch", "edge-scores": "discover", "features-in-store": "features"}
 
+# A study whose method has another name.
+METHODS = {"eval": "evaluate"}
+
 # Options that a command takes without a name, or under another one.
 IN_COMMAND = {
     ("*", "prompt"): "PROMPT",
@@ -31,6 +34,7 @@ IN_COMMAND = {
     ("pairs", "task"): "TASK",
     ("circuits", "head"): "L.H",
     ("circuits", "seen_only"): "--all-tokens",  # the other way round
+    ("eval", "tasks"): "TASK",
     ("edge-scores", "gradients"): "--steps",  # 0 are the clean run's
 }
 
@@ -52,7 +56,7 @@ def help_of(study: str) -> str:
 
 
 def method_of(study: str) -> Any:
-    return getattr(Model, study.replace("-", "_"))
+    return getattr(Model, METHODS.get(study, study).replace("-", "_"))
 
 
 def keywords_of(study: str) -> set[str]:

@@ -8,6 +8,7 @@ use crate::metric::GivenMetric;
 use crate::model::Model;
 use crate::observer::PyObserver;
 use gpt2_engine::interventions::Prepared;
+use gpt2_engine::studies::predict::eval::token_likelihoods;
 use gpt2_engine::studies::{Entry, Run, STUDIES};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
@@ -54,6 +55,23 @@ impl Model {
         })?;
         let (report, arrays) = outcome;
         Ok((report, arrays, observer.into_notes()))
+    }
+
+    /// The log-probability of the last tokens of each text, as many as `predicted` says, and whether each is the most probable one.
+    fn likelihoods(
+        &self,
+        py: Python<'_>,
+        texts: Vec<Vec<u32>>,
+        predicted: Vec<usize>,
+        changes: InterventionTexts,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Vec<(f64, bool)>> {
+        let raised = Arc::new(Raised::default());
+        let observer = PyObserver::new(&raised, progress);
+        compute(py, &raised, || {
+            let interventions = Prepared::new(changes.options()?, &self.loaded, &observer)?;
+            Ok::<_, Failed>(token_likelihoods(&Run::new(&interventions, &observer), texts, predicted)?)
+        })
     }
 }
 

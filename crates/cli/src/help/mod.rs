@@ -24,7 +24,7 @@ const COMMON: &[(&str, &str)] = &[
     ("generate", "prompt file max_new_tokens temperature top_k top_p greedy beams draft html open seed"),
     ("inspect", "name list"),
     ("compare", "model other text quantize_other adapters tokens"),
-    ("eval", "tasks limit samples out overwrite"),
+    ("eval", "tasks limit samples journal out overwrite"),
     ("score", "place by jsonl summaries resume"),
     ("train", "text jsonl out rank n_layer n_embd steps epochs lr num_samples resume overwrite"),
     ("train-features", "source out point features k sparsity epochs lr overwrite"),

@@ -322,6 +322,12 @@ impl From<gpt2_files::Error> for LoadError {
 }
 
 impl LoadError {
+    /// Whether the Hub could not be asked for something that is not in the cache: there is no network, or it may not be used.
+    #[must_use]
+    pub fn is_out_of_reach(&self) -> bool {
+        matches!(self, Self::Hub(error) if error.is_unreachable())
+    }
+
     pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
         let path = path.to_path_buf();
         move |source| Self::Io { path, source }

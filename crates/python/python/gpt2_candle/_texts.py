@@ -82,6 +82,52 @@ class Predictions(Base):
         points = {name: values for name, values in arrays.items() if name not in ("logits", "hidden_states")}
         return Prediction(report, arrays["logits"], arrays["hidden_states"], points)
 
+    def evaluate(
+        self,
+        tasks: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        limit: int | None = None,
+        stride: int | None = None,
+        bootstrap: int = 100_000,
+        samples: bool = False,
+        journal: str | os.PathLike[str] | None = None,
+        allow_nonfinite: bool = False,
+        progress: Progress | None = None,
+        **changes: Unpack[Changes],
+    ) -> Report:
+        """Runs standard evaluations by the definitions of lm-evaluation-harness, as ``gpt2 eval`` does. For the harness itself with this
+        model, see :mod:`gpt2_candle.harness`.
+
+        Args:
+            tasks: One or several: ``"hellaswag=validation.jsonl"``, a task with the file of its data set in JSON lines or Parquet;
+                ``"hellaswag"`` alone, whose data set comes from the Hub; ``"quiz.jsonl"``, questions of your own. The tasks are
+                ``lambada_openai``, ``lambada_standard``, ``hellaswag``, ``wikitext``, ``wikitext103``, ``blimp`` and ``blimp_PART``.
+            limit: How many examples of each task to run; all, if there is no number.
+            stride: How far a window over a text that is longer than the context moves on; the context, if there is no number.
+            bootstrap: How many samples to draw for the standard error of a perplexity; none for 0.
+            samples: Adds every example with its log-probabilities to the report.
+            journal: A file that keeps finished work: a run that stopped goes on from it.
+            allow_nonfinite: Returns NaN and infinity instead of raising.
+            progress: Called with ``"requests"``, how many are done, and how many there are.
+            **changes: Interventions, which act on each text, a context with one choice, as on a prompt of its own.
+
+        Returns:
+            The results in the form of the harness, as ``gpt2 eval --json`` prints them: ``results["hellaswag"]["acc,none"]``.
+
+        Raises:
+            FileNotFoundError, ValueError: if there is no such task or file, or a row has not the fields of the task.
+        """
+        several = [tasks] if isinstance(tasks, str | os.PathLike) else list(tasks)
+        options = {
+            "tasks": [os.fspath(task) for task in several],
+            "limit": maybe(limit, "limit", 1),
+            "stride": maybe(stride, "stride", 1),
+            "bootstrap": count(bootstrap, "bootstrap"),
+            "samples": bool(samples),
+            "journal": None if journal is None else os.fspath(journal),
+        }
+        return self._study("eval", options, changes, allow_nonfinite=allow_nonfinite, progress=progress)[0]
+
     def score_corpus(
         self,
         corpus: str | os.PathLike[str],

@@ -7,6 +7,7 @@ use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::process::parallel::{self, ParallelArgs, TIMEOUT};
+use crate::process::signals;
 use gpt2_engine::interventions::Prepared;
 use gpt2_engine::studies::Run;
 use gpt2_engine::studies::predict::eval::{Options, Report, TaskResult};
@@ -31,6 +32,7 @@ Examples:
   gpt2 eval quiz.jsonl --json   # questions of your own
   gpt2 eval quiz.jsonl --ablate 0.3   # without a head
   gpt2 eval quiz.jsonl --out results.json --samples   # to a file, with every answer
+  gpt2 eval quiz.jsonl --journal done.jsonl   # goes on after Ctrl-C
   gpt2 eval lambada_openai hellaswag --model gpt2   # data sets from the Hub
   mpirun -n 4 gpt2 eval quiz.jsonl   # on four processes")]
 pub(crate) struct EvalArgs {
@@ -40,7 +42,7 @@ pub(crate) struct EvalArgs {
     /// Run only the first N examples of each task
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) limit: Option<u32>,
-    /// How far a window over a text that is longer than the context moves on. The rest of the window is context [default:
+    /// Move a window over a text that is longer than the context on by T tokens. The rest of the window is context [default:
     /// the model's context, so that windows hardly overlap, as in lm-evaluation-harness]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) stride: Option<u32>,
@@ -50,6 +52,9 @@ pub(crate) struct EvalArgs {
     /// Add every example with its log-probabilities to the JSON
     #[arg(long)]
     pub(crate) samples: bool,
+    /// Keep finished work in this file: a run that stopped goes on from it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) journal: Option<PathBuf>,
     /// Write the JSON to this file, too
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
@@ -85,6 +90,13 @@ fn evaluate(args: &EvalArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
     if let Some(out) = args.out.as_ref().filter(|_| leads) {
         outputs.add("--out", out);
     }
+    if let Some(journal) = &args.journal {
+        // This decides itself which files it may go on with.
+        let mut kept = Outputs::new(true);
+        kept.add("--journal", journal);
+        kept.check(&inputs)?;
+        signals::left_by_an_end("the same command goes on from the journal");
+    }
     let opened = args.model.open_for(inputs, &outputs)?;
     let interventions = Prepared::new(args.interventions.options(), &opened, &TERMINAL)?;
     let run = Run {
@@ -111,6 +123,7 @@ impl EvalArgs {
             stride: self.stride.map(|stride| stride as usize),
             bootstrap: self.bootstrap as usize,
             samples: self.samples,
+            journal: self.journal.clone(),
         }
     }
 }

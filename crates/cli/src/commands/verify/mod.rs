@@ -4,6 +4,7 @@
 mod attention;
 mod layers;
 mod model;
+mod published;
 
 use crate::model::args::MODEL;
 use crate::model::args::RunArgs;
@@ -16,6 +17,7 @@ use gpt2_engine::Observer;
 use gpt2_engine::open::{checkpoint, device_name};
 use gpt2_engine::words::count;
 use gpt2_view::{Align, Table, visible_text};
+use published::PublishedArgs;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::io::Write;
@@ -25,10 +27,16 @@ use std::process::ExitCode;
 #[command(after_help = "\
 The exit code is 1 if a path exceeds its tolerance.
 
+--published holds a model to numbers that others have printed of it, each with its source: GPT-2 small's greedy continuation, its losses in
+ten training steps, heads of the IOI paper; with --evaluations also LAMBADA, WikiText and HellaSwag. The exit code is 1 if one differs, and 3
+if the model or a data set could not be fetched, and so something was not checked. docs/evaluation.md has the sources.
+
 Examples:
   gpt2 verify   # a summary, and each path that fails
   gpt2 verify --all   # every path
-  gpt2 verify --model gpt2 --device cuda --json   # on a GPU, for scripts")]
+  gpt2 verify --model gpt2 --device cuda --json   # on a GPU, for scripts
+  gpt2 verify --published --model gpt2   # the real weights against printed numbers, in minutes
+  gpt2 verify --published --model gpt2 --evaluations   # hours on a CPU")]
 pub(crate) struct VerifyArgs {
     /// Print a row for every path, not only for those that exceed their tolerance
     #[arg(long)]
@@ -36,6 +44,8 @@ pub(crate) struct VerifyArgs {
     /// Print JSON, with every path
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) published: PublishedArgs,
     #[arg(short, long, value_name = "DIR|FILE|NAME", help_heading = "Model and device", help = MODEL)]
     pub(crate) model: Option<String>,
     #[command(flatten)]
@@ -76,6 +86,9 @@ impl Check {
 }
 
 pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
+    if args.published.published {
+        return published::run(&args.published, args.json, args.model.as_deref(), &args.hub, &args.run);
+    }
     let device = args.run.open()?;
     let files = crate::model::args::files(args.model.as_deref(), &args.hub)?;
     let checkpoint = checkpoint(&files, &TERMINAL)?;

@@ -4,4 +4,5 @@ pub mod compare;
 pub mod eval;
 pub mod forward;
 pub mod generate;
+pub mod published;
 pub mod score;

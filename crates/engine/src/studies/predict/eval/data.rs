@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// A row: its fields, and its place for errors.
 #[derive(Debug, Clone)]
-pub(super) struct Row {
+pub(super) struct DataRow {
     /// `FILE, line 3`, or `FILE, row 3`.
     pub(super) place: String,
     fields: Map<String, Value>,
@@ -18,9 +18,9 @@ pub(super) struct Row {
 
 /// The rows of a file.
 #[derive(Debug)]
-pub(super) struct Rows {
+pub(super) struct DataRows {
     /// The first rows, as many as were asked for.
-    pub(super) first: Vec<Row>,
+    pub(super) first: Vec<DataRow>,
     /// The number of all rows.
     pub(super) all: usize,
 }
@@ -31,7 +31,7 @@ pub(super) fn rows(
     limit: Option<usize>,
     spelling: Spelling,
     observer: &dyn Observer,
-) -> anyhow::Result<Rows> {
+) -> anyhow::Result<DataRows> {
     let limit = limit.unwrap_or(usize::MAX);
     let is_parquet = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("parquet"));
     let rows = if is_parquet {
@@ -50,21 +50,26 @@ pub(super) fn rows(
     Ok(rows)
 }
 
-fn json_rows(path: &Path, limit: usize, spelling: Spelling, observer: &dyn Observer) -> anyhow::Result<Rows> {
+fn json_rows(
+    path: &Path,
+    limit: usize,
+    spelling: Spelling,
+    observer: &dyn Observer,
+) -> anyhow::Result<DataRows> {
     let mut lines = TextLines::open(path, None, spelling, observer)?;
-    let mut rows = Rows { first: vec![], all: 0 };
+    let mut rows = DataRows { first: vec![], all: 0 };
     while let Some((number, line)) = lines.next_line()? {
         rows.all += 1;
         if rows.first.len() < limit {
             let place = place(path, Some(number));
             let fields = parse(&line, &place, "an object of JSON with the fields of an example")?;
-            rows.first.push(Row { place, fields });
+            rows.first.push(DataRow { place, fields });
         }
     }
     Ok(rows)
 }
 
-fn parquet_rows(path: &Path, limit: usize) -> anyhow::Result<Rows> {
+fn parquet_rows(path: &Path, limit: usize) -> anyhow::Result<DataRows> {
     let reader = SerializedFileReader::new(std::fs::File::open(path)?)?;
     let all = usize::try_from(reader.metadata().file_metadata().num_rows())?;
     let mut first = vec![];
@@ -73,15 +78,15 @@ fn parquet_rows(path: &Path, limit: usize) -> anyhow::Result<Rows> {
         let Value::Object(fields) = row.with_context(|| place.clone())?.to_json_value() else {
             bail!("{place}: is no row")
         };
-        first.push(Row { place, fields });
+        first.push(DataRow { place, fields });
     }
     if first.len() < limit.min(all) {
         bail!("{}: announces {all} rows and holds {}", path.display(), first.len());
     }
-    Ok(Rows { first, all })
+    Ok(DataRows { first, all })
 }
 
-impl Row {
+impl DataRow {
     #[cfg(test)]
     pub(super) fn of(value: Value) -> Self {
         let Value::Object(fields) = value else { panic!("an object") };

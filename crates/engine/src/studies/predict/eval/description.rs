@@ -1,6 +1,6 @@
 //! The file that describes a task of one's own, whose data set has other fields.
 
-use super::examples::Parts;
+use super::examples::ExampleParts;
 use super::sources::DataFile;
 use crate::observer::Silent;
 use crate::texts::read_file;
@@ -25,15 +25,15 @@ struct Described {
 }
 
 /// A task as its file describes it.
-pub(super) struct Description {
+pub(super) struct TaskDescription {
     pub(super) task: String,
     pub(super) data: DataFile,
     /// None for texts whose perplexity is measured.
-    pub(super) parts: Option<Parts>,
+    pub(super) parts: Option<ExampleParts>,
 }
 
 /// Reads a description. A path in it starts from its folder.
-pub(super) fn read(path: &Path, stem: &str) -> anyhow::Result<Description> {
+pub(super) fn read(path: &Path, stem: &str) -> anyhow::Result<TaskDescription> {
     let text = read_file("the description of a task", path, LONGEST, &Silent)?;
     let described: Described = serde_json::from_str(&text).with_context(|| {
         format!(
@@ -47,11 +47,11 @@ pub(super) fn read(path: &Path, stem: &str) -> anyhow::Result<Description> {
     let data = if data.contains("://") { data } else { folder.join(data).to_string_lossy().into_owned() };
     let data = DataFile::named(&data).with_context(|| path.display().to_string())?;
     let parts = match (context, answer) {
-        (Some(context), Some(answer)) => Some(Parts { context, choices, answer, delimiter }),
+        (Some(context), Some(answer)) => Some(ExampleParts { context, choices, answer, delimiter }),
         (None, None) if choices.is_none() => None,
         _ => {
             bail!("{}: names a context without an answer, or the other way round; give both", path.display())
         }
     };
-    Ok(Description { task: task.unwrap_or_else(|| stem.to_owned()), data, parts })
+    Ok(TaskDescription { task: task.unwrap_or_else(|| stem.to_owned()), data, parts })
 }

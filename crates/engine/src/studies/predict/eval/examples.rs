@@ -1,22 +1,22 @@
 //! The examples of each task, made from the rows of its data set.
 
-use super::data::Row;
+use super::data::DataRow;
 use super::wikitext::{detokenized, is_space, word_count};
 
 /// An example: what the model is asked, and which answer is right.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Example {
-    /// How probable is `target` after `context`, and is it what the model would say?
+pub(super) enum EvalExample {
+    /// Asks how probable `target` is after `context`, and whether the model would say it.
     LastWord { context: String, target: String },
-    /// Which choice is the most probable after `context`?
-    Choices { context: String, choices: Vec<Choice>, answer: usize },
-    /// How probable is a whole text?
+    /// Asks for the most probable choice after `context`.
+    Choices { context: String, choices: Vec<AnswerChoice>, answer: usize },
+    /// Asks how probable a whole text is.
     Text { text: String, words: usize, bytes: usize },
 }
 
 /// A choice.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Choice {
+pub(super) struct AnswerChoice {
     /// The text after the context, with what separates them.
     pub(super) text: String,
     /// The number of characters of the choice alone, by which `acc_norm` divides.
@@ -25,7 +25,7 @@ pub(super) struct Choice {
 
 /// The fields of rows that hold an example's parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Parts {
+pub(super) struct ExampleParts {
     /// The context: a text with the names of fields in `{{..}}`.
     pub(super) context: String,
     /// The field with the list of choices; none where the answer itself is to be predicted.
@@ -36,67 +36,67 @@ pub(super) struct Parts {
     pub(super) delimiter: String,
 }
 
-impl Choice {
+impl AnswerChoice {
     fn new(delimiter: &str, text: &str) -> Self {
         Self { text: format!("{delimiter}{text}"), length: text.chars().count() }
     }
 }
 
 /// LAMBADA: the last word of a text, as what follows its last space.
-pub(super) fn lambada(row: &Row) -> anyhow::Result<Example> {
+pub(super) fn lambada(row: &DataRow) -> anyhow::Result<EvalExample> {
     let text = row.text("text")?;
     let (context, last) = text.rsplit_once(' ').unwrap_or(("", text));
-    Ok(Example::LastWord { context: context.to_owned(), target: format!(" {last}") })
+    Ok(EvalExample::LastWord { context: context.to_owned(), target: format!(" {last}") })
 }
 
 /// HellaSwag: the ending of a scene, after its activity.
-pub(super) fn hellaswag(row: &Row) -> anyhow::Result<Example> {
+pub(super) fn hellaswag(row: &DataRow) -> anyhow::Result<EvalExample> {
     let context = format!("{} {}", row.text("ctx_a")?, capitalized(row.text("ctx_b")?));
     let context = cleaned(&format!("{}: {context}", row.text("activity_label")?));
     let endings: Vec<String> = row.texts("endings")?.into_iter().map(cleaned).collect();
     let answer = row.choice("label", &endings.iter().map(String::as_str).collect::<Vec<_>>())?;
-    let choices = endings.iter().map(|ending| Choice::new(" ", ending)).collect();
-    Ok(Example::Choices { context, choices, answer })
+    let choices = endings.iter().map(|ending| AnswerChoice::new(" ", ending)).collect();
+    Ok(EvalExample::Choices { context, choices, answer })
 }
 
 /// BLiMP: of two sentences, the grammatical one.
-pub(super) fn blimp(row: &Row) -> anyhow::Result<Example> {
+pub(super) fn blimp(row: &DataRow) -> anyhow::Result<EvalExample> {
     let choices = [row.text("sentence_good")?, row.text("sentence_bad")?];
-    let choices = choices.iter().map(|sentence| Choice::new(" ", sentence)).collect();
-    Ok(Example::Choices { context: String::new(), choices, answer: 0 })
+    let choices = choices.iter().map(|sentence| AnswerChoice::new(" ", sentence)).collect();
+    Ok(EvalExample::Choices { context: String::new(), choices, answer: 0 })
 }
 
 /// WikiText: a whole article. Words and bytes are those of the text with its tokenizer's spaces.
-pub(super) fn wikitext(row: &Row) -> anyhow::Result<Example> {
+pub(super) fn wikitext(row: &DataRow) -> anyhow::Result<EvalExample> {
     let page = row.text("page")?;
-    Ok(Example::Text { text: detokenized(page), words: word_count(page), bytes: page.len() })
+    Ok(EvalExample::Text { text: detokenized(page), words: word_count(page), bytes: page.len() })
 }
 
 /// A text of one's own, as it stands.
-pub(super) fn plain_text(row: &Row) -> anyhow::Result<Example> {
+pub(super) fn plain_text(row: &DataRow) -> anyhow::Result<EvalExample> {
     let text = row.text("text")?;
-    Ok(Example::Text { text: text.to_owned(), words: word_count(text), bytes: text.len() })
+    Ok(EvalExample::Text { text: text.to_owned(), words: word_count(text), bytes: text.len() })
 }
 
-impl Parts {
+impl ExampleParts {
     /// The example of a row.
-    pub(super) fn example(&self, row: &Row) -> anyhow::Result<Example> {
+    pub(super) fn example(&self, row: &DataRow) -> anyhow::Result<EvalExample> {
         let context = self.context(row)?;
         let Some(field) = &self.choices else {
             let target = format!("{}{}", self.delimiter, row.text(&self.answer)?);
-            return Ok(Example::LastWord { context, target });
+            return Ok(EvalExample::LastWord { context, target });
         };
         let texts = row.texts(field)?;
         if texts.is_empty() {
             anyhow::bail!("{}: the field {field:?} lists no choice; expected one at least", row.place);
         }
         let answer = row.choice(&self.answer, &texts)?;
-        let choices = texts.iter().map(|text| Choice::new(&self.delimiter, text)).collect();
-        Ok(Example::Choices { context, choices, answer })
+        let choices = texts.iter().map(|text| AnswerChoice::new(&self.delimiter, text)).collect();
+        Ok(EvalExample::Choices { context, choices, answer })
     }
 
     /// The context, with the fields that it names.
-    fn context(&self, row: &Row) -> anyhow::Result<String> {
+    fn context(&self, row: &DataRow) -> anyhow::Result<String> {
         let mut context = String::new();
         let mut rest = self.context.as_str();
         while let Some((before, after)) = rest.split_once("{{") {
@@ -148,8 +148,8 @@ mod tests {
             ("What", "", " What"),
             ("a line\nof two", "a line\nof", " two"),
         ] {
-            let example = lambada(&Row::of(json!({"text": text})))?;
-            assert_eq!(example, Example::LastWord { context: context.into(), target: target.into() });
+            let example = lambada(&DataRow::of(json!({"text": text})))?;
+            assert_eq!(example, EvalExample::LastWord { context: context.into(), target: target.into() });
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What the harness measures: accuracies, perplexities, and how far they may be off.
+//! The harness' measures: accuracies, perplexities, and how far they may be off.
 
 use gpt2_model::analysis::Likelihood;
 use rand_mt::Mt;

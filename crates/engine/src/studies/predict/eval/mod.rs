@@ -4,6 +4,7 @@
 mod data;
 mod description;
 mod examples;
+mod journal;
 mod measures;
 mod options;
 mod report;

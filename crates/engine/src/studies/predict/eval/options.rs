@@ -1,21 +1,23 @@
 //! The options of an evaluation, and its run.
 
-use super::data::{Row, Rows, rows};
-use super::examples::Example;
+use super::data::{DataRow, DataRows, rows};
+use super::examples::EvalExample;
+use super::journal::{Journal, JournalHeader};
 use super::measures::{Estimate, is_right};
-use super::report::{Measure, Report, Sample, Settings, TaskResult};
-use super::requests::{Encoder, Requests};
+use super::report::{EvalSettings, Measure, Report, Sample, TaskResult};
+use super::requests::{RequestEncoder, Requests};
 use super::scoring::scored;
-use super::tasks::Task;
+use super::tasks::EvaluationTask;
 use crate::open::Opened;
 use crate::provenance::RunProvenance;
 use crate::studies::study::{Outcome, Run, Study};
 use crate::words::count;
 use anyhow::bail;
+use candle_fused::Isa;
 use gpt2_model::analysis::Likelihood;
 use gpt2_parallel::{Alone, Fact, Group};
 use serde::{Deserialize, Serialize};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{DefaultHasher, Hasher};
 use std::path::PathBuf;
 
 /// The options of the study.
@@ -33,19 +35,21 @@ pub struct Options {
     pub bootstrap: usize,
     /// Whether the report has each example.
     pub samples: bool,
+    /// A file that keeps finished work: a run that stopped goes on from it.
+    pub journal: Option<PathBuf>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { tasks: vec![], limit: None, stride: None, bootstrap: 100_000, samples: false }
+        Self { tasks: vec![], limit: None, stride: None, bootstrap: 100_000, samples: false, journal: None }
     }
 }
 
 /// A task with its examples.
-struct Loaded {
-    task: Task,
-    rows: Rows,
-    examples: Vec<Example>,
+struct LoadedTask {
+    task: EvaluationTask,
+    rows: DataRows,
+    examples: Vec<EvalExample>,
 }
 
 impl Study for Options {
@@ -59,10 +63,10 @@ impl Study for Options {
 
 impl Options {
     /// The tasks that the options name.
-    fn resolved(&self) -> anyhow::Result<Vec<Task>> {
-        let mut all: Vec<Task> = vec![];
+    fn resolved(&self) -> anyhow::Result<Vec<EvaluationTask>> {
+        let mut all: Vec<EvaluationTask> = vec![];
         for given in &self.tasks {
-            for task in Task::named(given)? {
+            for task in EvaluationTask::named(given)? {
                 if all.iter().any(|other| other.name == task.name) {
                     bail!("{}: is given twice; name each task once", task.name);
                 }
@@ -93,16 +97,16 @@ impl Options {
     /// is not finite, or the observer ends it.
     pub fn evaluate(&self, run: &Run, group: &dyn Group) -> anyhow::Result<Report> {
         let opened = run.opened;
-        let encoder = Encoder::new(opened, self.stride)?;
+        let encoder = RequestEncoder::new(opened, self.stride)?;
         let tasks = self.resolved()?;
         let loaded =
             tasks.into_iter().map(|task| self.load(task, opened, run)).collect::<Result<Vec<_>, _>>()?;
         let mut requests = Requests::default();
         let mut places = vec![];
-        for Loaded { rows, examples, .. } in &loaded {
+        for LoadedTask { rows, examples, .. } in &loaded {
             for (row, example) in rows.first.iter().zip(examples) {
                 encoder.add(&mut requests, example, &row.place)?;
-                if matches!(example, Example::Text { .. }) {
+                if matches!(example, EvalExample::Text { .. }) {
                     check_whole(run, requests.of.last().map_or(0, ExactSizeIterator::len), &row.place)?;
                 }
                 places.push(&row.place);
@@ -116,7 +120,10 @@ impl Options {
             ));
         }
         agree(group, opened, &requests)?;
-        let found = scored(run, group, &requests.list, |example| places[example].clone())?;
+        let provenance = RunProvenance::of_tokens(opened, opened.model.config().n_positions)?;
+        let provenance = provenance.under(&run.interventions.described());
+        let journal = self.journal(run, group, &requests, &provenance)?;
+        let found = scored(run, group, &requests.list, journal, |example| places[example].clone())?;
         let mut results = vec![];
         let mut samples = vec![];
         let mut first = 0;
@@ -131,34 +138,61 @@ impl Options {
             let tokens = predicted.map(|request| request.predicted).sum();
             results.push(self.result(one, &answers, tokens));
         }
-        let settings = Settings {
+        let settings = EvalSettings {
             limit: self.limit,
             bootstrap: self.bootstrap,
             window: opened.model.config().n_positions,
             stride: encoder.stride,
             truncated: requests.truncated,
         };
-        let provenance =
-            RunProvenance::of_tokens(opened, settings.window)?.under(&run.interventions.described());
         let mut report = Report::new(provenance, results, &settings);
         report.samples.extend(samples);
         Ok(report)
     }
 
-    fn load(&self, task: Task, opened: &Opened, run: &Run) -> anyhow::Result<Loaded> {
+    /// The journal, if there is to be one.
+    fn journal(
+        &self,
+        run: &Run,
+        group: &dyn Group,
+        requests: &Requests,
+        provenance: &RunProvenance,
+    ) -> anyhow::Result<Option<Journal>> {
+        let Some(path) = &self.journal else { return Ok(None) };
+        let spelling = run.opened.spelling;
+        if group.size() > 1 {
+            bail!("{}: works on one process; leave it out", spelling.option("journal"));
+        }
+        let mut interventions = DefaultHasher::new();
+        run.interventions.hash(&mut interventions, run.observer)?;
+        let header = JournalHeader {
+            evaluation: provenance.model_line(),
+            model: format!("{:016x}", run.opened.model.fingerprint()?),
+            requests: requests.hash(),
+            interventions: format!("{:016x}", interventions.finish()),
+            isa: Isa::current().as_str().to_owned(),
+        };
+        Ok(Some(Journal::open(path, &header, spelling)?))
+    }
+
+    fn load(&self, task: EvaluationTask, opened: &Opened, run: &Run) -> anyhow::Result<LoadedTask> {
         let path = task.data.find(&opened.hub, run.observer)?;
         let rows = rows(&path, self.limit, opened.spelling, run.observer)?;
         let examples = task.examples(&rows.first)?;
-        Ok(Loaded { task, rows, examples })
+        Ok(LoadedTask { task, rows, examples })
     }
 
     /// The measures of a task.
-    fn result(&self, loaded: Loaded, answers: &[&[Likelihood]], tokens: usize) -> TaskResult {
-        let Loaded { task, rows, examples } = loaded;
+    fn result(&self, loaded: LoadedTask, answers: &[&[Likelihood]], tokens: usize) -> TaskResult {
+        let LoadedTask { task, rows, examples } = loaded;
         let (kind, measures) = match examples.first() {
-            Some(Example::LastWord { .. }) | None => ("loglikelihood", self.last_words(answers)),
-            Some(Example::Choices { .. }) => ("multiple_choice", choices(&examples, answers, task.has_norm)),
-            Some(Example::Text { .. }) => ("loglikelihood_rolling", perplexities(&examples, answers, tokens)),
+            Some(EvalExample::LastWord { .. }) | None => ("loglikelihood", self.last_words(answers)),
+            Some(EvalExample::Choices { .. }) => {
+                ("multiple_choice", choices(&examples, answers, task.has_norm))
+            }
+            Some(EvalExample::Text { .. }) => {
+                ("loglikelihood_rolling", perplexities(&examples, answers, tokens))
+            }
         };
         TaskResult {
             name: task.name,
@@ -183,11 +217,11 @@ impl Options {
     }
 }
 
-fn choices(examples: &[Example], answers: &[&[Likelihood]], has_norm: bool) -> Vec<Measure> {
+fn choices(examples: &[EvalExample], answers: &[&[Likelihood]], has_norm: bool) -> Vec<Measure> {
     let mut right = vec![];
     let mut right_by_length = vec![];
     for (example, found) in examples.iter().zip(answers) {
-        let Example::Choices { choices, answer, .. } = example else { continue };
+        let EvalExample::Choices { choices, answer, .. } = example else { continue };
         let lengths: Vec<usize> = choices.iter().map(|choice| choice.length).collect();
         let (plain, by_length) = is_right(found, &lengths, *answer);
         right.push(f64::from(u8::from(plain)));
@@ -200,11 +234,11 @@ fn choices(examples: &[Example], answers: &[&[Likelihood]], has_norm: bool) -> V
     measures
 }
 
-fn perplexities(examples: &[Example], answers: &[&[Likelihood]], tokens: usize) -> Vec<Measure> {
+fn perplexities(examples: &[EvalExample], answers: &[&[Likelihood]], tokens: usize) -> Vec<Measure> {
     let nats = -answers.iter().copied().flatten().map(|found| found.log_prob).sum::<f64>();
-    let sum = |of: fn(&Example) -> usize| examples.iter().map(of).sum::<usize>() as f64;
-    let words = sum(|example| if let Example::Text { words, .. } = example { *words } else { 0 });
-    let bytes = sum(|example| if let Example::Text { bytes, .. } = example { *bytes } else { 0 });
+    let sum = |of: fn(&EvalExample) -> usize| examples.iter().map(of).sum::<usize>() as f64;
+    let words = sum(|example| if let EvalExample::Text { words, .. } = example { *words } else { 0 });
+    let bytes = sum(|example| if let EvalExample::Text { bytes, .. } = example { *bytes } else { 0 });
     let all = [
         ("word_perplexity", (nats / words).exp()),
         ("byte_perplexity", (nats / bytes).exp()),
@@ -214,15 +248,15 @@ fn perplexities(examples: &[Example], answers: &[&[Likelihood]], tokens: usize) 
     all.map(|(name, value)| Measure::new(name, Estimate::without_error(value))).into()
 }
 
-fn samples_of(loaded: &Loaded, answers: &[&[Likelihood]]) -> Vec<Sample> {
-    let rows = loaded.rows.first.iter().map(|Row { place, .. }| place.clone());
+fn samples_of(loaded: &LoadedTask, answers: &[&[Likelihood]]) -> Vec<Sample> {
+    let rows = loaded.rows.first.iter().map(|DataRow { place, .. }| place.clone());
     let each = rows.zip(&loaded.examples).zip(answers).enumerate();
     let sample =
-        |(doc_id, ((place, example), found)): (usize, ((String, &Example), &&[Likelihood]))| Sample {
+        |(doc_id, ((place, example), found)): (usize, ((String, &EvalExample), &&[Likelihood]))| Sample {
             doc_id,
             place,
             resps: found.iter().map(|one| (one.log_prob, one.is_greedy)).collect(),
-            target: if let Example::Choices { answer, .. } = example { Some(*answer) } else { None },
+            target: if let EvalExample::Choices { answer, .. } = example { Some(*answer) } else { None },
         };
     each.map(sample).collect()
 }
@@ -241,14 +275,10 @@ fn check_whole(run: &Run, windows: usize, place: &str) -> anyhow::Result<()> {
 /// Refuses ranks whose work would differ.
 fn agree(group: &dyn Group, opened: &Opened, requests: &Requests) -> anyhow::Result<()> {
     group.agree(|| {
-        let mut hash = DefaultHasher::new();
-        for request in &requests.list {
-            (&request.ids, request.predicted).hash(&mut hash);
-        }
         let remedy = "start every rank with the same command, the same model and the same files";
         let fact = |what: &str, value| Fact { what: what.into(), value, remedy };
         Ok(vec![
-            fact("the examples", format!("{:016x}", hash.finish())),
+            fact("the examples", requests.hash()),
             fact("the model", format!("{:?}", opened.model.fingerprint()?)),
         ])
     })

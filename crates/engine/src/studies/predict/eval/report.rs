@@ -86,7 +86,7 @@ pub struct Sample {
 }
 
 /// The settings that all tasks share.
-pub(super) struct Settings {
+pub(super) struct EvalSettings {
     pub(super) limit: Option<usize>,
     pub(super) bootstrap: usize,
     pub(super) window: usize,
@@ -108,7 +108,7 @@ impl Measure {
 }
 
 impl Report {
-    pub(super) fn new(provenance: RunProvenance, tasks: Vec<TaskResult>, settings: &Settings) -> Self {
+    pub(super) fn new(provenance: RunProvenance, tasks: Vec<TaskResult>, settings: &EvalSettings) -> Self {
         let mut report = Self {
             config: json!({
                 "model": "gpt2",

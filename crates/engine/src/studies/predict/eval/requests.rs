@@ -1,10 +1,11 @@
 //! Examples as tokens: each request is a text whose end is to be predicted.
 
-use super::examples::Example;
+use super::examples::EvalExample;
 use super::wikitext::is_space;
 use crate::open::Opened;
 use anyhow::{Context, bail};
 use gpt2_loader::Tokenizer;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 /// A text whose last tokens are predicted.
@@ -28,8 +29,19 @@ pub(super) struct Requests {
     pub(super) truncated: usize,
 }
 
+impl Requests {
+    /// A fingerprint of what is asked.
+    pub(super) fn hash(&self) -> String {
+        let mut hash = DefaultHasher::new();
+        for request in &self.list {
+            (&request.ids, request.predicted).hash(&mut hash);
+        }
+        format!("{:016x}", hash.finish())
+    }
+}
+
 /// Makes requests for a model.
-pub(super) struct Encoder<'a> {
+pub(super) struct RequestEncoder<'a> {
     tokenizer: &'a Tokenizer,
     /// The token that stands before a text without a context.
     prefix: u32,
@@ -40,7 +52,7 @@ pub(super) struct Encoder<'a> {
     vocab_size: usize,
 }
 
-impl<'a> Encoder<'a> {
+impl<'a> RequestEncoder<'a> {
     /// # Errors
     /// When the model has no tokenizer or no first token, or the stride does not fit.
     pub(super) fn new(opened: &'a Opened, stride: Option<usize>) -> anyhow::Result<Self> {
@@ -62,21 +74,26 @@ impl<'a> Encoder<'a> {
     }
 
     /// Adds the requests of an example; errors call it `place`.
-    pub(super) fn add(&self, requests: &mut Requests, example: &Example, place: &str) -> anyhow::Result<()> {
+    pub(super) fn add(
+        &self,
+        requests: &mut Requests,
+        example: &EvalExample,
+        place: &str,
+    ) -> anyhow::Result<()> {
         let number = requests.of.len();
         let start = requests.list.len();
         match example {
-            Example::LastWord { context, target } => {
+            EvalExample::LastWord { context, target } => {
                 let request = self.pair(context, target, number, &mut requests.truncated);
                 requests.list.push(request.with_context(|| place.to_owned())?);
             }
-            Example::Choices { context, choices, .. } => {
+            EvalExample::Choices { context, choices, .. } => {
                 for choice in choices {
                     let request = self.pair(context, &choice.text, number, &mut requests.truncated);
                     requests.list.push(request.with_context(|| place.to_owned())?);
                 }
             }
-            Example::Text { text, .. } => {
+            EvalExample::Text { text, .. } => {
                 let ids = self.encode(text).with_context(|| place.to_owned())?;
                 requests.list.extend(self.windows(&ids, number));
             }
@@ -170,7 +187,8 @@ mod tests {
         for (window, stride, length) in
             [(4, 4, 11), (4, 1, 9), (4, 3, 8), (4, 4, 4), (4, 2, 3), (1, 1, 3), (4, 4, 0)]
         {
-            let encoder = Encoder { tokenizer: &tokenizer, prefix: 99, window, stride, vocab_size: 100 };
+            let encoder =
+                RequestEncoder { tokenizer: &tokenizer, prefix: 99, window, stride, vocab_size: 100 };
             let ids: Vec<u32> = (0..length).collect();
             let mut predicted = vec![];
             for Request { ids, predicted: count, .. } in encoder.windows(&ids, 0) {

@@ -1,5 +1,6 @@
 //! The log-probabilities of requests, computed by all ranks together.
 
+use super::journal::Journal;
 use super::requests::Request;
 use crate::interventions::Reads;
 use crate::open::explain_not_finite;
@@ -13,11 +14,13 @@ use gpt2_parallel::{Alone, Group};
 /// The bytes of a likelihood between ranks.
 const BYTES: usize = 9;
 
-/// The log-probability of each request. `place` names an example for errors.
+/// The log-probability of each request. A journal has what an earlier run found, and gets what this one finds. `place` names an example
+/// for errors.
 pub(super) fn scored(
     run: &Run,
     group: &dyn Group,
     requests: &[Request],
+    mut journal: Option<Journal>,
     place: impl Fn(usize) -> String,
 ) -> anyhow::Result<Vec<Likelihood>> {
     // The last token of each is not read.
@@ -30,7 +33,15 @@ pub(super) fn scored(
     for (number, batch) in batches.iter().enumerate() {
         done += batch.len();
         if number % group.size() == group.rank() {
-            for likelihood in batch_scored(run, requests, batch, &place)? {
+            let before = journal.as_ref().and_then(|journal| journal.found(number, batch.len()));
+            let found = if let Some(found) = before {
+                found.clone()
+            } else {
+                let found = batch_scored(run, requests, batch, &place)?;
+                journal.as_mut().map_or(Ok(()), |journal| journal.add(number, &found))?;
+                found
+            };
+            for likelihood in found {
                 mine.extend(likelihood.log_prob.to_le_bytes());
                 mine.push(u8::from(likelihood.is_greedy));
             }
@@ -111,6 +122,6 @@ pub fn token_likelihoods(
     if requests.is_empty() {
         return Ok(vec![]);
     }
-    let found = scored(run, &Alone, &requests, |example| format!("text {example}"))?;
+    let found = scored(run, &Alone, &requests, None, |example| format!("text {example}"))?;
     Ok(found.into_iter().map(|one| (one.log_prob, one.is_greedy)).collect())
 }

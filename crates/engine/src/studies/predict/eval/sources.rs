@@ -1,4 +1,4 @@
-//! Where the examples of a task are: a file here, or one of a data set on the Hub.
+//! The file of a task's examples: on this machine, or of a data set on the Hub.
 
 use crate::hub::HubOptions;
 use crate::observer::Observer;
@@ -14,7 +14,7 @@ const ADDRESS: &str = "hf://datasets/";
 
 /// A split of a data set on the Hub.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Dataset {
+pub(super) struct HubSplit {
     pub(super) id: &'static str,
     /// `CONFIG/SPLIT`
     pub(super) folder: &'static str,
@@ -26,7 +26,7 @@ pub(super) enum DataFile {
     /// On this machine.
     At(PathBuf),
     /// Of a task's own data set.
-    Of(Dataset),
+    Of(HubSplit),
     /// Of a data set with many parts.
     OfSet { id: &'static str, folder: String },
     /// Of any data set.
@@ -62,7 +62,7 @@ impl DataFile {
         let of = |id: &str, folder: &str| format!("{ADDRESS}{id}@{CONVERTED}/{folder}/{FIRST_FILE}");
         match self {
             Self::At(path) => path.display().to_string(),
-            Self::Of(Dataset { id, folder }) => of(id, folder),
+            Self::Of(HubSplit { id, folder }) => of(id, folder),
             Self::OfSet { id, folder } => of(id, folder),
             Self::On { id, revision, file } => format!("{ADDRESS}{id}@{revision}/{file}"),
         }
@@ -83,7 +83,7 @@ impl DataFile {
         };
         match self {
             Self::At(path) => Ok(path.clone()),
-            Self::Of(Dataset { id, folder }) => fetch(id, CONVERTED, &format!("{folder}/{FIRST_FILE}")),
+            Self::Of(HubSplit { id, folder }) => fetch(id, CONVERTED, &format!("{folder}/{FIRST_FILE}")),
             Self::OfSet { id, folder } => fetch(id, CONVERTED, &format!("{folder}/{FIRST_FILE}")),
             Self::On { id, revision, file } => fetch(id, revision, file),
         }

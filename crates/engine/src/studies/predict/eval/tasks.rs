@@ -1,79 +1,79 @@
 //! The tasks that have a name, and what each option for a task means.
 
-use super::data::Row;
+use super::data::DataRow;
 use super::description;
-use super::examples::{Example, Parts, blimp, hellaswag, lambada, plain_text, wikitext};
-use super::sources::{DataFile, Dataset};
+use super::examples::{EvalExample, ExampleParts, blimp, hellaswag, lambada, plain_text, wikitext};
+use super::sources::{DataFile, HubSplit};
 use anyhow::{Context, bail};
 use std::path::{Path, PathBuf};
 
 /// A set of examples to evaluate.
 #[derive(Debug, Clone)]
-pub(super) struct Task {
+pub(super) struct EvaluationTask {
     pub(super) name: String,
     /// The version of the harness' definition; none for a task of one's own.
     pub(super) version: Option<f64>,
     /// The group whose mean it counts in.
     pub(super) group: Option<&'static str>,
     pub(super) data: DataFile,
-    reader: Reader,
+    reader: ExampleReader,
     /// Whether choices are also measured per character.
     pub(super) has_norm: bool,
 }
 
 /// Makes examples of rows.
 #[derive(Debug, Clone)]
-enum Reader {
-    Known(fn(&Row) -> anyhow::Result<Example>),
-    Described(Parts),
+enum ExampleReader {
+    Known(fn(&DataRow) -> anyhow::Result<EvalExample>),
+    Described(ExampleParts),
     PlainText,
     /// By the fields of the first row.
     Own,
 }
 
 /// A task of the harness.
-struct Known {
+struct StandardTask {
     name: &'static str,
     version: f64,
-    read: fn(&Row) -> anyhow::Result<Example>,
-    dataset: Dataset,
+    read: fn(&DataRow) -> anyhow::Result<EvalExample>,
+    dataset: HubSplit,
     has_norm: bool,
 }
 
-const KNOWN: [Known; 5] = [
-    Known {
+const KNOWN: [StandardTask; 5] = [
+    StandardTask {
         name: "lambada_openai",
         version: 1.0,
         read: lambada,
-        dataset: Dataset { id: "EleutherAI/lambada_openai", folder: "default/test" },
+        dataset: HubSplit { id: "EleutherAI/lambada_openai", folder: "default/test" },
         has_norm: false,
     },
-    Known {
+    StandardTask {
         name: "lambada_standard",
         version: 1.0,
         read: lambada,
-        dataset: Dataset { id: "cimec/lambada", folder: "plain_text/test" },
+        dataset: HubSplit { id: "cimec/lambada", folder: "plain_text/test" },
         has_norm: false,
     },
-    Known {
+    StandardTask {
         name: "hellaswag",
         version: 1.0,
         read: hellaswag,
-        dataset: Dataset { id: "Rowan/hellaswag", folder: "default/validation" },
+        dataset: HubSplit { id: "Rowan/hellaswag", folder: "default/validation" },
         has_norm: true,
     },
-    Known {
+    StandardTask {
         name: "wikitext",
         version: 2.0,
         read: wikitext,
-        dataset: Dataset { id: "EleutherAI/wikitext_document_level", folder: "wikitext-2-raw-v1/test" },
+        dataset: HubSplit { id: "EleutherAI/wikitext_document_level", folder: "wikitext-2-raw-v1/test" },
         has_norm: false,
     },
-    Known {
+    StandardTask {
         name: "wikitext103",
         version: 2.0,
         read: wikitext,
-        dataset: Dataset { id: "EleutherAI/wikitext_document_level", folder: "wikitext-103-raw-v1/test" },
+        dataset: HubSplit { id: "EleutherAI/wikitext_document_level", folder: "wikitext-103-raw-v1/test" },
         has_norm: false,
     },
 ];
@@ -109,7 +109,7 @@ pub fn task_names() -> Vec<&'static str> {
     KNOWN.iter().map(|known| known.name).chain([BLIMP]).collect()
 }
 
-impl Task {
+impl EvaluationTask {
     /// The tasks that an option means: `NAME`, `NAME=FILE`, or the file of a task of one's own.
     ///
     /// # Errors
@@ -126,7 +126,7 @@ impl Task {
                 version: Some(known.version),
                 group: None,
                 data,
-                reader: Reader::Known(known.read),
+                reader: ExampleReader::Known(known.read),
                 has_norm: known.has_norm,
             }]);
         }
@@ -151,11 +151,11 @@ impl Task {
             path.extension().is_some_and(|end| ends.iter().any(|one| end.eq_ignore_ascii_case(one)))
         };
         if ends(&["jsonl", "ndjson", "parquet"]) {
-            return Ok(of(name, DataFile::At(path.to_path_buf()), Reader::Own));
+            return Ok(of(name, DataFile::At(path.to_path_buf()), ExampleReader::Own));
         }
         if ends(&["json"]) {
             let described = description::read(path, &name)?;
-            let reader = described.parts.map_or(Reader::PlainText, Reader::Described);
+            let reader = described.parts.map_or(ExampleReader::PlainText, ExampleReader::Described);
             return Ok(of(described.task, described.data, reader));
         }
         bail!(
@@ -165,24 +165,24 @@ impl Task {
     }
 
     /// The examples of some rows.
-    pub(super) fn examples(&self, rows: &[Row]) -> anyhow::Result<Vec<Example>> {
+    pub(super) fn examples(&self, rows: &[DataRow]) -> anyhow::Result<Vec<EvalExample>> {
         let reader = match (&self.reader, rows.first()) {
-            (Reader::Own, Some(first)) => own(first)?,
+            (ExampleReader::Own, Some(first)) => own(first)?,
             (reader, _) => reader.clone(),
         };
-        let example = |row: &Row| match &reader {
-            Reader::Known(read) => read(row),
-            Reader::Described(parts) => parts.example(row),
-            Reader::PlainText | Reader::Own => plain_text(row),
+        let example = |row: &DataRow| match &reader {
+            ExampleReader::Known(read) => read(row),
+            ExampleReader::Described(parts) => parts.example(row),
+            ExampleReader::PlainText | ExampleReader::Own => plain_text(row),
         };
         rows.iter().map(example).collect()
     }
 }
 
 /// The reader for rows like this one.
-fn own(first: &Row) -> anyhow::Result<Reader> {
+fn own(first: &DataRow) -> anyhow::Result<ExampleReader> {
     let parts = |choices: Option<&str>| {
-        Reader::Described(Parts {
+        ExampleReader::Described(ExampleParts {
             context: "{{context}}".into(),
             choices: choices.map(str::to_owned),
             answer: "answer".into(),
@@ -195,7 +195,7 @@ fn own(first: &Row) -> anyhow::Result<Reader> {
     } else if has(&["context", "answer"]) {
         Ok(parts(None))
     } else if has(&["text"]) {
-        Ok(Reader::PlainText)
+        Ok(ExampleReader::PlainText)
     } else {
         bail!(
             "{}: expected the fields context, choices and answer, or context and answer, or text; where a data set has other names, describe \
@@ -206,7 +206,7 @@ fn own(first: &Row) -> anyhow::Result<Reader> {
 }
 
 /// The parts of BLiMP that a folder holds, or all on the Hub.
-fn blimp_tasks(folder: Option<&str>) -> anyhow::Result<Vec<Task>> {
+fn blimp_tasks(folder: Option<&str>) -> anyhow::Result<Vec<EvaluationTask>> {
     let sets = BLIMP_SETS.split_whitespace();
     let Some(folder) = folder else {
         return Ok(sets.map(|set| blimp_task(set, blimp_data(set), Some(BLIMP))).collect());
@@ -222,7 +222,7 @@ fn blimp_tasks(folder: Option<&str>) -> anyhow::Result<Vec<Task>> {
         names.into_iter().find(|file| file.is_file())
     };
     let found = sets.filter_map(|set| Some(blimp_task(set, DataFile::At(at(set)?), Some(BLIMP))));
-    let found: Vec<Task> = found.collect();
+    let found: Vec<EvaluationTask> = found.collect();
     if found.is_empty() {
         bail!(
             "{BLIMP}={folder}: holds no part of BLiMP; expected files such as adjunct_island.jsonl or wh_island.parquet"
@@ -231,13 +231,13 @@ fn blimp_tasks(folder: Option<&str>) -> anyhow::Result<Vec<Task>> {
     Ok(found)
 }
 
-fn blimp_task(set: &str, data: DataFile, group: Option<&'static str>) -> Task {
-    Task {
+fn blimp_task(set: &str, data: DataFile, group: Option<&'static str>) -> EvaluationTask {
+    EvaluationTask {
         name: format!("blimp_{set}"),
         version: Some(BLIMP_VERSION),
         group,
         data,
-        reader: Reader::Known(blimp),
+        reader: ExampleReader::Known(blimp),
         has_norm: false,
     }
 }
