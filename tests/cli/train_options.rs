@@ -1,7 +1,7 @@
 //! The optimizers, schedules, data and reports of `gpt2 train`.
 
 use super::train::{SHORT, arguments, text, train};
-use super::{Run, gpt2, number};
+use super::{Run, command, gpt2, number, signal, spawn, wait_for_lines};
 use crate::common::Result;
 use crate::folder::{Folder, assert_says, names_in};
 use serde_json::Value;
@@ -31,13 +31,48 @@ fn epochs_are_passes_over_the_text_and_the_work_is_told_before_it_begins() -> Re
     // Two rows of 16 tokens a step.
     let steps = (2 * tokens(&run)?[0]).div_ceil(32);
     assert_eq!(lines(&folder, "m.jsonl")?.len(), steps);
-    let told = format!("{steps} steps of 32 tokens, 2.0 epochs: about ");
+    let told = format!("{steps} steps of 32 tokens, 2.0 epochs: ");
     assert_says("stderr", &run.stderr, &[&told, " of memory", "bits per byte"]);
     let of_line = |begin: &str| run.stderr.lines().position(|line| line.starts_with(begin));
     assert!(of_line(&told) < of_line("step 4:"), "{}", run.stderr);
     train(&folder, "other", &["--epochs", "2", "--steps", "3"])?.refused(2, &["--epochs", "--steps"]);
     train(&folder, "other", &["--epochs", "1e12"])?.refused(1, &["--epochs", "steps, expected 1 to"]);
     train(&folder, "other", &["--epochs", "0"])?.refused(2, &["--epochs", "above 0"]);
+    Ok(())
+}
+
+/// What Linux says of a process's memory at its highest, against what the run said before it began. The shares of weights, blocks
+/// and logits differ between these; an allocator's own memory and the text's tokens are not counted.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_memory_is_near_what_was_told() -> Result {
+    let folder = Folder::empty()?;
+    folder.write("text.txt", text().repeat(6))?;
+    let text = folder.at("text.txt");
+    let out = folder.at("model");
+    for more in [
+        &["--n-layer", "4"][..],
+        &["--n-layer", "8", "--optimizer", "muon"],
+        &["--n-layer", "4", "--recompute"],
+        &["--n-layer", "2", "--n-embd", "256", "--batch", "16", "--accumulate", "2"],
+    ] {
+        let metrics = folder.file("m.csv");
+        let table = metrics.display().to_string();
+        let fixed = ["train", "--text", &text, "--out", &out, "--overwrite", "--metrics", &table];
+        let sizes = ["--steps", "9999", "--n-positions", "128", "--vocab-size", "400", "--threads", "1"];
+        let child = spawn(command(&[&fixed[..], &sizes, more].concat()))?;
+        wait_for_lines(&metrics, 4)?;
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id()))?;
+        signal("KILL", child.id())?;
+        let run = Run::end_of(child)?;
+        std::fs::remove_file(&metrics)?;
+        let word = |text: &str, after: &str| {
+            text.split(after).nth(1).and_then(|rest| rest.split_whitespace().next()).map(str::parse::<f64>)
+        };
+        let found = word(&status, "VmHWM:").ok_or("a peak")?? / 1024.0;
+        let told = word(&run.stderr, "and about ").ok_or("an estimate")??;
+        assert!((told / found - 1.0).abs() < 0.25, "{more:?}: {told} MiB told, {found} MiB found");
+    }
     Ok(())
 }
 

@@ -51,7 +51,7 @@ pub struct Validation {
 pub struct Estimate {
     /// The time of the steps that are left and of their validations.
     pub seconds: f64,
-    /// The memory that this process needs for numbers.
+    /// The memory that this process needs.
     pub bytes: u64,
 }
 

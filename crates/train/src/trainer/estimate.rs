@@ -10,11 +10,13 @@ const SHORT: Duration = Duration::from_millis(500);
 /// The share of a gradient's time that the pass forward takes.
 const FORWARD: f64 = 0.33;
 /// The numbers that a block keeps of a position for the pass backward, in widths of the residual stream.
-const KEPT_BY_BLOCK: usize = 22;
-/// The numbers kept of a position beside the blocks' and the logits, in widths of the residual stream.
-const KEPT_BESIDE: usize = 12;
-/// The tables of logits of a batch that exist at a time.
-const LOGITS: usize = 2;
+const KEPT_BY_BLOCK: usize = 20;
+/// Those beside the blocks: of the pass backward through one of them, and of the ends of the model.
+const KEPT_BESIDE: usize = 36;
+/// The positions whose logits exist at a time: the loss computes them in chunks.
+const LOGITS: usize = 512;
+/// The bytes of the program itself.
+const PROGRAM: usize = 88 << 20;
 
 impl Trainer {
     /// Measures the gradients of some rows on this machine, which changes nothing, and counts the numbers that a step keeps. Other ranks
@@ -63,10 +65,10 @@ impl Trainer {
         let sums = if options.accumulate > 1 || self.group().size() > 1 { own } else { 0 };
         let blocks = if options.recompute { 1 } else { config.n_layer };
         let inputs = if options.recompute { config.n_layer } else { 0 };
-        let of_position =
-            config.n_embd * (blocks * KEPT_BY_BLOCK + inputs + KEPT_BESIDE) + LOGITS * config.vocab_size;
+        let of_position = config.n_embd * (blocks * KEPT_BY_BLOCK + inputs + KEPT_BESIDE);
         let positions = usize::from(options.batch) * self.window;
-        let numbers = frozen + 2 * learned + moments + sums + positions * of_position;
-        (numbers * size_of::<f32>()) as u64
+        let logits = positions.min(LOGITS) * config.vocab_size;
+        let numbers = frozen + 2 * learned + moments + sums + positions * of_position + logits;
+        (PROGRAM + numbers * size_of::<f32>()) as u64
     }
 }

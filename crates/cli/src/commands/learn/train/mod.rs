@@ -146,10 +146,13 @@ fn note_estimate(trainer: &Trainer) {
     let of_step = usize::from(options.batch) * usize::from(options.accumulate) * trainer.window();
     let steps = options.steps;
     let epochs = of_step as f64 * f64::from(steps) / trainer.data().positions(trainer.window()) as f64;
+    let time = match estimate.seconds {
+        ..1.0 => "less than a second".to_owned(),
+        seconds => format!("about {}", HumanDuration(Duration::from_secs_f64(seconds))),
+    };
+    let memory = HumanBytes(estimate.bytes);
     note(&format!(
-        "{steps} steps of {of_step} tokens, {epochs:.1} epochs: about {} here, and {} of memory",
-        HumanDuration(Duration::from_secs_f64(estimate.seconds)),
-        HumanBytes(estimate.bytes)
+        "{steps} steps of {of_step} tokens, {epochs:.1} epochs: {time} here, and about {memory} of memory"
     ));
 }
 
