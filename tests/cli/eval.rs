@@ -37,8 +37,8 @@ fn models() -> [(&'static str, String); 2] {
     [("demo", DEMO.to_owned()), ("random", data("eval/random").display().to_string())]
 }
 
-/// Both sum f32 numbers, in other orders: a sum of 300 log-probabilities agrees to 1e-4.
-const NATS: f64 = 2e-4;
+/// Both sum f32 numbers, in other orders: the sums differ by 2e-5 on an Intel Xeon with AVX-512.
+const NATS: f64 = 1e-4;
 
 #[test]
 fn every_log_probability_is_the_harness_own() -> Result {
@@ -55,7 +55,7 @@ fn every_log_probability_is_the_harness_own() -> Result {
                 // A long text is in several windows, whose sum the harness gives.
                 if task == "wikitext" {
                     let sum: f64 = answers.iter().map(|answer| number(&answer[0])).sum();
-                    assert_near(&what, &json!(sum), number(&expected[0]), 2e-3);
+                    assert_near(&what, &json!(sum), number(&expected[0]), 1e-6 * number(&expected[0]).abs());
                     continue;
                 }
                 assert_eq!(answers.len(), list(expected).len(), "{what}");
@@ -80,8 +80,8 @@ fn the_results_are_those_of_the_harness() -> Result {
                 for (measure, value) in expected["results"].as_object().ok_or("results")? {
                     let what = format!("{name}{suffix}, {task}, {measure}");
                     match value.as_f64() {
-                        // The perplexity of 12 words, and more so its error, multiply the error of the sum.
-                        Some(value) => assert_near(&what, &results[measure], value, 3e-3 * value.abs()),
+                        // A perplexity multiplies the error of its sum, and so does its own error.
+                        Some(value) => assert_near(&what, &results[measure], value, 1e-3 * value.abs()),
                         None => assert_eq!(results[measure], *value, "{what}"),
                     }
                 }
@@ -114,11 +114,13 @@ fn a_stride_gives_tokens_more_context_and_each_still_counts_once() -> Result {
     let task = format!("wikitext={file}");
     let run = |more: &[&str]| json(&[&["eval", "--json", &task, "--samples"][..], more].concat());
     let plain = run(&[])?;
-    let short = run(&["--stride", "64"])?;
-    assert_eq!((&plain["config"]["stride"], &short["config"]["stride"]), (&json!(256), &json!(64)));
+    let short = run(&["--stride", "16"])?;
+    assert_eq!((&plain["config"]["stride"], &short["config"]["stride"]), (&json!(256), &json!(16)));
     let perplexity = |found: &Value| number(&found["results"]["wikitext"]["token_perplexity,none"]);
-    assert!(perplexity(&short) < perplexity(&plain), "more context helps");
-    let windows = |found: &Value| list(&list(&found["samples"]["wikitext"])[0]["resps"]).len();
+    // The same tokens, with other contexts: another number, and not far from it.
+    let change = (perplexity(&short) / perplexity(&plain)).ln().abs();
+    assert!(change > 1e-6 && change < 0.2, "{change}");
+    let windows = |found: &Value| list(&list(&found["samples"]["wikitext"])[3]["resps"]).len();
     assert!(windows(&short) > windows(&plain));
     Ok(())
 }
@@ -329,8 +331,8 @@ fn a_damaged_row_is_named_with_what_was_expected() -> Result {
 #[test]
 fn interventions_that_need_whole_texts_are_refused_on_longer_ones() -> Result {
     let wikitext = format!("wikitext={}", data("eval/wikitext.jsonl").display());
-    let run = gpt2(&["eval", &wikitext, "--block", "1->0"])?;
-    run.refused(1, &["wikitext.jsonl, line 1", "longer than the model's context"]);
+    let run = gpt2(&["eval", &wikitext, "--block", "1:0"])?;
+    run.refused(1, &["wikitext.jsonl, line 4", "longer than the model's context"]);
     Ok(())
 }
 
