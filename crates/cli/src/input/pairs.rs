@@ -29,10 +29,10 @@ pub(crate) struct PairsArgs {
     pub(crate) pairs: Option<PathBuf>,
     /// What to measure: logit-difference of the answers, log-prob or probability of the right one, loss (the mean surprise
     /// of the clean prompt's tokens) or kl (the divergence from the clean run's prediction), which need no answers
-    #[arg(long, value_name = "METRIC", value_parser = one_of(METRICS))]
+    #[arg(long, value_name = "METRIC", value_parser = one_of(METRICS), help_heading = "Metric")]
     pub(crate) metric: Option<MetricName>,
     /// Average the metric of the answers over these positions, counted from 0, instead of taking the last
-    #[arg(long, value_name = "N", value_delimiter = ',')]
+    #[arg(long, value_name = "N", value_delimiter = ',', help_heading = "Metric")]
     pub(crate) positions: Vec<usize>,
 }
 
