@@ -29,7 +29,7 @@ const COMMON: &[(&str, &str)] = &[
     ("train", "text jsonl out rank n_layer n_embd steps epochs lr num_samples resume overwrite"),
     ("train-features", "source out point features k sparsity epochs lr overwrite"),
     ("bench", "what batch tokens runs last device threads"),
-    ("verify", "all device"),
+    ("verify", "all published evaluations device"),
 ];
 const EVERYWHERE: [&str; 4] = ["model", "json", "picture", "help"];
 
