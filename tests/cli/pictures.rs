@@ -236,20 +236,21 @@ fn cells_have_the_numbers_of_the_report() -> Result {
 
     let report = json(&["circuits", "--json"])?;
     let svg = draw(&["circuits"], &[])?;
-    let found = cells(&svg, "composition score", 144);
+    // No head feeds one of its own layer or of an earlier one: those cells are empty.
+    let found = cells(&svg, "composition score", 4 * (12 + 8 + 4));
     assert_eq!(found.len(), 3);
     let place = |name: &Value| -> Option<usize> {
         let (layer, head) = name.as_str()?.split_once('.')?;
         Some(4 * layer.parse::<usize>().ok()? + head.parse::<usize>().ok()?)
     };
     for (found, reads) in found.iter().zip(["q", "k", "v"]) {
-        let mut expected = vec![0.0; 144];
+        let mut expected = vec![None; 144];
         for pair in list(&report["compositions"]).iter().filter(|pair| pair["reads"] == reads) {
             let from = place(&pair["from"]).ok_or("a head")?;
             let to = place(&pair["to"]).ok_or("a head")?;
-            expected[12 * from + to - 4] = number(&pair["score"]);
+            expected[12 * from + to - 4] = Some(number(&pair["score"]));
         }
-        assert_cells(found, &expected, 3);
+        assert_cells(found, &expected.into_iter().flatten().collect::<Vec<f64>>(), 3);
     }
     Ok(())
 }

@@ -233,7 +233,7 @@ fn a_proxy_is_used() -> Result {
     let proxy = Proxy::start(&setup.server.endpoint())?;
     let args = [&FORWARD[..], &["--endpoint", "http://hub.invalid"]].concat();
     let run = setup.run_with(&[("http_proxy", &proxy.endpoint)], &args)?.succeeded();
-    assert!(run.stderr.contains(&COMMIT[..12]), "{}", run.stderr);
+    assert!(run.stdout.contains(&COMMIT[..12]), "{}", run.stdout);
     assert!(setup.server.state().seen.iter().any(|seen| seen.host == "hub.invalid"));
     assert!(proxy.asked().contains(&"hub.invalid:80".to_string()), "{:?}", proxy.asked());
     Ok(())

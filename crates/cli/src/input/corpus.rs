@@ -13,14 +13,12 @@ pub(crate) enum ByArg {
 
 /// The place of a corpus.
 #[derive(Debug, clap::Args)]
-// A group, because clap forgets a required argument that conflicts with a given one.
-#[command(group = clap::ArgGroup::new("texts_of").args(["place", "text"]).required(true))]
 pub(crate) struct CorpusArgs {
     /// A text, JSON lines (.jsonl), a folder of .txt files (with its subfolders), or - for standard input
-    #[arg(value_name = "FILE|FOLDER|-")]
+    #[arg(value_name = "FILE|FOLDER|-", required_unless_present = "text")]
     place: Option<PathBuf>,
     /// The same, by the name that it has in gpt2 train and compare
-    #[arg(long, value_name = "FILE|FOLDER|-", hide = true)]
+    #[arg(long, value_name = "FILE|FOLDER|-", hide = true, conflicts_with = "place")]
     text: Option<PathBuf>,
 }
 

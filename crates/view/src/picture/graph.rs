@@ -17,6 +17,8 @@ const BOX: (f32, f32) = (54.0, 24.0);
 const MARGIN: f32 = 30.0;
 /// A line of the text below the graph.
 const KEY: f32 = 20.0;
+/// Lines that go around the same box take one of so many places in the gap.
+const LANES: usize = 5;
 /// The widths of the lines of the smallest and of the largest weight.
 const LINES: (f32, f32) = (0.6, 5.0);
 
@@ -102,7 +104,10 @@ impl GraphPicture<'_> {
         let mut links: Vec<&GraphLink> = self.links.iter().collect();
         // The thickest come last, above the others.
         links.sort_by(|a, b| a.weight.abs().total_cmp(&b.weight.abs()));
-        for link in links {
+        let has_links: Vec<bool> = (0..self.nodes.len())
+            .map(|i| self.links.iter().any(|link| link.from == i || link.to == i))
+            .collect();
+        for (number, link) in links.into_iter().enumerate() {
             let from = place(&self.nodes[link.from]);
             let to = place(&self.nodes[link.to]);
             let ends = [(from.0, from.1 - half.1), (to.0 + 0.8 * link.side * half.0, to.1 + half.1)];
@@ -110,15 +115,16 @@ impl GraphPicture<'_> {
             let share = (link.weight.abs() / largest) as f32;
             let color = if link.weight < 0.0 { BELOW } else { ABOVE };
             let width = LINES.0 + share * (LINES.1 - LINES.0);
-            let others = (0..self.nodes.len()).filter(|i| *i != link.from && *i != link.to);
+            // Faint nodes have no box.
+            let others = (0..self.nodes.len()).filter(|i| has_links[*i] && *i != link.from && *i != link.to);
             let others: Vec<(f32, f32)> = others.map(|i| place(&self.nodes[i])).collect();
-            scene.line(around(ends, &others, half, wide), width, color);
+            let lane = (number % LANES) as f32 / LANES as f32;
+            scene.line(around(ends, &others, (half, wide), lane), width, color);
         }
         for (i, node) in self.nodes.iter().enumerate() {
             let (x, y) = place(node);
-            let has_links = self.links.iter().any(|link| link.from == i || link.to == i);
-            let color = if has_links { INK } else { FAINT };
-            if has_links {
+            let color = if has_links[i] { INK } else { FAINT };
+            if has_links[i] {
                 for (grown, color) in [(1.0, INK), (0.0, WHITE)] {
                     let width = 2.0 * (half.0 + grown);
                     let height = 2.0 * (half.1 + grown);
@@ -142,14 +148,16 @@ impl GraphPicture<'_> {
 }
 
 /// The way of a line from the lower of its `ends` to the upper one, past boxes with these middles and half sides: where it would run
-/// through a box, it goes straight up in the nearest gap of that row.
+/// through a box, it goes straight up beside that, so far into the gap as its `lane`, from 0 to 1, says. `wide` is the room of a node.
 fn around(
     [start, end]: [(f32, f32); 2],
     boxes: &[(f32, f32)],
-    half: (f32, f32),
-    wide: f32,
+    (half, wide): ((f32, f32), f32),
+    lane: f32,
 ) -> Vec<(f32, f32)> {
-    let pad = ((wide - 2.0 * half.0) / 4.0).min(4.0);
+    let gap = wide - 2.0 * half.0;
+    let pad = (gap / 4.0).min(4.0);
+    let aside = lane * (gap - 2.0 * pad);
     let mut between: Vec<(f32, f32)> =
         boxes.iter().copied().filter(|(_, y)| y + half.1 < start.1 && y - half.1 > end.1).collect();
     // From the bottom up, in each row from the left.
@@ -174,10 +182,12 @@ fn around(
         }
         let Some((left, right)) = blocked.into_iter().find(|(left, right)| low < *right && high > *left)
         else {
+            // As straight as planned, wherever the way turns above.
+            way.extend([(straight(below), below), (straight(above), above)]);
             continue;
         };
         let middle = f32::midpoint(low, high);
-        let x = if middle - left < right - middle { left } else { right };
+        let x = if middle - left < right - middle { left - aside } else { right + aside };
         way.extend([(x, below), (x, above)]);
     }
     way.push(end);
@@ -250,17 +260,19 @@ mod tests {
             for from in 0..heads {
                 for to in 0..heads {
                     let ends = [(from as f32 * wide, 72.0), (to as f32 * wide, -240.0 - 84.0)];
-                    let way = around(ends, &boxes, half, wide);
-                    assert_eq!((way[0], way[way.len() - 1]), (ends[0], ends[1]));
-                    for part in way.windows(2) {
-                        let through = boxes.iter().find(|at| enters(part, **at, half));
-                        assert_eq!(through, None, "{heads} heads, {from} to {to}: {way:?}");
+                    for lane in [0.0, 0.4, 0.8] {
+                        let way = around(ends, &boxes, (half, wide), lane);
+                        assert_eq!((way[0], way[way.len() - 1]), (ends[0], ends[1]));
+                        for part in way.windows(2) {
+                            let through = boxes.iter().find(|at| enters(part, **at, half));
+                            assert_eq!(through, None, "{heads} heads, {from} to {to}: {way:?}");
+                        }
                     }
                 }
             }
         }
-        let free = around([(0.0, 0.0), (0.0, -84.0)], &[(200.0, -40.0)], half, 84.0);
-        assert_eq!(free, [(0.0, 0.0), (0.0, -84.0)], "nothing is in the way");
+        let free = around([(0.0, 0.0), (0.0, -84.0)], &[(200.0, -40.0)], (half, 84.0), 0.8);
+        assert!(free.iter().all(|at| at.0 == 0.0), "nothing is in the way: {free:?}");
     }
 
     #[test]
