@@ -57,6 +57,8 @@ const SCHEDULES: &[(&str, Schedule)] =
 
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("source").args(["text", "jsonl", "ids"]).required(true))]
+// clap's own is too long for a line.
+#[command(override_usage = "gpt2 train [OPTIONS] --out <DIR> <--text|--jsonl|--ids> <FILE>")]
 #[command(mut_arg("timeout", |arg| arg.help(TIMEOUT)))]
 // These depend on a prompt, which a validation does not have.
 #[command(mut_arg("mean_ablate", |arg| arg.hide(true)), mut_arg("mean_of", |arg| arg.hide(true)))]
