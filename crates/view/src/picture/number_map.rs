@@ -384,7 +384,7 @@ mod tests {
         let scene = map.body(&values, None)?;
         let texts = scene.texts();
         assert!(
-            texts.iter().any(|(text, _)| *text == ".250") && !texts.iter().any(|(text, _)| *text == ".000")
+            texts.iter().any(|(text, _)| *text == ".25") && !texts.iter().any(|(text, _)| *text == ".00")
         );
         let cells = scene.marks.iter().find_map(|mark| match mark {
             Mark::Cells(cells) => Some(&cells.colors),
