@@ -6,7 +6,7 @@
 //! a whole prompt, a chunk of a prompt and a single decoded token.
 
 mod cpu;
-#[cfg(any(feature = "cuda", test))]
+#[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
 mod cuda;
 pub(crate) mod heads;
 pub(crate) mod inputs;

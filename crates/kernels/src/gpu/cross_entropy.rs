@@ -117,3 +117,51 @@ mod ops {
         }
     }
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::cpu::test_numbers::numbers;
+    use crate::gpu::emulator::{Emulator, bytes, difference};
+    use candle_core::{D, Device, Result, Tensor};
+
+    #[test]
+    fn cross_entropy_emulated() -> Result<()> {
+        // A row shorter than a warp, one that does not fill the block, and one of several rounds, around a large mean.
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for (rows, width, mean) in [(1, 5, 0.), (3, 300, 60.), (4, 1031, -7.)] {
+                let logits = numbers((rows, width), 7)?.affine(8., mean)?.to_dtype(dtype)?;
+                let targets: Vec<u32> = (0..rows).map(|i| u32::try_from(i * 131 % width).unwrap()).collect();
+                let wide = logits.to_dtype(DType::F64)?;
+                let log_weights = candle_nn::ops::log_softmax(&wide, D::Minus1)?;
+                let of_targets = Tensor::from_slice(&targets, (rows, 1), &Device::Cpu)?;
+                let expected = log_weights.gather(&of_targets, 1)?.neg()?.flatten_all()?;
+                let ones = Tensor::ones((rows, 1), DType::F64, &Device::Cpu)?;
+                let onehot = wide.zeros_like()?.scatter_add(&of_targets, &ones, 1)?;
+                let gradients = (log_weights.exp()? - onehot)?;
+                for wanted in [false, true] {
+                    let mut emulator = Emulator::default();
+                    emulator.put("logits", &bytes(&logits)?);
+                    emulator
+                        .put("targets", &targets.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<_>>());
+                    emulator.allocate("losses", 4 * rows);
+                    emulator.set("width", width);
+                    emulator.set("gradients", i32::from(wanted));
+                    emulator.launch(&cross_entropy_launch(dtype, rows, width).expect("a kernel"));
+                    let [losses, got] = emulator.get(["losses", "logits"]);
+                    let loss = difference(&losses, &expected, DType::F32)?;
+                    assert!(loss < 1e-5, "{dtype:?} {rows} {width}: the loss is {loss} off");
+                    let (expected, tolerance) = match dtype {
+                        _ if !wanted => (&wide, 0.0),
+                        DType::F32 => (&gradients, 1e-6),
+                        DType::F16 => (&gradients, 2f64.powi(-12)), // half a unit in the last place of 1
+                        _ => (&gradients, 2f64.powi(-9)),
+                    };
+                    let error = difference(&got, expected, dtype)?;
+                    assert!(error <= tolerance, "{dtype:?} {rows} {width}: the gradient is {error} off");
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -245,10 +245,99 @@ mod ops {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use super::{finish_launch, layer_norm_launch};
-    use candle_core::DType;
+    use super::*;
+    use crate::cpu::test_numbers::numbers;
+    use crate::gpu::emulator::{Emulator, bytes, difference};
+    use crate::pointwise::activation::Activation;
+    use candle_core::{D, Result, Tensor};
+
+    const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+    /// Allows for f32 sums and, in f16 and bf16, one rounding.
+    fn tolerance(dtype: DType) -> f64 {
+        match dtype {
+            DType::F16 => 2f64.powi(-11),
+            DType::BF16 => 2f64.powi(-8),
+            _ => 1e-6,
+        }
+    }
+
+    /// Numbers with a standard deviation of 1.5, different for each `salt`.
+    fn spread(shape: (usize, usize), mean: f64, dtype: DType, salt: u32) -> Result<Tensor> {
+        numbers(shape, salt)?.affine(1.5 * 3f64.sqrt(), mean)?.to_dtype(dtype)
+    }
+
+    fn assert_close(got: &[u8], expected: &Tensor, dtype: DType, what: &str) -> Result<()> {
+        let error = difference(got, expected, dtype)? / expected.abs()?.max_all()?.to_scalar::<f64>()?;
+        assert!(error <= tolerance(dtype), "{what}, {dtype:?}: {error}");
+        Ok(())
+    }
+
+    #[test]
+    fn layer_norm_emulated() -> Result<()> {
+        // Rows that do not fill a block or a warp, and a mean that is large compared with the spread.
+        for (dtype, rows, width, mean) in DTYPES
+            .into_iter()
+            .flat_map(|d| [(d, 1, 768, 0.), (d, 5, 32, 30.), (d, 9, 264, -3.), (d, 4, 8, 1.)])
+        {
+            let x = spread((rows, width), mean, dtype, 1)?;
+            let weight = spread((1, width), 1., dtype, 100_000)?;
+            let bias = spread((1, width), 0., dtype, 200_000)?;
+            let wide = |x: &Tensor| x.to_dtype(DType::F64);
+            let centered = wide(&x)?.broadcast_sub(&wide(&x)?.mean_keepdim(D::Minus1)?)?;
+            let deviation = (centered.sqr()?.mean_keepdim(D::Minus1)? + 1e-5)?.sqrt()?;
+            let normal = centered.broadcast_div(&deviation)?;
+            let expected = normal.broadcast_mul(&wide(&weight)?)?.broadcast_add(&wide(&bias)?)?;
+            let Some(launch) = layer_norm_launch(dtype, rows, width) else { candle_core::bail!("no kernel") };
+            let mut emulator = Emulator::default();
+            emulator.put("x", &bytes(&x)?);
+            emulator.put("weight", &bytes(&weight)?);
+            emulator.put("bias", &bytes(&bias)?);
+            emulator.allocate("out", rows * width * dtype.size_in_bytes());
+            emulator.set("rows", rows);
+            emulator.set("width", width);
+            emulator.set("eps", 1e-5);
+            emulator.launch(&launch);
+            assert_close(&emulator.get(["out"])[0], &expected, dtype, &format!("{rows} rows of {width}"))?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn bias_gelu_and_residual_emulated() -> Result<()> {
+        for (dtype, rows, width) in DTYPES.into_iter().flat_map(|d| [(d, 1, 8), (d, 7, 40), (d, 3, 768)]) {
+            for (gelu_too, onto) in [(false, false), (true, false), (false, true)] {
+                let x = spread((rows, width), 0., dtype, 1)?;
+                let residual = spread((rows, width), 0., dtype, 100_000)?;
+                let bias = spread((1, width), 0., dtype, 200_000)?;
+                let wide = |x: &Tensor| x.to_dtype(DType::F64);
+                let mut expected = wide(&x)?.broadcast_add(&wide(&bias)?)?;
+                if gelu_too {
+                    expected = Activation::GeluTanh.forward(&expected)?;
+                }
+                if onto {
+                    expected = (expected + wide(&residual)?)?;
+                }
+                let Some((launch, units)) = finish_launch(dtype, rows, width, gelu_too) else {
+                    candle_core::bail!("no kernel")
+                };
+                let mut emulator = Emulator::default();
+                emulator.put("x", &bytes(&x)?);
+                emulator.put("bias", &bytes(&bias)?);
+                if onto {
+                    emulator.put("residual", &bytes(&residual)?);
+                }
+                emulator.set("units", units);
+                emulator.set("width", width);
+                emulator.launch(&launch);
+                let what = format!("{rows} rows of {width}, gelu {gelu_too}, residual {onto}");
+                assert_close(&emulator.get(["x"])[0], &expected, dtype, &what)?;
+            }
+        }
+        Ok(())
+    }
 
     #[test]
     fn rows_of_parts_of_16_bytes_have_no_kernel() {

@@ -1,17 +1,19 @@
 //! GPU-specific code, if the build includes it: CUDA's kernels around attention, and its memory pool.
 //!
-//! It loads and launches the kernels in `cuda/*.cu`. The tests run them on a driver without a GPU (`scripts/cuda/driver`).
+//! It loads and launches the kernels in `cuda/*.cu`; in tests without a GPU, an emulator runs them.
 
 #[cfg(feature = "cuda")]
 mod blas_lt;
-#[cfg(feature = "cuda")]
+// The emulator needs Linux.
+#[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
 pub(crate) mod cross_entropy;
 #[cfg(feature = "cuda")]
 pub(crate) mod device;
-// Plans are numbers, which tests check without a GPU.
-#[cfg(any(feature = "cuda", test))]
+#[cfg(all(test, target_os = "linux"))]
+pub(crate) mod emulator;
+#[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
 pub(crate) mod launch_plan;
-#[cfg(any(feature = "cuda", test))]
+#[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
 pub(crate) mod layers;
 
 #[cfg(feature = "cuda")]

@@ -5,5 +5,5 @@
 #[cfg(feature = "cuda")]
 pub(super) mod launch;
 mod plan;
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests;

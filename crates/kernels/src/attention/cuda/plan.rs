@@ -3,7 +3,6 @@
 //!
 //! Some of the structs go to the kernels, in C's layout: `cuda/tiles.cuh` and `cuda/masks.cuh` have the same ones.
 
-#[cfg(feature = "cuda")]
 use crate::attention::heads::WeightDropout;
 use crate::gpu::launch_plan::{GpuLimits, Launch, dtype_name};
 use candle_core::{DType, Layout};
@@ -66,7 +65,6 @@ pub(super) struct Masks {
 
 const _: () = assert!(size_of::<Masks>() == 48 && std::mem::offset_of!(Masks, threshold) == 32);
 
-#[cfg(feature = "cuda")]
 impl Masks {
     /// Nothing hidden, and this dropout. `None` if the layer has more heads than a kernel can count.
     pub(super) fn new(dropout: Option<&WeightDropout>) -> Option<Self> {
