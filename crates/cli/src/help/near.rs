@@ -28,7 +28,7 @@ pub(crate) fn with_near_names(mut gpt2: Command) -> Command {
     })
 }
 
-/// What to do instead, for a first word that is no command and names a wish.
+/// The tip for a first word that is no command and names a wish.
 pub(super) fn wish(word: &str) -> Option<String> {
     let is_model = word == "demo" || word.starts_with("gpt2") || word.starts_with("distilgpt");
     let tip = match word.to_lowercase().as_str() {

@@ -17,7 +17,7 @@ pub(crate) struct CorpusArgs {
     /// A text, JSON lines (.jsonl), a folder of .txt files (with its subfolders), or - for standard input
     #[arg(value_name = "FILE|FOLDER|-", required_unless_present = "text")]
     place: Option<PathBuf>,
-    /// The same, by the name that it has in gpt2 train and compare
+    /// A place of texts, by the name that it has in gpt2 train and compare
     #[arg(long, value_name = "FILE|FOLDER|-", hide = true, conflicts_with = "place")]
     text: Option<PathBuf>,
 }

@@ -5,7 +5,7 @@ use gpt2_loader::{HubError, LoadError, Remedy};
 use std::error::Error;
 use std::sync::OnceLock;
 
-/// What can stand in place of a model of the Hub.
+/// The things that can stand in place of a model of the Hub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OtherModel {
     /// A folder, or no `--model`, which is the demo model.

@@ -5,7 +5,7 @@ const WHOLE: usize = 20;
 /// The rows of a longer one.
 const FIRST: usize = 15;
 
-/// How many of a table's rows to show.
+/// The number of a table's rows to show.
 pub(crate) fn shown(rows: usize, all: bool) -> usize {
     if all || rows <= WHOLE { rows } else { FIRST }
 }

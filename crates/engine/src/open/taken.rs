@@ -20,7 +20,7 @@ pub enum HubThing {
 pub struct TakenForHub {
     /// The name as it was given.
     pub name: String,
-    /// What it was taken for.
+    /// The kind of thing that it was taken for.
     pub kind: HubThing,
 }
 

@@ -194,6 +194,11 @@ fn print(report: &Report, all: bool) -> anyhow::Result<()> {
         writeln!(out, "{more}")?;
     }
     writeln!(out)?;
+    print_kinds(&mut out, report, chance)
+}
+
+/// The heads of each kind, and what to look at next.
+fn print_kinds(out: &mut output::Stdout, report: &Report, chance: [f64; 3]) -> anyhow::Result<()> {
     let mut out_wrapped = |text: &str| writeln!(out, "{}", wrap(text, output::stdout_width().max(MIN_WIDTH)));
     out_wrapped(&format!(
         "heads that score more than {:.0} % of the way from chance to 1, best first:",

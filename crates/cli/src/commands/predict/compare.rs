@@ -40,7 +40,7 @@ pub(crate) struct CompareArgs {
     /// The text to predict: a file, a folder of .txt files, which are read one after another, or - for standard input
     #[arg(long, value_name = "FILE|FOLDER|-")]
     pub(crate) text: Option<PathBuf>,
-    /// The same, without its name, as gpt2 score takes it
+    /// That text, without the name, as gpt2 score takes it
     #[arg(value_name = "TEXT", hide = true)]
     pub(crate) place: Option<PathBuf>,
     /// Quantize OTHER as it is loaded

@@ -36,7 +36,7 @@ pub(crate) struct CircuitsArgs {
     /// A head, LAYER.HEAD counted from 0 [default: all heads, and how they feed one another]
     #[arg(value_name = "L.H", value_parser = str::parse::<Head>)]
     pub(crate) head: Option<Head>,
-    /// The same head, by the name that it has in gpt2 attention
+    /// A head, by the name that it has in gpt2 attention
     #[arg(id = "named", long = "head", value_name = "L.H", hide = true, value_parser = str::parse::<Head>)]
     pub(crate) named: Option<Head>,
     /// Show the rows of these tokens, with their leading space, instead of the largest entries (repeatable)
