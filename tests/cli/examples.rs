@@ -33,6 +33,7 @@ const REPLACED: &[(&str, &str, &str)] = &[
     ("--tokens 512", "--tokens 8", "up to a minute"),
     ("--steps 2000", "--steps 3", "minutes"),
     ("--steps 300", "--steps 3", "minutes"),
+    ("--steps 200 ", "--steps 3 ", "half a minute"),
     ("--epochs 2 ", "--steps 3 ", "minutes"),
     ("--epochs 3 ", "--steps 3 ", "minutes"),
     ("gpt2 data ", "gpt2-help data ", "needs a network"),
