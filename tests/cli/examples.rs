@@ -34,6 +34,8 @@ const REPLACED: &[(&str, &str, &str)] = &[
     ("--steps 2000", "--steps 3", "minutes"),
     ("--steps 300", "--steps 3", "minutes"),
     ("--steps 200 ", "--steps 3 ", "half a minute"),
+    ("--val-fraction 0.01 ", "--val-fraction 0.1 ", "the text is short"),
+    ("--val-fraction 0.02 ", "--val-fraction 0.1 ", "the text is short"),
     ("--epochs 2 ", "--steps 3 ", "minutes"),
     ("--epochs 3 ", "--steps 3 ", "minutes"),
     ("gpt2 data ", "gpt2-help data ", "needs a network"),
