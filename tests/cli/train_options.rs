@@ -108,18 +108,13 @@ fn muon_learns_resumes_and_does_not_depend_on_the_threads() -> Result {
         Ok(after.split(',').next().ok_or("a loss")?.parse()?)
     };
     assert!(loss("step 12:")? < loss("step 4:")? - 0.05, "{}", one.stderr);
-    for (more, parts) in [
-        (&["--muon-lr", "0.1"][..], &["--muon-lr: is 0.1, expected no number without Muon"][..]),
-        (
-            &["--optimizer", "muon", "--model", "demo", "--lora", "2", "--window", "8"],
-            &["--optimizer: is muon"],
-        ),
-    ] {
-        folder.write("text.txt", text())?;
-        let text = folder.at("text.txt");
-        let out = folder.at("other");
-        gpt2(&[&["train", "--text", &text, "--out", &out], more].concat())?.refused(1, parts);
-    }
+    train(&folder, "other", &["--muon-lr", "0.1", "--steps", "1"])?
+        .refused(1, &["--muon-lr: is 0.1, expected no number without Muon"]);
+    let text = folder.at("text.txt");
+    let out = folder.at("other");
+    let adapter = ["--optimizer", "muon", "--model", "demo", "--lora", "2", "--window", "8"];
+    gpt2(&[&["train", "--text", &text, "--out", &out], &adapter[..]].concat())?
+        .refused(1, &["--optimizer: is muon, expected adamw for an adapter"]);
     Ok(())
 }
 
@@ -232,8 +227,9 @@ fn a_model_that_learns_further_has_its_own_defaults() -> Result {
     let metrics = folder.at("m.jsonl");
     let fixed =
         ["train", "--text", &text, "--model", "demo", "--window", "32", "--batch", "1", "--steps", "4"];
-    for (more, expected) in [(&[][..], 1e-4), (&["--lora", "2"], 1e-3), (&["--lr", "0.5e-4"], 0.5e-4)] {
-        let out = folder.at(&format!("tuned{}", more.len()));
+    let cases = [(&[][..], 1e-4), (&["--lora", "2"], 1e-3), (&["--lr", "0.5e-4"], 0.5e-4)];
+    for (i, (more, expected)) in cases.into_iter().enumerate() {
+        let out = folder.at(&format!("tuned{i}"));
         let all = [&fixed[..], &["--out", &out, "--metrics", &metrics, "--overwrite"], more].concat();
         gpt2(&all)?.succeeded();
         let rate = number(&lines(&folder, "m.jsonl")?[0]["lr"]);
