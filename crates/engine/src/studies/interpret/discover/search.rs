@@ -3,6 +3,7 @@
 use super::options::{EdgeChoice, Options};
 use super::report::{EachPair, MeasuredCircuit, ScoredEdge, SizedCircuit, Without};
 use crate::observer::steps;
+use crate::studies::interpret::measure::MetricName;
 use crate::studies::interpret::over_pairs::SMALLEST;
 use crate::studies::study::{Mean, Run};
 use crate::words::count;
@@ -77,7 +78,9 @@ impl<'a> Search<'a> {
                 mean(&search.clean)
             );
         }
-        if mean(&search.clean) < mean(&search.corrupt) {
+        let of_answers =
+            run.metric.is_none() && !matches!(options.metric, Some(MetricName::Loss | MetricName::Kl));
+        if of_answers && mean(&search.clean) < mean(&search.corrupt) {
             run.observer.note(
                 "the clean prompts make the correct answers less likely than the corrupted ones do: swap them, if the model should get \
                  the clean ones right",
