@@ -66,6 +66,7 @@ COMMANDS = [
     "eval {quiz} --out {out}/e.json --samples",
     "eval hellaswag={parquet} --json",
     "eval {task}/task.json",
+    "verify --published --answers {answers}",
     "features O --dictionary {sae} --json",
     "features --store {store} --dictionary {sae}",
     "train-features {store} --features 16 -k 2 --batch 16 --epochs 1 --out {out}/f",
@@ -109,6 +110,7 @@ def make_inputs(gpt2, folder):
         ("gguf.gguf", DATA / "gguf" / "tiny.gguf"),
         ("quiz.jsonl", DATA / "eval" / "quiz.jsonl"),
         ("endings.parquet", DATA / "eval" / "hellaswag.parquet"),
+        ("answers.json", DATA / "eval" / "answers.json"),
     ):
         shutil.copy(source, folder / name)
     copied("part", *[(path, path.name) for path in brought.glob("parts-*.gguf")])
@@ -152,7 +154,8 @@ def cache(folder):
 
 FILES = {"nano": "nano.pt", "llmc": "llmc.bin", "starcoder": "starcoder.gguf", "gguf": "gguf.gguf", "text": "text.txt",
          "texts": "texts.txt", "ids": "ids.bin", "examples": "examples.jsonl", "pairs": "pairs.jsonl",
-         "circuit": "circuit.json", "quiz": "quiz.jsonl", "parquet": "endings.parquet"}
+         "circuit": "circuit.json", "quiz": "quiz.jsonl", "parquet": "endings.parquet",
+         "answers": "answers.json"}
 
 
 def path_of(world, name):

@@ -176,9 +176,10 @@ fn the_table_and_the_file_hold_the_results() -> Result {
 fn a_run_that_stopped_goes_on_from_its_journal() -> Result {
     let folder = Folder::empty()?;
     let quiz = data("eval/quiz.jsonl").display().to_string();
-    let wikitext = format!("wikitext={}", data("eval/wikitext.jsonl").display());
+    let tasks = tasks();
+    let tasks: Vec<&str> = tasks.iter().map(String::as_str).collect();
     let journal = folder.at("done.jsonl");
-    let args = ["eval", &quiz, &wikitext, "--samples", "--json"];
+    let args = [&["eval", "--samples", "--json"][..], &tasks].concat();
     let with = [&args[..], &["--journal", &journal]].concat();
     let whole = json(&args)?;
     assert_eq!(json(&with)?, whole);

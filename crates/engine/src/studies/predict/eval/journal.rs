@@ -2,13 +2,16 @@
 
 use crate::spelling::Spelling;
 use anyhow::{Context, bail};
-use gpt2_files::{atomic, open_regular};
+use gpt2_files::{atomic, read_text};
 use gpt2_model::analysis::Likelihood;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+
+/// The longest journal to read, in bytes: that of some millions of requests.
+const LONGEST: u64 = 1 << 28;
 
 /// The facts on which the answers depend, the file's first line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,8 +48,7 @@ impl Journal {
         atomic::check(path).with_context(|| spelling.option("journal"))?;
         let mut text = String::new();
         if path.exists() {
-            let read = open_regular(path).and_then(|mut file| file.read_to_string(&mut text));
-            read.with_context(|| {
+            text = read_text(path, LONGEST).with_context(|| {
                 format!("{given}: expected the journal of an evaluation; choose another name")
             })?;
         }
