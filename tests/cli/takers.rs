@@ -9,7 +9,8 @@ use candle_core::{DType, Device, Tensor};
 /// The interventions, and options that ask for each of them. FOLDER stands for the folder with their files.
 const INTERVENTIONS: [(&str, &str); 12] = [
     ("ablate", "--ablate 0.3"),
-    ("mean-ablate", "--mean-ablate 0.3"),
+    // heads has no prompt to take the mean over.
+    ("mean-ablate", "--mean-ablate 0.3 --mean-of FOLDER/texts.txt"),
     ("mean-of", "--mean-ablate 0.3 --mean-of FOLDER/texts.txt"),
     ("scale", "--scale 0.3=2"),
     ("attention-temperature", "--attention-temperature 0.3=2"),
