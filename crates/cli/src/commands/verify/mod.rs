@@ -87,6 +87,9 @@ impl Check {
 
 pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     if args.published.published {
+        if args.all {
+            anyhow::bail!("--all: is about the paths of this build; leave it out beside --published");
+        }
         return published::run(&args.published, args.json, args.model.as_deref(), &args.hub, &args.run);
     }
     let device = args.run.open()?;

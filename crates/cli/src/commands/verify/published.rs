@@ -18,7 +18,7 @@ use std::process::ExitCode;
 #[derive(Debug, clap::Args)]
 pub(crate) struct PublishedArgs {
     /// Hold the model to numbers that others have printed of it, instead
-    #[arg(long, conflicts_with = "all")]
+    #[arg(long)]
     pub(crate) published: bool,
     /// With --published, run the standard evaluations, too, whose data sets come from the Hub
     #[arg(long, requires = "published")]
