@@ -63,7 +63,7 @@ fn the_memory_is_near_what_was_told() -> Result {
         let child = spawn(command(&[&fixed[..], &sizes, more].concat()))?;
         wait_for_lines(&metrics, 4)?;
         let status = std::fs::read_to_string(format!("/proc/{}/status", child.id()))?;
-        signal("KILL", child.id())?;
+        signal("TERM", child.id())?;
         let run = Run::end_of(child)?;
         std::fs::remove_file(&metrics)?;
         let word = |text: &str, after: &str| {

@@ -12,6 +12,9 @@ use gpt2_train::TrainDType;
 const MODEL: &str = "Time this model, or what has its shape: a folder, a GGUF file, a model on the Hugging Face Hub, or demo, which is built in \
      [default: random weights of GPT-2 small's shape]";
 
+/// The options of one target.
+const TRAIN: &str = "Only for bench train";
+
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("model", |arg| arg.help(MODEL)))]
 #[command(after_help = "\
@@ -46,14 +49,14 @@ pub(crate) struct BenchArgs {
     /// forward: also compute all attention weights of the first N heads. Every second pass is timed without
     #[arg(long, value_name = "N")]
     pub(crate) weights_heads: Option<u16>,
-    /// train: run each block again in the backward pass
-    #[arg(long)]
+    /// Run each block again in the backward pass
+    #[arg(long, help_heading = TRAIN)]
     pub(crate) recompute: bool,
-    /// train: round the factors of products with weights to bf16, as train --train-dtype does
-    #[arg(long, value_name = "DTYPE", value_parser = one_of(TRAIN_DTYPES), default_value = "f32")]
+    /// Round the factors of products with weights to bf16, as train --train-dtype does
+    #[arg(long, value_name = "DTYPE", value_parser = one_of(TRAIN_DTYPES), default_value = "f32", help_heading = TRAIN)]
     pub(crate) train_dtype: TrainDType,
-    /// train: train a LoRA adapter of rank R on all linear layers of a frozen model
-    #[arg(long, value_name = "R", value_parser = clap::value_parser!(u16).range(1..))]
+    /// Train a LoRA adapter of rank R on all linear layers of a frozen model
+    #[arg(long, value_name = "R", help_heading = TRAIN, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) lora: Option<u16>,
     /// Hold the CPU kernels to an instruction set: portable, neon, avx2, avx-vnni, avx512 or amx [default: the
     /// environment variable GPT2_ISA, or the fastest]
