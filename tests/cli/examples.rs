@@ -71,6 +71,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("scripts/cuda/toolkit.sh", "scripts/check.sh runs it where the toolkit is, and under CI"),
     ("scripts/cuda/build.sh", "takes the toolkit and many minutes; run by hand"),
     ("scripts/cuda/on-cpu.sh", "builds for many minutes; run by hand"),
+    ("scripts/cuda/on_device.py", "the same"),
     ("scripts/cuda/check.sh on-cpu", "the same"),
     ("pip install gpt2_candle", "takes a wheel that scripts/release.sh wrote"),
     ("pip install ziglang", "for the next line"),
