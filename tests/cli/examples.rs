@@ -36,7 +36,7 @@ const REPLACED: &[(&str, &str, &str)] = &[
     ("--steps 200 ", "--steps 3 ", "half a minute"),
     ("--val-fraction 0.01 ", "--val-fraction 0.1 ", "the text is short"),
     ("--val-fraction 0.02 ", "--val-fraction 0.1 ", "the text is short"),
-    ("--epochs 2 ", "--steps 3 ", "minutes"),
+    ("--model gpt2 --epochs 2", "--model gpt2 --steps 3", "minutes"),
     ("--epochs 3 ", "--steps 3 ", "minutes"),
     ("gpt2 data ", "gpt2-help data ", "needs a network"),
     (TRAIN, "gpt2 train --steps 3 ", "minutes; only where the line has no --steps of its own"),

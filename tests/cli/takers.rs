@@ -68,6 +68,9 @@ fn each_command_takes_the_interventions_that_its_help_lists() -> Result {
         let mut running = vec![];
         for (name, options) in INTERVENTIONS {
             let options = options.replace("FOLDER", folder.at("").trim_end_matches('/'));
+            // Of the stream, edges carry the embeddings alone.
+            let options =
+                if base[0] == "discover" { options.replace("--add 1=", "--add 0=") } else { options };
             let mut args: Vec<&str> = base.iter().map(String::as_str).collect();
             args.extend(
                 words(&options).into_iter().map(|word| if word == "PROMPT" { CORRUPT } else { word }),
@@ -87,6 +90,11 @@ fn each_command_takes_the_interventions_that_its_help_lists() -> Result {
         for (name, asked, process) in running {
             let run = Run::end_of(process)?;
             let listed = lists(name);
+            if base[0] == "discover" && name.ends_with("-feature") {
+                // The demo's dictionary reads the stream; one of an MLP's output would be taken.
+                assert!(listed && run.stderr.contains("no edge carries it"), "{name}: {}", run.stderr);
+                continue;
+            }
             assert_eq!(run.code == 0, listed, "gpt2 {} --{name}: {}", base[0], run.stderr);
             if listed {
                 taken += 1;
