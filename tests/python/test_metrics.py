@@ -148,7 +148,8 @@ def test_a_cache_has_gradients_if_it_is_asked_for_them(small: Model, known: dict
     for key in ("hook_embed", "blocks.0.attn.hook_z", "blocks.2.hook_resid_post", "ln_final.hook_scale"):
         np.testing.assert_allclose(cache[f"{key}_grad"], known[f"gradients/difference/{key}"], err_msg=key, **CLOSE)
     np.testing.assert_array_equal(cache["z_grad", 0], cache["blocks.0.attn.hook_z_grad"])
-    np.testing.assert_array_equal(cache["resid_post", 2], small.run_with_cache(known["ids"])[1]["resid_post", 2])
+    # In f64; attention that keeps its gradient adds up in another order.
+    np.testing.assert_allclose(cache["resid_post", 2], small.run_with_cache(known["ids"])[1]["resid_post", 2], rtol=1e-10, atol=1e-12)
     loss, cache = small.run_with_cache(known["ids"][0], "blocks.1.hook_resid_mid", incl_bwd=True, return_type="loss", remove_batch_dim=True)
     assert isinstance(loss, float)
     expected = small.grad(known["ids"][0], "blocks.1.hook_resid_mid", metric="loss")["blocks.1.hook_resid_mid"][1]
@@ -231,7 +232,7 @@ def test_a_metric_is_averaged_over_positions(model: Model) -> None:
     clean = model(PAIR[0], return_type="logits")[0]
     found = model.patching(*PAIR, *ANSWERS, positions=[3, 7])
     assert np.isclose(found.clean, (clean[[3, 7], right] - clean[[3, 7], wrong]).mean(), rtol=1e-5)
-    report = model.discover(*PAIR, *ANSWERS, positions=[3, 7], edges=5, random=0, steps=1)
+    report = model.discover(*PAIR, *ANSWERS, positions=[3, 7], edges=40, random=0, steps=1)
     assert np.isclose(report["clean_difference"]["mean"], found.clean, rtol=1e-5)
     assert report["metric"] == "the metric of the answers at positions [3, 7]"
     last = model.patching(*PAIR, *ANSWERS, positions=7)

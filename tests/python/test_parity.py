@@ -128,5 +128,5 @@ def test_an_unknown_option_is_named_with_the_nearest(model: Model) -> None:
 
 
 def test_refused_interventions_are_refused_by_name(model: Model) -> None:
-    with pytest.raises(ValueError, match="circuit: is not for lens; it works in forward, attention, heads, generate, score and record"):
+    with pytest.raises(ValueError, match="circuit: is not for lens; it works in forward, attention, heads, generate, eval, score and record"):
         model.lens("O Romeo", circuit=[("embed", "logits")])

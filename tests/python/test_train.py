@@ -131,7 +131,8 @@ def test_a_callback_stops_and_raises(model: Model) -> None:
     for data, changes, kind, says in (
         ("", {}, ValueError, "too short"),
         (["only one"], {}, ValueError, "at least 2"),
-        ([3], {}, TypeError, "prompt"),
+        ([3.5], {}, TypeError, "whole number"),
+        ([None], {}, TypeError, "prompt"),
         ([{"prompt": "a", "completion": ""}], {}, ValueError, "empty completion"),
         (TEXT, {"steps": 0}, ValueError, "steps is 0"),
         (TEXT, {"lora": 4}, TypeError, "model="),

@@ -131,7 +131,7 @@ def test_the_first_token_stands_before_texts_that_ask_for_it(model: Model, gpt2:
         np.testing.assert_array_equal(found.logits, expected)
     assert gpt2("forward", TEXT, "--prepend-bos")["provenance"]["ids"] == [bos, *ids]
     # The other text of an intervention is read as the text is.
-    patched = model(TEXT, prepend_bos=True, patch=(1, 2), from_prompt=TEXT.replace("Romeo,", "Henry,"))
+    patched = model(TEXT, prepend_bos=True, patch=(1, 2), from_prompt=TEXT.replace("Romeo,", "Romeo."))
     assert patched.logits.shape[1] == len(ids) + 1
 
 

@@ -176,6 +176,8 @@ def _named(
         "dtype": "f32",
         "quantize": None,
         "adapters": list(adapters.items()),
+        "processed": False,
+        "prepend_bos": False,
         "device": "cpu",
         "implementation": "auto",
         "revision": revision,

@@ -68,9 +68,13 @@ class Weights(Passes):
         )
 
     def weight(self, name: str) -> Floats:
-        """A weight of all layers and heads by TransformerLens' name, such as ``"W_Q"``. It is copied once, and may not be written to."""
+        """A weight of all layers and heads by TransformerLens' name, such as ``"W_Q"``. It is copied once, and may not be written to.
+
+        Halves are widened to f32, in which the model computes with them: NumPy would round sums of halves to halves.
+        """
         if name not in self._stacked:
             found = np.asarray(self._own.stacked_weight(name))
+            found = found.astype(np.float32) if found.dtype == np.float16 else found
             found.flags.writeable = False
             self._stacked[name] = found
         return self._stacked[name]
