@@ -132,7 +132,7 @@ def test_a_callback_stops_and_raises(model: Model) -> None:
         ("", {}, ValueError, "too short"),
         (["only one"], {}, ValueError, "at least 2"),
         ([3.5], {}, TypeError, "whole number"),
-        ([None], {}, TypeError, "prompt"),
+        ([{"completion": "a"}], {}, TypeError, "prompt"),
         ([{"prompt": "a", "completion": ""}], {}, ValueError, "empty completion"),
         (TEXT, {"steps": 0}, ValueError, "steps is 0"),
         (TEXT, {"lora": 4}, TypeError, "model="),
