@@ -95,7 +95,7 @@ fn masks_of_every_integer_dtype_hide_the_same_keys() -> Result {
     let pattern = |mask: &Tensor| block.attn.pattern(&q, &q, Some(mask), &[], attention::PatternOf::Weights);
     for dtype in INTEGERS {
         // 256 is 0 in its lowest byte.
-        let most = if dtype == DType::U8 { 1. } else { 256. };
+        let most = if dtype == DType::U8 { 255. } else { 256. };
         let mask = (visible.to_dtype(dtype)? * most)?;
         assert_close("attention", &block.attn.forward_with(&x, with(&mask))?, &expected, 0.);
         assert_close("block", &block.forward_with(&x, with(&mask))?.hidden_state, &of_block, 0.);

@@ -10,7 +10,7 @@ use gpt2_model::analysis::{
 };
 use gpt2_model::hooks::{Point, on};
 use gpt2_model::training::TrainingBatch;
-use gpt2_model::{ForwardArgs, Gpt2LMHeadModel, Start};
+use gpt2_model::{Chosen, ChosenWeights, ForwardArgs, Gpt2LMHeadModel, KvCache, Start};
 use std::sync::Arc;
 
 fn logits(model: &Gpt2LMHeadModel, ids: &Tensor) -> Result<Tensor> {
@@ -194,5 +194,13 @@ fn a_pass_may_begin_at_a_later_block() -> Result {
     let args = ForwardArgs { start: Some(Start { layer: 3, stream: &stream }), ..ForwardArgs::default() };
     let error = model.forward(&ids, args).expect_err("no such block").to_string();
     assert!(error.contains("the model has 2 blocks"), "{error}");
+    // The blocks below give neither keys to a cache nor weights.
+    let later = || ForwardArgs { start: Some(Start { layer: 1, stream: &stream }), ..ForwardArgs::default() };
+    let mut cache = KvCache::new(model.config(), 1, 8, DType::F32.into(), &Device::Cpu)?;
+    let error = model.forward(&ids, ForwardArgs { cache: Some(&mut cache), ..later() }).expect_err("a cache");
+    assert!(error.to_string().contains("cannot fill the cache"), "{error}");
+    let weights = [ChosenWeights { layer: 0, of: Chosen::default() }];
+    let error = model.forward(&ids, ForwardArgs { weights: &weights, ..later() }).expect_err("lower weights");
+    assert!(error.to_string().contains("without the weights of layer 0"), "{error}");
     Ok(())
 }

@@ -323,7 +323,9 @@ fn a_setting_that_an_older_state_does_not_name_is_the_default() -> Result {
         })
     };
     with(|settings| {
-        assert!(settings.remove("repeat_fraction").is_some() && settings.remove("lora").is_some());
+        for name in ["repeat_fraction", "lora", "optimizer", "schedule", "muon_lr", "train_dtype"] {
+            assert!(settings.remove(name).is_some(), "{name}");
+        }
     })??;
     let error = with(|settings| drop(settings.remove("recompute")))?.expect_err("it was none").to_string();
     assert!(error.starts_with("recompute was null and is false"), "{error}");

@@ -26,7 +26,8 @@ const HIDDEN: [&str; 4] =
 /// The coefficients of a step of Muon.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MuonStep {
-    /// The learning rate: the largest change of a row's length that an input of length 1 can cause is about this.
+    /// The learning rate: a step changes a weight by a matrix whose singular values are about this, times sqrt(outputs / inputs) if there
+    /// are more outputs.
     pub lr: f64,
     /// The decay of the running mean of gradients: 0.95 in the original.
     pub momentum: f64,

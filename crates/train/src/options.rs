@@ -25,7 +25,7 @@ pub const MUON_LR: f64 = 0.02;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TrainDType {
-    /// As they are.
+    /// Unchanged.
     #[default]
     F32,
     /// Rounded to bf16, on processors with instructions for such products.
@@ -67,7 +67,7 @@ pub struct TrainOptions {
     pub schedule: Schedule,
     /// Steps of linear warm-up: 100.
     pub warmup: u32,
-    /// The weight decay, on matrices and embeddings only: 0.1.
+    /// The weight decay, on matrices and embeddings only, times the learning rate of each, which is [`MUON_LR`] for Muon's: 0.1.
     pub weight_decay: f64,
     /// The largest norm of all gradients together; larger ones are scaled down: 1; 0 is off.
     pub clip: f64,

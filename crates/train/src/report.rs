@@ -45,7 +45,7 @@ pub struct Validation {
     pub is_best: bool,
 }
 
-/// About what a run takes.
+/// An estimate of the time and memory of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Estimate {

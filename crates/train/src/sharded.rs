@@ -275,14 +275,14 @@ pub(crate) fn facts_of_program() -> Vec<Fact> {
     let fact = |what: &str, value: String, remedy| Fact { what: what.into(), value, remedy };
     let version = env!("CARGO_PKG_VERSION").to_owned();
     let libraries = format!("mkl {}, accelerate {}", cfg!(feature = "mkl"), cfg!(feature = "accelerate"));
-    // Products of two factors that change take the fastest code of the processor, whatever GPT2_ISA says.
+    // Products of two factors that change take the fastest code of the processor, whatever the environment says.
     let best = candle_fused::Isa::best().as_str().to_owned();
     let isa = candle_fused::Isa::current().as_str().to_owned();
     vec![
         fact("version", version, "install the same program on every machine"),
         fact("set of libraries", libraries, "install the same program on every machine"),
         fact("kind of processor (by its instruction set)", best, "use machines of one kind"),
-        fact("instruction set", isa, "set GPT2_ISA to the same on every rank"),
+        fact("instruction set", isa, "set CANDLE_FUSED_ISA, or else GPT2_ISA, to the same on every rank"),
     ]
 }
 

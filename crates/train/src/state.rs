@@ -174,6 +174,7 @@ fn compare(path: &Path, saved: &[u8], settings: &impl Serialize) -> Result<()> {
             "repeat_fraction" => 0.0.into(),
             "optimizer" => "adamw".into(),
             "schedule" => "cosine".into(),
+            "train_dtype" => "f32".into(),
             _ => serde_json::Value::Null,
         };
         let before = saved.get(name).unwrap_or(&absent);

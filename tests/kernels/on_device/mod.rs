@@ -1,5 +1,6 @@
 //! Our code on the device that `GPT2_TEST_DEVICE` names (the CPU unless it does), against the definition in f64 on the CPU, for
-//! every width and dtype of our kernels for CUDA. On a GPU, every call asserts through `explain` that the code for it ran.
+//! every width and dtype of our kernels for CUDA. On a GPU, calls of attention and layer norm
+//! assert through `explain` that the code for them ran.
 //!
 //! A GPU's size and age choose among the kernels, so that `scripts/cuda/check.sh on-cpu` runs these tests on three GPUs: a large
 //! one, one with few multiprocessors and no cache, and for [`attention::of_an_older_gpu`] one of compute capability 7.5.

@@ -52,7 +52,7 @@ pub(crate) fn try_zeros<T: Zero>(len: usize) -> Option<Vec<T>> {
 /// Writes `from` into `to`, of the same length, which may hold nothing yet.
 #[inline(always)]
 pub(crate) fn copy_into<T: Copy>(from: &[T], to: &mut [MaybeUninit<T>]) {
-    debug_assert_eq!(from.len(), to.len());
+    assert_eq!(from.len(), to.len());
     for (to, from) in to.iter_mut().zip(from) {
         to.write(*from);
     }

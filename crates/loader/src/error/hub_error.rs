@@ -328,6 +328,7 @@ impl HubError {
         matches!(
             self,
             Self::NotCached { .. }
+                | Self::Offline { .. }
                 | Self::NoNetwork { .. }
                 | Self::Timeout { .. }
                 | Self::Interrupted { .. }

@@ -73,7 +73,7 @@ impl CustomOp1 for Watched {
                         found.dims()
                     )
                 }
-                found = other;
+                found = other.to_device(found.device())?.to_dtype(found.dtype())?;
             }
         }
         Ok(Some(found))

@@ -301,7 +301,11 @@ impl Branches<'_> {
         let hooks = PassHooks { hooks: self.hooks, past: first, ..PassHooks::default() };
         let normed = transformer.ln_f.forward_hooked(&read, Point::LN_F, hooks)?;
         let logits = hooks.pass(Point::Logits, self.model.lm_head.forward(&normed)?)?;
-        wide(&self.metric.of_texts(&logits)?)?.to_vec1() // (copies, 1 or T, V) -> copies
+        let metrics: Vec<f64> = wide(&self.metric.of_texts(&logits)?)?.to_vec1()?; // (copies, 1 or T, V) -> copies
+        if metrics.len() != logits.dim(0)? {
+            candle_core::bail!("patching needs a metric of each text, and this is one of all texts together")
+        }
+        Ok(metrics)
     }
 
     fn block(&self, layer: usize, x: &Tensor, change: Option<&ByRow>) -> Result<Tensor> {

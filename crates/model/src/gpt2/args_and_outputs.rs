@@ -53,7 +53,8 @@ pub struct ForwardArgs<'a> {
     pub hooks: Option<&'a dyn Hooks>,
 }
 
-/// The residual stream before a block, with which a pass begins.
+/// The residual stream before a block, with which a pass begins. Hooks of the blocks below are not called, and of the ids only the
+/// shape counts. There is no cache, unless the pass begins before the first block, and there are no weights of lower layers.
 #[derive(Debug, Clone, Copy)]
 pub struct Start<'a> {
     /// The first block that runs; the number of blocks for `ln_f` alone.

@@ -110,7 +110,7 @@ impl Gpt2LMHeadModel {
     /// norms, softmax and loss stay in f32, and so do logits without a loss. See [`Weight::with_bf16_products`].
     ///
     /// # Errors
-    /// When a linear layer is not GPT-2's own or stores its weight as (out, in), and the errors of
+    /// When a linear layer is not GPT-2's own, has an adapter or stores its weight as (out, in), the projection to logits has a bias, and the errors of
     /// [`Weight::with_bf16_products`]: the weights are variables in f32 on the CPU, which has instructions for such products.
     pub fn with_bf16_products(mut self) -> Result<Self> {
         for (i, block) in self.transformer.h.iter_mut().enumerate() {
@@ -126,7 +126,7 @@ impl Gpt2LMHeadModel {
             }
         }
         let Some(head) = self.lm_head.own_weight() else {
-            candle_core::bail!("lm_head: products in bf16 need a plain weight, not a layer of your own")
+            candle_core::bail!("lm_head: products in bf16 need a plain weight without a bias")
         };
         self.lm_head = LmHead::from_weight(head.clone().with_bf16_products()?);
         Ok(self)

@@ -74,6 +74,7 @@ impl Gpt2Model {
         let last_alone = args.last_logits_only && !outputs.cover_all_positions(last) && !hooks.touches(last);
 
         let first = args.start.map_or(0, |start| start.layer);
+        refuse_blocks_below(&args, first)?;
         let mut x = if let Some(start) = args.start {
             start.checked(input_ids, &self.wpe, self.h.len())?
         } else {
@@ -204,4 +205,21 @@ impl Gpt2Model {
 pub(crate) fn embedding(vb: &VarBuilder, name: &str, rows: usize, config: &Config) -> Result<Tensor> {
     let normal = Init::Randn { mean: 0., stdev: config.initializer_range };
     vb.get_with_hints((rows, config.n_embd), name, normal)
+}
+
+/// Refuses what the blocks below `first` would have to give to a pass that begins there.
+fn refuse_blocks_below(args: &ForwardArgs, first: usize) -> Result<()> {
+    if first > 0 && args.cache.is_some() {
+        candle_core::bail!(
+            "start: a pass that begins before block {first} cannot fill the cache of the blocks below it"
+        )
+    }
+    let mut asked = args.weights.iter().chain(args.cross_weights);
+    if let Some(below) = asked.find(|weights| weights.layer < first) {
+        candle_core::bail!(
+            "start: the pass begins before block {first}, without the weights of layer {}",
+            below.layer
+        )
+    }
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! About what a run takes, before it begins.
+//! An estimate of the time and memory of a run, before it begins.
 
 use super::Trainer;
 use crate::error::Result;

@@ -97,7 +97,9 @@ impl NumberMap<'_> {
     fn body(&self, values: &Tensor, room: Option<f32>) -> Result<Scene> {
         let values = self.checked(values)?;
         let letters = Letters::new()?;
-        let scale = Scale::new(&values, self.end, self.from_zero);
+        let drawn: Vec<f32> =
+            (0..).zip(&values).filter(|(i, _)| !self.is_absent(*i)).map(|(_, x)| *x).collect();
+        let scale = Scale::new(&drawn, self.end, self.from_zero);
         let bar = ColorBar {
             name: visible_text(self.unit),
             numbers: scale.numbers(),
@@ -378,13 +380,14 @@ mod tests {
     #[test]
     fn a_cell_without_a_number_is_white_and_empty() -> Result<()> {
         let rows = names(2);
-        let values = Tensor::new(&[[1f32, 0.5], [0., 0.25]], &Device::Cpu)?;
+        let values = Tensor::new(&[[1f32, 0.5], [9., 0.25]], &Device::Cpu)?;
         let absent = [false, false, true, false];
         let map = NumberMap { rows: &rows, columns: &rows, absent: &absent, ..NumberMap::default() };
         let scene = map.body(&values, None)?;
         let texts = scene.texts();
         assert!(
-            texts.iter().any(|(text, _)| *text == ".25") && !texts.iter().any(|(text, _)| *text == ".00")
+            texts.iter().any(|(text, _)| *text == ".25")
+                && !texts.iter().any(|(text, _)| text.starts_with('9'))
         );
         let cells = scene.marks.iter().find_map(|mark| match mark {
             Mark::Cells(cells) => Some(&cells.colors),

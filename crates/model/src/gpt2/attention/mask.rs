@@ -68,17 +68,16 @@ pub(crate) fn padding_mask(mask: &Tensor, shape: [usize; 2], over: &str, device:
     mask.ne(&mask.zeros_like()?)?.to_device(device)
 }
 
-/// A mask of any integer dtype in u8, not 0 for what is visible; its shape is not checked.
+/// A mask of any integer dtype as u8 of 0 and 1, by which hooks multiply; its shape is not checked.
 pub(crate) fn visible_keys(mask: &Tensor) -> Result<Tensor> {
-    match mask.dtype() {
-        DType::U8 => Ok(mask.clone()),
-        dtype if dtype.is_float() => candle_core::bail!(
+    if mask.dtype().is_float() {
+        candle_core::bail!(
             "a padding mask must be integers (1 = visible), got {} {:?}",
-            dtype.as_str(),
+            mask.dtype().as_str(),
             mask.dims()
-        ),
-        _ => mask.ne(&mask.zeros_like()?),
+        )
     }
+    mask.ne(&mask.zeros_like()?)
 }
 
 /// Rejects a mask (B, S) with padding before a visible token: default positions count columns, so the row would not
