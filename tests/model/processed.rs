@@ -196,7 +196,7 @@ fn a_pass_may_begin_at_a_later_block() -> Result {
     assert!(error.contains("the model has 2 blocks"), "{error}");
     // The blocks below give neither keys to a cache nor weights.
     let later = || ForwardArgs { start: Some(Start { layer: 1, stream: &stream }), ..ForwardArgs::default() };
-    let mut cache = KvCache::new(model.config(), 1, 8, DType::F32.into(), &Device::Cpu)?;
+    let mut cache = KvCache::new(model.config(), ids.dim(0)?, ids.dim(1)?, DType::F32, &Device::Cpu)?;
     let error = model.forward(&ids, ForwardArgs { cache: Some(&mut cache), ..later() }).expect_err("a cache");
     assert!(error.to_string().contains("cannot fill the cache"), "{error}");
     let weights = [ChosenWeights { layer: 0, of: Chosen::default() }];

@@ -54,6 +54,7 @@ fn run(train_dtype: TrainDType, threads: usize) -> Result<(Vec<f32>, Vec<Vec<u32
 }
 
 /// Whether this processor has such products; if not, they are refused by name.
+#[allow(clippy::print_stderr)] // a skipped test says so
 fn refused() -> bool {
     if Isa::current().has_bf16_products() {
         return false;

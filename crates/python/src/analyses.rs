@@ -40,10 +40,10 @@ impl AnswerTokens {
     }
 }
 
-/// What is measured: the metric of answers, another by its name, or a function of logits.
+/// The metric: that of answers, another by its name, or a function of logits.
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
-pub(crate) struct Measure {
+pub(crate) struct MetricArgument {
     answer: Option<AnswerTokens>,
     /// `log-prob`, `logit`, `logit-difference`, `probability`, `loss` or `kl`; otherwise it is that of the answers.
     name: Option<String>,
@@ -55,7 +55,7 @@ pub(crate) struct Measure {
     together: bool,
 }
 
-impl Measure {
+impl MetricArgument {
     /// The metric of texts; `alone` makes one of a single answer.
     fn metric(
         &self,
@@ -109,7 +109,7 @@ impl Measure {
 pub(crate) struct TextPair {
     clean: Vec<u32>,
     corrupt: Vec<u32>,
-    measure: Measure,
+    measure: MetricArgument,
     changes: InterventionTexts,
 }
 
@@ -151,7 +151,7 @@ struct RepeatedTexts {
 #[pyo3(from_item_all)]
 struct GradientRequest {
     rows: Vec<Vec<u32>>,
-    measure: Measure,
+    measure: MetricArgument,
     points: Vec<String>,
     changes: InterventionTexts,
     /// Points and the functions that read and change their values.
@@ -253,12 +253,12 @@ impl Model {
         })
     }
 
-    /// How ablating each head changes the metric (L, H), and the metric without.
+    /// The change of the metric by ablating each head (L, H), and the metric without.
     fn effects(
         &self,
         py: Python<'_>,
         text: Vec<u32>,
-        measure: Measure,
+        measure: MetricArgument,
         mean: bool,
         changes: InterventionTexts,
     ) -> PyResult<Arrays> {
@@ -273,7 +273,7 @@ impl Model {
         })
     }
 
-    /// What each part adds directly to a logit, or to a difference of two.
+    /// The direct share of each part in a logit, or in a difference of two.
     fn direct(
         &self,
         py: Python<'_>,

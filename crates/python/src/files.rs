@@ -145,7 +145,7 @@ impl Model {
         Ok((report, observer.into_notes()))
     }
 
-    /// How far the predictions of two models lie apart: the report as JSON, and notes.
+    /// The distance of two models' predictions: the report as JSON, and notes.
     fn compare(
         &self,
         py: Python<'_>,

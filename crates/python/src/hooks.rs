@@ -15,7 +15,7 @@ pub(crate) struct PyHooks<'a> {
 }
 
 impl PyHooks<'_> {
-    /// What the functions at a point make of a value; `None` if they leave it as it is.
+    /// The value that the functions at a point make; `None` if they leave it as it is.
     pub(crate) fn changed(&self, at: Point, value: &Tensor) -> Result<Option<Tensor>> {
         let mut replaced: Option<Tensor> = None;
         for (_, function) in self.list.iter().filter(|(point, _)| *point == at) {

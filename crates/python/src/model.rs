@@ -83,7 +83,7 @@ impl Model {
         })
     }
 
-    /// Where each token of a text lies in it, in characters.
+    /// The place of each token of a text in it, in characters.
     fn offsets(&self, text: &str) -> Result<Vec<(usize, usize)>, Failed> {
         Ok(self.loaded.tokenizer()?.offsets(text)?)
     }

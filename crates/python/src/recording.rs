@@ -15,7 +15,7 @@ use gpt2_loader::DictionaryCheckpoint;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// What to record, and from where.
+/// The points to record, and their source.
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct RecordRequest {

@@ -142,13 +142,13 @@ impl ModelArgs {
         outputs.check(&inputs)?;
         let quantize = self.quantize.map(|_| "quantize");
         let cpu_only: Vec<&str> = cpu_only.iter().copied().chain(quantize).collect();
-        let device = self.run.open_for(&cpu_only, &Named)?;
+        let device = self.run.open_for(&cpu_only, &NamesFound)?;
         if self.model.is_none() {
             note("for GPT-2 small, give --model gpt2");
         }
         let options = self.options();
         TERMINAL.works();
-        let found = options.find(&Named)?;
+        let found = options.find(&NamesFound)?;
         inputs.model(&found.files)?;
         found.adapters.iter().for_each(|adapter| inputs.adapter(&adapter.files));
         outputs.check(&inputs)?;
@@ -163,9 +163,9 @@ impl ModelArgs {
 }
 
 /// Leaves out what the first line of the result says: the model and the device.
-struct Named;
+struct NamesFound;
 
-impl Observer for Named {
+impl Observer for NamesFound {
     fn note(&self, text: &str) {
         TERMINAL.note(text);
     }

@@ -14,7 +14,7 @@ const BETWEEN: Duration = Duration::from_secs(10);
 
 /// Counted steps, and the bar that shows them.
 #[derive(Debug)]
-pub(super) struct Steps {
+pub(super) struct StepsShown {
     pub(super) name: String,
     pub(super) bar: ProgressBar,
     done: u64,
@@ -26,7 +26,7 @@ pub(super) struct Steps {
     figures: String,
 }
 
-impl Steps {
+impl StepsShown {
     pub(super) fn new(name: &str, done: u64, all: Option<u64>) -> Self {
         let bar = new_bar(all, &template(name, all)).with_position(done);
         // Steps of an earlier run took none of this one's time.
@@ -125,7 +125,7 @@ impl Pulse {
     }
 
     /// The line that is due, if stderr is no terminal; else shows the seconds where no bar is `shown`.
-    pub(super) fn beat(&mut self, shown: Option<&Steps>, now: Instant) -> Option<String> {
+    pub(super) fn beat(&mut self, shown: Option<&StepsShown>, now: Instant) -> Option<String> {
         if !self.on_terminal {
             let is_due = now.duration_since(self.told) >= BETWEEN;
             return is_due.then(|| {
@@ -175,13 +175,13 @@ mod tests {
 
     #[test]
     fn a_line_says_how_many_steps_are_left() {
-        let mut steps = Steps::new("runs", 20, Some(144));
+        let mut steps = StepsShown::new("runs", 20, Some(144));
         let start = steps.began;
         assert_eq!(steps.line(after(start, 10)), "20 of 144 runs", "nothing is known of the rest");
         steps.reach(51, Some(144));
         steps.set_figures("loss 3.5");
         assert_eq!(steps.line(after(start, 10)), "51 of 144 runs, about 30 seconds left, loss 3.5");
-        let mut bytes = Steps::new("bytes", 0, None);
+        let mut bytes = StepsShown::new("bytes", 0, None);
         bytes.reach(2048, None);
         assert_eq!(bytes.line(after(bytes.began, 20)), "2.00 KiB in 20 seconds");
     }

@@ -1,22 +1,22 @@
 //! Everything that goes to stderr while the command works: notes, one bar, signs of life.
 
 use super::bars::is_quiet;
-use super::pulse::{BEAT, Pulse, Steps};
+use super::pulse::{BEAT, Pulse, StepsShown};
 use gpt2_view::visible_text;
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-struct State {
+struct ScreenState {
     /// The steps that are counted.
-    shown: Option<Steps>,
+    shown: Option<StepsShown>,
     /// Of a command at work.
     pulse: Option<Pulse>,
 }
 
-static STATE: Mutex<State> = Mutex::new(State { shown: None, pulse: None });
+static STATE: Mutex<ScreenState> = Mutex::new(ScreenState { shown: None, pulse: None });
 
-fn state() -> MutexGuard<'static, State> {
+fn state() -> MutexGuard<'static, ScreenState> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -59,7 +59,7 @@ fn beat() {
     loop {
         std::thread::sleep(BEAT);
         let mut state = state();
-        let State { shown, pulse } = &mut *state;
+        let ScreenState { shown, pulse } = &mut *state;
         let Some(pulse) = pulse else { return };
         let line = pulse.beat(shown.as_ref(), Instant::now());
         drop(state);
@@ -103,7 +103,7 @@ pub(super) fn step(steps: &str, done: u64, all: Option<u64>) {
     if let Some(other) = shown.take_if(|other| other.name != steps) {
         other.bar.finish_and_clear();
     }
-    shown.get_or_insert_with(|| Steps::new(steps, done, all)).reach(done, all);
+    shown.get_or_insert_with(|| StepsShown::new(steps, done, all)).reach(done, all);
     if all == Some(done)
         && let Some(steps) = shown.take()
     {

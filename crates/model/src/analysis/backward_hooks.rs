@@ -41,16 +41,16 @@ impl Hooks for BackwardHooks {
         // Without a variable below it, no gradient would reach the point.
         let zeros = Var::from_tensor(&value.zeros_like()?.detach())?;
         let tapped = (value + zeros.as_tensor())?.contiguous()?;
-        Ok(Some(tapped.apply_op1(Watched { functions })?))
+        Ok(Some(tapped.apply_op1(WatchedGradient { functions })?))
     }
 }
 
 /// A value as it is, whose gradient passes through functions.
-struct Watched {
+struct WatchedGradient {
     functions: Vec<GradientFunction>,
 }
 
-impl CustomOp1 for Watched {
+impl CustomOp1 for WatchedGradient {
     fn name(&self) -> &'static str {
         "watched"
     }

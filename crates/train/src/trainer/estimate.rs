@@ -11,7 +11,7 @@ const SHORT: Duration = Duration::from_millis(500);
 const FORWARD: f64 = 0.33;
 /// The numbers that a block keeps of a position for the pass backward, in widths of the residual stream.
 const KEPT_BY_BLOCK: usize = 20;
-/// Those beside the blocks: of the pass backward through one of them, and of the ends of the model.
+/// The numbers beside the blocks: of the pass backward through one of them, and of the ends of the model.
 const KEPT_BESIDE: usize = 36;
 /// The positions whose logits exist at a time: the loss computes them in chunks.
 const LOGITS: usize = 512;

@@ -1,4 +1,4 @@
-//! What studies of pairs measure: the difference of answers, another metric by its name, or one of the caller's own.
+//! The metric of studies of pairs: the difference of answers, another metric by its name, or one of the caller's own.
 
 use super::over_pairs::on_pairs;
 use crate::interventions::Applied;
@@ -42,7 +42,7 @@ pub const METRICS: &Choices<MetricName> = &[
 pub(super) struct Measured {
     pub(super) pairs: Vec<Pair>,
     pub(super) applied: Applied,
-    /// What is measured; `None` for what the answers say.
+    /// The metric; `None` for that of the answers.
     pub(super) metric: Option<String>,
 }
 

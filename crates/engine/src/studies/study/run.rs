@@ -33,7 +33,7 @@ pub struct Run<'a> {
     pub opened: &'a Opened,
     /// The interventions.
     pub interventions: &'a Prepared<'a>,
-    /// What a study of pairs measures, in place of what its options say.
+    /// The metric of a study of pairs, in place of that of its options.
     pub metric: Option<&'a Metric>,
     /// The seed for everything random.
     pub seed: u64,

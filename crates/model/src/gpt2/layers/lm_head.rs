@@ -73,7 +73,7 @@ impl LmHead {
         }
     }
 
-    /// What the projection adds to every position's logits, (V), if it adds anything.
+    /// The numbers that the projection adds to every position's logits, (V), if there are any.
     #[must_use]
     pub fn bias(&self) -> Option<&Tensor> {
         self.layer.get().bias()

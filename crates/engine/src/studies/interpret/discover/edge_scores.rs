@@ -21,7 +21,7 @@ use serde_json::json;
 pub struct EdgeScoreOptions {
     /// The pairs of texts.
     pub pairs: PairsInput,
-    /// What is measured; by default, what the answers say.
+    /// The metric; by default that of the answers.
     pub metric: Option<MetricName>,
     /// The positions over which the metric of the answers is averaged, instead of the last.
     pub positions: Vec<usize>,
@@ -77,7 +77,7 @@ pub struct EdgeScoreReport {
     pub settings: serde_json::Value,
     /// The number of pairs.
     pub pairs: usize,
-    /// What is measured; null for the logit difference of the answers, or the log-probability of the only one.
+    /// The metric; null for the logit difference of the answers, or the log-probability of the only one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metric: Option<String>,
     /// The metric after the clean texts.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub struct Options {
     /// The pairs of texts.
     pub pairs: PairsInput,
-    /// What is measured; by default, what the answers say.
+    /// The metric; by default that of the answers.
     pub metric: Option<MetricName>,
     /// The positions over which the metric of the answers is averaged, instead of the last.
     pub positions: Vec<usize>,

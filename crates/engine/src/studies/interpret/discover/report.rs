@@ -15,7 +15,7 @@ pub struct Report {
     pub settings: serde_json::Value,
     /// The number of pairs.
     pub pairs: usize,
-    /// What is measured; null for the logit difference of the answers, or the log-probability of the only one.
+    /// The metric; null for the logit difference of the answers, or the log-probability of the only one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metric: Option<String>,
     /// The metric after the clean texts.

@@ -48,8 +48,9 @@ pub(super) fn check_difference(
     wrong: Option<&str>,
 ) -> anyhow::Result<()> {
     if difference.abs() < SMALLEST {
+        let measured = if wrong.is_some() { "logit difference" } else { "metric" };
         bail!(
-            "the logit difference is {clean:.4} after either prompt, so there is nothing to bring back: choose prompts and answers \
+            "the {measured} is {clean:.4} after either prompt, so there is nothing to bring back: choose prompts and answers \
              that tell the two apart"
         );
     }

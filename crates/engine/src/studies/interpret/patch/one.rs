@@ -29,7 +29,7 @@ pub struct PairReport {
     pub answer: Answers,
     /// The wrong ones; null where the metric is the right answer's log-probability.
     pub against: Option<Answers>,
-    /// What is measured; null for the logit difference of the answers, or the log-probability of the only one.
+    /// The metric; null for the logit difference of the answers, or the log-probability of the only one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metric: Option<String>,
     /// The answer's logit minus the other token's.

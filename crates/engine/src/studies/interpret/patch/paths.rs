@@ -81,7 +81,7 @@ pub struct PathPatch {
 pub struct PathOptions {
     /// The pairs of texts.
     pub pairs: PairsInput,
-    /// What is measured; by default, what the answers say.
+    /// The metric; by default that of the answers.
     pub metric: Option<MetricName>,
     /// The positions over which the metric of the answers is averaged, instead of the last.
     pub positions: Vec<usize>,
@@ -101,7 +101,7 @@ pub struct PathReport {
     pub settings: serde_json::Value,
     /// The number of pairs.
     pub pairs: usize,
-    /// What is measured; null for the logit difference of the answers, or the log-probability of the only one.
+    /// The metric; null for the logit difference of the answers, or the log-probability of the only one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metric: Option<String>,
     /// The metric after the clean texts.
@@ -167,13 +167,8 @@ impl Study for PathOptions {
         let clean_difference = Mean::of(&clean);
         let corrupt_difference = Mean::of(&corrupt);
         let difference = clean_difference.mean - corrupt_difference.mean;
-        let of_answers = metric.is_none();
-        let wrong = self
-            .pairs
-            .one()
-            .filter(|_| of_answers)
-            .is_none_or(|pair| pair.incorrect.is_some())
-            .then_some("the wrong one");
+        let has_wrong = self.pairs.one().is_none_or(|pair| pair.incorrect.is_some());
+        let wrong = (metric.is_none() && has_wrong).then_some("the wrong one");
         check_difference(run, clean_difference.mean, difference, "the right answer", wrong)?;
         Ok(Outcome::new(PathReport {
             provenance: provenance(run, &pairs, &applied)?,

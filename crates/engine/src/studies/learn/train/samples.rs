@@ -1,4 +1,4 @@
-//! What a model in training says: texts that it writes, and its loss by bytes.
+//! Texts that a model in training writes, and its loss by bytes.
 
 use super::Options;
 use crate::spelling::Spelling;
