@@ -31,8 +31,9 @@ else
     echo "with $(rustc --version); the oldest that is promised is $oldest" >&2
 fi
 
-# No dependency, of whatever feature or platform, may ask for a later Rust than the packages promise.
-"${CARGO:-cargo}" metadata --format-version 1 --offline --locked | python3 -c '
+# No dependency, of whatever feature or platform, may ask for a later Rust than the packages promise. Those of other platforms may
+# have to be fetched first.
+"${CARGO:-cargo}" metadata --format-version 1 --locked | python3 -c '
 import json, sys
 number = lambda version: tuple(int(part) for part in (version + ".0.0").split(".")[:3])
 oldest = sys.argv[1]
