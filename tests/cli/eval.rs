@@ -173,6 +173,22 @@ fn the_table_and_the_file_hold_the_results() -> Result {
 }
 
 #[test]
+fn what_would_measure_nothing_or_harm_a_file_is_refused() -> Result {
+    let folder = Folder::empty()?;
+    folder.write("empty.jsonl", "{\"text\": \"\"}\n{\"text\": \"\"}\n")?;
+    gpt2(&["eval", &folder.at("empty.jsonl")])?.refused(1, &["empty", "expected some text"]);
+    let quiz = std::fs::read_to_string(data("eval/quiz.jsonl"))?;
+    folder.write("blimp_mine.jsonl", &quiz)?;
+    let mine = folder.at("blimp_mine.jsonl");
+    gpt2(&["eval", &mine, "--limit", "2"])?.succeeded();
+    let same = folder.at("same");
+    gpt2(&["eval", &mine, "--journal", &same, "--out", &same])?
+        .refused(1, &["--journal and --out are the same"]);
+    assert!(!folder.file("same").exists());
+    Ok(())
+}
+
+#[test]
 fn a_run_that_stopped_goes_on_from_its_journal() -> Result {
     let folder = Folder::empty()?;
     let quiz = data("eval/quiz.jsonl").display().to_string();

@@ -106,7 +106,11 @@ fn without_a_network_it_says_that_it_could_not_run() -> Result {
         Run::of(run)
     };
     let closed = "http://127.0.0.1:9";
-    for args in [&["--model", "gpt2"][..], &["--model", "gpt2", "--offline"], &["--model", "gpt2-xl"]] {
+    for args in [
+        &["--model", "gpt2"][..],
+        &["--model", "gpt2", "--offline"],
+        &["--model", "gpt2-xl", "--evaluations"],
+    ] {
         run(args, closed)?.refused(3, &["nothing was checked: the model could not be fetched"]);
     }
     // A model that does not exist is another error.
@@ -139,6 +143,8 @@ fn a_file_without_answers_is_refused() -> Result {
         gpt2(&["verify", "--published", "--answers", &folder.at("answers.json")])?.refused(1, parts);
     }
     gpt2(&["verify", "--published"])?.refused(1, &["has no answer about demo; it is about gpt2, gpt2-xl"]);
+    gpt2(&["verify", "--published", "--model", "gpt2-xl"])?
+        .refused(1, &["all answers about gpt2-xl are evaluations", "--evaluations"]);
     gpt2(&["verify", "--published", "--model", "gpt2-medium"])?
         .refused(1, &["has no answer about gpt2-medium"]);
     gpt2(&["verify", "--answers", "x"])?.refused(2, &["--published"]);

@@ -8,6 +8,7 @@ use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::process::parallel::{self, ParallelArgs, TIMEOUT};
 use crate::process::signals;
+use anyhow::bail;
 use gpt2_engine::interventions::Prepared;
 use gpt2_engine::studies::Run;
 use gpt2_engine::studies::predict::eval::{Options, Report, TaskResult};
@@ -91,6 +92,9 @@ fn evaluate(args: &EvalArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
         outputs.add("--out", out);
     }
     if let Some(journal) = &args.journal {
+        if args.out.as_ref() == Some(journal) {
+            bail!("--journal and --out are the same file {}: give two names", journal.display());
+        }
         // This decides itself which files it may go on with.
         let mut kept = Outputs::new(true);
         kept.add("--journal", journal);

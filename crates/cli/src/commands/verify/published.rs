@@ -54,6 +54,7 @@ pub(super) fn run(
     let report = options.run(&Run::new(&interventions, &TERMINAL))?;
     output::report(as_json, &report, print)?;
     Ok(match &report {
+        Report { unchecked, answers, .. } if *unchecked == answers.len() => ExitCode::from(UNCHECKED),
         Report { passed: false, .. } => ExitCode::FAILURE,
         Report { unchecked: 0, .. } => ExitCode::SUCCESS,
         _ if is_only_unasked(&report) => ExitCode::SUCCESS,

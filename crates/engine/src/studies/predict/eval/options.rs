@@ -179,6 +179,10 @@ impl Options {
         let path = task.data.find(&opened.hub, run.observer)?;
         let rows = rows(&path, self.limit, opened.spelling, run.observer)?;
         let examples = task.examples(&rows.first)?;
+        let is_empty = |example: &EvalExample| matches!(example, EvalExample::Text { bytes: 0, .. });
+        if !examples.is_empty() && examples.iter().all(is_empty) {
+            bail!("{}: its texts are all empty; expected some text to measure", task.name);
+        }
         Ok(LoadedTask { task, rows, examples })
     }
 

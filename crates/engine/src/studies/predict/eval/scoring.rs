@@ -34,6 +34,11 @@ pub(super) fn scored(
         done += batch.len();
         if number % group.size() == group.rank() {
             let before = journal.as_ref().and_then(|journal| journal.found(number, batch.len()));
+            // A number that is not finite is found again, so that its error says where it comes from.
+            let is_kept = |found: &&Vec<Likelihood>| {
+                run.allow_nonfinite || found.iter().all(|one| one.log_prob.is_finite())
+            };
+            let before = before.filter(is_kept);
             let found = if let Some(found) = before {
                 found.clone()
             } else {

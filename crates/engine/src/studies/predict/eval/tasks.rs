@@ -133,7 +133,8 @@ impl EvaluationTask {
         if name == BLIMP {
             return blimp_tasks(file);
         }
-        if let Some(set) = name.strip_prefix("blimp_") {
+        let is_own_file = file.is_none() && Path::new(given).is_file();
+        if let Some(set) = name.strip_prefix("blimp_").filter(|_| !is_own_file) {
             let set = BLIMP_SETS.split_whitespace().find(|known| *known == set);
             let set = set.with_context(|| unknown(name))?;
             let data = file.map_or(Ok(blimp_data(set)), DataFile::named)?;

@@ -3,6 +3,7 @@
 use super::answers::{HeadScore, PrintedAnswer, Question, of_model};
 use super::losses::{Steps, losses};
 use crate::provenance::RunProvenance;
+use crate::spelling::Spelling;
 use crate::studies::predict::eval;
 use crate::studies::study::Run;
 use crate::texts::{Answer, Answers, Content, Task, single_token};
@@ -88,7 +89,13 @@ impl Options {
     /// # Errors
     /// When the file of answers is damaged or has none.
     pub fn check(&self, observer: &dyn crate::observer::Observer) -> anyhow::Result<()> {
-        of_model(&self.model, self.answers.as_deref(), observer).map(drop)
+        let answers = of_model(&self.model, self.answers.as_deref(), observer)?;
+        let is_evaluation = |answer: &PrintedAnswer| matches!(answer.question, Question::Evaluation { .. });
+        if !self.evaluations && answers.iter().all(is_evaluation) {
+            let option = Spelling::Flags.switch("evaluations");
+            bail!("all answers about {} are evaluations, which take hours: give {option}", self.model);
+        }
+        Ok(())
     }
 
     /// Checks every answer.
@@ -108,7 +115,7 @@ impl Options {
         Ok(Report {
             provenance: RunProvenance::of_tokens(run.opened, run.opened.model.config().n_positions)?,
             model: self.model.clone(),
-            passed: count(AnswerState::Wrong) == 0,
+            passed: count(AnswerState::Wrong) == 0 && count(AnswerState::Right) > 0,
             unchecked: count(AnswerState::Unchecked),
             answers: checked,
         })
