@@ -100,7 +100,8 @@ fn each_command_takes_the_interventions_that_its_help_lists() -> Result {
                 taken += 1;
             } else {
                 // Windows refuse all changes at positions, in one sentence.
-                let of_windows = name == "block" && run.stderr.contains("interventions at positions");
+                let of_windows =
+                    ["block", "patch"].contains(&name) && run.stderr.contains("interventions at positions");
                 let names_one = of_windows || asked.iter().any(|flag| run.stderr.contains(flag.as_str()));
                 assert!(names_one, "gpt2 {} --{name}: {}", base[0], run.stderr);
             }

@@ -12,8 +12,8 @@ use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("timeout", |arg| arg.help(TIMEOUT)))]
-// A block is of positions, which windows do not have.
-#[command(mut_arg("block", |arg| arg.hide(true)))]
+// These depend on positions, which windows do not have.
+#[command(mut_arg("block", |arg| arg.hide(true)), mut_arg("patch", |arg| arg.hide(true)))]
 #[command(after_help = "\
 DIR holds store.json and shards (00000.safetensors and so on), each with a tensor (tokens, ..) for every point, and `ids`,
 `documents` and `positions` (tokens). A document longer than the context is read in windows one after another, each with nothing before it. The pass
