@@ -41,7 +41,7 @@ fn epochs_are_passes_over_the_text_and_the_work_is_told_before_it_begins() -> Re
     Ok(())
 }
 
-/// What Linux says of a process's memory at its highest, against what the run said before it began. The shares of weights, blocks
+/// Compares the most memory that Linux counts for a process with the run's own estimate. The shares of weights, blocks
 /// and logits differ between these; an allocator's own memory and the text's tokens are not counted.
 #[test]
 #[cfg(target_os = "linux")]

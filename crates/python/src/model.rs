@@ -63,7 +63,7 @@ impl Model {
         })
     }
 
-    /// The same of a text that fits the model. `prepend_bos` says whether the model's first token stands before it, or else what the
+    /// The tokens of a text that fits the model, and a note. `prepend_bos` says whether the model's first token stands before it, or else what the
     /// model was loaded with.
     fn encode_prompt(
         &self,

@@ -208,7 +208,7 @@ pub(crate) fn note_default(model: Option<&str>) {
     }
 }
 
-/// What stands before a text.
+/// The token before a text.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Model and device")]
 pub(crate) struct FirstTokenArg {

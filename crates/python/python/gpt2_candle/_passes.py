@@ -6,7 +6,7 @@ import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Literal, Union, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -16,15 +16,13 @@ from ._hooks import Points
 from ._inputs import Changes, changes_of, rows_of
 from ._numbers import array_of
 from ._results import Cache, Gradients, Output
-from ._types import Answers, Floats, HookFunction, MetricFunction, MetricName, Names, Texts
+from ._types import Answers, Floats, HookFunction, MetricFunction, MetricName, Names, PositionSlice, Texts
 
 if sys.version_info >= (3, 11):
     from typing import Self, Unpack
 elif TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-PositionSlice = Union[int, slice, "tuple[int, int]", Sequence[int], None]
-"""Positions: one, which loses its axis, a slice, a start and an end, or a list of them."""
 Hooked = Iterable["tuple[Names, HookFunction]"]
 
 # What `Model.hooks` has put on a model in this context: the model, functions of values and functions of gradients.

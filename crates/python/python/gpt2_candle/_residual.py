@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from ._types import Floats
-
-if TYPE_CHECKING:
-    from ._passes import PositionSlice
+from ._types import Floats, PositionSlice
 
 
 def sliced(values: Floats, positions: Any, axis: int) -> Floats:

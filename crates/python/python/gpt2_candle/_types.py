@@ -37,6 +37,8 @@ HeadName = Union[str, "tuple[int, int]"]
 """A head: ``"5.1"`` or ``(5, 1)``, layer and number, both counted from 0."""
 Texts = Union[Text, Sequence[str], Sequence[Sequence[int]]]
 """One text or several."""
+PositionSlice = Union[int, slice, "tuple[int, int]", Sequence[int], None]
+"""Positions: one, which loses its axis, a slice, a start and an end, or a list of them."""
 Answers = Union[str, int, Sequence[Union[str, int]]]
 """A token as text or as its id, or several of which the mean logit counts."""
 Names = Union[str, Sequence[str], Callable[[str], bool], None]

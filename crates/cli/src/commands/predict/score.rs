@@ -60,7 +60,7 @@ pub(crate) struct ScoreArgs {
     /// Tokens of a window at most [default: the model's context]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) window: Option<u32>,
-    /// How far a window moves on in a document that is longer. The rest of the window is context; as much as --window is the
+    /// Tokens by which a window moves on in a document that is longer. The rest of the window is context; as much as --window is the
     /// windows of gpt2 compare, without any [default: half of a window]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) stride: Option<u32>,

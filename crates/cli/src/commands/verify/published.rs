@@ -7,9 +7,8 @@ use crate::output::{self, note};
 use gpt2_engine::DEMO_NAME;
 use gpt2_engine::interventions::{InterventionOptions, Prepared};
 use gpt2_engine::studies::Run;
-use gpt2_engine::studies::predict::published::{AnswerState, Checked, Options, Report};
+use gpt2_engine::studies::predict::published::{AnswerState, Checked, Options, Report, is_out_of_reach};
 use gpt2_engine::words::count;
-use gpt2_loader::LoadError;
 use gpt2_view::visible_text;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -67,10 +66,6 @@ fn key(model: Option<&str>) -> String {
     let Some(model) = model else { return DEMO_NAME.to_owned() };
     let last = Path::new(model).file_name().map(|last| last.to_string_lossy().into_owned());
     last.unwrap_or_else(|| model.to_owned())
-}
-
-fn is_out_of_reach(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| cause.downcast_ref::<LoadError>().is_some_and(LoadError::is_out_of_reach))
 }
 
 /// Whether all that was not checked was not asked for.

@@ -1,6 +1,6 @@
 //! The report of `gpt2 patch` over many pairs.
 
-use super::one::{print_paths, shown};
+use super::one::{print_paths, shown, unit};
 use crate::output::{self, note};
 use crate::results::picture::{HeadMap, head_maps};
 use candle_core::{Device, Tensor};
@@ -15,7 +15,7 @@ pub(super) fn picture(frame: &Frame, report: &PairsReport) -> candle_core::Resul
     let exact: Vec<f64> = report.heads.iter().map(|head| head.exact.mean).collect();
     let layers = report.layers.len();
     let exact = Tensor::from_vec(exact, (layers, report.heads.len() / layers.max(1)), &Device::Cpu)?;
-    let unit = "share of the logit difference";
+    let unit = unit(report.metric.as_deref());
     head_maps(frame, &[HeadMap { name: "", unit, values: &exact, end: None, from_zero: false }])
 }
 

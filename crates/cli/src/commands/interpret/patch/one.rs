@@ -17,17 +17,22 @@ pub(super) fn answers(report: &PairReport) -> [String; 2] {
     [report.answer.shown(), report.against.as_ref().map_or_else(String::new, Answers::shown)]
 }
 
-/// What was measured.
+/// The metric, in words.
 pub(super) fn measured(report: &PairReport) -> String {
     let [answer, against] = answers(report);
     report.metric.clone().unwrap_or_else(|| format!("the logit of {answer} less that of {against}"))
+}
+
+/// The unit of a picture's numbers.
+pub(super) fn unit(metric: Option<&str>) -> &'static str {
+    if metric.is_some() { "share of the metric's difference" } else { "share of the logit difference" }
 }
 
 /// The heads by layer, or each head by position.
 pub(super) fn picture(frame: &Frame, report: &PairReport, tokens: &[String]) -> candle_core::Result<Vec<u8>> {
     let layers = report.layers.len();
     let count = report.heads.len() / layers.max(1);
-    let unit = "share of the logit difference";
+    let unit = unit(report.metric.as_deref());
     let Some(shares) = &report.heads_by_position else {
         let exact = report.heads.iter().map(|head| head.exact).collect();
         let values = &Tensor::from_vec(exact, (layers, count), &Device::Cpu)?;

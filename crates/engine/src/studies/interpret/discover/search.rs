@@ -73,7 +73,7 @@ impl<'a> Search<'a> {
         let difference = mean(&search.clean) - mean(&search.none);
         if difference.abs() < SMALLEST {
             bail!(
-                "the logit difference is {:.4} with all edges and without any, so there is nothing to look for: choose prompts and answers \
+                "the metric is {:.4} with all edges and without any, so there is nothing to look for: choose prompts and answers \
                  that tell the two apart",
                 mean(&search.clean)
             );
@@ -96,7 +96,7 @@ impl<'a> Search<'a> {
         let found = self.study.measure(circuits, self.options.replace, &mut progress)?;
         if !self.run.allow_nonfinite && !found.iter().flatten().all(|metric| metric.is_finite()) {
             bail!(
-                "a circuit's logit difference is not finite; {} goes on anyway",
+                "a circuit's metric is not finite; {} goes on anyway",
                 self.run.opened.spelling.switch("allow-nonfinite")
             );
         }

@@ -48,9 +48,8 @@ pub(super) fn check_difference(
     wrong: Option<&str>,
 ) -> anyhow::Result<()> {
     if difference.abs() < SMALLEST {
-        let measured = if wrong.is_some() { "logit difference" } else { "metric" };
         bail!(
-            "the {measured} is {clean:.4} after either prompt, so there is nothing to bring back: choose prompts and answers \
+            "the metric is {clean:.4} after either prompt, so there is nothing to bring back: choose prompts and answers \
              that tell the two apart"
         );
     }

@@ -138,7 +138,7 @@ pub(super) fn measure(
     let difference = Mean::of(&clean).mean - Mean::of(&corrupt).mean;
     let found = study.path_patching(&all, &mut steps(run.observer, "paths"))?;
     if !found.iter().flatten().all(|metric| metric.is_finite()) {
-        bail!("{}: the logit difference of a path is not finite", run.opened.spelling.option("path"));
+        bail!("{}: the metric of a path is not finite", run.opened.spelling.option("path"));
     }
     let freeze = name_of(FREEZES, &freeze);
     let lost = |(path, metrics): (&PathsText, Vec<f64>)| {

@@ -147,7 +147,8 @@ impl Options {
 }
 
 /// Whether an error says that the Hub cannot be reached.
-fn is_out_of_reach(error: &anyhow::Error) -> bool {
+#[must_use]
+pub fn is_out_of_reach(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.downcast_ref::<LoadError>().is_some_and(LoadError::is_out_of_reach))
 }
 

@@ -4,5 +4,5 @@ mod answers;
 mod checks;
 mod losses;
 
-pub use checks::{AnswerState, Checked, Options, Report};
+pub use checks::{AnswerState, Checked, Options, Report, is_out_of_reach};
 pub use losses::{Steps, losses};
