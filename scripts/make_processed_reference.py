@@ -10,6 +10,7 @@ this view and the one without processing (`differences/NAME`: the largest, relat
 cache's methods `accumulated_resid`, `decompose_resid`, `stack_head_results` and `logit_attrs`; of metrics, gradients at hook points.
 """
 
+import argparse
 import os
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def gradients(model, metric) -> dict[str, torch.Tensor]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     hf = GPT2LMHeadModel.from_pretrained(FOLDER / "model", attn_implementation="eager").double()

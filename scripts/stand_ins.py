@@ -13,8 +13,8 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 # What the scripts need and their first lines say how to install. A name that is not here is an error as ever.
-PACKAGES = ["bertviz", "circuitsvis", "gguf", "matplotlib", "nnsight", "numpy", "peft", "safetensors", "tokenizers", "torch",
-            "transformer_lens", "transformers"]  # fmt: skip
+PACKAGES = ["bertviz", "circuitsvis", "gguf", "lm_eval", "matplotlib", "nnsight", "numpy", "peft", "pyarrow", "safetensors", "tokenizers",
+            "torch", "transformer_lens", "transformers"]  # fmt: skip
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
