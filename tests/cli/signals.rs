@@ -284,7 +284,7 @@ fn wait(world: &World, ready: &Ready, log: &Path, child: &mut std::process::Chil
         })
     };
     while !is_ready()? && child.try_wait()?.is_none() {
-        assert!(started.elapsed() < Duration::from_secs(60), "{}: never in the middle", log.display());
+        assert!(started.elapsed() < Duration::from_mins(1), "{}: never in the middle", log.display());
         std::thread::sleep(Duration::from_millis(2));
     }
     // `train-features` listens right after it has made its folder.

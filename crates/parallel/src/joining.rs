@@ -32,7 +32,7 @@ impl Joining {
     /// The defaults, with this choice.
     #[must_use]
     pub fn new(choice: Choice) -> Self {
-        Self { choice, timeout: Duration::from_secs(600), on_stuck: |_| {} }
+        Self { choice, timeout: Duration::from_mins(10), on_stuck: |_| {} }
     }
 }
 

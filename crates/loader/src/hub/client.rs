@@ -16,7 +16,7 @@ use ureq::http::{Method, Request, StatusCode, Uri};
 /// The number of times that a failed request is repeated.
 const RETRIES: usize = 3;
 /// The longest that a server may ask to wait before the next request.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const LONGEST_WAIT: Duration = Duration::from_mins(1);
 /// Python's `huggingface_hub` has the same.
 const MOST_REDIRECTS: usize = 20;
 /// Bytes of an answer that are read at a time.

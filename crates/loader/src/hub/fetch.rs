@@ -16,7 +16,7 @@ use std::time::Duration;
 /// to wait and try again.
 const PATIENCE: u32 = 10;
 /// It never gives up before this: the server may have asked the other process to wait.
-const SHORTEST_PATIENCE: Duration = Duration::from_secs(300);
+const SHORTEST_PATIENCE: Duration = Duration::from_mins(5);
 
 /// When to ask the Hub for a revision's commit.
 #[derive(Clone, Copy, PartialEq)]

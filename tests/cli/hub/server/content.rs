@@ -87,7 +87,7 @@ pub(super) fn file(
             wrong[len / 2] ^= 1;
             vec![Step::Send(wrong.into())]
         }
-        Some(Fault::StallBody(at)) => vec![part(at), Step::Pause(Duration::from_secs(3600))],
+        Some(Fault::StallBody(at)) => vec![part(at), Step::Pause(Duration::from_hours(1))],
         Some(Fault::Drip(pieces, pause)) => {
             let piece = |i: usize| Step::Send(bytes.slice(i * len / pieces..(i + 1) * len / pieces));
             (0..pieces).flat_map(|i| [piece(i), Step::Pause(pause)]).collect()

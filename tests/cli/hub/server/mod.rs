@@ -191,7 +191,7 @@ async fn answer(state: &Mutex<State>, request: &Request<Incoming>) -> Answer {
     }
     let (at, fault) = state.lock().unwrap().receive(request, &path);
     if fault == Some(Fault::StallHeaders) {
-        tokio::time::sleep(Duration::from_secs(3600)).await;
+        tokio::time::sleep(Duration::from_hours(1)).await;
     }
     let mut state = state.lock().unwrap();
     let instead = fault.as_ref().and_then(|fault| state.instead(fault));
