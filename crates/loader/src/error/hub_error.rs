@@ -323,7 +323,6 @@ impl HubError {
     }
 
     /// Whether the Hub could not be asked, or did not answer.
-    #[cfg(feature = "hub")]
     pub(crate) fn is_unreachable(&self) -> bool {
         matches!(
             self,
