@@ -2,6 +2,7 @@
 """Runs the tests of the kernels, the model and training on the GPU of the driver that runs launches on the processor.
 
     scripts/cuda/on_device.py [PACKAGE..]      kernels, model and train, or these; builds them with scripts/cuda/on-cpu.sh
+    scripts/cuda/on_device.py --quick          each property on a few cases instead of all, for the gate
     scripts/cuda/on_device.py --filter WORD    the tests whose names contain it; asks for no kernel
     scripts/cuda/on_device.py --built          runs what the last call built
     scripts/cuda/on_device.py --self-test      does it notice a missing kernel and a name that is no test's? runs no test
@@ -26,6 +27,8 @@ HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
 HOME = REPOSITORY / "target/cuda-on-cpu"
 PACKAGES = {"kernels": "candle-fused", "model": "gpt2-model", "train": "gpt2-train"}
+# Of each property with --quick: the cases are drawn anew in each run, so that the runs of a week are many.
+QUICK_CASES = 4
 # The GPUs of `on_device` besides the large one, and which of its tests.
 GPUS = {
     "two multiprocessors": ("on_device", {"CUDA_ON_CPU_MULTIPROCESSORS": "2", "CUDA_ON_CPU_L2": "0"}),
@@ -116,6 +119,7 @@ def unknown_names(listed, names):
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("packages", nargs="*", metavar="PACKAGE", help="kernels, model or train")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_CASES} cases of each property")
     parser.add_argument("--filter", metavar="WORD", help="only the tests whose names contain it")
     parser.add_argument("--built", action="store_true", help="build nothing")
     parser.add_argument("--self-test", action="store_true", help="test this script")
@@ -128,6 +132,8 @@ def arguments():
 
 def main():
     given = arguments()
+    if given.quick:
+        os.environ["PROPTEST_CASES"] = str(QUICK_CASES)
     listed = cpu_only((HERE / "cpu_only.txt").read_text())
     if given.self_test:
         return self_test()
