@@ -76,7 +76,7 @@ fn trained_biases_embeddings_and_heads_give_pefts_logits_merged_or_not() -> Resu
         let found = logits(&adapted, ids)?;
         assert_close(case, &found, &expected[&format!("{case}.logits")], TOLERANCE);
         assert!(max_diff(&found, &plain)? > 0.01, "{case} changes nothing");
-        assert_close(case, &logits(&adapted.merged()?, ids)?, &found, 1e-5);
+        assert_close(case, &logits(&adapted.merged()?, ids)?, &found, TOLERANCE);
         if adapter.replaced.is_empty() {
             let half = logits(&model.clone().with_adapter("part", &adapter, 0.5)?, ids)?;
             assert!(
@@ -272,7 +272,8 @@ fn adapters_get_pytorchs_gradients_with_dropout_and_without_and_recomputed() -> 
                         [&recomputed, &gradients].map(|gradients| gradients.get(tensor).cloned());
                     let got = got.ok_or("recomputed")?;
                     let plain = plain.ok_or("plain")?;
-                    assert_close("recomputed", &got, &plain, 1e-6);
+                    // In f32, other sums are rounded.
+                    assert_close("recomputed", &got, &plain, 3e-6);
                 }
             }
         }
