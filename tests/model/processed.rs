@@ -9,8 +9,10 @@ use gpt2_model::analysis::{
     BackwardHooks, Divergence, FunctionMetric, GradientFunction, Loss, Metric, batch_gradients,
 };
 use gpt2_model::hooks::{Point, on};
+use gpt2_model::linear::{BlockFormat, Weight, WeightLayout};
+use gpt2_model::lora::{Adapter, Update};
 use gpt2_model::training::TrainingBatch;
-use gpt2_model::{Chosen, ChosenWeights, ForwardArgs, Gpt2LMHeadModel, KvCache, Start};
+use gpt2_model::{Chosen, ChosenWeights, Config, ForwardArgs, Gpt2LMHeadModel, KvCache, LmHead, Start, init};
 use std::sync::Arc;
 
 fn logits(model: &Gpt2LMHeadModel, ids: &Tensor) -> Result<Tensor> {
@@ -82,6 +84,47 @@ fn the_bias_of_the_head_counts_in_the_loss_and_among_the_parameters() -> Result 
     let again = processed.processed()?;
     let off = relative_error(&logits(&again, &ids)?, &logits(&processed, &ids)?)?;
     assert!(off < 1e-5, "processing twice changes {off:e}");
+    Ok(())
+}
+
+#[test]
+fn the_bias_of_the_head_stays_when_its_weight_changes() -> Result {
+    let model = load("odd", DType::F32)?.processed()?;
+    let ids = some_ids()?;
+    let bias = model.lm_head.bias().ok_or("a bias")?.clone();
+    assert!(bias.abs()?.max_all()?.to_scalar::<f32>()? > 1e-3, "the bias is too small to miss");
+    let table = model.lm_head.weight()?; // (V, C)
+    let (v, c) = table.dims2()?;
+    let a = Tensor::arange(0f32, 2.0 * c as f32, &Device::Cpu)?.reshape((2, c))?.sin()?;
+    let b = Tensor::arange(0f32, 2.0 * v as f32, &Device::Cpu)?.reshape((v, 2))?.cos()?;
+    let update = Update::new(a.clone(), b.clone(), 0.5, 0.0)?;
+    let other = (&table + (b.matmul(&a)? * 0.5)?)?;
+    let updated = Adapter { updates: [("lm_head".to_owned(), update)].into(), ..Adapter::default() };
+    let replaced = [("lm_head.weight".to_owned(), other.clone())].into();
+    let replaced = Adapter { replaced, ..Adapter::default() };
+    let hidden = model.forward(&ids, ForwardArgs::default())?.transformer.last_hidden_state; // (B, T, C)
+    let expected = hidden.broadcast_matmul(&other.t()?)?.broadcast_add(&bias)?;
+    for adapter in [updated, replaced] {
+        let adapted = model.clone().with_adapter("one", &adapter, 1.0)?;
+        let off = relative_error(&logits(&adapted, &ids)?, &expected)?;
+        assert!(off < 1e-5, "{off:e}"); // f32
+    }
+    Ok(())
+}
+
+#[test]
+fn the_bias_of_the_head_stays_when_the_model_is_quantized() -> Result {
+    let config =
+        Config { vocab_size: 40, n_positions: 8, n_embd: 32, n_layer: 1, n_head: 2, ..Config::gpt2() };
+    let plain = Gpt2LMHeadModel::load(init::seeded(3, DType::F32, &Device::Cpu), &config)?;
+    let bias = Tensor::arange(0f32, 40.0, &Device::Cpu)?;
+    let mut biased = plain.clone();
+    let weight = Weight::new(plain.lm_head.weight()?, WeightLayout::OutIn)?;
+    biased.lm_head = LmHead::with_bias(weight, bias.clone())?;
+    let ids = some_ids()?;
+    let expected = logits(&plain.quantize(BlockFormat::Q8_0)?, &ids)?.broadcast_add(&bias)?;
+    let off = relative_error(&logits(&biased.quantize(BlockFormat::Q8_0)?, &ids)?, &expected)?;
+    assert!(off < 1e-6, "{off:e}"); // f32
     Ok(())
 }
 

@@ -28,8 +28,9 @@ use std::process::ExitCode;
 The exit code is 1 if a path exceeds its tolerance.
 
 --published holds a model to numbers that others have printed of it, each with its source: GPT-2 small's greedy continuation, its losses in
-ten training steps, heads of the IOI paper; with --evaluations also LAMBADA, WikiText and HellaSwag. The exit code is 1 if one differs, and 3
-if the model or a data set could not be fetched, and so something was not checked. docs/evaluation.md has the sources.
+ten training steps, heads of the IOI paper; with --evaluations also LAMBADA, WikiText and HellaSwag. The exit code is 1 if one differs,
+else 3 if one could not be checked, since the model or a data set could not be fetched or read; the report says why, and has all others.
+docs/evaluation.md has the sources.
 
 Examples:
   gpt2 verify   # a summary, and each path that fails
