@@ -119,6 +119,11 @@ def caches(clients, endpoint):
         ours, theirs = clients.home / f"ours {links}", clients.home / f"theirs {links}"
         done = clients.python(FETCH, HF_ENDPOINT=endpoint, HF_HUB_CACHE=theirs, **more)
         clients.row(f"Python fetches, {links}", done.returncode == 0 and same_bytes(theirs), last(done))
+        if links == "no links":  # such a cache does not say the files' hashes: gpt2 asks for them, once
+            done = clients.gpt2("forward", "--model", "gpt2", "-q", "O Romeo", HF_HUB_OFFLINE="1", HF_HUB_CACHE=theirs)
+            clients.row("  gpt2 believes no file without its hash", done.returncode == 1 and "what its hash should be" in done.stderr, last(done))
+            done = clients.gpt2("forward", "--model", "gpt2", "-q", "O Romeo", HF_ENDPOINT=endpoint, HF_HUB_CACHE=theirs)
+            clients.row("  gpt2 asks for the hashes", done.returncode == 0, last(done))
         done = clients.gpt2("forward", "--model", "gpt2", "-q", "O Romeo", HF_HUB_OFFLINE="1", HF_HUB_CACHE=theirs)
         clients.row("  gpt2 reads it without a request", done.returncode == 0, last(done))
         done = clients.gpt2("verify-cache", "gpt2", HF_HUB_OFFLINE="1", HF_HUB_CACHE=theirs)

@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::io::Write as _;
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 /// The signals that end a run, and their numbers.
@@ -77,8 +77,7 @@ impl World {
     }
 
     fn command(&self, line: &str) -> Command {
-        let args = self.args(line);
-        let mut command = command(&args.iter().map(String::as_str).collect::<Vec<_>>());
+        let mut command = hearing(&self.args(line));
         command.env("HF_ENDPOINT", self.server.endpoint()).env("HF_HUB_CACHE", self.folder.file("cache"));
         command
     }
@@ -113,6 +112,29 @@ impl World {
         found.sort();
         Ok(found)
     }
+}
+
+/// The binary as a person starts it. Under `nohup`, or behind a script's `&`, the tests ignore signals, and so would their children.
+fn hearing(args: &[String]) -> Command {
+    if cfg!(target_os = "linux") {
+        let mut env = Command::new("env");
+        env.args(["--default-signal=HUP,INT,TERM", GPT2]);
+        return launched(env, args);
+    }
+    command(&args.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// The exit code of a run that was sent a signal, which it must obey within a minute.
+fn code_of(what: &str, child: &mut Child) -> Result<Option<i32>> {
+    let sent = Instant::now();
+    while sent.elapsed() < Duration::from_mins(1) {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status.code());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill()?;
+    Err(format!("{what}: goes on as if there had been no signal").into())
 }
 
 /// A site whose answer, as long as the known text, takes a minute.
@@ -349,7 +371,7 @@ const CASES: [Case; 21] = [
 ];
 
 /// Waits until the run is in the middle, or has ended.
-fn wait(world: &World, ready: &Ready, log: &Path, child: &mut std::process::Child) -> Result {
+fn wait(world: &World, ready: &Ready, log: &Path, child: &mut Child) -> Result {
     let started = Instant::now();
     let is_ready = || -> Result<bool> {
         Ok(match ready {
@@ -390,10 +412,10 @@ fn a_signal_ends_every_command_with_its_number_and_leaves_nothing_half_written()
             let mut child = run.spawn()?;
             wait(&world, &case.ready, &log, &mut child)?;
             signal(name, child.id()).ok(); // it may have ended
-            let code = child.wait()?.code();
+            let what = format!("{} x SIG{name}", case.line);
+            let code = code_of(&what, &mut child)?;
             let stderr = std::fs::read_to_string(&log)?;
             let left = world.left()?;
-            let what = format!("{} x SIG{name}", case.line);
             table.push(format!("{what}: {code:?}, left {left:?}, {:?}", stderr.lines().last()));
             assert!(!left.iter().any(|name| name.contains(".gpt2-")), "{what}: {left:?}");
             // A short one may have been faster.
