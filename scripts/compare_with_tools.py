@@ -347,7 +347,7 @@ def adapters_in(root):
     import peft
 
     model = peft.get_peft_model(model_of(), peft.LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False))
-    yield "PEFT's layers inside", pickled(model.base_model.model, root / "inside", model.state_dict()), ["LoRA"]
+    yield "PEFT's layers inside", pickled(model.base_model.model, root / "inside", model.state_dict()), ["merge_and_unload"]
     model.save_pretrained(root / "adapter")
     yield "an adapter as a model", root / "adapter", ["adapter"]
 
