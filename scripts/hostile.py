@@ -395,8 +395,8 @@ def broken(code, out, err, before, after, left):
     """The promises that the run broke, by name."""
     text = err.decode("utf-8", "replace")
     rows = [
-        # Who gives a pipe is asked to write to it.
-        ("hang", code == "hang" and "waiting for a program that writes to the pipe" not in text),
+        # Who gives a pipe is asked to write to it, and work that takes long says how long.
+        ("hang", code == "hang" and not re.search(r"waiting for a program that writes to the pipe|, about .+ left", text)),
         ("signal", isinstance(code, int) and code < 0),
         ("code", isinstance(code, int) and code not in (0, 1, 2) and code >= 0),
         ("panic", "panicked" in text or "RUST_BACKTRACE" in text),

@@ -156,10 +156,10 @@ impl Audit {
 
     /// The name of a tensor that PEFT puts in the place of a layer's.
     fn adapted(&self) -> Option<&str> {
-        let names = self.unexpected.iter().chain(&self.unused).map(|tensor| tensor.name.as_str());
+        let mut names = self.unexpected.iter().chain(&self.unused).map(|tensor| tensor.name.as_str());
         let is_adapters =
             |name: &&str| [".base_layer.", ".lora_A.", ".lora_B."].iter().any(|part| name.contains(part));
-        names.into_iter().find(is_adapters)
+        names.find(is_adapters)
     }
 
     /// One line for files of which no name is the model's.
