@@ -32,7 +32,7 @@ impl Hub {
         let owner = ModelId::parse(id).ok_or_else(|| refused(format!("{id} is no owner/name")))?;
         let hub = Self { endpoint: site.to_owned(), token: None, ..self.clone() };
         let expected = sha256.as_deref().unwrap_or_default();
-        self.tell(&Event::Fetching { file, size: Some(*size), have: 0 })?;
+        self.tell(&Event::Fetching { file, size: Some(*size), have: 0, kept: false })?;
         let content = Client::new(&hub, &owner)?.whole(&uri, *size, |content| {
             let found = hex::encode(Sha256::digest(content));
             let is_pinned = content.len() as u64 == *size && found == expected;

@@ -99,7 +99,7 @@ fn evaluate(args: &EvalArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
         let mut kept = Outputs::new(true);
         kept.add("--journal", journal);
         kept.check(&inputs)?;
-        signals::left_by_an_end("the same command goes on from the journal");
+        signals::left_by_an_end("the same command goes on from what the journal has");
     }
     let opened = args.model.open_for(inputs, &outputs)?;
     let interventions = Prepared::new(args.interventions.options(), &opened, &TERMINAL)?;
