@@ -79,7 +79,7 @@ fn ids_that_are_none_or_too_many_are_refused() -> Result {
     assert_refused(run(&Tensor::new(&[[37u32]], &test_device())?), "token id 37 is not in 0..37");
     run(&Tensor::new(&[[36i64, 0]], &test_device())?)?;
     // The way of the analyses and of recomputed gradients.
-    let effects = |t| -> Result<candle_core::Result<_>> {
+    let effects = |t: usize| -> Result<candle_core::Result<_>> {
         let ids = some_ids(t.max(1), 1)?.narrow(1, 0, t)?;
         Ok(ablation_effects(&model, &ids, &Metric::Logit(1), Ablation::Zero, None))
     };

@@ -95,8 +95,8 @@ fn the_bias_of_the_head_stays_when_its_weight_changes() -> Result {
     assert!(bias.abs()?.max_all()?.to_scalar::<f32>()? > 1e-3, "the bias is too small to miss");
     let table = model.lm_head.weight()?; // (V, C)
     let (v, c) = table.dims2()?;
-    let a = Tensor::arange(0f32, 2.0 * c as f32, &Device::Cpu)?.reshape((2, c))?.sin()?;
-    let b = Tensor::arange(0f32, 2.0 * v as f32, &Device::Cpu)?.reshape((v, 2))?.cos()?;
+    let a = Tensor::arange(0f32, 2.0 * c as f32, &test_device())?.reshape((2, c))?.sin()?;
+    let b = Tensor::arange(0f32, 2.0 * v as f32, &test_device())?.reshape((v, 2))?.cos()?;
     let update = Update::new(a.clone(), b.clone(), 0.5, 0.0)?;
     let other = (&table + (b.matmul(&a)? * 0.5)?)?;
     let updated = Adapter { updates: [("lm_head".to_owned(), update)].into(), ..Adapter::default() };
@@ -116,8 +116,8 @@ fn the_bias_of_the_head_stays_when_its_weight_changes() -> Result {
 fn the_bias_of_the_head_stays_when_the_model_is_quantized() -> Result {
     let config =
         Config { vocab_size: 40, n_positions: 8, n_embd: 32, n_layer: 1, n_head: 2, ..Config::gpt2() };
-    let plain = Gpt2LMHeadModel::load(init::seeded(3, DType::F32, &Device::Cpu), &config)?;
-    let bias = Tensor::arange(0f32, 40.0, &Device::Cpu)?;
+    let plain = Gpt2LMHeadModel::load(init::seeded(3, DType::F32, &test_device()), &config)?;
+    let bias = Tensor::arange(0f32, 40.0, &test_device())?;
     let mut biased = plain.clone();
     let weight = Weight::new(plain.lm_head.weight()?, WeightLayout::OutIn)?;
     biased.lm_head = LmHead::with_bias(weight, bias.clone())?;

@@ -181,7 +181,10 @@ mod tests {
             assert_eq!(steps, "samples");
             let mut heard = self.heard.lock().expect("no thread fails");
             heard.push(done);
-            if heard.len() > self.calls { candle_core::bail!("ended") } else { Ok(()) }
+            if heard.len() > self.calls {
+                candle_core::bail!("ended")
+            }
+            Ok(())
         }
     }
 
