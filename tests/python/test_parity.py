@@ -110,12 +110,13 @@ def test_attention_and_its_effects_are_those_of_the_command(model: Model) -> Non
         found = subprocess.run([COMMAND, "attention", "--json", "-q", *options, "O Romeo"], capture_output=True, text=True, check=True)
         return json.loads(found.stdout)
 
-    for study, asked, options in (
+    cases: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
         ("attention", {}, ()),
         ("attention", {"layer": [1], "head": [0, 2]}, ("--layer", "1", "--head", "0,2")),
         ("effects", {"effect": "mean", "raw": True}, ("--effect=mean", "--raw")),
         ("rollout", {}, ("--rollout",)),
-    ):
+    ]
+    for study, asked, options in cases:
         found, arrays = model._study(study, {"prompt": "O Romeo", **asked}, {"ablate": "0.3"})
         assert found == printed("--ablate", "0.3", *options) and arrays, study
 
