@@ -35,7 +35,9 @@ mod _native {
     #[pymodule_export]
     use crate::array::Array;
     #[pymodule_export]
-    use crate::checkpoints::{import_named, inspect_named, inspect_points, merge_named, quantize_named};
+    use crate::checkpoints::{
+        import_named, inspect_named, inspect_points, merge_named, quantize_named, verify_named,
+    };
     #[pymodule_export]
     use crate::dictionary::Dictionary;
     #[pymodule_export]

@@ -13,7 +13,7 @@ Letters in shapes: B texts, T tokens, S positions that are attended to, L layers
 residual stream, V the vocabulary.
 """
 
-from ._checkpoints import import_model, inspect, merge, quantize
+from ._checkpoints import import_model, inspect, merge, quantize, verify
 from ._circuits import Circuit, EdgeScores
 from ._dictionary import Dictionary
 from ._features import TextFeatures
@@ -65,4 +65,5 @@ __all__ = [
     "torch_metric",
     "train",
     "train_features",
+    "verify",
 ]

@@ -1,5 +1,6 @@
 //! Looks into a model: at heads, streams, features, circuits.
 
+pub mod attention;
 pub mod circuits;
 pub mod discover;
 pub mod features;
