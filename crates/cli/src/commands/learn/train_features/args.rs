@@ -38,7 +38,7 @@ pub(crate) struct TrainFeaturesArgs {
     #[arg(long, value_name = "POINT")]
     pub(super) point: Option<String>,
     /// Train a transcoder, which predicts this value from that of --point, such as an MLP's output from its input. Needs --sparsity jumprelu
-    #[arg(long, value_name = "POINT")]
+    #[arg(long, value_name = "POINT", help_heading = "A transcoder instead of an autoencoder")]
     pub(super) writes: Option<String>,
     /// How many features to learn [default: 8 for each number of a value]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
