@@ -76,7 +76,7 @@ pub(super) struct FrozenAttention {
 impl FrozenAttention {
     pub(super) fn new(block: &Block, layer: usize, recorder: &Recorder) -> Result<Self> {
         let heads = block.attn.head_weights()?;
-        let of = |part: fn(&HeadWeights) -> &Tensor| heads.iter().map(|head| f32_of(part(head)));
+        let of = |part: fn(&HeadWeights) -> &Tensor| heads.iter().map(move |head| f32_of(part(head)));
         let stacked = |part: fn(&HeadWeights) -> &Tensor, dim: usize| {
             Tensor::cat(&of(part).collect::<Result<Vec<_>>>()?, dim)?.t()?.contiguous()
         };
