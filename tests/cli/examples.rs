@@ -328,6 +328,18 @@ impl World {
             let record = "gpt2 record recorded.txt --points blocks.2.hook_resid_post --out activations";
             self.shell(record)?.succeeded();
         }
+        for layer in 0..4 {
+            let name = format!("t{layer}");
+            let used = words.iter().any(|word| word.split(',').any(|part| part == name));
+            if used && !made(&name) && !path(&name).exists() {
+                std::fs::write(path("recorded.txt"), TEXT)?;
+                let points =
+                    format!("--point blocks.{layer}.mlp.hook_in --writes blocks.{layer}.hook_mlp_out");
+                let sizes = "--sparsity jumprelu --features 64 -k 4 --batch 64 --epochs 1";
+                self.shell(&format!("gpt2 train-features recorded.txt {points} {sizes} --out {name}"))?
+                    .succeeded();
+            }
+        }
         if named("sae") {
             std::fs::create_dir(path("sae"))?;
             for name in ["cfg.json", "sae_weights.safetensors"] {

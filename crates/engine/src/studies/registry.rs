@@ -1,6 +1,6 @@
 //! All studies, by name.
 
-use super::interpret::{attention, circuits, discover, features, heads, lens, pairs, patch};
+use super::interpret::{attention, circuits, discover, features, graph, heads, lens, pairs, patch};
 use super::predict::{eval, forward, generate};
 use super::study::{Outcome, Run, Study};
 use crate::interventions::InterventionOptions;
@@ -26,6 +26,7 @@ pub const STUDIES: &[Entry] = &[
     Entry::of::<circuits::Options>(),
     Entry::of::<features::Options>(),
     Entry::of::<features::StoreOptions>(),
+    Entry::of::<graph::Options>(),
 ];
 
 /// Both faces' names of what takes interventions, and the interventions that it refuses.

@@ -16,7 +16,7 @@ residual stream, V the vocabulary.
 from ._checkpoints import import_model, inspect, merge, quantize, verify
 from ._circuits import Circuit, EdgeScores
 from ._dictionary import Dictionary
-from ._features import TextFeatures
+from ._features import AttributionGraph, TextFeatures
 from ._inputs import Changes
 from ._metrics import torch_metric
 from ._model import Model
@@ -32,6 +32,7 @@ from ._native import VERSION as __version__
 
 __all__ = [
     "Attention",
+    "AttributionGraph",
     "Cache",
     "Changes",
     "Circuit",

@@ -4,6 +4,7 @@ pub mod attention;
 pub mod circuits;
 pub mod discover;
 pub mod features;
+pub mod graph;
 pub mod heads;
 pub mod lens;
 pub mod measure;
