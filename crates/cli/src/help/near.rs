@@ -1,6 +1,5 @@
 //! Names that people type first: other names of commands and options, which help does not list.
 
-use super::tips::listed;
 use clap::Command;
 
 /// A command, and the other names that it has.
@@ -96,6 +95,14 @@ pub(super) fn wish_for_option(command: &Command, name: &str) -> Option<String> {
     };
     let found: Vec<String> = meant.iter().filter(|long| has(long)).map(|long| format!("--{long}")).collect();
     (!found.is_empty()).then(|| format!("{path} has {}", listed(&found)))
+}
+
+/// `a`, `a and b`, `a, b and c`
+pub(super) fn listed(names: &[String]) -> String {
+    match names {
+        [names @ .., last] if !names.is_empty() => format!("{} and {last}", names.join(", ")),
+        names => names.join(""),
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Tips after wrong arguments. Clap's own tips propose names that look only a little alike, and to pass a wrong option
 //! as text.
 
-use super::near::{wish, wish_for_option};
+use super::near::{listed, wish, wish_for_option};
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command};
@@ -245,12 +245,4 @@ fn some(mut names: Vec<String>) -> Vec<String> {
         names.push(format!("{others} other commands"));
     }
     names
-}
-
-/// `a`, `a and b`, `a, b and c`
-pub(super) fn listed(names: &[String]) -> String {
-    match names {
-        [names @ .., last] if !names.is_empty() => format!("{} and {last}", names.join(", ")),
-        names => names.join(""),
-    }
 }
