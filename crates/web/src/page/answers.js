@@ -1,6 +1,7 @@
 // The worker that holds the model: what it is asked, and what becomes of its answers.
 
-const textOf = (kind) => document.querySelector(`script.${kind}`).textContent;
+/// A block of this file, or what a script beside docs/live.html has in its place.
+const textOf = (kind) => globalThis.gpt2Live?.[kind] ?? document.querySelector(`script.${kind}`).textContent;
 
 function bytesOf(kind) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(textOf(kind));
