@@ -167,9 +167,12 @@ function thumbnail(parts, { signed, unit }, width, height) {
 /// Gives a canvas as many pixels as it takes on the screen; returns whether it is on the screen at all.
 function fitCanvas(canvas, width, height) {
   const ratio = devicePixelRatio || 1;
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  canvas.getContext("2d").setTransform(ratio, 0, 0, ratio, 0, 0);
+  const [across, down] = [width, height].map((pixels) => Math.round(pixels * ratio));
+  const context = canvas.getContext("2d");
+  // Another size costs a layout of the page.
+  if (canvas.width === across && canvas.height === down && context.reset) context.reset();
+  else Object.assign(canvas, { width: across, height: down });
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
   return canvas.width > 0 && canvas.height > 0;
 }
 
