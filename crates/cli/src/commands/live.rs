@@ -92,8 +92,11 @@ fn text(args: &LiveArgs) -> anyhow::Result<String> {
         }
         return Ok(args.text.clone().unwrap_or_else(|| TEXT.into()));
     };
-    let text = read_file("the text", path, LONGEST_PROMPT, &TERMINAL)?;
-    Ok(text.strip_suffix('\n').map(str::to_owned).unwrap_or(text))
+    let mut text = read_file("the text", path, LONGEST_PROMPT, &TERMINAL)?;
+    if text.ends_with('\n') {
+        text.pop();
+    }
+    Ok(text)
 }
 
 /// The files of a model, quantized if that is wanted.
