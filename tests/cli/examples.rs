@@ -38,7 +38,11 @@ const REPLACED: &[(&str, &str, &str)] = &[
     ("--val-fraction 0.02 ", "--val-fraction 0.1 ", "the text is short"),
     ("--model gpt2 --epochs 2", "--model gpt2 --steps 3", "minutes"),
     ("--epochs 3 ", "--steps 3 ", "minutes"),
-    ("gpt2 data ", "gpt2-help data ", "needs a network"),
+    (
+        "data shakespeare --out shakespeare.txt",
+        "data shakespeare --out all.txt",
+        "training on all of it takes minutes",
+    ),
     (TRAIN, "gpt2 train --steps 3 ", "minutes; only where the line has no --steps of its own"),
     ("gpt2-xl", "gpt2", "the test's Hub has one model"),
     ("microsoft/DialoGPT-small", "openai-community/gpt2", "the test's Hub has one model"),

@@ -54,7 +54,7 @@ mod _native {
     #[pymodule_export]
     use crate::study::studies;
     #[pymodule_export]
-    use crate::train::{fetch_text, train_defaults};
+    use crate::train::{known_text, train_defaults};
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -36,12 +36,6 @@ pub enum HubError {
         /// The system's message.
         reason: String,
     },
-    /// A file that is fetched each time, while no request may be made.
-    #[error("{url}: no request is made offline")]
-    Offline {
-        /// The file's address.
-        url: String,
-    },
     /// A file that is not in the cache and cannot be requested from the Hub.
     #[error(
         "{model} at {revision}: {file} is not in the cache {}{}",
@@ -327,7 +321,6 @@ impl HubError {
         matches!(
             self,
             Self::NotCached { .. }
-                | Self::Offline { .. }
                 | Self::NoNetwork { .. }
                 | Self::Timeout { .. }
                 | Self::Interrupted { .. }

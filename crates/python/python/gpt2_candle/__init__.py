@@ -24,7 +24,7 @@ from ._results import Attention, Cache, Comparison, Continuation, Effects, Gradi
 from ._store import Rows, Store
 from ._texts import Prediction
 from ._tokenizer import Tokenizer
-from ._train import LoRA, Training, fetch_text, train
+from ._train import LoRA, Training, known_text, train
 from ._train_features import DictionaryTraining, train_features
 from ._types import Hook
 from ._weights import ModelConfig
@@ -58,9 +58,9 @@ __all__ = [
     "Tokenizer",
     "Training",
     "__version__",
-    "fetch_text",
     "import_model",
     "inspect",
+    "known_text",
     "merge",
     "quantize",
     "torch_metric",
