@@ -57,7 +57,7 @@ impl Observer for PyObserver {
         Some(Arc::new(move |event| {
             let told = match event {
                 Event::Waiting { file } => Some(("waiting", *file, 0, None)),
-                Event::Fetching { file, size, have, .. } => Some(("fetching", *file, *have, *size)),
+                Event::Fetching { file, size, have } => Some(("fetching", *file, *have, *size)),
                 Event::Received { file, bytes } => Some(("received", *file, *bytes, None)),
                 Event::Fetched { file } => Some(("fetched", *file, 0, None)),
                 Event::Verifying { file, size } => Some(("verifying", *file, *size, None)),

@@ -28,9 +28,8 @@ pub(crate) fn downloads() -> Progress {
             Event::Waiting { file } => {
                 say(bar, format!("{file}: another process fetches it; waiting for that"));
             }
-            Event::Fetching { file, size, have, kept } => {
-                let left = "what was fetched stays, and the next run goes on from there";
-                signals::left_by_an_end(if *kept { left } else { "" });
+            Event::Fetching { file, size, have } => {
+                signals::left_by_an_end("what was fetched stays, and the next run goes on from there");
                 let large = size.is_none_or(|size| size >= LARGE);
                 if large && std::io::stderr().is_terminal() {
                     has_other_bar(true);

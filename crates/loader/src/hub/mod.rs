@@ -106,8 +106,6 @@ pub enum Event<'a> {
         size: Option<u64>,
         /// The number of bytes that had arrived before.
         have: u64,
-        /// Whether what arrives stays in the cache if the process ends.
-        kept: bool,
     },
     /// More bytes of a file have arrived.
     Received {

@@ -139,7 +139,7 @@ impl Transfer<'_> {
             partial.cut(0)?;
         }
         partial.file.seek(SeekFrom::Start(start)).map_err(|e| self.write_error(partial, e))?;
-        self.client.hub.tell(&Event::Fetching { file: self.name, size: total, have: start, kept: true })?;
+        self.client.hub.tell(&Event::Fetching { file: self.name, size: total, have: start })?;
 
         let follower = total
             .map(|total| HashWhileWriting::start(&partial.path, &self.announced.digest, total))
