@@ -7,7 +7,7 @@ use candle_fused::Implementation;
 use candle_fused::attention::{Chosen, HeadLayout, Mask, Sdpa, Window, widen_rows};
 use candle_fused::cache::{CacheDType, KvCache, PagedCache, RowCache};
 
-/// What a cache holds; only the CPU has rows of codes.
+/// The dtypes of a cache; only the CPU has rows of codes.
 pub(crate) fn dtypes() -> Vec<CacheDType> {
     let mut dtypes: Vec<_> = [DType::F32, DType::F16, DType::BF16].map(CacheDType::Plain).into();
     if test_device().is_cpu() {

@@ -115,7 +115,6 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let Some(what) = args.what.0 else { return machine(args) };
     let options = args.options(what);
     let model = args.model.options();
-    options.check(&model)?;
     TERMINAL.works();
     let run = &args.model.run;
     let report = bench(&options, &model, run.device, run.tf32, &TERMINAL)?;

@@ -19,10 +19,10 @@ use candle_fused::Isa;
 use candle_fused::measure::Stopwatch;
 use setup::Bench;
 
-/// Times a target, after [`Options::check`]. Without a name in `model`, the weights are random.
+/// Times a target. Without a name in `model`, the weights are random.
 ///
 /// # Errors
-/// When an option does not fit the model or the device, or the observer ends it.
+/// When an option does not fit the target, the model or the device, or the observer ends it.
 pub fn bench(
     options: &Options,
     model: &ModelOptions,
@@ -30,6 +30,7 @@ pub fn bench(
     tf32: bool,
     observer: &dyn Observer,
 ) -> anyhow::Result<Report> {
+    options.check(model)?;
     let bench = Bench::new(options, model, device, tf32, observer)?;
     let mut plain = vec![];
     let mut times = match options.what {

@@ -93,10 +93,7 @@ impl Options {
     }
 
     /// Refuses options that do not fit the target.
-    ///
-    /// # Errors
-    /// When there is one.
-    pub fn check(&self, model: &ModelOptions) -> anyhow::Result<()> {
+    pub(super) fn check(&self, model: &ModelOptions) -> anyhow::Result<()> {
         let option = |name| Spelling::option(model.spelling, name);
         if self.asks() && self.what != Target::Forward {
             let [summaries, hooks, heads] = ["summaries", "hooks", "weights-heads"].map(option);

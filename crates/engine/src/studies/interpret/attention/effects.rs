@@ -123,7 +123,7 @@ impl Study for EffectOptions {
         let ablation = one_of("effect", &self.effect, ABLATIONS)?;
         let prompt = run.prompt(&self.prompt)?;
         let applied = run.on_prompt(&prompt)?;
-        let [layers, heads] = all_heads(run.opened.model.config());
+        let [layers, heads] = all_heads(opened.model.config());
         let chosen = ChosenHeads { layers: &layers, heads: &heads };
         let subject = Subject::new(opened, &prompt, chosen, &applied, run.allow_nonfinite)?;
         let found = Effects::of(&subject, self, ablation, run.observer)?;

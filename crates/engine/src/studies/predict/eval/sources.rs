@@ -42,7 +42,7 @@ struct HubAddress<'a> {
 }
 
 impl<'a> HubAddress<'a> {
-    /// As the Hub's own clients read it: of revisions, only `refs/convert/BRANCH` and `refs/pr/NUMBER` have slashes.
+    /// Reads an address as the Hub's own clients do: of revisions, only `refs/convert/BRANCH` and `refs/pr/NUMBER` have slashes.
     fn of(address: &'a str) -> Option<Self> {
         let (owner, rest) = address.split_once('/')?;
         let end = rest.find(['/', '@'])?;

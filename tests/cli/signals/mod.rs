@@ -2,12 +2,15 @@
 
 #![allow(clippy::print_stdout)] // the table of signals and commands: cargo test -- signals --nocapture
 
+mod cases;
+
 use super::hub::repository;
 use super::hub::server::{At, Fault, Server};
 use super::stdin_stdout::into_nothing;
 use super::{DEMO, GPT2, Run, command, gpt2, json, launched, signal, spawn};
 use crate::common::{Result, data};
 use crate::folder::{Folder, Tensors, assert_says, serialized, zeros};
+use cases::{CASES, Ready};
 use safetensors::Dtype;
 use serde_json::Value;
 use std::io::Write as _;
@@ -214,161 +217,6 @@ fn wide(folder: &Path) -> Result {
     add("ln_f.bias".into(), &[c]);
     Ok(std::fs::write(folder.join("model.safetensors"), serialized(&tensors)?)?)
 }
-
-/// When a run is in the middle of its work.
-enum Ready {
-    /// A file or folder below `out` is there; its name may begin so.
-    Has(&'static str),
-    /// This many lines are in a file below `out`.
-    Lines(&'static str, usize),
-    /// Something was printed or told.
-    Says(&'static str),
-    /// It has begun so many milliseconds ago.
-    After(u64),
-}
-
-/// A command, and what a signal in the middle of it leaves.
-struct Case {
-    line: &'static str,
-    ready: Ready,
-    /// What is left below `out`: exactly these names.
-    left: &'static [&'static str],
-    says: &'static [&'static str],
-}
-
-const CASES: [Case; 21] = [
-    Case {
-        line: "score @long.txt --by line --jsonl @out/s.jsonl --threads 1",
-        ready: Ready::Lines("s.jsonl.part", 257),
-        left: &["s.jsonl.part"],
-        says: &["stopped after ", "--resume"],
-    },
-    // One document, which takes long.
-    Case {
-        line: "eval @quiz.jsonl --out @out/e.json --threads 1",
-        ready: Ready::After(1500),
-        left: &[],
-        says: &["stopped by "],
-    },
-    Case { line: "score @long.txt --threads 1", ready: Ready::After(1500), left: &[], says: &["stopped"] },
-    Case {
-        line: "quantize @wide --to q4_0 --out @out/w.gguf",
-        ready: Ready::Has(".gpt2-"),
-        left: &[],
-        says: &["stopped by ", "w.gguf is not written"],
-    },
-    Case {
-        line: "train --text @long.txt --out @out/t --steps 100000 --metrics @out/m.csv --n-embd 32 --n-layer 1 --eval-every 100000 \
-               --vocab-size 300",
-        ready: Ready::Lines("m.csv", 2),
-        left: &[
-            "m.csv",
-            "t/",
-            "t/config.json",
-            "t/loss.png",
-            "t/model.safetensors",
-            "t/tokenizer.json",
-            "t/training-state.safetensors",
-        ],
-        says: &["stopped after step", "--resume"],
-    },
-    Case {
-        line: "train-features @store --features 64 -k 4 --batch 32 --epochs 60000 --out @out/f",
-        ready: Ready::Has("f"),
-        left: &["f/", "f/cfg.json", "f/sae_weights.safetensors", "f/training-state.safetensors"],
-        says: &["stopped after", "what has been learned is saved", "--resume"],
-    },
-    Case {
-        line: "record @long.txt --points blocks.2.hook_resid_post --shard-tokens 2048 --out @out/r",
-        ready: Ready::Has("r/00000"),
-        left: &["r/"],
-        says: &["stopped", "the finished shards stay", "--resume"],
-    },
-    Case {
-        line: "features --texts @long.txt --dictionary @sae --json",
-        ready: Ready::After(1500),
-        left: &[],
-        says: &["stopped by "],
-    },
-    Case {
-        line: "features --store @values --dictionary @sae --threads 1",
-        ready: Ready::After(1500),
-        left: &[],
-        says: &["stopped after ", " tokens"],
-    },
-    Case {
-        line: "discover --pairs @pairs.jsonl --out @out/c.json",
-        ready: Ready::After(1500),
-        left: &[],
-        says: &["stopped by "],
-    },
-    Case {
-        line: "eval @quiz.jsonl --journal @out/j --threads 1",
-        ready: Ready::Lines("j", 2),
-        left: &["j"],
-        says: &["stopped by ", "goes on from what the journal has"],
-    },
-    Case {
-        line: "train --ids @ids.bin --out @out/t --epochs 5000 --metrics @out/m.csv --vocab-size 300 --n-embd 32 --n-layer 1 \
-               --window 32 --optimizer muon",
-        ready: Ready::Lines("m.csv", 2),
-        left: &[
-            "m.csv",
-            "t/",
-            "t/config.json",
-            "t/loss.png",
-            "t/model.safetensors",
-            "t/training-state.safetensors",
-        ],
-        says: &["stopped after step", "--resume"],
-    },
-    Case {
-        line: "train --jsonl @chats.jsonl --model demo --lora 4 --out @out/t --steps 100000 --metrics @out/m.csv --window 32",
-        ready: Ready::Lines("m.csv", 2),
-        left: &[
-            "m.csv",
-            "t/",
-            "t/adapter_config.json",
-            "t/adapter_model.safetensors",
-            "t/loss.png",
-            "t/training-state.safetensors",
-        ],
-        says: &["stopped after step", "--resume"],
-    },
-    Case { line: "import @wide --out @out/m", ready: Ready::After(300), left: &[], says: &["stopped by "] },
-    Case {
-        line: "live --model @wide --quantize q8_0 --out @out/l.html",
-        ready: Ready::After(400),
-        left: &[],
-        says: &["stopped by "],
-    },
-    Case { line: "bench forward -r 100000", ready: Ready::After(1500), left: &[], says: &["stopped by "] },
-    Case { line: "lens --texts @long.txt", ready: Ready::After(1500), left: &[], says: &["stopped by "] },
-    Case {
-        line: "verify --published --answers @answers.json",
-        ready: Ready::After(200),
-        left: &[],
-        says: &["stopped by "],
-    },
-    Case {
-        line: "data shakespeare --out @out/d.txt --from @slow",
-        ready: Ready::Says("fetching"),
-        left: &[],
-        says: &["stopped by "],
-    },
-    Case {
-        line: "generate --texts @long.txt -n 200",
-        ready: Ready::After(1500),
-        left: &[],
-        says: &["stopped by "],
-    },
-    Case {
-        line: "download gpt2",
-        ready: Ready::Says("fetching model.safetensors"),
-        left: &[],
-        says: &["stopped by ", "what was fetched stays"],
-    },
-];
 
 /// Waits until the run is in the middle, or has ended.
 fn wait(world: &World, ready: &Ready, log: &Path, child: &mut Child) -> Result {
