@@ -59,7 +59,9 @@ impl Normalized {
         while current.iter().any(|share| *share != 0.0) {
             let mut next = vec![0.0; logits.len()];
             for (row, share) in self.0.iter().zip(&current).filter(|(_, share)| **share != 0.0) {
-                row.iter().for_each(|&(source, weight)| next[source] += share * weight);
+                for &(source, weight) in row {
+                    next[source] += share * weight;
+                }
             }
             all.iter_mut().zip(&next).for_each(|(all, next)| *all += next);
             current = next;
@@ -213,7 +215,9 @@ mod tests {
         ];
         let mut edges = vec![0f32; 12 * 12];
         for (target, row) in rows {
-            row.iter().for_each(|&(source, weight)| edges[target * 12 + source] = weight);
+            for &(source, weight) in row {
+                edges[target * 12 + source] = weight;
+            }
         }
         let feature = |(layer, position)| GraphNode::Feature { layer, position, feature: 0, activation: 1.0 };
         let places = [(0, 0), (0, 1), (1, 0), (1, 1)];

@@ -323,7 +323,7 @@ impl ReplacedMlp {
         Ok(Self {
             norm,
             written: fired.iter().enumerate().map(written).collect::<Result<_>>()?,
-            encoders: some(|dictionary, ids| dictionary.encoders(ids))?,
+            encoders: some(Dictionary::encoders)?,
             biases: some(|dictionary, ids| dictionary.b_enc().index_select(ids, 0))?,
             fired,
             b_dec: dictionary.b_dec().clone(),
