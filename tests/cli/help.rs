@@ -169,7 +169,7 @@ fn tips_name_what_the_user_meant() -> Result {
         ("generate x -n -5", "unexpected argument '-5'", "digit"),
         ("generate x -n=-5", "'-5' for '--max-new-tokens <N>': expected a whole number", "digit"),
         ("generate x --seed abc", "for '--seed <N>': expected a whole number, 0 or above", "digit"),
-        ("generate x --temperature warm", "expected a number", "literal"),
+        ("generate x --temperature warm", "expected a finite number of at least 0", "literal"),
     ] {
         let run = gpt2(&line.split(' ').collect::<Vec<_>>())?;
         run.refused(2, &[says]);

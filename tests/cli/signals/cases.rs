@@ -21,7 +21,7 @@ pub(super) struct Case {
     pub(super) says: &'static [&'static str],
 }
 
-pub(super) const CASES: [Case; 21] = [
+pub(super) const CASES: [Case; 20] = [
     Case {
         line: "score @long.txt --by line --jsonl @out/s.jsonl --threads 1",
         ready: Ready::Lines("s.jsonl.part", 257),
@@ -132,12 +132,6 @@ pub(super) const CASES: [Case; 21] = [
     Case {
         line: "verify --published --answers @answers.json",
         ready: Ready::After(200),
-        left: &[],
-        says: &["stopped by "],
-    },
-    Case {
-        line: "data shakespeare --out @out/d.txt --from @slow",
-        ready: Ready::Says("fetching"),
         left: &[],
         says: &["stopped by "],
     },

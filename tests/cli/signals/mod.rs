@@ -13,8 +13,6 @@ use crate::folder::{Folder, Tensors, assert_says, serialized, zeros};
 use cases::{CASES, Ready};
 use safetensors::Dtype;
 use serde_json::Value;
-use std::io::Write as _;
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -29,8 +27,6 @@ const WIDE: (usize, usize) = (1024, 4);
 struct World {
     folder: Folder,
     server: Server,
-    /// The address of a site that answers slowly.
-    slow: String,
 }
 
 impl World {
@@ -66,13 +62,12 @@ impl World {
         wide(&folder.file("wide"))?;
         let server = Server::start(repository());
         server.fault(At::Get("model.safetensors"), Fault::Drip(40, Duration::from_millis(100)), None);
-        Ok(Self { folder, server, slow: slow_site()? })
+        Ok(Self { folder, server })
     }
 
-    /// The arguments, with `{name}` for a path in the folder.
+    /// The arguments, with `@name` for a path in the folder.
     fn args(&self, line: &str) -> Vec<String> {
         let path = |word: &str| match word.strip_prefix('@') {
-            Some("slow") => self.slow.clone(),
             Some(name) => self.folder.at(name),
             None => word.to_owned(),
         };
@@ -138,22 +133,6 @@ fn code_of(what: &str, child: &mut Child) -> Result<Option<i32>> {
     }
     child.kill()?;
     Err(format!("{what}: goes on as if there had been no signal").into())
-}
-
-/// A site whose answer, as long as the known text, takes a minute.
-fn slow_site() -> Result<String> {
-    let site = TcpListener::bind("127.0.0.1:0")?;
-    let address = format!("http://{}", site.local_addr()?);
-    std::thread::spawn(move || {
-        for mut stream in site.incoming().flatten() {
-            let mut all_sent = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1115394\r\n\r\n");
-            while all_sent.is_ok() {
-                std::thread::sleep(Duration::from_millis(50));
-                all_sent = stream.write_all(&[b'x'; 1000]);
-            }
-        }
-    });
-    Ok(address)
 }
 
 /// A store that takes some seconds to read: one shard, under many names.
@@ -299,7 +278,7 @@ fn adapter(folder: &Folder) -> Result<String> {
 /// A merge that replaces a model leaves the old one or the new one, and says which.
 #[test]
 fn a_merge_that_is_stopped_leaves_the_old_model_whole() -> Result {
-    let world = World { folder: Folder::empty()?, server: Server::start(repository()), slow: String::new() };
+    let world = World { folder: Folder::empty()?, server: Server::start(repository()) };
     wide(&world.folder.file("wide"))?;
     adapter(&world.folder)?;
     for (name, number) in ENDING {
@@ -331,7 +310,7 @@ fn a_merge_that_is_stopped_leaves_the_old_model_whole() -> Result {
 /// A merge that is killed leaves the old model whole, or no model that a reader would take for one, and the next run mends it.
 #[test]
 fn a_merge_that_is_killed_leaves_no_mixture() -> Result {
-    let world = World { folder: Folder::empty()?, server: Server::start(repository()), slow: String::new() };
+    let world = World { folder: Folder::empty()?, server: Server::start(repository()) };
     wide(&world.folder.file("wide"))?;
     adapter(&world.folder)?;
     let line = "merge --model @wide --adapter @lora --out @out/m --overwrite";

@@ -10,7 +10,7 @@ use gpt2_engine::studies::interpret::graph::{NodeKind, NodeRecord, Options, Repo
 use gpt2_engine::studies::{Run, Study};
 use gpt2_engine::texts::Content;
 use gpt2_loader::DictionaryCheckpoint;
-use gpt2_view::{Align, Table, visible_token};
+use gpt2_view::{Align, Table, visible_text, visible_token};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -115,7 +115,7 @@ fn print(report: &Report, top_k: usize) -> anyhow::Result<()> {
         graph.links.len()
     )?;
     let of_kind = |kind: NodeKind| graph.nodes.iter().filter(move |node| node.feature_type == kind);
-    let logits: Vec<String> = of_kind(NodeKind::Logit).map(|node| visible_token(&node.clerp)).collect();
+    let logits: Vec<String> = of_kind(NodeKind::Logit).map(|node| visible_text(&node.clerp)).collect();
     writeln!(out, "{}\n", logits.join(", "))?;
     let mut features: Vec<&NodeRecord> = of_kind(NodeKind::Feature).collect();
     features.sort_by(|a, b| a.influence.unwrap_or(1.0).total_cmp(&b.influence.unwrap_or(1.0)));
