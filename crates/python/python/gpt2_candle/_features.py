@@ -202,7 +202,8 @@ class Features(Base):
             "max_nodes": count(max_nodes, "max_nodes", 1),
         }
         report, arrays = self._study("graph", options, {}, progress=progress)
-        return AttributionGraph(report, arrays["adjacency_matrix"], arrays["active_features"], arrays["activation_values"])
+        active = arrays["active_features"].astype(np.int64)
+        return AttributionGraph(report, arrays["adjacency_matrix"], active, arrays["activation_values"])
 
     def record(
         self,
