@@ -18,7 +18,10 @@ fn json_has_the_documented_fields() -> Result {
     for what in ["core", "block", "forward", "decode", "generate"] {
         let makes_tokens = matches!(what, "decode" | "generate");
         let args = ["bench", what, "--model", ODD, "--json", "--batch", "2", "--tokens", "16"];
-        let more = words("--runs 3 --threads 2 --dtype f16 --impl eager --new-tokens 4 --device cpu");
+        let mut more = words("--runs 3 --threads 2 --dtype f16 --impl eager --device cpu");
+        if makes_tokens {
+            more.extend(["--new-tokens", "4"]);
+        }
         let report = json(&[&args[..], &more].concat())?;
         let mut fields = common.clone();
         if makes_tokens {
@@ -103,7 +106,7 @@ fn one_run_is_its_own_median() -> Result {
 #[test]
 fn core_runs_in_the_shape_of_gpt2_small_without_a_model() -> Result {
     let run = gpt2(&["bench", "core", "--impl", "eager", "--tokens", "8", "--runs", "1"])?.succeeded();
-    assert_says("text", &run.stdout, &["core, eager, batch 1, 8 tokens, f32, cpu", "median", "of 1 runs"]);
+    assert_says("text", &run.stdout, &["core, eager, batch 1, 8 tokens, f32, cpu", "median", "of 1 run\n"]);
     Ok(())
 }
 
@@ -112,6 +115,18 @@ fn attention_alone_is_not_bound_by_the_context() -> Result {
     for what in ["core", "block"] {
         let report = json(&["bench", what, "--model", ODD, "-t100", "-r1", "--json"])?;
         assert_eq!(report["tokens"], 100);
+    }
+    Ok(())
+}
+
+#[test]
+fn options_of_other_targets_are_refused() -> Result {
+    for (args, says) in [
+        (&["core", "--last"][..], "--last is only for bench forward"),
+        (&["forward", "--recompute"], "--recompute is only for bench train"),
+        (&["core", "--new-tokens", "7"], "--new-tokens is only for bench decode and generate"),
+    ] {
+        gpt2(&[&["bench"], args].concat())?.refused(1, &[says]);
     }
     Ok(())
 }

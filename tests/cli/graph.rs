@@ -71,6 +71,7 @@ fn transcoders_lead_from_a_prompt_to_the_next_token() -> Result {
     let report = json(graph(&dictionaries, &["--json", "--out", &out])?)?;
     let file: Value = serde_json::from_slice(&std::fs::read(&out)?)?;
     assert_eq!(report["graph"], file);
+    assert_eq!(file["metadata"]["slug"], "graph");
     check_file(&file)?;
     for score in ["replacement_score", "completeness_score"] {
         let score = report[score].as_f64().ok_or("a score")?;
@@ -100,7 +101,6 @@ fn check_file(file: &Value) -> Result {
     let metadata =
         ["slug", "scan", "transcoder_list", "prompt_tokens", "prompt", "node_threshold", "schema_version"];
     assert_eq!(keys(&file["metadata"])?, named(&metadata));
-    assert_eq!(file["metadata"]["slug"], "romeo-o-she-doth");
     assert_eq!(file["metadata"]["prompt"], PROMPT);
     assert_eq!(
         keys(&file["qParams"])?,
@@ -190,6 +190,13 @@ fn a_store_of_both_values_and_a_text_make_transcoders() -> Result {
     }
     train(&folder, &store, 2, "topk", &[])?
         .refused(1, &["--writes", "no TopK transcoder", "--sparsity jumprelu"]);
+    // A transcoder predicts what comes later in the pass.
+    for (point, writes) in [(&point, "blocks.1.hook_mlp_out"), (&writes, writes.as_str())] {
+        let args =
+            ["train-features", &text, "--point", point, "--writes", writes, "--out", &folder.at("back")];
+        gpt2(&[&args[..], &more].concat())?
+            .refused(1, &[&format!("--writes {writes}"), "does not come after", "predicts a later value"]);
+    }
     train(&folder, &store, 1, "other", &more)?.refused(1, &["--writes blocks.1.hook_mlp_out", "record both"]);
     Ok(())
 }

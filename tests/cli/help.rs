@@ -179,6 +179,9 @@ fn tips_name_what_the_user_meant() -> Result {
     run.refused(2, &["gpt2 attention \"What is this?\"\n"]);
     let two_values = gpt2(&["forward", "O Romeo", "--ablate", "3.0", "3.3"])?;
     two_values.refused(2, &["for two, repeat it: --ablate 3.3\n"]);
+    // One value is all that it takes.
+    let run = gpt2(&["forward", "O Romeo", "--top-k", "3", "x"])?;
+    assert!(!run.stderr.contains("repeat it"), "{}", run.stderr);
     let text = gpt2(&["heads", "O Romeo"])?;
     text.refused(2, &["it measures on random tokens; heads on a text: gpt2 attention \"O Romeo\""]);
     let run = gpt2(&["forward", "--what is this"])?;

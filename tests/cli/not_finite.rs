@@ -91,6 +91,18 @@ fn merge_writes_no_number_that_is_not_finite() -> Result {
 }
 
 #[test]
+fn a_build_that_computes_nan_gives_no_printed_answer() -> Result {
+    let folder = Folder::empty()?;
+    let nan = model(&folder, "nan", f32::NAN)?;
+    let question = r#"{"continuation": {"prompt": [1], "ids": [1, 199]}}"#;
+    folder.write("answers.json", format!(r#"{{"nan": [{{"source": "x", "question": {question}}}]}}"#))?;
+    let run = gpt2(&["verify", "--published", "--answers", &folder.at("answers.json"), "--model", &nan])?;
+    assert_eq!(run.code, 1, "{run:?}");
+    assert_says("stdout", &run.stdout, &["FAILED", "h.1.mlp.c_fc.weight holds NaN"]);
+    Ok(())
+}
+
+#[test]
 fn training_and_quantizing_write_no_number_that_is_not_finite() -> Result {
     let folder = Folder::empty()?;
     let nan = model(&folder, "nan", f32::NAN)?;

@@ -14,7 +14,9 @@ use gpt2_engine::studies::Run;
 use gpt2_engine::studies::checkpoints::{model_folders, quantize};
 use gpt2_engine::studies::predict::compare;
 use gpt2_engine::studies::predict::score;
+use gpt2_files::atomic::stage_bytes;
 use gpt2_loader::{AdapterConfig, FILE_NAMES, GgufType, SaveOptions, Tokenizer, save, save_adapter};
+use pyo3::exceptions::PyFileExistsError;
 use pyo3::prelude::*;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -201,6 +203,20 @@ impl From<Content> for gpt2_engine::texts::Content {
             Content::Ids(ids) => Self::Ids(ids),
         }
     }
+}
+
+/// Writes a file that appears whole or not at all.
+#[pyfunction]
+pub(crate) fn write_file(path: PathBuf, content: &[u8], overwrite: bool) -> PyResult<()> {
+    if !overwrite && path.symlink_metadata().is_ok() {
+        let there = "is there already; choose another name, or replace it with overwrite=True";
+        return Err(PyFileExistsError::new_err(format!("{}: {there}", path.display())));
+    }
+    let write = || {
+        let staged = stage_bytes(&path, content)?;
+        if overwrite { staged.commit() } else { staged.commit_new() }
+    };
+    Ok(write().map_err(|error| Failed::from(anyhow::Error::from(error)))?)
 }
 
 /// A report as JSON, and notes for the reader.

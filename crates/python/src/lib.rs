@@ -41,12 +41,13 @@ mod _native {
     #[pymodule_export]
     use crate::dictionary::Dictionary;
     #[pymodule_export]
+    use crate::files::write_file;
+    #[pymodule_export]
     use crate::generate::SteppedGeneration;
     #[pymodule_export]
     use crate::guard::{forked, point_names};
     #[pymodule_export]
     use crate::model::Model;
-
     #[pymodule_export]
     use crate::pattern::LazyPattern;
     #[pymodule_export]

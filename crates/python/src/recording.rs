@@ -57,7 +57,7 @@ impl Model {
                 Some(texts) => Documents::of(texts),
                 None => options.documents(Spelling::Keywords, &observer)?,
             };
-            options.check_out(Spelling::Keywords)?;
+            options.check(Spelling::Keywords)?;
             self.loaded.check_folder(&options.out)?;
             let interventions = Prepared::new(changes.options()?, &self.loaded, &observer)?;
             let run = Run::new(&interventions, &observer);
@@ -103,7 +103,7 @@ pub(crate) fn train_features(
 
 /// Refuses to replace a dictionary or a stopped run without leave, and a folder that the run reads.
 fn check_outputs(options: &Options) -> anyhow::Result<()> {
-    options.check_out(Spelling::Keywords)?;
+    options.check(Spelling::Keywords)?;
     options.check_state(Spelling::Keywords)?;
     let out = options.out.display();
     if options.out.exists() && !options.out.is_dir() {

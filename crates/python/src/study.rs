@@ -2,6 +2,7 @@
 
 use crate::array::Array;
 use crate::changes::InterventionTexts;
+use crate::dictionary::Dictionary;
 use crate::error::Failed;
 use crate::guard::{Raised, compute};
 use crate::metric::GivenMetric;
@@ -22,6 +23,8 @@ pub(crate) struct StudyRequest {
     /// The options as a JSON object; those that it lacks have their defaults.
     options: String,
     changes: InterventionTexts,
+    /// Dictionaries of a study of several.
+    dictionaries: Vec<Py<Dictionary>>,
     /// A function of logits that is measured, in place of what the options say.
     metric: Option<Py<PyAny>>,
     seed: u64,
@@ -38,15 +41,22 @@ impl Model {
     /// Runs a study of the engine.
     fn study(&self, py: Python<'_>, request: StudyRequest) -> PyResult<Studied> {
         let raised = Arc::new(Raised::default());
-        let StudyRequest { name, options, changes, metric, seed, allow_nonfinite, progress } = request;
+        let StudyRequest { name, options, changes, dictionaries, metric, seed, allow_nonfinite, progress } =
+            request;
+        let dictionaries: Vec<_> = dictionaries.iter().map(|one| Arc::clone(&one.get().opened)).collect();
         let observer = PyObserver::new(&raised, progress);
         let outcome = compute(py, &raised, || {
             let entry = Entry::find(&name)?;
             let interventions = Prepared::new(changes.options()?, &self.loaded, &observer)?;
             let metric =
                 metric.map(|function| GivenMetric { function, raised: Arc::clone(&raised) }.metric(false));
-            let run =
-                Run { metric: metric.as_ref(), seed, allow_nonfinite, ..Run::new(&interventions, &observer) };
+            let run = Run {
+                metric: metric.as_ref(),
+                dictionaries: &dictionaries,
+                seed,
+                allow_nonfinite,
+                ..Run::new(&interventions, &observer)
+            };
             let options = serde_json::from_str(&options).map_err(anyhow::Error::from)?;
             let outcome = entry.run(&run, options)?;
             let array = |(name, tensor)| Ok((name, Array::new(&tensor)?));

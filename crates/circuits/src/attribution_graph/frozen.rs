@@ -61,13 +61,13 @@ fn centered(x: &Tensor) -> Result<Tensor> {
 #[derive(Debug)]
 pub(super) struct FrozenAttention {
     norm: FrozenNorm,
-    /// The weights, (1, H, keys, queries): transposed.
+    /// The weights, (H, keys, queries): transposed.
     pattern: Tensor,
     /// `W_V` of all heads, transposed, (H·D, C).
     values: Tensor,
     /// `W_O` of all heads, transposed, (C, H·D).
     outputs: Tensor,
-    /// (H, 1, D)
+    /// (H, 1, 1, D)
     value_bias: Tensor,
     /// (C)
     output_bias: Option<Tensor>,
@@ -84,10 +84,10 @@ impl FrozenAttention {
         let pattern = recorded(recorder, Point::Pattern(layer))?; // (H, T, T)
         Ok(Self {
             norm: FrozenNorm::new(&block.ln_1, &recorded(recorder, Point::Ln1Scale(layer))?)?,
-            pattern: pattern.transpose(1, 2)?.contiguous()?.unsqueeze(0)?,
+            pattern: pattern.transpose(1, 2)?.contiguous()?,
             values: stacked(|head| &head.v, 1)?,
             outputs: stacked(|head| &head.o, 0)?,
-            value_bias: Tensor::stack(&biases, 0)?.unsqueeze(1)?,
+            value_bias: Tensor::stack(&biases, 0)?.unsqueeze(1)?.unsqueeze(1)?,
             output_bias: block.attn.c_proj.bias().map(f32_of).transpose()?,
         })
     }
@@ -96,12 +96,13 @@ impl FrozenAttention {
     /// (n, T, C) -> (n, T, C), (n)
     pub(super) fn back(&self, gradient: &Tensor) -> Result<(Tensor, Tensor)> {
         let (n, t, c) = gradient.dims3()?;
-        let (_, h, ..) = self.pattern.dims4()?;
-        let at_heads = gradient.reshape((n * t, c))?.matmul(&self.outputs)?; // (n·T, H·D)
-        let at_heads = at_heads.reshape((n, t, h, ()))?.transpose(1, 2)?.contiguous()?; // (n, H, T, D)
-        let at_values = self.pattern.broadcast_matmul(&at_heads)?; // (n, H, keys, D)
-        let mut constants = at_values.broadcast_mul(&self.value_bias)?.sum((1, 2, 3))?;
-        let rows = at_values.transpose(1, 2)?.contiguous()?.reshape((n * t, ()))?;
+        let h = self.pattern.dim(0)?;
+        let at_heads = gradient.reshape((n * t, c))?.matmul(&self.outputs)?.reshape((n, t, h, ()))?;
+        // Of each head, the targets side by side: a product of (1, H, T, T) with (n, ..) would copy the pattern for each.
+        let at_heads = at_heads.permute((2, 1, 0, 3))?.contiguous()?.reshape((h, t, ()))?; // (H, T, n·D)
+        let at_values = self.pattern.matmul(&at_heads)?.reshape((h, t, n, ()))?; // (H, keys, n, D)
+        let mut constants = at_values.broadcast_mul(&self.value_bias)?.sum((0, 1, 3))?;
+        let rows = at_values.permute((2, 1, 0, 3))?.contiguous()?.reshape((n * t, ()))?;
         let at_norm = rows.matmul(&self.values)?.reshape((n, t, c))?;
         constants = (constants + self.norm.constant(&at_norm)?.sum(1)?)?;
         if let Some(bias) = &self.output_bias {

@@ -3,7 +3,7 @@
 use super::frozen::{FrozenAttention, FrozenNorm, f32_of, recorded};
 use crate::features::Features;
 use candle_core::{D, DType, Device, Result, Tensor};
-use gpt2_model::dictionary::{ActiveFeature, Dictionary};
+use gpt2_model::dictionary::{ActiveFeature, Dictionary, SparseActivations};
 use gpt2_model::hooks::{Point, Recorder};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 
@@ -65,18 +65,9 @@ impl Default for LogitChoice {
 struct ReplacedMlp {
     /// The layer norm between the stream and what the transcoder reads, if there is one.
     norm: Option<FrozenNorm>,
+    dictionary: Dictionary,
     /// The features that fire at each position.
-    fired: Vec<Vec<ActiveFeature>>,
-    /// Their rows of `W_dec` times their activations, (features of the position, C).
-    written: Vec<Option<Tensor>>,
-    /// Their columns of `W_enc`, the layer's features by position, (n, C).
-    encoders: Option<Tensor>,
-    /// Their `b_enc`, (n).
-    biases: Option<Tensor>,
-    /// `b_dec`, (C)
-    b_dec: Tensor,
-    /// `W_skip`, (C, C)
-    skip: Option<Tensor>,
+    code: SparseActivations,
     /// What the transcoder misses of the MLP's output, (T, C).
     error: Tensor,
 }
@@ -128,7 +119,7 @@ impl ReplacedPass {
         }
         let points = (0..layers).flat_map(|layer| {
             use Point::{Ln1Scale, Ln2Scale, MlpOut, Pattern};
-            [Ln1Scale(layer), Pattern(layer), transcoders[layer].hook, Ln2Scale(layer), MlpOut(layer)]
+            [Ln1Scale(layer), Pattern(layer), transcoders[layer].hook(), Ln2Scale(layer), MlpOut(layer)]
         });
         let recorder = Recorder::new(points.chain([Point::Embed, Point::LnFinalScale]));
         let args = ForwardArgs { hooks: Some(&recorder), ..ForwardArgs::default() };
@@ -139,13 +130,18 @@ impl ReplacedPass {
         let attention = attention.collect::<Result<Vec<_>>>()?;
         let mlps = blocks.zip(&transcoders).map(|((layer, block), transcoder)| {
             let scale = recorded(&recorder, Point::Ln2Scale(layer))?;
-            let norm = match transcoder.hook {
+            let norm = match transcoder.hook() {
                 Point::Ln2(_) => Some(FrozenNorm::new(&block.ln_2, &scale)?),
                 Point::Ln2Normalized(_) => Some(FrozenNorm::normalized(&block.ln_2, &scale)?),
                 _ => None,
             };
-            let read = recorded(&recorder, transcoder.hook)?;
-            ReplacedMlp::new(transcoder, norm, &read, &recorded(&recorder, Point::MlpOut(layer))?)
+            let read = recorded(&recorder, transcoder.hook())?;
+            ReplacedMlp::new(
+                transcoder.dictionary(),
+                norm,
+                &read,
+                &recorded(&recorder, Point::MlpOut(layer))?,
+            )
         });
         let mlps = mlps.collect::<Result<Vec<_>>>()?;
         let chosen = logits.of(&found.get(t - 1)?)?;
@@ -175,23 +171,23 @@ impl ReplacedPass {
     pub fn graph(&self, progress: &mut dyn FnMut(usize, usize) -> Result<()>) -> Result<AttributionGraph> {
         let all = self.nodes.len();
         let logits = self.directions.dim(0)?;
-        let features = self.nodes.iter().filter(|node| matches!(node, GraphNode::Feature { .. })).count();
-        let mut rows = Rows { edges: vec![0f32; all * all], constants: vec![0f64; all], done: 0 };
+        let features = self.features();
+        let mut rows = Rows::new(all)?;
         let mut report = |rows: &Rows| progress(rows.done, features + logits);
         let mut first = 0;
         for (layer, mlp) in self.mlps.iter().enumerate() {
-            let (Some(encoders), Some(biases)) = (&mlp.encoders, &mlp.biases) else { continue };
-            let positions: Vec<u32> = mlp.places().map(|(position, _)| position).collect();
-            for start in (0..positions.len()).step_by(TARGETS) {
-                let n = TARGETS.min(positions.len() - start);
-                let at = &positions[start..start + n];
-                let vectors = encoders.narrow(0, start, n)?;
-                let biases = biases.narrow(0, start, n)?;
-                let batch = Targets::new(&vectors, &biases, mlp.norm.as_ref(), at, self.tokens.dim(0)?)?;
-                self.add(&mut rows, first + start, layer, batch)?;
+            let places: Vec<(u32, &ActiveFeature)> = mlp.places().collect();
+            for places in places.chunks(TARGETS) {
+                let positions: Vec<u32> = places.iter().map(|(position, _)| *position).collect();
+                let ids = Tensor::from_iter(places.iter().map(|(_, one)| one.feature), &Device::Cpu)?;
+                let vectors = mlp.dictionary.encoders(&ids)?;
+                let biases = mlp.dictionary.b_enc().index_select(&ids, 0)?;
+                let batch =
+                    Targets::new(&vectors, &biases, mlp.norm.as_ref(), &positions, self.tokens.dim(0)?)?;
+                self.add(&mut rows, first, layer, batch)?;
+                first += places.len();
                 report(&rows)?;
             }
-            first += positions.len();
         }
         let last = u32::try_from(self.tokens.dim(0)? - 1).map_err(candle_core::Error::wrap)?;
         let at = vec![last; logits];
@@ -203,11 +199,16 @@ impl ReplacedPass {
         Ok(AttributionGraph { nodes: self.nodes.clone(), edges, constants: rows.constants })
     }
 
+    /// The number of features that fire.
+    fn features(&self) -> usize {
+        self.mlps.iter().map(|mlp| mlp.code.count_fired()).sum()
+    }
+
     /// Takes targets that read after `layer` attentions and MLPs, and before the MLP of `layer`, back through the model; adds their rows.
     fn add(&self, rows: &mut Rows, first: usize, layer: usize, targets: Targets) -> Result<()> {
         let Targets { mut gradient, mut constants } = targets;
         let (n, t, _) = gradient.dims3()?;
-        let features: usize = self.mlps.iter().map(|mlp| mlp.places().count()).sum();
+        let features = self.features();
         let layers = self.mlps.len();
         if let Some(attention) = self.attention.get(layer) {
             let (before, constant) = attention.back(&gradient)?;
@@ -216,16 +217,16 @@ impl ReplacedPass {
         }
         for below in (0..layer).rev() {
             let mlp = &self.mlps[below];
-            let mut place: usize = self.mlps[..below].iter().map(|mlp| mlp.places().count()).sum();
-            for (position, written) in mlp.written.iter().enumerate() {
-                let Some(written) = written else { continue };
+            let mut place: usize = self.mlps[..below].iter().map(|mlp| mlp.code.count_fired()).sum();
+            for position in (0..t).filter(|&position| !mlp.code.row(position).is_empty()) {
+                let written = mlp.written(position)?;
                 let at = gradient.narrow(1, position, 1)?.squeeze(1)?.contiguous()?; // (n, C)
                 rows.put(first, place, &at.matmul(&written.t()?)?)?;
                 place += written.dim(0)?;
             }
             rows.put(first, features + below * t, &gradient.broadcast_mul(&mlp.error)?.sum(D::Minus1)?)?;
-            constants = (constants + gradient.broadcast_mul(&mlp.b_dec)?.sum((1, 2))?)?;
-            if let Some(skip) = &mlp.skip {
+            constants = (constants + gradient.broadcast_mul(mlp.dictionary.b_dec())?.sum((1, 2))?)?;
+            if let Some(skip) = mlp.dictionary.skip() {
                 let read = gradient.broadcast_matmul(skip)?; // (n, T, C)
                 let (read, constant) = match &mlp.norm {
                     Some(norm) => (norm.back(&read)?, norm.constant(&read)?.sum(1)?),
@@ -289,6 +290,16 @@ struct Rows {
 }
 
 impl Rows {
+    fn new(all: usize) -> Result<Self> {
+        let count = all.saturating_mul(all);
+        let mut edges = vec![];
+        if edges.try_reserve_exact(count).is_err() {
+            candle_core::bail!("there is no memory for the {all} x {all} edges of the graph")
+        }
+        edges.resize(count, 0f32);
+        Ok(Self { edges, constants: vec![0f64; all], done: 0 })
+    }
+
     /// Puts values (targets, sources) at a row and a column.
     fn put(&mut self, row: usize, column: usize, values: &Tensor) -> Result<()> {
         let all = self.constants.len();
@@ -301,57 +312,44 @@ impl Rows {
 
 impl ReplacedMlp {
     /// `read` and `out` (T, C): what the transcoder reads, and what it should predict.
-    fn new(transcoder: &Features, norm: Option<FrozenNorm>, read: &Tensor, out: &Tensor) -> Result<Self> {
-        let dictionary = transcoder.dictionary();
+    fn new(dictionary: &Dictionary, norm: Option<FrozenNorm>, read: &Tensor, out: &Tensor) -> Result<Self> {
         let code = dictionary.encode(read)?;
-        let fired: Vec<Vec<ActiveFeature>> = code.iter().map(<[ActiveFeature]>::to_vec).collect();
-        let ids: Vec<u32> = fired.iter().flatten().map(|one| one.feature).collect();
-        let written = |(position, of): (usize, &Vec<ActiveFeature>)| -> Result<Option<Tensor>> {
-            if of.is_empty() {
-                return Ok(None);
-            }
-            let ids: Vec<u32> = of.iter().map(|one| one.feature).collect();
-            let value = |one: &ActiveFeature| one.value * dictionary.factor(&code, position, one.feature);
-            let values = Tensor::from_iter(of.iter().map(value), &Device::Cpu)?.unsqueeze(1)?;
-            let rows = dictionary.w_dec().index_select(&Tensor::new(ids, &Device::Cpu)?, 0)?;
-            rows.broadcast_mul(&values).map(Some)
-        };
-        let some = |of: fn(&Dictionary, &Tensor) -> Result<Tensor>| {
-            let ids = (!ids.is_empty()).then(|| Tensor::new(&ids[..], &Device::Cpu));
-            ids.map(|ids| of(dictionary, &ids?)).transpose()
-        };
-        Ok(Self {
-            norm,
-            written: fired.iter().enumerate().map(written).collect::<Result<_>>()?,
-            encoders: some(Dictionary::encoders)?,
-            biases: some(|dictionary, ids| dictionary.b_enc().index_select(ids, 0))?,
-            fired,
-            b_dec: dictionary.b_dec().clone(),
-            skip: dictionary.skip().cloned(),
-            error: (out - dictionary.decode(&code, read)?)?,
-        })
+        let error = (out - dictionary.decode(&code, read)?)?;
+        Ok(Self { norm, dictionary: dictionary.clone(), code, error })
+    }
+
+    /// The rows of `W_dec` of a position's features times their activations, (features, C).
+    fn written(&self, position: usize) -> Result<Tensor> {
+        let fired = self.code.row(position);
+        let ids = Tensor::from_iter(fired.iter().map(|one| one.feature), &Device::Cpu)?;
+        let value =
+            |one: &ActiveFeature| one.value * self.dictionary.factor(&self.code, position, one.feature);
+        let values = Tensor::from_iter(fired.iter().map(value), &Device::Cpu)?.unsqueeze(1)?;
+        self.dictionary.w_dec().index_select(&ids, 0)?.broadcast_mul(&values)
     }
 
     /// The features that fire, with their positions, in the graph's order.
     fn places(&self) -> impl Iterator<Item = (u32, &ActiveFeature)> {
-        (0u32..).zip(&self.fired).flat_map(|(position, fired)| fired.iter().map(move |one| (position, one)))
+        (0u32..)
+            .zip(self.code.iter())
+            .flat_map(|(position, fired)| fired.iter().map(move |one| (position, one)))
     }
 }
 
 /// The one transcoder of a layer's MLP.
 fn of_layer(transcoders: &[Features], layer: usize) -> Result<&Features> {
     use Point::{Ln2, Ln2Normalized, MlpIn, MlpOut, ResidMid};
-    let mut of = transcoders.iter().filter(|one| one.hook.layer() == Some(layer));
+    let mut of = transcoders.iter().filter(|one| one.hook().layer() == Some(layer));
     let (Some(found), None) = (of.next(), of.next()) else {
-        let count = transcoders.iter().filter(|one| one.hook.layer() == Some(layer)).count();
+        let count = transcoders.iter().filter(|one| one.hook().layer() == Some(layer)).count();
         candle_core::bail!(
             "layer {layer} has {count} transcoders of {}; give one for the MLP of each layer",
             transcoders.len()
         )
     };
-    let Features { dictionary, hook, hook_out } = found;
+    let (dictionary, hook, hook_out) = (found.dictionary(), found.hook(), found.hook_out());
     let reads_mlp = matches!(hook, MlpIn(_) | ResidMid(_) | Ln2(_) | Ln2Normalized(_));
-    if !dictionary.is_transcoder() || !reads_mlp || *hook_out != MlpOut(layer) {
+    if !dictionary.is_transcoder() || !reads_mlp || hook_out != MlpOut(layer) {
         candle_core::bail!(
             "the dictionary of {hook} rebuilds {hook_out}; expected a transcoder from {} to {}",
             Ln2(layer),

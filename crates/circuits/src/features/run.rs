@@ -10,9 +10,9 @@ use std::cell::RefCell;
 /// A dictionary and the places in a model that it belongs to.
 #[derive(Debug, Clone)]
 pub struct Features {
-    pub(crate) dictionary: Dictionary,
-    pub(crate) hook: Point,
-    pub(crate) hook_out: Point,
+    pub(super) dictionary: Dictionary,
+    pub(super) hook: Point,
+    pub(super) hook_out: Point,
 }
 
 /// A text's values, and the features in them.

@@ -9,7 +9,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use gpt2_engine::open::CACHES;
 use gpt2_engine::studies::build::bench::{MachineLimits, Options, Report, TARGETS, Target, Work, bench};
 use gpt2_engine::studies::learn::train::TRAIN_DTYPES;
-use gpt2_engine::words;
+use gpt2_engine::words::{self, count};
 use gpt2_model::CacheDType;
 use gpt2_train::TrainDType;
 use gpt2_view::visible_text;
@@ -72,9 +72,9 @@ pub(crate) struct BenchArgs {
     /// decode: precision of the cached keys and values [default: that of --dtype]
     #[arg(long, value_name = "DTYPE", value_parser = one_of(CACHES))]
     pub(crate) kv: Option<CacheDType>,
-    /// decode: greedy steps per run
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) new_tokens: u32,
+    /// decode and generate: tokens per run [default: 32]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) new_tokens: Option<u32>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -136,7 +136,7 @@ impl BenchArgs {
             train_dtype: self.train_dtype,
             lora: self.lora.map(usize::from),
             kv: self.kv,
-            new_tokens: self.new_tokens as usize,
+            new_tokens: self.new_tokens.map(|steps| steps as usize),
             seed: self.model.run.seed,
         }
     }
@@ -180,11 +180,17 @@ fn print(report: &Report) -> anyhow::Result<()> {
     )?;
     writeln!(
         out,
-        "median {:.3} ms, fastest {:.3} ms, of {groups}{runs} runs",
-        report.median_ms, report.min_ms
+        "median {:.3} ms, fastest {:.3} ms, of {groups}{}",
+        report.median_ms,
+        report.min_ms,
+        count(*runs, "run")
     )?;
     if let (Some(plain), Some(ratio)) = (report.plain_median_ms, report.ratio_to_plain) {
-        writeln!(out, "without them: median {plain:.3} ms; ratio {ratio:.3}, the median of {runs} pairs")?;
+        writeln!(
+            out,
+            "without them: median {plain:.3} ms; ratio {ratio:.3}, the median of {}",
+            count(*runs, "pair")
+        )?;
     }
     if let (Some(ms), Some(speed)) = (report.ms_per_token, report.tokens_per_s) {
         writeln!(out, "{ms:.3} ms per token, {speed:.1} tokens/s")?;

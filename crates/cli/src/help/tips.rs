@@ -4,7 +4,7 @@
 use super::near::{listed, wish, wish_for_option};
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, Command};
+use clap::{Arg, ArgAction, Command};
 use std::path::Path;
 
 /// The error with tips that help, and with the usage of the command that was named. `args` are those behind the
@@ -172,6 +172,7 @@ fn of_word(command: &Command, args: &[String], wrong: &str) -> Vec<String> {
     if let Some([option, _, second]) = at.and_then(|at| args.get(at.checked_sub(2)?..=at))
         && before == 1
         && takes_value(command, option)
+        && option_of(command, option).is_some_and(|arg| matches!(arg.get_action(), ArgAction::Append))
         && !second.contains(char::is_whitespace)
         && args.iter().any(|arg| arg.contains(char::is_whitespace))
     {
@@ -208,16 +209,19 @@ fn of_word(command: &Command, args: &[String], wrong: &str) -> Vec<String> {
     vec![format!("put a text of several words in quotes: {} {texts}", path_of(command))]
 }
 
-/// Whether the argument behind this one is its value.
-fn takes_value(command: &Command, option: &str) -> bool {
-    let named = |arg: &&Arg| match option.strip_prefix("--") {
+/// The option that an argument names.
+fn option_of<'a>(command: &'a Command, argument: &str) -> Option<&'a Arg> {
+    command.get_arguments().find(|arg| match argument.strip_prefix("--") {
         Some(long) => {
             arg.get_long() == Some(long) || arg.get_visible_aliases().is_some_and(|all| all.contains(&long))
         }
-        None => arg.get_short().is_some_and(|short| option.ends_with(short)),
-    };
-    let arg = command.get_arguments().find(named);
-    arg.is_some_and(|arg| {
+        None => arg.get_short().is_some_and(|short| argument.ends_with(short)),
+    })
+}
+
+/// Whether the argument behind this one is its value.
+fn takes_value(command: &Command, argument: &str) -> bool {
+    option_of(command, argument).is_some_and(|arg| {
         !arg.is_require_equals_set() && arg.get_num_args().is_some_and(|n| n.takes_values())
     })
 }

@@ -2,11 +2,30 @@
 
 use super::opened::Opened;
 use crate::spelling::Spelling;
-use anyhow::bail;
 use candle_core::{DType, Tensor};
 use gpt2_model::Gpt2LMHeadModel;
 use gpt2_model::finite::{NotFinite, all_finite};
 use gpt2_model::hooks::Hooks;
+
+/// An error: a result is NaN or infinite.
+#[derive(Debug)]
+pub struct NotFiniteResult(pub String);
+
+impl std::fmt::Display for NotFiniteResult {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NotFiniteResult {}
+
+impl NotFiniteResult {
+    /// Whether an error comes from such a result.
+    #[must_use]
+    pub fn caused(error: &anyhow::Error) -> bool {
+        error.chain().any(<dyn std::error::Error>::is::<Self>)
+    }
+}
 
 /// Refuses `results` of a run over `ids` (B, T) if any number is not finite.
 ///
@@ -22,7 +41,7 @@ pub fn check_finite<'a>(
         if !all_finite(result)? {
             let anyway = opened.spelling.switch("allow-nonfinite");
             let why = explain_not_finite(&opened.model, ids, hooks, opened.spelling);
-            bail!("{why}; {anyway} shows the result anyway")
+            return Err(NotFiniteResult(format!("{why}; {anyway} shows the result anyway")).into());
         }
     }
     Ok(())

@@ -13,7 +13,7 @@ mod with_adapters;
 pub use adapters::{AdapterChoice, FoundAdapter, UsedAdapter, base_of_adapter};
 pub use device::{DeviceChoice, device_name, rounds_to_tf32};
 pub use dictionaries::{DictionaryFiles, OpenedDictionary};
-pub use finite::{check_finite, describe_not_finite, explain_not_finite};
+pub use finite::{NotFiniteResult, check_finite, describe_not_finite, explain_not_finite};
 pub use opened::{Label, Opened};
 pub use options::{
     CACHES, DTYPES, FORMATS, FoundModel, IMPLEMENTATIONS, ModelOptions, checkpoint, kept_formats,

@@ -109,9 +109,9 @@ pub(super) fn tensors(
             return Ok((NamedTensors::already(llmc::read(path, bytes)?), vec![]));
         }
     };
-    let mut named = naming::find(dicts, parameters).map_err(|prefixes| LoadError::SeveralModels {
+    let mut named = naming::find(dicts, parameters).map_err(|places| LoadError::SeveralModels {
         name: files.name.clone(),
-        prefixes: prefixes.join("`, `"),
+        places: places.join("`, `"),
     })?;
     let mut notes = vec![];
     notes.extend(renamed(&named));

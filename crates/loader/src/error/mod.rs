@@ -79,14 +79,14 @@ pub enum LoadError {
     },
     /// Weights of several models of these sizes in one file.
     #[error(
-        "{name}: holds several models of the same names, under `{prefixes}`; expected one: save the one that you want under \
-         names without the prefix"
+        "{name}: holds several models of the same names, under `{places}`; expected one: save the one that you want by \
+         itself, under its own names"
     )]
     SeveralModels {
         /// The source.
         name: String,
-        /// The prefixes.
-        prefixes: String,
+        /// The keys, or the prefixes of the names.
+        places: String,
     },
     /// A folder without a tokenizer for a vocabulary that is not GPT-2's.
     #[error(

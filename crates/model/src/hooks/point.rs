@@ -115,6 +115,17 @@ macro_rules! points {
                 }
             }
 
+            /// Whether the pass computes this value before another one.
+            #[must_use]
+            pub fn comes_before(self, other: Self) -> bool {
+                let place = |point: Self| match point.layer() {
+                    Some(layer) => (layer, point),
+                    None if point < Self::ResidPre(0) => (0, point),
+                    None => (usize::MAX, point),
+                };
+                place(self) < place(other)
+            }
+
             /// Its shape, and its names, inside a block without `blocks.N.`.
             fn row(self) -> (&'static str, &'static [&'static str]) {
                 match self {

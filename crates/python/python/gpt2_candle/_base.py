@@ -64,6 +64,7 @@ class Base:
         allow_nonfinite: bool = False,
         progress: Progress | None = None,
         metric: MetricFunction | None = None,
+        dictionaries: Sequence[_native.Dictionary] = (),
     ) -> tuple[Report, dict[str, Floats]]:
         """Runs a study of the engine: its report, and its arrays by name. Options that are ``None`` have their defaults."""
         known = _STUDIES[name][1]
@@ -76,6 +77,7 @@ class Base:
                 "name": name,
                 "options": json.dumps({option: value for option, value in options.items() if value is not None}),
                 "changes": changes_of(self._own, changes),
+                "dictionaries": list(dictionaries),
                 "metric": None if metric is None else native_function(metric),
                 "seed": count(seed, "seed"),
                 "allow_nonfinite": bool(allow_nonfinite),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args
 
 import numpy as np
 
+from . import _native
 from ._base import Base, Progress, Report
 from ._inputs import Changes, head_name, ids_of
 from ._metrics import positions_of
@@ -85,8 +86,7 @@ class Circuit:
             edge["score"] = score
         saved = {"edges": edges, "faithfulness": self.faithfulness, "provenance": _shared(self.provenance), "settings": dict(self.settings)}
         text = json.dumps(saved, indent=2, ensure_ascii=False) + "\n"
-        with open(path, "w" if overwrite else "x", encoding="utf-8") as file:
-            file.write(text)
+        _native.write_file(os.fspath(path), text.encode(), overwrite)
 
     def __len__(self) -> int:
         return len(self.edges)

@@ -8,11 +8,13 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from . import _native
 from ._base import Base, Progress, Report
 from ._dictionary import Dictionary
 from ._inputs import Changes, changes_of, ids_of
@@ -67,8 +69,10 @@ class AttributionGraph:
         Raises:
             FileExistsError: if there is a file already, unless ``overwrite`` is true.
         """
-        with open(path, "w" if overwrite else "x", encoding="utf-8") as file:
-            file.write(json.dumps(self.report["graph"], indent=2, ensure_ascii=False) + "\n")
+        graph = dict(self.report["graph"])
+        graph["metadata"] = {**graph["metadata"], "slug": Path(path).stem}  # the page finds a graph by its file's name
+        text = json.dumps(graph, indent=2, ensure_ascii=False) + "\n"
+        _native.write_file(os.fspath(path), text.encode(), overwrite)
 
     def __repr__(self) -> str:
         graph, scores = self.report["graph"], self.report
@@ -194,14 +198,15 @@ class Features(Base):
         named = [dictionary] if isinstance(dictionary, (str, os.PathLike, Dictionary)) else list(dictionary)
         options = {
             "prompt": ids_of(self._own, text, prepend_bos=prepend_bos),
-            "dictionary": [_name_of(one) for one in named],
+            "dictionary": [os.fspath(one) for one in named if not isinstance(one, Dictionary)],
             "node_threshold": float(node_threshold),
             "edge_threshold": float(edge_threshold),
             "max_logits": count(max_logits, "max_logits", 1),
             "logit_mass": float(logit_mass),
             "max_nodes": count(max_nodes, "max_nodes", 1),
         }
-        report, arrays = self._study("graph", options, {}, progress=progress)
+        held = [one._own for one in named if isinstance(one, Dictionary)]  # pyright: ignore[reportPrivateUsage]
+        report, arrays = self._study("graph", options, {}, progress=progress, dictionaries=held)
         active = arrays["active_features"].astype(np.int64)
         return AttributionGraph(report, arrays["adjacency_matrix"], active, arrays["activation_values"])
 
@@ -291,14 +296,6 @@ def texts_of(texts: Any, what: str) -> tuple[str | None, list[str] | None]:
 def _features_of(feature: int | Sequence[int]) -> list[int]:
     several: list[Any] = [feature] if isinstance(feature, (int, np.integer)) else list(feature)
     return [count(one, "feature", 0, 2**32 - 1) for one in several]
-
-
-def _name_of(dictionary: Dictionary | str | os.PathLike[str]) -> str:
-    if not isinstance(dictionary, Dictionary):
-        return os.fspath(dictionary)
-    if "commit" in dictionary.facts:
-        raise TypeError(f"dictionary: {dictionary.name} is from the Hub; give the name that it was loaded by")
-    return dictionary.name
 
 
 def _with(dictionary: Dictionary | str | os.PathLike[str] | None, changes: Mapping[str, Any], what: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,6 @@ from ._residual import ResidualStream, sliced
 from ._types import Floats
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
 
     import pandas
@@ -202,7 +202,7 @@ class Map:
         """
         if self.draw is None:
             raise ValueError("this map belongs to no model that could draw it")
-        Path(path).write_bytes(self.draw(str(path), self))
+        _native.write_file(os.fspath(path), self.draw(os.fspath(path), self), True)
 
     def _repr_html_(self) -> str:
         if self.draw is None or self.values.ndim > 2:
@@ -310,14 +310,14 @@ class Attention:
         if Path(path).suffix.lower() in (".html", ".htm"):
             if layer is not None or head is not None:
                 raise ValueError("the page shows every head; leave layer and head out")
-            Path(path).write_text(self.page(), encoding="utf-8")
+            _native.write_file(os.fspath(path), self.page().encode(), True)
             return
         if (layer is None) != (head is None):
             raise ValueError("give both layer and head, or neither for all heads")
         if self.draw is None:
             raise ValueError("a picture is drawn by the model, which a pickled result does not have; the page is here: .html")
         weights = None if layer is None or head is None else self.weights[layer, head]
-        Path(path).write_bytes(self.draw(str(path), weights))
+        _native.write_file(os.fspath(path), self.draw(os.fspath(path), weights), True)
 
     def _repr_html_(self) -> str:
         return _native.Model.fragment(self.page(), 720)

@@ -9,6 +9,7 @@ use gpt2_engine::interventions::{InterventionOptions, Prepared};
 use gpt2_engine::studies::interpret::graph::{NodeKind, NodeRecord, Options, Report};
 use gpt2_engine::studies::{Run, Study};
 use gpt2_engine::texts::Content;
+use gpt2_engine::words::count;
 use gpt2_loader::DictionaryCheckpoint;
 use gpt2_view::{Align, Table, visible_text, visible_token};
 use std::io::Write;
@@ -20,7 +21,7 @@ Transcoders take the place of the MLPs, with the error that they leave, and atte
 Then each feature's activation is a sum of what earlier features, errors and tokens add to it: these are the edges. Influence is the
 share of all paths to the likeliest next tokens that lead through a node. The replacement score says how much of it comes from
 tokens and not from errors, the completeness score how much of what nodes receive does not come from errors. --out writes JSON as
-circuit-tracer does, which its page and Neuronpedia read. All definitions are circuit-tracer's.
+circuit-tracer does, which its page and Neuronpedia read. Definitions are circuit-tracer's, but that the first token counts, too.
 
 Examples:
   gpt2 train-features notes.txt --point blocks.0.mlp.hook_in --writes blocks.0.hook_mlp_out --sparsity jumprelu --out t0   # and so on
@@ -79,8 +80,12 @@ pub(crate) fn run(args: &GraphArgs) -> anyhow::Result<()> {
     let prompt = args.prompt.encode(text, &opened)?;
     let none = Prepared::new(InterventionOptions::default(), &opened, &TERMINAL)?;
     let run = Run { wants_tensors: false, ..Run::new(&none, &TERMINAL) };
-    let report = args.options(Content::Ids(prompt.ids)).run(&run)?.report;
+    let mut report = args.options(Content::Ids(prompt.ids)).run(&run)?.report;
     if let Some(path) = &args.out {
+        // circuit-tracer's page finds a graph by a name that is its file's.
+        if let Some(name) = path.file_stem() {
+            report.graph.metadata.slug = name.to_string_lossy().into_owned();
+        }
         let mut bytes = serde_json::to_vec_pretty(&report.graph)?;
         bytes.push(b'\n');
         outputs.stage_bytes(path, &bytes)?;
@@ -110,9 +115,9 @@ fn print(report: &Report, top_k: usize) -> anyhow::Result<()> {
     writeln!(out, "replacement score {replacement_score:.3}, completeness score {completeness_score:.3}")?;
     writeln!(
         out,
-        "{} of {nodes} nodes kept ({active_features} features fire), {} edges\n",
+        "{} of {nodes} nodes kept ({active_features} features fire), {}\n",
         graph.nodes.len(),
-        graph.links.len()
+        count(graph.links.len(), "edge")
     )?;
     let of_kind = |kind: NodeKind| graph.nodes.iter().filter(move |node| node.feature_type == kind);
     let logits: Vec<String> = of_kind(NodeKind::Logit).map(|node| visible_text(&node.clerp)).collect();

@@ -2,13 +2,14 @@
 
 use crate::interventions::{Applied, Prepared, Reads};
 use crate::observer::Observer;
-use crate::open::{Opened, check_finite};
+use crate::open::{Opened, OpenedDictionary, check_finite};
 use crate::texts::{Content, Prompt};
 use candle_core::Tensor;
 use gpt2_model::analysis::Metric;
 use gpt2_model::hooks::Hooks;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::sync::Arc;
 
 /// The options of a study, which run. Names and values are those of the command's options and of Python's keywords.
 pub trait Study: Default + Serialize + DeserializeOwned {
@@ -35,6 +36,8 @@ pub struct Run<'a> {
     pub interventions: &'a Prepared<'a>,
     /// The metric of a study of pairs, in place of that of its options.
     pub metric: Option<&'a Metric>,
+    /// Dictionaries of a study of several that are open already, besides those that its options name.
+    pub dictionaries: &'a [Arc<OpenedDictionary>],
     /// The seed for everything random.
     pub seed: u64,
     /// Whether NaN and infinity are results instead of errors.
@@ -70,6 +73,7 @@ impl<'a> Run<'a> {
             opened: interventions.opened(),
             interventions,
             metric: None,
+            dictionaries: &[],
             seed: 0,
             allow_nonfinite: false,
             wants_tensors: true,

@@ -35,7 +35,7 @@ fn train_features(args: &TrainFeaturesArgs, group: &Arc<dyn Group>) -> anyhow::R
     let seed = args.model.run.seed;
     let run = TrainingRun { group, seed, spelling: Spelling::Flags, observer: &TERMINAL };
     let leads = group.rank() == 0;
-    options.check_out(run.spelling)?;
+    options.check(run.spelling)?;
     if args.source == Path::new(STDIN) && group.size() > 1 {
         bail!("-: standard input keeps the other processes waiting; name a file");
     }

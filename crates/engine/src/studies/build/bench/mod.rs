@@ -46,7 +46,7 @@ pub fn bench(
     };
     let mut ratios: Vec<f64> = times.iter().zip(&plain).map(|(asked, plain)| asked / plain).collect();
     let median_ms = median(&mut times);
-    let ms_per_token = options.what.makes_tokens().then(|| median_ms / options.new_tokens as f64);
+    let ms_per_token = options.what.makes_tokens().then(|| median_ms / options.steps() as f64);
     let on_cpu = bench.device.is_cpu();
     let seconds = ms_per_token.unwrap_or(median_ms) / 1e3;
     Ok(Report {

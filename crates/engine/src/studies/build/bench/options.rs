@@ -80,11 +80,14 @@ pub struct Options {
     pub lora: Option<usize>,
     /// The precision of cached keys and values; that of the activations if there is none.
     pub kv: Option<CacheDType>,
-    /// The steps of targets that make tokens.
-    pub new_tokens: usize,
+    /// The steps of targets that make tokens; 32 if there is no number.
+    pub new_tokens: Option<usize>,
     /// The seed of random weights and inputs.
     pub seed: u64,
 }
+
+/// The steps of targets that make tokens, if nobody chooses their number.
+const NEW_TOKENS: usize = 32;
 
 impl Options {
     /// Whether a pass is also timed without what it computes more.
@@ -116,6 +119,29 @@ impl Options {
         if !model.adapters.is_empty() && !whole {
             bail!("{} is only for bench forward, decode, generate and attribution", option("adapter"));
         }
+        if self.last && self.what != Target::Forward {
+            bail!("{} is only for bench forward", option("last"));
+        }
+        if self.recompute && self.what != Target::Train {
+            bail!("{} is only for bench train", option("recompute"));
+        }
+        if self.new_tokens.is_some() && !self.what.makes_tokens() {
+            bail!("{} is only for bench decode and generate", option("new-tokens"));
+        }
+        let sizes = [
+            ("batch", self.batch),
+            ("tokens", self.tokens),
+            ("runs", self.runs),
+            ("new-tokens", self.steps()),
+        ];
+        if let Some((name, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
+            bail!("{}: expected at least 1", model.spelling.given(name, 0));
+        }
         Ok(())
+    }
+
+    /// The steps of targets that make tokens.
+    pub(super) fn steps(&self) -> usize {
+        self.new_tokens.unwrap_or(NEW_TOKENS)
     }
 }

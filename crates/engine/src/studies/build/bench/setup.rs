@@ -41,7 +41,7 @@ impl<'a> Bench<'a> {
         config.attn_implementation = model.implementation;
         let what = options.what;
         let spelling = model.spelling;
-        let needed = options.tokens + if what.makes_tokens() { options.new_tokens } else { 0 };
+        let needed = options.tokens + if what.makes_tokens() { options.steps() } else { 0 };
         if matches!(what, Target::Core | Target::Block) {
             config.n_positions = config.n_positions.max(needed); // neither reads a position
         } else if needed > config.n_positions {

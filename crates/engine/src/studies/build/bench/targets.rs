@@ -141,7 +141,7 @@ impl Bench<'_> {
 
     pub(super) fn decode(&self) -> anyhow::Result<Vec<f64>> {
         let model = self.model()?;
-        let steps = self.options.new_tokens;
+        let steps = self.options.steps();
         let mut cache = KvCache::new(&self.config, self.batch, self.tokens + steps, self.kv(), &self.device)?;
         let step = |ids: &Tensor, cache: &mut KvCache| -> anyhow::Result<Tensor> {
             let args = ForwardArgs { cache: Some(cache), last_logits_only: true, ..Default::default() };
@@ -161,7 +161,7 @@ impl Bench<'_> {
     /// Drawn tokens after a prompt, as `gpt2 generate` draws them, with their way to the host; without the prompt.
     pub(super) fn generate(&self) -> anyhow::Result<Vec<f64>> {
         let model = self.model()?;
-        let steps = self.options.new_tokens;
+        let steps = self.options.steps();
         let prompts = self.ids(self.tokens)?.to_vec2::<u32>()?;
         let sampling = Sampling { top_k: Some(40), seed: self.options.seed, ..Sampling::default() };
         let mut times = vec![];

@@ -82,7 +82,7 @@ fn bytes_of_a_token(options: &Options, config: &Config, numbers: NumberSizes) ->
     let inner = config.n_inner.map_or(4.0 * c, |inner| inner as f64);
     let kv = keys_and_values(config);
     let weights = l * (2.0 * c * c + c * kv + 2.0 * c * inner) + v * c;
-    let keys = options.tokens as f64 + (options.new_tokens + 1) as f64 / 2.0; // on average
+    let keys = options.tokens as f64 + (options.steps() + 1) as f64 / 2.0; // on average
     numbers.weight * weights + numbers.number * options.batch as f64 * l * keys * kv
 }
 

@@ -5,6 +5,7 @@ use crate::interventions::Applied;
 use crate::open::{Opened, check_finite};
 use crate::provenance::RunProvenance;
 use crate::texts::Prompt;
+use anyhow::Context;
 use candle_core::{DType, Device, Module, Tensor};
 use gpt2_model::analysis::most_likely;
 use gpt2_model::hooks::{Chain, Head, Hooks, Point, on};
@@ -190,7 +191,8 @@ impl<'a> Subject<'a> {
             })
         };
         let layer = |&layer: &usize| -> anyhow::Result<LayerJson> {
-            let heads = self.heads.iter().map(|&i| head(&all[layer], i)).collect::<anyhow::Result<_>>()?;
+            let of = all.get(layer).context("the run kept no summaries")?;
+            let heads = self.heads.iter().map(|&i| head(of, i)).collect::<anyhow::Result<_>>()?;
             Ok(LayerJson { layer, heads })
         };
         self.layers.iter().map(layer).collect()

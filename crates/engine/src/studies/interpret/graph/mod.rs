@@ -7,6 +7,7 @@ pub use file::{GraphFile, GraphLink, GraphMetadata, NodeKind, NodeRecord, Pinned
 use super::features::DictionarySummary;
 use crate::interventions::ALL_INTERVENTIONS;
 use crate::observer::steps;
+use crate::open::{NotFiniteResult, Opened, describe_not_finite};
 use crate::provenance::RunProvenance;
 use crate::studies::study::{Outcome, Run, Study};
 use crate::texts::Content;
@@ -14,6 +15,7 @@ use anyhow::{Context, bail};
 use candle_core::{Device, Tensor};
 use gpt2_circuits::attribution_graph::{AttributionGraph, GraphNode, LogitChoice, Pruning, ReplacedPass};
 use gpt2_circuits::features::Features;
+use gpt2_model::finite::all_finite;
 use serde::{Deserialize, Serialize};
 
 /// The options of an attribution graph.
@@ -99,7 +101,7 @@ impl Study for Options {
             );
         }
         let graph = pass.graph(&mut steps(run.observer, "nodes"))?;
-        run.check_finite(&ids, None, [&graph.edges])?;
+        check_finite(run, &ids, &graph)?;
         let scores = graph.scores()?;
         let kept = graph.pruned(Pruning { nodes: self.node_threshold, edges: self.edge_threshold })?;
         let (active, values) = active_features(&graph)?;
@@ -147,7 +149,10 @@ impl Options {
     /// Opens the transcoders, by layer.
     fn transcoders(&self, run: &Run) -> anyhow::Result<(Vec<DictionarySummary>, Vec<Features>)> {
         let opened = run.opened;
-        if self.dictionary.is_empty() {
+        let named = self.dictionary.iter().map(|name| opened.dictionary(name, run.observer));
+        let mut found = named.collect::<anyhow::Result<Vec<_>>>()?;
+        found.extend(run.dictionaries.iter().cloned());
+        if found.is_empty() {
             bail!(
                 "{}: name a transcoder for the MLP of each layer; gpt2 train-features makes one with {}",
                 opened.spelling.option("dictionary"),
@@ -156,14 +161,13 @@ impl Options {
         }
         let config = opened.model.config();
         let mut all = vec![];
-        for name in &self.dictionary {
-            let dictionary = opened.dictionary(name, run.observer)?;
+        for dictionary in found {
             let of_file = dictionary.found.checkpoint.config();
             of_file.remarks.iter().for_each(|remark| run.observer.note(remark));
             if !dictionary.dictionary.is_transcoder() {
                 bail!(
                     "{}: rebuilds {}, which it reads; expected a transcoder, as gpt2 train-features makes with {}",
-                    opened.spelling.given("dictionary", name),
+                    opened.spelling.given("dictionary", dictionary.found.checkpoint.name()),
                     of_file.hook,
                     opened.spelling.option("writes")
                 );
@@ -173,6 +177,21 @@ impl Options {
         }
         all.sort_by_key(|(layer, ..)| *layer);
         Ok(all.into_iter().map(|(_, summary, features)| (summary, features)).unzip())
+    }
+}
+
+/// Refuses a graph with numbers that are not finite: scores and pruning compare them.
+fn check_finite(run: &Run, ids: &Tensor, graph: &AttributionGraph) -> anyhow::Result<()> {
+    let Opened { model, spelling, .. } = run.opened;
+    if all_finite(&graph.edges)? {
+        return Ok(());
+    }
+    match model.first_not_finite(ids, None)? {
+        Some(found) => bail!(NotFiniteResult(describe_not_finite(&found, model, ids, None, *spelling))),
+        None => bail!(NotFiniteResult(format!(
+            "{}: the numbers of a transcoder are too large to compute with; are they damaged, or of another model?",
+            spelling.option("dictionary")
+        ))),
     }
 }
 

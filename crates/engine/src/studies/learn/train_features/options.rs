@@ -218,21 +218,6 @@ impl Options {
         Ok(())
     }
 
-    /// Refuses a transcoder that no file can hold.
-    ///
-    /// # Errors
-    /// When its features are kept few by TopK.
-    pub(super) fn check_transcoder(&self, spelling: Spelling) -> anyhow::Result<()> {
-        if self.writes.is_some() && self.sparsity == Sparsity::TopK {
-            bail!(
-                "{}: SAELens' files have no TopK transcoder; add {}",
-                spelling.option("writes"),
-                spelling.given("sparsity", "jumprelu")
-            );
-        }
-        Ok(())
-    }
-
     /// Refuses sizes with which there is no step.
     ///
     /// # Errors
@@ -253,13 +238,20 @@ impl Options {
         }
     }
 
-    /// Refuses a name that is no folder's.
+    /// Refuses a name that is no folder's, and a transcoder that no file can hold.
     ///
     /// # Errors
-    /// When it is `-`.
-    pub fn check_out(&self, spelling: Spelling) -> anyhow::Result<()> {
+    /// When the name is `-`, or a transcoder is to be TopK.
+    pub fn check(&self, spelling: Spelling) -> anyhow::Result<()> {
         if self.out == Path::new("-") {
             bail!("{}: expected the name of a folder; ./- is one", spelling.given("out", "-"));
+        }
+        if self.writes.is_some() && self.sparsity == Sparsity::TopK {
+            bail!(
+                "{}: SAELens' files have no TopK transcoder; add {}",
+                spelling.option("writes"),
+                spelling.given("sparsity", "jumprelu")
+            );
         }
         Ok(())
     }

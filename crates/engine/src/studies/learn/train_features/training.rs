@@ -50,6 +50,13 @@ impl<'a> FeatureTraining<'a> {
                 );
             }
         }
+        let (reads, read) = values.point()?;
+        if let Some((option, (name, _))) = written.filter(|(_, (_, point))| !read.comes_before(*point)) {
+            bail!(
+                "{}: does not come after {reads} in the pass; a transcoder predicts a later value",
+                run.spelling.given(option, name)
+            );
+        }
         let steps = steps_of(options, values.tokens(), &run)?;
         let sample = values.sample(options, run.seed)?;
         let d = if written.is_some() { values.width()? } else { sample.dim(1)? };

@@ -37,7 +37,6 @@ impl<'a> TrainingValues<'a> {
         spelling: Spelling,
     ) -> anyhow::Result<Self> {
         options.check_sizes(spelling)?;
-        options.check_transcoder(spelling)?;
         let store = Store::open(&options.source)?;
         if let Some(option) = of_a_text(options, spelling).or(for_a_model) {
             let source = options.source.display();
@@ -73,7 +72,6 @@ impl<'a> TrainingValues<'a> {
         run: &TrainingRun,
     ) -> anyhow::Result<Self> {
         options.check_sizes(run.spelling)?;
-        options.check_transcoder(run.spelling)?;
         Ok(Self::Live(LiveValues::read(options, opened, documents, run)?))
     }
 
@@ -113,8 +111,10 @@ impl<'a> TrainingValues<'a> {
     pub(super) fn width(&self) -> anyhow::Result<usize> {
         match self {
             Self::Recorded { store, names } => {
-                let first = store.shuffled(&names.point, 1, 0)?.next().transpose()?;
-                Ok(first.context("the store is empty")?.elem_count())
+                let place = store.index().values.iter().position(|value| *value == names.point);
+                let shard = store.shard(0)?;
+                let value = place.and_then(|place| shard.values.get(place)).context("the store is empty")?;
+                Ok(value.dims()[1..].iter().product())
             }
             Self::Live(live) => live.width(),
         }

@@ -3,7 +3,7 @@
 use super::journal::Journal;
 use super::requests::Request;
 use crate::interventions::Reads;
-use crate::open::explain_not_finite;
+use crate::open::{NotFiniteResult, explain_not_finite};
 use crate::studies::study::Run;
 use crate::texts::{DocumentWindow, batches};
 use anyhow::{Context, bail};
@@ -88,7 +88,8 @@ fn batch_scored(
         if !run.allow_nonfinite && !likelihood.log_prob.is_finite() {
             let ids = opened.model.ids(texts[row].read())?;
             let why = explain_not_finite(&opened.model, &ids, hooks, opened.spelling);
-            bail!("{}: {why}", place(requests[batch[row]].example));
+            let place = place(requests[batch[row]].example);
+            return Err(NotFiniteResult(format!("{place}: {why}")).into());
         }
     }
     Ok(found)

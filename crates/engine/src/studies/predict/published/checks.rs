@@ -3,6 +3,7 @@
 use super::answers::{HeadScore, PrintedAnswer, Question, of_model};
 use super::finding::{Evaluations, FoundAnswer, found, listed};
 use super::watched::Watched;
+use crate::open::NotFiniteResult;
 use crate::provenance::RunProvenance;
 use crate::spelling::Spelling;
 use crate::studies::study::Run;
@@ -30,7 +31,7 @@ pub struct Report {
     pub provenance: RunProvenance,
     /// The model, as the file of answers calls it.
     pub model: String,
-    /// Whether every answer that was checked is right.
+    /// Whether an answer was checked, and every one that was is right.
     pub passed: bool,
     /// The number of answers that were not checked.
     pub unchecked: usize,
@@ -135,6 +136,7 @@ impl Options {
         let (found, state) = match result {
             Ok(FoundAnswer { found, is_right: true }) => (found, AnswerState::Right),
             Ok(FoundAnswer { found, is_right: false }) => (found, AnswerState::Wrong),
+            Err(why) if NotFiniteResult::caused(&why) => (format!("{why:#}"), AnswerState::Wrong),
             Err(why) => (format!("{why:#}"), AnswerState::Unchecked),
         };
         let question = &answer.question;

@@ -2,6 +2,7 @@
 
 use super::answers::{HeadScore, Question};
 use super::losses::{Steps, losses};
+use crate::open::{NotFiniteResult, explain_not_finite};
 use crate::studies::predict::eval::{self, TaskResult};
 use crate::studies::study::Run;
 use crate::texts::{Answer, Answers, Content, Task, single_token};
@@ -9,6 +10,7 @@ use anyhow::{Context, anyhow, bail};
 use candle_core::Tensor;
 use gpt2_model::ForwardArgs;
 use gpt2_model::analysis::{Centering, Metric, RepeatedTokens, direct_attribution, head_scores};
+use gpt2_model::finite::all_finite;
 use std::collections::BTreeMap;
 
 /// The seed of random tokens and prompts.
@@ -24,7 +26,24 @@ pub(super) struct FoundAnswer {
 }
 
 /// The results of the tasks that have run, or why one could not: several answers are about measures of one task.
-pub(super) type Evaluations = BTreeMap<String, Result<TaskResult, String>>;
+pub(super) type Evaluations = BTreeMap<String, Result<TaskResult, UnfitTask>>;
+
+/// The reason why a task could not run.
+#[derive(Debug)]
+pub(super) struct UnfitTask {
+    why: String,
+    is_not_finite: bool,
+}
+
+impl UnfitTask {
+    fn new(error: &anyhow::Error) -> Self {
+        Self { why: format!("{error:#}"), is_not_finite: NotFiniteResult::caused(error) }
+    }
+
+    fn error(&self) -> anyhow::Error {
+        if self.is_not_finite { NotFiniteResult(self.why.clone()).into() } else { anyhow!("{}", self.why) }
+    }
+}
 
 /// Losses with six decimals.
 pub(super) fn listed(losses: &[f64]) -> String {
@@ -75,9 +94,9 @@ pub(super) fn found(
         }
         Question::Evaluation { task, measure, value, tolerance } => {
             let evaluated = evaluations.entry(task.clone());
-            let evaluated =
-                evaluated.or_insert_with(|| evaluated_task(run, task).map_err(|error| format!("{error:#}")));
-            let result = evaluated.as_ref().map_err(|why| anyhow!("{why}"))?;
+            let evaluated = evaluated
+                .or_insert_with(|| evaluated_task(run, task).map_err(|error| UnfitTask::new(&error)));
+            let result = evaluated.as_ref().map_err(UnfitTask::error)?;
             let found = result.value(measure).with_context(|| {
                 let names: Vec<&str> = result.measures.iter().map(|one| one.name).collect();
                 format!("{task} has no measure {measure}; it has {}", names.join(", "))
@@ -106,7 +125,10 @@ fn continued(run: &Run, prompt: &[u32], length: usize) -> anyhow::Result<Vec<u32
         let input = opened.input_ids(&ids)?; // (1, T)
         let args = ForwardArgs { last_logits_only: true, ..ForwardArgs::default() };
         let logits = opened.model.forward(&input, args)?.logits.flatten_all()?; // (V)
-        run.check_finite(&input, None, [&logits])?;
+        if !all_finite(&logits)? {
+            let why = explain_not_finite(&opened.model, &input, None, opened.spelling);
+            return Err(NotFiniteResult(why).into());
+        }
         ids.push(logits.argmax(0)?.to_scalar::<u32>()?);
     }
     Ok(ids)
@@ -187,7 +209,7 @@ fn ranked(numbers: &[(String, f64)], heads: &[String], among: usize) -> anyhow::
         bail!("the model has no head {head}");
     }
     if let Some((head, number)) = numbers.iter().find(|(_, number)| !number.is_finite()) {
-        bail!("the number of head {head} is {number}; expected a finite one");
+        return Err(NotFiniteResult(format!("the number of head {head} is {number}")).into());
     }
     let mut order: Vec<&(String, f64)> = numbers.iter().collect();
     order.sort_by(|a, b| b.1.total_cmp(&a.1));
