@@ -196,7 +196,10 @@ def test_an_attribution_graph_is_the_commands(model: Model, gpt2: Callable[..., 
     layer, position, number = graph.active_features[-1]
     assert layer == 3 and transcoders[3].encode(model.run_with_cache(TEXT)[1]["blocks.3.mlp.hook_in"])[0, position, number] > 0
     graph.save(tmp_path / "graph.json")
-    assert json.loads((tmp_path / "graph.json").read_text(encoding="utf-8")) == graph.report["graph"]
+    saved = json.loads((tmp_path / "graph.json").read_text(encoding="utf-8"))
+    assert saved["metadata"].pop("slug") == "graph"
+    assert saved == {**graph.report["graph"], "metadata": {k: v for k, v in graph.report["graph"]["metadata"].items() if k != "slug"}}
+    assert saved["metadata"]["transcoder_list"] == ["t0", "t1", "t2", "t3"]
     with pytest.raises(ValueError, match="dictionary: layer 3 has 0 transcoders of 3"):
         model.attribution_graph(TEXT, transcoders[:3])
     with pytest.raises(ValueError, match="max_nodes"):

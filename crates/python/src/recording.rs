@@ -57,7 +57,7 @@ impl Model {
                 Some(texts) => Documents::of(texts),
                 None => options.documents(Spelling::Keywords, &observer)?,
             };
-            options.check(Spelling::Keywords)?;
+            options.check_out(Spelling::Keywords)?;
             self.loaded.check_folder(&options.out)?;
             let interventions = Prepared::new(changes.options()?, &self.loaded, &observer)?;
             let run = Run::new(&interventions, &observer);

@@ -3,6 +3,7 @@
 use super::super::features::DictionarySummary;
 use crate::open::Opened;
 use crate::texts::Prompt;
+use crate::words::without_folders;
 use gpt2_circuits::attribution_graph::{AttributionGraph, GraphNode, KeptPart};
 use serde::Serialize;
 
@@ -166,7 +167,7 @@ impl GraphFile {
         let metadata = GraphMetadata {
             slug: slug(&text),
             scan: opened.title(),
-            transcoder_list: dictionaries.iter().map(|one| one.name.clone()).collect(),
+            transcoder_list: dictionaries.iter().map(|one| without_folders(&one.name)).collect(),
             prompt_tokens: prompt.tokens.clone(),
             prompt: text,
             node_threshold,
