@@ -1,6 +1,6 @@
 //! `gpt2 features`: the features of a dictionary in a text.
 
-use super::{Run, gpt2};
+use super::{Run, gpt2, list};
 use crate::common::{Result, assert_close, data, relative_error};
 use crate::folder::{Folder, assert_says};
 use candle_core::{DType, Device, Tensor};
@@ -435,5 +435,63 @@ fn features_of_transcoders_are_changed_where_they_predict() -> Result {
     let run = gpt2(&[&["forward", TEXT][..], &change].concat())?.succeeded();
     assert_says("stdout", &run.stdout, &["ablate-feature", "of blocks.1.hook_mlp_in"]);
     assert!(relative_error(&logits(&folder, &change)?, &logits(&folder, &[])?)? > 1e-3);
+    Ok(())
+}
+
+/// Details against the dictionary's tensors and the model's weights; and the pages' files, which hold the same.
+#[test]
+fn details_and_pages_tell_what_is_related() -> Result {
+    let folder = Folder::empty()?;
+    std::fs::write(
+        folder.at("text.txt"),
+        "ROMEO:\nO, she doth teach the torches to burn bright!\n".repeat(8),
+    )?;
+    let store = folder.at("store");
+    gpt2(&["record", &folder.at("text.txt"), "--points", "blocks.2.hook_resid_post", "--out", &store])?
+        .succeeded();
+    let args = ["features", "--store", &store, "--dictionary", "demo", "--json", "-k", "3"];
+    let run = gpt2(&[&args[..], &["--details"]].concat())?.succeeded();
+    let details: Value = serde_json::from_str(&run.stdout)?;
+    let features = list(&details["features"]);
+    assert_eq!(features.len(), 768);
+    let path = format!("{}/sae_weights.safetensors", models_features());
+    let weights = candle_core::safetensors::load(path, &Device::Cpu)?;
+    let w_dec = weights["W_dec"].to_dtype(DType::F64)?.to_vec2::<f64>()?; // (768, C)
+    let row = |feature: usize| &w_dec[feature];
+    let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
+    let cosine =
+        |a: usize, b: usize| dot(row(a), row(b)) / (dot(row(a), row(a)) * dot(row(b), row(b))).sqrt();
+    for feature in [0, 13, 713] {
+        let one = &features[feature];
+        let mut others: Vec<(usize, f64)> =
+            (0..768).filter(|&other| other != feature).map(|other| (other, cosine(feature, other))).collect();
+        others.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
+        let related = list(&one["related"]);
+        assert_eq!(related.len(), 3);
+        for (found, (other, cosine)) in related.iter().zip(others) {
+            assert_eq!(found[0].as_u64(), Some(other as u64), "{feature}");
+            assert!((found[1].as_f64().ok_or("a cosine")? - cosine).abs() < 1e-5, "{feature}");
+        }
+        let histogram: u64 = list(&one["histogram"]).iter().filter_map(|bar| bar[2].as_u64()).sum();
+        let tokens = details["tokens"].as_u64().ok_or("tokens")? as f64;
+        assert!((histogram as f64 - one["share"].as_f64().ok_or("a share")? * tokens).abs() < 1e-6);
+        // The stream behind block 2 is read by block 3 alone, and each share is that of c_attn's columns with ln_1's weights.
+        let heads = list(&one["read_by"]);
+        assert!(
+            heads.len() == 3
+                && heads.iter().all(|head| head[0].as_str().is_some_and(|name| name.starts_with("3.")))
+        );
+    }
+    let pages = folder.at("pages");
+    let with = ["features", "--store", &store, "--dictionary", "demo", "-k", "3", "--pages", &pages];
+    gpt2(&with)?.succeeded();
+    let first = std::fs::read_to_string(folder.at("pages/features/0.js"))?;
+    let (_, data) = first.split_once("] = ").ok_or("data")?;
+    let data: Value = serde_json::from_str(data.trim_end().trim_end_matches(';'))?;
+    assert_eq!(list(&data), &features[..64]);
+    assert_eq!(std::fs::read_dir(folder.at("pages/features"))?.count(), 13);
+    gpt2(&with)?.refused(1, &["--pages", "is there already", "--overwrite"]);
+    gpt2(&[&with[..], &["--overwrite", "--feature", "7"]].concat())?.succeeded();
+    gpt2(&["features", "O Romeo", "--dictionary", "demo", "--pages", &pages])?.refused(2, &["--store"]);
     Ok(())
 }

@@ -155,6 +155,16 @@ def test_a_store_is_the_commands_and_reads_as_arrays(model: Model, sae: Dictiona
     other = gpt2("features", "--store", str(tmp_path / "texts"), "--dictionary", str(DEMO), "--feature", "713", "-k", "2")
     same(found, {**other, "dictionary": found["dictionary"], "store": found["store"]})
 
+    pages = tmp_path / "pages"
+    found = model.features_in_store(in_memory, sae, top_k=2, pages=pages)
+    command("features", "--store", str(tmp_path / "texts"), "--dictionary", str(DEMO), "-k", "2", "--pages", str(tmp_path / "theirs"))
+    for name in ("index.html", "features/0.js", "features/11.js"):
+        assert (pages / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes(), name
+    assert len(found["features"]) == 768 and {"quantiles", "histogram", "related", "read_by"} <= set(found["features"][0])
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        model.features_in_store(in_memory, sae, pages=pages)
+    model.features_in_store(in_memory, sae, feature=7, pages=pages, overwrite=True)
+
 
 def test_a_trained_dictionary_has_the_commands_bytes(model: Model, tmp_path: Path) -> None:
     texts = [line for _ in range(12) for line in LINES]

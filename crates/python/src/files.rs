@@ -219,6 +219,17 @@ pub(crate) fn write_file(path: PathBuf, content: &[u8], overwrite: bool) -> PyRe
     Ok(write().map_err(|error| Failed::from(anyhow::Error::from(error)))?)
 }
 
+/// The files of pages for the features of a report of features over a store, by name.
+#[pyfunction]
+pub(crate) fn feature_pages(report: &str) -> PyResult<Vec<(String, Vec<u8>)>> {
+    let pages = || {
+        let report: serde_json::Value = serde_json::from_str(report)?;
+        let features = report["features"].as_array().cloned().unwrap_or_default();
+        gpt2_view::feature_pages(&report, &features)
+    };
+    Ok(pages().map_err(|error| Failed::from(anyhow::Error::from(error)))?)
+}
+
 /// A report as JSON, and notes for the reader.
 pub(crate) type Reported = (String, Vec<String>);
 

@@ -19,9 +19,13 @@
 //! ```
 
 mod attention;
+mod related;
 mod run;
+mod sizes;
 mod tally;
 
 pub use attention::{AttentionPairs, PartPair};
+pub use related::{ReadingHead, RelatedFeature};
 pub use run::{FeatureAttribution, FeatureRun, Features, Losses};
+pub use sizes::{ActivationSizes, Bar};
 pub use tally::{Around, Peak, Tally, Tokens, Use};

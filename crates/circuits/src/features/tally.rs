@@ -1,5 +1,6 @@
 //! [`Tally`]: what features do over many tokens.
 
+use super::sizes::ActivationSizes;
 use candle_core::{DType, Device, Result, Tensor};
 use gpt2_model::dictionary::Dictionary;
 use gpt2_model::finite::all_finite;
@@ -40,6 +41,8 @@ pub struct Use {
     pub fired: u64,
     /// The sum of its activations.
     pub sum: f64,
+    /// How large its activations are.
+    pub sizes: ActivationSizes,
     /// The tokens at which it fires most, the strongest first.
     pub peaks: Vec<Peak>,
 }
@@ -129,6 +132,7 @@ impl<'a> Tally<'a> {
                     let found = &mut self.uses[one.feature as usize];
                     found.fired += 1;
                     found.sum += f64::from(one.value);
+                    found.sizes.add(one.value);
                     found.offer(one.value, tokens, start + row, self.keep, self.around);
                 }
             }

@@ -139,6 +139,9 @@ class Features(Base):
         *,
         top_k: int = 5,
         feature: int | Sequence[int] = (),
+        details: bool = False,
+        pages: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
         allow_nonfinite: bool = False,
         progress: Progress | None = None,
     ) -> Report:
@@ -149,8 +152,15 @@ class Features(Base):
             dictionary: The dictionary, or its name.
             top_k: How many features, the most frequent first; of each of ``feature``, how many places.
             feature: Features to follow: the places where they fire most, each with the text around it, and the tokens that they promote.
+            details: Tells of every feature, or of each of ``feature``, how large its activations are (``quantiles``, ``histogram``), the
+                features whose directions are most like its own (``related``), and the heads that read most of it (``read_by``).
+            pages: A folder to write, with a page for each of these features; ``index.html`` searches them.
+            overwrite: Replaces pages that are there.
             allow_nonfinite: Returns NaN and infinity instead of raising.
             progress: Called with ``"tokens"``, how many are done, and how many there are.
+
+        Raises:
+            FileExistsError: if there are pages already, unless ``overwrite`` is true.
 
         Returns:
             The facts, as ``gpt2 features --store --json`` prints them: ``l0``, ``explained_variance``, how many features are
@@ -160,9 +170,19 @@ class Features(Base):
             "store": os.fspath(store.path if isinstance(store, Store) else store),
             "top_k": count(top_k, "top_k", 1),
             "feature": _features_of(feature),
+            "details": bool(details) or pages is not None,
         }
+        if pages is not None and not overwrite:
+            for there in (Path(pages) / "index.html", Path(pages) / "features"):
+                if there.exists():
+                    raise FileExistsError(f"{there}: is there already; choose another folder, or replace it with overwrite=True")
         changes = _with(dictionary, {}, "features_in_store")
         report, _ = self._study("features-in-store", options, changes, allow_nonfinite=allow_nonfinite, progress=progress)
+        if pages is not None:
+            for name, content in _native.feature_pages(json.dumps(report)):
+                path = Path(pages) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _native.write_file(os.fspath(path), bytes(content), overwrite)
         return report
 
     def attribution_graph(

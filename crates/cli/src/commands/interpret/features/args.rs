@@ -12,6 +12,7 @@ use std::str::FromStr;
 
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("aimed").arg("target"))]
+#[command(group = clap::ArgGroup::new("written").args(["export", "pages"]))]
 // It has no meaning here.
 #[command(mut_arg("circuit", |arg| arg.hide(true)))]
 // Without a change of features, too.
@@ -36,7 +37,8 @@ Examples:
   gpt2 features \"To be, or not to\" --dictionary sae --attention 1.3/5:1   # why a head attends there
   gpt2 features --texts prompts.txt --dictionary sae --json   # many texts, one a line
   gpt2 record notes.txt --points blocks.1.hook_resid_pre --out activations
-  gpt2 features --store activations --dictionary sae --feature 7,12   # where they fire most in a corpus")]
+  gpt2 features --store activations --dictionary sae --feature 7,12   # where they fire most in a corpus
+  gpt2 features --store activations --dictionary sae --pages features   # a page for each; open features/index.html")]
 pub(crate) struct FeaturesArgs {
     #[command(flatten)]
     pub(crate) prompt: PromptsArgs,
@@ -59,18 +61,26 @@ pub(crate) struct FeaturesArgs {
     /// layer that reads the dictionary's stream
     #[arg(long, value_name = "L.H/QUERY:KEY", value_parser = HeadPair::from_str)]
     pub(crate) attention: Option<HeadPair>,
+    /// With --store: tell of every feature, or of each of --feature, how large its activations are, which features are like it, and
+    /// which heads read it
+    #[arg(long, requires = "store")]
+    pub(crate) details: bool,
+    /// With --store: write a folder with a page for each feature, or for each of --feature: all of --details, its places and its
+    /// tokens; index.html searches them
+    #[arg(long, value_name = "DIR", requires = "store", help_heading = "Files")]
+    pub(crate) pages: Option<PathBuf>,
     /// Write all activations as `features` (tokens, features), and what is read and rebuilt, to a .safetensors file
     #[arg(long, value_name = "FILE", help_heading = "Files")]
     pub(crate) export: Option<PathBuf>,
-    /// Let --export replace an existing file
-    #[arg(long, requires = "export", help_heading = "Files")]
+    /// Let --export or --pages replace existing files
+    #[arg(long, requires = "written", help_heading = "Files")]
     pub(crate) overwrite: bool,
     #[command(flatten)]
     pub(crate) study: StudyArgs,
 }
 
 /// The options about a run of the model, which `--store` refuses.
-const NOT_OVER_A_STORE: [&str; 21] = [
+const NOT_OVER_A_STORE: [&str; 20] = [
     "prompt",
     "file",
     "ids",
@@ -80,7 +90,6 @@ const NOT_OVER_A_STORE: [&str; 21] = [
     "against",
     "attention",
     "export",
-    "overwrite",
     "ablate",
     "mean_ablate",
     "scale",
@@ -122,6 +131,7 @@ impl FeaturesArgs {
             dictionary: Some(source.to_owned()),
             top_k: self.top_k.into(),
             feature: self.feature.clone(),
+            details: self.details || self.pages.is_some(),
         }
     }
 }

@@ -8,7 +8,9 @@ mod report;
 
 pub use dictionary::{DictionarySummary, Promoted};
 pub use head_pair::HeadPair;
-pub use over_store::{FeatureInStore, StoreFeatures, StoreOptions, StoreReport, StrongestPlace};
+pub use over_store::{
+    FeatureDetails, FeatureInStore, StoreFeatures, StoreOptions, StoreReport, StrongestPlace,
+};
 pub use report::{
     Active, Attention, Attributed, Detail, FeatureEffect, FeaturePair, Fires, Quality, Report,
     TokenAtPosition, TokenFeatures,

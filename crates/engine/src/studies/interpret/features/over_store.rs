@@ -8,7 +8,7 @@ use crate::open::{Label, Opened};
 use crate::studies::study::{Outcome, Run, Study};
 use crate::words::without_folders;
 use anyhow::{Context, bail};
-use gpt2_circuits::features::{Around, Peak, Tally, Tokens};
+use gpt2_circuits::features::{Around, Peak, ReadingHead, Tally, Tokens};
 use gpt2_files::{Shard, Store};
 use gpt2_model::hooks::Point;
 use serde::{Deserialize, Serialize};
@@ -29,11 +29,13 @@ pub struct StoreOptions {
     pub top_k: usize,
     /// The features to follow: where they fire most, and which tokens they make likelier.
     pub feature: Vec<u32>,
+    /// Whether to tell all about these features, or about every one: also how large their activations are, and what is related.
+    pub details: bool,
 }
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        Self { store: PathBuf::new(), dictionary: None, top_k: 5, feature: vec![] }
+        Self { store: PathBuf::new(), dictionary: None, top_k: 5, feature: vec![], details: false }
     }
 }
 
@@ -74,8 +76,24 @@ pub struct FeatureInStore {
     /// The tokens that a chosen feature promotes, if it writes directly to the residual stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub promoted: Option<Promoted>,
+    /// More about it, if that is asked for.
+    #[serde(flatten)]
+    pub details: Option<FeatureDetails>,
     /// The places where it fires most.
     pub strongest: Vec<StrongestPlace>,
+}
+
+/// How large a feature's activations are, and what is related to it.
+#[derive(Debug, Clone, Serialize)]
+pub struct FeatureDetails {
+    /// The sizes below which these shares of its activations lie, to 2 %: 0.5, 0.9, 0.99.
+    pub quantiles: Option<[f64; 3]>,
+    /// The lower end of each bar of a histogram of its activations, its upper end, and the number of activations between them.
+    pub histogram: Vec<(f64, f64, u64)>,
+    /// The features whose directions are most like its own, with the cosine.
+    pub related: Vec<(u32, f64)>,
+    /// The heads that read most of its direction, with the share of it in queries, keys and values.
+    pub read_by: Vec<(String, [f64; 3])>,
 }
 
 /// A place where a feature fires, with the text around it.
@@ -115,7 +133,9 @@ impl StoreOptions {
         let opened = run.opened;
         let store = Store::open(&self.store)?;
         let dictionary = PlacedDictionary::open(self.dictionary.as_deref(), run)?;
-        let promoted = dictionary.promoted(&self.feature, self.top_k, opened)?;
+        let all = (0..u32::try_from(dictionary.features.dictionary().features())?).collect();
+        let followed = if self.details && self.feature.is_empty() { all } else { self.feature.clone() };
+        let promoted = dictionary.promoted(&followed, self.top_k, opened)?;
         let facts = &store.index().facts;
         let recorded_with = facts["provenance"]["model"].as_str();
         if let Some(model) = recorded_with.filter(|model| without_folders(model) != opened.title()) {
@@ -143,7 +163,7 @@ impl StoreOptions {
             Some(hook_out) => place(&store, hook_out),
             None => Some(read),
         };
-        Ok(StoreFeatures { options: self, run: *run, store, dictionary, promoted, read, target })
+        Ok(StoreFeatures { options: self, run: *run, store, dictionary, followed, promoted, read, target })
     }
 }
 
@@ -159,7 +179,9 @@ pub struct StoreFeatures<'a> {
     run: Run<'a>,
     store: Store,
     dictionary: PlacedDictionary,
-    /// The tokens of each chosen feature.
+    /// The features to follow.
+    followed: Vec<u32>,
+    /// The tokens of each of them.
     promoted: Vec<Option<Promoted>>,
     /// The place of the value that the dictionary reads, and of the one that it rebuilds, in the store.
     read: usize,
@@ -173,7 +195,7 @@ impl StoreFeatures<'_> {
     /// When a shard is damaged or of another model, a number is not finite, or the observer ends the work: with
     /// [`Stopped`] if it asks for that.
     pub fn count(self) -> anyhow::Result<StoreReport> {
-        let Self { options, run, store, dictionary, promoted, .. } = &self;
+        let Self { options, run, store, dictionary, followed, promoted, .. } = &self;
         let opened = run.opened;
         let all = store.tokens();
         let mut tally = Tally::new(dictionary.features.dictionary(), options.top_k, AROUND);
@@ -186,12 +208,14 @@ impl StoreFeatures<'_> {
                 return Err(Stopped(format!("stopped after {done} of {all} tokens")).into());
             }
         }
-        let chosen = match &options.feature[..] {
+        let chosen = match &followed[..] {
             [] => most_frequent(&tally, options.top_k),
             chosen => chosen.to_vec(),
         };
         let promoted = promoted.iter().cloned().chain(std::iter::repeat(None));
-        let of = |(feature, promoted)| of_feature(opened, &tally, feature, promoted);
+        let details = options.details.then(|| self.details(&tally)).transpose()?;
+        let details = details.into_iter().flatten().map(Some).chain(std::iter::repeat(None));
+        let of = |((feature, promoted), details)| of_feature(opened, &tally, feature, promoted, details);
         let report = StoreReport {
             gpt2: env!("CARGO_PKG_VERSION"),
             model: opened.name.clone(),
@@ -202,10 +226,33 @@ impl StoreFeatures<'_> {
             l0: tally.mean_fired(),
             explained_variance: tally.explained_variance()?,
             silent: tally.uses().iter().filter(|one| one.fired == 0).count(),
-            features: chosen.into_iter().zip(promoted).map(of).collect(),
+            features: chosen.into_iter().zip(promoted).zip(details).map(of).collect(),
         };
         finite::check(run, &report.dictionary, numbers(&report))?;
         Ok(report)
+    }
+
+    /// More about each of the features to follow.
+    fn details(&self, tally: &Tally) -> anyhow::Result<Vec<FeatureDetails>> {
+        let Self { options, run, dictionary, followed, .. } = self;
+        let related = dictionary.features.related(options.top_k)?;
+        let read_by = dictionary.features.readers(&run.opened.model, followed, options.top_k)?;
+        let of = |(&feature, heads): (&u32, Vec<ReadingHead>)| {
+            let sizes = &tally.uses()[feature as usize].sizes;
+            let quantiles = [0.5, 0.9, 0.99].map(|share| sizes.quantile(share));
+            let related = related[feature as usize].iter().map(|one| (one.feature, one.cosine));
+            let head = |one: ReadingHead| (format!("{}.{}", one.layer, one.head), one.reads);
+            FeatureDetails {
+                quantiles: quantiles
+                    .iter()
+                    .all(Option::is_some)
+                    .then(|| quantiles.map(Option::unwrap_or_default)),
+                histogram: sizes.bars().iter().map(|bar| (bar.from, bar.to, bar.count)).collect(),
+                related: related.collect(),
+                read_by: heads.into_iter().map(head).collect(),
+            }
+        };
+        Ok(followed.iter().zip(read_by).map(of).collect())
     }
 
     fn add(&self, tally: &mut Tally, shard: &Shard) -> anyhow::Result<()> {
@@ -244,7 +291,13 @@ fn most_frequent(tally: &Tally, count: usize) -> Vec<u32> {
     all.into_iter().filter(|(_, fired)| *fired > 0).take(count).map(|(feature, _)| feature).collect()
 }
 
-fn of_feature(opened: &Opened, tally: &Tally, feature: u32, promoted: Option<Promoted>) -> FeatureInStore {
+fn of_feature(
+    opened: &Opened,
+    tally: &Tally,
+    feature: u32,
+    promoted: Option<Promoted>,
+    details: Option<FeatureDetails>,
+) -> FeatureInStore {
     let found = &tally.uses()[feature as usize];
     let place = |peak: &Peak| StrongestPlace {
         activation: peak.activation,
@@ -259,6 +312,7 @@ fn of_feature(opened: &Opened, tally: &Tally, feature: u32, promoted: Option<Pro
         share: found.fired as f64 / tally.tokens().max(1) as f64,
         mean: (found.fired > 0).then(|| found.sum / found.fired as f64),
         promoted,
+        details,
         strongest: found.peaks.iter().map(place).collect(),
     }
 }
