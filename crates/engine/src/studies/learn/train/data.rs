@@ -11,6 +11,8 @@ use std::path::Path;
 
 /// The number of words of a prompt like the data.
 const WORDS: usize = 3;
+/// The characters of such a prompt, at most: a text may be one long word.
+const LETTERS: usize = 60;
 
 /// A text, examples, or ids.
 #[derive(Debug, Clone)]
@@ -87,7 +89,8 @@ impl TrainingData {
             }
         };
         let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("the");
-        Content::Text(line.split_whitespace().take(WORDS).collect::<Vec<_>>().join(" "))
+        let words = line.split_whitespace().take(WORDS).collect::<Vec<_>>().join(" ");
+        Content::Text(words.chars().take(LETTERS).collect())
     }
 
     /// The tokens to learn, and those for validation: `validation`, or else the part `val_fraction` of the former.
