@@ -3,7 +3,8 @@
 # missing:
 #
 #   scripts/cuda/on-cpu.sh [--seed N] [--report [FILE]] [--trace FILE] [--] ARGS..
-#   scripts/cuda/on-cpu.sh --build [CARGO ARGS..]      builds, and runs `cargo` with the environment for it
+#   scripts/cuda/on-cpu.sh --build [CARGO ARGS..]      builds, and runs `cargo` with the environment for it; with CUDA_ON_CPU_LATER
+#                                                      in the environment, kernels are only noted
 #   scripts/cuda/on-cpu.sh --cudarc                    prints the folder of cudarc's sources, in the version of Cargo.lock
 #
 #   --seed N         the order of blocks, warps and streams (default: 1)
@@ -67,7 +68,7 @@ if [ ! -x "$ready" ] || [ -n "${build:-}" ] || [ -n "$(find "${inputs[@]}" -newe
     "$driver/build.sh" "$home" "$sources" >&2
     if [ -n "${build:-}" ] && [ $# -gt 0 ]; then
         compile "$@"
-        python3 "$driver/kernels.py" "$home/kernels"
+        [ -n "${CUDA_ON_CPU_LATER:-}" ] || python3 "$driver/kernels.py" "$home/kernels"
         exit
     fi
     compile build --quiet -p gpt2-cli >&2
