@@ -44,8 +44,8 @@ on() {
 }
 
 # Left out: tests that start a program of their own, which would need QEMU, too; those that ask Linux how much memory they take, and
-# are told how much QEMU takes; one that takes more than six minutes there; the emulated GPU, which no processor changes.
-kernels=(--skip a_name_in_the_environment --skip the_bits_depend_neither --skip _emulated)
+# are told how much QEMU takes; one that takes more than six minutes there.
+kernels=(--skip a_name_in_the_environment --skip the_bits_depend_neither)
 # Candle's own quantized products use dotprod without asking whether it is there.
 candles=(--skip a_ggml_weight_is_multiplied --skip every_format_of_a_gguf_file)
 chosen=cpu::isa::tests::products_use_what_the_emulated_processor_has
@@ -54,7 +54,7 @@ for processor in "${processors[@]}"; do on "$processor" kernels candle_fused --i
 on neoverse-n1 kernels candle_fused quantized::
 on cortex-a72 kernels candle_fused "${kernels[@]}" "${candles[@]}"
 on max kernels candle_fused "${kernels[@]}"
-on max kernels kernels --skip _emulated --skip asking_for_rows_takes_memory
+on max kernels kernels --skip asking_for_rows_takes_memory
 [ "${1:-}" != kernels ] || exit 0
 on max model gpt2_model
 on max model model

@@ -18,12 +18,12 @@ if [ "$(wc -w <<<"$binaries")" != 2 ]; then
     echo "error: expected cargo to name the kernels' unit tests and tests/kernels; found: $binaries" >&2
     exit 1
 fi
-# valgrind takes 50 instructions at a time, which are too many for it if all multiply and add eight numbers. The emulated kernels
-# and the names of instruction sets run in programs of their own, which valgrind does not look at, and which find AVX-512 where it
-# finds none. Valgrind uses one core for each of the two binaries.
+# valgrind takes 50 instructions at a time, which are too many for it if all multiply and add eight numbers. The names of instruction
+# sets run in programs of their own, which valgrind does not look at, and which find AVX-512 where it finds none. Valgrind uses one
+# core for each of the two binaries.
 running=()
 for binary in $binaries; do
-    PROPTEST_CASES=3 valgrind -q --vex-guest-max-insns=25 --error-exitcode=9 "$binary" --test-threads 1 --quiet --skip _emulated \
+    PROPTEST_CASES=3 valgrind -q --vex-guest-max-insns=25 --error-exitcode=9 "$binary" --test-threads 1 --quiet \
         --skip a_name_in_the_environment &
     running+=($!)
 done

@@ -52,7 +52,6 @@ TOOLS = {
     "check_tools.py": WHOLE,
     "cuda/beside_cpu.py": Short("--self-test"),
     "cuda/bugs.py": Short("--list"),
-    "cuda/bugs_on_device.py": Short("--list"),
     "cuda/check.sh": WHOLE,
     "cuda/driver/nvcc": Short("--version"),
     "cuda/kernels.py": Short("--self-test"),

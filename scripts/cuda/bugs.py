@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""Do the emulated tests notice bugs in the CUDA kernels? Plants one at a time in a copy and runs a test. Needs no GPU.
+"""Do the tests on the device notice bugs in the CUDA kernels and in the code that launches them? Needs no GPU.
 
-    scripts/cuda/bugs.py                  all bugs: half a minute each, two at a time
-    scripts/cuda/bugs.py --verify         does `gpt2 verify --device cuda` notice them, with the host's code (on-cpu.sh)?
+    scripts/cuda/bugs.py                  all bugs, one at a time
+    scripts/cuda/bugs.py --verify         does `gpt2 verify --device cuda` notice those in the kernels (on-cpu.sh)?
     scripts/cuda/bugs.py --list           what they are, if each can be planted
     scripts/cuda/bugs.py --only 3,17      these alone
 
-The tests of crates/kernels run the kernels' own source in an emulator, from the folder that GPT2_CUDA_SOURCES names.
-They must pass on an unchanged copy, and the bug's test must fail on the changed one. If it passes, the bug survives: a
-test is missing, and this script fails, unless the table below excuses the bug with a reason.
+A bug in a kernel is planted in a copy of crates/kernels/cuda, whose kernels then take the place of the program's own. Bugs of the
+host's side are all compiled into one copy of crates/kernels, each behind a number. `on_device` of tests/kernels runs on the driver
+that runs launches on the processor: it must pass without a bug, and the bug's test must fail with it, on the large GPU or on
+the one of two multiprocessors. If it passes on both, the bug survives: a test is missing, and this script fails, unless
+the tables below excuse the bug with a reason.
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -24,16 +27,17 @@ from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
+import on_device
+from on_device import GPUS, HOME, REPOSITORY
+
 SOURCES = REPOSITORY / "crates/kernels/cuda"
-BUILD = "test --release --locked -p candle-fused --lib --no-run --message-format json"
 
 Bug = namedtuple("Bug", "file old new what test excuse", defaults=[""])
-F16, F16_BACK, NORM = "::f16_attention_emulated", "::f16_gradients_emulated", "layer_norm_emulated"
-F32, F32_BACK, FINISH = "::f32_attention_emulated", "::f32_gradients_emulated", "bias_gelu_and_residual_emulated"
-LOSS = "cross_entropy_emulated"
+F16, F16_BACK, NORM = "attention::f16_contexts", "attention::f16_gradients", "layer_norm_on_the_device"
+F32, F32_BACK, FINISH = "attention::f32_contexts", "attention::f32_gradients", "what_follows_a_product"
+LOSS, LINEAR = "cross_entropy_on_the_device", "linear_layers_on_the_device"
 # fmt: off
-PLANTED = {  # file: text that occurs once, its replacement, what that does, the test, and why it may pass
+KERNELS = {  # file: text that occurs once, its replacement, what that does, the test, and why it may pass
     "attention.cu": [
         ("column > past + top + row", "column >= past + top + row", "a query does not see its own key", F16),
         ("+ Keys > past + top + 1)", "+ Keys > past + top + ROWS)", "some tiles are not tested for causality", F16),
@@ -93,7 +97,7 @@ PLANTED = {  # file: text that occurs once, its replacement, what that does, the
         ("(shape.splits) - 1", "(shape.splits) - 2", "the last block but one merges what there is", F16),
         ("if (threadIdx.x == 0) finished[head] = 0;", "", "the counter of finished blocks is not reset", F16),
         ("memory_fence(); // whoever", "// whoever", "a block counts as finished before others see its result", F16,
-         "the emulator runs one block after another, so it has nothing to put in order"),
+         "blocks of the driver run on the processor, which orders what they write"),
     ],
     "delta.cu": [
         ("other < LANES; other", "other < LANES / 2; other", "delta of half a row", F16_BACK),
@@ -109,101 +113,184 @@ PLANTED = {  # file: text that occurs once, its replacement, what that does, the
         ("sync_block(); // the logit", "// the logit", "the target's logit is overwritten before it is read", LOSS),
     ],
 }
+HOST = {  # file below crates/kernels/src: an expression, or one «in» what stands around it, another one of its type, and as above
+    "attention/cuda/launch.rs": [
+        ("[view::<E>(qkv[0])?, view::<E>(qkv[1])?, view::<E>(qkv[2])?]", "[view::<E>(qkv[0])?, view::<E>(qkv[2])?, view::<E>(qkv[1])?]",
+         "k and v in the other order", F16),
+        ("b * s * h * d", "b * t * h * d", "dk and dv of the size of dq", F16_BACK),
+        ("device.alloc::<f32>(b * h * t)?", "device.alloc::<f32>((b * h * t).div_ceil(2))?", "half of the memory for delta", F16_BACK),
+        ("{ «b * h * t» } else", "b * h * t / 2", "half of the memory for the logarithms of the sums", F16_BACK),
+        ("args.arg(grad).arg(&log_sums).arg(&deltas)", "args.arg(grad).arg(&deltas).arg(&log_sums)", "two arguments swapped", F16_BACK),
+        ("args.arg(&mut dk).arg(&mut dv)", "args.arg(&mut dv).arg(&mut dk)", "two outputs swapped", F16_BACK),
+        ("padding: «self.padding.as_ref()»,", "None", "the backward pass without padding", F16_BACK),
+        ("hidden: «self.hidden.as_ref()»,", "None", "the backward pass without hidden keys", F16_BACK),
+        ("DType::F16 => «self.run::<f16>(qkv)»,", "self.run::<bf16>(qkv)", "f16 is read as bf16", F16),
+        ("hidden_starts: «address(starts)?»,", "address(&starts.force_contiguous()?)?", "memory is freed before the launch that reads it", F16_BACK),
+        ("HiddenOnGpu::within(saved.masks, saved.hidden, &stream)?", "saved.masks", "hidden keys are not handed over", F16_BACK),
+        ("check_thread(&device)?;\n    let stream = «device.cuda_stream()»;", "device.cuda_stream().fork().map_err(candle_core::Error::wrap)?",
+         "the backward pass on a stream that nobody waits for", F16_BACK),
+        ("Shape::from((b, t, h, d))", "Shape::from((b, h, t, d))", "heads and positions of the context swapped", F16),
+    ],
+    "attention/cuda/plan.rs": [
+        ("if masked { «2 * queries * keys / 8» }", "queries * keys / 8", "too little shared memory for the bits of masks", F16_BACK),
+        ("head: «stride(head)?»,", "stride(position)?", "the stride of positions for heads", F16),
+        ("4 * queries * 4", "queries * 4", "too little shared memory for sums and deltas", F16_BACK),
+        ("(«b * h * splits * (2 + d)», b * h)", "b * h * splits * d", "too little memory for partial results", F16),
+        ("«b * h * tiles», THREADS", "b * h * tiles.div_ceil(2)", "half of the tiles", F16),
+    ],
+    "gpu/device.rs": [
+        ("launch.shared.try_into().unwrap_or(i32::MAX)", "48 << 10", "the limit of shared memory is not raised", F32_BACK),
+        ("device.alloc_zeros::<u32>(count.next_power_of_two())", "unsafe { device.alloc::<u32>(count.next_power_of_two()) }",
+         "counters of finished blocks start with anything", F16),
+        ("counters.len() >= count", "counters.len() > 0", "counters of an earlier, smaller launch", F16),
+        ("slice(«layout.start_offset()»..)", "0", "a view from the start of its memory", F16),
+    ],
+    "gpu/layers.rs": [
+        ("rows.div_ceil(ROWS)", "rows / ROWS", "the last rows have no block", NORM),
+        ("units.div_ceil(THREADS as usize)", "units / (THREADS as usize)", "the last units have no block", FINISH),
+        ("rows: «rows as i64»", "rows as i64 + 3", "rows past the end", NORM),
+        ("Some(residual) => «args.arg(residual)»,", "args.arg(&bias)", "the bias for the residual", FINISH),
+    ],
+    "gpu/cross_entropy.rs": [
+        ("device.alloc::<f32>(rows)?", "device.alloc::<f32>(rows.div_ceil(2))?", "half of the memory for the losses", LOSS),
+        ("i32::from(self.gradients)", "1", "gradients though nobody wants them", LOSS, "they replace logits that nobody reads again"),
+    ],
+    "gpu/blas_lt.rs": [
+        ("lda: «of_width»,", "of_depth", "the stride of x for the weight", LINEAR),
+        ("if self.onto { 1.0 } else { 0.0 }", "0.0", "the residual is left out", LINEAR),
+        ("«residual.force_contiguous()?», // a copy", "residual.clone()", "the product is added to the residual itself", LINEAR),
+        ("x.dim(0)? < FEWEST_ROWS", "false", "few rows take the path of many", LINEAR, "a choice of speed: the results are the same"),
+    ],
+}
 # fmt: on
-BUGS = [Bug(file, *bug) for file, bugs in PLANTED.items() for bug in bugs]
+BUGS = [Bug(file, *bug) for file, planted in [*KERNELS.items(), *HOST.items()] for bug in planted]
+
+
+def found_once(bug: Bug, text: str) -> str:
+    """The text that the bug replaces, which must be in its file once."""
+    old = bug.old.replace("«", "").replace("»", "")
+    if (found := text.count(old)) != 1:
+        raise SystemExit(f"error: `{old}` ({bug.what}) is {found} times in {bug.file}; adapt it in {__file__}")
+    return old
 
 
 def plant(bug: Bug, folder: Path) -> None:
-    """Puts the bug into the copy in `folder`."""
+    """Puts a kernel's bug into the copy in `folder`."""
     text = (folder / bug.file).read_text()
-    if (found := text.count(bug.old)) != 1:
-        raise SystemExit(f"error: `{bug.old}` ({bug.what}) is {found} times in {bug.file}; adapt it in {__file__}")
-    (folder / bug.file).write_text(text.replace(bug.old, bug.new))
+    (folder / bug.file).write_text(text.replace(found_once(bug, text), bug.new))
 
 
-def built() -> str:
-    """The program with the unit tests of crates/kernels."""
-    command = [os.environ.get("CARGO", "cargo"), *BUILD.split()]
-    done = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=False)
-    programs = re.findall(r'"executable":"([^"]+)"', done.stdout)
-    if done.returncode != 0 or not programs:
-        raise SystemExit(f"error: `{' '.join(command)}` built no tests; mend that first")
-    return programs[-1]
+def plant_host(planted: dict[int, Bug], folder: Path) -> None:
+    """Puts the bugs of the host's side into the sources in `folder`, each behind its number."""
+    for n, bug in planted.items():
+        text = (folder / bug.file).read_text()
+        old = found_once(bug, text)
+        before, inside, after = re.fullmatch(r"(?:(.*)«)?(.*?)(?:»(.*))?", bug.old, re.DOTALL).groups(default="")
+        switch = f"{before}(if crate::planted({n}) {{ {bug.new} }} else {{ {inside} }}){after}"
+        (folder / bug.file).write_text(text.replace(old, switch))
+    with (folder / "lib.rs").open("a") as lib:
+        lib.write(
+            "\npub(crate) fn planted(number: u32) -> bool {\n    static PLANTED: std::sync::LazyLock<Option<u32>> = std::sync::LazyLock::new(|| "
+            'std::env::var("GPT2_PLANTED").ok()?.parse().ok());\n    *PLANTED == Some(number)\n}\n'
+        )
 
 
-def run(tests: Path, test: str, folder: Path, limit: float) -> tuple[str, str]:
-    """Runs a test on the kernels in `folder`: (passed, failed or an error, and how)."""
-    command, begun = [tests, test, "--test-threads", "1"], time.monotonic()
+def host_tests(planted: dict[int, Bug], folder: Path) -> Path:
+    """The tests of the kernels with all of these bugs, each behind its number."""
+    copy = folder / "repository"
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listing.split("\0")):
+        if (REPOSITORY / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, copy / name)
+    plant_host(planted, copy / "crates/kernels/src")
+    # What Candle and others are compiled to is used again; kernels are those of HOME, and here only noted.
+    (copy / "target/cuda-on-cpu/kernels").mkdir(parents=True)
+    for shared in ("target", "lib64"):
+        (copy / "target/cuda-on-cpu" / shared).symlink_to(HOME / shared)
+    command = [copy / "scripts/cuda/on-cpu.sh", "--build", "test", "-p", "gpt2-cli", "-p", "candle-fused", "--test", "kernels", "--no-run", "--message-format", "json"]
+    environment = {**os.environ, "CUDA_ON_CPU_LATER": "1"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
+    programs = re.findall(r'"executable":"([^"]+/kernels-[^"]+)"', done.stdout)
+    if done.returncode or not programs:
+        raise SystemExit(f"error: {' '.join(map(str, command))} built no tests")
+    return Path(shutil.copy(programs[-1], folder / "host-tests"))
+
+
+def compile_kernels(file: str, folder: Path) -> str:
+    """Compiles the kernels of `file` in `folder`, for them to take the place of the program's own; what is wrong with them."""
+    kernels = folder / "kernels"
+    command = [sys.executable, REPOSITORY / "scripts/cuda/driver/kernels.py", kernels]
+    sources = [file] if file.endswith(".cu") else sorted(path.name for path in folder.glob("*.cu"))
+    made = subprocess.run([*command, *(folder / source for source in sources)], capture_output=True, text=True, check=False)
+    for source in sources if not made.returncode else []:
+        (kernels / f"{Path(source).stem}.so").rename(kernels / f"candle-fused-{Path(source).stem}.so")
+    return made.stderr[-200:] if made.returncode else ""
+
+
+def run(command: list, settings: dict, limit: float) -> tuple[str, str]:
+    """Runs tests on the driver: (passed, failed or an error, and how)."""
+    environment = {**os.environ, **settings, "GPT2_TEST_DEVICE": "cuda", "LD_LIBRARY_PATH": str(HOME / "lib64")}
     process = subprocess.Popen(
-        command, env={**os.environ, "GPT2_CUDA_SOURCES": str(folder)}, text=True, errors="replace",
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+        command, env=environment, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True, cwd=REPOSITORY)  # fmt: skip
     try:
         said, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # the emulator, too
+        os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        return "error", f"no end after {limit:.0f} s; raise --limit, or drop this bug"
-    seconds = f"{time.monotonic() - begun:.0f} s"
-    for program in folder.glob("emulate-cuda*"):
-        program.unlink()
-    if "could not compile the kernels" in said:
-        return "error", "does not compile: " + "; ".join(re.findall(r"error: .*", said)[:2])
-    if not (count := re.search(r"running (\d+) test", said)) or count[1] == "0":
-        return "error", f"no test is called `{test}`"
-    if process.returncode == 0:
-        return "passed", seconds
-    causes = [r"emulate: (.*)", r"(signal: \d+ .*)", r"panicked at [^\n]*\n(.*)"]
-    cause = next((found[1] for found in (re.search(one, said) for one in causes) if found), "it failed")
-    return "failed", f"{seconds}; {re.sub(r' of Case {.*}', '', cause)[:100]}"
-
-
-def verify(file: str, folder: Path, limit: float) -> tuple[str, str]:
-    """Runs `gpt2 verify --device cuda` with the kernels of `file` in `folder` in place of the program's own."""
-    kernels, begun = folder / "kernels", time.monotonic()
-    driver = REPOSITORY / "scripts/cuda/driver"
-    made = subprocess.run([sys.executable, driver / "kernels.py", kernels, folder / file], capture_output=True, text=True, check=False)
-    if made.returncode:
-        return "error", "does not compile: " + made.stderr[-200:]
-    name = Path(file).stem
-    (kernels / f"{name}.so").rename(kernels / f"candle-fused-{name}.so")
-    home = REPOSITORY / "target/cuda-on-cpu"
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(home / "lib64"), "CUDA_ON_CPU_KERNELS": str(kernels)}
-    command = [home / "gpt2", "verify", "--device", "cuda"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=limit)
-    except subprocess.TimeoutExpired:
         return "failed", f"no end after {limit:.0f} s"
-    seconds = f"{time.monotonic() - begun:.0f} s"
-    if done.returncode == 0:
-        return "passed", seconds
-    said = re.search(r"cuda-on-cpu: (.*)", done.stderr) or re.search(r"(\d+ of \d+ paths.*)", done.stdout + done.stderr)
-    return "failed", f"{seconds}; {said[1][:90] if said else done.stderr.strip()[-90:]}"
+    if process.returncode == 0:
+        return ("error", "no test of this name") if "running 0 tests" in said else ("passed", "")
+    causes = [r"cuda-on-cpu: (.*)", r"panicked at [^\n]*\n(.*)", r"(\d+ of \d+ paths.*)"]
+    cause = next((found[1] for found in (re.search(one, said) for one in causes) if found), said.strip()[-90:])
+    return "failed", re.sub(r" of Case {.*}", "", cause)[:100]
+
+
+def hunt_one(bug: Bug, number: int, folder: Path, tests: Path, given: argparse.Namespace) -> tuple[str, str]:
+    """Runs what should notice a bug, on each GPU until it does."""
+    begun, settings = time.monotonic(), {"GPT2_PLANTED": str(number)}
+    if bug.file in KERNELS:
+        if wrong := compile_kernels(bug.file, folder):
+            return "error", "does not compile: " + wrong
+        settings = {"CUDA_ON_CPU_KERNELS": str(folder / "kernels")}
+    if given.verify:
+        outcome, how = run([HOME / "gpt2", "verify", "--device", "cuda"], settings, given.limit)
+        return outcome, f"{time.monotonic() - begun:.0f} s; {how}"
+    for gpu in ({}, GPUS["two multiprocessors"][1]):
+        outcome, how = run([tests, bug.test], {**settings, **gpu}, given.limit)
+        if outcome != "passed":
+            break
+    return outcome, f"{time.monotonic() - begun:.0f} s; {how}"
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--list", action="store_true", help="plant each bug in a copy, print what it is, and stop")
-    add("--verify", action="store_true", help="run `gpt2 verify --device cuda`, as scripts/cuda/on-cpu.sh built it")
+    add("--verify", action="store_true", help="run `gpt2 verify --device cuda`, as scripts/cuda/on-cpu.sh built it, on bugs in kernels")
     add("--only", metavar="N,..", help="the numbers of the bugs to plant")
-    add("--jobs", type=int, choices=(1, 2), default=2, help="how many run at a time (default 2)")
-    add("--tests", type=Path, metavar="PROGRAM", help="the built unit tests of crates/kernels; cargo is not run")
+    add("--jobs", type=int, choices=(1, 2), default=1, help="how many run at a time (default 1: the driver uses all cores)")
     add("--limit", type=float, default=300, metavar="SECONDS", help="for one run (default 300)")
     given = parser.parse_args()
-    numbers = [str(n) for n in range(1, len(BUGS) + 1)]
+    numbers = [str(n) for n, bug in enumerate(BUGS, 1) if bug.file in KERNELS or not given.verify]
     given.only = given.only.split(",") if given.only else numbers
     if unknown := set(given.only) - set(numbers):
-        parser.error(f"--only: {unknown.pop()} is no number from 1 to {len(BUGS)}; such as 3,17")
+        parser.error(f"--only: {unknown.pop()} is none of their numbers, which --list shows; such as 3,17")
     given.bugs = {int(n): BUGS[int(n) - 1] for n in given.only}
     return given
 
 
 def main() -> int:
     given = arguments()
+    host = {n: bug for n, bug in given.bugs.items() if bug.file in HOST}
     if given.list:
         for bug in given.bugs.values():
             with tempfile.TemporaryDirectory(prefix="gpt2-bugs-") as scratch:
-                plant(bug, shutil.copytree(SOURCES, Path(scratch) / "planted"))
+                if bug.file in KERNELS:
+                    plant(bug, shutil.copytree(SOURCES, Path(scratch) / "planted"))
+        with tempfile.TemporaryDirectory(prefix="gpt2-bugs-") as scratch:
+            plant_host(host, shutil.copytree(SOURCES.parent / "src", Path(scratch) / "planted"))
         print(*(f"{n:3} {bug.file}: {bug.what} ({bug.test.strip(':')})" for n, bug in given.bugs.items()), sep="\n")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("error: ended by SIGTERM"))  # and leave no folder behind
@@ -211,12 +298,18 @@ def main() -> int:
         folder = Path(scratch)
         shutil.copytree(SOURCES, folder / "original")  # an edit during the run changes nothing
         for n, bug in given.bugs.items():
-            plant(bug, shutil.copytree(folder / "original", folder / str(n)))
-        tests = folder / "tests"
+            (folder / str(n)).mkdir()
+            if bug.file in KERNELS:
+                shutil.copytree(folder / "original", folder / str(n), dirs_exist_ok=True)
+                plant(bug, folder / str(n))
+        tests = Path()
         if given.verify:
             subprocess.run([REPOSITORY / "scripts/cuda/on-cpu.sh", "--build"], check=True)  # only what is old
+        elif host:
+            tests = host_tests(host, folder)
         else:
-            shutil.copy(given.tests or built(), tests)  # a later build may replace the original
+            on_device.build(list(on_device.PACKAGES))
+            tests = Path(json.loads((HOME / "tests.json").read_text())["kernels"])
         pool = ThreadPoolExecutor(given.jobs)
         try:
             return hunt(given, folder, tests, pool)
@@ -225,21 +318,13 @@ def main() -> int:
 
 
 def hunt(given: argparse.Namespace, folder: Path, tests: Path, pool: ThreadPoolExecutor) -> int:
-    controls = {}
-    for i, test in enumerate(sorted({bug.file if given.verify else bug.test for bug in given.bugs.values()})):
-        copy = shutil.copytree(folder / "original", folder / f"unchanged{i}")
-        runs = (verify, test, copy, given.limit) if given.verify else (run, tests, test, copy, given.limit)
-        controls[pool.submit(*runs)] = test
-    for job in as_completed(controls):
-        outcome, how = job.result()
-        print(f"without a bug  {outcome:8}  {controls[job].strip(':')} ({how})", flush=True)
+    none = Bug("", "", "", "", "")
+    for test in [""] if given.verify else sorted({bug.test for bug in given.bugs.values()}):
+        outcome, how = hunt_one(none._replace(test=test), 0, folder, tests, given)
+        print(f"without a bug  {outcome:8}  {test or 'verify'} ({how})", flush=True)
         if outcome != "passed":
-            raise SystemExit(f"error: {controls[job]} must pass on the kernels as they are; mend them or it first")
-    jobs = {}
-    for n, bug in given.bugs.items():
-        own = folder / str(n)
-        runs = (verify, bug.file, own, given.limit) if given.verify else (run, tests, bug.test, own, given.limit)
-        jobs[pool.submit(*runs)] = n
+            raise SystemExit(f"error: {test or 'verify'} must pass without a bug; mend that first")
+    jobs = {pool.submit(hunt_one, bug, n, folder / str(n), tests, given): n for n, bug in given.bugs.items()}
     counts, bad = {}, []
     for job in as_completed(jobs):
         (outcome, how), bug = job.result(), given.bugs[jobs[job]]

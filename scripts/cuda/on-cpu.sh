@@ -3,7 +3,8 @@
 # missing:
 #
 #   scripts/cuda/on-cpu.sh [--seed N] [--report [FILE]] [--trace FILE] [--] ARGS..
-#   scripts/cuda/on-cpu.sh --build [CARGO ARGS..]      builds, and runs `cargo` with the environment for it
+#   scripts/cuda/on-cpu.sh --build [CARGO ARGS..]      builds, and runs `cargo` with the environment for it; with CUDA_ON_CPU_LATER
+#                                                      in the environment, kernels are only noted
 #   scripts/cuda/on-cpu.sh --cudarc                    prints the folder of cudarc's sources, in the version of Cargo.lock
 #
 #   --seed N         the order of blocks, warps and streams (default: 1)
@@ -39,11 +40,11 @@ while [ $# -gt 0 ]; do
 done
 
 # Only the build's own environment differs from a build for a GPU. Kernels for 7.5 are among ours, so that the driver can be a T4.
-# Our crates are optimized less: they take longest to compile, and here the kernels take the time.
+# Candle and our crates are not optimized: they take longest to compile, and here the kernels and products take the time.
 compile() {
     local less=() crate
-    for crate in candle-fused gpt2-model gpt2-circuits gpt2-loader gpt2-train gpt2-view gpt2-engine gpt2-cli; do
-        less+=(--config "profile.release.package.$crate.opt-level=1")
+    for crate in candle-core candle-nn candle-fused gpt2-{model,circuits,files,loader,parallel,train,view,engine,cli}; do
+        less+=(--config "profile.release.package.$crate.opt-level=0")
     done
     env CUDA_ON_CPU_HOME="$home" CUDA_ON_CPU_LATER=1 NVCC="$driver/nvcc" CUDA_HOME="$home" CUDARC_CUDA_VERSION=13000 CUDA_COMPUTE_CAP=90 \
         GPT2_CUDA_CAPABILITIES="75 90" \
@@ -54,8 +55,9 @@ compile() {
 
 # What knows nothing of CUDA is not compiled again if a build without it is there.
 if [ ! -d "$home/target/release" ] && [ -d "$root/target/release/.fingerprint" ]; then
-    mkdir -p "$home/target"
-    cp -a --reflink=auto "$root/target/release" "$home/target/release"
+    mkdir -p "$home/target/release/deps"
+    cp -a --reflink=auto "$root"/target/release/{.fingerprint,build} "$home/target/release"
+    find "$root/target/release/deps" -maxdepth 1 -type f -name "*.*" -print0 | xargs -0 cp -a --reflink=auto -t "$home/target/release/deps" # no programs
 fi
 
 ready=$home/gpt2
@@ -66,7 +68,7 @@ if [ ! -x "$ready" ] || [ -n "${build:-}" ] || [ -n "$(find "${inputs[@]}" -newe
     "$driver/build.sh" "$home" "$sources" >&2
     if [ -n "${build:-}" ] && [ $# -gt 0 ]; then
         compile "$@"
-        python3 "$driver/kernels.py" "$home/kernels"
+        [ -n "${CUDA_ON_CPU_LATER:-}" ] || python3 "$driver/kernels.py" "$home/kernels"
         exit
     fi
     compile build --quiet -p gpt2-cli >&2

@@ -76,7 +76,10 @@ fn trained_biases_embeddings_and_heads_give_pefts_logits_merged_or_not() -> Resu
         let found = logits(&adapted, ids)?;
         assert_close(case, &found, &expected[&format!("{case}.logits")], TOLERANCE);
         assert!(max_diff(&found, &plain)? > 0.01, "{case} changes nothing");
-        assert_close(case, &logits(&adapted.merged()?, ids)?, &found, TOLERANCE);
+        // The updates of `biases_of_layers` are larger than the weights: merged, the CPU's logits are 7.0e-6 from those in f64. On
+        // CUDA the product and the update are rounded before their sum: 1.2e-5 from f64, and 1.7e-5 from those merged, measured.
+        let tolerance = if test_device().is_cpu() { 1e-5 } else { 3e-5 };
+        assert_close(case, &logits(&adapted.merged()?, ids)?, &found, tolerance);
         if adapter.replaced.is_empty() {
             let half = logits(&model.clone().with_adapter("part", &adapter, 0.5)?, ids)?;
             assert!(
@@ -161,18 +164,16 @@ fn an_adapted_model_over_a_cache_equals_one_pass() -> Result {
 }
 
 #[test]
-fn adapters_on_halves_and_quantized_weights_are_off_by_rounding_only() -> Result {
+fn adapters_on_halves_are_off_by_rounding_only() -> Result {
     let expected = expected()?;
     let ids = &expected["input_ids"];
     for (dtype, tolerance) in [(DType::F16, 10. * 2f64.powi(-11)), (DType::BF16, 10. * 2f64.powi(-8))] {
         let model = base("base", dtype)?;
         let adapted = model.clone().with_adapter("default", &adapter("every_layer", &model)?, 1.0)?;
-        assert_close(
-            &format!("{dtype:?}"),
-            &logits(&adapted, ids)?,
-            &expected["every_layer.logits"],
-            tolerance,
-        );
+        // On CUDA `x·Aᵀ`, its product with Bᵀ and the sum are each rounded, which the CPU keeps in f32: 12.9 roundings in f16,
+        // measured, where the model without the adapter has 3.2 on both.
+        let apart = if test_device().is_cpu() { tolerance } else { 1.5 * tolerance };
+        assert_close(&format!("{dtype:?}"), &logits(&adapted, ids)?, &expected["every_layer.logits"], apart);
         // The sum of weight and update is rounded once more: 10.4 roundings instead of at most 10 in f16, measured.
         let merged = logits(&adapted.merged()?, ids)?;
         assert_close(
@@ -182,6 +183,13 @@ fn adapters_on_halves_and_quantized_weights_are_off_by_rounding_only() -> Result
             1.5 * tolerance,
         );
     }
+    Ok(())
+}
+
+#[test]
+fn adapters_on_quantized_weights_are_off_by_rounding_only() -> Result {
+    let expected = expected()?;
+    let ids = &expected["input_ids"];
     // Blocks of 32 need wider layers than the reference data have.
     let demo = Checkpoint::open(&Source::directory(data("../../models/tiny-shakespeare")).open()?)?;
     let plain = demo.load_model(DType::F32, &test_device())?;
@@ -264,7 +272,11 @@ fn adapters_get_pytorchs_gradients_with_dropout_and_without_and_recomputed() -> 
             assert_gradients(&what, &adapter, &gradients, &expected)?;
             let (again, recomputed) = adapted.recomputed_gradients(&inputs, &targets, training)?;
             let loss = loss()?;
-            assert_eq!(again.to_bits(), loss.to_scalar::<f32>()?.to_bits(), "{what}: recomputed");
+            let loss_value = loss.to_scalar::<f32>()?;
+            // Kernels for CUDA without a backward run where nothing learns: in the first of the two passes that recompute.
+            let same_code = test_device().is_cpu() || implementation == Implementation::Eager;
+            let most = if same_code { 0.0 } else { 4.0 * f32::EPSILON * loss_value };
+            assert!((again - loss_value).abs() <= most, "{what}: recomputed {again}, not {loss_value}");
             let gradients = loss.backward()?;
             for update in adapter.updates.values() {
                 for tensor in [update.a(), update.b()] {
@@ -272,8 +284,8 @@ fn adapters_get_pytorchs_gradients_with_dropout_and_without_and_recomputed() -> 
                         [&recomputed, &gradients].map(|gradients| gradients.get(tensor).cloned());
                     let got = got.ok_or("recomputed")?;
                     let plain = plain.ok_or("plain")?;
-                    // In f32, other sums are rounded.
-                    assert_close("recomputed", &got, &plain, 3e-6);
+                    // Measured: no difference, and 1.3e-6 where the code is not the same; both are 3.3e-6 from f64.
+                    assert_close("recomputed", &got, &plain, if same_code { 1e-6 } else { 3e-6 });
                 }
             }
         }

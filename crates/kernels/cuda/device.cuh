@@ -1,12 +1,12 @@
-// The GPU instructions that the kernels use, one function each. Without nvcc, an emulation on the CPU provides the
-// same names, so that the tests can run these kernels without a GPU.
+// The GPU instructions that the kernels use, one function each. on_cpu.cuh has those that are PTX for the driver that runs
+// launches on the processor (scripts/cuda/driver), with which the tests run these kernels without a GPU.
 #pragma once
 #include <stdint.h>
 
 /// The compute capability that this is compiled for, as a number: 90 for 9.0.
 #ifdef __CUDA_ARCH__
 #define CAPABILITY (__CUDA_ARCH__ / 10)
-#elif !defined(CAPABILITY) // for the emulation, the compiler's options may set it
+#else // what nvcc compiles for the host
 #define CAPABILITY 90
 #endif
 /// Whether there are kernels for bf16: its instructions come with 8.0.
@@ -27,8 +27,6 @@ template <typename E> struct alignas(16) Unit {
     static constexpr int COUNT = 16 / sizeof(E);
     E of[COUNT];
 };
-
-#if defined(__CUDACC__) || defined(CUDA_ON_CPU)
 
 /// A kernel for blocks of so many threads and, if given, at least so many blocks on a multiprocessor.
 #define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
@@ -167,8 +165,4 @@ DEVICE void copies_arrived() {
 #endif
 }
 
-#endif
-
-#else
-#include "emulation.hpp"
 #endif

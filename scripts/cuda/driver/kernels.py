@@ -67,9 +67,9 @@ def rewrite(text):
             f'(cuda_on_cpu::Entry<&{name}>::make("{name}", {most}), cuda_on_cpu_kernels);'
         )
     text = SHARED.sub(shared_variable, text)
-    left = re.search(r".*\b__shared__\b.*", text)
-    if left:
-        raise SystemExit(f"cuda-on-cpu: this shared variable is not understood: {left.group(0).strip()}")
+    if left := re.search(r"\b__shared__\b", text):
+        line = text[text.rfind("\n", 0, left.start()) + 1 :].split("\n", 1)[0]
+        raise SystemExit(f"cuda-on-cpu: this shared variable is not understood: {line.strip()}")
     text = BOUNDS.sub("", text)
     text = re.sub(r"\b__global__\b", "", text)
     head = '\nextern "C" { cuda_on_cpu::Kernel *cuda_on_cpu_kernels = nullptr; }\n'

@@ -1,7 +1,7 @@
 //! The place of a tensor's heads among the heads of their layer, which decides what dropout drops of their weights.
 
 use crate::pointwise::dropout::Dropout;
-#[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
+#[cfg(any(feature = "cuda", test))]
 use crate::pointwise::dropout::DropoutWords;
 use candle_core::Result;
 
@@ -110,13 +110,13 @@ impl WeightDropout {
     }
 
     /// The numbers that decide which weights stay, for a kernel on another device.
-    #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
+    #[cfg(any(feature = "cuda", test))]
     pub(super) fn words(&self) -> DropoutWords {
         self.dropout.words()
     }
 
     /// The heads that are here, among the layer's.
-    #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
+    #[cfg(any(feature = "cuda", test))]
     pub(super) fn heads(&self) -> HeadLayout {
         self.heads
     }

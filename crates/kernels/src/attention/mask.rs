@@ -230,7 +230,7 @@ impl HiddenKeys {
 
     /// The hidden keys in order, and the index of the first one of each (head, query), followed by the number of all: the form
     /// in which the CUDA kernels read them.
-    #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
+    #[cfg(feature = "cuda")]
     #[allow(clippy::cast_possible_truncation)] // heads, T and S are below 2^31 where there is a plan
     pub(super) fn by_row(&self, heads: usize, queries: usize) -> (Vec<u32>, Vec<u32>) {
         let rows = (0..heads).flat_map(|h| (0..queries).map(move |i| (h, i)));

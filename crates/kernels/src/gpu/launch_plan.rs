@@ -45,7 +45,6 @@ pub(crate) struct GpuLimits {
 
 /// Chooses the one of the `compiled` capabilities that a GPU of capability `own` runs: machine code of the same major number,
 /// up to its own; or else PTX, which is there for the lowest; 0 if neither fits. `compiled` ascends.
-#[cfg(any(feature = "cuda", test))]
 pub(super) fn code_for(own: u32, compiled: &[u32]) -> u32 {
     let machine_code = compiled.iter().rev().find(|&&one| one / 10 == own / 10 && one <= own);
     let ptx = compiled.first().filter(|&&lowest| lowest <= own);

@@ -1,19 +1,19 @@
 //! GPU-specific code, if the build includes it: CUDA's kernels around attention, and its memory pool.
 //!
-//! It loads and launches the kernels in `cuda/*.cu`; in tests without a GPU, an emulator runs them.
+//! It loads and launches the kernels in `cuda/*.cu`. Launches are planned as numbers alone, which tests can check in any build.
 
 #[cfg(feature = "cuda")]
 mod blas_lt;
-// The emulator needs Linux.
-#[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
+#[cfg(any(feature = "cuda", test))]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))] // launches are planned, and not made
 pub(crate) mod cross_entropy;
 #[cfg(feature = "cuda")]
 pub(crate) mod device;
-#[cfg(all(test, target_os = "linux"))]
-pub(crate) mod emulator;
-#[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
+#[cfg(any(feature = "cuda", test))]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))] // launches are planned, and not made
 pub(crate) mod launch_plan;
-#[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
+#[cfg(any(feature = "cuda", test))]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))] // launches are planned, and not made
 pub(crate) mod layers;
 
 #[cfg(feature = "cuda")]

@@ -2,7 +2,7 @@
 
 use crate::hooks::{At, Hooks, Point};
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, Var};
+use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, MetalStorage, Result, Shape, Tensor, Var};
 use std::fmt::{self, Debug};
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use std::sync::Arc;
 pub type GradientFunction = Arc<dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync>;
 
 /// Calls functions with the gradients at points, on the way back from a number that the pass led to. Functions at the same point are
-/// called in order. They come after hooks that change the value. Values stay on the CPU.
+/// called in order. They come after hooks that change the value.
 #[derive(Clone)]
 pub struct BackwardHooks {
     functions: Vec<(Point, GradientFunction)>,
@@ -45,6 +45,13 @@ impl Hooks for BackwardHooks {
     }
 }
 
+fn copied<S: BackendStorage>(storage: &S, layout: &Layout) -> Result<(S, Shape)> {
+    if !layout.is_contiguous() || layout.start_offset() != 0 {
+        candle_core::bail!("a watched value must be contiguous, got {layout:?}")
+    }
+    Ok((storage.try_clone(layout)?, layout.shape().clone()))
+}
+
 /// A value as it is, whose gradient passes through functions.
 struct WatchedGradient {
     functions: Vec<GradientFunction>,
@@ -56,10 +63,15 @@ impl CustomOp1 for WatchedGradient {
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        if !layout.is_contiguous() || layout.start_offset() != 0 {
-            candle_core::bail!("a watched value must be contiguous, got {layout:?}")
-        }
-        Ok((storage.try_clone(layout)?, layout.shape().clone()))
+        copied(storage, layout)
+    }
+
+    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        copied(storage, layout)
+    }
+
+    fn metal_fwd(&self, storage: &MetalStorage, layout: &Layout) -> Result<(MetalStorage, Shape)> {
+        copied(storage, layout)
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {

@@ -5,5 +5,5 @@
 #[cfg(feature = "cuda")]
 pub(super) mod launch;
 mod plan;
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
 mod tests;
