@@ -98,6 +98,8 @@ Point enqueue(Stream *stream, std::string name, std::function<void()> run, std::
 void run_until(Point point);
 void run_stream(Stream *stream);
 void run_everything();
+/// Runs one operation of a stream that the seed chooses.
+void run_some();
 bool is_done(Point point);
 
 // threads.cpp and blocks.cpp: blocks of threads on this processor.

@@ -5,6 +5,7 @@
 // that one runs ahead and another stays behind.
 #include "driver.hpp"
 #include "switch.hpp"
+#include <cstdarg>
 #include <cstring>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -68,6 +69,8 @@ struct Runner {
     const Launch *launch = nullptr;
     char *shared = nullptr;
     size_t shared_pages = 0;
+    /// The shared variables of a fixed size that this block has used: where they start, and their bytes.
+    std::vector<std::pair<const char *, size_t>> variables;
 };
 __thread Runner *runner __attribute__((tls_model("initial-exec"))) = nullptr;
 
@@ -79,6 +82,17 @@ void become(unsigned rank) {
     worker.rank = rank;
     if (size.y == 1 && size.z == 1) worker.thread = {rank, 0, 0};
     else worker.thread = {rank % size.x, rank / size.x % size.y, rank / size.x / size.y};
+}
+
+/// Ends the program with a message that names the block and the thread.
+[[noreturn]] __attribute__((format(printf, 1, 2))) void fail_here(const char *format, ...) {
+    char what[300];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(what, sizeof what, format, arguments);
+    const Worker &worker = cuda_on_cpu_worker;
+    fail("%s, block (%u, %u, %u), thread (%u, %u, %u)", what, worker.block.x, worker.block.y, worker.block.z, worker.thread.x, worker.thread.y,
+         worker.thread.z);
 }
 
 void shuffle_warps() {
@@ -275,7 +289,7 @@ Number free_number() {
     static unsigned next = 0;
     std::lock_guard<std::mutex> locked(numbers_guard);
     if (free_numbers.empty()) {
-        if (next == 64) fail("more than 64 threads of the processor run kernels at a time");
+        if (next == MOST_WORKERS) fail("more than %u threads of the processor run kernels at a time", MOST_WORKERS);
         return {next++, 0};
     }
     const Number number = free_numbers.back();
@@ -322,6 +336,7 @@ void run_block(const Launch &launch, unsigned block) {
     worker.shared = launch.shared ? shared_memory(launch.shared) : nullptr;
     runner->launch = &launch;
     runner->random = Random(launch.seed + block);
+    runner->variables.clear();
     const unsigned threads = size.x * size.y * size.z;
     runner->alive = threads;
     runner->warp_count = (threads + LANES - 1) / LANES;
@@ -384,14 +399,18 @@ EXPORT void *cuda_on_cpu_shared(SharedVariable *variable) {
         variable->block_number[worker.number] = worker.block_number;
         memset(at, POISON, variable->size);
     }
+        runner->variables.push_back({static_cast<const char *>(at), variable->size});
     return at;
 }
 
 EXPORT void cuda_on_cpu_check_shared(const void *address, unsigned size, unsigned align) {
     const Worker &worker = cuda_on_cpu_worker;
-    const auto *const start = static_cast<const char *>(worker.shared), *const at = static_cast<const char *>(address);
-    if (at < start || at + size > start + worker.shared_size) fail("an address is not in the shared memory of its block");
-    if (reinterpret_cast<uintptr_t>(at) % align != 0) fail("an address in shared memory is not aligned to %u bytes", align);
+    const auto *const at = static_cast<const char *>(address);
+    const auto within = [&](const char *start, size_t length) { return start && at >= start && at + size <= start + length; };
+    bool found = within(static_cast<const char *>(worker.shared), worker.shared_size);
+    for (const auto &[start, length] : runner->variables) found |= within(start, length);
+    if (!found) fail_here("an address is not in the shared memory of its block");
+    if (reinterpret_cast<uintptr_t>(at) % align != 0) fail_here("an address in shared memory is not aligned to %u bytes", align);
 }
 
 EXPORT void cuda_on_cpu_copy_later(void *shared, const void *global, unsigned size, unsigned there) {

@@ -40,6 +40,13 @@ uint64_t sum_of(const void *at, size_t size) {
     return sum;
 }
 
+/// Whether a point is reached, for whoever asks again until it is: each answer brings it closer.
+int answer(Point point) {
+    if (is_done(point)) return SUCCESS;
+    run_some();
+    return NOT_READY;
+}
+
 #define STREAM(HANDLE)                                                                                                 \
     Locked locked(lock);                                                                                               \
     Stream *const stream = stream_of(HANDLE);                                                                          \
@@ -191,7 +198,7 @@ EXPORT cuStreamSynchronize(void *handle) {
 }
 EXPORT cuStreamQuery(void *handle) {
     STREAM(handle);
-    return is_done({stream, stream->added}) ? SUCCESS : NOT_READY;
+    return answer({stream, stream->added});
 }
 EXPORT cuStreamIsCapturing(void *, int *capturing) { return *capturing = 0, SUCCESS; }
 EXPORT cuStreamWaitEvent(void *handle, void *event_handle, unsigned) {
@@ -220,7 +227,7 @@ EXPORT cuEventSynchronize(void *event_handle) {
 }
 EXPORT cuEventQuery(void *event_handle) {
     Locked locked(lock);
-    return is_done(static_cast<Event *>(event_handle)->point) ? SUCCESS : NOT_READY;
+    return answer(static_cast<Event *>(event_handle)->point);
 }
 EXPORT cuEventElapsedTime_v2(float *milliseconds, void *from_handle, void *to_handle) {
     Locked locked(lock);
