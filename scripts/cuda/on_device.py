@@ -75,10 +75,10 @@ def build(packages):
 
 
 def build_old_kernels():
-    """Our kernels for 7.5, beside those for 9.0."""
+    """Our kernels and Candle's for 7.5, beside those for 9.0, which such a GPU does not run."""
     folder = HOME / "kernels-75"
     folder.mkdir(parents=True, exist_ok=True)
-    for noted in (HOME / "kernels").glob("candle-fused-*.json"):
+    for noted in (HOME / "kernels").glob("candle-*.json"):
         made_of = json.dumps({**json.loads(noted.read_text()), "capability": "75"}) + "\n"
         to = folder / noted.name
         if not to.exists() or to.read_text() != made_of:

@@ -77,7 +77,7 @@ def rewrite(text):
         raise SystemExit(f"cuda-on-cpu: this shared variable is not understood: {left.group(0).strip()}")
     text = BOUNDS.sub("", text)
     text = re.sub(r"\b__global__\b", "", text)
-    head = '\nextern "C" { cuda_on_cpu::Kernel *cuda_on_cpu_kernels = nullptr; }\n'
+    head = '\nextern "C" { cuda_on_cpu::Kernel *cuda_on_cpu_kernels = nullptr; unsigned cuda_on_cpu_capability = CUDA_ON_CPU_CAPABILITY; }\n'
     return text + head + "\n".join(lines) + "\n"
 
 

@@ -148,7 +148,8 @@ inline __attribute__((always_inline)) void go_to(Fiber *fiber) {
 [[noreturn]] void fail_in_deadlock() {
     unsigned at_warp = 0;
     for (unsigned i = 0; i < runner->warp_count; i++) at_warp += __builtin_popcount(runner->warps[i].waiting);
-    fail("the threads of block %u wait forever: %u at __syncthreads, %u for lanes of their warp", cuda_on_cpu_worker.block.x,
+    const uint3 &block = cuda_on_cpu_worker.block;
+    fail("the threads of block (%u, %u, %u) wait forever: %u at __syncthreads, %u for lanes of their warp", block.x, block.y, block.z,
          runner->at_barrier, at_warp);
 }
 
@@ -206,7 +207,7 @@ void end_meeting(Warp &warp, uint32_t mask) {
         Meeting &meeting = warp.lanes[lane];
         if (meeting.mask != mask) return; // it waits for others
         if (meeting.together != first.together || meeting.size != first.size || meeting.number != first.number)
-            fail("lanes of a warp of block %u meet in different operations", cuda_on_cpu_worker.block.x);
+            fail_here("lanes of a warp meet in different operations");
     }
     for (uint32_t left = expected; left; left &= left - 1) {
         const unsigned lane = __builtin_ctz(left);
@@ -335,8 +336,8 @@ void run_block(const Launch &launch, unsigned block) {
     worker.block_number++;
     worker.shared = launch.shared ? shared_memory(launch.shared) : nullptr;
     runner->launch = &launch;
-    runner->random = Random(launch.seed + block);
     runner->variables.clear();
+    runner->random = Random(launch.seed + block);
     const unsigned threads = size.x * size.y * size.z;
     runner->alive = threads;
     runner->warp_count = (threads + LANES - 1) / LANES;
@@ -374,7 +375,7 @@ EXPORT const char (*cuda_on_cpu_meet(uint32_t mask, const void *shown, unsigned 
     Fiber *const self = runner->current;
     Warp &warp = warp_of(self->rank);
     const unsigned lane = self->rank % LANES;
-    if (!(mask >> lane & 1)) fail("lane %u takes part in an operation of its warp whose mask leaves it out", lane);
+    if (!(mask >> lane & 1)) fail_here("lane %u takes part in an operation of its warp whose mask leaves it out", lane);
     Meeting &own = warp.lanes[lane];
     if (own.board) own.board->readers--;
     own = {shown, size, together, number, mask, nullptr};
@@ -398,8 +399,8 @@ EXPORT void *cuda_on_cpu_shared(SharedVariable *variable) {
     if (variable->block_number[worker.number] != worker.block_number) {
         variable->block_number[worker.number] = worker.block_number;
         memset(at, POISON, variable->size);
-    }
         runner->variables.push_back({static_cast<const char *>(at), variable->size});
+    }
     return at;
 }
 
@@ -415,7 +416,7 @@ EXPORT void cuda_on_cpu_check_shared(const void *address, unsigned size, unsigne
 
 EXPORT void cuda_on_cpu_copy_later(void *shared, const void *global, unsigned size, unsigned there) {
     cuda_on_cpu_check_shared(shared, size, size);
-    if (reinterpret_cast<uintptr_t>(global) % size != 0) fail("a copy from an address that is not aligned to %u bytes", size);
+    if (reinterpret_cast<uintptr_t>(global) % size != 0) fail_here("a copy from an address that is not aligned to %u bytes", size);
     memset(shared, POISON, size);
     runner->current->copies.push_back({shared, global, size, there});
 }
@@ -428,5 +429,5 @@ EXPORT void cuda_on_cpu_copies_arrive() {
     runner->current->copies.clear();
 }
 
-EXPORT void cuda_on_cpu_fail(const char *what) { fail("%s", what); }
+EXPORT void cuda_on_cpu_fail(const char *what) { fail_here("%s", what); }
 }
