@@ -2,7 +2,7 @@
 # Runs `gpt2` with the feature `cuda` on a driver whose launches run on the processor (scripts/cuda/driver), and builds what is
 # missing:
 #
-#   scripts/cuda/on-cpu.sh [--seed N] [--report [FILE]] [--trace FILE] [--] ARGS..
+#   scripts/cuda/on-cpu.sh [--seed N] [--report[=FILE]] [--trace FILE] [--] ARGS..
 #   scripts/cuda/on-cpu.sh --build [CARGO ARGS..]      builds, and runs `cargo` with the environment for it; with CUDA_ON_CPU_LATER
 #                                                      in the environment, kernels are only noted
 #   scripts/cuda/on-cpu.sh --cudarc                    prints the folder of cudarc's sources, in the version of Cargo.lock

@@ -2,15 +2,15 @@
 """Runs the tests of the kernels, the model and training on the GPU of the driver that runs launches on the processor.
 
     scripts/cuda/on_device.py [PACKAGE..]      kernels, model and train, or these; builds them with scripts/cuda/on-cpu.sh
-    scripts/cuda/on_device.py --quick          a few cases of each property, and no test that takes half a minute: for the gate
+    scripts/cuda/on_device.py --quick          a few cases of each property, and no test that takes half a minute
     scripts/cuda/on_device.py --filter WORD    the tests whose names contain it; asks for no kernel
     scripts/cuda/on_device.py --built          runs what the last call built
-    scripts/cuda/on_device.py --self-test      does it notice a missing kernel and a name that is no test's? runs no test
+    scripts/cuda/on_device.py --self-test      does it count launches, and notice a name that is no test's? runs no test
 
 They are the tests of the CPU with GPT2_TEST_DEVICE=cuda. What has no meaning on a GPU stands in cpu_only.txt with its reason.
 `on_device` in tests/kernels runs our kernels on three GPUs: a large one, one of two multiprocessors without a cache, and one of
-compute capability 7.5. It exits with 1 if a test fails, if a name in cpu_only.txt is no test's, or if one of our kernels was
-never launched.
+compute capability 7.5. It exits with 1 if a test fails, if no test ran, if a name in cpu_only.txt is no test's, or if one of our
+kernels was never launched or cuBLASLt never called.
 """
 
 import argparse
@@ -75,10 +75,10 @@ def build(packages):
 
 
 def build_old_kernels():
-    """Our kernels for 7.5, beside those for 9.0."""
+    """Our kernels and Candle's for 7.5, beside those for 9.0, which such a GPU does not run."""
     folder = HOME / "kernels-75"
     folder.mkdir(parents=True, exist_ok=True)
-    for noted in (HOME / "kernels").glob("candle-fused-*.json"):
+    for noted in (HOME / "kernels").glob("candle-*.json"):
         made_of = json.dumps({**json.loads(noted.read_text()), "capability": "75"}) + "\n"
         to = folder / noted.name
         if not to.exists() or to.read_text() != made_of:
@@ -113,6 +113,17 @@ def launched(reports):
     return found
 
 
+def has_cublaslt(reports):
+    """Whether one of these reports counts a product by cuBLASLt."""
+    lines = (line.split() for report in reports if report.exists() for line in report.read_text().splitlines())
+    return any(words[0] == "product" and words[1].startswith("cublaslt") for words in lines if len(words) > 1)
+
+
+def of_gpu(filtered, word, names, left_out):
+    """The tests of one of the other GPUs: of those that it has, the ones that are asked for."""
+    return sorted(name for name in names if filtered in name and (word or "") in name and name not in left_out)
+
+
 def our_kernels():
     """The names of all our kernels."""
     libraries = sorted((HOME / "kernels").glob("candle-fused-*.so"))
@@ -134,7 +145,6 @@ def arguments():
     parser.add_argument("--built", action="store_true", help="build nothing")
     parser.add_argument("--self-test", action="store_true", help="test this script")
     given = parser.parse_args()
-    given.packages = given.packages or list(PACKAGES)
     if unknown := set(given.packages) - set(PACKAGES):
         parser.error(f"{unknown.pop()}: expected {', '.join(PACKAGES)}")
     return given
@@ -147,10 +157,15 @@ def main():
     listed = cpu_only((HERE / "cpu_only.txt").read_text())
     if given.self_test:
         return self_test()
+    if given.built and not (HOME / "tests.json").exists():
+        sys.exit("error: nothing is built; run this without --built first")
     if not given.built:
-        build(given.packages)
+        build(given.packages or list(PACKAGES))
         build_old_kernels()
     programs = json.loads((HOME / "tests.json").read_text())
+    given.packages = given.packages or list(programs)
+    if missing := set(given.packages) - set(programs):
+        sys.exit(f"error: the last call did not build {', '.join(sorted(missing))}; run this without --built")
     environment = {**os.environ, "LD_LIBRARY_PATH": str(HOME / "lib64")}
     bad, rows, reports = [], [], []
     with tempfile.TemporaryDirectory(prefix="gpt2-on-device-") as folder:
@@ -163,8 +178,11 @@ def main():
             left_out = listed[package] + (SLOW[package] if given.quick else [])
             skip = [word for name in left_out for word in ("--skip", name)]
             jobs.append((package, [*([given.filter] if given.filter else []), "--quiet", *skip], {}))
-        if "kernels" in given.packages:
-            jobs += [("kernels", [given.filter or filtered, "--quiet"], settings, gpu) for gpu, (filtered, settings) in GPUS.items()]
+            for gpu, (filtered, settings) in GPUS.items() if package == "kernels" else ():
+                if chosen := of_gpu(filtered, given.filter, names, left_out):
+                    jobs.append((package, ["--exact", *chosen, "--quiet"], settings, gpu))
+                elif not given.filter:
+                    bad.append(f"no test of kernels is called {filtered}, which are those of a GPU of {gpu}")
         for i, (package, words, settings, *gpu) in enumerate(jobs):
             report = Path(folder) / f"{i}.report"
             reports.append(report)
@@ -176,6 +194,10 @@ def main():
                 bad.append(f"{rows[-1][0]}: {failed} failed\n{said[-12000:]}")
             print("{}: {} passed, {} failed, {} for the CPU alone; {} of our kernels; {:.0f} s".format(*rows[-1]), flush=True)
         counts = launched(reports)
+        if not given.filter and "kernels" in given.packages and not has_cublaslt(reports):
+            bad.append("no product by cuBLASLt")
+    if not any(passed + failed for _, passed, failed, *_ in rows):
+        bad.append("no test ran")
     if not given.filter and "kernels" in given.packages:
         never = sorted(our_kernels() - set(counts))
         bad += [f"never launched: {' '.join(never)}"] if never else []
@@ -191,10 +213,16 @@ def self_test():
     listed = cpu_only("# why\nkernels:\n  a::b    # reason\nmodel:\n")
     assert listed["kernels"] == ["a::b"] and listed["model"] == [], listed
     assert unknown_names(["a::b", "a::c"], {"a::b"}) == ["a::c"]
+    names = {"on_device::a", "on_device::b", "paged::a"}
+    assert of_gpu("on_device", None, names, ["on_device::b"]) == ["on_device::a"]
+    assert of_gpu("on_device", "paged", names, []) == [] and of_gpu("on_device", "::b", names, []) == ["on_device::b"]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "r"
         report.write_text("what name times bytes\nlaunch decode_f32_d64 3 0\nproduct decode 4 0\n")
         assert launched([report, report, Path(folder) / "none"]) == {"decode_f32_d64": 6}
+        assert not has_cublaslt([report, Path(folder) / "none"])
+        report.write_text("product    cublaslt, epilogue 36    3 0\n")
+        assert has_cublaslt([report])
     print("on_device.py: its own checks pass")
     return 0
 

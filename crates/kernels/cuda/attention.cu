@@ -60,6 +60,7 @@ DEVICE void attend(const E *q, const E *k, const E *v, const uint8_t *padding, E
     for (int step = 0; step < steps; step++) {
         const int start = step * Keys;
         copies_arrived();
+        if (visible) clear_padding<E, Keys, D, THREADS>(v_rows + step % 2 * Keys * ROW, visible, start, shape.keys);
         sync_block(); // also: no thread still reads the other half of the memory
         if (step + 1 < steps) copy_keys(step + 1);
         if (Masked) {

@@ -68,6 +68,11 @@ DEVICE void differentiate(const Tensors<E> &tensors, E *to_first, E *to_second, 
     copy_others(0);
     copy_numbers(0, OfKeys ? from : first);
 
+    if (OfKeys && padding) { // their scores are hidden, but dp meets their v
+        copies_arrived();
+        clear_padding<E, OWN, D, THREADS>(own_second, padding, first, own_count);
+    }
+
     const bool masked = masks.hidden_starts || masks.threshold;
     Rows<E, D, 1, false> own = {own_rows + warp * 16 * ROW}, second = {own_second + warp * 16 * ROW};
     float found[1][D / 8][4] = {}, found_second[1][OfKeys ? D / 8 : 1][4] = {}; // dq, or dk and dv
@@ -75,6 +80,8 @@ DEVICE void differentiate(const Tensors<E> &tensors, E *to_first, E *to_second, 
     for (int step = 0; step < steps; step++) {
         const int start = from + step * Others;
         copies_arrived();
+        if (!OfKeys && padding)
+            clear_padding<E, Others, D, THREADS, 2 * Others * ROW>(other_rows + step % 2 * Others * ROW, padding, start, other_count);
         sync_block(); // also: no thread still reads the other half of the memory
         if (step + 1 < steps) {
             copy_others(step + 1);

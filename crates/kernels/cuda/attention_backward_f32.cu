@@ -60,6 +60,7 @@ DEVICE void differentiate(const float *q, const float *k, const float *v, const 
         if (OfKeys) copy_numbers(start);
         if (masked) fill_bits<QUERIES, KEYS, THREADS>(bits, masks, place, OfKeys ? start : first, OfKeys ? first : start, shape);
         copies_arrived();
+        if (!OfKeys && padding) clear_padding<float, OTHERS, D, THREADS, OTHERS * ROW>(other_rows, padding, start, other_count);
         sync_block();
 
         float scores[EACH][OTHERS / ACROSS] = {}, products[EACH][OTHERS / ACROSS] = {};
@@ -79,7 +80,8 @@ DEVICE void differentiate(const float *q, const float *k, const float *v, const 
                     dropped = is_set(row + QUERIES * KEYS / 32, key);
                 }
                 const float weight = hidden ? 0 : exp2_fast(fmaf(scores[i][j], shape.scale, -numbers[query]));
-                const float product = dropped ? 0 : products[i][j] * masks.kept;
+                // Of padding among own keys, dp may be NaN: no register is left to clear their v.
+                const float product = dropped || (OfKeys && hidden) ? 0 : products[i][j] * masks.kept;
                 const int at = (down + i) * WEIGHT_ROW + other;
                 if (OfKeys) weights[at] = dropped ? 0 : weight;
                 grads[at] = weight * (product - numbers[QUERIES + query]);

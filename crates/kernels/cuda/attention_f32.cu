@@ -39,6 +39,7 @@ DEVICE void attend(const float *q, const float *k, const float *v, const uint8_t
         copy_rows<float, OTHERS, D, THREADS>(v_rows, v, shape.v.position, start, shape.keys);
         if (Masked) fill_bits<OWN, OTHERS, THREADS>(bits, masks, place, first, start, shape);
         copies_arrived();
+        if (visible) clear_padding<float, OTHERS, D, THREADS>(v_rows, visible, start, shape.keys);
         sync_block();
 
         float scores[EACH][OTHERS / ACROSS] = {};

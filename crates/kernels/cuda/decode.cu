@@ -83,6 +83,7 @@ DEVICE void decode(const E *q, const E *k, const E *v, const uint8_t *padding, E
         for (int i = 0; i < KEYS; i++) {
             const float weight = exp2_fast(scores[i] - base);
             sum += weight;
+            if (scores[i] == -INFINITE) continue; // a weight of 0 times NaN would be NaN
 #pragma unroll
             for (int j = 0; j < UNIT; j++) context[j] = fmaf(weight, to_float(values[i].of[j]), context[j]);
         }

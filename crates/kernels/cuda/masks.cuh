@@ -17,7 +17,7 @@ struct Masks {
     int first_head, all_heads;
 };
 
-static_assert(sizeof(Masks) == 48 && __builtin_offsetof(Masks, threshold) == 32, "must match src/attention/cuda/shape.rs");
+static_assert(sizeof(Masks) == 48 && __builtin_offsetof(Masks, threshold) == 32, "must match src/attention/cuda/plan.rs");
 
 /// Philox4x32-10 (Salmon et al. 2011).
 DEVICE void philox(uint32_t (&counter)[4], uint32_t key0, uint32_t key1) {

@@ -20,7 +20,7 @@ struct Shape {
     float scale;
 };
 
-static_assert(sizeof(Shape) == 104 && __builtin_offsetof(Shape, heads) == 72, "must match src/attention/cuda/shape.rs");
+static_assert(sizeof(Shape) == 104 && __builtin_offsetof(Shape, heads) == 72, "must match src/attention/cuda/plan.rs");
 
 constexpr float LN_2 = 0.6931471805599453f;
 
@@ -57,6 +57,21 @@ DEVICE void copy_rows(E *to, const E *from, long long stride, int first, int end
         const bool there = first + row < end;
         const E *const at = from + (there ? first + row : 0) * stride;
         copy_16_bytes(to + row * ROW_LENGTH<E, D> + unit * COUNT, at + unit * COUNT, there);
+    }
+}
+
+/// Zeros in place of those rows that `copy_rows` copied and that are padding: a weight of 0 times NaN would be NaN. Each thread
+/// takes what it copied itself, once its copies have arrived. `Beside`: the distance in elements to a second tensor's rows, or 0.
+template <typename E, int Rows, int D, int Threads, int Beside = 0>
+DEVICE void clear_padding(E *rows, const uint8_t *visible, int first, int end) {
+    constexpr int COUNT = Unit<E>::COUNT, UNITS = D / COUNT;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < Rows * UNITS; i += Threads) {
+        const int row = i / UNITS, unit = i % UNITS;
+        if (first + row >= end || visible[first + row]) continue;
+        E *const to = rows + row * ROW_LENGTH<E, D> + unit * COUNT;
+        *reinterpret_cast<uint4 *>(to) = uint4{0, 0, 0, 0};
+        if (Beside) *reinterpret_cast<uint4 *>(to + Beside) = uint4{0, 0, 0, 0};
     }
 }
 

@@ -31,9 +31,10 @@ OPTIONS = f"""
 INSIDE = r"[^()]*"
 for _ in range(4):
     INSIDE = rf"(?:[^()]|\({INSIDE}\))*"
-SHARED = re.compile(rf"(\bextern\s+)?\b__shared__\s+((?:[^;()\[\]]|\({INSIDE}\))+?)\b(\w+)\s*((?:\[[^;]*\])?)\s*;")
+SHARED = re.compile(rf"\b(extern\s+|static\s+)?\b__shared__\s+((?:[^;()\[\]]|\({INSIDE}\))+?)\b(\w+)\s*((?:\[[^;]*\])?)\s*;")
 BOUNDS = re.compile(rf"__launch_bounds__\s*(\({INSIDE}\))")
-KERNEL = re.compile(rf"\b__global__\b((?:\s|\w|{BOUNDS.pattern})*?)\b(?!__launch_bounds__)(\w+)\s*\(")
+KERNEL = re.compile(rf"(?:{BOUNDS.pattern}\s*)?\b__global__\b(?:\s|\w|{BOUNDS.pattern})*?\b(?!__launch_bounds__)(?P<name>\w+)\s*\(")
+ALIGNED = re.compile(rf"\balignas\s*\(({INSIDE})\)")
 
 
 def compiler():
@@ -43,14 +44,18 @@ def compiler():
 
 def shared_variable(found):
     """The declaration of a shared variable as a reference to what the driver gives the block."""
-    extern, kind, name, sizes = found.groups()
-    kind = kind.strip()
-    if extern:
+    storage, kind, name, sizes = found.groups()
+    aligned = ALIGNED.search(kind)
+    kind = ALIGNED.sub("", kind).strip()
+    if "," in re.sub(r"<[^<>]*>|\([^()]*\)", "", kind) or re.search(r"\]\s*,", sizes):
+        raise SystemExit(f"cuda-on-cpu: give each shared variable a declaration of its own: {found.group(0)}")
+    if storage and storage.startswith("extern"):
         return f"{kind} *const {name} = cuda_on_cpu::dynamic_shared<{kind}>();"
     whole = f"cuda_on_cpu_type_of_{name}"
+    align = aligned.group(1) if aligned else f"alignof({whole})"
     return (
         f"typedef {kind} {whole} {sizes}; "
-        f'static cuda_on_cpu::SharedVariable cuda_on_cpu_of_{name} = {{"{name}", sizeof({whole}), alignof({whole}), {{}}, {{}}}}; '
+        f'static cuda_on_cpu::SharedVariable cuda_on_cpu_of_{name} = {{"{name}", sizeof({whole}), {align}, {{}}, {{}}}}; '
         f"{whole} &{name} = *static_cast<{whole} *>(cuda_on_cpu_shared(&cuda_on_cpu_of_{name}));"
     )
 
@@ -59,9 +64,9 @@ def rewrite(text):
     """The preprocessed file as C++, with its kernels registered."""
     lines = []
     for found in KERNEL.finditer(text):
-        bounds = BOUNDS.search(found.group(1))
+        bounds = BOUNDS.search(found.group(0))
         most = f"cuda_on_cpu::first_of{bounds.group(1)}" if bounds else "0"
-        name = found.group(3)
+        name = found.group("name")
         lines.append(
             f"static cuda_on_cpu::Registration cuda_on_cpu_kernel_{name}"
             f'(cuda_on_cpu::Entry<&{name}>::make("{name}", {most}), cuda_on_cpu_kernels);'
@@ -72,7 +77,7 @@ def rewrite(text):
         raise SystemExit(f"cuda-on-cpu: this shared variable is not understood: {line.strip()}")
     text = BOUNDS.sub("", text)
     text = re.sub(r"\b__global__\b", "", text)
-    head = '\nextern "C" { cuda_on_cpu::Kernel *cuda_on_cpu_kernels = nullptr; }\n'
+    head = '\nextern "C" { cuda_on_cpu::Kernel *cuda_on_cpu_kernels = nullptr; unsigned cuda_on_cpu_capability = CUDA_ON_CPU_CAPABILITY; }\n'
     return text + head + "\n".join(lines) + "\n"
 
 

@@ -50,13 +50,14 @@ impl Case {
         !self.padded || (i % self.s >= (i / self.s) * self.s / self.b && i % 7 != 3)
     }
 
-    /// q, k and v of (B, S, 3, H, D). Padding may hold anything: here scores far above all others.
-    fn packed(&self) -> Result<Tensor> {
+    /// q, k and v of (B, S, 3, H, D), with `padding` in the rows of k and v that are padding.
+    fn packed(&self, padding: f64) -> Result<Tensor> {
         let &Self { b, s, h, d, .. } = self;
-        let size = |i: usize| if !i.is_multiple_of(3) && !self.visible(i / 3) { 30.0 } else { 1.0 };
-        let sizes = Tensor::from_iter((0..3 * b * s).map(size), &Device::Cpu)?.reshape((b, s, 3, 1, 1))?;
+        let factor = |i: usize| if !i.is_multiple_of(3) && !self.visible(i / 3) { padding } else { 1.0 };
+        let factors =
+            Tensor::from_iter((0..3 * b * s).map(factor), &Device::Cpu)?.reshape((b, s, 3, 1, 1))?;
         let packed = numbers(b * s * 3 * h * d, 0)?.reshape((b, s, 3, h, d))?;
-        Ok(packed.broadcast_mul(&sizes)?.to_dtype(self.dtype)?)
+        Ok(packed.broadcast_mul(&factors)?.to_dtype(self.dtype)?)
     }
 
     fn run(
@@ -66,7 +67,9 @@ impl Case {
         code: Implementation,
         grad: Option<&Tensor>,
     ) -> Result<Computed> {
-        let packed = Var::from_tensor(&self.packed()?.to_dtype(dtype)?.to_device(device)?)?;
+        // Padding may hold anything, and counts as 0.
+        let padding = if code == Implementation::Fused { f64::NAN } else { 0.0 };
+        let packed = Var::from_tensor(&self.packed(padding)?.to_dtype(dtype)?.to_device(device)?)?;
         let tracked = if grad.is_some() { packed.as_tensor().clone() } else { packed.as_detached_tensor() };
         let [q, k, v] = packed_views(&tracked, self.t)?;
         let visible = (0..self.b * self.s).map(|i| u8::from(self.visible(i)));
@@ -97,7 +100,7 @@ impl Case {
     /// largest expected value. dq and dk are sums of ds·k and ds·q, and ds is a difference of two numbers up to the largest dp,
     /// which cancel where a weight is close to 1: their errors are relative to one such term.
     fn errors(&self, wanted: bool) -> Result<Vec<f64>> {
-        let &Self { dtype, b, h, t, s, d, .. } = self;
+        let &Self { dtype, b, h, t, d, .. } = self;
         let device = device();
         let grad = numbers(b * t * h * d, 1 << 20)?.reshape((b, t, h, d))?.to_dtype(dtype)?;
         let grad = wanted.then_some(&grad);
@@ -108,12 +111,10 @@ impl Case {
         let (Some(grad), Some(got), Some(expected)) = (grad, got.gradient, expected.gradient) else {
             return Ok(errors);
         };
-        let seen = Tensor::from_iter((0..b * s).map(|i| f64::from(u8::from(self.visible(i)))), &Device::Cpu)?;
-        let [q, k, v] = packed_views(&wide(&self.packed()?)?, t)?;
-        let of_visible = |x: &Tensor| x.broadcast_mul(&seen.reshape((b, 1, s, 1))?)?.contiguous();
-        let dp = wide(grad)?.transpose(1, 2)?.contiguous()?.matmul(&of_visible(&v)?.t()?)?; // (B, H, T, S)
+        let [q, k, v] = packed_views(&wide(&self.packed(0.0)?)?, t)?;
+        let dp = wide(grad)?.transpose(1, 2)?.contiguous()?.matmul(&v.contiguous()?.t()?)?; // (B, H, T, S)
         let term = |x: &Tensor| Ok::<_, candle_core::Error>(largest(&dp)? * largest(x)? / (d as f64).sqrt());
-        for (i, term) in [Some(term(&of_visible(&k)?)?), Some(term(&q)?), None].into_iter().enumerate() {
+        for (i, term) in [Some(term(&k)?), Some(term(&q)?), None].into_iter().enumerate() {
             let expected = expected.narrow(2, i, 1)?;
             let term = term.map_or_else(|| largest(&expected), Ok)?;
             errors.push(difference(&got.narrow(2, i, 1)?, &expected)? / term);

@@ -1,5 +1,5 @@
 //! Our code on the device that `GPT2_TEST_DEVICE` names (the CPU unless it does), against the definition in f64 on the CPU, for
-//! every width and dtype of our kernels for CUDA. On a GPU, calls of attention and layer norm
+//! every width and dtype of our kernels for CUDA. On a GPU, calls of attention, layer norm and what follows a product
 //! assert through `explain` that the code for them ran.
 //!
 //! A GPU's size and age choose among the kernels, so that `scripts/cuda/check.sh on-cpu` runs these tests on three GPUs: a large
@@ -10,16 +10,28 @@ mod layers;
 
 use crate::common::test_device;
 use candle_core::{DType, Device, Result, Tensor};
-use candle_fused::Explanation;
+use candle_fused::{Explanation, open_cuda};
 use std::sync::LazyLock;
 
 /// The device, opened as `gpt2` opens it.
 fn device() -> Device {
     static DEVICE: LazyLock<Device> = LazyLock::new(|| match test_device() {
         Device::Cpu => Device::Cpu,
-        _ => candle_fused::open_cuda(0).expect("a GPU"),
+        _ => open_cuda(0).expect("a GPU"),
     });
     DEVICE.clone()
+}
+
+/// Two devices of a GPU have two streams, and nothing orders what one of them reads of the other.
+#[test]
+fn a_gpu_has_one_device() -> Result<()> {
+    if !test_device().is_cpu() {
+        assert!(open_cuda(0)?.same_device(&open_cuda(0)?));
+        let x = Tensor::ones((64, 64), DType::F32, &open_cuda(0)?)?;
+        let there = x.matmul(&x)?.to_device(&open_cuda(0)?)?;
+        assert!(difference(&there, &Tensor::full(64f64, (64, 64), &Device::Cpu)?)? <= 0.0);
+    }
+    Ok(())
 }
 
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)] // products take pointers; each unsafe block says why they are sound
 
-use super::device::{PerStream, aligned, view_of};
+use super::device::{PerStream, aligned, gpu_limits, view_of};
 use crate::pointwise::activation::Activation as Function;
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::CudaDType;
@@ -77,17 +77,19 @@ fn uninitialized(x: &Tensor, shape: (usize, usize)) -> Result<Tensor> {
     Ok(Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false))
 }
 
-/// Whether the GELU of this GPU's cuBLASLt is GPT-2's, found once for each dtype from a product of values between -6 and
-/// 6. Around -2.25 the form with the error function is further away than either dtype rounds.
+/// Whether the GELU of this GPU's cuBLASLt is GPT-2's, found once for each dtype that we use there from a product of values
+/// between -6 and 6. Around -2.25 the form with the error function is further away than either dtype rounds.
 fn gelu_is_the_tanh_form(device: &CudaDevice, dtype: DType) -> Result<bool> {
     static FOUND: LazyLock<PerStream<HashMap<DType, bool>>> = LazyLock::new(PerStream::default);
     let found = FOUND.get(
         device,
         |_| true,
         || {
+            let gpu = gpu_limits(device)?;
             let device = Device::Cuda(device.clone());
             [DType::F16, DType::BF16]
                 .into_iter()
+                .filter(|dtype| gpu.has_kernels_for(*dtype))
                 .map(|dtype| Ok((dtype, compare_gelu(&device, dtype)?)))
                 .collect()
         },

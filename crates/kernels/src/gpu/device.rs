@@ -224,11 +224,18 @@ pub(crate) fn keep_freed_memory(device: &CudaDevice) -> Result<()> {
     }
 }
 
-/// Turns off the events by which cudarc orders streams, two or more driver calls for each tensor of each launch.
-pub(crate) fn order_by_stream(device: &Device) -> Result<()> {
-    let device = device.as_cuda_device()?;
-    // SAFETY: the device was just opened with a stream of its own. Everything on it, of all host threads, goes through
-    // this one stream, which orders it.
-    unsafe { device.disable_event_tracking() };
-    Ok(())
+/// The device of this number, the same one in every call. It has no events, by which cudarc orders streams: two or more driver
+/// calls for each tensor of each launch.
+pub(crate) fn open(ordinal: usize) -> Result<Device> {
+    static OPEN: LazyLock<Mutex<HashMap<usize, Device>>> = LazyLock::new(Mutex::default);
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(device) = open.get(&ordinal) {
+        return Ok(device.clone());
+    }
+    let device = Device::new_cuda_with_stream(ordinal)?;
+    // SAFETY: the device was just opened with a stream of its own, and no other is opened here on this GPU: everything on it, of
+    // all host threads, goes through this one stream, which orders it. `open_cuda` says what is left to its callers.
+    unsafe { device.as_cuda_device()?.disable_event_tracking() };
+    open.insert(ordinal, device.clone());
+    Ok(device)
 }

@@ -25,16 +25,20 @@ pub(crate) use none::{has_cross_entropy, layer_norm, linear, losses_to_gradients
 
 use candle_core::{Device, Result};
 
-/// Opens a CUDA device with one stream for all host threads, so that they may share tensors and models: Candle's
+/// A CUDA device with one stream for all host threads, so that they may share tensors and models: Candle's
 /// `Device::new_cuda` has another stream in each thread, and nothing orders them. Freed memory stays with the device, see
 /// [`keep_freed_memory`].
+///
+/// Every call with a number returns the same device, whose seed is thus shared, too. A device that Candle opens on the same GPU
+/// has another stream, and nothing orders the two: move tensors between them through the CPU.
 ///
 /// # Errors
 /// When the device does not answer, or the build has no CUDA.
 pub fn open_cuda(ordinal: usize) -> Result<Device> {
-    let device = Device::new_cuda_with_stream(ordinal)?;
     #[cfg(feature = "cuda")]
-    device::order_by_stream(&device)?;
+    let device = device::open(ordinal)?;
+    #[cfg(not(feature = "cuda"))]
+    let device = Device::new_cuda_with_stream(ordinal)?;
     keep_freed_memory(&device)?;
     Ok(device)
 }

@@ -1,4 +1,5 @@
 // A small program on the driver. Each argument is a case; the ones with a fault must end with a message.
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -15,9 +16,13 @@ int cuModuleLoadData(void **, const void *);
 int cuModuleGetFunction(void **, void *, const char *);
 int cuStreamCreate(void **, unsigned);
 int cuStreamSynchronize(void *);
+int cuStreamQuery(void *);
 int cuStreamWaitEvent(void *, void *, unsigned);
 int cuEventCreate(void **, unsigned);
 int cuEventRecord(void *, void *);
+int cuEventQuery(void *);
+int cuEventElapsedTime_v2(float *, void *, void *);
+int cuDeviceGetAttribute(int *, int, int);
 int cuMemAllocAsync(uintptr_t *, size_t, void *);
 int cuMemFreeAsync(uintptr_t, void *);
 int cuMemHostAlloc(void **, size_t, unsigned);
@@ -128,6 +133,8 @@ static int run(const std::string &name) {
         launch("double_all", x, 4, 256, 0, stream);
         return expect(first(x, stream), 2);
     }
+    if (name == "declared_shared") return one("declared_shared", 128, 128);
+    if (name == "copies_to_array") return one("copies_to_array", 128, 128);
     if (name == "block_sum") return one("block_sum", 128, 128);
     if (name == "warp_sum") return one("warp_sum", 32, 32);
     if (name == "counts") return one("counts", 512, 513);
@@ -152,6 +159,54 @@ static int run(const std::string &name) {
         for (auto &thread : threads) thread.join();
         return failed;
     }
+    if (name == "polls") {
+        void *pinned;
+        cuMemHostAlloc(&pinned, 4, 0);
+        for (const bool of_event : {true, false}) {
+            const uintptr_t x = numbers(stream);
+            launch("double_all", x, 4, 256, 0, stream);
+            cuMemcpyDtoHAsync_v2(pinned, x, 4, stream);
+            cuEventRecord(event, stream);
+            const auto asked = [&] { return of_event ? cuEventQuery(event) : cuStreamQuery(stream); };
+            for (int times = 0; asked() == 600; times++)
+                if (times == 1000) return printf("it never ends\n"), 1;
+            if (*static_cast<float *>(pinned) != 2) return printf("it ended too early\n"), 1;
+        }
+        return 0;
+    }
+    if (name == "many_threads") {
+        constexpr int THREADS = 80;
+        static std::atomic<int> there, failed;
+        std::vector<std::thread> threads;
+        for (int i = 0; i < THREADS; i++)
+            threads.emplace_back([] {
+                void *context;
+                cuDevicePrimaryCtxRetain(&context, 0);
+                cuCtxSetCurrent(context);
+                const uintptr_t x = numbers(reinterpret_cast<void *>(2));
+                launch("block_sum", x, 1, 128, 0, reinterpret_cast<void *>(2));
+                if (first(x, reinterpret_cast<void *>(2)) != 128) failed++;
+                for (there++; there < THREADS;) std::this_thread::yield();
+            });
+        for (auto &thread : threads) thread.join();
+        return failed;
+    }
+    if (name == "too_much_memory") {
+        uintptr_t x;
+        const int code = cuMemAllocAsync(&x, size_t{81} << 30, stream);
+        printf("refused: %d\n", code);
+        return code;
+    }
+    if (name == "time_of_untimed") {
+        void *untimed;
+        float milliseconds;
+        cuEventCreate(&untimed, 2);
+        cuEventRecord(event, stream);
+        cuEventRecord(untimed, stream);
+        cuStreamSynchronize(stream);
+        return cuEventElapsedTime_v2(&milliseconds, event, untimed);
+    }
+    if (name == "bounds_before") return launch("bounds_before", numbers(stream), 1, 128, 0, stream);
     if (name == "no_blocks") return launch("double_all", numbers(stream), 0, 256, 0, stream);
     if (name == "too_many_threads") return launch("double_all", numbers(stream), 1, 2048, 0, stream);
     if (name == "beyond_launch_bounds") return launch("block_sum", numbers(stream), 1, 256, 0, stream);
@@ -212,7 +267,7 @@ static int run(const std::string &name) {
     if (name == "missing_function") return cuGraphCreate();
     if (name == "no_kernel") return launch("nothing", numbers(stream), 1, 1, 0, stream);
     // A kernel of that name, whose fault must end the program or give another sum.
-    const unsigned shared = name == "past_dynamic" ? 128 : 0, threads = name.find("barrier") != std::string::npos || name == "past_shared" ? 128 : 32;
+    const unsigned shared = name == "past_dynamic" ? 128 : 0, threads = name.find("barrier") != std::string::npos || name == "past_shared" || name.find("cop") == 0 ? 128 : 32;
     return one(name.c_str(), threads, 128, shared);
 }
 
@@ -222,6 +277,11 @@ int main(int count, char **words) {
     cuInit(0);
     cuDevicePrimaryCtxRetain(&context, 0);
     cuCtxSetCurrent(context);
+    if (words[1] == std::string("limits")) { // of shared memory for a block and a multiprocessor, and of its threads
+        int block, all, threads;
+        cuDeviceGetAttribute(&block, 97, 0), cuDeviceGetAttribute(&all, 81, 0), cuDeviceGetAttribute(&threads, 39, 0);
+        return printf("%d %d %d\n", block, all, threads), 3;
+    }
     cuStreamCreate(&stream, 1);
     cuStreamCreate(&other, 1);
     cuEventCreate(&event, 0);

@@ -13,11 +13,14 @@ read -ra cxx <<<"${CUDA_ON_CPU_CXX:-g++}"
 
 wrong=0 noticed=0
 for seed in 1 2 3 4 5; do
-    for case in double_all block_sum warp_sum counts halves two_streams threads products; do
+    for case in double_all block_sum warp_sum counts halves two_streams threads products \
+        declared_shared copies_to_array polls many_threads; do
         CUDA_ON_CPU_SEED=$seed "$home/selftest" $case >"$home/selftest.log" 2>&1 ||
             { echo "WRONG: $case, seed $seed:"; cat "$home/selftest.log"; wrong=$((wrong + 1)); }
     done
 done
+CUDA_ON_CPU_WORKERS=0 "$home/selftest" threads >"$home/selftest.log" 2>&1 ||
+    { echo "WRONG: threads, CUDA_ON_CPU_WORKERS=0:"; cat "$home/selftest.log"; wrong=$((wrong + 1)); }
 # notices CASE PATTERN SEED: the program does not end well, and says this.
 notices() {
     ! CUDA_ON_CPU_SEED=$3 "$home/selftest" "$1" >"$home/selftest.log" 2>&1 && grep -qE -- "$2" "$home/selftest.log"
@@ -49,14 +52,20 @@ race no_first_barrier 'expected 128'
 race no_barrier_in_loop 'expected 128'
 fault past_shared 'outside of device memory'
 fault past_dynamic 'outside of device memory'
-fault not_in_mask 'mask leaves it out'
-fault waits_forever 'wait forever'
-fault assertion 'assertion'
+fault not_in_mask 'mask leaves it out, block \(0, 0, 0\), thread \(.*, 0, 0\)'
+fault waits_forever 'block \(0, 0, 0\) wait forever'
+fault assertion 'assertion .*, block \(0, 0, 0\), thread \(.*, 0, 0\)'
+fault misaligned_copy 'not aligned to 16 bytes, block \(0, 0, 0\), thread \(.*, 0, 0\)'
+fault copy_past_array 'not in the shared memory of its block, block \(0, 0, 0\), thread \(.*, 0, 0\)'
+fault divides_by_zero 'an integer division .*, block \(0, 0, 0\), thread \(.*, 0, 0\)'
 race no_wait 'expected 32|not allocated yet'
 fault no_blocks 'a grid without blocks'
 fault too_many_threads 'blocks of 2048'
 fault beyond_launch_bounds 'compiled for 128'
+fault bounds_before 'compiled for 64'
 fault too_much_shared 'are allowed'
+fault too_much_memory 'refused: 2'
+fault time_of_untimed 'takes none'
 fault use_after_free 'has been freed'
 fault freed_on_another_stream 'has been freed'
 fault double_free 'no allocation, or freed'
@@ -68,6 +77,15 @@ fault pinned_changed 'changed its memory'
 fault pinned_read_early 'nan'
 fault missing_function 'cuGraphCreate'
 fault no_kernel 'not found: 500'
+# What a GPU of another compute capability has, and that it does not run code for a later one.
+CUDA_ON_CPU_CAPABILITY=75 fault limits '^65536 65536 1024$'
+CUDA_ON_CPU_CAPABILITY=86 fault limits '^101376 102400 1536$'
+fault limits '^232448 233472 2048$'
+CUDA_ON_CPU_CAPABILITY=75 fault double_all 'is compiled for 90'
+# A list of shared variables is refused with what to write.
+printf '__global__ void list(float *x) { __shared__ float a, b; a = b = x[0]; }\n' >"$home/list.cu"
+python3 "$here/../kernels.py" "$home/list" "$home/list.cu" >"$home/selftest.log" 2>&1 || true
+if grep -q 'a declaration of its own' "$home/selftest.log"; then noticed=$((noticed + 1)); else not_noticed list 'a declaration of its own' none; fi
 
-echo "cuda-on-cpu: 8 right programs with 5 seeds each, $noticed faults noticed, $wrong wrong"
+echo "cuda-on-cpu: 12 right programs with 5 seeds each, $noticed faults noticed, $wrong wrong"
 [ "$wrong" = 0 ]

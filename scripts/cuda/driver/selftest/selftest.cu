@@ -1,5 +1,6 @@
 // Kernels that are right, and kernels with one fault each, for selftest/main.cpp.
 #include <cuda_fp16.h>
+#include <cuda_on_cpu/tensor_cores.hpp>
 
 extern "C" __global__ void double_all(float *x, int count) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -46,6 +47,35 @@ extern "C" __global__ void past_dynamic(float *x, int count) {
     x[threadIdx.x] = memory[threadIdx.x + 4096];
 }
 extern "C" __global__ void assertion(float *x, int count) { assert(count < 0); }
+extern "C" __global__ void divides_by_zero(float *x, int count) { x[0] = static_cast<float>(7 / (count - 1000)); }
+extern "C" __launch_bounds__(64) __global__ void bounds_before(float *x, int count) { x[0] = 1; }
+// The sum of a block, in shared variables whose declarations say more than a type.
+extern "C" __global__ void declared_shared(float *x, int count) {
+    __shared__ __align__(64) float parts[128];
+    static __shared__ float total;
+    parts[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        total = reinterpret_cast<uintptr_t>(parts) % 64 == 0 ? 0 : 1;
+        for (float part : parts) total += part;
+    }
+    __syncthreads();
+    if (threadIdx.x == 64) x[0] = total;
+}
+// The same through cp.async, into an array of a fixed size; `FAULT` copies to an address that is not aligned, or past the array.
+template <int FAULT> __device__ void copied_sum(float *x, int count) {
+    __shared__ __align__(16) float parts[128];
+    if (threadIdx.x < 32 - (FAULT == 1)) cuda_on_cpu::cp_async_16(parts + 4 * threadIdx.x + (FAULT == 1) + (FAULT == 2) * count, x + 4 * threadIdx.x);
+    cuda_on_cpu::cp_async_wait_all();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        x[0] = 0;
+        for (float part : parts) x[0] += part;
+    }
+}
+extern "C" __global__ void copies_to_array(float *x, int count) { copied_sum<0>(x, count); }
+extern "C" __global__ void misaligned_copy(float *x, int count) { copied_sum<1>(x, count); }
+extern "C" __global__ void copy_past_array(float *x, int count) { copied_sum<2>(x, count); }
 extern "C" __global__ void counts(float *x, int count) { atomicAdd(x, 1.f); }
 extern "C" __global__ void halves(float *x, int count) {
     __half a = __float2half(x[0]), b = a * a;

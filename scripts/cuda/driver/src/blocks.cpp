@@ -51,7 +51,7 @@ unsigned helpers() {
     return count;
 }
 
-struct sigaction before_segv, before_bus, before_ill;
+struct sigaction before_segv, before_bus, before_ill, before_fpe;
 
 void on_fault(int signal, siginfo_t *info, void *) {
     const auto at = reinterpret_cast<uintptr_t>(info->si_addr);
@@ -62,13 +62,15 @@ void on_fault(int signal, siginfo_t *info, void *) {
         snprintf(where, sizeof where, ", block (%u, %u, %u), thread (%u, %u, %u)", worker.block.x, worker.block.y, worker.block.z,
                  worker.thread.x, worker.thread.y, worker.thread.z);
     if (signal == SIGILL && in_kernel) fail("an address that does not suit its type, or an instruction that is not there%s", where);
-    if (is_device(info->si_addr)) fail("an access to %p, %s%s", info->si_addr, describe(at).c_str(), where);
+    if (signal == SIGFPE && in_kernel) fail("an integer division without a result, as by zero, which gives any number on a GPU%s", where);
+    if (signal != SIGFPE && is_device(info->si_addr)) fail("an access to %p, %s%s", info->si_addr, describe(at).c_str(), where);
     if (in_kernel)
         fail("an access to %p outside of device memory: shared memory, the host's memory or the thread's stack%s", info->si_addr, where);
     // It is the program's own, as if the driver were not there.
     sigaction(SIGSEGV, &before_segv, nullptr);
     sigaction(SIGBUS, &before_bus, nullptr);
     sigaction(SIGILL, &before_ill, nullptr);
+    sigaction(SIGFPE, &before_fpe, nullptr);
 }
 
 } // namespace
@@ -87,6 +89,7 @@ void watch_faults() {
         sigaction(SIGSEGV, &action, &before_segv);
         sigaction(SIGBUS, &action, &before_bus);
         sigaction(SIGILL, &action, &before_ill);
+        sigaction(SIGFPE, &action, &before_fpe);
     });
 }
 

@@ -6,7 +6,7 @@ using namespace cuda_on_cpu;
 
 namespace {
 
-enum Code { SUCCESS = 0, INVALID_VALUE = 1, NO_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500 };
+enum Code { SUCCESS = 0, INVALID_VALUE = 1, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500 };
 
 struct Context {
     int device;
@@ -20,11 +20,27 @@ thread_local Context *current = nullptr;
 
 bool is_device_number(int device) { return device >= 0 && static_cast<unsigned>(device) < settings().devices; }
 
-constexpr unsigned MOST_THREADS = 1024, MOST_SHARED = 227 << 10;
+constexpr unsigned MOST_THREADS = 1024;
+
+/// What a GPU of a compute capability has: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+struct Limits {
+    unsigned shared_kib, shared_kib_of_all, threads_of_all;
+};
+/// KiB of shared memory of a block and of a multiprocessor, and the threads of a multiprocessor.
+Limits limits_of(unsigned capability) {
+    switch (capability) {
+    case 75: return {64, 64, 1024};
+    case 80: return {163, 164, 2048};
+    case 86: case 89: case 120: case 121: return {99, 100, 1536};
+    case 87: return {163, 164, 1536};
+    default: return {227, 228, 2048};
+    }
+}
 
 /// CUdevice_attribute, as of an H100.
 int attribute(int which, int *value) {
     const unsigned capability = settings().capability;
+    const Limits limits = limits_of(capability);
     switch (which) {
     case 1: *value = MOST_THREADS; return SUCCESS;              // MAX_THREADS_PER_BLOCK
     case 2: case 3: *value = 1024; return SUCCESS;              // MAX_BLOCK_DIM_X, Y
@@ -36,11 +52,11 @@ int attribute(int which, int *value) {
     case 12: *value = 65536; return SUCCESS;                    // MAX_REGISTERS_PER_BLOCK
     case 16: *value = static_cast<int>(settings().multiprocessors); return SUCCESS; // MULTIPROCESSOR_COUNT
     case 38: *value = static_cast<int>(settings().l2); return SUCCESS; // L2_CACHE_SIZE
-    case 39: *value = 2048; return SUCCESS;                     // MAX_THREADS_PER_MULTIPROCESSOR
+    case 39: *value = static_cast<int>(limits.threads_of_all); return SUCCESS; // MAX_THREADS_PER_MULTIPROCESSOR
     case 75: *value = capability / 10; return SUCCESS;          // COMPUTE_CAPABILITY_MAJOR
     case 76: *value = capability % 10; return SUCCESS;          // COMPUTE_CAPABILITY_MINOR
-    case 81: *value = 228 << 10; return SUCCESS;                // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
-    case 97: *value = capability >= 90 ? MOST_SHARED : capability >= 80 ? 163 << 10 : 64 << 10; return SUCCESS; // .._OPTIN
+    case 81: *value = static_cast<int>(limits.shared_kib_of_all) << 10; return SUCCESS; // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
+    case 97: *value = static_cast<int>(limits.shared_kib) << 10; return SUCCESS; // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
     case 115: *value = 1; return SUCCESS;                       // MEMORY_POOLS_SUPPORTED
     default: return refuse(INVALID_VALUE, "device attribute %d is not known here", which);
     }
@@ -124,23 +140,23 @@ EXPORT cuInit(unsigned) {
 EXPORT cuDriverGetVersion(int *version) { return *version = 13000, SUCCESS; }
 EXPORT cuDeviceGetCount(int *count) { return *count = static_cast<int>(settings().devices), SUCCESS; }
 EXPORT cuDeviceGet(int *device, int ordinal) {
-    if (!is_device_number(ordinal)) return NO_DEVICE;
+    if (!is_device_number(ordinal)) return INVALID_DEVICE;
     return *device = ordinal, SUCCESS;
 }
 EXPORT cuDeviceGetName(char *name, int length, int) { return snprintf(name, length, "processor (cuda-on-cpu)"), SUCCESS; }
-EXPORT cuDeviceTotalMem_v2(size_t *bytes, int) { return *bytes = size_t{80} << 30, SUCCESS; }
+EXPORT cuDeviceTotalMem_v2(size_t *bytes, int) { return *bytes = ALL_MEMORY, SUCCESS; }
 EXPORT cuDeviceGetUuid(char *uuid, int device) { return memset(uuid, device, 16), SUCCESS; }
 EXPORT cuDeviceGetAttribute(int *value, int which, int device) {
-    if (!is_device_number(device)) return NO_DEVICE;
+    if (!is_device_number(device)) return INVALID_DEVICE;
     return attribute(which, value);
 }
 EXPORT cuDeviceGetDefaultMemPool(void **pool, int device) {
-    if (!is_device_number(device)) return NO_DEVICE;
+    if (!is_device_number(device)) return INVALID_DEVICE;
     return *pool = context_of(device), SUCCESS;
 }
 EXPORT cuMemPoolSetAttribute(void *pool, int, void *value) { return pool && value ? SUCCESS : INVALID_VALUE; }
 EXPORT cuDevicePrimaryCtxRetain(void **context, int device) {
-    if (!is_device_number(device)) return NO_DEVICE;
+    if (!is_device_number(device)) return INVALID_DEVICE;
     Locked locked(lock);
     return *context = context_of(device), SUCCESS;
 }
@@ -216,7 +232,7 @@ EXPORT cuGetErrorString(int code, const char **text) {
     case SUCCESS: *text = "no error"; break;
     case INVALID_VALUE: *text = "invalid argument"; break;
     case 2: *text = "out of memory"; break;
-    case NO_DEVICE: *text = "invalid device ordinal"; break;
+    case INVALID_DEVICE: *text = "invalid device ordinal"; break;
     case INVALID_CONTEXT: *text = "invalid device context"; break;
     case INVALID_HANDLE: *text = "invalid resource handle"; break;
     case NOT_FOUND: *text = "named symbol not found"; break;

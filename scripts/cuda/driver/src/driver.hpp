@@ -65,6 +65,9 @@ std::string describe(uintptr_t at);
 /// Looks for changed bytes around what is still there.
 void check_all_borders();
 constexpr int POISON = 0xff;
+/// The bytes of the GPU, and those of them that are not allocated.
+constexpr size_t ALL_MEMORY = size_t{80} << 30;
+size_t free_memory();
 
 // streams.cpp: queues that run late.
 
@@ -95,6 +98,8 @@ Stream *make_stream(bool blocking);
 Stream *stream_of(void *handle);
 bool forget_stream(void *handle);
 Point enqueue(Stream *stream, std::string name, std::function<void()> run, std::vector<Point> after = {});
+/// Runs one operation of a stream that the seed chooses.
+void run_some();
 void run_until(Point point);
 void run_stream(Stream *stream);
 void run_everything();

@@ -27,6 +27,8 @@ auto &freed = *new std::deque<uintptr_t>;
 constexpr size_t REMEMBERED = 20000;
 uintptr_t next_page = FIRST + (1 << 20);
 uint64_t made = 0;
+/// The bytes of allocations that are not freed in the order of their streams.
+size_t in_use = 0;
 
 /// The allocation at an address or before it.
 std::map<uintptr_t, Allocation>::iterator before(uintptr_t at) {
@@ -48,13 +50,18 @@ void check_border(uintptr_t start, const Allocation &of) {
 
 } // namespace
 
+size_t free_memory() { return ALL_MEMORY - in_use; }
+
 uintptr_t reserve_memory(size_t size) {
+    if (size > free_memory()) run_everything(); // frees may wait in the queues
+    if (size > free_memory()) return 0;
     const size_t rounded = (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT, whole = (rounded + PAGE - 1) / PAGE * PAGE;
     if (next_page + whole + 2 * GUARD > END) return 0;
     const uintptr_t pages = next_page + GUARD;
     next_page = pages + whole;
     const uintptr_t start = pages + whole - rounded;
     allocations[start] = {size, whole, pages, ++made, Allocation::RESERVED, false};
+    in_use += size;
     return start;
 }
 
@@ -74,6 +81,7 @@ void make_unusable(uintptr_t start) {
     check_border(start, of);
     munmap(reinterpret_cast<void *>(of.pages), of.whole);
     of.state = Allocation::FREED;
+    in_use -= of.size;
     freed.push_back(start);
     if (freed.size() > REMEMBERED) {
         allocations.erase(freed.front());

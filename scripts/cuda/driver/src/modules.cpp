@@ -41,7 +41,10 @@ int load_module(const char *image, void **module) {
             continue;
         }
         const auto *const list = static_cast<Kernel *const *>(dlsym(library, "cuda_on_cpu_kernels"));
-        if (!list) return refuse(200, "%s has no list of kernels", path.c_str());
+        const auto *const made_for = static_cast<const unsigned *>(dlsym(library, "cuda_on_cpu_capability"));
+        if (!list || !made_for) return refuse(200, "%s has no list of kernels, or no compute capability", path.c_str());
+        if (*made_for > settings().capability)
+            return refuse(209, "%s is compiled for %u, and CUDA_ON_CPU_CAPABILITY is %u", path.c_str(), *made_for, settings().capability);
         Module *const made = new Module;
         for (const Kernel *kernel = *list; kernel; kernel = kernel->next) made->functions[kernel->name].kernel = kernel;
         *module = made;

@@ -1,5 +1,6 @@
 // Settings, counts of what a program did, and messages about what a GPU would punish.
 #include "driver.hpp"
+#include <algorithm>
 #include <chrono>
 #include <cstdarg>
 #include <cstdio>
@@ -53,7 +54,7 @@ struct AtEnd {
 const Settings &settings() {
     static const Settings found = {
         number_from("CUDA_ON_CPU_SEED", 1),
-        static_cast<unsigned>(number_from("CUDA_ON_CPU_WORKERS", std::max(1u, std::thread::hardware_concurrency()))),
+        static_cast<unsigned>(std::clamp<uint64_t>(number_from("CUDA_ON_CPU_WORKERS", std::thread::hardware_concurrency()), 1, 256)),
         static_cast<unsigned>(number_from("CUDA_ON_CPU_DEVICES", 1)),
         static_cast<unsigned>(number_from("CUDA_ON_CPU_CAPABILITY", 90)),
         static_cast<unsigned>(number_from("CUDA_ON_CPU_MULTIPROCESSORS", 132)),

@@ -52,7 +52,8 @@ void run_next(Stream &stream) {
     stream.done++;
 }
 
-/// Runs one operation of a stream that the seed chooses.
+} // namespace
+
 void run_some() {
     std::vector<Stream *> able;
     for (Stream *stream : streams)
@@ -60,8 +61,6 @@ void run_some() {
     if (able.empty()) fail("all streams wait for each other");
     run_next(*able[able.size() == 1 ? 0 : random_order().below(static_cast<unsigned>(able.size()))]);
 }
-
-} // namespace
 
 Stream *make_stream(bool blocking) {
     Stream *const stream = new Stream{next_id++, blocking, {}};

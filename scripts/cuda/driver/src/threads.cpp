@@ -5,6 +5,7 @@
 // that one runs ahead and another stays behind.
 #include "driver.hpp"
 #include "switch.hpp"
+#include <cstdarg>
 #include <cstring>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -68,6 +69,8 @@ struct Runner {
     const Launch *launch = nullptr;
     char *shared = nullptr;
     size_t shared_pages = 0;
+    /// The shared variables of a fixed size that this block has used: where they start, and their bytes.
+    std::vector<std::pair<const char *, size_t>> variables;
 };
 __thread Runner *runner __attribute__((tls_model("initial-exec"))) = nullptr;
 
@@ -79,6 +82,17 @@ void become(unsigned rank) {
     worker.rank = rank;
     if (size.y == 1 && size.z == 1) worker.thread = {rank, 0, 0};
     else worker.thread = {rank % size.x, rank / size.x % size.y, rank / size.x / size.y};
+}
+
+/// Ends the program with a message that names the block and the thread.
+[[noreturn]] __attribute__((format(printf, 1, 2))) void fail_here(const char *format, ...) {
+    char what[300];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(what, sizeof what, format, arguments);
+    const Worker &worker = cuda_on_cpu_worker;
+    fail("%s, block (%u, %u, %u), thread (%u, %u, %u)", what, worker.block.x, worker.block.y, worker.block.z, worker.thread.x, worker.thread.y,
+         worker.thread.z);
 }
 
 void shuffle_warps() {
@@ -134,7 +148,8 @@ inline __attribute__((always_inline)) void go_to(Fiber *fiber) {
 [[noreturn]] void fail_in_deadlock() {
     unsigned at_warp = 0;
     for (unsigned i = 0; i < runner->warp_count; i++) at_warp += __builtin_popcount(runner->warps[i].waiting);
-    fail("the threads of block %u wait forever: %u at __syncthreads, %u for lanes of their warp", cuda_on_cpu_worker.block.x,
+    const uint3 &block = cuda_on_cpu_worker.block;
+    fail("the threads of block (%u, %u, %u) wait forever: %u at __syncthreads, %u for lanes of their warp", block.x, block.y, block.z,
          runner->at_barrier, at_warp);
 }
 
@@ -192,7 +207,7 @@ void end_meeting(Warp &warp, uint32_t mask) {
         Meeting &meeting = warp.lanes[lane];
         if (meeting.mask != mask) return; // it waits for others
         if (meeting.together != first.together || meeting.size != first.size || meeting.number != first.number)
-            fail("lanes of a warp of block %u meet in different operations", cuda_on_cpu_worker.block.x);
+            fail_here("lanes of a warp meet in different operations");
     }
     for (uint32_t left = expected; left; left &= left - 1) {
         const unsigned lane = __builtin_ctz(left);
@@ -275,7 +290,7 @@ Number free_number() {
     static unsigned next = 0;
     std::lock_guard<std::mutex> locked(numbers_guard);
     if (free_numbers.empty()) {
-        if (next == 64) fail("more than 64 threads of the processor run kernels at a time");
+        if (next == MOST_WORKERS) fail("more than %u threads of the processor run kernels at a time", MOST_WORKERS);
         return {next++, 0};
     }
     const Number number = free_numbers.back();
@@ -321,6 +336,7 @@ void run_block(const Launch &launch, unsigned block) {
     worker.block_number++;
     worker.shared = launch.shared ? shared_memory(launch.shared) : nullptr;
     runner->launch = &launch;
+    runner->variables.clear();
     runner->random = Random(launch.seed + block);
     const unsigned threads = size.x * size.y * size.z;
     runner->alive = threads;
@@ -359,7 +375,7 @@ EXPORT const char (*cuda_on_cpu_meet(uint32_t mask, const void *shown, unsigned 
     Fiber *const self = runner->current;
     Warp &warp = warp_of(self->rank);
     const unsigned lane = self->rank % LANES;
-    if (!(mask >> lane & 1)) fail("lane %u takes part in an operation of its warp whose mask leaves it out", lane);
+    if (!(mask >> lane & 1)) fail_here("lane %u takes part in an operation of its warp whose mask leaves it out", lane);
     Meeting &own = warp.lanes[lane];
     if (own.board) own.board->readers--;
     own = {shown, size, together, number, mask, nullptr};
@@ -383,20 +399,24 @@ EXPORT void *cuda_on_cpu_shared(SharedVariable *variable) {
     if (variable->block_number[worker.number] != worker.block_number) {
         variable->block_number[worker.number] = worker.block_number;
         memset(at, POISON, variable->size);
+        runner->variables.push_back({static_cast<const char *>(at), variable->size});
     }
     return at;
 }
 
 EXPORT void cuda_on_cpu_check_shared(const void *address, unsigned size, unsigned align) {
     const Worker &worker = cuda_on_cpu_worker;
-    const auto *const start = static_cast<const char *>(worker.shared), *const at = static_cast<const char *>(address);
-    if (at < start || at + size > start + worker.shared_size) fail("an address is not in the shared memory of its block");
-    if (reinterpret_cast<uintptr_t>(at) % align != 0) fail("an address in shared memory is not aligned to %u bytes", align);
+    const auto *const at = static_cast<const char *>(address);
+    const auto within = [&](const char *start, size_t length) { return start && at >= start && at + size <= start + length; };
+    bool found = within(static_cast<const char *>(worker.shared), worker.shared_size);
+    for (const auto &[start, length] : runner->variables) found |= within(start, length);
+    if (!found) fail_here("an address is not in the shared memory of its block");
+    if (reinterpret_cast<uintptr_t>(at) % align != 0) fail_here("an address in shared memory is not aligned to %u bytes", align);
 }
 
 EXPORT void cuda_on_cpu_copy_later(void *shared, const void *global, unsigned size, unsigned there) {
     cuda_on_cpu_check_shared(shared, size, size);
-    if (reinterpret_cast<uintptr_t>(global) % size != 0) fail("a copy from an address that is not aligned to %u bytes", size);
+    if (reinterpret_cast<uintptr_t>(global) % size != 0) fail_here("a copy from an address that is not aligned to %u bytes", size);
     memset(shared, POISON, size);
     runner->current->copies.push_back({shared, global, size, there});
 }
@@ -409,5 +429,5 @@ EXPORT void cuda_on_cpu_copies_arrive() {
     runner->current->copies.clear();
 }
 
-EXPORT void cuda_on_cpu_fail(const char *what) { fail("%s", what); }
+EXPORT void cuda_on_cpu_fail(const char *what) { fail_here("%s", what); }
 }

@@ -27,12 +27,15 @@ struct Worker {
     unsigned number;
 };
 
+/// The most threads of the processor that run blocks at a time: helpers, and the program's own threads that wait for the GPU.
+constexpr unsigned MOST_WORKERS = 1024;
+
 /// A `__shared__` variable of a fixed size. The driver gives each worker its own memory for it, with a guard behind.
 struct SharedVariable {
     const char *name;
     unsigned size, align;
-    void *at[64];
-    unsigned block_number[64];
+    void *at[MOST_WORKERS];
+    unsigned block_number[MOST_WORKERS];
 };
 
 /// Computes the results of all lanes of a warp from what they show: 32 entries of 48 bytes each. The mask says which lanes
