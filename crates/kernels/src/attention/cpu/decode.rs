@@ -13,12 +13,16 @@ use crate::attention::scores::Base;
 use crate::cpu::dot_products::{add_scaled, add_scaled_to, dots, dots_of};
 use crate::cpu::vector::exp2;
 use pulp::{Simd, WithSimd};
+use std::iter::StepBy;
 use std::ops::Range;
 
 /// Keys per span: enough work to be worth a task of its own.
 const SPAN: usize = 256;
 /// The number of keys read at a time.
 const STREAMS: usize = 4;
+
+/// The distance, in bytes, at which rows are fetched ahead: processors do so themselves, but not beyond the end of a page.
+const AHEAD: usize = 4096;
 
 /// The most heads that share their keys in one task: each row of keys is read once for all of them.
 const HEADS: usize = 4;
@@ -110,7 +114,50 @@ struct SeenKeys {
     /// The head of keys and values.
     head: HeadAt,
     /// The places of the keys in the span, in order.
-    places: Vec<usize>,
+    places: Places,
+}
+
+/// Places in a span, in order.
+enum Places {
+    /// All places below a number.
+    All(usize),
+    Some(Vec<usize>),
+}
+
+impl Places {
+    fn count(&self) -> usize {
+        match self {
+            Self::All(count) => *count,
+            Self::Some(places) => places.len(),
+        }
+    }
+
+    /// The n-th place.
+    #[inline(always)]
+    fn at(&self, n: usize) -> usize {
+        match self {
+            Self::All(_) => n,
+            Self::Some(places) => places[n],
+        }
+    }
+
+    /// The first of each [`STREAMS`] places, and of those that are left.
+    fn groups(&self) -> (StepBy<Range<usize>>, Range<usize>) {
+        let count = self.count();
+        let whole = count - count % STREAMS;
+        ((0..whole).step_by(STREAMS), whole..count)
+    }
+
+    /// [`STREAMS`] places from the n-th on.
+    #[inline(always)]
+    fn group(&self, n: usize) -> [usize; STREAMS] {
+        std::array::from_fn(|i| self.at(n + i))
+    }
+}
+
+/// The number of rows to fetch ahead.
+fn rows_ahead(x: &Heads) -> usize {
+    AHEAD.div_ceil(x.row_bytes())
 }
 
 /// Rows of a head.
@@ -185,15 +232,17 @@ impl Span<'_> {
     fn seen_keys(&self, h: usize) -> SeenKeys {
         let rules = self.problem.rules;
         let QueryOfHeads { b, i, .. } = self.query;
+        let head = self.problem.key_head(HeadAt { b, h });
+        if rules.mask.hides_nothing() {
+            return SeenKeys { head, places: Places::All(self.keys.len()) };
+        }
         let visible = rules.mask.visible(b, rules.keys).map(|visible| &visible[self.keys.clone()]);
         let sees = |&j: &usize| {
             visible.is_none_or(|visible| visible[j] != 0)
                 && rules.mask.lets_see(b, i, self.keys.start + j)
                 && !rules.mask.hidden.hides(h, i, self.keys.start + j)
         };
-        let all = rules.mask.hides_nothing();
-        let places = (0..self.keys.len()).filter(|j| all || sees(j)).collect();
-        SeenKeys { head: self.problem.key_head(HeadAt { b, h }), places }
+        SeenKeys { head, places: Places::Some((0..self.keys.len()).filter(sees).collect()) }
     }
 
     /// Writes the products of the queries (heads, D) with the keys to `weights` (heads, SPAN).
@@ -208,29 +257,40 @@ impl Span<'_> {
     ) {
         let k = &self.problem.k;
         let d = self.problem.q.dims[3];
-        let (groups, rest) = keys.places.as_chunks::<STREAMS>();
-        for group in groups {
+        let (groups, rest) = keys.places.groups();
+        let ahead = rows_ahead(k);
+        for n in groups {
+            let group = keys.places.group(n);
+            let next = group[0] + ahead;
+            for j in next..next + STREAMS {
+                // After the last keys come the first values.
+                if j < self.keys.len() {
+                    k.fetch_row(keys.head, self.keys.start + j);
+                } else {
+                    self.problem.v.fetch_row(keys.head, self.keys.start + j - self.keys.len());
+                }
+            }
             let rows = streams(simd, k, keys.head, group.map(|j| self.keys.start + j), scratch);
             for (queries, weights) in queries.chunks(2 * d).zip(weights.chunks_mut(2 * SPAN)) {
                 let (query, second) = queries.split_at(d);
                 if second.is_empty() {
-                    for (j, score) in group.iter().zip(dots(simd, query, rows)) {
-                        weights[*j] = score;
+                    for (j, score) in group.into_iter().zip(dots(simd, query, rows)) {
+                        weights[j] = score;
                     }
                     continue;
                 }
                 let scores = dots_of(simd, [query, second], rows);
                 for (weights, scores) in weights.chunks_exact_mut(SPAN).zip(scores) {
-                    for (j, score) in group.iter().zip(scores) {
-                        weights[*j] = score;
+                    for (j, score) in group.into_iter().zip(scores) {
+                        weights[j] = score;
                     }
                 }
             }
         }
-        for j in rest {
+        for j in rest.map(|n| keys.places.at(n)) {
             let row = k.row(simd, keys.head, self.keys.start + j, &mut scratch[0]);
             for (query, weights) in queries.chunks_exact(d).zip(weights.chunks_exact_mut(SPAN)) {
-                [weights[*j]] = dots(simd, query, [row]);
+                [weights[j]] = dots(simd, query, [row]);
             }
         }
     }
@@ -278,8 +338,12 @@ impl Span<'_> {
         partials: &mut [SpanAttention],
     ) {
         let v = &self.problem.v;
-        let (groups, rest) = keys.places.as_chunks::<STREAMS>();
-        for group in groups {
+        let (groups, rest) = keys.places.groups();
+        let ahead = rows_ahead(v);
+        for n in groups {
+            let group = keys.places.group(n);
+            let next = self.keys.start + group[0] + ahead;
+            (next..(next + STREAMS).min(self.keys.end)).for_each(|j| v.fetch_row(keys.head, j));
             let rows = streams(simd, v, keys.head, group.map(|j| self.keys.start + j), scratch);
             for (partials, weights) in partials.chunks_mut(2).zip(weights.chunks(2 * SPAN)) {
                 let (first, second) = weights.split_at(SPAN);
@@ -297,10 +361,10 @@ impl Span<'_> {
                 }
             }
         }
-        for j in rest {
+        for j in rest.map(|n| keys.places.at(n)) {
             let row = v.row(simd, keys.head, self.keys.start + j, &mut scratch[0]);
             for (partial, weights) in partials.iter_mut().zip(weights.chunks_exact(SPAN)) {
-                add_scaled(simd, &mut partial.context, [weights[*j]], [row]);
+                add_scaled(simd, &mut partial.context, [weights[j]], [row]);
             }
         }
     }

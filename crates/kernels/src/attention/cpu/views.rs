@@ -4,6 +4,7 @@ use crate::attention::heads::Query;
 use crate::attention::quantized_rows::{self, SCALE_BYTES};
 use crate::cpu::cpu_op::CpuInput;
 use crate::cpu::element::Element;
+use crate::cpu::memory::{LINE, fetch};
 use candle_core::{CpuStorage, Layout, Result};
 use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
@@ -50,6 +51,26 @@ impl<'a> Elements<'a> {
             Self::F16(x) => x.len(),
             Self::BF16(x) => x.len(),
             Self::Codes(x) => x.len(),
+        }
+    }
+
+    /// The bytes of an element.
+    fn size(self) -> usize {
+        match self {
+            Self::F32(_) => size_of::<f32>(),
+            Self::F16(_) | Self::BF16(_) => size_of::<f16>(),
+            Self::Codes(_) => size_of::<u8>(),
+        }
+    }
+
+    /// The address of an element.
+    #[inline(always)]
+    fn at(self, i: usize) -> *const u8 {
+        match self {
+            Self::F32(x) => x.as_ptr().wrapping_add(i).cast(),
+            Self::F16(x) => x.as_ptr().wrapping_add(i).cast(),
+            Self::BF16(x) => x.as_ptr().wrapping_add(i).cast(),
+            Self::Codes(x) => x.as_ptr().wrapping_add(i),
         }
     }
 
@@ -128,6 +149,36 @@ impl<'a> Heads<'a> {
         })
     }
 
+    /// The first element of row `i` of a head.
+    #[inline(always)]
+    fn start(&self, head: HeadAt, i: usize) -> usize {
+        let [of_row, of_head, of_position, _] = self.strides;
+        let in_heads = match self.pages {
+            None => head.b * of_row + i * of_position,
+            #[allow(clippy::cast_possible_truncation)] // `in_pages` has checked the length
+            Some(InPages { table, size, stride }) => {
+                let page = i as u32 / size;
+                let position = i as u32 % size;
+                table[page as usize] as usize * stride + position as usize * of_position
+            }
+        };
+        self.offset + in_heads + head.h * of_head
+    }
+
+    /// The bytes of a row whose elements lie side by side.
+    pub(super) fn row_bytes(&self) -> usize {
+        (self.dims[3] + self.elements.extra()) * self.elements.size()
+    }
+
+    /// Starts to read row `i` of a head, if there is one, from memory.
+    #[inline(always)]
+    pub(super) fn fetch_row(&self, head: HeadAt, i: usize) {
+        if i < self.dims[2] {
+            let from = self.elements.at(self.start(head, i));
+            (0..self.row_bytes()).step_by(LINE).for_each(|byte| fetch(from.wrapping_add(byte)));
+        }
+    }
+
     /// Row `i` of a head as f32: borrowed in place if memory holds it that way, otherwise copied into `scratch` (D).
     #[inline(always)]
     pub(super) fn row<'b, S: Simd>(
@@ -140,22 +191,14 @@ impl<'a> Heads<'a> {
     where
         'a: 'b,
     {
-        let [sb, sh, st, sd] = self.strides;
-        let start = self.offset
-            + match self.pages {
-                None => head.b * sb + head.h * sh + i * st,
-                #[allow(clippy::cast_possible_truncation)] // `in_pages` has checked the length
-                Some(InPages { table, size, stride }) => {
-                    let (page, position) = (i as u32 / size, i as u32 % size);
-                    table[page as usize] as usize * stride + head.h * sh + position as usize * st
-                }
-            };
+        let start = self.start(head, i);
+        let stride = self.strides[3];
         let d = self.dims[3];
-        if let (Elements::F32(numbers), 1) = (self.elements, sd) {
+        if let (Elements::F32(numbers), 1) = (self.elements, stride) {
             return &numbers[start..start + d];
         }
         let out = &mut scratch[..d];
-        simd.vectorize(WidenRow { elements: self.elements, start, stride: sd, out: &mut *out });
+        simd.vectorize(WidenRow { elements: self.elements, start, stride, out: &mut *out });
         out
     }
 }
