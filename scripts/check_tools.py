@@ -61,6 +61,7 @@ TOOLS = {
     "cuda/nvcc-typecheck": Short("--version"),
     "fuzz.sh": Short("--list"),
     "hostile.py": Short("--self-test"),
+    "live_page.py": Short("--check"),
     "make_pictures.py": Short("--out {out}", needs=("chromium", "chromedriver"), install="apt-get install chromium chromium-driver"),
     "mutants.py": Short("--self-test", needs=("tree_sitter", "tree_sitter_rust"), install=INSTALL),
     "parallel_model.py": Short(""),

@@ -21,6 +21,7 @@ import random
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,8 @@ LIMIT = 60  # seconds
 MEMORY = 4 << 30  # of address space
 LONGEST = 64 << 10  # of stderr
 
+# A run that is stopped, and gone on with.
+BEGUN = "train --text {text} --out {begun}/run --steps 100 --eval-every 20 --n-embd 16 --n-layer 1 --n-head 2 --window 16 --vocab-size 300"
 # Each line: the command, with {name} for an input and {out} for a path that is free. Each input may be damaged.
 COMMANDS = [
     "forward --ids 1,2 --model {folder}",
@@ -44,6 +47,10 @@ COMMANDS = [
     "forward --ids 1,2 --model {llmc}",
     "forward --ids 1,2 --model {part}",
     "forward --ids 1,2 --model {starcoder}",
+    "forward --ids 1,2 --model {sharded}",
+    "forward O --model {slow}",
+    "generate O -n 3 --model {slow}",
+    "live --model {slow} --out {out}/l.html",
     "forward O --model {demo}",
     "forward --file {text}",
     "forward O --circuit {circuit}",
@@ -59,6 +66,9 @@ COMMANDS = [
     "import {nano} --out {out}/m",
     "import {llmc} --out {out}/m",
     "import {pickled} --out {out}/m",
+    "import {part} --out {out}/m",
+    "import {slow} --out {out}/m",
+    "inspect {sharded}",
     "merge --model {base} --adapter {lora} --out {out}/m",
     "quantize {demo} --to q8_0 --out {out}/q.gguf",
     "compare {demo} demo --text {text}",
@@ -66,12 +76,17 @@ COMMANDS = [
     "eval {quiz} --out {out}/e.json --samples",
     "eval hellaswag={parquet} --json",
     "eval {task}/task.json",
+    "eval wikitext={wikitext} lambada_openai={lambada} --json",
+    "eval blimp={blimp} --limit 2",
+    "eval {quiz} --journal {begun}/journal",
     "verify --published --answers {answers}",
     "features O --dictionary {sae} --json",
     "features --store {store} --dictionary {sae}",
     "train-features {store} --features 16 -k 2 --batch 16 --epochs 1 --out {out}/f",
     "record {text} --points blocks.1.hook_resid_post --out {out}/r",
     "train --text {text} --out {out}/t --steps 1 --n-embd 16 --n-layer 1 --n-head 2 --window 16 --vocab-size 300",
+    f"{BEGUN} --resume",
+    "record {text} --points blocks.1.hook_resid_post --out {begun}/record --resume",
     "train --jsonl {examples} --model {demo} --out {out}/t --steps 1 --window 32",
     "train --ids {ids} --model {demo} --out {out}/t --steps 1 --window 32 --optimizer muon",
     "lens O --model {demo}",
@@ -111,17 +126,22 @@ def make_inputs(gpt2, folder):
         ("quiz.jsonl", DATA / "eval" / "quiz.jsonl"),
         ("endings.parquet", DATA / "eval" / "hellaswag.parquet"),
         ("answers.json", DATA / "eval" / "answers.json"),
+        ("wikitext.jsonl", DATA / "eval" / "wikitext.jsonl"),
+        ("lambada.jsonl", DATA / "eval" / "lambada.jsonl"),
     ):
         shutil.copy(source, folder / name)
     copied("part", *[(path, path.name) for path in brought.glob("parts-*.gguf")])
     line = "O Romeo, Romeo! wherefore art thou Romeo?\n"
     (folder / "text.txt").write_text(line * 16)
-    (folder / "ids.bin").write_bytes(bytes(range(256)) + bytes([0, 1]) * 400)
+    (folder / "ids.bin").write_bytes(b"".join((n % 1000).to_bytes(2, "little") for n in range(600)))
     (folder / "texts.txt").write_text(line * 4)
     rows = [json.dumps({"prompt": "O Romeo,", "completion": " Romeo!"})] * 4
     (folder / "examples.jsonl").write_text("\n".join(rows) + "\n")
     copied("task", DATA / "eval" / "cloze.jsonl")
     (folder / "task" / "task.json").write_text('{"data": "cloze.jsonl", "context": "{{context}}", "answer": "answer"}')
+    copied("blimp", *(DATA / "eval" / "blimp").iterdir())
+    sharded(folder / "sharded")
+    slow(folder / "slow")
     run = lambda *args: subprocess.run([gpt2, *args], check=True, capture_output=True, text=True).stdout
     (folder / "pairs.jsonl").write_text(run("pairs", "induction", "--count", "2"))
     pairs = str(folder / "pairs.jsonl")
@@ -130,7 +150,64 @@ def make_inputs(gpt2, folder):
     point = ["--points", "blocks.2.hook_resid_post", "--shard-tokens", "256"]
     run("record", str(folder / "text.txt"), *point, "--out", str(folder / "store"))
     cache(folder / "cache")
+    begun(gpt2, folder)
     return folder
+
+
+def sharded(folder):
+    """Two shards and their index, of the same tensors as `folder`'s."""
+    folder.mkdir()
+    shutil.copy(DATA / "odd" / "config.json", folder)
+    content = (DATA / "odd" / "model.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+    header.pop("__metadata__", None)
+    names, places = sorted(header), {}
+    for number, part in enumerate((names[::2], names[1::2]), 1):
+        head, body = {}, b""
+        for name in part:
+            begin, end = header[name]["data_offsets"]
+            head[name] = header[name] | {"data_offsets": [len(body), len(body) + end - begin]}
+            body += data[begin:end]
+        text = json.dumps(head).encode()
+        file = f"model-{number:05}-of-00002.safetensors"
+        (folder / file).write_bytes(len(text).to_bytes(8, "little") + text + body)
+        places |= dict.fromkeys(part, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def slow(folder):
+    """The demo model with the files of a tokenizer that older programs wrote, and settings of generation."""
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(DEMO / name, folder)
+    model = json.loads((DEMO / "tokenizer.json").read_text())["model"]
+    pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"], ensure_ascii=False))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(pairs) + "\n")
+    last = max(model["vocab"], key=model["vocab"].get)
+    token = {"content": last, "lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
+    settings = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True, "eos_token": last, "added_tokens_decoder": {str(model["vocab"][last]): token}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "added_tokens.json").write_text(json.dumps({last: model["vocab"][last]}))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": token}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [model["vocab"][last]], "max_new_tokens": 3}))
+
+
+def begun(gpt2, folder):
+    """What runs leave that were stopped or have finished, to go on from."""
+    (folder / "begun").mkdir()
+    words = [word.replace("{text}", str(folder / "text.txt")).replace("{begun}", str(folder / "begun")) for word in BEGUN.split()]
+    process = subprocess.Popen([gpt2, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    next(line for line in process.stderr if line.startswith("step "))
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    if not (folder / "begun" / "run" / "training-state.safetensors").exists():
+        sys.exit("error: train was faster than its signal; give BEGUN more steps")
+    record = ["--points", "blocks.1.hook_resid_post", "--out", str(folder / "begun" / "record")]
+    subprocess.run([gpt2, "record", str(folder / "text.txt"), *record], check=True, capture_output=True)
+    journal = ["--journal", str(folder / "begun" / "journal")]
+    subprocess.run([gpt2, "eval", str(folder / "quiz.jsonl"), *journal], check=True, capture_output=True)
 
 
 def cache(folder):
@@ -155,7 +232,7 @@ def cache(folder):
 FILES = {"nano": "nano.pt", "llmc": "llmc.bin", "starcoder": "starcoder.gguf", "gguf": "gguf.gguf", "text": "text.txt",
          "texts": "texts.txt", "ids": "ids.bin", "examples": "examples.jsonl", "pairs": "pairs.jsonl",
          "circuit": "circuit.json", "quiz": "quiz.jsonl", "parquet": "endings.parquet",
-         "answers": "answers.json"}
+         "answers": "answers.json", "wikitext": "wikitext.jsonl", "lambada": "lambada.jsonl"}
 
 
 def path_of(world, name):
@@ -270,7 +347,7 @@ def prepare(seed, number, sound, world, is_damaged=True):
     """Copies the inputs of case `number`, damages one file; returns the command and what was done."""
     rng = random.Random(f"{seed}/{number}")
     line = COMMANDS[number % len(COMMANDS)]
-    names = [word[1:-1] for word in line.replace("{out}", "").split() if word.startswith("{") and word.endswith("}")]
+    names = [name for name in re.findall(r"\{(\w+)\}", line) if name != "out"]
     for name in set(names) - {"repository"}:
         source = sound / FILES.get(name, name)
         target = world / source.name
@@ -318,8 +395,8 @@ def broken(code, out, err, before, after, left):
     """The promises that the run broke, by name."""
     text = err.decode("utf-8", "replace")
     rows = [
-        # Who gives a pipe is asked to write to it.
-        ("hang", code == "hang" and "waiting for a program that writes to the pipe" not in text),
+        # Who gives a pipe is asked to write to it, and work that takes long says how long.
+        ("hang", code == "hang" and not re.search(r"waiting for a program that writes to the pipe|, about .+ left", text)),
         ("signal", isinstance(code, int) and code < 0),
         ("code", isinstance(code, int) and code not in (0, 1, 2) and code >= 0),
         ("panic", "panicked" in text or "RUST_BACKTRACE" in text),
@@ -341,8 +418,8 @@ def case(given, number, sound, show=False):
         before = inputs()
         code, out, err, seconds = run(given.gpt2, args, world)
         left = [str(path) for path in world.rglob("*")]
-        # A cache is written to when it is mended.
-        kept = {name: digest for name, digest in before.items() if not name.startswith("cache/")}
+        # A cache is written to when it is mended, and a run that goes on writes where it began.
+        kept = {name: digest for name, digest in before.items() if not name.startswith(("cache/", "begun/"))}
         faults = broken(code, out, err, kept, inputs(), left)
         last = err.decode("utf-8", "replace").strip().splitlines()
         if show:

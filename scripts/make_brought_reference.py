@@ -148,6 +148,9 @@ def main():
     torch.save(model.state_dict(), OUT / "legacy.bin", _use_new_zipfile_serialization=False)
     for protocol in (3, 4):
         torch.save({"state_dict": state, "epoch": 3}, OUT / f"protocol{protocol}.bin", pickle_protocol=protocol)
+    # The same storages twice, which keeps the files small.
+    torch.save({"student": state, "teacher": dict(state)}, OUT / "two.bin")
+    torch.save({"ema": dict(state), "model": state}, OUT / "averaged.bin")
     one = torch.cat([tensor.flatten() for tensor in state.values()])  # every tensor is a part of one storage
     parts, at = OrderedDict(), 0
     for name, tensor in state.items():

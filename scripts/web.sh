@@ -26,14 +26,15 @@ CARGO_ENCODED_RUSTFLAGS=${flags%?} "$cargo" rustc --profile web -p gpt2-web --li
     target/web/wasm32-unknown-unknown/web/gpt2_web.wasm
 mkdir -p "$to"
 cp target/web/page/gpt2_web.js "$to/gpt2_web.js"
-python3 - target/web/page/gpt2_web_bg.wasm "$to/gpt2_web.wasm.zlib" <<'END'
-import pathlib, sys, zlib
-module, packed = map(pathlib.Path, sys.argv[1:])
+python3 - target/web/page/gpt2_web_bg.wasm "$to/gpt2_web.wasm.js" <<'END'
+import base64, pathlib, sys, zlib
+module, script = map(pathlib.Path, sys.argv[1:])
 try:
-    is_same = zlib.decompress(packed.read_bytes()) == module.read_bytes()
-except (OSError, zlib.error):
+    is_same = zlib.decompress(base64.b64decode(script.read_text().split('"')[3])) == module.read_bytes()
+except (OSError, IndexError, ValueError, zlib.error):
     is_same = False
 if not is_same:
-    packed.write_bytes(zlib.compress(module.read_bytes(), 9))
+    packed = base64.b64encode(zlib.compress(module.read_bytes(), 9)).decode()
+    script.write_text(f'(globalThis.gpt2Live ??= {{}})["module"] = "{packed}";\n')
 END
 ls -l target/web/page/gpt2_web_bg.wasm "$to"

@@ -1,4 +1,4 @@
-//! The demo model of the command `gpt2`, as files in memory, and a list of known model files on the
+//! The demo model of the command `gpt2` and the text that it has learned from, as files in memory, and a list of known model files on the
 //! Hugging Face Hub. This crate only holds their bytes and does not interpret them.
 //!
 //! ```
@@ -21,6 +21,9 @@ pub const WEIGHTS_SHA256: &str = "14130f975b28bddd9b3329ce0641c5205bbcc62f375898
 
 /// Its `tokenizer.json`: a byte-level BPE of 1024 tokens.
 pub const TOKENIZER: &[u8] = include_bytes!("../tiny-shakespeare/tokenizer.json");
+
+/// The text that it has learned from, in UTF-8, packed by zlib: parts of Shakespeare's plays, 1,115,394 bytes.
+pub const TEXT_PACKED: &[u8] = include_bytes!("../tiny-shakespeare/text.zlib");
 
 /// The `cfg.json` of its dictionary of features.
 pub const FEATURES_CONFIG: &[u8] = include_bytes!("../tiny-shakespeare-features/cfg.json");

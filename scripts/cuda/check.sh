@@ -36,7 +36,7 @@ kernels() {
 }
 
 on_cpu() {
-    "${PYTHON:-python3}" scripts/cuda/on_device.py
+    "${PYTHON:-python3}" scripts/cuda/on_device.py "$@"
     echo "tests on the driver on the processor: $SECONDS s"
     scripts/cuda/driver/selftest/run.sh target/cuda-on-cpu
     echo "the driver's own test: $SECONDS s"
@@ -54,7 +54,7 @@ case ${1:-all} in
     types) types -p candle-fused ;;
     all-types) types --workspace --exclude models-on-candle-fused ;;
     kernels) kernels ;;
-    on-cpu) on_cpu ;;
+    on-cpu) on_cpu --quick ;;
     on-cpu-all) on_cpu; program_on_cpu ;;
     all) types -p candle-fused; SECONDS=0; kernels ;;
     *) echo "usage: scripts/cuda/check.sh [types|all-types|kernels|on-cpu|on-cpu-all]" >&2; exit 2 ;;

@@ -5,6 +5,7 @@ mod common;
 #[path = "../common/models.rs"]
 mod models;
 
+mod attribution_graph;
 mod discovery;
 mod features;
 

@@ -103,6 +103,14 @@ fn a_group_is_the_mean_of_its_tasks() -> Result {
     assert_near("acc", &found["groups"]["blimp"]["acc,none"], mean, 1e-12);
     let joint = error(parts[0]).hypot(error(parts[1])) / 2.0;
     assert_near("its error", &found["groups"]["blimp"]["acc_stderr,none"], joint, 1e-12);
+    // Of 5 and 3 examples. The harness' `unweighted_mean_stderr` (0.4.13), which it takes for BLiMP, where `pooled_sample_stderr`, for
+    // groups that weigh their tasks by size, would give 0.1748.
+    assert_near(
+        "the harness' own",
+        &found["groups"]["blimp"]["acc_stderr,none"],
+        0.194_365_063_161_510_03,
+        1e-12,
+    );
     assert_eq!(found["versions"]["wikitext"], 2.0);
     assert_eq!(found["higher_is_better"]["hellaswag"], json!({"acc": true, "acc_norm": true}));
     Ok(())
@@ -220,9 +228,9 @@ fn a_run_that_stopped_goes_on_from_its_journal() -> Result {
     for (more, parts) in [
         (
             &["--ablate", "0.1"][..],
-            &["belongs to another evaluation: the run was", "choose another name"][..],
+            &["belongs to another evaluation, whose run is", "choose another name"][..],
         ),
-        (&["--limit", "2"], &["the examples was"]),
+        (&["--limit", "2"], &["whose examples are"]),
         (&["--model", "MODEL"], &["belongs to another evaluation"]),
     ] {
         let random = data("eval/random").display().to_string();
@@ -230,6 +238,17 @@ fn a_run_that_stopped_goes_on_from_its_journal() -> Result {
             more.iter().map(|word| if *word == "MODEL" { random.as_str() } else { word }).collect();
         gpt2(&[&with[..], &more].concat())?.refused(1, parts);
         assert_eq!(std::fs::read_to_string(folder.file("done.jsonl"))?, text);
+    }
+    // Another version of the program, and one that did not record its own.
+    let version = format!("\"gpt2\":\"{}\"", env!("CARGO_PKG_VERSION"));
+    assert!(text.contains(&version), "{text}");
+    for (before, part) in [
+        (text.replacen(&version, "\"gpt2\":\"0.0.1\"", 1), "whose version of gpt2 is 0.0.1 and not"),
+        (text.replacen(&format!("{version},"), "", 1), "whose version of gpt2 is unknown and not"),
+    ] {
+        std::fs::write(folder.file("done.jsonl"), &before)?;
+        gpt2(&with)?.refused(1, &[part, "or delete the file"]);
+        assert_eq!(std::fs::read_to_string(folder.file("done.jsonl"))?, before);
     }
     std::fs::write(folder.file("done.jsonl"), text.replacen("\n[", "\n{", 1))?;
     gpt2(&with)?.refused(1, &["line 2 is damaged", "delete the file"]);
@@ -273,6 +292,14 @@ fn a_task_or_a_file_that_does_not_exist_is_named() -> Result {
     gpt2(&["eval", &blimp])?.refused(1, &["holds no part of BLiMP"]);
     let quiz = data("eval/quiz.jsonl").display().to_string();
     gpt2(&["eval", &quiz, &quiz])?.refused(1, &["quiz: is given twice"]);
+    gpt2(&["eval", &folder.at("")])?.refused(1, &["is a folder", "blimp=FOLDER"]);
+    gpt2(&["eval", &quiz, "--bootstrap", "1"])?.refused(1, &["--bootstrap 1: expected 2 samples at least"]);
+    // A task of one's own with the name of a group would take its place in the results.
+    folder.write("blimp.jsonl", std::fs::read_to_string(&quiz)?)?;
+    let group = format!("blimp={}", data("eval/blimp").display());
+    gpt2(&["eval", &group, &folder.at("blimp.jsonl")])?
+        .refused(1, &["blimp: is the name of a task and of a group"]);
+    gpt2(&["eval", &folder.at("blimp.jsonl"), "--limit", "1"])?.succeeded();
     gpt2(&["eval", &quiz, "--stride", "257"])?
         .refused(1, &["--stride 257: expected 1 to the model's context of 256"]);
     Ok(())
@@ -323,7 +350,28 @@ fn a_damaged_row_is_named_with_what_was_expected() -> Result {
             "{\"data\": \"a.jsonl\", \"contxt\": \"{{q}}\"}",
             &["k.json: expected {\"data\": FILE", "contxt"],
         ),
-        ("l.json", "{\"data\": \"a.jsonl\", \"context\": \"{{q}}\"}", &["names a context without an answer"]),
+        (
+            "l.json",
+            "{\"data\": \"a.jsonl\", \"context\": \"{{q}}\"}",
+            &["l.json: has a context but no answer"],
+        ),
+        ("n.json", "{\"data\": \"a.jsonl\", \"answer\": \"a\"}", &["n.json: has an answer but no context"]),
+        ("o.json", "{\"data\": \"a.jsonl\", \"choices\": \"c\"}", &["o.json: has choices, but neither"]),
+        (
+            "p.json",
+            "{\"data\": \"a.jsonl\", \"delimiter\": \" \"}",
+            &["p.json: has a delimiter, but neither"],
+        ),
+        (
+            "q.json",
+            "{\"data\": \"a.jsonl\", \"context\": \"Q: {{context}} A: {{answer\", \"answer\": \"answer\"}",
+            &["q.json", "has {{ without }} behind it"],
+        ),
+        (
+            "r.json",
+            "{\"data\": \"a.jsonl\", \"context\": \"{{ }}\", \"answer\": \"answer\"}",
+            &["r.json", "has {{ }}; expected the name of a field"],
+        ),
         ("m.json", "{\"data\": \"missing.jsonl\"}", &["m.json", "missing.jsonl: no such file"]),
     ] {
         folder.write(file, text)?;

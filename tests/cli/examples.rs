@@ -38,7 +38,11 @@ const REPLACED: &[(&str, &str, &str)] = &[
     ("--val-fraction 0.02 ", "--val-fraction 0.1 ", "the text is short"),
     ("--model gpt2 --epochs 2", "--model gpt2 --steps 3", "minutes"),
     ("--epochs 3 ", "--steps 3 ", "minutes"),
-    ("gpt2 data ", "gpt2-help data ", "needs a network"),
+    (
+        "data shakespeare --out shakespeare.txt",
+        "data shakespeare --out all.txt",
+        "training on all of it takes minutes",
+    ),
     (TRAIN, "gpt2 train --steps 3 ", "minutes; only where the line has no --steps of its own"),
     ("gpt2-xl", "gpt2", "the test's Hub has one model"),
     ("microsoft/DialoGPT-small", "openai-community/gpt2", "the test's Hub has one model"),
@@ -327,6 +331,18 @@ impl World {
             std::fs::write(path("recorded.txt"), TEXT)?;
             let record = "gpt2 record recorded.txt --points blocks.2.hook_resid_post --out activations";
             self.shell(record)?.succeeded();
+        }
+        for layer in 0..4 {
+            let name = format!("t{layer}");
+            let used = words.iter().any(|word| word.split(',').any(|part| part == name));
+            if used && !made(&name) && !path(&name).exists() {
+                std::fs::write(path("recorded.txt"), TEXT)?;
+                let points =
+                    format!("--point blocks.{layer}.mlp.hook_in --writes blocks.{layer}.hook_mlp_out");
+                let sizes = "--sparsity jumprelu --features 64 -k 4 --batch 64 --epochs 1";
+                self.shell(&format!("gpt2 train-features recorded.txt {points} {sizes} --out {name}"))?
+                    .succeeded();
+            }
         }
         if named("sae") {
             std::fs::create_dir(path("sae"))?;

@@ -155,6 +155,21 @@ fn tips_name_what_the_user_meant() -> Result {
         ("train --out y", "--text <FILE>|--jsonl <FILE>", "tip"),
         ("train --json", "--metrics FILE.jsonl", "--jsonl\n"),
         ("models --model gpt2", "gpt2 attention, live, heads and ", "verify"),
+        ("attention --prompt x", "the text stands by itself: gpt2 attention \"TEXT\"", "--from-prompt"),
+        ("live --text x --open", "the text stands by itself: gpt2 live \"TEXT\"", "compare"),
+        ("live --lesson 7 --open", "live.html#lesson=7", "all options"),
+        ("live --output x.html", "gpt2 live has --out\n", "all options"),
+        ("attention x --save y.png", "gpt2 attention has --html, --picture and --export", "all options"),
+        ("generate x --num-return-sequences 3", "another --seed", "all options"),
+        ("forward x --without 0.3", "gpt2 forward has --ablate", "all options"),
+        ("compare --model demo --text x", "gpt2 compare demo gpt2 --text FILE", "attention"),
+        ("score a.txt b.txt", "cat FILES | gpt2 score -", "-- "),
+        ("quantize demo d.gguf", "--out d.gguf", "-- "),
+        ("tokenize x", "gpt2 forward \"TEXT\"", "attention"),
+        ("generate x -n -5", "unexpected argument '-5'", "digit"),
+        ("generate x -n=-5", "'-5' for '--max-new-tokens <N>': expected a whole number", "digit"),
+        ("generate x --seed abc", "for '--seed <N>': expected a whole number, 0 or above", "digit"),
+        ("generate x --temperature warm", "expected a number", "literal"),
     ] {
         let run = gpt2(&line.split(' ').collect::<Vec<_>>())?;
         run.refused(2, &[says]);
@@ -162,6 +177,10 @@ fn tips_name_what_the_user_meant() -> Result {
     }
     let run = gpt2(&["What is this?", "--model", "gpt2"])?;
     run.refused(2, &["gpt2 attention \"What is this?\"\n"]);
+    let two_values = gpt2(&["forward", "O Romeo", "--ablate", "3.0", "3.3"])?;
+    two_values.refused(2, &["for two, repeat it: --ablate 3.3\n"]);
+    let text = gpt2(&["heads", "O Romeo"])?;
+    text.refused(2, &["it measures on random tokens; heads on a text: gpt2 attention \"O Romeo\""]);
     let run = gpt2(&["forward", "--what is this"])?;
     run.refused(2, &["gpt2 forward -- \"--what is this\""]);
     // The usage is that of the command, not of an option that clap took for the wrong one.

@@ -229,3 +229,21 @@ fn the_model_of_the_page_shows_what_the_command_shows() -> Result {
     }
     Ok(())
 }
+
+#[test]
+fn the_text_may_come_from_a_file() -> Result {
+    let folder = Folder::empty()?;
+    folder.write("speech.txt", "O Romeo, Romeo\n")?;
+    let speech = folder.at("speech.txt");
+    let typed = folder.at("typed.html");
+    let read = folder.at("read.html");
+    live(&["--out", &typed, "O Romeo, Romeo"])?.succeeded();
+    live(&["--out", &read, "--file", &speech])?.succeeded();
+    assert!(std::fs::read(&typed)? == std::fs::read(&read)?);
+    live(&["--out", &read, "--file", &speech, "O"])?.refused(2, &["--file"]);
+    live(&["--out", &speech, "--file", &speech, "--overwrite"])?.refused(1, &["--out"]);
+    assert_eq!(std::fs::read_to_string(&speech)?, "O Romeo, Romeo\n");
+    let named = live(&["--out", &read, "--overwrite", &speech])?.succeeded();
+    assert!(named.stderr.contains(&format!("--file {speech}")), "{}", named.stderr);
+    Ok(())
+}

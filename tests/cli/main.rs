@@ -25,6 +25,7 @@ mod folder;
 mod foreign_checkpoints;
 mod forward;
 mod generate;
+mod graph;
 mod help;
 #[cfg(unix)]
 mod hostile;

@@ -96,6 +96,58 @@ fn evaluations_run_when_they_are_asked_for() -> Result {
     Ok(())
 }
 
+/// An answer that cannot be checked says why, and all others are still reported.
+#[test]
+fn one_answer_that_cannot_be_checked_leaves_the_others() -> Result {
+    let folder = Folder::empty()?;
+    folder.write("damaged.jsonl", "no JSON\n")?;
+    let hellaswag = data("eval/hellaswag.jsonl");
+    let heads = |among: usize, heads: Value| {
+        let question = json!({"heads": {"score": "induction", "heads": heads, "among": among}});
+        json!({"source": "nobody", "question": question})
+    };
+    let file = changed(&folder, |answers| {
+        let more = [
+            evaluation("hellaswag", &folder.file("damaged.jsonl"), "acc", 0.375),
+            evaluation("hellaswag", Path::new("missing.jsonl"), "acc", 0.375),
+            evaluation("hellaswag", &hellaswag, "f1", 0.375),
+            heads(1000, json!(["0.0"])),
+            heads(1, json!(["99.0"])),
+            evaluation("hellaswag", &hellaswag, "acc", 0.375),
+        ];
+        answers["demo"].as_array_mut().expect("a list").extend(more);
+    })?;
+    let args = ["verify", "--published", "--answers", &file, "--evaluations"];
+    let run = gpt2(&[&args[..], &["--json"]].concat())?;
+    assert_eq!(run.code, 3, "{}", run.stderr);
+    let report: Value = serde_json::from_str(&run.stdout)?;
+    assert_eq!((&report["passed"], &report["unchecked"]), (&json!(true), &json!(5)));
+    let checked = &list(&report["answers"])[5..];
+    for (one, part) in checked.iter().zip([
+        "damaged.jsonl, line 1: expected an object of JSON",
+        "missing.jsonl: no such file",
+        "has no measure f1; it has acc, acc_norm",
+        "which are all among the first 1000",
+        "the model has no head 99.0",
+    ]) {
+        assert_eq!(one["state"], "unchecked", "{one}");
+        assert!(one["found"].as_str().is_some_and(|found| found.contains(part)), "{part}: {one}");
+    }
+    assert_eq!(checked[5]["state"], "right");
+    let shown = gpt2(&args)?;
+    assert_says(
+        "stdout",
+        &shown.stdout,
+        &["not checked: acc of hellaswag", "reason", "6 of 11 answers as printed"],
+    );
+    // One that differs counts for more.
+    let mut wrong: Value = serde_json::from_str(&std::fs::read_to_string(&file)?)?;
+    wrong["demo"][10]["question"]["evaluation"]["value"] = json!(0.9);
+    folder.write("answers.json", wrong.to_string())?;
+    assert_eq!(gpt2(&args)?.code, 1);
+    Ok(())
+}
+
 /// Whoever has no network learns that nothing was checked, by an exit code of its own.
 #[test]
 fn without_a_network_it_says_that_it_could_not_run() -> Result {
@@ -138,6 +190,14 @@ fn a_file_without_answers_is_refused() -> Result {
         ("{\"demo\": [{\"source\": \"x\", \"question\": {\"guess\": {}}}]}", &["answers.json", "guess"]),
         ("{\"gpt2\": []}", &["has no answer about demo; it is about gpt2"]),
         ("{\"demo\": []}", &["lists no answer about demo"]),
+        (
+            "{\"demo\": [{\"source\": \"x\", \"question\": {\"continuation\": {\"prompt\": [1], \"ids\": [1]}}}]}",
+            &["answers.json: answer 1 about demo", "hold the prompt alone"],
+        ),
+        (
+            "{\"demo\": [{\"source\": \"\", \"question\": {\"continuation\": {\"prompt\": [1], \"ids\": [1, 2]}}}]}",
+            &["answer 1 about demo", "\"source\" is empty"],
+        ),
     ] {
         folder.write("answers.json", text)?;
         gpt2(&["verify", "--published", "--answers", &folder.at("answers.json")])?.refused(1, parts);

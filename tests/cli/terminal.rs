@@ -82,6 +82,13 @@ fn what_people_type_first_runs_or_gets_a_tip() -> Result {
     for name in ["--length", "--num-tokens", "--max-new-tokens"] {
         assert_eq!(stdout(&["generate", "O", "--greedy", name, "4"])?, four, "{name}");
     }
+    for (model, meant) in
+        [("distillgpt2", "distilgpt2"), ("GPT2", "gpt2"), ("gpt-2", "gpt2"), ("gpt2_xl", "gpt2-xl")]
+    {
+        let run = gpt2(&["forward", "x", "--model", model])?;
+        run.refused(1, &["no such directory", &format!("did you mean {meant}?")]);
+    }
+    assert!(!gpt2(&["forward", "x", "--model", "llama"])?.stderr.contains("did you mean"));
     let folder = Folder::empty()?;
     folder.write("text.txt", text())?;
     let text = folder.at("text.txt");

@@ -5,6 +5,7 @@ use super::{Run, command, gpt2, number, signal, spawn, wait_for_lines};
 use crate::common::Result;
 use crate::folder::{Folder, assert_says, names_in};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 /// The lines of a run's metrics.
 fn lines(folder: &Folder, name: &str) -> Result<Vec<Value>> {
@@ -235,5 +236,23 @@ fn a_model_that_learns_further_has_its_own_defaults() -> Result {
         let rate = number(&lines(&folder, "m.jsonl")?[0]["lr"]);
         assert!((rate - expected).abs() < 1e-12, "{more:?}: {rate}");
     }
+    Ok(())
+}
+
+/// The hash is that of tiny Shakespeare as Karpathy's char-rnn has it.
+#[test]
+fn a_text_to_begin_with_is_the_one_that_the_demo_model_has_learned() -> Result {
+    let folder = Folder::empty()?;
+    let out = folder.at("my text.txt");
+    let run =
+        Run::of(command(&["data", "shakespeare", "--out", &out]).env("HF_HUB_OFFLINE", "1"))?.succeeded();
+    assert_says("stderr", &run.stderr, &[&format!("next: gpt2 train --text '{out}'")]);
+    let hash = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed";
+    assert_eq!(hex::encode(Sha256::digest(std::fs::read(&out)?)), hash);
+    folder.write("my text.txt", "mine")?;
+    gpt2(&["data", "shakespeare", "--out", &out])?.refused(1, &["--overwrite"]);
+    assert_eq!(std::fs::read_to_string(&out)?, "mine");
+    gpt2(&["data", "shakespeare", "--out", &out, "--overwrite"])?.succeeded();
+    gpt2(&["data", "hamlet", "--out", &out])?.refused(2, &["shakespeare"]);
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The inputs that attention accepts (dtypes that differ, tensors without numbers, a single key) and refuses, and the
 //! description of a call.
 
-use crate::common::{Result, max_abs, test_device};
+use crate::common::{Result, has_empty_tensors, max_abs, test_device};
 use crate::{distance, random};
 use candle_core::{DType, Module, Tensor, Var};
 use candle_fused::Implementation::{Eager, Fused};
@@ -199,7 +199,9 @@ fn a_bias_changes_nothing() -> Result {
     let triangle = |n| -> Result<Vec<u8>> { Ok(causal_bias(n, &test_device())?.flatten_all()?.to_vec1()?) };
     assert_eq!(triangle(1)?, [1]);
     assert_eq!(triangle(2)?, [1, 0, 1, 1]);
-    assert_eq!(causal_bias(0, &test_device())?.dims(), [1, 1, 0, 0]);
+    if has_empty_tensors() {
+        assert_eq!(causal_bias(0, &test_device())?.dims(), [1, 1, 0, 0]);
+    }
     let message = causal_bias(65_537, &test_device()).err().ok_or("4 GiB")?.to_string();
     assert!(message.contains("65537") && message.contains("at most 65536"), "{message}");
     Ok(())
@@ -236,7 +238,10 @@ fn options_that_are_not_finite_are_refused_by_name() -> Result {
 
 #[test]
 fn what_does_not_fit_is_refused_by_name() -> Result {
-    let zeros = |shape: [usize; 4]| Tensor::zeros(&shape, DType::F32, &test_device());
+    let zeros = |shape: [usize; 4]| {
+        let some = Tensor::zeros(&shape.map(|n| n.max(1)), DType::F32, &test_device())?;
+        some.narrow(1, 0, shape[1])
+    };
     let q = zeros([2, 4, 3, 8])?;
     let attention = Sdpa::default();
     for (k, v) in [

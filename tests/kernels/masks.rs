@@ -50,8 +50,8 @@ fn hidden_keys_and_values_may_be_any_numbers() -> Result {
     let part = |name: &str, s: usize| random(1, name, 1., (1, 2, s, 8));
     let k = part("k", s)?;
     let v = part("v", s)?;
-    let attention = Sdpa { window: Window::ALL, implementation: Fused, ..Sdpa::default() };
-    for t in [3, 60] {
+    for (t, implementation) in [(3, Fused), (60, Fused), (3, Eager), (60, Eager)] {
+        let attention = Sdpa { window: Window::ALL, implementation, ..Sdpa::default() };
         let q = part("q", t)?;
         for (name, mask) in Hiding::new(t, s, keys)?.masks() {
             let expected = attention.forward(&q, &k, &v, mask)?;
@@ -61,14 +61,14 @@ fn hidden_keys_and_values_may_be_any_numbers() -> Result {
                 &v.narrow(2, keys, s - keys)?,
                 Mask::default(),
             )?;
-            assert!(distance(&expected, &without)? < 1e-6, "{name}, T {t}");
+            assert!(distance(&expected, &without)? < 1e-6, "{implementation:?}, {name}, T {t}");
             for number in [f32::NAN, f32::INFINITY] {
                 let bad_k = with_rows(&k, 0..keys, number)?;
                 let bad_v = with_rows(&v, 0..keys, number)?;
                 for (k, v) in [(&bad_k, &v), (&k, &bad_v), (&bad_k, &bad_v)] {
                     let got = attention.forward(&q, k, v, mask)?;
                     let error = distance(&got, &expected)?;
-                    assert!(error < 1e-6, "{name}, T {t}, {number}: {error}");
+                    assert!(error < 1e-6, "{implementation:?}, {name}, T {t}, {number}: {error}");
                 }
             }
         }
@@ -83,8 +83,8 @@ fn hidden_values_may_be_any_numbers_backward() -> Result {
     let part = |name: &str, s: usize| random(1, name, 1., (1, 2, s, 8));
     let k = part("k", s)?;
     let v = part("v", s)?;
-    let attention = Sdpa { window: Window::ALL, implementation: Fused, ..Sdpa::default() };
-    for t in [3, 60] {
+    for (t, implementation) in [(3, Fused), (60, Fused), (3, Eager), (60, Eager)] {
+        let attention = Sdpa { window: Window::ALL, implementation, ..Sdpa::default() };
         for (name, mask) in Hiding::new(t, s, keys)?.masks() {
             let gradients = |v: &Tensor| -> Result<[Tensor; 3]> {
                 let [q, k, v] = [&part("q", t)?, &k, v].map(Var::from_tensor);
@@ -98,9 +98,9 @@ fn hidden_values_may_be_any_numbers_backward() -> Result {
             let got = gradients(&with_rows(&v, 0..keys, f32::NAN)?)?;
             for (got, expected) in got.iter().zip(gradients(&v)?) {
                 let error = distance(got, &expected)?;
-                assert!(error < 1e-5, "{name}, T {t}: {error}");
+                assert!(error < 1e-5, "{implementation:?}, {name}, T {t}: {error}");
             }
-            assert!(max_abs(&got[2].narrow(2, 0, keys)?)? == 0.0, "{name}, T {t}");
+            assert!(max_abs(&got[2].narrow(2, 0, keys)?)? == 0.0, "{implementation:?}, {name}, T {t}");
         }
     }
     Ok(())
@@ -113,10 +113,10 @@ fn a_query_that_sees_only_nan_is_nan() -> Result {
     let part = |name: &str, s: usize| random(1, name, 1., (1, 2, s, 8));
     let k = with_rows(&part("k", s)?, 50..s, f32::NAN)?;
     let v = part("v", s)?;
-    let attention = Sdpa { window: Window::ALL, implementation: Fused, ..Sdpa::default() };
     let all_nan =
         |x: &Tensor| -> Result<bool> { Ok(x.flatten_all()?.to_vec1::<f32>()?.iter().all(|x| x.is_nan())) };
-    for t in [3, 40] {
+    for (t, implementation) in [(3, Fused), (40, Fused), (3, Eager), (40, Eager)] {
+        let attention = Sdpa { window: Window::ALL, implementation, ..Sdpa::default() };
         for (name, mask) in Hiding::new(t, s, 50)?.masks() {
             let wanted = Wanted { weights: &[Chosen::default()], summary: true, lse: true };
             let Attended { context, weights, summary, lse, .. } =
@@ -130,9 +130,9 @@ fn a_query_that_sees_only_nan_is_nan() -> Result {
                 ("largest", &summary.max),
                 ("weights", &weights[0].narrow(3, 50, 10)?),
             ] {
-                assert!(all_nan(x)?, "{what}, {name}, T {t}");
+                assert!(all_nan(x)?, "{implementation:?}, {what}, {name}, T {t}");
             }
-            assert!(max_abs(&weights[0].narrow(3, 0, 50)?)? == 0.0, "{name}, T {t}");
+            assert!(max_abs(&weights[0].narrow(3, 0, 50)?)? == 0.0, "{implementation:?}, {name}, T {t}");
         }
     }
     Ok(())
@@ -163,6 +163,30 @@ fn weights_beside_nan_are_zero_where_nothing_is_seen() -> Result {
                 assert!(same, "T {t}, query {query}, key {key}: {got} and {expected}");
             }
             assert!(got.contains(&0.0) && got.iter().any(|x| x.is_nan()));
+        }
+    }
+    Ok(())
+}
+
+/// A query of whose keys all have the lowest finite score, which transformers adds to hide them, weighs all of them alike, and
+/// no key that it does not see.
+#[test]
+fn keys_of_the_lowest_score_share_the_weight() -> Result {
+    let t = 5;
+    let x = random(1, "x", 1., (1, 2, t, 8))?;
+    let added = Tensor::full(f32::MIN, (1, 1, t, t), &test_device())?;
+    let mask = Mask { added: Some(&added), ..Mask::default() };
+    for implementation in [Fused, Eager] {
+        let attention = Sdpa { implementation, ..Sdpa::default() };
+        let (_, weights) = attention.forward_with_weights(&x, &x, &x, mask)?;
+        for (n, weight) in weights.flatten_all()?.to_vec1::<f32>()?.into_iter().enumerate() {
+            let query = n / t % t;
+            let key = n % t;
+            let expected = if key <= query { 1.0 / (query + 1) as f32 } else { 0.0 };
+            assert!(
+                (weight - expected).abs() < 1e-6,
+                "{implementation:?}, query {query}, key {key}: {weight}"
+            );
         }
     }
     Ok(())

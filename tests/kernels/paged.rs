@@ -1,6 +1,6 @@
 //! Keys and values in pages: the same bits as for the same keys one after another.
 
-use crate::common::{Result, cases, largest, test_device};
+use crate::common::{Result, cases, has_empty_tensors, largest, test_device};
 use crate::{Random, bits, random};
 use candle_core::{DType, IndexOp, Tensor, Var};
 use candle_fused::attention::{Lengths, Mask, Pages, Sdpa, Wanted, Window, quantize_rows};
@@ -353,8 +353,10 @@ fn pages_that_do_not_hold_the_text_are_refused() -> Result {
         Sdpa::default().forward_paged(&q, Pages { table: &[], len: 0, ..pages }, Mask::default())?;
     assert_eq!(nothing.flatten_all()?.to_vec1::<f32>()?, [0.0; 64]);
     // Without queries, no rows.
-    let none = Tensor::zeros((0, 4, 16), DType::F32, &test_device())?;
-    assert_eq!(Sdpa::default().forward_varlen_paged(&none, &[0], &[pages])?.dims(), [0, 4, 16]);
+    if has_empty_tensors() {
+        let none = Tensor::zeros((0, 4, 16), DType::F32, &test_device())?;
+        assert_eq!(Sdpa::default().forward_varlen_paged(&none, &[0], &[pages])?.dims(), [0, 4, 16]);
+    }
     let sizes =
         Sdpa::default().forward_varlen_paged(&q.squeeze(0)?, &[3], &[pages]).expect_err("4 rows").to_string();
     assert!(sizes.contains("3 queries of 1"), "{sizes}");

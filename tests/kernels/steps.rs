@@ -1,6 +1,6 @@
 //! The operations of a training step besides layers: losses, dropout, and the squares of gradients.
 
-use crate::common::{Result, assert_close, test_device};
+use crate::common::{Result, assert_close, has_empty_tensors, test_device};
 use crate::random;
 use candle_core::{D, DType, Tensor, Var};
 use candle_fused::WeightLayout::{InOut, OutIn};
@@ -45,7 +45,7 @@ fn losses_of_rows_are_the_definition_and_their_mean_is_the_loss() -> Result {
         (Tensor::new(&[-1i64, 0], &test_device())?, logits.clone()),
         (Tensor::new(&[0u32], &test_device())?, logits.clone()),
         (Tensor::new(&[0f32, 1.], &test_device())?, logits.clone()),
-        (Tensor::zeros(0, DType::U32, &test_device())?, logits.narrow(0, 0, 0)?),
+        (Tensor::new(&[0u32], &test_device())?.narrow(0, 0, 0)?, logits.narrow(0, 0, 0)?),
     ] {
         assert!(cross_entropies(&logits, &targets).is_err() && cross_entropy(&logits, &targets).is_err());
     }
@@ -125,7 +125,7 @@ fn dropout_is_decided_by_philox_alone() -> Result {
                 assert!((f64::from(x) - expected).abs() < 1e-6, "{shape:?}, row {row}, column {column}");
             }
         }
-        for nothing in [vec![3, 0], vec![0, 5], vec![0]] {
+        for nothing in [vec![3, 0], vec![0, 5], vec![0]].into_iter().filter(|_| has_empty_tensors()) {
             let x = Tensor::ones(nothing.clone(), DType::F32, &test_device())?;
             assert_eq!(dropout.apply(&x)?.dims(), nothing);
         }

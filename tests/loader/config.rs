@@ -130,6 +130,24 @@ fn every_unsupported_or_impossible_value_is_refused_by_name() -> Result {
     Ok(())
 }
 
+/// transformers has several names for one function.
+#[test]
+fn other_names_of_the_activations_are_read() -> Result {
+    for (given, own) in [
+        ("gelu_fast", "gelu_new"),
+        ("gelu_accurate", "gelu_new"),
+        ("gelu_python_tanh", "gelu_new"),
+        ("gelu_python", "gelu"),
+        ("swish", "silu"),
+    ] {
+        let folder = Folder::of("odd")?;
+        folder.set_config("activation_function", json!(given))?;
+        let config = folder.open()?.config().clone();
+        assert_eq!(serde_json::to_value(config.activation_function)?, json!(own), "{given}");
+    }
+    Ok(())
+}
+
 #[test]
 fn sizes_beyond_reason_are_refused_by_name_and_others_by_the_file() -> Result {
     // In a process that may fail, within bounds of memory: cli::hostile.

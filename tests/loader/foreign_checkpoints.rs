@@ -190,6 +190,33 @@ fn several_models_in_one_file_are_not_chosen_from() -> Result {
     Ok(())
 }
 
+/// Under keys of which none is known to be the model's, nothing is chosen; beside a known one, the others are named.
+#[test]
+fn several_models_under_keys_are_named() -> Result {
+    let message = as_pickle("two.bin")?.refusal("two keys");
+    assert_says("two keys", &message, &["several models", "`student`, `teacher`"]);
+    let folder = as_pickle("averaged.bin")?;
+    assert_plain("an average beside", &folder.load()?)?;
+    assert_eq!(
+        folder.open()?.notes(),
+        ["the weights are those under the key `model`, not those under `ema`"]
+    );
+    Ok(())
+}
+
+/// Layers that PEFT has wrapped are not the model's own: what to save instead is told.
+#[test]
+fn an_adapters_layers_inside_a_model_are_named() -> Result {
+    let mut tensors = plain()?;
+    let name = "transformer.h.0.attn.c_attn";
+    let own = tensors.remove(&format!("{name}.weight")).ok_or("no c_attn")?;
+    tensors.insert(format!("{name}.base_layer.weight"), own.clone());
+    tensors.insert(format!("{name}.lora_A.default.weight"), own);
+    let message = of(&tensors)?.refusal("wrapped layers");
+    assert_says("wrapped layers", &message, &["missing", "adapter's layer", "merge_and_unload()"]);
+    Ok(())
+}
+
 /// Linear weights as `nn.Linear` has them, which only some of the shapes can tell.
 #[test]
 fn linear_weights_the_other_way_round_are_turned_if_all_are() -> Result {

@@ -1,9 +1,9 @@
 //! The block as a developer of another Candle model calls it: as a `Module`, in training, with masks of any dtype, and wrongly.
 
-use crate::common::{Result, assert_close};
+use crate::common::{Result, assert_close, test_device};
 use crate::inputs::assert_refused;
 use crate::models::{load, random_model};
-use candle_core::{DType, Device, Module, Tensor};
+use candle_core::{DType, Module, Tensor};
 use candle_nn::VarBuilder;
 use gpt2_model::mask::position_ids;
 use gpt2_model::{
@@ -17,12 +17,12 @@ const INTEGERS: [DType; 5] = [DType::U8, DType::U32, DType::I16, DType::I32, DTy
 fn block(dropout: f64) -> Result<Block> {
     let sizes = Config { n_embd: 8, n_head: 2, n_layer: 1, n_positions: 8, ..Config::gpt2() };
     let config = Config { attn_pdrop: dropout, resid_pdrop: dropout, initializer_range: 0.3, ..sizes };
-    Ok(Block::load(init::seeded(3, DType::F32, &Device::Cpu), &config, 0)?)
+    Ok(Block::load(init::seeded(3, DType::F32, &test_device()), &config, 0)?)
 }
 
 /// (2, T, 8)
 fn stream(t: u32) -> Result<Tensor> {
-    Ok(Tensor::arange(0, 16 * t, &Device::Cpu)?.to_dtype(DType::F32)?.sin()?.reshape((2, t as usize, 8))?)
+    Ok(Tensor::arange(0, 16 * t, &test_device())?.to_dtype(DType::F32)?.sin()?.reshape((2, t as usize, 8))?)
 }
 
 fn with(mask: &Tensor) -> Pass<'_> {
@@ -85,7 +85,7 @@ fn forward_t_trains_with_the_configs_dropout() -> Result {
 fn masks_of_every_integer_dtype_hide_the_same_keys() -> Result {
     let block = block(0.)?;
     let x = stream(5)?;
-    let visible = Tensor::new(&[[0u8, 0, 1, 1, 1], [1, 1, 1, 1, 1]], &Device::Cpu)?;
+    let visible = Tensor::new(&[[0u8, 0, 1, 1, 1], [1, 1, 1, 1, 1]], &test_device())?;
     let expected = block.attn.forward_with(&x, with(&visible))?;
     let of_block = block.forward_with(&x, with(&visible))?.hidden_state;
     let (_, weights) = block.attn.forward_with_weights(&x, with(&visible))?;
@@ -115,7 +115,7 @@ fn masks_of_every_integer_dtype_hide_the_same_keys() -> Result {
     assert_refused(position_ids(&floats), "must be integers");
 
     let model = load("cross", DType::F32)?;
-    let x = Tensor::arange(0u32, 120, &Device::Cpu)?.to_dtype(DType::F32)?.cos()?.reshape((2, 5, 12))?;
+    let x = Tensor::arange(0u32, 120, &test_device())?.to_dtype(DType::F32)?.cos()?.reshape((2, 5, 12))?;
     let crossed = |mask: &Tensor| {
         let encoder = Some(Encoder { hidden_states: &x, attention_mask: Some(mask) });
         model.transformer.h[0].forward_with(&x, Pass { encoder, ..Pass::default() })
@@ -143,7 +143,7 @@ fn messages_name_the_layer_the_shape_and_the_limit() -> Result {
         "layer 0: attn: x [2, 9, 8] has 9 positions, more than n_positions = 8",
     );
     assert_refused(block.forward(&stream(9)?), "9 positions, more than n_positions = 8");
-    let mut cache = LayerCache::with_heads(attn.heads(), 2, 12, DType::F32, &Device::Cpu)?;
+    let mut cache = LayerCache::with_heads(attn.heads(), 2, 12, DType::F32, &test_device())?;
     attn.forward_with(&x, Pass { cache: Some(&mut cache), ..Pass::default() })?;
     let more = attn.forward_with(&x, Pass { cache: Some(&mut cache), ..Pass::default() });
     assert_refused(more, "5 positions after 5 in the cache, more than n_positions = 8");
@@ -154,7 +154,7 @@ fn messages_name_the_layer_the_shape_and_the_limit() -> Result {
         assert_refused(result, part);
     }
     for eps in [f64::NAN, f64::INFINITY, -1e-5] {
-        let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
+        let vb = VarBuilder::zeros(DType::F32, &test_device());
         assert_refused(LayerNorm::load(vb, 8, eps), "eps is");
     }
     Ok(())
@@ -167,9 +167,9 @@ fn named_tensors_are_what_loads_again() -> Result {
     let tensors: HashMap<String, Tensor> = model.named_tensors()?.into_iter().collect();
     assert_eq!(tensors.len(), model.config().parameters()?.len());
     assert!(!tensors.keys().any(|name| name.ends_with(".attn.bias")));
-    let vb = VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
+    let vb = VarBuilder::from_tensors(tensors, DType::F32, &test_device());
     let again = gpt2_model::Gpt2LMHeadModel::load(vb, model.config())?;
-    let ids = Tensor::new(&[[1u32, 2, 3]], &Device::Cpu)?;
+    let ids = Tensor::new(&[[1u32, 2, 3]], &test_device())?;
     let logits = |of: &gpt2_model::Gpt2LMHeadModel| of.forward(&ids, ForwardArgs::default());
     assert_close("again", &logits(&again)?.logits, &logits(&model)?.logits, 0.);
 

@@ -49,10 +49,10 @@ fn logits(model: &Gpt2LMHeadModel, ids: &Tensor) -> Result<Tensor> {
     Ok(model.forward(ids, ForwardArgs::default())?.logits)
 }
 
-/// Copies an adapter into variables.
+/// Copies an adapter into variables on the device of the tests, where a model takes them as they are.
 fn trainable(adapter: &Adapter) -> Result<Adapter> {
     let update = |update: &Update| {
-        let [a, b] = [update.a(), update.b()].map(Var::from_tensor);
+        let [a, b] = [update.a(), update.b()].map(|x| Var::from_tensor(&x.to_device(&test_device())?));
         Update::new(a?.as_tensor().clone(), b?.as_tensor().clone(), update.scaling(), update.dropout())
     };
     let updates = adapter.updates.iter().map(|(name, held)| Ok((name.clone(), update(held)?)));
@@ -74,9 +74,9 @@ fn trained_biases_embeddings_and_heads_give_pefts_logits_merged_or_not() -> Resu
         let adapter = AdapterCheckpoint::open(&files)?.load(model.config())?;
         let adapted = model.clone().with_adapter("part", &adapter, 1.0)?;
         let found = logits(&adapted, ids)?;
-        assert_close(case, &found, &expected[&format!("{case}.logits")], 1e-5);
+        assert_close(case, &found, &expected[&format!("{case}.logits")], TOLERANCE);
         assert!(max_diff(&found, &plain)? > 0.01, "{case} changes nothing");
-        assert_close(case, &logits(&adapted.merged()?, ids)?, &found, 1e-5);
+        assert_close(case, &logits(&adapted.merged()?, ids)?, &found, TOLERANCE);
         if adapter.replaced.is_empty() {
             let half = logits(&model.clone().with_adapter("part", &adapter, 0.5)?, ids)?;
             assert!(
@@ -272,7 +272,8 @@ fn adapters_get_pytorchs_gradients_with_dropout_and_without_and_recomputed() -> 
                         [&recomputed, &gradients].map(|gradients| gradients.get(tensor).cloned());
                     let got = got.ok_or("recomputed")?;
                     let plain = plain.ok_or("plain")?;
-                    assert_close("recomputed", &got, &plain, 1e-6);
+                    // In f32, other sums are rounded.
+                    assert_close("recomputed", &got, &plain, 3e-6);
                 }
             }
         }
@@ -416,7 +417,10 @@ fn an_adapter_that_does_not_fit_is_refused_by_its_part() -> Result {
 
 #[test]
 fn an_update_whose_factors_do_not_fit_is_refused() -> Result {
-    let ones = |shape: (usize, usize)| Tensor::ones(shape, DType::F32, &test_device());
+    let ones = |(rows, columns): (usize, usize)| {
+        let some = Tensor::ones((rows.max(1), columns.max(1)), DType::F32, &test_device())?;
+        some.narrow(0, 0, rows)?.narrow(1, 0, columns)
+    };
     let half = ones((4, 2))?.to_dtype(DType::F16)?;
     for (a, b, scaling, dropout, part) in [
         (ones((2, 6))?, ones((4, 3))?, 1.0, 0.0, "A is [2, 6] and B [4, 3]; expected (r, in) and (out, r)"),

@@ -1,16 +1,18 @@
 //! Processed models: the same predictions for every layout of heads, TransformerLens' values, and metrics of whole texts with gradients
 //! against differences.
 
-use crate::common::{Result, data, relative_error};
+use crate::common::{Result, data, relative_error, test_device};
 use crate::models::load;
-use candle_core::{D, DType, Device, Tensor};
+use candle_core::{D, DType, Tensor};
 use candle_nn::ops::log_softmax;
 use gpt2_model::analysis::{
     BackwardHooks, Divergence, FunctionMetric, GradientFunction, Loss, Metric, batch_gradients,
 };
 use gpt2_model::hooks::{Point, on};
+use gpt2_model::linear::{BlockFormat, Weight, WeightLayout};
+use gpt2_model::lora::{Adapter, Update};
 use gpt2_model::training::TrainingBatch;
-use gpt2_model::{Chosen, ChosenWeights, ForwardArgs, Gpt2LMHeadModel, KvCache, Start};
+use gpt2_model::{Chosen, ChosenWeights, Config, ForwardArgs, Gpt2LMHeadModel, KvCache, LmHead, Start, init};
 use std::sync::Arc;
 
 fn logits(model: &Gpt2LMHeadModel, ids: &Tensor) -> Result<Tensor> {
@@ -19,7 +21,7 @@ fn logits(model: &Gpt2LMHeadModel, ids: &Tensor) -> Result<Tensor> {
 
 /// `tests/data` has ids below 31 in each of these cases.
 fn some_ids() -> Result<Tensor> {
-    Ok(Tensor::new(&[[3u32, 1, 4, 1, 5, 9], [26, 5, 3, 5, 8, 9]], &Device::Cpu)?)
+    Ok(Tensor::new(&[[3u32, 1, 4, 1, 5, 9], [26, 5, 3, 5, 8, 9]], &test_device())?)
 }
 
 #[test]
@@ -50,7 +52,7 @@ fn no_probability_changes_in_any_layout() -> Result {
 #[test]
 fn the_values_are_those_of_hooked_transformer() -> Result {
     let expected =
-        candle_core::safetensors::load(data("circuits").join("processed.safetensors"), &Device::Cpu)?;
+        candle_core::safetensors::load(data("circuits").join("processed.safetensors"), &test_device())?;
     let model = load("circuits/model", DType::F64)?.processed()?;
     let names = ["hook_resid_post", "attn.hook_v", "attn.hook_z", "hook_attn_out", "mlp.hook_post"];
     for layer in 0..3 {
@@ -85,6 +87,47 @@ fn the_bias_of_the_head_counts_in_the_loss_and_among_the_parameters() -> Result 
     Ok(())
 }
 
+#[test]
+fn the_bias_of_the_head_stays_when_its_weight_changes() -> Result {
+    let model = load("odd", DType::F32)?.processed()?;
+    let ids = some_ids()?;
+    let bias = model.lm_head.bias().ok_or("a bias")?.clone();
+    assert!(bias.abs()?.max_all()?.to_scalar::<f32>()? > 1e-3, "the bias is too small to miss");
+    let table = model.lm_head.weight()?; // (V, C)
+    let (v, c) = table.dims2()?;
+    let a = Tensor::arange(0f32, 2.0 * c as f32, &test_device())?.reshape((2, c))?.sin()?;
+    let b = Tensor::arange(0f32, 2.0 * v as f32, &test_device())?.reshape((v, 2))?.cos()?;
+    let update = Update::new(a.clone(), b.clone(), 0.5, 0.0)?;
+    let other = (&table + (b.matmul(&a)? * 0.5)?)?;
+    let updated = Adapter { updates: [("lm_head".to_owned(), update)].into(), ..Adapter::default() };
+    let replaced = [("lm_head.weight".to_owned(), other.clone())].into();
+    let replaced = Adapter { replaced, ..Adapter::default() };
+    let hidden = model.forward(&ids, ForwardArgs::default())?.transformer.last_hidden_state; // (B, T, C)
+    let expected = hidden.broadcast_matmul(&other.t()?)?.broadcast_add(&bias)?;
+    for adapter in [updated, replaced] {
+        let adapted = model.clone().with_adapter("one", &adapter, 1.0)?;
+        let off = relative_error(&logits(&adapted, &ids)?, &expected)?;
+        assert!(off < 1e-5, "{off:e}"); // f32
+    }
+    Ok(())
+}
+
+#[test]
+fn the_bias_of_the_head_stays_when_the_model_is_quantized() -> Result {
+    let config =
+        Config { vocab_size: 40, n_positions: 8, n_embd: 32, n_layer: 1, n_head: 2, ..Config::gpt2() };
+    let plain = Gpt2LMHeadModel::load(init::seeded(3, DType::F32, &test_device()), &config)?;
+    let bias = Tensor::arange(0f32, 40.0, &test_device())?;
+    let mut biased = plain.clone();
+    let weight = Weight::new(plain.lm_head.weight()?, WeightLayout::OutIn)?;
+    biased.lm_head = LmHead::with_bias(weight, bias.clone())?;
+    let ids = some_ids()?;
+    let expected = logits(&plain.quantize(BlockFormat::Q8_0)?, &ids)?.broadcast_add(&bias)?;
+    let off = relative_error(&logits(&biased.quantize(BlockFormat::Q8_0)?, &ids)?, &expected)?;
+    assert!(off < 1e-6, "{off:e}"); // f32
+    Ok(())
+}
+
 /// The metric's gradient at a point, in the direction of `by`, and the same by central differences.
 fn slopes(model: &Gpt2LMHeadModel, ids: &Tensor, metric: &Metric, by: &Tensor) -> Result<(f64, f64)> {
     let point = Point::ResidMid(1);
@@ -103,7 +146,7 @@ fn slopes(model: &Gpt2LMHeadModel, ids: &Tensor, metric: &Metric, by: &Tensor) -
 fn gradients_of_every_metric_are_those_of_differences() -> Result {
     let model = load("odd", DType::F64)?;
     let ids = some_ids()?;
-    let other = logits(&model, &Tensor::new(&[[7u32, 7, 7, 7, 7, 7]], &Device::Cpu)?)?;
+    let other = logits(&model, &Tensor::new(&[[7u32, 7, 7, 7, 7, 7]], &test_device())?)?;
     let texts = ids.to_vec2::<u32>()?;
     let own = |logits: &Tensor| Ok((logits.sqr()?.sum_all()?.to_scalar::<f64>()?, (logits * 2.0)?));
     let metrics = [
@@ -117,7 +160,7 @@ fn gradients_of_every_metric_are_those_of_differences() -> Result {
         Metric::OfText(Arc::new(FunctionMetric::of_each(own))),
         Metric::OfText(Arc::new(FunctionMetric::of_all(own))),
     ];
-    let by = Tensor::arange(0f64, 2.0 * 6.0 * 48.0, &Device::Cpu)?.reshape((2, 6, 48))?.sin()?;
+    let by = Tensor::arange(0f64, 2.0 * 6.0 * 48.0, &test_device())?.reshape((2, 6, 48))?.sin()?;
     for metric in &metrics {
         let (slope, expected) = slopes(&model, &ids, metric, &by)?;
         // Central differences of step 1e-5 in f64 lose about 1e-10 to the cube of the step and 1e-11 to rounding.
@@ -129,8 +172,8 @@ fn gradients_of_every_metric_are_those_of_differences() -> Result {
 
 #[test]
 fn a_divergence_ignores_what_is_impossible() -> Result {
-    let reference = Tensor::new(&[[[0f64, f64::NEG_INFINITY, 0.0]]], &Device::Cpu)?;
-    let run = Tensor::new(&[[[1f64, f64::NEG_INFINITY, 1.0]]], &Device::Cpu)?;
+    let reference = Tensor::new(&[[[0f64, f64::NEG_INFINITY, 0.0]]], &test_device())?;
+    let run = Tensor::new(&[[[1f64, f64::NEG_INFINITY, 1.0]]], &test_device())?;
     let found = Metric::OfText(Arc::new(Divergence::from(&reference)?)).of_texts(&run)?.to_vec1::<f64>()?;
     assert!(found[0].abs() < 1e-15, "{found:?}");
     Ok(())
@@ -138,7 +181,7 @@ fn a_divergence_ignores_what_is_impossible() -> Result {
 
 #[test]
 fn metrics_that_do_not_fit_are_refused() -> Result {
-    let logits = Tensor::zeros((1, 3, 5), DType::F64, &Device::Cpu)?;
+    let logits = Tensor::zeros((1, 3, 5), DType::F64, &test_device())?;
     let refused = |metric: Metric| metric.of_texts(&logits).expect_err("refused").to_string();
     let at = |positions: &[usize]| Metric::At(positions.to_vec(), Box::new(Metric::Logit(1)));
     assert!(refused(at(&[3])).contains("position 3 of a text of 3 tokens"));
@@ -148,7 +191,7 @@ fn metrics_that_do_not_fit_are_refused() -> Result {
     for text in [&[1u32][..], &[1, 2, 3, 4], &[1, 5]] {
         assert!(refused(loss(text)).contains("expected 2 to 3, below 5"));
     }
-    let other = Tensor::zeros((1, 2, 5), DType::F64, &Device::Cpu)?;
+    let other = Tensor::zeros((1, 2, 5), DType::F64, &test_device())?;
     assert!(
         refused(Metric::OfText(Arc::new(Divergence::from(&other)?))).contains("the reference has logits")
     );
@@ -196,7 +239,7 @@ fn a_pass_may_begin_at_a_later_block() -> Result {
     assert!(error.contains("the model has 2 blocks"), "{error}");
     // The blocks below give neither keys to a cache nor weights.
     let later = || ForwardArgs { start: Some(Start { layer: 1, stream: &stream }), ..ForwardArgs::default() };
-    let mut cache = KvCache::new(model.config(), ids.dim(0)?, ids.dim(1)?, DType::F32, &Device::Cpu)?;
+    let mut cache = KvCache::new(model.config(), ids.dim(0)?, ids.dim(1)?, DType::F32, &test_device())?;
     let error = model.forward(&ids, ForwardArgs { cache: Some(&mut cache), ..later() }).expect_err("a cache");
     assert!(error.to_string().contains("cannot fill the cache"), "{error}");
     let weights = [ChosenWeights { layer: 0, of: Chosen::default() }];

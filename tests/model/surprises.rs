@@ -7,11 +7,15 @@ use crate::models::random_model;
 use candle_core::{D, DType, Tensor};
 use candle_nn::ops::log_softmax;
 use gpt2_model::analysis::{
-    Ablation, Centering, Contrast, Metric, Parts, RepeatedTokens, ablation_effects, activation_patching,
-    attribution_patching, direct_attribution, head_scores, surprises,
+    Ablation, Centering, Contrast, FunctionMetric, Metric, Parts, PredictedEnd, RepeatedTokens,
+    ablation_effects, activation_patching, attribution_patching, direct_attribution, head_scores,
+    likelihoods, surprises,
 };
-use gpt2_model::hooks::{Head, Intervention, Interventions};
+use gpt2_model::hooks::{Head, Intervention, Interventions, Point, on};
+use gpt2_model::training::TrainingBatch;
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
+use std::cell::RefCell;
+use std::sync::Arc;
 
 /// Texts of different lengths, with more tokens than logits are computed for at a time.
 #[test]
@@ -47,6 +51,44 @@ fn texts_that_run_together_are_as_surprising_as_each_alone() -> Result {
     Ok(())
 }
 
+/// A hook at the logits changes them, whichever function asks for them, and sees those of every position.
+#[test]
+fn a_hook_at_the_logits_acts_on_surprises_likelihoods_and_losses() -> Result {
+    let model = random_model(2, 4, 12)?;
+    let lift = Tensor::arange(0f32, 37.0, model.device())?.sin()?; // (V)
+    let seen = RefCell::new(vec![]);
+    let hook = on([Point::Logits], |_, logits| {
+        seen.borrow_mut().push(logits.dims().to_vec());
+        Ok(Some(logits.broadcast_add(&lift)?))
+    });
+    let texts: [&[u32]; 2] = [&[1, 2, 3, 4, 5, 6], &[7, 8, 9]];
+    let ends = texts.map(|ids| PredictedEnd { ids, predicted: 2 });
+    let found = surprises(&model, &texts, false, Some(&hook))?.nats;
+    let likely = likelihoods(&model, &ends, Some(&hook))?;
+    let plain = surprises(&model, &texts, false, None)?.nats;
+    for (row, ids) in texts.iter().enumerate() {
+        let logits = model.forward(&model.ids(ids)?, ForwardArgs::default())?.logits.squeeze(0)?;
+        let logs = log_softmax(&logits.broadcast_add(&lift)?, D::Minus1)?.to_vec2::<f32>()?;
+        let expected: Vec<f64> =
+            ids[1..].iter().zip(&logs).map(|(&id, logs)| -f64::from(logs[id as usize])).collect();
+        // f32 sums in another order.
+        for (a, b) in found[row].iter().zip(&expected) {
+            assert!((a - b).abs() < 1e-4, "{a}, not {b}");
+        }
+        let sum: f64 = expected[expected.len() - 2..].iter().sum();
+        assert!((likely[row].log_prob + sum).abs() < 1e-4, "{}, not {}", likely[row].log_prob, -sum);
+        assert!((found[row][0] - plain[row][0]).abs() > 1e-3, "the hook changes nothing");
+    }
+    let batch = TrainingBatch::new(model.ids(&texts[0][..5])?, model.ids(&texts[0][1..])?);
+    let args = ForwardArgs { hooks: Some(&hook), ..ForwardArgs::default() };
+    let loss = f64::from(model.loss(&batch, args)?.to_scalar::<f32>()?);
+    let mean = found[0].iter().sum::<f64>() / 5.0;
+    assert!((loss - mean).abs() < 1e-4, "{loss}, not {mean}");
+    // The longest text, without its last token, the batch.
+    assert_eq!(*seen.borrow(), [[2, 6, 37], [2, 5, 37], [1, 5, 37]]);
+    Ok(())
+}
+
 #[test]
 fn texts_and_tokens_that_do_not_fit_an_analysis_are_refused() -> Result {
     let model = random_model(2, 4, 8)?;
@@ -65,6 +107,15 @@ fn texts_and_tokens_that_do_not_fit_an_analysis_are_refused() -> Result {
         assert_refused(attribution_patching(&model, &contrast), part);
         assert_refused(activation_patching(&model, &contrast, &[Parts::Mlps], &mut |_, _| Ok(())), part);
     }
+    // One number of all copies together would be taken for that of a copy that runs alone.
+    let together = FunctionMetric::of_all(|logits: &Tensor| Ok((0.0, logits.zeros_like()?)));
+    let together = &Metric::OfText(Arc::new(together));
+    let contrast = Contrast { clean: &one, corrupt: &other, metric: together, hooks: None };
+    let part = "measures all texts together";
+    for parts in [Parts::Mlps, Parts::Heads] {
+        assert_refused(activation_patching(&model, &contrast, &[parts], &mut |_, _| Ok(())), part);
+    }
+    assert_refused(ablation_effects(&model, &one, together, Ablation::Zero, None), part);
     let direct = |ids: &Tensor, metric| direct_attribution(&model, ids, &metric, Centering::Centered, None);
     assert_refused(direct(&none, metric.clone()), "at least one token");
     assert_refused(direct(&one, Metric::Logit(37)), "target 37 is not in 0..37");

@@ -45,14 +45,43 @@ def test_mistakes_are_named(model: Model) -> None:
         model.evaluate("helaswag")
     with pytest.raises(ValueError, match="limit"):
         model.evaluate(TASKS, limit=0)
+    with pytest.raises(ValueError, match="2 samples at least"):
+        model.evaluate(TASKS, bootstrap=1)
     with pytest.raises((ValueError, FileNotFoundError), match="there is no task"):
         model.evaluate([])
+
+
+def test_a_first_token_before_every_text_is_refused(model: Model) -> None:
+    quiz = EVAL / "quiz.jsonl"
+    with pytest.raises(ValueError, match="prepend_bos: evaluate puts"):
+        model.evaluate(quiz, prepend_bos=True)
+    loaded = Model.load(str(ROOT / "models" / "tiny-shakespeare"), prepend_bos=True)
+    with pytest.raises(ValueError, match="prepend_bos: evaluate puts"):
+        loaded.evaluate(quiz)
+    assert loaded.evaluate(quiz, prepend_bos=False)["results"] == model.evaluate(quiz)["results"]
+
+
+def test_samples_are_drawn_as_many_as_were_asked_for_and_can_be_interrupted(model: Model) -> None:
+    heard: list[tuple[str, int, int | None]] = []
+
+    def progress(steps: str, done: int, count: int | None) -> None:
+        heard.append((steps, done, count))
+        if steps == "samples" and count == 1_000_000:
+            raise KeyboardInterrupt
+
+    model.evaluate(EVAL / "cloze.jsonl", bootstrap=2500, progress=progress)
+    assert heard[-1] == ("samples", 2500, 2500)
+    with pytest.raises(KeyboardInterrupt):
+        model.evaluate(EVAL / "cloze.jsonl", bootstrap=1_000_000, progress=progress)
+    assert heard[-1][1] < 1_000_000
 
 
 def test_the_harness_runs_our_model() -> None:
     lm_eval = pytest.importorskip("lm_eval")
     from gpt2_candle.harness import HarnessModel
 
+    with pytest.raises(ValueError, match="prepend_bos: HarnessModel puts"):
+        HarnessModel(Model.load(str(ROOT / "models" / "tiny-shakespeare"), prepend_bos=True))
     for name, folder in (("demo", ROOT / "models" / "tiny-shakespeare"), ("random", EVAL / "random")):
         ours = HarnessModel(Model.load(str(folder)))
         reference = json.loads((EVAL / "reference.json").read_text(encoding="utf-8"))[name]

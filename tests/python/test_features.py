@@ -176,6 +176,33 @@ def test_a_trained_dictionary_has_the_commands_bytes(model: Model, tmp_path: Pat
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+def test_an_attribution_graph_is_the_commands(model: Model, gpt2: Callable[..., Any], tmp_path: Path) -> None:
+    texts = [line for _ in range(12) for line in LINES]
+    transcoders: list[Dictionary] = []
+    for layer in range(4):
+        points: Any = {"point": f"blocks.{layer}.mlp.hook_in", "writes": f"blocks.{layer}.hook_mlp_out", "sparsity": "jumprelu"}
+        made = train_features(texts, tmp_path / f"t{layer}", model=model, features=64, k=4, batch=32, window=16, **points)
+        assert made.report["writes"] == points["writes"]
+        transcoders.append(made.dictionary)
+    graph = model.attribution_graph(TEXT, transcoders, node_threshold=0.9)
+    names = ",".join(str(tmp_path / f"t{layer}") for layer in range(4))
+    found = gpt2("graph", TEXT, "--dictionary", names, "--node-threshold", "0.9")
+    assert (found["nodes"], found["active_features"]) == (graph.report["nodes"], graph.report["active_features"])
+    for score in ("replacement_score", "completeness_score"):
+        assert found[score] == pytest.approx(graph.report[score], rel=1e-6)
+    assert found["graph"]["links"] == graph.report["graph"]["links"]
+    count = len(graph.active_features)
+    assert graph.adjacency_matrix.shape == (graph.report["nodes"],) * 2 and graph.activation_values.shape == (count,)
+    layer, position, number = graph.active_features[-1]
+    assert layer == 3 and transcoders[3].encode(model.run_with_cache(TEXT)[1]["blocks.3.mlp.hook_in"])[0, position, number] > 0
+    graph.save(tmp_path / "graph.json")
+    assert json.loads((tmp_path / "graph.json").read_text(encoding="utf-8")) == graph.report["graph"]
+    with pytest.raises(ValueError, match="dictionary: layer 3 has 0 transcoders of 3"):
+        model.attribution_graph(TEXT, transcoders[:3])
+    with pytest.raises(ValueError, match="max_nodes"):
+        model.attribution_graph(TEXT, transcoders, max_nodes=10)
+
+
 def test_a_stopped_training_goes_on_to_the_same_bytes(model: Model, tmp_path: Path) -> None:
     store = model.record([line for _ in range(12) for line in LINES], points=POINT, out=tmp_path / "store")
     options: Any = {"features": 64, "k": 4, "batch": 32, "silent_after": 100}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import COMMAND
 
-from gpt2_candle import Changes, Model, _native, train
+from gpt2_candle import Changes, Model, _native, train, verify
 from gpt2_candle._inputs import Options
 
 STUDIES = {name: (set(refused), json.loads(defaults)) for name, refused, defaults in _native.studies()}
@@ -22,10 +22,10 @@ STUDIES = {name: (set(refused), json.loads(defaults)) for name, refused, default
 INTERVENTIONS = [name.replace("_", "-") for name in Changes.__annotations__ if name != "prepend_bos"]
 
 # A study that is a part of another one's command.
-COMMANDS = {"path-patching": "patch", "edge-scores": "discover", "features-in-store": "features"}
+COMMANDS = {"effects": "attention", "rollout": "attention", "path-patching": "patch", "edge-scores": "discover", "features-in-store": "features"}
 
 # A study whose method has another name.
-METHODS = {"eval": "evaluate"}
+METHODS = {"eval": "evaluate", "graph": "attribution_graph"}
 
 # Options that a command takes without a name, or under another one.
 IN_COMMAND = {
@@ -42,11 +42,17 @@ IN_COMMAND = {
 IN_PYTHON = {
     ("*", "prompt"): "text",
     ("generate", "prompt"): "prompt",
+    ("effects", "effect"): "mean",
+    ("effects", "target"): "answer",
 }
 
 # Options that a face lacks, and what serves there instead.
 ELSEWHERE = {
     ("Python", "lens", "export_point"): "run_with_cache returns the values at points",
+    ("Python", "attention", "export_point"): "run_with_cache returns the values at points",
+    ("Python", "attention", "layer"): "the result has the weights of every head",
+    ("Python", "attention", "head"): "the result has the weights of every head",
+    ("Python", "effects", "raw"): "an option of direct, which has the shares",
 }
 
 
@@ -92,11 +98,36 @@ def test_a_study_takes_the_same_interventions_in_each_face(study: str) -> None:
     print(f"{study:18} takes {', '.join(takes) or 'none'}")
     if study in COMMANDS:
         return  # the command's help tells of the whole command
-    shown = [name for name in INTERVENTIONS if re.search(rf"^ +(-\w, )?--{name}(?![\w-])", text, re.MULTILINE)]
+    own = [name for name in refused if name in STUDIES[study][1]]  # an option of its own, which changes nothing
+    shown = [name for name in INTERVENTIONS if name not in own and re.search(rf"^ +(-\w, )?--{name}(?![\w-])", text, re.MULTILINE)]
     assert sorted(shown) == sorted(takes)
     parameters = inspect.signature(method_of(study)).parameters.values()
     has_changes = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
     assert has_changes == bool(takes)
+
+
+def test_attention_and_its_effects_are_those_of_the_command(model: Model) -> None:
+    def printed(*options: str) -> Any:
+        found = subprocess.run([COMMAND, "attention", "--json", "-q", *options, "O Romeo"], capture_output=True, text=True, check=True)
+        return json.loads(found.stdout)
+
+    cases: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
+        ("attention", {}, ()),
+        ("attention", {"layer": [1], "head": [0, 2]}, ("--layer", "1", "--head", "0,2")),
+        ("effects", {"effect": "mean", "raw": True}, ("--effect=mean", "--raw")),
+        ("rollout", {}, ("--rollout",)),
+    ]
+    for study, asked, options in cases:
+        found, arrays = model._study(study, {"prompt": "O Romeo", **asked}, {"ablate": "0.3"})
+        assert found == printed("--ablate", "0.3", *options) and arrays, study
+
+
+def test_verify_is_that_of_the_command() -> None:
+    found = subprocess.run([COMMAND, "verify", "--json", "-q", "--device", "cpu", "--seed", "1"], capture_output=True, text=True, check=True)
+    ours, theirs = verify(device="cpu", seed=1), json.loads(found.stdout)
+    assert ours["passed"] and len(ours["checks"]) == len(theirs["checks"])
+    differing = [(a, b) for a, b in zip(ours["checks"], theirs["checks"]) if a != b]
+    assert not differing
 
 
 def test_training_has_the_same_options_in_each_face() -> None:
@@ -117,7 +148,7 @@ def test_the_views_of_a_model_and_its_first_token_are_in_each_face(study: str) -
     text = help_of(study)
     assert "--processed" in text and "--prepend-bos" in text
     parameters = inspect.signature(method_of(study)).parameters
-    assert "prepend_bos" in Changes.__annotations__ and ("changes" in parameters or "options" in parameters)
+    assert "prepend_bos" in Changes.__annotations__ and ({"changes", "options", "prepend_bos"} & set(parameters))
 
 
 def test_an_unknown_option_is_named_with_the_nearest(model: Model) -> None:

@@ -208,3 +208,10 @@ def test_results_pickle(model: Model) -> None:
         assert again(one).numbers == one.numbers and again(one).view == one.view
     for one in (model(TEXT, loss=True), model.forward(TEXT), model.cfg, model.edge_scores("Romeo and Juliet", "Henry and Juliet", " the")):
         assert repr(again(one)) == repr(one)
+
+
+def test_what_transformer_lens_has_elsewhere_is_named(model: Model) -> None:
+    for name, says in [("add_hook", "with model.hooks"), ("hook_dict", "model.hook_points"), ("blocks", "model.W_Q"), ("OV", "model.circuit")]:
+        with pytest.raises(AttributeError, match=f"no attribute '{name}': .*{says}"):
+            getattr(model, name)
+    assert not hasattr(model, "no_such_thing")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import COMMAND, safetensors
 
-from gpt2_candle import LoRA, Model, fetch_text, train
+from gpt2_candle import LoRA, Model, known_text, train
 
 TEXT = "".join(f"the {a} of the {b} is {c}.\n" for a in ("king", "heart", "sea") for b in ("house", "land") for c in ("old", "cold", "bold") for _ in range(8))
 SMALL: Any = {"steps": 6, "batch": 2, "window": 16, "warmup": 2, "eval_every": 3, "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 280}
@@ -98,11 +98,10 @@ def test_epochs_samples_ids_and_another_text() -> None:
             train(TEXT, **{**small, **wrong})  # type: ignore[arg-type]
 
 
-def test_a_text_to_begin_with_is_not_fetched_offline() -> None:
-    with pytest.raises(Exception, match="no request is made offline"):
-        fetch_text(offline=True)
-    with pytest.raises(ValueError, match="'hamlet' is no text|\"hamlet\" is no text"):
-        fetch_text("hamlet", offline=True)
+def test_a_text_to_begin_with_is_known_by_name() -> None:
+    assert len(known_text().encode()) == 1_115_394
+    with pytest.raises(ValueError, match='"hamlet" is no text'):
+        known_text("hamlet")
 
 
 def test_an_adapter_is_that_of_the_command(tmp_path: Path, model: Model) -> None:

@@ -90,6 +90,44 @@ fn jumprelu_finds_planted_directions_and_keeps_to_its_number() -> Result {
     Ok(())
 }
 
+/// Of planted values, a transcoder reads some numbers and predicts others of another scale: what it explains, and the shapes of its
+/// weights. A step reports what the dictionary before it does.
+#[test]
+fn a_transcoder_predicts_what_it_does_not_read() -> Result {
+    const READS: usize = 10;
+    let mut planted = Planted::new()?;
+    let mut options = options(Sparsity::JumpRelu);
+    options.reads = Some(READS);
+    let sample = planted.batch()?;
+    let parts = |x: &Tensor| -> Result<(Tensor, Tensor)> {
+        Ok((x.narrow(1, 0, READS)?.contiguous()?, x.narrow(1, READS, D_MODEL - READS)?.contiguous()?))
+    };
+    let mut trainer = DictionaryTrainer::new(&sample, options)?;
+    for _ in 1..options.steps {
+        trainer.step(&[planted.batch()?])?;
+    }
+    let (tensors, selection) = trainer.dictionary()?;
+    assert_eq!((tensors.w_enc.dims(), tensors.w_dec.dims()), (&[READS, 48][..], &[48, D_MODEL - READS][..]));
+    let dictionary = Dictionary::new(tensors, selection)?.transcoding();
+    let batch = planted.batch()?;
+    let (read, target) = parts(&batch)?;
+    let missed = (&target - dictionary.decode(&dictionary.encode(&read)?, &read)?)?;
+    let missed = missed.sqr()?.mean_all()?.to_scalar::<f32>()?;
+    let variance = |x: &Tensor| -> Result<f32> {
+        Ok(x.broadcast_sub(&x.mean_keepdim(0)?)?.sqr()?.mean_all()?.to_scalar()?)
+    };
+    let explained = 1.0 - missed / variance(&target)?;
+    assert!(explained > 0.6, "{explained}");
+    let step = trainer.step(&[batch])?;
+    let expected = missed / variance(&parts(&sample)?.1)?;
+    // Sums of f32 in another order, for the scales are folded in.
+    assert!((step.unexplained - f64::from(expected)).abs() < 1e-4, "{step:?}, not {expected}");
+    options.reads = Some(D_MODEL);
+    let said = DictionaryTrainer::new(&sample, options).expect_err("nothing to predict").to_string();
+    assert!(said.contains("reads 16 numbers of 16"), "{said}");
+    Ok(())
+}
+
 /// As in SAELens, a feature whose sum is its threshold does not fire.
 #[test]
 fn a_sum_at_its_threshold_does_not_fire() -> Result {

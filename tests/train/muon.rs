@@ -1,7 +1,7 @@
 //! Muon's steps are PyTorch's.
 
 use crate::common::{Result, reference, relative_error};
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use gpt2_model::linear::WeightLayout;
 use gpt2_train::{HiddenMatrices, MuonStep};
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ fn worst(reference: &HashMap<String, Tensor>, layout: WeightLayout, dtype: DType
             if layout == WeightLayout::OutIn { Ok(value) } else { value.t()?.contiguous() }
         };
         let weight = Var::from_tensor(&at(format!("{shape}.weight"))?)?;
-        let m = Var::zeros(weight.shape(), dtype, &Device::Cpu)?;
+        let m = Var::zeros(weight.shape(), dtype, weight.device())?;
         let outputs = vec![reference[&format!("{shape}.weight")].dim(0)?];
         let matrices = HiddenMatrices { layout, outputs };
         for (i, lr) in RATES.into_iter().enumerate() {

@@ -2,6 +2,7 @@
 
 use crate::browser::{Browser, browse, browse_in_firefox};
 use crate::common::Result;
+use base64::{Engine, prelude::BASE64_STANDARD};
 use gpt2_loader::Files;
 use gpt2_page_module::{LOADER, PACKED};
 use gpt2_view::page_fragment;
@@ -11,15 +12,16 @@ use serde_json::Value;
 use std::io::Write;
 use std::path::Path;
 
-/// The module for the browser, packed, and the script that loads it: those in the repository, or in the folder that the variable
+/// The module for the browser, packed and in base64, and the script that loads it: those in the repository, or in the folder that the variable
 /// `PAGE_MODULE` names, where `scripts/web.sh FOLDER` has built them.
-pub(crate) fn built() -> Result<(Vec<u8>, String)> {
+pub(crate) fn built() -> Result<(String, String)> {
     let Some(folder) = std::env::var_os("PAGE_MODULE") else {
-        return Ok((PACKED.to_vec(), LOADER.to_owned()));
+        return Ok((PACKED.to_owned(), LOADER.to_owned()));
     };
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(folder);
     let loader = std::fs::read_to_string(folder.join("gpt2_web.js"))?;
-    Ok((std::fs::read(folder.join("gpt2_web.wasm.zlib"))?, loader))
+    let script = std::fs::read_to_string(folder.join("gpt2_web.wasm.js"))?;
+    Ok((script.split('"').nth(3).ok_or("the module's text")?.to_owned(), loader))
 }
 
 /// Opens the page on a text in Chromium, then in Firefox.
@@ -321,6 +323,23 @@ fn a_thousand_odd_texts_are_shown() -> Result {
 }
 
 /// In the sandboxed frame of a notebook, the model runs as well.
+/// Its module and its model are scripts beside it, so that each is in the repository once.
+#[test]
+fn the_page_of_the_repository_runs_from_disk() -> Result {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/live.html").canonicalize()?;
+    let test = |page: &Browser| {
+        for text in ["O Romeo, Romeo! wherefore art thou Romeo?", "To be, or not to be"] {
+            enter(page, text)?;
+            let (tokens, kinds) = expected(&look(text))?;
+            assert_eq!(page.text("#about")?, format!("{tokens} tokens, 16 heads"));
+            assert_eq!(labels(page)?, kinds);
+        }
+        Ok(())
+    };
+    browse(&file, test)?;
+    browse_in_firefox(&file, test)
+}
+
 #[test]
 fn the_page_runs_in_a_frame_of_a_notebook() -> Result {
     let (module, loader) = built()?;
@@ -369,7 +388,8 @@ fn what_is_typed_or_taken_back_stays() -> Result {
 /// A module whose requests or answers have changed since would not understand the page, nor the page its answers.
 #[test]
 fn the_module_has_the_interface_of_its_sources() -> Result {
-    let module = decompress_to_vec_zlib(&built()?.0).map_err(|error| error.to_string())?;
+    let module =
+        decompress_to_vec_zlib(&BASE64_STANDARD.decode(built()?.0)?).map_err(|error| error.to_string())?;
     let is_there = module.windows(INTERFACE.len()).any(|bytes| bytes == INTERFACE.as_bytes());
     assert!(is_there, "the module of crates/page-module is older than crates/web/src; run: scripts/web.sh");
     Ok(())

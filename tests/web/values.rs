@@ -47,7 +47,7 @@ wasm_bindgen({{ module_or_path: unpacked }}).then(() => {{
   performance.mark('ready');
 }});
 </script>",
-        BASE64_STANDARD.encode(&module),
+        module,
         demo.name
     )?;
     file.flush()?;

@@ -14,6 +14,7 @@
 //! | D | width of a head | | H | heads of a layer |
 //! | V | `vocab_size` | | | |
 
+pub mod attribution_graph;
 mod by_token;
 mod circuits;
 pub mod discovery;

@@ -29,7 +29,7 @@ use mimalloc::MiMalloc;
 use output::remedy;
 use output::terminal::TERMINAL;
 use process::{restart, signals};
-use results::weights_page::NoBrowser;
+use results::browser::NoBrowser;
 use std::process::ExitCode;
 
 /// Candle allocates memory for every activation. An allocator that gives it back to the system between passes spends up to a

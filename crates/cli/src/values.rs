@@ -1,6 +1,5 @@
 //! Values on the command line that clap cannot parse by itself, counts in words, and heads' numbers.
 
-use candle_core::Tensor;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use gpt2_model::Config;
 use gpt2_model::hooks::Head;
@@ -143,18 +142,6 @@ pub(crate) fn select_heads(
         );
     }
     Ok(chosen)
-}
-
-/// Calls `of` with each layer, each head and its numbers in two tensors (L, H) of f64. Returns the results layer by layer.
-pub(crate) fn pairs_by_head<T>(
-    a: &Tensor,
-    b: &Tensor,
-    of: impl Fn(usize, usize, f64, f64) -> T,
-) -> anyhow::Result<Vec<T>> {
-    let heads = a.dim(1)?;
-    let a = a.flatten_all()?.to_vec1()?;
-    let b = b.flatten_all()?.to_vec1()?;
-    Ok(a.into_iter().zip(b).enumerate().map(|(i, (a, b))| of(i / heads, i % heads, a, b)).collect())
 }
 
 #[cfg(test)]

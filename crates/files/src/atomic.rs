@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::unfinished::Listed;
 use std::fs::{File, TryLockError};
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
@@ -205,7 +205,7 @@ fn temporary(dir: &Path, target: &Path) -> io::Result<(NamedTempFile, Listed)> {
                 .permissions_like_any_new_file()
                 .tempfile_in(dir)
         };
-        let (file, listed) = Listed::new(target, new)?;
+        let (file, listed) = Listed::new(target, new).map_err(|e| of_folder(dir, e))?;
         if !cfg!(unix) {
             return Ok((file, listed));
         }
@@ -218,6 +218,17 @@ fn temporary(dir: &Path, target: &Path) -> io::Result<(NamedTempFile, Listed)> {
         }
     }
     Err(io::Error::other("its temporary file is removed again and again by another process"))
+}
+
+/// The reason in words that name the folder instead of the temporary file.
+fn of_folder(dir: &Path, error: io::Error) -> io::Error {
+    match error.kind() {
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+            let reason = format!("the folder {} cannot be written to; choose another", dir.display());
+            io::Error::new(error.kind(), reason)
+        }
+        _ => error,
+    }
 }
 
 /// Removes the temporary files in `dir` that nobody has locked: the processes that wrote them have died.

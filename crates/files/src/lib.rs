@@ -69,8 +69,16 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
 /// # Errors
 /// When [`open_regular`] fails, or the file is longer or not UTF-8.
 pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
+    read_text_of(&open_regular(path)?, limit)
+}
+
+/// The text of an open file from its place on, of at most `limit` bytes.
+///
+/// # Errors
+/// When the file is longer or not UTF-8, or cannot be read.
+pub fn read_text_of(file: &File, limit: u64) -> io::Result<String> {
     let mut text = String::new();
-    let read = open_regular(path)?.take(limit.saturating_add(1)).read_to_string(&mut text)?;
+    let read = file.take(limit.saturating_add(1)).read_to_string(&mut text)?;
     if read as u64 > limit {
         return Err(io::Error::other(format!("is longer than {limit} bytes")));
     }

@@ -123,10 +123,12 @@ impl TokenIds {
 pub enum Activation {
     /// GELU in its tanh form, `0.5x(1 + tanh(√(2/π)(x + 0.044715x³)))`, as in the original GPT-2.
     #[default]
+    #[serde(alias = "gelu_fast", alias = "gelu_accurate", alias = "gelu_python_tanh")]
     GeluNew,
     /// GELU in its tanh form, under PyTorch's name.
     GeluPytorchTanh,
     /// Exact GELU, `x·Φ(x)`.
+    #[serde(alias = "gelu_python")]
     Gelu,
     /// `max(x, 0)`.
     Relu,

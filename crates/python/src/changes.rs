@@ -9,8 +9,8 @@ use anyhow::{Context, anyhow};
 use gpt2_circuits::discovery::Edge;
 use gpt2_engine::Opened;
 use gpt2_engine::interventions::{
-    At, CircuitChoice, DictionaryChoice, FeatureOption, InterventionOptions, MeanTexts, OnHeads, Reads,
-    Steer, VectorSource,
+    Applied, At, CircuitChoice, DictionaryChoice, FeatureOption, InterventionOptions, MeanTexts, OnHeads,
+    Reads, Steer, VectorSource,
 };
 use gpt2_engine::texts::Content;
 use gpt2_model::hooks::{Activity, Intervention, Interventions, Place};
@@ -63,13 +63,23 @@ impl InterventionTexts {
         reads: Reads,
         raised: &Arc<Raised>,
     ) -> Result<Interventions, Failed> {
+        Ok(self.applied(opened, reads, raised)?.list)
+    }
+
+    /// Like [`InterventionTexts::build`], with the interventions in words.
+    pub(crate) fn applied(
+        &self,
+        opened: &Opened,
+        reads: Reads,
+        raised: &Arc<Raised>,
+    ) -> Result<Applied, Failed> {
         let observer = PyObserver::new(raised, None);
-        let list = self.options()?.build(opened, reads, &observer)?.list;
+        let applied = self.options()?.build(opened, reads, &observer)?;
         let notes = observer.into_notes();
         if !notes.is_empty() {
             raised.attached(|py| notes.iter().try_for_each(|note| warn(py, note)))?;
         }
-        Ok(list)
+        Ok(applied)
     }
 
     /// The engine's options.

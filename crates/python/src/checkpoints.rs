@@ -1,16 +1,18 @@
-//! Checkpoints by their names: looked into, quantized, merged with adapters, and brought from other programs.
+//! Checkpoints by their names: looked into, quantized, merged with adapters, brought from other programs, and run against plain operations.
 
 use crate::error::Failed;
 use crate::files::{Reported, gguf_type};
 use crate::guard::{Raised, compute};
 use crate::load::LoadRequest;
 use crate::observer::PyObserver;
-use gpt2_engine::ModelOptions;
+use gpt2_engine::open::checkpoint;
+use gpt2_engine::studies::build::verify::verify;
 use gpt2_engine::studies::checkpoints::NewModel;
 use gpt2_engine::studies::checkpoints::import;
 use gpt2_engine::studies::checkpoints::inspect;
 use gpt2_engine::studies::checkpoints::merge;
 use gpt2_engine::studies::checkpoints::quantize;
+use gpt2_engine::{DeviceChoice, ModelOptions};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -58,6 +60,23 @@ pub(crate) fn quantize_named(
         let files = options.files(observer)?;
         let report = quantize::quantize(&files, kind, &out, overwrite, options.spelling, observer)?;
         Ok(serde_json::to_string(&report)?)
+    })
+}
+
+/// Checks how this build computes attention and a model's logits on a device.
+#[pyfunction]
+pub(crate) fn verify_named(
+    py: Python<'_>,
+    named: LoadRequest,
+    device: &str,
+    seed: u64,
+) -> PyResult<Reported> {
+    let choice: DeviceChoice =
+        device.parse().map_err(|expected| Failed::value(format!("device {device:?}: {expected}")))?;
+    reported(py, named, |options, observer| {
+        let device = choice.open(false, options.spelling, observer)?;
+        let checkpoint = checkpoint(&options.files(observer)?, observer)?;
+        Ok(serde_json::to_string(&verify(&checkpoint, device, seed, observer)?)?)
     })
 }
 

@@ -35,7 +35,9 @@ mod _native {
     #[pymodule_export]
     use crate::array::Array;
     #[pymodule_export]
-    use crate::checkpoints::{import_named, inspect_named, inspect_points, merge_named, quantize_named};
+    use crate::checkpoints::{
+        import_named, inspect_named, inspect_points, merge_named, quantize_named, verify_named,
+    };
     #[pymodule_export]
     use crate::dictionary::Dictionary;
     #[pymodule_export]
@@ -52,7 +54,7 @@ mod _native {
     #[pymodule_export]
     use crate::study::studies;
     #[pymodule_export]
-    use crate::train::{fetch_text, train_defaults};
+    use crate::train::{known_text, train_defaults};
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -11,7 +11,7 @@ use candle_fused::Implementation;
 use candle_nn::VarBuilder;
 use gpt2_engine::open::UsedAdapter;
 use gpt2_engine::studies::learn::train::{Options, Samples, Start, TrainingData, bytes_per_token};
-use gpt2_engine::texts::{Example, KNOWN_TEXTS};
+use gpt2_engine::texts::{Example, KnownText};
 use gpt2_engine::{HubOptions, Opened, Spelling};
 use gpt2_loader::Tokenizer;
 use gpt2_model::Gpt2LMHeadModel;
@@ -209,22 +209,8 @@ pub(crate) fn train_defaults() -> PyResult<String> {
     Ok(serde_json::to_string(&Options::default()).map_err(|e| Failed::from(anyhow!(e)))?)
 }
 
-/// Fetches a text to begin with: see `gpt2_candle.fetch_text`.
+/// A text to begin with: see `gpt2_candle.known_text`.
 #[pyfunction]
-pub(crate) fn fetch_text(
-    py: Python<'_>,
-    name: &str,
-    site: Option<String>,
-    offline: bool,
-) -> PyResult<String> {
-    let raised = Arc::new(Raised::default());
-    let observer = PyObserver::new(&raised, None);
-    compute(py, &raised, || {
-        let names: Vec<&str> = KNOWN_TEXTS.iter().map(|(name, _)| *name).collect();
-        let Some((_, text)) = KNOWN_TEXTS.iter().find(|(known, _)| *known == name) else {
-            return Err(Failed::from(anyhow!("name: {name:?} is no text; expected one of {names:?}")));
-        };
-        let options = HubOptions { offline, ..HubOptions::default() };
-        Ok(text.fetch(site.as_deref(), &options, &observer)?)
-    })
+pub(crate) fn known_text(name: &str) -> PyResult<String> {
+    Ok(KnownText::named(name).and_then(|text| text.text()).map_err(Failed::from)?)
 }

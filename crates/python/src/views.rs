@@ -4,120 +4,19 @@ use crate::array::Array;
 use crate::changes::InterventionTexts;
 use crate::error::Failed;
 use crate::guard::compute;
-use crate::loaded::Loaded;
 use crate::model::Model;
-use candle_core::{DType, Device};
+use crate::observer::PyObserver;
 use gpt2_engine::interventions::Reads;
-use gpt2_model::analysis::{most_likely, value_norms};
-use gpt2_model::finite::all_finite;
-use gpt2_model::hooks::{Chain, Hooks, Interventions, Point, on};
-use gpt2_model::{ForwardArgs, ModelOutput};
-use gpt2_view::{
-    Frame, HeadGrid, NextToken, NumberMap, PageHeader, PageWriter, PictureFormat, head_picture, number_maps,
-    page_fragment,
+use gpt2_engine::studies::Points;
+use gpt2_engine::studies::interpret::attention::{
+    AttentionPageOptions, ChosenHeads, Keep, Look, Subject, all_heads,
 };
+use gpt2_engine::texts::{Content, Prompt};
+use gpt2_view::{Frame, HeadGrid, NumberMap, PictureFormat, head_picture, number_maps, page_fragment};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use std::cell::RefCell;
 use std::path::Path;
 use std::sync::Arc;
-
-/// The number of next tokens that the page lists for each position.
-const LISTED: usize = 5;
-/// The number of positions whose logits are in memory at a time.
-const CHUNK: usize = 64;
-
-impl Loaded {
-    /// The page of a text: of one run, or of the plain run beside one with interventions.
-    fn page(&self, ids: &[u32], changes: &Interventions, compare: bool) -> Result<String, Failed> {
-        let config = self.model.config();
-        let texts: Vec<String> = changes.iter().map(ToString::to_string).collect();
-        let tokens = self.shown(ids);
-        let provenance = self.provenance(ids, &texts)?;
-        let under = texts.join(", ");
-        let mut header = PageHeader::new(&self.name, &tokens, config.n_layer * config.n_head, &provenance);
-        let runs = ["plain", under.as_str()];
-        header.ids = ids;
-        if compare {
-            header.runs = &runs;
-        }
-        for (head, how) in changes.silenced(config, ids.len()) {
-            header.silenced.insert(head.layer, head.head, how);
-        }
-        let mut page = PageWriter::new(vec![], &header)?;
-        let none = Interventions::default();
-        let plain = if compare { Some(self.layers(&mut page, 0, ids, &none)?) } else { None };
-        let output = self.layers(&mut page, usize::from(compare), ids, changes)?;
-        let found = self.predictions(ids, &output)?;
-        let page = match plain {
-            Some(plain) => {
-                page.predictions(1, &found)?;
-                page.finish(&self.predictions(ids, &plain)?)?
-            }
-            None => page.finish(&found)?,
-        };
-        String::from_utf8(page).map_err(|error| anyhow::Error::from(error).into())
-    }
-
-    /// Runs the transformer under `changes` and writes the weights of every head.
-    fn layers(
-        &self,
-        page: &mut PageWriter<Vec<u8>>,
-        run: usize,
-        ids: &[u32],
-        changes: &Interventions,
-    ) -> Result<ModelOutput, Failed> {
-        let config = self.model.config();
-        let heads: Vec<usize> = (0..config.n_head).collect();
-        let points: Vec<_> =
-            (0..config.n_layer).flat_map(|layer| [Point::V(layer), Point::Pattern(layer)]).collect();
-        let state = RefCell::new((page, None));
-        let reader = on(points, |at, value| {
-            let (page, v) = &mut *state.borrow_mut();
-            match at.point {
-                Point::V(_) => *v = Some(value.clone()),
-                Point::Pattern(layer) => {
-                    page.layer_of_run(run, layer, &heads, &value.squeeze(0)?)?;
-                    if let Some(v) = v.take() {
-                        page.value_norms(
-                            run,
-                            layer,
-                            &heads,
-                            &value_norms(&self.model.transformer.h[layer].attn, &heads, &v)?,
-                        )?;
-                    }
-                }
-                _ => {}
-            }
-            Ok(None)
-        });
-        let hooks: [&dyn Hooks; 2] = [changes, &reader];
-        let args = ForwardArgs { hooks: Some(&Chain(&hooks)), ..ForwardArgs::default() };
-        let ids = self.model.ids(ids)?;
-        Ok(self.model.transform(&ids, args)?)
-    }
-
-    /// The model's predictions after each token.
-    fn predictions(&self, ids: &[u32], output: &ModelOutput) -> Result<Vec<NextToken>, Failed> {
-        let hidden = output.last_hidden_state.squeeze(0)?; // (T, C)
-        let mut all = vec![];
-        for from in (0..ids.len()).step_by(CHUNK) {
-            let rows = hidden.narrow(0, from, CHUNK.min(ids.len() - from))?;
-            let logits = candle_core::Module::forward(&self.model.lm_head, &rows)?; // (rows, V)
-            if !all_finite(&logits)? {
-                return Err(Failed::value("the results are not finite numbers: undo a change, or weaken it"));
-            }
-            let logits = logits.to_dtype(DType::F32)?.to_device(&Device::Cpu)?.to_vec2::<f32>()?;
-            for (i, row) in logits.iter().enumerate() {
-                let likely = most_likely(row, LISTED, ids.get(from + i + 1).copied());
-                let (ids, probabilities): (Vec<u32>, Vec<f32>) = likely.tokens.into_iter().unzip();
-                let shown = self.shown(&ids).into_iter().zip(probabilities).collect();
-                all.push(NextToken { likely: shown, actual: likely.actual });
-            }
-        }
-        Ok(all)
-    }
-}
 
 #[pymethods]
 impl Model {
@@ -140,13 +39,19 @@ impl Model {
     ) -> PyResult<String> {
         let raised = Arc::default();
         compute(py, &raised, || {
-            let changes = changes.build(&self.loaded, Reads::Whole(&[&ids]), &raised)?;
-            if compare && changes.is_empty() {
-                return Err(Failed::value(
-                    "compare: there is nothing to compare the plain run with; add an intervention, such as ablate=[\"0.3\"]",
-                ));
-            }
-            self.loaded.page(&ids, &changes, compare)
+            let opened = &self.loaded.opened;
+            let observer = PyObserver::new(&raised, None);
+            let applied = changes.applied(opened, Reads::Whole(&[&ids]), &raised)?;
+            let prompt = Prompt::new(opened, &Content::Ids(ids), "the text", &observer)?;
+            let [layers, heads] = all_heads(opened.model.config());
+            let chosen = ChosenHeads { layers: &layers, heads: &heads };
+            let mut subject = Subject::new(opened, &prompt, chosen, &applied, false)?;
+            subject.made_by = subject.made_by.from_python();
+            let page = Some(AttentionPageOptions { compare, ..AttentionPageOptions::default() });
+            let keep = Keep { page, ..Keep::default() };
+            let mut look = Look::new(&subject, &keep, &Points::default(), &observer, |_, _| Ok(()))?;
+            let page = look.page(&subject, &observer)?.unwrap_or_default();
+            String::from_utf8(page).map_err(|error| Failed::from(anyhow::Error::from(error)))
         })
     }
 

@@ -1,6 +1,7 @@
-//! [`DictionaryTrainer`]: trains a sparse autoencoder on a model's values.
+//! [`DictionaryTrainer`]: trains a sparse autoencoder on a model's values, or a transcoder on pairs of them.
 //!
-//! The loss is the squared error of what is rebuilt, over the variance of the first values. Features fire by TopK (Gao et al. 2024,
+//! The loss is the squared error of what is rebuilt, over the variance of the first values. A transcoder (Dunefsky et al. 2024,
+//! "Transcoders Find Interpretable LLM Feature Circuits") rebuilds another value than it reads. Features fire by TopK (Gao et al. 2024,
 //! "Scaling and evaluating sparse autoencoders") or above a threshold that learns, with a quadratic penalty on how many fire
 //! (Rajamanoharan et al. 2024, "Jumping Ahead"). Features that have been silent for long rebuild what the others miss, in a loss
 //! of its own (Gao et al., "`AuxK`"), so that they come back. In training, rows of `W_dec` keep norm 1.
@@ -18,8 +19,8 @@ use candle_core::{DType, Device, Result as CandleResult, Tensor, Var};
 use gpt2_model::dictionary::{DictionaryTensors, Selection};
 use gpt2_parallel::Group;
 use operations::{
-    THRESHOLD_LR_FACTOR, above, chosen, exceeded, jump, largest, product, scaled_variance, threshold,
-    unit_rows,
+    THRESHOLD_LR_FACTOR, above, chosen, exceeded, jump, largest, norm_scale, product, scaled_variance,
+    threshold, unit_rows,
 };
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -46,6 +47,9 @@ pub enum Sparsity {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct DictionaryOptions {
+    /// Of a transcoder, the width of the value that it reads: a row has that value, then the one to predict. `None` for a sparse
+    /// autoencoder, which rebuilds the whole row.
+    pub reads: Option<usize>,
     /// The number of features.
     pub features: usize,
     /// The rule by which few of them fire.
@@ -67,7 +71,20 @@ impl DictionaryOptions {
     #[must_use]
     pub fn new(features: usize, k: usize, steps: usize) -> Self {
         let sparsity = Sparsity::TopK;
-        Self { features, sparsity, k, lr: 1e-3, steps, silent_after: 100_000, seed: 0 }
+        Self { reads: None, features, sparsity, k, lr: 1e-3, steps, silent_after: 100_000, seed: 0 }
+    }
+
+    /// The values to read and to rebuild of some rows: of an autoencoder, the rows both times.
+    fn parts(&self, rows: &Tensor) -> CandleResult<(Tensor, Tensor)> {
+        let rows = rows.to_dtype(DType::F32)?;
+        let Some(reads) = self.reads else { return Ok((rows.clone(), rows)) };
+        let all = rows.dim(1)?;
+        if reads == 0 || reads >= all {
+            candle_core::bail!(
+                "a transcoder that reads {reads} numbers of {all}: expected some to be left to predict"
+            )
+        }
+        Ok((rows.narrow(1, 0, reads)?.contiguous()?, rows.narrow(1, reads, all - reads)?.contiguous()?))
     }
 
     /// The learning rate of a step, counted from 0.
@@ -103,9 +120,11 @@ pub struct DictionaryTrainer {
     /// The logarithms of the thresholds, divided by [`THRESHOLD_LR_FACTOR`].
     log_threshold: Option<Var>,
     optimizer: ShardedOptimizer,
-    /// Makes the values' mean norm √d.
+    /// Makes the mean norm of the values that are read √d.
     scale: f64,
-    /// Of the sample's numbers over its positions, scaled.
+    /// The same for those that are rebuilt.
+    out_scale: f64,
+    /// Of the numbers to rebuild of the sample over its positions, scaled.
     variance: f64,
     /// For how many positions each feature has been silent.
     silent: Vec<usize>,
@@ -115,10 +134,10 @@ pub struct DictionaryTrainer {
 
 impl DictionaryTrainer {
     /// A trainer for values like `sample`, which decide the scale, the first `b_dec` and the first thresholds. Rows of `W_dec` begin in random directions,
-    /// and columns of `W_enc` as those rows.
+    /// and columns of `W_enc` as those rows, or of a transcoder in directions of their own.
     ///
     /// # Shapes
-    /// `sample` (positions, d)
+    /// `sample` (positions, d); of a transcoder, (positions, d in + d out)
     ///
     /// # Errors
     /// When `sample` is empty, the same at all positions or not finite, or an option is 0, or k is larger than the number of features.
@@ -129,39 +148,44 @@ impl DictionaryTrainer {
                 "a dictionary of {features} features, of which {k} fire, in {steps} steps: expected 1 or more of each, and no more that fire than there are"
             )));
         }
-        let (positions, d) = sample.dims2()?;
+        let positions = sample.dim(0)?;
         if positions == 0 {
             return Err(TrainError::other("a dictionary needs values to learn from, got none"));
         }
-        let sample = sample.to_dtype(DType::F32)?;
-        let norm = sample.to_dtype(DType::F64)?.sqr()?.sum(1)?.sqrt()?.mean_all()?.to_scalar::<f64>()?;
-        let scale = (d as f64).sqrt() / norm;
-        if !scale.is_finite() || scale == 0.0 {
-            return Err(TrainError::other(format!(
-                "the values' mean norm is {norm}, expected a number above 0"
-            )));
-        }
-        let variance = scaled_variance(&sample, scale)?;
+        let (sample, target) = options.parts(sample)?;
+        let d = sample.dim(1)?;
+        let d_out = target.dim(1)?;
+        let scale = norm_scale(&sample)?;
+        let out_scale = norm_scale(&target)?;
+        let variance = scaled_variance(&target, out_scale)?;
         if variance == 0.0 {
             return Err(TrainError::other(format!(
                 "the values are the same at all {positions} positions: there is nothing to learn"
             )));
         }
         let mut rng = ChaCha8Rng::seed_from_u64(options.seed);
-        let drawn: Vec<f32> = (0..features * d).map(|_| StandardNormal.sample(&mut rng)).collect();
-        let w_dec = unit_rows(&Tensor::from_vec(drawn, (features, d), &Device::Cpu)?)?;
+        let mut directions = |d: usize| {
+            let drawn: Vec<f32> = (0..features * d).map(|_| StandardNormal.sample(&mut rng)).collect();
+            unit_rows(&Tensor::from_vec(drawn, (features, d), &Device::Cpu)?)
+        };
+        let w_dec = directions(d_out)?;
+        // What a transcoder reads has other directions than what it predicts.
+        let read = if options.reads.is_some() { directions(d)? } else { w_dec.clone() };
         // A mean of few rows is as good as one of all.
-        let rows = sample.index_select(&chosen(&mut rng, positions, 4096)?, 0)?;
+        let few = chosen(&mut rng, positions, 4096)?;
         let zeros = || Var::zeros(features, DType::F32, &Device::Cpu);
-        let w_enc = Var::from_tensor(&w_dec.t()?.contiguous()?)?;
+        let w_enc = Var::from_tensor(&read.t()?.contiguous()?)?;
         let b_enc = zeros()?;
         let w_dec = Var::from_tensor(&w_dec)?;
-        let b_dec = Var::from_tensor(&(rows.mean(0)? * scale)?)?;
+        let b_dec = Var::from_tensor(&(target.index_select(&few, 0)?.mean(0)? * out_scale)?)?;
         let log_threshold = match options.sparsity {
             Sparsity::TopK => None,
             Sparsity::JumpRelu => {
-                let rows = (rows.narrow(0, 0, rows.dim(0)?.min(POSITIONS))? * scale)?;
-                let pre = product(&rows.broadcast_sub(b_dec.as_tensor())?, &w_enc, None)?;
+                let rows = sample.index_select(&few.narrow(0, 0, few.dim(0)?.min(POSITIONS))?, 0)?;
+                let rows = (rows * scale)?;
+                let rows =
+                    if options.reads.is_some() { rows } else { rows.broadcast_sub(b_dec.as_tensor())? };
+                let pre = product(&rows, &w_enc, None)?;
                 let first = f64::from(exceeded(&pre, k)?.max(f32::EPSILON));
                 Some(Var::from_tensor(&(zeros()?.as_tensor() + first.ln() / THRESHOLD_LR_FACTOR)?)?)
             }
@@ -182,6 +206,7 @@ impl DictionaryTrainer {
             log_threshold,
             optimizer,
             scale,
+            out_scale,
             variance,
             silent,
             begun,
@@ -213,7 +238,7 @@ impl DictionaryTrainer {
 
     /// Lists everything that the result depends on besides the values of the steps; before the first step.
     fn facts(&self) -> Result<serde_json::Value> {
-        let DictionaryOptions { features, sparsity, k, lr, steps, silent_after, seed } = self.options;
+        let DictionaryOptions { reads, features, sparsity, k, lr, steps, silent_after, seed } = self.options;
         // Of the scale, the first thresholds and the first weights.
         let mut sample = DefaultHasher::new();
         (self.scale.to_bits(), self.variance.to_bits()).hash(&mut sample);
@@ -222,17 +247,21 @@ impl DictionaryTrainer {
                 value.to_bits().hash(&mut sample);
             }
         }
-        Ok(serde_json::json!({
+        let mut facts = serde_json::json!({
             "features": features, "sparsity": format!("{sparsity:?}"), "k": k, "lr": lr, "steps": steps, "silent_after": silent_after,
             "seed": seed, "first values (by their fingerprint)": format!("{:016x}", sample.finish()),
-        }))
+        });
+        if let Some(reads) = reads {
+            facts["width of what is read"] = reads.into();
+        }
+        Ok(facts)
     }
 
     /// Takes a step along the mean of the gradients of these batches. In a group of R ranks, every rank gives as many, and rank i mod R
     /// computes batch i; what the others give in its place does not matter.
     ///
     /// # Shapes
-    /// `batches`: (positions, d) each
+    /// `batches`: (positions, d) each; of a transcoder, (positions, d in + d out)
     ///
     /// # Errors
     /// When there is no batch, one has another width, a gradient is not finite, or a rank does not answer.
@@ -268,11 +297,15 @@ impl DictionaryTrainer {
         })
     }
 
-    /// The gradients of a batch (positions, d).
-    fn gradients(&self, x: &Tensor) -> Result<(BatchResults, GradStore)> {
-        let x = (x.to_dtype(DType::F32)? * self.scale)?;
-        let (positions, d) = x.dims2()?;
-        let pre = product(&x.broadcast_sub(self.b_dec.as_tensor())?, &self.w_enc, Some(&self.b_enc))?; // (positions, F)
+    /// The gradients of a batch of rows.
+    fn gradients(&self, rows: &Tensor) -> Result<(BatchResults, GradStore)> {
+        let (x, target) = self.options.parts(rows)?;
+        let x = (x * self.scale)?;
+        let target = (target * self.out_scale)?;
+        let (positions, d) = target.dims2()?;
+        let is_transcoder = self.options.reads.is_some();
+        let x = if is_transcoder { x } else { x.broadcast_sub(self.b_dec.as_tensor())? };
+        let pre = product(&x, &self.w_enc, Some(&self.b_enc))?; // (positions, F)
         let fires = self.fires(&pre)?; // 1 where a feature fires
         let (acts, penalty) = match &self.log_threshold {
             None => ((pre.relu()? * &fires)?, None),
@@ -283,7 +316,7 @@ impl DictionaryTrainer {
             }
         };
         let rebuilt = product(&acts, &self.w_dec, Some(&self.b_dec))?;
-        let missed = (&x - rebuilt)?;
+        let missed = (&target - rebuilt)?;
         let unexplained = (missed.sqr()?.mean_all()? / self.variance)?;
         let mut loss = unexplained.clone();
         if let Some(penalty) = penalty {
@@ -313,7 +346,8 @@ impl DictionaryTrainer {
         self.optimizer.group()
     }
 
-    /// The dictionary so far, for values as they are: the scale is folded into the weights. It subtracts `b_dec` from its input.
+    /// The dictionary so far, for values as they are: the scales are folded into the weights. It subtracts `b_dec` from its input,
+    /// unless it is a transcoder.
     ///
     /// # Errors
     /// When the device fails.
@@ -321,8 +355,8 @@ impl DictionaryTrainer {
         let tensors = DictionaryTensors {
             w_enc: (self.w_enc.as_tensor().detach() * self.scale)?,
             b_enc: self.b_enc.as_tensor().detach().copy()?,
-            w_dec: (self.w_dec.as_tensor().detach() / self.scale)?,
-            b_dec: (self.b_dec.as_tensor().detach() / self.scale)?,
+            w_dec: (self.w_dec.as_tensor().detach() / self.out_scale)?,
+            b_dec: (self.b_dec.as_tensor().detach() / self.out_scale)?,
             skip: None,
         };
         let selection = match &self.log_threshold {

@@ -33,8 +33,8 @@ const LARGEST: usize = 400_000_000;
 /// A page with the model in it: one file that fetches nothing.
 #[derive(Debug, Clone, Copy)]
 pub struct LiveFile<'a> {
-    /// The WebAssembly module, packed by zlib: that of the package `gpt2-page-module`, which `scripts/web.sh` builds.
-    pub module: &'a [u8],
+    /// The WebAssembly module, packed by zlib, in base64: that of the package `gpt2-page-module`, which `scripts/web.sh` builds.
+    pub module: &'a str,
     /// The script that loads it, as wasm-bindgen makes it for `no-modules`.
     pub loader: &'a str,
     /// The model that the page opens on; the demo model if there is none.
@@ -56,7 +56,6 @@ impl LiveFile<'_> {
     /// # Errors
     /// Fails as [`LiveFile::check`] does, and when `out` cannot be written to.
     pub fn write(&self, first: &PageRequest, out: &mut impl Write) -> anyhow::Result<()> {
-        let module = BASE64_STANDARD.encode(self.module);
         let worker = BASE64_STANDARD.encode(format!("{}\n{WORKER}", self.loader));
         let demo = Source::Embedded(DEMO).open()?;
         let model = self.model.unwrap_or(&demo);
@@ -71,7 +70,8 @@ impl LiveFile<'_> {
         let first = BASE64_STANDARD.encode(first.to_string());
         let texts: Vec<String> = TEXTS.iter().map(|(code, text)| format!("\"{code}\":{text}")).collect();
         let texts = BASE64_STANDARD.encode(format!("{{{}}}", texts.join(",")));
-        let mut data = vec![("first", &*first), ("texts", &texts), ("worker", &worker), ("module", &module)];
+        let mut data =
+            vec![("first", &*first), ("texts", &texts), ("worker", &worker), ("module", self.module)];
         data.extend(files.iter().map(|file| (&*file.kind, &*file.content)));
         let page =
             LivePage { bar: BAR, style: STYLE, script: SCRIPT, trusted_types: "gpt2-live", data: &data };

@@ -2,7 +2,6 @@
 
 mod access;
 mod cached;
-mod data;
 mod faults;
 mod named;
 mod repositories;

@@ -10,9 +10,9 @@ use std::cell::RefCell;
 /// A dictionary and the places in a model that it belongs to.
 #[derive(Debug, Clone)]
 pub struct Features {
-    pub(super) dictionary: Dictionary,
-    pub(super) hook: Point,
-    pub(super) hook_out: Point,
+    pub(crate) dictionary: Dictionary,
+    pub(crate) hook: Point,
+    pub(crate) hook_out: Point,
 }
 
 /// A text's values, and the features in them.
@@ -108,6 +108,18 @@ impl Features {
     #[must_use]
     pub fn dictionary(&self) -> &Dictionary {
         &self.dictionary
+    }
+
+    /// The value that the dictionary reads.
+    #[must_use]
+    pub fn hook(&self) -> Point {
+        self.hook
+    }
+
+    /// The value that it rebuilds.
+    #[must_use]
+    pub fn hook_out(&self) -> Point {
+        self.hook_out
     }
 
     /// Runs the model over texts, no further than the dictionary's values. `hooks` come first at each point.

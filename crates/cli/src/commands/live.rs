@@ -1,6 +1,7 @@
 //! `gpt2 live`: a page with the model in it.
 
 use super::checkpoints::quantize::types;
+use crate::input::prompt::note_file_of_that_name;
 use crate::interventions::args::on_heads;
 use crate::model::args::{self, MODEL};
 use crate::model::hub::{self, HubArgs};
@@ -11,10 +12,14 @@ use crate::results::live_page;
 use anyhow::bail;
 use gpt2_engine::interventions::{InterventionOptions, OnHeads};
 use gpt2_engine::open::{checkpoint, open_tokenizer};
+use gpt2_engine::texts::{LONGEST_PROMPT, read_file};
 use gpt2_engine::{DEMO_NAME, Observer, Spelling};
 use gpt2_loader::{Checkpoint, Files, GgufType, Source, to_gguf};
 use gpt2_web::{DEMO, PageRequest};
 use std::path::PathBuf;
+
+/// The text that the page opens on where none is given.
+const TEXT: &str = "O Romeo, Romeo! wherefore art thou Romeo?";
 
 #[derive(Debug, clap::Args)]
 #[command(long_about = "\
@@ -29,9 +34,12 @@ Examples:
   gpt2 live --out gpt2.html --model gpt2 --quantize q8_0  # GPT-2 small in 8 bits: a page of 190 MB")]
 #[command(group = clap::ArgGroup::new("where").required(true).multiple(true))]
 pub(crate) struct LiveArgs {
-    /// The text that the page opens on
-    #[arg(default_value = "O Romeo, Romeo! wherefore art thou Romeo?")]
-    pub(crate) text: String,
+    /// The text that the page opens on [default: O Romeo, Romeo! wherefore art thou Romeo?]
+    #[arg(conflicts_with = "file")]
+    pub(crate) text: Option<String>,
+    /// Read that text from a file. One newline at its end is left out
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
     /// Write the page to this file
     #[arg(short, long, value_name = "FILE", group = "where")]
     pub(crate) out: Option<PathBuf>,
@@ -60,16 +68,35 @@ pub(crate) fn run(args: &LiveArgs) -> anyhow::Result<()> {
     }
     let mut inputs = ReadFiles::default();
     hub::inputs(&args.hub, &mut inputs);
+    if let Some(path) = &args.file {
+        inputs.file("the text", path);
+    }
     outputs.check(&inputs)?;
+    let text = text(args)?;
     let model = args.model.as_deref().filter(|model| *model != DEMO_NAME || args.quantize.is_some());
     let model = model.map(|model| files(model, args, &mut inputs)).transpose()?;
     outputs.check(&inputs)?;
     let files = model.as_ref().map_or_else(|| Source::Embedded(DEMO).open(), |files| Ok(files.clone()))?;
     let changes = InterventionOptions { heads: args.ablate.clone(), ..InterventionOptions::default() };
     let changes = changes.for_training(checkpoint(&files, &TERMINAL)?.config(), Spelling::Flags)?.texts;
-    let first = PageRequest { text: args.text.clone(), changes, ..PageRequest::default() };
+    let first = PageRequest { text, changes, ..PageRequest::default() };
     let page = live_page::page(model.as_ref(), &first)?;
     live_page::deliver(&page, args.out.as_deref(), args.open, outputs)
+}
+
+/// The text to open on.
+fn text(args: &LiveArgs) -> anyhow::Result<String> {
+    let Some(path) = &args.file else {
+        if let Some(text) = &args.text {
+            note_file_of_that_name(text);
+        }
+        return Ok(args.text.clone().unwrap_or_else(|| TEXT.into()));
+    };
+    let mut text = read_file("the text", path, LONGEST_PROMPT, &TERMINAL)?;
+    if text.ends_with('\n') {
+        text.pop();
+    }
+    Ok(text)
 }
 
 /// The files of a model, quantized if that is wanted.

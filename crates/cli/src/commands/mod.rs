@@ -13,7 +13,7 @@ use crate::help;
 use checkpoints::{cache, import, inspect, merge, quantize};
 use clap::CommandFactory;
 use clap::{Parser, Subcommand};
-use interpret::{attention, circuits, discover, features, heads, lens, pairs, patch};
+use interpret::{attention, circuits, discover, features, graph, heads, lens, pairs, patch};
 use learn::{data, record, train, train_features};
 use predict::{compare, eval, forward, generate, score};
 use std::process::{ExitCode, Termination};
@@ -75,6 +75,8 @@ commands! {
     Pairs(pairs::PairsCommandArgs) => pairs::run,
     /// Show which features of a sparse autoencoder or transcoder fire in a text, and what they do
     Features(features::FeaturesArgs) => features::run,
+    /// Show which features of transcoders lead from a prompt to the next token (attribution graphs)
+    Graph(graph::GraphArgs) => graph::run,
     /// Show what the weights of heads do by token, and how heads feed one another
     Circuits(circuits::CircuitsArgs) => circuits::run,
     /// Show the next token's probabilities and how surprising each token of the prompt is
@@ -105,7 +107,7 @@ commands! {
     Data(data::DataArgs) => data::run,
     /// Train a new GPT-2 on a text file, or fine-tune an existing one
     Train(train::TrainArgs) => train::run,
-    /// Train a sparse autoencoder on values that record wrote, or that a model computes from a text
+    /// Train a sparse autoencoder or transcoder on values that record wrote, or that a model computes from a text
     TrainFeatures(train_features::TrainFeaturesArgs) => train_features::run,
     /// Add LoRA adapters to a model's weights
     Merge(merge::MergeArgs) => merge::run,

@@ -20,6 +20,7 @@ const COMMON: &[(&str, &str)] = &[
     ("patch", "clean corrupt answer against pairs by_position paths overwrite"),
     ("discover", "clean corrupt answer against pairs edges replace out overwrite"),
     ("features", "prompt file dictionary top_k feature target against"),
+    ("graph", "prompt file dictionary node_threshold edge_threshold max_nodes top_k out overwrite"),
     ("forward", "prompt file ids top_k compare ablate scale block patch from_prompt"),
     ("generate", "prompt file max_new_tokens temperature top_k top_p greedy beams draft html open seed"),
     ("inspect", "name list"),
@@ -27,7 +28,7 @@ const COMMON: &[(&str, &str)] = &[
     ("eval", "tasks limit samples journal out overwrite"),
     ("score", "place by jsonl summaries resume"),
     ("train", "text jsonl out rank n_layer n_embd steps epochs lr num_samples resume overwrite"),
-    ("train-features", "source out point features k sparsity epochs lr overwrite"),
+    ("train-features", "source out point writes features k sparsity epochs lr overwrite"),
     ("bench", "what batch tokens runs last device threads"),
     ("verify", "all published evaluations device"),
 ];

@@ -1,7 +1,7 @@
 //! Tips after wrong arguments. Clap's own tips propose names that look only a little alike, and to pass a wrong option
 //! as text.
 
-use super::near::wish;
+use super::near::{listed, wish, wish_for_option};
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command};
@@ -51,9 +51,33 @@ pub(crate) fn mended(mut error: clap::Error, mut gpt2: Command, args: &[String])
         {
             error.remove(ContextKind::SuggestedValue);
         }
+        ErrorKind::ValueValidation => return in_plain_words(error, &gpt2),
         _ => {}
     }
     error
+}
+
+/// The error with Rust's words about numbers replaced.
+fn in_plain_words(error: clap::Error, gpt2: &Command) -> clap::Error {
+    let found = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+    let expected = match found.as_str() {
+        "invalid digit found in string" | "cannot parse integer from empty string" => {
+            "expected a whole number, 0 or above"
+        }
+        "number too large to fit in target type" => "the number is too large",
+        "invalid float literal" | "cannot parse float from empty string" => "expected a number",
+        _ => return error,
+    };
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        _ => String::new(),
+    };
+    let option = text(ContextKind::InvalidArg);
+    let value = text(ContextKind::InvalidValue);
+    let told = format!(
+        "invalid value '{value}' for '{option}': {expected}\n\nFor more information, try '--help'.\n"
+    );
+    clap::Error::raw(ErrorKind::ValueValidation, told).with_cmd(gpt2)
 }
 
 fn suggest(error: &mut clap::Error, tips: Vec<String>) {
@@ -97,6 +121,9 @@ fn of_option(gpt2: &Command, command: &Command, name: &str, args: &[String]) -> 
     if (command.get_name(), name) == ("train", "json") {
         return vec!["--metrics FILE.jsonl writes the numbers of each step as lines of JSON".into()];
     }
+    if let Some(wish) = wish_for_option(command, name) {
+        return vec![wish];
+    }
     let options = || command.get_arguments().filter(|arg| !arg.is_hide_set());
     let mut letters = name.chars();
     if let (Some(letter), None) = (letters.next(), letters.next()) {
@@ -138,14 +165,36 @@ fn of_word(command: &Command, args: &[String], wrong: &str) -> Vec<String> {
         let option = if is_jsonl { "--jsonl" } else { "--text" };
         return vec![format!("name the text with its option: gpt2 train {option} {wrong} --out DIR")];
     }
-    let takes_text = |arg: &Arg| ["prompt", "clean"].contains(&arg.get_id().as_str());
-    let Some(at) =
-        args.iter().position(|arg| arg == wrong).filter(|_| command.get_positionals().any(takes_text))
-    else {
+    let is_word = |arg: &&String| !arg.starts_with('-');
+    let at = args.iter().position(|arg| arg == wrong);
+    let before = at.map_or(0, |at| args[..at].iter().rev().take_while(is_word).count());
+    // A second value of an option, behind a text in quotes.
+    if let Some([option, _, second]) = at.and_then(|at| args.get(at.checked_sub(2)?..=at))
+        && before == 1
+        && takes_value(command, option)
+        && !second.contains(char::is_whitespace)
+        && args.iter().any(|arg| arg.contains(char::is_whitespace))
+    {
+        return vec![format!("an option takes one value; for two, repeat it: {option} {second}")];
+    }
+    let tip = match command.get_name() {
+        "heads" if wrong.contains(char::is_whitespace) => Some(format!(
+            "it measures on random tokens; heads on a text: gpt2 attention {}",
+            quoted(&[wrong])
+        )),
+        "score" => {
+            Some("for several files, name their folder, or join them: cat FILES | gpt2 score -".into())
+        }
+        "quantize" => Some(format!("name the file to write with its option: --out {wrong}")),
+        _ => None,
+    };
+    if let Some(tip) = tip {
+        return vec![tip];
+    }
+    let takes_text = |arg: &Arg| ["prompt", "clean", "text"].contains(&arg.get_id().as_str());
+    let Some(at) = at.filter(|_| command.get_positionals().any(takes_text)) else {
         return vec![];
     };
-    let is_word = |arg: &&String| !arg.starts_with('-');
-    let before = args[..at].iter().rev().take_while(is_word).count();
     let after = args[at..].iter().take_while(is_word).count();
     let first = at - before;
     let is_value = first > 0 && before > 1 && takes_value(command, &args[first - 1]);
@@ -196,12 +245,4 @@ fn some(mut names: Vec<String>) -> Vec<String> {
         names.push(format!("{others} other commands"));
     }
     names
-}
-
-/// `a`, `a and b`, `a, b and c`
-fn listed(names: &[String]) -> String {
-    match names {
-        [names @ .., last] if !names.is_empty() => format!("{} and {last}", names.join(", ")),
-        names => names.join(""),
-    }
 }

@@ -29,6 +29,13 @@ fn token_id(s: &str) -> Result<u32, String> {
     s.trim().parse().map_err(|_| "expected token ids, separated by commas: 1,2,3".to_owned())
 }
 
+/// Tells who gave a file's name as the text how its content is read.
+pub(crate) fn note_file_of_that_name(text: &str) {
+    if !text.contains(char::is_whitespace) && Path::new(text).is_file() {
+        note(&format!("the text is {text}, not what is in the file of that name; for that: --file {text}"));
+    }
+}
+
 impl PromptArgs {
     /// Reads the text, if there is one. Call this before loading a model, so that a mistake shows at once.
     pub(crate) fn read(&self) -> anyhow::Result<Option<String>> {
@@ -36,11 +43,7 @@ impl PromptArgs {
             return Ok(None);
         }
         if let Some(text) = &self.prompt {
-            if !text.contains(char::is_whitespace) && Path::new(text).is_file() {
-                note(&format!(
-                    "the text is {text}, not what is in the file of that name; for that: --file {text}"
-                ));
-            }
+            note_file_of_that_name(text);
             return Ok(Some(text.clone()));
         }
         let mut text = if let Some(path) = self.path() {

@@ -154,13 +154,6 @@ pub(crate) fn holds_one_run(option: &str) -> anyhow::Error {
     )
 }
 
-/// Error for `--compare` without an intervention.
-pub(crate) fn nothing_to_compare() -> anyhow::Error {
-    anyhow!(
-        "--compare: there is nothing to compare the plain run with; add an intervention, such as --ablate 0.3"
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

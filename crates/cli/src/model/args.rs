@@ -7,13 +7,12 @@ use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::values::one_of;
 use anyhow::bail;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
 use candle_fused::{BlockFormat, Implementation};
-use gpt2_engine::open::{AdapterChoice, DTYPES, FORMATS, IMPLEMENTATIONS, check_finite};
+use gpt2_engine::open::{AdapterChoice, DTYPES, FORMATS, IMPLEMENTATIONS};
 use gpt2_engine::{DeviceChoice, ModelOptions, Observer, Opened, Spelling};
 use gpt2_loader::Files;
 use gpt2_loader::hub::Progress;
-use gpt2_model::hooks::Hooks;
 
 /// The help of every option that names a model.
 pub(crate) const MODEL: &str = "A folder, a file of weights, a model on the Hugging Face Hub, or demo, which is built in. Names on the Hub: \
@@ -232,20 +231,4 @@ pub(crate) struct FiniteArgs {
     /// Show and export NaN and infinity instead of stopping at them, to look at broken models
     #[arg(long)]
     pub(crate) allow_nonfinite: bool,
-}
-
-impl FiniteArgs {
-    /// For commands whose results must be finite.
-    pub(crate) const STRICT: Self = Self { allow_nonfinite: false };
-
-    /// Refuses `results` of a run over `ids` (B, T) if any number is not finite, unless the user allows it.
-    pub(crate) fn check<'a>(
-        &self,
-        opened: &Opened,
-        ids: &Tensor,
-        hooks: Option<&dyn Hooks>,
-        results: impl IntoIterator<Item = &'a Tensor>,
-    ) -> anyhow::Result<()> {
-        if self.allow_nonfinite { Ok(()) } else { check_finite(opened, ids, hooks, results) }
-    }
 }

@@ -200,6 +200,12 @@ fn resolve_color(color: ColorArg, terminal: bool, env: impl Fn(&str) -> Option<O
     }
 }
 
+/// A word as a shell takes it for one.
+pub(crate) fn for_shell(word: &str) -> String {
+    let is_special = |c: char| c.is_whitespace() || "'\"$`\\&;|<>()*?!#~".contains(c);
+    if word.contains(is_special) { format!("'{}'", word.replace('\'', "'\\''")) } else { word.to_owned() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,6 +1,6 @@
 //! Pages with a model in them, for `gpt2 live` and for the commands whose page may be one.
 
-use super::weights_page::open;
+use super::browser::open;
 use crate::model::args::{FirstTokenArg, ModelArgs};
 use crate::output::note;
 use crate::output::written_files::Outputs;

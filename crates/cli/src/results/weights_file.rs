@@ -1,9 +1,9 @@
 //! Writes weights to a file, whose extension selects the format.
 
-use super::subject::Subject;
 use crate::output::written_files::Outputs;
 use anyhow::bail;
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
+use gpt2_engine::studies::interpret::attention::{Look, Subject};
 use gpt2_view::{write_any_safetensors, write_json_lines, write_provenance_line, write_square_json};
 use std::path::{Path, PathBuf};
 
@@ -35,10 +35,8 @@ pub(crate) struct Export {
     /// Whether to write what made an .npy file beside it.
     provenance: bool,
     /// A layer's weights: (heads, T, T) f32.
-    layers: Vec<Tensor>,
+    pub(crate) layers: Vec<Tensor>,
     lines: Vec<u8>,
-    /// More tensors for a safetensors file.
-    pub(crate) points: Vec<(String, Tensor)>,
 }
 
 impl Export {
@@ -48,7 +46,7 @@ impl Export {
         if format == Format::JsonLines {
             write_provenance_line(&mut lines, &subject.made_by.for_files()?)?;
         }
-        Ok(Self { format, provenance, layers: vec![], lines, points: vec![] })
+        Ok(Self { format, provenance, layers: vec![], lines })
     }
 
     pub(crate) fn layer(&mut self, subject: &Subject, layer: usize, weights: &Tensor) -> anyhow::Result<()> {
@@ -60,34 +58,21 @@ impl Export {
         Ok(())
     }
 
-    /// The tensors of a safetensors file: the weights, what attention adds to the stream, and the given points.
-    pub(crate) fn tensors(
-        self,
-        subject: &Subject,
-        attention_outputs: &[Tensor],
-    ) -> anyhow::Result<Vec<(String, Tensor)>> {
-        let mut tensors = vec![("attentions".to_owned(), Tensor::stack(&self.layers, 0)?)]; // (layers, heads, T, T)
-        let of_layers = subject.layers.iter().filter_map(|&layer| attention_outputs.get(layer));
-        let of_layers = of_layers.map(|output| output.squeeze(0)).collect::<Result<Vec<_>, _>>()?;
-        if !of_layers.is_empty() {
-            let stacked = Tensor::stack(&of_layers, 0)?.to_dtype(DType::F32)?; // (layers, T, C)
-            subject.check_finite([&stacked])?;
-            tensors.push(("attention_outputs".to_owned(), stacked));
-        }
-        tensors.extend(self.points);
-        Ok(tensors)
-    }
-
+    /// Writes the file under a temporary name; `look` is the run that the weights come from, if more of it goes into the file.
     pub(crate) fn finish(
         self,
         subject: &Subject,
-        attention_outputs: &[Tensor],
+        look: Option<&Look>,
         path: &Path,
         outputs: &mut Outputs,
     ) -> anyhow::Result<()> {
         match self.format {
             Format::Safetensors => {
-                safetensors(subject, &self.tensors(subject, attention_outputs)?, path, outputs)
+                let tensors = match look {
+                    Some(look) => look.tensors(subject, &self.layers)?,
+                    None => vec![("attentions".to_owned(), Tensor::stack(&self.layers, 0)?)],
+                };
+                safetensors(subject, &tensors, path, outputs)
             }
             Format::Npy => {
                 let weights = Tensor::stack(&self.layers, 0)?; // (layers, heads, T, T)

@@ -11,6 +11,7 @@ use crate::results::picture::Drawn;
 use anyhow::{Context, bail};
 use candle_core::Tensor;
 use gpt2_engine::interventions::{Applied, Prepared, Reads};
+use gpt2_engine::studies::interpret::attention::ChosenHeads;
 use gpt2_engine::studies::{Outcome, Study};
 use gpt2_engine::texts::{Content, Prompt};
 use gpt2_engine::texts::{FIELD, STDIN, TextLine, TextLines, is_json_lines, place};
@@ -72,12 +73,6 @@ pub(crate) struct Job<'a> {
     pub(crate) chosen: Option<ChosenHeads<'a>>,
     pub(crate) export: Option<&'a Path>,
     pub(crate) outputs: Outputs,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ChosenHeads<'a> {
-    pub(crate) layers: &'a [usize],
-    pub(crate) heads: &'a [usize],
 }
 
 /// The result of a run over one text.

@@ -201,3 +201,12 @@ pub(super) fn check_effective(all: &[Intervention]) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+/// Error for a comparison without an intervention.
+pub(crate) fn nothing_to_compare(spelling: Spelling) -> anyhow::Error {
+    anyhow::anyhow!(
+        "{}: there is nothing to compare the plain run with; add an intervention, such as {}",
+        spelling.switch("compare"),
+        spelling.given("ablate", "0.3")
+    )
+}

@@ -12,6 +12,7 @@ mod sources;
 mod vector;
 
 pub use checks::Reads;
+pub(crate) use checks::nothing_to_compare;
 pub use circuit::LoadedCircuit;
 pub use on_heads::OnHeads;
 pub use options::{

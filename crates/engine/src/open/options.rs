@@ -183,7 +183,9 @@ impl ModelOptions {
     fn no_model(&self, error: LoadError, dir: &Path) -> anyhow::Error {
         match error {
             LoadError::NotFound { .. } => {
-                let text = format!("{error}; or give {DEMO_NAME}, the built-in model");
+                let meant = meant(&dir.to_string_lossy())
+                    .map_or_else(String::new, |name| format!("; did you mean {name}?"));
+                let text = format!("{error}; or give {DEMO_NAME}, the built-in model{meant}");
                 anyhow::Error::new(error).context(text)
             }
             LoadError::NoConfig { .. } if AdapterFiles::is_in(dir) => {
@@ -386,4 +388,11 @@ pub fn open_tokenizer(
     let tokenizer = Tokenizer::open(files, vocab_size)?;
     tokenizer.note().iter().for_each(|text| observer.note(text));
     Ok(tokenizer)
+}
+
+/// The name of a model that whoever typed this probably meant.
+fn meant(typed: &str) -> Option<&'static str> {
+    let plain = |name: &str| name.to_lowercase().replace(['-', '_'], "");
+    let far = |name: &str| strsim::osa_distance(&plain(typed), &plain(name));
+    ModelId::aliases().map(|(name, _)| name).filter(|name| far(name) <= 1).min_by_key(|name| far(name))
 }

@@ -1,6 +1,6 @@
 //! All studies, by name.
 
-use super::interpret::{circuits, discover, features, heads, lens, pairs, patch};
+use super::interpret::{attention, circuits, discover, features, graph, heads, lens, pairs, patch};
 use super::predict::{eval, forward, generate};
 use super::study::{Outcome, Run, Study};
 use crate::interventions::InterventionOptions;
@@ -10,6 +10,9 @@ use serde_json::Value;
 
 /// All studies, in the order of the command's help.
 pub const STUDIES: &[Entry] = &[
+    Entry::of::<attention::Options>(),
+    Entry::of::<attention::EffectOptions>(),
+    Entry::of::<attention::RolloutOptions>(),
     Entry::of::<forward::Options>(),
     Entry::of::<generate::Options>(),
     Entry::of::<eval::Options>(),
@@ -23,12 +26,13 @@ pub const STUDIES: &[Entry] = &[
     Entry::of::<circuits::Options>(),
     Entry::of::<features::Options>(),
     Entry::of::<features::StoreOptions>(),
+    Entry::of::<graph::Options>(),
 ];
 
 /// Both faces' names of what takes interventions, and the interventions that it refuses.
 const TAKERS: &[(&str, &[&str])] = &[
     (forward::Options::NAME, forward::Options::REFUSES),
-    ("attention", &[]),
+    (attention::Options::NAME, attention::Options::REFUSES),
     (lens::Options::NAME, lens::Options::REFUSES),
     (patch::Options::NAME, patch::Options::REFUSES),
     (heads::Options::NAME, heads::Options::REFUSES),

@@ -19,7 +19,7 @@ pub use continuation::{Continuation, new_tokens};
 pub use corpus::{By, Corpus, CorpusDocument, DocumentOptions, DocumentUnit, folder_text, shared};
 pub use encoded::{Encoded, encode, encode_within};
 pub use ids_file::read_ids;
-pub use known::{KNOWN_TEXTS, KnownText, SHAKESPEARE};
+pub use known::{KNOWN_TEXTS, KnownText};
 pub use pair_inputs::{Answer, Answers, PairInput, PairsInput};
 pub use pairs::pair;
 pub use point_values::{Windowing, values};

@@ -62,6 +62,11 @@ impl Mask<'_> {
         })
     }
 
+    /// Whether nothing is hidden from any query but by -inf in the added tensor.
+    pub(super) fn hides_nothing(&self) -> bool {
+        self.padding.is_none() && self.hidden.is_empty() && self.first.is_none() && self.ranges.is_none()
+    }
+
     /// Fails if the masks do not fit scores (B, H, T, S).
     pub(super) fn check(&self, (b, h, t, s): (usize, usize, usize, usize)) -> Result<()> {
         if let Some(p) = self.padding

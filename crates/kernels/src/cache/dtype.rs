@@ -68,7 +68,8 @@ impl CacheDType {
         }
         let shape = [a, b, c, width];
         if !device.is_cpu() {
-            return Tensor::zeros(&shape, dtype, device);
+            return Tensor::zeros(&shape, dtype, device)
+                .map_err(|error| error.context(self.no_memory(shape, dtype.size_in_bytes())));
         }
         match dtype {
             DType::F16 => self.on_cpu::<f16>(shape),
@@ -84,12 +85,17 @@ impl CacheDType {
         let count = shape.iter().product::<usize>();
         match try_zeros::<T>(count) {
             Some(zeros) => Tensor::from_vec(zeros, &shape, &Device::Cpu),
-            None => candle_core::bail!(
-                "cache: {shape:?} in {} takes {:.1} GB, which the system does not give; choose a smaller capacity",
-                self.as_str(),
-                count as f64 * size_of::<T>() as f64 / 1e9
-            ),
+            None => candle_core::bail!("{}", self.no_memory(shape, size_of::<T>())),
         }
+    }
+
+    /// Says that there is no memory for numbers of this size.
+    fn no_memory(self, shape: [usize; 4], size: usize) -> String {
+        let gigabytes = shape.iter().map(|n| *n as f64).product::<f64>() * size as f64 / 1e9;
+        format!(
+            "cache: {shape:?} in {} takes {gigabytes:.1} GB, which the system does not give; choose a smaller capacity",
+            self.as_str()
+        )
     }
 
     /// `x` (.., D) as a cache holds it: contiguous, without a gradient.

@@ -125,6 +125,9 @@ impl KvCache {
     /// Appends to both, or to neither.
     fn append_to(&mut self, rows: &mut [RowCache; 2], k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let [keys, values] = rows;
+        if k.dim(2)? == 0 {
+            return Ok((keys.rows()?, values.rows()?));
+        }
         let k = keys.to_append(k)?;
         let v = values.to_append(v)?;
         let held = keys.len();
@@ -214,17 +217,23 @@ impl Slid {
     fn new(rows: &RowCache, x: &Tensor, before: usize) -> Result<Self> {
         let all = Tensor::cat(&[&rows.last(before)?, x], 2)?;
         let count = all.dim(2)?;
-        let next = before.min(count);
-        let fits = count <= rows.capacity();
-        let next = (!fits).then(|| all.narrow(2, count - next, next)?.force_contiguous()).transpose()?;
-        Ok(Self { all, next })
+        if count <= rows.capacity() {
+            return Ok(Self { all, next: None });
+        }
+        let kept = before.min(count);
+        let next = all.narrow(2, count - kept, kept)?;
+        // Candle cannot copy a tensor without elements on a GPU.
+        let next = if kept == 0 { next } else { next.force_contiguous()? };
+        Ok(Self { all, next: Some(next) })
     }
 
     /// The rows that the new queries see.
     fn write(self, rows: &mut RowCache) -> Result<Tensor> {
         rows.truncate(0);
         let Some(next) = self.next else { return rows.write(&self.all) };
-        rows.write(&next)?;
+        if next.dim(2)? > 0 {
+            rows.write(&next)?;
+        }
         Ok(self.all)
     }
 }

@@ -206,6 +206,9 @@ impl PagedCache {
         let sequence = self.sequence(sequence)?;
         let pools = self.layer(layer)?;
         let t = k.dim(0)?;
+        if t == 0 && v.dim(0)? == 0 {
+            return Ok(());
+        }
         let size = self.page_size;
         let rows = [self.dtype.rows(k)?, self.dtype.rows(v)?];
         for (rows, pool) in rows.iter().zip(pools) {
@@ -223,7 +226,7 @@ impl PagedCache {
         }
         let first = (sequence.held - t) / size;
         let written = &sequence.table[first..];
-        if t > 0 && written.iter().any(|&page| self.users[page as usize] > 1) {
+        if written.iter().any(|&page| self.users[page as usize] > 1) {
             candle_core::bail!(
                 "cache: other sequences share the last {t} positions of this one; grow it before each write, and fork it after"
             )

@@ -3,6 +3,7 @@
 use crate::stored::names::without_prefix;
 use crate::stored::{Stored, TensorInfo};
 use gpt2_model::parameters::{PREFIX, Parameter};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// The keys under which programs save a model's weights, the likeliest first.
@@ -16,6 +17,8 @@ pub(super) struct NamedTensors {
     pub(super) duplicates: Vec<TensorInfo>,
     /// The keys that lead to the dictionary in a pickle; empty for the outermost.
     pub(super) key: String,
+    /// The keys of other dictionaries that hold as much of the model.
+    pub(super) other_keys: Vec<String>,
     /// The prefix before all names of the model's, beside [`PREFIX`]; empty for none.
     pub(super) wrapper: String,
 }
@@ -43,28 +46,36 @@ type Score = (usize, usize);
 /// Finds the model among dictionaries of tensors.
 ///
 /// # Errors
-/// The prefixes of several models that fit equally well.
+/// The prefixes, or the keys, of several models that fit equally well.
 pub(super) fn find(
     dicts: Vec<(String, Vec<Stored>)>,
     parameters: &[Parameter],
 ) -> Result<NamedTensors, Vec<String>> {
     let by_name: BTreeMap<&str, &Parameter> = parameters.iter().map(|p| (p.name.as_str(), p)).collect();
-    let mut best: Option<(Score, std::cmp::Reverse<usize>, usize, Vec<String>)> = None;
+    let mut best: Option<(Score, Reverse<usize>, usize, Vec<String>)> = None;
+    let mut scores = vec![];
     for (place, (key, tensors)) in dicts.iter().enumerate() {
         let (score, wrappers) = wrappers(tensors, &by_name);
-        let rank = KEYS.iter().position(|known| known == key).unwrap_or(KEYS.len());
-        let rank = std::cmp::Reverse(rank);
+        scores.push((score, key.clone()));
+        let rank = Reverse(rank_of(key));
         if best.as_ref().is_none_or(|(most, first, ..)| (score, rank) > (*most, *first)) {
             best = Some((score, rank, place, wrappers));
         }
     }
-    let Some((_, _, place, wrappers)) = best else { return Ok(NamedTensors::default()) };
+    let Some((most, _, place, wrappers)) = best else { return Ok(NamedTensors::default()) };
     if wrappers.len() > 1 {
         return Err(wrappers);
     }
     let Some((key, tensors)) = dicts.into_iter().nth(place) else { return Ok(NamedTensors::default()) };
+    let is_whole = 2 * most.1 > parameters.len(); // a few names that fit are chance
+    let is_other = |(score, other): &(Score, String)| is_whole && *score == most && *other != key;
+    let other_keys: Vec<String> = scores.into_iter().filter(is_other).map(|(_, key)| key).collect();
+    // Of keys that no program is known to use for the one model, none is likelier.
+    if rank_of(&key) == KEYS.len() && !other_keys.is_empty() {
+        return Err([vec![key], other_keys].concat());
+    }
     let wrapper = wrappers.into_iter().next().unwrap_or_default();
-    let mut named = NamedTensors { key, wrapper: wrapper.clone(), ..NamedTensors::default() };
+    let mut named = NamedTensors { key, other_keys, wrapper: wrapper.clone(), ..NamedTensors::default() };
     let (inside, outside): (Vec<_>, Vec<_>) =
         tensors.into_iter().partition(|tensor| tensor.info.name.starts_with(&wrapper));
     for tensor in inside {
@@ -78,6 +89,11 @@ pub(super) fn find(
         named.add(name, tensor);
     }
     Ok(named)
+}
+
+/// The place of a key in [`KEYS`]; their number for any other.
+fn rank_of(key: &str) -> usize {
+    KEYS.iter().position(|known| *known == key).unwrap_or(KEYS.len())
 }
 
 /// The prefix under which the most parameters are found; several if as many of them are found under each.

@@ -150,10 +150,16 @@ fn of_gguf(tensors: Vec<(String, Stored)>) -> (NamedTensors, Vec<String>) {
     (NamedTensors::already(tensors), note.into_iter().collect())
 }
 
-/// A note that names the key and the prefix, if there are any.
+/// A note that names the key and the prefix, if there are any, and the keys of models that are not read.
 fn renamed(named: &NamedTensors) -> Option<String> {
-    let from =
-        (!named.key.is_empty()).then(|| format!("the weights are those under the key `{}`", named.key));
+    let place =
+        if named.key.is_empty() { "outside".into() } else { format!("under the key `{}`", named.key) };
+    let others = named.other_keys.join("`, `");
+    let from = match (named.key.is_empty(), others.is_empty()) {
+        (true, true) => None,
+        (false, true) => Some(format!("the weights are those {place}")),
+        (_, false) => Some(format!("the weights are those {place}, not those under `{others}`")),
+    };
     let without = (!named.wrapper.is_empty())
         .then(|| format!("names are read without their prefix `{}`", named.wrapper));
     let parts: Vec<String> = from.into_iter().chain(without).collect();

@@ -154,6 +154,14 @@ impl Audit {
         }
     }
 
+    /// The name of a tensor that PEFT puts in the place of a layer's.
+    fn adapted(&self) -> Option<&str> {
+        let mut names = self.unexpected.iter().chain(&self.unused).map(|tensor| tensor.name.as_str());
+        let is_adapters =
+            |name: &&str| [".base_layer.", ".lora_A.", ".lora_B."].iter().any(|part| name.contains(part));
+        names.find(is_adapters)
+    }
+
     /// One line for files of which no name is the model's.
     fn no_name_fits(&self) -> Option<String> {
         let names: Vec<&str> = self.unexpected.iter().chain(&self.unused).map(|t| t.name.as_str()).collect();
@@ -229,6 +237,13 @@ impl fmt::Display for Audit {
         }
         if self.fits() {
             return Ok(());
+        }
+        if let Some(name) = self.adapted() {
+            return write!(
+                f,
+                "\n{name} is of an adapter's layer inside the model: save what PEFT's merge_and_unload() returns, or the adapter by itself with \
+                 save_pretrained"
+            );
         }
         write!(
             f,

@@ -36,12 +36,6 @@ pub enum HubError {
         /// The system's message.
         reason: String,
     },
-    /// A file that is fetched each time, while no request may be made.
-    #[error("{url}: no request is made offline")]
-    Offline {
-        /// The file's address.
-        url: String,
-    },
     /// A file that is not in the cache and cannot be requested from the Hub.
     #[error(
         "{model} at {revision}: {file} is not in the cache {}{}",
@@ -323,12 +317,10 @@ impl HubError {
     }
 
     /// Whether the Hub could not be asked, or did not answer.
-    #[cfg(feature = "hub")]
     pub(crate) fn is_unreachable(&self) -> bool {
         matches!(
             self,
             Self::NotCached { .. }
-                | Self::Offline { .. }
                 | Self::NoNetwork { .. }
                 | Self::Timeout { .. }
                 | Self::Interrupted { .. }

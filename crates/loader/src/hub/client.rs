@@ -3,7 +3,7 @@
 use super::address::{Endpoint, Origin, join, shown, without_user};
 use super::cache::is_commit;
 use super::digest::Digest;
-use super::http::{Failure, Http, RequestContext, RequestSubject, Response, start_of};
+use super::http::{Failure, Http, RequestContext, RequestSubject, Response};
 use super::{Event, Hub, ModelId};
 use crate::error::hub_error::HubError;
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
@@ -185,32 +185,6 @@ impl<'a> Client<'a> {
             bytes.truncate(wanted);
             bytes.drain(..bytes.len().min(usize::try_from(skip).unwrap_or(usize::MAX)));
             Ok(bytes)
-        })
-    }
-
-    /// The whole of a file of `size` bytes. `differs` gives the hash that was expected and the one that was found, if they differ.
-    pub(crate) fn whole(
-        &self,
-        uri: &Uri,
-        size: u64,
-        differs: impl Fn(&[u8]) -> Option<(String, String)>,
-    ) -> Result<Vec<u8>, HubError> {
-        self.retry(|| {
-            let mut answer = self.follow(&Method::GET, uri.clone(), None, |_, _| true)?;
-            if !answer.status.is_success() {
-                return Err(self.context.refused(&answer, RequestSubject { revision: "", is_file: true }));
-            }
-            let most = usize::try_from(size).unwrap_or(usize::MAX);
-            let content = self.beginning(&mut answer, most.saturating_add(1))?;
-            match differs(&content) {
-                None => Ok(content),
-                Some((expected, found)) => {
-                    let found =
-                        if content.len() == most { found } else { format!("{} bytes", content.len()) };
-                    let start = start_of(&content);
-                    Err(Failure::passing(HubError::Checksum { file: answer.shown(), expected, found, start }))
-                }
-            }
         })
     }
 

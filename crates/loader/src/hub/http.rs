@@ -17,8 +17,6 @@ use ureq::{Agent, BodyReader, Error, Timeout};
 const LONGEST_CONNECT: Duration = Duration::from_secs(10);
 /// The most bytes that a description of a model may have.
 const LONGEST_TEXT: usize = 64 << 20;
-/// The number of bytes of a wrong answer that an error shows.
-pub(super) const SHOWN: usize = 200;
 const USER_AGENT: &str = concat!("gpt2-candle/", env!("CARGO_PKG_VERSION"));
 
 /// Sends requests; keeps connections for the next.
@@ -253,13 +251,6 @@ fn used_up(limits: &str) -> Option<Duration> {
     };
     let waits = limits.split(',').filter(|limit| number(limit, "r=") == Some(0));
     waits.filter_map(|limit| number(limit, "t=")).max().map(Duration::from_secs)
-}
-
-/// The beginning of an answer, if it is text.
-pub(super) fn start_of(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(SHOWN)]);
-    let is_text = !bytes.is_empty() && !text.contains(['\0', '\u{fffd}']);
-    if is_text { format!("; it begins {:?}", text.trim()) } else { String::new() }
 }
 
 #[cfg(test)]

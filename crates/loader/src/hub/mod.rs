@@ -23,8 +23,6 @@ mod http;
 #[cfg(feature = "hub")]
 mod open;
 #[cfg(feature = "hub")]
-mod pinned;
-#[cfg(feature = "hub")]
 mod transfer;
 #[cfg(not(feature = "hub"))]
 mod without_hub;

@@ -4,7 +4,7 @@ use super::Event;
 use super::cache::{Lock, Repo};
 use super::client::{self, Announced, CHUNK, Client};
 use super::digest::HashWhileWriting;
-use super::http::{Failure, Response, SHOWN, start_of};
+use super::http::{Failure, Response};
 use crate::error::hub_error::HubError;
 use std::fs::File;
 use std::io::{ErrorKind, Seek, SeekFrom, Write};
@@ -18,6 +18,8 @@ const WRONG_CONTENTS: usize = 2;
 const HEADWAY: u64 = 1 << 20;
 /// A shorter answer may be an error page instead of a file's start.
 const STRAY: usize = 1 << 16;
+/// The number of bytes of such an answer that an error shows.
+const SHOWN: usize = 200;
 
 /// A file on its way into the cache.
 pub(crate) struct Transfer<'a> {
@@ -246,4 +248,11 @@ impl Partial {
 /// Whether the file ends before the requested bytes.
 fn is_beyond_the_end(failure: &Failure) -> bool {
     matches!(&*failure.error, HubError::Refused { status, .. } if *status == StatusCode::RANGE_NOT_SATISFIABLE)
+}
+
+/// The beginning of an answer, if it is text.
+fn start_of(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(SHOWN)]);
+    let is_text = !bytes.is_empty() && !text.contains(['\0', '\u{fffd}']);
+    if is_text { format!("; it begins {:?}", text.trim()) } else { String::new() }
 }

@@ -1,6 +1,6 @@
 //! [`Hub`]'s calls in a build without the feature `hub`: each refuses.
 
-use super::{CachedModel, FileCheck, Headers, Hub, HubError, ModelId, Pin, Snapshot};
+use super::{CachedModel, FileCheck, Headers, Hub, HubError, ModelId, Snapshot};
 use crate::adapter::checkpoint::AdapterFiles;
 use crate::dictionary::DictionaryCheckpoint;
 use crate::error::LoadError;
@@ -40,10 +40,6 @@ impl Hub {
 
     pub fn verify(&self, model: &ModelId, _: &str, _: bool) -> Result<Vec<FileCheck>, LoadError> {
         no_hub(model)
-    }
-
-    pub fn fetch(&self, _: &str, pin: &Pin) -> Result<Vec<u8>, LoadError> {
-        no_hub(&pin.file)
     }
 
     pub fn cached(&self) -> Result<Vec<CachedModel>, LoadError> {

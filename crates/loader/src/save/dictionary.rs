@@ -17,6 +17,8 @@ const SAELENS: &str = "6.0.0";
 pub struct NewDictionary {
     /// The value that it reads.
     pub hook: Point,
+    /// The value that a transcoder predicts; `None` for a sparse autoencoder.
+    pub hook_out: Option<Point>,
     /// The model.
     pub model_name: Option<String>,
     /// Whether texts began with the end-of-text token.
@@ -28,7 +30,8 @@ pub struct NewDictionary {
 }
 
 /// Writes `cfg.json` and `sae_weights.safetensors` into `dir`, which is created if it does not exist. Each file is written under a
-/// temporary name, then renamed. SAELens' `SAE.load_from_disk` reads them. The dictionary subtracts `b_dec` from its input.
+/// temporary name, then renamed. SAELens' `SAE.load_from_disk` reads them. The dictionary subtracts `b_dec` from its input, unless
+/// it is a transcoder.
 ///
 /// # Errors
 /// When the selection is one that no dictionary is trained with here, or the folder cannot be written to.
@@ -48,7 +51,7 @@ pub fn save_dictionary(
         "d_sae": d_sae,
         "dtype": "float32",
         "device": "cpu",
-        "apply_b_dec_to_input": true,
+        "apply_b_dec_to_input": about.hook_out.is_none(),
         "normalize_activations": "none",
         "reshape_activations": if matches!(about.hook, Point::Z(_)) { "hook_z" } else { "none" },
         "metadata": {
@@ -60,23 +63,29 @@ pub fn save_dictionary(
         },
         "made_by": about.made_by,
     });
-    match selection {
-        Selection::TopK { k, by_norm: false, absolute: false } => {
+    if let Some(hook_out) = about.hook_out {
+        config["d_out"] = json!(w_dec.dim(1).map_err(failed)?);
+        config["metadata"]["hook_name_out"] = json!(hook_out.to_string());
+    }
+    match (selection, about.hook_out) {
+        (Selection::TopK { k, by_norm: false, absolute: false }, None) => {
             config["architecture"] = json!("topk");
             config["k"] = json!(k);
             config["rescale_acts_by_decoder_norm"] = json!(false);
         }
-        Selection::JumpRelu(threshold) => {
-            config["architecture"] = json!("jumprelu");
+        (Selection::JumpRelu(threshold), hook_out) => {
+            let is_transcoder = hook_out.is_some();
+            config["architecture"] = json!(if is_transcoder { "jumprelu_transcoder" } else { "jumprelu" });
             named.push(("threshold", threshold));
         }
         _ => {
-            let reason = "only TopK and JumpReLU dictionaries are written".to_owned();
+            let reason =
+                "only TopK and JumpReLU dictionaries and JumpReLU transcoders are written".to_owned();
             return Err(LoadError::Dictionary { name: dir.display().to_string(), reason });
         }
     }
     if skip.is_some() {
-        let reason = "transcoders are not written".to_owned();
+        let reason = "skip transcoders are not written".to_owned();
         return Err(LoadError::Dictionary { name: dir.display().to_string(), reason });
     }
     let json =

@@ -1,10 +1,11 @@
 //! Measures how probable a model finds continuations of texts.
 
 use super::predictions::LOGITS_ROWS;
+use super::readout::Readout;
 use crate::gpt2::args_and_outputs::ForwardArgs;
 use crate::gpt2::lm_head_model::Gpt2LMHeadModel;
 use crate::hooks::Hooks;
-use candle_core::{D, Module, Result, Tensor};
+use candle_core::{D, Result, Tensor};
 
 /// A text of which the last tokens are to be predicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,12 +60,13 @@ pub fn likelihoods(
     };
     let input = Tensor::new(texts.iter().map(read).collect::<Vec<_>>(), device)?; // (B, T)
     let args = ForwardArgs { hooks, ..ForwardArgs::default() };
-    let hidden = model.transformer.forward(&input, args)?.last_hidden_state; // (B, T, C)
+    let readout = Readout::of(model, &input, args)?;
+    let values = readout.values(); // (B, T, C or V)
     let ends = texts
         .iter()
         .enumerate()
-        .map(|(row, text)| hidden.get(row)?.narrow(0, text.ids.len() - 1 - text.predicted, text.predicted));
-    let hidden = Tensor::cat(&ends.collect::<Result<Vec<_>>>()?, 0)?; // (predicted, C)
+        .map(|(row, text)| values.get(row)?.narrow(0, text.ids.len() - 1 - text.predicted, text.predicted));
+    let rows = Tensor::cat(&ends.collect::<Result<Vec<_>>>()?, 0)?; // (predicted, C or V)
     let targets: Vec<u32> =
         texts.iter().flat_map(|text| &text.ids[text.ids.len() - text.predicted..]).copied().collect();
     let targets = Tensor::new(targets, device)?;
@@ -72,8 +74,7 @@ pub fn likelihoods(
     let mut best = Vec::with_capacity(targets.elem_count());
     for first in (0..targets.elem_count()).step_by(LOGITS_ROWS) {
         let count = LOGITS_ROWS.min(targets.elem_count() - first);
-        let logits = model.lm_head.forward(&hidden.narrow(0, first, count)?)?; // (count, V)
-        let logits = logits.to_dtype(candle_fused::accumulator(logits.dtype()))?;
+        let logits = readout.logits_of(&rows.narrow(0, first, count)?)?; // (count, V)
         nats.extend(candle_fused::cross_entropies(&logits, &targets.narrow(0, first, count)?)?);
         best.extend(logits.argmax(D::Minus1)?.to_vec1::<u32>()?);
     }

@@ -70,6 +70,17 @@ impl Metric {
         }
     }
 
+    /// Refuses a metric of all texts together, for an analysis that measures each text for itself.
+    pub(super) fn check_of_each(&self, analysis: &str) -> Result<()> {
+        match self {
+            Self::OfText(metric) if metric.is_of_all_together() => candle_core::bail!(
+                "{analysis}: {metric:?} measures all texts together, and here each counts for itself; give a metric of each text, such as \
+                 FunctionMetric::of_each"
+            ),
+            _ => Ok(()),
+        }
+    }
+
     /// The metric of each row of logits, in f32 or wider; differentiable.
     ///
     /// # Shapes

@@ -26,6 +26,7 @@ mod metric;
 mod patching;
 mod patterns;
 mod predictions;
+mod readout;
 mod text_metric;
 mod values_at;
 

@@ -73,6 +73,7 @@ pub fn activation_patching(
     progress: &mut dyn FnMut(usize, usize) -> Result<()>,
 ) -> Result<Patched> {
     let t = contrast.check()?;
+    contrast.metric.check_of_each("patching")?;
     let config = model.config();
     let (layers, heads) = (config.n_layer, config.n_head);
     let recorder =
@@ -214,6 +215,7 @@ pub fn ablation_effects(
     if input_ids.dims2()?.0 != 1 {
         candle_core::bail!("input_ids {:?}: expected one text of shape [1, T]", input_ids.dims())
     }
+    metric.check_of_each("ablation effects")?;
     let config = model.config();
     let (layers, heads) = (config.n_layer, config.n_head);
     let of_layer = |layer: usize| {
@@ -303,7 +305,11 @@ impl Branches<'_> {
         let logits = hooks.pass(Point::Logits, self.model.lm_head.forward(&normed)?)?;
         let metrics: Vec<f64> = wide(&self.metric.of_texts(&logits)?)?.to_vec1()?; // (copies, 1 or T, V) -> copies
         if metrics.len() != logits.dim(0)? {
-            candle_core::bail!("patching needs a metric of each text, and this is one of all texts together")
+            candle_core::bail!(
+                "patching: {} metrics of {} texts; expected one of each",
+                metrics.len(),
+                logits.dim(0)?
+            )
         }
         Ok(metrics)
     }

@@ -1,9 +1,10 @@
 //! Measures how well a model predicts texts, and how far the predictions of two models diverge.
 
+use super::readout::Readout;
 use crate::gpt2::args_and_outputs::ForwardArgs;
 use crate::gpt2::lm_head_model::Gpt2LMHeadModel;
 use crate::hooks::Hooks;
-use candle_core::{D, DType, Module, Result, Tensor};
+use candle_core::{D, DType, Result, Tensor};
 use candle_fused::attention::Summary;
 use candle_nn::ops::log_softmax;
 
@@ -43,25 +44,24 @@ pub fn surprises(
     let rows: Vec<Vec<u32>> = texts.iter().map(filled).collect();
     let input = Tensor::new(rows, device)?; // (B, T)
     let args = ForwardArgs { output_summaries: with_summaries, hooks, ..ForwardArgs::default() };
-    let output = model.transformer.forward(&input, args)?;
+    let readout = Readout::of(model, &input, args)?;
     let parts = texts.iter().enumerate().filter(|(_, ids)| ids.len() > 1);
-    let hidden =
-        parts.clone().map(|(row, ids)| output.last_hidden_state.get(row)?.narrow(0, 0, ids.len() - 1));
-    let hidden = hidden.collect::<Result<Vec<_>>>()?;
+    let rows = parts.clone().map(|(row, ids)| readout.values().get(row)?.narrow(0, 0, ids.len() - 1));
+    let rows = rows.collect::<Result<Vec<_>>>()?;
     let targets: Vec<u32> = parts.flat_map(|(_, ids)| &ids[1..]).copied().collect();
     let mut all = Vec::with_capacity(targets.len());
-    if !hidden.is_empty() {
-        let (hidden, targets) = (Tensor::cat(&hidden, 0)?, Tensor::new(targets, device)?); // (rows, C), (rows)
+    if !rows.is_empty() {
+        let rows = Tensor::cat(&rows, 0)?; // (rows, C or V)
+        let targets = Tensor::new(targets, device)?; // (rows)
         for first in (0..targets.elem_count()).step_by(LOGITS_ROWS) {
             let count = LOGITS_ROWS.min(targets.elem_count() - first);
-            let logits = model.lm_head.forward(&hidden.narrow(0, first, count)?)?; // (count, V)
-            let logits = logits.to_dtype(candle_fused::accumulator(logits.dtype()))?;
+            let logits = readout.logits_of(&rows.narrow(0, first, count)?)?; // (count, V)
             all.extend(candle_fused::cross_entropies(&logits, &targets.narrow(0, first, count)?)?);
         }
     }
     let mut rest = all.into_iter();
     let nats = texts.iter().map(|ids| rest.by_ref().take(ids.len() - 1).collect()).collect();
-    Ok(Surprises { nats, summaries: output.summaries })
+    Ok(Surprises { nats, summaries: readout.output.summaries })
 }
 
 /// Sums over predicted tokens.

@@ -17,6 +17,11 @@ pub trait TextMetric: Debug + Send + Sync {
 
     /// Whether it needs the logits of every position, not only those of the last one.
     fn reads_all_positions(&self) -> bool;
+
+    /// Whether it gives one number for all texts together. Analyses that run several texts at a time, each for itself, refuse it.
+    fn is_of_all_together(&self) -> bool {
+        false
+    }
 }
 
 /// The mean surprise in nats of each token of a text but the first.
@@ -158,5 +163,9 @@ impl TextMetric for FunctionMetric {
 
     fn reads_all_positions(&self) -> bool {
         true
+    }
+
+    fn is_of_all_together(&self) -> bool {
+        self.together
     }
 }

@@ -200,6 +200,43 @@ impl Dictionary {
         &self.w_dec
     }
 
+    /// `b_dec`, (d out)
+    #[must_use]
+    pub fn b_dec(&self) -> &Tensor {
+        &self.b_dec
+    }
+
+    /// `b_enc`, or `b_gate`, (features)
+    #[must_use]
+    pub fn b_enc(&self) -> &Tensor {
+        &self.b_enc
+    }
+
+    /// `W_skip` of a transcoder that has it, (d out, d)
+    #[must_use]
+    pub fn skip(&self) -> Option<&Tensor> {
+        self.skip.as_ref()
+    }
+
+    /// Columns of `W_enc`: the directions that features read.
+    ///
+    /// # Shapes
+    /// `features` (n), integers -> (n, d)
+    ///
+    /// # Errors
+    /// When there is no such feature.
+    pub fn encoders(&self, features: &Tensor) -> Result<Tensor> {
+        self.encoder.columns(features)
+    }
+
+    /// Whether a feature that fires has the activation `x·W_enc + b_enc`, of the value as it is.
+    #[must_use]
+    pub fn reads_linearly(&self) -> bool {
+        let takes_sums =
+            !matches!(self.selection, Selection::Gated { .. } | Selection::TopK { by_norm: true, .. });
+        takes_sums && self.scaling == Scaling::None && !self.centers && !self.subtracts_b_dec
+    }
+
     /// Encodes values: the features that fire at each position, with their activations.
     ///
     /// # Shapes

@@ -5,7 +5,6 @@ use super::layers::conv1d::Conv1D;
 use super::layers::embedding::Embedding;
 use super::layers::layer_norm::LayerNorm;
 use super::layers::linear::{Linear, Weight, WeightLayout};
-use super::layers::lm_head::LmHead;
 use super::layers::low_rank_update::Update;
 use super::layers::parameters::{LM_HEAD, WPE, WTE};
 use super::lm_head_model::Gpt2LMHeadModel;
@@ -132,7 +131,7 @@ impl Gpt2LMHeadModel {
             WPE => self.transformer.wpe = value,
             LM_HEAD => {
                 let weight = Weight::new(value, WeightLayout::OutIn)?;
-                self.lm_head = LmHead::from_weight(weight.with_implementation(implementation));
+                self.lm_head = self.lm_head.with_weight(weight.with_implementation(implementation))?;
             }
             "ln_f.weight" => self.transformer.ln_f.weight = value,
             "ln_f.bias" => self.transformer.ln_f.bias = value,

@@ -4,7 +4,7 @@ use super::args_and_outputs::{CausalLMOutput, ForwardArgs, ModelOutput};
 use super::checked_inputs::check_targets;
 use super::layers::embedding::Embedding;
 use super::layers::linear::{BlockFormat, Linear, Weight, WeightLayout};
-use super::layers::lm_head::LmHead;
+use super::layers::lm_head::{LmHead, cross_entropy_of_rows};
 use super::layers::loading::{WeightSource, given};
 use super::layers::parameters::{LM_HEAD, PREFIX, Visitor, WPE, WTE};
 use super::model::{Gpt2Model, embedding};
@@ -102,7 +102,7 @@ impl Gpt2LMHeadModel {
         let wte = table(self.transformer.wte.weight()?)?;
         let head = if tied { wte.clone() } else { table(self.lm_head.weight()?)? };
         self.transformer.wte = Embedding::from_weight(wte, self.dtype());
-        self.lm_head = LmHead::from_weight(head);
+        self.lm_head = self.lm_head.with_weight(head)?;
         Ok(self)
     }
 
@@ -241,6 +241,10 @@ impl Gpt2LMHeadModel {
     pub fn loss(&self, batch: &TrainingBatch, args: ForwardArgs) -> Result<Tensor> {
         check_targets(&batch.input_ids, &batch.targets)?;
         let args = ForwardArgs { document_starts: batch.starts(), ..args };
+        if args.hooks.is_some_and(|hooks| hooks.wants(Point::Logits)) {
+            let (logits, targets) = batch.learned(&self.forward(&batch.input_ids, args)?.logits)?;
+            return cross_entropy_of_rows(&logits, &targets);
+        }
         let output = self.transformer.forward(&batch.input_ids, args)?;
         let (x, targets) = batch.learned(&output.last_hidden_state)?;
         self.lm_head.cross_entropy(&x, &targets)

@@ -13,10 +13,10 @@ Letters in shapes: B texts, T tokens, S positions that are attended to, L layers
 residual stream, V the vocabulary.
 """
 
-from ._checkpoints import import_model, inspect, merge, quantize
+from ._checkpoints import import_model, inspect, merge, quantize, verify
 from ._circuits import Circuit, EdgeScores
 from ._dictionary import Dictionary
-from ._features import TextFeatures
+from ._features import AttributionGraph, TextFeatures
 from ._inputs import Changes
 from ._metrics import torch_metric
 from ._model import Model
@@ -24,7 +24,7 @@ from ._results import Attention, Cache, Comparison, Continuation, Effects, Gradi
 from ._store import Rows, Store
 from ._texts import Prediction
 from ._tokenizer import Tokenizer
-from ._train import LoRA, Training, fetch_text, train
+from ._train import LoRA, Training, known_text, train
 from ._train_features import DictionaryTraining, train_features
 from ._types import Hook
 from ._weights import ModelConfig
@@ -32,6 +32,7 @@ from ._native import VERSION as __version__
 
 __all__ = [
     "Attention",
+    "AttributionGraph",
     "Cache",
     "Changes",
     "Circuit",
@@ -57,12 +58,13 @@ __all__ = [
     "Tokenizer",
     "Training",
     "__version__",
-    "fetch_text",
     "import_model",
     "inspect",
+    "known_text",
     "merge",
     "quantize",
     "torch_metric",
     "train",
     "train_features",
+    "verify",
 ]

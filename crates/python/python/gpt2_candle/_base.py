@@ -95,6 +95,14 @@ class Base:
         given = changes.get("prepend_bos")
         return bool(bos) or bool(self._facts["prepend_bos"] if given is None else given)
 
+    def _refuse_bos(self, what: str, changes: Mapping[str, Any]) -> None:
+        """Refuses a first token before every text, where a definition says which texts begin with it."""
+        if self._bos(False, changes):
+            raise ValueError(
+                f"prepend_bos: {what} puts the model's first token before a text without a context alone, as lm-evaluation-harness does; "
+                "give prepend_bos=False, or load the model without it"
+            )
+
     def _measure(
         self,
         answer: Answers | None,

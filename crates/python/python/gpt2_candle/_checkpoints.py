@@ -1,4 +1,4 @@
-"""Models and adapters as files: what is in them, and other files made of them. No model runs."""
+"""Models and adapters as files: what is in them, other files made of them, and how exactly this build computes with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from . import _native
 from ._base import Report
-from ._numbers import maybe
+from ._numbers import count, maybe
 from ._progress import Downloads
 
 SaveDType = Literal["f32", "f16", "bf16", "f64"]
@@ -154,6 +154,38 @@ def import_model(
     """
     named = _named(None, {}, revision, offline, cache_dir, endpoint, timeout, progress)
     return _report(_native.import_named(os.fspath(source), named, _new_model(out, save_dtype, overwrite)))
+
+
+def verify(
+    name: str | os.PathLike[str] | None = None,
+    *,
+    device: str = "auto",
+    seed: int = 0,
+    revision: str | None = None,
+    offline: bool = False,
+    cache_dir: str | os.PathLike[str] | None = None,
+    endpoint: str | None = None,
+    timeout: int | None = None,
+    progress: bool = True,
+) -> Report:
+    """Compares every way in which this build computes attention, layers and a model's logits on a device with plain operations in f64 on
+    the CPU.
+
+    Args:
+        name: A model as :meth:`Model.load` takes it; the demo model, if there is no name.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``metal``.
+        seed: The seed of the random inputs.
+        revision, offline, cache_dir, endpoint, timeout, progress: As for :meth:`Model.load`.
+
+    Returns:
+        The report of the command. ``report["passed"]`` says whether every path is within its tolerance, ``report["checks"]`` has each
+        with its error.
+
+    Raises:
+        ValueError: if a file cannot be read.
+    """
+    named = _named(name, {}, revision, offline, cache_dir, endpoint, timeout, progress)
+    return _report(_native.verify_named(named, device, count(seed, "seed")))
 
 
 def _new_model(out: str | os.PathLike[str], save_dtype: str, overwrite: bool) -> str:

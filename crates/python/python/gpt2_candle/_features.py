@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ._base import Base, Progress, Report
 from ._dictionary import Dictionary
-from ._inputs import Changes, changes_of
+from ._inputs import Changes, changes_of, ids_of
 from ._numbers import count, maybe
 from ._store import Store
 from ._types import Floats, Text
@@ -44,6 +45,37 @@ class TextFeatures:
         explained = quality["explained_variance"]
         explains = "" if explained is None else f", explained variance {explained:.3f}"
         return f"TextFeatures({len(self.features)} tokens, L0 {quality['l0']:.1f}{explains})"
+
+
+@dataclass(frozen=True)
+class AttributionGraph:
+    """What the tokens of a prompt, features and errors add to one another and to the next token's logits."""
+
+    report: Report
+    """The facts, as ``gpt2 graph --json`` prints them: ``replacement_score``, ``completeness_score``, and the pruned ``graph``."""
+    adjacency_matrix: Floats
+    """What each node adds to each, (nodes, nodes), a row for each target: active features, errors by layer and position, tokens, and
+    logits, as circuit-tracer's ``Graph`` has them."""
+    active_features: NDArray[np.int64]
+    """Layer, position and number of each feature that fires, (features, 3)."""
+    activation_values: Floats
+    """Their activations, (features)."""
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Writes the pruned graph as circuit-tracer does, for its page or Neuronpedia.
+
+        Raises:
+            FileExistsError: if there is a file already, unless ``overwrite`` is true.
+        """
+        with open(path, "w" if overwrite else "x", encoding="utf-8") as file:
+            file.write(json.dumps(self.report["graph"], indent=2, ensure_ascii=False) + "\n")
+
+    def __repr__(self) -> str:
+        graph, scores = self.report["graph"], self.report
+        return (
+            f"AttributionGraph({len(graph['nodes'])} of {scores['nodes']} nodes, {len(graph['links'])} edges, "
+            f"replacement {scores['replacement_score']:.3f}, completeness {scores['completeness_score']:.3f})"
+        )
 
 
 class Features(Base):
@@ -128,6 +160,49 @@ class Features(Base):
         changes = _with(dictionary, {}, "features_in_store")
         report, _ = self._study("features-in-store", options, changes, allow_nonfinite=allow_nonfinite, progress=progress)
         return report
+
+    def attribution_graph(
+        self,
+        text: Text,
+        dictionary: Sequence[Dictionary | str | os.PathLike[str]],
+        *,
+        node_threshold: float = 0.8,
+        edge_threshold: float = 0.98,
+        max_logits: int = 10,
+        logit_mass: float = 0.95,
+        max_nodes: int = 5000,
+        prepend_bos: bool | None = None,
+        progress: Progress | None = None,
+    ) -> AttributionGraph:
+        """Which features of transcoders lead from a prompt to the next token (Ameisen et al. 2025, "Circuit Tracing").
+
+        Transcoders take the place of the MLPs, with the error that they leave; attention weights and layer norms' scales stay as the
+        prompt made them. Influence, pruning and scores are those of circuit-tracer 0.5.
+
+        Args:
+            text: The prompt.
+            dictionary: A transcoder for the MLP of each layer, or its name, in any order.
+            node_threshold, edge_threshold: The share of all influence that pruning keeps.
+            max_logits, logit_mass: The likeliest next tokens, as many as together have this probability.
+            max_nodes: Refuses a text with more nodes than this.
+            prepend_bos: Puts the model's first token before a text; as the model does, if there is no answer.
+            progress: Called with ``"nodes"``, how many are done, and how many there are.
+
+        Raises:
+            ValueError: if a layer has no transcoder or two, one is of another model or is none, or the text has too many nodes.
+        """
+        named = [dictionary] if isinstance(dictionary, (str, os.PathLike, Dictionary)) else list(dictionary)
+        options = {
+            "prompt": ids_of(self._own, text, prepend_bos=prepend_bos),
+            "dictionary": [_name_of(one) for one in named],
+            "node_threshold": float(node_threshold),
+            "edge_threshold": float(edge_threshold),
+            "max_logits": count(max_logits, "max_logits", 1),
+            "logit_mass": float(logit_mass),
+            "max_nodes": count(max_nodes, "max_nodes", 1),
+        }
+        report, arrays = self._study("graph", options, {}, progress=progress)
+        return AttributionGraph(report, arrays["adjacency_matrix"], arrays["active_features"], arrays["activation_values"])
 
     def record(
         self,
@@ -215,6 +290,14 @@ def texts_of(texts: Any, what: str) -> tuple[str | None, list[str] | None]:
 def _features_of(feature: int | Sequence[int]) -> list[int]:
     several: list[Any] = [feature] if isinstance(feature, (int, np.integer)) else list(feature)
     return [count(one, "feature", 0, 2**32 - 1) for one in several]
+
+
+def _name_of(dictionary: Dictionary | str | os.PathLike[str]) -> str:
+    if not isinstance(dictionary, Dictionary):
+        return os.fspath(dictionary)
+    if "commit" in dictionary.facts:
+        raise TypeError(f"dictionary: {dictionary.name} is from the Hub; give the name that it was loaded by")
+    return dictionary.name
 
 
 def _with(dictionary: Dictionary | str | os.PathLike[str] | None, changes: Mapping[str, Any], what: str) -> dict[str, Any]:

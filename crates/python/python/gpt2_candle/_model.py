@@ -54,6 +54,19 @@ def _set_threads(threads: int | None) -> None:
     _threads = threads
 
 
+# What TransformerLens' users ask a model for, and what serves here.
+_ELSEWHERE = {
+    **dict.fromkeys(["add_hook", "add_perma_hook", "reset_hooks"], "with model.hooks([(point, function)]): has hooks for its block alone"),
+    "hook_dict": "model.hook_points lists the points and their shapes",
+    **dict.fromkeys(
+        ["blocks", "embed", "pos_embed", "unembed", "ln_final"],
+        "weights are model.W_Q, model.W_in, .. for all layers at once; model.parameters lists them by the checkpoint's names",
+    ),
+    **dict.fromkeys(["OV", "QK"], "model.circuit(\"0.3\", \"ov\", tokens) has the rows of a head's circuit"),
+    **dict.fromkeys(["to", "cuda", "cpu", "eval"], "a model stays where Model.load(device=..) put it, and never has dropout"),
+}
+
+
 class Model(Analyses, Circuits, Features, Predictions, Weights):
     """A GPT-2 with its tokenizer. :meth:`load` makes one.
 
@@ -65,6 +78,12 @@ class Model(Analyses, Circuits, Features, Predictions, Weights):
         super().__init__(native)
         for note in self._facts["notes"]:
             warnings.warn(note, stacklevel=3)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            served = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{served}", name=name, obj=self)
 
     @classmethod
     def load(

@@ -104,19 +104,22 @@ class Predictions(Base):
                 ``lambada_openai``, ``lambada_standard``, ``hellaswag``, ``wikitext``, ``wikitext103``, ``blimp`` and ``blimp_PART``.
             limit: How many examples of each task to run; all, if there is no number.
             stride: How far a window over a text that is longer than the context moves on; the context, if there is no number.
-            bootstrap: How many samples to draw for the standard error of a perplexity; none for 0.
+            bootstrap: How many samples to draw for the standard error of a perplexity, 2 at least; 0 leaves the error out.
             samples: Adds every example with its log-probabilities to the report.
             journal: A file that keeps finished work: a run that stopped goes on from it.
             allow_nonfinite: Returns NaN and infinity instead of raising.
-            progress: Called with ``"requests"``, how many are done, and how many there are.
-            **changes: Interventions, which act on each text, a context with one choice, as on a prompt of its own.
+            progress: Called with ``"requests"``, then with ``"samples"`` of each perplexity, how many are done, and how many there are.
+            **changes: Interventions, which act on each text, a context with one choice, as on a prompt of its own. ``prepend_bos`` is
+                refused: the definitions say which texts begin with the model's first token.
 
         Returns:
             The results in the form of the harness, as ``gpt2 eval --json`` prints them: ``results["hellaswag"]["acc,none"]``.
 
         Raises:
-            FileNotFoundError, ValueError: if there is no such task or file, or a row has not the fields of the task.
+            FileNotFoundError, ValueError: if there is no such task or file, a row has not the fields of the task, or the model was loaded with
+                ``prepend_bos``.
         """
+        self._refuse_bos("evaluate", changes)
         several = [tasks] if isinstance(tasks, str | os.PathLike) else list(tasks)
         options = {
             "tasks": [os.fspath(task) for task in several],

@@ -193,18 +193,13 @@ def train(
     return Training(Model(native), losses, validation, finished, samples, bytes_per_token)
 
 
-def fetch_text(name: str = "shakespeare", *, site: str | None = None, offline: bool = False) -> str:
-    """Fetches a text in the public domain to train on: parts of Shakespeare's plays, 1.1 MB.
+def known_text(name: str = "shakespeare") -> str:
+    """A text in the public domain to train on: parts of Shakespeare's plays, 1.1 MB.
 
     Args:
         name: ``"shakespeare"``.
-        site: Another site that has it at the same path; the content must be the same.
-        offline: Makes no request, and so raises an error.
-
-    Raises:
-        OSError: where the site cannot be reached.
     """
-    return _native.fetch_text(name, site, offline)
+    return _native.known_text(name)
 
 
 def _one_of(name: str, what: str, names: Sequence[str]) -> str:

@@ -43,6 +43,7 @@ def train_features(
     *,
     model: Model | None = None,
     point: str | None = None,
+    writes: str | None = None,
     features: int | None = None,
     k: int = 32,
     sparsity: Literal["topk", "jumprelu"] = "topk",
@@ -60,7 +61,7 @@ def train_features(
     window: int | None = None,
     progress: Progress | None = None,
 ) -> DictionaryTraining:
-    """Trains a sparse autoencoder (Gao et al. 2024; Rajamanoharan et al. 2024) on recorded values, or on those that a model computes
+    """Trains a sparse autoencoder (Gao et al. 2024; Rajamanoharan et al. 2024) or a transcoder (Dunefsky et al. 2024) on recorded values, or on those that a model computes
     meanwhile. The same seed gives the same files. Ctrl-C saves what has been learned, and ``resume=True`` goes on to the same files.
 
     Args:
@@ -68,6 +69,7 @@ def train_features(
         out: The folder for the dictionary, in SAELens' form.
         model: The model that reads the texts.
         point: The value to learn from; needed with ``model``, or if the store has several.
+        writes: Trains a transcoder, which predicts this value from that of ``point``; needs ``sparsity="jumprelu"``.
         features: How many features; 8 for each number of a value, if there is no number.
         k: How many features fire at a token.
         sparsity: ``topk`` takes the ``k`` largest, ``jumprelu`` learns a threshold for each, so that about ``k`` fire.
@@ -99,6 +101,7 @@ def train_features(
         "source": path or "the texts",
         "out": os.fspath(out),
         "point": point,
+        "writes": writes,
         "features": maybe(features, "features", 1),
         "k": count(k, "k", 1, 2**32 - 1),
         "sparsity": sparsity,

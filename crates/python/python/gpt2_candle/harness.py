@@ -41,8 +41,12 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         """Args:
         model: The model.
         **changes: Interventions, which act on each text, a context with one continuation, as on a prompt of its own.
+
+        Raises:
+            ValueError: for ``prepend_bos``, here or when the model was loaded: the harness says which texts begin with the first token.
         """
         super().__init__()
+        model._refuse_bos("HarnessModel", changes)
         self.model = model
         self.changes = changes
         self._changes = changes_of(model._own, changes)
@@ -78,7 +82,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             found = found[0] if isinstance(found, list) and found else found
             if isinstance(found, int):
                 return found
-        raise ValueError("the model's config names neither a bos_token_id nor an eos_token_id")
+        raise ValueError("the model's config names neither a bos_token_id nor an eos_token_id; add one to its config.json")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **options: Any) -> list[int]:
         """The ids of a text."""
@@ -116,7 +120,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         texts = []
         for context, options in [request.args for request in requests]:
             if options.get("do_sample") or options.get("temperature"):
-                raise ValueError("a task asks for random text; HarnessModel gives the most probable one alone")
+                raise ValueError(
+                    "a task asks for random text, and HarnessModel gives the most probable one alone; set do_sample to false and the "
+                    "temperature to 0 in its generation_kwargs"
+                )
             until = options.get("until") or []
             stop = [until] if isinstance(until, str) else list(until)
             most = int(options.get("max_gen_toks", self.max_gen_toks))

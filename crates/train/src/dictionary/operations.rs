@@ -1,5 +1,6 @@
 //! The sums and choices of a training step.
 
+use crate::error::TrainError;
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use gpt2_model::linear::{Epilogue, Weight, WeightLayout};
 use rand::seq::index::sample;
@@ -67,6 +68,16 @@ pub(super) fn exceeded(x: &Tensor, k: usize) -> Result<f32> {
     let at = (k * x.dim(0)?).min(all.len() - 1);
     let (_, found, _) = all.select_nth_unstable_by(at, |a, b| b.total_cmp(a));
     Ok(*found)
+}
+
+/// The factor that makes the mean norm of values (positions, d) √d.
+pub(super) fn norm_scale(x: &Tensor) -> crate::error::Result<f64> {
+    let norm = x.to_dtype(DType::F64)?.sqr()?.sum(1)?.sqrt()?.mean_all()?.to_scalar::<f64>()?;
+    let scale = (x.dim(1)? as f64).sqrt() / norm;
+    if !scale.is_finite() || scale == 0.0 {
+        return Err(TrainError::other(format!("the values' mean norm is {norm}, expected a number above 0")));
+    }
+    Ok(scale)
 }
 
 /// The mean over numbers of the variance over positions, after scaling.

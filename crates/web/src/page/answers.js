@@ -1,6 +1,7 @@
 // The worker that holds the model: what it is asked, and what becomes of its answers.
 
-const textOf = (kind) => document.querySelector(`script.${kind}`).textContent;
+/// A block of this file, or what a script beside docs/live.html has in its place.
+const textOf = (kind) => globalThis.gpt2Live?.[kind] ?? document.querySelector(`script.${kind}`).textContent;
 
 function bytesOf(kind) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(textOf(kind));
@@ -147,32 +148,47 @@ function startOrTell() {
   }
 }
 
+/// The drawing of the last answer.
+let underway = null;
+
+/// In a run, the worker computes the next picture while this one is drawn. What follows a token needs the new page first.
+function goAhead(question, next) {
+  if (!wanted.runs || !next.next || isWayOpen()) return;
+  drawAfter(next);
+  if (asked !== question) [question.ahead, asked.isAhead] = [asked, true];
+}
+
 async function receive(answer, question, took) {
   const end = answer.indexOf("\n");
   const [next, lines] = [JSON.parse(answer.slice(0, end)), answer.slice(end + 1).trimEnd()];
   while (isPressed) await nextFrame();
+  // Every token of a run is seen.
+  if (question.isAhead) await underway;
   // The answer to a later question may be on the page by now.
   if (question.at < shownAt) return;
   shownAt = question.at;
   isFromAddress = false;
   isOther = false;
-  // The tokens to draw from change nothing on the page.
-  const drawing = lines === drawn ? null : draw(lines, next.ids.length);
-  arriving = null;
-  [shown, drawn] = [next, lines];
+  isSlow = took > SLOW;
   // Unless the reader has typed since, or taken tokens back.
   if (question.ids.length > 0 && question.ids === wanted.ids) {
-    putText(next.text);
     if (next.ends) halt();
     wanted.ids = next.ids;
+    goAhead(question, next);
+    // Before the page below is drawn: the browser would lay all of it out to find where the text ends.
+    putText(next.text);
   }
-  isSlow = took > SLOW;
+  // The tokens to draw from change nothing on the page.
+  const drawing = lines === drawn ? null : draw(lines, next.ids.length);
+  underway = drawing;
+  arriving = null;
+  [shown, drawn] = [next, lines];
   showButtons();
   showDraw();
   showWay(next, question, asked === question);
   page.rememberSoon();
   await drawing;
-  if (asked !== question && asked !== null) return;
+  if (asked !== question && asked !== null && asked !== question.ahead) return;
   settle("shown");
   setUp();
   followLesson();

@@ -82,6 +82,8 @@ function replaceParts(scrolled, isMuch) {
   const places = isMuch ? present.map((part) => part.getBoundingClientRect()) : [];
   const isCovered = leaving.length > 0;
   const fresh = empty.map((part) => part.cloneNode(true));
+  const { width, height } = byId("map");
+  Object.assign(fresh.at(-1).querySelector("#map"), { width, height });
   for (const [i, part] of present.entries()) {
     part.before(fresh[i]);
     if (!isMuch || part.hidden || isCovered) {

@@ -72,9 +72,14 @@ function drawNext() {
     halt();
     return tell("The model's context is full: shorten the text.", false);
   }
-  wanted.prompt ??= shown.ids.length;
-  wanted.ids = [...shown.ids, shown.next.id];
-  if (shown.next.is_end) halt();
+  drawAfter(shown);
+}
+
+/// Asks for the picture of a text and the token that comes next.
+function drawAfter({ ids, next }) {
+  wanted.prompt ??= ids.length;
+  wanted.ids = [...ids, next.id];
+  if (next.is_end) halt();
   // A large model draws many tokens in the time of one picture.
   askAnew(wanted.runs && isSlow ? MORE : 0);
 }

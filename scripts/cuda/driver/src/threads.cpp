@@ -27,6 +27,7 @@ struct Fiber {
     void *place;
     unsigned rank;
     std::vector<Copy> copies;
+    void *stack;
 };
 
 /// What the lanes of a meeting show, or its results. It is used again when all of them have read it.
@@ -119,7 +120,7 @@ Fiber *idle_fiber() {
     if (at == MAP_FAILED || mprotect(at, PAGE, PROT_NONE) != 0) fail("no memory for the stack of a thread");
     // Stacks that all end at the same place of a page would share a few sets of the cache.
     const size_t aside = runner->made++ * 448 % 16384;
-    return new Fiber{place_on(static_cast<char *>(at) + PAGE + STACK - aside, fiber_main), 0, {}};
+    return new Fiber{place_on(static_cast<char *>(at) + PAGE + STACK - aside, fiber_main), 0, {}, at};
 }
 
 /// Goes on with another stack, which never comes back if the current one is idle.
@@ -262,13 +263,43 @@ void *shared_memory(size_t size) {
     return start;
 }
 
-unsigned free_number() {
-    static std::mutex guard;
+/// A number for a thread of the processor, which another one gets when it ends, and the blocks that ran under it.
+struct Number {
+    unsigned number;
+    unsigned blocks;
+};
+std::mutex numbers_guard;
+auto &free_numbers = *new std::vector<Number>;
+
+Number free_number() {
     static unsigned next = 0;
-    std::lock_guard<std::mutex> locked(guard);
-    if (next == 64) fail("more than 64 threads of the processor run kernels");
-    return next++;
+    std::lock_guard<std::mutex> locked(numbers_guard);
+    if (free_numbers.empty()) {
+        if (next == 64) fail("more than 64 threads of the processor run kernels at a time");
+        return {next++, 0};
+    }
+    const Number number = free_numbers.back();
+    free_numbers.pop_back();
+    return number;
 }
+
+/// Gives back what a thread that ran blocks has, when it ends.
+struct AtEnd {
+    bool needed = false;
+    ~AtEnd() {
+        if (!needed) return;
+        for (Fiber *const fiber : runner->idle) {
+            munmap(fiber->stack, STACK + PAGE);
+            delete fiber;
+        }
+        if (runner->shared) munmap(runner->shared, runner->shared_pages + 2 * GUARD);
+        delete runner;
+        runner = nullptr;
+        std::lock_guard<std::mutex> locked(numbers_guard);
+        free_numbers.push_back({cuda_on_cpu_worker.number, cuda_on_cpu_worker.block_number});
+    }
+};
+thread_local AtEnd at_end;
 
 } // namespace
 
@@ -276,7 +307,10 @@ void run_block(const Launch &launch, unsigned block) {
     Worker &worker = cuda_on_cpu_worker;
     if (!runner) {
         runner = new Runner;
-        worker.number = free_number();
+        const Number own = free_number();
+        worker.number = own.number;
+        worker.block_number = own.blocks;
+        at_end.needed = true;
         watch_faults();
     }
     const uint3 &grid = launch.blocks, &size = launch.threads;

@@ -4,6 +4,7 @@ pub(super) mod attention;
 pub(super) mod circuits;
 pub(super) mod discover;
 pub(super) mod features;
+pub(super) mod graph;
 pub(super) mod heads;
 pub(super) mod lens;
 pub(super) mod pairs;

@@ -47,7 +47,7 @@ pub(crate) struct EvalArgs {
     /// the model's context, so that windows hardly overlap, as in lm-evaluation-harness]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) stride: Option<u32>,
-    /// Samples that are drawn for the standard error of a perplexity; 0 for none
+    /// Draw N samples of the answers for the standard error of a perplexity, 2 at least; 0 leaves the error out
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     pub(crate) bootstrap: u32,
     /// Add every example with its log-probabilities to the JSON
@@ -99,7 +99,7 @@ fn evaluate(args: &EvalArgs, group: &dyn Group) -> anyhow::Result<ExitCode> {
         let mut kept = Outputs::new(true);
         kept.add("--journal", journal);
         kept.check(&inputs)?;
-        signals::left_by_an_end("the same command goes on from the journal");
+        signals::left_by_an_end("the same command goes on from what the journal has");
     }
     let opened = args.model.open_for(inputs, &outputs)?;
     let interventions = Prepared::new(args.interventions.options(), &opened, &TERMINAL)?;

@@ -83,14 +83,15 @@ fn print(report: &Report) -> anyhow::Result<()> {
             AnswerState::Unchecked => "not checked",
         };
         writeln!(out, "\n{state}: {}", visible_text(question))?;
-        for (name, text) in [("printed", expected), ("found", found), ("source", source)] {
+        let beside = if state == "not checked" { "reason" } else { "found" };
+        for (name, text) in [("printed", expected), (beside, found), ("source", source)] {
             writeln!(out, "  {name:8} {}", visible_text(text))?;
         }
     }
     let right = report.answers.iter().filter(|one| one.state == AnswerState::Right).count();
     writeln!(out, "\n{right} of {} as printed", count(report.answers.len(), "answer"))?;
     if report.unchecked > 0 {
-        note(&format!("{} not checked", count(report.unchecked, "answer")));
+        note(&format!("not checked, each for the reason above: {}", count(report.unchecked, "answer")));
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! The next token's probabilities, and how surprising the prompt is.
 
+use crate::interventions::nothing_to_compare;
 use crate::open::Label;
 use crate::provenance::RunProvenance;
 use crate::studies::study::{Outcome, Run, Study};
@@ -113,11 +114,7 @@ impl Study for Options {
         let applied = run.on_prompt(&prompt)?;
         let spelling = opened.spelling;
         if self.compare && applied.texts.is_empty() {
-            bail!(
-                "{}: there is nothing to compare the plain run with; add an intervention, such as {}",
-                spelling.switch("compare"),
-                spelling.given("ablate", "0.3")
-            );
+            return Err(nothing_to_compare(spelling));
         }
         let option = spelling.option("export-point");
         let points = Points::new(&option, &self.export_point, opened.model.config().n_layer)?;

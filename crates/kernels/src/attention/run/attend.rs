@@ -133,8 +133,13 @@ impl Sdpa {
                 let scores = eager::Scores::new(self, q, k, mask, &rows)?;
                 let all = Self::dropped(scores.softmax()?, dropout.as_ref(), &rows)?; // (B, H, T, S)
                 let of_all = |chosen: &Chosen| chosen.resolve(h, t)?.of_queries(&all);
+                let context = if mask.hides_nothing() {
+                    eager::context(&all, v, q.dtype())?
+                } else {
+                    scores.context(&all, v, q.dtype())?
+                };
                 Ok(Attended {
-                    context: eager::context(&all, v, q.dtype())?,
+                    context,
                     weights: wanted.weights.iter().map(of_all).collect::<Result<_>>()?,
                     summary: eager_summary()?,
                     lse: wanted.lse.then(|| scores.log_sums()).transpose()?,

@@ -57,6 +57,15 @@ impl Scores {
         log_sums(&scores, &visible, D::Minus1)?.squeeze(D::Minus1)
     }
 
+    /// `weights·v` where keys that no query sees have values of 0: theirs may be NaN, which a weight of 0 does not hide.
+    ///
+    /// `weights` (B, H, T, S), `v` (B, key heads, S, D) -> (B, T, H, D)
+    pub(super) fn context(&self, weights: &Tensor, v: &Tensor, dtype: DType) -> Result<Tensor> {
+        let v = values_of_heads(weights, v)?;
+        let seen = self.visible.max(2)?.unsqueeze(3)?.broadcast_as(v.shape())?; // (B, H, S, D)
+        of_values(weights, &seen.where_cond(&v, &v.zeros_like()?)?, dtype)
+    }
+
     /// The scores, with -inf where a key is not visible: (B, heads, queries, S)
     pub(super) fn masked(&self) -> Result<Tensor> {
         let hidden = full_like(f64::NEG_INFINITY, &self.numbers)?;
@@ -74,25 +83,41 @@ fn full_like(x: f64, like: &Tensor) -> Result<Tensor> {
     x.broadcast_as(like.shape())
 }
 
-/// The scores, with the lowest finite value where a key is not visible. With -inf, a row that sees no key would get NaN; in
-/// every other row a hidden key still gets a weight of exactly 0.
-fn lowest_where_hidden(scores: &Tensor, visible: &Tensor) -> Result<Tensor> {
-    let lowest = if scores.dtype() == DType::F64 { f64::MIN } else { f64::from(f32::MIN) };
-    visible.where_cond(scores, &full_like(lowest, scores)?)
+/// `exp(x - largest)` along a dimension: 0 for numbers that do not count.
+struct Powers {
+    numbers: Tensor,
+    /// Their sum, 0 where no number counts. The dimension has the length 1.
+    sums: Tensor,
+    /// The largest number that counts, without gradient, in the shape of the sums.
+    largest: Tensor,
+}
+
+impl Powers {
+    /// Of the numbers of `x` where `visible`, in the same shape, is not 0; the others get no gradient.
+    fn new(x: &Tensor, visible: &Tensor, dim: impl Dim) -> Result<Self> {
+        let dim = dim.to_index(x.shape(), "softmax")?;
+        let x = visible.where_cond(x, &full_like(f64::NEG_INFINITY, x)?)?;
+        // Where nothing counts, -inf less -inf would be NaN. Numbers that count may all be as low as this one.
+        let lowest = if x.dtype() == DType::F64 { f64::MIN } else { f64::from(f32::MIN) };
+        let largest = x.max_keepdim(dim)?.detach().maximum(lowest)?;
+        let numbers = x.broadcast_sub(&largest)?.exp()?;
+        let sums = numbers.sum_keepdim(dim)?;
+        Ok(Self { numbers, sums, largest })
+    }
+
+    /// The sums, and 1 where no number counts.
+    fn divisors(&self) -> Result<Tensor> {
+        self.sums.eq(0f64)?.where_cond(&self.sums.ones_like()?, &self.sums)
+    }
 }
 
 /// The logarithm of the sum of `exp(x)` along a dimension, which stays with the length 1, over the numbers that count; -inf
 /// where none does. Both have one shape; where `visible` is 0, there is no gradient.
 pub(super) fn log_sums(x: &Tensor, visible: &Tensor, dim: impl Dim) -> Result<Tensor> {
-    let dim = dim.to_index(x.shape(), "log-sum")?;
-    let x = lowest_where_hidden(x, visible)?;
-    let max = x.max_keepdim(dim)?.detach();
-    let powers = x.broadcast_sub(&max)?.exp()?;
-    let sums = visible.where_cond(&powers, &powers.zeros_like()?)?.sum_keepdim(dim)?;
+    let powers = Powers::new(x, visible, dim)?;
     // The logarithm of 0 would have a gradient of NaN.
-    let any = visible.max_keepdim(dim)?;
-    let logs = (any.where_cond(&sums, &sums.ones_like()?)?.log()? + max)?;
-    any.where_cond(&logs, &full_like(f64::NEG_INFINITY, &logs)?)
+    let logs = (powers.divisors()?.log()? + &powers.largest)?;
+    powers.sums.eq(0f64)?.where_cond(&full_like(f64::NEG_INFINITY, &logs)?, &logs)
 }
 
 /// The softmax of `scores` over the visible keys; zeros if no key is visible. Both have one shape.
@@ -100,9 +125,9 @@ pub(super) fn softmax(scores: &Tensor, visible: &Tensor) -> Result<Tensor> {
     if scores.elem_count() == 0 {
         return Ok(scores.clone());
     }
-    let scores = lowest_where_hidden(scores, visible)?;
-    let weights = candle_nn::ops::softmax(&scores, D::Minus1)?;
-    // If a row sees no key, or only scores of -inf, its weight is spread over hidden keys.
+    let powers = Powers::new(scores, visible, D::Minus1)?;
+    let weights = powers.numbers.broadcast_div(&powers.divisors()?)?;
+    // A hidden key beside a score of NaN has a weight of 0, and a gradient of NaN ends here.
     visible.where_cond(&weights, &weights.zeros_like()?)
 }
 
@@ -122,19 +147,27 @@ pub(super) fn dropped(weights: &Tensor, dropout: &WeightDropout, rows: &ChosenIn
     weights * factors.to_dtype(weights.dtype())?
 }
 
-/// `weights·v`, with the head axis moved behind the positions.
-///
-/// `weights` (B, H, T, S), `v` (B, key heads, S, D) -> (B, T, H, D)
-pub(super) fn context(weights: &Tensor, v: &Tensor, dtype: DType) -> Result<Tensor> {
+/// `v` (B, key heads, S, D) in the dtype of `weights` (B, H, T, S), once for each head: (B, H, S, D)
+fn values_of_heads(weights: &Tensor, v: &Tensor) -> Result<Tensor> {
     let heads = weights.dim(1)?;
     let key_heads = v.dim(1)?;
     if !heads.is_multiple_of(key_heads) {
         candle_core::bail!("attention: weights {:?} do not fit values {:?}", weights.dims(), v.dims())
     }
     let places: Vec<usize> = (0..heads).map(|head| head * key_heads / heads).collect();
-    let v = select(v, 1, &places)?.to_dtype(weights.dtype())?.contiguous()?;
+    select(v, 1, &places)?.to_dtype(weights.dtype())?.contiguous()
+}
+
+/// `weights·v`, with the head axis moved behind the positions.
+///
+/// `weights` (B, H, T, S), `v` (B, key heads, S, D) -> (B, T, H, D)
+pub(super) fn context(weights: &Tensor, v: &Tensor, dtype: DType) -> Result<Tensor> {
+    of_values(weights, &values_of_heads(weights, v)?, dtype)
+}
+
+fn of_values(weights: &Tensor, v: &Tensor, dtype: DType) -> Result<Tensor> {
     weights
-        .matmul(&v)? // (B, H, T, D)
+        .matmul(v)? // (B, H, T, D)
         .to_dtype(dtype)?
         .transpose(1, 2)?
         .contiguous() // (B, T, H, D)

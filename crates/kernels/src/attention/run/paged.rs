@@ -97,10 +97,10 @@ impl Pages<'_> {
         if pool.dtype() == DType::U8 {
             check_whole(pool.layout())?;
         }
-        let pages = if pool.is_contiguous() {
-            pool.index_select(&Tensor::new(used, pool.device())?, 0)?
-        } else if used.is_empty() {
+        let pages = if used.is_empty() {
             pool.narrow(0, 0, 0)?
+        } else if pool.is_contiguous() {
+            pool.index_select(&Tensor::new(used, pool.device())?, 0)?
         } else {
             let page = |page: &u32| pool.narrow(0, *page as usize, 1);
             Tensor::cat(&used.iter().map(page).collect::<Result<Vec<_>>>()?, 0)?

@@ -116,13 +116,17 @@ fn of_weights(weights: &Tensor, positions: &[f64], first: &Tensor) -> Result<[Te
         on(&keys)?.broadcast_mul(&Tensor::from_iter(there, device)?)
     };
     let first = first.reshape((b, 1, 1, 1))?;
+    let entropy = (&weights * logs)?.sum(3)?.neg()?;
+    // A GPU's maximum of NaN and a number is the number.
+    let entropy = entropy.lt(0f32)?.where_cond(&entropy.zeros_like()?, &entropy)?;
+    let nan_or_zero = (weights.sum(3)? * 0.0)?;
     Ok([
-        (&weights * logs)?.sum(3)?.neg()?.maximum(0f32)?,
+        entropy,
         weights.broadcast_mul(&distances)?.sum(3)?,
         back(0.0)?,
         back(1.0)?,
         on(&first)?,
-        weights.max(3)?,
+        (weights.max(3)? + nan_or_zero)?,
         weights.argmax(3)?,
     ])
 }

@@ -87,10 +87,14 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
 impl Norm {
     /// By the kernel, if it reads these tensors.
     fn run(self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Option<Tensor>> {
+        if x.elem_count() == 0 {
+            note(|| self.not_fused(x, weight, bias));
+            return Ok(Some(x.clone()));
+        }
         let all = [x, weight, bias.unwrap_or(weight)];
         let learns = all.iter().any(|t| t.track_op());
         // The backward pass is for f32.
-        let has_kernel = x.elem_count() > 0 && (cpu_f32(&all) || cpu_floats(&all) && !learns);
+        let has_kernel = cpu_f32(&all) || cpu_floats(&all) && !learns;
         if !has_kernel {
             return Ok(None);
         }

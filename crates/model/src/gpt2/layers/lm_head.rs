@@ -3,8 +3,7 @@
 use super::embedding::Embedding;
 use super::linear::{Epilogue, Layer, Linear, LinearLayer, Weight, WeightLayout};
 use super::parameters::{Role, Visitor};
-use crate::learn::training::cross_entropy;
-use candle_core::{Module, Result, Tensor};
+use candle_core::{D, Module, Result, Tensor};
 use std::sync::Arc;
 
 /// The output projection. Clones share the weight.
@@ -40,6 +39,14 @@ impl LmHead {
     /// When the two do not fit each other.
     pub fn with_bias(weight: Weight, bias: Tensor) -> Result<Self> {
         Ok(Self { layer: Layer::Linear(Linear::new(weight, Some(bias))?) })
+    }
+
+    /// This projection with another weight, and with its own bias if it has one.
+    ///
+    /// # Errors
+    /// When the weight does not fit the bias.
+    pub(crate) fn with_weight(&self, weight: Weight) -> Result<Self> {
+        Ok(Self { layer: Layer::Linear(Linear::new(weight, self.bias().cloned())?) })
     }
 
     /// A layer of your own from C to V, see [`crate::linear`].
@@ -100,7 +107,7 @@ impl LmHead {
     pub fn cross_entropy(&self, x: &Tensor, targets: &Tensor) -> Result<Tensor> {
         match self.layer.weight().filter(|_| self.bias().is_none()) {
             Some(weight) => weight.cross_entropy(x, targets),
-            None => cross_entropy(&self.forward(x)?, targets),
+            None => cross_entropy_of_rows(&self.forward(x)?, targets),
         }
     }
 
@@ -116,6 +123,15 @@ impl LmHead {
             None => self.layer.get().visit(visitor),
         }
     }
+}
+
+/// The mean cross-entropy in nats of predicting `targets` (..) from logits (.., V).
+pub(crate) fn cross_entropy_of_rows(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    let rows = logits.reshape(((), logits.dim(D::Minus1)?))?; // (rows, V)
+    candle_fused::cross_entropy(
+        &rows.to_dtype(candle_fused::accumulator(rows.dtype()))?,
+        &targets.flatten_all()?,
+    )
 }
 
 impl Module for LmHead {

@@ -106,13 +106,12 @@ let mapDue = false;
 function drawMapSoon() {
   if (mapDue) return;
   mapDue = true;
-  requestAnimationFrame(() => {
-    mapDue = false;
-    drawMap();
-  });
+  // A map that has no place yet is drawn by the observer of its size, in the same frame.
+  requestAnimationFrame(() => mapDue && plot.width > 0 && drawMap());
 }
 
 function drawMap() {
+  mapDue = false;
   const { clientWidth: width, clientHeight: height } = map;
   if (!current || !fitCanvas(map, width, height)) return;
   paintMap(map.getContext("2d"), devicePixelRatio || 1);
@@ -338,5 +337,5 @@ new ResizeObserver(() => {
     wantedPlace = null;
   }
 }).observe(map);
-on("run", layOut);
+on("run", () => plot.width > 0 && layOut());
 on("weights token cell scale first found as step theme", drawMapSoon);

@@ -21,7 +21,8 @@ const options = sources.map((source) => {
   option.dataset.head = source.index;
   const [word, name] = [document.createElement("small"), document.createElement("span")];
   if (source.layer === null) name.textContent = source.label;
-  option.append(document.createElement("canvas"), word, name);
+  // Mostly as large as those of the page before.
+  option.append(Object.assign(document.createElement("canvas"), showPage.small), word, name);
   return option;
 });
 const sourceOf = (option) => sources[option.dataset.head];
@@ -260,6 +261,7 @@ async function drawWaiting() {
     const [across, down] = sizes.get(option) ?? [canvas.clientWidth, canvas.clientHeight];
     if (!fitCanvas(canvas, across, down)) continue;
     const { width, height } = canvas;
+    showPage.small = { width, height };
     const context = canvas.getContext("2d");
     context.setTransform(1, 0, 0, 1, 0, 0);
     context.imageSmoothingEnabled = false;

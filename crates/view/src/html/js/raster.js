@@ -120,6 +120,9 @@ function raster(weights, { top, bottom, left, right }, width, height) {
 /// The name of the color of a cell as a line, a bar or a background: `kind` is "in" or "out", but signs go first.
 const tone = (weights, i, j, kind) => (!weights.signed ? kind : weights.code(i, j) < 0 ? "less" : "more");
 
+/// The canvas that each small map in its turn is drawn from.
+const scratch = (showPage.scratch ??= new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true }));
+
 /// The sum of some weights, each times a factor and the norms of the keys if there are any, at a lower resolution. It is
 /// still attention: a pixel is the share of its queries' attention that goes to its keys, so that a thin diagonal
 /// stays visible and diffuse attention stays dim.
@@ -142,9 +145,9 @@ function thumbnail(parts, { signed, unit }, width, height) {
       }
     }
   }
-  const canvas = new OffscreenCanvas(width, height);
-  const context = canvas.getContext("2d");
-  const image = context.createImageData(width, height);
+  const { canvas } = scratch;
+  Object.assign(canvas, { width, height });
+  const image = scratch.createImageData(width, height);
   const pixels = new Uint32Array(image.data.buffer);
   for (let y = 0; y < height; y++) {
     const line = mass.subarray(y * width, (y + 1) * width);
@@ -157,16 +160,19 @@ function thumbnail(parts, { signed, unit }, width, height) {
       pixels[y * width + x] = table[Number.isNaN(part) ? NOT_A_NUMBER : shade];
     }
   }
-  context.putImageData(image, 0, 0);
+  scratch.putImageData(image, 0, 0);
   return canvas;
 }
 
 /// Gives a canvas as many pixels as it takes on the screen; returns whether it is on the screen at all.
 function fitCanvas(canvas, width, height) {
   const ratio = devicePixelRatio || 1;
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  canvas.getContext("2d").setTransform(ratio, 0, 0, ratio, 0, 0);
+  const [across, down] = [width, height].map((pixels) => Math.round(pixels * ratio));
+  const context = canvas.getContext("2d");
+  // Another size costs a layout of the page.
+  if (canvas.width === across && canvas.height === down && context.reset) context.reset();
+  else Object.assign(canvas, { width: across, height: down });
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
   return canvas.width > 0 && canvas.height > 0;
 }
 

@@ -193,7 +193,12 @@ function markWord() {
   marked?.setAttribute("aria-selected", true);
   if (!marked) return strip.removeAttribute("aria-activedescendant");
   strip.setAttribute("aria-activedescendant", marked.id);
-  // scrollIntoView would scroll the page as well.
+  requestAnimationFrame(revealWord);
+}
+
+/// Scrolls the text alone: scrollIntoView would scroll the page as well.
+function revealWord() {
+  if (!marked) return;
   const { offsetTop: top, offsetHeight } = marked;
   const { scrollTop, clientHeight } = strip;
   if (top >= scrollTop && top + offsetHeight <= scrollTop + clientHeight) return;

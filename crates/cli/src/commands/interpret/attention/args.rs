@@ -7,7 +7,7 @@ use crate::results::picture::PictureArgs;
 use crate::study::args::StudyArgs;
 use crate::study::over_texts::PromptsArgs;
 use crate::values::{HeadRange, IndexRange, one_of};
-use clap::ValueEnum;
+use gpt2_engine::studies::interpret::attention::{ABLATIONS, PAGE_PARTS, PagePart};
 use gpt2_model::analysis::Ablation;
 use std::path::PathBuf;
 
@@ -77,13 +77,13 @@ pub(crate) struct AttentionArgs {
     #[arg(
         long,
         value_name = "WHAT",
-        value_enum,
+        value_parser = one_of(PAGE_PARTS),
         value_delimiter = ',',
         requires = "page",
         group = "changed_features",
         help_heading = "Page for a browser"
     )]
-    pub(crate) with: Vec<WithArg>,
+    pub(crate) with: Vec<PagePart>,
     /// Show the plain run beside the one with interventions, and their difference. --json has both
     #[arg(long, help_heading = "Page for a browser")]
     pub(crate) compare: bool,
@@ -115,16 +115,4 @@ pub(crate) struct AttentionArgs {
     pub(crate) color: ColorArg,
     #[command(flatten)]
     pub(crate) study: StudyArgs,
-}
-
-const ABLATIONS: &[(&str, Ablation)] = &[("zero", Ablation::Zero), ("mean", Ablation::Mean)];
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum WithArg {
-    Effect,
-    Scores,
-    Rollout,
-    Lens,
-    Features,
-    Neurons,
 }

@@ -2,8 +2,6 @@
 
 mod args;
 mod effect;
-mod json;
-mod page;
 mod scene;
 mod views;
 
@@ -13,22 +11,19 @@ use crate::interventions::args::holds_one_run;
 use crate::output;
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
+use crate::results::browser::open;
 use crate::results::live_page;
-use crate::results::subject::Subject;
 use crate::results::weights_file::{Format, beside};
-use crate::results::weights_page::open;
-use crate::study::over_texts::{ChosenHeads, Job, Ran};
+use crate::study::over_texts::{Job, Ran};
 use crate::values::select_heads;
 use anyhow::bail;
-use args::WithArg;
-use gpt2_engine::Opened;
-use gpt2_engine::RunProvenance;
-use gpt2_engine::interventions::Applied;
-use gpt2_engine::interventions::Reads;
+use gpt2_engine::interventions::{Applied, Reads};
 use gpt2_engine::studies::Points;
-use gpt2_engine::texts::Prompt;
-use gpt2_model::hooks::Chain;
-use gpt2_model::{ForwardArgs, ModelOutput};
+use gpt2_engine::studies::interpret::attention::{
+    AttentionPageOptions, ChosenHeads, Keep, Look, PagePart, Subject,
+};
+use gpt2_engine::texts::{Content, Prompt};
+use gpt2_engine::{Observer, Opened, Silent, Spelling};
 use gpt2_view::page_fragment;
 use gpt2_web::PageRequest;
 use scene::AttentionScene;
@@ -38,7 +33,7 @@ use views::{StdoutView, Views};
 pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     check_effects(args)?;
     let with = |what| args.with.contains(&what);
-    if args.effect.is_some() || with(WithArg::Effect) || with(WithArg::Lens) || with(WithArg::Features) {
+    if args.effect.is_some() || with(PagePart::Effect) || with(PagePart::Lens) || with(PagePart::Features) {
         args.study.interventions.no_circuit("effects, the lens or features")?;
     }
     check_features(args)?;
@@ -58,54 +53,74 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
         let export = args.export.as_deref();
         let job = Job { prompts, study, opened: &opened, chosen: Some(chosen), export, outputs };
         let each = |prompt: &Prompt, changes: &Applied| {
-            with_scene(args, &opened, &points, chosen, prompt, changes, shown)
+            shown(&args.scene(&opened, &points, chosen, prompt, changes)?)
         };
         return job.run(None, each, StdoutView::print);
     }
     let prompt = args.prompt.one.encode(text, &opened)?;
-    let changes =
-        args.study.interventions.options().build(&opened, Reads::Whole(&[&prompt.ids]), &TERMINAL)?;
+    let reads = Reads::Whole(&[&prompt.ids]);
+    let options = args.study.interventions.options();
+    if args.effect.is_some() || args.rollout {
+        options.check(reads, Spelling::Flags)?;
+        return effect::show(args, &opened, &prompt, outputs);
+    }
+    let changes = options.build(&opened, reads, &TERMINAL)?;
     if args.live.wanted {
         return write_live(args, &opened, &prompt, &changes, outputs);
     }
-    with_scene(args, &opened, &points, chosen, &prompt, &changes, |scene| {
-        if let Some(ablation) = args.effect {
-            effect::show_effect(scene, ablation, outputs)
-        } else if args.rollout {
-            effect::show_rollout(scene, outputs)
-        } else {
-            show(scene, outputs)
-        }
-    })
+    show(&args.scene(&opened, &points, chosen, &prompt, &changes)?, outputs)
 }
 
-fn with_scene<T>(
-    args: &AttentionArgs,
-    opened: &Opened,
-    points: &Points,
-    ChosenHeads { layers, heads }: ChosenHeads,
-    prompt: &Prompt,
-    changes: &Applied,
-    then: impl FnOnce(&AttentionScene) -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
-    let made_by = RunProvenance::new(opened, &prompt.ids)?.of(layers, heads).under(changes);
-    let subject = Subject {
-        opened,
-        ids: &prompt.ids,
-        tokens: &prompt.tokens,
-        shown: &prompt.shown,
-        layers,
-        heads,
-        changes,
-        finite: &args.study.finite,
-        made_by: &made_by,
-    };
-    then(&AttentionScene { args, subject, text: prompt.text.as_deref(), points })
+impl AttentionArgs {
+    /// Whether the user named any layers or heads.
+    fn is_chosen(&self) -> bool {
+        !(self.layer.is_empty() && self.head.is_empty())
+    }
+
+    fn scene<'a>(
+        &'a self,
+        opened: &'a Opened,
+        points: &'a Points,
+        chosen: ChosenHeads<'a>,
+        prompt: &'a Prompt,
+        changes: &'a Applied,
+    ) -> anyhow::Result<AttentionScene<'a>> {
+        let subject = Subject::new(opened, prompt, chosen, changes, self.study.finite.allow_nonfinite)?;
+        Ok(AttentionScene { args: self, subject, text: prompt.text.as_deref(), points })
+    }
+
+    /// The parts of a run that the outputs need.
+    fn keep(&self, each_layer: bool) -> Keep {
+        let has_page = self.html.is_some() || self.open || self.fragment.is_some();
+        let is_chosen = self.is_chosen();
+        let json = self.study.json;
+        Keep {
+            summaries: !is_chosen,
+            weights: is_chosen && json,
+            looks: (json || !is_chosen) && self.fragment.is_none(),
+            report: json,
+            each_layer,
+            outputs: self.export.is_some(),
+            page: has_page.then(|| self.page()),
+        }
+    }
+
+    fn page(&self) -> AttentionPageOptions {
+        AttentionPageOptions {
+            top: self.top.map(usize::from),
+            compare: self.compare,
+            with: self.with.clone(),
+            effect: effect::options(self, Content::default()),
+            seed: self.study.model.run.seed,
+            dictionary: self.study.interventions.dictionary.clone(),
+            circuit: self.study.interventions.circuit.clone(),
+        }
+    }
 }
 
 /// Refuses options of effects where no effect is measured: `--with` may ask for other parts of the page.
 fn check_effects(args: &AttentionArgs) -> anyhow::Result<()> {
-    if args.effect.is_some() || args.with.contains(&WithArg::Effect) {
+    if args.effect.is_some() || args.with.contains(&PagePart::Effect) {
         return Ok(());
     }
     let given =
@@ -119,7 +134,7 @@ fn check_effects(args: &AttentionArgs) -> anyhow::Result<()> {
 /// Refuses `--with features` without a dictionary, and a dictionary for nothing.
 fn check_features(args: &AttentionArgs) -> anyhow::Result<()> {
     let interventions = &args.study.interventions;
-    let shows = args.with.contains(&WithArg::Features);
+    let shows = args.with.contains(&PagePart::Features);
     if shows && interventions.dictionary.is_none() {
         bail!("--with features: needs --dictionary, whose features the page shows");
     }
@@ -177,9 +192,10 @@ fn outputs(args: &AttentionArgs) -> anyhow::Result<Outputs> {
 fn show(scene: &AttentionScene, mut outputs: Outputs) -> anyhow::Result<()> {
     let args = scene.args;
     let mut views = Views::new(scene)?;
-    let output = look(scene, &mut views)?;
-    let page = views.finish(scene, &output, &mut outputs)?;
-    let print = || StdoutView::new(scene, views, &output)?.print();
+    let keep = args.keep(views.want_weights());
+    let mut look = look(scene, &keep, &mut views, &TERMINAL)?;
+    let page = views.finish(scene, &mut look, &mut outputs)?;
+    let print = || StdoutView::new(scene, views, look)?.print();
     let Some(page) = page else { return outputs.commit_after(print) };
     if let Some(height) = args.fragment {
         outputs.commit_after(|| Ok(writeln!(output::stdout(), "{}", page_fragment(&page, height))?))?;
@@ -212,26 +228,21 @@ fn write_live(
 /// The result of one of many texts.
 fn shown(scene: &AttentionScene) -> anyhow::Result<Ran<StdoutView>> {
     let mut views = Views::new(scene)?;
-    let output = look(scene, &mut views)?;
-    let tensors = views.tensors(scene, &output)?;
-    Ok(Ran::new(StdoutView::new(scene, views, &output)?, tensors))
+    let keep = scene.args.keep(views.want_weights());
+    // Many texts have a bar of their own.
+    let look = look(scene, &keep, &mut views, &Silent)?;
+    let tensors = views.tensors(scene, &look)?;
+    Ok(Ran::new(StdoutView::new(scene, views, look)?, tensors))
 }
 
 /// Runs the model and gives `views` what they need.
-fn look(scene: &AttentionScene, views: &mut Views) -> anyhow::Result<ModelOutput> {
-    let forward = ForwardArgs {
-        output_summaries: !scene.is_chosen(),
-        output_attention_outputs: scene.args.export.is_some(),
-        output_hidden_states: page::lens(scene),
-        ..Default::default()
-    };
-    let kinds = if views.page.is_some() { page::kinds(scene) } else { &[] };
-    let wanted: &[usize] = if views.want_weights(scene) { scene.subject.layers } else { &[] };
-    let recorder = scene.points.recorder();
-    let hooks = Chain(&[&scene.subject.changes.list, &recorder]);
-    let output = scene.run_under(&hooks, forward, wanted, kinds, |layer, weights, values| {
-        views.layer(scene, layer, weights, values)
-    })?;
-    views.points(scene, &recorder)?;
-    Ok(output)
+fn look<'a>(
+    scene: &AttentionScene,
+    keep: &'a Keep,
+    views: &mut Views,
+    observer: &dyn Observer,
+) -> anyhow::Result<Look<'a>> {
+    Look::new(&scene.subject, keep, scene.points, observer, |layer, weights| {
+        views.layer(scene, layer, weights)
+    })
 }

@@ -1,44 +1,30 @@
 //! The outputs made from the weights, one layer at a time: heat maps and JSON on stdout, and files.
 
-use super::json::{MOST_LINKED, last_hidden, run_json};
-use super::page::Looked;
-use super::scene::{AttentionScene, CELL, summaries};
+use super::scene::{AttentionScene, CELL};
 use crate::output;
 use crate::output::rows::{more, shown};
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::results::picture::PictureMetadata;
-use crate::results::subject::{Subject, next_tokens};
 use crate::results::weights_file::Export;
-use crate::results::weights_page::LayerValues;
 use candle_core::Tensor;
-use gpt2_engine::Observer;
+use gpt2_engine::studies::interpret::attention::{Look, MOST_LINKED, Subject};
 use gpt2_engine::words::count;
-use gpt2_model::ModelOutput;
-use gpt2_model::hooks::Recorder;
 use gpt2_view::{
-    AttentionJson, FirstLook, HeadGrid, HeadRow, LayerJson, LikelyJson, MIN_WIDTH, RunJson, display_width,
-    fit, head_picture, heatmap, visible_text, wrap,
+    AttentionJson, FirstLook, HeadGrid, LikelyJson, MIN_WIDTH, display_width, fit, head_picture, heatmap,
+    visible_text, wrap,
 };
 use serde::Serialize;
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::io::{BufWriter, Write as _};
 
-/// Every output that needs the weights themselves.
+/// Every output of the command's own that needs the weights themselves.
 pub(super) struct Views {
     /// Heat maps for stdout, printed after the files are written.
     pub(super) maps: Option<String>,
-    pub(super) json: Option<Vec<LayerJson>>,
-    /// The summary that the terminal shows if the user names no head; JSON has it for every head.
-    pub(super) first: Option<FirstLook>,
-    /// The plain run of a comparison, for JSON.
-    plain: Option<RunJson>,
     export: Option<Export>,
     picture: Option<HeadsPicture>,
-    pub(super) page: Option<Looked>,
-    /// The layers that have come.
-    layers: u64,
 }
 
 /// The weights (T, T) of one head, to be drawn in full, or several heads as a grid.
@@ -50,107 +36,66 @@ enum HeadsPicture {
 impl Views {
     pub(super) fn new(scene: &AttentionScene) -> anyhow::Result<Self> {
         let args = scene.args;
-        let page = args.html.is_some() || args.open || args.fragment.is_some();
-        let mut page = page.then(|| Looked::new(scene)).transpose()?;
+        let has_maps = args.is_chosen() && !args.study.json && args.fragment.is_none();
+        let export = args.export.as_deref().map(|path| Export::new(&scene.subject, path, args.provenance));
         Ok(Self {
-            maps: (scene.is_chosen() && !args.study.json && args.fragment.is_none())
-                .then(|| format!("{}\n\n", scene.subject.made_by.first_line())),
-            json: (scene.is_chosen() && args.study.json).then(Vec::new),
-            first: ((args.study.json || !scene.is_chosen()) && args.fragment.is_none())
-                .then(|| FirstLook::new(scene.subject.ids, scene.subject.shown, scene.subject.silenced()))
-                .transpose()?,
-            export: args
-                .export
-                .as_deref()
-                .map(|path| Export::new(&scene.subject, path, args.provenance))
-                .transpose()?,
+            maps: has_maps.then(|| format!("{}\n\n", scene.subject.made_by.first_line())),
+            export: export.transpose()?,
             picture: args.picture.is_wanted().then(|| HeadsPicture::Grid(HeadGrid::default())),
-            plain: page.as_mut().and_then(|page| page.json.take()),
-            page,
-            layers: 0,
         })
     }
 
-    /// Whether to look for links between tokens.
-    fn looks(&self, scene: &AttentionScene) -> bool {
-        self.first.is_some() && scene.subject.ids.len() <= MOST_LINKED
+    pub(super) fn want_weights(&self) -> bool {
+        self.maps.is_some() || self.export.is_some() || self.picture.is_some()
     }
 
-    pub(super) fn want_weights(&self, scene: &AttentionScene) -> bool {
-        let files = self.export.is_some() || self.picture.is_some() || self.page.is_some();
-        self.maps.is_some() || self.json.is_some() || self.looks(scene) || files
-    }
-
-    /// Takes one layer's weights of all heads, (1, H, T, T).
+    /// Takes one layer's weights of the chosen heads, (heads, T, T).
     pub(super) fn layer(
         &mut self,
         scene: &AttentionScene,
         layer: usize,
         weights: &Tensor,
-        values: &LayerValues,
     ) -> anyhow::Result<()> {
         let heads = scene.subject.heads;
-        let weights = scene.subject.of_chosen(weights)?; // (heads, T, T)
         if let Some(maps) = &mut self.maps {
-            *maps += &heatmaps(scene, layer, &weights)?;
-        }
-        if let Some(json) = &mut self.json {
-            json.push(LayerJson::new(layer, heads, &weights, true)?);
-        }
-        let looks = self.looks(scene);
-        if let Some(first) = self.first.as_mut().filter(|_| looks) {
-            first.layer(layer, heads, &weights)?;
+            *maps += &heatmaps(scene, layer, weights)?;
         }
         if let Some(export) = &mut self.export {
-            export.layer(&scene.subject, layer, &weights)?;
+            export.layer(&scene.subject, layer, weights)?;
         }
         match &mut self.picture {
             Some(picture @ HeadsPicture::Grid(_)) if heads.len() == 1 && scene.subject.layers.len() == 1 => {
                 *picture = HeadsPicture::Head(weights.get(0)?);
             }
-            Some(HeadsPicture::Grid(grid)) => grid.add(layer, heads, &weights)?,
+            Some(HeadsPicture::Grid(grid)) => grid.add(layer, heads, weights)?,
             Some(HeadsPicture::Head(_)) | None => {}
         }
-        if let Some(Looked { page, run, .. }) = &mut self.page {
-            page.layer(&scene.subject, *run, layer, &weights, values)?;
-        }
-        self.layers += 1;
-        // Many texts have a bar of their own.
-        if scene.args.prompt.texts.is_none() {
-            TERMINAL.step("layers", self.layers, Some(scene.subject.layers.len() as u64))?;
-        }
         Ok(())
-    }
-
-    /// Takes the values at the chosen points.
-    pub(super) fn points(&mut self, scene: &AttentionScene, recorder: &Recorder) -> anyhow::Result<()> {
-        let Some(export) = &mut self.export else { return Ok(()) };
-        scene.points.add_to(&mut export.points, recorder, |x| scene.subject.check_finite([x]))
     }
 
     /// The tensors of a safetensors file, if there is to be one.
     pub(super) fn tensors(
         &mut self,
         scene: &AttentionScene,
-        output: &ModelOutput,
+        look: &Look,
     ) -> anyhow::Result<Vec<(String, Tensor)>> {
         let Some(export) = self.export.take() else { return Ok(vec![]) };
-        export.tensors(&scene.subject, &output.attention_outputs)
+        look.tensors(&scene.subject, &export.layers)
     }
 
     /// Writes the files under temporary names; returns the page if it is to be opened or printed.
     pub(super) fn finish(
         &mut self,
         scene: &AttentionScene,
-        output: &ModelOutput,
+        look: &mut Look,
         outputs: &mut Outputs,
     ) -> anyhow::Result<Option<Vec<u8>>> {
         let args = scene.args;
         if let (Some(path), Some(export)) = (&args.export, self.export.take()) {
-            export.finish(&scene.subject, &output.attention_outputs, path, outputs)?;
+            export.finish(&scene.subject, Some(look), path, outputs)?;
         }
         if let Some(picture) = self.picture.take() {
-            let Subject { opened, shown: tokens, layers, heads, made_by, .. } = scene.subject;
+            let Subject { opened, shown: tokens, layers, heads, made_by, .. } = &scene.subject;
             // A grid has no labels of tokens, so it says which text they are of.
             let what = match picture {
                 HeadsPicture::Head(_) => named(scene, layers[0], heads[0]),
@@ -158,17 +103,14 @@ impl Views {
                     format!("{}:\n{}", count(tokens.len(), "token"), fit(&text(scene), TITLE))
                 }
             };
-            let about = PictureMetadata {
-                title: format!("{}: {what}", opened.title()),
-                made_by,
-                settings: Value::Null,
-            };
+            let title = format!("{}: {what}", opened.title());
+            let about = PictureMetadata { title, made_by, settings: Value::Null };
             args.picture.draw(outputs, &about, |frame| match &picture {
                 HeadsPicture::Head(weights) => head_picture(frame, weights, tokens, tokens),
                 HeadsPicture::Grid(grid) => grid.finish(frame),
             })?;
         }
-        let page = self.page.take().map(|page| page.finish(scene, output)).transpose()?;
+        let page = look.page(&scene.subject, &TERMINAL)?;
         if let (Some(path), Some(page)) = (&args.html, &page) {
             outputs.stage_bytes(path, page)?;
         }
@@ -185,22 +127,15 @@ pub(super) enum StdoutView {
 }
 
 impl StdoutView {
-    pub(super) fn new(scene: &AttentionScene, views: Views, output: &ModelOutput) -> anyhow::Result<Self> {
-        let first = match (views.maps, views.first) {
-            (Some(maps), _) => {
-                let word = tokens_word(scene, &maps);
-                return Ok(Self::Text(maps + &word));
-            }
-            (None, Some(first)) if !scene.args.study.json => {
-                return Ok(Self::Text(first_look(scene, &first, output)?));
-            }
-            (None, first) => first,
-        };
-        let layers = views.json.map_or_else(|| summaries(scene, &output.summaries), Ok)?;
-        let run = run_json(scene, first.as_ref(), layers, output, &scene.subject.silenced())?;
-        let provenance = serde_json::to_value(scene.subject.made_by)?;
-        let tokens = scene.subject.tokens.to_vec();
-        Ok(Self::Json(AttentionJson { provenance, tokens, run, plain: views.plain }))
+    pub(super) fn new(scene: &AttentionScene, views: Views, look: Look) -> anyhow::Result<Self> {
+        if let Some(maps) = views.maps {
+            let word = tokens_word(scene, &maps);
+            return Ok(Self::Text(maps + &word));
+        }
+        if let Some(first) = look.first.as_ref().filter(|_| !scene.args.study.json) {
+            return Ok(Self::Text(first_look(scene, &look, first)?));
+        }
+        Ok(Self::Json(look.report(&scene.subject)?))
     }
 
     pub(super) fn print(&self) -> anyhow::Result<()> {
@@ -254,24 +189,15 @@ fn text(scene: &AttentionScene) -> String {
 const LINES: usize = 3;
 
 /// The text, what the model expects next, and what the first look has found.
-fn first_look(scene: &AttentionScene, first: &FirstLook, found: &ModelOutput) -> anyhow::Result<String> {
+fn first_look(scene: &AttentionScene, look: &Look, first: &FirstLook) -> anyhow::Result<String> {
     let style = output::style(scene.args.color);
-    let silenced = scene.subject.silenced();
-    let rows: Vec<HeadRow> = summaries(scene, &found.summaries)?
-        .iter()
-        .flat_map(|layer| layer.heads.iter().map(|head| (layer.layer, head)))
-        .map(|(layer, head)| {
-            let focus = head.summary.focus(first.looks(layer, head.head));
-            let silenced = silenced.how(layer, head.head);
-            HeadRow { layer, head: head.head, summary: head.summary, focus, silenced }
-        })
-        .collect();
+    let rows = look.rows(&scene.subject)?;
     let mut out = String::new();
     writeln!(out, "{}\n", scene.subject.made_by.first_line())?;
     for line in lines(&fit(&text(scene), LINES * style.width), style.width) {
         writeln!(out, "{line}")?;
     }
-    writeln!(out, "{}\n", expects(scene, found, style.width)?)?;
+    writeln!(out, "{}\n", expects(scene, look, style.width)?)?;
     if scene.subject.ids.len() > MOST_LINKED {
         writeln!(out, "no links between tokens: searched for up to {MOST_LINKED} tokens only\n")?;
     }
@@ -298,9 +224,9 @@ fn lines(text: &str, width: usize) -> Vec<String> {
 }
 
 /// The most probable next tokens, as many as one line holds.
-fn expects(scene: &AttentionScene, found: &ModelOutput, width: usize) -> anyhow::Result<String> {
+fn expects(scene: &AttentionScene, look: &Look, width: usize) -> anyhow::Result<String> {
     let mut line = "expects next:".to_owned();
-    for LikelyJson { id, probability, .. } in next_tokens(&scene.subject, &last_hidden(scene, found)?)? {
+    for LikelyJson { id, probability, .. } in scene.subject.next_tokens(&look.output)? {
         let percent = 100.0 * probability;
         let percent = if percent < 1.0 { "<1".to_owned() } else { format!("{percent:.0}") };
         let more = format!(" {} {percent} % ", scene.subject.opened.label(id));

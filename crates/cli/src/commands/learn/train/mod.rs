@@ -160,10 +160,7 @@ fn note_estimate(trainer: &Trainer) {
 fn next(args: &TrainArgs, lessons: &TrainingData) -> String {
     let out = args.out.display().to_string();
     let out = if out == DEMO_NAME { format!("./{out}") } else { out };
-    let is_special = |c: char| c.is_whitespace() || "'\"$`\\&;|<>()*?!#~".contains(c);
-    let quoted = |word: &str| {
-        if word.contains(is_special) { format!("'{}'", word.replace('\'', "'\\''")) } else { word.to_owned() }
-    };
+    let quoted = output::for_shell;
     let beginning = lessons.beginning();
     let prompt = match (&args.sample_prompt, &beginning) {
         (Some(text), _) | (None, Content::Text(text)) => quoted(text),

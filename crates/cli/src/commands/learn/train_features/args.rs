@@ -25,6 +25,7 @@ Examples:
   gpt2 train-features activations --features 768 --k 16 --out sae-new
   gpt2 train-features activations --features 768 --k 16 --sparsity jumprelu --epochs 2 --out sae-jump --json
   gpt2 train-features notes.txt --point blocks.2.hook_resid_post --features 768 --k 16 --out sae-live   # nothing is recorded
+  gpt2 train-features notes.txt --point blocks.2.mlp.hook_in --writes blocks.2.hook_mlp_out --sparsity jumprelu --out transcoder-2
   mpirun -n 4 gpt2 train-features activations --accumulate 4 --batch 256 --out sae-shared   # on four processes")]
 pub(crate) struct TrainFeaturesArgs {
     /// The folder that gpt2 record wrote; or a text, JSON lines (.jsonl) or a folder of .txt files, with --point
@@ -36,6 +37,9 @@ pub(crate) struct TrainFeaturesArgs {
     /// The value to learn from; needed with a text, or if the store has several
     #[arg(long, value_name = "POINT")]
     pub(super) point: Option<String>,
+    /// Train a transcoder, which predicts this value from that of --point, such as an MLP's output from its input. Needs --sparsity jumprelu
+    #[arg(long, value_name = "POINT", help_heading = "A transcoder instead of an autoencoder")]
+    pub(super) writes: Option<String>,
     /// How many features to learn [default: 8 for each number of a value]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(super) features: Option<u32>,
@@ -98,6 +102,7 @@ impl TrainFeaturesArgs {
             source: self.source.clone(),
             out: self.out.clone(),
             point: self.point.clone(),
+            writes: self.writes.clone(),
             features: self.features,
             k: self.k,
             sparsity: self.sparsity,

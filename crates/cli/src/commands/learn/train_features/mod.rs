@@ -1,4 +1,4 @@
-//! `gpt2 train-features`: trains a sparse autoencoder on values that `gpt2 record` has written, or that a model computes as it reads a
+//! `gpt2 train-features`: trains a sparse autoencoder or transcoder on values that `gpt2 record` has written, or that a model computes as it reads a
 //! text, on one process or on many.
 
 mod args;
@@ -106,10 +106,12 @@ fn inputs(args: &TrainFeaturesArgs, files: &[PathBuf]) -> ReadFiles {
 }
 
 fn print(report: &Report) -> anyhow::Result<()> {
-    let Report { out, point, d, features, steps, tokens, explained_variance, l0, silent, .. } = report;
+    let Report { out, point, writes, d, features, steps, tokens, explained_variance, l0, silent, .. } =
+        report;
     let mut out_stream = output::stdout();
     let out = visible_text(&out.display().to_string());
-    writeln!(out_stream, "{out}: {features} features of {point} ({d} numbers)")?;
+    let predicts = writes.as_ref().map_or(String::new(), |writes| format!(", predicts {writes}"));
+    writeln!(out_stream, "{out}: {features} features of {point} ({d} numbers){predicts}")?;
     writeln!(
         out_stream,
         "{} of {}: explained variance {explained_variance:.3}, L0 {l0:.1}, {silent} silent",

@@ -1,16 +1,17 @@
 //! The attention of a generated text, as files: one row per token, from the cache.
 
 use super::args::GenerateArgs;
-use crate::model::args::FiniteArgs;
 use crate::output::written_files::Outputs;
+use crate::results::browser::open;
 use crate::results::live_page;
-use crate::results::subject::{Subject, predictions};
 use crate::results::weights_file::{Export, Format};
-use crate::results::weights_page::{LayerValues, Page, PageOptions, open};
 use crate::values::select_heads;
 use gpt2_engine::Opened;
 use gpt2_engine::RunProvenance;
 use gpt2_engine::interventions::Applied;
+use gpt2_engine::studies::interpret::attention::{
+    LayerValues, PageOptions, Subject, WeightsPage, predictions,
+};
 use gpt2_model::hooks::WeightRows;
 use gpt2_model::{ForwardArgs, KvCache};
 use gpt2_web::{DrawSettings, PageRequest};
@@ -91,8 +92,8 @@ impl Recorded {
             layers: &self.layers,
             heads: &self.heads,
             changes: text.changes,
-            finite: &FiniteArgs::STRICT,
-            made_by: &made_by,
+            allow_nonfinite: false,
+            made_by,
         };
         let options = PageOptions {
             top: args.top.map(usize::from),
@@ -100,7 +101,7 @@ impl Recorded {
             next: Some(text.opened.shown(&[last]).concat()),
             ..PageOptions::default()
         };
-        let mut page = paged.then(|| Page::new(&subject, options)).transpose()?;
+        let mut page = paged.then(|| WeightsPage::new(&subject, options)).transpose()?;
         let mut export = args.export.as_deref().map(|path| Export::new(&subject, path, false)).transpose()?;
         for &layer in &self.layers {
             let weights = self.rows.weights(layer, 0, ids.len())?.unsqueeze(0)?; // (1, H, T, T)
@@ -114,7 +115,7 @@ impl Recorded {
             }
         }
         if let (Some(path), Some(export)) = (&args.export, export) {
-            export.finish(&subject, &[], path, &mut outputs)?;
+            export.finish(&subject, None, path, &mut outputs)?;
         }
         let Some(page) = page else { return outputs.commit() };
         // Through a cache like that of the steps, where positions beyond a patched text stay as they are.

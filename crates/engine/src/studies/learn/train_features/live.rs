@@ -4,7 +4,7 @@
 //! lanes share the windows out: lane n gets every window whose place in the order is n modulo the number of lanes. A lane mixes the
 //! tokens of many windows. So a batch depends on its lane alone, and any rank can compute it.
 
-use super::options::{Options, TrainingRun};
+use super::options::{Options, TrainingRun, ValueNames};
 use crate::open::Opened;
 use crate::provenance::RunProvenance;
 use crate::studies::learn::record::Documents;
@@ -29,8 +29,9 @@ pub(super) type Step = anyhow::Result<Vec<Tensor>>;
 /// A model, and the windows of a text that it reads.
 pub struct LiveValues<'a> {
     opened: &'a Opened,
-    pub(super) name: String,
-    pub(super) point: Point,
+    pub(super) names: ValueNames,
+    /// The point of each name.
+    points: Vec<Point>,
     windows: Vec<Vec<u32>>,
     /// The number of extra tokens at the start of each window: 1 with `bos`, else 0.
     added: usize,
@@ -49,11 +50,12 @@ impl<'a> LiveValues<'a> {
         let config = opened.model.config();
         let point_option = spelling.option("point");
         let name = options.point.as_deref().with_context(|| format!("a text needs {point_option}"))?;
-        let name: PointName = name.parse().map_err(anyhow::Error::msg)?;
-        let mut points = PointName::all(&point_option, &[name], config.n_layer)?;
-        let Some((name, point)) = points.pop().filter(|_| points.is_empty()) else {
-            bail!("{point_option}: a dictionary learns from one value; name one layer");
-        };
+        let (name, point) = one_point(&point_option, name, config.n_layer)?;
+        let written = options.writes.as_deref();
+        let written = written.map(|name| one_point(&spelling.option("writes"), name, config.n_layer));
+        let (writes, out) = written.transpose()?.unzip();
+        let names = ValueNames { point: name, writes };
+        let points: Vec<Point> = std::iter::once(point).chain(out).collect();
         let windowing = Windowing::new(config, options.bos, options.window, *spelling)?;
         let bytes = documents.as_ref().and_then(Documents::bytes);
         let mut all = vec![];
@@ -86,14 +88,20 @@ impl<'a> LiveValues<'a> {
         let facts = json!({
             "provenance": RunProvenance::of_tokens(opened, windowing.window)?,
             "by": options.unit(*spelling)?,
-            "points": [&name],
+            "points": names.all().collect::<Vec<_>>(),
             "window": windowing.window,
             "bos": options.bos,
             "text": format!("{:016x}", hash.finish()),
             "fingerprint": opened.model.fingerprint()?.to_string(),
             "isa": candle_fused::Isa::current().as_str(),
         });
-        Ok(Self { opened, name, point, windows: all, added: windowing.added(), facts })
+        Ok(Self { opened, names, points, windows: all, added: windowing.added(), facts })
+    }
+
+    /// The width of the value to read.
+    pub(super) fn width(&self) -> anyhow::Result<usize> {
+        let width = self.points.first().and_then(|point| point.width(self.opened.model.config()));
+        width.with_context(|| format!("{}: is no vector for each token", self.names.point))
     }
 
     pub(super) fn tokens(&self) -> usize {
@@ -127,15 +135,32 @@ impl<'a> LiveValues<'a> {
         let mut found: Vec<Option<Tensor>> = vec![None; chosen.len()];
         for batch in batches(&places, |_, _| true) {
             let texts: Vec<&[u32]> = batch.iter().map(|&i| &self.windows[chosen[i]][..]).collect();
-            for (&i, value) in batch.iter().zip(values(self.opened, &[self.point], None, &texts)?.concat()) {
-                let own = value.narrow(0, self.added, value.dim(0)? - self.added)?.flatten_from(1)?;
-                if !all_finite(&own)? {
-                    bail!("{} holds NaN or infinity, from which nothing can be learned", self.name);
+            let of_points = values(self.opened, &self.points, None, &texts)?;
+            for (place, &i) in batch.iter().enumerate() {
+                let own = |of_point: &Vec<Tensor>| {
+                    let value = &of_point[place];
+                    value.narrow(0, self.added, value.dim(0)? - self.added)?.flatten_from(1)
+                };
+                let own = of_points.iter().map(own).collect::<candle_core::Result<Vec<_>>>()?;
+                for (value, name) in own.iter().zip(self.names.all()) {
+                    if !all_finite(value)? {
+                        bail!("{name} holds NaN or infinity, from which nothing can be learned");
+                    }
                 }
-                found[i] = Some(own);
+                found[i] = Some(Tensor::cat(&own, 1)?);
             }
         }
         Ok(found.into_iter().flatten().collect())
+    }
+}
+
+/// The one point that an option names.
+fn one_point(option: &str, name: &str, layers: usize) -> anyhow::Result<(String, Point)> {
+    let name: PointName = name.parse().map_err(anyhow::Error::msg)?;
+    let mut points = PointName::all(option, &[name], layers)?;
+    match points.pop() {
+        Some(point) if points.is_empty() => Ok(point),
+        _ => bail!("{option}: a dictionary learns from one value; name one layer"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Training a sparse autoencoder on the values of a store, or on those that a model computes as it reads a text, by one process or by
+//! Training a sparse autoencoder or transcoder on the values of a store, or on those that a model computes as it reads a text, by one process or by
 //! many.
 //!
 //! It is no [`Study`](crate::studies::study::Study): it needs no model if there is a store, writes a folder of its own, and shares the work with the
@@ -10,6 +10,6 @@ mod training;
 mod values;
 
 pub use live::LiveValues;
-pub use options::{Options, Report, SPARSITIES, TrainingRun};
+pub use options::{Options, Report, SPARSITIES, TrainingRun, ValueNames};
 pub use training::FeatureTraining;
 pub use values::TrainingValues;

@@ -29,6 +29,8 @@ pub struct Options {
     pub out: PathBuf,
     /// The value to learn from; needed with a text, or if the store has several.
     pub point: Option<String>,
+    /// The value that a transcoder predicts from that one; `None` for a sparse autoencoder.
+    pub writes: Option<String>,
     /// The number of features to learn; by default 8 for each number of a value.
     pub features: Option<u32>,
     /// The number of features that fire at a token.
@@ -66,6 +68,7 @@ impl Default for Options {
             source: PathBuf::new(),
             out: PathBuf::new(),
             point: None,
+            writes: None,
             features: None,
             k: 32,
             sparsity: Sparsity::TopK,
@@ -94,6 +97,22 @@ fn sparsity_of_name<'de, D: Deserializer<'de>>(from: D) -> Result<Sparsity, D::E
     one_of("sparsity", &name, SPARSITIES).map_err(serde::de::Error::custom)
 }
 
+/// The names of the value to read, and of the one that a transcoder predicts.
+#[derive(Debug, Clone)]
+pub struct ValueNames {
+    /// The value to read.
+    pub point: String,
+    /// The value to predict.
+    pub writes: Option<String>,
+}
+
+impl ValueNames {
+    /// Both, or the one.
+    pub(super) fn all(&self) -> impl Iterator<Item = &String> {
+        std::iter::once(&self.point).chain(&self.writes)
+    }
+}
+
 /// Training's surroundings: the processes, the seed, and who hears of it.
 #[derive(Clone, Copy)]
 pub struct TrainingRun<'a> {
@@ -114,7 +133,10 @@ pub struct Report {
     pub out: PathBuf,
     /// The value that it reads.
     pub point: String,
-    /// The numbers of a value.
+    /// The value that a transcoder predicts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub writes: Option<String>,
+    /// The numbers of the value that it reads.
     pub d: usize,
     /// The number of features.
     pub features: usize,
@@ -191,6 +213,21 @@ impl Options {
                 "{}: a run stopped there; continue it with {resume}, or start anew with {}",
                 spelling.given("out", self.out.display()),
                 spelling.switch("overwrite")
+            );
+        }
+        Ok(())
+    }
+
+    /// Refuses a transcoder that no file can hold.
+    ///
+    /// # Errors
+    /// When its features are kept few by TopK.
+    pub(super) fn check_transcoder(&self, spelling: Spelling) -> anyhow::Result<()> {
+        if self.writes.is_some() && self.sparsity == Sparsity::TopK {
+            bail!(
+                "{}: SAELens' files have no TopK transcoder; add {}",
+                spelling.option("writes"),
+                spelling.given("sparsity", "jumprelu")
             );
         }
         Ok(())

@@ -41,16 +41,23 @@ impl<'a> FeatureTraining<'a> {
         values: TrainingValues<'a>,
         run: TrainingRun<'a>,
     ) -> anyhow::Result<Self> {
-        let (name, point) = values.point()?;
-        if point.width(&Config::gpt2()).is_none() {
-            let option = run.spelling.option("point");
-            bail!("{option} {name}: is no vector for each token, as a dictionary needs; take another point");
+        let written = values.writes()?.map(|written| ("writes", written));
+        for (option, (name, point)) in std::iter::once(("point", values.point()?)).chain(written) {
+            if point.width(&Config::gpt2()).is_none() {
+                let option = run.spelling.option(option);
+                bail!(
+                    "{option} {name}: is no vector for each token, as a dictionary needs; take another point"
+                );
+            }
         }
         let steps = steps_of(options, values.tokens(), &run)?;
         let sample = values.sample(options, run.seed)?;
-        let d = sample.dim(1)?;
+        let d = if written.is_some() { values.width()? } else { sample.dim(1)? };
+        let reads = written.map(|_| d);
         let features = options.features.map_or(FEATURES_OF_ONE * d, |features| features as usize);
-        let trainer = DictionaryTrainer::new(&sample, trainer_options(options, features, steps, run.seed));
+        let mut of_trainer = trainer_options(options, features, steps, run.seed);
+        of_trainer.reads = reads;
+        let trainer = DictionaryTrainer::new(&sample, of_trainer);
         let trainer = trainer.map_err(|error| values.blamed(error.into()))?;
         let given = agreed(options, &values)?;
         let trainer = trainer.in_group(Arc::clone(run.group), &given)?;
@@ -172,6 +179,7 @@ impl<'a> FeatureTraining<'a> {
         });
         let about = NewDictionary {
             hook: point,
+            hook_out: values.writes()?.map(|(_, point)| point),
             model_name: facts["provenance"]["model"].as_str().map(str::to_owned),
             prepend_bos: facts["bos"].as_bool().unwrap_or(false),
             context_size: facts["window"].as_u64(),
@@ -187,6 +195,7 @@ impl<'a> FeatureTraining<'a> {
         Ok(Report {
             out: self.options.out.clone(),
             point: self.values.point()?.0.to_owned(),
+            writes: self.values.writes()?.map(|(name, _)| name.to_owned()),
             d: self.d,
             features: self.features,
             steps: ended,
@@ -231,7 +240,11 @@ fn agreed(options: &Options, values: &TrainingValues) -> anyhow::Result<serde_js
         facts.remove("provenance");
     }
     let Options { epochs, batch, accumulate, .. } = options;
-    Ok(json!({
+    let mut agreed = json!({
         "point": values.point()?.0, "epochs": epochs, "batch": batch, "accumulate": accumulate, "values": facts,
-    }))
+    });
+    if let Some((name, _)) = values.writes()? {
+        agreed["writes"] = json!(name);
+    }
+    Ok(agreed)
 }

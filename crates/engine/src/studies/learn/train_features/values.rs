@@ -1,7 +1,7 @@
 //! The source of the values that a dictionary learns from.
 
 use super::live::{LiveValues, Step};
-use super::options::{Options, TrainingRun};
+use super::options::{Options, TrainingRun, ValueNames};
 use crate::open::Opened;
 use crate::spelling::Spelling;
 use crate::studies::learn::record::Documents;
@@ -19,8 +19,8 @@ pub enum TrainingValues<'a> {
     Recorded {
         /// The store.
         store: Store,
-        /// The value's name.
-        name: String,
+        /// The value's name, and the name of the one that a transcoder predicts.
+        names: ValueNames,
     },
     /// A model that reads a text.
     Live(LiveValues<'a>),
@@ -37,6 +37,7 @@ impl<'a> TrainingValues<'a> {
         spelling: Spelling,
     ) -> anyhow::Result<Self> {
         options.check_sizes(spelling)?;
+        options.check_transcoder(spelling)?;
         let store = Store::open(&options.source)?;
         if let Some(option) = of_a_text(options, spelling).or(for_a_model) {
             let source = options.source.display();
@@ -44,13 +45,21 @@ impl<'a> TrainingValues<'a> {
         }
         let names = &store.index().values;
         let point = spelling.option("point");
+        let writes = options.writes.clone();
+        if let Some(name) = writes.as_ref().filter(|name| !names.contains(*name)) {
+            bail!(
+                "{}: the store has {}; record both values, or learn from a text",
+                spelling.given("writes", name),
+                names.join(", ")
+            );
+        }
         let name = match (&options.point, &names[..]) {
             (Some(name), _) if names.contains(name) => name.clone(),
             (Some(name), _) => bail!("{point} {name}: the store has {}", names.join(", ")),
             (None, [only]) => only.clone(),
             (None, _) => bail!("the store has {}; choose one with {point}", names.join(", ")),
         };
-        Ok(Self::Recorded { store, name })
+        Ok(Self::Recorded { store, names: ValueNames { point: name, writes } })
     }
 
     /// Reads a text, of which the first process alone has the documents.
@@ -64,16 +73,24 @@ impl<'a> TrainingValues<'a> {
         run: &TrainingRun,
     ) -> anyhow::Result<Self> {
         options.check_sizes(run.spelling)?;
+        options.check_transcoder(run.spelling)?;
         Ok(Self::Live(LiveValues::read(options, opened, documents, run)?))
     }
 
-    /// The value's name, and its point.
+    /// The name of the value to read, and its point.
     pub(super) fn point(&self) -> anyhow::Result<(&str, Point)> {
+        named(&self.names().point)
+    }
+
+    /// The name of the value that a transcoder predicts, and its point.
+    pub(super) fn writes(&self) -> anyhow::Result<Option<(&str, Point)>> {
+        self.names().writes.as_deref().map(named).transpose()
+    }
+
+    fn names(&self) -> &ValueNames {
         match self {
-            Self::Recorded { name, .. } => {
-                Ok((name, name.parse().with_context(|| format!("the store's {name}"))?))
-            }
-            Self::Live(live) => Ok((&live.name, live.point)),
+            Self::Recorded { names, .. } => names,
+            Self::Live(live) => &live.names,
         }
     }
 
@@ -92,13 +109,23 @@ impl<'a> TrainingValues<'a> {
         }
     }
 
+    /// The width of the value to read.
+    pub(super) fn width(&self) -> anyhow::Result<usize> {
+        match self {
+            Self::Recorded { store, names } => {
+                let first = store.shuffled(&names.point, 1, 0)?.next().transpose()?;
+                Ok(first.context("the store is empty")?.elem_count())
+            }
+            Self::Live(live) => live.width(),
+        }
+    }
+
     /// A batch by which to choose the first weights, the same on every rank.
     pub(super) fn sample(&self, options: &Options, seed: u64) -> anyhow::Result<Tensor> {
         let mut steps = match self {
-            Self::Recorded { store, name } => {
-                let rows = options.batch as usize;
-                let first = store.shuffled(name, rows, seed)?.next().transpose()?;
-                return Ok(first.context("the store is empty")?.flatten_from(1)?);
+            Self::Recorded { store, names } => {
+                let first = pairs(store, names, options.batch as usize, seed)?.next().transpose()?;
+                return first.context("the store is empty");
             }
             Self::Live(live) => live.steps(options, seed, 1, |lane| lane == 0),
         };
@@ -108,8 +135,9 @@ impl<'a> TrainingValues<'a> {
 
     /// An error of training, with the shard whose values are to blame for it, if there is one.
     pub(super) fn blamed(&self, error: anyhow::Error) -> anyhow::Error {
-        let Self::Recorded { store, name } = self else { return error };
-        let Some((shard, size)) = store.largest(name).filter(|(_, size)| *size > LARGEST) else {
+        let Self::Recorded { store, names } = self else { return error };
+        let mut largest = names.all().filter_map(|name| Some((name, store.largest(name)?)));
+        let Some((name, (shard, size))) = largest.find(|(_, (_, size))| *size > LARGEST) else {
             return error;
         };
         let reason = if size.is_finite() {
@@ -129,12 +157,34 @@ impl<'a> TrainingValues<'a> {
         mine: impl Fn(usize) -> bool + 'b,
     ) -> Box<dyn Iterator<Item = Step> + 'b> {
         match self {
-            Self::Recorded { store, name } => {
-                Box::new(recorded_steps(options, seed, store, name).take(count))
+            Self::Recorded { store, names } => {
+                Box::new(recorded_steps(options, seed, store, names).take(count))
             }
             Self::Live(live) => live.steps(options, seed, count, mine),
         }
     }
+}
+
+fn named(name: &str) -> anyhow::Result<(&str, Point)> {
+    Ok((name, name.parse().with_context(|| name.to_owned())?))
+}
+
+/// Batches of the store's rows, `rows` at a time: the value to read, and beside it the one to predict, if there is one.
+fn pairs<'a>(
+    store: &'a Store,
+    names: &'a ValueNames,
+    rows: usize,
+    seed: u64,
+) -> anyhow::Result<impl Iterator<Item = anyhow::Result<Tensor>> + 'a> {
+    // The seed decides the order, which is that of both.
+    let all = names.all().map(|name| store.shuffled(name, rows, seed));
+    let mut all = all.collect::<candle_core::Result<Vec<_>>>()?;
+    Ok(std::iter::from_fn(move || {
+        let parts = all.iter_mut().map(Iterator::next).collect::<Option<Vec<_>>>()?;
+        let rows = parts.into_iter().map(|part| part?.flatten_from(1));
+        let rows = rows.collect::<candle_core::Result<Vec<_>>>();
+        Some(rows.and_then(|rows| Tensor::cat(&rows, 1)).map_err(Into::into))
+    }))
 }
 
 /// The store's rows in an order that the seed decides, another one in each epoch; heads are one row.
@@ -142,11 +192,11 @@ fn recorded_steps<'a>(
     options: &'a Options,
     seed: u64,
     store: &'a Store,
-    name: &'a str,
+    names: &'a ValueNames,
 ) -> impl Iterator<Item = Step> + 'a {
     let rows = options.batch as usize;
     let many = usize::from(options.accumulate);
-    let shuffled = move |epoch| store.shuffled(name, rows, seed.wrapping_add(epoch));
+    let shuffled = move |epoch| pairs(store, names, rows, seed.wrapping_add(epoch));
     let mut epochs = (0..u64::from(options.epochs)).map(shuffled);
     let mut batches = None;
     std::iter::from_fn(move || {
@@ -157,8 +207,7 @@ fn recorded_steps<'a>(
                     batches = Some(next?);
                     continue;
                 };
-                let step = of_epoch.take(many).map(|batch| batch?.flatten_from(1));
-                let step = step.collect::<candle_core::Result<Vec<_>>>()?;
+                let step = of_epoch.take(many).collect::<anyhow::Result<Vec<Tensor>>>()?;
                 if step.len() == many && step.iter().all(|batch| batch.dims()[0] == rows) {
                     return Ok(Some(step));
                 }

@@ -76,12 +76,12 @@ fn parquet_rows(path: &Path, limit: usize) -> anyhow::Result<DataRows> {
     for (number, row) in reader.get_row_iter(None)?.take(limit).enumerate() {
         let place = format!("{}, row {}", path.display(), number + 1);
         let Value::Object(fields) = row.with_context(|| place.clone())?.to_json_value() else {
-            bail!("{place}: is no row")
+            bail!("{place}: expected fields and their values")
         };
         first.push(DataRow { place, fields });
     }
     if first.len() < limit.min(all) {
-        bail!("{}: announces {all} rows and holds {}", path.display(), first.len());
+        bail!("of its {all} rows, {} can be read", first.len());
     }
     Ok(DataRows { first, all })
 }

@@ -20,8 +20,7 @@ struct Described {
     context: Option<String>,
     choices: Option<String>,
     answer: Option<String>,
-    #[serde(default)]
-    delimiter: String,
+    delimiter: Option<String>,
 }
 
 /// A task as its file describes it.
@@ -46,12 +45,40 @@ pub(super) fn read(path: &Path, stem: &str) -> anyhow::Result<TaskDescription> {
     let folder = path.parent().unwrap_or(Path::new(""));
     let data = if data.contains("://") { data } else { folder.join(data).to_string_lossy().into_owned() };
     let data = DataFile::named(&data).with_context(|| path.display().to_string())?;
-    let parts = match (context, answer) {
-        (Some(context), Some(answer)) => Some(ExampleParts { context, choices, answer, delimiter }),
-        (None, None) if choices.is_none() => None,
-        _ => {
-            bail!("{}: names a context without an answer, or the other way round; give both", path.display())
+    let place = path.display();
+    let parts = match (context, answer, choices, delimiter) {
+        (Some(context), Some(answer), choices, delimiter) => {
+            check_context(&context).with_context(|| place.to_string())?;
+            Some(ExampleParts { context, choices, answer, delimiter: delimiter.unwrap_or_default() })
+        }
+        (None, None, None, None) => None,
+        (None, None, choices, _) => {
+            let left = if choices.is_some() { "choices" } else { "a delimiter" };
+            bail!(
+                "{place}: has {left}, but neither a context nor an answer; give both, or \"data\" alone for whole texts"
+            )
+        }
+        (Some(_), None, ..) => bail!("{place}: has a context but no answer; give both"),
+        (None, Some(_), ..) => {
+            bail!("{place}: has an answer but no context; give both, the context may be \"\"")
         }
     };
     Ok(TaskDescription { task: task.unwrap_or_else(|| stem.to_owned()), data, parts })
+}
+
+/// Refuses `{{` that nothing closes, and braces without the name of a field.
+fn check_context(context: &str) -> anyhow::Result<()> {
+    let mut rest = context;
+    while let Some((_, after)) = rest.split_once("{{") {
+        let Some((name, following)) = after.split_once("}}") else {
+            bail!(
+                "\"context\" has {{{{ without }}}} behind it; expected the name of a field between both, such as {{{{question}}}}"
+            );
+        };
+        if name.trim().is_empty() || name.contains('{') {
+            bail!("\"context\" has {{{{{name}}}}}; expected the name of a field, such as {{{{question}}}}");
+        }
+        rest = following;
+    }
+    Ok(())
 }

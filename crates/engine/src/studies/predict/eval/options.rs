@@ -8,6 +8,7 @@ use super::report::{EvalSettings, Measure, Report, Sample, TaskResult};
 use super::requests::{RequestEncoder, Requests};
 use super::scoring::scored;
 use super::tasks::EvaluationTask;
+use crate::observer::Observer;
 use crate::open::Opened;
 use crate::provenance::RunProvenance;
 use crate::studies::study::{Outcome, Run, Study};
@@ -31,7 +32,7 @@ pub struct Options {
     pub limit: Option<usize>,
     /// The tokens by which a window over a long text moves on; by default the whole context, as in the harness.
     pub stride: Option<usize>,
-    /// The number of samples that are drawn for the standard error of a perplexity; none if 0.
+    /// The number of samples that are drawn for the standard error of a perplexity: two at least, or none if 0.
     pub bootstrap: usize,
     /// Whether the report has each example.
     pub samples: bool,
@@ -68,10 +69,21 @@ impl Options {
         for given in &self.tasks {
             for task in EvaluationTask::named(given)? {
                 if all.iter().any(|other| other.name == task.name) {
-                    bail!("{}: is given twice; name each task once", task.name);
+                    bail!(
+                        "{}: is given twice; name each task once, and give different files different names",
+                        task.name
+                    );
                 }
                 all.push(task);
             }
+        }
+        if let Some(task) =
+            all.iter().find(|task| all.iter().any(|other| other.group == Some(task.name.as_str())))
+        {
+            bail!(
+                "{0}: is the name of a task and of a group of others; rename the file of the task {0}",
+                task.name
+            );
         }
         if all.is_empty() {
             bail!("there is no task; name one, such as {}", super::task_names().join(", "));
@@ -97,6 +109,10 @@ impl Options {
     /// is not finite, or the observer ends it.
     pub fn evaluate(&self, run: &Run, group: &dyn Group) -> anyhow::Result<Report> {
         let opened = run.opened;
+        if self.bootstrap == 1 {
+            let given = opened.spelling.given("bootstrap", 1);
+            bail!("{given}: expected 2 samples at least, whose deviation is the error, or 0 for none");
+        }
         let encoder = RequestEncoder::new(opened, self.stride)?;
         let tasks = self.resolved()?;
         let loaded =
@@ -115,7 +131,7 @@ impl Options {
         if requests.truncated > 0 {
             let window = opened.model.config().n_positions;
             run.observer.note(&format!(
-                "{} longer than the model's {window} tokens, without their beginning",
+                "cut at the beginning, to fit the model's {window} tokens: {}",
                 count(requests.truncated, "context")
             ));
         }
@@ -136,7 +152,7 @@ impl Options {
             }
             let predicted = of.iter().flat_map(|range| &requests.list[range.clone()]);
             let tokens = predicted.map(|request| request.predicted).sum();
-            results.push(self.result(one, &answers, tokens));
+            results.push(self.result(one, &answers, tokens, run.observer)?);
         }
         let settings = EvalSettings {
             limit: self.limit,
@@ -161,11 +177,16 @@ impl Options {
         let Some(path) = &self.journal else { return Ok(None) };
         let spelling = run.opened.spelling;
         if group.size() > 1 {
-            bail!("{}: works on one process; leave it out", spelling.option("journal"));
+            bail!(
+                "{}: keeps the work of one process, and there are {}; leave it out, or run one",
+                spelling.option("journal"),
+                group.size()
+            );
         }
         let mut interventions = DefaultHasher::new();
         run.interventions.hash(&mut interventions, run.observer)?;
         let header = JournalHeader {
+            gpt2: env!("CARGO_PKG_VERSION").to_owned(),
             evaluation: provenance.model_line(),
             model: format!("{:016x}", run.opened.model.fingerprint()?),
             requests: requests.hash(),
@@ -187,10 +208,18 @@ impl Options {
     }
 
     /// The measures of a task.
-    fn result(&self, loaded: LoadedTask, answers: &[&[Likelihood]], tokens: usize) -> TaskResult {
+    fn result(
+        &self,
+        loaded: LoadedTask,
+        answers: &[&[Likelihood]],
+        tokens: usize,
+        observer: &dyn Observer,
+    ) -> anyhow::Result<TaskResult> {
         let LoadedTask { task, rows, examples } = loaded;
         let (kind, measures) = match examples.first() {
-            Some(EvalExample::LastWord { .. }) | None => ("loglikelihood", self.last_words(answers)),
+            Some(EvalExample::LastWord { .. }) | None => {
+                ("loglikelihood", self.last_words(answers, observer)?)
+            }
             Some(EvalExample::Choices { .. }) => {
                 ("multiple_choice", choices(&examples, answers, task.has_norm))
             }
@@ -198,7 +227,7 @@ impl Options {
                 ("loglikelihood_rolling", perplexities(&examples, answers, tokens))
             }
         };
-        TaskResult {
+        Ok(TaskResult {
             name: task.name,
             group: task.group,
             examples: examples.len(),
@@ -207,17 +236,15 @@ impl Options {
             version: task.version,
             kind,
             data: task.data.described(),
-        }
+        })
     }
 
-    fn last_words(&self, answers: &[&[Likelihood]]) -> Vec<Measure> {
+    fn last_words(&self, answers: &[&[Likelihood]], observer: &dyn Observer) -> anyhow::Result<Vec<Measure>> {
         let each = || answers.iter().filter_map(|found| found.first());
         let log_probs: Vec<f64> = each().map(|found| found.log_prob).collect();
         let right: Vec<f64> = each().map(|found| f64::from(u8::from(found.is_greedy))).collect();
-        vec![
-            Measure::new("perplexity", Estimate::perplexity_of(&log_probs, self.bootstrap)),
-            Measure::new("acc", Estimate::mean_of(&right)),
-        ]
+        let perplexity = Estimate::perplexity_of(&log_probs, self.bootstrap, observer)?;
+        Ok(vec![Measure::new("perplexity", perplexity), Measure::new("acc", Estimate::mean_of(&right))])
     }
 }
 

@@ -105,7 +105,10 @@ impl<'a> RequestEncoder<'a> {
     fn encode(&self, text: &str) -> anyhow::Result<Vec<u32>> {
         let ids = self.tokenizer.encode(text)?;
         if let Some(id) = ids.iter().find(|id| **id as usize >= self.vocab_size) {
-            bail!("the tokenizer gives id {id}, the model has {} tokens", self.vocab_size);
+            bail!(
+                "the tokenizer gives the id {id}, and the model's vocabulary has {} tokens; expected the model's own tokenizer",
+                self.vocab_size
+            );
         }
         Ok(ids)
     }

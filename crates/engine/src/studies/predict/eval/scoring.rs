@@ -60,8 +60,9 @@ pub(super) fn scored(
     for (number, batch) in batches.iter().enumerate() {
         for &request in batch {
             let bytes = rests[number % group.size()].split_off(..BYTES);
-            let (log_prob, is_greedy) =
-                bytes.and_then(<[u8]>::split_first_chunk).context("a rank sent too little")?;
+            let (log_prob, is_greedy) = bytes.and_then(<[u8]>::split_first_chunk).context(
+                "another process sent fewer answers than its share; start every rank with the same program",
+            )?;
             found[request] =
                 Likelihood { log_prob: f64::from_le_bytes(*log_prob), is_greedy: is_greedy == [1] };
         }
@@ -114,8 +115,8 @@ pub fn token_likelihoods(
     let request = |(example, (ids, predicted)): (usize, (Vec<u32>, usize))| {
         if predicted == 0 || predicted >= ids.len() || ids.len() > window + 1 {
             bail!(
-                "text {example}: {predicted} of {} tokens predicted; expected one or more, with one or more before them, and {} at most in \
-                 all",
+                "text {example}: has {} tokens, of which the last {predicted} are to be predicted; expected one at least, another before it, and \
+                 {} tokens in all at most",
                 ids.len(),
                 window + 1
             );

@@ -33,6 +33,29 @@ pub(super) enum DataFile {
     On { id: String, revision: String, file: String },
 }
 
+/// The parts of `OWNER/NAME[@REVISION]/FILE`.
+struct HubAddress<'a> {
+    owner: &'a str,
+    name: &'a str,
+    revision: &'a str,
+    file: &'a str,
+}
+
+impl<'a> HubAddress<'a> {
+    /// Reads an address as the Hub's own clients do: of revisions, only `refs/convert/BRANCH` and `refs/pr/NUMBER` have slashes.
+    fn of(address: &'a str) -> Option<Self> {
+        let (owner, rest) = address.split_once('/')?;
+        let end = rest.find(['/', '@'])?;
+        let (name, rest) = rest.split_at(end);
+        let Some(rest) = rest.strip_prefix('@') else {
+            return Some(Self { owner, name, revision: MAIN, file: rest.strip_prefix('/')? });
+        };
+        let is_long = rest.starts_with("refs/convert/") || rest.starts_with("refs/pr/");
+        let (end, _) = rest.match_indices('/').nth(if is_long { 2 } else { 0 })?;
+        Some(Self { owner, name, revision: &rest[..end], file: &rest[end + 1..] })
+    }
+}
+
 impl DataFile {
     /// A path, or `hf://datasets/OWNER/NAME[@REVISION]/FILE`.
     pub(super) fn named(given: &str) -> anyhow::Result<Self> {
@@ -45,11 +68,9 @@ impl DataFile {
             }
             return Ok(Self::At(path.to_path_buf()));
         };
-        let mut parts = address.splitn(3, '/');
-        let (Some(owner), Some(name), Some(file)) = (parts.next(), parts.next(), parts.next()) else {
+        let Some(HubAddress { owner, name, revision, file }) = HubAddress::of(address) else {
             bail!("{given}: expected {ADDRESS}OWNER/NAME/FILE, perhaps with @REVISION behind NAME");
         };
-        let (name, revision) = name.split_once('@').unwrap_or((name, MAIN));
         let is_plain = |part: &str| !matches!(part, "" | "." | "..") && !part.contains('\\');
         if !file.split('/').all(is_plain) {
             bail!("{given}: expected the file's path inside the data set, such as data/test.jsonl");
@@ -87,5 +108,35 @@ impl DataFile {
             Self::OfSet { id, folder } => fetch(id, CONVERTED, &format!("{folder}/{FIRST_FILE}")),
             Self::On { id, revision, file } => fetch(id, revision, file),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_address_that_a_report_has_is_read_back() -> anyhow::Result<()> {
+        let on = |revision: &str, file: &str| DataFile::On {
+            id: "a/b".to_owned(),
+            revision: revision.to_owned(),
+            file: file.to_owned(),
+        };
+        let split = DataFile::Of(HubSplit { id: "a/b", folder: "default/test" });
+        let set = DataFile::OfSet { id: "a/b", folder: "default/test".to_owned() };
+        for (file, read) in [
+            (split, on(CONVERTED, "default/test/0000.parquet")),
+            (set, on(CONVERTED, "default/test/0000.parquet")),
+            (on(MAIN, "data/x.jsonl"), on(MAIN, "data/x.jsonl")),
+            (on("v1.0", "x@y.jsonl"), on("v1.0", "x@y.jsonl")),
+            (on("refs/pr/7", "data/x.jsonl"), on("refs/pr/7", "data/x.jsonl")),
+        ] {
+            assert_eq!(DataFile::named(&file.described())?, read, "{}", file.described());
+        }
+        assert_eq!(DataFile::named("hf://datasets/a/b/x@y.jsonl")?, on(MAIN, "x@y.jsonl"));
+        for wrong in ["a/b", "a/b@v1", "a/b@refs/convert/parquet", "a/b@refs/pr/7", "a/b@v1/", "a"] {
+            DataFile::named(&format!("{ADDRESS}{wrong}")).expect_err(wrong);
+        }
+        Ok(())
     }
 }

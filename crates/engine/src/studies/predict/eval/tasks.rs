@@ -141,6 +141,11 @@ impl EvaluationTask {
             return Ok(vec![blimp_task(set, data, None)]);
         }
         let path = Path::new(given);
+        if path.is_dir() {
+            bail!(
+                "{given}: is a folder; expected a file of examples, or {BLIMP}=FOLDER for the parts of BLiMP"
+            );
+        }
         if path.is_file() { Ok(vec![Self::of_file(path)?]) } else { bail!("{}", unknown(given)) }
     }
 
@@ -256,7 +261,7 @@ fn unknown(given: &str) -> String {
     let near = near.min_by_key(|known| strsim::levenshtein(known, name));
     let near = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
     format!(
-        "{given}: no such task or file{near}; tasks are {}, each also as TASK=FILE, and a file of examples in JSON lines is one",
+        "{given}: no such task or file{near}; tasks are {}, each also as TASK=FILE, and a file of examples in JSON lines is one, too",
         task_names().join(", ")
     )
 }

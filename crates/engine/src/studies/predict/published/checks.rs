@@ -1,18 +1,15 @@
 //! The checks: each answer beside what this program finds.
 
 use super::answers::{HeadScore, PrintedAnswer, Question, of_model};
-use super::losses::{Steps, losses};
+use super::finding::{Evaluations, FoundAnswer, found, listed};
+use super::watched::Watched;
 use crate::provenance::RunProvenance;
 use crate::spelling::Spelling;
-use crate::studies::predict::eval;
 use crate::studies::study::Run;
-use crate::texts::{Answer, Answers, Content, Task, single_token};
-use anyhow::{Context, bail};
-use candle_core::Tensor;
+use anyhow::bail;
 use gpt2_loader::LoadError;
-use gpt2_model::ForwardArgs;
-use gpt2_model::analysis::{Centering, Metric, RepeatedTokens, direct_attribution, head_scores};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// The options of the checks.
@@ -71,18 +68,6 @@ pub enum AnswerState {
     Unchecked,
 }
 
-/// The answer of this program, and whether it is right.
-struct FoundAnswer {
-    found: String,
-    is_right: bool,
-}
-
-/// The seed of random tokens and prompts.
-const SEED: u64 = 0;
-/// The texts of repeated tokens, and their tokens and repeats.
-const TEXTS: usize = 10;
-const REPEATED: (usize, usize) = (25, 4);
-
 impl Options {
     /// Whether there are answers about the model, before it is fetched.
     ///
@@ -98,17 +83,25 @@ impl Options {
         Ok(())
     }
 
-    /// Checks every answer.
+    /// Checks every answer. One that cannot be checked, since a data set is out of reach or damaged or does not fit the model, is
+    /// reported with the reason.
     ///
     /// # Errors
-    /// When the file of answers is damaged, a question does not fit the model, or the observer ends it.
+    /// When the file of answers is damaged, or the observer ends it.
     pub fn run(&self, run: &Run) -> anyhow::Result<Report> {
         let answers = of_model(&self.model, self.answers.as_deref(), run.observer)?;
         let all = answers.len() as u64;
         let mut checked = vec![];
+        let mut evaluations = BTreeMap::new();
+        let watched = Watched::new(run.observer);
+        let of_answer = Run { observer: &watched, ..*run };
         for (number, answer) in answers.iter().enumerate() {
             run.observer.step("answers", number as u64, Some(all))?;
-            checked.push(self.checked(run, answer).with_context(|| answer.question.asked())?);
+            let result = self.found(&of_answer, &answer.question, &mut evaluations);
+            checked.push(match result {
+                Err(error) if watched.has_ended() => return Err(error),
+                result => self.checked(answer, result),
+            });
         }
         run.observer.step("answers", all, Some(all))?;
         let count = |state| checked.iter().filter(|one: &&Checked| one.state == state).count();
@@ -121,28 +114,38 @@ impl Options {
         })
     }
 
-    fn checked(&self, run: &Run, answer: &PrintedAnswer) -> anyhow::Result<Checked> {
-        let question = &answer.question;
-        let is_unasked = matches!(question, Question::Evaluation { .. }) && !self.evaluations;
-        let result = match question {
-            _ if is_unasked => {
-                let option = run.opened.spelling.switch("evaluations");
-                Err(format!("not asked for: {option}"))
-            }
-            _ => match found(run, question) {
-                // The data set is out of reach; the model was not.
-                Err(error) if is_out_of_reach(&error) => Err(format!("{error:#}")),
-                result => Ok(result?),
-            },
-        };
+    /// Whether a question is left out because nobody asked for such.
+    fn is_unasked(&self, question: &Question) -> bool {
+        matches!(question, Question::Evaluation { .. }) && !self.evaluations
+    }
+
+    fn found(
+        &self,
+        run: &Run,
+        question: &Question,
+        evaluations: &mut Evaluations,
+    ) -> anyhow::Result<FoundAnswer> {
+        if self.is_unasked(question) {
+            bail!("not asked for; {} runs it", run.opened.spelling.switch("evaluations"));
+        }
+        found(run, question, evaluations)
+    }
+
+    fn checked(&self, answer: &PrintedAnswer, result: anyhow::Result<FoundAnswer>) -> Checked {
         let (found, state) = match result {
             Ok(FoundAnswer { found, is_right: true }) => (found, AnswerState::Right),
             Ok(FoundAnswer { found, is_right: false }) => (found, AnswerState::Wrong),
-            Err(why) => (why, AnswerState::Unchecked),
+            Err(why) => (format!("{why:#}"), AnswerState::Unchecked),
         };
-        let source = answer.source.clone();
-        let expected = question.expected();
-        Ok(Checked { question: question.asked(), expected, found, state, source, is_unasked })
+        let question = &answer.question;
+        Checked {
+            question: question.asked(),
+            expected: question.expected(),
+            found,
+            state,
+            source: answer.source.clone(),
+            is_unasked: self.is_unasked(question),
+        }
     }
 }
 
@@ -191,142 +194,68 @@ impl HeadScore {
     }
 }
 
-fn listed(losses: &[f64]) -> String {
-    losses.iter().map(|loss| format!("{loss:.6}")).collect::<Vec<_>>().join(" ")
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interventions::{InterventionOptions, Prepared};
+    use crate::observer::{Observer, Silent};
+    use crate::open::{DeviceChoice, ModelOptions};
+    use serde_json::{Value, json};
+    use std::sync::Mutex;
 
-fn found(run: &Run, question: &Question) -> anyhow::Result<FoundAnswer> {
-    match question {
-        Question::Continuation { prompt, ids } => {
-            let found = continued(run, prompt, ids.len())?;
-            Ok(FoundAnswer { is_right: found == *ids, found: format!("{found:?}") })
-        }
-        Question::Losses { documents, rows, columns, learning_rate, losses: expected, tolerance } => {
-            let ids = tokens(run, documents)?;
-            let steps = Steps {
-                count: expected.len(),
-                rows: *rows,
-                columns: *columns,
-                learning_rate: *learning_rate,
-            };
-            let all = expected.len() as u64;
-            let found = losses(run.opened, &ids, &steps, |step| {
-                run.observer.step("training steps", step as u64, Some(all))
-            })?;
-            let near = found.iter().zip(expected).all(|(a, b)| (a - b).abs() <= *tolerance);
-            Ok(FoundAnswer { is_right: near, found: listed(&found) })
-        }
-        Question::Heads { score, heads, among } => {
-            let scores = scores(run, *score)?;
-            Ok(ranked(&scores, heads, *among))
-        }
-        Question::NameMovers { heads, against, among, prompts } => {
-            let mut shares = shares(run, *prompts)?;
-            if *against {
-                for (_, share) in &mut shares {
-                    *share = -*share;
-                }
+    /// Counts the steps of evaluations, and fails once, at one of a number.
+    #[derive(Default)]
+    struct Counting {
+        heard: Mutex<usize>,
+        fails_at: Option<usize>,
+    }
+
+    impl Observer for Counting {
+        fn step(&self, steps: &str, _: u64, _: Option<u64>) -> candle_core::Result<()> {
+            let mut heard = self.heard.lock().expect("no thread fails");
+            *heard += usize::from(steps == "requests");
+            if steps == "requests" && self.fails_at == Some(*heard) {
+                candle_core::bail!("enough")
             }
-            Ok(ranked(&shares, heads, *among))
-        }
-        Question::Evaluation { task, measure, value, tolerance } => {
-            let options =
-                eval::Options { tasks: vec![task.clone()], bootstrap: 0, ..eval::Options::default() };
-            let report = options.evaluate(run, &gpt2_parallel::Alone)?;
-            let found = report.tasks.last().and_then(|result| result.value(measure));
-            let found = found.with_context(|| format!("{task} has no measure {measure}"))?;
-            Ok(FoundAnswer { is_right: (found - value).abs() <= *tolerance, found: format!("{found:.4}") })
+            Ok(())
         }
     }
-}
 
-/// The tokens of a prompt with the most probable continuation, `length` in all.
-fn continued(run: &Run, prompt: &[u32], length: usize) -> anyhow::Result<Vec<u32>> {
-    let opened = run.opened;
-    let n = opened.model.config().n_positions;
-    if prompt.is_empty() || length > n {
-        bail!("expected a prompt, and {n} tokens at most with its continuation; they are {length}");
+    /// The report about measures of one small task, and the steps that its requests took.
+    fn run(measures: &[&str], fails_at: Option<usize>) -> anyhow::Result<(Report, usize)> {
+        let folder = tempfile::tempdir()?;
+        let quiz = folder.path().join("quiz.jsonl");
+        std::fs::write(&quiz, "{\"context\": \"O\", \"choices\": [\" Romeo\", \" x\"], \"answer\": 0}\n")?;
+        let answer = |measure: &&str| -> Value {
+            let question = json!({"task": quiz, "measure": measure, "value": 0.5, "tolerance": 1});
+            json!({"source": "nobody", "question": {"evaluation": question}})
+        };
+        let answers = folder.path().join("answers.json");
+        std::fs::write(
+            &answers,
+            json!({"demo": measures.iter().map(answer).collect::<Vec<_>>()}).to_string(),
+        )?;
+        let opened = ModelOptions::default().open(DeviceChoice::Cpu, false, &Silent)?;
+        let observer = Counting { fails_at, ..Counting::default() };
+        let interventions = Prepared::new(InterventionOptions::default(), &opened, &observer)?;
+        let options = Options { model: "demo".to_owned(), answers: Some(answers), evaluations: true };
+        let report = options.run(&Run::new(&interventions, &observer))?;
+        let heard = *observer.heard.lock().expect("no thread fails");
+        Ok((report, heard))
     }
-    let mut ids = prompt.to_vec();
-    while ids.len() < length {
-        let input = opened.input_ids(&ids)?; // (1, T)
-        let args = ForwardArgs { last_logits_only: true, ..ForwardArgs::default() };
-        let logits = opened.model.forward(&input, args)?.logits.flatten_all()?; // (V)
-        run.check_finite(&input, None, [&logits])?;
-        ids.push(logits.argmax(0)?.to_scalar::<u32>()?);
-    }
-    Ok(ids)
-}
 
-/// The tokens of documents, each behind the end-of-text token.
-fn tokens(run: &Run, documents: &[String]) -> anyhow::Result<Vec<u32>> {
-    let tokenizer = run.opened.tokenizer()?;
-    let end = tokenizer.end_of_text().context("the vocabulary has no end-of-text token")?;
-    let mut ids = vec![];
-    for document in documents {
-        ids.push(end);
-        ids.extend(tokenizer.encode(document)?);
+    #[test]
+    fn a_task_runs_once_for_all_its_measures() -> anyhow::Result<()> {
+        let (one, steps) = run(&["acc"], None)?;
+        assert!(steps > 0 && one.passed);
+        let (all, steps_of_all) = run(&["acc", "acc_norm", "acc"], None)?;
+        assert_eq!((all.answers.len(), all.unchecked, steps_of_all), (3, 0, steps));
+        Ok(())
     }
-    Ok(ids)
-}
 
-/// Each head with its mean score on repeated random tokens.
-fn scores(run: &Run, score: HeadScore) -> anyhow::Result<Vec<(String, f64)>> {
-    let config = run.opened.model.config();
-    let bos = config.bos_token_id.filter(|&id| (id as usize) < config.vocab_size);
-    let texts = RepeatedTokens::random(bos, REPEATED, TEXTS, config.vocab_size, SEED);
-    let found = head_scores(&run.opened.model.transformer, &texts, None)?;
-    let mut all = vec![];
-    for (layer, heads) in found.iter().enumerate() {
-        for (head, scores) in heads.iter().enumerate() {
-            let mean = match score {
-                HeadScore::PreviousToken => scores.previous_token.mean,
-                HeadScore::DuplicateToken => scores.duplicate_token.mean,
-                HeadScore::Induction => scores.induction.mean,
-            };
-            all.push((format!("{layer}.{head}"), mean));
-        }
+    #[test]
+    fn an_observer_that_ends_a_question_ends_the_whole() {
+        let ended = run(&["acc", "acc_norm"], Some(1)).expect_err("it is ended");
+        assert!(format!("{ended:#}").contains("enough"), "{ended:#}");
     }
-    Ok(all)
-}
-
-/// Each head with what it adds to the right name's logit less the other name's, as a mean over prompts of the IOI task.
-fn shares(run: &Run, prompts: usize) -> anyhow::Result<Vec<(String, f64)>> {
-    let opened = run.opened;
-    let pairs = Task::Ioi.pairs(opened.tokenizer()?, prompts.max(1), SEED)?;
-    let token = |answers: &Answers| -> anyhow::Result<u32> {
-        match answers.all().first() {
-            Some(Answer::Text(text)) => single_token(opened, "a name", text, run.observer),
-            Some(Answer::Id(id)) => Ok(*id),
-            None => bail!("a pair has no answer"),
-        }
-    };
-    let mut sum: Option<Tensor> = None;
-    for pair in &pairs {
-        let Content::Text(text) = &pair.clean else { bail!("a pair has no text") };
-        let against = pair.incorrect.as_ref().context("a pair has no wrong answer")?;
-        let metric = Metric::difference(token(&pair.correct)?, token(against)?);
-        let input = opened.input_ids(&opened.tokenizer()?.encode(text)?)?;
-        let heads = direct_attribution(&opened.model, &input, &metric, Centering::default(), None)?.heads;
-        sum = Some(match sum {
-            Some(sum) => (sum + heads)?,
-            None => heads,
-        });
-    }
-    let rows = sum.context("there is no prompt")?.to_vec2::<f64>()?;
-    let heads = rows.into_iter().enumerate();
-    let named = heads.flat_map(|(layer, heads)| {
-        heads.into_iter().enumerate().map(move |(head, share)| (format!("{layer}.{head}"), share))
-    });
-    Ok(named.map(|(name, share)| (name, share / pairs.len() as f64)).collect())
-}
-
-/// Whether heads are among the first by a number.
-fn ranked(numbers: &[(String, f64)], heads: &[String], among: usize) -> FoundAnswer {
-    let mut order: Vec<&(String, f64)> = numbers.iter().collect();
-    order.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let first = &order[..among.min(order.len())];
-    let is_right = heads.iter().all(|head| first.iter().any(|(name, _)| name == head));
-    let found: Vec<String> = first.iter().map(|(name, number)| format!("{name} ({number:.2})")).collect();
-    FoundAnswer { found: found.join(", "), is_right }
 }

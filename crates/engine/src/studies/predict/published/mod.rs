@@ -2,7 +2,9 @@
 
 mod answers;
 mod checks;
+mod finding;
 mod losses;
+mod watched;
 
 pub use checks::{AnswerState, Checked, Options, Report, is_out_of_reach};
 pub use losses::{Steps, losses};

@@ -1,9 +1,8 @@
 //! Times runs of a device's work.
 
-use crate::output::terminal::TERMINAL;
+use crate::observer::Observer;
 use candle_core::{Device, Tensor};
 use candle_fused::measure::{Stopwatch, l2_bytes};
-use gpt2_engine::Observer;
 
 /// The most groups into which runs on a GPU are divided: the host submits a group without a pause.
 const GROUPS: usize = 5;
@@ -17,10 +16,11 @@ const GROUPS: usize = 5;
 pub(super) fn time_runs(
     device: &Device,
     runs: usize,
+    observer: &dyn Observer,
     mut work: impl FnMut(usize) -> anyhow::Result<()>,
 ) -> anyhow::Result<Vec<f64>> {
     let runs = runs.max(1);
-    TERMINAL.step("runs", 0, Some(runs as u64))?;
+    observer.step("runs", 0, Some(runs as u64))?;
     work(0)?;
     let groups = if device.is_cpu() { runs } else { runs.min(GROUPS) };
     let mut times = Vec::with_capacity(groups);
@@ -32,7 +32,7 @@ pub(super) fn time_runs(
             work(run + 1)?;
         }
         times.push(watch.stop()? / (end - first) as f64);
-        TERMINAL.step("runs", end as u64, Some(runs as u64))?;
+        observer.step("runs", end as u64, Some(runs as u64))?;
     }
     Ok(times)
 }
@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn runs_are_counted_and_one_more_is_not_timed() -> anyhow::Result<()> {
         let mut seen = vec![];
-        let times = time_runs(&Device::Cpu, 3, |run| {
+        let times = time_runs(&Device::Cpu, 3, &crate::observer::Silent, |run| {
             seen.push(run);
             std::thread::sleep(std::time::Duration::from_millis(5));
             Ok(())

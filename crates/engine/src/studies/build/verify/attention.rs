@@ -1,12 +1,12 @@
 //! Attention against plain operations.
 
 use super::{Path, Verify, rounding};
+use crate::open::attention_layer;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Dropout;
 use candle_fused::Implementation::{self, Eager, Fused};
 use candle_fused::attention::{HeadLayout, Hidden, Inputs, Mask, Sdpa, quantize_rows, widen_rows};
 use candle_nn::Init;
-use gpt2_engine::open::attention_layer;
 use gpt2_model::init;
 use gpt2_model::mask::left_padding;
 
@@ -51,7 +51,7 @@ struct PathResult {
     trained_by: Implementation,
 }
 
-impl Verify {
+impl Verify<'_> {
     /// Attention alone: its context, its gradient, and its context when weights are also computed.
     pub(super) fn attention(&mut self) -> anyhow::Result<()> {
         let shared = if self.device.is_cpu() { Some(1) } else { None };

@@ -1,16 +1,14 @@
 //! The work of each target.
 
-use super::args::{FEATURES_OF_ONE, FIRING};
+use super::options::{FEATURES_OF_ONE, FIRING};
 use super::setup::Bench;
 use super::timing::{copies_beyond_the_cache, time_runs};
-use crate::output::terminal::TERMINAL;
+use crate::open::attention_layer;
 use anyhow::bail;
 use candle_core::{DType, Tensor};
 use candle_fused::attention::Mask;
 use candle_fused::measure::Stopwatch;
 use candle_nn::VarMap;
-use gpt2_engine::Observer;
-use gpt2_engine::open::attention_layer;
 use gpt2_model::analysis::{Contrast, Metric, attribution_patching};
 use gpt2_model::dictionary::{Dictionary, DictionaryTensors, Selection};
 use gpt2_model::hooks::{Hooks, Point, Recorder};
@@ -54,7 +52,7 @@ impl Bench<'_> {
         let model = self.model()?;
         let ids = self.ids(self.tokens)?;
         self.time(|_| {
-            model.forward(&ids, ForwardArgs { last_logits_only: self.args.last, ..Default::default() })?;
+            model.forward(&ids, ForwardArgs { last_logits_only: self.options.last, ..Default::default() })?;
             Ok(())
         })
     }
@@ -63,10 +61,10 @@ impl Bench<'_> {
     pub(super) fn asking(&self, plain: &mut Vec<f64>) -> anyhow::Result<Vec<f64>> {
         let model = self.model()?;
         let ids = self.ids(self.tokens)?;
-        let heads = usize::from(self.args.weights_heads.unwrap_or(0));
+        let heads = self.options.weights_heads.unwrap_or(0);
         let all = self.config.n_layer * self.config.n_head;
         if heads > all {
-            bail!("--weights-heads: the model has {all} heads");
+            bail!("{}: the model has {all} heads", self.option("weights-heads"));
         }
         let of_head = |i: usize| ChosenWeights {
             layer: i / self.config.n_head,
@@ -76,9 +74,9 @@ impl Bench<'_> {
         let pass = |asked: bool| -> anyhow::Result<f64> {
             let recorder = Recorder::new(Point::of_model(self.config.n_layer));
             let args = ForwardArgs {
-                hooks: (asked && self.args.hooks).then_some(&recorder as &dyn Hooks),
-                last_logits_only: self.args.last,
-                output_summaries: asked && self.args.summaries,
+                hooks: (asked && self.options.hooks).then_some(&recorder as &dyn Hooks),
+                last_logits_only: self.options.last,
+                output_summaries: asked && self.options.summaries,
                 weights: if asked { &weights } else { &[] },
                 ..Default::default()
             };
@@ -87,7 +85,7 @@ impl Bench<'_> {
             Ok(watch.stop()?)
         };
         let mut asked = vec![];
-        for run in 0..=self.args.runs {
+        for run in 0..=self.options.runs {
             let without = pass(false)?;
             let with = pass(true)?;
             if run > 0 {
@@ -102,7 +100,7 @@ impl Bench<'_> {
     /// Between two random texts, for the difference of two logits.
     pub(super) fn attribution(&self) -> anyhow::Result<Vec<f64>> {
         if self.batch != 1 {
-            bail!("bench attribution runs on one pair of texts: leave --batch out");
+            bail!("bench attribution runs on one pair of texts: leave {} out", self.option("batch"));
         }
         let model = self.model()?;
         let ids = self.ids(2 * self.tokens)?;
@@ -120,7 +118,11 @@ impl Bench<'_> {
 
     pub(super) fn features(&self) -> anyhow::Result<Vec<f64>> {
         if !self.device.is_cpu() || self.dtype != DType::F32 {
-            bail!("bench features runs in f32 on the CPU: leave --dtype out, and give --device cpu");
+            bail!(
+                "bench features runs in f32 on the CPU: leave {} out, and give {}",
+                self.option("dtype"),
+                self.model_options.spelling.given("device", "cpu")
+            );
         }
         let c = self.config.n_embd;
         let count = FEATURES_OF_ONE * self.config.n_embd;
@@ -139,7 +141,7 @@ impl Bench<'_> {
 
     pub(super) fn decode(&self) -> anyhow::Result<Vec<f64>> {
         let model = self.model()?;
-        let steps = self.args.new_tokens as usize;
+        let steps = self.options.new_tokens;
         let mut cache = KvCache::new(&self.config, self.batch, self.tokens + steps, self.kv(), &self.device)?;
         let step = |ids: &Tensor, cache: &mut KvCache| -> anyhow::Result<Tensor> {
             let args = ForwardArgs { cache: Some(cache), last_logits_only: true, ..Default::default() };
@@ -159,17 +161,18 @@ impl Bench<'_> {
     /// Drawn tokens after a prompt, as `gpt2 generate` draws them, with their way to the host; without the prompt.
     pub(super) fn generate(&self) -> anyhow::Result<Vec<f64>> {
         let model = self.model()?;
-        let steps = self.args.new_tokens as usize;
+        let steps = self.options.new_tokens;
         let prompts = self.ids(self.tokens)?.to_vec2::<u32>()?;
-        let sampling = Sampling { top_k: Some(40), seed: self.args.model.run.seed, ..Sampling::default() };
+        let sampling = Sampling { top_k: Some(40), seed: self.options.seed, ..Sampling::default() };
         let mut times = vec![];
-        for run in 0..=self.args.runs {
+        for run in 0..=self.options.runs {
             let mut generation = Generation::new(&model, &prompts, sampling.clone(), steps + 1)?;
             generation.next().transpose()?; // the prompt
             let watch = Stopwatch::start(&self.device)?;
             for step in 0..steps {
                 if generation.next().transpose()?.is_none_or(|tokens| tokens.contains(&None)) {
-                    bail!("a text ended after {} of {} new tokens: choose another --seed", step + 1, steps);
+                    let seed = self.option("seed");
+                    bail!("a text ended after {} of {steps} new tokens: choose another {seed}", step + 1);
                 }
             }
             let time = watch.stop()?;
@@ -182,24 +185,25 @@ impl Bench<'_> {
     }
 
     pub(super) fn train(&self) -> anyhow::Result<Vec<f64>> {
-        if self.args.lora.is_some() {
+        if self.options.lora.is_some() {
             return self.train_adapter();
         }
         if self.checkpoint.is_some() {
-            bail!("bench train runs on random weights: leave --model out, or give --lora");
+            let lora = self.option("lora");
+            bail!("bench train runs on random weights: leave {} out, or give {lora}", self.option("model"));
         }
         let variables = VarMap::new();
-        let vb = init::seeded_variables(self.args.model.run.seed, &variables, self.dtype, &self.device);
+        let vb = init::seeded_variables(self.options.seed, &variables, self.dtype, &self.device);
         let model = Gpt2LMHeadModel::load(vb, &self.config)?;
-        self.time_training(&self.args.train_dtype.of(model)?)
+        self.time_training(&self.options.train_dtype.of(model)?)
     }
 
     /// Steps of an adapter on all linear layers, of a frozen model.
     fn train_adapter(&self) -> anyhow::Result<Vec<f64>> {
-        let r = self.args.lora.unwrap_or(8);
+        let r = self.options.lora.unwrap_or(8);
         let targets = ["c_attn", "c_proj", "c_fc"].map(String::from).to_vec();
-        let options = LoraOptions { target_modules: targets, ..LoraOptions::new(r.into()) };
-        let adapter = Adapter::new(&self.config, &options, self.args.model.run.seed, &self.device)?;
+        let options = LoraOptions { target_modules: targets, ..LoraOptions::new(r) };
+        let adapter = Adapter::new(&self.config, &options, self.options.seed, &self.device)?;
         self.time_training(&self.model()?.with_adapter("bench", &adapter, 1.0)?)
     }
 
@@ -212,7 +216,7 @@ impl Bench<'_> {
         let training = Some(Training { seed: 0, step: 0 });
         let batch = TrainingBatch::new(inputs.clone(), targets.clone());
         self.time(|_| {
-            let gradients = if self.args.recompute {
+            let gradients = if self.options.recompute {
                 model.recomputed_gradients(&inputs, &targets, training)?.1
             } else {
                 model.loss(&batch, ForwardArgs { training, ..Default::default() })?.backward()?
@@ -223,12 +227,12 @@ impl Bench<'_> {
     }
 
     /// Shows how many of the runs are done.
-    fn show(&self, done: u32) -> candle_core::Result<()> {
-        TERMINAL.step("runs", done.into(), Some(self.args.runs.into()))
+    fn show(&self, done: usize) -> candle_core::Result<()> {
+        self.observer.step("runs", done as u64, Some(self.options.runs as u64))
     }
 
     /// The milliseconds of each run of `work`, which is told its number.
     fn time(&self, work: impl FnMut(usize) -> anyhow::Result<()>) -> anyhow::Result<Vec<f64>> {
-        time_runs(&self.device, self.args.runs as usize, work)
+        time_runs(&self.device, self.options.runs, self.observer, work)
     }
 }

@@ -1,73 +1,90 @@
 //! The setup of a benchmark: the model or its shape, the device and the sizes.
 
-use super::args::{BenchArgs, BenchTarget};
+use super::options::{Options, Target};
 use super::work::{self, NumberSizes, Work};
-use crate::output::terminal::TERMINAL;
+use crate::observer::Observer;
+use crate::open::{DeviceChoice, ModelOptions, attention_layer, checkpoint};
 use anyhow::bail;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::BlockFormat;
 use candle_nn::VarBuilder;
-use gpt2_engine::open::{attention_layer, checkpoint};
 use gpt2_loader::Checkpoint;
 use gpt2_model::{CacheDType, Config, Gpt2LMHeadModel, Implementation, init};
 
 pub(super) struct Bench<'a> {
-    pub(super) args: &'a BenchArgs,
+    pub(super) options: &'a Options,
+    pub(super) model_options: &'a ModelOptions,
+    pub(super) observer: &'a dyn Observer,
     pub(super) config: Config,
     pub(super) checkpoint: Option<Checkpoint>,
     pub(super) device: Device,
     pub(super) dtype: DType,
-    pub(super) quantize: Option<BlockFormat>,
+    quantize: Option<BlockFormat>,
     pub(super) batch: usize,
     pub(super) tokens: usize,
 }
 
 impl<'a> Bench<'a> {
-    pub(super) fn new(args: &'a BenchArgs) -> anyhow::Result<Self> {
-        let implementation = args.model.implementation;
-        let hub = &args.model.hub;
-        let open = |model: &String| -> anyhow::Result<Checkpoint> {
-            let files = crate::model::args::files(Some(model), hub)?;
-            Ok(checkpoint(&files, &TERMINAL)?.with_implementation(implementation))
+    pub(super) fn new(
+        options: &'a Options,
+        model: &'a ModelOptions,
+        device: DeviceChoice,
+        tf32: bool,
+        observer: &'a dyn Observer,
+    ) -> anyhow::Result<Self> {
+        let open = |_: &String| -> anyhow::Result<Checkpoint> {
+            let files = model.files(observer)?;
+            Ok(checkpoint(&files, observer)?.with_implementation(model.implementation))
         };
-        let checkpoint = args.model.model.as_ref().map(open).transpose()?;
+        let checkpoint = model.model.as_ref().map(open).transpose()?;
         let mut config = checkpoint.as_ref().map_or_else(Config::gpt2, |c| c.config().clone());
-        config.attn_implementation = implementation;
-        let tokens = args.tokens as usize;
-        let needed = tokens + if args.what.makes_tokens() { args.new_tokens as usize } else { 0 };
-        if matches!(args.what, BenchTarget::Core | BenchTarget::Block) {
+        config.attn_implementation = model.implementation;
+        let what = options.what;
+        let spelling = model.spelling;
+        let needed = options.tokens + if what.makes_tokens() { options.new_tokens } else { 0 };
+        if matches!(what, Target::Core | Target::Block) {
             config.n_positions = config.n_positions.max(needed); // neither reads a position
         } else if needed > config.n_positions {
             bail!(
-                "--tokens: this needs {needed} positions, but the model has n_positions = {}",
+                "{}: this needs {needed} positions, but the model has n_positions = {}",
+                spelling.option("tokens"),
                 config.n_positions
             );
         }
         config.validate()?;
-        let bytes = (args.kv == Some(CacheDType::Q8_0)).then_some("kv");
-        let quantize = args.model.quantize.map(|_| "quantize");
-        let cpu_only: Vec<&str> = bytes.into_iter().chain(quantize).collect();
-        let device = args.model.run.open_with(&cpu_only)?;
-        TERMINAL.works();
-        let quantize = args.model.options().quantized(checkpoint.as_ref(), &device)?;
-        if args.kv.is_some() && args.what != BenchTarget::Decode {
-            bail!("--kv is for bench decode");
+        let bytes = (options.kv == Some(CacheDType::Q8_0)).then_some("kv");
+        let cpu_only: Vec<&str> = bytes.into_iter().chain(model.quantize.map(|_| "quantize")).collect();
+        let device = device.for_options(&cpu_only, spelling, observer).open(tf32, spelling, observer)?;
+        let quantize = model.quantized(checkpoint.as_ref(), &device)?;
+        if options.kv.is_some() && what != Target::Decode {
+            bail!("{} is for bench decode", spelling.option("kv"));
         }
-        let runs_layers =
-            args.what == BenchTarget::Forward || args.what.makes_tokens() || args.lora.is_some();
+        let runs_layers = what == Target::Forward || what.makes_tokens() || options.lora.is_some();
         if quantize.is_some() && !runs_layers {
-            bail!("--quantize is for bench forward, decode, generate, and train with --lora");
+            let option = spelling.option("quantize");
+            let lora = spelling.option("lora");
+            bail!("{option} is for bench forward, decode, generate, and train with {lora}");
         }
+        let dtype = model.dtype;
+        let batch = options.batch;
+        let tokens = options.tokens;
         Ok(Self {
-            args,
+            options,
+            model_options: model,
+            observer,
             config,
             checkpoint,
             device,
-            dtype: args.model.dtype,
+            dtype,
             quantize,
-            batch: args.batch.into(),
+            batch,
             tokens,
         })
+    }
+
+    /// An option as the caller writes it.
+    pub(super) fn option(&self, name: &str) -> String {
+        self.model_options.spelling.option(name)
     }
 
     pub(super) fn name(&self) -> String {
@@ -80,13 +97,13 @@ impl<'a> Bench<'a> {
         let stay = self.dtype == DType::F32 && self.device.is_cpu();
         let of_file = self.checkpoint.as_ref().filter(|_| stay).map(Checkpoint::formats).unwrap_or_default();
         let formats: Vec<&str> = self.quantize.into_iter().chain(of_file).map(BlockFormat::as_str).collect();
-        let whole = self.args.what == BenchTarget::Forward || self.args.what.makes_tokens();
+        let whole = self.options.what == Target::Forward || self.options.what.makes_tokens();
         (whole && !formats.is_empty()).then(|| formats.join(", "))
     }
 
     /// The dtype of the cached keys and values.
     pub(super) fn kv(&self) -> CacheDType {
-        self.args.kv.unwrap_or(self.dtype.into())
+        self.options.kv.unwrap_or(self.dtype.into())
     }
 
     /// Compares what a run of `seconds` on the CPU computes or reads with the machine's limit.
@@ -100,7 +117,7 @@ impl<'a> Bench<'a> {
             _ => self.dtype.size_in_bytes() as f64,
         };
         Work::of(
-            self.args,
+            self.options,
             &self.config,
             NumberSizes { dtype: self.dtype, quantized, weight, number },
             seconds,
@@ -109,9 +126,9 @@ impl<'a> Bench<'a> {
 
     /// The attention implementation that runs: `--impl` if a kernel for it exists.
     pub(super) fn implementation(&self) -> anyhow::Result<Implementation> {
-        let t = match self.args.what {
-            BenchTarget::Train if self.device.is_metal() => return Ok(Implementation::Eager), // has no gradient
-            BenchTarget::Decode | BenchTarget::Generate => 1,
+        let t = match self.options.what {
+            Target::Train if self.device.is_metal() => return Ok(Implementation::Eager), // has no gradient
+            Target::Decode | Target::Generate => 1,
             _ => self.tokens,
         };
         Ok(attention_layer::implementation_of(
@@ -125,7 +142,7 @@ impl<'a> Bench<'a> {
     pub(super) fn weights(&self) -> anyhow::Result<VarBuilder<'static>> {
         match &self.checkpoint {
             Some(checkpoint) => Ok(checkpoint.var_builder(self.dtype, &self.device)?),
-            None => Ok(init::seeded(self.args.model.run.seed, self.dtype, &self.device)),
+            None => Ok(init::seeded(self.options.seed, self.dtype, &self.device)),
         }
     }
 
@@ -136,15 +153,13 @@ impl<'a> Bench<'a> {
             (None, Some(format)) => Gpt2LMHeadModel::load(self.weights()?, &self.config)?.quantize(format)?,
             (None, None) => Gpt2LMHeadModel::load(self.weights()?, &self.config)?,
         };
-        let args = &self.args.model;
-        let options = args.options();
-        let adapters = options.find_adapters(&TERMINAL)?;
-        Ok(options.with_adapters(model, &adapters, &TERMINAL)?.0)
+        let adapters = self.model_options.find_adapters(self.observer)?;
+        Ok(self.model_options.with_adapters(model, &adapters, self.observer)?.0)
     }
 
     /// Seeded random numbers in -1..1 of the given shape.
     pub(super) fn random(&self, shape: &[usize]) -> anyhow::Result<Tensor> {
-        let vb = init::seeded(self.args.model.run.seed, self.dtype, &self.device);
+        let vb = init::seeded(self.options.seed, self.dtype, &self.device);
         Ok(vb.get_with_hints(shape, "input", candle_nn::Init::Uniform { lo: -1., up: 1. })?)
     }
 

@@ -11,7 +11,7 @@ use candle_fused::{
 use candle_nn::Init;
 use gpt2_model::init;
 
-impl Verify {
+impl Verify<'_> {
     /// Layer norm, linear layers and the loss, with each implementation that the device has.
     pub(super) fn layers(&mut self) -> anyhow::Result<()> {
         self.layers_of(37)?;

@@ -2,16 +2,21 @@
 
 #![allow(clippy::print_stdout)] // the table of signals and commands: cargo test -- signals --nocapture
 
+mod cases;
+
 use super::hub::repository;
 use super::hub::server::{At, Fault, Server};
 use super::stdin_stdout::into_nothing;
 use super::{DEMO, GPT2, Run, command, gpt2, json, launched, signal, spawn};
-use crate::common::Result;
+use crate::common::{Result, data};
 use crate::folder::{Folder, Tensors, assert_says, serialized, zeros};
+use cases::{CASES, Ready};
 use safetensors::Dtype;
 use serde_json::Value;
+use std::io::Write as _;
+use std::net::TcpListener;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 /// The signals that end a run, and their numbers.
@@ -24,6 +29,8 @@ const WIDE: (usize, usize) = (1024, 4);
 struct World {
     folder: Folder,
     server: Server,
+    /// The address of a site that answers slowly.
+    slow: String,
 }
 
 impl World {
@@ -52,15 +59,20 @@ impl World {
         folder.write("pairs.jsonl", pairs)?;
         let question = "{\"context\": \"O Romeo, Romeo! wherefore\", \"choices\": [\" art thou Romeo?\", \" am I\"], \"answer\": 0}\n";
         folder.write("quiz.jsonl", question.repeat(20_000))?;
+        let example = "{\"prompt\": \"O Romeo,\", \"completion\": \" Romeo!\"}\n";
+        folder.write("chats.jsonl", example.repeat(2000))?;
+        folder.write("ids.bin", (0..20_000u16).flat_map(|n| (n % 300).to_le_bytes()).collect::<Vec<u8>>())?;
+        std::fs::copy(data("eval").join("answers.json"), folder.file("answers.json"))?;
         wide(&folder.file("wide"))?;
         let server = Server::start(repository());
         server.fault(At::Get("model.safetensors"), Fault::Drip(40, Duration::from_millis(100)), None);
-        Ok(Self { folder, server })
+        Ok(Self { folder, server, slow: slow_site()? })
     }
 
     /// The arguments, with `{name}` for a path in the folder.
     fn args(&self, line: &str) -> Vec<String> {
         let path = |word: &str| match word.strip_prefix('@') {
+            Some("slow") => self.slow.clone(),
             Some(name) => self.folder.at(name),
             None => word.to_owned(),
         };
@@ -68,8 +80,7 @@ impl World {
     }
 
     fn command(&self, line: &str) -> Command {
-        let args = self.args(line);
-        let mut command = command(&args.iter().map(String::as_str).collect::<Vec<_>>());
+        let mut command = hearing(&self.args(line));
         command.env("HF_ENDPOINT", self.server.endpoint()).env("HF_HUB_CACHE", self.folder.file("cache"));
         command
     }
@@ -104,6 +115,45 @@ impl World {
         found.sort();
         Ok(found)
     }
+}
+
+/// The binary as a person starts it. Under `nohup`, or behind a script's `&`, the tests ignore signals, and so would their children.
+fn hearing(args: &[String]) -> Command {
+    if cfg!(target_os = "linux") {
+        let mut env = Command::new("env");
+        env.args(["--default-signal=HUP,INT,TERM", GPT2]);
+        return launched(env, args);
+    }
+    command(&args.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// The exit code of a run that was sent a signal, which it must obey within a minute.
+fn code_of(what: &str, child: &mut Child) -> Result<Option<i32>> {
+    let sent = Instant::now();
+    while sent.elapsed() < Duration::from_mins(1) {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status.code());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill()?;
+    Err(format!("{what}: goes on as if there had been no signal").into())
+}
+
+/// A site whose answer, as long as the known text, takes a minute.
+fn slow_site() -> Result<String> {
+    let site = TcpListener::bind("127.0.0.1:0")?;
+    let address = format!("http://{}", site.local_addr()?);
+    std::thread::spawn(move || {
+        for mut stream in site.incoming().flatten() {
+            let mut all_sent = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1115394\r\n\r\n");
+            while all_sent.is_ok() {
+                std::thread::sleep(Duration::from_millis(50));
+                all_sent = stream.write_all(&[b'x'; 1000]);
+            }
+        }
+    });
+    Ok(address)
 }
 
 /// A store that takes some seconds to read: one shard, under many names.
@@ -168,104 +218,8 @@ fn wide(folder: &Path) -> Result {
     Ok(std::fs::write(folder.join("model.safetensors"), serialized(&tensors)?)?)
 }
 
-/// When a run is in the middle of its work.
-enum Ready {
-    /// A file or folder below `out` is there; its name may begin so.
-    Has(&'static str),
-    /// This many lines are in a file below `out`.
-    Lines(&'static str, usize),
-    /// Something was printed or told.
-    Says(&'static str),
-    /// It has begun.
-    Soon,
-}
-
-/// A command, and what a signal in the middle of it leaves.
-struct Case {
-    line: &'static str,
-    ready: Ready,
-    /// What is left below `out`: exactly these names.
-    left: &'static [&'static str],
-    says: &'static [&'static str],
-}
-
-const CASES: [Case; 12] = [
-    Case {
-        line: "score @long.txt --by line --jsonl @out/s.jsonl --threads 1",
-        ready: Ready::Lines("s.jsonl.part", 257),
-        left: &["s.jsonl.part"],
-        says: &["stopped after ", "--resume"],
-    },
-    // One document, which takes long.
-    Case {
-        line: "eval @quiz.jsonl --out @out/e.json --threads 1",
-        ready: Ready::Soon,
-        left: &[],
-        says: &["stopped by "],
-    },
-    Case { line: "score @long.txt --threads 1", ready: Ready::Soon, left: &[], says: &["stopped"] },
-    Case {
-        line: "quantize @wide --to q4_0 --out @out/w.gguf",
-        ready: Ready::Has(".gpt2-"),
-        left: &[],
-        says: &["stopped by ", "w.gguf is not written"],
-    },
-    Case {
-        line: "train --text @long.txt --out @out/t --steps 100000 --metrics @out/m.csv --n-embd 32 --n-layer 1 --eval-every 100000 \
-               --vocab-size 300",
-        ready: Ready::Lines("m.csv", 2),
-        left: &[
-            "m.csv",
-            "t/",
-            "t/config.json",
-            "t/loss.png",
-            "t/model.safetensors",
-            "t/tokenizer.json",
-            "t/training-state.safetensors",
-        ],
-        says: &["stopped after step", "--resume"],
-    },
-    Case {
-        line: "train-features @store --features 64 -k 4 --batch 32 --epochs 60000 --out @out/f",
-        ready: Ready::Has("f"),
-        left: &["f/", "f/cfg.json", "f/sae_weights.safetensors", "f/training-state.safetensors"],
-        says: &["stopped after", "what has been learned is saved", "--resume"],
-    },
-    Case {
-        line: "record @long.txt --points blocks.2.hook_resid_post --shard-tokens 2048 --out @out/r",
-        ready: Ready::Has("r/00000"),
-        left: &["r/"],
-        says: &["stopped", "the finished shards stay", "--resume"],
-    },
-    Case {
-        line: "features --texts @long.txt --dictionary @sae --json",
-        ready: Ready::Soon,
-        left: &[],
-        says: &["stopped by "],
-    },
-    Case {
-        line: "features --store @values --dictionary @sae --threads 1",
-        ready: Ready::Soon,
-        left: &[],
-        says: &["stopped after ", " tokens"],
-    },
-    Case {
-        line: "discover --pairs @pairs.jsonl --out @out/c.json",
-        ready: Ready::Soon,
-        left: &[],
-        says: &["stopped by "],
-    },
-    Case { line: "generate --texts @long.txt -n 200", ready: Ready::Soon, left: &[], says: &["stopped by "] },
-    Case {
-        line: "download gpt2",
-        ready: Ready::Says("fetching model.safetensors"),
-        left: &[],
-        says: &["stopped by ", "what was fetched stays"],
-    },
-];
-
 /// Waits until the run is in the middle, or has ended.
-fn wait(world: &World, ready: &Ready, log: &Path, child: &mut std::process::Child) -> Result {
+fn wait(world: &World, ready: &Ready, log: &Path, child: &mut Child) -> Result {
     let started = Instant::now();
     let is_ready = || -> Result<bool> {
         Ok(match ready {
@@ -280,7 +234,7 @@ fn wait(world: &World, ready: &Ready, log: &Path, child: &mut std::process::Chil
                 text.lines().count() >= *lines
             }
             Ready::Says(text) => std::fs::read_to_string(log)?.contains(text),
-            Ready::Soon => started.elapsed() > Duration::from_millis(1500),
+            Ready::After(millis) => started.elapsed() > Duration::from_millis(*millis),
         })
     };
     while !is_ready()? && child.try_wait()?.is_none() {
@@ -306,10 +260,10 @@ fn a_signal_ends_every_command_with_its_number_and_leaves_nothing_half_written()
             let mut child = run.spawn()?;
             wait(&world, &case.ready, &log, &mut child)?;
             signal(name, child.id()).ok(); // it may have ended
-            let code = child.wait()?.code();
+            let what = format!("{} x SIG{name}", case.line);
+            let code = code_of(&what, &mut child)?;
             let stderr = std::fs::read_to_string(&log)?;
             let left = world.left()?;
-            let what = format!("{} x SIG{name}", case.line);
             table.push(format!("{what}: {code:?}, left {left:?}, {:?}", stderr.lines().last()));
             assert!(!left.iter().any(|name| name.contains(".gpt2-")), "{what}: {left:?}");
             // A short one may have been faster.
@@ -324,7 +278,7 @@ fn a_signal_ends_every_command_with_its_number_and_leaves_nothing_half_written()
             assert_eq!(left, case.left.iter().collect::<Vec<_>>(), "{what}: {stderr}");
         }
     }
-    assert!(hits > 24, "only {hits} runs were hit in the middle:\n{}", table.join("\n"));
+    assert!(hits > 36, "only {hits} runs were hit in the middle:\n{}", table.join("\n"));
     Ok(())
 }
 
@@ -345,7 +299,7 @@ fn adapter(folder: &Folder) -> Result<String> {
 /// A merge that replaces a model leaves the old one or the new one, and says which.
 #[test]
 fn a_merge_that_is_stopped_leaves_the_old_model_whole() -> Result {
-    let world = World { folder: Folder::empty()?, server: Server::start(repository()) };
+    let world = World { folder: Folder::empty()?, server: Server::start(repository()), slow: String::new() };
     wide(&world.folder.file("wide"))?;
     adapter(&world.folder)?;
     for (name, number) in ENDING {
@@ -377,7 +331,7 @@ fn a_merge_that_is_stopped_leaves_the_old_model_whole() -> Result {
 /// A merge that is killed leaves the old model whole, or no model that a reader would take for one, and the next run mends it.
 #[test]
 fn a_merge_that_is_killed_leaves_no_mixture() -> Result {
-    let world = World { folder: Folder::empty()?, server: Server::start(repository()) };
+    let world = World { folder: Folder::empty()?, server: Server::start(repository()), slow: String::new() };
     wide(&world.folder.file("wide"))?;
     adapter(&world.folder)?;
     let line = "merge --model @wide --adapter @lora --out @out/m --overwrite";
@@ -437,6 +391,9 @@ fn a_limit_on_the_size_of_files_is_an_error() -> Result {
         "attention --file @page.txt --export @out/x.safetensors",
         "attention O --html @out/x.html",
         "download gpt2",
+        "import @wide --out @out/m",
+        "live --out @out/l.html",
+        "train --ids @ids.bin --vocab-size 300 --out @out/t --steps 2 --eval-every 1",
     ] {
         world.clear()?;
         let mut shell = Command::new("sh");
@@ -469,6 +426,9 @@ fn a_reader_that_goes_away_loses_no_file() -> Result {
             "record @short.txt --points blocks.2.hook_resid_post --out @out/r",
             &["r/store.json", "r/00000.safetensors"],
         ),
+        ("import @wide --out @out/m", &["m/model.safetensors", "m/config.json"]),
+        ("live --out @out/l.html", &["l.html"]),
+        ("verify --published --answers @answers.json", &[]),
         ("features --store @store --dictionary @sae", &[]),
         ("generate O -n 20", &[]),
         ("merge --model @wide --adapter @lora --out @out/m", &["m/model.safetensors"]),

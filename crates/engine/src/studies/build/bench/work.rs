@@ -1,6 +1,6 @@
 //! The operations or bytes of a timed run, and their share of the machine's limit.
 
-use super::args::{BenchArgs, BenchTarget, FEATURES_OF_ONE, FIRING};
+use super::options::{FEATURES_OF_ONE, FIRING, Options, Target};
 use candle_core::DType;
 use candle_fused::measure;
 use gpt2_loader::{Checkpoint, Encoding, TensorInfo};
@@ -9,26 +9,28 @@ use gpt2_model::parameters::WPE;
 use serde::Serialize;
 
 /// The work of a run, beside the most that the machine can do.
-#[derive(Serialize)]
-pub(super) struct Work {
+#[derive(Debug, Serialize)]
+pub struct Work {
     /// 10⁹ operations or bytes a second.
-    pub(super) giga_per_s: f64,
-    pub(super) unit: &'static str,
+    pub giga_per_s: f64,
+    /// `GFLOP/s` or `GB/s`.
+    pub unit: &'static str,
     /// The machine's limit, as measured just now.
-    pub(super) peak: f64,
-    pub(super) of_peak: f64,
+    pub peak: f64,
+    /// The share of it.
+    pub of_peak: f64,
 }
 
 impl Work {
     /// Of a target that took `seconds` on the CPU. Products of quantized weights have no limit that is measured here.
-    pub(super) fn of(args: &BenchArgs, config: &Config, numbers: NumberSizes, seconds: f64) -> Option<Self> {
-        let (giga, unit, peak) = if args.what.makes_tokens() {
-            let bytes = bytes_of_a_token(args, config, numbers);
+    pub(super) fn of(options: &Options, config: &Config, numbers: NumberSizes, seconds: f64) -> Option<Self> {
+        let (giga, unit, peak) = if options.what.makes_tokens() {
+            let bytes = bytes_of_a_token(options, config, numbers);
             (1e-9 * bytes, "GB/s", measure::read_gb_s())
         } else if numbers.quantized {
             return None;
         } else {
-            (1e-9 * operations(args, config), "GFLOP/s", peak(args.what, numbers.dtype))
+            (1e-9 * operations(options, config), "GFLOP/s", peak(options.what, numbers.dtype))
         };
         let giga_per_s = giga / seconds;
         Some(Self { giga_per_s, unit, peak, of_peak: giga_per_s / peak })
@@ -66,22 +68,22 @@ pub(super) fn bytes_of_a_weight(checkpoint: &Checkpoint) -> f64 {
 }
 
 /// The most operations that the products of a target can do. Attention and training compute in f32.
-fn peak(what: BenchTarget, dtype: DType) -> f64 {
-    let in_bf16 = dtype == DType::BF16 && matches!(what, BenchTarget::Block | BenchTarget::Forward);
+fn peak(what: Target, dtype: DType) -> f64 {
+    let in_bf16 = dtype == DType::BF16 && matches!(what, Target::Block | Target::Forward);
     in_bf16.then(measure::bf16_gflops).flatten().unwrap_or_else(measure::fma_gflops)
 }
 
 /// The bytes that decoding a token reads: all weights but the position embedding, and the keys and values of the tokens
 /// before it.
-fn bytes_of_a_token(args: &BenchArgs, config: &Config, numbers: NumberSizes) -> f64 {
+fn bytes_of_a_token(options: &Options, config: &Config, numbers: NumberSizes) -> f64 {
     let c = config.n_embd as f64;
     let l = config.n_layer as f64;
     let v = config.vocab_size as f64;
     let inner = config.n_inner.map_or(4.0 * c, |inner| inner as f64);
     let kv = keys_and_values(config);
     let weights = l * (2.0 * c * c + c * kv + 2.0 * c * inner) + v * c;
-    let keys = f64::from(args.tokens) + f64::from(args.new_tokens + 1) / 2.0; // on average
-    numbers.weight * weights + numbers.number * f64::from(args.batch) * l * keys * kv
+    let keys = options.tokens as f64 + (options.new_tokens + 1) as f64 / 2.0; // on average
+    numbers.weight * weights + numbers.number * options.batch as f64 * l * keys * kv
 }
 
 fn keys_and_values(config: &Config) -> f64 {
@@ -90,9 +92,9 @@ fn keys_and_values(config: &Config) -> f64 {
 }
 
 /// The multiplications and additions of matrix products in a run. A training step counts as three forward passes.
-fn operations(args: &BenchArgs, config: &Config) -> f64 {
-    let b = f64::from(args.batch);
-    let t = f64::from(args.tokens);
+fn operations(options: &Options, config: &Config) -> f64 {
+    let b = options.batch as f64;
+    let t = options.tokens as f64;
     let c = config.n_embd as f64;
     let l = config.n_layer as f64;
     let v = config.vocab_size as f64;
@@ -101,20 +103,20 @@ fn operations(args: &BenchArgs, config: &Config) -> f64 {
     let core = 4.0 * c * t * (t + 1.0) / 2.0;
     let block = core + 2.0 * t * c * (2.0 * c + kv);
     let mlp = 4.0 * t * c * inner;
-    let forward = if args.last {
+    let forward = if options.last {
         // The last block computes keys and values of all positions, and the rest for the last one.
         let last = 2.0 * c * (t * kv + 2.0 * c) + 4.0 * c * t + 4.0 * c * inner;
         (l - 1.0) * (block + mlp) + last + 2.0 * c * v
     } else {
         l * (block + mlp) + 2.0 * t * c * v
     };
-    b * match args.what {
-        BenchTarget::Core => core,
-        BenchTarget::Block => block,
-        BenchTarget::Features => 2.0 * t * c * (FEATURES_OF_ONE as f64 * c + FIRING as f64),
+    b * match options.what {
+        Target::Core => core,
+        Target::Block => block,
+        Target::Features => 2.0 * t * c * (FEATURES_OF_ONE as f64 * c + FIRING as f64),
         // A frozen weight gets no gradient.
-        BenchTarget::Train if args.lora.is_some() => 2.0 * (l * (block + mlp) + 2.0 * t * c * v) + l * core,
-        BenchTarget::Train => 3.0 * (l * (block + mlp) + 2.0 * t * c * v),
+        Target::Train if options.lora.is_some() => 2.0 * (l * (block + mlp) + 2.0 * t * c * v) + l * core,
+        Target::Train => 3.0 * (l * (block + mlp) + 2.0 * t * c * v),
         _ => forward,
     }
 }

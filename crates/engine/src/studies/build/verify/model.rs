@@ -1,9 +1,9 @@
 //! A checkpoint's logits against plain operations.
 
 use super::{Path, Verify, rounding};
+use crate::open::attention_layer;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::Implementation::{Eager, Fused};
-use gpt2_engine::open::attention_layer;
 use gpt2_loader::Checkpoint;
 use gpt2_model::mask::{left_padding, position_ids};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel, KvCache};
@@ -11,7 +11,7 @@ use gpt2_model::{ForwardArgs, Gpt2LMHeadModel, KvCache};
 /// Computes the logits of one path.
 type Run<'a> = &'a dyn Fn() -> anyhow::Result<Tensor>;
 
-impl Verify {
+impl Verify<'_> {
     /// Compares the logits of each path of the checkpoint's model with one pass in eager f64 on the CPU, where every
     /// operation is Candle's own.
     pub(super) fn model(&mut self, checkpoint: &Checkpoint) -> anyhow::Result<()> {
