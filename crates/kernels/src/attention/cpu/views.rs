@@ -1,13 +1,14 @@
 //! Rows of q, k and v in memory, of any dtype, with any strides or in pages, read as f32.
 
+use super::rows::{self, CHUNK, RowNumber, RowStep, Rows};
 use crate::attention::heads::Query;
 use crate::attention::quantized_rows::{self, SCALE_BYTES};
 use crate::cpu::cpu_op::CpuInput;
 use crate::cpu::element::Element;
-use crate::cpu::memory::{LINE, fetch};
 use candle_core::{CpuStorage, Layout, Result};
 use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
+use std::ops::Range;
 
 /// A head of a row of the batch.
 #[derive(Debug, Clone, Copy)]
@@ -51,26 +52,6 @@ impl<'a> Elements<'a> {
             Self::F16(x) => x.len(),
             Self::BF16(x) => x.len(),
             Self::Codes(x) => x.len(),
-        }
-    }
-
-    /// The bytes of an element.
-    fn size(self) -> usize {
-        match self {
-            Self::F32(_) => size_of::<f32>(),
-            Self::F16(_) | Self::BF16(_) => size_of::<f16>(),
-            Self::Codes(_) => size_of::<u8>(),
-        }
-    }
-
-    /// The address of an element.
-    #[inline(always)]
-    fn at(self, i: usize) -> *const u8 {
-        match self {
-            Self::F32(x) => x.as_ptr().wrapping_add(i).cast(),
-            Self::F16(x) => x.as_ptr().wrapping_add(i).cast(),
-            Self::BF16(x) => x.as_ptr().wrapping_add(i).cast(),
-            Self::Codes(x) => x.as_ptr().wrapping_add(i),
         }
     }
 
@@ -165,17 +146,50 @@ impl<'a> Heads<'a> {
         self.offset + in_heads + head.h * of_head
     }
 
-    /// The bytes of a row whose elements lie side by side.
-    pub(super) fn row_bytes(&self) -> usize {
-        (self.dims[3] + self.elements.extra()) * self.elements.size()
+    /// Runs a step on some rows of a head, in order, as many at a time as lie at one distance from each other.
+    #[inline(always)]
+    pub(super) fn take<S: Simd>(&self, simd: S, head: HeadAt, rows: Range<usize>, step: &mut impl RowStep) {
+        match self.elements {
+            Elements::F32(x) => self.take_from(simd, x, head, rows, step),
+            Elements::F16(x) => self.take_from(simd, x, head, rows, step),
+            Elements::BF16(x) => self.take_from(simd, x, head, rows, step),
+            Elements::Codes(x) => self.take_from(simd, x, head, rows, step),
+        }
     }
 
-    /// Starts to read row `i` of a head, if there is one, from memory.
     #[inline(always)]
-    pub(super) fn fetch_row(&self, head: HeadAt, i: usize) {
-        if i < self.dims[2] {
-            let from = self.elements.at(self.start(head, i));
-            (0..self.row_bytes()).step_by(LINE).for_each(|byte| fetch(from.wrapping_add(byte)));
+    fn take_from<S: Simd, E: RowNumber>(
+        &self,
+        simd: S,
+        elements: &[E],
+        head: HeadAt,
+        rows: Range<usize>,
+        step: &mut impl RowStep,
+    ) {
+        let d = self.dims[3];
+        let [_, _, stride, within] = self.strides;
+        let mut side_by_side = vec![];
+        let mut first = rows.start;
+        while first < rows.end {
+            let most = match self.pages {
+                _ if within != 1 => CHUNK,
+                None => rows.len(),
+                Some(InPages { size, .. }) => size as usize - first % size as usize,
+            };
+            let count = most.min(rows.end - first);
+            let start = self.start(head, first);
+            if within == 1 {
+                rows::run(simd, step, Rows::new(&elements[start..], stride, count, d), first);
+            } else {
+                let row = d + E::EXTRA;
+                side_by_side.clear();
+                for i in first..first + count {
+                    let start = self.start(head, i);
+                    side_by_side.extend((0..row).map(|c| elements[start + c * within]));
+                }
+                rows::run(simd, step, Rows::new(&side_by_side, row, count, d), first);
+            }
+            first += count;
         }
     }
 
