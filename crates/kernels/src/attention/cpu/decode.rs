@@ -7,7 +7,7 @@
 //! there are.
 
 use super::pass_inputs::{LogSum, PassInputs};
-use super::row_steps::{AddValues, FetchFirst, Score};
+use super::row_steps::{AddValues, FetchFirst, ScoreKeys};
 use super::views::HeadAt;
 use crate::attention::heads::Query;
 use crate::attention::scores::Base;
@@ -148,7 +148,7 @@ impl Span<'_> {
         let stride = span.len().max(1).next_multiple_of(LANES);
         let mut weights = vec![f32::NEG_INFINITY; heads.len() * stride];
         for keys in &seen {
-            let mut step = Score { queries, scores: &mut weights, span: span.clone() };
+            let mut step = ScoreKeys { queries, scores: &mut weights, span: span.clone() };
             k.take(simd, head, keys.clone(), &mut step);
         }
         if let Some(keys) = seen.first() {

@@ -3,13 +3,13 @@
 //! A score is the sum of one vector of sums, and a context is added up in the order of the keys, however many rows are read at a
 //! time. Which rows lie together therefore changes no bit.
 
-use super::rows::{RowNumber, RowStep, Rows, begins_line};
+use super::rows::{EvenRows, RowNumber, RowStep, begins_line};
 use crate::cpu::memory::{LINE, fetch};
 use pulp::Simd;
 use std::ops::Range;
 
 /// The products of queries with keys.
-pub(super) struct Score<'a> {
+pub(super) struct ScoreKeys<'a> {
     /// (heads, D)
     pub(super) queries: &'a [f32],
     /// (heads, span)
@@ -17,9 +17,9 @@ pub(super) struct Score<'a> {
     pub(super) span: Range<usize>,
 }
 
-impl RowStep for Score<'_> {
+impl RowStep for ScoreKeys<'_> {
     #[inline(always)]
-    fn take<S: Simd, E: RowNumber>(&mut self, simd: S, rows: Rows<E>, first: usize) {
+    fn take<S: Simd, E: RowNumber>(&mut self, simd: S, rows: EvenRows<E>, first: usize) {
         let d = rows.width;
         let heads = self.queries.len() / d;
         let stride = self.scores.len() / heads;
@@ -46,7 +46,7 @@ impl RowStep for Score<'_> {
 #[inline(always)]
 fn score<S: Simd, E: RowNumber, const M: usize, const N: usize>(
     simd: S,
-    rows: Rows<E>,
+    rows: EvenRows<E>,
     queries: &[f32],
     scores: &mut [f32],
     stride: usize,
@@ -80,13 +80,18 @@ fn score<S: Simd, E: RowNumber, const M: usize, const N: usize>(
 #[inline(always)]
 unsafe fn dots<S: Simd, E: RowNumber, const M: usize, const N: usize>(
     simd: S,
-    rows: Rows<E>,
+    rows: EvenRows<E>,
     first: usize,
     queries: &[f32],
 ) -> [[f32; N]; M] {
     let d = rows.width;
     let whole = d - d % S::F32_LANES;
     let ahead = rows.ahead(first + N - 1);
+    let mut factors = [1.0; N];
+    for (n, factor) in factors.iter_mut().enumerate() {
+        // SAFETY: `EvenRows::new` has found the rows and what follows each.
+        *factor = unsafe { E::factor(rows.row(first + n).add(d)) };
+    }
     let mut sums = [[simd.splat_f32s(0.0); N]; M];
     let mut c = 0;
     while c < whole {
@@ -101,8 +106,11 @@ unsafe fn dots<S: Simd, E: RowNumber, const M: usize, const N: usize>(
             }
         }
         for n in 0..N {
-            // SAFETY: the row is among the elements, as `Rows::new` has found, with `d` numbers.
-            let x = unsafe { E::vector(simd, rows.row(first + n).add(c)) };
+            // SAFETY: the row is among the elements, as `EvenRows::new` has found, with `d` numbers.
+            let mut x = unsafe { E::vector(simd, rows.row(first + n).add(c)) };
+            if E::EXTRA > 0 {
+                x = simd.mul_f32s(x, simd.splat_f32s(factors[n]));
+            }
             for (sums, q) in sums.iter_mut().zip(q) {
                 sums[n] = simd.mul_add_e_f32s(q, x, sums[n]);
             }
@@ -118,10 +126,8 @@ unsafe fn dots<S: Simd, E: RowNumber, const M: usize, const N: usize>(
             let row = rows.row(first + n);
             for c in whole..d {
                 // SAFETY: as above.
-                *total += queries[m * d + c] * unsafe { row.add(c).read() }.wide();
+                *total += queries[m * d + c] * (unsafe { row.add(c).read() }.wide() * factors[n]);
             }
-            // SAFETY: `Rows::new` has found what follows the row, too.
-            *total *= unsafe { E::factor(row.add(d)) };
         }
     }
     totals
@@ -138,7 +144,7 @@ pub(super) struct AddValues<'a> {
 
 impl RowStep for AddValues<'_> {
     #[inline(always)]
-    fn take<S: Simd, E: RowNumber>(&mut self, simd: S, rows: Rows<E>, first: usize) {
+    fn take<S: Simd, E: RowNumber>(&mut self, simd: S, rows: EvenRows<E>, first: usize) {
         let d = rows.width;
         let heads = self.contexts.len() / d;
         let stride = self.weights.len() / heads;
@@ -169,7 +175,7 @@ impl RowStep for AddValues<'_> {
 #[inline(always)]
 fn add<S: Simd, E: RowNumber, const M: usize, const C: usize>(
     simd: S,
-    rows: Rows<E>,
+    rows: EvenRows<E>,
     (weights, stride): (&[f32], usize),
     contexts: &mut [f32],
     first: usize,
@@ -190,14 +196,14 @@ fn add<S: Simd, E: RowNumber, const M: usize, const C: usize>(
             let ahead = rows.ahead(n);
             let mut factors = [simd.splat_f32s(0.0); M];
             for (m, factor) in factors.iter_mut().enumerate() {
-                // SAFETY: there is a weight for each row, and `Rows::new` has found what follows the row.
+                // SAFETY: there is a weight for each row, and `EvenRows::new` has found what follows the row.
                 *factor = simd.splat_f32s(unsafe {
                     *weights.get_unchecked(m * stride + n) * E::factor(rows.row(n).add(d))
                 });
             }
             for c in 0..C {
                 let from = rows.row(n).wrapping_add(column + c * lanes);
-                // SAFETY: the row is among the elements, as `Rows::new` has found, with `d` numbers.
+                // SAFETY: the row is among the elements, as `EvenRows::new` has found, with `d` numbers.
                 let x = unsafe { E::vector(simd, from) };
                 if begins_line::<S, E>(c * lanes) {
                     fetch(from.wrapping_add(ahead).cast());
@@ -241,7 +247,7 @@ pub(super) struct FetchFirst;
 
 impl RowStep for FetchFirst {
     #[inline(always)]
-    fn take<S: Simd, E: RowNumber>(&mut self, _: S, rows: Rows<E>, _: usize) {
+    fn take<S: Simd, E: RowNumber>(&mut self, _: S, rows: EvenRows<E>, _: usize) {
         for n in 0..rows.count - rows.fetching {
             let from = rows.row(n).cast::<u8>();
             (0..rows.width * size_of::<E>()).step_by(LINE).for_each(|byte| fetch(from.wrapping_add(byte)));

@@ -6,7 +6,6 @@ use crate::cpu::memory::LINE;
 use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
 use std::any::Any;
-use std::mem::transmute_copy;
 
 /// The number of rows that all heads read before the next ones.
 pub(super) const CHUNK: usize = 32;
@@ -88,18 +87,18 @@ impl RowNumber for f16 {
         if set.is::<pulp::x86::V3>() {
             use std::arch::x86_64::{_mm_loadu_si128, _mm256_cvtph_ps};
             // SAFETY: the caller's promise; S::f32s holds the 8 numbers.
-            return unsafe { transmute_copy(&_mm256_cvtph_ps(_mm_loadu_si128(from.cast()))) };
+            return unsafe { std::mem::transmute_copy(&_mm256_cvtph_ps(_mm_loadu_si128(from.cast()))) };
         }
         #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
         if set.is::<pulp::x86::V4>() {
             use std::arch::x86_64::{_mm256_loadu_si256, _mm512_cvtph_ps};
             // SAFETY: the caller's promise, and a V4 proves AVX-512; S::f32s holds the 16 numbers.
-            return unsafe { transmute_copy(&_mm512_cvtph_ps(_mm256_loadu_si256(from.cast()))) };
+            return unsafe { std::mem::transmute_copy(&_mm512_cvtph_ps(_mm256_loadu_si256(from.cast()))) };
         }
         #[cfg(target_arch = "aarch64")]
         if set.is::<pulp::aarch64::Neon>() {
             // SAFETY: the caller's promise; S::f32s holds the 4 numbers.
-            return unsafe { transmute_copy(&crate::cpu::neon::read_f16s(from.cast())) };
+            return unsafe { std::mem::transmute_copy(&crate::cpu::neon::read_f16s(from.cast())) };
         }
         let _ = set;
         // SAFETY: the caller's promise.
@@ -125,7 +124,7 @@ impl RowNumber for u8 {
 
 /// Rows that lie at one distance from each other.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<'a, E> {
+pub(super) struct EvenRows<'a, E> {
     /// From the first row on.
     elements: &'a [E],
     /// From one row to the next, in elements.
@@ -139,7 +138,7 @@ pub(super) struct Rows<'a, E> {
     pub(super) fetching: usize,
 }
 
-impl<'a, E: RowNumber> Rows<'a, E> {
+impl<'a, E: RowNumber> EvenRows<'a, E> {
     pub(super) fn new(elements: &'a [E], stride: usize, count: usize, width: usize) -> Self {
         assert!(count > 0 && (count - 1) * stride + width + E::EXTRA <= elements.len());
         let ahead = AHEAD.div_ceil(width * size_of::<E>());
@@ -181,12 +180,12 @@ pub(super) fn begins_line<S: Simd, E>(c: usize) -> bool {
 /// A step of attention that reads rows.
 pub(super) trait RowStep {
     /// Takes rows, the first of which is row `first` of its head.
-    fn take<S: Simd, E: RowNumber>(&mut self, simd: S, rows: Rows<E>, first: usize);
+    fn take<S: Simd, E: RowNumber>(&mut self, simd: S, rows: EvenRows<E>, first: usize);
 }
 
 /// Runs a step, compiled for the instruction set and on x86-64 with F16C.
 #[inline(always)]
-pub(super) fn run<S: Simd, E: RowNumber>(simd: S, step: &mut impl RowStep, rows: Rows<E>, first: usize) {
+pub(super) fn run<S: Simd, E: RowNumber>(simd: S, step: &mut impl RowStep, rows: EvenRows<E>, first: usize) {
     let work = OnRows { step, rows, first };
     #[cfg(target_arch = "x86_64")]
     {
@@ -205,7 +204,7 @@ pub(super) fn run<S: Simd, E: RowNumber>(simd: S, step: &mut impl RowStep, rows:
 
 struct OnRows<'a, 'b, T, E> {
     step: &'a mut T,
-    rows: Rows<'b, E>,
+    rows: EvenRows<'b, E>,
     first: usize,
 }
 

@@ -1,6 +1,6 @@
 //! Rows of q, k and v in memory, of any dtype, with any strides or in pages, read as f32.
 
-use super::rows::{self, CHUNK, RowNumber, RowStep, Rows};
+use super::rows::{self, CHUNK, EvenRows, RowNumber, RowStep};
 use crate::attention::heads::Query;
 use crate::attention::quantized_rows::{self, SCALE_BYTES};
 use crate::cpu::cpu_op::CpuInput;
@@ -179,7 +179,7 @@ impl<'a> Heads<'a> {
             let count = most.min(rows.end - first);
             let start = self.start(head, first);
             if within == 1 {
-                rows::run(simd, step, Rows::new(&elements[start..], stride, count, d), first);
+                rows::run(simd, step, EvenRows::new(&elements[start..], stride, count, d), first);
             } else {
                 let row = d + E::EXTRA;
                 side_by_side.clear();
@@ -187,7 +187,7 @@ impl<'a> Heads<'a> {
                     let start = self.start(head, i);
                     side_by_side.extend((0..row).map(|c| elements[start + c * within]));
                 }
-                rows::run(simd, step, Rows::new(&side_by_side, row, count, d), first);
+                rows::run(simd, step, EvenRows::new(&side_by_side, row, count, d), first);
             }
             first += count;
         }
