@@ -2,7 +2,7 @@
 //!
 //! `x[c] ≈ scale·code[c]` with codes from -127 to 127 and `scale = max |x| / 127`: absmax quantization (Dettmers et al.
 //! 2022, §2.1) of each row. Attention reads such rows in place, and computes in f32 with the numbers that [`widen_rows`]
-//! returns.
+//! returns; with few queries, the scale of a row of values multiplies its weight first.
 
 use crate::cpu::isa;
 use crate::cpu::vector::with_slices;

@@ -8,6 +8,9 @@ use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
+/// Bytes in a cache line.
+pub(crate) const LINE: usize = size_of::<CacheLine>();
+
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct CacheLine([u8; 64]);
@@ -131,4 +134,18 @@ pub(crate) fn room<T: Default + Copy>(memory: &mut Vec<T>, len: usize) -> &mut [
         memory.resize(len, T::default());
     }
     &mut memory[..len]
+}
+
+/// Starts to read the cache line at `from` into the second-level cache. Any address will do.
+#[inline(always)]
+pub(crate) fn fetch(from: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch changes nothing but what the caches hold, and never faults.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(from.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    super::neon::fetch(from);
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = from;
 }

@@ -7,19 +7,18 @@
 //! there are.
 
 use super::pass_inputs::{LogSum, PassInputs};
-use super::views::{HeadAt, Heads};
+use super::row_steps::{AddValues, FetchFirst, ScoreKeys};
+use super::views::HeadAt;
 use crate::attention::heads::Query;
 use crate::attention::scores::Base;
-use crate::cpu::dot_products::{add_scaled, add_scaled_to, dots, dots_of};
 use crate::cpu::vector::exp2;
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
 /// Keys per span: enough work to be worth a task of its own.
 const SPAN: usize = 256;
-/// The number of keys read at a time.
-const STREAMS: usize = 4;
-
+/// A whole number of vectors on every instruction set.
+const LANES: usize = 16;
 /// The most heads that share their keys in one task: each row of keys is read once for all of them.
 const HEADS: usize = 4;
 
@@ -69,178 +68,147 @@ impl<'a> Span<'a> {
     }
 }
 
-/// One query's attention over some of the keys, before merging with the other spans.
+/// Attention of one query of some heads over some of the keys, before merging with the other spans.
 pub(super) struct SpanAttention {
+    /// One for each head.
+    sums: Vec<RowSum>,
+    /// `Σ weight·v` with weights that sum to 1, (heads, Dv).
+    contexts: Vec<f32>,
+}
+
+/// The scores of a query and a head in short.
+pub(super) struct RowSum {
     /// The highest score, in base 2; -inf if no key is visible.
     max: f32,
     /// `Σ 2^(score - max)`; 0 if no key is visible.
     sum: f32,
-    /// `Σ weight·v` with weights that sum to 1, (Dv).
-    pub(super) context: Vec<f32>,
 }
 
-impl SpanAttention {
+impl RowSum {
     /// The log-sum of all keys of a query and its head's sink, and the share of the context that the sink leaves.
     pub(super) fn finish(&self, problem: &PassInputs, head: usize) -> (LogSum, f32) {
         let (log_sum, factor) = problem.finish_row(head, self.max, self.sum);
         (log_sum, if problem.rules.sink(head, Base::Two).is_some() { self.sum * factor } else { 1.0 })
     }
+}
 
-    /// Merges the spans of the n-th head of a query, but for those that saw no key, whose context may be NaN.
+impl SpanAttention {
+    /// Merges the spans of the n-th head of a query, but for those that saw no key, whose context may be NaN: with the context (Dv).
     #[allow(clippy::float_cmp)] // exactly 0 if a span saw no key
-    pub(super) fn merge(spans: &[Vec<Self>], n: usize) -> Self {
-        let spans = || spans.iter().map(|heads| &heads[n]);
-        let max = spans().fold(f32::NEG_INFINITY, |max, span| max.max(span.max));
-        let seen = || spans().filter(|span| span.sum != 0.0);
-        let part = |span: &Self| span.sum * (span.max - max).exp2();
+    pub(super) fn merge(spans: &[Self], n: usize) -> (RowSum, Vec<f32>) {
+        let max = spans.iter().fold(f32::NEG_INFINITY, |max, span| max.max(span.sums[n].max));
+        let seen = || spans.iter().filter(|span| span.sums[n].sum != 0.0);
+        let part = |span: &Self| span.sums[n].sum * (span.sums[n].max - max).exp2();
         let sum: f32 = seen().map(part).sum();
-        let mut context = vec![0.0; spans().next().map_or(0, |span| span.context.len())];
+        let dv = spans.first().map_or(0, |span| span.contexts.len() / span.sums.len());
+        let mut context = vec![0.0; dv];
         for span in seen() {
             let weight = part(span) / sum;
-            for (out, x) in context.iter_mut().zip(&span.context) {
+            for (out, x) in context.iter_mut().zip(&span.contexts[n * dv..]) {
                 *out += weight * x;
             }
         }
-        Self { max, sum, context }
+        (RowSum { max, sum }, context)
     }
 }
 
-/// The keys of a span that some heads see.
-struct SeenKeys {
-    /// The head of keys and values.
-    head: HeadAt,
-    /// The places of the keys in the span, in order.
-    places: Vec<usize>,
-}
-
-/// Rows of a head.
-#[inline(always)]
-fn streams<'a, 'b: 'a, S: Simd>(
-    simd: S,
-    x: &Heads<'b>,
-    head: HeadAt,
-    rows: [usize; STREAMS],
-    scratch: &'a mut [Vec<f32>; STREAMS],
-) -> [&'a [f32]; STREAMS] {
-    let [i, j, k, l] = rows;
-    let [p, q, r, s] = scratch;
-    [x.row(simd, head, i, p), x.row(simd, head, j, q), x.row(simd, head, k, r), x.row(simd, head, l, s)]
-}
-
 impl WithSimd for Span<'_> {
-    /// One for each head.
-    type Output = Vec<SpanAttention>;
+    type Output = SpanAttention;
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) -> Vec<SpanAttention> {
+    fn with_simd<S: Simd>(self, simd: S) -> SpanAttention {
         let heads = &self.query.heads;
+        let dv = self.problem.v.dims[3];
+        let mut sums = Vec::with_capacity(heads.len());
+        let mut contexts = vec![0.0; heads.len() * dv];
         if self.problem.rules.mask.hidden.is_empty() {
-            return self.of_heads(simd, heads.clone());
+            self.of_heads(simd, heads.clone(), &mut sums, &mut contexts);
+        } else {
+            // Each head may see other keys.
+            for (h, context) in heads.clone().zip(contexts.chunks_exact_mut(dv)) {
+                self.of_heads(simd, h..h + 1, &mut sums, context);
+            }
         }
-        // Each head may see other keys.
-        let mut partials = vec![];
-        for h in heads.clone() {
-            partials.extend(self.of_heads(simd, h..h + 1));
-        }
-        partials
+        SpanAttention { sums, contexts }
     }
 }
 
 impl Span<'_> {
-    /// Computes heads that see the same keys.
+    /// Computes heads that see the same keys: appends to `sums`, and adds to their `contexts` (heads, Dv).
     #[inline(always)]
-    fn of_heads<S: Simd>(&self, simd: S, heads: Range<usize>) -> Vec<SpanAttention> {
+    fn of_heads<S: Simd>(&self, simd: S, heads: Range<usize>, sums: &mut Vec<RowSum>, contexts: &mut [f32]) {
         let QueryOfHeads { b, i, .. } = self.query;
-        let d = self.problem.q.dims[3];
-        let dv = self.problem.v.dims[3];
-        let mut scratch: [Vec<f32>; STREAMS] = std::array::from_fn(|_| vec![0.0; d.max(dv)]);
-        let queries = self.scaled_queries(simd, heads.clone(), &mut scratch[0]);
-        let keys = self.seen_keys(heads.start);
-        // A hidden key keeps the score -inf, and so does everything beyond the span.
-        let mut weights = vec![f32::NEG_INFINITY; heads.len() * SPAN];
-        self.score(simd, &queries, &keys, &mut scratch, &mut weights);
-        let mut partials = Vec::with_capacity(heads.len());
-        for (h, weights) in heads.zip(weights.chunks_exact_mut(SPAN)) {
-            partials.push(self.softmax(simd, Query { b, h, i }, weights));
+        let PassInputs { k, v, .. } = self.problem;
+        let queries = self.scaled_queries(simd, heads.clone());
+        let queries = &queries[..heads.len() * k.dims[3]];
+        let head = self.problem.key_head(HeadAt { b, h: heads.start });
+        let seen = self.seen_keys(heads.start);
+        let span = self.keys.clone();
+        // A hidden key keeps the score -inf, and so does what fills the last vector.
+        let stride = span.len().max(1).next_multiple_of(LANES);
+        let mut weights = vec![f32::NEG_INFINITY; heads.len() * stride];
+        for keys in &seen {
+            let mut step = ScoreKeys { queries, scores: &mut weights, span: span.clone() };
+            k.take(simd, head, keys.clone(), &mut step);
         }
-        self.add_values(simd, &weights, &keys, &mut scratch, &mut partials);
-        partials
+        if let Some(keys) = seen.first() {
+            v.take(simd, head, keys.clone(), &mut FetchFirst);
+        }
+        for (h, weights) in heads.zip(weights.chunks_exact_mut(stride)) {
+            sums.push(self.softmax(simd, Query { b, h, i }, weights));
+        }
+        for keys in seen {
+            let mut step = AddValues { weights: &weights, contexts, span: span.clone() };
+            v.take(simd, head, keys, &mut step);
+        }
     }
 
-    /// The rows of q for these heads, times the factor on their scores: (heads, D)
+    /// The rows of q for these heads, times the factor on their scores: (heads, D), and room for another row
     #[inline(always)]
-    fn scaled_queries<S: Simd>(&self, simd: S, heads: Range<usize>, scratch: &mut [f32]) -> Vec<f32> {
+    fn scaled_queries<S: Simd>(&self, simd: S, heads: Range<usize>) -> Vec<f32> {
         let q = &self.problem.q;
+        let d = q.dims[3];
         let QueryOfHeads { b, i, .. } = self.query;
         let factor = self.problem.query_factor();
-        let mut queries = Vec::with_capacity(heads.len() * q.dims[3]);
-        for h in heads {
-            queries.extend(q.row(simd, HeadAt { b, h }, i, scratch).iter().map(|x| x * factor));
+        let mut queries = vec![0.0; (heads.len() + 1) * d];
+        let (scaled, scratch) = queries.split_at_mut(heads.len() * d);
+        for (h, scaled) in heads.zip(scaled.chunks_exact_mut(d)) {
+            for (out, x) in scaled.iter_mut().zip(q.row(simd, HeadAt { b, h }, i, scratch)) {
+                *out = x * factor;
+            }
         }
         queries
     }
 
-    /// The keys of the span that head `h` sees.
+    /// The keys of the span that head `h` sees: ranges in order.
     #[inline(always)]
-    fn seen_keys(&self, h: usize) -> SeenKeys {
+    fn seen_keys(&self, h: usize) -> Vec<Range<usize>> {
         let rules = self.problem.rules;
         let QueryOfHeads { b, i, .. } = self.query;
-        let visible = rules.mask.visible(b, rules.keys).map(|visible| &visible[self.keys.clone()]);
-        let sees = |&j: &usize| {
-            visible.is_none_or(|visible| visible[j] != 0)
-                && rules.mask.lets_see(b, i, self.keys.start + j)
-                && !rules.mask.hidden.hides(h, i, self.keys.start + j)
-        };
-        let all = rules.mask.hides_nothing();
-        let places = (0..self.keys.len()).filter(|j| all || sees(j)).collect();
-        SeenKeys { head: self.problem.key_head(HeadAt { b, h }), places }
-    }
-
-    /// Writes the products of the queries (heads, D) with the keys to `weights` (heads, SPAN).
-    #[inline(always)]
-    fn score<S: Simd>(
-        &self,
-        simd: S,
-        queries: &[f32],
-        keys: &SeenKeys,
-        scratch: &mut [Vec<f32>; STREAMS],
-        weights: &mut [f32],
-    ) {
-        let k = &self.problem.k;
-        let d = self.problem.q.dims[3];
-        let (groups, rest) = keys.places.as_chunks::<STREAMS>();
-        for group in groups {
-            let rows = streams(simd, k, keys.head, group.map(|j| self.keys.start + j), scratch);
-            for (queries, weights) in queries.chunks(2 * d).zip(weights.chunks_mut(2 * SPAN)) {
-                let (query, second) = queries.split_at(d);
-                if second.is_empty() {
-                    for (j, score) in group.iter().zip(dots(simd, query, rows)) {
-                        weights[*j] = score;
-                    }
-                    continue;
-                }
-                let scores = dots_of(simd, [query, second], rows);
-                for (weights, scores) in weights.chunks_exact_mut(SPAN).zip(scores) {
-                    for (j, score) in group.iter().zip(scores) {
-                        weights[*j] = score;
-                    }
-                }
+        if rules.mask.hides_nothing() {
+            return vec![self.keys.clone()];
+        }
+        let visible = rules.mask.visible(b, rules.keys);
+        let mut seen: Vec<Range<usize>> = vec![];
+        for j in self.keys.clone() {
+            if visible.is_some_and(|visible| visible[j] == 0)
+                || !rules.mask.lets_see(b, i, j)
+                || rules.mask.hidden.hides(h, i, j)
+            {
+                continue;
+            }
+            match seen.last_mut() {
+                Some(last) if last.end == j => last.end += 1,
+                _ => seen.push(j..j + 1),
             }
         }
-        for j in rest {
-            let row = k.row(simd, keys.head, self.keys.start + j, &mut scratch[0]);
-            for (query, weights) in queries.chunks_exact(d).zip(weights.chunks_exact_mut(SPAN)) {
-                [weights[*j]] = dots(simd, query, [row]);
-            }
-        }
+        seen
     }
 
-    /// Turns a head's scores (SPAN) into weights, which sum to 1 before dropout. The context of the result is still 0.
+    /// Turns a head's scores into weights, which sum to 1 before dropout.
     #[inline(always)]
-    fn softmax<S: Simd>(&self, simd: S, query: Query, weights: &mut [f32]) -> SpanAttention {
-        let dv = self.problem.v.dims[3];
+    fn softmax<S: Simd>(&self, simd: S, query: Query, weights: &mut [f32]) -> RowSum {
         let count = self.keys.len();
-        let mut partial = SpanAttention { max: f32::NEG_INFINITY, sum: 0.0, context: vec![0.0; dv] };
         self.problem.rules.finish(simd, Base::Two, query, self.keys.start, &mut weights[..count]);
         // Whatever is not seen has the score -inf.
         let mut highest = simd.splat_f32s(f32::NEG_INFINITY);
@@ -248,60 +216,21 @@ impl Span<'_> {
             highest = simd.max_f32s(highest, *x);
         }
         let max = simd.reduce_max_f32s(highest);
-        partial.max = max;
         // With NaN the maximum is arbitrary; the sum is NaN either way.
         if max == f32::NEG_INFINITY && !weights.iter().any(|x| x.is_nan()) {
-            return partial;
+            return RowSum { max, sum: 0.0 };
         }
         let mut sum = simd.splat_f32s(0.0);
         for x in S::as_mut_simd_f32s(weights).0 {
             *x = exp2(simd, simd.sub_f32s(*x, simd.splat_f32s(max)));
             sum = simd.add_f32s(sum, *x);
         }
-        partial.sum = simd.reduce_sum_f32s(sum);
+        let sum = simd.reduce_sum_f32s(sum);
         self.problem.drop_weights(query, self.keys.start, &mut weights[..count]);
-        let share = 1.0 / partial.sum;
+        let share = 1.0 / sum;
         for x in weights {
             *x *= share;
         }
-        partial
-    }
-
-    /// Adds the weighted values to the contexts, in the order of the keys.
-    #[inline(always)]
-    fn add_values<S: Simd>(
-        &self,
-        simd: S,
-        weights: &[f32],
-        keys: &SeenKeys,
-        scratch: &mut [Vec<f32>; STREAMS],
-        partials: &mut [SpanAttention],
-    ) {
-        let v = &self.problem.v;
-        let (groups, rest) = keys.places.as_chunks::<STREAMS>();
-        for group in groups {
-            let rows = streams(simd, v, keys.head, group.map(|j| self.keys.start + j), scratch);
-            for (partials, weights) in partials.chunks_mut(2).zip(weights.chunks(2 * SPAN)) {
-                let (first, second) = weights.split_at(SPAN);
-                let of_first = group.map(|j| first[j]);
-                match partials {
-                    [a, b] => {
-                        let factors = [of_first, group.map(|j| second[j])];
-                        add_scaled_to(simd, [&mut a.context, &mut b.context], factors, rows);
-                    }
-                    some => {
-                        for one in some {
-                            add_scaled(simd, &mut one.context, of_first, rows);
-                        }
-                    }
-                }
-            }
-        }
-        for j in rest {
-            let row = v.row(simd, keys.head, self.keys.start + j, &mut scratch[0]);
-            for (partial, weights) in partials.iter_mut().zip(weights.chunks_exact(SPAN)) {
-                add_scaled(simd, &mut partial.context, [weights[*j]], [row]);
-            }
-        }
+        RowSum { max, sum }
     }
 }

@@ -54,16 +54,16 @@ impl Forward<'_> {
     fn by_spans<S: Simd>(&self, simd: S) {
         let queries = Span::queries(self.problem);
         let spans = Span::count(self.problem);
-        let partials: Vec<Vec<SpanAttention>> = spinning_threads::map(queries.len() * spans, |task| {
+        let partials: Vec<SpanAttention> = spinning_threads::map(queries.len() * spans, |task| {
             simd.vectorize(Span::new(self.problem, queries[task / spans].clone(), task % spans))
         });
         for (query, spans) in queries.iter().zip(partials.chunks_exact(spans)) {
             for (n, h) in query.heads.clone().enumerate() {
-                let row = SpanAttention::merge(spans, n);
+                let (sum, context) = SpanAttention::merge(spans, n);
                 let query = Query { b: query.b, h, i: query.i };
-                let (log_sum, share) = row.finish(self.problem, h);
+                let (log_sum, share) = sum.finish(self.problem, h);
                 // SAFETY: each query is written once.
-                unsafe { self.out.write(query, &row.context, share, log_sum) };
+                unsafe { self.out.write(query, &context, share, log_sum) };
             }
         }
     }

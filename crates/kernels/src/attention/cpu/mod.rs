@@ -18,6 +18,8 @@ mod extra_gradients;
 mod forward;
 mod pack;
 mod pass_inputs;
+mod row_steps;
+mod rows;
 mod summary;
 mod tile;
 mod views;

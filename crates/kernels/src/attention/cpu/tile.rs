@@ -88,13 +88,13 @@ impl QueryTile<'_> {
         for i in self.first..self.first + self.rows {
             let query = QueryOfHeads { b, heads: h..h + 1, i };
             let span = |n| Span::new(self.problem, query.clone(), n).with_simd(simd);
-            let spans: Vec<Vec<SpanAttention>> = (0..Span::count(self.problem)).map(span).collect();
-            let row = SpanAttention::merge(&spans, 0);
+            let spans: Vec<SpanAttention> = (0..Span::count(self.problem)).map(span).collect();
+            let (sum, context) = SpanAttention::merge(&spans, 0);
             let query = self.head.query(i);
-            let (log_sum, share) = row.finish(self.problem, h);
+            let (log_sum, share) = sum.finish(self.problem, h);
             // SAFETY: each query is written once, because tiles do not overlap.
             unsafe {
-                self.out.write(query, &row.context, share, log_sum);
+                self.out.write(query, &context, share, log_sum);
                 self.out
                     .write_summary(query, || SummaryOfRow { problem: self.problem, query }.with_simd(simd));
             }

@@ -1,5 +1,6 @@
 //! Rows of q, k and v in memory, of any dtype, with any strides or in pages, read as f32.
 
+use super::rows::{self, CHUNK, EvenRows, RowNumber, RowStep};
 use crate::attention::heads::Query;
 use crate::attention::quantized_rows::{self, SCALE_BYTES};
 use crate::cpu::cpu_op::CpuInput;
@@ -7,6 +8,7 @@ use crate::cpu::element::Element;
 use candle_core::{CpuStorage, Layout, Result};
 use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
+use std::ops::Range;
 
 /// A head of a row of the batch.
 #[derive(Debug, Clone, Copy)]
@@ -128,6 +130,69 @@ impl<'a> Heads<'a> {
         })
     }
 
+    /// The first element of row `i` of a head.
+    #[inline(always)]
+    fn start(&self, head: HeadAt, i: usize) -> usize {
+        let [of_row, of_head, of_position, _] = self.strides;
+        let in_heads = match self.pages {
+            None => head.b * of_row + i * of_position,
+            #[allow(clippy::cast_possible_truncation)] // `in_pages` has checked the length
+            Some(InPages { table, size, stride }) => {
+                let page = i as u32 / size;
+                let position = i as u32 % size;
+                table[page as usize] as usize * stride + position as usize * of_position
+            }
+        };
+        self.offset + in_heads + head.h * of_head
+    }
+
+    /// Runs a step on some rows of a head, in order, as many at a time as lie at one distance from each other.
+    #[inline(always)]
+    pub(super) fn take<S: Simd>(&self, simd: S, head: HeadAt, rows: Range<usize>, step: &mut impl RowStep) {
+        match self.elements {
+            Elements::F32(x) => self.take_from(simd, x, head, rows, step),
+            Elements::F16(x) => self.take_from(simd, x, head, rows, step),
+            Elements::BF16(x) => self.take_from(simd, x, head, rows, step),
+            Elements::Codes(x) => self.take_from(simd, x, head, rows, step),
+        }
+    }
+
+    #[inline(always)]
+    fn take_from<S: Simd, E: RowNumber>(
+        &self,
+        simd: S,
+        elements: &[E],
+        head: HeadAt,
+        rows: Range<usize>,
+        step: &mut impl RowStep,
+    ) {
+        let d = self.dims[3];
+        let [_, _, stride, within] = self.strides;
+        let mut side_by_side = vec![];
+        let mut first = rows.start;
+        while first < rows.end {
+            let most = match self.pages {
+                _ if within != 1 => CHUNK,
+                None => rows.len(),
+                Some(InPages { size, .. }) => size as usize - first % size as usize,
+            };
+            let count = most.min(rows.end - first);
+            let start = self.start(head, first);
+            if within == 1 {
+                rows::run(simd, step, EvenRows::new(&elements[start..], stride, count, d), first);
+            } else {
+                let row = d + E::EXTRA;
+                side_by_side.clear();
+                for i in first..first + count {
+                    let start = self.start(head, i);
+                    side_by_side.extend((0..row).map(|c| elements[start + c * within]));
+                }
+                rows::run(simd, step, EvenRows::new(&side_by_side, row, count, d), first);
+            }
+            first += count;
+        }
+    }
+
     /// Row `i` of a head as f32: borrowed in place if memory holds it that way, otherwise copied into `scratch` (D).
     #[inline(always)]
     pub(super) fn row<'b, S: Simd>(
@@ -140,22 +205,14 @@ impl<'a> Heads<'a> {
     where
         'a: 'b,
     {
-        let [sb, sh, st, sd] = self.strides;
-        let start = self.offset
-            + match self.pages {
-                None => head.b * sb + head.h * sh + i * st,
-                #[allow(clippy::cast_possible_truncation)] // `in_pages` has checked the length
-                Some(InPages { table, size, stride }) => {
-                    let (page, position) = (i as u32 / size, i as u32 % size);
-                    table[page as usize] as usize * stride + head.h * sh + position as usize * st
-                }
-            };
+        let start = self.start(head, i);
+        let stride = self.strides[3];
         let d = self.dims[3];
-        if let (Elements::F32(numbers), 1) = (self.elements, sd) {
+        if let (Elements::F32(numbers), 1) = (self.elements, stride) {
             return &numbers[start..start + d];
         }
         let out = &mut scratch[..d];
-        simd.vectorize(WidenRow { elements: self.elements, start, stride: sd, out: &mut *out });
+        simd.vectorize(WidenRow { elements: self.elements, start, stride, out: &mut *out });
         out
     }
 }

@@ -61,20 +61,6 @@ pub(crate) trait Halves: Simd {
         let even = |pairs| self.transmute_f32s_u32s(self.wrapping_dyn_shl_u32s(pairs, self.splat_u32s(16)));
         self.mul_add_e_f32s(even(x), even(w), self.mul_add_e_f32s(odd(x), odd(w), sum))
     }
-
-    /// Starts to read the cache line at `from` into the second-level cache. Any address will do.
-    #[inline(always)]
-    fn fetch(self, from: *const u8) {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch changes nothing but what the caches hold, and never faults.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(from.cast());
-        }
-        #[cfg(target_arch = "aarch64")]
-        crate::cpu::neon::fetch(from);
-        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-        let _ = from;
-    }
 }
 
 /// An element of a panel that a tile multiplies by its rows: a number, or a [`Bf16Pair`] of them.

@@ -2,6 +2,7 @@
 
 use super::panels::{Factor, Halves, PANEL};
 use super::rows::STEP;
+use crate::cpu::memory::{LINE, fetch};
 use std::ops::Range;
 
 /// `out[r][c] = Σ_k rows[r][k]·panels[k][c]` for `depth` values of k, or `out += ` that.
@@ -24,9 +25,6 @@ pub(crate) struct Tile<E> {
     /// single row fetches its own panels instead.
     pub(crate) next: *const u8,
 }
-
-/// The bytes of a cache line.
-const LINE: usize = 64;
 
 /// The distance, in bytes, at which a single row fetches its panels ahead: it reads them at the speed of memory.
 const AHEAD: usize = 2048;
@@ -72,10 +70,10 @@ pub(super) unsafe fn compute<S: Halves, E: Factor, const M: usize, const N: usiz
                 let pair = 2 * PANEL * size_of::<E>();
                 for n in 0..N / per_panel {
                     let rows = panels.wrapping_add(n * panel + (first + k) * PANEL).cast::<u8>();
-                    (0..pair).step_by(LINE).for_each(|i| simd.fetch(rows.wrapping_add(AHEAD + i)));
+                    (0..pair).step_by(LINE).for_each(|i| fetch(rows.wrapping_add(AHEAD + i)));
                 }
             } else {
-                simd.fetch(next.wrapping_add((first + k) * FETCHED));
+                fetch(next.wrapping_add((first + k) * FETCHED));
             }
             k += 2;
         }

@@ -204,11 +204,6 @@ macro_rules! vectors_of_16_bytes {
             // SAFETY: the caller guarantees the instruction set; only registers are used.
             unsafe { each!(i => vfmaq_f32(c[i], a[i], b[i])) }
         }
-
-        #[inline(always)]
-        unsafe fn fetch(from: *const u8) {
-            neon::fetch(from);
-        }
     };
 }
 

@@ -6,7 +6,7 @@
 use super::activations::BLOCK;
 use super::format::{BlockFormat, six_bits};
 use super::portable::{Portable, Vectors};
-use crate::cpu::memory::CacheLines;
+use crate::cpu::memory::{CacheLines, LINE};
 use crate::linear::product::panels::PANEL;
 use candle_core::Result;
 use half::f16;
@@ -18,9 +18,6 @@ pub(super) const GROUP: usize = 4 * PANEL;
 
 /// The number of blocks of 32 in a block of 256.
 const LARGE: usize = 8;
-
-/// The bytes of a cache line.
-const LINE: usize = 64;
 
 /// Calls `$body` with the [`PanelFormat`] that holds `$format`.
 macro_rules! with_code {

@@ -135,9 +135,6 @@ pub(super) trait Vectors: Copy + Send + Sync + 'static {
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a·b + c`, rounded once; on WebAssembly, twice.
     unsafe fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
-    /// Starts to read the cache line at `from` into the second-level cache. Any address will do.
-    #[inline(always)]
-    unsafe fn fetch(_from: *const u8) {}
 }
 
 /// Points to the first step of a tile, with the distances to its other panels and rows.

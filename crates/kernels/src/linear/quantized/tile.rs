@@ -3,6 +3,7 @@
 use super::activations::{Activations, BLOCK, SUMS};
 use super::panels::{GROUP, PanelFormat};
 use super::portable::{ActivationCode, TilePointers, VectorCode, Vectors};
+use crate::cpu::memory::fetch;
 use crate::linear::product::panels::PANEL;
 use std::marker::PhantomData;
 
@@ -89,7 +90,7 @@ unsafe fn part_dots<V: Vectors, C: PanelFormat, const R: usize>(
         let from = x.codes.as_ptr().add(block * BLOCK + part * count);
         let mut k = 0;
         while k < count {
-            V::fetch(group.wrapping_add(AHEAD));
+            fetch(group.wrapping_add(AHEAD));
             let bytes = V::bytes(*group);
             *group = group.add(GROUP);
             if C::NIBBLES {

@@ -123,12 +123,6 @@ macro_rules! halves_of_512 {
             // SAFETY: the caller guarantees the instruction set; only registers are used.
             unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
         }
-
-        #[inline(always)]
-        unsafe fn fetch(from: *const u8) {
-            // SAFETY: a prefetch never faults, whatever the address; the caller guarantees the instruction set.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) };
-        }
     };
 }
 
@@ -350,11 +344,5 @@ impl Vectors for Avx512Vnni {
     unsafe fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 {
         // SAFETY: the caller guarantees the instruction set; only registers are used.
         unsafe { _mm512_fmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
-    unsafe fn fetch(from: *const u8) {
-        // SAFETY: a prefetch never faults, whatever the address; the caller guarantees the instruction set.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) };
     }
 }
