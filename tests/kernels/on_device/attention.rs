@@ -149,8 +149,8 @@ fn check_contexts(dtype: DType) -> Result {
     for d in WIDTHS {
         for (b, h, t, s, padded) in [
             (1, 1, 1, 1, false),
-            (2, 3, 1, 300, true),
             (1, 2, 1, 333, false),
+            (2, 3, 1, 300, true), // more heads than before, each with a counter of its own
             (1, 1, 2, 2, false),
             (2, 2, 65, 65, true),
             (1, 2, 33, 150, false),

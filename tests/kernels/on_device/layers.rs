@@ -106,6 +106,7 @@ fn linear_layers_on_the_device_are_the_definition() -> Result {
             let tolerance = if dtype == DType::F32 { 1e-6 } else { 3. * rounding(dtype) };
             assert!(error <= tolerance, "{dtype:?}, {rows} rows, {what}: {error:.1e}");
         }
+        assert!(difference(&onto, &wide(&residual)?)? <= 0.0, "{dtype:?}, {rows} rows: the residual changed");
     }
     Ok(())
 }
