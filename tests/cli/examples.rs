@@ -84,6 +84,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("srun ", "needs Slurm: the page says that it was not tried"),
     ("import json", "needs safetensors for Python, which the gate has not; run by hand"),
     ("from safetensors.numpy import", "the same"),
+    ("python -c \"import json; from circuit_tracer", "needs circuit-tracer; run by hand"),
     ("for number in range(len(json.load(", "the same"),
     ("values = load_file(", "the same"),
 ];

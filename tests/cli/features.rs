@@ -492,6 +492,7 @@ fn details_and_pages_tell_what_is_related() -> Result {
     assert_eq!(std::fs::read_dir(folder.at("pages/features"))?.count(), 13);
     gpt2(&with)?.refused(1, &["--pages", "is there already", "--overwrite"]);
     gpt2(&[&with[..], &["--overwrite", "--feature", "7"]].concat())?.succeeded();
-    gpt2(&["features", "O Romeo", "--dictionary", "demo", "--pages", &pages])?.refused(2, &["--store"]);
+    gpt2(&["features", "O Romeo", "--dictionary", "demo", "--pages", &pages])?
+        .refused(1, &["--pages", "give --store"]);
     Ok(())
 }

@@ -63,11 +63,11 @@ pub(crate) struct FeaturesArgs {
     pub(crate) attention: Option<HeadPair>,
     /// With --store: tell of every feature, or of each of --feature, how large its activations are, which features are like it, and
     /// which heads read it
-    #[arg(long, requires = "store")]
+    #[arg(long)]
     pub(crate) details: bool,
     /// With --store: write a folder with a page for each feature, or for each of --feature: all of --details, its places and its
     /// tokens; index.html searches them
-    #[arg(long, value_name = "DIR", requires = "store", help_heading = "Files")]
+    #[arg(long, value_name = "DIR", help_heading = "Files")]
     pub(crate) pages: Option<PathBuf>,
     /// Write all activations as `features` (tokens, features), and what is read and rebuilt, to a .safetensors file
     #[arg(long, value_name = "FILE", help_heading = "Files")]

@@ -8,6 +8,7 @@ use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::results::exports;
 use crate::study::over_texts::{Job, Ran};
+use anyhow::bail;
 pub(crate) use args::FeaturesArgs;
 use gpt2_engine::interventions::{InterventionOptions, Prepared};
 use print::print;
@@ -17,6 +18,12 @@ pub(crate) fn run(args: &FeaturesArgs) -> anyhow::Result<ExitCode> {
     args.study.interventions.no_circuit("features")?;
     if let Some(store) = &args.store {
         return over_store::run(args, store);
+    }
+    // Clap's `requires` gives way to a prompt, which conflicts with --store.
+    for (flag, given) in [("--details", args.details), ("--pages", args.pages.is_some())] {
+        if given {
+            bail!("{flag} is about a corpus: give --store instead of a text");
+        }
     }
     let text = args.prompt.read()?;
     let mut outputs = Outputs::new(args.overwrite);
