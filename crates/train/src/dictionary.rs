@@ -122,7 +122,7 @@ pub struct DictionaryTrainer {
     optimizer: ShardedOptimizer,
     /// Makes the mean norm of the values that are read √d.
     scale: f64,
-    /// The same for those that are rebuilt.
+    /// The scale of the values that are rebuilt.
     out_scale: f64,
     /// Of the numbers to rebuild of the sample over its positions, scaled.
     variance: f64,

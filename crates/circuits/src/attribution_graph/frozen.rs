@@ -30,7 +30,7 @@ impl FrozenNorm {
         Ok(Self { slope: gamma.broadcast_div(scale)?, beta: f32_of(&norm.bias)? })
     }
 
-    /// The same before γ and β.
+    /// A norm that ends before γ and β.
     pub(super) fn normalized(norm: &LayerNorm, scale: &Tensor) -> Result<Self> {
         let beta = f32_of(&norm.bias)?.zeros_like()?;
         Ok(Self { slope: beta.ones_like()?.unsqueeze(0)?.broadcast_div(scale)?, beta })
@@ -41,7 +41,7 @@ impl FrozenNorm {
         centered(&gradient.broadcast_mul(&self.slope)?)
     }
 
-    /// The same of one position for each row, (n, C).
+    /// This gradient for one position of each row, (n, C).
     pub(super) fn back_at(&self, gradient: &Tensor, positions: &Tensor) -> Result<Tensor> {
         centered(&(gradient * self.slope.index_select(positions, 0)?)?)
     }

@@ -30,7 +30,7 @@ pub struct KeptPart {
     pub cumulative: Vec<f64>,
 }
 
-/// How much of a graph its features explain.
+/// The shares of a graph that its features explain.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GraphScores {
     /// The share of tokens' influence in that of tokens and errors: 1 if all paths lead through features.
@@ -230,7 +230,7 @@ mod tests {
         Ok(AttributionGraph { nodes, edges, constants: vec![0.0; 12] })
     }
 
-    /// The same graph in circuit-tracer 0.5's `compute_node_influence`, `compute_graph_scores` and `prune_graph(graph, 0.8, 0.9)`, in
+    /// This graph in circuit-tracer 0.5's `compute_node_influence`, `compute_graph_scores` and `prune_graph(graph, 0.8, 0.9)`, in
     /// f64. Probabilities are f32 here.
     #[test]
     fn influence_scores_and_pruning_are_circuit_tracers() -> Result<()> {

@@ -48,7 +48,7 @@ pub enum GraphNode {
 /// The next tokens whose logits are nodes: the most probable ones.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LogitChoice {
-    /// As many as together have this probability.
+    /// The tokens have this probability together.
     pub mass: f64,
     /// This many at most.
     pub most: usize,
@@ -68,7 +68,7 @@ struct ReplacedMlp {
     dictionary: Dictionary,
     /// The features that fire at each position.
     code: SparseActivations,
-    /// What the transcoder misses of the MLP's output, (T, C).
+    /// The part of the MLP's output that the transcoder misses, (T, C).
     error: Tensor,
 }
 
@@ -87,15 +87,15 @@ pub struct ReplacedPass {
     nodes: Vec<GraphNode>,
 }
 
-/// What the nodes of a [`ReplacedPass`] add to one another.
+/// The effects of the nodes of a [`ReplacedPass`] on one another.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct AttributionGraph {
     /// Features by layer, position and number, then errors by layer and position, tokens, and logits, the most probable first.
     pub nodes: Vec<GraphNode>,
-    /// What each node adds to each, (targets, sources) in f32. Rows of errors and tokens are 0.
+    /// The amount that each node adds to each, (targets, sources) in f32. Rows of errors and tokens are 0.
     pub edges: Tensor,
-    /// What biases, β and positions' embeddings add to each node: 0 for errors and tokens.
+    /// The amount that biases, β and positions' embeddings add to each node: 0 for errors and tokens.
     pub constants: Vec<f64>,
 }
 
@@ -253,7 +253,7 @@ impl ReplacedPass {
 struct Targets {
     /// At the stream, (n, T, C).
     gradient: Tensor,
-    /// What constants have added so far, (n).
+    /// The amount that constants have added so far, (n).
     constants: Tensor,
 }
 

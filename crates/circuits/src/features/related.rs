@@ -1,4 +1,4 @@
-//! What stands near a feature: features of like directions, and the heads that read its direction.
+//! The neighbors of a feature: features of like directions, and the heads that read its direction.
 
 use super::run::Features;
 use candle_core::{D, DType, Device, Result, Tensor};
@@ -18,7 +18,7 @@ pub struct RelatedFeature {
     pub cosine: f64,
 }
 
-/// How much of a feature's direction a head reads: `‖dᵀ·W‖ / (‖d‖·‖W‖)` with Frobenius' norm of `W`, as Elhage et al. 2021 ("A
+/// A head, and the share of a feature's direction that it reads: `‖dᵀ·W‖ / (‖d‖·‖W‖)` with Frobenius' norm of `W`, as Elhage et al. 2021 ("A
 /// Mathematical Framework for Transformer Circuits") measure composition. A random direction has about `1 / √C`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]

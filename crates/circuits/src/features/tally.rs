@@ -41,7 +41,7 @@ pub struct Use {
     pub fired: u64,
     /// The sum of its activations.
     pub sum: f64,
-    /// How large its activations are.
+    /// The sizes of its activations.
     pub sizes: ActivationSizes,
     /// The tokens at which it fires most, the strongest first.
     pub peaks: Vec<Peak>,

@@ -45,7 +45,7 @@ pub fn feature_pages(
     Ok(files)
 }
 
-/// What the list shows of a feature, and where the search looks.
+/// The parts of a feature that the list shows and the search reads.
 fn listed(feature: &Value) -> Value {
     let tokens = feature["promoted"]["likelier"].as_array().into_iter().flatten();
     let tokens: Vec<&Value> = tokens.take(5).map(|one| &one[0]).collect();

@@ -1,4 +1,4 @@
-//! Which launches are planned, and which tensors have none: numbers alone, for any GPU.
+//! The launches that are planned, and the tensors that have none: numbers alone, for any GPU.
 
 use super::plan::{BackwardPlan, Plan};
 use crate::gpu::launch_plan::GpuLimits;

@@ -83,7 +83,7 @@ pub struct FeatureInStore {
     pub strongest: Vec<StrongestPlace>,
 }
 
-/// How large a feature's activations are, and what is related to it.
+/// The sizes of a feature's activations, and what is related to it.
 #[derive(Debug, Clone, Serialize)]
 pub struct FeatureDetails {
     /// The sizes below which these shares of its activations lie, to 2 %: 0.5, 0.9, 0.99.

@@ -68,7 +68,7 @@ pub enum NodeKind {
     /// A transcoder's feature; the page knows no other name for one of a single layer.
     #[serde(rename = "cross layer transcoder")]
     Feature,
-    /// What a transcoder misses.
+    /// The part that a transcoder misses.
     #[serde(rename = "mlp reconstruction error")]
     Error,
     /// A token's embedding.
