@@ -61,6 +61,8 @@ def main() -> None:
             print(f"{name}: {len(content)} bytes")
         elif not path.exists() or path.read_text() != content:
             sys.exit(f"{name} is not the page of {command}: run scripts/live_page.py, and commit what it writes")
+        else:
+            print(f"{name} is the page of {command}")
 
 
 if __name__ == "__main__":

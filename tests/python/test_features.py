@@ -159,7 +159,11 @@ def test_a_store_is_the_commands_and_reads_as_arrays(model: Model, sae: Dictiona
     found = model.features_in_store(in_memory, sae, top_k=2, pages=pages)
     command("features", "--store", str(tmp_path / "texts"), "--dictionary", str(DEMO), "-k", "2", "--pages", str(tmp_path / "theirs"))
     for name in ("index.html", "features/0.js", "features/11.js"):
-        assert (pages / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes(), name
+        ours, theirs = ((folder / name).read_text(encoding="utf-8") for folder in (pages, tmp_path / "theirs"))
+        if name.endswith(".js"):  # the same data, whose keys have another order
+            same(*(json.loads(text.split("] = ", 1)[1].rstrip().rstrip(";")) for text in (ours, theirs)))
+        else:
+            assert ours == theirs
     assert len(found["features"]) == 768 and {"quantiles", "histogram", "related", "read_by"} <= set(found["features"][0])
     with pytest.raises(FileExistsError, match="overwrite=True"):
         model.features_in_store(in_memory, sae, pages=pages)
