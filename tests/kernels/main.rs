@@ -19,6 +19,7 @@ mod on_device;
 mod paged;
 mod ranges;
 mod schedules;
+mod shared_keys;
 mod signatures;
 mod sinks;
 mod steps;

@@ -86,8 +86,8 @@ fn hidden_values_may_be_any_numbers_backward() -> Result {
     for (t, implementation) in [(3, Fused), (60, Fused), (3, Eager), (60, Eager)] {
         let attention = Sdpa { window: Window::ALL, implementation, ..Sdpa::default() };
         for (name, mask) in Hiding::new(t, s, keys)?.masks() {
-            let gradients = |v: &Tensor| -> Result<[Tensor; 3]> {
-                let [q, k, v] = [&part("q", t)?, &k, v].map(Var::from_tensor);
+            let gradients = |k: &Tensor, v: &Tensor| -> Result<[Tensor; 3]> {
+                let [q, k, v] = [&part("q", t)?, k, v].map(Var::from_tensor);
                 let q = q?;
                 let k = k?;
                 let v = v?;
@@ -95,12 +95,50 @@ fn hidden_values_may_be_any_numbers_backward() -> Result {
                 let of = |x: &Var| all.get(x).cloned().ok_or("no gradient");
                 Ok([of(&q)?, of(&k)?, of(&v)?])
             };
-            let got = gradients(&with_rows(&v, 0..keys, f32::NAN)?)?;
-            for (got, expected) in got.iter().zip(gradients(&v)?) {
+            // Padding hides keys, too.
+            let with_nan = |x: &Tensor| with_rows(x, 0..keys, f32::NAN);
+            let hidden_keys = if name == "padding" { with_nan(&k)? } else { k.clone() };
+            let got = gradients(&hidden_keys, &with_nan(&v)?)?;
+            for (got, expected) in got.iter().zip(gradients(&k, &v)?) {
                 let error = distance(got, &expected)?;
                 assert!(error < 1e-5, "{implementation:?}, {name}, T {t}: {error}");
             }
             assert!(max_abs(&got[2].narrow(2, 0, keys)?)? == 0.0, "{implementation:?}, {name}, T {t}");
+        }
+    }
+    Ok(())
+}
+
+/// Also under a soft cap, whose slope is NaN there, and by the weights alone.
+#[test]
+fn padded_keys_may_be_any_numbers_backward() -> Result {
+    let (s, keys) = (70, 7);
+    let part = |name: &str, s: usize| random(1, name, 1., (1, 2, s, 8));
+    let k = part("k", s)?;
+    let v = part("v", s)?;
+    let with_nan = with_rows(&k, 0..keys, f32::NAN)?;
+    for (t, implementation) in [(3, Fused), (60, Fused), (3, Eager), (60, Eager)] {
+        let attention = Sdpa { window: Window::ALL, softcap: Some(2.0), implementation, ..Sdpa::default() };
+        let hiding = Hiding::new(t, s, keys)?;
+        let mask = Mask { padding: Some(&hiding.padding), ..Mask::default() };
+        let gradients = |k: &Tensor, of_weights: bool| -> Result<[Tensor; 2]> {
+            let q = Var::from_tensor(&part("q", t)?)?;
+            let k = Var::from_tensor(k)?;
+            let result = if of_weights {
+                attention.weights(&q, &k, mask, &Chosen::default())?
+            } else {
+                attention.forward(&q, &k, &v, mask)?
+            };
+            let all = result.sqr()?.sum_all()?.backward()?;
+            let of = |x: &Var| all.get(x).cloned().ok_or("no gradient");
+            Ok([of(&q)?, of(&k)?])
+        };
+        for of_weights in [false, true] {
+            let got = gradients(&with_nan, of_weights)?;
+            for (got, expected) in got.iter().zip(gradients(&k, of_weights)?) {
+                let error = distance(got, &expected)?;
+                assert!(error < 1e-5, "{implementation:?}, T {t}, of weights {of_weights}: {error}");
+            }
         }
     }
     Ok(())

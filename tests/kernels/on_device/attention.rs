@@ -50,10 +50,12 @@ impl Case {
         !self.padded || (i % self.s >= (i / self.s) * self.s / self.b && i % 7 != 3)
     }
 
-    /// q, k and v of (B, S, 3, H, D), with `padding` in the rows of k and v that are padding.
-    fn packed(&self, padding: f64) -> Result<Tensor> {
+    /// q, k and v of (B, S, 3, H, D); the rows of k and v that are padding are multiplied by the numbers of `padding` in turn.
+    fn packed(&self, padding: [f64; 2]) -> Result<Tensor> {
         let &Self { b, s, h, d, .. } = self;
-        let factor = |i: usize| if !i.is_multiple_of(3) && !self.visible(i / 3) { padding } else { 1.0 };
+        let factor = |i: usize| {
+            if !i.is_multiple_of(3) && !self.visible(i / 3) { padding[i / 3 % 2] } else { 1.0 }
+        };
         let factors =
             Tensor::from_iter((0..3 * b * s).map(factor), &Device::Cpu)?.reshape((b, s, 3, 1, 1))?;
         let packed = numbers(b * s * 3 * h * d, 0)?.reshape((b, s, 3, h, d))?;
@@ -67,8 +69,9 @@ impl Case {
         code: Implementation,
         grad: Option<&Tensor>,
     ) -> Result<Computed> {
-        // Padding may hold anything, and counts as 0.
-        let padding = if code == Implementation::Fused { f64::NAN } else { 0.0 };
+        // Padding may hold anything, and counts as 0: NaN, and numbers whose scores would be the largest, since a GPU's maximum
+        // leaves NaN out.
+        let padding = if code == Implementation::Fused { [f64::NAN, 30.0] } else { [0.0; 2] };
         let packed = Var::from_tensor(&self.packed(padding)?.to_dtype(dtype)?.to_device(device)?)?;
         let tracked = if grad.is_some() { packed.as_tensor().clone() } else { packed.as_detached_tensor() };
         let [q, k, v] = packed_views(&tracked, self.t)?;
@@ -111,7 +114,7 @@ impl Case {
         let (Some(grad), Some(got), Some(expected)) = (grad, got.gradient, expected.gradient) else {
             return Ok(errors);
         };
-        let [q, k, v] = packed_views(&wide(&self.packed(0.0)?)?, t)?;
+        let [q, k, v] = packed_views(&wide(&self.packed([0.0; 2])?)?, t)?;
         let dp = wide(grad)?.transpose(1, 2)?.contiguous()?.matmul(&v.contiguous()?.t()?)?; // (B, H, T, S)
         let term = |x: &Tensor| Ok::<_, candle_core::Error>(largest(&dp)? * largest(x)? / (d as f64).sqrt());
         for (i, term) in [Some(term(&k)?), Some(term(&q)?), None].into_iter().enumerate() {

@@ -45,11 +45,16 @@ pub(super) fn scores_and_visible(
 
 /// The scores of `rows` without masks.
 ///
-/// `q` (B, heads, queries, D), `k` (B, heads, S, D) -> (B, heads, queries, S)
+/// `q` (B, heads, queries, D), `k` (B, heads, S, D) -> (B, heads, queries, S); keys that are padding count as zeros
 fn scores(sdpa: &Sdpa, q: &Tensor, k: &Tensor, mask: Mask, rows: &ChosenIndices) -> Result<Tensor> {
     let wide = accumulator(q.dtype());
     let q = (q.to_dtype(wide)?.contiguous()? * sdpa.scale_for(q.dim(3)?))?;
-    let k = k.to_dtype(wide)?.contiguous()?;
+    let mut k = k.to_dtype(wide)?.contiguous()?;
+    if let Some(visible) = mask.padding {
+        // 0 times what stands there, which may be NaN, would reach the gradient of every query.
+        let visible = visible.unsqueeze(1)?.unsqueeze(3)?.broadcast_as(k.shape())?;
+        k = visible.where_cond(&k, &k.zeros_like()?)?;
+    }
     let mut scores = q.matmul(&k.transpose(2, 3)?)?;
     if let Some(cap) = sdpa.softcap {
         scores = ((scores / cap)?.tanh()? * cap)?;

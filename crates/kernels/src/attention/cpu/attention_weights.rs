@@ -4,13 +4,13 @@
 use super::blocks::{Blocks, FEW_QUERIES, NARROW_SCORES, QUERIES, WIDE_SCORES, outer};
 use super::pack::{panels, transpose};
 use super::pass_inputs::PassInputs;
+use super::row_steps::ScoreKeys;
 use super::views::{HeadAt, Heads};
 use crate::attention::heads::Query;
 use crate::attention::inputs::ChosenIndices;
 use crate::attention::row_summary::RowSummary;
 use crate::attention::scores::{Base, ScoreRules};
 use crate::cpu::cpu_op::{CpuInput, CpuOp};
-use crate::cpu::dot_products::dots;
 use crate::cpu::isa;
 use crate::cpu::vector::{chunked, with_slices};
 use candle_core::backend::BackendStorage;
@@ -44,7 +44,7 @@ impl CpuOp<2> for CpuWeights {
         let d_scores = softmax_backward(weights, &grad.contiguous()?, &self.seen().collect::<Vec<_>>())?;
         let wide = |x: &Tensor| x.detach().to_dtype(DType::F32)?.contiguous();
         let q_wide = wide(q)?;
-        let k_wide = wide(k)?;
+        let k_wide = self.without_padding(&wide(k)?)?;
         let d_scores = self.rules.products_gradient(&d_scores, &q_wide, &k_wide)?; // (B, heads, queries, S)
         let dq = d_scores.matmul(&k_wide)?.to_dtype(q.dtype())?;
         let dk = d_scores.transpose(2, 3)?.contiguous()?.matmul(&q_wide)?.to_dtype(k.dtype())?;
@@ -53,6 +53,14 @@ impl CpuOp<2> for CpuWeights {
 }
 
 impl CpuWeights {
+    /// k (B, heads, S, D) with zeros for keys that are padding: 0 times what stands there may be NaN.
+    fn without_padding(&self, k: &Tensor) -> Result<Tensor> {
+        let Some(visible) = &self.rules.mask.padding else { return Ok(k.clone()) };
+        let (b, _, s, _) = k.dims4()?;
+        let visible = Tensor::from_slice(visible, (b, 1, s, 1), k.device())?.broadcast_as(k.shape())?;
+        visible.where_cond(k, &k.zeros_like()?)
+    }
+
     /// The keys that each query sees by its position.
     fn seen(&self) -> impl Iterator<Item = Range<usize>> {
         self.rows.queries.iter().map(|&i| self.rules.keys_of(i))
@@ -166,22 +174,12 @@ impl WithSimd for OneRow<'_> {
     fn with_simd<S: Simd>(self, simd: S) {
         let &QueriesAndKeys { q, k, of_queries, of_keys, rules } = self.head;
         let factor = rules.query_factor(Base::E);
-        let mut first = vec![0.0; q.dims[3]];
-        let mut second = vec![0.0; q.dims[3]];
-        let mut query = q.row(simd, of_queries, self.i, &mut first).to_vec();
-        for x in &mut query {
-            *x *= factor;
-        }
-        let (pairs, rest) = self.out.as_chunks_mut::<2>();
-        let last = 2 * pairs.len();
-        for (j, pair) in pairs.iter_mut().enumerate() {
-            let keys =
-                [k.row(simd, of_keys, 2 * j, &mut first), k.row(simd, of_keys, 2 * j + 1, &mut second)];
-            *pair = dots(simd, &query, keys);
-        }
-        for x in rest {
-            [*x] = dots(simd, &query, [k.row(simd, of_keys, last, &mut first)]);
-        }
+        let mut scratch = vec![0.0; q.dims[3]];
+        let mut query = q.row(simd, of_queries, self.i, &mut scratch).to_vec();
+        query.iter_mut().for_each(|x| *x *= factor);
+        let seen = rules.keys_of(self.query.i);
+        let mut step = ScoreKeys { queries: &query, scores: &mut *self.out, span: 0..seen.end };
+        k.take(simd, of_keys, seen, &mut step);
         rules.softmax(simd, self.query, self.out);
     }
 }

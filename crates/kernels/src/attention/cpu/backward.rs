@@ -13,8 +13,8 @@
 //! head's sink is `-Σ p·(rowsum(dO ∘ O) - dL)` over its rows, with the sink's weight p.
 //!
 //! Each task takes one head, so every sum has the same order for any number of threads; the sums of heads that share their
-//! keys are then added in order. A padded key or value may be any number. One that is hidden otherwise and not finite makes gradients
-//! NaN in rows that do not see it, because 0 times infinity is NaN. Plain operations do the same.
+//! keys are then added in order. A padded key may be any number, and so may any hidden value. A key that is hidden otherwise
+//! and not finite makes gradients NaN in rows that do not see it, because 0 times infinity is NaN. Plain operations do the same.
 
 use super::added_gradient::{AddedSums, PlaceInLine};
 use super::blocks::{
@@ -214,18 +214,16 @@ impl HeadBackward<'_> {
         HeadGradients { qkv, sink }
     }
 
-    /// Makes the keys and values of padding zeros, since 0 times what stands there may be NaN.
+    /// Makes the keys of padding zeros: dS is 0 there, and 0 times NaN, in K or in the slope of a soft cap, would be NaN.
     fn clear_padding(&self, memory: &mut BackwardScratch, panel: usize) {
         let rules = self.problem.rules;
         let Some(visible) = rules.mask.visible(self.head.b, rules.keys) else { return };
-        let BackwardScratch { width, key_panels, value_panels, keys, .. } = memory;
-        let [d, dv] = [&self.problem.k, &self.problem.v].map(|x| x.dims[3]);
+        let BackwardScratch { width, key_panels, keys, .. } = memory;
+        let d = self.problem.k.dims[3];
         for (j, _) in visible.iter().enumerate().filter(|(_, visible)| **visible == 0) {
             keys[j * *width..(j + 1) * *width].fill(0.0);
-            for (panels, d) in [(&mut *key_panels, d), (&mut *value_panels, dv)] {
-                let first = j / panel * d * panel + j % panel;
-                panels.iter_mut().skip(first).step_by(panel).take(d).for_each(|x| *x = 0.0);
-            }
+            let first = j / panel * d * panel + j % panel;
+            key_panels.iter_mut().skip(first).step_by(panel).take(d).for_each(|x| *x = 0.0);
         }
     }
 

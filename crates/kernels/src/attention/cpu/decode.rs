@@ -76,7 +76,7 @@ pub(super) struct SpanAttention {
     contexts: Vec<f32>,
 }
 
-/// The scores of a query and a head in short.
+/// The largest score of a query in a head, and the sum of all in powers of 2.
 pub(super) struct RowSum {
     /// The highest score, in base 2; -inf if no key is visible.
     max: f32,
@@ -93,7 +93,8 @@ impl RowSum {
 }
 
 impl SpanAttention {
-    /// Merges the spans of the n-th head of a query, but for those that saw no key, whose context may be NaN: with the context (Dv).
+    /// The sum and the context (Dv) of the n-th head of a query over all spans. A span that saw no key is left out, since its context
+    /// may be NaN.
     #[allow(clippy::float_cmp)] // exactly 0 if a span saw no key
     pub(super) fn merge(spans: &[Self], n: usize) -> (RowSum, Vec<f32>) {
         let max = spans.iter().fold(f32::NEG_INFINITY, |max, span| max.max(span.sums[n].max));
@@ -140,7 +141,6 @@ impl Span<'_> {
         let QueryOfHeads { b, i, .. } = self.query;
         let PassInputs { k, v, .. } = self.problem;
         let queries = self.scaled_queries(simd, heads.clone());
-        let queries = &queries[..heads.len() * k.dims[3]];
         let head = self.problem.key_head(HeadAt { b, h: heads.start });
         let seen = self.seen_keys(heads.start);
         let span = self.keys.clone();
@@ -148,10 +148,10 @@ impl Span<'_> {
         let stride = span.len().max(1).next_multiple_of(LANES);
         let mut weights = vec![f32::NEG_INFINITY; heads.len() * stride];
         for keys in &seen {
-            let mut step = ScoreKeys { queries, scores: &mut weights, span: span.clone() };
+            let mut step = ScoreKeys { queries: &queries, scores: &mut weights, span: span.clone() };
             k.take(simd, head, keys.clone(), &mut step);
         }
-        if let Some(keys) = seen.first() {
+        if let Some(keys) = seen.first().filter(|_| v.in_rows()) {
             v.take(simd, head, keys.clone(), &mut FetchFirst);
         }
         for (h, weights) in heads.zip(weights.chunks_exact_mut(stride)) {
@@ -163,17 +163,17 @@ impl Span<'_> {
         }
     }
 
-    /// The rows of q for these heads, times the factor on their scores: (heads, D), and room for another row
+    /// The rows of q for these heads, times the factor on their scores: (heads, D).
     #[inline(always)]
     fn scaled_queries<S: Simd>(&self, simd: S, heads: Range<usize>) -> Vec<f32> {
         let q = &self.problem.q;
         let d = q.dims[3];
         let QueryOfHeads { b, i, .. } = self.query;
         let factor = self.problem.query_factor();
-        let mut queries = vec![0.0; (heads.len() + 1) * d];
-        let (scaled, scratch) = queries.split_at_mut(heads.len() * d);
-        for (h, scaled) in heads.zip(scaled.chunks_exact_mut(d)) {
-            for (out, x) in scaled.iter_mut().zip(q.row(simd, HeadAt { b, h }, i, scratch)) {
+        let mut queries = vec![0.0; heads.len() * d];
+        let mut scratch = vec![0.0; d];
+        for (h, scaled) in heads.zip(queries.chunks_exact_mut(d)) {
+            for (out, x) in scaled.iter_mut().zip(q.row(simd, HeadAt { b, h }, i, &mut scratch)) {
                 *out = x * factor;
             }
         }

@@ -228,7 +228,9 @@ mod tests {
             run_on(problem, pulp::Scalar512b),
         ];
         #[cfg(target_arch = "x86_64")]
-        others.extend(pulp::x86::V3::try_new().map(|avx2| run_on(problem, avx2)));
+        if is_x86_feature_detected!("f16c") {
+            others.extend(pulp::x86::V3::try_new().map(|avx2| run_on(problem, avx2)));
+        }
         #[cfg(target_arch = "aarch64")]
         others.extend(pulp::aarch64::Neon::try_new().map(|neon| run_on(problem, neon)));
         others

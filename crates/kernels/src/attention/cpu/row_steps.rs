@@ -3,7 +3,7 @@
 //! A score is the sum of one vector of sums, and a context is added up in the order of the keys, however many rows are read at a
 //! time. Which rows lie together therefore changes no bit.
 
-use super::rows::{EvenRows, RowNumber, RowStep, begins_line};
+use super::rows::{EvenRows, RowElement, RowStep, begins_line};
 use crate::cpu::memory::{LINE, fetch};
 use pulp::Simd;
 use std::ops::Range;
@@ -19,7 +19,7 @@ pub(super) struct ScoreKeys<'a> {
 
 impl RowStep for ScoreKeys<'_> {
     #[inline(always)]
-    fn take<S: Simd, E: RowNumber>(&mut self, simd: S, rows: EvenRows<E>, first: usize) {
+    fn take<S: Simd, E: RowElement>(&mut self, simd: S, rows: EvenRows<E>, first: usize) {
         let d = rows.width;
         let heads = self.queries.len() / d;
         let stride = self.scores.len() / heads;
@@ -44,7 +44,7 @@ impl RowStep for ScoreKeys<'_> {
 
 /// `scores[m·stride + n] = Σ_c queries[m][c]·rows[n][c]` for M queries (M, D), N rows at a time.
 #[inline(always)]
-fn score<S: Simd, E: RowNumber, const M: usize, const N: usize>(
+fn score<S: Simd, E: RowElement, const M: usize, const N: usize>(
     simd: S,
     rows: EvenRows<E>,
     queries: &[f32],
@@ -78,7 +78,7 @@ fn score<S: Simd, E: RowNumber, const M: usize, const N: usize>(
 /// # Safety
 /// There are N rows from `first` on, and M queries of their length.
 #[inline(always)]
-unsafe fn dots<S: Simd, E: RowNumber, const M: usize, const N: usize>(
+unsafe fn dots<S: Simd, E: RowElement, const M: usize, const N: usize>(
     simd: S,
     rows: EvenRows<E>,
     first: usize,
@@ -144,7 +144,7 @@ pub(super) struct AddValues<'a> {
 
 impl RowStep for AddValues<'_> {
     #[inline(always)]
-    fn take<S: Simd, E: RowNumber>(&mut self, simd: S, rows: EvenRows<E>, first: usize) {
+    fn take<S: Simd, E: RowElement>(&mut self, simd: S, rows: EvenRows<E>, first: usize) {
         let d = rows.width;
         let heads = self.contexts.len() / d;
         let stride = self.weights.len() / heads;
@@ -173,7 +173,7 @@ impl RowStep for AddValues<'_> {
 /// `contexts[m][c] += Σ_n weights[m·stride + n]·rows[n][c]` for M contexts (M, Dv), in columns from `first` on, C vectors at a time and
 /// those that fill no vector with C = 1; returns the first column that is left.
 #[inline(always)]
-fn add<S: Simd, E: RowNumber, const M: usize, const C: usize>(
+fn add<S: Simd, E: RowElement, const M: usize, const C: usize>(
     simd: S,
     rows: EvenRows<E>,
     (weights, stride): (&[f32], usize),
@@ -242,12 +242,12 @@ fn add<S: Simd, E: RowNumber, const M: usize, const C: usize>(
     column
 }
 
-/// The work on the first values that can be done before their weights are known: to fetch them.
+/// Fetches the first values, for which no weight has to be known.
 pub(super) struct FetchFirst;
 
 impl RowStep for FetchFirst {
     #[inline(always)]
-    fn take<S: Simd, E: RowNumber>(&mut self, _: S, rows: EvenRows<E>, _: usize) {
+    fn take<S: Simd, E: RowElement>(&mut self, _: S, rows: EvenRows<E>, _: usize) {
         for n in 0..rows.count - rows.fetching {
             let from = rows.row(n).cast::<u8>();
             (0..rows.width * size_of::<E>()).step_by(LINE).for_each(|byte| fetch(from.wrapping_add(byte)));

@@ -7,13 +7,13 @@ use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
 use std::any::Any;
 
-/// The number of rows that all heads read before the next ones.
+/// The number of rows that all heads read before the next ones, which in most models are 8 KiB.
 pub(super) const CHUNK: usize = 32;
 /// The distance, in bytes, at which rows are fetched ahead: processors do so themselves, but not beyond the end of a page.
 const AHEAD: usize = 4096;
 
 /// A number of a row in memory.
-pub(super) trait RowNumber: Copy + 'static {
+pub(super) trait RowElement: Copy + 'static {
     /// The number of elements after a row's numbers.
     const EXTRA: usize = 0;
 
@@ -22,7 +22,7 @@ pub(super) trait RowNumber: Copy + 'static {
     /// A vector of numbers.
     ///
     /// # Safety
-    /// `F32_LANES` numbers are readable at `from`. An x86-64 processor with AVX2 has F16C.
+    /// `F32_LANES` numbers are readable at `from`. On x86-64, a V3 comes from a processor with F16C, as `Isa` makes sure.
     #[inline(always)]
     unsafe fn vector<S: Simd>(_: S, from: *const Self) -> S::f32s {
         // SAFETY: the caller's promise.
@@ -44,7 +44,7 @@ pub(super) trait RowNumber: Copy + 'static {
 /// # Safety
 /// `F32_LANES` numbers are readable at `from`.
 #[inline(always)]
-unsafe fn widen<S: Simd, E: RowNumber>(from: *const E) -> S::f32s {
+unsafe fn widen<S: Simd, E: RowElement>(from: *const E) -> S::f32s {
     let mut wide = [0.0; 16];
     for (i, x) in wide[..S::F32_LANES].iter_mut().enumerate() {
         // SAFETY: the caller's promise.
@@ -53,7 +53,7 @@ unsafe fn widen<S: Simd, E: RowNumber>(from: *const E) -> S::f32s {
     S::as_simd_f32s(&wide[..S::F32_LANES]).0[0]
 }
 
-impl RowNumber for f32 {
+impl RowElement for f32 {
     #[inline(always)]
     fn wide(self) -> f32 {
         self
@@ -66,14 +66,14 @@ impl RowNumber for f32 {
     }
 }
 
-impl RowNumber for bf16 {
+impl RowElement for bf16 {
     #[inline(always)]
     fn wide(self) -> f32 {
         Element::to_f32(self)
     }
 }
 
-impl RowNumber for f16 {
+impl RowElement for f16 {
     #[inline(always)]
     fn wide(self) -> f32 {
         Element::to_f32(self)
@@ -107,7 +107,7 @@ impl RowNumber for f16 {
 }
 
 /// A code, which the scale after its row multiplies.
-impl RowNumber for u8 {
+impl RowElement for u8 {
     const EXTRA: usize = SCALE_BYTES;
 
     #[inline(always)]
@@ -125,27 +125,36 @@ impl RowNumber for u8 {
 /// Rows that lie at one distance from each other.
 #[derive(Clone, Copy)]
 pub(super) struct EvenRows<'a, E> {
-    /// From the first row on.
+    /// The elements from the first row on.
     elements: &'a [E],
-    /// From one row to the next, in elements.
+    /// The distance from one row to the next, in elements.
     stride: usize,
     pub(super) count: usize,
     /// The numbers of a row.
     pub(super) width: usize,
-    /// From a row to the one that is fetched meanwhile, in elements.
+    /// The distance from a row to the one that is fetched meanwhile, in elements.
     ahead: usize,
     /// The number of rows during which others are fetched.
     pub(super) fetching: usize,
 }
 
-impl<'a, E: RowNumber> EvenRows<'a, E> {
+impl<'a, E: RowElement> EvenRows<'a, E> {
     pub(super) fn new(elements: &'a [E], stride: usize, count: usize, width: usize) -> Self {
-        assert!(count > 0 && (count - 1) * stride + width + E::EXTRA <= elements.len());
+        assert!(count > 0);
+        let end = (count - 1).checked_mul(stride).and_then(|last| last.checked_add(width + E::EXTRA));
+        assert!(end.is_some_and(|end| end <= elements.len()));
         let ahead = AHEAD.div_ceil(width * size_of::<E>());
-        Self { elements, stride, count, width, ahead: ahead * stride, fetching: count.saturating_sub(ahead) }
+        Self {
+            elements,
+            stride,
+            count,
+            width,
+            ahead: ahead.wrapping_mul(stride),
+            fetching: count.saturating_sub(ahead),
+        }
     }
 
-    /// The rows from the n-th on, as many as stay in the first-level cache if more than two heads read them.
+    /// The rows from the n-th on: [`CHUNK`] of them if more than two heads read them, so that the last heads find them in the cache.
     #[inline(always)]
     pub(super) fn chunk(self, n: usize, heads: usize) -> Self {
         let left = self.count - n;
@@ -158,7 +167,7 @@ impl<'a, E: RowNumber> EvenRows<'a, E> {
         }
     }
 
-    /// From row `n` to the one that is fetched meanwhile, in elements: 0 near the last row, since what follows is another thread's.
+    /// The distance from row `n` to the one that is fetched meanwhile, in elements: 0 near the last row, since what follows is another thread's.
     #[inline(always)]
     pub(super) fn ahead(&self, n: usize) -> usize {
         if n < self.fetching { self.ahead } else { 0 }
@@ -180,12 +189,12 @@ pub(super) fn begins_line<S: Simd, E>(c: usize) -> bool {
 /// A step of attention that reads rows.
 pub(super) trait RowStep {
     /// Takes rows, the first of which is row `first` of its head.
-    fn take<S: Simd, E: RowNumber>(&mut self, simd: S, rows: EvenRows<E>, first: usize);
+    fn take<S: Simd, E: RowElement>(&mut self, simd: S, rows: EvenRows<E>, first: usize);
 }
 
 /// Runs a step, compiled for the instruction set and on x86-64 with F16C.
 #[inline(always)]
-pub(super) fn run<S: Simd, E: RowNumber>(simd: S, step: &mut impl RowStep, rows: EvenRows<E>, first: usize) {
+pub(super) fn run<S: Simd, E: RowElement>(simd: S, step: &mut impl RowStep, rows: EvenRows<E>, first: usize) {
     let work = OnRows { step, rows, first };
     #[cfg(target_arch = "x86_64")]
     {
@@ -208,7 +217,7 @@ struct OnRows<'a, 'b, T, E> {
     first: usize,
 }
 
-impl<T: RowStep, E: RowNumber> WithSimd for OnRows<'_, '_, T, E> {
+impl<T: RowStep, E: RowElement> WithSimd for OnRows<'_, '_, T, E> {
     type Output = ();
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! Rows of q, k and v in memory, of any dtype, with any strides or in pages, read as f32.
 
-use super::rows::{self, CHUNK, EvenRows, RowNumber, RowStep};
+use super::rows::{self, CHUNK, EvenRows, RowElement, RowStep};
 use crate::attention::heads::Query;
 use crate::attention::quantized_rows::{self, SCALE_BYTES};
 use crate::cpu::cpu_op::CpuInput;
@@ -96,11 +96,13 @@ impl<'a> Heads<'a> {
         let mut strides = [0; 4];
         strides.copy_from_slice(layout.stride());
         let offset = layout.start_offset();
-        let end: usize =
-            offset + stored.iter().zip(&strides).map(|(n, s)| n.saturating_sub(1) * s).sum::<usize>();
+        let end = stored
+            .iter()
+            .zip(&strides)
+            .try_fold(offset, |end, (n, stride)| end.checked_add(n.saturating_sub(1).checked_mul(*stride)?));
         // A dimension of stride 0 can make the count arbitrarily large.
         let count = stored.iter().try_fold(1usize, |count, n| count.checked_mul(*n));
-        if dims.contains(&0) || end >= elements.len() || count.is_none() {
+        if dims.contains(&0) || end.is_none_or(|end| end >= elements.len()) || count.is_none() {
             candle_core::bail!(
                 "attention: a layout of {stored:?} with strides {strides:?} is outside its data"
             )
@@ -146,6 +148,11 @@ impl<'a> Heads<'a> {
         self.offset + in_heads + head.h * of_head
     }
 
+    /// Whether the numbers of a row lie side by side, so that steps read them in place.
+    pub(super) fn in_rows(&self) -> bool {
+        self.strides[3] == 1
+    }
+
     /// Runs a step on some rows of a head, in order, as many at a time as lie at one distance from each other.
     #[inline(always)]
     pub(super) fn take<S: Simd>(&self, simd: S, head: HeadAt, rows: Range<usize>, step: &mut impl RowStep) {
@@ -158,7 +165,7 @@ impl<'a> Heads<'a> {
     }
 
     #[inline(always)]
-    fn take_from<S: Simd, E: RowNumber>(
+    fn take_from<S: Simd, E: RowElement>(
         &self,
         simd: S,
         elements: &[E],
@@ -285,6 +292,7 @@ mod tests {
             ([0, 3, 4, 5], [0; 4], 0),
             ([1, 1, 1, 1], [1; 4], 201),
             ([1 << 32, 1 << 32, 1, 1], [0; 4], 0), // more rows than can be counted
+            ([1, 1, 5, 8], [0, 0, 1 << 62, 1], 0), // a distance whose sum wraps to 0
         ] {
             let layout = Layout::new(dims.to_vec().into(), strides.to_vec(), offset);
             assert!(of(&data, &layout).is_err(), "{layout:?}");
