@@ -1,6 +1,6 @@
 //! `gpt2 features`: the features of a dictionary in a text.
 
-use super::{Run, gpt2, list};
+use super::{DEMO, Run, gpt2, list};
 use crate::common::{Result, assert_close, data, relative_error};
 use crate::folder::{Folder, assert_says};
 use candle_core::{DType, Device, Tensor};
@@ -438,6 +438,38 @@ fn features_of_transcoders_are_changed_where_they_predict() -> Result {
     Ok(())
 }
 
+/// What a block of the demo model reads the stream with.
+struct AttentionWeights {
+    /// (C)
+    gamma: Vec<f64>,
+    /// (C, 3·C)
+    c_attn: Vec<Vec<f64>>,
+}
+
+impl AttentionWeights {
+    fn of_block(layer: usize) -> Result<Self> {
+        let weights = candle_core::safetensors::load(format!("{DEMO}/model.safetensors"), &Device::Cpu)?;
+        let of = |name: &str| weights[&format!("transformer.h.{layer}.{name}")].to_dtype(DType::F64);
+        Ok(Self { gamma: of("ln_1.weight")?.to_vec1()?, c_attn: of("attn.c_attn.weight")?.to_vec2()? })
+    }
+
+    /// `‖dᵀ·W‖ / (‖d‖·‖W‖)` for one of 4 heads and its queries (0), keys (1) or values (2); W is γ times the weight less the mean of each
+    /// column, which layer norm takes off.
+    fn read_share(&self, direction: &[f64], part: usize, head: usize) -> f64 {
+        let channels = direction.len();
+        let mut products = 0.0;
+        let mut weights = 0.0;
+        for column in (0..channels / 4).map(|i| part * channels + head * channels / 4 + i) {
+            let scaled: Vec<f64> =
+                self.c_attn.iter().zip(&self.gamma).map(|(row, gamma)| row[column] * gamma).collect();
+            let mean = scaled.iter().sum::<f64>() / channels as f64;
+            products += direction.iter().zip(&scaled).map(|(d, w)| d * (w - mean)).sum::<f64>().powi(2);
+            weights += scaled.iter().map(|w| (w - mean).powi(2)).sum::<f64>();
+        }
+        products.sqrt() / (direction.iter().map(|d| d * d).sum::<f64>() * weights).sqrt()
+    }
+}
+
 /// Details against the dictionary's tensors and the model's weights; and the pages' files, which hold the same.
 #[test]
 fn details_and_pages_tell_what_is_related() -> Result {
@@ -461,6 +493,7 @@ fn details_and_pages_tell_what_is_related() -> Result {
     let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
     let cosine =
         |a: usize, b: usize| dot(row(a), row(b)) / (dot(row(a), row(a)) * dot(row(b), row(b))).sqrt();
+    let block = AttentionWeights::of_block(3)?;
     for feature in [0, 13, 713] {
         let one = &features[feature];
         let mut others: Vec<(usize, f64)> =
@@ -475,12 +508,22 @@ fn details_and_pages_tell_what_is_related() -> Result {
         let histogram: u64 = list(&one["histogram"]).iter().filter_map(|bar| bar[2].as_u64()).sum();
         let tokens = details["tokens"].as_u64().ok_or("tokens")? as f64;
         assert!((histogram as f64 - one["share"].as_f64().ok_or("a share")? * tokens).abs() < 1e-6);
-        // The stream behind block 2 is read by block 3 alone, and each share is that of c_attn's columns with ln_1's weights.
+        // The stream behind block 2 is read by block 3 alone.
+        let mut expected: Vec<(String, [f64; 3])> = (0..4)
+            .map(|head| {
+                (format!("3.{head}"), [0, 1, 2].map(|part| block.read_share(row(feature), part, head)))
+            })
+            .collect();
+        let most = |shares: &[f64; 3]| shares.iter().copied().fold(0.0, f64::max);
+        expected.sort_by(|a, b| most(&b.1).total_cmp(&most(&a.1)));
         let heads = list(&one["read_by"]);
-        assert!(
-            heads.len() == 3
-                && heads.iter().all(|head| head[0].as_str().is_some_and(|name| name.starts_with("3.")))
-        );
+        assert_eq!(heads.len(), 3);
+        for (head, (name, shares)) in heads.iter().zip(expected) {
+            assert_eq!(head[0], name, "{feature}");
+            for (found, share) in list(&head[1]).iter().zip(shares) {
+                assert!((found.as_f64().ok_or("a share")? - share).abs() < 1e-5, "{feature}, {name}");
+            }
+        }
     }
     let pages = folder.at("pages");
     let with = ["features", "--store", &store, "--dictionary", "demo", "-k", "3", "--pages", &pages];

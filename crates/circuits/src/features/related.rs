@@ -1,7 +1,8 @@
 //! The neighbors of a feature: features of like directions, and the heads that read its direction.
 
 use super::run::Features;
-use candle_core::{D, DType, Device, Result, Tensor};
+use crate::circuits::{f64_of, folded};
+use candle_core::{D, Result, Tensor};
 use gpt2_model::Gpt2LMHeadModel;
 use gpt2_model::hooks::Point;
 
@@ -32,24 +33,23 @@ pub struct ReadingHead {
 }
 
 impl Features {
-    /// For each feature, the `count` others whose directions are most like its own or its opposite, the nearest first.
+    /// For each of some features, the `count` others whose directions are most like its own or its opposite, the nearest first.
     ///
     /// # Errors
-    /// When the device fails.
-    pub fn related(&self, count: usize) -> Result<Vec<Vec<RelatedFeature>>> {
+    /// When there is no such feature, or the device fails.
+    pub fn related(&self, features: &[u32], count: usize) -> Result<Vec<Vec<RelatedFeature>>> {
         let rows = self.dictionary.w_dec();
         let norms = rows.sqr()?.sum_keepdim(1)?.sqrt()?.maximum(f32::MIN_POSITIVE)?;
         let rows = rows.broadcast_div(&norms)?; // (features, d out)
-        let all = rows.dim(0)?;
-        let turned = rows.t()?.contiguous()?;
-        let mut found = Vec::with_capacity(all);
-        for start in (0..all).step_by(ROWS) {
-            let cosines = rows.narrow(0, start, ROWS.min(all - start))?.matmul(&turned)?;
-            for (row, cosines) in cosines.to_vec2::<f32>()?.into_iter().enumerate() {
-                let others = (0u32..).zip(cosines).filter(|(feature, _)| *feature as usize != start + row);
-                let mut others: Vec<RelatedFeature> = others
-                    .map(|(feature, cosine)| RelatedFeature { feature, cosine: cosine.into() })
-                    .collect();
+        let mut found = Vec::with_capacity(features.len());
+        let mut others: Vec<RelatedFeature> = vec![];
+        for features in features.chunks(ROWS) {
+            let chosen = rows.index_select(&Tensor::new(features, rows.device())?, 0)?;
+            let cosines = chosen.matmul(&rows.t()?)?;
+            for (&feature, cosines) in features.iter().zip(cosines.to_vec2::<f32>()?) {
+                let of = |(feature, cosine): (u32, f32)| RelatedFeature { feature, cosine: cosine.into() };
+                others.clear();
+                others.extend((0u32..).zip(cosines).filter(|(other, _)| *other != feature).map(of));
                 let nearer = |a: &RelatedFeature, b: &RelatedFeature| {
                     b.cosine.abs().total_cmp(&a.cosine.abs()).then(a.feature.cmp(&b.feature))
                 };
@@ -58,14 +58,14 @@ impl Features {
                     others.truncate(count);
                 }
                 others.sort_by(nearer);
-                found.push(others);
+                found.push(others.as_slice().into());
             }
         }
         Ok(found)
     }
 
     /// For each of some features, the `count` heads behind the rebuilt value that read most of its direction, by queries, keys or
-    /// values. The γ of the layer norm between them counts as a part of their weights. Empty where the direction is not in the stream.
+    /// values. The layer norm between them counts as a part of their weights: its γ, and that it takes off the mean. Empty where the direction is not in the stream.
     ///
     /// # Errors
     /// When there is no such feature, or a layer cannot produce a dense weight.
@@ -87,14 +87,14 @@ impl Features {
             return Ok(found);
         }
         let directions = Tensor::stack(&directions, 0)?; // (n, C)
-        let norms = directions.sqr()?.sum_keepdim(1)?.sqrt()?.maximum(f32::MIN_POSITIVE)?;
+        let directions = f64_of(&directions)?;
+        let norms = directions.sqr()?.sum_keepdim(1)?.sqrt()?.maximum(f64::MIN_POSITIVE)?;
         let directions = directions.broadcast_div(&norms)?;
         for (layer, block) in model.transformer.h.iter().enumerate().skip(first_reader(self.hook_out)) {
-            let gamma = cpu(&block.ln_1.weight)?.unsqueeze(1)?; // (C, 1)
             for (head, weights) in block.attn.head_weights()?.iter().enumerate() {
-                let share = |weight: &Tensor| -> Result<Vec<f32>> {
-                    let weight = cpu(weight)?.broadcast_mul(&gamma)?; // (C, D)
-                    let whole = weight.sqr()?.sum_all()?.sqrt()?.maximum(f32::MIN_POSITIVE)?;
+                let share = |weight: &Tensor| -> Result<Vec<f64>> {
+                    let weight = folded(weight, &block.ln_1)?; // (C, D)
+                    let whole = weight.sqr()?.sum_all()?.sqrt()?.maximum(f64::MIN_POSITIVE)?;
                     directions
                         .matmul(&weight)?
                         .sqr()?
@@ -105,8 +105,7 @@ impl Features {
                 };
                 let [q, k, v] = [share(&weights.q)?, share(&weights.k)?, share(&weights.v)?];
                 for (n, found) in found.iter_mut().enumerate() {
-                    let reads = [q[n].into(), k[n].into(), v[n].into()];
-                    found.push(ReadingHead { layer, head, reads });
+                    found.push(ReadingHead { layer, head, reads: [q[n], k[n], v[n]] });
                 }
             }
         }
@@ -114,6 +113,7 @@ impl Features {
             let most = |head: &ReadingHead| head.reads.iter().copied().fold(0.0, f64::max);
             heads.sort_by(|a, b| most(b).total_cmp(&most(a)).then((a.layer, a.head).cmp(&(b.layer, b.head))));
             heads.truncate(count);
+            heads.shrink_to_fit();
         }
         Ok(found)
     }
@@ -125,8 +125,4 @@ fn first_reader(point: Point) -> usize {
         Point::ResidPre(layer) => layer,
         point => point.layer().map_or(0, |layer| layer + 1),
     }
-}
-
-fn cpu(x: &Tensor) -> Result<Tensor> {
-    x.to_device(&Device::Cpu)?.to_dtype(DType::F32)
 }

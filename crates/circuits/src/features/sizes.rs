@@ -31,8 +31,10 @@ fn start(bin: i32) -> f64 {
 impl ActivationSizes {
     /// Counts the size of an activation, which is not 0.
     pub(super) fn add(&mut self, activation: f32) {
+        // An infinite one counts as the largest, and has a bin of its own.
+        let size = f64::from(activation.abs().min(f32::MAX));
         #[allow(clippy::cast_possible_truncation)] // a logarithm
-        let bin = (f64::from(activation.abs()).log2() * BINS).floor() as i32;
+        let bin = (size.log2() * BINS).floor() as i32;
         *self.0.entry(bin).or_default() += 1;
     }
 
@@ -92,6 +94,8 @@ mod tests {
             assert_eq!(bar.count, inside as u64, "{bar:?}");
             assert!((bar.to / bar.from - 2f64.powf(0.25)).abs() < 1e-12, "{bar:?}");
         }
+        sizes.add(f32::INFINITY);
+        assert!(sizes.bars().len() < 1200, "four to each doubling of f32");
         assert!(bars.windows(2).all(|two| two[0].to.to_bits() == two[1].from.to_bits()));
     }
 }

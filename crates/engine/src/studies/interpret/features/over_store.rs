@@ -8,7 +8,7 @@ use crate::open::{Label, Opened};
 use crate::studies::study::{Outcome, Run, Study};
 use crate::words::without_folders;
 use anyhow::{Context, bail};
-use gpt2_circuits::features::{Around, Peak, ReadingHead, Tally, Tokens};
+use gpt2_circuits::features::{Around, Peak, ReadingHead, RelatedFeature, Tally, Tokens};
 use gpt2_files::{Shard, Store};
 use gpt2_model::hooks::Point;
 use serde::{Deserialize, Serialize};
@@ -16,6 +16,8 @@ use std::path::PathBuf;
 
 /// The tokens to show around a place, as many as fit on a line.
 const AROUND: Around = Around { before: 12, after: 6 };
+/// The features to compare with all others before the run asks whether to stop.
+const COMPARED: usize = 1024;
 
 /// The options of features over a store.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -235,12 +237,19 @@ impl StoreFeatures<'_> {
     /// More about each of the features to follow.
     fn details(&self, tally: &Tally) -> anyhow::Result<Vec<FeatureDetails>> {
         let Self { options, run, dictionary, followed, .. } = self;
-        let related = dictionary.features.related(options.top_k)?;
-        let read_by = dictionary.features.readers(&run.opened.model, followed, options.top_k)?;
-        let of = |(&feature, heads): (&u32, Vec<ReadingHead>)| {
+        let mut related = Vec::with_capacity(followed.len());
+        let mut read_by = Vec::with_capacity(followed.len());
+        for part in followed.chunks(COMPARED) {
+            if run.observer.is_asked_to_stop() {
+                return Err(Stopped("stopped while comparing features".to_owned()).into());
+            }
+            related.extend(dictionary.features.related(part, options.top_k)?);
+            read_by.extend(dictionary.features.readers(&run.opened.model, part, options.top_k)?);
+        }
+        let of = |((&feature, related), heads): ((&u32, Vec<RelatedFeature>), Vec<ReadingHead>)| {
             let sizes = &tally.uses()[feature as usize].sizes;
             let quantiles = [0.5, 0.9, 0.99].map(|share| sizes.quantile(share));
-            let related = related[feature as usize].iter().map(|one| (one.feature, one.cosine));
+            let related = related.into_iter().map(|one| (one.feature, one.cosine));
             let head = |one: ReadingHead| (format!("{}.{}", one.layer, one.head), one.reads);
             FeatureDetails {
                 quantiles: quantiles
@@ -252,7 +261,7 @@ impl StoreFeatures<'_> {
                 read_by: heads.into_iter().map(head).collect(),
             }
         };
-        Ok(followed.iter().zip(read_by).map(of).collect())
+        Ok(followed.iter().zip(related).zip(read_by).map(of).collect())
     }
 
     fn add(&self, tally: &mut Tally, shard: &Shard) -> anyhow::Result<()> {
