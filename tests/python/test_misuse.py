@@ -489,7 +489,7 @@ def test_threads_are_set_with_the_first_model() -> None:
 
 
 def test_a_folder_that_cannot_be_written_to_keeps_nothing(model: Model, tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="there is no folder .*missing; make it first"):
+    with pytest.raises(FileNotFoundError, match="there is no folder .*missing; make it first"):
         model.attention(TEXT).save(tmp_path / "missing" / "page.html")
 
 

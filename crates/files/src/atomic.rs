@@ -176,7 +176,7 @@ fn folder_of<'a>(path: &Path, target: &'a Path) -> Result<&'a Path, Error> {
         return Ok(dir);
     }
     let reason = format!("there is no folder {}; make it first", dir.display());
-    Err(Error::at(path)(io::Error::other(reason)))
+    Err(Error::at(path)(io::Error::new(ErrorKind::NotFound, reason)))
 }
 
 /// The file that `path` leads to, which need not exist. A link that leads to itself fails with the system's reason.
