@@ -60,10 +60,9 @@ quick() {
 
 # Code for a GPU or a browser, which this machine may not have: types and lints.
 other_targets() {
-    # A build without the Hub must not build any of its crates.
-    step "$cargo" clippy --release -p gpt2-cli --no-default-features --features x86-v4 -- -D warnings
-    # Our Rust code against Candle's GPU sides, and our own kernels through nvcc.
-    if [ "$only" = all ]; then step scripts/cuda/check.sh all-types; else step scripts/cuda/check.sh types; fi
+    # Our Rust code against Candle's GPU sides, and our own kernels through nvcc. Without the Hub, whose crates such a build must not
+    # need.
+    step scripts/cuda/check.sh types
     if [ -n "${CI:-}" ] || [ -x target/cuda/toolkit/bin/nvcc ]; then
         step scripts/cuda/check.sh kernels
     else
@@ -82,6 +81,8 @@ other_targets() {
 }
 
 tests() {
+    # Many tests wait for a browser or another process, so more of them run at a time than there are cores.
+    export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(getconf _NPROCESSORS_ONLN)))}
     step "$cargo" test --release
     # Some of them run the command, which the tests have built.
     step scripts/check_tools.py
@@ -109,11 +110,6 @@ tests() {
     step "$cargo" test --release -p gpt2-cli -p models-on-candle-fused --lib --bins --test candle_nn --quiet
     step target/release/models --tiny --rounds 1
     step target/release/gpt_oss
-    # The kernels with debug assertions and overflow checks, which the other crates have anyway. They are optimized less, since
-    # they take longest to compile, and their dependencies are not built again. Last, since what is above the kernels is.
-    local checks=() ours=profile.release.package.candle-fused
-    for check in debug-assertions=true overflow-checks=true opt-level=1; do checks+=(--config "$ours.$check"); done
-    step "$cargo" test --release -p gpt2-cli -p candle-fused --lib "${checks[@]}" -- --quiet
 }
 
 pages_and_packages() {
@@ -123,6 +119,8 @@ pages_and_packages() {
 
 # Slow, and seldom broken.
 rest() {
+    step "$cargo" clippy --release -p gpt2-cli --no-default-features --features x86-v4 -- -D warnings
+    step scripts/cuda/check.sh all-types
     # The module for the browser from these sources: it answers what the one in crates/page-module answers.
     step scripts/web.sh target/web/module
     step env PAGE_MODULE=target/web/module "$cargo" test --release -p gpt2-cli -p gpt2-web --test web the_module
@@ -135,6 +133,11 @@ rest() {
     tools scripts/check_memory.sh
     # Advisories are left out, because their database is a separate download.
     step "$cargo" deny --locked check licenses bans sources
+    # The kernels with debug assertions and overflow checks, which the other crates have anyway. They are optimized less, since
+    # they take longest to compile, and their dependencies are not built again. Last, since what is above the kernels is.
+    local checks=() ours=profile.release.package.candle-fused
+    for check in debug-assertions=true overflow-checks=true opt-level=1; do checks+=(--config "$ours.$check"); done
+    step "$cargo" test --release -p gpt2-cli -p candle-fused --lib "${checks[@]}" -- --quiet
 }
 
 case $only in
@@ -156,7 +159,8 @@ else
 LEFT OUT, every night and before a release (scripts/check.sh all): Arm in QEMU and Windows in Wine (scripts/arm.sh,
 scripts/windows.sh), valgrind on the kernels (scripts/check_memory.sh), licenses (cargo deny), the browser's module from these
 sources (scripts/web.sh; the one in crates/page-module was tested) and lints of its code, Metal's side of the crates that have no
-code of their own for it, and the packages' build and run with the oldest Rust. In no gate: all cases of the tests on the CUDA driver
+code of their own for it, the kernels' own tests with debug assertions and overflow checks, lints of a build without the Hub and without
+CUDA, and the packages' build and run with the oldest Rust. In no gate: all cases of the tests on the CUDA driver
 that runs on the processor, every command on it beside the CPU, and `gpt2 verify` (scripts/cuda/check.sh on-cpu-all).
 END
 fi

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Checks of the feature `cuda` on any machine, without a GPU, a driver or anything installed as root.
 #
-#   scripts/cuda/check.sh types      clippy on candle-fused with Candle's CUDA side, with a stand-in for nvcc: the other crates
-#                                    only pass the feature on
+#   scripts/cuda/check.sh types      clippy on the command and what it needs with Candle's CUDA side, without the Hub, with a
+#                                    stand-in for nvcc
 #   scripts/cuda/check.sh all-types  the same for all crates but those without the feature
 #   scripts/cuda/check.sh kernels    a real nvcc on our kernels: for each capability no warning, no spilled register,
 #                                    tensor-core instructions where they belong, and no number beyond limits.json
@@ -51,11 +51,11 @@ program_on_cpu() {
 }
 
 case ${1:-all} in
-    types) types -p candle-fused ;;
+    types) types -p gpt2-cli ;;
     all-types) types --workspace --exclude models-on-candle-fused ;;
     kernels) kernels ;;
     on-cpu) on_cpu --quick ;;
     on-cpu-all) on_cpu; program_on_cpu ;;
-    all) types -p candle-fused; SECONDS=0; kernels ;;
+    all) types -p gpt2-cli; SECONDS=0; kernels ;;
     *) echo "usage: scripts/cuda/check.sh [types|all-types|kernels|on-cpu|on-cpu-all]" >&2; exit 2 ;;
 esac

@@ -176,7 +176,9 @@ impl WithSimd for OneRow<'_> {
         let factor = rules.query_factor(Base::E);
         let mut scratch = vec![0.0; q.dims[3]];
         let mut query = q.row(simd, of_queries, self.i, &mut scratch).to_vec();
-        query.iter_mut().for_each(|x| *x *= factor);
+        for x in &mut query {
+            *x *= factor;
+        }
         let seen = rules.keys_of(self.query.i);
         let mut step = ScoreKeys { queries: &query, scores: &mut *self.out, span: 0..seen.end };
         k.take(simd, of_keys, seen, &mut step);
