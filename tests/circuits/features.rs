@@ -60,6 +60,10 @@ fn peaks_are_the_strongest_and_apart_with_the_text_around_them() -> Result<()> {
     let expected: [(&[u32], &[u32]); 4] =
         [(&[], &[31, 32]), (&[16, 17, 18], &[]), (&[4, 5, 6], &[8, 9]), (&[26, 27, 28], &[])];
     assert_eq!(around, expected);
+    let activations: Vec<_> = used.peaks.iter().map(|peak| &peak.activations[..]).collect();
+    let expected: [&[f32]; 4] =
+        [&[5.0, 0.0, 0.0], &[0.0, 0.0, 0.0, 4.0], &[0.0, 2.0, 0.0, 3.0, 2.5, 0.0], &[0.0, 0.0, 0.0, 1.5]];
+    assert_eq!(activations, expected);
     assert_eq!(found.uses()[1].fired, 0);
     assert!((found.mean_fired() - 7.0 / 60.0).abs() < 1e-12);
     // The second number, -1 everywhere, is missed and does not vary: nothing of its error is variance.

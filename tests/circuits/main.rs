@@ -11,7 +11,7 @@ mod features;
 
 use candle_core::{DType, Device, Tensor};
 use common::{Result, assert_close, of_transformer_lens as reference};
-use gpt2_circuits::{Circuit, Circuits, Composition};
+use gpt2_circuits::{Circuit, Circuits, Composition, PromotedTokens};
 use gpt2_model::candle_nn::{VarBuilder, VarMap};
 use gpt2_model::hooks::Head;
 use gpt2_model::{Config, Embedding, Gpt2LMHeadModel, LmHead};
@@ -191,6 +191,19 @@ fn heads_and_tokens_that_are_not_there_are_refused() -> Result {
         for count in [0, 1, 5] {
             assert_eq!(circuits.tokens_of(&direction, reads, count)?, all[..count]);
         }
+    }
+    let two = Tensor::stack(&[&direction, &direction.affine(-2.0, 0.0)?], 0)?;
+    let each = circuits.promoted_by_each(&two, 4)?;
+    let times = |found: &[(u32, f64)], by: f64| -> Vec<(u32, f64)> {
+        found.iter().map(|(token, product)| (*token, product * by)).collect()
+    };
+    assert_eq!(each.len(), 2);
+    for PromotedTokens { likelier, less_likely: less } in &each {
+        assert!(likelier.is_sorted_by(|a, b| a.1 >= b.1) && less.is_sorted_by(|a, b| a.1 <= b.1));
+    }
+    assert_eq!(times(&each[0].likelier, -2.0), each[1].less_likely);
+    for (found, expected) in each[0].likelier.iter().zip(circuits.tokens_of(&direction, false, 4)?) {
+        assert!(found.0 == expected.0 && (found.1 - expected.1).abs() < 1e-9, "{found:?} {expected:?}");
     }
     let error =
         circuits.rows(Head { layer: 0, head: 0 }, Circuit::Qk, &[53]).expect_err("53 tokens").to_string();

@@ -539,3 +539,101 @@ fn details_and_pages_tell_what_is_related() -> Result {
         .refused(1, &["--pages", "give --store"]);
     Ok(())
 }
+
+#[test]
+fn explanations_of_a_file_stand_beside_the_features() -> Result {
+    let folder = Folder::empty()?;
+    let evil = "says <b>\u{1b}[2J thou";
+    let entries = serde_json::json!([
+        { "index": "713", "description": evil }, { "index": 713, "description": "again" }, { "index": 5, "description": null },
+    ]);
+    let file = folder.at("explanations.json");
+    std::fs::write(&file, entries.to_string())?;
+    let demo = ["features", "I love thee, and thou", "--dictionary", "demo", "--explanations", &file];
+    let run = gpt2(&[&demo[..], &["--json"]].concat())?.succeeded();
+    let report: Value = serde_json::from_str(&run.stdout)?;
+    assert_eq!(report["explanations"], serde_json::json!({ "713": [evil, "again"] }));
+    let shown = gpt2(&demo)?.succeeded().stdout;
+    assert_says("stdout", &shown, &["feature 713: says <b>␛[2J thou\n", "feature 713: again\n"]);
+    std::fs::write(folder.at("text.txt"), "I love thee, and thou art fair\n".repeat(4))?;
+    let store = folder.at("store");
+    gpt2(&["record", &folder.at("text.txt"), "--points", "blocks.2.hook_resid_post", "--out", &store])?
+        .succeeded();
+    let over = ["features", "--store", &store, "--dictionary", "demo", "--explanations", &file];
+    let shown = gpt2(&[&over[..], &["--feature", "713"]].concat())?.succeeded().stdout;
+    assert_says("stdout", &shown, &["  explanation        says <b>␛[2J thou\n"]);
+    let pages = folder.at("pages");
+    gpt2(&[&over[..], &["--pages", &pages]].concat())?.succeeded();
+    let index = std::fs::read_to_string(folder.at("pages/features/index.js"))?;
+    assert!(index.contains("says <b>\\u001b[2J thou"));
+    for (content, says) in [
+        ("no JSON", ["explanations.json", "expected a JSON list"]),
+        (
+            "[{\"index\": 768, \"description\": \"x\"}]",
+            ["entry 1", "features 0 to 767; is it of another dictionary?"],
+        ),
+        ("[{\"description\": \"x\"}]", ["entry 1", "expected the number of a feature as index"]),
+    ] {
+        std::fs::write(&file, content)?;
+        gpt2(&demo)?.refused(1, &[&["--explanations"][..], &says].concat());
+    }
+    let missing = folder.at("missing.json");
+    gpt2(&[&demo[..5], &[&missing]].concat())?.refused(1, &["--explanations", "cannot read", "missing.json"]);
+    Ok(())
+}
+
+/// Bodies of requests: each place's tokens with the activations that a run over the text finds.
+#[test]
+fn requests_for_neuronpedia_hold_the_features_that_fire() -> Result {
+    let folder = Folder::empty()?;
+    let text = "I love thee, and thou art fair";
+    std::fs::write(folder.at("text.txt"), text)?;
+    let store = folder.at("store");
+    gpt2(&["record", &folder.at("text.txt"), "--points", "blocks.2.hook_resid_post", "--out", &store])?
+        .succeeded();
+    let file = folder.at("explanations.jsonl");
+    std::fs::write(&file, "{\"layer\": \"2-mine\", \"index\": \"713\", \"description\": \"thou\"}\n")?;
+    let upload = folder.at("upload");
+    let with = ["features", "--store", &store, "--dictionary", "demo", "-k", "3", "--neuronpedia", &upload];
+    let id = ["--neuronpedia-id", "tiny/2-mine"];
+    gpt2(&[&with[..], &id, &["--explanations", &file]].concat())?.succeeded();
+    let read = |name: &str| -> Result<Value> {
+        Ok(serde_json::from_slice(&std::fs::read(folder.at(&format!("upload/{name}")))?)?)
+    };
+    let about = read("about.json")?;
+    assert_eq!(about["neuronpedia"]["modelId"], "tiny");
+    let count = |name: &str| about["neuronpedia"][name].as_u64().ok_or(name.to_owned());
+    let fires = count("features")?;
+    assert_eq!(fires + count("left_out")?, 768);
+    let batch = read("batch-0.json")?;
+    assert_eq!(batch["source"], "2-mine");
+    let features = list(&batch["features"]);
+    assert_eq!(features.len() as u64, fires.min(128));
+    let all = std::fs::read_dir(&upload)?.count() as u64;
+    assert_eq!(all, 1 + fires.div_ceil(128));
+    let batches = (0..all - 1).map(|n| read(&format!("batch-{n}.json"))).collect::<Result<Vec<_>>>()?;
+    let features = batches.iter().flat_map(|batch| list(&batch["features"]));
+    let one = features.clone().find(|one| one["index"] == 713).ok_or("feature 713")?;
+    let run = gpt2(&["features", text, "--dictionary", "demo", "--feature", "713", "--json"])?.succeeded();
+    let found: Value = serde_json::from_str(&run.stdout)?;
+    let tokens: Vec<&Value> = list(&found["tokens"]).iter().map(|one| &one["token"]).collect();
+    let activation = &list(&one["activations"])[0];
+    assert_eq!(list(&activation["tokens"]).iter().collect::<Vec<_>>(), tokens);
+    let mut expected = vec![0.0; tokens.len()];
+    for fire in list(&found["details"][0]["fires"]) {
+        let at: usize = fire["position"].as_u64().ok_or("a position")?.try_into()?;
+        expected[at] = fire["activation"].as_f64().ok_or("a number")?;
+    }
+    for (value, expected) in list(&activation["values"]).iter().zip(expected) {
+        assert!((value.as_f64().ok_or("a value")? - expected).abs() < 1e-4, "{value} {expected}");
+    }
+    assert_eq!(one["explanations"], serde_json::json!([{ "text": "thou" }]));
+    assert_eq!((list(&one["topLogits"]).len(), list(&one["bottomLogits"]).len()), (3, 3));
+    assert!(one["density"].as_f64().is_some_and(|share| share > 0.0 && share <= 1.0));
+    gpt2(&[&with[..], &id].concat())?.refused(1, &["--neuronpedia", "holds files already", "empty folder"]);
+    gpt2(&[&with[..], &["--neuronpedia-id", "tiny"]].concat())?.refused(2, &["expected MODEL/SOURCE"]);
+    gpt2(&with)?.refused(2, &["--neuronpedia-id"]);
+    gpt2(&[&["features", text, "--dictionary", "demo", "--neuronpedia", &upload][..], &id].concat())?
+        .refused(1, &["--neuronpedia", "give --store"]);
+    Ok(())
+}

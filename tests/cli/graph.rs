@@ -140,6 +140,56 @@ fn check_file(file: &Value) -> Result {
     Ok(())
 }
 
+/// The page holds the report, and texts of features that stand in a file.
+#[test]
+fn a_page_holds_the_graph_with_explanations() -> Result {
+    let (folder, dictionaries) = world()?;
+    let plain = json(graph(&dictionaries, &["--json"])?)?;
+    let one = &plain["features"][0];
+    assert_eq!(one["promoted"]["likelier"].as_array().map(Vec::len), Some(5));
+    assert!(one.get("explanations").is_none());
+    let evil = "</script><img src=x onerror=alert(1)>";
+    let explanation = serde_json::json!({
+        "modelId": "m", "layer": format!("{}-mine", one["layer"]), "index": one["feature"].to_string(), "description": evil,
+    });
+    let explanations = folder.at("explanations.jsonl");
+    std::fs::write(&explanations, format!("{explanation}\n"))?;
+    let page = folder.at("graph.html");
+    let more = ["--json", "--explanations", &explanations, "--page", &page];
+    let report = json(graph(&dictionaries, &more)?)?;
+    assert_eq!(report["features"][0]["explanations"], serde_json::json!([evil]));
+    assert_eq!(report["features"][0]["promoted"], one["promoted"]);
+    let name = format!("{}_{}_", one["layer"], one["feature"]);
+    for node in report["graph"]["nodes"].as_array().ok_or("nodes")? {
+        let is_it = node["node_id"].as_str().is_some_and(|id| id.starts_with(&name));
+        assert_eq!(node["clerp"] == evil, is_it, "{node}");
+    }
+    let html = std::fs::read_to_string(&page)?;
+    let (_, data) = html.split_once("type=\"application/json\">").ok_or("data")?;
+    let (data, _) = data.split_once("</script>").ok_or("an end")?;
+    assert_eq!(serde_json::from_str::<Value>(data)?, report);
+    // The command is one that runs.
+    let command = report["command"].as_str().ok_or("a command")?;
+    let words: Vec<&str> = command.split(' ').skip(1).collect();
+    let layer: usize = one["layer"].as_u64().ok_or("a layer")?.try_into()?;
+    let change =
+        ["--dictionary", &dictionaries[layer], "--ablate-feature", &one["feature"].to_string(), "--compare"];
+    gpt2(&[&words[..], &change].concat())?.succeeded();
+    let shown = graph(&dictionaries, &["-k", "500", "--explanations", &explanations])?.succeeded().stdout;
+    assert_says("graph", &shown, &["explanation", evil]);
+    // Files that are there, or that the run reads, stay.
+    graph(&dictionaries, &["--page", &page])?.refused(1, &["--page", "already exists", "--overwrite"]);
+    graph(&dictionaries, &["--page", &page, "--overwrite"])?.succeeded();
+    graph(&dictionaries, &["--page", &page, "--out", &page, "--overwrite"])?
+        .refused(1, &["is the same file"]);
+    let more = ["--explanations", &explanations, "--page", &explanations, "--overwrite"];
+    graph(&dictionaries, &more)?.refused(1, &["--page", "a file of explanations", "this run reads"]);
+    std::fs::write(&explanations, "[{\"index\": 1, \"description\": \"x\"}]")?;
+    graph(&dictionaries, &["--explanations", &explanations])?
+        .refused(1, &["--explanations", "explanations.jsonl, entry 1", "a layer from 0 to 3", "add it"]);
+    Ok(())
+}
+
 #[test]
 fn what_does_not_fit_is_refused_with_what_to_do() -> Result {
     let (folder, dictionaries) = world()?;

@@ -169,6 +169,29 @@ def test_a_store_is_the_commands_and_reads_as_arrays(model: Model, sae: Dictiona
         model.features_in_store(in_memory, sae, pages=pages)
     model.features_in_store(in_memory, sae, feature=7, pages=pages, overwrite=True)
 
+    explanations = tmp_path / "explanations.jsonl"
+    explanations.write_text('{"index": "713", "description": "thou"}\n', encoding="utf-8")
+    options: Any = {"top_k": 2, "explanations": explanations}
+    model.features_in_store(in_memory, sae, neuronpedia=tmp_path / "upload", neuronpedia_id="tiny/2-mine", **options)
+    names = ("--neuronpedia", str(tmp_path / "requests"), "--neuronpedia-id", "tiny/2-mine", "--explanations", str(explanations))
+    command("features", "--store", str(tmp_path / "texts"), "--dictionary", str(DEMO), "-k", "2", *names)
+    batches = sorted(path.name for path in (tmp_path / "requests").glob("batch-*.json"))
+    assert batches and batches == sorted(path.name for path in (tmp_path / "upload").glob("batch-*.json"))
+    for name in batches:
+        same(*(json.loads((tmp_path / folder / name).read_text(encoding="utf-8")) for folder in ("upload", "requests")))
+    with pytest.raises(FileExistsError, match="empty folder"):
+        model.features_in_store(in_memory, sae, neuronpedia=tmp_path / "upload", neuronpedia_id="tiny/2-mine")
+    with pytest.raises(ValueError, match="expected MODEL/SOURCE"):
+        model.features_in_store(in_memory, sae, neuronpedia=tmp_path / "new", neuronpedia_id="tiny")
+    with pytest.raises(TypeError, match="give both"):
+        model.features_in_store(in_memory, sae, neuronpedia=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    found = model.features(TEXT, sae, feature=713, explanations=[explanations])
+    assert found.report["explanations"]["713"] == ["thou"]
+    with pytest.raises(ValueError, match="explanations: .*expected a JSON list"):
+        explanations.write_text("no JSON", encoding="utf-8")
+        model.features(TEXT, sae, explanations=explanations)
+
 
 def test_a_trained_dictionary_has_the_commands_bytes(model: Model, tmp_path: Path) -> None:
     texts = [line for _ in range(12) for line in LINES]
@@ -214,6 +237,18 @@ def test_an_attribution_graph_is_the_commands(model: Model, gpt2: Callable[..., 
     assert saved["metadata"].pop("slug") == "graph"
     assert saved == {**graph.report["graph"], "metadata": {k: v for k, v in graph.report["graph"]["metadata"].items() if k != "slug"}}
     assert saved["metadata"]["transcoder_list"] == ["t0", "t1", "t2", "t3"]
+    graph.save_page(tmp_path / "graph.html")
+    page = (tmp_path / "graph.html").read_text(encoding="utf-8")
+    data = json.loads(page.split('type="application/json">', 1)[1].split("</script>", 1)[0])
+    same(data, graph.report)
+    assert data["features"] == found["features"]
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        graph.save_page(tmp_path / "graph.html")
+    one = data["features"][0]
+    explanations = tmp_path / "explanations.json"
+    explanations.write_text(json.dumps([{"layer": one["layer"], "index": one["feature"], "description": "thou"}]), encoding="utf-8")
+    told = model.attribution_graph(TEXT, transcoders, node_threshold=0.9, explanations=explanations)
+    assert told.report["features"][0]["explanations"] == ["thou"]
     with pytest.raises(ValueError, match="dictionary: layer 3 has 0 transcoders of 3"):
         model.attribution_graph(TEXT, transcoders[:3])
     with pytest.raises(ValueError, match="max_nodes"):

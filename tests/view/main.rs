@@ -6,6 +6,7 @@ mod choices;
 #[path = "../common/mod.rs"]
 mod common;
 mod comparison;
+mod features;
 mod hostile;
 mod numbers;
 mod pages;

@@ -17,6 +17,15 @@ pub struct Entry {
     pub value: f64,
 }
 
+/// The tokens that a direction of the residual stream promotes, with the products with the unembedding.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PromotedTokens {
+    /// The tokens that it makes likelier, most first.
+    pub likelier: Vec<(u32, f64)>,
+    /// The tokens that it makes less likely, most first.
+    pub less_likely: Vec<(u32, f64)>,
+}
+
 /// The number of rows of the table to compute at a time.
 const ROWS: usize = 256;
 
@@ -154,6 +163,34 @@ impl Circuits {
             .into_iter()
             .map(|entry| (entry.to, entry.value))
             .collect())
+    }
+
+    /// The `count` tokens that each of some directions makes likelier, and those that it makes less likely.
+    ///
+    /// # Shapes
+    /// `directions` (n, C)
+    ///
+    /// # Errors
+    /// When the directions have another width.
+    pub fn promoted_by_each(&self, directions: &Tensor, count: usize) -> Result<Vec<PromotedTokens>> {
+        let n = directions.dim(0)?;
+        let columns = self.unembedding.t()?;
+        let listed = |row: &[f64]| -> Vec<(u32, f64)> {
+            let found = top(0, row, count, f64::NEG_INFINITY, &[]);
+            found.into_iter().map(|entry| (entry.to, entry.value)).collect()
+        };
+        let mut all = vec![];
+        for first in (0..n).step_by(ROWS) {
+            let part = directions.narrow(0, first, ROWS.min(n - first))?.to_dtype(columns.dtype())?;
+            let products = part.matmul(&columns)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?; // (rows, V)
+            let of_row = |row: &[f64]| {
+                let turned: Vec<f64> = row.iter().map(|x| -x).collect();
+                let less_likely = listed(&turned).into_iter().map(|(token, x)| (token, -x)).collect();
+                PromotedTokens { likelier: listed(row), less_likely }
+            };
+            all.par_extend(products.par_chunks(self.vocab_size()).map(of_row));
+        }
+        Ok(all)
     }
 }
 

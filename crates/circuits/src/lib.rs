@@ -21,7 +21,7 @@ pub mod discovery;
 pub mod features;
 mod matrices;
 
-pub use by_token::Entry;
+pub use by_token::{Entry, PromotedTokens};
 pub use circuits::{Circuit, Circuits};
 pub use matrices::{Composition, Eigenvalue, Singular};
 

@@ -16,8 +16,10 @@ use gpt2_engine::studies::predict::compare;
 use gpt2_engine::studies::predict::score;
 use gpt2_files::atomic::stage_bytes;
 use gpt2_loader::{AdapterConfig, FILE_NAMES, GgufType, SaveOptions, Tokenizer, save, save_adapter};
-use pyo3::exceptions::PyFileExistsError;
+use gpt2_view::NeuronpediaId;
+use pyo3::exceptions::{PyFileExistsError, PyValueError};
 use pyo3::prelude::*;
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -219,15 +221,42 @@ pub(crate) fn write_file(path: PathBuf, content: &[u8], overwrite: bool) -> PyRe
     Ok(write().map_err(|error| Failed::from(anyhow::Error::from(error)))?)
 }
 
-/// The files of pages for the features of a report of features over a store, by name.
-#[pyfunction]
-pub(crate) fn feature_pages(report: &str) -> PyResult<Vec<(String, Vec<u8>)>> {
-    let pages = || {
-        let report: serde_json::Value = serde_json::from_str(report)?;
+/// Files by name.
+type NamedFiles = Vec<(String, Vec<u8>)>;
+
+/// The files that a function of the library makes of a report and its features.
+fn files_of(
+    report: &str,
+    make: impl FnOnce(&Value, &[Value]) -> serde_json::Result<NamedFiles>,
+) -> PyResult<NamedFiles> {
+    let files = || {
+        let report: Value = serde_json::from_str(report)?;
         let features = report["features"].as_array().cloned().unwrap_or_default();
-        gpt2_view::feature_pages(&report, &features)
+        make(&report, &features)
     };
-    Ok(pages().map_err(|error| Failed::from(anyhow::Error::from(error)))?)
+    Ok(files().map_err(|error| Failed::from(anyhow::Error::from(error)))?)
+}
+
+/// The files of pages for the features of a report of features over a store.
+#[pyfunction]
+pub(crate) fn feature_pages(report: &str) -> PyResult<NamedFiles> {
+    files_of(report, gpt2_view::feature_pages)
+}
+
+/// The files for Neuronpedia of a report of features over a store.
+#[pyfunction]
+pub(crate) fn neuronpedia_files(report: &str, id: &str) -> PyResult<NamedFiles> {
+    let id = id
+        .parse::<NeuronpediaId>()
+        .map_err(|expected| PyValueError::new_err(format!("neuronpedia_id {id:?}: {expected}")))?;
+    files_of(report, |report, features| gpt2_view::neuronpedia_files(&id, report, features))
+}
+
+/// The page of a report of an attribution graph.
+#[pyfunction]
+pub(crate) fn graph_page(report: &str) -> PyResult<Vec<u8>> {
+    let page = || gpt2_view::graph_page(&serde_json::from_str::<Value>(report)?);
+    Ok(page().map_err(|error: serde_json::Error| Failed::from(anyhow::Error::from(error)))?)
 }
 
 /// A report as JSON, and notes for the reader.

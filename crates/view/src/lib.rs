@@ -27,7 +27,7 @@
 //! | `rows` | weights as rows of numbers without the hidden keys; [`keep_largest`]: the largest weights of each row |
 //! | `html` | [`PageWriter`]: every head in one page for a browser, which needs no network; [`page_fragment`]; [`LivePage`]: a page whose data comes while it is open |
 //! | `picture` | as PNG, SVG or PDF ([`PictureFormat`]): in a [`Frame`] with a title and a width: one head ([`head_picture`]), all ([`HeadGrid`]), rollout ([`rollout_picture`]), matrices of signed numbers ([`NumberMap`], [`number_maps`]), a training run ([`loss_curve`]) |
-//! | `feature_pages` | [`feature_pages`]: a folder of pages for the features of a dictionary |
+//! | `features` | [`feature_pages`]: a folder of pages for the features of a dictionary; [`graph_page`]: the page of an attribution graph; [`neuronpedia_files`]: features as Neuronpedia takes them |
 //! | `provenance` | [`Provenance`]: how a file was made, recorded in every file |
 //! | `export` | [`AttentionJson`], [`write_json_lines`], and [`write_square_json`] for BertViz and CircuitsVis |
 //! | crate `gpt2-files` | [`write_safetensors`], [`write_any_safetensors`] |
@@ -47,7 +47,7 @@
 //! ```
 
 mod export;
-mod feature_pages;
+mod features;
 mod first_look;
 mod focus;
 mod heatmap;
@@ -67,7 +67,7 @@ pub use export::{
     AttentionJson, HeadJson, LayerJson, LikelyJson, RunJson, write_json_lines, write_provenance_line,
     write_square_json,
 };
-pub use feature_pages::feature_pages;
+pub use features::{NeuronpediaId, feature_pages, graph_page, neuronpedia_files};
 pub use first_look::{FirstLook, Link};
 pub use focus::{FOCUS_THRESHOLD, Focus, Looks, Share};
 pub use gpt2_files::{write_any_safetensors, write_safetensors};

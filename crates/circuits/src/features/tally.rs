@@ -2,7 +2,7 @@
 
 use super::sizes::ActivationSizes;
 use candle_core::{DType, Device, Result, Tensor};
-use gpt2_model::dictionary::Dictionary;
+use gpt2_model::dictionary::{Dictionary, SparseActivations};
 use gpt2_model::finite::all_finite;
 
 /// Rows to encode at a time, so that their f64 copies stay small.
@@ -63,6 +63,8 @@ pub struct Peak {
     pub id: u32,
     /// The tokens after it.
     pub after: Vec<u32>,
+    /// The feature's activations at all of these: at the tokens before it, at it, and after it.
+    pub activations: Vec<f32>,
 }
 
 /// Tokens one after another, and where in which document each stands.
@@ -117,6 +119,7 @@ impl<'a> Tally<'a> {
                 others[1]
             )
         }
+        let mut codes: Vec<SparseActivations> = vec![];
         for start in (0..count).step_by(ROWS) {
             let rows = ROWS.min(count - start);
             let of = |x: &Tensor| {
@@ -127,20 +130,22 @@ impl<'a> Tally<'a> {
                 candle_core::bail!("a value of tokens {start} to {} is NaN or infinite", start + rows - 1)
             }
             let code = self.dictionary.encode(&read)?;
-            for (row, fired) in code.iter().enumerate() {
-                for one in fired {
-                    let found = &mut self.uses[one.feature as usize];
-                    found.fired += 1;
-                    found.sum += f64::from(one.value);
-                    found.sizes.add(one.value);
-                    found.offer(one.value, tokens, start + row, self.keep, self.around);
-                }
-            }
             if let Some(target) = target {
                 let rebuilt = self.dictionary.decode(&code, &read)?;
                 self.compare(&of(target)?, &rebuilt)?;
             }
+            codes.push(code);
             progress(start + rows)?;
+        }
+        for (at, fired) in codes.iter().flat_map(SparseActivations::iter).enumerate() {
+            for one in fired {
+                let found = &mut self.uses[one.feature as usize];
+                found.fired += 1;
+                found.sum += f64::from(one.value);
+                found.sizes.add(one.value);
+                let activation = |at: usize| codes[at / ROWS].value(at % ROWS, one.feature);
+                found.offer(activation, tokens, at, self.keep, self.around);
+            }
         }
         self.tokens += count;
         Ok(())
@@ -190,7 +195,15 @@ impl<'a> Tally<'a> {
 
 impl Use {
     /// Takes a token among the peaks if it is one of the strongest so far.
-    fn offer(&mut self, activation: f32, tokens: Tokens, at: usize, keep: usize, around: Around) {
+    fn offer(
+        &mut self,
+        activation_at: impl Fn(usize) -> f32,
+        tokens: Tokens,
+        at: usize,
+        keep: usize,
+        around: Around,
+    ) {
+        let activation = activation_at(at);
         let weaker = |peak: &Peak| peak.activation.abs() < activation.abs();
         if keep == 0 || (self.peaks.len() == keep && !self.peaks.last().is_some_and(weaker)) {
             return;
@@ -208,11 +221,18 @@ impl Use {
         // At the same distance in the document as here.
         let follows =
             |&i: &usize| documents[i] == document && positions[i] as usize + at == position as usize + i;
-        let mut before: Vec<u32> =
-            (0..at).rev().take(around.before).take_while(follows).map(|i| ids[i]).collect();
-        before.reverse();
-        let after = (at + 1..ids.len()).take(around.after).take_while(follows).map(|i| ids[i]).collect();
-        self.peaks.insert(place, Peak { activation, document, position, before, id: ids[at], after });
+        let first = at - (0..at).rev().take(around.before).take_while(follows).count();
+        let last = at + (at + 1..ids.len()).take(around.after).take_while(follows).count();
+        let peak = Peak {
+            activation,
+            document,
+            position,
+            before: ids[first..at].to_vec(),
+            id: ids[at],
+            after: ids[at + 1..=last].to_vec(),
+            activations: (first..=last).map(activation_at).collect(),
+        };
+        self.peaks.insert(place, peak);
         self.peaks.truncate(keep);
     }
 }

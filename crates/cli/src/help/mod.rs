@@ -20,7 +20,7 @@ const COMMON: &[(&str, &str)] = &[
     ("patch", "clean corrupt answer against pairs by_position paths overwrite"),
     ("discover", "clean corrupt answer against pairs edges replace out overwrite"),
     ("features", "prompt file dictionary top_k feature target against"),
-    ("graph", "prompt file dictionary node_threshold edge_threshold max_nodes top_k out overwrite"),
+    ("graph", "prompt file dictionary node_threshold edge_threshold max_nodes top_k out page overwrite"),
     ("forward", "prompt file ids top_k compare ablate scale block patch from_prompt"),
     ("generate", "prompt file max_new_tokens temperature top_k top_p greedy beams draft html open seed"),
     ("inspect", "name list"),

@@ -20,7 +20,7 @@ from ._dictionary import Dictionary
 from ._inputs import Changes, changes_of, ids_of
 from ._numbers import count, maybe
 from ._store import Store
-from ._types import Floats, Text
+from ._types import Floats, Paths, Text
 
 if sys.version_info >= (3, 11):
     from typing import Unpack
@@ -74,6 +74,15 @@ class AttributionGraph:
         text = json.dumps(graph, indent=2, ensure_ascii=False) + "\n"
         _native.write_file(os.fspath(path), text.encode(), overwrite)
 
+    def save_page(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Writes the pruned graph as a page for a browser, in one file that needs no network: nodes, their texts and edges, groups of
+        nodes, and commands that check an edge.
+
+        Raises:
+            FileExistsError: if there is a file already, unless ``overwrite`` is true.
+        """
+        _native.write_file(os.fspath(path), bytes(_native.graph_page(json.dumps(self.report))), overwrite)
+
     def __repr__(self) -> str:
         graph, scores = self.report["graph"], self.report
         return (
@@ -96,6 +105,7 @@ class Features(Base):
         target: str | int | None = None,
         against: str | int | None = None,
         attention: str | None = None,
+        explanations: Paths = (),
         allow_nonfinite: bool = False,
         **changes: Unpack[Changes],
     ) -> TextFeatures:
@@ -111,6 +121,7 @@ class Features(Base):
                 2024).
             against: Measures the logit of ``target`` less that of this token.
             attention: ``"L.H/QUERY:KEY"``: splits a head's score of a position for another by pairs of features.
+            explanations: Files with published explanations, JSON as Neuronpedia exports them: the report has those of its features.
             allow_nonfinite: Returns NaN and infinity instead of raising.
             **changes: Interventions, but for ``circuit``.
 
@@ -126,6 +137,7 @@ class Features(Base):
                 "target": None if target is None else [self._token(target, "target")],
                 "against": None if against is None else [self._token(against, "against")],
                 "attention": attention,
+                "explanations": _paths(explanations),
             },
             _with(sae, changes, "features"),
             allow_nonfinite=allow_nonfinite,
@@ -141,6 +153,9 @@ class Features(Base):
         feature: int | Sequence[int] = (),
         details: bool = False,
         pages: str | os.PathLike[str] | None = None,
+        neuronpedia: str | os.PathLike[str] | None = None,
+        neuronpedia_id: str | None = None,
+        explanations: Paths = (),
         overwrite: bool = False,
         allow_nonfinite: bool = False,
         progress: Progress | None = None,
@@ -155,12 +170,17 @@ class Features(Base):
             details: Tells of every feature, or of each of ``feature``, how large its activations are (``quantiles``, ``histogram``), the
                 features whose directions are most like its own (``related``), and the heads that read most of it (``read_by``).
             pages: A folder to write, with a page for each of these features; ``index.html`` searches them.
+            neuronpedia: A new folder to write, with every feature that fires, or each of ``feature``, as requests that upload them to
+                Neuronpedia. Nobody has tried an upload.
+            neuronpedia_id: The model's and the source's name on Neuronpedia, such as ``"gpt2-small/6-res-jb"``.
+            explanations: Files with published explanations, JSON as Neuronpedia exports them, which the report and the pages show.
             overwrite: Replaces pages that are there.
             allow_nonfinite: Returns NaN and infinity instead of raising.
             progress: Called with ``"tokens"``, how many are done, and how many there are.
 
         Raises:
-            FileExistsError: if there are pages already, unless ``overwrite`` is true.
+            FileExistsError: if there are pages already, unless ``overwrite`` is true, or files in the folder for Neuronpedia.
+            ValueError: if a file of explanations has another form.
 
         Returns:
             The facts, as ``gpt2 features --store --json`` prints them: ``l0``, ``explained_variance``, how many features are
@@ -171,18 +191,30 @@ class Features(Base):
             "top_k": count(top_k, "top_k", 1),
             "feature": _features_of(feature),
             "details": bool(details) or pages is not None,
+            "neuronpedia": neuronpedia is not None,
+            "explanations": _paths(explanations),
         }
+        if (neuronpedia is None) != (neuronpedia_id is None):
+            raise TypeError("neuronpedia: takes a folder, and neuronpedia_id the names there, as in 'gpt2-small/6-res-jb'; give both")
+        if neuronpedia is not None and Path(neuronpedia).is_dir() and any(Path(neuronpedia).iterdir()):
+            raise FileExistsError(f"{os.fspath(neuronpedia)}: holds files already; name a new or an empty folder")
+        if neuronpedia_id is not None:
+            _native.neuronpedia_files("{}", neuronpedia_id)  # refuses what is no name before the work
         if pages is not None and not overwrite:
             for there in (Path(pages) / "index.html", Path(pages) / "features"):
                 if there.exists():
                     raise FileExistsError(f"{there}: is there already; choose another folder, or replace it with overwrite=True")
         changes = _with(dictionary, {}, "features_in_store")
         report, _ = self._study("features-in-store", options, changes, allow_nonfinite=allow_nonfinite, progress=progress)
+        files: list[tuple[Path, bytes]] = []
         if pages is not None:
-            for name, content in _native.feature_pages(json.dumps(report)):
-                path = Path(pages) / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                _native.write_file(os.fspath(path), bytes(content), overwrite)
+            files += [(Path(pages) / name, content) for name, content in _native.feature_pages(json.dumps(report))]
+        if neuronpedia is not None and neuronpedia_id is not None:
+            made = _native.neuronpedia_files(json.dumps(report), neuronpedia_id)
+            files += [(Path(neuronpedia) / name, content) for name, content in made]
+        for path, content in files:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _native.write_file(os.fspath(path), bytes(content), overwrite)
         return report
 
     def attribution_graph(
@@ -195,6 +227,7 @@ class Features(Base):
         max_logits: int = 10,
         logit_mass: float = 0.95,
         max_nodes: int = 5000,
+        explanations: Paths = (),
         prepend_bos: bool | None = None,
         progress: Progress | None = None,
     ) -> AttributionGraph:
@@ -209,6 +242,7 @@ class Features(Base):
             node_threshold, edge_threshold: The share of all influence that pruning keeps.
             max_logits, logit_mass: The likeliest next tokens, as many as together have this probability.
             max_nodes: Refuses a text with more nodes than this.
+            explanations: Files with published explanations, JSON as Neuronpedia exports them, each with its layer: texts of the nodes.
             prepend_bos: Puts the model's first token before a text; as the model does, if there is no answer.
             progress: Called with ``"nodes"``, how many are done, and how many there are.
 
@@ -224,6 +258,7 @@ class Features(Base):
             "max_logits": count(max_logits, "max_logits", 1),
             "logit_mass": float(logit_mass),
             "max_nodes": count(max_nodes, "max_nodes", 1),
+            "explanations": _paths(explanations),
         }
         held = [one._own for one in named if isinstance(one, Dictionary)]  # pyright: ignore[reportPrivateUsage]
         report, arrays = self._study("graph", options, {}, progress=progress, dictionaries=held)
@@ -311,6 +346,11 @@ def texts_of(texts: Any, what: str) -> tuple[str | None, list[str] | None]:
     if not several:
         raise ValueError(f"{what}: there is none")
     return None, several
+
+
+def _paths(files: Paths) -> list[str]:
+    """One path, or several."""
+    return [os.fspath(files)] if isinstance(files, (str, os.PathLike)) else [os.fspath(file) for file in files]
 
 
 def _features_of(feature: int | Sequence[int]) -> list[int]:

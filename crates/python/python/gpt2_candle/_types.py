@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Union
@@ -35,6 +36,8 @@ Text = Union[str, Ids]
 """One text: a string or token ids."""
 HeadName = Union[str, "tuple[int, int]"]
 """A head: ``"5.1"`` or ``(5, 1)``, layer and number, both counted from 0."""
+Paths = Union[str, "os.PathLike[str]", Sequence["str | os.PathLike[str]"]]
+"""The path of a file, or of several."""
 Texts = Union[Text, Sequence[str], Sequence[Sequence[int]]]
 """One text or several."""
 PositionSlice = Union[int, slice, "tuple[int, int]", Sequence[int], None]

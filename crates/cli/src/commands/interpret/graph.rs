@@ -11,7 +11,7 @@ use gpt2_engine::studies::{Run, Study};
 use gpt2_engine::texts::Content;
 use gpt2_engine::words::count;
 use gpt2_loader::DictionaryCheckpoint;
-use gpt2_view::{Align, Table, visible_text, visible_token};
+use gpt2_view::{Align, Table, graph_page, visible_text, visible_token};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -21,12 +21,15 @@ Transcoders take the place of the MLPs, with the error that they leave, and atte
 Then each feature's activation is a sum of what earlier features, errors and tokens add to it: these are the edges. Influence is the
 share of all paths to the likeliest next tokens that lead through a node. The replacement score says how much of it comes from
 tokens and not from errors, the completeness score how much of what nodes receive does not come from errors. --out writes JSON as
-circuit-tracer does, which its page and Neuronpedia read. Definitions are circuit-tracer's, but that the first token counts, too.
+circuit-tracer does, which its page and Neuronpedia read; --page writes a page of one's own, in one file that needs no network.
+Definitions are circuit-tracer's, but that the first token counts, too.
 
 Examples:
   gpt2 train-features notes.txt --point blocks.0.mlp.hook_in --writes blocks.0.hook_mlp_out --sparsity jumprelu --out t0   # and so on
   gpt2 graph \"I love thee, and thou\" --dictionary t0,t1,t2,t3
+  gpt2 graph \"I love thee, and thou\" --dictionary t0,t1,t2,t3 --page graph.html   # to look into, in a browser
   gpt2 graph \"I love thee, and thou\" --dictionary t0 t1 t2 t3 --out graph.json   # for circuit-tracer's page")]
+#[command(group = clap::ArgGroup::new("written").args(["out", "page"]).multiple(true))]
 pub(crate) struct GraphArgs {
     #[command(flatten)]
     prompt: PromptArgs,
@@ -57,8 +60,14 @@ pub(crate) struct GraphArgs {
     /// Write the graph as JSON, as circuit-tracer does
     #[arg(short, long, value_name = "FILE", help_heading = "Files")]
     out: Option<PathBuf>,
-    /// Let --out replace an existing file
-    #[arg(long, requires = "out", help_heading = "Files")]
+    /// Write the graph as a page for a browser: nodes, their texts and edges, groups of nodes, and commands that check an edge
+    #[arg(long, value_name = "FILE", help_heading = "Files")]
+    page: Option<PathBuf>,
+    /// Read published explanations of features, JSON as Neuronpedia exports them, each with its layer: files with commas between
+    #[arg(long, value_name = "FILE", value_delimiter = ',', help_heading = "Files")]
+    explanations: Vec<PathBuf>,
+    /// Let --out and --page replace existing files
+    #[arg(long, requires = "written", help_heading = "Files")]
     overwrite: bool,
     #[command(flatten)]
     first_token: FirstTokenArg,
@@ -69,10 +78,15 @@ pub(crate) struct GraphArgs {
 pub(crate) fn run(args: &GraphArgs) -> anyhow::Result<()> {
     let text = args.prompt.read()?;
     let mut outputs = Outputs::new(args.overwrite);
-    if let Some(path) = &args.out {
-        outputs.add("--out", path);
+    for (flag, path) in [("--out", &args.out), ("--page", &args.page)] {
+        if let Some(path) = path {
+            outputs.add(flag, path);
+        }
     }
     let mut inputs = args.prompt.inputs();
+    for path in &args.explanations {
+        inputs.file("a file of explanations", path);
+    }
     for path in args.dictionary.iter().flat_map(|name| DictionaryCheckpoint::paths_in(Path::new(name))) {
         inputs.file("the transcoder", path);
     }
@@ -90,6 +104,9 @@ pub(crate) fn run(args: &GraphArgs) -> anyhow::Result<()> {
         bytes.push(b'\n');
         outputs.stage_bytes(path, &bytes)?;
     }
+    if let Some(path) = &args.page {
+        outputs.stage_bytes(path, &graph_page(&report)?)?;
+    }
     outputs.commit_after(|| output::report(args.json, &report, |report| print(report, args.top_k.into())))
 }
 
@@ -103,6 +120,7 @@ impl GraphArgs {
             max_logits: self.max_logits.into(),
             logit_mass: self.logit_mass,
             max_nodes: self.max_nodes,
+            explanations: self.explanations.clone(),
         }
     }
 }
@@ -124,24 +142,29 @@ fn print(report: &Report, top_k: usize) -> anyhow::Result<()> {
     writeln!(out, "{}\n", logits.join(", "))?;
     let mut features: Vec<&NodeRecord> = of_kind(NodeKind::Feature).collect();
     features.sort_by(|a, b| a.influence.unwrap_or(1.0).total_cmp(&b.influence.unwrap_or(1.0)));
-    let mut table = Table::new(&[
+    let mut columns = vec![
         ("position", Align::Right),
         ("token", Align::Left),
         ("layer", Align::Right),
         ("feature", Align::Right),
         ("activation", Align::Right),
         ("influence up to here", Align::Right),
-    ]);
+    ];
+    let has_texts = features.iter().any(|node| !node.clerp.is_empty());
+    columns.extend(has_texts.then_some(("explanation", Align::Left)));
+    let mut table = Table::new(&columns);
     for node in features.iter().take(top_k) {
         let number = node.node_id.split('_').nth(1).unwrap_or_default();
-        table.row(vec![
+        let mut cells = vec![
             node.ctx_idx.to_string(),
             visible_token(&graph.metadata.prompt_tokens[node.ctx_idx]),
             node.layer.clone(),
             number.to_owned(),
             node.activation.map_or(String::new(), |activation| format!("{activation:.3}")),
             node.influence.map_or(String::new(), |influence| format!("{influence:.3}")),
-        ]);
+        ];
+        cells.extend(has_texts.then(|| visible_text(&node.clerp)));
+        table.row(cells);
     }
     write!(out, "{}", table.render())?;
     Ok(())

@@ -7,6 +7,7 @@ use anyhow::Context;
 use clap::{Arg, value_parser};
 use gpt2_engine::studies::interpret::features::{HeadPair, Options, StoreOptions};
 use gpt2_engine::texts::Content;
+use gpt2_view::NeuronpediaId;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -38,7 +39,8 @@ Examples:
   gpt2 features --texts prompts.txt --dictionary sae --json   # many texts, one a line
   gpt2 record notes.txt --points blocks.1.hook_resid_pre --out activations
   gpt2 features --store activations --dictionary sae --feature 7,12   # where they fire most in a corpus
-  gpt2 features --store activations --dictionary sae --pages features   # a page for each; open features/index.html")]
+  gpt2 features --store activations --dictionary sae --pages features   # a page for each; open features/index.html
+  gpt2 features --store activations --dictionary sae --neuronpedia upload --neuronpedia-id gpt2-small/2-mine   # for its API")]
 pub(crate) struct FeaturesArgs {
     #[command(flatten)]
     pub(crate) prompt: PromptsArgs,
@@ -69,6 +71,16 @@ pub(crate) struct FeaturesArgs {
     /// tokens; index.html searches them
     #[arg(long, value_name = "DIR", help_heading = "Files")]
     pub(crate) pages: Option<PathBuf>,
+    /// With --store: write every feature that fires, or each of --feature, into a new folder, as requests that upload them to
+    /// Neuronpedia (its form of August 2026; nobody has tried an upload)
+    #[arg(long, value_name = "DIR", requires = "neuronpedia_id", help_heading = "Files")]
+    pub(crate) neuronpedia: Option<PathBuf>,
+    /// The model's and the source's name on Neuronpedia, as in gpt2-small/6-res-jb
+    #[arg(long, value_name = "MODEL/SOURCE", requires = "neuronpedia", help_heading = "Files", value_parser = NeuronpediaId::from_str)]
+    pub(crate) neuronpedia_id: Option<NeuronpediaId>,
+    /// Read published explanations of features, JSON as Neuronpedia exports them, and show them: files with commas between
+    #[arg(long, value_name = "FILE", value_delimiter = ',', help_heading = "Files")]
+    pub(crate) explanations: Vec<PathBuf>,
     /// Write all activations as `features` (tokens, features), and what is read and rebuilt, to a .safetensors file
     #[arg(long, value_name = "FILE", help_heading = "Files")]
     pub(crate) export: Option<PathBuf>,
@@ -120,6 +132,7 @@ impl FeaturesArgs {
             target: self.target.as_deref().map(Content::from),
             against: self.against.as_deref().map(Content::from),
             attention: self.attention,
+            explanations: self.explanations.clone(),
             ..Options::default()
         }
     }
@@ -132,6 +145,8 @@ impl FeaturesArgs {
             top_k: self.top_k.into(),
             feature: self.feature.clone(),
             details: self.details || self.pages.is_some(),
+            neuronpedia: self.neuronpedia.is_some(),
+            explanations: self.explanations.clone(),
         }
     }
 }

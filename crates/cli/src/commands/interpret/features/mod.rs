@@ -20,7 +20,12 @@ pub(crate) fn run(args: &FeaturesArgs) -> anyhow::Result<ExitCode> {
         return over_store::run(args, store);
     }
     // Clap's `requires` gives way to a prompt, which conflicts with --store.
-    for (flag, given) in [("--details", args.details), ("--pages", args.pages.is_some())] {
+    let over_a_store = [
+        ("--details", args.details),
+        ("--pages", args.pages.is_some()),
+        ("--neuronpedia", args.neuronpedia.is_some()),
+    ];
+    for (flag, given) in over_a_store {
         if given {
             bail!("{flag} is about a corpus: give --store instead of a text");
         }
@@ -31,7 +36,11 @@ pub(crate) fn run(args: &FeaturesArgs) -> anyhow::Result<ExitCode> {
         exports::add_to(&mut outputs, path)?;
     }
     let source = args.dictionary()?;
-    let opened = args.study.open_for(args.prompt.inputs(), &outputs)?;
+    let mut inputs = args.prompt.inputs();
+    for path in &args.explanations {
+        inputs.file("a file of explanations", path);
+    }
+    let opened = args.study.open_for(inputs, &outputs)?;
     // The job prepares those of each text.
     let none = Prepared::new(InterventionOptions::default(), &opened, &TERMINAL)?;
     let options = args.options(source);

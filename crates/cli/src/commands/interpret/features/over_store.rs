@@ -1,7 +1,7 @@
 //! `gpt2 features --store`: what features do over the tokens that `gpt2 record` wrote.
 
 use super::args::FeaturesArgs;
-use super::print::print_promoted;
+use super::print::{print_explanation, print_promoted};
 use crate::output;
 use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
@@ -13,18 +13,21 @@ use gpt2_engine::studies::interpret::features::{FeatureDetails, StoreReport, Str
 use gpt2_engine::words::{count, short};
 use gpt2_files::{INDEX, Store};
 use gpt2_view::Align::{Left, Right};
-use gpt2_view::{Table, feature_pages, visible_text};
+use gpt2_view::{Table, feature_pages, neuronpedia_files, visible_text};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<ExitCode> {
     // What can be refused is refused before a model is fetched and read.
     Store::open(path)?;
-    check_pages(args)?;
+    check_folders(args)?;
     let source = args.dictionary()?;
     let mut inputs = ReadFiles::default();
     inputs.file("the store", path.join(INDEX));
+    for path in &args.explanations {
+        inputs.file("a file of explanations", path);
+    }
     let opened = args.study.open_for(inputs, &Outputs::new(false))?;
     let none = Prepared::new(InterventionOptions::default(), &opened, &TERMINAL)?;
     let options = args.store_options(path, source);
@@ -36,40 +39,54 @@ pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<ExitCode> 
     };
     let follows = args.details || !args.feature.is_empty();
     let shown = || output::report(args.study.json, &report, |report| print(report, follows));
-    match &args.pages {
-        Some(folder) => write_pages(&report, folder, args.overwrite, shown)?,
-        None => shown()?,
-    }
+    write_folders(args, &report, shown)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses to write over pages without leave, before anything is computed.
-fn check_pages(args: &FeaturesArgs) -> anyhow::Result<()> {
-    let Some(folder) = &args.pages else { return Ok(()) };
-    let written = ["index.html", "features"].map(|name| folder.join(name));
-    if !args.overwrite
-        && let Some(there) = written.iter().find(|path| path.exists())
+/// Refuses to write over pages without leave, and into a folder with other files for Neuronpedia, before anything is computed.
+fn check_folders(args: &FeaturesArgs) -> anyhow::Result<()> {
+    if let Some(folder) = &args.pages {
+        let written = ["index.html", "features"].map(|name| folder.join(name));
+        if !args.overwrite
+            && let Some(there) = written.iter().find(|path| path.exists())
+        {
+            bail!(
+                "--pages {}: is there already; choose another folder, or replace it with --overwrite",
+                there.display()
+            );
+        }
+    }
+    if let Some(folder) = &args.neuronpedia
+        && folder.read_dir().is_ok_and(|mut entries| entries.next().is_some())
     {
-        bail!(
-            "--pages {}: is there already; choose another folder, or replace it with --overwrite",
-            there.display()
-        );
+        bail!("--neuronpedia {}: holds files already; name a new or an empty folder", folder.display());
     }
     Ok(())
 }
 
-/// Writes the pages, and prints with `print`.
-fn write_pages(
+/// Writes the pages and the files for Neuronpedia, where they are asked for, and prints with `print`.
+fn write_folders(
+    args: &FeaturesArgs,
     report: &StoreReport,
-    folder: &Path,
-    overwrite: bool,
     print: impl FnOnce() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let _folder = NewFolder::make(folder).context("--pages")?;
-    let _data = NewFolder::make(&folder.join("features")).context("--pages")?;
-    let mut outputs = Outputs::new(overwrite);
-    for (name, content) in feature_pages(report, &report.features)? {
-        outputs.stage_bytes(&folder.join(name), &content)?;
+    // The folders outlive the temporary files in them.
+    let make = |folder: &Option<PathBuf>, inside: &str, flag: &'static str| -> anyhow::Result<_> {
+        folder.as_ref().map(|folder| NewFolder::make(&folder.join(inside)).context(flag)).transpose()
+    };
+    let _pages = make(&args.pages, "", "--pages")?;
+    let _data = make(&args.pages, "features", "--pages")?;
+    let _neuronpedia = make(&args.neuronpedia, "", "--neuronpedia")?;
+    let mut outputs = Outputs::new(args.overwrite);
+    if let Some(folder) = &args.pages {
+        for (name, content) in feature_pages(report, &report.features)? {
+            outputs.stage_bytes(&folder.join(name), &content)?;
+        }
+    }
+    if let (Some(folder), Some(id)) = (&args.neuronpedia, &args.neuronpedia_id) {
+        for (name, content) in neuronpedia_files(id, report, &report.features)? {
+            outputs.stage_bytes(&folder.join(name), &content)?;
+        }
     }
     outputs.commit_after(print)
 }
@@ -102,6 +119,12 @@ fn print(report: &StoreReport, chosen: bool) -> anyhow::Result<()> {
             ]);
         }
         write!(out, "{}", table.render())?;
+        if report.features.iter().any(|one| !one.explanations.is_empty()) {
+            writeln!(out)?;
+        }
+        for one in &report.features {
+            print_explanation(&mut out, one.feature, &one.explanations)?;
+        }
         return Ok(());
     }
     for (i, one) in report.features.iter().enumerate() {
@@ -110,6 +133,9 @@ fn print(report: &StoreReport, chosen: bool) -> anyhow::Result<()> {
         }
         let mean = one.mean.map_or_else(String::new, |mean| format!(", {} on average there", short(mean)));
         writeln!(out, "feature {}: fires at {} of the tokens{mean}", one.feature, percent(one.share))?;
+        for text in &one.explanations {
+            writeln!(out, "  explanation        {}", visible_text(text))?;
+        }
         print_promoted(&mut out, one.promoted.as_ref())?;
         one.details.iter().try_for_each(|details| print_details(&mut out, details))?;
         if one.strongest.is_empty() {

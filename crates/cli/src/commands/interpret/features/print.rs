@@ -7,7 +7,7 @@ use gpt2_engine::studies::interpret::features::{
 };
 use gpt2_engine::words::short;
 use gpt2_view::Align::{Left, Right};
-use gpt2_view::Table;
+use gpt2_view::{Table, visible_text};
 use std::io::Write;
 
 pub(super) fn print(report: &Report) -> anyhow::Result<()> {
@@ -24,15 +24,27 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
     if let Some(effects) = &report.effects {
         print_effects(&mut out, effects)?;
     }
-    match &report.attention {
-        Some(attention) => {
-            if report.effects.is_some() {
-                writeln!(out)?;
-            }
-            print_attention(&mut out, attention)
+    if let Some(attention) = &report.attention {
+        if report.effects.is_some() {
+            writeln!(out)?;
         }
-        None => Ok(()),
+        print_attention(&mut out, attention)?;
     }
+    if !report.explanations.is_empty() {
+        writeln!(out)?;
+    }
+    for (feature, texts) in &report.explanations {
+        print_explanation(&mut out, *feature, texts)?;
+    }
+    Ok(())
+}
+
+/// The explanations of a feature, a line each.
+pub(super) fn print_explanation(out: &mut impl Write, feature: u32, texts: &[String]) -> anyhow::Result<()> {
+    for text in texts {
+        writeln!(out, "feature {feature}: {}", visible_text(text))?;
+    }
+    Ok(())
 }
 
 fn quality(quality: &Quality) -> String {

@@ -1,17 +1,19 @@
 //! A dictionary at its hook points in the model, and the tokens that its features promote.
 
+use super::explanations::{ByFeature, Explanations};
 use crate::interventions::DictionaryChoice;
 use crate::open::{Label, Opened, OpenedDictionary};
 use crate::studies::study::Run;
 use crate::texts::{Content, single_token};
 use anyhow::bail;
 use candle_core::Tensor;
-use gpt2_circuits::Circuits;
 use gpt2_circuits::features::Features;
+use gpt2_circuits::{Circuits, PromotedTokens};
 use gpt2_loader::DictionaryOrigin;
 use gpt2_view::visible_text;
 use serde::Serialize;
 use std::fmt::{self, Display};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// A dictionary's name and origin, and the values that it reads and predicts.
@@ -96,7 +98,13 @@ impl PlacedDictionary {
         self.opened.found.checkpoint.config().prepend_bos
     }
 
-    /// The `top_k` tokens that each of the features makes likelier and less likely; none where its direction is not in the stream.
+    /// The explanations in some files.
+    pub(super) fn explanations(&self, files: &[PathBuf], run: &Run) -> anyhow::Result<ByFeature> {
+        let found = Explanations::read(files, run.opened.spelling, run.observer)?;
+        found.of_dictionary(self.features.dictionary().features())
+    }
+
+    /// The tokens of [`promoted_by`]; refuses features that the dictionary does not have.
     pub(super) fn promoted(
         &self,
         chosen: &[u32],
@@ -111,19 +119,31 @@ impl PlacedDictionary {
         if chosen.is_empty() {
             return Ok(vec![]);
         }
-        let circuits = Circuits::new(&opened.model)?;
-        let tokens = |direction: &Tensor| -> candle_core::Result<Vec<(Label, f64)>> {
-            let found = circuits.tokens_of(direction, false, top_k)?;
-            Ok(found.into_iter().map(|(id, logit)| (opened.label(id), logit)).collect())
-        };
-        let of = |&feature: &u32| -> anyhow::Result<Option<Promoted>> {
-            let Some(direction) = self.features.direction(&opened.model, feature)? else { return Ok(None) };
-            let negative =
-                tokens(&direction.neg()?)?.into_iter().map(|(label, logit)| (label, -logit)).collect();
-            Ok(Some(Promoted { likelier: tokens(&direction)?, less_likely: negative }))
-        };
-        chosen.iter().map(of).collect()
+        promoted_by(&self.features, chosen, top_k, &Circuits::new(&opened.model)?, opened)
     }
+}
+
+/// The `top_k` tokens that each of some features makes likelier and less likely; none where its direction is not in the stream.
+pub(in super::super) fn promoted_by(
+    features: &Features,
+    chosen: &[u32],
+    top_k: usize,
+    circuits: &Circuits,
+    opened: &Opened,
+) -> anyhow::Result<Vec<Option<Promoted>>> {
+    let directions = chosen.iter().map(|&feature| features.direction(&opened.model, feature));
+    let directions = directions.collect::<candle_core::Result<Option<Vec<Tensor>>>>()?;
+    let Some(directions) = directions.filter(|all| !all.is_empty()) else {
+        return Ok(vec![None; chosen.len()]);
+    };
+    let labels = |found: Vec<(u32, f64)>| -> Vec<(Label, f64)> {
+        found.into_iter().map(|(id, logit)| (opened.label(id), logit)).collect()
+    };
+    let promoted = |PromotedTokens { likelier, less_likely }| {
+        Some(Promoted { likelier: labels(likelier), less_likely: labels(less_likely) })
+    };
+    let found = circuits.promoted_by_each(&Tensor::stack(&directions, 0)?, top_k)?;
+    Ok(found.into_iter().map(promoted).collect())
 }
 
 /// The token that an option names, as text or as its id alone.

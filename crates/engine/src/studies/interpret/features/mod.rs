@@ -1,12 +1,14 @@
 //! The features of a sparse autoencoder or transcoder: which of them fire in a text or over a store, and what they do.
 
 mod dictionary;
+mod explanations;
 mod finite;
 mod head_pair;
 mod over_store;
 mod report;
 
 pub use dictionary::{DictionarySummary, Promoted};
+pub use explanations::ByFeature;
 pub use head_pair::HeadPair;
 pub use over_store::{
     FeatureDetails, FeatureInStore, StoreFeatures, StoreOptions, StoreReport, StrongestPlace,
@@ -23,13 +25,16 @@ use crate::studies::study::{Outcome, Run, Study};
 use crate::texts::{Content, Prompt};
 use anyhow::{Context, bail};
 use candle_core::Tensor;
+pub(super) use dictionary::promoted_by;
 use dictionary::{PlacedDictionary, token};
+pub(super) use explanations::Explanations;
 use gpt2_circuits::features::{FeatureAttribution, FeatureRun, PartPair};
 use gpt2_model::analysis::Metric;
 use gpt2_model::dictionary::Fired;
 use gpt2_model::finite::all_finite;
 use gpt2_model::hooks::Hooks;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// The options of features in a text.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -49,6 +54,8 @@ pub struct Options {
     pub against: Option<Content>,
     /// The head and positions whose score to split by pairs of features.
     pub attention: Option<HeadPair>,
+    /// Files with published explanations of the dictionary's features.
+    pub explanations: Vec<PathBuf>,
 }
 
 impl Default for Options {
@@ -61,6 +68,7 @@ impl Default for Options {
             target: None,
             against: None,
             attention: None,
+            explanations: vec![],
         }
     }
 }
@@ -93,7 +101,8 @@ impl Options {
         }
         let metric = self.metric(run)?;
         let promoted = dictionary.promoted(&self.feature, self.top_k, run.opened)?;
-        Ok(TextFeatures { options: self, run: *run, dictionary, metric, promoted })
+        let explanations = dictionary.explanations(&self.explanations, run)?;
+        Ok(TextFeatures { options: self, run: *run, dictionary, metric, promoted, explanations })
     }
 
     /// The metric of `target` and `against`, and their tokens; `None` without `target`.
@@ -134,6 +143,7 @@ pub struct TextFeatures<'a> {
     metric: Option<MetricOfTokens>,
     /// The tokens of each chosen feature.
     promoted: Vec<Option<Promoted>>,
+    explanations: ByFeature,
 }
 
 impl TextFeatures<'_> {
@@ -157,7 +167,7 @@ impl TextFeatures<'_> {
             fired: found.code.row(position).len(),
             strongest: found.code.strongest(position, options.top_k).into_iter().map(active).collect(),
         };
-        let report = Report {
+        let mut report = Report {
             provenance: RunProvenance::new(opened, &prompt.ids)?.under(applied),
             model: opened.name.clone(),
             dictionary: dictionary.about.clone(),
@@ -166,7 +176,13 @@ impl TextFeatures<'_> {
             details: self.details(&found, &labels),
             effects: self.effects(&ids, &labels, applied)?,
             attention: self.attention(&ids, &labels, applied)?,
+            explanations: ByFeature::new(),
         };
+        if !self.explanations.is_empty() {
+            let explained = report.features().into_iter();
+            let explanation = |feature| Some((feature, self.explanations.get(&feature)?.clone()));
+            report.explanations = explained.filter_map(explanation).collect();
+        }
         finite::check(run, &dictionary.about, finite::of_text(&report))?;
         let mut tensors = vec![];
         if run.wants_tensors {

@@ -1,6 +1,7 @@
 //! Features over the tokens of a store: how often they fire, and where most.
 
 use super::dictionary::{DictionarySummary, PlacedDictionary, Promoted};
+use super::explanations::ByFeature;
 use super::finite::{self, Number};
 use crate::interventions::ALL_BUT_DICTIONARY;
 use crate::observer::Stopped;
@@ -33,11 +34,23 @@ pub struct StoreOptions {
     pub feature: Vec<u32>,
     /// Whether to tell all about these features, or about every one: also how large their activations are, and what is related.
     pub details: bool,
+    /// Whether to tell, of these features or of every one, what Neuronpedia takes: the activations around each place, too.
+    pub neuronpedia: bool,
+    /// Files with published explanations of the dictionary's features.
+    pub explanations: Vec<PathBuf>,
 }
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        Self { store: PathBuf::new(), dictionary: None, top_k: 5, feature: vec![], details: false }
+        Self {
+            store: PathBuf::new(),
+            dictionary: None,
+            top_k: 5,
+            feature: vec![],
+            details: false,
+            neuronpedia: false,
+            explanations: vec![],
+        }
     }
 }
 
@@ -78,6 +91,9 @@ pub struct FeatureInStore {
     /// The tokens that a chosen feature promotes, if it writes directly to the residual stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub promoted: Option<Promoted>,
+    /// Its published explanations.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub explanations: Vec<String>,
     /// More about it, if that is asked for.
     #[serde(flatten)]
     pub details: Option<FeatureDetails>,
@@ -113,6 +129,9 @@ pub struct StrongestPlace {
     pub before: String,
     /// The text after it.
     pub after: String,
+    /// For Neuronpedia: the tokens of this text one by one, with the feature's activation at each.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub around: Vec<(Label, f32)>,
 }
 
 impl Study for StoreOptions {
@@ -136,7 +155,9 @@ impl StoreOptions {
         let store = Store::open(&self.store)?;
         let dictionary = PlacedDictionary::open(self.dictionary.as_deref(), run)?;
         let all = (0..u32::try_from(dictionary.features.dictionary().features())?).collect();
-        let followed = if self.details && self.feature.is_empty() { all } else { self.feature.clone() };
+        let wants_all = (self.details || self.neuronpedia) && self.feature.is_empty();
+        let followed = if wants_all { all } else { self.feature.clone() };
+        let explanations = dictionary.explanations(&self.explanations, run)?;
         let promoted = dictionary.promoted(&followed, self.top_k, opened)?;
         let facts = &store.index().facts;
         let recorded_with = facts["provenance"]["model"].as_str();
@@ -165,7 +186,18 @@ impl StoreOptions {
             Some(hook_out) => place(&store, hook_out),
             None => Some(read),
         };
-        Ok(StoreFeatures { options: self, run: *run, store, dictionary, followed, promoted, read, target })
+        let run = *run;
+        Ok(StoreFeatures {
+            options: self,
+            run,
+            store,
+            dictionary,
+            followed,
+            promoted,
+            explanations,
+            read,
+            target,
+        })
     }
 }
 
@@ -185,6 +217,7 @@ pub struct StoreFeatures<'a> {
     followed: Vec<u32>,
     /// The tokens of each of them.
     promoted: Vec<Option<Promoted>>,
+    explanations: ByFeature,
     /// The place of the value that the dictionary reads, and of the one that it rebuilds, in the store.
     read: usize,
     target: Option<usize>,
@@ -217,7 +250,7 @@ impl StoreFeatures<'_> {
         let promoted = promoted.iter().cloned().chain(std::iter::repeat(None));
         let details = options.details.then(|| self.details(&tally)).transpose()?;
         let details = details.into_iter().flatten().map(Some).chain(std::iter::repeat(None));
-        let of = |((feature, promoted), details)| of_feature(opened, &tally, feature, promoted, details);
+        let of = |((feature, promoted), details)| self.of_feature(&tally, feature, promoted, details);
         let report = StoreReport {
             gpt2: env!("CARGO_PKG_VERSION"),
             model: opened.name.clone(),
@@ -264,6 +297,39 @@ impl StoreFeatures<'_> {
         Ok(followed.iter().zip(related).zip(read_by).map(of).collect())
     }
 
+    fn of_feature(
+        &self,
+        tally: &Tally,
+        feature: u32,
+        promoted: Option<Promoted>,
+        details: Option<FeatureDetails>,
+    ) -> FeatureInStore {
+        let opened = self.run.opened;
+        let found = &tally.uses()[feature as usize];
+        let around = |peak: &Peak| {
+            let ids = peak.before.iter().chain([&peak.id]).chain(&peak.after);
+            ids.map(|&id| opened.label(id)).zip(peak.activations.iter().copied()).collect()
+        };
+        let place = |peak: &Peak| StrongestPlace {
+            activation: peak.activation,
+            document: peak.document,
+            position: peak.position,
+            token: opened.label(peak.id),
+            before: text(opened, &peak.before),
+            after: text(opened, &peak.after),
+            around: if self.options.neuronpedia { around(peak) } else { vec![] },
+        };
+        FeatureInStore {
+            feature,
+            share: found.fired as f64 / tally.tokens().max(1) as f64,
+            mean: (found.fired > 0).then(|| found.sum / found.fired as f64),
+            promoted,
+            explanations: self.explanations.get(&feature).cloned().unwrap_or_default(),
+            details,
+            strongest: found.peaks.iter().map(place).collect(),
+        }
+    }
+
     fn add(&self, tally: &mut Tally, shard: &Shard) -> anyhow::Result<()> {
         let vocab = self.run.opened.model.config().vocab_size;
         let ids = shard.ids.to_vec1::<u32>()?;
@@ -298,32 +364,6 @@ fn most_frequent(tally: &Tally, count: usize) -> Vec<u32> {
     let mut all: Vec<(u32, u64)> = (0u32..).zip(tally.uses().iter().map(|one| one.fired)).collect();
     all.sort_by(|(a, more), (b, less)| less.cmp(more).then(a.cmp(b)));
     all.into_iter().filter(|(_, fired)| *fired > 0).take(count).map(|(feature, _)| feature).collect()
-}
-
-fn of_feature(
-    opened: &Opened,
-    tally: &Tally,
-    feature: u32,
-    promoted: Option<Promoted>,
-    details: Option<FeatureDetails>,
-) -> FeatureInStore {
-    let found = &tally.uses()[feature as usize];
-    let place = |peak: &Peak| StrongestPlace {
-        activation: peak.activation,
-        document: peak.document,
-        position: peak.position,
-        token: opened.label(peak.id),
-        before: text(opened, &peak.before),
-        after: text(opened, &peak.after),
-    };
-    FeatureInStore {
-        feature,
-        share: found.fired as f64 / tally.tokens().max(1) as f64,
-        mean: (found.fired > 0).then(|| found.sum / found.fired as f64),
-        promoted,
-        details,
-        strongest: found.peaks.iter().map(place).collect(),
-    }
 }
 
 /// The text of tokens, without partial characters at its ends; ids if there is no tokenizer.

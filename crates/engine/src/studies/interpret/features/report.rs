@@ -1,9 +1,11 @@
 //! The report of features in a text.
 
 use super::dictionary::{DictionarySummary, Promoted};
+use super::explanations::ByFeature;
 use crate::open::Label;
 use crate::provenance::RunProvenance;
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// The features in a text.
 #[derive(Debug, Serialize)]
@@ -27,6 +29,21 @@ pub struct Report {
     /// The score of a pair of positions, by features.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention: Option<Attention>,
+    /// The published explanations of features in this report, by feature.
+    #[serde(skip_serializing_if = "ByFeature::is_empty")]
+    pub explanations: ByFeature,
+}
+
+impl Report {
+    /// The features that the report names.
+    pub(super) fn features(&self) -> BTreeSet<u32> {
+        let strongest = self.tokens.iter().flat_map(|token| &token.strongest).map(|one| one.feature);
+        let effects = self.effects.iter().flat_map(|effects| &effects.largest).map(|one| one.feature);
+        let pairs = self.attention.iter().flat_map(|attention| &attention.pairs);
+        let pairs = pairs.flat_map(|pair| [&pair.query, &pair.key]).flatten().map(|one| one.feature);
+        let details = self.details.iter().map(|detail| detail.feature);
+        strongest.chain(details).chain(effects).chain(pairs).collect()
+    }
 }
 
 /// The quality of the reconstruction. Losses are means in nats; a single token has none.

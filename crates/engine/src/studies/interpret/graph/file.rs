@@ -1,6 +1,6 @@
 //! An attribution graph as circuit-tracer 0.5 writes it, for its page and for Neuronpedia. Names and their meanings are theirs.
 
-use super::super::features::DictionarySummary;
+use super::super::features::{ByFeature, DictionarySummary};
 use crate::open::Opened;
 use crate::texts::Prompt;
 use crate::words::without_folders;
@@ -103,7 +103,7 @@ pub struct NodeRecord {
     /// Its name in the page.
     #[serde(rename = "jsNodeId")]
     pub js_node_id: String,
-    /// A text for people.
+    /// A text for people: a feature's explanation, or what a logit is of.
     pub clerp: String,
     /// The share of all influence that this node and all stronger ones have together; none for logits.
     pub influence: Option<f64>,
@@ -130,6 +130,7 @@ impl GraphFile {
         graph: &AttributionGraph,
         kept: &KeptPart,
         dictionaries: &[DictionarySummary],
+        explanations: &[ByFeature],
         node_threshold: f64,
     ) -> Self {
         let layers = opened.model.config().n_layer;
@@ -153,7 +154,11 @@ impl GraphFile {
                 GraphNode::Token { position } => NodeRecord::token(prompt.ids[position], position, influence),
                 GraphNode::Error { layer, position } => NodeRecord::error(layer, position, influence),
                 GraphNode::Feature { layer, position, feature, activation } => {
-                    NodeRecord::feature(layer, position, feature, activation, influence)
+                    let clerp = explanations.get(layer).and_then(|known| known.get(&feature)?.first());
+                    NodeRecord {
+                        clerp: clerp.cloned().unwrap_or_default(),
+                        ..NodeRecord::feature(layer, position, feature, activation, influence)
+                    }
                 }
             }
         };

@@ -1,10 +1,12 @@
 //! The attribution graph of one prompt: which features of transcoders lead from its tokens to the next one (Ameisen et al. 2025).
 
 mod file;
+mod texts;
 
 pub use file::{GraphFile, GraphLink, GraphMetadata, NodeKind, NodeRecord, PinnedParts};
+pub use texts::FeatureText;
 
-use super::features::DictionarySummary;
+use super::features::{ByFeature, DictionarySummary, Explanations};
 use crate::interventions::ALL_INTERVENTIONS;
 use crate::observer::steps;
 use crate::open::{NotFiniteResult, Opened, describe_not_finite};
@@ -17,6 +19,8 @@ use gpt2_circuits::attribution_graph::{AttributionGraph, GraphNode, LogitChoice,
 use gpt2_circuits::features::Features;
 use gpt2_model::finite::all_finite;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use texts::{command, texts};
 
 /// The options of an attribution graph.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -36,6 +40,8 @@ pub struct Options {
     pub logit_mass: f64,
     /// The number of nodes, before pruning, above which a text is refused.
     pub max_nodes: usize,
+    /// Files with published explanations of the transcoders' features, each with its layer.
+    pub explanations: Vec<PathBuf>,
 }
 
 impl Default for Options {
@@ -48,6 +54,7 @@ impl Default for Options {
             max_logits: 10,
             logit_mass: 0.95,
             max_nodes: 5000,
+            explanations: vec![],
         }
     }
 }
@@ -69,8 +76,14 @@ pub struct Report {
     pub active_features: usize,
     /// The number of nodes before pruning.
     pub nodes: usize,
+    /// The beginning of a command that runs the model over these tokens: with `--dictionary` and `--ablate-feature`, it measures
+    /// what a feature does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
     /// The nodes and edges that pruning keeps, in circuit-tracer's form.
     pub graph: GraphFile,
+    /// The kept features in words, by layer and number.
+    pub features: Vec<FeatureText>,
 }
 
 impl Study for Options {
@@ -85,6 +98,7 @@ impl Study for Options {
         let opened = run.opened;
         self.check(run)?;
         let (dictionaries, transcoders) = self.transcoders(run)?;
+        let explanations = self.explanations(run, &dictionaries)?;
         let prompt = run.prompt(&self.prompt)?;
         let ids = opened.input_ids(&prompt.ids)?; // (1, T)
         let logits = LogitChoice { mass: self.logit_mass, most: self.max_logits };
@@ -105,6 +119,8 @@ impl Study for Options {
         let scores = graph.scores()?;
         let kept = graph.pruned(Pruning { nodes: self.node_threshold, edges: self.edge_threshold })?;
         let (active, values) = active_features(&graph)?;
+        let kept_nodes =
+            graph.nodes.iter().zip(&kept.nodes).filter_map(|(node, is_kept)| is_kept.then_some(node));
         let report = Report {
             provenance: RunProvenance::new(opened, &prompt.ids)?,
             model: opened.name.clone(),
@@ -112,7 +128,17 @@ impl Study for Options {
             completeness_score: scores.completeness,
             active_features: values.elem_count(),
             nodes,
-            graph: GraphFile::new(opened, &prompt, &graph, &kept, &dictionaries, self.node_threshold),
+            command: command(opened, &prompt.ids),
+            graph: GraphFile::new(
+                opened,
+                &prompt,
+                &graph,
+                &kept,
+                &dictionaries,
+                &explanations,
+                self.node_threshold,
+            ),
+            features: texts(kept_nodes, &transcoders, &explanations, opened)?,
             dictionaries,
         };
         let mut tensors = vec![];
@@ -144,6 +170,12 @@ impl Options {
             bail!("{}: expected at least 1", spelling.given("max-logits", 0));
         }
         Ok(())
+    }
+
+    /// The explanations of each layer's features.
+    fn explanations(&self, run: &Run, dictionaries: &[DictionarySummary]) -> anyhow::Result<Vec<ByFeature>> {
+        let found = Explanations::read(&self.explanations, run.opened.spelling, run.observer)?;
+        found.by_layer(&dictionaries.iter().map(|one| one.features).collect::<Vec<_>>())
     }
 
     /// Opens the transcoders, by layer.

@@ -1,16 +1,13 @@
 //! Pages of a dictionary's features, as a folder of files that any host of files serves and that opens from disk: `index.html` lists and
 //! searches them and shows the one that the address names after `#`; its data are scripts beside it, some features in each.
-//!
-//! No text of a corpus becomes markup: `page.js` puts all of it into text nodes.
 
-use base64::{Engine, prelude::BASE64_STANDARD};
+use super::frame::{filled, without};
 use serde::Serialize;
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
-const FRAME: &str = include_str!("page.html");
+const FRAME: &str = include_str!("pages.html");
 const STYLE: &str = include_str!("style.css");
-const SCRIPT: &str = include_str!("page.js");
+const SCRIPT: &str = concat!(include_str!("common.js"), include_str!("pages.js"));
 /// The features in a file.
 const IN_A_FILE: usize = 64;
 
@@ -24,19 +21,12 @@ pub fn feature_pages(
     about: &impl Serialize,
     features: &[impl Serialize],
 ) -> serde_json::Result<Vec<(String, Vec<u8>)>> {
-    let mut about = serde_json::to_value(about)?;
-    if let Some(about) = about.as_object_mut() {
-        about.remove("features");
-    }
+    let about = without(about, "features")?;
     let listed = |feature| Ok(listed(&serde_json::to_value(feature)?));
     let list = features.iter().map(listed).collect::<serde_json::Result<Vec<Value>>>()?;
     let index = json!({ "about": about, "inAFile": IN_A_FILE, "list": list });
-    let page = FRAME
-        .replace("{{hashes}}", &[STYLE, SCRIPT].map(hash).join(" "))
-        .replace("{{style}}", STYLE)
-        .replace("{{script}}", SCRIPT);
     let mut files = vec![
-        ("index.html".to_owned(), page.into_bytes()),
+        ("index.html".to_owned(), filled(FRAME, STYLE, SCRIPT).into_bytes()),
         ("features/index.js".to_owned(), script("index", &index)?),
     ];
     for (number, features) in features.chunks(IN_A_FILE).enumerate() {
@@ -57,7 +47,8 @@ fn listed(feature: &Value) -> Value {
         place["before"],
         place["token"],
         place["after"],
-        place["activation"]
+        place["activation"],
+        feature["explanations"][0]
     ])
 }
 
@@ -67,20 +58,16 @@ fn script(name: &str, data: &impl Serialize) -> serde_json::Result<Vec<u8>> {
         .into_bytes())
 }
 
-/// The hash by which the page's policy names its own style and script.
-fn hash(text: &str) -> String {
-    format!("'sha256-{}'", BASE64_STANDARD.encode(Sha256::digest(text)))
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::frame::hash;
     use super::*;
 
     #[test]
     fn hostile_texts_stay_in_scripts_of_data() -> serde_json::Result<()> {
         let place =
             json!({"before": "</script><b>", "token": "\u{2028}", "after": "\"\\", "activation": 1.5});
-        let feature = |n: usize| json!({"feature": n, "share": 0.5, "promoted": {"likelier": [["<i>", 1.0]]}, "strongest": [place.clone()]});
+        let feature = |n: usize| json!({"feature": n, "share": 0.5, "promoted": {"likelier": [["<i>", 1.0]]}, "explanations": ["<u>"], "strongest": [place.clone()]});
         let features: Vec<Value> = (0..=IN_A_FILE).map(feature).collect();
         let files = feature_pages(&json!({"dictionary": {"name": "<x>"}, "features": features}), &features)?;
         let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
@@ -89,7 +76,7 @@ mod tests {
         assert!(!text(0).contains("{{") && !text(0).contains("<x>"));
         // The hashes are those of what stands in the page.
         for part in [STYLE, SCRIPT] {
-            assert!(text(0).contains(part) && text(0).matches(&hash(part)).count() == 2);
+            assert!(text(0).contains(part) && text(0).matches(&hash(part)).count() == 1);
         }
         let data = |at: usize| -> serde_json::Result<Value> {
             let text = text(at);
@@ -97,7 +84,10 @@ mod tests {
             serde_json::from_str(data.trim_end().trim_end_matches(';'))
         };
         assert_eq!(data(3)?, json!([features[IN_A_FILE]]));
-        assert_eq!(data(1)?["list"][0], json!([0, 0.5, ["<i>"], "</script><b>", "\u{2028}", "\"\\", 1.5]));
+        assert_eq!(
+            data(1)?["list"][0],
+            json!([0, 0.5, ["<i>"], "</script><b>", "\u{2028}", "\"\\", 1.5, "<u>"])
+        );
         Ok(())
     }
 }

@@ -1,9 +1,8 @@
-"use strict";
-// The list of features, or the one that the address names after #. All data are text: none becomes markup.
+// The list of features, or the one that the address names after #.
 (() => {
   const SHOWN = 200;
-  const main = document.getElementById("main");
-  const search = document.getElementById("search");
+  const main = byId("main");
+  const search = byId("search");
   const data = globalThis.featureData ?? {};
   if (!data.index) {
     main.textContent = "features/index.js is not beside this page: copy the whole folder.";
@@ -12,18 +11,6 @@
   const { about, inAFile, list } = data.index;
   const order = new Map(list.map((one, place) => [one[0], place]));
 
-  const make = (tag, className, ...children) => {
-    const element = document.createElement(tag);
-    if (className) element.className = className;
-    element.append(...children);
-    return element;
-  };
-  const percent = (share) => `${(100 * share).toPrecision(3)} %`;
-  const number = (x) => (x === null || x === undefined ? "" : Math.abs(x) >= 1e5 ? x.toExponential(2) : x.toFixed(3));
-  // Spaces and ends of lines can be seen.
-  const visible = (text) => String(text).replaceAll(" ", "·").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
-  const flowing = (text) => String(text).replaceAll("\n", "⏎");
-  const token = (text) => make("span", "token", visible(text));
   const link = (feature) => {
     const element = make("a", "number", String(feature));
     element.href = `#${feature}`;
@@ -31,28 +18,24 @@
   };
   const context = (before, at, after) =>
     make("span", "text", flowing(before ?? ""), make("span", "peak", flowing(at ?? "")), flowing(after ?? ""));
-  const table = (heads, rows) => {
-    const cell = (tag, [content, className]) => make(tag, className ?? "", content);
-    const row = (tag, cells) => make("tr", "", ...cells.map((one) => cell(tag, one)));
-    return make("table", "rows", make("thead", "", row("th", heads)), make("tbody", "", ...rows.map((cells) => row("td", cells))));
-  };
-  const part = (title, ...content) => make("section", "", make("h3", "", title), ...content);
 
-  document.getElementById("about").textContent =
+  byId("about").textContent = flowing(
     `${about.dictionary.name}: ${about.dictionary.architecture}, ${about.dictionary.features} features of ${about.dictionary.hook}` +
-    `${about.dictionary.hook_out ? `, predicts ${about.dictionary.hook_out}` : ""}; ${about.model}; over ${about.tokens.toLocaleString("en")} tokens, ` +
-    `L0 ${about.l0.toFixed(1)}${about.explained_variance === null ? "" : `, explained variance ${about.explained_variance.toFixed(3)}`}`;
+      `${about.dictionary.hook_out ? `, predicts ${about.dictionary.hook_out}` : ""}; ${about.model}; over ${about.tokens.toLocaleString("en")} tokens, ` +
+      `L0 ${about.l0.toFixed(1)}${about.explained_variance === null ? "" : `, explained variance ${about.explained_variance.toFixed(3)}`}`,
+  );
 
   const showList = () => {
     const words = search.value.trim().toLowerCase();
-    const has = ([feature, , tokens, before, at, after]) =>
-      String(feature) === words || [...tokens, `${before ?? ""}${at ?? ""}${after ?? ""}`].some((text) => String(text).toLowerCase().includes(words));
+    const has = ([feature, , tokens, before, at, after, , explanation]) =>
+      String(feature) === words ||
+      [...tokens, `${before ?? ""}${at ?? ""}${after ?? ""}`, explanation ?? ""].some((text) => String(text).toLowerCase().includes(words));
     const found = words ? list.filter(has) : list;
-    const rows = found.slice(0, SHOWN).map(([feature, share, tokens, before, at, after, activation]) => [
+    const rows = found.slice(0, SHOWN).map(([feature, share, tokens, before, at, after, activation, explanation]) => [
       [link(feature), "number"],
       [percent(share), "number"],
       [make("span", "", ...tokens.map(token)), "wide"],
-      [activation === null ? make("span", "quiet", "never fires") : context(before, at, after)],
+      [make("div", "", ...explained(explanation === null ? [] : [explanation]), activation === null ? make("span", "quiet", "never fires") : context(before, at, after))],
     ]);
     const heads = [["feature", "number"], ["fires at", "number"], ["makes likelier", "wide"], ["where it fires most"]];
     const note = found.length > SHOWN ? `the first ${SHOWN} of ${found.length}: search for more` : `${found.length} features`;
@@ -61,32 +44,19 @@
   };
 
   const histogram = (bars) => {
-    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-    const add = (tag, attributes, text) => {
-      const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-      for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-      if (text !== undefined) element.textContent = text;
-      svg.append(element);
-      return element;
-    };
     const most = Math.max(...bars.map(([, , count]) => count));
-    svg.setAttribute("viewBox", "0 0 320 110");
-    svg.setAttribute("role", "img");
-    svg.setAttribute("aria-label", `activations from ${number(bars[0][0])} to ${number(bars.at(-1)[1])}`);
+    const svg = draw("svg", { viewBox: "0 0 320 110", role: "img", "aria-label": `activations from ${number(bars[0][0])} to ${number(bars.at(-1)[1])}` });
     bars.forEach(([from, to, count], i) => {
       const height = (90 * count) / most;
-      const bar = add("rect", { x: (320 * i) / bars.length, y: 92 - height, width: 320 / bars.length - 1, height });
-      const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
-      title.textContent = `${number(from)} to ${number(to)}: ${count} tokens`;
-      bar.append(title);
+      const title = draw("title", {}, `${number(from)} to ${number(to)}: ${count} tokens`);
+      svg.append(draw("rect", { x: (320 * i) / bars.length, y: 92 - height, width: 320 / bars.length - 1, height }, title));
     });
-    add("text", { x: 0, y: 106 }, number(bars[0][0]));
-    add("text", { x: 320, y: 106, "text-anchor": "end" }, number(bars.at(-1)[1]));
+    svg.append(draw("text", { x: 0, y: 106 }, number(bars[0][0])), draw("text", { x: 320, y: 106, "text-anchor": "end" }, number(bars.at(-1)[1])));
     return svg;
   };
 
   const tokens = (title, all, className) =>
-    part(title, table([["token"], ["logit", "number"]], all.map(([label, logit]) => [[token(label)], [`${logit > 0 ? "+" : ""}${logit.toFixed(2)}`, `number ${className}`]])));
+    part(title, table([["token"], ["logit", "number"]], all.map(([label, logit]) => [[token(label)], [signed(logit), `number ${className}`]])));
 
   const showFeature = (one) => {
     const at = order.get(one.feature);
@@ -110,7 +80,7 @@
     if (one.related?.length)
       near.push(part("Features of like direction", table([["feature", "number"], ["cosine", "number"]], one.related.map(([feature, cosine]) => [[link(feature), "number"], [cosine.toFixed(3), "number"]]))));
     if (one.read_by?.length)
-      near.push(part("Heads that read its direction (share in q, k, v)", table([["head"], ["q", "number"], ["k", "number"], ["v", "number"]], one.read_by.map(([head, shares]) => [[head], ...shares.map((share) => [share.toFixed(3), "number"])]))));
+      near.push(part("Heads that read its direction (share in q, k, v)", table([["head"], ["q", "number"], ["k", "number"], ["v", "number"]], one.read_by.map(([head, shares]) => [[flowing(head)], ...shares.map((share) => [share.toFixed(3), "number"])]))));
     const places = one.strongest.map((place) => [
       [number(place.activation), "number"],
       [`${place.document}:${place.position}`, "number quiet wide"],
@@ -119,6 +89,7 @@
     main.replaceChildren(
       pages,
       make("h2", "", `Feature ${one.feature}`),
+      ...explained(one.explanations),
       make("p", "quiet", `${facts.join("; ")}.`),
       make("div", "parts", ...parts),
       part("Where it fires most", table([["activation", "number"], ["document:position", "number wide"], ["text"]], places)),
@@ -159,4 +130,5 @@
   });
   addEventListener("hashchange", show);
   show();
+  performance.mark("ready");
 })();
