@@ -36,6 +36,8 @@ Bug = namedtuple("Bug", "file old new what test excuse", defaults=[""])
 F16, F16_BACK, NORM = "attention::f16_contexts", "attention::f16_gradients", "layer_norm_on_the_device"
 F32, F32_BACK, FINISH = "attention::f32_contexts", "attention::f32_gradients", "what_follows_a_product"
 LOSS, LINEAR = "cross_entropy_on_the_device", "linear_layers_on_the_device"
+SUM_NORM, APPEND = "a_residual_and_the_norm", "a_product_that_goes_into_a_cache"
+EMBED, BEYOND = "embeddings_and_positions", "ids_and_positions_beyond"
 # fmt: off
 KERNELS = {  # file: text that occurs once, its replacement, what that does, the test, and why it may pass
     "attention.cu": [
@@ -110,10 +112,20 @@ KERNELS = {  # file: text that occurs once, its replacement, what that does, the
         ("other < LANES; other", "other < LANES / 2; other", "delta of half a row", F16_BACK),
         ("(b * heads + h) * queries + t", "(b * queries + t) * heads + h", "deltas in another order", F16_BACK),
     ],
-    "layers.cu": [
+    "epilogues.cuh": [
         ("/ width + eps)", "/ width)", "no epsilon", NORM),
-        ("% (width / COUNT)", "% width", "the bias of other columns", FINISH),
         ("0.044715f", "0.04475f", "a wrong digit in GELU", FINISH),
+        ("row / to.positions * to.heads + column", "column", "the keys of all texts in the first", APPEND),
+        ("+ to.past + row % to.positions", "+ row % to.positions", "new keys over the first ones", APPEND),
+        ("if (column < 0) {", "if (column <= 0) {", "the first unit of the keys stays in the product", APPEND),
+    ],
+    "layers.cu": [
+        ("i % (width / Unit<E>::COUNT)", "i % width", "the bias of other columns", FINISH),
+        ("finished<E, false>(x, bias, residual, i, column)", "finished<E, false>(x, bias, nullptr, i, column)", "a norm without the residual", SUM_NORM),
+        ("layer_norm(x, weight, shift, normed", "layer_norm(residual, weight, shift, normed", "the norm of the residual", SUM_NORM),
+        ("list ? list[place] : of.first + place", "of.first + place", "listed positions are not read", EMBED),
+        ("place = row % of.places", "place = row", "positions go on from text to text", EMBED),
+        ("id < static_cast<uint32_t>(of.tokens) && ", "", "a vector beyond the table", BEYOND),
     ],
     "cross_entropy.cu": [
         ("sync_block(); // no thread", "// no thread", "the maximum is overwritten while others read it", LOSS),
@@ -158,6 +170,22 @@ HOST = {  # file below crates/kernels/src: an expression, or one «in» what sta
         ("rows: «rows as i64»", "rows as i64 + 3", "rows past the end", NORM),
         ("Some(residual) => «args.arg(residual)»,", "args.arg(&bias)", "the bias for the residual", FINISH),
     ],
+    "gpu/finish_norm.rs": [
+        ("rows.div_ceil(ROWS)", "rows / ROWS", "the last rows have no block", SUM_NORM),
+        ("residual: «aligned(residual, UNIT)?»,", "residual.contiguous()?", "a residual that is not aligned", SUM_NORM),
+        ("norm_weight: «aligned(norm_weight, UNIT)?»,", "aligned(norm_bias, UNIT)?", "the bias of the norm for its weight", SUM_NORM),
+        ("device.alloc::<E>(«layout.shape().elem_count()»)?", "layout.shape().elem_count() / 2", "half of the memory for the norm", SUM_NORM),
+    ],
+    "gpu/finish_append.rs": [
+        ("past: «number(past)?»,", "number(past + 1)?", "a gap before the new keys", APPEND),
+        ("capacity: «number(capacity)?»,", "number(past + positions)?", "the stride of the positions held for the capacity", APPEND),
+        ("let positions = «rows / b»;", "(rows / b).min(1)", "one position for each text", APPEND),
+    ],
+    "gpu/embed.rs": [
+        ("first: «number(first)?»,", "number(0)?", "positions from the first on", EMBED),
+        ("list.map_or(t, Tensor::elem_count)", "list.map_or(b * t, Tensor::elem_count)", "positions go on from text to text", EMBED),
+        ("device.alloc::<E>(«shape.elem_count()»)?", "shape.elem_count().div_ceil(2)", "half of the memory for the sums", EMBED),
+    ],
     "gpu/cross_entropy.rs": [
         ("device.alloc::<f32>(rows)?", "device.alloc::<f32>(rows.div_ceil(2))?", "half of the memory for the losses", LOSS),
         ("i32::from(self.gradients)", "1", "gradients though nobody wants them", LOSS, "they replace logits that nobody reads again"),
@@ -166,7 +194,7 @@ HOST = {  # file below crates/kernels/src: an expression, or one «in» what sta
         ("lda: «of_width»,", "of_depth", "the stride of x for the weight", LINEAR),
         ("if self.onto { 1.0 } else { 0.0 }", "0.0", "the residual is left out", LINEAR),
         ("«residual.force_contiguous()?», // a copy", "residual.clone()", "the product is added to the residual itself", LINEAR),
-        ("x.dim(0)? < FEWEST_ROWS", "false", "few rows take the path of many", LINEAR, "a choice of speed: the results are the same"),
+        ("x.dim(0)? >= FEWEST_ROWS", "true", "few rows take the path of many", LINEAR, "a choice of speed: the results are the same"),
     ],
 }
 # fmt: on

@@ -56,7 +56,7 @@ def blocks_at_once(gpu: Gpu, threads: int, registers: int, shared: int) -> int:
 def planned_shared(kernel: str, sm: int) -> int:
     """The bytes of shared memory that our Rust code asks for at launch: the same formulas as in Plan and BackwardPlan
     (crates/kernels/src/attention/cuda/plan.rs) and in the launches in crates/kernels/src/gpu. Change both together."""
-    if re.match("delta_|layer_norm_|finish_|cross_entropy_", kernel):
+    if re.match("delta_|embed_|layer_norm_|finish_|cross_entropy_", kernel):
         return 256 // 32 * 4 if kernel.startswith("cross_entropy_") else 0
     names = re.fullmatch(r"(attention|attention_masked|gradient_of_\w+|decode)_(b?f16|f32)_d(\d+)(?:_q(\d+))?", kernel)
     if names is None:

@@ -11,7 +11,7 @@ from .results import write_whole
 
 TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
 KERNELS = [f"{start}_" for start in (
-    "attention", "decode", "merge", "layer_norm", "finish", "gradient", "delta", "cross_entropy", "sample", "append",
+    "attention", "decode", "merge", "layer_norm", "finish", "embed", "gradient", "delta", "cross_entropy", "sample", "append",
 )]
 FOUND = 9  # the status that we ask for if a tool finds something
 LIMIT = 10_000  # reports

@@ -4,8 +4,10 @@ use crate::common::{Result, assert_close, reference, some_ids, test_device};
 use crate::models::{load, random_model};
 use candle_core::{DType, Tensor};
 use candle_fused::Implementation;
+use gpt2_model::hooks::{Hooks, Point, on};
 use gpt2_model::mask::{left_padding, position_ids};
 use gpt2_model::{CacheDType, Config, ForwardArgs, Gpt2LMHeadModel, KvCache, init};
+use std::cell::Cell;
 
 const TOLERANCE: f64 = 1e-5;
 
@@ -163,6 +165,48 @@ fn the_last_logits_alone_equal_those_of_the_whole_pass() -> Result {
                     }
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+/// A hook that reads a value keeps a GPU's kernels from joining what comes before and after it: of the residual stream, of the
+/// keys and values that go into the cache, or of the embeddings.
+#[test]
+fn values_that_hooks_read_have_the_bits_of_a_pass_without_hooks() -> Result {
+    let config = Config {
+        n_embd: 64,
+        n_head: 2,
+        attn_implementation: Implementation::Fused,
+        ..random_model(3, 5, 24)?.config().clone()
+    };
+    for dtype in [DType::F32, DType::F16] {
+        let model = Gpt2LMHeadModel::load(init::seeded(3, dtype, &test_device()), &config)?;
+        let ids = Tensor::cat(&[some_ids(12, 0)?, some_ids(12, 5)?], 0)?; // (2, 12)
+        let run = |hooks: Option<&dyn Hooks>| -> Result<Tensor> {
+            let mut cache = KvCache::new(model.config(), 2, 12, dtype, &test_device())?;
+            let mut logits = vec![];
+            for (start, len) in [(0, 7), (7, 1), (8, 3), (11, 1)] {
+                let args = ForwardArgs { cache: Some(&mut cache), hooks, ..Default::default() };
+                logits.push(model.forward(&ids.narrow(1, start, len)?, args)?.logits);
+            }
+            Ok(Tensor::cat(&logits, 1)?.to_dtype(DType::F32)?)
+        };
+        let alone = run(None)?.flatten_all()?.to_vec1::<f32>()?;
+        for point in Point::of_model(config.n_layer) {
+            let read = Cell::new(0);
+            let hooks = on([point], |_, _| {
+                read.set(read.get() + 1);
+                Ok(None)
+            });
+            assert_eq!(run(Some(&hooks))?.flatten_all()?.to_vec1::<f32>()?, alone, "{dtype:?} {point}");
+            assert_eq!(read.get(), 4, "{dtype:?} {point}");
+        }
+        // A replacement takes effect, although the norm of the value that it replaces was computed beside it.
+        for point in [Point::ResidMid(0), Point::ResidPost(0), Point::ResidPre(1), Point::K(1), Point::Embed]
+        {
+            let hooks = on([point], |_, x| (x * 0.5).map(Some));
+            assert_ne!(run(Some(&hooks))?.flatten_all()?.to_vec1::<f32>()?, alone, "{dtype:?} {point}");
         }
     }
     Ok(())

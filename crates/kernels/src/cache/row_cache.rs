@@ -1,6 +1,7 @@
 //! [`RowCache`]: keys or values, appended in place.
 
 use super::dtype::CacheDType;
+use crate::linear::weight::Weight;
 use candle_core::{Device, Result, Tensor};
 
 /// The rows of some heads for up to `capacity` positions, in one tensor (B, heads, capacity, D) that is allocated once: a new token
@@ -115,6 +116,37 @@ impl RowCache {
         self.rows.slice_set(x, 2, self.len)?;
         self.len += t;
         self.rows()
+    }
+
+    /// Appends the last columns of `x·W + bias`, which are the rows of this cache's heads side by side, in the pass that adds the bias;
+    /// returns the columns before, as heads, and the rows of all S held. `None` where no kernel does that: only on CUDA, with
+    /// [`Implementation::Fused`](crate::Implementation::Fused), without a gradient, for shapes that fit, in the dtype of `x`.
+    ///
+    /// # Shapes
+    /// `x` (B, T, in), `bias` (out) -> (B, T, out / D - heads, D), and a view (B, heads, S, D)
+    ///
+    /// # Errors
+    /// When the product fails; the cache is then as before.
+    pub fn append_product(
+        &mut self,
+        weight: &Weight,
+        bias: Option<&Tensor>,
+        x: &Tensor,
+    ) -> Result<Option<(Tensor, Tensor)>> {
+        let [b, t, _] = *x.dims() else { return Ok(None) };
+        let heads = weight.shape().1 / self.width.max(1);
+        let fits = b == self.batch()
+            && t <= self.capacity() - self.len
+            && heads >= self.heads()
+            && heads * self.width == weight.shape().1
+            && self.dtype == CacheDType::Plain(x.dtype());
+        if !fits {
+            return Ok(None);
+        }
+        let Some(y) = weight.forward_into(x, bias, &self.rows, self.len)? else { return Ok(None) };
+        self.len += t;
+        let before = y.reshape((b, t, heads, self.width))?.narrow(2, 0, heads - self.heads())?;
+        Ok(Some((before, self.rows()?)))
     }
 
     /// The rows of all positions held: a view (B, heads, S, D), or (.., D + 4) of quantized rows.

@@ -25,6 +25,11 @@ const FEWEST_ROWS: usize = 64;
 /// The alignment that cuBLASLt counts on when it chooses an algorithm, in bytes.
 const ALIGNMENT: usize = 256;
 
+/// Whether products of `x` (rows, in) are cuBLASLt's, if it computes them: those of many rows in f16 and bf16.
+pub(super) fn takes(x: &Tensor) -> Result<bool> {
+    Ok(matches!(x.dtype(), DType::F16 | DType::BF16) && x.dim(0)? >= FEWEST_ROWS)
+}
+
 /// `x·W + bias`, the GELU of that, or `residual + x·W + bias`; or `None` if cuBLASLt does not compute it exactly as we
 /// define it: in f32, where it would round to TF32, or if its GELU is not the tanh form.
 ///
@@ -34,8 +39,8 @@ pub(super) fn product(
     gelu: bool,
     residual: Option<&Tensor>,
 ) -> Result<Option<Tensor>> {
-    let (Device::Cuda(device), DType::F16 | DType::BF16) = (x.device(), x.dtype()) else { return Ok(None) };
-    if x.dim(0)? < FEWEST_ROWS || (gelu && !gelu_is_the_tanh_form(device, x.dtype())?) {
+    let Device::Cuda(device) = x.device() else { return Ok(None) };
+    if !takes(x)? || (gelu && !gelu_is_the_tanh_form(device, x.dtype())?) {
         return Ok(None);
     }
     run([x, weight, bias], gelu, residual)

@@ -30,7 +30,7 @@ const BINARIES: [(&[&str], &[u8]); 8] = [
     (&["delta_"], binary!("delta")),
     (&["decode_"], binary!("decode")),
     (&["cross_entropy_"], binary!("cross_entropy")),
-    (&["layer_norm_", "finish_"], binary!("layers")),
+    (&["embed_", "layer_norm_", "finish_"], binary!("layers")),
 ];
 
 /// The loaded modules and kernels, by device context.

@@ -4,11 +4,11 @@ use super::launch_plan::{Launch, dtype_name};
 use candle_core::DType;
 
 /// Threads per block in `layers.cu`. In a layer norm, each warp of 32 threads takes a row.
-const THREADS: u32 = 128;
-const ROWS: usize = THREADS as usize / 32;
+pub(super) const THREADS: u32 = 128;
+pub(super) const ROWS: usize = THREADS as usize / 32;
 
 /// The number of elements in 16 bytes, if rows of `width` divide into such units.
-fn unit(dtype: DType, width: usize) -> Option<usize> {
+pub(super) fn unit(dtype: DType, width: usize) -> Option<usize> {
     let unit = 16 / dtype.size_in_bytes();
     (width > 0 && width.is_multiple_of(unit) && i32::try_from(width).is_ok()).then_some(unit)
 }
@@ -20,14 +20,26 @@ pub(crate) fn layer_norm_launch(dtype: DType, rows: usize, width: usize) -> Opti
     Launch::new(format!("layer_norm_{name}"), rows.div_ceil(ROWS), THREADS, 0)
 }
 
-/// The launch for what follows a product (rows, width), if there is a kernel for it, and the number of 16-byte units.
-pub(crate) fn finish_launch(dtype: DType, rows: usize, width: usize, gelu: bool) -> Option<(Launch, usize)> {
+/// The launch of a kernel with a thread for each 16-byte unit of (rows, width), and the number of units; `None` if rows do not
+/// divide into units.
+pub(super) fn launch_of_units(
+    kernel: &str,
+    dtype: DType,
+    rows: usize,
+    width: usize,
+) -> Option<(Launch, usize)> {
     let name = dtype_name(dtype)?;
     let units = rows * width / unit(dtype, width)?;
-    let kernel = format!("finish_{}{name}", if gelu { "gelu_" } else { "" });
-    Some((Launch::new(kernel, units.div_ceil(THREADS as usize), THREADS, 0)?, units))
+    Some((Launch::new(format!("{kernel}_{name}"), units.div_ceil(THREADS as usize), THREADS, 0)?, units))
 }
 
+/// The launch for what follows a product (rows, width), if there is a kernel for it, and the number of 16-byte units.
+pub(crate) fn finish_launch(dtype: DType, rows: usize, width: usize, gelu: bool) -> Option<(Launch, usize)> {
+    launch_of_units(if gelu { "finish_gelu" } else { "finish" }, dtype, rows, width)
+}
+
+#[cfg(feature = "cuda")]
+pub(super) use ops::fits;
 #[cfg(feature = "cuda")]
 pub(crate) use ops::{layer_norm, linear};
 
@@ -52,7 +64,7 @@ mod ops {
 
     /// Whether the caller asked for kernels, and all tensors share a dtype and a GPU and none needs a gradient: the
     /// kernels have no backward pass.
-    fn fits(dispatch: Dispatch, tensors: &[&Tensor]) -> Result<bool> {
+    pub(in crate::gpu) fn fits(dispatch: Dispatch, tensors: &[&Tensor]) -> Result<bool> {
         let (true, Device::Cuda(device)) = (dispatch.gpu_kernels(), tensors[0].device()) else {
             return Ok(false);
         };

@@ -11,6 +11,15 @@ pub(crate) mod cross_entropy;
 pub(crate) mod device;
 #[cfg(any(feature = "cuda", test))]
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // launches are planned, and not made
+pub(crate) mod embed;
+#[cfg(any(feature = "cuda", test))]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))] // launches are planned, and not made
+pub(crate) mod finish_append;
+#[cfg(any(feature = "cuda", test))]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))] // launches are planned, and not made
+pub(crate) mod finish_norm;
+#[cfg(any(feature = "cuda", test))]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))] // launches are planned, and not made
 pub(crate) mod launch_plan;
 #[cfg(any(feature = "cuda", test))]
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // launches are planned, and not made
@@ -19,9 +28,17 @@ pub(crate) mod layers;
 #[cfg(feature = "cuda")]
 pub(crate) use cross_entropy::{has_cross_entropy, losses_to_gradients};
 #[cfg(feature = "cuda")]
+pub(crate) use embed::embed;
+#[cfg(feature = "cuda")]
+pub(crate) use finish_append::linear_append;
+#[cfg(feature = "cuda")]
+pub(crate) use finish_norm::linear_norm;
+#[cfg(feature = "cuda")]
 pub(crate) use layers::{layer_norm, linear};
 #[cfg(not(feature = "cuda"))]
-pub(crate) use none::{has_cross_entropy, layer_norm, linear, losses_to_gradients};
+pub(crate) use none::{
+    embed, has_cross_entropy, layer_norm, linear, linear_append, linear_norm, losses_to_gradients,
+};
 
 use candle_core::{Device, Result};
 
@@ -80,6 +97,34 @@ mod none {
         _: &Tensor,
         _: &Tensor,
         _: Epilogue,
+    ) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
+    pub(crate) fn linear_norm(
+        _: Dispatch,
+        _: [&Tensor; 4],
+        _: [&Tensor; 2],
+        _: f64,
+    ) -> Result<Option<(Tensor, Tensor)>> {
+        Ok(None)
+    }
+
+    pub(crate) fn linear_append(
+        _: Dispatch,
+        _: [&Tensor; 3],
+        _: &Tensor,
+        _: usize,
+    ) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
+    pub(crate) fn embed(
+        _: Dispatch,
+        _: &Tensor,
+        _: [&Tensor; 2],
+        _: usize,
+        _: Option<&Tensor>,
     ) -> Result<Option<Tensor>> {
         Ok(None)
     }

@@ -301,7 +301,7 @@ impl Branches<'_> {
         let first = if self.metric.reads_all_positions() { 0 } else { t - 1 };
         let read = x.narrow(1, first, t - first)?.contiguous()?;
         let hooks = PassHooks { hooks: self.hooks, past: first, ..PassHooks::default() };
-        let normed = transformer.ln_f.forward_hooked(&read, Point::LN_F, hooks)?;
+        let normed = transformer.ln_f.forward_hooked(&read, None, Point::LN_F, hooks)?;
         let logits = hooks.pass(Point::Logits, self.model.lm_head.forward(&normed)?)?;
         let metrics: Vec<f64> = wide(&self.metric.of_texts(&logits)?)?.to_vec1()?; // (copies, 1 or T, V) -> copies
         if metrics.len() != logits.dim(0)? {

@@ -7,7 +7,7 @@ use super::attention::hooked_heads::HeadInputs;
 use super::attention::pass::Pass;
 use super::attention::qkv::last_position;
 use super::layers::conv1d::Conv1D;
-use super::layers::layer_norm::LayerNorm;
+use super::layers::layer_norm::{LayerNorm, Stream};
 use super::layers::loading::Loading;
 use super::layers::parameters::Visitor;
 use super::mlp::Mlp;
@@ -82,36 +82,57 @@ impl Block {
     /// # Errors
     /// When a shape does not fit, a hook fails, or the work is [interrupted](crate::interruptible).
     pub fn forward_with(&self, x: &Tensor, pass: Pass) -> Result<BlockOutput> {
+        Ok(self.forward_between(x.clone().into(), pass, None)?.0)
+    }
+
+    /// [`forward_with`](Self::forward_with) inside a model. `stream` may come with the output of `ln_1`; its new form, which `norm` reads
+    /// next, comes with the output of `norm` if one kernel computes both.
+    pub(crate) fn forward_between(
+        &self,
+        stream: Stream,
+        pass: Pass,
+        norm: Option<&LayerNorm>,
+    ) -> Result<(BlockOutput, Option<Tensor>)> {
         check_interrupt()?;
         let padding = pass.padding()?;
         let mut pass = Pass { padding_mask: padding.as_ref(), ..pass };
-        self.check(x, &pass)?;
+        self.check(&stream.x, &pass)?;
         let layer = self.attn.layer_idx();
         let hooks = pass.hooks();
-        let x = hooks.pass(Point::ResidPre(layer), x.clone())?; // (B, T, C)
+        let x = hooks.pass(Point::ResidPre(layer), stream.x)?; // (B, T, C)
 
         let inputs = HeadInputs::new(&x, &self.ln_1, self.attn.heads(), layer, hooks)?;
-        let normed = self.ln_1.forward_hooked(&x, Point::ln_1(layer), hooks)?;
+        let normed = self.ln_1.forward_hooked(&x, stream.normed, Point::ln_1(layer), hooks)?;
         let attended = self.attn.attend(&normed, &inputs, &mut pass)?;
         let x = if pass.last_position_only { last_position(&x)? } else { x }; // (B, T, C) or (B, 1, C)
         let output = self.attn.hooked_output(&attended.context, &pass, hooks)?;
-        let x = match &output {
-            Some(output) => (x + output)?,
-            None => self.attn.project_onto(&x, &attended.context, pass.training)?,
+        let ln_2 = (!self.reads_mid_stream(&pass)).then_some(&self.ln_2);
+        let stream = match &output {
+            Some(output) => (x + output)?.into(),
+            None => self.attn.project_onto(&x, &attended.context, pass.training, ln_2)?,
         };
-        let (x, cross_weights) = self.cross_attend(x, &mut pass)?;
+        let (x, cross_weights) = self.cross_attend(stream.x, &mut pass)?;
         let x = hooks.pass(Point::ResidMid(layer), x)?;
 
         let copy = hooks.pass(Point::MlpIn(layer), x.clone())?;
-        let normed = self.ln_2.forward_hooked(&copy, Point::ln_2(layer), hooks)?;
-        let x = self.mlp.forward_hooked_onto(&x, &normed, pass.training, hooks)?;
-        Ok(BlockOutput {
-            hidden_state: hooks.pass(Point::ResidPost(layer), x)?,
+        let normed = self.ln_2.forward_hooked(&copy, stream.normed, Point::ln_2(layer), hooks)?;
+        let stream = self.mlp.forward_hooked_onto(&x, &normed, pass.training, hooks, norm)?;
+        let output = BlockOutput {
+            hidden_state: hooks.pass(Point::ResidPost(layer), stream.x)?,
             attention_output: output.filter(|_| pass.output_attention_outputs),
             weights: attended.weights,
             cross_weights,
             summary: attended.summary,
-        })
+        };
+        Ok((output, stream.normed))
+    }
+
+    /// Whether cross-attention or a hook reads or changes the stream between attention and `ln_2`.
+    fn reads_mid_stream(&self, pass: &Pass) -> bool {
+        let layer = self.attn.layer_idx();
+        let [scale, normalized, _] = Point::ln_2(layer);
+        pass.encoder.is_some()
+            || pass.hooks().wants_any(&[Point::ResidMid(layer), Point::MlpIn(layer), scale, normalized])
     }
 
     /// [`Module::forward`], with dropout at the config's rates if `train` is true, as

@@ -1,6 +1,7 @@
 //! The feed-forward half of a block: `c_proj(act(c_fc(x)))`.
 
 use super::layers::conv1d::Conv1D;
+use super::layers::layer_norm::{LayerNorm, Stream};
 use super::layers::linear::Epilogue;
 use super::layers::loading::Loading;
 use super::layers::parameters::Visitor;
@@ -50,23 +51,25 @@ impl Mlp {
     /// # Errors
     /// When a shape does not fit.
     pub fn forward_onto(&self, residual: &Tensor, x: &Tensor, training: Option<Training>) -> Result<Tensor> {
-        self.forward_hooked_onto(residual, x, training, PassHooks::default())
+        Ok(self.forward_hooked_onto(residual, x, training, PassHooks::default(), None)?.x)
     }
 
-    /// [`forward_onto`](Self::forward_onto) under hooks that may want the MLP's points.
+    /// [`forward_onto`](Self::forward_onto) under hooks that may want the MLP's points, with what `norm` makes of the sum if one kernel
+    /// computes both.
     pub(crate) fn forward_hooked_onto(
         &self,
         residual: &Tensor,
         x: &Tensor,
         training: Option<Training>,
         hooks: PassHooks,
-    ) -> Result<Tensor> {
+        norm: Option<&LayerNorm>,
+    ) -> Result<Stream> {
         let dropout = dropout(training, self.resid_pdrop, self.layer_idx, DropoutSite::Mlp)?;
         let neurons = self.neurons(x, training, hooks)?; // (B, T, n_inner)
         let output = || self.c_proj.forward_dropped(&neurons, training, dropout);
         match hooks.read(Point::MlpOut(self.layer_idx), output)? {
-            Some(output) => residual + output,
-            None => self.c_proj.forward_dropped_onto(residual, &neurons, training, dropout),
+            Some(output) => Ok((residual + output)?.into()),
+            None => self.c_proj.forward_dropped_onto(residual, &neurons, training, dropout, norm),
         }
     }
 

@@ -6,7 +6,7 @@ use super::attention::pass::Pass;
 use super::block::Block;
 use super::checked_inputs::{BlockInputs, check_below};
 use super::layers::embedding::Embedding;
-use super::layers::layer_norm::LayerNorm;
+use super::layers::layer_norm::{LayerNorm, Stream};
 use super::layers::loading::{Loading, WeightSource};
 use super::layers::parameters::{Role, Visitor, WPE, WTE};
 use crate::config::Config;
@@ -75,12 +75,13 @@ impl Gpt2Model {
 
         let first = args.start.map_or(0, |start| start.layer);
         refuse_blocks_below(&args, first)?;
-        let mut x = if let Some(start) = args.start {
+        let x = if let Some(start) = args.start {
             start.checked(input_ids, &self.wpe, self.h.len())?
         } else {
             let x = self.embed(input_ids, inputs.positions.as_ref(), inputs.past, hooks)?;
             self.drop(x, args.training)?
         }; // (B, T, C)
+        let mut stream = Stream::from(x);
         for (layer, block) in self.h.iter().enumerate().skip(first) {
             let last_position_only = last_alone && layer == last;
             let (weights, cross_weights) =
@@ -98,14 +99,26 @@ impl Gpt2Model {
                 output_attention_outputs: args.output_attention_outputs,
                 last_position_only,
             };
-            let output = block.forward_with(&x, pass)?;
-            x = outputs.take(layer, x, output); // (B, T, C), or (B, 1, C) after the last block
+            let before = stream.x.clone();
+            let (output, normed) = block.forward_between(stream, pass, self.norm_after(layer, hooks))?;
+            let x = outputs.take(layer, before, output); // (B, T, C), or (B, 1, C) after the last block
+            stream = Stream { x, normed };
         }
-        let x = self.ln_f.forward_hooked(&x, Point::LN_F, hooks)?;
+        let x = self.ln_f.forward_hooked(&stream.x, stream.normed, Point::LN_F, hooks)?;
         if let Some(cache) = args.cache {
             cache.advance(input_ids.dim(1)?);
         }
         outputs.finish(x)
+    }
+
+    /// The norm that reads the stream after a block, unless a hook reads or changes the stream in between.
+    fn norm_after(&self, layer: usize, hooks: PassHooks) -> Option<&LayerNorm> {
+        let next = layer + 1;
+        let (norm, [scale, normalized, _], first) = match self.h.get(next) {
+            Some(block) => (&block.ln_1, Point::ln_1(next), Point::ResidPre(next)),
+            None => (&self.ln_f, Point::LN_F, Point::ResidPost(layer)),
+        };
+        (!hooks.wants_any(&[Point::ResidPost(layer), first, scale, normalized])).then_some(norm)
     }
 
     /// `wte[ids] + wpe[positions]`: (B, T) -> (B, T, C)
@@ -118,24 +131,32 @@ impl Gpt2Model {
     ) -> Result<Tensor> {
         let (b, t) = input_ids.dims2()?;
         let v = self.config.vocab_size;
-        let n = self.config.n_positions;
         let c = self.config.n_embd;
         let input_ids = check_below("token id", input_ids, v, "vocab_size")?.to_device(self.wpe.device())?;
+        let list = position_ids.map(|ids| self.checked_positions(ids, (b, t))).transpose()?;
+        if !hooks.wants_any(&[Point::Embed, Point::PosEmbed])
+            && let Some(x) =
+                self.wte.with_positions(&input_ids.reshape((b, t))?, &self.wpe, past, list.as_ref())?
+        {
+            return Ok(x);
+        }
         let tokens = hooks.pass(Point::Embed, self.wte.vectors(&input_ids)?.reshape((b, t, c))?)?;
-        let add = |positions: &Tensor| {
-            // (1 or B, T, C) onto each row
-            let for_each_row = || positions.broadcast_as((b, t, c))?.contiguous();
-            tokens.broadcast_add(
-                &hooks.read(Point::PosEmbed, for_each_row)?.unwrap_or_else(|| positions.clone()),
-            )
-        };
-        let Some(ids) = position_ids else { return add(&self.wpe.narrow(0, past, t)?.unsqueeze(0)?) };
+        let positions = match &list {
+            None => self.wpe.narrow(0, past, t)?.unsqueeze(0)?,
+            Some(list) => self.wpe.index_select(&list.flatten_all()?, 0)?.reshape(((), t, c))?,
+        }; // (1 or B, T, C)
+        let for_each_row = || positions.broadcast_as((b, t, c))?.contiguous();
+        tokens.broadcast_add(&hooks.read(Point::PosEmbed, for_each_row)?.unwrap_or_else(|| positions.clone()))
+    }
+
+    /// Positions for ids (b, t) as u32 (1 or b, t) on the model's device, if each is below N.
+    fn checked_positions(&self, ids: &Tensor, (b, t): (usize, usize)) -> Result<Tensor> {
         let (rows, columns) = ids.dims2()?;
         if columns != t || (rows != 1 && rows != b) {
             candle_core::bail!("position_ids {:?} must be [{b}, {t}] or [1, {t}]", ids.dims())
         }
-        let ids = check_below("position", ids, n, "n_positions")?.to_device(self.wpe.device())?;
-        add(&self.wpe.index_select(&ids, 0)?.reshape((rows, t, c))?)
+        let checked = check_below("position", ids, self.config.n_positions, "n_positions")?;
+        checked.to_device(self.wpe.device())?.reshape((rows, t))
     }
 
     /// The input of the first block, from position 0 on, or from the start of each document: (B, T) -> (B, T, C)

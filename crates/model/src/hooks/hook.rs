@@ -143,6 +143,11 @@ impl PassHooks<'_> {
         self.hooks.is_some_and(touches)
     }
 
+    /// Whether a hook wants one of these points.
+    pub(crate) fn wants_any(&self, points: &[Point]) -> bool {
+        self.hooks.is_some_and(|hooks| points.iter().any(|&point| hooks.wants(point)))
+    }
+
     /// Passes `value` to a hook that wants it and returns the replacement, if any.
     pub(crate) fn read(
         &self,

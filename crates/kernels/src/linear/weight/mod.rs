@@ -1,6 +1,7 @@
 //! [`Weight`], a linear layer's weight: dense, half or quantized.
 
 pub(crate) mod frozen;
+mod joined;
 pub(crate) mod linear_cross_entropy;
 mod operation;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The cache of keys and values, with one allocation per layer.
 
 use crate::config::Config;
+use crate::gpt2::layers::conv1d::Conv1D;
 use candle_core::{DType, Device, Result, Tensor, TensorId};
 use candle_fused::attention::{HeadLayout, widen_rows};
 pub use candle_fused::cache::CacheDType;
@@ -263,6 +264,18 @@ impl LayerCache {
             )
         }
         self.append_packed(&Tensor::cat(&[k, v], 1)?)
+    }
+
+    /// The heads of `x·W + b` by one kernel that also appends their keys and values: (B, T, C) -> q (B, T, H, D), and k, v of all S
+    /// held: views; `None` if no kernel does that.
+    pub(crate) fn append_product(
+        &mut self,
+        c_attn: &Conv1D,
+        x: &Tensor,
+    ) -> Result<Option<(Tensor, Tensor, Tensor)>> {
+        let Some((q, kv)) = c_attn.run_into(&mut self.kv, x)? else { return Ok(None) };
+        let (k, v) = split_kv(&kv)?;
+        Ok(Some((q, k, v)))
     }
 
     /// Like [`append`](Self::append), for keys and values in one: `kv` (B, 2·key heads, T, D) -> k, v: views

@@ -13,6 +13,7 @@ use super::qkv::{Qkv, QkvLayout, last_position};
 use crate::config::Config;
 pub use crate::config::QkvOrder;
 use crate::gpt2::layers::conv1d::Conv1D;
+use crate::gpt2::layers::layer_norm::{LayerNorm, Stream};
 use crate::gpt2::layers::loading::Loading;
 use crate::gpt2::layers::parameters::{Visitor, named_tensors};
 use crate::hooks::{KnockOut, Point};
@@ -144,14 +145,25 @@ impl CausalSelfAttention {
         let in_c_attn = |error: Error| {
             error.context(format!("layer {layer}: attn.c_attn of x in {}", x.dtype().as_str()))
         };
-        let qkv = self.layout.project(&self.c_attn, x, pass).map_err(in_c_attn)?;
-        let qkv = inputs.replace(qkv, &self.layout, &self.c_attn)?;
-        let Qkv { q, kv } = hooked_qkv(qkv, layer, hooks)?; // (B, T, H, D), (B, T, 2·key heads, D)
-        let (q, kv) = (q.transpose(1, 2)?, kv.transpose(1, 2)?); // (B, H, T, D), (B, 2·key heads, T, D)
-        let (k, v) = match pass.cache.as_deref_mut() {
-            Some(cache) => cache.append_packed(&kv)?,
-            None => split_kv(&kv)?,
-        }; // (B, key heads, S, D)
+        let appended = match self.layout.cache_to_append_to(pass, x) {
+            Some(cache) if inputs.are_all_x() && !hooks.wants_any(&[Point::K(layer), Point::V(layer)]) => {
+                cache.append_product(&self.c_attn, x).map_err(in_c_attn)?
+            }
+            _ => None,
+        };
+        let (q, k, v) = if let Some((q, k, v)) = appended {
+            (hooks.pass(Point::Q(layer), q)?.transpose(1, 2)?, k, v)
+        } else {
+            let qkv = self.layout.project(&self.c_attn, x, pass).map_err(in_c_attn)?;
+            let qkv = inputs.replace(qkv, &self.layout, &self.c_attn)?;
+            let Qkv { q, kv } = hooked_qkv(qkv, layer, hooks)?; // (B, T, H, D), (B, T, 2·key heads, D)
+            let kv = kv.transpose(1, 2)?; // (B, 2·key heads, T, D)
+            let (k, v) = match pass.cache.as_deref_mut() {
+                Some(cache) => cache.append_packed(&kv)?,
+                None => split_kv(&kv)?,
+            };
+            (q.transpose(1, 2)?, k, v)
+        }; // (B, H, T, D), (B, key heads, S, D)
 
         let knocked_out = hooks.hidden(layer, q.dim(2)?)?;
         let sdpa = self.sdpa(pass.training)?;
@@ -252,14 +264,16 @@ impl CausalSelfAttention {
         self.c_proj.forward_dropped(context, training, self.output_dropout(training)?)
     }
 
-    /// `residual + project(context)`: (B, T, C), (B, T, C) -> (B, T, C)
+    /// `residual + project(context)`, with what `norm` makes of the sum if one kernel computes both: (B, T, C), (B, T, C) -> (B, T, C)
     pub(crate) fn project_onto(
         &self,
         residual: &Tensor,
         context: &Tensor,
         training: Option<Training>,
-    ) -> Result<Tensor> {
-        self.c_proj.forward_dropped_onto(residual, context, training, self.output_dropout(training)?)
+        norm: Option<&LayerNorm>,
+    ) -> Result<Stream> {
+        let dropout = self.output_dropout(training)?;
+        self.c_proj.forward_dropped_onto(residual, context, training, dropout, norm)
     }
 
     pub(super) fn output_dropout(&self, training: Option<Training>) -> Result<Option<Dropout>> {

@@ -95,7 +95,7 @@ impl CrossAttention {
         training: Option<Training>,
     ) -> Result<Tensor> {
         let dropout = dropout(training, self.resid_pdrop, self.layer_idx, DropoutSite::CrossAttention)?;
-        self.c_proj.forward_dropped_onto(residual, context, training, dropout)
+        Ok(self.c_proj.forward_dropped_onto(residual, context, training, dropout, None)?.x)
     }
 
     /// Keys and values of the encoder's hidden states: (B, S, C) -> two views (B, H, S, D)

@@ -51,6 +51,11 @@ impl HeadInputs {
         })
     }
 
+    /// Whether no head has an input of its own.
+    pub(super) fn are_all_x(&self) -> bool {
+        self.q.is_none() && self.k.is_none() && self.v.is_none()
+    }
+
     /// The heads of a pass, with those that have inputs of their own computed from these.
     pub(super) fn replace(&self, qkv: Qkv, layout: &QkvLayout, c_attn: &Conv1D) -> Result<Qkv> {
         let Qkv { mut q, mut kv } = qkv;

@@ -1,5 +1,6 @@
 //! The heads in `c_attn`: queries, keys and values of a pass, and the weights of single heads.
 
+use super::cache::LayerCache;
 use super::pass::Pass;
 use crate::config::QkvOrder;
 use crate::gpt2::layers::conv1d::Conv1D;
@@ -60,6 +61,17 @@ impl QkvLayout {
         let Qkv { q, kv } = self.split(&c_attn.run(x, Epilogue::None, pass.training)?)?;
         let q = if last_query_only { q.narrow(1, q.dim(1)? - 1, 1)? } else { q };
         Ok(Qkv { q, kv })
+    }
+
+    /// The cache of a pass, if the output of `c_attn` for all of `x` (B, T, C) can go there as it is: queries of all positions, then keys
+    /// and values side by side.
+    pub(super) fn cache_to_append_to<'a>(
+        &self,
+        pass: &'a mut Pass,
+        x: &Tensor,
+    ) -> Option<&'a mut LayerCache> {
+        let drops_queries = pass.needs_last_query_only() && x.dims().get(1).is_some_and(|&t| t > 1);
+        pass.cache.as_deref_mut().filter(|_| self.order == QkvOrder::SideBySide && !drops_queries)
     }
 
     /// A part of every head, each from an input of its own: (B, T, heads, C) -> (B, T, heads, D)

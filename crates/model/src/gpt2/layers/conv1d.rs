@@ -3,6 +3,7 @@
 //! The name is the original's (a convolution of width 1); the layout is the transpose of PyTorch's
 //! `Linear`. `c_proj` is square, so a transposed weight would load without an error.
 
+use super::layer_norm::{LayerNorm, Stream};
 use super::linear::{Epilogue, Layer, Linear, LinearLayer, Weight, WeightLayout};
 use super::low_rank_update::Update;
 use super::parameters::Visitor;
@@ -10,6 +11,7 @@ use super::updates_of_layer::Updates;
 use crate::learn::training::Training;
 use candle_core::{Module, Result, Tensor};
 use candle_fused::Dropout;
+use candle_fused::cache::RowCache;
 use candle_nn::{Init, VarBuilder};
 use std::ops::Range;
 use std::sync::Arc;
@@ -122,11 +124,9 @@ impl Conv1D {
 
     /// `x·W + b`, then `epilogue`, with the layer's own dropout in a training pass: (.., in) -> (.., out)
     pub(crate) fn run(&self, x: &Tensor, epilogue: Epilogue, training: Option<Training>) -> Result<Tensor> {
-        match &self.layer {
-            Layer::Linear(Linear { weight, bias }) if self.updates().is_empty() => {
-                weight.forward(x, bias.as_ref(), epilogue)
-            }
-            layer => self.updates.forward(layer, x, epilogue, training),
+        match self.plain() {
+            Some(Linear { weight, bias }) => weight.forward(x, bias.as_ref(), epilogue),
+            None => self.updates.forward(&self.layer, x, epilogue, training),
         }
     }
 
@@ -144,17 +144,41 @@ impl Conv1D {
         }
     }
 
-    /// `residual` plus [`forward_dropped`](Self::forward_dropped): (.., out), (.., in) -> (.., out)
+    /// `residual` plus [`forward_dropped`](Self::forward_dropped), with what `norm` makes of the sum if one kernel computes both: (..,
+    /// out), (.., in) -> (.., out)
     pub(crate) fn forward_dropped_onto(
         &self,
         residual: &Tensor,
         x: &Tensor,
         training: Option<Training>,
         dropout: Option<Dropout>,
-    ) -> Result<Tensor> {
-        match dropout.filter(|dropout| dropout.rate() > 0.0) {
-            Some(_) => residual + self.forward_dropped(x, training, dropout)?,
-            None => self.run(x, Epilogue::Residual(residual), training),
+        norm: Option<&LayerNorm>,
+    ) -> Result<Stream> {
+        if dropout.is_some_and(|dropout| dropout.rate() > 0.0) {
+            return Ok((residual + self.forward_dropped(x, training, dropout)?)?.into());
+        }
+        if let (Some(norm), Some(Linear { weight, bias })) = (norm, self.plain())
+            && let Some(stream) = norm.after_product(residual, weight, bias.as_ref(), x)?
+        {
+            return Ok(stream);
+        }
+        Ok(self.run(x, Epilogue::Residual(residual), training)?.into())
+    }
+
+    /// `x·W + b` with its last columns appended to a cache, by one kernel: (B, T, in) -> the columns before as heads, and all rows of
+    /// the cache; `None` if no kernel does both.
+    pub(crate) fn run_into(&self, cache: &mut RowCache, x: &Tensor) -> Result<Option<(Tensor, Tensor)>> {
+        match self.plain() {
+            Some(Linear { weight, bias }) => cache.append_product(weight, bias.as_ref(), x),
+            None => Ok(None),
+        }
+    }
+
+    /// The weight and bias, if nothing else takes part.
+    fn plain(&self) -> Option<&Linear> {
+        match &self.layer {
+            Layer::Linear(linear) if self.updates().is_empty() => Some(linear),
+            _ => None,
         }
     }
 

@@ -60,6 +60,21 @@ impl Embedding {
         self.weight.columns(ids)?.to_dtype(self.dtype)
     }
 
+    /// [`vectors`](Self::vectors) plus rows of a table of positions, by one kernel; `None` if there is none: see
+    /// [`Weight::columns_and_positions`].
+    pub(crate) fn with_positions(
+        &self,
+        ids: &Tensor,
+        positions: &Tensor,
+        first: usize,
+        list: Option<&Tensor>,
+    ) -> Result<Option<Tensor>> {
+        if positions.dtype() != self.dtype {
+            return Ok(None);
+        }
+        self.weight.columns_and_positions(ids, positions, first, list)
+    }
+
     /// The table (V, C), which is a copy if it is frozen.
     ///
     /// # Errors

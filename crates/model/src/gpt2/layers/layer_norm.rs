@@ -3,8 +3,22 @@
 use super::parameters::{Role, Visitor};
 use crate::hooks::{PassHooks, Point};
 use candle_core::{D, Module, Result, Tensor};
-use candle_fused::{Dispatch, Implementation};
+use candle_fused::{Dispatch, Implementation, Weight};
 use candle_nn::{Init, VarBuilder};
+
+/// The residual stream (B, T, C), and the output of the layer norm that reads it next, if the kernel that made the stream has computed
+/// that as well.
+#[derive(Debug, Clone)]
+pub(crate) struct Stream {
+    pub(crate) x: Tensor,
+    pub(crate) normed: Option<Tensor>,
+}
+
+impl From<Tensor> for Stream {
+    fn from(x: Tensor) -> Self {
+        Self { x, normed: None }
+    }
+}
 
 /// Layer normalization over C, see [`candle_fused::layer_norm`].
 #[derive(Debug, Clone)]
@@ -41,13 +55,17 @@ impl LayerNorm {
     }
 
     /// [`forward`](Self::forward) under hooks that may want the standard deviation, the stream that it normalizes, and the
-    /// output.
+    /// output. If another kernel has computed it, `normed` is what the norm makes of `x`, and no hook wants the first two.
     pub(crate) fn forward_hooked(
         &self,
         x: &Tensor,
+        normed: Option<Tensor>,
         [scale, normalized, output]: [Point; 3],
         hooks: PassHooks,
     ) -> Result<Tensor> {
+        if let Some(normed) = normed {
+            return hooks.pass(output, normed);
+        }
         let replaced_scale = hooks.read(scale, || self.scale(x))?;
         let divided = || self.divided(x, replaced_scale.as_ref());
         let replaced = match hooks.read(normalized, divided)? {
@@ -59,6 +77,21 @@ impl LayerNorm {
             None => self.forward(x)?,
         };
         hooks.pass(output, out)
+    }
+
+    /// `residual + x·W + bias` and the norm of that by one kernel, if there is one for both: (.., C), (.., in) -> (.., C)
+    pub(crate) fn after_product(
+        &self,
+        residual: &Tensor,
+        weight: &Weight,
+        bias: Option<&Tensor>,
+        x: &Tensor,
+    ) -> Result<Option<Stream>> {
+        if Dispatch::of(self.implementation, x).implementation() != Implementation::Fused {
+            return Ok(None);
+        }
+        let both = weight.forward_and_norm(x, bias, residual, [&self.weight, &self.bias], self.eps)?;
+        Ok(both.map(|(x, normed)| Stream { x, normed: Some(normed) }))
     }
 
     /// `sqrt(var(x) + eps)`: (.., C) -> (.., 1)
