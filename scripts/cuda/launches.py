@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""What a generated token of GPT-2 small asks of a GPU: launches, products, allocations, copies and waits. Needs no GPU.
+
+    scripts/cuda/launches.py [PROGRAM]          the table of docs/gpu.md, with kernels by name below it
+    scripts/cuda/launches.py --most 115 [...]   fails if a fused token takes as many launches and products
+
+PROGRAM is `gpt2` on the driver that runs on the processor (default: scripts/cuda/on-cpu.sh). It generates texts of two lengths with a
+model of 12 layers, written here, whose one head is 64 wide: no count depends on the width. What the longer text has more, divided by
+the tokens that it has more, is what a token takes.
+"""
+
+import argparse
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+LAYERS, WIDTH, VOCABULARY, POSITIONS = 12, 64, 64, 64
+SHORT, LONG = 4, 20
+
+
+def write_model(folder):
+    """A model of GPT-2 small's layers, with small numbers everywhere."""
+    c = WIDTH
+    shapes = {"wte.weight": [VOCABULARY, c], "wpe.weight": [POSITIONS, c], "ln_f.weight": [c], "ln_f.bias": [c]}
+    for n in range(LAYERS):
+        of_layer = {
+            "ln_1.weight": [c], "ln_1.bias": [c], "attn.c_attn.weight": [c, 3 * c], "attn.c_attn.bias": [3 * c],
+            "attn.c_proj.weight": [c, c], "attn.c_proj.bias": [c], "ln_2.weight": [c], "ln_2.bias": [c],
+            "mlp.c_fc.weight": [c, 4 * c], "mlp.c_fc.bias": [4 * c], "mlp.c_proj.weight": [4 * c, c], "mlp.c_proj.bias": [c],
+        }  # fmt: skip
+        shapes |= {f"h.{n}.{name}": shape for name, shape in of_layer.items()}
+    header, data, numbers = {}, b"", random.Random(1)
+    for name, shape in shapes.items():
+        count = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        values = struct.pack(f"<{count}f", *(numbers.gauss(0, 0.2) for _ in range(count)))
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(values)]}
+        data += values
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+    config = {
+        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": LAYERS, "n_head": 1, "n_embd": c,
+        "vocab_size": VOCABULARY, "n_positions": POSITIONS, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
+        "eos_token_id": None, "bos_token_id": None,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def counts(program, model, dtype, code, tokens):
+    """The times of everything that a run of so many tokens asked for, and the text as ids."""
+    report = model / "report"
+    command = [program, "generate", "--ids", "3,1,4,1,5", "--model", model, "--device", "cuda", "--dtype", dtype, "--impl", code]
+    command += ["--greedy", "--max-new-tokens", str(tokens)]
+    environment = {**os.environ, "CUDA_ON_CPU_REPORT": str(report)}
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        sys.exit(f"error: {' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+    found = {}
+    for line in report.read_text().splitlines()[1:]:
+        what, name, times = line[:10].strip(), line[11:55].strip(), line[56:66]
+        if what != "ran":
+            found[what, name] = int(times)
+    return found, done.stdout
+
+
+def of_a_token(program, model, dtype, code):
+    short, _ = counts(program, model, dtype, code, SHORT)
+    long, _ = counts(program, model, dtype, code, LONG)
+    each = {key: (times - short.get(key, 0)) / (LONG - SHORT) for key, times in long.items()}
+    return {key: times for key, times in each.items() if times}
+
+
+def row(each):
+    """The sums of a table's row."""
+    total = lambda what, name="": sum(times for key, times in each.items() if key[0] == what and key[1].startswith(name))
+    return [
+        total("launch"), total("product"), total("launch") + total("product"), total("memory", "allocate"),
+        total("copy", "host"), total("copy", "device to host"), total("copy", "device to device"), total("sync"),
+    ]  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", nargs="?", default=REPOSITORY / "scripts/cuda/on-cpu.sh", metavar="PROGRAM")
+    parser.add_argument("--most", type=int, metavar="N", help="fail if a fused token takes N launches and products or more")
+    given = parser.parse_args()
+    below, many = [], []
+    print("| | launches | products | together | allocations | copies up | down | on the GPU | waits |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory(prefix="gpt2-launches-") as folder:
+        write_model(Path(folder))
+        for code in ("eager", "fused"):
+            for dtype in ("f32", "bf16"):
+                each = of_a_token(given.program, Path(folder), dtype, code)
+                numbers = row(each)
+                print(f"| {code}, {dtype} |", " | ".join(f"{number:.4g}" for number in numbers), "|", flush=True)
+                named = ", ".join(f"{times:.4g} {name}" for (what, name), times in each.items() if what in ("launch", "product"))
+                below.append(f"{code}, {dtype}: {named}")
+                if given.most and code == "fused" and numbers[2] >= given.most:
+                    many.append(f"error: a token in {dtype} takes {numbers[2]:.4g} launches and products, expected fewer than {given.most}")
+    print("", *below, *many, sep="\n")
+    return 1 if many else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
