@@ -1,6 +1,6 @@
 //! `gpt2 features`: the features of a dictionary in a text.
 
-use super::{DEMO, Run, gpt2, list};
+use super::{DEMO, Run, copy_demo, gpt2, list};
 use crate::common::{Result, assert_close, data, relative_error};
 use crate::folder::{Folder, assert_says};
 use candle_core::{DType, Device, Tensor};
@@ -527,7 +527,9 @@ fn details_and_pages_tell_what_is_related() -> Result {
     }
     let pages = folder.at("pages");
     let with = ["features", "--store", &store, "--dictionary", "demo", "-k", "3", "--pages", &pages];
-    gpt2(&with)?.succeeded();
+    let run = gpt2(&with)?.succeeded();
+    assert_says("stdout", &run.stdout, &["765 more"]);
+    assert_eq!(run.stderr.matches("wrote ").count(), 1, "{}", run.stderr);
     let first = std::fs::read_to_string(folder.at("pages/features/0.js"))?;
     let (_, data) = first.split_once("] = ").ok_or("data")?;
     let data: Value = serde_json::from_str(data.trim_end().trim_end_matches(';'))?;
@@ -535,6 +537,18 @@ fn details_and_pages_tell_what_is_related() -> Result {
     assert_eq!(std::fs::read_dir(folder.at("pages/features"))?.count(), 13);
     gpt2(&with)?.refused(1, &["--pages", "is there already", "--overwrite"]);
     gpt2(&[&with[..], &["--overwrite", "--feature", "7"]].concat())?.succeeded();
+    // What is left of more pages would be published with the new one.
+    assert_eq!(std::fs::read_dir(folder.at("pages/features"))?.count(), 2);
+    let index = folder.at("pages/index.html");
+    std::fs::remove_file(&index)?;
+    std::fs::hard_link(folder.at("store/store.json"), &index)?;
+    gpt2(&[&with[..], &["--overwrite"]].concat())?.refused(1, &["is a file of the store", "this run reads"]);
+    let model = folder.at("model");
+    std::fs::create_dir(&model)?;
+    copy_demo(model.as_ref())?;
+    let into_model =
+        ["features", "--store", &store, "--dictionary", "demo", "--model", &model, "--pages", &model];
+    gpt2(&into_model)?.refused(1, &["--pages", "is the folder of the model"]);
     gpt2(&["features", "O Romeo", "--dictionary", "demo", "--pages", &pages])?
         .refused(1, &["--pages", "give --store"]);
     Ok(())

@@ -3,8 +3,8 @@
 use gpt2_loader::{HubError, LoadError};
 use pyo3::PyErr;
 use pyo3::exceptions::{
-    PyConnectionError, PyFileNotFoundError, PyMemoryError, PyOSError, PyPermissionError, PyRuntimeError,
-    PyTimeoutError, PyValueError,
+    PyConnectionError, PyFileExistsError, PyFileNotFoundError, PyMemoryError, PyOSError, PyPermissionError,
+    PyRuntimeError, PyTimeoutError, PyValueError,
 };
 use std::io::ErrorKind;
 
@@ -77,6 +77,7 @@ fn of_library(error: &anyhow::Error) -> PyErr {
     }
     match causes().find_map(|cause| cause.downcast_ref::<std::io::Error>()).map(std::io::Error::kind) {
         Some(ErrorKind::NotFound) => PyFileNotFoundError::new_err(text),
+        Some(ErrorKind::AlreadyExists) => PyFileExistsError::new_err(text),
         Some(ErrorKind::PermissionDenied) => PyPermissionError::new_err(text),
         Some(ErrorKind::OutOfMemory) => PyMemoryError::new_err(text),
         Some(_) => PyOSError::new_err(text),

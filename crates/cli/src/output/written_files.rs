@@ -15,6 +15,8 @@ pub(crate) struct Outputs {
     list: Vec<Output>,
     overwrite: bool,
     staged: Vec<(PathBuf, Staged)>,
+    /// What to name, once all is written, instead of each file.
+    instead: Vec<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -27,13 +29,18 @@ struct Output {
 impl Outputs {
     /// Starts without files; `overwrite` allows replacing existing files.
     pub(crate) fn new(overwrite: bool) -> Self {
-        Self { list: vec![], overwrite, staged: vec![] }
+        Self { list: vec![], overwrite, staged: vec![], instead: vec![] }
     }
 
     /// Adds the file that the option `flag` names.
     pub(crate) fn add(&mut self, flag: &str, path: &Path) {
         let named = format!("{flag} {}", path.display());
         self.list.push(Output { named, path: path.to_path_buf() });
+    }
+
+    /// Names `path`, once all is written, instead of each file.
+    pub(crate) fn tell(&mut self, path: PathBuf) {
+        self.instead.push(path);
     }
 
     /// Refuses an output that cannot be written, that the run reads, that two options name, that stdout goes to, or
@@ -100,7 +107,7 @@ impl Outputs {
     /// Moves the files to their final names. If one of them fails, removes the new ones before it. Without leave to overwrite, a
     /// file that another program has written meanwhile stays.
     pub(crate) fn commit(self) -> anyhow::Result<()> {
-        let Self { overwrite, staged, .. } = self;
+        let Self { overwrite, staged, instead, .. } = self;
         let mut written: Vec<(PathBuf, bool)> = vec![];
         let moved = together(|| {
             for (path, staged) in staged {
@@ -116,7 +123,9 @@ impl Outputs {
             }
             return Err(error.into());
         }
-        for (path, _) in &written {
+        let told =
+            if instead.is_empty() { written.into_iter().map(|(path, _)| path).collect() } else { instead };
+        for path in told {
             note(&format!("wrote {}", path.display()));
         }
         Ok(())

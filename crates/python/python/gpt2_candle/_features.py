@@ -200,6 +200,8 @@ class Features(Base):
             raise FileExistsError(f"{os.fspath(neuronpedia)}: holds files already; name a new or an empty folder")
         if neuronpedia_id is not None:
             _native.neuronpedia_files("{}", neuronpedia_id)  # refuses what is no name before the work
+        if overwrite and pages is None:
+            raise ValueError("overwrite: replaces pages; give pages")
         if pages is not None and not overwrite:
             for there in (Path(pages) / "index.html", Path(pages) / "features"):
                 if there.exists():
@@ -212,9 +214,14 @@ class Features(Base):
         if neuronpedia is not None and neuronpedia_id is not None:
             made = _native.neuronpedia_files(json.dumps(report), neuronpedia_id)
             files += [(Path(neuronpedia) / name, content) for name, content in made]
-        for path, content in files:
+        for path, content in reversed(files):  # index.html last: without it, nothing looks whole
             path.parent.mkdir(parents=True, exist_ok=True)
             _native.write_file(os.fspath(path), bytes(content), overwrite)
+        if pages is not None:
+            written = {path for path, _ in files}
+            for old in (Path(pages) / "features").glob("*.js"):
+                if old.stem.isdigit() and old not in written:
+                    old.unlink()
         return report
 
     def attribution_graph(

@@ -16,6 +16,7 @@ const draw = (tag, attributes, ...children) => {
 };
 const percent = (share) => `${(100 * share).toPrecision(3)} %`;
 const number = (x) => (x === null || x === undefined ? "" : Math.abs(x) >= 1e5 ? x.toExponential(2) : x.toFixed(3));
+const fixed = (x, digits) => (x === null || x === undefined ? "not finite" : x.toFixed(digits));
 const signed = (x, digits = 2) => (x === null ? "" : `${x > 0 ? "+" : ""}${x.toFixed(digits)}`);
 // What has no shape of its own can be seen: ends of lines, control characters, marks that reorder a line.
 const spelled = (c) => {

@@ -1,9 +1,9 @@
-//! A page's frame with its style and script, and a report without its longest field.
+//! A page's frame with its style and script, and what is published of a run.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
-use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use std::path::Path;
 
 /// A frame with its style and script, and with their hashes in its policy.
 pub(super) fn filled(frame: &str, style: &str, script: &str) -> String {
@@ -19,11 +19,25 @@ pub(super) fn hash(text: &str) -> String {
     format!("'sha256-{}'", BASE64_STANDARD.encode(Sha256::digest(text)))
 }
 
-/// A report without one of its fields.
-pub(super) fn without(report: &impl Serialize, field: &str) -> serde_json::Result<Value> {
-    let mut about = serde_json::to_value(report)?;
-    if let Some(about) = about.as_object_mut() {
-        about.remove(field);
+/// What is published of the run of a report. Folders are the author's, and stay out of what is published.
+pub(super) fn facts(report: &Value) -> Value {
+    let mut dictionary = report["dictionary"].clone();
+    if let Some(name) = dictionary.get_mut("name") {
+        *name = without_folders(name);
     }
-    Ok(about)
+    json!({
+        "gpt2": report["gpt2"],
+        "model": without_folders(&report["model"]),
+        "dictionary": dictionary,
+        "tokens": report["tokens"],
+        "l0": report["l0"],
+        "explained_variance": report["explained_variance"],
+    })
+}
+
+/// The last part of an absolute path; a name as it is.
+fn without_folders(name: &Value) -> Value {
+    let path = name.as_str().map(Path::new).filter(|path| path.is_absolute());
+    let last = path.and_then(Path::file_name).map(|last| last.to_string_lossy().into());
+    last.unwrap_or_else(|| name.clone())
 }

@@ -3,7 +3,7 @@
 //! The form is that of `apps/webapp/app/api/feature/upload-batch/route.tsx` in github.com/hijohnnylin/neuronpedia at commit
 //! ebb8426fc550 of August 2026, which its Python library 2.0.0 sends, too.
 
-use super::frame::without;
+use super::frame::facts;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::str::FromStr;
@@ -55,7 +55,7 @@ pub fn neuronpedia_files(
     for feature in features {
         bodies.extend(body(&serde_json::to_value(feature)?));
     }
-    let mut about = without(about, "features")?;
+    let mut about = facts(&serde_json::to_value(about)?);
     about["neuronpedia"] = json!({
         "modelId": id.model,
         "source": id.source,

@@ -12,6 +12,7 @@
   const order = new Map(list.map((one, place) => [one[0], place]));
 
   const link = (feature) => {
+    if (!order.has(feature)) return make("span", "number", String(feature));
     const element = make("a", "number", String(feature));
     element.href = `#${feature}`;
     return element;
@@ -22,7 +23,7 @@
   byId("about").textContent = flowing(
     `${about.dictionary.name}: ${about.dictionary.architecture}, ${about.dictionary.features} features of ${about.dictionary.hook}` +
       `${about.dictionary.hook_out ? `, predicts ${about.dictionary.hook_out}` : ""}; ${about.model}; over ${about.tokens.toLocaleString("en")} tokens, ` +
-      `L0 ${about.l0.toFixed(1)}${about.explained_variance === null ? "" : `, explained variance ${about.explained_variance.toFixed(3)}`}`,
+      `L0 ${fixed(about.l0, 1)}${about.explained_variance === null ? "" : `, explained variance ${fixed(about.explained_variance, 3)}`}`,
   );
 
   const showList = () => {
@@ -31,11 +32,11 @@
       String(feature) === words ||
       [...tokens, `${before ?? ""}${at ?? ""}${after ?? ""}`, explanation ?? ""].some((text) => String(text).toLowerCase().includes(words));
     const found = words ? list.filter(has) : list;
-    const rows = found.slice(0, SHOWN).map(([feature, share, tokens, before, at, after, activation, explanation]) => [
+    const rows = found.slice(0, SHOWN).map(([feature, share, tokens, before, at, after, , explanation, fires]) => [
       [link(feature), "number"],
       [percent(share), "number"],
       [make("span", "", ...tokens.map(token)), "wide"],
-      [make("div", "", ...explained(explanation === null ? [] : [explanation]), activation === null ? make("span", "quiet", "never fires") : context(before, at, after))],
+      [make("div", "", ...explained(explanation === null ? [] : [explanation]), fires ? context(before, at, after) : make("span", "quiet", "never fires"))],
     ]);
     const heads = [["feature", "number"], ["fires at", "number"], ["makes likelier", "wide"], ["where it fires most"]];
     const note = found.length > SHOWN ? `the first ${SHOWN} of ${found.length}: search for more` : `${found.length} features`;
@@ -78,9 +79,9 @@
     }
     const near = [];
     if (one.related?.length)
-      near.push(part("Features of like direction", table([["feature", "number"], ["cosine", "number"]], one.related.map(([feature, cosine]) => [[link(feature), "number"], [cosine.toFixed(3), "number"]]))));
+      near.push(part("Features of like direction", table([["feature", "number"], ["cosine", "number"]], one.related.map(([feature, cosine]) => [[link(feature), "number"], [fixed(cosine, 3), "number"]]))));
     if (one.read_by?.length)
-      near.push(part("Heads that read its direction (share in q, k, v)", table([["head"], ["q", "number"], ["k", "number"], ["v", "number"]], one.read_by.map(([head, shares]) => [[flowing(head)], ...shares.map((share) => [share.toFixed(3), "number"])]))));
+      near.push(part("Heads that read its direction (share in q, k, v)", table([["head"], ["q", "number"], ["k", "number"], ["v", "number"]], one.read_by.map(([head, shares]) => [[flowing(head)], ...shares.map((share) => [fixed(share, 3), "number"])]))));
     const places = one.strongest.map((place) => [
       [number(place.activation), "number"],
       [`${place.document}:${place.position}`, "number quiet wide"],
@@ -119,7 +120,8 @@
     script.src = `features/${file}.js`;
     script.onload = found;
     script.onerror = () => {
-      main.textContent = `features/${file}.js is not beside this page: copy the whole folder.`;
+      script.remove();
+      if (location.hash.slice(1) === wanted) main.textContent = `features/${file}.js is not beside this page: copy the whole folder.`;
     };
     document.head.append(script);
   };

@@ -1,15 +1,17 @@
 //! Pages of a dictionary's features, as a folder of files that any host of files serves and that opens from disk: `index.html` lists and
 //! searches them and shows the one that the address names after `#`; its data are scripts beside it, some features in each.
 
-use super::frame::{filled, without};
+use super::frame::{facts, filled};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 const FRAME: &str = include_str!("pages.html");
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = concat!(include_str!("common.js"), include_str!("pages.js"));
-/// The features in a file.
+/// The features in a file, at least.
 const IN_A_FILE: usize = 64;
+/// The files of features, at most: a program may hold a few hundred open.
+const FILES: usize = 64;
 
 /// The names and contents of the files.
 ///
@@ -21,15 +23,15 @@ pub fn feature_pages(
     about: &impl Serialize,
     features: &[impl Serialize],
 ) -> serde_json::Result<Vec<(String, Vec<u8>)>> {
-    let about = without(about, "features")?;
+    let in_a_file = IN_A_FILE.max(features.len().div_ceil(FILES));
     let listed = |feature| Ok(listed(&serde_json::to_value(feature)?));
     let list = features.iter().map(listed).collect::<serde_json::Result<Vec<Value>>>()?;
-    let index = json!({ "about": about, "inAFile": IN_A_FILE, "list": list });
+    let index = json!({ "about": facts(&serde_json::to_value(about)?), "inAFile": in_a_file, "list": list });
     let mut files = vec![
         ("index.html".to_owned(), filled(FRAME, STYLE, SCRIPT).into_bytes()),
         ("features/index.js".to_owned(), script("index", &index)?),
     ];
-    for (number, features) in features.chunks(IN_A_FILE).enumerate() {
+    for (number, features) in features.chunks(in_a_file).enumerate() {
         files.push((format!("features/{number}.js"), script(&number.to_string(), &features)?));
     }
     Ok(files)
@@ -48,7 +50,8 @@ fn listed(feature: &Value) -> Value {
         place["token"],
         place["after"],
         place["activation"],
-        feature["explanations"][0]
+        feature["explanations"][0],
+        feature["strongest"].as_array().is_some_and(|places| !places.is_empty())
     ])
 }
 
@@ -69,7 +72,9 @@ mod tests {
             json!({"before": "</script><b>", "token": "\u{2028}", "after": "\"\\", "activation": 1.5});
         let feature = |n: usize| json!({"feature": n, "share": 0.5, "promoted": {"likelier": [["<i>", 1.0]]}, "explanations": ["<u>"], "strongest": [place.clone()]});
         let features: Vec<Value> = (0..=IN_A_FILE).map(feature).collect();
-        let files = feature_pages(&json!({"dictionary": {"name": "<x>"}, "features": features}), &features)?;
+        let report =
+            json!({"dictionary": {"name": "/home/me/<x>"}, "model": "owner/name", "store": "/home/me/store"});
+        let files = feature_pages(&report, &features)?;
         let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["index.html", "features/index.js", "features/0.js", "features/1.js"]);
         let text = |at: usize| String::from_utf8_lossy(&files[at].1).into_owned();
@@ -84,9 +89,14 @@ mod tests {
             serde_json::from_str(data.trim_end().trim_end_matches(';'))
         };
         assert_eq!(data(3)?, json!([features[IN_A_FILE]]));
+        assert_eq!(data(1)?["about"]["dictionary"]["name"], "<x>");
+        assert_eq!(data(1)?["about"]["model"], "owner/name");
+        assert!(!text(1).contains("/home/me"));
+        let many: Vec<Value> = (0..10_000).map(|n| json!({"feature": n, "strongest": []})).collect();
+        assert_eq!(feature_pages(&report, &many)?.len(), 2 + 64);
         assert_eq!(
             data(1)?["list"][0],
-            json!([0, 0.5, ["<i>"], "</script><b>", "\u{2028}", "\"\\", 1.5, "<u>"])
+            json!([0, 0.5, ["<i>"], "</script><b>", "\u{2028}", "\"\\", 1.5, "<u>", true])
         );
         Ok(())
     }

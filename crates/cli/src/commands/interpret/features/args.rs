@@ -47,7 +47,7 @@ pub(crate) struct FeaturesArgs {
     /// Instead of a prompt, read values that gpt2 record wrote: how often features fire, and where most
     #[arg(long, value_name = "DIR", conflicts_with_all = NOT_OVER_A_STORE)]
     pub(crate) store: Option<PathBuf>,
-    /// How many features to show for each token, or how many effects, pairs or places
+    /// How many features to show for each token or of a store, or how many effects, pairs, places or related features
     #[arg(short = 'k', long, default_value_t = 5, value_name = "K", value_parser = value_parser!(u16).range(1..))]
     pub(crate) top_k: u16,
     /// Show where these features fire, and which tokens they make likelier, instead of the strongest at each token

@@ -2,6 +2,7 @@
 
 use super::args::FeaturesArgs;
 use super::print::{print_explanation, print_promoted};
+use crate::model::hub;
 use crate::output;
 use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
@@ -9,9 +10,12 @@ use crate::output::written_files::{NewFolder, Outputs};
 use crate::process::signals::Stop;
 use anyhow::{Context, bail};
 use gpt2_engine::interventions::{InterventionOptions, Prepared};
-use gpt2_engine::studies::interpret::features::{FeatureDetails, StoreReport, StrongestPlace};
+use gpt2_engine::studies::interpret::features::{
+    FeatureDetails, FeatureInStore, StoreReport, StrongestPlace,
+};
 use gpt2_engine::words::{count, short};
-use gpt2_files::{INDEX, Store};
+use gpt2_files::Store;
+use gpt2_loader::DictionaryCheckpoint;
 use gpt2_view::Align::{Left, Right};
 use gpt2_view::{Table, feature_pages, neuronpedia_files, visible_text};
 use std::io::Write;
@@ -23,12 +27,13 @@ pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<ExitCode> 
     Store::open(path)?;
     check_folders(args)?;
     let source = args.dictionary()?;
-    let mut inputs = ReadFiles::default();
-    inputs.file("the store", path.join(INDEX));
-    for path in &args.explanations {
-        inputs.file("a file of explanations", path);
+    let inputs = inputs(args, path)?;
+    for (flag, folder) in folders(args) {
+        inputs.spare_folder(&format!("{flag} {}", folder.display()), folder)?;
     }
-    let opened = args.study.open_for(inputs, &Outputs::new(false))?;
+    let mut folders = Folders::make(args)?;
+    folders.outputs.check(&inputs)?;
+    let opened = args.study.open_for(inputs, &folders.outputs)?;
     let none = Prepared::new(InterventionOptions::default(), &opened, &TERMINAL)?;
     let options = args.store_options(path, source);
     let features = options.open(&args.study.run(&none, false))?;
@@ -37,10 +42,39 @@ pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<ExitCode> 
         Ok(report) => report,
         Err(error) => return TERMINAL.end(&stop, error),
     };
-    let follows = args.details || !args.feature.is_empty();
-    let shown = || output::report(args.study.json, &report, |report| print(report, follows));
-    write_folders(args, &report, shown)?;
+    folders.stage(args, &report)?;
+    folders
+        .outputs
+        .commit_after(|| output::report(args.study.json, &report, |report| print(report, args)))?;
+    for path in folders.old {
+        std::fs::remove_file(&path).with_context(|| path.display().to_string())?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Everything that the run reads, but for the model.
+fn inputs(args: &FeaturesArgs, store: &Path) -> anyhow::Result<ReadFiles> {
+    let mut inputs = ReadFiles::default();
+    for file in store.read_dir().with_context(|| store.display().to_string())? {
+        inputs.file("a file of the store", file?.path());
+    }
+    if let Some(folder) = &args.study.interventions.dictionary {
+        for path in DictionaryCheckpoint::paths_in(Path::new(folder)) {
+            inputs.file("a file of the dictionary", path);
+        }
+    }
+    for path in &args.explanations {
+        inputs.file("a file of explanations", path);
+    }
+    hub::inputs(&args.study.model.hub, &mut inputs);
+    args.study.model.model.iter().for_each(|model| inputs.named(model));
+    Ok(inputs)
+}
+
+/// The folders to write, and their options.
+fn folders(args: &FeaturesArgs) -> impl Iterator<Item = (&'static str, &PathBuf)> {
+    let pages = args.pages.iter().map(|folder| ("--pages", folder));
+    pages.chain(args.neuronpedia.iter().map(|folder| ("--neuronpedia", folder)))
 }
 
 /// Refuses to write over pages without leave, and into a folder with other files for Neuronpedia, before anything is computed.
@@ -64,34 +98,78 @@ fn check_folders(args: &FeaturesArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes the pages and the files for Neuronpedia, where they are asked for, and prints with `print`.
-fn write_folders(
-    args: &FeaturesArgs,
-    report: &StoreReport,
-    print: impl FnOnce() -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    // The folders outlive the temporary files in them.
-    let make = |folder: &Option<PathBuf>, inside: &str, flag: &'static str| -> anyhow::Result<_> {
-        folder.as_ref().map(|folder| NewFolder::make(&folder.join(inside)).context(flag)).transpose()
-    };
-    let _pages = make(&args.pages, "", "--pages")?;
-    let _data = make(&args.pages, "features", "--pages")?;
-    let _neuronpedia = make(&args.neuronpedia, "", "--neuronpedia")?;
-    let mut outputs = Outputs::new(args.overwrite);
-    if let Some(folder) = &args.pages {
-        for (name, content) in feature_pages(report, &report.features)? {
-            outputs.stage_bytes(&folder.join(name), &content)?;
-        }
-    }
-    if let (Some(folder), Some(id)) = (&args.neuronpedia, &args.neuronpedia_id) {
-        for (name, content) in neuronpedia_files(id, report, &report.features)? {
-            outputs.stage_bytes(&folder.join(name), &content)?;
-        }
-    }
-    outputs.commit_after(print)
+/// The folders of pages and of files for Neuronpedia, where they are asked for.
+struct Folders {
+    outputs: Outputs,
+    /// Files of earlier pages, which the new ones do not replace.
+    old: Vec<PathBuf>,
+    /// They outlive the temporary files in them.
+    _made: Vec<NewFolder>,
 }
 
-fn print(report: &StoreReport, chosen: bool) -> anyhow::Result<()> {
+impl Folders {
+    /// Makes them, so that one that cannot be written to is refused before the work.
+    fn make(args: &FeaturesArgs) -> anyhow::Result<Self> {
+        let mut made = vec![];
+        for (flag, folder) in folders(args) {
+            made.push(NewFolder::make(folder).context(flag)?);
+        }
+        let mut outputs = Outputs::new(args.overwrite);
+        let mut old = vec![];
+        if let Some(folder) = &args.pages {
+            let data = folder.join("features");
+            made.push(NewFolder::make(&data).context("--pages")?);
+            outputs.add("--pages", &folder.join("index.html"));
+            outputs.add("--pages", &data.join("index.js"));
+            for file in data.read_dir().context("--pages")? {
+                let path = file?.path();
+                let stem = path.file_stem().and_then(|stem| stem.to_str());
+                let is_of_features = stem.is_some_and(|stem| stem.bytes().all(|byte| byte.is_ascii_digit()));
+                if is_of_features && path.extension().is_some_and(|extension| extension == "js") {
+                    outputs.add("--pages", &path);
+                    old.push(path);
+                }
+            }
+        }
+        Ok(Self { outputs, old, _made: made })
+    }
+
+    /// Writes the files under temporary names.
+    fn stage(&mut self, args: &FeaturesArgs, report: &StoreReport) -> anyhow::Result<()> {
+        if let Some(folder) = &args.pages {
+            for (name, content) in feature_pages(report, &report.features)? {
+                let path = folder.join(name);
+                self.outputs.stage_bytes(&path, &content)?;
+                self.old.retain(|old| *old != path);
+            }
+            self.outputs.tell(folder.join("index.html"));
+        }
+        if let (Some(folder), Some(id)) = (&args.neuronpedia, &args.neuronpedia_id) {
+            for (name, content) in neuronpedia_files(id, report, &report.features)? {
+                self.outputs.stage_bytes(&folder.join(name), &content)?;
+            }
+            self.outputs.tell(folder.clone());
+        }
+        Ok(())
+    }
+}
+
+/// Of all features, the most frequent ones.
+fn print(report: &StoreReport, args: &FeaturesArgs) -> anyhow::Result<()> {
+    let mut features: Vec<&FeatureInStore> = report.features.iter().collect();
+    if args.feature.is_empty() {
+        features.sort_by(|a, b| b.share.total_cmp(&a.share).then(a.feature.cmp(&b.feature)));
+        features.truncate(args.top_k.into());
+    }
+    print_features(report, &features, args.details || !args.feature.is_empty())?;
+    let more = report.features.len() - features.len();
+    if more > 0 {
+        writeln!(output::stdout(), "\n{more} more: --json")?;
+    }
+    Ok(())
+}
+
+fn print_features(report: &StoreReport, features: &[&FeatureInStore], chosen: bool) -> anyhow::Result<()> {
     let mut out = output::stdout();
     let store = visible_text(&report.store.display().to_string());
     writeln!(out, "{store}: {}", count(report.tokens, "token"))?;
@@ -108,7 +186,7 @@ fn print(report: &StoreReport, chosen: bool) -> anyhow::Result<()> {
             ("largest", Right),
             ("where", Left),
         ]);
-        for one in &report.features {
+        for one in features {
             let Some(peak) = one.strongest.first() else { continue };
             table.row(vec![
                 one.feature.to_string(),
@@ -119,15 +197,15 @@ fn print(report: &StoreReport, chosen: bool) -> anyhow::Result<()> {
             ]);
         }
         write!(out, "{}", table.render())?;
-        if report.features.iter().any(|one| !one.explanations.is_empty()) {
+        if features.iter().any(|one| !one.explanations.is_empty()) {
             writeln!(out)?;
         }
-        for one in &report.features {
+        for one in features {
             print_explanation(&mut out, one.feature, &one.explanations)?;
         }
         return Ok(());
     }
-    for (i, one) in report.features.iter().enumerate() {
+    for (i, one) in features.iter().enumerate() {
         if i > 0 {
             writeln!(out)?;
         }
@@ -160,10 +238,16 @@ fn print_details(out: &mut impl Write, details: &FeatureDetails) -> std::io::Res
     }
     let listed = |all: Vec<String>| all.join(", ");
     let like = details.related.iter().map(|(feature, cosine)| format!("{feature} {cosine:+.2}")).collect();
-    writeln!(out, "  like features      {}", listed(like))?;
-    let most = |shares: &[f64; 3]| shares.iter().copied().fold(0.0, f64::max);
+    if !details.related.is_empty() {
+        writeln!(out, "  like features      {}", listed(like))?;
+    }
+    let most = |shares: &[f64; 3]| {
+        let named = ["q", "k", "v"].into_iter().zip(*shares);
+        let (name, share) = named.fold(("q", 0.0), |most, one| if one.1 > most.1 { one } else { most });
+        format!("{name} {share:.2}")
+    };
     let heads: Vec<String> =
-        details.read_by.iter().map(|(head, shares)| format!("{head} {:.2}", most(shares))).collect();
+        details.read_by.iter().map(|(head, shares)| format!("{head} {}", most(shares))).collect();
     if !heads.is_empty() {
         writeln!(out, "  read by heads      {}", listed(heads))?;
     }

@@ -28,7 +28,8 @@ pub struct StoreOptions {
     pub store: PathBuf,
     /// The dictionary: a folder, or `owner/name/FOLDER` on the Hub; by default that of the interventions.
     pub dictionary: Option<String>,
-    /// The number of features to list, the most frequent first; of each of `feature`, how many places.
+    /// The number of features to list, the most frequent first; of each feature that is followed, how many places, tokens, related features and
+    /// heads.
     pub top_k: usize,
     /// The features to follow: where they fire most, and which tokens they make likelier.
     pub feature: Vec<u32>,
@@ -281,14 +282,14 @@ impl StoreFeatures<'_> {
         }
         let of = |((&feature, related), heads): ((&u32, Vec<RelatedFeature>), Vec<ReadingHead>)| {
             let sizes = &tally.uses()[feature as usize].sizes;
-            let quantiles = [0.5, 0.9, 0.99].map(|share| sizes.quantile(share));
+            let quantiles = match [0.5, 0.9, 0.99].map(|share| sizes.quantile(share)) {
+                [Some(half), Some(most), Some(nearly_all)] => Some([half, most, nearly_all]),
+                _ => None,
+            };
             let related = related.into_iter().map(|one| (one.feature, one.cosine));
             let head = |one: ReadingHead| (format!("{}.{}", one.layer, one.head), one.reads);
             FeatureDetails {
-                quantiles: quantiles
-                    .iter()
-                    .all(Option::is_some)
-                    .then(|| quantiles.map(Option::unwrap_or_default)),
+                quantiles,
                 histogram: sizes.bars().iter().map(|bar| (bar.from, bar.to, bar.count)).collect(),
                 related: related.collect(),
                 read_by: heads.into_iter().map(head).collect(),
