@@ -241,7 +241,7 @@ def test_an_attribution_graph_is_the_commands(model: Model, gpt2: Callable[..., 
     page = (tmp_path / "graph.html").read_text(encoding="utf-8")
     data = json.loads(page.split('type="application/json">', 1)[1].split("</script>", 1)[0])
     same(data, graph.report)
-    assert data["features"] == found["features"]
+    same(data["features"], found["features"])
     with pytest.raises(FileExistsError, match="overwrite=True"):
         graph.save_page(tmp_path / "graph.html")
     one = data["features"][0]

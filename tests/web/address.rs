@@ -117,10 +117,10 @@ fn a_link_opens_the_state_that_it_was_taken_from() -> Result {
             if n % 10 == 0 {
                 // In a new window.
                 page.get(&format!(
-                    "(history.replaceState(null, '', {}), location.reload())",
+                    "(window.isOld = true, history.replaceState(null, '', {}), location.reload())",
                     serde_json::to_string(&format!("#{link}"))?
                 ))?;
-                page.until("performance.getEntriesByName('ready').length > 0")?;
+                page.until("!window.isOld && performance.getEntriesByName('ready').length > 0")?;
             } else {
                 go(page, &link)?;
             }
