@@ -438,7 +438,7 @@ fn features_of_transcoders_are_changed_where_they_predict() -> Result {
     Ok(())
 }
 
-/// What a block of the demo model reads the stream with.
+/// The weights with which a block of the demo model reads the stream.
 struct AttentionWeights {
     /// (C)
     gamma: Vec<f64>,

@@ -65,7 +65,8 @@ impl Features {
     }
 
     /// For each of some features, the `count` heads behind the rebuilt value that read most of its direction, by queries, keys or
-    /// values. The layer norm between them counts as a part of their weights: its γ, and that it takes off the mean. Empty where the direction is not in the stream.
+    /// values. The layer norm between them counts as a part of their weights: its γ, and that it takes off the mean. Empty where the
+    /// direction is not in the stream.
     ///
     /// # Errors
     /// When there is no such feature, or a layer cannot produce a dense weight.

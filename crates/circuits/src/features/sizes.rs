@@ -31,7 +31,7 @@ fn start(bin: i32) -> f64 {
 impl ActivationSizes {
     /// Counts the size of an activation, which is not 0.
     pub(super) fn add(&mut self, activation: f32) {
-        // An infinite one counts as the largest, and has a bin of its own.
+        // An infinite one counts as the largest finite one.
         let size = f64::from(activation.abs().min(f32::MAX));
         #[allow(clippy::cast_possible_truncation)] // a logarithm
         let bin = (size.log2() * BINS).floor() as i32;

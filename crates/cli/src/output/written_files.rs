@@ -15,7 +15,7 @@ pub(crate) struct Outputs {
     list: Vec<Output>,
     overwrite: bool,
     staged: Vec<(PathBuf, Staged)>,
-    /// What to name, once all is written, instead of each file.
+    /// The paths to name, once all is written, instead of each file.
     instead: Vec<PathBuf>,
 }
 

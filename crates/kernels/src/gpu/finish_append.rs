@@ -4,7 +4,7 @@ use super::launch_plan::Launch;
 use super::layers::{launch_of_units, unit};
 use candle_core::DType;
 
-/// Where a product's columns go: `Append` in `layers.cu`.
+/// The places of a product's columns: `Append` in `epilogues.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AppendShape {
@@ -96,7 +96,7 @@ mod ops {
         Ok(Some(product))
     }
 
-    /// What follows a product: the queries in place, and the others in the cache, which is the tensor that changes for Candle.
+    /// The bias of a product: its queries stay in place, and the rest goes into the cache, which is the tensor that changes for Candle.
     struct FinishAppend {
         launch: Launch,
         units: i64,

@@ -65,7 +65,7 @@ mod ops {
         Ok(op.normed.take().map(|normed| (product, normed)))
     }
 
-    /// What follows a product, in place, and the layer norm of the sum.
+    /// The bias and the residual of a product, in place, and the layer norm of the sum.
     struct FinishNorm {
         launch: Launch,
         rows: i64,

@@ -19,7 +19,7 @@ pub(super) fn hash(text: &str) -> String {
     format!("'sha256-{}'", BASE64_STANDARD.encode(Sha256::digest(text)))
 }
 
-/// What is published of the run of a report. Folders are the author's, and stay out of what is published.
+/// The facts of a report that pages and uploads show. Folders are the author's, and stay out of what is published.
 pub(super) fn facts(report: &Value) -> Value {
     let mut dictionary = report["dictionary"].clone();
     if let Some(name) = dictionary.get_mut("name") {

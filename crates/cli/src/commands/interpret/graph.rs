@@ -21,7 +21,7 @@ Transcoders take the place of the MLPs, with the error that they leave, and atte
 Then each feature's activation is a sum of what earlier features, errors and tokens add to it: these are the edges. Influence is the
 share of all paths to the likeliest next tokens that lead through a node. The replacement score says how much of it comes from
 tokens and not from errors, the completeness score how much of what nodes receive does not come from errors. --out writes JSON as
-circuit-tracer does, which its page and Neuronpedia read; --page writes a page of one's own, in one file that needs no network.
+circuit-tracer does, which its page and Neuronpedia read; --page writes a page for a browser, one file that needs no network.
 Definitions are circuit-tracer's, but that the first token counts, too.
 
 Examples:

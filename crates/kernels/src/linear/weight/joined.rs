@@ -1,4 +1,4 @@
-//! What a [`Weight`] does together with the operation that comes next, where a GPU has a kernel for both.
+//! A [`Weight`] together with the operation that comes next, where a GPU has a kernel for both.
 
 use super::{Weight, WeightKind, WeightLayout};
 use crate::cpu::dispatch::Dispatch;

@@ -154,7 +154,7 @@ impl Folders {
     }
 }
 
-/// Of all features, the most frequent ones.
+/// Prints the chosen features, or the most frequent of all.
 fn print(report: &StoreReport, args: &FeaturesArgs) -> anyhow::Result<()> {
     let mut features: Vec<&FeatureInStore> = report.features.iter().collect();
     if args.feature.is_empty() {

@@ -28,8 +28,8 @@ pub struct StoreOptions {
     pub store: PathBuf,
     /// The dictionary: a folder, or `owner/name/FOLDER` on the Hub; by default that of the interventions.
     pub dictionary: Option<String>,
-    /// The number of features to list, the most frequent first; of each feature that is followed, how many places, tokens, related features and
-    /// heads.
+    /// The number of features to list, the most frequent first, and of places, tokens, related features and heads for each one that is
+    /// followed.
     pub top_k: usize,
     /// The features to follow: where they fire most, and which tokens they make likelier.
     pub feature: Vec<u32>,
