@@ -17,6 +17,8 @@ pub(crate) struct Outputs {
     staged: Vec<(PathBuf, Staged)>,
     /// The paths to name, once all is written, instead of each file.
     instead: Vec<PathBuf>,
+    /// Files of an earlier run, to remove once all is written, but for those that are written anew.
+    old: Vec<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -29,7 +31,7 @@ struct Output {
 impl Outputs {
     /// Starts without files; `overwrite` allows replacing existing files.
     pub(crate) fn new(overwrite: bool) -> Self {
-        Self { list: vec![], overwrite, staged: vec![], instead: vec![] }
+        Self { list: vec![], overwrite, staged: vec![], instead: vec![], old: vec![] }
     }
 
     /// Adds the file that the option `flag` names.
@@ -41,6 +43,12 @@ impl Outputs {
     /// Names `path`, once all is written, instead of each file.
     pub(crate) fn tell(&mut self, path: PathBuf) {
         self.instead.push(path);
+    }
+
+    /// Adds a file of an earlier run, which goes once all is written, unless it is written anew.
+    pub(crate) fn replace(&mut self, flag: &str, path: PathBuf) {
+        self.add(flag, &path);
+        self.old.push(path);
     }
 
     /// Refuses an output that cannot be written, that the run reads, that two options name, that stdout goes to, or
@@ -107,7 +115,7 @@ impl Outputs {
     /// Moves the files to their final names. If one of them fails, removes the new ones before it. Without leave to overwrite, a
     /// file that another program has written meanwhile stays.
     pub(crate) fn commit(self) -> anyhow::Result<()> {
-        let Self { overwrite, staged, instead, .. } = self;
+        let Self { overwrite, staged, instead, old, .. } = self;
         let mut written: Vec<(PathBuf, bool)> = vec![];
         let moved = together(|| {
             for (path, staged) in staged {
@@ -122,6 +130,9 @@ impl Outputs {
                 let _ = std::fs::remove_file(path);
             }
             return Err(error.into());
+        }
+        for path in old.iter().filter(|old| written.iter().all(|(path, _)| path != *old)) {
+            std::fs::remove_file(path).with_context(|| path.display().to_string())?;
         }
         let told =
             if instead.is_empty() { written.into_iter().map(|(path, _)| path).collect() } else { instead };

@@ -46,9 +46,6 @@ pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<ExitCode> 
     folders
         .outputs
         .commit_after(|| output::report(args.study.json, &report, |report| print(report, args)))?;
-    for path in folders.old {
-        std::fs::remove_file(&path).with_context(|| path.display().to_string())?;
-    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -101,8 +98,6 @@ fn check_folders(args: &FeaturesArgs) -> anyhow::Result<()> {
 /// The folders of pages and of files for Neuronpedia, where they are asked for.
 struct Folders {
     outputs: Outputs,
-    /// Files of earlier pages, which the new ones do not replace.
-    old: Vec<PathBuf>,
     /// They outlive the temporary files in them.
     _made: Vec<NewFolder>,
 }
@@ -115,7 +110,6 @@ impl Folders {
             made.push(NewFolder::make(folder).context(flag)?);
         }
         let mut outputs = Outputs::new(args.overwrite);
-        let mut old = vec![];
         if let Some(folder) = &args.pages {
             let data = folder.join("features");
             made.push(NewFolder::make(&data).context("--pages")?);
@@ -126,21 +120,18 @@ impl Folders {
                 let stem = path.file_stem().and_then(|stem| stem.to_str());
                 let is_of_features = stem.is_some_and(|stem| stem.bytes().all(|byte| byte.is_ascii_digit()));
                 if is_of_features && path.extension().is_some_and(|extension| extension == "js") {
-                    outputs.add("--pages", &path);
-                    old.push(path);
+                    outputs.replace("--pages", path);
                 }
             }
         }
-        Ok(Self { outputs, old, _made: made })
+        Ok(Self { outputs, _made: made })
     }
 
     /// Writes the files under temporary names.
     fn stage(&mut self, args: &FeaturesArgs, report: &StoreReport) -> anyhow::Result<()> {
         if let Some(folder) = &args.pages {
             for (name, content) in feature_pages(report, &report.features)? {
-                let path = folder.join(name);
-                self.outputs.stage_bytes(&path, &content)?;
-                self.old.retain(|old| *old != path);
+                self.outputs.stage_bytes(&folder.join(name), &content)?;
             }
             self.outputs.tell(folder.join("index.html"));
         }
