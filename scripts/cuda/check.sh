@@ -8,7 +8,8 @@
 #                                    tensor-core instructions where they belong, and no number beyond limits.json
 #   scripts/cuda/check.sh on-cpu     on a driver that runs launches on the processor: the driver's own test, and the tests of the
 #                                    kernels, the model and training
-#   scripts/cuda/check.sh on-cpu-all the same, and the program: every command beside the CPU, and every path of `verify`
+#   scripts/cuda/check.sh on-cpu-all the same, and the program: every command beside the CPU, launches of a token, and every path of
+#                                    `verify`
 #   scripts/cuda/check.sh            types and kernels
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -46,6 +47,7 @@ program_on_cpu() {
     scripts/cuda/on-cpu.sh --build
     "${PYTHON:-python3}" scripts/cuda/beside_cpu.py
     echo "every command beside the CPU: $SECONDS s"
+    "${PYTHON:-python3}" scripts/cuda/launches.py --most 115
     scripts/cuda/on-cpu.sh verify --device cuda
     echo "verify on the driver on the processor: $SECONDS s"
 }
