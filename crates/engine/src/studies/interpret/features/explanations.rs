@@ -4,14 +4,13 @@ use crate::observer::Observer;
 use crate::spelling::Spelling;
 use crate::texts::open;
 use anyhow::{Context, anyhow, bail};
+use gpt2_loader::FileKind;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The first bytes of a gzip archive.
-const GZIP: &[u8] = b"\x1f\x8b";
 const EXPECTED: &str = "expected a JSON list, or an object a line, with index (or feature) and description, as Neuronpedia exports them";
 
 /// The explanations of each feature, in the order of their files.
@@ -166,7 +165,7 @@ fn contents(file: &Path, observer: &dyn Observer) -> anyhow::Result<Vec<u8>> {
 
 /// The entries of a file.
 fn entries(bytes: &[u8]) -> Result<Vec<Entry>, String> {
-    if bytes.starts_with(GZIP) {
+    if FileKind::of(bytes) == Some(FileKind::Gzip) {
         return Err("is a gzip archive; unpack it with gunzip first".to_owned());
     }
     let bytes = bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes);
