@@ -17,6 +17,8 @@ mod errors;
 mod eval;
 #[cfg(target_os = "linux")]
 mod examples;
+mod feature_changes;
+mod feature_pages;
 mod features;
 mod files;
 mod first_use_errors;
