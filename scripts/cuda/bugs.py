@@ -171,7 +171,6 @@ HOST = {  # file below crates/kernels/src: an expression, or one «in» what sta
         ("Some(residual) => «args.arg(residual)»,", "args.arg(&bias)", "the bias for the residual", FINISH),
     ],
     "gpu/finish_norm.rs": [
-        ("rows.div_ceil(ROWS)", "rows / ROWS", "the last rows have no block", SUM_NORM),
         ("residual: «aligned(residual, UNIT)?»,", "residual.contiguous()?", "a residual that is not aligned", SUM_NORM),
         ("norm_weight: «aligned(norm_weight, UNIT)?»,", "aligned(norm_bias, UNIT)?", "the bias of the norm for its weight", SUM_NORM),
         ("device.alloc::<E>(«layout.shape().elem_count()»)?", "layout.shape().elem_count() / 2", "half of the memory for the norm", SUM_NORM),

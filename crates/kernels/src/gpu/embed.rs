@@ -18,7 +18,7 @@ pub(crate) struct Tables {
 const _: () = assert!(size_of::<Tables>() == 20);
 
 /// The launch for `rows` sums of rows of two tables (tokens, width) and (positions, width), the tables, and the number of 16-byte
-/// units; `None` if there is no kernel for it. Row r has place r % places: position `first` + place, or the one that a list has there.
+/// units; `None` if there is no kernel for it, or a table is empty. Row r has place r % places: position `first` + place, or the one that a list has there.
 pub(crate) fn embed_launch(
     dtype: DType,
     rows: usize,
@@ -28,11 +28,12 @@ pub(crate) fn embed_launch(
 ) -> Option<(Launch, Tables, usize)> {
     let (launch, units) = launch_of_units("embed", dtype, rows, width)?;
     let number = |n: usize| i32::try_from(n).ok();
+    let rows_of_table = |n: usize| number(n).filter(|_| n > 0);
     let tables = Tables {
         width: number(width)?,
-        tokens: number(tokens)?,
-        positions: number(positions)?,
-        places: number(places).filter(|_| places > 0)?,
+        tokens: rows_of_table(tokens)?,
+        positions: rows_of_table(positions)?,
+        places: rows_of_table(places)?,
         first: number(first)?,
     };
     number(first + places)?; // the last position

@@ -4,8 +4,8 @@ use super::launch_plan::{Launch, dtype_name};
 use candle_core::DType;
 
 /// Threads per block in `layers.cu`. In a layer norm, each warp of 32 threads takes a row.
-pub(super) const THREADS: u32 = 128;
-pub(super) const ROWS: usize = THREADS as usize / 32;
+const THREADS: u32 = 128;
+const ROWS: usize = THREADS as usize / 32;
 
 /// The number of elements in 16 bytes, if rows of `width` divide into such units.
 pub(super) fn unit(dtype: DType, width: usize) -> Option<usize> {
@@ -13,11 +13,11 @@ pub(super) fn unit(dtype: DType, width: usize) -> Option<usize> {
     (width > 0 && width.is_multiple_of(unit) && i32::try_from(width).is_ok()).then_some(unit)
 }
 
-/// The launch for a layer norm of (rows, width), if there is a kernel for it.
-pub(crate) fn layer_norm_launch(dtype: DType, rows: usize, width: usize) -> Option<Launch> {
+/// The launch of a kernel with a warp for each row of (rows, width); `None` if rows do not divide into 16-byte units.
+pub(super) fn launch_of_rows(kernel: &str, dtype: DType, rows: usize, width: usize) -> Option<Launch> {
     let name = dtype_name(dtype)?;
     unit(dtype, width)?;
-    Launch::new(format!("layer_norm_{name}"), rows.div_ceil(ROWS), THREADS, 0)
+    Launch::new(format!("{kernel}_{name}"), rows.div_ceil(ROWS), THREADS, 0)
 }
 
 /// The launch of a kernel with a thread for each 16-byte unit of (rows, width), and the number of units; `None` if rows do not
@@ -47,7 +47,7 @@ pub(crate) use ops::{layer_norm, linear};
 mod ops {
     #![allow(unsafe_code)] // kernels take pointers; each unsafe block says why they are sound
 
-    use super::{finish_launch, layer_norm_launch};
+    use super::{finish_launch, launch_of_rows};
     use crate::cpu::dispatch::Dispatch;
     use crate::gpu::blas_lt;
     use crate::gpu::device::{UNIT, aligned, function, gpu_limits, launch, view, view_of};
@@ -87,9 +87,9 @@ mod ops {
         if !fits(dispatch, &[x, weight, bias])? || rows == 0 {
             return Ok(None);
         }
-        let Some(launch) = layer_norm_launch(x.dtype(), rows, width) else { return Ok(None) };
+        let Some(launch) = launch_of_rows("layer_norm", x.dtype(), rows, width) else { return Ok(None) };
         #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
-        // checked by `layer_norm_launch`
+        // checked by `launch_of_rows`
         let op = LayerNormKernel { launch, rows: rows as i64, width: width as i32, eps: eps as f32 };
         aligned(x, UNIT)?.apply_op3_no_bwd(&aligned(weight, UNIT)?, &aligned(bias, UNIT)?, &op).map(Some)
     }
@@ -263,8 +263,8 @@ mod tests {
 
     #[test]
     fn rows_of_parts_of_16_bytes_have_no_kernel() {
-        assert_eq!(layer_norm_launch(DType::F16, 3, 12), None);
+        assert_eq!(launch_of_rows("layer_norm", DType::F16, 3, 12), None);
         assert_eq!(finish_launch(DType::F32, 3, 6, false), None);
-        assert_eq!(layer_norm_launch(DType::F64, 3, 16), None);
+        assert_eq!(launch_of_rows("layer_norm", DType::F64, 3, 16), None);
     }
 }

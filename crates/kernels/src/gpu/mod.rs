@@ -4,9 +4,8 @@
 
 #[cfg(feature = "cuda")]
 mod blas_lt;
-#[cfg(any(feature = "cuda", test))]
-#[cfg_attr(not(feature = "cuda"), allow(dead_code))] // launches are planned, and not made
-pub(crate) mod cross_entropy;
+#[cfg(feature = "cuda")]
+mod cross_entropy;
 #[cfg(feature = "cuda")]
 pub(crate) mod device;
 #[cfg(any(feature = "cuda", test))]
@@ -15,9 +14,8 @@ pub(crate) mod embed;
 #[cfg(any(feature = "cuda", test))]
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // launches are planned, and not made
 pub(crate) mod finish_append;
-#[cfg(any(feature = "cuda", test))]
-#[cfg_attr(not(feature = "cuda"), allow(dead_code))] // launches are planned, and not made
-pub(crate) mod finish_norm;
+#[cfg(feature = "cuda")]
+mod finish_norm;
 #[cfg(any(feature = "cuda", test))]
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // launches are planned, and not made
 pub(crate) mod launch_plan;
