@@ -203,8 +203,9 @@ fn values_that_hooks_read_have_the_bits_of_a_pass_without_hooks() -> Result {
             assert_eq!(read.get(), 4, "{dtype:?} {point}");
         }
         // A replacement takes effect, although the norm of the value that it replaces was computed beside it.
-        for point in [Point::ResidMid(0), Point::ResidPost(0), Point::ResidPre(1), Point::K(1), Point::Embed]
-        {
+        let norm = [Point::Ln2Scale(0), Point::Ln2Normalized(0)];
+        let points = [Point::ResidMid(0), Point::MlpIn(0), Point::ResidPost(0), Point::ResidPre(1)];
+        for point in points.into_iter().chain(norm).chain([Point::K(1), Point::Embed]) {
             let hooks = on([point], |_, x| (x * 0.5).map(Some));
             assert_ne!(run(Some(&hooks))?.flatten_all()?.to_vec1::<f32>()?, alone, "{dtype:?} {point}");
         }
