@@ -15,6 +15,27 @@ only=${1:-gate}
 
 TIMEFORMAT='took %0R s, %0U s of processor time'
 step() { printf '\n== %d:%02d  %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$*"; time "$@"; }
+# Starts a step in the time that those after it leave idle; `joined` waits for it and prints what it printed.
+beside=
+beside() {
+    printf '\n== %d:%02d  beside the next steps: %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$*"
+    printed=$(mktemp)
+    set -m # a process group of its own, so that it can be ended whole
+    (time nice -n 19 "$@") >"$printed" 2>&1 &
+    set +m
+    beside=$!
+}
+joined() {
+    local status=0
+    [ -n "$beside" ] || return 0
+    wait "$beside" || status=$?
+    beside=
+    printf '\n== %d:%02d  what ran beside\n' $((SECONDS / 60)) $((SECONDS % 60))
+    cat "$printed"
+    rm -f "$printed"
+    return "$status"
+}
+trap '[ -z "$beside" ] || kill -- -"$beside" || true' EXIT
 # Without its tools, a script exits with 3: an error under CI, elsewhere a line.
 tools() {
     step "$@" || {
@@ -83,18 +104,20 @@ other_targets() {
 tests() {
     # Many tests wait for a browser or another process, so more of them run at a time than there are cores.
     export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(getconf _NPROCESSORS_ONLN)))}
-    step "$cargo" test --release
-    # Some of them run the command, which the tests have built.
-    step scripts/check_tools.py
-    # The same on CUDA, with a driver that runs launches on the processor; what knows nothing of CUDA is built already.
+    # The tests of kernels, model and training on CUDA, too, with a driver that runs launches on the processor. It has a target
+    # folder of its own.
     if [ "$(uname -sm)" = 'Linux x86_64' ] && command -v g++ >/dev/null; then
-        step scripts/cuda/check.sh on-cpu
+        beside scripts/cuda/check.sh on-cpu
     elif [ -n "${CI:-}" ]; then
         echo 'error: the CUDA driver on the processor needs Linux on x86_64 and g++' >&2
         exit 1
     else
         printf '\nSKIPPED CUDA on the processor: it needs Linux on x86_64 and g++; run: apt-get install g++\n' >&2
     fi
+    step "$cargo" test --release
+    # Some of them run the command, which the tests have built.
+    step scripts/check_tools.py
+    joined
     # The Python package against the same command.
     tools scripts/python.sh
     # The same code on the instruction sets that this machine would not choose.
@@ -108,6 +131,9 @@ tests() {
     step "$cargo" run --release --quiet --example walkthrough >/dev/null
     # Models of candle-transformers on our layers, with the features that are built already.
     step "$cargo" test --release -p gpt2-cli -p models-on-candle-fused --lib --bins --test candle_nn --quiet
+    # With other features of a dependency, Candle and all that is above it would be compiled once more, as in a clean checkout.
+    local candle=(target/release/deps/libcandle_core-*.rlib)
+    [ -z "${CI:-}" ] || [ ${#candle[@]} = 1 ] || { echo "error: Candle was compiled ${#candle[@]} times: the features of two steps differ" >&2; exit 1; }
     step target/release/models --tiny --rounds 1
     step target/release/gpt_oss
 }

@@ -11,6 +11,7 @@ use crate::hub::server::{COMMIT, Server};
 use crate::{DEMO, Run, command, copy_demo, launched, stdout};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
@@ -370,26 +371,45 @@ fn run(blocks: &[Block]) -> Result {
     Run::of(command(&["quantize", "--to", "q4_0", "--out"]).arg(&path))?.succeeded();
     files.push(("FILE.gguf".into(), std::fs::read(path)?));
     let hub = Server::start(files);
-    let mut failed = vec![];
-    for Block { page, lines } in blocks {
-        let world = World::new(&hub.endpoint())?;
-        if lines.iter().any(|line| line.contains("verify-cache")) {
-            world.shell("gpt2 download gpt2")?.succeeded();
-        }
-        for line in lines {
-            let instead = replaced(line);
-            world.supply(&instead)?;
-            let run = world.shell(&instead)?;
-            if run.code != 0 {
-                failed.push(format!(
-                    "{page}: {line}\n  as {instead}\n  exits with {}: {}",
-                    run.code, run.stderr
-                ));
+    let endpoint = hub.endpoint();
+    // Two at a time, since many of the commands wait, or run on one core.
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut failed = vec![];
+        while let Some(block) = blocks.get(next.fetch_add(1, Ordering::Relaxed)) {
+            match failures(block, &endpoint) {
+                Ok(found) => failed.extend(found),
+                Err(error) => failed.push(format!("{}: {error}", block.page)),
             }
         }
-    }
+        failed
+    };
+    let failed = std::thread::scope(|scope| {
+        let other = scope.spawn(worker);
+        let mut failed = worker();
+        failed.extend(other.join().expect("no panic"));
+        failed
+    });
     assert!(failed.is_empty(), "{} examples fail\n\n{}", failed.len(), failed.join("\n"));
     Ok(())
+}
+
+/// Runs a block; what fails, in words.
+fn failures(Block { page, lines }: &Block, endpoint: &str) -> Result<Vec<String>> {
+    let world = World::new(endpoint)?;
+    if lines.iter().any(|line| line.contains("verify-cache")) {
+        world.shell("gpt2 download gpt2")?.succeeded();
+    }
+    let mut failed = vec![];
+    for line in lines {
+        let instead = replaced(line);
+        world.supply(&instead)?;
+        let run = world.shell(&instead)?;
+        if run.code != 0 {
+            failed.push(format!("{page}: {line}\n  as {instead}\n  exits with {}: {}", run.code, run.stderr));
+        }
+    }
+    Ok(failed)
 }
 
 #[test]

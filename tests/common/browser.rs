@@ -11,15 +11,23 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Runs one browser at a time: with two at once, each test would wait because of the other.
-static TURN: Mutex<()> = Mutex::new(());
+/// Two browsers run at a time: one alone leaves a core idle, and with more each would wait for the others.
+static TURNS: [Mutex<()>; 2] = [const { Mutex::new(()) }; 2];
+static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
 /// An open page.
 pub(crate) struct Browser {
     driver: Box<dyn Driver>,
+}
+
+/// Waits until a browser may run.
+fn turn() -> MutexGuard<'static, ()> {
+    let turn = &TURNS[TAKEN.fetch_add(1, Ordering::Relaxed) % TURNS.len()];
+    turn.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether a program runs here. Without it, this fails under CI, and elsewhere says that the page was skipped.
@@ -41,7 +49,7 @@ pub(crate) fn browse(page: &Path, test: impl FnOnce(&Browser) -> Result) -> Resu
     if !is_there("chromium", "chromium")? || !is_there("chromedriver", "chromium-driver")? {
         return Ok(());
     }
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = turn();
     let browser = Browser::open(Box::new(Chromium::start()?), page)?;
     test(&browser)?;
     browser.fetched_nothing()?;
@@ -54,7 +62,7 @@ pub(crate) fn browse_in_firefox(page: &Path, test: impl FnOnce(&Browser) -> Resu
     if !is_there("firefox-esr", "firefox-esr")? {
         return Ok(());
     }
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = turn();
     let browser = Browser::open(Box::new(Firefox::start()?), page)?;
     test(&browser)?;
     browser.fetched_nothing()

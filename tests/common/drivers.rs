@@ -47,6 +47,7 @@ pub(super) struct Chromium {
     session: String,
     /// Read until the port is known; stays open as long as the driver may write to it.
     _stdout: BufReader<ChildStdout>,
+    _files: tempfile::TempDir,
 }
 
 impl Chromium {
@@ -70,7 +71,11 @@ impl Chromium {
     }
 
     fn try_start() -> Result<Option<Self>> {
-        let mut process = Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).spawn()?;
+        // The browser leaves folders for temporary files behind.
+        let files = tempfile::tempdir()?;
+        let mut driver = Command::new("chromedriver");
+        let mut process =
+            driver.arg("--port=0").env("TMPDIR", files.path()).stdout(Stdio::piped()).spawn()?;
         let mut stdout = BufReader::new(process.stdout.take().ok_or("a pipe")?);
         let mut line = String::new();
         loop {
@@ -81,7 +86,13 @@ impl Chromium {
             }
             if let Some((_, port)) = line.rsplit_once("successfully on port ") {
                 let port = port.trim().trim_end_matches('.').parse()?;
-                return Ok(Some(Self { process, port, session: String::new(), _stdout: stdout }));
+                return Ok(Some(Self {
+                    process,
+                    port,
+                    session: String::new(),
+                    _stdout: stdout,
+                    _files: files,
+                }));
             }
         }
     }
