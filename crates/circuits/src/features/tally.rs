@@ -2,8 +2,10 @@
 
 use super::sizes::ActivationSizes;
 use candle_core::{DType, Device, Result, Tensor};
-use gpt2_model::dictionary::{Dictionary, SparseActivations};
+use gpt2_model::dictionary::{ActiveFeature, Dictionary, SparseActivations};
 use gpt2_model::finite::all_finite;
+use std::collections::VecDeque;
+use std::ops::Range;
 
 /// Rows to encode at a time, so that their f64 copies stay small.
 const ROWS: usize = 1024;
@@ -119,7 +121,8 @@ impl<'a> Tally<'a> {
                 others[1]
             )
         }
-        let mut codes: Vec<SparseActivations> = vec![];
+        let mut parts = Parts::default();
+        let mut counted = 0;
         for start in (0..count).step_by(ROWS) {
             let rows = ROWS.min(count - start);
             let of = |x: &Tensor| {
@@ -134,21 +137,30 @@ impl<'a> Tally<'a> {
                 let rebuilt = self.dictionary.decode(&code, &read)?;
                 self.compare(&of(target)?, &rebuilt)?;
             }
-            codes.push(code);
-            progress(start + rows)?;
+            parts.codes.push_back(code);
+            // A token counts once the activations after it are there, too.
+            let end = start + rows;
+            let until = if end == count { end } else { end.saturating_sub(self.around.after).max(counted) };
+            self.count(&parts, tokens, counted..until);
+            counted = until;
+            parts.forget_before(counted.saturating_sub(self.around.before));
+            progress(end)?;
         }
-        for (at, fired) in codes.iter().flat_map(SparseActivations::iter).enumerate() {
-            for one in fired {
+        self.tokens += count;
+        Ok(())
+    }
+
+    fn count(&mut self, parts: &Parts, tokens: Tokens, range: Range<usize>) {
+        for at in range {
+            for one in parts.row(at) {
                 let found = &mut self.uses[one.feature as usize];
                 found.fired += 1;
                 found.sum += f64::from(one.value);
                 found.sizes.add(one.value);
-                let activation = |at: usize| codes[at / ROWS].value(at % ROWS, one.feature);
-                found.offer(activation, tokens, at, self.keep, self.around);
+                let activation = |at: usize| parts.value(at, one.feature);
+                found.offer(one.value, activation, tokens, at, self.keep, self.around);
             }
         }
-        self.tokens += count;
-        Ok(())
     }
 
     fn compare(&mut self, target: &Tensor, rebuilt: &Tensor) -> Result<()> {
@@ -193,17 +205,42 @@ impl<'a> Tally<'a> {
     }
 }
 
+/// The activations of the latest parts of [`ROWS`] tokens: those of a whole shard can take gigabytes.
+#[derive(Debug, Default)]
+struct Parts {
+    codes: VecDeque<SparseActivations>,
+    /// How many parts came before these.
+    forgotten: usize,
+}
+
+impl Parts {
+    fn row(&self, at: usize) -> &[ActiveFeature] {
+        self.codes[at / ROWS - self.forgotten].row(at % ROWS)
+    }
+
+    fn value(&self, at: usize, feature: u32) -> f32 {
+        self.codes[at / ROWS - self.forgotten].value(at % ROWS, feature)
+    }
+
+    /// Forgets the parts that end before a token.
+    fn forget_before(&mut self, at: usize) {
+        while self.forgotten < at / ROWS && self.codes.pop_front().is_some() {
+            self.forgotten += 1;
+        }
+    }
+}
+
 impl Use {
     /// Takes a token among the peaks if it is one of the strongest so far.
     fn offer(
         &mut self,
+        activation: f32,
         activation_at: impl Fn(usize) -> f32,
         tokens: Tokens,
         at: usize,
         keep: usize,
         around: Around,
     ) {
-        let activation = activation_at(at);
         let weaker = |peak: &Peak| peak.activation.abs() < activation.abs();
         if keep == 0 || (self.peaks.len() == keep && !self.peaks.last().is_some_and(weaker)) {
             return;
