@@ -46,6 +46,10 @@ def test_a_map_is_a_table_and_a_picture(model: Model, tmp_path: Path) -> None:
     effects = model.effects(TEXT, " thou")
     one = effects["change"]
     assert one.top(1)[0] == ("0.2", float(one.values[0, 2]))
+    assert one["0.2"] == one[0, 2] == one.values[0, 2] and one[0].shape == one.values[0].shape
+    for wrong in ("0", "0.99", "0.1.2", "a.b", "0.-1", ""):
+        with pytest.raises(KeyError, match="expected a place"):
+            one[wrong]
     one.save(tmp_path / "effects.svg")
     assert (tmp_path / "effects.svg").read_bytes().startswith(b"<svg")
     assert "<svg" in effects._repr_html_()

@@ -176,6 +176,21 @@ class Map:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "draw": None}  # what draws belongs to the model
 
+    def __getitem__(self, place: Any) -> Any:
+        """The number at a place as `top` names it: ``scores["5.1"]``. Any other index is NumPy's.
+
+        Raises:
+            KeyError: for a text that names no place of this map.
+        """
+        if not isinstance(place, str):
+            return self.values[place]
+        parts = place.split(".")
+        index = tuple(int(part) for part in parts if part.isascii() and part.isdigit())
+        if len(index) != len(parts) or len(index) != self.values.ndim or any(i >= n for i, n in zip(index, self.values.shape)):
+            shape = " by ".join(str(n) for n in self.values.shape)
+            raise KeyError(f"{place!r}: expected a place as in {'.'.join('0' * self.values.ndim)!r}, by {', '.join(self.axes)}; the map is {shape}")
+        return float(self.values[index])
+
     def top(self, count: int = 5) -> list[tuple[str, float]]:
         """The numbers farthest from 0, largest first, each with its place: ``("5.1", -0.31)`` for layer 5, head 1."""
         order = np.argsort(-np.abs(self.values), axis=None, kind="stable")[:count]
