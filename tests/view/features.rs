@@ -6,7 +6,8 @@ use crate::show;
 use gpt2_view::{feature_pages, graph_page, visible_text, visible_token};
 use serde_json::{Value, json};
 
-const EVIL: &str = "</script><img src=x onerror=alert(1)>{{data}}\u{202e}\0\u{1b}";
+const EVIL: &str =
+    "</script><img src=x onerror=alert(1)>{{data}}\u{202e}\0\u{1b}\u{a0}\u{2003}\u{3164}\u{fe0f}";
 const RTL: &str = " שלום";
 const LEFT: &str = "\u{e012}";
 const UP: &str = "\u{e013}";

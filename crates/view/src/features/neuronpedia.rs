@@ -12,7 +12,7 @@ use std::str::FromStr;
 const FEATURES: usize = 128;
 /// The promoted tokens of a feature on either side, at most.
 const LOGITS: usize = 20;
-/// The characters of an explanation, at most.
+/// The UTF-16 units of an explanation, at most: a JavaScript program counts these.
 const EXPLANATION: usize = 512;
 const EXPECTED: &str = "expected MODEL/SOURCE as Neuronpedia names them, with the layer before the source's name: gpt2-small/6-res-jb";
 
@@ -32,7 +32,8 @@ impl FromStr for NeuronpediaId {
         };
         let (model, source) = text.split_once('/').ok_or(EXPECTED)?;
         let (layer, name) = source.split_once('-').ok_or(EXPECTED)?;
-        if !is_name(model) || !is_name(name) || layer.parse::<u32>().is_err() {
+        let is_layer = layer.bytes().all(|byte| byte.is_ascii_digit()) && layer.parse::<u32>().is_ok();
+        if !is_name(model) || !is_name(name) || !is_layer {
             return Err(EXPECTED.to_owned());
         }
         Ok(Self { model: model.to_ascii_lowercase(), source: source.to_ascii_lowercase() })
@@ -89,14 +90,21 @@ fn body(feature: &Value) -> Option<Value> {
         body.insert(name.to_owned(), tokens.iter().take(LOGITS).map(logit).collect());
     }
     if let Some(explanations) = feature["explanations"].as_array() {
-        let explanation = |one: &Value| {
-            let whole = text(one);
-            json!({ "text": whole.chars().take(EXPLANATION).collect::<String>() })
-        };
+        let explanation = |one: &Value| json!({ "text": beginning(&text(one)) });
         body.insert("explanations".to_owned(), explanations.iter().map(explanation).collect());
     }
     body.insert("activations".to_owned(), places.iter().map(activation).collect());
     Some(Value::Object(body))
+}
+
+/// The beginning of an explanation that is not too long.
+fn beginning(text: &str) -> String {
+    let mut units = 0;
+    let fits = |c: &char| {
+        units += c.len_utf16();
+        units <= EXPLANATION
+    };
+    text.chars().take_while(fits).collect()
 }
 
 /// A text as Neuronpedia can store it: it refuses an empty one, and its database a character 0.
@@ -116,9 +124,18 @@ mod tests {
     fn names_have_a_model_a_layer_and_a_source() -> Result<(), String> {
         let NeuronpediaId { model, source } = id("GPT2-small/6-res-jb")?;
         assert_eq!([model.as_str(), &source], ["gpt2-small", "6-res-jb"]);
-        for bad in
-            ["", "gpt2-small", "gpt2-small/res-jb", "/6-res", "a/6-", "a/6", "a/b/6-x", "a b/6-x", "a/6-x y"]
-        {
+        for bad in [
+            "",
+            "gpt2-small",
+            "gpt2-small/res-jb",
+            "/6-res",
+            "a/6-",
+            "a/6",
+            "a/b/6-x",
+            "a b/6-x",
+            "a/6-x y",
+            "a/+6-x",
+        ] {
             assert!(id(bad).is_err_and(|error| error.contains("gpt2-small/6-res-jb")), "{bad}");
         }
         Ok(())
@@ -129,7 +146,7 @@ mod tests {
         let logits: Vec<(String, f64)> = (0..30).map(|n| (format!(" t{n}"), 1.0)).collect();
         let fires = |n: usize| {
             json!({
-                "feature": n, "share": 0.25, "explanations": ["</script>", "é".repeat(600)],
+                "feature": n, "share": 0.25, "explanations": ["</script>", "é".repeat(600), "🎭".repeat(300)],
                 "promoted": { "likelier": logits, "less_likely": [["\0", -1.0]] },
                 "strongest": [{ "activation": 2.0, "around": [["", 0.0], [" thou", 2.0]] }],
             })
@@ -149,8 +166,8 @@ mod tests {
         assert_eq!(one["topLogits"].as_array().map(Vec::len), Some(LOGITS));
         assert_eq!(one["bottomLogits"], json!([{ "token": "\u{2400}", "value": -1.0 }]));
         assert_eq!(one["activations"], json!([{ "tokens": ["\u{fffd}", " thou"], "values": [0.0, 2.0] }]));
-        let text = one["explanations"][1]["text"].as_str().map(|text| text.chars().count());
-        assert_eq!(text, Some(EXPLANATION));
+        let length = |n: usize| one["explanations"][n]["text"].as_str().map(|text| text.chars().count());
+        assert_eq!([length(1), length(2)], [Some(EXPLANATION), Some(EXPLANATION / 2)]);
         assert_eq!(of(2)?["features"].as_array().map(Vec::len), Some(1));
         Ok(())
     }

@@ -28,15 +28,15 @@
 
   const showList = () => {
     const words = search.value.trim().toLowerCase();
-    const has = ([feature, , tokens, before, at, after, , explanation]) =>
+    const has = ([feature, , tokens, before, at, after, , explanations]) =>
       String(feature) === words ||
-      [...tokens, `${before ?? ""}${at ?? ""}${after ?? ""}`, explanation ?? ""].some((text) => String(text).toLowerCase().includes(words));
+      [...tokens, `${before ?? ""}${at ?? ""}${after ?? ""}`, ...explanations].some((text) => String(text).toLowerCase().includes(words));
     const found = words ? list.filter(has) : list;
-    const rows = found.slice(0, SHOWN).map(([feature, share, tokens, before, at, after, , explanation, fires]) => [
+    const rows = found.slice(0, SHOWN).map(([feature, share, tokens, before, at, after, , explanations, fires]) => [
       [link(feature), "number"],
       [percent(share), "number"],
       [make("span", "", ...tokens.map(token)), "wide"],
-      [make("div", "", ...explained(explanation === null ? [] : [explanation]), fires ? context(before, at, after) : make("span", "quiet", "never fires"))],
+      [make("div", "", ...explained(explanations), fires ? context(before, at, after) : make("span", "quiet", "never fires"))],
     ]);
     const heads = [["feature", "number"], ["fires at", "number"], ["makes likelier", "wide"], ["where it fires most"]];
     const note = found.length > SHOWN ? `the first ${SHOWN} of ${found.length}: search for more` : `${found.length} features`;

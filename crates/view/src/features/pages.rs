@@ -50,7 +50,7 @@ fn listed(feature: &Value) -> Value {
         place["token"],
         place["after"],
         place["activation"],
-        feature["explanations"][0],
+        feature["explanations"].as_array().map_or(&[][..], Vec::as_slice),
         feature["strongest"].as_array().is_some_and(|places| !places.is_empty())
     ])
 }
@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(feature_pages(&report, &many)?.len(), 2 + 64);
         assert_eq!(
             data(1)?["list"][0],
-            json!([0, 0.5, ["<i>"], "</script><b>", "\u{2028}", "\"\\", 1.5, "<u>", true])
+            json!([0, 0.5, ["<i>"], "</script><b>", "\u{2028}", "\"\\", 1.5, ["<u>"], true])
         );
         Ok(())
     }
