@@ -101,7 +101,7 @@ impl PlacedDictionary {
     /// The explanations in some files.
     pub(super) fn explanations(&self, files: &[PathBuf], run: &Run) -> anyhow::Result<ByFeature> {
         let found = Explanations::read(files, run.opened.spelling, run.observer)?;
-        found.of_dictionary(self.features.dictionary().features())
+        found.of_dictionary(self.features.dictionary().features(), self.opened.found.checkpoint.config().hook)
     }
 
     /// The tokens of [`promoted_by`]; refuses features that the dictionary does not have.

@@ -5,6 +5,7 @@ use crate::spelling::Spelling;
 use crate::texts::open;
 use anyhow::{Context, anyhow, bail};
 use gpt2_loader::FileKind;
+use gpt2_model::hooks::Point;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,6 +13,9 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 const EXPECTED: &str = "expected a JSON list, or an object a line, with index (or feature) and description, as Neuronpedia exports them";
+
+/// The bytes of a file, at most.
+const LARGEST: u64 = 1 << 30;
 
 /// The explanations of each feature, in the order of their files.
 pub type ByFeature = BTreeMap<u32, Vec<String>>;
@@ -66,11 +70,11 @@ impl Explanations {
         Ok(Self { all, option })
     }
 
-    /// The explanations of one dictionary.
+    /// The explanations of one dictionary, of the values at `hook`.
     ///
     /// # Errors
-    /// When they are of several dictionaries, or of a feature that this one lacks.
-    pub(super) fn of_dictionary(self, features: usize) -> anyhow::Result<ByFeature> {
+    /// When they are of several dictionaries, of another layer, or of a feature that this dictionary lacks.
+    pub(super) fn of_dictionary(self, features: usize, hook: Point) -> anyhow::Result<ByFeature> {
         let sources: BTreeSet<&str> = self.all.iter().filter_map(|one| one.source.as_deref()).collect();
         if sources.len() > 1 {
             let names = sources.iter().take(4).copied().collect::<Vec<_>>().join(", ");
@@ -82,6 +86,16 @@ impl Explanations {
         let mut found = ByFeature::new();
         for one in self.all {
             one.check(features)?;
+            if let (Some(layer), Some(read)) = (one.layer(), hook.layer())
+                && layer != read
+            {
+                bail!(
+                    "{}: is of layer {layer}, {:?}, but the dictionary is of {hook}; is it of another dictionary? leave the entry out, \
+                     or mend its layer",
+                    one.at,
+                    one.source.as_deref().unwrap_or_default()
+                );
+            }
             found.entry(one.feature).or_default().push(one.text);
         }
         Ok(found)
@@ -90,13 +104,13 @@ impl Explanations {
     /// The explanations of a dictionary for each layer, each with its number of features.
     ///
     /// # Errors
-    /// When an explanation does not say its layer, or is of a layer or feature that is not there.
+    /// When an explanation does not say its layer, is of a layer or feature that is not there, or of another dictionary of its layer
+    /// than the one before it.
     pub(in super::super) fn by_layer(self, features: &[usize]) -> anyhow::Result<Vec<ByFeature>> {
         let mut found = vec![ByFeature::new(); features.len()];
+        let mut sources: Vec<Option<String>> = vec![None; features.len()];
         for one in self.all {
-            let layer =
-                one.source.as_deref().and_then(|source| source.split('-').next()?.parse::<usize>().ok());
-            let Some(layer) = layer.filter(|&layer| layer < features.len()) else {
+            let Some(layer) = one.layer().filter(|&layer| layer < features.len()) else {
                 bail!(
                     "{}: expected a layer from 0 to {}, alone or before a hyphen as in \"layer\": \"2-mine\", got {:?}; add it, or \
                      leave the entry out",
@@ -106,6 +120,13 @@ impl Explanations {
                 );
             };
             one.check(features[layer])?;
+            match (&sources[layer], &one.source) {
+                (Some(known), Some(source)) if known != source => bail!(
+                    "{}: is of {source:?}, but the ones before it are of {known:?}; give those of one dictionary of layer {layer}",
+                    one.at
+                ),
+                _ => sources[layer].clone_from(&one.source),
+            }
             found[layer].entry(one.feature).or_default().push(one.text);
         }
         Ok(found)
@@ -113,6 +134,11 @@ impl Explanations {
 }
 
 impl ExplainedFeature {
+    /// The number before the source's first hyphen.
+    fn layer(&self) -> Option<usize> {
+        self.source.as_deref()?.split('-').next()?.parse().ok()
+    }
+
     fn check(&self, features: usize) -> anyhow::Result<()> {
         if (self.feature as usize) < features {
             return Ok(());
@@ -159,7 +185,13 @@ impl Entry {
 fn contents(file: &Path, observer: &dyn Observer) -> anyhow::Result<Vec<u8>> {
     let mut bytes = vec![];
     let named = || format!("cannot read {}", file.display());
-    open(file, observer)?.read_to_end(&mut bytes).with_context(named)?;
+    open(file, observer)?.take(LARGEST + 1).read_to_end(&mut bytes).with_context(named)?;
+    if bytes.len() as u64 > LARGEST {
+        bail!(
+            "{}: is larger than 1 GiB; give a file for each dictionary, or leave out its embeddings",
+            file.display()
+        );
+    }
     Ok(bytes)
 }
 
@@ -202,9 +234,10 @@ mod tests {
     fn lists_and_lines_have_numbers_as_numbers_or_texts() -> anyhow::Result<()> {
         let list = r#"[{"modelId": "m", "layer": "2-x", "index": "3", "description": " says thou ", "embedding": [1]}, {"index": 3, "description": "again"}, {"feature": 0, "description": null}]"#;
         let expected = ByFeature::from([(3, vec!["says thou".to_owned(), "again".to_owned()])]);
-        assert_eq!(read(list)?.of_dictionary(4)?, expected);
+        let hook = Point::ResidPre(2);
+        assert_eq!(read(list)?.of_dictionary(4, hook)?, expected);
         let lines = "\u{feff}{\"index\": \"3\", \"description\": \"says thou\"}\n\n{\"feature\": 3, \"description\": \"again\"}\r\n";
-        assert_eq!(read(lines)?.of_dictionary(4)?, expected);
+        assert_eq!(read(lines)?.of_dictionary(4, hook)?, expected);
         let layers = r#"[{"layer": "1-x", "index": 0, "description": "a"}, {"layer": 0, "index": 0, "description": "b"}]"#;
         let found = read(layers)?.by_layer(&[1, 1])?;
         assert_eq!((&found[0][&0][0], &found[1][&0][0]), (&"b".to_owned(), &"a".to_owned()));
@@ -224,7 +257,14 @@ mod tests {
         refused(read(r#"[{"index": -1, "description": "x"}]"#), &["got -1"]);
         refused(read(r#"[{"index": 1, "description": 5}]"#), &["a text as description, got 5"]);
         let two = r#"[{"layer": "1-x", "index": 5, "description": "a"}, {"layer": "0-x", "index": 0, "description": "b"}]"#;
-        refused(read(two)?.of_dictionary(8), &["several dictionaries, 0-x, 1-x"]);
+        refused(read(two)?.of_dictionary(8, Point::Embed), &["several dictionaries, 0-x, 1-x"]);
+        let other = r#"[{"layer": "8-x", "index": 0, "description": "a"}]"#;
+        refused(
+            read(other)?.of_dictionary(8, Point::ResidPre(6)),
+            &["entry 1", "of layer 8", "8-x", "blocks.6.hook_resid_pre"],
+        );
+        let both = r#"[{"layer": "0-x", "index": 0, "description": "a"}, {"layer": "0-y", "index": 0, "description": "b"}]"#;
+        refused(read(both)?.by_layer(&[1]), &["entry 2", "0-y", "0-x", "of layer 0"]);
         refused(read(two)?.by_layer(&[8]), &["entry 1", "a layer from 0 to 0", "1-x"]);
         refused(read(two)?.by_layer(&[1, 1]), &["feature 5", "0 to 0", "another dictionary"]);
         Ok(())
