@@ -2,12 +2,12 @@
 
 use crate::interventions::{Applied, Sources};
 use crate::open::{Opened, UsedAdapter, attention_layer, device_name, rounds_to_tf32};
-use crate::words::{count, without_folders};
+use crate::words::count;
 use candle_core::DType;
 use candle_fused::BlockFormat;
 use gpt2_model::Implementation;
 use gpt2_model::hooks::Intervention;
-use gpt2_view::visible_text;
+use gpt2_view::{visible_text, without_folders};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;

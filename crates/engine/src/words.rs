@@ -1,7 +1,5 @@
 //! Numbers, names and choices in words.
 
-use std::path::Path;
-
 /// A choice by its name, for options that take one of a few.
 pub type Choices<T> = [(&'static str, T)];
 
@@ -32,14 +30,4 @@ pub fn count(n: usize, what: &str) -> String {
 #[must_use]
 pub fn short(number: f64) -> String {
     if number.abs() < 1e6 { format!("{number:.3}") } else { format!("{number:.3e}") }
-}
-
-/// A name for others to see: of a path on this machine, the last part.
-#[must_use]
-pub fn without_folders(name: &str) -> String {
-    let path = Path::new(name);
-    // A name of the Hub, at a commit, is no path.
-    let is_here = path.is_absolute() || path.exists();
-    let last = || std::path::absolute(path).ok()?.file_name().map(|last| last.to_string_lossy().into_owned());
-    if is_here { last().unwrap_or_else(|| "model".to_owned()) } else { name.to_owned() }
 }

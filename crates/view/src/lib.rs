@@ -28,7 +28,7 @@
 //! | `html` | [`PageWriter`]: every head in one page for a browser, which needs no network; [`page_fragment`]; [`LivePage`]: a page whose data comes while it is open |
 //! | `picture` | as PNG, SVG or PDF ([`PictureFormat`]): in a [`Frame`] with a title and a width: one head ([`head_picture`]), all ([`HeadGrid`]), rollout ([`rollout_picture`]), matrices of signed numbers ([`NumberMap`], [`number_maps`]), a training run ([`loss_curve`]) |
 //! | `features` | [`feature_pages`]: a folder of pages for the features of a dictionary; [`graph_page`]: the page of an attribution graph; [`neuronpedia_files`]: features as Neuronpedia takes them |
-//! | `provenance` | [`Provenance`]: how a file was made, recorded in every file |
+//! | `provenance` | [`Provenance`]: how a file was made, recorded in every file; [`without_folders`]: a name for others to see |
 //! | `export` | [`AttentionJson`], [`write_json_lines`], and [`write_square_json`] for BertViz and CircuitsVis |
 //! | crate `gpt2-files` | [`write_safetensors`], [`write_any_safetensors`] |
 //!
@@ -77,7 +77,7 @@ pub use picture::{
     Frame, GraphLink, GraphNode, GraphPicture, HeadGrid, NumberMap, PictureFormat, PictureWidth,
     head_picture, loss_curve, number_maps, rollout_picture,
 };
-pub use provenance::Provenance;
+pub use provenance::{Provenance, without_folders};
 pub use rows::keep_largest;
 pub use silenced::Silenced;
 pub use summary::{HeadSummary, QueryNumbers, summarize};

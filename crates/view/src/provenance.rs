@@ -2,6 +2,7 @@
 
 use crate::text::visible_text;
 use serde_json::Value;
+use std::path::Path;
 
 /// This program, in the metadata of pictures.
 pub(crate) const SOFTWARE: &str = concat!("gpt2 ", env!("CARGO_PKG_VERSION"));
@@ -34,4 +35,14 @@ impl Provenance {
     pub(crate) fn shown(&self) -> String {
         visible_text(&self.caption)
     }
+}
+
+/// A name for others to see: of a path on this machine, the last part.
+#[must_use]
+pub fn without_folders(name: &str) -> String {
+    let path = Path::new(name);
+    // A name of the Hub, at a commit, is no path.
+    let is_here = path.is_absolute() || path.exists();
+    let last = || std::path::absolute(path).ok()?.file_name().map(|last| last.to_string_lossy().into_owned());
+    if is_here { last().unwrap_or_else(|| "model".to_owned()) } else { name.to_owned() }
 }

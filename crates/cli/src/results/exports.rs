@@ -5,9 +5,9 @@ use anyhow::bail;
 use candle_core::Tensor;
 use gpt2_engine::studies::{PointName, Points};
 use gpt2_engine::texts::Prompt;
-use gpt2_engine::words::without_folders;
 use gpt2_engine::{Opened, RunProvenance};
 use gpt2_files::{TensorSpool, atomic};
+use gpt2_view::without_folders;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 

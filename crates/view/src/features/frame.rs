@@ -1,9 +1,9 @@
 //! A page's frame with its style and script, and what is published of a run.
 
+use crate::provenance::without_folders;
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use std::path::Path;
 
 /// A frame with its style and script, and with their hashes in its policy.
 pub(super) fn filled(frame: &str, style: &str, script: &str) -> String {
@@ -23,11 +23,11 @@ pub(super) fn hash(text: &str) -> String {
 pub(super) fn facts(report: &Value) -> Value {
     let mut dictionary = report["dictionary"].clone();
     if let Some(name) = dictionary.get_mut("name") {
-        *name = without_folders(name);
+        *name = shared_name(name);
     }
     json!({
         "gpt2": report["gpt2"],
-        "model": without_folders(&report["model"]),
+        "model": shared_name(&report["model"]),
         "dictionary": dictionary,
         "tokens": report["tokens"],
         "l0": report["l0"],
@@ -35,9 +35,7 @@ pub(super) fn facts(report: &Value) -> Value {
     })
 }
 
-/// The last part of an absolute path; a name as it is.
-fn without_folders(name: &Value) -> Value {
-    let path = name.as_str().map(Path::new).filter(|path| path.is_absolute());
-    let last = path.and_then(Path::file_name).map(|last| last.to_string_lossy().into());
-    last.unwrap_or_else(|| name.clone())
+/// A name for others to see.
+pub(super) fn shared_name(name: &Value) -> Value {
+    name.as_str().map_or_else(|| name.clone(), |name| without_folders(name).into())
 }

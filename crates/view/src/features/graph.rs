@@ -3,8 +3,9 @@
 //! The report stands in the page as data, and its script draws it: `graph_data.js` reads the report and the address, `graph_map.js`
 //! draws the nodes and edges, `graph_side.js` shows what is known of the chosen node and the groups of nodes.
 
-use super::frame::filled;
+use super::frame::{filled, shared_name};
 use serde::Serialize;
+use serde_json::{Value, json};
 
 const FRAME: &str = include_str!("graph.html");
 const STYLE: &str = concat!(include_str!("style.css"), include_str!("graph.css"));
@@ -15,23 +16,46 @@ const SCRIPT: &str = concat!(
     include_str!("graph_side.js")
 );
 
-/// The page of a report of `gpt2 graph`; the script reads the same names.
+/// The page of a report of `gpt2 graph`; the script reads the same names. Folders are the author's, and stay out of it.
 ///
 /// # Errors
 /// When the report cannot be serialized.
 pub fn graph_page(report: &impl Serialize) -> serde_json::Result<Vec<u8>> {
+    let mut report = serde_json::to_value(report)?;
+    share(&mut report);
     // In JSON, `<` stands in strings only, so that no text ends the element.
-    let data = serde_json::to_string(report)?.replace('<', "\\u003c");
+    let data = serde_json::to_string(&report)?.replace('<', "\\u003c");
     let page = filled(FRAME, STYLE, SCRIPT);
     let (before, after) = page.split_once("{{data}}").unwrap_or((&page, ""));
     Ok([before, &data, after].concat().into_bytes())
+}
+
+/// Keeps of the provenance what the page shows, and of names their last parts.
+fn share(report: &mut Value) {
+    if let Some(made) = report.get_mut("provenance") {
+        *made = json!({
+            "gpt2": made["gpt2"],
+            "model": shared_name(&made["model"]),
+            "ids": made["ids"],
+            "dtype": made["dtype"],
+            "device": made["device"],
+            "implementation": made["implementation"],
+        });
+    }
+    let dictionaries = report.get_mut("dictionaries").and_then(Value::as_array_mut);
+    let dictionaries = dictionaries.into_iter().flatten().filter_map(|one| one.get_mut("name"));
+    for name in dictionaries {
+        *name = shared_name(name);
+    }
+    if let Some(name) = report.get_mut("model") {
+        *name = shared_name(name);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::frame::hash;
     use super::*;
-    use serde_json::{Value, json};
 
     #[test]
     fn data_stay_data_and_policies_name_what_stands_in_the_page() -> serde_json::Result<()> {
@@ -45,6 +69,21 @@ mod tests {
         let (_, data) = page.split_once("type=\"application/json\">").expect("data");
         let (data, _) = data.split_once("</script>").expect("an end");
         assert_eq!(serde_json::from_str::<Value>(data)?, report);
+        Ok(())
+    }
+
+    #[test]
+    fn folders_of_the_author_stay_out_of_the_page() -> serde_json::Result<()> {
+        let report = json!({
+            "model": "/home/me/m",
+            "provenance": { "gpt2": "0.1.0", "model": "/home/me/m", "folder": "/home/me/m", "ids": [1], "adapters": [{ "name": "/home/me/a" }] },
+            "dictionaries": [{ "name": "/home/me/client/t0", "features": 3 }, { "name": "owner/name" }],
+        });
+        let page = String::from_utf8_lossy(&graph_page(&report)?).into_owned();
+        assert!(!page.contains("/home/me") && !page.contains("client"));
+        for kept in ["\"name\":\"t0\"", "\"name\":\"owner/name\"", "\"model\":\"m\"", "\"features\":3"] {
+            assert!(page.contains(kept), "{kept}");
+        }
         Ok(())
     }
 }

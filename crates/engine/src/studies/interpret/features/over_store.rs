@@ -7,11 +7,11 @@ use crate::interventions::ALL_BUT_DICTIONARY;
 use crate::observer::Stopped;
 use crate::open::{Label, Opened};
 use crate::studies::study::{Outcome, Run, Study};
-use crate::words::without_folders;
 use anyhow::{Context, bail};
 use gpt2_circuits::features::{Around, Peak, ReadingHead, RelatedFeature, Tally, Tokens};
 use gpt2_files::{Shard, Store};
 use gpt2_model::hooks::Point;
+use gpt2_view::without_folders;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 

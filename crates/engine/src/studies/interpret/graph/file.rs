@@ -3,8 +3,8 @@
 use super::super::features::{ByFeature, DictionarySummary};
 use crate::open::Opened;
 use crate::texts::Prompt;
-use crate::words::without_folders;
 use gpt2_circuits::attribution_graph::{AttributionGraph, GraphNode, KeptPart};
+use gpt2_view::without_folders;
 use serde::Serialize;
 
 /// The version of circuit-tracer's form.

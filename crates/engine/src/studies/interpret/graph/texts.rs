@@ -2,9 +2,11 @@
 
 use super::super::features::{ByFeature, Promoted, promoted_by};
 use crate::open::Opened;
+use candle_core::DType;
 use gpt2_circuits::Circuits;
 use gpt2_circuits::attribution_graph::GraphNode;
 use gpt2_circuits::features::Features;
+use gpt2_view::without_folders;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -56,7 +58,8 @@ pub(super) fn texts<'a>(
     Ok(all)
 }
 
-/// The beginning of a command that runs the model over these tokens; `None` for a model that a command does not find.
+/// The beginning of a command that runs the model over these tokens; `None` for a model that a command does not find. Its folder's name
+/// is the last part, since others see it.
 pub(super) fn command(opened: &Opened, ids: &[u32]) -> Option<String> {
     let ids = ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let mut words = vec!["gpt2".to_owned(), "forward".to_owned(), "--ids".to_owned(), ids];
@@ -69,10 +72,13 @@ pub(super) fn command(opened: &Opened, ids: &[u32]) -> Option<String> {
             Some(commit) => (files.name.split('@').next().unwrap_or_default(), Some(commit)),
             None => (files.name.as_str(), None),
         };
-        words.extend(["--model".to_owned(), word(name)]);
+        words.extend(["--model".to_owned(), word(&without_folders(name))]);
         words.extend(commit.into_iter().flat_map(|commit| ["--revision".to_owned(), commit.clone()]));
     }
     words.extend(opened.processed.then(|| "--processed".to_owned()));
+    if opened.model.dtype() != DType::F32 {
+        words.extend(["--dtype".to_owned(), opened.model.dtype().as_str().to_owned()]);
+    }
     Some(words.join(" "))
 }
 
