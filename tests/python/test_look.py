@@ -63,3 +63,14 @@ def test_a_map_is_a_table_and_a_picture(model: Model, tmp_path: Path) -> None:
     assert isinstance(table, pandas.DataFrame) and table.loc[0, 2] == one.values[0, 2]
     assert table.index.name == "layer" and table.columns.name == "head"
     assert len(effects.to_pandas()) == 16
+
+
+def test_numbers_of_ones_own_are_a_map(model: Model) -> None:
+    values = np.arange(8).reshape(2, 4)
+    found = model.map(values, "means", ("layer", "position"), unit="nats")
+    assert found.top(1) == [("1.3", 7.0)] and found.axes == ("layer", "position")
+    assert "means" in found._repr_html_() and "position" in found._repr_html_()
+    assert "<svg" in model.map([1.0, 2.0, 3.0], axes=["head"])._repr_html_()
+    for wrong in (values[0], [], 1.0):
+        with pytest.raises(ValueError, match="expected an axis each for layer, head"):
+            model.map(wrong)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from . import _native
 from ._base import Report
@@ -88,6 +89,23 @@ class Analyses(Passes):
     ) -> tuple[Report, dict[str, Floats]]:
         options = {"prompt": ids, "position": _position(position, len(ids)), "top_k": count(top_k, "top_k", 1)}
         return self._study("lens", options, changes, allow_nonfinite=allow_nonfinite)
+
+    def map(self, values: ArrayLike, name: str = "values", axes: Sequence[str] = ("layer", "head"), *, unit: str = "") -> Map:
+        """A map of numbers of your own, such as a mean over several texts, which shows and draws as those of the analyses do.
+
+        Args:
+            values: One number for each place.
+            name: The picture's title.
+            axes: What each axis of ``values`` counts.
+            unit: What a number is.
+
+        Raises:
+            ValueError: if the values have another number of axes.
+        """
+        array: Floats = np.asarray(values)
+        if array.ndim != len(axes) or not array.size:
+            raise ValueError(f"values: expected an axis each for {', '.join(axes)}, got an array of shape {array.shape}")
+        return self._map(name, array, tuple(axes), unit=unit)
 
     def head_scores(self, *, length: int | None = None, repeats: int = 4, texts: int = 10, no_bos: bool = False, seed: int = 0, **changes: Unpack[Changes]) -> Scores:
         """Which heads look at the previous token, at earlier copies of a token, or after them (induction heads: Olsson et al. 2022), on
