@@ -104,8 +104,9 @@ other_targets() {
 tests() {
     # Many tests wait for a browser or another process, so more of them run at a time than there are cores.
     export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(getconf _NPROCESSORS_ONLN)))}
+    step "$cargo" test --release --no-run
     # The tests of kernels, model and training on CUDA, too, with a driver that runs launches on the processor. It has a target
-    # folder of its own.
+    # folder of its own, and takes from this one what knows nothing of CUDA.
     if [ "$(uname -sm)" = 'Linux x86_64' ] && command -v g++ >/dev/null; then
         beside scripts/cuda/check.sh on-cpu
     elif [ -n "${CI:-}" ]; then
