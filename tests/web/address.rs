@@ -132,6 +132,23 @@ fn a_link_opens_the_state_that_it_was_taken_from() -> Result {
     })
 }
 
+/// A link to another head of the same text, and one that comes while an answer is on its way.
+#[test]
+fn a_link_is_followed_whatever_is_shown_or_asked() -> Result {
+    open("My lord", |page| {
+        for head in ["2.1", "0.3"] {
+            go(page, &format!("text=My%20lord&head={head}&token=0"))?;
+            page.until(&format!("document.documentElement.dataset.shown === '{head}'"))?;
+        }
+        page.get("(location.hash = 'text=O%20Romeo&head=1.1&token=0', location.hash = 'text=To%20be&head=3.2&token=1', 0)")?;
+        page.until("document.getElementById('token-title').textContent.startsWith('Token 1')")?;
+        page.until("document.documentElement.dataset.shown === '3.2'")?;
+        settled(page)?;
+        assert_eq!(page.get("document.documentElement.dataset.shown")?, "3.2");
+        Ok(())
+    })
+}
+
 /// A lesson by its number alone sets everything up.
 #[test]
 fn a_link_to_a_lesson_sets_it_up() -> Result {

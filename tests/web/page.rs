@@ -322,7 +322,6 @@ fn a_thousand_odd_texts_are_shown() -> Result {
     survives(1000)
 }
 
-/// In the sandboxed frame of a notebook, the model runs as well.
 /// Its module and its model are scripts beside it, so that each is in the repository once.
 #[test]
 fn the_page_of_the_repository_runs_from_disk() -> Result {
@@ -340,6 +339,7 @@ fn the_page_of_the_repository_runs_from_disk() -> Result {
     browse_in_firefox(&file, test)
 }
 
+/// In the sandboxed frame of a notebook, the model runs as well.
 #[test]
 fn the_page_runs_in_a_frame_of_a_notebook() -> Result {
     let (module, loader) = built()?;

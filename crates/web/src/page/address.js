@@ -14,7 +14,7 @@ const OWN_SETTINGS = Object.fromEntries(Object.entries(FIELDS).map(([name, id]) 
 
 /// Whether the newest question is what an address asks for.
 let isFromAddress = false;
-/// The address that the next picture takes its choices from; null for those of the page before.
+/// The address that the next question's picture takes its choices from; null for those of the page before.
 let arriving = null;
 
 /// What the address says besides the page's choices.

@@ -56,7 +56,9 @@ let outcome = "refused";
 let isDown = false;
 
 function ask(look) {
-  waiting = { ...look, at: performance.now() };
+  // A question that takes the place of one that was not sent yet is about the same address.
+  waiting = { ...look, arriving: arriving ?? waiting?.arriving ?? null, at: performance.now() };
+  arriving = null;
   goOn();
 }
 
@@ -72,7 +74,7 @@ function goOn() {
     return;
   }
   [asked, waiting] = [waiting, null];
-  const { at, more, ...look } = asked;
+  const { at, more, arriving: choices, ...look } = asked;
   worker.postMessage({ look: JSON.stringify(look), more });
 }
 
@@ -106,6 +108,7 @@ async function answered({ ready, answer, took, error, opened, failed, stopped: i
   } else if (error) {
     halt();
     trouble = "";
+    arriving ??= question?.arriving ?? null;
     if (fallBack(error)) return;
     tell(error, true);
     settle("refused");
@@ -179,9 +182,8 @@ async function receive(answer, question, took) {
     putText(next.text);
   }
   // The tokens to draw from change nothing on the page.
-  const drawing = lines === drawn ? null : draw(lines, next.ids.length);
+  const drawing = lines === drawn && question.arriving === null ? null : draw(lines, next.ids.length, question.arriving);
   underway = drawing;
-  arriving = null;
   [shown, drawn] = [next, lines];
   showButtons();
   showDraw();

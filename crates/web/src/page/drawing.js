@@ -30,8 +30,9 @@ let isPressed = false;
 addEventListener("pointerdown", () => (isPressed = true), true);
 for (const end of ["pointerup", "pointercancel", "blur"]) addEventListener(end, () => (isPressed = false), true);
 
-/// Draws the data of an answer: each line is a kind, a tab, and a block of that kind.
-async function draw(lines, tokens) {
+/// Draws the data of an answer: each line is a kind, a tab, and a block of that kind. Heads and token are those of an address, or of
+/// the page before.
+async function draw(lines, tokens, address) {
   const blocks = new Map();
   for (const line of lines.split("\n")) {
     const tab = line.indexOf("\t");
@@ -39,7 +40,7 @@ async function draw(lines, tokens) {
     if (!blocks.has(kind)) blocks.set(kind, []);
     blocks.get(kind).push({ textContent: line.slice(tab + 1) });
   }
-  const choices = arriving ?? (page ? choicesFor(tokens) : undefined);
+  const choices = address ?? (page ? choicesFor(tokens) : undefined);
   const pinned = page?.state.pinned;
   const sought = byId("search").value;
   const focused = document.activeElement?.id;
