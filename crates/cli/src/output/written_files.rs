@@ -1,9 +1,9 @@
 //! The files that a run writes. Refuses them before the work starts if they would do harm, and moves them all to their
 //! final names at the end.
 
-use super::read_files::ReadFiles;
 use super::{is_closed_pipe, note};
 use anyhow::{Context, bail};
+use gpt2_engine::ReadFiles;
 use gpt2_files::Identity;
 use gpt2_files::atomic::{self, Staged};
 use gpt2_files::unfinished::{NewFolders, together};

@@ -4,7 +4,6 @@ use super::args::FeaturesArgs;
 use super::print::{print_explanation, print_promoted};
 use crate::model::hub;
 use crate::output;
-use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::{NewFolder, Outputs};
 use crate::process::signals::Stop;
@@ -13,6 +12,7 @@ use gpt2_engine::interventions::{InterventionOptions, Prepared};
 use gpt2_engine::studies::interpret::features::{
     FeatureDetails, FeatureInStore, StoreReport, StrongestPlace,
 };
+use gpt2_engine::ReadFiles;
 use gpt2_engine::words::{count, short};
 use gpt2_files::Store;
 use gpt2_loader::DictionaryCheckpoint;
