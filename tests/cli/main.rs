@@ -18,6 +18,7 @@ mod eval;
 #[cfg(target_os = "linux")]
 mod examples;
 mod feature_changes;
+mod feature_folders;
 mod feature_pages;
 mod features;
 mod files;

@@ -5,3 +5,4 @@ mod atomic;
 mod common;
 #[path = "../common/folder.rs"]
 mod folder;
+mod folder_of_files;

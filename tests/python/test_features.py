@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import subprocess
 import warnings
 from collections.abc import Callable, Iterator
@@ -159,15 +160,12 @@ def test_a_store_is_the_commands_and_reads_as_arrays(model: Model, sae: Dictiona
     found = model.features_in_store(in_memory, sae, top_k=2, pages=pages)
     command("features", "--store", str(tmp_path / "texts"), "--dictionary", str(DEMO), "-k", "2", "--pages", str(tmp_path / "theirs"))
     for name in ("index.html", "features/0.js", "features/11.js"):
-        ours, theirs = ((folder / name).read_text(encoding="utf-8") for folder in (pages, tmp_path / "theirs"))
-        if name.endswith(".js"):  # the same data, whose keys have another order
-            same(*(json.loads(text.split("] = ", 1)[1].rstrip().rstrip(";")) for text in (ours, theirs)))
-        else:
-            assert ours == theirs
+        assert (pages / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes(), name
     assert len(found["features"]) == 768 and {"quantiles", "histogram", "related", "read_by"} <= set(found["features"][0])
     with pytest.raises(FileExistsError, match="overwrite=True"):
         model.features_in_store(in_memory, sae, pages=pages)
     model.features_in_store(in_memory, sae, feature=7, pages=pages, overwrite=True)
+    assert sorted(path.name for path in (pages / "features").iterdir()) == ["0.js", "index.js"]
 
     explanations = tmp_path / "explanations.jsonl"
     explanations.write_text('{"index": "713", "description": "thou"}\n', encoding="utf-8")
@@ -178,7 +176,7 @@ def test_a_store_is_the_commands_and_reads_as_arrays(model: Model, sae: Dictiona
     batches = sorted(path.name for path in (tmp_path / "requests").glob("batch-*.json"))
     assert batches and batches == sorted(path.name for path in (tmp_path / "upload").glob("batch-*.json"))
     for name in batches:
-        same(*(json.loads((tmp_path / folder / name).read_text(encoding="utf-8")) for folder in ("upload", "requests")))
+        assert (tmp_path / "upload" / name).read_bytes() == (tmp_path / "requests" / name).read_bytes(), name
     with pytest.raises(FileExistsError, match="empty folder"):
         model.features_in_store(in_memory, sae, neuronpedia=tmp_path / "upload", neuronpedia_id="tiny/2-mine")
     with pytest.raises(ValueError, match="expected MODEL/SOURCE"):
@@ -191,6 +189,69 @@ def test_a_store_is_the_commands_and_reads_as_arrays(model: Model, sae: Dictiona
     with pytest.raises(ValueError, match="explanations: .*expected a JSON list"):
         explanations.write_text("no JSON", encoding="utf-8")
         model.features(TEXT, sae, explanations=explanations)
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """All paths below a folder, with the content of files."""
+    return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def test_folders_are_refused_before_the_work_and_written_whole(model: Model, sae: Dictionary, tmp_path: Path) -> None:
+    store = model.record(LINES, points=POINT, out=tmp_path / "store")
+    pages, upload = tmp_path / "pages", tmp_path / "new/upload"
+    model.features_in_store(store, sae, top_k=2, pages=pages)
+    (tmp_path / "explanations.jsonl").write_text('{"index": "713", "description": "thou"}\n', encoding="utf-8")
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    (pages / "features/99.js").write_text('{"index": "713", "description": "thou"}\n', encoding="utf-8")
+    (pages / "features/\u0663.js").mkdir()  # is no number of the pages
+    own = tmp_path / "own"
+    (own / "model").mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        shutil.copy(ROOT / "models/tiny-shakespeare" / name, own / "model" / name)
+    shutil.copytree(DEMO, own / "sae")
+    loaded = Model.load(own / "model", cache_dir=tmp_path / "cache")
+    (tmp_path / "cache/models--x--y").mkdir(parents=True)
+    mine: Any = {"neuronpedia": upload, "neuronpedia_id": "tiny/2-mine"}
+    before = tree(tmp_path)
+    steps: list[int] = []
+
+    def write(of: Model = model, dictionary: Any = sae, **options: Any) -> None:
+        of.features_in_store(store, dictionary, top_k=2, progress=lambda _, done, __: steps.append(done), **options)
+
+    refused: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (ValueError, "a file of explanations", {"pages": pages, "overwrite": True, "explanations": pages / "features/99.js"}),
+        (ValueError, "a file of the store", {"pages": tmp_path}),
+        (ValueError, "a file of the dictionary", {"pages": own / "sae", "dictionary": own / "sae"}),
+        (ValueError, "a file of the dictionary", {"pages": own / "sae", "dictionary": Dictionary.load(own / "sae")}),
+        (ValueError, "is the folder of the model", {"pages": own / "model", "of": loaded}),
+        (ValueError, "this run reads", {"pages": own, "of": loaded}),
+        (ValueError, "the cache of the Hub", {"pages": tmp_path / "cache/models--x--y", "of": loaded}),
+        (ValueError, "pages=.*lies in the other", {"pages": tmp_path / "new", **mine}),
+        (ValueError, "pages=.*lies in the other", {"pages": upload / "pages", **mine}),
+        (OSError, "pages: .*is a file", {"pages": tmp_path / "file"}),
+        (OSError, "neuronpedia: .*is a file", {**mine, "neuronpedia": tmp_path / "file"}),
+        (FileExistsError, "overwrite=True", {"pages": pages}),
+        (FileExistsError, "neuronpedia=.*holds files already", {**mine, "neuronpedia": pages}),
+        (ValueError, "neuronpedia_id .*expected MODEL/SOURCE", {**mine, "neuronpedia_id": "tiny"}),
+        (ValueError, "overwrite: replaces pages", {"overwrite": True}),
+    ]
+    for kind, says, options in refused:
+        with pytest.raises(kind, match=says):
+            write(**options)
+        assert steps == [] and tree(tmp_path) == before, options
+
+    def stops(*_: Any) -> None:
+        assert (tmp_path / "new/upload").is_dir()
+        raise KeyboardInterrupt
+
+    both: Any = {"pages": pages, "overwrite": True, **mine}
+    with pytest.raises(KeyboardInterrupt):
+        model.features_in_store(store, sae, progress=stops, **both)
+    assert tree(tmp_path) == before
+    write(feature=7, **both)
+    assert sorted(path.name for path in (pages / "features").iterdir()) == ["0.js", "index.js", "\u0663.js"]
+    assert sorted(path.name for path in pages.iterdir()) == ["features", "index.html"]
+    assert sorted(path.name for path in upload.iterdir()) in (["about.json"], ["about.json", "batch-0.json"])
 
 
 def test_a_trained_dictionary_has_the_commands_bytes(model: Model, tmp_path: Path) -> None:
@@ -213,7 +274,9 @@ def test_a_trained_dictionary_has_the_commands_bytes(model: Model, tmp_path: Pat
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-def test_an_attribution_graph_is_the_commands(model: Model, gpt2: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_attribution_graph_is_the_commands(
+    model: Model, gpt2: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = [line for _ in range(12) for line in LINES]
     transcoders: list[Dictionary] = []
     for layer in range(4):
@@ -240,15 +303,35 @@ def test_an_attribution_graph_is_the_commands(model: Model, gpt2: Callable[..., 
     graph.save_page(tmp_path / "graph.html")
     page = (tmp_path / "graph.html").read_text(encoding="utf-8")
     data = json.loads(page.split('type="application/json">', 1)[1].split("</script>", 1)[0])
-    same(data, graph.report)
+    # The page leaves out the author's folders.
+    names = [{**one, "name": Path(one["name"]).name} for one in graph.report["dictionaries"]]
+    same(data, {**graph.report, "dictionaries": names, "provenance": data["provenance"]})
+    assert data["provenance"].items() <= graph.report["provenance"].items() and "folder" not in data["provenance"]
     same(data["features"], found["features"])
     with pytest.raises(FileExistsError, match="overwrite=True"):
         graph.save_page(tmp_path / "graph.html")
+    graph.save_page(tmp_path / "graph.html", overwrite=True)
     one = data["features"][0]
     explanations = tmp_path / "explanations.json"
     explanations.write_text(json.dumps([{"layer": one["layer"], "index": one["feature"], "description": "thou"}]), encoding="utf-8")
     told = model.attribution_graph(TEXT, transcoders, node_threshold=0.9, explanations=explanations)
     assert told.report["features"][0]["explanations"] == ["thou"]
+    by_name = model.attribution_graph(TEXT, [tmp_path / f"t{layer}" for layer in range(4)], node_threshold=0.9)
+    monkeypatch.chdir(tmp_path / "t0")
+    for read, what, file in (
+        (graph, "a file of a dictionary", tmp_path / "t0/cfg.json"),
+        (by_name, "a file of a dictionary", tmp_path / "t3/sae_weights.safetensors"),
+        (pickle.loads(pickle.dumps(by_name)), "a file of a dictionary", Path("cfg.json")),
+        (told, "a file of explanations", explanations),
+    ):
+        before = file.read_bytes()
+        for save in (read.save, read.save_page):
+            with pytest.raises(FileExistsError, match="overwrite=True"):
+                save(file)
+            with pytest.raises(ValueError, match=what):
+                save(file, overwrite=True)
+        assert file.read_bytes() == before
+    monkeypatch.undo()
     with pytest.raises(ValueError, match="dictionary: layer 3 has 0 transcoders of 3"):
         model.attribution_graph(TEXT, transcoders[:3])
     with pytest.raises(ValueError, match="max_nodes"):

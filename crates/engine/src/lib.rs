@@ -9,6 +9,7 @@ mod names;
 mod observer;
 pub mod open;
 mod provenance;
+mod read_files;
 mod spelling;
 pub mod studies;
 pub mod texts;
@@ -20,6 +21,7 @@ pub use names::{DEMO_NAME, Named, NamedAdapter, NamedDictionary, model_id};
 pub use observer::{Observer, Silent, Stopped, steps};
 pub use open::{DeviceChoice, Label, ModelOptions, Opened};
 pub use provenance::RunProvenance;
+pub use read_files::{ReadFiles, model_folders};
 pub use spelling::Spelling;
 
 // Runs the README's example as a test.

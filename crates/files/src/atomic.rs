@@ -7,11 +7,11 @@ use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
-/// Temporary files are called `.gpt2-XXXXXX.tmp`. On Unix, the process that writes one holds a lock on it, which tells
+/// Temporary files and folders are called `.gpt2-XXXXXX.tmp`. On Unix, the process that writes a file holds a lock on it, which tells
 /// the other processes on this machine that it is alive. Locks on other systems are mandatory: they would keep out the
 /// writer itself.
-const PREFIX: &str = ".gpt2-";
-const SUFFIX: &str = ".tmp";
+pub(crate) const PREFIX: &str = ".gpt2-";
+pub(crate) const SUFFIX: &str = ".tmp";
 
 /// Lets `write` fill a temporary file beside `path`, then renames it to `path`: [`stage`] followed by
 /// [`Staged::commit`].
@@ -221,7 +221,7 @@ fn temporary(dir: &Path, target: &Path) -> io::Result<(NamedTempFile, Listed)> {
 }
 
 /// The reason in words that name the folder instead of the temporary file.
-fn of_folder(dir: &Path, error: io::Error) -> io::Error {
+pub(crate) fn of_folder(dir: &Path, error: io::Error) -> io::Error {
     match error.kind() {
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
             let reason = format!("the folder {} cannot be written to; choose another", dir.display());
@@ -231,20 +231,20 @@ fn of_folder(dir: &Path, error: io::Error) -> io::Error {
     }
 }
 
+/// Whether a file or a folder of this name is temporary.
+pub(crate) fn is_temporary(name: &str) -> bool {
+    let random = name.strip_prefix(PREFIX).and_then(|name| name.strip_suffix(SUFFIX));
+    random.is_some_and(|random| random.len() == 6 && random.bytes().all(|b| b.is_ascii_alphanumeric()))
+}
+
 /// Removes the temporary files in `dir` that nobody has locked: the processes that wrote them have died.
 fn remove_abandoned(dir: &Path) {
     let Ok(entries) = std::fs::read_dir(dir) else { return };
     for entry in entries.flatten() {
-        let name = entry.file_name();
-        let is_ours = |name: &str| {
-            let random = name.strip_prefix(PREFIX).and_then(|name| name.strip_suffix(SUFFIX));
-            random
-                .is_some_and(|random| random.len() == 6 && random.bytes().all(|b| b.is_ascii_alphanumeric()))
-        };
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
         if cfg!(unix)
             && is_file
-            && name.to_str().is_some_and(is_ours)
+            && entry.file_name().to_str().is_some_and(is_temporary)
             && let Ok(file) = File::open(entry.path())
             && file.try_lock().is_ok()
         {

@@ -4,11 +4,12 @@
 //! [`together`], which [`end`] waits for.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The temporary files, with the file that each will become; and the new folders, innermost first.
+/// The temporary files and folders, with the file or folder that each will become; and the new folders, innermost first.
 #[derive(Debug)]
 struct All {
     files: BTreeMap<PathBuf, PathBuf>,
@@ -35,7 +36,7 @@ pub fn end() -> Vec<PathBuf> {
     std::mem::forget(lock(&TOGETHER));
     let mut all = lock(&ALL);
     for path in all.files.keys() {
-        let _ = std::fs::remove_file(path);
+        let _ = std::fs::remove_file(path).or_else(|_| std::fs::remove_dir_all(path));
     }
     for path in &all.folders {
         let _ = std::fs::remove_dir(path);
@@ -57,9 +58,12 @@ impl NewFolders {
     /// When the system refuses.
     pub fn make(folder: &Path) -> io::Result<Self> {
         let mut all = lock(&ALL);
-        let missing = folder.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists());
+        // Those that another of these made are this one's, too: whichever goes last finds them empty.
+        let is_new = |dir: &Path| !dir.exists() || all.folders.iter().any(|made| made == dir);
+        let missing = folder.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && is_new(dir));
         let made: Vec<PathBuf> = missing.map(Path::to_path_buf).collect();
-        all.folders.extend(made.iter().cloned());
+        // They may lie in those that were made before.
+        all.folders.splice(0..0, made.iter().cloned());
         drop(all);
         let made = Self(made);
         std::fs::create_dir_all(folder)?;
@@ -73,17 +77,26 @@ impl Drop for NewFolders {
         let mut all = lock(&ALL);
         for dir in &self.0 {
             let _ = std::fs::remove_dir(dir);
+            if let Some(at) = all.folders.iter().position(|listed| listed == dir) {
+                all.folders.remove(at);
+            }
         }
-        all.folders.retain(|dir| !self.0.contains(dir));
     }
 }
 
-/// A temporary file that [`end`] removes, as long as this lives.
+/// Makes a file in a temporary folder.
+pub(crate) fn create(path: &Path) -> io::Result<File> {
+    // While `end` empties the folder, nothing comes into it.
+    let _all = lock(&ALL);
+    File::create_new(path)
+}
+
+/// A temporary file, or a temporary folder with all in it, that [`end`] removes, as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Listed(PathBuf);
 
 impl Listed {
-    /// Makes a file at a place that `make` chooses, and lists it.
+    /// Makes a file or a folder at a place that `make` chooses, and lists it.
     pub(crate) fn new<F: AsRef<Path>>(
         target: &Path,
         make: impl FnOnce() -> io::Result<F>,

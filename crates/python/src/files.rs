@@ -1,6 +1,7 @@
 //! Models written to files, compared, and scored on a corpus.
 
 use crate::changes::InterventionTexts;
+use crate::dictionary::Dictionary;
 use crate::error::Failed;
 use crate::guard::{Raised, compute};
 use crate::loaded::Loaded;
@@ -8,16 +9,15 @@ use crate::model::Model;
 use crate::observer::PyObserver;
 use anyhow::{Context, anyhow, bail};
 use candle_core::DType;
-use gpt2_engine::Spelling;
-use gpt2_engine::interventions::Prepared;
+use gpt2_engine::interventions::{DictionaryChoice, Prepared};
 use gpt2_engine::studies::Run;
-use gpt2_engine::studies::checkpoints::{model_folders, quantize};
+use gpt2_engine::studies::checkpoints::quantize;
 use gpt2_engine::studies::predict::compare;
 use gpt2_engine::studies::predict::score;
+use gpt2_engine::{ReadFiles, Spelling, model_folders};
 use gpt2_files::atomic::stage_bytes;
 use gpt2_loader::{AdapterConfig, FILE_NAMES, GgufType, SaveOptions, Tokenizer, save, save_adapter};
-use gpt2_view::NeuronpediaId;
-use pyo3::exceptions::{PyFileExistsError, PyValueError};
+use pyo3::exceptions::PyFileExistsError;
 use pyo3::prelude::*;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -207,49 +207,57 @@ impl From<Content> for gpt2_engine::texts::Content {
     }
 }
 
-/// Writes a file that appears whole or not at all.
+/// The files that a run read, each with what it is, and the folders of its models.
+type Inputs = (Vec<(String, PathBuf)>, Vec<PathBuf>);
+
+#[pymethods]
+impl Model {
+    /// The files that a run with these dictionaries and files of explanations reads, for [`write_file`].
+    fn inputs(
+        &self,
+        dictionaries: Vec<Py<Dictionary>>,
+        names: Vec<String>,
+        explanations: Vec<PathBuf>,
+    ) -> Result<Inputs, Failed> {
+        let mut inputs = ReadFiles::of(&self.loaded)?;
+        let opened =
+            dictionaries.into_iter().map(|one| DictionaryChoice::Opened(Arc::clone(&one.get().opened)));
+        for path in opened.chain(names.into_iter().map(DictionaryChoice::Named)).flat_map(|one| one.paths()) {
+            inputs.file("a file of a dictionary", path);
+        }
+        for path in explanations {
+            inputs.file("a file of explanations", path);
+        }
+        // Wherever the process works by then.
+        let place = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
+        let files = inputs.files.into_iter().map(|(what, path)| (what, place(path)));
+        Ok((files.collect(), inputs.models.into_iter().map(place).collect()))
+    }
+}
+
+/// Writes a file that appears whole or not at all, and is none of the inputs.
 #[pyfunction]
-pub(crate) fn write_file(path: PathBuf, content: &[u8], overwrite: bool) -> PyResult<()> {
+#[pyo3(signature = (path, content, overwrite, inputs=None))]
+pub(crate) fn write_file(
+    path: PathBuf,
+    content: &[u8],
+    overwrite: bool,
+    inputs: Option<Inputs>,
+) -> PyResult<()> {
     if !overwrite && path.symlink_metadata().is_ok() {
         let there = "is there already; choose another name, or replace it with overwrite=True";
         return Err(PyFileExistsError::new_err(format!("{}: {there}", path.display())));
     }
     let write = || {
+        if let Some((files, models)) = inputs {
+            let inputs = ReadFiles { files, models, cache: None };
+            inputs.spare(&path.display().to_string(), &path)?;
+        }
         let staged = stage_bytes(&path, content)?;
-        if overwrite { staged.commit() } else { staged.commit_new() }
+        let written = if overwrite { staged.commit() } else { staged.commit_new() };
+        anyhow::Ok(written?)
     };
-    Ok(write().map_err(|error| Failed::from(anyhow::Error::from(error)))?)
-}
-
-/// Files by name.
-type NamedFiles = Vec<(String, Vec<u8>)>;
-
-/// The files that a function of the library makes of a report and its features.
-fn files_of(
-    report: &str,
-    make: impl FnOnce(&Value, &[Value]) -> serde_json::Result<NamedFiles>,
-) -> PyResult<NamedFiles> {
-    let files = || {
-        let report: Value = serde_json::from_str(report)?;
-        let features = report["features"].as_array().cloned().unwrap_or_default();
-        make(&report, &features)
-    };
-    Ok(files().map_err(|error| Failed::from(anyhow::Error::from(error)))?)
-}
-
-/// The files of pages for the features of a report of features over a store.
-#[pyfunction]
-pub(crate) fn feature_pages(report: &str) -> PyResult<NamedFiles> {
-    files_of(report, gpt2_view::feature_pages)
-}
-
-/// The files for Neuronpedia of a report of features over a store.
-#[pyfunction]
-pub(crate) fn neuronpedia_files(report: &str, id: &str) -> PyResult<NamedFiles> {
-    let id = id
-        .parse::<NeuronpediaId>()
-        .map_err(|expected| PyValueError::new_err(format!("neuronpedia_id {id:?}: {expected}")))?;
-    files_of(report, |report, features| gpt2_view::neuronpedia_files(&id, report, features))
+    Ok(write().map_err(Failed::from)?)
 }
 
 /// The page of a report of an attribution graph.

@@ -41,7 +41,7 @@ mod _native {
     #[pymodule_export]
     use crate::dictionary::Dictionary;
     #[pymodule_export]
-    use crate::files::{feature_pages, graph_page, neuronpedia_files, write_file};
+    use crate::files::{graph_page, write_file};
     #[pymodule_export]
     use crate::generate::SteppedGeneration;
     #[pymodule_export]

@@ -21,7 +21,7 @@ pub(super) struct Case {
     pub(super) says: &'static [&'static str],
 }
 
-pub(super) const CASES: [Case; 20] = [
+pub(super) const CASES: [Case; 21] = [
     Case {
         line: "score @long.txt --by line --jsonl @out/s.jsonl --threads 1",
         ready: Ready::Lines("s.jsonl.part", 257),
@@ -76,10 +76,17 @@ pub(super) const CASES: [Case; 20] = [
         says: &["stopped by "],
     },
     Case {
-        line: "features --store @values --dictionary @sae --threads 1",
+        line: "features --store @values --dictionary @sae --threads 1 --pages @out/new/p --neuronpedia @out/new/n --neuronpedia-id \
+               tiny/2-mine",
         ready: Ready::After(1500),
         left: &[],
         says: &["stopped after ", " tokens"],
+    },
+    Case {
+        line: "features --store @values --dictionary @sae --model gpt2 --pages @out/new/p",
+        ready: Ready::Says("fetching model.safetensors"),
+        left: &[],
+        says: &["stopped by ", "p is not written"],
     },
     Case {
         line: "discover --pairs @pairs.jsonl --out @out/c.json",

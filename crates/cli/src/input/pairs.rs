@@ -1,7 +1,7 @@
 //! Two prompts and their answers, or a file of such pairs.
 
-use crate::output::read_files::ReadFiles;
 use crate::values::one_of;
+use gpt2_engine::ReadFiles;
 use gpt2_engine::studies::interpret::measure::{METRICS, MetricName};
 use gpt2_engine::texts::{Answer, Answers, Content, PairInput, PairsInput, STDIN};
 use std::path::{Path, PathBuf};

@@ -1,13 +1,12 @@
 //! The prompt: an argument, a file, a pipe or ids.
 
 use crate::output::note;
-use crate::output::read_files::ReadFiles;
 use crate::output::remedy;
 use crate::output::terminal::TERMINAL;
 use anyhow::{Context, anyhow};
 use clap::error::ErrorKind;
-use gpt2_engine::Opened;
 use gpt2_engine::texts::{Content, LONGEST_PROMPT, Prompt, read_file, read_limited};
+use gpt2_engine::{Opened, ReadFiles};
 use gpt2_loader::LoadError;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! The options that change heads, attention and the residual stream while the model runs.
 
-use crate::output::read_files::ReadFiles;
 use anyhow::{anyhow, bail};
+use gpt2_engine::ReadFiles;
 use gpt2_engine::interventions::{
     At, CircuitChoice, DictionaryChoice, FeatureOption, InterventionOptions, MeanTexts, OnHeads, Steer,
 };

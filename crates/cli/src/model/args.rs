@@ -2,7 +2,6 @@
 
 use super::hub::{self, HubArgs};
 use crate::output::note;
-use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::values::one_of;
@@ -10,7 +9,7 @@ use anyhow::bail;
 use candle_core::{DType, Device};
 use candle_fused::{BlockFormat, Implementation};
 use gpt2_engine::open::{AdapterChoice, DTYPES, FORMATS, IMPLEMENTATIONS};
-use gpt2_engine::{DeviceChoice, ModelOptions, Observer, Opened, Spelling};
+use gpt2_engine::{DeviceChoice, ModelOptions, Observer, Opened, ReadFiles, Spelling};
 use gpt2_loader::Files;
 use gpt2_loader::hub::Progress;
 

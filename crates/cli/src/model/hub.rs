@@ -1,10 +1,9 @@
 //! The options of every command that reaches the Hub.
 
-use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
 use anyhow::bail;
 use clap::Args;
-use gpt2_engine::HubOptions;
+use gpt2_engine::{HubOptions, ReadFiles};
 use gpt2_loader::Hub;
 use std::path::PathBuf;
 

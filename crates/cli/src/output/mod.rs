@@ -3,7 +3,6 @@
 mod bars;
 pub(crate) mod progress;
 mod pulse;
-pub(crate) mod read_files;
 pub(crate) mod remedy;
 pub(crate) mod rows;
 mod screen;

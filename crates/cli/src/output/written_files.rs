@@ -1,13 +1,12 @@
 //! The files that a run writes. Refuses them before the work starts if they would do harm, and moves them all to their
 //! final names at the end.
 
-use super::read_files::ReadFiles;
 use super::{is_closed_pipe, note};
 use anyhow::{Context, bail};
+use gpt2_engine::ReadFiles;
 use gpt2_files::Identity;
 use gpt2_files::atomic::{self, Staged};
-use gpt2_files::unfinished::{NewFolders, together};
-use std::fs::{File, TryLockError};
+use gpt2_files::unfinished::together;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug)]
@@ -15,10 +14,6 @@ pub(crate) struct Outputs {
     list: Vec<Output>,
     overwrite: bool,
     staged: Vec<(PathBuf, Staged)>,
-    /// The paths to name, once all is written, instead of each file.
-    instead: Vec<PathBuf>,
-    /// Files of an earlier run, to remove once all is written, but for those that are written anew.
-    old: Vec<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -31,24 +26,13 @@ struct Output {
 impl Outputs {
     /// Starts without files; `overwrite` allows replacing existing files.
     pub(crate) fn new(overwrite: bool) -> Self {
-        Self { list: vec![], overwrite, staged: vec![], instead: vec![], old: vec![] }
+        Self { list: vec![], overwrite, staged: vec![] }
     }
 
     /// Adds the file that the option `flag` names.
     pub(crate) fn add(&mut self, flag: &str, path: &Path) {
         let named = format!("{flag} {}", path.display());
         self.list.push(Output { named, path: path.to_path_buf() });
-    }
-
-    /// Names `path`, once all is written, instead of each file.
-    pub(crate) fn tell(&mut self, path: PathBuf) {
-        self.instead.push(path);
-    }
-
-    /// Adds a file of an earlier run, which goes once all is written, unless it is written anew.
-    pub(crate) fn replace(&mut self, flag: &str, path: PathBuf) {
-        self.add(flag, &path);
-        self.old.push(path);
     }
 
     /// Refuses an output that cannot be written, that the run reads, that two options name, that stdout goes to, or
@@ -99,23 +83,15 @@ impl Outputs {
         Ok(())
     }
 
-    /// Prints with `print` and moves the files to their final names. If printing fails, it writes no file, unless a
-    /// pipe's reader has just gone away: that reader has all it wanted.
+    /// Prints with `print` and moves the files to their final names, as [`print_and_write`] does.
     pub(crate) fn commit_after(self, print: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
-        let printed = print().and_then(|()| super::flush());
-        if let Err(error) = &printed
-            && !is_closed_pipe(error)
-        {
-            return printed;
-        }
-        self.commit()?;
-        printed
+        print_and_write(print, || self.commit())
     }
 
     /// Moves the files to their final names. If one of them fails, removes the new ones before it. Without leave to overwrite, a
     /// file that another program has written meanwhile stays.
     pub(crate) fn commit(self) -> anyhow::Result<()> {
-        let Self { overwrite, staged, instead, old, .. } = self;
+        let Self { overwrite, staged, .. } = self;
         let mut written: Vec<(PathBuf, bool)> = vec![];
         let moved = together(|| {
             for (path, staged) in staged {
@@ -131,16 +107,27 @@ impl Outputs {
             }
             return Err(error.into());
         }
-        for path in old.iter().filter(|old| written.iter().all(|(path, _)| path != *old)) {
-            std::fs::remove_file(path).with_context(|| path.display().to_string())?;
-        }
-        let told =
-            if instead.is_empty() { written.into_iter().map(|(path, _)| path).collect() } else { instead };
-        for path in told {
+        for (path, _) in written {
             note(&format!("wrote {}", path.display()));
         }
         Ok(())
     }
+}
+
+/// Prints with `print`, then lets `write` give files their names. If printing fails, it writes no file, unless a pipe's reader has just
+/// gone away: that reader has all it wanted.
+pub(crate) fn print_and_write(
+    print: impl FnOnce() -> anyhow::Result<()>,
+    write: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let printed = print().and_then(|()| super::flush());
+    if let Err(error) = &printed
+        && !is_closed_pipe(error)
+    {
+        return printed;
+    }
+    write()?;
+    printed
 }
 
 /// Whether two paths, of existing files or of files yet to be written, mean the same file.
@@ -150,29 +137,4 @@ fn are_one(a: &Path, b: &Path) -> bool {
         (Identity::of(dir), path.file_name().map(std::ffi::OsStr::to_os_string))
     };
     place(a) == place(b) || (a.exists() && Identity::of(a) == Identity::of(b))
-}
-
-/// A folder that this run alone writes to, and those above it that it made. Dropping it removes those that are empty.
-#[derive(Debug)]
-pub(crate) struct NewFolder {
-    _made: NewFolders,
-    /// Holds the folder's lock.
-    _folder: Option<File>,
-}
-
-impl NewFolder {
-    pub(crate) fn make(dir: &Path) -> anyhow::Result<Self> {
-        if dir.exists() && !dir.is_dir() {
-            bail!("{}: is a file; name a folder, which may be new", dir.display());
-        }
-        let made = NewFolders::make(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        // Some systems and file systems have no locks of folders.
-        let folder = File::open(dir).ok().filter(|_| cfg!(unix));
-        if let Some(folder) = &folder
-            && let Err(TryLockError::WouldBlock) = folder.try_lock()
-        {
-            bail!("{}: another run writes to this folder; wait for it, or choose another", dir.display());
-        }
-        Ok(Self { _made: made, _folder: folder })
-    }
 }

@@ -2,12 +2,11 @@
 
 use crate::interventions::args::InterventionArgs;
 use crate::model::args::{FiniteArgs, FirstTokenArg, ModelArgs};
-use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use gpt2_engine::interventions::Prepared;
 use gpt2_engine::studies::{Outcome, Run, Study, check_interventions};
-use gpt2_engine::{Opened, Spelling};
+use gpt2_engine::{Opened, ReadFiles, Spelling};
 
 /// Options of every command that looks into a model while it runs.
 #[derive(Debug, clap::Args)]

@@ -2,7 +2,6 @@
 
 use super::args::StudyArgs;
 use crate::input::prompt::{PromptArgs, prompt};
-use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::output::{self, is_closed_pipe};
@@ -15,7 +14,7 @@ use gpt2_engine::studies::interpret::attention::ChosenHeads;
 use gpt2_engine::studies::{Outcome, Study};
 use gpt2_engine::texts::{Content, Prompt};
 use gpt2_engine::texts::{FIELD, STDIN, TextLine, TextLines, is_json_lines, place};
-use gpt2_engine::{Observer, Opened, RunProvenance, Spelling};
+use gpt2_engine::{Observer, Opened, ReadFiles, RunProvenance, Spelling};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::io::Write;

@@ -111,6 +111,20 @@ pub enum DictionaryChoice {
     Opened(Arc<OpenedDictionary>),
 }
 
+impl DictionaryChoice {
+    /// The files in its folder, whether they are there or not; none of one that is built in, or on the Hub.
+    #[must_use]
+    pub fn paths(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Named(source) => match NamedDictionary::find(source) {
+                Ok(NamedDictionary::Folder(folder)) => DictionaryCheckpoint::paths_in(&folder).into(),
+                _ => vec![],
+            },
+            Self::Opened(dictionary) => dictionary.found.paths().collect(),
+        }
+    }
+}
+
 /// A feature, at one position or at all, and the activation that it gets.
 #[derive(Debug, Clone, Copy)]
 pub struct FeatureOption {
@@ -220,11 +234,8 @@ impl InterventionOptions {
         if let Some(CircuitChoice::File(path)) = &self.circuit {
             files.push(("circuit", path.clone()));
         }
-        if let Some(DictionaryChoice::Named(source)) = &self.dictionary
-            && let Ok(NamedDictionary::Folder(folder)) = NamedDictionary::find(source)
-        {
-            files.extend(DictionaryCheckpoint::paths_in(&folder).map(|path| ("dictionary", path)));
-        }
+        let dictionary = self.dictionary.iter().flat_map(DictionaryChoice::paths);
+        files.extend(dictionary.map(|path| ("dictionary", path)));
         files
     }
 

@@ -87,6 +87,11 @@ impl HubOptions {
 }
 
 impl DictionaryFiles {
+    /// The files in its folder; none of one that is built in, or on the Hub.
+    pub fn paths(&self) -> impl Iterator<Item = PathBuf> {
+        self.folder.iter().flat_map(|folder| DictionaryCheckpoint::paths_in(folder))
+    }
+
     /// Reads the tensors.
     ///
     /// # Errors
@@ -126,7 +131,7 @@ impl OpenedDictionary {
         if self.found.folder.is_none() && self.found.checkpoint.origin().is_none() {
             gpt2_demo::FEATURES_WEIGHTS.hash(hasher);
         }
-        for path in self.found.folder.iter().flat_map(|folder| DictionaryCheckpoint::paths_in(folder)) {
+        for path in self.found.paths() {
             std::fs::read(&path).with_context(|| path.display().to_string())?.hash(hasher);
         }
         Ok(())

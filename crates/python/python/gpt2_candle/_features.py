@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -62,17 +62,19 @@ class AttributionGraph:
     """Layer, position and number of each feature that fires, (features, 3)."""
     activation_values: Floats
     """Their activations, (features)."""
+    _inputs: tuple[list[tuple[str, Path]], list[Path]] | None = field(default=None, repr=False, compare=False)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Writes the pruned graph as circuit-tracer does, for its page or Neuronpedia.
 
         Raises:
             FileExistsError: if there is a file already, unless ``overwrite`` is true.
+            ValueError: if it is a file that the graph was made of.
         """
         graph = dict(self.report["graph"])
         graph["metadata"] = {**graph["metadata"], "slug": Path(path).stem}  # the page finds a graph by its file's name
         text = json.dumps(graph, indent=2, ensure_ascii=False) + "\n"
-        _native.write_file(os.fspath(path), text.encode(), overwrite)
+        _native.write_file(os.fspath(path), text.encode(), overwrite, self._inputs)
 
     def save_page(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Writes the pruned graph as a page for a browser, in one file that needs no network: nodes, their texts and edges, groups of
@@ -80,8 +82,10 @@ class AttributionGraph:
 
         Raises:
             FileExistsError: if there is a file already, unless ``overwrite`` is true.
+            ValueError: if it is a file that the graph was made of.
         """
-        _native.write_file(os.fspath(path), bytes(_native.graph_page(json.dumps(self.report))), overwrite)
+        page = bytes(_native.graph_page(json.dumps(self.report)))
+        _native.write_file(os.fspath(path), page, overwrite, self._inputs)
 
     def __repr__(self) -> str:
         graph, scores = self.report["graph"], self.report
@@ -180,48 +184,31 @@ class Features(Base):
 
         Raises:
             FileExistsError: if there are pages already, unless ``overwrite`` is true, or files in the folder for Neuronpedia.
-            ValueError: if a file of explanations has another form.
+            ValueError: if a file of explanations has another form, or a folder to write holds what is read.
+            OSError: if a folder cannot be written to. Nothing is computed before this is known, and what fails or is stopped changes
+                no file.
 
         Returns:
             The facts, as ``gpt2 features --store --json`` prints them: ``l0``, ``explained_variance``, how many features are
             ``silent``, and ``features``.
         """
-        options = {
+        options: dict[str, Any] = {
             "store": os.fspath(store.path if isinstance(store, Store) else store),
             "top_k": count(top_k, "top_k", 1),
             "feature": _features_of(feature),
-            "details": bool(details) or pages is not None,
-            "neuronpedia": neuronpedia is not None,
+            "details": bool(details),
+            "pages": None if pages is None else os.fspath(pages),
             "explanations": _paths(explanations),
+            "overwrite": bool(overwrite),
         }
         if (neuronpedia is None) != (neuronpedia_id is None):
             raise TypeError("neuronpedia: takes a folder, and neuronpedia_id the names there, as in 'gpt2-small/6-res-jb'; give both")
-        if neuronpedia is not None and Path(neuronpedia).is_dir() and any(Path(neuronpedia).iterdir()):
-            raise FileExistsError(f"{os.fspath(neuronpedia)}: holds files already; name a new or an empty folder")
-        if neuronpedia_id is not None:
-            _native.neuronpedia_files("{}", neuronpedia_id)  # refuses what is no name before the work
+        if neuronpedia is not None:
+            options["neuronpedia"] = {"folder": os.fspath(neuronpedia), "id": neuronpedia_id}
         if overwrite and pages is None:
             raise ValueError("overwrite: replaces pages; give pages")
-        if pages is not None and not overwrite:
-            for there in (Path(pages) / "index.html", Path(pages) / "features"):
-                if there.exists():
-                    raise FileExistsError(f"{there}: is there already; choose another folder, or replace it with overwrite=True")
         changes = _with(dictionary, {}, "features_in_store")
         report, _ = self._study("features-in-store", options, changes, allow_nonfinite=allow_nonfinite, progress=progress)
-        files: list[tuple[Path, bytes]] = []
-        if pages is not None:
-            files += [(Path(pages) / name, content) for name, content in _native.feature_pages(json.dumps(report))]
-        if neuronpedia is not None and neuronpedia_id is not None:
-            made = _native.neuronpedia_files(json.dumps(report), neuronpedia_id)
-            files += [(Path(neuronpedia) / name, content) for name, content in made]
-        for path, content in reversed(files):  # index.html last: without it, nothing looks whole
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _native.write_file(os.fspath(path), bytes(content), overwrite)
-        if pages is not None:
-            written = {path for path, _ in files}
-            for old in (Path(pages) / "features").glob("*.js"):
-                if old.stem.isdigit() and old not in written:
-                    old.unlink()
         return report
 
     def attribution_graph(
@@ -257,7 +244,7 @@ class Features(Base):
             ValueError: if a layer has no transcoder or two, one is of another model or is none, or the text has too many nodes.
         """
         named = [dictionary] if isinstance(dictionary, (str, os.PathLike, Dictionary)) else list(dictionary)
-        options = {
+        options: dict[str, Any] = {
             "prompt": ids_of(self._own, text, prepend_bos=prepend_bos),
             "dictionary": [os.fspath(one) for one in named if not isinstance(one, Dictionary)],
             "node_threshold": float(node_threshold),
@@ -268,9 +255,10 @@ class Features(Base):
             "explanations": _paths(explanations),
         }
         held = [one._own for one in named if isinstance(one, Dictionary)]  # pyright: ignore[reportPrivateUsage]
+        inputs = self._own.inputs(held, options["dictionary"], options["explanations"])
         report, arrays = self._study("graph", options, {}, progress=progress, dictionaries=held)
         active = arrays["active_features"].astype(np.int64)
-        return AttributionGraph(report, arrays["adjacency_matrix"], active, arrays["activation_values"])
+        return AttributionGraph(report, arrays["adjacency_matrix"], active, arrays["activation_values"], inputs)
 
     def record(
         self,

@@ -4,8 +4,9 @@
 //! ebb8426fc550 of August 2026, which its Python library 2.0.0 sends, too.
 
 use super::frame::facts;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use std::fmt;
 use std::str::FromStr;
 
 /// The features in a body, at most.
@@ -17,10 +18,31 @@ const EXPLANATION: usize = 512;
 const EXPECTED: &str = "expected MODEL/SOURCE as Neuronpedia names them, with the layer before the source's name: gpt2-small/6-res-jb";
 
 /// A dictionary's place on Neuronpedia: the names of its model and of its source, which begins with the layer.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct NeuronpediaId {
     model: String,
     source: String,
+}
+
+impl fmt::Display for NeuronpediaId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.model, self.source)
+    }
+}
+
+impl From<NeuronpediaId> for String {
+    fn from(id: NeuronpediaId) -> Self {
+        id.to_string()
+    }
+}
+
+impl TryFrom<String> for NeuronpediaId {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse().map_err(|expected| format!("neuronpedia_id {text:?}: {expected}"))
+    }
 }
 
 impl FromStr for NeuronpediaId {

@@ -10,7 +10,7 @@ const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = concat!(include_str!("common.js"), include_str!("pages.js"));
 /// The features in a file, at least.
 const IN_A_FILE: usize = 64;
-/// The files of features, at most: a program may hold a few hundred open.
+/// The files of features, at most, for whoever copies or publishes them.
 const FILES: usize = 64;
 
 /// The names and contents of the files.

@@ -5,12 +5,11 @@ use crate::model::args::{ThreadsArg, named};
 use crate::model::hub;
 use crate::model::hub::HubArgs;
 use crate::output;
-use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
-use crate::output::written_files::NewFolder;
 use anyhow::Context;
-use gpt2_engine::Spelling;
 use gpt2_engine::studies::checkpoints::import::{self, Report};
+use gpt2_engine::{ReadFiles, Spelling};
+use gpt2_files::folder::OwnFolder;
 use std::io::Write;
 
 #[derive(Debug, clap::Args)]
@@ -51,7 +50,7 @@ pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
     args.new.spare(&inputs)?;
     let new = args.new.options();
     import::check(&files, &new, &args.hub.options(), Spelling::Flags)?;
-    let _folder = NewFolder::make(&new.out).context("--out")?;
+    let _folder = OwnFolder::make(&new.out).context("--out")?;
     outputs.check(&inputs)?;
     let report = import::write(&args.from, &files, &new, &TERMINAL)?;
     output::report(args.json, &report, |Report { out, parameters, tokenizer, name, .. }| {

@@ -5,13 +5,12 @@ use crate::model::args::{MODEL, ThreadsArg, named, note_default};
 use crate::model::hub;
 use crate::model::hub::HubArgs;
 use crate::output;
-use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
-use crate::output::written_files::NewFolder;
 use anyhow::Context;
-use gpt2_engine::ModelOptions;
 use gpt2_engine::open::{AdapterChoice, FoundModel};
 use gpt2_engine::studies::checkpoints::merge::{Merged, Report};
+use gpt2_engine::{ModelOptions, ReadFiles};
+use gpt2_files::folder::OwnFolder;
 use gpt2_view::visible_text;
 use std::io::Write;
 
@@ -59,7 +58,7 @@ pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<()> {
 
     let new = args.new.options();
     let merged = Merged::new(FoundModel { files, adapters }, &options, &new, &TERMINAL)?;
-    let _folder = NewFolder::make(&new.out).context("--out")?;
+    let _folder = OwnFolder::make(&new.out).context("--out")?;
     outputs.check(&inputs)?;
     let report = merged.write(&new)?;
     output::report(args.json, &report, |Report { model, adapters, out, parameters }| {

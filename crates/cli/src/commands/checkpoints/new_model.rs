@@ -1,12 +1,11 @@
 //! The options of a command that writes a model's folder.
 
-use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
 use crate::values::one_of;
 use candle_core::DType;
-use gpt2_engine::Spelling;
 use gpt2_engine::open::DTYPES;
 use gpt2_engine::studies::checkpoints::NewModel;
+use gpt2_engine::{ReadFiles, Spelling};
 use std::path::PathBuf;
 
 /// The folder to write a model to.

@@ -1,12 +1,12 @@
 //! `gpt2 heads`: previous-token, duplicate-token and induction scores of each head, and how much it copies.
 
 use crate::output;
-use crate::output::read_files::ReadFiles;
 use crate::output::rows;
 use crate::output::written_files::Outputs;
 use crate::results::picture::{HeadMap, PictureArgs, PictureMetadata, head_maps};
 use crate::study::args::StudyArgs;
 use candle_core::{Device, Tensor};
+use gpt2_engine::ReadFiles;
 use gpt2_engine::studies::interpret::heads::{Chance, MeanOverTexts, Options, Report, ScoredHead};
 use gpt2_engine::words::count;
 use gpt2_view::{Align, Frame, MIN_WIDTH, Table, visible_text, wrap};

@@ -3,10 +3,10 @@
 use crate::model::args::{MODEL, files};
 use crate::model::hub::HubArgs;
 use crate::output;
-use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::values::one_of;
+use gpt2_engine::ReadFiles;
 use gpt2_engine::open::open_tokenizer;
 use gpt2_engine::studies::interpret::pairs::Options;
 use gpt2_engine::texts::{TASKS, Task};

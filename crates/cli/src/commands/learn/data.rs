@@ -1,9 +1,9 @@
 //! `gpt2 data`: a text to begin with.
 
-use crate::output::read_files::ReadFiles;
 use crate::output::written_files::Outputs;
 use crate::output::{self, note};
 use crate::values::one_of;
+use gpt2_engine::ReadFiles;
 use gpt2_engine::texts::{KNOWN_TEXTS, KnownText};
 use gpt2_view::visible_text;
 use std::io::Write;

@@ -3,12 +3,12 @@
 use crate::interventions::args::InterventionArgs;
 use crate::model::args::{FiniteArgs, ModelArgs};
 use crate::output;
-use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::process::parallel::{self, ParallelArgs, TIMEOUT};
 use crate::process::signals;
 use anyhow::bail;
+use gpt2_engine::ReadFiles;
 use gpt2_engine::interventions::Prepared;
 use gpt2_engine::studies::Run;
 use gpt2_engine::studies::predict::eval::{Options, Report, TaskResult};

@@ -6,4 +6,4 @@ pub mod merge;
 mod new_model;
 pub mod quantize;
 
-pub use new_model::{NewModel, model_folders};
+pub use new_model::NewModel;

@@ -2,6 +2,7 @@
 
 use crate::hub::HubOptions;
 use crate::open::FoundAdapter;
+use crate::read_files::{folders, model_folders};
 use crate::spelling::Spelling;
 use anyhow::{Context, bail};
 use candle_core::DType;
@@ -106,25 +107,6 @@ impl NewModel {
         let out: &Path = &self.out;
         NewFolders::make(out).with_context(|| format!("cannot make {}", out.display()))
     }
-}
-
-/// The folders of a model's files, which belong together, and those of the files that these lead to. A file that holds a whole model
-/// stands alone, and has none.
-///
-/// # Errors
-/// When an index of files cannot be read.
-pub fn model_folders(files: &Files) -> anyhow::Result<Vec<PathBuf>> {
-    Ok(if files.weight_files.stands_alone() { vec![] } else { folders(&files.paths()?) })
-}
-
-/// The folders in which files lie by their names, and after all links.
-fn folders(files: &[PathBuf]) -> Vec<PathBuf> {
-    let named = |path: &PathBuf| {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        folder.canonicalize().ok()
-    };
-    let linked = |path: &PathBuf| Some(path.canonicalize().ok()?.parent()?.to_path_buf());
-    files.iter().flat_map(|path| [named(path), linked(path)]).flatten().collect()
 }
 
 /// A dtype, by its name.

@@ -5,11 +5,11 @@ mod print;
 
 use crate::model::args::ModelArgs;
 use crate::output;
-use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::results::picture::{PictureArgs, PictureMetadata};
 use crate::values::one_of;
+use gpt2_engine::ReadFiles;
 use gpt2_engine::interventions::{InterventionOptions, Prepared};
 use gpt2_engine::studies::interpret::circuits::{HEAD_INPUTS, HeadInput, HeadName, Options, Report};
 use gpt2_engine::studies::{Outcome, Run, Study};

@@ -5,7 +5,7 @@ use crate::study::args::StudyArgs;
 use crate::study::over_texts::PromptsArgs;
 use anyhow::Context;
 use clap::{Arg, value_parser};
-use gpt2_engine::studies::interpret::features::{HeadPair, Options, StoreOptions};
+use gpt2_engine::studies::interpret::features::{HeadPair, Options, StoreOptions, Upload};
 use gpt2_engine::texts::Content;
 use gpt2_view::NeuronpediaId;
 use std::path::{Path, PathBuf};
@@ -137,6 +137,11 @@ impl FeaturesArgs {
         }
     }
 
+    fn upload(&self) -> Option<Upload> {
+        let (folder, id) = self.neuronpedia.clone().zip(self.neuronpedia_id.clone())?;
+        Some(Upload { folder, id })
+    }
+
     /// The options of the study of a store.
     pub(super) fn store_options(&self, store: &Path, source: &str) -> StoreOptions {
         StoreOptions {
@@ -144,9 +149,11 @@ impl FeaturesArgs {
             dictionary: Some(source.to_owned()),
             top_k: self.top_k.into(),
             feature: self.feature.clone(),
-            details: self.details || self.pages.is_some(),
-            neuronpedia: self.neuronpedia.is_some(),
+            details: self.details,
+            pages: self.pages.clone(),
+            neuronpedia: self.upload(),
             explanations: self.explanations.clone(),
+            overwrite: self.overwrite,
         }
     }
 }

@@ -2,147 +2,49 @@
 
 use super::args::FeaturesArgs;
 use super::print::{print_explanation, print_promoted};
-use crate::model::hub;
-use crate::output;
-use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
-use crate::output::written_files::{NewFolder, Outputs};
+use crate::output::written_files::{Outputs, print_and_write};
+use crate::output::{self, note};
 use crate::process::signals::Stop;
-use anyhow::{Context, bail};
 use gpt2_engine::interventions::{InterventionOptions, Prepared};
 use gpt2_engine::studies::interpret::features::{
     FeatureDetails, FeatureInStore, StoreReport, StrongestPlace,
 };
 use gpt2_engine::words::{count, short};
+use gpt2_engine::{ReadFiles, Spelling};
 use gpt2_files::Store;
-use gpt2_loader::DictionaryCheckpoint;
 use gpt2_view::Align::{Left, Right};
-use gpt2_view::{Table, feature_pages, neuronpedia_files, visible_text};
+use gpt2_view::{Table, visible_text};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<ExitCode> {
     // What can be refused is refused before a model is fetched and read.
     Store::open(path)?;
-    check_folders(args)?;
     let source = args.dictionary()?;
-    let inputs = inputs(args, path)?;
-    for (flag, folder) in folders(args) {
-        inputs.spare_folder(&format!("{flag} {}", folder.display()), folder)?;
-    }
-    let mut folders = Folders::make(args)?;
-    folders.outputs.check(&inputs)?;
-    let opened = args.study.open_for(inputs, &folders.outputs)?;
-    let none = Prepared::new(InterventionOptions::default(), &opened, &TERMINAL)?;
     let options = args.store_options(path, source);
+    let cache = args.study.model.hub.options().cache_dir().ok();
+    let mut inputs = ReadFiles { cache, ..ReadFiles::default() };
+    options.add_inputs(&mut inputs, None)?;
+    args.study.model.model.iter().for_each(|model| inputs.named(model));
+    let mut folders = options.folders(&inputs, Spelling::Flags)?;
+    let opened = args.study.open_for(inputs, &Outputs::new(false))?;
+    folders.check(&ReadFiles::of(&opened)?)?;
+    let none = Prepared::new(InterventionOptions::default(), &opened, &TERMINAL)?;
     let features = options.open(&args.study.run(&none, false))?;
     let stop = Stop::listen();
     let report = match features.count() {
         Ok(report) => report,
         Err(error) => return TERMINAL.end(&stop, error),
     };
-    folders.stage(args, &report)?;
-    folders
-        .outputs
-        .commit_after(|| output::report(args.study.json, &report, |report| print(report, args)))?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Everything that the run reads, but for the model.
-fn inputs(args: &FeaturesArgs, store: &Path) -> anyhow::Result<ReadFiles> {
-    let mut inputs = ReadFiles::default();
-    for file in store.read_dir().with_context(|| store.display().to_string())? {
-        inputs.file("a file of the store", file?.path());
-    }
-    if let Some(folder) = &args.study.interventions.dictionary {
-        for path in DictionaryCheckpoint::paths_in(Path::new(folder)) {
-            inputs.file("a file of the dictionary", path);
-        }
-    }
-    for path in &args.explanations {
-        inputs.file("a file of explanations", path);
-    }
-    hub::inputs(&args.study.model.hub, &mut inputs);
-    args.study.model.model.iter().for_each(|model| inputs.named(model));
-    Ok(inputs)
-}
-
-/// The folders to write, and their options.
-fn folders(args: &FeaturesArgs) -> impl Iterator<Item = (&'static str, &PathBuf)> {
-    let pages = args.pages.iter().map(|folder| ("--pages", folder));
-    pages.chain(args.neuronpedia.iter().map(|folder| ("--neuronpedia", folder)))
-}
-
-/// Refuses to write over pages without leave, and into a folder with other files for Neuronpedia, before anything is computed.
-fn check_folders(args: &FeaturesArgs) -> anyhow::Result<()> {
-    if let Some(folder) = &args.pages {
-        let written = ["index.html", "features"].map(|name| folder.join(name));
-        if !args.overwrite
-            && let Some(there) = written.iter().find(|path| path.exists())
-        {
-            bail!(
-                "--pages {}: is there already; choose another folder, or replace it with --overwrite",
-                there.display()
-            );
-        }
-    }
-    if let Some(folder) = &args.neuronpedia
-        && folder.read_dir().is_ok_and(|mut entries| entries.next().is_some())
-    {
-        bail!("--neuronpedia {}: holds files already; name a new or an empty folder", folder.display());
-    }
-    Ok(())
-}
-
-/// The folders of pages and of files for Neuronpedia, where they are asked for.
-struct Folders {
-    outputs: Outputs,
-    /// They outlive the temporary files in them.
-    _made: Vec<NewFolder>,
-}
-
-impl Folders {
-    /// Makes them, so that one that cannot be written to is refused before the work.
-    fn make(args: &FeaturesArgs) -> anyhow::Result<Self> {
-        let mut made = vec![];
-        for (flag, folder) in folders(args) {
-            made.push(NewFolder::make(folder).context(flag)?);
-        }
-        let mut outputs = Outputs::new(args.overwrite);
-        if let Some(folder) = &args.pages {
-            let data = folder.join("features");
-            made.push(NewFolder::make(&data).context("--pages")?);
-            outputs.add("--pages", &folder.join("index.html"));
-            outputs.add("--pages", &data.join("index.js"));
-            for file in data.read_dir().context("--pages")? {
-                let path = file?.path();
-                let stem = path.file_stem().and_then(|stem| stem.to_str());
-                let is_of_features = stem.is_some_and(|stem| stem.bytes().all(|byte| byte.is_ascii_digit()));
-                if is_of_features && path.extension().is_some_and(|extension| extension == "js") {
-                    outputs.replace("--pages", path);
-                }
-            }
-        }
-        Ok(Self { outputs, _made: made })
-    }
-
-    /// Writes the files under temporary names.
-    fn stage(&mut self, args: &FeaturesArgs, report: &StoreReport) -> anyhow::Result<()> {
-        if let Some(folder) = &args.pages {
-            for (name, content) in feature_pages(report, &report.features)? {
-                self.outputs.stage_bytes(&folder.join(name), &content)?;
-            }
-            self.outputs.tell(folder.join("index.html"));
-        }
-        if let (Some(folder), Some(id)) = (&args.neuronpedia, &args.neuronpedia_id) {
-            for (name, content) in neuronpedia_files(id, report, &report.features)? {
-                self.outputs.stage_bytes(&folder.join(name), &content)?;
-            }
-            self.outputs.tell(folder.clone());
-        }
+    folders.stage(&report, &report.features)?;
+    let write = || {
+        folders.commit()?.iter().for_each(|path| note(&format!("wrote {}", path.display())));
         Ok(())
-    }
+    };
+    print_and_write(|| output::report(args.study.json, &report, |report| print(report, args)), write)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Prints the chosen features, or the most frequent of all.

@@ -3,7 +3,6 @@
 mod args;
 
 use crate::model::hub;
-use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::output::{self, note};
@@ -11,12 +10,12 @@ use crate::process::parallel;
 use crate::process::signals::{self, Stop};
 use anyhow::bail;
 pub(crate) use args::RecordArgs;
-use gpt2_engine::Spelling;
 use gpt2_engine::interventions::Prepared;
 use gpt2_engine::studies::Run;
 use gpt2_engine::studies::learn::record::{Documents, Recording, Report, left};
 use gpt2_engine::texts::STDIN;
 use gpt2_engine::words::count;
+use gpt2_engine::{ReadFiles, Spelling};
 use gpt2_parallel::Group;
 use gpt2_view::visible_text;
 use std::io::Write;

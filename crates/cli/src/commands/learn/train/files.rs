@@ -2,10 +2,11 @@
 
 use super::args::TrainArgs;
 use crate::model::hub;
-use crate::output::read_files::ReadFiles;
-use crate::output::written_files::{NewFolder, Outputs};
+use crate::output::written_files::Outputs;
 use anyhow::{Context, bail};
+use gpt2_engine::ReadFiles;
 use gpt2_engine::open::device_name;
+use gpt2_files::folder::OwnFolder;
 use gpt2_files::open_regular;
 use gpt2_loader::{Files, stale_settings};
 use gpt2_train::{METRICS_HEADER, MetricsFormat, Trainer};
@@ -99,7 +100,7 @@ pub(super) fn check(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<(
     let named = format!("--out {}", args.out.display());
     inputs.spare_folder(&named, &args.out)?;
     check_out(args)?;
-    let _folder = NewFolder::make(&args.out).context("--out")?;
+    let _folder = OwnFolder::make(&args.out).context("--out")?;
     // This decides for all files of the run together whether they may be replaced.
     let mut outputs = Outputs::new(true);
     for name in names(args) {

@@ -12,7 +12,6 @@ pub(crate) use args::TrainArgs;
 use crate::model::args::files as model_files;
 use crate::model::hub;
 use crate::output::terminal::TERMINAL;
-use crate::output::written_files::NewFolder;
 use crate::output::{self, is_quiet, note};
 use crate::process::parallel;
 use anyhow::{anyhow, bail};
@@ -21,6 +20,7 @@ use gpt2_engine::open::{checkpoint, explain_not_finite, open_tokenizer, quantize
 use gpt2_engine::studies::learn::train::{Options, Start, TrainingData};
 use gpt2_engine::texts::{Content, folder_text, read_file, read_ids};
 use gpt2_engine::{DEMO_NAME, Spelling};
+use gpt2_files::folder::OwnFolder;
 use gpt2_loader::{Checkpoint, Files, LoadError, Tokenizer, check_savable};
 use gpt2_model::{Config, Gpt2LMHeadModel};
 use gpt2_parallel::Group;
@@ -83,7 +83,7 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     };
     let mut trainer = trainer.and_then(|trainer| trainer.in_group(Arc::clone(group))).map_err(worded)?;
     // From here on, every rank has all that it needs: one that fails before ends the others at once, and must leave no folder.
-    let _folder = writes.then(|| NewFolder::make(&args.out)).transpose()?;
+    let _folder = writes.then(|| OwnFolder::make(&args.out)).transpose()?;
     note_sizes(&trainer, config.vocab_size)?;
     if args.resume {
         trainer.resume(&args.out.join(files::STATE)).map_err(worded)?;

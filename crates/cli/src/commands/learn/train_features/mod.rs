@@ -4,20 +4,20 @@
 mod args;
 
 use crate::model::hub;
-use crate::output::read_files::ReadFiles;
 use crate::output::terminal::TERMINAL;
-use crate::output::written_files::{NewFolder, Outputs};
+use crate::output::written_files::Outputs;
 use crate::output::{self, note};
 use crate::process::parallel;
 use crate::process::signals::Stop;
 use anyhow::{Context, bail};
 pub(crate) use args::TrainFeaturesArgs;
-use gpt2_engine::Spelling;
 use gpt2_engine::studies::learn::record::Documents;
 use gpt2_engine::studies::learn::train_features::{FeatureTraining, Report, TrainingRun, TrainingValues};
 use gpt2_engine::texts::STDIN;
 use gpt2_engine::words::count;
+use gpt2_engine::{ReadFiles, Spelling};
 use gpt2_files::INDEX;
+use gpt2_files::folder::OwnFolder;
 use gpt2_loader::DictionaryCheckpoint;
 use gpt2_parallel::Group;
 use gpt2_view::visible_text;
@@ -73,7 +73,7 @@ fn train_features(args: &TrainFeaturesArgs, group: &Arc<dyn Group>) -> anyhow::R
         TrainingValues::live(&options, &opened, documents, &run)?
     };
     let training = FeatureTraining::begin(&options, values, run)?;
-    let _folder = leads.then(|| NewFolder::make(&args.out).context("--out")).transpose()?;
+    let _folder = leads.then(|| OwnFolder::make(&args.out).context("--out")).transpose()?;
     outputs.check(&inputs(args, &files))?;
     let training = training.resume()?;
     let stop = Stop::listen();

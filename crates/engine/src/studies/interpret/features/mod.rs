@@ -3,20 +3,22 @@
 mod dictionary;
 mod explanations;
 mod finite;
+mod folders;
 mod head_pair;
 mod over_store;
 mod report;
+mod store_options;
 
 pub use dictionary::{DictionarySummary, Promoted};
 pub use explanations::ByFeature;
+pub use folders::FeatureFolders;
 pub use head_pair::HeadPair;
-pub use over_store::{
-    FeatureDetails, FeatureInStore, StoreFeatures, StoreOptions, StoreReport, StrongestPlace,
-};
+pub use over_store::{FeatureDetails, FeatureInStore, StoreFeatures, StoreReport, StrongestPlace};
 pub use report::{
     Active, Attention, Attributed, Detail, FeatureEffect, FeaturePair, Fires, Quality, Report,
     TokenAtPosition, TokenFeatures,
 };
+pub use store_options::{StoreOptions, Upload};
 
 use crate::interventions::Applied;
 use crate::open::Label;

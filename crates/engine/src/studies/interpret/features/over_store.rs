@@ -3,57 +3,24 @@
 use super::dictionary::{DictionarySummary, PlacedDictionary, Promoted};
 use super::explanations::ByFeature;
 use super::finite::{self, Number};
+use super::store_options::StoreOptions;
 use crate::interventions::ALL_BUT_DICTIONARY;
 use crate::observer::Stopped;
 use crate::open::{Label, Opened};
+use crate::read_files::ReadFiles;
 use crate::studies::study::{Outcome, Run, Study};
 use anyhow::{Context, bail};
 use gpt2_circuits::features::{Around, Peak, ReadingHead, RelatedFeature, Tally, Tokens};
 use gpt2_files::{Shard, Store};
 use gpt2_model::hooks::Point;
 use gpt2_view::without_folders;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::path::PathBuf;
 
 /// The tokens to show around a place, as many as fit on a line.
 const AROUND: Around = Around { before: 12, after: 6 };
 /// The features to compare with all others before the run asks whether to stop.
 const COMPARED: usize = 1024;
-
-/// The options of features over a store.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct StoreOptions {
-    /// The folder with the values.
-    pub store: PathBuf,
-    /// The dictionary: a folder, or `owner/name/FOLDER` on the Hub; by default that of the interventions.
-    pub dictionary: Option<String>,
-    /// The number of features to list, the most frequent first, and of places, tokens, related features and heads for each one that is
-    /// followed.
-    pub top_k: usize,
-    /// The features to follow: where they fire most, and which tokens they make likelier.
-    pub feature: Vec<u32>,
-    /// Whether to tell all about these features, or about every one: also how large their activations are, and what is related.
-    pub details: bool,
-    /// Whether to tell, of these features or of every one, what Neuronpedia takes: the activations around each place, too.
-    pub neuronpedia: bool,
-    /// Files with published explanations of the dictionary's features.
-    pub explanations: Vec<PathBuf>,
-}
-
-impl Default for StoreOptions {
-    fn default() -> Self {
-        Self {
-            store: PathBuf::new(),
-            dictionary: None,
-            top_k: 5,
-            feature: vec![],
-            details: false,
-            neuronpedia: false,
-            explanations: vec![],
-        }
-    }
-}
 
 /// The features over a store.
 #[derive(Debug, Serialize)]
@@ -141,8 +108,18 @@ impl Study for StoreOptions {
     const REFUSES: &'static [&'static str] = ALL_BUT_DICTIONARY;
     type Report = StoreReport;
 
+    /// Counts, and writes the folders of the options.
     fn run(&self, run: &Run) -> anyhow::Result<Outcome<StoreReport>> {
-        Ok(Outcome::new(self.open(run)?.count()?))
+        if self.pages.is_none() && self.neuronpedia.is_none() {
+            return Ok(Outcome::new(self.open(run)?.count()?));
+        }
+        let mut inputs = ReadFiles::of(run.opened)?;
+        self.add_inputs(&mut inputs, run.interventions.options().dictionary.as_ref())?;
+        let mut folders = self.folders(&inputs, run.opened.spelling)?;
+        let report = self.open(run)?.count()?;
+        folders.stage(&report, &report.features)?;
+        folders.commit()?;
+        Ok(Outcome::new(report))
     }
 }
 
@@ -156,7 +133,7 @@ impl StoreOptions {
         let store = Store::open(&self.store)?;
         let dictionary = PlacedDictionary::open(self.dictionary.as_deref(), run)?;
         let all = (0..u32::try_from(dictionary.features.dictionary().features())?).collect();
-        let wants_all = (self.details || self.neuronpedia) && self.feature.is_empty();
+        let wants_all = (self.wants_details() || self.neuronpedia.is_some()) && self.feature.is_empty();
         let followed = if wants_all { all } else { self.feature.clone() };
         let explanations = dictionary.explanations(&self.explanations, run)?;
         let promoted = dictionary.promoted(&followed, self.top_k, opened)?;
@@ -249,7 +226,7 @@ impl StoreFeatures<'_> {
             chosen => chosen.to_vec(),
         };
         let promoted = promoted.iter().cloned().chain(std::iter::repeat(None));
-        let details = options.details.then(|| self.details(&tally)).transpose()?;
+        let details = options.wants_details().then(|| self.details(&tally)).transpose()?;
         let details = details.into_iter().flatten().map(Some).chain(std::iter::repeat(None));
         let of = |((feature, promoted), details)| self.of_feature(&tally, feature, promoted, details);
         let report = StoreReport {
@@ -318,7 +295,7 @@ impl StoreFeatures<'_> {
             token: opened.label(peak.id),
             before: text(opened, &peak.before),
             after: text(opened, &peak.after),
-            around: if self.options.neuronpedia { around(peak) } else { vec![] },
+            around: if self.options.neuronpedia.is_some() { around(peak) } else { vec![] },
         };
         FeatureInStore {
             feature,

@@ -1,0 +1,196 @@
+//! Folders that a process has to itself, and folders whose files appear all together, or not at all.
+
+use crate::Error;
+use crate::atomic::{self, PREFIX, SUFFIX, is_temporary, of_folder};
+use crate::unfinished::{self, Listed, NewFolders, together};
+use std::fs::{File, TryLockError};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// A folder that this process alone writes to, and those above it that it made. Dropping it removes those that are empty.
+#[derive(Debug)]
+pub struct OwnFolder {
+    _made: NewFolders,
+    /// Holds the folder's lock; none where the system or the file system has no locks of folders.
+    lock: Option<File>,
+}
+
+impl OwnFolder {
+    /// Makes the folder if it is missing, and locks it.
+    ///
+    /// # Errors
+    /// When it is a file, cannot be made, or another process writes to it.
+    pub fn make(folder: &Path) -> Result<Self, Error> {
+        let refused = |reason: &str| Error::at(folder)(io::Error::other(reason));
+        if folder.exists() && !folder.is_dir() {
+            return Err(refused("is a file; name a folder, which may be new"));
+        }
+        let made = NewFolders::make(folder).map_err(Error::at(folder))?;
+        let mut lock = File::open(folder).ok().filter(|_| cfg!(unix));
+        match lock.as_ref().map(File::try_lock) {
+            Some(Err(TryLockError::WouldBlock)) => {
+                return Err(refused("another run writes to this folder; wait for it, or choose another"));
+            }
+            Some(Err(TryLockError::Error(_))) => lock = None,
+            Some(Ok(())) | None => {}
+        }
+        Ok(Self { _made: made, lock })
+    }
+}
+
+/// Files that will appear in a folder, complete under temporary names. Dropping it without [`commit`] removes them, and the folder
+/// if it is new.
+///
+/// However many files there are, it keeps no more than one of them open.
+#[derive(Debug)]
+pub struct StagedFolder {
+    folder: PathBuf,
+    overwrite: bool,
+    /// The names of the files, in the order in which they were added.
+    files: Vec<PathBuf>,
+    /// The names of files of an earlier run.
+    old: Vec<PathBuf>,
+    /// Holds the new files until they get their names, and the old ones after that.
+    temporary: TempDir,
+    _listed: Listed,
+    _own: OwnFolder,
+}
+
+impl StagedFolder {
+    /// Makes the folder if it is missing. Without leave to overwrite, no file there is replaced.
+    ///
+    /// # Errors
+    /// When it is a file, cannot be made or written to, or another process writes to it.
+    pub fn new(folder: &Path, overwrite: bool) -> Result<Self, Error> {
+        let own = OwnFolder::make(folder)?;
+        if own.lock.is_some() {
+            remove_abandoned(folder);
+        }
+        let make = || tempfile::Builder::new().prefix(PREFIX).suffix(SUFFIX).tempdir_in(folder);
+        let (temporary, listed) =
+            Listed::new(folder, make).map_err(|e| Error::at(folder)(of_folder(folder, e)))?;
+        Ok(Self {
+            folder: folder.to_path_buf(),
+            overwrite,
+            files: vec![],
+            old: vec![],
+            temporary,
+            _listed: listed,
+            _own: own,
+        })
+    }
+
+    /// Writes a file under a temporary name. The one that leads to the others is added first: it gets its own name last.
+    ///
+    /// # Errors
+    /// When the system refuses, as where the disk is full.
+    pub fn add(&mut self, name: &str, content: &[u8]) -> Result<(), Error> {
+        let write = || {
+            let mut file = unfinished::create(&self.new_at(self.files.len()))?;
+            file.write_all(content)?;
+            // The data must be on disk before the file replaces an old one.
+            file.sync_all()
+        };
+        write().map_err(Error::at(&self.folder.join(name)))?;
+        self.files.push(name.into());
+        Ok(())
+    }
+
+    /// Takes away the file of an earlier run, if there is one, with the commit.
+    ///
+    /// # Errors
+    /// When it is no file, is read-only, or its folder cannot be written to.
+    pub fn take_away(&mut self, name: &Path) -> Result<(), Error> {
+        atomic::check(&self.folder.join(name))?;
+        self.old.push(name.to_path_buf());
+        Ok(())
+    }
+
+    fn new_at(&self, number: usize) -> PathBuf {
+        self.temporary.path().join(number.to_string())
+    }
+
+    fn move_all(&self, moves: &mut Moves) -> Result<(), Error> {
+        // What leads to the others goes first and comes last: in between, nothing looks whole.
+        for (number, name) in self.files.iter().chain(&self.old).enumerate() {
+            let path = self.folder.join(name);
+            let Ok(there) = path.symlink_metadata() else { continue };
+            if !self.overwrite || there.is_dir() {
+                let reason = "another program has written it meanwhile; choose another folder";
+                return Err(Error::at(&path)(io::Error::new(ErrorKind::AlreadyExists, reason)));
+            }
+            if number < self.files.len()
+                && let Ok(old) = path.metadata()
+            {
+                std::fs::set_permissions(self.new_at(number), old.permissions()).map_err(Error::at(&path))?;
+            }
+            let old = self.temporary.path().join(format!("old-{number}"));
+            moves.rename(&path, &old).map_err(Error::at(&path))?;
+        }
+        for (number, name) in self.files.iter().enumerate().rev() {
+            let path = self.folder.join(name);
+            moves.to(&self.new_at(number), &path).map_err(Error::at(&path))?;
+        }
+        Ok(())
+    }
+}
+
+/// Moves the files of all these folders to their names, and takes the old ones away; or, if that fails, none of them.
+/// [`unfinished::end`] comes before it or after it.
+///
+/// # Errors
+/// When the system refuses, or another program has written one of the files meanwhile.
+pub fn commit(folders: Vec<StagedFolder>) -> Result<(), Error> {
+    together(move || {
+        let mut moves = Moves::default();
+        let moved = folders.iter().try_for_each(|folder| folder.move_all(&mut moves));
+        if moved.is_err() {
+            moves.undo();
+        }
+        drop(moves);
+        // What was taken away goes with the temporary folder.
+        drop(folders);
+        moved
+    })
+}
+
+/// The moves of a commit so far, each from where to where, and the folders that were made for them.
+#[derive(Debug, Default)]
+struct Moves {
+    done: Vec<(PathBuf, PathBuf)>,
+    made: Vec<NewFolders>,
+}
+
+impl Moves {
+    fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        std::fs::rename(from, to)?;
+        self.done.push((from.to_path_buf(), to.to_path_buf()));
+        Ok(())
+    }
+
+    /// Renames into a folder, which is made if it is missing.
+    fn to(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        if let Some(folder) = to.parent().filter(|folder| !folder.exists()) {
+            self.made.push(NewFolders::make(folder)?);
+        }
+        self.rename(from, to)
+    }
+
+    fn undo(&mut self) {
+        for (from, to) in self.done.drain(..).rev() {
+            let _ = std::fs::rename(to, from);
+        }
+    }
+}
+
+/// Removes the temporary folders in a folder whose lock this process holds: the processes that made them have died.
+fn remove_abandoned(folder: &Path) {
+    let Ok(entries) = folder.read_dir() else { return };
+    for entry in entries.flatten() {
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        if is_folder && entry.file_name().to_str().is_some_and(is_temporary) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
