@@ -57,7 +57,9 @@ formats_and_names() {
 changed() {
     { git diff --name-only "${BASE:-HEAD}" && git ls-files --others --exclude-standard; } |
         sed -nE 's,^crates/([^/]+)/.*,\1,p; s,^tests/([a-z]+)/.*,\1,p; s,^(docs/.*\.md|README\.md)$,cli,p' | sort -u |
-        while read -r name; do [ ! -d "crates/$name" ] || echo "$name"; done
+        while read -r name; do [ ! -d "crates/$name" ] || echo "$name"; done |
+        # Python's methods are held against the command and the studies.
+        awk '{ print } /^(cli|engine)$/ { python = 1 } /^python$/ { there = 1 } END { if (python && !there) print "python" }'
 }
 
 quick() {
