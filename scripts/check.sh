@@ -134,7 +134,8 @@ tests() {
     step "$cargo" run --release --quiet --example walkthrough >/dev/null
     # Models of candle-transformers on our layers, with the features that are built already.
     step "$cargo" test --release -p gpt2-cli -p models-on-candle-fused --lib --bins --test candle_nn --quiet
-    # With other features of a dependency, Candle and all that is above it would be compiled once more, as in a clean checkout.
+    # Where two steps turn on different features of a dependency, Candle and all that is above it is compiled twice. Only a clean
+    # checkout, as under CI, can tell.
     local candle=(target/release/deps/libcandle_core-*.rlib)
     [ -z "${CI:-}" ] || [ ${#candle[@]} = 1 ] || { echo "error: Candle was compiled ${#candle[@]} times: the features of two steps differ" >&2; exit 1; }
     step target/release/models --tiny --rounds 1

@@ -140,7 +140,7 @@ impl<'a> Tally<'a> {
             parts.codes.push_back(code);
             // A token counts once the activations after it are there, too.
             let end = start + rows;
-            let until = if end == count { end } else { end.saturating_sub(self.around.after).max(counted) };
+            let until = if end == count { end } else { end.saturating_sub(self.around.after) };
             self.count(&parts, tokens, counted..until);
             counted = until;
             parts.forget_before(counted.saturating_sub(self.around.before));
@@ -209,7 +209,7 @@ impl<'a> Tally<'a> {
 #[derive(Debug, Default)]
 struct Parts {
     codes: VecDeque<SparseActivations>,
-    /// How many parts came before these.
+    /// The number of parts before these.
     forgotten: usize,
 }
 
