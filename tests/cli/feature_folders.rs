@@ -99,7 +99,8 @@ fn many_files_need_few_open_ones() -> Result {
     const FEATURES: usize = 8192;
     let corpus = Corpus::new()?;
     let dictionary = wide_dictionary(&corpus.folder, FEATURES)?;
-    let (pages, upload) = (corpus.at("pages"), corpus.at("upload"));
+    let pages = corpus.at("pages");
+    let upload = corpus.at("upload");
     let mut shell = Command::new("sh");
     shell.args(["-c", "ulimit -n 64; exec \"$@\"", "sh"]);
     let args = ["features", "--store", &corpus.store, "--dictionary", &dictionary, "-k", "1"];
@@ -126,13 +127,15 @@ fn folders_that_meet_are_refused() -> Result {
         ("new/out/pages", "new/out"),
         ("new", "x/../new"),
     ] {
-        let (pages, upload) = (corpus.at(pages), corpus.at(upload));
+        let pages = corpus.at(pages);
+        let upload = corpus.at(upload);
         std::fs::create_dir_all(corpus.at("x"))?;
         let both = ["--pages", &pages, "--neuronpedia", &upload];
         corpus.refused(&[&both[..], &id].concat(), &["--neuronpedia", "--pages", "lies in the other"])?;
     }
     // Beside one another they are fine, and a failure takes both back.
-    let (pages, upload) = (corpus.at("new/out/a"), corpus.at("new/out/b"));
+    let pages = corpus.at("new/out/a");
+    let upload = corpus.at("new/out/b");
     let both = [&["--pages", &pages, "--neuronpedia", &upload][..], &id].concat();
     corpus.refused(&[&both[..], &["--model", "./none"]].concat(), &["none"])?;
     corpus.run(&both)?.succeeded();

@@ -39,10 +39,8 @@ impl AttentionWeights {
     }
 }
 
-/// Details against the dictionary's tensors and the model's weights; and the pages' files, which hold the same.
-#[test]
-fn details_and_pages_tell_what_is_related() -> Result {
-    let folder = Folder::empty()?;
+/// A store of the stream behind block 2, recorded in the folder.
+fn recorded(folder: &Folder) -> Result<String> {
     std::fs::write(
         folder.at("text.txt"),
         "ROMEO:\nO, she doth teach the torches to burn bright!\n".repeat(8),
@@ -50,9 +48,20 @@ fn details_and_pages_tell_what_is_related() -> Result {
     let store = folder.at("store");
     gpt2(&["record", &folder.at("text.txt"), "--points", "blocks.2.hook_resid_post", "--out", &store])?
         .succeeded();
-    let args = ["features", "--store", &store, "--dictionary", "demo", "--json", "-k", "3"];
-    let run = gpt2(&[&args[..], &["--details"]].concat())?.succeeded();
-    let details: Value = serde_json::from_str(&run.stdout)?;
+    Ok(store)
+}
+
+/// The details of the demo's features over a store.
+fn details(store: &str) -> Result<Value> {
+    let args = ["features", "--store", store, "--dictionary", "demo", "--json", "-k", "3", "--details"];
+    Ok(serde_json::from_str(&gpt2(&args)?.succeeded().stdout)?)
+}
+
+/// Details against the dictionary's tensors and the model's weights.
+#[test]
+fn details_tell_what_is_related() -> Result {
+    let folder = Folder::empty()?;
+    let details = details(&recorded(&folder)?)?;
     let features = list(&details["features"]);
     assert_eq!(features.len(), 768);
     let path = format!("{}/sae_weights.safetensors", models_features());
@@ -94,6 +103,16 @@ fn details_and_pages_tell_what_is_related() -> Result {
             }
         }
     }
+    Ok(())
+}
+
+/// Pages hold the same as `--json`, and replace what is theirs alone.
+#[test]
+fn pages_hold_the_details_and_spare_other_files() -> Result {
+    let folder = Folder::empty()?;
+    let store = recorded(&folder)?;
+    let details = details(&store)?;
+    let features = list(&details["features"]);
     let pages = folder.at("pages");
     let with = ["features", "--store", &store, "--dictionary", "demo", "-k", "3", "--pages", &pages];
     let run = gpt2(&with)?.succeeded();

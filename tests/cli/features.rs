@@ -140,7 +140,9 @@ fn pairs_of_features_add_up_to_a_score() -> Result {
     gpt2(&["forward", TEXT, "--export", &export, "--export-point", points])?.succeeded();
     let of = |path: &str| candle_core::safetensors::load(path, &Device::Cpu);
     let run = of(&export)?;
-    let (head, query, key) = (2, 4, 1);
+    let head = 2;
+    let query = 4;
+    let key = 1;
     let report = json(&["--attention", "1.2/4:1", "-k", "60000"])?;
     let found = &report["attention"];
     let number = |value: &Value| value.as_f64().ok_or("a number");
@@ -163,7 +165,8 @@ fn pairs_of_features_add_up_to_a_score() -> Result {
         Ok(found.ok_or(end.to_owned())?.1.to_dtype(DType::F64)?)
     };
     let (gamma, c_attn) = (tensor("ln_1.weight")?, tensor("attn.c_attn.weight")?); // (C), (C, 3C)
-    let (c, d) = (c_attn.dim(0)?, c_attn.dim(0)? / 4);
+    let c = c_attn.dim(0)?;
+    let d = c_attn.dim(0)? / 4;
     let w_dec = of(&format!("{}/sae_weights.safetensors", dictionary()))?["W_dec"].clone();
     let part = |side: &Value, position: usize, column: usize| -> Result<Tensor> {
         let feature = usize::try_from(side["feature"].as_u64().ok_or("a feature")?)?;

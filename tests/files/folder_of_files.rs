@@ -64,7 +64,8 @@ fn what_is_not_committed_leaves_nothing() -> Result {
 #[test]
 fn a_commit_that_fails_leaves_everything_as_it_was() -> Result {
     let folder = Folder::empty()?;
-    let (old, new) = (folder.file("old"), folder.file("new"));
+    let old = folder.file("old");
+    let new = folder.file("new");
     commit(vec![staged(&old, false, 2, "first")?])?;
     let mut again = staged(&old, true, 1, "second")?;
     for name in ["index", "data/0", "data/1"] {

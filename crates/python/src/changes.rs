@@ -56,7 +56,7 @@ enum GivenDictionary {
 
 impl InterventionTexts {
     /// The interventions of a run, checked against the model and the texts that it reads.
-    /// What there is to say of them is a warning.
+    /// Their notes become warnings.
     pub(crate) fn build(
         &self,
         opened: &Opened,

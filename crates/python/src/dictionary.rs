@@ -87,7 +87,7 @@ impl Dictionary {
         })
     }
 
-    /// What these activations (.., features) of values (.., d) are decoded to, (.., d out). Without values, they count as 0.
+    /// Decodes activations (.., features) of values (.., d) to (.., d out). Without values, they count as 0.
     fn decode(&self, py: Python<'_>, features: &Array, values: Option<&Array>) -> PyResult<Array> {
         compute(py, &Arc::default(), || {
             let dictionary = &self.opened.dictionary;

@@ -154,7 +154,7 @@ impl Model {
         &self,
         py: Python<'_>,
         other: &Bound<'_, Self>,
-        text: Content,
+        text: TextOrIds,
         options: &str,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Reported> {
@@ -193,22 +193,22 @@ impl Model {
 
 /// A text, or its ids.
 #[derive(Debug, FromPyObject)]
-pub(crate) enum Content {
+pub(crate) enum TextOrIds {
     Text(String),
     Ids(Vec<u32>),
 }
 
-impl From<Content> for gpt2_engine::texts::Content {
-    fn from(content: Content) -> Self {
+impl From<TextOrIds> for gpt2_engine::texts::Content {
+    fn from(content: TextOrIds) -> Self {
         match content {
-            Content::Text(text) => Self::Text(text),
-            Content::Ids(ids) => Self::Ids(ids),
+            TextOrIds::Text(text) => Self::Text(text),
+            TextOrIds::Ids(ids) => Self::Ids(ids),
         }
     }
 }
 
 /// The files that a run read, each with what it is, and the folders of its models.
-type Inputs = (Vec<(String, PathBuf)>, Vec<PathBuf>);
+type InputFiles = (Vec<(String, PathBuf)>, Vec<PathBuf>);
 
 #[pymethods]
 impl Model {
@@ -218,7 +218,7 @@ impl Model {
         dictionaries: Vec<Py<Dictionary>>,
         names: Vec<String>,
         explanations: Vec<PathBuf>,
-    ) -> Result<Inputs, Failed> {
+    ) -> Result<InputFiles, Failed> {
         let mut inputs = ReadFiles::of(&self.loaded)?;
         let opened =
             dictionaries.into_iter().map(|one| DictionaryChoice::Opened(Arc::clone(&one.get().opened)));
@@ -242,7 +242,7 @@ pub(crate) fn write_file(
     path: PathBuf,
     content: &[u8],
     overwrite: bool,
-    inputs: Option<Inputs>,
+    inputs: Option<InputFiles>,
 ) -> PyResult<()> {
     if !overwrite && path.symlink_metadata().is_ok() {
         let there = "is there already; choose another name, or replace it with overwrite=True";

@@ -97,7 +97,7 @@ impl Model {
         self.loaded.labels(&ids)
     }
 
-    /// The same for a reader: a part of a character as its bytes.
+    /// The tokens for a reader: a part of a character as its bytes.
     fn spelled(&self, ids: Vec<u32>) -> Vec<String> {
         self.loaded.shown(&ids)
     }

@@ -2,6 +2,7 @@
 
 use crate::changes::InterventionTexts;
 use crate::error::Failed;
+use crate::files::Reported;
 use crate::guard::{Raised, compute};
 use crate::model::Model;
 use crate::observer::PyObserver;
@@ -40,9 +41,6 @@ pub(crate) struct TrainFeaturesRequest {
     /// Called with the steps' name, how many are done, and how many there are.
     progress: Option<Py<PyAny>>,
 }
-
-/// The report as JSON, and notes for the reader.
-type Reported = (String, Vec<String>);
 
 #[pymethods]
 impl Model {

@@ -126,15 +126,9 @@ fn run(
     });
     let recorder = Recorder::new(recorded);
     let mut all: Vec<&dyn Hooks> = vec![];
-    if !changes.is_empty() {
-        all.push(&changes);
-    }
-    if !functions.list.is_empty() {
-        all.push(&functions);
-    }
-    if !points.is_empty() {
-        all.push(&recorder);
-    }
+    all.extend((!changes.is_empty()).then_some(&changes as &dyn Hooks));
+    all.extend((!functions.list.is_empty()).then_some(&functions as &dyn Hooks));
+    all.extend((!points.is_empty()).then_some(&recorder as &dyn Hooks));
     let end = asked.stop.map(|stop| StreamBefore::new(stop, layers)).transpose()?;
     all.extend(end.iter().map(|end| end as &dyn Hooks));
     let chain = Chain(&all);
@@ -168,20 +162,23 @@ fn run(
         let value = if *point == Point::PosEmbed { value.copy()? } else { value };
         add(&mut found, name, &[value])?;
     }
+    // Python may write to what it has.
+    let own = |point: Point| match (points.contains(&point), recorder.value(point)?) {
+        (true, value) => value.copy(),
+        (false, value) => Ok(value),
+    };
     for (name, point) in asked.points.iter().zip(&points) {
         let Some((layer, kind)) = later(point) else { continue };
-        // Python may write to what it has.
-        let own = |point: Point| match (points.contains(&point), recorder.value(point)?) {
-            (true, value) => value.copy(),
-            (false, value) => Ok(value),
+        let pattern = LazyPattern {
+            loaded: Arc::clone(loaded),
+            layer,
+            kind,
+            q: own(Point::Q(layer))?,
+            k: own(Point::K(layer))?,
+            padding: batch.mask.clone(),
+            knocked_out: changes.knocked_out(layer),
         };
-        let q = own(Point::Q(layer))?;
-        let k = own(Point::K(layer))?;
-        let padding = batch.mask.clone();
-        let knocked_out = changes.knocked_out(layer);
-        let loaded = Arc::clone(loaded);
-        let pattern = RunValue::Later(LazyPattern { loaded, layer, kind, q, k, padding, knocked_out });
-        found.insert(name.clone(), vec![pattern]);
+        found.insert(name.clone(), vec![RunValue::Later(pattern)]);
     }
     Ok(found)
 }

@@ -44,6 +44,24 @@ pub(crate) struct TrainRequest {
 /// validations, and the bytes of a validation token.
 type Trained = (Model, Vec<f32>, Vec<(u64, f64)>, bool, Vec<(u64, Vec<String>)>, Option<f64>);
 
+/// Refuses a model that has adapters, or whose quantized weights cannot learn.
+fn check_trainable(base: &Loaded, as_adapter: bool) -> anyhow::Result<()> {
+    if !base.adapters.is_empty() {
+        bail!(
+            "{}: has adapters, and only a model without them is trained: save it, which merges them, and load that",
+            base.name
+        );
+    }
+    if !as_adapter && let Some(format) = base.formats.first() {
+        let format = format.as_str();
+        bail!(
+            "{}: is quantized ({format}) and cannot be trained; load the original, or train an adapter with lora=",
+            base.name
+        );
+    }
+    Ok(())
+}
+
 impl TrainRequest {
     fn lessons(&self) -> TrainingData {
         let example = |(prompt, completion): &(String, String)| Example {
@@ -68,19 +86,7 @@ impl TrainRequest {
         let validation = self.validation();
         let observer = PyObserver::new(raised, None);
         let (tokenizer, mut trainer) = if let Some(base) = base {
-            if !base.adapters.is_empty() {
-                bail!(
-                    "{}: has adapters, and only a model without them is trained: save it, which merges them, and load that",
-                    base.name
-                );
-            }
-            if let (Some(format), None) = (base.formats.first(), options.lora) {
-                let format = format.as_str();
-                bail!(
-                    "{}: is quantized ({format}) and cannot be trained; load the original, or train an adapter with lora=",
-                    base.name
-                );
-            }
+            check_trainable(base, options.lora.is_some())?;
             let tokenizer = match base.shared_tokenizer() {
                 None if !lessons.is_text() => None,
                 found => Some(found.with_context(|| format!("{}: has no tokenizer here", base.name))?),

@@ -13,11 +13,11 @@ pub(crate) struct ResultCache {
     pub(crate) lens: HashMap<(usize, usize), Lens>,
 }
 
-type Predictions = Rows<(Vec<f32>, Option<u32>), NextToken>;
-type Lens = Rows<Vec<f32>, (u32, f32)>;
+type Predictions = CachedRows<(Vec<f32>, Option<u32>), NextToken>;
+type Lens = CachedRows<Vec<f32>, (u32, f32)>;
 
 /// One row for each position.
-type Rows<O, F> = Vec<CachedRow<O, F>>;
+type CachedRows<O, F> = Vec<CachedRow<O, F>>;
 
 /// A result at a position, and the input that it was computed from.
 #[derive(Debug)]
@@ -27,13 +27,13 @@ pub(crate) struct CachedRow<O, F> {
 }
 
 /// The positions whose inputs differ from `now`. Forgets positions beyond the last.
-pub(crate) fn stale<O: PartialEq, F>(kept: &mut Rows<O, F>, now: &[O]) -> Vec<usize> {
+pub(crate) fn stale<O: PartialEq, F>(kept: &mut CachedRows<O, F>, now: &[O]) -> Vec<usize> {
     kept.truncate(now.len());
     (0..now.len()).filter(|&i| kept.get(i).is_none_or(|row| row.of != now[i])).collect()
 }
 
 /// Replaces the row at a position, or adds the next one.
-pub(crate) fn put<O, F>(kept: &mut Rows<O, F>, position: usize, row: CachedRow<O, F>) {
+pub(crate) fn put<O, F>(kept: &mut CachedRows<O, F>, position: usize, row: CachedRow<O, F>) {
     match kept.get_mut(position) {
         Some(place) => *place = row,
         None => kept.push(row),

@@ -86,7 +86,8 @@ fn a_residual_and_the_norm_of_the_sum_are_the_definition() -> Result {
 fn rows_beside_nan_are_normalized() -> Result {
     let device = device();
     for dtype in DTYPES {
-        let (rows, width) = (6, 40);
+        let rows = 6;
+        let width = 40;
         let numbers = shifted(rows, width, dtype, 1, 0)?;
         let nan = Tensor::new(f64::NAN, &device)?.to_dtype(dtype)?.broadcast_as((1, width))?;
         let x = Tensor::cat(&[&numbers.narrow(0, 0, 2)?, &nan, &numbers.narrow(0, 3, 3)?], 0)?;
@@ -166,7 +167,8 @@ fn a_product_that_goes_into_a_cache_is_the_definition() -> Result {
 #[test]
 fn embeddings_and_positions_are_the_definition() -> Result {
     let device = device();
-    let (v, n) = (50, 20);
+    let v = 50;
+    let n = 20;
     for (dtype, b, t, c, first, offset) in DTYPES
         .into_iter()
         .flat_map(|d| [(d, 1, 1, 768, 19, 0), (d, 3, 5, 8, 4, 1), (d, 2, 7, 264, 0, 3), (d, 1, 20, 40, 0, 0)])

@@ -347,7 +347,9 @@ fn of_layer(transcoders: &[Features], layer: usize) -> Result<&Features> {
             transcoders.len()
         )
     };
-    let (dictionary, hook, hook_out) = (found.dictionary(), found.hook(), found.hook_out());
+    let dictionary = found.dictionary();
+    let hook = found.hook();
+    let hook_out = found.hook_out();
     let reads_mlp = matches!(hook, MlpIn(_) | ResidMid(_) | Ln2(_) | Ln2Normalized(_));
     if !dictionary.is_transcoder() || !reads_mlp || hook_out != MlpOut(layer) {
         candle_core::bail!(

@@ -54,7 +54,7 @@ impl PictureArgs {
         &self,
         about: &PictureMetadata,
         draw: impl FnOnce(&Frame) -> Result<Vec<u8>>,
-    ) -> anyhow::Result<Option<Drawn>> {
+    ) -> anyhow::Result<Option<DrawnPicture>> {
         let Some(path) = &self.picture else { return Ok(None) };
         let mut provenance = about.made_by.for_files()?;
         if !about.settings.is_null() {
@@ -65,7 +65,7 @@ impl PictureArgs {
         }
         let title = self.title.as_deref().unwrap_or(&about.title);
         let frame = Frame::new(PictureFormat::from_path(path)?, title, &provenance).with_width(self.size);
-        Ok(Some(Drawn { path: path.clone(), bytes: draw(&frame)? }))
+        Ok(Some(DrawnPicture { path: path.clone(), bytes: draw(&frame)? }))
     }
 }
 
@@ -79,12 +79,12 @@ pub(crate) struct PictureMetadata<'a> {
 }
 
 /// A picture and its file.
-pub(crate) struct Drawn {
+pub(crate) struct DrawnPicture {
     path: PathBuf,
     bytes: Vec<u8>,
 }
 
-impl Drawn {
+impl DrawnPicture {
     pub(crate) fn stage(&self, outputs: &mut Outputs) -> anyhow::Result<()> {
         outputs.stage_bytes(&self.path, &self.bytes)
     }

@@ -6,7 +6,7 @@ use crate::output::terminal::TERMINAL;
 use crate::output::written_files::Outputs;
 use crate::output::{self, is_closed_pipe};
 use crate::results::exports::ExportFile;
-use crate::results::picture::Drawn;
+use crate::results::picture::DrawnPicture;
 use anyhow::{Context, bail};
 use candle_core::Tensor;
 use gpt2_engine::interventions::{Applied, Prepared, Reads};
@@ -80,7 +80,7 @@ pub(crate) struct Ran<R> {
     /// For the export, by name.
     pub(crate) tensors: Vec<(String, Tensor)>,
     /// Only of a single text.
-    pub(crate) picture: Option<Drawn>,
+    pub(crate) picture: Option<DrawnPicture>,
 }
 
 impl<R> Ran<R> {
@@ -107,7 +107,7 @@ impl Job<'_> {
         self,
         text: Option<String>,
         of: impl Fn(Content) -> S,
-        draw: impl Fn(&Outcome<S::Report>) -> anyhow::Result<Option<Drawn>>,
+        draw: impl Fn(&Outcome<S::Report>) -> anyhow::Result<Option<DrawnPicture>>,
         print: impl Fn(&S::Report) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let study = self.study;

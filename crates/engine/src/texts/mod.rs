@@ -29,5 +29,5 @@ pub use tasks::{TASKS, Task};
 pub use text_lines::{
     FIELD, LONGEST, STDIN, TextLine, TextLines, holds_fields, is_json_lines, open, parse, place,
 };
-pub use training::{Example, NewModel, documents};
+pub use training::{Example, NewModelSize, documents};
 pub use windows::{DocumentWindow, batches, windows};

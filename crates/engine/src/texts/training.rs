@@ -56,7 +56,7 @@ pub fn documents(
 
 /// The size of a new model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NewModel {
+pub struct NewModelSize {
     /// N
     pub n_positions: usize,
     /// C
@@ -67,7 +67,7 @@ pub struct NewModel {
     pub n_head: usize,
 }
 
-impl NewModel {
+impl NewModelSize {
     /// The config of a new model with so many tokens, of which one may end a text.
     ///
     /// # Errors

@@ -127,7 +127,8 @@ mod ops {
         }
         let Some((launch, units)) = finish_launch(x.dtype(), rows, width, gelu) else { return Ok(None) };
         #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)] // checked by `finish_launch`
-        let (units, width) = (units as i64, width as i32);
+        let units = units as i64;
+        let width = width as i32;
         let (bias, residual) =
             (aligned(bias, UNIT)?, residual.map(|residual| aligned(residual, UNIT)).transpose()?);
         let product = x.matmul(&weight.contiguous()?)?; // (rows, out); no other tensor shares its memory

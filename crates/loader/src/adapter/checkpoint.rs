@@ -90,7 +90,7 @@ pub struct AdapterCheckpoint {
 
 /// The field of `adapter_config.json` that says what the others mean.
 #[derive(Deserialize)]
-struct Kind {
+struct PeftType {
     peft_type: Option<String>,
 }
 
@@ -107,7 +107,7 @@ impl AdapterCheckpoint {
             return Err(LoadError::Config { path: files.config.clone(), reason });
         }
         // The fields of other kinds of adapters mean other things.
-        if let Ok(Kind { peft_type: Some(kind) }) = bytes.parse::<Kind>()
+        if let Ok(PeftType { peft_type: Some(kind) }) = bytes.parse::<PeftType>()
             && let Some(reason) = unsupported(&kind)
         {
             return Err(LoadError::Adapter { name: files.config.display().to_string(), reason });

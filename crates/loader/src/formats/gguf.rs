@@ -24,7 +24,7 @@ pub(crate) fn config(parts: &Parts) -> Result<Vec<u8>, LoadError> {
     let Some((path, bytes)) = parts.first() else { return Ok(vec![]) };
     let header = parse(path, bytes)?;
     let architecture =
-        Architecture::of(&header).map_err(|refusal| LoadError::refused(path, FORMAT, bytes, refusal))?;
+        GgufArchitecture::of(&header).map_err(|refusal| LoadError::refused(path, FORMAT, bytes, refusal))?;
     let stored = tensors(parts)?;
     let find = |name: &str| stored.iter().find(|tensor| tensor.info.name == name);
     let table = find("token_embd.weight");
@@ -76,13 +76,13 @@ fn tensors(parts: &Parts) -> Result<Vec<Stored>, LoadError> {
 
 /// The models of GGUF files that this program runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Architecture {
+enum GgufArchitecture {
     Gpt2,
     /// llama.cpp's name for `gpt_bigcode`. Its weights are (out, in) in both programs.
     Starcoder,
 }
 
-impl Architecture {
+impl GgufArchitecture {
     /// Refuses the files of other models.
     fn of(header: &Header) -> Result<Self, Refusal> {
         const EXPECTED: &str = "expected one of a gpt2 or a starcoder (gpt_bigcode)";
@@ -184,7 +184,7 @@ const ARCHITECTURE: &str = "general.architecture";
 /// config.json for the model that the keys describe. `vocab_size` and `tied` come from its tensors.
 fn config_json(
     header: &Header,
-    of: Architecture,
+    of: GgufArchitecture,
     vocab_size: Option<usize>,
     tied: bool,
 ) -> Result<Vec<u8>, String> {
@@ -198,8 +198,11 @@ fn config_json(
     // Without the key, llama.cpp takes as many as the queries have.
     let found = header.count(&key)?.unwrap_or(heads);
     if found != expected {
-        let whose =
-            if of == Architecture::Gpt2 { format!("the {heads} heads of the queries") } else { "1".into() };
+        let whose = if of == GgufArchitecture::Gpt2 {
+            format!("the {heads} heads of the queries")
+        } else {
+            "1".into()
+        };
         return Err(format!("{key} is {found}; expected {whose}"));
     }
     let epsilon = match header.get(&of.key("attention.layer_norm_epsilon")) {
@@ -226,8 +229,8 @@ fn config_json(
         "eos_token_id": ends(header)?,
     });
     let own = match of {
-        Architecture::Gpt2 => json!({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}),
-        Architecture::Starcoder => json!({
+        GgufArchitecture::Gpt2 => json!({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}),
+        GgufArchitecture::Starcoder => json!({
             "model_type": "gpt_bigcode",
             "architectures": ["GPTBigCodeForCausalLM"],
             "activation_function": "gelu_pytorch_tanh",

@@ -28,14 +28,14 @@ pub enum PictureFormat {
 }
 
 /// Turns a scene into the bytes of a file that records how it was made.
-type Writer = fn(&Scene, &Provenance) -> Result<Vec<u8>>;
+type WriteScene = fn(&Scene, &Provenance) -> Result<Vec<u8>>;
 
 impl PictureFormat {
     /// All formats.
     pub const ALL: [Self; 3] = [Self::Png, Self::Svg, Self::Pdf];
 
     /// The extension of file names, and the writer.
-    fn parts(self) -> (&'static str, Writer) {
+    fn parts(self) -> (&'static str, WriteScene) {
         match self {
             Self::Png => ("png", png::write),
             Self::Svg => ("svg", svg::write),

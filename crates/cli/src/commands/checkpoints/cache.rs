@@ -66,14 +66,14 @@ pub(crate) struct ModelsArgs {
 
 #[derive(Serialize)]
 struct Models<'a> {
-    names: Vec<Name>,
+    names: Vec<ShortName>,
     pins: Vec<Pin>,
     cache: &'a Path,
     cached: Vec<CachedModel>,
 }
 
 #[derive(Serialize)]
-struct Name {
+struct ShortName {
     name: &'static str,
     id: String,
 }
@@ -81,7 +81,7 @@ struct Name {
 pub(crate) fn models(args: &ModelsArgs) -> anyhow::Result<()> {
     let hub = hub::settings(&args.hub)?;
     let report = Models {
-        names: ModelId::aliases().map(|(name, id)| Name { name, id: id.to_string() }).collect(),
+        names: ModelId::aliases().map(|(name, id)| ShortName { name, id: id.to_string() }).collect(),
         pins: gpt2_engine::pins()?,
         cache: &hub.cache_dir,
         cached: hub.cached()?,
@@ -93,7 +93,7 @@ fn print_models(report: &Models<'_>) -> anyhow::Result<()> {
     let mut out = output::stdout();
     let columns = ["name", "model of the Hub", "pinned commit", "weights", "license"];
     let mut names = Table::new(&columns.map(|column| (column, Align::Left)));
-    for Name { name, id } in &report.names {
+    for ShortName { name, id } in &report.names {
         let pin = report.pins.iter().find(|pin| pin.id == *id);
         let or_empty = |text: Option<String>| text.unwrap_or_default();
         names.row(vec![

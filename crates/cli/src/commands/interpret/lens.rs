@@ -3,7 +3,7 @@
 use crate::output;
 use crate::output::written_files::Outputs;
 use crate::results::exports::{self, PointArgs};
-use crate::results::picture::{Drawn, PictureArgs, PictureMetadata, numbers};
+use crate::results::picture::{DrawnPicture, PictureArgs, PictureMetadata, numbers};
 use crate::study::args::StudyArgs;
 use crate::study::over_texts::{Job, PromptsArgs};
 use candle_core::{D, Device, Tensor};
@@ -75,7 +75,7 @@ impl LensArgs {
         Options { prompt, position: *position, top_k: usize::from(*top_k), export_point }
     }
 
-    fn drawn(&self, outcome: &Outcome<Report>) -> anyhow::Result<Option<Drawn>> {
+    fn drawn(&self, outcome: &Outcome<Report>) -> anyhow::Result<Option<DrawnPicture>> {
         let Report { provenance, model, position, token, layers } = &outcome.report;
         let about = PictureMetadata {
             title: format!("{model}: what follows {token} (position {position}), after each block"),

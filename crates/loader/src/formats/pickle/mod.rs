@@ -56,7 +56,7 @@ fn saved(path: &Path, bytes: &Bytes) -> Result<Saved, Refusal> {
         let legacy = legacy::read(bytes, LONGEST_PICKLE)?;
         let place = |key: &str| {
             let range = legacy.storages.get(key).cloned();
-            range.map(Place::Bare).ok_or_else(|| format!("storage {key} is not in the file").into())
+            range.map(StoragePlace::Bare).ok_or_else(|| format!("storage {key} is not in the file").into())
         };
         return collect(path, bytes, &legacy.pickle, place);
     }
@@ -65,17 +65,17 @@ fn saved(path: &Path, bytes: &Bytes) -> Result<Saved, Refusal> {
     let mut entries: BTreeMap<String, Arc<ZipEntry>> = BTreeMap::new();
     let place = |key: &str| {
         if let Some(entry) = entries.get(key) {
-            return Ok(Place::Entry(Arc::clone(entry)));
+            return Ok(StoragePlace::Entry(Arc::clone(entry)));
         }
         let entry = Arc::new(archive.storage(key)?);
         entries.insert(key.to_string(), Arc::clone(&entry));
-        Ok(Place::Entry(entry))
+        Ok(StoragePlace::Entry(entry))
     };
     collect(path, bytes, &pickle, place)
 }
 
 /// A storage in the file.
-enum Place {
+enum StoragePlace {
     Entry(Arc<ZipEntry>),
     Bare(Range<usize>),
 }
@@ -85,7 +85,7 @@ fn collect(
     path: &Path,
     bytes: &Bytes,
     pickle: &Pickle,
-    mut place: impl FnMut(&str) -> Result<Place, Refusal>,
+    mut place: impl FnMut(&str) -> Result<StoragePlace, Refusal>,
 ) -> Result<Saved, Refusal> {
     if !matches!(pickle.root, Object::Dict(_)) && pickle.dict(&pickle.root).is_none_or(Vec::is_empty) {
         return Err(no_dictionary(&pickle.root));
@@ -102,8 +102,8 @@ fn collect(
             let (range, entry) = match view.storage {
                 None => (0..0, None),
                 Some(storage) => match place(storage.key).map_err(|e| e.of(&format!("tensor {name}")))? {
-                    Place::Bare(bare) => (view.range(storage.size, &bare).map_err(failed)?, None),
-                    Place::Entry(entry) => {
+                    StoragePlace::Bare(bare) => (view.range(storage.size, &bare).map_err(failed)?, None),
+                    StoragePlace::Entry(entry) => {
                         (view.range(storage.size, &entry.range).map_err(failed)?, Some(entry))
                     }
                 },

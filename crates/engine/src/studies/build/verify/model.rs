@@ -9,7 +9,7 @@ use gpt2_model::mask::{left_padding, position_ids};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel, KvCache};
 
 /// Computes the logits of one path.
-type Run<'a> = &'a dyn Fn() -> anyhow::Result<Tensor>;
+type ComputePath<'a> = &'a dyn Fn() -> anyhow::Result<Tensor>;
 
 impl Verify<'_> {
     /// Compares the logits of each path of the checkpoint's model with one pass in eager f64 on the CPU, where every
@@ -40,7 +40,7 @@ impl Verify<'_> {
                     DType::F32 => 3e-5,
                     half => 16. * rounding(half),
                 };
-                let mut check = |what, case: String, shape, run: Run, expected: &Tensor| {
+                let mut check = |what, case: String, shape, run: ComputePath, expected: &Tensor| {
                     // Without a kernel for this, it would be the eager path once more.
                     let ran = attention_layer::implementation_of(model.config(), shape, dtype, &device)?;
                     if ran != implementation {

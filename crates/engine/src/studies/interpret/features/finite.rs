@@ -6,13 +6,13 @@ use crate::studies::study::Run;
 use anyhow::bail;
 
 /// A number of a result, and what it is.
-pub(super) type Number = (&'static str, f64);
+pub(super) type NamedNumber = (&'static str, f64);
 
 /// Refuses numbers that are not finite, unless the caller allows them.
 pub(super) fn check(
     run: &Run,
     dictionary: &DictionarySummary,
-    numbers: impl IntoIterator<Item = Number>,
+    numbers: impl IntoIterator<Item = NamedNumber>,
 ) -> anyhow::Result<()> {
     let allow = run.allow_nonfinite;
     let Some((what, number)) = numbers.into_iter().find(|(_, number)| !allow && !number.is_finite()) else {
@@ -28,9 +28,9 @@ pub(super) fn check(
 }
 
 /// The numbers of the result about a text.
-pub(super) fn of_text(report: &Report) -> Vec<Number> {
+pub(super) fn of_text(report: &Report) -> Vec<NamedNumber> {
     let quality = &report.quality;
-    let mut all: Vec<Number> = vec![("L0", quality.l0)];
+    let mut all: Vec<NamedNumber> = vec![("L0", quality.l0)];
     for (what, number) in [
         ("the explained variance", quality.explained_variance),
         ("the loss", quality.loss),
@@ -57,7 +57,7 @@ pub(super) fn of_text(report: &Report) -> Vec<Number> {
 }
 
 /// The logits that a feature promotes.
-pub(super) fn promoted(promoted: Option<&Promoted>) -> impl Iterator<Item = Number> {
+pub(super) fn promoted(promoted: Option<&Promoted>) -> impl Iterator<Item = NamedNumber> {
     let lists = promoted.into_iter().flat_map(|lists| [&lists.likelier, &lists.less_likely]);
     lists.flatten().map(|(_, logit)| ("a promoted logit", *logit))
 }

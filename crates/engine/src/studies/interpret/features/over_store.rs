@@ -2,7 +2,7 @@
 
 use super::dictionary::{DictionarySummary, PlacedDictionary, Promoted};
 use super::explanations::ByFeature;
-use super::finite::{self, Number};
+use super::finite::{self, NamedNumber};
 use super::store_options::StoreOptions;
 use crate::interventions::ALL_BUT_DICTIONARY;
 use crate::observer::Stopped;
@@ -326,8 +326,8 @@ impl StoreFeatures<'_> {
 }
 
 /// The numbers of the report.
-fn numbers(report: &StoreReport) -> Vec<Number> {
-    let mut all: Vec<Number> = vec![("L0", report.l0)];
+fn numbers(report: &StoreReport) -> Vec<NamedNumber> {
+    let mut all: Vec<NamedNumber> = vec![("L0", report.l0)];
     all.extend(report.explained_variance.map(|number| ("the explained variance", number)));
     for one in &report.features {
         all.extend(one.mean.map(|mean| ("a mean activation", mean)));

@@ -1,7 +1,7 @@
 //! The options of training.
 
 use crate::spelling::Spelling;
-use crate::texts::NewModel;
+use crate::texts::NewModelSize;
 use anyhow::bail;
 use candle_core::Device;
 use candle_fused::Implementation;
@@ -167,7 +167,7 @@ impl Options {
         let Self { n_positions, n_embd, n_layer, n_head, .. } = *self;
         let vocab_size = tokenizer.map_or(self.vocab_size, Tokenizer::vocab_size);
         let end = tokenizer.and_then(Tokenizer::end_of_text);
-        NewModel { n_positions, n_embd, n_layer, n_head }.config(vocab_size, end, implementation)
+        NewModelSize { n_positions, n_embd, n_layer, n_head }.config(vocab_size, end, implementation)
     }
 
     /// The trainer's options for a model with this config. `model` is the name of the model that is trained further.
