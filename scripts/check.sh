@@ -3,7 +3,8 @@
 #
 #   scripts/check.sh                    the gate
 #   scripts/check.sh quick [CRATE..]    format, import cycles, lints, and the tests of these crates (kernels, model, cli ..), or of those
-#                                       that differ from BASE (default: HEAD): a few minutes once the gate has run
+#                                       that differ from BASE (default: HEAD), and of Python where the command or the engine does:
+#                                       a few minutes once the gate has run
 #   scripts/check.sh all                the gate, and what it leaves out because it is slow and seldom breaks: every night
 #
 # Everything uses the release profile and one target folder, so that Candle compiles once, and the README's two commands and
@@ -35,7 +36,15 @@ joined() {
     rm -f "$printed"
     return "$status"
 }
-trap '[ -z "$beside" ] || kill -- -"$beside" || true' EXIT
+# Ends what runs beside when a step has failed, and shows how far it came.
+left() {
+    [ -n "$beside" ] || return 0
+    kill -- -"$beside" 2>/dev/null || true
+    printf '\n== what ran beside, ended here\n'
+    tail -n 20 "$printed"
+    rm -f "$printed"
+}
+trap left EXIT
 # Without its tools, a script exits with 3: an error under CI, elsewhere a line.
 tools() {
     step "$@" || {
@@ -55,11 +64,13 @@ formats_and_names() {
 
 # The folders of crates/ whose sources or tests differ from BASE, and the command's where a page does.
 changed() {
-    { git diff --name-only "${BASE:-HEAD}" && git ls-files --others --exclude-standard; } |
-        sed -nE 's,^crates/([^/]+)/.*,\1,p; s,^tests/([a-z]+)/.*,\1,p; s,^(docs/.*\.md|README\.md)$,cli,p' | sort -u |
-        while read -r name; do [ ! -d "crates/$name" ] || echo "$name"; done |
+    local files
+    files=$(git diff --name-only "${BASE:-HEAD}" && git ls-files --others --exclude-standard)
+    {
+        sed -nE 's,^crates/([^/]+)/.*,\1,p; s,^tests/([a-z]+)/.*,\1,p; s,^(docs/.*\.md|README\.md)$,cli,p' <<<"$files"
         # Python's methods are held against the command and the studies.
-        awk '{ print } /^(cli|engine)$/ { python = 1 } /^python$/ { there = 1 } END { if (python && !there) print "python" }'
+        sed -nE 's,^(crates|tests)/(cli|engine)/.*,python,p' <<<"$files"
+    } | sort -u | while read -r name; do [ ! -d "crates/$name" ] || echo "$name"; done
 }
 
 quick() {

@@ -74,6 +74,58 @@ fn peaks_are_the_strongest_and_apart_with_the_text_around_them() -> Result<()> {
     Ok(())
 }
 
+/// A shard is computed in parts of 1024 tokens: what stands around a peak may lie in the parts before and after it.
+#[test]
+fn parts_of_a_long_shard_make_no_difference() -> Result<()> {
+    let dictionary = numbers()?;
+    let count = 3100;
+    let ids: Vec<u32> = (0..count).collect();
+    // Documents of 700 tokens cross 1024, 2048 and 3072.
+    let documents: Vec<u32> = ids.iter().map(|id| id / 700).collect();
+    let positions: Vec<u32> = ids.iter().map(|id| id % 700).collect();
+    let mut state = 1u64;
+    let values: Vec<f32> = (0..count)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            // Half of them fire.
+            (state >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+        })
+        .collect();
+    let read = Tensor::new(values.iter().map(|&value| vec![value, 0.0]).collect::<Vec<_>>(), &Device::Cpu)?;
+    let tokens = Tokens { ids: &ids, documents: &documents, positions: &positions };
+    let fired = |at: usize| values[at].max(0.0);
+    for around in [Around { before: 12, after: 6 }, Around { before: 1500, after: 1300 }] {
+        let mut tally = Tally::new(&dictionary, 400, around);
+        tally.add(tokens, &read, None)?;
+        let used = &tally.uses()[0];
+        assert_eq!(used.fired, values.iter().filter(|&&value| value > 0.0).count() as u64);
+        let sum: f64 = (0..values.len()).map(|at| f64::from(fired(at))).sum();
+        assert!((used.sum - sum).abs() < 1e-6, "{} for {sum}", used.sum);
+        // The strongest token of each stretch of a document.
+        let stretch = around.before + around.after;
+        let mut strongest = std::collections::BTreeMap::<(u32, usize), usize>::new();
+        for at in 0..values.len() {
+            let place = strongest.entry((documents[at], positions[at] as usize / stretch)).or_insert(at);
+            if fired(at) > fired(*place) {
+                *place = at;
+            }
+        }
+        let mut expected: Vec<usize> = strongest.into_values().filter(|&at| fired(at) > 0.0).collect();
+        expected.sort_by(|&a, &b| fired(b).total_cmp(&fired(a)).then(a.cmp(&b)));
+        let found: Vec<usize> = used.peaks.iter().map(|peak| peak.id as usize).collect();
+        assert_eq!(found, expected, "{around:?}");
+        for (peak, at) in used.peaks.iter().zip(found) {
+            let begin = documents[at] as usize * 700;
+            let first = at.saturating_sub(around.before).max(begin);
+            let last = (at + around.after).min(begin + 699).min(values.len() - 1);
+            assert_eq!(peak.before, ids[first..at], "{at}");
+            assert_eq!(peak.after, ids[at + 1..=last], "{at}");
+            assert_eq!(peak.activations, (first..=last).map(fired).collect::<Vec<_>>(), "{at}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn values_that_are_not_one_for_each_token_are_refused() -> Result<()> {
     let dictionary = numbers()?;

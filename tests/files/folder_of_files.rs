@@ -101,6 +101,12 @@ fn what_cannot_be_written_is_refused_at_once() -> Result {
     let mut staged = StagedFolder::new(&folder.file("out"), true)?;
     let error = staged.take_away("5.js".as_ref()).expect_err("a folder").to_string();
     assert!(error.contains("5.js") && error.contains("is a folder"), "{error}");
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink(folder.file("file"), folder.file("out/7.js"))?;
+        let error = staged.take_away("7.js".as_ref()).expect_err("a link").to_string();
+        assert!(error.contains("7.js: is a link") && error.contains("remove it"), "{error}");
+    }
     Ok(())
 }
 
@@ -110,14 +116,18 @@ fn one_process_writes_a_folder_and_removes_what_a_dead_one_left() -> Result {
     use std::os::unix::fs::PermissionsExt;
     let folder = Folder::empty()?;
     let out = folder.file("out");
-    std::fs::create_dir_all(out.join(".gpt2-abc123.tmp/old"))?;
+    std::fs::create_dir_all(out.join(".gpt2-abc123.tmp"))?;
+    // Killed in the middle of a commit: the old files are the user's only ones until new ones are whole.
+    std::fs::create_dir_all(out.join(".gpt2-abc456.tmp/old/data"))?;
     let first = StagedFolder::new(&out, false)?;
     assert!(!out.join(".gpt2-abc123.tmp").exists());
+    assert!(out.join(".gpt2-abc456.tmp/old/data").exists());
     let error = OwnFolder::make(&out).expect_err("locked").to_string();
     assert!(error.contains("another run writes to this folder"), "{error}");
     drop(first);
     // A file keeps its permissions; any other has those of a new one.
     commit(vec![staged(&out, false, 1, "first")?])?;
+    assert_eq!(names_in(&out)?, ["data", "index"]);
     let mode = |name: &str| Ok::<_, std::io::Error>(out.join(name).metadata()?.permissions().mode());
     std::fs::write(out.join("plain"), "x")?;
     assert_eq!(mode("index")?, mode("plain")?);

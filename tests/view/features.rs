@@ -182,7 +182,7 @@ fn feature_pages_list_search_and_show_features() -> Result {
     let feature = |n: usize| {
         json!({
             "feature": n, "share": 0.25, "mean": 1.5, "quantiles": [1.0, 2.0, 3.0], "histogram": [[0.5, 1.0, 7]],
-            "explanations": if n == 1 { vec![EVIL] } else { vec![] }, "related": [[0, 0.5]], "read_by": [[EVIL, [0.1, 0.2, 0.3]]],
+            "explanations": match n { 1 => vec![EVIL], 3 => vec!["one", "another zebra"], _ => vec![] }, "related": [[0, 0.5]], "read_by": [[EVIL, [0.1, 0.2, 0.3]]],
             "promoted": { "likelier": [[EVIL, 1.0]], "less_likely": [[RTL, -1.0]] }, "strongest": [place.clone()],
         })
     };
@@ -198,7 +198,7 @@ fn feature_pages_list_search_and_show_features() -> Result {
     }
     browse(&folder.path().join("index.html"), |page| {
         assert!(page.text("main p")?.starts_with("70 features"));
-        assert_eq!(page.texts(".explanation")?, [visible_text(EVIL)]);
+        assert_eq!(page.texts(".explanation")?, [visible_text(EVIL), "one".to_owned()]);
         let search = |words: &str| {
             format!(
                 "(document.getElementById('search').value = {words:?}, document.getElementById('search').dispatchEvent(new Event('input')))"
@@ -206,6 +206,8 @@ fn feature_pages_list_search_and_show_features() -> Result {
         };
         page.get(&search("onerror"))?;
         assert_eq!(page.text("main p")?, "70 features");
+        page.get(&search("zebra"))?;
+        assert_eq!(page.texts("main .rows a")?, ["3"]);
         page.get(&search("69"))?;
         assert_eq!(page.texts("main .rows a")?, ["69"]);
         page.click("main .rows a")?;

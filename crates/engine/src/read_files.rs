@@ -9,7 +9,7 @@ use gpt2_loader::{AdapterFiles, FILE_NAMES, Files};
 use std::path::{Path, PathBuf};
 
 /// The files that a run reads, and the folders that it may not write to.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct ReadFiles {
     /// A description of each file for errors, and its path.
     pub files: Vec<(String, PathBuf)>,
@@ -31,6 +31,17 @@ impl ReadFiles {
             inputs.file_of_adapter(path);
         }
         Ok(inputs)
+    }
+
+    /// The same files and folders by their absolute paths, which stay right where the process changes its working directory.
+    #[must_use]
+    pub fn absolute(self) -> Self {
+        let place = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
+        Self {
+            files: self.files.into_iter().map(|(what, path)| (what, place(path))).collect(),
+            models: self.models.into_iter().map(place).collect(),
+            cache: self.cache.map(place),
+        }
     }
 
     /// Adds a file, such as "the prompt".

@@ -1,4 +1,7 @@
-//! Folders that a process has to itself, and folders whose files appear all together, or not at all.
+//! Folders that a process has to itself, and folders whose files get their names together, or not at all.
+//!
+//! A process that is killed in the middle of that leaves the old files in the folder `old` of a temporary folder, by their names. They
+//! stay there until a later run has put whole new files in their place.
 
 use crate::Error;
 use crate::atomic::{self, PREFIX, SUFFIX, is_temporary, of_folder};
@@ -39,6 +42,9 @@ impl OwnFolder {
     }
 }
 
+/// The folder of a temporary folder that holds old files by their names, once new ones take their place.
+const OLD: &str = "old";
+
 /// Files that will appear in a folder, complete under temporary names. Dropping it without [`commit`] removes them, and the folder
 /// if it is new.
 ///
@@ -54,7 +60,7 @@ pub struct StagedFolder {
     /// Holds the new files until they get their names, and the old ones after that.
     temporary: TempDir,
     _listed: Listed,
-    _own: OwnFolder,
+    own: OwnFolder,
 }
 
 impl StagedFolder {
@@ -65,7 +71,7 @@ impl StagedFolder {
     pub fn new(folder: &Path, overwrite: bool) -> Result<Self, Error> {
         let own = OwnFolder::make(folder)?;
         if own.lock.is_some() {
-            remove_abandoned(folder);
+            remove_abandoned(folder, |left| !left.join(OLD).exists());
         }
         let make = || tempfile::Builder::new().prefix(PREFIX).suffix(SUFFIX).tempdir_in(folder);
         let (temporary, listed) =
@@ -77,7 +83,7 @@ impl StagedFolder {
             old: vec![],
             temporary,
             _listed: listed,
-            _own: own,
+            own,
         })
     }
 
@@ -100,9 +106,15 @@ impl StagedFolder {
     /// Takes away the file of an earlier run, if there is one, with the commit.
     ///
     /// # Errors
-    /// When it is no file, is read-only, or its folder cannot be written to.
+    /// When it is no file or a link, is read-only, or its folder cannot be written to.
     pub fn take_away(&mut self, name: &Path) -> Result<(), Error> {
-        atomic::check(&self.folder.join(name))?;
+        let path = self.folder.join(name);
+        if path.is_symlink() {
+            let reason =
+                "is a link, and the file that it leads to would stay; remove it, or choose another folder";
+            return Err(Error::at(&path)(io::Error::other(reason)));
+        }
+        atomic::check(&path)?;
         self.old.push(name.to_path_buf());
         Ok(())
     }
@@ -125,12 +137,12 @@ impl StagedFolder {
             {
                 std::fs::set_permissions(self.new_at(number), old.permissions()).map_err(Error::at(&path))?;
             }
-            let old = self.temporary.path().join(format!("old-{number}"));
-            moves.rename(&path, &old).map_err(Error::at(&path))?;
+            let old = self.temporary.path().join(OLD).join(name);
+            moves.take(&path, &old).map_err(Error::at(&path))?;
         }
         for (number, name) in self.files.iter().enumerate().rev() {
             let path = self.folder.join(name);
-            moves.to(&self.new_at(number), &path).map_err(Error::at(&path))?;
+            moves.place(&self.new_at(number), &path).map_err(Error::at(&path))?;
         }
         Ok(())
     }
@@ -141,14 +153,28 @@ impl StagedFolder {
 ///
 /// # Errors
 /// When the system refuses, or another program has written one of the files meanwhile.
-pub fn commit(folders: Vec<StagedFolder>) -> Result<(), Error> {
+pub fn commit(mut folders: Vec<StagedFolder>) -> Result<(), Error> {
     together(move || {
         let mut moves = Moves::default();
         let moved = folders.iter().try_for_each(|folder| folder.move_all(&mut moves));
-        if moved.is_err() {
-            moves.undo();
-        }
+        let moved = moved.map_err(|error| match moves.undo() {
+            0 => error,
+            left => {
+                folders.iter_mut().for_each(|folder| folder.temporary.disable_cleanup(true));
+                let places =
+                    folders.iter().map(|folder| folder.temporary.path().join(OLD).display().to_string());
+                let kept: Vec<_> = places.collect();
+                Error::at(&error.path)(io::Error::other(format!(
+                    "{}; {left} of the old files could not be moved back: they are in {}",
+                    error.source,
+                    kept.join(" and ")
+                )))
+            }
+        });
         drop(moves);
+        for folder in folders.iter().filter(|folder| moved.is_ok() && folder.own.lock.is_some()) {
+            remove_abandoned(&folder.folder, |left| left != folder.temporary.path());
+        }
         // What was taken away goes with the temporary folder.
         drop(folders);
         moved
@@ -158,39 +184,76 @@ pub fn commit(folders: Vec<StagedFolder>) -> Result<(), Error> {
 /// The moves of a commit so far, each from where to where, and the folders that were made for them.
 #[derive(Debug, Default)]
 struct Moves {
-    done: Vec<(PathBuf, PathBuf)>,
+    /// Old files, out of the way.
+    taken: Vec<(PathBuf, PathBuf)>,
+    /// New files, to their names.
+    placed: Vec<(PathBuf, PathBuf)>,
     made: Vec<NewFolders>,
 }
 
 impl Moves {
-    fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+    fn take(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        std::fs::create_dir_all(to.parent().unwrap_or(to))?;
         std::fs::rename(from, to)?;
-        self.done.push((from.to_path_buf(), to.to_path_buf()));
+        self.taken.push((from.to_path_buf(), to.to_path_buf()));
         Ok(())
     }
 
     /// Renames into a folder, which is made if it is missing.
-    fn to(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+    fn place(&mut self, from: &Path, to: &Path) -> io::Result<()> {
         if let Some(folder) = to.parent().filter(|folder| !folder.exists()) {
             self.made.push(NewFolders::make(folder)?);
         }
-        self.rename(from, to)
+        std::fs::rename(from, to)?;
+        self.placed.push((from.to_path_buf(), to.to_path_buf()));
+        Ok(())
     }
 
-    fn undo(&mut self) {
-        for (from, to) in self.done.drain(..).rev() {
+    /// Moves everything back. Returns the number of old files that stay where they were taken to.
+    fn undo(&mut self) -> usize {
+        for (from, to) in self.placed.drain(..).rev() {
             let _ = std::fs::rename(to, from);
+        }
+        let back = |(from, to): (PathBuf, PathBuf)| {
+            // Another program may have removed the folder while it was empty.
+            from.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+            std::fs::rename(to, from)
+        };
+        self.taken.drain(..).rev().map(back).filter(io::Result::is_err).count()
+    }
+}
+
+/// Removes temporary folders in a folder whose lock this process holds: the processes that made them have died.
+fn remove_abandoned(folder: &Path, which: impl Fn(&Path) -> bool) {
+    let Ok(entries) = folder.read_dir() else { return };
+    for entry in entries.flatten() {
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        if is_folder && entry.file_name().to_str().is_some_and(is_temporary) && which(&entry.path()) {
+            let _ = std::fs::remove_dir_all(entry.path());
         }
     }
 }
 
-/// Removes the temporary folders in a folder whose lock this process holds: the processes that made them have died.
-fn remove_abandoned(folder: &Path) {
-    let Ok(entries) = folder.read_dir() else { return };
-    for entry in entries.flatten() {
-        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-        if is_folder && entry.file_name().to_str().is_some_and(is_temporary) {
-            let _ = std::fs::remove_dir_all(entry.path());
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_moved_back_is_counted_and_stays() -> io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let at = |name: &str| folder.path().join(name);
+        std::fs::create_dir_all(at("data"))?;
+        std::fs::write(at("data/a"), "a")?;
+        std::fs::write(at("b"), "b")?;
+        let mut moves = Moves::default();
+        moves.take(&at("data/a"), &at("old/data/a"))?;
+        moves.take(&at("b"), &at("old/b"))?;
+        // The emptied folder is removed, and made again; a folder takes the place of the other file.
+        std::fs::remove_dir(at("data"))?;
+        std::fs::create_dir_all(at("b/full"))?;
+        assert_eq!(moves.undo(), 1);
+        assert_eq!(std::fs::read_to_string(at("data/a"))?, "a");
+        assert_eq!(std::fs::read_to_string(at("old/b"))?, "b");
+        Ok(())
     }
 }

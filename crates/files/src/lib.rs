@@ -1,7 +1,7 @@
 //! Writes files whole or not at all, and reads only regular files.
 //!
 //! [`atomic`] fills a temporary file and renames it: a reader sees the old file or the new one, never half of one.
-//! [`folder`] does so for a folder of files.
+//! [`folder`] gives the files of a folder their names together.
 //! [`write_safetensors`] writes the same bytes for the same tensors, and [`TensorSpool`] collects them one at a time.
 //! [`StoreWriter`] and [`Store`] keep the values of many tokens in shards.
 //! [`unfinished`] removes what a process that has to end would leave behind.

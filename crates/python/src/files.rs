@@ -218,8 +218,8 @@ impl Model {
         dictionaries: Vec<Py<Dictionary>>,
         names: Vec<String>,
         explanations: Vec<PathBuf>,
-    ) -> Result<InputFiles, Failed> {
-        let mut inputs = ReadFiles::of(&self.loaded)?;
+    ) -> InputFiles {
+        let mut inputs = self.loaded.read.clone();
         let opened =
             dictionaries.into_iter().map(|one| DictionaryChoice::Opened(Arc::clone(&one.get().opened)));
         for path in opened.chain(names.into_iter().map(DictionaryChoice::Named)).flat_map(|one| one.paths()) {
@@ -228,10 +228,8 @@ impl Model {
         for path in explanations {
             inputs.file("a file of explanations", path);
         }
-        // Wherever the process works by then.
-        let place = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
-        let files = inputs.files.into_iter().map(|(what, path)| (what, place(path)));
-        Ok((files.collect(), inputs.models.into_iter().map(place).collect()))
+        let inputs = inputs.absolute();
+        (inputs.files, inputs.models)
     }
 }
 

@@ -53,7 +53,8 @@ impl LoadRequest {
         {
             notes.push(format!("{error}; until it is mended, give token ids instead of text"));
         }
-        Ok(Loaded { opened, notes, trained: None })
+        let read = ReadFiles::of(&opened)?.absolute();
+        Ok(Loaded { opened, read, notes, trained: None })
     }
 
     /// The engine's options.

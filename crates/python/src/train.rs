@@ -152,7 +152,7 @@ impl TrainRequest {
             opened.formats.clone_from(&base.formats);
             opened.adapters = vec![UsedAdapter::trained("trained".to_owned())];
         }
-        let loaded = Loaded { opened, notes, trained: adapter };
+        let loaded = Loaded { opened, read: ReadFiles::default(), notes, trained: adapter };
         let history = trainer.history();
         let model = Model { loaded: Arc::new(loaded) };
         let losses = history.training().to_vec();

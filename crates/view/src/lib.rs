@@ -83,7 +83,9 @@ pub use silenced::Silenced;
 pub use summary::{HeadSummary, QueryNumbers, summarize};
 pub use table::{HeadRow, Table, overview};
 pub use terminal::{Color, MIN_WIDTH, Style};
-pub use text::{Align, display_width, fit, pad, visible_lines, visible_text, visible_token, wrap};
+pub use text::{
+    Align, display_width, fit, pad, shell_word, visible_lines, visible_text, visible_token, wrap,
+};
 
 // The example of the README is a test.
 #[cfg(doctest)]

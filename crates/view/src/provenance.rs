@@ -2,7 +2,8 @@
 
 use crate::text::visible_text;
 use serde_json::Value;
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Component, Path, PathBuf};
 
 /// This program, in the metadata of pictures.
 pub(crate) const SOFTWARE: &str = concat!("gpt2 ", env!("CARGO_PKG_VERSION"));
@@ -40,9 +41,60 @@ impl Provenance {
 /// A name for others to see: of a path on this machine, the last part.
 #[must_use]
 pub fn without_folders(name: &str) -> String {
+    match path_here(name) {
+        Some(path) => last_parts(&path, 1),
+        None => name.to_owned(),
+    }
+}
+
+/// Names for others to see: of paths on this machine, the fewest last parts that tell them apart.
+#[must_use]
+pub(crate) fn all_without_folders(names: &[&str]) -> Vec<String> {
+    let paths: Vec<Option<PathBuf>> = names.iter().map(|name| path_here(name)).collect();
+    let distinct = |names: &mut dyn Iterator<Item = String>| names.collect::<BTreeSet<_>>().len();
+    let most = paths.iter().flatten().map(|path| path.components().count()).max().unwrap_or(1);
+    let all = distinct(&mut names.iter().map(|name| (*name).to_owned()));
+    let with = |parts: usize| {
+        let shorten = |(path, name): (&Option<PathBuf>, &&str)| {
+            path.as_ref().map_or_else(|| (*name).to_owned(), |path| last_parts(path, parts))
+        };
+        paths.iter().zip(names).map(shorten).collect::<Vec<String>>()
+    };
+    let apart = (1..most).map(with).find(|short| distinct(&mut short.iter().cloned()) == all);
+    apart.unwrap_or_else(|| with(most))
+}
+
+/// The absolute path, if the name is one on this machine. A name of the Hub, at a commit, is none.
+fn path_here(name: &str) -> Option<PathBuf> {
     let path = Path::new(name);
-    // A name of the Hub, at a commit, is no path.
-    let is_here = path.is_absolute() || path.exists();
-    let last = || std::path::absolute(path).ok()?.file_name().map(|last| last.to_string_lossy().into_owned());
-    if is_here { last().unwrap_or_else(|| "model".to_owned()) } else { name.to_owned() }
+    if path.is_absolute() || path.exists() { std::path::absolute(path).ok() } else { None }
+}
+
+fn last_parts(path: &Path, count: usize) -> String {
+    let all: Vec<_> = path
+        .components()
+        .filter(|part| matches!(part, Component::Normal(_)))
+        .map(Component::as_os_str)
+        .collect();
+    let parts: PathBuf = all[all.len().saturating_sub(count)..].iter().collect();
+    if all.is_empty() { "model".to_owned() } else { parts.to_string_lossy().into_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_for_others_have_as_few_parts_as_tell_them_apart() {
+        assert_eq!(without_folders("/home/me/m"), "m");
+        assert_eq!(without_folders("/"), "model");
+        assert_eq!(without_folders("owner/name"), "owner/name");
+        for (names, short) in [
+            (["/a/layer0/tc", "/a/layer1/tc", "owner/name"], ["layer0/tc", "layer1/tc", "owner/name"]),
+            (["/a/t0", "/b/t1", "demo"], ["t0", "t1", "demo"]),
+            (["/a/x/t", "/b/x/t", "/a/x/t"], ["a/x/t", "b/x/t", "a/x/t"]),
+        ] {
+            assert_eq!(all_without_folders(&names), short);
+        }
+    }
 }

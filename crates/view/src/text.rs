@@ -142,6 +142,17 @@ pub fn pad(text: &str, columns: usize, align: Align) -> String {
     }
 }
 
+/// A text as one word of a shell.
+#[must_use]
+pub fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_./:@%+=,-".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -256,6 +267,12 @@ pub(crate) mod tests {
                 assert_eq!(display_width(&pad(&cut, columns, Align::Right)), columns);
             }
         }
+    }
+
+    #[test]
+    fn words_of_a_shell_are_quoted_where_they_need_it() {
+        let words = ["models/gpt2", "a b", "it's; rm -rf ~", "", "$(x)"].map(shell_word);
+        assert_eq!(words, ["models/gpt2", "'a b'", "'it'\\''s; rm -rf ~'", "''", "'$(x)'"]);
     }
 
     #[test]

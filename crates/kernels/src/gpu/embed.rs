@@ -18,7 +18,8 @@ pub(crate) struct Tables {
 const _: () = assert!(size_of::<Tables>() == 20);
 
 /// The launch for `rows` sums of rows of two tables (tokens, width) and (positions, width), the tables, and the number of 16-byte
-/// units; `None` if there is no kernel for it, or a table is empty. Row r has place r % places: position `first` + place, or the one that a list has there.
+/// units; `None` if there is no kernel for it, or a table or the list of places is empty. Row r has place r % places: position
+/// `first` + place, or the one that a list has there.
 pub(crate) fn embed_launch(
     dtype: DType,
     rows: usize,
@@ -184,5 +185,8 @@ mod tests {
         assert_eq!(launch(DType::BF16, 20, 2), None);
         assert_eq!(launch(DType::F64, 16, 2), None);
         assert_eq!(launch(DType::F32, 16, i32::MAX as usize), None);
+        for tables in [[0, 40, 16], [50, 0, 16]] {
+            assert!(embed_launch(DType::F32, 6, tables, 3, 2).is_none(), "{tables:?}");
+        }
     }
 }

@@ -4,6 +4,8 @@
 //! draws the nodes and edges, `graph_side.js` shows what is known of the chosen node and the groups of nodes.
 
 use super::frame::{filled, shared_name};
+use crate::provenance::{all_without_folders, without_folders};
+use crate::text::shell_word;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -31,7 +33,7 @@ pub fn graph_page(report: &impl Serialize) -> serde_json::Result<Vec<u8>> {
     Ok([before, &data, after].concat().into_bytes())
 }
 
-/// Keeps of the provenance what the page shows, and of names their last parts.
+/// Keeps of the provenance what the page shows, and of names their last parts, also in the command. Notes whether one was shortened.
 fn share(report: &mut Value) {
     if let Some(made) = report.get_mut("provenance") {
         *made = json!({
@@ -43,13 +45,28 @@ fn share(report: &mut Value) {
             "implementation": made["implementation"],
         });
     }
+    let mut shortened = false;
     let dictionaries = report.get_mut("dictionaries").and_then(Value::as_array_mut);
-    let dictionaries = dictionaries.into_iter().flatten().filter_map(|one| one.get_mut("name"));
-    for name in dictionaries {
-        *name = shared_name(name);
+    let mut names: Vec<&mut Value> =
+        dictionaries.into_iter().flatten().filter_map(|one| one.get_mut("name")).collect();
+    let before: Vec<String> = names.iter().map(|name| name.as_str().unwrap_or_default().to_owned()).collect();
+    let short = all_without_folders(&before.iter().map(String::as_str).collect::<Vec<_>>());
+    for ((name, before), short) in names.iter_mut().zip(before).zip(short) {
+        shortened |= before != short;
+        **name = short.into();
     }
-    if let Some(name) = report.get_mut("model") {
-        *name = shared_name(name);
+    let model = report.get("model").and_then(Value::as_str).map(str::to_owned);
+    if let Some(model) = model {
+        let short = without_folders(&model);
+        shortened |= model != short;
+        if let Some(command) = report.get("command").and_then(Value::as_str) {
+            let option = |name: &str| format!(" --model {}", shell_word(name));
+            report["command"] = command.replace(&option(&model), &option(&short)).into();
+        }
+        report["model"] = short.into();
+    }
+    if shortened {
+        report["has_short_names"] = true.into();
     }
 }
 
@@ -77,12 +94,20 @@ mod tests {
     fn folders_of_the_author_stay_out_of_the_page() -> serde_json::Result<()> {
         let report = json!({
             "model": "/home/me/m",
+            "command": "gpt2 forward --ids 1 --model /home/me/m --dtype f16",
             "provenance": { "gpt2": "0.1.0", "model": "/home/me/m", "folder": "/home/me/m", "ids": [1], "adapters": [{ "name": "/home/me/a" }] },
             "dictionaries": [{ "name": "/home/me/secret-9/t0", "features": 3 }, { "name": "owner/name" }],
         });
         let page = String::from_utf8_lossy(&graph_page(&report)?).into_owned();
         assert!(!page.contains("/home/me") && !page.contains("secret-9"));
-        for kept in ["\"name\":\"t0\"", "\"name\":\"owner/name\"", "\"model\":\"m\"", "\"features\":3"] {
+        for kept in [
+            "\"name\":\"t0\"",
+            "\"name\":\"owner/name\"",
+            "\"model\":\"m\"",
+            "\"features\":3",
+            "--ids 1 --model m --dtype f16",
+            "\"has_short_names\":true",
+        ] {
             assert!(page.contains(kept), "{kept}");
         }
         Ok(())

@@ -53,7 +53,7 @@ function check(node) {
   } else {
     texts.push(`What the model predicts without this feature. ${moves}`);
   }
-  texts.push("Run it where the folders of the model and its transcoders lie: this page leaves out their paths.");
+  if (report.has_short_names) texts.push("Run it where the folders of the model and its transcoders lie: this page leaves out their paths.");
   return part("Check by an intervention", ...texts.map((text) => make("p", "", text)), make("code", "", flowing(commandWithout(source))));
 }
 

@@ -49,7 +49,7 @@ function restore(address) {
   isFromAddress = true;
   if (hasLesson) resumeLesson(number);
   else if (lesson !== null) hideLessons();
-  if ((said.get("way") === "open") !== isWayOpen()) toggleWay(!isWayOpen());
+  if ((said.get("way") === "open") !== isWayOpen()) putWay(!isWayOpen());
   askAnew();
   return true;
 }

@@ -87,6 +87,8 @@ async function answered({ ready, answer, took, error, opened, failed, stopped: i
     for (const id of ["live-text", "live-next", "live-run", "live-open", "live-link"]) byId(id).disabled = false;
   }
   if (opened) {
+    // A link may have come meanwhile.
+    arriving ??= waiting?.arriving ?? null;
     [isOwn, waiting, trouble, isOther] = [opened.isOwn, null, "", true];
     forget();
     askAnew();
@@ -105,6 +107,9 @@ async function answered({ ready, answer, took, error, opened, failed, stopped: i
     trouble = isBusy ? failed : "";
     tell(failed, true);
     settle(outcome);
+  } else if (error && asked !== question && asked !== null) {
+    // The newest question is another one by now, and chooses what this one was to choose.
+    asked.arriving ??= question?.arriving ?? null;
   } else if (error) {
     halt();
     trouble = "";

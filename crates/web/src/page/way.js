@@ -240,13 +240,16 @@ function followChoice() {
   if (now && asked && JSON.stringify(now) !== JSON.stringify(asked.along)) askAnew();
 }
 
-function toggleWay(isOpen) {
+function putWay(isOpen) {
   byId("way").hidden = !isOpen;
   byId("live-way").setAttribute("aria-expanded", isOpen);
   document.body.classList.toggle("with-way", isOpen);
-  if (!isOpen) return;
-  byId("way").scrollTop = 0;
-  askAnew();
+  if (isOpen) byId("way").scrollTop = 0;
+}
+
+function toggleWay(isOpen) {
+  putWay(isOpen);
+  if (isOpen) askAnew();
 }
 
 /// From the button and the key, the focus goes into the way, and back.

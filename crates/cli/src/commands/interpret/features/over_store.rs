@@ -28,7 +28,7 @@ pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<ExitCode> 
     let mut inputs = ReadFiles { cache, ..ReadFiles::default() };
     options.add_inputs(&mut inputs, None)?;
     args.study.model.model.iter().for_each(|model| inputs.named(model));
-    let mut folders = options.folders(&inputs, Spelling::Flags)?;
+    let mut folders = options.make_folders(&inputs, Spelling::Flags)?;
     let opened = args.study.open_for(inputs, &Outputs::new(false))?;
     folders.check(&ReadFiles::of(&opened)?)?;
     let none = Prepared::new(InterventionOptions::default(), &opened, &TERMINAL)?;

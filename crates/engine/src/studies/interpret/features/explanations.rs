@@ -7,8 +7,10 @@ use anyhow::{Context, anyhow, bail};
 use gpt2_loader::FileKind;
 use gpt2_model::hooks::Point;
 use serde::Deserialize;
-use serde_json::Value;
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -40,11 +42,19 @@ struct ExplainedFeature {
 /// An entry of a file; other fields have no meaning here.
 #[derive(Debug, Deserialize)]
 struct Entry {
-    index: Option<Value>,
-    feature: Option<Value>,
-    description: Option<Value>,
-    layer: Option<Value>,
-    source: Option<Value>,
+    index: Option<Field>,
+    feature: Option<Field>,
+    description: Option<Field>,
+    layer: Option<Field>,
+    source: Option<Field>,
+}
+
+/// A field of an entry. Lists and objects have no meaning here, however large they are, and are not kept.
+#[derive(Debug)]
+enum Field {
+    Text(String),
+    Number(String),
+    Other(&'static str),
 }
 
 impl Explanations {
@@ -62,9 +72,19 @@ impl Explanations {
         for file in files {
             let name = file.display();
             let bytes = contents(file, observer).context(option.clone())?;
-            let found = entries(&bytes).map_err(|found| anyhow!("{option}: {name}: {found}"))?;
-            for (number, entry) in found.into_iter().enumerate() {
-                all.extend(entry.explanation(format!("{option}: {name}, entry {}", number + 1))?);
+            let mut number = 0;
+            let mut refused = None;
+            let found = entries(&bytes, &mut |entry| {
+                number += 1;
+                let explained = entry.explanation(format!("{option}: {name}, entry {number}"));
+                explained.map(|one| all.extend(one)).map_err(|error| refused = Some(error)).is_ok()
+            });
+            if let Some(error) = refused {
+                return Err(error);
+            }
+            found.map_err(|found| anyhow!("{option}: {name}: {found}"))?;
+            if number == 0 {
+                bail!("{option}: {name}: holds no explanation; {EXPECTED}");
             }
         }
         Ok(Self { all, option })
@@ -75,7 +95,7 @@ impl Explanations {
     /// # Errors
     /// When they are of several dictionaries, of another layer, or of a feature that this dictionary lacks.
     pub(super) fn of_dictionary(self, features: usize, hook: Point) -> anyhow::Result<ByFeature> {
-        let sources: BTreeSet<&str> = self.all.iter().filter_map(|one| one.source.as_deref()).collect();
+        let sources: BTreeSet<&str> = self.all.iter().filter_map(ExplainedFeature::dictionary).collect();
         if sources.len() > 1 {
             let names = sources.iter().take(4).copied().collect::<Vec<_>>().join(", ");
             bail!(
@@ -88,6 +108,8 @@ impl Explanations {
             one.check(features)?;
             if let (Some(layer), Some(read)) = (one.layer(), hook.layer())
                 && layer != read
+                // The stream behind a block is the one before the next: Neuronpedia's 12-res-jb is of blocks.11.hook_resid_post.
+                && !(matches!(hook, Point::ResidPost(_)) && layer == read + 1)
             {
                 bail!(
                     "{}: is of layer {layer}, {:?}, but the dictionary is of {hook}; is it of another dictionary? leave the entry out, \
@@ -120,12 +142,14 @@ impl Explanations {
                 );
             };
             one.check(features[layer])?;
-            match (&sources[layer], &one.source) {
-                (Some(known), Some(source)) if known != source => bail!(
-                    "{}: is of {source:?}, but the ones before it are of {known:?}; give those of one dictionary of layer {layer}",
-                    one.at
-                ),
-                _ => sources[layer].clone_from(&one.source),
+            if let Some(source) = one.dictionary() {
+                let known = sources[layer].get_or_insert_with(|| source.to_owned());
+                if known != source {
+                    bail!(
+                        "{}: is of {source:?}, but the ones before it are of {known:?}; give those of one dictionary of layer {layer}",
+                        one.at
+                    );
+                }
             }
             found[layer].entry(one.feature).or_default().push(one.text);
         }
@@ -137,6 +161,11 @@ impl ExplainedFeature {
     /// The number before the source's first hyphen.
     fn layer(&self) -> Option<usize> {
         self.source.as_deref()?.split('-').next()?.parse().ok()
+    }
+
+    /// The source, if it is more than a layer.
+    fn dictionary(&self) -> Option<&str> {
+        self.source.as_deref().filter(|source| source.parse::<usize>().is_err())
     }
 
     fn check(&self, features: usize) -> anyhow::Result<()> {
@@ -156,13 +185,8 @@ impl Entry {
     /// The explanation; `None` if its text is empty.
     fn explanation(self, at: String) -> anyhow::Result<Option<ExplainedFeature>> {
         let Self { index, feature, description, layer, source } = self;
-        let plain = |value: Value| match value {
-            Value::String(text) => Some(text),
-            Value::Number(number) => Some(number.to_string()),
-            _ => None,
-        };
         let given = index.or(feature);
-        let number = given.clone().and_then(plain).and_then(|text| text.parse::<u32>().ok());
+        let number = given.as_ref().and_then(Field::plain).and_then(|text| text.parse::<u32>().ok());
         let Some(feature) = number else {
             let got = given.map_or_else(|| "none".to_owned(), |value| value.to_string());
             bail!(
@@ -170,13 +194,13 @@ impl Entry {
             );
         };
         let text = match description {
-            None | Some(Value::Null) => String::new(),
-            Some(Value::String(text)) => text,
+            None => String::new(),
+            Some(Field::Text(text)) => text,
             Some(other) => {
                 bail!("{at}: expected a text as description, got {other}; mend the entry, or leave it out")
             }
         };
-        let source = layer.or(source).and_then(plain);
+        let source = layer.or(source).as_ref().and_then(Field::plain).map(str::to_owned);
         let text = text.trim().to_owned();
         Ok((!text.is_empty()).then_some(ExplainedFeature { at, source, feature, text }))
     }
@@ -195,22 +219,108 @@ fn contents(file: &Path, observer: &dyn Observer) -> anyhow::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The entries of a file.
-fn entries(bytes: &[u8]) -> Result<Vec<Entry>, String> {
+/// Hands on the entries of a file one by one, until `take` has had enough.
+fn entries(bytes: &[u8], take: &mut dyn FnMut(Entry) -> bool) -> Result<(), String> {
     if FileKind::of(bytes) == Some(FileKind::Gzip) {
         return Err("is a gzip archive; unpack it with gunzip first".to_owned());
     }
     let bytes = bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes);
-    let is_list = bytes.trim_ascii_start().starts_with(b"[");
-    let found: serde_json::Result<Vec<Entry>> = if is_list {
-        serde_json::from_slice(bytes)
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let read = if bytes.trim_ascii_start().starts_with(b"[") {
+        json.deserialize_seq(List(take)).and_then(|()| json.end())
     } else {
-        serde_json::Deserializer::from_slice(bytes).into_iter().collect()
+        json.into_iter::<Entry>().try_for_each(|entry| {
+            if take(entry?) { Ok(()) } else { Err(serde_json::Error::custom("an entry is refused")) }
+        })
     };
-    match found {
-        Ok(entries) if entries.is_empty() => Err(format!("holds no explanation; {EXPECTED}")),
-        Ok(entries) => Ok(entries),
-        Err(error) => Err(format!("{EXPECTED}: {error}; mend the file, or leave it out")),
+    read.map_err(|error| format!("{EXPECTED}: {error}; mend the file, or leave it out"))
+}
+
+/// Takes the entries of a list, so that only those that are wanted are kept.
+struct List<'a>(&'a mut dyn FnMut(Entry) -> bool);
+
+impl<'de> Visitor<'de> for List<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a list of objects")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        while let Some(entry) = list.next_element()? {
+            if !(self.0)(entry) {
+                return Err(A::Error::custom("an entry is refused"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Field {
+    /// A text, or a number as a text.
+    fn plain(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) | Self::Number(text) => Some(text),
+            Self::Other(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Field {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Text(text) => write!(f, "{:?}", text.chars().take(40).collect::<String>()),
+            Self::Number(number) => f.write_str(number),
+            Self::Other(kind) => f.write_str(kind),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Field {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AnyField)
+    }
+}
+
+struct AnyField;
+
+impl<'de> Visitor<'de> for AnyField {
+    type Value = Field;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a text or a number")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Field, E> {
+        Ok(Field::Text(text.to_owned()))
+    }
+
+    fn visit_string<E>(self, text: String) -> Result<Field, E> {
+        Ok(Field::Text(text))
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Field, E> {
+        Ok(Field::Number(number.to_string()))
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Field, E> {
+        Ok(Field::Number(number.to_string()))
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<Field, E> {
+        Ok(Field::Number(number.to_string()))
+    }
+
+    fn visit_bool<E>(self, is: bool) -> Result<Field, E> {
+        Ok(Field::Other(if is { "true" } else { "false" }))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Field, A::Error> {
+        IgnoredAny::deserialize(SeqAccessDeserializer::new(list)).map(|IgnoredAny| Field::Other("a list"))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Field, A::Error> {
+        IgnoredAny::deserialize(MapAccessDeserializer::new(map)).map(|IgnoredAny| Field::Other("an object"))
     }
 }
 
@@ -239,6 +349,14 @@ mod tests {
         let lines = "\u{feff}{\"index\": \"3\", \"description\": \"says thou\"}\n\n{\"feature\": 3, \"description\": \"again\"}\r\n";
         assert_eq!(read(lines)?.of_dictionary(4, hook)?, expected);
         let layers = r#"[{"layer": "1-x", "index": 0, "description": "a"}, {"layer": 0, "index": 0, "description": "b"}]"#;
+        // A layer by itself names no dictionary.
+        let own = r#"[{"layer": "0-x", "index": 0, "description": "a"}, {"layer": 0, "index": 0, "description": "b"}, {"layer": "0-x", "index": 0, "description": "c"}]"#;
+        assert_eq!(read(own)?.by_layer(&[1])?[0][&0], ["a", "b", "c"]);
+        assert_eq!(read(own)?.of_dictionary(1, Point::ResidPre(0))?[&0], ["a", "b", "c"]);
+        // Neuronpedia's name for the stream behind the last block of GPT-2 small.
+        let last = r#"[{"layer": "12-res-jb", "index": 0, "description": "a"}]"#;
+        assert_eq!(read(last)?.of_dictionary(1, Point::ResidPost(11))?[&0], ["a"]);
+        refused(read(last)?.of_dictionary(1, Point::ResidPost(10)), &["of layer 12"]);
         let found = read(layers)?.by_layer(&[1, 1])?;
         assert_eq!((&found[0][&0][0], &found[1][&0][0]), (&"b".to_owned(), &"a".to_owned()));
         Ok(())
@@ -255,6 +373,12 @@ mod tests {
             &["entry 2", "number of a feature as index, got none"],
         );
         refused(read(r#"[{"index": -1, "description": "x"}]"#), &["got -1"]);
+        refused(read(r#"[{"index": [1, {}], "description": "x"}]"#), &["entry 1", "got a list"]);
+        refused(read("{\"index\": 1}\n{\"index\": true}\n"), &["entry 2", "got true"]);
+        refused(
+            read(r#"[{"index": 1, "description": "x"}] more"#),
+            &["trailing characters", "mend the file"],
+        );
         refused(read(r#"[{"index": 1, "description": 5}]"#), &["a text as description, got 5"]);
         let two = r#"[{"layer": "1-x", "index": 5, "description": "a"}, {"layer": "0-x", "index": 0, "description": "b"}]"#;
         refused(read(two)?.of_dictionary(8, Point::Embed), &["several dictionaries, 0-x, 1-x"]);

@@ -33,11 +33,11 @@ struct OutFolder {
 }
 
 impl StoreOptions {
-    /// The folders to write, which exist from now on, so that whatever can be refused is refused before the work.
+    /// Makes the folders to write, so that whatever can be refused is refused before the work.
     ///
     /// # Errors
     /// When one cannot be written to, is that of another run, holds what may not be replaced, or would harm an input.
-    pub fn folders(&self, inputs: &ReadFiles, spelling: Spelling) -> anyhow::Result<FeatureFolders> {
+    pub fn make_folders(&self, inputs: &ReadFiles, spelling: Spelling) -> anyhow::Result<FeatureFolders> {
         let pages = self.pages.as_deref().map(|folder| (spelling.given("pages", folder.display()), folder));
         let upload = self.neuronpedia.as_ref();
         let upload =
@@ -97,6 +97,9 @@ impl OutFolder {
         let [index, data] = PAGES.map(PathBuf::from);
         self.old.push(index);
         let place = self.path.join(&data);
+        if place.is_symlink() {
+            bail!("{}: {} is a link; remove it, or choose another folder", self.named, place.display());
+        }
         if place.is_dir() {
             self.old.push(data.join("index.js"));
             for file in place.read_dir().with_context(|| self.named.clone())? {
@@ -158,7 +161,7 @@ impl FeatureFolders {
     /// Neuronpedia.
     ///
     /// # Errors
-    /// When the system refuses: then everything is as it was.
+    /// When the system refuses: then everything is as it was, or the error says where the old files are.
     pub fn commit(self) -> anyhow::Result<Vec<PathBuf>> {
         let pages = self.pages.map(|folder| (folder.path.join(PAGES[0]), folder.staged));
         let upload = self.neuronpedia.map(|(folder, _)| (folder.path, folder.staged));

@@ -115,7 +115,7 @@ impl Study for StoreOptions {
         }
         let mut inputs = ReadFiles::of(run.opened)?;
         self.add_inputs(&mut inputs, run.interventions.options().dictionary.as_ref())?;
-        let mut folders = self.folders(&inputs, run.opened.spelling)?;
+        let mut folders = self.make_folders(&inputs, run.opened.spelling)?;
         let report = self.open(run)?.count()?;
         folders.stage(&report, &report.features)?;
         folders.commit()?;

@@ -50,6 +50,7 @@ impl Default for StoreOptions {
 
 /// Files to write for an upload to Neuronpedia.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Upload {
     /// The folder, new or empty.
     pub folder: PathBuf,

@@ -6,7 +6,7 @@ use candle_core::DType;
 use gpt2_circuits::Circuits;
 use gpt2_circuits::attribution_graph::GraphNode;
 use gpt2_circuits::features::Features;
-use gpt2_view::without_folders;
+use gpt2_view::shell_word;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -58,8 +58,7 @@ pub(super) fn texts<'a>(
     Ok(all)
 }
 
-/// The beginning of a command that runs the model over these tokens; `None` for a model that a command does not find. Its folder's name
-/// is the last part, since others see it.
+/// The beginning of a command that runs the model over these tokens; `None` for a model that a command does not find.
 pub(super) fn command(opened: &Opened, ids: &[u32]) -> Option<String> {
     let ids = ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let mut words = vec!["gpt2".to_owned(), "forward".to_owned(), "--ids".to_owned(), ids];
@@ -72,7 +71,7 @@ pub(super) fn command(opened: &Opened, ids: &[u32]) -> Option<String> {
             Some(commit) => (files.name.split('@').next().unwrap_or_default(), Some(commit)),
             None => (files.name.as_str(), None),
         };
-        words.extend(["--model".to_owned(), word(&without_folders(name))]);
+        words.extend(["--model".to_owned(), shell_word(name)]);
         words.extend(commit.into_iter().flat_map(|commit| ["--revision".to_owned(), commit.clone()]));
     }
     words.extend(opened.processed.then(|| "--processed".to_owned()));
@@ -80,25 +79,4 @@ pub(super) fn command(opened: &Opened, ids: &[u32]) -> Option<String> {
         words.extend(["--dtype".to_owned(), opened.model.dtype().as_str().to_owned()]);
     }
     Some(words.join(" "))
-}
-
-/// A text as a word of a shell.
-fn word(text: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_./:@%+=,-".contains(c);
-    if !text.is_empty() && text.chars().all(is_plain) {
-        text.to_owned()
-    } else {
-        format!("'{}'", text.replace('\'', "'\\''"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::word;
-
-    #[test]
-    fn words_of_a_shell_are_quoted_where_they_need_it() {
-        let words = ["models/gpt2", "a b", "it's; rm -rf ~", "", "$(x)"].map(word);
-        assert_eq!(words, ["models/gpt2", "'a b'", "'it'\\''s; rm -rf ~'", "''", "'$(x)'"]);
-    }
 }
