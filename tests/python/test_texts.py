@@ -162,3 +162,10 @@ def test_adapters_are_merged_as_by_the_command(gpt2: Any, tmp_path: Path) -> Non
     assert not (tmp_path / "misfit").exists()
     compared = gpt2_candle.inspect(model="demo", adapter=tmp_path / "adapter")
     assert compared["fits"] and compared["layers"][0]["rank"] == 4
+
+
+def test_warnings_name_the_line_of_the_caller(model: Model) -> None:
+    for call in (model.tokenizer.encode, model, model.forward, model.run_with_cache, model.lens, model.generate):
+        with pytest.warns(UserWarning, match="left out") as caught:
+            call("O 漢")
+        assert caught[0].filename == __file__, call

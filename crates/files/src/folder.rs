@@ -29,16 +29,23 @@ impl OwnFolder {
         if folder.exists() && !folder.is_dir() {
             return Err(refused("is a file; name a folder, which may be new"));
         }
-        let made = NewFolders::make(folder).map_err(Error::at(folder))?;
-        let mut lock = File::open(folder).ok().filter(|_| cfg!(unix));
-        match lock.as_ref().map(File::try_lock) {
-            Some(Err(TryLockError::WouldBlock)) => {
-                return Err(refused("another run writes to this folder; wait for it, or choose another"));
+        for _ in 0..100 {
+            let there = folder.ancestors().find(|dir| dir.is_dir()).unwrap_or(folder).to_path_buf();
+            let made = NewFolders::make(folder).map_err(|e| Error::at(folder)(of_folder(&there, e)))?;
+            let mut lock = File::open(folder).ok().filter(|_| cfg!(unix));
+            match lock.as_ref().map(File::try_lock) {
+                Some(Err(TryLockError::WouldBlock)) => {
+                    return Err(refused("another run writes to this folder; wait for it, or choose another"));
+                }
+                Some(Err(TryLockError::Error(_))) => lock = None,
+                Some(Ok(())) | None => {}
             }
-            Some(Err(TryLockError::Error(_))) => lock = None,
-            Some(Ok(())) | None => {}
+            // Before we locked it, another run that had made it may have removed it.
+            if folder.is_dir() {
+                return Ok(Self { _made: made, lock });
+            }
         }
-        Ok(Self { _made: made, lock })
+        Err(refused("is removed again and again by another process"))
     }
 }
 

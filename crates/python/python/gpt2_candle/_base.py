@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -13,6 +12,7 @@ import numpy as np
 from . import _native
 from ._inputs import changes_of, ids_of
 from ._metrics import native_function, positions_of
+from ._notes import warn
 from ._numbers import array_of, count
 from ._results import Map
 from ._tokenizer import Tokenizer
@@ -84,8 +84,7 @@ class Base:
                 "progress": progress,
             }
         )
-        for note in notes:
-            warnings.warn(note, stacklevel=4)
+        warn(notes)
         return json.loads(report), {one: np.asarray(values) for one, values in arrays.items()}
 
     def _ids(self, text: Text, changes: Mapping[str, Any]) -> list[int]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from . import _native
 from ._base import Report
+from ._notes import warn
 from ._numbers import count, maybe
 from ._progress import Downloads
 
@@ -223,7 +223,6 @@ def _named(
 
 def _report(found: tuple[str, list[str]]) -> Report:
     report, notes = found
-    for note in notes:
-        warnings.warn(note, stacklevel=3)
+    warn(notes)
     made: Report = json.loads(report)
     return made

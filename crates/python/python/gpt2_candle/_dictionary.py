@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from . import _native
+from ._notes import warn
 from ._numbers import array_of, count, maybe
 from ._progress import Downloads
 from ._types import Floats
@@ -31,8 +31,7 @@ class Dictionary:
         self.cfg: dict[str, Any] = found["cfg"]
         """Its settings, under SAELens' names: ``architecture``, ``d_in``, ``d_sae``, ``d_out``, ``hook_name``, ``k`` and so on."""
         self._decodes_with_input = bool(found["decodes_with_input"])
-        for note in found["notes"]:
-            warnings.warn(note, stacklevel=3)
+        warn(found["notes"])
 
     @classmethod
     def load(

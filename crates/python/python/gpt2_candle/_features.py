@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from . import _native
 from ._base import Base, Progress, Report
 from ._dictionary import Dictionary
 from ._inputs import Changes, changes_of, ids_of
+from ._notes import warn
 from ._numbers import count, maybe
 from ._store import Store
 from ._types import Floats, Paths, Text
@@ -320,8 +320,7 @@ class Features(Base):
                 "progress": progress,
             }
         )
-        for note in notes:
-            warnings.warn(note, stacklevel=2)
+        warn(notes)
         made = Store(out)
         made.report = json.loads(report)
         return made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypedDict
 
@@ -13,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from . import _native
 from ._dictionary import Dictionary
+from ._notes import warn
 from ._numbers import array_of
 from ._types import HeadName, HookFunction, KvDType, Names, Text, Texts
 
@@ -99,7 +99,7 @@ def ids_of(model: _native.Model, text: Text, what: str = "the text", *, prepend_
     if isinstance(text, str):
         ids, note = model.encode_prompt(text, None if prepend_bos is None else bool(prepend_bos))
         if note is not None:
-            warnings.warn(note, stacklevel=4)
+            warn([note])
         if not ids:
             raise ValueError(f"{what} is empty: give at least one token")
         return ids

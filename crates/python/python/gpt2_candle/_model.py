@@ -6,7 +6,6 @@ import json
 import math
 import os
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -18,6 +17,7 @@ from ._base import Progress, Report
 from ._circuits import Circuits
 from ._features import Features
 from ._inputs import Changes, Options, changes_of, ids_of, rows_of
+from ._notes import warn
 from ._numbers import array_of, count, maybe
 from ._progress import Downloads
 from ._results import Attention, Comparison, Continuation
@@ -76,8 +76,7 @@ class Model(Analyses, Circuits, Features, Predictions, Weights):
 
     def __init__(self, native: _native.Model) -> None:
         super().__init__(native)
-        for note in self._facts["notes"]:
-            warnings.warn(note, stacklevel=3)
+        warn(self._facts["notes"])
 
     if not TYPE_CHECKING:
 
@@ -279,8 +278,7 @@ class Model(Analyses, Circuits, Features, Predictions, Weights):
             The report of the command: ``bytes``, ``bits_per_parameter``, and the number of ``weights`` in each format.
         """
         report, notes = self._own.quantize(os.fspath(path), to, overwrite)
-        for note in notes:
-            warnings.warn(note, stacklevel=2)
+        warn(notes)
         found: Report = json.loads(report)
         return found
 
@@ -315,8 +313,7 @@ class Model(Analyses, Circuits, Features, Predictions, Weights):
             [given] = rows
         options = {"tokens": maybe(tokens, "tokens", 2), "window": maybe(window, "window", 2), "kv_other": kv_other}
         report, notes = self._own.compare(other._own, given, json.dumps(options), progress)
-        for note in notes:
-            warnings.warn(note, stacklevel=2)
+        warn(notes)
         found = json.loads(report)
         return Comparison(
             tokens=found["tokens"],
@@ -369,8 +366,7 @@ class Model(Analyses, Circuits, Features, Predictions, Weights):
         """
         rows, is_one = rows_of(self._own, prompt, prepend_bos=options.get("prepend_bos"))
         continued, notes = self._own.continued(self._generation(rows, options))
-        for note in notes:
-            warnings.warn(note, stacklevel=2)
+        warn(notes)
         found = [Continuation(text, ids, stopped_at, json.loads(report)) for ids, text, stopped_at, report in continued]
         return found[0] if is_one else found
 
@@ -393,7 +389,7 @@ class Model(Analyses, Circuits, Features, Predictions, Weights):
 
     def _generation(self, rows: list[list[int]], options: Mapping[str, Any]) -> dict[str, Any]:
         if note := self._facts["generation_note"]:
-            warnings.warn(note, stacklevel=3)
+            warn([note])
         given = dict(options)
         top_k = maybe(given.pop("top_k", 40), "top_k", 1)
         draft = given.pop("draft", None)

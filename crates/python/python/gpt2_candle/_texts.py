@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ._base import Base, Progress, Report
 from ._inputs import Changes, changes_of
+from ._notes import warn
 from ._numbers import count, maybe
 from ._types import Floats, Text
 
@@ -187,7 +187,6 @@ class Predictions(Base):
         }
         given = json.dumps({name: value for name, value in options.items() if value is not None})
         report, notes = self._own.score_corpus(given, changes_of(self._own, changes), progress)
-        for note in notes:
-            warnings.warn(note, stacklevel=2)
+        warn(notes)
         found: Report = json.loads(report)
         return found

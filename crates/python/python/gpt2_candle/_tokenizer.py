@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 from . import _native
+from ._notes import warn
 
 
 class Tokenizer:
@@ -18,7 +18,7 @@ class Tokenizer:
         """The ids of a text. Characters that the vocabulary cannot spell are left out, with a warning."""
         ids, note = self._model.encode(text)
         if note is not None:
-            warnings.warn(note, stacklevel=2)
+            warn([note])
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

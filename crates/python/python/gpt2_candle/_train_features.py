@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +13,7 @@ from ._base import Progress, Report
 from ._dictionary import Dictionary
 from ._features import texts_of
 from ._model import Model
+from ._notes import warn
 from ._numbers import count, maybe
 from ._store import INDEX, Store
 
@@ -124,8 +124,7 @@ def train_features(
         "progress": progress,
     }
     found, planned, notes = _native.train_features(None if model is None else model._own, request)
-    for note in notes:
-        warnings.warn(note, stacklevel=2)
+    warn(notes)
     report: Report = json.loads(found)
     return DictionaryTraining(Dictionary.load(out), report, report["steps"] == planned)
 
