@@ -167,10 +167,11 @@ pub fn commit(mut folders: Vec<StagedFolder>) -> Result<(), Error> {
         let moved = moved.map_err(|error| match moves.undo() {
             0 => error,
             left => {
-                folders.iter_mut().for_each(|folder| folder.temporary.disable_cleanup(true));
-                let places =
-                    folders.iter().map(|folder| folder.temporary.path().join(OLD).display().to_string());
-                let kept: Vec<_> = places.collect();
+                let mut kept = vec![];
+                for folder in &mut folders {
+                    folder.temporary.disable_cleanup(true);
+                    kept.push(folder.temporary.path().join(OLD).display().to_string());
+                }
                 Error::at(&error.path)(io::Error::other(format!(
                     "{}; {left} of the old files could not be moved back: they are in {}",
                     error.source,
