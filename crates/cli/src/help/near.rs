@@ -3,11 +3,12 @@
 use clap::Command;
 
 /// A command, and the other names that it has.
-const COMMANDS: &[(&str, &[&str])] = &[("score", &["perplexity", "ppl"])];
+const COMMANDS: &[(&str, &[&str])] =
+    &[("score", &["perplexity", "ppl"]), ("eval", &["evaluate", "evaluation"])];
 
 /// A command, one of its options, and the other names that the option has.
 const OPTIONS: &[(&str, &str, &[&str])] = &[
-    ("generate", "max_new_tokens", &["length", "num-tokens"]),
+    ("generate", "max_new_tokens", &["length", "num-tokens", "max-tokens"]),
     ("train", "lr", &["learning-rate"]),
     ("train-features", "lr", &["learning-rate"]),
 ];

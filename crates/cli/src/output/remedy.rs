@@ -44,6 +44,7 @@ fn of_the_hub_for(error: &HubError, wanted: HubThing) -> String {
         HubThing::Model | HubThing::ModelFile => "name a folder with the model's files",
         HubThing::Adapter => "name a folder with the adapter's files",
         HubThing::Dictionary => "name a folder with the dictionary's files",
+        HubThing::DataSet => "give a file of the data set, as in TASK=FILE",
     };
     let is_model = matches!(wanted, HubThing::Model | HubThing::ModelFile);
     match error.remedy() {

@@ -13,6 +13,8 @@ pub enum HubThing {
     Adapter,
     /// A sparse autoencoder or transcoder.
     Dictionary,
+    /// A data set of an evaluation.
+    DataSet,
 }
 
 /// The context of an error of the Hub: what was looked up there, and why.
@@ -27,11 +29,15 @@ pub struct TakenForHub {
 impl Display for TakenForHub {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, kind } = self;
+        if *kind == HubThing::DataSet {
+            return write!(f, "{name}: its data set is on the Hub");
+        }
         let (there, taken) = match kind {
             HubThing::Model => ("folder", "a model of the Hub"),
             HubThing::ModelFile => ("file", "one of the Hub"),
             HubThing::Adapter => ("folder", "an adapter on the Hub"),
             HubThing::Dictionary => ("folder", "a dictionary on the Hub"),
+            HubThing::DataSet => ("file", "a data set of the Hub"),
         };
         write!(f, "there is no {there} {name}, so it was taken for {taken}")
     }

@@ -29,6 +29,8 @@ pub(super) enum CommitLookup {
 pub(super) struct Fetch<'a> {
     pub(super) hub: &'a Hub,
     pub(super) model: &'a ModelId,
+    /// The file that is wanted first: an error names it where no commit is known.
+    pub(super) wanted: &'a str,
     revision: &'a str,
     pub(super) ask: CommitLookup,
     pub(super) repo: Repo,
@@ -60,6 +62,7 @@ impl<'a> Fetch<'a> {
         Ok(Self {
             hub,
             model,
+            wanted: CONFIG,
             revision,
             ask,
             repo: Repo::new(&hub.cache_dir, model, revision),
@@ -101,7 +104,7 @@ impl<'a> Fetch<'a> {
     }
 
     fn ask_for_commit(&self, revision: &str) -> Result<String, HubError> {
-        let commit = self.client(CONFIG)?.commit(revision)?;
+        let commit = self.client(self.wanted)?.commit(revision)?;
         self.asked.set(true);
         *self.listing.borrow_mut() = commit.files;
         Ok(commit.sha)

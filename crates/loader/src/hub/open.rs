@@ -70,7 +70,8 @@ impl Hub {
     /// # Errors
     /// When a file is neither cached nor available, or its content differs from what the Hub announced.
     pub fn open_adapter(&self, adapter: &ModelId, revision: &str) -> Result<AdapterFiles, LoadError> {
-        let fetch = Fetch::new(self, adapter, revision, CommitLookup::WhereNeeded)?;
+        let mut fetch = Fetch::new(self, adapter, revision, CommitLookup::WhereNeeded)?;
+        fetch.wanted = ADAPTER_CONFIG;
         let commit = fetch.commit()?;
         let config = fetch.required(&commit, ADAPTER_CONFIG)?;
         let name = fetch.first(&commit, &ADAPTERS)?;
@@ -93,11 +94,13 @@ impl Hub {
         revision: &str,
         folder: &str,
     ) -> Result<DictionaryCheckpoint, LoadError> {
-        let fetch = Fetch::new(self, repository, revision, CommitLookup::WhereNeeded)?;
-        let commit = fetch.commit()?;
         let inside = |name: &str| if folder.is_empty() { name.into() } else { format!("{folder}/{name}") };
+        let config = inside(DICTIONARY_CONFIG);
         let weights = inside(DICTIONARY_SAFETENSORS);
-        for name in [&inside(DICTIONARY_CONFIG), &weights] {
+        let mut fetch = Fetch::new(self, repository, revision, CommitLookup::WhereNeeded)?;
+        fetch.wanted = &config;
+        let commit = fetch.commit()?;
+        for name in [&config, &weights] {
             fetch.required(&commit, name)?;
         }
         fetch.keep_commit(&commit)?;
@@ -119,7 +122,8 @@ impl Hub {
         revision: &str,
         file: &str,
     ) -> Result<PathBuf, LoadError> {
-        let fetch = Fetch::new(self, dataset, revision, CommitLookup::WhereNeeded)?;
+        let mut fetch = Fetch::new(self, dataset, revision, CommitLookup::WhereNeeded)?;
+        fetch.wanted = file;
         let commit = fetch.commit()?;
         let path = fetch.required(&commit, file)?;
         fetch.keep_commit(&commit)?;

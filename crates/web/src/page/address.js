@@ -34,8 +34,9 @@ function restore(address) {
   const number = /^\d{1,3}$/.test(said.get("lesson") ?? "") ? said.get("lesson") - 1 : -1;
   const hasLesson = number in texts.lessons;
   if (!said.has("text")) {
-    // A lesson by itself sets everything up.
+    // A lesson by itself sets everything up, and the way opens beside the page as it is.
     if (hasLesson) openLesson(number);
+    else if (said.get("way") === "open" && !isWayOpen()) toggleWay(true);
     return hasLesson;
   }
   halt();

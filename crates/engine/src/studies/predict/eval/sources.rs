@@ -2,7 +2,8 @@
 
 use crate::hub::HubOptions;
 use crate::observer::Observer;
-use anyhow::bail;
+use crate::open::{HubThing, TakenForHub};
+use anyhow::{Context, bail};
 use gpt2_loader::hub::{MAIN, ModelId};
 use std::path::{Path, PathBuf};
 
@@ -100,7 +101,8 @@ impl DataFile {
             let Some(dataset) = ModelId::of_dataset(id) else {
                 bail!("{id}: expected OWNER/NAME, a data set on the Hub");
             };
-            Ok(hub.connect(observer)?.open_dataset_file(&dataset, revision, file)?)
+            let opened = hub.connect(observer)?.open_dataset_file(&dataset, revision, file);
+            Ok(opened.context(TakenForHub { name: id.to_owned(), kind: HubThing::DataSet })?)
         };
         match self {
             Self::At(path) => Ok(path.clone()),
