@@ -228,8 +228,8 @@ def main():
     if given.again:
         done = {n: r for n, r in done.items() if r["noticed"]}
 
-    baseline(given, slices)
     slices = [one for one in slices if not one.integration or one.crate not in given.without]
+    baseline(given, slices)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, suite.end_all)
     hunt_all(given, mutants, slices, done, log)

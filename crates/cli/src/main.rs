@@ -43,7 +43,8 @@ const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
 fn main() -> ExitCode {
     keep_small();
-    let matches = match command().try_get_matches() {
+    let mut gpt2 = command();
+    let matches = match gpt2.try_get_matches_from_mut(std::env::args_os()) {
         Ok(matches) => matches,
         Err(error) => return output::usage(&answer(error)),
     };
@@ -55,7 +56,7 @@ fn main() -> ExitCode {
         output::be_quiet();
     }
     let Some((name, options)) = matches.subcommand() else { return ExitCode::FAILURE }; // clap requires one
-    let has_model = Args::command()
+    let has_model = gpt2
         .find_subcommand(name)
         .is_some_and(|command| command.get_arguments().any(|arg| arg.get_long() == Some("model")));
     remedy::command_is(name, has_model);
