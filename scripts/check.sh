@@ -78,7 +78,10 @@ SLOW=(examples:: signals:: parallel:: hub::faults:: score_resume:: every_path_is
 
 quick() {
     local crates=("$@") selected=(-p gpt2-cli) targets=() folder package skipped=()
-    [ $# -gt 0 ] || mapfile -t crates < <(changed)
+    if [ $# = 0 ]; then
+        folder=$(changed) # a wrong BASE ends this
+        mapfile -t crates < <(printf '%s' "${folder:+$folder$'\n'}")
+    fi
     formats_and_names
     step "$cargo" clippy --release --workspace --all-targets -- -D warnings
     for folder in "${crates[@]}"; do

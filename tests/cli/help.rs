@@ -131,7 +131,7 @@ fn help_wraps_at_the_width_of_the_terminal_and_examples_stay_whole() -> Result {
 fn tips_name_what_the_user_meant() -> Result {
     for (line, says, never) in [
         ("generate --n 20", "-n is short for --max-new-tokens", "endpoint"),
-        ("generate --max-tokens 20", "gpt2 generate has --max-new-tokens", "endpoint"),
+        ("generate --max-new-toks 20", "gpt2 generate has --max-new-tokens", "endpoint"),
         ("generate --new-tokens 20", "--new-tokens is an option of gpt2 bench", "endpoint"),
         ("lens --layer 1 x", "--layer is an option of gpt2 attention and generate", "-- --layer"),
         ("verify --ablate 0.3", "--ablate is an option of gpt2 attention", "has --a"),

@@ -305,7 +305,7 @@ def test_an_attribution_graph_is_the_commands(
     data = json.loads(page.split('type="application/json">', 1)[1].split("</script>", 1)[0])
     # The page leaves out the author's folders.
     names = [{**one, "name": Path(one["name"]).name} for one in graph.report["dictionaries"]]
-    same(data, {**graph.report, "dictionaries": names, "provenance": data["provenance"]})
+    same(data, {**graph.report, "dictionaries": names, "provenance": data["provenance"], "has_short_names": True})
     assert data["provenance"].items() <= graph.report["provenance"].items() and "folder" not in data["provenance"]
     same(data["features"], found["features"])
     with pytest.raises(FileExistsError, match="overwrite=True"):

@@ -522,3 +522,18 @@ def test_what_is_on_disk_is_never_looked_up_on_the_hub(tmp_path, monkeypatch):
             Model.load(adapter=name)
     with pytest.raises(ValueError, match="at example.com"):
         Model.load("https://example.com/who/name")
+
+
+def test_files_of_a_model_are_spared_from_wherever_the_process_works(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.save(tmp_path / "m")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()}
+    monkeypatch.chdir(tmp_path)
+    loaded = Model.load("m")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    for path in (tmp_path / "m", "../m"):
+        with pytest.raises(ValueError, match="holds the model that is loaded"):
+            loaded.save(path, overwrite=True)
+        with pytest.raises(ValueError, match="holds the model that is loaded"):
+            loaded.record(["O Romeo"], points="blocks.0.hook_resid_post", out=path)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()} == before

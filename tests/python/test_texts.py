@@ -165,7 +165,10 @@ def test_adapters_are_merged_as_by_the_command(gpt2: Any, tmp_path: Path) -> Non
 
 
 def test_warnings_name_the_line_of_the_caller(model: Model) -> None:
-    for call in (model.tokenizer.encode, model, model.forward, model.run_with_cache, model.lens, model.generate):
-        with pytest.warns(UserWarning, match="left out") as caught:
-            call("O 漢")
+    def continued(text: str, **changes: Any) -> Any:
+        return model.generate(text, max_new_tokens=1, **changes)
+
+    for call in (model, model.forward, model.run_with_cache, continued):
+        with pytest.warns(UserWarning, match="outside the circuit") as caught:
+            call("O", circuit=[("embed", "logits")])  # what the other edges carry is a note
         assert caught[0].filename == __file__, call

@@ -153,7 +153,20 @@ fn a_link_is_followed_whatever_is_shown_or_asked() -> Result {
             settled(page)?;
             assert_eq!(page.get("document.documentElement.dataset.shown")?, "3.2", "{first}");
             assert_eq!(page.get("document.getElementById('live-text').value")?, "To be, or not", "{first}");
+            assert!(!page.text("#live-status")?.starts_with("Not all"), "{first}");
         }
+        Ok(())
+    })
+}
+
+/// The way by itself opens beside the text that is there.
+#[test]
+fn a_link_to_the_way_opens_it() -> Result {
+    open("My lord", |page| {
+        go(page, "way=open")?;
+        page.until("document.querySelectorAll('#way-stages > li').length > 5")?;
+        assert_eq!(page.get("document.getElementById('way').hidden")?, false);
+        assert_eq!(page.get("document.getElementById('live-text').value")?, "My lord");
         Ok(())
     })
 }

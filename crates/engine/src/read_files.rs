@@ -33,14 +33,14 @@ impl ReadFiles {
         Ok(inputs)
     }
 
-    /// The same files and folders by their absolute paths, which stay right where the process changes its working directory.
+    /// These files and folders by absolute paths, which stay right where the process changes its working directory.
     #[must_use]
     pub fn absolute(self) -> Self {
-        let place = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
+        let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
         Self {
-            files: self.files.into_iter().map(|(what, path)| (what, place(path))).collect(),
-            models: self.models.into_iter().map(place).collect(),
-            cache: self.cache.map(place),
+            files: self.files.into_iter().map(|(what, path)| (what, absolute(path))).collect(),
+            models: self.models.into_iter().map(absolute).collect(),
+            cache: self.cache.map(absolute),
         }
     }
 

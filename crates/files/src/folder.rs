@@ -1,9 +1,10 @@
 //! Folders that a process has to itself, and folders whose files get their names together, or not at all.
 //!
-//! A process that is killed in the middle of that leaves the old files in the folder `old` of a temporary folder, by their names. They
-//! stay there until a later run has put whole new files in their place.
+//! A process that is killed while it moves them leaves the old files in the folder `old` of a temporary folder, by their names. Where
+//! folders can be locked, they stay there until a later run has put whole new files in their place.
 
 use crate::Error;
+use crate::Identity;
 use crate::atomic::{self, PREFIX, SUFFIX, is_temporary, of_folder};
 use crate::unfinished::{self, Listed, NewFolders, together};
 use std::fs::{File, TryLockError};
@@ -30,7 +31,7 @@ impl OwnFolder {
             return Err(refused("is a file; name a folder, which may be new"));
         }
         for _ in 0..100 {
-            let there = folder.ancestors().find(|dir| dir.is_dir()).unwrap_or(folder).to_path_buf();
+            let there = folder.ancestors().find(|dir| dir.is_dir()).unwrap_or(Path::new(".")).to_path_buf();
             let made = NewFolders::make(folder).map_err(|e| Error::at(folder)(of_folder(&there, e)))?;
             let mut lock = File::open(folder).ok().filter(|_| cfg!(unix));
             match lock.as_ref().map(File::try_lock) {
@@ -40,8 +41,10 @@ impl OwnFolder {
                 Some(Err(TryLockError::Error(_))) => lock = None,
                 Some(Ok(())) | None => {}
             }
-            // Before we locked it, another run that had made it may have removed it.
-            if folder.is_dir() {
+            // Before we locked it, another run that had made it may have removed it, and a third one made it anew.
+            if folder.is_dir()
+                && lock.as_ref().is_none_or(|lock| Identity::of_file(lock) == Identity::of(folder))
+            {
                 return Ok(Self { _made: made, lock });
             }
         }
@@ -118,7 +121,7 @@ impl StagedFolder {
         let path = self.folder.join(name);
         if path.is_symlink() {
             let reason =
-                "is a link, and the file that it leads to would stay; remove it, or choose another folder";
+                "is a link, which would be replaced instead of its file; remove it, or choose another folder";
             return Err(Error::at(&path)(io::Error::other(reason)));
         }
         atomic::check(&path)?;
@@ -166,27 +169,36 @@ pub fn commit(mut folders: Vec<StagedFolder>) -> Result<(), Error> {
         let moved = folders.iter().try_for_each(|folder| folder.move_all(&mut moves));
         let moved = moved.map_err(|error| match moves.undo() {
             0 => error,
-            left => {
-                let mut kept = vec![];
-                for folder in &mut folders {
-                    folder.temporary.disable_cleanup(true);
-                    kept.push(folder.temporary.path().join(OLD).display().to_string());
-                }
-                Error::at(&error.path)(io::Error::other(format!(
-                    "{}; {left} of the old files could not be moved back: they are in {}",
-                    error.source,
-                    kept.join(" and ")
-                )))
-            }
+            left => kept(&mut folders, left, &error),
         });
         drop(moves);
         for folder in folders.iter().filter(|folder| moved.is_ok() && folder.own.lock.is_some()) {
-            remove_abandoned(&folder.folder, |left| left != folder.temporary.path());
+            remove_abandoned(&folder.folder, |_| true);
         }
         // What was taken away goes with the temporary folder.
         drop(folders);
         moved
     })
+}
+
+/// Keeps the old files that did not get back, and says where they are.
+fn kept(folders: &mut [StagedFolder], left: usize, error: &Error) -> Error {
+    let mut places = vec![];
+    for folder in folders {
+        for number in 0..folder.files.len() {
+            let _ = std::fs::remove_file(folder.new_at(number));
+        }
+        let old = folder.temporary.path().join(OLD);
+        if old.exists() {
+            folder.temporary.disable_cleanup(true);
+            places.push(old.display().to_string());
+        }
+    }
+    Error::at(&error.path)(io::Error::other(format!(
+        "{}; {left} of the old files could not be moved back: move them from {} before the next run",
+        error.source,
+        places.join(" and ")
+    )))
 }
 
 /// The moves of a commit so far, each from where to where, and the folders that were made for them.
@@ -262,6 +274,31 @@ mod tests {
         assert_eq!(moves.undo(), 1);
         assert_eq!(std::fs::read_to_string(at("data/a"))?, "a");
         assert_eq!(std::fs::read_to_string(at("old/b"))?, "b");
+        Ok(())
+    }
+
+    #[test]
+    fn old_files_that_cannot_be_moved_back_outlive_the_run() -> Result<(), Box<dyn std::error::Error>> {
+        let folder = tempfile::tempdir()?;
+        let mut staged = StagedFolder::new(folder.path(), true)?;
+        staged.add("index", b"new")?;
+        let other = StagedFolder::new(&folder.path().join("other"), true)?;
+        std::fs::write(folder.path().join("index"), "old")?;
+        let mut moves = Moves::default();
+        moves.take(&folder.path().join("index"), &staged.temporary.path().join(OLD).join("index"))?;
+        let old = staged.temporary.path().join(OLD);
+        let mut folders = vec![staged, other];
+        let failed = Error::at(&folder.path().join("index"))(io::Error::other("no space"));
+        let said = kept(&mut folders, 1, &failed).to_string();
+        assert!(
+            said.contains("no space; 1 of the old files") && said.contains(&old.display().to_string()),
+            "{said}"
+        );
+        assert!(!said.contains(" and "), "{said}");
+        drop(folders);
+        assert_eq!(std::fs::read_to_string(old.join("index"))?, "old");
+        assert_eq!(old.parent().ok_or("a folder")?.read_dir()?.count(), 1);
+        assert!(!folder.path().join("other").exists());
         Ok(())
     }
 }

@@ -15,6 +15,21 @@ impl Identity {
         std::fs::metadata(path).ok().map(|meta| Self(meta.dev(), meta.ino()))
     }
 
+    /// The identity of an open file or folder.
+    #[cfg(unix)]
+    #[must_use]
+    pub fn of_file(file: &std::fs::File) -> Option<Self> {
+        use std::os::unix::fs::MetadataExt;
+        file.metadata().ok().map(|meta| Self(meta.dev(), meta.ino()))
+    }
+
+    /// `None`: only Unix needs it.
+    #[cfg(not(unix))]
+    #[must_use]
+    pub fn of_file(_: &std::fs::File) -> Option<Self> {
+        None
+    }
+
     /// The identity of the file that `path` leads to; `None` if it does not exist or cannot be opened.
     #[cfg(windows)]
     #[must_use]

@@ -14,9 +14,7 @@ use gpt2_engine::interventions::{
 };
 use gpt2_engine::texts::Content;
 use gpt2_model::hooks::{Activity, Intervention, Interventions, Place};
-use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
-use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -133,10 +131,10 @@ impl InterventionTexts {
     }
 }
 
-/// Warns the caller of the package's method.
+/// Warns whoever called the package.
 fn warn(py: Python<'_>, note: &str) -> PyResult<()> {
-    let note = CString::new(note.replace('\0', " "))?;
-    PyErr::warn(py, &py.get_type::<PyUserWarning>(), &note, 2)
+    py.import("gpt2_candle._notes")?.call_method1("warn", ([note],))?;
+    Ok(())
 }
 
 /// A dictionary of features.

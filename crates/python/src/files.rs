@@ -14,8 +14,9 @@ use gpt2_engine::studies::Run;
 use gpt2_engine::studies::checkpoints::quantize;
 use gpt2_engine::studies::predict::compare;
 use gpt2_engine::studies::predict::score;
-use gpt2_engine::{ReadFiles, Spelling, model_folders};
+use gpt2_engine::{ReadFiles, Spelling};
 use gpt2_files::atomic::stage_bytes;
+use gpt2_files::is_same_file;
 use gpt2_loader::{AdapterConfig, FILE_NAMES, GgufType, SaveOptions, Tokenizer, save, save_adapter};
 use pyo3::exceptions::PyFileExistsError;
 use pyo3::prelude::*;
@@ -26,13 +27,8 @@ use std::sync::Arc;
 impl Loaded {
     /// Refuses to write `path` if it is there, unless the caller allows it, and always if the model reads it.
     fn check_output(&self, path: &Path, overwrite: bool) -> anyhow::Result<()> {
-        let place = std::fs::canonicalize(path);
-        if let (Ok(place), Some(files)) = (&place, &self.files) {
-            for input in files.paths()? {
-                if std::fs::canonicalize(&input).is_ok_and(|input| input == *place) {
-                    bail!("{}: is a file of the model that is loaded; choose another name", path.display());
-                }
-            }
+        if self.read.files.iter().any(|(_, input)| is_same_file(input, path)) {
+            bail!("{}: is a file of the model that is loaded; choose another name", path.display());
         }
         if path.symlink_metadata().is_ok() && !overwrite {
             bail!(
@@ -48,9 +44,7 @@ impl Loaded {
         if self.hub.caches(folder) {
             bail!("{}: lies in the cache of the Hub's models; choose another folder", folder.display());
         }
-        let Some(files) = &self.files else { return Ok(()) };
-        let Ok(place) = std::fs::canonicalize(folder) else { return Ok(()) };
-        if model_folders(files)?.contains(&place) {
+        if self.read.models.iter().any(|model| is_same_file(model, folder)) {
             bail!("{}: holds the model that is loaded; choose another folder", folder.display());
         }
         Ok(())

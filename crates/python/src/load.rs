@@ -7,7 +7,7 @@ use crate::observer::PyObserver;
 use anyhow::anyhow;
 use gpt2_engine::open::{AdapterChoice, DTYPES, FORMATS, IMPLEMENTATIONS};
 use gpt2_engine::words::one_of;
-use gpt2_engine::{DeviceChoice, HubOptions, ModelOptions, ReadFiles, Spelling};
+use gpt2_engine::{DeviceChoice, HubOptions, ModelOptions, Spelling};
 use gpt2_loader::LoadError;
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -53,8 +53,7 @@ impl LoadRequest {
         {
             notes.push(format!("{error}; until it is mended, give token ids instead of text"));
         }
-        let read = ReadFiles::of(&opened)?.absolute();
-        Ok(Loaded { opened, read, notes, trained: None })
+        Ok(Loaded { opened, notes, trained: None })
     }
 
     /// The engine's options.

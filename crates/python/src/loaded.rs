@@ -1,7 +1,7 @@
 //! A model that is ready to run, with what only Python keeps of it.
 
 use crate::error::Failed;
-use gpt2_engine::{Opened, ReadFiles, RunProvenance};
+use gpt2_engine::{Opened, RunProvenance};
 use gpt2_loader::Tokenizer;
 use gpt2_model::lora::{Adapter, LoraOptions};
 use gpt2_view::Provenance;
@@ -10,8 +10,6 @@ use std::ops::Deref;
 /// A model that is ready to run.
 pub(crate) struct Loaded {
     pub(crate) opened: Opened,
-    /// What it was read from, wherever the process works by now.
-    pub(crate) read: ReadFiles,
     /// Notes for the reader about the choices that were made.
     pub(crate) notes: Vec<String>,
     /// The adapter that was trained on it.

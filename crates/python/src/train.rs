@@ -12,7 +12,7 @@ use candle_nn::VarBuilder;
 use gpt2_engine::open::UsedAdapter;
 use gpt2_engine::studies::learn::train::{Options, Samples, Start, TrainingData, bytes_per_token};
 use gpt2_engine::texts::{Example, KnownText};
-use gpt2_engine::{HubOptions, Opened, ReadFiles, Spelling};
+use gpt2_engine::{HubOptions, Opened, Spelling};
 use gpt2_loader::Tokenizer;
 use gpt2_model::Gpt2LMHeadModel;
 use gpt2_train::{TrainError, Trainer, TrainingEvent};
@@ -152,7 +152,7 @@ impl TrainRequest {
             opened.formats.clone_from(&base.formats);
             opened.adapters = vec![UsedAdapter::trained("trained".to_owned())];
         }
-        let loaded = Loaded { opened, read: ReadFiles::default(), notes, trained: adapter };
+        let loaded = Loaded { opened, notes, trained: adapter };
         let history = trainer.history();
         let model = Model { loaded: Arc::new(loaded) };
         let losses = history.training().to_vec();

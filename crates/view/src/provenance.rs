@@ -51,23 +51,29 @@ pub fn without_folders(name: &str) -> String {
 #[must_use]
 pub(crate) fn all_without_folders(names: &[&str]) -> Vec<String> {
     let paths: Vec<Option<PathBuf>> = names.iter().map(|name| path_here(name)).collect();
-    let distinct = |names: &mut dyn Iterator<Item = String>| names.collect::<BTreeSet<_>>().len();
+    let distinct = |names: &[String]| names.iter().collect::<BTreeSet<_>>().len();
     let most = paths.iter().flatten().map(|path| path.components().count()).max().unwrap_or(1);
-    let all = distinct(&mut names.iter().map(|name| (*name).to_owned()));
+    let all = names.iter().collect::<BTreeSet<_>>().len();
     let with = |parts: usize| {
         let shorten = |(path, name): (&Option<PathBuf>, &&str)| {
             path.as_ref().map_or_else(|| (*name).to_owned(), |path| last_parts(path, parts))
         };
         paths.iter().zip(names).map(shorten).collect::<Vec<String>>()
     };
-    let apart = (1..most).map(with).find(|short| distinct(&mut short.iter().cloned()) == all);
-    apart.unwrap_or_else(|| with(most))
+    // One place under two names has no parts that tell it apart.
+    (1..=most).map(with).find(|short| distinct(short) == all).unwrap_or_else(|| with(1))
 }
 
 /// The absolute path, if the name is one on this machine. A name of the Hub, at a commit, is none.
 fn path_here(name: &str) -> Option<PathBuf> {
     let path = Path::new(name);
-    if path.is_absolute() || path.exists() { std::path::absolute(path).ok() } else { None }
+    if !path.is_absolute() && !path.exists() {
+        return None;
+    }
+    // `..` goes up from where a link leads to.
+    let goes_up = path.components().any(|part| part == Component::ParentDir);
+    let plain = || std::path::absolute(path).ok();
+    if goes_up { path.canonicalize().ok().or_else(plain) } else { plain() }
 }
 
 fn last_parts(path: &Path, count: usize) -> String {
@@ -89,6 +95,9 @@ mod tests {
         assert_eq!(without_folders("/home/me/m"), "m");
         assert_eq!(without_folders("/"), "model");
         assert_eq!(without_folders("owner/name"), "owner/name");
+        // Tests run in the package's folder.
+        assert_eq!(without_folders(".."), "crates");
+        assert_eq!(without_folders("src/.."), "view");
         for (names, short) in [
             (["/a/layer0/tc", "/a/layer1/tc", "owner/name"], ["layer0/tc", "layer1/tc", "owner/name"]),
             (["/a/t0", "/b/t1", "demo"], ["t0", "t1", "demo"]),

@@ -74,7 +74,10 @@ impl HubOptions {
                 Ok(DictionaryFiles { checkpoint, folder: None })
             }
             NamedDictionary::Folder(folder) => {
-                Ok(DictionaryFiles { checkpoint: DictionaryCheckpoint::open(&folder)?, folder: Some(folder) })
+                let checkpoint = DictionaryCheckpoint::open(&folder)?;
+                // The process may work in another folder by the time that it writes.
+                let folder = std::path::absolute(&folder).unwrap_or(folder);
+                Ok(DictionaryFiles { checkpoint, folder: Some(folder) })
             }
             NamedDictionary::Hub(id, revision, inside) => {
                 let found = self.connect(observer)?.open_dictionary(&id, &revision, &inside);

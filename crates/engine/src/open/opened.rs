@@ -4,6 +4,7 @@ use super::adapters::UsedAdapter;
 use super::dictionaries::{FilesThen, OpenedDictionary};
 use crate::hub::HubOptions;
 use crate::observer::Observer;
+use crate::read_files::ReadFiles;
 use crate::spelling::Spelling;
 use anyhow::bail;
 use candle_core::{Device, Tensor};
@@ -34,6 +35,8 @@ pub struct Opened {
     pub device: Device,
     /// The files that it was loaded from; none for a model that was made in this process.
     pub files: Option<Files>,
+    /// All that it was read from, by absolute paths: the process may work in another folder by now.
+    pub read: ReadFiles,
     /// The Hub, for dictionaries.
     pub hub: HubOptions,
     /// The face that messages speak to.
@@ -82,6 +85,7 @@ impl Opened {
             first_token: None,
             device,
             files: None,
+            read: ReadFiles::default(),
             hub: HubOptions::default(),
             spelling,
             tokenizer: OnceLock::new(),

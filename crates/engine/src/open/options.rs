@@ -8,6 +8,7 @@ use super::taken::{HubThing, TakenForHub};
 use crate::hub::HubOptions;
 use crate::names::{DEMO_NAME, Named};
 use crate::observer::Observer;
+use crate::read_files::ReadFiles;
 use crate::spelling::Spelling;
 use crate::words::Choices;
 use anyhow::{Context, anyhow, bail};
@@ -241,6 +242,7 @@ impl ModelOptions {
         opened.processed = self.processed;
         opened.hub = self.hub.clone();
         opened = opened.with_files(files);
+        opened.read = ReadFiles::of(&opened)?.absolute();
         // An error is one when the tokenizer is needed.
         Ok(match tokenizer {
             Ok(tokenizer) => opened.with_tokenizer(tokenizer),

@@ -29,15 +29,12 @@ pub struct TakenForHub {
 impl Display for TakenForHub {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, kind } = self;
-        if *kind == HubThing::DataSet {
-            return write!(f, "{name}: its data set is on the Hub");
-        }
         let (there, taken) = match kind {
+            HubThing::DataSet => return write!(f, "{name} is a data set on the Hub"),
             HubThing::Model => ("folder", "a model of the Hub"),
             HubThing::ModelFile => ("file", "one of the Hub"),
             HubThing::Adapter => ("folder", "an adapter on the Hub"),
             HubThing::Dictionary => ("folder", "a dictionary on the Hub"),
-            HubThing::DataSet => ("file", "a data set of the Hub"),
         };
         write!(f, "there is no {there} {name}, so it was taken for {taken}")
     }

@@ -35,9 +35,10 @@ function restore(address) {
   const hasLesson = number in texts.lessons;
   if (!said.has("text")) {
     // A lesson by itself sets everything up, and the way opens beside the page as it is.
+    const opensWay = said.get("way") === "open";
     if (hasLesson) openLesson(number);
-    else if (said.get("way") === "open" && !isWayOpen()) toggleWay(true);
-    return hasLesson;
+    else if (opensWay && !isWayOpen()) toggleWay(true);
+    return hasLesson || opensWay;
   }
   halt();
   [wanted.ids, wanted.prompt] = [[], null];
@@ -47,7 +48,7 @@ function restore(address) {
   byId("live-compare").checked = said.get("compare") !== "no";
   fitText();
   showChanges();
-  isFromAddress = true;
+  [isFromAddress, trouble] = [true, ""];
   if (hasLesson) resumeLesson(number);
   else if (lesson !== null) hideLessons();
   if ((said.get("way") === "open") !== isWayOpen()) putWay(!isWayOpen());

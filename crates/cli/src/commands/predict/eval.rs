@@ -37,7 +37,7 @@ Examples:
   gpt2 eval lambada_openai hellaswag --model gpt2   # data sets from the Hub
   mpirun -n 4 gpt2 eval quiz.jsonl   # on four processes")]
 pub(crate) struct EvalArgs {
-    /// A task (lambada_openai, hellaswag, wikitext, blimp), a task with a file of its data set, or the file of a task of your own
+    /// A task such as lambada_openai, hellaswag, wikitext or blimp, a task with a file of its data set, or the file of a task of your own
     #[arg(value_name = "TASK[=FILE]|FILE", required = true)]
     pub(crate) tasks: Vec<String>,
     /// Run only the first N examples of each task

@@ -7,7 +7,6 @@ use super::store_options::StoreOptions;
 use crate::interventions::ALL_BUT_DICTIONARY;
 use crate::observer::Stopped;
 use crate::open::{Label, Opened};
-use crate::read_files::ReadFiles;
 use crate::studies::study::{Outcome, Run, Study};
 use anyhow::{Context, bail};
 use gpt2_circuits::features::{Around, Peak, ReadingHead, RelatedFeature, Tally, Tokens};
@@ -113,7 +112,7 @@ impl Study for StoreOptions {
         if self.pages.is_none() && self.neuronpedia.is_none() {
             return Ok(Outcome::new(self.open(run)?.count()?));
         }
-        let mut inputs = ReadFiles::of(run.opened)?;
+        let mut inputs = run.opened.read.clone();
         self.add_inputs(&mut inputs, run.interventions.options().dictionary.as_ref())?;
         let mut folders = self.make_folders(&inputs, run.opened.spelling)?;
         let report = self.open(run)?.count()?;

@@ -102,7 +102,7 @@ impl DataFile {
                 bail!("{id}: expected OWNER/NAME, a data set on the Hub");
             };
             let opened = hub.connect(observer)?.open_dataset_file(&dataset, revision, file);
-            Ok(opened.context(TakenForHub { name: id.to_owned(), kind: HubThing::DataSet })?)
+            opened.context(TakenForHub { name: id.to_owned(), kind: HubThing::DataSet })
         };
         match self {
             Self::At(path) => Ok(path.clone()),
