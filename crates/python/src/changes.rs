@@ -73,10 +73,7 @@ impl InterventionTexts {
     ) -> Result<Applied, Failed> {
         let observer = PyObserver::new(raised, None);
         let applied = self.options()?.build(opened, reads, &observer)?;
-        let notes = observer.into_notes();
-        if !notes.is_empty() {
-            raised.attached(|py| notes.iter().try_for_each(|note| warn(py, note)))?;
-        }
+        raised.note(observer.into_notes());
         Ok(applied)
     }
 
@@ -129,12 +126,6 @@ impl InterventionTexts {
             (None, None) => Ok(None),
         }
     }
-}
-
-/// Warns whoever called the package.
-fn warn(py: Python<'_>, note: &str) -> PyResult<()> {
-    py.import("gpt2_candle._notes")?.call_method1("warn", ([note],))?;
-    Ok(())
 }
 
 /// A dictionary of features.

@@ -78,7 +78,10 @@ pub(crate) fn compute<T: Send>(
     let result = py.detach(|| interrupted_by(raised, work));
     match raised.take() {
         Some(error) => Err(error),
-        None => Ok(result?),
+        None => {
+            raised.warn(py)?;
+            Ok(result?)
+        }
     }
 }
 
@@ -126,20 +129,39 @@ fn in_pool<T: Send>(
     })
 }
 
-/// The exception that ended a call, raised by a hook, a callback or a signal.
+/// What a call tells Python: the exception that ended it, raised by a hook, a callback or a signal, and notes for its caller.
 #[derive(Debug, Default)]
-pub(crate) struct Raised(Mutex<Option<PyErr>>);
+pub(crate) struct Raised {
+    error: Mutex<Option<PyErr>>,
+    notes: Mutex<Vec<String>>,
+}
 
 impl Raised {
     fn take(&self) -> Option<PyErr> {
-        self.0.lock().ok()?.take()
+        self.error.lock().ok()?.take()
+    }
+
+    /// Keeps notes until the work is done: only the caller's thread knows the line that called the package.
+    pub(crate) fn note(&self, notes: Vec<String>) {
+        if let Ok(mut all) = self.notes.lock() {
+            all.extend(notes);
+        }
+    }
+
+    /// Warns the caller of all notes.
+    fn warn(&self, py: Python<'_>) -> PyResult<()> {
+        let notes = self.notes.lock().map(|mut notes| std::mem::take(&mut *notes)).unwrap_or_default();
+        if !notes.is_empty() {
+            py.import("gpt2_candle._notes")?.call_method1("warn", (notes,))?;
+        }
+        Ok(())
     }
 
     /// Calls Python; its exception ends the work, and comes back from [`compute`].
     pub(crate) fn attached<T>(&self, call: impl FnOnce(Python<'_>) -> PyResult<T>) -> candle_core::Result<T> {
         Python::attach(call).map_err(|error| {
             let text = error.to_string();
-            if let Ok(mut raised) = self.0.lock() {
+            if let Ok(mut raised) = self.error.lock() {
                 raised.get_or_insert(error);
             }
             hooks::error(text)
@@ -148,7 +170,7 @@ impl Raised {
 
     /// Ends the work after Ctrl-C. Python tells signals to its main thread; others learn of them through it.
     pub(crate) fn check_signals(&self) -> candle_core::Result<()> {
-        if self.0.lock().is_ok_and(|raised| raised.is_some()) {
+        if self.error.lock().is_ok_and(|raised| raised.is_some()) {
             return Err(hooks::error("interrupted"));
         }
         #[allow(clippy::redundant_closure_for_method_calls)] // not general enough in its lifetime

@@ -3,8 +3,7 @@
 use clap::Command;
 
 /// A command, and the other names that it has.
-const COMMANDS: &[(&str, &[&str])] =
-    &[("score", &["perplexity", "ppl"]), ("eval", &["evaluate"])];
+const COMMANDS: &[(&str, &[&str])] = &[("score", &["perplexity", "ppl"]), ("eval", &["evaluate"])];
 
 /// A command, one of its options, and the other names that the option has.
 const OPTIONS: &[(&str, &str, &[&str])] = &[
