@@ -109,11 +109,14 @@ def test_heads_and_circuits_are_those_of_the_command(model: Model, gpt2: Any) ->
 
 
 def test_patching_is_that_of_the_command(model: Model, gpt2: Any) -> None:
-    report = gpt2("patch", CLEAN, CORRUPT, "--answer", " Romeo"[:5], "--against", " the")
+    report = gpt2("patch", CLEAN, CORRUPT, "--answer", " Rome", "--against", " the", "--by-position")
     found = model.patching(CLEAN, CORRUPT, " Rome", " the")
-    assert np.isclose(found.clean, report["clean"]["metric"]) if isinstance(report["clean"], dict) else True
-    estimate = model.attribution(CLEAN, CORRUPT, " Rome", " the")
-    assert estimate["heads"].values.shape[:2] == SHAPE
+    assert np.isclose(found.clean, report["clean_difference"]) and np.isclose(found.corrupt, report["corrupt_difference"])
+    whole = report["clean_difference"] - report["corrupt_difference"]
+    shares = (np.asarray(found.heads) - report["corrupt_difference"]) / whole
+    np.testing.assert_allclose(shares, heads(report["heads"], lambda head: head["exact"], SHAPE), rtol=1e-4, atol=1e-6)
+    estimate = np.asarray(model.attribution(CLEAN, CORRUPT, " Rome", " the").heads) / whole  # (L, H, T)
+    np.testing.assert_allclose(estimate, report["heads_by_position_estimated"], rtol=1e-4, atol=1e-6)
 
 
 def test_a_continuation_is_that_of_the_command(model: Model, gpt2: Any) -> None:
