@@ -13,6 +13,7 @@ find the same texts with the same scores. Exits 1 if anything disagrees.
 import argparse
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ import safetensors.torch
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GPT2LMHeadModel, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2LMHeadModel, PreTrainedModel
 
 from bench.rows import GPT2_SMALL
 from make_reference import ODD, ODD_LENGTHS, mask_buffers, save_pickle
@@ -158,7 +159,12 @@ def write_kinds(root: Path) -> Iterator[tuple[str, Path]]:
 
 def load(folder: Path, ignore: str | None = None) -> PreTrainedModel:
     """The checkpoint as transformers reads it, with every key accounted for (but `ignore`)."""
-    model, info = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", output_loading_info=True)
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", output_loading_info=True)
+    except pickle.UnpicklingError:  # PyTorch 2.11 reads protocol 4 only if it may run code
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), attn_implementation="eager")
+        model.load_state_dict(torch.load(folder / "pytorch_model.bin", weights_only=False))
+        return model.eval()
     unexpected = [key for key in info["unexpected_keys"] if ignore is None or not key.endswith(ignore)]
     problems = {"missing": info["missing_keys"], "mismatched": info["mismatched_keys"], "unexpected": unexpected}
     for problem, keys in problems.items():
