@@ -62,6 +62,17 @@ mod tests {
     use rand::{Rng, SeedableRng};
     use rand_chacha::ChaCha8Rng;
 
+    #[test]
+    fn the_largest_number_is_found_wherever_it_stands() {
+        for length in [1, 15, 16, 17, 40] {
+            for place in 0..length {
+                let mut part = vec![-2.0; length];
+                part[place] = -1.0;
+                assert_eq!(top(&part).to_bits(), (-1f32).to_bits(), "{place} of {length}");
+            }
+        }
+    }
+
     /// A row long enough to be looked through by parts, with equal numbers, and one that is sorted whole.
     #[test]
     fn the_largest_are_those_of_a_sorted_row() {
