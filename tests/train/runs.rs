@@ -423,3 +423,41 @@ fn metrics_have_a_line_a_step_and_go_on_after_those_that_are_done() -> Result {
     assert_eq!(MetricsFormat::from_path(Path::new("a.txt")), None);
     Ok(())
 }
+
+/// The speed is that of all batches of a step.
+#[test]
+fn tokens_per_second_count_every_batch_of_a_step() -> Result {
+    let mut options = options(4);
+    options.accumulate = 3;
+    let mut trainer = Trainer::new(&config(), data()?, options, &test_device())?;
+    let begun = std::time::Instant::now();
+    trainer.run(|_, event| {
+        if let TrainingEvent::Stepped(step) = event {
+            // Two rows of 8 tokens, three times; the step took no longer than all until here.
+            let least = 48.0 / begun.elapsed().as_secs_f64();
+            assert!(step.tokens_per_s >= least, "{} for {least}", step.tokens_per_s);
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    Ok(())
+}
+
+#[test]
+fn the_estimate_counts_logits_and_validations() -> Result {
+    let of = |vocab_size, validation: usize| -> Result<gpt2_train::Estimate> {
+        let config = Config { vocab_size, ..config() };
+        let ids = |count: usize| (0..9).cycle().take(count).collect();
+        let mut options = options(100);
+        options.eval_every = 100;
+        let data = Dataset::new(ids(200), ids(validation));
+        Ok(Trainer::new(&config, data, options, &test_device())?.estimate()?)
+    };
+    // A weight has a gradient and two moments, and the logits of 16 positions exist at a time.
+    let more = 1000 * (4 * 32 + 16) * size_of::<f32>() as u64;
+    assert_eq!(of(1009, 40)?.bytes - of(9, 40)?.bytes, more);
+    // 3 batches for validation beside the 100 of the steps, or 25.
+    let few = of(9, 40)?.seconds;
+    let many = of(9, 400)?.seconds;
+    assert!(many < 5.0 * few, "{many} s for {few} s");
+    Ok(())
+}

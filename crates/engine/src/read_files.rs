@@ -2,7 +2,6 @@
 
 use crate::hub::is_of_the_cache;
 use crate::names::{DEMO_NAME, Named};
-use crate::open::Opened;
 use anyhow::bail;
 use gpt2_files::Identity;
 use gpt2_loader::{AdapterFiles, FILE_NAMES, Files};
@@ -20,16 +19,14 @@ pub struct ReadFiles {
 }
 
 impl ReadFiles {
-    /// The files of a model that is open, and the cache where it looks for others.
+    /// The files of a model and of the adapters on it.
     ///
     /// # Errors
-    /// When an index of its files cannot be read.
-    pub fn of(opened: &Opened) -> anyhow::Result<Self> {
-        let mut inputs = Self { cache: opened.hub.cache_dir().ok(), ..Self::default() };
-        opened.files.iter().try_for_each(|files| inputs.model(files))?;
-        for path in opened.adapters.iter().flat_map(|adapter| &adapter.files) {
-            inputs.file_of_adapter(path);
-        }
+    /// When an index of the model's files cannot be read.
+    pub fn of<'a>(files: &Files, adapters: impl IntoIterator<Item = &'a PathBuf>) -> anyhow::Result<Self> {
+        let mut inputs = Self::default();
+        inputs.model(files)?;
+        adapters.into_iter().for_each(|path| inputs.file_of_adapter(path));
         Ok(inputs)
     }
 

@@ -76,13 +76,11 @@ pub(crate) fn compute<T: Send>(
     STARTED.store(true, Ordering::SeqCst);
     let _deeper = Deeper::new()?;
     let result = py.detach(|| interrupted_by(raised, work));
-    match raised.take() {
-        Some(error) => Err(error),
-        None => {
-            raised.warn(py)?;
-            Ok(result?)
-        }
+    if let Some(error) = raised.take() {
+        return Err(error);
     }
+    raised.warn(py)?;
+    Ok(result?)
 }
 
 /// Like [`compute`], for short work that calls no Python, on a thread of the kernels' pool: from outside, each product

@@ -241,8 +241,9 @@ impl ModelOptions {
         opened.adapters = used;
         opened.processed = self.processed;
         opened.hub = self.hub.clone();
+        let read = ReadFiles::of(&files, opened.adapters.iter().flat_map(|adapter| &adapter.files))?;
+        opened.read = ReadFiles { cache: opened.hub.cache_dir().ok(), ..read }.absolute();
         opened = opened.with_files(files);
-        opened.read = ReadFiles::of(&opened)?.absolute();
         // An error is one when the tokenizer is needed.
         Ok(match tokenizer {
             Ok(tokenizer) => opened.with_tokenizer(tokenizer),

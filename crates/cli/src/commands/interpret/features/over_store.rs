@@ -30,7 +30,7 @@ pub(super) fn run(args: &FeaturesArgs, path: &Path) -> anyhow::Result<ExitCode> 
     args.study.model.model.iter().for_each(|model| inputs.named(model));
     let mut folders = options.make_folders(&inputs, Spelling::Flags)?;
     let opened = args.study.open_for(inputs, &Outputs::new(false))?;
-    folders.check(&ReadFiles::of(&opened)?)?;
+    folders.check(&opened.read)?;
     let none = Prepared::new(InterventionOptions::default(), &opened, &TERMINAL)?;
     let features = options.open(&args.study.run(&none, false))?;
     let stop = Stop::listen();
