@@ -65,7 +65,7 @@ formats_and_names() {
 # The folders of crates/ whose sources or tests differ from BASE, and the command's where a page does.
 changed() {
     local files
-    files=$(git diff --name-only "${BASE:-HEAD}" && git ls-files --others --exclude-standard)
+    files=$(git diff --name-only "${BASE:-HEAD}" && git ls-files --others --exclude-standard) || return
     {
         sed -nE 's,^crates/([^/]+)/.*,\1,p; s,^tests/([a-z]+)/.*,\1,p; s,^(docs/.*\.md|README\.md)$,cli,p' <<<"$files"
         # Python's methods are held against the command and the studies.
@@ -77,10 +77,10 @@ changed() {
 SLOW=(examples:: signals:: parallel:: hub::faults:: score_resume:: every_path_is_checked verify_passes)
 
 quick() {
-    local crates=("$@") selected=(-p gpt2-cli) targets=() folder package skipped=()
+    local crates=("$@") selected=(-p gpt2-cli) targets=() folder package found skipped=()
     if [ $# = 0 ]; then
-        folder=$(changed) # a wrong BASE ends this
-        mapfile -t crates < <(printf '%s' "${folder:+$folder$'\n'}")
+        found=$(changed) # a wrong BASE ends this
+        mapfile -t crates < <(printf '%s' "${found:+$found$'\n'}")
     fi
     formats_and_names
     step "$cargo" clippy --release --workspace --all-targets -- -D warnings

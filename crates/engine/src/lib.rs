@@ -21,7 +21,7 @@ pub use names::{DEMO_NAME, Named, NamedAdapter, NamedDictionary, model_id};
 pub use observer::{Observer, Silent, Stopped, steps};
 pub use open::{DeviceChoice, Label, ModelOptions, Opened};
 pub use provenance::RunProvenance;
-pub use read_files::{ReadFiles, model_folders};
+pub use read_files::ReadFiles;
 pub use spelling::Spelling;
 
 // Runs the README's example as a test.

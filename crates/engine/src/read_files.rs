@@ -168,7 +168,7 @@ fn canonical(dir: impl AsRef<Path>) -> Option<PathBuf> {
 ///
 /// # Errors
 /// When an index of files cannot be read.
-pub fn model_folders(files: &Files) -> anyhow::Result<Vec<PathBuf>> {
+pub(crate) fn model_folders(files: &Files) -> anyhow::Result<Vec<PathBuf>> {
     Ok(if files.weight_files.stands_alone() { vec![] } else { folders(&files.paths()?) })
 }
 

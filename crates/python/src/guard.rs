@@ -127,7 +127,7 @@ fn in_pool<T: Send>(
     })
 }
 
-/// What a call tells Python: the exception that ended it, raised by a hook, a callback or a signal, and notes for its caller.
+/// Holds what a call tells Python: the exception that ended it, raised by a hook, a callback or a signal, and notes for its caller.
 #[derive(Debug, Default)]
 pub(crate) struct Raised {
     error: Mutex<Option<PyErr>>,
