@@ -66,6 +66,36 @@ fn shards_are_inspected_by_their_headers() -> Result {
 }
 
 #[test]
+fn shards_that_are_not_all_cached_are_inspected_without_the_rest() -> Result {
+    let files = repository();
+    let (index, [first, second]) = in_two_shards(&files[1].1)?;
+    let second_name = second.0.clone();
+    let setup = Setup::serving([files[0].clone(), first, second, index, files[2].clone()])?;
+    setup.works()?;
+    let inspect = || -> Result<Run> { Ok(setup.run(&["inspect", "gpt2"])?.succeeded()) };
+    assert_says("all cached", &inspect()?.stdout, &["all numbers are finite"]);
+    std::fs::remove_file(setup.pointer(&second_name))?;
+    assert_says("one cached", &inspect()?.stdout, &["whether their numbers are finite is unknown"]);
+    assert!(!setup.pointer(&second_name).exists());
+    Ok(())
+}
+
+/// A safetensors file in two shards, after their index.
+fn in_two_shards(whole: &[u8]) -> Result<((String, Vec<u8>), [(String, Vec<u8>); 2])> {
+    let mut tensors = safetensors::SafeTensors::deserialize(whole)?.tensors();
+    let rest = tensors.split_off(tensors.len() / 2);
+    let mut map = BTreeMap::new();
+    let mut shard = |number: usize, tensors: Vec<(String, _)>| -> Result<_> {
+        let file = format!("model-0000{number}-of-00002.safetensors");
+        map.extend(tensors.iter().map(|(name, _)| (name.clone(), file.clone())));
+        Ok((file, safetensors::serialize(tensors, None)?))
+    };
+    let shards = [shard(1, tensors)?, shard(2, rest)?];
+    let index = serde_json::json!({ "weight_map": map }).to_string().into_bytes();
+    Ok((("model.safetensors.index.json".into(), index), shards))
+}
+
+#[test]
 fn a_header_that_is_damaged_is_refused() -> Result {
     let files = repository();
     let mut cut = files[1].1.clone();

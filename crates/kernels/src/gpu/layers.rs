@@ -126,13 +126,12 @@ mod ops {
             return Ok(Some(y));
         }
         let Some((launch, units)) = finish_launch(x.dtype(), rows, width, gelu) else { return Ok(None) };
+        let residual = residual.map(|residual| aligned(residual, UNIT)).transpose()?;
+        let bias = aligned(bias, UNIT)?;
         #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)] // checked by `finish_launch`
-        let units = units as i64;
-        let width = width as i32;
-        let (bias, residual) =
-            (aligned(bias, UNIT)?, residual.map(|residual| aligned(residual, UNIT)).transpose()?);
+        let op = FinishProduct { launch, units: units as i64, width: width as i32, bias, residual };
         let product = x.matmul(&weight.contiguous()?)?; // (rows, out); no other tensor shares its memory
-        product.inplace_op1(&FinishProduct { launch, units, width, bias, residual })?;
+        product.inplace_op1(&op)?;
         Ok(Some(product))
     }
 

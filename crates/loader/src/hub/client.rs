@@ -42,6 +42,13 @@ pub(crate) struct Announced {
     pub(crate) size: Option<u64>,
 }
 
+impl Announced {
+    /// The number of bytes still to come, if the Hub said the file's size.
+    pub(crate) fn missing(&self, arrived: u64) -> Option<u64> {
+        self.size.map(|size| size.saturating_sub(arrived))
+    }
+}
+
 /// The Hub's description of a revision.
 #[derive(Deserialize)]
 struct Info {
@@ -254,4 +261,17 @@ fn entry_is_missing(answer: &Response) -> bool {
 /// Whether an answer describes a large file.
 fn is_linked(answer: &Response) -> bool {
     answer.header("x-linked-etag").is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Announced, Digest};
+
+    #[test]
+    fn a_download_that_goes_on_needs_room_for_the_rest_alone() {
+        let digest = Digest::parse(&"0".repeat(64)).unwrap();
+        let file = Announced { digest, size: Some(100) };
+        assert_eq!((file.missing(0), file.missing(30), file.missing(100)), (Some(100), Some(70), Some(0)));
+        assert_eq!(Announced { size: None, ..file }.missing(30), None);
+    }
 }

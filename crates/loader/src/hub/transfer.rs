@@ -214,8 +214,7 @@ impl Transfer<'_> {
     }
 
     fn check_room(&self, partial: &Partial) -> Result<(), HubError> {
-        let Some(size) = self.announced.size else { return Ok(()) };
-        let needed = size - partial.len;
+        let Some(needed) = self.announced.missing(partial.len) else { return Ok(()) };
         let dir = partial.path.parent().unwrap_or(Path::new("."));
         match fs4::available_space(dir) {
             Ok(free) if free < needed => {
@@ -227,7 +226,7 @@ impl Transfer<'_> {
     }
 
     fn write_error(&self, partial: &Partial, error: std::io::Error) -> Failure {
-        let needed = self.announced.size.unwrap_or_default().saturating_sub(partial.len);
+        let needed = self.announced.missing(partial.len).unwrap_or_default();
         match error.kind() {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
                 HubError::DiskFull { path: partial.path.clone(), needed, free: None }.into()
