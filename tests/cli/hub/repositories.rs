@@ -71,7 +71,7 @@ fn shards_that_are_not_all_cached_are_inspected_without_the_rest() -> Result {
     let (index, [first, second]) = in_two_shards(&files[1].1)?;
     let second_name = second.0.clone();
     let setup = Setup::serving([files[0].clone(), first, second, index, files[2].clone()])?;
-    setup.works()?;
+    setup.forward()?.succeeded();
     let inspect = || -> Result<Run> { Ok(setup.run(&["inspect", "gpt2"])?.succeeded()) };
     assert_says("all cached", &inspect()?.stdout, &["all numbers are finite"]);
     std::fs::remove_file(setup.pointer(&second_name))?;
