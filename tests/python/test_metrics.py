@@ -71,7 +71,7 @@ def test_gradients_of_a_function_are_transformerlens_s(small: Model, known: dict
     found = small.grad(known["ids"], list(of_metric), metric=function)
     np.testing.assert_allclose(found.metric, [expected_value], **CLOSE)
     for point, expected in of_metric.items():
-        np.testing.assert_allclose(found[point][1], expected, err_msg=point, **CLOSE)
+        np.testing.assert_allclose(found[point].grad, expected, err_msg=point, **CLOSE)
 
 
 @pytest.mark.parametrize("name", ["difference", "log_prob", "probability", "positions", "loss", "kl"])

@@ -15,7 +15,7 @@ from ._base import Base
 from ._hooks import Points
 from ._inputs import Changes, changes_of, rows_of
 from ._numbers import array_of
-from ._results import Cache, Gradients, Output
+from ._results import Cache, Gradients, Output, PointGradient
 from ._types import Answers, Floats, HookFunction, MetricFunction, MetricName, Names, PositionSlice, Texts
 
 if sys.version_info >= (3, 11):
@@ -193,8 +193,8 @@ class Passes(Base):
             metric: Any = asked["metric"] or ("loss" if asked["answer"] is None else None)
             measure = self._measure(asked["answer"], asked["against"], metric, together=True)
             together = self._gradients(rows, measure, points, given, hooks)
-            values = {name: value for name, (value, _) in zip(points, together.pairs)}
-            values.update({f"{name}_grad": gradient for name, (_, gradient) in zip(points, together.pairs)})
+            values = {name: point.value for name, point in together.items()}
+            values.update({f"{name}_grad": point.grad for name, point in together.items()})
             found: dict[str, Any] = {}
             if return_type is not None:
                 found = self._run(rows, given, hooks=hooks, logits="last" if last else "all", loss=return_type != "logits", allow_nonfinite=not finite)
@@ -327,7 +327,8 @@ class Passes(Base):
             **changes: Interventions.
 
         Returns:
-            For each point, its value and the metric's gradient, of the same shape; ``metric`` of the result is the metric of each text.
+            For each point, ``value`` and ``grad``, the metric's gradient, of the same shape; ``metric`` of the result is the metric of
+            each text.
             After the last block, only the last position is computed if the metric reads no other: there T is 1.
         """
         given: dict[str, Any] = dict(changes)
@@ -336,8 +337,7 @@ class Passes(Base):
             raise ValueError("positions: texts of different lengths share none; give texts of the same length")
         measure = self._measure(answer, against, metric, positions, reference=reference, together=True)
         points = self._points.find(names)
-        found = self._gradients(rows, measure, points, given, self._points.hooks(fwd_hooks), self._points.hooks(bwd_hooks))
-        return Gradients(dict(zip(points, found.pairs)), found.metric)
+        return self._gradients(rows, measure, points, given, self._points.hooks(fwd_hooks), self._points.hooks(bwd_hooks))
 
     def _gradients(
         self,
@@ -347,7 +347,7 @@ class Passes(Base):
         changes: Mapping[str, Any],
         hooks: Sequence[tuple[str, Any]],
         backward: Sequence[tuple[str, Any]] = (),
-    ) -> _Found:
+    ) -> Gradients:
         forward, back = self._active()
         metric, _, pairs = self._own.gradients(
             {
@@ -359,7 +359,8 @@ class Passes(Base):
                 "bwd_hooks": [*back, *backward],
             }
         )
-        return _Found(metric, [(np.asarray(value), np.asarray(gradient)) for value, gradient in pairs])
+        found = [PointGradient(np.asarray(value), np.asarray(gradient)) for value, gradient in pairs]
+        return Gradients(dict(zip(points, found)), metric)
 
     def _active(self) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
         """The functions that :meth:`hooks` has put on this model."""
@@ -427,13 +428,6 @@ class Passes(Base):
                 "allow_nonfinite": bool(allow_nonfinite),
             }
         )
-
-
-class _Found:
-    """The metrics of some texts, and values and gradients at points."""
-
-    def __init__(self, metric: list[float], pairs: list[tuple[Floats, Floats]]) -> None:
-        self.metric, self.pairs = metric, pairs
 
 
 def _returned(found: Mapping[str, Any], return_type: str | None) -> Any:

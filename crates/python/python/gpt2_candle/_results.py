@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -47,10 +47,19 @@ class Output:
         return f"Output({', '.join(parts)})"
 
 
-class Gradients(dict[str, "tuple[Floats, Floats]"]):
+class PointGradient(NamedTuple):
+    """A point's value and the gradient of a metric there, of the same shape."""
+
+    value: Floats
+    """The value."""
+    grad: Floats
+    """The gradient."""
+
+
+class Gradients(dict[str, PointGradient]):
     """For each point by name, its value and the gradient of a metric there."""
 
-    def __init__(self, at: Mapping[str, tuple[Floats, Floats]], metric: list[float]) -> None:
+    def __init__(self, at: Mapping[str, PointGradient], metric: list[float]) -> None:
         super().__init__(at)
         self.metric = metric
         """The metric of each text, or the only one of a function of all."""
