@@ -175,8 +175,17 @@ function drawLikely(context) {
     context.font = "10px system-ui, sans-serif";
     context.fillText(percent(p), 372, y + 6);
   }
+  context.fillStyle = colorOf("--quiet");
+  context.fillText(drawnWith(), 372, STREAM_Y + 79, 66);
   context.globalAlpha = 1;
   drawnParts.push({ name: "probabilities", box: [368, 42, 72, 140] });
+}
+
+/// The settings that make these probabilities other than the model's own.
+function drawnWith() {
+  const [temperature, k, p] = ["live-temperature", "live-top-k", "live-top-p"].map((id) => byId(id).value);
+  const cuts = [k && `top-k ${k}`, +p < 1 && `top-p ${p}`, +temperature !== 1 && `temperature ${temperature}`];
+  return cuts.filter(Boolean).join(", ");
 }
 
 /// The token on its way.
