@@ -151,9 +151,9 @@ fn gradients_of_every_metric_are_those_of_differences() -> Result {
     let own = |logits: &Tensor| Ok((logits.sqr()?.sum_all()?.to_scalar::<f64>()?, (logits * 2.0)?));
     let metrics = [
         Metric::LogProb(3),
-        Metric::Probability(3),
+        Metric::probability(3),
         Metric::difference(3, 4),
-        Metric::At(vec![1, 4], Box::new(Metric::Probability(3))),
+        Metric::At(vec![1, 4], Box::new(Metric::probability(3))),
         Metric::OfText(Arc::new(Loss { texts })),
         Metric::OfText(Arc::new(Divergence::from(&other)?)),
         Metric::OfText(Arc::new(Divergence::from(&other.narrow(1, 5, 1)?)?)),

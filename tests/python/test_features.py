@@ -293,6 +293,10 @@ def test_an_attribution_graph_is_the_commands(
     assert found["graph"]["links"] == graph.report["graph"]["links"]
     count = len(graph.active_features)
     assert graph.adjacency_matrix.shape == (graph.report["nodes"],) * 2 and graph.activation_values.shape == (count,)
+    assert graph.input_tokens.tolist() == model.tokenizer.encode(TEXT)
+    odds = np.exp(model(TEXT).logits[0, -1].astype(np.float64))
+    np.testing.assert_allclose(graph.logit_probabilities, (odds / odds.sum())[graph.logit_tokens], rtol=1e-4)
+    assert len(graph.adjacency_matrix) == count + (4 + 1) * len(graph.input_tokens) + len(graph.logit_tokens)
     layer, position, number = graph.active_features[-1]
     assert layer == 3 and transcoders[3].encode(model.run_with_cache(TEXT)[1]["blocks.3.mlp.hook_in"])[0, position, number] > 0
     graph.save(tmp_path / "graph.json")

@@ -195,22 +195,24 @@ def test_studies_take_a_function_that_is_a_named_metric(model: Model) -> None:
     assert np.isclose(*paths, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["probability", "kl", "loss", "log-prob"])
+@pytest.mark.parametrize("name", ["probability", "probability-difference", "kl", "loss", "log-prob"])
 def test_named_metrics_of_pairs_are_their_definitions(model: Model, name: Any) -> None:
     clean, corrupt = (model(text, return_type="logits").astype(np.float64)[0] for text in PAIR)
     p, q = softmax(clean), softmax(corrupt)
-    right, ids = model.to_single_token(ANSWERS[0]), model.tokenizer.encode(PAIR[0])
+    right, wrong = (model.to_single_token(one) for one in ANSWERS)
+    ids = model.tokenizer.encode(PAIR[0])
 
     def loss(x: np.ndarray[Any, Any]) -> float:
         return float(-np.log(x[range(len(ids) - 1), ids[1:]]).mean())
 
     expected = {
         "probability": (p[-1, right], q[-1, right]),
+        "probability-difference": (p[-1, right] - p[-1, wrong], q[-1, right] - q[-1, wrong]),
         "log-prob": (np.log(p[-1, right]), np.log(q[-1, right])),
         "kl": (0.0, float((p[-1] * np.log(p[-1] / q[-1])).sum())),
         "loss": (loss(p), loss(q)),
     }[name]
-    answers = (ANSWERS[0],) if name in ("probability", "log-prob") else ()
+    answers = {"probability": ANSWERS[:1], "log-prob": ANSWERS[:1], "probability-difference": ANSWERS}.get(name, ())
     found = model.patching(*PAIR, *answers, metric=name)
     np.testing.assert_allclose([found.clean, found.corrupt], expected, rtol=1e-5, atol=1e-6)
     report = model.patch(*PAIR, *answers, metric=name)
@@ -255,6 +257,50 @@ def test_pairs_need_no_answers_for_a_metric_that_reads_none(model: Model, gpt2: 
         model.patch(pairs=pairs)
 
 
+def test_a_probability_of_several_answers_is_that_of_any(model: Model) -> None:
+    p = softmax(model(TEXT, return_type="logits").astype(np.float64)[0])[-1]
+    right, wrong = [3, 8, 21], [5, 13]
+    name = "blocks.1.hook_resid_mid"
+    whole = model.grad(TEXT, name, right, metric="probability")
+    np.testing.assert_allclose(whole.metric, [p[right].sum()], rtol=1e-5)
+    np.testing.assert_allclose(whole[name].grad, sum(model.grad(TEXT, name, one, metric="probability")[name].grad for one in right), rtol=1e-4, atol=1e-9)
+    less = model.grad(TEXT, name, right, wrong, metric="probability-difference")
+    np.testing.assert_allclose(less.metric, [p[right].sum() - p[wrong].sum()], rtol=1e-5)
+    pairs = model.pairs("induction", 2)
+    for pair in pairs:
+        pair["correct"], pair["incorrect"] = [*pair["correct"], " thou"], [*pair["incorrect"], " the"]
+    shares = model.patch(pairs=pairs, metric="probability-difference")["clean_difference"]["mean"]
+    of_any = []
+    for pair in pairs:
+        p = softmax(model(pair["clean"], return_type="logits").astype(np.float64)[0])[-1]
+        right, wrong = ([one if isinstance(one, int) else model.to_single_token(one) for one in pair[side]] for side in ("correct", "incorrect"))
+        of_any.append(p[right].sum() - p[wrong].sum())
+    assert np.isclose(shares, np.mean(of_any), rtol=1e-4)
+
+
+def test_a_function_of_two_gets_its_pair(model: Model) -> None:
+    pairs = model.pairs("induction", 3)
+
+    def mine(logits: np.ndarray[Any, Any], pair: Any) -> tuple[float, np.ndarray[Any, Any]]:
+        gradient = np.zeros_like(logits)
+        gradient[0, -1, pair["correct"]], gradient[0, -1, pair["incorrect"]] = 1, -1
+        return float((logits * gradient).sum()), gradient
+
+    expected, found = model.patch(pairs=pairs), model.patch(pairs=pairs, metric=mine)
+    for report in expected, found:
+        assert len(report["heads"]) == 16
+    close: Any = {"rtol": 1e-4, "atol": 1e-5}
+    np.testing.assert_allclose([head["exact"]["mean"] for head in found["heads"]], [head["exact"]["mean"] for head in expected["heads"]], **close)
+    np.testing.assert_allclose(model.edge_scores(pairs=pairs, metric=mine).array, model.edge_scores(pairs=pairs).array, rtol=1e-3, atol=1e-4)
+    with pytest.raises(TypeError, match="a second parameter is for the pair"):
+        model.patch(*PAIR, metric=mine)
+    with pytest.raises(TypeError, match="no pairs here"):
+        model.grad(TEXT, "hook_embed", metric=mine)
+    pytest.importorskip("torch")
+    of_torch = torch_metric(lambda logits, pair: logits[0, -1, pair["correct"]].mean() - logits[0, -1, pair["incorrect"]].mean())
+    assert np.isclose(model.patch(pairs=pairs, metric=of_torch)["clean_difference"]["mean"], expected["clean_difference"]["mean"], rtol=1e-5)
+
+
 def test_metrics_that_cannot_be_are_refused(model: Model) -> None:
     with pytest.raises(ValueError, match="metric 'accuracy': expected logit-difference"):
         model.grad(TEXT, "hook_embed", " thou", metric="accuracy")  # type: ignore[arg-type]
@@ -268,6 +314,14 @@ def test_metrics_that_cannot_be_are_refused(model: Model) -> None:
         model.grad(TEXT, "hook_embed", " thou", metric=lambda logits: (1.0, logits))
     with pytest.raises(ValueError, match="answer: give the token"):
         model.grad(TEXT, "hook_embed", metric="probability")
+    for name in ("probability", "log-prob", "logit"):
+        with pytest.raises(TypeError, match=f"metric '{name}': does not read against"):
+            model.grad(TEXT, "hook_embed", " thou", " the", metric=name)  # type: ignore[arg-type]
+    for name in ("logit-difference", "probability-difference"):
+        with pytest.raises(TypeError, match=f"metric '{name}': needs wrong answers, too"):
+            model.patching(*PAIR, " thou", metric=name)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="metric 'loss': does not read answer"):
+        model.effects(TEXT, " thou", metric="loss")
     with pytest.raises(ValueError, match="give reference"):
         model.grad(TEXT, "hook_embed", metric="kl")
 

@@ -38,6 +38,11 @@ impl AnswerTokens {
             _ => Err(Failed::value("answer: several right answers need wrong ones, too: give against")),
         }
     }
+
+    /// The probability of any answer, less that of any token that they are compared with.
+    fn probability(&self) -> Metric {
+        Metric::Probability { answers: self.0.clone(), against: self.1.clone().unwrap_or_default() }
+    }
 }
 
 /// The metric: that of answers, another by its name, or a function of logits.
@@ -45,7 +50,8 @@ impl AnswerTokens {
 #[pyo3(from_item_all)]
 pub(crate) struct MetricArgument {
     answer: Option<AnswerTokens>,
-    /// `log-prob`, `logit`, `logit-difference`, `probability`, `loss` or `kl`; otherwise it is that of the answers.
+    /// `log-prob`, `logit`, `logit-difference`, `probability`, `probability-difference`, `loss` or `kl`; otherwise it is that of the
+    /// answers.
     name: Option<String>,
     function: Option<Py<PyAny>>,
     /// The logits of another run, from which `kl` is measured.
@@ -65,19 +71,18 @@ impl MetricArgument {
     ) -> Result<Metric, Failed> {
         if let Some(function) = &self.function {
             let function = Python::attach(|py| function.clone_ref(py));
-            return Ok(GivenMetric { function, raised: Arc::clone(raised) }.metric(self.together));
+            let given = GivenMetric { function, raised: Arc::clone(raised), pair: None };
+            return Ok(given.metric(self.together));
         }
-        let answers = |alone: fn(u32) -> Metric| match &self.answer {
-            Some(answer) => answer.metric(alone),
-            None => {
-                Err(Failed::value("answer: give the token that is measured, or a metric that needs none"))
-            }
+        let answer = || {
+            let missing = "answer: give the token that is measured, or a metric that needs none";
+            self.answer.as_ref().ok_or_else(|| Failed::value(missing))
         };
         let metric = match self.name.as_deref() {
-            None | Some("logit-difference") => answers(alone)?,
-            Some("log-prob") => answers(Metric::LogProb)?,
-            Some("logit") => answers(Metric::Logit)?,
-            Some("probability") => answers(Metric::Probability)?,
+            None | Some("logit-difference") => answer()?.metric(alone)?,
+            Some("log-prob") => answer()?.metric(Metric::LogProb)?,
+            Some("logit") => answer()?.metric(Metric::Logit)?,
+            Some("probability" | "probability-difference") => answer()?.probability(),
             Some("loss") => {
                 return Ok(Metric::OfText(Arc::new(Loss {
                     texts: texts.iter().map(|ids| ids.to_vec()).collect(),
@@ -91,7 +96,8 @@ impl MetricArgument {
             }
             Some(other) => {
                 return Err(Failed::value(format!(
-                    "metric {other:?}: expected logit-difference, log-prob, logit, probability, loss, kl or a function"
+                    "metric {other:?}: expected logit-difference, log-prob, logit, probability, probability-difference, loss, kl or a \
+                     function"
                 )));
             }
         };

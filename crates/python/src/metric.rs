@@ -12,13 +12,15 @@ use std::sync::Arc;
 pub(crate) struct GivenMetric {
     pub(crate) function: Py<PyAny>,
     pub(crate) raised: Arc<Raised>,
+    /// The place of the pair that is measured, in a study of pairs.
+    pub(crate) pair: Option<usize>,
 }
 
 impl GivenMetric {
     fn call(&self, logits: &Tensor) -> candle_core::Result<ValueAndGradient> {
         let given = Array::copy_of(logits)?;
         self.raised.attached(|py| {
-            let found = self.function.bind(py).call1((Py::new(py, given)?,))?;
+            let found = self.function.bind(py).call1((Py::new(py, given)?, self.pair))?;
             let (value, gradient): (f64, Bound<'_, Array>) = found.extract()?;
             // The caller may keep the array and write to it.
             let gradient = gradient.get().tensor().copy().map_err(crate::error::Failed::from)?;

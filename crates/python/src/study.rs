@@ -11,6 +11,7 @@ use crate::observer::PyObserver;
 use gpt2_engine::interventions::Prepared;
 use gpt2_engine::studies::predict::eval::token_likelihoods;
 use gpt2_engine::studies::{Entry, Run, STUDIES};
+use gpt2_model::analysis::Metric;
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -48,10 +49,15 @@ impl Model {
         let outcome = compute(py, &raised, || {
             let entry = Entry::find(&name)?;
             let interventions = Prepared::new(changes.options()?, &self.loaded, &observer)?;
-            let metric =
-                metric.map(|function| GivenMetric { function, raised: Arc::clone(&raised) }.metric(false));
+            let metric = metric.map(|function| {
+                let raised = &raised;
+                move |pair| {
+                    let function = Python::attach(|py| function.clone_ref(py));
+                    GivenMetric { function, raised: Arc::clone(raised), pair: Some(pair) }.metric(false)
+                }
+            });
             let run = Run {
-                metric: metric.as_ref(),
+                metric: metric.as_ref().map(|own| own as &(dyn Fn(usize) -> Metric + Sync)),
                 dictionaries: &dictionaries,
                 seed,
                 allow_nonfinite,

@@ -45,6 +45,17 @@ pub enum GraphNode {
     },
 }
 
+impl GraphNode {
+    /// The token and its probability, if it is a logit.
+    #[must_use]
+    pub fn as_logit(&self) -> Option<(u32, f32)> {
+        match *self {
+            Self::Logit { token, probability } => Some((token, probability)),
+            _ => None,
+        }
+    }
+}
+
 /// The next tokens whose logits are nodes: the most probable ones.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LogitChoice {

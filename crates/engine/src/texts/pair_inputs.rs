@@ -143,9 +143,11 @@ impl PairInput {
             ([_, ..], Some(against)) => Metric::LogitDifference { answers, against },
             ([right], None) => Metric::LogProb(*right),
             ([], _) if by_answers => bail!("{}: give the right answer", option("answer")),
+            (_, None) if by_answers => {
+                bail!("{}: several right answers need wrong ones, too", option("against"))
+            }
             // Another metric takes its place.
-            ([], _) => Metric::LogProb(0),
-            (_, None) => bail!("{}: several right answers need wrong ones, too", option("against")),
+            ([], _) | (_, None) => Metric::LogProb(0),
         };
         let pair = Pair { clean, corrupt, metric };
         pair.check(opened.model.config())?;

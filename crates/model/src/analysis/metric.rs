@@ -13,8 +13,14 @@ pub enum Metric {
     LogProb(u32),
     /// The logit of a token.
     Logit(u32),
-    /// The probability of a token, from 0 to 1.
-    Probability(u32),
+    /// The probability that any of `answers` comes next less that of any of `against` (Hanna et al. 2023, "How does GPT-2 compute
+    /// greater-than?"), from -1 to 1.
+    Probability {
+        /// The tokens that the model should expect, at least one.
+        answers: Vec<u32>,
+        /// The tokens to compare them with, if any.
+        against: Vec<u32>,
+    },
     /// The mean of another metric of single positions over some positions of the text, at least one.
     At(Vec<usize>, Box<Metric>),
     /// A measure of a whole text, such as a [`Loss`](super::Loss), a [`Divergence`](super::Divergence) or one of your own.
@@ -34,6 +40,12 @@ impl Metric {
     #[must_use]
     pub fn difference(answer: u32, against: u32) -> Self {
         Self::LogitDifference { answers: vec![answer], against: vec![against] }
+    }
+
+    /// The probability of one token, from 0 to 1.
+    #[must_use]
+    pub fn probability(answer: u32) -> Self {
+        Self::Probability { answers: vec![answer], against: vec![] }
     }
 
     /// The metric of each text, in f32 or wider; differentiable.
@@ -100,7 +112,15 @@ impl Metric {
         match self {
             Self::LogProb(token) => of(&log_softmax(&logits, D::Minus1)?, *token),
             Self::Logit(token) => of(&logits, *token),
-            Self::Probability(token) => of(&log_softmax(&logits, D::Minus1)?, *token)?.exp(),
+            Self::Probability { answers, against } => {
+                let log_p = log_softmax(&logits, D::Minus1)?;
+                let p_of_any = |tokens: &[u32]| {
+                    let each = tokens.iter().map(|&token| of(&log_p, token)?.exp());
+                    Tensor::stack(&each.collect::<Result<Vec<_>>>()?, 0)?.sum(0)
+                };
+                let p = p_of_any(answers)?;
+                if against.is_empty() { Ok(p) } else { p - p_of_any(against)? }
+            }
             Self::LogitDifference { answers, against } => mean(answers)? - mean(against)?,
             Self::At(..) | Self::OfText(_) => {
                 candle_core::bail!("metric: {self:?} is one of whole texts, not of single positions")
@@ -114,9 +134,7 @@ impl Metric {
     /// When the metric breaks one of these rules.
     pub fn check(&self, v: usize) -> Result<()> {
         let (answers, against) = match self {
-            Self::LogProb(token) | Self::Logit(token) | Self::Probability(token) => {
-                (std::slice::from_ref(token), &[][..])
-            }
+            Self::LogProb(token) | Self::Logit(token) => (std::slice::from_ref(token), &[][..]),
             Self::OfText(_) => return Ok(()),
             Self::At(positions, _) if positions.is_empty() => {
                 candle_core::bail!("a metric of several positions needs at least one")
@@ -128,7 +146,12 @@ impl Metric {
             Self::LogitDifference { answers, against } if answers.is_empty() || against.is_empty() => {
                 candle_core::bail!("a logit difference needs at least one right and one wrong answer")
             }
-            Self::LogitDifference { answers, against } => (&answers[..], &against[..]),
+            Self::Probability { answers, .. } if answers.is_empty() => {
+                candle_core::bail!("a probability needs at least one right answer")
+            }
+            Self::LogitDifference { answers, against } | Self::Probability { answers, against } => {
+                (&answers[..], &against[..])
+            }
         };
         if let Some(token) = answers.iter().chain(against).find(|&&token| token as usize >= v) {
             candle_core::bail!("target {token} is not in 0..{v} (vocab_size)")

@@ -11,7 +11,7 @@ import numpy as np
 
 from . import _native
 from ._inputs import changes_of, ids_of
-from ._metrics import native_function, positions_of
+from ._metrics import NativeMetric, native_function, positions_of, reads_pairs
 from ._notes import warn
 from ._numbers import array_of, count
 from ._results import Map
@@ -25,6 +25,7 @@ Progress = Callable[[str, int, "int | None"], None]
 """Called with the name of the steps, how many are done, and how many there are."""
 
 _METRICS: tuple[str, ...] = get_args(MetricName)
+_DIFFERENCES = ("logit-difference", "probability-difference")
 
 _STUDIES: dict[str, tuple[list[str], dict[str, Any]]] = {
     name: (refused, json.loads(defaults)) for name, refused, defaults in _native.studies()
@@ -63,7 +64,7 @@ class Base:
         seed: int = 0,
         allow_nonfinite: bool = False,
         progress: Progress | None = None,
-        metric: MetricFunction | None = None,
+        metric: NativeMetric | None = None,
         dictionaries: Sequence[_native.Dictionary] = (),
     ) -> tuple[Report, dict[str, Floats]]:
         """Runs a study of the engine: its report, and its arrays by name. Options that are ``None`` have their defaults."""
@@ -78,7 +79,7 @@ class Base:
                 "options": json.dumps({option: value for option, value in options.items() if value is not None}),
                 "changes": changes_of(self._own, changes),
                 "dictionaries": list(dictionaries),
-                "metric": None if metric is None else native_function(metric),
+                "metric": metric,
                 "seed": count(seed, "seed"),
                 "allow_nonfinite": bool(allow_nonfinite),
                 "progress": progress,
@@ -122,6 +123,14 @@ class Base:
             raise TypeError("metric: a function measures the logits as it likes; leave answer, against and positions out")
         if metric is not None and not is_function and metric not in _METRICS:
             raise ValueError(f"metric {metric!r}: expected {', '.join(_METRICS)} or a function of logits")
+        if reads_pairs(metric):
+            raise TypeError("metric: there are no pairs here for a second parameter; a function of logits has one")
+        if metric in _DIFFERENCES and against is None:
+            raise TypeError(f"metric {metric!r}: needs wrong answers, too; give against")
+        if metric is not None and metric not in _DIFFERENCES and against is not None:
+            raise TypeError(f"metric {metric!r}: does not read against; leave it out, or measure one of {', '.join(_DIFFERENCES)}")
+        if metric in ("loss", "kl") and answer is not None:
+            raise TypeError(f"metric {metric!r}: does not read answer; leave it out")
         if metric in ("loss", "kl") and positions is not None:
             raise TypeError(f"positions: are for metrics of answers, not for {metric!r}")
         if reference is not None and metric != "kl":

@@ -15,7 +15,7 @@ import numpy as np
 from . import _native
 from ._base import Base, Progress, Report
 from ._inputs import Changes, head_name, ids_of
-from ._metrics import positions_of
+from ._metrics import NativeMetric, native_function, positions_of, reads_pairs
 from ._numbers import count, maybe
 from ._types import Answers, Floats, HeadName, MetricFunction, PairMetricName, Text
 
@@ -215,7 +215,8 @@ class Circuits(Base):
             answer: The token that should follow the clean text, or several, whose mean logit counts.
             against: The wrong ones. Without them, the metric is the log-probability of ``answer``.
             pairs: Many pairs instead, or a file of them.
-            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient.
+            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient. With a second
+                parameter, it gets the pair that it measures.
             positions: Averages the metric of the answers over these positions, instead of taking the last.
             steps: Takes gradients over so many runs between the texts; with 0, those of the clean run alone (EAP).
             integrate: What leads from one text to the other: the ``inputs``, or the ``activations`` of each layer.
@@ -246,7 +247,7 @@ class Circuits(Base):
             "random": count(random, "random"),
             "minimal": bool(minimal),
         }
-        return self._study("discover", options, changes, seed=seed, allow_nonfinite=allow_nonfinite, progress=progress, metric=_function(metric))[0]
+        return self._study("discover", options, changes, seed=seed, allow_nonfinite=allow_nonfinite, progress=progress, metric=_function(metric, pairs))[0]
 
     def edge_scores(
         self,
@@ -275,7 +276,8 @@ class Circuits(Base):
             answer: The token that should follow the clean text, or several, whose mean logit counts.
             against: The wrong ones. Without them, the metric is the log-probability of ``answer``.
             pairs: Many pairs instead, or a file of them: scores are means over them.
-            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient.
+            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient. With a second
+                parameter, it gets the pair that it measures.
             positions: Averages the metric of the answers over these positions, instead of taking the last.
             gradients: The runs in which gradients are taken: the ``clean`` one (EAP: Syed et al. 2023), the ``corrupted`` one (as in
                 attribution patching: Nanda 2023), or ``integrated`` over runs between them (EAP-IG: Hanna et al. 2024), as
@@ -297,7 +299,7 @@ class Circuits(Base):
             "integrate": integrate,
             "qk_fix": bool(qk_fix),
         }
-        report, arrays = self._study("edge-scores", options, changes, allow_nonfinite=allow_nonfinite, progress=progress, metric=_function(metric))
+        report, arrays = self._study("edge-scores", options, changes, allow_nonfinite=allow_nonfinite, progress=progress, metric=_function(metric, pairs))
         return EdgeScores(report, arrays["scores"])
 
     def edges(
@@ -346,7 +348,8 @@ class Circuits(Base):
             answer: The token that should follow the clean text, or several, whose mean logit counts.
             against: The wrong ones. Without them, the metric is the log-probability of ``answer``.
             pairs: Many pairs instead, or a file of them.
-            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient.
+            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient. With a second
+                parameter, it gets the pair that it measures.
             positions: Averages the metric of the answers over these positions, instead of taking the last.
             by_position: Also patches each head at each position; for a single pair.
             path: Also patches paths: see :meth:`path_patching`.
@@ -364,7 +367,7 @@ class Circuits(Base):
             "path": _several(path, "path"),
             "freeze": freeze,
         }
-        return self._study("patch", options, changes, allow_nonfinite=allow_nonfinite, progress=progress, metric=_function(metric))[0]
+        return self._study("patch", options, changes, allow_nonfinite=allow_nonfinite, progress=progress, metric=_function(metric, pairs))[0]
 
     def path_patching(
         self,
@@ -391,7 +394,8 @@ class Circuits(Base):
             against: The wrong ones. Without them, the metric is the log-probability of ``answer``.
             path: Senders and readers, ``"0.3->1.2.k,1.0.k"``, or several such.
             pairs: Many pairs instead, or a file of them.
-            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient.
+            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient. With a second
+                parameter, it gets the pair that it measures.
             positions: Averages the metric of the answers over these positions, instead of taking the last.
             freeze: What stays as in the clean run between them: ``all`` (Goldowsky-Dill et al. 2023), ``heads`` (Wang et al. 2022) or
                 ``nothing``.
@@ -403,7 +407,7 @@ class Circuits(Base):
             ``paths``, each with ``path`` and ``lost``: a mean and its standard error over the pairs.
         """
         options = {**self._measured(clean, corrupt, answer, against, pairs, metric, positions, changes), "path": _several(path, "path"), "freeze": freeze}
-        return self._study("path-patching", options, changes, allow_nonfinite=allow_nonfinite, progress=progress, metric=_function(metric))[0]
+        return self._study("path-patching", options, changes, allow_nonfinite=allow_nonfinite, progress=progress, metric=_function(metric, pairs))[0]
 
     def heads(
         self,
@@ -547,8 +551,15 @@ class Circuits(Base):
         return token if isinstance(token, str) else self._token(token, what)
 
 
-def _function(metric: PairMetricName | MetricFunction | None) -> MetricFunction | None:
-    return metric if callable(metric) else None
+def _function(metric: PairMetricName | MetricFunction | None, pairs: Pairs | None) -> NativeMetric | None:
+    """A metric of one's own for the native half."""
+    if not callable(metric):
+        return None
+    if not reads_pairs(metric):
+        return native_function(metric)
+    if pairs is None or isinstance(pairs, (str, os.PathLike)):
+        raise TypeError("metric: a second parameter is for the pair that is measured; give pairs, as a list")
+    return native_function(metric, list(pairs))
 
 
 def _is_several(answers: Any) -> bool:

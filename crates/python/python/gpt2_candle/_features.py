@@ -62,6 +62,12 @@ class AttributionGraph:
     """Layer, position and number of each feature that fires, (features, 3)."""
     activation_values: Floats
     """Their activations, (features)."""
+    input_tokens: NDArray[np.int64]
+    """The prompt's tokens, (T)."""
+    logit_tokens: NDArray[np.int64]
+    """The next tokens whose logits are nodes, (logits)."""
+    logit_probabilities: Floats
+    """Their probabilities, (logits)."""
     _inputs: tuple[list[tuple[str, Path]], list[Path]] | None = field(default=None, repr=False, compare=False)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -257,8 +263,17 @@ class Features(Base):
         held = [one._own for one in named if isinstance(one, Dictionary)]  # pyright: ignore[reportPrivateUsage]
         inputs = self._own.inputs(held, options["dictionary"], options["explanations"])
         report, arrays = self._study("graph", options, {}, progress=progress, dictionaries=held)
-        active = arrays["active_features"].astype(np.int64)
-        return AttributionGraph(report, arrays["adjacency_matrix"], active, arrays["activation_values"], inputs)
+        ids = {name: arrays[name].astype(np.int64) for name in ("active_features", "input_tokens", "logit_tokens")}
+        return AttributionGraph(
+            report,
+            arrays["adjacency_matrix"],
+            ids["active_features"],
+            arrays["activation_values"],
+            ids["input_tokens"],
+            ids["logit_tokens"],
+            arrays["logit_probabilities"],
+            inputs,
+        )
 
     def record(
         self,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +17,8 @@ from ._types import Floats, MetricFunction
 
 
 def torch_metric(function: Callable[[Any], Any]) -> MetricFunction:
-    """A metric in torch, which differentiates it: ``function(logits)`` gets a tensor (B, T, V) and returns a tensor with one number.
+    """A metric in torch, which differentiates it: ``function(logits)`` gets a tensor (B, T, V) and returns a tensor with one number. Over
+    pairs, ``function(logits, pair)`` gets the pair, too.
 
     Example::
 
@@ -23,9 +26,10 @@ def torch_metric(function: Callable[[Any], Any]) -> MetricFunction:
     """
     torch: Any = importlib.import_module("torch")
 
-    def metric(logits: Floats) -> tuple[float, Any]:
+    @functools.wraps(function)  # with its parameters
+    def metric(logits: Floats, *pair: Any) -> tuple[float, Any]:
         given = torch.from_dlpack(logits).requires_grad_()
-        value = function(given)
+        value = function(given, *pair)
         if not value.requires_grad:
             raise ValueError("the metric does not depend on the logits, as torch sees it; leave detach, item and numpy out")
         (gradient,) = torch.autograd.grad(value, given)
@@ -34,12 +38,28 @@ def torch_metric(function: Callable[[Any], Any]) -> MetricFunction:
     return metric
 
 
-def native_function(metric: Any) -> Callable[[_native.Array], tuple[float, _native.Array]]:
-    """A metric as the native half calls it."""
+def reads_pairs(metric: Any) -> bool:
+    """Whether a metric is a function with a second parameter, for the pair that it measures."""
+    if not callable(metric):
+        return False
+    try:
+        parameters = inspect.signature(metric).parameters.values()
+    except (TypeError, ValueError):  # some functions of C say nothing of theirs
+        return False
+    needed = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty]
+    return len(needed) == 2
 
-    def call(array: _native.Array) -> tuple[float, _native.Array]:
+
+NativeMetric = Callable[[_native.Array, "int | None"], "tuple[float, _native.Array]"]
+"""A metric as the native half calls it: with the logits, and the place of the pair in a study of pairs."""
+
+
+def native_function(metric: Any, pairs: Sequence[Any] | None = None) -> NativeMetric:
+    """A metric for the native half; ``pairs`` for one that reads its pair."""
+
+    def call(array: _native.Array, pair: int | None) -> tuple[float, _native.Array]:
         logits = np.asarray(array)
-        found: Any = metric(logits)
+        found: Any = metric(logits) if pairs is None or pair is None else metric(logits, pairs[pair])
         both: list[Any] = list(found) if isinstance(found, (tuple, list)) else []  # pyright: ignore[reportUnknownArgumentType]
         if len(both) != 2:
             raise TypeError(f"the metric: expected its value and its gradient, got {found!r}; torch_metric differentiates")

@@ -47,13 +47,15 @@ Answers = Union[str, int, Sequence[Union[str, int]]]
 Names = Union[str, Sequence[str], Callable[[str], bool], None]
 """Hook points: a name, the start of names up to a dot, several, a function that says which, or the usual ones."""
 HookFunction = Callable[[Floats, Hook], Any]
-MetricName = Literal["logit-difference", "log-prob", "logit", "probability", "loss", "kl"]
-"""``logit-difference`` of ``answer`` and ``against``; ``log-prob``, ``logit`` or ``probability`` of ``answer``; ``loss``, the mean surprise
-of the text's tokens; ``kl``, the divergence from another run's predictions."""
-PairMetricName = Literal["logit-difference", "log-prob", "probability", "loss", "kl"]
+MetricName = Literal["logit-difference", "log-prob", "logit", "probability", "probability-difference", "loss", "kl"]
+"""``logit-difference`` of ``answer`` and ``against``; ``log-prob`` or ``logit`` of ``answer``; ``probability``, that any token of ``answer``
+comes next; ``probability-difference``, that less the same of ``against`` (Hanna et al. 2023); ``loss``, the mean surprise of the text's
+tokens; ``kl``, the divergence from another run's predictions."""
+PairMetricName = Literal["logit-difference", "log-prob", "probability", "probability-difference", "loss", "kl"]
 """The metrics of pairs of texts: ``loss`` is that of the clean text's tokens, ``kl`` the divergence from the clean run."""
-MetricFunction = Callable[[Floats], "tuple[Any, Any]"]
-"""A function of logits (B, T, V) that returns its value and its gradient, of their shape. :func:`torch_metric` makes one in torch."""
+MetricFunction = Callable[..., "tuple[Any, Any]"]
+"""A function of logits (B, T, V) that returns its value and its gradient, of their shape. :func:`torch_metric` makes one in torch. Over
+``pairs`` it may have a second parameter: the pair that it measures."""
 DType = Literal["f32", "f16", "bf16", "f64"]
 KvDType = Literal["f32", "f16", "bf16", "q8_0"]
 Parts = Literal["heads", "heads_by_position", "streams", "attention", "attention_by_position", "mlps", "mlps_by_position"]

@@ -21,12 +21,21 @@ pub enum MetricName {
     LogitDifference,
     /// The log-probability of the only right answer.
     LogProb,
-    /// The probability of the only right answer.
+    /// The probability that any of the right answers comes next.
     Probability,
+    /// The probability that any of the right answers comes next less that of any of the wrong ones.
+    ProbabilityDifference,
     /// The mean surprise of the clean text's tokens.
     Loss,
     /// The divergence of the prediction after the text from the clean run's.
     Kl,
+}
+
+impl MetricName {
+    /// Whether it compares right answers with wrong ones.
+    const fn is_difference(self) -> bool {
+        matches!(self, Self::LogitDifference | Self::ProbabilityDifference)
+    }
 }
 
 /// Metrics by name.
@@ -34,6 +43,7 @@ pub const METRICS: &Choices<MetricName> = &[
     ("logit-difference", MetricName::LogitDifference),
     ("log-prob", MetricName::LogProb),
     ("probability", MetricName::Probability),
+    ("probability-difference", MetricName::ProbabilityDifference),
     ("loss", MetricName::Loss),
     ("kl", MetricName::Kl),
 ];
@@ -59,6 +69,11 @@ pub(super) fn measured(
     if run.metric.is_some() && name.is_some() {
         bail!("{option}: there are two; give one");
     }
+    let has_wrong = input.one().is_some_and(|pair| pair.incorrect.is_some());
+    if let Some(name) = name.filter(|name| has_wrong && !name.is_difference()) {
+        let metric = spelling.given("metric", name_of(METRICS, &name));
+        bail!("{}: {metric} does not read it; leave it out", spelling.option("against"));
+    }
     if !positions.is_empty() && !by_answers {
         bail!("{}: are for metrics of answers", spelling.option("positions"));
     }
@@ -67,7 +82,7 @@ pub(super) fn measured(
     let hooks = (!applied.list.is_empty()).then_some(&applied.list as &dyn Hooks);
     for (place, pair) in pairs.iter_mut().enumerate() {
         let metric = match (run.metric, name) {
-            (Some(own), _) => own.clone(),
+            (Some(own), _) => own(place),
             (None, Some(name)) => of_name(run, pair, name, hooks).with_context(|| format!("pair {place}"))?,
             (None, None) => pair.metric.clone(),
         };
@@ -83,9 +98,9 @@ pub(super) fn measured(
 
 /// The metric in words.
 fn said(run: &Run, name: Option<MetricName>, positions: &[usize]) -> Option<String> {
-    let what = match (run.metric, name) {
+    let what = match (run.metric.map(|own| own(0)), name) {
         (Some(Metric::OfText(own)), _) => format!("{own:?}"),
-        (Some(metric), _) => format!("{metric:?}"),
+        (Some(own), _) => format!("{own:?}"),
         (None, Some(name)) => name_of(METRICS, &name).to_owned(),
         (None, None) if positions.is_empty() => return None,
         (None, None) => "the metric of the answers".to_owned(),
@@ -96,21 +111,27 @@ fn said(run: &Run, name: Option<MetricName>, positions: &[usize]) -> Option<Stri
 /// The metric of this name for a pair whose metric is that of its answers.
 fn of_name(run: &Run, pair: &Pair, name: MetricName, hooks: Option<&dyn Hooks>) -> anyhow::Result<Metric> {
     let spelling = run.opened.spelling;
-    let right = || match &pair.metric {
-        Metric::LogProb(token) => Ok(*token),
-        Metric::LogitDifference { answers, .. } if answers.len() == 1 => Ok(answers[0]),
-        _ => {
-            let option = spelling.given("metric", name_of(METRICS, &name));
-            bail!("{option}: is of one right answer; give one")
-        }
+    let (answers, against) = match &pair.metric {
+        Metric::LogitDifference { answers, against } => (&answers[..], &against[..]),
+        Metric::LogProb(token) => (std::slice::from_ref(token), &[][..]),
+        other => bail!("{other:?} has no answers"),
     };
+    if name.is_difference() && against.is_empty() {
+        bail!("{}: a difference needs wrong answers, too", spelling.option("against"));
+    }
     Ok(match name {
-        MetricName::LogitDifference => match &pair.metric {
-            difference @ Metric::LogitDifference { .. } => difference.clone(),
-            _ => bail!("{}: a difference needs wrong answers, too", spelling.option("against")),
+        MetricName::LogitDifference => pair.metric.clone(),
+        MetricName::LogProb => match answers {
+            [only] => Metric::LogProb(*only),
+            _ => bail!(
+                "{}: is of one right answer; give one",
+                spelling.given("metric", name_of(METRICS, &name))
+            ),
         },
-        MetricName::LogProb => Metric::LogProb(right()?),
-        MetricName::Probability => Metric::Probability(right()?),
+        MetricName::Probability => Metric::Probability { answers: answers.to_vec(), against: vec![] },
+        MetricName::ProbabilityDifference => {
+            Metric::Probability { answers: answers.to_vec(), against: against.to_vec() }
+        }
         MetricName::Loss => {
             if pair.clean.len() < 2 {
                 bail!("a text of one token predicts none of its own");

@@ -34,8 +34,8 @@ pub struct Run<'a> {
     pub opened: &'a Opened,
     /// The interventions.
     pub interventions: &'a Prepared<'a>,
-    /// The metric of a study of pairs, in place of that of its options.
-    pub metric: Option<&'a Metric>,
+    /// The metric of a study of pairs, in place of that of its options: of a pair by its place among them.
+    pub metric: Option<&'a (dyn Fn(usize) -> Metric + Sync)>,
     /// Dictionaries of a study of several that are open already, besides those that its options name.
     pub dictionaries: &'a [Arc<OpenedDictionary>],
     /// The seed for everything random.

@@ -14,7 +14,7 @@ use crate::provenance::RunProvenance;
 use crate::studies::study::{Outcome, Run, Study};
 use crate::texts::Content;
 use anyhow::{Context, bail};
-use candle_core::{Device, Tensor};
+use candle_core::{Device, Tensor, WithDType};
 use gpt2_circuits::attribution_graph::{AttributionGraph, GraphNode, LogitChoice, Pruning, ReplacedPass};
 use gpt2_circuits::features::Features;
 use gpt2_model::finite::all_finite;
@@ -93,7 +93,8 @@ impl Study for Options {
     type Report = Report;
 
     /// The tensors are those of the whole graph, under circuit-tracer's names: `adjacency_matrix` (nodes, nodes), a row for each target;
-    /// `active_features` (features, 3): layer, position, feature; `activation_values` (features).
+    /// `active_features` (features, 3): layer, position, feature; `activation_values` (features); `input_tokens` (T); `logit_tokens` and
+    /// `logit_probabilities` (logits).
     fn run(&self, run: &Run) -> anyhow::Result<Outcome<Report>> {
         let opened = run.opened;
         self.check(run)?;
@@ -143,10 +144,15 @@ impl Study for Options {
         };
         let mut tensors = vec![];
         if run.wants_tensors {
+            let logits = graph.nodes.iter().filter_map(GraphNode::as_logit);
+            let (logit_tokens, probabilities): (Vec<u32>, Vec<f32>) = logits.unzip();
             let named = [
                 ("adjacency_matrix", graph.edges),
                 ("active_features", active),
                 ("activation_values", values),
+                ("input_tokens", ids.squeeze(0)?.to_device(&Device::Cpu)?),
+                ("logit_tokens", of_all(logit_tokens)?),
+                ("logit_probabilities", of_all(probabilities)?),
             ];
             tensors.extend(named.map(|(name, tensor)| (name.to_owned(), tensor)));
         }
@@ -227,6 +233,11 @@ fn check_finite(run: &Run, ids: &Tensor, graph: &AttributionGraph) -> anyhow::Re
     }
 }
 
+fn of_all<T: WithDType>(values: Vec<T>) -> candle_core::Result<Tensor> {
+    let count = values.len();
+    Tensor::from_vec(values, count, &Device::Cpu)
+}
+
 /// The features that fire, (features, 3), and their activations, (features).
 fn active_features(graph: &AttributionGraph) -> anyhow::Result<(Tensor, Tensor)> {
     let mut places: Vec<i64> = vec![];
@@ -237,7 +248,5 @@ fn active_features(graph: &AttributionGraph) -> anyhow::Result<(Tensor, Tensor)>
             values.push(*activation);
         }
     }
-    let count = values.len();
-    let places = Tensor::from_vec(places, (count, 3), &Device::Cpu)?;
-    Ok((places, Tensor::from_vec(values, count, &Device::Cpu)?))
+    Ok((of_all(places)?.reshape(((), 3))?, of_all(values)?))
 }
