@@ -80,12 +80,15 @@ fn shards_that_are_not_all_cached_are_inspected_without_the_rest() -> Result {
     Ok(())
 }
 
+/// A file's name and content.
+type NamedFile = (String, Vec<u8>);
+
 /// A safetensors file in two shards, after their index.
-fn in_two_shards(whole: &[u8]) -> Result<((String, Vec<u8>), [(String, Vec<u8>); 2])> {
+fn in_two_shards(whole: &[u8]) -> Result<(NamedFile, [NamedFile; 2])> {
     let mut tensors = safetensors::SafeTensors::deserialize(whole)?.tensors();
     let rest = tensors.split_off(tensors.len() / 2);
     let mut map = BTreeMap::new();
-    let mut shard = |number: usize, tensors: Vec<(String, _)>| -> Result<_> {
+    let mut shard = |number: usize, tensors: Vec<(String, _)>| -> Result<NamedFile> {
         let file = format!("model-0000{number}-of-00002.safetensors");
         map.extend(tensors.iter().map(|(name, _)| (name.clone(), file.clone())));
         Ok((file, safetensors::serialize(tensors, None)?))
