@@ -45,7 +45,8 @@ fn json_has_the_documented_fields() -> Result {
         let work = &report["work"];
         let speed = number(work, "giga_per_s")?;
         let peak = number(work, "peak")?;
-        assert!(speed > 0.0 && peak > 0.0, "{report}");
+        let least = number(work, "least_peak")?;
+        assert!(speed > 0.0 && 0.0 < least && least <= peak, "{report}");
         assert!((number(work, "of_peak")? - speed / peak).abs() < 1e-9, "{report}");
         assert_eq!(work["unit"], if makes_tokens { "GB/s" } else { "GFLOP/s" });
         let median = number(&report, "median_ms")?;

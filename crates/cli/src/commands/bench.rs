@@ -195,9 +195,18 @@ fn print(report: &Report) -> anyhow::Result<()> {
     if let (Some(ms), Some(speed)) = (report.ms_per_token, report.tokens_per_s) {
         writeln!(out, "{ms:.3} ms per token, {speed:.1} tokens/s")?;
     }
-    if let Some(Work { giga_per_s, unit, peak, of_peak }) = &report.work {
+    if let Some(Work { giga_per_s, unit, peak, of_peak, least_peak }) = &report.work {
         let percent = 100.0 * of_peak;
-        writeln!(out, "{giga_per_s:.1} {unit}, {percent:.0} % of the {peak:.1} that the machine does")?;
+        writeln!(
+            out,
+            "{giga_per_s:.1} {unit}, {percent:.0} % of the {peak:.1} that the machine does at best"
+        )?;
+        if *least_peak < 0.9 * peak {
+            writeln!(
+                out,
+                "note: the machine's speed moved meanwhile, between {least_peak:.1} and {peak:.1} {unit}"
+            )?;
+        }
     }
     Ok(())
 }

@@ -72,7 +72,7 @@ pub fn bench(
         ratio_to_plain: options.asks().then(|| median(&mut ratios)),
         ms_per_token,
         tokens_per_s: ms_per_token.map(|ms| 1e3 * options.batch as f64 / ms),
-        work: if on_cpu && options.what != Target::Attribution { bench.work(seconds) } else { None },
+        work: bench.work(seconds),
     })
 }
 

@@ -1,7 +1,7 @@
 //! The setup of a benchmark: the model or its shape, the device and the sizes.
 
 use super::options::{Options, Target};
-use super::work::{self, NumberSizes, Work};
+use super::work::{self, Limit, NumberSizes, Work};
 use crate::observer::Observer;
 use crate::open::{DeviceChoice, ModelOptions, attention_layer, checkpoint};
 use anyhow::bail;
@@ -22,6 +22,8 @@ pub(super) struct Bench<'a> {
     quantize: Option<BlockFormat>,
     pub(super) batch: usize,
     pub(super) tokens: usize,
+    /// The machine's limit, on the CPU.
+    pub(super) limit: Option<Limit>,
 }
 
 impl<'a> Bench<'a> {
@@ -68,7 +70,7 @@ impl<'a> Bench<'a> {
         let dtype = model.dtype;
         let batch = options.batch;
         let tokens = options.tokens;
-        Ok(Self {
+        let mut bench = Self {
             options,
             model_options: model,
             observer,
@@ -79,7 +81,12 @@ impl<'a> Bench<'a> {
             quantize,
             batch,
             tokens,
-        })
+            limit: None,
+        };
+        if bench.device.is_cpu() && what != Target::Attribution {
+            bench.limit = Limit::of(what, dtype, bench.quantized().is_some());
+        }
+        Ok(bench)
     }
 
     /// An option as the caller writes it.
@@ -108,6 +115,10 @@ impl<'a> Bench<'a> {
 
     /// Compares what a run of `seconds` on the CPU computes or reads with the machine's limit.
     pub(super) fn work(&self, seconds: f64) -> Option<Work> {
+        let limit = self.limit.as_ref()?;
+        if !limit.is_measured() {
+            limit.measure();
+        }
         let quantized = self.quantized().is_some();
         let d = self.config.heads().dim;
         let number = self.kv().bytes_of(d) as f64 / d as f64;
@@ -116,12 +127,7 @@ impl<'a> Bench<'a> {
             (Some(checkpoint), None) if quantized => work::bytes_of_a_weight(checkpoint),
             _ => self.dtype.size_in_bytes() as f64,
         };
-        Work::of(
-            self.options,
-            &self.config,
-            NumberSizes { dtype: self.dtype, quantized, weight, number },
-            seconds,
-        )
+        Some(Work::of(self.options, &self.config, NumberSizes { weight, number }, seconds, limit))
     }
 
     /// The attention implementation that runs: `--impl` if a kernel for it exists.

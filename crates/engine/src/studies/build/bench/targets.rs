@@ -20,6 +20,9 @@ use gpt2_model::{
 };
 use gpt2_train::{AdamW, AdamWParams};
 
+/// How often the machine's limit is measured while a target runs, at most.
+const LIMITS: usize = 5;
+
 impl Bench<'_> {
     pub(super) fn core(&self) -> anyhow::Result<Vec<f64>> {
         let t = self.tokens;
@@ -233,6 +236,14 @@ impl Bench<'_> {
 
     /// The milliseconds of each run of `work`, which is told its number.
     fn time(&self, work: impl FnMut(usize) -> anyhow::Result<()>) -> anyhow::Result<Vec<f64>> {
-        time_runs(&self.device, self.options.runs, self.observer, work)
+        let runs = self.options.runs.max(1);
+        let every = runs.div_ceil(LIMITS - 1);
+        let measured = |group: usize| {
+            if let Some(limit) = self.limit.as_ref().filter(|_| group.is_multiple_of(every) || group == runs)
+            {
+                limit.measure();
+            }
+        };
+        time_runs(&self.device, runs, self.observer, measured, work)
     }
 }

@@ -8,7 +8,7 @@ use candle_fused::measure::{Stopwatch, l2_bytes};
 const GROUPS: usize = 5;
 
 /// The milliseconds of `runs` runs of `work`, which is told their numbers, after an untimed one. On the CPU each is
-/// measured by itself. On other devices a number is the mean of a group of runs: one run alone would also be measured
+/// measured by itself, and `between` is called before the first, before each other and after the last. On other devices a number is the mean of a group of runs: one run alone would also be measured
 /// with the time that the host takes to submit it.
 ///
 /// # Errors
@@ -17,10 +17,12 @@ pub(super) fn time_runs(
     device: &Device,
     runs: usize,
     observer: &dyn Observer,
+    between: impl Fn(usize),
     mut work: impl FnMut(usize) -> anyhow::Result<()>,
 ) -> anyhow::Result<Vec<f64>> {
     let runs = runs.max(1);
     observer.step("runs", 0, Some(runs as u64))?;
+    between(0);
     work(0)?;
     let groups = if device.is_cpu() { runs } else { runs.min(GROUPS) };
     let mut times = Vec::with_capacity(groups);
@@ -33,6 +35,7 @@ pub(super) fn time_runs(
         }
         times.push(watch.stop()? / (end - first) as f64);
         observer.step("runs", end as u64, Some(runs as u64))?;
+        between(group + 1);
     }
     Ok(times)
 }
@@ -59,12 +62,19 @@ mod tests {
     #[test]
     fn runs_are_counted_and_one_more_is_not_timed() -> anyhow::Result<()> {
         let mut seen = vec![];
-        let times = time_runs(&Device::Cpu, 3, &crate::observer::Silent, |run| {
-            seen.push(run);
-            std::thread::sleep(std::time::Duration::from_millis(5));
-            Ok(())
-        })?;
-        assert_eq!(seen, [0, 1, 2, 3]);
+        let between = std::cell::RefCell::new(vec![]);
+        let times = time_runs(
+            &Device::Cpu,
+            3,
+            &crate::observer::Silent,
+            |run| between.borrow_mut().push(run),
+            |run| {
+                seen.push(run);
+                std::thread::sleep(std::time::Duration::from_millis(5));
+                Ok(())
+            },
+        )?;
+        assert_eq!((seen, between.into_inner()), (vec![0, 1, 2, 3], vec![0, 1, 2, 3]));
         assert!(times.len() == 3 && times.iter().all(|ms| *ms >= 5.0), "{times:?}");
         Ok(())
     }

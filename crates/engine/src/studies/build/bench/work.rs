@@ -7,6 +7,7 @@ use gpt2_loader::{Checkpoint, Encoding, TensorInfo};
 use gpt2_model::Config;
 use gpt2_model::parameters::WPE;
 use serde::Serialize;
+use std::cell::RefCell;
 
 /// The work of a run, beside the most that the machine can do.
 #[derive(Debug, Serialize)]
@@ -15,34 +16,73 @@ pub struct Work {
     pub giga_per_s: f64,
     /// `GFLOP/s` or `GB/s`.
     pub unit: &'static str,
-    /// The machine's limit, as measured just now.
+    /// The machine's limit: the most of what was measured before, between and after the runs.
     pub peak: f64,
     /// The share of it.
     pub of_peak: f64,
+    /// The least that was measured: where it is far below `peak`, other programs used the machine, or its speed changed.
+    pub least_peak: f64,
 }
 
 impl Work {
-    /// Of a target that took `seconds` on the CPU. Products of quantized weights have no limit that is measured here.
-    pub(super) fn of(options: &Options, config: &Config, numbers: NumberSizes, seconds: f64) -> Option<Self> {
-        let (giga, unit, peak) = if options.what.makes_tokens() {
-            let bytes = bytes_of_a_token(options, config, numbers);
-            (1e-9 * bytes, "GB/s", measure::read_gb_s())
-        } else if numbers.quantized {
-            return None;
+    /// Of a target that took `seconds` on the CPU.
+    pub(super) fn of(
+        options: &Options,
+        config: &Config,
+        numbers: NumberSizes,
+        seconds: f64,
+        limit: &Limit,
+    ) -> Self {
+        let amount = if options.what.makes_tokens() {
+            bytes_of_a_token(options, config, numbers)
         } else {
-            (1e-9 * operations(options, config), "GFLOP/s", peak(options.what, numbers.dtype))
+            operations(options, config)
         };
-        let giga_per_s = giga / seconds;
-        Some(Self { giga_per_s, unit, peak, of_peak: giga_per_s / peak })
+        let giga_per_s = 1e-9 * amount / seconds;
+        let seen = limit.seen.borrow();
+        let peak = seen.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let least_peak = seen.iter().copied().fold(f64::INFINITY, f64::min);
+        Self { giga_per_s, unit: limit.unit, peak, of_peak: giga_per_s / peak, least_peak }
     }
 }
 
-/// The dtype of the activations, and the sizes of weights, keys and values.
+/// The most that the machine does of what a target needs. It changes while other programs run, so it is measured several times.
+pub(super) struct Limit {
+    unit: &'static str,
+    measure_now: fn() -> f64,
+    seen: RefCell<Vec<f64>>,
+}
+
+impl Limit {
+    /// The limit of a target; `None` for products of quantized weights, whose limit nothing here measures. Attention and training
+    /// compute in f32.
+    pub(super) fn of(what: Target, dtype: DType, quantized: bool) -> Option<Self> {
+        let in_bf16 = dtype == DType::BF16 && matches!(what, Target::Block | Target::Forward);
+        let (unit, measure_now): (_, fn() -> f64) = if what.makes_tokens() {
+            ("GB/s", measure::read_gb_s)
+        } else if quantized {
+            return None;
+        } else if in_bf16 {
+            ("GFLOP/s", || measure::bf16_gflops().unwrap_or_else(measure::fma_gflops))
+        } else {
+            ("GFLOP/s", measure::fma_gflops)
+        };
+        Some(Self { unit, measure_now, seen: RefCell::default() })
+    }
+
+    /// Measures once more.
+    pub(super) fn measure(&self) {
+        self.seen.borrow_mut().push((self.measure_now)());
+    }
+
+    pub(super) fn is_measured(&self) -> bool {
+        !self.seen.borrow().is_empty()
+    }
+}
+
+/// The sizes of weights, keys and values.
 #[derive(Clone, Copy)]
 pub(super) struct NumberSizes {
-    pub(super) dtype: DType,
-    /// Whether weights are quantized.
-    pub(super) quantized: bool,
     /// The bytes of a weight, on average.
     pub(super) weight: f64,
     /// The bytes of one number of a cached key or value.
@@ -65,12 +105,6 @@ pub(super) fn bytes_of_a_weight(checkpoint: &Checkpoint) -> f64 {
         (bits + size(info) * bits_in_memory(info.dtype), count + size(info))
     });
     bits / 8.0 / count
-}
-
-/// The most operations that the products of a target can do. Attention and training compute in f32.
-fn peak(what: Target, dtype: DType) -> f64 {
-    let in_bf16 = dtype == DType::BF16 && matches!(what, Target::Block | Target::Forward);
-    in_bf16.then(measure::bf16_gflops).flatten().unwrap_or_else(measure::fma_gflops)
 }
 
 /// The bytes that decoding a token reads: all weights but the position embedding, and the keys and values of the tokens
