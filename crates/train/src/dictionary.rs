@@ -9,22 +9,23 @@
 mod batch_results;
 mod operations;
 mod resumed;
+mod sparse;
 
 use crate::error::{Result, TrainError};
 use crate::optimizer::AdamWParams;
 use crate::sharded::{Rates, ShardedOptimizer, facts_of_program, settings};
 use batch_results::BatchResults;
-use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result as CandleResult, Tensor, Var};
-use gpt2_model::dictionary::{DictionaryTensors, Selection};
+use gpt2_model::dictionary::{DictionaryTensors, Selection, largest};
 use gpt2_parallel::Group;
 use operations::{
-    THRESHOLD_LR_FACTOR, above, chosen, exceeded, jump, largest, norm_scale, product, scaled_variance,
-    threshold, unit_rows,
+    THRESHOLD_LR_FACTOR, above, chosen, exceeded, near, norm_scale, of_log_threshold, product,
+    scaled_variance, strongest, sum_of_columns, threshold, unit_rows,
 };
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
+use sparse::{Code, Gradients, Rows, of_sums, rebuilt, slopes};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -185,7 +186,7 @@ impl DictionaryTrainer {
                 let rows = (rows * scale)?;
                 let rows =
                     if options.reads.is_some() { rows } else { rows.broadcast_sub(b_dec.as_tensor())? };
-                let pre = product(&rows, &w_enc, None)?;
+                let pre = product(&rows, &w_enc)?;
                 let first = f64::from(exceeded(&pre, k)?.max(f32::EPSILON));
                 Some(Var::from_tensor(&(zeros()?.as_tensor() + first.ln() / THRESHOLD_LR_FACTOR)?)?)
             }
@@ -278,7 +279,7 @@ impl DictionaryTrainer {
             found.extend(
                 group.gather_bytes(&bytes)?.iter().filter_map(|bytes| BatchResults::from_bytes(bytes)),
             );
-            let gradients = mine.map(|(_, gradients)| self.optimizer.in_order(gradients)).transpose()?;
+            let gradients = mine.map(|(_, gradients)| gradients.into_iter().enumerate().collect());
             sums.add(gradients, round.len())?;
         }
         let sums = sums.rows()?;
@@ -297,47 +298,90 @@ impl DictionaryTrainer {
         })
     }
 
-    /// The gradients of a batch of rows.
-    fn gradients(&self, rows: &Tensor) -> Result<(BatchResults, GradStore)> {
+    /// The results of a batch of rows, and the gradients of the variables in the optimizer's order, that of their names.
+    fn gradients(&self, rows: &Tensor) -> Result<(BatchResults, Vec<Tensor>)> {
         let (x, target) = self.options.parts(rows)?;
         let x = (x * self.scale)?;
         let target = (target * self.out_scale)?;
-        let (positions, d) = target.dims2()?;
+        let (positions, d_out) = target.dims2()?;
         let is_transcoder = self.options.reads.is_some();
-        let x = if is_transcoder { x } else { x.broadcast_sub(self.b_dec.as_tensor())? };
-        let pre = product(&x, &self.w_enc, Some(&self.b_enc))?; // (positions, F)
-        let fires = self.fires(&pre)?; // 1 where a feature fires
-        let (acts, penalty) = match &self.log_threshold {
-            None => ((pre.relu()? * &fires)?, None),
-            Some(log_threshold) => {
-                let (acts, l0) = jump(&pre, &fires, &threshold(log_threshold.as_tensor())?)?;
-                let over = ((l0 / self.options.k as f64)? - 1.0)?;
-                (acts, Some(over.sqr()?))
-            }
-        };
-        let rebuilt = product(&acts, &self.w_dec, Some(&self.b_dec))?;
-        let missed = (&target - rebuilt)?;
-        let unexplained = (missed.sqr()?.mean_all()? / self.variance)?;
-        let mut loss = unexplained.clone();
-        if let Some(penalty) = penalty {
-            loss = (loss + penalty)?;
+        let b_dec = self.b_dec.as_tensor().detach();
+        let x = if is_transcoder { x } else { x.broadcast_sub(&b_dec)? };
+        let w_dec = Rows::of(self.w_dec.as_tensor())?;
+        let Fired { code, near } = self.fired(&x)?;
+        let rebuilt = rebuilt(&code, &w_dec)?.broadcast_add(&b_dec)?;
+        let missed = (target - rebuilt)?;
+        let squares = missed.sqr()?.mean_all()?;
+        let unexplained = (&squares / self.variance)?.to_scalar()?;
+        let results = BatchResults::new(positions, unexplained, &code, self.options.features);
+
+        // Of the squares' mean over the variance.
+        let count = (positions * d_out) as f64;
+        let of_rebuilt = (&missed * (-2.0 / (count * self.variance)))?;
+        let mut of_b_dec = of_rebuilt.sum(0)?;
+        let of_rebuilt = Rows::of(&of_rebuilt)?;
+        let x_rows = Rows::of(&x)?;
+        let mut sums = Gradients::zeros(self.options.features, x.dim(1)?, d_out);
+        sums.add(&code, &x_rows, &of_rebuilt, &w_dec);
+        if let Some(SilentCode { code, missed }) = self.silent_code(&x, &missed, &w_dec, &results)? {
+            // Of their own squares' mean over that of what was missed.
+            let of_rebuilt =
+                (missed * (-2.0 * SILENT_SHARE / (count * f64::from(squares.to_scalar::<f32>()?))))?;
+            sums.add(&code, &x_rows, &Rows::of(&of_rebuilt)?, &w_dec);
         }
-        let results = BatchResults {
-            positions,
-            unexplained: unexplained.to_scalar()?,
-            l0: f64::from(fires.sum_all()?.to_scalar::<f32>()?) / positions as f64,
-            fired: fires.max(0)?.to_dtype(DType::U8)?.to_vec1()?,
+        let [w_enc, b_enc, of_w_dec] = sums.tensors()?;
+        if !is_transcoder {
+            // Each position subtracts it from what it reads.
+            of_b_dec = (of_b_dec - sum_of_columns(&self.w_enc, &b_enc)?)?;
+        }
+        let mut gradients = vec![of_w_dec, w_enc, of_b_dec, b_enc];
+        if let Some(log_threshold) = &self.log_threshold {
+            let threshold: Vec<f32> = threshold(log_threshold.as_tensor())?.to_vec1()?;
+            let slopes = slopes(&near, &of_rebuilt, &w_dec);
+            // Of (L0 / k - 1)².
+            let of_l0 = 2.0 * (results.l0 / self.options.k as f64 - 1.0) / self.options.k as f64;
+            gradients.push(of_log_threshold(&threshold, &near, &slopes, of_l0)?);
+        }
+        Ok((results, gradients))
+    }
+
+    /// The features that fire at each row of `x`, and those whose sums teach their thresholds.
+    fn fired(&self, x: &Tensor) -> Result<Fired> {
+        let w_enc = &self.w_enc.as_tensor().detach();
+        let b_enc = &self.b_enc.as_tensor().detach();
+        let Some(log_threshold) = &self.log_threshold else {
+            let code = of_sums(x, w_enc, b_enc, |row| largest(row, None, self.options.k, false))?;
+            return Ok(Fired { code, near: vec![] });
         };
+        let threshold: Vec<f32> = threshold(log_threshold.as_tensor())?.to_vec1()?;
+        let both = of_sums(x, w_enc, b_enc, |row| (above(row, &threshold), near(row, &threshold)))?;
+        let (code, near) = both.into_iter().unzip();
+        Ok(Fired { code, near })
+    }
+
+    /// The strongest silent features of each row of `x`, and what these do not rebuild of what the others missed; `None` if none is
+    /// silent or nothing was missed.
+    fn silent_code(
+        &self,
+        x: &Tensor,
+        missed: &Tensor,
+        w_dec: &Rows,
+        results: &BatchResults,
+    ) -> Result<Option<SilentCode>> {
         // A feature that fires here is not silent, whatever other batches of the step say.
-        let silent: Vec<bool> = self.is_silent(&results.silent_after(&self.silent)).collect();
-        let count = silent.iter().filter(|&&silent| silent).count();
-        if count > 0
-            && let Some(of_silent) =
-                self.silent_loss(&pre, &missed.detach(), &silent, count.min(d / 2).max(1))?
-        {
-            loss = (loss + (of_silent * SILENT_SHARE)?)?;
+        let is_silent = self.is_silent(&results.silent_after(&self.silent)).collect::<Vec<_>>();
+        let silent: Vec<u32> = (0u32..).zip(is_silent).filter_map(|(one, is)| is.then_some(one)).collect();
+        if silent.is_empty() || results.unexplained == 0.0 {
+            return Ok(None);
         }
-        Ok((results, loss.backward()?))
+        let k = silent.len().min(missed.dim(1)? / 2).max(1);
+        let at = Tensor::from_slice(&silent, silent.len(), &Device::Cpu)?;
+        let w_enc = self.w_enc.as_tensor().detach().index_select(&at, 1)?;
+        let b_enc = self.b_enc.as_tensor().detach().index_select(&at, 0)?;
+        // Without ReLU, whose gradient would leave silent what is below 0.
+        let code = of_sums(x, &w_enc, &b_enc, |row| strongest(row, k, &silent))?;
+        let missed = (missed - rebuilt(&code, w_dec)?)?;
+        Ok(Some(SilentCode { code, missed }))
     }
 
     /// The processes that share the work.
@@ -366,79 +410,147 @@ impl DictionaryTrainer {
         Ok((tensors, selection))
     }
 
-    /// 1 where a feature fires, else 0.
-    fn fires(&self, pre: &Tensor) -> CandleResult<Tensor> {
-        match &self.log_threshold {
-            None => largest(&pre.detach().relu()?, self.options.k),
-            Some(log_threshold) => above(pre, &threshold(&log_threshold.as_tensor().detach())?),
-        }
-    }
-
     /// Tells of each feature whether it has been silent for long, from the positions for which it has been.
     fn is_silent<'a>(&'a self, silent: &'a [usize]) -> impl Iterator<Item = bool> + 'a {
         silent.iter().map(|&positions| positions >= self.options.silent_after)
     }
+}
 
-    /// The share of what was missed that the strongest silent features do not rebuild.
-    fn silent_loss(
-        &self,
-        pre: &Tensor,
-        missed: &Tensor,
-        silent: &[bool],
-        k: usize,
-    ) -> CandleResult<Option<Tensor>> {
-        let factor = |&silent: &bool| if silent { 1f32 } else { 0.0 };
-        let silent = Tensor::from_iter(silent.iter().map(factor), &Device::Cpu)?;
-        // Only the order counts, so that sums below 0 take part.
-        let lowest = pre.detach().min_all()?;
-        let order = pre.detach().broadcast_sub(&lowest)?.broadcast_add(&Tensor::new(1f32, &Device::Cpu)?)?;
-        let chosen = largest(&order.broadcast_mul(&silent)?, k)?;
-        // Without ReLU, whose gradient would leave silent what is below 0.
-        let rebuilt = product(&(pre * chosen)?, &self.w_dec, None)?;
-        let all = missed.sqr()?.mean_all()?.to_scalar::<f32>()?;
-        if all == 0.0 {
-            return Ok(None);
-        }
-        Ok(Some(((missed - rebuilt)?.sqr()?.mean_all()? / f64::from(all))?))
-    }
+/// The features that fire at each position, and those whose sums are near their thresholds.
+struct Fired {
+    code: Code,
+    near: Code,
+}
+
+/// Silent features at each position, and what they leave of what was missed.
+struct SilentCode {
+    code: Code,
+    missed: Tensor,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The error that silent features leave counts for 1/32 (Gao et al.'s α): they learn from nothing else.
-    #[test]
-    fn silent_features_learn_from_a_share_of_what_they_miss() -> Result<()> {
-        let mut rng = ChaCha8Rng::seed_from_u64(5);
-        let drawn: Vec<f32> = (0..64 * 16).map(|_| StandardNormal.sample(&mut rng)).collect();
-        let x = Tensor::from_vec(drawn, (64, 16), &Device::Cpu)?;
-        let options = DictionaryOptions { silent_after: 10, ..DictionaryOptions::new(32, 2, 1) };
-        let mut trainer = DictionaryTrainer::new(&x, options)?;
-        let is_silent: Vec<bool> = (0..32).map(|feature| feature >= 4).collect();
-        let bias: Vec<f32> = is_silent.iter().map(|silent| if *silent { -50.0 } else { 0.0 }).collect();
-        trainer.b_enc.set(&Tensor::new(bias, &Device::Cpu)?)?;
-        trainer.silent = is_silent.iter().map(|silent| if *silent { 10 } else { 0 }).collect();
-        let (_, all) = trainer.gradients(&x)?;
-        // The same loss by itself.
+    /// The loss of a batch from whole matrices, which Candle differentiates: Gao et al.'s with α = 1/32, and Rajamanoharan et al.'s
+    /// penalty and slopes with ε = 0.05.
+    fn gradients_of_whole_matrices(trainer: &DictionaryTrainer, rows: &Tensor) -> Result<Vec<Tensor>> {
+        let k = trainer.options.k;
+        let (x, target) = trainer.options.parts(rows)?;
         let x = (x * trainer.scale)?;
-        let pre =
-            product(&x.broadcast_sub(trainer.b_dec.as_tensor())?, &trainer.w_enc, Some(&trainer.b_enc))?;
-        let acts = (pre.relu()? * trainer.fires(&pre)?)?;
-        let missed = (&x - product(&acts, &trainer.w_dec, Some(&trainer.b_dec))?)?.detach();
-        let alone =
-            trainer.silent_loss(&pre, &missed, &is_silent, 8)?.expect("something is missed").backward()?;
-        let rows = |gradients: &GradStore| -> Result<Vec<f32>> {
-            let found = gradients.get(trainer.w_dec.as_tensor()).expect("a gradient");
-            Ok(found.narrow(0, 4, 28)?.flatten_all()?.to_vec1()?)
+        let target = (target * trainer.out_scale)?;
+        let x = if trainer.options.reads.is_some() { x } else { x.broadcast_sub(&trainer.b_dec)? };
+        let pre = x.matmul(&trainer.w_enc)?.broadcast_add(&trainer.b_enc)?;
+        let numbers = pre.to_vec2::<f32>()?;
+        let (positions, features) = pre.dims2()?;
+        let strongest = |row: &[f32], k: usize, among: &[usize]| {
+            let mut order = among.to_vec();
+            order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
+            order.truncate(k);
+            order
         };
-        let all = rows(&all)?;
-        let alone = rows(&alone)?;
-        let most = alone.iter().fold(0f32, |most, x| most.max(x.abs()));
-        assert!(most > 0.0);
-        for (all, alone) in all.iter().zip(&alone) {
-            // Both are sums of f32 in the same order.
-            assert!((all - alone / 32.0).abs() <= 1e-5 * most, "{all} is not 1/32 of {alone}");
+        let mask = |chosen: &dyn Fn(&[f32]) -> Vec<usize>| {
+            let mut mask = vec![0f32; positions * features];
+            for (row, mask) in numbers.iter().zip(mask.chunks_mut(features)) {
+                for one in chosen(row) {
+                    mask[one] = 1.0;
+                }
+            }
+            Tensor::from_vec(mask, (positions, features), &Device::Cpu)
+        };
+        let all: Vec<usize> = (0..features).collect();
+        let mut penalty = None;
+        let (fires, acts) = match &trainer.log_threshold {
+            None => {
+                let fires =
+                    mask(&|row| strongest(row, k, &all).into_iter().filter(|&one| row[one] > 0.0).collect())?;
+                (fires.clone(), (pre.relu()? * fires)?)
+            }
+            Some(log) => {
+                let threshold = threshold(log)?;
+                let fires = pre.broadcast_gt(&threshold)?.to_dtype(DType::F32)?;
+                let apart = pre.broadcast_sub(&threshold)?.abs()?.detach();
+                let near = apart.lt(0.025)?.to_dtype(DType::F32)?;
+                // 0 with the threshold's gradient.
+                let learns = (&threshold - threshold.detach())?;
+                let of_acts = near.broadcast_mul(&(threshold.detach() / 0.05)?)?.broadcast_mul(&learns)?;
+                let l0 = (&fires - (near / 0.05)?.broadcast_mul(&learns)?)?.sum(1)?.mean_all()?;
+                penalty = Some(((l0 / k as f64)? - 1.0)?.sqr()?);
+                (fires.clone(), ((pre.relu()? * fires)? - of_acts)?)
+            }
+        };
+        let missed = (target - acts.matmul(&trainer.w_dec)?.broadcast_add(&trainer.b_dec)?)?;
+        let mut loss = (missed.sqr()?.mean_all()? / trainer.variance)?;
+        if let Some(penalty) = penalty {
+            loss = (loss + penalty)?;
+        }
+        let fired: Vec<f32> = fires.max(0)?.to_vec1()?;
+        let silent: Vec<usize> = (0..features)
+            .filter(|&one| {
+                fired[one] == 0.0 && trainer.silent[one] + positions >= trainer.options.silent_after
+            })
+            .collect();
+        if !silent.is_empty() {
+            let missed = missed.detach();
+            let d_out = missed.dim(1)?;
+            let chosen = mask(&|row| strongest(row, silent.len().min(d_out / 2), &silent))?;
+            let left = (&missed - (pre * chosen)?.matmul(&trainer.w_dec)?)?;
+            let of_all = missed.sqr()?.mean_all()?.broadcast_mul(&Tensor::new(32f32, &Device::Cpu)?)?;
+            loss = (loss + (left.sqr()?.mean_all()? / of_all)?)?;
+        }
+        let gradients = loss.backward()?;
+        let of = |(name, var): &(String, Var)| {
+            gradients.get(var).cloned().ok_or_else(|| TrainError::other(format!("{name}: no gradient")))
+        };
+        trainer.optimizer.variables.iter().map(of).collect()
+    }
+
+    #[test]
+    fn gradients_of_what_fires_are_those_of_whole_matrices() -> Result<()> {
+        let mut rng = ChaCha8Rng::seed_from_u64(5);
+        let mut drawn = |rows: usize, columns: usize| {
+            let drawn: Vec<f32> = (0..rows * columns).map(|_| StandardNormal.sample(&mut rng)).collect();
+            Tensor::from_vec(drawn, (rows, columns), &Device::Cpu)
+        };
+        for (sparsity, reads) in [
+            (Sparsity::TopK, None),
+            (Sparsity::TopK, Some(9)),
+            (Sparsity::JumpRelu, None),
+            (Sparsity::JumpRelu, Some(9)),
+        ] {
+            for silent in [0, 6] {
+                let rows = drawn(300, 21)?; // more than one chunk of sums
+                let options = DictionaryOptions {
+                    sparsity,
+                    reads,
+                    silent_after: 1000,
+                    ..DictionaryOptions::new(40, 3, 1)
+                };
+                let mut trainer = DictionaryTrainer::new(&rows, options)?;
+                trainer.w_enc.set(&drawn(trainer.w_enc.dim(0)?, 40)?)?;
+                let mut b_enc: Vec<f32> = drawn(1, 40)?.flatten_all()?.to_vec1()?;
+                // The first cannot fire.
+                b_enc[..silent].fill(-50.0);
+                trainer.b_enc.set(&Tensor::new(b_enc, &Device::Cpu)?)?;
+                trainer.silent[..silent].fill(900);
+                let (_, found) = trainer.gradients(&rows)?;
+                let expected = gradients_of_whole_matrices(&trainer, &rows)?;
+                let names = trainer.optimizer.variables.iter().map(|(name, _)| name);
+                for (name, (found, expected)) in names.zip(found.iter().zip(&expected)) {
+                    let most = expected.abs()?.max_all()?.to_scalar::<f32>()?;
+                    let apart = (found - expected)?.abs()?.max_all()?.to_scalar::<f32>()?;
+                    assert!(
+                        most > 0.0 && apart <= 2e-5 * most,
+                        "{sparsity:?} {reads:?} {name}: {apart} of {most}"
+                    );
+                }
+                assert_eq!(found.len(), expected.len());
+                // What is silent has a gradient of its own.
+                if silent > 0 {
+                    let of_silent = found[0].narrow(0, 0, silent)?.abs()?.max_all()?.to_scalar::<f32>()?;
+                    assert!(of_silent > 0.0);
+                }
+            }
         }
         Ok(())
     }

@@ -34,13 +34,13 @@ mod largest;
 mod sparse_activations;
 mod tensors;
 
+pub use largest::largest;
 pub use sparse_activations::ActiveFeature as Fired; // its name in the command
 pub use sparse_activations::{ActiveFeature, SparseActivations};
 pub use tensors::{DictionaryTensors, Scaling, Selection};
 
 use candle_core::{D, DType, Device, Layout, Result, Storage, Tensor};
 use candle_fused::{Activation, Epilogue, Weight, WeightLayout};
-use largest::largest;
 use rayon::prelude::*;
 use sparse_activations::RowScaling;
 

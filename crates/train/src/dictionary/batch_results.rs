@@ -1,5 +1,7 @@
 //! The results of a batch, and the bytes in which they travel between ranks.
 
+use super::sparse::Code;
+
 /// The results of a batch, before a step changes anything.
 pub(super) struct BatchResults {
     pub(super) positions: usize,
@@ -10,6 +12,17 @@ pub(super) struct BatchResults {
 }
 
 impl BatchResults {
+    /// Of a batch in which the features of `code` fire.
+    pub(super) fn new(positions: usize, unexplained: f32, code: &Code, features: usize) -> Self {
+        let mut fired = vec![0; features];
+        let mut count = 0;
+        for active in code.iter().flatten() {
+            fired[active.feature as usize] = 1;
+            count += 1;
+        }
+        Self { positions, unexplained, l0: f64::from(count) / positions as f64, fired }
+    }
+
     /// For how many positions each feature has been silent behind this batch, given that before it.
     pub(super) fn silent_after(&self, before: &[usize]) -> Vec<usize> {
         let silent = before.iter().zip(&self.fired);

@@ -1,7 +1,9 @@
 //! The sums and choices of a training step.
 
+use super::sparse::Code;
 use crate::error::TrainError;
-use candle_core::{D, DType, Device, Result, Tensor, Var};
+use candle_core::{DType, Device, Result, Tensor, Var};
+use gpt2_model::dictionary::ActiveFeature;
 use gpt2_model::linear::{Epilogue, Weight, WeightLayout};
 use rand::seq::index::sample;
 use rand_chacha::ChaCha8Rng;
@@ -12,23 +14,48 @@ const BANDWIDTH: f64 = 0.05;
 /// The logarithms of thresholds learn so many times faster than the other numbers.
 pub(super) const THRESHOLD_LR_FACTOR: f64 = 10.0;
 
-/// `max(pre, 0)` of the features that fire, and how many fire at a position. Thresholds learn from the sums that are within the
-/// bandwidth of them, as if a rectangle stood there for the step's slope (Rajamanoharan et al., equations 11 and 12).
-pub(super) fn jump(pre: &Tensor, fires: &Tensor, threshold: &Tensor) -> Result<(Tensor, Tensor)> {
-    let apart = pre.detach().broadcast_sub(&threshold.detach())?;
-    let near = apart.abs()?.lt(BANDWIDTH / 2.0)?.to_dtype(DType::F32)?; // (positions, F)
-    // 0 with the threshold's gradient.
-    let learns = (threshold - threshold.detach())?;
-    let of_acts = near.broadcast_mul(&(threshold.detach() / BANDWIDTH)?)?.broadcast_mul(&learns)?;
-    let acts = ((pre.relu()? * fires)? - of_acts)?;
-    let of_count = (near / BANDWIDTH)?.broadcast_mul(&learns)?;
-    let count = (fires - of_count)?.sum(D::Minus1)?.mean_all()?;
-    Ok((acts, count))
+/// The features whose sums are above their thresholds: at a threshold a feature does not fire, as in SAELens.
+pub(super) fn above(sums: &[f32], threshold: &[f32]) -> Vec<ActiveFeature> {
+    let all = (0u32..).zip(sums.iter().zip(threshold));
+    all.filter(|(_, (sum, threshold))| sum > threshold)
+        .map(|(feature, (&value, _))| ActiveFeature { feature, value })
+        .collect()
 }
 
-/// 1 where a sum is above its feature's threshold, else 0: at the threshold a feature does not fire, as in SAELens.
-pub(super) fn above(pre: &Tensor, threshold: &Tensor) -> Result<Tensor> {
-    pre.detach().broadcast_gt(&threshold.detach())?.to_dtype(DType::F32)
+/// The features whose sums are within half a bandwidth of their thresholds.
+pub(super) fn near(sums: &[f32], threshold: &[f32]) -> Vec<ActiveFeature> {
+    let all = (0u32..).zip(sums.iter().zip(threshold));
+    all.filter(|(_, (sum, threshold))| f64::from((*sum - *threshold).abs()) < BANDWIDTH / 2.0)
+        .map(|(feature, (&value, _))| ActiveFeature { feature, value })
+        .collect()
+}
+
+/// The k largest sums of a row, also below 0; of equal ones, the first. `features` are the row's, in order.
+pub(super) fn strongest(sums: &[f32], k: usize, features: &[u32]) -> Vec<ActiveFeature> {
+    let mut order: Vec<usize> = (0..sums.len()).collect();
+    if k < order.len() {
+        order.select_nth_unstable_by(k, |&a, &b| sums[b].total_cmp(&sums[a]).then(a.cmp(&b)));
+        order.truncate(k);
+        order.sort_unstable();
+    }
+    order.into_iter().map(|at| ActiveFeature { feature: features[at], value: sums[at] }).collect()
+}
+
+/// The gradient of the thresholds' logarithms, by a rectangle in the place of the step's slope (Rajamanoharan et al., equations 11 and
+/// 12): the sums near a threshold teach it, by the gradients of their activations and of L0, the mean number that fire.
+pub(super) fn of_log_threshold(
+    threshold: &[f32],
+    near: &Code,
+    slopes: &[Vec<f32>],
+    of_l0: f64,
+) -> Result<Tensor> {
+    let mut sums = vec![0f64; threshold.len()];
+    for (active, slope) in near.iter().flatten().zip(slopes.iter().flatten()) {
+        let at = active.feature as usize;
+        sums[at] -= (f64::from(*slope) * f64::from(threshold[at]) + of_l0 / near.len() as f64) / BANDWIDTH;
+    }
+    let of_log = |(sum, threshold): (f64, &f32)| sum * f64::from(*threshold) * THRESHOLD_LR_FACTOR;
+    Tensor::from_iter(sums.into_iter().zip(threshold).map(of_log), &Device::Cpu)?.to_dtype(DType::F32)
 }
 
 /// The thresholds.
@@ -36,30 +63,15 @@ pub(super) fn threshold(log: &Tensor) -> Result<Tensor> {
     (log * THRESHOLD_LR_FACTOR)?.exp()
 }
 
-/// `x·W + b`, with the same bits for any number of threads.
-pub(super) fn product(x: &Tensor, weight: &Var, bias: Option<&Var>) -> Result<Tensor> {
-    let weight = Weight::plain(weight.as_tensor().clone(), WeightLayout::InOut)?;
-    weight.forward(x, bias.map(Var::as_tensor), Epilogue::None)
+/// `x·W`, with the same bits for any number of threads.
+pub(super) fn product(x: &Tensor, weight: &Var) -> Result<Tensor> {
+    Weight::plain(weight.as_tensor().detach(), WeightLayout::InOut)?.forward(x, None, Epilogue::None)
 }
 
-/// 1 at the k largest numbers of each row that are above 0, else 0; of equal ones, at the first.
-pub(super) fn largest(x: &Tensor, k: usize) -> Result<Tensor> {
-    let (rows, columns) = x.dims2()?;
-    let x: Vec<f32> = x.flatten_all()?.to_vec1()?;
-    let mut chosen = vec![0f32; x.len()];
-    let mut order: Vec<usize> = vec![];
-    for (row, chosen) in x.chunks(columns).zip(chosen.chunks_mut(columns)) {
-        order.clear();
-        order.extend((0..columns).filter(|&i| row[i] > 0.0));
-        if order.len() > k {
-            order.select_nth_unstable_by(k, |&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
-            order.truncate(k);
-        }
-        for &i in &order {
-            chosen[i] = 1.0;
-        }
-    }
-    Tensor::from_vec(chosen, (rows, columns), &Device::Cpu)
+/// The columns of `weight` (d, F) times `factors` (F), summed; with the same bits for any number of threads.
+pub(super) fn sum_of_columns(weight: &Var, factors: &Tensor) -> Result<Tensor> {
+    let weight = Weight::plain(weight.as_tensor().detach(), WeightLayout::OutIn)?;
+    weight.forward(&factors.unsqueeze(0)?, None, Epilogue::None)?.squeeze(0)
 }
 
 /// The number that k of each row exceed, on average.
@@ -112,30 +124,38 @@ mod tests {
     /// teach it.
     #[test]
     fn thresholds_learn_from_the_sums_within_half_a_bandwidth() -> Result<()> {
-        let pre = Tensor::new(&[[2.02f32], [1.98], [2.03], [1.9]], &Device::Cpu)?;
-        let threshold = Var::new(&[2f32], &Device::Cpu)?;
-        let fires = above(&pre, threshold.as_tensor())?;
-        assert_eq!(fires.flatten_all()?.to_vec1::<f32>()?, [1.0, 0.0, 1.0, 0.0]);
-        let gradient = |of: &Tensor| -> Result<f32> {
-            let gradients = of.backward()?;
-            let found = gradients.get(threshold.as_tensor()).map(Tensor::to_vec1::<f32>).transpose()?;
-            Ok(found.map_or(0.0, |found| found[0]))
+        let sums = [[2.02f32], [1.98], [2.03], [1.9]];
+        let fired: Code = sums.iter().map(|sum| above(sum, &[2.0])).collect();
+        assert_eq!(fired.iter().map(Vec::len).collect::<Vec<_>>(), [1, 0, 1, 0]);
+        let near: Code = sums.iter().map(|sum| near(sum, &[2.0])).collect();
+        assert_eq!(near.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1, 0, 0]);
+        let gradient = |slope: f32, of_l0: f64| -> Result<f32> {
+            let slopes: Vec<_> = near.iter().map(|row| vec![slope; row.len()]).collect();
+            // Of the threshold instead of its logarithm.
+            let of_log: Vec<f32> = of_log_threshold(&[2.0], &near, &slopes, of_l0)?.to_vec1()?;
+            Ok(of_log[0] / (2.0 * 10.0))
         };
-        let (acts, count) = jump(&pre, &fires, threshold.as_tensor())?;
-        assert_eq!(acts.flatten_all()?.to_vec1::<f32>()?, [2.02, 0.0, 2.03, 0.0]);
         // Two sums, each with -threshold/ε; and -1/ε each, over four positions.
-        let of_acts = gradient(&acts.sum_all()?)?;
-        let of_count = gradient(&count)?;
+        let of_acts = gradient(1.0, 0.0)?;
+        let of_count = gradient(0.0, 1.0)?;
         assert!((of_acts + 2.0 * 2.0 / 0.05).abs() < 1e-3, "{of_acts}");
         assert!((of_count + 2.0 / 0.05 / 4.0).abs() < 1e-4, "{of_count}");
         Ok(())
     }
 
     #[test]
-    fn a_sum_at_its_threshold_does_not_fire() -> Result<()> {
-        let pre = Tensor::new(&[[0.5f32, 0.25, 0.25f32.next_up()]], &Device::Cpu)?;
-        let threshold = Tensor::new(&[0.25f32, 0.25, 0.25], &Device::Cpu)?;
-        assert_eq!(above(&pre, &threshold)?.flatten_all()?.to_vec1::<f32>()?, [1.0, 0.0, 1.0]);
-        Ok(())
+    fn a_sum_at_its_threshold_does_not_fire() {
+        let fired = above(&[0.5f32, 0.25, 0.25f32.next_up()], &[0.25; 3]);
+        assert_eq!(fired.iter().map(|one| one.feature).collect::<Vec<_>>(), [0, 2]);
+    }
+
+    #[test]
+    fn the_strongest_may_be_below_0() {
+        let found = strongest(&[-3.0, -1.0, -2.0, -1.0], 2, &[5, 6, 8, 9]);
+        assert_eq!(
+            found.iter().map(|one| (one.feature, one.value)).collect::<Vec<_>>(),
+            [(6, -1.0), (9, -1.0)]
+        );
+        assert_eq!(strongest(&[1.0, 2.0], 3, &[4, 7]).len(), 2);
     }
 }
