@@ -262,7 +262,7 @@ fn a_run_that_stopped_goes_on_to_the_same_bytes() -> Result {
                 assert_says("stopped", &ended.stderr, &["--resume"]);
                 run("parts", &[])?.refused(1, &["a run stopped there", "--resume", "--overwrite"]);
                 run("parts", &["--resume", "--lr", "0.5"])?
-                    .refused(1, &["--resume: lr was 0.001 and is 0.5"]);
+                    .refused(1, &["--resume: lr was 0.004 and is 0.5"]);
                 resume = &["--resume"];
             }
             stops += 1;

@@ -72,7 +72,7 @@ impl DictionaryOptions {
     #[must_use]
     pub fn new(features: usize, k: usize, steps: usize) -> Self {
         let sparsity = Sparsity::TopK;
-        Self { reads: None, features, sparsity, k, lr: 1e-3, steps, silent_after: 100_000, seed: 0 }
+        Self { reads: None, features, sparsity, k, lr: 4e-3, steps, silent_after: 100_000, seed: 0 }
     }
 
     /// The values to read and to rebuild of some rows: of an autoencoder, the rows both times.

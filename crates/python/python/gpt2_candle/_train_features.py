@@ -50,7 +50,7 @@ def train_features(
     epochs: int = 4,
     batch: int = 1024,
     accumulate: int = 1,
-    lr: float = 1e-3,
+    lr: float = 4e-3,
     silent_after: int = 100_000,
     seed: int = 0,
     overwrite: bool = False,

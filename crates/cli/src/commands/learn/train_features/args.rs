@@ -59,7 +59,7 @@ pub(crate) struct TrainFeaturesArgs {
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) accumulate: u16,
     /// The largest learning rate
-    #[arg(long, default_value_t = 1e-3, value_name = "RATE", value_parser = above_0)]
+    #[arg(long, default_value_t = 4e-3, value_name = "RATE", value_parser = above_0)]
     pub(super) lr: f64,
     /// Revive features that have not fired for N tokens
     #[arg(long, default_value_t = 100_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]

@@ -75,7 +75,7 @@ impl Default for Options {
             epochs: 4,
             batch: 1024,
             accumulate: 1,
-            lr: 1e-3,
+            lr: 4e-3,
             silent_after: 100_000,
             overwrite: false,
             resume: false,
