@@ -3,6 +3,7 @@ backward hooks in f64 (tests/data/circuits/processed.safetensors), the rest agai
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -296,9 +297,52 @@ def test_a_function_of_two_gets_its_pair(model: Model) -> None:
         model.patch(*PAIR, metric=mine)
     with pytest.raises(TypeError, match="no pairs here"):
         model.grad(TEXT, "hook_embed", metric=mine)
+
+
+def test_the_pair_comes_by_its_name_too(model: Model) -> None:
+    pairs = model.pairs("induction", 2)
+    expected = model.patch(pairs=pairs)["clean_difference"]["mean"]
+
+    def mine(logits: np.ndarray[Any, Any], pair: Any = None) -> tuple[float, np.ndarray[Any, Any]]:
+        gradient = np.zeros_like(logits)
+        gradient[0, -1, pair["correct"]], gradient[0, -1, pair["incorrect"]] = 1, -1
+        return float((logits * gradient).sum()), gradient
+
+    class Held:
+        def measure(self, logits: np.ndarray[Any, Any], pair: Any) -> Any:
+            return mine(logits, pair)
+
+    @functools.wraps(mine)
+    def of_first(logits: np.ndarray[Any, Any]) -> Any:
+        return mine(logits, pairs[0])
+
+    for metric in (mine, Held().measure, functools.partial(Held().measure)):
+        assert np.isclose(model.patch(pairs=(pair for pair in pairs), metric=metric)["clean_difference"]["mean"], expected, rtol=1e-5)  # type: ignore[arg-type]
+    assert model.patch(pairs=pairs[:1], metric=of_first)["metric"] == "a function of logits"
+
+
+def test_a_metric_in_torch_gets_its_pair(model: Model) -> None:
     pytest.importorskip("torch")
+    pairs = model.pairs("induction", 3)
     of_torch = torch_metric(lambda logits, pair: logits[0, -1, pair["correct"]].mean() - logits[0, -1, pair["incorrect"]].mean())
-    assert np.isclose(model.patch(pairs=pairs, metric=of_torch)["clean_difference"]["mean"], expected["clean_difference"]["mean"], rtol=1e-5)
+    expected = model.patch(pairs=pairs)["clean_difference"]["mean"]
+    assert np.isclose(model.patch(pairs=pairs, metric=of_torch)["clean_difference"]["mean"], expected, rtol=1e-5)
+
+
+def test_pairs_need_the_answers_that_their_metric_reads(model: Model) -> None:
+    pairs = [{"clean": PAIR[0], "corrupted": PAIR[1], "correct": [ANSWERS[0], " lord"]}]
+    of_any = model.patch(*PAIR, pairs[0]["correct"], metric="probability")
+    assert np.isclose(of_any["clean_difference"], model.patching(*PAIR, pairs[0]["correct"], metric="probability").clean, rtol=1e-6)  # type: ignore[arg-type]
+    assert np.isclose(model.patch(pairs=pairs, metric="probability")["clean_difference"]["mean"], of_any["clean_difference"], rtol=1e-6)
+    assert model.patch(pairs=pairs, metric="loss")["metric"] == "loss"
+    # Other answers, another fingerprint; and the metric is among the settings.
+    of_one = [model.discover(*PAIR, answer, metric="probability", edges=12, random=0)["settings"] for answer in (ANSWERS[0], " lord")]
+    assert of_one[0]["fingerprint"] != of_one[1]["fingerprint"] and of_one[0]["metric"] == "probability"
+    with pytest.raises(ValueError, match="answer: metric=.loss. does not read it"):
+        model.patch(*PAIR, ANSWERS[0], metric="loss")
+    for run in (model.patching, model.patch):
+        with pytest.raises(ValueError, match="is of one right answer; give one"):
+            run(*PAIR, [ANSWERS[0], " lord"], metric="log-prob")
 
 
 def test_metrics_that_cannot_be_are_refused(model: Model) -> None:

@@ -39,6 +39,14 @@ impl AnswerTokens {
         }
     }
 
+    /// The only answer.
+    fn only(&self, metric: &str) -> Result<u32, Failed> {
+        match self.0[..] {
+            [answer] => Ok(answer),
+            _ => Err(Failed::value(format!("metric '{metric}': is of one right answer; give one"))),
+        }
+    }
+
     /// The probability of any answer, less that of any token that they are compared with.
     fn probability(&self) -> Metric {
         Metric::Probability { answers: self.0.clone(), against: self.1.clone().unwrap_or_default() }
@@ -80,8 +88,8 @@ impl MetricArgument {
         };
         let metric = match self.name.as_deref() {
             None | Some("logit-difference") => answer()?.metric(alone)?,
-            Some("log-prob") => answer()?.metric(Metric::LogProb)?,
-            Some("logit") => answer()?.metric(Metric::Logit)?,
+            Some("log-prob") => answer()?.only("log-prob").map(Metric::LogProb)?,
+            Some("logit") => answer()?.only("logit").map(Metric::Logit)?,
             Some("probability" | "probability-difference") => answer()?.probability(),
             Some("loss") => {
                 return Ok(Metric::OfText(Arc::new(Loss {

@@ -79,8 +79,9 @@ pub(crate) fn compute<T: Send>(
     if let Some(error) = raised.take() {
         return Err(error);
     }
+    let result = result?;
     raised.warn(py)?;
-    Ok(result?)
+    Ok(result)
 }
 
 /// Like [`compute`], for short work that calls no Python, on a thread of the kernels' pool: from outside, each product

@@ -24,11 +24,11 @@ pub(crate) struct PairsArgs {
     #[arg(long, value_name = "TOKEN", requires = "clean", required_unless_present_any = ["pairs", "metric"])]
     pub(crate) against: Option<String>,
     /// Many pairs instead: lines of JSON with clean, corrupted, correct and incorrect, as `gpt2 pairs` writes them; - is
-    /// standard input. An answer is a token, its id, or a list: the metric is then the difference of the mean logits
+    /// standard input. An answer is a token, its id, or a list: a logit difference takes their mean logit
     #[arg(long, value_name = "FILE")]
     pub(crate) pairs: Option<PathBuf>,
     /// The metric: logit-difference of the answers, log-prob of the right one, probability of any right one,
-    /// probability-difference (less that of any wrong one), loss (the mean surprise of the clean prompt's tokens) or kl (the
+    /// probability-difference (the probability of any right one less that of any wrong one), loss (the mean surprise of the clean prompt's tokens) or kl (the
     /// divergence from the clean run's prediction), which need no answers
     #[arg(long, value_name = "METRIC", value_parser = one_of(METRICS), help_heading = "Metric")]
     pub(crate) metric: Option<MetricName>,

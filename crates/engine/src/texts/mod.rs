@@ -21,7 +21,7 @@ pub use encoded::{Encoded, encode, encode_within};
 pub use ids_file::read_ids;
 pub use known::{KNOWN_TEXTS, KnownText};
 pub use pair_inputs::{Answer, Answers, PairInput, PairsInput};
-pub use pairs::pair;
+pub use pairs::{AnswerSides, pair};
 pub use point_values::{Windowing, values};
 pub use prompt::{Content, Prompt, noted, single_token, tokens_within};
 pub use read::{LONGEST_PROMPT, open_text, read_file, read_limited, refuse_device};

@@ -1,6 +1,6 @@
 //! Pairs of texts as a user gives them: one, several, or a file.
 
-use super::pairs::pair;
+use super::pairs::{AnswerSides, of_one_side, pair};
 use super::prompt::{Content, Prompt, single_token};
 use super::read::refuse_device;
 use super::text_lines::{TextLines, place};
@@ -114,7 +114,7 @@ impl Answers {
 
 impl PairInput {
     /// The pair of a study that has no other; options name its answers in errors.
-    fn read(&self, opened: &Opened, by_answers: bool, observer: &dyn Observer) -> anyhow::Result<Pair> {
+    fn read(&self, opened: &Opened, sides: AnswerSides, observer: &dyn Observer) -> anyhow::Result<Pair> {
         let clean = Prompt::new(opened, &self.clean, "the clean prompt", observer)?.ids;
         let corrupt = Prompt::new(opened, &self.corrupted, "the corrupted prompt", observer)?.ids;
         if clean.len() != corrupt.len() {
@@ -142,12 +142,11 @@ impl PairInput {
             ),
             ([_, ..], Some(against)) => Metric::LogitDifference { answers, against },
             ([right], None) => Metric::LogProb(*right),
-            ([], _) if by_answers => bail!("{}: give the right answer", option("answer")),
-            (_, None) if by_answers => {
+            ([], _) if sides.right => bail!("{}: give the right answer", option("answer")),
+            (_, None) if sides.wrong => {
                 bail!("{}: several right answers need wrong ones, too", option("against"))
             }
-            // Another metric takes its place.
-            ([], _) | (_, None) => Metric::LogProb(0),
+            _ => of_one_side(answers),
         };
         let pair = Pair { clean, corrupt, metric };
         pair.check(opened.model.config())?;
@@ -165,27 +164,28 @@ impl PairsInput {
         }
     }
 
-    /// The pairs as tokens, at least one. Unless they are measured `by_answers`, pairs in memory need none.
+    /// The pairs as tokens, at least one, with the answers that they have. They need those of the `sides` that their metric reads.
     ///
     /// # Errors
     /// When there is none, a text or an answer is not of this vocabulary, an answer is not one token, or a file cannot be read.
     pub fn read(
         &self,
         opened: &Opened,
-        by_answers: bool,
+        sides: AnswerSides,
         observer: &dyn Observer,
     ) -> anyhow::Result<Vec<Pair>> {
-        let of_line =
-            |line: &str| pair(line, &|| Ok(opened.tokenizer()?), opened.model.config(), opened.first_token);
+        let of_line = |line: &str| {
+            pair(line, sides, &|| Ok(opened.tokenizer()?), opened.model.config(), opened.first_token)
+        };
         match self {
-            Self::One(pair) => Ok(vec![pair.read(opened, by_answers, observer)?]),
+            Self::One(pair) => Ok(vec![pair.read(opened, sides, observer)?]),
             Self::These(these) => {
                 if these.is_empty() {
                     bail!("{}: there is no pair", opened.spelling.option("pairs"));
                 }
                 let of = |(i, pair): (usize, &PairInput)| {
-                    if !by_answers && pair.correct.all().is_empty() {
-                        return pair.read(opened, by_answers, observer).with_context(|| format!("pair {i}"));
+                    if !sides.right && pair.correct.all().is_empty() {
+                        return pair.read(opened, sides, observer).with_context(|| format!("pair {i}"));
                     }
                     of_line(&serde_json::to_string(pair)?).with_context(|| format!("pair {i}"))
                 };
@@ -227,7 +227,9 @@ fn fingerprint(pairs: &[Pair]) -> String {
     for Pair { clean, corrupt, metric } in pairs {
         (clean, corrupt).hash(&mut hash);
         match metric {
-            Metric::LogitDifference { answers, against } => (answers, against).hash(&mut hash),
+            Metric::LogitDifference { answers, against } | Metric::Probability { answers, against } => {
+                (answers, against).hash(&mut hash);
+            }
             Metric::LogProb(token) | Metric::Logit(token) => token.hash(&mut hash),
             _ => {}
         }

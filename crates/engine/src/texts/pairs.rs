@@ -13,14 +13,29 @@ const LONGEST_SHOWN: usize = 100;
 
 const EXAMPLE: &str = r#"{"clean": "…", "corrupted": "…", "correct": " Mary", "incorrect": " John"}"#;
 
+/// The answers that a metric reads.
+#[derive(Debug, Clone, Copy)]
+pub struct AnswerSides {
+    /// Right ones: there must be at least one.
+    pub right: bool,
+    /// Wrong ones: lines of a file need one, a pair by itself if it has several right ones.
+    pub wrong: bool,
+}
+
+/// Carries right answers until their metric takes its place.
+pub(super) fn of_one_side(answers: Vec<u32>) -> Metric {
+    if answers.is_empty() { Metric::LogProb(0) } else { Metric::Probability { answers, against: vec![] } }
+}
+
 /// A pair of texts from a line of JSON: `clean` and `corrupted` are texts or lists of ids, `correct` and `incorrect` a token's text,
-/// its id, or a list of either. `first_token` stands before every text, but not before ids. Other names are left alone. `tokenizer` is asked only where there is text.
+/// its id, or a list of either; those that `sides` do not name may be missing. `first_token` stands before every text, but not before ids. Other names are left alone. `tokenizer` is asked only where there is text.
 ///
 /// # Errors
 /// When it is not such an object, a text or an answer is not of this vocabulary, an answer is not one token, an answer is both right
 /// and wrong, or for what [`Pair::check`] refuses.
 pub fn pair<'a>(
     line: &str,
+    sides: AnswerSides,
     tokenizer: &dyn Fn() -> anyhow::Result<&'a Tokenizer>,
     config: &Config,
     first_token: Option<u32>,
@@ -33,8 +48,12 @@ pub fn pair<'a>(
     })?;
     let Value::Object(fields) = value else { bail!("not an object; expected {EXAMPLE}") };
     let n = config.n_positions;
-    let (answers, against) =
-        (tokens(&fields, "correct", tokenizer, n)?, tokens(&fields, "incorrect", tokenizer, n)?);
+    let answers_of = |name, is_needed: bool| {
+        let has = fields.get(name).is_some_and(|value| !value.is_null());
+        if is_needed || has { tokens(&fields, name, tokenizer, n) } else { Ok(vec![]) }
+    };
+    let answers = answers_of("correct", sides.right)?;
+    let against = answers_of("incorrect", sides.wrong)?;
     let text = |name| match field(&fields, name)? {
         Value::String(text) => {
             let room = n - usize::from(first_token.is_some());
@@ -46,7 +65,11 @@ pub fn pair<'a>(
     let pair = Pair {
         clean: text("clean")?,
         corrupt: text("corrupted")?,
-        metric: Metric::LogitDifference { answers, against },
+        metric: if answers.is_empty() || against.is_empty() {
+            of_one_side(answers)
+        } else {
+            Metric::LogitDifference { answers, against }
+        },
     };
     if pair.clean.len() != pair.corrupt.len()
         && let Ok(tokenizer) = tokenizer()

@@ -280,6 +280,9 @@ impl Words<'_> {
 mod tests {
     use super::super::pair;
     use super::*;
+    use crate::texts::AnswerSides;
+
+    const BOTH: AnswerSides = AnswerSides { right: true, wrong: true };
     use gpt2_model::Config;
     use gpt2_model::analysis::Metric;
 
@@ -295,7 +298,7 @@ mod tests {
             .map(|of| {
                 Ok((
                     of.clone(),
-                    pair(&serde_json::to_string(&of)?, &|| Ok(&tokenizer), &Config::gpt2(), None)?,
+                    pair(&serde_json::to_string(&of)?, BOTH, &|| Ok(&tokenizer), &Config::gpt2(), None)?,
                 ))
             })
             .collect()

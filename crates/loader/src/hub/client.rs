@@ -268,10 +268,12 @@ mod tests {
     use super::{Announced, Digest};
 
     #[test]
-    fn a_download_that_goes_on_needs_room_for_the_rest_alone() {
+    fn the_rest_of_a_download_is_what_is_missing() {
         let digest = Digest::parse(&"0".repeat(64)).unwrap();
         let file = Announced { digest, size: Some(100) };
         assert_eq!((file.missing(0), file.missing(30), file.missing(100)), (Some(100), Some(70), Some(0)));
+        // More is there than the Hub said.
+        assert_eq!(file.missing(130), Some(0));
         assert_eq!(Announced { size: None, ..file }.missing(30), None);
     }
 }

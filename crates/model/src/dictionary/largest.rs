@@ -7,9 +7,12 @@ use std::borrow::Cow;
 const PART: usize = 64;
 
 /// The k largest numbers of a row that are above 0, in the order of the row; of equal ones, the first. With `norms`, numbers count
-/// times these; if `absolute`, the largest in size that are not 0. `k` is at least 1.
+/// times these; if `absolute`, the largest in size that are not 0.
 #[must_use]
 pub fn largest(row: &[f32], norms: Option<&[f32]>, k: usize, absolute: bool) -> Vec<ActiveFeature> {
+    if k == 0 {
+        return vec![];
+    }
     let value = |i: usize| norms.map_or(row[i], |norms| row[i] * norms[i]);
     let size = |i: usize| if absolute { value(i).abs() } else { value(i) };
     let sizes: Cow<[f32]> = match norms {

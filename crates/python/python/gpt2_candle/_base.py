@@ -116,11 +116,11 @@ class Base:
         together: bool = False,
     ) -> dict[str, Any]:
         """What to measure, for the native half."""
+        is_function = callable(metric)
+        if is_function and any(one is not None for one in (answer, against, positions)):
+            raise TypeError("metric: a function measures the logits as it likes; leave answer, against and positions out")
         if against is not None and answer is None:
             raise TypeError("against: is what answer is compared with; give answer too")
-        is_function = callable(metric)
-        if is_function and (answer is not None or positions is not None):
-            raise TypeError("metric: a function measures the logits as it likes; leave answer, against and positions out")
         if metric is not None and not is_function and metric not in _METRICS:
             raise ValueError(f"metric {metric!r}: expected {', '.join(_METRICS)} or a function of logits")
         if reads_pairs(metric):

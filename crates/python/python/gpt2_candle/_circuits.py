@@ -212,11 +212,11 @@ class Circuits(Base):
         Args:
             clean: The text that the model should get right.
             corrupt: A text of as many tokens that differs in what matters.
-            answer: The token that should follow the clean text, or several, whose mean logit counts.
-            against: The wrong ones. Without them, the metric is the log-probability of ``answer``.
+            answer: The token that should follow the clean text, or several.
+            against: The wrong ones. Without them or a metric, the log-probability of ``answer`` is measured.
             pairs: Many pairs instead, or a file of them.
-            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient. With a second
-                parameter, it gets the pair that it measures.
+            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient. Over pairs in
+                memory, a second parameter gets the one that it measures.
             positions: Averages the metric of the answers over these positions, instead of taking the last.
             steps: Takes gradients over so many runs between the texts; with 0, those of the clean run alone (EAP).
             integrate: What leads from one text to the other: the ``inputs``, or the ``activations`` of each layer.
@@ -235,6 +235,7 @@ class Circuits(Base):
         Returns:
             The report of the command, with its ``curve`` and ``circuit``. ``Circuit.of(report)`` is the circuit as an intervention.
         """
+        pairs = _listed(pairs)
         options = {
             **self._measured(clean, corrupt, answer, against, pairs, metric, positions, changes),
             "steps": count(steps, "steps"),
@@ -273,11 +274,11 @@ class Circuits(Base):
         Args:
             clean: The text that the model should get right.
             corrupt: A text of as many tokens that differs in what matters.
-            answer: The token that should follow the clean text, or several, whose mean logit counts.
-            against: The wrong ones. Without them, the metric is the log-probability of ``answer``.
+            answer: The token that should follow the clean text, or several.
+            against: The wrong ones. Without them or a metric, the log-probability of ``answer`` is measured.
             pairs: Many pairs instead, or a file of them: scores are means over them.
-            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient. With a second
-                parameter, it gets the pair that it measures.
+            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient. Over pairs in
+                memory, a second parameter gets the one that it measures.
             positions: Averages the metric of the answers over these positions, instead of taking the last.
             gradients: The runs in which gradients are taken: the ``clean`` one (EAP: Syed et al. 2023), the ``corrupted`` one (as in
                 attribution patching: Nanda 2023), or ``integrated`` over runs between them (EAP-IG: Hanna et al. 2024), as
@@ -292,6 +293,7 @@ class Circuits(Base):
         Returns:
             The scores by writer and reader, and as an array.
         """
+        pairs = _listed(pairs)
         options = {
             **self._measured(clean, corrupt, answer, against, pairs, metric, positions, changes),
             "gradients": gradients,
@@ -345,11 +347,11 @@ class Circuits(Base):
         Args:
             clean: The text that the model should get right.
             corrupt: A text of as many tokens that differs in what matters.
-            answer: The token that should follow the clean text, or several, whose mean logit counts.
-            against: The wrong ones. Without them, the metric is the log-probability of ``answer``.
+            answer: The token that should follow the clean text, or several.
+            against: The wrong ones. Without them or a metric, the log-probability of ``answer`` is measured.
             pairs: Many pairs instead, or a file of them.
-            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient. With a second
-                parameter, it gets the pair that it measures.
+            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient. Over pairs in
+                memory, a second parameter gets the one that it measures.
             positions: Averages the metric of the answers over these positions, instead of taking the last.
             by_position: Also patches each head at each position; for a single pair.
             path: Also patches paths: see :meth:`path_patching`.
@@ -361,6 +363,7 @@ class Circuits(Base):
         Returns:
             The report of the command: ``heads``, ``layers``, of one pair also ``streams`` and others by position.
         """
+        pairs = _listed(pairs)
         options = {
             **self._measured(clean, corrupt, answer, against, pairs, metric, positions, changes),
             "by_position": bool(by_position),
@@ -390,12 +393,12 @@ class Circuits(Base):
         Args:
             clean: The text that the model should get right.
             corrupt: A text of as many tokens that differs in what matters.
-            answer: The token that should follow the clean text, or several, whose mean logit counts.
-            against: The wrong ones. Without them, the metric is the log-probability of ``answer``.
+            answer: The token that should follow the clean text, or several.
+            against: The wrong ones. Without them or a metric, the log-probability of ``answer`` is measured.
             path: Senders and readers, ``"0.3->1.2.k,1.0.k"``, or several such.
             pairs: Many pairs instead, or a file of them.
-            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient. With a second
-                parameter, it gets the pair that it measures.
+            metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient. Over pairs in
+                memory, a second parameter gets the one that it measures.
             positions: Averages the metric of the answers over these positions, instead of taking the last.
             freeze: What stays as in the clean run between them: ``all`` (Goldowsky-Dill et al. 2023), ``heads`` (Wang et al. 2022) or
                 ``nothing``.
@@ -406,6 +409,7 @@ class Circuits(Base):
         Returns:
             ``paths``, each with ``path`` and ``lost``: a mean and its standard error over the pairs.
         """
+        pairs = _listed(pairs)
         options = {**self._measured(clean, corrupt, answer, against, pairs, metric, positions, changes), "path": _several(path, "path"), "freeze": freeze}
         return self._study("path-patching", options, changes, allow_nonfinite=allow_nonfinite, progress=progress, metric=_function(metric, pairs))[0]
 
@@ -551,15 +555,20 @@ class Circuits(Base):
         return token if isinstance(token, str) else self._token(token, what)
 
 
+def _listed(pairs: Pairs | None) -> Pairs | None:
+    """Pairs in memory as a list: they are read twice."""
+    return pairs if pairs is None or isinstance(pairs, (str, os.PathLike)) else list(pairs)
+
+
 def _function(metric: PairMetricName | MetricFunction | None, pairs: Pairs | None) -> NativeMetric | None:
     """A metric of one's own for the native half."""
     if not callable(metric):
         return None
     if not reads_pairs(metric):
         return native_function(metric)
-    if pairs is None or isinstance(pairs, (str, os.PathLike)):
+    if not isinstance(pairs, list):
         raise TypeError("metric: a second parameter is for the pair that is measured; give pairs, as a list")
-    return native_function(metric, list(pairs))
+    return native_function(metric, pairs)
 
 
 def _is_several(answers: Any) -> bool:

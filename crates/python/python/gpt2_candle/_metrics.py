@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import math
@@ -16,7 +15,7 @@ from ._numbers import array_of, count
 from ._types import Floats, MetricFunction
 
 
-def torch_metric(function: Callable[[Any], Any]) -> MetricFunction:
+def torch_metric(function: Callable[..., Any]) -> MetricFunction:
     """A metric in torch, which differentiates it: ``function(logits)`` gets a tensor (B, T, V) and returns a tensor with one number. Over
     pairs, ``function(logits, pair)`` gets the pair, too.
 
@@ -26,7 +25,6 @@ def torch_metric(function: Callable[[Any], Any]) -> MetricFunction:
     """
     torch: Any = importlib.import_module("torch")
 
-    @functools.wraps(function)  # with its parameters
     def metric(logits: Floats, *pair: Any) -> tuple[float, Any]:
         given = torch.from_dlpack(logits).requires_grad_()
         value = function(given, *pair)
@@ -35,19 +33,22 @@ def torch_metric(function: Callable[[Any], Any]) -> MetricFunction:
         (gradient,) = torch.autograd.grad(value, given)
         return float(value.detach()), gradient.numpy()
 
-    return metric
+    def of_pair(logits: Floats, pair: Any) -> tuple[float, Any]:
+        return metric(logits, pair)
+
+    return of_pair if reads_pairs(function) else metric
 
 
 def reads_pairs(metric: Any) -> bool:
-    """Whether a metric is a function with a second parameter, for the pair that it measures."""
+    """Whether a metric is a function with a second parameter for the pair that it measures: one without a default, or called ``pair``."""
     if not callable(metric):
         return False
     try:
-        parameters = inspect.signature(metric).parameters.values()
+        parameters = inspect.signature(metric, follow_wrapped=False).parameters.values()
     except (TypeError, ValueError):  # some functions of C say nothing of theirs
         return False
-    needed = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty]
-    return len(needed) == 2
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return len([one for one in positional if one.default is one.empty]) == 2 or any(one.name == "pair" for one in positional[1:])
 
 
 NativeMetric = Callable[[_native.Array, "int | None"], "tuple[float, _native.Array]"]

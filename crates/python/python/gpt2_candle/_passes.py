@@ -190,7 +190,7 @@ class Passes(Base):
         if backward:
             if stream is not None or stop_at_layer is not None:
                 raise TypeError("incl_bwd: takes gradients of a whole pass; leave start_at_layer and stop_at_layer out")
-            metric: Any = asked["metric"] or ("loss" if asked["answer"] is None else None)
+            metric: Any = "loss" if asked["metric"] is None and asked["answer"] is None else asked["metric"]
             measure = self._measure(asked["answer"], asked["against"], metric, together=True)
             together = self._gradients(rows, measure, points, given, hooks)
             values = {name: point.value for name, point in together.items()}
@@ -262,12 +262,12 @@ class Passes(Base):
         if backward:
             if stream is not None or stop_at_layer is not None:
                 raise TypeError("bwd_hooks: read gradients of a whole pass; leave start_at_layer and stop_at_layer out")
-            named: Any = metric or ("loss" if answer is None else None)
+            named: Any = "loss" if metric is None and answer is None else metric
             self._gradients(rows, self._measure(answer, against, named, together=True), [], given, hooks, backward)
             if return_type is None:
                 return None
-        elif metric is not None or answer is not None:
-            raise TypeError("metric and answer: say what bwd_hooks get gradients of; give some")
+        elif metric is not None or answer is not None or against is not None:
+            raise TypeError("metric, answer and against: say what bwd_hooks get gradients of; give some")
         found = self._run(
             rows,
             given,

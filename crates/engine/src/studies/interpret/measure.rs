@@ -3,7 +3,7 @@
 use super::over_pairs::on_pairs;
 use crate::interventions::Applied;
 use crate::studies::study::Run;
-use crate::texts::PairsInput;
+use crate::texts::{AnswerSides, PairsInput};
 use crate::words::{Choices, name_of};
 use anyhow::{Context, bail};
 use gpt2_circuits::discovery::Pair;
@@ -11,6 +11,7 @@ use gpt2_model::ForwardArgs;
 use gpt2_model::analysis::{Divergence, Loss, Metric};
 use gpt2_model::hooks::Hooks;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::sync::Arc;
 
 /// A metric by its name.
@@ -54,6 +55,10 @@ pub(super) struct Measured {
     pub(super) applied: Applied,
     /// The metric; `None` for that of the answers.
     pub(super) metric: Option<String>,
+    /// Whether it compares right answers with wrong ones, so that it should be above 0.
+    pub(super) is_difference: bool,
+    /// The source of the pairs with their answers, and the metric, for the outputs of a run.
+    pub(super) facts: Value,
 }
 
 /// Reads the pairs of a study and gives them its metric: `name` at `positions`, the run's own, or that of their answers.
@@ -65,19 +70,36 @@ pub(super) fn measured(
 ) -> anyhow::Result<Measured> {
     let spelling = run.opened.spelling;
     let option = spelling.option("metric");
-    let by_answers = run.metric.is_none() && !matches!(name, Some(MetricName::Loss | MetricName::Kl));
+    let is_named = |names: &[MetricName]| name.is_some_and(|name| names.contains(&name));
+    let by_answers = run.metric.is_none() && !is_named(&[MetricName::Loss, MetricName::Kl]);
+    let sides = AnswerSides {
+        right: by_answers,
+        wrong: by_answers && !is_named(&[MetricName::LogProb, MetricName::Probability]),
+    };
     if run.metric.is_some() && name.is_some() {
         bail!("{option}: there are two; give one");
     }
-    let has_wrong = input.one().is_some_and(|pair| pair.incorrect.is_some());
-    if let Some(name) = name.filter(|name| has_wrong && !name.is_difference()) {
-        let metric = spelling.given("metric", name_of(METRICS, &name));
-        bail!("{}: {metric} does not read it; leave it out", spelling.option("against"));
+    if let Some(pair) = input.one() {
+        let metric =
+            || name.map_or("a function".to_owned(), |name| spelling.given("metric", name_of(METRICS, &name)));
+        if !sides.right && !pair.correct.all().is_empty() {
+            bail!("{}: {} does not read it; leave it out", spelling.option("answer"), metric());
+        }
+        if !sides.wrong && pair.incorrect.is_some() {
+            bail!("{}: {} does not read it; leave it out", spelling.option("against"), metric());
+        }
     }
     if !positions.is_empty() && !by_answers {
         bail!("{}: are for metrics of answers", spelling.option("positions"));
     }
-    let mut pairs = input.read(run.opened, by_answers, run.observer)?;
+    let mut pairs = input.read(run.opened, sides, run.observer)?;
+    let metric = said(run, name, positions);
+    let mut facts = input.facts(&pairs);
+    if let Some(metric) = &metric {
+        facts["metric"] = metric.as_str().into();
+    }
+    let is_difference =
+        sides.wrong && pairs.iter().all(|pair| matches!(pair.metric, Metric::LogitDifference { .. }));
     let applied = on_pairs(run, input, &pairs)?;
     let hooks = (!applied.list.is_empty()).then_some(&applied.list as &dyn Hooks);
     for (place, pair) in pairs.iter_mut().enumerate() {
@@ -93,7 +115,7 @@ pub(super) fn measured(
             bail!("{given}: pair {place} has {} tokens", pair.clean.len());
         }
     }
-    Ok(Measured { pairs, applied, metric: said(run, name, positions) })
+    Ok(Measured { pairs, applied, metric, is_difference, facts })
 }
 
 /// The metric in words.
@@ -112,7 +134,9 @@ fn said(run: &Run, name: Option<MetricName>, positions: &[usize]) -> Option<Stri
 fn of_name(run: &Run, pair: &Pair, name: MetricName, hooks: Option<&dyn Hooks>) -> anyhow::Result<Metric> {
     let spelling = run.opened.spelling;
     let (answers, against) = match &pair.metric {
-        Metric::LogitDifference { answers, against } => (&answers[..], &against[..]),
+        Metric::LogitDifference { answers, against } | Metric::Probability { answers, against } => {
+            (&answers[..], &against[..])
+        }
         Metric::LogProb(token) => (std::slice::from_ref(token), &[][..]),
         other => bail!("{other:?} has no answers"),
     };

@@ -6,8 +6,10 @@ use crate::studies::study::Run;
 use crate::texts::PairsInput;
 use gpt2_circuits::discovery::{Pair, Study};
 
-/// The smallest difference that shares can be taken of.
-pub(super) const SMALLEST: f64 = 1e-6;
+/// Whether two metrics are the same but for rounding, so that no share can be taken of their difference.
+pub(super) fn are_alike(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-6 * a.abs().max(b.abs())
+}
 
 /// The interventions for runs over pairs: over a pair that is given by itself, they may name its positions. A file is a list of
 /// pairs, however many it holds.

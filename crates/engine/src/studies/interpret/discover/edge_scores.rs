@@ -128,13 +128,13 @@ impl Study for EdgeScoreOptions {
     /// The tensor `scores` holds a row for each reader, a column for each writer. Above 0, an edge helps the right answers.
     fn run(&self, run: &Run) -> anyhow::Result<Outcome<EdgeScoreReport>> {
         let scoring = self.scoring(run)?;
-        let Measured { pairs, applied, metric } = measured(run, &self.pairs, self.metric, &self.positions)?;
+        let Measured { pairs, applied, metric, facts: mut settings, .. } =
+            measured(run, &self.pairs, self.metric, &self.positions)?;
         let study = study_of(run, &pairs, &applied)?;
         study.check(scoring)?;
         let (clean, corrupt) = study.plain(&mut steps(run.observer, "runs"))?;
         check_plain(run, &study, &clean, &corrupt)?;
         let scores = score(run, &study, scoring)?;
-        let mut settings = self.pairs.facts(&pairs);
         for (name, value) in [
             ("gradients", json!(name_of(GRADIENTS, &self.gradients))),
             ("steps", json!((self.gradients == GradientRuns::Integrated).then_some(self.steps))),

@@ -4,7 +4,7 @@ use super::options::{EdgeChoice, Options};
 use super::report::{EachPair, MeasuredCircuit, ScoredEdge, SizedCircuit, Without};
 use crate::observer::steps;
 use crate::studies::interpret::measure::MetricName;
-use crate::studies::interpret::over_pairs::SMALLEST;
+use crate::studies::interpret::over_pairs::are_alike;
 use crate::studies::study::{Mean, Run};
 use crate::words::count;
 use anyhow::{Context, bail};
@@ -70,10 +70,9 @@ impl<'a> Search<'a> {
         check_plain(run, study, &clean, &corrupt)?;
         let scores = score(run, study, scoring)?;
         let search = Self { options, run, study, scores, clean, corrupt, none };
-        let difference = mean(&search.clean) - mean(&search.none);
-        if difference.abs() < SMALLEST {
+        if are_alike(mean(&search.clean), mean(&search.none)) {
             bail!(
-                "the metric is {:.4} with all edges and without any, so there is nothing to look for: choose prompts and answers \
+                "the metric is {:.4e} with all edges and without any, so there is nothing to look for: choose prompts and answers \
                  that tell the two apart",
                 mean(&search.clean)
             );

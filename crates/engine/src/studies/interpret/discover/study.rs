@@ -9,7 +9,7 @@ use crate::studies::interpret::over_pairs::{provenance, study_of};
 use crate::studies::study::{Mean, Outcome, Run, Study};
 use crate::words::name_of;
 use anyhow::bail;
-use gpt2_circuits::discovery::{EdgeGradients, EdgeScoring, Pair};
+use gpt2_circuits::discovery::{EdgeGradients, EdgeScoring};
 use serde_json::json;
 
 impl Options {
@@ -42,8 +42,8 @@ impl Options {
         self.scoring(spelling).map(drop)
     }
 
-    fn settings(&self, pairs: &[Pair], seed: u64) -> serde_json::Value {
-        let mut settings = self.pairs.facts(pairs);
+    /// The options, besides the facts of the pairs.
+    fn settings(&self, mut settings: serde_json::Value, seed: u64) -> serde_json::Value {
         for (name, value) in [
             ("steps", json!(self.steps)),
             ("integrate", json!(name_of(INTEGRALS, &self.integrate))),
@@ -70,7 +70,8 @@ impl Study for Options {
     fn run(&self, run: &Run) -> anyhow::Result<Outcome<Report>> {
         self.check(run.opened.spelling)?;
         let scoring = self.scoring(run.opened.spelling)?;
-        let Measured { pairs, applied, metric } = measured(run, &self.pairs, self.metric, &self.positions)?;
+        let Measured { pairs, applied, metric, facts, .. } =
+            measured(run, &self.pairs, self.metric, &self.positions)?;
         let study = study_of(run, &pairs, &applied)?;
         study.check(scoring)?;
         let search = Search::new(self, run, &study, scoring)?;
@@ -78,7 +79,7 @@ impl Study for Options {
         let circuit = search.chosen(&curve)?;
         Ok(Outcome::new(Report {
             provenance: provenance(run, &pairs, &applied)?,
-            settings: self.settings(&pairs, run.seed),
+            settings: self.settings(facts, run.seed),
             pairs: pairs.len(),
             metric,
             clean_difference: Mean::of(&search.clean),

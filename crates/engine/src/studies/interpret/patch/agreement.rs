@@ -1,6 +1,6 @@
 //! The agreement of estimates with exact numbers, and whether there is a difference to share.
 
-use crate::studies::interpret::over_pairs::SMALLEST;
+use crate::studies::interpret::over_pairs::are_alike;
 use crate::studies::study::Run;
 use anyhow::bail;
 
@@ -47,9 +47,9 @@ pub(super) fn check_difference(
     right: &str,
     wrong: Option<&str>,
 ) -> anyhow::Result<()> {
-    if difference.abs() < SMALLEST {
+    if are_alike(clean, clean - difference) {
         bail!(
-            "the metric is {clean:.4} after either prompt, so there is nothing to bring back: choose prompts and answers \
+            "the metric is {clean:.4e} after either prompt, so there is nothing to bring back: choose prompts and answers \
              that tell the two apart"
         );
     }

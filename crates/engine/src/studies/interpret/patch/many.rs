@@ -5,6 +5,7 @@ use super::options::Options;
 use super::paths::{PathPatch, measure};
 use crate::interventions::Reads;
 use crate::provenance::RunProvenance;
+use crate::studies::interpret::measure::Measured;
 use crate::studies::study::{Mean, Run};
 use candle_core::{DType, Device, Tensor};
 use gpt2_circuits::discovery::Pair;
@@ -85,13 +86,9 @@ pub struct PairDifferences {
 const PARTS: [Parts; 3] = [Parts::Heads, Parts::Attention, Parts::Mlps];
 
 impl Options {
-    pub(super) fn many(
-        &self,
-        run: &Run,
-        pairs: &[Pair],
-        measures: Option<String>,
-    ) -> anyhow::Result<PairsReport> {
+    pub(super) fn many(&self, run: &Run, measured: Measured) -> anyhow::Result<PairsReport> {
         let opened = run.opened;
+        let pairs = &measured.pairs[..];
         let applied = run.interventions.of(Reads::Others("pairs of prompts"))?;
         let hooks = (!applied.list.is_empty()).then_some(&applied.list as &dyn Hooks);
         let mut each = vec![];
@@ -103,7 +100,7 @@ impl Options {
         let clean = mean(&|pair| pair.clean);
         let corrupt = mean(&|pair| pair.corrupt);
         let difference = clean.mean - corrupt.mean;
-        let wrong = measures.is_none().then_some("the wrong one");
+        let wrong = measured.is_difference.then_some("the wrong one");
         check_difference(run, clean.mean, difference, "the right answer", wrong)?;
         let share = |of: &dyn Fn(&PairDifferences) -> f64| mean(&|pair| of(pair) / difference);
         let layers = opened.model.config().n_layer;
@@ -129,9 +126,9 @@ impl Options {
         let longest = pairs.first().map_or(1, |pair| pair.clean.len());
         Ok(PairsReport {
             provenance: RunProvenance::of_tokens(opened, longest)?.under(&applied),
-            settings: self.pairs.facts(pairs),
+            settings: measured.facts,
             pairs: pairs.len(),
-            metric: measures,
+            metric: measured.metric,
             clean_difference: clean,
             corrupt_difference: corrupt,
             correlation: correlation(&heads, |head| (head.exact.mean, head.estimated.mean)),

@@ -7,6 +7,7 @@ use crate::interventions::Reads;
 use crate::observer::steps;
 use crate::open::Label;
 use crate::provenance::RunProvenance;
+use crate::studies::interpret::measure::Measured;
 use crate::studies::study::{Outcome, Run};
 use crate::texts::{Answers, PairInput};
 use anyhow::Context;
@@ -124,7 +125,7 @@ impl Options {
         run: &Run,
         texts: &PairInput,
         pair: &Pair,
-        measures: Option<String>,
+        measured: &Measured,
     ) -> anyhow::Result<Outcome<PairReport>> {
         let opened = run.opened;
         let Pair { clean, corrupt, metric } = pair;
@@ -140,7 +141,7 @@ impl Options {
         let number = |x: f64| Tensor::new(x, &Device::Cpu);
         run.check_finite(&clean_ids, hooks, [&number(patched.clean)?])?;
         run.check_finite(&corrupt_ids, hooks, [&number(patched.corrupt)?])?;
-        let wrong = texts.incorrect.as_ref().filter(|_| measures.is_none()).map(Answers::shown);
+        let wrong = texts.incorrect.as_ref().filter(|_| measured.is_difference).map(Answers::shown);
         check_difference(run, patched.clean, difference, &texts.correct.shown(), wrong.as_deref())?;
         let estimate = attribution_patching(&opened.model, &contrast)?;
         run.check_finite(&corrupt_ids, hooks, patched.maps.iter().chain([&estimate.heads]))?;
@@ -162,7 +163,7 @@ impl Options {
             corrupt: labels(corrupt),
             answer: texts.correct.clone(),
             against: texts.incorrect.clone(),
-            metric: measures,
+            metric: measured.metric.clone(),
             clean_difference: patched.clean,
             corrupt_difference: patched.corrupt,
             correlation: correlation(&heads, |head| (head.exact, head.estimated)),

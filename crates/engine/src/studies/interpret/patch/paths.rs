@@ -161,18 +161,18 @@ impl Study for PathOptions {
         if self.path.is_empty() {
             bail!("{}: there is no path; 0.3->1.2.k is one", spelling.option("path"));
         }
-        let Measured { pairs, applied, metric } = measured(run, &self.pairs, self.metric, &self.positions)?;
+        let Measured { pairs, applied, metric, is_difference, facts } =
+            measured(run, &self.pairs, self.metric, &self.positions)?;
         let MeasuredPaths { clean, corrupt, paths } =
             measure(run, &pairs, &applied, &self.path, self.freeze)?;
         let clean_difference = Mean::of(&clean);
         let corrupt_difference = Mean::of(&corrupt);
         let difference = clean_difference.mean - corrupt_difference.mean;
-        let has_wrong = self.pairs.one().is_none_or(|pair| pair.incorrect.is_some());
-        let wrong = (metric.is_none() && has_wrong).then_some("the wrong one");
+        let wrong = is_difference.then_some("the wrong one");
         check_difference(run, clean_difference.mean, difference, "the right answer", wrong)?;
         Ok(Outcome::new(PathReport {
             provenance: provenance(run, &pairs, &applied)?,
-            settings: self.pairs.facts(&pairs),
+            settings: facts,
             pairs: pairs.len(),
             metric,
             clean_difference,

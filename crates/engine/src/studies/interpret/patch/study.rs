@@ -4,7 +4,7 @@ use super::agreement::agreement;
 use super::many::PairsReport;
 use super::one::PairReport;
 use super::options::Options;
-use crate::studies::interpret::measure::{Measured, measured};
+use crate::studies::interpret::measure::measured;
 use crate::studies::study::{Outcome, Run, Study};
 use anyhow::bail;
 use serde::Serialize;
@@ -26,10 +26,10 @@ impl Study for Options {
     type Report = Report;
 
     fn run(&self, run: &Run) -> anyhow::Result<Outcome<Report>> {
-        let Measured { pairs, metric, .. } = measured(run, &self.pairs, self.metric, &self.positions)?;
-        match (self.pairs.one(), &pairs[..]) {
+        let measured = measured(run, &self.pairs, self.metric, &self.positions)?;
+        match (self.pairs.one(), &measured.pairs[..]) {
             (Some(texts), [pair]) => {
-                let Outcome { report, tensors } = self.one(run, texts, pair, metric)?;
+                let Outcome { report, tensors } = self.one(run, texts, pair, &measured)?;
                 self.warn(run, report.heads.len(), report.correlation);
                 Ok(Outcome { report: Report::One(Box::new(report)), tensors })
             }
@@ -38,7 +38,7 @@ impl Study for Options {
                 bail!("{option}: positions of several pairs do not correspond; give one pair")
             }
             _ => {
-                let report = self.many(run, &pairs, metric)?;
+                let report = self.many(run, measured)?;
                 self.warn(run, report.heads.len(), report.correlation);
                 Ok(Outcome::new(Report::Many(Box::new(report))))
             }
