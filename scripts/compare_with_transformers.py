@@ -158,7 +158,8 @@ def write_kinds(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def load(folder: Path, ignore: str | None = None) -> PreTrainedModel:
-    """The checkpoint as transformers reads it, with every key accounted for (but `ignore`)."""
+    """The checkpoint as transformers reads it, with every key accounted for (but `ignore`). PyTorch itself reads a pickle that needs code
+    to run, with exactly the model's keys."""
     try:
         model, info = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", output_loading_info=True)
     except pickle.UnpicklingError:  # PyTorch 2.11 reads protocol 4 only if it may run code

@@ -534,4 +534,6 @@ def test_files_of_a_model_are_spared_from_wherever_the_process_works(model: Mode
     for path in (tmp_path / "m", "../m"):
         with pytest.raises(ValueError, match="holds the model that is loaded"):
             loaded.save(path, overwrite=True)
+        with pytest.raises(ValueError, match="holds other files"):
+            loaded.record([TEXT], points="blocks.0.hook_resid_pre", out=path)
     assert {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()} == before

@@ -178,7 +178,7 @@ function drawLikely(context) {
   context.fillStyle = colorOf("--quiet");
   context.fillText(drawnWith(), 372, STREAM_Y + 79, 66);
   context.globalAlpha = 1;
-  drawnParts.push({ name: "probabilities", box: [368, 42, 72, 140] });
+  drawnParts.push({ name: "probabilities", box: [368, 42, 72, 154] });
 }
 
 /// The settings that make these probabilities other than the model's own.

@@ -23,9 +23,29 @@ impl Mean {
     }
 }
 
+/// Three digits behind the point; with `#`, three digits in all of a mean below 0.01, such as that of a probability.
 impl fmt::Display for Mean {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:+.3}", self.mean)?;
-        self.error.map_or(Ok(()), |error| write!(f, " ± {error:.3}"))
+        let size = self.mean.abs();
+        let is_small = f.alternate() && (1e-9..0.01).contains(&size);
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // from 3 to 11
+        let digits = if is_small { (2.0 - size.log10().floor()) as usize } else { 3 };
+        write!(f, "{:+.digits$}", self.mean)?;
+        self.error.map_or(Ok(()), |error| write!(f, " ± {error:.digits$}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_mean_has_three_digits_if_it_is_asked_for_them() {
+        let of = |mean, error| Mean { mean, error };
+        assert_eq!(of(0.000_412_3, None).to_string(), "+0.000");
+        assert_eq!(format!("{:#}", of(0.000_412_3, Some(0.000_02))), "+0.000412 ± 0.000020");
+        assert_eq!(format!("{:#}", of(-0.5, Some(0.25))), "-0.500 ± 0.250");
+        assert_eq!(format!("{:#}", of(0.0, None)), "+0.000");
+        assert_eq!(format!("{:#}", of(f64::NAN, None)), "NaN");
     }
 }

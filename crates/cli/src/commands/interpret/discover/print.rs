@@ -16,7 +16,7 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
     writeln!(out, "{}\n", report.provenance.model_line())?;
     writeln!(
         out,
-        "{} over {}: {} after the clean prompts, {} after the corrupted ones\n",
+        "{} over {}: {:#} after the clean prompts, {:#} after the corrupted ones\n",
         report.metric.as_deref().unwrap_or("the logit difference"),
         count(*pairs, "pair"),
         report.clean_difference,
@@ -25,7 +25,7 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
     if report.settings["replace"] != "corrupted" {
         writeln!(
             out,
-            "without any edge, it is {}: faithfulness goes from there to the clean prompts'\n",
+            "without any edge, it is {:#}: faithfulness goes from there to the clean prompts'\n",
             report.without_edges
         )?;
     }

@@ -24,7 +24,7 @@ pub(super) fn print(report: &PairsReport, all: bool) -> anyhow::Result<()> {
     writeln!(out, "{}\n", report.provenance.model_line())?;
     writeln!(
         out,
-        "{} over {}: {} after the clean prompts, {} after the corrupted ones",
+        "{} over {}: {:#} after the clean prompts, {:#} after the corrupted ones",
         report.metric.as_deref().unwrap_or("the logit difference"),
         count(report.pairs, "pair"),
         report.clean_difference,

@@ -3,6 +3,7 @@
 use crate::output::{self, note};
 use crate::results::picture::{HeadMap, head_maps};
 use candle_core::{Device, Tensor};
+use gpt2_engine::studies::Mean;
 use gpt2_engine::studies::interpret::patch::{HeadPatch, LayerPatch, PairReport, PathPatch, agreement};
 use gpt2_engine::texts::Answers;
 use gpt2_view::Align::{Left, Right};
@@ -71,10 +72,10 @@ pub(super) fn print(report: &PairReport, all: bool) -> anyhow::Result<()> {
     writeln!(out, "{}\n", report.provenance.first_line())?;
     writeln!(
         out,
-        "{}: {:+.3} after the clean prompt, {:+.3} after the corrupted one",
+        "{}: {:#} after the clean prompt, {:#} after the corrupted one",
         measured(report),
-        report.clean_difference,
-        report.corrupt_difference
+        Mean::of(&[report.clean_difference]),
+        Mean::of(&[report.corrupt_difference])
     )?;
     writeln!(
         out,
