@@ -25,7 +25,7 @@ use operations::{
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
-use sparse::{Code, Gradients, Rows, of_sums, rebuilt, slopes};
+use sparse::{Code, NumberRows, SparseGradients, of_sums, rebuilt, slopes};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -134,7 +134,7 @@ pub struct DictionaryTrainer {
 }
 
 impl DictionaryTrainer {
-    /// A trainer for values like `sample`, which decide the scale, the first `b_dec` and the first thresholds. Rows of `W_dec` begin in random directions,
+    /// A trainer for values like `sample`, which decide the scale, the first `b_dec` and the first thresholds. NumberRows of `W_dec` begin in random directions,
     /// and columns of `W_enc` as those rows, or of a transcoder in directions of their own.
     ///
     /// # Shapes
@@ -307,8 +307,8 @@ impl DictionaryTrainer {
         let is_transcoder = self.options.reads.is_some();
         let b_dec = self.b_dec.as_tensor().detach();
         let x = if is_transcoder { x } else { x.broadcast_sub(&b_dec)? };
-        let w_dec = Rows::of(self.w_dec.as_tensor())?;
-        let Fired { code, near } = self.fired(&x)?;
+        let w_dec = NumberRows::of(self.w_dec.as_tensor())?;
+        let FiredFeatures { code, near } = self.fired(&x)?;
         let rebuilt = rebuilt(&code, &w_dec)?.broadcast_add(&b_dec)?;
         let missed = (target - rebuilt)?;
         let squares = missed.sqr()?.mean_all()?;
@@ -319,15 +319,15 @@ impl DictionaryTrainer {
         let count = (positions * d_out) as f64;
         let of_rebuilt = (&missed * (-2.0 / (count * self.variance)))?;
         let mut of_b_dec = of_rebuilt.sum(0)?;
-        let of_rebuilt = Rows::of(&of_rebuilt)?;
-        let x_rows = Rows::of(&x)?;
-        let mut sums = Gradients::zeros(self.options.features, x.dim(1)?, d_out);
+        let of_rebuilt = NumberRows::of(&of_rebuilt)?;
+        let x_rows = NumberRows::of(&x)?;
+        let mut sums = SparseGradients::zeros(self.options.features, x.dim(1)?, d_out);
         sums.add(&code, &x_rows, &of_rebuilt, &w_dec);
         if let Some(SilentCode { code, missed }) = self.silent_code(&x, &missed, &w_dec, &results)? {
             // Of their own squares' mean over that of what was missed.
             let of_rebuilt =
                 (missed * (-2.0 * SILENT_SHARE / (count * f64::from(squares.to_scalar::<f32>()?))))?;
-            sums.add(&code, &x_rows, &Rows::of(&of_rebuilt)?, &w_dec);
+            sums.add(&code, &x_rows, &NumberRows::of(&of_rebuilt)?, &w_dec);
         }
         let [w_enc, b_enc, of_w_dec] = sums.tensors()?;
         if !is_transcoder {
@@ -346,17 +346,17 @@ impl DictionaryTrainer {
     }
 
     /// The features that fire at each row of `x`, and those whose sums teach their thresholds.
-    fn fired(&self, x: &Tensor) -> Result<Fired> {
+    fn fired(&self, x: &Tensor) -> Result<FiredFeatures> {
         let w_enc = &self.w_enc.as_tensor().detach();
         let b_enc = &self.b_enc.as_tensor().detach();
         let Some(log_threshold) = &self.log_threshold else {
             let code = of_sums(x, w_enc, b_enc, |row| largest(row, None, self.options.k, false))?;
-            return Ok(Fired { code, near: vec![] });
+            return Ok(FiredFeatures { code, near: vec![] });
         };
         let threshold: Vec<f32> = threshold(log_threshold.as_tensor())?.to_vec1()?;
         let both = of_sums(x, w_enc, b_enc, |row| (above(row, &threshold), near(row, &threshold)))?;
         let (code, near) = both.into_iter().unzip();
-        Ok(Fired { code, near })
+        Ok(FiredFeatures { code, near })
     }
 
     /// The strongest silent features of each row of `x`, and what these do not rebuild of what the others missed; `None` if none is
@@ -365,7 +365,7 @@ impl DictionaryTrainer {
         &self,
         x: &Tensor,
         missed: &Tensor,
-        w_dec: &Rows,
+        w_dec: &NumberRows,
         results: &BatchResults,
     ) -> Result<Option<SilentCode>> {
         // A feature that fires here is not silent, whatever other batches of the step say.
@@ -417,7 +417,7 @@ impl DictionaryTrainer {
 }
 
 /// The features that fire at each position, and those whose sums are near their thresholds.
-struct Fired {
+struct FiredFeatures {
     code: Code,
     near: Code,
 }

@@ -1,4 +1,4 @@
-//! What few features make of many: sums, choices and gradients that touch only the features that fire.
+//! Sums, choices and gradients that touch only the features that fire.
 
 use candle_core::{Device, Result, Tensor};
 use gpt2_model::dictionary::ActiveFeature;
@@ -11,13 +11,13 @@ const ROWS: usize = 256;
 /// Features at each position.
 pub(super) type Code = Vec<Vec<ActiveFeature>>;
 
-/// Rows of numbers in memory.
-pub(super) struct Rows {
+/// NumberRows of numbers in memory.
+pub(super) struct NumberRows {
     numbers: Vec<f32>,
     width: usize,
 }
 
-impl Rows {
+impl NumberRows {
     /// # Shapes
     /// `x` (rows, width)
     pub(super) fn of(x: &Tensor) -> Result<Self> {
@@ -38,7 +38,7 @@ impl Rows {
     }
 }
 
-/// What `choose` makes of each row of `x·W + b`.
+/// The results of `choose` for each row of `x·W + b`.
 ///
 /// # Shapes
 /// `x` (positions, d), `w` (d, F), `b` (F)
@@ -53,7 +53,7 @@ pub(super) fn of_sums<T: Send>(
     let mut found = Vec::with_capacity(positions);
     for first in (0..positions).step_by(ROWS) {
         let rows = x.narrow(0, first, ROWS.min(positions - first))?;
-        let sums = Rows::of(&weight.forward(&rows, Some(b), Epilogue::None)?)?;
+        let sums = NumberRows::of(&weight.forward(&rows, Some(b), Epilogue::None)?)?;
         found.par_extend(sums.numbers.par_chunks(sums.width).map(&choose));
     }
     Ok(found)
@@ -63,8 +63,8 @@ pub(super) fn of_sums<T: Send>(
 ///
 /// # Shapes
 /// `w_dec` (F, d out)
-pub(super) fn rebuilt(code: &Code, w_dec: &Rows) -> Result<Tensor> {
-    let mut sums = Rows::zeros(code.len(), w_dec.width);
+pub(super) fn rebuilt(code: &Code, w_dec: &NumberRows) -> Result<Tensor> {
+    let mut sums = NumberRows::zeros(code.len(), w_dec.width);
     sums.numbers.par_chunks_mut(w_dec.width).zip(code).for_each(|(sum, row)| {
         for &ActiveFeature { feature, value } in row {
             add(sum, value, w_dec.row(feature as usize));
@@ -77,7 +77,7 @@ pub(super) fn rebuilt(code: &Code, w_dec: &Rows) -> Result<Tensor> {
 ///
 /// # Shapes
 /// `of_rebuilt` (positions, d out), `w_dec` (F, d out)
-pub(super) fn slopes(code: &Code, of_rebuilt: &Rows, w_dec: &Rows) -> Vec<Vec<f32>> {
+pub(super) fn slopes(code: &Code, of_rebuilt: &NumberRows, w_dec: &NumberRows) -> Vec<Vec<f32>> {
     let of_row = |(position, row): (usize, &Vec<ActiveFeature>)| {
         let of_rebuilt = of_rebuilt.row(position);
         row.iter().map(|active| dot(of_rebuilt, w_dec.row(active.feature as usize))).collect()
@@ -86,28 +86,28 @@ pub(super) fn slopes(code: &Code, of_rebuilt: &Rows, w_dec: &Rows) -> Vec<Vec<f3
 }
 
 /// The sums of gradients of the encoder and of the decoder's directions.
-pub(super) struct Gradients {
+pub(super) struct SparseGradients {
     /// (F, d)
-    w_enc: Rows,
+    w_enc: NumberRows,
     /// (F)
     b_enc: Vec<f32>,
     /// (F, d out)
-    w_dec: Rows,
+    w_dec: NumberRows,
 }
 
 /// An activation of a feature, and its gradient.
-struct At {
+struct ActiveAt {
     position: usize,
     value: f32,
     slope: f32,
 }
 
-impl Gradients {
+impl SparseGradients {
     pub(super) fn zeros(features: usize, d: usize, d_out: usize) -> Self {
         Self {
-            w_enc: Rows::zeros(features, d),
+            w_enc: NumberRows::zeros(features, d),
             b_enc: vec![0.0; features],
-            w_dec: Rows::zeros(features, d_out),
+            w_dec: NumberRows::zeros(features, d_out),
         }
     }
 
@@ -115,17 +115,17 @@ impl Gradients {
     ///
     /// # Shapes
     /// `x` (positions, d), `of_rebuilt` (positions, d out), `w_dec` (F, d out)
-    pub(super) fn add(&mut self, code: &Code, x: &Rows, of_rebuilt: &Rows, w_dec: &Rows) {
-        let mut by_feature: Vec<Vec<At>> = self.b_enc.iter().map(|_| vec![]).collect();
+    pub(super) fn add(&mut self, code: &Code, x: &NumberRows, of_rebuilt: &NumberRows, w_dec: &NumberRows) {
+        let mut by_feature: Vec<Vec<ActiveAt>> = self.b_enc.iter().map(|_| vec![]).collect();
         for (position, (row, slopes)) in code.iter().zip(slopes(code, of_rebuilt, w_dec)).enumerate() {
             for (active, slope) in row.iter().zip(slopes) {
-                by_feature[active.feature as usize].push(At { position, value: active.value, slope });
+                by_feature[active.feature as usize].push(ActiveAt { position, value: active.value, slope });
             }
         }
         let encoders = self.w_enc.numbers.par_chunks_mut(self.w_enc.width).zip(&mut self.b_enc);
         let directions = self.w_dec.numbers.par_chunks_mut(self.w_dec.width);
         encoders.zip(directions).zip(by_feature).for_each(|(((w_enc, b_enc), direction), all)| {
-            for At { position, value, slope } in all {
+            for ActiveAt { position, value, slope } in all {
                 add(w_enc, slope, x.row(position));
                 *b_enc += slope;
                 add(direction, value, of_rebuilt.row(position));
@@ -133,7 +133,7 @@ impl Gradients {
         });
     }
 
-    /// Those of `W_enc` (d, F), `b_enc` (F) and `W_dec` (F, d out).
+    /// The gradients of `W_enc` (d, F), `b_enc` (F) and `W_dec` (F, d out).
     pub(super) fn tensors(self) -> Result<[Tensor; 3]> {
         let w_enc = self.w_enc.tensor()?.t()?.contiguous()?;
         let features = self.b_enc.len();

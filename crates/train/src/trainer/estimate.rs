@@ -26,7 +26,7 @@ impl Trainer {
     /// When the device fails.
     pub fn estimate(&self) -> Result<Estimate> {
         let options = &self.settings.options;
-        let ranks = self.group().size() as f64;
+        let ranks = self.group().size();
         let batch = usize::from(options.batch);
         self.time_of(1)?; // the first pass also wakes threads and memory
         let row = self.time_of(1)?;
@@ -36,13 +36,12 @@ impl Trainer {
             row * options.batch.into()
         };
         let of_batch = of_batch.as_secs_f64();
-        let rounds = (f64::from(options.accumulate) / ranks).ceil();
+        let rounds = usize::from(options.accumulate).div_ceil(ranks) as f64;
         let steps = u64::from(options.steps).saturating_sub(self.steps());
         let of_step = of_batch * rounds + self.optimizer.matrices_take()?.as_secs_f64();
         let validations = steps.div_ceil(options.eval_every.into()) as f64;
-        let positions = (batch * self.window) as f64;
-        let of_validation =
-            FORWARD * of_batch * (self.data.validation().len() as f64 / positions / ranks).ceil();
+        let rounds = rounds_through(self.data.validation().len(), batch * self.window, ranks);
+        let of_validation = FORWARD * of_batch * rounds as f64;
         Ok(Estimate { seconds: of_step * steps as f64 + of_validation * validations, bytes: self.bytes() })
     }
 
@@ -70,5 +69,24 @@ impl Trainer {
         let logits = positions.min(LOGITS) * config.vocab_size;
         let numbers = frozen + 2 * learned + moments + sums + positions * of_position + logits;
         (PROGRAM + numbers * size_of::<f32>()) as u64
+    }
+}
+
+/// The rounds in which `ranks` processes go through some tokens, a batch each at a time.
+const fn rounds_through(tokens: usize, of_batch: usize, ranks: usize) -> usize {
+    tokens.div_ceil(of_batch).div_ceil(ranks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::rounds_through;
+
+    #[test]
+    fn processes_share_the_batches_of_a_validation() {
+        for (tokens, of_batch, ranks, expected) in
+            [(1000, 64, 1, 16), (1000, 64, 2, 8), (1000, 64, 3, 6), (5, 64, 4, 1)]
+        {
+            assert_eq!(rounds_through(tokens, of_batch, ranks), expected);
+        }
     }
 }

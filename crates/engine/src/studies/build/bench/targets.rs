@@ -20,7 +20,7 @@ use gpt2_model::{
 };
 use gpt2_train::{AdamW, AdamWParams};
 
-/// How often the machine's limit is measured while a target runs, at most.
+/// The most times that the machine's limit is measured while a target runs.
 const LIMITS: usize = 5;
 
 impl Bench<'_> {
