@@ -134,7 +134,7 @@ pub struct DictionaryTrainer {
 }
 
 impl DictionaryTrainer {
-    /// A trainer for values like `sample`, which decide the scale, the first `b_dec` and the first thresholds. NumberRows of `W_dec` begin in random directions,
+    /// A trainer for values like `sample`, which decide the scale, the first `b_dec` and the first thresholds. Rows of `W_dec` begin in random directions,
     /// and columns of `W_enc` as those rows, or of a transcoder in directions of their own.
     ///
     /// # Shapes

@@ -11,7 +11,7 @@ const ROWS: usize = 256;
 /// Features at each position.
 pub(super) type Code = Vec<Vec<ActiveFeature>>;
 
-/// NumberRows of numbers in memory.
+/// Numbers of a matrix in memory, by row.
 pub(super) struct NumberRows {
     numbers: Vec<f32>,
     width: usize,
