@@ -24,7 +24,7 @@ const REPLACED: &[(&str, &str, &str)] = &[
     ("gpt2 verify ", "gpt2-help verify ", "half a minute, which `bench` takes once"),
     ("--device cuda", "--device cpu", "needs a GPU"),
     ("--isa avx2", "--isa portable", "needs AVX2"),
-    ("--batch 2048 --out", "--out", "the text is short"),
+    ("--batch 2048 ", "", "the text is short"),
     ("--accumulate 4 --batch 256", "--accumulate 4", "the text is short"),
     ("--batch 256 --accumulate 8", "--accumulate 8", "the text is short"),
     ("gpt2 train-features activations", "gpt2 train-features activations --batch 64", "the text is short"),
