@@ -316,8 +316,22 @@ def test_the_pair_comes_by_its_name_too(model: Model) -> None:
     def of_first(logits: np.ndarray[Any, Any]) -> Any:
         return mine(logits, pairs[0])
 
-    for metric in (mine, Held().measure, functools.partial(Held().measure)):
+    def third(logits: np.ndarray[Any, Any], scale: float = 1.0, pair: Any = None) -> Any:
+        assert scale == 1.0
+        return mine(logits, pair)
+
+    @functools.wraps(mine)
+    def decorated(*args: Any, **named: Any) -> Any:
+        return mine(*args, **named)
+
+    def keyword(logits: np.ndarray[Any, Any], *, pair: Any) -> Any:
+        return mine(logits, pair)
+
+    partial = functools.partial(third, scale=1.0)
+    for metric in (mine, Held().measure, functools.partial(Held().measure), third, partial, decorated, keyword):
         assert np.isclose(model.patch(pairs=(pair for pair in pairs), metric=metric)["clean_difference"]["mean"], expected, rtol=1e-5)  # type: ignore[arg-type]
+    of_one = functools.partial(mine, pair=pairs[0])
+    assert model.patch(pairs=pairs[:1], metric=of_one)["metric"] == "a function of logits"
     assert model.patch(pairs=pairs[:1], metric=of_first)["metric"] == "a function of logits"
 
 

@@ -17,6 +17,7 @@ use crate::sharded::{Rates, ShardedOptimizer, facts_of_program, settings};
 use batch_results::BatchResults;
 use candle_core::{DType, Device, Result as CandleResult, Tensor, Var};
 use gpt2_model::dictionary::{DictionaryTensors, Selection, largest};
+use gpt2_model::finite::all_finite;
 use gpt2_parallel::Group;
 use operations::{
     THRESHOLD_LR_FACTOR, above, chosen, exceeded, near, norm_scale, of_log_threshold, product,
@@ -298,12 +299,18 @@ impl DictionaryTrainer {
         })
     }
 
-    /// The results of a batch of rows, and the gradients of the variables in the optimizer's order, that of their names.
+    /// The results of a batch of rows, and the gradients of the variables, in the optimizer's order.
     fn gradients(&self, rows: &Tensor) -> Result<(BatchResults, Vec<Tensor>)> {
         let (x, target) = self.options.parts(rows)?;
         let x = (x * self.scale)?;
         let target = (target * self.out_scale)?;
         let (positions, d_out) = target.dims2()?;
+        // Sums of NaN neither fire nor teach, so that nothing else would notice.
+        if positions == 0 || !all_finite(&x)? || !all_finite(&target)? {
+            return Err(TrainError::other(format!(
+                "a batch of {positions} values: expected some, none NaN or infinite"
+            )));
+        }
         let is_transcoder = self.options.reads.is_some();
         let b_dec = self.b_dec.as_tensor().detach();
         let x = if is_transcoder { x } else { x.broadcast_sub(&b_dec)? };
@@ -334,15 +341,19 @@ impl DictionaryTrainer {
             // Each position subtracts it from what it reads.
             of_b_dec = (of_b_dec - sum_of_columns(&self.w_enc, &b_enc)?)?;
         }
-        let mut gradients = vec![of_w_dec, w_enc, of_b_dec, b_enc];
+        let mut gradients =
+            vec![("W_enc", w_enc), ("b_enc", b_enc), ("W_dec", of_w_dec), ("b_dec", of_b_dec)];
         if let Some(log_threshold) = &self.log_threshold {
             let threshold: Vec<f32> = threshold(log_threshold.as_tensor())?.to_vec1()?;
             let slopes = slopes(&near, &of_rebuilt, &w_dec);
             // Of (L0 / k - 1)².
             let of_l0 = 2.0 * (results.l0 / self.options.k as f64 - 1.0) / self.options.k as f64;
-            gradients.push(of_log_threshold(&threshold, &near, &slopes, of_l0)?);
+            gradients.push(("log_threshold", of_log_threshold(&threshold, &near, &slopes, of_l0)?));
         }
-        Ok((results, gradients))
+        let of =
+            |name: &String| gradients.iter().find(|(one, _)| one == name).map(|(_, found)| found.clone());
+        let in_order: Option<Vec<_>> = self.optimizer.variables.iter().map(|(name, _)| of(name)).collect();
+        Ok((results, in_order.ok_or_else(|| TrainError::other("a variable has no gradient"))?))
     }
 
     /// The features that fire at each row of `x`, and those whose sums teach their thresholds.
@@ -549,6 +560,28 @@ mod tests {
                 if silent > 0 {
                     let of_silent = found[0].narrow(0, 0, silent)?.abs()?.max_all()?.to_scalar::<f32>()?;
                     assert!(of_silent > 0.0);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_batch_with_nan_or_infinity_is_refused() -> Result<()> {
+        let mut rng = ChaCha8Rng::seed_from_u64(5);
+        let drawn: Vec<f32> = (0..30 * 8).map(|_| StandardNormal.sample(&mut rng)).collect();
+        let sample = Tensor::from_slice(&drawn, (30, 8), &Device::Cpu)?;
+        for sparsity in [Sparsity::TopK, Sparsity::JumpRelu] {
+            // The first number is read, the last one predicted.
+            for (reads, place) in [(None, 0), (Some(5), 0), (Some(5), 7)] {
+                for number in [f32::NAN, f32::INFINITY] {
+                    let options = DictionaryOptions { sparsity, reads, ..DictionaryOptions::new(12, 2, 3) };
+                    let mut trainer = DictionaryTrainer::new(&sample, options)?;
+                    let mut values = drawn.clone();
+                    values[16 + place] = number;
+                    let batch = Tensor::from_vec(values, (30, 8), &Device::Cpu)?;
+                    let error = trainer.step(&[batch]).expect_err("it is not finite").to_string();
+                    assert!(error.contains("none NaN or infinite"), "{error}");
                 }
             }
         }

@@ -31,7 +31,7 @@ pub enum Answer {
 pub enum Answers {
     /// The only one.
     One(Answer),
-    /// Several, whose mean logit counts.
+    /// Several: a logit difference takes their mean logit, a probability that of any.
     Several(Vec<Answer>),
 }
 
@@ -184,9 +184,6 @@ impl PairsInput {
                     bail!("{}: there is no pair", opened.spelling.option("pairs"));
                 }
                 let of = |(i, pair): (usize, &PairInput)| {
-                    if !sides.right && pair.correct.all().is_empty() {
-                        return pair.read(opened, sides, observer).with_context(|| format!("pair {i}"));
-                    }
                     of_line(&serde_json::to_string(pair)?).with_context(|| format!("pair {i}"))
                 };
                 these.iter().enumerate().map(of).collect()

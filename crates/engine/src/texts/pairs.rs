@@ -18,7 +18,7 @@ const EXAMPLE: &str = r#"{"clean": "…", "corrupted": "…", "correct": " Mary"
 pub struct AnswerSides {
     /// Right ones: there must be at least one.
     pub right: bool,
-    /// Wrong ones: lines of a file need one, a pair by itself if it has several right ones.
+    /// Wrong ones: each of many pairs needs one, a pair by itself only if it has several right ones.
     pub wrong: bool,
 }
 
@@ -28,7 +28,7 @@ pub(super) fn of_one_side(answers: Vec<u32>) -> Metric {
 }
 
 /// A pair of texts from a line of JSON: `clean` and `corrupted` are texts or lists of ids, `correct` and `incorrect` a token's text,
-/// its id, or a list of either; those that `sides` do not name may be missing. `first_token` stands before every text, but not before ids. Other names are left alone. `tokenizer` is asked only where there is text.
+/// its id, or a list of either; answers of other `sides` are not read. `first_token` stands before every text, but not before ids. Other names are left alone. `tokenizer` is asked only where there is text.
 ///
 /// # Errors
 /// When it is not such an object, a text or an answer is not of this vocabulary, an answer is not one token, an answer is both right
@@ -48,9 +48,8 @@ pub fn pair<'a>(
     })?;
     let Value::Object(fields) = value else { bail!("not an object; expected {EXAMPLE}") };
     let n = config.n_positions;
-    let answers_of = |name, is_needed: bool| {
-        let has = fields.get(name).is_some_and(|value| !value.is_null());
-        if is_needed || has { tokens(&fields, name, tokenizer, n) } else { Ok(vec![]) }
+    let answers_of = |name, is_read: bool| {
+        if is_read { tokens(&fields, name, tokenizer, n) } else { Ok(vec![]) }
     };
     let answers = answers_of("correct", sides.right)?;
     let against = answers_of("incorrect", sides.wrong)?;

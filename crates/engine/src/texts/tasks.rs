@@ -282,7 +282,6 @@ mod tests {
     use super::*;
     use crate::texts::AnswerSides;
 
-    const BOTH: AnswerSides = AnswerSides { right: true, wrong: true };
     use gpt2_model::Config;
     use gpt2_model::analysis::Metric;
 
@@ -307,6 +306,8 @@ mod tests {
     fn wrong(pair: &PairInput) -> &[Answer] {
         pair.incorrect.as_ref().map_or(&[], Answers::all)
     }
+
+    const BOTH: AnswerSides = AnswerSides { right: true, wrong: true };
 
     #[test]
     fn every_task_has_pairs_in_gpt2s_vocabulary_that_differ_by_seed() -> anyhow::Result<()> {

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,7 +28,7 @@ def torch_metric(function: Callable[..., Any]) -> MetricFunction:
 
     def metric(logits: Floats, *pair: Any) -> tuple[float, Any]:
         given = torch.from_dlpack(logits).requires_grad_()
-        value = function(given, *pair)
+        value = _of_pair(function, given, pair[0]) if pair else function(given)
         if not value.requires_grad:
             raise ValueError("the metric does not depend on the logits, as torch sees it; leave detach, item and numpy out")
         (gradient,) = torch.autograd.grad(value, given)
@@ -40,15 +41,29 @@ def torch_metric(function: Callable[..., Any]) -> MetricFunction:
 
 
 def reads_pairs(metric: Any) -> bool:
-    """Whether a metric is a function with a second parameter for the pair that it measures: one without a default, or called ``pair``."""
+    """Whether a metric is a function that gets the pair that it measures: as a parameter ``pair``, or its second without a default."""
+    return _pair_parameter(metric) is not None
+
+
+def _pair_parameter(metric: Any) -> Literal["named", "second"] | None:
+    """How a function gets its pair."""
     if not callable(metric):
-        return False
+        return None
     try:
-        parameters = inspect.signature(metric, follow_wrapped=False).parameters.values()
+        parameters = list(inspect.signature(metric, follow_wrapped=False).parameters.values())
+        if any(one.kind == one.VAR_POSITIONAL for one in parameters):  # a decorator's
+            parameters = list(inspect.signature(metric).parameters.values())
     except (TypeError, ValueError):  # some functions of C say nothing of theirs
-        return False
+        return None
+    bound = metric.keywords if isinstance(metric, functools.partial) else {}
+    if any(one.name == "pair" and one.kind != one.POSITIONAL_ONLY for one in parameters[1:]) and "pair" not in bound:
+        return "named"
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    return len([one for one in positional if one.default is one.empty]) == 2 or any(one.name == "pair" for one in positional[1:])
+    return "second" if len([one for one in positional if one.default is one.empty]) == 2 else None
+
+
+def _of_pair(metric: Callable[..., Any], logits: Any, pair: Any) -> Any:
+    return metric(logits, pair=pair) if _pair_parameter(metric) == "named" else metric(logits, pair)
 
 
 NativeMetric = Callable[[_native.Array, "int | None"], "tuple[float, _native.Array]"]
@@ -60,7 +75,7 @@ def native_function(metric: Any, pairs: Sequence[Any] | None = None) -> NativeMe
 
     def call(array: _native.Array, pair: int | None) -> tuple[float, _native.Array]:
         logits = np.asarray(array)
-        found: Any = metric(logits) if pairs is None or pair is None else metric(logits, pairs[pair])
+        found: Any = metric(logits) if pairs is None or pair is None else _of_pair(metric, logits, pairs[pair])
         both: list[Any] = list(found) if isinstance(found, (tuple, list)) else []  # pyright: ignore[reportUnknownArgumentType]
         if len(both) != 2:
             raise TypeError(f"the metric: expected its value and its gradient, got {found!r}; torch_metric differentiates")

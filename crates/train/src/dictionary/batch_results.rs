@@ -15,12 +15,11 @@ impl BatchResults {
     /// Of a batch in which the features of `code` fire.
     pub(super) fn new(positions: usize, unexplained: f32, code: &Code, features: usize) -> Self {
         let mut fired = vec![0; features];
-        let mut count = 0;
         for active in code.iter().flatten() {
             fired[active.feature as usize] = 1;
-            count += 1;
         }
-        Self { positions, unexplained, l0: f64::from(count) / positions as f64, fired }
+        let count: usize = code.iter().map(Vec::len).sum();
+        Self { positions, unexplained, l0: count as f64 / positions as f64, fired }
     }
 
     /// For how many positions each feature has been silent behind this batch, given that before it.

@@ -1,6 +1,7 @@
 //! An estimate of the time and memory of a run, before it begins.
 
 use super::Trainer;
+use crate::documents::BatchSize;
 use crate::error::Result;
 use crate::report::Estimate;
 use std::time::{Duration, Instant};
@@ -40,7 +41,8 @@ impl Trainer {
         let steps = u64::from(options.steps).saturating_sub(self.steps());
         let of_step = of_batch * rounds + self.optimizer.matrices_take()?.as_secs_f64();
         let validations = steps.div_ceil(options.eval_every.into()) as f64;
-        let rounds = rounds_through(self.data.validation().len(), batch * self.window, ranks);
+        let size = BatchSize { rows: batch, window: self.window };
+        let rounds = self.data.validation_batches(size).len().div_ceil(ranks);
         let of_validation = FORWARD * of_batch * rounds as f64;
         Ok(Estimate { seconds: of_step * steps as f64 + of_validation * validations, bytes: self.bytes() })
     }
@@ -69,24 +71,5 @@ impl Trainer {
         let logits = positions.min(LOGITS) * config.vocab_size;
         let numbers = frozen + 2 * learned + moments + sums + positions * of_position + logits;
         (PROGRAM + numbers * size_of::<f32>()) as u64
-    }
-}
-
-/// The rounds in which `ranks` processes go through some tokens, a batch each at a time.
-const fn rounds_through(tokens: usize, of_batch: usize, ranks: usize) -> usize {
-    tokens.div_ceil(of_batch).div_ceil(ranks)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::rounds_through;
-
-    #[test]
-    fn processes_share_the_batches_of_a_validation() {
-        for (tokens, of_batch, ranks, expected) in
-            [(1000, 64, 1, 16), (1000, 64, 2, 8), (1000, 64, 3, 6), (5, 64, 4, 1)]
-        {
-            assert_eq!(rounds_through(tokens, of_batch, ranks), expected);
-        }
     }
 }

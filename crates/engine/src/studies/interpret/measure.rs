@@ -1,53 +1,19 @@
 //! The metric of studies of pairs: the difference of answers, another metric by its name, or one of the caller's own.
 
+pub use super::metric_names::{METRICS, MetricName};
+
 use super::over_pairs::on_pairs;
 use crate::interventions::Applied;
 use crate::studies::study::Run;
 use crate::texts::{AnswerSides, PairsInput};
-use crate::words::{Choices, name_of};
+use crate::words::name_of;
 use anyhow::{Context, bail};
 use gpt2_circuits::discovery::Pair;
 use gpt2_model::ForwardArgs;
 use gpt2_model::analysis::{Divergence, Loss, Metric};
 use gpt2_model::hooks::Hooks;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::sync::Arc;
-
-/// A metric by its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum MetricName {
-    /// The mean logit of the right answers less that of the wrong ones.
-    LogitDifference,
-    /// The log-probability of the only right answer.
-    LogProb,
-    /// The probability that any of the right answers comes next.
-    Probability,
-    /// The probability that any of the right answers comes next less that of any of the wrong ones.
-    ProbabilityDifference,
-    /// The mean surprise of the clean text's tokens.
-    Loss,
-    /// The divergence of the prediction after the text from the clean run's.
-    Kl,
-}
-
-impl MetricName {
-    /// Whether it compares right answers with wrong ones.
-    const fn is_difference(self) -> bool {
-        matches!(self, Self::LogitDifference | Self::ProbabilityDifference)
-    }
-}
-
-/// Metrics by name.
-pub const METRICS: &Choices<MetricName> = &[
-    ("logit-difference", MetricName::LogitDifference),
-    ("log-prob", MetricName::LogProb),
-    ("probability", MetricName::Probability),
-    ("probability-difference", MetricName::ProbabilityDifference),
-    ("loss", MetricName::Loss),
-    ("kl", MetricName::Kl),
-];
 
 /// The pairs of a study as they are measured, and the interventions of its runs.
 pub(super) struct Measured {

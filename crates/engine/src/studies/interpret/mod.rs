@@ -8,6 +8,7 @@ pub mod graph;
 pub mod heads;
 pub mod lens;
 pub mod measure;
+mod metric_names;
 mod over_pairs;
 pub mod pairs;
 pub mod patch;

@@ -1,14 +1,18 @@
 //! Common parts of studies of pairs: interventions, the library's study, and provenance.
 
+use super::metric_names::MetricName;
 use crate::interventions::{Applied, Reads};
 use crate::provenance::RunProvenance;
 use crate::studies::study::Run;
 use crate::texts::PairsInput;
 use gpt2_circuits::discovery::{Pair, Study};
 
-/// Whether two metrics are the same but for rounding, so that no share can be taken of their difference.
-pub(super) fn are_alike(a: f64, b: f64) -> bool {
-    (a - b).abs() <= 1e-6 * a.abs().max(b.abs())
+/// Whether two metrics are the same but for rounding, so that no share can be taken of their difference. Probabilities are rounded by
+/// their size, other metrics by that of logits.
+pub(super) fn are_alike(a: f64, b: f64, metric: Option<MetricName>) -> bool {
+    let size = a.abs().max(b.abs());
+    let is_probability = metric.is_some_and(MetricName::is_probability);
+    (a - b).abs() <= 1e-6 * if is_probability { size } else { size.max(1.0) }
 }
 
 /// The interventions for runs over pairs: over a pair that is given by itself, they may name its positions. A file is a list of

@@ -27,7 +27,7 @@ impl Mean {
 impl fmt::Display for Mean {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let size = self.mean.abs();
-        let is_small = f.alternate() && (1e-9..0.01).contains(&size);
+        let is_small = f.alternate() && (1e-6..0.01).contains(&size);
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // from 3 to 11
         let digits = if is_small { (2.0 - size.log10().floor()) as usize } else { 3 };
         write!(f, "{:+.digits$}", self.mean)?;

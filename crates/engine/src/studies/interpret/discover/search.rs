@@ -70,11 +70,11 @@ impl<'a> Search<'a> {
         check_plain(run, study, &clean, &corrupt)?;
         let scores = score(run, study, scoring)?;
         let search = Self { options, run, study, scores, clean, corrupt, none };
-        if are_alike(mean(&search.clean), mean(&search.none)) {
+        if are_alike(mean(&search.clean), mean(&search.none), options.metric) {
             bail!(
-                "the metric is {:.4e} with all edges and without any, so there is nothing to look for: choose prompts and answers \
+                "the metric is {:#} with all edges and without any, so there is nothing to look for: choose prompts and answers \
                  that tell the two apart",
-                mean(&search.clean)
+                Mean::of(&[mean(&search.clean)])
             );
         }
         let of_answers =

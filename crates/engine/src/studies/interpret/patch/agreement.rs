@@ -1,5 +1,7 @@
 //! The agreement of estimates with exact numbers, and whether there is a difference to share.
 
+use crate::studies::Mean;
+use crate::studies::interpret::measure::MetricName;
 use crate::studies::interpret::over_pairs::are_alike;
 use crate::studies::study::Run;
 use anyhow::bail;
@@ -46,10 +48,12 @@ pub(super) fn check_difference(
     difference: f64,
     right: &str,
     wrong: Option<&str>,
+    metric: Option<MetricName>,
 ) -> anyhow::Result<()> {
-    if are_alike(clean, clean - difference) {
+    if are_alike(clean, clean - difference, metric) {
+        let clean = Mean::of(&[clean]);
         bail!(
-            "the metric is {clean:.4e} after either prompt, so there is nothing to bring back: choose prompts and answers \
+            "the metric is {clean:#} after either prompt, so there is nothing to bring back: choose prompts and answers \
              that tell the two apart"
         );
     }

@@ -101,7 +101,7 @@ impl Options {
         let corrupt = mean(&|pair| pair.corrupt);
         let difference = clean.mean - corrupt.mean;
         let wrong = measured.is_difference.then_some("the wrong one");
-        check_difference(run, clean.mean, difference, "the right answer", wrong)?;
+        check_difference(run, clean.mean, difference, "the right answer", wrong, self.metric)?;
         let share = |of: &dyn Fn(&PairDifferences) -> f64| mean(&|pair| of(pair) / difference);
         let layers = opened.model.config().n_layer;
         let count = opened.model.config().n_head;

@@ -142,7 +142,14 @@ impl Options {
         run.check_finite(&clean_ids, hooks, [&number(patched.clean)?])?;
         run.check_finite(&corrupt_ids, hooks, [&number(patched.corrupt)?])?;
         let wrong = texts.incorrect.as_ref().filter(|_| measured.is_difference).map(Answers::shown);
-        check_difference(run, patched.clean, difference, &texts.correct.shown(), wrong.as_deref())?;
+        check_difference(
+            run,
+            patched.clean,
+            difference,
+            &texts.correct.shown(),
+            wrong.as_deref(),
+            self.metric,
+        )?;
         let estimate = attribution_patching(&opened.model, &contrast)?;
         run.check_finite(&corrupt_ids, hooks, patched.maps.iter().chain([&estimate.heads]))?;
         let paths = match &self.path[..] {

@@ -169,7 +169,7 @@ impl Study for PathOptions {
         let corrupt_difference = Mean::of(&corrupt);
         let difference = clean_difference.mean - corrupt_difference.mean;
         let wrong = is_difference.then_some("the wrong one");
-        check_difference(run, clean_difference.mean, difference, "the right answer", wrong)?;
+        check_difference(run, clean_difference.mean, difference, "the right answer", wrong, self.metric)?;
         Ok(Outcome::new(PathReport {
             provenance: provenance(run, &pairs, &applied)?,
             settings: facts,
