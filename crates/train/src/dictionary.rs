@@ -575,7 +575,7 @@ mod tests {
             // The first number is read, the last one predicted.
             for (reads, place) in [(None, 0), (Some(5), 0), (Some(5), 7)] {
                 for number in [f32::NAN, f32::INFINITY] {
-                    let options = DictionaryOptions { sparsity, reads, ..DictionaryOptions::new(12, 2, 3) };
+                    let options = DictionaryOptions { reads, sparsity, ..DictionaryOptions::new(12, 2, 3) };
                     let mut trainer = DictionaryTrainer::new(&sample, options)?;
                     let mut values = drawn.clone();
                     values[16 + place] = number;
