@@ -28,8 +28,8 @@ pub(crate) struct PairsArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) pairs: Option<PathBuf>,
     /// The metric: logit-difference of the answers, log-prob of the right one, probability of any right one,
-    /// probability-difference (the probability of any right one less that of any wrong one), loss (the mean surprise of the clean prompt's tokens) or kl (the
-    /// divergence from the clean run's prediction), which need no answers
+    /// probability-difference (the probability of any right one less that of any wrong one), loss (the mean surprise of
+    /// the clean prompt's tokens) or kl (the divergence from the clean run's prediction), which need no answers
     #[arg(long, value_name = "METRIC", value_parser = one_of(METRICS), help_heading = "Metric")]
     pub(crate) metric: Option<MetricName>,
     /// Average the metric of the answers over these positions, counted from 0, instead of taking the last

@@ -16,16 +16,21 @@ pub(super) const THRESHOLD_LR_FACTOR: f64 = 10.0;
 
 /// The features whose sums are above their thresholds: at a threshold a feature does not fire, as in SAELens.
 pub(super) fn above(sums: &[f32], threshold: &[f32]) -> Vec<ActiveFeature> {
-    let all = (0u32..).zip(sums.iter().zip(threshold));
-    all.filter(|(_, (sum, threshold))| sum > threshold)
-        .map(|(feature, (&value, _))| ActiveFeature { feature, value })
-        .collect()
+    features_where(sums, threshold, |sum, threshold| sum > threshold)
 }
 
 /// The features whose sums are within half a bandwidth of their thresholds.
 pub(super) fn near(sums: &[f32], threshold: &[f32]) -> Vec<ActiveFeature> {
+    features_where(sums, threshold, |sum, threshold| f64::from((sum - threshold).abs()) < BANDWIDTH / 2.0)
+}
+
+fn features_where(
+    sums: &[f32],
+    threshold: &[f32],
+    is_chosen: impl Fn(f32, f32) -> bool,
+) -> Vec<ActiveFeature> {
     let all = (0u32..).zip(sums.iter().zip(threshold));
-    all.filter(|(_, (sum, threshold))| f64::from((*sum - *threshold).abs()) < BANDWIDTH / 2.0)
+    all.filter(|(_, (sum, threshold))| is_chosen(**sum, **threshold))
         .map(|(feature, (&value, _))| ActiveFeature { feature, value })
         .collect()
 }

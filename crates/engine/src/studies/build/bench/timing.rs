@@ -8,8 +8,9 @@ use candle_fused::measure::{Stopwatch, l2_bytes};
 const GROUPS: usize = 5;
 
 /// The milliseconds of `runs` runs of `work`, which is told their numbers, after an untimed one. On the CPU each is
-/// measured by itself, and `between` is called before the first, before each other and after the last. On other devices a number is the mean of a group of runs: one run alone would also be measured
-/// with the time that the host takes to submit it.
+/// measured by itself, and `between` is called before the first, before each other and after the last. On other devices
+/// a number is the mean of a group of runs: one run alone would also be measured with the time that the host takes to
+/// submit it.
 ///
 /// # Errors
 /// When `work` fails, or the device does not answer.
