@@ -355,7 +355,7 @@ def test_a_stopped_training_goes_on_to_the_same_bytes(model: Model, tmp_path: Pa
         train_features(store, tmp_path / "parts", progress=stops, **options)
     with pytest.raises(ValueError, match="resume=True"):
         train_features(store, tmp_path / "parts", **options)
-    with pytest.raises(ValueError, match="lr was 0.001 and is 0.5"):
+    with pytest.raises(ValueError, match="lr was 0.004 and is 0.5"):
         train_features(store, tmp_path / "parts", resume=True, lr=0.5, **options)
     parts = train_features(store, tmp_path / "parts", resume=True, **options)
     assert parts.finished and parts.report["steps"] == whole.report["steps"]
