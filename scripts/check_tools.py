@@ -47,6 +47,7 @@ TOOLS = {
     "check_circles.py": Short("--self-test"),
     "check_gpu.py": Short("--self-test"),
     "check_memory.sh": WHOLE,
+    "check_metal.py": Short("--self-test"),
     "check_packages.sh": WHOLE,
     "check_paths.py": WHOLE,
     "check_tools.py": WHOLE,

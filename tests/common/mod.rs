@@ -9,13 +9,14 @@ use std::sync::LazyLock;
 
 pub(crate) type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// The device of the tests that have a meaning on each: the CPU, or with `GPT2_TEST_DEVICE=cuda` the GPU. `scripts/cuda/on_device.py`
-/// sets that, and names the tests that are for the CPU alone.
+/// The device of the tests that have a meaning on each: the CPU, or with `GPT2_TEST_DEVICE=cuda` or `metal` the GPU.
+/// `scripts/cuda/on_device.py` and `scripts/check-metal.sh` set that; the first names the tests that are for the CPU alone.
 pub(crate) fn test_device() -> Device {
     static DEVICE: LazyLock<Device> = LazyLock::new(|| match std::env::var("GPT2_TEST_DEVICE").as_deref() {
         Err(_) | Ok("" | "cpu") => Device::Cpu,
         Ok("cuda") => Device::new_cuda_with_stream(0).expect("GPT2_TEST_DEVICE=cuda: the GPU answers"),
-        Ok(other) => panic!("GPT2_TEST_DEVICE={other}: expected cpu or cuda"),
+        Ok("metal") => Device::new_metal(0).expect("GPT2_TEST_DEVICE=metal: the GPU answers"),
+        Ok(other) => panic!("GPT2_TEST_DEVICE={other}: expected cpu, cuda or metal"),
     });
     DEVICE.clone()
 }

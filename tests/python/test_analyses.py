@@ -57,6 +57,22 @@ def test_the_lens_and_effects_are_those_of_the_command(model: Model, gpt2: Any) 
     np.testing.assert_allclose(direct.heads, heads(report["heads"], lambda head: head["direct"], SHAPE), rtol=1e-6, atol=1e-9)
 
 
+def test_each_of_several_texts_has_its_own_answers(model: Model) -> None:
+    texts, answers, wrong = [TEXT, CLEAN], [[" thou"], [" fair", " king"]], [[" the"], [" come"]]
+    for method, name in ((model.direct, "heads"), (model.effects, "change")):
+        each = method(texts, answers, wrong)
+        for found, text, right, other in zip(each, texts, answers, wrong):
+            np.testing.assert_array_equal(found[name].values, method(text, right, other)[name].values)
+        # One list has the answers of every text; of as many answers as texts, nobody could tell.
+        many = [" fair", " king", " lord"]
+        both = method(texts, many, [" come"])
+        np.testing.assert_array_equal(both[0][name].values, method(TEXT, many, [" come"])[name].values)
+        with pytest.raises(ValueError, match="one answer for each of the 2 texts"):
+            method(texts, [" thou", " fair"], [" the", " come", " lord"])
+        with pytest.raises(ValueError, match="a list for each of 3 texts, and there are 2"):
+            method(texts, [*answers, [" a"]], wrong)
+
+
 def test_means_are_those_of_the_text_in_every_run(model: Model, gpt2: Any) -> None:
     # The runs that patch or ablate are many at a time: a mean over all of them would be another number.
     report = gpt2("attention", TEXT, "--effect", "--target", " thou", "--mean-ablate", "2.0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,31 @@ def test_a_circuit_is_saved_loaded_and_run(model: Model, found: dict[str, Any], 
     (tmp_path / "none.json").write_text("[1]")
     with pytest.raises(ValueError, match="is not a circuit"):
         Circuit.load(tmp_path / "none.json")
+
+
+def test_a_circuit_draws_as_that_of_the_command(model: Model, found: dict[str, Any], gpt2: Any, tmp_path: Path) -> None:
+    circuit = Circuit.of(found)
+    for ending in ("svg", "png", "pdf"):
+        theirs, mine = tmp_path / f"theirs.{ending}", tmp_path / f"mine.{ending}"
+        gpt2("discover", *OPTIONS, "--picture", str(theirs), "--caption", "", "--title", "one")
+        model.draw(circuit, title="one").save(mine)
+        assert mine.stat().st_size > 1000
+    drawn = [(tmp_path / f"{name}.svg").read_text() for name in ("theirs", "mine")]
+    ours, of_python = (re.findall(r"<(?:path|polyline|line|rect)[^>]*>", text) for text in drawn)
+    assert len(ours) > len(circuit) and sorted(re.findall(r'stroke="[^"]*"', " ".join(ours))) == sorted(re.findall(r'stroke="[^"]*"', " ".join(of_python)))
+    assert "<svg" in model.draw(circuit)._repr_html_()
+    one = model.draw(Circuit([("embed", "0.mlp"), ("0.mlp", "logits")]))
+    assert one.title.endswith("a circuit of 2 edges") and "thick" not in one._repr_html_()
+    with pytest.raises(ValueError, match="layers 0 to 3"):
+        model.draw(Circuit([("7.1", "logits")]))
+    with pytest.raises(ValueError, match="circuit"):
+        model.draw(Circuit([("embed", "nowhere")]))
+    with pytest.raises(ValueError, match="2 edges has 1 score"):
+        model.draw(Circuit([("embed", "0.mlp"), ("0.mlp", "logits")], scores=[1.0]))
+    with pytest.raises(ValueError, match="not a finite number"):
+        model.draw(Circuit([("embed", "logits")], scores=[float("nan")]))
+    with pytest.raises(TypeError, match=r"Circuit\.of"):
+        model.draw(found)  # type: ignore[arg-type]
 
 
 def test_pairs_and_patching_are_those_of_the_command(model: Model, gpt2: Any, tmp_path: Path) -> None:

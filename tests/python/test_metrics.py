@@ -4,7 +4,9 @@ backward hooks in f64 (tests/data/circuits/processed.safetensors), the rest agai
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -335,6 +337,46 @@ def test_the_pair_comes_by_its_name_too(model: Model) -> None:
     assert model.patch(pairs=pairs[:1], metric=of_first)["metric"] == "a function of logits"
 
 
+class Tensor:
+    """What `torch_metric` asks of a tensor: the gate has no torch."""
+
+    requires_grad = True
+
+    def __init__(self, array: Any) -> None:
+        self.array = np.asarray(array)
+
+    def requires_grad_(self) -> Tensor:
+        return self
+
+    def numpy(self) -> Any:
+        return self.array
+
+    def detach(self) -> Any:
+        return self.array
+
+
+def test_a_metric_in_torch_is_called_with_what_it_takes(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    # All functions here add up the logits, whose gradient is 1 everywhere.
+    differentiate = SimpleNamespace(grad=lambda value, given: (Tensor(np.ones_like(given.array)),))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(from_dlpack=Tensor, autograd=differentiate))
+    pairs = model.pairs("induction", 2)
+    total = torch_metric(lambda logits: Tensor(logits.array.sum()))
+    assert np.isclose(model.grad(TEXT, "hook_embed", metric=total).metric[0], model(TEXT).logits.sum(), rtol=1e-5)
+    assert np.isclose(model.patching(*PAIR, metric=total).clean, model(PAIR[0]).logits.sum(), rtol=1e-5)
+    assert model.effects(TEXT, metric=total).change.shape == (4, 4)
+    alone = model.patch(pairs=pairs, metric=total)["clean_difference"]["mean"]
+    seen: list[Any] = []
+
+    def of_pair(logits: Any, pair: Any) -> Any:
+        seen.append(pair)
+        return Tensor(logits.array.sum())
+
+    assert model.patch(pairs=pairs, metric=torch_metric(of_pair))["clean_difference"]["mean"] == alone
+    assert {id(pair) for pair in seen} == {id(pair) for pair in pairs}
+    with pytest.raises(TypeError, match="no pairs here"):
+        model.grad(TEXT, "hook_embed", metric=torch_metric(of_pair))
+
+
 def test_a_metric_in_torch_gets_its_pair(model: Model) -> None:
     pytest.importorskip("torch")
     pairs = model.pairs("induction", 3)
@@ -366,8 +408,14 @@ def test_metrics_that_cannot_be_are_refused(model: Model) -> None:
         model.grad(TEXT, "hook_embed", metric=lambda logits: logits.sum())
     with pytest.raises(ValueError, match="the metric's gradient: expected an array of shape"):
         model.grad(TEXT, "hook_embed", metric=lambda logits: (1.0, logits[0]))
-    with pytest.raises(ValueError, match="the metric is NaN"):
-        model.grad(TEXT, "hook_embed", metric=lambda logits: (float("nan"), logits))
+    for number in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"the metric is {number}, expected a finite number"):
+            model.grad(TEXT, "hook_embed", metric=lambda logits, number=number: (number, logits))
+    for run in (lambda metric: model.grad(TEXT, "hook_embed", metric=metric), lambda metric: model.edge_scores(*PAIR, metric=metric)):
+        with pytest.raises(ValueError, match="the metric's gradient has NaN or infinity"):
+            run(lambda logits: (1.0, np.full_like(logits, np.nan)))
+    with pytest.raises(ValueError, match="one answer for each of the 2 texts"):
+        model.grad([TEXT, TEXT], "hook_embed", [" thou", " the"], " king")
     with pytest.raises(TypeError, match="leave answer, against and positions out"):
         model.grad(TEXT, "hook_embed", " thou", metric=lambda logits: (1.0, logits))
     with pytest.raises(ValueError, match="answer: give the token"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,7 +80,7 @@ def test_a_cache_keeps_the_positions_that_are_asked_for(model: Model) -> None:
         model.run_with_cache(TEXT, "blocks.0.", names_filter="blocks.1.")
 
 
-def test_hooks_stay_for_a_block_of_code(model: Model) -> None:
+def test_hooks_stay_for_a_block_of_code(model: Model, tmp_path: Path) -> None:
     def silence(value: np.ndarray[Any, Any], hook: Any) -> None:
         value[:, :, 3] = 0
 
@@ -90,6 +92,23 @@ def test_hooks_stay_for_a_block_of_code(model: Model) -> None:
         np.testing.assert_array_equal(model.run_with_cache(TEXT)[0], expected)
         assert another(TEXT, return_type="loss") == plain, "another model has the hooks, too"
         written = model.generate(TEXT, greedy=True, max_new_tokens=4).ids
+        # What does not run hooks says so.
+        without: list[Callable[[], Any]] = [
+            lambda: model.lens(TEXT),
+            lambda: model.direct(TEXT, " thou"),
+            lambda: model.effects(TEXT, " thou"),
+            lambda: model.patching(TEXT, TEXT, " thou"),
+            lambda: model.edge_scores(TEXT, TEXT, " thou"),
+            lambda: model.forward(TEXT),
+            lambda: model.score([TEXT]),
+            lambda: model.attention(TEXT),
+            lambda: model.features(TEXT, "demo"),
+            lambda: model.record([TEXT], points="hook_embed", out=tmp_path / "store"),
+        ]
+        for call in without:
+            with pytest.raises(ValueError, match="would leave them out"):
+                call()
+        assert another.lens(TEXT) == another.lens(TEXT)
     assert written == model.generate(TEXT, greedy=True, max_new_tokens=4, fwd_hooks=hooks).ids
     assert np.abs(model(TEXT).logits - expected).max() > 1e-3
     with pytest.raises(ZeroDivisionError), model.hooks(hooks):

@@ -116,16 +116,19 @@ impl InterventionTexts {
 
 impl InterventionTexts {
     fn circuit(&self) -> anyhow::Result<Option<CircuitChoice>> {
-        let edge =
-            |text: &String| text.parse::<Edge>().map_err(|error| anyhow!("circuit: {text:?}: {error}"));
         match (&self.circuit, &self.edges) {
             (Some(path), _) => Ok(Some(CircuitChoice::File(path.clone()))),
-            (None, Some(edges)) => {
-                Ok(Some(CircuitChoice::Edges(edges.iter().map(edge).collect::<anyhow::Result<_>>()?)))
-            }
+            (None, Some(edges)) => Ok(Some(CircuitChoice::Edges(
+                edges.iter().map(|text| edge(text)).collect::<anyhow::Result<_>>()?,
+            ))),
             (None, None) => Ok(None),
         }
     }
+}
+
+/// An edge of a circuit, as `from->to`.
+pub(crate) fn edge(text: &str) -> anyhow::Result<Edge> {
+    text.parse().map_err(|error| anyhow!("circuit: {text:?}: {error}"))
 }
 
 /// A dictionary of features.

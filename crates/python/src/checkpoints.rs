@@ -1,6 +1,6 @@
 //! Checkpoints by their names: looked into, quantized, merged with adapters, brought from other programs, and run against plain operations.
 
-use crate::error::Failed;
+use crate::error::{Failed, from_json};
 use crate::files::{Reported, gguf_type};
 use crate::guard::{Raised, compute};
 use crate::load::LoadRequest;
@@ -100,5 +100,5 @@ pub(crate) fn import_named(py: Python<'_>, from: &str, named: LoadRequest, to: &
 
 /// The folder to write to, from a JSON object.
 fn new_model(to: &str) -> Result<NewModel, Failed> {
-    Ok(serde_json::from_str(to).map_err(anyhow::Error::from)?)
+    Ok(from_json(to)?)
 }

@@ -1,11 +1,13 @@
 //! Errors of the libraries as exceptions of Python's own kinds.
 
+use anyhow::anyhow;
 use gpt2_loader::{HubError, LoadError};
 use pyo3::PyErr;
 use pyo3::exceptions::{
     PyConnectionError, PyFileExistsError, PyFileNotFoundError, PyMemoryError, PyOSError, PyPermissionError,
     PyRuntimeError, PyTimeoutError, PyValueError,
 };
+use serde::de::DeserializeOwned;
 use std::io::ErrorKind;
 
 /// Why a call failed.
@@ -22,6 +24,14 @@ impl Failed {
     pub(crate) fn value(text: impl Into<String>) -> Self {
         Self::Value(text.into())
     }
+}
+
+/// What Python passed on as JSON, whose place in that text would say nothing to the caller.
+pub(crate) fn from_json<T: DeserializeOwned>(json: &str) -> anyhow::Result<T> {
+    serde_json::from_str(json).map_err(|error| {
+        let text = error.to_string();
+        anyhow!("{}", text.split(" at line ").next().unwrap_or(&text))
+    })
 }
 
 impl From<PyErr> for Failed {

@@ -2,7 +2,7 @@
 
 use crate::changes::InterventionTexts;
 use crate::dictionary::Dictionary;
-use crate::error::Failed;
+use crate::error::{Failed, from_json};
 use crate::guard::{Raised, compute};
 use crate::loaded::Loaded;
 use crate::model::Model;
@@ -156,7 +156,7 @@ impl Model {
         let raised = Arc::new(Raised::default());
         let observer = PyObserver::new(&raised, progress);
         let report = compute(py, &raised, || {
-            let options: compare::Options = serde_json::from_str(options).map_err(anyhow::Error::from)?;
+            let options: compare::Options = from_json(options)?;
             let text = text.into();
             let pair = [&self.loaded.opened, &other.opened];
             let report = options.compare(pair, &text, "the text", &observer)?;
@@ -176,7 +176,7 @@ impl Model {
         let raised = Arc::new(Raised::default());
         let observer = PyObserver::new(&raised, progress);
         let report = compute(py, &raised, || {
-            let options: score::Options = serde_json::from_str(options).map_err(anyhow::Error::from)?;
+            let options: score::Options = from_json(options)?;
             let interventions = Prepared::new(changes.options()?, &self.loaded, &observer)?;
             let report = options.score(&Run::new(&interventions, &observer))?;
             Ok::<_, Failed>(serde_json::to_string(&report).map_err(anyhow::Error::from)?)

@@ -1,7 +1,7 @@
 //! Text after prompts: all at once, or of one prompt a step at a time.
 
 use crate::changes::InterventionTexts;
-use crate::error::Failed;
+use crate::error::{Failed, from_json};
 use crate::guard::{Raised, compute, compute_in_pool};
 use crate::hooks::PyHooks;
 use crate::loaded::Loaded;
@@ -80,7 +80,7 @@ impl Model {
         let calls_python = !hooks.is_empty() || progress.is_some();
         let observer = PyObserver::new(&raised, progress);
         let work = || {
-            let options: Options = serde_json::from_str(&options).map_err(anyhow::Error::from)?;
+            let options: Options = from_json(&options)?;
             let interventions = Prepared::new(changes.options()?, &self.loaded, &observer)?;
             let run = Run { seed, ..Run::new(&interventions, &observer) };
             let is_one = rows.len() == 1;
@@ -111,7 +111,7 @@ impl Model {
         let raised = Arc::default();
         compute(py, &raised, || {
             let model = &self.loaded.model;
-            let options: Options = serde_json::from_str(&options).map_err(anyhow::Error::from)?;
+            let options: Options = from_json(&options)?;
             options.check(self.loaded.spelling)?;
             let changes =
                 changes.build(&self.loaded, Reads::Growing(&crate::changes::slices(&rows)), &raised)?;

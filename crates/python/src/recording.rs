@@ -1,7 +1,7 @@
 //! Work that writes folders: values recorded into stores, and dictionaries trained.
 
 use crate::changes::InterventionTexts;
-use crate::error::Failed;
+use crate::error::{Failed, from_json};
 use crate::files::Reported;
 use crate::guard::{Raised, compute};
 use crate::model::Model;
@@ -50,7 +50,7 @@ impl Model {
         let RecordRequest { options, texts, changes, progress } = request;
         let observer = PyObserver::new(&raised, progress);
         let report = compute(py, &raised, || {
-            let options: record::Options = serde_json::from_str(&options).map_err(anyhow::Error::from)?;
+            let options: record::Options = from_json(&options)?;
             let documents = match texts {
                 Some(texts) => Documents::of(texts),
                 None => options.documents(Spelling::Keywords, &observer)?,
@@ -79,7 +79,7 @@ pub(crate) fn train_features(
     let observer = PyObserver::new(&raised, progress);
     let group: Arc<dyn Group> = Arc::new(Alone);
     let (report, planned) = compute(py, &raised, || {
-        let options: Options = serde_json::from_str(&options).map_err(anyhow::Error::from)?;
+        let options: Options = from_json(&options)?;
         let run = TrainingRun { group: &group, seed, spelling: Spelling::Keywords, observer: &observer };
         check_outputs(&options)?;
         let values = if let Some(model) = &model {

@@ -3,7 +3,7 @@
 use crate::array::Array;
 use crate::changes::InterventionTexts;
 use crate::dictionary::Dictionary;
-use crate::error::Failed;
+use crate::error::{Failed, from_json};
 use crate::guard::{Raised, compute};
 use crate::metric::GivenMetric;
 use crate::model::Model;
@@ -63,7 +63,7 @@ impl Model {
                 allow_nonfinite,
                 ..Run::new(&interventions, &observer)
             };
-            let options = serde_json::from_str(&options).map_err(anyhow::Error::from)?;
+            let options = from_json(&options)?;
             let outcome = entry.run(&run, options)?;
             let array = |(name, tensor)| Ok((name, Array::new(&tensor)?));
             let arrays = outcome.tensors.into_iter().map(array).collect::<candle_core::Result<_>>()?;

@@ -1,6 +1,6 @@
 //! Training: a new model, a model to fine-tune, or an adapter.
 
-use crate::error::Failed;
+use crate::error::{Failed, from_json};
 use crate::guard::{Raised, compute};
 use crate::loaded::{Loaded, TrainedAdapter};
 use crate::model::Model;
@@ -81,7 +81,7 @@ impl TrainRequest {
     }
 
     fn run(&self, base: Option<&Loaded>, raised: &Arc<Raised>) -> anyhow::Result<Trained> {
-        let options: Options = serde_json::from_str(&self.options)?;
+        let options: Options = from_json(&self.options)?;
         let lessons = self.lessons();
         let validation = self.validation();
         let observer = PyObserver::new(raised, None);

@@ -1,16 +1,18 @@
 //! Views of attention: the page with every head, and pictures.
 
 use crate::array::Array;
-use crate::changes::InterventionTexts;
-use crate::error::Failed;
+use crate::changes::{InterventionTexts, edge};
+use crate::error::{Failed, from_json};
 use crate::guard::compute;
 use crate::model::Model;
 use crate::observer::PyObserver;
+use gpt2_circuits::discovery::Graph;
 use gpt2_engine::interventions::Reads;
 use gpt2_engine::studies::Points;
 use gpt2_engine::studies::interpret::attention::{
     AttentionPageOptions, ChosenHeads, Keep, Look, Subject, all_heads,
 };
+use gpt2_engine::studies::interpret::discover::circuit_picture;
 use gpt2_engine::texts::{Content, Prompt};
 use gpt2_view::{Frame, HeadGrid, NumberMap, PictureFormat, head_picture, number_maps, page_fragment};
 use pyo3::prelude::*;
@@ -120,6 +122,27 @@ impl Model {
                 (of, map.values.get().tensor().clone())
             });
             Ok(number_maps(&frame, &named.collect::<Vec<_>>())?)
+        })?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// A picture of a circuit's edges, as `from->to`, with a score each if they have some. `found` says how it was found.
+    fn circuit_picture<'py>(
+        &self,
+        py: Python<'py>,
+        path: &str,
+        title: &str,
+        edges: Vec<String>,
+        scores: Option<Vec<f64>>,
+        found: &str,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = compute(py, &Arc::default(), || {
+            let mut provenance = self.loaded.provenance(&[], &[])?;
+            provenance.facts["circuit"] = from_json(found)?;
+            let frame = Frame::new(PictureFormat::from_path(Path::new(path))?, title, &provenance);
+            let graph = Graph::of(self.loaded.opened.model.config())?;
+            let edges = edges.iter().map(|text| edge(text)).collect::<anyhow::Result<Vec<_>>>()?;
+            Ok(circuit_picture(&frame, graph, &edges, scores.as_deref())?)
         })?;
         Ok(PyBytes::new(py, &bytes))
     }

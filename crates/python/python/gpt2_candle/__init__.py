@@ -20,7 +20,7 @@ from ._features import AttributionGraph, TextFeatures
 from ._inputs import Changes
 from ._metrics import torch_metric
 from ._model import Model
-from ._results import Attention, Cache, Comparison, Continuation, Effects, Gradients, Map, Maps, Output, PointGradient, Scores
+from ._results import Attention, Cache, Comparison, Continuation, Effects, Gradients, Map, Maps, Output, Picture, PointGradient, Scores
 from ._store import Rows, Store
 from ._texts import Prediction
 from ._tokenizer import Tokenizer
@@ -50,6 +50,7 @@ __all__ = [
     "Model",
     "ModelConfig",
     "Output",
+    "Picture",
     "PointGradient",
     "Prediction",
     "Rows",

@@ -11,11 +11,12 @@ from numpy.typing import ArrayLike
 
 from . import _native
 from ._base import Report
-from ._inputs import Changes, changes_of, head_name, ids_of, rows_of
+from ._hooks import refuse_hooks
+from ._inputs import Changes, changes_of, head_name, ids_of, listed, refuse_one_each, rows_of
 from ._numbers import count
 from ._passes import Passes
 from ._results import Effects, Map, Scores
-from ._types import Answers, Floats, HeadName, MetricFunction, MetricName, Parts, Text, Texts
+from ._types import Answers, AnswersOfEach, Floats, HeadName, MetricFunction, MetricName, Parts, Text, Texts
 
 if sys.version_info >= (3, 11):
     from typing import Unpack
@@ -73,16 +74,22 @@ class Analyses(Passes):
 
     def lens_logits(self, text: Texts, position: int = -1, *, allow_nonfinite: bool = False, **changes: Unpack[Changes]) -> Any:
         """The same as logits, (L + 1, V). The last row holds the model's own."""
-        return self._each(text, changes, lambda ids: self._lens(ids, position, 1, allow_nonfinite, changes)[1]["lens"])
 
-    def _each(self, text: Texts, changes: Mapping[str, Any], of: Callable[[list[int]], Any]) -> Any:
-        """What is found of one text, or a list of what is found of each."""
+        def of(ids: list[int]) -> Floats:
+            return self._lens(ids, position, 1, allow_nonfinite, changes)[1]["lens"]
+
+        return self._each(text, changes, of)
+
+    def _each(self, text: Texts, changes: Mapping[str, Any], of: Callable[..., Any], **answers: AnswersOfEach | None) -> Any:
+        """What is found of one text, or a list of what is found of each; ``of`` gets the ids of a text and its answers."""
         rows, is_one = rows_of(self._own, text, prepend_bos=changes.get("prepend_bos"))
         # A list of ids is one text.
         is_one = is_one or not (isinstance(text, list) and (isinstance(text[0], str) or hasattr(text[0], "__iter__")))
         if is_one and len(rows) != 1:
             raise TypeError(f"text: expected one text or a list of them, got an array of {len(rows)} rows")
-        return of(rows[0]) if is_one else [of(row) for row in rows]
+        if is_one:
+            return of(rows[0], **answers)
+        return [of(row, **{name: _of_text(one, i, len(rows), name) for name, one in answers.items()}) for i, row in enumerate(rows)]
 
     def _lens(
         self, ids: list[int], position: int, top_k: int, allow_nonfinite: bool, changes: Mapping[str, Any]
@@ -132,8 +139,8 @@ class Analyses(Passes):
     def effects(
         self,
         text: list[str] | list[list[int]],
-        answer: Answers | None = None,
-        against: Answers | None = None,
+        answer: AnswersOfEach | None = None,
+        against: AnswersOfEach | None = None,
         *,
         mean: bool = False,
         metric: MetricName | MetricFunction | None = None,
@@ -157,8 +164,8 @@ class Analyses(Passes):
     def effects(
         self,
         text: Texts,
-        answer: Answers | None = None,
-        against: Answers | None = None,
+        answer: AnswersOfEach | None = None,
+        against: AnswersOfEach | None = None,
         *,
         mean: bool = False,
         metric: MetricName | MetricFunction | None = None,
@@ -169,8 +176,9 @@ class Analyses(Passes):
 
         Args:
             text: The text, or a list of texts.
-            answer: The token whose log-probability is measured; several only with ``against``.
-            against: Measures the logit of ``answer`` less that of this token, or the means of several.
+            answer: The token whose log-probability is measured; several only with ``against``. For a list of texts, a list of lists has
+                the answers of each.
+            against: Measures the logit of ``answer`` less that of this token, or the means of several; as ``answer``, for each text.
             mean: Ablates to the head's mean over the text, not to 0.
             metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient. ``kl`` is the
                 divergence from the run without an ablation.
@@ -181,14 +189,14 @@ class Analyses(Passes):
             ``change`` (L, H): below 0, the head helped. ``plain`` is the metric without an ablation.
         """
 
-        def of(ids: list[int]) -> Effects:
+        def of(ids: list[int], answer: Answers | None, against: Answers | None) -> Effects:
             asked = changes_of(self._own, changes)
             measure = self._measure(answer, against, metric, positions, reference=self._plain(ids, changes) if metric == "kl" else None)
             found = self._own.effects(ids, measure, mean, asked)
             unit = "metric" if metric else "nats"
             return Effects({"change": self._map("effect", found["change"], unit=unit, ids=ids, changes=asked)}, {"plain": _number(found["plain"])})
 
-        return self._each(text, changes, of)
+        return self._each(text, changes, of, answer=answer, against=against)
 
     def _plain(self, ids: list[int], changes: Mapping[str, Any]) -> Floats:
         """The logits after a text, (1, 1, V)."""
@@ -196,18 +204,20 @@ class Analyses(Passes):
         return np.asarray(found)
 
     @overload
-    def direct(self, text: list[str] | list[list[int]], answer: Answers, against: Answers | None = None, *, raw: bool = False, **changes: Unpack[Changes]) -> list[Effects]: ...
+    def direct(
+        self, text: list[str] | list[list[int]], answer: AnswersOfEach, against: AnswersOfEach | None = None, *, raw: bool = False, **changes: Unpack[Changes]
+    ) -> list[Effects]: ...
 
     @overload
     def direct(self, text: Text, answer: Answers, against: Answers | None = None, *, raw: bool = False, **changes: Unpack[Changes]) -> Effects: ...
 
-    def direct(self, text: Texts, answer: Answers, against: Answers | None = None, *, raw: bool = False, **changes: Unpack[Changes]) -> Any:
+    def direct(self, text: Texts, answer: AnswersOfEach, against: AnswersOfEach | None = None, *, raw: bool = False, **changes: Unpack[Changes]) -> Any:
         """Direct logit attribution: what each part adds to the logit of ``answer``, or to its difference to that of ``against``.
 
         Args:
             text: The text, or a list of texts.
-            answer: The token.
-            against: The token to compare it with.
+            answer: The token, or several, whose logits are averaged. For a list of texts, a list of lists has the answers of each.
+            against: The token to compare it with, or several; as ``answer``, for each text.
             raw: Takes the unembedding as it is and counts value biases with their heads. Otherwise the numbers are those of
                 TransformerLens' processed view, whichever view the model was loaded in: the unembedding is centered over the vocabulary,
                 and what value biases and the layer norm's bias add through W_V counts in ``attention_biases``.
@@ -218,7 +228,7 @@ class Analyses(Passes):
             ``interventions`` (what added vectors and patched streams bring in) and their sum, ``total``; ``view`` says which view they are of.
         """
 
-        def of(ids: list[int]) -> Effects:
+        def of(ids: list[int], answer: Answers, against: Answers | None) -> Effects:
             asked = changes_of(self._own, changes)
             found = self._own.direct(ids, self._answer(answer, against), raw, asked)
             arrays = {name: np.asarray(value) for name, value in found.items()}
@@ -227,7 +237,7 @@ class Analyses(Passes):
             view = "processed view: centered unembedding, value biases apart from heads" if is_processed else "raw view: weights as they are in the file"
             return Effects(maps, {name: float(value) for name, value in arrays.items() if not value.ndim}, view)
 
-        return self._each(text, changes, of)
+        return self._each(text, changes, of, answer=answer, against=against)
 
     def patching(
         self,
@@ -311,14 +321,19 @@ class Analyses(Passes):
 
     def rollout(self, text: Texts, **changes: Unpack[Changes]) -> Any:
         """Attention rollout (Abnar & Zuidema 2020), (L, T, T): how much of each token reaches each position after each layer."""
-        return self._each(text, changes, lambda ids: np.asarray(self._own.rollout(ids, changes_of(self._own, changes))))
+
+        def of(ids: list[int]) -> Floats:
+            return np.asarray(self._own.rollout(ids, changes_of(self._own, changes)))
+
+        return self._each(text, changes, of)
 
     def copying_scores(self) -> Map:
         """Whether each head's OV circuit raises the logits of the tokens that it attends to, from -1 to 1 (Elhage et al. 2021)."""
         return self._map("copying", self._own.copying_scores(), unit="share")
 
     def composition(self, kind: Literal["q", "k", "v"]) -> Floats:
-        """How much each head's queries, keys or values read what each earlier head writes, (L, H, L, H) (Elhage et al. 2021)."""
+        """How much each head's queries, keys or values read what each earlier head writes (Elhage et al. 2021): the layer and the head
+        that write, then those that read, (L, H, L, H). It is of the processed view, with layer norms folded into the weights."""
         return np.asarray(self._own.composition(kind))
 
     def circuit(self, head: HeadName, kind: Literal["qk", "ov"], tokens: Text) -> Floats:
@@ -341,13 +356,27 @@ class Analyses(Passes):
     def score(self, texts: Texts, *, prepend_bos: bool | None = None) -> list[Floats]:
         """How surprising each token of each text is but the first, given those before it, in nats. With ``prepend_bos``, the first token
         is the model's own, and every token of a string has a number."""
+        refuse_hooks(self._own)
         return [np.asarray(nats) for nats in self._own.surprises(rows_of(self._own, texts, prepend_bos=prepend_bos)[0])]
 
 
 def _position(position: int, t: int) -> int:
+    if isinstance(position, bool) or not isinstance(position, (int, np.integer)):
+        raise TypeError(f"position: expected one, from {-t} to {t - 1}, got {position!r}")
     if not -t <= position < t:
         raise ValueError(f"position {position}: the text has positions 0 to {t - 1}")
     return position % t
+
+
+def _of_text(answers: Any, place: int, texts: int, what: str) -> Any:
+    """The answers of one of several texts: of a list of lists, its own list."""
+    several: list[Any] = listed(answers)
+    if not several or not any(listed(one) for one in several):
+        refuse_one_each(answers, texts, what)
+        return answers
+    if len(several) != texts:
+        raise ValueError(f"{what}: has a list for each of {len(several)} texts, and there are {texts}")
+    return several[place]
 
 
 def _number(array: _native.Array) -> float:

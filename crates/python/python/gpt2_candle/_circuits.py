@@ -17,6 +17,7 @@ from ._base import Base, Progress, Report
 from ._inputs import Changes, head_name, ids_of
 from ._metrics import NativeMetric, native_function, positions_of, reads_pairs
 from ._numbers import count, maybe
+from ._results import Picture
 from ._types import Answers, Floats, HeadName, MetricFunction, PairMetricName, Text
 
 if sys.version_info >= (3, 11):
@@ -80,7 +81,10 @@ class Circuit:
 
         Raises:
             FileExistsError: if there is a file already, unless ``overwrite`` is true.
+            ValueError: for the name of a picture, which :meth:`Model.draw` makes.
         """
+        if Path(path).suffix.lower() in (".svg", ".pdf", ".png"):
+            raise ValueError(f"{os.fspath(path)}: a circuit is saved as JSON; model.draw(circuit).save(..) draws it")
         edges: list[dict[str, Any]] = [{"from": writer, "to": reader} for writer, reader in self.edges]
         for edge, score in zip(edges, self.scores):
             edge["score"] = score
@@ -249,6 +253,34 @@ class Circuits(Base):
             "minimal": bool(minimal),
         }
         return self._study("discover", options, changes, seed=seed, allow_nonfinite=allow_nonfinite, progress=progress, metric=_function(metric, pairs))[0]
+
+    def draw(self, circuit: Circuit, *, title: str | None = None) -> Picture:
+        """A circuit as a picture: a row for each layer, a column for each head, MLPs beside them, and its edges, as thick as their
+        scores are large.
+
+        Args:
+            circuit: That of :meth:`Circuit.of`, of :meth:`Circuit.load`, or of edges of your own.
+            title: Stands above it; without one, the model and how many edges there are.
+
+        Returns:
+            What a notebook shows, and ``save`` writes as ``.svg``, ``.pdf`` or ``.png``.
+
+        Raises:
+            ValueError: if the model does not have one of the edges.
+        """
+        if not isinstance(circuit, Circuit):
+            raise TypeError(f"circuit: expected a Circuit, got {type(circuit).__name__}; Circuit.of(report) is that of a report of discover")
+        edges = [f"{head_name(writer, 'writer')}->{reader}" for writer, reader in circuit.edges]
+        many = f"{len(edges)} edge{'' if len(edges) == 1 else 's'}"
+        heading = f"{_last_part(self.name)}: a circuit of {many}" if title is None else title
+        found = {"faithfulness": circuit.faithfulness, "provenance": _shared(circuit.provenance), "settings": dict(circuit.settings)}
+        scores = list(circuit.scores) if circuit.scores else None
+
+        def draw(path: str) -> bytes:
+            return self._own.circuit_picture(path, heading, edges, scores, json.dumps(found))
+
+        draw("circuit.svg")  # so that a wrong edge is refused here
+        return Picture(heading, draw)
 
     def edge_scores(
         self,

@@ -111,6 +111,8 @@ class Dictionary:
         expected = int(self.cfg[width])
         if rows.ndim == 0 or rows.shape[-1] != expected:
             raise ValueError(f"{what}: expected an array (.., {expected}), got one of shape {rows.shape}")
+        if rows.dtype.kind == "f" and not np.isfinite(rows).all():
+            raise ValueError(f"{what}: has NaN or infinity")
         return array_of(rows, what, dtype="float32")
 
     def __repr__(self) -> str:

@@ -56,8 +56,8 @@ class AttributionGraph:
     report: Report
     """The facts, as ``gpt2 graph --json`` prints them: ``replacement_score``, ``completeness_score``, and the pruned ``graph``."""
     adjacency_matrix: Floats
-    """What each node adds to each, (nodes, nodes), a row for each target: active features, errors by layer and position, tokens, and
-    logits, as circuit-tracer's ``Graph`` has them."""
+    """What each node adds to each, (nodes, nodes), a row for each target and a column for each source, before anything is pruned. The
+    nodes are the active features, errors by layer and position, tokens, and logits, in this order, as in circuit-tracer's ``Graph``."""
     active_features: NDArray[np.int64]
     """Layer, position and number of each feature that fires, (features, 3)."""
     activation_values: Floats
@@ -75,8 +75,10 @@ class AttributionGraph:
 
         Raises:
             FileExistsError: if there is a file already, unless ``overwrite`` is true.
-            ValueError: if it is a file that the graph was made of.
+            ValueError: if it is a file that the graph was made of, or has the name of a page.
         """
+        if Path(path).suffix.lower() in (".html", ".htm"):
+            raise ValueError(f"{os.fspath(path)}: save writes JSON; save_page writes the page")
         graph = dict(self.report["graph"])
         graph["metadata"] = {**graph["metadata"], "slug": Path(path).stem}  # the page finds a graph by its file's name
         text = json.dumps(graph, indent=2, ensure_ascii=False) + "\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,24 @@ from ._types import Hook, HookFunction, LayerIndex, Names
 
 # TransformerLens computes these only where its config asks for them.
 _ON_REQUEST = ("hook_attn_in", "hook_q_input", "hook_k_input", "hook_v_input", "hook_mlp_in", "attn.hook_result")
+
+ACTIVE: ContextVar[tuple[tuple[_native.Model, list[tuple[str, Any]], list[tuple[str, Any]]], ...]] = ContextVar("hooks", default=())
+"""What `Model.hooks` has put on a model in this context: the model, functions of values and functions of gradients."""
+
+
+def active(model: _native.Model) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+    """The functions of values and of gradients that `Model.hooks` has put on a model."""
+    mine = [entry for entry in ACTIVE.get() if entry[0] is model]
+    return [hook for entry in mine for hook in entry[1]], [hook for entry in mine for hook in entry[2]]
+
+
+def refuse_hooks(model: _native.Model) -> None:
+    """Refuses a call that would leave out the functions that `Model.hooks` has put on a model."""
+    if any(active(model)):
+        raise ValueError(
+            "hooks: passes, gradients and generation run those of `with model.hooks(..)`, and this call would leave them out; "
+            "call it outside of the block, or give interventions"
+        )
 
 
 class Points:
@@ -52,7 +71,10 @@ class Points:
     def hooks(self, fwd_hooks: Iterable[tuple[Names, HookFunction]]) -> list[tuple[str, Any]]:
         """Functions at points, as the native half calls them."""
         found: list[tuple[str, Any]] = []
-        for names, function in fwd_hooks:
+        for pair in fwd_hooks:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise TypeError(f"hooks: expected pairs of a point and a function, [(point, function)], got {pair!r}")
+            names, function = pair
             if not callable(function):
                 raise TypeError(f"the hook at {names!r} is no function: {function!r}")
             for name in self.find(names):

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from . import _native
 from ._dictionary import Dictionary
+from ._hooks import refuse_hooks
 from ._notes import warn
 from ._numbers import array_of
 from ._types import HeadName, HookFunction, KvDType, Names, Text, Texts
@@ -105,6 +106,9 @@ def ids_of(model: _native.Model, text: Text, what: str = "the text", *, prepend_
         return ids
     if not hasattr(text, "__iter__"):
         raise TypeError(f"{what}: expected text or token ids, got {text!r}")
+    if hasattr(text, "tolist"):  # an array or a tensor, with an axis of texts or without
+        rows = np.asarray(text)
+        text = (rows[0] if rows.ndim == 2 and len(rows) == 1 else rows).tolist()
     ids = _integers(text, what)
     if not ids:
         raise ValueError(f"{what} is empty: give at least one token")
@@ -132,15 +136,32 @@ def _integers(ids: Iterable[Any], what: str) -> list[int]:
     one: Any
     for one in ids:
         if isinstance(one, bool) or not isinstance(one, (int, np.integer)):
-            raise TypeError(f"{what}: expected a string or token ids (integers), got {type(one).__name__} {one!r}")
+            several = "; give one text" if type(one) in (str, list, tuple) else ""
+            raise TypeError(f"{what}: expected a string or token ids (integers), got {type(one).__name__} {one!r}{several}")
         found.append(int(one))  # pyright: ignore[reportUnknownArgumentType]
         if not 0 <= found[-1] < 2**32:
             raise ValueError(f"{what}: there is no token {one}")
     return found
 
 
-def changes_of(model: _native.Model, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Interventions for the native half."""
+def listed(value: Any) -> list[Any]:
+    """What a list or a tuple holds; of all else, nothing."""
+    return list(value) if isinstance(value, (list, tuple)) else []  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
+def refuse_one_each(answers: Any, texts: int, what: str) -> None:
+    """Refuses a list of as many answers as there are texts: it is the same list for every text, and reads as one for each."""
+    if texts > 1 and len(listed(answers)) == texts:
+        raise ValueError(
+            f"{what}: is {answers!r} one answer for each of the {texts} texts, or several for every text? For one each, call it text by "
+            "text, or give lists of one ([[..], [..]]) where a list of lists is taken"
+        )
+
+
+def changes_of(model: _native.Model, given: Mapping[str, Any], *, runs_hooks: bool = False) -> dict[str, Any]:
+    """Interventions for the native half, of a call that runs hooks or does not."""
+    if not runs_hooks:
+        refuse_hooks(model)
     unknown = sorted(set(given) - set(Changes.__annotations__))
     if unknown:
         known = list(Changes.__annotations__)

@@ -24,20 +24,22 @@ def torch_metric(function: Callable[..., Any]) -> MetricFunction:
 
         model.grad(text, "blocks.2.hook_resid_pre", metric=torch_metric(lambda logits: logits[0, -1, 12].relu()))
     """
-    torch: Any = importlib.import_module("torch")
-
-    def metric(logits: Floats, *pair: Any) -> tuple[float, Any]:
+    def differentiated(logits: Floats, call: Callable[[Any], Any]) -> tuple[float, Any]:
+        torch: Any = importlib.import_module("torch")
         given = torch.from_dlpack(logits).requires_grad_()
-        value = _of_pair(function, given, pair[0]) if pair else function(given)
+        value = call(given)
         if not value.requires_grad:
             raise ValueError("the metric does not depend on the logits, as torch sees it; leave detach, item and numpy out")
         (gradient,) = torch.autograd.grad(value, given)
         return float(value.detach()), gradient.numpy()
 
-    def of_pair(logits: Floats, pair: Any) -> tuple[float, Any]:
-        return metric(logits, pair)
+    def of_logits(logits: Floats) -> tuple[float, Any]:
+        return differentiated(logits, function)
 
-    return of_pair if reads_pairs(function) else metric
+    def of_pair(logits: Floats, pair: Any) -> tuple[float, Any]:
+        return differentiated(logits, lambda given: _of_pair(function, given, pair))
+
+    return of_pair if reads_pairs(function) else of_logits
 
 
 def reads_pairs(metric: Any) -> bool:
@@ -56,7 +58,8 @@ def _pair_parameter(metric: Any) -> Literal["named", "second"] | None:
     except (TypeError, ValueError):  # some functions of C say nothing of theirs
         return None
     bound = metric.keywords if isinstance(metric, functools.partial) else {}
-    if any(one.name == "pair" and one.kind != one.POSITIONAL_ONLY for one in parameters[1:]) and "pair" not in bound:
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    if any(one.name == "pair" and one.kind in named for one in parameters[1:]) and "pair" not in bound:
         return "named"
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     return "second" if len([one for one in positional if one.default is one.empty]) == 2 else None
@@ -83,9 +86,12 @@ def native_function(metric: Any, pairs: Sequence[Any] | None = None) -> NativeMe
         if hasattr(gradient, "detach"):  # a torch tensor
             gradient = gradient.detach()
         number = float(value.detach() if hasattr(value, "detach") else value)
-        if math.isnan(number):
-            raise ValueError("the metric is NaN")
-        return number, array_of(np.asarray(gradient), "the metric's gradient", dtype=logits.dtype.name, shape=logits.shape)
+        if not math.isfinite(number):
+            raise ValueError(f"the metric is {number}, expected a finite number")
+        slope: Floats = np.asarray(gradient)
+        if not np.isfinite(slope).all():
+            raise ValueError("the metric's gradient has NaN or infinity")
+        return number, array_of(slope, "the metric's gradient", dtype=logits.dtype.name, shape=logits.shape)
 
     return call
 

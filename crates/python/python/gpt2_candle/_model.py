@@ -16,6 +16,7 @@ from ._analyses import Analyses
 from ._base import Progress, Report
 from ._circuits import Circuits
 from ._features import Features
+from ._hooks import active
 from ._inputs import Changes, Options, changes_of, ids_of, rows_of
 from ._notes import warn
 from ._numbers import array_of, count, maybe
@@ -410,9 +411,9 @@ class Model(Analyses, Circuits, Features, Predictions, Weights):
             "rows": rows,
             "options": json.dumps({name: value for name, value in asked.items() if value is not None}),
             "seed": count(given.pop("seed", 0), "seed"),
-            "hooks": [*self._active()[0], *self._points.hooks(given.pop("fwd_hooks", ()))],
+            "hooks": [*active(self._own)[0], *self._points.hooks(given.pop("fwd_hooks", ()))],
             "progress": given.pop("progress", None),
-            "changes": changes_of(self._own, given),
+            "changes": changes_of(self._own, given, runs_hooks=True),
         }
 
 

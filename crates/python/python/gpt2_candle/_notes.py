@@ -15,4 +15,4 @@ def warn(notes: Iterable[str]) -> None:
         frame = frame.f_back
         level += 1
     for note in notes:
-        warnings.warn(note, stacklevel=level)
+        warnings.warn(note.removeprefix("warning: "), stacklevel=level)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from . import _native
 from ._base import Base
-from ._hooks import Points
-from ._inputs import Changes, changes_of, rows_of
+from ._hooks import ACTIVE, Points, active
+from ._inputs import Changes, changes_of, refuse_one_each, rows_of
 from ._numbers import array_of
 from ._results import Cache, Gradients, Output, PointGradient
 from ._types import Answers, Floats, HookFunction, MetricFunction, MetricName, Names, PositionSlice, Texts
@@ -24,9 +23,6 @@ elif TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 Hooked = Iterable["tuple[Names, HookFunction]"]
-
-# What `Model.hooks` has put on a model in this context: the model, functions of values and functions of gradients.
-_ACTIVE: ContextVar[tuple[tuple[_native.Model, list[tuple[str, Any]], list[tuple[str, Any]]], ...]] = ContextVar("hooks", default=())
 
 
 class PassOptions(Changes, total=False):
@@ -287,15 +283,15 @@ class Passes(Base):
             with model.hooks([("blocks.0.attn.hook_z", silence)]):
                 model("O Romeo", return_type="loss")
 
-        Analyses, studies and pages do not have them. ``bwd_hooks`` are called where gradients are computed: in :meth:`grad`,
-        :meth:`run_with_hooks` with ``bwd_hooks``, and :meth:`run_with_cache` with ``incl_bwd``.
+        Analyses, studies, scores and pages do not run them, and raise ``ValueError`` inside the block. ``bwd_hooks`` are called where
+        gradients are computed: in :meth:`grad`, :meth:`run_with_hooks` with ``bwd_hooks``, and :meth:`run_with_cache` with ``incl_bwd``.
         """
         more = (self._own, self._points.hooks(fwd_hooks), self._points.hooks(bwd_hooks))
-        token = _ACTIVE.set((*_ACTIVE.get(), more))
+        token = ACTIVE.set((*ACTIVE.get(), more))
         try:
             yield self
         finally:
-            _ACTIVE.reset(token)
+            ACTIVE.reset(token)
 
     def grad(
         self,
@@ -316,7 +312,7 @@ class Passes(Base):
         Args:
             text: One text or several.
             names: The points, as for :meth:`run_with_cache`.
-            answer: The token whose log-probability after the text is the metric.
+            answer: The token whose log-probability after the text is the metric, of all texts.
             against: Makes the metric the logit of ``answer`` less that of this token.
             metric: Another metric by its name, or a function of all logits (B, T, V) that returns a number and its gradient:
                 :func:`torch_metric` makes one in torch. A metric by its name is one of each text.
@@ -335,6 +331,8 @@ class Passes(Base):
         rows, _ = self._begin(text, None, given)
         if positions is not None and len({len(row) for row in rows}) > 1:
             raise ValueError("positions: texts of different lengths share none; give texts of the same length")
+        for one, what in ((answer, "answer"), (against, "against")):
+            refuse_one_each(one, len(rows), what)
         measure = self._measure(answer, against, metric, positions, reference=reference, together=True)
         points = self._points.find(names)
         return self._gradients(rows, measure, points, given, self._points.hooks(fwd_hooks), self._points.hooks(bwd_hooks))
@@ -348,24 +346,19 @@ class Passes(Base):
         hooks: Sequence[tuple[str, Any]],
         backward: Sequence[tuple[str, Any]] = (),
     ) -> Gradients:
-        forward, back = self._active()
+        forward, back = active(self._own)
         metric, _, pairs = self._own.gradients(
             {
                 "rows": rows,
                 "measure": measure,
                 "points": list(points),
-                "changes": changes_of(self._own, changes),
+                "changes": changes_of(self._own, changes, runs_hooks=True),
                 "hooks": [*forward, *hooks],
                 "bwd_hooks": [*back, *backward],
             }
         )
         found = [PointGradient(np.asarray(value), np.asarray(gradient)) for value, gradient in pairs]
         return Gradients(dict(zip(points, found)), metric)
-
-    def _active(self) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
-        """The functions that :meth:`hooks` has put on this model."""
-        mine = [entry for entry in _ACTIVE.get() if entry[0] is self._own]
-        return [hook for entry in mine for hook in entry[1]], [hook for entry in mine for hook in entry[2]]
 
     def _begin(self, text: Any, start: int | None, given: Mapping[str, Any]) -> tuple[list[list[int]], tuple[int, _native.Array] | None]:
         """The rows of a pass; where it starts at a later block, stand-ins of them, and that block with its stream."""
@@ -416,8 +409,8 @@ class Passes(Base):
         return self._own.run(
             {
                 "rows": rows,
-                "changes": changes_of(self._own, changes),
-                "hooks": [*self._active()[0], *hooks],
+                "changes": changes_of(self._own, changes, runs_hooks=True),
+                "hooks": [*active(self._own)[0], *hooks],
                 "points": list(points),
                 "logits": logits,
                 "loss": bool(loss),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import html
 import os
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,12 @@ class Output:
     """L + 1 arrays (B, T, C): the embeddings, then the stream after each block, the last one after ``ln_f``."""
     attentions: tuple[Floats, ...] = ()
     """L arrays (B, H, T, T)."""
+
+    def __getitem__(self, place: Any) -> Floats:
+        raise TypeError("the output of a pass is no array: .logits is one, or give return_type='logits'")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
+        return self[()]
 
     def __repr__(self) -> str:
         parts = [f"logits {_shape(self.logits)}"]
@@ -93,9 +100,20 @@ class Cache(ResidualStream):
         if isinstance(found, _native.Pattern):
             found = self._values[called] = np.asarray(found.array())
         if found is None:
-            known = ", ".join(list(self._values)[:4])
-            raise KeyError(f"{asked!r} is not in the cache, which has {len(self._values)} values: {known}, ...")
+            raise KeyError(f"{asked!r} is not in the cache{self._instead(called)}")
         return found
+
+    def _instead(self, called: str) -> str:
+        """What to ask for instead of a value that is not here."""
+        if called in self._spellings:
+            return f"; run_with_cache with names={called!r} has it"
+        nearest = difflib.get_close_matches(called, self._values, 1)
+        known = f"did you mean {nearest[0]!r}?" if nearest else f"it has {self._some()}"
+        return f": {known}"
+
+    def _some(self) -> str:
+        names = list(self._values)
+        return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "") if names else "no value"
 
     def _called(self, name: Any) -> tuple[str, str]:
         """A name as it was asked for, and as the value is called here."""
@@ -154,7 +172,7 @@ class Cache(ResidualStream):
         return found if layer == -1 else found[:layer]
 
     def __repr__(self) -> str:
-        return f"Cache({len(self)} values: {', '.join(list(self)[:3])}, ...)"
+        return f"Cache({len(self)} value{'' if len(self) == 1 else 's'}: {self._some()})"
 
 
 _IN_ATTENTION = {"q", "k", "v", "z", "pattern", "attn_scores", "result"}
@@ -264,7 +282,8 @@ class Maps(Mapping[str, Map]):
             return self._maps[name].values
         if name in self.numbers:
             return self.numbers[name]
-        raise AttributeError(f"there is no {name!r}; there are {', '.join([*self._maps, *self.numbers])}")
+        of_map = f"; each is a map, as in [{next(iter(self._maps))!r}].{name}" if hasattr(Map, name) else ""
+        raise AttributeError(f"there is no {name!r}; there are {', '.join([*self._maps, *self.numbers])}{of_map}")
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._maps, *self.numbers]
@@ -293,6 +312,22 @@ class Scores(Maps):
 
 class Effects(Maps):
     """What changing or patching each part does to a prediction."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture, which a notebook shows."""
+
+    title: str
+    draw: Callable[[str], bytes] = field(repr=False)
+    """Makes the file of a name that ends in ``.svg``, ``.pdf`` or ``.png``."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Draws it into a file, which it replaces: ``.svg``, ``.pdf`` or ``.png``."""
+        _native.write_file(os.fspath(path), self.draw(os.fspath(path)), True)
+
+    def _repr_html_(self) -> str:
+        return self.draw("picture.svg").decode()
 
 
 @dataclass(frozen=True)

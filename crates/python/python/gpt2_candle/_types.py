@@ -44,6 +44,8 @@ PositionSlice = Union[int, slice, "tuple[int, int]", Sequence[int], None]
 """Positions: one, which loses its axis, a slice, a start and an end, or a list of them."""
 Answers = Union[str, int, Sequence[Union[str, int]]]
 """A token as text or as its id, or several: a logit difference takes their mean logit, a probability that of any."""
+AnswersOfEach = Union[Answers, Sequence[Sequence[Union[str, int]]]]
+"""The same answers for every text, or a list of lists: one list for each text."""
 Names = Union[str, Sequence[str], Callable[[str], bool], None]
 """Hook points: a name, the start of names up to a dot, several, a function that says which, or the usual ones."""
 HookFunction = Callable[[Floats, Hook], Any]

@@ -1,7 +1,6 @@
 //! `gpt2 discover`: the edges that a task needs, and how faithful the circuit is that they make.
 
 mod dot;
-mod picture;
 mod print;
 
 use crate::input::pairs::PairsArgs;
@@ -10,10 +9,10 @@ use crate::output::written_files::Outputs;
 use crate::results::picture::{PictureArgs, PictureMetadata};
 use crate::study::args::StudyArgs;
 use crate::values::{fraction, one_of};
-use gpt2_circuits::discovery::{Graph, Replacement};
+use gpt2_circuits::discovery::{Edge, Graph, Replacement};
 use gpt2_engine::Spelling;
 use gpt2_engine::studies::interpret::discover::{
-    CHOICES, EdgeChoice, INTEGRALS, Integral, Options, REPLACEMENTS, circuit_file,
+    CHOICES, EdgeChoice, INTEGRALS, Integral, Options, REPLACEMENTS, circuit_file, circuit_picture,
 };
 use gpt2_engine::words::count;
 use std::path::PathBuf;
@@ -97,7 +96,9 @@ pub(crate) fn run(args: &DiscoverArgs) -> anyhow::Result<()> {
     let title = format!("{}: a circuit of {}", opened.title(), count(edges.len(), "edge"));
     let about = PictureMetadata { title, made_by: &report.provenance, settings: report.settings.clone() };
     let graph = Graph::of(opened.model.config())?;
-    args.picture.draw(&mut outputs, &about, |frame| picture::draw(frame, graph, edges))?;
+    let ends: Vec<Edge> = edges.iter().map(|edge| edge.edge).collect();
+    let scores: Vec<f64> = edges.iter().map(|edge| edge.score).collect();
+    args.picture.draw(&mut outputs, &about, |frame| circuit_picture(frame, graph, &ends, Some(&scores)))?;
     if let Some(path) = &args.out {
         outputs.stage_bytes(path, &circuit_file(&report)?)?;
     }
