@@ -74,7 +74,8 @@ def test_codes_and_reconstructions_are_those_of_saelens(folder: Path) -> None:
 
 def test_a_dictionary_knows_itself(sae: Dictionary) -> None:
     weights = safetensors(DEMO / "sae_weights.safetensors")
-    np.testing.assert_array_equal(sae.W_dec, weights["W_dec"])
+    for name in ("W_enc", "W_dec", "b_enc", "b_dec"):
+        np.testing.assert_array_equal(getattr(sae, name), weights[name])
     np.testing.assert_allclose(sae.direction(7), weights["W_dec"][7], rtol=1e-6)
     assert sae.cfg["hook_name"] == POINT and sae.facts["features"] == len(weights["W_dec"])
     few = np.zeros((2, sae.cfg["d_sae"]), np.float32)

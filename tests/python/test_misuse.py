@@ -27,6 +27,27 @@ from gpt2_candle import Model
 Z = "blocks.0.attn.hook_z"
 
 
+def test_words_of_other_libraries_are_named(model: Model) -> None:
+    with pytest.raises(TypeError, match="dtype: expected a word, such as 'f32'"):
+        Model.load(dtype=np.float32)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(model.direct("O", np.array(788)).heads, model.direct("O", 788).heads)  # type: ignore[arg-type]
+    output = model("O Romeo")
+    for read in (lambda: output[0], lambda: np.asarray(output)):
+        with pytest.raises(TypeError, match="return_type='logits'"):
+            read()
+    cache = model.run_with_cache("O Romeo", "blocks.0.")[1]
+    with pytest.raises(KeyError, match="did you mean 'blocks.0.attn.hook_pattern'"):
+        cache["patern", 0]
+    with pytest.raises(KeyError, match="run_with_cache with names='blocks.1.attn.hook_pattern' has it"):
+        cache["pattern", 1]
+    with pytest.raises(TypeError, match="expected pairs of a point and a function"):
+        model.run_with_hooks("O", ("hook_embed", print))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"and blocks\.\* stands for every layer$"):
+        model.record(["O"], points="resid_post", out="/nonexistent/store")
+    ids = model.to_tokens("O Romeo")
+    assert ids.shape[0] == 1 and model.patching(ids, ids, 788).clean == model.patching("O Romeo", "O Romeo", 788).clean
+
+
 @pytest.mark.parametrize(
     "arguments,kind,says",
     [

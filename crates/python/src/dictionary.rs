@@ -4,7 +4,7 @@ use crate::array::Array;
 use crate::error::Failed;
 use crate::guard::{Raised, compute};
 use crate::observer::PyObserver;
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use gpt2_engine::HubOptions;
 use gpt2_engine::open::OpenedDictionary;
 use gpt2_engine::studies::interpret::features::DictionarySummary;
@@ -108,9 +108,20 @@ impl Dictionary {
         Ok(Array::copy_of(&self.opened.dictionary.direction(feature)?)?)
     }
 
-    /// A copy of the decoder's weight, (features, d out).
-    fn w_dec(&self) -> Result<Array, Failed> {
-        Ok(Array::copy_of(self.opened.dictionary.w_dec())?)
+    /// A copy of a parameter, by SAELens' name.
+    fn parameter(&self, name: &str) -> Result<Array, Failed> {
+        let dictionary = &self.opened.dictionary;
+        let found = match name {
+            "W_enc" => {
+                let features = u32::try_from(dictionary.features()).map_err(anyhow::Error::from)?;
+                dictionary.encoders(&Tensor::arange(0, features, &Device::Cpu)?)?.t()?.contiguous()?
+            }
+            "W_dec" => dictionary.w_dec().clone(),
+            "b_enc" => dictionary.b_enc().clone(),
+            "b_dec" => dictionary.b_dec().clone(),
+            _ => return Err(Failed::value(format!("a dictionary has no parameter {name:?}"))),
+        };
+        Ok(Array::copy_of(&found)?)
     }
 
     #[allow(clippy::unused_self)] // Python calls it on an object

@@ -158,6 +158,8 @@ class Base:
 
     def _tokens(self, answers: Any, what: str) -> list[int]:
         """The ids of one answer or of several."""
+        if getattr(answers, "ndim", None) == 0:  # an array or a tensor of one number
+            answers = answers.item()
         several: list[Any] = list(answers) if not isinstance(answers, str) and hasattr(answers, "__iter__") else [answers]
         if not several:
             raise ValueError(f"{what} is empty: give at least one token")

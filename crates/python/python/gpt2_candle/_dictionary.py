@@ -77,7 +77,22 @@ class Dictionary:
     @property
     def W_dec(self) -> Floats:
         """A copy of the decoder's weight, (d_sae, d_out): a row for each feature."""
-        return np.asarray(self._own.w_dec())
+        return np.asarray(self._own.parameter("W_dec"))
+
+    @property
+    def W_enc(self) -> Floats:
+        """A copy of the encoder's weight, (d_in, d_sae): a column for each feature."""
+        return np.asarray(self._own.parameter("W_enc"))
+
+    @property
+    def b_enc(self) -> Floats:
+        """A copy of the encoder's bias, (d_sae): of a gated dictionary, that of its gate."""
+        return np.asarray(self._own.parameter("b_enc"))
+
+    @property
+    def b_dec(self) -> Floats:
+        """A copy of the decoder's bias, (d_out)."""
+        return np.asarray(self._own.parameter("b_dec"))
 
     def direction(self, feature: int) -> Floats:
         """What a feature adds to what is rebuilt per unit of its activation, (d_out): its row of ``W_dec``, divided by the row's norm

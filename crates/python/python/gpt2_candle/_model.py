@@ -136,6 +136,9 @@ class Model(Analyses, Circuits, Features, Predictions, Weights):
             RuntimeError: if ``threads`` differs from what the first model said, or this process was forked.
         """
         _set_threads(threads)
+        for word, what in ((dtype, "dtype"), (device, "device"), (implementation, "implementation")):
+            if not isinstance(word, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"{what}: expected a word, such as {'f32' if what == 'dtype' else 'cpu' if what == 'device' else 'fused'!r}, got {word!r}")
         adapters = adapter if isinstance(adapter, Mapping) else {} if adapter is None else {os.fspath(adapter): 1.0}
         return cls(
             _native.Model.load(
