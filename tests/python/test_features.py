@@ -343,6 +343,15 @@ def test_an_attribution_graph_is_the_commands(
         model.attribution_graph(TEXT, transcoders, max_nodes=10)
 
 
+def test_rows_of_a_store_say_how_they_become_an_array(model: Model, tmp_path: Path) -> None:
+    rows = model.record(LINES, points=POINT, out=tmp_path / "rows").values()
+    with pytest.raises(AttributeError, match=r"values\[:\].mean reads all of them"):
+        rows.mean  # noqa: B018
+    with pytest.raises(AttributeError, match="there is no 'median_of'"):
+        rows.median_of  # noqa: B018
+    assert np.mean(rows).shape == ()  # type: ignore[arg-type]
+
+
 def test_a_stopped_training_goes_on_to_the_same_bytes(model: Model, tmp_path: Path) -> None:
     store = model.record([line for _ in range(12) for line in LINES], points=POINT, out=tmp_path / "store")
     options: Any = {"features": 64, "k": 4, "batch": 32, "silent_after": 100}

@@ -44,6 +44,20 @@ def test_words_of_other_libraries_are_named(model: Model) -> None:
         model.run_with_hooks("O", ("hook_embed", print))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"and blocks\.\* stands for every layer$"):
         model.record(["O"], points="resid_post", out="/nonexistent/store")
+    gradients = model.grad("O Romeo", ("z", -1), 788)
+    assert list(gradients) == ["blocks.3.attn.hook_z"] and gradients["z", 3] is gradients["blocks.3.attn.hook_z"]
+    with pytest.raises(KeyError, match="blocks.2.attn.hook_z' is not among the points"):
+        gradients["z", 2]
+    assert list(model.grad("O", "blocks.*.attn.hook_z", 788)) == [f"blocks.{layer}.attn.hook_z" for layer in range(4)]
+    with pytest.raises(ValueError, match=r"did you mean 'blocks.0.attn.hook_z', and 'blocks.\*.attn.hook_z' is that of every layer"):
+        model.grad("O", "z", 788)
+    silent = model("O Romeo", ablate="0.3").logits
+    for heads in ("L0H3", (0, 3), [0, 3], [[0, 3]], np.array([0, 3]), np.array([[0, 3]]), [(0, 3)]):
+        np.testing.assert_array_equal(model("O Romeo", ablate=heads).logits, silent)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected a head"):
+        model("O Romeo", ablate=[0, 3, 1])  # type: ignore[list-item]
+    pair = {"clean": " lord fair which king come out of lord", "corrupt": " king fair which lord come out of lord", "answer": " fair", "against": " come"}
+    assert model.patch(pairs=[pair])["heads"] == model.patch(pairs=[{"clean": pair["clean"], "corrupted": pair["corrupt"], "correct": " fair", "incorrect": " come"}])["heads"]
     ids = model.to_tokens("O Romeo")
     assert ids.shape[0] == 1 and model.patching(ids, ids, 788).clean == model.patching("O Romeo", "O Romeo", 788).clean
 
@@ -99,8 +113,8 @@ def test_texts(model: Model, text: Any, kind: Any, says: str) -> None:
         ({"ablat": "0.3"}, TypeError, "there is no option or intervention 'ablat'; did you mean 'ablate'"),
         ({"ablate": "9.0"}, ValueError, "layers 0 to 3"),
         ({"ablate": "0"}, ValueError, "LAYER.HEAD"),
-        ({"ablate": 3}, TypeError, "expected text"),
-        ({"ablate": [3]}, TypeError, "expected text"),
+        ({"ablate": 3}, TypeError, "expected a head such as"),
+        ({"ablate": [3]}, TypeError, "expected a head such as"),
         ({"scale": "0.3=2"}, TypeError, "mapping"),
         ({"scale": {"0.3": float("nan")}}, ValueError, "FACTOR"),
         ({"attention_temperature": {"0.3": 0}}, ValueError, "above 0"),

@@ -328,7 +328,8 @@ class Analyses(Passes):
         return self._each(text, changes, of)
 
     def copying_scores(self) -> Map:
-        """Whether each head's OV circuit raises the logits of the tokens that it attends to, from -1 to 1 (Elhage et al. 2021)."""
+        """Whether each head's OV circuit raises the logits of the tokens that it attends to, from -1 to 1 (Elhage et al. 2021). It is
+        of the processed view, with layer norms folded into the weights."""
         return self._map("copying", self._own.copying_scores(), unit="share")
 
     def composition(self, kind: Literal["q", "k", "v"]) -> Floats:

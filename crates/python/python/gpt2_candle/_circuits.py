@@ -27,7 +27,8 @@ elif TYPE_CHECKING:
 
 Pairs = Union[str, "os.PathLike[str]", Sequence[Mapping[str, Any]]]
 """A file of pairs as ``gpt2 pairs`` writes it, or mappings with the names of its lines: ``clean`` and ``corrupted`` are texts or ids,
-``correct`` and ``incorrect`` a token, its id, or several. :meth:`Model.pairs` gives some."""
+``correct`` and ``incorrect`` a token, its id, or several; ``corrupt``, ``answer`` and ``against`` are other words for these.
+:meth:`Model.pairs` gives some."""
 Task = Literal["ioi", "greater-than", "induction", "pronouns"]
 Gradients = Literal["clean", "corrupted", "integrated"]
 Integral = Literal["inputs", "activations"]
@@ -550,7 +551,7 @@ class Circuits(Base):
         """Pairs for the engine: the only one, a file, or several."""
         if pairs is None:
             if clean is None or corrupt is None or (by_answers and answer is None):
-                raise TypeError("give clean, corrupt and answer, or pairs")
+                raise TypeError("give clean, corrupt and answer, or pairs=")
             return self._one_pair({"clean": clean, "corrupted": corrupt, "correct": answer, "incorrect": against}, "", by_answers, prepend_bos)
         if any(one is not None for one in (clean, corrupt, answer, against)):
             raise TypeError("give clean, corrupt, answer and against, or pairs, not both")
@@ -563,7 +564,10 @@ class Circuits(Base):
     def _one_pair(self, pair: Any, where: str, by_answers: bool, prepend_bos: bool | None) -> dict[str, Any]:
         if not isinstance(pair, Mapping):
             raise TypeError(f"{where}expected a mapping with clean, corrupted, correct and incorrect, got {pair!r}")
-        given: Mapping[str, Any] = dict(pair)  # pyright: ignore[reportUnknownArgumentType]
+        given: dict[str, Any] = dict(pair)  # pyright: ignore[reportUnknownArgumentType]
+        for argument, name in (("corrupt", "corrupted"), ("answer", "correct"), ("against", "incorrect")):
+            if argument in given:
+                given.setdefault(name, given[argument])
         needed = ("clean", "corrupted", "correct") if by_answers else ("clean", "corrupted")
         missing = [name for name in needed if given.get(name) is None]
         if missing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Iterable
 from contextvars import ContextVar
@@ -16,8 +17,24 @@ from ._types import Hook, HookFunction, LayerIndex, Names
 # TransformerLens computes these only where its config asks for them.
 _ON_REQUEST = ("hook_attn_in", "hook_q_input", "hook_k_input", "hook_v_input", "hook_mlp_in", "attn.hook_result")
 
+_IN_ATTENTION = {"q", "k", "v", "z", "pattern", "attn_scores", "result"}
+_KINDS = {"a": "attn", "attn": "attn", "m": "mlp", "mlp": "mlp", "ln1": "ln1", "ln2": "ln2"}
+
+
+def full_name(name: str, layer: int, kind: str = "") -> str:
+    """The name of a value in a layer by its short form, as TransformerLens' ``get_act_name`` has it."""
+    name = {"attn": "pattern", "attn_logits": "attn_scores", "scores": "attn_scores"}.get(name, name)
+    part = _KINDS.get(kind, kind) or ("attn" if name in _IN_ATTENTION else "mlp" if name in ("pre", "post") else "")
+    return ".".join(filter(None, ["blocks", str(layer), part, f"hook_{name}"]))
+
+
 ACTIVE: ContextVar[tuple[tuple[_native.Model, list[tuple[str, Any]], list[tuple[str, Any]]], ...]] = ContextVar("hooks", default=())
 """What `Model.hooks` has put on a model in this context: the model, functions of values and functions of gradients."""
+
+
+def is_short(name: Any) -> bool:
+    """Whether this is the short form of a name: ``("z", 0)``."""
+    return isinstance(name, tuple) and len(name) in (2, 3) and isinstance(name[0], str) and isinstance(name[1], (int, np.integer))  # pyright: ignore[reportUnknownArgumentType]
 
 
 def active(model: _native.Model) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
@@ -39,6 +56,7 @@ class Points:
     """The hook points of a model."""
 
     def __init__(self, layers: int) -> None:
+        self.layers = layers
         self.shapes: dict[str, str] = {}
         """The shape of the value at each point."""
         self.spellings: dict[str, str] = {}
@@ -48,7 +66,8 @@ class Points:
             self.spellings.update(dict.fromkeys(names, names[0]))
 
     def find(self, names: Names) -> list[str]:
-        """The points that ``names`` asks for: a name, the start of names up to a dot, several, or a function that says which.
+        """The points that ``names`` asks for: a name, ``blocks.*.`` and the rest of one, the start of names up to a dot, a short form
+        ``("z", 0)``, several, or a function that says which.
 
         ``None`` is all points that TransformerLens caches by default.
         """
@@ -56,17 +75,30 @@ class Points:
             return [name for name in self.shapes if not name.endswith(_ON_REQUEST) and name != "logits"]
         if callable(names):
             return [name for name in self.shapes if names(name)]
-        several = [names] if isinstance(names, str) else list(names)
+        several: list[Any] = [names] if isinstance(names, str) or is_short(names) else list(names)
         found: dict[str, None] = {}
         for one in several:
-            if not isinstance(one, str):
-                raise TypeError(f"a hook point's name is a string, got {one!r}")
-            exact = self.spellings.get(one)
-            matching = [exact] if exact else [name for name in self.shapes if one.endswith(".") and name.startswith(one)]
-            if not matching:
-                raise ValueError(f"there is no hook point {one!r}; model.hook_points lists them")
-            found.update(dict.fromkeys(matching))
+            found.update(dict.fromkeys(self._matching(one)))
         return list(found)
+
+    def _matching(self, name: Any) -> list[str]:
+        if is_short(name):
+            layer = name[1] + self.layers if name[1] < 0 else name[1]
+            name = full_name(name[0], layer, *name[2:])
+        if not isinstance(name, str):
+            raise TypeError(f"a hook point's name is a string, or as in ('z', 0), got {name!r}")
+        start, star, rest = name.partition(".*.")
+        each = [f"{start}.{layer}.{rest}" for layer in range(self.layers)] if star else [name]
+        matching = [self.spellings[one] for one in each if one in self.spellings]
+        matching = matching or [one for one in self.shapes if name.endswith(".") and one.startswith(name)]
+        if not matching:
+            ending = "hook_" + name.rpartition(".")[2].removeprefix("hook_")
+            like = [one for one in self.shapes if one.endswith("." + ending)]
+            nearest = like[:1] or difflib.get_close_matches(name, self.spellings, 1)
+            every = f", and {nearest[0].replace('.0.', '.*.', 1)!r} is that of every layer" if like and ".0." in nearest[0] else ""
+            hint = f"; did you mean {nearest[0]!r}{every}?" if nearest else "; model.hook_points lists them"
+            raise ValueError(f"there is no hook point {name!r}{hint}")
+        return matching
 
     def hooks(self, fwd_hooks: Iterable[tuple[Names, HookFunction]]) -> list[tuple[str, Any]]:
         """Functions at points, as the native half calls them."""

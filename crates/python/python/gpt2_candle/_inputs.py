@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypedDict
 
@@ -234,24 +235,21 @@ def _mapping(value: Any, expected: str) -> dict[Any, Any]:
 
 
 def head_name(head: Any, what: str = "head") -> str:
-    """A head, ``"5.1"`` or ``(5, 1)``, as text."""
-    if isinstance(head, tuple):
-        pair: tuple[Any, ...] = tuple(head)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-        if len(pair) == 2 and all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in pair):
-            return f"{pair[0]}.{pair[1]}"
+    """A head, ``"5.1"``, ``(5, 1)`` or ``"L5H1"``, as text."""
+    pair = listed(head)
+    if len(pair) == 2 and all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in pair):
+        return f"{pair[0]}.{pair[1]}"
     if not isinstance(head, str):
         raise TypeError(f"{what}: expected a head such as '0.3' or (0, 3), got {head!r}")
-    return head
+    label = re.fullmatch(r"L(\d+)H(\d+)", head)
+    return f"{label[1]}.{label[2]}" if label else head
 
 
 def _heads(name: str, value: Any) -> list[str]:
+    value = value.tolist() if hasattr(value, "tolist") else value
     several: list[Any] = [value] if isinstance(value, str) or not hasattr(value, "__iter__") else list(value)
-    if isinstance(value, tuple) and len(several) == 2 and all(isinstance(one, (int, np.integer)) for one in several):
-        return [head_name(tuple(several), name)]
-    for one in several:
-        if not isinstance(one, (str, tuple)):
-            raise TypeError(f"{name}: expected text such as '0.3', or (0, 3), got {one!r}")
-    return [head_name(one, name) for one in several]
+    is_one = len(several) == 2 and all(isinstance(one, (int, np.integer)) for one in several)
+    return [head_name(one, name) for one in ([several] if is_one else several)]
 
 
 def _texts(name: str, value: Any) -> list[str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from . import _native
+from ._hooks import full_name, is_short
 from ._residual import ResidualStream, sliced
 from ._types import Floats
 
@@ -71,6 +72,13 @@ class Gradients(dict[str, PointGradient]):
         self.metric = metric
         """The metric of each text, or the only one of a function of all."""
 
+    def __missing__(self, name: Any) -> PointGradient:
+        """The point of a short name: ``found["z", 0]``."""
+        full: Any = full_name(*name) if is_short(name) else name
+        if full not in self:
+            raise KeyError(f"{full!r} is not among the points: {', '.join(self)}")
+        return self[full]
+
     def __reduce__(self) -> Any:
         return Gradients, (dict(self), self.metric)
 
@@ -125,7 +133,7 @@ class Cache(ResidualStream):
             asked, called = self._called((name[0].removesuffix("_grad"), *name[1:]))
             return f"{asked}_grad", f"{called}_grad"
         layers = 1 + max((int(key.split(".")[1]) for key in self._values if key.startswith("blocks.")), default=0)
-        asked = _full_name(name[0], name[1] + layers if name[1] < 0 else name[1], "" if len(name) == 2 else name[2])
+        asked = full_name(name[0], name[1] + layers if name[1] < 0 else name[1], "" if len(name) == 2 else name[2])
         return asked, self._spellings.get(asked, asked)
 
     def __iter__(self) -> Iterator[str]:
@@ -160,7 +168,7 @@ class Cache(ResidualStream):
 
     def stack(self, name: str, kind: str = "") -> Floats:
         """A copy of the values of all layers, (L, B, ..): ``cache.stack("pattern")``."""
-        asked = _full_name(name, 0, kind).split(".", 2)[2]
+        asked = full_name(name, 0, kind).split(".", 2)[2]
         layers = [self[key] for key in self._values if key.startswith("blocks.") and key.split(".", 2)[2] == asked]
         if not layers:
             raise KeyError(f"no layer's {asked!r} is in the cache")
@@ -173,16 +181,6 @@ class Cache(ResidualStream):
 
     def __repr__(self) -> str:
         return f"Cache({len(self)} value{'' if len(self) == 1 else 's'}: {self._some()})"
-
-
-_IN_ATTENTION = {"q", "k", "v", "z", "pattern", "attn_scores", "result"}
-_KINDS = {"a": "attn", "attn": "attn", "m": "mlp", "mlp": "mlp", "ln1": "ln1", "ln2": "ln2"}
-
-
-def _full_name(name: str, layer: int, kind: str = "") -> str:
-    name = {"attn": "pattern", "attn_logits": "attn_scores", "scores": "attn_scores"}.get(name, name)
-    part = _KINDS.get(kind, kind) or ("attn" if name in _IN_ATTENTION else "mlp" if name in ("pre", "post") else "")
-    return ".".join(filter(None, ["blocks", str(layer), part, f"hook_{name}"]))
 
 
 @dataclass(frozen=True)

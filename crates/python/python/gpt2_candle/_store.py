@@ -118,6 +118,11 @@ class Rows:
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and hasattr(np.ndarray, name):
+            raise AttributeError(f"values in files are no array: values[:].{name} reads all of them first")
+        raise AttributeError(f"there is no {name!r}")
+
     def __repr__(self) -> str:
         return f"Rows({self.name!r}, shape={self.shape}, dtype={self.dtype})"
 
