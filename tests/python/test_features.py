@@ -347,7 +347,7 @@ def test_rows_of_a_store_say_how_they_become_an_array(model: Model, tmp_path: Pa
     rows = model.record(LINES, points=POINT, out=tmp_path / "rows").values()
     with pytest.raises(AttributeError, match=r"values\[:\].mean reads all of them"):
         rows.mean  # noqa: B018
-    with pytest.raises(AttributeError, match="there is no 'median_of'"):
+    with pytest.raises(AttributeError, match="rows of a store have no .median_of."):
         rows.median_of  # noqa: B018
     assert np.mean(rows).shape == ()  # type: ignore[arg-type]
 

@@ -362,6 +362,8 @@ def test_a_metric_in_torch_is_called_with_what_it_takes(model: Model, monkeypatc
     pairs = model.pairs("induction", 2)
     total = torch_metric(lambda logits: Tensor(logits.array.sum()))
     assert np.isclose(model.grad(TEXT, "hook_embed", metric=total).metric[0], model(TEXT).logits.sum(), rtol=1e-5)
+    ones = model.grad(TEXT, "hook_embed", metric=lambda logits: (float(logits.sum()), np.ones_like(logits)))["hook_embed"].grad
+    np.testing.assert_array_equal(model.grad(TEXT, "hook_embed", metric=total)["hook_embed"].grad, ones)
     assert np.isclose(model.patching(*PAIR, metric=total).clean, model(PAIR[0]).logits.sum(), rtol=1e-5)
     assert model.effects(TEXT, metric=total).change.shape == (4, 4)
     alone = model.patch(pairs=pairs, metric=total)["clean_difference"]["mean"]
@@ -411,11 +413,21 @@ def test_metrics_that_cannot_be_are_refused(model: Model) -> None:
     for number in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match=f"the metric is {number}, expected a finite number"):
             model.grad(TEXT, "hook_embed", metric=lambda logits, number=number: (number, logits))
-    for run in (lambda metric: model.grad(TEXT, "hook_embed", metric=metric), lambda metric: model.edge_scores(*PAIR, metric=metric)):
+    for gradient in (np.nan, 1e300):
         with pytest.raises(ValueError, match="the metric's gradient has NaN or infinity"):
-            run(lambda logits: (1.0, np.full_like(logits, np.nan)))
-    with pytest.raises(ValueError, match="one answer for each of the 2 texts"):
-        model.grad([TEXT, TEXT], "hook_embed", [" thou", " the"], " king")
+            model.grad(TEXT, "hook_embed", metric=lambda logits, gradient=gradient: (1.0, np.full(logits.shape, gradient)))
+    assert model.effects(TEXT, metric=lambda logits: (1.0, np.zeros_like(logits))).plain == 1.0
+    for answers in ([" thou", " the"], np.array([5, 6])):
+        both: Any = {"answer": answers, "against": " king"}
+        runs = [
+            lambda both=both: model.grad([TEXT, TEXT], "hook_embed", **both),
+            lambda both=both: model.run_with_cache([TEXT, TEXT], incl_bwd=True, **both),
+            lambda both=both: model.run_with_hooks([TEXT, TEXT], bwd_hooks=[("hook_embed", lambda value, hook: None)], **both),
+            lambda both=both: model.direct([TEXT, TEXT], **both),
+        ]
+        for run in runs:
+            with pytest.raises(ValueError, match="one answer for each of the 2 texts"):
+                run()
     with pytest.raises(TypeError, match="leave answer, against and positions out"):
         model.grad(TEXT, "hook_embed", " thou", metric=lambda logits: (1.0, logits))
     with pytest.raises(ValueError, match="answer: give the token"):

@@ -54,10 +54,22 @@ def test_words_of_other_libraries_are_named(model: Model) -> None:
     silent = model("O Romeo", ablate="0.3").logits
     for heads in ("L0H3", (0, 3), [0, 3], [[0, 3]], np.array([0, 3]), np.array([[0, 3]]), [(0, 3)]):
         np.testing.assert_array_equal(model("O Romeo", ablate=heads).logits, silent)  # type: ignore[arg-type]
+    for refused in ([0, 3, 1], range(2), {0, 1}, {0: [3]}, np.arange(3)):
+        with pytest.raises(TypeError, match="expected (a head|heads)"):
+            model("O Romeo", ablate=refused)  # type: ignore[arg-type]
+    # A layer is a place to patch.
     with pytest.raises(TypeError, match="expected a head"):
-        model("O Romeo", ablate=[0, 3, 1])  # type: ignore[list-item]
+        model("O Romeo", patch=[1, 2], from_prompt="O Juliet")  # type: ignore[list-item]
+    for name in (("z", 9), ("z", -9)):
+        with pytest.raises(ValueError, match="there are layers 0 to 3"):
+            model.grad("O", name, 788)
+    assert len(model.grad("O", "blocks.*.attn.", 788)) > 4
     pair = {"clean": " lord fair which king come out of lord", "corrupt": " king fair which lord come out of lord", "answer": " fair", "against": " come"}
     assert model.patch(pairs=[pair])["heads"] == model.patch(pairs=[{"clean": pair["clean"], "corrupted": pair["corrupt"], "correct": " fair", "incorrect": " come"}])["heads"]
+    with pytest.raises(ValueError, match="answer is another word for correct; give one of them"):
+        model.patch(pairs=[{**pair, "correct": " king"}])
+    with pytest.raises(TypeError, match="expected text or token ids"):
+        model.patching(np.array(5), "O", 788)  # type: ignore[arg-type]
     ids = model.to_tokens("O Romeo")
     assert ids.shape[0] == 1 and model.patching(ids, ids, 788).clean == model.patching("O Romeo", "O Romeo", 788).clean
 

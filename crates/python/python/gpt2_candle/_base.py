@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from . import _native
-from ._inputs import changes_of, ids_of
+from ._inputs import changes_of, ids_of, refuse_one_each
 from ._metrics import NativeMetric, native_function, positions_of, reads_pairs
 from ._notes import warn
 from ._numbers import array_of, count
@@ -30,6 +30,10 @@ _DIFFERENCES = ("logit-difference", "probability-difference")
 _STUDIES: dict[str, tuple[list[str], dict[str, Any]]] = {
     name: (refused, json.loads(defaults)) for name, refused, defaults in _native.studies()
 }
+
+
+# Studies of the weights or the vocabulary alone, whose results no hook could change.
+_WITHOUT_A_PASS = ("circuits", "pairs")
 
 
 class Base:
@@ -77,7 +81,7 @@ class Base:
             {
                 "name": name,
                 "options": json.dumps({option: value for option, value in options.items() if value is not None}),
-                "changes": changes_of(self._own, changes),
+                "changes": changes_of(self._own, changes, runs_hooks=name in _WITHOUT_A_PASS),
                 "dictionaries": list(dictionaries),
                 "metric": metric,
                 "seed": count(seed, "seed"),
@@ -114,8 +118,11 @@ class Base:
         *,
         reference: Any = None,
         together: bool = False,
+        texts: int = 1,
     ) -> dict[str, Any]:
-        """What to measure, for the native half."""
+        """What to measure, for the native half: after so many texts, the same answers of all."""
+        refuse_one_each(answer, texts, "answer")
+        refuse_one_each(against, texts, "against")
         is_function = callable(metric)
         if is_function and any(one is not None for one in (answer, against, positions)):
             raise TypeError("metric: a function measures the logits as it likes; leave answer, against and positions out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 
 from . import _native
 from ._base import Base, Progress, Report
-from ._inputs import Changes, head_name, ids_of
+from ._inputs import Changes, edge_text, head_name, ids_of
 from ._metrics import NativeMetric, native_function, positions_of, reads_pairs
 from ._numbers import count, maybe
 from ._results import Picture
@@ -27,7 +28,7 @@ elif TYPE_CHECKING:
 
 Pairs = Union[str, "os.PathLike[str]", Sequence[Mapping[str, Any]]]
 """A file of pairs as ``gpt2 pairs`` writes it, or mappings with the names of its lines: ``clean`` and ``corrupted`` are texts or ids,
-``correct`` and ``incorrect`` a token, its id, or several; ``corrupt``, ``answer`` and ``against`` are other words for these.
+``correct`` and ``incorrect`` a token, its id, or several. A mapping may say ``corrupt``, ``answer`` and ``against`` instead.
 :meth:`Model.pairs` gives some."""
 Task = Literal["ioi", "greater-than", "induction", "pronouns"]
 Gradients = Literal["clean", "corrupted", "integrated"]
@@ -271,7 +272,9 @@ class Circuits(Base):
         """
         if not isinstance(circuit, Circuit):
             raise TypeError(f"circuit: expected a Circuit, got {type(circuit).__name__}; Circuit.of(report) is that of a report of discover")
-        edges = [f"{head_name(writer, 'writer')}->{reader}" for writer, reader in circuit.edges]
+        edges = [edge_text(edge) for edge in circuit.edges]
+        if circuit.faithfulness is not None and not math.isfinite(circuit.faithfulness):
+            raise ValueError(f"circuit: its faithfulness is {circuit.faithfulness}, expected a finite number or None")
         many = f"{len(edges)} edge{'' if len(edges) == 1 else 's'}"
         heading = f"{_last_part(self.name)}: a circuit of {many}" if title is None else title
         found = {"faithfulness": circuit.faithfulness, "provenance": _shared(circuit.provenance), "settings": dict(circuit.settings)}
@@ -565,9 +568,11 @@ class Circuits(Base):
         if not isinstance(pair, Mapping):
             raise TypeError(f"{where}expected a mapping with clean, corrupted, correct and incorrect, got {pair!r}")
         given: dict[str, Any] = dict(pair)  # pyright: ignore[reportUnknownArgumentType]
-        for argument, name in (("corrupt", "corrupted"), ("answer", "correct"), ("against", "incorrect")):
-            if argument in given:
-                given.setdefault(name, given[argument])
+        for other, name in (("corrupt", "corrupted"), ("answer", "correct"), ("against", "incorrect")):
+            if given.get(other) is not None:
+                if given.get(name) is not None:
+                    raise ValueError(f"{where}{other} is another word for {name}; give one of them")
+                given[name] = given[other]
         needed = ("clean", "corrupted", "correct") if by_answers else ("clean", "corrupted")
         missing = [name for name in needed if given.get(name) is None]
         if missing:
@@ -608,10 +613,12 @@ def _function(metric: PairMetricName | MetricFunction | None, pairs: Pairs | Non
 
 
 def _is_several(answers: Any) -> bool:
-    return not isinstance(answers, str) and hasattr(answers, "__iter__")
+    return not isinstance(answers, str) and hasattr(answers, "__iter__") and getattr(answers, "ndim", None) != 0
 
 
 def _all_answers(answers: Any) -> list[Any]:
+    if getattr(answers, "ndim", None) == 0:  # an array or a tensor of one number
+        return [answers.item()]
     return list(answers) if _is_several(answers) else [answers]
 
 

@@ -103,6 +103,9 @@ class Dictionary:
     def encode(self, values: ArrayLike) -> Floats:
         """The activations of all features, (.., d_sae), of values (.., d_in) at the point ``cfg["hook_name"]``; the heads of a position
         are one row.
+
+        Raises:
+            ValueError: for NaN or infinity, or another width.
         """
         return np.asarray(self._own.encode(self._rows(values, "values", "d_in")))
 
@@ -126,9 +129,10 @@ class Dictionary:
         expected = int(self.cfg[width])
         if rows.ndim == 0 or rows.shape[-1] != expected:
             raise ValueError(f"{what}: expected an array (.., {expected}), got one of shape {rows.shape}")
-        if rows.dtype.kind == "f" and not np.isfinite(rows).all():
-            raise ValueError(f"{what}: has NaN or infinity")
-        return array_of(rows, what, dtype="float32")
+        array = array_of(rows, what, dtype="float32")
+        if not np.isfinite(np.asarray(array)).all():
+            raise ValueError(f"{what}: has NaN, or a number beyond f32; a dictionary needs finite numbers")
+        return array
 
     def __repr__(self) -> str:
         cfg = self.cfg

@@ -34,7 +34,7 @@ ACTIVE: ContextVar[tuple[tuple[_native.Model, list[tuple[str, Any]], list[tuple[
 
 def is_short(name: Any) -> bool:
     """Whether this is the short form of a name: ``("z", 0)``."""
-    return isinstance(name, tuple) and len(name) in (2, 3) and isinstance(name[0], str) and isinstance(name[1], (int, np.integer))  # pyright: ignore[reportUnknownArgumentType]
+    return isinstance(name, tuple) and len(name) in (2, 3) and isinstance(name[0], str) and isinstance(name[1], (int, np.integer)) and not isinstance(name[1], bool)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def active(model: _native.Model) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
@@ -84,13 +84,15 @@ class Points:
     def _matching(self, name: Any) -> list[str]:
         if is_short(name):
             layer = name[1] + self.layers if name[1] < 0 else name[1]
+            if not 0 <= layer < self.layers:
+                raise ValueError(f"there is no layer {name[1]}: there are layers 0 to {self.layers - 1}")
             name = full_name(name[0], layer, *name[2:])
         if not isinstance(name, str):
             raise TypeError(f"a hook point's name is a string, or as in ('z', 0), got {name!r}")
         start, star, rest = name.partition(".*.")
         each = [f"{start}.{layer}.{rest}" for layer in range(self.layers)] if star else [name]
         matching = [self.spellings[one] for one in each if one in self.spellings]
-        matching = matching or [one for one in self.shapes if name.endswith(".") and one.startswith(name)]
+        matching = matching or [one for one in self.shapes if name.endswith(".") and one.startswith(tuple(each))]
         if not matching:
             ending = "hook_" + name.rpartition(".")[2].removeprefix("hook_")
             like = [one for one in self.shapes if one.endswith("." + ending)]

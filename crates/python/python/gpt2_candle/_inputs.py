@@ -109,6 +109,8 @@ def ids_of(model: _native.Model, text: Text, what: str = "the text", *, prepend_
         raise TypeError(f"{what}: expected text or token ids, got {text!r}")
     if hasattr(text, "tolist"):  # an array or a tensor, with an axis of texts or without
         rows = np.asarray(text)
+        if rows.ndim == 0:
+            raise TypeError(f"{what}: expected text or token ids, got {text!r}")
         text = (rows[0] if rows.ndim == 2 and len(rows) == 1 else rows).tolist()
     ids = _integers(text, what)
     if not ids:
@@ -146,7 +148,8 @@ def _integers(ids: Iterable[Any], what: str) -> list[int]:
 
 
 def listed(value: Any) -> list[Any]:
-    """What a list or a tuple holds; of all else, nothing."""
+    """What a list, a tuple or an array holds; of all else, nothing."""
+    value = value.tolist() if hasattr(value, "tolist") else value
     return list(value) if isinstance(value, (list, tuple)) else []  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
@@ -200,7 +203,7 @@ def changes_of(model: _native.Model, given: Mapping[str, Any], *, runs_hooks: bo
         "mean_of": None if means is None else [ids_of(model, one, f"mean_of, text {i}", prepend_bos=bos) for i, one in enumerate(means)],
         "add": [(str(place), array_of(np.asarray(vector), f"add {place}", dtype="float32")) for place, vector in add.items()],
         "circuit": os.fspath(circuit) if is_file else None,
-        "edges": None if circuit is None or is_file else [f"{writer}->{reader}" for writer, reader in circuit],
+        "edges": None if circuit is None or is_file else [edge_text(edge) for edge in circuit],
         "dictionary": None if dictionary is None else _dictionary(dictionary),
         "features": _features(given),
     }
@@ -245,10 +248,21 @@ def head_name(head: Any, what: str = "head") -> str:
     return f"{label[1]}.{label[2]}" if label else head
 
 
+def edge_text(edge: Any) -> str:
+    """An edge, a pair of a writer and a reader, as text."""
+    ends = listed(edge)
+    if len(ends) != 2:
+        raise TypeError(f"circuit: expected pairs of a writer and a reader, such as ('0.3', '1.0.k'), got {edge!r}")
+    return f"{head_name(ends[0], 'writer')}->{ends[1]}"
+
+
 def _heads(name: str, value: Any) -> list[str]:
-    value = value.tolist() if hasattr(value, "tolist") else value
-    several: list[Any] = [value] if isinstance(value, str) or not hasattr(value, "__iter__") else list(value)
-    is_one = len(several) == 2 and all(isinstance(one, (int, np.integer)) for one in several)
+    if isinstance(value, Mapping):
+        raise TypeError(f"{name}: expected heads such as '0.3' or (0, 3), or a list of them, got a mapping")
+    several: list[Any] = listed(value) or ([value] if isinstance(value, str) or not hasattr(value, "__iter__") else list(value))
+    # A layer by itself is a place to patch, so that of numbers in a list nobody could tell what they are.
+    pair: list[Any] = listed(value) if name != "patch" or type(value) is tuple else []
+    is_one = len(pair) == 2 and all(isinstance(one, (int, np.integer)) for one in pair)
     return [head_name(one, name) for one in ([several] if is_one else several)]
 
 

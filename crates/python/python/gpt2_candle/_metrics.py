@@ -24,6 +24,7 @@ def torch_metric(function: Callable[..., Any]) -> MetricFunction:
 
         model.grad(text, "blocks.2.hook_resid_pre", metric=torch_metric(lambda logits: logits[0, -1, 12].relu()))
     """
+
     def differentiated(logits: Floats, call: Callable[[Any], Any]) -> tuple[float, Any]:
         torch: Any = importlib.import_module("torch")
         given = torch.from_dlpack(logits).requires_grad_()
@@ -88,10 +89,10 @@ def native_function(metric: Any, pairs: Sequence[Any] | None = None) -> NativeMe
         number = float(value.detach() if hasattr(value, "detach") else value)
         if not math.isfinite(number):
             raise ValueError(f"the metric is {number}, expected a finite number")
-        slope: Floats = np.asarray(gradient)
-        if not np.isfinite(slope).all():
-            raise ValueError("the metric's gradient has NaN or infinity")
-        return number, array_of(slope, "the metric's gradient", dtype=logits.dtype.name, shape=logits.shape)
+        slope = array_of(np.asarray(gradient), "the metric's gradient", dtype=logits.dtype.name, shape=logits.shape)
+        if not np.isfinite(np.asarray(slope)).all():
+            raise ValueError("the metric's gradient has NaN or infinity; where it is not defined, or nobody reads it, return zeros")
+        return number, slope
 
     return call
 

@@ -16,7 +16,7 @@ from ._analyses import Analyses
 from ._base import Progress, Report
 from ._circuits import Circuits
 from ._features import Features
-from ._hooks import active
+from ._hooks import active, refuse_hooks
 from ._inputs import Changes, Options, changes_of, ids_of, rows_of
 from ._notes import warn
 from ._numbers import array_of, count, maybe
@@ -319,6 +319,8 @@ class Model(Analyses, Circuits, Features, Predictions, Weights):
                 raise TypeError("text: expected one text, got several; compare them one by one")
             [given] = rows
         options = {"tokens": maybe(tokens, "tokens", 2), "window": maybe(window, "window", 2), "kv_other": kv_other}
+        refuse_hooks(self._own)
+        refuse_hooks(other._own)
         report, notes = self._own.compare(other._own, given, json.dumps(options), progress)
         warn(notes)
         found = json.loads(report)

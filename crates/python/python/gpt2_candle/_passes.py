@@ -12,7 +12,7 @@ import numpy as np
 from . import _native
 from ._base import Base
 from ._hooks import ACTIVE, Points, active
-from ._inputs import Changes, changes_of, refuse_one_each, rows_of
+from ._inputs import Changes, changes_of, rows_of
 from ._numbers import array_of
 from ._results import Cache, Gradients, Output, PointGradient
 from ._types import Answers, Floats, HookFunction, MetricFunction, MetricName, Names, PositionSlice, Texts
@@ -187,7 +187,7 @@ class Passes(Base):
             if stream is not None or stop_at_layer is not None:
                 raise TypeError("incl_bwd: takes gradients of a whole pass; leave start_at_layer and stop_at_layer out")
             metric: Any = "loss" if asked["metric"] is None and asked["answer"] is None else asked["metric"]
-            measure = self._measure(asked["answer"], asked["against"], metric, together=True)
+            measure = self._measure(asked["answer"], asked["against"], metric, together=True, texts=len(rows))
             together = self._gradients(rows, measure, points, given, hooks)
             values = {name: point.value for name, point in together.items()}
             values.update({f"{name}_grad": point.grad for name, point in together.items()})
@@ -259,7 +259,7 @@ class Passes(Base):
             if stream is not None or stop_at_layer is not None:
                 raise TypeError("bwd_hooks: read gradients of a whole pass; leave start_at_layer and stop_at_layer out")
             named: Any = "loss" if metric is None and answer is None else metric
-            self._gradients(rows, self._measure(answer, against, named, together=True), [], given, hooks, backward)
+            self._gradients(rows, self._measure(answer, against, named, together=True, texts=len(rows)), [], given, hooks, backward)
             if return_type is None:
                 return None
         elif metric is not None or answer is not None or against is not None:
@@ -331,9 +331,7 @@ class Passes(Base):
         rows, _ = self._begin(text, None, given)
         if positions is not None and len({len(row) for row in rows}) > 1:
             raise ValueError("positions: texts of different lengths share none; give texts of the same length")
-        for one, what in ((answer, "answer"), (against, "against")):
-            refuse_one_each(one, len(rows), what)
-        measure = self._measure(answer, against, metric, positions, reference=reference, together=True)
+        measure = self._measure(answer, against, metric, positions, reference=reference, together=True, texts=len(rows))
         points = self._points.find(names)
         return self._gradients(rows, measure, points, given, self._points.hooks(fwd_hooks), self._points.hooks(bwd_hooks))
 

@@ -119,9 +119,9 @@ class Rows:
         return self.shape[0]
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("_") and hasattr(np.ndarray, name):
+        if name == "T" or not name.startswith("_") and callable(getattr(np.ndarray, name, None)):
             raise AttributeError(f"values in files are no array: values[:].{name} reads all of them first")
-        raise AttributeError(f"there is no {name!r}")
+        raise AttributeError(f"the rows of a store have no {name!r}")
 
     def __repr__(self) -> str:
         return f"Rows({self.name!r}, shape={self.shape}, dtype={self.dtype})"

@@ -35,7 +35,7 @@ Ids = Union[Sequence[int], NDArray[np.integer[Any]]]
 Text = Union[str, Ids]
 """One text: a string or token ids."""
 HeadName = Union[str, "tuple[int, int]"]
-"""A head: ``"5.1"`` or ``(5, 1)``, layer and number, both counted from 0."""
+"""A head: ``"5.1"``, ``(5, 1)`` or ``"L5H1"``, layer and number, both counted from 0."""
 Paths = Union[str, "os.PathLike[str]", Sequence["str | os.PathLike[str]"]]
 """The path of a file, or of several."""
 Texts = Union[Text, Sequence[str], Sequence[Sequence[int]]]
@@ -46,8 +46,11 @@ Answers = Union[str, int, Sequence[Union[str, int]]]
 """A token as text or as its id, or several: a logit difference takes their mean logit, a probability that of any."""
 AnswersOfEach = Union[Answers, Sequence[Sequence[Union[str, int]]]]
 """The same answers for every text, or a list of lists: one list for each text."""
-Names = Union[str, Sequence[str], Callable[[str], bool], None]
-"""Hook points: a name, the start of names up to a dot, several, a function that says which, or the usual ones."""
+ShortName = Union["tuple[str, int]", "tuple[str, int, str]"]
+"""A hook point by its short form, ``("z", 0)``, with the layer counted from 0, or below 0 from the end."""
+Names = Union[str, ShortName, Sequence[Union[str, ShortName]], Callable[[str], bool], None]
+"""Hook points: a name, one with ``blocks.*.`` for every layer, the start of names up to a dot, a short form, several, a function that
+says which, or the usual ones."""
 HookFunction = Callable[[Floats, Hook], Any]
 MetricName = Literal["logit-difference", "log-prob", "logit", "probability", "probability-difference", "loss", "kl"]
 """``logit-difference`` of ``answer`` and ``against``; ``log-prob`` or ``logit`` of ``answer``; ``probability``, that any token of ``answer``

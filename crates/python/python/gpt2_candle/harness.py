@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from ._hooks import refuse_hooks
 from ._inputs import Changes, changes_of
 from ._model import Model
 
@@ -95,6 +96,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     def _loglikelihood_tokens(
         self, requests: list[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **options: Any
     ) -> list[tuple[float, bool]]:
+        refuse_hooks(self.model._own)
         texts = [(context + continuation)[-(self.max_length + 1) :] for _, context, continuation in requests]
         predicted = [len(continuation) for _, _, continuation in requests]
         found = self.model._own.likelihoods(texts, predicted, self._changes, None)
