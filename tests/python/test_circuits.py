@@ -91,7 +91,8 @@ def test_a_circuit_draws_as_that_of_the_command(model: Model, found: dict[str, A
     drawn = [(tmp_path / f"{name}.svg").read_text() for name in ("theirs", "mine")]
     ours, of_python = (re.findall(r"<(?:path|polyline|line|rect)[^>]*>", text) for text in drawn)
     assert len(ours) > len(circuit) and ours == of_python
-    assert "<svg" in model.draw(circuit)._repr_html_()
+    shown = model.draw(circuit)._repr_html_()
+    assert "<svg" in shown and "f32 on cpu, fused attention" in shown
     one = model.draw(Circuit([("embed", "0.mlp"), ("0.mlp", "logits")]))
     assert one.title.endswith("a circuit of 2 edges") and "thick" not in one._repr_html_()
     with pytest.raises(ValueError, match="layers 0 to 3"):
