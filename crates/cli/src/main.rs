@@ -41,9 +41,8 @@ static ALLOCATOR: KeepLarge<MiMalloc> = KeepLarge::new(MiMalloc);
 /// -1 for never. It is the same number in versions 2 and 3.
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
-/// How often a thread of Candle's own pool looks for more work before it sleeps: by default 25,000 times, about a millisecond, which
-/// takes a core from our threads after each of Candle's operations.
-const CANDLE_SPINS: (&str, &str) = ("CANDLE_BARRIER_POOL_SPIN_LIMIT", "1000");
+/// Candle reads here how often a thread of its own pool looks for more work before it sleeps.
+const CANDLE_SPINS: &str = "CANDLE_BARRIER_POOL_SPIN_LIMIT";
 
 fn main() -> ExitCode {
     keep_small();
@@ -99,12 +98,13 @@ fn keep_small() {
     unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, -1) };
 }
 
-/// Has Candle's threads sleep sooner, unless the environment says otherwise.
+/// Has Candle's threads sleep sooner, unless the environment says otherwise: after an operation they look 25,000 times by default, and
+/// meanwhile take a core from our threads.
 #[allow(unsafe_code)]
 fn spin_less() {
-    if std::env::var_os(CANDLE_SPINS.0).is_none() {
+    if std::env::var_os(CANDLE_SPINS).is_none() {
         // SAFETY: no other thread has begun that could read the environment.
-        unsafe { std::env::set_var(CANDLE_SPINS.0, CANDLE_SPINS.1) };
+        unsafe { std::env::set_var(CANDLE_SPINS, "1000") };
     }
 }
 

@@ -72,12 +72,12 @@ pub struct RunProvenance {
 }
 
 impl RunProvenance {
-    /// The provenance of a run of the opened model over a prompt.
+    /// The provenance of a run of the opened model over a prompt, or without one over any tokens.
     ///
     /// # Errors
     /// When no attention can run for it.
     pub fn new(opened: &Opened, ids: &[u32]) -> anyhow::Result<Self> {
-        Ok(Self { ids: ids.to_vec(), ..Self::of_tokens(opened, ids.len())? })
+        Ok(Self { ids: ids.to_vec(), ..Self::of_tokens(opened, ids.len().max(1))? })
     }
 
     /// The provenance of runs of the opened model over `t` tokens each.

@@ -26,7 +26,7 @@ impl Failed {
     }
 }
 
-/// What Python passed on as JSON, whose place in that text would say nothing to the caller.
+/// Reads JSON that the Python half wrote. Its errors leave out the place in that text, which the caller never sees.
 pub(crate) fn from_json<T: DeserializeOwned>(json: &str) -> anyhow::Result<T> {
     serde_json::from_str(json).map_err(|error| {
         let text = error.to_string();

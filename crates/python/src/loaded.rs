@@ -45,9 +45,6 @@ impl Loaded {
 
     /// The provenance of a result: a line for a reader, and the facts.
     pub(crate) fn provenance(&self, ids: &[u32], changes: &[String]) -> anyhow::Result<Provenance> {
-        // Numbers of no particular text come from runs over tokens, too.
-        let mut provenance = RunProvenance::of_tokens(&self.opened, ids.len().max(1))?;
-        provenance.ids = ids.to_vec();
-        provenance.from_python().with_texts(changes).for_files()
+        RunProvenance::new(&self.opened, ids)?.from_python().with_texts(changes).for_files()
     }
 }

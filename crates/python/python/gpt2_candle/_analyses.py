@@ -373,7 +373,7 @@ def _of_text(answers: Any, place: int, texts: int, what: str) -> Any:
     """The answers of one of several texts: of a list of lists, its own list."""
     several: list[Any] = listed(answers)
     if not several or not any(listed(one) for one in several):
-        refuse_one_each(answers, texts, what)
+        refuse_one_each(answers, texts, what, "give a list of lists, [[..], [..]]")
         return answers
     if len(several) != texts:
         raise ValueError(f"{what}: has a list for each of {len(several)} texts, and there are {texts}")

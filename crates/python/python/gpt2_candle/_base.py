@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from . import _native
-from ._inputs import changes_of, ids_of, refuse_one_each
+from ._inputs import all_answers, changes_of, ids_of, refuse_one_each
 from ._metrics import NativeMetric, native_function, positions_of, reads_pairs
 from ._notes import warn
 from ._numbers import array_of, count
@@ -121,8 +121,8 @@ class Base:
         texts: int = 1,
     ) -> dict[str, Any]:
         """What to measure, for the native half: after so many texts, the same answers of all."""
-        refuse_one_each(answer, texts, "answer")
-        refuse_one_each(against, texts, "against")
+        for one, what in ((answer, "answer"), (against, "against")):
+            refuse_one_each(one, texts, what, "call it text by text")
         is_function = callable(metric)
         if is_function and any(one is not None for one in (answer, against, positions)):
             raise TypeError("metric: a function measures the logits as it likes; leave answer, against and positions out")
@@ -165,9 +165,7 @@ class Base:
 
     def _tokens(self, answers: Any, what: str) -> list[int]:
         """The ids of one answer or of several."""
-        if getattr(answers, "ndim", None) == 0:  # an array or a tensor of one number
-            answers = answers.item()
-        several: list[Any] = list(answers) if not isinstance(answers, str) and hasattr(answers, "__iter__") else [answers]
+        several = all_answers(answers)
         if not several:
             raise ValueError(f"{what} is empty: give at least one token")
         return [self._token(one, what) for one in several]

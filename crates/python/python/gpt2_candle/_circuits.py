@@ -15,7 +15,7 @@ import numpy as np
 
 from . import _native
 from ._base import Base, Progress, Report
-from ._inputs import Changes, edge_text, head_name, ids_of
+from ._inputs import Changes, all_answers, edge_text, head_name, ids_of, is_several
 from ._metrics import NativeMetric, native_function, positions_of, reads_pairs
 from ._numbers import count, maybe
 from ._results import Picture
@@ -511,7 +511,7 @@ class Circuits(Base):
         """
         options = {
             "head": None if head is None else head_name(head),
-            "token": [self._spelled(one, "token") for one in _all_answers(token)],
+            "token": [self._spelled(one, "token") for one in all_answers(token)],
             "composition": _several(composition, "composition"),
             "top": count(top, "top", 1),
             "seen_only": seen_only,
@@ -585,10 +585,10 @@ class Circuits(Base):
         for name in ("correct", "incorrect"):
             answers = given.get(name)
             if answers is not None:
-                several = [self._spelled(one, f"{where}{name}") for one in _all_answers(answers)]
+                several = [self._spelled(one, f"{where}{name}") for one in all_answers(answers)]
                 if not several:
                     raise ValueError(f"{where}{name} is empty: give at least one answer")
-                found[name] = several if _is_several(answers) else several[0]
+                found[name] = several if is_several(answers) else several[0]
         return found
 
     def _spelled(self, token: Any, what: str) -> str | int:
@@ -610,16 +610,6 @@ def _function(metric: PairMetricName | MetricFunction | None, pairs: Pairs | Non
     if not isinstance(pairs, list):
         raise TypeError("metric: a second parameter is for the pair that is measured; give pairs, as a list")
     return native_function(metric, pairs)
-
-
-def _is_several(answers: Any) -> bool:
-    return not isinstance(answers, str) and hasattr(answers, "__iter__") and getattr(answers, "ndim", None) != 0
-
-
-def _all_answers(answers: Any) -> list[Any]:
-    if getattr(answers, "ndim", None) == 0:  # an array or a tensor of one number
-        return [answers.item()]
-    return list(answers) if _is_several(answers) else [answers]
 
 
 def _several(texts: str | Sequence[str], what: str) -> list[str]:

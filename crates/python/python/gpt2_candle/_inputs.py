@@ -153,13 +153,23 @@ def listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else []  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
-def refuse_one_each(answers: Any, texts: int, what: str) -> None:
-    """Refuses a list of as many answers as there are texts: it is the same list for every text, and reads as one for each."""
+def is_several(answers: Any) -> bool:
+    """Whether these are several answers: a string and an array of one number are one."""
+    return not isinstance(answers, str) and hasattr(answers, "__iter__") and getattr(answers, "ndim", None) != 0
+
+
+def all_answers(answers: Any) -> list[Any]:
+    """One answer or several, as a list."""
+    if is_several(answers):
+        return list(answers)
+    return [answers.item() if hasattr(answers, "item") else answers]
+
+
+def refuse_one_each(answers: Any, texts: int, what: str, remedy: str) -> None:
+    """Refuses a list of as many answers as there are texts: it stands for all answers of every text, and reads as one answer for each.
+    The ``remedy`` says how to give one for each."""
     if texts > 1 and len(listed(answers)) == texts:
-        raise ValueError(
-            f"{what}: is {answers!r} one answer for each of the {texts} texts, or several for every text? For one each, call it text by "
-            "text, or give lists of one ([[..], [..]]) where a list of lists is taken"
-        )
+        raise ValueError(f"{what}: is {answers!r} one answer for each of the {texts} texts, or several for every text? For one each, {remedy}")
 
 
 def changes_of(model: _native.Model, given: Mapping[str, Any], *, runs_hooks: bool = False) -> dict[str, Any]:

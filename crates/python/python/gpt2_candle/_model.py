@@ -34,7 +34,7 @@ elif TYPE_CHECKING:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_native.forked)
 
-# As the command: Candle's own threads look for more work for about a millisecond before they sleep, and take a core from ours.
+# As the command does, so that Candle's own threads sleep sooner after an operation and leave the cores to ours.
 os.environ.setdefault("CANDLE_BARRIER_POOL_SPIN_LIMIT", "1000")
 
 _threads: int | None = None

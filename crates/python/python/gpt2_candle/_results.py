@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     import pandas
 
 
+_NO_ARRAY = "the output of a pass is no array: .logits is one, or give return_type='logits'"
+
+
 @dataclass(frozen=True)
 class Output:
     """The results of a pass over B texts. Shorter texts are padded on the left to T tokens."""
@@ -39,10 +42,10 @@ class Output:
     """L arrays (B, H, T, T)."""
 
     def __getitem__(self, place: Any) -> Floats:
-        raise TypeError("the output of a pass is no array: .logits is one, or give return_type='logits'")
+        raise TypeError(_NO_ARRAY)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
-        return self[()]
+        raise TypeError(_NO_ARRAY)
 
     def __repr__(self) -> str:
         parts = [f"logits {_shape(self.logits)}"]
