@@ -244,9 +244,7 @@ impl World {
             std::fs::create_dir_all(folder.path().join(name))?;
         }
         for (name, script) in STAND_INS {
-            let path = folder.path().join("bin").join(name);
-            std::fs::write(&path, format!("#!/bin/sh\n{script}\n"))?;
-            std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+            crate::install_script(script, &folder.path().join("bin").join(name))?;
         }
         Ok(Self { folder, endpoint: endpoint.to_owned() })
     }

@@ -320,8 +320,7 @@ fn a_picture_of_all_heads_has_the_text() -> Result {
 fn without_a_browser_plain_words_say_what_to_do() -> Result {
     let folder = Folder::empty()?;
     let launcher = folder.file("xdg-open");
-    std::fs::write(&launcher, "#!/bin/sh\nexit 3\n")?;
-    std::fs::set_permissions(&launcher, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    crate::install_script("exit 3", &launcher)?;
     let page = folder.at("page.html");
     let path = launcher.parent().ok_or("a folder")?;
     let run = Run::of(command(&["attention", "O", "--open", "--html", &page]).env("PATH", path))?;

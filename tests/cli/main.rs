@@ -254,6 +254,23 @@ fn copy_demo(folder: &Path) -> Result {
     Ok(())
 }
 
+/// Copies a program to where a test runs it. Another process copies: a file that this one has open for writing is "busy" for
+/// as long as a child that another test starts meanwhile still holds it.
+#[cfg(unix)]
+fn install(program: &Path, to: &Path) -> Result {
+    let copied = Command::new("install").args(["-m", "755"]).args([program, to]).output()?;
+    assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
+    Ok(())
+}
+
+/// A shell script that stands in for a program.
+#[cfg(unix)]
+fn install_script(script: &str, to: &Path) -> Result {
+    let text = to.with_extension("sh");
+    std::fs::write(&text, format!("#!/bin/sh\n{script}\n"))?;
+    install(&text, to)
+}
+
 fn demo_model() -> Result<Gpt2LMHeadModel> {
     Ok(Checkpoint::open(&demo().open()?)?.load_model(DType::F32, &Device::Cpu)?)
 }

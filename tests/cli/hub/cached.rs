@@ -447,7 +447,7 @@ fn a_cache_that_may_only_be_read_works_where_it_has_the_files() -> Result {
     // A copy of the binary where another user can run it.
     let bin = tempfile::tempdir()?;
     let program = bin.path().join("gpt2");
-    std::fs::copy(env!("CARGO_BIN_EXE_gpt2"), &program)?;
+    crate::install(Path::new(crate::GPT2), &program)?;
     chmod(bin.path(), 0o755)?;
     let run = |model: &str| {
         let mut command = Command::new(&program);
