@@ -125,6 +125,8 @@ def test_pairs_and_patching_are_those_of_the_command(model: Model, gpt2: Any, tm
     assert figures(one) == figures(gpt2("patch", *OPTIONS, "--by-position"))
     lost = model.path_patching(*PAIR, path="0.3->1.0.k,1.1.k,1.2.k", freeze="heads")["paths"]
     assert lost == gpt2("patch", *OPTIONS, "--path", "0.3->1.0.k,1.1.k,1.2.k", "--freeze", "heads")["paths"]
+    for pair in (("0.3", "1.0.k,1.1.k,1.2.k"), ((0, 3), "1.0.k,1.1.k,1.2.k"), [("L0H3", "1.0.k,1.1.k,1.2.k")]):
+        assert model.path_patching(*PAIR, path=pair, freeze="heads")["paths"] == lost
 
 
 def test_heads_and_circuits_are_those_of_the_command(model: Model, gpt2: Any) -> None:

@@ -40,12 +40,19 @@ def test_words_of_other_libraries_are_named(model: Model) -> None:
         cache["patern", 0]
     with pytest.raises(KeyError, match="run_with_cache with names='blocks.1.attn.hook_pattern' has it"):
         cache["pattern", 1]
+    with pytest.raises(KeyError, match="run_with_cache with names='blocks.3.attn.hook_pattern' has it"):
+        cache["pattern", -1]
     with pytest.raises(TypeError, match="expected pairs of a point and a function"):
         model.run_with_hooks("O", ("hook_embed", print))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"and blocks\.\* stands for every layer$"):
         model.record(["O"], points="resid_post", out="/nonexistent/store")
     gradients = model.grad("O Romeo", ("z", -1), 788)
     assert list(gradients) == ["blocks.3.attn.hook_z"] and gradients["z", 3] is gradients["blocks.3.attn.hook_z"]
+    assert ("z", 3) in gradients and ("z", 2) not in gradients and "blocks.3.attn.hook_z" in gradients
+    with pytest.raises(ValueError, match="they count from 0, and without them the last one is measured"):
+        model.grad("O Romeo", ("z", 3), 788, positions=-1)
+    with pytest.raises(ValueError, match="^by: invalid type: integer `3`"):
+        model.score_corpus(__file__, by=3)  # type: ignore[arg-type]
     with pytest.raises(KeyError, match="blocks.2.attn.hook_z' is not among the points"):
         gradients["z", 2]
     assert list(model.grad("O", "blocks.*.attn.hook_z", 788)) == [f"blocks.{layer}.attn.hook_z" for layer in range(4)]

@@ -8,6 +8,7 @@ use pyo3::exceptions::{
     PyRuntimeError, PyTimeoutError, PyValueError,
 };
 use serde::de::DeserializeOwned;
+use serde_path_to_error::Segment;
 use std::io::ErrorKind;
 
 /// Why a call failed.
@@ -26,11 +27,15 @@ impl Failed {
     }
 }
 
-/// Reads JSON that the Python half wrote. Its errors leave out the place in that text, which the caller never sees.
+/// Reads JSON that the Python half wrote. Its errors name the option instead of the place in that text, which the caller never sees.
 pub(crate) fn from_json<T: DeserializeOwned>(json: &str) -> anyhow::Result<T> {
-    serde_json::from_str(json).map_err(|error| {
-        let text = error.to_string();
-        anyhow!("{}", text.split(" at line ").next().unwrap_or(&text))
+    serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(json)).map_err(|error| {
+        let said = error.inner().to_string();
+        let said = said.split(" at line ").next().unwrap_or(&said);
+        match error.path().iter().next() {
+            Some(Segment::Map { .. }) => anyhow!("{}: {said}", error.path()),
+            _ => anyhow!("{said}"),
+        }
     })
 }
 

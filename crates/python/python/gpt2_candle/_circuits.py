@@ -15,7 +15,7 @@ import numpy as np
 
 from . import _native
 from ._base import Base, Progress, Report
-from ._inputs import Changes, all_answers, edge_text, head_name, ids_of, is_several
+from ._inputs import Changes, all_answers, edge_text, head_name, ids_of, is_several, listed
 from ._metrics import NativeMetric, native_function, positions_of, reads_pairs
 from ._numbers import count, maybe
 from ._results import Picture
@@ -30,6 +30,8 @@ Pairs = Union[str, "os.PathLike[str]", Sequence[Mapping[str, Any]]]
 """A file of pairs as ``gpt2 pairs`` writes it, or mappings with the names of its lines: ``clean`` and ``corrupted`` are texts or ids,
 ``correct`` and ``incorrect`` a token, its id, or several. A mapping may say ``corrupt``, ``answer`` and ``against`` instead.
 :meth:`Model.pairs` gives some."""
+Paths = Union[str, tuple[HeadName, str], Sequence[Union[str, tuple[HeadName, str]]]]
+"""Senders and readers, ``"0.3->1.2.k,1.0.k"``, a pair of them, ``("0.3", "1.2.k,1.0.k")``, or several such."""
 Task = Literal["ioi", "greater-than", "induction", "pronouns"]
 Gradients = Literal["clean", "corrupted", "integrated"]
 Integral = Literal["inputs", "activations"]
@@ -371,7 +373,7 @@ class Circuits(Base):
         metric: PairMetricName | MetricFunction | None = None,
         positions: int | Sequence[int] = (),
         by_position: bool = False,
-        path: str | Sequence[str] = (),
+        path: Paths = (),
         freeze: Freeze = "all",
         allow_nonfinite: bool = False,
         progress: Progress | None = None,
@@ -403,7 +405,7 @@ class Circuits(Base):
         options = {
             **self._measured(clean, corrupt, answer, against, pairs, metric, positions, changes),
             "by_position": bool(by_position),
-            "path": _several(path, "path"),
+            "path": _paths(path),
             "freeze": freeze,
         }
         return self._study("patch", options, changes, allow_nonfinite=allow_nonfinite, progress=progress, metric=_function(metric, pairs))[0]
@@ -415,7 +417,7 @@ class Circuits(Base):
         answer: Answers | None = None,
         against: Answers | None = None,
         *,
-        path: str | Sequence[str],
+        path: Paths,
         pairs: Pairs | None = None,
         metric: PairMetricName | MetricFunction | None = None,
         positions: int | Sequence[int] = (),
@@ -431,7 +433,7 @@ class Circuits(Base):
             corrupt: A text of as many tokens that differs in what matters.
             answer: The token that should follow the clean text, or several.
             against: The wrong ones. Without them or a metric, the log-probability of ``answer`` is measured.
-            path: Senders and readers, ``"0.3->1.2.k,1.0.k"``, or several such.
+            path: Senders and readers, as text or as pairs.
             pairs: Many pairs instead, or a file of them.
             metric: Another metric by its name, or a function of logits (1, T, V) that returns a number and its gradient. Over pairs in
                 memory, a second parameter gets the one that it measures.
@@ -446,7 +448,7 @@ class Circuits(Base):
             ``paths``, each with ``path`` and ``lost``: a mean and its standard error over the pairs.
         """
         pairs = _listed(pairs)
-        options = {**self._measured(clean, corrupt, answer, against, pairs, metric, positions, changes), "path": _several(path, "path"), "freeze": freeze}
+        options = {**self._measured(clean, corrupt, answer, against, pairs, metric, positions, changes), "path": _paths(path), "freeze": freeze}
         return self._study("path-patching", options, changes, allow_nonfinite=allow_nonfinite, progress=progress, metric=_function(metric, pairs))[0]
 
     def heads(
@@ -610,6 +612,13 @@ def _function(metric: PairMetricName | MetricFunction | None, pairs: Pairs | Non
     if not isinstance(pairs, list):
         raise TypeError("metric: a second parameter is for the pair that is measured; give pairs, as a list")
     return native_function(metric, pairs)
+
+
+def _paths(path: Any) -> list[str]:
+    """Senders and readers as text: ``("0.3", "1.2.k")`` is one sender and one reader."""
+    is_pair = isinstance(path, tuple) and len(listed(path)) == 2 and isinstance(path[1], str) and "->" not in path[1]
+    several: list[Any] = [path] if isinstance(path, str) or is_pair else list(path)  # pyright: ignore[reportUnknownArgumentType]
+    return [one if isinstance(one, str) else edge_text(one, "path") for one in several]
 
 
 def _several(texts: str | Sequence[str], what: str) -> list[str]:

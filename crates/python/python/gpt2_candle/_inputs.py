@@ -258,11 +258,11 @@ def head_name(head: Any, what: str = "head") -> str:
     return f"{label[1]}.{label[2]}" if label else head
 
 
-def edge_text(edge: Any) -> str:
+def edge_text(edge: Any, what: str = "circuit") -> str:
     """An edge, a pair of a writer and a reader, as text."""
     ends = listed(edge)
     if len(ends) != 2:
-        raise TypeError(f"circuit: expected pairs of a writer and a reader, such as ('0.3', '1.0.k'), got {edge!r}")
+        raise TypeError(f"{what}: expected pairs of a writer and a reader, such as ('0.3', '1.0.k'), got {edge!r}")
     return f"{head_name(ends[0], 'writer')}->{ends[1]}"
 
 

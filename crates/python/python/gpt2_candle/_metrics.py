@@ -104,4 +104,6 @@ def positions_of(positions: int | Sequence[int] | None) -> list[int]:
     several = [positions] if isinstance(positions, (int, np.integer)) else list(positions)
     if not several:
         raise ValueError("positions: there is none; give one at least")
+    if any(isinstance(one, (int, np.integer)) and one < 0 for one in several):
+        raise ValueError(f"positions: {several} counts from the end; they count from 0, and without them the last one is measured")
     return [count(one, "positions") for one in several]

@@ -77,13 +77,21 @@ class Gradients(dict[str, PointGradient]):
 
     def __missing__(self, name: Any) -> PointGradient:
         """The point of a short name: ``found["z", 0]``."""
-        full: Any = full_name(*name) if is_short(name) else name
+        full = _full(name)
         if full not in self:
             raise KeyError(f"{full!r} is not among the points: {', '.join(self)}")
         return self[full]
 
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(_full(name))
+
     def __reduce__(self) -> Any:
         return Gradients, (dict(self), self.metric)
+
+
+def _full(name: Any) -> Any:
+    """A short name of a point in full; any other as it is."""
+    return full_name(*name) if is_short(name) else name
 
 
 class Cache(ResidualStream):
@@ -135,9 +143,13 @@ class Cache(ResidualStream):
         if name[0].endswith("_grad"):
             asked, called = self._called((name[0].removesuffix("_grad"), *name[1:]))
             return f"{asked}_grad", f"{called}_grad"
-        layers = 1 + max((int(key.split(".")[1]) for key in self._values if key.startswith("blocks.")), default=0)
-        asked = full_name(name[0], name[1] + layers if name[1] < 0 else name[1], "" if len(name) == 2 else name[2])
+        layer = name[1] + self._layers() if name[1] < 0 else name[1]
+        asked = full_name(name[0], layer, "" if len(name) == 2 else name[2])
         return asked, self._spellings.get(asked, asked)
+
+    def _layers(self) -> int:
+        """How many layers the model has, of which some may not be here."""
+        return 1 + max((int(name.split(".")[1]) for name in self._spellings.values() if name.startswith("blocks.")), default=0)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)

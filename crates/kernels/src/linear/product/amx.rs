@@ -6,7 +6,8 @@
 
 use super::finish::ResultPart;
 use super::lanes::Lanes;
-use super::panels::{PANEL, PanelNumber, Panels};
+use super::numbers::{PANEL, PanelNumber};
+use super::panels::Panels;
 use super::rows::LeftFactor;
 use super::sums::{DEPTH, Scratch, Sums};
 use super::tile::Prefetch;

@@ -1,7 +1,7 @@
 //! The epilogue of a matrix product: a few rows at a time, a vector of columns down those rows.
 
 use super::lanes::{Kernel, Lanes, dispatch};
-use super::panels::{Halves, PANEL, PanelNumber};
+use super::numbers::{Halves, PANEL, PanelNumber};
 use crate::cpu::isa::Isa;
 use crate::pointwise::activation::Activation;
 use crate::pointwise::epilogue::ResidualOrGate;

@@ -1,7 +1,7 @@
 //! Code that is compiled once for each instruction set, with functions of their own for loops that need every register,
 //! which `pulp` does not offer.
 
-use super::panels::{Bf16Pair, Factor, Halves};
+use super::numbers::{Bf16Pair, Factor, Halves};
 use super::tile::{Tile, compute};
 #[cfg(target_arch = "aarch64")]
 use crate::cpu::neon;
@@ -142,6 +142,16 @@ impl Halves for Neon {
         // SAFETY: the caller has looked for `bf16`.
         pulp::cast(unsafe { neon::bfdot(pulp::cast(sum), pulp::cast(x), pulp::cast(w)) })
     }
+
+    #[inline(always)]
+    fn zip(self, a: Self::f32s, b: Self::f32s) -> (Self::f32s, Self::f32s) {
+        use std::arch::aarch64::{vzip1q_f32, vzip2q_f32};
+        // SAFETY: a Neon proves NEON.
+        unsafe {
+            let (a, b) = (pulp::cast(a), pulp::cast(b));
+            (pulp::cast(vzip1q_f32(a, b)), pulp::cast(vzip2q_f32(a, b)))
+        }
+    }
 }
 
 #[cfg(target_arch = "aarch64")]
@@ -199,6 +209,18 @@ impl Halves for V3 {
             _mm_storeu_si128(to.cast(), rounded);
         }
     }
+
+    #[inline(always)]
+    fn zip(self, a: Self::f32s, b: Self::f32s) -> (Self::f32s, Self::f32s) {
+        use std::arch::x86_64::{_mm256_permute2f128_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps};
+        // SAFETY: a V3 proves AVX2.
+        unsafe {
+            let (a, b) = (pulp::cast(a), pulp::cast(b));
+            let (low, high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            let first = _mm256_permute2f128_ps::<0x20>(low, high);
+            (pulp::cast(first), pulp::cast(_mm256_permute2f128_ps::<0x31>(low, high)))
+        }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -241,6 +263,19 @@ impl Halves for V4 {
         use std::arch::x86_64::_mm512_dpbf16_ps;
         // SAFETY: the caller has looked for AVX512-BF16.
         pulp::cast(unsafe { _mm512_dpbf16_ps(pulp::cast(sum), pulp::cast(x), pulp::cast(w)) })
+    }
+
+    #[inline(always)]
+    fn zip(self, a: Self::f32s, b: Self::f32s) -> (Self::f32s, Self::f32s) {
+        use std::arch::x86_64::_mm512_permutex2var_ps;
+        const LOW: [i32; 16] = [0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23];
+        const HIGH: [i32; 16] = [8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31];
+        // SAFETY: a V4 proves AVX-512.
+        unsafe {
+            let (a, b) = (pulp::cast(a), pulp::cast(b));
+            let low = _mm512_permutex2var_ps(a, pulp::cast(LOW), b);
+            (pulp::cast(low), pulp::cast(_mm512_permutex2var_ps(a, pulp::cast(HIGH), b)))
+        }
     }
 }
 

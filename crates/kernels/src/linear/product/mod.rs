@@ -17,6 +17,7 @@ pub(crate) mod amx;
 pub(crate) mod finish;
 mod lanes;
 pub(crate) mod multiply;
+pub(crate) mod numbers;
 pub(crate) mod panels;
 mod rounded;
 pub(crate) mod rows;
@@ -24,3 +25,4 @@ mod sums;
 #[cfg(test)]
 mod tests;
 mod tile;
+mod transpose;

@@ -2,7 +2,8 @@
 
 use super::finish::{Destination, Finish};
 use super::lanes::{Kernel, Lanes, dispatch};
-use super::panels::{PANEL, PanelNumber, Panels, STRIP};
+use super::numbers::{PANEL, PanelNumber, STRIP};
+use super::panels::Panels;
 use super::rows::{LeftFactor, Matrix, Rows};
 use super::sums::{PackedPairs, PackedRows, Scratch, Sums};
 use crate::cpu::isa::Isa;

@@ -3,8 +3,10 @@
 
 use super::finish::Finish;
 use super::multiply::{multiply, product};
-use super::panels::{BLOCK, PANEL, Panels, read_block};
+use super::numbers::PANEL;
+use super::panels::{Panels, read_block};
 use super::rows::{Matrix, Rows};
+use super::transpose::BLOCK;
 use crate::cpu::dispatch::Factors;
 use crate::cpu::element::Element;
 use crate::cpu::isa::{self, Isa};
@@ -95,9 +97,10 @@ impl WithSimd for RoundRows<'_> {
 /// A right factor (K, N) in panels, with zeros up to `depth` rows.
 fn rounded_panels(matrix: Matrix, depth: usize) -> Panels<bf16> {
     let [held, width] = matrix.shape;
+    let arch = isa::arch();
     Panels::from_blocks((depth, width), |(first, rows), columns| {
         let rows = rows.min(held.saturating_sub(first));
-        let block = read_block(matrix.data, (first, rows), columns, matrix.strides.into());
+        let block = read_block(arch, matrix.data, (first, rows), columns, matrix.strides.into());
         let mut rounded = [[bf16::ZERO; PANEL]; BLOCK];
         bf16::narrow(block.as_flattened(), rounded.as_flattened_mut());
         rounded

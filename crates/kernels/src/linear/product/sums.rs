@@ -2,7 +2,8 @@
 
 use super::finish::ResultPart;
 use super::lanes::{Kernel, Lanes, TileFunction, dispatch};
-use super::panels::{Factor, PANEL, PanelNumber, Panels};
+use super::numbers::{Factor, PANEL, PanelNumber};
+use super::panels::Panels;
 use super::rows::{self, LeftFactor, Pairs};
 use super::tile::{FETCHED, Prefetch, Tile};
 use crate::cpu::memory::room;
@@ -35,7 +36,7 @@ pub(super) trait Sums: Sync {
     /// The bytes of a row of the left factor.
     fn row_bytes(&self) -> usize;
 
-    /// The number of panels to take at a time with a block of `rows` rows: a divisor of [`STRIP`](super::panels::STRIP).
+    /// The number of panels to take at a time with a block of `rows` rows: a divisor of [`STRIP`](super::numbers::STRIP).
     fn panels<S: Lanes>(&self, rows: usize) -> usize;
 
     /// Writes `Σ_k x[row][k]·w[k][c]` for the columns c of some panels to `out`. `rows` starts at a whole group; `scratch` is

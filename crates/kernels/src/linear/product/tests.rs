@@ -1,6 +1,7 @@
 use super::finish::{Destination, Finish};
 use super::multiply::{multiply_on, product, share_out};
-use super::panels::{PanelNumber, Panels};
+use super::numbers::PanelNumber;
+use super::panels::Panels;
 use super::rounded::multiply_rounded;
 use super::rows::{Matrix, Rows};
 use super::sums::PackedPairs;

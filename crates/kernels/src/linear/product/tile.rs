@@ -1,6 +1,6 @@
 //! The innermost loop of a matrix product: a tile of the result whose sums stay in registers.
 
-use super::panels::{Factor, Halves, PANEL};
+use super::numbers::{Factor, Halves, PANEL};
 use super::rows::STEP;
 use crate::cpu::memory::{LINE, fetch};
 use std::ops::Range;
@@ -9,7 +9,7 @@ use std::ops::Range;
 ///
 /// For a tile of M rows and P panels, `rows` holds the group of M rows from some k on, see
 /// [`rows`](super::rows); `panels` points to the same row k of the first panel, the others are `panel` numbers apart; each
-/// has `depth` rows from there on; `depth` is even. Where the panels hold [`Bf16Pair`](super::panels::Bf16Pair)s, so do the rows, and k
+/// has `depth` rows from there on; `depth` is even. Where the panels hold [`Bf16Pair`](super::numbers::Bf16Pair)s, so do the rows, and k
 /// counts them. `out` has M rows of P·[`PANEL`] numbers, `stride` apart.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile<E> {

@@ -7,7 +7,7 @@ use super::activations::BLOCK;
 use super::format::{BlockFormat, six_bits};
 use super::portable::{Portable, Vectors};
 use crate::cpu::memory::{CacheLines, LINE};
-use crate::linear::product::panels::PANEL;
+use crate::linear::product::numbers::PANEL;
 use candle_core::Result;
 use half::f16;
 use rayon::prelude::*;

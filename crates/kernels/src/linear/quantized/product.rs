@@ -15,7 +15,7 @@ use crate::cpu::isa::Isa;
 use crate::cpu::memory::room;
 use crate::cpu::spinning_threads;
 use crate::linear::product::finish::{Destination, Finish};
-use crate::linear::product::panels::PANEL;
+use crate::linear::product::numbers::PANEL;
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;

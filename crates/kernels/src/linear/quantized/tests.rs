@@ -5,7 +5,7 @@ use super::product::product_on;
 use crate::cpu::isa::Isa;
 use crate::cpu::test_numbers::{pool, values as numbers};
 use crate::linear::product::finish::Finish;
-use crate::linear::product::panels::PANEL;
+use crate::linear::product::numbers::PANEL;
 use crate::pointwise::epilogue::ResidualOrGate;
 
 /// Quantized weights (depth, width) from numbers.

@@ -4,7 +4,7 @@ use super::activations::{Activations, BLOCK, SUMS};
 use super::panels::{GROUP, PanelFormat};
 use super::portable::{ActivationCode, TilePointers, VectorCode, Vectors};
 use crate::cpu::memory::fetch;
-use crate::linear::product::panels::PANEL;
+use crate::linear::product::numbers::PANEL;
 use std::marker::PhantomData;
 
 /// The distance, in bytes, at which a few rows fetch weights ahead from memory into the second-level cache: on AMD's Zen 4, a

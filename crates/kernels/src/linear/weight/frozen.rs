@@ -5,7 +5,8 @@
 use crate::cpu::cpu_op::CpuInput;
 use crate::linear::product::finish::Finish;
 use crate::linear::product::multiply::new_product;
-use crate::linear::product::panels::{PANEL, PanelNumber, Panels, STRIP};
+use crate::linear::product::numbers::{PANEL, PanelNumber, STRIP};
+use crate::linear::product::panels::Panels;
 use crate::linear::quantized;
 use crate::linear::quantized::format::BlockFormat;
 use crate::linear::quantized::panels::BlockPanels;
