@@ -51,7 +51,7 @@ def test_words_of_other_libraries_are_named(model: Model) -> None:
     assert ("z", 3) in gradients and ("z", 2) not in gradients and "blocks.3.attn.hook_z" in gradients
     with pytest.raises(ValueError, match="they count from 0, and without them the last one is measured"):
         model.grad("O Romeo", ("z", 3), 788, positions=-1)
-    with pytest.raises(ValueError, match="^by: invalid type: integer `3`"):
+    with pytest.raises(ValueError, match="^by: "):
         model.score_corpus(__file__, by=3)  # type: ignore[arg-type]
     with pytest.raises(KeyError, match="blocks.2.attn.hook_z' is not among the points"):
         gradients["z", 2]
