@@ -143,11 +143,11 @@ class Cache(ResidualStream):
         if name[0].endswith("_grad"):
             asked, called = self._called((name[0].removesuffix("_grad"), *name[1:]))
             return f"{asked}_grad", f"{called}_grad"
-        layer = name[1] + self._layers() if name[1] < 0 else name[1]
+        layer = name[1] + self._model_layers() if name[1] < 0 else name[1]
         asked = full_name(name[0], layer, "" if len(name) == 2 else name[2])
         return asked, self._spellings.get(asked, asked)
 
-    def _layers(self) -> int:
+    def _model_layers(self) -> int:
         """How many layers the model has, of which some may not be here."""
         return 1 + max((int(name.split(".")[1]) for name in self._spellings.values() if name.startswith("blocks.")), default=0)
 
