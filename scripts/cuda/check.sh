@@ -47,7 +47,7 @@ program_on_cpu() {
     scripts/cuda/on-cpu.sh --build
     "${PYTHON:-python3}" scripts/cuda/beside_cpu.py
     echo "every command beside the CPU: $SECONDS s"
-    "${PYTHON:-python3}" scripts/cuda/launches.py --most 115
+    "${PYTHON:-python3}" scripts/cuda/launches.py --most 75
     scripts/cuda/on-cpu.sh verify --device cuda
     echo "verify on the driver on the processor: $SECONDS s"
 }

@@ -9,11 +9,14 @@ DEVICE float warp_sum(float x) {
     return x;
 }
 
-/// (x - mean) / sqrt(variance + eps) * weight + bias for a row x of `width`, by one warp. The variance is computed from the
-/// centered values: E[x²] - E[x]² loses its digits if the mean is large compared with the spread. A lane reads units lane, lane + 32,
-/// and so on, by `load`.
-template <typename E, typename Load>
-DEVICE void normalize(const Load &load, const E *weight, const E *bias, E *out, int width, float eps) {
+/// What a layer norm takes from a row, and what it multiplies the rest by: 1 / sqrt(variance + eps).
+struct Spread {
+    float mean, factor;
+};
+
+/// The spread of a row of `width`, by one warp. The variance is computed from the centered values: E[x²] - E[x]² loses its digits if
+/// the mean is large compared with the spread. A lane reads units lane, lane + 32, and so on, by `load`.
+template <typename E, typename Load> DEVICE Spread spread_of(const Load &load, int width, float eps) {
     constexpr int COUNT = Unit<E>::COUNT;
     const int lane = threadIdx.x % 32, units = width / COUNT;
     float sum = 0;
@@ -32,15 +35,25 @@ DEVICE void normalize(const Load &load, const E *weight, const E *bias, E *out, 
             squares = fmaf(centered, centered, squares);
         }
     }
-    const float factor = 1 / sqrtf(warp_sum(squares) / width + eps);
+    return {mean, 1 / sqrtf(warp_sum(squares) / width + eps)};
+}
+
+/// (x - mean) / sqrt(variance + eps) * weight + bias for a number of a row.
+template <typename E> DEVICE E normed(E x, const Spread &of, E weight, E bias) {
+    return from_float<E>(fmaf((to_float(x) - of.mean) * of.factor, to_float(weight), to_float(bias)));
+}
+
+/// `normed` for a row x of `width`, by one warp.
+template <typename E, typename Load>
+DEVICE void normalize(const Load &load, const E *weight, const E *bias, E *out, int width, float eps) {
+    constexpr int COUNT = Unit<E>::COUNT;
+    const int lane = threadIdx.x % 32, units = width / COUNT;
+    const Spread of = spread_of<E>(load, width, eps);
     for (int i = lane; i < units; i += 32) {
         Unit<E> unit = load(i);
         const Unit<E> scale = reinterpret_cast<const Unit<E> *>(weight)[i], shift = reinterpret_cast<const Unit<E> *>(bias)[i];
 #pragma unroll
-        for (int j = 0; j < COUNT; j++) {
-            const float normed = (to_float(unit.of[j]) - mean) * factor;
-            unit.of[j] = from_float<E>(fmaf(normed, to_float(scale.of[j]), to_float(shift.of[j])));
-        }
+        for (int j = 0; j < COUNT; j++) unit.of[j] = normed<E>(unit.of[j], of, scale.of[j], shift.of[j]);
         reinterpret_cast<Unit<E> *>(out)[i] = unit;
     }
 }

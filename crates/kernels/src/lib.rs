@@ -73,7 +73,8 @@
 //! | `x86-v4` | AVX-512, also for bf16 on AMD, and AMX for bf16 on Linux, if the processor has them |
 //! | `cuda`, `cudnn`, `metal`, `mkl`, `accelerate` | Candle's features of the same names; kernels for a GPU run only if [`Implementation::Fused`] asks for them |
 //!
-//! The environment variable `CANDLE_FUSED_ISA` holds a process to an instruction set ([`Isa`]), to test or time it. This crate knows
+//! The environment variable `CANDLE_FUSED_ISA` holds a process to an instruction set ([`Isa`]), and
+//! `CANDLE_FUSED_CUDA_PRODUCTS=cublas` leaves products of a few rows on CUDA to cuBLAS, to test or time them. This crate knows
 //! shapes, not models: it reads no config, no parameter names and no files.
 //!
 //! | letter | meaning | | letter | meaning |
@@ -116,7 +117,7 @@ pub use pointwise::activation::Activation;
 pub use pointwise::cross_entropy::{cross_entropies, cross_entropy};
 pub use pointwise::dropout::Dropout;
 pub use pointwise::epilogue::Epilogue;
-pub use pointwise::norm::{layer_norm, rms_norm};
+pub use pointwise::norm::{InputNorm, layer_norm, rms_norm};
 #[doc(inline)]
 pub use pointwise::{adamw, dropout};
 

@@ -47,7 +47,9 @@ fn layer_norm_on_the_device_is_the_definition() -> Result {
 #[test]
 fn what_follows_a_product_on_the_device_is_the_definition() -> Result {
     let device = device();
-    for (dtype, rows, width) in DTYPES.into_iter().flat_map(|d| [(d, 1, 8), (d, 7, 40), (d, 3, 768)]) {
+    for (dtype, rows, width) in
+        DTYPES.into_iter().flat_map(|d| [(d, 1, 8), (d, 7, 40), (d, 3, 768), (d, 9, 40), (d, 11, 264)])
+    {
         let x = spread((rows, width), 0., dtype, 1)?;
         let residual = spread((rows, width), 0., dtype, 100_000)?;
         let bias = spread((1, width), 0., dtype, 200_000)?.squeeze(0)?;
@@ -79,11 +81,11 @@ fn what_follows_a_product_on_the_device_is_the_definition() -> Result {
     Ok(())
 }
 
-/// Few rows, whose products end in a pass of ours, and many, which cuBLASLt ends in f16 and bf16.
+/// A few rows, whose products are ours, more, whose products end in a pass of ours, and many, which cuBLASLt ends in f16 and bf16.
 #[test]
 fn linear_layers_on_the_device_are_the_definition() -> Result {
     let device = device();
-    for (dtype, rows) in DTYPES.into_iter().flat_map(|dtype| [(dtype, 3), (dtype, 70)]) {
+    for (dtype, rows) in DTYPES.into_iter().flat_map(|dtype| [(dtype, 3), (dtype, 12), (dtype, 70)]) {
         let (n_in, n_out) = (96, 160);
         let x = spread((rows, n_in), 0., dtype, 1)?;
         let weight = spread((n_in, n_out), 0., DType::F64, 50_000)?.affine(0.06, 0.)?.to_dtype(dtype)?;

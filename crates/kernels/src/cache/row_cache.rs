@@ -2,6 +2,7 @@
 
 use super::dtype::CacheDType;
 use crate::linear::weight::Weight;
+use crate::pointwise::norm::InputNorm;
 use candle_core::{Device, Result, Tensor};
 
 /// The rows of some heads for up to `capacity` positions, in one tensor (B, heads, capacity, D) that is allocated once: a new token
@@ -133,6 +134,34 @@ impl RowCache {
         bias: Option<&Tensor>,
         x: &Tensor,
     ) -> Result<Option<(Tensor, Tensor)>> {
+        self.append_by(weight, bias, x, None)
+    }
+
+    /// [`append_product`](Self::append_product) of the layer norm of `x` by `norm`, in one launch: `None` also for more than 8 rows of
+    /// `x`.
+    ///
+    /// # Shapes
+    /// `x` (B, T, in), a norm's weight and bias (in), `bias` (out) -> (B, T, out / D - heads, D), and a view (B, heads, S, D)
+    ///
+    /// # Errors
+    /// When the norm does not fit `x`, or the product fails; the cache is then as before.
+    pub fn append_normed_product(
+        &mut self,
+        weight: &Weight,
+        bias: Option<&Tensor>,
+        x: &Tensor,
+        norm: InputNorm,
+    ) -> Result<Option<(Tensor, Tensor)>> {
+        self.append_by(weight, bias, x, Some(norm))
+    }
+
+    fn append_by(
+        &mut self,
+        weight: &Weight,
+        bias: Option<&Tensor>,
+        x: &Tensor,
+        norm: Option<InputNorm>,
+    ) -> Result<Option<(Tensor, Tensor)>> {
         let [b, t, _] = *x.dims() else { return Ok(None) };
         let heads = weight.shape().1 / self.width.max(1);
         let fits = b == self.batch()
@@ -143,7 +172,7 @@ impl RowCache {
         if !fits {
             return Ok(None);
         }
-        let Some(y) = weight.forward_into(x, bias, &self.rows, self.len)? else { return Ok(None) };
+        let Some(y) = weight.forward_into(x, bias, norm, &self.rows, self.len)? else { return Ok(None) };
         self.len += t;
         let before = y.reshape((b, t, heads, self.width))?.narrow(2, 0, heads - self.heads())?;
         Ok(Some((before, self.rows()?)))

@@ -6,7 +6,7 @@ use candle_core::DType;
 
 /// The places of a product's columns: `Append` in `epilogues.cuh`.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct AppendShape {
     width: i32,
     queries: i32,
@@ -24,29 +24,43 @@ const _: () = assert!(size_of::<AppendShape>() == 28);
 pub(crate) fn append_launch(
     dtype: DType,
     queries: usize,
-    [b, heads, capacity, dim]: [usize; 4],
+    sizes: [usize; 4],
     past: usize,
     positions: usize,
 ) -> Option<(Launch, AppendShape, usize)> {
-    let width = queries + heads * dim;
-    // Each unit goes to one place.
-    unit(dtype, dim)?;
-    let (launch, units) = launch_of_units("finish_append", dtype, b * positions, width)?;
-    let number = |n: usize| i32::try_from(n).ok();
-    let shape = AppendShape {
-        width: number(width)?,
-        queries: number(queries)?,
-        dim: number(dim)?,
-        heads: number(heads)?,
-        capacity: number(capacity)?,
-        past: number(past)?,
-        positions: number(positions)?,
-    };
+    let shape = AppendShape::new(dtype, queries, sizes, past, positions)?;
+    let [b, heads, _, dim] = sizes;
+    let (launch, units) = launch_of_units("finish_append", dtype, b * positions, queries + heads * dim)?;
     Some((launch, shape, units))
+}
+
+impl AppendShape {
+    /// The places in a cache (B, heads, capacity, dim) behind `past` positions; `None` if heads do not divide into 16-byte units.
+    pub(super) fn new(
+        dtype: DType,
+        queries: usize,
+        [_, heads, capacity, dim]: [usize; 4],
+        past: usize,
+        positions: usize,
+    ) -> Option<Self> {
+        unit(dtype, dim)?; // each unit goes to one place
+        let number = |n: usize| i32::try_from(n).ok();
+        Some(Self {
+            width: number(queries + heads * dim)?,
+            queries: number(queries)?,
+            dim: number(dim)?,
+            heads: number(heads)?,
+            capacity: number(capacity)?,
+            past: number(past)?,
+            positions: number(positions)?,
+        })
+    }
 }
 
 #[cfg(feature = "cuda")]
 pub(crate) use ops::linear_append;
+#[cfg(feature = "cuda")]
+pub(super) use ops::room;
 
 #[cfg(feature = "cuda")]
 mod ops {
@@ -73,19 +87,13 @@ mod ops {
         cache: &Tensor,
         past: usize,
     ) -> Result<Option<Tensor>> {
-        let sizes @ (b, heads, capacity, dim) = cache.dims4()?;
+        let sizes @ (b, heads, _, dim) = cache.dims4()?;
         let rows = x.dim(0)?;
         let width = bias.elem_count();
         if !fits(dispatch, &[x, weight, bias, cache])? || rows == 0 || b == 0 || blas_lt::takes(x)? {
             return Ok(None);
         }
-        let positions = rows / b;
-        let is_whole = cache.is_contiguous() && cache.layout().start_offset() == 0;
-        if rows != b * positions || width < heads * dim || past + positions > capacity || !is_whole {
-            candle_core::bail!(
-                "cache: {rows} rows of {width} do not fit behind {past} positions of {sizes:?}"
-            )
-        }
+        let positions = room(cache, rows, width, past)?;
         let queries = width - heads * dim;
         let planned = append_launch(x.dtype(), queries, sizes.into(), past, positions);
         let Some((launch, shape, units)) = planned else { return Ok(None) };
@@ -94,6 +102,20 @@ mod ops {
         let product = x.matmul(&weight.contiguous()?)?; // (B·T, out); no other tensor shares its memory
         cache.inplace_op2(&product, &op)?;
         Ok(Some(product))
+    }
+
+    /// The positions that `rows` rows of `width` add to each text of a cache that has texts, if they fit there: (B, heads, capacity, D),
+    /// a whole tensor.
+    pub(in crate::gpu) fn room(cache: &Tensor, rows: usize, width: usize, past: usize) -> Result<usize> {
+        let sizes @ (b, heads, capacity, dim) = cache.dims4()?;
+        let positions = rows / b;
+        let is_whole = cache.is_contiguous() && cache.layout().start_offset() == 0;
+        if rows != b * positions || width < heads * dim || past + positions > capacity || !is_whole {
+            candle_core::bail!(
+                "cache: {rows} rows of {width} do not fit behind {past} positions of {sizes:?}"
+            )
+        }
+        Ok(positions)
     }
 
     /// The bias of a product: its queries stay in place, and the rest goes into the cache, which is the tensor that changes for Candle.

@@ -13,6 +13,9 @@ pub(crate) mod device;
 pub(crate) mod embed;
 #[cfg(any(feature = "cuda", test))]
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // launches are planned, and not made
+pub(crate) mod few_rows;
+#[cfg(any(feature = "cuda", test))]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))] // launches are planned, and not made
 pub(crate) mod finish_append;
 #[cfg(feature = "cuda")]
 mod finish_norm;
@@ -28,6 +31,8 @@ pub(crate) use cross_entropy::{has_cross_entropy, losses_to_gradients};
 #[cfg(feature = "cuda")]
 pub(crate) use embed::embed;
 #[cfg(feature = "cuda")]
+pub(crate) use few_rows::{few_rows, few_rows_append, few_rows_fit};
+#[cfg(feature = "cuda")]
 pub(crate) use finish_append::linear_append;
 #[cfg(feature = "cuda")]
 pub(crate) use finish_norm::linear_norm;
@@ -35,7 +40,8 @@ pub(crate) use finish_norm::linear_norm;
 pub(crate) use layers::{layer_norm, linear};
 #[cfg(not(feature = "cuda"))]
 pub(crate) use none::{
-    embed, has_cross_entropy, layer_norm, linear, linear_append, linear_norm, losses_to_gradients,
+    embed, few_rows, few_rows_append, few_rows_fit, has_cross_entropy, layer_norm, linear, linear_append,
+    linear_norm, losses_to_gradients,
 };
 
 use candle_core::{Device, Result};
@@ -77,6 +83,7 @@ pub fn keep_freed_memory(device: &Device) -> Result<()> {
 mod none {
     use crate::cpu::dispatch::Dispatch;
     use crate::pointwise::epilogue::Epilogue;
+    use crate::pointwise::norm::InputNorm;
     use candle_core::{Result, Tensor};
 
     pub(crate) fn layer_norm(
@@ -97,6 +104,29 @@ mod none {
         _: Epilogue,
     ) -> Result<Option<Tensor>> {
         Ok(None)
+    }
+
+    pub(crate) fn few_rows(
+        _: Dispatch,
+        _: [&Tensor; 3],
+        _: Option<InputNorm>,
+        _: Epilogue,
+    ) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
+    pub(crate) fn few_rows_append(
+        _: Dispatch,
+        _: [&Tensor; 3],
+        _: Option<InputNorm>,
+        _: &Tensor,
+        _: usize,
+    ) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
+    pub(crate) fn few_rows_fit(_: Dispatch, _: [&Tensor; 3], _: &Tensor) -> Result<bool> {
+        Ok(false)
     }
 
     pub(crate) fn linear_norm(

@@ -22,6 +22,9 @@ use candle_core::{D, Result, Tensor};
 use few_rows::FEW_ROWS;
 use plain::{LinearOnto, PlainLinear, RowProducts, candles_matmul};
 
+/// The code of a product of a few rows on a GPU, as explanations show it.
+pub(crate) const WITH_PRODUCT: &str = "fused, on the GPU, with the product";
+
 /// `x·W + b`, then `epilogue`; differentiable.
 ///
 /// ```
@@ -62,6 +65,10 @@ pub fn linear(
     }
     let (flat, shape) = flatten(x, n_in, n_out)?;
     check_join(epilogue, &shape)?;
+    if let Some(y) = gpu::few_rows(dispatch, [&flat, weight, bias], None, epilogue)? {
+        note(|| explained(x, weight, epilogue, WITH_PRODUCT.to_owned(), None));
+        return y.reshape(shape);
+    }
     if let Some(y) = gpu::linear(dispatch, &flat, weight, bias, epilogue)? {
         note(|| explained(x, weight, epilogue, "fused, on the GPU".to_owned(), None));
         return y.reshape(shape);

@@ -102,8 +102,8 @@ impl Block {
         let x = hooks.pass(Point::ResidPre(layer), stream.x)?; // (B, T, C)
 
         let inputs = HeadInputs::new(&x, &self.ln_1, self.attn.heads(), layer, hooks)?;
-        let normed = self.ln_1.forward_hooked(&x, stream.normed, Point::ln_1(layer), hooks)?;
-        let attended = self.attn.attend(&normed, &inputs, &mut pass)?;
+        let normed = self.ln_1.before_layer(&x, stream.normed, Point::ln_1(layer), hooks)?;
+        let attended = self.attn.attend(normed, &inputs, &mut pass)?;
         let x = if pass.last_position_only { last_position(&x)? } else { x }; // (B, T, C) or (B, 1, C)
         let output = self.attn.hooked_output(&attended.context, &pass, hooks)?;
         let ln_2 = (!self.reads_mid_stream(&pass)).then_some(&self.ln_2);
@@ -115,8 +115,8 @@ impl Block {
         let x = hooks.pass(Point::ResidMid(layer), x)?;
 
         let copy = hooks.pass(Point::MlpIn(layer), x.clone())?;
-        let normed = self.ln_2.forward_hooked(&copy, stream.normed, Point::ln_2(layer), hooks)?;
-        let stream = self.mlp.forward_hooked_onto(&x, &normed, pass.training, hooks, norm)?;
+        let normed = self.ln_2.before_layer(&copy, stream.normed, Point::ln_2(layer), hooks)?;
+        let stream = self.mlp.forward_hooked_onto(&x, normed, pass.training, hooks, norm)?;
         let output = BlockOutput {
             hidden_state: hooks.pass(Point::ResidPost(layer), stream.x)?,
             attention_output: output.filter(|_| pass.output_attention_outputs),

@@ -1,7 +1,7 @@
 //! The feed-forward half of a block: `c_proj(act(c_fc(x)))`.
 
 use super::layers::conv1d::Conv1D;
-use super::layers::layer_norm::{LayerNorm, Stream};
+use super::layers::layer_norm::{LayerInput, LayerNorm, Stream};
 use super::layers::linear::Epilogue;
 use super::layers::loading::Loading;
 use super::layers::parameters::Visitor;
@@ -51,7 +51,7 @@ impl Mlp {
     /// # Errors
     /// When a shape does not fit.
     pub fn forward_onto(&self, residual: &Tensor, x: &Tensor, training: Option<Training>) -> Result<Tensor> {
-        Ok(self.forward_hooked_onto(residual, x, training, PassHooks::default(), None)?.x)
+        Ok(self.forward_hooked_onto(residual, x.clone().into(), training, PassHooks::default(), None)?.x)
     }
 
     /// [`forward_onto`](Self::forward_onto) under hooks that may want the MLP's points, with what `norm` makes of the sum if one kernel
@@ -59,13 +59,13 @@ impl Mlp {
     pub(crate) fn forward_hooked_onto(
         &self,
         residual: &Tensor,
-        x: &Tensor,
+        input: LayerInput,
         training: Option<Training>,
         hooks: PassHooks,
         norm: Option<&LayerNorm>,
     ) -> Result<Stream> {
         let dropout = dropout(training, self.resid_pdrop, self.layer_idx, DropoutSite::Mlp)?;
-        let neurons = self.neurons(x, training, hooks)?; // (B, T, n_inner)
+        let neurons = self.neurons(input, training, hooks)?; // (B, T, n_inner)
         let output = || self.c_proj.forward_dropped(&neurons, training, dropout);
         match hooks.read(Point::MlpOut(self.layer_idx), output)? {
             Some(output) => Ok((residual + output)?.into()),
@@ -74,18 +74,18 @@ impl Mlp {
     }
 
     /// The neurons after the activation function, the input of `c_proj`, under hooks: (B, T, C) -> (B, T, `n_inner`)
-    fn neurons(&self, x: &Tensor, training: Option<Training>, hooks: PassHooks) -> Result<Tensor> {
-        let before = || self.c_fc.run(x, Epilogue::None, training);
+    fn neurons(&self, mut input: LayerInput, training: Option<Training>, hooks: PassHooks) -> Result<Tensor> {
+        let before = || self.c_fc.run_on(&mut input, Epilogue::None, training);
         let neurons = match hooks.read(Point::MlpPre(self.layer_idx), before)? {
             Some(before) => self.act.forward(&before)?,
-            None => self.inner(x, training)?,
+            None => self.inner(&mut input, training)?,
         };
         hooks.pass(Point::MlpPost(self.layer_idx), neurons)
     }
 
     /// (B, T, C) -> (B, T, `n_inner`)
-    fn inner(&self, x: &Tensor, training: Option<Training>) -> Result<Tensor> {
-        self.c_fc.run(x, Epilogue::Activation(self.act.function()), training)
+    fn inner(&self, input: &mut LayerInput, training: Option<Training>) -> Result<Tensor> {
+        self.c_fc.run_on(input, Epilogue::Activation(self.act.function()), training)
     }
 
     pub(crate) fn set_dropout(&mut self, rate: f64) {
@@ -102,6 +102,6 @@ impl Mlp {
 impl Module for Mlp {
     /// (B, T, C) -> (B, T, C)
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.c_proj.forward(&self.inner(x, None)?)
+        self.c_proj.forward(&self.inner(&mut x.clone().into(), None)?)
     }
 }

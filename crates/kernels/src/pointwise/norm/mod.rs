@@ -84,6 +84,24 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     scaled(&x.to_dtype(accumulator(x.dtype()))?, weight, None, eps)?.to_dtype(x.dtype())
 }
 
+/// The layer norm of a product's input, for a kernel that computes both.
+#[derive(Debug, Clone, Copy)]
+pub struct InputNorm<'a> {
+    /// (in)
+    pub weight: &'a Tensor,
+    /// (in)
+    pub bias: &'a Tensor,
+    /// Added to the variance: not negative, finite.
+    pub eps: f64,
+}
+
+impl InputNorm<'_> {
+    /// Fails if it does not fit rows of `x`.
+    pub(crate) fn check(&self, x: &Tensor) -> Result<()> {
+        check("layer_norm", x, self.weight, Some(self.bias), self.eps)
+    }
+}
+
 impl Norm {
     /// By the kernel, if it reads these tensors.
     fn run(self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Option<Tensor>> {

@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::gpt2::layers::conv1d::Conv1D;
+use crate::gpt2::layers::layer_norm::LayerInput;
 use candle_core::{DType, Device, Result, Tensor, TensorId};
 use candle_fused::attention::{HeadLayout, widen_rows};
 pub use candle_fused::cache::CacheDType;
@@ -271,9 +272,9 @@ impl LayerCache {
     pub(crate) fn append_product(
         &mut self,
         c_attn: &Conv1D,
-        x: &Tensor,
+        input: &mut LayerInput,
     ) -> Result<Option<(Tensor, Tensor, Tensor)>> {
-        let Some((q, kv)) = c_attn.run_into(&mut self.kv, x)? else { return Ok(None) };
+        let Some((q, kv)) = c_attn.run_into(&mut self.kv, input)? else { return Ok(None) };
         let (k, v) = split_kv(&kv)?;
         Ok(Some((q, k, v)))
     }

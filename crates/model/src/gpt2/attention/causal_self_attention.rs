@@ -13,7 +13,7 @@ use super::qkv::{Qkv, QkvLayout, last_position};
 use crate::config::Config;
 pub use crate::config::QkvOrder;
 use crate::gpt2::layers::conv1d::Conv1D;
-use crate::gpt2::layers::layer_norm::{LayerNorm, Stream};
+use crate::gpt2::layers::layer_norm::{LayerInput, LayerNorm, Stream};
 use crate::gpt2::layers::loading::Loading;
 use crate::gpt2::layers::parameters::{Visitor, named_tensors};
 use crate::hooks::{KnockOut, Point};
@@ -115,7 +115,7 @@ impl CausalSelfAttention {
     pub fn forward_with(&self, x: &Tensor, pass: Pass) -> Result<Tensor> {
         let padding = pass.padding()?;
         let mut pass = Pass { padding_mask: padding.as_ref(), weights: &[], output_summary: false, ..pass };
-        let context = self.attend(x, &HeadInputs::default(), &mut pass)?.context; // (B, T, C)
+        let context = self.attend(x.clone().into(), &HeadInputs::default(), &mut pass)?.context; // (B, T, C)
         self.project(&context, pass.training) // (B, T, C)
     }
 
@@ -136,25 +136,30 @@ impl CausalSelfAttention {
     }
 
     /// Everything before `c_proj`: the context (B, T, C), and the weights and the summary that `pass` asks for, before any hook
-    /// replaces them. `inputs` replace `x` for the heads whose input a hook has replaced.
-    pub(crate) fn attend(&self, x: &Tensor, inputs: &HeadInputs, pass: &mut Pass) -> Result<Attended> {
+    /// replaces them. `inputs` replace `input` for the heads whose input a hook has replaced.
+    pub(crate) fn attend(
+        &self,
+        mut input: LayerInput,
+        inputs: &HeadInputs,
+        pass: &mut Pass,
+    ) -> Result<Attended> {
+        let x = input.before_norm();
         pass.check()?;
         self.check(x, pass)?;
         let layer = self.layer_idx;
         let hooks = pass.hooks(); // before the cache grows, whose length the hooks learn
-        let in_c_attn = |error: Error| {
-            error.context(format!("layer {layer}: attn.c_attn of x in {}", x.dtype().as_str()))
-        };
+        let dtype = x.dtype().as_str();
+        let in_c_attn = |error: Error| error.context(format!("layer {layer}: attn.c_attn of x in {dtype}"));
         let appended = match self.layout.cache_to_append_to(pass, x) {
             Some(cache) if inputs.are_all_x() && !hooks.wants_any(&[Point::K(layer), Point::V(layer)]) => {
-                cache.append_product(&self.c_attn, x).map_err(in_c_attn)?
+                cache.append_product(&self.c_attn, &mut input).map_err(in_c_attn)?
             }
             _ => None,
         };
         let (q, k, v) = if let Some((q, k, v)) = appended {
             (hooks.pass(Point::Q(layer), q)?.transpose(1, 2)?, k, v)
         } else {
-            let qkv = self.layout.project(&self.c_attn, x, pass).map_err(in_c_attn)?;
+            let qkv = self.layout.project(&self.c_attn, input.tensor()?, pass).map_err(in_c_attn)?;
             let qkv = inputs.replace(qkv, &self.layout, &self.c_attn)?;
             let Qkv { q, kv } = hooked_qkv(qkv, layer, hooks)?; // (B, T, H, D), (B, T, 2·key heads, D)
             let kv = kv.transpose(1, 2)?; // (B, 2·key heads, T, D)
@@ -208,7 +213,7 @@ impl CausalSelfAttention {
         let padding = pass.padding()?;
         let all = [Chosen::default()];
         let mut pass = Pass { padding_mask: padding.as_ref(), weights: &all, output_summary: false, ..pass };
-        let mut attended = self.attend(x, &HeadInputs::default(), &mut pass)?;
+        let mut attended = self.attend(x.clone().into(), &HeadInputs::default(), &mut pass)?;
         Ok((self.project(&attended.context, pass.training)?, attended.weights.remove(0)))
     }
 

@@ -3,7 +3,7 @@
 //! The name is the original's (a convolution of width 1); the layout is the transpose of PyTorch's
 //! `Linear`. `c_proj` is square, so a transposed weight would load without an error.
 
-use super::layer_norm::{LayerNorm, Stream};
+use super::layer_norm::{LayerInput, LayerNorm, Stream};
 use super::linear::{Epilogue, Layer, Linear, LinearLayer, Weight, WeightLayout};
 use super::low_rank_update::Update;
 use super::parameters::Visitor;
@@ -130,6 +130,21 @@ impl Conv1D {
         }
     }
 
+    /// [`run`](Self::run) on an input that may be a layer norm.
+    pub(crate) fn run_on(
+        &self,
+        input: &mut LayerInput,
+        epilogue: Epilogue,
+        training: Option<Training>,
+    ) -> Result<Tensor> {
+        if let (Some(norm), Some(Linear { weight, bias })) = (input.norm(), self.plain())
+            && let Some(y) = weight.forward_normed(input.before_norm(), norm, bias.as_ref(), epilogue)?
+        {
+            return Ok(y);
+        }
+        self.run(input.tensor()?, epilogue, training)
+    }
+
     /// `x·W + b`, then dropout if there is any: (.., in) -> (.., out)
     pub(crate) fn forward_dropped(
         &self,
@@ -167,11 +182,19 @@ impl Conv1D {
 
     /// `x·W + b` with its last columns appended to a cache, by one kernel: (B, T, in) -> the columns before as heads, and all rows of
     /// the cache; `None` if no kernel does both.
-    pub(crate) fn run_into(&self, cache: &mut RowCache, x: &Tensor) -> Result<Option<(Tensor, Tensor)>> {
-        match self.plain() {
-            Some(Linear { weight, bias }) => cache.append_product(weight, bias.as_ref(), x),
-            None => Ok(None),
+    pub(crate) fn run_into(
+        &self,
+        cache: &mut RowCache,
+        input: &mut LayerInput,
+    ) -> Result<Option<(Tensor, Tensor)>> {
+        let Some(Linear { weight, bias }) = self.plain() else { return Ok(None) };
+        let bias = bias.as_ref();
+        if let Some(norm) = input.norm()
+            && let Some(both) = cache.append_normed_product(weight, bias, input.before_norm(), norm)?
+        {
+            return Ok(Some(both));
         }
+        cache.append_product(weight, bias, input.tensor()?)
     }
 
     /// The weight and bias, if nothing else takes part.

@@ -3,7 +3,7 @@
 use super::parameters::{Role, Visitor};
 use crate::hooks::{PassHooks, Point};
 use candle_core::{D, Module, Result, Tensor};
-use candle_fused::{Dispatch, Implementation, Weight};
+use candle_fused::{Dispatch, Implementation, InputNorm, Weight};
 use candle_nn::{Init, VarBuilder};
 
 /// The residual stream (B, T, C), and the output of the layer norm that reads it next, if the kernel that made the stream has computed
@@ -17,6 +17,40 @@ pub(crate) struct Stream {
 impl From<Tensor> for Stream {
     fn from(x: Tensor) -> Self {
         Self { x, normed: None }
+    }
+}
+
+/// The input of a layer: a tensor (B, T, C), or the layer norm of one, which a kernel may compute together with the layer.
+#[derive(Debug)]
+pub(crate) struct LayerInput<'a> {
+    x: Tensor,
+    norm: Option<&'a LayerNorm>,
+}
+
+impl From<Tensor> for LayerInput<'_> {
+    fn from(x: Tensor) -> Self {
+        Self { x, norm: None }
+    }
+}
+
+impl<'a> LayerInput<'a> {
+    /// (B, T, C), before the norm if it is yet to be computed.
+    pub(crate) fn before_norm(&self) -> &Tensor {
+        &self.x
+    }
+
+    /// The norm, if it is yet to be computed and there are kernels for it with a layer.
+    pub(crate) fn norm(&self) -> Option<InputNorm<'a>> {
+        let norm = self.norm.filter(|norm| norm.is_fused(&self.x))?;
+        Some(InputNorm { weight: &norm.weight, bias: &norm.bias, eps: norm.eps })
+    }
+
+    /// The tensor, by itself: a norm is computed once.
+    pub(crate) fn tensor(&mut self) -> Result<&Tensor> {
+        if let Some(norm) = self.norm.take() {
+            self.x = norm.forward(&self.x)?;
+        }
+        Ok(&self.x)
     }
 }
 
@@ -54,6 +88,21 @@ impl LayerNorm {
         Self { implementation, ..self }
     }
 
+    /// What a layer reads after this norm: the tensor that [`forward_hooked`](Self::forward_hooked) returns, unless nobody has computed
+    /// it and no hook wants any of it.
+    pub(crate) fn before_layer(
+        &self,
+        x: &Tensor,
+        normed: Option<Tensor>,
+        points: [Point; 3],
+        hooks: PassHooks,
+    ) -> Result<LayerInput<'_>> {
+        if normed.is_none() && !hooks.wants_any(&points) {
+            return Ok(LayerInput { x: x.clone(), norm: Some(self) });
+        }
+        Ok(self.forward_hooked(x, normed, points, hooks)?.into())
+    }
+
     /// [`forward`](Self::forward) under hooks that may want the standard deviation, the stream that it normalizes, and the
     /// output. If another kernel has computed it, `normed` is what the norm makes of `x`, and no hook wants the first two.
     pub(crate) fn forward_hooked(
@@ -87,11 +136,15 @@ impl LayerNorm {
         bias: Option<&Tensor>,
         x: &Tensor,
     ) -> Result<Option<Stream>> {
-        if Dispatch::of(self.implementation, x).implementation() != Implementation::Fused {
+        if !self.is_fused(x) {
             return Ok(None);
         }
         let both = weight.forward_and_norm(x, bias, residual, [&self.weight, &self.bias], self.eps)?;
         Ok(both.map(|(x, normed)| Stream { x, normed: Some(normed) }))
+    }
+
+    fn is_fused(&self, x: &Tensor) -> bool {
+        Dispatch::of(self.implementation, x).implementation() == Implementation::Fused
     }
 
     /// `sqrt(var(x) + eps)`: (.., C) -> (.., 1)
