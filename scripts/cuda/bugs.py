@@ -38,6 +38,8 @@ F32, F32_BACK, FINISH = "attention::f32_contexts", "attention::f32_gradients", "
 LOSS, LINEAR = "cross_entropy_on_the_device", "linear_layers_on_the_device"
 SUM_NORM, APPEND = "a_residual_and_the_norm", "a_product_that_goes_into_a_cache"
 EMBED, BEYOND = "embeddings_and_positions", "ids_and_positions_beyond"
+FEW, FEW_CACHE, FEW_NAN = "products_of_a_few_rows", "a_normed_product_that_goes", "a_few_rows_beside_nan"
+FEW_APART = "what_has_no_kernel_for_a_few_rows"
 # fmt: off
 KERNELS = {  # file: text that occurs once, its replacement, what that does, the test, and why it may pass
     "attention.cu": [
@@ -127,6 +129,24 @@ KERNELS = {  # file: text that occurs once, its replacement, what that does, the
         ("place = row % of.places", "place = row", "positions go on from text to text", EMBED),
         ("id < static_cast<uint32_t>(of.tokens) && ", "", "a vector beyond the table", BEYOND),
     ],
+    "few_rows.cu": [
+        ("if (k >= end) continue;", "", "rows of the weight past the end count", FEW_NAN),
+        ("if (first + STEPS * groups < of.depth) load(first + STEPS * groups);", "", "the first rows of the weight again and again", FEW),
+        ("const Spread spread = spread_of<E>([&](int i) { return row[i]; }, of.depth,", "const Spread spread = spread_of<E>([&](int i) { return row[i]; }, of.width,",
+         "the mean of as many numbers as there are outputs", FEW),
+        ("sync_block(); // means", "// means", "means and factors are read before their warp has written them", FEW),
+        ("if (start > 0) sync_block();", "", "numbers are overwritten while others multiply by them", FEW),
+        ("sync_block(); // all numbers", "// all numbers", "numbers are read before they are there", FEW),
+        ("sync_block(); // no thread reads what", "// no thread reads what", "the sums overwrite numbers that others multiply by", FEW),
+        ("sync_block(); // the numbers of all", "// the numbers of all", "sums are added before they are there", FEW),
+        ("sync_block(); // the sums are", "// the sums are", "sums are read before they are there", FEW),
+        ("from = start / COUNT + at", "from = at", "every chunk reads the first numbers", FEW),
+        ("other >= of.lanes; other /= 2) sum", "other > of.lanes; other /= 2) sum", "half of the groups of a warp", FEW),
+        ("row >= of.rows || !there", "!there", "rows past the end are written", FEW),
+        ("if (row >= of.rows || !there) return;", "if (row >= of.rows) return;", "units past the end are written", FEW),
+        ("of.gelu ? finished<E, true>", "false ? finished<E, true>", "no GELU", FEW),
+        ("in.cache, row, unit, of.to)", "in.cache, 0, unit, of.to)", "all rows go to the place of the first", FEW_CACHE),
+    ],
     "cross_entropy.cu": [
         ("sync_block(); // no thread", "// no thread", "the maximum is overwritten while others read it", LOSS),
         ("sync_block(); // the logit", "// the logit", "the target's logit is overwritten before it is read", LOSS),
@@ -179,6 +199,20 @@ HOST = {  # file below crates/kernels/src: an expression, or one «in» what sta
         ("past: «number(past)?»,", "number(past + 1)?", "a gap before the new keys", APPEND),
         ("capacity: «number(capacity)?»,", "number(past + positions)?", "the stride of the positions held for the capacity", APPEND),
         ("let positions = «rows / b»;", "(rows / b).min(1)", "one position for each text", APPEND),
+    ],
+    "gpu/few_rows.rs": [
+        ("let of_rows = «if rows == 1 { 1 } else { MOST_ROWS }»;", "1", "the kernel of one row for several", FEW),
+        ("Launch::new(kernel, «units.div_ceil(lanes)», THREADS, SHARED)", "units / lanes", "the last units have no block", FEW),
+        ("if «rows == 0 || rows > MOST_ROWS» {", "rows == 0", "more rows than a kernel has", FEW_APART),
+        ("let lies_well = «weight.is_contiguous()» && offset", "true", "a weight is read past its rows", FEW_APART),
+        ("&& «offset.is_multiple_of(UNIT)»;", "true", "a weight that is not aligned", FEW_APART),
+        ("shape.eps = «norm.eps as f32»;", "0.0", "no epsilon", FEW),
+        ("op.shape.gelu = «i32::from(gelu)»;", "0", "no GELU", FEW),
+        ("residual: «residual.map(ready).transpose()?»,", "residual.map(Tensor::contiguous).transpose()?", "a residual that is not aligned", FEW),
+        ("[norm.map(|norm| &norm[0]), norm.map(|norm| &norm[1]), self.residual.as_ref()]", "[norm.map(|norm| &norm[1]), norm.map(|norm| &norm[0]), self.residual.as_ref()]",
+         "weight and bias of the norm swapped", FEW),
+        ("let queries = «bias.elem_count() - heads * dim»;", "0 * (bias.elem_count() - heads * dim)", "queries go into the cache", FEW_CACHE),
+        ("device.alloc::<E>(«out_shape.elem_count()»)?", "out_shape.elem_count() / 2", "half of the memory for the product", FEW),
     ],
     "gpu/embed.rs": [
         ("first: «number(first)?»,", "number(0)?", "positions from the first on", EMBED),

@@ -76,11 +76,23 @@ pub(crate) fn function(stream: &Arc<CudaStream>, launch: &Launch) -> Result<Cuda
     Ok(function)
 }
 
-/// The limits of a device, which this thread may use.
+/// The limits of a device, which this thread may use. The driver is asked once.
 pub(crate) fn gpu_limits(device: &CudaDevice) -> Result<GpuLimits> {
-    use CUdevice_attribute as Of;
+    static KNOWN: LazyLock<Mutex<HashMap<usize, GpuLimits>>> = LazyLock::new(Mutex::default);
     check_thread(device)?;
     let stream = device.cuda_stream();
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let context = stream.context().cu_ctx() as usize;
+    if let Some(limits) = known.get(&context) {
+        return Ok(*limits);
+    }
+    let limits = limits_of(&stream)?;
+    known.insert(context, limits);
+    Ok(limits)
+}
+
+fn limits_of(stream: &CudaStream) -> Result<GpuLimits> {
+    use CUdevice_attribute as Of;
     let attribute =
         |which| Ok::<_, candle_core::Error>(stream.context().attribute(which).w()?.try_into().unwrap_or(0));
     let major = attribute(Of::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
