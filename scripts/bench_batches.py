@@ -120,6 +120,7 @@ def serve(side, folder, count, new):
     run = start(Path(folder), form, prompts_of(count), new)
     run()
     answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints
     for _ in sys.stdin:
         begin = time.perf_counter()
         tokens = run()
@@ -162,6 +163,10 @@ def main():
     for side in missing:
         print(f"left out, since it is not installed: {side}", file=sys.stderr)
     sides = [side for side in sides if side not in missing]
+    if not sides:
+        parser.error(f"no side to time; they are {', '.join(SIDES)}")
+    if not all(importlib.util.find_spec(name) for name in ("torch", "transformers")) or not (ROOT / "target/release/gpt2").exists():
+        sys.exit("error: the model's files need torch, transformers and target/release/gpt2: see --help")
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here needs the network
     with tempfile.TemporaryDirectory(prefix="gpt2-batches-") as name:
         write_files(Path(name), sides)
@@ -169,7 +174,8 @@ def main():
         running = {}
         for side in sides:
             command = [sys.executable, __file__, "--serve", side, name, "--prompts", str(given.prompts), "--new", str(given.new)]
-            running[side] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            said = open(Path(name) / f"{side}.log", "w")  # noqa: SIM115
+            running[side] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True)
         try:
             for number in range(given.rounds + 1):  # the first round waits until all sides have begun
                 for side, process in running.items():
@@ -177,8 +183,10 @@ def main():
                     process.stdin.flush()
                     line = process.stdout.readline()
                     if not line:
-                        sys.exit(f"error: {side} ended")
+                        sys.exit(f"error: {side} ended\n{(Path(name) / f'{side}.log').read_text()[-2000:]}")
                     tokens, seconds = json.loads(line)
+                    if tokens != given.prompts * given.new:
+                        sys.exit(f"error: {side} gave {tokens} tokens, expected {given.prompts * given.new}")
                     if number:
                         found[side].append(tokens / seconds)
         finally:

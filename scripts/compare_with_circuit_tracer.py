@@ -6,8 +6,8 @@
     PYTHONPATH=target/python-package /tmp/tracer/bin/python scripts/compare_with_circuit_tracer.py [demo] [small] [--rounds N]
 
 `demo` is the demo model, `small` one of GPT-2 small's shape with random weights; both get a random JumpReLU transcoder for each MLP. The
-sides run in turn, each in a process of its own, with 2 threads. Exits 1 if the features differ, or an edge by more than 1e-5 of the
-largest one.
+sides run in turn, each in a process of its own, with 2 threads. Exits 1 if the features differ, a score by more than 1e-5, or an edge or
+an activation by more than 1e-5 of the largest one. Linux only.
 """
 
 import argparse
@@ -114,7 +114,8 @@ def theirs(model, dictionaries, ids):
     replacement = TransformerLensReplacementModel.from_config(config, TranscoderSet(transcoders, "mlp.hook_in", "mlp.hook_out"))
     renamed = lambda name: name.replace(".mlp.", ".mlp.old_mlp.").replace("unembed.", "unembed.old_unembed.")
     weights = {renamed(name): tensor for name, tensor in convert_gpt2_weights(source, config).items()}
-    left = [name for name in replacement.load_state_dict(weights, strict=False).missing_keys if name.endswith(("W_Q", "W_in", "W_E", "ln1.w"))]
+    loaded = replacement.load_state_dict(weights, strict=False)
+    left = [name for name in loaded.missing_keys if ".W_" in name or name.endswith((".w", ".b"))] + loaded.unexpected_keys
     assert not left, f"weights that circuit-tracer's model did not get: {left}"
     # Tokens are given, and none of them is left out as one of no meaning.
     replacement.ensure_tokenized = lambda ids: ids
@@ -178,7 +179,8 @@ def compare(name, rounds, folder):
         return False
     largest = lambda kind: float(np.abs(mine[kind] - other[kind]).max() / np.abs(other[kind]).max())
     print(f"  largest difference of an edge {largest('edges'):.1e} of the largest edge, of an activation {largest('values'):.1e}")
-    return largest("edges") <= TOLERANCE and largest("values") <= TOLERANCE
+    scores = float(np.abs(mine["scores"] - other["scores"]).max())
+    return max(largest("edges"), largest("values"), scores) <= TOLERANCE
 
 
 def main():

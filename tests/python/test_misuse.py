@@ -49,9 +49,12 @@ def test_words_of_other_libraries_are_named(model: Model) -> None:
     gradients = model.grad("O Romeo", ("z", -1), 788)
     assert list(gradients) == ["blocks.3.attn.hook_z"] and gradients["z", 3] is gradients["blocks.3.attn.hook_z"]
     assert ("z", 3) in gradients and ("z", 2) not in gradients and "blocks.3.attn.hook_z" in gradients
-    with pytest.raises(ValueError, match="they count from 0, and without them the last one is measured"):
+    assert gradients.get(("z", 3)) is gradients["z", 3] and gradients.get(("z", 2)) is None
+    with pytest.raises(ValueError, match="freeze: unknown variant"):
+        model.path_patching("O Romeo", "O Juliet", 788, path="0.3->1.0.k", freeze="x")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="positions: -1 is below 0; positions count from 0"):
         model.grad("O Romeo", ("z", 3), 788, positions=-1)
-    with pytest.raises(ValueError, match="^by: "):
+    with pytest.raises(ValueError, match="^by: invalid type: integer `3`"):
         model.score_corpus(__file__, by=3)  # type: ignore[arg-type]
     with pytest.raises(KeyError, match="blocks.2.attn.hook_z' is not among the points"):
         gradients["z", 2]

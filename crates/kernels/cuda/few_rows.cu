@@ -4,7 +4,7 @@
 #include "epilogues.cuh"
 
 constexpr int THREADS = 512, WARPS = THREADS / 32;
-/// The numbers of the rows that lie in shared memory at a time. Sums of all threads take their place at the end: one for each warp.
+/// The numbers of the rows that lie in shared memory at a time. At the end, 16 sums of each thread take their place.
 constexpr int STAGED = 8192;
 /// What they take up in floats: behind each unit of a row is a gap, so that threads of a warp write to different banks.
 constexpr int STAGED_ROOM = STAGED / 4 * 5;
@@ -101,7 +101,7 @@ template <typename E, int ROWS> DEVICE void multiply(const Tensors<E> &in, const
 #pragma unroll
             for (int s = 0; s < STEPS; s++) {
                 const int k = first + s * groups + group;
-                if (k >= end) continue; // a weight that is no number may stand for it
+                if (k >= end) continue; // past the end, `ahead` holds row 0, which may be NaN
                 const float *const numbers = shared + place(k - start);
 #pragma unroll
                 for (int j = 0; j < COUNT; j++) {

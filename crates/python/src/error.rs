@@ -1,6 +1,5 @@
 //! Errors of the libraries as exceptions of Python's own kinds.
 
-use anyhow::anyhow;
 use gpt2_loader::{HubError, LoadError};
 use pyo3::PyErr;
 use pyo3::exceptions::{
@@ -8,7 +7,6 @@ use pyo3::exceptions::{
     PyRuntimeError, PyTimeoutError, PyValueError,
 };
 use serde::de::DeserializeOwned;
-use serde_path_to_error::Segment;
 use std::io::ErrorKind;
 
 /// Why a call failed.
@@ -29,14 +27,7 @@ impl Failed {
 
 /// Reads JSON that the Python half wrote. Its errors name the option instead of the place in that text, which the caller never sees.
 pub(crate) fn from_json<T: DeserializeOwned>(json: &str) -> anyhow::Result<T> {
-    serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(json)).map_err(|error| {
-        let said = error.inner().to_string();
-        let said = said.split(" at line ").next().unwrap_or(&said);
-        match error.path().iter().next() {
-            Some(Segment::Map { .. }) => anyhow!("{}: {said}", error.path()),
-            _ => anyhow!("{said}"),
-        }
-    })
+    gpt2_engine::studies::named(serde_json::from_str(json)?)
 }
 
 impl From<PyErr> for Failed {

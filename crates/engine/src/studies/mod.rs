@@ -9,5 +9,5 @@ pub mod predict;
 mod registry;
 mod study;
 
-pub use registry::{Entry, STUDIES, check_interventions, takers};
+pub use registry::{Entry, STUDIES, check_interventions, named, takers};
 pub use study::{Mean, Outcome, PointName, Points, Run, Study};

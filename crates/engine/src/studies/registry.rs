@@ -5,8 +5,10 @@ use super::predict::{eval, forward, generate};
 use super::study::{Outcome, Run, Study};
 use crate::interventions::InterventionOptions;
 use crate::spelling::Spelling;
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
+use serde_path_to_error::Segment;
 
 /// All studies, in the order of the command's help.
 pub const STUDIES: &[Entry] = &[
@@ -118,9 +120,19 @@ fn defaults<S: Study>() -> anyhow::Result<Value> {
     Ok(serde_json::to_value(S::default())?)
 }
 
+/// Reads options; an error names the one that is wrong.
+///
+/// # Errors
+/// When one is unknown or of another type.
+pub fn named<T: DeserializeOwned>(options: Value) -> anyhow::Result<T> {
+    serde_path_to_error::deserialize(options).map_err(|error| match error.path().iter().next() {
+        Some(Segment::Map { .. }) => anyhow!("{}: {}", error.path(), error.inner()),
+        _ => anyhow!("{}", error.inner()),
+    })
+}
+
 fn run<S: Study>(run: &Run, options: Value) -> anyhow::Result<Outcome<String>> {
-    let options: S =
-        serde_json::from_value(options).with_context(|| format!("the options of {}", S::NAME))?;
+    let options: S = named(options).with_context(|| format!("the options of {}", S::NAME))?;
     check_interventions::<S>(run.interventions.options(), run.opened.spelling)?;
     let Outcome { report, tensors } = options.run(run)?;
     // A text, since serde_json's values would widen f32: 0.1 would become 0.10000000149011612.

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use std::sync::OnceLock;
 
 /// The environment variables that name the instruction set of a process, first the one that wins; the other is the name that the
-/// command `gpt2` prints. This crate reads no others.
+/// command `gpt2` prints. The crate's only other one is `CANDLE_FUSED_CUDA_PRODUCTS`.
 const ENVIRONMENT_VARIABLES: [&str; 2] = ["CANDLE_FUSED_ISA", "GPT2_ISA"];
 
 /// An instruction set, slowest first.

@@ -5,7 +5,7 @@ use super::launch_plan::{Launch, dtype_name};
 use super::layers::unit;
 use candle_core::DType;
 
-/// The most rows of a kernel. With more, the multiplications of a block would take longer than reading the weight.
+/// The most rows of a kernel. The sums of 16 rows in halves would not fit a thread's registers.
 pub(crate) const MOST_ROWS: usize = 8;
 
 /// Threads per block in `few_rows.cu`.

@@ -19,7 +19,8 @@ use std::collections::VecDeque;
 /// Prompts of different lengths are padded on the left and masked, and each row has its own positions,
 /// so each row gets the same text as it would alone. This also holds for sampling: every row draws from
 /// the same random numbers, so a text depends only on its prompt and the seed, not on the rest of the
-/// batch.
+/// batch. On a GPU, and on the CPU with weights that are not packed, products of up to 8 rows and of more round
+/// differently, so that of two tokens of nearly the same logit the other one may come. Rows that have ended leave the passes.
 #[derive(Debug)]
 pub struct Generation<'a> {
     model: &'a Gpt2LMHeadModel,
@@ -33,7 +34,7 @@ pub struct Generation<'a> {
 pub struct Paused {
     texts: Vec<Vec<u32>>,
     ended: Vec<bool>,
-    /// The texts whose rows are in a pass: all, but for those that have ended and left.
+    /// The texts whose rows are in a pass: all but those that have ended and left.
     running: Vec<usize>,
     lengths: Vec<usize>,
     width: usize,
@@ -120,7 +121,12 @@ impl<'a> Generation<'a> {
     /// without it, the same tokens follow.
     #[must_use]
     pub fn pause(self) -> Paused {
-        self.at
+        let Self { checks, mut at, .. } = self;
+        if checks.is_some() && !at.cache.is_empty() {
+            // The cache may hold tokens that the draft found and that no step has returned.
+            at.cache.truncate(at.texts[0].len() - 1);
+        }
+        at
     }
 
     /// Keeps keys and values in `dtype`, and rounds them: f16 or bf16 under a model in f32 takes half the memory, and
@@ -148,7 +154,8 @@ impl<'a> Generation<'a> {
         Ok(Self { at: Paused { cache, ..self.at }, ..self })
     }
 
-    /// Adds hooks to every pass: the first pass over the prompts, then one pass per new token.
+    /// Adds hooks to every pass: the first pass over the prompts, then one pass per new token. Give them before the first step: of a
+    /// batch without hooks, rows that have ended may have left.
     #[must_use]
     pub fn with_hooks(self, hooks: &'a dyn Hooks) -> Self {
         Self { hooks: Some(hooks), ..self }
@@ -220,7 +227,7 @@ impl<'a> Generation<'a> {
         if self.hooks.is_some() || left == 0 || 4 * left < running.len() {
             return Ok(());
         }
-        self.at.cache = self.at.cache.with_rows(&stays)?;
+        self.at.cache.keep_rows(&stays)?;
         let rows = Tensor::new(&stays[..], &Device::Cpu)?;
         self.at.next_input = self.at.next_input.index_select(&rows, 0)?;
         self.at.running.retain(|&text| !self.at.ended[text]);
@@ -280,6 +287,7 @@ impl<'a> Generation<'a> {
             candle_core::bail!("a pass gives at least one token")
         };
         self.push(0, token);
+        self.at.next_input = Tensor::new(&[[token]], &Device::Cpu)?; // for a pause, which lets the draft go
         Ok(token)
     }
 

@@ -104,6 +104,7 @@ def positions_of(positions: int | Sequence[int] | None) -> list[int]:
     several = [positions] if isinstance(positions, (int, np.integer)) else list(positions)
     if not several:
         raise ValueError("positions: there is none; give one at least")
-    if any(isinstance(one, (int, np.integer)) and one < 0 for one in several):
-        raise ValueError(f"positions: {several} counts from the end; they count from 0, and without them the last one is measured")
+    below = [int(one) for one in several if isinstance(one, (int, np.integer)) and one < 0]
+    if below:
+        raise ValueError(f"positions: {below[0]} is below 0; positions count from 0, and if you leave them out, the last one is measured")
     return [count(one, "positions") for one in several]

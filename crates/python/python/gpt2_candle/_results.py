@@ -85,6 +85,10 @@ class Gradients(dict[str, PointGradient]):
     def __contains__(self, name: object) -> bool:
         return super().__contains__(_full(name))
 
+    def get(self, name: Any, default: Any = None) -> Any:
+        """The point of a name, full or short, or ``default``."""
+        return self[name] if name in self else default
+
     def __reduce__(self) -> Any:
         return Gradients, (dict(self), self.metric)
 

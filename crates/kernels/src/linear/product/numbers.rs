@@ -15,7 +15,7 @@ pub(crate) const PANEL: usize = 16;
 /// The most panels that a tile takes. There is always a multiple of it.
 pub(crate) const STRIP: usize = 4;
 
-/// An instruction set, with what `pulp` does not offer: vectors of f16, products of pairs of bf16, and reading ahead.
+/// An instruction set, with what `pulp` does not offer: vectors of f16, products of pairs of bf16, and two vectors' numbers in turn.
 pub(crate) trait Halves: Simd {
     /// Reads a vector of f16 numbers.
     ///

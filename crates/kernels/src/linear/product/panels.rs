@@ -39,7 +39,7 @@ impl<E: PanelNumber> Panels<E> {
         let arch = isa::arch();
         Self::from_blocks((columns.len(), self.depth), |(first, rows), depth| {
             let panel = self.starting_at((columns.start + first) / PANEL);
-            // The next block lies a whole panel further on.
+            // The blocks of the next rows lie a whole panel further on.
             let next = panel.as_ptr().wrapping_add(self.rows() * PANEL);
             let mut block = [[E::from_f32(0.0); PANEL]; BLOCK];
             for (k, row) in depth.zip(&mut block) {

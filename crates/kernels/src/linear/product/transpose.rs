@@ -22,6 +22,8 @@ pub(super) fn transpose<E: PanelNumber>(arch: Arch, block: &Block<E>) -> Block<E
     out
 }
 
+const _: () = assert!(BLOCK == PANEL, "a block is a square");
+
 /// The transpose of a block, in squares of a vector's size. Each stage zips the upper rows with the lower ones, which doubles the
 /// distance of two numbers that began in neighboring lanes.
 struct Transpose<'a>(&'a [[f32; PANEL]]);

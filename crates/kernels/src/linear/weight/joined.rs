@@ -121,7 +121,9 @@ impl Weight {
             return Ok(None);
         }
         let (flat, shape) = flatten(x, n_in, n_out)?;
-        norm.map_or(Ok(()), |norm| norm.check(x))?;
+        if let Some(norm) = norm {
+            norm.check(x)?;
+        }
         let factors = [&flat, weight, bias];
         let then = ", then keys and values into a cache";
         if let Some(y) = gpu::few_rows_append(dispatch, factors, norm, cache, past)? {

@@ -116,6 +116,17 @@ impl KvCache {
         Ok(Self { layers, capacity: self.capacity, len: self.len, has_encoder: false })
     }
 
+    /// Keeps some rows, in this order, layer by layer, so that only one layer is there twice.
+    ///
+    /// # Errors
+    /// When the device cannot allocate a layer's copy; some layers may then have changed.
+    pub(crate) fn keep_rows(&mut self, rows: &[u32]) -> Result<()> {
+        for layer in &mut self.layers {
+            layer.kv = layer.kv.with_texts(rows).map_err(|e| e.context("KvCache: rows that stay"))?;
+        }
+        Ok(())
+    }
+
     pub(crate) fn check_room(&mut self, batch: usize, t: usize, n_layer: usize) -> Result<()> {
         // Drops what a failed forward pass left in some layers.
         self.truncate(self.len);
