@@ -373,6 +373,7 @@ impl Iterator for Generation<'_> {
 mod tests {
     use super::*;
     use crate::Config;
+    use crate::decode::draft::LookupDraft;
     use crate::init::seeded;
     use candle_core::Device;
 
@@ -418,16 +419,26 @@ mod tests {
     #[test]
     fn rows_that_have_ended_leave_the_passes() -> Result<()> {
         let model = small_model(16)?;
+        for dtype in [CacheDType::from(DType::F32), CacheDType::Q8_0] {
+            rows_leave(&model, dtype)?;
+        }
+        Ok(())
+    }
+
+    fn rows_leave(model: &Gpt2LMHeadModel, dtype: CacheDType) -> Result<()> {
         let prompts = [vec![3u32, 5], vec![1, 2, 4, 6], vec![7], vec![2, 9, 4], vec![8, 8]];
         let sampling = Sampling { temperature: 2.0, seed: 5, ..Sampling::default() };
+        let begin = |prompts: &[Vec<u32>]| {
+            Generation::new(model, prompts, sampling.clone(), 10)?.with_cache_dtype(dtype)
+        };
         let alone = |prompt: &Vec<u32>| -> Result<Vec<u32>> {
-            let mut generation = Generation::new(&model, std::slice::from_ref(prompt), sampling.clone(), 10)?;
+            let mut generation = begin(std::slice::from_ref(prompt))?;
             generation.by_ref().try_for_each(|step| step.map(drop))?;
             Ok(generation.texts()[0].clone())
         };
         // One of five is less than a quarter, and stays.
         let ends = [(2, 1, 5), (4, 4, 3), (5, 0, 2), (7, 2, 1)];
-        let mut generation = Generation::new(&model, &prompts, sampling.clone(), 10)?;
+        let mut generation = begin(&prompts)?;
         let mut steps = 0;
         while let Some(step) = generation.next() {
             let chosen = step?;
@@ -449,6 +460,27 @@ mod tests {
             let new = ends.iter().find(|(_, one, _)| *one == row).map_or(10, |(at, ..)| *at);
             assert_eq!(generation.texts()[row], whole[..prompt.len() + new], "row {row}");
         }
+        Ok(())
+    }
+
+    /// A pause lets the draft go, with what it found and no step has returned, and the text stays the same.
+    #[test]
+    fn a_generation_that_is_paused_after_a_draft_goes_on_with_its_text() -> Result<()> {
+        let model = small_model(32)?;
+        let prompt = [vec![3u32, 5, 3, 5, 3]];
+        let begin = || Generation::new(&model, &prompt, Sampling::greedy(), 12);
+        let mut alone = begin()?;
+        alone.by_ref().try_for_each(|step| step.map(drop))?;
+        let mut ahead = 0;
+        for pause_after in 0..10 {
+            let mut generation = begin()?.with_draft(LookupDraft { longest: 2 })?;
+            generation.by_ref().take(pause_after).try_for_each(|step| step.map(drop))?;
+            ahead += usize::from(generation.checks.as_ref().is_some_and(|checks| !checks.found.is_empty()));
+            let mut rest = Generation::resume(&model, generation.pause());
+            rest.by_ref().try_for_each(|step| step.map(drop))?;
+            assert_eq!(rest.texts(), alone.texts(), "paused after {pause_after} steps");
+        }
+        assert!(ahead > 0, "no pause came while the draft was ahead: this shows nothing");
         Ok(())
     }
 
