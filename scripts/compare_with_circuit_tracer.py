@@ -115,7 +115,8 @@ def theirs(model, dictionaries, ids):
     renamed = lambda name: name.replace(".mlp.", ".mlp.old_mlp.").replace("unembed.", "unembed.old_unembed.")
     weights = {renamed(name): tensor for name, tensor in convert_gpt2_weights(source, config).items()}
     loaded = replacement.load_state_dict(weights, strict=False)
-    left = [name for name in loaded.missing_keys if ".W_" in name or name.endswith((".w", ".b"))] + loaded.unexpected_keys
+    of_model = [name for name in loaded.missing_keys if not name.startswith("transcoders.")]
+    left = [name for name in of_model if ".W_" in name or name.endswith((".w", ".b"))] + loaded.unexpected_keys
     assert not left, f"weights that circuit-tracer's model did not get: {left}"
     # Tokens are given, and none of them is left out as one of no meaning.
     replacement.ensure_tokenized = lambda ids: ids
