@@ -89,7 +89,7 @@ fn products_of_a_few_rows_are_the_definition() -> Result {
     Ok(())
 }
 
-/// What is no number stays in its row or column, also where threads have no row of the weight left.
+/// NaN and infinity stay in their row or column, also where threads have no row of the weight left.
 #[test]
 fn a_few_rows_beside_nan_and_infinity_are_sound() -> Result {
     let device = device();

@@ -148,7 +148,8 @@ impl Halves for Neon {
         use std::arch::aarch64::{vzip1q_f32, vzip2q_f32};
         // SAFETY: a Neon proves NEON.
         unsafe {
-            let (a, b) = (pulp::cast(a), pulp::cast(b));
+            let a = pulp::cast(a);
+            let b = pulp::cast(b);
             (pulp::cast(vzip1q_f32(a, b)), pulp::cast(vzip2q_f32(a, b)))
         }
     }
@@ -215,8 +216,10 @@ impl Halves for V3 {
         use std::arch::x86_64::{_mm256_permute2f128_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps};
         // SAFETY: a V3 proves AVX2.
         unsafe {
-            let (a, b) = (pulp::cast(a), pulp::cast(b));
-            let (low, high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            let a = pulp::cast(a);
+            let b = pulp::cast(b);
+            let low = _mm256_unpacklo_ps(a, b);
+            let high = _mm256_unpackhi_ps(a, b);
             let first = _mm256_permute2f128_ps::<0x20>(low, high);
             (pulp::cast(first), pulp::cast(_mm256_permute2f128_ps::<0x31>(low, high)))
         }
@@ -272,7 +275,8 @@ impl Halves for V4 {
         const HIGH: [i32; 16] = [8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31];
         // SAFETY: a V4 proves AVX-512.
         unsafe {
-            let (a, b) = (pulp::cast(a), pulp::cast(b));
+            let a = pulp::cast(a);
+            let b = pulp::cast(b);
             let low = _mm512_permutex2var_ps(a, pulp::cast(LOW), b);
             (pulp::cast(low), pulp::cast(_mm512_permutex2var_ps(a, pulp::cast(HIGH), b)))
         }

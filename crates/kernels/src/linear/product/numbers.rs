@@ -1,4 +1,4 @@
-//! What panels hold, numbers of f32, f16 and bf16 and pairs of bf16, and how vectors of an instruction set read and write them.
+//! Panels hold numbers of f32, f16 and bf16, or pairs of bf16. Vectors of each instruction set read and write them here.
 
 use crate::cpu::element::Element;
 use crate::cpu::memory::copy_into;
@@ -61,7 +61,9 @@ pub(crate) trait Halves: Simd {
     /// The numbers of two vectors in turn: the lower halves as the first vector, the upper halves as the second.
     #[inline(always)]
     fn zip(self, a: Self::f32s, b: Self::f32s) -> (Self::f32s, Self::f32s) {
-        let (mut even, mut odd, mut both) = ([0.0; PANEL], [0.0; PANEL], [0.0; 2 * PANEL]);
+        let mut even = [0.0; PANEL];
+        let mut odd = [0.0; PANEL];
+        let mut both = [0.0; 2 * PANEL];
         let lanes = Self::F32_LANES;
         self.partial_store_f32s(&mut even[..lanes], a);
         self.partial_store_f32s(&mut odd[..lanes], b);

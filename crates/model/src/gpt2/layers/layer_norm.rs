@@ -88,8 +88,8 @@ impl LayerNorm {
         Self { implementation, ..self }
     }
 
-    /// What a layer reads after this norm: the tensor that [`forward_hooked`](Self::forward_hooked) returns, unless nobody has computed
-    /// it and no hook wants any of it.
+    /// Returns the input of the layer that reads this norm: the tensor of [`forward_hooked`](Self::forward_hooked), or, if nobody has
+    /// computed it and no hook wants any of it, `x` and the norm.
     pub(crate) fn before_layer(
         &self,
         x: &Tensor,
