@@ -117,7 +117,8 @@ pub use pointwise::activation::Activation;
 pub use pointwise::cross_entropy::{cross_entropies, cross_entropy};
 pub use pointwise::dropout::Dropout;
 pub use pointwise::epilogue::Epilogue;
-pub use pointwise::norm::{InputNorm, layer_norm, rms_norm};
+pub use pointwise::norm::input::InputNorm;
+pub use pointwise::norm::{layer_norm, rms_norm};
 #[doc(inline)]
 pub use pointwise::{adamw, dropout};
 

@@ -2,7 +2,7 @@
 
 use super::dtype::CacheDType;
 use crate::linear::weight::Weight;
-use crate::pointwise::norm::InputNorm;
+use crate::pointwise::norm::input::InputNorm;
 use candle_core::{Device, Result, Tensor};
 
 /// The rows of some heads for up to `capacity` positions, in one tensor (B, heads, capacity, D) that is allocated once: a new token

@@ -78,7 +78,7 @@ mod ops {
     use crate::gpu::layers::fits;
     use crate::pointwise::activation::Activation;
     use crate::pointwise::epilogue::Epilogue;
-    use crate::pointwise::norm::InputNorm;
+    use crate::pointwise::norm::input::InputNorm;
     use candle_core::backend::BackendStorage;
     use candle_core::cuda_backend::CudaDType;
     use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DeviceRepr, PushKernelArg};

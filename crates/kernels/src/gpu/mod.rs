@@ -83,7 +83,7 @@ pub fn keep_freed_memory(device: &Device) -> Result<()> {
 mod none {
     use crate::cpu::dispatch::Dispatch;
     use crate::pointwise::epilogue::Epilogue;
-    use crate::pointwise::norm::InputNorm;
+    use crate::pointwise::norm::input::InputNorm;
     use candle_core::{Result, Tensor};
 
     pub(crate) fn layer_norm(

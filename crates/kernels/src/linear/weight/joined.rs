@@ -6,7 +6,7 @@ use crate::cpu::explain::{Explained, note, shown};
 use crate::gpu;
 use crate::linear::{WITH_PRODUCT, check_join, flatten};
 use crate::pointwise::epilogue::Epilogue;
-use crate::pointwise::norm::InputNorm;
+use crate::pointwise::norm::input::InputNorm;
 use candle_core::{Result, Tensor};
 
 impl Weight {

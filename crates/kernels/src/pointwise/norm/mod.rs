@@ -3,6 +3,7 @@
 //! Layer norm is `y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, with the biased variance, like PyTorch; RMS norm
 //! leaves the mean and the bias out: `y = x / sqrt(mean(x²) + eps) * weight`.
 
+pub(crate) mod input;
 mod rows;
 #[cfg(test)]
 mod tests;
@@ -13,6 +14,7 @@ use crate::cpu::element::accumulator;
 use crate::cpu::explain::{Explained, no_kernel, note, ours, shown};
 use crate::gpu;
 use candle_core::{D, Result, Tensor};
+use input::check;
 use rows::Norm;
 
 /// Layer norm of each row of `x`, in f32 or wider; returns the dtype of `x`; differentiable.
@@ -84,24 +86,6 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     scaled(&x.to_dtype(accumulator(x.dtype()))?, weight, None, eps)?.to_dtype(x.dtype())
 }
 
-/// The layer norm of a product's input, for a kernel that computes both.
-#[derive(Debug, Clone, Copy)]
-pub struct InputNorm<'a> {
-    /// (in)
-    pub weight: &'a Tensor,
-    /// (in)
-    pub bias: &'a Tensor,
-    /// Added to the variance: not negative, finite.
-    pub eps: f64,
-}
-
-impl InputNorm<'_> {
-    /// Fails if it does not fit rows of `x`.
-    pub(crate) fn check(&self, x: &Tensor) -> Result<()> {
-        check("layer_norm", x, self.weight, Some(self.bias), self.eps)
-    }
-}
-
 impl Norm {
     /// By the kernel, if it reads these tensors.
     fn run(self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Option<Tensor>> {
@@ -148,20 +132,5 @@ fn scaled(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) -> Resul
     match bias {
         Some(bias) => y.broadcast_add(&bias.to_dtype(x.dtype())?),
         None => Ok(y),
-    }
-}
-
-fn check(what: &str, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) -> Result<()> {
-    if !(eps.is_finite() && eps >= 0.0) {
-        candle_core::bail!("{what}: eps is {eps}, expected a finite number of at least 0")
-    }
-    let width = x.dim(D::Minus1)?;
-    match [Some(weight), bias].into_iter().flatten().find(|t| t.dims() != [width]) {
-        None => Ok(()),
-        Some(other) => candle_core::bail!(
-            "{what}: x {:?} needs weight and bias of shape [{width}], got {:?}",
-            x.dims(),
-            other.dims()
-        ),
     }
 }
