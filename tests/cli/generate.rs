@@ -311,10 +311,13 @@ fn beams_give_the_most_probable_texts_and_their_scores() -> Result {
 fn many_prompts_get_the_texts_that_they_get_alone() -> Result {
     let folder = Folder::empty()?;
     let long = "to be ".repeat(115);
-    let prompts = ["ROMEO:", "O Romeo, Romeo!", "", "To be, or not to be", "My", long.trim_end()];
+    let begin = ["ROMEO:", "O Romeo, Romeo!", "", "To be, or not to be", "My", long.trim_end()];
+    let more =
+        ["What,", "Nay, good my lord, not so", "KING", "Farewell", "I", "Enter GHOST", "No more of that."];
+    let prompts = [&begin[..], &more].concat();
     folder.write("prompts.txt", prompts.join("\n"))?;
     let path = folder.at("prompts.txt");
-    // The long one leaves no room for the 100 tokens that the others get: it runs beside none of them.
+    // The long one leaves no room for the 100 tokens that the others get: it waits for them. The others take places that texts leave.
     for options in [&["--greedy"][..], &["--seed", "7"], &["--stop", ",", "--top-p", "0.9"], &["--kv", "f16"]]
     {
         let mut alone = vec![];

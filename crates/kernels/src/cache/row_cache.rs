@@ -205,14 +205,56 @@ impl RowCache {
         self.of_rows(&self.rows()?)
     }
 
+    /// An empty cache for other texts, with the same heads, width and dtype.
+    ///
+    /// # Errors
+    /// When the device cannot allocate it.
+    pub fn like(&self, batch: usize, capacity: usize) -> Result<Self> {
+        Self::new([batch, self.heads(), capacity, self.width], self.dtype, self.rows.device())
+    }
+
     /// A cache like this one that holds these rows, (B', heads, S, D), or (.., D + 4) of quantized rows, in memory of its own.
     fn of_rows(&self, rows: &Tensor) -> Result<Self> {
-        let sizes = [rows.dim(0)?, self.heads(), self.capacity(), self.width];
-        let copy = Self::new(sizes, self.dtype, self.rows.device())?;
+        let copy = self.like(rows.dim(0)?, self.capacity())?;
         if self.len > 0 {
             copy.rows.slice_set(&rows.contiguous()?, 2, 0)?;
         }
         Ok(Self { len: self.len, ..copy })
+    }
+
+    /// A cache of some `texts` of this one and, after these, all texts of `others`. All end at position `len`: of longer ones it has
+    /// the last positions, and zeros stand before shorter ones, for a mask to hide.
+    ///
+    /// # Errors
+    /// When a text does not exist, heads, widths, dtypes or devices differ, `len` is above `capacity`, or the device cannot allocate it.
+    pub fn joined(&self, texts: &[u32], others: &[&Self], len: usize, capacity: usize) -> Result<Self> {
+        let batch = texts.len() + others.iter().map(|other| other.batch()).sum::<usize>();
+        let mut joined = self.like(batch, capacity)?;
+        if len > capacity {
+            candle_core::bail!("cache: {len} positions do not fit a capacity of {capacity}")
+        }
+        let mut next = 0;
+        let mut put = |rows: Tensor| -> Result<()> {
+            let [count, _, positions, _] = *rows.dims() else { return Ok(()) };
+            if count > 0 && positions > 0 {
+                let place = joined.rows.narrow(0, next, count)?;
+                place.slice_set(&rows.contiguous()?, 2, len - positions)?;
+            }
+            next += count;
+            Ok(())
+        };
+        let last = self.last(len)?;
+        for &text in texts {
+            if text as usize >= self.batch() {
+                candle_core::bail!("cache: text {text} does not exist; there are {}", self.batch())
+            }
+            put(last.narrow(0, text as usize, 1)?)?;
+        }
+        for other in others {
+            put(other.last(len)?)?;
+        }
+        joined.len = len;
+        Ok(joined)
     }
 
     /// A copy whose text i is text `texts[i]` of this cache, as a search over several texts needs.

@@ -1,49 +1,34 @@
 //! Generation: the decode loop over a cache.
 
 use super::draft::{Draft, Drafted};
+pub use super::passes::Paused;
+use super::passes::{HookedModel, Row};
 use super::sampling::{Sampler, Sampling};
 use crate::gpt2::args_and_outputs::ForwardArgs;
 use crate::gpt2::attention::cache::KvCache;
-use crate::gpt2::attention::mask::{left_padding, position_ids};
 use crate::gpt2::lm_head_model::Gpt2LMHeadModel;
 use crate::hooks::Hooks;
-use candle_core::{D, DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 use candle_fused::Implementation;
 use candle_fused::attention::FEW_QUERIES;
 use candle_fused::cache::CacheDType;
 use std::collections::VecDeque;
 
 /// Generates one token per row in each step: an iterator over `Vec<Option<u32>>`, with `None` for a
-/// row that has ended. It ends when every row has ended, or after `max_new_tokens` steps.
+/// row that has ended or waits. It ends when every row has ended.
 ///
 /// Prompts of different lengths are padded on the left and masked, and each row has its own positions,
 /// so each row gets the same text as it would alone. This also holds for sampling: every row draws from
 /// the same random numbers, so a text depends only on its prompt and the seed, not on the rest of the
 /// batch. On a GPU, and on the CPU with weights that are not packed, products of up to 8 rows and of more round
-/// differently, so that of two tokens of nearly the same logit the other one may come. Rows that have ended leave the passes.
+/// differently, so that of two tokens of nearly the same logit the other one may come. Rows that have ended leave the passes, and
+/// [`replace`](Self::replace) gives their place to another prompt. Without hooks, prompts of like length are read together.
 #[derive(Debug)]
 pub struct Generation<'a> {
     model: &'a Gpt2LMHeadModel,
     hooks: Option<&'a dyn Hooks>,
     checks: Option<Checks<'a>>,
     at: Paused,
-}
-
-/// A generation between two steps, without its model and its hooks: see [`Generation::pause`].
-#[derive(Debug)]
-pub struct Paused {
-    texts: Vec<Vec<u32>>,
-    ended: Vec<bool>,
-    /// The texts whose rows are in a pass: all but those that have ended and left.
-    running: Vec<usize>,
-    lengths: Vec<usize>,
-    width: usize,
-    steps_left: usize,
-    samplers: Vec<Sampler>,
-    cache: KvCache,
-    /// In the memory of the CPU, where ids are checked: on a GPU they would have to come back for that.
-    next_input: Tensor,
-    failed: bool,
 }
 
 /// The number of positions that a prompt of `width` tokens and `new` tokens after it need.
@@ -90,22 +75,14 @@ impl<'a> Generation<'a> {
         }
         let width = lengths.iter().copied().max().unwrap_or(0);
         let capacity = room_for(model, width, max_new_tokens)?;
-        let device = model.device();
-        let dtype = model.dtype();
-        let padded: Vec<u32> = prompts
-            .iter()
-            .flat_map(|p| std::iter::repeat_n(0, width - p.len()).chain(p.iter().copied()))
-            .collect();
         let at = Paused {
             texts: prompts.to_vec(),
-            ended: vec![false; prompts.len()],
-            running: (0..prompts.len()).collect(),
-            width,
-            steps_left: max_new_tokens,
+            limits: lengths.iter().map(|length| length.saturating_add(max_new_tokens)).collect(),
+            ended: vec![max_new_tokens == 0; prompts.len()],
             samplers: lengths.iter().map(|&length| Sampler::new(sampling.clone(), length)).collect(),
-            cache: KvCache::new(model.config(), prompts.len(), capacity, dtype, device)?,
-            next_input: Tensor::from_vec(padded, (prompts.len(), width), &Device::Cpu)?,
-            lengths,
+            waiting: if max_new_tokens == 0 { vec![] } else { (0..prompts.len()).collect() },
+            rows: vec![],
+            cache: KvCache::new(model.config(), prompts.len(), capacity, model.dtype(), model.device())?,
             failed: false,
         };
         Ok(Self::resume(model, at))
@@ -125,6 +102,8 @@ impl<'a> Generation<'a> {
         if checks.is_some() && !at.cache.is_empty() {
             // The cache may hold tokens that the draft found and that no step has returned.
             at.cache.truncate(at.texts[0].len() - 1);
+            at.waiting.clear();
+            at.rows = vec![Row { text: Some(0), start: 0 }];
         }
         at
     }
@@ -209,6 +188,7 @@ impl<'a> Generation<'a> {
     /// When there is no such row.
     pub fn end(&mut self, row: usize) {
         self.at.ended[row] = true;
+        self.at.waiting.retain(|&waits| waits != row);
     }
 
     /// Each row's text so far: the prompt and the generated tokens.
@@ -217,65 +197,34 @@ impl<'a> Generation<'a> {
         &self.at.texts
     }
 
-    /// Takes rows that have ended out of the passes, once they are a quarter, since the others are copied to a smaller cache. With hooks,
-    /// which see every row, all stay.
-    fn leave_ended_rows(&mut self) -> Result<()> {
-        let Paused { running, ended, .. } = &self.at;
-        let stays: Vec<u32> =
-            (0..).zip(running).filter(|(_, text)| !ended[**text]).map(|(row, _)| row).collect();
-        let left = running.len() - stays.len();
-        if self.hooks.is_some() || left == 0 || 4 * left < running.len() {
-            return Ok(());
+    /// Gives the place of a row that has ended to another prompt, whose text begins anew, with the same sampling. It is read once
+    /// such prompts are a quarter of the rows, or nothing else runs.
+    ///
+    /// # Errors
+    /// When the row has not ended, the prompt is empty or has no room, or there are hooks, which see all rows from the beginning, or a
+    /// draft.
+    ///
+    /// # Panics
+    /// When there is no such row.
+    pub fn replace(&mut self, row: usize, prompt: &[u32], max_new_tokens: usize) -> Result<()> {
+        if !self.at.ended[row] {
+            candle_core::bail!("row {row} has not ended; its place is not free")
         }
-        self.at.cache.keep_rows(&stays)?;
-        let rows = Tensor::new(&stays[..], &Device::Cpu)?;
-        self.at.next_input = self.at.next_input.index_select(&rows, 0)?;
-        self.at.running.retain(|&text| !self.at.ended[text]);
+        if self.hooks.is_some() || self.checks.is_some() {
+            candle_core::bail!("with hooks or a draft, no row leaves its place to another prompt")
+        }
+        room_for(self.model, prompt.len(), max_new_tokens)?;
+        let at = &mut self.at;
+        // The text that goes may still have a row, which leaves later.
+        at.rows.iter_mut().filter(|of| of.text == Some(row)).for_each(|of| of.text = None);
+        at.samplers[row] = at.samplers[row].after(prompt.len());
+        at.texts[row] = prompt.to_vec();
+        at.limits[row] = prompt.len().saturating_add(max_new_tokens);
+        at.ended[row] = max_new_tokens == 0;
+        if !at.ended[row] {
+            at.waiting.push(row);
+        }
         Ok(())
-    }
-
-    fn step(&mut self) -> Result<Vec<Option<u32>>> {
-        if !self.at.cache.is_empty() {
-            self.leave_ended_rows()?;
-        }
-        let t = self.at.next_input.dim(1)?;
-        let s = self.at.cache.len() + t;
-        // Rows grow with each step, but the padding stays the same.
-        let lengths = || self.at.running.iter().map(|&text| self.at.lengths[text]);
-        let grown: Vec<usize> = lengths().map(|l| l + s - self.at.width).collect();
-        let padded = lengths().any(|l| l != self.at.width);
-        let mask = if padded { Some(left_padding(&grown, s, &Device::Cpu)?) } else { None };
-        let positions =
-            mask.as_ref().map(|m| position_ids(m)?.narrow(1, s - t, t)?.contiguous()).transpose()?;
-        let args = ForwardArgs {
-            position_ids: positions.as_ref(),
-            attention_mask: mask.as_ref(),
-            cache: Some(&mut self.at.cache),
-            last_logits_only: true,
-            hooks: self.hooks,
-            ..ForwardArgs::default()
-        };
-        let logits = self.model.forward(&self.at.next_input, args)?.logits; // (B, 1, V)
-        let mut rows = logits.squeeze(1)?.to_dtype(DType::F32)?.to_vec2::<f32>()?;
-
-        let mut chosen = vec![None; self.at.texts.len()];
-        let mut input = Vec::with_capacity(rows.len());
-        for (row, logits) in rows.iter_mut().enumerate() {
-            let i = self.at.running[row];
-            if !self.at.ended[i] {
-                let token = self.at.samplers[i].choose(logits, &self.at.texts[i])?;
-                self.push(i, token);
-                chosen[i] = Some(token);
-            }
-            input.push(chosen[i].unwrap_or(0));
-        }
-        self.at.next_input = Tensor::new(input, &Device::Cpu)?.unsqueeze(D::Minus1)?;
-        Ok(chosen)
-    }
-
-    fn push(&mut self, row: usize, token: u32) {
-        self.at.texts[row].push(token);
-        self.at.ended[row] = self.model.config().is_eos(token);
     }
 
     /// The next token of the only row, if a draft guesses: from the last pass, or from another one.
@@ -286,8 +235,7 @@ impl<'a> Generation<'a> {
         let Some(token) = checks.found.pop_front() else {
             candle_core::bail!("a pass gives at least one token")
         };
-        self.push(0, token);
-        self.at.next_input = Tensor::new(&[[token]], &Device::Cpu)?; // for a pause, which lets the draft go
+        self.at.push(self.model.config(), 0, token);
         Ok(token)
     }
 
@@ -309,7 +257,11 @@ impl<'a> Generation<'a> {
         let mut text = self.at.texts[0].clone();
         let vocabulary = self.model.config().vocab_size;
         // A pass over the prompt takes other kernels than one over a few tokens: it is the same with a draft as without.
-        let most = if self.at.cache.is_empty() { 0 } else { (self.at.steps_left - 1).min(FEW_QUERIES - 1) };
+        let most = if self.at.cache.is_empty() {
+            0
+        } else {
+            (self.at.limits[0] - text.len() - 1).min(FEW_QUERIES - 1)
+        };
         let guess = if most == 0 {
             vec![]
         } else {
@@ -352,18 +304,17 @@ impl Iterator for Generation<'_> {
     type Item = Result<Vec<Option<u32>>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.at.failed || self.at.steps_left == 0 || self.at.ended.iter().all(|&ended| ended) {
+        if self.at.failed || self.at.ended.iter().all(|&ended| ended) {
             return None;
         }
         let step = match self.checks.take() {
-            None => self.step(),
+            None => self.at.step(HookedModel { model: self.model, hooks: self.hooks }),
             Some(mut checks) => {
                 let token = self.checked(&mut checks);
                 self.checks = Some(checks);
                 token.map(|token| vec![Some(token)])
             }
         };
-        self.at.steps_left -= 1;
         self.at.failed = step.is_err();
         Some(step)
     }

@@ -73,7 +73,7 @@ fn rows_leave(model: &Gpt2LMHeadModel, dtype: CacheDType) -> Result<()> {
             assert_eq!(token.is_none(), ended, "row {row} at step {steps}");
         }
         if let Some((_, _, rows)) = ends.iter().find(|(at, ..)| at + 1 == steps) {
-            assert_eq!(generation.at.running.len(), *rows, "after step {steps}");
+            assert_eq!(generation.at.rows.len(), *rows, "after step {steps}");
         }
         if let Some((_, row, _)) = ends.iter().find(|(at, ..)| *at == steps) {
             generation.end(*row);
@@ -85,6 +85,81 @@ fn rows_leave(model: &Gpt2LMHeadModel, dtype: CacheDType) -> Result<()> {
         let new = ends.iter().find(|(_, one, _)| *one == row).map_or(10, |(at, ..)| *at);
         assert_eq!(generation.texts()[row], whole[..prompt.len() + new], "row {row}");
     }
+    Ok(())
+}
+
+/// Prompts that take the place of texts that have ended get the texts that they get alone, wherever they end, and those that have no
+/// room beside the others wait.
+#[test]
+fn prompts_take_the_places_of_texts_that_have_ended() -> Result<()> {
+    let model = small_model(40)?;
+    for dtype in [CacheDType::from(DType::F32), CacheDType::Q8_0] {
+        places_are_taken(&model, dtype)?;
+    }
+    Ok(())
+}
+
+fn places_are_taken(model: &Gpt2LMHeadModel, dtype: CacheDType) -> Result<()> {
+    let sampling = Sampling { temperature: 2.0, seed: 5, ..Sampling::default() };
+    let begin = |prompts: &[Vec<u32>], new| {
+        Generation::new(model, prompts, sampling.clone(), new)?.with_cache_dtype(dtype)
+    };
+    // 60 prompts of 1 to 29 tokens, and up to 12 new ones; number 20 fills the context by itself.
+    let prompt = |i: u32| (0..=(i * 7919 + 13) % 29).map(move |j| (i * 5 + j * j) % 11);
+    let prompts: Vec<Vec<u32>> = (0..60).map(|i| prompt(i).collect()).collect();
+    let new = |i: usize| if i == 20 { 41 - prompts[20].len() } else { 1 + (i * 31) % 12 };
+    let mut in_place: Vec<usize> = (0..5).collect();
+    let mut generation = begin(&prompts[..5], 12)?;
+    let (mut next, mut waited, mut most_rows) = (5, 0, 0);
+    let mut found = vec![vec![]; prompts.len()];
+    while let Some(step) = generation.next() {
+        let step = step?;
+        most_rows = most_rows.max(generation.at.rows.len());
+        for (place, token) in step.into_iter().enumerate() {
+            let text = in_place[place];
+            waited += usize::from(token.is_none() && generation.at.waiting.contains(&place));
+            if token.is_some() && generation.texts()[place].len() == prompts[text].len() + new(text) {
+                generation.end(place);
+            }
+            if token.is_some() && generation.at.ended[place] {
+                found[text] = generation.texts()[place].clone();
+                if next < prompts.len() {
+                    generation.replace(place, &prompts[next], new(next))?;
+                    in_place[place] = next;
+                    next += 1;
+                }
+            }
+        }
+    }
+    for (i, prompt) in prompts.iter().enumerate() {
+        let mut alone = begin(std::slice::from_ref(prompt), new(i))?;
+        alone.by_ref().try_for_each(|step| step.map(drop))?;
+        assert_eq!(found[i], alone.texts()[0], "text {i} in {}", dtype.as_str());
+    }
+    assert!(waited > 0, "no prompt ever waited: this shows less");
+    assert!((5..=7).contains(&most_rows), "{most_rows} rows for 5 places");
+    Ok(())
+}
+
+#[test]
+fn only_a_row_that_has_ended_leaves_its_place() -> Result<()> {
+    let model = small_model(16)?;
+    let refused = |result: Result<()>, why: &str| {
+        let message = result.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(message.contains(why), "{message:?}");
+    };
+    let mut generation = Generation::new(&model, &[vec![1, 2], vec![3]], Sampling::greedy(), 4)?;
+    refused(generation.replace(0, &[1], 1), "has not ended");
+    generation.end(0);
+    refused(generation.replace(0, &[], 1), "at least one token");
+    refused(generation.replace(0, &[1; 10], 8), "do not fit");
+    generation.replace(0, &[5, 6], 2)?;
+    generation.by_ref().try_for_each(|step| step.map(drop))?;
+    assert_eq!(generation.texts().iter().map(Vec::len).collect::<Vec<_>>(), [4, 5]);
+    // All have ended: one that takes a place goes on.
+    generation.replace(1, &[7], 3)?;
+    generation.by_ref().try_for_each(|step| step.map(drop))?;
+    assert_eq!(generation.texts().iter().map(Vec::len).collect::<Vec<_>>(), [4, 4]);
     Ok(())
 }
 

@@ -3,4 +3,5 @@
 pub mod beams;
 pub mod draft;
 pub mod generation;
+mod passes;
 pub(crate) mod sampling;

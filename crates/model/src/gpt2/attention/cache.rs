@@ -116,14 +116,46 @@ impl KvCache {
         Ok(Self { layers, capacity: self.capacity, len: self.len, has_encoder: false })
     }
 
-    /// Keeps some rows, in this order, layer by layer, so that only one layer is there twice.
+    /// B, the number of rows.
+    pub(crate) fn batch(&self) -> usize {
+        self.layers.first().map_or(0, |layer| layer.kv.batch())
+    }
+
+    /// An empty cache of as many layers and the same heads and dtype.
     ///
     /// # Errors
-    /// When the device cannot allocate a layer's copy; some layers may then have changed.
-    pub(crate) fn keep_rows(&mut self, rows: &[u32]) -> Result<()> {
+    /// When the device cannot allocate it.
+    pub(crate) fn like(&self, batch: usize, capacity: usize) -> Result<Self> {
+        let new = |layer: &LayerCache| {
+            Result::Ok(LayerCache { kv: layer.kv.like(batch, capacity)?, encoder: None })
+        };
+        let layers = self.layers.iter().map(new).collect::<Result<_>>()?;
+        Ok(Self { layers, capacity, len: 0, has_encoder: false })
+    }
+
+    /// Keeps `rows`, adds those of `others`, and moves all to end at position `len`: layer by layer, so that only one layer is there
+    /// twice. See [`RowCache::joined`].
+    ///
+    /// # Errors
+    /// When the device cannot allocate a layer, or a shape does not fit; some layers may then have changed.
+    pub(crate) fn join(
+        &mut self,
+        rows: &[u32],
+        others: Vec<Self>,
+        len: usize,
+        capacity: usize,
+    ) -> Result<()> {
+        let mut others: Vec<_> = others.into_iter().map(|other| other.layers.into_iter()).collect();
         for layer in &mut self.layers {
-            layer.kv = layer.kv.with_texts(rows).map_err(|e| e.context("KvCache: rows that stay"))?;
+            let others: Vec<LayerCache> = others.iter_mut().filter_map(Iterator::next).collect();
+            let parts: Vec<&RowCache> = others.iter().map(|other| &other.kv).collect();
+            layer.kv = layer
+                .kv
+                .joined(rows, &parts, len, capacity)
+                .map_err(|e| e.context("KvCache: rows that join"))?;
         }
+        self.capacity = capacity;
+        self.len = len;
         Ok(())
     }
 

@@ -39,7 +39,7 @@ Examples:
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) prompt: PromptsArgs,
-    /// With --texts: how many prompts to continue in each pass
+    /// With --texts: how many prompts to continue in each pass; a text that ends leaves its place to the next
     #[arg(long, value_name = "N", default_value_t = 8, requires = "many", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) batch: u16,
     /// Tokens to generate [default: 100, or fewer if the context has less room]

@@ -9,7 +9,7 @@ use crate::values::pace;
 use anyhow::bail;
 use gpt2_engine::Observer;
 use gpt2_engine::studies::Run;
-use gpt2_engine::studies::predict::generate::{Batch, Options, Report, Row};
+use gpt2_engine::studies::predict::generate::{Batches, Options, Report, Row};
 use gpt2_engine::texts::{TextLine, place};
 use gpt2_engine::words::count;
 use serde_json::{Map, Value};
@@ -25,30 +25,28 @@ struct PromptLine {
     input: Map<String, Value>,
     place: String,
     text: String,
+    /// The bytes of the file up to its end.
+    read: u64,
 }
 
 pub(super) fn run(args: &GenerateArgs, run: &Run, path: &Path) -> anyhow::Result<()> {
     let options = args.options();
-    let mut batch = Batch::new(&options, run)?;
-    let mut batched = vec![];
+    let batches = Batches::new(&options, run)?;
     let (mut lines, size) = args.prompt.open(path)?;
     let start = Instant::now();
     let mut texts = 0;
     let mut tokens = 0;
-    loop {
-        let line = lines.next_text();
-        let next = line.and_then(|line| line.map(|line| read(&options, run, path, line)).transpose());
-        let joins = matches!(&next, Ok(Some((_, row))) if batch.takes(row));
-        if !joins && !batch.is_empty() {
-            texts += batched.len();
-            let lines_of_batch = std::mem::take(&mut batched);
-            tokens += TERMINAL.between(|| complete(args, &mut batch, lines_of_batch))?;
-            TERMINAL.step("bytes", lines.read, size)?;
-        }
-        let Some((line, row)) = next? else { break };
-        batched.push(line);
-        batch.push(row);
-    }
+    let rows = std::iter::from_fn(|| {
+        let line = lines.next_text().transpose()?;
+        Some(line.and_then(|line| read(&options, run, path, line, lines.read)))
+    });
+    batches.run(rows, None, &mut |_, _| ControlFlow::Continue(()), &mut |line: PromptLine, report| {
+        let read = line.read;
+        texts += 1;
+        tokens += TERMINAL.between(|| show(args, line, &report))?;
+        TERMINAL.step("bytes", read, size)?;
+        Ok(())
+    })?;
     TERMINAL.clear();
     if texts == 0 {
         bail!("{}: holds no text; write one a line", place(path, None))
@@ -59,36 +57,35 @@ pub(super) fn run(args: &GenerateArgs, run: &Run, path: &Path) -> anyhow::Result
     output::flush()
 }
 
-fn read(options: &Options, run: &Run, path: &Path, line: TextLine) -> anyhow::Result<(PromptLine, Row)> {
+fn read(
+    options: &Options,
+    run: &Run,
+    path: &Path,
+    line: TextLine,
+    read: u64,
+) -> anyhow::Result<Row<PromptLine>> {
     let TextLine { number, content, input } = line;
     let place = place(path, Some(number));
     let prompt = prompt(run.opened, &content, &place)?;
     let text = prompt.text.clone().unwrap_or_default();
-    let row = Row::new(options, run.opened, prompt, place.clone())?;
-    Ok((PromptLine { line: number, input, place, text }, row))
+    let line = PromptLine { line: number, input, place: place.clone(), text, read };
+    Row::new(options, run.opened, prompt, place, line)
 }
 
-/// Continues all prompts of a batch at once and prints each. Returns the number of generated tokens.
-fn complete(args: &GenerateArgs, batch: &mut Batch, lines: Vec<PromptLine>) -> anyhow::Result<usize> {
-    let reports = batch.run(None, &mut |_, _| ControlFlow::Continue(()))?;
-    let mut tokens = 0;
+/// Prints a text. Returns the number of generated tokens.
+fn show(args: &GenerateArgs, of: PromptLine, report: &Report) -> anyhow::Result<usize> {
+    let PromptLine { line, input, place, text, .. } = of;
+    let Report::Drawn(found) = report else { return Ok(0) };
     let mut out = output::stdout();
-    for (PromptLine { line, input, place, text }, report) in lines.into_iter().zip(&reports) {
-        if args.json {
-            serde_json::to_writer(&mut out, &Numbered { line, input: &input, report })?;
-        } else {
-            writeln!(out, "== {} ==", gpt2_view::visible_text(&place))?;
-        }
-        if let Report::Drawn(found) = report {
-            tokens += found.ids.len();
-            if !args.json {
-                out.write_text(&text)?;
-                out.write_text(&found.shown)?;
-                writeln!(out)?;
-            }
-        }
+    if args.json {
+        serde_json::to_writer(&mut out, &Numbered { line, input: &input, report })?;
+    } else {
+        writeln!(out, "== {} ==", gpt2_view::visible_text(&place))?;
+        out.write_text(&text)?;
+        out.write_text(&found.shown)?;
         writeln!(out)?;
     }
+    writeln!(out)?;
     out.flush()?;
-    Ok(tokens)
+    Ok(found.ids.len())
 }

@@ -3,38 +3,50 @@
 use super::options::Options;
 use super::ready::{OnPiece, Piece, Ready, continuation, generation};
 use super::report::{Drawn, Report};
-use crate::interventions::Reads;
+use crate::interventions::{Applied, Reads};
 use crate::open::Opened;
 use crate::studies::study::Run;
-use crate::texts::Prompt;
+use crate::texts::{Continuation, Prompt};
 use crate::words::count;
 use anyhow::{Context, bail};
+use gpt2_loader::Tokenizer;
 use gpt2_model::hooks::{Chain, Hooks};
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 
-/// Prompts that are continued together, each to the text that it gets alone.
-pub struct Batch<'a> {
+/// Prompts that are continued several in each pass, each to the text that it gets alone.
+pub struct Batches<'a> {
     options: &'a Options,
     run: &'a Run<'a>,
-    rows: Vec<Row>,
 }
 
 /// One of many prompts.
 #[derive(Debug)]
-pub struct Row {
-    /// The prompt.
-    pub prompt: Prompt,
+pub struct Row<T> {
+    prompt: Prompt,
     /// Its name in errors.
     place: String,
     /// The most tokens to generate after it.
     new: usize,
+    /// What its report comes back with.
+    tag: T,
 }
 
-impl Row {
-    /// A prompt, which errors call `place`.
+/// Hears the report of each prompt, in the order of the prompts.
+pub type OnReport<'a, T> = &'a mut dyn FnMut(T, Report) -> anyhow::Result<()>;
+
+impl<T> Row<T> {
+    /// A prompt, which errors call `place`. Its report comes back with `tag`.
     ///
     /// # Errors
     /// When the context has no room for it and the new tokens.
-    pub fn new(options: &Options, opened: &Opened, prompt: Prompt, place: String) -> anyhow::Result<Self> {
+    pub fn new(
+        options: &Options,
+        opened: &Opened,
+        prompt: Prompt,
+        place: String,
+        tag: T,
+    ) -> anyhow::Result<Self> {
         let new = options.new_tokens(opened, prompt.ids.len());
         let n = opened.model.config().n_positions;
         let room = n + 1 - prompt.ids.len();
@@ -44,12 +56,53 @@ impl Row {
                 count(prompt.ids.len(), "token"),
             )
         }
-        Ok(Self { prompt, place, new })
+        Ok(Self { prompt, place, new, tag })
     }
 }
 
-impl<'a> Batch<'a> {
-    /// A batch without prompts.
+/// Prompts as they come, up to the first that cannot be had.
+struct Source<I, T> {
+    prompts: I,
+    next: Option<Row<T>>,
+    failed: anyhow::Result<()>,
+}
+
+impl<T, I: Iterator<Item = anyhow::Result<Row<T>>>> Source<I, T> {
+    fn next(&mut self) -> Option<Row<T>> {
+        if self.next.is_some() || self.failed.is_err() {
+            return self.next.take();
+        }
+        self.prompts.next()?.map_err(|error| self.failed = Err(error)).ok()
+    }
+}
+
+/// A prompt with its text so far.
+struct Begun<'a, T> {
+    number: usize,
+    row: Row<T>,
+    found: Continuation<&'a Tokenizer>,
+}
+
+/// Reports that wait for those of the prompts before them.
+struct InOrder<'a, T> {
+    on_report: OnReport<'a, T>,
+    next: usize,
+    waiting: BTreeMap<usize, (T, Report)>,
+}
+
+impl<T> InOrder<'_, T> {
+    fn push(&mut self, number: usize, tag: T, report: Report) -> anyhow::Result<()> {
+        self.waiting.insert(number, (tag, report));
+        while let Some((tag, report)) = self.waiting.remove(&self.next) {
+            self.next += 1;
+            (self.on_report)(tag, report)?;
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Batches<'a> {
+    /// Checks what holds for all prompts.
     ///
     /// # Errors
     /// When an option has no meaning beside others or with many prompts, or an intervention takes its mean over the prompt.
@@ -67,56 +120,79 @@ impl<'a> Batch<'a> {
                 spelling.option("mean-of")
             );
         }
-        Ok(Self { options, run, rows: vec![] })
+        Ok(Self { options, run })
     }
 
-    /// Whether there is no prompt in it.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
-
-    /// Whether a prompt may join. The longest prompt and the largest number of new tokens count for all; where interventions name
-    /// positions, those of each prompt must be the same columns.
-    #[must_use]
-    pub fn takes(&self, row: &Row) -> bool {
-        let Some(first) = self.rows.first() else { return true };
-        let rows = || self.rows.iter().chain([row]);
-        let width = rows().map(|row| row.prompt.ids.len()).max().unwrap_or(0);
-        let new = rows().map(|row| row.new).max().unwrap_or(0);
-        let alike = first.prompt.ids.len() == row.prompt.ids.len()
-            || !self.run.interventions.options().need_whole_texts();
-        self.rows.len() < self.options.batch
-            && alike
-            && width + new <= self.run.opened.model.config().n_positions + 1
-    }
-
-    /// Adds a prompt.
-    pub fn push(&mut self, row: Row) {
-        self.rows.push(row);
-    }
-
-    /// Continues all prompts, which leave the batch, and returns their reports in order. `hooks` read what interventions leave, and
-    /// `on_piece` hears each row's text as it comes; if it ends the work, the reports have what there is.
+    /// Continues prompts as they come, up to `batch` in each pass. A text that ends leaves its place to the next prompt; under
+    /// interventions or hooks, which see whole batches, all texts of a batch end before the next one begins. `hooks` read what interventions
+    /// leave, and `on_piece` hears each text as it comes, with the number of its prompt; if it ends the work, texts that have begun are
+    /// reported as far as they are.
     ///
     /// # Errors
-    /// When an intervention does not fit the prompts, a number is not finite, or a hook fails.
-    pub fn run(&mut self, hooks: Option<&dyn Hooks>, on_piece: OnPiece) -> anyhow::Result<Vec<Report>> {
-        let Self { options, run, .. } = *self;
-        let rows = std::mem::take(&mut self.rows);
-        if rows.is_empty() {
-            return Ok(vec![]);
+    /// When a prompt cannot be had, after all before it have been reported; when an intervention does not fit the prompts, a number is
+    /// not finite, or a hook or `on_report` fails.
+    pub fn run<T>(
+        &self,
+        prompts: impl Iterator<Item = anyhow::Result<Row<T>>>,
+        hooks: Option<&dyn Hooks>,
+        on_piece: OnPiece,
+        on_report: OnReport<T>,
+    ) -> anyhow::Result<()> {
+        let mut source = Source { prompts, next: None, failed: Ok(()) };
+        let mut reports = InOrder { on_report, next: 0, waiting: BTreeMap::new() };
+        loop {
+            let mut rows = vec![];
+            while rows.len() < self.options.batch
+                && let Some(row) = source.next()
+            {
+                if !self.fit_together(&rows, &row) {
+                    source.next = Some(row);
+                    break;
+                }
+                rows.push(row);
+            }
+            if rows.is_empty() {
+                return source.failed;
+            }
+            if self.continue_from(rows, &mut source, hooks, on_piece, &mut reports)?.is_break() {
+                return Ok(());
+            }
         }
-        let together = || match (rows.first(), rows.last()) {
-            (Some(first), Some(last)) if rows.len() > 1 => span(&first.place, &last.place),
-            _ => rows.iter().map(|row| row.place.clone()).collect(),
-        };
-        let texts: Vec<&[u32]> = rows.iter().map(|row| &row.prompt.ids[..]).collect();
-        let applied = run.interventions.of(Reads::Growing(&texts)).with_context(together)?;
+    }
+
+    /// Whether a prompt may begin with others: the longest prompt and the largest number of new tokens count for all. Where interventions
+    /// name positions, those of each prompt must be the same columns.
+    fn fit_together<T>(&self, rows: &[Row<T>], row: &Row<T>) -> bool {
+        let Some(first) = rows.first() else { return true };
+        let all = || rows.iter().chain([row]);
+        let width = all().map(|row| row.prompt.ids.len()).max().unwrap_or(0);
+        let new = all().map(|row| row.new).max().unwrap_or(0);
+        let alike = first.prompt.ids.len() == row.prompt.ids.len()
+            || !self.run.interventions.options().need_whole_texts();
+        alike && width + new <= self.run.opened.model.config().n_positions + 1
+    }
+
+    /// Continues `rows`, and prompts of `source` in the places of those that end, until all have ended.
+    fn continue_from<T>(
+        &self,
+        rows: Vec<Row<T>>,
+        source: &mut Source<impl Iterator<Item = anyhow::Result<Row<T>>>, T>,
+        hooks: Option<&dyn Hooks>,
+        on_piece: OnPiece,
+        reports: &mut InOrder<T>,
+    ) -> anyhow::Result<ControlFlow<()>> {
+        let Self { options, run } = *self;
         let prompts: Vec<Vec<u32>> = rows.iter().map(|row| row.prompt.ids.clone()).collect();
         let most = rows.iter().map(|row| row.new).max().unwrap_or(0);
-        let found = rows.iter().map(|row| continuation(options, run.opened, &row.prompt));
-        let mut found = found.collect::<anyhow::Result<Vec<_>>>()?;
+        let mut next = reports.next;
+        let mut begin = |row: Row<T>| {
+            let found = continuation(options, run.opened, &row.prompt)?;
+            next += 1;
+            anyhow::Ok(Begun { number: next - 1, row, found })
+        };
+        let mut places = rows.into_iter().map(&mut begin).collect::<anyhow::Result<Vec<_>>>()?;
+        let texts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
+        let applied = run.interventions.of(Reads::Growing(&texts)).with_context(|| span(&places))?;
         let changes = (!applied.list.is_empty()).then_some(&applied.list as &dyn Hooks);
         let all: Vec<&dyn Hooks> = changes.into_iter().chain(hooks).collect();
         let chain = Chain(&all);
@@ -124,34 +200,63 @@ impl<'a> Batch<'a> {
         if !all.is_empty() {
             generation = generation.with_hooks(&chain);
         }
-        let mut ended = false;
+        let mut flow = ControlFlow::Continue(());
         'steps: while let Some(step) = generation.next() {
-            for (i, id) in step.with_context(together)?.into_iter().enumerate() {
-                let Some(id) = id else { continue };
-                if on_piece(i, Piece::Token(&found[i].push(id))).is_break() {
-                    ended = true;
+            for (place, id) in step.with_context(|| span(&places))?.into_iter().enumerate() {
+                let (Some(id), Begun { number, row, found }) = (id, &mut places[place]) else { continue };
+                flow = on_piece(*number, Piece::Token(&found.push(id)));
+                if flow.is_break() {
                     break 'steps;
                 }
-                if found[i].ids.len() == rows[i].new || found[i].stopped_at().is_some() {
-                    generation.end(i);
+                if found.ids.len() < row.new && found.stopped_at().is_none() && !found.is_at_end() {
+                    continue;
+                }
+                generation.end(place);
+                if all.is_empty()
+                    && let Some(row) = source.next()
+                {
+                    generation.replace(place, &row.prompt.ids, row.new)?;
+                    let ended = std::mem::replace(&mut places[place], begin(row)?);
+                    flow = self.report(ended, &applied, on_piece, reports)?;
+                    if flow.is_break() {
+                        break 'steps;
+                    }
                 }
             }
         }
-        let mut reports = vec![];
-        for (i, (Row { prompt, new, .. }, mut found)) in rows.into_iter().zip(found).enumerate() {
-            let rest = found.finish();
-            if !ended && !rest.is_empty() {
-                ended = on_piece(i, Piece::Rest(&rest)).is_break();
-            }
-            let ready = Ready::new(options, run, &applied, prompt, new)?;
-            reports.push(Report::Drawn(Box::new(Drawn::new(options, run.seed, ready, found))));
+        places.sort_by_key(|begun| begun.number);
+        for begun in places {
+            let mut silent = |_: usize, _: Piece| ControlFlow::Break(());
+            let heard =
+                self.report(begun, &applied, if flow.is_break() { &mut silent } else { on_piece }, reports)?;
+            flow = if flow.is_break() { flow } else { heard };
         }
-        Ok(reports)
+        Ok(flow)
+    }
+
+    /// Reports a text that has ended.
+    fn report<T>(
+        &self,
+        begun: Begun<T>,
+        applied: &Applied,
+        on_piece: OnPiece,
+        reports: &mut InOrder<T>,
+    ) -> anyhow::Result<ControlFlow<()>> {
+        let Begun { number, row: Row { prompt, new, tag, .. }, mut found } = begun;
+        let rest = found.finish();
+        let flow =
+            if rest.is_empty() { ControlFlow::Continue(()) } else { on_piece(number, Piece::Rest(&rest)) };
+        let ready = Ready::new(self.options, self.run, applied, prompt, new)?;
+        let report = Drawn::new(self.options, self.run.seed, ready, found);
+        reports.push(number, tag, Report::Drawn(Box::new(report)))?;
+        Ok(flow)
     }
 }
 
-/// The place of several rows: `FILE, line 1 to line 3`, `text 0 to text 2`.
-fn span(first: &str, last: &str) -> String {
+/// The prompts in a pass: `FILE, line 1 to line 3`, `text 0 to text 2`.
+fn span<T>(places: &[Begun<T>]) -> String {
+    let first = places.iter().min_by_key(|begun| begun.number).map_or("", |begun| &begun.row.place);
+    let last = places.iter().max_by_key(|begun| begun.number).map_or("", |begun| &begun.row.place);
     let end = last.rsplit_once(", ").map_or(last, |(_, end)| end);
-    format!("{first} to {end}")
+    if places.len() == 1 { first.to_owned() } else { format!("{first} to {end}") }
 }

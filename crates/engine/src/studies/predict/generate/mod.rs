@@ -1,6 +1,6 @@
 //! Text after a prompt: drawn token by token, with a draft that guesses or without, or searched with beams; after many prompts too.
 //!
-//! [`Options::continuing`] continues one prompt, [`Options::continue_all`] several; a [`Batch`] takes them one after another, for a
+//! [`Options::continuing`] continues one prompt, [`Options::continue_all`] several; [`Batches`] take them one after another, from a
 //! file that need not fit into memory.
 
 mod batch;
@@ -10,7 +10,7 @@ mod options;
 mod ready;
 mod report;
 
-pub use batch::{Batch, Row};
+pub use batch::{Batches, OnReport, Row};
 pub use continuing::Continuing;
 pub use draft::{DraftCounts, DraftKind};
 pub use options::Options;
@@ -46,7 +46,7 @@ impl Options {
     /// read what interventions leave; `on_piece` hears each prompt's text as it comes, and may end the work.
     ///
     /// # Errors
-    /// See [`Options::continuing`] and [`Batch::run`].
+    /// See [`Options::continuing`] and [`Batches::run`].
     pub fn continue_all(
         &self,
         run: &Run,
@@ -69,26 +69,12 @@ impl Options {
             }
             return Ok(reports);
         }
-        let mut batch = Batch::new(self, run)?;
-        let mut ended = false;
-        let mut complete = |batch: &mut Batch, reports: &mut Vec<Report>| {
-            let first = reports.len();
-            let mut on_piece = |row: usize, piece: Piece| {
-                let heard = on_piece(first + row, piece);
-                ended |= heard.is_break();
-                heard
-            };
-            reports.extend(batch.run(hooks, &mut on_piece)?);
-            anyhow::Ok(ended)
-        };
-        for (i, prompt) in prompts.into_iter().enumerate() {
-            let row = Row::new(self, run.opened, prompt, format!("text {i}"))?;
-            if !batch.takes(&row) && complete(&mut batch, &mut reports)? {
-                return Ok(reports);
-            }
-            batch.push(row);
-        }
-        complete(&mut batch, &mut reports)?;
+        let rows = prompts.into_iter().enumerate();
+        let rows = rows.map(|(i, prompt)| Row::new(self, run.opened, prompt, format!("text {i}"), ()));
+        Batches::new(self, run)?.run(rows, hooks, on_piece, &mut |(), report| {
+            reports.push(report);
+            Ok(())
+        })?;
         Ok(reports)
     }
 }

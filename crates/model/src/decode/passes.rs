@@ -1,0 +1,243 @@
+//! The passes of a generation over several rows: over prompts, and over the last token of each row. Between them rows leave and join.
+
+use super::sampling::Sampler;
+use crate::config::Config;
+use crate::gpt2::args_and_outputs::ForwardArgs;
+use crate::gpt2::attention::cache::KvCache;
+use crate::gpt2::attention::mask::{left_padding, position_ids};
+use crate::gpt2::lm_head_model::Gpt2LMHeadModel;
+use crate::hooks::Hooks;
+use candle_core::{DType, Device, Result, Tensor};
+
+/// The tokens of padding that cost about as much as one more pass over prompts.
+const PADDING: usize = 32;
+
+/// A generation between two steps, without its model and its hooks: see [`Generation::pause`](super::generation::Generation::pause).
+#[derive(Debug)]
+pub struct Paused {
+    pub(super) texts: Vec<Vec<u32>>,
+    /// The length at which each text ends.
+    pub(super) limits: Vec<usize>,
+    pub(super) ended: Vec<bool>,
+    pub(super) samplers: Vec<Sampler>,
+    /// The texts that no pass has read, in the order of their prompts.
+    pub(super) waiting: Vec<usize>,
+    /// Those of `cache`.
+    pub(super) rows: Vec<Row>,
+    pub(super) cache: KvCache,
+    pub(super) failed: bool,
+}
+
+/// A row of the cache.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Row {
+    /// The index of its text; `None` if that has ended and its place was given away.
+    pub text: Option<usize>,
+    /// The column where the text begins, after padding.
+    pub start: usize,
+}
+
+/// The model that a generation runs, and the hooks of its passes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HookedModel<'a> {
+    pub model: &'a Gpt2LMHeadModel,
+    pub hooks: Option<&'a dyn Hooks>,
+}
+
+/// Prompts to read, and the columns that all rows need to the end of the longest text.
+struct Joining {
+    texts: Vec<usize>,
+    columns: usize,
+}
+
+impl Paused {
+    /// One token for each text that has a row, and the first after each prompt that is read.
+    pub(super) fn step(&mut self, by: HookedModel) -> Result<Vec<Option<u32>>> {
+        let mut chosen = vec![None; self.texts.len()];
+        let joining = self.joining(by.model.config());
+        let staying = self.staying();
+        let left = self.rows.len() - staying.len();
+        // The rows that stay are copied, so it must be worth it. With hooks, which see every row, all stay.
+        if joining.texts.is_empty() && left > 0 && 4 * left >= self.rows.len() && by.hooks.is_none() {
+            self.arrange(&staying, vec![], self.cache.capacity())?;
+        }
+        if !staying.is_empty() {
+            self.continue_rows(by, &mut chosen)?;
+        }
+        if !joining.texts.is_empty() {
+            self.read_prompts(by, &joining, &mut chosen)?;
+        }
+        Ok(chosen)
+    }
+
+    /// The rows whose texts go on.
+    fn staying(&self) -> Vec<u32> {
+        let goes_on = |row: &Row| row.text.is_some_and(|text| !self.ended[text]);
+        (0..).zip(&self.rows).filter(|(_, row)| goes_on(row)).map(|(i, _)| i).collect()
+    }
+
+    /// The prompts to read in this step: those that have room, once they are a quarter of the rows or nothing else goes on.
+    fn joining(&self, config: &Config) -> Joining {
+        let mut joining = Joining { texts: vec![], columns: 0 };
+        let staying = self.staying();
+        if 4 * self.waiting.len() < self.rows.len() && !staying.is_empty() {
+            return joining;
+        }
+        let (mut longest, mut most_new) = (0, 0);
+        let mut columns_with = |text: usize| {
+            let length = self.texts[text].len();
+            longest = longest.max(length);
+            most_new = most_new.max(self.limits[text] - length);
+            longest + most_new - 1 // the last new token is not fed back
+        };
+        for text in staying.iter().filter_map(|&row| self.rows[row as usize].text) {
+            joining.columns = columns_with(text);
+        }
+        for &text in &self.waiting {
+            let columns = columns_with(text);
+            if columns > config.n_positions {
+                break;
+            }
+            joining.columns = columns;
+            joining.texts.push(text);
+        }
+        joining
+    }
+
+    /// A pass over the last token of each row.
+    fn continue_rows(&mut self, by: HookedModel, chosen: &mut [Option<u32>]) -> Result<()> {
+        let last = |row: &Row| row.text.and_then(|text| self.texts[text].last().copied()).unwrap_or(0);
+        let input = self.rows.iter().map(last).collect();
+        let logits = by.logits_after(input, &self.rows, &mut self.cache)?;
+        self.choose(by.model.config(), &self.rows.clone(), logits, chosen)
+    }
+
+    /// Passes over prompts, those of like length together. Their rows come after those that stay.
+    fn read_prompts(&mut self, by: HookedModel, joining: &Joining, chosen: &mut [Option<u32>]) -> Result<()> {
+        self.waiting.drain(..joining.texts.len());
+        let staying = self.staying();
+        // Hooks see all prompts in one pass.
+        let groups = match by.hooks {
+            Some(_) => vec![joining.texts.clone()],
+            None => self.of_like_length(&joining.texts),
+        };
+        if let ([group], true) = (&groups[..], staying.is_empty()) {
+            let cache = &mut self.cache;
+            if cache.batch() != group.len() || cache.capacity() < joining.columns {
+                *cache = cache.like(group.len(), joining.columns)?;
+            }
+            cache.clear();
+            let (input, rows) = self.padded(group);
+            let logits = by.logits_after(input, &rows, &mut self.cache)?;
+            self.rows = rows;
+            return self.choose(by.model.config(), &self.rows.clone(), logits, chosen);
+        }
+        let mut parts = vec![];
+        for group in &groups {
+            let (input, rows) = self.padded(group);
+            let mut cache = self.cache.like(group.len(), input.len() / group.len())?;
+            let logits = by.logits_after(input, &rows, &mut cache)?;
+            self.choose(by.model.config(), &rows, logits, chosen)?;
+            parts.push((cache, rows));
+        }
+        self.arrange(&staying, parts, joining.columns)
+    }
+
+    /// The texts of each pass, the longest first, so that no pass has much padding.
+    fn of_like_length(&self, texts: &[usize]) -> Vec<Vec<usize>> {
+        let length = |text: usize| self.texts[text].len();
+        let mut sorted = texts.to_vec();
+        sorted.sort_by_key(|&text| std::cmp::Reverse(length(text)));
+        let mut groups: Vec<Vec<usize>> = vec![];
+        let mut padding = 0;
+        for text in sorted {
+            match groups.last_mut() {
+                Some(group) if padding + length(group[0]) - length(text) <= PADDING => {
+                    padding += length(group[0]) - length(text);
+                    group.push(text);
+                }
+                _ => {
+                    padding = 0;
+                    groups.push(vec![text]);
+                }
+            }
+        }
+        groups
+    }
+
+    /// Texts with padding before the shorter ones, one after another, and their rows.
+    fn padded(&self, texts: &[usize]) -> (Vec<u32>, Vec<Row>) {
+        let width = texts.iter().map(|&text| self.texts[text].len()).max().unwrap_or(0);
+        let mut input = Vec::with_capacity(texts.len() * width);
+        let mut rows = vec![];
+        for &text in texts {
+            let ids = &self.texts[text];
+            let start = width - ids.len();
+            input.extend(std::iter::repeat_n(0, start));
+            input.extend(ids);
+            rows.push(Row { text: Some(text), start });
+        }
+        (input, rows)
+    }
+
+    /// Puts the rows that stay and those of `parts` into one cache, with as little padding as the longest leaves.
+    fn arrange(&mut self, staying: &[u32], parts: Vec<(KvCache, Vec<Row>)>, capacity: usize) -> Result<()> {
+        let of_staying = staying.iter().map(|&row| (self.cache.len(), self.rows[row as usize]));
+        let of_parts = parts.iter().flat_map(|(cache, rows)| rows.iter().map(|row| (cache.len(), *row)));
+        let mut rows: Vec<(usize, Row)> = of_staying.chain(of_parts).collect(); // with the length of its cache
+        let width = rows.iter().map(|(len, row)| len - row.start).max().unwrap_or(0);
+        for (len, row) in &mut rows {
+            row.start = width - (*len - row.start);
+        }
+        let caches = parts.into_iter().map(|(cache, _)| cache).collect();
+        self.cache.join(staying, caches, width, capacity)?;
+        self.rows = rows.into_iter().map(|(_, row)| row).collect();
+        Ok(())
+    }
+
+    pub(super) fn push(&mut self, config: &Config, text: usize, token: u32) {
+        self.texts[text].push(token);
+        self.ended[text] = self.texts[text].len() >= self.limits[text] || config.is_eos(token);
+    }
+
+    /// Chooses the next token of each text that goes on.
+    fn choose(
+        &mut self,
+        config: &Config,
+        rows: &[Row],
+        logits: Vec<Vec<f32>>,
+        chosen: &mut [Option<u32>],
+    ) -> Result<()> {
+        for (row, mut logits) in rows.iter().zip(logits) {
+            let Some(text) = row.text.filter(|&text| !self.ended[text]) else { continue };
+            let token = self.samplers[text].choose(&mut logits, &self.texts[text])?;
+            self.push(config, text, token);
+            chosen[text] = Some(token);
+        }
+        Ok(())
+    }
+}
+
+impl HookedModel<'_> {
+    /// The logits (V) after the last of T tokens of each row, which follow those in the cache: `input` (B·T) -> B lists
+    fn logits_after(self, input: Vec<u32>, rows: &[Row], cache: &mut KvCache) -> Result<Vec<Vec<f32>>> {
+        let t = input.len() / rows.len();
+        let s = cache.len() + t;
+        let input = Tensor::from_vec(input, (rows.len(), t), &Device::Cpu)?; // where ids are checked
+        let padded = rows.iter().any(|row| row.start > 0);
+        let lengths: Vec<usize> = rows.iter().map(|row| s - row.start).collect();
+        let mask = if padded { Some(left_padding(&lengths, s, &Device::Cpu)?) } else { None };
+        let positions =
+            mask.as_ref().map(|m| position_ids(m)?.narrow(1, s - t, t)?.contiguous()).transpose()?;
+        let args = ForwardArgs {
+            position_ids: positions.as_ref(),
+            attention_mask: mask.as_ref(),
+            cache: Some(cache),
+            last_logits_only: true,
+            hooks: self.hooks,
+            ..ForwardArgs::default()
+        };
+        let logits = self.model.forward(&input, args)?.logits; // (B, 1, V)
+        logits.squeeze(1)?.to_dtype(DType::F32)?.to_vec2()
+    }
+}
