@@ -22,7 +22,7 @@ options=(-std=c++17 -O3 -march=native -fPIC -pthread -fno-strict-aliasing -mno-r
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-core=(report memory streams threads blocks modules driver transfers gemm)
+core=(report memory streams graphs threads blocks modules driver transfers gemm)
 [ -z "$cudarc" ] && parts=("${core[@]}") || parts=("${core[@]}" cublas cublaslt curand)
 printf '%s\n' "${parts[@]}" |
     xargs -P "$(nproc)" -I{} "${cxx[@]}" "${options[@]}" -c "$here/src/{}.cpp" -o "$work/{}.o"

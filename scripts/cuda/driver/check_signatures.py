@@ -20,7 +20,7 @@ WHEELS = ["nvidia-cuda-runtime-cu12==12.4.127", "nvidia-cuda-runtime==13.0.96"]
 EIGHT = {"size_t", "uintptr_t", "uint64_t", "int64_t", "cuuint64_t", "CUdeviceptr", "CUdeviceptr_v2"}
 EIGHT |= {"unsigned long long", "long long"}
 FOUR = {"int", "unsigned", "unsigned int", "CUdevice", "CUdevice_v1", "cuuint32_t", "float"}
-HANDLES = {"CUcontext", "CUmodule", "CUfunction", "CUstream", "CUevent", "CUmemoryPool", "CUgraph", "CUmemPool"}
+HANDLES = {"CUcontext", "CUmodule", "CUfunction", "CUstream", "CUevent", "CUmemoryPool", "CUgraph", "CUgraphExec", "CUmemPool"}
 
 
 def kind(parameter):
@@ -62,7 +62,7 @@ def main():
         print(__doc__)
         return
     ours = {}
-    for source in ("driver.cpp", "transfers.cpp"):
+    for source in ("driver.cpp", "transfers.cpp", "graphs.cpp"):
         text = (HERE / "src" / source).read_text()
         for name, inside in re.findall(r"^EXPORT (cu\w+)\(([^)]*)\)", text, re.MULTILINE):
             ours[name] = parameters(inside)

@@ -84,6 +84,8 @@ static int two_streams(bool wait) {
     return expect(first(y, other), 32);
 }
 
+#include "graphs.hpp"
+
 /// Products of many shapes and both layouts in f32 and f64, against three loops.
 template <class S> static int products(int type, int compute) {
     void *handle;
@@ -264,6 +266,7 @@ static int run(const std::string &name) {
         printf("%g\n", *static_cast<float *>(pinned));
         return *static_cast<float *>(pinned) == 1 ? 0 : 3;
     }
+    if (name.find("graph") == 0) return graphs(name);
     if (name == "missing_function") return cuGraphCreate();
     if (name == "no_kernel") return launch("nothing", numbers(stream), 1, 1, 0, stream);
     // A kernel of that name, whose fault must end the program or give another sum.

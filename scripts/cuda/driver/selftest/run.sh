@@ -14,7 +14,7 @@ read -ra cxx <<<"${CUDA_ON_CPU_CXX:-g++}"
 wrong=0 noticed=0
 for seed in 1 2 3 4 5; do
     for case in double_all block_sum warp_sum counts halves two_streams threads products \
-        declared_shared copies_to_array polls many_threads; do
+        declared_shared copies_to_array polls many_threads graph graph_fork graph_pinned graph_memory graph_relaxed; do
         CUDA_ON_CPU_SEED=$seed "$home/selftest" $case >"$home/selftest.log" 2>&1 ||
             { echo "WRONG: $case, seed $seed:"; cat "$home/selftest.log"; wrong=$((wrong + 1)); }
     done
@@ -76,6 +76,30 @@ fault host_pointer 'not device memory'
 fault pinned_changed 'changed its memory'
 fault pinned_read_early 'nan'
 fault missing_function 'cuGraphCreate'
+race graph_race 'expected 34'
+fault graph_leak 'nobody has freed.*|refused: 1'
+fault graph_uninitialized 'nan'
+fault graph_frees_outside 'refused: 1, at the end: 901'
+fault graph_freed_memory 'has been freed'
+fault graph_used_outside 'has been freed'
+fault graph_waits 'refused: 900, at the end: 901'
+fault graph_waits_for_all 'refused: 900, at the end: 901'
+fault graph_asks 'refused: 900, at the end: 901'
+fault graph_allocates 'refused: 900, at the end: 901'
+fault graph_module 'refused: 900, at the end: 901'
+fault graph_pageable 'refused: 900, at the end: 901'
+fault graph_reads_back 'refused: 900, at the end: 901'
+fault graph_event_outside 'refused: 905, at the end: 901'
+fault graph_event_asked 'refused: 907'
+fault graph_default_stream 'refused: 906'
+fault graph_of_default_stream 'refused: 900'
+fault graph_merge 'refused: 902, at the end: 901'
+fault graph_not_joined 'refused: 904'
+fault graph_other_thread 'refused: 908'
+fault graph_other_stream 'refused: 903'
+fault graph_twice 'refused: 401'
+fault graph_not_begun 'refused: 401'
+fault graph_not_there 'refused: 400'
 fault no_kernel 'not found: 500'
 # What a GPU of another compute capability has, and that it does not run code for a later one.
 CUDA_ON_CPU_CAPABILITY=75 fault limits '^65536 65536 1024$'
@@ -87,5 +111,5 @@ printf '__global__ void list(float *x) { __shared__ float a, b; a = b = x[0]; }\
 python3 "$here/../kernels.py" "$home/list" "$home/list.cu" >"$home/selftest.log" 2>&1 || true
 if grep -q 'a declaration of its own' "$home/selftest.log"; then noticed=$((noticed + 1)); else not_noticed list 'a declaration of its own' none; fi
 
-echo "cuda-on-cpu: 12 right programs with 5 seeds each, $noticed faults noticed, $wrong wrong"
+echo "cuda-on-cpu: 17 right programs with 5 seeds each, $noticed faults noticed, $wrong wrong"
 [ "$wrong" = 0 ]

@@ -5,7 +5,7 @@ using namespace cuda_on_cpu;
 
 namespace {
 
-enum Status { SUCCESS = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
+enum Status { SUCCESS = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
 struct Handle {
     void *stream = nullptr;
 };
@@ -32,7 +32,8 @@ int add(Handle *handle, const Product &product) {
     if (!stream) return refuse(INVALID_VALUE, "cuBLAS: a stream that is not there");
     if (product.m < 0 || product.n < 0 || product.k < 0 || product.batch < 0) return refuse(INVALID_VALUE, "cuBLAS: a negative size");
     if (product.m == 0 || product.n == 0 || product.batch == 0) return SUCCESS;
-    count("product", std::string("cublas ") + name_of(product.type));
+    if (check_capture(stream, "a product")) return EXECUTION_FAILED;
+    count_on(stream, "product", std::string("cublas ") + name_of(product.type));
     char name[160];
     snprintf(name, sizeof name, "cuBLAS product %s of m %lld n %lld k %lld batch %lld", name_of(product.type), (long long)product.m,
              (long long)product.n, (long long)product.k, (long long)product.batch);

@@ -6,7 +6,7 @@ using namespace cuda_on_cpu;
 
 namespace {
 
-enum Status { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
+enum Status { SUCCESS = 0, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
 
 struct Layout {
     int type;
@@ -112,7 +112,8 @@ EXPORT cublasLtMatmul(void *, Description *description, const float *alpha, cons
     const bool gelu = description->epilogue & GELU;
     const void *const bias = description->epilogue & BIAS ? description->bias : nullptr;
     if (description->epilogue & BIAS && !bias) return refuse(INVALID_VALUE, "cuBLASLt: an epilogue without its bias");
-    count("product", std::string("cublaslt, epilogue ") + std::to_string(description->epilogue));
+    if (check_capture(stream, "a product")) return EXECUTION_FAILED;
+    count_on(stream, "product", std::string("cublaslt, epilogue ") + std::to_string(description->epilogue));
     const Product product = {m, n, k, ta, tb, type, a, b, d, layout_a->ld, layout_b->ld, layout_d->ld, layout_a->stride, layout_b->stride,
                              layout_d->stride, layout_d->batch, *alpha, *beta, description->compute == 77, gelu, bias};
     enqueue(stream, "cuBLASLt product", [=] {

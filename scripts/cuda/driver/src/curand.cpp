@@ -6,7 +6,7 @@ using namespace cuda_on_cpu;
 
 namespace {
 
-enum Status { SUCCESS = 0, LENGTH_NOT_MULTIPLE = 105 };
+enum Status { SUCCESS = 0, LENGTH_NOT_MULTIPLE = 105, LAUNCH_FAILURE = 201 };
 struct Generator {
     uint64_t seed = 0, next = 0;
     void *stream = nullptr;
@@ -26,6 +26,9 @@ template <class T> int fill(Generator *generator, T *to, size_t count, std::func
     Locked locked(lock);
     Stream *const stream = stream_of(generator->stream);
     if (!stream) return 1;
+    // Each launch of a graph would give the same numbers.
+    if (stream->capture) return invalidate(stream, LAUNCH_FAILURE, "a capture of cuRAND's numbers");
+    if (check_capture(stream, "random numbers")) return LAUNCH_FAILURE;
     const uint64_t seed = generator->seed, first = generator->next;
     generator->next += count;
     cuda_on_cpu::count("random", sizeof(T) == 4 ? "f32" : "f64", count * sizeof(T));

@@ -170,6 +170,7 @@ EXPORT cuCtxGetDevice(int *device) {
 }
 EXPORT cuCtxSynchronize() {
     Locked locked(lock);
+    if (const int code = check_unsafe("cuCtxSynchronize", true)) return code;
     count("sync", "context");
     run_everything();
     return SUCCESS;
@@ -177,6 +178,7 @@ EXPORT cuCtxSynchronize() {
 
 EXPORT cuModuleLoadData(void **module, const void *image) {
     Locked locked(lock);
+    if (const int code = check_unsafe("cuModuleLoadData")) return code;
     return load_module(static_cast<const char *>(image), module);
 }
 EXPORT cuModuleLoad(void **module, const char *file) {
@@ -212,13 +214,14 @@ EXPORT cuLaunchKernel(void *handle, unsigned blocks_x, unsigned blocks_y, unsign
     if (!current) return refuse(INVALID_CONTEXT, "a launch in a thread without a context");
     Stream *const stream = stream_of(stream_handle);
     if (!stream) return refuse(INVALID_HANDLE, "a launch on a stream that is not there");
+    if (const int code = check_capture(stream, "a launch")) return code;
     if (extra) return refuse(INVALID_VALUE, "a launch with `extra` is not known here");
     const Function &function = *static_cast<Function *>(handle);
     const Kernel &kernel = *function.kernel;
     const uint3 blocks = {blocks_x, blocks_y, blocks_z}, threads = {threads_x, threads_y, threads_z};
     if (const int code = check_launch(function, blocks, threads, shared)) return code;
     if (kernel.count && !parameters) return refuse(INVALID_VALUE, "%s: a launch without parameters", kernel.name);
-    count("launch", kernel.name);
+    count_on(stream, "launch", kernel.name);
     auto copied = std::make_shared<const Parameters>(kernel, parameters);
     char name[300];
     snprintf(name, sizeof name, "%s<<<(%u, %u, %u), (%u, %u, %u), %u>>>", kernel.name, blocks.x, blocks.y, blocks.z, threads.x, threads.y,
@@ -236,6 +239,16 @@ EXPORT cuGetErrorString(int code, const char **text) {
     case INVALID_CONTEXT: *text = "invalid device context"; break;
     case INVALID_HANDLE: *text = "invalid resource handle"; break;
     case NOT_FOUND: *text = "named symbol not found"; break;
+    case ILLEGAL_STATE: *text = "the operation cannot be performed in the present state"; break;
+    case CAPTURE_UNSUPPORTED: *text = "operation not permitted when stream is capturing"; break;
+    case CAPTURE_INVALIDATED: *text = "operation failed due to a previous error during capture"; break;
+    case CAPTURE_MERGE: *text = "operation would result in a merge of separate capture sequences"; break;
+    case CAPTURE_UNMATCHED: *text = "capture was not ended in the same stream as it began"; break;
+    case CAPTURE_UNJOINED: *text = "capturing stream has unjoined work"; break;
+    case CAPTURE_ISOLATION: *text = "dependency created on uncaptured work in another stream"; break;
+    case CAPTURE_IMPLICIT: *text = "operation would make the legacy stream depend on a capturing blocking stream"; break;
+    case CAPTURED_EVENT: *text = "operation not permitted on an event last recorded in a capturing stream"; break;
+    case CAPTURE_WRONG_THREAD: *text = "attempt to terminate a thread-local capture sequence from another thread"; break;
     default: *text = "an error of cuda-on-cpu; its message is on standard error"; break;
     }
     return SUCCESS;

@@ -54,7 +54,10 @@ struct Random {
 /// The address of an allocation, which can be used once `make_usable` runs; 0 if there is no memory.
 uintptr_t reserve_memory(size_t size);
 void make_usable(uintptr_t start);
-void make_unusable(uintptr_t start);
+/// `again` says that a graph will make it usable once more: its address stays.
+void make_unusable(uintptr_t start, bool again = false);
+/// Gives up an address that nothing will make usable any more.
+void forget_memory(uintptr_t start);
 /// Whether an allocation starts here that has not been freed by the host.
 bool starts_allocation(uintptr_t start, bool mark_freed);
 bool is_device(const void *at);
@@ -86,12 +89,16 @@ struct Operation {
     std::function<void()> run;
     std::vector<Point> after;
 };
+struct Capture;
 struct Stream {
     unsigned id;
     /// Whether it waits for the default stream, and that for it.
     bool blocking;
     std::deque<Operation> queue;
     uint64_t added = 0, done = 0;
+    /// What records its operations in place of running them, and the nodes there that its next one follows.
+    std::shared_ptr<Capture> capture = nullptr;
+    std::vector<size_t> last = {};
 };
 Stream *make_stream(bool blocking);
 /// The stream of a handle, or null if there is none. 0 and 1 are the default stream, 2 that of the thread.
@@ -104,6 +111,44 @@ void run_until(Point point);
 void run_stream(Stream *stream);
 void run_everything();
 bool is_done(Point point);
+bool is_default(const Stream *stream);
+
+// graphs.cpp: streams whose operations are recorded, and graphs of them.
+
+enum CaptureCode {
+    ILLEGAL_STATE = 401,
+    CAPTURE_UNSUPPORTED = 900,
+    CAPTURE_INVALIDATED,
+    CAPTURE_MERGE,
+    CAPTURE_UNMATCHED,
+    CAPTURE_UNJOINED,
+    CAPTURE_ISOLATION,
+    CAPTURE_IMPLICIT,
+    CAPTURED_EVENT,
+    CAPTURE_WRONG_THREAD,
+};
+/// A point of a capture, for an event.
+struct CapturedPoint {
+    std::shared_ptr<Capture> capture = nullptr;
+    std::vector<size_t> nodes = {};
+};
+/// Why no operation may be added to a stream: 0, or the error of a call that does. What CUDA punishes so ends the capture.
+int check_capture(Stream *stream, const char *call);
+/// The error of a call that is unsafe while this thread captures; one that concerns all streams also disturbs others' captures.
+int check_unsafe(const char *call, bool of_all = false);
+/// Ends the capture of a stream, and of a point: returns the code.
+int invalidate(Stream *stream, int code, const char *why);
+int end_for(const CapturedPoint &point, int code, const char *why);
+/// Whether a stream that captures may go on after `point`, or the stream joins the capture of the event.
+int wait_in_capture(Stream *stream, const CapturedPoint &point);
+void record_node(Stream *stream, std::string name, std::function<void()> run);
+/// Memory of a graph: an allocation node, and the error of freeing an address by a node or by the host.
+uintptr_t allocate_in_graph(Stream *stream, size_t size);
+int free_in_graph(Stream *stream, uintptr_t start);
+/// What the host frees of a graph's memory: true if it is one's, with the error.
+bool frees_of_graph(uintptr_t start, int &code);
+/// Counts a call by its kind, or as captured.
+void count_on(const Stream *stream, const char *kind, const std::string &name, size_t bytes = 0);
 
 // threads.cpp and blocks.cpp: blocks of threads on this processor.
 

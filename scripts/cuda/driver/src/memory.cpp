@@ -75,12 +75,20 @@ void make_usable(uintptr_t start) {
     of.state = Allocation::USABLE;
 }
 
-void make_unusable(uintptr_t start) {
+void make_unusable(uintptr_t start, bool again) {
     Allocation &of = allocations.at(start);
     if (of.state != Allocation::USABLE) fail("allocation %llu is freed twice", static_cast<unsigned long long>(of.number));
     check_border(start, of);
     munmap(reinterpret_cast<void *>(of.pages), of.whole);
     of.state = Allocation::FREED;
+    if (!again) forget_memory(start);
+}
+
+void forget_memory(uintptr_t start) {
+    Allocation &of = allocations.at(start);
+    if (of.state == Allocation::USABLE) return make_unusable(start);
+    of.state = Allocation::FREED;
+    of.freed_by_host = true;
     in_use -= of.size;
     freed.push_back(start);
     if (freed.size() > REMEMBERED) {

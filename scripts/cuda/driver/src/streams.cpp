@@ -89,6 +89,10 @@ bool forget_stream(void *handle) {
 }
 
 Point enqueue(Stream *stream, std::string name, std::function<void()> run, std::vector<Point> after) {
+    if (stream->capture) {
+        record_node(stream, std::move(name), std::move(run));
+        return {};
+    }
     if (stream == default_stream()) {
         for (Stream *other : streams)
             if (other->blocking && other != stream && other->added > other->done) after.push_back({other, other->added});
@@ -102,6 +106,8 @@ Point enqueue(Stream *stream, std::string name, std::function<void()> run, std::
     while (waiting > MOST_WAITING) run_some();
     return {stream, stream->added};
 }
+
+bool is_default(const Stream *stream) { return stream == default_stream(); }
 
 bool is_done(Point point) { return !point.stream || point.stream->done >= point.number; }
 

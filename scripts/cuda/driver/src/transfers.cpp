@@ -14,6 +14,8 @@ using Time = std::chrono::steady_clock::time_point;
 
 struct Event {
     Point point;
+    /// In place of the point, if a stream recorded it while it captured.
+    CapturedPoint captured;
     Time time;
     bool recorded = false, timed = true;
 };
@@ -51,14 +53,36 @@ int answer(Point point) {
     Locked locked(lock);                                                                                               \
     Stream *const stream = stream_of(HANDLE);                                                                          \
     if (!stream) return refuse(INVALID_HANDLE, "%s: a stream that is not there", __func__)
+/// A stream that takes an operation, which it may capture.
+#define OPERATION(HANDLE)                                                                                              \
+    STREAM(HANDLE);                                                                                                    \
+    if (const int code = check_capture(stream, __func__)) return code
+/// A call that no thread may make while it captures.
+#define UNSAFE                                                                                                         \
+    Locked locked(lock);                                                                                               \
+    if (const int code = check_unsafe(__func__)) return code
+
+/// The host can ask for no event that a stream recorded while it captured.
+int check_event(void *handle) {
+    CapturedPoint &captured = static_cast<Event *>(handle)->captured;
+    return captured.capture ? end_for(captured, CAPTURED_EVENT, "the host asks for an event of a capture") : SUCCESS;
+}
+
+/// What a graph would copy from or to at each launch, long after this call.
+int not_pinned(Stream *stream) { return invalidate(stream, CAPTURE_UNSUPPORTED, "a capture of a copy of host memory that is not pinned"); }
 
 } // namespace
 
 #define EXPORT extern "C" __attribute__((visibility("default"))) int
 
 EXPORT cuMemAllocAsync(uintptr_t *result, size_t size, void *handle) {
-    STREAM(handle);
+    OPERATION(handle);
     if (size == 0) return refuse(INVALID_VALUE, "an allocation of 0 bytes");
+    if (stream->capture) {
+        *result = allocate_in_graph(stream, size);
+        count_on(stream, "memory", "allocate", size);
+        return *result ? SUCCESS : OUT_OF_MEMORY;
+    }
     const uintptr_t start = reserve_memory(size);
     if (!start) return OUT_OF_MEMORY;
     *result = start;
@@ -67,7 +91,12 @@ EXPORT cuMemAllocAsync(uintptr_t *result, size_t size, void *handle) {
     return SUCCESS;
 }
 EXPORT cuMemFreeAsync(uintptr_t start, void *handle) {
-    STREAM(handle);
+    OPERATION(handle);
+    if (stream->capture) return count_on(stream, "memory", "free"), free_in_graph(stream, start);
+    if (int code; frees_of_graph(start, code)) {
+        if (!code) enqueue(stream, "free", [=] { make_unusable(start, true); });
+        return code;
+    }
     if (!starts_allocation(start, true))
         return refuse(INVALID_VALUE, "cuMemFreeAsync of %p, which is no allocation, or freed", pointer(start));
     count("memory", "free");
@@ -75,7 +104,7 @@ EXPORT cuMemFreeAsync(uintptr_t start, void *handle) {
     return SUCCESS;
 }
 EXPORT cuMemAlloc_v2(uintptr_t *result, size_t size) {
-    Locked locked(lock);
+    UNSAFE;
     if (size == 0) return refuse(INVALID_VALUE, "an allocation of 0 bytes");
     *result = reserve_memory(size);
     if (!*result) return OUT_OF_MEMORY;
@@ -84,7 +113,12 @@ EXPORT cuMemAlloc_v2(uintptr_t *result, size_t size) {
     return SUCCESS;
 }
 EXPORT cuMemFree_v2(uintptr_t start) {
-    Locked locked(lock);
+    UNSAFE;
+    if (int code; frees_of_graph(start, code)) {
+        run_everything();
+        if (!code) make_unusable(start, true);
+        return code;
+    }
     if (!starts_allocation(start, true)) return refuse(INVALID_VALUE, "cuMemFree of %p, which is no allocation, or freed", pointer(start));
     run_everything(); // it waits for all that may use the memory
     count("memory", "free");
@@ -96,24 +130,32 @@ EXPORT cuMemGetInfo_v2(size_t *free, size_t *total) {
     return *free = free_memory(), *total = ALL_MEMORY, SUCCESS;
 }
 EXPORT cuMemHostAlloc(void **result, size_t size, unsigned) {
-    Locked locked(lock);
+    UNSAFE;
     *result = aligned_alloc(4096, (size + 4095) / 4096 * 4096);
     if (!*result) return OUT_OF_MEMORY;
     pinned[reinterpret_cast<uintptr_t>(*result)] = size;
     return SUCCESS;
 }
 EXPORT cuMemFreeHost(void *at) {
-    Locked locked(lock);
+    UNSAFE;
     if (!pinned.erase(reinterpret_cast<uintptr_t>(at))) return INVALID_VALUE;
     // It is not given back: a copy that is still under way would write to what others got.
     return SUCCESS;
 }
 
 EXPORT cuMemcpyHtoDAsync_v2(uintptr_t to, const void *from, size_t size, void *handle) {
-    STREAM(handle);
+    OPERATION(handle);
     if (is_device(from)) return refuse(INVALID_VALUE, "a copy from the host of %p, which is device memory", from);
     if (size == 0) return SUCCESS;
-    count("copy", "host to device", size);
+    if (stream->capture && !is_pinned(from, size)) return not_pinned(stream);
+    count_on(stream, "copy", "host to device", size);
+    if (stream->capture) { // the host may change it between two launches
+        enqueue(stream, sized("copy to the device", size), [=] {
+            check_device("the target", pointer(to), size);
+            memcpy(pointer(to), from, size);
+        });
+        return SUCCESS;
+    }
     if (is_pinned(from, size) || settings().late) {
         const uint64_t sum = sum_of(from, size);
         enqueue(stream, sized("copy to the device", size), [=] {
@@ -132,19 +174,23 @@ EXPORT cuMemcpyHtoDAsync_v2(uintptr_t to, const void *from, size_t size, void *h
     return SUCCESS;
 }
 EXPORT cuMemcpyHtoD_v2(uintptr_t to, const void *from, size_t size) {
+    {
+        UNSAFE;
+    }
     if (const int code = cuMemcpyHtoDAsync_v2(to, from, size, nullptr)) return code;
     Locked locked(lock);
     run_stream(stream_of(nullptr));
     return SUCCESS;
 }
 EXPORT cuMemcpyDtoHAsync_v2(void *to, uintptr_t from, size_t size, void *handle) {
-    STREAM(handle);
+    OPERATION(handle);
     if (is_device(to)) return refuse(INVALID_VALUE, "a copy to the host at %p, which is device memory", to);
     if (size == 0) return SUCCESS;
-    count("copy", "device to host", size);
+    if (stream->capture && !is_pinned(to, size)) return not_pinned(stream);
+    count_on(stream, "copy", "device to host", size);
     const bool late = is_pinned(to, size) || settings().late;
     // Whoever reads it too early finds this.
-    if (late) memset(to, POISON, size);
+    if (late && !stream->capture) memset(to, POISON, size);
     const Point point = enqueue(stream, sized("copy to the host", size), [=] {
         check_device("the source", pointer(from), size);
         memcpy(to, pointer(from), size);
@@ -154,15 +200,18 @@ EXPORT cuMemcpyDtoHAsync_v2(void *to, uintptr_t from, size_t size, void *handle)
     return SUCCESS;
 }
 EXPORT cuMemcpyDtoH_v2(void *to, uintptr_t from, size_t size) {
+    {
+        UNSAFE;
+    }
     if (const int code = cuMemcpyDtoHAsync_v2(to, from, size, nullptr)) return code;
     Locked locked(lock);
     run_stream(stream_of(nullptr));
     return SUCCESS;
 }
 EXPORT cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t size, void *handle) {
-    STREAM(handle);
+    OPERATION(handle);
     if (size == 0) return SUCCESS;
-    count("copy", "device to device", size);
+    count_on(stream, "copy", "device to device", size);
     enqueue(stream, sized("copy on the device", size), [=] {
         check_device("the target", pointer(to), size);
         check_device("the source", pointer(from), size);
@@ -175,9 +224,9 @@ EXPORT cuMemcpyPeerAsync(uintptr_t to, void *, uintptr_t from, void *, size_t si
     return cuMemcpyDtoDAsync_v2(to, from, size, handle);
 }
 EXPORT cuMemsetD8Async(uintptr_t to, unsigned char value, size_t size, void *handle) {
-    STREAM(handle);
+    OPERATION(handle);
     if (size == 0) return SUCCESS;
-    count("memory", "set", size);
+    count_on(stream, "memory", "set", size);
     enqueue(stream, sized("set", size), [=] {
         check_device("the target", pointer(to), size);
         memset(pointer(to), value, size);
@@ -194,20 +243,23 @@ EXPORT cuStreamDestroy_v2(void *handle) {
     return forget_stream(handle) ? SUCCESS : INVALID_HANDLE;
 }
 EXPORT cuStreamSynchronize(void *handle) {
-    STREAM(handle);
+    OPERATION(handle);
+    if (stream->capture) return invalidate(stream, CAPTURE_UNSUPPORTED, "a wait of the host for a stream that captures");
     count("sync", "stream");
     run_stream(stream);
     return SUCCESS;
 }
 EXPORT cuStreamQuery(void *handle) {
-    STREAM(handle);
+    OPERATION(handle);
+    if (stream->capture) return invalidate(stream, CAPTURE_UNSUPPORTED, "cuStreamQuery of a stream that captures");
     return answer({stream, stream->added});
 }
-EXPORT cuStreamIsCapturing(void *, int *capturing) { return *capturing = 0, SUCCESS; }
-EXPORT cuStreamWaitEvent(void *handle, void *event_handle, unsigned) {
-    STREAM(handle);
+EXPORT cuStreamWaitEvent(void *handle, void *event_handle, unsigned flags) {
+    OPERATION(handle);
+    if (flags) return refuse(INVALID_VALUE, "cuStreamWaitEvent with the flags %u, which are not known here", flags);
     const Event &event = *static_cast<Event *>(event_handle);
-    count("event", "wait");
+    count_on(stream, "event", "wait");
+    if (event.recorded && (stream->capture || event.captured.capture)) return wait_in_capture(stream, event.captured);
     if (event.recorded) enqueue(stream, "wait for an event", nullptr, {event.point});
     return SUCCESS;
 }
@@ -219,27 +271,33 @@ EXPORT cuEventCreate(void **result, unsigned flags) {
 }
 EXPORT cuEventDestroy_v2(void *) { return SUCCESS; } // streams may still refer to it
 EXPORT cuEventRecord(void *event_handle, void *handle) {
-    STREAM(handle);
+    OPERATION(handle);
     Event *const event = static_cast<Event *>(event_handle);
-    count("event", "record");
-    event->point = enqueue(stream, "record an event", [=] { event->time = std::chrono::steady_clock::now(); });
+    count_on(stream, "event", "record");
+    event->captured = {stream->capture, stream->last};
     event->recorded = true;
+    if (stream->capture) return SUCCESS;
+    event->point = enqueue(stream, "record an event", [=] { event->time = std::chrono::steady_clock::now(); });
     return SUCCESS;
 }
 EXPORT cuEventSynchronize(void *event_handle) {
     Locked locked(lock);
+    if (const int code = check_event(event_handle)) return code;
     count("sync", "event");
     run_until(static_cast<Event *>(event_handle)->point);
     return SUCCESS;
 }
 EXPORT cuEventQuery(void *event_handle) {
     Locked locked(lock);
+    if (const int code = check_event(event_handle)) return code;
     return answer(static_cast<Event *>(event_handle)->point);
 }
 EXPORT cuEventElapsedTime_v2(float *milliseconds, void *from_handle, void *to_handle) {
     Locked locked(lock);
     const Event &from = *static_cast<Event *>(from_handle), &to = *static_cast<Event *>(to_handle);
     if (!from.recorded || !to.recorded) return INVALID_HANDLE;
+    for (void *event : {from_handle, to_handle})
+        if (const int code = check_event(event)) return code;
     if (!from.timed || !to.timed) return refuse(INVALID_HANDLE, "the time of an event that takes none");
     if (!is_done(from.point) || !is_done(to.point)) return NOT_READY;
     *milliseconds = std::chrono::duration<float, std::milli>(to.time - from.time).count();
