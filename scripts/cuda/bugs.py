@@ -40,6 +40,8 @@ SUM_NORM, APPEND = "a_residual_and_the_norm", "a_product_that_goes_into_a_cache"
 EMBED, BEYOND = "embeddings_and_positions", "ids_and_positions_beyond"
 FEW, FEW_CACHE, FEW_NAN = "products_of_a_few_rows", "a_normed_product_that_goes", "a_few_rows_beside_nan"
 FEW_APART = "what_has_no_kernel_for_a_few_rows"
+GROWS, GRAPH, BEYOND_CACHE = "a_cache_whose_length_the_gpu_reads", "a_step_as_a_graph_has", "a_length_beyond_the_cache"
+REFUSED, PARTS = "what_cannot_be_repeated_is_refused", "numbers_are_written_over_a_part"
 # fmt: off
 KERNELS = {  # file: text that occurs once, its replacement, what that does, the test, and why it may pass
     "attention.cu": [
@@ -105,7 +107,12 @@ KERNELS = {  # file: text that occurs once, its replacement, what that does, the
     "decode.cu": [
         ("key >= end || (visible", "(visible", "keys of the next block count twice", F16),
         ("if (scores[i] == -INFINITE) continue;", "", "weights of 0 meet the v of padding", F16),
-        ("(shape.splits) - 1", "(shape.splits) - 2", "the last block but one merges what there is", F16),
+        ("(splits) - 1", "(splits) - 2", "the last block but one merges what there is", F16),
+        ("const int there = past ?", "const int there = false && past ?", "keys that are not there yet count", GROWS),
+        ("static_cast<uint32_t>(shape.keys - 1))) + 1", "static_cast<uint32_t>(shape.keys - 1)))", "the query's own key does not count", GROWS),
+        ("min(*past, static_cast<uint32_t>(shape.keys - 1))", "(*past)", "keys beyond the cache are read", BEYOND_CACHE),
+        ("if (split >= splits) return;", "", "blocks without keys count as finished", GROWS),
+        ("min(shape.splits, (there + MIN_SPLIT_KEYS - 1) / MIN_SPLIT_KEYS)", "shape.splits", "the splits of the largest number of keys", GROWS),
         ("if (threadIdx.x == 0) finished[head] = 0;", "", "the counter of finished blocks is not reset", F16),
         ("memory_fence(); // whoever", "// whoever", "a block counts as finished before others see its result", F16,
          "blocks of the driver run on the processor, which orders what they write"),
@@ -117,8 +124,10 @@ KERNELS = {  # file: text that occurs once, its replacement, what that does, the
     "epilogues.cuh": [
         ("/ width + eps)", "/ width)", "no epsilon", NORM),
         ("0.044715f", "0.04475f", "a wrong digit in GELU", FINISH),
-        ("row / to.positions * to.heads + column", "column", "the keys of all texts in the first", APPEND),
-        ("+ to.past + row % to.positions", "+ row % to.positions", "new keys over the first ones", APPEND),
+        ("text * to.heads + column", "column", "the keys of all texts in the first", APPEND),
+        ("(past ? *past : to.past) +", "(past ? *past : 0) +", "new keys over the first ones", APPEND),
+        ("(past ? *past : to.past) +", "to.past +", "new keys at the place of the recording", GROWS),
+        ("if (place >= static_cast<uint32_t>(to.capacity)) return;", "", "a key beyond the cache is written", BEYOND_CACHE),
         ("if (column < 0) {", "if (column <= 0) {", "the first unit of the keys stays in the product", APPEND),
     ],
     "layers.cu": [
@@ -145,7 +154,7 @@ KERNELS = {  # file: text that occurs once, its replacement, what that does, the
         ("row >= of.rows || !there", "!there", "rows past the end are written", FEW),
         ("if (row >= of.rows || !there) return;", "if (row >= of.rows) return;", "units past the end are written", FEW),
         ("of.gelu ? finished<E, true>", "false ? finished<E, true>", "no GELU", FEW),
-        ("in.cache, row, unit, of.to)", "in.cache, 0, unit, of.to)", "all rows go to the place of the first", FEW_CACHE),
+        ("in.cache, in.past, row, unit, of.to)", "in.cache, in.past, 0, unit, of.to)", "all rows go to the place of the first", FEW_CACHE),
     ],
     "cross_entropy.cu": [
         ("sync_block(); // no thread", "// no thread", "the maximum is overwritten while others read it", LOSS),
@@ -154,6 +163,7 @@ KERNELS = {  # file: text that occurs once, its replacement, what that does, the
 }
 HOST = {  # file below crates/kernels/src: an expression, or one «in» what stands around it, another one of its type, and as above
     "attention/cuda/launch.rs": [
+        ("past: «past.cloned()»,", "None", "all keys of the cache in each launch", GRAPH),
         ("[view::<E>(qkv[0])?, view::<E>(qkv[1])?, view::<E>(qkv[2])?]", "[view::<E>(qkv[0])?, view::<E>(qkv[2])?, view::<E>(qkv[1])?]",
          "k and v in the other order", F16),
         ("b * s * h * d", "b * t * h * d", "dk and dv of the size of dq", F16_BACK),
@@ -207,12 +217,24 @@ HOST = {  # file below crates/kernels/src: an expression, or one «in» what sta
         ("let lies_well = «weight.is_contiguous()» && offset", "true", "a weight is read past its rows", FEW_APART),
         ("&& «offset.is_multiple_of(UNIT)»;", "true", "a weight that is not aligned", FEW_APART),
         ("shape.eps = «norm.eps as f32»;", "0.0", "no epsilon", FEW),
+        ("op.past = «on_gpu.map(number_of_positions).transpose()?»;", "None", "the place of the recording in each launch", GRAPH),
         ("op.shape.gelu = «i32::from(gelu)»;", "0", "no GELU", FEW),
         ("residual: «residual.map(ready).transpose()?»,", "residual.map(Tensor::contiguous).transpose()?", "a residual that is not aligned", FEW),
         ("[norm.map(|norm| &norm[0]), norm.map(|norm| &norm[1]), self.residual.as_ref()]", "[norm.map(|norm| &norm[1]), norm.map(|norm| &norm[0]), self.residual.as_ref()]",
          "weight and bias of the norm swapped", FEW),
         ("let queries = «bias.elem_count() - heads * dim»;", "0 * (bias.elem_count() - heads * dim)", "queries go into the cache", FEW_CACHE),
         ("device.alloc::<E>(«out_shape.elem_count()»)?", "out_shape.elem_count() / 2", "half of the memory for the product", FEW),
+    ],
+    "gpu/graph.rs": [
+        ("let has_events = «context.is_event_tracking()»;", "false", "waits for events from outside of the recording", GRAPH),
+        ("let dropped = «context.check_err()»;", "Ok(())", "an error of a drop keeps the recording from its end", REFUSED),
+        ("CUgraphInstantiate_flags(«0»)", "1", "memory that nobody frees is no error", GRAPH, "the step frees all that it allocates"),
+        ("let start = «layout.start_offset()»;", "0 * layout.start_offset()", "numbers of a part go to the start of all", PARTS),
+        ("_counters: «counters(device, 0)?»", "Arc::new(device.alloc_zeros::<u32>(1)?)", "counters that a larger launch frees", GRAPH),
+    ],
+    "cache/row_cache.rs": [
+        ("on_gpu: «self.past.as_ref()» }", "None", "the place of the recording in each launch", GRAPH),
+        ("self.len = «self.capacity().saturating_sub(1)»;", "self.len", "a graph for the number of keys of its recording", GRAPH),
     ],
     "gpu/embed.rs": [
         ("first: «number(first)?»,", "number(0)?", "positions from the first on", EMBED),

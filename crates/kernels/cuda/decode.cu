@@ -4,6 +4,8 @@
 #include "tiles.cuh"
 
 constexpr int THREADS = 128;
+/// The fewest keys of a block: with fewer, merging takes longer than decoding.
+constexpr int MIN_SPLIT_KEYS = 64;
 
 /// A block's partial result over its keys, before division: [largest score, sum of weights, context (D)].
 constexpr int FOUND_BEFORE_CONTEXT = 2;
@@ -25,15 +27,23 @@ DEVICE void merge(const volatile float *found, int count, int length, float &lar
 ///
 /// With several splits, `found` (B, H, splits, 2 + D) holds the partial results, and `finished` (B, H) counts each head's
 /// blocks that are done: zeros before the launch, and after it.
+///
+/// `past`, if it is not null, holds the number of keys before the query's own, and those behind that are not there yet: a graph is
+/// launched again while the keys become more. The splits follow from the keys that are there, so that the sums have the order of a
+/// launch for that number.
 template <typename E, int D>
-DEVICE void decode(const E *q, const E *k, const E *v, const uint8_t *padding, E *out, float *found, uint32_t *finished,
-                   const Shape &shape) {
+DEVICE void decode(const E *q, const E *k, const E *v, const uint8_t *padding, const uint32_t *past, E *out, float *found,
+                   uint32_t *finished, const Shape &shape) {
     constexpr int UNIT = Unit<E>::COUNT, UNITS = D / UNIT, KEYS = 4;
     constexpr int LANES = UNITS <= 4 ? 4 : UNITS <= 8 ? 8 : UNITS <= 16 ? 16 : 32;
     constexpr int GROUPS = THREADS / LANES, LENGTH = FOUND_BEFORE_CONTEXT + D;
     const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
     const int head = blockIdx.x / shape.splits, split = blockIdx.x % shape.splits;
     const int b = head / shape.heads, h = head % shape.heads;
+    const int there = past ? static_cast<int>(min(*past, static_cast<uint32_t>(shape.keys - 1))) + 1 : shape.keys;
+    const int most = min(shape.splits, (there + MIN_SPLIT_KEYS - 1) / MIN_SPLIT_KEYS);
+    const int split_keys = (there + most - 1) / most, splits = (there + split_keys - 1) / split_keys;
+    if (split >= splits) return; // the whole block
     const bool reads = lane < UNITS;
     const int offset = reads ? lane * UNIT : 0;
     q += b * shape.q.batch + h * shape.q.head + offset;
@@ -47,10 +57,10 @@ DEVICE void decode(const E *q, const E *k, const E *v, const uint8_t *padding, E
 #pragma unroll
     for (int i = 0; i < UNIT; i++) query[i] = reads ? to_float(packed.of[i]) * shape.scale : 0;
 
-    const int end = min(shape.keys, (split + 1) * shape.split_keys);
+    const int end = min(there, (split + 1) * split_keys);
     // All lanes stay together, because they exchange numbers: in place of a key past the end they read the first
     // key, and hide it.
-    for (int start = split * shape.split_keys; start < end; start += GROUPS * KEYS) {
+    for (int start = split * split_keys; start < end; start += GROUPS * KEYS) {
         Unit<E> keys[KEYS], values[KEYS];
         float scores[KEYS];
 #pragma unroll
@@ -103,7 +113,7 @@ DEVICE void decode(const E *q, const E *k, const E *v, const uint8_t *padding, E
     float all = 0, total = 0, merged = 0;
     const auto write = [&] { out[static_cast<long long>(head) * D + threadIdx.x] = from_float<E>(total == 0 ? 0 : merged / total); };
     if (threadIdx.x < D) merge(shared, GROUPS, LENGTH, all, total, merged);
-    if (shape.splits == 1) {
+    if (splits == 1) {
         if (threadIdx.x < D) write();
         return;
     }
@@ -116,21 +126,21 @@ DEVICE void decode(const E *q, const E *k, const E *v, const uint8_t *padding, E
     memory_fence(); // whoever sees this block counted also sees what it found
     sync_block();
     uint32_t *const last = reinterpret_cast<uint32_t *>(shared);
-    if (threadIdx.x == 0) *last = add_atomically(finished + head, 1) == static_cast<uint32_t>(shape.splits) - 1;
+    if (threadIdx.x == 0) *last = add_atomically(finished + head, 1) == static_cast<uint32_t>(splits) - 1;
     sync_block();
     if (!*last) return;
     memory_fence();
     if (threadIdx.x == 0) finished[head] = 0;
     if (threadIdx.x >= D) return;
-    merge(found + static_cast<long long>(head) * shape.splits * LENGTH, shape.splits, LENGTH, all, total, merged);
+    merge(found + static_cast<long long>(head) * shape.splits * LENGTH, splits, LENGTH, all, total, merged);
     write();
 }
 
 #define DECODE(NAME, E, D)                                                                                             \
     KERNEL(THREADS)                                                                                                    \
-    decode_##NAME##_d##D(const E *q, const E *k, const E *v, const uint8_t *padding, E *out, float *found,             \
-                         uint32_t *finished, Shape shape) {                                                            \
-        decode<E, D>(q, k, v, padding, out, found, finished, shape);                                                   \
+    decode_##NAME##_d##D(const E *q, const E *k, const E *v, const uint8_t *padding, const uint32_t *past, E *out,     \
+                         float *found, uint32_t *finished, Shape shape) {                                              \
+        decode<E, D>(q, k, v, padding, past, out, found, finished, shape);                                             \
     }
 #define ALL_WIDTHS(NAME, E)                                                                                            \
     DECODE(NAME, E, 32)                                                                                                \

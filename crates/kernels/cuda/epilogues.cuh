@@ -88,14 +88,19 @@ struct Append {
 
 static_assert(sizeof(Append) == 28, "must match src/gpu/finish_append.rs");
 
-/// Writes a unit of a row of a product: to the product itself if it is of the queries, otherwise to the cache.
-template <typename E> DEVICE void append(const Unit<E> &y, E *x, E *cache, long long row, int unit, const Append &to) {
+/// Writes a unit of a row of a product: to the product itself if it is of the queries, otherwise to the cache. `past`, if it is not
+/// null, holds the number that counts in place of that of `to`, since a graph is launched again while the cache grows; what has no room is
+/// left out.
+template <typename E>
+DEVICE void append(const Unit<E> &y, E *x, E *cache, const uint32_t *past, long long row, int unit, const Append &to) {
     const int column = unit * Unit<E>::COUNT - to.queries;
     if (column < 0) {
         *reinterpret_cast<Unit<E> *>(x + row * to.width + unit * Unit<E>::COUNT) = y;
         return;
     }
-    const long long head = row / to.positions * to.heads + column / to.dim; // of all texts
-    const long long position = head * to.capacity + to.past + row % to.positions;
+    const long long text = row / to.positions, head = text * to.heads + column / to.dim; // of all texts
+    const uint32_t place = (past ? *past : to.past) + static_cast<uint32_t>(row - text * to.positions);
+    if (place >= static_cast<uint32_t>(to.capacity)) return;
+    const long long position = head * to.capacity + place;
     *reinterpret_cast<Unit<E> *>(cache + position * to.dim + column % to.dim) = y;
 }

@@ -28,10 +28,12 @@ struct FewRows {
 static_assert(sizeof(FewRows) == 24 + sizeof(Append), "must match src/gpu/few_rows.rs");
 
 /// Everything in memory that a product reads and writes. `scale` and `shift` are those of a norm of x; without one they are null, as
-/// are a residual and a cache that are not there.
+/// are a residual and a cache that are not there, and the number of its positions if that is in `FewRows`.
 template <typename E> struct Tensors {
     const E *x, *weight, *bias, *scale, *shift, *residual;
-    E *cache, *out;
+    E *cache;
+    const uint32_t *past;
+    E *out;
 };
 
 /// Each group of `lanes` threads multiplies every `groups`th row of the weight, 16 bytes of it per thread. The sums of all groups are
@@ -138,16 +140,16 @@ template <typename E, int ROWS> DEVICE void multiply(const Tensors<E> &in, const
     const Unit<E> bias = reinterpret_cast<const Unit<E> *>(in.bias)[unit];
     const Unit<E> *const before = in.residual ? reinterpret_cast<const Unit<E> *>(in.residual) + i : nullptr;
     const Unit<E> y = of.gelu ? finished<E, true>(product, bias, before) : finished<E, false>(product, bias, before);
-    if (in.cache) append(y, in.out, in.cache, row, unit, of.to);
+    if (in.cache) append(y, in.out, in.cache, in.past, row, unit, of.to);
     else reinterpret_cast<Unit<E> *>(in.out)[i] = y;
 }
 
 #define PRODUCT(NAME, E, ROWS)                                                                                             \
     KERNEL(THREADS, 1)                                                                                                     \
     product_of_##ROWS##_##NAME(const E *x, const E *weight, const E *bias, const E *scale, const E *shift,                 \
-                               const E *residual, E *cache, E *out, FewRows of) {                                          \
+                               const E *residual, E *cache, const uint32_t *past, E *out, FewRows of) {                    \
         static_assert(ROWS <= MOST_ROWS && STAGED / ROWS % (THREADS / 2 * STEPS_AT_ONCE<E, ROWS>) == 0, "whole steps");    \
-        multiply<E, ROWS>({x, weight, bias, scale, shift, residual, cache, out}, of);                                       \
+        multiply<E, ROWS>({x, weight, bias, scale, shift, residual, cache, past, out}, of);                                 \
     }
 #define ALL_ROWS(NAME, E)                                                                                                  \
     PRODUCT(NAME, E, 1)                                                                                                    \

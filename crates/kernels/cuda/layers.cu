@@ -50,11 +50,11 @@ DEVICE void finish_norm(E *x, const E *bias, const E *residual, const E *weight,
 
 /// Finishes a product x (B·positions, width) with its bias: the queries in place, keys and values in the cache.
 template <typename E>
-DEVICE void finish_append(E *x, const E *bias, E *cache, long long units, const Append &to) {
+DEVICE void finish_append(E *x, const E *bias, E *cache, const uint32_t *past, long long units, const Append &to) {
     const long long i = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
     if (i >= units) return;
     const int row_units = to.width / Unit<E>::COUNT, unit = i % row_units;
-    append(finished<E, false>(x, bias, nullptr, i, unit), x, cache, i / row_units, unit, to);
+    append(finished<E, false>(x, bias, nullptr, i, unit), x, cache, past, i / row_units, unit, to);
 }
 
 /// The tables of `embed`, and the places of its rows. The Rust side has the same struct.
@@ -102,8 +102,9 @@ DEVICE void embed(const uint32_t *ids, const E *tokens, const E *positions, cons
                        long long rows, int width, float eps) {                                                             \
         finish_norm<E>(x, bias, residual, weight, shift, normed, rows, width, eps);                                        \
     }                                                                                                                      \
-    KERNEL(THREADS) finish_append_##NAME(E *x, const E *bias, E *cache, long long units, Append to) {                      \
-        finish_append<E>(x, bias, cache, units, to);                                                                       \
+    KERNEL(THREADS)                                                                                                        \
+    finish_append_##NAME(E *x, const E *bias, E *cache, const uint32_t *past, long long units, Append to) {                \
+        finish_append<E>(x, bias, cache, past, units, to);                                                                 \
     }                                                                                                                      \
     KERNEL(THREADS)                                                                                                        \
     embed_##NAME(const uint32_t *ids, const E *tokens, const E *positions, const uint32_t *list, E *out, long long units,  \

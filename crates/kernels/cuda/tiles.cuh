@@ -11,8 +11,8 @@ struct Strides {
 struct Shape {
     Strides q, k, v;
     int heads, queries, keys;
-    /// For decoding: keys per block, and blocks per head.
-    int split_keys, splits;
+    /// For decoding: blocks per head.
+    int splits;
     /// How many heads (b, h) go through all their tiles before the next heads start: as many as keep their k and v in
     /// the L2 cache.
     int section;
@@ -20,7 +20,7 @@ struct Shape {
     float scale;
 };
 
-static_assert(sizeof(Shape) == 104 && __builtin_offsetof(Shape, heads) == 72, "must match src/attention/cuda/plan.rs");
+static_assert(sizeof(Shape) == 96 && __builtin_offsetof(Shape, heads) == 72, "must match src/attention/cuda/plan.rs");
 
 constexpr float LN_2 = 0.6931471805599453f;
 

@@ -7,6 +7,7 @@
 
 mod attention;
 mod few_rows;
+mod growing;
 mod joined;
 mod layers;
 

@@ -1,6 +1,7 @@
 //! [`RowCache`]: keys or values, appended in place.
 
 use super::dtype::CacheDType;
+use crate::gpu::append_at::AppendAt;
 use crate::linear::weight::Weight;
 use crate::pointwise::norm::input::InputNorm;
 use candle_core::{Device, Result, Tensor};
@@ -15,6 +16,8 @@ pub struct RowCache {
     /// D
     width: usize,
     len: usize,
+    /// u32 (1): the number of positions for the GPU to read, see [`follow`](Self::follow)
+    past: Option<Tensor>,
 }
 
 impl RowCache {
@@ -24,7 +27,7 @@ impl RowCache {
     /// When the device cannot allocate it, or this dtype is not available there.
     pub fn new(sizes: [usize; 4], dtype: impl Into<CacheDType>, device: &Device) -> Result<Self> {
         let dtype = dtype.into();
-        Ok(Self { rows: dtype.zeros(sizes, device)?, dtype, width: sizes[3], len: 0 })
+        Ok(Self { rows: dtype.zeros(sizes, device)?, dtype, width: sizes[3], len: 0, past: None })
     }
 
     /// S, the positions held.
@@ -69,6 +72,33 @@ impl RowCache {
         self.dtype
     }
 
+    /// Lets the GPU read in `past` how many positions are held, so that one launch fits all lengths: for a [`CudaGraph`] that appends a
+    /// position at each launch. For the host the cache looks full but for one position, until [`settle`](Self::settle). Only
+    /// [`append_product`](Self::append_product) and [`append_normed_product`](Self::append_normed_product) append to it then, and only
+    /// [`Sdpa::forward_at`] reads it rightly. What has no room is left out.
+    ///
+    /// # Shapes
+    /// `past` u32 (1), on the cache's GPU
+    ///
+    /// [`CudaGraph`]: crate::CudaGraph
+    /// [`Sdpa::forward_at`]: crate::attention::Sdpa::forward_at
+    pub fn follow(&mut self, past: &Tensor) {
+        self.past = Some(past.clone());
+        self.len = self.capacity().saturating_sub(1);
+    }
+
+    /// Ends [`follow`](Self::follow): `len` positions are held, or as many as there is room for.
+    pub fn settle(&mut self, len: usize) {
+        self.past = None;
+        self.len = len.min(self.capacity());
+    }
+
+    /// The number of positions that the GPU reads, between [`follow`](Self::follow) and [`settle`](Self::settle).
+    #[must_use]
+    pub fn past(&self) -> Option<&Tensor> {
+        self.past.as_ref()
+    }
+
     /// Writes the rows of T new positions and returns the rows of all S held. Earlier views see later writes.
     ///
     /// # Shapes
@@ -107,6 +137,12 @@ impl RowCache {
     pub(super) fn write(&mut self, x: &Tensor) -> Result<Tensor> {
         let t = x.dim(2)?;
         let capacity = self.capacity();
+        if self.past.is_some() {
+            candle_core::bail!(
+                "cache: the GPU alone knows how many positions it holds, and no kernel appends these rows there; such a cache \
+                 needs fused attention, the dtype of the rows, and a plain weight of its own with a bias"
+            )
+        }
         if t > capacity - self.len {
             candle_core::bail!(
                 "cache: {} positions are held and {t} more do not fit the capacity of {capacity}; start a new cache or shorten \
@@ -172,7 +208,8 @@ impl RowCache {
         if !fits {
             return Ok(None);
         }
-        let Some(y) = weight.forward_into(x, bias, norm, &self.rows, self.len)? else { return Ok(None) };
+        let at = AppendAt { past: self.len, on_gpu: self.past.as_ref() };
+        let Some(y) = weight.forward_into(x, bias, norm, &self.rows, at)? else { return Ok(None) };
         self.len += t;
         let before = y.reshape((b, t, heads, self.width))?.narrow(2, 0, heads - self.heads())?;
         Ok(Some((before, self.rows()?)))

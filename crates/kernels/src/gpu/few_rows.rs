@@ -72,8 +72,9 @@ mod ops {
 
     use super::{ProductShape, product_launch};
     use crate::cpu::dispatch::Dispatch;
+    use crate::gpu::append_at::AppendAt;
     use crate::gpu::device::{UNIT, aligned, function, gpu_limits, launch, view, view_of};
-    use crate::gpu::finish_append::{AppendShape, room};
+    use crate::gpu::finish_append::{AppendShape, number_of_positions, room};
     use crate::gpu::launch_plan::Launch;
     use crate::gpu::layers::fits;
     use crate::pointwise::activation::Activation;
@@ -114,7 +115,7 @@ mod ops {
         aligned(x, UNIT)?.apply_op1_no_bwd(&op).map(Some)
     }
 
-    /// [`few_rows`] whose columns behind the queries go into `cache` (B, heads, capacity, D) behind `past` positions: `x` (B·T, in),
+    /// [`few_rows`] whose columns behind the queries go into `cache` (B, heads, capacity, D) at a place: `x` (B·T, in),
     /// `weight` (in, queries + heads·D) -> (B·T, queries + heads·D), of which only the queries hold anything. The cache is a whole
     /// tensor with room for T more positions.
     pub(crate) fn few_rows_append(
@@ -122,7 +123,7 @@ mod ops {
         [x, weight, bias]: [&Tensor; 3],
         norm: Option<InputNorm>,
         cache: &Tensor,
-        past: usize,
+        AppendAt { past, on_gpu }: AppendAt,
     ) -> Result<Option<Tensor>> {
         let sizes @ (b, heads, _, dim) = cache.dims4()?;
         if b == 0 || !fits(dispatch, &[x, cache])? {
@@ -137,6 +138,7 @@ mod ops {
             return Ok(None);
         };
         op.shape.to = to;
+        op.past = on_gpu.map(number_of_positions).transpose()?;
         cache.inplace_op2(&aligned(x, UNIT)?, &op)?;
         Ok(op.product.take())
     }
@@ -179,6 +181,8 @@ mod ops {
         norm: Option<[Tensor; 2]>,
         /// (rows, out)
         residual: Option<Tensor>,
+        /// The number of positions in the cache, u32 (1), in place of the number in `shape`
+        past: Option<Tensor>,
         /// The product whose last columns went into a cache, once it has run: (rows, out)
         product: Cell<Option<Tensor>>,
     }
@@ -215,6 +219,7 @@ mod ops {
                 bias: ready(bias)?,
                 norm,
                 residual: residual.map(ready).transpose()?,
+                past: None,
                 product: Cell::new(None),
             }))
         }
@@ -243,6 +248,8 @@ mod ops {
             let inputs: Vec<_> = inputs.collect::<Result<_>>()?;
             let cache: Option<&mut CudaSlice<E>> =
                 cache.map(|cache| cache.as_cuda_slice_mut::<E>()).transpose()?;
+            let past = self.past.as_ref().map(Tensor::storage_and_layout);
+            let past = past.as_ref().map(|(storage, layout)| view_of::<u32>(storage, layout)).transpose()?;
             // SAFETY: the kernel writes every element, but of those that go into a cache, which nobody reads here.
             let mut out = unsafe { device.alloc::<E>(out_shape.elem_count())? };
             let nothing = 0u64; // a null pointer
@@ -256,6 +263,10 @@ mod ops {
             }
             match cache {
                 Some(cache) => args.arg(cache),
+                None => args.arg(&nothing),
+            };
+            match &past {
+                Some(past) => args.arg(past),
                 None => args.arg(&nothing),
             };
             args.arg(&mut out).arg(&self.shape);

@@ -60,7 +60,7 @@ impl AppendShape {
 #[cfg(feature = "cuda")]
 pub(crate) use ops::linear_append;
 #[cfg(feature = "cuda")]
-pub(super) use ops::room;
+pub(super) use ops::{number_of_positions, room};
 
 #[cfg(feature = "cuda")]
 mod ops {
@@ -68,6 +68,7 @@ mod ops {
 
     use super::{AppendShape, append_launch};
     use crate::cpu::dispatch::Dispatch;
+    use crate::gpu::append_at::AppendAt;
     use crate::gpu::blas_lt;
     use crate::gpu::device::{UNIT, aligned, function, launch, view_of};
     use crate::gpu::launch_plan::Launch;
@@ -78,14 +79,14 @@ mod ops {
     use candle_core::{CpuStorage, CudaStorage, DType, InplaceOp2, Layout, Result, Tensor};
     use half::{bf16, f16};
 
-    /// `x·W + bias`, whose columns behind the queries go into `cache` (B, heads, capacity, D) behind `past` positions: `x` (B·T,
+    /// `x·W + bias`, whose columns behind the queries go into `cache` (B, heads, capacity, D) at a place: `x` (B·T,
     /// in), `weight` (in, queries + heads·D) -> (B·T, queries + heads·D), of which only the queries hold anything; or `None` if no
     /// kernel does both. The cache is a whole tensor with room for T more positions.
     pub(crate) fn linear_append(
         dispatch: Dispatch,
         [x, weight, bias]: [&Tensor; 3],
         cache: &Tensor,
-        past: usize,
+        AppendAt { past, on_gpu }: AppendAt,
     ) -> Result<Option<Tensor>> {
         let sizes @ (b, heads, _, dim) = cache.dims4()?;
         let rows = x.dim(0)?;
@@ -98,7 +99,13 @@ mod ops {
         let planned = append_launch(x.dtype(), queries, sizes.into(), past, positions);
         let Some((launch, shape, units)) = planned else { return Ok(None) };
         #[allow(clippy::cast_possible_wrap)] // checked by `append_launch`
-        let op = FinishAppend { launch, units: units as i64, shape, bias: aligned(bias, UNIT)? };
+        let op = FinishAppend {
+            launch,
+            units: units as i64,
+            shape,
+            bias: aligned(bias, UNIT)?,
+            past: on_gpu.map(number_of_positions).transpose()?,
+        };
         let product = x.matmul(&weight.contiguous()?)?; // (B·T, out); no other tensor shares its memory
         cache.inplace_op2(&product, &op)?;
         Ok(Some(product))
@@ -118,6 +125,18 @@ mod ops {
         Ok(positions)
     }
 
+    /// A number of positions that a kernel reads: u32 (1). Kernels write to no place that the cache does not have, whatever it is.
+    pub(in crate::gpu) fn number_of_positions(past: &Tensor) -> Result<Tensor> {
+        if past.dims() != [1] || past.dtype() != DType::U32 || !past.device().is_cuda() {
+            candle_core::bail!(
+                "cache: the number of its positions must be u32 [1] on the GPU, got {:?} {:?}",
+                past.dtype(),
+                past.dims()
+            )
+        }
+        Ok(past.clone())
+    }
+
     /// The bias of a product: its queries stay in place, and the rest goes into the cache, which is the tensor that changes for Candle.
     struct FinishAppend {
         launch: Launch,
@@ -125,6 +144,8 @@ mod ops {
         shape: AppendShape,
         /// (out)
         bias: Tensor,
+        /// u32 (1), in place of the number in `shape`
+        past: Option<Tensor>,
     }
 
     // SAFETY: i32s in C's order; `layers.cu` has the same struct.
@@ -136,10 +157,18 @@ mod ops {
             let function = function(&stream, &self.launch)?;
             let (bias, bias_layout) = self.bias.storage_and_layout();
             let bias = view_of::<E>(&bias, bias_layout)?;
+            let past = self.past.as_ref().map(Tensor::storage_and_layout);
+            let past = past.as_ref().map(|(storage, layout)| view_of::<u32>(storage, layout)).transpose()?;
             let x = x.as_cuda_slice::<E>()?;
             let cache = cache.as_cuda_slice_mut::<E>()?;
+            let nothing = 0u64; // a null pointer
             let mut args = stream.launch_builder(&function);
-            args.arg(x).arg(&bias).arg(cache).arg(&self.units).arg(&self.shape);
+            args.arg(x).arg(&bias).arg(cache);
+            match &past {
+                Some(past) => args.arg(past),
+                None => args.arg(&nothing),
+            };
+            args.arg(&self.units).arg(&self.shape);
             // SAFETY: x is (B·T, width), the cache (B, heads, capacity, dim) with room for T more positions, both from the start of
             // their memory, and the bias (width). All are contiguous and aligned. The kernel writes to x, too: a new product that
             // nothing else has seen, on the stream of all that will read it.

@@ -2,6 +2,7 @@
 //!
 //! It loads and launches the kernels in `cuda/*.cu`. Launches are planned as numbers alone, which tests can check in any build.
 
+pub(crate) mod append_at;
 #[cfg(feature = "cuda")]
 mod blas_lt;
 #[cfg(feature = "cuda")]
@@ -19,6 +20,7 @@ pub(crate) mod few_rows;
 pub(crate) mod finish_append;
 #[cfg(feature = "cuda")]
 mod finish_norm;
+pub(crate) mod graph;
 #[cfg(any(feature = "cuda", test))]
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // launches are planned, and not made
 pub(crate) mod launch_plan;
@@ -81,6 +83,7 @@ pub fn keep_freed_memory(device: &Device) -> Result<()> {
 #[cfg(not(feature = "cuda"))]
 #[allow(clippy::unnecessary_wraps)] // same signatures as the CUDA versions
 mod none {
+    use super::append_at::AppendAt;
     use crate::cpu::dispatch::Dispatch;
     use crate::pointwise::epilogue::Epilogue;
     use crate::pointwise::norm::input::InputNorm;
@@ -120,7 +123,7 @@ mod none {
         _: [&Tensor; 3],
         _: Option<InputNorm>,
         _: &Tensor,
-        _: usize,
+        _: AppendAt,
     ) -> Result<Option<Tensor>> {
         Ok(None)
     }
@@ -142,7 +145,7 @@ mod none {
         _: Dispatch,
         _: [&Tensor; 3],
         _: &Tensor,
-        _: usize,
+        _: AppendAt,
     ) -> Result<Option<Tensor>> {
         Ok(None)
     }

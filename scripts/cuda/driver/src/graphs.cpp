@@ -193,7 +193,7 @@ uintptr_t allocate_in_graph(Stream *stream, size_t size) {
     Graph *const graph = stream->capture->graph.get(); // its nodes run while it lives
     graph->memory[start] = {};
     owners[start] = graph;
-    record_node(stream, "allocate " + std::to_string(size) + " bytes in a graph", [=] { make_usable(start); });
+    record_node(stream, "allocate in a graph of " + std::to_string(size) + " bytes", [=] { make_usable(start); });
     return start;
 }
 

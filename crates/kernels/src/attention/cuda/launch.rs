@@ -55,8 +55,19 @@ impl Kernels {
         Ok(Some(Self { plan, backward: backward.flatten(), masks }))
     }
 
-    /// The context (B, T, H, D) of q (B, H, T, D), k and v (B, H, S, D).
-    pub(in crate::attention) fn forward(self, [q, k, v]: [&Tensor; 3], mask: Mask) -> Result<Tensor> {
+    /// Whether they decode: one query for each head, without hidden keys, dropout and gradients.
+    pub(in crate::attention) fn decode(&self) -> bool {
+        self.plan.task == KernelArguments::Decode
+    }
+
+    /// The context (B, T, H, D) of q (B, H, T, D), k and v (B, H, S, D). If they [`decode`](Self::decode), `past` may hold the number of
+    /// keys before the query's own, u32 (1), behind which there are none yet.
+    pub(in crate::attention) fn forward(
+        self,
+        [q, k, v]: [&Tensor; 3],
+        mask: Mask,
+        past: Option<&Tensor>,
+    ) -> Result<Tensor> {
         if let Some(padding) = mask.padding.filter(|padding| !padding.device().same_device(q.device())) {
             candle_core::bail!(
                 "attention: the padding mask is on {:?}, q on {:?}",
@@ -67,6 +78,7 @@ impl Kernels {
         let op = CudaAttention {
             kernels: self,
             padding: mask.padding.map(Tensor::contiguous).transpose()?,
+            past: past.cloned(),
             hidden: (!mask.hidden.is_empty()).then(|| HiddenOnGpu::new(mask, q)).transpose()?,
             log_sums: OnceLock::new(),
         };
@@ -79,6 +91,8 @@ struct CudaAttention {
     kernels: Kernels,
     /// u8 (B, S), contiguous
     padding: Option<Tensor>,
+    /// u32 (1)
+    past: Option<Tensor>,
     hidden: Option<HiddenOnGpu>,
     /// f32 (B, H, T), saved for the backward pass.
     log_sums: OnceLock<Tensor>,
@@ -114,6 +128,8 @@ impl CudaAttention {
         let counters = self.kernels.plan.partials.map(|(_, heads)| counters(device, heads)).transpose()?;
         let padding = self.padding.as_ref().map(Tensor::storage_and_layout);
         let padding = padding.as_ref().map(|(storage, layout)| view_of::<u8>(storage, layout)).transpose()?;
+        let past = self.past.as_ref().map(Tensor::storage_and_layout);
+        let past = past.as_ref().map(|(storage, layout)| view_of::<u32>(storage, layout)).transpose()?;
         let masks = HiddenOnGpu::within(self.kernels.masks, self.hidden.as_ref(), &stream)?;
         let nothing = 0u64; // a null pointer
 
@@ -127,6 +143,12 @@ impl CudaAttention {
             Some(padding) => args.arg(padding),
             None => args.arg(&nothing),
         };
+        if *task == KernelArguments::Decode {
+            match &past {
+                Some(past) => args.arg(past),
+                None => args.arg(&nothing),
+            };
+        }
         args.arg(&mut out);
         match (task, &mut partials, &counters, &mut log_sums) {
             (KernelArguments::Decode, Some(partials), Some(counters), None) => {

@@ -37,8 +37,7 @@ pub(super) struct KernelShape {
     pub(super) heads: i32,
     pub(super) queries: i32,
     pub(super) keys: i32,
-    /// For decoding: keys per block, and blocks per head.
-    pub(super) split_keys: i32,
+    /// For decoding: blocks per head.
     pub(super) splits: i32,
     /// The number of heads that run all their tiles before the next heads start.
     pub(super) section: i32,
@@ -46,7 +45,7 @@ pub(super) struct KernelShape {
     pub(super) scale: f32,
 }
 
-const _: () = assert!(size_of::<KernelShape>() == 104 && std::mem::offset_of!(KernelShape, heads) == 72);
+const _: () = assert!(size_of::<KernelShape>() == 96 && std::mem::offset_of!(KernelShape, heads) == 72);
 
 /// Keys hidden from single queries, and dropout.
 #[repr(C)]
@@ -100,7 +99,7 @@ pub(super) enum KernelArguments {
     Attention,
     /// The arguments of `Attention`, and the masks after the shape.
     Masked,
-    /// q, k, v, padding, out, partial results, finished blocks
+    /// q, k, v, padding, number of keys before the query's, out, partial results, finished blocks
     Decode,
 }
 
@@ -132,7 +131,7 @@ const WIDTHS: [usize; 5] = [32, 64, 80, 96, 128];
 const THREADS: u32 = 128;
 /// Rows of D per block in `delta.cu`.
 const DELTA_ROWS: usize = 16;
-/// The fewest keys per block in decoding: with fewer, merging takes longer than decoding.
+/// The fewest keys per block in decoding, as in `decode.cu`.
 const MIN_SPLIT_KEYS: usize = 64;
 /// A tile in f32.
 struct F32Tile {
@@ -184,12 +183,7 @@ impl Sizes {
     }
 
     /// The shape for a kernel that runs `tiles` blocks a head.
-    fn shape(
-        &self,
-        tiles: usize,
-        (split_keys, splits): (usize, usize),
-        gpu: GpuLimits,
-    ) -> Option<KernelShape> {
+    fn shape(&self, tiles: usize, splits: usize, gpu: GpuLimits) -> Option<KernelShape> {
         // As many heads together as leave half of the L2 cache to other data, but enough for two blocks on each
         // multiprocessor.
         let cached = gpu.l2 / 2 / (2 * self.s * self.d * self.size).max(1);
@@ -203,7 +197,6 @@ impl Sizes {
             heads: self.h.try_into().ok()?,
             queries: self.t.try_into().ok()?,
             keys: self.s.try_into().ok()?,
-            split_keys: split_keys.try_into().ok()?,
             splits: splits.try_into().ok()?,
             section: section.try_into().ok()?,
             scale: self.scale,
@@ -229,15 +222,13 @@ impl Plan {
         let sizes = Sizes::new(dtype, qkv, scale, gpu)?;
         let &Sizes { name, size, b, h, t, s, d, .. } = &sizes;
         if t == 1 && !masked && !tracked {
-            // About two blocks for each multiprocessor.
-            let wanted = (2 * gpu.multiprocessors).div_ceil(b * h).clamp(1, s.div_ceil(MIN_SPLIT_KEYS));
-            let split_keys = s.div_ceil(wanted);
-            let splits = s.div_ceil(split_keys);
+            // About two blocks for each multiprocessor. The kernel divides the keys that are there among them.
+            let splits = (2 * gpu.multiprocessors).div_ceil(b * h).clamp(1, s.div_ceil(MIN_SPLIT_KEYS));
             let lanes = (d * size / 16).next_power_of_two();
             let shared = THREADS as usize / lanes * (2 + d) * 4; // one partial result for each group of lanes
             let launch = Launch::new(format!("decode_{name}_d{d}"), b * h * splits, THREADS, shared)?;
             let partials = (splits > 1).then_some((b * h * splits * (2 + d), b * h));
-            let shape = sizes.shape(1, (split_keys, splits), gpu)?;
+            let shape = sizes.shape(1, splits, gpu)?;
             return Some(Self { shape, task: KernelArguments::Decode, launch, partials });
         }
         let bits = |queries: usize, keys: usize| if masked { 2 * queries * keys / 8 } else { 0 };
@@ -259,7 +250,7 @@ impl Plan {
         };
         let tiles = t.div_ceil(queries);
         let launch = Launch::new(kernel, b * h * tiles, THREADS, shared).filter(|_| shared <= gpu.shared)?;
-        Some(Self { shape: sizes.shape(tiles, (s, 1), gpu)?, task, launch, partials: None })
+        Some(Self { shape: sizes.shape(tiles, 1, gpu)?, task, launch, partials: None })
     }
 }
 
@@ -290,7 +281,7 @@ impl BackwardPlan {
             launch.filter(|_| shared <= gpu.shared)
         };
         Some(Self {
-            shape: sizes.shape(t.div_ceil(own), (s, 1), gpu)?,
+            shape: sizes.shape(t.div_ceil(own), 1, gpu)?,
             deltas: Launch::new(format!("delta_{name}"), (b * t * h).div_ceil(DELTA_ROWS), THREADS, 0)?,
             of_queries: launch("queries", t, shared(own, others))?,
             of_keys: launch("keys", s, shared(others, own))?,

@@ -32,6 +32,13 @@ pub struct Attended {
     pub lse: Option<Tensor>,
 }
 
+impl From<Tensor> for Attended {
+    /// A context alone.
+    fn from(context: Tensor) -> Self {
+        Self { context, weights: vec![], summary: None, lse: None }
+    }
+}
+
 impl Sdpa {
     /// The context of each query, `weights·v`. Scores, softmax and sums are f32 or wider; the result has the dtype of `q`, to
     /// which `k` and `v` are converted if they have another; only the CPU's fused kernels read halves under f32 in place. A

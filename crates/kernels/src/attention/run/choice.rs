@@ -12,6 +12,8 @@ use crate::attention::sdpa::Sdpa;
 use crate::attention::window::Window;
 use crate::cpu::dispatch::Implementation;
 use crate::cpu::explain::{Explained, ours};
+#[cfg(feature = "cuda")]
+use candle_core::CudaDevice;
 use candle_core::{DType, Device, Layout, Result, Tensor};
 
 /// A GPU's kernel, chosen for the layouts of q, k and v.
@@ -64,6 +66,50 @@ impl Sdpa {
     /// The GPU kernel that computes this, if the caller asked for one and this build has it.
     #[cfg_attr(not(feature = "cuda"), allow(clippy::unnecessary_wraps))] // only CUDA asks the device
     fn gpu_kernel(&self, inputs: &Inputs, dropout: Option<WeightDropout>) -> Result<Option<GpuKernel>> {
+        if !self.is_plain(inputs) || dropout.is_some_and(|dropout| !dropout.is_first()) {
+            return Ok(None);
+        }
+        match &inputs.device {
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => {
+                let kernels = self.cuda_kernels(device, inputs, dropout)?;
+                let run = |kernels: Kernels| -> GpuKernel {
+                    Box::new(move |qkv, mask| kernels.forward(qkv, mask, None))
+                };
+                Ok(kernels.map(run))
+            }
+            #[cfg(feature = "metal")]
+            Device::Metal(_) if dropout.is_none() && metal::computes(inputs) => {
+                let scale = self.scale_for(inputs.layouts[0].dims()[3]);
+                Ok(Some(Box::new(move |qkv, _| metal::forward(qkv, scale))))
+            }
+            #[allow(unreachable_patterns)] // unreachable if a feature above is on
+            Device::Cpu | Device::Cuda(_) | Device::Metal(_) => Ok(None),
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_kernels(
+        &self,
+        device: &CudaDevice,
+        inputs: &Inputs,
+        dropout: Option<WeightDropout>,
+    ) -> Result<Option<Kernels>> {
+        Kernels::new(device, inputs, self.scale_for(inputs.layouts[0].dims()[3]), dropout)
+    }
+
+    /// The kernels that decode this on CUDA, if the caller asked for kernels and there are some.
+    #[cfg(feature = "cuda")]
+    pub(super) fn decoding_kernels(&self, inputs: &Inputs) -> Result<Option<Kernels>> {
+        let Device::Cuda(device) = &inputs.device else { return Ok(None) };
+        if !self.is_plain(inputs) || self.dropout.is_some() {
+            return Ok(None);
+        }
+        Ok(self.cuda_kernels(device, inputs, None)?.filter(Kernels::decode))
+    }
+
+    /// Whether this is attention of the kind that GPUs have kernels for, and the caller asked for one.
+    fn is_plain(&self, inputs: &Inputs) -> bool {
         let [q, k, v] = inputs.layouts.each_ref().map(Layout::dims);
         let plain = self.window == Window::CAUSAL && self.softcap.is_none() && self.slopes.is_none();
         let plain = plain
@@ -74,24 +120,7 @@ impl Sdpa {
             && q[1] == k[1]
             && q[3] == v[3]
             && q[2] <= k[2];
-        if !plain || !self.may_fuse(inputs) || dropout.is_some_and(|dropout| !dropout.is_first()) {
-            return Ok(None);
-        }
-        match &inputs.device {
-            #[cfg(feature = "cuda")]
-            Device::Cuda(device) => {
-                let kernels = Kernels::new(device, inputs, self.scale_for(q[3]), dropout)?;
-                Ok(kernels
-                    .map(|kernels| -> GpuKernel { Box::new(move |qkv, mask| kernels.forward(qkv, mask)) }))
-            }
-            #[cfg(feature = "metal")]
-            Device::Metal(_) if dropout.is_none() && metal::computes(inputs) => {
-                let scale = self.scale_for(q[3]);
-                Ok(Some(Box::new(move |qkv, _| metal::forward(qkv, scale))))
-            }
-            #[allow(unreachable_patterns)] // unreachable if a feature above is on
-            Device::Cpu | Device::Cuda(_) | Device::Metal(_) => Ok(None),
-        }
+        plain && self.may_fuse(inputs)
     }
 
     /// Reports the code that runs for a call, and why no faster code does. `in_place` says that keys and values in another

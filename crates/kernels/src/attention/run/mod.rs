@@ -3,6 +3,7 @@
 pub(crate) mod attend;
 mod choice;
 mod eager;
+mod growing;
 pub(crate) mod merge;
 #[cfg(feature = "metal")]
 mod metal;

@@ -4,6 +4,7 @@ use super::{Weight, WeightKind, WeightLayout};
 use crate::cpu::dispatch::Dispatch;
 use crate::cpu::explain::{Explained, note, shown};
 use crate::gpu;
+use crate::gpu::append_at::AppendAt;
 use crate::linear::{WITH_PRODUCT, check_join, flatten};
 use crate::pointwise::epilogue::Epilogue;
 use crate::pointwise::norm::input::InputNorm;
@@ -104,7 +105,7 @@ impl Weight {
         }
     }
 
-    /// `x·W + bias`, whose last columns go into `cache` (B, heads, capacity, D) behind `past` positions, with room for T more: `x` (B,
+    /// `x·W + bias`, whose last columns go into `cache` (B, heads, capacity, D) at a place with room for T more: `x` (B,
     /// T, in) -> (B, T, out), of which only the columns before hold anything; `None` where no kernel does both, nor the layer norm of
     /// `x` by `norm`, if there is one.
     pub(crate) fn forward_into(
@@ -113,7 +114,7 @@ impl Weight {
         bias: Option<&Tensor>,
         norm: Option<InputNorm>,
         cache: &Tensor,
-        past: usize,
+        at: AppendAt,
     ) -> Result<Option<Tensor>> {
         let (Some((weight, dispatch)), Some(bias)) = (self.of_gpu(x), bias) else { return Ok(None) };
         let (n_in, n_out) = self.shape();
@@ -126,7 +127,7 @@ impl Weight {
         }
         let factors = [&flat, weight, bias];
         let then = ", then keys and values into a cache";
-        if let Some(y) = gpu::few_rows_append(dispatch, factors, norm, cache, past)? {
+        if let Some(y) = gpu::few_rows_append(dispatch, factors, norm, cache, at)? {
             let after = if norm.is_some() { ", after a layer norm" } else { "" };
             note(|| explained(x, weight, &format!("{after}{then}"), WITH_PRODUCT));
             return y.reshape(shape).map(Some);
@@ -134,7 +135,7 @@ impl Weight {
         if norm.is_some() {
             return Ok(None);
         }
-        let y = gpu::linear_append(dispatch, factors, cache, past)?;
+        let y = gpu::linear_append(dispatch, factors, cache, at)?;
         y.map(|y| {
             note(|| explained(x, weight, then, ON_GPU));
             y.reshape(shape)
