@@ -2,7 +2,8 @@
 """What a generated token of GPT-2 small asks of a GPU: launches, products, allocations, copies and waits. Needs no GPU.
 
     scripts/cuda/launches.py [PROGRAM]          the table of docs/gpu.md, with kernels by name below it
-    scripts/cuda/launches.py --most 75 [...]    fails if a fused token takes as many launches and products
+    scripts/cuda/launches.py --most 75 [...]    fails if a fused token takes as many launches and products, or one with a CUDA graph
+                                                more than its launch, a copy up and one down
 
 PROGRAM is `gpt2` on the driver that runs on the processor (default: scripts/cuda/on-cpu.sh). It generates texts of two lengths with a
 model of 12 layers, written here, whose one head is 64 wide: no count depends on the width. What the longer text has more, divided by
@@ -51,11 +52,11 @@ def write_model(folder):
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def counts(program, model, dtype, code, products, tokens):
+def counts(program, model, dtype, code, products, graph, tokens):
     """The times of everything that a run of `tokens` tokens asked for."""
     report = model / "report"
     command = [program, "generate", "--ids", "3,1,4,1,5", "--model", model, "--device", "cuda", "--dtype", dtype, "--impl", code]
-    command += ["--greedy", "--max-new-tokens", str(tokens)]
+    command += ["--greedy", "--max-new-tokens", str(tokens), *(["--cuda-graph"] if graph else [])]
     environment = {**os.environ, "CUDA_ON_CPU_REPORT": str(report), "CANDLE_FUSED_CUDA_PRODUCTS": products}
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
@@ -68,9 +69,9 @@ def counts(program, model, dtype, code, products, tokens):
     return found
 
 
-def of_a_token(program, model, dtype, code, products):
-    short = counts(program, model, dtype, code, products, SHORT)
-    long = counts(program, model, dtype, code, products, LONG)
+def of_a_token(program, model, *how):
+    short = counts(program, model, *how, SHORT)
+    long = counts(program, model, *how, LONG)
     each = {key: (times - short.get(key, 0)) / (LONG - SHORT) for key, times in long.items()}
     return {key: times for key, times in each.items() if times}
 
@@ -79,9 +80,13 @@ def row(each):
     """The sums of a table's row."""
     total = lambda what, name="": sum(times for key, times in each.items() if key[0] == what and key[1].startswith(name))
     return [
-        total("launch"), total("product"), total("launch") + total("product"), total("memory", "allocate"),
+        total("graph"), total("launch"), total("product"), total("graph") + total("launch") + total("product"), total("memory", "allocate"),
         total("copy", "host"), total("copy", "device to host"), total("copy", "device to device"), total("sync"),
     ]  # fmt: skip
+
+
+# A launch of a graph, a copy up and one down, which waits by itself.
+AS_A_GRAPH = [1, 0, 0, 1, 0, 1, 1, 0, 0]
 
 
 def main():
@@ -90,20 +95,23 @@ def main():
     parser.add_argument("--most", type=int, metavar="N", help="fail if a fused token takes N launches and products or more")
     given = parser.parse_args()
     below, many = [], []
-    print("| | launches | products | together | allocations | copies up | down | on the GPU | waits |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| | graphs | launches | products | together | allocations | copies up | down | on the GPU | waits |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="gpt2-launches-") as folder:
         write_model(Path(folder))
-        for code, products in (("eager", ""), ("fused", ""), ("fused", "cublas")):
+        for code, products, graph in (("eager", "", False), ("fused", "", False), ("fused", "", True), ("fused", "cublas", False)):
             for dtype in ("f32", "bf16"):
-                each = of_a_token(given.program, Path(folder), dtype, code, products)
+                each = of_a_token(given.program, Path(folder), dtype, code, products, graph)
                 numbers = row(each)
-                name = f"{code}, {dtype}" + (", products by cuBLAS" if products else "")
+                name = f"{code}, {dtype}" + (", products by cuBLAS" if products else "") + (", as a graph" if graph else "")
                 print(f"| {name} |", " | ".join(f"{number:.4g}" for number in numbers), "|", flush=True)
-                named = ", ".join(f"{times:.4g} {name}" for (what, name), times in each.items() if what in ("launch", "product"))
+                kinds = ("graph", "launch", "product")
+                named = ", ".join(f"{times:.4g} {name}" for (what, name), times in each.items() if what in kinds)
                 below.append(f"{name}: {named}")
-                if given.most and code == "fused" and not products and not 0 < numbers[2] < given.most:
-                    many.append(f"error: a token in {dtype} takes {numbers[2]:.4g} launches and products, expected 1 to {given.most - 1}")
+                if given.most and code == "fused" and not products and not 0 < numbers[3] < given.most:
+                    many.append(f"error: a token in {dtype} takes {numbers[3]:.4g} launches and products, expected 1 to {given.most - 1}")
+                if given.most and graph and numbers != AS_A_GRAPH:
+                    many.append(f"error: a token in {dtype} with a graph takes {numbers}, expected {AS_A_GRAPH}")
     print("", *below, *many, sep="\n")
     return 1 if many else 0
 

@@ -204,6 +204,17 @@ fn values_without_a_meaning_are_refused_by_name() -> Result {
     Ok(())
 }
 
+/// Elsewhere than on CUDA and beside what no graph can repeat, with the option's name and the remedy.
+#[test]
+fn a_cuda_graph_is_refused_where_there_is_none() -> Result {
+    let args = ["generate", "ROMEO:", "--cuda-graph", "--device", "cpu"];
+    gpt2(&args)?.refused(1, &["--cuda-graph", "only CUDA has graphs", "leave the graph out"]);
+    for other in [&["--beams", "2"][..], &["--draft", "lookup"], &["--export", "a.npy"], &["--open"]] {
+        gpt2(&[&args[..], other].concat())?.refused(2, &["--cuda-graph", other[0]]);
+    }
+    Ok(())
+}
+
 #[test]
 fn a_draft_gives_the_same_text_and_says_how_it_fared() -> Result {
     for options in [&["--greedy"][..], &["--seed", "5"], &["--min-p", "0.05", "--typical-p", "0.9"]] {

@@ -8,6 +8,7 @@ mod circuits;
 #[path = "../common/mod.rs"]
 mod common;
 mod cross_attention;
+mod cuda_graph;
 mod dropout;
 mod generate;
 mod gpt_bigcode;

@@ -399,6 +399,9 @@ def test_a_generation_is_one_thread_s(model: Model) -> None:
         model.compare("demo", "O Romeo")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="kv"):
         model.generate("ROMEO:", kv="f8")  # type: ignore[arg-type]
+    for generate in (model.generate, model.stream):
+        with pytest.raises(ValueError, match="only CUDA has graphs"):
+            generate("ROMEO:", cuda_graph=True)
 
 
 def run(code: str, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -121,6 +121,9 @@ impl Model {
             if let Some(kv) = options.kv {
                 running = running.with_cache_dtype(kv)?;
             }
+            if options.cuda_graph {
+                running = running.with_cuda_graph()?;
+            }
             let found = Continuation::new(model.config(), self.loaded.shared_tokenizer(), &options.stop);
             let at = Mutex::new(Some(PausedText { paused: running.pause(), found }));
             Ok(SteppedGeneration { loaded: Arc::clone(&self.loaded), changes, hooks, at })

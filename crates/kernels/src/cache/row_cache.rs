@@ -4,7 +4,7 @@ use super::dtype::CacheDType;
 use crate::gpu::append_at::AppendAt;
 use crate::linear::weight::Weight;
 use crate::pointwise::norm::input::InputNorm;
-use candle_core::{Device, Result, Tensor};
+use candle_core::{Device, Result, Tensor, TensorId};
 
 /// The rows of some heads for up to `capacity` positions, in one tensor (B, heads, capacity, D) that is allocated once: a new token
 /// costs its own row and no copy of the past, and each head's rows are read in memory order.
@@ -34,6 +34,12 @@ impl RowCache {
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Names the memory of the rows: a copy has another.
+    #[must_use]
+    pub fn memory(&self) -> TensorId {
+        self.rows.id()
     }
 
     /// Whether no position is held.

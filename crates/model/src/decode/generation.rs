@@ -83,6 +83,8 @@ impl<'a> Generation<'a> {
             waiting: if max_new_tokens == 0 { vec![] } else { (0..prompts.len()).collect() },
             rows: vec![],
             cache: KvCache::new(model.config(), prompts.len(), capacity, model.dtype(), model.device())?,
+            with_graph: false,
+            captured: None,
             failed: false,
         };
         Ok(Self::resume(model, at))
@@ -131,6 +133,34 @@ impl<'a> Generation<'a> {
         let device = model.device();
         let cache = KvCache::new(model.config(), rows, capacity, dtype, device)?;
         Ok(Self { at: Paused { cache, ..self.at }, ..self })
+    }
+
+    /// Records the step for a token as one CUDA graph, and launches that for each further token: the same text, with one call of the
+    /// driver for a token in place of one for each kernel. The second token is computed as without a graph, and the pass
+    /// recorded after it; again when rows of a batch have left or joined. No other host thread may use the device while a step is recorded, see
+    /// [`CudaGraph::record`](candle_fused::CudaGraph::record). Neither hooks nor a draft can be combined with it. It has not run on a GPU yet.
+    ///
+    /// # Errors
+    /// Returns the errors of [`check_cuda_graph`](Self::check_cuda_graph). A step fails if a layer has no kernel that can be repeated.
+    pub fn with_cuda_graph(mut self) -> Result<Self> {
+        self.check_cuda_graph()?;
+        self.at.with_graph = true;
+        Ok(self)
+    }
+
+    /// Checks that steps can be CUDA graphs here.
+    ///
+    /// # Errors
+    /// On another device than CUDA's, with eager attention, in f64, with a cache in another dtype than the model's, with hooks, and with
+    /// a draft.
+    pub fn check_cuda_graph(&self) -> Result<()> {
+        if self.checks.is_some() {
+            candle_core::bail!(
+                "no step can be a CUDA graph here: a draft has passes of several tokens; leave it out"
+            )
+        }
+        let by = HookedModel { model: self.model, hooks: self.hooks };
+        by.check_cuda_graph(&self.at.cache)
     }
 
     /// Adds hooks to every pass: the first pass over the prompts, then one pass per new token. Give them before the first step: of a

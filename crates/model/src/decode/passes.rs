@@ -1,5 +1,6 @@
 //! The passes of a generation over several rows: over prompts, and over the last token of each row. Between them rows leave and join.
 
+use super::captured_step::CapturedStep;
 use super::sampling::Sampler;
 use crate::config::Config;
 use crate::gpt2::args_and_outputs::ForwardArgs;
@@ -8,6 +9,7 @@ use crate::gpt2::attention::mask::{left_padding, position_ids};
 use crate::gpt2::lm_head_model::Gpt2LMHeadModel;
 use crate::hooks::Hooks;
 use candle_core::{DType, Device, Result, Tensor};
+use candle_fused::Implementation;
 
 /// The tokens of padding that cost about as much as one more pass over prompts.
 const PADDING: usize = 32;
@@ -25,6 +27,9 @@ pub struct Paused {
     /// Those of `cache`.
     pub(super) rows: Vec<Row>,
     pub(super) cache: KvCache,
+    /// Whether steps are CUDA graphs, and that of the rows in the cache once there is one.
+    pub(super) with_graph: bool,
+    pub(super) captured: Option<CapturedStep>,
     pub(super) failed: bool,
 }
 
@@ -107,9 +112,27 @@ impl Paused {
     /// A pass over the last token of each row.
     fn continue_rows(&mut self, by: HookedModel, chosen: &mut [Option<u32>]) -> Result<()> {
         let last = |row: &Row| row.text.and_then(|text| self.texts[text].last().copied()).unwrap_or(0);
-        let input = self.rows.iter().map(last).collect();
-        let logits = by.logits_after(input, &self.rows, &mut self.cache)?;
+        let input: Vec<u32> = self.rows.iter().map(last).collect();
+        let logits = if self.with_graph {
+            let step = self.logits_by_graph(by, &input);
+            step.map_err(|error| error.context("this step cannot be a CUDA graph; leave the graph out"))?
+        } else {
+            by.logits_after(input, &self.rows, &mut self.cache)?
+        };
         self.choose(by.model.config(), &self.rows.clone(), logits, chosen)
+    }
+
+    /// The logits (V) of each row after one token of it, by the graph of a step: that of another cache or of other padding is replaced.
+    fn logits_by_graph(&mut self, by: HookedModel, ids: &[u32]) -> Result<Vec<Vec<f32>>> {
+        by.check_cuda_graph(&self.cache)?;
+        let padding: Vec<usize> = self.rows.iter().map(|row| row.start).collect();
+        let mut captured = match self.captured.take().filter(|step| step.is_of(&self.cache, &padding)) {
+            Some(captured) => captured,
+            None => CapturedStep::new(by.model, &self.cache, padding)?,
+        };
+        let logits = captured.logits_after(&mut self.cache, ids);
+        self.captured = Some(captured);
+        logits
     }
 
     /// Passes over prompts, those of like length together. Their rows come after those that stay.
@@ -219,6 +242,26 @@ impl Paused {
 }
 
 impl HookedModel<'_> {
+    /// Fails if a step over this cache cannot be a CUDA graph.
+    pub(super) fn check_cuda_graph(self, cache: &KvCache) -> Result<()> {
+        let device = self.model.device();
+        let of_model = self.model.dtype();
+        let cause = if !device.is_cuda() {
+            "only CUDA has graphs; use a device of CUDA, or leave the graph out"
+        } else if self.model.config().attn_implementation.on(device) != Implementation::Fused {
+            "eager attention, the default on a GPU, cannot be recorded; use fused attention"
+        } else if of_model == DType::F64 {
+            "there is no kernel for f64; use f32, f16 or bf16"
+        } else if cache.dtype().is_some_and(|dtype| dtype != of_model.into()) {
+            "a cache in another dtype than the model's cannot be appended to; leave its dtype out"
+        } else if self.hooks.is_some() {
+            "hooks read and change values in each step; leave hooks and interventions out"
+        } else {
+            return Ok(());
+        };
+        candle_core::bail!("no step can be a CUDA graph here: {cause}")
+    }
+
     /// The logits (V) after the last of T tokens of each row, which follow those in the cache: `input` (B·T) -> B lists
     fn logits_after(self, input: Vec<u32>, rows: &[Row], cache: &mut KvCache) -> Result<Vec<Vec<f32>>> {
         let t = input.len() / rows.len();

@@ -89,6 +89,7 @@ class Options(Changes, total=False):
     kv: KvDType | None
     draft: str | os.PathLike[str] | None
     batch: int | None
+    cuda_graph: bool
     fwd_hooks: Iterable[tuple[Names, HookFunction]]
     progress: Callable[[str, int, int | None], None] | None
 

@@ -366,6 +366,8 @@ class Model(Analyses, Circuits, Features, Predictions, Weights):
             draft: What guesses the next tokens, so that the model checks several in one pass: ``"lookup"``, ``"q4_0"``, ``"q8_0"``, or
                 another model by its name. The text stays the same.
             batch: How many of several prompts to continue in each pass; all that fit, if there is no number.
+            cuda_graph: Records the step for a token as one CUDA graph and launches it again for each further token, on CUDA with the fused
+                implementation. The text stays the same.
             fwd_hooks: Functions at hook points, as for :meth:`run_with_hooks`; each pass has the new positions alone.
             progress: Called with ``"tokens"``, how many are done, and ``None``.
             Interventions, as for a pass. With several prompts, positions are those of each, and means need ``mean_of``.
@@ -412,6 +414,7 @@ class Model(Analyses, Circuits, Features, Predictions, Weights):
             "stop": _stops(given.pop("stop", None)),
             "draft": None if draft is None else os.fspath(draft),
             "batch": maybe(given.pop("batch", None), "batch", 1) or len(rows),
+            "cuda_graph": bool(given.pop("cuda_graph", False)),
         }
         for name in ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "length_penalty"):
             asked[name] = _finite(given.pop(name, None), name)

@@ -159,6 +159,28 @@ impl KvCache {
         Ok(())
     }
 
+    /// The memory of the first layer; `None` without layers. Layers get other memory together.
+    pub(crate) fn memory(&self) -> Option<TensorId> {
+        self.layers.first().map(|layer| layer.kv.memory())
+    }
+
+    /// The dtype of the keys and values; `None` without layers.
+    pub(crate) fn dtype(&self) -> Option<CacheDType> {
+        self.layers.first().map(|layer| layer.kv.dtype())
+    }
+
+    /// Lets the GPU read in `past`, u32 (1), how many positions are held, see [`RowCache::follow`].
+    pub(crate) fn follow(&mut self, past: &Tensor) {
+        self.layers.iter_mut().for_each(|layer| layer.kv.follow(past));
+        self.len = self.capacity.saturating_sub(1);
+    }
+
+    /// Ends [`follow`](Self::follow), with `len` positions held.
+    pub(crate) fn settle(&mut self, len: usize) {
+        self.layers.iter_mut().for_each(|layer| layer.kv.settle(len));
+        self.len = len;
+    }
+
     pub(crate) fn check_room(&mut self, batch: usize, t: usize, n_layer: usize) -> Result<()> {
         // Drops what a failed forward pass left in some layers.
         self.truncate(self.len);
@@ -252,6 +274,11 @@ impl LayerCache {
     #[must_use]
     pub fn current_seq_len(&self) -> usize {
         self.len()
+    }
+
+    /// The number of positions that the GPU reads, if only it knows.
+    pub(crate) fn past(&self) -> Option<&Tensor> {
+        self.kv.past()
     }
 
     /// Fails if the cache holds the keys of another encoder's hidden states than those of this pass.

@@ -173,7 +173,10 @@ impl CausalSelfAttention {
         let knocked_out = hooks.hidden(layer, q.dim(2)?)?;
         let sdpa = self.sdpa(pass.training)?;
         let mask = pass.mask(&knocked_out);
-        let mut attended = sdpa.attend(&q, &k, &v, mask, pass.wanted())?; // context (B, T, H, D)
+        let mut attended = match pass.cache.as_ref().and_then(|cache| cache.past()) {
+            Some(past) => sdpa.forward_at(&q, &k, &v, pass.padding_mask, past)?.into(),
+            None => sdpa.attend(&q, &k, &v, mask, pass.wanted())?,
+        }; // context (B, T, H, D)
         if let Some(weights) = replaced_weights(&sdpa, &q, &k, mask, layer, hooks)? {
             attended.context = Sdpa::context(&weights, &numbers(&v, q.dtype())?)?; // the cache may hold v in another dtype
         }

@@ -1,7 +1,7 @@
 //! Many prompts, continued several in each pass.
 
 use super::options::Options;
-use super::ready::{OnPiece, Piece, Ready, continuation, generation};
+use super::ready::{OnPiece, Piece, Ready, continuation, generation, hooked};
 use super::report::{Drawn, Report};
 use crate::interventions::{Applied, Reads};
 use crate::open::Opened;
@@ -196,10 +196,8 @@ impl<'a> Batches<'a> {
         let changes = (!applied.list.is_empty()).then_some(&applied.list as &dyn Hooks);
         let all: Vec<&dyn Hooks> = changes.into_iter().chain(hooks).collect();
         let chain = Chain(&all);
-        let mut generation = generation(options, run, &prompts, most)?;
-        if !all.is_empty() {
-            generation = generation.with_hooks(&chain);
-        }
+        let generation = generation(options, run, &prompts, most)?;
+        let mut generation = hooked(generation, options, &chain, run.opened.spelling)?;
         let mut flow = ControlFlow::Continue(());
         'steps: while let Some(step) = generation.next() {
             for (place, id) in step.with_context(|| span(&places))?.into_iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use super::draft::DraftCounts;
 use super::options::Options;
-use super::ready::{OnPiece, Piece, Ready, continuation, generation};
+use super::ready::{OnPiece, Piece, Ready, continuation, generation, hooked};
 use super::report::{Drawn, Report, Searched};
 use crate::interventions::{Applied, Reads};
 use crate::observer::steps;
@@ -68,12 +68,13 @@ impl Continuing<'_> {
     pub fn run(self, hooks: Option<&dyn Hooks>, on_piece: OnPiece) -> anyhow::Result<(Report, Applied)> {
         let Continuing { options, run, ready, applied, way } = self;
         let changes = &applied.list as &dyn Hooks;
-        let all: Vec<&dyn Hooks> = [changes].into_iter().chain(hooks).collect();
+        let changed = (!applied.list.is_empty()).then_some(changes);
+        let all: Vec<&dyn Hooks> = changed.into_iter().chain(hooks).collect();
         let chain = Chain(&all);
         let start = Instant::now();
         let report = match way {
             Way::Draw(generation, continuation) => {
-                let mut generation = generation.with_hooks(&chain);
+                let mut generation = hooked(*generation, options, &chain, run.opened.spelling)?;
                 let explain = |error: candle_core::Error, new: &[u32]| {
                     explained(error, run.opened, &[&ready.prompt.ids[..], new].concat(), changes)
                 };
@@ -88,7 +89,7 @@ impl Continuing<'_> {
             }
             Way::Search(search) => {
                 // Without hooks, a pass may take a shorter way.
-                let hooks = (hooks.is_some() || !applied.list.is_empty()).then_some(&chain as &dyn Hooks);
+                let hooks = (!all.is_empty()).then_some(&chain as &dyn Hooks);
                 let mut progress = steps(run.observer, "tokens");
                 let ids = &ready.prompt.ids;
                 let found = search.run_with(&run.opened.model, ids, ready.most, hooks, &mut progress)?;

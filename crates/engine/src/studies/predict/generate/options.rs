@@ -50,6 +50,8 @@ pub struct Options {
     pub draft: Option<DraftKind>,
     /// The number of of several prompts to continue in each pass.
     pub batch: usize,
+    /// Whether the step for a token is recorded once as a CUDA graph and then launched again, which gives the same text.
+    pub cuda_graph: bool,
 }
 
 impl Default for Options {
@@ -72,6 +74,7 @@ impl Default for Options {
             kv: None,
             draft: None,
             batch: 8,
+            cuda_graph: false,
         }
     }
 }
@@ -118,6 +121,10 @@ impl Options {
         if self.batch == 0 {
             bail!("{}: expected at least 1", spelling.given("batch", 0));
         }
+        let draft =
+            [("draft", self.draft.is_some() && self.cuda_graph)].into_iter().find(|(_, given)| *given);
+        let graph = spelling.option("cuda-graph");
+        refuse(draft, spelling, &format!("{graph} repeats a step of one token"))?;
         let is_drawn = self.drawn_by();
         match self.beams {
             Some(beams) if !(1..=MOST_BEAMS).contains(&beams) => {
@@ -129,6 +136,7 @@ impl Options {
                     ("stop", !self.stop.is_empty()),
                     ("draft", self.draft.is_some()),
                     ("kv", self.kv.is_some()),
+                    ("cuda-graph", self.cuda_graph),
                 ];
                 let given = is_drawn.into_iter().chain(others).find(|(_, given)| *given);
                 refuse(given, spelling, "beams search for the most probable text")

@@ -4,9 +4,12 @@ use super::options::Options;
 use crate::interventions::Applied;
 use crate::open::Opened;
 use crate::provenance::RunProvenance;
+use crate::spelling::Spelling;
 use crate::studies::study::Run;
 use crate::texts::{Continuation, Prompt};
+use anyhow::{Context, bail};
 use gpt2_loader::Tokenizer;
+use gpt2_model::hooks::Chain;
 use gpt2_model::{CacheDType, Generation};
 use std::ops::ControlFlow;
 
@@ -75,10 +78,33 @@ pub(super) fn generation<'a>(
     run: &Run<'a>,
     prompts: &[Vec<u32>],
     most: usize,
-) -> candle_core::Result<Generation<'a>> {
-    let generation = Generation::new(&run.opened.model, prompts, options.sampling(run.seed), most)?;
-    match options.kv {
-        Some(kv) => generation.with_cache_dtype(kv),
-        None => Ok(generation),
+) -> anyhow::Result<Generation<'a>> {
+    let mut generation = Generation::new(&run.opened.model, prompts, options.sampling(run.seed), most)?;
+    if let Some(kv) = options.kv {
+        generation = generation.with_cache_dtype(kv)?;
     }
+    if options.cuda_graph {
+        generation =
+            generation.with_cuda_graph().with_context(|| run.opened.spelling.option("cuda-graph"))?;
+    }
+    Ok(generation)
+}
+
+/// A generation under these hooks.
+pub(super) fn hooked<'a>(
+    generation: Generation<'a>,
+    options: &Options,
+    hooks: &'a Chain<'a>,
+    spelling: Spelling,
+) -> anyhow::Result<Generation<'a>> {
+    if hooks.0.is_empty() {
+        return Ok(generation);
+    }
+    if options.cuda_graph {
+        bail!(
+            "{}: interventions and hooks read and change values in each step, which a graph repeats as it is; leave them out",
+            spelling.option("cuda-graph")
+        );
+    }
+    Ok(generation.with_hooks(hooks))
 }
