@@ -126,6 +126,8 @@ fn options_of_other_targets_are_refused() -> Result {
         (&["core", "--last"][..], "--last is only for bench forward"),
         (&["forward", "--recompute"], "--recompute is only for bench train"),
         (&["core", "--new-tokens", "7"], "--new-tokens is only for bench decode and generate"),
+        (&["decode", "--cuda-graph"], "--cuda-graph is only for bench generate"),
+        (&["generate", "--cuda-graph", "--model", ODD, "-t8"], "only CUDA has graphs"),
     ] {
         gpt2(&[&["bench"], args].concat())?.refused(1, &[says]);
     }

@@ -63,11 +63,17 @@ impl Layer {
         })
     }
 
-    fn on_same_device(&self) -> Result<Self> {
-        let Self { weight, bias, scale, device, .. } = self;
-        let clones = (weight.clone(), bias.clone(), scale.clone(), device.clone());
-        let (weight, bias, scale, device) = clones;
-        Ok(Self { weight, bias, scale, device, padding: None, ..*self })
+    /// This layer for another number of texts, without padding.
+    fn of_texts(&self, b: usize) -> Self {
+        Self {
+            b,
+            device: self.device.clone(),
+            weight: self.weight.clone(),
+            bias: self.bias.clone(),
+            scale: self.scale.clone(),
+            padding: None,
+            ..*self
+        }
     }
 
     fn sdpa(&self) -> Sdpa {
@@ -183,7 +189,7 @@ fn a_step_as_a_graph_has_the_bits_of_the_step() -> Result {
         for held in first..first + 70 {
             if b == 1 && held == first + 30 {
                 // A step with more heads takes larger counters for the stream; the graph keeps its own.
-                let larger = Layer { b: 20, padding: None, ..layer.on_same_device()? };
+                let larger = layer.of_texts(20);
                 larger.step(&mut larger.cache(first + 80)?, &larger.x(1)?)?;
             }
             let expected = layer.step(&mut plain, &x)?.ok_or("no kernel")?;

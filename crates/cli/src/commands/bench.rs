@@ -75,6 +75,9 @@ pub(crate) struct BenchArgs {
     /// decode and generate: tokens per run [default: 32]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) new_tokens: Option<u32>,
+    /// generate: with the step for a token as one CUDA graph, on CUDA with --impl fused
+    #[arg(long)]
+    pub(crate) cuda_graph: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -137,6 +140,7 @@ impl BenchArgs {
             lora: self.lora.map(usize::from),
             kv: self.kv,
             new_tokens: self.new_tokens.map(|steps| steps as usize),
+            cuda_graph: self.cuda_graph,
             seed: self.model.run.seed,
         }
     }
@@ -172,11 +176,12 @@ fn print(report: &Report) -> anyhow::Result<()> {
     let isa = report.isa.map(|isa| format!(", {isa}")).unwrap_or_default();
     let tf32 = if report.tf32 { " with products in tf32" } else { "" };
     let kv = report.kv.map(|kv| format!(", cache in {kv}")).unwrap_or_default();
+    let graph = if report.cuda_graph { ", as a CUDA graph" } else { "" };
     let weights =
         report.quantized.as_ref().map(|formats| format!(", weights in {formats}")).unwrap_or_default();
     writeln!(
         out,
-        "{what}, {implementation}, batch {batch}, {tokens} tokens, {dtype}{tf32}, {device}, {threads} threads{isa}{weights}{kv}"
+        "{what}, {implementation}, batch {batch}, {tokens} tokens, {dtype}{tf32}, {device}, {threads} threads{isa}{weights}{kv}{graph}"
     )?;
     writeln!(
         out,

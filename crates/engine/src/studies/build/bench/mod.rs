@@ -59,6 +59,7 @@ pub fn bench(
         dtype: model.dtype.as_str(),
         quantized: bench.quantized(),
         kv: options.kv.map(|_| bench.kv().as_str()),
+        cuda_graph: options.cuda_graph,
         device: device_name(&bench.device),
         threads: rayon::current_num_threads(),
         isa: on_cpu.then(|| Isa::current().as_str()),

@@ -82,6 +82,8 @@ pub struct Options {
     pub kv: Option<CacheDType>,
     /// The steps of targets that make tokens; 32 if there is no number.
     pub new_tokens: Option<usize>,
+    /// Whether the step for a token is one CUDA graph.
+    pub cuda_graph: bool,
     /// The seed of random weights and inputs.
     pub seed: u64,
 }
@@ -93,6 +95,11 @@ impl Options {
     /// Whether a pass is also timed without what it computes more.
     pub(super) fn asks(&self) -> bool {
         self.summaries || self.hooks || self.weights_heads.is_some()
+    }
+
+    /// The steps that are not timed, in which a graph is recorded.
+    pub(super) fn steps_before(&self) -> usize {
+        usize::from(self.cuda_graph)
     }
 
     /// Refuses options that do not fit the target.
@@ -127,6 +134,9 @@ impl Options {
         }
         if self.new_tokens.is_some() && !self.what.makes_tokens() {
             bail!("{} is only for bench decode and generate", option("new-tokens"));
+        }
+        if self.cuda_graph && self.what != Target::Generate {
+            bail!("{} is only for bench generate", option("cuda-graph"));
         }
         let sizes = [
             ("batch", self.batch),

@@ -55,6 +55,9 @@ pub struct Report {
     /// The dtype of cached keys and values, if it was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv: Option<&'static str>,
+    /// Whether the step for a token was one CUDA graph.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub cuda_graph: bool,
     /// The device.
     pub device: String,
     /// The threads of the CPU.

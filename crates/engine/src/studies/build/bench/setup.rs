@@ -43,7 +43,8 @@ impl<'a> Bench<'a> {
         config.attn_implementation = model.implementation;
         let what = options.what;
         let spelling = model.spelling;
-        let needed = options.tokens + if what.makes_tokens() { options.steps() } else { 0 };
+        let needed =
+            options.tokens + if what.makes_tokens() { options.steps() + options.steps_before() } else { 0 };
         if matches!(what, Target::Core | Target::Block) {
             config.n_positions = config.n_positions.max(needed); // neither reads a position
         } else if needed > config.n_positions {

@@ -4,7 +4,7 @@ use super::options::{FEATURES_OF_ONE, FIRING};
 use super::setup::Bench;
 use super::timing::{copies_beyond_the_cache, time_runs};
 use crate::open::attention_layer;
-use anyhow::bail;
+use anyhow::{Context, bail};
 use candle_core::{DType, Tensor};
 use candle_fused::attention::Mask;
 use candle_fused::measure::Stopwatch;
@@ -169,8 +169,12 @@ impl Bench<'_> {
         let sampling = Sampling { top_k: Some(40), seed: self.options.seed, ..Sampling::default() };
         let mut times = vec![];
         for run in 0..=self.options.runs {
-            let mut generation = Generation::new(&model, &prompts, sampling.clone(), steps + 1)?;
-            generation.next().transpose()?; // the prompt
+            let before = 1 + self.options.steps_before(); // the prompt, and the step that is recorded
+            let mut generation = Generation::new(&model, &prompts, sampling.clone(), steps + before)?;
+            if self.options.cuda_graph {
+                generation = generation.with_cuda_graph().with_context(|| self.option("cuda-graph"))?;
+            }
+            generation.by_ref().take(before).try_for_each(|step| step.map(drop))?;
             let watch = Stopwatch::start(&self.device)?;
             for step in 0..steps {
                 if generation.next().transpose()?.is_none_or(|tokens| tokens.contains(&None)) {
