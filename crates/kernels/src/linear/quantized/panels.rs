@@ -3,9 +3,8 @@
 //! A panel is its codes, block after block of 32 inputs, then its scales. Codes lie in groups of 64 bytes: 4 neighboring
 //! inputs of each of the 16 outputs. A group of codes of 4 bits holds 8 inputs, the first 4 in the lower bits.
 
-use super::activations::BLOCK;
 use super::format::{BlockFormat, six_bits};
-use super::portable::{Portable, Vectors};
+use super::portable::{BLOCK, Portable, Vectors};
 use crate::cpu::memory::{CacheLines, LINE};
 use crate::linear::product::numbers::PANEL;
 use candle_core::Result;
@@ -108,6 +107,11 @@ impl BlockPanels {
     /// Panel `i`.
     pub(super) fn panel(&self, i: usize) -> &[u8] {
         &self.lines.as_slice()[i * self.bytes()..][..self.bytes()]
+    }
+
+    /// Panel `i` and all after it, one every [`bytes`](Self::bytes).
+    pub(super) fn panels_from(&self, i: usize) -> &[u8] {
+        &self.lines.as_slice()[i * self.bytes()..]
     }
 
     /// Writes the weights of output `j`.

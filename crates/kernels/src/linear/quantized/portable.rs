@@ -3,6 +3,15 @@
 
 use half::f16;
 
+/// The inputs of a row that share a scale.
+pub(super) const BLOCK: usize = 32;
+
+/// Sums are kept for each half of a block, because `Q6_K` has a scale for each.
+pub(super) const SUMS: usize = 2;
+
+/// Adding 1.5·2²³ leaves the nearest integer in the low bits.
+pub(super) const ROUND: f32 = 12_582_912.0;
+
 /// Code that is compiled for each instruction set.
 pub(super) trait VectorCode {
     type Output;
@@ -30,9 +39,36 @@ pub(super) trait Vectors: Copy + Send + Sync + 'static {
     const ROWS: usize;
     /// The panels of a tile of many rows.
     const PANELS: usize;
+    /// Whether [`widen`](Self::widen) writes bytes as they are, so that a tile can read them where they lie.
+    const BYTES_STAY: bool = false;
+    /// Whether a tile's sums over all blocks stay in registers, beside those of one block.
+    const SUMS_STAY: bool = false;
 
     /// Runs `work` in a function of its own, compiled for the instruction set.
     unsafe fn call<W: VectorCode>(work: W) -> W::Output;
+    /// The largest magnitude of a block. Bits are compared instead of numbers, so that NaN is the largest of all.
+    #[inline(always)]
+    unsafe fn largest(x: &[f32; BLOCK]) -> f32 {
+        f32::from_bits(x.iter().fold(0, |largest, x| largest.max(x.to_bits() & 0x7fff_ffff)))
+    }
+    /// Writes the integers nearest to `inverse·x`, which are codes, and returns the sums of each half.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_wrap)] // both are below 2³¹
+    unsafe fn rounded<X: ActivationCode>(
+        x: &[f32; BLOCK],
+        inverse: f32,
+        codes: &mut [X; BLOCK],
+    ) -> [i32; SUMS] {
+        let mut wide = [0; BLOCK];
+        for (code, x) in wide.iter_mut().zip(x) {
+            *code = (x * inverse + ROUND).to_bits() as i32 - ROUND.to_bits() as i32;
+        }
+        for (code, wide) in codes.iter_mut().zip(wide) {
+            *code = X::from_i32(wide);
+        }
+        let [first, second] = wide.as_chunks::<{ BLOCK / SUMS }>().0 else { unreachable!("two halves") };
+        [first.iter().sum(), second.iter().sum()]
+    }
     /// Reads 64 codes.
     unsafe fn bytes(from: *const u8) -> Self::Bytes;
     /// The lower and the upper four bits of each byte.
@@ -69,11 +105,11 @@ pub(super) trait Vectors: Copy + Send + Sync + 'static {
         // SAFETY: passed on.
         unsafe { Self::ints(-128 * sum) }
     }
-    /// The first sums for codes that [`widen`](Self::widen) wrote.
+    /// The first sums for codes that [`widen`](Self::widen) wrote: -128 times the sum of the inputs is `start`.
     #[inline(always)]
-    unsafe fn start_wide(sum: i32) -> Self::Ints {
+    unsafe fn start_wide(start: i32) -> Self::Ints {
         // SAFETY: passed on.
-        unsafe { Self::ints(-128 * sum) }
+        unsafe { Self::ints(start) }
     }
     /// `sums + Σ (code − 128)·x` over 4 inputs, if the sums are from [`start`](Self::start).
     unsafe fn dot(sums: Self::Ints, codes: Self::Bytes, x: Self::Ints) -> Self::Ints;
@@ -186,6 +222,7 @@ impl Vectors for Portable {
     type ActivationCode = i8;
     const ROWS: usize = 2;
     const PANELS: usize = 1;
+    const BYTES_STAY: bool = true;
 
     unsafe fn call<W: VectorCode>(work: W) -> W::Output {
         // SAFETY: every processor has this.

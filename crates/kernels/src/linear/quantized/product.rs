@@ -12,7 +12,7 @@ use super::portable::{ActivationCode, VectorCode, Vectors};
 use super::tile::{PanelParts, WideStrip, few, tile, wide_scales_len, widen, widen_scales};
 use super::vectors::dispatch;
 use crate::cpu::isa::Isa;
-use crate::cpu::memory::room;
+use crate::cpu::memory::{LINE, fetch, room};
 use crate::cpu::spinning_threads;
 use crate::linear::product::finish::{Destination, Finish};
 use crate::linear::product::numbers::PANEL;
@@ -87,6 +87,11 @@ impl<C: PanelFormat> Shared<'_, C> {
         let panel = self.w.panel(self.columns.start / PANEL + i);
         let (codes, scales) = panel.split_at(self.w.blocks() * C::CODES);
         PanelParts { codes, scales }
+    }
+
+    /// The codes of panel `i` of the result, and what follows them in memory.
+    fn codes_from(&self, i: usize) -> &[u8] {
+        self.w.panels_from(self.columns.start / PANEL + i)
     }
 
     /// Writes the part of the result whose sums these are, in rows of `stride` numbers.
@@ -218,29 +223,55 @@ impl<C: PanelFormat, X: ActivationCode> VectorCode for Many<'_, C, X> {
         let wide_len = depth / step * GROUP;
         let width = V::PANELS * PANEL;
         let sums = room(&mut scratch.sums, rows.len() * width);
-        let wide = room(&mut scratch.codes, V::PANELS * wide_len);
+        // Bytes that need no widening are read where they lie, and the last panel in place of one that is not there.
+        let stay = V::BYTES_STAY && !C::NIBBLES;
+        let wide = room(&mut scratch.codes, if stay { 0 } else { V::PANELS * wide_len });
         let scales_len = wide_scales_len::<C>(blocks);
         let scales = room(&mut scratch.scales, V::PANELS * scales_len);
         for first in panels.clone().step_by(V::PANELS) {
             let strip = first..(first + V::PANELS).min(panels.end);
-            sums.fill(0.0);
+            if !V::SUMS_STAY {
+                sums.fill(0.0);
+            }
             // Panels beyond the last give sums that nobody reads.
-            let widened = wide.chunks_exact_mut(wide_len).zip(scales.chunks_exact_mut(scales_len));
-            for (i, (wide, scales)) in strip.clone().zip(widened) {
-                let panel = shared.panel(i);
+            for (i, panel) in strip.clone().enumerate() {
+                let panel = shared.panel(panel);
                 // SAFETY: as the caller of `run` guarantees.
                 unsafe {
-                    widen::<V, C>(panel.codes, wide);
-                    widen_scales::<V, C>(panel.scales, blocks, scales);
+                    if !stay {
+                        widen::<V, C>(panel.codes, &mut wide[i * wide_len..][..wide_len]);
+                    }
+                    widen_scales::<V, C>(panel.scales, blocks, &mut scales[i * scales_len..][..scales_len]);
                 }
             }
-            for (row, sums) in rows.clone().step_by(V::ROWS).zip(sums.chunks_mut(V::ROWS * width)) {
-                let strip = WideStrip { wide, wide_len, scales, blocks };
+            let (wide, distance) = match (stay, strip.len() == V::PANELS) {
+                (false, _) => (&*wide, wide_len),
+                (true, whole) => (shared.codes_from(first), if whole { shared.w.bytes() } else { 0 }),
+            };
+            let next =
+                if first + V::PANELS < panels.end { shared.codes_from(first + V::PANELS) } else { &[] };
+            let next = &next[..next.len().min(V::PANELS * shared.w.bytes())];
+            // Tiles of nearly the same height: one of a row or two takes as long as one of four.
+            let tiles = rows.len().div_ceil(V::ROWS);
+            let at = |tile: usize| rows.len() * tile / tiles;
+            for tile_rows in (0..tiles).map(|tile| at(tile)..at(tile + 1)) {
+                if stay {
+                    fetch_part(next, tile_rows.start..tile_rows.end, rows.len());
+                }
+                let strip = WideStrip { wide, distance, scales, blocks };
+                let sums = &mut sums[tile_rows.start * width..];
                 // SAFETY: as above.
-                unsafe { tile::<V, C, X>(x, row, (rows.end - row).min(V::ROWS), strip, sums) };
+                unsafe { tile::<V, C, X>(x, rows.start + tile_rows.start, tile_rows.len(), strip, sums) };
             }
             // SAFETY: each task has rows and panels of its own.
             unsafe { shared.finish(rows.clone(), strip, sums, width) };
         }
     }
+}
+
+/// Starts to read the part `of` of `all` equal parts of some codes, which the next tiles need.
+#[inline(always)]
+fn fetch_part(codes: &[u8], of: Range<usize>, all: usize) {
+    let part = &codes[codes.len() * of.start / all..codes.len() * of.end / all];
+    part.iter().step_by(LINE).for_each(|byte| fetch(byte));
 }

@@ -1,8 +1,8 @@
 //! The sums of a few rows and a panel, and of a tile of rows and panels.
 
-use super::activations::{Activations, BLOCK, SUMS};
+use super::activations::Activations;
 use super::panels::{GROUP, PanelFormat};
-use super::portable::{ActivationCode, TilePointers, VectorCode, Vectors};
+use super::portable::{ActivationCode, BLOCK, SUMS, TilePointers, VectorCode, Vectors};
 use crate::cpu::memory::fetch;
 use crate::linear::product::numbers::PANEL;
 use std::marker::PhantomData;
@@ -136,6 +136,22 @@ unsafe fn part_sum<C: PanelFormat>(sums: &[i32], block: usize, part: usize) -> i
     }
 }
 
+/// The first sum of part `part` of block `block`: what takes the offset of the weights' codes off.
+///
+/// # Safety
+/// There is such a block.
+#[inline(always)]
+unsafe fn start<C: PanelFormat, X>(x: &Activations<X>, block: usize, part: usize) -> i32 {
+    // SAFETY: passed on.
+    unsafe {
+        if C::PARTS == 1 {
+            *x.starts.as_ptr().add(block) * C::OFFSET / 128
+        } else {
+            -C::OFFSET * part_sum::<C>(&x.sums, block, part)
+        }
+    }
+}
+
 /// The scale of a block of activations.
 ///
 /// # Safety
@@ -213,15 +229,16 @@ pub(super) unsafe fn widen_scales<V: Vectors, C: PanelFormat>(scales: &[u8], blo
 /// The panels of a tile, widened.
 #[derive(Clone, Copy)]
 pub(super) struct WideStrip<'a> {
-    /// Their codes, each panel's in `wide_len` bytes.
+    /// Their codes.
     pub(super) wide: &'a [u8],
-    pub(super) wide_len: usize,
+    /// The bytes from the codes of a panel to those of the next.
+    pub(super) distance: usize,
     /// Their scales, each panel's in [`wide_scales_len`] numbers.
     pub(super) scales: &'a [f32],
     pub(super) blocks: usize,
 }
 
-/// Adds the sums of `rows` rows, from `first` on, and a strip.
+/// The sums of `rows` rows, from `first` on, and a strip: added to `sums`, or written if they stay in registers.
 ///
 /// # Safety
 /// The processor has the instruction set.
@@ -241,13 +258,13 @@ pub(super) unsafe fn tile<V: Vectors, C: PanelFormat, X: ActivationCode>(
             }
         };
     }
-    const { assert!(V::ROWS <= 6 && (V::PANELS == 1 || V::PANELS == 4)) };
+    const { assert!(V::ROWS <= 6 && (V::PANELS == 1 || V::PANELS == 2)) };
     // Only the tiles of the instruction set are compiled.
     // SAFETY: passed on.
-    unsafe { if const { V::PANELS == 1 } { of_rows!(1: 1 2 3 4 5 6) } else { of_rows!(4: 1 2 3 4 5 6) } }
+    unsafe { if const { V::PANELS == 1 } { of_rows!(1: 1 2 3 4 5 6) } else { of_rows!(2: 1 2 3 4 5 6) } }
 }
 
-/// Adds the sums of R rows, from `first` on, and P panels. Runs in a function of its own, because the compiler keeps all sums
+/// The sums of R rows, from `first` on, and P panels. Runs in a function of its own, because the compiler keeps all sums
 /// in registers only if nothing else is around them.
 struct TileWork<'a, C, X, const R: usize, const P: usize> {
     x: &'a Activations<X>,
@@ -267,13 +284,14 @@ impl<C: PanelFormat, X: ActivationCode, const R: usize, const P: usize> VectorCo
     unsafe fn run<V: Vectors>(self) {
         const { assert!(C::NIBBLES || C::OFFSET == 128, "the offset that `start_wide` takes off bytes") };
         const { assert!((BLOCK / C::PARTS / X::STEP).is_multiple_of(2), "`dot_steps` may take two at a time") };
-        let Self { x, first, strip: WideStrip { wide, wide_len, scales, blocks }, sums, .. } = self;
+        let Self { x, first, strip: WideStrip { wide, distance, scales, blocks }, sums, .. } = self;
         let depth = blocks * BLOCK;
         let part = BLOCK / C::PARTS;
         let count = part / X::STEP;
         assert!(x.codes.len() >= (first + R) * depth && x.scales.len() >= (first + R) * blocks);
-        assert!(x.sums.len() >= (first + R) * blocks * SUMS && sums.len() >= R * P * PANEL);
-        assert!(wide_len >= depth / X::STEP * GROUP && wide.len() >= P * wide_len);
+        assert!(x.starts.len() >= (first + R) * blocks && x.sums.len() >= (first + R) * blocks * SUMS);
+        assert!(sums.len() >= R * P * PANEL);
+        assert!(wide.len() >= (P - 1) * distance + depth / X::STEP * GROUP);
         let scales_len = wide_scales_len::<C>(blocks);
         assert!(scales.len() >= P * scales_len);
         // SAFETY: the lengths above cover what is read and written; the rest is the caller's promise.
@@ -281,16 +299,28 @@ impl<C: PanelFormat, X: ActivationCode, const R: usize, const P: usize> VectorCo
             let mut codes = wide.as_ptr();
             let mut from = x.codes.as_ptr().add(first * depth);
             let mut scales = scales.as_ptr();
+            let sums = sums.as_mut_ptr();
+            let mut totals = [[V::splat(0.0); P]; R];
+            // Adds to the sums of a row and a panel, in registers or in memory.
+            macro_rules! add {
+                ($r:ident, $i:ident, $a:expr, $b:expr) => {
+                    if V::SUMS_STAY {
+                        totals[$r][$i] = V::mul_add($a, $b, totals[$r][$i]);
+                    } else {
+                        let sum = sums.add(($r * P + $i) * PANEL);
+                        V::store(V::mul_add($a, $b, V::load(sum)), sum);
+                    }
+                };
+            }
             for block in 0..blocks {
                 for p in 0..C::PARTS {
                     let mut dots = [[V::ints(0); P]; R];
                     for r in 0..R {
-                        let sum = part_sum::<C>(&x.sums, (first + r) * blocks + block, p);
-                        dots[r] =
-                            [if C::NIBBLES { V::ints(-C::OFFSET * sum) } else { V::start_wide(sum) }; P];
+                        let start = start::<C, X>(x, (first + r) * blocks + block, p);
+                        dots[r] = [if C::NIBBLES { V::ints(start) } else { V::start_wide(start) }; P];
                     }
                     let steps =
-                        TilePointers { codes, panel: wide_len, x: from.cast(), row: depth * size_of::<X>() };
+                        TilePointers { codes, panel: distance, x: from.cast(), row: depth * size_of::<X>() };
                     dots = V::dot_steps(dots, steps, count);
                     codes = codes.add(count * GROUP);
                     from = from.add(part);
@@ -298,8 +328,7 @@ impl<C: PanelFormat, X: ActivationCode, const R: usize, const P: usize> VectorCo
                         let scale = V::load(scales.add(i * scales_len));
                         for r in 0..R {
                             let scale = V::mul(scale, V::splat(scale_of(x, (first + r) * blocks + block)));
-                            let sum = sums.as_mut_ptr().add((r * P + i) * PANEL);
-                            V::store(V::mul_add(V::floats(dots[r][i]), scale, V::load(sum)), sum);
+                            add!(r, i, V::floats(dots[r][i]), scale);
                         }
                     }
                     scales = scales.add(PANEL);
@@ -309,11 +338,17 @@ impl<C: PanelFormat, X: ActivationCode, const R: usize, const P: usize> VectorCo
                         let min = V::load(scales.add(i * scales_len));
                         for r in 0..R {
                             let total = V::splat(minus_total(x, (first + r) * blocks + block));
-                            let sum = sums.as_mut_ptr().add((r * P + i) * PANEL);
-                            V::store(V::mul_add(min, total, V::load(sum)), sum);
+                            add!(r, i, min, total);
                         }
                     }
                     scales = scales.add(PANEL);
+                }
+            }
+            if V::SUMS_STAY {
+                for r in 0..R {
+                    for i in 0..P {
+                        V::store(totals[r][i], sums.add((r * P + i) * PANEL));
+                    }
                 }
             }
         }

@@ -4,6 +4,8 @@
 //! `maddubs` sums two products in i16, which it saturates. Codes below 16 are safe from that, and so are codes with a sign,
 //! whose magnitude is the first factor: 2·128·127 is below 2¹⁵. Many rows share codes in i16 instead.
 
+#[cfg(feature = "x86-v4")]
+use super::portable::{ActivationCode, BLOCK, ROUND, SUMS};
 use super::portable::{VectorCode, Vectors};
 use half::f16;
 #[allow(clippy::wildcard_imports)] // fifty intrinsics
@@ -216,6 +218,7 @@ impl Vectors for AvxVnni {
     }
 
     type ActivationCode = i8;
+    const BYTES_STAY: bool = true;
     halves_of_512!();
 
     #[inline(always)]
@@ -239,6 +242,17 @@ impl Vectors for AvxVnni {
     }
 }
 
+/// The bits of 16 numbers without their signs.
+///
+/// # Safety
+/// The processor has AVX-512, and there are 16 numbers.
+#[cfg(feature = "x86-v4")]
+#[inline(always)]
+unsafe fn magnitudes(x: *const i32) -> __m512i {
+    // SAFETY: passed on.
+    unsafe { _mm512_and_si512(_mm512_loadu_epi32(x), _mm512_set1_epi32(0x7fff_ffff)) }
+}
+
 #[cfg(feature = "x86-v4")]
 #[allow(clippy::cast_ptr_alignment)] // read and written unaligned
 impl Vectors for Avx512Vnni {
@@ -255,9 +269,43 @@ impl Vectors for Avx512Vnni {
     type Ints = __m512i;
     type Floats = __m512;
     type ActivationCode = i8;
-    // 6·4 sums, 4 vectors of codes and 1 of a row, out of 32 registers.
+    // 6·2 sums of a block and as many of all, 2 vectors of codes and 1 of a row, out of 32 registers.
     const ROWS: usize = 6;
-    const PANELS: usize = 4;
+    const PANELS: usize = 2;
+    const BYTES_STAY: bool = true;
+    const SUMS_STAY: bool = true;
+
+    #[inline(always)]
+    unsafe fn largest(x: &[f32; BLOCK]) -> f32 {
+        // SAFETY: the caller guarantees the instruction set; both halves are within the block.
+        unsafe {
+            let x = x.as_ptr().cast::<i32>();
+            let larger = _mm512_max_epu32(magnitudes(x), magnitudes(x.add(16)));
+            f32::from_bits(_mm512_reduce_max_epu32(larger))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn rounded<X: ActivationCode>(
+        x: &[f32; BLOCK],
+        inverse: f32,
+        codes: &mut [X; BLOCK],
+    ) -> [i32; SUMS] {
+        assert!(size_of::<X>() == 1, "codes of this set take a byte");
+        // SAFETY: the caller guarantees the instruction set; both halves are within the block.
+        unsafe {
+            let round = _mm512_set1_ps(ROUND);
+            let to = codes.as_mut_ptr().cast::<u8>();
+            let half = |i: usize| {
+                let x = _mm512_mul_ps(_mm512_loadu_ps(x.as_ptr().add(16 * i)), _mm512_set1_ps(inverse));
+                let wide = _mm512_castps_si512(_mm512_add_ps(x, round));
+                let wide = _mm512_sub_epi32(wide, _mm512_castps_si512(round));
+                _mm_storeu_si128(to.add(16 * i).cast(), _mm512_cvtepi32_epi8(wide));
+                _mm512_reduce_add_epi32(wide)
+            };
+            [half(0), half(1)]
+        }
+    }
 
     #[inline(always)]
     unsafe fn bytes(from: *const u8) -> __m512i {
