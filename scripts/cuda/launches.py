@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a generated token of GPT-2 small asks of a GPU: launches, products, allocations, copies and waits. Needs no GPU.
 
-    scripts/cuda/launches.py [PROGRAM]          the table of docs/gpu.md, with kernels by name below it
+    scripts/cuda/launches.py [PROGRAM]          the numbers of docs/gpu.md's table, with kernels by name below them
     scripts/cuda/launches.py --most 75 [...]    fails if a fused token takes as many launches and products, or one with a CUDA graph
                                                 more than its launch, a copy up and one down
 
@@ -103,7 +103,7 @@ def main():
             for dtype in ("f32", "bf16"):
                 each = of_a_token(given.program, Path(folder), dtype, code, products, graph)
                 numbers = row(each)
-                name = f"{code}, {dtype}" + (", products by cuBLAS" if products else "") + (", as a graph" if graph else "")
+                name = f"{code}, {dtype}" + (", products by cuBLAS" if products else "") + (", `--cuda-graph`" if graph else "")
                 print(f"| {name} |", " | ".join(f"{number:.4g}" for number in numbers), "|", flush=True)
                 kinds = ("graph", "launch", "product")
                 named = ", ".join(f"{times:.4g} {name}" for (what, name), times in each.items() if what in kinds)

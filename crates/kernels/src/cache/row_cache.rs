@@ -272,10 +272,10 @@ impl RowCache {
     /// When a text does not exist, heads, widths, dtypes or devices differ, `len` is above `capacity`, or the device cannot allocate it.
     pub fn joined(&self, texts: &[u32], others: &[&Self], len: usize, capacity: usize) -> Result<Self> {
         let batch = texts.len() + others.iter().map(|other| other.batch()).sum::<usize>();
-        let mut joined = self.like(batch, capacity)?;
         if len > capacity {
             candle_core::bail!("cache: {len} positions do not fit a capacity of {capacity}")
         }
+        let mut joined = self.like(batch, capacity)?;
         let mut next = 0;
         let mut put = |rows: Tensor| -> Result<()> {
             let [count, _, positions, _] = *rows.dims() else { return Ok(()) };

@@ -3,7 +3,8 @@
 use candle_core::{Device, Result, Tensor};
 
 /// Work on a CUDA device, recorded once. A launch runs all of it again, on the same addresses: one call of the driver in place of one
-/// for each kernel. What differs from launch to launch has to lie in the GPU's memory, see [`overwrite`](Self::overwrite).
+/// for each kernel. What differs from launch to launch has to lie in the GPU's memory, see [`overwrite`](Self::overwrite). In builds with
+/// CUDA it is `Send` and not `Sync`.
 #[derive(Debug)]
 pub struct CudaGraph {
     #[cfg(feature = "cuda")]
@@ -19,8 +20,10 @@ impl CudaGraph {
     /// there before. A tensor from before must not be freed by it. It can neither copy from or to the CPU nor wait. Whatever it reads and
     /// writes has to live as long as the graph, which keeps `kept` alive; a launch after that reads and writes memory of others on the GPU.
     ///
-    /// **No other host thread may use the device meanwhile:** what it launches there would be recorded, too, in place of running. Other
-    /// devices of the same GPU have streams of their own.
+    /// Rust cannot see that, as little as in `cudarc`; the memory of the host is not at risk.
+    ///
+    /// **No other host thread may use the device meanwhile:** what it launches there would be recorded, too, in place of running. Nor may
+    /// one wait for the whole GPU, as opening a device does: that breaks the recording.
     ///
     /// # Errors
     /// When the device is not CUDA's or has no memory pools, when `work` fails, or does what cannot be recorded.
@@ -69,13 +72,14 @@ mod cuda {
     use crate::gpu::device::{check_thread, counters};
     use candle_core::backend::BackendStorage;
     use candle_core::cuda_backend::WrapErr;
-    use candle_core::cuda_backend::cudarc::driver::{self, CudaSlice, DriverError, sys};
+    use candle_core::cuda_backend::cudarc::driver::{self, CudaSlice, CudaStream, DriverError, sys};
     use candle_core::{CpuStorage, CudaDevice, CudaStorage, InplaceOp1, Layout, Result, Tensor};
     use std::sync::Arc;
 
     /// A graph that can be launched, and what it needs.
     pub(super) struct Recorded {
         graph: driver::CudaGraph,
+        device: CudaDevice,
         _kept: Vec<Tensor>,
         /// Of the stream, by which its blocks tell each other that they are done: others may take their place there.
         _counters: Arc<CudaSlice<u32>>,
@@ -104,6 +108,39 @@ mod cuda {
                     "a CUDA graph: this GPU has no memory pools, so that no graph can allocate"
                 )
             }
+            let mut recording = Recording::begin(&stream)?;
+            let worked = work();
+            // What failed where no error can be returned, as in a drop: the next call, the capture's end, would fail with it.
+            let dropped = context.check_err();
+            let ended = recording.end();
+            worked?;
+            dropped.map_err(refused)?;
+            match ended {
+                Ok(Some(graph)) => {
+                    let counters = counters(device, 0)?;
+                    Ok(Self { graph, device: device.clone(), _kept: kept, _counters: counters })
+                }
+                Ok(None) => candle_core::bail!("a CUDA graph: nothing was recorded"),
+                Err(error) => Err(refused(error)),
+            }
+        }
+
+        pub(super) fn launch(&self) -> Result<()> {
+            check_thread(&self.device)?;
+            self.graph.launch().w()
+        }
+    }
+
+    /// A stream that records. It ends when this is dropped, also by a panic.
+    struct Recording<'a> {
+        stream: &'a Arc<CudaStream>,
+        has_events: bool,
+        has_ended: bool,
+    }
+
+    impl<'a> Recording<'a> {
+        fn begin(stream: &'a Arc<CudaStream>) -> Result<Self> {
+            let context = stream.context();
             let has_events = context.is_event_tracking();
             // Allocations of other threads on other streams do not disturb.
             stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).w()?;
@@ -112,26 +149,27 @@ mod cuda {
                 // from before are outside of the capture, which cannot wait for them.
                 unsafe { context.disable_event_tracking() };
             }
-            let worked = work();
-            // What failed where no error can be returned, as in a drop: the next call, the capture's end, would fail with it.
-            let dropped = context.check_err();
-            // The capture must end, whatever happened. Without a flag, memory that nothing frees is an error of the second launch.
-            let ended = stream.end_capture(sys::CUgraphInstantiate_flags(0));
-            if has_events {
-                // SAFETY: what the work has made is gone or in the graph.
-                unsafe { context.enable_event_tracking() };
-            }
-            worked?;
-            dropped.map_err(refused)?;
-            match ended {
-                Ok(Some(graph)) => Ok(Self { graph, _kept: kept, _counters: counters(device, 0)? }),
-                Ok(None) => candle_core::bail!("a CUDA graph: nothing was recorded"),
-                Err(error) => Err(refused(error)),
-            }
+            Ok(Self { stream, has_events, has_ended: false })
         }
 
-        pub(super) fn launch(&self) -> Result<()> {
-            self.graph.launch().w()
+        fn end(&mut self) -> std::result::Result<Option<driver::CudaGraph>, DriverError> {
+            self.has_ended = true;
+            // Without a flag, memory that nothing frees is an error of the second launch.
+            let ended = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
+            if self.has_events {
+                // SAFETY: what the work has made is gone or in the graph.
+                unsafe { self.stream.context().enable_event_tracking() };
+            }
+            ended
+        }
+    }
+
+    impl Drop for Recording<'_> {
+        fn drop(&mut self) {
+            if !self.has_ended {
+                let _ = self.stream.context().check_err();
+                let _ = self.end();
+            }
         }
     }
 

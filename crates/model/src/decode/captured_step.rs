@@ -62,7 +62,9 @@ impl CapturedStep {
             self.run(cache)?;
             let kept = [Some(&self.state), Some(&self.logits), self.mask.as_ref()];
             let kept = kept.into_iter().flatten().cloned().collect();
-            let graph = CudaGraph::record(&self.device(), kept, || self.run(cache))?;
+            let graph = CudaGraph::record(&self.device(), kept, || self.run(cache));
+            let graph =
+                graph.map_err(|e| e.context("this step cannot be a CUDA graph; leave the graph out"))?;
             self.graph = Some(graph);
         }
         cache.settle(past + 1);

@@ -137,7 +137,8 @@ impl<'a> Generation<'a> {
 
     /// Records the step for a token as one CUDA graph, and launches that for each further token: the same text, with one call of the
     /// driver for a token in place of one for each kernel. The second token is computed as without a graph, and the pass
-    /// recorded after it; again when rows of a batch have left or joined. No other host thread may use the device while a step is recorded, see
+    /// recorded after it; again when rows of a batch have left or joined. A batch whose rows often change records often, and may take longer.
+    /// No other host thread may use the device while a step is recorded, nor wait for the whole GPU, see
     /// [`CudaGraph::record`](candle_fused::CudaGraph::record). Neither hooks nor a draft can be combined with it. It has not run on a GPU yet.
     ///
     /// # Errors

@@ -58,6 +58,9 @@ struct Joining {
 impl Paused {
     /// One token for each text that has a row, and the first after each prompt that is read.
     pub(super) fn step(&mut self, by: HookedModel) -> Result<Vec<Option<u32>>> {
+        if self.with_graph {
+            by.check_cuda_graph(&self.cache)?; // hooks may have come since
+        }
         let mut chosen = vec![None; self.texts.len()];
         let joining = self.joining(by.model.config());
         let staying = self.staying();
@@ -114,8 +117,7 @@ impl Paused {
         let last = |row: &Row| row.text.and_then(|text| self.texts[text].last().copied()).unwrap_or(0);
         let input: Vec<u32> = self.rows.iter().map(last).collect();
         let logits = if self.with_graph {
-            let step = self.logits_by_graph(by, &input);
-            step.map_err(|error| error.context("this step cannot be a CUDA graph; leave the graph out"))?
+            self.logits_by_graph(by, &input)?
         } else {
             by.logits_after(input, &self.rows, &mut self.cache)?
         };
@@ -124,7 +126,6 @@ impl Paused {
 
     /// The logits (V) of each row after one token of it, by the graph of a step: that of another cache or of other padding is replaced.
     fn logits_by_graph(&mut self, by: HookedModel, ids: &[u32]) -> Result<Vec<Vec<f32>>> {
-        by.check_cuda_graph(&self.cache)?;
         let padding: Vec<usize> = self.rows.iter().map(|row| row.start).collect();
         let mut captured = match self.captured.take().filter(|step| step.is_of(&self.cache, &padding)) {
             Some(captured) => captured,
@@ -147,7 +148,7 @@ impl Paused {
         if let ([group], true) = (&groups[..], staying.is_empty()) {
             let cache = &mut self.cache;
             if cache.batch() != group.len() || cache.capacity() < joining.columns {
-                *cache = cache.like(group.len(), joining.columns)?;
+                cache.renew(group.len(), joining.columns)?;
             }
             cache.clear();
             let (input, rows) = self.padded(group);

@@ -176,7 +176,7 @@ pub(super) trait Vectors: Copy + Send + Sync + 'static {
 /// Points to the first step of a tile, with the distances to its other panels and rows.
 #[derive(Clone, Copy)]
 pub(super) struct TilePointers {
-    /// 64 bytes for each step of the first panel, from [`Vectors::widen_pair`].
+    /// 64 bytes for each step of the first panel, from [`Vectors::widen_pair`] or as they lie.
     pub(super) codes: *const u8,
     /// The distance from one panel to the next, in bytes.
     pub(super) panel: usize,

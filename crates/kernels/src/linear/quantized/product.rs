@@ -9,7 +9,7 @@ use super::activations::Activations;
 use super::format::BlockFormat;
 use super::panels::{BlockPanels, GROUP, PanelFormat, with_code};
 use super::portable::{ActivationCode, VectorCode, Vectors};
-use super::tile::{PanelParts, WideStrip, few, tile, wide_scales_len, widen, widen_scales};
+use super::tile::{PanelParts, Strip, few, tile, wide_scales_len, widen, widen_scales};
 use super::vectors::dispatch;
 use crate::cpu::isa::Isa;
 use crate::cpu::memory::{LINE, fetch, room};
@@ -223,7 +223,7 @@ impl<C: PanelFormat, X: ActivationCode> VectorCode for Many<'_, C, X> {
         let wide_len = depth / step * GROUP;
         let width = V::PANELS * PANEL;
         let sums = room(&mut scratch.sums, rows.len() * width);
-        // Bytes that need no widening are read where they lie, and the last panel in place of one that is not there.
+        // Bytes that need no widening are read where they lie.
         let stay = V::BYTES_STAY && !C::NIBBLES;
         let wide = room(&mut scratch.codes, if stay { 0 } else { V::PANELS * wide_len });
         let scales_len = wide_scales_len::<C>(blocks);
@@ -244,7 +244,8 @@ impl<C: PanelFormat, X: ActivationCode> VectorCode for Many<'_, C, X> {
                     widen_scales::<V, C>(panel.scales, blocks, &mut scales[i * scales_len..][..scales_len]);
                 }
             }
-            let (wide, distance) = match (stay, strip.len() == V::PANELS) {
+            // The last panel is also read in place of one that is not there.
+            let (codes, distance) = match (stay, strip.len() == V::PANELS) {
                 (false, _) => (&*wide, wide_len),
                 (true, whole) => (shared.codes_from(first), if whole { shared.w.bytes() } else { 0 }),
             };
@@ -258,7 +259,7 @@ impl<C: PanelFormat, X: ActivationCode> VectorCode for Many<'_, C, X> {
                 if stay {
                     fetch_part(next, tile_rows.start..tile_rows.end, rows.len());
                 }
-                let strip = WideStrip { wide, distance, scales, blocks };
+                let strip = Strip { codes, distance, scales, blocks };
                 let sums = &mut sums[tile_rows.start * width..];
                 // SAFETY: as above.
                 unsafe { tile::<V, C, X>(x, rows.start + tile_rows.start, tile_rows.len(), strip, sums) };

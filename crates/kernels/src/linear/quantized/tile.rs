@@ -145,7 +145,8 @@ unsafe fn start<C: PanelFormat, X>(x: &Activations<X>, block: usize, part: usize
     // SAFETY: passed on.
     unsafe {
         if C::PARTS == 1 {
-            *x.starts.as_ptr().add(block) * C::OFFSET / 128
+            let start = *x.starts.as_ptr().add(block);
+            if C::OFFSET == 128 { start } else { start / 128 * C::OFFSET }
         } else {
             -C::OFFSET * part_sum::<C>(&x.sums, block, part)
         }
@@ -226,11 +227,11 @@ pub(super) unsafe fn widen_scales<V: Vectors, C: PanelFormat>(scales: &[u8], blo
     }
 }
 
-/// The panels of a tile, widened.
+/// The panels of a tile.
 #[derive(Clone, Copy)]
-pub(super) struct WideStrip<'a> {
-    /// Their codes.
-    pub(super) wide: &'a [u8],
+pub(super) struct Strip<'a> {
+    /// Their codes, widened or as they lie.
+    pub(super) codes: &'a [u8],
     /// The bytes from the codes of a panel to those of the next.
     pub(super) distance: usize,
     /// Their scales, each panel's in [`wide_scales_len`] numbers.
@@ -247,7 +248,7 @@ pub(super) unsafe fn tile<V: Vectors, C: PanelFormat, X: ActivationCode>(
     x: &Activations<X>,
     first: usize,
     rows: usize,
-    strip: WideStrip,
+    strip: Strip,
     sums: &mut [f32],
 ) {
     macro_rules! of_rows {
@@ -269,7 +270,7 @@ pub(super) unsafe fn tile<V: Vectors, C: PanelFormat, X: ActivationCode>(
 struct TileWork<'a, C, X, const R: usize, const P: usize> {
     x: &'a Activations<X>,
     first: usize,
-    strip: WideStrip<'a>,
+    strip: Strip<'a>,
     sums: &'a mut [f32],
     code: PhantomData<C>,
 }
@@ -284,19 +285,19 @@ impl<C: PanelFormat, X: ActivationCode, const R: usize, const P: usize> VectorCo
     unsafe fn run<V: Vectors>(self) {
         const { assert!(C::NIBBLES || C::OFFSET == 128, "the offset that `start_wide` takes off bytes") };
         const { assert!((BLOCK / C::PARTS / X::STEP).is_multiple_of(2), "`dot_steps` may take two at a time") };
-        let Self { x, first, strip: WideStrip { wide, distance, scales, blocks }, sums, .. } = self;
+        let Self { x, first, strip: Strip { codes: all_codes, distance, scales, blocks }, sums, .. } = self;
         let depth = blocks * BLOCK;
         let part = BLOCK / C::PARTS;
         let count = part / X::STEP;
         assert!(x.codes.len() >= (first + R) * depth && x.scales.len() >= (first + R) * blocks);
         assert!(x.starts.len() >= (first + R) * blocks && x.sums.len() >= (first + R) * blocks * SUMS);
         assert!(sums.len() >= R * P * PANEL);
-        assert!(wide.len() >= (P - 1) * distance + depth / X::STEP * GROUP);
+        assert!(all_codes.len() >= (P - 1) * distance + depth / X::STEP * GROUP);
         let scales_len = wide_scales_len::<C>(blocks);
         assert!(scales.len() >= P * scales_len);
         // SAFETY: the lengths above cover what is read and written; the rest is the caller's promise.
         unsafe {
-            let mut codes = wide.as_ptr();
+            let mut codes = all_codes.as_ptr();
             let mut from = x.codes.as_ptr().add(first * depth);
             let mut scales = scales.as_ptr();
             let sums = sums.as_mut_ptr();

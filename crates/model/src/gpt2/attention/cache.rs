@@ -133,8 +133,21 @@ impl KvCache {
         Ok(Self { layers, capacity, len: 0, has_encoder: false })
     }
 
-    /// Keeps `rows`, adds those of `others`, and moves all to end at position `len`: layer by layer, so that only one layer is there
-    /// twice. See [`RowCache::joined`].
+    /// Forgets everything, and has room for other rows: layer by layer, so that only one layer is there twice.
+    ///
+    /// # Errors
+    /// When the device cannot allocate a layer; some layers may then have changed.
+    pub(crate) fn renew(&mut self, batch: usize, capacity: usize) -> Result<()> {
+        self.clear();
+        for layer in &mut self.layers {
+            layer.kv = layer.kv.like(batch, capacity)?;
+        }
+        self.capacity = capacity;
+        Ok(())
+    }
+
+    /// Keeps `rows`, adds those of `others`, and moves all to end at position `len`, see [`RowCache::joined`]: layer by layer, so that of
+    /// the result only one layer is there beside this cache and the others.
     ///
     /// # Errors
     /// When the device cannot allocate a layer, or a shape does not fit; some layers may then have changed.

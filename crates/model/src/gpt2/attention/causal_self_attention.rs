@@ -174,6 +174,7 @@ impl CausalSelfAttention {
         let sdpa = self.sdpa(pass.training)?;
         let mask = pass.mask(&knocked_out);
         let mut attended = match pass.cache.as_ref().and_then(|cache| cache.past()) {
+            // In a pass that is recorded, which has neither hooks nor outputs but its own.
             Some(past) => sdpa.forward_at(&q, &k, &v, pass.padding_mask, past)?.into(),
             None => sdpa.attend(&q, &k, &v, mask, pass.wanted())?,
         }; // context (B, T, H, D)

@@ -12,6 +12,7 @@ use anyhow::{Context, bail};
 use gpt2_loader::Tokenizer;
 use gpt2_model::hooks::{Chain, Hooks};
 use std::collections::BTreeMap;
+use std::iter::Fuse;
 use std::ops::ControlFlow;
 
 /// Prompts that are continued several in each pass, each to the text that it gets alone.
@@ -62,7 +63,7 @@ impl<T> Row<T> {
 
 /// Prompts as they come, up to the first that cannot be had.
 struct Source<I, T> {
-    prompts: I,
+    prompts: Fuse<I>,
     next: Option<Row<T>>,
     failed: anyhow::Result<()>,
 }
@@ -138,7 +139,7 @@ impl<'a> Batches<'a> {
         on_piece: OnPiece,
         on_report: OnReport<T>,
     ) -> anyhow::Result<()> {
-        let mut source = Source { prompts, next: None, failed: Ok(()) };
+        let mut source = Source { prompts: prompts.fuse(), next: None, failed: Ok(()) };
         let mut reports = InOrder { on_report, next: 0, waiting: BTreeMap::new() };
         loop {
             let mut rows = vec![];
@@ -190,7 +191,8 @@ impl<'a> Batches<'a> {
             next += 1;
             anyhow::Ok(Begun { number: next - 1, row, found })
         };
-        let mut places = rows.into_iter().map(&mut begin).collect::<anyhow::Result<Vec<_>>>()?;
+        let places = rows.into_iter().map(|row| begin(row).map(Some));
+        let mut places = places.collect::<anyhow::Result<Vec<_>>>()?; // none where a text has been reported
         let texts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
         let applied = run.interventions.of(Reads::Growing(&texts)).with_context(|| span(&places))?;
         let changes = (!applied.list.is_empty()).then_some(&applied.list as &dyn Hooks);
@@ -201,7 +203,9 @@ impl<'a> Batches<'a> {
         let mut flow = ControlFlow::Continue(());
         'steps: while let Some(step) = generation.next() {
             for (place, id) in step.with_context(|| span(&places))?.into_iter().enumerate() {
-                let (Some(id), Begun { number, row, found }) = (id, &mut places[place]) else { continue };
+                let (Some(id), Some(Begun { number, row, found })) = (id, &mut places[place]) else {
+                    continue;
+                };
                 flow = on_piece(*number, Piece::Token(&found.push(id)));
                 if flow.is_break() {
                     break 'steps;
@@ -210,23 +214,24 @@ impl<'a> Batches<'a> {
                     continue;
                 }
                 generation.end(place);
+                // It is reported before the next prompt is asked for, which may take its time.
+                flow = self.report(places[place].take(), &applied, on_piece, reports)?;
+                if flow.is_break() {
+                    break 'steps;
+                }
                 if all.is_empty()
                     && let Some(row) = source.next()
                 {
                     generation.replace(place, &row.prompt.ids, row.new)?;
-                    let ended = std::mem::replace(&mut places[place], begin(row)?);
-                    flow = self.report(ended, &applied, on_piece, reports)?;
-                    if flow.is_break() {
-                        break 'steps;
-                    }
+                    places[place] = Some(begin(row)?);
                 }
             }
         }
-        places.sort_by_key(|begun| begun.number);
+        places.sort_by_key(|begun| begun.as_ref().map(|begun| begun.number));
         for begun in places {
             let mut silent = |_: usize, _: Piece| ControlFlow::Break(());
-            let heard =
-                self.report(begun, &applied, if flow.is_break() { &mut silent } else { on_piece }, reports)?;
+            let on_piece = if flow.is_break() { &mut silent } else { &mut *on_piece };
+            let heard = self.report(begun, &applied, on_piece, reports)?;
             flow = if flow.is_break() { flow } else { heard };
         }
         Ok(flow)
@@ -235,12 +240,13 @@ impl<'a> Batches<'a> {
     /// Reports a text that has ended.
     fn report<T>(
         &self,
-        begun: Begun<T>,
+        begun: Option<Begun<T>>,
         applied: &Applied,
         on_piece: OnPiece,
         reports: &mut InOrder<T>,
     ) -> anyhow::Result<ControlFlow<()>> {
-        let Begun { number, row: Row { prompt, new, tag, .. }, mut found } = begun;
+        let Some(Begun { number, row, mut found }) = begun else { return Ok(ControlFlow::Continue(())) };
+        let Row { prompt, new, tag, .. } = row;
         let rest = found.finish();
         let flow =
             if rest.is_empty() { ControlFlow::Continue(()) } else { on_piece(number, Piece::Rest(&rest)) };
@@ -251,10 +257,11 @@ impl<'a> Batches<'a> {
     }
 }
 
-/// The prompts in a pass: `FILE, line 1 to line 3`, `text 0 to text 2`.
-fn span<T>(places: &[Begun<T>]) -> String {
-    let first = places.iter().min_by_key(|begun| begun.number).map_or("", |begun| &begun.row.place);
-    let last = places.iter().max_by_key(|begun| begun.number).map_or("", |begun| &begun.row.place);
+/// The prompts whose texts go on: `FILE, line 1 to line 3`, `text 0 to text 2`.
+fn span<T>(places: &[Option<Begun<T>>]) -> String {
+    let begun = || places.iter().flatten();
+    let first = begun().min_by_key(|begun| begun.number).map_or("", |begun| &begun.row.place);
+    let last = begun().max_by_key(|begun| begun.number).map_or("", |begun| &begun.row.place);
     let end = last.rsplit_once(", ").map_or(last, |(_, end)| end);
-    if places.len() == 1 { first.to_owned() } else { format!("{first} to {end}") }
+    if begun().count() == 1 { first.to_owned() } else { format!("{first} to {end}") }
 }

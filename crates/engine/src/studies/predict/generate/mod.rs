@@ -71,7 +71,8 @@ impl Options {
         }
         let rows = prompts.into_iter().enumerate();
         let rows = rows.map(|(i, prompt)| Row::new(self, run.opened, prompt, format!("text {i}"), ()));
-        Batches::new(self, run)?.run(rows, hooks, on_piece, &mut |(), report| {
+        let rows = rows.collect::<anyhow::Result<Vec<_>>>()?; // one that has no room is refused before any pass
+        Batches::new(self, run)?.run(rows.into_iter().map(Ok), hooks, on_piece, &mut |(), report| {
             reports.push(report);
             Ok(())
         })?;

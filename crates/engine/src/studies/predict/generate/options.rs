@@ -121,8 +121,7 @@ impl Options {
         if self.batch == 0 {
             bail!("{}: expected at least 1", spelling.given("batch", 0));
         }
-        let draft =
-            [("draft", self.draft.is_some() && self.cuda_graph)].into_iter().find(|(_, given)| *given);
+        let draft = (self.draft.is_some() && self.cuda_graph).then_some(("draft", true));
         let graph = spelling.option("cuda-graph");
         refuse(draft, spelling, &format!("{graph} repeats a step of one token"))?;
         let is_drawn = self.drawn_by();
