@@ -5,7 +5,7 @@ from functools import partial
 from typing import Protocol
 
 from .budget import Budget, BudgetUsedUp, NotRun
-from .rows import FUSED, OURS, THEIRS, Row
+from .rows import FUSED, THEIRS, Row, ours_of
 from .results import Results
 from .worker import first_line
 
@@ -21,7 +21,7 @@ def cells_of(row: Row, ours: Side, theirs: Side) -> dict[str, Callable[[], dict]
         ms = theirs.measure(row, column)
         return {"value": 1e3 * row.batch * row.new_tokens / ms if row.new_tokens else ms}
 
-    work = {column: partial(ours.measure, row, implementation) for column, implementation in OURS.items()}
+    work = {column: partial(ours.measure, row, implementation) for column, implementation in ours_of(row.group).items()}
     return work | {column: partial(pytorch, column) for column in THEIRS[row.group]}
 
 

@@ -11,7 +11,7 @@ from gpu import results as files
 from gpu.budget import NotRun
 from gpu.measure import measure_rows, ours_failed
 from gpu.results import NOT_REACHED, Results
-from gpu.rows import COLUMNS, COMPILE, DTYPES, EAGER, GRAPH, OURS, THEIRS, TRANSFORMERS, Row, rows
+from gpu.rows import COLUMNS, COMPILE, DTYPES, EAGER, GRAPH, THEIRS, TRANSFORMERS, Row, ours_of, rows
 from gpu.table import judge
 
 from .made_up import MadeUpSide, budget
@@ -27,7 +27,7 @@ ROWS = [
     Row("core", "bf16", 8, 1024, 20, 0),
 ]
 VALUES = {column: 10.0 for column in COLUMNS}
-IMPLS = {name: {"value": 9.0, "timer": "events"} for name in OURS.values()}
+IMPLS = {name: {"value": 9.0, "timer": "events"} for name in ours_of("generate").values()}
 
 
 class Case(unittest.TestCase):
