@@ -349,6 +349,16 @@ fn many_prompts_get_the_texts_that_they_get_alone() -> Result {
             assert_eq!(lines, alone, "{run:?}");
         }
     }
+    // A first prompt beside which few fit does not hold the later ones back.
+    folder.write("prompts.txt", [&[long.trim_end()], &begin[..2], &more].concat().join("\n"))?;
+    let run = gpt2(&["generate", "--texts", &path, "--json", "--batch", "4", "--greedy"])?;
+    let lines: Vec<Value> =
+        run.succeeded().stdout.lines().map(serde_json::from_str).collect::<std::result::Result<_, _>>()?;
+    for (line, prompt) in lines.iter().skip(1).zip(begin[..2].iter().chain(&more)) {
+        let alone = json(&["generate", prompt, "--json", "--greedy"])?;
+        assert_eq!(line["ids"], alone["ids"], "{prompt}");
+    }
+    assert_eq!(lines.len(), 3 + more.len());
     // Without JSON, each comes under its place; and those before a bad line are printed.
     folder.write("prompts.txt", format!("O Romeo\nMy lord\n{}\nMy", "to be ".repeat(200)))?;
     let run = gpt2(&["generate", "--prompts", &path, "--greedy", "-n", "5"])?;

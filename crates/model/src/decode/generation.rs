@@ -79,6 +79,7 @@ impl<'a> Generation<'a> {
             texts: prompts.to_vec(),
             limits: lengths.iter().map(|length| length.saturating_add(max_new_tokens)).collect(),
             ended: vec![max_new_tokens == 0; prompts.len()],
+            sampling: sampling.clone(),
             samplers: lengths.iter().map(|&length| Sampler::new(sampling.clone(), length)).collect(),
             waiting: if max_new_tokens == 0 { vec![] } else { (0..prompts.len()).collect() },
             rows: vec![],
@@ -241,21 +242,44 @@ impl<'a> Generation<'a> {
         if !self.at.ended[row] {
             candle_core::bail!("row {row} has not ended; its place is not free")
         }
-        if self.hooks.is_some() || self.checks.is_some() {
-            candle_core::bail!("with hooks or a draft, no row leaves its place to another prompt")
-        }
-        room_for(self.model, prompt.len(), max_new_tokens)?;
+        self.check_prompt(prompt, max_new_tokens)?;
         let at = &mut self.at;
         // The text that goes may still have a row, which leaves later.
         at.rows.iter_mut().filter(|of| of.text == Some(row)).for_each(|of| of.text = None);
-        at.samplers[row] = at.samplers[row].after(prompt.len());
+        at.samplers[row] = Sampler::new(at.sampling.clone(), prompt.len());
         at.texts[row] = prompt.to_vec();
-        at.limits[row] = prompt.len().saturating_add(max_new_tokens);
+        at.limits[row] = prompt.len() + max_new_tokens;
         at.ended[row] = max_new_tokens == 0;
-        if !at.ended[row] {
+        if max_new_tokens > 0 {
             at.waiting.push(row);
         }
         Ok(())
+    }
+
+    /// Adds a row for another prompt, which waits until it is read as by [`replace`](Self::replace). Returns its index.
+    ///
+    /// # Errors
+    /// When the prompt is empty or has no room, or there are hooks or a draft.
+    pub fn add(&mut self, prompt: &[u32], max_new_tokens: usize) -> Result<usize> {
+        self.check_prompt(prompt, max_new_tokens)?;
+        let at = &mut self.at;
+        let row = at.texts.len();
+        at.samplers.push(Sampler::new(at.sampling.clone(), prompt.len()));
+        at.texts.push(prompt.to_vec());
+        at.limits.push(prompt.len() + max_new_tokens);
+        at.ended.push(max_new_tokens == 0);
+        if max_new_tokens > 0 {
+            at.waiting.push(row);
+        }
+        Ok(row)
+    }
+
+    /// Refuses a prompt that has no room, and any beside hooks or a draft.
+    fn check_prompt(&self, prompt: &[u32], max_new_tokens: usize) -> Result<()> {
+        if self.hooks.is_some() || self.checks.is_some() {
+            candle_core::bail!("with hooks or a draft, no prompt joins those from the beginning")
+        }
+        room_for(self.model, prompt.len(), max_new_tokens).map(drop)
     }
 
     /// The next token of the only row, if a draft guesses: from the last pass, or from another one.

@@ -142,7 +142,7 @@ fn places_are_taken(model: &Gpt2LMHeadModel, dtype: CacheDType) -> Result<()> {
 }
 
 #[test]
-fn only_a_row_that_has_ended_leaves_its_place() -> Result<()> {
+fn a_prompt_joins_where_a_row_has_ended_or_is_added() -> Result<()> {
     let model = small_model(16)?;
     let refused = |result: Result<()>, why: &str| {
         let message = result.err().map(|error| error.to_string()).unwrap_or_default();
@@ -156,10 +156,13 @@ fn only_a_row_that_has_ended_leaves_its_place() -> Result<()> {
     generation.replace(0, &[5, 6], 2)?;
     generation.by_ref().try_for_each(|step| step.map(drop))?;
     assert_eq!(generation.texts().iter().map(Vec::len).collect::<Vec<_>>(), [4, 5]);
-    // All have ended: one that takes a place goes on.
+    // All have ended: one that takes a place goes on, and another waits until it fits beside it.
     generation.replace(1, &[7], 3)?;
+    assert_eq!(generation.add(&[2; 15], 2)?, 2);
+    generation.next().ok_or("a step").map_err(candle_core::Error::msg)??;
+    assert_eq!(generation.at.rows.len(), 1, "they have no room together");
     generation.by_ref().try_for_each(|step| step.map(drop))?;
-    assert_eq!(generation.texts().iter().map(Vec::len).collect::<Vec<_>>(), [4, 4]);
+    assert_eq!(generation.texts().iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 17]);
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! The passes of a generation over several rows: over prompts, and over the last token of each row. Between them rows leave and join.
 
 use super::captured_step::CapturedStep;
-use super::sampling::Sampler;
+use super::sampling::{Sampler, Sampling};
 use crate::config::Config;
 use crate::gpt2::args_and_outputs::ForwardArgs;
 use crate::gpt2::attention::cache::KvCache;
@@ -21,6 +21,7 @@ pub struct Paused {
     /// The length at which each text ends.
     pub(super) limits: Vec<usize>,
     pub(super) ended: Vec<bool>,
+    pub(super) sampling: Sampling,
     pub(super) samplers: Vec<Sampler>,
     /// The texts that no pass has read, in the order of their prompts.
     pub(super) waiting: Vec<usize>,

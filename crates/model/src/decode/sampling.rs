@@ -245,12 +245,6 @@ impl Sampler {
         Self { sampling, prompt }
     }
 
-    /// Draws in the same way after another prompt.
-    #[must_use]
-    pub(super) fn after(&self, prompt: usize) -> Self {
-        Self::new(self.sampling.clone(), prompt)
-    }
-
     /// The next token after `text`, which begins with the prompt, given the logits (V) at its end. They are changed.
     ///
     /// # Errors

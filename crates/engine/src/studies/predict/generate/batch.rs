@@ -200,6 +200,14 @@ impl<'a> Batches<'a> {
         let chain = Chain(&all);
         let generation = generation(options, run, &prompts, most)?;
         let mut generation = hooked(generation, options, &chain, run.opened.spelling)?;
+        // Those that do not fit beside the first ones wait for them.
+        while all.is_empty()
+            && places.len() < options.batch
+            && let Some(row) = source.next()
+        {
+            generation.add(&row.prompt.ids, row.new)?;
+            places.push(Some(begin(row)?));
+        }
         let mut flow = ControlFlow::Continue(());
         'steps: while let Some(step) = generation.next() {
             for (place, id) in step.with_context(|| span(&places))?.into_iter().enumerate() {
