@@ -230,7 +230,7 @@ HOST = {  # file below crates/kernels/src: an expression, or one «in» what sta
         ("let dropped = «context.check_err()»;", "Ok(())", "an error of a drop keeps the recording from its end", REFUSED),
         ("CUgraphInstantiate_flags(«0»)", "1", "memory that nobody frees is no error", GRAPH, "the step frees all that it allocates"),
         ("let start = «layout.start_offset()»;", "0 * layout.start_offset()", "numbers of a part go to the start of all", PARTS),
-        ("_counters: «counters(device, 0)?»", "Arc::new(device.alloc_zeros::<u32>(1)?)", "counters that a larger launch frees", GRAPH),
+        ("let counters = «counters(device, 0)?»;", "Arc::new(device.alloc_zeros::<u32>(1)?)", "counters that a larger launch frees", GRAPH),
     ],
     "cache/row_cache.rs": [
         ("on_gpu: «self.past.as_ref()» }", "None", "the place of the recording in each launch", GRAPH),

@@ -20,7 +20,7 @@ impl CudaGraph {
     /// there before. A tensor from before must not be freed by it. It can neither copy from or to the CPU nor wait. Whatever it reads and
     /// writes has to live as long as the graph, which keeps `kept` alive; a launch after that reads and writes memory of others on the GPU.
     ///
-    /// Rust cannot see that, as little as in `cudarc`; the memory of the host is not at risk.
+    /// Rust cannot check this, any more than `cudarc` can; the memory of the host is not at risk.
     ///
     /// **No other host thread may use the device meanwhile:** what it launches there would be recorded, too, in place of running. Nor may
     /// one wait for the whole GPU, as opening a device does: that breaks the recording.
