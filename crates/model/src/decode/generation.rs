@@ -22,7 +22,7 @@ use std::collections::VecDeque;
 /// the same random numbers, so a text depends only on its prompt and the seed, not on the rest of the
 /// batch. On a GPU, and on the CPU with weights that are not packed, products of up to 8 rows and of more round
 /// differently, so that of two tokens of nearly the same logit the other one may come. Rows that have ended leave the passes, and
-/// [`replace`](Self::replace) gives their place to another prompt. Without hooks, prompts of like length are read together.
+/// [`replace`](Self::replace) gives their place to another prompt; [`add`](Self::add) makes a place. Without hooks, prompts of like length are read together.
 #[derive(Debug)]
 pub struct Generation<'a> {
     model: &'a Gpt2LMHeadModel,
@@ -264,13 +264,11 @@ impl<'a> Generation<'a> {
         self.check_prompt(prompt, max_new_tokens)?;
         let at = &mut self.at;
         let row = at.texts.len();
-        at.samplers.push(Sampler::new(at.sampling.clone(), prompt.len()));
-        at.texts.push(prompt.to_vec());
-        at.limits.push(prompt.len() + max_new_tokens);
-        at.ended.push(max_new_tokens == 0);
-        if max_new_tokens > 0 {
-            at.waiting.push(row);
-        }
+        at.samplers.push(Sampler::new(at.sampling.clone(), 0));
+        at.texts.push(vec![]);
+        at.limits.push(0);
+        at.ended.push(true);
+        self.replace(row, prompt, max_new_tokens)?;
         Ok(row)
     }
 

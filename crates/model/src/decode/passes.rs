@@ -25,7 +25,7 @@ pub struct Paused {
     pub(super) samplers: Vec<Sampler>,
     /// The texts that no pass has read, in the order of their prompts.
     pub(super) waiting: Vec<usize>,
-    /// Those of `cache`.
+    /// The rows of `cache`.
     pub(super) rows: Vec<Row>,
     pub(super) cache: KvCache,
     /// Whether steps are CUDA graphs, and that of the rows in the cache once there is one.
@@ -150,8 +150,9 @@ impl Paused {
             let cache = &mut self.cache;
             if cache.batch() != group.len() || cache.capacity() < joining.columns {
                 cache.renew(group.len(), joining.columns)?;
+            } else {
+                cache.clear();
             }
-            cache.clear();
             let (input, rows) = self.padded(group);
             let logits = by.logits_after(input, &rows, &mut self.cache)?;
             self.rows = rows;

@@ -49,7 +49,7 @@ impl Sdpa {
         let explained = self.explained(&inputs, mask, &AttentionCode::Eager, false);
         candle_core::bail!(
             "attention: no kernel reads the number of keys on the GPU: {}",
-            explained.slower_because.unwrap_or_else(|| "it is for one query of each head".to_owned())
+            explained.slower_because.unwrap_or_else(|| "the kernel is for one query of each head".to_owned())
         )
     }
 }

@@ -29,7 +29,7 @@ pub struct Row<T> {
     place: String,
     /// The most tokens to generate after it.
     new: usize,
-    /// What its report comes back with.
+    /// It comes back with the report.
     tag: T,
 }
 
@@ -126,8 +126,8 @@ impl<'a> Batches<'a> {
 
     /// Continues prompts as they come, up to `batch` in each pass. A text that ends leaves its place to the next prompt; under
     /// interventions or hooks, which see whole batches, all texts of a batch end before the next one begins. `hooks` read what interventions
-    /// leave, and `on_piece` hears each text as it comes, with the number of its prompt; if it ends the work, texts that have begun are
-    /// reported as far as they are.
+    /// leave, and `on_piece` hears each text as it comes, with the number of its prompt; if it ends the work, the prompts taken
+    /// so far are reported, their texts as far as they are.
     ///
     /// # Errors
     /// When a prompt cannot be had, after all before it have been reported; when an intervention does not fit the prompts, a number is
@@ -223,7 +223,9 @@ impl<'a> Batches<'a> {
                 }
                 generation.end(place);
                 // It is reported before the next prompt is asked for, which may take its time.
-                flow = self.report(places[place].take(), &applied, on_piece, reports)?;
+                if let Some(ended) = places[place].take() {
+                    flow = self.report(ended, &applied, on_piece, reports)?;
+                }
                 if flow.is_break() {
                     break 'steps;
                 }
@@ -235,8 +237,9 @@ impl<'a> Batches<'a> {
                 }
             }
         }
-        places.sort_by_key(|begun| begun.as_ref().map(|begun| begun.number));
-        for begun in places {
+        let mut rest: Vec<_> = places.into_iter().flatten().collect();
+        rest.sort_by_key(|begun| begun.number);
+        for begun in rest {
             let mut silent = |_: usize, _: Piece| ControlFlow::Break(());
             let on_piece = if flow.is_break() { &mut silent } else { &mut *on_piece };
             let heard = self.report(begun, &applied, on_piece, reports)?;
@@ -248,13 +251,12 @@ impl<'a> Batches<'a> {
     /// Reports a text that has ended.
     fn report<T>(
         &self,
-        begun: Option<Begun<T>>,
+        begun: Begun<T>,
         applied: &Applied,
         on_piece: OnPiece,
         reports: &mut InOrder<T>,
     ) -> anyhow::Result<ControlFlow<()>> {
-        let Some(Begun { number, row, mut found }) = begun else { return Ok(ControlFlow::Continue(())) };
-        let Row { prompt, new, tag, .. } = row;
+        let Begun { number, row: Row { prompt, new, tag, .. }, mut found } = begun;
         let rest = found.finish();
         let flow =
             if rest.is_empty() { ControlFlow::Continue(()) } else { on_piece(number, Piece::Rest(&rest)) };
@@ -265,7 +267,7 @@ impl<'a> Batches<'a> {
     }
 }
 
-/// The prompts whose texts go on: `FILE, line 1 to line 3`, `text 0 to text 2`.
+/// The prompts whose texts have not ended: `FILE, line 1 to line 3`, `text 0 to text 2`.
 fn span<T>(places: &[Option<Begun<T>>]) -> String {
     let begun = || places.iter().flatten();
     let first = begun().min_by_key(|begun| begun.number).map_or("", |begun| &begun.row.place);

@@ -23,7 +23,7 @@ pub struct Options {
     pub max_new_tokens: Option<usize>,
     /// Divides the logits: below 1 prefers probable tokens, 0 is greedy.
     pub temperature: f64,
-    /// The number of of the most probable tokens to draw from; 0 is all.
+    /// The number of the most probable tokens to draw from; 0 is all.
     pub top_k: usize,
     /// Draws from the fewest tokens whose probabilities sum to it.
     pub top_p: Option<f64>,
@@ -48,7 +48,7 @@ pub struct Options {
     pub kv: Option<CacheDType>,
     /// Guesses the next tokens, which the model checks several at a time. The text stays the same.
     pub draft: Option<DraftKind>,
-    /// The number of of several prompts to continue in each pass.
+    /// The number of several prompts to continue in each pass.
     pub batch: usize,
     /// Whether the step for a token is recorded once as a CUDA graph and then launched again, which gives the same text.
     pub cuda_graph: bool,
