@@ -206,6 +206,9 @@ fn print(report: &Report) -> anyhow::Result<()> {
             out,
             "{giga_per_s:.1} {unit}, {percent:.0} % of the {peak:.1} that the machine does at best"
         )?;
+        if *of_peak > 1.0 && *unit == "GB/s" {
+            writeln!(out, "note: faster than memory, because a part stays in the processor's caches")?;
+        }
         if *least_peak < 0.9 * peak {
             writeln!(
                 out,

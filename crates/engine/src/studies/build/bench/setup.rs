@@ -102,11 +102,15 @@ impl<'a> Bench<'a> {
 
     /// The formats of the weights that stay quantized.
     pub(super) fn quantized(&self) -> Option<String> {
-        let stay = self.dtype == DType::F32 && self.device.is_cpu();
-        let of_file = self.checkpoint.as_ref().filter(|_| stay).map(Checkpoint::formats).unwrap_or_default();
+        let of_file = self.checkpoint.as_ref().filter(|_| self.weights_stay()).map(Checkpoint::formats).unwrap_or_default();
         let formats: Vec<&str> = self.quantize.into_iter().chain(of_file).map(BlockFormat::as_str).collect();
         let whole = self.options.what == Target::Forward || self.options.what.makes_tokens();
         (whole && !formats.is_empty()).then(|| formats.join(", "))
+    }
+
+    /// Whether weights stay as they are in the file.
+    fn weights_stay(&self) -> bool {
+        self.dtype == DType::F32 && self.device.is_cpu()
     }
 
     /// The dtype of the cached keys and values.
@@ -120,12 +124,11 @@ impl<'a> Bench<'a> {
         if !limit.is_measured() {
             limit.measure();
         }
-        let quantized = self.quantized().is_some();
         let d = self.config.heads().dim;
         let number = self.kv().bytes_of(d) as f64 / d as f64;
         let weight = match (&self.checkpoint, self.quantize) {
             (_, Some(format)) => format.bits_in_memory() / 8.0,
-            (Some(checkpoint), None) if quantized => work::bytes_of_a_weight(checkpoint),
+            (Some(checkpoint), None) if self.weights_stay() => work::bytes_of_a_weight(checkpoint),
             _ => self.dtype.size_in_bytes() as f64,
         };
         Some(Work::of(self.options, &self.config, NumberSizes { weight, number }, seconds, limit))

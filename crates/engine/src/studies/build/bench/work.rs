@@ -89,15 +89,15 @@ pub(super) struct NumberSizes {
     pub(super) number: f64,
 }
 
-/// The bits of a weight in memory.
+/// The bits of a weight in memory, under a model in f32.
 fn bits_in_memory(encoding: Encoding) -> f64 {
     match encoding {
         Encoding::Blocks(format) => format.bits_in_memory(),
-        other => other.bits(),
+        other => other.bits().min(32.0),
     }
 }
 
-/// The bytes of a weight of a file's model, on average.
+/// The bytes of a weight on average, in a model in f32 whose weights stay as they are in the file.
 pub(super) fn bytes_of_a_weight(checkpoint: &Checkpoint) -> f64 {
     let matrices = checkpoint.tensors().filter(|(name, info)| info.shape.len() == 2 && *name != WPE);
     let size = |info: &TensorInfo| info.shape.iter().map(|&n| n as f64).product::<f64>();
