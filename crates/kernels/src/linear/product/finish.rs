@@ -5,7 +5,7 @@ use super::numbers::{Halves, PANEL, PanelNumber};
 use crate::cpu::isa::Isa;
 use crate::pointwise::activation::Activation;
 use crate::pointwise::epilogue::ResidualOrGate;
-use pulp::Arch;
+use pulp::{Arch, Simd};
 use std::ops::Range;
 
 /// `activation(x·W + bias)`, then a join. Every part is optional.
@@ -67,7 +67,25 @@ impl<E: PanelNumber> ResultPart<'_, E> {
     /// Writes the rows from number `first` of the part on, one for each `stride` sums, a multiple of [`PANEL`].
     #[inline(always)]
     pub(super) fn write<S: Lanes>(&mut self, simd: S, first: usize, sums: &[f32], stride: usize) {
-        let Destination { finish: Finish { bias, activation, join, onto }, width, out } = *self.result;
+        // A loop of its own for each, so that nothing is chosen within.
+        match self.result.finish.activation {
+            None => self.write_with(simd, first, sums, stride, Identity),
+            Some(Activation::GeluTanh) => self.write_with(simd, first, sums, stride, GeluTanh),
+            Some(other) => self.write_with(simd, first, sums, stride, other),
+        }
+    }
+
+    /// [`write`](Self::write) with its activation.
+    #[inline(always)]
+    fn write_with<S: Lanes>(
+        &mut self,
+        simd: S,
+        first: usize,
+        sums: &[f32],
+        stride: usize,
+        activation: impl Apply,
+    ) {
+        let Destination { finish: Finish { bias, join, onto, .. }, width, out } = *self.result;
         let rows = sums.len() / stride;
         let columns = self.columns.len();
         assert!(stride.is_multiple_of(PANEL) && columns <= stride && first + rows <= self.rows.len());
@@ -82,9 +100,7 @@ impl<E: PanelNumber> ResultPart<'_, E> {
                     if let Some(bias) = bias {
                         y = simd.add_f32s(y, bias);
                     }
-                    if let Some(activation) = activation {
-                        y = activation.apply(simd, y);
-                    }
+                    y = activation.apply(simd, y);
                     y = match join {
                         None => y,
                         Some(ResidualOrGate::Add(residual)) => {
@@ -110,6 +126,38 @@ impl<E: PanelNumber> ResultPart<'_, E> {
     /// Writes all rows, compiled for an instruction set.
     pub(crate) fn write_on(self, isa: Isa, sums: &[f32], stride: usize) {
         dispatch(isa.arch().unwrap_or(Arch::Scalar), WriteAll { part: self, sums, stride });
+    }
+}
+
+/// A function of each number. A closure would not be compiled for the instruction set.
+trait Apply: Copy {
+    fn apply<S: Simd>(self, simd: S, y: S::f32s) -> S::f32s;
+}
+
+#[derive(Clone, Copy)]
+struct Identity;
+
+#[derive(Clone, Copy)]
+struct GeluTanh;
+
+impl Apply for Identity {
+    #[inline(always)]
+    fn apply<S: Simd>(self, _: S, y: S::f32s) -> S::f32s {
+        y
+    }
+}
+
+impl Apply for GeluTanh {
+    #[inline(always)]
+    fn apply<S: Simd>(self, simd: S, y: S::f32s) -> S::f32s {
+        Activation::GeluTanh.apply(simd, y)
+    }
+}
+
+impl Apply for Activation {
+    #[inline(always)]
+    fn apply<S: Simd>(self, simd: S, y: S::f32s) -> S::f32s {
+        Activation::apply(self, simd, y)
     }
 }
 

@@ -3,7 +3,9 @@
 use super::portable::{ActivationCode, BLOCK, SUMS, VectorCode, Vectors};
 use super::vectors::dispatch;
 use crate::cpu::isa::Isa;
+use crate::cpu::memory::copy_into;
 use rayon::prelude::*;
+use std::mem::MaybeUninit;
 
 /// Rows of codes.
 pub(super) struct Activations<X> {
@@ -22,19 +24,29 @@ const TASK: usize = 256;
 
 impl<X: ActivationCode> Activations<X> {
     /// Quantizes rows whose length is a multiple of [`BLOCK`].
+    #[allow(unsafe_code)]
     pub(super) fn new(isa: Isa, x: &[f32]) -> Self {
-        let blocks = x.len() / BLOCK;
+        let (x, rest) = x.as_chunks::<BLOCK>();
+        assert!(rest.is_empty(), "rows of whole blocks");
         let mut all = Self {
-            codes: vec![X::default(); x.len()],
-            scales: vec![0.0; blocks],
-            sums: vec![0; blocks * SUMS],
-            starts: vec![0; blocks],
+            codes: Vec::with_capacity(x.len() * BLOCK),
+            scales: Vec::with_capacity(x.len()),
+            sums: Vec::with_capacity(x.len() * SUMS),
+            starts: Vec::with_capacity(x.len()),
         };
         let Self { codes, scales, sums, starts } = &mut all;
-        if blocks <= TASK {
-            dispatch(isa, Quantize { x, codes, scales, sums, starts });
+        let whole = Quantize {
+            x,
+            codes: &mut codes.spare_capacity_mut()[..x.len() * BLOCK],
+            scales: &mut scales.spare_capacity_mut()[..x.len()],
+            sums: &mut sums.spare_capacity_mut()[..x.len() * SUMS],
+            starts: &mut starts.spare_capacity_mut()[..x.len()],
+        };
+        if x.len() <= TASK {
+            dispatch(isa, whole);
         } else {
-            let tasks = x.par_chunks(TASK * BLOCK).zip(codes.par_chunks_mut(TASK * BLOCK));
+            let Quantize { x, codes, scales, sums, starts } = whole;
+            let tasks = x.par_chunks(TASK).zip(codes.par_chunks_mut(TASK * BLOCK));
             tasks
                 .zip(scales.par_chunks_mut(TASK))
                 .zip(sums.par_chunks_mut(TASK * SUMS).zip(starts.par_chunks_mut(TASK)))
@@ -42,16 +54,24 @@ impl<X: ActivationCode> Activations<X> {
                     dispatch(isa, Quantize { x, codes, scales, sums, starts });
                 });
         }
+        // SAFETY: each block has written its codes, its scale, its sums and its start.
+        unsafe {
+            all.codes.set_len(x.len() * BLOCK);
+            all.scales.set_len(x.len());
+            all.sums.set_len(x.len() * SUMS);
+            all.starts.set_len(x.len());
+        }
         all
     }
 }
 
+/// Blocks, and room for what [`Activations`] holds of them.
 struct Quantize<'a, X> {
-    x: &'a [f32],
-    codes: &'a mut [X],
-    scales: &'a mut [f32],
-    sums: &'a mut [i32],
-    starts: &'a mut [i32],
+    x: &'a [[f32; BLOCK]],
+    codes: &'a mut [MaybeUninit<X>],
+    scales: &'a mut [MaybeUninit<f32>],
+    sums: &'a mut [MaybeUninit<i32>],
+    starts: &'a mut [MaybeUninit<i32>],
 }
 
 impl<X: ActivationCode> VectorCode for Quantize<'_, X> {
@@ -59,12 +79,18 @@ impl<X: ActivationCode> VectorCode for Quantize<'_, X> {
 
     #[inline(always)]
     unsafe fn run<V: Vectors>(self) {
-        let blocks = self.x.as_chunks::<BLOCK>().0.iter().zip(self.codes.as_chunks_mut::<BLOCK>().0);
-        let sums = self.sums.as_chunks_mut::<SUMS>().0.iter_mut().zip(self.starts);
-        for (((x, codes), scale), (sums, start)) in blocks.zip(self.scales).zip(sums) {
+        let Self { x, codes, scales, sums, starts } = self;
+        assert!(codes.len() == x.len() * BLOCK && sums.len() == x.len() * SUMS);
+        assert!(scales.len() == x.len() && starts.len() == x.len());
+        let numbers = scales.iter_mut().zip(sums.as_chunks_mut::<SUMS>().0).zip(starts);
+        for ((x, codes), ((scale, sums), start)) in
+            x.iter().zip(codes.as_chunks_mut::<BLOCK>().0).zip(numbers)
+        {
             // SAFETY: as the caller of `run` guarantees.
-            *scale = unsafe { V::call(QuantizeBlock { x, codes, sums }) };
-            *start = -128 * sums.iter().sum::<i32>();
+            let block = unsafe { V::call(QuantizeBlock { x, codes }) };
+            scale.write(block.scale);
+            start.write(-128 * block.sums.iter().sum::<i32>());
+            copy_into(&block.sums, sums);
         }
     }
 }
@@ -72,43 +98,36 @@ impl<X: ActivationCode> VectorCode for Quantize<'_, X> {
 /// One block, in a function of its own: in a loop, the compiler takes several at once, and gathers their numbers one by one.
 struct QuantizeBlock<'a, X> {
     x: &'a [f32; BLOCK],
-    codes: &'a mut [X; BLOCK],
-    sums: &'a mut [i32; SUMS],
+    codes: &'a mut [MaybeUninit<X>; BLOCK],
+}
+
+/// The scale of a block, and the sums of its codes.
+struct BlockNumbers {
+    scale: f32,
+    sums: [i32; SUMS],
 }
 
 impl<X: ActivationCode> VectorCode for QuantizeBlock<'_, X> {
-    type Output = f32;
+    type Output = BlockNumbers;
 
     #[inline(always)]
-    unsafe fn run<V: Vectors>(self) -> f32 {
+    unsafe fn run<V: Vectors>(self) -> BlockNumbers {
+        /// Below this, the inverse of the scale may overflow.
+        const TINY: f32 = 1e-30;
         // SAFETY: as the caller of `run` guarantees.
-        unsafe { quantize::<V, X>(self.x, self.codes, self.sums) }
+        let largest = unsafe { V::largest(self.x) };
+        let (scale, inverse) = match largest {
+            TINY..f32::INFINITY => (largest / 127.0, 127.0 / largest),
+            0.0..TINY => (0.0, 0.0),
+            _ => {
+                self.codes.fill(MaybeUninit::new(X::default())); // infinity times 0
+                return BlockNumbers { scale: f32::NAN, sums: [0; SUMS] };
+            }
+        };
+        let mut codes = [X::default(); BLOCK];
+        // SAFETY: as above.
+        let sums = unsafe { V::rounded(self.x, inverse, &mut codes) };
+        copy_into(&codes, self.codes);
+        BlockNumbers { scale, sums }
     }
-}
-
-/// Quantizes a block; returns its scale.
-///
-/// # Safety
-/// The processor has the instruction set.
-#[inline(always)]
-unsafe fn quantize<V: Vectors, X: ActivationCode>(
-    x: &[f32; BLOCK],
-    codes: &mut [X; BLOCK],
-    sums: &mut [i32; SUMS],
-) -> f32 {
-    /// Below this, the inverse of the scale may overflow.
-    const TINY: f32 = 1e-30;
-    // SAFETY: passed on.
-    let largest = unsafe { V::largest(x) };
-    let (scale, inverse) = match largest {
-        TINY..f32::INFINITY => (largest / 127.0, 127.0 / largest),
-        0.0..TINY => (0.0, 0.0),
-        _ => {
-            (*codes, *sums) = ([X::default(); BLOCK], [0; SUMS]); // infinity times 0
-            return f32::NAN;
-        }
-    };
-    // SAFETY: passed on.
-    *sums = unsafe { V::rounded(x, inverse, codes) };
-    scale
 }
