@@ -98,8 +98,10 @@ KERNELS = {  # file: text that occurs once, its replacement, what that does, the
         ("sync_warp();\n    for (int i = lane;", "for (int i = lane;", "rows go out before all lanes wrote", F16),
         ("if (first + row >= end) break;", "", "rows past the end are written", F16),
     ],
-    "masks.cuh": [
+    "philox.cuh": [
         ("multiply_high(0xcd9e8d57,", "multiply_high(0xcd9e8d75,", "a wrong constant in Philox", F16_BACK),
+    ],
+    "masks.cuh": [
         (" + masks.first_head + place.h", " + place.h", "the dropout of other heads of the layer", F32_BACK),
         ("place.h * shape.queries + query", "query", "the hidden keys of the first head in all heads", F16_BACK),
         ("< end && padding[key + 1]", "< end && padding[key]", "the padding of a neighbor", F16),

@@ -58,6 +58,8 @@ def planned_shared(kernel: str, sm: int) -> int:
     (crates/kernels/src/attention/cuda/plan.rs) and in the launches in crates/kernels/src/gpu. Change both together."""
     if re.match("delta_|embed_|layer_norm_|finish_|cross_entropy_", kernel):
         return 256 // 32 * 4 if kernel.startswith("cross_entropy_") else 0
+    if kernel == "candidates":
+        return 12816
     if kernel.startswith("product_"):
         return (8192 // 4 * 5 + (2 + 8 * 8) * 8) * 4
     names = re.fullmatch(r"(attention|attention_masked|gradient_of_\w+|decode)_(b?f16|f32)_d(\d+)(?:_q(\d+))?", kernel)

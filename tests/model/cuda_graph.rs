@@ -1,4 +1,5 @@
-//! Generation whose steps are CUDA graphs: the same texts. The CPU has none, and says so.
+//! Generation whose steps are CUDA graphs, and whose tokens are chosen from what the GPU finds in the logits: the same texts. The CPU has
+//! none, and says so.
 
 use crate::common::{Result, test_device};
 use candle_core::{DType, Device};
@@ -9,8 +10,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A model with heads that have kernels on a GPU.
 fn model(dtype: DType, attn_implementation: Implementation, device: &Device) -> Result<Gpt2LMHeadModel> {
+    model_of(50, dtype, attn_implementation, device)
+}
+
+fn model_of(
+    vocab_size: usize,
+    dtype: DType,
+    attn_implementation: Implementation,
+    device: &Device,
+) -> Result<Gpt2LMHeadModel> {
     let config = Config {
-        vocab_size: 50,
+        vocab_size,
         n_positions: 200,
         n_embd: 64,
         n_layer: 2,
@@ -66,6 +76,40 @@ fn a_text_is_the_same_with_a_graph() -> Result {
             let expected = texts(begin()?, &[])?;
             assert_eq!(texts(begin()?.with_cuda_graph()?, &[])?, expected, "{dtype:?}, {sampling:?}");
             assert_eq!(expected[0].len(), length as usize + new);
+        }
+    }
+    Ok(())
+}
+
+/// Every option of sampling, on vocabularies below and above the number of tokens that the GPU lists, with a graph and without: the texts
+/// are those that the host chooses from all logits, as it does beside hooks.
+#[test]
+fn tokens_are_chosen_from_what_the_gpu_finds() -> Result {
+    let Some((device, _alone)) = gpu()? else { return Ok(()) };
+    let warm = Sampling { temperature: 1.3, seed: 9, ..Sampling::default() };
+    let cool = Sampling { temperature: 0.4, repetition_penalty: 1.1, ..warm.clone() };
+    let samplings = [
+        Sampling { repetition_penalty: 1.5, ..Sampling::greedy() },
+        warm.clone(),
+        cool.clone(),
+        Sampling { top_k: Some(7), ..warm.clone() },
+        Sampling { top_k: Some(40), top_p: Some(0.8), typical_p: Some(0.9), ..cool.clone() },
+        Sampling { top_p: Some(0.7), ..cool.clone() },
+        Sampling { top_p: Some(0.95), ..warm.clone() }, // among 1500 tokens, more than the GPU lists
+        Sampling { min_p: Some(0.05), ..warm.clone() },
+        Sampling { typical_p: Some(0.6), ..warm.clone() }, // for all logits
+    ];
+    for (vocabulary, dtype) in [(50, DType::F32), (1500, DType::BF16)] {
+        let model = model_of(vocabulary, dtype, Implementation::Fused, &device)?;
+        for sampling in &samplings {
+            for rows in [1, 3] {
+                let prompts: Vec<Vec<u32>> = (0..rows).map(|row| prompt(2 + 3 * row, row)).collect();
+                let begin = || Generation::new(&model, &prompts, sampling.clone(), 12);
+                let by_host = texts(begin()?.with_hooks(&gpt2_model::hooks::Chain(&[])), &[])?;
+                let case = format!("{rows} rows, {vocabulary} tokens, {sampling:?}");
+                assert_eq!(texts(begin()?, &[])?, by_host, "{case}");
+                assert_eq!(texts(begin()?.with_cuda_graph()?, &[])?, by_host, "{case}, with a graph");
+            }
         }
     }
     Ok(())

@@ -40,13 +40,17 @@ DEVICE void *shared_memory() {
 
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_warp() { __syncwarp(); }
-DEVICE float shuffle_xor(float x, int lanes) { return __shfl_xor_sync(0xffffffff, x, lanes); }
+template <typename T> DEVICE T shuffle_xor(T x, int lanes) { return __shfl_xor_sync(0xffffffff, x, lanes); }
 /// A word whose bit i says whether `yes` holds in lane i.
 DEVICE uint32_t lanes_where(bool yes) { return __ballot_sync(0xffffffff, yes); }
-/// Adds to a number in global memory that other blocks also add to, and returns what it was before.
+/// A word whose bit i says whether lane i has the same number.
+DEVICE uint32_t lanes_like(uint32_t x) { return __match_any_sync(0xffffffff, x); }
+/// Adds to a number that other threads also add to, and returns what it was before.
 DEVICE uint32_t add_atomically(uint32_t *to, uint32_t number) { return atomicAdd(to, number); }
 /// Makes what this thread wrote visible to other blocks before anything that it writes later.
 DEVICE void memory_fence() { __threadfence(); }
+/// The product rounded to f32, never joined with a sum.
+DEVICE float multiply_rounded(float a, float b) { return __fmul_rn(a, b); }
 /// The upper 32 bits of the product.
 DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) { return __umulhi(a, b); }
 

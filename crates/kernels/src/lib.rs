@@ -106,6 +106,7 @@ pub use cpu::element::accumulator;
 pub use cpu::explain::{Explained, Explanation, explain};
 pub use cpu::isa::Isa;
 pub use gpu::graph::CudaGraph;
+pub use gpu::token_search::{FoundTokens, TokenSearch};
 pub use gpu::{keep_freed_memory, open_cuda};
 pub use linear::quantized::format::BlockFormat;
 pub use linear::weight::frozen::WeightDType;

@@ -6,6 +6,7 @@
 //! one, one with few multiprocessors and no cache, and for [`attention::of_an_older_gpu`] one of compute capability 7.5.
 
 mod attention;
+mod candidates;
 mod few_rows;
 mod growing;
 mod joined;

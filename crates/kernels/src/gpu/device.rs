@@ -22,7 +22,7 @@ macro_rules! binary {
 
 /// The binaries (machine code and PTX) that build.rs compiled from `cuda/*.cu`, each with the
 /// prefixes of its kernels' names.
-const BINARIES: [(&[&str], &[u8]); 9] = [
+const BINARIES: [(&[&str], &[u8]); 10] = [
     (&["attention_f32", "attention_masked_f32"], binary!("attention_f32")),
     (&["attention_"], binary!("attention")),
     (&["gradient_of_queries_f32", "gradient_of_keys_f32"], binary!("attention_backward_f32")),
@@ -31,6 +31,7 @@ const BINARIES: [(&[&str], &[u8]); 9] = [
     (&["decode_"], binary!("decode")),
     (&["cross_entropy_"], binary!("cross_entropy")),
     (&["product_"], binary!("few_rows")),
+    (&["candidates"], binary!("candidates")),
     (&["embed_", "layer_norm_", "finish_"], binary!("layers")),
 ];
 

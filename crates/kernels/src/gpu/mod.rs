@@ -27,6 +27,7 @@ pub(crate) mod launch_plan;
 #[cfg(any(feature = "cuda", test))]
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // launches are planned, and not made
 pub(crate) mod layers;
+pub(crate) mod token_search;
 
 #[cfg(feature = "cuda")]
 pub(crate) use cross_entropy::{has_cross_entropy, losses_to_gradients};

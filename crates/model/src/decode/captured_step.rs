@@ -1,11 +1,12 @@
 //! A decoding step as a CUDA graph: one launch for a token of each row.
 
+use super::outcome::Outcome;
 use crate::gpt2::args_and_outputs::{ForwardArgs, Start};
 use crate::gpt2::attention::cache::KvCache;
 use crate::gpt2::attention::mask::left_padding;
 use crate::gpt2::lm_head_model::Gpt2LMHeadModel;
-use candle_core::{DType, Device, Result, Tensor, TensorId};
-use candle_fused::CudaGraph;
+use candle_core::{DType, Result, Tensor, TensorId};
+use candle_fused::{CudaGraph, TokenSearch};
 
 /// The step of B rows over one cache: the launches of a pass are recorded once, and what differs from token to token lies in the GPU's
 /// memory, from where the kernels read it.
@@ -19,28 +20,43 @@ pub(super) struct CapturedStep {
     padding: Vec<usize>,
     /// u8 (B, capacity), if a row is padded
     mask: Option<Tensor>,
-    /// u32 (1 + 2·B): the number of positions in the cache, the id of each row, and its position
+    /// u32 (1 + 2·B + B·W): the number of positions in the cache, the id of each row, its position, and the W words of it that the
+    /// search reads
     state: Tensor,
     /// f32 (B, V)
     logits: Tensor,
+    /// What the GPU looks for in the logits, and what it has found; `None` if all logits are needed.
+    search: Option<(TokenSearch, Tensor)>,
     graph: Option<CudaGraph>,
 }
 
 impl CapturedStep {
     /// A step of rows with so much padding before them, over a cache with as many rows.
-    pub(super) fn new(model: &Gpt2LMHeadModel, cache: &KvCache, padding: Vec<usize>) -> Result<Self> {
+    pub(super) fn new(
+        model: &Gpt2LMHeadModel,
+        cache: &KvCache,
+        padding: Vec<usize>,
+        search: Option<TokenSearch>,
+    ) -> Result<Self> {
         let device = model.device();
         let rows = padding.len();
         let lengths: Vec<usize> = padding.iter().map(|padding| cache.capacity() - padding).collect();
         let is_padded = padding.iter().any(|&padding| padding > 0);
         let mask = is_padded.then(|| left_padding(&lengths, cache.capacity(), device)).transpose()?;
+        let vocabulary = model.config().vocab_size;
+        let row_words = search.as_ref().map_or(0, |search| search.row_words(vocabulary));
+        let with_found = |search: TokenSearch| {
+            let found = Tensor::zeros((rows, search.words(vocabulary)), DType::U32, device)?;
+            Ok::<_, candle_core::Error>((search, found))
+        };
         Ok(Self {
             model: model.clone(),
             memory: cache.memory(),
             padding,
             mask,
-            state: Tensor::zeros(1 + 2 * rows, DType::U32, device)?,
-            logits: Tensor::zeros((rows, model.config().vocab_size), DType::F32, device)?,
+            state: Tensor::zeros(1 + (2 + row_words) * rows, DType::U32, device)?,
+            logits: Tensor::zeros((rows, vocabulary), DType::F32, device)?,
+            search: search.map(with_found).transpose()?,
             graph: None,
         })
     }
@@ -50,39 +66,51 @@ impl CapturedStep {
         self.memory == cache.memory() && self.padding == padding
     }
 
-    /// The logits (B, V) after one more token of each row. The first call runs the step by itself, so that all its kernels are loaded,
-    /// and records it.
-    pub(super) fn logits_after(&mut self, cache: &mut KvCache, ids: &[u32]) -> Result<Vec<Vec<f32>>> {
+    /// What one more token of each row leaves; `words` are those of all rows that the search reads. The first call runs the step by
+    /// itself, so that all its kernels are loaded, and records it.
+    pub(super) fn outcome_after(
+        &mut self,
+        cache: &mut KvCache,
+        ids: &[u32],
+        words: &[u32],
+    ) -> Result<Outcome> {
         cache.check_room(ids.len(), 1, self.model.config().n_layer)?;
         let past = cache.len();
-        CudaGraph::overwrite(&self.state, &self.numbers(past, ids)?)?;
+        CudaGraph::overwrite(&self.state, &self.numbers(past, ids, words)?)?;
         if let Some(graph) = &self.graph {
             graph.launch()?;
         } else {
-            self.run(cache)?;
-            let kept = [Some(&self.state), Some(&self.logits), self.mask.as_ref()];
-            let kept = kept.into_iter().flatten().cloned().collect();
-            let graph = CudaGraph::record(&self.device(), kept, || self.run(cache));
-            let graph =
-                graph.map_err(|e| e.context("this step cannot be a CUDA graph; leave the graph out"))?;
-            self.graph = Some(graph);
+            let graph = self.record(cache);
+            self.graph =
+                Some(graph.map_err(|e| e.context("this step cannot be a CUDA graph; leave the graph out"))?);
         }
         cache.settle(past + 1);
-        self.logits.to_vec2()
+        Ok(match &self.search {
+            None => Outcome::All(self.logits.to_vec2()?),
+            Some((search, found)) => {
+                Outcome::Found { found: search.read(found)?, logits: self.logits.clone() }
+            }
+        })
     }
 
-    fn device(&self) -> Device {
-        self.model.device().clone()
+    /// Runs the step, and records it.
+    fn record(&self, cache: &mut KvCache) -> Result<CudaGraph> {
+        self.run(cache)?;
+        let found = self.search.as_ref().map(|(_, found)| found);
+        let kept = [Some(&self.state), Some(&self.logits), found, self.mask.as_ref()];
+        let kept = kept.into_iter().flatten().cloned().collect();
+        CudaGraph::record(self.model.device(), kept, || self.run(cache))
     }
 
     /// The numbers that a step reads in `state`.
-    fn numbers(&self, past: usize, ids: &[u32]) -> Result<Vec<u32>> {
+    fn numbers(&self, past: usize, ids: &[u32], words: &[u32]) -> Result<Vec<u32>> {
         let number = |n: usize| u32::try_from(n).map_err(candle_core::Error::wrap);
         let mut numbers = vec![number(past)?];
         numbers.extend(ids);
         for padding in &self.padding {
             numbers.push(number(past - padding)?);
         }
+        numbers.extend(words);
         Ok(numbers)
     }
 
@@ -110,6 +138,11 @@ impl CapturedStep {
         let output = self.model.forward(&ids, args);
         cache.settle(held);
         let logits = output?.logits.squeeze(1)?.to_dtype(DType::F32)?; // (B, V)
-        self.logits.slice_set(&logits, 0, 0)
+        self.logits.slice_set(&logits, 0, 0)?;
+        let Some((search, found)) = &self.search else { return Ok(()) };
+        let words = search.row_words(self.logits.dim(1)?);
+        let words =
+            if words > 0 { Some(part(1 + 2 * rows, rows * words)?.reshape((rows, words))?) } else { None };
+        search.find(&self.logits, words.as_ref(), found)
     }
 }

@@ -4,5 +4,7 @@ pub mod beams;
 mod captured_step;
 pub mod draft;
 pub mod generation;
+mod outcome;
 mod passes;
+mod ranked;
 pub(crate) mod sampling;

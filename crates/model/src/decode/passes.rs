@@ -1,6 +1,7 @@
 //! The passes of a generation over several rows: over prompts, and over the last token of each row. Between them rows leave and join.
 
 use super::captured_step::CapturedStep;
+use super::outcome::Outcome;
 use super::sampling::{Sampler, Sampling};
 use crate::config::Config;
 use crate::gpt2::args_and_outputs::ForwardArgs;
@@ -9,7 +10,7 @@ use crate::gpt2::attention::mask::{left_padding, position_ids};
 use crate::gpt2::lm_head_model::Gpt2LMHeadModel;
 use crate::hooks::Hooks;
 use candle_core::{DType, Device, Result, Tensor};
-use candle_fused::Implementation;
+use candle_fused::{Implementation, TokenSearch};
 
 /// The tokens of padding that cost about as much as one more pass over prompts.
 const PADDING: usize = 32;
@@ -117,24 +118,51 @@ impl Paused {
     fn continue_rows(&mut self, by: HookedModel, chosen: &mut [Option<u32>]) -> Result<()> {
         let last = |row: &Row| row.text.and_then(|text| self.texts[text].last().copied()).unwrap_or(0);
         let input: Vec<u32> = self.rows.iter().map(last).collect();
-        let logits = if self.with_graph {
-            self.logits_by_graph(by, &input)?
+        let rows = self.rows.clone();
+        let outcome = if self.with_graph {
+            self.outcome_by_graph(by, &input)?
         } else {
-            by.logits_after(input, &self.rows, &mut self.cache)?
+            let logits = by.logits_after(input, &rows, &mut self.cache)?;
+            self.outcome(by, &rows, logits)?
         };
-        self.choose(by.model.config(), &self.rows.clone(), logits, chosen)
+        self.choose(by.model.config(), &rows, outcome, chosen)
     }
 
-    /// The logits (V) of each row after one token of it, by the graph of a step: that of another cache or of other padding is replaced.
-    fn logits_by_graph(&mut self, by: HookedModel, ids: &[u32]) -> Result<Vec<Vec<f32>>> {
+    /// What a step leaves after one token of each row, by its graph: that of another cache or of other padding is replaced.
+    fn outcome_by_graph(&mut self, by: HookedModel, ids: &[u32]) -> Result<Outcome> {
         let padding: Vec<usize> = self.rows.iter().map(|row| row.start).collect();
+        let search = by.search(&self.sampling)?;
+        let words = self.words_for(search.as_ref(), by.model.config(), &self.rows)?;
         let mut captured = match self.captured.take().filter(|step| step.is_of(&self.cache, &padding)) {
             Some(captured) => captured,
-            None => CapturedStep::new(by.model, &self.cache, padding)?,
+            None => CapturedStep::new(by.model, &self.cache, padding, search)?,
         };
-        let logits = captured.logits_after(&mut self.cache, ids);
+        let outcome = captured.outcome_after(&mut self.cache, ids, &words);
         self.captured = Some(captured);
-        logits
+        outcome
+    }
+
+    /// What `logits` f32 (B, V) of these rows leave.
+    fn outcome(&self, by: HookedModel, rows: &[Row], logits: Tensor) -> Result<Outcome> {
+        match by.search(&self.sampling)? {
+            None => Ok(Outcome::All(logits.to_vec2()?)),
+            Some(search) => {
+                let words = self.words_for(Some(&search), by.model.config(), rows)?;
+                Outcome::found(&search, logits, &words)
+            }
+        }
+    }
+
+    /// What a search reads of these rows beside their logits.
+    fn words_for(&self, search: Option<&TokenSearch>, config: &Config, rows: &[Row]) -> Result<Vec<u32>> {
+        let mut words = vec![];
+        for row in rows {
+            let Some(search) = search else { break };
+            let text = row.text.map_or(&[][..], |text| &self.texts[text]);
+            let place = row.text.map_or(0, |index| self.samplers[index].place(text));
+            words.extend(search.row(config.vocab_size, place, text)?);
+        }
+        Ok(words)
     }
 
     /// Passes over prompts, those of like length together. Their rows come after those that stay.
@@ -155,15 +183,17 @@ impl Paused {
             }
             let (input, rows) = self.padded(group);
             let logits = by.logits_after(input, &rows, &mut self.cache)?;
-            self.rows = rows;
-            return self.choose(by.model.config(), &self.rows.clone(), logits, chosen);
+            let outcome = self.outcome(by, &rows, logits)?;
+            self.rows.clone_from(&rows);
+            return self.choose(by.model.config(), &rows, outcome, chosen);
         }
         let mut parts = vec![];
         for group in &groups {
             let (input, rows) = self.padded(group);
             let mut cache = self.cache.like(group.len(), input.len() / group.len())?;
             let logits = by.logits_after(input, &rows, &mut cache)?;
-            self.choose(by.model.config(), &rows, logits, chosen)?;
+            let outcome = self.outcome(by, &rows, logits)?;
+            self.choose(by.model.config(), &rows, outcome, chosen)?;
             parts.push((cache, rows));
         }
         self.arrange(&staying, parts, joining.columns)
@@ -231,12 +261,12 @@ impl Paused {
         &mut self,
         config: &Config,
         rows: &[Row],
-        logits: Vec<Vec<f32>>,
+        mut outcome: Outcome,
         chosen: &mut [Option<u32>],
     ) -> Result<()> {
-        for (row, mut logits) in rows.iter().zip(logits) {
+        for (i, row) in rows.iter().enumerate() {
             let Some(text) = row.text.filter(|&text| !self.ended[text]) else { continue };
-            let token = self.samplers[text].choose(&mut logits, &self.texts[text])?;
+            let token = outcome.choose(i, &self.samplers[text], &self.texts[text])?;
             self.push(config, text, token);
             chosen[text] = Some(token);
         }
@@ -265,8 +295,19 @@ impl HookedModel<'_> {
         candle_core::bail!("no step can be a CUDA graph here: {cause}")
     }
 
-    /// The logits (V) after the last of T tokens of each row, which follow those in the cache: `input` (B·T) -> B lists
-    fn logits_after(self, input: Vec<u32>, rows: &[Row], cache: &mut KvCache) -> Result<Vec<Vec<f32>>> {
+    /// What the GPU finds in the logits of a pass in place of a copy of them all: with fused attention and without hooks. `None` if the
+    /// choice of a token takes all logits.
+    fn search(self, sampling: &Sampling) -> Result<Option<TokenSearch>> {
+        let device = self.model.device();
+        let is_fused = self.model.config().attn_implementation.on(device) == Implementation::Fused;
+        if !is_fused || self.hooks.is_some() || !TokenSearch::runs_on(device)? {
+            return Ok(None);
+        }
+        Ok(sampling.search())
+    }
+
+    /// The logits f32 (B, V) after the last of T tokens of each row, which follow those in the cache: `input` (B·T)
+    fn logits_after(self, input: Vec<u32>, rows: &[Row], cache: &mut KvCache) -> Result<Tensor> {
         let t = input.len() / rows.len();
         let s = cache.len() + t;
         let input = Tensor::from_vec(input, (rows.len(), t), &Device::Cpu)?; // where ids are checked
@@ -284,6 +325,6 @@ impl HookedModel<'_> {
             ..ForwardArgs::default()
         };
         let logits = self.model.forward(&input, args)?.logits; // (B, 1, V)
-        logits.squeeze(1)?.to_dtype(DType::F32)?.to_vec2()
+        logits.squeeze(1)?.to_dtype(DType::F32)
     }
 }

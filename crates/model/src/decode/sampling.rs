@@ -3,9 +3,10 @@
 //! The steps run in the same order as in transformers' `generate`: repetition penalty, temperature,
 //! top-k, top-p, min-p, typical-p, draw.
 
+use super::ranked::{Ranked, descending, highest};
 use candle_core::Result;
+use candle_fused::{FoundTokens, TokenSearch};
 use rand_philox::philox4x32_10;
-use std::cmp::Ordering;
 
 /// The options for choosing the next token from the logits.
 #[derive(Debug, Clone, PartialEq)]
@@ -130,33 +131,104 @@ impl Sampling {
         ((f64::from(logit) - f64::from(highest)) / self.temperature).exp()
     }
 
-    /// The tokens to draw from.
+    /// The tokens to draw from, given all logits.
     fn keep(&self, logits: &[f32]) -> Vec<(usize, f32)> {
-        let mut ranked = Ranked::new(logits);
-        let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let mut count = self.top_k.map_or(logits.len(), |k| k.min(logits.len()));
+        self.keep_of(Ranked::all(logits)).unwrap_or_default() // all are known
+    }
+
+    /// The tokens to draw from; `None` if that takes more than is known of the logits.
+    fn keep_of(&self, mut ranked: Ranked) -> Option<Vec<(usize, f32)>> {
+        let highest = ranked.highest();
+        let vocabulary = ranked.vocabulary();
+        let mut count = self.top_k.map_or(vocabulary, |k| k.min(vocabulary));
         if let Some(top_p) = self.top_p {
-            let total: f64 = if count < logits.len() {
-                (0..count).map(|i| self.weight(ranked.get(i).1, highest)).sum()
-            } else {
-                logits.iter().map(|&logit| self.weight(logit, highest)).sum()
-            };
-            let mass = top_p * total;
-            let mut sum = 0.0;
-            let enough = (0..count).find(|&i| {
-                sum += self.weight(ranked.get(i).1, highest);
-                sum >= mass
-            });
-            count = enough.map_or(count, |i| i + 1);
+            count = self.nucleus(&mut ranked, count, top_p)?;
         }
         if let Some(min_p) = self.min_p {
-            count = (0..count).find(|&i| self.weight(ranked.get(i).1, highest) < min_p).unwrap_or(count);
+            for i in 0..count {
+                if self.weight(ranked.get(i)?.1, highest) < min_p {
+                    count = i;
+                    break;
+                }
+            }
         }
-        let kept = ranked.first(count);
-        match self.typical_p {
+        let kept = ranked.first(count)?;
+        Some(match self.typical_p {
             Some(p) => self.typical(kept, p),
             None => kept,
+        })
+    }
+
+    /// How many of the first `count` tokens have `top_p` of their weights; `None` if that takes more than is known.
+    fn nucleus(&self, ranked: &mut Ranked, count: usize, top_p: f64) -> Option<usize> {
+        let highest = ranked.highest();
+        let weight = |logit| self.weight(logit, highest);
+        let (total, error) = if count < ranked.vocabulary() {
+            let mut total = 0.0;
+            for i in 0..count {
+                total += weight(ranked.get(i)?.1);
+            }
+            (total, 0.0)
+        } else {
+            ranked.sum(weight)
+        };
+        let mass = top_p * total;
+        let mut sum = 0.0;
+        for i in 0..count {
+            sum += weight(ranked.get(i)?.1);
+            if error > 0.0 && (sum - mass).abs() <= error * mass {
+                return None; // the sum of all logits may be on either side
+            }
+            if sum >= mass {
+                return Some(i + 1);
+            }
         }
+        Some(count)
+    }
+
+    /// What a GPU has to find in logits for the choice of a token; `None` if that takes all logits.
+    pub(super) fn search(&self) -> Option<TokenSearch> {
+        let none = TokenSearch {
+            listed: 0,
+            temperature: self.temperature,
+            #[allow(clippy::cast_possible_truncation)] // logits are f32
+            penalty: self.repetition_penalty as f32,
+            sums: false,
+            seed: None,
+        };
+        if self.temperature == 0.0 {
+            return Some(none);
+        }
+        if !(1e-30..=1e30).contains(&self.temperature) {
+            return None;
+        }
+        match (self.top_k, self.top_p, self.min_p) {
+            (Some(k), _, _) => (k <= TokenSearch::MOST).then_some(TokenSearch { listed: k, ..none }),
+            (None, Some(p), _) if p < 1.0 => {
+                Some(TokenSearch { listed: TokenSearch::MOST, sums: true, ..none })
+            }
+            (None, None, Some(_)) => Some(TokenSearch { listed: TokenSearch::MOST, ..none }),
+            (None, None, None) if self.typical_p.is_none() => {
+                Some(TokenSearch { seed: Some(self.seed), ..none })
+            }
+            _ => None,
+        }
+    }
+
+    /// The next token given what a GPU has [found](Self::search) in as many logits as the vocabulary has tokens; `None` if that takes all
+    /// logits.
+    fn choose_found(&self, found: &FoundTokens, vocabulary: usize, place: usize) -> Result<Option<u32>> {
+        if let Some((token, logit)) = found.not_finite {
+            return Err(not_finite(token as usize, logit));
+        }
+        if self.temperature == 0.0 {
+            return Ok(Some(found.highest.0));
+        }
+        if found.listed.is_empty() {
+            return Ok(found.drawn);
+        }
+        let kept = self.keep_of(Ranked::first_of(vocabulary, &found.listed, found.sum));
+        kept.map(|kept| self.draw(&kept, place)).transpose()
     }
 
     /// Keeps the tokens whose information, `-ln p`, is closest to the entropy, until their probabilities sum to `mass`.
@@ -187,10 +259,14 @@ impl Sampling {
 }
 
 fn check_finite(logits: &[f32]) -> Result<()> {
-    if let Some(i) = logits.iter().position(|l| !l.is_finite()) {
-        candle_core::bail!("the logit of token {i} is {}, so no token can be chosen", logits[i])
+    match logits.iter().position(|l| !l.is_finite()) {
+        Some(i) => Err(not_finite(i, logits[i])),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+fn not_finite(token: usize, logit: f32) -> candle_core::Error {
+    candle_core::Error::msg(format!("the logit of token {token} is {logit}, so no token can be chosen"))
 }
 
 /// The token with the highest logit, and the logit; of equal ones, the lower token.
@@ -226,10 +302,6 @@ pub(crate) fn penalize(logits: &mut [f32], text: &[u32], repetition_penalty: f64
     }
 }
 
-fn highest(tokens: &[(usize, f32)]) -> f32 {
-    tokens.iter().fold(f32::NEG_INFINITY, |highest, (_, logit)| highest.max(*logit))
-}
-
 /// Chooses the tokens after one prompt. Each token has its own random number at each place, whatever was drawn before.
 #[derive(Debug, Clone)]
 pub struct Sampler {
@@ -250,56 +322,27 @@ impl Sampler {
     /// # Errors
     /// When a logit is not finite.
     pub fn choose(&self, logits: &mut [f32], text: &[u32]) -> Result<u32> {
-        self.sampling.choose(logits, text, text.len().saturating_sub(self.prompt))
+        self.sampling.choose(logits, text, self.place(text))
+    }
+
+    /// The next token after `text`, given what a GPU has [found](Sampling::search) in its logits; `None` if that takes all logits.
+    pub(super) fn choose_found(
+        &self,
+        found: &FoundTokens,
+        vocabulary: usize,
+        text: &[u32],
+    ) -> Result<Option<u32>> {
+        self.sampling.choose_found(found, vocabulary, self.place(text))
+    }
+
+    /// The number of tokens after the prompt.
+    pub(super) fn place(&self, text: &[u32]) -> usize {
+        text.len().saturating_sub(self.prompt)
     }
 }
 
 fn id(index: usize) -> Result<u32> {
     u32::try_from(index).map_err(candle_core::Error::wrap)
-}
-
-/// The number of tokens to sort at first; each further step sorts three times the number that is already sorted. A draw rarely looks
-/// further than the first ones, and to sort a whole vocabulary takes milliseconds.
-const FIRST: usize = 64;
-
-/// Tokens and their logits, the highest first; of equal ones, the lower token first.
-struct Ranked {
-    tokens: Vec<(usize, f32)>,
-    /// The number of tokens in order; all others come after these.
-    sorted: usize,
-}
-
-fn descending(a: &(usize, f32), b: &(usize, f32)) -> Ordering {
-    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
-}
-
-impl Ranked {
-    fn new(logits: &[f32]) -> Self {
-        Self { tokens: logits.iter().copied().enumerate().collect(), sorted: 0 }
-    }
-
-    /// The token of this rank, and its logit.
-    fn get(&mut self, rank: usize) -> (usize, f32) {
-        while rank >= self.sorted && self.sorted < self.tokens.len() {
-            let rest = &mut self.tokens[self.sorted..];
-            let next = (3 * self.sorted).max(FIRST).min(rest.len());
-            if next < rest.len() {
-                rest.select_nth_unstable_by(next, descending);
-            }
-            rest[..next].sort_unstable_by(descending);
-            self.sorted += next;
-        }
-        self.tokens[rank]
-    }
-
-    /// The first `count` tokens.
-    fn first(mut self, count: usize) -> Vec<(usize, f32)> {
-        if 0 < count && count < self.tokens.len() {
-            self.get(count - 1);
-        }
-        self.tokens.truncate(count);
-        self.tokens
-    }
 }
 
 #[cfg(test)]

@@ -242,3 +242,104 @@ fn the_probabilities_are_those_that_draws_follow() -> Result<()> {
     assert!(of(Sampling { top_k: Some(0), ..Sampling::default() }).is_err());
     Ok(())
 }
+
+/// What a GPU would find in these logits: the sum of the weights is added in another order.
+fn found_in(search: &TokenSearch, sampling: &Sampling, logits: &[f32], place: usize) -> FoundTokens {
+    let mut listed: Vec<(usize, f32)> = logits.iter().copied().enumerate().collect();
+    let drawn = search.seed.map(|_| sampling.draw(&listed, place).expect("a token"));
+    let highest = most_probable(logits);
+    let weights = logits.iter().rev().map(|&logit| sampling.weight(logit, highest.1));
+    let sum = if search.sums { weights.sum::<f64>() * (1.0 + 3e-10) } else { 0.0 };
+    listed.sort_by(descending);
+    listed.truncate(search.listed);
+    let of = |(token, logit): (usize, f32)| (token as u32, logit);
+    FoundTokens {
+        not_finite: logits.iter().copied().enumerate().find(|(_, logit)| !logit.is_finite()).map(of),
+        highest: of(highest),
+        drawn,
+        sum,
+        listed: listed.into_iter().map(of).collect(),
+    }
+}
+
+/// Of a few logits with many ties, or of many that hardly differ, under any options.
+#[test]
+fn what_a_gpu_finds_gives_the_choice_of_all_logits() -> Result<()> {
+    let mut random = 1u32;
+    let mut next = |below: usize| {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (random >> 8) as usize % below
+    };
+    let (mut decided, mut asked) = (0, 0);
+    for case in 0..4000 {
+        let parts = [None, Some(1e-9), Some(0.3), Some(0.9), Some(0.999), Some(1.0)];
+        let sampling = Sampling {
+            temperature: [0.0, 0.3, 1.0, 4.0, 1e-20, 1e20][next(6)],
+            top_k: [None, None, Some(1), Some(5), Some(700), Some(5000)][next(6)],
+            top_p: parts[next(6)],
+            min_p: parts[next(6)].filter(|_| next(2) == 0),
+            typical_p: parts[next(6)].filter(|_| next(2) == 0),
+            repetition_penalty: [1.0, 1.3][next(2)],
+            seed: next(100) as u64,
+        };
+        let count = [1, 2, 40, 1024, 1025, 3000][next(6)];
+        let (steps, width) = ([4, 1000][next(2)], [0.01, 1.0, 8.0][next(3)]);
+        let mut logits: Vec<f32> =
+            (0..count).map(|_| next(steps) as f32 / steps as f32 * width - 2.0).collect();
+        if case % 50 == 0 {
+            logits[next(count)] = f32::NAN;
+        }
+        let Some(search) = sampling.search() else { continue };
+        let text = [1, 30, 30, 5000];
+        let mut penalized = logits.clone();
+        penalize(&mut penalized, &text, sampling.repetition_penalty);
+        let sampler = Sampler::new(sampling.clone(), 1);
+        let found = found_in(&search, &sampling, &penalized, 3);
+        let first_line = |e: candle_core::Error| e.to_string().lines().next().map(str::to_owned);
+        let said = |result: Result<Option<u32>>| result.map_err(first_line);
+        let got = said(sampler.choose_found(&found, count, &text));
+        asked += 1;
+        if got == Ok(None) {
+            continue; // the host takes all logits
+        }
+        decided += 1;
+        assert_eq!(got, said(sampler.choose(&mut logits, &text).map(Some)), "{sampling:?}, {count} logits");
+    }
+    assert!(decided > asked * 3 / 4 && asked > 2000, "{decided} of {asked}");
+    Ok(())
+}
+
+/// Where the order of a sum could decide, all logits do.
+#[test]
+fn a_sum_on_the_edge_of_a_nucleus_decides_nothing() -> Result<()> {
+    let sampling = Sampling { top_p: Some(0.5), ..Sampling::default() };
+    let mut logits = vec![-800.0f32; 2000];
+    logits[..4].fill(1.0); // the first two have exactly a half
+    let search = sampling.search().ok_or_else(|| candle_core::Error::msg("no search"))?;
+    let found = found_in(&search, &sampling, &logits, 0);
+    assert_eq!(sampling.choose_found(&found, 2000, 0)?, None);
+    let certain = Sampling { top_p: Some(0.51), ..sampling };
+    let expected = certain.choose(&mut logits, &[], 0)?;
+    assert_eq!(certain.choose_found(&found, 2000, 0)?, Some(expected));
+    Ok(())
+}
+
+#[test]
+fn what_needs_all_logits_is_not_searched_for() {
+    let of = |sampling: Sampling| sampling.search().map(|search| (search.listed, search.sums, search.seed));
+    let plain = Sampling { seed: 7, ..Sampling::default() };
+    let most = TokenSearch::MOST;
+    assert_eq!(of(Sampling::greedy()), Some((0, false, None)));
+    assert_eq!(of(plain.clone()), Some((0, false, Some(7))));
+    assert_eq!(of(Sampling { top_k: Some(40), ..plain.clone() }), Some((40, false, None)));
+    assert_eq!(of(Sampling { top_p: Some(0.9), ..plain.clone() }), Some((most, true, None)));
+    assert_eq!(of(Sampling { min_p: Some(0.1), ..plain.clone() }), Some((most, false, None)));
+    for all in [
+        Sampling { top_k: Some(most + 1), ..plain.clone() },
+        Sampling { top_p: Some(1.0), ..plain.clone() },
+        Sampling { typical_p: Some(0.5), ..plain.clone() },
+        Sampling { temperature: 1e-40, ..plain.clone() },
+    ] {
+        assert_eq!(of(all), None);
+    }
+}

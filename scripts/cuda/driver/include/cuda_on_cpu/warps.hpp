@@ -50,6 +50,13 @@ inline unsigned __ballot_sync(unsigned mask, int yes) {
 }
 inline int __any_sync(unsigned mask, int yes) { return __ballot_sync(mask, yes) != 0; }
 inline int __all_sync(unsigned mask, int yes) { return __ballot_sync(mask, !yes) == 0; }
+template <class T> unsigned __match_any_sync(unsigned mask, T value) {
+    const auto *all = cuda_on_cpu_meet(mask, &value, sizeof value, nullptr, sizeof value);
+    unsigned word = 0;
+    for (int lane = 0; lane < 32; lane++)
+        if (mask >> lane & 1 && memcmp(all[lane], &value, sizeof value) == 0) word |= 1u << lane;
+    return word;
+}
 
 // Atomic operations. `Change` takes the old value to the new one.
 namespace cuda_on_cpu {
