@@ -45,8 +45,8 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     // Only the text goes to stdout.
     output::note(&continuing.ready.provenance.first_line());
     let streamed = text.as_deref().filter(|_| args.beams.is_none());
-    let records = args.beams.is_none() && !args.cuda_graph;
-    let rows = records.then_some(&recorded.rows as &dyn Hooks);
+    let rows = recorded.rows.as_ref().filter(|_| args.beams.is_none());
+    let rows = rows.map(|rows| rows as &dyn Hooks);
     let (report, changes) = stream(continuing, rows, Printer::new(streamed, args.json)?)?;
     let drawn = match report {
         Report::Drawn(drawn) => drawn,

@@ -18,7 +18,8 @@ use gpt2_web::{DrawSettings, PageRequest};
 
 /// The attention weights that generation leaves, of the chosen layers and heads; none unless an option needs them.
 pub(super) struct Recorded {
-    pub(super) rows: WeightRows,
+    /// `None` if nothing is to be written of them: hooks cost time on a GPU.
+    pub(super) rows: Option<WeightRows>,
     layers: Vec<usize>,
     heads: Vec<usize>,
     /// The interventions of a page with the model in it, as the page reads them.
@@ -57,7 +58,7 @@ impl Recorded {
         let (layers, heads) = select_heads(&args.layer, &args.head, config)?;
         let is_paged = (args.html.is_some() || args.open) && live.is_none();
         let wanted = args.export.is_some() || is_paged;
-        let rows = WeightRows::new(layers.iter().copied().filter(|_| wanted));
+        let rows = wanted.then(|| WeightRows::new(layers.iter().copied()));
         Ok(Self { rows, layers, heads, live })
     }
 
@@ -72,9 +73,7 @@ impl Recorded {
             return write_live(args, changes, text, outputs);
         }
         let paged = args.html.is_some() || args.open;
-        if !paged && args.export.is_none() {
-            return Ok(());
-        }
+        let Some(rows) = self.rows else { return Ok(()) };
         // The model never read the last token.
         let Some((&last, read)) = text.new.split_last() else {
             anyhow::bail!("no token was generated, so there is no attention to write")
@@ -104,7 +103,7 @@ impl Recorded {
         let mut page = paged.then(|| WeightsPage::new(&subject, options)).transpose()?;
         let mut export = args.export.as_deref().map(|path| Export::new(&subject, path, false)).transpose()?;
         for &layer in &self.layers {
-            let weights = self.rows.weights(layer, 0, ids.len())?.unsqueeze(0)?; // (1, H, T, T)
+            let weights = rows.weights(layer, 0, ids.len())?.unsqueeze(0)?; // (1, H, T, T)
             let weights = subject.of_chosen(&weights)?;
             subject.check_finite([&weights])?;
             if let Some(page) = &mut page {
