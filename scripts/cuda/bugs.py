@@ -41,6 +41,9 @@ EMBED, BEYOND = "embeddings_and_positions", "ids_and_positions_beyond"
 FEW, FEW_CACHE, FEW_NAN = "products_of_a_few_rows", "a_normed_product_that_goes", "a_few_rows_beside_nan"
 FEW_APART = "what_has_no_kernel_for_a_few_rows"
 GROWS, GRAPH, BEYOND_CACHE = "a_cache_whose_length_the_gpu_reads", "a_step_as_a_graph_has", "a_length_beyond_the_cache"
+FOUND, TIES, BAD = "tokens_found_on_the_gpu", "ties_among_logits", "a_logit_that_is_not_finite"
+DRAWS, SEARCHES = "draws_on_the_gpu", "searches_without_a_kernel"
+PANIC = "a_panic_ends_a_recording"
 REFUSED, PARTS = "what_cannot_be_repeated_is_refused", "numbers_are_written_over_a_part"
 # fmt: off
 KERNELS = {  # file: text that occurs once, its replacement, what that does, the test, and why it may pass
@@ -158,6 +161,20 @@ KERNELS = {  # file: text that occurs once, its replacement, what that does, the
         ("of.gelu ? finished<E, true>", "false ? finished<E, true>", "no GELU", FEW),
         ("in.cache, in.past, row, unit, of.to)", "in.cache, in.past, 0, unit, of.to)", "all rows go to the place of the first", FEW_CACHE),
     ],
+    "candidates.cu": [
+        ("x > 0 ? x / penalty : multiply_rounded(x, penalty)", "x / penalty", "a penalty that makes negative logits more probable", FOUND),
+        ("rows + static_cast<long long>(blockIdx.x) * of.row_words;", "rows;", "the texts and places of the first row", FOUND),
+        ("logit == 0 ? 0 : logit, id); // 0", "logit, id); // 0", "0 is above -0", TIES),
+        ("INFINITE) && !bad)", "INFINITE))", "the last id of a thread that is not finite", BAD),
+        ("bits >> 31 ? ~bits : bits | 0x80000000", "bits >> 31 ? bits : bits | 0x80000000", "negative numbers in the wrong order", FOUND),
+        ("sync_block(); // all have written", "// all have written", "sums are added before they are there", FOUND),
+        ("in_upper ? above : above + upper", "above", "the upper one of two bins does not count", TIES),
+        ("if (counts && __ffs(lanes) - 1 == static_cast<int>(threadIdx.x % 32))", "if (counts)", "each lane adds for all of its warp", TIES),
+        ("if (shared.inside == wanted) break;", "break;", "more tokens than there is room for", TIES),
+        ("words[2 * i + 1]) << 20 |", "words[i + 1]) << 20 |", "half of the random words of another token", DRAWS),
+        ("upper ? ALL - 1 - random : random", "random", "times that are not those of the random number", DRAWS),
+        ("(row(id) - highest) * static_cast<float>(of.rate)", "(row(id) - highest)", "a draw without its temperature", DRAWS),
+    ],
     "cross_entropy.cu": [
         ("sync_block(); // no thread", "// no thread", "the maximum is overwritten while others read it", LOSS),
         ("sync_block(); // the logit", "// the logit", "the target's logit is overwritten before it is read", LOSS),
@@ -229,10 +246,17 @@ HOST = {  # file below crates/kernels/src: an expression, or one «in» what sta
     ],
     "gpu/graph.rs": [
         ("let has_events = «context.is_event_tracking()»;", "false", "waits for events from outside of the recording", GRAPH),
+        ("if «!self.has_ended» {", "false", "a panic leaves the stream recording", PANIC),
         ("let dropped = «context.check_err()»;", "Ok(())", "an error of a drop keeps the recording from its end", REFUSED),
         ("CUgraphInstantiate_flags(«0»)", "1", "memory that nobody frees is no error", GRAPH, "the step frees all that it allocates"),
         ("let start = «layout.start_offset()»;", "0 * layout.start_offset()", "numbers of a part go to the start of all", PARTS),
         ("let counters = «counters(device, 0)?»;", "Arc::new(device.alloc_zeros::<u32>(1)?)", "counters that a larger launch frees", GRAPH),
+    ],
+    "gpu/token_search.rs": [
+        ("rate: «1.0 / of.temperature»,", "of.temperature", "the temperature upside down", FOUND),
+        ("listed: i32::try_from(«of.listed.min(v)»)?,", "of.listed", "more tokens than the vocabulary has", FOUND),
+        ("sums: «i32::from(of.sums)»,", "0", "weights are not summed", FOUND),
+        ("«layout.start_offset()»..);", "0 * layout.start_offset()", "a result before its place", SEARCHES),
     ],
     "cache/row_cache.rs": [
         ("on_gpu: «self.past.as_ref()» }", "None", "the place of the recording in each launch", GRAPH),

@@ -58,7 +58,7 @@ def planned_shared(kernel: str, sm: int) -> int:
     (crates/kernels/src/attention/cuda/plan.rs) and in the launches in crates/kernels/src/gpu. Change both together."""
     if re.match("delta_|embed_|layer_norm_|finish_|cross_entropy_", kernel):
         return 256 // 32 * 4 if kernel.startswith("cross_entropy_") else 0
-    if kernel == "candidates":
+    if kernel.startswith("candidates_"):
         return 12816
     if kernel.startswith("product_"):
         return (8192 // 4 * 5 + (2 + 8 * 8) * 8) * 4

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Protocol
 
 from .budget import Budget, BudgetUsedUp, NotRun
-from .rows import FUSED, THEIRS, Row, ours_of
+from .rows import FUSED, GRAPHED, THEIRS, Row, ours_of
 from .results import Results
 from .worker import first_line
 
@@ -72,6 +72,14 @@ def measure_rows(
 
 
 def ours_failed(results: Results) -> list[str]:
-    """The rows, of those reached, in which our kernels gave no time. A dry run has no model to train."""
-    reached = [row for row in results.rows() if row["complete"] and "not_run" in row["cells"][FUSED]]
-    return [row["title"] for row in reached if not (results.settings["dry_run"] and row["group"] == "train")]
+    """The cells, of the rows reached, in which our kernels gave no time, alone or as a graph. A dry run has no model to train, and no
+    graph."""
+
+    def expected(row: dict) -> list[str]:
+        columns = [column for column in (FUSED, GRAPHED) if column in row["cells"]]
+        return columns if not results.settings["dry_run"] else columns[:1] if row["group"] != "train" else []
+
+    return [
+        f"{row['title']}, {column}" for row in results.rows() if row["complete"]
+        for column in expected(row) if "not_run" in row["cells"][column]
+    ]  # fmt: skip

@@ -86,8 +86,8 @@ def times(args: argparse.Namespace) -> int:
     if not results.verify["passed"]:
         why = results.verify["error"] or "FAILED"
         error(f"gpt2 verify: {why}; the times are of a build that is not known to be right")
-    for title in (failed := ours_failed(results)):
-        error(f"{title}: our kernels did not run")
+    for cell in (failed := ours_failed(results)):
+        error(f"{cell}: our kernels did not run")
     if not results.found:
         error(f"no row was measured: {results.stopped}")
     return 0 if results.verify["passed"] and not failed and results.found else 1

@@ -12,7 +12,7 @@ from .results import write_whole
 TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
 KERNELS = [f"{start}_" for start in (
     "attention", "decode", "merge", "layer_norm", "finish", "embed", "gradient", "delta", "cross_entropy", "sample", "append",
-    "product",
+    "product", "candidates",
 )]
 FOUND = 9  # the status that we ask for if a tool finds something
 LIMIT = 10_000  # reports

@@ -26,8 +26,9 @@ struct Shared {
     double sums[WARPS];
     uint64_t greatest[WARPS];
     uint32_t bins[BINS], scan[THREADS];
-    /// The bin that the selection goes into, and the number of keys above it.
-    uint32_t bin, above;
+    /// The bin that the selection goes into, and the number of keys above it and in it.
+    uint32_t bin, above, inside;
+    /// The number of tokens listed.
     uint32_t written;
 };
 
@@ -140,6 +141,7 @@ DEVICE void find_bin(uint32_t wanted, Shared &shared) {
         const bool in_upper = wanted <= above + upper;
         shared.bin = in_upper ? last : last - 1;
         shared.above = in_upper ? above : above + upper;
+        shared.inside = in_upper ? upper : both - upper;
     }
     sync_block();
 }
@@ -167,9 +169,7 @@ DEVICE void list(const Row &row, const Search &of, Shared &shared, uint32_t *fou
         digits |= static_cast<uint64_t>(shared.bin) << shift;
         mask |= ((1ull << (top - shift)) - 1) << shift;
         wanted -= shared.above;
-        const bool all = shared.bins[shared.bin] == wanted;
-        sync_block(); // all have read
-        if (all) break;
+        if (shared.inside == wanted) break;
     }
     if (threadIdx.x == 0) shared.written = 0;
     sync_block();
@@ -183,7 +183,7 @@ DEVICE void list(const Row &row, const Search &of, Shared &shared, uint32_t *fou
 
 /// logits (rows, width) -> found (rows, HEADER + 2·listed): the lowest id whose logit is not finite, or 2^32 - 1, and its logit; the id
 /// of the highest logit, and this; the token drawn and its lead; the sum of the weights in two words; ids and logits that are listed.
-KERNEL(THREADS) candidates(const float *logits, const uint32_t *rows, uint32_t *found, Search of) {
+KERNEL(THREADS) candidates_f32(const float *logits, const uint32_t *rows, uint32_t *found, Search of) {
     Shared &shared = *static_cast<Shared *>(shared_memory());
     const uint32_t *const own = rows + static_cast<long long>(blockIdx.x) * of.row_words;
     const Row row = {logits + static_cast<long long>(blockIdx.x) * of.width, of.row_words > 1 ? own + 1 : nullptr, of.penalty};

@@ -115,6 +115,9 @@ impl Model {
             options.check(self.loaded.spelling)?;
             let changes =
                 changes.build(&self.loaded, Reads::Growing(&crate::changes::slices(&rows)), &raised)?;
+            if !hooks.is_empty() || !changes.is_empty() {
+                options.check_hooks(self.loaded.spelling)?;
+            }
             let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
             let most = new_tokens(options.max_new_tokens, model.config(), longest);
             let mut running = Running::new(model, &rows, options.sampling(seed), most)?;

@@ -17,7 +17,7 @@ case $* in
     *) echo "Made-up GPU, 580.1" ;;
 esac
 """
-# Prints JSON as `verify` and `bench` do; SLOW names the command and group that take long.
+# Prints JSON as `verify` and `bench` do; SLOW names the command and group that take long. It generates only as a graph.
 GPT2 = """#!/bin/sh
 echo "$*" >>"$STAND_INS/calls"
 case "$1 $2" in
@@ -30,7 +30,8 @@ case $1 in
         echo '"error": 0.001, "tolerance": 0.01, "passed": true}]}' ;;
     bench)
         case " $* " in *" --impl eager "*) impl=eager ;; *) impl=fused ;; esac
-        [ "$2" != generate ] || { echo "error: invalid value 'generate' for '<WHAT>'" >&2; exit 2; }
+        case " $* " in *" --cuda-graph "*) graph=yes ;; *) graph= ;; esac
+        [ "$2" != generate ] || [ -n "$graph" ] || { echo "error: invalid value 'generate' for '<WHAT>'" >&2; exit 2; }
         echo "{\\"impl\\": \\"$impl\\", \\"median_ms\\": 9.0, \\"tokens_per_s\\": 900.0, \\"timer\\": \\"events\\"}" ;;
 esac
 """

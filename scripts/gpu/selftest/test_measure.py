@@ -139,8 +139,16 @@ class Cells(Case):
 
     def test_our_failure_is_an_error(self) -> None:
         results = self.measure(100, ours={"fused": NotRun("no kernel")})
-        self.assertEqual(ours_failed(results), [row.title for row in ROWS])
+        self.assertEqual(ours_failed(results), [f"{row.title}, ours fused" for row in ROWS])
         self.assertIsNone(self.read()[0]["rows"][0]["ratio"])
+
+    def test_a_graph_that_fails_is_an_error(self) -> None:
+        generate = Row("generate", "bf16", 1, 128, 10, 64)
+        for dry_run, failed in ((False, [f"{generate.title}, ours graph"]), (True, [])):
+            with mock.patch.dict(SETTINGS, dry_run=dry_run):
+                results = Results(self.folder, ABOUT, SETTINGS, [generate])
+                self.measure(100, results, ours={"graph": NotRun("no graph")})
+                self.assertEqual(ours_failed(results), failed)
 
 
 class Ratio(unittest.TestCase):

@@ -38,6 +38,9 @@ class Scripts(unittest.TestCase):
         self.assertEqual(decode["cells"]["transformers"]["not_run"], "the PyTorch process ended with status 7")
         self.assertEqual((decode["against"], decode["ratio"]), ("PyTorch eager", 900 / 6400))
         self.assertIn("has no `gpt2 bench generate`", generate["cells"]["ours fused"]["not_run"])
+        self.assertEqual(generate["cells"]["ours graph"]["median"], 900)
+        as_graph = [call for call in self.machine.calls() if "--cuda-graph" in call]
+        self.assertTrue(as_graph and all("bench generate" in call and "--impl fused" in call for call in as_graph), as_graph)
         self.assertEqual({one["result"] for one in self.report("sanitizers.json")["tools"]}, {"found nothing"})
         self.assertEqual(status, 1, "generate did not run")
 

@@ -171,7 +171,7 @@ fn a_logit_that_is_not_finite_is_found() -> Result {
     let v = 2100;
     let fine = logits(v, 1, DType::F32, false)?;
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        for ids in [&[0][..], &[2099], &[1030, 1031, 2060], &[1024, 7], &[2048, 1023]] {
+        for ids in [&[0][..], &[2099], &[1030, 1031, 2060], &[1031, 7], &[2048, 1023]] {
             let mut row = fine.clone();
             ids.iter().for_each(|&id: &usize| row[id] = bad);
             let search = TokenSearch { listed: 5, ..search() };

@@ -283,3 +283,24 @@ fn what_cannot_be_repeated_is_refused() -> Result {
     nothing()?.launch()?;
     Ok(())
 }
+
+/// A panic in the work ends the recording, and the device goes on.
+#[test]
+fn a_panic_ends_a_recording() -> Result {
+    let _alone = alone();
+    let device = device()?;
+    if device.is_cpu() {
+        return Ok(());
+    }
+    let x = Tensor::ones(4, DType::F32, &device)?;
+    let y = x.zeros_like()?;
+    x.affine(2.0, 0.0)?; // its kernel is loaded
+    let panics =
+        || CudaGraph::record(&device, vec![], || -> candle_core::Result<()> { panic!("on purpose") });
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
+    assert_eq!(x.affine(3.0, 0.0)?.to_vec1::<f32>()?, [3.0; 4]);
+    let work = || y.slice_set(&x.affine(2.0, 0.0)?, 0, 0);
+    CudaGraph::record(&device, vec![x.clone(), y.clone()], work)?.launch()?;
+    assert_eq!(y.to_vec1::<f32>()?, [2.0; 4]);
+    Ok(())
+}

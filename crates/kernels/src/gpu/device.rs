@@ -31,7 +31,7 @@ const BINARIES: [(&[&str], &[u8]); 10] = [
     (&["decode_"], binary!("decode")),
     (&["cross_entropy_"], binary!("cross_entropy")),
     (&["product_"], binary!("few_rows")),
-    (&["candidates"], binary!("candidates")),
+    (&["candidates_"], binary!("candidates")),
     (&["embed_", "layer_norm_", "finish_"], binary!("layers")),
 ];
 

@@ -226,7 +226,7 @@ mod cuda {
         rows: Option<&Tensor>,
         found: &Tensor,
     ) -> Result<()> {
-        let Some(launch) = Launch::new("candidates".to_owned(), b, THREADS, SHARED) else {
+        let Some(launch) = Launch::new("candidates_f32".to_owned(), b, THREADS, SHARED) else {
             candle_core::bail!("token search: too many rows, {b}")
         };
         let seed = of.seed.unwrap_or(0);

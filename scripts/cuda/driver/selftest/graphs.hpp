@@ -99,6 +99,14 @@ static int graphs(const std::string &name) {
         if (capture(&graph, [&] { return cuMemAllocAsync(&y, 4, stream); })) return 1;
         return cuGraphLaunch(graph, stream) ? 1 : refused(cuGraphLaunch(graph, stream));
     }
+    if (name == "graph_leak_in_part") { // the refused launch allocates nothing
+        uintptr_t y, z;
+        if (capture(&graph, [&] { return cuMemAllocAsync(&y, 4, stream) | cuMemAllocAsync(&z, 4, stream); })) return 1;
+        if (cuGraphLaunch(graph, stream)) return 1;
+        const uintptr_t one = y < z ? y : z;
+        if (cuMemFreeAsync(one, stream) || !cuGraphLaunch(graph, stream)) return 0;
+        return refused(cuMemFreeAsync(one, stream));
+    }
     if (name == "graph_uninitialized") { // its memory is new in each launch
         uintptr_t y;
         const auto work = [&] {
@@ -172,6 +180,19 @@ static int graphs(const std::string &name) {
         cuEventRecord(event, stream);
         cuStreamWaitEvent(other, event, 0);
         return refused(cuStreamEndCapture(other, &graph));
+    }
+    if (name == "graph_stream_destroyed") { // one that has joined the capture
+        void *joins;
+        cuStreamCreate(&joins, 1);
+        cuStreamBeginCapture_v2(stream, 1);
+        if (cuEventRecord(event, stream) || cuStreamWaitEvent(joins, event, 0) || cuStreamDestroy_v2(joins)) return 0;
+        return refused(cuStreamEndCapture(stream, &graph));
+    }
+    if (name == "graph_origin_destroyed") { // nothing captures any more
+        void *origin;
+        uintptr_t y;
+        cuStreamCreate(&origin, 1);
+        return cuStreamBeginCapture_v2(origin, 0) || cuStreamDestroy_v2(origin) || cuMemAlloc_v2(&y, 4);
     }
     if (name == "graph_twice") return cuStreamBeginCapture_v2(stream, 1) ? 0 : refused(cuStreamBeginCapture_v2(stream, 1));
     if (name == "graph_not_begun") return refused(cuStreamEndCapture(stream, &graph));

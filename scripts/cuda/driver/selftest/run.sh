@@ -14,7 +14,7 @@ read -ra cxx <<<"${CUDA_ON_CPU_CXX:-g++}"
 wrong=0 noticed=0
 for seed in 1 2 3 4 5; do
     for case in double_all block_sum warp_sum counts halves two_streams threads products \
-        declared_shared copies_to_array polls many_threads graph graph_fork graph_pinned graph_memory graph_relaxed; do
+        declared_shared copies_to_array polls many_threads graph graph_fork graph_pinned graph_memory graph_relaxed graph_origin_destroyed; do
         CUDA_ON_CPU_SEED=$seed "$home/selftest" $case >"$home/selftest.log" 2>&1 ||
             { echo "WRONG: $case, seed $seed:"; cat "$home/selftest.log"; wrong=$((wrong + 1)); }
     done
@@ -78,6 +78,7 @@ fault pinned_read_early 'nan'
 fault missing_function 'cuGraphCreate'
 race graph_race 'expected 34'
 fault graph_leak 'nobody has freed.*|refused: 1'
+fault graph_leak_in_part 'refused: 1'
 fault graph_uninitialized 'nan'
 fault graph_frees_outside 'refused: 1, at the end: 901'
 fault graph_freed_memory 'has been freed'
@@ -97,6 +98,7 @@ fault graph_merge 'refused: 902, at the end: 901'
 fault graph_not_joined 'refused: 904'
 fault graph_other_thread 'refused: 908'
 fault graph_other_stream 'refused: 903'
+fault graph_stream_destroyed 'refused: 901'
 fault graph_twice 'refused: 401'
 fault graph_not_begun 'refused: 401'
 fault graph_not_there 'refused: 400'
@@ -111,5 +113,5 @@ printf '__global__ void list(float *x) { __shared__ float a, b; a = b = x[0]; }\
 python3 "$here/../kernels.py" "$home/list" "$home/list.cu" >"$home/selftest.log" 2>&1 || true
 if grep -q 'a declaration of its own' "$home/selftest.log"; then noticed=$((noticed + 1)); else not_noticed list 'a declaration of its own' none; fi
 
-echo "cuda-on-cpu: 17 right programs with 5 seeds each, $noticed faults noticed, $wrong wrong"
+echo "cuda-on-cpu: 18 right programs with 5 seeds each, $noticed faults noticed, $wrong wrong"
 [ "$wrong" = 0 ]

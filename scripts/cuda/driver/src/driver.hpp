@@ -141,6 +141,8 @@ int invalidate(Stream *stream, int code, const char *why);
 int end_for(const CapturedPoint &point, int code, const char *why);
 /// Whether a stream that captures may go on after `point`, or the stream joins the capture of the event.
 int wait_in_capture(Stream *stream, const CapturedPoint &point);
+/// A stream that goes away: a capture that it is part of has failed, and one that began on it is over.
+void leave_capture(Stream *stream);
 void record_node(Stream *stream, std::string name, std::function<void()> run);
 /// Memory of a graph: an allocation node, and the error of freeing an address by a node or by the host.
 uintptr_t allocate_in_graph(Stream *stream, size_t size);

@@ -187,6 +187,15 @@ int wait_in_capture(Stream *stream, const CapturedPoint &point) {
     return SUCCESS;
 }
 
+void leave_capture(Stream *stream) {
+    const std::shared_ptr<Capture> capture = stream->capture;
+    if (!capture) return;
+    capture->valid = false;
+    if (capture->origin == stream) return end(*capture);
+    capture->streams.erase(stream);
+    stream->last.clear(), stream->capture = nullptr;
+}
+
 uintptr_t allocate_in_graph(Stream *stream, size_t size) {
     const uintptr_t start = reserve_memory(size);
     if (!start) return 0;
@@ -280,10 +289,11 @@ EXPORT cuGraphLaunch(void *handle, void *stream_handle) {
     if (stream->capture) return invalidate(stream, CAPTURE_UNSUPPORTED, "a graph in a graph is not known here");
     if (const int code = check_capture(stream, "a launch of a graph")) return code;
     const std::shared_ptr<Graph> graph = (*found)->graph;
+    if (!(*found)->frees_on_launch)
+        for (const auto &[at, memory] : graph->memory)
+            if (memory.live) return refuse(INVALID_VALUE, "a launch of a graph whose memory of an earlier launch nobody has freed");
     for (auto &[at, memory] : graph->memory) {
         const uintptr_t start = at;
-        if (memory.live && !(*found)->frees_on_launch)
-            return refuse(INVALID_VALUE, "a launch of a graph whose memory of an earlier launch nobody has freed");
         if (memory.live) enqueue(stream, "free of an earlier launch", [=] { make_unusable(start, true); });
         memory.live = !memory.freed_in_graph;
     }

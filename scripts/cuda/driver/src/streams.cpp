@@ -83,6 +83,7 @@ Stream *stream_of(void *handle) {
 bool forget_stream(void *handle) {
     const auto found = streams.find(static_cast<Stream *>(handle));
     if (found == streams.end()) return false;
+    leave_capture(*found);
     run_stream(*found); // its memory is kept: events may refer to it
     streams.erase(found);
     return true;

@@ -110,6 +110,17 @@ impl Options {
         new_tokens(self.max_new_tokens, opened.model.config(), prompt)
     }
 
+    /// Refuses options that have no meaning beside hooks and interventions.
+    ///
+    /// # Errors
+    /// When there is one.
+    pub fn check_hooks(&self, spelling: Spelling) -> anyhow::Result<()> {
+        let graph = self.cuda_graph.then_some(("cuda-graph", true));
+        let why =
+            "interventions and hooks read and change values in each step, which a graph repeats as it is";
+        refuse(graph, spelling, why)
+    }
+
     /// Refuses options that have no meaning beside others.
     ///
     /// # Errors

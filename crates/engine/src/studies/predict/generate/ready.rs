@@ -7,7 +7,7 @@ use crate::provenance::RunProvenance;
 use crate::spelling::Spelling;
 use crate::studies::study::Run;
 use crate::texts::{Continuation, Prompt};
-use anyhow::{Context, bail};
+use anyhow::Context;
 use gpt2_loader::Tokenizer;
 use gpt2_model::hooks::Chain;
 use gpt2_model::{CacheDType, Generation};
@@ -100,11 +100,6 @@ pub(super) fn hooked<'a>(
     if hooks.0.is_empty() {
         return Ok(generation);
     }
-    if options.cuda_graph {
-        bail!(
-            "{}: interventions and hooks read and change values in each step, which a graph repeats as it is; leave them out",
-            spelling.option("cuda-graph")
-        );
-    }
+    options.check_hooks(spelling)?;
     Ok(generation.with_hooks(hooks))
 }
