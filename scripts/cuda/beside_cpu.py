@@ -74,6 +74,8 @@ def commands(folder):
         ("features", ["features", TEXT, "--dictionary", str(REPOSITORY / "tests/data/features/demo")], ["f32"]),
         ("generate, greedy", ["generate", TEXT, "--greedy", "--max-new-tokens", "12", *fused], ["f32"]),
         ("generate, sampled", ["generate", TEXT, "--max-new-tokens", "12", "--top-k", "20", "--top-p", "0.9"], ["f32"]),
+        ("generate, drawn", ["generate", TEXT, "--max-new-tokens", "12", "--top-k", "0", "--temperature", "0.8", "--repetition-penalty", "1.2", *fused], ["f32"]),
+        ("generate, nucleus", ["generate", TEXT, "--max-new-tokens", "12", "--top-k", "0", "--top-p", "0.8", *fused], ["f32"]),
         ("generate, beams", ["generate", TEXT, "--beams", "3", "--max-new-tokens", "8", *fused], ["f32"]),
         ("score", ["score", str(corpus), *fused], DTYPES),
         ("record", ["record", str(corpus), "--points", "blocks.2.hook_resid_post", "--out", "OUT"], ["f32"]),

@@ -45,6 +45,7 @@ fn expected(search: &TokenSearch, logits: &[f32], text: &[u32], place: u32) -> F
     listed.truncate(search.listed);
     let drawn = search.seed.map(|seed| {
         let time = |id: u32, logit: f32| {
+            #[allow(clippy::cast_possible_truncation)] // in halves
             let key = [seed as u32, (seed >> 32) as u32];
             let words = philox4x32_10([id / 2, place, 0, 0], key);
             let at = 2 * (id % 2) as usize;
@@ -146,7 +147,7 @@ fn ties_among_logits_are_exact() -> Result {
         (0..v).map(|i| if i % 3 == 0 { -0.0 } else { 0.0 }).collect(),
         (0..v).map(|i| if i % 3 == 1 { 0.0 } else { -0.0 }).collect(),
         (0..v).map(|i| (i * i % 7) as f32 - 9.0).collect(),
-        (0..v).map(|i| if i == 2999 { 1e30 } else { f32::from_bits(1 + (i % 2) as u32) }).collect(),
+        (0..v).map(|i| if i == 2999 { 1e30 } else { f32::from_bits(1 + u32::from(i % 2 == 1)) }).collect(),
     ];
     let texts = vec![vec![2, 5, 5]; rows.len()];
     for listed in [0, 1, 2, 31, 429, 1000, 1001, 1024] {
@@ -171,9 +172,11 @@ fn a_logit_that_is_not_finite_is_found() -> Result {
     let v = 2100;
     let fine = logits(v, 1, DType::F32, false)?;
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        for ids in [&[0][..], &[2099], &[1030, 1031, 2060], &[1031, 7], &[2048, 1023]] {
+        for ids in [&[0usize][..], &[2099], &[1030, 1031, 2060], &[1031, 7], &[2048, 1023]] {
             let mut row = fine.clone();
-            ids.iter().for_each(|&id: &usize| row[id] = bad);
+            for &id in ids {
+                row[id] = bad;
+            }
             let search = TokenSearch { listed: 5, ..search() };
             let got = found(&search, &[fine.clone(), row], &[vec![], vec![]])?;
             assert_eq!(got[0].not_finite, None);
