@@ -110,6 +110,8 @@ def main():
                 below.append(f"{name}: {named}")
                 if given.most and code == "fused" and not products and not 0 < numbers[3] < given.most:
                     many.append(f"error: a token in {dtype} takes {numbers[3]:.4g} launches and products, expected 1 to {given.most - 1}")
+                if given.most and code == "fused" and not graph and ("launch", "candidates_f32") not in each:
+                    many.append(f"error: a token in {dtype} copies all logits down: no kernel finds what its choice needs")
                 if given.most and graph and numbers != AS_A_GRAPH:
                     many.append(f"error: a token in {dtype} with a graph takes {numbers}, expected {AS_A_GRAPH}")
     print("", *below, *many, sep="\n")

@@ -84,6 +84,19 @@ fn the_speed_of_core_is_its_operations_over_its_time() -> Result {
     Ok(())
 }
 
+/// 917,504 weights as the file has them, and keys and values in f32 of 4 layers, 128 wide, for 24.5 positions on average.
+#[test]
+fn the_bytes_of_a_token_are_those_of_the_file_s_weights() -> Result {
+    let options = ["bench", "decode", "-t8", "-r1", "--json", "--model", "demo"];
+    for (more, of_weight) in [(&[][..], 2.0), (&["--quantize", "q8_0"], 8.5 / 8.0)] {
+        let report = json(&[&options, more].concat())?;
+        let bytes = number(&report["work"], "giga_per_s")? * 1e6 * number(&report, "ms_per_token")?;
+        let expected = 917_504.0 * of_weight + 4.0 * 4.0 * 2.0 * 128.0 * 24.5;
+        assert!((bytes / expected - 1.0).abs() < 1e-9, "{bytes} and {expected}: {report}");
+    }
+    Ok(())
+}
+
 #[test]
 fn an_instruction_set_is_held_or_refused_by_name() -> Result {
     let held = json(&["bench", "core", "-t8", "-r1", "--json", "--isa", "portable"])?;

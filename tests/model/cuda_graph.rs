@@ -105,10 +105,11 @@ fn tokens_are_chosen_from_what_the_gpu_finds() -> Result {
             for rows in [1, 3] {
                 let prompts: Vec<Vec<u32>> = (0..rows).map(|row| prompt(2 + 3 * row, row)).collect();
                 let begin = || Generation::new(&model, &prompts, sampling.clone(), 12);
-                let by_host = texts(begin()?.with_hooks(&gpt2_model::hooks::Chain(&[])), &[])?;
+                let ends: &[_] = if rows == 1 { &[] } else { &[(4, 0), (7, 1)] };
+                let by_host = texts(begin()?.with_hooks(&gpt2_model::hooks::Chain(&[])), ends)?;
                 let case = format!("{rows} rows, {vocabulary} tokens, {sampling:?}");
-                assert_eq!(texts(begin()?, &[])?, by_host, "{case}");
-                assert_eq!(texts(begin()?.with_cuda_graph()?, &[])?, by_host, "{case}, with a graph");
+                assert_eq!(texts(begin()?, ends)?, by_host, "{case}");
+                assert_eq!(texts(begin()?.with_cuda_graph()?, ends)?, by_host, "{case}, with a graph");
             }
         }
     }
@@ -162,6 +163,13 @@ fn texts_that_join_a_batch_are_the_same_with_a_graph() -> Result {
         let expected = texts(false)?;
         assert_eq!(texts(true)?, expected, "{sampling:?}");
         assert_eq!(expected.len(), 6);
+        for (text, (row, length)) in expected[3..].iter().zip([(5, 1), (5, 100), (5, 40)]) {
+            let alone = [prompt(length, row)];
+            let by_host = Generation::new(&model, &alone, sampling.clone(), 30)?;
+            let mut by_host = by_host.with_hooks(&gpt2_model::hooks::Chain(&[]));
+            by_host.try_for_each(|step| step.map(drop))?;
+            assert_eq!(*text, by_host.texts()[0], "{sampling:?}, a prompt of {length} tokens");
+        }
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 #include "philox.cuh"
 
 constexpr int THREADS = 1024, WARPS = THREADS / 32;
-/// The selection looks at so many bits of the keys at a time, and counts each of their values.
+/// The bits of a digit of the selection, and the values that a digit has.
 constexpr int DIGIT = 11, BINS = 1 << DIGIT;
 static_assert(BINS == 2 * THREADS, "a thread has two bins");
 /// The words of a row's result before the tokens that are listed.
@@ -81,7 +81,7 @@ struct Row {
 };
 
 /// How early a token arrives, as the negative logarithm of the time: the Gumbel-max trick (Maddison et al. 2014). The token's random number
-/// u is `random` + 1/2 in units of 2^-52, and its time -ln u / exp(score). Where time matters, the error is below 2e-5.
+/// u is `random` + 1/2 in units of 2^-52, and its time -ln u / exp(score). For tokens that can be among the first two, the error is below 2e-5.
 DEVICE float earliness(float score, uint64_t random) {
     constexpr uint64_t ALL = 1ull << 52;
     const bool upper = random >= ALL / 2;

@@ -66,7 +66,7 @@
 //! | [`cpu_flash`], [`flash`] | the functions of `candle_nn::attention` and of `candle-flash-attn` |
 //! | [`explain`](explain()) | which code each operation took |
 //! | [`Weight`], [`linear()`], [`layer_norm()`], [`rms_norm()`], [`Activation`], [`Dropout`], [`cross_entropy()`], [`adamw`] | the operations under these layers |
-//! | [`CudaGraph`], [`TokenSearch`] | decoding on CUDA: a step as one launch, and what the choice of a token needs of its logits |
+//! | [`CudaGraph`], [`TokenSearch`] | decoding on CUDA: a step as one launch, and what choosing a token needs from the logits |
 //! | [`KeepLarge`] | an allocator that gives the tensors of one pass to the next |
 //!
 //! | feature, none on by default | what it adds |

@@ -103,7 +103,7 @@ fn has_no_kernel() -> Result<bool> {
         return Ok(false);
     }
     let refused = found(&search(), &[vec![1.0, 2.0]], &[vec![]]).map_err(|e| e.to_string());
-    assert!(refused.is_err_and(|e| e.contains("token search")));
+    assert!(refused.is_err_and(|e| e.contains("no kernel")));
     Ok(true)
 }
 

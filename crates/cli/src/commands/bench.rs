@@ -207,7 +207,10 @@ fn print(report: &Report) -> anyhow::Result<()> {
             "{giga_per_s:.1} {unit}, {percent:.0} % of the {peak:.1} that the machine does at best"
         )?;
         if *of_peak > 1.0 && *unit == "GB/s" {
-            writeln!(out, "note: faster than memory, because a part stays in the processor's caches")?;
+            writeln!(
+                out,
+                "note: faster than reading memory: part of it probably stayed in the processor's caches"
+            )?;
         }
         if *least_peak < 0.9 * peak {
             writeln!(

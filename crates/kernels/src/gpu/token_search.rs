@@ -32,7 +32,7 @@ pub struct FoundTokens {
     pub highest: (u32, f32),
     /// The token that is drawn. `None` if none was asked for, or if two arrive so close together that only f64 can tell the first.
     pub drawn: Option<u32>,
-    /// The sum of the weights, to 1e-9 of it; 0 if it was not asked for.
+    /// The sum of the weights, with an error of at most [`TokenSearch::ERROR_OF_SUM`]; 0 if it was not asked for.
     pub sum: f64,
     /// The tokens with the highest logits, and these, in this order; of equal ones, the lower id first, and 0 before -0.
     pub listed: Vec<(u32, f32)>,
@@ -40,18 +40,23 @@ pub struct FoundTokens {
 
 /// The words of a row's result before the tokens that are listed.
 const HEADER: usize = 8;
-/// The lead of the first to arrive, as a difference of logarithms, from which on it is certain: those of two tokens have errors of 2e-5
-/// each.
+/// A lead of the first to arrive above this is certain: it is a difference of two logarithms, each with an error of at most 2e-5.
 const CERTAIN: f32 = 1e-4;
+/// The most logits of a row: the kernel counts a little beyond them.
+const WIDEST: usize = i32::MAX as usize - 2048;
 
 impl TokenSearch {
     /// The most tokens that can be listed.
     pub const MOST: usize = 1024;
+    /// The temperatures at which draws and weights are computed.
+    pub const TEMPERATURES: std::ops::RangeInclusive<f64> = 1e-30..=1e30;
+    /// How far a sum of weights may be from that of the same weights added in another order, divided by the sum.
+    pub const ERROR_OF_SUM: f64 = 1e-9;
 
     /// Whether this device has the kernel: CUDA from compute capability 7.5 on.
     ///
     /// # Errors
-    /// When the device does not answer.
+    /// When the device does not answer, or another host thread uses it though it was not opened by [`open_cuda`](crate::open_cuda).
     pub fn runs_on(device: &Device) -> Result<bool> {
         #[cfg(feature = "cuda")]
         if let Device::Cuda(device) = device {
@@ -81,11 +86,17 @@ impl TokenSearch {
     /// beyond the vocabulary are left out.
     ///
     /// # Errors
-    /// When the place does not fit a u32.
+    /// When a draw's place does not fit a u32.
     pub fn row(&self, vocabulary: usize, place: usize, text: &[u32]) -> Result<Vec<u32>> {
         let mut words = vec![0; self.row_words(vocabulary)];
         if let Some((first, bits)) = words.split_first_mut() {
-            *first = u32::try_from(place).map_err(candle_core::Error::wrap)?;
+            *first = match u32::try_from(place) {
+                Ok(place) => place,
+                Err(_) if self.seed.is_none() => 0, // nothing reads it
+                Err(_) => {
+                    candle_core::bail!("token search: the place of the draw is {place}, expected below 2^32")
+                }
+            };
             for &id in text.iter().filter(|&&id| (id as usize) < vocabulary) {
                 if let Some(word) = bits.get_mut(id as usize / 32) {
                     *word |= 1 << (id % 32);
@@ -108,22 +119,26 @@ impl TokenSearch {
     /// nothing; `found` u32 (B, [`words`](Self::words)), contiguous
     ///
     /// # Errors
-    /// When a shape or a dtype is another one, more than [`MOST`](Self::MOST) tokens are to be listed, the penalty is not above 0, or
-    /// the temperature not between 1e-30 and 1e30 though it counts; and where the kernel does not [run](Self::runs_on).
+    /// When a shape or a dtype is another one, the tensors are on several devices or share memory, more than [`MOST`](Self::MOST) tokens are
+    /// to be listed, the penalty is not above 0, or the temperature is none of [`TEMPERATURES`](Self::TEMPERATURES) though it counts; and
+    /// where the kernel does not [run](Self::runs_on).
     pub fn find(&self, logits: &Tensor, rows: Option<&Tensor>, found: &Tensor) -> Result<()> {
-        let (b, v) = logits.dims2()?;
         self.check(logits, rows, found)?;
         #[cfg(feature = "cuda")]
-        return cuda::find(self, [b, v], logits, rows, found);
-        #[cfg(not(feature = "cuda"))]
-        candle_core::bail!("token search: this build has no kernel for {b} rows of {v} logits")
+        if TokenSearch::runs_on(logits.device())? {
+            return cuda::find(self, logits.dims2()?, logits, rows, found);
+        }
+        candle_core::bail!("token search: no kernel for {:?}", logits.device().location())
     }
 
     fn check(&self, logits: &Tensor, rows: Option<&Tensor>, found: &Tensor) -> Result<()> {
         let (b, v) = logits.dims2()?;
         let counts = self.sums || self.seed.is_some();
-        if counts && !(1e-30..=1e30).contains(&self.temperature) {
-            candle_core::bail!("token search: no kernel for the temperature {}", self.temperature)
+        if counts && !Self::TEMPERATURES.contains(&self.temperature) {
+            candle_core::bail!(
+                "token search: the temperature is {}, expected 1e-30 to 1e30",
+                self.temperature
+            )
         }
         if !(self.penalty > 0.0 && self.penalty.is_finite()) {
             candle_core::bail!(
@@ -134,20 +149,33 @@ impl TokenSearch {
         if self.listed > Self::MOST {
             candle_core::bail!("token search: {} tokens to list, at most {}", self.listed, Self::MOST)
         }
-        if logits.dtype() != DType::F32 || b == 0 || v == 0 || i32::try_from(v).is_err() {
-            candle_core::bail!("token search: logits must be f32 (B, V), got {logits:?}")
+        if logits.dtype() != DType::F32 || b == 0 || v == 0 || v > WIDEST {
+            candle_core::bail!(
+                "token search: logits must be f32 (B, V), B and V not 0 and V at most {WIDEST}, got {} {:?}",
+                logits.dtype().as_str(),
+                logits.dims()
+            )
         }
         let expected = [b, self.words(v)];
         if found.dtype() != DType::U32 || found.dims() != expected || !found.is_contiguous() {
             candle_core::bail!("token search: the result must be u32 {expected:?}, got {found:?}")
         }
         let words = self.row_words(v);
-        let fits = |rows: &Tensor| rows.dtype() == DType::U32 && rows.dims() == [b, words];
-        if rows.map_or(words > 0, |rows| words == 0 || !fits(rows)) {
-            candle_core::bail!("token search: the rows must be u32 ({b}, {words}), got {rows:?}")
+        match rows {
+            None if words > 0 => {
+                candle_core::bail!("token search: the rows must be u32 ({b}, {words}), got none")
+            }
+            Some(rows) if words == 0 || rows.dtype() != DType::U32 || rows.dims() != [b, words] => {
+                candle_core::bail!(
+                    "token search: the rows must be u32 ({b}, {words}), none if that is 0, got {} {:?}",
+                    rows.dtype().as_str(),
+                    rows.dims()
+                )
+            }
+            _ => {}
         }
-        if !TokenSearch::runs_on(logits.device())? {
-            candle_core::bail!("token search: no kernel for {:?}", logits.device().location())
+        if [Some(found), rows].into_iter().flatten().any(|t| !t.device().same_device(logits.device())) {
+            candle_core::bail!("token search: all tensors must be on one device, opened once")
         }
         Ok(())
     }
@@ -161,8 +189,12 @@ impl TokenSearch {
     }
 
     fn read_row(&self, words: &[u32]) -> Result<FoundTokens> {
-        if words.len() < HEADER {
-            candle_core::bail!("token search: {} words are no result", words.len())
+        let most = HEADER + 2 * self.listed;
+        if words.len() < HEADER || words.len() > most || !words.len().is_multiple_of(2) {
+            candle_core::bail!(
+                "token search: a row of the result has {} words, expected {HEADER} to {most}",
+                words.len()
+            )
         }
         let (header, listed) = words.split_at(HEADER);
         let token = |at: &[u32]| (at[0], f32::from_bits(at[1]));
@@ -185,11 +217,11 @@ mod cuda {
     #![allow(unsafe_code)] // kernels take pointers; each unsafe block says why they are sound
 
     use super::TokenSearch;
-    use crate::gpu::device::{function, launch, view, view_of};
+    use crate::gpu::device::{function, launch, view};
     use crate::gpu::launch_plan::Launch;
     use candle_core::backend::BackendStorage;
     use candle_core::cuda_backend::cudarc::driver::{DeviceRepr, PushKernelArg};
-    use candle_core::{CpuStorage, CudaStorage, InplaceOp2, Layout, Result, Tensor};
+    use candle_core::{CpuStorage, CudaStorage, InplaceOp3, Layout, Result, Tensor};
 
     /// Threads of a block and its bytes of shared memory in `candidates.cu`, which has a block for each row.
     const THREADS: u32 = 1024;
@@ -209,19 +241,20 @@ mod cuda {
         sums: i32,
     }
 
+    const _: () = assert!(size_of::<Search>() == 40 && std::mem::offset_of!(Search, row_words) == 24);
+
     // SAFETY: numbers in C's order; `candidates.cu` has the same struct.
     unsafe impl DeviceRepr for Search {}
 
-    struct Find<'a> {
+    struct Find {
         launch: Launch,
         search: Search,
-        rows: Option<&'a Tensor>,
     }
 
     #[allow(clippy::cast_possible_truncation)] // a seed in halves
     pub(super) fn find(
         of: &TokenSearch,
-        [b, v]: [usize; 2],
+        (b, v): (usize, usize),
         logits: &Tensor,
         rows: Option<&Tensor>,
         found: &Tensor,
@@ -240,16 +273,25 @@ mod cuda {
             draws: i32::from(of.seed.is_some()),
             sums: i32::from(of.sums),
         };
-        let rows = rows.map(Tensor::contiguous).transpose()?;
-        found.inplace_op2(&logits.contiguous()?, &Find { launch, search, rows: rows.as_ref() })
+        let logits = logits.contiguous()?;
+        let rows = rows.map_or_else(|| Ok(logits.clone()), Tensor::contiguous)?; // the kernel reads none
+        found.inplace_op3(&logits, &rows, &Find { launch, search })
     }
 
-    impl InplaceOp2 for Find<'_> {
+    impl InplaceOp3 for Find {
         fn name(&self) -> &'static str {
             "token-search"
         }
 
-        fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<()> {
+        fn cpu_fwd(
+            &self,
+            _: &mut CpuStorage,
+            _: &Layout,
+            _: &CpuStorage,
+            _: &Layout,
+            _: &CpuStorage,
+            _: &Layout,
+        ) -> Result<()> {
             candle_core::bail!("token search: the kernel is for CUDA, but the result is on the CPU")
         }
 
@@ -259,12 +301,14 @@ mod cuda {
             layout: &Layout,
             logits: &CudaStorage,
             of_logits: &Layout,
+            rows: &CudaStorage,
+            of_rows: &Layout,
         ) -> Result<()> {
             let stream = found.device().cuda_stream();
             let function = function(&stream, &self.launch)?;
             let logits = view::<f32>((logits, of_logits))?;
-            let rows = self.rows.map(Tensor::storage_and_layout);
-            let rows = rows.as_ref().map(|(storage, layout)| view_of::<u32>(storage, layout)).transpose()?;
+            let has_rows = self.search.row_words > 0;
+            let rows = has_rows.then(|| view::<u32>((rows, of_rows))).transpose()?;
             let mut found = found.as_cuda_slice_mut::<u32>()?.slice_mut(layout.start_offset()..);
             let nothing = 0u64; // a null pointer
             let mut args = stream.launch_builder(&function);
@@ -274,8 +318,9 @@ mod cuda {
                 None => args.arg(&nothing),
             };
             args.arg(&mut found).arg(&self.search);
-            // SAFETY: logits are (B, width), rows (B, row_words) if that is above 0, and the result (B, 8 + 2·listed), all contiguous, as
-            // `check` found; there is a block for each row, and at most `width` tokens are listed.
+            // SAFETY: logits are (B, width), rows (B, row_words) if that is above 0, and the result (B, 8 + 2·listed), all on this device, as
+            // `check` found; the result is contiguous, and `find` made the others so. There is a block for each row, and at most `width`
+            // tokens are listed.
             unsafe { launch(args, &self.launch) }
         }
     }

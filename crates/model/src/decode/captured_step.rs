@@ -61,7 +61,7 @@ impl CapturedStep {
         })
     }
 
-    /// Whether it is for this cache and so much padding before its rows.
+    /// Whether it is for this cache and so much padding before its rows. The sampling of a generation never changes.
     pub(super) fn is_of(&self, cache: &KvCache, padding: &[usize]) -> bool {
         self.memory == cache.memory() && self.padding == padding
     }

@@ -4,7 +4,7 @@ use super::sampling::Sampler;
 use candle_core::{DType, Result, Tensor};
 use candle_fused::{FoundTokens, TokenSearch};
 
-/// Of each row of a pass.
+/// What a pass leaves of each of its rows.
 pub(super) enum Outcome {
     All(Vec<Vec<f32>>),
     /// The GPU still has the logits, f32 (B, V), for a row whose choice takes all.

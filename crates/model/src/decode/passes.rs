@@ -132,7 +132,8 @@ impl Paused {
     fn outcome_by_graph(&mut self, by: HookedModel, ids: &[u32]) -> Result<Outcome> {
         let padding: Vec<usize> = self.rows.iter().map(|row| row.start).collect();
         let search = by.search(&self.sampling)?;
-        let words = self.words_for(search.as_ref(), by.model.config(), &self.rows)?;
+        let words = |search| self.words_for(search, by.model.config(), &self.rows);
+        let words = search.as_ref().map_or_else(|| Ok(vec![]), words)?;
         let mut captured = match self.captured.take().filter(|step| step.is_of(&self.cache, &padding)) {
             Some(captured) => captured,
             None => CapturedStep::new(by.model, &self.cache, padding, search)?,
@@ -147,17 +148,16 @@ impl Paused {
         match by.search(&self.sampling)? {
             None => Ok(Outcome::All(logits.to_vec2()?)),
             Some(search) => {
-                let words = self.words_for(Some(&search), by.model.config(), rows)?;
+                let words = self.words_for(&search, by.model.config(), rows)?;
                 Outcome::found(&search, logits, &words)
             }
         }
     }
 
     /// What a search reads of these rows beside their logits.
-    fn words_for(&self, search: Option<&TokenSearch>, config: &Config, rows: &[Row]) -> Result<Vec<u32>> {
+    fn words_for(&self, search: &TokenSearch, config: &Config, rows: &[Row]) -> Result<Vec<u32>> {
         let mut words = vec![];
         for row in rows {
-            let Some(search) = search else { break };
             let text = row.text.map_or(&[][..], |text| &self.texts[text]);
             let place = row.text.map_or(0, |index| self.samplers[index].place(text));
             words.extend(search.row(config.vocab_size, place, text)?);
@@ -295,8 +295,8 @@ impl HookedModel<'_> {
         candle_core::bail!("no step can be a CUDA graph here: {cause}")
     }
 
-    /// What the GPU finds in the logits of a pass in place of a copy of them all: with fused attention and without hooks. `None` if the
-    /// choice of a token takes all logits.
+    /// What the GPU finds in the logits of a pass in place of a copy of them all; `None` if it has no kernel, with eager attention or
+    /// hooks, or if the choice of a token takes all logits.
     fn search(self, sampling: &Sampling) -> Result<Option<TokenSearch>> {
         let device = self.model.device();
         let is_fused = self.model.config().attn_implementation.on(device) == Implementation::Fused;

@@ -1,13 +1,11 @@
 //! Tokens in the order of their logits: all of a vocabulary, or as many of the highest ones as are known.
 
+use candle_fused::TokenSearch;
 use std::cmp::Ordering;
 
 /// The number of tokens to sort at first; each further step sorts three times the number that is already sorted. A draw rarely looks
 /// further than the first ones, and to sort a whole vocabulary takes milliseconds.
 const FIRST: usize = 64;
-
-/// How far the sum of all weights may be from that of the same weights added in another order, beside itself.
-const ERROR_OF_SUM: f64 = 1e-9;
 
 /// Tokens and their logits, the highest first; of equal ones, the lower token first.
 pub(super) struct Ranked {
@@ -57,7 +55,7 @@ impl Ranked {
     /// The sum of the weights of all tokens, as long as nothing is sorted, and how far it may be from that of all logits, beside itself.
     pub(super) fn sum(&self, weight: impl Fn(f32) -> f64) -> (f64, f64) {
         if self.tokens.len() < self.vocabulary {
-            return (self.sum, ERROR_OF_SUM);
+            return (self.sum, TokenSearch::ERROR_OF_SUM);
         }
         (self.tokens.iter().map(|&(_, logit)| weight(logit)).sum(), 0.0)
     }

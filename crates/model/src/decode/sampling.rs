@@ -142,7 +142,7 @@ impl Sampling {
         let vocabulary = ranked.vocabulary();
         let mut count = self.top_k.map_or(vocabulary, |k| k.min(vocabulary));
         if let Some(top_p) = self.top_p {
-            count = self.nucleus(&mut ranked, count, top_p)?;
+            count = self.nucleus(&mut ranked, highest, count, top_p)?;
         }
         if let Some(min_p) = self.min_p {
             for i in 0..count {
@@ -160,8 +160,7 @@ impl Sampling {
     }
 
     /// How many of the first `count` tokens have `top_p` of their weights; `None` if that takes more than is known.
-    fn nucleus(&self, ranked: &mut Ranked, count: usize, top_p: f64) -> Option<usize> {
-        let highest = ranked.highest();
+    fn nucleus(&self, ranked: &mut Ranked, highest: f32, count: usize, top_p: f64) -> Option<usize> {
         let weight = |logit| self.weight(logit, highest);
         let (total, error) = if count < ranked.vocabulary() {
             let mut total = 0.0;
@@ -188,7 +187,7 @@ impl Sampling {
 
     /// What a GPU has to find in logits for the choice of a token; `None` if that takes all logits.
     pub(super) fn search(&self) -> Option<TokenSearch> {
-        let none = TokenSearch {
+        let plain = TokenSearch {
             listed: 0,
             temperature: self.temperature,
             #[allow(clippy::cast_possible_truncation)] // logits are f32
@@ -197,19 +196,19 @@ impl Sampling {
             seed: None,
         };
         if self.temperature == 0.0 {
-            return Some(none);
+            return Some(plain);
         }
-        if !(1e-30..=1e30).contains(&self.temperature) {
+        if !TokenSearch::TEMPERATURES.contains(&self.temperature) {
             return None;
         }
         match (self.top_k, self.top_p, self.min_p) {
-            (Some(k), _, _) => (k <= TokenSearch::MOST).then_some(TokenSearch { listed: k, ..none }),
+            (Some(k), _, _) => (k <= TokenSearch::MOST).then_some(TokenSearch { listed: k, ..plain }),
             (None, Some(p), _) if p < 1.0 => {
-                Some(TokenSearch { listed: TokenSearch::MOST, sums: true, ..none })
+                Some(TokenSearch { listed: TokenSearch::MOST, sums: true, ..plain })
             }
-            (None, None, Some(_)) => Some(TokenSearch { listed: TokenSearch::MOST, ..none }),
+            (None, None, Some(_)) => Some(TokenSearch { listed: TokenSearch::MOST, ..plain }),
             (None, None, None) if self.typical_p.is_none() => {
-                Some(TokenSearch { seed: Some(self.seed), ..none })
+                Some(TokenSearch { seed: Some(self.seed), ..plain })
             }
             _ => None,
         }

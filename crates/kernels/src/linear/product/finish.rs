@@ -67,7 +67,7 @@ impl<E: PanelNumber> ResultPart<'_, E> {
     /// Writes the rows from number `first` of the part on, one for each `stride` sums, a multiple of [`PANEL`].
     #[inline(always)]
     pub(super) fn write<S: Lanes>(&mut self, simd: S, first: usize, sums: &[f32], stride: usize) {
-        // A loop of its own for each, so that nothing is chosen within.
+        // Loops of their own for no activation and for GPT-2's, so that nothing is chosen in them.
         match self.result.finish.activation {
             None => self.write_with(simd, first, sums, stride, Identity),
             Some(Activation::GeluTanh) => self.write_with(simd, first, sums, stride, GeluTanh),

@@ -115,11 +115,8 @@ impl Product {
 
     fn compute(&self, x: CpuInput, join: Option<ResidualOrGate<CpuInput>>) -> Result<(CpuStorage, Shape)> {
         let rows = x.layout.shape().dims2()?.0;
-        let bias = self.bias.as_ref().map(|bias| bias.to_dtype(DType::F32)?.contiguous()).transpose()?;
-        let bias = bias.as_ref().map(Tensor::storage_and_layout);
-        let bias =
-            bias.as_ref().map(|(storage, layout)| CpuInput::new(storage, layout)?.slice()).transpose()?;
-        let then = FusedEpilogue { bias, activation: self.activation, join };
+        let bias = self.bias.as_ref().map(|bias| bias.to_dtype(DType::F32)?.to_vec1()).transpose()?;
+        let then = FusedEpilogue { bias: bias.as_deref(), activation: self.activation, join };
         let y = self.weight.product(x, self.columns.clone(), then)?;
         Ok((y, Shape::from((rows, self.columns.len()))))
     }

@@ -93,6 +93,7 @@ pub(super) struct NumberSizes {
 fn bits_in_memory(encoding: Encoding) -> f64 {
     match encoding {
         Encoding::Blocks(format) => format.bits_in_memory(),
+        Encoding::Packed(_) => 32.0,
         other => other.bits().min(32.0),
     }
 }

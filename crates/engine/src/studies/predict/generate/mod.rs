@@ -86,7 +86,8 @@ mod tests {
     use crate::interventions::{InterventionOptions, Prepared};
     use crate::observer::{Observer, Silent};
     use crate::open::{DeviceChoice, ModelOptions};
-    use crate::texts::Content;
+    use crate::texts::{Content, Prompt};
+    use std::ops::ControlFlow;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     /// Fails at the second token, and would hear more.
@@ -112,6 +113,38 @@ mod tests {
         let error = options.run(&Run::new(&interventions, &observer)).err().map(|error| error.to_string());
         assert!(error.as_ref().is_some_and(|error| error.contains("enough")), "{error:?}");
         assert_eq!(observer.0.load(Ordering::Relaxed), 2);
+        Ok(())
+    }
+
+    /// The others do not fit beside the first. They wait for it, and then come together.
+    #[test]
+    fn prompts_that_waited_for_a_long_one_share_their_passes() -> anyhow::Result<()> {
+        let opened = ModelOptions::default().open(DeviceChoice::Cpu, false, &Silent)?;
+        let interventions = Prepared::new(InterventionOptions::default(), &opened, &Silent)?;
+        let run = Run::new(&interventions, &Silent);
+        let options = Options { batch: 3, temperature: 0.0, max_new_tokens: Some(8), ..Options::default() };
+        let row = |length: usize, number: usize| {
+            let prompt = Prompt::of_ids(&opened, vec![7; length], None, "prompt")?;
+            Row::new(&options, &opened, prompt, format!("prompt {number}"), number)
+        };
+        let n = opened.model.config().n_positions;
+        let rows = [row(n - 7, 0)?, row(9, 1)?, row(9, 2)?];
+        let mut heard = vec![];
+        let on_piece: OnPiece = &mut |number, piece| {
+            if let Piece::Token(_) = piece {
+                heard.push(number);
+            }
+            ControlFlow::Continue(())
+        };
+        let mut reported = vec![];
+        Batches::new(&options, &run)?.run(rows.into_iter().map(Ok), None, on_piece, &mut |number, _| {
+            reported.push(number);
+            Ok(())
+        })?;
+        assert_eq!(reported, [0, 1, 2]);
+        let others: Vec<usize> = heard.into_iter().filter(|&number| number > 0).collect();
+        assert_eq!(others, [1, 2].repeat(others.len() / 2), "a token of each in every pass");
+        assert!(!others.is_empty());
         Ok(())
     }
 }

@@ -115,10 +115,13 @@ impl Options {
     /// # Errors
     /// When there is one.
     pub fn check_hooks(&self, spelling: Spelling) -> anyhow::Result<()> {
-        let graph = self.cuda_graph.then_some(("cuda-graph", true));
-        let why =
-            "interventions and hooks read and change values in each step, which a graph repeats as it is";
-        refuse(graph, spelling, why)
+        if self.cuda_graph {
+            bail!(
+                "{}: a graph repeats each step as it is, and interventions and hooks read and change its values; leave them out",
+                spelling.option("cuda-graph")
+            )
+        }
+        Ok(())
     }
 
     /// Refuses options that have no meaning beside others.
