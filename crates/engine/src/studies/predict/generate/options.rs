@@ -117,7 +117,7 @@ impl Options {
     pub fn check_hooks(&self, spelling: Spelling) -> anyhow::Result<()> {
         if self.cuda_graph {
             bail!(
-                "{}: a graph repeats each step as it is, and interventions and hooks read and change its values; leave them out",
+                "{}: a graph repeats each step as it is, and interventions and hooks read and change its values; leave out the graph, or all of these",
                 spelling.option("cuda-graph")
             )
         }
