@@ -1,8 +1,8 @@
-//! What the choice of the next token needs of rows of logits on a GPU: `cuda/candidates.cu`.
+//! The search of rows of logits on a GPU for what choosing the next token needs: `cuda/candidates.cu`.
 
 use candle_core::{DType, Device, Result, Tensor};
 
-/// What a kernel finds in rows of logits on CUDA, so that the host can choose the next tokens without a copy of all of them: the
+/// A kernel's task: it looks in rows of logits on CUDA for what the host needs to choose the next tokens without a copy of all of them: the
 /// highest logit, the tokens with the k highest ones, the sum of all weights, or the token that a draw from all of them gives.
 ///
 /// A weight is `exp((logit - highest) / temperature)`, and logits are those after the repetition penalty (Keskar et al. 2019).
@@ -23,7 +23,7 @@ pub struct TokenSearch {
     pub seed: Option<u64>,
 }
 
-/// What a [`TokenSearch`] has found in a row.
+/// The result of a [`TokenSearch`] in one row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FoundTokens {
     /// The first token whose logit is not finite, and that; nothing else has a meaning then.
@@ -50,7 +50,7 @@ impl TokenSearch {
     pub const MOST: usize = 1024;
     /// The temperatures at which draws and weights are computed.
     pub const TEMPERATURES: std::ops::RangeInclusive<f64> = 1e-30..=1e30;
-    /// How far a sum of weights may be from that of the same weights added in another order, divided by the sum.
+    /// The largest error of a sum of weights, as a part of the sum, that comes from the order in which they are added.
     pub const ERROR_OF_SUM: f64 = 1e-9;
 
     /// Whether this device has the kernel: CUDA from compute capability 7.5 on.
@@ -82,7 +82,7 @@ impl TokenSearch {
         }
     }
 
-    /// What [`find`](Self::find) reads of a row beside its logits: the place of its draw, and a bit for each token that `text` has. Ids
+    /// The words that [`find`](Self::find) reads of a row beside its logits: the place of its draw, and a bit for each token that `text` has. Ids
     /// beyond the vocabulary are left out.
     ///
     /// # Errors
@@ -227,7 +227,7 @@ mod cuda {
     const THREADS: u32 = 1024;
     const SHARED: usize = 12816;
 
-    /// As `candidates.cu` has it.
+    /// The settings of a launch. `candidates.cu` has the same struct.
     #[derive(Clone, Copy)]
     #[repr(C)]
     struct Search {

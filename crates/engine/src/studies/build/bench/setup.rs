@@ -102,12 +102,8 @@ impl<'a> Bench<'a> {
 
     /// The formats of the weights that stay quantized.
     pub(super) fn quantized(&self) -> Option<String> {
-        let of_file = self
-            .checkpoint
-            .as_ref()
-            .filter(|_| self.weights_stay())
-            .map(Checkpoint::formats)
-            .unwrap_or_default();
+        let stay = self.weights_stay();
+        let of_file = self.checkpoint.as_ref().filter(|_| stay).map(Checkpoint::formats).unwrap_or_default();
         let formats: Vec<&str> = self.quantize.into_iter().chain(of_file).map(BlockFormat::as_str).collect();
         let whole = self.options.what == Target::Forward || self.options.what.makes_tokens();
         (whole && !formats.is_empty()).then(|| formats.join(", "))
