@@ -31,7 +31,7 @@ ln -s "$PWD/target/cuda/driver/lib64" "$stubs"
 target=target/cuda/sm_$lowest
 export CUDA_COMPUTE_CAP=$lowest GPT2_CUDA_CAPABILITIES="${capabilities[*]}" REAL_NVCC=$CUDA_HOME/bin/nvcc NVCC=$PWD/scripts/cuda/nvcc-float PATH=$CUDA_HOME/bin:$PATH
 SECONDS=0
-"${CARGO:-cargo}" build --release --locked --workspace --features cuda --target-dir "$target"
+"${CARGO:-cargo}" build --release --locked -p gpt2-cli --features cuda --target-dir "$target"
 took=$SECONDS
 
 program=target/cuda/gpt2
