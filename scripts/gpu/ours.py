@@ -29,7 +29,8 @@ class Ours:
         implementation = "fused" if as_graph else implementation
         if self.tiny and row.group == "train":
             raise NotRun("not in a dry run: `gpt2 bench train` has no tiny model")
-        options = ["--batch", row.batch, "--tokens", row.tokens, "--dtype", row.dtype, "--runs", row.runs, "--seed", 0]
+        runs = max(row.runs // 20, 1) if implementation == "eager" else row.runs
+        options = ["--batch", row.batch, "--tokens", row.tokens, "--dtype", row.dtype, "--runs", runs, "--seed", 0]
         options += ["--device", self.device, "--impl", implementation, *(["--model", self.tiny] if self.tiny else [])]
         options += as_graph
         options += ["--last"] if row.group == "forward" else []

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-OURS = {"ours fused": "fused", "ours eager": "eager"}  # column: --impl
-FUSED, GRAPHED = "ours fused", "ours graph"
+FUSED, PLAIN, GRAPHED = "ours fused", "ours eager", "ours graph"
+OURS = {FUSED: "fused", PLAIN: "eager"}  # column: --impl
 SDPA = ["sdpa flash", "sdpa efficient", "sdpa cuDNN"]
 EAGER, TRANSFORMERS, COMPILE, GRAPH = "PyTorch eager", "transformers", "PyTorch compile", "PyTorch graph"
 WHOLE = [EAGER, TRANSFORMERS, COMPILE]

@@ -37,7 +37,7 @@ class Case(unittest.TestCase):
         self.folder = Path(held.name)
 
     def measure(self, seconds: float, results: Results | None = None, ours: dict = {}, theirs: dict = {}) -> Results:
-        """Each measurement takes a second; a block takes 8, decode 12, and core 10."""
+        """Each measurement takes a second; a block takes 7, decode 11, and core 9."""
         time, clock = budget(seconds)
         self.ours = MadeUpSide(clock, 1, IMPLS | ours)
         self.theirs = MadeUpSide(clock, 1, VALUES | theirs)
@@ -65,7 +65,7 @@ class BudgetTest(Case):
         self.assertNotIn("Not reached", self.read()[1])
 
     def test_used_up_within_a_row(self) -> None:
-        self.measure(11)
+        self.measure(10)
         report, table = self.read()
         self.assertEqual([row["complete"] for row in report["rows"]], [True, False])
         self.assertEqual(report["rows"][0]["ratio"], 0.9)
@@ -74,14 +74,14 @@ class BudgetTest(Case):
         self.assertEqual([one["in_part"] for one in report["not_reached"]], [True, False])
         shown = ["9.00", "9.00", "6400", "not reached", "not reached", "not reached"]  # 3 s are left for it
         self.assertIn(f"| {ROWS[1].title} | {' | '.join(shown)} |  | >= 1.5 |  |", table)
-        why = "the budget of 11 s was used up"
+        why = "the budget of 10 s was used up"
         self.assertEqual({one["why"] for one in report["not_reached"]}, {why})
         for words in (f"Not reached: {why}", f"- {ROWS[1].title} (in part)\n", f"- {ROWS[2].title}\n"):
             self.assertIn(words, table)
 
     def test_no_cell_starts_without_time(self) -> None:
-        self.measure(8)
-        self.assertEqual(len(self.ours.asked) + len(self.theirs.asked), 8)
+        self.measure(7)
+        self.assertEqual(len(self.ours.asked) + len(self.theirs.asked), 7)
         self.assertEqual(self.titles("rows"), [ROWS[0].title])
 
     def test_a_killed_run_names_the_rest(self) -> None:
