@@ -61,10 +61,10 @@ def commands(folder):
     pair = [" fair king and fair", " fair lord and fair", "--answer", " king", "--against", " lord"]
     train = ["train", "--text", str(corpus), "--steps", "4", "--batch", "2", "--window", "32", "--out", "OUT"]
     return [
-        ("attention", ["attention", TEXT], DTYPES),
+        ("attention, eager", ["attention", TEXT, "--impl", "eager"], DTYPES),
         ("attention, fused", ["attention", TEXT, *fused], DTYPES),
         ("attention, ablated", ["attention", TEXT, "--ablate", "0.3", "--block", "3:1", *fused], ["f32"]),
-        ("forward", ["forward", TEXT], DTYPES),
+        ("forward, eager", ["forward", TEXT, "--impl", "eager"], DTYPES),
         ("forward, fused", ["forward", TEXT, *fused], DTYPES),
         ("heads", ["heads", *fused], ["f32"]),
         ("lens", ["lens", "To be, or not to", *fused], ["f32"]),

@@ -75,7 +75,7 @@ pub(crate) struct BenchArgs {
     /// decode and generate: tokens per run [default: 32]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) new_tokens: Option<u32>,
-    /// generate: with the step for a token as one CUDA graph, on CUDA with --impl fused
+    /// generate: with the step for a token as one CUDA graph, on CUDA
     #[arg(long)]
     pub(crate) cuda_graph: bool,
     /// Print JSON

@@ -33,7 +33,7 @@ pub const CACHES: &Choices<CacheDType> = &[
 /// The formats that a model is quantized to when it is loaded, by name.
 pub const FORMATS: &Choices<BlockFormat> = &[("q8_0", BlockFormat::Q8_0), ("q4_0", BlockFormat::Q4_0)];
 
-/// The implementations of attention by name. On GPUs, `auto` is eager: nobody has verified the fused kernels there yet.
+/// The implementations of attention by name. `auto` is eager on Metal, where nobody has verified fused attention yet.
 pub const IMPLEMENTATIONS: &Choices<Implementation> =
     &[("auto", Implementation::Auto), ("fused", Implementation::Fused), ("eager", Implementation::Eager)];
 

@@ -7,8 +7,7 @@ use candle_core::{DType, Device, Tensor};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Implementation {
-    /// The code known to be right on the device: fused on the CPU; eager on GPUs, where the fused kernels have not
-    /// run.
+    /// The code known to be right on the device: fused on the CPU and on CUDA; eager on Metal, where nothing of ours has run.
     #[default]
     Auto,
     /// One kernel without a (T, S) tensor, if device, dtype and shape allow it; everything else takes the eager
@@ -38,8 +37,8 @@ impl Implementation {
     #[must_use]
     pub fn on(self, device: &Device) -> Self {
         match self {
-            Self::Auto if device.is_cpu() => Self::Fused,
-            Self::Auto => Self::Eager,
+            Self::Auto if device.is_metal() => Self::Eager,
+            Self::Auto => Self::Fused,
             chosen => chosen,
         }
     }
@@ -104,7 +103,7 @@ impl Dispatch {
         self.factors
     }
 
-    /// Whether GPU kernels may run: only if the caller chose `Fused`.
+    /// Whether the kernels of a GPU may run.
     #[cfg(feature = "cuda")]
     pub(crate) fn gpu_kernels(self) -> bool {
         !self.cpu && self.implementation == Implementation::Fused

@@ -140,7 +140,7 @@ impl<'a> Generation<'a> {
     /// driver for a token in place of one for each kernel. The second token is computed as without a graph, and the pass
     /// recorded after it; again when rows of a batch have left or joined. A batch whose rows often change records often, and may take longer.
     /// No other host thread may use the device while a step is recorded, nor wait for the whole GPU, see
-    /// [`CudaGraph::record`](candle_fused::CudaGraph::record). Neither hooks nor a draft can be combined with it. It has not run on a GPU yet.
+    /// [`CudaGraph::record`](candle_fused::CudaGraph::record). Neither hooks nor a draft can be combined with it.
     ///
     /// # Errors
     /// Returns the errors of [`check_cuda_graph`](Self::check_cuda_graph). A step fails if a layer has no kernel that can be repeated.

@@ -282,7 +282,7 @@ impl HookedModel<'_> {
         let cause = if !device.is_cuda() {
             "only CUDA has graphs; use a device of CUDA, or leave the graph out"
         } else if self.model.config().attn_implementation.on(device) != Implementation::Fused {
-            "eager attention, the default on a GPU, cannot be recorded; use fused attention"
+            "eager attention cannot be recorded; use fused attention"
         } else if of_model == DType::F64 {
             "there is no kernel for f64; use f32, f16 or bf16"
         } else if cache.dtype().is_some_and(|dtype| dtype != of_model.into()) {

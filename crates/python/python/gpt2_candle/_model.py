@@ -123,7 +123,7 @@ class Model(Analyses, Circuits, Features, Predictions, Weights):
                 each method takes ``prepend_bos`` for its own texts.
             threads: CPU threads, for all models of this process; only the first model can say. All cores if there is no number.
             device: ``"cpu"``; ``"cuda:0"`` or ``"metal"`` in a package that was built for them.
-            implementation: ``"fused"`` kernels without a (T, T) tensor, ``"eager"`` plain operations.
+            implementation: ``"fused"`` kernels without a (T, T) tensor, ``"eager"`` plain operations; ``"auto"`` is fused, but eager on Metal.
             revision: A branch, tag or commit of a model on the Hub.
             offline: Makes no request. ``HF_HUB_OFFLINE`` says so too; ``HF_HOME``, ``HF_HUB_CACHE``, ``HF_TOKEN`` and
                 ``HF_ENDPOINT`` mean what they do for ``huggingface_hub``, and the cache is shared with it.

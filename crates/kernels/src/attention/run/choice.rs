@@ -147,8 +147,8 @@ impl Sdpa {
             AttentionCode::Eager if inputs.is_empty() => Some("there is nothing to compute".to_owned()),
             AttentionCode::Eager => Some(match (self.implementation, &inputs.device) {
                 (Implementation::Eager, _) => "the caller chose plain operations".to_owned(),
-                (Implementation::Auto, device) if !device.is_cpu() => {
-                    "on a GPU, fused kernels run only where Implementation::Fused asks for them".to_owned()
+                (Implementation::Auto, device) if device.is_metal() => {
+                    "on Metal, fused kernels run only where Implementation::Fused asks for them".to_owned()
                 }
                 (_, device) if !device.is_cpu() => {
                     "the GPU's kernels are for plain causal attention without log-sums, or this build has none".to_owned()
