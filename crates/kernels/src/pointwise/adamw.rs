@@ -80,7 +80,10 @@ impl AdamWStep {
 /// When the device fails.
 pub fn sum_of_squares(x: &Tensor) -> Result<f64> {
     if !cpu_f32(&[x]) {
-        return x.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar();
+        // Chunk by chunk: Candle's kernel for a GPU sums up a row in one block.
+        let missing = x.elem_count().next_multiple_of(CHUNK) - x.elem_count();
+        let squares = x.flatten_all()?.to_dtype(DType::F64)?.sqr()?.pad_with_zeros(0, 0, missing)?;
+        return squares.reshape(((), CHUNK))?.sum(1)?.sum_all()?.to_scalar();
     }
     Ok(squares_of_chunks(x)?.iter().sum())
 }
