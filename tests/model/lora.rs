@@ -107,9 +107,10 @@ fn pefts_adapters_give_pefts_logits_merged_or_not() -> Result {
         assert!(max_diff(wanted, &expected["base.logits"])? > 0.01, "{case} changes nothing");
         assert_close(case, &logits(&adapted, ids)?, wanted, TOLERANCE);
         let merged = adapted.clone().merged()?;
-        // These updates are larger than the weights that they change: 1.3e-5 for one of them with AVX2,
+        // These updates are larger than the weights that they change: 1.3e-5 for one of them with AVX2 and 3.0e-5 on an H200,
         // measured. Of the size that training gives, the difference is 2.2e-6 (scripts/compare_with_peft.py).
-        assert_close(case, &logits(&merged, ids)?, &logits(&adapted, ids)?, 2e-5);
+        let tolerance = if test_device().is_cpu() { 2e-5 } else { 5e-5 };
+        assert_close(case, &logits(&merged, ids)?, &logits(&adapted, ids)?, tolerance);
         merged.check_layers()?;
         if adapter.replaced.is_empty() {
             assert!(adapted.check_layers().is_err(), "a checkpoint would lose the adapter");
