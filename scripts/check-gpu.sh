@@ -1,22 +1,24 @@
 #!/usr/bin/env bash
 # Is a CUDA build of `gpt2` right on this machine's GPU, and how fast is it beside PyTorch?
 #
-#   scripts/check-gpu.sh [BINARY] [--out DIR] [--part times|sanitizers|all] [--budget SECONDS] [--resume] [--quick]
+#   scripts/check-gpu.sh [BINARY] [--out DIR] [--part times|tests|sanitizers|all] [--budget SECONDS] [--resume] [--quick]
 #
 # The default BINARY is target/cuda/gpt2, which scripts/cuda/build.sh builds without a GPU, or else target/release/gpt2.
 # The machine needs NVIDIA's driver and a Python 3.10 with PyTorch; PYTHON may name it.
 #
-# Part `times` runs `gpt2 verify`, then times one row of the table after another, the most important first. Part
-# `sanitizers` runs compute-sanitizer's four tools on our kernels. The default is `all`, one part after the other. Each
-# part ends by itself after SECONDS (540). Whenever it ends, DIR (target/gpu-check) has what was done until then:
+# Part `times` runs `gpt2 verify`, then times one row of the table after another, the most important first. Part `tests` runs
+# the tests of the kernels, the model and training, if `build.sh --tests` has put them beside BINARY. Part `sanitizers` runs
+# compute-sanitizer's four tools on our kernels. The default is `all`, one part after the other. Each part ends by itself
+# after SECONDS (540). Whenever it ends, DIR (target/gpu-check) has what was done until then:
 #   verify.json                  the output of `gpt2 verify --json`
 #   gpu.json, gpu.md             all results and the table; both name the rows that were not reached
+#   tests.json, PACKAGE.log      which tests passed and failed
 #   sanitizers.json, TOOL.log    what each tool found; one that did not finish is named so
 # --resume keeps the finished rows of the last run if the binary, PyTorch, the GPU and the settings are the same.
 # --quick times few rows with few runs.
 # --dry-run takes the CPU and a tiny model instead of the GPU, to see whether the scripts run; its times mean nothing.
 #
-# Exits 1 if a result is wrong, our kernels were not timed in a row that was reached, or a tool did not finish; 2 for
+# Exits 1 if a result is wrong, a test failed, our kernels were not timed in a row that was reached, or a tool did not finish; 2 for
 # wrong arguments; 3 if something is not installed; 143 after SIGTERM. Rows that are left over are no error.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -28,7 +30,7 @@ fail() { # STATUS MESSAGE [LINE...]
     exit "$status"
 }
 
-usage='check-gpu.sh [BINARY] [--out DIR] [--part times|sanitizers|all] [--budget SECONDS] [--resume] [--quick]'
+usage='check-gpu.sh [BINARY] [--out DIR] [--part times|tests|sanitizers|all] [--budget SECONDS] [--resume] [--quick]'
 binary='' out=$root/target/gpu-check dry='' options=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -97,7 +99,7 @@ if stubs=$(loaded | grep -F '/stubs/'); then
     fail 3 "stub libraries, which compute nothing, are on LD_LIBRARY_PATH; take them off" "$stubs"
 fi
 
-# --- both parts -----------------------------------------------------------------------------
+# --- the parts -------------------------------------------------------------------------------
 
 sanitizer=''
 for found in "$(command -v compute-sanitizer || true)" {"$site"/nvidia/*,/usr/local/cuda}/bin/compute-sanitizer; do

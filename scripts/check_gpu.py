@@ -37,7 +37,7 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--binary", type=Path, metavar="PATH", help="the gpt2 to check")
     add("--out", type=Path, metavar="DIR", default=Path("target/gpu-check"), help="default: target/gpu-check")
-    add("--part", choices=["times", "sanitizers", "all"], default="all", help="default: all")
+    add("--part", choices=["times", "tests", "sanitizers", "all"], default="all", help="default: all")
     add("--budget", type=float, metavar="SECONDS", default=540, help="for each part; default: 540")
     add("--resume", action="store_true", help="keep the finished rows in DIR/gpu.json if nothing else has changed")
     add("--quick", action="store_true", help="only T 128, and few runs")
@@ -82,7 +82,7 @@ def main() -> int:
         return run()
     signal.signal(signal.SIGTERM, terminate)
     statuses = []
-    for part, work in (("times", parts.times), ("sanitizers", parts.sanitize)):
+    for part, work in (("times", parts.times), ("tests", parts.tests), ("sanitizers", parts.sanitize)):
         if args.part not in (part, "all"):
             continue
         try:

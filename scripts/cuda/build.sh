@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # A stripped `gpt2` with CUDA, on a machine without a GPU:
 #
-#   scripts/cuda/toolkit.sh && scripts/cuda/build.sh [CAPABILITIES]
+#   scripts/cuda/toolkit.sh && scripts/cuda/build.sh [--tests] [CAPABILITIES]
 #
+# --tests also builds the tests of the kernels, the model and training, in target/cuda/tests, for scripts/check-gpu.sh.
 # CAPABILITIES are the GPUs to support, as numbers: 75 is a T4, 80 an A100, 90 an H100 or H200 (default: "80 90").
 # With 75 among them the program has no bf16 on any GPU, because Candle's kernels for the lowest one have none. The program
 # contains our own kernels as machine code for each. It contains Candle's once, as PTX for the lowest, which the driver
@@ -10,6 +11,8 @@
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.."
+with_tests=''
+[ "${1:-}" != --tests ] || { with_tests=yes; shift; }
 # Always use the toolkit from toolkit.sh: the stand-ins match its libraries, and must not go into an installed one.
 export CUDA_HOME=$PWD/target/cuda/toolkit
 read -ra capabilities <<<"${*:-80 90}"
@@ -33,6 +36,17 @@ export CUDA_COMPUTE_CAP=$lowest GPT2_CUDA_CAPABILITIES="${capabilities[*]}" REAL
 SECONDS=0
 "${CARGO:-cargo}" build --release --locked -p gpt2-cli --features cuda --target-dir "$target"
 took=$SECONDS
+
+rm -rf target/cuda/tests # those of another build
+if [ -n "$with_tests" ]; then
+    mkdir target/cuda/tests
+    for package in kernels=candle-fused model=gpt2-model train=gpt2-train; do
+        # With the command, so that the features of what they share are the same.
+        built=$("${CARGO:-cargo}" test --no-run --release --locked -p gpt2-cli -p "${package#*=}" --features cuda --target-dir "$target" \
+            --test "${package%=*}" --message-format json | grep -oP '"executable":"\K[^"]+/'"${package%=*}"'-[0-9a-f]+(?=")' | tail -1)
+        strip -o "target/cuda/tests/${package%=*}" "$built"
+    done
+fi
 
 program=target/cuda/gpt2
 strip -o "$program" "$target/release/gpt2"

@@ -25,10 +25,11 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
+sys.path.insert(0, str(HERE.parent))
+
+from gpu.device_tests import PACKAGES, QUICK_CASES, cpu_only  # noqa: E402, behind its folder
+
 HOME = REPOSITORY / "target/cuda-on-cpu"
-PACKAGES = {"kernels": "candle-fused", "model": "gpt2-model", "train": "gpt2-train"}
-# Of each property with --quick: the cases are drawn anew in each run, so that the runs of a week are many.
-QUICK_CASES = 4
 # Left out by --quick: each took half a minute or more by itself.
 SLOW = {
     "kernels": ["features::any_features_together_follow_the_definition"],
@@ -44,19 +45,6 @@ GPUS = {
     "two multiprocessors": ("on_device", {"CUDA_ON_CPU_MULTIPROCESSORS": "2", "CUDA_ON_CPU_L2": "0"}),
     "7.5": ("of_an_older_gpu", {"CUDA_ON_CPU_CAPABILITY": "75", "CUDA_ON_CPU_KERNELS": str(HOME / "kernels-75")}),
 }
-
-
-def cpu_only(text):
-    """The tests that are for the CPU alone: by package, their names."""
-    names = {package: [] for package in PACKAGES}
-    package = None
-    for line in text.splitlines():
-        line = line.split("#")[0].strip()
-        if line.endswith(":"):
-            package = line[:-1]
-        elif line:
-            names[package].append(line.split()[0])
-    return names
 
 
 def build(packages):

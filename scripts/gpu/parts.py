@@ -1,4 +1,4 @@
-"""The two parts of a check: `times`, with `gpt2 verify` before it, and `sanitizers`."""
+"""The parts of a check: `times`, with `gpt2 verify` before it, `tests` and `sanitizers`."""
 
 import argparse
 import hashlib
@@ -11,7 +11,7 @@ import time
 
 from bench.rows import GPT2_SMALL, ROOT
 
-from . import sanitizers
+from . import device_tests, sanitizers
 from .budget import Budget, BudgetUsedUp, NotRun
 from .measure import measure_rows, ours_failed
 from .ours import Ours
@@ -34,7 +34,7 @@ def error(text: str) -> None:
 
 
 def describe(args: argparse.Namespace, ours: Ours) -> dict:
-    """What is the same for both parts."""
+    """What is the same for all parts."""
     version = ours.run("--version")
     if version.status != 0:
         raise NotRun(f"`{args.binary} --version` ended with status {version.status}: {version.stderr.strip()}")
@@ -91,6 +91,17 @@ def times(args: argparse.Namespace) -> int:
     if not results.found:
         error(f"no row was measured: {results.stopped}")
     return 0 if results.verify["passed"] and not failed and results.found else 1
+
+
+def tests(args: argparse.Namespace) -> int:
+    programs = args.binary.parent / "tests"
+    if not programs.is_dir():
+        progress(f"tests: not there, not run; `scripts/cuda/build.sh --tests` puts them into {programs}")
+        return 3 if args.part == "tests" else 0
+    budget = Budget(args.budget)
+    device = "cpu" if args.dry_run else "cuda"
+    about = describe(args, Ours(args.binary, device, args.library_path, None, budget))
+    return device_tests.run_tests(programs, device, args.library_path, args.out, about, budget, progress)
 
 
 def sanitize(args: argparse.Namespace) -> int:

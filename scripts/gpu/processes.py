@@ -33,9 +33,11 @@ def end(child: subprocess.Popen) -> None:
         child.wait()
 
 
-def run(command: Sequence[object], timeout: float, library_path: str = "", log: Path | None = None) -> Done:
-    """Runs a command; with `log`, all its output goes there."""
-    environment = os.environ | ({"LD_LIBRARY_PATH": library_path} if library_path else {})
+def run(
+    command: Sequence[object], timeout: float, library_path: str = "", log: Path | None = None, variables: dict[str, str] | None = None
+) -> Done:
+    """Runs a command with these environment variables; with `log`, all its output goes there."""
+    environment = os.environ | ({"LD_LIBRARY_PATH": library_path} if library_path else {}) | (variables or {})
     # Files, not pipes: a pipe stays open, and is waited for, while any process below the child lives.
     with tempfile.TemporaryFile("w+") as errors, open(log, "w+") if log else tempfile.TemporaryFile("w+") as output:
         files = dict(stdin=subprocess.DEVNULL, stdout=output, stderr=output if log else errors)

@@ -213,7 +213,7 @@ fn what_cannot_be_a_graph_is_refused() -> Result {
     let on_cpu = on(&model(DType::F32, Implementation::Fused, &Device::Cpu)?)?;
     assert!(on_cpu[0].contains("only CUDA has graphs"), "{on_cpu:?}");
     let Some((device, _alone)) = gpu()? else { return Ok(()) };
-    let eager = on(&model(DType::F32, Implementation::Auto, &device)?)?;
+    let eager = on(&model(DType::F32, Implementation::Eager, &device)?)?;
     assert!(eager[0].contains("use fused attention"), "{eager:?}");
     let fused = model(DType::F32, Implementation::Fused, &device)?;
     let begin = || Generation::new(&fused, &prompts, Sampling::greedy(), 4);

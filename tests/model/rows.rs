@@ -268,7 +268,10 @@ fn the_loss_of_packed_documents_is_that_of_each_alone() -> Result {
     let of_batch = loss.backward()?;
     let alone = expected.backward()?;
     let (again, recomputed) = model.recomputed_gradients_of(&batch, None)?;
-    assert_eq!(again.to_bits(), loss.to_scalar::<f32>()?.to_bits());
+    let loss = loss.to_scalar::<f32>()?;
+    // A GPU has other kernels for passes that need no gradient.
+    let allowed = if test_device().is_cpu() { 0.0 } else { 1e-6 * loss };
+    assert!((again - loss).abs() <= allowed, "{again}, not {loss}");
     for update in adapter.updates.values() {
         let b = update.b();
         let expected = alone.get(b).ok_or("alone")?;

@@ -42,6 +42,11 @@ case " $* " in *" --tool $SLOW "*) sleep 1000 & echo $! >>"$STAND_INS/sleepers";
 echo '{"impl": "fused"}'
 echo "========= ERROR SUMMARY: 0 errors"
 """
+TESTS = {
+    "kernels": 'echo "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured"',
+    "model": 'echo "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured"',
+    "train": 'echo "failures:"; echo "    runs::a"; echo; echo "test result: FAILED. 3 passed; 1 failed; 0 ignored"; exit 101',
+}
 PYTORCH = '''"""Stands for PyTorch's side."""
 import contextlib, os, sys, time
 from .budget import NotRun
@@ -88,9 +93,17 @@ class Machine:
         scripts = folder / "scripts"
         for name in ("gpu", "bench"):
             shutil.copytree(ROOT / "scripts" / name, scripts / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("check-gpu.sh", "check_gpu.py"):
-            shutil.copy(ROOT / "scripts" / name, scripts)
+        (scripts / "cuda").mkdir()
+        for name in ("check-gpu.sh", "check_gpu.py", "cuda/cpu_only.txt"):
+            shutil.copy(ROOT / "scripts" / name, scripts / name)
         (scripts / "gpu/pytorch.py").write_text(PYTORCH)
+
+    def add_tests(self) -> None:
+        """The programs of build.sh --tests; one of them has a test that fails."""
+        (self.folder / "tests").mkdir()
+        for name, text in TESTS.items():
+            (self.folder / "tests" / name).write_text(f'#!/bin/sh\n[ "$GPT2_TEST_DEVICE" = cuda ] || exit 3\n{text}\n')
+            (self.folder / "tests" / name).chmod(0o755)
 
     def start(self, *options: str, **environment: str) -> subprocess.Popen:
         """check-gpu.sh with the stand-ins first on PATH."""

@@ -98,6 +98,15 @@ class Scripts(unittest.TestCase):
         results = [one["result"] for one in self.report("sanitizers.json")["tools"]]
         self.assertEqual(results, ["found nothing", "not finished", "not reached", "not reached"])
 
+    def test_the_tests(self) -> None:
+        status, _, errors = self.machine.run("--part", "tests")
+        self.assertEqual((status, "scripts/cuda/build.sh --tests" in errors), (3, True), errors)
+        self.machine.add_tests()
+        status, _, errors = self.machine.run("--part", "tests")
+        results = {one["package"]: (one["result"], one.get("passed")) for one in self.report("tests.json")["packages"]}
+        expected = {"kernels": ("passed", 3), "model": ("passed", 3), "train": ("failed", 3)}
+        self.assertEqual((status, results), (1, expected), errors)
+
     def test_what_is_not_installed(self) -> None:
         for missing, words in (("torch", "pip install torch"), ("gpu", "PyTorch 2 finds no GPU")):
             status, _, errors = self.machine.run("--quick", "--part", "times", MISSING=missing)
