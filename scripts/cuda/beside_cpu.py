@@ -144,8 +144,8 @@ def not_on_cuda(arguments, values, folder):
     if not devices and not any(name.startswith("cuda") for name in named_in_files(folder)):
         yield "nothing that it wrote says that it ran on cuda"
     yield from (f"it ran on {device}, not on cuda" for device in sorted(devices) if not device.startswith("cuda"))
-    if "fused" in arguments:
-        yield from (f"it took {name}, not fused" for name in sorted(implementations - {"fused"}))
+    for asked in {"fused", "eager"} & set(arguments):
+        yield from (f"it took {name}, not {asked}" for name in sorted(implementations - {asked}))
 
 
 def is_number(value):

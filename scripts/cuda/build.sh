@@ -40,11 +40,13 @@ took=$SECONDS
 rm -rf target/cuda/tests # those of another build
 if [ -n "$with_tests" ]; then
     mkdir target/cuda/tests
-    for package in kernels=candle-fused model=gpt2-model train=gpt2-train; do
-        # With the command, so that the features of what they share are the same.
-        built=$("${CARGO:-cargo}" test --no-run --release --locked -p gpt2-cli -p "${package#*=}" --features cuda --target-dir "$target" \
-            --test "${package%=*}" --message-format json | grep -oP '"executable":"\K[^"]+/'"${package%=*}"'-[0-9a-f]+(?=")' | tail -1)
-        strip -o "target/cuda/tests/${package%=*}" "$built"
+    # With the command, so that the features of what they share are the same.
+    "${CARGO:-cargo}" test --no-run --release --locked -p gpt2-cli -p candle-fused -p gpt2-model -p gpt2-train --features cuda \
+        --target-dir "$target" --test kernels --test model --test train --message-format json-render-diagnostics >target/cuda/tests.json
+    for name in kernels model train; do
+        built=$(grep -oP "\"executable\":\"\K[^\"]+/$name-[0-9a-f]+(?=\")" target/cuda/tests.json) ||
+            { echo "error: cargo built no test program $name" >&2; exit 1; }
+        strip -o "target/cuda/tests/$name" "$built"
     done
 fi
 

@@ -29,6 +29,7 @@ class Ours:
         implementation = "fused" if as_graph else implementation
         if self.tiny and row.group == "train":
             raise NotRun("not in a dry run: `gpt2 bench train` has no tiny model")
+        # Plain operations take up to 200 times as long.
         runs = max(row.runs // 20, 1) if implementation == "eager" else row.runs
         options = ["--batch", row.batch, "--tokens", row.tokens, "--dtype", row.dtype, "--runs", runs, "--seed", 0]
         options += ["--device", self.device, "--impl", implementation, *(["--model", self.tiny] if self.tiny else [])]

@@ -96,7 +96,7 @@ def times(args: argparse.Namespace) -> int:
 def tests(args: argparse.Namespace) -> int:
     programs = args.binary.parent / "tests"
     if not programs.is_dir():
-        progress(f"tests: not there, not run; `scripts/cuda/build.sh --tests` puts them into {programs}")
+        progress(f"tests: not in {programs}, not run; `scripts/cuda/build.sh --tests` puts them beside target/cuda/gpt2")
         return 3 if args.part == "tests" else 0
     budget = Budget(args.budget)
     device = "cpu" if args.dry_run else "cuda"

@@ -85,9 +85,11 @@ fn batch(step: u64) -> Result<TrainingBatch> {
 
 /// Each pair of tokens is equally frequent, so that without attention the loss stays at ln 5 = 1.61 nats at every
 /// position. The token after the first of a window is unpredictable: 1.61 nats at 1 of 20 positions, 0.08 on average.
-/// Rounding decides how near 400 steps come to that: 0.10 on the CPU, 0.14 on the driver that runs on it, 0.25 on an H200.
+/// How near 400 steps come to that: 0.10 on the CPU, 0.14 on the driver that runs on it; on an H200 the fused run, 0.25, the eager one
+/// below 0.2.
 #[test]
 fn the_loss_falls_to_what_cannot_be_known() -> Result {
+    let most = if test_device().is_cpu() { 0.2 } else { 0.4 };
     for implementation in [Implementation::Eager, Implementation::Fused] {
         let mut run = Run::new(implementation, 0.0)?;
         let first = run.train(1)?;
@@ -95,7 +97,7 @@ fn the_loss_falls_to_what_cannot_be_known() -> Result {
         let last = (0..20).map(|_| run.train(1)).collect::<Result<Vec<_>>>()?;
         let last = last.iter().sum::<f32>() / last.len() as f32;
         assert!((first - (VOCAB as f32).ln()).abs() < 0.2, "{implementation:?}: the first loss is {first}");
-        assert!((0.05..0.4).contains(&last), "{implementation:?}: the last losses' mean is {last}");
+        assert!((0.05..most).contains(&last), "{implementation:?}: the last losses' mean is {last}");
     }
     Ok(())
 }

@@ -72,7 +72,7 @@
 //! | feature, none on by default | what it adds |
 //! |---|---|
 //! | `x86-v4` | AVX-512, also for bf16 on AMD, and AMX for bf16 on Linux, if the processor has them |
-//! | `cuda`, `cudnn`, `metal`, `mkl`, `accelerate` | Candle's features of the same names; kernels for a GPU run only if [`Implementation::Fused`] asks for them |
+//! | `cuda`, `cudnn`, `metal`, `mkl`, `accelerate` | Candle's features of the same names; on Metal, fused attention runs only if [`Implementation::Fused`] asks for it |
 //!
 //! The environment variable `CANDLE_FUSED_ISA` holds a process to an instruction set ([`Isa`]), and
 //! `CANDLE_FUSED_CUDA_PRODUCTS=cublas` leaves products of a few rows on CUDA to cuBLAS, to test or time them. This crate knows

@@ -8,7 +8,7 @@
 //! computed them. A process alone has everything: it exchanges nothing, and copies no weight or gradient.
 
 use crate::error::Result;
-use candle_core::{CpuStorage, DType, Device, Storage, Tensor, Var};
+use candle_core::{CpuStorage, Device, Storage, Tensor, Var};
 use candle_fused::adamw::{CHUNK, squares_of_chunks, sum_of_squares};
 use gpt2_parallel::Group;
 use std::collections::BTreeMap;
@@ -174,7 +174,7 @@ impl Exchange {
         if self.shares.is_undivided() {
             return Ok(own.iter().map(sum_of_squares).collect::<candle_core::Result<_>>()?);
         }
-        let mine = own.iter().map(chunk_squares).collect::<candle_core::Result<Vec<_>>>()?.concat();
+        let mine = own.iter().map(squares_of_chunks).collect::<candle_core::Result<Vec<_>>>()?.concat();
         let all = self.group.gather_bytes(bytemuck::cast_slice(&mine))?.concat();
         Ok(self.shares.over_variables(&bytemuck::pod_collect_to_vec(&all)))
     }
@@ -327,18 +327,6 @@ fn append(values: &Tensor, part: Range<usize>, out: &mut Vec<f32>) -> Result<()>
     }
 }
 
-/// `Σ x²` over each chunk of a tensor.
-fn chunk_squares(x: &Tensor) -> candle_core::Result<Vec<f64>> {
-    if x.device().is_cpu() { squares_of_chunks(x) } else { plain_chunk_squares(x) }
-}
-
-/// [`chunk_squares`] in Candle's operations, for any device.
-fn plain_chunk_squares(x: &Tensor) -> candle_core::Result<Vec<f64>> {
-    let missing = x.elem_count().next_multiple_of(CHUNK) - x.elem_count();
-    let squares = x.flatten_all()?.to_dtype(DType::F64)?.sqr()?;
-    squares.pad_with_zeros(0, 0, missing)?.reshape(((), CHUNK))?.sum(1)?.to_vec1()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -383,19 +371,6 @@ mod tests {
                 assert_eq!(found, whole, "rank {rank}, stretches of {size}");
             }
         }
-    }
-
-    #[test]
-    fn squares_of_chunks_are_the_same_in_plain_operations() -> Result<()> {
-        for length in [1, CHUNK, 2 * CHUNK + 5] {
-            let x = Tensor::arange(0u32, u32::try_from(length).expect("small"), &Device::Cpu)?;
-            let x = (x.to_dtype(DType::F32)? / 999.0)?;
-            let kernel = chunk_squares(&x)?;
-            let plain = plain_chunk_squares(&x)?;
-            assert_eq!(kernel.len(), plain.len());
-            assert!(kernel.iter().zip(&plain).all(|(a, b)| (a - b).abs() <= 1e-12 * a), "{length}");
-        }
-        Ok(())
     }
 
     #[test]

@@ -14,13 +14,16 @@ from gpu.processes import Done
 from .made_up import budget
 
 PASSED = "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 3 filtered out; finished in 0.5s\n"
-FAILED = "failures:\n\n---- a::b stdout ----\n    no::name of it\n\nfailures:\n    a::b\n    c::d\n\n" + PASSED.replace("0 failed", "2 failed")
+SAID = "failures:\n\n---- a::b stdout ----\n    no::name\n\nfailures:\n    a::b\n    c::d - should panic\n\n"
+FAILED = SAID + PASSED.replace("0 failed", "2 failed")
 
 
 class Judge(unittest.TestCase):
     def test_results(self) -> None:
         self.assertEqual(judge(Done(0, PASSED, "")), {"result": "passed", "passed": 12, "failed": []})
         self.assertEqual(judge(Done(101, FAILED, "")), {"result": "failed", "passed": 12, "failed": ["a::b", "c::d"]})
+        words = "failures:\n    of::what is said\n1 passed; 7 failed; a line of a test\n"
+        self.assertEqual(judge(Done(0, words + PASSED, ""))["result"], "passed")
         self.assertEqual(judge(Done(None, PASSED, ""))["result"], NOT_FINISHED)
 
     def test_what_ran_nothing_or_broke_off_has_no_result(self) -> None:

@@ -152,9 +152,9 @@ class Cells(Case):
 
 
 class Ratio(unittest.TestCase):
-    def judged(self, row: Row, fused: float, **theirs: float) -> dict:
-        cells = {column: {"rounds": [theirs.get(column, 50.0)]} for column in THEIRS[row.group]}
-        return judge(row, row.aim, cells | {"ours fused": {"rounds": [fused]}}, complete=True)
+    def judged(self, row: Row, fused: float, **others: float) -> dict:
+        values = dict.fromkeys(THEIRS[row.group], 50.0) | others | {"ours fused": fused}
+        return judge(row, row.aim, {column: {"rounds": [value]} for column, value in values.items()}, complete=True)
 
     def test_against_the_best_column_whichever_it_is(self) -> None:
         for row in ROWS:
@@ -162,6 +162,12 @@ class Ratio(unittest.TestCase):
                 best = 100.0 if row.new_tokens else 20.0
                 found = self.judged(row, 30.0, **{column: best})
                 self.assertEqual((found["against"], found["ratio"]), (column, 30.0 / best))
+
+    def test_the_faster_of_ours_counts(self) -> None:
+        generate = Row("generate", "bf16", 1, 128, 10, 64)
+        self.assertEqual(self.judged(generate, 900.0, **{"ours graph": 2000.0, "PyTorch graph": 1000.0})["ratio"], 2)
+        self.assertEqual(self.judged(generate, 900.0, **{"ours graph": 500.0, "PyTorch graph": 1000.0})["ratio"], 0.9)
+        self.assertEqual(self.judged(ROWS[0], 3.0, **{"ours eager": 1.0, "PyTorch eager": 10.0})["ratio"], 0.3)
 
     def test_aims(self) -> None:
         block, decode, core = ROWS

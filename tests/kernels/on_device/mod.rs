@@ -14,7 +14,8 @@ mod layers;
 
 use crate::common::test_device;
 use candle_core::{DType, Device, Result, Tensor};
-use candle_fused::{Explanation, open_cuda};
+use candle_fused::attention::{Mask, Sdpa};
+use candle_fused::{Explanation, explain, open_cuda};
 use std::sync::LazyLock;
 
 /// The device, opened as `gpt2` opens it.
@@ -35,6 +36,16 @@ fn a_gpu_has_one_device() -> Result<()> {
         let there = x.matmul(&x)?.to_device(&open_cuda(0)?)?;
         assert!(difference(&there, &Tensor::full(64f64, (64, 64), &Device::Cpu)?)? <= 0.0);
     }
+    Ok(())
+}
+
+/// Whoever names no implementation gets our kernels.
+#[test]
+fn fused_is_the_default() -> Result<()> {
+    let device = device();
+    let x = Tensor::ones((1, 2, 3, 64), DType::F32, &device)?;
+    let (_, explanation) = explain(|| Sdpa::default().forward(&x, &x, &x, Mask::default()))?;
+    assert_ours(&explanation, "attention", &device);
     Ok(())
 }
 

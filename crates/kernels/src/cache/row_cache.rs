@@ -162,8 +162,8 @@ impl RowCache {
     }
 
     /// Appends the last columns of `x·W + bias`, which are the rows of this cache's heads side by side, in the pass that adds the bias;
-    /// returns the columns before, as heads, and the rows of all S held. `None` where no kernel does that: only on CUDA, with
-    /// [`Implementation::Fused`](crate::Implementation::Fused), without a gradient, for shapes that fit, in the dtype of `x`.
+    /// returns the columns before, as heads, and the rows of all S held. `None` where no kernel does that: only on CUDA, not with
+    /// [`Implementation::Eager`](crate::Implementation::Eager), without a gradient, for shapes that fit, in the dtype of `x`.
     ///
     /// # Shapes
     /// `x` (B, T, in), `bias` (out) -> (B, T, out / D - heads, D), and a view (B, heads, S, D)

@@ -7,7 +7,8 @@ use candle_core::{DType, Device, Tensor};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Implementation {
-    /// The code known to be right on the device: fused on the CPU and on CUDA; eager on Metal, where nothing of ours has run.
+    /// Fused on the CPU and on CUDA; eager on Metal, where fused attention has not run. CUDA's kernels refuse a second host thread on a
+    /// device of Candle's `Device::new_cuda`, whose streams nothing orders: open it with `open_cuda` or `new_cuda_with_stream`.
     #[default]
     Auto,
     /// One kernel without a (T, S) tensor, if device, dtype and shape allow it; everything else takes the eager

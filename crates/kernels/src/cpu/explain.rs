@@ -92,7 +92,7 @@ pub(crate) fn ours(what: impl fmt::Display) -> String {
 pub(crate) fn no_kernel(tensors: &[&Tensor]) -> Option<String> {
     let first = tensors.first()?;
     if let Some(other) = tensors.iter().find(|x| !x.device().is_cpu()) {
-        return Some(format!("on {:?}, Candle's own operations run", other.device().location()));
+        return Some(format!("no kernel of ours computes this on {:?}", other.device().location()));
     }
     if let Some(other) = tensors.iter().find(|x| x.dtype() != first.dtype()) {
         return Some(format!("{} and {} do not go together", first.dtype().as_str(), other.dtype().as_str()));

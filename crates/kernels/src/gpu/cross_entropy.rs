@@ -22,7 +22,7 @@ fn cross_entropy_launch(dtype: DType, rows: usize, width: usize) -> Option<Launc
     Launch::new(format!("cross_entropy_{name}"), rows, THREADS, THREADS as usize / 32 * 4)
 }
 
-/// Whether the caller asked for kernels, and x and weight are on one GPU that has them.
+/// Whether fused code may run, and x and weight are on one GPU that has them.
 pub(crate) fn has_cross_entropy(dispatch: Dispatch, x: &Tensor, weight: &Tensor) -> Result<bool> {
     let (true, Device::Cuda(device)) = (dispatch.gpu_kernels(), x.device()) else { return Ok(false) };
     let one = x.dtype() == weight.dtype() && weight.device().same_device(x.device());

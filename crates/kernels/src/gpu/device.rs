@@ -218,7 +218,7 @@ pub(crate) fn check_thread(device: &CudaDevice) -> Result<()> {
     }
     candle_core::bail!(
         "a second host thread uses a CUDA device made with Device::new_cuda, whose stream is another one in each \
-         thread: make the device with Device::new_cuda_with_stream, or use it in one thread"
+         thread: make the device with Device::new_cuda_with_stream, use it in one thread, or choose eager code"
     )
 }
 

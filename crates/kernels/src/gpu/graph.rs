@@ -17,7 +17,7 @@ impl CudaGraph {
     /// Records what `work` launches, without running it. Run it once before, so that its kernels are loaded.
     ///
     /// `work` allocates and frees as it likes, but what it makes is not there outside of the graph: write results into a tensor that was
-    /// there before. A tensor from before must not be freed by it. It can neither copy from or to the CPU nor wait. Whatever it reads and
+    /// there before. A tensor from before must not be freed by it, which no driver has to refuse. It can neither copy from or to the CPU nor wait. Whatever it reads and
     /// writes has to live as long as the graph, which keeps `kept` alive; a launch after that reads and writes memory of others on the GPU.
     ///
     /// Rust cannot check this, any more than `cudarc` can; the memory of the host is not at risk.

@@ -62,7 +62,7 @@ mod ops {
     };
     use half::{bf16, f16};
 
-    /// Whether the caller asked for kernels, and all tensors share a dtype and a GPU and none needs a gradient: the
+    /// Whether fused code may run, and all tensors share a dtype and a GPU and none needs a gradient: the
     /// kernels have no backward pass.
     pub(in crate::gpu) fn fits(dispatch: Dispatch, tensors: &[&Tensor]) -> Result<bool> {
         let (true, Device::Cuda(device)) = (dispatch.gpu_kernels(), tensors[0].device()) else {

@@ -6,7 +6,8 @@
 //! more queries than keys, the first queries see no key and get zeros.
 //!
 //! Differences: the width of a head and the size of a page may be anything; `k` and `v` in another dtype are converted to that of
-//! `q`; slopes lie on any device. On the CPU the fused kernels run, on GPUs plain operations.
+//! `q`; slopes lie on any device. On the CPU the fused kernels run, on CUDA those for plain causal attention, and elsewhere
+//! plain operations.
 //! [`Sdpa`] offers more: weights, summaries, dropout, padding.
 
 use crate::attention::key_ranges::KeyRanges;

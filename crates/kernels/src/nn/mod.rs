@@ -2,7 +2,8 @@
 //!
 //! A model changes its `use candle_nn::{..}` to `use candle_fused::nn::{..}`. On the CPU, weights that do not learn are laid out
 //! for our products where they are loaded; variables stay as they are, and gradients reach them. On a GPU, products are Candle's
-//! own, and norms and rotary positions several plain operations, slower than `candle_nn`'s kernels: keep those there.
+//! own, and RMS norms and rotary positions several plain operations, slower than `candle_nn`'s kernels: keep those there. A layer norm is one
+//! kernel of ours on CUDA where it needs no gradient, else plain operations, too.
 //!
 //! | here | what it adds to `candle_nn` |
 //! |---|---|

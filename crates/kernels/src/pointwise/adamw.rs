@@ -79,12 +79,6 @@ impl AdamWStep {
 /// # Errors
 /// When the device fails.
 pub fn sum_of_squares(x: &Tensor) -> Result<f64> {
-    if !cpu_f32(&[x]) {
-        // Chunk by chunk: Candle's kernel for a GPU sums up a row in one block.
-        let missing = x.elem_count().next_multiple_of(CHUNK) - x.elem_count();
-        let squares = x.flatten_all()?.to_dtype(DType::F64)?.sqr()?.pad_with_zeros(0, 0, missing)?;
-        return squares.reshape(((), CHUNK))?.sum(1)?.sum_all()?.to_scalar();
-    }
     Ok(squares_of_chunks(x)?.iter().sum())
 }
 
@@ -92,15 +86,27 @@ pub fn sum_of_squares(x: &Tensor) -> Result<f64> {
 /// get the same bits from all of their sums together.
 ///
 /// # Errors
-/// When `x` is not f32 on the CPU.
+/// When the device fails.
 pub fn squares_of_chunks(x: &Tensor) -> Result<Vec<f64>> {
-    if !cpu_f32(&[x]) {
-        candle_core::bail!("squares of chunks: expected f32 on the CPU, got {:?}", x.dtype())
+    if cpu_f32(&[x]) {
+        let arch = isa::arch();
+        return with_slices([&x.contiguous()?], |[x]| {
+            x.par_chunks(CHUNK).map(|part| arch.dispatch(|| squares(part))).collect()
+        });
     }
-    let arch = isa::arch();
-    with_slices([&x.contiguous()?], |[x]| {
-        x.par_chunks(CHUNK).map(|part| arch.dispatch(|| squares(part))).collect()
-    })
+    let x = x.flatten_all()?;
+    let rest = x.dim(0)? % CHUNK;
+    let whole = x.dim(0)? - rest;
+    let squares = |start, len| x.narrow(0, start, len)?.to_dtype(DType::F64)?.sqr();
+    let mut sums = vec![];
+    if whole > 0 {
+        // On a GPU, Candle sums up a row in one block.
+        sums.push(squares(0, whole)?.reshape((whole / CHUNK, CHUNK))?.sum(1)?);
+    }
+    if rest > 0 {
+        sums.push(squares(whole, rest)?.sum_keepdim(0)?);
+    }
+    if sums.is_empty() { Ok(vec![]) } else { Tensor::cat(&sums, 0)?.to_vec1() }
 }
 
 /// `Σ x²`, in lanes that the compiler turns into vectors.

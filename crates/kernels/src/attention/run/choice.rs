@@ -63,7 +63,7 @@ impl Sdpa {
             && matches!(inputs.dtypes[0], DType::F32 | DType::F16 | DType::BF16)
     }
 
-    /// The GPU kernel that computes this, if the caller asked for one and this build has it.
+    /// The GPU kernel that computes this, if fused code may run and this build has it.
     #[cfg_attr(not(feature = "cuda"), allow(clippy::unnecessary_wraps))] // only CUDA asks the device
     fn gpu_kernel(&self, inputs: &Inputs, dropout: Option<WeightDropout>) -> Result<Option<GpuKernel>> {
         if !self.is_plain(inputs) || dropout.is_some_and(|dropout| !dropout.is_first()) {
@@ -98,7 +98,7 @@ impl Sdpa {
         Kernels::new(device, inputs, self.scale_for(inputs.layouts[0].dims()[3]), dropout)
     }
 
-    /// The kernels that decode this on CUDA, if the caller asked for kernels and there are some.
+    /// The kernels that decode this on CUDA, if fused code may run and there are some.
     #[cfg(feature = "cuda")]
     pub(super) fn decoding_kernels(&self, inputs: &Inputs) -> Result<Option<Kernels>> {
         let Device::Cuda(device) = &inputs.device else { return Ok(None) };
@@ -108,7 +108,7 @@ impl Sdpa {
         Ok(self.cuda_kernels(device, inputs, None)?.filter(Kernels::decode))
     }
 
-    /// Whether this is attention of the kind that GPUs have kernels for, and the caller asked for one.
+    /// Whether this is attention of the kind that GPUs have kernels for, and fused code may run.
     fn is_plain(&self, inputs: &Inputs) -> bool {
         let [q, k, v] = inputs.layouts.each_ref().map(Layout::dims);
         let plain = self.window == Window::CAUSAL && self.softcap.is_none() && self.slopes.is_none();

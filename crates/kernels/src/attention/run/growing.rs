@@ -11,7 +11,7 @@ impl Sdpa {
     /// the number when the kernel runs, so that a launch which is repeated, as in a [`CudaGraph`](crate::CudaGraph), fits a cache that grows. Keys
     /// behind the query's own may hold anything. The result has the bits of [`forward`](Self::forward) on the keys that are there.
     ///
-    /// Only CUDA's kernel for decoding does this, with [`Implementation::Fused`](crate::Implementation::Fused).
+    /// Only CUDA's kernel for decoding does this, and not with [`Implementation::Eager`](crate::Implementation::Eager).
     ///
     /// # Shapes
     /// `q` (B, H, 1, D), `k` and `v` (B, H, S, D), `padding` u8 (B, S), `past` u32 (1) -> (B, 1, H, D)

@@ -13,7 +13,7 @@ use candle_core::{Result, Tensor};
 impl Weight {
     /// `y = residual + x·W + bias`, and the layer norm of `y` by its weight and its bias, in one pass over the product: the bits of
     /// [`forward`](Self::forward) and [`layer_norm`](crate::layer_norm()), with a launch less. `None` where no kernel does that: only on
-    /// CUDA, with [`Implementation::Fused`](crate::Implementation::Fused), without a gradient, for more than a few rows. Of those
+    /// CUDA, not with [`Implementation::Eager`](crate::Implementation::Eager), without a gradient, for more than a few rows. Of those
     /// [`forward`](Self::forward) is one launch by itself, and [`forward_normed`](Self::forward_normed) takes the norm into the next.
     ///
     /// # Shapes
@@ -49,8 +49,8 @@ impl Weight {
     }
 
     /// `layer_norm(x)·W + bias`, then `epilogue`, in one launch: the bits of [`layer_norm`](crate::layer_norm()) and
-    /// [`forward`](Self::forward). `None` where no kernel does that: only on CUDA, with
-    /// [`Implementation::Fused`](crate::Implementation::Fused), without a gradient, for up to 8 rows of `x`.
+    /// [`forward`](Self::forward). `None` where no kernel does that: only on CUDA, not with
+    /// [`Implementation::Eager`](crate::Implementation::Eager), without a gradient, for up to 8 rows of `x`.
     ///
     /// # Shapes
     /// `x` (.., in), a norm's weight and bias (in), `bias` (out), a residual (.., out) -> (.., out)
@@ -81,7 +81,7 @@ impl Weight {
     }
 
     /// Columns of W, one for each id, plus rows of a table of positions, in one pass: what a model with learned positions reads
-    /// first. `None` where no kernel does that: only on CUDA, with [`Implementation::Fused`](crate::Implementation::Fused), without a
+    /// first. `None` where no kernel does that: only on CUDA, not with [`Implementation::Eager`](crate::Implementation::Eager), without a
     /// gradient. An id or a position that a table does not have gives NaN.
     ///
     /// # Shapes

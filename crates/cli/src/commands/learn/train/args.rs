@@ -202,7 +202,7 @@ pub(crate) struct TrainArgs {
     pub(crate) interventions: InterventionArgs,
     #[command(flatten)]
     pub(crate) parallel: ParallelArgs,
-    /// What computes attention and, on GPUs, the layers around it. auto is fused on the CPU and eager on GPUs
+    /// What computes attention and, on GPUs, the layers around it. auto is fused, but eager on Metal
     #[arg(long = "impl", value_name = "IMPL", default_value = "auto", value_parser = one_of(IMPLEMENTATIONS), help_heading = "Model and device")]
     pub(crate) implementation: Implementation,
     #[command(flatten)]
