@@ -73,7 +73,7 @@ fn score<S: Simd, E: RowElement, const M: usize, const N: usize>(
     }
 }
 
-/// `Σ_c queries[m][c]·rows[first + n][c]` for M queries (M, D) and N rows, each times its factor.
+/// `Σ_c queries[m][c]·rows[first + n][c]` for M queries (M, D) and N rows.
 ///
 /// # Safety
 /// There are N rows from `first` on, and M queries of their length.
@@ -87,6 +87,11 @@ unsafe fn dots<S: Simd, E: RowElement, const M: usize, const N: usize>(
     let d = rows.width;
     let whole = d - d % S::F32_LANES;
     let ahead = rows.ahead(first + N - 1);
+    let mut factors = [1.0; N];
+    for (n, factor) in factors.iter_mut().enumerate() {
+        // SAFETY: `EvenRows::new` has found the rows and what follows each.
+        *factor = unsafe { E::factor(rows.row(first + n).add(d)) };
+    }
     let mut sums = [[simd.splat_f32s(0.0); N]; M];
     let mut c = 0;
     while c < whole {
@@ -102,7 +107,10 @@ unsafe fn dots<S: Simd, E: RowElement, const M: usize, const N: usize>(
         }
         for n in 0..N {
             // SAFETY: the row is among the elements, as `EvenRows::new` has found, with `d` numbers.
-            let x = unsafe { E::vector(simd, rows.row(first + n).add(c)) };
+            let mut x = unsafe { E::vector(simd, rows.row(first + n).add(c)) };
+            if E::EXTRA > 0 {
+                x = simd.mul_f32s(x, simd.splat_f32s(factors[n]));
+            }
             for (sums, q) in sums.iter_mut().zip(q) {
                 sums[n] = simd.mul_add_e_f32s(q, x, sums[n]);
             }
@@ -118,10 +126,8 @@ unsafe fn dots<S: Simd, E: RowElement, const M: usize, const N: usize>(
             let row = rows.row(first + n);
             for c in whole..d {
                 // SAFETY: as above.
-                *total += queries[m * d + c] * unsafe { row.add(c).read() }.wide();
+                *total += queries[m * d + c] * (unsafe { row.add(c).read() }.wide() * factors[n]);
             }
-            // SAFETY: `EvenRows::new` has found the rows and what follows each.
-            *total *= unsafe { E::factor(row.add(d)) };
         }
     }
     totals
