@@ -77,7 +77,7 @@ def build_old_kernels():
 
 def run(program, words, settings, report):
     """Runs tests on the driver: (passed, failed, ignored or filtered), seconds, and what they said."""
-    environment = {**os.environ, **settings, "GPT2_TEST_DEVICE": "cuda", "CUDA_ON_CPU_REPORT": str(report)}
+    environment = {**os.environ, **settings, "GPT2_TEST_DEVICE": "cuda", "CUDA_ON_CPU": "1", "CUDA_ON_CPU_REPORT": str(report)}
     environment["LD_LIBRARY_PATH"] = f"{HOME / 'lib64'}:{os.environ.get('LD_LIBRARY_PATH', '')}"
     start = time.monotonic()
     # The tests read files by their paths in the package.

@@ -277,9 +277,10 @@ fn what_cannot_be_repeated_is_refused() -> Result {
             from_before.take();
             Ok(())
         };
+        let freed = CudaGraph::record(&device, vec![], frees);
         // The driver that runs on the processor refuses this; that of an H200 (580) recorded it.
-        if let Err(error) = CudaGraph::record(&device, vec![], frees) {
-            assert!(error.to_string().contains("cannot record"), "{error}");
+        if std::env::var_os("CUDA_ON_CPU").is_some() {
+            refused(freed, "cannot record");
         }
         assert_eq!((&x + &x)?.to_vec1::<u32>()?, [2; 4], "round {round}");
     }
