@@ -1,20 +1,19 @@
 """The tests of the kernels, the model and training on a GPU: the same programs as on the CPU, with GPT2_TEST_DEVICE=cuda."""
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 from bench.rows import ROOT
 
-from .budget import Budget, BudgetUsedUp
+from .budget import Budget
+from .in_turn import NOT_FINISHED, run_in_turn
 from .processes import Done, run
-from .results import write_whole
 
 PACKAGES = {"kernels": "candle-fused", "model": "gpt2-model", "train": "gpt2-train"}
 # Of each property: the cases are drawn anew in each run, so that those of many runs differ.
 QUICK_CASES = 4
-NOT_FINISHED, NOT_REACHED, NO_RESULT = "not finished", "not reached", "came to no result"
+NO_RESULT = "came to no result"
 COUNTS = re.compile(r"^test result: .*?(\d+) passed; (\d+) failed;", re.MULTILINE)
 
 
@@ -47,33 +46,22 @@ def judge(done: Done) -> dict:
 def run_tests(
     programs: Path, device: str, library_path: str, folder: Path, about: dict, budget: Budget, progress: Callable[[str], None]
 ) -> int:
-    """Runs each program for its share of what is left, and writes tests.json after each. Returns the exit status."""
+    """Runs each program, and writes tests.json after each. Returns the exit status."""
     left_out = cpu_only((ROOT / "scripts/cuda/cpu_only.txt").read_text())
-    packages = [{"package": package, "result": NOT_REACHED} for package in PACKAGES]
-    report = {"about": about, "cases": QUICK_CASES, "budget_s": budget.seconds, "packages": packages}
 
-    def write() -> None:
-        write_whole(folder / "tests.json", json.dumps(report, indent=2) + "\n")
+    def run_one(package: str, share: float, log: Path) -> dict:
+        skip = [word for name in left_out[package] for word in ("--skip", name)]
+        # The tests find their data by this variable, which cargo sets.
+        variables = {"GPT2_TEST_DEVICE": device, "PROPTEST_CASES": str(QUICK_CASES)}
+        variables["CARGO_MANIFEST_DIR"] = str(ROOT / "crates" / package)
+        progress(f"tests of {package}: at most {share:.0f} s")
+        one = judge(run([programs / package, "--quiet", *skip], share, library_path, log, variables))
+        failed = one.get("failed", [])
+        progress(f"{package}: {one['result']}, {one.get('passed', 0)} passed, {len(failed)} failed")
+        if one["result"] != "passed":
+            progress("".join(f"  {name}\n" for name in failed) + f"  all of it: {log}")
+        return one | {"for_the_cpu": len(left_out[package])}
 
-    write()
-    try:
-        for number, one in enumerate(packages):
-            package, share = one["package"], budget.remaining() / (len(packages) - number)
-            skip = [word for name in left_out[package] for word in ("--skip", name)]
-            # The tests find their data by this variable, which cargo sets.
-            variables = {"GPT2_TEST_DEVICE": device, "PROPTEST_CASES": str(QUICK_CASES)}
-            variables["CARGO_MANIFEST_DIR"] = str(ROOT / "crates" / package)
-            progress(f"tests of {package}: at most {share:.0f} s")
-            start = budget.clock()
-            one |= {"result": NOT_FINISHED, "limit_s": round(share, 1), "log": f"{package}.log"}
-            write()  # if this is ended from outside, these tests are not finished
-            done = run([programs / package, "--quiet", *skip], share, library_path, folder / one["log"], variables)
-            one |= judge(done) | {"for_the_cpu": len(left_out[package]), "seconds": round(budget.clock() - start, 1)}
-            write()
-            passed, failed = one.get("passed", 0), one.get("failed", [])
-            progress(f"{package}: {one['result']}, {passed} passed, {len(failed)} failed")
-            if one["result"] != "passed":
-                progress("".join(f"  {name}\n" for name in failed) + f"  all of it: {folder / one['log']}")
-    except BudgetUsedUp as over:
-        progress(f"stopped: {over}")
+    report = {"about": about, "cases": QUICK_CASES}
+    packages = run_in_turn("package", list(PACKAGES), report, folder / "tests.json", budget, progress, run_one)
     return 0 if all(one["result"] == "passed" for one in packages) else 1

@@ -8,7 +8,8 @@ from unittest import mock
 
 from bench.rows import ROOT
 from gpu import device_tests
-from gpu.device_tests import NO_RESULT, NOT_FINISHED, NOT_REACHED, PACKAGES, cpu_only, judge
+from gpu.device_tests import NO_RESULT, PACKAGES, cpu_only, judge
+from gpu.in_turn import NOT_FINISHED, NOT_REACHED
 from gpu.processes import Done
 
 from .made_up import budget

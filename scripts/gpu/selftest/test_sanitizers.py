@@ -9,8 +9,9 @@ from unittest import mock
 
 from bench.rows import ROOT
 from gpu import sanitizers
+from gpu.in_turn import NOT_FINISHED, NOT_REACHED
 from gpu.processes import Done
-from gpu.sanitizers import CLEAN, ERRORS, KERNELS, NO_RESULT, NOT_FINISHED, NOT_REACHED, TOOLS, judge
+from gpu.sanitizers import CLEAN, ERRORS, KERNELS, NO_RESULT, TOOLS, judge
 
 from .made_up import budget
 
@@ -24,7 +25,7 @@ OTHERS = ASKED + READ.format("void gemm<float>(float *)") + "========= ERROR SUM
 
 class Judge(unittest.TestCase):
     def expect(self, result: str, tool: str, status: int | None, output: str) -> None:
-        self.assertEqual(judge(tool, Done(status, output, ""), 1)["result"], result, (tool, status, output))
+        self.assertEqual(judge(tool, Done(status, output, ""))["result"], result, (tool, status, output))
 
     def test_clean_needs_a_summary_of_our_kernels(self) -> None:
         self.expect(CLEAN, "memcheck", 0, NONE)
