@@ -87,7 +87,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "FORMAT", value_parser = one_of(FORMATS))]
     pub(crate) quantize: Option<BlockFormat>,
     /// What computes attention and, on GPUs, the layers around it. fused is one kernel without a (T, T) tensor. eager
-    /// is plain Candle operations. auto is fused on the CPU and on CUDA, and eager on Metal, where it has not run yet
+    /// is plain Candle operations. auto is fused on the CPU and on CUDA, and eager on Metal, where fused has not run yet
     #[arg(long = "impl", value_name = "IMPL", default_value = "auto", value_parser = one_of(IMPLEMENTATIONS))]
     pub(crate) implementation: Implementation,
     #[command(flatten)]
