@@ -11,6 +11,7 @@ pub(crate) mod isa;
 pub(crate) mod memory;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
+pub(crate) mod row_sums;
 pub(crate) mod spinning_threads;
 #[cfg(test)]
 pub(crate) mod test_numbers;

@@ -16,7 +16,7 @@ use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
 /// Keys per span: enough work to be worth a task of its own.
-const SPAN: usize = 256;
+const SPAN: usize = 512;
 /// A whole number of vectors on every instruction set.
 const LANES: usize = 16;
 /// The most heads that share their keys in one task: each row of keys is read once for all of them.
@@ -68,15 +68,28 @@ impl<'a> Span<'a> {
     }
 }
 
-/// Attention of one query of some heads over some of the keys, before merging with the other spans.
-pub(super) struct SpanAttention {
-    /// One for each head.
+/// What a thread finds for spans one after another: a row for each head of each.
+#[derive(Default)]
+pub(super) struct SpanRows {
     sums: Vec<RowSum>,
-    /// `Σ weight·v` with weights that sum to 1, (heads, Dv).
+    /// `Σ weight·v` with weights that sum to 1, (rows, Dv).
     contexts: Vec<f32>,
+    /// Memory that each span uses anew.
+    scratch: SpanScratch,
+}
+
+#[derive(Default)]
+struct SpanScratch {
+    /// (heads, D)
+    queries: Vec<f32>,
+    /// (D)
+    row: Vec<f32>,
+    /// (heads, span)
+    weights: Vec<f32>,
 }
 
 /// The largest score of a query in a head, and the sum of all in powers of 2.
+#[derive(Clone, Copy)]
 pub(super) struct RowSum {
     /// The highest score, in base 2; -inf if no key is visible.
     max: f32,
@@ -92,20 +105,26 @@ impl RowSum {
     }
 }
 
-impl SpanAttention {
-    /// The sum and the context (Dv) of the n-th head of a query over all spans. A span that saw no key is left out, since its context
-    /// may be NaN.
+impl SpanRows {
+    /// Appends the rows of the spans that follow.
+    pub(super) fn append(&mut self, next: &Self) {
+        self.sums.extend_from_slice(&next.sums);
+        self.contexts.extend_from_slice(&next.contexts);
+    }
+
+    /// The sum and the context (Dv) of a head of a query from its rows, one of each span. A span that saw no key is left out, since its
+    /// context may be NaN.
     #[allow(clippy::float_cmp)] // exactly 0 if a span saw no key
-    pub(super) fn merge(spans: &[Self], n: usize) -> (RowSum, Vec<f32>) {
-        let max = spans.iter().fold(f32::NEG_INFINITY, |max, span| max.max(span.sums[n].max));
-        let seen = || spans.iter().filter(|span| span.sums[n].sum != 0.0);
-        let part = |span: &Self| span.sums[n].sum * (span.sums[n].max - max).exp2();
+    pub(super) fn merge(&self, rows: impl Iterator<Item = usize> + Clone) -> (RowSum, Vec<f32>) {
+        let dv = self.contexts.len() / self.sums.len();
+        let max = rows.clone().fold(f32::NEG_INFINITY, |max, row| max.max(self.sums[row].max));
+        let seen = || rows.clone().filter(|row| self.sums[*row].sum != 0.0);
+        let part = |row: usize| self.sums[row].sum * (self.sums[row].max - max).exp2();
         let sum: f32 = seen().map(part).sum();
-        let dv = spans.first().map_or(0, |span| span.contexts.len() / span.sums.len());
         let mut context = vec![0.0; dv];
-        for span in seen() {
-            let weight = part(span) / sum;
-            for (out, x) in context.iter_mut().zip(&span.contexts[n * dv..]) {
+        for row in seen() {
+            let weight = part(row) / sum;
+            for (out, x) in context.iter_mut().zip(&self.contexts[row * dv..]) {
                 *out += weight * x;
             }
         }
@@ -113,42 +132,61 @@ impl SpanAttention {
     }
 }
 
-impl WithSimd for Span<'_> {
-    type Output = SpanAttention;
+/// Computes a span and appends what it finds.
+pub(super) struct AddSpan<'a, 'b> {
+    pub(super) span: Span<'a>,
+    pub(super) rows: &'b mut SpanRows,
+}
+
+impl WithSimd for AddSpan<'_, '_> {
+    type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) -> SpanAttention {
-        let heads = &self.query.heads;
-        let dv = self.problem.v.dims[3];
-        let mut sums = Vec::with_capacity(heads.len());
-        let mut contexts = vec![0.0; heads.len() * dv];
-        if self.problem.rules.mask.hidden.is_empty() {
-            self.of_heads(simd, heads.clone(), &mut sums, &mut contexts);
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { span, rows } = self;
+        let SpanRows { sums, contexts, scratch } = rows;
+        let heads = &span.query.heads;
+        let dv = span.problem.v.dims[3];
+        let first = contexts.len();
+        contexts.resize(first + heads.len() * dv, 0.0);
+        let contexts = &mut contexts[first..];
+        if span.problem.rules.mask.hidden.is_empty() {
+            span.of_heads(simd, heads.clone(), sums, contexts, scratch);
         } else {
             // Each head may see other keys.
             for (h, context) in heads.clone().zip(contexts.chunks_exact_mut(dv)) {
-                self.of_heads(simd, h..h + 1, &mut sums, context);
+                span.of_heads(simd, h..h + 1, sums, context, scratch);
             }
         }
-        SpanAttention { sums, contexts }
     }
 }
 
 impl Span<'_> {
     /// Computes heads that see the same keys: appends to `sums`, and adds to their `contexts` (heads, Dv).
     #[inline(always)]
-    fn of_heads<S: Simd>(&self, simd: S, heads: Range<usize>, sums: &mut Vec<RowSum>, contexts: &mut [f32]) {
+    fn of_heads<S: Simd>(
+        &self,
+        simd: S,
+        heads: Range<usize>,
+        sums: &mut Vec<RowSum>,
+        contexts: &mut [f32],
+        SpanScratch { queries, row, weights }: &mut SpanScratch,
+    ) {
         let QueryOfHeads { b, i, .. } = self.query;
         let PassInputs { k, v, .. } = self.problem;
-        let queries = self.scaled_queries(simd, heads.clone());
         let head = self.problem.key_head(HeadAt { b, h: heads.start });
         let seen = self.seen_keys(heads.start);
+        if let Some(keys) = seen.first().filter(|_| k.in_rows()) {
+            k.take(simd, head, keys.clone(), &mut FetchFirst);
+        }
+        self.scale_queries(simd, heads.clone(), queries, row);
         let span = self.keys.clone();
         // A hidden key keeps the score -inf, and so does what fills the last vector.
         let stride = span.len().max(1).next_multiple_of(LANES);
-        let mut weights = vec![f32::NEG_INFINITY; heads.len() * stride];
+        weights.clear();
+        weights.resize(heads.len() * stride, f32::NEG_INFINITY);
         for keys in &seen {
-            let mut step = ScoreKeys { queries: &queries, scores: &mut weights, span: span.clone() };
+            let mut step = ScoreKeys { queries, scores: weights, span: span.clone() };
             k.take(simd, head, keys.clone(), &mut step);
         }
         if let Some(keys) = seen.first().filter(|_| v.in_rows()) {
@@ -158,26 +196,31 @@ impl Span<'_> {
             sums.push(self.softmax(simd, Query { b, h, i }, weights));
         }
         for keys in seen {
-            let mut step = AddValues { weights: &weights, contexts, span: span.clone() };
+            let mut step = AddValues { weights, contexts, span: span.clone() };
             v.take(simd, head, keys, &mut step);
         }
     }
 
-    /// The rows of q for these heads, times the factor on their scores: (heads, D).
+    /// Writes the rows of q for these heads, times the factor on their scores, to `queries` (heads, D).
     #[inline(always)]
-    fn scaled_queries<S: Simd>(&self, simd: S, heads: Range<usize>) -> Vec<f32> {
+    fn scale_queries<S: Simd>(
+        &self,
+        simd: S,
+        heads: Range<usize>,
+        queries: &mut Vec<f32>,
+        row: &mut Vec<f32>,
+    ) {
         let q = &self.problem.q;
         let d = q.dims[3];
         let QueryOfHeads { b, i, .. } = self.query;
         let factor = self.problem.query_factor();
-        let mut queries = vec![0.0; heads.len() * d];
-        let mut scratch = vec![0.0; d];
+        queries.resize(heads.len() * d, 0.0);
+        row.resize(d, 0.0);
         for (h, scaled) in heads.zip(queries.chunks_exact_mut(d)) {
-            for (out, x) in scaled.iter_mut().zip(q.row(simd, HeadAt { b, h }, i, &mut scratch)) {
+            for (out, x) in scaled.iter_mut().zip(q.row(simd, HeadAt { b, h }, i, row)) {
                 *out = x * factor;
             }
         }
-        queries
     }
 
     /// The keys of the span that head `h` sees: ranges in order.

@@ -2,7 +2,7 @@
 
 use super::attention_weights::SummaryOfRow;
 use super::blocks::{Blocks, FEW_QUERIES, QUERIES};
-use super::decode::{Span, SpanAttention};
+use super::decode::{AddSpan, Span, SpanRows};
 use super::pack::{PackSizes, PackedHead};
 use super::pass_inputs::{PassInputs, SharedOutput};
 use super::tile::{QueryTile, TileScratch, TileTask};
@@ -11,10 +11,23 @@ use crate::attention::heads::Query;
 use crate::cpu::spinning_threads;
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// With this many heads per thread, the last heads to finish are a small part of the whole.
 const HEADS_PER_THREAD: usize = 4;
+/// Splits the numbers below `count` into runs for threads that take one after another: each is half of what would be a thread's
+/// share of the rest, so that the last ones, which end at different times, are short.
+fn runs(count: usize, threads: usize) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = vec![];
+    let mut first = 0;
+    while first < count {
+        let end = first + (count - first).div_ceil(2 * threads);
+        runs.push(first..end);
+        first = end;
+    }
+    runs
+}
 
 /// A forward pass over all queries: [`CpuAttention`](super::CpuAttention)'s work. It writes every row of `out`, which is
 /// for this pass alone.
@@ -49,22 +62,34 @@ struct ThreadMemory {
 }
 
 impl Forward<'_> {
-    /// For few queries: a task is a query and a span of its keys, which are read in place.
+    /// For few queries, whose keys are read in place: a task is some spans of keys that follow each other, so that a thread reads
+    /// memory in order.
     #[inline(always)]
     fn by_spans<S: Simd>(&self, simd: S) {
         let queries = Span::queries(self.problem);
         let spans = Span::count(self.problem);
-        let partials: Vec<SpanAttention> = spinning_threads::map(queries.len() * spans, |task| {
-            simd.vectorize(Span::new(self.problem, queries[task / spans].clone(), task % spans))
+        let runs = runs(queries.len() * spans, rayon::current_num_threads());
+        let found = spinning_threads::map(runs.len(), |task| {
+            let mut rows = SpanRows::default();
+            for n in runs[task].clone() {
+                let span = Span::new(self.problem, queries[n / spans].clone(), n % spans);
+                simd.vectorize(AddSpan { span, rows: &mut rows });
+            }
+            rows
         });
-        for (query, spans) in queries.iter().zip(partials.chunks_exact(spans)) {
+        let mut rows = SpanRows::default();
+        found.iter().for_each(|some| rows.append(some));
+        let mut first = 0;
+        for query in &queries {
+            let heads = query.heads.len();
             for (n, h) in query.heads.clone().enumerate() {
-                let (sum, context) = SpanAttention::merge(spans, n);
+                let (sum, context) = rows.merge((0..spans).map(|span| first + span * heads + n));
                 let query = Query { b: query.b, h, i: query.i };
                 let (log_sum, share) = sum.finish(self.problem, h);
                 // SAFETY: each query is written once.
                 unsafe { self.out.write(query, &context, share, log_sum) };
             }
+            first += spans * heads;
         }
     }
 

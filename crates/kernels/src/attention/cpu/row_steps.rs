@@ -4,7 +4,8 @@
 //! time. Which rows lie together therefore changes no bit.
 
 use super::rows::{EvenRows, RowElement, RowStep, begins_line};
-use crate::cpu::memory::{LINE, fetch};
+use crate::cpu::memory::LINE;
+use crate::cpu::row_sums::row_sums;
 use pulp::Simd;
 use std::ops::Range;
 
@@ -102,7 +103,7 @@ unsafe fn dots<S: Simd, E: RowElement, const M: usize, const N: usize>(
         }
         if begins_line::<S, E>(c) {
             for n in 0..N {
-                fetch(rows.row(first + n).wrapping_add(ahead + c).cast());
+                E::fetch(rows.row(first + n).wrapping_add(ahead + c));
             }
         }
         for n in 0..N {
@@ -119,9 +120,7 @@ unsafe fn dots<S: Simd, E: RowElement, const M: usize, const N: usize>(
     }
     let mut totals = [[0.0; N]; M];
     for (m, (totals, sums)) in totals.iter_mut().zip(sums).enumerate() {
-        for (total, sum) in totals.iter_mut().zip(sums) {
-            *total = simd.reduce_sum_f32s(sum);
-        }
+        *totals = row_sums(simd, sums);
         for (n, total) in totals.iter_mut().enumerate() {
             let row = rows.row(first + n);
             for c in whole..d {
@@ -206,7 +205,7 @@ fn add<S: Simd, E: RowElement, const M: usize, const C: usize>(
                 // SAFETY: the row is among the elements, as `EvenRows::new` has found, with `d` numbers.
                 let x = unsafe { E::vector(simd, from) };
                 if begins_line::<S, E>(c * lanes) {
-                    fetch(from.wrapping_add(ahead).cast());
+                    E::fetch(from.wrapping_add(ahead));
                 }
                 for (sums, factor) in sums.iter_mut().zip(factors) {
                     sums[c] = simd.mul_add_e_f32s(factor, x, sums[c]);
@@ -242,15 +241,15 @@ fn add<S: Simd, E: RowElement, const M: usize, const C: usize>(
     column
 }
 
-/// Fetches the first values, for which no weight has to be known.
+/// Fetches the first rows, before anything is computed with them.
 pub(super) struct FetchFirst;
 
 impl RowStep for FetchFirst {
     #[inline(always)]
     fn take<S: Simd, E: RowElement>(&mut self, _: S, rows: EvenRows<E>, _: usize) {
-        for n in 0..rows.count - rows.fetching {
-            let from = rows.row(n).cast::<u8>();
-            (0..rows.width * size_of::<E>()).step_by(LINE).for_each(|byte| fetch(from.wrapping_add(byte)));
+        for n in rows.first() {
+            let from = rows.row(n);
+            (0..rows.width).step_by(LINE / size_of::<E>()).for_each(|c| E::fetch(from.wrapping_add(c)));
         }
     }
 }

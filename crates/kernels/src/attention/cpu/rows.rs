@@ -2,20 +2,26 @@
 
 use crate::attention::quantized_rows::SCALE_BYTES;
 use crate::cpu::element::Element;
-use crate::cpu::memory::LINE;
+use crate::cpu::memory::{LINE, fetch, fetch_near};
 use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
 use std::any::Any;
+use std::ops::Range;
 
 /// The number of rows that all heads read before the next ones, which in most models are 8 KiB.
 pub(super) const CHUNK: usize = 32;
-/// The distance, in bytes, at which rows are fetched ahead: processors do so themselves, but not beyond the end of a page.
-const AHEAD: usize = 4096;
-
 /// A number of a row in memory.
 pub(super) trait RowElement: Copy + 'static {
     /// The number of elements after a row's numbers.
     const EXTRA: usize = 0;
+    /// The distance, in bytes, at which rows are fetched ahead: processors do so themselves, but not beyond the end of a page.
+    const AHEAD: usize = 4096;
+
+    /// Starts to read the cache line at `from`.
+    #[inline(always)]
+    fn fetch(from: *const Self) {
+        fetch(from.cast());
+    }
 
     fn wide(self) -> f32;
 
@@ -109,6 +115,12 @@ impl RowElement for f16 {
 /// A code, which the scale after its row multiplies.
 impl RowElement for u8 {
     const EXTRA: usize = SCALE_BYTES;
+    const AHEAD: usize = 2048;
+
+    #[inline(always)]
+    fn fetch(from: *const Self) {
+        fetch_near(from);
+    }
 
     #[inline(always)]
     fn wide(self) -> f32 {
@@ -132,25 +144,26 @@ pub(super) struct EvenRows<'a, E> {
     pub(super) count: usize,
     /// The numbers of a row.
     pub(super) width: usize,
-    /// The distance from a row to the one that is fetched meanwhile, in elements.
+    /// The distance from a row to the one that is fetched meanwhile, in rows.
     ahead: usize,
     /// The number of rows during which others are fetched.
-    pub(super) fetching: usize,
+    fetching: usize,
 }
 
 impl<'a, E: RowElement> EvenRows<'a, E> {
-    pub(super) fn new(elements: &'a [E], stride: usize, count: usize, width: usize) -> Self {
+    /// `more` rows follow at the same distance, which this thread may read next: they are fetched, too.
+    pub(super) fn new(elements: &'a [E], stride: usize, count: usize, width: usize, more: usize) -> Self {
         assert!(count > 0);
         let end = (count - 1).checked_mul(stride).and_then(|last| last.checked_add(width + E::EXTRA));
         assert!(end.is_some_and(|end| end <= elements.len()));
-        let ahead = AHEAD.div_ceil(width * size_of::<E>());
+        let ahead = E::AHEAD.div_ceil(width * size_of::<E>());
         Self {
             elements,
             stride,
             count,
             width,
-            ahead: ahead.wrapping_mul(stride),
-            fetching: count.saturating_sub(ahead),
+            ahead,
+            fetching: (count + more).saturating_sub(ahead).min(count),
         }
     }
 
@@ -170,7 +183,12 @@ impl<'a, E: RowElement> EvenRows<'a, E> {
     /// The distance from row `n` to the one that is fetched meanwhile, in elements: 0 near the last row, since what follows is another thread's.
     #[inline(always)]
     pub(super) fn ahead(&self, n: usize) -> usize {
-        if n < self.fetching { self.ahead } else { 0 }
+        if n < self.fetching { self.ahead.wrapping_mul(self.stride) } else { 0 }
+    }
+
+    /// The first rows, which no other row fetches.
+    pub(super) fn first(&self) -> Range<usize> {
+        0..self.ahead.min(self.count)
     }
 
     /// The first number of row `n`, if there is such a row.

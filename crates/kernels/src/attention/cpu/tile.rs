@@ -6,7 +6,7 @@ use super::blocks::{
     Blocks, HEADROOM, KEYS, MatrixStrides, NARROW_SCORES, NARROW_SUMS, QUERIES, WIDE_SCORES, WIDE_SUMS,
     add_rows, outer,
 };
-use super::decode::{QueryOfHeads, Span, SpanAttention};
+use super::decode::{AddSpan, QueryOfHeads, Span, SpanRows};
 use super::pack::{PackedHead, transpose};
 use super::pass_inputs::{PassInputs, SharedOutput};
 use super::summary::{Moments, RunningSummary};
@@ -87,9 +87,13 @@ impl QueryTile<'_> {
         let HeadAt { b, h } = self.head;
         for i in self.first..self.first + self.rows {
             let query = QueryOfHeads { b, heads: h..h + 1, i };
-            let span = |n| Span::new(self.problem, query.clone(), n).with_simd(simd);
-            let spans: Vec<SpanAttention> = (0..Span::count(self.problem)).map(span).collect();
-            let (sum, context) = SpanAttention::merge(&spans, 0);
+            let mut rows = SpanRows::default();
+            let spans = Span::count(self.problem);
+            for n in 0..spans {
+                let span = Span::new(self.problem, query.clone(), n);
+                AddSpan { span, rows: &mut rows }.with_simd(simd);
+            }
+            let (sum, context) = rows.merge(0..spans);
             let query = self.head.query(i);
             let (log_sum, share) = sum.finish(self.problem, h);
             // SAFETY: each query is written once, because tiles do not overlap.

@@ -185,8 +185,9 @@ impl<'a> Heads<'a> {
             };
             let count = most.min(rows.end - first);
             let start = self.start(head, first);
+            let more = if self.pages.is_some() { 0 } else { self.dims[2] - first - count };
             if within == 1 {
-                rows::run(simd, step, EvenRows::new(&elements[start..], stride, count, d), first);
+                rows::run(simd, step, EvenRows::new(&elements[start..], stride, count, d, more), first);
             } else {
                 let row = d + E::EXTRA;
                 side_by_side.clear();
@@ -194,7 +195,7 @@ impl<'a> Heads<'a> {
                     let start = self.start(head, i);
                     side_by_side.extend((0..row).map(|c| elements[start + c * within]));
                 }
-                rows::run(simd, step, EvenRows::new(&side_by_side, row, count, d), first);
+                rows::run(simd, step, EvenRows::new(&side_by_side, row, count, d, 0), first);
             }
             first += count;
         }
