@@ -63,11 +63,12 @@ fn any_case() -> impl Strategy<Value = Case> {
         Window { left: Some(8), right: Some(0) },
         Window { left: Some(4), right: Some(3) },
     ];
-    let numbers = (1usize..60, 1usize..90, 1usize..40, 1usize..3, 1usize..4, 1usize..40, 1usize..40);
+    let sizes = prop_oneof![(1usize..60, 1usize..90), (1usize..5, 513usize..1200)];
+    let numbers = (sizes, 1usize..40, 1usize..3, 1usize..4, 1usize..40, 1usize..40);
     let others = (prop::sample::select(DTYPES), prop::sample::select(WINDOWS));
     (numbers, others, any::<bool>(), any::<bool>(), any::<u64>()).prop_map(
         |(numbers, others, capped, by_head, seed)| {
-            let (t, s, size, key_heads, group, d, dv) = numbers;
+            let ((t, s), size, key_heads, group, d, dv) = numbers;
             let ((dtypes, window), softcap) = (others, capped.then_some(2.0));
             Case { t, s, size, key_heads, group, d, dv, dtypes, window, softcap, by_head, seed }
         },

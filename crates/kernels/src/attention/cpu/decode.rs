@@ -2,7 +2,7 @@
 //! once, and packing a key would cost as much as using it. So do passes with values that are infinite, NaN or
 //! close to overflow: here a hidden value is never touched, and a visible one is weighted before it is added.
 //!
-//! The keys are split into spans of a fixed length; tasks compute the spans, and their results are merged
+//! The keys are split into spans of a fixed length; tasks compute spans that follow each other, and the results of all spans are merged
 //! in order. A long past therefore keeps all threads busy, and the result does not depend on how many
 //! there are.
 
@@ -15,11 +15,11 @@ use crate::cpu::vector::exp2;
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
-/// Keys per span: enough work to be worth a task of its own.
+/// Keys per span: enough work to be worth a task.
 const SPAN: usize = 512;
 /// A whole number of vectors on every instruction set.
 const LANES: usize = 16;
-/// The most heads that share their keys in one task: each row of keys is read once for all of them.
+/// The most heads that share their keys in one span: each row of keys is read once for all of them.
 const HEADS: usize = 4;
 
 /// Query `i` of some heads of batch row `b` that share their keys.
@@ -30,7 +30,7 @@ pub(super) struct QueryOfHeads {
     pub(super) i: usize,
 }
 
-/// A query and a span of the keys: the work of one task.
+/// A query and a span of the keys: the least work of a task.
 pub(super) struct Span<'a> {
     problem: &'a PassInputs<'a>,
     query: QueryOfHeads,
@@ -68,18 +68,17 @@ impl<'a> Span<'a> {
     }
 }
 
-/// What a thread finds for spans one after another: a row for each head of each.
+/// Results of spans that follow one another: a row for each head of each span.
 #[derive(Default)]
 pub(super) struct SpanRows {
     sums: Vec<RowSum>,
     /// `Σ weight·v` with weights that sum to 1, (rows, Dv).
     contexts: Vec<f32>,
-    /// Memory that each span uses anew.
-    scratch: SpanScratch,
 }
 
+/// Memory that each span uses anew.
 #[derive(Default)]
-struct SpanScratch {
+pub(super) struct SpanScratch {
     /// (heads, D)
     queries: Vec<f32>,
     /// (D)
@@ -99,13 +98,18 @@ pub(super) struct RowSum {
 
 impl RowSum {
     /// The log-sum of all keys of a query and its head's sink, and the share of the context that the sink leaves.
-    pub(super) fn finish(&self, problem: &PassInputs, head: usize) -> (LogSum, f32) {
+    pub(super) fn finish(self, problem: &PassInputs, head: usize) -> (LogSum, f32) {
         let (log_sum, factor) = problem.finish_row(head, self.max, self.sum);
         (log_sum, if problem.rules.sink(head, Base::Two).is_some() { self.sum * factor } else { 1.0 })
     }
 }
 
 impl SpanRows {
+    pub(super) fn clear(&mut self) {
+        self.sums.clear();
+        self.contexts.clear();
+    }
+
     /// Appends the rows of the spans that follow.
     pub(super) fn append(&mut self, next: &Self) {
         self.sums.extend_from_slice(&next.sums);
@@ -136,6 +140,7 @@ impl SpanRows {
 pub(super) struct AddSpan<'a, 'b> {
     pub(super) span: Span<'a>,
     pub(super) rows: &'b mut SpanRows,
+    pub(super) scratch: &'b mut SpanScratch,
 }
 
 impl WithSimd for AddSpan<'_, '_> {
@@ -143,8 +148,7 @@ impl WithSimd for AddSpan<'_, '_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { span, rows } = self;
-        let SpanRows { sums, contexts, scratch } = rows;
+        let Self { span, rows: SpanRows { sums, contexts }, scratch } = self;
         let heads = &span.query.heads;
         let dv = span.problem.v.dims[3];
         let first = contexts.len();
@@ -177,7 +181,7 @@ impl Span<'_> {
         let head = self.problem.key_head(HeadAt { b, h: heads.start });
         let seen = self.seen_keys(heads.start);
         if let Some(keys) = seen.first().filter(|_| k.in_rows()) {
-            k.take(simd, head, keys.clone(), &mut FetchFirst);
+            k.take(simd, head, keys.clone(), &mut FetchFirst::default());
         }
         self.scale_queries(simd, heads.clone(), queries, row);
         let span = self.keys.clone();
@@ -190,7 +194,7 @@ impl Span<'_> {
             k.take(simd, head, keys.clone(), &mut step);
         }
         if let Some(keys) = seen.first().filter(|_| v.in_rows()) {
-            v.take(simd, head, keys.clone(), &mut FetchFirst);
+            v.take(simd, head, keys.clone(), &mut FetchFirst::default());
         }
         for (h, weights) in heads.zip(weights.chunks_exact_mut(stride)) {
             sums.push(self.softmax(simd, Query { b, h, i }, weights));

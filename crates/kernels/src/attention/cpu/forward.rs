@@ -2,7 +2,7 @@
 
 use super::attention_weights::SummaryOfRow;
 use super::blocks::{Blocks, FEW_QUERIES, QUERIES};
-use super::decode::{AddSpan, Span, SpanRows};
+use super::decode::{AddSpan, Span, SpanRows, SpanScratch};
 use super::pack::{PackSizes, PackedHead};
 use super::pass_inputs::{PassInputs, SharedOutput};
 use super::tile::{QueryTile, TileScratch, TileTask};
@@ -16,9 +16,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// With this many heads per thread, the last heads to finish are a small part of the whole.
 const HEADS_PER_THREAD: usize = 4;
-/// Splits the numbers below `count` into runs for threads that take one after another: each is half of what would be a thread's
-/// share of the rest, so that the last ones, which end at different times, are short.
-fn runs(count: usize, threads: usize) -> Vec<Range<usize>> {
+
+/// Splits the numbers below `count` into runs for `threads` threads, which take one after another. A run is half of a thread's share of
+/// what is left: the last ones are short, so that threads end together.
+fn shrinking_runs(count: usize, threads: usize) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = vec![];
     let mut first = 0;
     while first < count {
@@ -68,17 +69,20 @@ impl Forward<'_> {
     fn by_spans<S: Simd>(&self, simd: S) {
         let queries = Span::queries(self.problem);
         let spans = Span::count(self.problem);
-        let runs = runs(queries.len() * spans, rayon::current_num_threads());
+        let runs = shrinking_runs(queries.len() * spans, rayon::current_num_threads());
         let found = spinning_threads::map(runs.len(), |task| {
             let mut rows = SpanRows::default();
+            let mut scratch = SpanScratch::default();
             for n in runs[task].clone() {
                 let span = Span::new(self.problem, queries[n / spans].clone(), n % spans);
-                simd.vectorize(AddSpan { span, rows: &mut rows });
+                simd.vectorize(AddSpan { span, rows: &mut rows, scratch: &mut scratch });
             }
             rows
         });
         let mut rows = SpanRows::default();
-        found.iter().for_each(|some| rows.append(some));
+        for some in &found {
+            rows.append(some);
+        }
         let mut first = 0;
         for query in &queries {
             let heads = query.heads.len();
@@ -360,5 +364,18 @@ mod tests {
             }
         }
         Ok(())
+    }
+
+    #[test]
+    fn runs_cover_all_numbers_in_order_and_shrink() {
+        for threads in [1, 2, 7, 64] {
+            for count in [0, 1, 2, 24, 1000] {
+                let runs = shrinking_runs(count, threads);
+                assert!(runs.iter().cloned().flatten().eq(0..count), "{count} for {threads}: {runs:?}");
+                assert!(
+                    runs.iter().all(|run| !run.is_empty()) && runs.is_sorted_by(|a, b| a.len() >= b.len())
+                );
+            }
+        }
     }
 }

@@ -4,8 +4,8 @@
 //! Keys are packed once for the heads that share them; then each task walks a tile of queries through the keys that it sees
 //! (see [`tile`]). A few queries against many keys (decoding) skip the packing and read k and v in
 //! place (see [`decode`]). `pulp` chooses the instruction set at run time. Results depend neither on the
-//! number of threads nor on their order: either one task computes a row, or tasks of a fixed size do
-//! and their results are merged in order. The gradient of a bias that heads share is added up in their order (see [`added_gradient`]).
+//! number of threads nor on their order: either one task computes a row, or the results of spans of a
+//! fixed length are merged in order. The gradient of a bias that heads share is added up in their order (see [`added_gradient`]).
 
 #![allow(unsafe_code)] // register blocks, the shared output and the shared sums; each unsafe block says why it is sound
 

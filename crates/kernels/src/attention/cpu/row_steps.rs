@@ -118,9 +118,8 @@ unsafe fn dots<S: Simd, E: RowElement, const M: usize, const N: usize>(
         }
         c += S::F32_LANES;
     }
-    let mut totals = [[0.0; N]; M];
-    for (m, (totals, sums)) in totals.iter_mut().zip(sums).enumerate() {
-        *totals = row_sums(simd, sums);
+    let mut totals = row_sums(simd, sums);
+    for (m, totals) in totals.iter_mut().enumerate() {
         for (n, total) in totals.iter_mut().enumerate() {
             let row = rows.row(first + n);
             for c in whole..d {
@@ -241,15 +240,19 @@ fn add<S: Simd, E: RowElement, const M: usize, const C: usize>(
     column
 }
 
-/// Fetches the first rows, before anything is computed with them.
-pub(super) struct FetchFirst;
+/// Fetches the first rows, before anything is computed with them: as many as others are fetched ahead.
+#[derive(Default)]
+pub(super) struct FetchFirst {
+    fetched: usize,
+}
 
 impl RowStep for FetchFirst {
     #[inline(always)]
     fn take<S: Simd, E: RowElement>(&mut self, _: S, rows: EvenRows<E>, _: usize) {
-        for n in rows.first() {
+        for n in 0..rows.ahead.saturating_sub(self.fetched).min(rows.count) {
             let from = rows.row(n);
             (0..rows.width).step_by(LINE / size_of::<E>()).for_each(|c| E::fetch(from.wrapping_add(c)));
         }
+        self.fetched += rows.count;
     }
 }

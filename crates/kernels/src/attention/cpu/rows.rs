@@ -6,10 +6,10 @@ use crate::cpu::memory::{LINE, fetch, fetch_near};
 use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
 use std::any::Any;
-use std::ops::Range;
 
 /// The number of rows that all heads read before the next ones, which in most models are 8 KiB.
 pub(super) const CHUNK: usize = 32;
+
 /// A number of a row in memory.
 pub(super) trait RowElement: Copy + 'static {
     /// The number of elements after a row's numbers.
@@ -115,6 +115,7 @@ impl RowElement for f16 {
 /// A code, which the scale after its row multiplies.
 impl RowElement for u8 {
     const EXTRA: usize = SCALE_BYTES;
+    // On Zen 4, codes are read a sixth faster this way, and wider numbers slower.
     const AHEAD: usize = 2048;
 
     #[inline(always)]
@@ -145,7 +146,7 @@ pub(super) struct EvenRows<'a, E> {
     /// The numbers of a row.
     pub(super) width: usize,
     /// The distance from a row to the one that is fetched meanwhile, in rows.
-    ahead: usize,
+    pub(super) ahead: usize,
     /// The number of rows during which others are fetched.
     fetching: usize,
 }
@@ -180,15 +181,10 @@ impl<'a, E: RowElement> EvenRows<'a, E> {
         }
     }
 
-    /// The distance from row `n` to the one that is fetched meanwhile, in elements: 0 near the last row, since what follows is another thread's.
+    /// The distance from row `n` to the one that is fetched meanwhile, in elements: 0 if no such row is known to follow.
     #[inline(always)]
     pub(super) fn ahead(&self, n: usize) -> usize {
-        if n < self.fetching { self.ahead.wrapping_mul(self.stride) } else { 0 }
-    }
-
-    /// The first rows, which no other row fetches.
-    pub(super) fn first(&self) -> Range<usize> {
-        0..self.ahead.min(self.count)
+        if n < self.fetching { self.ahead * self.stride } else { 0 }
     }
 
     /// The first number of row `n`, if there is such a row.

@@ -6,7 +6,7 @@ use super::blocks::{
     Blocks, HEADROOM, KEYS, MatrixStrides, NARROW_SCORES, NARROW_SUMS, QUERIES, WIDE_SCORES, WIDE_SUMS,
     add_rows, outer,
 };
-use super::decode::{AddSpan, QueryOfHeads, Span, SpanRows};
+use super::decode::{AddSpan, QueryOfHeads, Span, SpanRows, SpanScratch};
 use super::pack::{PackedHead, transpose};
 use super::pass_inputs::{PassInputs, SharedOutput};
 use super::summary::{Moments, RunningSummary};
@@ -85,13 +85,14 @@ impl QueryTile<'_> {
     #[inline(always)]
     fn run_row_by_row<S: Simd>(&self, simd: S) {
         let HeadAt { b, h } = self.head;
+        let spans = Span::count(self.problem);
+        let mut rows = SpanRows::default();
+        let mut scratch = SpanScratch::default();
         for i in self.first..self.first + self.rows {
-            let query = QueryOfHeads { b, heads: h..h + 1, i };
-            let mut rows = SpanRows::default();
-            let spans = Span::count(self.problem);
+            rows.clear();
             for n in 0..spans {
-                let span = Span::new(self.problem, query.clone(), n);
-                AddSpan { span, rows: &mut rows }.with_simd(simd);
+                let span = Span::new(self.problem, QueryOfHeads { b, heads: h..h + 1, i }, n);
+                AddSpan { span, rows: &mut rows, scratch: &mut scratch }.with_simd(simd);
             }
             let (sum, context) = rows.merge(0..spans);
             let query = self.head.query(i);

@@ -185,8 +185,8 @@ impl<'a> Heads<'a> {
             };
             let count = most.min(rows.end - first);
             let start = self.start(head, first);
-            let more = if self.pages.is_some() { 0 } else { self.dims[2] - first - count };
             if within == 1 {
+                let more = if self.pages.is_some() { 0 } else { self.dims[2] - first - count };
                 rows::run(simd, step, EvenRows::new(&elements[start..], stride, count, d, more), first);
             } else {
                 let row = d + E::EXTRA;
