@@ -3,12 +3,13 @@
 
     cargo build --release -p gpt2-cli && scripts/python.sh    # the command, which writes GGUF, and the Python package
     pip install -r scripts/requirements-engines.txt
-    PYTHONPATH=target/python-package python scripts/bench_batches.py [--prompts 32] [--new 48] [--rounds 3] [--sides WORD,..]
+    PYTHONPATH=target/python-package python scripts/bench_batches.py [--prompts 32] [--new 48] [--rounds 3] [--sides WORD,..] [--isa avx2]
 
 Random weights in GPT-2 small's shape, 2 threads, prompts of 8 to 63 tokens (the same on all sides), greedy, each side to the same number
 of new tokens. A number is the new tokens of all prompts divided by the time of the whole call, the prompts' own passes included: of
 the fastest run, and of the median. Each side is a process of its own, which does one untimed run and waits while the others run. A
-side whose program is missing is left out and named. Linux only.
+side whose program is missing is left out and named. --isa holds all sides to an instruction set but llama.cpp, which has what it was
+built for. Linux only.
 """
 
 import argparse
@@ -20,6 +21,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from engines.rows import ISAS
 
 ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY, END = 50257, 50256
@@ -152,6 +155,7 @@ def main():
     parser.add_argument("--new", type=int, default=48, metavar="N", help="new tokens after each prompt")
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
     parser.add_argument("--sides", default=",".join(SIDES), help="words of the sides' names, with commas between (default: all)")
+    parser.add_argument("--isa", choices=ISAS, help="hold the sides to this instruction set, but for llama.cpp")
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
@@ -168,6 +172,7 @@ def main():
     if not all(importlib.util.find_spec(name) for name in ("torch", "transformers")) or not (ROOT / "target/release/gpt2").exists():
         sys.exit("error: the model's files need torch, transformers and target/release/gpt2: see --help")
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here needs the network
+    environment = {**os.environ, **ISAS.get(given.isa, {})}
     with tempfile.TemporaryDirectory(prefix="gpt2-batches-") as name:
         write_files(Path(name), sides)
         found = {side: [] for side in sides}
@@ -175,7 +180,7 @@ def main():
         for side in sides:
             command = [sys.executable, __file__, "--serve", side, name, "--prompts", str(given.prompts), "--new", str(given.new)]
             said = open(Path(name) / f"{side}.log", "w")  # noqa: SIM115
-            running[side] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True)
+            running[side] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, env=environment)
         try:
             for number in range(given.rounds + 1):  # the first round waits until all sides have begun
                 for side, process in running.items():
