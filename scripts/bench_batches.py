@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times how fast many prompts are continued together, beside transformers, CTranslate2 and llama.cpp, in turn, on the same weights.
+"""Times how fast many prompts are continued together, beside transformers, OpenVINO, CTranslate2 and llama.cpp, in turn, on the same weights.
 
     cargo build --release -p gpt2-cli && scripts/python.sh    # the command, which writes GGUF, and the Python package
     pip install -r scripts/requirements-engines.txt
@@ -26,8 +26,9 @@ from engines.rows import ISAS
 
 ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY, END = 50257, 50256
-NEEDS = {"ours": "gpt2_candle", "transformers": "transformers", "CTranslate2": "ctranslate2", "llama.cpp": "llama_cpp"}
-SIDES = ["ours f32", "transformers f32", "CTranslate2 f32", "ours f16", "llama.cpp f16", "ours q8_0", "CTranslate2 int8", "llama.cpp q8_0"]
+NEEDS = {"ours": "gpt2_candle", "transformers": "transformers", "OpenVINO": "openvino", "CTranslate2": "ctranslate2", "llama.cpp": "llama_cpp"}
+SIDES = ["ours f32", "transformers f32", "OpenVINO f32", "CTranslate2 f32", "ours f16", "llama.cpp f16"]
+SIDES += ["ours q8_0", "OpenVINO int8", "CTranslate2 int8", "llama.cpp q8_0"]
 
 
 def prompts_of(count):
@@ -62,6 +63,33 @@ def transformers(folder, _, prompts, new):
     @torch.inference_mode()
     def run():
         return len(prompts) * (model.generate(ids, **options).shape[1] - width)
+
+    return run
+
+
+def openvino(folder, form, prompts, new):
+    import numpy as np
+    from engines.openvino_side import Engine
+
+    request = Engine(folder, form, 2).request
+    width = max(map(len, prompts))
+    padding = np.array([[width - len(one)] for one in prompts])
+    padded = np.array([[END] * (width - len(one)) + one for one in prompts])
+    inputs = {"rows": np.arange(len(prompts), dtype=np.int32), "first": np.array([-1])}
+
+    def run():
+        request.reset_state()
+        ids, before = padded, 0
+        for _ in range(new):
+            queries = np.arange(before, before + ids.shape[1])
+            keys = np.arange(before + ids.shape[1])
+            # A place that is padding sees itself: a row that sees nothing would be NaN.
+            sees = (keys <= queries[:, None]) & (keys >= padding[:, :, None]) | (keys == queries[:, None])
+            mask = np.where(sees, np.float32(0), np.float32(-np.inf))[:, None]
+            positions = np.maximum(queries - padding, 0)
+            request.infer(inputs | {"ids": ids, "positions": positions, "mask": mask})
+            ids, before = request.get_output_tensor().data[:, -1].argmax(-1)[:, None], len(keys)
+        return len(prompts) * new
 
     return run
 
@@ -119,7 +147,7 @@ def llama(folder, form, prompts, new):
 def serve(side, folder, count, new):
     """Runs a side once for each line that comes in, and answers each with tokens and seconds."""
     program, form = side.split()
-    start = {"ours": ours, "transformers": transformers, "CTranslate2": ctranslate2, "llama.cpp": llama}[program]
+    start = {"ours": ours, "transformers": transformers, "OpenVINO": openvino, "CTranslate2": ctranslate2, "llama.cpp": llama}[program]
     run = start(Path(folder), form, prompts_of(count), new)
     run()
     answers = os.fdopen(os.dup(1), "w")
@@ -143,10 +171,12 @@ def write_files(folder, sides):
     for form in sorted({side.split()[1] for side in sides} & {"f16", "q8_0"}):
         command = [ROOT / "target/release/gpt2", "quantize", "--to", form, "--out", folder / f"{form}.gguf", folder / "model"]
         subprocess.run(command, check=True, capture_output=True)
-    if any(side.startswith("CTranslate2") for side in sides):
-        write = "from pathlib import Path; import sys; from engines import ctranslate2_side as side; side.write(Path(sys.argv[1]), Path(sys.argv[2]))"
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
-        subprocess.run([sys.executable, "-c", write, folder / "ctranslate2", folder / "model"], check=True, env=environment)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
+    for name, more in (("OpenVINO", ", masked=True"), ("CTranslate2", "")):
+        if any(side.startswith(name) for side in sides):
+            module = name.lower()
+            write = f"from pathlib import Path; import sys; from engines import {module}_side as side; side.write(*map(Path, sys.argv[1:]){more})"
+            subprocess.run([sys.executable, "-c", write, folder / module, folder / "model"], check=True, env=environment)
 
 
 def main():

@@ -11,21 +11,25 @@ from .side import Side
 PRECISION = {"f32": "f32", "int8": "f32", "bf16": "bf16"}
 
 
-def write(folder: Path, checkpoint: Path) -> None:
-    """f32.xml, which bf16 reads too, and int8.xml: the graph that optimum-intel makes of a transformers model."""
+def write(folder: Path, checkpoint: Path, masked: bool = False) -> None:
+    """f32.xml, which bf16 reads too, and int8.xml: the graph that optimum-intel makes of a transformers model.
+
+    With `masked`, it has an input `mask` (B, 1, T, S) that is added to the scores, for texts of several lengths.
+    """
     folder.mkdir()
     for form in ("f32", "int8"):
-        openvino.save_model(Graph(checkpoint, form).model, folder / f"{form}.xml", compress_to_fp16=False)
+        openvino.save_model(Graph(checkpoint, form, masked).model, folder / f"{form}.xml", compress_to_fp16=False)
 
 
 class Graph:
-    def __init__(self, checkpoint: Path, form: str) -> None:
+    def __init__(self, checkpoint: Path, form: str, masked: bool) -> None:
         from . import weights
 
         config, self.tensors = weights.read(checkpoint)
         self.form, self.heads, self.c = form, config["n_head"], config["n_embd"]
         self.ids, self.rows = self._input("ids", 2), self._input("rows", 1)  # rows: which of the batch a state continues
         positions, first = self._input("positions", 2), self._input("first", 1)
+        self.masked, self.mask = masked, self._input("mask", 4)
         self.states, embedding = [], self._matrix(self.tensors["wte.weight"])
         x = ops.add(ops.gather(embedding, self.ids, 0), ops.gather(self._constant("wpe.weight"), positions, 0))
         for layer in range(config["n_layer"]):
@@ -35,10 +39,11 @@ class Graph:
             x = ops.add(x, self._linear(f"h.{layer}.mlp.c_proj", hidden))
         kept = ops.slice(x, first, [2**31 - 1], [1], [1])
         logits = ops.result(ops.matmul(self._norm("ln_f", kept), embedding, False, True))
-        self.model = openvino.Model([logits], self.states, [self.ids, positions, self.rows, first], "gpt2")
+        inputs = [self.ids, positions, self.rows, first] + ([self.mask] if masked else [])
+        self.model = openvino.Model([logits], self.states, inputs, "gpt2")
 
     def _input(self, name: str, rank: int):
-        kind = numpy.int32 if name == "rows" else numpy.int64
+        kind = {"rows": numpy.int32, "mask": numpy.float32}.get(name, numpy.int64)
         parameter = ops.parameter([-1] * rank, kind, name)
         parameter.output(0).set_names({name})
         return parameter
@@ -77,7 +82,8 @@ class Graph:
             before = ops.gather(ops.read_value(empty, variable), self.rows, 0)
             both.append(ops.concat([before, new], 2))
             self.states.append(ops.assign(both[-1], variable))
-        z = ops.scaled_dot_product_attention(q, *both, causal=True)  # a new query sees all keys before it
+        # Without a mask, a new query sees all keys before it.
+        z = ops.scaled_dot_product_attention(q, *both, *([self.mask] if self.masked else []), causal=not self.masked)
         return ops.reshape(ops.transpose(z, [0, 2, 1, 3]), [0, 0, self.c], True)
 
 
