@@ -29,7 +29,7 @@ class Graph:
         self.form, self.heads, self.c = form, config["n_head"], config["n_embd"]
         self.ids, self.rows = self._input("ids", 2), self._input("rows", 1)  # rows: which of the batch a state continues
         positions, first = self._input("positions", 2), self._input("first", 1)
-        self.masked, self.mask = masked, self._input("mask", 4)
+        self.mask = self._input("mask", 4) if masked else None
         self.states, embedding = [], self._matrix(self.tensors["wte.weight"])
         x = ops.add(ops.gather(embedding, self.ids, 0), ops.gather(self._constant("wpe.weight"), positions, 0))
         for layer in range(config["n_layer"]):
@@ -83,7 +83,10 @@ class Graph:
             both.append(ops.concat([before, new], 2))
             self.states.append(ops.assign(both[-1], variable))
         # Without a mask, a new query sees all keys before it.
-        z = ops.scaled_dot_product_attention(q, *both, *([self.mask] if self.masked else []), causal=not self.masked)
+        if self.mask is None:
+            z = ops.scaled_dot_product_attention(q, *both, causal=True)
+        else:
+            z = ops.scaled_dot_product_attention(q, *both, self.mask)
         return ops.reshape(ops.transpose(z, [0, 2, 1, 3]), [0, 0, self.c], True)
 
 

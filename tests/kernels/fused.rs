@@ -191,7 +191,7 @@ fn a_maximum_that_keeps_rising_rescales_what_was_summed() -> Result {
     Ok(())
 }
 
-/// Decoding after a past that begins with padding, longer than a task processes at a time.
+/// Decoding after a past that begins with padding, longer than a span.
 #[test]
 fn a_hidden_beginning_changes_nothing() -> Result {
     for t in [1, 2, 4, 5] {

@@ -130,7 +130,7 @@ fn a_shared_prefix_and_documents_follow_the_definition() -> Result {
 fn ranges_far_apart_and_of_one_key_follow_the_definition() -> Result {
     for (t, s, lists) in [
         (30, 500, vec![vec![vec![0..10, 450..460]; 30]]),
-        (3, 1500, vec![vec![vec![0..10, 1450..1460]; 3]]), // the second of three spans is empty
+        (3, 1500, vec![vec![vec![0..10, 1450..1460]; 3]]), // no key of the second span is visible
         (3, 1, vec![vec![vec![0..1], vec![], vec![0..1]]]),
         (9, 1, vec![vec![vec![vec![0..1], vec![], vec![0..1]]; 3].concat()]),
     ] {

@@ -1,4 +1,4 @@
-//! Sums of the lanes of eight vectors at once: together they take half as many steps as one by one.
+//! Sums of the lanes of eight vectors at once: on x86-64, together they take fewer than half the steps.
 
 #![allow(unsafe_code)]
 
@@ -51,7 +51,7 @@ fn eight_of_16([a, b, c, d, e, f, g, h]: [__m512; 8]) -> __m256 {
     _mm512_castps512_ps256(_mm512_permutexvar_ps(order, sums))
 }
 
-/// `[a | b | c | d]`, 4 lanes of each vector, which have its sum.
+/// `[a | b | c | d]`, 4 lanes of each vector, which add up to its sum.
 #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -63,7 +63,7 @@ fn quarters_of_16([a, b, c, d]: [__m512; 4]) -> __m512 {
     _mm512_add_ps(low, high)
 }
 
-/// `[a a | b b]`, 8 lanes of each vector, which have its sum.
+/// `[a a | b b]`, 8 lanes of each vector, which add up to its sum.
 #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -86,7 +86,7 @@ fn eight_of_8([a, b, c, d, e, f, g, h]: [__m256; 8]) -> __m256 {
     _mm256_permutevar8x32_ps(_mm256_add_ps(even, odd), order)
 }
 
-/// `[a a c c | b b d d]`, 2 lanes of each vector, which have its sum.
+/// `[a a c c | b b d d]`, 2 lanes of each vector, which add up to its sum.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -98,7 +98,7 @@ fn quarters_of_8([a, b, c, d]: [__m256; 4]) -> __m256 {
     _mm256_add_ps(low, high)
 }
 
-/// `[a | b]`, 4 lanes of each vector, which have its sum.
+/// `[a | b]`, 4 lanes of each vector, which add up to its sum.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx2")]

@@ -249,7 +249,7 @@ pub(super) struct FetchFirst {
 impl RowStep for FetchFirst {
     #[inline(always)]
     fn take<S: Simd, E: RowElement>(&mut self, _: S, rows: EvenRows<E>, _: usize) {
-        for n in 0..rows.ahead.saturating_sub(self.fetched).min(rows.count) {
+        for n in 0..rows.rows_ahead.saturating_sub(self.fetched).min(rows.count) {
             let from = rows.row(n);
             (0..rows.width).step_by(LINE / size_of::<E>()).for_each(|c| E::fetch(from.wrapping_add(c)));
         }

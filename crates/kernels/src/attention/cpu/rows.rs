@@ -115,7 +115,7 @@ impl RowElement for f16 {
 /// A code, which the scale after its row multiplies.
 impl RowElement for u8 {
     const EXTRA: usize = SCALE_BYTES;
-    // On Zen 4, codes are read a sixth faster this way, and wider numbers slower.
+    // On Zen 4, codes are read a sixth faster this way, and wider numbers are read slower.
     const AHEAD: usize = 2048;
 
     #[inline(always)]
@@ -146,7 +146,7 @@ pub(super) struct EvenRows<'a, E> {
     /// The numbers of a row.
     pub(super) width: usize,
     /// The distance from a row to the one that is fetched meanwhile, in rows.
-    pub(super) ahead: usize,
+    pub(super) rows_ahead: usize,
     /// The number of rows during which others are fetched.
     fetching: usize,
 }
@@ -157,14 +157,14 @@ impl<'a, E: RowElement> EvenRows<'a, E> {
         assert!(count > 0);
         let end = (count - 1).checked_mul(stride).and_then(|last| last.checked_add(width + E::EXTRA));
         assert!(end.is_some_and(|end| end <= elements.len()));
-        let ahead = E::AHEAD.div_ceil(width * size_of::<E>());
+        let rows_ahead = E::AHEAD.div_ceil(width * size_of::<E>());
         Self {
             elements,
             stride,
             count,
             width,
-            ahead,
-            fetching: (count + more).saturating_sub(ahead).min(count),
+            rows_ahead,
+            fetching: (count + more).saturating_sub(rows_ahead).min(count),
         }
     }
 
@@ -184,7 +184,7 @@ impl<'a, E: RowElement> EvenRows<'a, E> {
     /// The distance from row `n` to the one that is fetched meanwhile, in elements: 0 if no such row is known to follow.
     #[inline(always)]
     pub(super) fn ahead(&self, n: usize) -> usize {
-        if n < self.fetching { self.ahead * self.stride } else { 0 }
+        if n < self.fetching { self.rows_ahead * self.stride } else { 0 }
     }
 
     /// The first number of row `n`, if there is such a row.
