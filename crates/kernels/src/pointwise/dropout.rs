@@ -9,7 +9,7 @@
 use crate::cpu::cpu_op::{CpuInput, CpuOp, OnCpu};
 use crate::cpu::dispatch::cpu_f32;
 use candle_core::{CpuStorage, Device, Result, Shape, Tensor};
-use rand_philox::philox4x32_10;
+use rand_philox::Philox;
 use rayon::prelude::*;
 
 /// Dropout of a tensor's elements: decides which ones to drop.
@@ -101,17 +101,20 @@ impl Dropout {
     }
 
     /// Multiplies the elements of row `row`, starting at column `first`, by their factors.
-    #[allow(clippy::cast_possible_truncation)] // rows and columns are below 2^32
     pub(crate) fn scale_row(&self, row: usize, first: usize, out: &mut [f32]) {
-        let words = self.words();
-        // Four columns share a counter; the first ones may be the last of such a group.
-        let (start, rest) = out.split_at_mut(out.len().min(first.next_multiple_of(4) - first));
-        words.scale_end_of_group(row as u32, first, start);
-        let DropoutWords { key, stream, threshold, kept } = words;
-        for (i, group) in rest.chunks_mut(4).enumerate() {
-            let counter = [(first.div_ceil(4) + i) as u32, row as u32, stream[0], stream[1]];
-            for (x, word) in group.iter_mut().zip(philox4x32_10(counter, key)) {
-                *x = if word < threshold { 0.0 } else { *x * kept };
+        let DropoutWords { key, stream, threshold, kept } = self.words();
+        let stream = u128::from(stream[1]) << 32 | u128::from(stream[0]);
+        let mut philox = Philox::new(key, stream << 64 | (row as u128) << 32 | (first / 4) as u128);
+        // Four columns share a counter.
+        for _ in 0..first % 4 {
+            philox.next_u32();
+        }
+        let mut words = [0; 256];
+        for out in out.chunks_mut(words.len()) {
+            let words = &mut words[..out.len()];
+            philox.fill_u32(words);
+            for (x, word) in out.iter_mut().zip(words) {
+                *x = if *word < threshold { 0.0 } else { *x * kept };
             }
         }
     }
@@ -125,18 +128,6 @@ pub(crate) struct DropoutWords {
     pub(crate) stream: [u32; 2],
     pub(crate) threshold: u32,
     pub(crate) kept: f32,
-}
-
-impl DropoutWords {
-    /// Multiplies up to three elements from column `first` on, the last of their group of four.
-    #[allow(clippy::cast_possible_truncation)] // columns are below 2^32
-    #[inline(never)] // seldom needed, and long
-    fn scale_end_of_group(&self, row: u32, first: usize, out: &mut [f32]) {
-        let words = philox4x32_10([(first / 4) as u32, row, self.stream[0], self.stream[1]], self.key);
-        for (x, word) in out.iter_mut().zip(&words[first % 4..]) {
-            *x = if *word < self.threshold { 0.0 } else { *x * self.kept };
-        }
-    }
 }
 
 /// The number of rows that a thread takes at a time.
