@@ -53,11 +53,18 @@ impl AdamWStep {
                 )
             }
         }
-        if cpu_f32(&[parameter, m, v]) {
-            let gradient = gradient.contiguous()?;
-            m.inplace_op2(&gradient, &Moment { step: *self, second: false })?;
-            v.inplace_op2(&gradient, &Moment { step: *self, second: true })?;
-            return parameter.inplace_op3(m, v, &ParameterUpdate(*self));
+        if cpu_f32(&[parameter, m, v]) && [parameter, m, v].iter().all(|x| x.is_contiguous()) {
+            let (parameter, gradient) = (parameter.flatten_all()?, gradient.flatten_all()?);
+            let (m, v) = (m.flatten_all()?, v.flatten_all()?);
+            let len = parameter.elem_count();
+            for start in (0..len).step_by(PIECE) {
+                let piece = |x: &Tensor| x.narrow(0, start, PIECE.min(len - start));
+                let (gradient, m, v) = (piece(&gradient)?, piece(&m)?, piece(&v)?);
+                m.inplace_op2(&gradient, &Moment { step: *self, second: false })?;
+                v.inplace_op2(&gradient, &Moment { step: *self, second: true })?;
+                piece(&parameter)?.inplace_op3(&m, &v, &ParameterUpdate(*self))?;
+            }
+            return Ok(());
         }
         let g = (gradient * self.gradient_scale)?;
         m.set(&((m.as_tensor() * self.beta1)? + (&g * (1.0 - self.beta1))?)?)?;
@@ -122,6 +129,10 @@ fn squares(x: &[f32]) -> f64 {
     sums.iter().sum::<f64>() + tail.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>()
 }
 
+/// The three operations of a step take this many elements one after the other, so that each finds in the processor's cache
+/// what the one before left there.
+const PIECE: usize = 1 << 19;
+
 /// The first moment or, of the squares of gradients, the second.
 struct Moment {
     step: AdamWStep,
@@ -154,20 +165,26 @@ impl InplaceOp2 for Moment {
         let AdamWStep { beta1, beta2, gradient_scale, .. } = self.step;
         let gradient = contiguous::<f32>(gradient, gradient_layout)?;
         let chunks = numbers(moment, layout)?.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK));
+        let arch = isa::arch();
         if self.second {
-            let keep = beta2 as f32;
-            let add = (1.0 - beta2) as f32;
-            let scale = gradient_scale as f32;
-            chunks.for_each(|(v, g)| {
-                v.iter_mut().zip(g).for_each(|(v, g)| *v = keep * *v + add * (g * scale) * (g * scale));
-            });
+            let weights = [beta2, 1.0 - beta2, gradient_scale].map(|x| x as f32);
+            chunks.for_each(|(v, g)| arch.dispatch(|| second_moments(v, g, weights)));
         } else {
-            let keep = beta1 as f32;
-            let add = ((1.0 - beta1) * gradient_scale) as f32;
-            chunks.for_each(|(m, g)| m.iter_mut().zip(g).for_each(|(m, g)| *m = keep * *m + add * g));
+            let weights = [beta1, (1.0 - beta1) * gradient_scale].map(|x| x as f32);
+            chunks.for_each(|(m, g)| arch.dispatch(|| first_moments(m, g, weights)));
         }
         Ok(())
     }
+}
+
+#[inline(always)]
+fn first_moments(m: &mut [f32], g: &[f32], [keep, add]: [f32; 2]) {
+    m.iter_mut().zip(g).for_each(|(m, g)| *m = keep * *m + add * g);
+}
+
+#[inline(always)]
+fn second_moments(v: &mut [f32], g: &[f32], [keep, add, scale]: [f32; 3]) {
+    v.iter_mut().zip(g).for_each(|(v, g)| *v = keep * *v + add * (g * scale) * (g * scale));
 }
 
 impl InplaceOp3 for ParameterUpdate {
@@ -186,19 +203,22 @@ impl InplaceOp3 for ParameterUpdate {
         v_layout: &Layout,
     ) -> Result<()> {
         let (rate, root) = self.0.corrections();
-        let rate = rate as f32;
-        let root = root as f32;
-        let eps = self.0.eps as f32;
-        let keep = (1.0 - self.0.lr * self.0.weight_decay) as f32;
+        let keep = 1.0 - self.0.lr * self.0.weight_decay;
+        let factors = [keep, rate, root, self.0.eps].map(|x| x as f32);
         let m = contiguous::<f32>(m, m_layout)?;
         let v = contiguous::<f32>(v, v_layout)?;
         let moments = m.par_chunks(CHUNK).zip(v.par_chunks(CHUNK));
-        numbers(p, p_layout)?.par_chunks_mut(CHUNK).zip(moments).for_each(|(p, (m, v))| {
-            for (p, (m, v)) in p.iter_mut().zip(m.iter().zip(v)) {
-                *p = keep * *p - rate * m / (v.sqrt() * root + eps);
-            }
-        });
+        let arch = isa::arch();
+        let chunks = numbers(p, p_layout)?.par_chunks_mut(CHUNK).zip(moments);
+        chunks.for_each(|(p, (m, v))| arch.dispatch(|| step_parameters(p, m, v, factors)));
         Ok(())
+    }
+}
+
+#[inline(always)]
+fn step_parameters(p: &mut [f32], m: &[f32], v: &[f32], [keep, rate, root, eps]: [f32; 4]) {
+    for (p, (m, v)) in p.iter_mut().zip(m.iter().zip(v)) {
+        *p = keep * *p - rate * m / (v.sqrt() * root + eps);
     }
 }
 
