@@ -150,7 +150,7 @@ fn add_product<E: Element>(factors: Factors, x: &[f32], weight: MatrixRows<E>, o
     }
     let (data, row) = weight.in_f32();
     let weight = Matrix { data: &data, shape: [depth, width], strides: [row, 1] };
-    factors.multiply(out, true, Matrix::new(x, rows, depth), weight);
+    factors.add_product(out, Matrix::new(x, rows, depth), weight);
 }
 
 /// `a·b` as Candle computes it; on Arm, f16 in f32: with `fp16`, Candle would add up in f16.
@@ -186,9 +186,7 @@ fn matmul_of(factors: Factors, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         }),
         _ => candle_core::bail!("expected f32 on the CPU, got {layout:?}"),
     });
-    let mut out = vec![0f32; m * n];
-    factors.multiply(&mut out, false, a?, b?);
-    Tensor::from_vec(out, (m, n), &Device::Cpu)
+    Tensor::from_vec(factors.product(a?, b?), (m, n), &Device::Cpu)
 }
 
 /// The numbers in f32: borrowed in place, or widened.

@@ -4,8 +4,10 @@ use super::finish::{Destination, Finish};
 use super::lanes::{Kernel, Lanes, dispatch};
 use super::numbers::{PANEL, PanelNumber, STRIP};
 use super::panels::Panels;
+use super::rounded;
 use super::rows::{LeftFactor, Matrix, Rows};
 use super::sums::{PackedPairs, PackedRows, Scratch, Sums};
+use crate::cpu::dispatch::Factors;
 use crate::cpu::isa::Isa;
 use crate::cpu::spinning_threads;
 use pulp::Arch;
@@ -42,31 +44,85 @@ pub(crate) fn new_product<X: PanelNumber, E: PanelNumber>(
     out
 }
 
-/// `out += a·b`, or `out = a·b` if `onto` is false, for factors that both change: `out` is row-major.
-pub(crate) fn multiply(out: &mut [f32], onto: bool, a: Matrix, b: Matrix) {
-    multiply_on(Isa::current(), out, onto, a, b);
+/// Products of two matrices that both change; results are row-major.
+impl Factors {
+    /// `a·b`
+    pub(crate) fn product(self, a: Matrix, b: Matrix) -> Vec<f32> {
+        self.product_on(Isa::current(), a, b)
+    }
+
+    /// `out += a·b`
+    pub(crate) fn add_product(self, out: &mut [f32], a: Matrix, b: Matrix) {
+        self.add_product_on(Isa::current(), out, a, b);
+    }
+
+    /// [`product`](Self::product) on an instruction set; where `gemm` computes it, that takes the fastest.
+    pub(super) fn product_on(self, isa: Isa, a: Matrix, b: Matrix) -> Vec<f32> {
+        let count = a.shape[0].checked_mul(b.shape[1]).expect("the result's size is a usize");
+        if a.shape[1] == 0 {
+            return vec![0.0; count];
+        }
+        let mut out = Vec::with_capacity(count);
+        // SAFETY: there is room for `count` numbers, and all of them are written.
+        unsafe {
+            self.write(isa, out.as_mut_ptr(), false, a, b);
+            out.set_len(count);
+        }
+        out
+    }
+
+    /// [`add_product`](Self::add_product) likewise.
+    pub(super) fn add_product_on(self, isa: Isa, out: &mut [f32], a: Matrix, b: Matrix) {
+        assert_eq!(a.shape[0].checked_mul(b.shape[1]), Some(out.len()));
+        if a.shape[1] > 0 {
+            // SAFETY: `out` holds the numbers of the result.
+            unsafe { self.write(isa, out.as_mut_ptr(), true, a, b) };
+        }
+    }
+
+    /// `out = a·b`, or `out += a·b` if `onto` is set, of a depth that is not 0.
+    ///
+    /// # Safety
+    /// `out` has room for the result, and holds numbers if `onto` is set.
+    unsafe fn write(self, isa: Isa, out: *mut f32, onto: bool, a: Matrix, b: Matrix) {
+        let [m, k] = a.shape;
+        let [depth, n] = b.shape;
+        assert!(k == depth && a.is_whole() && b.is_whole());
+        let finish = Finish { onto, ..Finish::NOTHING };
+        // SAFETY: the caller guarantees the result. The slices hold the matrices, as asserted above.
+        unsafe {
+            match self {
+                Self::Bf16 => {
+                    let depth = rounded::depth(k);
+                    let data = rounded::rows(a, depth);
+                    let panels = rounded::panels(b, depth);
+                    product(isa, &Rows { data: &data, depth }, m, &panels, 0..n, finish, out);
+                }
+                Self::AsStored if isa.gemm_is_as_fast() => gemm(out, onto, a, b),
+                Self::AsStored => {
+                    let panels = Panels::pack(b.data, (k, n), b.strides.into());
+                    product(isa, &a, m, &panels, 0..n, finish, out);
+                }
+            }
+        }
+    }
 }
 
-/// [`multiply`] on an instruction set; where `gemm` computes it, that takes the fastest.
-pub(super) fn multiply_on(isa: Isa, out: &mut [f32], onto: bool, a: Matrix, b: Matrix) {
+/// `out = a·b`, or `out += a·b` if `onto` is set, by the crate `gemm`.
+///
+/// # Safety
+/// The slices hold the matrices, whose shapes fit; `out` has room for the result, and holds numbers if `onto` is set.
+unsafe fn gemm(out: *mut f32, onto: bool, a: Matrix, b: Matrix) {
     let [m, k] = a.shape;
-    let [depth, n] = b.shape;
-    assert!(k == depth && m.checked_mul(n) == Some(out.len()) && a.is_whole() && b.is_whole());
-    if !isa.gemm_is_as_fast() {
-        let b = Panels::pack(b.data, (k, n), b.strides.into());
-        let finish = Finish { onto, ..Finish::NOTHING };
-        // SAFETY: `out` holds the m·n numbers of the result.
-        return unsafe { product(isa, &a, m, &b, 0..n, finish, out.as_mut_ptr()) };
-    }
+    let n = b.shape[1];
     let stride = |n: usize| isize::try_from(n).unwrap_or(isize::MAX);
-    // SAFETY: the slices hold the matrices, as asserted above, and the strides of slices fit an isize. `out` is borrowed
-    // mutably, so it overlaps neither.
+    // SAFETY: the caller's; the strides of slices fit an isize.
     unsafe {
         gemm::gemm(
             m,
             n,
             k,
-            out.as_mut_ptr(),
+            out,
             1,
             stride(n),
             onto,

@@ -1,11 +1,11 @@
 //! The right factor of a matrix product, as the tiles read it: panels of [`PANEL`] columns, one row after the other.
 
+use super::lanes::{Kernel, Lanes, dispatch};
 use super::numbers::{Bf16Pair, PANEL, PanelNumber, STRIP};
 use super::transpose::{BLOCK, Block, transpose};
 use crate::cpu::isa;
 use crate::cpu::memory::{CacheLines, fetch};
 use half::bf16;
-use pulp::Arch;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -24,10 +24,7 @@ impl<E: PanelNumber> Panels<E> {
     pub(crate) fn pack(data: &[E], (depth, width): (usize, usize), (row, column): (usize, usize)) -> Self {
         let last = |n: usize, stride: usize| n.saturating_sub(1) * stride;
         assert!(depth * width == 0 || last(depth, row) + last(width, column) < data.len());
-        let arch = isa::arch();
-        Self::from_blocks((depth, width), |rows, columns| {
-            read_block(arch, data, rows, columns, (row, column))
-        })
+        Self::from_blocks((depth, width), &Strided { data, row, column })
     }
 
     /// Packs the transpose of some columns, from a multiple of [`PANEL`] on: (`columns.len()`, depth).
@@ -36,41 +33,16 @@ impl<E: PanelNumber> Panels<E> {
     /// When the columns are outside the matrix, or start elsewhere.
     pub(crate) fn transposed(&self, columns: Range<usize>) -> Self {
         assert!(columns.start.is_multiple_of(PANEL) && columns.end <= self.width);
-        let arch = isa::arch();
-        Self::from_blocks((columns.len(), self.depth), |(first, rows), depth| {
-            let panel = self.starting_at((columns.start + first) / PANEL);
-            // The blocks of the next rows lie a whole panel further on.
-            let next = panel.as_ptr().wrapping_add(self.rows() * PANEL);
-            let mut block = [[E::from_f32(0.0); PANEL]; BLOCK];
-            for (k, row) in depth.zip(&mut block) {
-                fetch(next.wrapping_add(k * PANEL).cast());
-                for (r, out) in row[..rows].iter_mut().enumerate() {
-                    *out = panel[E::place(k, r)];
-                }
-            }
-            transpose(arch, &block)
-        })
+        let turned = Turned { panels: self, first: columns.start / PANEL };
+        Self::from_blocks((columns.len(), self.depth), &turned)
     }
 
-    /// The matrix whose block of at most [`BLOCK`] rows (the first of them, and how many) and [`PANEL`] columns `read`
-    /// returns, with zeros for the rest.
-    pub(super) fn from_blocks(
-        (depth, width): (usize, usize),
-        read: impl Fn((usize, usize), Range<usize>) -> Block<E> + Sync,
-    ) -> Self {
+    /// Packs the blocks of a matrix (depth, width).
+    pub(super) fn from_blocks((depth, width): (usize, usize), blocks: &impl Blocks<E>) -> Self {
         let per_panel = depth.next_multiple_of(2) * PANEL;
+        let arch = isa::arch();
         let fill = |strip: usize, panels: &mut [MaybeUninit<E>]| {
-            for first in (0..depth).step_by(BLOCK) {
-                let rows = BLOCK.min(depth - first);
-                for (p, panel) in (strip * STRIP..).zip(panels.chunks_exact_mut(per_panel)) {
-                    let columns = (p * PANEL).min(width)..((p + 1) * PANEL).min(width);
-                    let block = read((first, rows), columns);
-                    let out = panel[first * PANEL..].as_chunks_mut::<{ 2 * PANEL }>().0;
-                    for (out, [even, odd]) in out.iter_mut().zip(block.as_chunks::<2>().0) {
-                        E::place_pair(even, odd, out);
-                    }
-                }
-            }
+            dispatch(arch, PackStrip { blocks, depth, width, first: strip * STRIP, panels });
         };
         let strips = width.div_ceil(PANEL * STRIP);
         // SAFETY: the blocks cover all rows of all panels, and an odd depth has a row of zeros more. Any bytes make a
@@ -108,33 +80,99 @@ impl<E: PanelNumber> Panels<E> {
     }
 }
 
-/// Rows `first..first + rows` of some columns, at most [`PANEL`]; the rest of the block is 0.
-#[inline(always)]
-pub(super) fn read_block<E: PanelNumber>(
-    arch: Arch,
-    data: &[E],
-    (first, rows): (usize, usize),
-    columns: Range<usize>,
-    (row, column): (usize, usize),
-) -> Block<E> {
-    let mut block = [[E::from_f32(0.0); PANEL]; BLOCK];
-    if column == 1 && columns.len() == PANEL {
-        for (k, out) in (first..first + rows).zip(&mut block) {
-            out.copy_from_slice(&data[k * row + columns.start..][..PANEL]);
-        }
-    } else if row == 1 && rows == BLOCK {
-        for (j, row) in columns.zip(&mut block) {
-            row.copy_from_slice(&data[j * column + first..][..BLOCK]);
-        }
-        block = transpose(arch, &block);
-    } else {
-        for (k, out) in (first..first + rows).zip(&mut block) {
-            for (out, j) in out.iter_mut().zip(columns.clone()) {
-                *out = data[k * row + j * column];
+/// A matrix that is read in blocks.
+pub(super) trait Blocks<E>: Sync {
+    /// Rows `first..first + rows`, at most [`BLOCK`], of some columns, at most [`PANEL`]; the rest of the block is 0.
+    fn read<S: Lanes>(&self, simd: S, rows: (usize, usize), columns: Range<usize>) -> Block<E>;
+}
+
+/// Writes the panels from number `first` on.
+struct PackStrip<'a, E, B> {
+    blocks: &'a B,
+    depth: usize,
+    width: usize,
+    first: usize,
+    panels: &'a mut [MaybeUninit<E>],
+}
+
+impl<E: PanelNumber, B: Blocks<E>> Kernel for PackStrip<'_, E, B> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<S: Lanes>(self, simd: S) {
+        let Self { blocks, depth, width, first, panels } = self;
+        let per_panel = depth.next_multiple_of(2) * PANEL;
+        for top in (0..depth).step_by(BLOCK) {
+            let rows = BLOCK.min(depth - top);
+            for (p, panel) in (first..).zip(panels.chunks_exact_mut(per_panel)) {
+                let columns = (p * PANEL).min(width)..((p + 1) * PANEL).min(width);
+                let block = blocks.read(simd, (top, rows), columns);
+                let out = panel[top * PANEL..].as_chunks_mut::<{ 2 * PANEL }>().0;
+                for (out, [even, odd]) in out.iter_mut().zip(block.as_chunks::<2>().0) {
+                    E::place_pair(even, odd, out);
+                }
             }
         }
     }
-    block
+}
+
+/// The matrix whose number (k, c) is `data[k·row + c·column]`.
+pub(super) struct Strided<'a, E> {
+    pub(super) data: &'a [E],
+    pub(super) row: usize,
+    pub(super) column: usize,
+}
+
+impl<E: PanelNumber> Blocks<E> for Strided<'_, E> {
+    #[inline(always)]
+    fn read<S: Lanes>(&self, simd: S, (first, rows): (usize, usize), columns: Range<usize>) -> Block<E> {
+        let Self { data, row, column } = *self;
+        // The block of the next rows: far apart, they follow no pattern that a processor would fetch by itself.
+        let fetch_from = |at: usize| fetch(data.as_ptr().wrapping_add(at).cast());
+        let mut block = [[E::from_f32(0.0); PANEL]; BLOCK];
+        if column == 1 && columns.len() == PANEL {
+            for (k, out) in (first..first + rows).zip(&mut block) {
+                fetch_from((k + BLOCK) * row + columns.start);
+                out.copy_from_slice(&data[k * row + columns.start..][..PANEL]);
+            }
+        } else if row == 1 && rows == BLOCK {
+            for (j, row) in columns.zip(&mut block) {
+                fetch_from(j * column + first + BLOCK);
+                row.copy_from_slice(&data[j * column + first..][..BLOCK]);
+            }
+            block = transpose(simd, &block);
+        } else {
+            for (k, out) in (first..first + rows).zip(&mut block) {
+                for (out, j) in out.iter_mut().zip(columns.clone()) {
+                    *out = data[k * row + j * column];
+                }
+            }
+        }
+        block
+    }
+}
+
+/// The transpose of panels, from panel `first` on.
+struct Turned<'a, E> {
+    panels: &'a Panels<E>,
+    first: usize,
+}
+
+impl<E: PanelNumber> Blocks<E> for Turned<'_, E> {
+    #[inline(always)]
+    fn read<S: Lanes>(&self, simd: S, (first, rows): (usize, usize), columns: Range<usize>) -> Block<E> {
+        let panel = self.panels.starting_at(self.first + first / PANEL);
+        // The blocks of the next rows lie a whole panel further on.
+        let next = panel.as_ptr().wrapping_add(self.panels.rows() * PANEL);
+        let mut block = [[E::from_f32(0.0); PANEL]; BLOCK];
+        for (k, row) in columns.zip(&mut block) {
+            fetch(next.wrapping_add(k * PANEL).cast());
+            for (r, out) in row[..rows].iter_mut().enumerate() {
+                *out = panel[E::place(k, r)];
+            }
+        }
+        transpose(simd, &block)
+    }
 }
 
 impl Panels<bf16> {

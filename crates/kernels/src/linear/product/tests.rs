@@ -1,10 +1,10 @@
 use super::finish::{Destination, Finish};
-use super::multiply::{multiply_on, product, share_out};
+use super::multiply::{product, share_out};
 use super::numbers::PanelNumber;
 use super::panels::Panels;
-use super::rounded::multiply_rounded;
 use super::rows::{Matrix, Rows};
 use super::sums::PackedPairs;
+use crate::cpu::dispatch::Factors;
 use crate::cpu::isa::Isa;
 use crate::cpu::test_numbers::pool;
 use crate::pointwise::activation::Activation;
@@ -197,6 +197,16 @@ fn the_bits_depend_neither_on_threads_nor_on_the_other_rows() {
     }
 }
 
+/// `a·b`, added to ones if `onto` is set.
+fn product_of(factors: Factors, isa: Isa, onto: bool, a: Matrix, b: Matrix) -> Vec<f32> {
+    if !onto {
+        return factors.product_on(isa, a, b);
+    }
+    let mut out = vec![1.0; a.shape[0] * b.shape[1]];
+    factors.add_product_on(isa, &mut out, a, b);
+    out
+}
+
 #[test]
 fn factors_may_be_transposed() {
     let (m, k, n) = (19, 70, 45);
@@ -215,8 +225,7 @@ fn factors_may_be_transposed() {
         (Matrix::new(&a_t, k, m).t(), Matrix::new(&b_t, n, k).t()),
     ] {
         for (isa, onto) in Isa::available().into_iter().flat_map(|isa| [(isa, false), (isa, true)]) {
-            let mut out = vec![if onto { 1.0 } else { f32::NAN }; m * n];
-            multiply_on(isa, &mut out, onto, a, b);
+            let out = product_of(Factors::AsStored, isa, onto, a, b);
             for (got, expected) in out.iter().zip(&expected) {
                 let expected = expected + f64::from(u8::from(onto));
                 assert!((f64::from(*got) - expected).abs() < 2e-5, "{isa:?}: {got}, not {expected}");
@@ -299,9 +308,10 @@ fn no_rows_and_no_depth_are_no_work() {
         // What an earlier product leaves in the working memory does not count.
         run::<f32, f32>(isa, &[1.0; 6], &packed, 0..4, Finish::NOTHING, None);
         for (onto, expected) in [(false, 0.0), (true, 1.0)] {
-            let mut out = vec![1.0; 6];
-            multiply_on(isa, &mut out, onto, Matrix::new(&[], 2, 0), Matrix::new(&[], 0, 3));
-            assert_eq!(out, [expected; 6], "{isa:?}");
+            for factors in [Factors::AsStored, Factors::Bf16] {
+                let out = product_of(factors, isa, onto, Matrix::new(&[], 2, 0), Matrix::new(&[], 0, 3));
+                assert_eq!(out, [expected; 6], "{isa:?} {factors:?}");
+            }
         }
     }
 }
@@ -322,8 +332,7 @@ fn factors_are_rounded_to_bf16_and_sums_are_not() {
             let right = [Matrix::new(&b, k, n), Matrix::new(&b_turned, n, k).t()];
             for (a, b) in [(rows, right[0]), (rows, right[1]), (columns, right[0]), (columns, right[1])] {
                 for onto in [false, true] {
-                    let mut out = vec![1f32; m * n];
-                    multiply_rounded(isa, &mut out, onto, a, b);
+                    let out = product_of(Factors::Bf16, isa, onto, a, b);
                     for (got, expected) in out.iter().zip(&expected) {
                         let expected = expected + if onto { 1.0 } else { 0.0 };
                         // f32 sums of at most 768 exact products.
@@ -341,12 +350,7 @@ fn products_of_rounded_factors_do_not_depend_on_the_number_of_threads() {
     let a = numbers::<f32>(130 * 300, 3);
     let b = numbers::<f32>(300 * 200, 4);
     let with = |threads: usize| {
-        let mut out = vec![0f32; 130 * 200];
-        pool(threads).install(|| {
-            let b = Matrix::new(&b, 300, 200);
-            multiply_rounded(Isa::current(), &mut out, false, Matrix::new(&a, 130, 300), b);
-        });
-        out
+        pool(threads).install(|| Factors::Bf16.product(Matrix::new(&a, 130, 300), Matrix::new(&b, 300, 200)))
     };
     assert_eq!(with(1), with(2));
     assert_eq!(with(1), with(5));

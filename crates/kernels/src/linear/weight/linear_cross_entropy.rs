@@ -18,7 +18,7 @@ use candle_core::{CudaStorage, backend::BackendStorage};
 use std::sync::Arc;
 
 /// The number of rows whose logits are in memory at a time: enough for the matrix products to run at full speed.
-const ROWS: usize = 256;
+const ROWS: usize = 1024;
 
 /// `cross_entropy(x·Wᵀ, targets)`: the mean in nats over the rows; differentiable. In f32 on the CPU, and where
 /// `dispatch` runs our GPU kernels, the logits (rows, V) are never all in memory at once, except in builds with a
@@ -79,29 +79,29 @@ fn loss_and_gradients(
     let c = x.len() / rows;
     let v = weight.len() / c;
     let factor = 1.0 / rows as f32;
-    let mut d_x = wanted[0].then(|| vec![0f32; x.len()]); // (rows, C)
-    let mut d_weight = wanted[1].then(|| vec![0f32; weight.len()]); // (V, C)
-    let mut logits = vec![0f32; ROWS.min(rows) * v]; // (ROWS, V)
+    let weight = Matrix::new(weight, v, c);
+    let mut d_x = wanted[0].then(|| Vec::with_capacity(x.len())); // (rows, C)
+    let mut d_weight = None::<Vec<f32>>; // (V, C)
     let mut sum = 0.0;
-    for (i, (x, targets)) in x.chunks(ROWS * c).zip(targets.chunks(ROWS)).enumerate() {
+    for (x, targets) in x.chunks(ROWS * c).zip(targets.chunks(ROWS)) {
         let count = targets.len();
-        let logits = &mut logits[..count * v];
         let x = Matrix::new(x, count, c);
-        let weight = Matrix::new(weight, v, c);
-        factors.multiply(logits, false, x, weight.t());
-        let log_sums = log_sums(logits, v);
-        sum += losses(logits, targets, &log_sums).sum::<f64>();
+        let mut logits = factors.product(x, weight.t()); // (count, V)
+        let log_sums = log_sums(&logits, v);
+        sum += losses(&logits, targets, &log_sums).sum::<f64>();
         if wanted == [false; 2] {
             continue;
         }
-        to_gradients(logits, targets, &log_sums, factor);
-        let d_logits = Matrix::new(logits, count, v);
+        to_gradients(&mut logits, targets, &log_sums, factor);
+        let d_logits = Matrix::new(&logits, count, v);
         if let Some(d_x) = &mut d_x {
-            let d_x = &mut d_x[i * ROWS * c..][..count * c];
-            factors.multiply(d_x, false, d_logits, weight);
+            d_x.extend(factors.product(d_logits, weight));
         }
-        if let Some(d_weight) = &mut d_weight {
-            factors.multiply(d_weight, i > 0, d_logits.t(), x);
+        if wanted[1] {
+            match &mut d_weight {
+                Some(d_weight) => factors.add_product(d_weight, d_logits.t(), x),
+                None => d_weight = Some(factors.product(d_logits.t(), x)),
+            }
         }
     }
     #[allow(clippy::cast_possible_truncation)] // the loss of f32 logits

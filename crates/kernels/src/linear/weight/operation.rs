@@ -2,9 +2,9 @@
 
 use super::frozen::{Frozen, FusedEpilogue, WeightDType};
 use crate::cpu::cpu_op::{CpuInput, CpuOp, OnCpu};
+use crate::cpu::dispatch::Factors;
 use crate::cpu::explain::{Explained, note, ours, shown};
 use crate::linear::plain::matmul;
-use crate::linear::product::multiply::multiply;
 use crate::linear::product::rows::Matrix;
 use crate::linear::{check_join, flatten};
 use crate::pointwise::activation::Activation;
@@ -185,8 +185,7 @@ impl CpuOp<3> for Product {
         let (rows, (n_out, rank)) = (u.shape().dims2()?.0, b.shape().dims2()?);
         let u = u.slice()?;
         let b = b.slice()?;
-        let mut added = vec![0f32; rows * n_out];
-        multiply(&mut added, false, Matrix::new(u, rows, rank), Matrix::new(b, n_out, rank).t());
+        let added = Factors::AsStored.product(Matrix::new(u, rows, rank), Matrix::new(b, n_out, rank).t());
         let layout = Layout::contiguous((rows, n_out));
         self.compute(
             x,
