@@ -291,6 +291,8 @@ fn sum<S: Lanes, E: Factor, O: PanelNumber>(
     let stride = count * PANEL;
     let panel = depth * PANEL;
     assert!(x.len() >= rows * packed && sums.len() >= rows * stride && panels.len() >= count * depth * PANEL);
+    // Two panels of f32 have four times as much for each of their rows: as many groups fetch it together.
+    let fetched = if rows.div_ceil(S::ROWS) < 4 { 2 * FETCHED } else { FETCHED };
     let whole = tile(S::ROWS.min(rows), count);
     let last = tile((rows - 1) % S::ROWS + 1, count);
     for k in (0..depth).step_by(DEPTH) {
@@ -299,13 +301,13 @@ fn sum<S: Lanes, E: Factor, O: PanelNumber>(
         for first in (0..rows).step_by(S::ROWS) {
             let count = S::ROWS.min(rows - first);
             let sums = &mut sums[first * stride..(first + count) * stride];
-            let next = next.next(steps * FETCHED).unwrap_or(panels.cast());
+            let next = next.next(steps * fetched).unwrap_or(panels.cast());
             // SAFETY: the lengths above cover the group of `count` rows, each panel's rows from k on, and the sums. Pairs exist
             // only where the processor multiplies them, see `PackedPairs::new`.
             unsafe {
                 let rows = x.as_ptr().add(first * packed + k * count);
                 let out = sums.as_mut_ptr();
-                let tile = Tile { rows, panels, panel, depth: steps, out, stride, add: k > 0, next };
+                let tile = Tile { rows, panels, panel, depth: steps, out, stride, add: k > 0, next, fetched };
                 let function = if count == S::ROWS { whole } else { last };
                 function(simd, tile);
             }

@@ -24,6 +24,8 @@ pub(crate) struct Tile<E> {
     /// Memory that a later tile needs: meanwhile, [`FETCHED`] bytes for each row of the panels are fetched from there. A
     /// single row fetches its own panels instead.
     pub(crate) next: *const u8,
+    /// [`FETCHED`], or twice that.
+    pub(crate) fetched: usize,
 }
 
 /// The distance, in bytes, at which a single row fetches its panels ahead: it reads them at the speed of memory.
@@ -39,7 +41,7 @@ pub(crate) const FETCHED: usize = 32;
 /// [`Halves::dot_pairs`] needs.
 #[inline(always)]
 pub(super) unsafe fn compute<S: Halves, E: Factor, const M: usize, const N: usize>(simd: S, tile: Tile<E>) {
-    let Tile { rows, panels, panel, depth, out, stride, add, next } = tile;
+    let Tile { rows, panels, panel, depth, out, stride, add, next, fetched } = tile;
     let per_panel = PANEL / S::F32_LANES;
     let mut sums = [[simd.splat_f32s(0.0); N]; M];
     let mut first = 0;
@@ -73,7 +75,11 @@ pub(super) unsafe fn compute<S: Halves, E: Factor, const M: usize, const N: usiz
                     (0..pair).step_by(LINE).for_each(|i| fetch(rows.wrapping_add(AHEAD + i)));
                 }
             } else {
-                fetch(next.wrapping_add((first + k) * FETCHED));
+                let next = next.wrapping_add((first + k) * fetched);
+                fetch(next);
+                if fetched > FETCHED {
+                    fetch(next.wrapping_add(LINE));
+                }
             }
             k += 2;
         }
