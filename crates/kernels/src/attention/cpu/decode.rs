@@ -7,7 +7,7 @@
 //! there are.
 
 use super::pass_inputs::{LogSum, PassInputs};
-use super::row_steps::{AddValues, FetchFirst, ScoreKeys};
+use super::row_steps::{AddValues, ScoreKeys};
 use super::views::HeadAt;
 use crate::attention::heads::Query;
 use crate::attention::scores::Base;
@@ -180,9 +180,7 @@ impl Span<'_> {
         let PassInputs { k, v, .. } = self.problem;
         let head = self.problem.key_head(HeadAt { b, h: heads.start });
         let seen = self.seen_keys(heads.start);
-        if let Some(keys) = seen.first().filter(|_| k.in_rows()) {
-            k.take(simd, head, keys.clone(), &mut FetchFirst::default());
-        }
+        k.fetch_first(simd, head, &seen);
         self.scale_queries(simd, heads.clone(), queries, row);
         let span = self.keys.clone();
         // A hidden key keeps the score -inf, and so does what fills the last vector.
@@ -193,9 +191,7 @@ impl Span<'_> {
             let mut step = ScoreKeys { queries, scores: weights, span: span.clone() };
             k.take(simd, head, keys.clone(), &mut step);
         }
-        if let Some(keys) = seen.first().filter(|_| v.in_rows()) {
-            v.take(simd, head, keys.clone(), &mut FetchFirst::default());
-        }
+        v.fetch_first(simd, head, &seen);
         for (h, weights) in heads.zip(weights.chunks_exact_mut(stride)) {
             sums.push(self.softmax(simd, Query { b, h, i }, weights));
         }

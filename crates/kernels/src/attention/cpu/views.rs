@@ -1,5 +1,6 @@
 //! Rows of q, k and v in memory, of any dtype, with any strides or in pages, read as f32.
 
+use super::row_steps::FetchFirst;
 use super::rows::{self, CHUNK, EvenRows, RowElement, RowStep};
 use crate::attention::heads::Query;
 use crate::attention::quantized_rows::{self, SCALE_BYTES};
@@ -149,8 +150,16 @@ impl<'a> Heads<'a> {
     }
 
     /// Whether the numbers of a row lie side by side, so that steps read them in place.
-    pub(super) fn in_rows(&self) -> bool {
+    fn in_rows(&self) -> bool {
         self.strides[3] == 1
+    }
+
+    /// Fetches the first of the rows that are read next, if steps read them in place.
+    #[inline(always)]
+    pub(super) fn fetch_first<S: Simd>(&self, simd: S, head: HeadAt, next: &[Range<usize>]) {
+        if let Some(rows) = next.first().filter(|_| self.in_rows()) {
+            self.take(simd, head, rows.clone(), &mut FetchFirst::default());
+        }
     }
 
     /// Runs a step on some rows of a head, in order, as many at a time as lie at one distance from each other.
