@@ -113,7 +113,7 @@ fn dropout_is_decided_by_philox_alone() -> Result {
     {
         let dropout = Dropout::new(rate, seed, stream)?;
         assert!((dropout.rate() - rate).abs() < 1e-12);
-        for shape in [vec![2, 3, 13], vec![50, 1], vec![4, 4], vec![9], vec![]] {
+        for shape in [vec![2, 3, 13], vec![50, 1], vec![4, 4], vec![2, 1100], vec![9], vec![]] {
             let columns = shape.last().copied().unwrap_or(1);
             let x = Tensor::ones(shape.clone(), DType::F32, &test_device())?;
             for (n, x) in dropout.apply(&x)?.flatten_all()?.to_vec1::<f32>()?.into_iter().enumerate() {

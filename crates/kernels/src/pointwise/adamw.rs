@@ -28,6 +28,10 @@ pub struct AdamWStep {
     pub gradient_scale: f64,
 }
 
+/// The three operations of a step take this many elements one after the other, so that each finds in the processor's cache
+/// what the one before left there.
+const PIECE: usize = 1 << 19;
+
 impl AdamWStep {
     /// Takes one step of `parameter` along `gradient`, whose first and second moments are `m` and `v`:
     ///
@@ -35,6 +39,8 @@ impl AdamWStep {
     /// m = beta1·m + (1 - beta1)·g      v = beta2·v + (1 - beta2)·g²
     /// p = p - lr·weight_decay·p - lr·(m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
     /// ```
+    ///
+    /// On the CPU, another thread that reads the variables meanwhile may see a part of the step.
     ///
     /// # Shapes
     /// All four have the same shape and dtype.
@@ -53,13 +59,18 @@ impl AdamWStep {
                 )
             }
         }
+        // Other variables would be stepped in a copy.
         if cpu_f32(&[parameter, m, v]) && [parameter, m, v].iter().all(|x| x.is_contiguous()) {
-            let (parameter, gradient) = (parameter.flatten_all()?, gradient.flatten_all()?);
-            let (m, v) = (m.flatten_all()?, v.flatten_all()?);
+            let parameter = parameter.flatten_all()?;
+            let gradient = gradient.flatten_all()?;
+            let m = m.flatten_all()?;
+            let v = v.flatten_all()?;
             let len = parameter.elem_count();
             for start in (0..len).step_by(PIECE) {
                 let piece = |x: &Tensor| x.narrow(0, start, PIECE.min(len - start));
-                let (gradient, m, v) = (piece(&gradient)?, piece(&m)?, piece(&v)?);
+                let gradient = piece(&gradient)?;
+                let m = piece(&m)?;
+                let v = piece(&v)?;
                 m.inplace_op2(&gradient, &Moment { step: *self, second: false })?;
                 v.inplace_op2(&gradient, &Moment { step: *self, second: true })?;
                 piece(&parameter)?.inplace_op3(&m, &v, &ParameterUpdate(*self))?;
@@ -128,10 +139,6 @@ fn squares(x: &[f32]) -> f64 {
     }
     sums.iter().sum::<f64>() + tail.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>()
 }
-
-/// The three operations of a step take this many elements one after the other, so that each finds in the processor's cache
-/// what the one before left there.
-const PIECE: usize = 1 << 19;
 
 /// The first moment or, of the squares of gradients, the second.
 struct Moment {
@@ -263,7 +270,9 @@ mod tests {
     #[test]
     fn steps_are_the_formulas() -> Result<()> {
         for dtype in [DType::F32, DType::F64] {
-            let (n, len) = (20_001u32, 20_001);
+            let len = PIECE + 5;
+            #[allow(clippy::cast_possible_truncation)] // half a million
+            let n = len as u32;
             let start: Vec<f64> = (0..n).map(|i| f64::from(i % 97) / 50.0 - 1.0).collect();
             let var =
                 |x: &[f64]| Var::from_tensor(&Tensor::from_slice(x, len, &Device::Cpu)?.to_dtype(dtype)?);

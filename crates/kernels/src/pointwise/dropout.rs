@@ -101,10 +101,12 @@ impl Dropout {
     }
 
     /// Multiplies the elements of row `row`, starting at column `first`, by their factors.
+    #[allow(clippy::cast_possible_truncation)] // rows and columns are below 2^32
     pub(crate) fn scale_row(&self, row: usize, first: usize, out: &mut [f32]) {
         let DropoutWords { key, stream, threshold, kept } = self.words();
         let stream = u128::from(stream[1]) << 32 | u128::from(stream[0]);
-        let mut philox = Philox::new(key, stream << 64 | (row as u128) << 32 | (first / 4) as u128);
+        let mut philox =
+            Philox::new(key, stream << 64 | u128::from(row as u32) << 32 | u128::from((first / 4) as u32));
         // Four columns share a counter.
         for _ in 0..first % 4 {
             philox.next_u32();
@@ -200,6 +202,12 @@ mod tests {
                 Dropout::new(0.5, 1, 2).unwrap().scale_row(3, first, &mut part);
                 assert_eq!(part, a[3][first..first + len], "{len} from {first} on");
             }
+        }
+        let wide = mask(1, 2, (2, 1100));
+        for first in [0, 1, 2, 3, 259] {
+            let mut part = vec![1.0; 800];
+            Dropout::new(0.5, 1, 2).unwrap().scale_row(1, first, &mut part);
+            assert_eq!(part, wide[1][first..first + 800], "from {first} on");
         }
         assert_eq!(mask(1, 2, (2, 103)), a[..2]);
     }

@@ -15,7 +15,9 @@ const KEPT_BY_BLOCK: usize = 20;
 /// The numbers beside the blocks: of the pass backward through one of them, and of the ends of the model.
 const KEPT_BESIDE: usize = 36;
 /// The positions whose logits exist at a time: the loss computes them in chunks.
-const LOGITS: usize = 512;
+const LOGITS: usize = 1024;
+/// The sizes of such a chunk in memory: the logits, and their copy for a product.
+const OF_LOGITS: usize = 2;
 /// The bytes of the program itself.
 const PROGRAM: usize = 88 << 20;
 
@@ -68,7 +70,7 @@ impl Trainer {
         let inputs = if options.recompute { config.n_layer } else { 0 };
         let of_position = config.n_embd * (blocks * KEPT_BY_BLOCK + inputs + KEPT_BESIDE);
         let positions = usize::from(options.batch) * self.window;
-        let logits = positions.min(LOGITS) * config.vocab_size;
+        let logits = positions.min(LOGITS) * config.vocab_size * OF_LOGITS;
         let numbers = frozen + 2 * learned + moments + sums + positions * of_position + logits;
         (PROGRAM + numbers * size_of::<f32>()) as u64
     }

@@ -58,12 +58,15 @@ impl Factors {
 
     /// [`product`](Self::product) on an instruction set; where `gemm` computes it, that takes the fastest.
     pub(super) fn product_on(self, isa: Isa, a: Matrix, b: Matrix) -> Vec<f32> {
-        let count = a.shape[0].checked_mul(b.shape[1]).expect("the result's size is a usize");
-        if a.shape[1] == 0 {
-            return vec![0.0; count];
+        let count = result_len(a, b);
+        // The crate `gemm` makes slices of the results of one row or column.
+        if a.shape[1] == 0 || a.shape[0] == 1 || b.shape[1] == 1 {
+            let mut out = vec![0.0; count];
+            self.add_product_on(isa, &mut out, a, b);
+            return out;
         }
         let mut out = Vec::with_capacity(count);
-        // SAFETY: there is room for `count` numbers, and all of them are written.
+        // SAFETY: there is room for `count` numbers, and all of them are written; nothing is read before.
         unsafe {
             self.write(isa, out.as_mut_ptr(), false, a, b);
             out.set_len(count);
@@ -73,7 +76,7 @@ impl Factors {
 
     /// [`add_product`](Self::add_product) likewise.
     pub(super) fn add_product_on(self, isa: Isa, out: &mut [f32], a: Matrix, b: Matrix) {
-        assert_eq!(a.shape[0].checked_mul(b.shape[1]), Some(out.len()));
+        assert_eq!(out.len(), result_len(a, b));
         if a.shape[1] > 0 {
             // SAFETY: `out` holds the numbers of the result.
             unsafe { self.write(isa, out.as_mut_ptr(), true, a, b) };
@@ -83,11 +86,11 @@ impl Factors {
     /// `out = a·b`, or `out += a·b` if `onto` is set, of a depth that is not 0.
     ///
     /// # Safety
-    /// `out` has room for the result, and holds numbers if `onto` is set.
-    unsafe fn write(self, isa: Isa, out: *mut f32, onto: bool, a: Matrix, b: Matrix) {
+    /// `out` has room for the result, holds numbers if `onto` is set, and overlaps neither factor; nobody else uses it.
+    pub(super) unsafe fn write(self, isa: Isa, out: *mut f32, onto: bool, a: Matrix, b: Matrix) {
         let [m, k] = a.shape;
-        let [depth, n] = b.shape;
-        assert!(k == depth && a.is_whole() && b.is_whole());
+        let n = b.shape[1];
+        assert!(a.is_whole() && b.is_whole());
         let finish = Finish { onto, ..Finish::NOTHING };
         // SAFETY: the caller guarantees the result. The slices hold the matrices, as asserted above.
         unsafe {
@@ -98,7 +101,7 @@ impl Factors {
                     let panels = rounded::panels(b, depth);
                     product(isa, &Rows { data: &data, depth }, m, &panels, 0..n, finish, out);
                 }
-                Self::AsStored if isa.gemm_is_as_fast() => gemm(out, onto, a, b),
+                Self::AsStored if isa.gemm_is_as_fast() => write_with_gemm(out, onto, a, b),
                 Self::AsStored => {
                     let panels = Panels::pack(b.data, (k, n), b.strides.into());
                     product(isa, &a, m, &panels, 0..n, finish, out);
@@ -108,11 +111,21 @@ impl Factors {
     }
 }
 
+/// The number of elements of `a·b`.
+///
+/// # Panics
+/// When the shapes do not fit.
+fn result_len(a: Matrix, b: Matrix) -> usize {
+    assert_eq!(a.shape[1], b.shape[0], "the depth of both factors");
+    a.shape[0].checked_mul(b.shape[1]).expect("the result's size is a usize")
+}
+
 /// `out = a·b`, or `out += a·b` if `onto` is set, by the crate `gemm`.
 ///
 /// # Safety
-/// The slices hold the matrices, whose shapes fit; `out` has room for the result, and holds numbers if `onto` is set.
-unsafe fn gemm(out: *mut f32, onto: bool, a: Matrix, b: Matrix) {
+/// The slices hold the matrices, whose shapes fit; `out` has room for the result, holds numbers if `onto` is set, and overlaps
+/// neither factor; nobody else uses it.
+unsafe fn write_with_gemm(out: *mut f32, onto: bool, a: Matrix, b: Matrix) {
     let [m, k] = a.shape;
     let n = b.shape[1];
     let stride = |n: usize| isize::try_from(n).unwrap_or(isize::MAX);

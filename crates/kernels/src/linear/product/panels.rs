@@ -38,7 +38,7 @@ impl<E: PanelNumber> Panels<E> {
     }
 
     /// Packs the blocks of a matrix (depth, width).
-    pub(super) fn from_blocks((depth, width): (usize, usize), blocks: &impl Blocks<E>) -> Self {
+    pub(super) fn from_blocks((depth, width): (usize, usize), blocks: &impl ReadBlocks<E>) -> Self {
         let per_panel = depth.next_multiple_of(2) * PANEL;
         let arch = isa::arch();
         let fill = |strip: usize, panels: &mut [MaybeUninit<E>]| {
@@ -81,7 +81,7 @@ impl<E: PanelNumber> Panels<E> {
 }
 
 /// A matrix that is read in blocks.
-pub(super) trait Blocks<E>: Sync {
+pub(super) trait ReadBlocks<E>: Sync {
     /// Rows `first..first + rows`, at most [`BLOCK`], of some columns, at most [`PANEL`]; the rest of the block is 0.
     fn read<S: Lanes>(&self, simd: S, rows: (usize, usize), columns: Range<usize>) -> Block<E>;
 }
@@ -95,7 +95,7 @@ struct PackStrip<'a, E, B> {
     panels: &'a mut [MaybeUninit<E>],
 }
 
-impl<E: PanelNumber, B: Blocks<E>> Kernel for PackStrip<'_, E, B> {
+impl<E: PanelNumber, B: ReadBlocks<E>> Kernel for PackStrip<'_, E, B> {
     type Output = ();
 
     #[inline(always)]
@@ -123,16 +123,16 @@ pub(super) struct Strided<'a, E> {
     pub(super) column: usize,
 }
 
-impl<E: PanelNumber> Blocks<E> for Strided<'_, E> {
+impl<E: PanelNumber> ReadBlocks<E> for Strided<'_, E> {
     #[inline(always)]
     fn read<S: Lanes>(&self, simd: S, (first, rows): (usize, usize), columns: Range<usize>) -> Block<E> {
         let Self { data, row, column } = *self;
-        // The block of the next rows: far apart, they follow no pattern that a processor would fetch by itself.
+        // Rows lie far apart, and no processor fetches the next ones by itself.
         let fetch_from = |at: usize| fetch(data.as_ptr().wrapping_add(at).cast());
         let mut block = [[E::from_f32(0.0); PANEL]; BLOCK];
         if column == 1 && columns.len() == PANEL {
             for (k, out) in (first..first + rows).zip(&mut block) {
-                fetch_from((k + BLOCK) * row + columns.start);
+                fetch_from(row.wrapping_mul(k + BLOCK) + columns.start);
                 out.copy_from_slice(&data[k * row + columns.start..][..PANEL]);
             }
         } else if row == 1 && rows == BLOCK {
@@ -158,7 +158,7 @@ struct Turned<'a, E> {
     first: usize,
 }
 
-impl<E: PanelNumber> Blocks<E> for Turned<'_, E> {
+impl<E: PanelNumber> ReadBlocks<E> for Turned<'_, E> {
     #[inline(always)]
     fn read<S: Lanes>(&self, simd: S, (first, rows): (usize, usize), columns: Range<usize>) -> Block<E> {
         let panel = self.panels.starting_at(self.first + first / PANEL);

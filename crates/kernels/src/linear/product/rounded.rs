@@ -3,7 +3,7 @@
 
 use super::lanes::{Kernel, Lanes, dispatch};
 use super::numbers::PANEL;
-use super::panels::{Blocks, Panels, Strided};
+use super::panels::{Panels, ReadBlocks, Strided};
 use super::rows::Matrix;
 use super::transpose::{BLOCK, Block, transpose};
 use crate::cpu::element::Element;
@@ -12,7 +12,7 @@ use half::bf16;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// The depth of rounded factors, with zeros in the last ones: AMX's tiles take 32 numbers of a row at a time.
+/// `held` filled up with zeros to a multiple of 32: AMX's tiles take 32 numbers of a row.
 pub(super) fn depth(held: usize) -> usize {
     held.next_multiple_of(32)
 }
@@ -76,7 +76,7 @@ struct Rounded<'a> {
     numbers: Strided<'a, f32>,
 }
 
-impl Blocks<bf16> for Rounded<'_> {
+impl ReadBlocks<bf16> for Rounded<'_> {
     #[inline(always)]
     fn read<S: Lanes>(&self, simd: S, (first, rows): (usize, usize), columns: Range<usize>) -> Block<bf16> {
         let rows = rows.min(self.held.saturating_sub(first));

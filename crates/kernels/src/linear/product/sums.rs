@@ -291,8 +291,8 @@ fn sum<S: Lanes, E: Factor, O: PanelNumber>(
     let stride = count * PANEL;
     let panel = depth * PANEL;
     assert!(x.len() >= rows * packed && sums.len() >= rows * stride && panels.len() >= count * depth * PANEL);
-    // Two panels of f32 have four times as much for each of their rows: as many groups fetch it together.
-    let fetched = if rows.div_ceil(S::ROWS) < 4 { 2 * FETCHED } else { FETCHED };
+    // Each row of two panels of f32 has four times FETCHED bytes: that many groups fetch them together.
+    let fetched = if count > 1 && (2..4).contains(&rows.div_ceil(S::ROWS)) { 2 * FETCHED } else { FETCHED };
     let whole = tile(S::ROWS.min(rows), count);
     let last = tile((rows - 1) % S::ROWS + 1, count);
     for k in (0..depth).step_by(DEPTH) {

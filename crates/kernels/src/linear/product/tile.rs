@@ -21,17 +21,18 @@ pub(crate) struct Tile<E> {
     pub(crate) stride: usize,
     /// Whether to add to what `out` holds.
     pub(crate) add: bool,
-    /// Memory that a later tile needs: meanwhile, [`FETCHED`] bytes for each row of the panels are fetched from there. A
+    /// Memory that a later tile needs: meanwhile, `fetched` bytes for each row of the panels are fetched from there. A
     /// single row fetches its own panels instead.
     pub(crate) next: *const u8,
-    /// [`FETCHED`], or twice that.
+    /// The bytes to fetch for each row of the panels: [`FETCHED`] or twice that.
     pub(crate) fetched: usize,
 }
 
 /// The distance, in bytes, at which a single row fetches its panels ahead: it reads them at the speed of memory.
 const AHEAD: usize = 2048;
 
-/// The bytes that a tile fetches while it reads one row of its panels: every other row, a cache line.
+/// The bytes that a tile fetches while it reads one row of its panels: a cache line for every other row. Where few groups share
+/// a strip, each fetches twice that.
 pub(crate) const FETCHED: usize = 32;
 
 /// Computes a tile of M rows and N vectors.

@@ -17,7 +17,7 @@ pub(super) fn transpose<S: Lanes, E: PanelNumber>(simd: S, block: &Block<E>) -> 
     let Some(numbers) = E::as_f32s(block.as_flattened()) else {
         return std::array::from_fn(|k| std::array::from_fn(|c| block[c][k]));
     };
-    let transposed = transposed(simd, numbers.as_chunks().0);
+    let transposed = transpose_f32s(simd, numbers.as_chunks().0);
     let mut out = [[E::from_f32(0.0); PANEL]; BLOCK];
     E::narrow(transposed.as_flattened(), out.as_flattened_mut());
     out
@@ -26,7 +26,7 @@ pub(super) fn transpose<S: Lanes, E: PanelNumber>(simd: S, block: &Block<E>) -> 
 /// The transpose of a block, in squares of a vector's size. Each stage zips the upper rows with the lower ones, which doubles the
 /// distance of two numbers that began in neighboring lanes.
 #[inline(always)]
-fn transposed<S: Lanes>(simd: S, block: &[[f32; PANEL]]) -> Block<f32> {
+fn transpose_f32s<S: Lanes>(simd: S, block: &[[f32; PANEL]]) -> Block<f32> {
     let lanes = S::F32_LANES;
     let mut out = [[0.0; PANEL]; BLOCK];
     for top in (0..BLOCK).step_by(lanes) {

@@ -1,5 +1,6 @@
 use super::Weight;
 use super::WeightLayout::{InOut, OutIn};
+use super::linear_cross_entropy::ROWS;
 use crate::cpu::dispatch::{Dispatch, Implementation};
 use crate::cpu::test_numbers::{error, numbers, wide};
 use crate::linear::linear;
@@ -291,10 +292,9 @@ fn a_low_rank_update_is_the_sum_of_its_parts() -> Result<()> {
 /// Against the plain table's loss and gradients, over more rows than a chunk has.
 #[test]
 fn cross_entropies_are_those_of_the_plain_table() -> Result<()> {
-    const CHUNK: usize = 256;
-    for rows in [1, 7, CHUNK, CHUNK + 9] {
+    for rows in [1, 7, ROWS, ROWS + 9] {
         let x = Var::from_tensor(&numbers((rows, 32), 2)?)?;
-        #[allow(clippy::cast_possible_truncation)] // 265
+        #[allow(clippy::cast_possible_truncation)] // a few thousand
         let ids = (0..rows as u32).map(|i| i * 7 % 70);
         let targets = Tensor::from_iter(ids, &Device::Cpu)?;
         for (weight, plain) in every_kind(&numbers((70, 32), 1)?.t()?)? {
