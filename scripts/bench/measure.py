@@ -43,7 +43,8 @@ class Bench(NamedTuple):
         if row.group == "start":
             ids = prompt(row.tokens, self.shape["vocab_size"])
             return median([self.generate(ids, 1, threads).seconds for _ in range(1 + row.runs)][1:])
-        options = ["--batch", row.batch, "--tokens", row.tokens, "--runs", row.runs, "--dtype", self.dtype]
+        options = ["--batch", row.batch, "--tokens", row.tokens, "--runs", row.runs]
+        options += ["--train-dtype" if row.trains else "--dtype", self.dtype]
         options += ["--last"] if row.last else []
         options += ["--new-tokens", row.new_tokens] if row.group == "decode" else []
         options += ["--model", self.folder] if row.needs_checkpoint else []
@@ -63,8 +64,9 @@ class Bench(NamedTuple):
             return median([fresh(FRESH_START).seconds for _ in range(1 + row.runs)][1:])
         if row.group == "memory":
             return fresh(FRESH_FORWARD).peak_bytes / 1e9
-        if row.group in ("train", "train-memory"):
-            done = run(sys.executable, "-c", FRESH_TRAIN, threads, row.batch, row.tokens, row.runs, row.theirs)
+        if row.trains:
+            counts = [threads, row.batch, row.tokens, row.runs]
+            done = run(sys.executable, "-c", FRESH_TRAIN, *counts, row.theirs, TORCH_DTYPES[self.dtype])
             return float(done.stdout) if row.group == "train" else done.peak_bytes / 1e9
         ms = self.pytorch("time", row=asdict(row), threads=threads)
         return 1e3 * row.batch * row.new_tokens / ms if row.group == "decode" else ms

@@ -56,8 +56,12 @@ class Row:
         return {"decode": "tok/s", "start": "s", "memory": "GB", "train-memory": "GB"}.get(self.group, "ms")
 
     @property
+    def trains(self) -> bool:
+        return self.group in ("train", "train-memory")
+
+    @property
     def needs_checkpoint(self) -> bool:
-        return self.group not in ("core", "block", "train", "train-memory")
+        return self.group not in ("core", "block") and not self.trains
 
 
 ROWS = [

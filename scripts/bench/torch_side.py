@@ -37,7 +37,7 @@ with torch.inference_mode():
 FRESH_TRAIN = """
 import statistics, sys, time, torch
 from transformers import GPT2Config, GPT2LMHeadModel
-threads, batch, tokens, runs, attention = *(int(arg) for arg in sys.argv[1:5]), sys.argv[5]
+threads, batch, tokens, runs, (attention, dtype) = *(int(arg) for arg in sys.argv[1:5]), sys.argv[5:]
 torch.set_num_threads(threads)
 torch.manual_seed(0)
 config = GPT2Config(attn_implementation=attention)
@@ -48,7 +48,9 @@ times = []
 for _ in range(1 + runs):
     start = time.perf_counter()
     optimizer.zero_grad()
-    model(ids, labels=ids, use_cache=False).loss.backward()
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+        loss = model(ids, labels=ids, use_cache=False).loss
+    loss.backward()
     optimizer.step()
     times.append(1e3 * (time.perf_counter() - start))
 print(statistics.median(times[1:]))
