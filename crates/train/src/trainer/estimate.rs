@@ -15,7 +15,7 @@ const KEPT_BY_BLOCK: usize = 20;
 /// The numbers beside the blocks: of the pass backward through one of them, and of the ends of the model.
 const KEPT_BESIDE: usize = 36;
 /// The positions whose logits exist at a time: the loss computes them in chunks.
-const LOGITS: usize = 1024;
+const LOGITS: usize = 512;
 /// The sizes of such a chunk in memory: the logits, and their copy for a product.
 const OF_LOGITS: usize = 2;
 /// The bytes of the program itself.

@@ -18,10 +18,10 @@ use candle_core::{CudaStorage, backend::BackendStorage};
 use std::sync::Arc;
 
 /// The number of rows whose logits are in memory at a time: enough for the matrix products to run at full speed.
-pub(super) const ROWS: usize = 1024;
+pub(super) const ROWS: usize = 512;
 
 /// `cross_entropy(x·Wᵀ, targets)`: the mean in nats over the rows; differentiable. In f32 on the CPU, and where
-/// `dispatch` runs our GPU kernels, the logits of at most 1024 rows are in memory at a time, except in builds with a
+/// `dispatch` runs our GPU kernels, the logits of at most 512 rows are in memory at a time, except in builds with a
 /// vendor's matrix product on the CPU. The forward pass already computes the gradients of every tracked input.
 ///
 /// # Shapes
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    #[allow(clippy::cast_possible_truncation)] // 1029
+    #[allow(clippy::cast_possible_truncation)] // 517
     fn loss_and_gradients_are_those_of_the_logits() -> Result<()> {
         let targets = |n: u32, v: u32| Tensor::from_iter((0..n).map(|i| i64::from(i * 31 % v)), &Device::Cpu);
         // One row, a few rows, and more rows than a chunk.
