@@ -4,6 +4,7 @@
 
 use std::io::Write;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A launcher: its program, what its version says, and how to install it.
 pub(crate) struct Mpi {
@@ -40,6 +41,13 @@ pub(crate) fn launcher(mpi: Mpi, args: &[&str]) -> Option<Command> {
 
 /// Open MPI's mpirun with `ranks` ranks of `program`, on a machine with fewer cores than ranks, and by root if need be.
 pub(crate) fn mpirun(ranks: usize, program: &str) -> Option<Command> {
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
     let options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"];
-    launcher(OPEN_MPI, &[&options[..], &["-n", &ranks.to_string(), program]].concat())
+    let mut command = launcher(OPEN_MPI, &[&options[..], &["-n", &ranks.to_string(), program]].concat())?;
+    // Two that make the same folder at a time fail: each gets its own.
+    let number = RUNS.fetch_add(1, Ordering::Relaxed);
+    let folder = std::env::temp_dir().join(format!("mpirun-{}-{number}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a temporary folder");
+    command.env("OMPI_MCA_orte_tmpdir_base", folder);
+    Some(command)
 }
