@@ -3,6 +3,7 @@
 #![allow(dead_code)] // each package uses a part of it
 
 use std::io::Write;
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -44,10 +45,11 @@ pub(crate) fn mpirun(ranks: usize, program: &str) -> Option<Command> {
     static RUNS: AtomicUsize = AtomicUsize::new(0);
     let options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"];
     let mut command = launcher(OPEN_MPI, &[&options[..], &["-n", &ranks.to_string(), program]].concat())?;
-    // Two that make the same folder at a time fail: each gets its own.
+    // Two that make the same folder at a time fail: each gets its own, which stays empty and is used again.
     let number = RUNS.fetch_add(1, Ordering::Relaxed);
-    let folder = std::env::temp_dir().join(format!("mpirun-{}-{number}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a temporary folder");
+    let name = format!("mpirun-{}-{number}", env!("CARGO_CRATE_NAME"));
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::create_dir_all(&folder).expect("a folder for mpirun");
     command.env("OMPI_MCA_orte_tmpdir_base", folder);
     Some(command)
 }
