@@ -1,4 +1,4 @@
-//! Products of f32 matrices whose numbers are rounded to bf16 first, for training: AMX and AVX512-BF16 multiply bf16 at several
+//! Factors of f32 products, rounded to bf16 for training: AMX and AVX512-BF16 multiply bf16 at several
 //! times the speed of f32. Products of two bf16 numbers are exact in f32, and so are not rounded again; sums are in f32.
 
 use super::lanes::{Kernel, Lanes, dispatch};
@@ -12,7 +12,7 @@ use half::bf16;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// `held` filled up with zeros to a multiple of 32: AMX's tiles take 32 numbers of a row.
+/// The depth of factors that `held` numbers of a row and zeros fill: AMX's tiles take 32 numbers at a time.
 pub(super) fn depth(held: usize) -> usize {
     held.next_multiple_of(32)
 }

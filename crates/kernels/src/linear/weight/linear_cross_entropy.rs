@@ -20,9 +20,9 @@ use std::sync::Arc;
 /// The number of rows whose logits are in memory at a time: enough for the matrix products to run at full speed.
 pub(super) const ROWS: usize = 512;
 
-/// `cross_entropy(x·Wᵀ, targets)`: the mean in nats over the rows; differentiable. In f32 on the CPU, and where
-/// `dispatch` runs our GPU kernels, the logits of at most 512 rows are in memory at a time, except in builds with a
-/// vendor's matrix product on the CPU. The forward pass already computes the gradients of every tracked input.
+/// `cross_entropy(x·Wᵀ, targets)`: the mean in nats over the rows; differentiable. In f32 on the CPU, the logits
+/// of at most 512 rows are in memory at a time, and of at most 4096 where `dispatch` runs our GPU kernels; builds with a
+/// vendor's matrix product on the CPU hold all of them. The forward pass already computes the gradients of every tracked input.
 ///
 /// # Shapes
 /// `x` (.., C), `weight` (V, C), `targets`: one integer below V for each row of `x` -> scalar, in f32 or wider

@@ -349,7 +349,7 @@ impl Weight {
     }
 
     /// The mean cross-entropy in nats of predicting `targets` with the logits `x·W`; differentiable. In f32 on the CPU, and
-    /// where our GPU kernels run, the logits are never all in memory.
+    /// where our GPU kernels run, only the logits of some rows are in memory at a time.
     ///
     /// # Shapes
     /// `x` (.., in), `targets`: one integer below `out` for each row of `x` -> scalar

@@ -96,7 +96,7 @@ impl LmHead {
         self.layer.weight().is_some_and(|weight| weight.is(&wte.weight))
     }
 
-    /// The mean cross-entropy in nats of predicting `targets` from `x`. The logits are never all in memory at once where there is a
+    /// The mean cross-entropy in nats of predicting `targets` from `x`. Only the logits of some rows are in memory at a time where there is a
     /// kernel, see [`Weight::cross_entropy`].
     ///
     /// # Shapes
