@@ -14,8 +14,8 @@ use std::mem::MaybeUninit;
 /// degree 6, and n goes into the exponent's bits.
 #[inline(always)]
 pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
-    // Adding 1.5·2^23 leaves the nearest integer in the low bits of the mantissa.
-    const ROUND: f32 = 12_582_912.0;
+    // Adding 1.5·2^23 leaves the nearest integer in the low bits of the mantissa, here plus 127, as the exponent's bits hold it.
+    const ROUND: f32 = 12_582_912.0 + 127.0;
     const LN_2: f64 = std::f64::consts::LN_2;
     #[allow(clippy::cast_possible_truncation)] // the coefficients are f32
     const C: [f32; 7] = [
@@ -27,20 +27,18 @@ pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
         (LN_2 * LN_2 * LN_2 * LN_2 * LN_2 / 120.0) as f32,
         (LN_2 * LN_2 * LN_2 * LN_2 * LN_2 * LN_2 / 720.0) as f32,
     ];
+    // Below -126, n = -127: the bits of 0. NaN compares as false.
+    let tiny = simd.less_than_f32s(x, simd.splat_f32s(-126.0));
+    let x = simd.select_f32s(tiny, simd.splat_f32s(-127.0), x);
     let round = simd.splat_f32s(ROUND);
     let shifted = simd.add_f32s(x, round);
     let f = simd.sub_f32s(x, simd.sub_f32s(shifted, round));
+    let power = simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(shifted), simd.splat_u32s(23));
     let mut p = simd.splat_f32s(C[6]);
     for c in C[..6].iter().rev() {
         p = simd.mul_add_e_f32s(p, f, simd.splat_f32s(*c));
     }
-    let n = simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(shifted), simd.splat_u32s(23));
-    let scaled = simd.transmute_f32s_u32s(simd.add_u32s(simd.transmute_u32s_f32s(p), n));
-    // Below 2^-126 the exponent would wrap. Such a weight counts as 0, because the row's largest is 1.
-    let zero = simd.splat_f32s(0.0);
-    let tiny = simd.less_than_f32s(x, simd.splat_f32s(-126.0));
-    let value = simd.select_f32s(tiny, zero, scaled);
-    simd.select_f32s(simd.equal_f32s(x, x), value, x)
+    simd.mul_f32s(p, simd.transmute_f32s_u32s(power))
 }
 
 /// `tanh(x)`: relative error below 4e-7; NaN stays NaN.
@@ -211,6 +209,42 @@ impl<E: Function> WithSimd for MapInPlace<'_, E> {
         if !tail.is_empty() {
             let last = simd.partial_load_f32s(tail);
             simd.partial_store_f32s(tail, self.function.apply(simd, last, last));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Exp2;
+
+    impl Function for Exp2 {
+        #[inline(always)]
+        fn apply<S: Simd>(&self, simd: S, a: S::f32s, _: S::f32s) -> S::f32s {
+            exp2(simd, a)
+        }
+    }
+
+    #[test]
+    fn exp2_is_what_it_says() {
+        let on_processor = |x: &mut [f32]| isa::arch().dispatch(MapInPlace { x, function: &Exp2 });
+        let portable = |x: &mut [f32]| MapInPlace { x, function: &Exp2 }.with_simd(pulp::Scalar);
+        for run in [&on_processor as &dyn Fn(&mut [f32]), &portable] {
+            #[allow(clippy::cast_precision_loss)] // exact: below 2^24
+            let mut powers: Vec<f32> = (-126 * 1024..127 * 1024).map(|i| i as f32 / 1024.0).collect();
+            let expected: Vec<f64> = powers.iter().map(|x| f64::from(*x).exp2()).collect();
+            run(&mut powers);
+            for (x, y) in powers.iter().zip(expected) {
+                assert!((f64::from(*x) / y - 1.0).abs() < 2e-7, "{x} {y}");
+            }
+            let mut ends = [0.0, -126.00001, -126.5, -127.5, -1e30, f32::NEG_INFINITY, f32::NAN, -f32::NAN];
+            run(&mut ends);
+            assert_eq!(
+                ends[..6].iter().map(|x| x.to_bits()).collect::<Vec<_>>(),
+                [1f32.to_bits(), 0, 0, 0, 0, 0]
+            );
+            assert!(ends[6].is_nan() && ends[7].is_nan());
         }
     }
 }
