@@ -74,7 +74,7 @@ def parse() -> argparse.Namespace:
     training = [name for name in args.rows if name.startswith("train")]
     if args.dtype != "f32" and training and not (rows_given and args.dtype == "bf16"):
         if rows_given:
-            parser.error(f"--dtype f16: {', '.join(training)} train in f32 or bf16")
+            parser.error(f"--dtype {args.dtype}: {', '.join(training)} train in f32 or bf16")
         args.rows = [name for name in args.rows if name not in training]
     if args.rounds < 1 or args.threads < 1:
         parser.error("--rounds and --threads begin at 1")

@@ -122,7 +122,7 @@ impl<'a> Frozen<'a> {
         nodes.iter().map(value).collect()
     }
 
-    /// What a node writes: its point, its position, and the vector.
+    /// The vector that a node writes, with its point and its position.
     fn written(&self, node: &GraphNode) -> Result<Changed> {
         let error = |layer: usize, position: usize| -> Result<Tensor> {
             let dictionary = self.transcoders[layer].dictionary();

@@ -30,7 +30,8 @@ fn all_heads() -> impl Iterator<Item = Head> {
 
 #[test]
 fn tables_and_eigenvalues_are_those_of_transformer_lens() -> Result {
-    let (circuits, expected) = (circuits()?, reference("circuits.safetensors")?);
+    let circuits = circuits()?;
+    let expected = reference("circuits.safetensors")?;
     let every: Vec<u32> = (0..53).collect();
     for name in ["0.1", "2.0"] {
         let head: Head = name.parse()?;
@@ -72,7 +73,8 @@ fn tables_and_eigenvalues_are_those_of_transformer_lens() -> Result {
 
 #[test]
 fn singular_vectors_make_up_the_circuit() -> Result {
-    let (circuits, expected) = (circuits()?, reference("circuits.safetensors")?);
+    let circuits = circuits()?;
+    let expected = reference("circuits.safetensors")?;
     let every: Vec<u32> = (0..53).collect();
     for (circuit, key) in [(Circuit::Ov, "ov"), (Circuit::Qk, "qk")] {
         let mut values = vec![];
@@ -104,7 +106,8 @@ fn singular_vectors_make_up_the_circuit() -> Result {
 
 #[test]
 fn compositions_are_those_of_transformer_lens() -> Result {
-    let (circuits, expected) = (circuits()?, reference("circuits.safetensors")?);
+    let circuits = circuits()?;
+    let expected = reference("circuits.safetensors")?;
     for (kind, name) in Composition::ALL.iter().zip(["Q", "K", "V"]) {
         let mut done = vec![];
         let scores = circuits.composition(*kind, &mut |pairs, of| {

@@ -45,7 +45,7 @@ pub(crate) fn mpirun(ranks: usize, program: &str) -> Option<Command> {
     static RUNS: AtomicUsize = AtomicUsize::new(0);
     let options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"];
     let mut command = launcher(OPEN_MPI, &[&options[..], &["-n", &ranks.to_string(), program]].concat())?;
-    // Two that make the same folder at a time fail: each gets its own, which stays empty and is used again.
+    // Two that make the same folder at a time fail: each run of a test program gets its own, which stays empty and is used again.
     let number = RUNS.fetch_add(1, Ordering::Relaxed);
     let name = format!("mpirun-{}-{number}", env!("CARGO_CRATE_NAME"));
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);

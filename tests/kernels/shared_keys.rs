@@ -5,7 +5,7 @@ use crate::random;
 use candle_core::{DType, Tensor};
 use candle_fused::attention::{Hidden, Mask, Sdpa, Window, quantize_rows};
 
-/// How keys and values are stored beside queries of a dtype.
+/// The form of keys and values beside queries of a dtype.
 #[derive(Clone, Copy, Debug)]
 enum Stored {
     As(DType),

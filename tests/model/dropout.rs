@@ -70,7 +70,7 @@ fn eager_and_fused_drop_the_same_numbers() -> Result {
     Ok(())
 }
 
-/// What each of two equal blocks adds to a stream that is the same for both, under dropout.
+/// The vectors that each of two equal blocks adds to a stream that is the same for both, under dropout.
 fn added(config: &Config, biased: &str) -> Result<[Tensor; 2]> {
     let (variables, model) = model(config)?;
     {

@@ -16,7 +16,7 @@ pub(super) enum Ready {
 pub(super) struct Case {
     pub(super) line: &'static str,
     pub(super) ready: Ready,
-    /// What is left below `out`: exactly these names.
+    /// The names that are left below `out`: exactly these.
     pub(super) left: &'static [&'static str],
     pub(super) says: &'static [&'static str],
 }

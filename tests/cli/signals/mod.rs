@@ -80,7 +80,7 @@ impl World {
         command
     }
 
-    /// What the runs wrote.
+    /// Removes all that the runs wrote.
     fn clear(&self) -> Result {
         for name in ["out", "cache"] {
             let path = self.folder.file(name);
@@ -354,7 +354,7 @@ fn a_merge_that_is_killed_leaves_no_mixture() -> Result {
     Ok(())
 }
 
-/// Where a file may not grow any further, the write fails and is told, like on a full disk.
+/// A write fails and is told where a file may not grow any further, like on a full disk.
 #[test]
 fn a_limit_on_the_size_of_files_is_an_error() -> Result {
     let world = World::new()?;

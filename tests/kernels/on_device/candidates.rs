@@ -1,4 +1,4 @@
-//! What the GPU finds in rows of logits for the choice of the next tokens, against all logits on the CPU.
+//! The tokens that the GPU finds in rows of logits for the choice of the next tokens, against all logits on the CPU.
 
 use super::{DTYPES, device, numbers};
 use crate::common::Result;
@@ -26,7 +26,7 @@ fn found(search: &TokenSearch, rows: &[Vec<f32>], texts: &[Vec<u32>]) -> Result<
     Ok(search.read(&found)?)
 }
 
-/// The same by the definition. Of a draw, it is what f64 gives.
+/// The definition's result. Of a draw, it is what f64 gives.
 fn expected(search: &TokenSearch, logits: &[f32], text: &[u32], place: u32) -> FoundTokens {
     let mut logits = logits.to_vec();
     let mut ids = text.to_vec();

@@ -212,8 +212,10 @@ fn what_has_no_kernel_for_a_few_rows_is_computed_apart() -> Result {
             assert!(error <= tolerance, "{case}: {error:.1e}");
         }
         // A weight that learns, or a norm that does not fit.
-        let (weight, bias) = (weight(&factors(24, 40, dtype)?)?, row(40, dtype, 200_000, 0)?);
-        let (x, one) = (shifted(3, 24, dtype, 1, 0)?, row(24, dtype, 1, 0)?);
+        let weight = weight(&factors(24, 40, dtype)?)?;
+        let bias = row(40, dtype, 200_000, 0)?;
+        let x = shifted(3, 24, dtype, 1, 0)?;
+        let one = row(24, dtype, 1, 0)?;
         let learns = candle_core::Var::from_tensor(&one)?;
         let norm = InputNorm { weight: learns.as_tensor(), bias: &one, eps: 1e-5 };
         assert!(weight.forward_normed(&x, norm, Some(&bias), Epilogue::None)?.is_none());

@@ -210,7 +210,7 @@ fn embeddings_and_positions_are_the_definition() -> Result {
     Ok(())
 }
 
-/// What a table does not have is NaN in its row, and nowhere else.
+/// A row that a table does not have is NaN, and no other.
 #[test]
 fn ids_and_positions_beyond_the_tables_are_nan() -> Result {
     let device = device();

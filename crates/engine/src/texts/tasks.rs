@@ -166,7 +166,8 @@ fn induction(rng: &mut ChaCha8Rng, tokenizer: &Tokenizer) -> anyhow::Result<Pair
         bail!("this vocabulary has {} tokens, and {} are needed", ids.len(), RANDOM + 1);
     }
     let (tokens, _) = ids.partial_shuffle(rng, RANDOM + 1);
-    let (tokens, wrong) = (tokens[..RANDOM].to_vec(), tokens[RANDOM]);
+    let wrong = tokens[RANDOM];
+    let tokens = tokens[..RANDOM].to_vec();
     let at = rng.random_range(1..RANDOM);
     let mut other = tokens.clone();
     other[at] = wrong;

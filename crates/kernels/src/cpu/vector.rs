@@ -7,25 +7,23 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
-/// `2^x` for x below 127: relative error below 2e-7, exactly 1 at 0, exactly 0 below -126 and at -inf; NaN
+/// `2^x` for x below 127: relative error below 1.2e-7, exactly 1 at 0, exactly 0 below -126 and at -inf; NaN
 /// stays NaN.
 ///
-/// `2^x = 2^n · 2^f` with n the nearest integer and f in -1/2..1/2; `2^f` is its Taylor polynomial of
-/// degree 6, and n goes into the exponent's bits.
+/// `2^x = 2^n · 2^f` with n the nearest integer and f in -1/2..1/2. `2^f` is a polynomial of degree 6; `2^n` is made of its bits.
 #[inline(always)]
 pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     // Adding 1.5·2^23 leaves the nearest integer in the low bits of the mantissa, here plus 127, as the exponent's bits hold it.
     const ROUND: f32 = 12_582_912.0 + 127.0;
-    const LN_2: f64 = std::f64::consts::LN_2;
-    #[allow(clippy::cast_possible_truncation)] // the coefficients are f32
+    // Of all polynomials of degree 6 that are 1 at 0, the one whose largest relative error from -1/2 to 1/2 is smallest, 2e-9.
     const C: [f32; 7] = [
         1.0,
-        LN_2 as f32,
-        (LN_2 * LN_2 / 2.0) as f32,
-        (LN_2 * LN_2 * LN_2 / 6.0) as f32,
-        (LN_2 * LN_2 * LN_2 * LN_2 / 24.0) as f32,
-        (LN_2 * LN_2 * LN_2 * LN_2 * LN_2 / 120.0) as f32,
-        (LN_2 * LN_2 * LN_2 * LN_2 * LN_2 * LN_2 / 720.0) as f32,
+        std::f32::consts::LN_2,
+        0.240_226_48,
+        0.055_503_324,
+        0.009_618_437,
+        0.001_339_887_5,
+        0.000_153_533_62,
     ];
     // Below -126, n = -127: the bits of 0. NaN compares as false.
     let tiny = simd.less_than_f32s(x, simd.splat_f32s(-126.0));
@@ -231,12 +229,15 @@ mod tests {
         let on_processor = |x: &mut [f32]| isa::arch().dispatch(MapInPlace { x, function: &Exp2 });
         let portable = |x: &mut [f32]| MapInPlace { x, function: &Exp2 }.with_simd(pulp::Scalar);
         for run in [&on_processor as &dyn Fn(&mut [f32]), &portable] {
-            #[allow(clippy::cast_precision_loss)] // exact: below 2^24
-            let mut powers: Vec<f32> = (-126 * 1024..127 * 1024).map(|i| i as f32 / 1024.0).collect();
+            // Numbers on both sides of 0, the nearest of which are the most, and of every exponent of a result.
+            let near = (1f32.to_bits() - (24 << 23)..=1f32.to_bits()).step_by(97).map(f32::from_bits);
+            let ends = (0.4999f32.to_bits()..0.5f32.to_bits()).map(f32::from_bits);
+            let far = (-126 * 8..127 * 8).map(|i: i16| f32::from(i) / 8.0);
+            let mut powers: Vec<f32> = near.chain(ends).flat_map(|x| [x, -x]).chain(far).collect();
             let expected: Vec<f64> = powers.iter().map(|x| f64::from(*x).exp2()).collect();
             run(&mut powers);
             for (x, y) in powers.iter().zip(expected) {
-                assert!((f64::from(*x) / y - 1.0).abs() < 2e-7, "{x} {y}");
+                assert!((f64::from(*x) / y - 1.0).abs() < 1.2e-7, "{x} {y}");
             }
             let mut ends = [0.0, -126.00001, -126.5, -127.5, -1e30, f32::NEG_INFINITY, f32::NAN, -f32::NAN];
             run(&mut ends);

@@ -139,7 +139,8 @@ impl LinearWithEpilogue {
         CudaBlasLT: Matmul<E>,
     {
         static HANDLES: LazyLock<PerStream<CudaBlasLT>> = LazyLock::new(PerStream::default);
-        let (device, failed) = (out.device().clone(), |error: CublasError| candle_core::Error::wrap(error));
+        let device = out.device().clone();
+        let failed = |error: CublasError| candle_core::Error::wrap(error);
         let handle =
             HANDLES.get(&device, |_| true, || CudaBlasLT::new(device.cuda_stream()).map_err(failed))?;
         let guards = [&self.x, &self.weight, &self.bias].map(Tensor::storage_and_layout);

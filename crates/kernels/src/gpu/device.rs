@@ -150,11 +150,11 @@ pub(crate) unsafe fn launch(mut args: LaunchArgs, launch: &Launch) -> Result<()>
 }
 
 /// A stream: its context and handle, and the thread if it is another one in each, under the same handle.
-type Stream = (usize, usize, Option<ThreadId>);
+type StreamKey = (usize, usize, Option<ThreadId>);
 
 /// One `T` for each stream, made when it is needed and kept.
 #[derive(Debug)]
-pub(super) struct PerStream<T>(Mutex<HashMap<Stream, Arc<T>>>);
+pub(super) struct PerStream<T>(Mutex<HashMap<StreamKey, Arc<T>>>);
 
 impl<T> Default for PerStream<T> {
     fn default() -> Self {

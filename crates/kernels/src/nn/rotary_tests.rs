@@ -4,7 +4,7 @@ use crate::cpu::test_numbers::{error, numbers, wide};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::rotary_emb::{rope_i_slow, rope_slow};
 
-type Function = fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>;
+type Rotate = fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>;
 
 const THETA: f64 = 10_000.;
 
@@ -32,7 +32,7 @@ fn every_layout_is_candles() -> Result<()> {
     // Plain operations, as on a GPU.
     let wide_cos = wide(&cos)?;
     let wide_sin = wide(&sin)?;
-    for function in [rope as Function, rope_i] {
+    for function in [rope as Rotate, rope_i] {
         let plain = function(&wide(&view.transpose(1, 2)?)?.transpose(1, 2)?, &wide_cos, &wide_sin)?;
         assert!(plain.is_contiguous());
         near(function(&view, &cos, &sin)?, plain)?;
@@ -62,7 +62,7 @@ fn values_and_gradients_are_those_of_f64() -> Result<()> {
     let (cos, sin) = angles(t, w)?;
     let by_head = (2, 3, t, d);
     let by_position = (2, t, 3, d);
-    for (function, shape) in [(rope as Function, by_head), (rope_i, by_head), (rope_thd, by_position)] {
+    for (function, shape) in [(rope as Rotate, by_head), (rope_i, by_head), (rope_thd, by_position)] {
         for (dtype, rounding) in [(DType::F32, 1e-6), (DType::F16, 1. / 2048.), (DType::BF16, 1. / 256.)] {
             let run = |dtype| -> Result<[Tensor; 2]> {
                 let of = |x: &Tensor| x.to_dtype(dtype);
@@ -164,7 +164,7 @@ fn yarn_stays_within_the_pairs() {
 fn the_smallest_shapes_are_those_of_f64() -> Result<()> {
     let (cos, sin) = angles(1, 4)?;
     for (function, shape) in [
-        (rope as Function, (2, 3, 1, 8)),
+        (rope as Rotate, (2, 3, 1, 8)),
         (rope_i, (2, 3, 1, 8)),
         (rope_thd, (2, 1, 3, 8)),
         (rope_thd, (2, 1, 1, 8)),

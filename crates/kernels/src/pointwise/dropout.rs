@@ -107,7 +107,7 @@ impl Dropout {
         let stream = u128::from(stream[1]) << 32 | u128::from(stream[0]);
         let mut philox =
             Philox::new(key, stream << 64 | u128::from(row as u32) << 32 | u128::from((first / 4) as u32));
-        // Four columns share a counter.
+        // Four columns share a counter, and the first may be any of them.
         for _ in 0..first % 4 {
             philox.next_u32();
         }

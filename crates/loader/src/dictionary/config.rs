@@ -115,9 +115,9 @@ pub struct DictionaryConfig {
 }
 
 /// The JSON object, whose settings older files call otherwise, and newer ones put into `metadata`.
-struct Settings<'a>(&'a Map<String, Value>);
+struct ConfigFields<'a>(&'a Map<String, Value>);
 
-impl Settings<'_> {
+impl ConfigFields<'_> {
     /// A setting by its names, the newest first; `null` counts as missing.
     fn get(&self, names: &[&str]) -> Option<&Value> {
         let metadata = self.0.get("metadata").and_then(Value::as_object);
@@ -255,7 +255,7 @@ impl DictionaryConfig {
     /// # Errors
     /// Names the setting that is missing, wrong or not supported.
     pub(super) fn new(json: &Map<String, Value>) -> Result<Self, String> {
-        let settings = Settings(json);
+        let settings = ConfigFields(json);
         let (architecture, k) = settings.architecture()?;
         let is_transcoder = architecture.is_transcoder();
         let d_in = settings.size("d_in")?;

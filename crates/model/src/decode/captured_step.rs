@@ -25,7 +25,7 @@ pub(super) struct CapturedStep {
     state: Tensor,
     /// f32 (B, V)
     logits: Tensor,
-    /// What the GPU looks for in the logits, and what it has found; `None` if all logits are needed.
+    /// The search of the GPU through the logits, and the memory for its results; `None` if all logits are needed.
     search: Option<(TokenSearch, Tensor)>,
     graph: Option<CudaGraph>,
 }
@@ -66,8 +66,8 @@ impl CapturedStep {
         self.memory == cache.memory() && self.padding == padding
     }
 
-    /// What one more token of each row leaves; `words` are those of all rows that the search reads. The first call runs the step by
-    /// itself, so that all its kernels are loaded, and records it.
+    /// The outcome of one more token of each row; `words` are those of all rows that the search reads. The first call runs the
+    /// step by itself, so that all its kernels are loaded, and records it.
     pub(super) fn outcome_after(
         &mut self,
         cache: &mut KvCache,

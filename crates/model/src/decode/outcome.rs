@@ -1,10 +1,10 @@
-//! What a pass leaves for the choice of the next tokens: all logits, or what the GPU has found among them.
+//! The result of a pass for the choice of the next tokens: all logits, or what the GPU has found among them.
 
 use super::sampling::Sampler;
 use candle_core::{DType, Result, Tensor};
 use candle_fused::{FoundTokens, TokenSearch};
 
-/// What a pass leaves of each of its rows.
+/// The result of a pass for each of its rows.
 pub(super) enum Outcome {
     All(Vec<Vec<f32>>),
     /// The GPU still has the logits, f32 (B, V), for a row whose choice takes all.
@@ -15,7 +15,7 @@ pub(super) enum Outcome {
 }
 
 impl Outcome {
-    /// What a GPU finds in `logits` f32 (B, V), with the words of all rows that the search reads.
+    /// The tokens that a GPU finds in `logits` f32 (B, V). `words` are those of all rows that the search reads.
     pub(super) fn found(search: &TokenSearch, logits: Tensor, words: &[u32]) -> Result<Self> {
         let (rows, vocabulary) = logits.dims2()?;
         let device = logits.device();

@@ -128,7 +128,7 @@ impl Paused {
         self.choose(by.model.config(), &rows, outcome, chosen)
     }
 
-    /// What a step leaves after one token of each row, by its graph: that of another cache or of other padding is replaced.
+    /// The outcome of a step after one token of each row, by its graph: that of another cache or of other padding is replaced.
     fn outcome_by_graph(&mut self, by: HookedModel, ids: &[u32]) -> Result<Outcome> {
         let padding: Vec<usize> = self.rows.iter().map(|row| row.start).collect();
         let search = by.search(&self.sampling)?;
@@ -143,7 +143,7 @@ impl Paused {
         outcome
     }
 
-    /// What `logits` f32 (B, V) of these rows leave.
+    /// The outcome of `logits` f32 (B, V) of these rows.
     fn outcome(&self, by: HookedModel, rows: &[Row], logits: Tensor) -> Result<Outcome> {
         match by.search(&self.sampling)? {
             None => Ok(Outcome::All(logits.to_vec2()?)),
@@ -154,7 +154,7 @@ impl Paused {
         }
     }
 
-    /// What a search reads of these rows beside their logits.
+    /// The words that a search reads of these rows beside their logits.
     fn words_for(&self, search: &TokenSearch, config: &Config, rows: &[Row]) -> Result<Vec<u32>> {
         let mut words = vec![];
         for row in rows {
@@ -295,7 +295,7 @@ impl HookedModel<'_> {
         candle_core::bail!("no step can be a CUDA graph here: {cause}")
     }
 
-    /// What the GPU finds in the logits of a pass in place of a copy of them all; `None` if it has no kernel, with eager attention or
+    /// The search of the GPU through the logits of a pass, which replaces a copy of them all; `None` if it has no kernel, with eager attention or
     /// hooks, or if the choice of a token takes all logits.
     fn search(self, sampling: &Sampling) -> Result<Option<TokenSearch>> {
         let device = self.model.device();

@@ -159,7 +159,7 @@ impl Sampling {
         })
     }
 
-    /// How many of the first `count` tokens have `top_p` of their weights; `None` if that takes more than is known.
+    /// The number of the first `count` tokens that have `top_p` of their weights; `None` if that takes more than is known.
     fn nucleus(&self, ranked: &mut Ranked, highest: f32, count: usize, top_p: f64) -> Option<usize> {
         let weight = |logit| self.weight(logit, highest);
         let (total, error) = if count < ranked.vocabulary() {
@@ -185,7 +185,7 @@ impl Sampling {
         Some(count)
     }
 
-    /// What a GPU has to find in logits for the choice of a token; `None` if that takes all logits.
+    /// The search through logits on a GPU that is enough for the choice of a token; `None` if that takes all logits.
     pub(super) fn search(&self) -> Option<TokenSearch> {
         let plain = TokenSearch {
             listed: 0,

@@ -243,7 +243,7 @@ fn the_probabilities_are_those_that_draws_follow() -> Result<()> {
     Ok(())
 }
 
-/// What a GPU would find in these logits: the sum of the weights is added in another order.
+/// The tokens that a GPU would find in these logits: the sum of the weights is added in another order.
 fn found_in(search: &TokenSearch, sampling: &Sampling, logits: &[f32]) -> FoundTokens {
     let mut listed: Vec<(usize, f32)> = logits.iter().copied().enumerate().collect();
     let highest = most_probable(logits);
@@ -307,7 +307,7 @@ fn what_a_gpu_finds_gives_the_choice_of_all_logits() {
     assert!(decided > asked * 3 / 4 && asked > 2000, "{decided} of {asked}");
 }
 
-/// Where it found no token that certainly arrives first, all logits decide.
+/// All logits decide where it found no token that certainly arrives first.
 #[test]
 fn a_gpu_s_draw_is_taken_where_it_is_certain() -> Result<()> {
     let sampling = Sampling { seed: 3, ..Sampling::default() };
@@ -318,7 +318,7 @@ fn a_gpu_s_draw_is_taken_where_it_is_certain() -> Result<()> {
     Ok(())
 }
 
-/// Where the order of a sum could decide, all logits do.
+/// All logits decide where the order of a sum could.
 #[test]
 fn a_sum_on_the_edge_of_a_nucleus_decides_nothing() -> Result<()> {
     let sampling = Sampling { top_p: Some(0.5), ..Sampling::default() };

@@ -206,8 +206,8 @@ impl Gpt2LMHeadModel {
     }
 
     /// The mean cross-entropy in nats of predicting the batch's targets; differentiable. The result is the [`cross_entropy`]
-    /// of the logits, but in f32 on the CPU the logits, the largest tensors of a training step, are never all in
-    /// memory at once (except in builds with `mkl` or `accelerate`).
+    /// of the logits, but in f32 on the CPU the logits, the largest tensors of a training step, are in memory for 512 positions at
+    /// a time (except in builds with `mkl` or `accelerate`).
     ///
     /// `args` says what else the pass depends on: dropout ([`ForwardArgs::training`]), hooks, or an encoder's hidden states,
     /// which get a gradient, and without which the parameters of cross-attention get none. Where the batch's documents begin,

@@ -16,7 +16,8 @@ const KEPT_BY_BLOCK: usize = 20;
 const KEPT_BESIDE: usize = 36;
 /// The positions whose logits exist at a time: the loss computes them in chunks.
 const LOGITS: usize = 512;
-/// The sizes of such a chunk in memory: the logits, and their copy for a product.
+/// The numbers in memory for each of these logits: itself, and its copy for a product. The copy of the output table that products
+/// pack on AVX2, in portable code and in bf16 is not counted.
 const OF_LOGITS: usize = 2;
 /// The bytes of the program itself.
 const PROGRAM: usize = 88 << 20;

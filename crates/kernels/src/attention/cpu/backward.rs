@@ -144,7 +144,9 @@ impl HeadBackward<'_> {
         let [_, _, t, d] = q.dims;
         let [_, _, s, dv] = v.dims;
         let [width, value_width] = [d, dv].map(|d| d.next_multiple_of(S::F32_LANES));
-        let (panel, head, of_keys) = (N * S::F32_LANES, self.head, self.problem.key_head(self.head));
+        let panel = N * S::F32_LANES;
+        let head = self.head;
+        let of_keys = self.problem.key_head(head);
         let context = rows(simd, &self.context, head, value_width);
         let grads = rows(simd, &self.grad, head, value_width);
         let mut deltas = Vec::with_capacity(t);

@@ -69,7 +69,7 @@ impl<E: PanelNumber> ResultPart<'_, E> {
     pub(super) fn write<S: Lanes>(&mut self, simd: S, first: usize, sums: &[f32], stride: usize) {
         // Loops of their own for no activation and for GPT-2's, so that nothing is chosen in them.
         match self.result.finish.activation {
-            None => self.write_with(simd, first, sums, stride, Identity),
+            None => self.write_with(simd, first, sums, stride, Unchanged),
             Some(Activation::GeluTanh) => self.write_with(simd, first, sums, stride, GeluTanh),
             Some(other) => self.write_with(simd, first, sums, stride, other),
         }
@@ -135,12 +135,12 @@ trait Apply: Copy {
 }
 
 #[derive(Clone, Copy)]
-struct Identity;
+struct Unchanged;
 
 #[derive(Clone, Copy)]
 struct GeluTanh;
 
-impl Apply for Identity {
+impl Apply for Unchanged {
     #[inline(always)]
     fn apply<S: Simd>(self, _: S, y: S::f32s) -> S::f32s {
         y

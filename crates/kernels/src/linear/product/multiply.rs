@@ -59,14 +59,14 @@ impl Factors {
     /// [`product`](Self::product) on an instruction set; where `gemm` computes it, that takes the fastest.
     pub(super) fn product_on(self, isa: Isa, a: Matrix, b: Matrix) -> Vec<f32> {
         let count = result_len(a, b);
-        // The crate `gemm` makes slices of the results of one row or column.
+        // The crate `gemm` makes a slice of a result of one row or column, which must hold numbers.
         if a.shape[1] == 0 || a.shape[0] == 1 || b.shape[1] == 1 {
             let mut out = vec![0.0; count];
             self.add_product_on(isa, &mut out, a, b);
             return out;
         }
         let mut out = Vec::with_capacity(count);
-        // SAFETY: there is room for `count` numbers, and all of them are written; nothing is read before.
+        // SAFETY: the memory is new and has room for `count` numbers, which are all written, and not read before.
         unsafe {
             self.write(isa, out.as_mut_ptr(), false, a, b);
             out.set_len(count);
@@ -78,7 +78,8 @@ impl Factors {
     pub(super) fn add_product_on(self, isa: Isa, out: &mut [f32], a: Matrix, b: Matrix) {
         assert_eq!(out.len(), result_len(a, b));
         if a.shape[1] > 0 {
-            // SAFETY: `out` holds the numbers of the result.
+            // SAFETY: `out` holds as many numbers as the result; it is borrowed mutably, so that it overlaps neither factor and
+            // nobody else uses it.
             unsafe { self.write(isa, out.as_mut_ptr(), true, a, b) };
         }
     }
@@ -90,7 +91,7 @@ impl Factors {
     pub(super) unsafe fn write(self, isa: Isa, out: *mut f32, onto: bool, a: Matrix, b: Matrix) {
         let [m, k] = a.shape;
         let n = b.shape[1];
-        assert!(a.is_whole() && b.is_whole());
+        assert!(a.is_whole() && b.is_whole() && k == b.shape[0] && k > 0);
         let finish = Finish { onto, ..Finish::NOTHING };
         // SAFETY: the caller guarantees the result. The slices hold the matrices, as asserted above.
         unsafe {

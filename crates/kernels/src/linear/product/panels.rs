@@ -2,7 +2,7 @@
 
 use super::lanes::{Kernel, Lanes, dispatch};
 use super::numbers::{Bf16Pair, PANEL, PanelNumber, STRIP};
-use super::transpose::{BLOCK, Block, transpose};
+use super::transpose::{BLOCK, Square, transpose};
 use crate::cpu::isa;
 use crate::cpu::memory::{CacheLines, fetch};
 use half::bf16;
@@ -83,7 +83,7 @@ impl<E: PanelNumber> Panels<E> {
 /// A matrix that is read in blocks.
 pub(super) trait ReadBlocks<E>: Sync {
     /// Rows `first..first + rows`, at most [`BLOCK`], of some columns, at most [`PANEL`]; the rest of the block is 0.
-    fn read<S: Lanes>(&self, simd: S, rows: (usize, usize), columns: Range<usize>) -> Block<E>;
+    fn read<S: Lanes>(&self, simd: S, rows: (usize, usize), columns: Range<usize>) -> Square<E>;
 }
 
 /// Writes the panels from number `first` on.
@@ -125,14 +125,14 @@ pub(super) struct Strided<'a, E> {
 
 impl<E: PanelNumber> ReadBlocks<E> for Strided<'_, E> {
     #[inline(always)]
-    fn read<S: Lanes>(&self, simd: S, (first, rows): (usize, usize), columns: Range<usize>) -> Block<E> {
+    fn read<S: Lanes>(&self, simd: S, (first, rows): (usize, usize), columns: Range<usize>) -> Square<E> {
         let Self { data, row, column } = *self;
-        // Rows lie far apart, and no processor fetches the next ones by itself.
+        // Rows may lie more than a page apart, and processors seldom fetch across pages by themselves.
         let fetch_from = |at: usize| fetch(data.as_ptr().wrapping_add(at).cast());
         let mut block = [[E::from_f32(0.0); PANEL]; BLOCK];
         if column == 1 && columns.len() == PANEL {
             for (k, out) in (first..first + rows).zip(&mut block) {
-                fetch_from(row.wrapping_mul(k + BLOCK) + columns.start);
+                fetch_from(row.wrapping_mul(k + BLOCK).wrapping_add(columns.start));
                 out.copy_from_slice(&data[k * row + columns.start..][..PANEL]);
             }
         } else if row == 1 && rows == BLOCK {
@@ -160,7 +160,7 @@ struct Turned<'a, E> {
 
 impl<E: PanelNumber> ReadBlocks<E> for Turned<'_, E> {
     #[inline(always)]
-    fn read<S: Lanes>(&self, simd: S, (first, rows): (usize, usize), columns: Range<usize>) -> Block<E> {
+    fn read<S: Lanes>(&self, simd: S, (first, rows): (usize, usize), columns: Range<usize>) -> Square<E> {
         let panel = self.panels.starting_at(self.first + first / PANEL);
         // The blocks of the next rows lie a whole panel further on.
         let next = panel.as_ptr().wrapping_add(self.panels.rows() * PANEL);

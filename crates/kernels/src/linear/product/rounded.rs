@@ -5,7 +5,7 @@ use super::lanes::{Kernel, Lanes, dispatch};
 use super::numbers::PANEL;
 use super::panels::{Panels, ReadBlocks, Strided};
 use super::rows::Matrix;
-use super::transpose::{BLOCK, Block, transpose};
+use super::transpose::{BLOCK, Square, transpose};
 use crate::cpu::element::Element;
 use crate::cpu::isa;
 use half::bf16;
@@ -78,7 +78,7 @@ struct Rounded<'a> {
 
 impl ReadBlocks<bf16> for Rounded<'_> {
     #[inline(always)]
-    fn read<S: Lanes>(&self, simd: S, (first, rows): (usize, usize), columns: Range<usize>) -> Block<bf16> {
+    fn read<S: Lanes>(&self, simd: S, (first, rows): (usize, usize), columns: Range<usize>) -> Square<bf16> {
         let rows = rows.min(self.held.saturating_sub(first));
         let block = self.numbers.read(simd, (first, rows), columns);
         let mut rounded = [[bf16::ZERO; PANEL]; BLOCK];

@@ -291,7 +291,8 @@ fn sum<S: Lanes, E: Factor, O: PanelNumber>(
     let stride = count * PANEL;
     let panel = depth * PANEL;
     assert!(x.len() >= rows * packed && sums.len() >= rows * stride && panels.len() >= count * depth * PANEL);
-    // Each row of two panels of f32 has four times FETCHED bytes: that many groups fetch them together.
+    // A row of two panels of f32 has four times FETCHED bytes: four groups of rows fetch it together. Two or three have to fetch
+    // twice as much each.
     let fetched = if count > 1 && (2..4).contains(&rows.div_ceil(S::ROWS)) { 2 * FETCHED } else { FETCHED };
     let whole = tile(S::ROWS.min(rows), count);
     let last = tile((rows - 1) % S::ROWS + 1, count);

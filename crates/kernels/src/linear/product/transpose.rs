@@ -7,13 +7,13 @@ use super::numbers::{PANEL, PanelNumber};
 pub(super) const BLOCK: usize = 16;
 
 /// A block of a matrix: [`BLOCK`] rows of [`PANEL`] numbers.
-pub(super) type Block<E> = [[E; PANEL]; BLOCK];
+pub(super) type Square<E> = [[E; PANEL]; BLOCK];
 
 const _: () = assert!(BLOCK == PANEL, "a block is a square");
 
 /// The block whose number (k, c) is `block[c][k]`.
 #[inline(always)]
-pub(super) fn transpose<S: Lanes, E: PanelNumber>(simd: S, block: &Block<E>) -> Block<E> {
+pub(super) fn transpose<S: Lanes, E: PanelNumber>(simd: S, block: &Square<E>) -> Square<E> {
     let Some(numbers) = E::as_f32s(block.as_flattened()) else {
         return std::array::from_fn(|k| std::array::from_fn(|c| block[c][k]));
     };
@@ -26,7 +26,7 @@ pub(super) fn transpose<S: Lanes, E: PanelNumber>(simd: S, block: &Block<E>) -> 
 /// The transpose of a block, in squares of a vector's size. Each stage zips the upper rows with the lower ones, which doubles the
 /// distance of two numbers that began in neighboring lanes.
 #[inline(always)]
-fn transpose_f32s<S: Lanes>(simd: S, block: &[[f32; PANEL]]) -> Block<f32> {
+fn transpose_f32s<S: Lanes>(simd: S, block: &[[f32; PANEL]]) -> Square<f32> {
     let lanes = S::F32_LANES;
     let mut out = [[0.0; PANEL]; BLOCK];
     for top in (0..BLOCK).step_by(lanes) {

@@ -348,8 +348,9 @@ impl Weight {
         }
     }
 
-    /// The mean cross-entropy in nats of predicting `targets` with the logits `x·W`; differentiable. In f32 on the CPU, and
-    /// where our GPU kernels run, only the logits of some rows are in memory at a time.
+    /// The mean cross-entropy in nats of predicting `targets` with the logits `x·W`; differentiable. In f32 on the CPU
+    /// (except in builds with `mkl` or `accelerate`), and where our GPU kernels run, only the logits of some rows are in memory at
+    /// a time.
     ///
     /// # Shapes
     /// `x` (.., in), `targets`: one integer below `out` for each row of `x` -> scalar

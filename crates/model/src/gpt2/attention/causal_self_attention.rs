@@ -89,7 +89,9 @@ impl CausalSelfAttention {
     }
 
     pub(crate) fn load_at(place: &Loading) -> Result<Self> {
-        let (config, c, heads) = (place.config, place.config.n_embd, place.config.heads());
+        let config = place.config;
+        let c = config.n_embd;
+        let heads = config.heads();
         Ok(Self {
             c_attn: place.conv1d("c_attn", (c, heads.packed_width()), config.initializer_range)?,
             c_proj: place.conv1d("c_proj", (c, c), config.residual_stdev())?,

@@ -34,7 +34,9 @@ pub struct CrossAttention {
 
 impl CrossAttention {
     pub(crate) fn load_at(place: &Loading) -> Result<Self> {
-        let (config, c, stdev) = (place.config, place.config.n_embd, place.config.initializer_range);
+        let config = place.config;
+        let c = config.n_embd;
+        let stdev = config.initializer_range;
         let heads = HeadLayout::all(config.n_head, config.head_dim());
         Ok(Self {
             c_attn: place.conv1d("c_attn", (c, 2 * c), stdev)?,

@@ -124,7 +124,8 @@ impl Linear {
     /// # Errors
     /// When the two do not fit each other.
     pub fn new(weight: Weight, bias: Option<Tensor>) -> Result<Self> {
-        let (shape, n_out) = (weight.shape(), weight.shape().1);
+        let shape = weight.shape();
+        let n_out = shape.1;
         match bias.as_ref().filter(|bias| bias.dims() != [n_out]) {
             Some(bias) => {
                 candle_core::bail!("a weight {shape:?} needs a bias of [{n_out}], got {:?}", bias.dims())

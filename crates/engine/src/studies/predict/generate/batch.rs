@@ -62,13 +62,13 @@ impl<T> Row<T> {
 }
 
 /// Prompts as they come, up to the first that cannot be had.
-struct Source<I, T> {
+struct PromptSource<I, T> {
     prompts: Fuse<I>,
     next: Option<Row<T>>,
     failed: anyhow::Result<()>,
 }
 
-impl<T, I: Iterator<Item = anyhow::Result<Row<T>>>> Source<I, T> {
+impl<T, I: Iterator<Item = anyhow::Result<Row<T>>>> PromptSource<I, T> {
     fn next(&mut self) -> Option<Row<T>> {
         if self.next.is_some() || self.failed.is_err() {
             return self.next.take();
@@ -139,7 +139,7 @@ impl<'a> Batches<'a> {
         on_piece: OnPiece,
         on_report: OnReport<T>,
     ) -> anyhow::Result<()> {
-        let mut source = Source { prompts: prompts.fuse(), next: None, failed: Ok(()) };
+        let mut source = PromptSource { prompts: prompts.fuse(), next: None, failed: Ok(()) };
         let mut reports = InOrder { on_report, next: 0, waiting: BTreeMap::new() };
         loop {
             let mut rows = vec![];
@@ -177,7 +177,7 @@ impl<'a> Batches<'a> {
     fn continue_from<T>(
         &self,
         rows: Vec<Row<T>>,
-        source: &mut Source<impl Iterator<Item = anyhow::Result<Row<T>>>, T>,
+        source: &mut PromptSource<impl Iterator<Item = anyhow::Result<Row<T>>>, T>,
         hooks: Option<&dyn Hooks>,
         on_piece: OnPiece,
         reports: &mut InOrder<T>,
