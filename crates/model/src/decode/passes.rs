@@ -295,8 +295,8 @@ impl HookedModel<'_> {
         candle_core::bail!("no step can be a CUDA graph here: {cause}")
     }
 
-    /// The search of the GPU through the logits of a pass, which replaces a copy of them all; `None` if it has no kernel, with eager attention or
-    /// hooks, or if the choice of a token takes all logits.
+    /// The search of the GPU through the logits of a pass, which replaces a copy of them all; `None` if it has no kernel, with eager
+    /// attention or hooks, or if the choice of a token takes all logits.
     fn search(self, sampling: &Sampling) -> Result<Option<TokenSearch>> {
         let device = self.model.device();
         let is_fused = self.model.config().attn_implementation.on(device) == Implementation::Fused;
