@@ -26,7 +26,7 @@ fn found(search: &TokenSearch, rows: &[Vec<f32>], texts: &[Vec<u32>]) -> Result<
     Ok(search.read(&found)?)
 }
 
-/// The definition's result. Of a draw, it is what f64 gives.
+/// The tokens by the definition, and the draw that f64 gives.
 fn expected(search: &TokenSearch, logits: &[f32], text: &[u32], place: u32) -> FoundTokens {
     let mut logits = logits.to_vec();
     let mut ids = text.to_vec();

@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 /// `2^x` for x below 127: relative error below 1.2e-7, exactly 1 at 0, exactly 0 below -126 and at -inf; NaN
 /// stays NaN.
 ///
-/// `2^x = 2^n · 2^f` with n the nearest integer and f in -1/2..1/2. `2^f` is a polynomial of degree 6; `2^n` is made of its bits.
+/// `2^x = 2^n · 2^f` with n the nearest integer and f in -1/2..1/2. `2^f` is a polynomial of degree 6; the bits of `2^n` are made of n.
 #[inline(always)]
 pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     // Adding 1.5·2^23 leaves the nearest integer in the low bits of the mantissa, here plus 127, as the exponent's bits hold it.

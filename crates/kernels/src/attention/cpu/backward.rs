@@ -137,16 +137,16 @@ impl HeadBackward<'_> {
         &self,
         simd: S,
     ) -> HeadGradients {
+        let Self { problem, head, .. } = *self;
         // First: the next head waits for this one, even if it panics.
         // SAFETY: each head lines up once, and which tiles it goes through depends on T, S and the window alone.
-        let mut turn = self.added.map(|added| unsafe { added.line_up(self.head) });
-        let PassInputs { q, k, v, .. } = self.problem;
+        let mut turn = self.added.map(|added| unsafe { added.line_up(head) });
+        let PassInputs { q, k, v, rules, .. } = problem;
         let [_, _, t, d] = q.dims;
         let [_, _, s, dv] = v.dims;
         let [width, value_width] = [d, dv].map(|d| d.next_multiple_of(S::F32_LANES));
         let panel = N * S::F32_LANES;
-        let head = self.head;
-        let of_keys = self.problem.key_head(head);
+        let of_keys = problem.key_head(head);
         let context = rows(simd, &self.context, head, value_width);
         let grads = rows(simd, &self.grad, head, value_width);
         let mut deltas = Vec::with_capacity(t);
@@ -160,11 +160,11 @@ impl HeadBackward<'_> {
             let of_row = |(row, delta): (&LogSum, &f32)| f64::from(-row.weight(sink) * delta);
             self.log_sums.iter().zip(&deltas).map(of_row).sum()
         };
-        let sink = self.problem.rules.sink(head.h, Base::Two).map_or(0.0, of_sink);
+        let sink = rules.sink(head.h, Base::Two).map_or(0.0, of_sink);
         let mut memory = BackwardScratch {
             width,
             value_width,
-            query_groups: panels(simd, q, head, M, self.problem.query_factor()),
+            query_groups: panels(simd, q, head, M, problem.query_factor()),
             grad_groups: panels(simd, &self.grad, head, M, 1.0),
             key_panels: panels(simd, k, of_keys, panel, 1.0),
             value_panels: panels(simd, v, of_keys, panel, 1.0),
@@ -183,14 +183,10 @@ impl HeadBackward<'_> {
         self.clear_padding(&mut memory, panel);
         for start in (0..s).step_by(KEYS) {
             let keys = KEYS.min(s - start);
-            let seeing = self.problem.rules.queries_of(start..start + keys);
+            let seeing = rules.queries_of(start..start + keys);
             for first in (seeing.start - seeing.start % QUERIES..seeing.end).step_by(QUERIES) {
                 let tile = TileRange { first, rows: QUERIES.min(t - first), start, keys };
-                if !self.problem.rules.mask.ranges_reach(
-                    head.b,
-                    first..first + tile.rows,
-                    start..start + keys,
-                ) {
+                if !rules.mask.ranges_reach(head.b, first..first + tile.rows, start..start + keys) {
                     if let Some(turn) = &mut turn {
                         turn.wait();
                         turn.leave();
@@ -203,7 +199,7 @@ impl HeadBackward<'_> {
             }
         }
         #[allow(clippy::cast_possible_truncation)] // the scale of f32 scores
-        let scale = self.problem.rules.scale as f32;
+        let scale = rules.scale as f32;
         let finished = |sums: &[f32], (width, d): (usize, usize), count: usize, factor: f32| -> Vec<f32> {
             let rows = sums.chunks_exact(width).take(count);
             rows.flat_map(|row| row[..d].iter().map(|x| x * factor)).collect()
